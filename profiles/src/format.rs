@@ -1,0 +1,152 @@
+//! How are weights stored?
+//!
+//! GGUF tensor types: a block of `block_len` weights takes `block_bytes` bytes. Numbers and sizes are
+//! those of the GGUF format (ggml.h, `enum ggml_type`, and the block structs of ggml-common.h).
+//!
+//! Not here: decoding a block, which is arithmetic and lives with the kernels in `exec`.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::units::Bytes;
+
+macro_rules! formats {
+    ($(#[doc = $doc:literal] $name:ident = $id:literal, $text:literal, $len:literal, $bytes:literal;)+) => {
+        /// A GGUF tensor type.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        pub enum Format {
+            $(#[doc = $doc] #[serde(rename = $text)] $name,)+
+        }
+
+        impl Format {
+            /// Every format this project knows the layout of.
+            pub const ALL: &'static [Format] = &[$(Format::$name,)+];
+
+            /// The format with this number in a GGUF file, if it is known.
+            pub fn from_ggml(id: u32) -> Option<Format> {
+                match id {
+                    $($id => Some(Format::$name),)+
+                    _ => None,
+                }
+            }
+
+            /// Its number in a GGUF file.
+            pub fn ggml_id(self) -> u32 {
+                match self { $(Format::$name => $id,)+ }
+            }
+
+            /// Its name in documents.
+            pub fn name(self) -> &'static str {
+                match self { $(Format::$name => $text,)+ }
+            }
+
+            /// Weights in one block.
+            pub fn block_len(self) -> u64 {
+                match self { $(Format::$name => $len,)+ }
+            }
+
+            /// Bytes in one block.
+            pub fn block_bytes(self) -> u64 {
+                match self { $(Format::$name => $bytes,)+ }
+            }
+        }
+    };
+}
+
+formats! {
+    /// IEEE single precision.
+    F32 = 0, "f32", 1, 4;
+    /// IEEE half precision.
+    F16 = 1, "f16", 1, 2;
+    /// 4 bits, one f16 scale for 32 weights.
+    Q4_0 = 2, "q4_0", 32, 18;
+    /// 4 bits, f16 scale and minimum for 32 weights.
+    Q4_1 = 3, "q4_1", 32, 20;
+    /// 5 bits, one f16 scale for 32 weights.
+    Q5_0 = 6, "q5_0", 32, 22;
+    /// 5 bits, f16 scale and minimum for 32 weights.
+    Q5_1 = 7, "q5_1", 32, 24;
+    /// 8 bits, one f16 scale for 32 weights.
+    Q8_0 = 8, "q8_0", 32, 34;
+    /// 2-bit K-quant.
+    Q2K = 10, "q2_k", 256, 84;
+    /// 3-bit K-quant.
+    Q3K = 11, "q3_k", 256, 110;
+    /// 4-bit K-quant: 8 sub-blocks of 32 with 6-bit scales and minima.
+    Q4K = 12, "q4_k", 256, 144;
+    /// 5-bit K-quant.
+    Q5K = 13, "q5_k", 256, 176;
+    /// 6-bit K-quant: 16 sub-blocks of 16 with 8-bit scales.
+    Q6K = 14, "q6_k", 256, 210;
+    /// 1.56-bit codebook quant.
+    Iq1S = 19, "iq1_s", 256, 50;
+    /// 4-bit non-linear quant, 32 weights.
+    Iq4Nl = 20, "iq4_nl", 32, 18;
+    /// 4-bit non-linear quant, 256 weights.
+    Iq4Xs = 23, "iq4_xs", 256, 136;
+    /// bfloat16.
+    Bf16 = 30, "bf16", 1, 2;
+}
+
+impl Format {
+    /// Bytes of a row of `len` weights; `None` if the row is not a whole number of blocks or overflows.
+    pub fn row_bytes(self, len: u64) -> Option<Bytes> {
+        (len % self.block_len() == 0)
+            .then(|| (len / self.block_len()).checked_mul(self.block_bytes()))
+            .flatten()
+            .map(Bytes)
+    }
+
+    /// Average bits a weight takes.
+    pub fn bits_per_weight(self) -> f64 {
+        8.0 * self.block_bytes() as f64 / self.block_len() as f64
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A format name nobody knows.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not a weight format: use one of {known}", known = known_names())]
+pub struct UnknownFormat(pub String);
+
+fn known_names() -> String {
+    Format::ALL.iter().map(|f| f.name()).collect::<Vec<_>>().join(", ")
+}
+
+impl FromStr for Format {
+    type Err = UnknownFormat;
+    fn from_str(text: &str) -> Result<Self, UnknownFormat> {
+        let wanted = text.to_ascii_lowercase();
+        Self::ALL.iter().copied().find(|f| f.name() == wanted).ok_or_else(|| UnknownFormat(text.into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_and_names_are_one_to_one() {
+        for &format in Format::ALL {
+            assert_eq!(Format::from_ggml(format.ggml_id()), Some(format));
+            assert_eq!(format.name().parse(), Ok(format));
+        }
+        assert_eq!(Format::from_ggml(4), None, "Q4_2 was removed from the format");
+    }
+
+    #[test]
+    fn a_row_is_whole_blocks() {
+        // 2048 weights of Q4_K: 8 blocks of 144 bytes.
+        assert_eq!(Format::Q4K.row_bytes(2048), Some(Bytes(1152)));
+        assert_eq!(Format::Q4K.row_bytes(2000), None);
+        assert_eq!(Format::F32.row_bytes(u64::MAX), None);
+        assert_eq!(Format::Q4K.bits_per_weight(), 4.5);
+    }
+}

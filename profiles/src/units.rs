@@ -1,0 +1,486 @@
+//! What is a number a number *of*?
+//!
+//! Every quantity that crosses a function boundary is a newtype here, and only the operators that
+//! physics knows are defined: bytes over a rate are seconds, work over a speed is seconds, a rate times
+//! seconds is bytes. In documents a quantity is written with its unit (`2.98 GB/s`, `4.1 GiB`, `5 ms`);
+//! a bare number is refused, because nobody can tell which of two units it was meant in.
+//!
+//! Not here: which quantities a device or a model has. Those are [`crate::device`] and [`crate::model`].
+
+use std::fmt;
+use std::iter::Sum;
+use std::ops::{Add, AddAssign, Div, Mul, Sub, SubAssign};
+use std::str::FromStr;
+
+use serde::de::{self, Deserialize, Deserializer, Visitor};
+use serde::ser::{Serialize, Serializer};
+
+/// A number of bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Bytes(pub u64);
+
+/// A time span in seconds.
+#[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Default)]
+pub struct Seconds(pub f64);
+
+/// A transfer rate in bytes per second.
+#[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Default)]
+pub struct BytesPerSecond(pub f64);
+
+/// An amount of work in floating-point operations (a multiply-add is two).
+#[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Default)]
+pub struct Flops(pub f64);
+
+/// A speed in floating-point operations per second.
+#[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Default)]
+pub struct FlopsPerSecond(pub f64);
+
+/// A number of model layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Layers(pub u32);
+
+/// A share of a whole, written in percent.
+#[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Default)]
+pub struct Fraction(pub f64);
+
+/// Why a text is not a quantity.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum UnitError {
+    /// The text holds a number and no unit.
+    #[error("`{text}` has no unit: write for example `{example}`")]
+    Bare {
+        /// What was written.
+        text: String,
+        /// A correct spelling of a quantity of this kind.
+        example: &'static str,
+    },
+    /// The unit is not one of this kind of quantity.
+    #[error("`{unit}` is not a unit of {kind}: use one of {known}")]
+    UnknownUnit {
+        /// The unit found.
+        unit: String,
+        /// The kind of quantity expected.
+        kind: &'static str,
+        /// The units accepted.
+        known: String,
+    },
+    /// The number part cannot be read, is not finite, or is negative.
+    #[error("`{text}` is not {kind}: a finite number, not below zero, and a unit, as in `{example}`")]
+    Number {
+        /// What was written.
+        text: String,
+        /// The kind of quantity expected.
+        kind: &'static str,
+        /// A correct spelling.
+        example: &'static str,
+    },
+}
+
+/// What one kind of quantity needs in order to be read and written.
+trait Unit: Sized {
+    const KIND: &'static str;
+    const EXAMPLE: &'static str;
+    /// Spellings and factors to the base unit, the base unit first.
+    const UNITS: &'static [(&'static str, f64)];
+    fn from_base(value: f64) -> Option<Self>;
+    fn to_base(&self) -> f64;
+
+    fn parse(text: &str) -> Result<Self, UnitError> {
+        let trimmed = text.trim();
+        let split = trimmed
+            .char_indices()
+            .find(|&(at, c)| {
+                let exponent = (c == 'e' || c == 'E')
+                    && trimmed[at + 1..].starts_with(|n: char| n.is_ascii_digit() || n == '-' || n == '+');
+                !(c.is_ascii_digit() || matches!(c, '.' | '-' | '+' | '_') || exponent)
+            })
+            .map_or(trimmed.len(), |(at, _)| at);
+        let (number, unit) = (trimmed[..split].replace('_', ""), trimmed[split..].trim());
+        let bad = || UnitError::Number { text: text.into(), kind: Self::KIND, example: Self::EXAMPLE };
+        let number: f64 = number.parse().map_err(|_| bad())?;
+        if unit.is_empty() {
+            return Err(UnitError::Bare { text: text.into(), example: Self::EXAMPLE });
+        }
+        let Some((_, factor)) = Self::UNITS.iter().find(|(name, _)| *name == unit) else {
+            let known = Self::UNITS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+            return Err(UnitError::UnknownUnit { unit: unit.into(), kind: Self::KIND, known });
+        };
+        let base = number * factor;
+        if !base.is_finite() || base < 0.0 {
+            return Err(bad());
+        }
+        Self::from_base(base).ok_or_else(bad)
+    }
+
+    /// The shortest spelling that reads back as exactly the same value.
+    fn spell(&self) -> String {
+        let base = self.to_base();
+        let spell = |name: &str, factor: f64| format!("{} {name}", base / factor);
+        Self::UNITS
+            .iter()
+            .map(|&(name, factor)| spell(name, factor))
+            .filter(|text| Self::parse(text).is_ok_and(|back| back.to_base() == base))
+            .min_by_key(String::len)
+            .unwrap_or_else(|| spell(Self::UNITS[0].0, 1.0))
+    }
+}
+
+macro_rules! quantity {
+    ($name:ident, $kind:literal, $example:literal, $from:expr, $to:expr, [$(($unit:literal, $factor:expr)),+ $(,)?]) => {
+        impl Unit for $name {
+            const KIND: &'static str = $kind;
+            const EXAMPLE: &'static str = $example;
+            const UNITS: &'static [(&'static str, f64)] = &[$(($unit, $factor)),+];
+            fn from_base(value: f64) -> Option<Self> {
+                #[allow(clippy::redundant_closure_call)]
+                ($from)(value)
+            }
+            fn to_base(&self) -> f64 {
+                #[allow(clippy::redundant_closure_call)]
+                ($to)(self)
+            }
+        }
+        impl FromStr for $name {
+            type Err = UnitError;
+            fn from_str(text: &str) -> Result<Self, UnitError> {
+                Self::parse(text)
+            }
+        }
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(&self.spell())
+            }
+        }
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                struct Text;
+                impl Visitor<'_> for Text {
+                    type Value = $name;
+                    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                        write!(f, "{} with its unit, as in `{}`", $kind, $example)
+                    }
+                    fn visit_str<E: de::Error>(self, text: &str) -> Result<$name, E> {
+                        $name::parse(text).map_err(E::custom)
+                    }
+                }
+                deserializer.deserialize_any(Text)
+            }
+        }
+    };
+}
+
+const KIB: f64 = 1024.0;
+const MIB: f64 = KIB * 1024.0;
+const GIB: f64 = MIB * 1024.0;
+const TIB: f64 = GIB * 1024.0;
+
+fn whole(value: f64, limit: f64) -> Option<f64> {
+    let rounded = value.round();
+    // `4.1 GiB` is not a whole number of bytes; half a byte of rounding is what the writer meant.
+    (rounded < limit).then_some(rounded)
+}
+
+quantity!(
+    Bytes,
+    "a size in bytes",
+    "4.1 GiB",
+    |v| whole(v, 1.8e19).map(|v| Bytes(v as u64)),
+    |b: &Bytes| b.0 as f64,
+    [
+        ("B", 1.0),
+        ("KiB", KIB),
+        ("MiB", MIB),
+        ("GiB", GIB),
+        ("TiB", TIB),
+        ("kB", 1e3),
+        ("MB", 1e6),
+        ("GB", 1e9),
+        ("TB", 1e12),
+    ]
+);
+quantity!(
+    Seconds,
+    "a time",
+    "5 ms",
+    |v| Some(Seconds(v)),
+    |s: &Seconds| s.0,
+    [("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9), ("min", 60.0),]
+);
+quantity!(
+    BytesPerSecond,
+    "a rate in bytes per second",
+    "2.98 GB/s",
+    |v| Some(BytesPerSecond(v)),
+    |r: &BytesPerSecond| r.0,
+    [
+        ("B/s", 1.0),
+        ("kB/s", 1e3),
+        ("MB/s", 1e6),
+        ("GB/s", 1e9),
+        ("TB/s", 1e12),
+        ("KiB/s", KIB),
+        ("MiB/s", MIB),
+        ("GiB/s", GIB),
+        ("kbit/s", 1e3 / 8.0),
+        ("Mbit/s", 1e6 / 8.0),
+        ("Gbit/s", 1e9 / 8.0),
+    ]
+);
+quantity!(
+    Flops,
+    "an amount of work",
+    "2.4 GFLOP",
+    |v| Some(Flops(v)),
+    |f: &Flops| f.0,
+    [("FLOP", 1.0), ("MFLOP", 1e6), ("GFLOP", 1e9), ("TFLOP", 1e12),]
+);
+quantity!(
+    FlopsPerSecond,
+    "a speed in operations per second",
+    "40 GFLOP/s",
+    |v| Some(FlopsPerSecond(v)),
+    |f: &FlopsPerSecond| f.0,
+    [("FLOP/s", 1.0), ("MFLOP/s", 1e6), ("GFLOP/s", 1e9), ("TFLOP/s", 1e12)]
+);
+quantity!(
+    Layers,
+    "a number of layers",
+    "80 layers",
+    |v| whole(v, 4.0e9).filter(|&whole| whole == v).map(|v| Layers(v as u32)),
+    |l: &Layers| f64::from(l.0),
+    [("layers", 1.0), ("layer", 1.0)]
+);
+quantity!(Fraction, "a share", "90 %", |v| Some(Fraction(v)), |s: &Fraction| s.0, [("%", 0.01)]);
+
+macro_rules! additive {
+    ($($name:ident),+) => {$(
+        impl Add for $name {
+            type Output = Self;
+            fn add(self, other: Self) -> Self {
+                Self(self.0 + other.0)
+            }
+        }
+        impl AddAssign for $name {
+            fn add_assign(&mut self, other: Self) {
+                self.0 += other.0;
+            }
+        }
+        impl Sub for $name {
+            type Output = Self;
+            fn sub(self, other: Self) -> Self {
+                Self(self.0 - other.0)
+            }
+        }
+        impl SubAssign for $name {
+            fn sub_assign(&mut self, other: Self) {
+                self.0 -= other.0;
+            }
+        }
+        impl Sum for $name {
+            fn sum<I: Iterator<Item = Self>>(items: I) -> Self {
+                items.fold(Self::default(), Add::add)
+            }
+        }
+    )+};
+}
+additive!(Bytes, Seconds, BytesPerSecond, Flops, FlopsPerSecond, Layers);
+
+macro_rules! scaled {
+    ($($name:ident),+) => {$(
+        impl Mul<f64> for $name {
+            type Output = Self;
+            fn mul(self, factor: f64) -> Self {
+                Self(self.0 * factor)
+            }
+        }
+        impl Div<f64> for $name {
+            type Output = Self;
+            fn div(self, factor: f64) -> Self {
+                Self(self.0 / factor)
+            }
+        }
+        impl Div for $name {
+            type Output = f64;
+            fn div(self, other: Self) -> f64 {
+                self.0 / other.0
+            }
+        }
+    )+};
+}
+scaled!(Seconds, BytesPerSecond, Flops, FlopsPerSecond);
+
+impl Mul<u64> for Bytes {
+    type Output = Bytes;
+    fn mul(self, count: u64) -> Bytes {
+        Bytes(self.0 * count)
+    }
+}
+
+impl Mul<Layers> for Bytes {
+    type Output = Bytes;
+    fn mul(self, layers: Layers) -> Bytes {
+        self * u64::from(layers.0)
+    }
+}
+
+impl Bytes {
+    /// Nothing.
+    pub const ZERO: Bytes = Bytes(0);
+
+    /// A number of binary megabytes.
+    pub const fn mib(count: u64) -> Bytes {
+        Bytes(count << 20)
+    }
+
+    /// As a number that rates can divide.
+    pub fn as_f64(self) -> f64 {
+        self.0 as f64
+    }
+
+    /// What remains when `other` is taken away, zero if it is more.
+    #[must_use]
+    pub fn saturating_sub(self, other: Bytes) -> Bytes {
+        Bytes(self.0.saturating_sub(other.0))
+    }
+}
+
+impl Seconds {
+    /// In milliseconds, as people read token times.
+    pub fn as_millis(self) -> f64 {
+        self.0 * 1e3
+    }
+
+    /// From the integer nanoseconds of a trace.
+    pub fn from_nanos(nanos: u64) -> Seconds {
+        Seconds(nanos as f64 * 1e-9)
+    }
+
+    /// To the nearest nanosecond.
+    pub fn to_nanos(self) -> u64 {
+        (self.0 * 1e9).round() as u64
+    }
+}
+
+impl Div<BytesPerSecond> for Bytes {
+    type Output = Seconds;
+    fn div(self, rate: BytesPerSecond) -> Seconds {
+        Seconds(self.as_f64() / rate.0)
+    }
+}
+
+impl Div<Seconds> for Bytes {
+    type Output = BytesPerSecond;
+    fn div(self, time: Seconds) -> BytesPerSecond {
+        BytesPerSecond(self.as_f64() / time.0)
+    }
+}
+
+impl Div<FlopsPerSecond> for Flops {
+    type Output = Seconds;
+    fn div(self, speed: FlopsPerSecond) -> Seconds {
+        Seconds(self.0 / speed.0)
+    }
+}
+
+impl Div<Seconds> for Flops {
+    type Output = FlopsPerSecond;
+    fn div(self, time: Seconds) -> FlopsPerSecond {
+        FlopsPerSecond(self.0 / time.0)
+    }
+}
+
+/// Three significant digits and the largest unit that keeps the number at or above one.
+fn human(f: &mut fmt::Formatter<'_>, value: f64, steps: &[(&str, f64)]) -> fmt::Result {
+    let (name, factor) =
+        steps.iter().find(|(_, factor)| value.abs() >= *factor).or(steps.last()).expect("a unit to print in");
+    let scaled = value / factor;
+    let digits =
+        if scaled.abs() >= 100.0 || scaled == 0.0 { 0 } else { usize::from(scaled.abs() < 10.0) + 1 };
+    write!(f, "{scaled:.digits$} {name}")
+}
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        human(f, self.as_f64(), &[("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB), ("B", 1.0)])
+    }
+}
+
+impl fmt::Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        human(f, self.0, &[("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)])
+    }
+}
+
+impl fmt::Display for BytesPerSecond {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        human(f, self.0, &[("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3), ("B/s", 1.0)])
+    }
+}
+
+impl fmt::Display for FlopsPerSecond {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        human(f, self.0, &[("TFLOP/s", 1e12), ("GFLOP/s", 1e9), ("MFLOP/s", 1e6), ("FLOP/s", 1.0)])
+    }
+}
+
+impl fmt::Display for Layers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.0, if self.0 == 1 { "layer" } else { "layers" })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn quantities_read_with_their_units() {
+        assert_eq!("2.98 GB/s".parse(), Ok(BytesPerSecond(2.98e9)));
+        assert_eq!("4.1 GiB".parse(), Ok(Bytes(4_402_341_478)));
+        assert_eq!("5 ms".parse(), Ok(Seconds(0.005)));
+        assert_eq!("480 Mbit/s".parse(), Ok(BytesPerSecond(60e6)));
+        assert_eq!("1e3 B".parse(), Ok(Bytes(1000)));
+        assert_eq!("90 %".parse(), Ok(Fraction(0.9)));
+    }
+
+    #[test]
+    fn a_bare_number_and_a_foreign_unit_are_refused() {
+        assert!(matches!("4096".parse::<Bytes>(), Err(UnitError::Bare { .. })));
+        assert!(matches!("4096 ms".parse::<Bytes>(), Err(UnitError::UnknownUnit { .. })));
+        assert!(matches!("-1 s".parse::<Seconds>(), Err(UnitError::Number { .. })));
+        assert!(matches!("inf s".parse::<Seconds>(), Err(UnitError::Number { .. })));
+        assert!(matches!("1e400 s".parse::<Seconds>(), Err(UnitError::Number { .. })));
+        assert!(matches!("2.5 layers".parse::<Layers>(), Err(UnitError::Number { .. })));
+    }
+
+    #[test]
+    fn bytes_over_a_rate_are_seconds() {
+        // 400 MB at 200 MB/s.
+        assert_eq!(Bytes(400_000_000) / BytesPerSecond(200e6), Seconds(2.0));
+        assert_eq!(Flops(3e9) / FlopsPerSecond(1e9), Seconds(3.0));
+    }
+
+    #[test]
+    fn people_read_three_digits() {
+        assert_eq!(Bytes(4_402_341_478).to_string(), "4.10 GiB");
+        assert_eq!(Seconds(0.674).to_string(), "674 ms");
+        assert_eq!(Bytes(0).to_string(), "0 B");
+    }
+
+    proptest! {
+        #[test]
+        fn spelling_reads_back_exactly(bytes in 0u64..(1 << 53), seconds in 0.0f64..1e6, rate in 0.0f64..1e13) {
+            prop_assert_eq!(Bytes(bytes).spell().parse::<Bytes>().unwrap(), Bytes(bytes));
+            prop_assert_eq!(Seconds(seconds).spell().parse::<Seconds>().unwrap(), Seconds(seconds));
+            prop_assert_eq!(BytesPerSecond(rate).spell().parse::<BytesPerSecond>().unwrap(), BytesPerSecond(rate));
+        }
+
+        #[test]
+        fn any_text_is_read_or_refused(text in "\\PC{0,24}") {
+            let _ = text.parse::<Bytes>();
+            let _ = text.parse::<Layers>();
+        }
+    }
+}
