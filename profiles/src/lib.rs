@@ -3,6 +3,8 @@
 //! The leaf of the workspace: every other crate speaks in these terms.
 
 pub mod format;
+pub mod gguf;
+pub mod model;
 pub mod units;
 
 pub use format::Format;
