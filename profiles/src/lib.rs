@@ -5,7 +5,9 @@
 pub mod device;
 pub mod document;
 pub mod format;
+pub mod gguf;
 pub mod link;
+pub mod model;
 pub mod per_format;
 pub mod sourced;
 pub mod units;
