@@ -7,6 +7,7 @@
 //! Not here: opening files (the command line), finding plans (`halda`), and running them (`sim`,
 //! `exec`).
 
+pub mod cluster;
 pub mod digest;
 pub mod metrics;
 pub mod plan;
@@ -14,6 +15,7 @@ pub mod scenario;
 pub mod schedule;
 pub mod trace;
 
+pub use cluster::{Cluster, LinkTable, Member};
 pub use plan::Plan;
 pub use scenario::Scenario;
 pub use trace::Trace;
