@@ -14,6 +14,8 @@ pub mod kernels;
 pub mod llama;
 pub mod oracle;
 pub mod pool;
+pub mod prefetch;
+pub mod ring;
 mod rows;
 pub mod stage;
 pub mod weights;

@@ -136,8 +136,7 @@ impl Pool {
     /// Starts the workers.
     pub fn new(options: PoolOptions) -> std::io::Result<Pool> {
         let workers = options.threads.max(1) - 1;
-        let seat =
-            |_| Seat { parked: AtomicBool::new(false), report: UnsafeCell::new(Report::default()) };
+        let seat = |_| Seat { parked: AtomicBool::new(false), report: UnsafeCell::new(Report::default()) };
         let shared = Arc::new(Shared {
             state: AtomicU64::new(0),
             job: UnsafeCell::new(None),

@@ -131,7 +131,8 @@ impl Stage {
         let filled = layers.clone().filter_map(|layer| self.filled.get(&layer)).min().copied();
         let filled = filled.unwrap_or(self.context);
         let end = u64::from(first) + positions.len() as u64;
-        let consecutive = positions.iter().zip(u64::from(first)..).all(|(&at, wanted)| u64::from(at) == wanted);
+        let consecutive =
+            positions.iter().zip(u64::from(first)..).all(|(&at, wanted)| u64::from(at) == wanted);
         if !consecutive || first > filled || end > u64::from(self.context) {
             let (end, count) = (u32::try_from(end).unwrap_or(u32::MAX), positions.len());
             return Err(ExecError::Positions { first, end, count, filled, context: self.context });

@@ -199,7 +199,8 @@ fn merged(tensors: impl IntoIterator<Item = Tensor>) -> Vec<Extent> {
         match joined.last_mut() {
             // Tensors are padded to the file's alignment; the padding belongs to nobody.
             Some(last)
-                if last.part == extent.part && extent.offset.saturating_sub(last.offset + last.length) < 64 =>
+                if last.part == extent.part
+                    && extent.offset.saturating_sub(last.offset + last.length) < 64 =>
             {
                 last.length = last.length.max(extent.offset + extent.length - last.offset);
             }

@@ -7,6 +7,7 @@ pub mod document;
 pub mod format;
 pub mod gguf;
 pub mod link;
+pub mod measure;
 pub mod model;
 pub mod per_format;
 pub mod sourced;

@@ -210,6 +210,11 @@ impl Schedule {
         places
     }
 
+    /// Whether this device has still to see something of a pass.
+    pub fn is_under_way(&self, pass: Pass) -> bool {
+        self.under_way.contains_key(&pass.index)
+    }
+
     /// Takes an event and tells what to do, in order. On an error nothing has changed.
     pub fn react(&mut self, event: &Event) -> Result<Vec<Step>, ScheduleError> {
         let mut steps = Vec::new();

@@ -137,8 +137,7 @@ pub(super) fn dot_q6_k<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]
         // SAFETY: an unaligned load of the 16 scales.
         let packed_scales = unsafe { _mm_loadu_si128(block.scales.as_ptr().cast()) };
         let wide_scales = _mm256_cvtepi8_epi16(packed_scales); // [16] i16
-        let halves =
-            [_mm256_castsi256_si128(wide_scales), _mm256_extracti128_si256::<1>(wide_scales)];
+        let halves = [_mm256_castsi256_si128(wide_scales), _mm256_extracti128_si256::<1>(wide_scales)];
         let mut totals = [_mm256_setzero_si256(); T];
         for (part, half_scales) in halves.into_iter().enumerate() {
             let half_scales = _mm256_broadcastsi128_si256(half_scales); // eight i16 twice
