@@ -19,20 +19,28 @@
 pub mod assignment;
 pub mod coefficients;
 pub mod constraints;
+pub mod even;
 pub mod exact;
 pub mod explanation;
 pub mod gpu_split;
 pub mod instance;
 pub mod latency;
+pub mod manual;
+pub mod memory_proportional;
+pub mod single;
 pub mod strategy;
 pub mod validation;
 
 pub use assignment::{Assignment, Share, valid_rounds};
 pub use coefficients::MemoryCase;
 pub use constraints::{Rules, Violation, violations};
+pub use even::Even;
 pub use exact::{Exact, HeadChoice};
 pub use explanation::{Binding, DeviceExplanation, Dropped, Explanation};
 pub use instance::{Device, Gpu, Instance, Model, OperatingSystem};
 pub use latency::{Breakdown, DeviceTerms, LatencyModel};
+pub use manual::Manual;
+pub use memory_proportional::{MemoryProportional, MemorySizes};
+pub use single::Single;
 pub use strategy::{Infeasible, Proposal, Refusal, SearchStep, Solution, Strategy, solve};
 pub use validation::InstanceError;
