@@ -14,10 +14,7 @@
 use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::process::ExitCode;
 
-use hearth_halda::{
-    Even, Exact, Exhaustive, HeadChoice, Instance, LatencyModel, MemoryProportional, Rules, Single, Strategy,
-    solve,
-};
+use hearth_halda::{Instance, LatencyModel, Options, Rules, Strategy, named, solve};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -108,16 +105,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<(String, Box<dyn
         }
     }
     let file = file.ok_or(USAGE)?;
-    let strategy: Box<dyn Strategy> = match name.as_str() {
-        "exact" => Box::new(Exact { rules, head: HeadChoice::Fixed(0), rounds }),
-        "exhaustive" => Box::new(Exhaustive { rules, rounds }),
-        "single" => Box::new(Single::default()),
-        "mem" => Box::new(MemoryProportional::default()),
-        "even" => Box::new(Even { rounds: rounds.unwrap_or(1) }),
-        "halda" | "halda-shipped" | "overlap" | "refine" | "perf" | "edgeshard" | "lingualinked" => {
-            return Err(format!("strategy `{name}` is not built yet\n{USAGE}"));
-        }
-        _ => return Err(format!("unknown strategy `{name}`\n{USAGE}")),
-    };
+    let options = Options { rules, rounds, ..Options::default() };
+    let strategy = named(&name, &options).map_err(|error| format!("{error}\n{USAGE}"))?;
     Ok((file, strategy))
 }

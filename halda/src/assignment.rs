@@ -1,18 +1,19 @@
 //! Who computes which layers, and how often does the ring turn for a token?
 //!
-//! prima.cpp paper, section 3.2 and Eq. 11-12. Going once round the ring covers W = sum `w_m` layers; the ring
-//! turns k = floor(L/W) times and, if R = L mod W layers are left, once more with the first R layers' worth
-//! of windows, the last of them cut short:
+//! prima.cpp paper, section 3.2 and Eq. 11-12. Going once round the ring covers `W = sum w_m` layers; the ring
+//! turns floor(L/W) times as a whole and, if R = L mod W layers are left, once more with the first R layers'
+//! worth of windows, the last of them cut short. `rounds` counts that partial turn too, k = ceil(L/W), as a
+//! plan document does; where W divides L, which is all that the paper's planner considers, it is the paper's k.
 //!
 //! ```text
 //! rest_m = max(0, R - sum_{j before m} w_j)
-//! l_m    = k w_m + min(w_m, rest_m)         layers of m
-//! lgpu_m = k n_m + min(n_m, rest_m)         of which on the GPU (the first n_m of a window)
-//! win_m  = k + min(1, rest_m)               windows of m
+//! l_m    = floor(L/W) w_m + min(w_m, rest_m)         layers of m
+//! lgpu_m = floor(L/W) n_m + min(n_m, rest_m)         of which on the GPU (the first n_m of a window)
+//! win_m  = floor(L/W) + min(1, rest_m)               windows of m
 //! ```
 //!
 //! Deviation: a device with `w_m` = 0 is outside the ring, so it has no window and no hop, although the last
-//! line alone would give it k.
+//! line alone would give it floor(L/W).
 //!
 //! Not here: whether an assignment is allowed ([`crate::constraints`]) or good ([`crate::latency`]).
 
@@ -26,7 +27,7 @@ use serde::Serialize;
 pub struct Assignment {
     /// Index of the device that embeds, runs the output head and samples.
     pub head: usize,
-    /// k: whole turns of the ring for a token.
+    /// k: turns of the ring for a token, a partial last one included.
     pub rounds: u32,
     /// `w_m`: layers of each device in a whole turn; 0 is a dropped device.
     pub window_layers: Vec<u32>,
@@ -109,7 +110,7 @@ mod tests {
         // L = 11, W = 4: two whole turns (8 layers) and R = 3, of which device 1 (the head) takes 1, then
         // device 2 takes 2 of its 2, then nothing is left for device 0.
         let assignment =
-            Assignment { head: 1, rounds: 2, window_layers: vec![1, 1, 2], gpu_layers: vec![0, 0, 1] };
+            Assignment { head: 1, rounds: 3, window_layers: vec![1, 1, 2], gpu_layers: vec![0, 0, 1] };
         let shares = assignment.shares(11);
         assert_eq!(shares[1], Share { layers: 3, gpu_layers: 0, windows: 3 });
         assert_eq!(shares[2], Share { layers: 6, gpu_layers: 3, windows: 3 });

@@ -6,7 +6,7 @@
 //!
 //! | constraint | paper |
 //! | --- | --- |
-//! | the shape: one window a device, n <= w, 1 <= W <= L, k = floor(L/W), a head with layers | 22-24 |
+//! | the shape: one window a device, n <= w, 1 <= W <= L, k = ceil(L/W), a head with layers | 22-24 |
 //! | every device has a window (unless devices may be dropped) | 22 |
 //! | no partial last turn (unless allowed) | 23, Assumption 1 |
 //! | a slow disk is never read for weights | Case 4, 30-32 |
@@ -68,7 +68,7 @@ pub enum Violation {
         /// L.
         model_layers: u32,
     },
-    /// k is not floor(L/W): the model would be covered not at all or twice.
+    /// k is not ceil(L/W): the model would be covered not at all or twice.
     #[error(
         "{rounds} rounds of {ring_layers} layers do not cover the {model_layers} layers of the model: \
          {expected} do"
@@ -80,11 +80,14 @@ pub enum Violation {
         ring_layers: u64,
         /// L.
         model_layers: u32,
-        /// floor(L/W).
+        /// ceil(L/W).
         expected: u32,
     },
     /// R > 0 where only whole turns are allowed.
-    #[error("{remainder} of {model_layers} layers are left after {rounds} rounds of {ring_layers} layers")]
+    #[error(
+        "the last of {rounds} rounds is partial: {ring_layers} layers a round leave {remainder} of \
+         {model_layers} for it"
+    )]
     PartialLastRound {
         /// R.
         remainder: u32,
@@ -209,8 +212,8 @@ pub fn shape_violations(model: &LatencyModel, assignment: &Assignment) -> Vec<Vi
     let ring_layers = assignment.ring_layers();
     if ring_layers > u64::from(model_layers) {
         found.push(Violation::RingExceedsModel { ring_layers, model_layers });
-    } else if let Some(expected) = u64::from(model_layers).checked_div(ring_layers) {
-        let expected = expected as u32;
+    } else if ring_layers > 0 {
+        let expected = u64::from(model_layers).div_ceil(ring_layers) as u32;
         if rounds != expected {
             found.push(Violation::RoundsDoNotCover { rounds, ring_layers, model_layers, expected });
         }

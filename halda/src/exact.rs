@@ -89,7 +89,7 @@ impl Strategy for Exact {
                     }
                     seconds
                 });
-                let rounds = model.model_layers() / ring_layers;
+                let rounds = model.model_layers().div_ceil(ring_layers);
                 searched.push(SearchStep { head, rounds, ring_layers, outcome });
             }
         }
@@ -118,9 +118,10 @@ pub(crate) fn ring_sizes(
         whole.iter().map(|rounds| model_layers / rounds).collect()
     };
     let Some(wanted) = rounds else { return Ok(sizes) };
-    let kept: Vec<u32> = sizes.iter().copied().filter(|size| model_layers / size == wanted).collect();
+    let kept: Vec<u32> =
+        sizes.iter().copied().filter(|size| model_layers.div_ceil(*size) == wanted).collect();
     if kept.is_empty() {
-        let mut valid: Vec<u32> = sizes.iter().map(|size| model_layers / size).collect();
+        let mut valid: Vec<u32> = sizes.iter().map(|size| model_layers.div_ceil(*size)).collect();
         valid.dedup();
         return Err(Refusal::Rounds { rounds: wanted, model_layers, valid });
     }
@@ -209,7 +210,7 @@ impl SizedProblem<'_, '_> {
         let columns = self.ring_layers as usize + 1;
         let mut assignment = Assignment {
             head: self.head,
-            rounds: self.model.model_layers() / self.ring_layers,
+            rounds: self.model.model_layers().div_ceil(self.ring_layers),
             window_layers: vec![0; devices],
             gpu_layers: vec![0; devices],
         };

@@ -46,7 +46,7 @@ impl Strategy for Exhaustive {
         let mut searched = Vec::new();
         let mut best: Option<(f64, Assignment)> = None;
         for ring_layers in rings {
-            let rounds = model.model_layers() / ring_layers;
+            let rounds = model.model_layers().div_ceil(ring_layers);
             let devices = model.device_count();
             let plan =
                 Assignment { head: 0, rounds, window_layers: vec![0; devices], gpu_layers: vec![0; devices] };

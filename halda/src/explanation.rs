@@ -119,7 +119,8 @@ fn turns_of(model: &LatencyModel, assignment: &Assignment, device: usize) -> Tur
     let ring_layers = assignment.ring_layers() as u32;
     let order = ring_order(assignment.head, model.device_count());
     let placed: u32 = order.take_while(|other| *other != device).map(|d| assignment.window_layers[d]).sum();
-    Turns { rounds: assignment.rounds, rest: (model.model_layers() % ring_layers).saturating_sub(placed) }
+    let rest = (model.model_layers() % ring_layers).saturating_sub(placed);
+    Turns { rounds: model.model_layers() / ring_layers, rest }
 }
 
 fn bindings(

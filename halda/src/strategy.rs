@@ -99,7 +99,7 @@ pub enum Refusal {
         violations: Vec<Violation>,
     },
     /// The rounds asked for are not among those that can be used.
-    #[error("{rounds} rounds do not divide {model_layers} layers into whole turns: use one of {valid:?}")]
+    #[error("{model_layers} layers cannot be spread over {rounds} rounds here: use one of {valid:?}")]
     Rounds {
         /// k asked for.
         rounds: u32,

@@ -31,7 +31,7 @@ fn a_partial_last_turn_by_hand() {
     let instance = hard("tie");
     let model = LatencyModel::new(&instance).unwrap();
     // L = 24, W = 10: two whole turns and R = 4, all of which the head's window of 5 takes.
-    let assignment = Assignment { head: 0, rounds: 2, window_layers: vec![5, 5], gpu_layers: vec![0, 0] };
+    let assignment = Assignment { head: 0, rounds: 3, window_layers: vec![5, 5], gpu_layers: vec![0, 0] };
     let breakdown = model.evaluate(&assignment).unwrap();
     let [head, worker] = &breakdown.devices[..] else { panic!("two devices") };
     assert_eq!(head.share, Share { layers: 14, gpu_layers: 0, windows: 3 });
@@ -46,7 +46,7 @@ fn a_partial_last_turn_by_hand() {
     let refusal = solve(&Exact { rounds: Some(5), ..Exact::default() }, &model).unwrap_err();
     assert_eq!(
         refusal.to_string(),
-        "5 rounds do not divide 24 layers into whole turns: use one of [1, 2, 3, 4, 6, 8, 12]"
+        "24 layers cannot be spread over 5 rounds here: use one of [1, 2, 3, 4, 6, 8, 12]"
     );
 }
 
@@ -130,30 +130,31 @@ fn a_plan_by_hand_is_checked() {
     let instance = hard("slowgpu");
     let model = LatencyModel::new(&instance).unwrap();
     let manual = |rounds, window_layers, gpu_layers| {
-        let assignment = Assignment { head: 0, rounds, window_layers, gpu_layers };
-        solve(&Manual { assignment }, &model)
+        solve(&Manual { head: 0, rounds, window_layers, gpu_layers }, &model)
     };
     let broken = |result| match result {
         Err(Refusal::Breaks { violations, .. }) => violations,
         other => panic!("{other:?}"),
     };
-    assert!(manual(1, vec![6, 6], vec![0, 0]).is_ok());
-    assert!(manual(2, vec![4, 1], vec![0, 0]).is_ok(), "W = 5 leaves R = 2");
+    assert!(manual(Some(1), vec![6, 6], vec![0, 0]).is_ok());
+    assert!(manual(None, vec![4, 1], vec![]).is_ok(), "W = 5 leaves R = 2");
+    let found = broken(manual(Some(2), vec![4, 1], vec![]));
+    assert!(matches!(found[..], [Violation::RoundsDoNotCover { expected: 3, .. }]), "{found:?}");
     // 4 GiB of GPU memory hold 8 layers; the other device has no GPU.
-    let found = broken(manual(1, vec![10, 2], vec![9, 1]));
+    let found = broken(manual(Some(1), vec![10, 2], vec![9, 1]));
     let sentences: Vec<String> = found.iter().map(ToString::to_string).collect();
     assert_eq!(
         sentences,
         ["the GPU of `linux-cuda` holds 8 layers and gets 9", "`linux-none` has 1 GPU layers and no GPU"]
     );
-    let found = broken(manual(3, vec![6, 6], vec![0, 7]));
+    let found = broken(manual(Some(3), vec![6, 6], vec![0, 7]));
     assert!(matches!(found[0], Violation::RoundsDoNotCover { expected: 1, .. }), "{found:?}");
     assert!(matches!(found[1], Violation::GpuLayersExceedWindow { .. }), "{found:?}");
-    let found = broken(manual(1, vec![0, 12], vec![0, 0]));
+    let found = broken(manual(Some(1), vec![0, 12], vec![0, 0]));
     assert!(matches!(found[..], [Violation::HeadWithoutLayers { .. }]), "{found:?}");
-    let found = broken(manual(1, vec![12], vec![0]));
+    let found = broken(manual(Some(1), vec![12], vec![0]));
     assert!(matches!(found[..], [Violation::DeviceCount { .. }]), "{found:?}");
-    let found = broken(manual(1, vec![u32::MAX, u32::MAX], vec![0, 0]));
+    let found = broken(manual(Some(1), vec![u32::MAX, u32::MAX], vec![0, 0]));
     assert!(matches!(found[..], [Violation::RingExceedsModel { .. }]), "{found:?}");
 }
 

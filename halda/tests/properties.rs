@@ -7,9 +7,8 @@
 use std::collections::BTreeMap;
 
 use hearth_halda::{
-    Assignment, Device, Even, Exact, Exhaustive, Gpu, HeadChoice, Instance, LatencyModel, Manual,
-    MemoryProportional, Model, OperatingSystem, Refusal, Rules, Single, Strategy as Planner, solve,
-    valid_rounds, violations,
+    Device, Even, Exact, Exhaustive, Gpu, HeadChoice, Instance, LatencyModel, Manual, MemoryProportional,
+    Model, OperatingSystem, Refusal, Rules, Single, Strategy as Planner, solve, valid_rounds, violations,
 };
 use proptest::prelude::*;
 
@@ -143,8 +142,8 @@ fn strategies(model: &LatencyModel) -> Vec<Box<dyn Planner>> {
         all.push(Box::new(Single { device: Some(device) }));
         let window_layers = vec![layers / devices as u32; devices];
         let gpu_layers = vec![layers / (devices as u32 + 1); devices];
-        let assignment = Assignment { head: device, rounds: 1, window_layers, gpu_layers };
-        all.push(Box::new(Manual { assignment }));
+        let rounds = (device == 0).then_some(1);
+        all.push(Box::new(Manual { head: device, rounds, window_layers, gpu_layers }));
     }
     all
 }
