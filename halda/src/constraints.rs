@@ -27,6 +27,14 @@ pub struct Rules {
     pub may_leave_remainder: bool,
 }
 
+impl Rules {
+    /// The rules in force, as `name=value`.
+    pub fn options(self) -> Vec<String> {
+        let rules = [("drop", self.may_drop), ("remainder", self.may_leave_remainder)];
+        rules.iter().filter(|(_, holds)| *holds).map(|(name, _)| format!("{name}=true")).collect()
+    }
+}
+
 /// A broken constraint.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Violation {

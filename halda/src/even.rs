@@ -27,6 +27,10 @@ impl Strategy for Even {
         Rules::default()
     }
 
+    fn options(&self) -> Vec<String> {
+        vec![format!("rounds={}", self.rounds)]
+    }
+
     fn propose(&self, model: &LatencyModel) -> Result<Proposal, Refusal> {
         let model_layers = model.model_layers();
         let rounds = self.rounds;

@@ -61,6 +61,17 @@ impl Strategy for Exact {
         self.rules
     }
 
+    fn options(&self) -> Vec<String> {
+        let mut options = self.rules.options();
+        match self.head {
+            HeadChoice::Fixed(0) => {}
+            HeadChoice::Fixed(head) => options.push(format!("head={head}")),
+            HeadChoice::Best => options.push("head=best".to_owned()),
+        }
+        options.extend(self.rounds.map(|rounds| format!("rounds={rounds}")));
+        options
+    }
+
     fn is_optimal(&self) -> bool {
         true
     }
@@ -246,6 +257,11 @@ impl SizedProblem<'_, '_> {
                 Some(window) => held += window as u32,
             }
         }
-        Infeasible::HoldsTooLittle { ring_layers, held }
+        if held < ring_layers {
+            Infeasible::HoldsTooLittle { ring_layers, held }
+        } else {
+            // Enough for a whole turn, and too little for what a partial last one adds.
+            Infeasible::NothingAllowed { ring_layers }
+        }
     }
 }

@@ -33,6 +33,12 @@ impl Strategy for Exhaustive {
         self.rules
     }
 
+    fn options(&self) -> Vec<String> {
+        let mut options = self.rules.options();
+        options.extend(self.rounds.map(|rounds| format!("rounds={rounds}")));
+        options
+    }
+
     fn is_optimal(&self) -> bool {
         true
     }

@@ -17,6 +17,7 @@
 //! ```
 
 pub mod assignment;
+pub mod build;
 pub mod coefficients;
 pub mod constraints;
 pub mod even;
@@ -28,7 +29,9 @@ pub mod instance;
 pub mod latency;
 pub mod manual;
 pub mod memory_proportional;
+pub mod plan;
 pub mod selection;
+pub mod sentences;
 pub mod single;
 pub mod strategy;
 pub mod validation;
@@ -44,6 +47,7 @@ pub use instance::{Device, Gpu, Instance, Model, OperatingSystem};
 pub use latency::{Breakdown, DeviceTerms, LatencyModel};
 pub use manual::Manual;
 pub use memory_proportional::{MemoryProportional, MemorySizes};
+pub use plan::{PlanContext, PlanError, plan};
 pub use selection::{Options, SelectionError, named};
 pub use single::Single;
 pub use strategy::{Infeasible, Proposal, Refusal, SearchStep, Solution, Strategy, solve};

@@ -51,6 +51,13 @@ impl Strategy for MemoryProportional {
         Rules { may_drop: true, may_leave_remainder: false }
     }
 
+    fn options(&self) -> Vec<String> {
+        match self.sizes {
+            MemorySizes::Available => vec!["memory=available".to_owned()],
+            MemorySizes::Given(_) => vec!["memory=given".to_owned()],
+        }
+    }
+
     fn propose(&self, model: &LatencyModel) -> Result<Proposal, Refusal> {
         let devices = &model.instance().devices;
         let sizes: Vec<u64> = match &self.sizes {

@@ -30,6 +30,10 @@ impl Strategy for Single {
         Rules { may_drop: true, may_leave_remainder: false }
     }
 
+    fn options(&self) -> Vec<String> {
+        self.device.map(|device| format!("head={device}")).into_iter().collect()
+    }
+
     fn propose(&self, model: &LatencyModel) -> Result<Proposal, Refusal> {
         let devices = model.device_count();
         let candidates = match self.device {

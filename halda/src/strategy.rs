@@ -23,6 +23,11 @@ pub trait Strategy {
     /// The assignment it would use, and what it looked at.
     fn propose(&self, model: &LatencyModel) -> Result<Proposal, Refusal>;
 
+    /// What it was told, as `name=value`, for the record in a plan.
+    fn options(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Whether nothing better exists under its rules, so that its gap is zero without another search.
     fn is_optimal(&self) -> bool {
         false
@@ -76,7 +81,7 @@ pub enum Infeasible {
         /// Layers of a turn that all devices hold together.
         held: u32,
     },
-    /// Every plan was tried and each breaks a constraint.
+    /// Every plan breaks a constraint, and not all the same one.
     #[error("every plan of a turn of {ring_layers} layers breaks a constraint")]
     NothingAllowed {
         /// W.
@@ -153,6 +158,8 @@ fn describe(step: &SearchStep) -> String {
 pub struct Solution {
     /// The strategy that chose it.
     pub strategy: &'static str,
+    /// What that strategy was told.
+    pub options: Vec<String>,
     /// The plan.
     pub assignment: Assignment,
     /// Its time, by the latency model.
@@ -186,7 +193,13 @@ pub fn solve(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, 
                 }
                 let optimum = strategy.is_optimal().then_some(breakdown.seconds);
                 let explanation = Explanation::new(model, &assignment, &breakdown, rules, searched, optimum);
-                return Ok(Solution { strategy: strategy.name(), assignment, breakdown, explanation });
+                return Ok(Solution {
+                    strategy: strategy.name(),
+                    options: strategy.options(),
+                    assignment,
+                    breakdown,
+                    explanation,
+                });
             }
             Err(violation) => broken.push(violation),
         }
