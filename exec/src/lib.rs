@@ -1,1 +1,3 @@
 //! hearth-exec
+
+pub mod synth;
