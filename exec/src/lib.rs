@@ -18,6 +18,7 @@ pub mod prefetch;
 pub mod ring;
 mod rows;
 pub mod stage;
+pub mod synth;
 pub mod weights;
 
 pub use backend::{Backend, CacheOptions};

@@ -15,6 +15,7 @@ macro_rules! shipped {
 
 shipped!(
     "tiny",
+    "120m",
     "1b",
     "3b",
     "llama-8b",
@@ -77,7 +78,11 @@ mod tests {
             assert_eq!(shipped(name).unwrap().layers.len(), document.layers.0 as usize, "{name}");
         }
         let error = shipped("9b").unwrap_err();
-        assert!(error.to_string().starts_with("no model `9b` is shipped: use one of tiny, 1b, 3b, llama-8b"));
+        assert!(
+            error
+                .to_string()
+                .starts_with("no model `9b` is shipped: use one of tiny, 120m, 1b, 3b, llama-8b")
+        );
     }
 
     #[test]
