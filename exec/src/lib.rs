@@ -15,7 +15,9 @@ pub mod llama;
 pub mod oracle;
 pub mod pool;
 mod rows;
+pub mod sampler;
 pub mod stage;
+pub mod tokenizer;
 pub mod weights;
 
 pub use backend::{Backend, CacheOptions};
@@ -25,5 +27,7 @@ pub use error::ExecError;
 pub use head::Head;
 pub use oracle::Oracle;
 pub use pool::{ComputeCost, Pool, PoolOptions};
+pub use sampler::{Sampler, SamplerOptions};
 pub use stage::Stage;
+pub use tokenizer::{TextStream, Tokenizer};
 pub use weights::{Extent, Weights};
