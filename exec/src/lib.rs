@@ -17,8 +17,10 @@ pub mod pool;
 pub mod prefetch;
 pub mod ring;
 mod rows;
+pub mod sampler;
 pub mod stage;
 pub mod synth;
+pub mod tokenizer;
 pub mod weights;
 
 pub use backend::{Backend, CacheOptions};
@@ -28,5 +30,7 @@ pub use error::ExecError;
 pub use head::Head;
 pub use oracle::Oracle;
 pub use pool::{ComputeCost, Pool, PoolOptions};
+pub use sampler::{Sampler, SamplerOptions};
 pub use stage::Stage;
+pub use tokenizer::{TextStream, Tokenizer};
 pub use weights::{Extent, Weights};

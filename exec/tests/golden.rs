@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use hearth_exec::{CacheFormat, CacheOptions, Cpu, Head, Pool, PoolOptions, Stage, Weights};
+use hearth_exec::sampler::greedy;
+use hearth_exec::{CacheFormat, CacheOptions, Cpu, Head, Pool, PoolOptions, Stage, TextStream, Tokenizer, Weights};
 use serde::Deserialize;
 
 #[derive(Deserialize)]
@@ -71,16 +72,6 @@ impl Model {
     }
 }
 
-fn best(logits: &[f32]) -> u32 {
-    let mut best = 0;
-    for (token, &logit) in logits.iter().enumerate() {
-        if logit > logits[best] {
-            best = token;
-        }
-    }
-    best as u32
-}
-
 #[test]
 fn f16_runs_freely_through_every_golden_token() {
     let file = "psalm-7m-f16.gguf";
@@ -93,7 +84,7 @@ fn f16_runs_freely_through_every_golden_token() {
             off = off.max((logits[token as usize] - logit).abs());
         }
         for (step, &wanted) in run.greedy_ids.iter().enumerate() {
-            let token = best(&logits);
+            let token = greedy(&logits);
             assert_eq!(token, wanted, "`{}`, token {step} of `{}`", run.prompt, run.text);
             logits = model.step(&[token]);
             steps += 1;
@@ -118,7 +109,7 @@ fn teacher_forced(file: &str) {
             off = off.max((logits[token as usize] - logit).abs());
         }
         for (step, (&wanted, &margin)) in run.greedy_ids.iter().zip(&run.margins).enumerate() {
-            let token = best(&logits);
+            let token = greedy(&logits);
             equal += usize::from(token == wanted);
             if margin > NEAR_TIE {
                 assert_eq!(token, wanted, "`{}`, token {step}, margin {margin}", run.prompt);
@@ -150,4 +141,21 @@ fn q4_k_chooses_as_llama_cpp_does() {
 #[test]
 fn the_draft_chooses_as_llama_cpp_does() {
     teacher_forced("psalm-draft-1m-q8_0.gguf");
+}
+
+#[test]
+fn prompts_become_the_golden_tokens_and_tokens_the_golden_text() {
+    for file in ["psalm-7m-f16.gguf", "psalm-7m-q4_k.gguf", "psalm-7m-q8_0.gguf", "psalm-draft-1m-q8_0.gguf"] {
+        let weights = Weights::open(models().join(file)).unwrap();
+        let tokenizer = Tokenizer::new(&weights.model().metadata).unwrap();
+        for run in golden(file) {
+            assert_eq!(tokenizer.encode(&run.prompt, false).unwrap(), run.prompt_ids, "{file}");
+            assert_eq!(tokenizer.decode(&run.greedy_ids), run.text, "{file}");
+            let mut stream = TextStream::default();
+            let mut text: String =
+                run.greedy_ids.iter().map(|&token| stream.push(&tokenizer, token)).collect();
+            text.push_str(&stream.finish());
+            assert_eq!(text, run.text, "{file}");
+        }
+    }
 }
