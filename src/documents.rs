@@ -81,6 +81,12 @@ impl LoadedScenario {
         Ok(Self { scenario, origin, folder })
     }
 
+    /// Changes how many tokens are generated, within the context.
+    pub fn generate(&mut self, tokens: u32) -> Result<(), Failure> {
+        self.scenario.workload.generate = tokens;
+        self.scenario.validate().map_err(Failure::unusable)
+    }
+
     /// The model's file, if the scenario names one.
     pub fn model_file(&self) -> Option<PathBuf> {
         self.scenario.model.file.as_ref().map(|file| self.folder.join(file))
