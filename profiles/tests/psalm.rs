@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use hearth_profiles::Document;
 use hearth_profiles::gguf::{
     GgufError, GgufModel, HeaderError, HeaderWriter, TensorInfo, Value, part_suffix,
 };
@@ -110,10 +111,10 @@ fn a_profile_counts_every_byte_of_the_tensors() {
 
 #[test]
 fn a_plan_for_a_document_fits_a_file_of_that_shape() {
-    let document = ModelDocument::parse(
-        "{schema: model/1, name: twin, source: psalm, architecture: llama, layers: 8 layers, embedding: 256,
-          feed_forward: 768, heads: 4, kv_heads: 2, vocabulary: 2048, tied_embeddings: true, context_length: 512,
-          quant: q4_k_m}",
+    let document = ModelDocument::from_yaml(
+        "schema: model/1\nname: twin\nsource: psalm\narchitecture: llama\nlayers: 8 layers\nembedding: 256\n\
+         feed_forward: 768\nheads: 4\nkv_heads: 2\nvocabulary: 2048\ntied_embeddings: true\n\
+         context_length: 512\nquant: q4_k_m\n",
     );
     let planned = document.unwrap().profile().unwrap();
     let profile = |name| ModelProfile::from_gguf(&GgufModel::open(path(name)).unwrap()).unwrap();
