@@ -11,6 +11,8 @@ pub mod cpu;
 pub mod error;
 pub mod head;
 pub mod kernels;
+#[cfg(target_os = "linux")]
+pub mod lab;
 pub mod llama;
 pub mod oracle;
 pub mod pool;

@@ -104,7 +104,10 @@ impl Tokenizer {
         let bos = id("bos")?;
         let add_bos = metadata.get_bool("tokenizer.ggml.add_bos_token")?.unwrap_or(bos_default);
         if add_bos && bos.is_none() {
-            return Err(invalid("a text begins with a token, but `tokenizer.ggml.bos_token_id` is missing", CONVERT));
+            return Err(invalid(
+                "a text begins with a token, but `tokenizer.ggml.bos_token_id` is missing",
+                CONVERT,
+            ));
         }
         Ok(Tokenizer {
             add_bos,
