@@ -1,3 +1,5 @@
+//! Do the terms of a token add up, on traces that can be checked by hand?
+
 use super::*;
 use crate::schedule::Pass;
 use crate::trace::{Cost, Header, Origin, Reading, TracedDevice};
