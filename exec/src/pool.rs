@@ -7,7 +7,7 @@
 //! waits only for those who have entered.
 //!
 //! **Cost.** [`ComputeCost`] follows the critical path. Between phases that is the caller; in a phase it is
-//! the participant that finished last. So `wall - cpu - queue` is the time the critical path waited, which in
+//! the participant that finished last, and before that one came in, the caller. So `wall - cpu - queue` is the time the critical path waited, which in
 //! a compute step is for pages of weights, whatever the number of threads, and a thread's spinning counts as
 //! nothing. Waiting for another participant is part of that participant's time, not of the caller's.
 //!
@@ -109,6 +109,11 @@ struct Seat {
     report: UnsafeCell<Report>,
 }
 
+/// How much of a region was given out, on a cache line of its own.
+#[derive(Default)]
+#[repr(align(128))]
+struct Region(AtomicUsize);
+
 #[derive(Clone, Copy, Default)]
 struct Report {
     epoch: u64,
@@ -172,18 +177,21 @@ impl Pool {
         if self.workers.is_empty() {
             return job(0);
         }
+        let mut opened = 0;
         if let Some((watch, cost)) = &mut caller.meter {
             add(cost, watch.cut());
+            opened = watch.last_cut();
         }
         caller.epoch = (caller.epoch + 1) & u64::from(u32::MAX);
         self.open(caller.epoch, &job);
         let own = catch_unwind(AssertUnwindSafe(|| job(0)));
         let work = caller.meter.as_mut().map(|(watch, _)| (watch.cut(), watch.last_cut()));
         self.close();
-        if let (Some(work), epoch, Some((watch, cost))) = (work, caller.epoch, &mut caller.meter) {
-            self.account(epoch, work, cost);
-            // The wait for the others was accounted as their work.
-            watch.cut();
+        let epoch = caller.epoch;
+        if let (Some((own, own_end)), Some((watch, cost))) = (work, &mut caller.meter) {
+            let waited = watch.cut();
+            let phase = Phase { epoch, opened, own, own_end, waited, closed: watch.last_cut() };
+            self.account(phase, cost);
         }
         drop(caller);
         if let Err(panic) = own {
@@ -193,19 +201,28 @@ impl Pool {
     }
 
     /// Calls `body(participant, range)` for chunks of at most `grain` that together make `0..count`.
+    ///
+    /// Each participant begins in a region of its own, so that it reads memory in order, and helps in the
+    /// others' when it is done.
     pub fn for_each(&self, count: usize, grain: usize, body: impl Fn(usize, Range<usize>) + Sync) {
         let grain = grain.max(1);
-        if count <= grain {
+        if count <= grain || self.workers.is_empty() {
             return body(0, 0..count);
         }
-        let next = AtomicUsize::new(0);
+        let threads = self.threads();
+        let region = count.div_ceil(threads).next_multiple_of(grain);
+        let taken: Vec<Region> = (0..threads).map(|_| Region::default()).collect();
         self.run(|participant| {
-            loop {
-                let start = next.fetch_add(grain, Ordering::Relaxed);
-                if start >= count {
-                    break;
+            for offset in 0..threads {
+                let index = (participant + offset) % threads;
+                let end = ((index + 1) * region).min(count);
+                loop {
+                    let start = index * region + taken[index].0.fetch_add(grain, Ordering::Relaxed);
+                    if start >= end {
+                        break;
+                    }
+                    body(participant, start..(start + grain).min(end));
                 }
-                body(participant, start..(start + grain).min(count));
             }
         });
     }
@@ -264,24 +281,39 @@ impl Pool {
         }
     }
 
-    /// Adds a phase to the critical path: the work of whoever finished last.
-    fn account(&self, epoch: u64, (own, own_end): (Stretch, u64), cost: &mut ComputeCost) {
-        let (mut last, mut last_end) = (own, own_end);
+    /// Adds a phase to the critical path: the caller until the participant that finished last came in, then
+    /// that participant, then what it took the caller to notice.
+    fn account(&self, phase: Phase, cost: &mut ComputeCost) {
+        let own = phase.own;
+        let mut last = Report { epoch: phase.epoch, end: phase.own_end, work: own };
         cost.all_cpu_ns += own.cpu;
         for seat in &self.shared.seats {
             // SAFETY: everyone has left the phase, and no other can begin while the caller is here.
             let report = unsafe { *seat.report.get() };
-            if report.epoch != epoch {
-                continue;
-            }
-            cost.all_cpu_ns += report.work.cpu;
-            if report.end > last_end {
-                (last, last_end) = (report.work, report.end);
+            if report.epoch == phase.epoch {
+                cost.all_cpu_ns += report.work.cpu;
+                last = if report.end > last.end { report } else { last };
             }
         }
-        cost.cpu_ns += last.cpu;
-        cost.queue_ns += last.queue;
+        let before = last.end.saturating_sub(phase.opened).saturating_sub(last.work.wall);
+        let share = before as f64 / own.wall.max(1) as f64;
+        let after = phase.closed.saturating_sub(last.end);
+        let late = phase.waited.queue.min(after);
+        cost.cpu_ns += last.work.cpu + (own.cpu as f64 * share) as u64 + phase.waited.cpu.min(after - late);
+        cost.queue_ns += last.work.queue + (own.queue as f64 * share) as u64 + late;
     }
+}
+
+/// What the caller knows of a phase when it is over.
+struct Phase {
+    epoch: u64,
+    opened: u64,
+    /// The caller's own work, and its end.
+    own: Stretch,
+    own_end: u64,
+    /// From there until everyone had left.
+    waited: Stretch,
+    closed: u64,
 }
 
 impl Drop for Pool {

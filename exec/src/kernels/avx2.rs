@@ -55,6 +55,21 @@ fn half_bits(bits: u16) -> f32 {
     _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(bits))))
 }
 
+/// How far ahead of the arithmetic weights are fetched. The processor's own prefetching stops at the end of a
+/// 4 KiB page; without this one core reads at 60 % of what it can.
+const AHEAD: usize = 4096;
+
+/// Asks for the cache lines `AHEAD` bytes after a block, which may belong to the next row or to nobody.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn fetch_ahead<B>(block: &B) {
+    let there = std::ptr::from_ref(block).cast::<i8>().wrapping_add(AHEAD);
+    for line in (0..size_of::<B>()).step_by(64) {
+        // It reads nothing and cannot fault, wherever it points.
+        _mm_prefetch::<_MM_HINT_T0>(there.wrapping_add(line));
+    }
+}
+
 /// The tree of [`super::tree`].
 #[inline]
 #[target_feature(enable = "avx2")]
@@ -82,6 +97,7 @@ pub(super) fn dot_q4_k<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]
     let low_bits = _mm256_set1_epi8(15);
     let mut lanes = [_mm256_setzero_ps(); T];
     for (at, block) in row.iter().enumerate() {
+        fetch_ahead(block);
         let (block_scales, minima) = block.scales_and_minima();
         let minima = pairs(minima);
         let mut scale_pairs = [0u32; 8];
@@ -134,6 +150,7 @@ pub(super) fn dot_q6_k<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]
     });
     let mut lanes = [_mm256_setzero_ps(); T];
     for (at, block) in row.iter().enumerate() {
+        fetch_ahead(block);
         // SAFETY: an unaligned load of the 16 scales.
         let packed_scales = unsafe { _mm_loadu_si128(block.scales.as_ptr().cast()) };
         let wide_scales = _mm256_cvtepi8_epi16(packed_scales); // [16] i16
@@ -192,6 +209,7 @@ pub(super) fn dot_q8_0<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]
     let ones = _mm256_set1_epi16(1);
     let mut lanes = [_mm256_setzero_ps(); T];
     for (at, block) in row.iter().enumerate() {
+        fetch_ahead(block);
         let weights = load(&block.quants);
         // maddubs wants one side unsigned: |w| * (sign(w) a) = w a. -128 becomes 128 as an unsigned byte.
         let magnitudes = _mm256_abs_epi8(weights);
@@ -228,6 +246,7 @@ pub(super) fn dot_f16<const T: usize>(row: &[u8], input: &[&[f32]; T]) -> [f32; 
     let values: [&[[f32; 32]]; T] = std::array::from_fn(|t| &input[t].as_chunks().0[..chunks.len()]);
     let mut lanes = [[_mm256_setzero_ps(); 4]; T];
     for (at, chunk) in chunks.iter().enumerate() {
+        fetch_ahead(chunk);
         for (part, halves) in chunk.as_chunks::<16>().0.iter().enumerate() {
             let weights = widen(halves);
             for t in 0..T {
@@ -249,6 +268,7 @@ pub(super) fn dot_f32<const T: usize>(row: &[u8], input: &[&[f32]; T]) -> [f32; 
     let values: [&[[f32; 32]]; T] = std::array::from_fn(|t| &input[t].as_chunks().0[..chunks.len()]);
     let mut lanes = [[_mm256_setzero_ps(); 4]; T];
     for (at, chunk) in chunks.iter().enumerate() {
+        fetch_ahead(chunk);
         for (part, bytes) in chunk.as_chunks::<32>().0.iter().enumerate() {
             let weights = _mm256_castsi256_ps(load_unsigned(bytes));
             for t in 0..T {
