@@ -53,7 +53,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let layers = weights.shape().layers.0;
     let context = (prompt + tokens + 1) as u32;
     let cache = CacheOptions { context, format: CacheFormat::F16 };
-    let mut stage = Stage::on_cpu(Arc::clone(&weights), vec![0..layers], cache, cpu.clone())?;
+    let mut stage =
+        Stage::on_cpu(Arc::clone(&weights), std::slice::from_ref(&(0..layers)), cache, cpu.clone())?;
     let mut head = Head::new(Arc::clone(&weights), cpu);
     let bandwidth = read_bandwidth(&weights, &pool);
     println!("{} threads, {}, reading {bandwidth:.1} GB/s", pool.threads(), stage.backend_name());

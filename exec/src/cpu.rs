@@ -13,9 +13,10 @@ use std::sync::Arc;
 
 use crate::backend::{Backend, CacheOptions};
 use crate::cache::LayerCache;
+use crate::cost::ComputeCost;
 use crate::kernels::product::{Matrix, Output, rows_product};
 use crate::kernels::{Activations, Instructions, attention, elementwise};
-use crate::pool::{ComputeCost, Pool};
+use crate::pool::Pool;
 use crate::rows::SharedRows;
 use crate::weights::{LayerTensors, Weights};
 
@@ -129,17 +130,17 @@ pub struct CpuLayers {
 /// Kept between calls, so that a token allocates nothing.
 #[derive(Debug, Default)]
 struct Buffers {
-    input: Activations,         // [tokens, embedding]
-    mixed: Activations,         // [tokens, heads * value_length]
-    inner: Activations,         // [tokens, feed_forward]
-    query: Vec<f32>,            // [tokens, heads * key_length]
-    key: Vec<f32>,              // [tokens, kv_heads * key_length]
-    value: Vec<f32>,            // [tokens, kv_heads * value_length]
-    gate: Vec<f32>,             // [tokens, feed_forward]
-    up: Vec<f32>,               // [tokens, feed_forward]
-    change: Vec<f32>,           // [tokens, embedding]
-    turns: Vec<[f32; 2]>,       // [tokens, rope_dimensions / 2]
-    scores: Vec<f32>,           // [threads, context]
+    input: Activations,   // [tokens, embedding]
+    mixed: Activations,   // [tokens, heads * value_length]
+    inner: Activations,   // [tokens, feed_forward]
+    query: Vec<f32>,      // [tokens, heads * key_length]
+    key: Vec<f32>,        // [tokens, kv_heads * key_length]
+    value: Vec<f32>,      // [tokens, kv_heads * value_length]
+    gate: Vec<f32>,       // [tokens, feed_forward]
+    up: Vec<f32>,         // [tokens, feed_forward]
+    change: Vec<f32>,     // [tokens, embedding]
+    turns: Vec<[f32; 2]>, // [tokens, rope_dimensions / 2]
+    scores: Vec<f32>,     // [threads, context]
 }
 
 impl CpuLayers {
@@ -170,7 +171,8 @@ impl Backend for CpuLayers {
             buffers.prepare(weights, tokens, first);
             for layer in layers {
                 let cache = caches.get_mut(&layer).expect("a stage sends a backend its own layers");
-                let pass = Pass { weights, cpu, tensors: weights.layer(layer), tokens, first: first as usize };
+                let pass =
+                    Pass { weights, cpu, tensors: weights.layer(layer), tokens, first: first as usize };
                 pass.attention_block(cache, buffers, hidden);
                 pass.feed_forward_block(buffers, hidden);
             }

@@ -1,4 +1,4 @@
-//! Who computes the rows of a matmul, and what did that cost?
+//! Who computes the rows of a matmul?
 //!
 //! A persistent pool: the calling thread and n - 1 pinned workers. A phase is one closure that every
 //! participant runs; inside, they take chunks from a shared counter. Workers spin for a while after a phase,
@@ -6,12 +6,7 @@
 //! processor is busy elsewhere) is not waited for: the caller closes the phase when its own work is done and
 //! waits only for those who have entered.
 //!
-//! **Cost.** [`ComputeCost`] follows the critical path. Between phases that is the caller; in a phase it is
-//! the participant that finished last, and before that one came in, the caller. So `wall - cpu - queue` is the time the critical path waited, which in
-//! a compute step is for pages of weights, whatever the number of threads, and a thread's spinning counts as
-//! nothing. Waiting for another participant is part of that participant's time, not of the caller's.
-//!
-//! Not here: what a phase computes. One phase at a time; a phase started inside another would deadlock.
+//! Not here: what a phase computes, and how its cost is reckoned ([`crate::cost`]). One phase at a time; a phase started inside another would deadlock.
 
 use std::cell::UnsafeCell;
 use std::ops::Range;
@@ -20,36 +15,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 
-use crate::clock::{Stopwatch, Stretch, wall_nanos};
-
-/// What a stretch of computing cost, in nanoseconds, on its critical path.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ComputeCost {
-    /// From start to end.
-    pub wall_ns: u64,
-    /// CPU time on the critical path.
-    pub cpu_ns: u64,
-    /// Time the critical path was ready to run and had no processor.
-    pub queue_ns: u64,
-    /// CPU time of all participants together.
-    pub all_cpu_ns: u64,
-}
-
-impl ComputeCost {
-    /// What is left: the critical path waited, for pages of weights.
-    pub fn demand_disk_ns(&self) -> u64 {
-        self.wall_ns.saturating_sub(self.cpu_ns).saturating_sub(self.queue_ns)
-    }
-}
-
-impl std::ops::AddAssign for ComputeCost {
-    fn add_assign(&mut self, other: ComputeCost) {
-        self.wall_ns += other.wall_ns;
-        self.cpu_ns += other.cpu_ns;
-        self.queue_ns += other.queue_ns;
-        self.all_cpu_ns += other.all_cpu_ns;
-    }
-}
+use crate::clock::{Stopwatch, wall_nanos};
+use crate::cost::{ComputeCost, Phase, Report};
 
 /// How a pool is built.
 #[derive(Debug, Clone, Copy)]
@@ -114,13 +81,6 @@ struct Seat {
 #[repr(align(128))]
 struct Region(AtomicUsize);
 
-#[derive(Clone, Copy, Default)]
-struct Report {
-    epoch: u64,
-    end: u64,
-    work: Stretch,
-}
-
 // SAFETY: `job` and `caller` are written while the phase is closed and nobody is inside, and read by those
 // inside; `report` is written by its worker while inside and read by the caller after everyone has left. The
 // atomic `state` orders these.
@@ -141,8 +101,7 @@ impl Pool {
     /// Starts the workers.
     pub fn new(options: PoolOptions) -> std::io::Result<Pool> {
         let workers = options.threads.max(1) - 1;
-        let seat =
-            |_| Seat { parked: AtomicBool::new(false), report: UnsafeCell::new(Report::default()) };
+        let seat = |_| Seat { parked: AtomicBool::new(false), report: UnsafeCell::new(Report::default()) };
         let shared = Arc::new(Shared {
             state: AtomicU64::new(0),
             job: UnsafeCell::new(None),
@@ -172,6 +131,9 @@ impl Pool {
     }
 
     /// Runs `job(participant)` once on the caller (participant 0) and at most once on every worker.
+    ///
+    /// # Panics
+    /// If the job does, on any participant.
     pub fn run(&self, job: impl Fn(usize) + Sync) {
         let mut caller = self.lock();
         if self.workers.is_empty() {
@@ -179,7 +141,7 @@ impl Pool {
         }
         let mut opened = 0;
         if let Some((watch, cost)) = &mut caller.meter {
-            add(cost, watch.cut());
+            cost.add(watch.cut());
             opened = watch.last_cut();
         }
         caller.epoch = (caller.epoch + 1) & u64::from(u32::MAX);
@@ -191,7 +153,9 @@ impl Pool {
         if let (Some((own, own_end)), Some((watch, cost))) = (work, &mut caller.meter) {
             let waited = watch.cut();
             let phase = Phase { epoch, opened, own, own_end, waited, closed: watch.last_cut() };
-            self.account(phase, cost);
+            // SAFETY: everyone has left the phase, and no other can begin while the caller is here.
+            let reports = self.shared.seats.iter().map(|seat| unsafe { *seat.report.get() });
+            cost.add_phase(&phase, reports);
         }
         drop(caller);
         if let Err(panic) = own {
@@ -227,13 +191,16 @@ impl Pool {
         });
     }
 
-    /// Runs `body` and says what the phases in it, and the caller between them, cost. Not to be nested.
+    /// Runs `body` and says what the phases in it, and the caller between them, cost.
+    ///
+    /// # Panics
+    /// If `body` measures on the same pool.
     pub fn measured<R>(&self, body: impl FnOnce() -> R) -> (R, ComputeCost) {
         let start = wall_nanos();
         self.lock().meter = Some((Stopwatch::start(), ComputeCost::default()));
         let result = body();
         let (mut watch, mut cost) = self.lock().meter.take().expect("measurements are not nested");
-        add(&mut cost, watch.cut());
+        cost.add(watch.cut());
         cost.wall_ns = wall_nanos() - start;
         (result, cost)
     }
@@ -280,40 +247,6 @@ impl Pool {
             inside = shared.state.load(Ordering::Acquire) & INSIDE;
         }
     }
-
-    /// Adds a phase to the critical path: the caller until the participant that finished last came in, then
-    /// that participant, then what it took the caller to notice.
-    fn account(&self, phase: Phase, cost: &mut ComputeCost) {
-        let own = phase.own;
-        let mut last = Report { epoch: phase.epoch, end: phase.own_end, work: own };
-        cost.all_cpu_ns += own.cpu;
-        for seat in &self.shared.seats {
-            // SAFETY: everyone has left the phase, and no other can begin while the caller is here.
-            let report = unsafe { *seat.report.get() };
-            if report.epoch == phase.epoch {
-                cost.all_cpu_ns += report.work.cpu;
-                last = if report.end > last.end { report } else { last };
-            }
-        }
-        let before = last.end.saturating_sub(phase.opened).saturating_sub(last.work.wall);
-        let share = before as f64 / own.wall.max(1) as f64;
-        let after = phase.closed.saturating_sub(last.end);
-        let late = phase.waited.queue.min(after);
-        cost.cpu_ns += last.work.cpu + (own.cpu as f64 * share) as u64 + phase.waited.cpu.min(after - late);
-        cost.queue_ns += last.work.queue + (own.queue as f64 * share) as u64 + late;
-    }
-}
-
-/// What the caller knows of a phase when it is over.
-struct Phase {
-    epoch: u64,
-    opened: u64,
-    /// The caller's own work, and its end.
-    own: Stretch,
-    own_end: u64,
-    /// From there until everyone had left.
-    waited: Stretch,
-    closed: u64,
 }
 
 impl Drop for Pool {
@@ -328,12 +261,6 @@ impl Drop for Pool {
             let _ = worker.join();
         }
     }
-}
-
-fn add(cost: &mut ComputeCost, stretch: Stretch) {
-    cost.cpu_ns += stretch.cpu;
-    cost.all_cpu_ns += stretch.cpu;
-    cost.queue_ns += stretch.queue;
 }
 
 /// The life of worker `index`.

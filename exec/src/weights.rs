@@ -87,8 +87,9 @@ impl Weights {
         };
         let output_norm = table.vector("output_norm.weight", wide)?;
         table.nothing_is_left_out(shape.layers.0)?;
-        let hyperparameters = Hyperparameters::read(&model.metadata, &shape, table.rope_factors(&shape)?)?;
-        Ok(Weights { layers, embedding, output_norm, output, hyperparameters, shape, maps, model })
+        let hyperparameters =
+            Hyperparameters::read(&model.metadata, &shape, table.rope_factors(&shape)?.as_deref())?;
+        Ok(Weights { model, shape, hyperparameters, maps, layers, embedding, output_norm, output })
     }
 
     /// The header.
@@ -199,7 +200,8 @@ fn merged(tensors: impl IntoIterator<Item = Tensor>) -> Vec<Extent> {
         match joined.last_mut() {
             // Tensors are padded to the file's alignment; the padding belongs to nobody.
             Some(last)
-                if last.part == extent.part && extent.offset.saturating_sub(last.offset + last.length) < 64 =>
+                if last.part == extent.part
+                    && extent.offset.saturating_sub(last.offset + last.length) < 64 =>
             {
                 last.length = last.length.max(extent.offset + extent.length - last.offset);
             }

@@ -17,10 +17,10 @@ pub(crate) fn attend(
     instructions: Instructions,
     query: &[f32], // [key_length]
     scale: f32,
-    keys: Rows<'_>,      // [positions, key_length]
-    values: Rows<'_>,    // [positions, value_length]
-    scores: &mut [f32],  // [positions]
-    out: &mut [f32],     // [value_length]
+    keys: Rows<'_>,     // [positions, key_length]
+    values: Rows<'_>,   // [positions, value_length]
+    scores: &mut [f32], // [positions]
+    out: &mut [f32],    // [value_length]
 ) {
     match keys {
         Rows::F32(keys) => scores_f32(instructions, query, scale, keys, scores),

@@ -7,6 +7,7 @@
 //!
 //! Not here: loops over rows. That is [`super::product`].
 
+#[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::x86_64::*;
 
 use half::f16;
@@ -154,8 +155,7 @@ pub(super) fn dot_q6_k<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]
         // SAFETY: an unaligned load of the 16 scales.
         let packed_scales = unsafe { _mm_loadu_si128(block.scales.as_ptr().cast()) };
         let wide_scales = _mm256_cvtepi8_epi16(packed_scales); // [16] i16
-        let halves =
-            [_mm256_castsi256_si128(wide_scales), _mm256_extracti128_si256::<1>(wide_scales)];
+        let halves = [_mm256_castsi256_si128(wide_scales), _mm256_extracti128_si256::<1>(wide_scales)];
         let mut totals = [_mm256_setzero_si256(); T];
         for (part, half_scales) in halves.into_iter().enumerate() {
             let half_scales = _mm256_broadcastsi128_si256(half_scales); // eight i16 twice
@@ -283,7 +283,7 @@ pub(super) fn dot_f32<const T: usize>(row: &[u8], input: &[&[f32]; T]) -> [f32; 
     })
 }
 
-/// `scores[t] = scale * dot(query, keys[t])` over f16 keys, [positions, key_length].
+/// `scores[t] = scale * dot(query, keys[t])` over f16 keys, `[positions, key_length]`.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn scores_f16(query: &[f32], scale: f32, keys: &[f16], scores: &mut [f32]) {
     for (score, key) in scores.iter_mut().zip(keys.chunks_exact(query.len())) {
@@ -292,7 +292,7 @@ pub(super) fn scores_f16(query: &[f32], scale: f32, keys: &[f16], scores: &mut [
     }
 }
 
-/// `out = sum of probabilities[t] * values[t]` over f16 values, [positions, value_length], t ascending.
+/// `out = sum of probabilities[t] * values[t]` over f16 values, `[positions, value_length]`, t ascending.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn mix_f16(probabilities: &[f32], values: &[f16], out: &mut [f32]) {
     out.fill(0.0);
