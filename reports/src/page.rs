@@ -76,7 +76,7 @@ fn print(out: &mut String, table: &Table) {
     let class = if table.wordy { "wordy" } else { "numbers" };
     let _ = write!(
         out,
-        "<div class=\"scroll\"><table class=\"{class}\">\n<caption>{}</caption>\n<thead><tr>",
+        "<p class=\"caption\">{}</p>\n<div class=\"scroll\"><table class=\"{class}\">\n<thead><tr>",
         text(&table.caption)
     );
     for head in &table.head {
@@ -106,6 +106,7 @@ fn text(text: &Text) -> String {
         .map(|span| match span {
             Span::Words(words) => markup(words),
             Span::Name(name) => format!("<b>{}</b>", markup(name)),
+            Span::Code(code) => format!("<code>{}</code>", markup(code)),
         })
         .collect()
 }

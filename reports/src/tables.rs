@@ -112,7 +112,7 @@ pub fn pair(comparison: &Comparison, pair: &Pair) -> Table {
                 cell(predicted.map(Fixed::text)),
                 cell(measured.map(Fixed::text)),
                 cell(error.map(Fixed::signed)),
-                cell(percent.map(|percent| format!("{} %", percent.signed()))),
+                cell(percent.map(Fixed::signed)),
             ];
             (weight(quantity), cells)
         })
