@@ -79,7 +79,7 @@ fn axis(drawing: &mut Drawing, most: f64, top: f64, unit: &str) {
         drawing.line("grid", (x, top), (x, top + 5.0));
         let unit = if index == last { format!(" {unit}") } else { String::new() };
         let anchor = if index == 0 { Anchor::Start } else { Anchor::Middle };
-        let text = format!("{}{unit}", Fixed::new(tick, digits).text());
+        let text = format!("{}{unit}", rounding::tick(tick, digits));
         drawing.text("tick", (x, 0.0), top + 17.0, anchor, &text);
     }
     drawing.reach(top + 22.0);
@@ -138,7 +138,7 @@ pub fn every_token(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
     let (ticks, _) = svg::ticks(count as f64, 5);
     for tick in ticks.into_iter().filter(|tick| *tick >= 1.0 && tick.fract() == 0.0) {
         let x = (tick - 1.0) / (count - 1) as f64;
-        let text = Fixed::new(tick, 0).text();
+        let text = rounding::tick(tick, 0);
         drawing.text("tick", (x, 0.0), PLOT_TOP + PLOT_HEIGHT + 20.0, Anchor::Middle, &text);
     }
     drawing.label("tick", 0.0, PLOT_TOP + PLOT_HEIGHT + 20.0, "token");
@@ -184,7 +184,7 @@ pub fn spread(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
     let y = PLOT_TOP + PLOT_HEIGHT + 17.0;
     let (ticks, digits) = svg::ticks_between(from, from + width, 5);
     for tick in ticks {
-        drawing.text("tick", (across(tick), 0.0), y, Anchor::Middle, &Fixed::new(tick, digits).text());
+        drawing.text("tick", (across(tick), 0.0), y, Anchor::Middle, &rounding::tick(tick, digits));
     }
     drawing.label("tick", 0.0, y, "ms");
     drawing.reach(y + 5.0);
@@ -224,7 +224,7 @@ fn plot(drawing: &mut Drawing, most: f64, unit: &str) -> f64 {
         let y = PLOT_TOP + PLOT_HEIGHT * (1.0 - tick / top);
         drawing.line("grid", (0.0, y), (1.0, y));
         let unit = if index == last { format!(" {unit}") } else { String::new() };
-        drawing.label("tick", 0.0, y + 4.0, &format!("{}{unit}", Fixed::new(tick, digits).text()));
+        drawing.label("tick", 0.0, y + 4.0, &format!("{}{unit}", rounding::tick(tick, digits)));
     }
     top
 }

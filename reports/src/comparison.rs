@@ -323,7 +323,7 @@ fn notes(traces: &[Trace], runs: &[Run], pairs: &[Pair]) -> Vec<String> {
             Outcome::Killed => Some("a device died or was stopped"),
         };
         if let Some(ended) = ended {
-            notes.push(format!("{} did not finish: {ended}, after {}.", run.heading(), spell(run.tokens)));
+            notes.push(format!("{} did not finish: {ended}. It has {}.", run.heading(), spell(run.tokens)));
         } else if run.tokens == 0 {
             notes.push(format!(
                 "{} has no token after the first, so it has no time per token.",

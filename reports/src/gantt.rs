@@ -107,8 +107,11 @@ fn axis(drawing: &mut Drawing, span: u64, bottom: f64) {
     let (ticks, digits) = svg::ticks(most, 6);
     for tick in ticks {
         let x = if most > 0.0 { tick / most } else { 0.0 };
-        drawing.line("grid", (x, 2.0), (x, bottom));
-        let text = rounding::Fixed::new(tick, digits).text();
+        // No line behind the names, which reach over the gutter's edge.
+        if tick > 0.0 {
+            drawing.line("grid", (x, 2.0), (x, bottom));
+        }
+        let text = rounding::tick(tick, digits);
         drawing.text("tick", (x, 0.0), bottom + 14.0, Anchor::Middle, &text);
     }
     drawing.label("tick", 0.0, bottom + 14.0, "ms");

@@ -152,7 +152,8 @@ fn hidden(run: &Run) -> Text {
         (false, _) => String::new(),
         (true, false) => format!("The ring reads {} from disk for each token. ", bytes(read)),
         (true, true) => format!(
-            "The ring reads {} from disk for each token; {} of that reading is hidden behind other devices' work. ",
+            "The ring reads {} from disk for each token; {} of reading, summed over the devices, is hidden \
+             behind the work of others. ",
             bytes(read),
             milliseconds(hidden)
         ),

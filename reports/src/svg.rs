@@ -201,14 +201,21 @@ impl Drawing {
         for (index, (class, meaning)) in self.legend.iter().enumerate() {
             let x = 16.0 + (index % 4) as f64 * f64::from(FILE_WIDTH - 32) / 4.0;
             let y = TITLE_HEIGHT + self.height + 12.0 + (index / 4) as f64 * LEGEND_ROW;
-            let _ = writeln!(
-                out,
-                "<rect class=\"key {class}\" x=\"{x}\" y=\"{y}\" width=\"12\" height=\"12\" rx=\"2\"/>\
-                 <text class=\"tick\" x=\"{}\" y=\"{}\">{}</text>",
-                x + 18.0,
-                y + 10.0,
-                escape::markup(meaning)
-            );
+            let (right, middle) = (x + 12.0, y + 6.0);
+            let _ = match *class {
+                "message" => {
+                    write!(
+                        out,
+                        r#"<line class="message" x1="{x}" y1="{middle}" x2="{right}" y2="{middle}"/>"#
+                    )
+                }
+                class => write!(
+                    out,
+                    r#"<rect class="key {class}" x="{x}" y="{y}" width="12" height="12" rx="2"/>"#
+                ),
+            };
+            let meaning = escape::markup(meaning);
+            let _ = writeln!(out, r#"<text class="tick" x="{}" y="{}">{meaning}</text>"#, x + 18.0, y + 10.0);
         }
         out.push_str("</svg>\n");
         out

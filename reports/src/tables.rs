@@ -188,7 +188,7 @@ pub fn devices(run: &Run) -> Table {
             "Busy, ms",
             "of it demand disk, ms",
             "Hidden disk, ms",
-            "Read a token",
+            "Read from disk",
             "Weights in memory",
             "Memory pressure",
         ]

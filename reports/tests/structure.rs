@@ -137,7 +137,38 @@ fn a_time_line_has_processes_threads_flows_and_counters() {
     assert_eq!((of("s").len(), of("f").len()), (36, 36));
     assert!(of("f").iter().all(|event| event["bp"] == "e"));
     assert!(!of("C").is_empty());
+    // On one thread no two events overlap: viewers would drop one of them.
+    let mut spans: Vec<(u64, u64, u64, u64)> = of("X")
+        .into_iter()
+        .map(|event| {
+            let nanos = |key: &str| (event[key].as_f64().unwrap() * 1e3).round() as u64;
+            let id = |key: &str| event[key].as_u64().unwrap();
+            (id("pid"), id("tid"), nanos("ts"), nanos("ts") + nanos("dur"))
+        })
+        .collect();
+    spans.sort_unstable();
+    for pair in spans.windows(2) {
+        assert!((pair[0].0, pair[0].1) != (pair[1].0, pair[1].1) || pair[0].3 <= pair[1].2, "{pair:?}");
+    }
     // The first step of the simulated laptop takes 30 microseconds.
     let embed = of("X").into_iter().find(|event| event["name"] == "embed").unwrap();
     assert_eq!((embed["ts"].as_f64(), embed["dur"].as_f64()), (Some(0.0), Some(30.0)));
+}
+
+#[test]
+fn the_picture_of_a_token_has_every_row_block_and_message() {
+    let files = Report::new(sample::pair(4)).unwrap().files();
+    let (_, contents) = files.iter().find(|(name, _)| name == "gantt-simulated.svg").expect("the picture");
+    let text = String::from_utf8(contents.clone()).unwrap();
+    let count = |what: &str| text.matches(what).count();
+    // The laptop and the phone have a disk row, the desktop a GPU row: two rows each.
+    assert_eq!(count("class=\"lane\""), 6);
+    // 2 rounds of 3 hops.
+    assert_eq!(count("marker-end"), 6);
+    // Steps of the CPU: an embedding, 3 windows in 2 rounds, and the output.
+    assert_eq!(count("class=\"cpu\""), 8);
+    // Windows of the laptop and the phone wait for the disk, those of the desktop run on the GPU too.
+    assert_eq!((count("class=\"demand\""), count("class=\"gpu\"")), (4, 2));
+    // The laptop reads ahead twice in a token, and the phone's third reading ends in the next one.
+    assert_eq!(count("class=\"hidden\""), 5);
 }
