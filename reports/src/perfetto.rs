@@ -256,7 +256,7 @@ fn steps(events: &mut Events, trace: &Trace, slices: &[Slice], base: usize) {
     for slice in slices {
         let record = &trace.records[slice.record];
         let pid = base + usize::from(record.device);
-        let (ts, dur) = (Some(micros(slice.start)), Some(micros(slice.end - slice.start)));
+        let (ts, dur) = (Some(micros(slice.start)), Some(micros(slice.end.saturating_sub(slice.start))));
         if slice.demand {
             let event = Event::new("wait for the disk", "X", pid, slice.thread());
             events.push(&Event { cat: Some("disk"), ts, dur, ..event });

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 
 use hearth_reports::Report;
-use hearth_schema::trace::Origin;
+use hearth_schema::trace::{Origin, Outcome};
 
 mod sample;
 
@@ -43,6 +43,14 @@ fn one_trace_reads_as_committed() {
     let report = Report::new(vec![sample::trace(Origin::Simulated, 3)]).unwrap();
     check(&report, "report.md", "single.md");
     check(&report, "comparison.csv", "single.csv");
+}
+
+#[test]
+fn a_run_that_was_stopped_reads_as_committed() {
+    let mut trace = sample::trace(Origin::Measured, 1);
+    trace.outcome = Outcome::Killed;
+    let report = Report::new(vec![trace]).unwrap();
+    check(&report, "report.md", "stopped.md");
 }
 
 #[test]

@@ -111,8 +111,6 @@ fn in_order(mut trace: Trace) -> Trace {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
-
     #[test]
     fn any_trace_is_reported_on_or_refused(
         traces in vec(trace(), 1..4),
