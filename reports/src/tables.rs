@@ -163,7 +163,10 @@ pub fn side_by_side(runs: &[&Run]) -> Table {
 /// What each device of a run did for the mean token.
 pub fn devices(run: &Run) -> Table {
     let digits = Digits::of(&[run]);
-    let time = |value: f64| Text::from(Fixed::new(value, digits.time).text());
+    // Without tokens nothing is known for each token.
+    let any = run.metrics.tpot_ms.is_some();
+    let known = |text: String| Text::from(if any { text } else { NOTHING.into() });
+    let time = |value: f64| known(Fixed::new(value, digits.time).text());
     let rows = run
         .metrics
         .devices
@@ -174,7 +177,7 @@ pub fn devices(run: &Run) -> Table {
                 time(device.busy_ms),
                 time(device.demand_disk_ms),
                 time(device.hidden_disk_ms),
-                Text::from(rounding::bytes(device.bytes_read_per_token)),
+                known(rounding::bytes(device.bytes_read_per_token)),
                 Text::from(rounding::bytes(device.resident_bytes as f64)),
                 Text::from(rounding::percent(device.memory_pressure)),
             ];
