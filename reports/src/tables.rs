@@ -228,6 +228,10 @@ pub fn csv(comparison: &Comparison) -> String {
         for (key, unit, digits) in DEVICE_COLUMNS {
             let value = |run: &&Run| {
                 let device = run.metrics.devices.iter().find(|device| device.name == name)?;
+                let for_each_token = !matches!(key, "resident" | "memory_pressure");
+                if for_each_token && run.metrics.tpot_ms.is_none() {
+                    return None;
+                }
                 let value = match key {
                     "busy" => device.busy_ms,
                     "demand_disk" => device.demand_disk_ms,

@@ -51,6 +51,7 @@ fn a_run_that_was_stopped_reads_as_committed() {
     trace.outcome = Outcome::Killed;
     let report = Report::new(vec![trace]).unwrap();
     check(&report, "report.md", "stopped.md");
+    check(&report, "comparison.csv", "stopped.csv");
 }
 
 #[test]
