@@ -7,7 +7,7 @@
 //! MB/s on the virtual disk where both were measured). A flow that was idle pays the latency before its first
 //! byte; a busy one has its next request queued and pays nothing.
 //!
-//! Not here: which bytes are read. Read-ahead and the page cache decide that, see `page_cache`.
+//! Not here: which bytes are read. Read-ahead and the page cache decide that, see [`crate::page_cache`].
 
 use std::collections::VecDeque;
 

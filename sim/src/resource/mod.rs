@@ -4,7 +4,7 @@
 //! next, and who was it. The world asks again after every change and sets the resource's timer accordingly
 //! ("re-timed at every change"); a resource never sees the event heap.
 //!
-//! Not here: memory. What is kept in it is a question without time, see `page_cache`.
+//! Not here: memory. What is kept in it is a question without time, see [`crate::page_cache`].
 
 pub mod cpu;
 pub mod disk;
