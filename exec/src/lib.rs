@@ -1,1 +1,36 @@
-//! hearth-exec
+//! How does a plan run on real devices?
+//!
+//! Weights are mapped ([`Weights`]), a stage of the ring runs layers over rows of activations ([`Stage`]), the
+//! head turns tokens into rows and rows into logits ([`Head`]), a tokenizer and a sampler stand at the ends.
+//! Kernels have one reduction order, so that results do not depend on threads, batches, windows or processors.
+
+pub mod backend;
+pub mod cache;
+pub mod clock;
+pub mod cpu;
+pub mod error;
+pub mod head;
+pub mod kernels;
+pub mod llama;
+pub mod oracle;
+pub mod pool;
+pub mod prefetch;
+pub mod ring;
+mod rows;
+pub mod sampler;
+pub mod stage;
+pub mod synth;
+pub mod tokenizer;
+pub mod weights;
+
+pub use backend::{Backend, CacheOptions};
+pub use cache::CacheFormat;
+pub use cpu::Cpu;
+pub use error::ExecError;
+pub use head::Head;
+pub use oracle::Oracle;
+pub use pool::{ComputeCost, Pool, PoolOptions};
+pub use sampler::{Sampler, SamplerOptions};
+pub use stage::Stage;
+pub use tokenizer::{TextStream, Tokenizer};
+pub use weights::{Extent, Weights};

@@ -93,7 +93,7 @@ formats! {
 impl Format {
     /// Bytes of a row of `len` weights; `None` if the row is not a whole number of blocks or overflows.
     pub fn row_bytes(self, len: u64) -> Option<Bytes> {
-        (len % self.block_len() == 0)
+        len.is_multiple_of(self.block_len())
             .then(|| (len / self.block_len()).checked_mul(self.block_bytes()))
             .flatten()
             .map(Bytes)

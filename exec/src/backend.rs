@@ -1,0 +1,49 @@
+//! Who computes a stage's layers?
+//!
+//! A backend owns the KV caches of its layers and runs layers over rows of activations. There are two here:
+//! [`crate::oracle`], plain and slow, and [`crate::cpu`], threads and SIMD; they give the same bits. A GPU
+//! backend is a crate of its own.
+//!
+//! Not here: checks. [`crate::stage::Stage`] has made them before it calls a backend.
+
+use std::ops::Range;
+
+use hearth_profiles::model::ModelShape;
+
+use crate::cache::{CacheFormat, CacheShape};
+use crate::pool::ComputeCost;
+
+/// What the caches of a stage are to hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheOptions {
+    /// Positions.
+    pub context: u32,
+    /// How numbers are stored.
+    pub format: CacheFormat,
+}
+
+impl CacheOptions {
+    pub(crate) fn shape(self, model: &ModelShape) -> CacheShape {
+        CacheShape {
+            kv_heads: model.kv_heads as usize,
+            context: self.context as usize,
+            key_length: model.key_length as usize,
+            value_length: model.value_length as usize,
+            format: self.format,
+        }
+    }
+}
+
+/// Computes layers.
+pub trait Backend: Send {
+    /// Its name in traces.
+    fn name(&self) -> &'static str;
+
+    /// Runs `layers` over `hidden` [tokens, embedding], the tokens at positions `first`, `first + 1`, .. Their
+    /// keys and values are cached; all earlier positions are. The layers are this backend's, and the positions
+    /// are inside the context.
+    fn forward(&mut self, layers: Range<u32>, hidden: &mut [f32], first: u32) -> ComputeCost;
+
+    /// Bytes of its caches.
+    fn cache_bytes(&self) -> u64;
+}

@@ -1,0 +1,136 @@
+//! How long did a thread run, wait for a processor, and wait for something else?
+//!
+//! The one place of this crate that reads clocks. Wall time is monotonic; a thread's CPU time comes from its
+//! CPU clock; the time it was ready but not running ("run-queue delay") is the second number of
+//! `/proc/thread-self/schedstat`. What is left of the wall time is waiting: in a compute step that means a
+//! page of weights was on its way from disk.
+//!
+//! Elsewhere than Linux there is no run-queue delay to read, and it counts as zero.
+
+use std::fs::File;
+
+/// Nanoseconds of wall time since some fixed moment.
+#[allow(clippy::disallowed_methods)] // real computations take real time, and this module measures it
+pub fn wall_nanos() -> u64 {
+    use std::sync::OnceLock;
+    use std::time::Instant;
+    static START: OnceLock<Instant> = OnceLock::new();
+    let start = *START.get_or_init(Instant::now);
+    Instant::now().duration_since(start).as_nanos() as u64
+}
+
+/// CPU time of the calling thread in nanoseconds.
+pub fn thread_cpu_nanos() -> u64 {
+    #[cfg(unix)]
+    {
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the call writes into the structure it is given and nowhere else.
+        let result = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+        if result == 0 { time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64 } else { 0 }
+    }
+    #[cfg(not(unix))]
+    {
+        wall_nanos()
+    }
+}
+
+/// The run-queue delay of the thread that opened it.
+#[derive(Debug)]
+pub(crate) struct RunQueue {
+    schedstat: Option<File>,
+}
+
+impl RunQueue {
+    /// Of the calling thread.
+    pub(crate) fn of_this_thread() -> RunQueue {
+        RunQueue { schedstat: File::open("/proc/thread-self/schedstat").ok() }
+    }
+
+    /// Nanoseconds spent ready but not running, so far.
+    pub(crate) fn nanos(&self) -> u64 {
+        self.read().unwrap_or(0)
+    }
+
+    #[cfg(unix)]
+    fn read(&self) -> Option<u64> {
+        use std::os::unix::fs::FileExt;
+        let mut text = [0u8; 96];
+        let length = self.schedstat.as_ref()?.read_at(&mut text, 0).ok()?;
+        std::str::from_utf8(&text[..length]).ok()?.split_ascii_whitespace().nth(1)?.parse().ok()
+    }
+
+    #[cfg(not(unix))]
+    fn read(&self) -> Option<u64> {
+        self.schedstat.as_ref().and(None)
+    }
+}
+
+/// Where a stretch of one thread's time went.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Stretch {
+    pub(crate) wall: u64,
+    pub(crate) cpu: u64,
+    pub(crate) queue: u64,
+}
+
+/// Cuts one thread's time into stretches. Reading the run queue costs a system call to a file, so it is read
+/// only where wall and CPU time differ by more than this.
+const WORTH_READING: u64 = 10_000;
+
+/// Belongs to one thread at a time.
+#[derive(Debug)]
+pub(crate) struct Stopwatch {
+    run_queue: RunQueue,
+    wall: u64,
+    cpu: u64,
+    queue: u64,
+}
+
+impl Stopwatch {
+    /// Starts now, on the calling thread.
+    pub(crate) fn start() -> Stopwatch {
+        let run_queue = RunQueue::of_this_thread();
+        let queue = run_queue.nanos();
+        Stopwatch { run_queue, wall: wall_nanos(), cpu: thread_cpu_nanos(), queue }
+    }
+
+    /// The time since the last cut (or the start); must be called by the thread that started it.
+    pub(crate) fn cut(&mut self) -> Stretch {
+        let (wall, cpu) = (wall_nanos(), thread_cpu_nanos());
+        let mut stretch = Stretch { wall: wall - self.wall, cpu: cpu.saturating_sub(self.cpu), queue: 0 };
+        stretch.cpu = stretch.cpu.min(stretch.wall);
+        let idle = stretch.wall - stretch.cpu;
+        if idle > WORTH_READING {
+            let queue = self.run_queue.nanos();
+            stretch.queue = queue.saturating_sub(self.queue).min(idle);
+            self.queue = queue;
+        }
+        (self.wall, self.cpu) = (wall, cpu);
+        stretch
+    }
+
+    /// When the last cut was made.
+    pub(crate) fn last_cut(&self) -> u64 {
+        self.wall
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sleep_is_neither_cpu_nor_queue() {
+        let mut watch = Stopwatch::start();
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        let slept = watch.cut();
+        assert!(slept.wall >= 20_000_000);
+        assert!(slept.wall - slept.cpu - slept.queue >= 10_000_000, "{slept:?}");
+        let mut sum = 0u64;
+        while wall_nanos() - watch.last_cut() < 20_000_000 {
+            sum = std::hint::black_box(sum + 1);
+        }
+        let span = watch.cut();
+        assert!(span.wall - span.cpu - span.queue < 5_000_000, "{span:?}");
+    }
+}

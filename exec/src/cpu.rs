@@ -1,0 +1,312 @@
+//! How do all processors of a device compute a layer?
+//!
+//! A layer is a few phases of the pool: the norm and its rounding (rows of tokens), the products (chunks of
+//! weight rows), attention (pairs of token and head). Chunks are taken from a shared counter, so that a thread
+//! that is interrupted holds nobody up for long; who computes a chunk has no influence on its bits.
+//!
+//! A chunk of weight rows is some tens of KiB: it stays in the second-level cache while the tiles of a batch
+//! pass over it, so that a batch reads the weights from memory once.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::backend::{Backend, CacheOptions};
+use crate::cache::LayerCache;
+use crate::kernels::product::{Matrix, Output, rows_product};
+use crate::kernels::{Activations, Instructions, attention, elementwise};
+use crate::pool::{ComputeCost, Pool};
+use crate::rows::SharedRows;
+use crate::weights::{LayerTensors, Weights};
+
+/// Bytes of weights in a chunk.
+const CHUNK_BYTES: usize = 32 << 10;
+/// Values that are worth a phase of their own; fewer are done by the caller before others would wake.
+const PHASE_VALUES: usize = 16 << 10;
+
+/// Threads and the instructions they use.
+#[derive(Debug, Clone)]
+pub struct Cpu {
+    /// Shared by all that computes in the process.
+    pub pool: Arc<Pool>,
+    /// What kernels are dispatched to.
+    pub instructions: Instructions,
+}
+
+/// One matrix of a phase of products, and where its result goes.
+pub(crate) struct Product<'a> {
+    pub(crate) matrix: Matrix<'a>,
+    /// [tokens, rows]
+    pub(crate) out: &'a mut [f32],
+}
+
+impl Cpu {
+    /// A pool, and the best instructions of this processor.
+    pub fn new(pool: Arc<Pool>) -> Cpu {
+        Cpu { pool, instructions: Instructions::detect() }
+    }
+
+    /// Runs `body` on chunks of `0..count` tokens of `values` numbers each, on several threads if worth it.
+    fn by_token(&self, count: usize, values: usize, body: impl Fn(usize) + Sync) {
+        let grain = (PHASE_VALUES / values.max(1)).max(1);
+        self.pool.for_each(count, grain, |_, range| range.for_each(&body));
+    }
+
+    /// `into = RMSNorm(rows)`.
+    pub(crate) fn normalise(&self, rows: &[f32], weight: &[f32], epsilon: f32, into: &mut Activations) {
+        let width = weight.len();
+        let tokens = rows.len() / width;
+        into.resize(tokens, width);
+        let out = SharedRows::new(into.rows_mut(), width);
+        self.by_token(tokens, width, |token| {
+            // SAFETY: each token is in one chunk.
+            let out = unsafe { out.row(token) };
+            elementwise::rms_norm(self.instructions, &rows[token * width..][..width], weight, epsilon, out);
+        });
+    }
+
+    /// `out = matrix * input` for each of the products, in one phase.
+    pub(crate) fn multiply(&self, input: &mut Activations, products: &mut [Product<'_>]) {
+        let tokens = input.tokens();
+        for product in &*products {
+            input.prepare(product.matrix.format.input_kind(), self.instructions);
+        }
+        let input = &*input;
+        let mut chunks = 0;
+        let plan: Vec<_> = products
+            .iter_mut()
+            .map(|product| {
+                let rows = (CHUNK_BYTES / product.matrix.row_bytes().max(1)).max(1);
+                let first = chunks;
+                chunks += product.matrix.rows.div_ceil(rows);
+                (first..chunks, rows, product.matrix, Output::new(product.out, tokens, product.matrix.rows))
+            })
+            .collect();
+        self.pool.for_each(chunks, 1, |_, range| {
+            for chunk in range {
+                let place = plan.iter().find(|(chunks, ..)| chunks.contains(&chunk));
+                let &(ref chunks, rows, matrix, out) = place.expect("chunks cover the products");
+                let first = (chunk - chunks.start) * rows;
+                let count = rows.min(matrix.rows - first);
+                // SAFETY: each chunk is handed out once and chunks are different rows of `out`.
+                unsafe { rows_product(self.instructions, matrix, first, count, input, out) };
+            }
+        });
+    }
+
+    fn swiglu(&self, gate: &[f32], up: &[f32], width: usize, into: &mut Activations) {
+        let tokens = gate.len() / width;
+        into.resize(tokens, width);
+        let out = SharedRows::new(into.rows_mut(), width);
+        self.by_token(tokens, width, |token| {
+            let range = token * width..(token + 1) * width;
+            // SAFETY: each token is in one chunk.
+            let out = unsafe { out.row(token) };
+            elementwise::swiglu(self.instructions, &gate[range.clone()], &up[range], out);
+        });
+    }
+
+    fn add(&self, hidden: &mut [f32], change: &[f32], width: usize) {
+        let tokens = hidden.len() / width;
+        let rows = SharedRows::new(hidden, width);
+        self.by_token(tokens, width, |token| {
+            // SAFETY: each token is in one chunk.
+            let row = unsafe { rows.row(token) };
+            elementwise::add(self.instructions, row, &change[token * width..][..width]);
+        });
+    }
+}
+
+/// The fast backend.
+#[derive(Debug)]
+pub struct CpuLayers {
+    weights: Arc<Weights>,
+    cpu: Cpu,
+    caches: BTreeMap<u32, LayerCache>,
+    buffers: Buffers,
+}
+
+/// Kept between calls, so that a token allocates nothing.
+#[derive(Debug, Default)]
+struct Buffers {
+    input: Activations,   // [tokens, embedding]
+    mixed: Activations,   // [tokens, heads * value_length]
+    inner: Activations,   // [tokens, feed_forward]
+    query: Vec<f32>,      // [tokens, heads * key_length]
+    key: Vec<f32>,        // [tokens, kv_heads * key_length]
+    value: Vec<f32>,      // [tokens, kv_heads * value_length]
+    gate: Vec<f32>,       // [tokens, feed_forward]
+    up: Vec<f32>,         // [tokens, feed_forward]
+    change: Vec<f32>,     // [tokens, embedding]
+    turns: Vec<[f32; 2]>, // [tokens, rope_dimensions / 2]
+    scores: Vec<f32>,     // [threads, context]
+}
+
+impl CpuLayers {
+    /// For the layers given.
+    pub fn new(
+        weights: Arc<Weights>,
+        layers: impl IntoIterator<Item = u32>,
+        cache: CacheOptions,
+        cpu: Cpu,
+    ) -> CpuLayers {
+        let shape = cache.shape(weights.shape());
+        let caches = layers.into_iter().map(|layer| (layer, LayerCache::new(shape))).collect();
+        let buffers =
+            Buffers { scores: vec![0.0; cpu.pool.threads() * shape.context.max(1)], ..Buffers::default() };
+        CpuLayers { weights, cpu, caches, buffers }
+    }
+}
+
+impl Backend for CpuLayers {
+    fn name(&self) -> &'static str {
+        self.cpu.instructions.name()
+    }
+
+    fn forward(&mut self, layers: Range<u32>, hidden: &mut [f32], first: u32) -> ComputeCost {
+        let CpuLayers { weights, cpu, caches, buffers } = self;
+        let tokens = hidden.len() / weights.shape().embedding as usize;
+        let ((), cost) = cpu.pool.measured(|| {
+            buffers.prepare(weights, tokens, first);
+            for layer in layers {
+                let cache = caches.get_mut(&layer).expect("a stage sends a backend its own layers");
+                let pass =
+                    Pass { weights, cpu, tensors: weights.layer(layer), tokens, first: first as usize };
+                pass.attention_block(cache, buffers, hidden);
+                pass.feed_forward_block(buffers, hidden);
+            }
+        });
+        cost
+    }
+
+    fn cache_bytes(&self) -> u64 {
+        self.caches.values().map(|cache| cache.keys.bytes() + cache.values.bytes()).sum()
+    }
+}
+
+impl Buffers {
+    fn prepare(&mut self, weights: &Weights, tokens: usize, first: u32) {
+        let (shape, numbers) = (weights.shape(), weights.hyperparameters());
+        let (inner, wide) = (shape.feed_forward as usize, shape.embedding as usize);
+        self.query.resize(tokens * shape.query_width() as usize, 0.0);
+        self.key.resize(tokens * shape.key_width() as usize, 0.0);
+        self.value.resize(tokens * shape.value_width() as usize, 0.0);
+        self.gate.resize(tokens * inner, 0.0);
+        self.up.resize(tokens * inner, 0.0);
+        self.change.resize(tokens * wide, 0.0);
+        let pairs = numbers.frequencies.len();
+        self.turns.resize(tokens * pairs, [0.0; 2]);
+        for (position, turns) in (first..).zip(self.turns.chunks_exact_mut(pairs)) {
+            numbers.turns(position, turns);
+        }
+    }
+}
+
+/// One layer over one batch.
+struct Pass<'a> {
+    weights: &'a Weights,
+    cpu: &'a Cpu,
+    tensors: &'a LayerTensors,
+    tokens: usize,
+    first: usize,
+}
+
+impl Pass<'_> {
+    fn attention_block(&self, cache: &mut LayerCache, buffers: &mut Buffers, hidden: &mut [f32]) {
+        let (weights, cpu, tensors) = (self.weights, self.cpu, self.tensors);
+        let epsilon = weights.hyperparameters().epsilon;
+        let Buffers { input, mixed, query, key, value, change, .. } = buffers;
+        cpu.normalise(hidden, weights.vector(tensors.attention_norm), epsilon, input);
+        let mut products = [
+            Product { matrix: weights.matrix(tensors.query), out: query },
+            Product { matrix: weights.matrix(tensors.key), out: key },
+            Product { matrix: weights.matrix(tensors.value), out: value },
+        ];
+        cpu.multiply(input, &mut products);
+        self.rotate_and_store(cache, query, key, value, &buffers.turns);
+        self.attend(cache, query, &mut buffers.scores, mixed);
+        let matrix = weights.matrix(tensors.attention_output);
+        let width = matrix.rows;
+        cpu.multiply(mixed, &mut [Product { matrix, out: change }]);
+        cpu.add(hidden, change, width);
+    }
+
+    fn feed_forward_block(&self, buffers: &mut Buffers, hidden: &mut [f32]) {
+        let (weights, cpu, tensors) = (self.weights, self.cpu, self.tensors);
+        let epsilon = weights.hyperparameters().epsilon;
+        let Buffers { input, inner, gate, up, change, .. } = buffers;
+        cpu.normalise(hidden, weights.vector(tensors.feed_forward_norm), epsilon, input);
+        let mut products = [
+            Product { matrix: weights.matrix(tensors.gate), out: gate },
+            Product { matrix: weights.matrix(tensors.up), out: up },
+        ];
+        cpu.multiply(input, &mut products);
+        let matrix = weights.matrix(tensors.down);
+        cpu.swiglu(gate, up, matrix.length, inner);
+        let width = matrix.rows;
+        cpu.multiply(inner, &mut [Product { matrix, out: change }]);
+        cpu.add(hidden, change, width);
+    }
+
+    fn rotate_and_store(
+        &self,
+        cache: &mut LayerCache,
+        query: &mut [f32],
+        key: &mut [f32],
+        value: &[f32],
+        turns: &[[f32; 2]],
+    ) {
+        let shape = self.weights.shape();
+        let (key_length, value_length) = (shape.key_length as usize, shape.value_length as usize);
+        let (query_width, key_width) = (shape.query_width() as usize, shape.key_width() as usize);
+        let pairs = turns.len() / self.tokens;
+        let (queries, keys) = (SharedRows::new(query, query_width), SharedRows::new(key, key_width));
+        self.cpu.by_token(self.tokens, query_width + key_width, |token| {
+            // SAFETY: each token is in one chunk.
+            let (query, key) = unsafe { (queries.row(token), keys.row(token)) };
+            for head in query.chunks_exact_mut(key_length).chain(key.chunks_exact_mut(key_length)) {
+                elementwise::rotate(self.cpu.instructions, head, &turns[token * pairs..][..pairs]);
+            }
+        });
+        for (token, (keys, values)) in
+            key.chunks_exact(key_width).zip(value.chunks_exact(shape.value_width() as usize)).enumerate()
+        {
+            for (head, key) in keys.chunks_exact(key_length).enumerate() {
+                cache.keys.set(head, self.first + token, key);
+            }
+            for (head, value) in values.chunks_exact(value_length).enumerate() {
+                cache.values.set(head, self.first + token, value);
+            }
+        }
+    }
+
+    fn attend(&self, cache: &LayerCache, query: &[f32], scores: &mut [f32], mixed: &mut Activations) {
+        let shape = self.weights.shape();
+        let (key_length, value_length) = (shape.key_length as usize, shape.value_length as usize);
+        let heads = shape.heads as usize;
+        let group = heads / shape.kv_heads as usize;
+        let scale = 1.0 / (shape.key_length as f32).sqrt();
+        mixed.resize(self.tokens, heads * value_length);
+        let out = SharedRows::new(mixed.rows_mut(), value_length);
+        let context = scores.len() / self.cpu.pool.threads();
+        let scores = SharedRows::new(scores, context);
+        // Numbers read for one head of the last token.
+        let values = (self.first + self.tokens) * (key_length + value_length);
+        let grain = (PHASE_VALUES / values).max(1);
+        self.cpu.pool.for_each(self.tokens * heads, grain, |participant, range| {
+            // SAFETY: each participant has a row of its own.
+            let scores = unsafe { scores.row(participant) };
+            for item in range {
+                let (token, head) = (item / heads, item % heads);
+                let positions = self.first + token + 1;
+                let keys = cache.keys.rows(head / group, positions);
+                let values = cache.values.rows(head / group, positions);
+                let query = &query[item * key_length..][..key_length];
+                // SAFETY: each pair of token and head is in one chunk.
+                let out = unsafe { out.row(item) };
+                let scores = &mut scores[..positions];
+                attention::attend(self.cpu.instructions, query, scale, keys, values, scores, out);
+            }
+        });
+    }
+}

@@ -1,0 +1,172 @@
+//! What can go wrong before and while a model runs?
+//!
+//! Every variant says what is wrong, where, and what to do. All that a file can get wrong is found when it is
+//! opened, before any weight is used.
+
+use std::ops::Range;
+use std::path::PathBuf;
+
+use hearth_profiles::Format;
+use hearth_profiles::gguf::GgufError;
+
+use crate::kernels::Supported;
+
+/// Why the executor cannot do what it was asked to.
+#[derive(Debug, thiserror::Error)]
+pub enum ExecError {
+    /// The header of the model file is not valid.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// A file cannot be mapped.
+    #[error("cannot map `{path}`: {source}", path = .path.display())]
+    Map {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// There is no forward pass for the architecture.
+    #[error("architecture `{found}` cannot be executed yet: use a model of architecture llama")]
+    Architecture {
+        /// The name in the file.
+        found: String,
+    },
+    /// There is no kernel for a tensor's type.
+    #[error(
+        "tensor `{tensor}` has type {format}, for which there is no kernel: use a file with {known}",
+        known = known_formats()
+    )]
+    Format {
+        /// The tensor.
+        tensor: String,
+        /// Its type.
+        format: Format,
+    },
+    /// A tensor has a type that its role does not allow.
+    #[error("tensor `{tensor}` has type {format}, but must be f32: convert the model again")]
+    NotF32 {
+        /// The tensor.
+        tensor: String,
+        /// Its type.
+        format: Format,
+    },
+    /// A tensor that the architecture needs is not there.
+    #[error("tensor `{tensor}` is missing: the conversion is incomplete; convert or fetch the model again")]
+    MissingTensor {
+        /// The tensor.
+        tensor: String,
+    },
+    /// A tensor that the forward pass would leave out; the result would be wrong.
+    #[error(
+        "tensor `{tensor}` has no place in this architecture's forward pass: \
+         the model is a variant (biases, experts) that cannot be executed yet"
+    )]
+    UnexpectedTensor {
+        /// The tensor.
+        tensor: String,
+    },
+    /// A tensor has other dimensions than the metadata implies.
+    #[error(
+        "tensor `{tensor}` has dimensions {found:?}, but the metadata imply {expected:?}: \
+         convert or fetch the model again"
+    )]
+    Dimensions {
+        /// The tensor.
+        tensor: String,
+        /// In the file, row length first.
+        found: Vec<u64>,
+        /// As they should be.
+        expected: Vec<u64>,
+    },
+    /// A tensor does not lie within its file, or not where f32 may lie.
+    #[error("tensor `{tensor}` lies at byte {offset}, {problem}: fetch the model again")]
+    Place {
+        /// The tensor.
+        tensor: String,
+        /// Its first byte.
+        offset: u64,
+        /// Why that cannot be.
+        problem: &'static str,
+    },
+    /// A metadata value that the forward pass cannot use.
+    #[error("key `{key}` is {found}: {hint}")]
+    Metadata {
+        /// The key.
+        key: String,
+        /// Its value.
+        found: String,
+        /// What would do.
+        hint: &'static str,
+    },
+    /// Threads cannot be started.
+    #[error("cannot start compute threads: {source}: use fewer threads")]
+    Threads {
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A stage was asked for layers that it does not own.
+    #[error("layers {asked:?} are not all in this stage, which owns {owned:?}: send them to their owner")]
+    Layers {
+        /// Asked for.
+        asked: Range<u32>,
+        /// Owned.
+        owned: Vec<Range<u32>>,
+    },
+    /// Rows of another width than the model's.
+    #[error("{found} activations are not {tokens} rows of {embedding}")]
+    Hidden {
+        /// Values given.
+        found: usize,
+        /// Rows expected.
+        tokens: usize,
+        /// Values in a row.
+        embedding: usize,
+    },
+    /// Positions that are not consecutive, leave a gap behind what the cache holds, or exceed it.
+    #[error(
+        "positions {first}..{end} ({count} rows) cannot follow {filled} cached ones in a context of {context}: \
+         positions are consecutive, leave no gap and end within the context; raise `context` for longer text"
+    )]
+    Positions {
+        /// First position given.
+        first: u32,
+        /// One after the last position given.
+        end: u32,
+        /// Rows given.
+        count: usize,
+        /// Positions in the cache.
+        filled: u32,
+        /// Size of the cache.
+        context: u32,
+    },
+    /// A token id outside the vocabulary.
+    #[error("token {token} is not in the vocabulary of {vocabulary}: the tokenizer is of another model")]
+    Token {
+        /// The id.
+        token: u32,
+        /// Size of the vocabulary.
+        vocabulary: u32,
+    },
+    /// A tokenizer that cannot be built.
+    #[error("{what}: {hint}")]
+    Tokenizer {
+        /// What is wrong with it.
+        what: String,
+        /// What would do.
+        hint: &'static str,
+    },
+    /// A sampling parameter outside its range.
+    #[error("`{name}` is {value}: use {range}")]
+    Sampling {
+        /// The parameter.
+        name: &'static str,
+        /// Its value.
+        value: f32,
+        /// Its range.
+        range: &'static str,
+    },
+}
+
+fn known_formats() -> String {
+    Supported::ALL.map(|format| format.to_string()).join(", ")
+}

@@ -1,0 +1,195 @@
+//! What do the weights of a matmul meet?
+//!
+//! The input rows, rounded once for all weight rows: to nothing for F32 and F16 weights, to eight bits in
+//! blocks of 32 for `Q8_0`, and in blocks of 256 with the sums of 16 for the K-quants, which need those sums
+//! for what they subtract. `scale = max |x| / 127`, `q = nearest even(x * (127 / max |x|))`. Unlike the
+//! `Q8_0` of a file the scale stays f32.
+
+use super::Instructions;
+
+/// How a matmul input is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InputKind {
+    /// As it is, in f32.
+    Plain,
+    /// Eight bits in blocks of 32.
+    Blocks32,
+    /// Eight bits in blocks of 256, with sums of 16.
+    Blocks256,
+}
+
+/// The input rows of one matmul in every kind that its weights asked for. Buffers are kept between uses.
+#[derive(Debug, Default)]
+pub struct Activations {
+    tokens: usize,
+    length: usize,
+    plain: Vec<f32>, // [tokens, length]
+    blocks32: Quantised,
+    blocks256: Quantised,
+}
+
+#[derive(Debug, Default)]
+struct Quantised {
+    ready: bool,
+    quants: Vec<i8>,  // [tokens, length]
+    scales: Vec<f32>, // [tokens, length / block]
+    sums: Vec<i16>,   // [tokens, length / 16], only for blocks of 256
+}
+
+/// One token's row, rounded to eight bits.
+#[derive(Clone, Copy)]
+pub(crate) struct QuantisedRow<'a> {
+    pub(crate) quants: &'a [i8],  // [length]
+    pub(crate) scales: &'a [f32], // [length / block]
+    pub(crate) sums: &'a [i16],   // [length / 16]
+}
+
+impl Activations {
+    /// Takes `tokens` rows of `length`; they are to be written through [`Self::rows_mut`].
+    pub fn resize(&mut self, tokens: usize, length: usize) {
+        (self.tokens, self.length) = (tokens, length);
+        self.plain.resize(tokens * length, 0.0);
+        self.blocks32.ready = false;
+        self.blocks256.ready = false;
+    }
+
+    /// The rows, [tokens, length]. Writing them makes what was rounded before stale.
+    pub fn rows_mut(&mut self) -> &mut [f32] {
+        self.blocks32.ready = false;
+        self.blocks256.ready = false;
+        &mut self.plain
+    }
+
+    /// Number of rows.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// Values in a row.
+    pub fn length(&self) -> usize {
+        self.length
+    }
+
+    /// Rounds the rows to `kind`, unless that was done. The length is a whole number of its blocks.
+    pub fn prepare(&mut self, kind: InputKind, instructions: Instructions) {
+        let (into, block) = match kind {
+            InputKind::Plain => return,
+            InputKind::Blocks32 => (&mut self.blocks32, 32),
+            InputKind::Blocks256 => (&mut self.blocks256, 256),
+        };
+        if into.ready {
+            return;
+        }
+        assert!(self.length.is_multiple_of(block), "a row of {} in blocks of {block}", self.length);
+        into.quants.resize(self.plain.len(), 0);
+        into.scales.resize(self.plain.len() / block, 0.0);
+        let sums = if block == 256 { self.plain.len() / 16 } else { 0 };
+        into.sums.resize(sums, 0);
+        match kind {
+            InputKind::Plain => {}
+            InputKind::Blocks32 => round32(instructions, &self.plain, &mut into.quants, &mut into.scales),
+            InputKind::Blocks256 => {
+                round256(instructions, &self.plain, &mut into.quants, &mut into.scales, &mut into.sums);
+            }
+        }
+        into.ready = true;
+    }
+
+    pub(crate) fn plain_row(&self, token: usize) -> &[f32] {
+        &self.plain[token * self.length..][..self.length]
+    }
+
+    pub(crate) fn row32(&self, token: usize) -> QuantisedRow<'_> {
+        self.blocks32.row(token, self.length, 32)
+    }
+
+    pub(crate) fn row256(&self, token: usize) -> QuantisedRow<'_> {
+        self.blocks256.row(token, self.length, 256)
+    }
+}
+
+impl Quantised {
+    fn row(&self, token: usize, length: usize, block: usize) -> QuantisedRow<'_> {
+        assert!(self.ready, "the input was not rounded to blocks of {block}");
+        QuantisedRow {
+            quants: &self.quants[token * length..][..length],
+            scales: &self.scales[token * (length / block)..][..length / block],
+            sums: if block == 256 { &self.sums[token * (length / 16)..][..length / 16] } else { &[] },
+        }
+    }
+}
+
+/// Adding and subtracting this rounds a small f32 to the nearest even integer, on any processor.
+const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
+
+#[inline(always)]
+fn round_block<const N: usize>(values: &[f32; N], quants: &mut [i8; N]) -> f32 {
+    let mut lanes = [0.0f32; 16];
+    for chunk in values.as_chunks::<16>().0 {
+        for (lane, value) in lanes.iter_mut().zip(chunk) {
+            let magnitude = value.abs();
+            *lane = if magnitude > *lane { magnitude } else { *lane };
+        }
+    }
+    let largest = lanes.iter().fold(0.0f32, |a, &b| if b > a { b } else { a });
+    let inverse = 127.0 / largest;
+    if !inverse.is_finite() {
+        // All zero, or so small that it is zero in eight bits.
+        quants.fill(0);
+        return 0.0;
+    }
+    for (quant, value) in quants.iter_mut().zip(values) {
+        // The integer is in the low bits of the sum; eight of them are its two's complement.
+        *quant = (value * inverse + ROUND).to_bits() as i8;
+    }
+    largest / 127.0
+}
+
+#[inline(always)]
+fn round32_generic(values: &[f32], quants: &mut [i8], scales: &mut [f32]) {
+    let blocks = values.as_chunks::<32>().0.iter().zip(quants.as_chunks_mut::<32>().0).zip(scales);
+    for ((values, quants), scale) in blocks {
+        *scale = round_block(values, quants);
+    }
+}
+
+#[inline(always)]
+fn round256_generic(values: &[f32], quants: &mut [i8], scales: &mut [f32], sums: &mut [i16]) {
+    let blocks = values.as_chunks::<256>().0.iter().zip(quants.as_chunks_mut::<256>().0);
+    for ((values, quants), (scale, sums)) in blocks.zip(scales.iter_mut().zip(sums.as_chunks_mut::<16>().0)) {
+        *scale = round_block(values, quants);
+        for (sum, quants) in sums.iter_mut().zip(quants.as_chunks::<16>().0) {
+            *sum = quants.iter().map(|&quant| i16::from(quant)).sum();
+        }
+    }
+}
+
+super::compiled_for_each! {
+    fn round32(values: &[f32], quants: &mut [i8], scales: &mut [f32]) = round32_generic;
+    fn round256(values: &[f32], quants: &mut [i8], scales: &mut [f32], sums: &mut [i16]) = round256_generic;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_is_rounded_to_the_nearest_eight_bits() {
+        // Largest 2.0: scale 2/127; 1.0 is 63.5, a tie, which goes to even 64; -0.01 is -0.635, so -1.
+        let mut values = [0.0f32; 32];
+        values[..4].copy_from_slice(&[2.0, 1.0, -0.01, -2.0]);
+        let mut quants = [0i8; 32];
+        let mut scales = [0.0f32];
+        round32(Instructions::Scalar, &values, &mut quants, &mut scales);
+        assert_eq!(quants[..5], [127, 64, -1, -127, 0]);
+        assert_eq!(scales[0], 2.0 / 127.0);
+    }
+
+    #[test]
+    fn silence_has_scale_zero() {
+        let mut quants = [1i8; 32];
+        let mut scales = [1.0f32];
+        round32(Instructions::detect(), &[0.0; 32], &mut quants, &mut scales);
+        assert_eq!((quants, scales), ([0; 32], [0.0]));
+    }
+}

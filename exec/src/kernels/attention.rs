@@ -1,0 +1,96 @@
+//! What does one query head read from the cache?
+//!
+//! `scores[t] = scale * dot(query, key[t])` in the 32-lane order, softmax, then `out = sum of p[t] * value[t]`,
+//! t ascending, one fma each: nothing here depends on how the cache was filled or how tokens were batched.
+//! Grouped-query attention gives several query heads the same cache rows.
+//!
+//! Not here: the cache. That is [`crate::cache`].
+
+use half::f16;
+
+use super::elementwise::softmax;
+use super::{Instructions, fold, tree};
+use crate::cache::Rows;
+
+/// One head's attention over the first positions of its cache rows; `scores` has one place a position.
+pub(crate) fn attend(
+    instructions: Instructions,
+    query: &[f32], // [key_length]
+    scale: f32,
+    keys: Rows<'_>,     // [positions, key_length]
+    values: Rows<'_>,   // [positions, value_length]
+    scores: &mut [f32], // [positions]
+    out: &mut [f32],    // [value_length]
+) {
+    match keys {
+        Rows::F32(keys) => scores_f32(instructions, query, scale, keys, scores),
+        Rows::F16(keys) => scores_f16(instructions, query, scale, keys, scores),
+    }
+    softmax(instructions, scores);
+    match values {
+        Rows::F32(values) => mix_f32(instructions, scores, values, out),
+        Rows::F16(values) => mix_f16(instructions, scores, values, out),
+    }
+}
+
+#[inline(always)]
+fn scores_f32_generic(query: &[f32], scale: f32, keys: &[f32], scores: &mut [f32]) {
+    for (score, key) in scores.iter_mut().zip(keys.chunks_exact(query.len())) {
+        let mut lanes = [0.0f32; 32];
+        let (chunks, rest) = query.as_chunks::<32>();
+        let (key_chunks, key_rest) = key.as_chunks::<32>();
+        for (query, key) in chunks.iter().zip(key_chunks) {
+            for ((lane, query), key) in lanes.iter_mut().zip(query).zip(key) {
+                *lane = key.mul_add(*query, *lane);
+            }
+        }
+        for ((lane, query), key) in lanes.iter_mut().zip(rest).zip(key_rest) {
+            *lane = key.mul_add(*query, *lane);
+        }
+        *score = tree(fold(lanes)) * scale;
+    }
+}
+
+#[inline(always)]
+fn mix_f32_generic(probabilities: &[f32], values: &[f32], out: &mut [f32]) {
+    out.fill(0.0);
+    for (&probability, value) in probabilities.iter().zip(values.chunks_exact(out.len())) {
+        for (out, value) in out.iter_mut().zip(value) {
+            *out = probability.mul_add(*value, *out);
+        }
+    }
+}
+
+super::compiled_for_each! {
+    fn scores_f32(query: &[f32], scale: f32, keys: &[f32], scores: &mut [f32]) = scores_f32_generic;
+    fn mix_f32(probabilities: &[f32], values: &[f32], out: &mut [f32]) = mix_f32_generic;
+}
+
+fn scores_f16(instructions: Instructions, query: &[f32], scale: f32, keys: &[f16], scores: &mut [f32]) {
+    match instructions {
+        Instructions::Scalar => {
+            for (score, key) in scores.iter_mut().zip(keys.chunks_exact(query.len())) {
+                *score = super::scalar::dot_f16(bytemuck::cast_slice(key), query) * scale;
+            }
+        }
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: this value exists only where the processor has AVX2, FMA and F16C.
+        Instructions::Avx2 => unsafe { super::avx2::scores_f16(query, scale, keys, scores) },
+    }
+}
+
+fn mix_f16(instructions: Instructions, probabilities: &[f32], values: &[f16], out: &mut [f32]) {
+    match instructions {
+        Instructions::Scalar => {
+            out.fill(0.0);
+            for (&probability, value) in probabilities.iter().zip(values.chunks_exact(out.len())) {
+                for (out, value) in out.iter_mut().zip(value) {
+                    *out = probability.mul_add(value.to_f32(), *out);
+                }
+            }
+        }
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: this value exists only where the processor has AVX2, FMA and F16C.
+        Instructions::Avx2 => unsafe { super::avx2::mix_f16(probabilities, values, out) },
+    }
+}

@@ -1,0 +1,185 @@
+//! In which order are a row of weights and a row of activations summed?
+//!
+//! One order for every instruction set, thread count, split and batch size, so that a token is the same
+//! token wherever it was computed (`docs/decisions/0002-one-reduction-order.md`):
+//!
+//! - **Quantised weights.** Activations are rounded once per matmul input to eight bits in blocks of 32
+//!   (`Q8_0`) or 256 (`Q4_K`, `Q6_K`) under an f32 scale. There are eight f32 lanes. In each block lane i
+//!   takes the exact integer sum of elements 4i..4i+3 of every group of 32, times the integer scales, as one
+//!   `lane = fma(weight_scale * activation_scale, sum as f32, lane)`. What the formats subtract (minima of
+//!   `Q4_K`, the offset 32 of `Q6_K`) is an integer too and is stated beside each kernel in [`scalar`].
+//! - **F32 and F16 weights.** 32 lanes; element j is fma'd into lane j % 32; then lanes i, i+8, i+16, i+24
+//!   are added as (a + b) + (c + d).
+//! - **Last**, the eight lanes: `((l0 + l4) + (l2 + l6)) + ((l1 + l5) + (l3 + l7))`.
+//!
+//! Rust neither reorders nor contracts float operations, so code written once without intrinsics
+//! ([`elementwise`], [`attention`]) has the same bits wherever it is compiled; only the dot products have
+//! intrinsics.
+//!
+//! Not here: which rows go to which thread. That is [`crate::cpu`].
+
+/// Compiles generic code once for every instruction set and dispatches to it: `fn name(instructions, ..)`.
+macro_rules! compiled_for_each {
+    ($($(#[$doc:meta])* $visibility:vis fn $name:ident($($argument:ident: $type:ty),* $(,)?) = $generic:ident;)+) => {$(
+        $(#[$doc])*
+        #[allow(clippy::too_many_arguments)]
+        $visibility fn $name(instructions: $crate::kernels::Instructions, $($argument: $type),*) {
+            #[cfg(target_arch = "x86_64")]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            #[allow(clippy::too_many_arguments)]
+            fn avx2($($argument: $type),*) {
+                $generic($($argument),*);
+            }
+            match instructions {
+                $crate::kernels::Instructions::Scalar => $generic($($argument),*),
+                #[cfg(target_arch = "x86_64")]
+                // SAFETY: this value exists only where the processor has AVX2, FMA and F16C.
+                $crate::kernels::Instructions::Avx2 => unsafe { avx2($($argument),*) },
+            }
+        }
+    )+};
+}
+pub(crate) use compiled_for_each;
+
+pub(crate) mod activations;
+pub(crate) mod attention;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+pub(crate) mod blocks;
+pub(crate) mod elementwise;
+mod exponential;
+pub(crate) mod product;
+pub(crate) mod scalar;
+
+use std::fmt;
+
+use hearth_profiles::Format;
+
+pub use activations::{Activations, InputKind};
+pub use blocks::dequantise;
+pub use exponential::exponential;
+
+/// The formats there are kernels for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Supported {
+    /// IEEE single precision.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// Eight bits, blocks of 32.
+    Q8_0,
+    /// Four bits, blocks of 256.
+    Q4K,
+    /// Six bits, blocks of 256.
+    Q6K,
+}
+
+impl Supported {
+    /// Every one of them.
+    pub const ALL: [Supported; 5] =
+        [Supported::F32, Supported::F16, Supported::Q8_0, Supported::Q4K, Supported::Q6K];
+
+    /// The kernels for a format of a file, if there are any.
+    pub fn of(format: Format) -> Option<Supported> {
+        match format {
+            Format::F32 => Some(Supported::F32),
+            Format::F16 => Some(Supported::F16),
+            Format::Q8_0 => Some(Supported::Q8_0),
+            Format::Q4K => Some(Supported::Q4K),
+            Format::Q6K => Some(Supported::Q6K),
+            _ => None,
+        }
+    }
+
+    /// The format in the file.
+    pub fn format(self) -> Format {
+        match self {
+            Supported::F32 => Format::F32,
+            Supported::F16 => Format::F16,
+            Supported::Q8_0 => Format::Q8_0,
+            Supported::Q4K => Format::Q4K,
+            Supported::Q6K => Format::Q6K,
+        }
+    }
+
+    /// Bytes of a row of `length` weights, if it is a whole number of blocks.
+    pub fn row_bytes(self, length: usize) -> Option<usize> {
+        usize::try_from(self.format().row_bytes(length as u64)?.0).ok()
+    }
+
+    /// How the activations that meet these weights are stored.
+    pub fn input_kind(self) -> InputKind {
+        match self {
+            Supported::F32 | Supported::F16 => InputKind::Plain,
+            Supported::Q8_0 => InputKind::Blocks32,
+            Supported::Q4K | Supported::Q6K => InputKind::Blocks256,
+        }
+    }
+}
+
+impl fmt::Display for Supported {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.format().fmt(f)
+    }
+}
+
+/// The instruction set that kernels are dispatched to. Results do not depend on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Instructions {
+    /// Plain Rust: the oracle the others are compared with.
+    Scalar,
+    /// x86-64 with AVX2, FMA and F16C.
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+}
+
+impl Instructions {
+    /// The best that this processor has.
+    pub fn detect() -> Instructions {
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c")
+        {
+            return Instructions::Avx2;
+        }
+        Instructions::Scalar
+    }
+
+    /// Its name in traces.
+    pub fn name(self) -> &'static str {
+        match self {
+            Instructions::Scalar => "scalar",
+            #[cfg(target_arch = "x86_64")]
+            Instructions::Avx2 => "avx2",
+        }
+    }
+}
+
+/// Why a kernel cannot run on what it was given.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum KernelError {
+    /// The bytes are not the row they are said to be.
+    #[error("a {format} row of {length} weights cannot lie in {found} bytes")]
+    RowBytes {
+        /// How the row is stored.
+        format: Supported,
+        /// Weights in the row.
+        length: usize,
+        /// Bytes given.
+        found: usize,
+    },
+}
+
+/// The fixed tree over eight lanes.
+#[inline(always)]
+pub(crate) fn tree(lanes: [f32; 8]) -> f32 {
+    let [l0, l1, l2, l3, l4, l5, l6, l7] = lanes;
+    ((l0 + l4) + (l2 + l6)) + ((l1 + l5) + (l3 + l7))
+}
+
+/// 32 lanes to eight.
+#[inline(always)]
+pub(crate) fn fold(lanes: [f32; 32]) -> [f32; 8] {
+    std::array::from_fn(|i| (lanes[i] + lanes[i + 8]) + (lanes[i + 16] + lanes[i + 24]))
+}

@@ -1,0 +1,126 @@
+//! What would the plainest forward pass give?
+//!
+//! One thread, one token at a time, one row at a time, scalar kernels: the equations of [`crate::llama`] in
+//! their order, and nothing else. The fast backend must give the same bits.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::backend::{Backend, CacheOptions};
+use crate::cache::LayerCache;
+use crate::kernels::product::{Matrix, scalar_dot};
+use crate::kernels::{Activations, Instructions, attention, elementwise};
+use crate::pool::{ComputeCost, Pool, PoolOptions};
+use crate::weights::Weights;
+
+const SCALAR: Instructions = Instructions::Scalar;
+
+/// The backend to compare others with.
+#[derive(Debug)]
+pub struct Oracle {
+    weights: Arc<Weights>,
+    caches: BTreeMap<u32, LayerCache>,
+    /// Of one thread; it measures.
+    pool: Pool,
+}
+
+impl Oracle {
+    /// For the layers given.
+    pub fn new(
+        weights: Arc<Weights>,
+        layers: impl IntoIterator<Item = u32>,
+        cache: CacheOptions,
+    ) -> std::io::Result<Oracle> {
+        let shape = cache.shape(weights.shape());
+        let caches = layers.into_iter().map(|layer| (layer, LayerCache::new(shape))).collect();
+        let pool = Pool::new(PoolOptions { threads: 1, pin: false, spin_ns: 0 })?;
+        Ok(Oracle { weights, caches, pool })
+    }
+}
+
+impl Backend for Oracle {
+    fn name(&self) -> &'static str {
+        "oracle"
+    }
+
+    fn forward(&mut self, layers: Range<u32>, hidden: &mut [f32], first: u32) -> ComputeCost {
+        let Oracle { weights, caches, pool } = self;
+        let width = weights.shape().embedding as usize;
+        let ((), cost) = pool.measured(|| {
+            for layer in layers {
+                let cache = caches.get_mut(&layer).expect("a stage sends a backend its own layers");
+                for (position, row) in (first..).zip(hidden.chunks_exact_mut(width)) {
+                    attention_block(weights, layer, cache, row, position);
+                    feed_forward_block(weights, layer, row);
+                }
+            }
+        });
+        cost
+    }
+
+    fn cache_bytes(&self) -> u64 {
+        self.caches.values().map(|cache| cache.keys.bytes() + cache.values.bytes()).sum()
+    }
+}
+
+fn product(matrix: Matrix<'_>, input: &[f32]) -> Vec<f32> {
+    let mut activations = Activations::default();
+    activations.resize(1, input.len());
+    activations.rows_mut().copy_from_slice(input);
+    activations.prepare(matrix.format.input_kind(), SCALAR);
+    (0..matrix.rows).map(|row| scalar_dot(matrix.format, matrix.row(row), &activations, 0)).collect()
+}
+
+fn normalised(row: &[f32], weight: &[f32], epsilon: f32) -> Vec<f32> {
+    let mut out = vec![0.0; row.len()];
+    elementwise::rms_norm(SCALAR, row, weight, epsilon, &mut out);
+    out
+}
+
+fn attention_block(weights: &Weights, layer: u32, cache: &mut LayerCache, row: &mut [f32], position: u32) {
+    let (tensors, shape, numbers) = (weights.layer(layer), weights.shape(), weights.hyperparameters());
+    let (key_length, value_length) = (shape.key_length as usize, shape.value_length as usize);
+    let input = normalised(row, weights.vector(tensors.attention_norm), numbers.epsilon);
+    let mut query = product(weights.matrix(tensors.query), &input);
+    let mut key = product(weights.matrix(tensors.key), &input);
+    let value = product(weights.matrix(tensors.value), &input);
+
+    let mut turns = vec![[0.0; 2]; numbers.frequencies.len()];
+    numbers.turns(position, &mut turns);
+    for head in query.chunks_exact_mut(key_length).chain(key.chunks_exact_mut(key_length)) {
+        elementwise::rotate(SCALAR, head, &turns);
+    }
+    for (head, key) in key.chunks_exact(key_length).enumerate() {
+        cache.keys.set(head, position as usize, key);
+    }
+    for (head, value) in value.chunks_exact(value_length).enumerate() {
+        cache.values.set(head, position as usize, value);
+    }
+
+    let positions = position as usize + 1;
+    let group = (shape.heads / shape.kv_heads) as usize;
+    let scale = 1.0 / (shape.key_length as f32).sqrt();
+    let mut mixed = vec![0.0; shape.heads as usize * value_length];
+    let mut scores = vec![0.0; positions];
+    for (head, (query, out)) in
+        query.chunks_exact(key_length).zip(mixed.chunks_exact_mut(value_length)).enumerate()
+    {
+        let keys = cache.keys.rows(head / group, positions);
+        let values = cache.values.rows(head / group, positions);
+        attention::attend(SCALAR, query, scale, keys, values, &mut scores, out);
+    }
+    let change = product(weights.matrix(tensors.attention_output), &mixed);
+    elementwise::add(SCALAR, row, &change);
+}
+
+fn feed_forward_block(weights: &Weights, layer: u32, row: &mut [f32]) {
+    let (tensors, numbers) = (weights.layer(layer), weights.hyperparameters());
+    let input = normalised(row, weights.vector(tensors.feed_forward_norm), numbers.epsilon);
+    let gate = product(weights.matrix(tensors.gate), &input);
+    let up = product(weights.matrix(tensors.up), &input);
+    let mut inner = vec![0.0; gate.len()];
+    elementwise::swiglu(SCALAR, &gate, &up, &mut inner);
+    let change = product(weights.matrix(tensors.down), &inner);
+    elementwise::add(SCALAR, row, &change);
+}

@@ -1,0 +1,463 @@
+//! Who computes the rows of a matmul, and what did that cost?
+//!
+//! A persistent pool: the calling thread and n - 1 pinned workers. A phase is one closure that every
+//! participant runs; inside, they take chunks from a shared counter. Workers spin for a while after a phase,
+//! because the next one is microseconds away while a token is computed, then park. A worker that is late (the
+//! processor is busy elsewhere) is not waited for: the caller closes the phase when its own work is done and
+//! waits only for those who have entered.
+//!
+//! **Cost.** [`ComputeCost`] follows the critical path. Between phases that is the caller; in a phase it is
+//! the participant that finished last. So `wall - cpu - queue` is the time the critical path waited, which in
+//! a compute step is for pages of weights, whatever the number of threads, and a thread's spinning counts as
+//! nothing. Waiting for another participant is part of that participant's time, not of the caller's.
+//!
+//! Not here: what a phase computes. One phase at a time; a phase started inside another would deadlock.
+
+use std::cell::UnsafeCell;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle, Thread};
+
+use crate::clock::{Stopwatch, Stretch, wall_nanos};
+
+/// What a stretch of computing cost, in nanoseconds, on its critical path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ComputeCost {
+    /// From start to end.
+    pub wall_ns: u64,
+    /// CPU time on the critical path.
+    pub cpu_ns: u64,
+    /// Time the critical path was ready to run and had no processor.
+    pub queue_ns: u64,
+    /// CPU time of all participants together.
+    pub all_cpu_ns: u64,
+}
+
+impl ComputeCost {
+    /// What is left: the critical path waited, for pages of weights.
+    pub fn demand_disk_ns(&self) -> u64 {
+        self.wall_ns.saturating_sub(self.cpu_ns).saturating_sub(self.queue_ns)
+    }
+}
+
+impl std::ops::AddAssign for ComputeCost {
+    fn add_assign(&mut self, other: ComputeCost) {
+        self.wall_ns += other.wall_ns;
+        self.cpu_ns += other.cpu_ns;
+        self.queue_ns += other.queue_ns;
+        self.all_cpu_ns += other.all_cpu_ns;
+    }
+}
+
+/// How a pool is built.
+#[derive(Debug, Clone, Copy)]
+pub struct PoolOptions {
+    /// Participants, the caller included; at least one.
+    pub threads: usize,
+    /// Keep each worker on one processor (Linux). The caller is left alone.
+    pub pin: bool,
+    /// How long a worker spins for the next phase before it parks, in nanoseconds.
+    pub spin_ns: u64,
+}
+
+impl Default for PoolOptions {
+    fn default() -> PoolOptions {
+        let threads = thread::available_parallelism().map_or(1, usize::from);
+        PoolOptions { threads, pin: true, spin_ns: 100_000 }
+    }
+}
+
+/// Threads that compute together.
+#[derive(Debug)]
+pub struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+    caller: Mutex<Caller>,
+}
+
+/// What only the thread that runs phases touches.
+#[derive(Debug, Default)]
+struct Caller {
+    epoch: u64,
+    /// The critical path so far; there is one while a stretch is being measured.
+    meter: Option<(Stopwatch, ComputeCost)>,
+}
+
+type Job = dyn Fn(usize) + Sync;
+
+struct Shared {
+    /// Epoch in the high half; the open bit; participants inside in the low bits.
+    state: AtomicU64,
+    /// The closure of the open phase.
+    job: UnsafeCell<Option<*const Job>>,
+    stop: AtomicBool,
+    panicked: AtomicBool,
+    /// Set by a caller that has parked until the last worker leaves.
+    caller_parked: AtomicBool,
+    caller: UnsafeCell<Option<Thread>>,
+    seats: Vec<Seat>,
+    spin_ns: u64,
+}
+
+/// One worker's place, on cache lines of its own.
+#[repr(align(128))]
+struct Seat {
+    parked: AtomicBool,
+    /// The last phase it took part in, and when it was done with its part.
+    report: UnsafeCell<Report>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Report {
+    epoch: u64,
+    end: u64,
+    work: Stretch,
+}
+
+// SAFETY: `job` and `caller` are written while the phase is closed and nobody is inside, and read by those
+// inside; `report` is written by its worker while inside and read by the caller after everyone has left. The
+// atomic `state` orders these.
+unsafe impl Sync for Shared {}
+// SAFETY: as above; the pointers refer to closures that may be shared between threads.
+unsafe impl Send for Shared {}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("workers", &self.seats.len()).finish_non_exhaustive()
+    }
+}
+
+const OPEN: u64 = 1 << 31;
+const INSIDE: u64 = OPEN - 1;
+
+impl Pool {
+    /// Starts the workers.
+    pub fn new(options: PoolOptions) -> std::io::Result<Pool> {
+        let workers = options.threads.max(1) - 1;
+        let seat = |_| Seat { parked: AtomicBool::new(false), report: UnsafeCell::new(Report::default()) };
+        let shared = Arc::new(Shared {
+            state: AtomicU64::new(0),
+            job: UnsafeCell::new(None),
+            stop: AtomicBool::new(false),
+            panicked: AtomicBool::new(false),
+            caller_parked: AtomicBool::new(false),
+            caller: UnsafeCell::new(None),
+            seats: (0..workers).map(seat).collect(),
+            spin_ns: options.spin_ns,
+        });
+        let start = |index: usize| {
+            let shared = Arc::clone(&shared);
+            thread::Builder::new().name(format!("compute-{}", index + 1)).spawn(move || {
+                if options.pin {
+                    pin_to_processor(index + 1);
+                }
+                work(&shared, index);
+            })
+        };
+        let workers = (0..workers).map(start).collect::<std::io::Result<Vec<_>>>()?;
+        Ok(Pool { shared, workers, caller: Mutex::default() })
+    }
+
+    /// Participants, the caller included.
+    pub fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Runs `job(participant)` once on the caller (participant 0) and at most once on every worker.
+    pub fn run(&self, job: impl Fn(usize) + Sync) {
+        let mut caller = self.lock();
+        if self.workers.is_empty() {
+            return job(0);
+        }
+        if let Some((watch, cost)) = &mut caller.meter {
+            add(cost, watch.cut());
+        }
+        caller.epoch = (caller.epoch + 1) & u64::from(u32::MAX);
+        self.open(caller.epoch, &job);
+        let own = catch_unwind(AssertUnwindSafe(|| job(0)));
+        let work = caller.meter.as_mut().map(|(watch, _)| (watch.cut(), watch.last_cut()));
+        self.close();
+        if let (Some(work), epoch, Some((watch, cost))) = (work, caller.epoch, &mut caller.meter) {
+            self.account(epoch, work, cost);
+            // The wait for the others was accounted as their work.
+            watch.cut();
+        }
+        drop(caller);
+        if let Err(panic) = own {
+            resume_unwind(panic);
+        }
+        assert!(!self.shared.panicked.swap(false, Ordering::AcqRel), "a compute worker panicked");
+    }
+
+    /// Calls `body(participant, range)` for chunks of at most `grain` that together make `0..count`.
+    pub fn for_each(&self, count: usize, grain: usize, body: impl Fn(usize, Range<usize>) + Sync) {
+        let grain = grain.max(1);
+        if count <= grain {
+            return body(0, 0..count);
+        }
+        let next = AtomicUsize::new(0);
+        self.run(|participant| {
+            loop {
+                let start = next.fetch_add(grain, Ordering::Relaxed);
+                if start >= count {
+                    break;
+                }
+                body(participant, start..(start + grain).min(count));
+            }
+        });
+    }
+
+    /// Runs `body` and says what the phases in it, and the caller between them, cost. Not to be nested.
+    pub fn measured<R>(&self, body: impl FnOnce() -> R) -> (R, ComputeCost) {
+        let start = wall_nanos();
+        self.lock().meter = Some((Stopwatch::start(), ComputeCost::default()));
+        let result = body();
+        let (mut watch, mut cost) = self.lock().meter.take().expect("measurements are not nested");
+        add(&mut cost, watch.cut());
+        cost.wall_ns = wall_nanos() - start;
+        (result, cost)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Caller> {
+        // A phase that panicked leaves nothing half done: the caller's state is counters.
+        self.caller.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn open(&self, epoch: u64, job: &(impl Fn(usize) + Sync)) {
+        let shared = &*self.shared;
+        let job: &(dyn Fn(usize) + Sync) = job;
+        // SAFETY: only the lifetime is erased; `close` returns only when nobody can use the closure any more.
+        let job = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), &'static Job>(job) };
+        // SAFETY: the last phase is closed and empty, so nobody reads these.
+        unsafe {
+            *shared.job.get() = Some(job);
+            *shared.caller.get() = Some(thread::current());
+        }
+        shared.state.store(epoch << 32 | OPEN, Ordering::SeqCst);
+        for (seat, worker) in shared.seats.iter().zip(&self.workers) {
+            if seat.parked.swap(false, Ordering::SeqCst) {
+                worker.thread().unpark();
+            }
+        }
+    }
+
+    /// Lets nobody in any more and waits for those inside.
+    fn close(&self) {
+        let shared = &*self.shared;
+        let mut inside = shared.state.fetch_and(!OPEN, Ordering::AcqRel) & INSIDE;
+        let mut spins = 0u32;
+        while inside != 0 {
+            spins += 1;
+            if spins < 20_000 {
+                std::hint::spin_loop();
+            } else {
+                shared.caller_parked.store(true, Ordering::SeqCst);
+                if shared.state.load(Ordering::SeqCst) & INSIDE != 0 {
+                    thread::park();
+                }
+                shared.caller_parked.store(false, Ordering::SeqCst);
+            }
+            inside = shared.state.load(Ordering::Acquire) & INSIDE;
+        }
+    }
+
+    /// Adds a phase to the critical path: the work of whoever finished last.
+    fn account(&self, epoch: u64, (own, own_end): (Stretch, u64), cost: &mut ComputeCost) {
+        let (mut last, mut last_end) = (own, own_end);
+        cost.all_cpu_ns += own.cpu;
+        for seat in &self.shared.seats {
+            // SAFETY: everyone has left the phase, and no other can begin while the caller is here.
+            let report = unsafe { *seat.report.get() };
+            if report.epoch != epoch {
+                continue;
+            }
+            cost.all_cpu_ns += report.work.cpu;
+            if report.end > last_end {
+                (last, last_end) = (report.work, report.end);
+            }
+        }
+        cost.cpu_ns += last.cpu;
+        cost.queue_ns += last.queue;
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        for (seat, worker) in self.shared.seats.iter().zip(&self.workers) {
+            seat.parked.store(false, Ordering::SeqCst);
+            worker.thread().unpark();
+        }
+        for worker in self.workers.drain(..) {
+            // A worker catches the panics of its jobs, so that joining cannot fail.
+            let _ = worker.join();
+        }
+    }
+}
+
+fn add(cost: &mut ComputeCost, stretch: Stretch) {
+    cost.cpu_ns += stretch.cpu;
+    cost.all_cpu_ns += stretch.cpu;
+    cost.queue_ns += stretch.queue;
+}
+
+/// The life of worker `index`.
+fn work(shared: &Shared, index: usize) {
+    let seat = &shared.seats[index];
+    let mut watch = Stopwatch::start();
+    let mut seen = 0;
+    loop {
+        let state = wait_for_phase(shared, seat, seen);
+        let Some(state) = state else { return };
+        seen = state >> 32;
+        if !enter(shared, state) {
+            continue;
+        }
+        watch.cut();
+        // SAFETY: inside an open phase the closure stays alive until `close` has seen everyone leave.
+        let job = unsafe { (*shared.job.get()).expect("an open phase has a job") };
+        // SAFETY: as above.
+        if catch_unwind(AssertUnwindSafe(|| unsafe { (*job)(index + 1) })).is_err() {
+            shared.panicked.store(true, Ordering::Release);
+        }
+        let done = watch.cut();
+        // SAFETY: the caller reads it only after this worker has left.
+        unsafe { *seat.report.get() = Report { epoch: seen, end: watch.last_cut(), work: done } };
+        // SAFETY: the caller replaces its handle only between phases.
+        let caller = unsafe { (*shared.caller.get()).clone() };
+        let left = shared.state.fetch_sub(1, Ordering::SeqCst);
+        if left & (OPEN | INSIDE) == 1 && shared.caller_parked.load(Ordering::SeqCst) {
+            caller.expect("an open phase has a caller").unpark();
+        }
+    }
+}
+
+/// Spins, then parks, until there is a phase after `seen`; `None` when the pool ends.
+fn wait_for_phase(shared: &Shared, seat: &Seat, seen: u64) -> Option<u64> {
+    let fresh = |state: u64| state >> 32 != seen && state & OPEN != 0;
+    loop {
+        let mut until = 0;
+        for spins in 0u32.. {
+            let state = shared.state.load(Ordering::Acquire);
+            if fresh(state) {
+                return Some(state);
+            }
+            if shared.stop.load(Ordering::Relaxed) {
+                return None;
+            }
+            std::hint::spin_loop();
+            if spins % 64 == 0 {
+                let now = wall_nanos();
+                until = if until == 0 { now + shared.spin_ns } else { until };
+                if now >= until {
+                    break;
+                }
+            }
+        }
+        seat.parked.store(true, Ordering::SeqCst);
+        let idle = || !fresh(shared.state.load(Ordering::SeqCst)) && !shared.stop.load(Ordering::SeqCst);
+        while idle() && seat.parked.load(Ordering::SeqCst) {
+            thread::park();
+        }
+        seat.parked.store(false, Ordering::SeqCst);
+    }
+}
+
+/// Counts the worker in, unless the phase closed meanwhile.
+fn enter(shared: &Shared, mut state: u64) -> bool {
+    let epoch = state >> 32;
+    while state & OPEN != 0 && state >> 32 == epoch {
+        match shared.state.compare_exchange_weak(state, state + 1, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => return true,
+            Err(now) => state = now,
+        }
+    }
+    false
+}
+
+/// Keeps the calling thread on the `index`-th processor it may use, counted round.
+pub fn pin_to_processor(index: usize) {
+    #[cfg(target_os = "linux")]
+    {
+        // SAFETY: the sets are plain bit masks, zero is a valid one, and the calls only read or fill them.
+        unsafe {
+            let mut allowed: libc::cpu_set_t = std::mem::zeroed();
+            if libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut allowed) != 0 {
+                return;
+            }
+            let processors: Vec<usize> =
+                (0..libc::CPU_SETSIZE as usize).filter(|&cpu| libc::CPU_ISSET(cpu, &allowed)).collect();
+            let mut one: libc::cpu_set_t = std::mem::zeroed();
+            libc::CPU_SET(processors[index % processors.len()], &mut one);
+            // Refused by some sandboxes; an unpinned worker computes the same.
+            libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const one);
+        }
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = index;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn pool(threads: usize) -> Pool {
+        Pool::new(PoolOptions { threads, pin: false, spin_ns: 20_000 }).unwrap()
+    }
+
+    #[test]
+    fn every_chunk_is_done_once() {
+        for threads in [1, 2, 3] {
+            let pool = pool(threads);
+            for round in 0..500 {
+                let done: Vec<AtomicUsize> = (0..100 + round % 7).map(|_| AtomicUsize::new(0)).collect();
+                pool.for_each(done.len(), 3, |_, range| {
+                    for place in &done[range] {
+                        place.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+                assert!(done.iter().all(|count| count.load(Ordering::Relaxed) == 1));
+            }
+        }
+    }
+
+    #[test]
+    fn waiting_is_on_the_critical_path_and_spinning_is_not() {
+        let pool = pool(2);
+        let ((), cost) = pool.measured(|| {
+            pool.run(|participant| {
+                // Whoever enters sleeps as a thread does whose page is on its way.
+                let long = if participant == 0 { 30 } else { 60 };
+                thread::sleep(Duration::from_millis(long));
+            });
+        });
+        assert!(cost.demand_disk_ns() > 25_000_000, "{cost:?}");
+        assert!(cost.cpu_ns < 10_000_000, "{cost:?}");
+        let ((), cost) = pool.measured(|| pool.for_each(8, 1, |_, _| spin(5_000_000)));
+        assert!(cost.demand_disk_ns() < 5_000_000, "{cost:?}");
+    }
+
+    #[allow(clippy::disallowed_methods)] // the test needs a thread to be busy for a while
+    fn spin(nanos: u64) {
+        let start = wall_nanos();
+        while wall_nanos() - start < nanos {
+            std::hint::spin_loop();
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "worker panicked")]
+    fn a_panic_reaches_the_caller() {
+        let pool = pool(2);
+        for _ in 0..100 {
+            pool.run(|participant| {
+                thread::sleep(Duration::from_millis(2));
+                assert_eq!(participant, 0, "on purpose");
+            });
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! How do several threads write different rows of one buffer?
+//!
+//! A phase of the pool borrows a buffer as [`SharedRows`], and each participant takes the rows of the chunk it
+//! was given. That chunks do not overlap is the promise that each caller makes where it takes a row.
+
+use std::marker::PhantomData;
+
+/// A buffer of rows, [rows, length], of which threads write different ones.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SharedRows<'a, T> {
+    first: *mut T,
+    rows: usize,
+    length: usize,
+    lifetime: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: rows are reached only through `row`, whose callers take each from one thread at a time.
+unsafe impl<T: Send> Send for SharedRows<'_, T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for SharedRows<'_, T> {}
+
+impl<'a, T> SharedRows<'a, T> {
+    /// `values` as rows of `length`.
+    pub(crate) fn new(values: &'a mut [T], length: usize) -> SharedRows<'a, T> {
+        assert!(length > 0 && values.len().is_multiple_of(length), "a buffer is whole rows");
+        let rows = values.len() / length;
+        SharedRows { first: values.as_mut_ptr(), rows, length, lifetime: PhantomData }
+    }
+
+    /// One row.
+    ///
+    /// # Safety
+    /// Nobody else holds this row.
+    #[allow(clippy::mut_from_ref)] // the point of the type: rows are disjoint, see above
+    pub(crate) unsafe fn row(&self, row: usize) -> &mut [T] {
+        assert!(row < self.rows, "row {row} of {}", self.rows);
+        // SAFETY: within the slice that `new` was given, and not aliased by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.first.add(row * self.length), self.length) }
+    }
+}

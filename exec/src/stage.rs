@@ -1,0 +1,153 @@
+//! How does a node of the ring run its layers?
+//!
+//! A stage owns some ranges of layers (its windows) and their KV caches. The ring hands it rows of activations
+//! and says which of its layers to run; one process with one stage of all layers is the same code. Everything
+//! a peer could get wrong is checked here.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), hearth_exec::ExecError> {
+//! use std::sync::Arc;
+//! use hearth_exec::{CacheFormat, CacheOptions, Cpu, Head, Pool, PoolOptions, Stage, Weights};
+//!
+//! let weights = Arc::new(Weights::open("llama.gguf")?);
+//! let pool = Pool::new(PoolOptions::default()).map_err(|source| hearth_exec::ExecError::Threads { source })?;
+//! let cpu = Cpu::new(Arc::new(pool));
+//! let layers = 0..weights.shape().layers.0;
+//! let cache = CacheOptions { context: 2048, format: CacheFormat::F16 };
+//! let mut stage = Stage::on_cpu(Arc::clone(&weights), vec![layers.clone()], cache, cpu.clone())?;
+//! let mut head = Head::new(weights, cpu);
+//!
+//! let tokens = [1, 15043];
+//! let mut hidden = head.embed(&tokens)?; // [tokens, embedding]
+//! stage.forward(layers, &mut hidden, &[0, 1])?;
+//! let logits = head.logits_of_last(&hidden)?; // [vocabulary]
+//! # Ok(())
+//! # }
+//! ```
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::backend::{Backend, CacheOptions};
+use crate::cpu::{Cpu, CpuLayers};
+use crate::error::ExecError;
+use crate::pool::ComputeCost;
+use crate::weights::Weights;
+
+/// Some layers of a model, with their KV caches.
+pub struct Stage {
+    weights: Arc<Weights>,
+    owned: Vec<Range<u32>>,
+    context: u32,
+    /// Positions that the cache of each layer holds.
+    filled: BTreeMap<u32, u32>,
+    backend: Box<dyn Backend>,
+}
+
+impl Stage {
+    /// Over the layers in `owned`, computed on the processors of this device.
+    pub fn on_cpu(
+        weights: Arc<Weights>,
+        owned: Vec<Range<u32>>,
+        cache: CacheOptions,
+        cpu: Cpu,
+    ) -> Result<Stage, ExecError> {
+        check_owned(&weights, &owned)?;
+        let layers = owned.iter().cloned().flatten();
+        let backend = CpuLayers::new(Arc::clone(&weights), layers, cache, cpu);
+        Stage::new(weights, owned, cache, Box::new(backend))
+    }
+
+    /// Over the layers in `owned`, computed by `backend`, which has caches as `cache` says.
+    pub fn new(
+        weights: Arc<Weights>,
+        owned: Vec<Range<u32>>,
+        cache: CacheOptions,
+        backend: Box<dyn Backend>,
+    ) -> Result<Stage, ExecError> {
+        check_owned(&weights, &owned)?;
+        let filled = owned.iter().cloned().flatten().map(|layer| (layer, 0)).collect();
+        Ok(Stage { weights, owned, context: cache.context, filled, backend })
+    }
+
+    /// Runs `layers`, all of one owned range, over `hidden` [tokens, embedding] in place.
+    ///
+    /// `positions` are consecutive. They may begin before the end of what was cached, which forgets the rest
+    /// (a rejected draft), but not after it.
+    pub fn forward(
+        &mut self,
+        layers: Range<u32>,
+        hidden: &mut [f32],
+        positions: &[u32],
+    ) -> Result<ComputeCost, ExecError> {
+        if !self.owned.iter().any(|own| own.start <= layers.start && layers.end <= own.end) {
+            return Err(ExecError::Layers { asked: layers, owned: self.owned.clone() });
+        }
+        let embedding = self.weights.shape().embedding as usize;
+        if hidden.len() != positions.len() * embedding {
+            let (found, tokens) = (hidden.len(), positions.len());
+            return Err(ExecError::Hidden { found, tokens, embedding });
+        }
+        let Some((first, end)) = self.check_positions(&layers, positions)? else {
+            return Ok(ComputeCost::default());
+        };
+        let cost = self.backend.forward(layers.clone(), hidden, first);
+        for layer in layers {
+            self.filled.insert(layer, end);
+        }
+        Ok(cost)
+    }
+
+    /// Forgets cached positions from `length` on.
+    pub fn truncate(&mut self, length: u32) {
+        for filled in self.filled.values_mut() {
+            *filled = (*filled).min(length);
+        }
+    }
+
+    /// The ranges of layers it owns.
+    pub fn owned(&self) -> &[Range<u32>] {
+        &self.owned
+    }
+
+    /// The backend's name, for traces.
+    pub fn backend_name(&self) -> &'static str {
+        self.backend.name()
+    }
+
+    /// Bytes of its KV caches.
+    pub fn cache_bytes(&self) -> u64 {
+        self.backend.cache_bytes()
+    }
+
+    /// First position and end, or nothing to do.
+    fn check_positions(
+        &self,
+        layers: &Range<u32>,
+        positions: &[u32],
+    ) -> Result<Option<(u32, u32)>, ExecError> {
+        let Some(&first) = positions.first() else { return Ok(None) };
+        let filled = layers.clone().filter_map(|layer| self.filled.get(&layer)).min().copied();
+        let filled = filled.unwrap_or(self.context);
+        let end = u64::from(first) + positions.len() as u64;
+        let consecutive =
+            positions.iter().zip(u64::from(first)..).all(|(&at, wanted)| u64::from(at) == wanted);
+        if !consecutive || first > filled || end > u64::from(self.context) {
+            let (end, count) = (u32::try_from(end).unwrap_or(u32::MAX), positions.len());
+            return Err(ExecError::Positions { first, end, count, filled, context: self.context });
+        }
+        Ok(Some((first, end as u32)))
+    }
+}
+
+fn check_owned(weights: &Weights, owned: &[Range<u32>]) -> Result<(), ExecError> {
+    let all = 0..weights.shape().layers.0;
+    for (index, range) in owned.iter().enumerate() {
+        let overlaps = owned[..index].iter().any(|other| range.start < other.end && other.start < range.end);
+        if range.start >= range.end || range.end > all.end || overlaps {
+            return Err(ExecError::Layers { asked: range.clone(), owned: vec![all] });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,148 @@
+//! How does a byte-level BPE vocabulary cut a text?
+//!
+//! A regular expression cuts the text into words, every byte of a word becomes a visible character (GPT-2's
+//! table), and pairs are merged in the order of the merge list. The `tokenizers` crate does the cutting and
+//! merging; which expression it is depends on `tokenizer.ggml.pre`, and one that is not known here is an
+//! error, because a wrong one would give plausible but wrong tokens.
+
+use std::collections::BTreeSet;
+
+use hearth_profiles::gguf::Metadata;
+use tokenizers::models::bpe::BPE;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
+use tokenizers::{
+    Model, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, SplitDelimiterBehavior,
+};
+
+use super::{CONVERT, invalid};
+use crate::error::ExecError;
+
+/// The expression that Llama 3 publishes with its tokenizer.
+const LLAMA_3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// Which expression cuts words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Words {
+    Gpt2,
+    Llama3,
+}
+
+#[derive(Debug)]
+pub(super) struct ByteLevelBpe {
+    words: Words,
+    split: Option<Split>,
+    to_visible: ByteLevel,
+    merges: BPE,
+}
+
+impl ByteLevelBpe {
+    pub(super) fn new(metadata: &Metadata, texts: &[String]) -> Result<ByteLevelBpe, ExecError> {
+        let words = match metadata.get_str("tokenizer.ggml.pre")? {
+            None | Some("default" | "gpt-2") => Words::Gpt2,
+            Some("llama-bpe" | "llama3" | "llama-v3") => Words::Llama3,
+            Some(other) => {
+                let hint = "use a model with one of default, gpt-2, llama-bpe";
+                return Err(invalid(format!("pre-tokenizer `{other}` is not known"), hint));
+            }
+        };
+        let pairs = metadata.get_str_array("tokenizer.ggml.merges")?;
+        let pairs = pairs.ok_or_else(|| invalid("key `tokenizer.ggml.merges` is missing", CONVERT))?;
+        let pair = |line: &String| {
+            let bad = || invalid(format!("merge `{line}` is not two tokens"), CONVERT);
+            // A token may itself begin with a space, so the separator is not at the first byte.
+            let at = line.char_indices().skip(1).find(|&(_, c)| c == ' ').ok_or_else(bad)?.0;
+            Ok((line[..at].to_owned(), line[at + 1..].to_owned()))
+        };
+        let pairs = pairs.iter().map(pair).collect::<Result<Vec<_>, ExecError>>()?;
+        let short: BTreeSet<&str> = texts.iter().map(String::as_str).filter(|text| text.len() <= 2).collect();
+        for byte in 0..=255u8 {
+            let visible = visible(byte).to_string();
+            if !short.contains(visible.as_str()) {
+                let what = format!("no token for byte {byte:#04x} (`{visible}`): some texts could not be written");
+                return Err(invalid(what, CONVERT));
+            }
+        }
+        let broken = |error| invalid(format!("the merges do not fit the tokens: {error}"), CONVERT);
+        let vocabulary = texts.iter().zip(0u32..).map(|(text, id)| (text.clone(), id)).collect();
+        let merges = BPE::builder()
+            .vocab_and_merges::<tokenizers::models::bpe::Vocab>(vocabulary, pairs)
+            .ignore_merges(words == Words::Llama3)
+            .build()
+            .map_err(broken)?;
+        let split = match words {
+            Words::Gpt2 => None,
+            Words::Llama3 => {
+                let pattern = SplitPattern::Regex(LLAMA_3.into());
+                Some(Split::new(pattern, SplitDelimiterBehavior::Isolated, false).map_err(broken)?)
+            }
+        };
+        let to_visible = ByteLevel::new(false, false, words == Words::Gpt2);
+        Ok(ByteLevelBpe { words, split, to_visible, merges })
+    }
+
+    /// Whether texts begin with a token if the file does not say.
+    pub(super) fn begins_by_default(&self) -> bool {
+        self.words == Words::Llama3
+    }
+
+    pub(super) fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), ExecError> {
+        let failed = |error| invalid(format!("the text cannot be cut into tokens: {error}"), "shorten it");
+        let mut words = PreTokenizedString::from(text);
+        if let Some(split) = &self.split {
+            split.pre_tokenize(&mut words).map_err(failed)?;
+        }
+        self.to_visible.pre_tokenize(&mut words).map_err(failed)?;
+        for (word, ..) in words.get_splits(OffsetReferential::Original, OffsetType::Byte) {
+            ids.extend(self.merges.tokenize(word).map_err(failed)?.iter().map(|token| token.id));
+        }
+        Ok(())
+    }
+}
+
+/// GPT-2's visible character for a byte: printable Latin-1 characters stand for themselves, the others are
+/// counted up from U+0100.
+fn visible(byte: u8) -> char {
+    let itself = |byte: u8| matches!(byte, 33..=126 | 161..=172 | 174..=255);
+    if itself(byte) {
+        return char::from(byte);
+    }
+    let before = (0..byte).filter(|&other| !itself(other)).count();
+    char::from_u32(256 + before as u32).expect("far below the surrogates")
+}
+
+/// The bytes a token writes. A character that is in no byte's place writes itself.
+pub(super) fn written(text: &str) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(text.len());
+    for c in text.chars() {
+        match c as u32 {
+            33..=126 | 161..=172 | 174..=255 => bytes.push(c as u8),
+            place @ 256..=323 => bytes.push(hidden_byte(place - 256)),
+            _ => bytes.extend(c.to_string().as_bytes()),
+        }
+    }
+    bytes
+}
+
+/// The byte of that number among those that do not stand for themselves.
+fn hidden_byte(place: u32) -> u8 {
+    match place {
+        0..=32 => place as u8,
+        33..=66 => (place - 33 + 127) as u8,
+        _ => 173,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_is_visible_and_comes_back() {
+        for byte in 0..=255u8 {
+            assert_eq!(written(&visible(byte).to_string()), [byte], "byte {byte}");
+        }
+        // The well-known ones.
+        assert_eq!((visible(b' '), visible(b'\n'), visible(0xad)), ('Ġ', 'Ċ', 'Ń'));
+    }
+}

@@ -1,0 +1,275 @@
+//! How does text become tokens, and tokens text?
+//!
+//! Everything comes from the metadata of the model file. Two kinds: byte-level BPE (`gpt2`, [`bytes`]) and
+//! SentencePiece (`llama`, [`pieces`]). Special tokens in the text are recognised only where the caller says
+//! that it wrote them; user text cannot end a turn.
+//!
+//! Decoding gives bytes; [`TextStream`] holds back what is not yet valid UTF-8, so that a character spread
+//! over several tokens appears whole.
+//!
+//! Not here: chat templates.
+
+mod bytes;
+mod pieces;
+
+use hearth_profiles::gguf::Metadata;
+
+use crate::error::ExecError;
+
+/// Tokens of one model.
+#[derive(Debug)]
+pub struct Tokenizer {
+    kind: Kind,
+    tokens: Vec<Token>,
+    /// Special tokens and their text, longest first.
+    special: Vec<(String, u32)>,
+    bos: Option<u32>,
+    eos: Option<u32>,
+    ends: Vec<u32>,
+    add_bos: bool,
+    add_eos: bool,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Bytes(Box<bytes::ByteLevelBpe>),
+    Pieces(pieces::SentencePieces),
+}
+
+/// What a token writes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Token {
+    bytes: Vec<u8>,
+    /// Writes nothing in a text: beginning, end, turns.
+    control: bool,
+}
+
+/// `tokenizer.ggml.token_type`.
+mod token_type {
+    pub(super) const CONTROL: i32 = 3;
+    pub(super) const USER_DEFINED: i32 = 4;
+    pub(super) const BYTE: i32 = 6;
+}
+
+fn invalid(what: impl Into<String>, hint: &'static str) -> ExecError {
+    ExecError::Tokenizer { what: what.into(), hint }
+}
+
+const CONVERT: &str = "convert the model again with a current converter";
+
+impl Tokenizer {
+    /// From the metadata of a model.
+    pub fn new(metadata: &Metadata) -> Result<Tokenizer, ExecError> {
+        let model = metadata.get_str("tokenizer.ggml.model")?;
+        let model = model.ok_or_else(|| invalid("key `tokenizer.ggml.model` is missing", CONVERT))?;
+        let texts = metadata.get_str_array("tokenizer.ggml.tokens")?;
+        let texts = texts.ok_or_else(|| invalid("key `tokenizer.ggml.tokens` is missing", CONVERT))?;
+        let types = metadata.get_i32_array("tokenizer.ggml.token_type")?;
+        if types.is_some_and(|types| types.len() != texts.len()) {
+            return Err(invalid("`tokenizer.ggml.token_type` is not as long as the token list", CONVERT));
+        }
+        let kind_of = |at: usize| types.map_or(1, |types| types[at]);
+        let (kind, bos_default) = match model {
+            "gpt2" => {
+                let bpe = bytes::ByteLevelBpe::new(metadata, texts)?;
+                let bos = bpe.begins_by_default();
+                (Kind::Bytes(Box::new(bpe)), bos)
+            }
+            "llama" => (Kind::Pieces(pieces::SentencePieces::new(metadata, texts)?), true),
+            other => {
+                let hint = "use a model whose tokenizer is gpt2 (BPE) or llama (SentencePiece)";
+                return Err(invalid(format!("tokenizer model `{other}` is not known"), hint));
+            }
+        };
+        let token = |(at, text): (usize, &String)| {
+            let control = kind_of(at) == token_type::CONTROL;
+            let literal = control || kind_of(at) == token_type::USER_DEFINED;
+            let bytes = match &kind {
+                _ if literal => text.as_bytes().to_vec(),
+                Kind::Bytes(_) => bytes::written(text),
+                Kind::Pieces(_) => pieces::written(text, kind_of(at) == token_type::BYTE),
+            };
+            Token { bytes, control }
+        };
+        let tokens: Vec<Token> = texts.iter().enumerate().map(token).collect();
+        let is_special = |at: &usize| matches!(kind_of(*at), token_type::CONTROL | token_type::USER_DEFINED);
+        let mut special: Vec<(String, u32)> = (0..texts.len())
+            .filter(is_special)
+            .filter(|&at| !texts[at].is_empty())
+            .map(|at| (texts[at].clone(), at as u32))
+            .collect();
+        special.sort_by(|(a, _), (b, _)| b.len().cmp(&a.len()).then_with(|| a.cmp(b)));
+        let id = |name: &str| id(metadata, name, texts.len());
+        let ends = ["eos", "eot", "eom"].into_iter().map(id).collect::<Result<Vec<_>, _>>()?;
+        let bos = id("bos")?;
+        let add_bos = metadata.get_bool("tokenizer.ggml.add_bos_token")?.unwrap_or(bos_default);
+        if add_bos && bos.is_none() {
+            return Err(invalid("a text begins with a token, but `tokenizer.ggml.bos_token_id` is missing", CONVERT));
+        }
+        Ok(Tokenizer {
+            add_bos,
+            add_eos: metadata.get_bool("tokenizer.ggml.add_eos_token")?.unwrap_or(false),
+            eos: ends[0],
+            ends: ends.into_iter().flatten().collect(),
+            kind,
+            tokens,
+            special,
+            bos,
+        })
+    }
+
+    /// Number of tokens.
+    pub fn len(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Whether there is no token.
+    pub fn is_empty(&self) -> bool {
+        self.tokens.is_empty()
+    }
+
+    /// The token a text begins with.
+    pub fn bos(&self) -> Option<u32> {
+        self.bos
+    }
+
+    /// Whether this token ends a generated text.
+    pub fn is_end(&self, token: u32) -> bool {
+        self.ends.contains(&token)
+    }
+
+    /// The tokens of a text from its beginning. With `parse_special`, special tokens written out in it are
+    /// recognised; without, they are text.
+    pub fn encode(&self, text: &str, parse_special: bool) -> Result<Vec<u32>, ExecError> {
+        let mut ids: Vec<u32> = self.bos.filter(|_| self.add_bos).into_iter().collect();
+        self.encode_into(text, parse_special, true, &mut ids)?;
+        ids.extend(self.eos.filter(|_| self.add_eos));
+        Ok(ids)
+    }
+
+    /// The tokens of a text that continues another, with no token before or after.
+    pub fn encode_continuation(&self, text: &str, parse_special: bool) -> Result<Vec<u32>, ExecError> {
+        let mut ids = Vec::new();
+        self.encode_into(text, parse_special, false, &mut ids)?;
+        Ok(ids)
+    }
+
+    fn encode_into(
+        &self,
+        text: &str,
+        parse_special: bool,
+        begins: bool,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), ExecError> {
+        let mut fragments = vec![Fragment::Text(text)];
+        if parse_special {
+            for (special, id) in &self.special {
+                fragments = fragments.into_iter().flat_map(|part| part.split(special, *id)).collect();
+            }
+        }
+        let mut after_special = begins;
+        for fragment in fragments {
+            match fragment {
+                Fragment::Token(id) => {
+                    ids.push(id);
+                    after_special = true;
+                }
+                Fragment::Text("") => {}
+                Fragment::Text(text) => {
+                    match &self.kind {
+                        Kind::Bytes(bpe) => bpe.encode(text, ids)?,
+                        Kind::Pieces(pieces) => pieces.encode(text, after_special, ids)?,
+                    }
+                    after_special = false;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The bytes that a token writes; control tokens and unknown ids write nothing.
+    pub fn bytes_of(&self, token: u32) -> &[u8] {
+        self.tokens.get(token as usize).filter(|token| !token.control).map_or(&[], |token| &token.bytes)
+    }
+
+    /// The text of tokens from its beginning. Bytes that are not UTF-8 become U+FFFD.
+    pub fn decode(&self, tokens: &[u32]) -> String {
+        let bytes: Vec<u8> = tokens.iter().flat_map(|&token| self.bytes_of(token)).copied().collect();
+        let text = String::from_utf8_lossy(&bytes);
+        match &self.kind {
+            Kind::Pieces(pieces) if pieces.adds_space() => text.strip_prefix(' ').unwrap_or(&text).to_owned(),
+            _ => text.into_owned(),
+        }
+    }
+}
+
+fn id(metadata: &Metadata, name: &str, count: usize) -> Result<Option<u32>, ExecError> {
+    let key = format!("tokenizer.ggml.{name}_token_id");
+    let Some(id) = metadata.get_u32(&key)? else { return Ok(None) };
+    if id as usize >= count {
+        return Err(invalid(format!("key `{key}` is {id}, but there are {count} tokens"), CONVERT));
+    }
+    Ok(Some(id))
+}
+
+/// A part of a text while special tokens are looked for.
+enum Fragment<'a> {
+    Text(&'a str),
+    Token(u32),
+}
+
+impl<'a> Fragment<'a> {
+    fn split(self, special: &str, id: u32) -> Vec<Fragment<'a>> {
+        let Fragment::Text(text) = self else { return vec![self] };
+        let mut parts = Vec::new();
+        for (index, part) in text.split(special).enumerate() {
+            if index > 0 {
+                parts.push(Fragment::Token(id));
+            }
+            parts.push(Fragment::Text(part));
+        }
+        parts
+    }
+}
+
+/// Text as it is generated.
+#[derive(Debug, Default)]
+pub struct TextStream {
+    held: Vec<u8>,
+}
+
+impl TextStream {
+    /// Takes a token and gives the text that is now certain.
+    pub fn push(&mut self, tokenizer: &Tokenizer, token: u32) -> String {
+        self.held.extend_from_slice(tokenizer.bytes_of(token));
+        let mut text = String::new();
+        loop {
+            match std::str::from_utf8(&self.held) {
+                Ok(valid) => {
+                    text.push_str(valid);
+                    self.held.clear();
+                    return text;
+                }
+                Err(error) => {
+                    let valid = error.valid_up_to();
+                    text.push_str(&String::from_utf8_lossy(&self.held[..valid]));
+                    // `None`: more bytes may complete the character.
+                    let Some(wrong) = error.error_len() else {
+                        self.held.drain(..valid);
+                        return text;
+                    };
+                    text.push(char::REPLACEMENT_CHARACTER);
+                    self.held.drain(..valid + wrong);
+                }
+            }
+        }
+    }
+
+    /// What is left at the end: an incomplete character.
+    pub fn finish(self) -> String {
+        String::from_utf8_lossy(&self.held).into_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,83 @@
+//! Small vocabularies whose tokens can be worked out by hand.
+
+use hearth_profiles::gguf::{Array, Metadata, Value};
+use proptest::prelude::*;
+
+use super::*;
+
+fn put(metadata: &mut Metadata, name: &str, value: Value) {
+    metadata.insert(format!("tokenizer.ggml.{name}"), value);
+}
+
+/// Byte tokens, some letters and words; scores fall with the id, so that a lower id is joined first.
+fn sentence_pieces() -> Tokenizer {
+    let mut texts: Vec<String> = ["<unk>", "<s>", "</s>"].map(String::from).to_vec();
+    texts.extend((0..=255).map(|byte| format!("<0x{byte:02X}>")));
+    texts.extend(["▁a", "ab", "bc", "▁ab", "▁", "a", "b", "c", "▁abc"].map(String::from));
+    let types = (0..texts.len()).map(|id| [2, 3, 3].get(id).copied().unwrap_or(if id < 259 { 6 } else { 1 }));
+    let scores = (0..texts.len()).map(|id| -(id as f32));
+    let mut metadata = Metadata::default();
+    put(&mut metadata, "model", Value::Str("llama".into()));
+    put(&mut metadata, "token_type", Value::Array(Array::I32(types.collect())));
+    put(&mut metadata, "scores", Value::Array(Array::F32(scores.collect())));
+    put(&mut metadata, "tokens", Value::Array(Array::Str(texts)));
+    for (name, id) in [("unknown_token_id", 0), ("bos_token_id", 1), ("eos_token_id", 2)] {
+        put(&mut metadata, name, Value::U32(id));
+    }
+    Tokenizer::new(&metadata).unwrap()
+}
+
+#[test]
+fn the_best_join_comes_first() {
+    let tokenizer = sentence_pieces();
+    // "▁abc": ▁a (259) is the best pair, then bc (261); "▁a" + "bc" is ▁abc (267), a piece.
+    assert_eq!(tokenizer.encode("abc", false).unwrap(), [1, 267]);
+    // Without the space in front: ab (260), then c (266).
+    assert_eq!(tokenizer.encode_continuation("abc", false).unwrap(), [260, 266]);
+}
+
+#[test]
+fn what_is_no_piece_is_bytes() {
+    let tokenizer = sentence_pieces();
+    // ▁ (263), then é as its two bytes 0xC3, 0xA9.
+    assert_eq!(tokenizer.encode("é", false).unwrap(), [1, 263, 3 + 0xc3, 3 + 0xa9]);
+    assert_eq!(tokenizer.decode(&[1, 263, 3 + 0xc3, 3 + 0xa9]), "é");
+}
+
+#[test]
+fn special_tokens_are_text_unless_asked_for() {
+    let tokenizer = sentence_pieces();
+    assert_eq!(tokenizer.encode("a</s>", true).unwrap(), [1, 259, 2]);
+    assert!(!tokenizer.encode("a</s>", false).unwrap().contains(&2));
+    assert!(tokenizer.is_end(2));
+}
+
+#[test]
+fn a_character_is_held_back_until_it_is_whole() {
+    let tokenizer = sentence_pieces();
+    let mut stream = TextStream::default();
+    assert_eq!(stream.push(&tokenizer, 3 + 0xc3), "");
+    assert_eq!(stream.push(&tokenizer, 3 + 0xa9), "é");
+    assert_eq!(stream.push(&tokenizer, 3 + 0xff), "\u{fffd}");
+    assert_eq!(stream.push(&tokenizer, 3 + 0xe2), "");
+    assert_eq!(stream.finish(), "\u{fffd}");
+}
+
+#[test]
+fn an_unknown_pre_tokenizer_is_an_error() {
+    let mut metadata = Metadata::default();
+    put(&mut metadata, "model", Value::Str("gpt2".into()));
+    put(&mut metadata, "tokens", Value::Array(Array::Str(vec!["a".into()])));
+    put(&mut metadata, "pre", Value::Str("klingon".into()));
+    let error = Tokenizer::new(&metadata).unwrap_err().to_string();
+    assert_eq!(error, "pre-tokenizer `klingon` is not known: use a model with one of default, gpt-2, llama-bpe");
+}
+
+proptest! {
+    #[test]
+    fn pieces_give_any_text_back(text in "[abc é▁\u{1f600}]{0,30}") {
+        let tokenizer = sentence_pieces();
+        let ids = tokenizer.encode(&text, false).unwrap();
+        prop_assert_eq!(tokenizer.decode(&ids), text.replace('▁', " "));
+    }
+}

@@ -1,0 +1,86 @@
+//! What is in a GGUF model file, without reading its weights?
+//!
+//! [`GgufModel::open`] reads the header of a file, or of all parts of a split model, and says where every tensor
+//! lies. Nothing in a file is believed before it is checked (`gguf::read`).
+//!
+//! ```no_run
+//! # fn main() -> Result<(), hearth_profiles::gguf::GgufError> {
+//! use hearth_profiles::gguf::GgufModel;
+//!
+//! let model = GgufModel::open("llama.gguf")?;
+//! let shape = model.shape()?;
+//! println!("{} with {}", shape.architecture, shape.layers);
+//! if let Some(tensor) = model.tensor("output_norm.weight") {
+//!     println!("{} at byte {} of {}", tensor.bytes, tensor.offset, model.parts[tensor.part].display());
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Not here: the weights themselves; the executor maps them.
+
+mod error;
+mod read;
+mod shape;
+mod split;
+mod value;
+mod write;
+
+use std::path::{Path, PathBuf};
+
+pub use error::{GgufError, HeaderError};
+pub use read::{
+    ALIGNMENT_RANGE, DEFAULT_ALIGNMENT, DIMENSIONS_LIMIT, HEADER_LIMIT, Header, KEY_BYTES_LIMIT, KEY_LIMIT,
+    NAME_BYTES_LIMIT, NESTING_LIMIT, STRING_BYTES_LIMIT, TENSOR_LIMIT, TensorInfo,
+};
+pub use split::part_suffix;
+pub use value::{Array, Metadata, Value};
+pub use write::{FileLayout, HeaderWriter};
+
+use crate::Bytes;
+use crate::model::ModelShape;
+
+/// How one file of a model is divided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PartSize {
+    /// Bytes of the header and its padding; the tensor data begins here.
+    pub data_start: u64,
+    /// Bytes of the whole file.
+    pub file_bytes: u64,
+}
+
+/// The header of a model: what it says about itself and where its tensors are.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct GgufModel {
+    /// The keys of the first part.
+    pub metadata: Metadata,
+    /// The tensors of all parts, in file order.
+    pub tensors: Vec<TensorInfo>,
+    /// The files, in order; [`TensorInfo::part`] is an index into them.
+    pub parts: Vec<PathBuf>,
+    /// How each file is divided, in the same order.
+    pub sizes: Vec<PartSize>,
+}
+
+impl GgufModel {
+    /// Reads the header at `path`. If that file is one part of a split model, all parts are read, whichever
+    /// part was named.
+    pub fn open(path: impl AsRef<Path>) -> Result<GgufModel, GgufError> {
+        split::open(path.as_ref())
+    }
+
+    /// The tensor of this name.
+    pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
+        self.tensors.iter().find(|tensor| tensor.name == name)
+    }
+
+    /// Layers, widths and heads of the model.
+    pub fn shape(&self) -> Result<ModelShape, GgufError> {
+        shape::shape(self)
+    }
+
+    /// The size of all parts together.
+    pub fn file_bytes(&self) -> Bytes {
+        Bytes(self.sizes.iter().map(|size| size.file_bytes).sum())
+    }
+}

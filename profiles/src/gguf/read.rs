@@ -1,0 +1,431 @@
+//! What does the header of one GGUF file say, and can it be believed?
+//!
+//! GGUF version 2 and 3: magic, version, number of tensors and of keys, the keys, the tensor infos, padding to
+//! the alignment, then the tensors' bytes. The header is read once, front to back, from anything that reads.
+//! The file may come from a stranger, so a number in it is checked before it is used: against a limit that no
+//! real model reaches, against the bytes that are left in the file, and against overflow. Memory grows with the
+//! bytes really read (at most [`HEADER_LIMIT`]), never with what a count promises.
+//!
+//! Not here: files that belong together (`gguf::split`), and what the keys mean (`gguf::shape`).
+
+use std::collections::BTreeSet;
+use std::io::{ErrorKind, Read};
+
+use super::error::HeaderError;
+use super::value::{Array, Metadata, Value};
+use crate::{Bytes, Format};
+
+/// The most bytes a header may have. Vocabularies of 256 k tokens with merges take about 20 MB.
+pub const HEADER_LIMIT: u64 = 256 << 20;
+/// The most tensors of one file; the largest mixture-of-experts models have a few thousand.
+pub const TENSOR_LIMIT: u64 = 1 << 18;
+/// The most keys of one file.
+pub const KEY_LIMIT: u64 = 1 << 16;
+/// The longest key in bytes, as the format has it.
+pub const KEY_BYTES_LIMIT: u64 = (1 << 16) - 1;
+/// The longest tensor name in bytes, as the format has it.
+pub const NAME_BYTES_LIMIT: u64 = 64;
+/// The longest string value in bytes; chat templates take some hundred kB.
+pub const STRING_BYTES_LIMIT: u64 = 16 << 20;
+/// The deepest nesting of arrays.
+pub const NESTING_LIMIT: u32 = 4;
+/// The most dimensions of a tensor (`GGML_MAX_DIMS`).
+pub const DIMENSIONS_LIMIT: u32 = 4;
+/// The least and the greatest alignment of tensors.
+pub const ALIGNMENT_RANGE: (u64, u64) = (8, 1 << 20);
+/// The alignment where `general.alignment` is absent.
+pub const DEFAULT_ALIGNMENT: u64 = 32;
+
+/// Elements for which room is made before they have been read.
+const TRUSTED_COUNT: u64 = 4096;
+/// Bytes of an empty string in a file: its length.
+const STRING_LEAST: u64 = 8;
+/// Bytes of the shortest key with its value: length, value type, one byte.
+const KEY_LEAST: u64 = 8 + 4 + 1;
+/// Bytes of the shortest tensor info: name length, number of dimensions, one of them, type, offset.
+const TENSOR_LEAST: u64 = 8 + 4 + 8 + 4 + 8;
+
+/// Where one tensor lies and how it is stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// Its name, as `blk.3.ffn_up.weight`.
+    pub name: String,
+    /// Its dimensions in ggml's order: `dims[0]` is the length of a row.
+    pub dims: Vec<u64>,
+    /// How its weights are stored.
+    pub format: Format,
+    /// Which of the model's files holds it, from 0.
+    pub part: usize,
+    /// Its first byte, counted from the start of that file.
+    pub offset: u64,
+    /// Its size.
+    pub bytes: Bytes,
+}
+
+impl TensorInfo {
+    /// Weights it holds.
+    pub fn elements(&self) -> u64 {
+        // Checked against overflow when the header was read.
+        self.dims.iter().product()
+    }
+
+    /// Rows of `dims[0]` weights.
+    pub fn rows(&self) -> u64 {
+        self.dims[1..].iter().product()
+    }
+
+    /// The byte after its last one.
+    pub fn end(&self) -> u64 {
+        self.offset + self.bytes.0
+    }
+}
+
+/// The header of one file, checked.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Header {
+    /// 2 or 3.
+    pub version: u32,
+    /// The keys.
+    pub metadata: Metadata,
+    /// The tensors in file order; their `part` is 0.
+    pub tensors: Vec<TensorInfo>,
+    /// What every tensor's offset is a multiple of.
+    pub alignment: u64,
+    /// The first byte of the tensor data; the header and its padding take the bytes before it.
+    pub data_start: u64,
+}
+
+impl Header {
+    /// Reads the header of a file of `file_bytes` bytes from its start. Wrap a file in a `BufReader`: the
+    /// reads are small.
+    pub fn read(reader: impl Read, file_bytes: u64) -> Result<Header, HeaderError> {
+        let mut source = Source { reader, at: 0, file_bytes };
+        let version = source.preamble()?;
+        let tensor_count = source.count("the number of tensors", TENSOR_LIMIT)?;
+        let key_count = source.count("the number of keys", KEY_LIMIT)?;
+        source.require("the tensor infos", tensor_count, TENSOR_LEAST)?;
+        source.require("the keys", key_count, KEY_LEAST)?;
+        let metadata = source.metadata(key_count)?;
+        let alignment = alignment(&metadata)?;
+        let tensors = source.tensor_infos(tensor_count)?;
+        // The header is at most 256 MiB long: no overflow.
+        let data_start = source.at.next_multiple_of(alignment);
+        let mut header = Header { version, metadata, tensors, alignment, data_start };
+        header.place(file_bytes)?;
+        Ok(header)
+    }
+
+    /// Reads the header of a file that is in memory as a whole.
+    pub fn from_bytes(file: &[u8]) -> Result<Header, HeaderError> {
+        Self::read(file, file.len() as u64)
+    }
+
+    /// Turns offsets in the data section into offsets in the file and checks where every tensor lies.
+    fn place(&mut self, file_bytes: u64) -> Result<(), HeaderError> {
+        for tensor in &mut self.tensors {
+            if !tensor.offset.is_multiple_of(self.alignment) {
+                return Err(HeaderError::Misaligned {
+                    tensor: tensor.name.clone(),
+                    offset: tensor.offset,
+                    alignment: self.alignment,
+                });
+            }
+            let start = self.data_start.checked_add(tensor.offset);
+            let end = start.and_then(|start| start.checked_add(tensor.bytes.0)).unwrap_or(u64::MAX);
+            if end > file_bytes || end == u64::MAX {
+                return Err(HeaderError::PastEnd { tensor: tensor.name.clone(), end, file_bytes });
+            }
+            tensor.offset += self.data_start;
+        }
+        let mut by_start: Vec<&TensorInfo> = self.tensors.iter().collect();
+        by_start.sort_by_key(|tensor| tensor.offset);
+        for pair in by_start.windows(2) {
+            if pair[1].offset < pair[0].end() {
+                return Err(HeaderError::Overlap {
+                    first: pair[0].name.clone(),
+                    second: pair[1].name.clone(),
+                    start: pair[1].offset,
+                    end: pair[0].end(),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn alignment(metadata: &Metadata) -> Result<u64, HeaderError> {
+    let (least, most) = ALIGNMENT_RANGE;
+    let wrong = |found: String| HeaderError::Alignment { found, least, most };
+    let found =
+        metadata.get_u64("general.alignment").map_err(|error| wrong(format!("unreadable ({error})")))?;
+    let alignment = found.unwrap_or(DEFAULT_ALIGNMENT);
+    if !alignment.is_power_of_two() || alignment < least || alignment > most {
+        return Err(wrong(alignment.to_string()));
+    }
+    Ok(alignment)
+}
+
+/// A reader that knows where it is and how much the file still has.
+struct Source<R> {
+    reader: R,
+    /// Bytes read so far.
+    at: u64,
+    file_bytes: u64,
+}
+
+impl<R: Read> Source<R> {
+    /// Fails unless `count` items of at least `least` bytes each can still follow.
+    fn require(&self, what: &str, count: u64, least: u64) -> Result<(), HeaderError> {
+        let need = count.saturating_mul(least);
+        let left = self.file_bytes.saturating_sub(self.at);
+        if need > left {
+            return Err(HeaderError::Truncated { what: what.to_owned(), at: self.at, need, left });
+        }
+        let end = self.at.saturating_add(need);
+        if end > HEADER_LIMIT {
+            let what = format!("the end of the header, as {what} announces it,");
+            return Err(HeaderError::TooLarge { what, at: self.at, found: end, limit: HEADER_LIMIT });
+        }
+        Ok(())
+    }
+
+    fn fill(&mut self, what: &str, buffer: &mut [u8]) -> Result<(), HeaderError> {
+        let need = buffer.len() as u64;
+        self.require(what, need, 1)?;
+        let at = self.at;
+        self.reader.read_exact(buffer).map_err(|source| {
+            if source.kind() == ErrorKind::UnexpectedEof {
+                // The file is shorter than its size said: it shrank while it was read.
+                HeaderError::Truncated { what: what.to_owned(), at, need, left: 0 }
+            } else {
+                HeaderError::Io { at, source }
+            }
+        })?;
+        self.at += need;
+        Ok(())
+    }
+
+    fn array<const N: usize>(&mut self, what: &str) -> Result<[u8; N], HeaderError> {
+        let mut buffer = [0; N];
+        self.fill(what, &mut buffer)?;
+        Ok(buffer)
+    }
+
+    fn u32(&mut self, what: &str) -> Result<u32, HeaderError> {
+        Ok(u32::from_le_bytes(self.array(what)?))
+    }
+
+    fn u64(&mut self, what: &str) -> Result<u64, HeaderError> {
+        Ok(u64::from_le_bytes(self.array(what)?))
+    }
+
+    /// A count or length that may not exceed `limit`.
+    fn count(&mut self, what: &str, limit: u64) -> Result<u64, HeaderError> {
+        let at = self.at;
+        let found = self.u64(what)?;
+        if found > limit {
+            return Err(HeaderError::TooLarge { what: what.to_owned(), at, found, limit });
+        }
+        Ok(found)
+    }
+
+    fn string_bytes(&mut self, what: &str, limit: u64) -> Result<Vec<u8>, HeaderError> {
+        let length = self.count(&format!("the length of {what}"), limit)?;
+        self.require(what, length, 1)?;
+        let mut bytes = vec![0; length as usize];
+        self.fill(what, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// A key or a name: has to be UTF-8, because it is compared with what programs look for.
+    fn name(&mut self, what: &str, limit: u64) -> Result<String, HeaderError> {
+        let at = self.at;
+        let bytes = self.string_bytes(what, limit)?;
+        String::from_utf8(bytes).map_err(|_| HeaderError::NotUtf8 { what: what.to_owned(), at })
+    }
+
+    /// A string value. Some converters write tokens that are not UTF-8; losing those characters is better
+    /// than refusing the model.
+    fn text(&mut self, key: &str) -> Result<String, HeaderError> {
+        let bytes = self.string_bytes(&format!("a string of key `{key}`"), STRING_BYTES_LIMIT)?;
+        Ok(String::from_utf8(bytes)
+            .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
+    }
+
+    /// Magic and version; returns the version.
+    fn preamble(&mut self) -> Result<u32, HeaderError> {
+        let found = self.array::<4>("the magic number")?;
+        if found != *b"GGUF" {
+            return Err(HeaderError::Magic { found });
+        }
+        let version = self.u32("the version")?;
+        match version {
+            2 | 3 => Ok(version),
+            // A small number with its bytes the other way round.
+            swapped if swapped.trailing_zeros() >= 16 && swapped != 0 => Err(HeaderError::BigEndian),
+            _ => Err(HeaderError::Version { version }),
+        }
+    }
+
+    fn metadata(&mut self, count: u64) -> Result<Metadata, HeaderError> {
+        let mut metadata = Metadata::default();
+        for index in 0..count {
+            let key = self.name(&format!("key {index}"), KEY_BYTES_LIMIT)?;
+            let value = self.value(&key)?;
+            if metadata.get(&key).is_some() {
+                return Err(HeaderError::DuplicateKey { key });
+            }
+            metadata.insert(key, value);
+        }
+        Ok(metadata)
+    }
+
+    fn value(&mut self, key: &str) -> Result<Value, HeaderError> {
+        let type_number = self.u32("a value type")?;
+        let what = "a value";
+        Ok(match type_number {
+            0 => Value::U8(u8::from_le_bytes(self.array(what)?)),
+            1 => Value::I8(i8::from_le_bytes(self.array(what)?)),
+            2 => Value::U16(u16::from_le_bytes(self.array(what)?)),
+            3 => Value::I16(i16::from_le_bytes(self.array(what)?)),
+            4 => Value::U32(u32::from_le_bytes(self.array(what)?)),
+            5 => Value::I32(i32::from_le_bytes(self.array(what)?)),
+            6 => Value::F32(f32::from_le_bytes(self.array(what)?)),
+            7 => {
+                let [byte] = self.array(what)?;
+                Value::Bool(boolean(key, byte)?)
+            }
+            8 => Value::Str(self.text(key)?),
+            9 => Value::Array(self.array_value(key, 1)?),
+            10 => Value::U64(u64::from_le_bytes(self.array(what)?)),
+            11 => Value::I64(i64::from_le_bytes(self.array(what)?)),
+            12 => Value::F64(f64::from_le_bytes(self.array(what)?)),
+            _ => return Err(HeaderError::UnknownValueType { key: key.to_owned(), type_number }),
+        })
+    }
+
+    fn array_value(&mut self, key: &str, depth: u32) -> Result<Array, HeaderError> {
+        if depth > NESTING_LIMIT {
+            return Err(HeaderError::TooDeep { key: key.to_owned(), limit: NESTING_LIMIT });
+        }
+        let type_number = self.u32("an element type")?;
+        let count = self.u64("the length of an array")?;
+        Ok(match type_number {
+            0 => Array::U8(self.scalars(key, count, u8::from_le_bytes)?),
+            1 => Array::I8(self.scalars(key, count, i8::from_le_bytes)?),
+            2 => Array::U16(self.scalars(key, count, u16::from_le_bytes)?),
+            3 => Array::I16(self.scalars(key, count, i16::from_le_bytes)?),
+            4 => Array::U32(self.scalars(key, count, u32::from_le_bytes)?),
+            5 => Array::I32(self.scalars(key, count, i32::from_le_bytes)?),
+            6 => Array::F32(self.scalars(key, count, f32::from_le_bytes)?),
+            7 => {
+                let bytes = self.scalars(key, count, u8::from_le_bytes)?;
+                Array::Bool(bytes.into_iter().map(|byte| boolean(key, byte)).collect::<Result<_, _>>()?)
+            }
+            8 => {
+                self.require(&format!("the array `{key}`"), count, STRING_LEAST)?;
+                let mut items = Vec::with_capacity(count.min(TRUSTED_COUNT) as usize);
+                for _ in 0..count {
+                    items.push(self.text(key)?);
+                }
+                Array::Str(items)
+            }
+            9 => {
+                // An inner array has at least its element type and its length.
+                self.require(&format!("the array `{key}`"), count, 4 + 8)?;
+                let mut items = Vec::with_capacity(count.min(TRUSTED_COUNT) as usize);
+                for _ in 0..count {
+                    items.push(self.array_value(key, depth + 1)?);
+                }
+                Array::Array(items)
+            }
+            10 => Array::U64(self.scalars(key, count, u64::from_le_bytes)?),
+            11 => Array::I64(self.scalars(key, count, i64::from_le_bytes)?),
+            12 => Array::F64(self.scalars(key, count, f64::from_le_bytes)?),
+            _ => return Err(HeaderError::UnknownValueType { key: key.to_owned(), type_number }),
+        })
+    }
+
+    fn scalars<const N: usize, T>(
+        &mut self,
+        key: &str,
+        count: u64,
+        decode: impl Fn([u8; N]) -> T,
+    ) -> Result<Vec<T>, HeaderError> {
+        let what = format!("the array `{key}`");
+        self.require(&what, count, N as u64)?;
+        let mut items = Vec::with_capacity(count.min(TRUSTED_COUNT) as usize);
+        let mut buffer = vec![0; (count.min(TRUSTED_COUNT) as usize) * N];
+        let mut left = count;
+        while left > 0 {
+            let now = left.min(TRUSTED_COUNT);
+            let bytes = &mut buffer[..now as usize * N];
+            self.fill(&what, bytes)?;
+            let (whole, _) = bytes.as_chunks::<N>();
+            items.extend(whole.iter().map(|&chunk| decode(chunk)));
+            left -= now;
+        }
+        Ok(items)
+    }
+
+    fn tensor_infos(&mut self, count: u64) -> Result<Vec<TensorInfo>, HeaderError> {
+        let mut names = BTreeSet::new();
+        let mut tensors = Vec::with_capacity(count.min(TRUSTED_COUNT) as usize);
+        for index in 0..count {
+            let tensor = self.tensor_info(index)?;
+            if !names.insert(tensor.name.clone()) {
+                return Err(HeaderError::DuplicateTensor { tensor: tensor.name });
+            }
+            tensors.push(tensor);
+        }
+        Ok(tensors)
+    }
+
+    /// One tensor info; its offset still counts from the start of the data section.
+    fn tensor_info(&mut self, index: u64) -> Result<TensorInfo, HeaderError> {
+        let name = self.name(&format!("the name of tensor {index}"), NAME_BYTES_LIMIT)?;
+        let dimensions = self.u32("a number of dimensions")?;
+        if dimensions == 0 || dimensions > DIMENSIONS_LIMIT {
+            let dims = vec![0; dimensions.min(DIMENSIONS_LIMIT + 1) as usize];
+            return Err(HeaderError::Dimensions { tensor: name, dims, limit: DIMENSIONS_LIMIT });
+        }
+        let mut dims = Vec::with_capacity(dimensions as usize);
+        for _ in 0..dimensions {
+            dims.push(self.u64("a dimension")?);
+        }
+        if dims.contains(&0) {
+            return Err(HeaderError::Dimensions { tensor: name, dims, limit: DIMENSIONS_LIMIT });
+        }
+        let type_number = self.u32("a tensor type")?;
+        let offset = self.u64("a tensor offset")?;
+        let Some(format) = Format::from_ggml(type_number) else {
+            return Err(HeaderError::UnknownTensorType { tensor: name, type_number });
+        };
+        let bytes = tensor_bytes(&name, &dims, format)?;
+        Ok(TensorInfo { name, dims, format, part: 0, offset, bytes })
+    }
+}
+
+fn boolean(key: &str, byte: u8) -> Result<bool, HeaderError> {
+    match byte {
+        0 => Ok(false),
+        1 => Ok(true),
+        found => Err(HeaderError::Boolean { key: key.to_owned(), found }),
+    }
+}
+
+/// Bytes of a tensor of these dimensions, which are not empty.
+pub(super) fn tensor_bytes(name: &str, dims: &[u64], format: Format) -> Result<Bytes, HeaderError> {
+    let overflow = || HeaderError::Overflow { tensor: name.to_owned(), dims: dims.to_vec() };
+    if !dims[0].is_multiple_of(format.block_len()) {
+        return Err(HeaderError::PartialBlock {
+            tensor: name.to_owned(),
+            row: dims[0],
+            format,
+            block: format.block_len(),
+        });
+    }
+    let elements =
+        dims.iter().try_fold(1u64, |product, &dim| product.checked_mul(dim)).ok_or_else(overflow)?;
+    format.row_bytes(elements).ok_or_else(overflow)
+}

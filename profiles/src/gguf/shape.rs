@@ -1,0 +1,77 @@
+//! Which dimensions has the model in this file?
+//!
+//! Keys as in the GGUF specification, `<architecture>.block_count` and so on. The vocabulary is the number of
+//! rows of `token_embd.weight`, because the tokenizer may list fewer tokens than the padded matrix has; the head
+//! is tied if there is no `output.weight`.
+
+use super::{Array, GgufError, GgufModel, Value};
+use crate::model::{Architecture, ModelShape};
+use crate::units::Layers;
+
+pub(super) fn shape(model: &GgufModel) -> Result<ModelShape, GgufError> {
+    let name = model.metadata.get_str("general.architecture")?;
+    let name = name.ok_or_else(|| GgufError::MissingKey { key: "general.architecture".into() })?;
+    let architecture: Architecture = name
+        .parse()
+        .map_err(|_| GgufError::Architecture { found: name.to_owned(), known: Architecture::known() })?;
+    let keys = Keys { model, architecture };
+    let embedding = keys.required("embedding_length")?;
+    let heads = keys.required("attention.head_count")?;
+    let head = embedding.checked_div(heads).unwrap_or(0);
+    let shape = ModelShape {
+        architecture,
+        layers: Layers(keys.required("block_count")?),
+        embedding,
+        feed_forward: keys.required("feed_forward_length")?,
+        heads,
+        kv_heads: keys.number("attention.head_count_kv")?.unwrap_or(heads),
+        key_length: keys.number("attention.key_length")?.unwrap_or(head),
+        value_length: keys.number("attention.value_length")?.unwrap_or(head),
+        vocabulary: vocabulary(model, embedding)?,
+        tied_embeddings: model.tensor("output.weight").is_none(),
+        context_length: keys.required("context_length")?,
+    };
+    shape.check().map_err(|error| GgufError::Shape { what: error.to_string() })?;
+    Ok(shape)
+}
+
+fn vocabulary(model: &GgufModel, embedding: u32) -> Result<u32, GgufError> {
+    let name = "token_embd.weight";
+    let tensor = model.tensor(name).ok_or_else(|| GgufError::MissingTensor { tensor: name.into() })?;
+    if tensor.dims[0] != u64::from(embedding) || tensor.dims.len() != 2 {
+        let what =
+            format!("`{name}` has dimensions {:?}, with an embedding length of {embedding}", tensor.dims);
+        return Err(GgufError::Shape { what });
+    }
+    u32::try_from(tensor.dims[1])
+        .map_err(|_| GgufError::Shape { what: format!("`{name}` has {} rows", tensor.dims[1]) })
+}
+
+struct Keys<'a> {
+    model: &'a GgufModel,
+    architecture: Architecture,
+}
+
+impl Keys<'_> {
+    fn required(&self, name: &str) -> Result<u32, GgufError> {
+        let missing = || GgufError::MissingKey { key: format!("{}.{name}", self.architecture) };
+        self.number(name)?.ok_or_else(missing)
+    }
+
+    /// Some converters write one number a layer; equal ones are one number.
+    fn number(&self, name: &str) -> Result<Option<u32>, GgufError> {
+        let key = format!("{}.{name}", self.architecture);
+        let per_layer: Option<Vec<i64>> = match self.model.metadata.get(&key) {
+            Some(Value::Array(Array::U32(items))) => Some(items.iter().map(|&item| item.into()).collect()),
+            Some(Value::Array(Array::I32(items))) => Some(items.iter().map(|&item| item.into()).collect()),
+            _ => None,
+        };
+        let Some(items) = per_layer else { return self.model.metadata.get_u32(&key) };
+        let uneven = || GgufError::Shape { what: format!("key `{key}` differs between layers") };
+        let first = items.first().copied().ok_or_else(uneven)?;
+        if items.iter().any(|&item| item != first) {
+            return Err(uneven());
+        }
+        u32::try_from(first).map(Some).map_err(|_| uneven())
+    }
+}

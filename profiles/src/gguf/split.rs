@@ -1,0 +1,123 @@
+//! Which files make up a model, and do they belong together?
+//!
+//! The general split convention: every part is a GGUF file with `split.no` (from 0), `split.count` and
+//! `split.tensors.count` (of all parts together), named `name-00001-of-00003.gguf` (from 1). The first part
+//! carries the model's metadata. Opening any part opens the model.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+
+use super::error::{GgufError, HeaderError};
+use super::read::{Header, TENSOR_LIMIT};
+use super::{GgufModel, PartSize};
+
+/// The most files of one model.
+const PART_LIMIT: u32 = 10_000;
+
+/// What a header says about its place among the parts.
+struct Place {
+    /// From 0.
+    number: u32,
+    count: u32,
+    /// Tensors of all parts.
+    tensors: Option<u64>,
+}
+
+impl Place {
+    fn of(header: &Header, path: &Path) -> Result<Place, GgufError> {
+        let count = header.metadata.get_u32("split.count")?.unwrap_or(1);
+        let number = header.metadata.get_u32("split.no")?.unwrap_or(0);
+        let tensors = header.metadata.get_u64("split.tensors.count")?;
+        if count == 0 || count > PART_LIMIT || number >= count {
+            let what = format!("it calls itself part {} of {count}", u64::from(number) + 1);
+            return Err(GgufError::Split { path: path.to_owned(), what });
+        }
+        Ok(Place { number, count, tensors })
+    }
+}
+
+/// Opens all parts of the model that `path` is the only or any one part of.
+pub(super) fn open(path: &Path) -> Result<GgufModel, GgufError> {
+    let (header, file_bytes) = read_header(path)?;
+    let place = Place::of(&header, path)?;
+    if place.count == 1 {
+        let parts = vec![path.to_owned()];
+        let sizes = vec![PartSize { data_start: header.data_start, file_bytes }];
+        return Ok(GgufModel { metadata: header.metadata, tensors: header.tensors, parts, sizes });
+    }
+    let parts = part_paths(path, &place)?;
+    let mut model = GgufModel::default();
+    let mut names = BTreeSet::new();
+    for (index, part) in parts.iter().enumerate() {
+        let (header, file_bytes) = read_header(part)?;
+        let found = Place::of(&header, part)?;
+        if found.number as usize != index || found.count != place.count || found.tensors != place.tensors {
+            let what = format!(
+                "it calls itself part {} of {} where part {} of {} was expected",
+                found.number + 1,
+                found.count,
+                index + 1,
+                place.count
+            );
+            return Err(GgufError::Split { path: part.clone(), what });
+        }
+        for mut tensor in header.tensors {
+            if !names.insert(tensor.name.clone()) {
+                let problem = HeaderError::DuplicateTensor { tensor: tensor.name };
+                return Err(GgufError::Header { path: part.clone(), problem });
+            }
+            tensor.part = index;
+            model.tensors.push(tensor);
+        }
+        if model.tensors.len() as u64 > TENSOR_LIMIT {
+            let what = format!("the parts up to this one have more than {TENSOR_LIMIT} tensors");
+            return Err(GgufError::Split { path: part.clone(), what });
+        }
+        if index == 0 {
+            model.metadata = header.metadata;
+        }
+        model.sizes.push(PartSize { data_start: header.data_start, file_bytes });
+    }
+    if place.tensors.is_some_and(|announced| announced != model.tensors.len() as u64) {
+        let what = format!(
+            "`split.tensors.count` announces {} tensors and the parts have {}",
+            place.tensors.unwrap_or(0),
+            model.tensors.len()
+        );
+        return Err(GgufError::Split { path: path.to_owned(), what });
+    }
+    model.parts = parts;
+    Ok(model)
+}
+
+fn read_header(path: &Path) -> Result<(Header, u64), GgufError> {
+    let opened = |source| GgufError::Open { path: path.to_owned(), source };
+    let file = File::open(path).map_err(opened)?;
+    let file_bytes = file.metadata().map_err(opened)?.len();
+    let header = Header::read(BufReader::with_capacity(1 << 18, file), file_bytes)
+        .map_err(|problem| GgufError::Header { path: path.to_owned(), problem })?;
+    Ok((header, file_bytes))
+}
+
+/// The end of the name of part `number` (from 0) of `count`.
+pub fn part_suffix(number: u32, count: u32) -> String {
+    format!("-{:05}-of-{count:05}.gguf", number + 1)
+}
+
+fn part_paths(path: &Path, place: &Place) -> Result<Vec<PathBuf>, GgufError> {
+    let expected = part_suffix(place.number, place.count);
+    let name = path.file_name().and_then(|name| name.to_str());
+    let Some(stem) = name.and_then(|name| name.strip_suffix(&expected)) else {
+        return Err(GgufError::SplitName {
+            path: path.to_owned(),
+            number: place.number + 1,
+            count: place.count,
+            expected,
+        });
+    };
+    Ok((0..place.count)
+        .map(|number| path.with_file_name(format!("{stem}{}", part_suffix(number, place.count))))
+        .collect())
+}

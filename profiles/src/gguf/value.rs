@@ -1,0 +1,252 @@
+//! What does a model file say about itself?
+//!
+//! GGUF metadata: a list of keys, each with a scalar, a string or an array. [`Metadata`] keeps them in order of
+//! their keys and answers typed questions. An absent key is `Ok(None)`: most keys are optional. A key of another
+//! type is an error that names the key, because a silent default there would run the model wrongly.
+//!
+//! Not here: which keys an architecture needs (`gguf::shape`, and the executor).
+
+use std::collections::BTreeMap;
+
+use super::error::GgufError;
+
+/// One metadata value.
+#[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)]
+pub enum Value {
+    U8(u8),
+    I8(i8),
+    U16(u16),
+    I16(i16),
+    U32(u32),
+    I32(i32),
+    F32(f32),
+    Bool(bool),
+    Str(String),
+    Array(Array),
+    U64(u64),
+    I64(i64),
+    F64(f64),
+}
+
+/// An array, stored by the type of its elements so that a vocabulary takes no more than its own bytes.
+#[derive(Debug, Clone, PartialEq)]
+#[allow(missing_docs)]
+pub enum Array {
+    U8(Vec<u8>),
+    I8(Vec<i8>),
+    U16(Vec<u16>),
+    I16(Vec<i16>),
+    U32(Vec<u32>),
+    I32(Vec<i32>),
+    F32(Vec<f32>),
+    Bool(Vec<bool>),
+    Str(Vec<String>),
+    Array(Vec<Array>),
+    U64(Vec<u64>),
+    I64(Vec<i64>),
+    F64(Vec<f64>),
+}
+
+macro_rules! value_types {
+    ($($name:ident = $number:literal, $text:literal;)+) => {
+        impl Value {
+            /// The number of this type in a file.
+            pub fn type_number(&self) -> u32 {
+                match self { $(Value::$name(_) => $number,)+ }
+            }
+
+            fn describe(&self) -> String {
+                if let Value::Array(array) = self {
+                    return format!("an array of {}", array.element());
+                }
+                let name = match self { $(Value::$name(_) => $text,)+ };
+                name.to_owned()
+            }
+        }
+
+        impl Array {
+            /// The number of the element type in a file.
+            pub fn element_number(&self) -> u32 {
+                match self { $(Array::$name(_) => $number,)+ }
+            }
+
+            /// How many elements there are.
+            pub fn len(&self) -> usize {
+                match self { $(Array::$name(items) => items.len(),)+ }
+            }
+
+            /// Whether there are none.
+            pub fn is_empty(&self) -> bool {
+                self.len() == 0
+            }
+
+            fn element(&self) -> &'static str {
+                match self { $(Array::$name(_) => $text,)+ }
+            }
+        }
+    };
+}
+
+value_types! {
+    U8 = 0, "u8";
+    I8 = 1, "i8";
+    U16 = 2, "u16";
+    I16 = 3, "i16";
+    U32 = 4, "u32";
+    I32 = 5, "i32";
+    F32 = 6, "f32";
+    Bool = 7, "bool";
+    Str = 8, "string";
+    Array = 9, "array";
+    U64 = 10, "u64";
+    I64 = 11, "i64";
+    F64 = 12, "f64";
+}
+
+impl Value {
+    /// Any integer, whatever its width; converters disagree about widths.
+    fn integer(&self) -> Option<i128> {
+        match *self {
+            Value::U8(v) => Some(v.into()),
+            Value::I8(v) => Some(v.into()),
+            Value::U16(v) => Some(v.into()),
+            Value::I16(v) => Some(v.into()),
+            Value::U32(v) => Some(v.into()),
+            Value::I32(v) => Some(v.into()),
+            Value::U64(v) => Some(v.into()),
+            Value::I64(v) => Some(v.into()),
+            _ => None,
+        }
+    }
+}
+
+/// The keys and values of a header, in order of their keys.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Metadata {
+    values: BTreeMap<String, Value>,
+}
+
+impl Metadata {
+    /// The value of a key, whatever its type.
+    pub fn get(&self, key: &str) -> Option<&Value> {
+        self.values.get(key)
+    }
+
+    /// Adds a key; returns `false` and changes nothing if it is there already.
+    pub fn insert(&mut self, key: String, value: Value) -> bool {
+        if self.values.contains_key(&key) {
+            return false;
+        }
+        self.values.insert(key, value);
+        true
+    }
+
+    /// Every key and value, in order of the keys.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
+        self.values.iter().map(|(key, value)| (key.as_str(), value))
+    }
+
+    /// How many keys there are.
+    pub fn len(&self) -> usize {
+        self.values.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.values.is_empty()
+    }
+
+    /// An integer of any width that fits in 32 bits, unsigned.
+    pub fn get_u32(&self, key: &str) -> Result<Option<u32>, GgufError> {
+        self.typed(key, "an integer from 0 to 4294967295", |value| {
+            value.integer().and_then(|v| u32::try_from(v).ok())
+        })
+    }
+
+    /// An integer of any width, not below zero.
+    pub fn get_u64(&self, key: &str) -> Result<Option<u64>, GgufError> {
+        self.typed(key, "an integer, not below zero", |value| {
+            value.integer().and_then(|v| u64::try_from(v).ok())
+        })
+    }
+
+    /// A floating-point number; a double is rounded to single precision.
+    pub fn get_f32(&self, key: &str) -> Result<Option<f32>, GgufError> {
+        self.typed(key, "an f32", |value| match *value {
+            Value::F32(v) => Some(v),
+            Value::F64(v) => Some(v as f32),
+            _ => None,
+        })
+    }
+
+    /// A truth value.
+    pub fn get_bool(&self, key: &str) -> Result<Option<bool>, GgufError> {
+        self.typed(key, "a bool", |value| if let Value::Bool(v) = *value { Some(v) } else { None })
+    }
+
+    /// A string. Bytes that are not UTF-8 were replaced by U+FFFD when the file was read.
+    pub fn get_str(&self, key: &str) -> Result<Option<&str>, GgufError> {
+        self.typed(key, "a string", |value| if let Value::Str(v) = value { Some(v.as_str()) } else { None })
+    }
+
+    /// An array of strings. Bytes that are not UTF-8 were replaced by U+FFFD when the file was read.
+    pub fn get_str_array(&self, key: &str) -> Result<Option<&[String]>, GgufError> {
+        self.typed(key, "an array of strings", |value| match value {
+            Value::Array(Array::Str(items)) => Some(items.as_slice()),
+            _ => None,
+        })
+    }
+
+    /// An array of single-precision numbers.
+    pub fn get_f32_array(&self, key: &str) -> Result<Option<&[f32]>, GgufError> {
+        self.typed(key, "an array of f32", |value| match value {
+            Value::Array(Array::F32(items)) => Some(items.as_slice()),
+            _ => None,
+        })
+    }
+
+    /// An array of 32-bit signed integers.
+    pub fn get_i32_array(&self, key: &str) -> Result<Option<&[i32]>, GgufError> {
+        self.typed(key, "an array of i32", |value| match value {
+            Value::Array(Array::I32(items)) => Some(items.as_slice()),
+            _ => None,
+        })
+    }
+
+    fn typed<'a, T>(
+        &'a self,
+        key: &str,
+        expected: &'static str,
+        convert: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, GgufError> {
+        let Some(value) = self.values.get(key) else { return Ok(None) };
+        match convert(value) {
+            Some(converted) => Ok(Some(converted)),
+            None => Err(GgufError::WrongType { key: key.to_owned(), expected, found: value.describe() }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_absent_key_is_none_and_another_type_is_an_error() {
+        let mut metadata = Metadata::default();
+        assert!(metadata.insert("split.no".into(), Value::U16(3)));
+        assert!(!metadata.insert("split.no".into(), Value::U16(4)), "the first stays");
+        assert!(metadata.insert("deep".into(), Value::I64(-1)));
+        assert!(metadata.insert("names".into(), Value::Array(Array::Str(vec!["a".into()]))));
+        assert_eq!(metadata.get_u32("split.no").unwrap(), Some(3));
+        assert_eq!(metadata.get_u32("nothing").unwrap(), None);
+        let error = metadata.get_u64("deep").unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "key `deep` is i64, not an integer, not below zero: convert the model again with a current converter"
+        );
+        assert!(matches!(metadata.get_i32_array("names"), Err(GgufError::WrongType { .. })));
+        assert_eq!(metadata.get_str_array("names").unwrap(), Some(&["a".to_owned()][..]));
+    }
+}

@@ -1,0 +1,246 @@
+//! How wide, how deep and of which architecture is a model?
+//!
+//! The numbers from which the sizes of all tensors, of the KV cache and of the activations follow. They come from
+//! a file's metadata (`gguf::GgufModel::shape`) or from a `model/1` document, and pass the same check, so that
+//! products of them stay far from overflow wherever they came from.
+//!
+//! Not here: formats and bytes of tensors (`model::profile`), and the constants of the arithmetic (epsilon, rope
+//! base, soft caps), which only the executor needs.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::units::{Bytes, Flops, Layers};
+
+/// The architectures this project runs, with their names as in GGUF (`general.architecture`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Architecture {
+    /// Llama 1, 2, 3, 3.x, and models distilled into it.
+    Llama,
+    /// Qwen 2, Qwen 2.5, `QwQ`: biases on q, k and v.
+    Qwen2,
+    /// Qwen 3: q and k are normalised per head.
+    Qwen3,
+    /// Gemma: scaled embeddings, `GeGLU`, tied head.
+    Gemma,
+    /// Gemma 2: as Gemma, with norms after each block too, and soft caps.
+    Gemma2,
+    /// `InternLM` 2.
+    InternLm2,
+}
+
+impl Architecture {
+    /// Every architecture.
+    pub const ALL: &'static [Architecture] =
+        &[Self::Llama, Self::Qwen2, Self::Qwen3, Self::Gemma, Self::Gemma2, Self::InternLm2];
+
+    /// Its name in GGUF files and documents; also the prefix of its keys.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Llama => "llama",
+            Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
+            Self::Gemma => "gemma",
+            Self::Gemma2 => "gemma2",
+            Self::InternLm2 => "internlm2",
+        }
+    }
+
+    pub(crate) fn known() -> String {
+        Self::ALL.iter().map(|architecture| architecture.name()).collect::<Vec<_>>().join(", ")
+    }
+}
+
+impl fmt::Display for Architecture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// An architecture name nobody knows.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("architecture `{0}` is not supported: use one of {known}", known = Architecture::known())]
+pub struct UnknownArchitecture(pub String);
+
+impl FromStr for Architecture {
+    type Err = UnknownArchitecture;
+    fn from_str(text: &str) -> Result<Self, UnknownArchitecture> {
+        Self::ALL
+            .iter()
+            .copied()
+            .find(|architecture| architecture.name() == text)
+            .ok_or_else(|| UnknownArchitecture(text.to_owned()))
+    }
+}
+
+/// The dimensions of a decoder-only transformer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelShape {
+    /// Its family.
+    pub architecture: Architecture,
+    /// Transformer layers (L).
+    pub layers: Layers,
+    /// Width of the residual stream, in numbers.
+    pub embedding: u32,
+    /// Width of the feed-forward block, in numbers.
+    pub feed_forward: u32,
+    /// Query heads.
+    pub heads: u32,
+    /// Key and value heads (`h_k`, `h_v`).
+    pub kv_heads: u32,
+    /// Numbers of one key (`e_k`), and of one query.
+    pub key_length: u32,
+    /// Numbers of one value (`e_v`).
+    pub value_length: u32,
+    /// Tokens in the vocabulary (V).
+    pub vocabulary: u32,
+    /// Whether the output head reuses the embedding's tensor.
+    pub tied_embeddings: bool,
+    /// The longest context the model was trained for, in tokens.
+    pub context_length: u32,
+}
+
+/// A dimension that no model has.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ShapeError {
+    /// Zero, or beyond any real model.
+    #[error("`{field}` is {found}: from 1 to {limit} is accepted")]
+    Range {
+        /// Which dimension.
+        field: &'static str,
+        /// What was given.
+        found: u32,
+        /// The most accepted.
+        limit: u32,
+    },
+    /// Query heads that cannot be shared evenly among key and value heads.
+    #[error("`heads` is {heads}, not a multiple of `kv_heads`, {kv_heads}: each key serves as many queries")]
+    Heads {
+        /// Query heads.
+        heads: u32,
+        /// Key and value heads.
+        kv_heads: u32,
+    },
+}
+
+impl ShapeError {
+    /// The dimension to blame, by its name in documents.
+    pub fn field(&self) -> &'static str {
+        match self {
+            Self::Range { field, .. } => field,
+            Self::Heads { .. } => "kv_heads",
+        }
+    }
+}
+
+impl ModelShape {
+    /// Refuses dimensions of zero and dimensions so large that products of them could overflow.
+    pub fn check(&self) -> Result<(), ShapeError> {
+        for (field, found, limit) in [
+            ("layers", self.layers.0, 1 << 12),
+            ("embedding", self.embedding, 1 << 18),
+            ("feed_forward", self.feed_forward, 1 << 20),
+            ("heads", self.heads, 1 << 12),
+            ("kv_heads", self.kv_heads, 1 << 12),
+            ("key_length", self.key_length, 1 << 14),
+            ("value_length", self.value_length, 1 << 14),
+            ("vocabulary", self.vocabulary, 1 << 22),
+            ("context_length", self.context_length, 1 << 27),
+        ] {
+            if found == 0 || found > limit {
+                return Err(ShapeError::Range { field, found, limit });
+            }
+        }
+        if !self.heads.is_multiple_of(self.kv_heads) {
+            return Err(ShapeError::Heads { heads: self.heads, kv_heads: self.kv_heads });
+        }
+        Ok(())
+    }
+
+    /// Numbers that all queries of a token have together: the rows of `attn_q`.
+    pub fn query_width(&self) -> u64 {
+        u64::from(self.heads) * u64::from(self.key_length)
+    }
+
+    /// Numbers of all keys of a token: the rows of `attn_k`.
+    pub fn key_width(&self) -> u64 {
+        u64::from(self.kv_heads) * u64::from(self.key_length)
+    }
+
+    /// Numbers of all values of a token: the rows of `attn_v`.
+    pub fn value_width(&self) -> u64 {
+        u64::from(self.kv_heads) * u64::from(self.value_length)
+    }
+
+    /// What one layer's KV cache takes for `context` tokens, at `element` bytes a number (2 for f16):
+    /// `element (h_k e_k + h_v e_v) context`.
+    pub fn kv_bytes_per_layer(&self, context: u32, element: Bytes) -> Bytes {
+        element * ((self.key_width() + self.value_width()) * u64::from(context))
+    }
+
+    /// Work of one layer's attention for one token that sees `kv_length` tokens, itself included: a dot product
+    /// with each key, a softmax of about 5 operations a score, and a weighted sum of the values. The
+    /// projections are matrices and counted with the weights.
+    pub fn attention_flops_per_layer(&self, kv_length: u32) -> Flops {
+        let a_score = 2 * u64::from(self.key_length) + 2 * u64::from(self.value_length) + 5;
+        Flops((u64::from(self.heads) * u64::from(kv_length) * a_score) as f64)
+    }
+
+    /// What travels between devices for one token: the residual stream in f32.
+    pub fn activation_bytes(&self) -> Bytes {
+        Bytes(4 * u64::from(self.embedding))
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Llama 3 8B.
+    pub(crate) fn llama_8b() -> ModelShape {
+        ModelShape {
+            architecture: Architecture::Llama,
+            layers: Layers(32),
+            embedding: 4096,
+            feed_forward: 14336,
+            heads: 32,
+            kv_heads: 8,
+            key_length: 128,
+            value_length: 128,
+            vocabulary: 128_256,
+            tied_embeddings: false,
+            context_length: 8192,
+        }
+    }
+
+    #[test]
+    fn kv_cache_and_activations_of_llama_8b() {
+        // 8 heads of 128 numbers, keys and values, 2 bytes each, 1024 tokens: 2 * 8 * 128 * 2 * 1024 = 4 MiB.
+        assert_eq!(llama_8b().kv_bytes_per_layer(1024, Bytes(2)), Bytes::mib(4));
+        assert_eq!(llama_8b().activation_bytes(), Bytes(16384));
+        // 32 heads, 10 keys: 32 * 10 * (256 + 256 + 5).
+        assert_eq!(llama_8b().attention_flops_per_layer(10), Flops(165_440.0));
+    }
+
+    #[test]
+    fn impossible_dimensions_are_refused() {
+        assert_eq!(llama_8b().check(), Ok(()));
+        let flat = ModelShape { embedding: 0, ..llama_8b() };
+        assert!(matches!(flat.check(), Err(ShapeError::Range { field: "embedding", found: 0, .. })));
+        let endless = ModelShape { layers: Layers(u32::MAX), ..llama_8b() };
+        assert!(matches!(endless.check(), Err(ShapeError::Range { field: "layers", .. })));
+        let uneven = ModelShape { kv_heads: 5, ..llama_8b() };
+        assert_eq!(uneven.check(), Err(ShapeError::Heads { heads: 32, kv_heads: 5 }));
+    }
+
+    #[test]
+    fn architecture_names_are_those_of_gguf() {
+        for &architecture in Architecture::ALL {
+            assert_eq!(architecture.name().parse(), Ok(architecture));
+        }
+        assert!("bert".parse::<Architecture>().is_err());
+    }
+}
