@@ -97,6 +97,11 @@ impl Storage {
 
     /// A thread whose touch found no room tries again.
     pub fn retry(&mut self, now: Nanos, chunk: Chunk, flow: Flow) -> Touch {
+        // Somebody else may have fetched it meanwhile.
+        if self.cache.view().holds(chunk) {
+            self.cache.cache().access(chunk);
+            return Touch::Ready;
+        }
         let found = self.readahead.miss(self.cache.cache(), chunk, &mut self.reads);
         self.submit(now, flow);
         if found { Touch::Waits } else { Touch::NoRoom }

@@ -39,7 +39,7 @@ impl Readahead {
     pub fn miss(&mut self, cache: &mut dyn PageCache, chunk: Chunk, reads: &mut Vec<Chunk>) -> bool {
         self.start = chunk.saturating_sub(self.window / 2);
         self.size = self.window;
-        self.fetch(cache, self.start + self.size - self.window / 4, reads);
+        self.fetch(cache, self.start + self.size - (self.window / 4).max(1), reads);
         // With one chunk a window, or no room for what lies before, the chunk may still be missing.
         match cache.prefetch_now(chunk) {
             Fetch::Started => reads.push(chunk),
