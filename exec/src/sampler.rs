@@ -1,7 +1,7 @@
 //! Which token comes next?
 //!
 //! Greedy: the largest logit, the lowest id of equals. Otherwise the k most likely tokens at the given
-//! temperature, of those the fewest that together have probability p, and one of these by a ChaCha8 stream
+//! temperature, of those the fewest that together have probability p, and one of these by a `ChaCha8` stream
 //! from the seed. The exponential is the project's own, so a seed gives the same text on every platform.
 
 use rand::{Rng, SeedableRng};
@@ -72,9 +72,8 @@ impl Sampler {
         }
         self.candidates.sort_unstable_by(more_likely);
         let best = logits[self.candidates[0] as usize];
-        let weight = |token: u32| {
-            f64::from(exponential((logits[token as usize] - best) / self.options.temperature))
-        };
+        let weight =
+            |token: u32| f64::from(exponential((logits[token as usize] - best) / self.options.temperature));
         let weights: Vec<f64> = self.candidates.iter().map(|&token| weight(token)).collect();
         let wanted = f64::from(self.options.top_p) * weights.iter().sum::<f64>();
         let mut sum = 0.0;

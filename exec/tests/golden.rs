@@ -10,7 +10,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use hearth_exec::sampler::greedy;
-use hearth_exec::{CacheFormat, CacheOptions, Cpu, Head, Pool, PoolOptions, Stage, TextStream, Tokenizer, Weights};
+use hearth_exec::{
+    CacheFormat, CacheOptions, Cpu, Head, Pool, PoolOptions, Stage, TextStream, Tokenizer, Weights,
+};
 use serde::Deserialize;
 
 #[derive(Deserialize)]
@@ -53,7 +55,9 @@ impl Model {
         let cpu = Cpu::new(Arc::new(pool));
         let layers = weights.shape().layers.0;
         let cache = CacheOptions { context: 256, format: CacheFormat::F32 };
-        let stage = Stage::on_cpu(Arc::clone(&weights), vec![0..layers], cache, cpu.clone()).unwrap();
+        let stage =
+            Stage::on_cpu(Arc::clone(&weights), std::slice::from_ref(&(0..layers)), cache, cpu.clone())
+                .unwrap();
         Model { head: Head::new(weights, cpu), stage, layers, length: 0 }
     }
 
@@ -145,7 +149,8 @@ fn the_draft_chooses_as_llama_cpp_does() {
 
 #[test]
 fn prompts_become_the_golden_tokens_and_tokens_the_golden_text() {
-    for file in ["psalm-7m-f16.gguf", "psalm-7m-q4_k.gguf", "psalm-7m-q8_0.gguf", "psalm-draft-1m-q8_0.gguf"] {
+    for file in ["psalm-7m-f16.gguf", "psalm-7m-q4_k.gguf", "psalm-7m-q8_0.gguf", "psalm-draft-1m-q8_0.gguf"]
+    {
         let weights = Weights::open(models().join(file)).unwrap();
         let tokenizer = Tokenizer::new(&weights.model().metadata).unwrap();
         for run in golden(file) {

@@ -4,12 +4,13 @@
 
 use std::fmt::Write as _;
 
+use hearth_profiles::Document;
 use hearth_profiles::model::{ModelDocument, shipped_names, shipped_yaml};
 use proptest::prelude::*;
 
 /// A document that was accepted can be used and written.
 fn use_it(text: &str) {
-    if let Ok(document) = ModelDocument::parse(text) {
+    if let Ok(document) = ModelDocument::from_yaml(text) {
         let profile = document.profile().expect("what was parsed has a profile");
         assert_eq!(profile.layers.len(), document.layers.0 as usize);
         assert!(profile.total_bytes() > profile.input_row_bytes());
@@ -83,7 +84,7 @@ fn aliases_do_not_multiply() {
         let aliases = vec![format!("*a{}", level - 1); 9].join(", ");
         writeln!(text, "a{level}: &a{level} [{aliases}]").unwrap();
     }
-    assert!(ModelDocument::parse(&text).is_err());
-    assert!(ModelDocument::parse(&"[".repeat(100_000)).is_err());
-    assert!(ModelDocument::parse(&"- ".repeat(600_000)).is_err(), "longer than any document");
+    assert!(ModelDocument::from_yaml(&text).is_err());
+    assert!(ModelDocument::from_yaml(&"[".repeat(100_000)).is_err());
+    assert!(ModelDocument::from_yaml(&"- ".repeat(600_000)).is_err(), "longer than any document");
 }

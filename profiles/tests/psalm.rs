@@ -2,7 +2,10 @@
 
 use std::path::PathBuf;
 
-use hearth_profiles::gguf::{GgufError, GgufModel, HeaderError, TensorInfo};
+use hearth_profiles::Document;
+use hearth_profiles::gguf::{
+    GgufError, GgufModel, HeaderError, HeaderWriter, TensorInfo, Value, part_suffix,
+};
 use hearth_profiles::model::{
     Architecture, DigestMatch, ModelDocument, ModelProfile, ModelShape, Quant, layout,
 };
@@ -108,10 +111,10 @@ fn a_profile_counts_every_byte_of_the_tensors() {
 
 #[test]
 fn a_plan_for_a_document_fits_a_file_of_that_shape() {
-    let document = ModelDocument::parse(
-        "{schema: model/1, name: twin, source: psalm, architecture: llama, layers: 8 layers, embedding: 256,
-          feed_forward: 768, heads: 4, kv_heads: 2, vocabulary: 2048, tied_embeddings: true, context_length: 512,
-          quant: q4_k_m}",
+    let document = ModelDocument::from_yaml(
+        "schema: model/1\nname: twin\nsource: psalm\narchitecture: llama\nlayers: 8 layers\nembedding: 256\n\
+         feed_forward: 768\nheads: 4\nkv_heads: 2\nvocabulary: 2048\ntied_embeddings: true\n\
+         context_length: 512\nquant: q4_k_m\n",
     );
     let planned = document.unwrap().profile().unwrap();
     let profile = |name| ModelProfile::from_gguf(&GgufModel::open(path(name)).unwrap()).unwrap();
@@ -135,4 +138,37 @@ fn one_changed_weight_near_the_start_of_a_tensor_changes_the_digest() {
     bytes[offset as usize + 4000] ^= 1;
     std::fs::write(&copy, &bytes).unwrap();
     assert_ne!(digest(), before);
+}
+
+#[test]
+fn a_model_split_in_two_has_the_same_profile_and_another_digest() {
+    let source = std::fs::read(path("psalm-draft-1m-q8_0.gguf")).unwrap();
+    let whole = GgufModel::open(path("psalm-draft-1m-q8_0.gguf")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let (first, second) = whole.tensors.split_at(7);
+    for (number, tensors) in [(0, first), (1, second)] {
+        let mut writer = HeaderWriter::default();
+        writer.key("split.no", Value::U16(number)).unwrap();
+        writer.key("split.count", Value::U16(2)).unwrap();
+        writer.key("split.tensors.count", Value::I32(whole.tensors.len() as i32)).unwrap();
+        for (key, value) in whole.metadata.iter().filter(|_| number == 0) {
+            writer.key(key, value.clone()).unwrap();
+        }
+        for tensor in tensors {
+            writer.tensor(&tensor.name, &tensor.dims, tensor.format).unwrap();
+        }
+        let layout = writer.finish();
+        let mut file = layout.header;
+        for (from, to) in tensors.iter().zip(&layout.tensors) {
+            file.resize(to.offset as usize, 0);
+            file.extend(&source[from.offset as usize..from.end() as usize]);
+        }
+        file.resize(layout.file_bytes as usize, 0);
+        std::fs::write(folder.path().join(format!("draft{}", part_suffix(number.into(), 2))), file).unwrap();
+    }
+    let split = GgufModel::open(folder.path().join("draft-00002-of-00002.gguf")).unwrap();
+    let (whole, split) = (ModelProfile::from_gguf(&whole).unwrap(), ModelProfile::from_gguf(&split).unwrap());
+    assert_eq!((&split.layers, &split.input, &split.output), (&whole.layers, &whole.input, &whole.output));
+    assert_eq!(split.matches(&whole.shape_digest()), DigestMatch::SameShape);
+    assert_ne!(split.digest, whole.digest);
 }

@@ -59,7 +59,8 @@ impl ByteLevelBpe {
         for byte in 0..=255u8 {
             let visible = visible(byte).to_string();
             if !short.contains(visible.as_str()) {
-                let what = format!("no token for byte {byte:#04x} (`{visible}`): some texts could not be written");
+                let what =
+                    format!("no token for byte {byte:#04x} (`{visible}`): some texts could not be written");
                 return Err(invalid(what, CONVERT));
             }
         }

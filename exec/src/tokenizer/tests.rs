@@ -70,7 +70,10 @@ fn an_unknown_pre_tokenizer_is_an_error() {
     put(&mut metadata, "tokens", Value::Array(Array::Str(vec!["a".into()])));
     put(&mut metadata, "pre", Value::Str("klingon".into()));
     let error = Tokenizer::new(&metadata).unwrap_err().to_string();
-    assert_eq!(error, "pre-tokenizer `klingon` is not known: use a model with one of default, gpt-2, llama-bpe");
+    assert_eq!(
+        error,
+        "pre-tokenizer `klingon` is not known: use a model with one of default, gpt-2, llama-bpe"
+    );
 }
 
 proptest! {

@@ -4,9 +4,10 @@
 //! simulated, or synthesised. Every document says where its numbers come from.
 //!
 //! ```
+//! use hearth_profiles::Document;
 //! use hearth_profiles::model::ModelDocument;
 //!
-//! let profile = ModelDocument::parse(
+//! let profile = ModelDocument::from_yaml(
 //!     "schema: model/1
 //! name: llama-3-8b
 //! source: 'Llama 3 8B, config.json'
@@ -27,26 +28,19 @@
 //! assert_eq!(profile.total_bytes().to_string(), "4.58 GiB");
 //! ```
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
 
 use super::profile::ModelProfile;
 use super::quant::Quant;
 use super::shape::{Architecture, ModelShape};
+use crate::document::{Document, DocumentError};
 use crate::units::Layers;
-
-/// The version this code reads and writes.
-pub const SCHEMA: &str = "model/1";
-
-/// The longest document that is read, in bytes; real ones have one kB.
-const LENGTH_LIMIT: usize = 1 << 20;
 
 /// A `model/1` document.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelDocument {
-    /// [`SCHEMA`].
+    /// `model/1`.
     pub schema: String,
     /// What people call the model.
     pub name: String,
@@ -80,52 +74,9 @@ pub struct ModelDocument {
     pub quant: String,
 }
 
-/// Why a text is not a `model/1` document, and where.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{what}{at}", at = Place(*.line, *.column))]
-pub struct DocumentError {
-    /// What is wrong and how to fix it.
-    pub what: String,
-    /// The line, from 1, if one is to blame.
-    pub line: Option<usize>,
-    /// The column, from 1, if one is to blame.
-    pub column: Option<usize>,
-}
-
-struct Place(Option<usize>, Option<usize>);
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.0, self.1) {
-            (Some(line), Some(column)) => write!(f, " (line {line}, column {column})"),
-            _ => Ok(()),
-        }
-    }
-}
-
 impl ModelDocument {
-    /// Reads and checks a document.
-    pub fn parse(text: &str) -> Result<ModelDocument, DocumentError> {
-        if text.len() > LENGTH_LIMIT {
-            let what =
-                format!("a model document has at most {LENGTH_LIMIT} bytes, this one has {}", text.len());
-            return Err(DocumentError { what, line: None, column: None });
-        }
-        let document: ModelDocument = serde_yaml::from_str(text).map_err(|error| located(&error, text))?;
-        document.check().map_err(|(field, what)| {
-            // The value was readable but does not make sense: blame the line of its key.
-            let line = line_of(text, field, 0);
-            DocumentError { what, line, column: line.map(|_| 1) }
-        })?;
-        Ok(document)
-    }
-
     /// Which field makes no sense, and why.
     fn check(&self) -> Result<(), (&'static str, String)> {
-        if self.schema != SCHEMA {
-            let what = format!("schema `{}` is not read by this release: it reads `{SCHEMA}`", self.schema);
-            return Err(("schema", what));
-        }
         for (field, text) in [("name", &self.name), ("source", &self.source)] {
             if text.trim().is_empty() {
                 return Err((field, format!("`{field}` is empty: every model says its name and its source")));
@@ -157,38 +108,20 @@ impl ModelDocument {
         }
     }
 
-    /// The model as planners see it. Fails only for a document that was not made by [`ModelDocument::parse`].
+    /// The model as planners see it. Fails only for a document that was not read from text.
     pub fn profile(&self) -> Result<ModelProfile, DocumentError> {
-        let failed = |what| DocumentError { what, line: None, column: None };
-        self.check().map_err(|(_, what)| failed(what))?;
+        self.validate()?;
+        let failed = |what: String| DocumentError::invalid_at("quant", what);
         let quant: Quant = self.quant.parse().map_err(|error| failed(format!("{error}")))?;
         ModelProfile::from_shape(&self.name, self.shape(), quant).map_err(|error| failed(error.to_string()))
     }
 }
 
-/// The line, from 1, on which a key stands for the `nth` time, from 0.
-fn line_of(text: &str, key: &str, nth: usize) -> Option<usize> {
-    let stands = |line: &str| line.strip_prefix(key).is_some_and(|rest| rest.trim_start().starts_with(':'));
-    text.lines().enumerate().filter(|(_, line)| stands(line)).nth(nth).map(|(at, _)| at + 1)
-}
+impl Document for ModelDocument {
+    const SCHEMA: &'static str = "model/1";
 
-fn located(error: &serde_yaml::Error, document: &str) -> DocumentError {
-    let location = error.location();
-    let text = error.to_string();
-    // The place is kept apart; the library repeats it at the end of its text.
-    let what = match (&location, text.rfind(" at line ")) {
-        (Some(_), Some(at)) => text[..at].to_owned(),
-        _ => text,
-    };
-    // The library blames the whole document for a key that stands twice.
-    let twice = what.strip_prefix("duplicate field `").and_then(|rest| rest.strip_suffix('`'));
-    if let Some(line) = twice.and_then(|key| line_of(document, key, 1)) {
-        return DocumentError { what, line: Some(line), column: Some(1) };
-    }
-    DocumentError {
-        what,
-        line: location.as_ref().map(serde_yaml::Location::line),
-        column: location.as_ref().map(serde_yaml::Location::column),
+    fn validate(&self) -> Result<(), DocumentError> {
+        self.check().map_err(|(key, what)| DocumentError::invalid_at(key, what))
     }
 }
 
@@ -215,19 +148,19 @@ quant: q4_k_m
 
     fn check(replace: &str, with: &str, what: &str, line: usize) {
         let text = GOOD.replace(replace, with);
-        let error = ModelDocument::parse(&text).unwrap_err();
-        assert!(error.what.contains(what), "{error}");
-        assert_eq!(error.line, Some(line), "{error}");
+        let error = ModelDocument::from_yaml(&text).unwrap_err();
+        assert!(error.what().contains(what), "{error}");
+        assert_eq!(error.location().map(|at| at.0), Some(line), "{error}");
         assert!(error.to_string().contains(&format!("(line {line}, column ")), "{error}");
     }
 
     #[test]
     fn a_document_is_a_profile() {
-        let document = ModelDocument::parse(GOOD).unwrap();
+        let document = ModelDocument::from_yaml(GOOD).unwrap();
         assert_eq!(document.shape(), llama_8b());
         assert_eq!(document.profile().unwrap().quant, "q4_k_m");
-        let written = serde_yaml::to_string(&document).unwrap();
-        assert_eq!(ModelDocument::parse(&written).unwrap(), document);
+        let written = document.to_yaml();
+        assert_eq!(ModelDocument::from_yaml(&written).unwrap(), document);
     }
 
     #[test]
@@ -240,13 +173,13 @@ quant: q4_k_m
         check("embedding: 4096", "embedding: 0", "`embedding` is 0", 6);
         check("kv_heads: 8", "kv_heads: 5", "not a multiple", 9);
         check("quant: q4_k_m", "quant: q4", "`q4` is not a quantisation", 13);
-        check("schema: model/1", "schema: model/2", "it reads `model/1`", 1);
+        check("schema: model/1", "schema: model/2", "must be `schema: model/1`", 1);
         check("feed_forward: 14336", "feed_forward: 14336 # odd\nembedding: 4096", "duplicate field", 8);
     }
 
     #[test]
     fn a_missing_field_is_named() {
-        let error = ModelDocument::parse(&GOOD.replace("vocabulary: 128256\n", "")).unwrap_err();
-        assert!(error.what.contains("missing field `vocabulary`"), "{error}");
+        let error = ModelDocument::from_yaml(&GOOD.replace("vocabulary: 128256\n", "")).unwrap_err();
+        assert!(error.what().contains("missing field `vocabulary`"), "{error}");
     }
 }

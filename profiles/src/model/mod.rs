@@ -18,7 +18,7 @@ pub mod quant;
 pub mod shape;
 pub mod shipped;
 
-pub use document::{DocumentError, ModelDocument};
+pub use document::ModelDocument;
 pub use group::{FormatShare, TensorGroup};
 pub use layout::{TensorKind, TensorSpec};
 pub use profile::{DigestMatch, ModelProfile};

@@ -5,6 +5,7 @@
 
 use super::document::ModelDocument;
 use super::profile::ModelProfile;
+use crate::document::Document;
 
 macro_rules! shipped {
     ($($name:literal),+ $(,)?) => {
@@ -52,7 +53,7 @@ pub fn shipped_yaml(name: &str) -> Result<&'static str, UnknownModel> {
 ///
 /// Never: a test reads every shipped document.
 pub fn shipped_document(name: &str) -> Result<ModelDocument, UnknownModel> {
-    let document = ModelDocument::parse(shipped_yaml(name)?);
+    let document = ModelDocument::from_yaml(shipped_yaml(name)?);
     Ok(document.expect("shipped documents are valid: a test reads them all"))
 }
 

@@ -6,6 +6,8 @@
 //!
 //! Not here: opening files. That is the command line's.
 
+mod key_place;
+
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -30,12 +32,17 @@ pub enum DocumentError {
         column: usize,
     },
     /// The first key does not name the expected schema.
-    #[error("this is not a {expected} document: {found}; the first line must be `schema: {expected}`")]
+    #[error(
+        "this is not a {expected} document: {found}; the first line must be `schema: {expected}`{}",
+        place(*.line, 1)
+    )]
     Schema {
         /// For example `plan/1`.
         expected: &'static str,
         /// What stands there instead.
         found: String,
+        /// Line, from 1; 0 if nothing stands there.
+        line: usize,
     },
     /// Larger than [`MAX_DOCUMENT_BYTES`].
     #[error("the document has {bytes} bytes; at most {MAX_DOCUMENT_BYTES} are read")]
@@ -48,6 +55,9 @@ pub enum DocumentError {
     Invalid {
         /// What is wrong, where, and what to do.
         what: String,
+        /// The key to blame, as `cpu.matvec.q4_k`; empty if it is no single one. A document that is read
+        /// from text has the key's line and column in its error instead.
+        key: String,
     },
 }
 
@@ -58,13 +68,19 @@ fn place(line: usize, column: usize) -> String {
 impl DocumentError {
     /// A document that parses but contradicts itself.
     pub fn invalid(what: impl Into<String>) -> Self {
-        DocumentError::Invalid { what: what.into() }
+        DocumentError::Invalid { what: what.into(), key: String::new() }
+    }
+
+    /// A document in which the value of one key cannot be. Keys are joined by dots: `cpu.matvec.q4_k`.
+    pub fn invalid_at(key: impl Into<String>, what: impl Into<String>) -> Self {
+        DocumentError::Invalid { what: what.into(), key: key.into() }
     }
 
     /// Line and column, if the mistake has a place.
     pub fn location(&self) -> Option<(usize, usize)> {
         match self {
             DocumentError::Content { line, column, .. } if *line > 0 => Some((*line, *column)),
+            DocumentError::Schema { line, .. } if *line > 0 => Some((*line, 1)),
             _ => None,
         }
     }
@@ -73,7 +89,21 @@ impl DocumentError {
     pub fn what(&self) -> String {
         match self {
             DocumentError::Content { what, .. } => what.clone(),
+            DocumentError::Schema { expected, found, .. } => {
+                DocumentError::Schema { expected, found: found.clone(), line: 0 }.to_string()
+            }
             other => other.to_string(),
+        }
+    }
+
+    /// The same with the place of the key that it blames.
+    fn located(self, text: &str) -> Self {
+        match self {
+            DocumentError::Invalid { what, key } if !key.is_empty() => {
+                let (line, column) = key_place::of(text, &key).unwrap_or((0, 0));
+                DocumentError::Content { what, line, column }
+            }
+            other => other,
         }
     }
 }
@@ -93,8 +123,8 @@ pub trait Document: Serialize + DeserializeOwned {
         }
         check_depth(text)?;
         check_schema(text, Self::SCHEMA)?;
-        let document: Self = serde_yaml::from_str(text).map_err(|error| content(&error))?;
-        document.validate()?;
+        let document: Self = serde_yaml::from_str(text).map_err(|error| content(&error, text))?;
+        document.validate().map_err(|error| error.located(text))?;
         Ok(document)
     }
 
@@ -104,29 +134,40 @@ pub trait Document: Serialize + DeserializeOwned {
     }
 }
 
-fn content(error: &serde_yaml::Error) -> DocumentError {
-    let (line, column) = error.location().map_or((0, 0), |at| (at.line(), at.column()));
+fn content(error: &serde_yaml::Error, document: &str) -> DocumentError {
+    let mut at = error.location().map_or((0, 0), |at| (at.line(), at.column()));
     let text = error.to_string();
     // The parser appends its own " at line 3 column 5"; the place is told once, by us.
-    let what = text.split(" at line ").next().unwrap_or(&text).to_string();
-    DocumentError::Content { what, line, column }
+    let what = match text.rfind(" at line ") {
+        Some(end) if at.0 > 0 => text[..end].to_string(),
+        _ => text,
+    };
+    // The parser blames the whole map for a key that stands twice in it.
+    let twice = ["duplicate field `", "duplicate entry `"]
+        .iter()
+        .find_map(|mark| what.split_once(mark).and_then(|(_, rest)| rest.split('`').next()));
+    if let Some(second) = twice.and_then(|key| key_place::second(document, at, key)) {
+        at = second;
+    }
+    DocumentError::Content { what, line: at.0, column: at.1 }
 }
 
 /// The `schema:` key must be the first one: a reader decides by it how to read the rest.
 fn check_schema(text: &str, expected: &'static str) -> Result<(), DocumentError> {
-    let mut lines = text.lines().map(str::trim_end);
-    let first = lines.find(|line| !(line.is_empty() || line.starts_with('#') || *line == "---"));
-    let Some(value) = first.and_then(|line| line.strip_prefix("schema:")) else {
-        let found = first.map_or("it is empty".into(), |line| {
+    let mut lines = text.lines().map(str::trim_end).zip(1..);
+    let first = lines.find(|(line, _)| !(line.is_empty() || line.starts_with('#') || *line == "---"));
+    let line = first.map_or(0, |(_, number)| number);
+    let Some(value) = first.and_then(|(line, _)| line.strip_prefix("schema:")) else {
+        let found = first.map_or("it is empty".into(), |(line, _)| {
             format!("it begins with `{}`", line.chars().take(40).collect::<String>())
         });
-        return Err(DocumentError::Schema { expected, found });
+        return Err(DocumentError::Schema { expected, found, line });
     };
     let value = value.split('#').next().unwrap_or_default().trim().trim_matches(['"', '\'']);
     if value == expected {
         return Ok(());
     }
-    Err(DocumentError::Schema { expected, found: explain_schema(value, expected) })
+    Err(DocumentError::Schema { expected, found: explain_schema(value, expected), line })
 }
 
 fn explain_schema(found: &str, expected: &str) -> String {
