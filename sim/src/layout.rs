@@ -29,8 +29,7 @@ pub struct Layout {
 impl Layout {
     /// The share of the device at a place of the plan.
     pub fn new(plan: &Plan, place: usize, model: &ModelProfile, chunk: Bytes) -> Self {
-        let mut layout =
-            Self { layers: vec![None; model.layers.len()], output: 0..0, chunks: 0, bytes: 0 };
+        let mut layout = Self { layers: vec![None; model.layers.len()], output: 0..0, chunks: 0, bytes: 0 };
         for round in 0..plan.rounds {
             let (window, gpu) = (plan.window(place, round), plan.gpu_window(place, round));
             let start = u64::from(layout.chunks) * chunk.0;
@@ -67,7 +66,8 @@ impl Layout {
         match part {
             Part::Output => self.output(),
             Part::Layers(layers) => {
-                let mut own = layers.clone().map(|layer| self.layer(layer)).filter(|chunks| !chunks.is_empty());
+                let mut own =
+                    layers.clone().map(|layer| self.layer(layer)).filter(|chunks| !chunks.is_empty());
                 let first = own.next().unwrap_or(0..0);
                 let end = own.last().map_or(first.end, |last| last.end);
                 first.start..end

@@ -3,8 +3,10 @@
 use std::process::ExitCode;
 
 use hearth_schema::metrics::{self, Metrics};
+use hearth_schema::scenario::DeviceEntry;
 use hearth_schema::trace::{Outcome, Trace};
-use hearth_schema::{Cluster, Plan};
+use hearth_schema::{Cluster, Plan, Scenario};
+use hearth_sim::{Input, Options};
 use serde::Serialize;
 
 use super::{plan, print_json};
@@ -42,7 +44,7 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
         Some(path) => read_plan(path)?,
         None => plan::make(&loaded, &cluster, &plan::merged(&loaded.scenario.planner, &args.planning))?,
     };
-    let trace = simulate(&cluster, &plan, &loaded.scenario.name)?;
+    let trace = simulate(&cluster, &plan, &loaded.scenario)?;
     if let Some(path) = &args.trace {
         write_trace(path, &trace)?;
     }
@@ -59,9 +61,15 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     })
 }
 
-/// Runs a plan in the simulator.
-pub fn simulate(cluster: &Cluster, plan: &Plan, scenario: &str) -> Result<Trace, Failure> {
-    hearth_sim::simulate(&hearth_sim::Input { cluster, plan, scenario }).map_err(Failure::unusable)
+/// Runs a plan in the simulator, with the limits that the scenario sets.
+pub fn simulate(cluster: &Cluster, plan: &Plan, scenario: &Scenario) -> Result<Trace, Failure> {
+    let limit = |entry: &DeviceEntry| Some((entry.name.clone(), entry.limits.as_ref()?.disk_read?));
+    let throttles = scenario.devices.iter().filter_map(limit).collect();
+    let options = Options { throttles, ..Options::default() };
+    let mut trace =
+        hearth_sim::simulate(&Input { cluster, plan, options: &options }).map_err(Failure::unusable)?;
+    trace.header.scenario.clone_from(&scenario.name);
+    Ok(trace)
 }
 
 /// A run's numbers as a person reads them.
