@@ -13,7 +13,9 @@ pub enum SimError {
     #[error("the plan cannot be run: {0}")]
     Plan(#[from] DocumentError),
     /// The plan names a device that the scenario does not have.
-    #[error("plan devices[{place}] is `{name}`, which the scenario does not have; plan again from this scenario")]
+    #[error(
+        "plan devices[{place}] is `{name}`, which the scenario does not have; plan again from this scenario"
+    )]
     UnknownDevice {
         /// Its place in the ring.
         place: usize,
@@ -21,7 +23,9 @@ pub enum SimError {
         name: String,
     },
     /// The plan was made for another model.
-    #[error("the plan is for `{planned}` and the scenario's model is `{given}`; plan again from this scenario")]
+    #[error(
+        "the plan is for `{planned}` and the scenario's model is `{given}`; plan again from this scenario"
+    )]
     OtherModel {
         /// The plan's model.
         planned: String,

@@ -90,7 +90,10 @@ impl<'a> Work<'a> {
                 if let Some(rate) = streamed {
                     return share.flops / rate;
                 }
-                longer(share.flops * f64::from(tokens) / self.rate(format, tokens), share.bytes / self.bandwidth)
+                longer(
+                    share.flops * f64::from(tokens) / self.rate(format, tokens),
+                    share.bytes / self.bandwidth,
+                )
             })
             .sum()
     }

@@ -80,7 +80,6 @@ pub enum Event {
 
 #[derive(Debug, Clone)]
 struct World<'a> {
-    input: Input<'a>,
     engine: Engine<Event>,
     stations: Vec<Station<'a>>,
     unreclaimable: Vec<Bytes>,
@@ -144,7 +143,6 @@ impl<'a> World<'a> {
             })
             .collect();
         Self {
-            input,
             engine,
             stations,
             unreclaimable: budgets.iter().map(|budget| budget.unreclaimable).collect(),
@@ -205,8 +203,7 @@ impl<'a> World<'a> {
         act: impl FnOnce(&mut Station<'a>, &mut Desk) -> Result<(), SimError>,
     ) -> Result<(), SimError> {
         let mut outgoing = Vec::new();
-        let mut desk =
-            Desk { engine: &mut self.engine, records: &mut self.records, outgoing: &mut outgoing };
+        let mut desk = Desk { engine: &mut self.engine, records: &mut self.records, outgoing: &mut outgoing };
         act(&mut self.stations[place], &mut desk)?;
         for sent in outgoing {
             match sent {
@@ -321,7 +318,9 @@ fn unvalidated(device: &Device) -> Option<String> {
     match (device.memory.page_cache, device.os) {
         (PageCachePolicy::TwoList, Os::Linux) => None,
         (PageCachePolicy::TwoList, os) => Some(format!("page cache of {os:?} as classic Linux")),
-        (PageCachePolicy::PaperLinear, _) => Some("page cache by the paper's formula, not by a kernel".into()),
+        (PageCachePolicy::PaperLinear, _) => {
+            Some("page cache by the paper's formula, not by a kernel".into())
+        }
     }
 }
 

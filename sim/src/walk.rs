@@ -66,7 +66,8 @@ impl Walk {
     pub fn new(record: Record, segments: impl IntoIterator<Item = Segment>) -> Self {
         let segments = segments.into_iter().collect();
         let zero = Seconds(0.0);
-        let mut walk = Self { record, segments, each: zero, fault_until: 0, waits: false, since: 0, work: zero };
+        let mut walk =
+            Self { record, segments, each: zero, fault_until: 0, waits: false, since: 0, work: zero };
         walk.record.cost = Some(Cost::default());
         walk.enter();
         walk
