@@ -1,15 +1,17 @@
 //! How much of a device's memory is left for the page cache?
 //!
-//! prima.cpp paper, appendix A.3: what a run can have is `d_avail`, on Android more by what idle applications
-//! can be swapped out. The key-value cache and the compute buffers are taken from it and cannot be taken back;
-//! weights in GPU memory too, where that is the same memory. The rest holds the weights that the CPU reads
-//! through its mapping. A run whose unreclaimable part does not fit ends before it begins.
+//! A run can have what is available, and what other programs give up under pressure (`can_swap` of the profile,
+//! within the swap space where that is known). Deviation: the paper counts the latter on Android only (appendix
+//! A.3); its published times cannot be explained so, see the profiles' sources. The key-value cache and the
+//! compute buffers are taken from it and cannot be taken back; weights in GPU memory too, where that is the
+//! same memory. The rest holds the weights that the CPU reads through its mapping. A run whose unreclaimable
+//! part does not fit ends before it begins.
 //!
 //! Not here: which weights stay in the rest ([`crate::page_cache`]).
 
-use hearth_profiles::device::{Device, Os};
+use hearth_profiles::device::Device;
 use hearth_profiles::model::ModelProfile;
-use hearth_profiles::{Bytes, units::Layers};
+use hearth_profiles::{Bytes, Layers};
 use hearth_schema::Plan;
 
 /// Memory of one device under one plan.
@@ -53,9 +55,7 @@ impl Budget {
 /// What a run can have of a device's main memory.
 fn available(device: &Device) -> Bytes {
     let memory = &device.memory;
-    let swappable = match (device.os, &memory.can_swap, &memory.swap_available) {
-        (Os::Android, Some(can_swap), Some(swap)) => can_swap.value.min(swap.value),
-        _ => Bytes::ZERO,
-    };
-    memory.available.value + swappable
+    let given_up = memory.can_swap.as_ref().map_or(Bytes::ZERO, |bytes| bytes.value);
+    let room = memory.swap_available.as_ref().map_or(given_up, |bytes| bytes.value);
+    memory.available.value + given_up.min(room)
 }

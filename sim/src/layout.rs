@@ -23,30 +23,26 @@ pub struct Layout {
     layers: Vec<Option<Range<Chunk>>>,
     output: Range<Chunk>,
     chunks: Chunk,
-    bytes: u64,
 }
 
 impl Layout {
     /// The share of the device at a place of the plan.
     pub fn new(plan: &Plan, place: usize, model: &ModelProfile, chunk: Bytes) -> Self {
-        let mut layout = Self { layers: vec![None; model.layers.len()], output: 0..0, chunks: 0, bytes: 0 };
+        let mut layout = Self { layers: vec![None; model.layers.len()], output: 0..0, chunks: 0 };
         for round in 0..plan.rounds {
             let (window, gpu) = (plan.window(place, round), plan.gpu_window(place, round));
-            let start = u64::from(layout.chunks) * chunk.0;
-            let mut offset = start;
+            let mut offset = u64::from(layout.chunks) * chunk.0;
             for layer in gpu.end.max(window.start)..window.end {
                 let end = offset + model.layer_bytes(layer).0;
                 layout.layers[layer as usize] = Some(chunks(offset, end, chunk));
                 offset = end;
             }
             layout.chunks = offset.div_ceil(chunk.0) as Chunk;
-            layout.bytes += offset - start;
         }
         if place == 0 {
             let (start, bytes) = (u64::from(layout.chunks) * chunk.0, model.output_bytes().0);
             layout.output = chunks(start, start + bytes, chunk);
             layout.chunks = layout.output.end;
-            layout.bytes += bytes;
         }
         layout
     }
@@ -69,7 +65,7 @@ impl Layout {
                 let mut own =
                     layers.clone().map(|layer| self.layer(layer)).filter(|chunks| !chunks.is_empty());
                 let first = own.next().unwrap_or(0..0);
-                let end = own.last().map_or(first.end, |last| last.end);
+                let end = own.next_back().map_or(first.end, |last| last.end);
                 first.start..end
             }
         }
@@ -79,13 +75,62 @@ impl Layout {
     pub fn chunks(&self) -> Chunk {
         self.chunks
     }
-
-    /// How many bytes the share has.
-    pub fn bytes(&self) -> Bytes {
-        Bytes(self.bytes)
-    }
 }
 
 fn chunks(start: u64, end: u64, chunk: Bytes) -> Range<Chunk> {
     (start / chunk.0) as Chunk..end.div_ceil(chunk.0) as Chunk
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_profiles::model::shipped;
+    use hearth_schema::plan::{Origin, PlannedDevice, PlannedModel, PlannerRecord, Role};
+    use hearth_schema::scenario::{KvFormat, Residency};
+
+    use super::*;
+
+    #[test]
+    fn windows_begin_with_chunks_of_their_own_and_layers_do_not() {
+        let model = shipped("llama-8b").expect("shipped");
+        let device = |name: &str, role, window, gpu_layers| PlannedDevice {
+            name: name.into(),
+            address: None,
+            role,
+            window,
+            gpu_layers,
+            residency: Residency::Os,
+            prefetch_budget: None,
+            predicted: None,
+        };
+        let plan = Plan {
+            schema: "plan/1".into(),
+            scenario: Origin { name: "test".into(), digest: String::new() },
+            model: PlannedModel {
+                name: "llama-8b".into(),
+                digest: None,
+                shape_digest: model.shape_digest(),
+                layers: 32,
+            },
+            planner: PlannerRecord { strategy: "manual".into(), options: vec![] },
+            rounds: 2,
+            context: 1024,
+            kv_cache: KvFormat::F16,
+            devices: vec![device("a", Role::Head, 10, 2), device("b", Role::Worker, 6, 0)],
+            dropped: vec![],
+            predicted: None,
+            explanation: vec![],
+        };
+        let chunk = Bytes::mib(2);
+        let layout = Layout::new(&plan, 0, &model, chunk);
+        // Layers 2..10 and 18..26 are the head's CPU's.
+        assert!(layout.layer(0).is_empty() && layout.layer(10).is_empty());
+        assert_eq!(layout.layer(2).start, 0);
+        let (third, fourth) = (layout.layer(3), layout.layer(4));
+        assert!(third.end == fourth.start || third.end == fourth.start + 1, "no gap inside a window");
+        let first: u64 = (2..10).map(|layer| model.layer_bytes(layer).0).sum();
+        assert_eq!(u64::from(layout.layer(18).start), first.div_ceil(chunk.0));
+        assert_eq!(layout.part(&Part::Layers(2..10)), 0..layout.layer(18).start);
+        assert_eq!(layout.part(&Part::Layers(0..10)), layout.part(&Part::Layers(2..10)));
+        assert_eq!(layout.output().end, layout.chunks());
+    }
 }

@@ -80,7 +80,6 @@ pub enum Event {
 
 #[derive(Debug, Clone)]
 struct World<'a> {
-    input: Input<'a>,
     engine: Engine<Event>,
     stations: Vec<Station<'a>>,
     unreclaimable: Vec<Bytes>,
@@ -144,7 +143,6 @@ impl<'a> World<'a> {
             })
             .collect();
         Self {
-            input,
             engine,
             stations,
             unreclaimable: budgets.iter().map(|budget| budget.unreclaimable).collect(),

@@ -272,7 +272,8 @@ impl<'a> Station<'a> {
                 self.fixed(steps, desk);
             }
             Step::Output { pass } => {
-                let segment = Segment { chunks: self.layout.output(), time: self.work().output() };
+                let fixed = self.device.cpu.token_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
+                let segment = Segment { chunks: self.layout.output(), time: self.work().output() + fixed };
                 let record = self.record(Kind::Output, pass, self.schedule.plan().rounds, desk);
                 self.walk(record, [segment], desk);
             }
