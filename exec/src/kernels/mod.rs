@@ -7,13 +7,13 @@
 //!   (`Q8_0`) or 256 (`Q4_K`, `Q6_K`) under an f32 scale. There are eight f32 lanes. In each block lane i
 //!   takes the exact integer sum of elements 4i..4i+3 of every group of 32, times the integer scales, as one
 //!   `lane = fma(weight_scale * activation_scale, sum as f32, lane)`. What the formats subtract (minima of
-//!   `Q4_K`, the offset 32 of `Q6_K`) is an integer too and is stated beside each kernel in [`scalar`].
+//!   `Q4_K`, the offset 32 of `Q6_K`) is an integer too and is stated beside each kernel in `scalar`.
 //! - **F32 and F16 weights.** 32 lanes; element j is fma'd into lane j % 32; then lanes i, i+8, i+16, i+24
 //!   are added as (a + b) + (c + d).
 //! - **Last**, the eight lanes: `((l0 + l4) + (l2 + l6)) + ((l1 + l5) + (l3 + l7))`.
 //!
 //! Rust neither reorders nor contracts float operations, so code written once without intrinsics
-//! ([`elementwise`], [`attention`]) has the same bits wherever it is compiled; only the dot products have
+//! (`elementwise`, `attention`) has the same bits wherever it is compiled; only the dot products have
 //! intrinsics.
 //!
 //! Not here: which rows go to which thread. That is [`crate::cpu`].
