@@ -12,12 +12,17 @@ pub mod cpu;
 pub mod error;
 pub mod head;
 pub mod kernels;
+#[cfg(target_os = "linux")]
+pub mod lab;
 pub mod llama;
 pub mod oracle;
 pub mod pool;
+pub mod prefetch;
+pub mod ring;
 mod rows;
 pub mod sampler;
 pub mod stage;
+pub mod synth;
 pub mod tokenizer;
 pub mod weights;
 

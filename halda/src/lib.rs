@@ -1,1 +1,54 @@
-//! hearth-halda
+//! Which device should run which layers of a model?
+//!
+//! The layer-to-device assignment (LDA) of the prima.cpp paper: an [`instance`], its one [`latency`] model, its
+//! named [`constraints`], and strategies that choose a plan ([`strategy`]), each with an [`explanation`].
+//!
+//! ```
+//! use hearth_halda::{Exact, Instance, LatencyModel, solve};
+//!
+//! let line = include_str!("../tests/data/lda/small.jsonl").lines().next().unwrap();
+//! let row: serde_json::Value = serde_json::from_str(line)?;
+//! let instance: Instance = serde_json::from_value(row["instance"].clone())?;
+//! let model = LatencyModel::new(&instance)?;
+//! let solution = solve(&Exact::default(), &model)?;
+//! assert_eq!(solution.assignment.window_layers, [5, 7]);
+//! assert_eq!(solution.assignment.gpu_layers, [3, 2]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+pub mod assignment;
+pub mod build;
+pub mod coefficients;
+pub mod constraints;
+pub mod even;
+pub mod exact;
+pub mod exhaustive;
+pub mod explanation;
+pub mod gpu_split;
+pub mod instance;
+pub mod latency;
+pub mod manual;
+pub mod memory_proportional;
+pub mod plan;
+pub mod selection;
+pub mod sentences;
+pub mod single;
+pub mod strategy;
+pub mod validation;
+
+pub use assignment::{Assignment, Share, valid_rounds};
+pub use coefficients::MemoryCase;
+pub use constraints::{Rules, Violation, violations};
+pub use even::Even;
+pub use exact::{Exact, HeadChoice};
+pub use exhaustive::Exhaustive;
+pub use explanation::{Binding, DeviceExplanation, Dropped, Explanation};
+pub use instance::{Device, Gpu, Instance, Model, OperatingSystem};
+pub use latency::{Breakdown, DeviceTerms, LatencyModel};
+pub use manual::Manual;
+pub use memory_proportional::{MemoryProportional, MemorySizes};
+pub use plan::{PlanContext, PlanError, plan};
+pub use selection::{Options, SelectionError, named};
+pub use single::Single;
+pub use strategy::{Infeasible, Proposal, Refusal, SearchStep, Solution, Strategy, solve};
+pub use validation::InstanceError;

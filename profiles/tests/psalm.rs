@@ -2,8 +2,13 @@
 
 use std::path::PathBuf;
 
-use hearth_profiles::gguf::{GgufError, GgufModel, HeaderError, TensorInfo};
-use hearth_profiles::model::{Architecture, ModelShape};
+use hearth_profiles::Document;
+use hearth_profiles::gguf::{
+    GgufError, GgufModel, HeaderError, HeaderWriter, TensorInfo, Value, part_suffix,
+};
+use hearth_profiles::model::{
+    Architecture, DigestMatch, ModelDocument, ModelProfile, ModelShape, Quant, layout,
+};
 use hearth_profiles::{Bytes, Format, Layers};
 
 fn path(name: &str) -> PathBuf {
@@ -67,4 +72,103 @@ fn a_truncated_download_names_the_tensor() {
 fn a_missing_file_is_named() {
     let error = GgufModel::open("no-such-model.gguf").unwrap_err();
     assert!(error.to_string().starts_with("cannot open `no-such-model.gguf`: "), "{error}");
+}
+
+#[test]
+fn llama_cpp_mixes_q4_k_m_as_the_rule_says() {
+    let model = GgufModel::open(path("psalm-7m-q4_k.gguf")).unwrap();
+    let shape = model.shape().unwrap();
+    let list = layout::tensors(&shape);
+    assert_eq!(list.len(), model.tensors.len());
+    for wanted in list {
+        let found = model.tensor(&wanted.name).unwrap();
+        assert_eq!(found.dims, wanted.dims, "{}", wanted.name);
+        assert_eq!(Ok(found.format), Quant::Q4KM.format(&wanted, &shape), "{}", wanted.name);
+    }
+}
+
+#[test]
+fn a_profile_counts_every_byte_of_the_tensors() {
+    for (name, quant) in [
+        ("psalm-7m-f16.gguf", "f16"),
+        ("psalm-7m-q4_k.gguf", "q4_k_m"),
+        ("psalm-7m-q8_0.gguf", "q8_0"),
+        ("psalm-draft-1m-q8_0.gguf", "q8_0"),
+    ] {
+        let model = GgufModel::open(path(name)).unwrap();
+        let profile = ModelProfile::from_gguf(&model).unwrap();
+        assert_eq!(profile.quant, quant, "{name}");
+        assert_eq!(profile.total_bytes(), model.tensors.iter().map(|tensor| tensor.bytes).sum(), "{name}");
+        // The same shape and quantisation without the file give the same groups.
+        let quant = quant.parse().unwrap();
+        let twin = ModelProfile::from_shape("twin", profile.shape.clone(), quant).unwrap();
+        assert_eq!(
+            (&twin.layers, &twin.input, &twin.output),
+            (&profile.layers, &profile.input, &profile.output)
+        );
+    }
+}
+
+#[test]
+fn a_plan_for_a_document_fits_a_file_of_that_shape() {
+    let document = ModelDocument::from_yaml(
+        "schema: model/1\nname: twin\nsource: psalm\narchitecture: llama\nlayers: 8 layers\nembedding: 256\n\
+         feed_forward: 768\nheads: 4\nkv_heads: 2\nvocabulary: 2048\ntied_embeddings: true\n\
+         context_length: 512\nquant: q4_k_m\n",
+    );
+    let planned = document.unwrap().profile().unwrap();
+    let profile = |name| ModelProfile::from_gguf(&GgufModel::open(path(name)).unwrap()).unwrap();
+    let file = profile("psalm-7m-q4_k.gguf");
+    assert_eq!(file.matches(&planned.digest), DigestMatch::SameShape);
+    assert_eq!(file.matches(&file.digest), DigestMatch::Same);
+    assert_eq!(profile("psalm-7m-q8_0.gguf").matches(&planned.digest), DigestMatch::Different);
+    assert_eq!(profile("psalm-7m-q8_0.gguf").matches(&file.digest), DigestMatch::Different);
+}
+
+#[test]
+fn one_changed_weight_near_the_start_of_a_tensor_changes_the_digest() {
+    let folder = tempfile::tempdir().unwrap();
+    let copy = folder.path().join("copy.gguf");
+    let mut bytes = std::fs::read(path("psalm-draft-1m-q8_0.gguf")).unwrap();
+    std::fs::write(&copy, &bytes).unwrap();
+    let digest = || ModelProfile::from_gguf(&GgufModel::open(&copy).unwrap()).unwrap().digest;
+    let before = digest();
+    assert_eq!(before.len(), "sha256:".len() + 64);
+    let offset = GgufModel::open(&copy).unwrap().tensor("blk.1.ffn_up.weight").unwrap().offset;
+    bytes[offset as usize + 4000] ^= 1;
+    std::fs::write(&copy, &bytes).unwrap();
+    assert_ne!(digest(), before);
+}
+
+#[test]
+fn a_model_split_in_two_has_the_same_profile_and_another_digest() {
+    let source = std::fs::read(path("psalm-draft-1m-q8_0.gguf")).unwrap();
+    let whole = GgufModel::open(path("psalm-draft-1m-q8_0.gguf")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let (first, second) = whole.tensors.split_at(7);
+    for (number, tensors) in [(0, first), (1, second)] {
+        let mut writer = HeaderWriter::default();
+        writer.key("split.no", Value::U16(number)).unwrap();
+        writer.key("split.count", Value::U16(2)).unwrap();
+        writer.key("split.tensors.count", Value::I32(whole.tensors.len() as i32)).unwrap();
+        for (key, value) in whole.metadata.iter().filter(|_| number == 0) {
+            writer.key(key, value.clone()).unwrap();
+        }
+        for tensor in tensors {
+            writer.tensor(&tensor.name, &tensor.dims, tensor.format).unwrap();
+        }
+        let layout = writer.finish();
+        let mut file = layout.header;
+        for (from, to) in tensors.iter().zip(&layout.tensors) {
+            file.resize(to.offset as usize, 0);
+            file.extend(&source[from.offset as usize..from.end() as usize]);
+        }
+        file.resize(layout.file_bytes as usize, 0);
+        std::fs::write(folder.path().join(format!("draft{}", part_suffix(number.into(), 2))), file).unwrap();
+    }
+    let split = GgufModel::open(folder.path().join("draft-00002-of-00002.gguf")).unwrap();
+    let (whole, split) = (ModelProfile::from_gguf(&whole).unwrap(), ModelProfile::from_gguf(&split).unwrap());
+    assert_eq!((&split.layers, &split.input, &split.output), (&whole.layers, &whole.input, &whole.output));
+    assert_eq!(split.matches(&whole.shape_digest()), DigestMatch::SameShape);
+    assert_ne!(split.digest, whole.digest);
 }

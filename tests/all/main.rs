@@ -1,1 +1,11 @@
-//! One integration binary across crates.
+//! Does the whole hold together: the crates, the house rules, the names?
+//!
+//! One binary for every test that looks across crates, so that it is linked once.
+
+mod architecture;
+mod bad_input;
+mod glossary;
+mod processes;
+mod repository;
+mod rust_text;
+mod tidy;

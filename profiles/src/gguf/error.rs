@@ -216,6 +216,14 @@ pub enum GgufError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// A file that was opened cannot be read to the end of what its header announces.
+    #[error("cannot read `{path}`: {source}", path = .path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
     /// The header of one file is not valid.
     #[error("`{path}`: {problem}", path = .path.display())]
     Header {

@@ -24,6 +24,7 @@ mod read;
 mod shape;
 mod split;
 mod value;
+mod write;
 
 use std::path::{Path, PathBuf};
 
@@ -34,6 +35,7 @@ pub use read::{
 };
 pub use split::part_suffix;
 pub use value::{Array, Metadata, Value};
+pub use write::{FileLayout, HeaderWriter};
 
 use crate::Bytes;
 use crate::model::ModelShape;

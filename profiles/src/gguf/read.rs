@@ -415,7 +415,7 @@ fn boolean(key: &str, byte: u8) -> Result<bool, HeaderError> {
 }
 
 /// Bytes of a tensor of these dimensions, which are not empty.
-fn tensor_bytes(name: &str, dims: &[u64], format: Format) -> Result<Bytes, HeaderError> {
+pub(super) fn tensor_bytes(name: &str, dims: &[u64], format: Format) -> Result<Bytes, HeaderError> {
     let overflow = || HeaderError::Overflow { tensor: name.to_owned(), dims: dims.to_vec() };
     if !dims[0].is_multiple_of(format.block_len()) {
         return Err(HeaderError::PartialBlock {

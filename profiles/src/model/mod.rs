@@ -1,5 +1,27 @@
 //! What does a model ask of the devices that run it?
+//!
+//! [`ModelShape`] has the dimensions, [`ModelProfile`] the bytes and the work that follow from them, tensor by
+//! tensor. A profile comes from a GGUF file, from a `model/1` document, or by name from those that are shipped:
+//!
+//! ```
+//! let model = hearth_profiles::model::shipped("llama-70b").unwrap();
+//! assert_eq!(model.shape.layers.to_string(), "80 layers");
+//! assert_eq!(model.total_bytes().to_string(), "39.6 GiB");
+//! ```
 
+mod digest;
+pub mod document;
+pub mod group;
+pub mod layout;
+pub mod profile;
+pub mod quant;
 pub mod shape;
+pub mod shipped;
 
+pub use document::ModelDocument;
+pub use group::{FormatShare, TensorGroup};
+pub use layout::{TensorKind, TensorSpec};
+pub use profile::{DigestMatch, ModelProfile};
+pub use quant::{BlockError, Quant, UnknownQuant};
 pub use shape::{Architecture, ModelShape, ShapeError, UnknownArchitecture};
+pub use shipped::{UnknownModel, shipped, shipped_document, shipped_names, shipped_yaml};

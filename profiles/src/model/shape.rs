@@ -126,6 +126,16 @@ pub enum ShapeError {
     },
 }
 
+impl ShapeError {
+    /// The dimension to blame, by its name in documents.
+    pub fn field(&self) -> &'static str {
+        match self {
+            Self::Range { field, .. } => field,
+            Self::Heads { .. } => "kv_heads",
+        }
+    }
+}
+
 impl ModelShape {
     /// Refuses dimensions of zero and dimensions so large that products of them could overflow.
     pub fn check(&self) -> Result<(), ShapeError> {

@@ -1,0 +1,102 @@
+//! What can go wrong in a ring, said so that a person can mend it.
+
+use hearth_schema::schedule::ScheduleError;
+
+use crate::ring::wire::WireError;
+
+/// Why a ring does not come up, or stops.
+#[derive(Debug, thiserror::Error)]
+pub enum RingError {
+    /// Nobody answers at a worker's address.
+    #[error(
+        "cannot reach worker `{name}` at {address}: {why}; start it with `hearth worker --listen {address} --model GGUF`"
+    )]
+    Unreachable {
+        /// The worker.
+        name: String,
+        /// Its address.
+        address: String,
+        /// What the system said.
+        why: String,
+    },
+    /// A worker of the plan has no address.
+    #[error("the plan gives worker `{name}` no address; add `address: HOST:PORT` to it")]
+    NoAddress {
+        /// The worker.
+        name: String,
+    },
+    /// The address to listen at cannot be had.
+    #[error("cannot listen at {address}: {why}; choose another port, or stop the program that uses it")]
+    CannotListen {
+        /// The address.
+        address: String,
+        /// What the system said.
+        why: String,
+    },
+    /// A worker listens beyond this machine although nothing authenticates who connects.
+    #[error(
+        "{address} can be reached from other machines, and without a key anybody there could use the worker; listen at 127.0.0.1"
+    )]
+    NotLoopback {
+        /// The address.
+        address: String,
+    },
+    /// The peer says no.
+    #[error("`{name}` refused: {reason}")]
+    Refused {
+        /// Who.
+        name: String,
+        /// Why.
+        reason: String,
+    },
+    /// The worker has another model than the plan was made for.
+    #[error(
+        "worker `{name}` has another model: the plan is for {expected}, its file is {found}; start it with the plan's model"
+    )]
+    AnotherModel {
+        /// Who.
+        name: String,
+        /// The plan's digest.
+        expected: String,
+        /// The worker's.
+        found: String,
+    },
+    /// A worker's connection ended in mid-run.
+    #[error("worker `{name}` is gone ({why}); see its output, start it again and repeat the run")]
+    Gone {
+        /// Who.
+        name: String,
+        /// What was seen.
+        why: String,
+    },
+    /// A wait went past its deadline.
+    #[error("{what} took longer than {seconds} s; {hint}")]
+    Deadline {
+        /// What was waited for.
+        what: String,
+        /// The deadline.
+        seconds: f64,
+        /// What to try.
+        hint: &'static str,
+    },
+    /// A peer sent what cannot follow.
+    #[error("`{name}` broke the protocol: {what}")]
+    Protocol {
+        /// Who.
+        name: String,
+        /// What came.
+        what: String,
+    },
+    /// A message out of turn.
+    #[error(transparent)]
+    Schedule(#[from] ScheduleError),
+    /// A frame that is none.
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    /// A computation failed.
+    #[error(transparent)]
+    Compute(#[from] crate::ExecError),
+    /// The plan does not fit the model or the machine.
+    #[error("{0}")]
+    Plan(String),
+}

@@ -1,0 +1,578 @@
+//! How does the head bring a ring up, and get tokens out of it?
+//!
+//! It reaches every worker of the plan, checks that each holds the plan's model, hands out the plan,
+//! and waits until all hold their layers and their neighbours. A request then runs on the head's own
+//! node: a pass enters, activations come back after each round, the last output samples a token, which
+//! enters as the next pass. Afterwards the workers' traces are collected and shifted to the head's
+//! clock.
+//!
+//! A worker that hangs up or falls silent for two seconds ends the request with its name. Every wait has
+//! a deadline.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use hearth_profiles::Document;
+use hearth_schema::plan::{Plan, PlannedDevice};
+use hearth_schema::scenario::Workload;
+use hearth_schema::schedule::{Schedule, passes};
+use hearth_schema::trace::{Header, Origin, Outcome, Trace, TracedDevice};
+use tokio::io::{AsyncRead, AsyncWrite, ReadHalf, WriteHalf};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use crate::clock::wall_nanos;
+use crate::ring::error::RingError;
+use crate::ring::network::{Listener, Network};
+use crate::ring::node::{Node, Sample};
+use crate::ring::recorder::Lines;
+use crate::ring::wire::{
+    Frame, MAGIC, MAX_DOCUMENT_PAYLOAD, Message, PROTOCOL, PeerAddress, Purpose, WorkerFacts,
+};
+use crate::ring::worker::{NodeEvent, connect_data, receive_activations, strange, within};
+use crate::ring::{LocalModel, check_digests};
+
+/// To reach a worker and hear what model it has.
+const HELLO_DEADLINE: Duration = Duration::from_secs(10);
+/// From the plan until a worker holds its layers and neighbours.
+const READY_DEADLINE: Duration = Duration::from_secs(60);
+/// Between two signs of life that a worker is asked for.
+const HEARTBEAT: Duration = Duration::from_millis(500);
+/// Without a sign of life, after which a worker counts as gone.
+const SILENCE_DEADLINE: Duration = Duration::from_secs(2);
+/// To hand over a trace.
+const COLLECT_DEADLINE: Duration = Duration::from_secs(60);
+/// Pings that estimate a clock's offset before a request.
+const OFFSET_PINGS: u64 = 8;
+
+/// How a ring is run.
+#[derive(Debug, Clone)]
+pub struct RingOptions {
+    /// Threads the head computes with; 0 for all cores.
+    pub threads: usize,
+    /// Threads each worker computes with; 0 for its own choice.
+    pub worker_threads: Vec<u16>,
+    /// The longest that one pass may take.
+    pub pass_deadline: Duration,
+}
+
+impl Default for RingOptions {
+    fn default() -> Self {
+        Self { threads: 0, worker_threads: Vec::new(), pass_deadline: Duration::from_secs(600) }
+    }
+}
+
+/// What to generate.
+pub struct Request {
+    /// The prompt's tokens, at least one.
+    pub prompt: Vec<u32>,
+    /// At most so many new tokens.
+    pub generate: u32,
+    /// Turns logits into a token.
+    pub sample: Sample,
+    /// After which token to stop, if any.
+    pub stop: Vec<u32>,
+    /// Name and seed for the trace.
+    pub scenario: String,
+    /// The run's seed.
+    pub seed: u64,
+}
+
+/// What came out.
+#[derive(Debug)]
+pub struct Generated {
+    /// New tokens; a stop token is the last.
+    pub tokens: Vec<u32>,
+    /// What every device did.
+    pub trace: Trace,
+}
+
+/// A ring with all its workers ready.
+pub struct Ring {
+    plan: Arc<Plan>,
+    model: Arc<LocalModel>,
+    node: Arc<Mutex<Node>>,
+    inbox: mpsc::UnboundedSender<NodeEvent>,
+    events: Arc<Mutex<mpsc::UnboundedReceiver<NodeEvent>>>,
+    workers: Vec<Control>,
+    options: RingOptions,
+    listener: Option<JoinHandle<()>>,
+}
+
+/// The head's connection to one worker.
+struct Control {
+    name: String,
+    place: u16,
+    facts: WorkerFacts,
+    orders: mpsc::UnboundedSender<Frame>,
+    answers: mpsc::UnboundedReceiver<Frame>,
+    clock: Arc<Mutex<ClockOffset>>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+/// The offset of a worker's clock, from the shortest ping so far.
+#[derive(Debug, Clone, Copy, Default)]
+struct ClockOffset {
+    /// Round trip of the best ping, in nanoseconds; none yet if 0.
+    round_trip: u64,
+    /// What to add to the worker's times, in nanoseconds.
+    to_head: i64,
+    last_seen: u64,
+}
+
+impl Ring {
+    /// Brings the ring of a plan up.
+    pub async fn connect<N: Network>(
+        network: &N,
+        plan: Plan,
+        model: Arc<LocalModel>,
+        options: RingOptions,
+    ) -> Result<Ring, RingError> {
+        model.check(&plan)?;
+        let plan = Arc::new(plan);
+        let session = session_id(&plan);
+        let (inbox, events) = mpsc::unbounded_channel();
+        let host = plan.devices[0].address.as_deref().and_then(|address| address.rsplit_once(':'));
+        let at = format!("{}:0", host.map_or("127.0.0.1", |(host, _)| host));
+        let listener = crate::ring::bind(network, &at).await?;
+        let head_address = listener.address();
+        let mut workers = Vec::new();
+        for (place, device) in plan.devices.iter().enumerate().skip(1) {
+            workers.push(greet(network, &plan, place, device, session, inbox.clone()).await?);
+        }
+        let accepting = tokio::spawn(accept(listener, session, inbox.clone(), model.max_activation_bytes()));
+        for worker in &workers {
+            worker.configure(&plan, &head_address, &options)?;
+        }
+        for worker in &mut workers {
+            worker.ready().await?;
+        }
+        let mut outbox = BTreeMap::new();
+        for to in Schedule::new(plan.clone(), 0).receivers() {
+            let device = &plan.devices[to];
+            let link = connect_data(network, &device.name, address(device)?, session, 0).await?;
+            outbox.insert(to, link);
+        }
+        let node = Node::new(&plan, 0, &model, options.threads, outbox)?;
+        Ok(Ring {
+            plan,
+            model,
+            node: Arc::new(Mutex::new(node)),
+            inbox,
+            events: Arc::new(Mutex::new(events)),
+            workers,
+            options,
+            listener: Some(accepting),
+        })
+    }
+
+    /// Runs a request. `on_token` sees each token as it comes, from another thread.
+    pub async fn generate(
+        &mut self,
+        request: Request,
+        on_token: impl FnMut(u32) + Send + 'static,
+    ) -> Result<Generated, RingError> {
+        let Request { prompt, generate, sample, stop, scenario, seed } = request;
+        let workload = Workload { prompt: prompt.len() as u32, generate };
+        if prompt.is_empty()
+            || generate == 0
+            || prompt.len() as u64 + u64::from(generate) > u64::from(self.plan.context)
+        {
+            return Err(RingError::Plan(format!(
+                "{} prompt tokens and {generate} new ones do not fit the plan's context of {}: shorten them or \
+                 plan with a larger `context`",
+                prompt.len(),
+                self.plan.context
+            )));
+        }
+        for worker in &mut self.workers {
+            worker.reset().await?;
+        }
+        let (node, events) = (self.node.clone(), self.events.clone());
+        let (deadline, inbox) = (self.options.pass_deadline, self.inbox.clone());
+        let run = tokio::task::spawn_blocking(move || {
+            let mut node = node.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut events = events.lock().unwrap_or_else(PoisonError::into_inner);
+            while events.try_recv().is_ok() {}
+            node.reset(Some(sample));
+            let started = wall_nanos();
+            let tokens = run(&mut node, &mut events, &inbox, &prompt, workload, &stop, deadline, on_token)?;
+            Ok::<_, RingError>((tokens, node.take_lines(), started))
+        });
+        let (tokens, lines, started) =
+            run.await.map_err(|error| strange("the head's node", &error.to_string()))??;
+        let passes = passes(Workload { generate: tokens.len() as u32, ..workload });
+        let mut trace = Trace {
+            header: self.header(scenario, seed),
+            passes,
+            records: Vec::new(),
+            readings: Vec::new(),
+            outcome: Outcome::Ok,
+        };
+        merge(&mut trace, lines, 0, started);
+        for worker in &mut self.workers {
+            let lines = worker.collect().await?;
+            let offset = worker.clock.lock().unwrap_or_else(PoisonError::into_inner).to_head;
+            merge(&mut trace, lines, offset, started);
+        }
+        trace.records.sort_by_key(|record| (record.start, record.device, record.end));
+        Ok(Generated { tokens, trace })
+    }
+
+    /// Ends the session in order; the workers then wait for the next head.
+    pub async fn close(mut self) {
+        for worker in &self.workers {
+            let _ = worker.orders.send(Message::Goodbye.into());
+        }
+        // The writer tasks end once what is queued is written.
+        for worker in &mut self.workers {
+            let (orders, _) = mpsc::unbounded_channel();
+            worker.orders = orders;
+            if let Some(writer) = worker.tasks.pop() {
+                let _ = tokio::time::timeout(HEARTBEAT, writer).await;
+            }
+        }
+    }
+
+    /// The plan it runs.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    fn header(&self, scenario: String, seed: u64) -> Header {
+        let mine = self.model.facts();
+        let facts = std::iter::once(&mine).chain(self.workers.iter().map(|worker| &worker.facts));
+        let devices = self.plan.devices.iter().zip(facts).map(|(device, facts)| TracedDevice {
+            name: device.name.clone(),
+            profile: None,
+            memory_total: facts.memory_total,
+            kernel: Some(facts.kernel.clone()),
+            unvalidated: None,
+        });
+        Header {
+            schema: Trace::SCHEMA.into(),
+            origin: Origin::Measured,
+            scenario,
+            plan: self.plan.digest(),
+            model: self.plan.model.name.clone(),
+            seed,
+            version: env!("CARGO_PKG_VERSION").into(),
+            devices: devices.collect(),
+        }
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        let workers = self.workers.iter().flat_map(|worker| &worker.tasks);
+        for task in workers.chain(&self.listener) {
+            task.abort();
+        }
+    }
+}
+
+/// The head's part of a request, on its own thread.
+#[allow(clippy::too_many_arguments)] // one call, and each argument is another thing
+fn run(
+    node: &mut Node,
+    events: &mut mpsc::UnboundedReceiver<NodeEvent>,
+    inbox: &mpsc::UnboundedSender<NodeEvent>,
+    prompt: &[u32],
+    workload: Workload,
+    stop: &[u32],
+    deadline: Duration,
+    mut on_token: impl FnMut(u32),
+) -> Result<Vec<u32>, RingError> {
+    let mut tokens = Vec::new();
+    for pass in passes(workload) {
+        let alarm = Alarm::set(deadline, inbox.clone());
+        let input = match tokens.last() {
+            Some(last) => std::slice::from_ref(last),
+            None => &prompt[pass.first_position as usize..][..pass.tokens as usize],
+        };
+        let mut sampled = node.begin(pass, input)?;
+        while sampled.is_none() && !node.is_done(pass) {
+            match events.blocking_recv() {
+                Some(NodeEvent::Arrived { pass, round, activations, at }) => {
+                    sampled = node.arrived(pass, round, &activations, at)?;
+                }
+                Some(NodeEvent::Failed(error)) => return Err(error),
+                Some(NodeEvent::Reset(_) | NodeEvent::Collect(_)) => {}
+                Some(NodeEvent::Stop) | None => return Err(RingError::Plan("the ring was closed".into())),
+            }
+        }
+        drop(alarm);
+        if let Some(token) = sampled {
+            tokens.push(token);
+            on_token(token);
+            if stop.contains(&token) {
+                break;
+            }
+        }
+    }
+    Ok(tokens)
+}
+
+/// Fails the node if it is not dropped in time.
+struct Alarm(tokio::task::AbortHandle);
+
+impl Alarm {
+    fn set(limit: Duration, inbox: mpsc::UnboundedSender<NodeEvent>) -> Alarm {
+        let task = tokio::spawn(async move {
+            tokio::time::sleep(limit).await;
+            let _ = inbox.send(NodeEvent::Failed(RingError::Deadline {
+                what: "one pass through the ring".into(),
+                seconds: limit.as_secs_f64(),
+                hint: "if the devices are that slow, give more with --deadline",
+            }));
+        });
+        Alarm(task.abort_handle())
+    }
+}
+
+impl Drop for Alarm {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Adds a device's lines, on the head's clock from the request's start.
+fn merge(trace: &mut Trace, lines: Lines, to_head: i64, started: u64) {
+    let shift = |at: u64| at.saturating_add_signed(to_head).saturating_sub(started);
+    for mut record in lines.records {
+        (record.start, record.end) = (shift(record.start), shift(record.end));
+        trace.records.push(record);
+    }
+    for mut reading in lines.readings {
+        reading.at = shift(reading.at);
+        trace.readings.push(reading);
+    }
+}
+
+/// Names a session: workers use it only to tell data connections of one head from those of another.
+fn session_id(plan: &Plan) -> u64 {
+    let digest = plan.digest();
+    let bytes = digest.bytes().chain(wall_nanos().to_le_bytes()).chain(std::process::id().to_le_bytes());
+    // FNV-1a, 64 bits.
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+fn address(device: &PlannedDevice) -> Result<&str, RingError> {
+    device.address.as_deref().ok_or_else(|| RingError::NoAddress { name: device.name.clone() })
+}
+
+/// Opens the control connection to a worker and checks its model.
+async fn greet<N: Network>(
+    network: &N,
+    plan: &Plan,
+    place: usize,
+    device: &PlannedDevice,
+    session: u64,
+    inbox: mpsc::UnboundedSender<NodeEvent>,
+) -> Result<Control, RingError> {
+    let (name, at) = (device.name.clone(), address(device)?);
+    let greeting = async {
+        let mut stream = network.connect(at).await.map_err(|error| RingError::Unreachable {
+            name: name.clone(),
+            address: at.into(),
+            why: error.to_string(),
+        })?;
+        let hello = Message::Hello { magic: MAGIC, protocol: PROTOCOL, session, purpose: Purpose::Control };
+        Frame::from(hello).write(&mut stream).await?;
+        match Frame::read(&mut stream, 0).await? {
+            Some(Frame { message: Message::Welcome(facts), .. }) => Ok((stream, facts)),
+            Some(Frame { message: Message::Refuse { reason }, .. }) => {
+                Err(RingError::Refused { name: name.clone(), reason })
+            }
+            _ => Err(strange(&name, "its first frame is no welcome")),
+        }
+    };
+    let (stream, facts) = within(HELLO_DEADLINE, &format!("reaching worker `{name}`"), greeting).await??;
+    check_digests(plan, &facts.model_digest, &facts.shape_digest, &name)?;
+    let (reader, writer) = tokio::io::split(stream);
+    let (orders, queue) = mpsc::unbounded_channel();
+    let (answer, answers) = mpsc::unbounded_channel();
+    let clock = Arc::new(Mutex::new(ClockOffset { last_seen: wall_nanos(), ..ClockOffset::default() }));
+    let tasks = vec![
+        tokio::spawn(watch(name.clone(), clock.clone(), orders.clone(), inbox.clone())),
+        tokio::spawn(listen(name.clone(), reader, clock.clone(), answer, inbox)),
+        tokio::spawn(write(writer, queue)),
+    ];
+    Ok(Control { name, place: place as u16, facts, orders, answers, clock, tasks })
+}
+
+async fn write<S: AsyncWrite>(mut stream: WriteHalf<S>, mut frames: mpsc::UnboundedReceiver<Frame>) {
+    while let Some(frame) = frames.recv().await {
+        if frame.write(&mut stream).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Asks for signs of life, and fails the request when they stay out.
+async fn watch(
+    name: String,
+    clock: Arc<Mutex<ClockOffset>>,
+    orders: mpsc::UnboundedSender<Frame>,
+    inbox: mpsc::UnboundedSender<NodeEvent>,
+) {
+    loop {
+        if orders.send(Message::Ping { nonce: wall_nanos() }.into()).is_err() {
+            return;
+        }
+        tokio::time::sleep(HEARTBEAT).await;
+        let last_seen = clock.lock().unwrap_or_else(PoisonError::into_inner).last_seen;
+        if wall_nanos().saturating_sub(last_seen) > SILENCE_DEADLINE.as_nanos() as u64 {
+            let why = format!("no sign of life for {} s", SILENCE_DEADLINE.as_secs());
+            let _ = inbox.send(NodeEvent::Failed(RingError::Gone { name, why }));
+            return;
+        }
+    }
+}
+
+/// Takes a worker's answers: pongs set the clock, the rest goes to whoever asked.
+async fn listen<S: AsyncRead>(
+    name: String,
+    mut stream: ReadHalf<S>,
+    clock: Arc<Mutex<ClockOffset>>,
+    answers: mpsc::UnboundedSender<Frame>,
+    inbox: mpsc::UnboundedSender<NodeEvent>,
+) {
+    let error = loop {
+        match Frame::read(&mut stream, MAX_DOCUMENT_PAYLOAD).await {
+            Ok(Some(Frame { message: Message::Pong { nonce, clock: theirs }, .. })) => {
+                clock.lock().unwrap_or_else(PoisonError::into_inner).pong(nonce, theirs);
+            }
+            Ok(Some(Frame { message: Message::Refuse { reason }, .. })) => {
+                break RingError::Refused { name, reason };
+            }
+            Ok(Some(frame)) => {
+                if answers.send(frame).is_err() {
+                    return;
+                }
+            }
+            Ok(None) => break RingError::Gone { name, why: "it hung up".into() },
+            Err(error) => break RingError::Gone { name, why: error.to_string() },
+        }
+    };
+    let _ = answers.send(Frame::from(Message::Refuse { reason: error.to_string() }));
+    let _ = inbox.send(NodeEvent::Failed(error));
+}
+
+impl ClockOffset {
+    /// A pong came back: `nonce` is when its ping left, on our clock.
+    fn pong(&mut self, nonce: u64, theirs: u64) {
+        let now = wall_nanos();
+        self.last_seen = now;
+        let round_trip = now.saturating_sub(nonce).max(1);
+        if self.round_trip == 0 || round_trip < self.round_trip {
+            self.round_trip = round_trip;
+            // The pong was written half way between.
+            self.to_head = (nonce + round_trip / 2) as i64 - theirs as i64;
+        }
+    }
+}
+
+impl Control {
+    fn configure(&self, plan: &Arc<Plan>, head: &str, options: &RingOptions) -> Result<(), RingError> {
+        let place = usize::from(self.place);
+        let mut receivers = Vec::new();
+        for to in Schedule::new(plan.clone(), place).receivers() {
+            let address = if to == 0 { head } else { address(&plan.devices[to])? };
+            receivers.push(PeerAddress { place: to as u16, address: address.into() });
+        }
+        let threads = options.worker_threads.get(place - 1).copied().unwrap_or(0);
+        let message = Message::Configure { place: self.place, threads, receivers };
+        self.order(Frame { message, payload: plan.to_yaml().into_bytes() })
+    }
+
+    fn order(&self, frame: impl Into<Frame>) -> Result<(), RingError> {
+        self.orders
+            .send(frame.into())
+            .map_err(|_| RingError::Gone { name: self.name.clone(), why: "its connection is closed".into() })
+    }
+
+    async fn answer(&mut self, limit: Duration, what: &str) -> Result<Frame, RingError> {
+        let what = format!("worker `{}` {what}", self.name);
+        match within(limit, &what, self.answers.recv()).await? {
+            Some(Frame { message: Message::Refuse { reason }, .. }) => {
+                Err(RingError::Refused { name: self.name.clone(), reason })
+            }
+            Some(frame) => Ok(frame),
+            None => Err(RingError::Gone { name: self.name.clone(), why: "it hung up".into() }),
+        }
+    }
+
+    async fn ready(&mut self) -> Result<(), RingError> {
+        match self.answer(READY_DEADLINE, "getting ready").await?.message {
+            Message::Ready => Ok(()),
+            other => Err(strange(&self.name, &format!("{other:?} instead of ready"))),
+        }
+    }
+
+    async fn reset(&mut self) -> Result<(), RingError> {
+        for _ in 0..OFFSET_PINGS {
+            self.order(Message::Ping { nonce: wall_nanos() })?;
+        }
+        self.order(Message::Reset)?;
+        self.ready().await
+    }
+
+    async fn collect(&mut self) -> Result<Lines, RingError> {
+        self.order(Message::Collect)?;
+        let mut lines = Lines::default();
+        loop {
+            let frame = self.answer(COLLECT_DEADLINE, "handing its trace over").await?;
+            let Message::Report { more } = frame.message else {
+                return Err(strange(&self.name, &format!("{:?} instead of a trace", frame.message)));
+            };
+            let (records, readings): (Vec<_>, Vec<_>) = serde_json::from_slice(&frame.payload)
+                .map_err(|error| strange(&self.name, &format!("a trace that cannot be read: {error}")))?;
+            lines.records.extend(records);
+            lines.readings.extend(readings);
+            let foreign = lines.records.iter().any(|record: &hearth_schema::trace::Record| {
+                record.device != self.place || record.end < record.start
+            });
+            if foreign {
+                return Err(strange(&self.name, "a trace with another device's lines"));
+            }
+            if !more {
+                return Ok(lines);
+            }
+        }
+    }
+}
+
+/// Lets the ring's last devices in.
+async fn accept<L: Listener>(
+    mut listener: L,
+    session: u64,
+    inbox: mpsc::UnboundedSender<NodeEvent>,
+    max_payload: usize,
+) where
+    L::Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    while let Ok(mut stream) = listener.accept().await {
+        let inbox = inbox.clone();
+        tokio::spawn(async move {
+            let hello = within(HELLO_DEADLINE, "a hello", Frame::read(&mut stream, 0)).await;
+            let Ok(Ok(Some(Frame {
+                message: Message::Hello { magic, protocol, session: theirs, purpose },
+                ..
+            }))) = hello
+            else {
+                return;
+            };
+            let Purpose::Data { from } = purpose else { return };
+            if (magic, protocol, theirs) != (MAGIC, PROTOCOL, session) {
+                let reason = "this head is not in that session".into();
+                let _ = Frame::from(Message::Refuse { reason }).write(&mut stream).await;
+                return;
+            }
+            if Frame::from(Message::Welcome(WorkerFacts::default())).write(&mut stream).await.is_ok() {
+                receive_activations(stream, inbox, max_payload, &format!("device {from}")).await;
+            }
+        });
+    }
+}

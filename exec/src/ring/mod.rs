@@ -1,0 +1,117 @@
+//! How do several devices run one model as a ring?
+//!
+//! The head ([`Ring`]) gives every [`Worker`] the plan and its place in it, lets tokens enter, and gets
+//! activations back after the last window of each round. Every device's [`node::Node`] interprets
+//! `schema::schedule`. Frames travel over a [`network::Network`].
+
+pub mod error;
+pub mod head;
+pub mod network;
+pub mod node;
+pub mod recorder;
+pub mod wire;
+pub mod worker;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use hearth_profiles::measure;
+use hearth_profiles::model::ModelProfile;
+use hearth_schema::plan::Plan;
+use hearth_schema::scenario::KvFormat;
+use hearth_schema::schedule::MAX_PASS_TOKENS;
+
+pub use error::RingError;
+pub use head::{Generated, Request, Ring, RingOptions};
+pub use network::{Listener, Memory, Network, Tcp};
+pub use worker::{Worker, bind};
+
+use crate::backend::CacheOptions;
+use crate::cache::CacheFormat;
+use crate::cpu::Cpu;
+use crate::error::ExecError;
+use crate::head::Head;
+use crate::pool::{Pool, PoolOptions};
+use crate::stage::Stage;
+use crate::weights::Weights;
+use wire::WorkerFacts;
+
+/// A model file on this device.
+#[derive(Debug)]
+pub struct LocalModel {
+    /// Its mapped weights.
+    pub weights: Arc<Weights>,
+    /// Its shape, sizes and digests.
+    pub profile: ModelProfile,
+}
+
+impl LocalModel {
+    /// Maps the model at `path` and checks its tensor table.
+    pub fn open(path: &Path) -> Result<LocalModel, ExecError> {
+        let weights = Arc::new(Weights::open(path)?);
+        let profile = ModelProfile::from_gguf(weights.model())?;
+        Ok(LocalModel { weights, profile })
+    }
+
+    /// The largest activations a pass can have, in bytes.
+    pub fn max_activation_bytes(&self) -> usize {
+        MAX_PASS_TOKENS as usize * self.weights.shape().embedding as usize * size_of::<f32>()
+    }
+
+    /// What a worker with this model tells a head.
+    pub fn facts(&self) -> WorkerFacts {
+        WorkerFacts {
+            version: env!("CARGO_PKG_VERSION").into(),
+            model_digest: self.profile.digest.clone(),
+            shape_digest: self.profile.shape_digest(),
+            memory_total: measure::memory::total().0,
+            kernel: kernel(),
+        }
+    }
+
+    /// Whether a plan was made for this model.
+    pub fn check(&self, plan: &Plan) -> Result<(), RingError> {
+        check_digests(plan, &self.profile.digest, &self.profile.shape_digest(), "this device")
+    }
+
+    /// The layers of a place in the ring, with their cache, and on the head the model's ends.
+    fn stage(&self, plan: &Plan, place: usize, threads: usize) -> Result<(Stage, Option<Head>), RingError> {
+        let mut options = PoolOptions::default();
+        if threads > 0 {
+            options.threads = threads;
+        }
+        let pool = Pool::new(options).map_err(|source| ExecError::Threads { source })?;
+        let cpu = Cpu::new(Arc::new(pool));
+        let format = match plan.kv_cache {
+            KvFormat::F16 => CacheFormat::F16,
+            KvFormat::F32 => CacheFormat::F32,
+        };
+        let cache = CacheOptions { context: plan.context, format };
+        let head = (place == 0).then(|| Head::new(self.weights.clone(), cpu.clone()));
+        Ok((Stage::on_cpu(self.weights.clone(), &plan.windows(place), cache, cpu)?, head))
+    }
+}
+
+/// Whether a model with these digests is the plan's: the same file, or where the plan was made without
+/// one, the same shape.
+fn check_digests(plan: &Plan, digest: &str, shape: &str, name: &str) -> Result<(), RingError> {
+    let (expected, found) = match &plan.model.digest {
+        Some(expected) => (expected.as_str(), digest),
+        None => (plan.model.shape_digest.as_str(), shape),
+    };
+    if expected == found {
+        return Ok(());
+    }
+    let short = |digest: &str| digest.chars().take(19).collect::<String>();
+    Err(RingError::AnotherModel {
+        name: name.into(),
+        expected: format!("`{}` ({})", plan.model.name, short(expected)),
+        found: short(found),
+    })
+}
+
+/// System and kernel.
+pub fn kernel() -> String {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    format!("{} {}", std::env::consts::OS, release.trim()).trim().to_string()
+}

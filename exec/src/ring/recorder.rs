@@ -1,0 +1,124 @@
+//! What did this device do, when, and what did it read?
+//!
+//! Writes the records of a device's trace. Times are nanoseconds on this process's own clock; the head
+//! shifts other devices' records by the offset it estimated from the shortest ping.
+//!
+//! Not here: how a computing step's time is divided ([`crate::clock`]).
+
+use std::fs;
+use std::ops::Range;
+
+use hearth_schema::trace::{Cost, Counter, Kind, Reading, Record, Resource};
+
+use crate::clock::wall_nanos;
+
+/// The lines of one device's trace.
+#[derive(Debug, Clone, Default)]
+pub struct Lines {
+    /// Steps.
+    pub records: Vec<Record>,
+    /// Counters.
+    pub readings: Vec<Reading>,
+}
+
+/// Collects one device's lines.
+#[derive(Debug)]
+pub struct Recorder {
+    device: u16,
+    lines: Lines,
+    read_before: u64,
+}
+
+/// The step being recorded: its pass and round.
+#[derive(Debug, Clone, Copy)]
+pub struct At {
+    /// Pass index.
+    pub pass: u32,
+    /// Round.
+    pub round: u32,
+}
+
+impl Recorder {
+    /// For the device at a place in the ring.
+    pub fn new(device: u16) -> Self {
+        Self { device, lines: Lines::default(), read_before: bytes_read() }
+    }
+
+    /// Begins a new trace.
+    pub fn reset(&mut self) {
+        self.lines = Lines::default();
+        self.read_before = bytes_read();
+    }
+
+    /// The lines so far, taken out.
+    pub fn take(&mut self) -> Lines {
+        std::mem::take(&mut self.lines)
+    }
+
+    /// A step that occupied a resource from `start` until now.
+    pub fn step(&mut self, at: At, kind: Kind, start: u64) -> &mut Record {
+        self.span(at, kind, start, wall_nanos())
+    }
+
+    /// A step that occupied a resource from `start` to `end`.
+    pub fn span(&mut self, at: At, kind: Kind, start: u64, end: u64) -> &mut Record {
+        let resource = match kind {
+            Kind::Send => Resource::Tx,
+            Kind::Receive => Resource::Rx,
+            Kind::Prefetch => Resource::DiskPrefetch,
+            Kind::Embed | Kind::Compute | Kind::Output | Kind::Copy => Resource::Cpu,
+        };
+        self.lines.records.push(Record {
+            device: self.device,
+            resource,
+            kind,
+            pass: at.pass,
+            round: at.round,
+            layers: None,
+            start,
+            end: end.max(start),
+            bytes: 0,
+            peer: None,
+            cost: None,
+        });
+        self.lines.records.last_mut().expect("just pushed")
+    }
+
+    /// A counter's value now.
+    pub fn counter(&mut self, pass: u32, counter: Counter, value: u64) {
+        let at = wall_nanos();
+        self.lines.readings.push(Reading { device: self.device, counter, pass, at, value });
+    }
+
+    /// Bytes this process has read from disk since the trace began.
+    pub fn bytes_read(&self) -> u64 {
+        bytes_read().saturating_sub(self.read_before)
+    }
+}
+
+/// Layers as a record has them.
+pub fn layers(range: &Range<u32>) -> Option<[u32; 2]> {
+    Some([range.start, range.end])
+}
+
+/// A computing step's cost, with the bytes that were read while it ran.
+pub fn cost(cpu: u64, queue: u64, touched: u64, faulted: u64) -> Cost {
+    let faulted = faulted.min(touched);
+    Cost { cpu, queue, copy: 0, resident: touched - faulted, faulted }
+}
+
+/// Bytes this process has caused to be read from disk (`/proc/self/io`); 0 where there is no such file.
+pub fn bytes_read() -> u64 {
+    field("/proc/self/io", "read_bytes:").unwrap_or(0)
+}
+
+/// Anonymous memory of this process, which only swap could take back, in bytes.
+pub fn unreclaimable() -> u64 {
+    field("/proc/self/status", "RssAnon:").map_or(0, |kib| kib * 1024)
+}
+
+fn field(file: &str, name: &str) -> Option<u64> {
+    let text = fs::read_to_string(file).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_ascii_whitespace().next()?.parse().ok()
+}

@@ -1,0 +1,330 @@
+//! How do bytes on a connection become messages, when nobody trusts them?
+//!
+//! A frame is two little-endian `u32` lengths, a bincode header of the first length and a raw payload of
+//! the second: tensors and documents travel beside the header, never inside. Both lengths are checked
+//! against limits before anything is allocated, the header is decoded with a byte limit (bincode without
+//! one allocates what a ten-byte message asks for), and every byte of it must be used.
+//!
+//! Not here: what a message means ([`super::worker`], [`super::head`]).
+
+use bincode::{Decode, Encode};
+use hearth_schema::schedule::Pass;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+#[cfg(target_endian = "big")]
+compile_error!("activations travel as little-endian f32; a big-endian host needs a conversion here");
+
+/// First field of every handshake.
+pub const MAGIC: u32 = 0x4854_5248;
+
+/// Version of the protocol; both ends must have the same.
+pub const PROTOCOL: u16 = 1;
+
+/// The longest header, in bytes: names, addresses and digests.
+const MAX_HEADER_BYTES: usize = 64 << 10;
+
+/// The longest payload before a connection is known to carry activations: a plan or a trace chunk.
+pub const MAX_DOCUMENT_PAYLOAD: usize = 4 << 20;
+
+/// Bytes of the two lengths.
+const PREFIX_BYTES: usize = 8;
+
+/// What a connection is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Encode, Decode)]
+pub enum Purpose {
+    /// The head's orders to a worker.
+    Control,
+    /// Activations from a neighbour in the ring.
+    Data {
+        /// The neighbour's place in the ring.
+        from: u16,
+    },
+    /// Link measurements.
+    Probe,
+}
+
+/// What a worker tells about itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Encode, Decode)]
+pub struct WorkerFacts {
+    /// Version of the program.
+    pub version: String,
+    /// Digest of its model file.
+    pub model_digest: String,
+    /// Digest of its model's shape and formats.
+    pub shape_digest: String,
+    /// Memory it has in all, in bytes.
+    pub memory_total: u64,
+    /// System and kernel.
+    pub kernel: String,
+}
+
+/// Whose place is where.
+#[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+pub struct PeerAddress {
+    /// Place in the ring.
+    pub place: u16,
+    /// Address it takes activations at.
+    pub address: String,
+}
+
+/// A header.
+#[derive(Debug, Clone, PartialEq, Eq, Encode, Decode)]
+pub enum Message {
+    /// First frame of whoever connects.
+    Hello {
+        /// [`MAGIC`].
+        magic: u32,
+        /// [`PROTOCOL`].
+        protocol: u16,
+        /// Names the head's session; data connections must repeat it.
+        session: u64,
+        /// What for.
+        purpose: Purpose,
+    },
+    /// First frame of whoever was connected to.
+    Welcome(WorkerFacts),
+    /// Instead of [`Message::Welcome`], or of any answer: why not. The connection ends.
+    Refuse {
+        /// What, where and how to mend it.
+        reason: String,
+    },
+    /// The plan, as payload, and this worker's place in it.
+    Configure {
+        /// The worker's place in the ring.
+        place: u16,
+        /// Threads to compute with; 0 for the worker's own choice.
+        threads: u16,
+        /// Where it sends activations to.
+        receivers: Vec<PeerAddress>,
+    },
+    /// The worker holds its layers and its neighbours.
+    Ready,
+    /// A new sequence begins: forget keys and values, start a new trace.
+    Reset,
+    /// Activations of a pass as payload, f32 `[tokens, embedding]`.
+    Activations {
+        /// Pass index.
+        pass: u32,
+        /// Position of its first token.
+        first_position: u32,
+        /// Tokens in the batch.
+        tokens: u32,
+        /// Whether a token will be sampled.
+        output: bool,
+        /// The round to take up.
+        round: u32,
+    },
+    /// Asks for the trace since the last reset.
+    Collect,
+    /// Trace lines as payload.
+    Report {
+        /// Whether more follow.
+        more: bool,
+    },
+    /// Are you there, and what time is it with you?
+    Ping {
+        /// Repeated in the answer.
+        nonce: u64,
+    },
+    /// I am.
+    Pong {
+        /// The asker's.
+        nonce: u64,
+        /// Nanoseconds on the answerer's clock.
+        clock: u64,
+    },
+    /// The sender ends the session in order.
+    Goodbye,
+}
+
+impl Message {
+    /// The header of a pass's activations.
+    pub fn activations(pass: Pass, round: u32) -> Message {
+        let Pass { index, first_position, tokens, output } = pass;
+        Message::Activations { pass: index, first_position, tokens, output, round }
+    }
+}
+
+/// A header and its payload.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Frame {
+    /// What it is.
+    pub message: Message,
+    /// Raw bytes beside it.
+    pub payload: Vec<u8>,
+}
+
+impl From<Message> for Frame {
+    fn from(message: Message) -> Frame {
+        Frame { message, payload: Vec::new() }
+    }
+}
+
+/// Why bytes are not a frame.
+#[derive(Debug, thiserror::Error)]
+pub enum WireError {
+    /// A length beyond its limit.
+    #[error("a frame announces a {what} of {length} bytes; at most {limit} are taken")]
+    TooLong {
+        /// `header` or `payload`.
+        what: &'static str,
+        /// What was announced.
+        length: usize,
+        /// What is allowed here.
+        limit: usize,
+    },
+    /// The header is not one.
+    #[error("a frame's header cannot be read: {0}")]
+    Header(String),
+    /// The stream ended inside a frame.
+    #[error("the connection ended inside a frame")]
+    Cut,
+    /// The connection failed.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+}
+
+/// The two lengths of a frame, within their limits.
+fn lengths(prefix: [u8; PREFIX_BYTES], max_payload: usize) -> Result<(usize, usize), WireError> {
+    let [h0, h1, h2, h3, p0, p1, p2, p3] = prefix;
+    let header = u32::from_le_bytes([h0, h1, h2, h3]) as usize;
+    let payload = u32::from_le_bytes([p0, p1, p2, p3]) as usize;
+    for (what, length, limit) in [("header", header, MAX_HEADER_BYTES), ("payload", payload, max_payload)] {
+        if length > limit {
+            return Err(WireError::TooLong { what, length, limit });
+        }
+    }
+    Ok((header, payload))
+}
+
+fn header(bytes: &[u8]) -> Result<Message, WireError> {
+    let config = bincode::config::standard().with_limit::<MAX_HEADER_BYTES>();
+    let (message, used) =
+        bincode::decode_from_slice(bytes, config).map_err(|error| WireError::Header(error.to_string()))?;
+    if used == bytes.len() {
+        Ok(message)
+    } else {
+        Err(WireError::Header(format!("{} bytes follow it", bytes.len() - used)))
+    }
+}
+
+impl Frame {
+    /// The frame's bytes.
+    pub fn encode(&self) -> Result<Vec<u8>, WireError> {
+        let header = bincode::encode_to_vec(&self.message, bincode::config::standard())
+            .map_err(|error| WireError::Header(error.to_string()))?;
+        let mut bytes = Vec::with_capacity(PREFIX_BYTES + header.len() + self.payload.len());
+        for (what, length) in [("header", header.len()), ("payload", self.payload.len())] {
+            let announced = u32::try_from(length).map_err(|_| WireError::TooLong {
+                what,
+                length,
+                limit: u32::MAX as usize,
+            })?;
+            bytes.extend_from_slice(&announced.to_le_bytes());
+        }
+        bytes.extend_from_slice(&header);
+        bytes.extend_from_slice(&self.payload);
+        Ok(bytes)
+    }
+
+    /// A frame at the front of `bytes` and how many it takes; `None` if more are needed.
+    pub fn decode(bytes: &[u8], max_payload: usize) -> Result<Option<(Frame, usize)>, WireError> {
+        let Some(prefix) = bytes.first_chunk::<PREFIX_BYTES>() else { return Ok(None) };
+        let (head, payload) = lengths(*prefix, max_payload)?;
+        let end = PREFIX_BYTES + head + payload;
+        if bytes.len() < end {
+            return Ok(None);
+        }
+        let message = header(&bytes[PREFIX_BYTES..PREFIX_BYTES + head])?;
+        Ok(Some((Frame { message, payload: bytes[PREFIX_BYTES + head..end].to_vec() }, end)))
+    }
+
+    /// Reads one frame; `None` if the stream ends before it begins.
+    pub async fn read(
+        stream: &mut (impl AsyncRead + Unpin),
+        max_payload: usize,
+    ) -> Result<Option<Frame>, WireError> {
+        let mut prefix = [0; PREFIX_BYTES];
+        let first = stream.read(&mut prefix).await?;
+        if first == 0 {
+            return Ok(None);
+        }
+        read_rest(stream, &mut prefix[first..]).await?;
+        let (head, payload) = lengths(prefix, max_payload)?;
+        let mut bytes = vec![0; head];
+        read_rest(stream, &mut bytes).await?;
+        let message = header(&bytes)?;
+        let mut bytes = vec![0; payload];
+        read_rest(stream, &mut bytes).await?;
+        Ok(Some(Frame { message, payload: bytes }))
+    }
+
+    /// Writes the frame.
+    pub async fn write(&self, stream: &mut (impl AsyncWrite + Unpin)) -> Result<(), WireError> {
+        stream.write_all(&self.encode()?).await?;
+        Ok(stream.flush().await?)
+    }
+}
+
+async fn read_rest(stream: &mut (impl AsyncRead + Unpin), bytes: &mut [u8]) -> Result<(), WireError> {
+    match stream.read_exact(bytes).await {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Err(WireError::Cut),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn sample() -> Frame {
+        let pass = Pass { index: 7, first_position: 40, tokens: 2, output: true };
+        Frame { message: Message::activations(pass, 3), payload: vec![1, 2, 3, 4] }
+    }
+
+    #[test]
+    fn a_frame_reads_back() {
+        let bytes = sample().encode().unwrap();
+        assert_eq!(Frame::decode(&bytes, 16).unwrap(), Some((sample(), bytes.len())));
+        assert_eq!(Frame::decode(&bytes[..bytes.len() - 1], 16).unwrap(), None, "one byte is missing");
+    }
+
+    #[test]
+    fn a_huge_length_is_refused_before_it_is_believed() {
+        let bytes = [0xff; 16];
+        assert!(matches!(Frame::decode(&bytes, 16), Err(WireError::TooLong { what: "header", .. })));
+        let payload = [4, 0, 0, 0, 0xff, 0xff, 0xff, 0x7f];
+        assert!(matches!(Frame::decode(&payload, 16), Err(WireError::TooLong { what: "payload", .. })));
+        // A string that announces 2^63 bytes inside a ten-byte header: variant 2 (Refuse), then a u64.
+        let mut hostile = vec![10, 0, 0, 0, 0, 0, 0, 0, 2, 253];
+        hostile.extend_from_slice(&(1u64 << 63).to_le_bytes());
+        assert!(matches!(Frame::decode(&hostile, 16), Err(WireError::Header(_))));
+    }
+
+    #[test]
+    fn bytes_after_a_header_are_refused() {
+        let mut bytes = Frame::from(Message::Ready).encode().unwrap();
+        bytes[0] += 1;
+        bytes.push(0);
+        assert!(matches!(Frame::decode(&bytes, 0), Err(WireError::Header(_))));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_a_frame_or_an_error(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
+            let _ = Frame::decode(&bytes, 64);
+        }
+
+        #[test]
+        fn any_damage_is_a_frame_or_an_error(at in 0usize..24, bit in 0u8..8, cut in 0usize..24) {
+            let mut bytes = sample().encode().unwrap();
+            let at = at % bytes.len();
+            bytes[at] ^= 1 << bit;
+            bytes.truncate(bytes.len() - cut.min(bytes.len()));
+            let _ = Frame::decode(&bytes, 64);
+        }
+    }
+}

@@ -1,0 +1,489 @@
+//! How does a worker serve one head after another?
+//!
+//! It listens, and each connection first says what it is for. A head's control connection opens a
+//! session: the worker tells what model it has, takes the plan and its place in it, connects to the
+//! devices it sends to, and says ready. From then on activations that arrive from its neighbours go to
+//! its node, which computes and sends on. The session ends when the head says goodbye, falls silent or
+//! disappears; the worker then waits for the next.
+//!
+//! One session at a time: two heads would share its memory without knowing. Every wait has a deadline.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use hearth_profiles::Document;
+use hearth_schema::Plan;
+use hearth_schema::schedule::{Pass, Schedule};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
+
+use crate::clock::wall_nanos;
+use crate::ring::LocalModel;
+use crate::ring::error::RingError;
+use crate::ring::network::{Listener, Network};
+use crate::ring::node::Node;
+use crate::ring::recorder::Lines;
+use crate::ring::wire::{
+    Frame, MAGIC, MAX_DOCUMENT_PAYLOAD, Message, PROTOCOL, PeerAddress, Purpose, WorkerFacts,
+};
+
+/// From a connection's first byte to its first frame.
+const HELLO_DEADLINE: Duration = Duration::from_secs(5);
+/// From the head's hello to its plan.
+const CONFIGURE_DEADLINE: Duration = Duration::from_secs(30);
+/// For a neighbour to be there.
+const NEIGHBOUR_DEADLINE: Duration = Duration::from_secs(10);
+/// Between two signs of life of the head, which sends one every half second.
+const SILENCE_DEADLINE: Duration = Duration::from_secs(10);
+/// From a neighbour's hanging up to when that counts as a failure.
+const HANG_UP_GRACE: Duration = Duration::from_secs(1);
+/// For the node to finish the step at hand when a session ends: a layer's worth of disk reads.
+const DRAIN_DEADLINE: Duration = Duration::from_secs(60);
+
+/// What a node is told.
+#[derive(Debug)]
+pub enum NodeEvent {
+    /// Activations are there.
+    Arrived {
+        /// Whose.
+        pass: Pass,
+        /// The round to take up.
+        round: u32,
+        /// f32 `[tokens, embedding]`, little-endian.
+        activations: Vec<u8>,
+        /// When the last byte was there, on this process's clock.
+        at: u64,
+    },
+    /// A new sequence begins.
+    Reset(oneshot::Sender<()>),
+    /// The trace is wanted.
+    Collect(oneshot::Sender<Lines>),
+    /// A neighbour broke the protocol or disappeared.
+    Failed(RingError),
+    /// The session is over.
+    Stop,
+}
+
+/// The session that a worker is in.
+struct Session {
+    id: u64,
+    inbox: mpsc::UnboundedSender<NodeEvent>,
+}
+
+/// A worker: a model, and at most one session.
+pub struct Worker<N: Network> {
+    network: N,
+    model: Arc<LocalModel>,
+    threads: usize,
+    session: Arc<Mutex<Option<Session>>>,
+}
+
+impl<N: Network> Clone for Worker<N> {
+    fn clone(&self) -> Self {
+        Self {
+            network: self.network.clone(),
+            model: self.model.clone(),
+            threads: self.threads,
+            session: self.session.clone(),
+        }
+    }
+}
+
+/// Binds an address, and refuses one that other machines can reach: nothing authenticates a head yet.
+pub async fn bind<N: Network>(network: &N, address: &str) -> Result<N::Listener, RingError> {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
+    let loopback = host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
+    if !loopback {
+        return Err(RingError::NotLoopback { address: address.into() });
+    }
+    network
+        .bind(address)
+        .await
+        .map_err(|error| RingError::CannotListen { address: address.into(), why: error.to_string() })
+}
+
+impl<N: Network> Worker<N> {
+    /// A worker with a model. `threads` is for heads that leave the choice to it; 0 takes every core.
+    pub fn new(network: N, model: Arc<LocalModel>, threads: usize) -> Self {
+        Self { network, model, threads, session: Arc::default() }
+    }
+
+    /// Serves connections until the listener fails. `report` gets a line for each session's end.
+    pub async fn serve(
+        &self,
+        mut listener: N::Listener,
+        report: impl Fn(Result<(), RingError>) + Clone + Send + Sync + 'static,
+    ) -> RingError {
+        loop {
+            let stream = match listener.accept().await {
+                Ok(stream) => stream,
+                Err(error) => {
+                    let address = listener.address();
+                    return RingError::CannotListen { address, why: error.to_string() };
+                }
+            };
+            let (worker, report) = (self.clone(), report.clone());
+            tokio::spawn(async move { report(worker.connection(stream).await) });
+        }
+    }
+
+    async fn connection(&self, mut stream: N::Stream) -> Result<(), RingError> {
+        let hello =
+            within(HELLO_DEADLINE, "a connection's first frame", Frame::read(&mut stream, 0)).await??;
+        let Some(Frame { message: Message::Hello { magic, protocol, session, purpose }, .. }) = hello else {
+            return Err(strange("a connection", "its first frame is no hello"));
+        };
+        if magic != MAGIC || protocol != PROTOCOL {
+            let reason =
+                format!("this worker speaks protocol {PROTOCOL} of hearth, not {protocol}; use one version");
+            return refuse(&mut stream, reason).await;
+        }
+        match purpose {
+            Purpose::Control => self.control(stream, session).await,
+            Purpose::Data { from } => self.data(stream, session, from).await,
+            Purpose::Probe => probe(stream).await,
+        }
+    }
+
+    /// Takes activations from a neighbour and hands them to the node.
+    async fn data(&self, mut stream: N::Stream, session: u64, from: u16) -> Result<(), RingError> {
+        let inbox = {
+            let current = self.session.lock().unwrap_or_else(PoisonError::into_inner);
+            current.as_ref().filter(|current| current.id == session).map(|current| current.inbox.clone())
+        };
+        let Some(inbox) = inbox else {
+            return refuse(&mut stream, "this worker is not in that session".into()).await;
+        };
+        Frame::from(Message::Welcome(WorkerFacts::default())).write(&mut stream).await?;
+        receive_activations(stream, inbox, self.model.max_activation_bytes(), &format!("device {from}"))
+            .await;
+        Ok(())
+    }
+
+    async fn control(&self, mut stream: N::Stream, session: u64) -> Result<(), RingError> {
+        let (inbox, events) = mpsc::unbounded_channel();
+        let busy = {
+            let mut current = self.session.lock().unwrap_or_else(PoisonError::into_inner);
+            let busy = current.is_some();
+            if !busy {
+                *current = Some(Session { id: session, inbox: inbox.clone() });
+            }
+            busy
+        };
+        if busy {
+            return refuse(
+                &mut stream,
+                "this worker is in another head's session; wait or stop that one".into(),
+            )
+            .await;
+        }
+        let ended = self.session_of(&mut stream, session, inbox, events).await;
+        *self.session.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        if let Err(error) = &ended {
+            let refusal = Frame::from(Message::Refuse { reason: error.to_string() });
+            // The head may be the reason why the session ends; then nobody reads this.
+            let _ = timeout(HELLO_DEADLINE, refusal.write(&mut stream)).await;
+        }
+        ended
+    }
+
+    async fn session_of(
+        &self,
+        stream: &mut N::Stream,
+        session: u64,
+        inbox: mpsc::UnboundedSender<NodeEvent>,
+        events: mpsc::UnboundedReceiver<NodeEvent>,
+    ) -> Result<(), RingError> {
+        Frame::from(Message::Welcome(self.model.facts())).write(stream).await?;
+        let configure = within(CONFIGURE_DEADLINE, "the head's plan", configured(stream)).await??;
+        let Configured { place, threads, receivers, payload } = configure;
+        let plan = self.plan(&payload, place)?;
+        let outbox = self.connect_neighbours(&plan, place, session, &receivers).await?;
+        let threads = if threads == 0 { self.threads } else { usize::from(threads) };
+        let node = Node::new(&plan, usize::from(place), &self.model, threads, outbox)?;
+        let (failed, mut failure) = oneshot::channel();
+        let thread = tokio::task::spawn_blocking(move || {
+            if let Err(error) = run(node, events) {
+                let _ = failed.send(error);
+            }
+        });
+        Frame::from(Message::Ready).write(stream).await?;
+        let ended = self.orders(stream, &inbox, &mut failure).await;
+        let _ = inbox.send(NodeEvent::Stop);
+        let _ = timeout(DRAIN_DEADLINE, thread).await;
+        ended
+    }
+
+    fn plan(&self, payload: &[u8], place: u16) -> Result<Arc<Plan>, RingError> {
+        let text = std::str::from_utf8(payload).map_err(|_| strange("the head", "its plan is not UTF-8"))?;
+        let plan =
+            Plan::from_yaml(text).map_err(|error| RingError::Plan(format!("the head's plan: {error}")))?;
+        if place == 0 || usize::from(place) >= plan.devices.len() {
+            return Err(strange("the head", "it names a place that its plan does not have"));
+        }
+        self.model.check(&plan)?;
+        Ok(Arc::new(plan))
+    }
+
+    async fn connect_neighbours(
+        &self,
+        plan: &Arc<Plan>,
+        place: u16,
+        session: u64,
+        receivers: &[PeerAddress],
+    ) -> Result<BTreeMap<usize, mpsc::UnboundedSender<Frame>>, RingError> {
+        let mut outbox = BTreeMap::new();
+        for to in Schedule::new(plan.clone(), usize::from(place)).receivers() {
+            let address = receivers.iter().find(|peer| usize::from(peer.place) == to);
+            let Some(address) = address else {
+                return Err(strange("the head", "its plan needs a neighbour that it gives no address of"));
+            };
+            let name = &plan.devices[to].name;
+            let link = connect_data(&self.network, name, &address.address, session, place).await?;
+            outbox.insert(to, link);
+        }
+        Ok(outbox)
+    }
+
+    /// Follows the head's orders until it says goodbye.
+    async fn orders(
+        &self,
+        stream: &mut N::Stream,
+        inbox: &mpsc::UnboundedSender<NodeEvent>,
+        failure: &mut oneshot::Receiver<RingError>,
+    ) -> Result<(), RingError> {
+        loop {
+            let frame = tokio::select! {
+                frame = timeout(SILENCE_DEADLINE, Frame::read(stream, 0)) => frame,
+                Ok(error) = &mut *failure => return Err(error),
+            };
+            let Ok(frame) = frame else {
+                return Err(RingError::Gone { name: "the head".into(), why: "it fell silent".into() });
+            };
+            let Some(frame) = frame? else {
+                return Err(RingError::Gone { name: "the head".into(), why: "it hung up".into() });
+            };
+            match frame.message {
+                Message::Goodbye => return Ok(()),
+                Message::Ping { nonce } => {
+                    Frame::from(Message::Pong { nonce, clock: wall_nanos() }).write(stream).await?;
+                }
+                Message::Reset => {
+                    ask(inbox, failure, NodeEvent::Reset).await?;
+                    Frame::from(Message::Ready).write(stream).await?;
+                }
+                Message::Collect => {
+                    let lines = ask(inbox, failure, NodeEvent::Collect).await?;
+                    write_report(stream, &lines).await?;
+                }
+                other => return Err(strange("the head", &format!("{other:?} is no order"))),
+            }
+        }
+    }
+}
+
+/// The head's plan and this worker's place in it.
+struct Configured {
+    place: u16,
+    threads: u16,
+    receivers: Vec<PeerAddress>,
+    payload: Vec<u8>,
+}
+
+/// Waits for the plan. The head greets every worker before it configures any, and pings those that wait.
+async fn configured<S>(stream: &mut S) -> Result<Configured, RingError>
+where
+    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+{
+    loop {
+        let Some(Frame { message, payload }) = Frame::read(stream, MAX_DOCUMENT_PAYLOAD).await? else {
+            return Err(RingError::Gone { name: "the head".into(), why: "it hung up".into() });
+        };
+        match message {
+            Message::Configure { place, threads, receivers } => {
+                return Ok(Configured { place, threads, receivers, payload });
+            }
+            Message::Ping { nonce } => {
+                Frame::from(Message::Pong { nonce, clock: wall_nanos() }).write(stream).await?;
+            }
+            Message::Goodbye => {
+                return Err(RingError::Gone { name: "the head".into(), why: "it gave up".into() });
+            }
+            other => return Err(strange("the head", &format!("{other:?} where its plan was due"))),
+        }
+    }
+}
+
+/// Asks the node for something and waits for its answer, or for its failure.
+async fn ask<T>(
+    inbox: &mpsc::UnboundedSender<NodeEvent>,
+    failure: &mut oneshot::Receiver<RingError>,
+    event: impl FnOnce(oneshot::Sender<T>) -> NodeEvent,
+) -> Result<T, RingError> {
+    let (answer, answered) = oneshot::channel();
+    let _ = inbox.send(event(answer));
+    tokio::select! {
+        biased;
+        Ok(error) = failure => Err(error),
+        answer = answered => answer.map_err(|_| strange("this worker's node", "it stopped")),
+    }
+}
+
+/// The node's thread: takes events until the session drops the inbox or something fails.
+fn run(mut node: Node, mut events: mpsc::UnboundedReceiver<NodeEvent>) -> Result<(), RingError> {
+    while let Some(event) = events.blocking_recv() {
+        match event {
+            NodeEvent::Arrived { pass, round, activations, at } => {
+                node.arrived(pass, round, &activations, at)?;
+            }
+            NodeEvent::Reset(done) => {
+                node.reset(None);
+                let _ = done.send(());
+            }
+            NodeEvent::Collect(lines) => {
+                let _ = lines.send(node.take_lines());
+            }
+            NodeEvent::Failed(error) => return Err(error),
+            NodeEvent::Stop => break,
+        }
+    }
+    Ok(())
+}
+
+/// Records of a report frame; a record takes about 200 bytes.
+const REPORT_LINES: usize = 10_000;
+
+async fn write_report<S>(stream: &mut S, lines: &Lines) -> Result<(), RingError>
+where
+    S: tokio::io::AsyncWrite + Unpin,
+{
+    let mut records = lines.records.chunks(REPORT_LINES);
+    let mut readings = lines.readings.chunks(REPORT_LINES);
+    let mut next = || {
+        let chunk = (records.next().unwrap_or_default(), readings.next().unwrap_or_default());
+        (!chunk.0.is_empty() || !chunk.1.is_empty()).then_some(chunk)
+    };
+    let mut chunk = next();
+    loop {
+        let following = next();
+        let payload = serde_json::to_vec(&chunk.unwrap_or_default())
+            .map_err(|error| strange("this worker", &error.to_string()))?;
+        Frame { message: Message::Report { more: following.is_some() }, payload }.write(stream).await?;
+        if following.is_none() {
+            return Ok(());
+        }
+        chunk = following;
+    }
+}
+
+/// Reads activations until the connection ends, and tells the node how it ended.
+pub async fn receive_activations<S>(
+    mut stream: S,
+    inbox: mpsc::UnboundedSender<NodeEvent>,
+    max_payload: usize,
+    from: &str,
+) where
+    S: tokio::io::AsyncRead + Unpin,
+{
+    let error = loop {
+        match Frame::read(&mut stream, max_payload).await {
+            Ok(Some(Frame { message, payload })) => {
+                let at = wall_nanos();
+                let Message::Activations { pass, first_position, tokens, output, round } = message else {
+                    break strange(from, "it sent something else than activations");
+                };
+                let pass = Pass { index: pass, first_position, tokens, output };
+                if inbox.send(NodeEvent::Arrived { pass, round, activations: payload, at }).is_err() {
+                    return;
+                }
+            }
+            Ok(None) => {
+                // The usual end of a session, which the head is about to announce, or already has.
+                tokio::time::sleep(HANG_UP_GRACE).await;
+                break RingError::Gone { name: from.into(), why: "it hung up".into() };
+            }
+            Err(error) => break RingError::Gone { name: from.into(), why: error.to_string() },
+        }
+    };
+    let _ = inbox.send(NodeEvent::Failed(error));
+}
+
+/// Connects to a neighbour for activations; what is sent into the channel is written to it.
+pub async fn connect_data<N: Network>(
+    network: &N,
+    name: &str,
+    address: &str,
+    session: u64,
+    place: u16,
+) -> Result<mpsc::UnboundedSender<Frame>, RingError> {
+    let unreachable = |error: std::io::Error| RingError::Unreachable {
+        name: name.into(),
+        address: address.into(),
+        why: error.to_string(),
+    };
+    let connect = async {
+        let mut stream = network.connect(address).await.map_err(unreachable)?;
+        let purpose = Purpose::Data { from: place };
+        let hello = Message::Hello { magic: MAGIC, protocol: PROTOCOL, session, purpose };
+        Frame::from(hello).write(&mut stream).await?;
+        match Frame::read(&mut stream, 0).await? {
+            Some(Frame { message: Message::Welcome(_), .. }) => Ok(stream),
+            Some(Frame { message: Message::Refuse { reason }, .. }) => {
+                Err(RingError::Refused { name: name.into(), reason })
+            }
+            _ => Err(strange(name, "its first frame is no welcome")),
+        }
+    };
+    let mut stream = within(NEIGHBOUR_DEADLINE, "connecting to a neighbour", connect).await??;
+    let (sender, mut frames) = mpsc::unbounded_channel::<Frame>();
+    tokio::spawn(async move {
+        while let Some(frame) = frames.recv().await {
+            if frame.write(&mut stream).await.is_err() {
+                return;
+            }
+        }
+    });
+    Ok(sender)
+}
+
+/// Answers a link measurement: every ping, with as many bytes as its nonce asks for up to a limit.
+async fn probe<S>(mut stream: S) -> Result<(), RingError>
+where
+    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+{
+    Frame::from(Message::Welcome(WorkerFacts::default())).write(&mut stream).await?;
+    loop {
+        let frame =
+            within(SILENCE_DEADLINE, "a probe", Frame::read(&mut stream, MAX_DOCUMENT_PAYLOAD)).await??;
+        match frame.map(|frame| frame.message) {
+            Some(Message::Ping { nonce }) => {
+                Frame::from(Message::Pong { nonce, clock: wall_nanos() }).write(&mut stream).await?;
+            }
+            _ => return Ok(()),
+        }
+    }
+}
+
+/// Waits with a deadline.
+pub async fn within<T>(limit: Duration, what: &str, wait: impl Future<Output = T>) -> Result<T, RingError> {
+    timeout(limit, wait).await.map_err(|_| RingError::Deadline {
+        what: what.into(),
+        seconds: limit.as_secs_f64(),
+        hint: "see whether the other end still runs and the network is up",
+    })
+}
+
+async fn refuse<S>(stream: &mut S, reason: String) -> Result<(), RingError>
+where
+    S: tokio::io::AsyncWrite + Unpin,
+{
+    Frame::from(Message::Refuse { reason: reason.clone() }).write(stream).await?;
+    Err(RingError::Refused { name: "this worker".into(), reason })
+}
+
+/// A peer that broke the protocol.
+pub fn strange(name: &str, what: &str) -> RingError {
+    RingError::Protocol { name: name.into(), what: what.into() }
+}

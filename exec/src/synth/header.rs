@@ -1,0 +1,91 @@
+//! Which keys and tensors does a synthetic model have, and how are its weights spread?
+//!
+//! Keys and tensor order are those of llama.cpp's converters; the tensors of a shape come from
+//! `profiles::model::layout`, so that a synthetic file and a `model/1` document of one shape agree.
+
+use hearth_profiles::Format;
+use hearth_profiles::gguf::{FileLayout, HeaderWriter, Value};
+use hearth_profiles::model::{Architecture, TensorKind, TensorSpec, layout};
+
+use super::blocks::{Spread, is_supported};
+use super::{SynthError, SynthOptions};
+
+/// Everything that is decided before the first weight is made.
+pub(super) struct SynthPlan {
+    pub layout: FileLayout,
+    /// One for each of the layout's tensors.
+    pub spreads: Vec<Spread>,
+}
+
+/// Checks the options and lays out the file.
+pub(super) fn plan(options: &SynthOptions) -> Result<SynthPlan, SynthError> {
+    let shape = &options.shape;
+    shape.check()?;
+    let always_tied = matches!(shape.architecture, Architecture::Gemma | Architecture::Gemma2);
+    if always_tied && !shape.tied_embeddings {
+        return Err(SynthError::Untied { architecture: shape.architecture.to_string() });
+    }
+    let mut writer = HeaderWriter::default();
+    for (key, value) in keys(options)? {
+        writer.key(&key, value)?;
+    }
+    let mut spreads = Vec::new();
+    for tensor in layout::tensors(shape) {
+        let format = options.quant.format(&tensor, shape)?;
+        if !is_supported(format) {
+            return Err(SynthError::Format { tensor: tensor.name, format });
+        }
+        writer.tensor(&tensor.name, &tensor.dims, format)?;
+        spreads.push(spread(&tensor, options.gain));
+        if options.rope_frequencies && tensor.kind == TensorKind::Embedding {
+            let pairs = u64::from(shape.key_length / 2).max(1);
+            writer.tensor("rope_freqs.weight", &[pairs], Format::F32)?;
+            spreads.push(Spread { mean: 1.0, deviation: 0.0 });
+        }
+    }
+    Ok(SynthPlan { layout: writer.finish(), spreads })
+}
+
+fn spread(tensor: &TensorSpec, gain: f32) -> Spread {
+    match tensor.kind {
+        TensorKind::Embedding => Spread { mean: 0.0, deviation: 0.5 },
+        TensorKind::Matrix => Spread { mean: 0.0, deviation: gain / (tensor.dims[0] as f32).sqrt() },
+        TensorKind::Norm => Spread { mean: 1.0, deviation: 0.05 },
+        TensorKind::Bias => Spread { mean: 0.0, deviation: 0.02 },
+    }
+}
+
+fn keys(options: &SynthOptions) -> Result<Vec<(String, Value)>, SynthError> {
+    let shape = &options.shape;
+    let architecture = shape.architecture.name();
+    let mut keys = vec![
+        ("general.architecture".to_owned(), Value::Str(architecture.to_owned())),
+        ("general.name".to_owned(), Value::Str(options.name.clone())),
+    ];
+    let mut add = |key: &str, value| keys.push((format!("{architecture}.{key}"), value));
+    add("context_length", Value::U32(shape.context_length));
+    add("embedding_length", Value::U32(shape.embedding));
+    add("block_count", Value::U32(shape.layers.0));
+    add("feed_forward_length", Value::U32(shape.feed_forward));
+    add("attention.head_count", Value::U32(shape.heads));
+    add("attention.head_count_kv", Value::U32(shape.kv_heads));
+    add("attention.key_length", Value::U32(shape.key_length));
+    add("attention.value_length", Value::U32(shape.value_length));
+    add("attention.layer_norm_rms_epsilon", Value::F32(1e-5));
+    add("rope.dimension_count", Value::U32(shape.key_length));
+    add("rope.freq_base", Value::F32(options.rope_base));
+    add("vocab_size", Value::U32(shape.vocabulary));
+    if shape.architecture == Architecture::Gemma2 {
+        // The values of the published models.
+        add("attn_logit_softcapping", Value::F32(50.0));
+        add("final_logit_softcapping", Value::F32(30.0));
+        add("attention.sliding_window", Value::U32(4096));
+    }
+    if let Some(number) = options.quant.file_type() {
+        keys.push(("general.file_type".to_owned(), Value::U32(number)));
+    }
+    keys.push(("general.quantization_version".to_owned(), Value::U32(2)));
+    let tokenizer = options.tokenizer.keys(shape.vocabulary)?;
+    keys.extend(tokenizer.into_iter().map(|(key, value)| (key.to_owned(), value)));
+    Ok(keys)
+}

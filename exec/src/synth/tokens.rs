@@ -1,0 +1,204 @@
+//! Which tokenizer does a model without training have?
+//!
+//! Two kinds, both able to encode every byte string: Llama's `SentencePiece` (`<unk>`, `<s>`, `</s>`, 256 byte tokens,
+//! ASCII, letter n-grams) and GPT-2's byte-level BPE (256 bytes, letter n-grams with their merges, `<|bos|>` and
+//! `<|eos|>` at the end). N-grams of the letters, by their frequency in English, fill the vocabulary to any size.
+
+use std::collections::BTreeSet;
+
+use hearth_profiles::gguf::{Array, Value};
+
+use super::SynthError;
+
+/// The kind of tokenizer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Tokenizer {
+    /// Llama's `SentencePiece`.
+    #[default]
+    Spm,
+    /// GPT-2's byte-level BPE, with Llama 3's splitting.
+    Bpe,
+}
+
+/// The fewest tokens either kind can do with.
+const LEAST_VOCABULARY: u32 = 400;
+
+const LETTERS: &str = "etaoinshrdlcumwfgypbvkjxqz";
+/// What `SentencePiece` writes for a space.
+const SPACE: char = '\u{2581}';
+
+// `tokenizer.ggml.token_type`.
+const NORMAL: i32 = 1;
+const UNKNOWN: i32 = 2;
+const CONTROL: i32 = 3;
+const BYTE: i32 = 6;
+
+impl Tokenizer {
+    /// The keys of a tokenizer with a vocabulary of this size.
+    pub(super) fn keys(self, vocabulary: u32) -> Result<Vec<(&'static str, Value)>, SynthError> {
+        let wrong = SynthError::Vocabulary { found: vocabulary, least: LEAST_VOCABULARY };
+        if vocabulary < LEAST_VOCABULARY {
+            return Err(wrong);
+        }
+        match self {
+            Tokenizer::Spm => spm(vocabulary as usize).ok_or(wrong),
+            Tokenizer::Bpe => bpe(vocabulary as usize).ok_or(wrong),
+        }
+    }
+}
+
+/// All strings of 2, then 3, then 4 letters, in order of the letters' frequency.
+fn ngrams() -> impl Iterator<Item = String> {
+    let letters: Vec<char> = LETTERS.chars().collect();
+    (2..=4u32).flat_map(move |length| {
+        let letters = letters.clone();
+        (0..letters.len().pow(length)).map(move |number| {
+            (0..length)
+                .rev()
+                .map(|place| letters[number / letters.len().pow(place) % letters.len()])
+                .collect()
+        })
+    })
+}
+
+/// `None` if the n-grams do not suffice.
+fn spm(vocabulary: usize) -> Option<Vec<(&'static str, Value)>> {
+    let mut tokens = vec!["<unk>".to_owned(), "<s>".to_owned(), "</s>".to_owned()];
+    let mut types = vec![UNKNOWN, CONTROL, CONTROL];
+    tokens.extend((0..=255u8).map(|byte| format!("<0x{byte:02X}>")));
+    types.extend([BYTE; 256]);
+    let special = tokens.len();
+    let ascii = (33..127u8).map(|byte| char::from(byte).to_string());
+    let words = ('a'..='z').map(|letter| format!("{SPACE}{letter}"));
+    tokens.extend([SPACE.to_string()].into_iter().chain(ascii).chain(words));
+    let mut seen: BTreeSet<String> = tokens[special..].iter().cloned().collect();
+    for ngram in ngrams() {
+        if tokens.len() >= vocabulary {
+            break;
+        }
+        for token in [format!("{SPACE}{ngram}"), ngram].into_iter().rev() {
+            if seen.insert(token.clone()) {
+                tokens.push(token);
+            }
+        }
+    }
+    tokens.truncate(vocabulary);
+    if tokens.len() < vocabulary {
+        return None;
+    }
+    types.resize(vocabulary, NORMAL);
+    // Earlier tokens are merged first.
+    let scores = (0..vocabulary).map(|at| -(at.saturating_sub(special) as f32)).map(|score| score + 0.0);
+    Some(vec![
+        ("tokenizer.ggml.model", Value::Str("llama".into())),
+        ("tokenizer.ggml.pre", Value::Str("default".into())),
+        ("tokenizer.ggml.scores", Value::Array(Array::F32(scores.collect()))),
+        ("tokenizer.ggml.tokens", Value::Array(Array::Str(tokens))),
+        ("tokenizer.ggml.token_type", Value::Array(Array::I32(types))),
+        ("tokenizer.ggml.bos_token_id", Value::U32(1)),
+        ("tokenizer.ggml.eos_token_id", Value::U32(2)),
+        ("tokenizer.ggml.unknown_token_id", Value::U32(0)),
+        ("tokenizer.ggml.add_bos_token", Value::Bool(true)),
+        ("tokenizer.ggml.add_eos_token", Value::Bool(false)),
+    ])
+}
+
+/// GPT-2's stand-in for each byte: itself where it is visible, else a character from U+0100 on.
+fn byte_characters() -> Vec<String> {
+    let mut next = 256;
+    (0..256u32)
+        .map(|byte| {
+            let visible = matches!(byte, 33..=126 | 161..=172 | 174..=255);
+            let code = if visible {
+                byte
+            } else {
+                next += 1;
+                next - 1
+            };
+            char::from_u32(code).map(String::from).unwrap_or_default()
+        })
+        .collect()
+}
+
+/// `None` if the n-grams do not suffice.
+fn bpe(vocabulary: usize) -> Option<Vec<(&'static str, Value)>> {
+    let mut tokens = byte_characters();
+    let space = tokens[32].clone();
+    let mut seen: BTreeSet<String> = tokens.iter().cloned().collect();
+    let mut merges = Vec::new();
+    let normal = vocabulary - 2;
+    let mut add = |left: &str, right: &str, tokens: &mut Vec<String>| {
+        let token = format!("{left}{right}");
+        let both = seen.contains(left) && seen.contains(right);
+        if both && tokens.len() < normal && seen.insert(token.clone()) {
+            tokens.push(token);
+            merges.push(format!("{left} {right}"));
+        }
+    };
+    for letter in LETTERS.chars() {
+        add(&space, &letter.to_string(), &mut tokens);
+    }
+    for ngram in ngrams() {
+        if tokens.len() >= normal {
+            break;
+        }
+        let (left, right) = ngram.split_at(ngram.len() - 1);
+        add(left, right, &mut tokens);
+        add(&format!("{space}{left}"), right, &mut tokens);
+    }
+    if tokens.len() < normal {
+        return None;
+    }
+    tokens.extend(["<|bos|>".to_owned(), "<|eos|>".to_owned()]);
+    let mut types = vec![NORMAL; normal];
+    types.extend([CONTROL, CONTROL]);
+    Some(vec![
+        ("tokenizer.ggml.model", Value::Str("gpt2".into())),
+        ("tokenizer.ggml.pre", Value::Str("llama-bpe".into())),
+        ("tokenizer.ggml.tokens", Value::Array(Array::Str(tokens))),
+        ("tokenizer.ggml.merges", Value::Array(Array::Str(merges))),
+        ("tokenizer.ggml.token_type", Value::Array(Array::I32(types))),
+        ("tokenizer.ggml.bos_token_id", Value::U32(vocabulary as u32 - 2)),
+        ("tokenizer.ggml.eos_token_id", Value::U32(vocabulary as u32 - 1)),
+        ("tokenizer.ggml.add_bos_token", Value::Bool(true)),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tokens(tokenizer: Tokenizer, vocabulary: u32) -> Vec<String> {
+        let keys = tokenizer.keys(vocabulary).unwrap();
+        let found = keys.into_iter().find(|(key, _)| *key == "tokenizer.ggml.tokens");
+        let Some((_, Value::Array(Array::Str(tokens)))) = found else { panic!("no tokens") };
+        tokens
+    }
+
+    #[test]
+    fn a_vocabulary_has_the_size_asked_for_and_no_token_twice() {
+        for tokenizer in [Tokenizer::Spm, Tokenizer::Bpe] {
+            for size in [400, 4096, 128_256] {
+                let list = tokens(tokenizer, size);
+                assert_eq!(list.len(), size as usize);
+                assert_eq!(list.iter().collect::<BTreeSet<_>>().len(), size as usize, "{tokenizer:?} {size}");
+            }
+            assert!(matches!(tokenizer.keys(399), Err(SynthError::Vocabulary { .. })));
+            assert!(matches!(tokenizer.keys(2_000_000), Err(SynthError::Vocabulary { .. })));
+        }
+    }
+
+    #[test]
+    fn frequent_letters_come_first() {
+        let list = tokens(Tokenizer::Spm, 4096);
+        assert_eq!(
+            (list[0].as_str(), list[258].as_str(), list[259].as_str()),
+            ("<unk>", "<0xFF>", "\u{2581}")
+        );
+        // 259 specials, the space, 94 ASCII characters, 26 words of one letter.
+        assert_eq!((list[380].as_str(), list[381].as_str()), ("ee", "\u{2581}ee"));
+        let list = tokens(Tokenizer::Bpe, 4096);
+        assert_eq!((list[65].as_str(), list[256].as_str(), list[282].as_str()), ("A", "\u{120}e", "ee"));
+        assert_eq!(list[4095], "<|eos|>");
+    }
+}

@@ -1,0 +1,213 @@
+//! Does a ring give the tokens and the logits of one process, bit for bit?
+//!
+//! Every feasible ring of 2, 3 and 4 devices over the trained 8-layer model: all windows that fit into the
+//! layers, so every number of rounds, windows that differ and partial last rounds among them. Devices
+//! are tasks of this process, joined by pipes; they run the code that processes run.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use hearth_exec::ring::{
+    Generated, LocalModel, Memory, Network, Request, Ring, RingError, RingOptions, Worker, bind,
+};
+use hearth_profiles::{Bytes, Document};
+use hearth_schema::Plan;
+use hearth_schema::metrics;
+use hearth_schema::plan::{Origin, PlannedDevice, PlannedModel, PlannerRecord, Role};
+use hearth_schema::scenario::{KvFormat, Residency};
+
+const LAYERS: u32 = 8;
+const GENERATE: u32 = 12;
+
+fn data(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/data/models").join(name)
+}
+
+fn open(name: &str) -> Arc<LocalModel> {
+    Arc::new(LocalModel::open(&data(name)).expect("the trained model is part of the repository"))
+}
+
+fn prompt() -> Vec<u32> {
+    let golden: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(data("golden.json")).unwrap()).unwrap();
+    let ids = &golden["files"]["psalm-7m-q4_k.gguf"][0]["prompt_ids"];
+    ids.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+}
+
+/// A plan of these windows; `addresses` for the workers.
+fn plan(model: &LocalModel, windows: &[u32], addresses: &[String], prefetch: bool) -> Plan {
+    let devices = windows.iter().enumerate().map(|(place, &window)| PlannedDevice {
+        name: format!("d{place}"),
+        address: place.checked_sub(1).map(|worker| addresses[worker].clone()),
+        role: if place == 0 { Role::Head } else { Role::Worker },
+        window,
+        gpu_layers: 0,
+        residency: Residency::Windowed,
+        prefetch_budget: (!prefetch).then_some(Bytes::ZERO),
+        predicted: None,
+    });
+    Plan {
+        schema: "plan/1".into(),
+        scenario: Origin { name: "test".into(), digest: String::new() },
+        model: PlannedModel {
+            name: model.profile.name.clone(),
+            digest: Some(model.profile.digest.clone()),
+            shape_digest: model.profile.shape_digest(),
+            layers: LAYERS,
+        },
+        planner: PlannerRecord { strategy: "manual".into(), options: vec![] },
+        rounds: LAYERS.div_ceil(windows.iter().sum()),
+        context: 64,
+        kv_cache: KvFormat::F32,
+        devices: devices.collect(),
+        dropped: vec![],
+        predicted: None,
+        explanation: vec![],
+    }
+}
+
+/// Starts workers on a network and gives their addresses.
+async fn start(network: &Memory, model: &Arc<LocalModel>, count: usize) -> Vec<String> {
+    let mut addresses = Vec::new();
+    for index in 0..count {
+        let address = format!("localhost:{}", 9000 + index);
+        let listener = bind(network, &address).await.unwrap();
+        let worker = Worker::new(network.clone(), model.clone(), 1);
+        tokio::spawn(async move { worker.serve(listener, |_| {}).await });
+        addresses.push(address);
+    }
+    addresses
+}
+
+fn largest(logits: &[f32]) -> u32 {
+    let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
+    best.expect("a vocabulary") as u32
+}
+
+/// Greedy tokens, the bits of every step's logits, and the trace.
+async fn generate(ring: &mut Ring, prompt: &[u32]) -> Result<(Generated, Vec<Vec<u32>>), RingError> {
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let logits = seen.clone();
+    let request = Request {
+        prompt: prompt.to_vec(),
+        generate: GENERATE,
+        sample: Box::new(move |row| {
+            logits.lock().unwrap().push(row.iter().map(|logit| logit.to_bits()).collect());
+            largest(row)
+        }),
+        stop: vec![],
+        scenario: "test".into(),
+        seed: 0,
+    };
+    let generated = ring.generate(request, |_| {}).await?;
+    let bits = std::mem::take(&mut *seen.lock().unwrap());
+    Ok((generated, bits))
+}
+
+fn one_thread() -> RingOptions {
+    RingOptions { threads: 1, pass_deadline: Duration::from_secs(60), ..RingOptions::default() }
+}
+
+/// All windows of `devices` devices that each get a layer in the first round.
+fn feasible(devices: usize) -> Vec<Vec<u32>> {
+    let mut all: Vec<Vec<u32>> = vec![vec![]];
+    for _ in 0..devices {
+        all = all
+            .iter()
+            .flat_map(|head| (1..=LAYERS).map(move |window| [head.clone(), vec![window]].concat()))
+            .collect();
+    }
+    all.retain(|windows| windows.iter().sum::<u32>() <= LAYERS);
+    all
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_feasible_ring_gives_the_tokens_and_logits_of_one_process() {
+    let (model, prompt) = (open("psalm-7m-q4_k.gguf"), prompt());
+    let network = Memory::default();
+    let addresses = start(&network, &model, 3).await;
+    let mut alone = Ring::connect(&network, plan(&model, &[LAYERS], &[], false), model.clone(), one_thread())
+        .await
+        .unwrap();
+    let (single, bits) = generate(&mut alone, &prompt).await.unwrap();
+    let (mut rings, mut partial, mut unequal) = (0, 0, 0);
+    for windows in (2..=4).flat_map(feasible) {
+        let prefetch = rings % 2 == 0;
+        let plan = plan(&model, &windows, &addresses, prefetch);
+        plan.validate().expect("a feasible plan");
+        let mut ring = Ring::connect(&network, plan, model.clone(), one_thread()).await.unwrap();
+        let (generated, other) = generate(&mut ring, &prompt).await.unwrap();
+        ring.close().await;
+        assert_eq!(generated.tokens, single.tokens, "windows {windows:?}");
+        assert!(other == bits, "windows {windows:?}: logits differ");
+        rings += 1;
+        partial += u32::from(LAYERS % windows.iter().sum::<u32>() != 0);
+        unequal += u32::from(windows.windows(2).any(|pair| pair[0] != pair[1]));
+    }
+    println!("{rings} rings, {partial} with a partial last round, {unequal} with unequal windows");
+    assert_eq!(rings, 28 + 56 + 70, "C(8, 2) + C(8, 3) + C(8, 4) ways to leave layers to later rounds");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_ring_writes_a_trace_whose_terms_sum_to_the_token_time() {
+    let (model, prompt) = (open("psalm-7m-q4_k.gguf"), prompt());
+    let network = Memory::default();
+    let addresses = start(&network, &model, 2).await;
+    let plan = plan(&model, &[1, 2, 1], &addresses, true);
+    let mut ring = Ring::connect(&network, plan, model, one_thread()).await.unwrap();
+    for _ in 0..2 {
+        let (generated, _) = generate(&mut ring, &prompt).await.unwrap();
+        let metrics = metrics::compute(&generated.trace);
+        let tpot = metrics.tpot_ms.expect("twelve tokens").mean;
+        assert!(tpot > 0.0 && (metrics.terms_ms.sum() - tpot).abs() < 1e-6 * tpot);
+        assert!(metrics.terms_ms.cpu > 0.0 && metrics.terms_ms.air > 0.0);
+        assert_eq!(metrics.terms_ms.bubble.abs() < 0.02 * tpot, true, "{:?}", metrics.terms_ms);
+    }
+    ring.close().await;
+}
+
+#[tokio::test]
+async fn a_worker_with_another_model_is_named() {
+    let (q4, q8) = (open("psalm-7m-q4_k.gguf"), open("psalm-7m-q8_0.gguf"));
+    let network = Memory::default();
+    let addresses = start(&network, &q8, 1).await;
+    let plan = plan(&q4, &[4, 4], &addresses, false);
+    let refused = Ring::connect(&network, plan, q4, one_thread()).await.err().expect("models differ");
+    assert!(matches!(&refused, RingError::AnotherModel { name, .. } if name == "d1"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_second_head_is_refused_and_the_first_goes_on() {
+    let (model, prompt) = (open("psalm-7m-q4_k.gguf"), prompt());
+    let network = Memory::default();
+    let addresses = start(&network, &model, 1).await;
+    let plan = plan(&model, &[4, 4], &addresses, false);
+    let mut first = Ring::connect(&network, plan.clone(), model.clone(), one_thread()).await.unwrap();
+    let second = Ring::connect(&network, plan.clone(), model.clone(), one_thread()).await.err();
+    assert!(matches!(second, Some(RingError::Refused { .. })), "{second:?}");
+    generate(&mut first, &prompt).await.unwrap();
+    first.close().await;
+    let mut third =
+        Ring::connect(&network, plan, model, one_thread()).await.expect("the worker is free again");
+    generate(&mut third, &prompt).await.unwrap();
+}
+
+#[tokio::test]
+async fn nobody_at_an_address_is_an_error_with_a_hint() {
+    let model = open("psalm-7m-q4_k.gguf");
+    let plan = plan(&model, &[4, 4], &["localhost:9".into()], false);
+    let error = Ring::connect(&Memory::default(), plan, model, one_thread()).await.err().unwrap();
+    assert!(error.to_string().contains("hearth worker --listen localhost:9"), "{error}");
+}
+
+#[tokio::test]
+async fn an_address_that_others_can_reach_is_refused_without_a_key() {
+    let network = Memory::default();
+    for address in ["0.0.0.0:0", "192.168.1.7:9000", "[::]:0", "example.org:1"] {
+        assert!(matches!(bind(&network, address).await, Err(RingError::NotLoopback { .. })), "{address}");
+    }
+    assert!(bind(&network, "[::1]:0").await.is_ok());
+    let _taken = network.bind("localhost:7").await.unwrap();
+    assert!(matches!(bind(&network, "localhost:7").await, Err(RingError::CannotListen { .. })));
+}

@@ -1,0 +1,167 @@
+//! Which assignment problem do these devices, links and this model pose?
+//!
+//! Turns a resolved cluster into an [`Instance`], symbol by symbol (prima.cpp paper, Table 6):
+//!
+//! | symbol | from |
+//! | --- | --- |
+//! | devices | the members in the scenario's order, rotated so that the head is device 0 |
+//! | b, `f_q` | the mean layer (layers differ under mixed quantisation, shares of many layers hardly) |
+//! | `b_i`, `b_o`, `f_{q,out}` | the embedding; output norm and head |
+//! | `n_kv` | the context: memory must last until the cache is full |
+//! | `s_{cpu,q}` | matrix times vector from cache; a format not measured borrows the nearest one's |
+//! | `t_kv` | copying one token's keys and values of one layer |
+//! | `t_ram_vram`, `t_vram_ram` | one activation vector up and down |
+//! | `t_comm` | one activation vector to the next device in the ring; 0 if there is none |
+//! | `s_disk` | sequential on Linux and Android, random on macOS |
+//! | `c_cpu` | compute buffers, and the small tensors that every device keeps |
+//!
+//! Where a profile has them, three costs that the paper's symbols leave out are put where they occur as often as
+//! what they join. Deviation: attention over the mean cache length and the fixed cost of a layer go into
+//! `t_kv_cpu`, the fixed cost of a window into `t_comm` (CPU) and `t_ram_vram` (GPU). Published devices have none
+//! of them.
+//!
+//! Deviations: keys and values in f32 count as twice the f16 tokens. A GPU that shares memory without Metal gets
+//! its memory taken out of RAM, so that nothing is promised twice. Any GPU on macOS is reached through Metal.
+//!
+//! Not here: hops that depend on which devices are dropped. A device's hop is the one to its neighbour in the
+//! full ring.
+
+use hearth_profiles::device::{Gpu as GpuProfile, GpuKind, Os};
+use hearth_profiles::model::{ModelProfile, TensorGroup};
+use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
+use hearth_schema::{Cluster, Member};
+
+use crate::assignment::ring_order;
+use crate::instance::{Device, Gpu, Instance, Model, OperatingSystem, PerFormat};
+
+/// The public implementation's default for a disk that is too slow to be used.
+pub const SLOW_DISK: BytesPerSecond = BytesPerSecond(1e8);
+
+/// The assignment problem of a cluster. `slow_disk` is the threshold under which a disk may never be read for a
+/// token. Whether the numbers make sense is checked by [`crate::LatencyModel::new`].
+pub fn instance(cluster: &Cluster, slow_disk: Option<BytesPerSecond>) -> Instance {
+    let order: Vec<usize> = ring_order(cluster.head, cluster.members.len()).collect();
+    let devices = order
+        .iter()
+        .enumerate()
+        .map(|(position, &member)| {
+            let next = order[(position + 1) % order.len()];
+            device(cluster, &cluster.members[member], &cluster.members[next])
+        })
+        .collect();
+    Instance {
+        name: cluster.model.name.clone(),
+        slow_disk_threshold: slow_disk.unwrap_or(SLOW_DISK).0,
+        model: model(cluster),
+        devices,
+    }
+}
+
+fn model(cluster: &Cluster) -> Model {
+    let profile = &cluster.model;
+    let shape = &profile.shape;
+    // The cache is counted in f16 tokens of two bytes a number.
+    let f16_tokens = cluster.kv_cache.element_bytes() / 2;
+    Model {
+        name: profile.name.clone(),
+        model_layers: shape.layers.0,
+        hidden_width: u64::from(shape.embedding),
+        key_heads: u64::from(shape.kv_heads),
+        key_head_width: u64::from(shape.key_length),
+        value_heads: u64::from(shape.kv_heads),
+        value_head_width: u64::from(shape.value_length),
+        cached_tokens: u64::from(cluster.context) * f16_tokens,
+        vocabulary: u64::from(shape.vocabulary),
+        layer_weight_bytes: profile.mean_layer_bytes().0,
+        input_embedding_bytes: profile.input_bytes().0,
+        output_head_bytes: profile.output_bytes().0,
+        layer_flops: work(&profile.mean_layer()),
+        output_flops: work(&profile.output),
+    }
+}
+
+/// `f_q` of a group of tensors.
+fn work(group: &TensorGroup) -> PerFormat {
+    group.by_format().map(|(format, share)| (format.name().to_owned(), share.flops.0)).collect()
+}
+
+fn device(cluster: &Cluster, member: &Member, next: &Member) -> Device {
+    let profile = &member.device;
+    let model = &cluster.model;
+    let (os, memory) = (operating_system(profile.os), &profile.memory);
+    let gpu = profile.gpu.as_ref();
+    let kind = gpu.map_or(Gpu::None, |gpu| gpu_interface(os, gpu));
+    let activation = model.shape.activation_bytes();
+    let new_cache = model.shape.kv_bytes_per_layer(1, Bytes(cluster.kv_cache.element_bytes()));
+    let gpu_bytes = gpu.map_or(0, |gpu| gpu.memory_available.value.0);
+    let shared = kind == Gpu::Cuda && gpu.is_some_and(|gpu| gpu.unified_memory);
+    let hop = if member.name == next.name {
+        Seconds(0.0)
+    } else {
+        let window = profile.cpu.window_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
+        cluster.links.between(&member.name, &next.name).time(activation) + window
+    };
+    Device {
+        name: member.name.clone(),
+        os,
+        gpu: kind,
+        cpu_speed: speeds(model, |format| profile.cpu.matvec_rate(format)),
+        gpu_speed: gpu.map_or_else(PerFormat::new, |gpu| speeds(model, |format| gpu.matvec_rate(format))),
+        cpu_memory_rate: profile.cpu.read_bandwidth.value.0,
+        gpu_memory_rate: gpu.map_or(0.0, |gpu| gpu.read_bandwidth.value.0),
+        cpu_cache_write: (profile.cpu.kv_copy.time(new_cache) + layer_extras(cluster, member)).0,
+        gpu_cache_write: gpu.map_or(0.0, |gpu| gpu.kv_copy.time(new_cache).0),
+        to_gpu: gpu.map_or(0.0, |gpu| upload(gpu, activation).0),
+        from_gpu: gpu.map_or(0.0, |gpu| gpu.download.time(activation).0),
+        unified_memory: gpu.is_some_and(|gpu| gpu.unified_memory),
+        hop: hop.0,
+        disk_read: profile.disk_read().0,
+        ram_available: memory.available.value.0.saturating_sub(if shared { gpu_bytes } else { 0 }),
+        metal_available: if kind == Gpu::Metal { gpu_bytes } else { 0 },
+        cuda_available: if kind == Gpu::Cuda { gpu_bytes } else { 0 },
+        can_swap: memory.can_swap.as_ref().map_or(0, |bytes| bytes.value.0),
+        swap_available: memory.swap_available.as_ref().map_or(0, |bytes| bytes.value.0),
+        cpu_buffer_bytes: (profile.cpu.compute_buffer.value + model.shared.bytes()).0,
+        gpu_buffer_bytes: gpu.map_or(0, |gpu| gpu.compute_buffer.value.0),
+    }
+}
+
+/// Attention over the mean length of the cache while tokens are generated, and the fixed cost of a layer.
+fn layer_extras(cluster: &Cluster, member: &Member) -> Seconds {
+    let cpu = &member.device.cpu;
+    let length = cluster.workload.prompt.saturating_add(cluster.workload.generate / 2).min(cluster.context);
+    let work = cluster.model.shape.attention_flops_per_layer(length);
+    let attention = cpu.attention.as_ref().map_or(Seconds(0.0), |rate| work / rate.value);
+    attention + cpu.layer_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value)
+}
+
+fn upload(gpu: &GpuProfile, activation: Bytes) -> Seconds {
+    let window = gpu.window_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
+    gpu.upload.time(activation) + window
+}
+
+/// Speeds for the formats that the model has work in.
+fn speeds(
+    model: &ModelProfile,
+    rate: impl Fn(hearth_profiles::Format) -> Option<hearth_profiles::FlopsPerSecond>,
+) -> PerFormat {
+    let mean = model.mean_layer();
+    let formats = mean.by_format().chain(model.output.by_format()).map(|(format, _)| format);
+    formats.filter_map(|format| Some((format.name().to_owned(), rate(format)?.0))).collect()
+}
+
+fn operating_system(os: Os) -> OperatingSystem {
+    match os {
+        Os::Linux => OperatingSystem::Linux,
+        Os::Macos => OperatingSystem::Macos,
+        Os::Android => OperatingSystem::Android,
+    }
+}
+
+fn gpu_interface(os: OperatingSystem, gpu: &GpuProfile) -> Gpu {
+    match gpu.kind {
+        _ if os == OperatingSystem::Macos => Gpu::Metal,
+        GpuKind::Metal => Gpu::Metal,
+        GpuKind::Cuda | GpuKind::Vulkan => Gpu::Cuda,
+    }
+}

@@ -1,0 +1,178 @@
+//! How long does a token take under an assignment, and where does the time go?
+//!
+//! prima.cpp paper, appendix A.3, Eq. 11-19 with its ambiguities resolved (see below):
+//!
+//! ```text
+//! T_comp = (l - lgpu) Fc + lgpu Fg + [head] Fo
+//! T_mem  = (l - lgpu)(t_kv_cpu + b'/T_cpu) + lgpu (t_kv_gpu + b'/T_gpu)
+//!        + win (t_ram_vram + t_vram_ram)(1 - UMA) + [head](b_i/V + b_o)/T_cpu
+//! T_comm = win t_comm
+//! need   = (l - lgpu) b' + [head](b_i/V + b_o) + c_cpu          not Metal
+//!        = l b' + [head](b_i/V + b_o) + c_cpu + c_gpu           Metal
+//! over   = need > cap
+//! T_disk = max(need - cap, [head] b_i/V)/s_disk                                      not Metal
+//!        = max(over ? l b + [head](b_i/V + b_o) : 0, [head] b_i/V)/s_disk            Metal
+//! T      = sum over devices of T_comp + T_mem + T_disk + T_comm
+//! ```
+//!
+//! Resolved: need = cap fits; the `b_i/V` floor of the disk term is the head's alone (the paper's Eq. 20 counts
+//! it once, its Eq. 12-19 for everybody); a device without layers costs nothing at all, its buffers included.
+//!
+//! Every planner of this crate scores by this file, and a reported T is always [`LatencyModel::evaluate`] of
+//! the reported assignment, never the planner's own running sum.
+//!
+//! Not here: overlap of reading with computing; there the rounds begin to matter.
+
+use serde::Serialize;
+
+use crate::assignment::{Assignment, Share};
+use crate::coefficients::{DeviceCosts, MemoryCase, ModelCosts};
+use crate::constraints::{Violation, shape_violations};
+use crate::instance::Instance;
+use crate::validation::InstanceError;
+
+/// A validated instance with its per-device constants: what every planner works on.
+#[derive(Debug, Clone)]
+pub struct LatencyModel<'i> {
+    instance: &'i Instance,
+    pub(crate) model: ModelCosts,
+    pub(crate) devices: Vec<DeviceCosts>,
+}
+
+/// The time of a token and its parts.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Breakdown {
+    /// T: seconds a token.
+    pub seconds: f64,
+    /// One entry a device, in the instance's order.
+    pub devices: Vec<DeviceTerms>,
+}
+
+/// What one device contributes to the time of a token, in seconds, and what it needs to hold.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct DeviceTerms {
+    /// Its share of the layers.
+    pub share: Share,
+    /// `T_comp`: arithmetic.
+    pub compute: f64,
+    /// `T_mem`: moving weights, cache and hidden state inside the device.
+    pub memory: f64,
+    /// `T_disk`: reading again what did not stay in memory.
+    pub disk: f64,
+    /// `T_comm`: handing the hidden state on.
+    pub communication: f64,
+    /// Bytes to hold in the memory that the system reclaims.
+    pub need: f64,
+    /// cap: bytes of that memory.
+    pub capacity: u64,
+    /// need > cap.
+    pub over: bool,
+    /// The paper's set.
+    pub case: MemoryCase,
+}
+
+impl DeviceTerms {
+    /// `T_comp` + `T_mem` + `T_disk` + `T_comm`.
+    pub fn seconds(&self) -> f64 {
+        self.compute + self.memory + self.disk + self.communication
+    }
+}
+
+impl<'i> LatencyModel<'i> {
+    /// Validates the instance and works out the constants.
+    pub fn new(instance: &'i Instance) -> Result<Self, InstanceError> {
+        instance.validate()?;
+        let model = ModelCosts::new(instance);
+        let devices = (0..instance.devices.len())
+            .map(|index| DeviceCosts::new(instance, index, &model))
+            .collect::<Result<_, _>>()?;
+        Ok(Self { instance, model, devices })
+    }
+
+    /// The instance behind it.
+    pub fn instance(&self) -> &'i Instance {
+        self.instance
+    }
+
+    /// L.
+    pub fn model_layers(&self) -> u32 {
+        self.model.layers
+    }
+
+    /// M.
+    pub fn device_count(&self) -> usize {
+        self.devices.len()
+    }
+
+    /// The time of a token and all its terms. Only the shape of the assignment must be right; a plan that
+    /// breaks a memory rule still has a time.
+    pub fn evaluate(&self, assignment: &Assignment) -> Result<Breakdown, Violation> {
+        if let Some(violation) = shape_violations(self, assignment).into_iter().next() {
+            return Err(violation);
+        }
+        let shares = assignment.shares(self.model.layers);
+        let devices: Vec<DeviceTerms> = shares
+            .into_iter()
+            .enumerate()
+            .map(|(device, share)| self.terms(device, device == assignment.head, share))
+            .collect();
+        Ok(Breakdown { seconds: devices.iter().map(DeviceTerms::seconds).sum(), devices })
+    }
+
+    /// The terms of one device for one share.
+    pub fn terms(&self, device: usize, head: bool, share: Share) -> DeviceTerms {
+        let costs = &self.devices[device];
+        let model = &self.model;
+        let capacity = costs.capacity as u64;
+        if share.layers == 0 {
+            return DeviceTerms {
+                share,
+                compute: 0.0,
+                memory: 0.0,
+                disk: 0.0,
+                communication: 0.0,
+                need: 0.0,
+                capacity,
+                over: false,
+                case: MemoryCase::NoReload,
+            };
+        }
+        let gpu = f64::from(share.gpu_layers);
+        let cpu = f64::from(share.layers - share.gpu_layers);
+        let windows = f64::from(share.windows);
+        let (output_compute, head_memory) =
+            if head { (costs.output_compute, costs.head_memory) } else { (0.0, 0.0) };
+
+        let held = i64::from(if costs.metal { share.layers } else { share.layers - share.gpu_layers });
+        let over = held > costs.layers_that_fit(head, model);
+        let head_integer = if head { model.output_head_bytes } else { 0 };
+        let whole = held * model.layer_resident_bytes + head_integer + costs.buffer_bytes;
+        let row = model.head_row(head);
+        let read = match (costs.metal, over) {
+            (true, true) => f64::from(share.layers) * model.layer_weight_bytes + model.head_bytes(head),
+            (true, false) => row,
+            (false, _) => ((whole - costs.capacity) as f64 + row).max(row),
+        };
+        DeviceTerms {
+            share,
+            compute: cpu * costs.cpu_compute + gpu * costs.gpu_compute + output_compute,
+            memory: cpu * costs.cpu_memory
+                + gpu * costs.gpu_memory
+                + windows * costs.window_copy
+                + head_memory,
+            disk: read / costs.disk_read,
+            communication: windows * costs.hop,
+            need: whole as f64 + row,
+            capacity,
+            over,
+            case: if over && !costs.slow_disk { costs.case_when_over } else { MemoryCase::NoReload },
+        }
+    }
+
+    /// The time of a share on a device, `None` where a slow disk forbids it. Allocation-free and the same
+    /// arithmetic as [`LatencyModel::evaluate`].
+    pub(crate) fn cost(&self, device: usize, head: bool, share: Share) -> Option<f64> {
+        let terms = self.terms(device, head, share);
+        if terms.over && self.devices[device].slow_disk { None } else { Some(terms.seconds()) }
+    }
+}

@@ -1,0 +1,108 @@
+//! Which plan document says what a planner has found?
+//!
+//! The devices in ring order from the head, those without layers under `dropped` with the reason, the predicted
+//! terms of each, and the explanation in sentences. A plan carries everything a runner needs; nothing in it is
+//! looked up again.
+//!
+//! Not here: relays. A device is dropped altogether, because every device of a cluster reaches every other.
+
+use hearth_profiles::Seconds;
+use hearth_profiles::document::{Document, DocumentError};
+use hearth_schema::Cluster;
+use hearth_schema::plan::{
+    DroppedDevice, Origin, Plan, PlannedDevice, PlannedModel, PlannerRecord, Predicted, PredictedTerms, Role,
+};
+use hearth_schema::scenario::ResidencyOptions;
+
+use crate::assignment::ring_order;
+use crate::latency::DeviceTerms;
+use crate::sentences::{dropped_reason, sentences};
+use crate::strategy::Solution;
+
+/// What a plan says beside the assignment.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PlanContext<'a> {
+    /// The scenario it is made from.
+    pub scenario: Origin,
+    /// How weights are kept on every device.
+    pub residency: &'a ResidencyOptions,
+}
+
+/// Why a solution cannot be written as a plan.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    /// The solution is for other devices than the cluster's.
+    #[error("the solution is for {solved} devices, of which the cluster lacks `{name}`")]
+    OtherCluster {
+        /// A device of the solution, or nothing if only the numbers differ.
+        name: String,
+        /// How many devices the solution is for.
+        solved: usize,
+    },
+    /// The plan contradicts itself: a defect of the planner.
+    #[error("the plan is not valid: {0}")]
+    Invalid(#[from] DocumentError),
+}
+
+/// The plan document of a solution to the problem that [`crate::build::instance`] made of this cluster.
+pub fn plan(solution: &Solution, cluster: &Cluster, context: &PlanContext) -> Result<Plan, PlanError> {
+    let explained = &solution.explanation.devices;
+    let mut devices = Vec::new();
+    let mut dropped = Vec::new();
+    for index in ring_order(solution.assignment.head, explained.len()) {
+        let name = &explained[index].name;
+        let Some(member) = cluster.member(name) else {
+            return Err(PlanError::OtherCluster { name: name.clone(), solved: explained.len() });
+        };
+        if let Some(reason) = dropped_reason(&explained[index]) {
+            dropped.push(DroppedDevice { name: name.clone(), reason });
+            continue;
+        }
+        devices.push(PlannedDevice {
+            name: name.clone(),
+            address: member.address.clone(),
+            role: if index == solution.assignment.head { Role::Head } else { Role::Worker },
+            window: solution.assignment.window_layers[index],
+            gpu_layers: solution.assignment.gpu_layers[index],
+            residency: context.residency.policy,
+            prefetch_budget: context.residency.budget(),
+            predicted: Some(predicted(&solution.breakdown.devices[index])),
+        });
+    }
+    let plan = Plan {
+        schema: Plan::SCHEMA.to_owned(),
+        scenario: context.scenario.clone(),
+        model: planned_model(cluster),
+        planner: PlannerRecord { strategy: solution.strategy.to_owned(), options: solution.options.clone() },
+        rounds: solution.assignment.rounds,
+        context: cluster.context,
+        kv_cache: cluster.kv_cache,
+        devices,
+        dropped,
+        predicted: Some(Predicted { tpot: Seconds(solution.seconds()) }),
+        explanation: sentences(solution),
+    };
+    plan.validate()?;
+    Ok(plan)
+}
+
+fn planned_model(cluster: &Cluster) -> PlannedModel {
+    let model = &cluster.model;
+    let shape_digest = model.shape_digest();
+    PlannedModel {
+        name: model.name.clone(),
+        // A model without a file has the digest of its shape and no other.
+        digest: (model.digest != shape_digest).then(|| model.digest.clone()),
+        shape_digest,
+        layers: model.shape.layers.0,
+    }
+}
+
+fn predicted(terms: &DeviceTerms) -> PredictedTerms {
+    PredictedTerms {
+        compute: Seconds(terms.compute),
+        memory: Seconds(terms.memory),
+        disk: Seconds(terms.disk),
+        communication: Seconds(terms.communication),
+    }
+}

@@ -1,0 +1,113 @@
+//! Which strategy does a name stand for?
+//!
+//! The one table of names, for the command line, scenarios and examples, so that all of them know the same
+//! strategies under the same names and complain alike.
+//!
+//! Not here: the strategies.
+
+use hearth_schema::scenario::PlannerOptions;
+
+use crate::constraints::Rules;
+use crate::even::Even;
+use crate::exact::{Exact, HeadChoice};
+use crate::exhaustive::Exhaustive;
+use crate::manual::Manual;
+use crate::memory_proportional::{MemoryProportional, MemorySizes};
+use crate::single::Single;
+use crate::strategy::Strategy;
+
+/// What strategies can be told. Each takes what concerns it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Options {
+    /// Which optional rules a searched plan may use.
+    pub rules: Rules,
+    /// Index of the head. If absent, `single` takes the fastest device and every other strategy device 0.
+    pub head: Option<usize>,
+    /// Let `exact` choose the head.
+    pub best_head: bool,
+    /// k.
+    pub rounds: Option<u32>,
+    /// Windows by hand.
+    pub window_layers: Option<Vec<u32>>,
+    /// GPU layers by hand.
+    pub gpu_layers: Option<Vec<u32>>,
+    /// What `mem` is proportional to.
+    pub memory_sizes: MemorySizes,
+}
+
+impl From<&PlannerOptions> for Options {
+    fn from(options: &PlannerOptions) -> Self {
+        Self {
+            rules: Rules { may_drop: !options.keep_all, may_leave_remainder: false },
+            rounds: options.rounds,
+            window_layers: options.windows.clone(),
+            gpu_layers: options.gpu_layers.clone(),
+            ..Self::default()
+        }
+    }
+}
+
+/// A name or a set of options that selects nothing.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SelectionError {
+    /// Nobody has this name.
+    #[error("no strategy is called `{name}`: use one of {}", NAMES.join(", "))]
+    Unknown {
+        /// What was asked for.
+        name: String,
+    },
+    /// The strategy needs an option that is not given.
+    #[error("strategy `{strategy}` needs {needs}")]
+    Missing {
+        /// The strategy.
+        strategy: &'static str,
+        /// What it needs.
+        needs: &'static str,
+    },
+}
+
+/// Every name, in the order in which comparisons print them.
+pub const NAMES: [&str; 6] = ["exact", "single", "mem", "even", "manual", "exhaustive"];
+
+/// The strategy of a name.
+pub fn named(name: &str, options: &Options) -> Result<Box<dyn Strategy>, SelectionError> {
+    let Options { rules, rounds, .. } = *options;
+    Ok(match name {
+        "exact" => {
+            let fixed = HeadChoice::Fixed(options.head.unwrap_or(0));
+            let head = if options.best_head { HeadChoice::Best } else { fixed };
+            Box::new(Exact { rules, head, rounds })
+        }
+        "single" => Box::new(Single { device: options.head }),
+        "mem" => Box::new(MemoryProportional { sizes: options.memory_sizes.clone() }),
+        "even" => Box::new(Even { rounds: rounds.unwrap_or(1) }),
+        "manual" => {
+            let missing = SelectionError::Missing { strategy: "manual", needs: "a window for every device" };
+            Box::new(Manual {
+                head: options.head.unwrap_or(0),
+                rounds,
+                window_layers: options.window_layers.clone().ok_or(missing)?,
+                gpu_layers: options.gpu_layers.clone().unwrap_or_default(),
+            })
+        }
+        "exhaustive" => Box::new(Exhaustive { rules, rounds }),
+        _ => return Err(SelectionError::Unknown { name: name.to_owned() }),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_selects_the_strategy_of_that_name() {
+        let options = Options { window_layers: Some(vec![1]), ..Options::default() };
+        for name in NAMES {
+            assert_eq!(named(name, &options).unwrap().name(), name);
+        }
+        let unknown = named("haldo", &options).err().unwrap().to_string();
+        assert!(unknown.starts_with("no strategy is called `haldo`: use one of exact, single"), "{unknown}");
+        let missing = named("manual", &Options::default()).err().unwrap().to_string();
+        assert_eq!(missing, "strategy `manual` needs a window for every device");
+    }
+}

@@ -1,0 +1,91 @@
+//! How does a plan say why it looks as it does?
+//!
+//! The sentences that go into a plan document and into reports, made from the [`Explanation`] and nothing else.
+//!
+//! [`Explanation`]: crate::Explanation
+//!
+//! Not here: tables that put several plans side by side.
+
+use crate::explanation::{Binding, DeviceExplanation, Dropped};
+use crate::latency::DeviceTerms;
+use crate::strategy::Solution;
+
+/// A plan's reasons, the general ones first, then one sentence a device in the instance's order.
+pub fn sentences(solution: &Solution) -> Vec<String> {
+    let mut all = vec![best_by_rounds(solution)];
+    if let (Some(optimum), Some(gap)) = (solution.explanation.optimum, solution.explanation.gap) {
+        all.push(if gap.abs() < 1e-9 {
+            "No plan of the same kind is faster.".to_owned()
+        } else {
+            format!("It is {:.1} % above the optimum of {}.", gap * 100.0, time(optimum))
+        });
+    }
+    let devices = solution.explanation.devices.iter().zip(&solution.breakdown.devices);
+    all.extend(devices.filter(|(device, _)| device.dropped.is_none()).map(|(device, terms)| {
+        let binding: Vec<&str> = device.binding.iter().map(|binding| binding_words(*binding)).collect();
+        let held = if binding.is_empty() { "nothing binds it".to_owned() } else { binding.join(", ") };
+        format!("`{}`: {}, {held}; {}.", device.name, share(terms), one_more(device))
+    }));
+    all
+}
+
+/// Why a device was dropped, `None` if it was not.
+pub fn dropped_reason(device: &DeviceExplanation) -> Option<String> {
+    Some(match device.dropped? {
+        Dropped::Slower(seconds) if seconds < 0.0 => {
+            format!("the strategy leaves it out, although using it would save {} a token", time(-seconds))
+        }
+        Dropped::Slower(seconds) => {
+            format!("the best plan that uses it takes {} longer a token", time(seconds))
+        }
+        Dropped::HoldsNothing => "its disk is slow and its memory holds not one layer of a turn".to_owned(),
+        Dropped::NoLayerLeft => "a turn of the ring has no layer to spare for it".to_owned(),
+    })
+}
+
+fn best_by_rounds(solution: &Solution) -> String {
+    let head = solution.assignment.head;
+    let steps = solution.explanation.searched.iter().filter(|step| step.head == head);
+    let mut by_rounds: Vec<(u32, Option<f64>)> = Vec::new();
+    for step in steps {
+        let found = step.outcome.as_ref().ok().copied();
+        match by_rounds.last_mut() {
+            // Several ring sizes take the same number of rounds when the last one may be partial.
+            Some((rounds, best)) if *rounds == step.rounds => {
+                *best = [*best, found].into_iter().flatten().min_by(f64::total_cmp);
+            }
+            _ => by_rounds.push((step.rounds, found)),
+        }
+    }
+    let each: Vec<String> = by_rounds
+        .into_iter()
+        .map(|(rounds, best)| format!("{rounds}: {}", best.map_or("none".to_owned(), time)))
+        .collect();
+    format!("Best time a token by rounds: {}.", each.join(", "))
+}
+
+fn share(terms: &DeviceTerms) -> String {
+    let memory = if terms.over { "over its memory" } else { "within its memory" };
+    format!("{} layers, {} of them on the GPU, {memory}", terms.share.layers, terms.share.gpu_layers)
+}
+
+fn one_more(device: &DeviceExplanation) -> String {
+    match device.one_more_layer {
+        None => "a wider window is not allowed".to_owned(),
+        Some(seconds) => format!("a window one layer wider would cost it {}", time(seconds)),
+    }
+}
+
+fn binding_words(binding: Binding) -> &'static str {
+    match binding {
+        Binding::SmallestWindow => "has the smallest window there is",
+        Binding::GpuMemory => "its GPU is full",
+        Binding::Memory => "its memory is full",
+        Binding::Overloaded => "reads from disk for every token",
+        Binding::SlowDisk => "its memory is full and its disk too slow to help",
+    }
+}
+
+fn time(seconds: f64) -> String {
+    hearth_profiles::Seconds(seconds).to_string()
+}

@@ -1,0 +1,128 @@
+//! Does `exact` find the certified optimum of every instance in `data/lda`?
+//!
+//! Values are compared at relative 1e-9, assignments are not: several may share the optimum.
+
+use std::path::Path;
+
+use hearth_halda::{
+    Assignment, Exact, HeadChoice, Instance, LatencyModel, Refusal, Rules, solve, valid_rounds, violations,
+};
+use serde_json::Value;
+
+const FILES: [&str; 3] = ["small.jsonl", "medium.jsonl", "hard.jsonl"];
+
+fn rows() -> Vec<(String, Instance, Value)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/lda");
+    let mut rows = Vec::new();
+    for file in FILES {
+        let text = std::fs::read_to_string(folder.join(file)).unwrap();
+        for (line, text) in text.lines().enumerate() {
+            let row: Value = serde_json::from_str(text).unwrap();
+            let instance = serde_json::from_value(row["instance"].clone()).unwrap();
+            rows.push((format!("{file}:{}", line + 1), instance, row));
+        }
+    }
+    rows
+}
+
+#[track_caller]
+fn check(place: &str, exact: Exact, model: &LatencyModel, certified: &Value) {
+    match (solve(&exact, model), certified.as_f64()) {
+        (Ok(solution), Some(certified)) => {
+            let found = solution.seconds();
+            assert!((found - certified).abs() <= 1e-9 * certified, "{place}: {found} is not {certified}");
+            assert_eq!(violations(model, &solution.assignment, exact.rules), [], "{place}");
+            assert_eq!(found, model.evaluate(&solution.assignment).unwrap().seconds, "{place}");
+        }
+        (Err(Refusal::Infeasible(_)), None) => {}
+        (found, certified) => panic!("{place}: {found:?} where {certified:?} is certified"),
+    }
+}
+
+#[test]
+fn every_instance_has_its_certified_optimum() {
+    let rows = rows();
+    assert_eq!(rows.len(), 75);
+    for (place, instance, row) in rows {
+        let model = LatencyModel::new(&instance).unwrap();
+        check(&place, Exact::default(), &model, &row["optimum"]["T"]);
+    }
+}
+
+#[test]
+fn device_selection_has_its_certified_optimum() {
+    for (place, instance, row) in rows() {
+        let model = LatencyModel::new(&instance).unwrap();
+        let exact = Exact { rules: Rules { may_drop: true, ..Rules::default() }, ..Exact::default() };
+        check(&place, exact, &model, &row["optimum_with_device_selection"]["T"]);
+    }
+}
+
+#[test]
+fn every_valid_k_has_its_certified_optimum() {
+    let mut checked = 0;
+    for (place, instance, row) in rows() {
+        let model = LatencyModel::new(&instance).unwrap();
+        let by_k = row["optimum_by_k"].as_object().unwrap();
+        let mut certified: Vec<u32> = by_k.keys().map(|k| k.parse().unwrap()).collect();
+        certified.sort_unstable();
+        assert_eq!(certified, valid_rounds(instance.model.model_layers), "{place}");
+        for (k, optimum) in by_k {
+            let exact = Exact { rounds: k.parse().ok(), ..Exact::default() };
+            check(&format!("{place} k={k}"), exact, &model, &optimum["T"]);
+            checked += 1;
+        }
+    }
+    assert_eq!(checked, BY_K);
+}
+
+/// Optima by k in the three files.
+const BY_K: usize = 355;
+
+#[test]
+fn the_certified_assignments_evaluate_to_their_times() {
+    for (place, instance, row) in rows() {
+        let model = LatencyModel::new(&instance).unwrap();
+        for key in ["optimum", "optimum_with_device_selection", "halda_global_text"] {
+            let Some(certified) = row[key]["T"].as_f64() else { continue };
+            let layers = |name: &str| serde_json::from_value(row[key][name].clone()).unwrap();
+            let rounds = row[key]["k"].as_u64().unwrap() as u32;
+            let assignment =
+                Assignment { head: 0, rounds, window_layers: layers("w"), gpu_layers: layers("n") };
+            let breakdown = model.evaluate(&assignment).unwrap();
+            let relative = (breakdown.seconds / certified - 1.0).abs();
+            assert!(relative <= 1e-9, "{place} {key}: {} is not {certified}", breakdown.seconds);
+            let sets: Vec<u8> = serde_json::from_value(row[key]["sets"].clone()).unwrap();
+            let found: Vec<u8> = breakdown.devices.iter().map(|terms| terms.case.set()).collect();
+            assert_eq!(found, sets, "{place} {key}");
+        }
+    }
+}
+
+#[test]
+fn one_round_is_always_among_the_best() {
+    // (w, n, k) -> (k w, k n, 1) keeps every share and saves (k - 1) sum xi: spec 2.2.
+    for (place, instance, _) in rows() {
+        let model = LatencyModel::new(&instance).unwrap();
+        let Ok(best) = solve(&Exact::default(), &model) else { continue };
+        let one = solve(&Exact { rounds: Some(1), ..Exact::default() }, &model).unwrap();
+        assert!(one.seconds() <= best.seconds() * (1.0 + 1e-12), "{place}");
+    }
+}
+
+#[test]
+fn more_freedom_is_never_slower() {
+    for (place, instance, _) in
+        rows().into_iter().filter(|(_, instance, _)| instance.model.model_layers <= 40)
+    {
+        let model = LatencyModel::new(&instance).unwrap();
+        let rules = Rules { may_drop: true, may_leave_remainder: false };
+        let fixed = Exact { rules, ..Exact::default() };
+        let Ok(fixed_head) = solve(&fixed, &model) else { continue };
+        let best_head = solve(&Exact { head: HeadChoice::Best, ..fixed }, &model).unwrap();
+        assert!(best_head.seconds() <= fixed_head.seconds(), "{place}");
+        let rules = Rules { may_leave_remainder: true, ..rules };
+        let remainder = solve(&Exact { rules, ..fixed }, &model).unwrap();
+        assert!(remainder.seconds() <= fixed_head.seconds() * (1.0 + 1e-12), "{place}");
+    }
+}

@@ -1,0 +1,192 @@
+//! Do times and reasons come out as worked out by hand?
+//!
+//! The instances in `hard.jsonl` have round numbers: a layer is 2^29 bytes and takes 10 ms on a CPU, RAM gives
+//! 30 GB/s, a hop takes 5 ms, a key-value write 5 us, a copy to or from a GPU 50 us.
+
+use hearth_halda::{
+    Assignment, Binding, Dropped, Even, Exact, Instance, LatencyModel, Manual, MemoryProportional,
+    MemorySizes, Refusal, Rules, Share, Single, Violation, solve,
+};
+
+const LAYER: f64 = 536_870_912.0;
+
+fn hard(name: &str) -> Instance {
+    let lines = include_str!("data/lda/hard.jsonl").lines();
+    let mut rows = lines.map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let row = rows.find(|row| row["instance"]["name"] == name).unwrap();
+    serde_json::from_value(row["instance"].clone()).unwrap()
+}
+
+#[track_caller]
+fn near(found: f64, expected: f64) {
+    assert!((found - expected).abs() <= 1e-12 * expected.abs().max(1.0), "{found} is not {expected}");
+}
+
+fn select() -> Exact {
+    Exact { rules: Rules { may_drop: true, may_leave_remainder: false }, ..Exact::default() }
+}
+
+#[test]
+fn a_partial_last_turn_by_hand() {
+    let instance = hard("tie");
+    let model = LatencyModel::new(&instance).unwrap();
+    // L = 24, W = 10: two whole turns and R = 4, all of which the head's window of 5 takes.
+    let assignment = Assignment { head: 0, rounds: 3, window_layers: vec![5, 5], gpu_layers: vec![0, 0] };
+    let breakdown = model.evaluate(&assignment).unwrap();
+    let [head, worker] = &breakdown.devices[..] else { panic!("two devices") };
+    assert_eq!(head.share, Share { layers: 14, gpu_layers: 0, windows: 3 });
+    assert_eq!(worker.share, Share { layers: 10, gpu_layers: 0, windows: 2 });
+    near(head.compute, 14.0 * 0.01 + 0.01);
+    near(head.memory, 14.0 * (5e-6 + LAYER / 30e9) + 3.0 * 1e-4);
+    // 12 layers fit exactly, so two are read again at 1 GB/s.
+    near(head.disk, 2.0 * LAYER / 1e9);
+    near(head.communication, 3.0 * 0.005);
+    near(worker.disk, 0.0);
+    near(worker.communication, 2.0 * 0.005);
+    let refusal = solve(&Exact { rounds: Some(5), ..Exact::default() }, &model).unwrap_err();
+    assert_eq!(
+        refusal.to_string(),
+        "24 layers cannot be spread over 5 rounds here: use one of [1, 2, 3, 4, 6, 8, 12]"
+    );
+}
+
+#[test]
+fn an_exact_fit_is_bound_by_memory() {
+    let instance = hard("tie");
+    let model = LatencyModel::new(&instance).unwrap();
+    let solution = solve(&Exact::default(), &model).unwrap();
+    assert_eq!(solution.explanation.gap, Some(0.0));
+    assert_eq!(solution.explanation.searched.len(), 7, "24 has 7 factors below itself");
+    for device in &solution.explanation.devices {
+        assert_eq!(device.binding, [Binding::Memory]);
+        // Computed, moved and read again.
+        near(device.one_more_layer.unwrap(), 0.01 + 5e-6 + LAYER / 30e9 + LAYER / 1e9);
+    }
+}
+
+#[test]
+fn metal_full_to_the_last_layer_reloads_everything_for_one_more() {
+    let instance = hard("metal");
+    let model = LatencyModel::new(&instance).unwrap();
+    let solution = solve(&Exact::default(), &model).unwrap();
+    assert_eq!(solution.assignment.window_layers, [12, 12]);
+    let [metal, linux] = &solution.explanation.devices[..] else { panic!("two devices") };
+    assert_eq!(metal.binding, [Binding::GpuMemory, Binding::Memory]);
+    // 13 layers at 700 MB/s, and the thirteenth runs on the CPU because the working set holds 12.
+    near(metal.one_more_layer.unwrap(), 13.0 * LAYER / 700e6 + 0.01 + 5e-6 + LAYER / 30e9);
+    assert_eq!(linux.binding, [Binding::Overloaded]);
+}
+
+#[test]
+fn a_dropped_device_says_what_it_would_cost() {
+    let instance = hard("slowgpu");
+    let model = LatencyModel::new(&instance).unwrap();
+    let solution = solve(&select(), &model).unwrap();
+    assert_eq!(solution.assignment.window_layers, [12, 0]);
+    // The devices compute equally fast, so it would cost its hop and its copies.
+    let Some(Dropped::Slower(seconds)) = solution.explanation.devices[1].dropped else {
+        panic!("{:?}", solution.explanation.devices[1])
+    };
+    near(seconds, 0.005 + 1e-4);
+}
+
+#[test]
+fn an_infeasible_instance_names_the_reason() {
+    let instance = hard("slow");
+    let model = LatencyModel::new(&instance).unwrap();
+    let refusal = solve(&Exact { rounds: Some(1), ..Exact::default() }, &model).unwrap_err();
+    assert_eq!(
+        refusal.to_string(),
+        "no plan exists: k = 1: all disks are slow and a turn of 40 layers exceeds the 16 that memory holds"
+    );
+    let instance = hard("LltM");
+    let model = LatencyModel::new(&instance).unwrap();
+    let refusal = solve(&Exact::default(), &model).unwrap_err();
+    let expected = "no plan exists: k = 1: a turn of 2 layers cannot give each of 3 devices one";
+    assert_eq!(refusal.to_string(), expected);
+    let solution = solve(&select(), &model).unwrap();
+    assert_eq!(solution.assignment.window_layers, [2, 0, 0]);
+}
+
+#[test]
+fn baselines_by_hand() {
+    let instance = hard("tie");
+    let model = LatencyModel::new(&instance).unwrap();
+    let mem = solve(&MemoryProportional { sizes: MemorySizes::Given(vec![1, 2]) }, &model).unwrap();
+    assert_eq!(mem.assignment.window_layers, [8, 16]);
+    let even = solve(&Even { rounds: 8 }, &model).unwrap();
+    assert_eq!(even.assignment.window_layers, [2, 1]);
+    near(even.seconds(), 2.908_700_377_6);
+    let single = solve(&Single::default(), &model).unwrap();
+    assert_eq!(single.assignment.window_layers, [24, 0]);
+    // 12 of 24 layers do not fit and are read again; the optimum reads none.
+    near(single.breakdown.devices[0].disk, 12.0 * LAYER / 1e9);
+    near(single.explanation.optimum.unwrap(), 0.689_816_729_6);
+    assert!(single.explanation.gap.unwrap() > 9.0);
+}
+
+#[test]
+fn a_plan_by_hand_is_checked() {
+    let instance = hard("slowgpu");
+    let model = LatencyModel::new(&instance).unwrap();
+    let manual = |rounds, window_layers, gpu_layers| {
+        solve(&Manual { head: 0, rounds, window_layers, gpu_layers }, &model)
+    };
+    let broken = |result| match result {
+        Err(Refusal::Breaks { violations, .. }) => violations,
+        other => panic!("{other:?}"),
+    };
+    assert!(manual(Some(1), vec![6, 6], vec![0, 0]).is_ok());
+    assert!(manual(None, vec![4, 1], vec![]).is_ok(), "W = 5 leaves R = 2");
+    let found = broken(manual(Some(2), vec![4, 1], vec![]));
+    assert!(matches!(found[..], [Violation::RoundsDoNotCover { expected: 3, .. }]), "{found:?}");
+    // 4 GiB of GPU memory hold 8 layers; the other device has no GPU.
+    let found = broken(manual(Some(1), vec![10, 2], vec![9, 1]));
+    let sentences: Vec<String> = found.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        sentences,
+        ["the GPU of `linux-cuda` holds 8 layers and gets 9", "`linux-none` has 1 GPU layers and no GPU"]
+    );
+    let found = broken(manual(Some(3), vec![6, 6], vec![0, 7]));
+    assert!(matches!(found[0], Violation::RoundsDoNotCover { expected: 1, .. }), "{found:?}");
+    assert!(matches!(found[1], Violation::GpuLayersExceedWindow { .. }), "{found:?}");
+    let found = broken(manual(Some(1), vec![0, 12], vec![0, 0]));
+    assert!(matches!(found[..], [Violation::HeadWithoutLayers { .. }]), "{found:?}");
+    let found = broken(manual(Some(1), vec![12], vec![0]));
+    assert!(matches!(found[..], [Violation::DeviceCount { .. }]), "{found:?}");
+    let found = broken(manual(Some(1), vec![u32::MAX, u32::MAX], vec![0, 0]));
+    assert!(matches!(found[..], [Violation::RingExceedsModel { .. }]), "{found:?}");
+}
+
+#[test]
+fn an_unusable_instance_names_field_and_device() {
+    let spoiled = |spoil: fn(&mut Instance)| {
+        let mut instance = hard("slowgpu");
+        spoil(&mut instance);
+        LatencyModel::new(&instance).unwrap_err().to_string()
+    };
+    assert_eq!(
+        spoiled(|instance| instance.devices[1].disk_read = 0.0),
+        "`s_disk` of devices[1] `linux-none` is 0: it must be above zero"
+    );
+    assert_eq!(
+        spoiled(|instance| instance.devices[0].hop = f64::NAN),
+        "`t_comm` of devices[0] `linux-cuda` is NaN: it must be a finite number"
+    );
+    assert_eq!(
+        spoiled(|instance| instance.devices[0].gpu_speed.clear()),
+        "`s_gpu` of devices[0] `linux-cuda` has no speed for `q4k`, which the model uses: measure or \
+         estimate it"
+    );
+    assert_eq!(
+        spoiled(|instance| instance.devices.clear()),
+        "instance `slowgpu` has no devices: give at least the head"
+    );
+    assert_eq!(
+        spoiled(|instance| instance.model.model_layers = 0),
+        "`L` of the model `hard` is 0: it must be above zero"
+    );
+    let unknown = r#"{"name": "a", "s_threshold": 0, "modle": {}}"#;
+    let error = serde_json::from_str::<Instance>(unknown).unwrap_err().to_string();
+    assert!(error.contains("unknown field `modle`"), "{error}");
+}

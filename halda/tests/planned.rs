@@ -1,0 +1,210 @@
+//! Does a cluster become the right problem, and a solution a plan that a runner can follow?
+
+use hearth_halda::{
+    Exact, HeadChoice, LatencyModel, Manual, MemoryProportional, PlanContext, Rules, Single, Strategy, build,
+    plan, solve,
+};
+use hearth_profiles::device::{Cpu, Device, Disk, Gpu, GpuKind, Memory, Os, PageCachePolicy, Transfer};
+use hearth_profiles::document::Document;
+use hearth_profiles::model::shipped;
+use hearth_profiles::{Bytes, BytesPerSecond, FlopsPerSecond, Format, Link, PerFormat, Seconds, Sourced};
+use hearth_schema::plan::{Origin, Plan, Role};
+use hearth_schema::scenario::{KvFormat, Links, NamedLink, ResidencyOptions, Workload};
+use hearth_schema::{Cluster, LinkTable, Member};
+
+fn assumed<T>(value: T) -> Sourced<T> {
+    Sourced::new(value, "assumed, for a test")
+}
+
+fn transfer(latency: f64, bandwidth: f64) -> Transfer {
+    Transfer { latency: assumed(Seconds(latency)), bandwidth: assumed(BytesPerSecond(bandwidth)) }
+}
+
+fn link(milliseconds: f64) -> Link {
+    Link { latency: assumed(Seconds(milliseconds / 1e3)), bandwidth: assumed(BytesPerSecond(50e6)) }
+}
+
+fn device(name: &str, os: Os, gib: u64, gpu: Option<Gpu>) -> Member {
+    let rate = |speed| [(Format::Q4K, assumed(FlopsPerSecond(speed)))].into_iter().collect();
+    let device = Device {
+        schema: "device/1".to_owned(),
+        name: format!("profile of {name}"),
+        about: String::new(),
+        os,
+        cpu: Cpu {
+            name: "cpu".to_owned(),
+            cores: 4,
+            matvec: rate(100e9),
+            matvec_streamed: PerFormat::default(),
+            matmul: PerFormat::default(),
+            read_bandwidth: assumed(BytesPerSecond(20e9)),
+            attention: None,
+            layer_overhead: None,
+            window_overhead: None,
+            token_overhead: None,
+            kv_copy: transfer(1e-6, 10e9),
+            compute_buffer: assumed(Bytes::mib(100)),
+        },
+        memory: Memory {
+            total: assumed(Bytes::mib(gib * 1024)),
+            available: assumed(Bytes::mib(gib * 1024)),
+            can_swap: None,
+            swap_available: None,
+            page_cache: PageCachePolicy::TwoList,
+        },
+        disk: Disk {
+            sequential: assumed(BytesPerSecond(2e9)),
+            fault: None,
+            random: Some(assumed(BytesPerSecond(1e9))),
+            populate: None,
+            latency: None,
+            read_ahead: None,
+        },
+        gpu,
+        peers: Vec::new(),
+    };
+    Member { name: name.to_owned(), address: None, device }
+}
+
+fn gpu(kind: GpuKind, unified_memory: bool, gib: u64) -> Gpu {
+    Gpu {
+        kind,
+        name: "gpu".to_owned(),
+        unified_memory,
+        matvec: [(Format::Q4K, assumed(FlopsPerSecond(2e12)))].into_iter().collect(),
+        matmul: PerFormat::default(),
+        read_bandwidth: assumed(BytesPerSecond(300e9)),
+        memory_available: assumed(Bytes::mib(gib * 1024)),
+        kv_copy: transfer(1e-6, 100e9),
+        upload: transfer(20e-6, 10e9),
+        download: transfer(20e-6, 10e9),
+        compute_buffer: assumed(Bytes::mib(200)),
+        window_overhead: None,
+    }
+}
+
+fn cluster(model: &str) -> Cluster {
+    let members = vec![
+        device("mac", Os::Macos, 8, Some(gpu(GpuKind::Metal, true, 5))),
+        device("desktop", Os::Linux, 16, Some(gpu(GpuKind::Cuda, false, 8))),
+        device("laptop", Os::Linux, 4, None),
+    ];
+    let between = vec![NamedLink { devices: ["laptop".to_owned(), "mac".to_owned()], link: link(7.0) }];
+    Cluster {
+        members,
+        head: 1,
+        links: LinkTable::new(Links { default: link(3.0), between }),
+        model: shipped(model).unwrap(),
+        context: 1024,
+        kv_cache: KvFormat::F16,
+        workload: Workload { prompt: 100, generate: 100 },
+        seed: 1,
+    }
+}
+
+#[test]
+fn a_cluster_becomes_a_problem_symbol_by_symbol() {
+    let mut cluster = cluster("llama-8b");
+    let instance = build::instance(&cluster, None);
+    let names: Vec<&str> = instance.devices.iter().map(|device| device.name.as_str()).collect();
+    assert_eq!(names, ["desktop", "laptop", "mac"], "the ring begins at the head");
+    assert_eq!(instance.slow_disk_threshold, 1e8);
+    // 8 heads of 128 keys and as many values, two bytes, 1024 tokens: 4 MiB.
+    assert_eq!(instance.model.layer_cache_bytes(), Some(4 << 20));
+    assert_eq!(instance.model.layer_weight_bytes, cluster.model.mean_layer_bytes().0);
+    let [desktop, laptop, mac] = &instance.devices[..] else { panic!("three devices") };
+    // 4 * 4096 bytes at 50 MB/s and the link's latency; laptop and mac have their own.
+    let wire = 16384.0 / 50e6;
+    assert_eq!(desktop.hop, 0.003 + wire);
+    assert_eq!(laptop.hop, 0.007 + wire);
+    assert_eq!(mac.hop, 0.003 + wire);
+    assert_eq!((desktop.disk_read, mac.disk_read), (2e9, 1e9), "sequential on Linux, random on macOS");
+    assert_eq!((desktop.cuda_available, mac.metal_available), (8 << 30, 5 << 30));
+    assert_eq!(laptop.gpu_speed.len(), 0);
+    // Formats that were not measured borrow the nearest speed.
+    assert_eq!(laptop.cpu_speed["q6_k"], 100e9);
+    // One token's keys and values of a layer: 4096 bytes.
+    assert_eq!(laptop.cpu_cache_write, 1e-6 + 4096.0 / 10e9);
+    cluster.kv_cache = KvFormat::F32;
+    let wide = build::instance(&cluster, None);
+    assert_eq!(wide.model.layer_cache_bytes(), Some(8 << 20));
+    cluster.members.truncate(1);
+    cluster.head = 0;
+    assert_eq!(build::instance(&cluster, None).devices[0].hop, 0.0, "nobody to send to");
+}
+
+#[test]
+fn shared_memory_is_not_promised_twice() {
+    let mut cluster = cluster("llama-8b");
+    cluster.members[1].device.gpu = Some(gpu(GpuKind::Vulkan, true, 6));
+    let instance = build::instance(&cluster, None);
+    let desktop = &instance.devices[0];
+    assert_eq!((desktop.ram_available, desktop.cuda_available), (10 << 30, 6 << 30));
+    assert!(desktop.unified_memory);
+    LatencyModel::new(&instance).unwrap();
+}
+
+fn planned(cluster: &Cluster, strategy: &dyn Strategy) -> Plan {
+    let instance = build::instance(cluster, None);
+    let model = LatencyModel::new(&instance).unwrap();
+    let solution = solve(strategy, &model).unwrap();
+    let residency = ResidencyOptions::default();
+    let scenario = Origin { name: "home".to_owned(), digest: "sha256:0123456789abcdef".to_owned() };
+    let plan = plan(&solution, cluster, &PlanContext { scenario, residency: &residency }).unwrap();
+    assert_eq!(Plan::from_yaml(&plan.to_yaml()).unwrap(), plan);
+    // The layers that a runner will give each device are those that the planner counted.
+    for (position, device) in plan.devices.iter().enumerate() {
+        let index = instance.devices.iter().position(|other| other.name == device.name).unwrap();
+        let share = solution.breakdown.devices[index].share;
+        let windows = plan.windows(position);
+        assert_eq!(windows.len() as u32, share.windows, "{}", device.name);
+        assert_eq!(windows.iter().map(|window| window.len() as u32).sum::<u32>(), share.layers);
+        let on_gpu = (0..plan.rounds).map(|round| plan.gpu_window(position, round).len() as u32);
+        assert_eq!(on_gpu.sum::<u32>(), share.gpu_layers, "{}", device.name);
+    }
+    plan
+}
+
+#[test]
+fn every_kind_of_solution_becomes_a_plan() {
+    let cluster = cluster("llama-70b");
+    for may_drop in [false, true] {
+        for may_leave_remainder in [false, true] {
+            for head in [HeadChoice::Fixed(0), HeadChoice::Best] {
+                for rounds in [None, Some(2), Some(5)] {
+                    let rules = Rules { may_drop, may_leave_remainder };
+                    planned(&cluster, &Exact { rules, head, rounds });
+                }
+            }
+        }
+    }
+    planned(&cluster, &MemoryProportional::default());
+    let manual =
+        Manual { head: 1, rounds: Some(3), window_layers: vec![17, 7, 13], gpu_layers: vec![5, 0, 2] };
+    let plan = planned(&cluster, &manual);
+    let names: Vec<&str> = plan.devices.iter().map(|device| device.name.as_str()).collect();
+    assert_eq!(names, ["laptop", "mac", "desktop"]);
+    assert_eq!(plan.devices[0].role, Role::Head);
+    assert_eq!(plan.planner.strategy, "manual");
+}
+
+#[test]
+fn a_plan_says_why() {
+    let plan = planned(&cluster("llama-8b"), &Single { device: Some(0) });
+    assert_eq!(plan.devices.len(), 1);
+    assert_eq!(plan.devices[0].name, "desktop");
+    assert_eq!(plan.dropped.len(), 2);
+    // The mac's GPU is as fast as the desktop's, so a layer there costs one hop: 3 ms + 16 KiB at 50 MB/s.
+    assert_eq!(plan.dropped[1].name, "mac");
+    assert_eq!(plan.dropped[1].reason, "the best plan that uses it takes 3.33 ms longer a token");
+    assert_eq!(plan.explanation[1], "No plan of the same kind is faster.");
+    assert_eq!(
+        plan.explanation[2],
+        "`desktop`: 32 layers, 32 of them on the GPU, within its memory, nothing binds it; a window one layer \
+         wider would cost it 669 us."
+    );
+    assert!(plan.model.digest.is_none(), "no file");
+    let predicted = plan.devices[0].predicted.unwrap();
+    let terms = predicted.compute + predicted.memory + predicted.disk + predicted.communication;
+    assert!((terms.0 - plan.predicted.unwrap().tpot.0).abs() < 1e-12);
+}

@@ -1,0 +1,38 @@
+//! What do the shipped models, or a GGUF file, ask of a device?
+//!
+//! `cargo run -p hearth-profiles --example models [FILE.gguf]`
+
+use hearth_profiles::Bytes;
+use hearth_profiles::gguf::GgufModel;
+use hearth_profiles::model::{ModelProfile, shipped, shipped_names};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!(
+        "{:<12} {:>6} {:>15} {:>12} {:>12} {:>12} {:>12} {:>12}",
+        "model", "layers", "bytes", "mean layer", "max layer", "input", "output", "kv at 4096"
+    );
+    if let Some(path) = std::env::args().nth(1) {
+        let profile = ModelProfile::from_gguf(&GgufModel::open(path)?)?;
+        show(&profile);
+        println!("{} {}\n{}\n{}", profile.name, profile.quant, profile.digest, profile.shape_digest());
+        return Ok(());
+    }
+    for name in shipped_names() {
+        show(&shipped(name)?);
+    }
+    Ok(())
+}
+
+fn show(profile: &ModelProfile) {
+    println!(
+        "{:<12} {:>6} {:>15} {:>12} {:>12} {:>12} {:>12} {:>12}",
+        profile.name.chars().take(12).collect::<String>(),
+        profile.shape.layers.0,
+        profile.total_bytes().0,
+        profile.mean_layer_bytes().to_string(),
+        profile.max_layer_bytes().to_string(),
+        profile.input_bytes().to_string(),
+        profile.output_bytes().to_string(),
+        profile.shape.kv_bytes_per_layer(4096, Bytes(2)).to_string(),
+    );
+}

@@ -1,0 +1,324 @@
+//! What can a device do?
+//!
+//! A `device/1` document: the symbols of the latency model (prima.cpp paper, Table 6 and appendix A.3)
+//! that do not depend on the model or the plan, each with its source. Numbers that depend on a model's
+//! shape are kept as latency and bandwidth, from which they follow: `t_kv_cpu` is [`Transfer::time`] of
+//! one token's keys and values.
+//!
+//! ```
+//! let desktop = hearth_profiles::device::shipped("d3").unwrap();
+//! assert_eq!(desktop.memory.available.value.to_string(), "9.70 GiB");
+//! assert_eq!(desktop.disk_read().to_string(), "3.17 GB/s");
+//! ```
+//!
+//! Not here: how the numbers are measured ([`crate::measure`]), and the links between devices
+//! ([`crate::link`]).
+
+pub mod shipped;
+
+use serde::{Deserialize, Serialize};
+
+pub use shipped::{UnknownDevice, shipped, shipped_names, shipped_yaml};
+
+use crate::document::{Document, DocumentError};
+use crate::format::Format;
+use crate::link::PeerLink;
+use crate::per_format::PerFormat;
+use crate::sourced::Sourced;
+use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
+
+/// The operating system, as far as it decides how memory is reclaimed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Os {
+    /// Linux on a desktop, laptop or server.
+    Linux,
+    /// macOS; whether Metal is used follows from the GPU.
+    Macos,
+    /// Android and `HarmonyOS`, where idle applications are swapped to make room.
+    Android,
+}
+
+/// How a GPU is driven.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum GpuKind {
+    /// NVIDIA, own memory.
+    Cuda,
+    /// Apple, shared memory.
+    Metal,
+    /// Any vendor through Vulkan.
+    Vulkan,
+}
+
+/// How the device's kernel reclaims page cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PageCachePolicy {
+    /// Reload what does not fit, as the paper's latency model has it.
+    PaperLinear,
+    /// Linux with active and inactive lists.
+    TwoList,
+}
+
+/// A copy that costs a fixed time and a time per byte.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Transfer {
+    /// Time of an empty copy.
+    pub latency: Sourced<Seconds>,
+    /// Rate of a long one.
+    pub bandwidth: Sourced<BytesPerSecond>,
+}
+
+impl Transfer {
+    /// Time to copy `bytes`.
+    pub fn time(&self, bytes: Bytes) -> Seconds {
+        self.latency.value + bytes / self.bandwidth.value
+    }
+}
+
+/// The processor.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cpu {
+    /// Name as the system tells it.
+    pub name: String,
+    /// Cores that a run may use.
+    pub cores: u32,
+    /// Matrix times one vector, weights in cache: s_cpu,q of the paper.
+    pub matvec: PerFormat<Sourced<FlopsPerSecond>>,
+    /// Matrix times one vector, weights streamed from memory as in decoding; absent if not measured.
+    #[serde(default, skip_serializing_if = "PerFormat::is_empty")]
+    pub matvec_streamed: PerFormat<Sourced<FlopsPerSecond>>,
+    /// Matrix times a batch of vectors, as in prefill.
+    #[serde(default, skip_serializing_if = "PerFormat::is_empty")]
+    pub matmul: PerFormat<Sourced<FlopsPerSecond>>,
+    /// Reading weights from memory: T_cpu.
+    pub read_bandwidth: Sourced<BytesPerSecond>,
+    /// Attention over cached keys and values.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attention: Option<Sourced<FlopsPerSecond>>,
+    /// Fixed cost of a layer beside its arithmetic: waking threads, norms, small buffers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layer_overhead: Option<Sourced<Seconds>>,
+    /// Fixed cost of a pass through one window: waking up, framing a message.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window_overhead: Option<Sourced<Seconds>>,
+    /// Fixed cost of a token on the head: embedding its row, choosing the next, whatever else no other term
+    /// explains.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token_overhead: Option<Sourced<Seconds>>,
+    /// Copying one token's keys and values into the cache; t_kv_cpu follows from it.
+    pub kv_copy: Transfer,
+    /// Compute buffers: c_cpu.
+    pub compute_buffer: Sourced<Bytes>,
+}
+
+/// A graphics processor.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Gpu {
+    /// How it is driven.
+    pub kind: GpuKind,
+    /// Name as the driver tells it.
+    pub name: String,
+    /// Whether it shares the processor's memory: no uploads then.
+    pub unified_memory: bool,
+    /// Matrix times one vector: s_gpu,q.
+    pub matvec: PerFormat<Sourced<FlopsPerSecond>>,
+    /// Matrix times a batch of vectors.
+    #[serde(default, skip_serializing_if = "PerFormat::is_empty")]
+    pub matmul: PerFormat<Sourced<FlopsPerSecond>>,
+    /// Reading weights from its memory: T_gpu.
+    pub read_bandwidth: Sourced<BytesPerSecond>,
+    /// Memory a run may use: d_cuda, or for Metal the recommended working set d_metal.
+    pub memory_available: Sourced<Bytes>,
+    /// Copying keys and values within its memory; t_kv_gpu follows from it.
+    pub kv_copy: Transfer,
+    /// Host to device: t_ram_vram follows from it.
+    pub upload: Transfer,
+    /// Device to host: t_vram_ram follows from it.
+    pub download: Transfer,
+    /// Compute buffers: c_gpu.
+    pub compute_buffer: Sourced<Bytes>,
+    /// Fixed cost of a pass through one window: launches and synchronisation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window_overhead: Option<Sourced<Seconds>>,
+}
+
+/// Main memory.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Memory {
+    /// Installed, or the limit of the control group.
+    pub total: Sourced<Bytes>,
+    /// What a run can use, page cache included: d_avail.
+    pub available: Sourced<Bytes>,
+    /// Memory of other programs that could be swapped out: bytes_can_swap.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub can_swap: Option<Sourced<Bytes>>,
+    /// Free swap space.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub swap_available: Option<Sourced<Bytes>>,
+    /// How page cache is reclaimed.
+    pub page_cache: PageCachePolicy,
+}
+
+/// The disk that holds the model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Disk {
+    /// Explicit sequential reads: s_disk on Linux and Android.
+    pub sequential: Sourced<BytesPerSecond>,
+    /// Sequential page faults on a mapping; absent: as fast as sequential.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fault: Option<Sourced<BytesPerSecond>>,
+    /// Random 4 KiB reads: s_disk on macOS; absent: as fast as sequential.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub random: Option<Sourced<BytesPerSecond>>,
+    /// Populating a mapping ahead of use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub populate: Option<Sourced<BytesPerSecond>>,
+    /// Time to the first byte of a request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latency: Option<Sourced<Seconds>>,
+    /// The read-ahead window, which also bounds what one advice call reads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_ahead: Option<Sourced<Bytes>>,
+}
+
+/// A device, as measured or as published.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Device {
+    /// `device/1`.
+    pub schema: String,
+    /// Short name, unique in a cluster.
+    pub name: String,
+    /// A line for people.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub about: String,
+    /// Operating system.
+    pub os: Os,
+    /// Processor.
+    pub cpu: Cpu,
+    /// Main memory.
+    pub memory: Memory,
+    /// Disk.
+    pub disk: Disk,
+    /// Graphics processor, if a run may use one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<Gpu>,
+    /// Links measured from this device to others.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub peers: Vec<PeerLink>,
+}
+
+impl Device {
+    /// s_disk of the latency model: sequential on Linux and Android, random on macOS (paper, A.3).
+    pub fn disk_read(&self) -> BytesPerSecond {
+        match self.os {
+            Os::Linux | Os::Android => self.disk.sequential.value,
+            Os::Macos => self.disk.random.as_ref().unwrap_or(&self.disk.sequential).value,
+        }
+    }
+}
+
+impl Cpu {
+    /// The single-vector rate of a format, or of the nearest format that was measured.
+    ///
+    /// A format without a number borrows that of the format with the closest size per weight: decoding
+    /// is bound by reading, and the arithmetic differs by less than the sizes do.
+    pub fn matvec_rate(&self, format: Format) -> Option<FlopsPerSecond> {
+        nearest(&self.matvec, format)
+    }
+}
+
+impl Gpu {
+    /// As [`Cpu::matvec_rate`].
+    pub fn matvec_rate(&self, format: Format) -> Option<FlopsPerSecond> {
+        nearest(&self.matvec, format)
+    }
+}
+
+/// The value of a format, or of the measured format with the closest size per weight.
+pub fn nearest(rates: &PerFormat<Sourced<FlopsPerSecond>>, format: Format) -> Option<FlopsPerSecond> {
+    let distance = |other: Format| (other.bits_per_weight() - format.bits_per_weight()).abs();
+    rates.get(format).map(|rate| rate.value).or_else(|| {
+        rates.iter().min_by(|a, b| distance(a.0).total_cmp(&distance(b.0))).map(|(_, rate)| rate.value)
+    })
+}
+
+impl Document for Device {
+    const SCHEMA: &'static str = "device/1";
+
+    fn validate(&self) -> Result<(), DocumentError> {
+        let name = &self.name;
+        let refuse =
+            |key: &str, what: String| Err(DocumentError::invalid_at(key, format!("device `{name}`: {what}")));
+        if self.name.is_empty() {
+            return refuse("name", "`name` is empty".into());
+        }
+        if self.cpu.cores == 0 {
+            return refuse("cpu.cores", "`cpu.cores` is 0; a device needs at least one".into());
+        }
+        if self.cpu.matvec.is_empty() {
+            let what = "`cpu.matvec` names no format; give at least the model's main one";
+            return refuse("cpu.matvec", what.into());
+        }
+        for (place, zero) in self.rates() {
+            if zero {
+                let what = format!("`{place}` is zero, so nothing would ever finish; measure it again");
+                return refuse(&place, what);
+            }
+        }
+        if self.memory.available.value > self.memory.total.value {
+            let what = "`memory.available` is more than `memory.total`";
+            return refuse("memory.available", what.into());
+        }
+        Ok(())
+    }
+}
+
+impl Device {
+    /// Every rate by its place, and whether it is zero.
+    fn rates(&self) -> Vec<(String, bool)> {
+        let mut rates = vec![
+            ("cpu.read_bandwidth".to_string(), self.cpu.read_bandwidth.value.0 <= 0.0),
+            ("cpu.kv_copy.bandwidth".into(), self.cpu.kv_copy.bandwidth.value.0 <= 0.0),
+            ("disk.sequential".into(), self.disk.sequential.value.0 <= 0.0),
+        ];
+        let disk =
+            [("fault", &self.disk.fault), ("random", &self.disk.random), ("populate", &self.disk.populate)];
+        for (key, rate) in disk {
+            rates.push((format!("disk.{key}"), rate.as_ref().is_some_and(|rate| rate.value.0 <= 0.0)));
+        }
+        rates.push((
+            "cpu.attention".into(),
+            self.cpu.attention.as_ref().is_some_and(|rate| rate.value.0 <= 0.0),
+        ));
+        let cpu = [
+            ("matvec", &self.cpu.matvec),
+            ("matvec_streamed", &self.cpu.matvec_streamed),
+            ("matmul", &self.cpu.matmul),
+        ];
+        let mut tables: Vec<_> = cpu.map(|(key, table)| (format!("cpu.{key}"), table)).into();
+        if let Some(gpu) = &self.gpu {
+            tables.push(("gpu.matvec".into(), &gpu.matvec));
+            tables.push(("gpu.matmul".into(), &gpu.matmul));
+            for (key, rate) in [
+                ("read_bandwidth", gpu.read_bandwidth.value),
+                ("kv_copy.bandwidth", gpu.kv_copy.bandwidth.value),
+                ("upload.bandwidth", gpu.upload.bandwidth.value),
+                ("download.bandwidth", gpu.download.bandwidth.value),
+            ] {
+                rates.push((format!("gpu.{key}"), rate.0 <= 0.0));
+            }
+        }
+        for (key, table) in tables {
+            rates.extend(table.iter().map(|(format, rate)| (format!("{key}.{format}"), rate.value.0 <= 0.0)));
+        }
+        rates
+    }
+}

@@ -1,0 +1,102 @@
+//! On which line and column does a key stand?
+//!
+//! A value that could be read but makes no sense is blamed by its key's path (`cpu.matvec.q4_k`), and the
+//! place is looked up in the text: a key belongs to the nearest line above it that is indented less, which
+//! is how block-style YAML nests. In flow style (`{a: 1}`) several keys share a line; the search then ends
+//! at the innermost key that begins a line of its own.
+//!
+//! Not here: reading values. That is the YAML parser's.
+
+/// A line that begins with a key.
+struct KeyLine<'a> {
+    /// Spaces and list marks before the key.
+    indent: usize,
+    key: &'a str,
+    /// Line, from 1.
+    line: usize,
+}
+
+impl KeyLine<'_> {
+    fn place(&self) -> (usize, usize) {
+        (self.line, self.indent + 1)
+    }
+}
+
+fn key_lines(text: &str) -> impl Iterator<Item = KeyLine<'_>> {
+    text.lines().zip(1..).filter_map(|(whole, line)| {
+        let rest = whole.trim_start_matches([' ', '-']);
+        if rest.starts_with('#') {
+            return None;
+        }
+        let key = rest.split(':').next().unwrap_or_default();
+        let key_ends = key.len() < rest.len();
+        key_ends.then(|| KeyLine {
+            indent: whole.len() - rest.len(),
+            key: key.trim().trim_matches(['"', '\'']),
+            line,
+        })
+    })
+}
+
+/// Line and column of the key at a path, or of as much of the path as can be found.
+pub(super) fn of(text: &str, path: &str) -> Option<(usize, usize)> {
+    let lines: Vec<KeyLine<'_>> = key_lines(text).collect();
+    let (mut from, mut parent, mut found) = (0, None, None);
+    for segment in path.split('.') {
+        // Children are indented more than their parent; the first line that is not ends the block.
+        let inside = |line: &&KeyLine<'_>| parent.is_none_or(|indent| line.indent > indent);
+        let block: Vec<&KeyLine<'_>> = lines[from..].iter().take_while(inside).collect();
+        let Some(own) = block.first().map(|first| first.indent) else { break };
+        let Some(at) = block.iter().position(|line| line.indent == own && line.key == segment) else { break };
+        found = Some(block[at].place());
+        (from, parent) = (from + at + 1, Some(own));
+    }
+    found
+}
+
+/// The second standing of `key` in the map that begins at `start` (line and column, from 1).
+pub(super) fn second(text: &str, start: (usize, usize), key: &str) -> Option<(usize, usize)> {
+    let indent = start.1.saturating_sub(1);
+    key_lines(text)
+        .filter(|line| line.line >= start.0)
+        .take_while(|line| line.indent >= indent)
+        .filter(|line| line.indent == indent && line.key == key)
+        .nth(1)
+        .map(|line| line.place())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "\
+# disk: not this one
+schema: x/1
+cpu:
+  disk: 1
+  matvec:
+    q4_k: {value: 3 GFLOP/s}
+disk:
+  sequential:
+    value: 0 GB/s
+  sequential: 2
+peers:
+- peer: a
+";
+
+    #[test]
+    fn a_path_is_followed_by_indentation() {
+        assert_eq!(of(TEXT, "disk"), Some((7, 1)));
+        assert_eq!(of(TEXT, "cpu.disk"), Some((4, 3)));
+        assert_eq!(of(TEXT, "cpu.matvec.q4_k"), Some((6, 5)));
+        assert_eq!(of(TEXT, "disk.sequential.value"), Some((9, 5)));
+        assert_eq!(of(TEXT, "cpu.matvec.q4_k.value"), Some((6, 5)), "flow style: the line's first key");
+        assert_eq!(of(TEXT, "nothing"), None);
+    }
+
+    #[test]
+    fn the_second_of_two_equal_keys_is_found_in_its_own_map() {
+        assert_eq!(second(TEXT, (8, 3), "sequential"), Some((10, 3)));
+        assert_eq!(second(TEXT, (1, 1), "disk"), None, "the other one belongs to another map");
+    }
+}

@@ -1,0 +1,198 @@
+//! How is a YAML document read, so that a mistake in it is found where it was made?
+//!
+//! Every document's first key names its schema and major version (`schema: device/1`). A file is
+//! bounded before it is parsed; an unknown key, a duplicate key and a number without a unit are errors
+//! with line and column; another schema or version is named before anything else is looked at.
+//!
+//! Not here: opening files. That is the command line's.
+
+mod key_place;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// The largest document read, in bytes. Documents are written by people; a plan of a hundred devices
+/// is some tens of KiB.
+pub const MAX_DOCUMENT_BYTES: usize = 4 << 20;
+
+/// The deepest nesting accepted, in levels. No schema goes beyond eight.
+const MAX_DEPTH: usize = 32;
+
+/// Why a document cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DocumentError {
+    /// Not YAML, or not this schema's YAML.
+    #[error("{what}{}", place(*.line, *.column))]
+    Content {
+        /// What is wrong.
+        what: String,
+        /// Line, from 1; 0 if unknown.
+        line: usize,
+        /// Column, from 1; 0 if unknown.
+        column: usize,
+    },
+    /// The first key does not name the expected schema.
+    #[error(
+        "this is not a {expected} document: {found}; the first line must be `schema: {expected}`{}",
+        place(*.line, 1)
+    )]
+    Schema {
+        /// For example `plan/1`.
+        expected: &'static str,
+        /// What stands there instead.
+        found: String,
+        /// Line, from 1; 0 if nothing stands there.
+        line: usize,
+    },
+    /// Larger than [`MAX_DOCUMENT_BYTES`].
+    #[error("the document has {bytes} bytes; at most {MAX_DOCUMENT_BYTES} are read")]
+    TooLarge {
+        /// Its size.
+        bytes: usize,
+    },
+    /// It parses, but what it says cannot be.
+    #[error("{what}")]
+    Invalid {
+        /// What is wrong, where, and what to do.
+        what: String,
+        /// The key to blame, as `cpu.matvec.q4_k`; empty if it is no single one. A document that is read
+        /// from text has the key's line and column in its error instead.
+        key: String,
+    },
+}
+
+fn place(line: usize, column: usize) -> String {
+    if line == 0 { String::new() } else { format!(" (line {line}, column {column})") }
+}
+
+impl DocumentError {
+    /// A document that parses but contradicts itself.
+    pub fn invalid(what: impl Into<String>) -> Self {
+        DocumentError::Invalid { what: what.into(), key: String::new() }
+    }
+
+    /// A document in which the value of one key cannot be. Keys are joined by dots: `cpu.matvec.q4_k`.
+    pub fn invalid_at(key: impl Into<String>, what: impl Into<String>) -> Self {
+        DocumentError::Invalid { what: what.into(), key: key.into() }
+    }
+
+    /// Line and column, if the mistake has a place.
+    pub fn location(&self) -> Option<(usize, usize)> {
+        match self {
+            DocumentError::Content { line, column, .. } if *line > 0 => Some((*line, *column)),
+            DocumentError::Schema { line, .. } if *line > 0 => Some((*line, 1)),
+            _ => None,
+        }
+    }
+
+    /// What is wrong, without the place.
+    pub fn what(&self) -> String {
+        match self {
+            DocumentError::Content { what, .. } => what.clone(),
+            DocumentError::Schema { expected, found, .. } => {
+                DocumentError::Schema { expected, found: found.clone(), line: 0 }.to_string()
+            }
+            other => other.to_string(),
+        }
+    }
+
+    /// The same with the place of the key that it blames.
+    fn located(self, text: &str) -> Self {
+        match self {
+            DocumentError::Invalid { what, key } if !key.is_empty() => {
+                let (line, column) = key_place::of(text, &key).unwrap_or((0, 0));
+                DocumentError::Content { what, line, column }
+            }
+            other => other,
+        }
+    }
+}
+
+/// A document with a `schema:` key.
+pub trait Document: Serialize + DeserializeOwned {
+    /// Its schema and major version, for example `plan/1`.
+    const SCHEMA: &'static str;
+
+    /// Whether what it says can be, beyond what its types say.
+    fn validate(&self) -> Result<(), DocumentError>;
+
+    /// Reads and validates a document.
+    fn from_yaml(text: &str) -> Result<Self, DocumentError> {
+        if text.len() > MAX_DOCUMENT_BYTES {
+            return Err(DocumentError::TooLarge { bytes: text.len() });
+        }
+        check_depth(text)?;
+        check_schema(text, Self::SCHEMA)?;
+        let document: Self = serde_yaml::from_str(text).map_err(|error| content(&error, text))?;
+        document.validate().map_err(|error| error.located(text))?;
+        Ok(document)
+    }
+
+    /// Writes the document.
+    fn to_yaml(&self) -> String {
+        serde_yaml::to_string(self).expect("a document of plain values is always YAML")
+    }
+}
+
+fn content(error: &serde_yaml::Error, document: &str) -> DocumentError {
+    let mut at = error.location().map_or((0, 0), |at| (at.line(), at.column()));
+    let text = error.to_string();
+    // The parser appends its own " at line 3 column 5"; the place is told once, by us.
+    let what = match text.rfind(" at line ") {
+        Some(end) if at.0 > 0 => text[..end].to_string(),
+        _ => text,
+    };
+    // The parser blames the whole map for a key that stands twice in it.
+    let twice = ["duplicate field `", "duplicate entry `"]
+        .iter()
+        .find_map(|mark| what.split_once(mark).and_then(|(_, rest)| rest.split('`').next()));
+    if let Some(second) = twice.and_then(|key| key_place::second(document, at, key)) {
+        at = second;
+    }
+    DocumentError::Content { what, line: at.0, column: at.1 }
+}
+
+/// The `schema:` key must be the first one: a reader decides by it how to read the rest.
+fn check_schema(text: &str, expected: &'static str) -> Result<(), DocumentError> {
+    let mut lines = text.lines().map(str::trim_end).zip(1..);
+    let first = lines.find(|(line, _)| !(line.is_empty() || line.starts_with('#') || *line == "---"));
+    let line = first.map_or(0, |(_, number)| number);
+    let Some(value) = first.and_then(|(line, _)| line.strip_prefix("schema:")) else {
+        let found = first.map_or("it is empty".into(), |(line, _)| {
+            format!("it begins with `{}`", line.chars().take(40).collect::<String>())
+        });
+        return Err(DocumentError::Schema { expected, found, line });
+    };
+    let value = value.split('#').next().unwrap_or_default().trim().trim_matches(['"', '\'']);
+    if value == expected {
+        return Ok(());
+    }
+    Err(DocumentError::Schema { expected, found: explain_schema(value, expected), line })
+}
+
+fn explain_schema(found: &str, expected: &str) -> String {
+    let kind = |text: &str| text.split('/').next().unwrap_or_default().to_string();
+    if kind(found) == kind(expected) {
+        format!("it has schema `{found}`, which this release does not read")
+    } else {
+        format!("it has schema `{found}`")
+    }
+}
+
+/// Refuses deep nesting before the parser recurses into it.
+fn check_depth(text: &str) -> Result<(), DocumentError> {
+    let mut flow = 0usize;
+    for (number, line) in text.lines().enumerate() {
+        let indent = line.len() - line.trim_start_matches([' ', '-', '?', '\t']).len();
+        flow = line.bytes().fold(flow, |depth, byte| match byte {
+            b'[' | b'{' => depth + 1,
+            b']' | b'}' => depth.saturating_sub(1),
+            _ => depth,
+        });
+        if flow > MAX_DEPTH || indent > 8 * MAX_DEPTH {
+            let what = format!("nested more than {MAX_DEPTH} levels deep");
+            return Err(DocumentError::Content { what, line: number + 1, column: 1 });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,195 @@
+//! How is the header of a GGUF file written?
+//!
+//! GGUF version 3, little-endian. [`HeaderWriter`] takes keys and tensors in file order and lays the tensors out one
+//! after another, each on the alignment, so that whoever writes the file can stream their bytes. The limits are
+//! the reader's: what this writes, [`Header::read`](super::Header::read) accepts.
+//!
+//! ```
+//! use hearth_profiles::Format;
+//! use hearth_profiles::gguf::{Header, HeaderWriter, Value};
+//!
+//! let mut writer = HeaderWriter::default();
+//! writer.key("general.architecture", Value::Str("llama".into())).unwrap();
+//! writer.tensor("output_norm.weight", &[64], Format::F32).unwrap();
+//! let layout = writer.finish();
+//! let mut file = layout.header.clone();
+//! file.resize(layout.file_bytes as usize, 0);
+//! assert_eq!(Header::from_bytes(&file).unwrap().tensors, layout.tensors);
+//! ```
+//!
+//! Not here: the tensors' bytes.
+
+use std::collections::BTreeSet;
+
+use super::error::HeaderError;
+use super::read::{
+    DEFAULT_ALIGNMENT, DIMENSIONS_LIMIT, KEY_BYTES_LIMIT, NAME_BYTES_LIMIT, TensorInfo, tensor_bytes,
+};
+use super::value::{Array, Value};
+use crate::format::Format;
+
+/// Collects keys and tensors and writes them as a header.
+#[derive(Debug, Clone, Default)]
+pub struct HeaderWriter {
+    keys: Vec<(String, Value)>,
+    key_names: BTreeSet<String>,
+    /// Offsets count from the start of the data section.
+    tensors: Vec<TensorInfo>,
+    tensor_names: BTreeSet<String>,
+    /// Bytes of the tensors so far, padding included.
+    data_bytes: u64,
+}
+
+/// A header and where its tensors go.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FileLayout {
+    /// The header with its padding: the first tensor may follow at once.
+    pub header: Vec<u8>,
+    /// The tensors in file order, their offsets counted from the start of the file. The gaps between them, and
+    /// up to `file_bytes`, are zero bytes.
+    pub tensors: Vec<TensorInfo>,
+    /// The size of the whole file.
+    pub file_bytes: u64,
+}
+
+impl HeaderWriter {
+    /// Adds a key. Keys are written in the order of the calls. `general.alignment` stays at its default.
+    pub fn key(&mut self, key: &str, value: Value) -> Result<&mut Self, HeaderError> {
+        limited("a key", key, KEY_BYTES_LIMIT)?;
+        if key == "general.alignment" || !self.key_names.insert(key.to_owned()) {
+            return Err(HeaderError::DuplicateKey { key: key.to_owned() });
+        }
+        self.keys.push((key.to_owned(), value));
+        Ok(self)
+    }
+
+    /// Adds a tensor of these dimensions, `dims[0]` being the length of a row, after those before it.
+    pub fn tensor(&mut self, name: &str, dims: &[u64], format: Format) -> Result<&mut Self, HeaderError> {
+        limited("the name of a tensor", name, NAME_BYTES_LIMIT)?;
+        if dims.is_empty() || dims.len() > DIMENSIONS_LIMIT as usize || dims.contains(&0) {
+            let (tensor, dims) = (name.to_owned(), dims.to_vec());
+            return Err(HeaderError::Dimensions { tensor, dims, limit: DIMENSIONS_LIMIT });
+        }
+        let overflow = || HeaderError::Overflow { tensor: name.to_owned(), dims: dims.to_vec() };
+        let bytes = tensor_bytes(name, dims, format)?;
+        let end = self.data_bytes.checked_add(bytes.0).ok_or_else(overflow)?;
+        let padded = end.checked_next_multiple_of(DEFAULT_ALIGNMENT).ok_or_else(overflow)?;
+        if !self.tensor_names.insert(name.to_owned()) {
+            return Err(HeaderError::DuplicateTensor { tensor: name.to_owned() });
+        }
+        let (name, dims) = (name.to_owned(), dims.to_vec());
+        self.tensors.push(TensorInfo { name, dims, format, part: 0, offset: self.data_bytes, bytes });
+        self.data_bytes = padded;
+        Ok(self)
+    }
+
+    /// The header's bytes and where the tensors go.
+    pub fn finish(self) -> FileLayout {
+        let mut header = Vec::new();
+        header.extend(b"GGUF");
+        header.extend(3u32.to_le_bytes());
+        header.extend((self.tensors.len() as u64).to_le_bytes());
+        header.extend((self.keys.len() as u64).to_le_bytes());
+        for (key, value) in &self.keys {
+            put_string(&mut header, key);
+            header.extend(value.type_number().to_le_bytes());
+            put_value(&mut header, value);
+        }
+        for tensor in &self.tensors {
+            put_string(&mut header, &tensor.name);
+            header.extend((tensor.dims.len() as u32).to_le_bytes());
+            for dim in &tensor.dims {
+                header.extend(dim.to_le_bytes());
+            }
+            header.extend(tensor.format.ggml_id().to_le_bytes());
+            header.extend(tensor.offset.to_le_bytes());
+        }
+        header.resize(header.len().next_multiple_of(DEFAULT_ALIGNMENT as usize), 0);
+        let data_start = header.len() as u64;
+        let mut tensors = self.tensors;
+        for tensor in &mut tensors {
+            tensor.offset += data_start;
+        }
+        FileLayout { header, tensors, file_bytes: data_start + self.data_bytes }
+    }
+}
+
+fn limited(what: &str, text: &str, limit: u64) -> Result<(), HeaderError> {
+    let found = text.len() as u64;
+    if found > limit {
+        let what = format!("the length of {what}");
+        return Err(HeaderError::TooLarge { what, at: 0, found, limit });
+    }
+    Ok(())
+}
+
+fn put_string(out: &mut Vec<u8>, text: &str) {
+    out.extend((text.len() as u64).to_le_bytes());
+    out.extend(text.as_bytes());
+}
+
+fn put_value(out: &mut Vec<u8>, value: &Value) {
+    match value {
+        Value::U8(v) => out.extend(v.to_le_bytes()),
+        Value::I8(v) => out.extend(v.to_le_bytes()),
+        Value::U16(v) => out.extend(v.to_le_bytes()),
+        Value::I16(v) => out.extend(v.to_le_bytes()),
+        Value::U32(v) => out.extend(v.to_le_bytes()),
+        Value::I32(v) => out.extend(v.to_le_bytes()),
+        Value::F32(v) => out.extend(v.to_le_bytes()),
+        Value::Bool(v) => out.push(u8::from(*v)),
+        Value::Str(v) => put_string(out, v),
+        Value::Array(v) => put_array(out, v),
+        Value::U64(v) => out.extend(v.to_le_bytes()),
+        Value::I64(v) => out.extend(v.to_le_bytes()),
+        Value::F64(v) => out.extend(v.to_le_bytes()),
+    }
+}
+
+fn put_array(out: &mut Vec<u8>, array: &Array) {
+    out.extend(array.element_number().to_le_bytes());
+    out.extend((array.len() as u64).to_le_bytes());
+    match array {
+        Array::U8(items) => out.extend(items),
+        Array::I8(items) => out.extend(items.iter().flat_map(|v| v.to_le_bytes())),
+        Array::U16(items) => out.extend(items.iter().flat_map(|v| v.to_le_bytes())),
+        Array::I16(items) => out.extend(items.iter().flat_map(|v| v.to_le_bytes())),
+        Array::U32(items) => out.extend(items.iter().flat_map(|v| v.to_le_bytes())),
+        Array::I32(items) => out.extend(items.iter().flat_map(|v| v.to_le_bytes())),
+        Array::F32(items) => out.extend(items.iter().flat_map(|v| v.to_le_bytes())),
+        Array::Bool(items) => out.extend(items.iter().map(|&v| u8::from(v))),
+        Array::Str(items) => items.iter().for_each(|item| put_string(out, item)),
+        Array::Array(items) => items.iter().for_each(|item| put_array(out, item)),
+        Array::U64(items) => out.extend(items.iter().flat_map(|v| v.to_le_bytes())),
+        Array::I64(items) => out.extend(items.iter().flat_map(|v| v.to_le_bytes())),
+        Array::F64(items) => out.extend(items.iter().flat_map(|v| v.to_le_bytes())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_reader_would_refuse_is_not_written() {
+        let mut writer = HeaderWriter::default();
+        writer.key("a", Value::U8(1)).unwrap();
+        assert!(matches!(writer.key("a", Value::U8(2)), Err(HeaderError::DuplicateKey { .. })));
+        writer.tensor("t", &[32], Format::Q8_0).unwrap();
+        assert!(matches!(writer.tensor("t", &[32], Format::F32), Err(HeaderError::DuplicateTensor { .. })));
+        assert!(matches!(writer.tensor("u", &[33], Format::Q8_0), Err(HeaderError::PartialBlock { .. })));
+        assert!(matches!(
+            writer.tensor("u", &[1 << 40, 1 << 40], Format::F32),
+            Err(HeaderError::Overflow { .. })
+        ));
+        assert!(matches!(writer.tensor("u", &[0], Format::F32), Err(HeaderError::Dimensions { .. })));
+        assert!(matches!(
+            writer.tensor(&"u".repeat(65), &[1], Format::F32),
+            Err(HeaderError::TooLarge { .. })
+        ));
+        let layout = writer.finish();
+        assert_eq!(layout.tensors.len(), 1);
+        // Padding after the 34 bytes of the only block.
+        assert_eq!(layout.file_bytes, layout.header.len() as u64 + 64);
+    }
+}

@@ -1,0 +1,40 @@
+//! How long does a message take from one device to another?
+//!
+//! A constant link: a one-way latency and a bandwidth. `t_comm` of the latency model is
+//! [`Link::time`] of one activation vector (4 bytes times the embedding length).
+//!
+//! Not here: shared air time, jitter and loss, which are the simulator's.
+
+use serde::{Deserialize, Serialize};
+
+use crate::sourced::Sourced;
+use crate::units::{Bytes, BytesPerSecond, Seconds};
+
+/// A link in one direction.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Link {
+    /// One-way delay of a small message.
+    pub latency: Sourced<Seconds>,
+    /// Rate of a long one.
+    pub bandwidth: Sourced<BytesPerSecond>,
+}
+
+impl Link {
+    /// Time for a message of `bytes` from the first byte sent to the last received.
+    pub fn time(&self, bytes: Bytes) -> Seconds {
+        self.latency.value + bytes / self.bandwidth.value
+    }
+}
+
+/// A link measured to a named peer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PeerLink {
+    /// The peer's name or address.
+    pub peer: String,
+    /// One-way delay of a small message.
+    pub latency: Sourced<Seconds>,
+    /// Rate of a long one.
+    pub bandwidth: Sourced<BytesPerSecond>,
+}

@@ -1,0 +1,135 @@
+//! How much memory may this process use?
+//!
+//! The machine's (`/proc/meminfo`), or less where a control group limits it: `memory.max` and
+//! `memory.current` in version 2, `memory.limit_in_bytes` and `memory.usage_in_bytes` in version 1, of
+//! the process's own group and every one above it. Page cache that is charged to the group but can be
+//! reclaimed counts as available, as in the kernel's `MemAvailable`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::units::Bytes;
+
+/// A control group's files, as far as memory goes.
+struct Group {
+    limit: u64,
+    usage: u64,
+    /// Page cache in it that can be reclaimed.
+    cache: u64,
+}
+
+/// Memory in all: installed, or the tightest limit.
+pub fn total() -> Bytes {
+    let machine = meminfo("MemTotal:").unwrap_or(0);
+    Bytes(groups().iter().map(|group| group.limit).fold(machine, u64::min))
+}
+
+/// Memory that can be had without swapping, page cache that can be reclaimed included.
+pub fn available() -> Bytes {
+    let machine = meminfo("MemAvailable:").unwrap_or(0);
+    let room = |group: &Group| (group.limit + group.cache).saturating_sub(group.usage).min(group.limit);
+    Bytes(groups().iter().map(room).fold(machine, u64::min))
+}
+
+/// Free swap space.
+pub fn swap_available() -> Bytes {
+    Bytes(meminfo("SwapFree:").unwrap_or(0))
+}
+
+/// Memory of other programs that could be swapped out: anonymous pages that were not used lately.
+pub fn can_swap() -> Bytes {
+    Bytes(meminfo("Inactive(anon):").unwrap_or(0))
+}
+
+fn meminfo(name: &str) -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_ascii_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
+fn groups() -> Vec<Group> {
+    let text = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let mut found = Vec::new();
+    for line in text.lines() {
+        let mut fields = line.splitn(3, ':');
+        let (_, Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
+            continue;
+        };
+        let path = path.trim_start_matches('/');
+        if controllers.is_empty() {
+            for root in ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"] {
+                climb(Path::new(root), path, &mut found, version_2);
+            }
+        } else if controllers.split(',').any(|controller| controller == "memory") {
+            climb(Path::new("/sys/fs/cgroup/memory"), path, &mut found, version_1);
+        }
+    }
+    found
+}
+
+/// Reads a group and every one above it up to the root.
+fn climb(root: &Path, path: &str, found: &mut Vec<Group>, read: fn(&Path) -> Option<Group>) {
+    let mut at: PathBuf = root.join(path);
+    while at.starts_with(root) {
+        found.extend(read(&at));
+        if !at.pop() {
+            return;
+        }
+    }
+}
+
+fn number(path: &Path) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+fn statistic(path: &Path, names: &[&str]) -> u64 {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let value = |line: &str| {
+        let (name, value) = line.split_once(' ')?;
+        names.contains(&name).then(|| value.parse::<u64>().ok()).flatten()
+    };
+    text.lines().filter_map(value).sum()
+}
+
+fn version_2(group: &Path) -> Option<Group> {
+    let limit = number(&group.join("memory.max"))?;
+    let usage = number(&group.join("memory.current"))?;
+    let cache = statistic(&group.join("memory.stat"), &["inactive_file", "active_file"]);
+    Some(Group { limit, usage, cache })
+}
+
+fn version_1(group: &Path) -> Option<Group> {
+    let limit = number(&group.join("memory.limit_in_bytes"))?;
+    let usage = number(&group.join("memory.usage_in_bytes"))?;
+    let cache = statistic(&group.join("memory.stat"), &["total_inactive_file", "total_active_file"]);
+    Some(Group { limit, usage, cache })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_available_is_part_of_what_there_is() {
+        assert!(available() <= total());
+        assert!(total() > Bytes::mib(16), "no machine that builds this has less");
+    }
+
+    #[test]
+    fn a_group_of_each_version_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+        write("memory.max", "1000\n");
+        write("memory.current", "800\n");
+        write("memory.stat", "anon 300\ninactive_file 400\nactive_file 100\n");
+        let group = version_2(folder.path()).unwrap();
+        assert_eq!((group.limit, group.usage, group.cache), (1000, 800, 500));
+        write("memory.max", "max\n");
+        assert!(version_2(folder.path()).is_none(), "no limit");
+        write("memory.limit_in_bytes", "2000\n");
+        write("memory.usage_in_bytes", "900\n");
+        write("memory.stat", "total_inactive_file 100\ntotal_active_file 50\ninactive_file 7\n");
+        let group = version_1(folder.path()).unwrap();
+        assert_eq!((group.limit, group.usage, group.cache), (2000, 900, 150));
+    }
+}

@@ -1,0 +1,185 @@
+//! Which model does a `model/1` document describe?
+//!
+//! A model that need not exist as a file: its dimensions and its quantisation, so that it can be planned for,
+//! simulated, or synthesised. Every document says where its numbers come from.
+//!
+//! ```
+//! use hearth_profiles::Document;
+//! use hearth_profiles::model::ModelDocument;
+//!
+//! let profile = ModelDocument::from_yaml(
+//!     "schema: model/1
+//! name: llama-3-8b
+//! source: 'Llama 3 8B, config.json'
+//! architecture: llama
+//! layers: 32 layers
+//! embedding: 4096
+//! feed_forward: 14336
+//! heads: 32
+//! kv_heads: 8
+//! vocabulary: 128256
+//! tied_embeddings: false
+//! context_length: 8192
+//! quant: q4_k_m
+//! ",
+//! )
+//! .and_then(|document| document.profile())
+//! .unwrap();
+//! assert_eq!(profile.total_bytes().to_string(), "4.58 GiB");
+//! ```
+
+use serde::{Deserialize, Serialize};
+
+use super::profile::ModelProfile;
+use super::quant::Quant;
+use super::shape::{Architecture, ModelShape};
+use crate::document::{Document, DocumentError};
+use crate::units::Layers;
+
+/// A `model/1` document.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelDocument {
+    /// `model/1`.
+    pub schema: String,
+    /// What people call the model.
+    pub name: String,
+    /// Where the numbers come from.
+    pub source: String,
+    /// Its family.
+    pub architecture: Architecture,
+    /// Transformer layers, as `32 layers`.
+    pub layers: Layers,
+    /// Width of the residual stream.
+    pub embedding: u32,
+    /// Width of the feed-forward block.
+    pub feed_forward: u32,
+    /// Query heads.
+    pub heads: u32,
+    /// Key and value heads.
+    pub kv_heads: u32,
+    /// Numbers of one key; `embedding / heads` if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key_length: Option<u32>,
+    /// Numbers of one value; `embedding / heads` if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value_length: Option<u32>,
+    /// Tokens in the vocabulary.
+    pub vocabulary: u32,
+    /// Whether the output head reuses the embedding's tensor.
+    pub tied_embeddings: bool,
+    /// The longest context, in tokens.
+    pub context_length: u32,
+    /// A format for every matrix (`q8_0`), or the mixing rule `q4_k_m` (`model::quant`).
+    pub quant: String,
+}
+
+impl ModelDocument {
+    /// Which field makes no sense, and why.
+    fn check(&self) -> Result<(), (&'static str, String)> {
+        for (field, text) in [("name", &self.name), ("source", &self.source)] {
+            if text.trim().is_empty() {
+                return Err((field, format!("`{field}` is empty: every model says its name and its source")));
+            }
+        }
+        self.shape().check().map_err(|error| (error.field(), error.to_string()))?;
+        let quant: Quant = self.quant.parse().map_err(|error| ("quant", format!("{error}")))?;
+        // The profile is the proof that every row is a whole number of blocks.
+        ModelProfile::from_shape(&self.name, self.shape(), quant)
+            .map(|_| ())
+            .map_err(|error| ("quant", error.to_string()))
+    }
+
+    /// The dimensions.
+    pub fn shape(&self) -> ModelShape {
+        let head = self.embedding.checked_div(self.heads).unwrap_or(0);
+        ModelShape {
+            architecture: self.architecture,
+            layers: self.layers,
+            embedding: self.embedding,
+            feed_forward: self.feed_forward,
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            key_length: self.key_length.unwrap_or(head),
+            value_length: self.value_length.unwrap_or(head),
+            vocabulary: self.vocabulary,
+            tied_embeddings: self.tied_embeddings,
+            context_length: self.context_length,
+        }
+    }
+
+    /// The model as planners see it. Fails only for a document that was not read from text.
+    pub fn profile(&self) -> Result<ModelProfile, DocumentError> {
+        self.validate()?;
+        let failed = |what: String| DocumentError::invalid_at("quant", what);
+        let quant: Quant = self.quant.parse().map_err(|error| failed(format!("{error}")))?;
+        ModelProfile::from_shape(&self.name, self.shape(), quant).map_err(|error| failed(error.to_string()))
+    }
+}
+
+impl Document for ModelDocument {
+    const SCHEMA: &'static str = "model/1";
+
+    fn validate(&self) -> Result<(), DocumentError> {
+        self.check().map_err(|(key, what)| DocumentError::invalid_at(key, what))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::shape::tests::llama_8b;
+
+    const GOOD: &str = "\
+schema: model/1
+name: llama-8b
+source: config.json
+architecture: llama
+layers: 32 layers
+embedding: 4096
+feed_forward: 14336
+heads: 32
+kv_heads: 8
+vocabulary: 128256
+tied_embeddings: false
+context_length: 8192
+quant: q4_k_m
+";
+
+    fn check(replace: &str, with: &str, what: &str, line: usize) {
+        let text = GOOD.replace(replace, with);
+        let error = ModelDocument::from_yaml(&text).unwrap_err();
+        assert!(error.what().contains(what), "{error}");
+        assert_eq!(error.location().map(|at| at.0), Some(line), "{error}");
+        assert!(error.to_string().contains(&format!("(line {line}, column ")), "{error}");
+    }
+
+    #[test]
+    fn a_document_is_a_profile() {
+        let document = ModelDocument::from_yaml(GOOD).unwrap();
+        assert_eq!(document.shape(), llama_8b());
+        assert_eq!(document.profile().unwrap().quant, "q4_k_m");
+        let written = document.to_yaml();
+        assert_eq!(ModelDocument::from_yaml(&written).unwrap(), document);
+    }
+
+    #[test]
+    fn errors_name_line_and_column() {
+        check("kv_heads: 8", "kv_headz: 8", "unknown field `kv_headz`", 9);
+        check("heads: 32\n", "heads: many\n", "invalid type", 8);
+        check("layers: 32 layers", "layers: 32", "with its unit", 5);
+        check("quant: q4_k_m", "quant: q4_k_m\nquant: q8_0", "duplicate field `quant`", 14);
+        check("architecture: llama", "architecture: bert", "unknown variant `bert`", 4);
+        check("embedding: 4096", "embedding: 0", "`embedding` is 0", 6);
+        check("kv_heads: 8", "kv_heads: 5", "not a multiple", 9);
+        check("quant: q4_k_m", "quant: q4", "`q4` is not a quantisation", 13);
+        check("schema: model/1", "schema: model/2", "must be `schema: model/1`", 1);
+        check("feed_forward: 14336", "feed_forward: 14336 # odd\nembedding: 4096", "duplicate field", 8);
+    }
+
+    #[test]
+    fn a_missing_field_is_named() {
+        let error = ModelDocument::from_yaml(&GOOD.replace("vocabulary: 128256\n", "")).unwrap_err();
+        assert!(error.what().contains("missing field `vocabulary`"), "{error}");
+    }
+}

@@ -1,0 +1,119 @@
+//! How many bytes and how much work are in a set of tensors, format by format?
+//!
+//! The planner divides the work in each format by a device's speed in that format (`sum_q f_q / s_q`), so the two
+//! are kept apart by format. Work is for one token: two operations a weight of a matrix (multiply and add), four
+//! an element of a normalisation (square, add, scale, weigh), one an element of a bias.
+//!
+//! Not here: attention, whose work depends on the context (`ModelShape::attention_flops_per_layer`), and the
+//! elementwise rest (rope, activation function, residual), below a thousandth of the matrices.
+
+use std::collections::BTreeMap;
+
+use super::shape::ModelShape;
+use crate::format::Format;
+use crate::units::{Bytes, Flops};
+
+/// What the tensors of one format take.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct FormatShare {
+    /// Their size.
+    pub bytes: Bytes,
+    /// Their work for one token.
+    pub flops: Flops,
+}
+
+/// A set of tensors, summed by format.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct TensorGroup {
+    shares: BTreeMap<Format, FormatShare>,
+}
+
+impl TensorGroup {
+    /// Adds tensors of one format.
+    pub fn add(&mut self, format: Format, bytes: Bytes, flops: Flops) {
+        let share = self.shares.entry(format).or_default();
+        share.bytes += bytes;
+        share.flops += flops;
+    }
+
+    /// Each format with its share, in order of formats.
+    pub fn by_format(&self) -> impl Iterator<Item = (Format, FormatShare)> {
+        self.shares.iter().map(|(&format, &share)| (format, share))
+    }
+
+    /// What is stored in one format.
+    pub fn share(&self, format: Format) -> FormatShare {
+        self.shares.get(&format).copied().unwrap_or_default()
+    }
+
+    /// The size of all.
+    pub fn bytes(&self) -> Bytes {
+        self.shares.values().map(|share| share.bytes).sum()
+    }
+
+    /// The work of all for one token.
+    pub fn flops(&self) -> Flops {
+        self.shares.values().map(|share| share.flops).sum()
+    }
+
+    /// The mean of several groups; bytes are rounded to the nearest. Empty if there are none.
+    pub fn mean(groups: &[TensorGroup]) -> TensorGroup {
+        let mut mean = TensorGroup::default();
+        for (format, share) in groups.iter().flat_map(TensorGroup::by_format) {
+            mean.add(format, share.bytes, share.flops);
+        }
+        let count = groups.len().max(1) as u64;
+        for share in mean.shares.values_mut() {
+            share.bytes = Bytes((share.bytes.0 + count / 2) / count);
+            share.flops = share.flops / count as f64;
+        }
+        mean
+    }
+}
+
+/// The work of one tensor for one token, by its name and its number of weights.
+pub(crate) fn tensor_flops(name: &str, elements: u64, shape: &ModelShape) -> Flops {
+    let each = if name.ends_with("attn_q_norm.weight") {
+        4 * u64::from(shape.heads)
+    } else if name.ends_with("attn_k_norm.weight") {
+        4 * u64::from(shape.kv_heads)
+    } else if name.ends_with("norm.weight") {
+        4
+    } else if name.rsplit('.').next() == Some("bias") {
+        1
+    } else {
+        2
+    };
+    Flops((each * elements) as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::shape::tests::llama_8b;
+
+    #[test]
+    fn formats_stay_apart_and_the_mean_is_per_layer() {
+        let mut light = TensorGroup::default();
+        light.add(Format::Q4K, Bytes(144), Flops(512.0));
+        let mut heavy = light.clone();
+        heavy.add(Format::Q6K, Bytes(210), Flops(512.0));
+        assert_eq!(heavy.bytes(), Bytes(354));
+        assert_eq!(heavy.flops(), Flops(1024.0));
+        let mean = TensorGroup::mean(&[light, heavy]);
+        // 210 / 2 and 144 * 2 / 2.
+        assert_eq!(mean.share(Format::Q6K), FormatShare { bytes: Bytes(105), flops: Flops(256.0) });
+        assert_eq!(mean.share(Format::Q4K), FormatShare { bytes: Bytes(144), flops: Flops(512.0) });
+        assert_eq!(mean.share(Format::F16), FormatShare::default());
+    }
+
+    #[test]
+    fn norms_cost_four_operations_an_element() {
+        let shape = llama_8b();
+        assert_eq!(tensor_flops("blk.0.attn_norm.weight", 4096, &shape), Flops(16384.0));
+        // 128 factors, used for each of 32 heads.
+        assert_eq!(tensor_flops("blk.0.attn_q_norm.weight", 128, &shape), Flops(16384.0));
+        assert_eq!(tensor_flops("blk.0.attn_q.bias", 4096, &shape), Flops(4096.0));
+        assert_eq!(tensor_flops("blk.0.attn_q.weight", 4096 * 4096, &shape), Flops(33_554_432.0));
+    }
+}

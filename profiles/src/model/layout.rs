@@ -1,0 +1,136 @@
+//! Which tensors does a model of this shape consist of?
+//!
+//! Names, dimensions and file order as llama.cpp's converters write them: embedding, layers, output norm, output
+//! head. The same list sizes a model that exists only as a document, generates synthetic files and checks that a
+//! real file is complete.
+//!
+//! Not here: the format of each tensor (`model::quant`).
+
+use super::shape::{Architecture, ModelShape};
+
+/// What a tensor is for; this decides its arithmetic and, in a synthetic model, its values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TensorKind {
+    /// The token embedding: one row is read for a token.
+    Embedding,
+    /// A matrix that a vector is multiplied with.
+    Matrix,
+    /// The factors of a normalisation.
+    Norm,
+    /// Added to a matrix product.
+    Bias,
+}
+
+/// One tensor that a model of some shape has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorSpec {
+    /// Its name, as `blk.3.ffn_up.weight`.
+    pub name: String,
+    /// Its dimensions in ggml's order: `dims[0]` is the length of a row.
+    pub dims: Vec<u64>,
+    /// What it is for.
+    pub kind: TensorKind,
+    /// The layer it belongs to; `None` before the first and after the last.
+    pub layer: Option<u32>,
+}
+
+impl TensorSpec {
+    /// Weights it holds.
+    pub fn elements(&self) -> u64 {
+        self.dims.iter().product()
+    }
+}
+
+/// The tensors of a model of this shape, which has passed [`ModelShape::check`], in file order.
+pub fn tensors(shape: &ModelShape) -> Vec<TensorSpec> {
+    let (embedding, vocabulary) = (u64::from(shape.embedding), u64::from(shape.vocabulary));
+    let mut list = vec![TensorSpec {
+        name: "token_embd.weight".to_owned(),
+        dims: vec![embedding, vocabulary],
+        kind: TensorKind::Embedding,
+        layer: None,
+    }];
+    for layer in 0..shape.layers.0 {
+        list.extend(layer_tensors(shape).into_iter().map(|(name, dims, kind)| TensorSpec {
+            name: format!("blk.{layer}.{name}"),
+            dims,
+            kind,
+            layer: Some(layer),
+        }));
+    }
+    list.push(TensorSpec {
+        name: "output_norm.weight".to_owned(),
+        dims: vec![embedding],
+        kind: TensorKind::Norm,
+        layer: None,
+    });
+    if !shape.tied_embeddings {
+        list.push(TensorSpec {
+            name: "output.weight".to_owned(),
+            dims: vec![embedding, vocabulary],
+            kind: TensorKind::Matrix,
+            layer: None,
+        });
+    }
+    list
+}
+
+/// Name without `blk.N.`, dimensions and kind of each tensor of one layer.
+fn layer_tensors(shape: &ModelShape) -> Vec<(&'static str, Vec<u64>, TensorKind)> {
+    use TensorKind::{Bias, Matrix, Norm};
+    let (embedding, feed_forward) = (u64::from(shape.embedding), u64::from(shape.feed_forward));
+    let (query, key, value) = (shape.query_width(), shape.key_width(), shape.value_width());
+    let attended = u64::from(shape.heads) * u64::from(shape.value_length);
+    let mut list = vec![
+        ("attn_norm.weight", vec![embedding], Norm),
+        ("attn_q.weight", vec![embedding, query], Matrix),
+        ("attn_k.weight", vec![embedding, key], Matrix),
+        ("attn_v.weight", vec![embedding, value], Matrix),
+    ];
+    if shape.architecture == Architecture::Qwen2 {
+        list.push(("attn_q.bias", vec![query], Bias));
+        list.push(("attn_k.bias", vec![key], Bias));
+        list.push(("attn_v.bias", vec![value], Bias));
+    }
+    if shape.architecture == Architecture::Qwen3 {
+        list.push(("attn_q_norm.weight", vec![u64::from(shape.key_length)], Norm));
+        list.push(("attn_k_norm.weight", vec![u64::from(shape.key_length)], Norm));
+    }
+    list.push(("attn_output.weight", vec![attended, embedding], Matrix));
+    if shape.architecture == Architecture::Gemma2 {
+        list.push(("post_attention_norm.weight", vec![embedding], Norm));
+    }
+    list.extend([
+        ("ffn_norm.weight", vec![embedding], Norm),
+        ("ffn_gate.weight", vec![embedding, feed_forward], Matrix),
+        ("ffn_up.weight", vec![embedding, feed_forward], Matrix),
+        ("ffn_down.weight", vec![feed_forward, embedding], Matrix),
+    ]);
+    if shape.architecture == Architecture::Gemma2 {
+        list.push(("post_ffw_norm.weight", vec![embedding], Norm));
+    }
+    list
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::shape::tests::llama_8b;
+
+    #[test]
+    fn llama_8b_has_eight_billion_weights() {
+        let list = tensors(&llama_8b());
+        // Embedding, output norm, head, 9 a layer.
+        assert_eq!(list.len(), 3 + 9 * 32);
+        assert_eq!(list.iter().map(TensorSpec::elements).sum::<u64>(), 8_030_261_248);
+    }
+
+    #[test]
+    fn architectures_add_their_own() {
+        let count = |architecture| tensors(&ModelShape { architecture, ..llama_8b() }).len() - 3;
+        assert_eq!(count(Architecture::Qwen2), 32 * 12);
+        assert_eq!(count(Architecture::Qwen3), 32 * 11);
+        assert_eq!(count(Architecture::Gemma2), 32 * 11);
+        assert_eq!(tensors(&ModelShape { tied_embeddings: true, ..llama_8b() }).len(), 2 + 9 * 32);
+    }
+}

@@ -1,0 +1,272 @@
+//! What does each layer of a model, its input and its output cost in bytes and work?
+//!
+//! [`ModelProfile`] is what planners and the simulator know of a model. It comes from the header of a file
+//! ([`ModelProfile::from_gguf`]) or from a shape and a quantisation ([`ModelProfile::from_shape`]), which is how a
+//! 70B plan is made without a 40 GB download. Layers differ under mixed quantisation, so each has its own group.
+
+use super::digest;
+use super::group::{TensorGroup, tensor_flops};
+use super::layout::{self, TensorKind};
+use super::quant::{BlockError, Quant, file_type_name};
+use super::shape::ModelShape;
+use crate::format::Format;
+use crate::gguf::{GgufError, GgufModel, TensorInfo};
+use crate::units::{Bytes, Flops};
+
+/// A model as planners see it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelProfile {
+    /// What people call it.
+    pub name: String,
+    /// Its dimensions.
+    pub shape: ModelShape,
+    /// Its quantisation: a format or a mixing rule, as `q4_k_m`.
+    pub quant: String,
+    /// Each layer's tensors, in order; as many as `shape.layers`.
+    pub layers: Vec<TensorGroup>,
+    /// The embedding. Its bytes are those of the whole matrix; a token reads one row and computes nothing.
+    pub input: TensorGroup,
+    /// Output norm and head (`b_o`, `fout_q`). With tied embeddings the head is the embedding's matrix, and its
+    /// bytes are in both groups.
+    pub output: TensorGroup,
+    /// Small tensors that every layer uses, as rope factors. Every device keeps them.
+    pub shared: TensorGroup,
+    /// `sha256:` and 64 hex digits for a file; `shape:` and 64 hex digits for a model without one.
+    pub digest: String,
+}
+
+/// How well a model fits a digest that a plan carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DigestMatch {
+    /// The plan was made from exactly this model.
+    Same,
+    /// The plan was made for a model of this shape and quantisation; sizes may differ a little.
+    SameShape,
+    /// The plan was made for another model.
+    Different,
+}
+
+impl ModelProfile {
+    /// A model without a file. Every tensor's format follows from `quant`.
+    pub fn from_shape(name: &str, shape: ModelShape, quant: Quant) -> Result<ModelProfile, BlockError> {
+        let mut profile = ModelProfile::empty(name.to_owned(), shape, quant.to_string());
+        for tensor in layout::tensors(&profile.shape) {
+            let format = quant.format(&tensor, &profile.shape)?;
+            let block = BlockError {
+                tensor: tensor.name.clone(),
+                row: tensor.dims[0],
+                format,
+                block: format.block_len(),
+            };
+            let bytes = format.row_bytes(tensor.elements()).ok_or(block)?;
+            profile.add(&tensor.name, tensor.layer, tensor.elements(), format, bytes);
+        }
+        profile.digest = profile.shape_digest();
+        Ok(profile)
+    }
+
+    /// The model in a file: its header, and the first bytes of every tensor for the digest.
+    pub fn from_gguf(model: &GgufModel) -> Result<ModelProfile, GgufError> {
+        let shape = model.shape()?;
+        check_complete(model, &shape)?;
+        let mut profile = ModelProfile::empty(name(model)?, shape, quant_name(model)?);
+        for tensor in &model.tensors {
+            let layer = layer_of(&tensor.name, &profile.shape)?;
+            profile.add(&tensor.name, layer, tensor.elements(), tensor.format, tensor.bytes);
+        }
+        profile.digest = digest::of_files(model)?;
+        Ok(profile)
+    }
+
+    fn empty(name: String, shape: ModelShape, quant: String) -> ModelProfile {
+        let layers = vec![TensorGroup::default(); shape.layers.0 as usize];
+        ModelProfile {
+            name,
+            shape,
+            quant,
+            layers,
+            input: TensorGroup::default(),
+            output: TensorGroup::default(),
+            shared: TensorGroup::default(),
+            digest: String::new(),
+        }
+    }
+
+    fn add(&mut self, name: &str, layer: Option<u32>, elements: u64, format: Format, bytes: Bytes) {
+        let flops = tensor_flops(name, elements, &self.shape);
+        match (layer, name) {
+            (Some(layer), _) => self.layers[layer as usize].add(format, bytes, flops),
+            (None, "token_embd.weight") => {
+                self.input.add(format, bytes, Flops(0.0));
+                if self.shape.tied_embeddings {
+                    self.output.add(format, bytes, flops);
+                }
+            }
+            (None, _) if name.starts_with("output") => self.output.add(format, bytes, flops),
+            (None, _) => self.shared.add(format, bytes, Flops(0.0)),
+        }
+    }
+
+    /// The weights of one layer, counted from 0.
+    pub fn layer_bytes(&self, layer: u32) -> Bytes {
+        self.layers[layer as usize].bytes()
+    }
+
+    /// The mean over all layers by format, as the planners' b and `f_q`.
+    pub fn mean_layer(&self) -> TensorGroup {
+        TensorGroup::mean(&self.layers)
+    }
+
+    /// The mean weights of a layer (b), rounded to the nearest byte.
+    pub fn mean_layer_bytes(&self) -> Bytes {
+        let count = self.layers.len().max(1) as u64;
+        Bytes((self.layers_bytes().0 + count / 2) / count)
+    }
+
+    /// The weights of the largest layer.
+    pub fn max_layer_bytes(&self) -> Bytes {
+        self.layers.iter().map(TensorGroup::bytes).max().unwrap_or_default()
+    }
+
+    /// The weights of all layers together.
+    pub fn layers_bytes(&self) -> Bytes {
+        self.layers.iter().map(TensorGroup::bytes).sum()
+    }
+
+    /// The whole embedding (`b_i`).
+    pub fn input_bytes(&self) -> Bytes {
+        self.input.bytes()
+    }
+
+    /// What a token reads of the embedding: one row (`b_i / V`).
+    pub fn input_row_bytes(&self) -> Bytes {
+        Bytes(self.input.bytes().0 / u64::from(self.shape.vocabulary))
+    }
+
+    /// Output norm and head (`b_o`).
+    pub fn output_bytes(&self) -> Bytes {
+        self.output.bytes()
+    }
+
+    /// All weights, a tied embedding counted once.
+    pub fn total_bytes(&self) -> Bytes {
+        let tied = if self.shape.tied_embeddings { self.input.bytes() } else { Bytes::ZERO };
+        self.layers_bytes() + self.input.bytes() + self.output.bytes() + self.shared.bytes() - tied
+    }
+
+    /// What decoding one token reads of the weights.
+    pub fn decode_bytes(&self) -> Bytes {
+        self.layers_bytes() + self.input_row_bytes() + self.output.bytes()
+    }
+
+    /// The digest of shape and quantisation, which a file and a document have in common.
+    pub fn shape_digest(&self) -> String {
+        digest::of_shape(&self.shape, &self.quant)
+    }
+
+    /// Whether a plan that carries `digest` is meant for this model.
+    pub fn matches(&self, digest: &str) -> DigestMatch {
+        if self.digest == digest {
+            DigestMatch::Same
+        } else if self.shape_digest() == digest {
+            DigestMatch::SameShape
+        } else {
+            DigestMatch::Different
+        }
+    }
+}
+
+fn name(model: &GgufModel) -> Result<String, GgufError> {
+    if let Some(name) = model.metadata.get_str("general.name")? {
+        return Ok(name.to_owned());
+    }
+    let stem = model.parts.first().and_then(|path| path.file_stem());
+    Ok(stem.map_or_else(|| "model".to_owned(), |stem| stem.to_string_lossy().into_owned()))
+}
+
+/// The layer that a tensor's name puts it in.
+fn layer_of(name: &str, shape: &ModelShape) -> Result<Option<u32>, GgufError> {
+    let Some(rest) = name.strip_prefix("blk.") else { return Ok(None) };
+    let layer = rest.split_once('.').and_then(|(number, _)| number.parse().ok());
+    match layer {
+        Some(layer) if layer < shape.layers.0 => Ok(Some(layer)),
+        _ => {
+            let what = format!("tensor `{name}` belongs to none of the model's {}", shape.layers);
+            Err(GgufError::Shape { what })
+        }
+    }
+}
+
+/// A pure format's name, else the name of `general.file_type`, else the most frequent format, marked as mixed.
+fn quant_name(model: &GgufModel) -> Result<String, GgufError> {
+    let mut matrices = TensorGroup::default();
+    for tensor in model.tensors.iter().filter(|tensor| tensor.dims.len() > 1) {
+        matrices.add(tensor.format, tensor.bytes, Flops(0.0));
+    }
+    let largest = matrices.by_format().max_by_key(|(_, share)| share.bytes).map(|(format, _)| format);
+    let largest = largest.map_or("none", Format::name);
+    if matrices.by_format().count() <= 1 {
+        return Ok(largest.to_owned());
+    }
+    let named = model.metadata.get_u32("general.file_type")?.and_then(file_type_name);
+    Ok(named.map_or_else(|| format!("{largest}-mixed"), str::to_owned))
+}
+
+/// Every tensor that the shape asks for has to be there, with its dimensions.
+fn check_complete(model: &GgufModel, shape: &ModelShape) -> Result<(), GgufError> {
+    let mut found: Vec<&TensorInfo> = model.tensors.iter().collect();
+    found.sort_by(|a, b| a.name.cmp(&b.name));
+    for wanted in layout::tensors(shape) {
+        let at = found.binary_search_by(|tensor| tensor.name.as_str().cmp(&wanted.name));
+        let Ok(at) = at else {
+            if wanted.kind == TensorKind::Bias {
+                continue;
+            }
+            return Err(GgufError::MissingTensor { tensor: wanted.name });
+        };
+        if found[at].dims != wanted.dims {
+            let what = format!(
+                "tensor `{}` has dimensions {:?} where the metadata ask for {:?}",
+                wanted.name, found[at].dims, wanted.dims
+            );
+            return Err(GgufError::Shape { what });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::shape::tests::llama_8b;
+
+    #[test]
+    fn llama_8b_in_q4_k_m() {
+        let profile = ModelProfile::from_shape("8b", llama_8b(), Quant::Q4KM).unwrap();
+        // Weights of a layer: 2 * 4096^2 (q, output) + 2 * 4096 * 1024 (k, v) + 3 * 4096 * 14336 = 218 103 808.
+        // All but v and down in Q4_K: 155 189 248 / 256 * 144 = 87 293 952; v and down 62 914 560 / 256 = 245 760
+        // blocks of 144 or 210 bytes; two norms of 4 * 4096 bytes.
+        let light = 87_293_952 + 245_760 * 144 + 32_768;
+        assert_eq!(profile.layer_bytes(4), Bytes(light));
+        assert_eq!(profile.layer_bytes(0), Bytes(light + 245_760 * 66));
+        assert_eq!(profile.mean_layer_bytes(), Bytes(light + 245_760 * 33));
+        assert_eq!(profile.max_layer_bytes(), profile.layer_bytes(0));
+        // 4096 / 256 * 144.
+        assert_eq!(profile.input_row_bytes(), Bytes(2304));
+        assert_eq!(profile.output_bytes(), Bytes(128_256 * 4096 / 256 * 210 + 16_384));
+        assert_eq!(profile.mean_layer().flops(), Flops(2.0 * 218_103_808.0 + 2.0 * 16_384.0));
+        assert_eq!(profile.input.flops(), Flops(0.0));
+        assert!(profile.digest.starts_with("shape:"));
+    }
+
+    #[test]
+    fn a_tied_head_is_counted_once() {
+        let shape = ModelShape { tied_embeddings: true, ..llama_8b() };
+        let tied = ModelProfile::from_shape("tied", shape, Quant::Pure(Format::F16)).unwrap();
+        let apart = ModelProfile::from_shape("apart", llama_8b(), Quant::Pure(Format::F16)).unwrap();
+        assert_eq!(tied.output_bytes(), apart.output_bytes());
+        assert_eq!(tied.total_bytes() + tied.input_bytes(), apart.total_bytes());
+        assert_eq!(tied.matches(&apart.digest), DigestMatch::Different);
+        assert_eq!(tied.matches(&tied.digest.clone()), DigestMatch::Same);
+    }
+}

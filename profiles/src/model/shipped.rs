@@ -1,0 +1,99 @@
+//! Which models are known without a file?
+//!
+//! The seven sizes of Table 4 of the prima.cpp paper, and the synthetic presets that `exec::synth` can write. The
+//! documents lie in `profiles/models/` and are part of the program.
+
+use super::document::ModelDocument;
+use super::profile::ModelProfile;
+use crate::document::Document;
+
+macro_rules! shipped {
+    ($($name:literal),+ $(,)?) => {
+        const SHIPPED: &[(&str, &str)] =
+            &[$(($name, include_str!(concat!("../../models/", $name, ".yaml")))),+];
+    };
+}
+
+shipped!(
+    "tiny",
+    "120m",
+    "1b",
+    "3b",
+    "llama-8b",
+    "llama-14b",
+    "llama-30b",
+    "llama-45b",
+    "llama-60b",
+    "llama-65b",
+    "llama-70b",
+);
+
+/// A name that no shipped model has.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no model `{name}` is shipped: use one of {known}", known = shipped_names().collect::<Vec<_>>().join(", "))]
+pub struct UnknownModel {
+    /// What was asked for.
+    pub name: String,
+}
+
+/// The names of all shipped models, small ones first.
+pub fn shipped_names() -> impl Iterator<Item = &'static str> {
+    SHIPPED.iter().map(|&(name, _)| name)
+}
+
+/// The text of a shipped document.
+pub fn shipped_yaml(name: &str) -> Result<&'static str, UnknownModel> {
+    let found = SHIPPED.iter().find(|&&(shipped, _)| shipped == name);
+    found.map(|&(_, text)| text).ok_or_else(|| UnknownModel { name: name.to_owned() })
+}
+
+/// A shipped model's document.
+///
+/// # Panics
+///
+/// Never: a test reads every shipped document.
+pub fn shipped_document(name: &str) -> Result<ModelDocument, UnknownModel> {
+    let document = ModelDocument::from_yaml(shipped_yaml(name)?);
+    Ok(document.expect("shipped documents are valid: a test reads them all"))
+}
+
+/// A shipped model as planners see it.
+///
+/// # Panics
+///
+/// Never: a test reads every shipped document.
+pub fn shipped(name: &str) -> Result<ModelProfile, UnknownModel> {
+    let profile = shipped_document(name)?.profile();
+    Ok(profile.expect("shipped documents are valid: a test reads them all"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_shipped_document_is_valid_and_named_as_its_file() {
+        for name in shipped_names() {
+            let document = shipped_document(name).unwrap();
+            assert_eq!(document.name, name);
+            assert_eq!(shipped(name).unwrap().layers.len(), document.layers.0 as usize, "{name}");
+        }
+        let error = shipped("9b").unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .starts_with("no model `9b` is shipped: use one of tiny, 120m, 1b, 3b, llama-8b")
+        );
+    }
+
+    #[test]
+    fn sizes_are_those_of_published_files() {
+        // Published Q4_K_M files, in GB: Llama 3 8B 4.92, Llama 1 30B 19.6, 65B 39.3, Llama 3 70B 42.5.
+        for (name, published) in
+            [("llama-8b", 4.92e9), ("llama-30b", 19.6e9), ("llama-65b", 39.3e9), ("llama-70b", 42.5e9)]
+        {
+            let total = shipped(name).unwrap().total_bytes().as_f64();
+            assert!((total / published - 1.0).abs() < 0.005, "{name}: {total}");
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! One value per weight format, in a document.
+//!
+//! A map whose keys are format names. A plain map would let the second of two equal keys win in
+//! silence; here it is an error.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
+use serde::ser::{Serialize, Serializer};
+
+use crate::format::Format;
+
+/// A value for some of the weight formats.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PerFormat<T>(pub BTreeMap<Format, T>);
+
+impl<T> Default for PerFormat<T> {
+    fn default() -> Self {
+        Self(BTreeMap::new())
+    }
+}
+
+impl<T> PerFormat<T> {
+    /// The value for a format, if there is one.
+    pub fn get(&self, format: Format) -> Option<&T> {
+        self.0.get(&format)
+    }
+
+    /// Formats and values, in the order of the formats.
+    pub fn iter(&self) -> impl Iterator<Item = (Format, &T)> {
+        self.0.iter().map(|(&format, value)| (format, value))
+    }
+
+    /// Whether no format has a value.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl<T> FromIterator<(Format, T)> for PerFormat<T> {
+    fn from_iter<I: IntoIterator<Item = (Format, T)>>(items: I) -> Self {
+        Self(items.into_iter().collect())
+    }
+}
+
+impl<T: Serialize> Serialize for PerFormat<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(&self.0)
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for PerFormat<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Entries<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Entries<T> {
+            type Value = PerFormat<T>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a map from weight formats to values")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut values = BTreeMap::new();
+                while let Some(name) = map.next_key::<String>()? {
+                    let format: Format = name.parse().map_err(de::Error::custom)?;
+                    if values.insert(format, map.next_value()?).is_some() {
+                        return Err(de::Error::custom(format!("duplicate entry `{name}`")));
+                    }
+                }
+                Ok(PerFormat(values))
+            }
+        }
+        deserializer.deserialize_map(Entries(PhantomData))
+    }
+}

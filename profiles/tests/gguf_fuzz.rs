@@ -1,0 +1,285 @@
+//! Can any sequence of bytes make the reader panic, hang, or ask for memory that the file does not justify?
+//!
+//! A million cases: `PROPTEST_CASES=1000000 cargo test --release -p hearth-profiles --test gguf_fuzz`.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use hearth_profiles::gguf::{Array, GgufModel, Header, HeaderWriter, Value};
+use hearth_profiles::model::{Architecture, ModelProfile, ModelShape, Quant, layout};
+use hearth_profiles::{Format, Layers};
+use proptest::prelude::*;
+
+/// The system's allocator, which remembers the largest request of each thread.
+struct Watched;
+
+thread_local! {
+    static LARGEST: Cell<usize> = const { Cell::new(0) };
+}
+
+// SAFETY: every call is passed on unchanged to the system's allocator; the thread-local needs no allocation and
+// has no destructor.
+unsafe impl GlobalAlloc for Watched {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        LARGEST.with(|largest| largest.set(largest.get().max(layout.size())));
+        // SAFETY: the caller keeps the contract of `alloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: `at` came from `System` through `alloc` or `realloc`.
+        unsafe { System.dealloc(at, layout) }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        LARGEST.with(|largest| largest.set(largest.get().max(size)));
+        // SAFETY: `at` came from `System`, and the caller keeps the contract of `realloc`.
+        unsafe { System.realloc(at, layout, size) }
+    }
+}
+
+#[global_allocator]
+static WATCHED: Watched = Watched;
+
+/// Reads, checks what was believed, and checks the largest single request for memory.
+fn read(file: &[u8]) -> Option<Header> {
+    LARGEST.with(|largest| largest.set(0));
+    let header = Header::from_bytes(file).ok();
+    let asked = LARGEST.with(Cell::get);
+    // Room for 4096 elements is made on trust; everything else follows bytes that are there, at most 32 bytes
+    // of memory for 8 of file, doubled by growing vectors.
+    let justified = 4096 * size_of::<hearth_profiles::gguf::TensorInfo>() + 8 * file.len();
+    assert!(asked <= justified, "one request for {asked} bytes for a file of {}", file.len());
+    for tensor in header.iter().flat_map(|header| &header.tensors) {
+        assert!(tensor.end() <= file.len() as u64);
+        assert_eq!(tensor.format.row_bytes(tensor.elements()), Some(tensor.bytes));
+    }
+    header
+}
+
+/// What planners and the executor ask first must not panic either.
+fn interpret(header: Header) {
+    let model = GgufModel {
+        metadata: header.metadata,
+        tensors: header.tensors,
+        parts: Vec::new(),
+        sizes: Vec::new(),
+    };
+    let _ = model.shape();
+    let _ = ModelProfile::from_gguf(&model);
+    let _ = model.metadata.get_i32_array("tokenizer.ggml.token_type");
+}
+
+/// A complete model of 2 layers, all value types among its keys, and the size of its header.
+fn sound() -> (Vec<u8>, usize) {
+    let shape = ModelShape {
+        architecture: Architecture::Llama,
+        layers: Layers(2),
+        embedding: 32,
+        feed_forward: 64,
+        heads: 2,
+        kv_heads: 1,
+        key_length: 16,
+        value_length: 16,
+        vocabulary: 4,
+        tied_embeddings: true,
+        context_length: 64,
+    };
+    let mut writer = HeaderWriter::default();
+    let mut key = |name: &str, value| assert!(writer.key(name, value).is_ok());
+    key("general.architecture", Value::Str("llama".into()));
+    for (name, value) in [
+        ("block_count", 2),
+        ("embedding_length", 32),
+        ("feed_forward_length", 64),
+        ("attention.head_count", 2),
+        ("attention.head_count_kv", 1),
+        ("context_length", 64),
+    ] {
+        key(&format!("llama.{name}"), Value::U32(value));
+    }
+    let tokens = ["<unk>", "<s>", "</s>", "\u{2581}a"].map(str::to_owned).to_vec();
+    key("tokenizer.ggml.tokens", Value::Array(Array::Str(tokens)));
+    key("tokenizer.ggml.scores", Value::Array(Array::F32(vec![0.0, -1.0, -2.0, -3.0])));
+    key("tokenizer.ggml.token_type", Value::Array(Array::I32(vec![2, 3, 3, 1])));
+    key("scalars.wide", Value::U64(1 << 40));
+    key("scalars.double", Value::F64(0.5));
+    key("scalars.flag", Value::Bool(true));
+    key("nested", Value::Array(Array::Array(vec![Array::U8(vec![1, 2]), Array::Bool(vec![false])])));
+    for tensor in layout::tensors(&shape) {
+        let format = Quant::Pure(Format::Q8_0).format(&tensor, &shape).unwrap();
+        writer.tensor(&tensor.name, &tensor.dims, format).unwrap();
+    }
+    let layout = writer.finish();
+    let header = layout.header.len();
+    let mut file = layout.header;
+    file.resize(layout.file_bytes as usize, 0x5a);
+    (file, header)
+}
+
+#[derive(Debug, Clone)]
+enum Damage {
+    Flip { at: usize, bit: u8 },
+    Byte { at: usize, value: u8 },
+    Number32 { at: usize, value: u32 },
+    Number64 { at: usize, value: u64 },
+    Truncate { to: usize },
+    Remove { at: usize, count: usize },
+    Insert { at: usize, bytes: Vec<u8> },
+    Repeat { at: usize, count: usize },
+}
+
+/// Numbers that break careless arithmetic.
+fn hostile64() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        (0u32..64).prop_map(|shift| 1 << shift),
+        (0u32..64).prop_map(|shift| (1 << shift) - 1),
+        (0u64..64).prop_map(|less| u64::MAX - less),
+        0u64..5000,
+        any::<u64>(),
+    ]
+}
+
+fn damage(length: usize) -> impl Strategy<Value = Damage> {
+    let at = move || 0..length;
+    prop_oneof![
+        4 => (at(), 0u8..8).prop_map(|(at, bit)| Damage::Flip { at, bit }),
+        2 => (at(), any::<u8>()).prop_map(|(at, value)| Damage::Byte { at, value }),
+        3 => (at(), hostile64()).prop_map(|(at, value)| Damage::Number32 { at, value: value as u32 }),
+        4 => (at(), hostile64()).prop_map(|(at, value)| Damage::Number64 { at, value }),
+        1 => at().prop_map(|to| Damage::Truncate { to }),
+        1 => (at(), 1usize..64).prop_map(|(at, count)| Damage::Remove { at, count }),
+        1 => (at(), prop::collection::vec(any::<u8>(), 1..32)).prop_map(|(at, bytes)| Damage::Insert { at, bytes }),
+        1 => (at(), 1usize..128).prop_map(|(at, count)| Damage::Repeat { at, count }),
+    ]
+}
+
+impl Damage {
+    fn apply(self, file: &mut Vec<u8>) {
+        let put = |file: &mut Vec<u8>, at: usize, bytes: &[u8]| {
+            for (place, &byte) in file.iter_mut().skip(at).zip(bytes) {
+                *place = byte;
+            }
+        };
+        match self {
+            Damage::Flip { at, bit } => {
+                if let Some(byte) = file.get_mut(at) {
+                    *byte ^= 1 << bit;
+                }
+            }
+            Damage::Byte { at, value } => put(file, at, &[value]),
+            Damage::Number32 { at, value } => put(file, at, &value.to_le_bytes()),
+            Damage::Number64 { at, value } => put(file, at, &value.to_le_bytes()),
+            Damage::Truncate { to } => file.truncate(to),
+            Damage::Remove { at, count } => {
+                let (from, to) = (at.min(file.len()), (at + count).min(file.len()));
+                file.drain(from..to);
+            }
+            Damage::Insert { at, bytes } => {
+                let at = at.min(file.len());
+                file.splice(at..at, bytes);
+            }
+            Damage::Repeat { at, count } => {
+                let (from, to) = (at.min(file.len()), (at + count).min(file.len()));
+                let again = file[from..to].to_vec();
+                file.splice(to..to, again);
+            }
+        }
+    }
+}
+
+/// Any value that the format can hold, arrays nested as deep as is accepted.
+fn value() -> impl Strategy<Value = Value> {
+    let text = || "\\PC{0,12}";
+    let flat = prop_oneof![
+        prop::collection::vec(any::<i8>(), 0..9).prop_map(Array::I8),
+        prop::collection::vec(any::<u16>(), 0..9).prop_map(Array::U16),
+        prop::collection::vec(any::<i32>(), 0..9).prop_map(Array::I32),
+        prop::collection::vec(-1e9f32..1e9, 0..9).prop_map(Array::F32),
+        prop::collection::vec(any::<bool>(), 0..9).prop_map(Array::Bool),
+        prop::collection::vec(text(), 0..9).prop_map(Array::Str),
+        prop::collection::vec(any::<u64>(), 0..9).prop_map(Array::U64),
+    ];
+    let array =
+        flat.prop_recursive(3, 16, 4, |inner| prop::collection::vec(inner, 0..4).prop_map(Array::Array));
+    prop_oneof![
+        any::<u8>().prop_map(Value::U8),
+        any::<i16>().prop_map(Value::I16),
+        any::<u32>().prop_map(Value::U32),
+        any::<i64>().prop_map(Value::I64),
+        (-1e300f64..1e300).prop_map(Value::F64),
+        any::<bool>().prop_map(Value::Bool),
+        text().prop_map(Value::Str),
+        array.prop_map(Value::Array),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn random_bytes_are_refused(bytes in prop::collection::vec(any::<u8>(), 0..512)) {
+        prop_assert!(read(&bytes).is_none());
+    }
+
+    #[test]
+    fn random_bytes_after_a_good_start_are_survived(
+        version in 2u32..4,
+        tensors in 0u64..4,
+        keys in 0u64..4,
+        bytes in prop::collection::vec(prop_oneof![3 => Just(0u8), 1 => 0u8..14, 1 => any::<u8>()], 0..512),
+    ) {
+        let mut file = b"GGUF".to_vec();
+        file.extend(version.to_le_bytes());
+        file.extend(tensors.to_le_bytes());
+        file.extend(keys.to_le_bytes());
+        file.extend(bytes);
+        if let Some(header) = read(&file) {
+            interpret(header);
+        }
+    }
+
+    #[test]
+    fn a_damaged_model_is_read_or_refused(damages in {
+        let (_, header) = sound();
+        prop::collection::vec(damage(header), 1..5)
+    }) {
+        let (mut file, _) = sound();
+        for damage in damages {
+            damage.apply(&mut file);
+        }
+        if let Some(header) = read(&file) {
+            interpret(header);
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_back(
+        keys in prop::collection::btree_map("[a-z.]{1,20}", value(), 0..8),
+        tensors in prop::collection::btree_map("[a-z.0-9]{1,64}", (prop::collection::vec(1u64..9, 1..5), 0usize..16), 0..8),
+    ) {
+        let mut writer = HeaderWriter::default();
+        for (key, value) in &keys {
+            writer.key(key, value.clone()).unwrap();
+        }
+        for (name, (dims, format)) in &tensors {
+            let format = Format::ALL[*format % Format::ALL.len()];
+            let mut dims = dims.clone();
+            dims[0] *= format.block_len();
+            writer.tensor(name, &dims, format).unwrap();
+        }
+        let layout = writer.finish();
+        let mut file = layout.header;
+        file.resize(layout.file_bytes as usize, 0);
+        let header = read(&file).expect("what was written is valid");
+        prop_assert_eq!(header.tensors, layout.tensors);
+        let read: Vec<_> = header.metadata.iter().map(|(key, value)| (key.to_owned(), value.clone())).collect();
+        prop_assert_eq!(read, keys.into_iter().collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn the_undamaged_model_is_complete() {
+    let (file, _) = sound();
+    let header = read(&file).unwrap();
+    let model = GgufModel { metadata: header.metadata, tensors: header.tensors, ..GgufModel::default() };
+    assert_eq!(ModelProfile::from_gguf(&model).unwrap().quant, "q8_0");
+}

@@ -1,0 +1,223 @@
+//! Does every wrong header get its own error, and do split models open from any part?
+
+use std::path::{Path, PathBuf};
+
+use hearth_profiles::Format;
+use hearth_profiles::gguf::{
+    Array, GgufError, GgufModel, Header, HeaderError, HeaderWriter, Value, part_suffix,
+};
+
+/// A small file with two tensors.
+fn file() -> Vec<u8> {
+    let mut writer = HeaderWriter::default();
+    writer.key("general.architecture", Value::Str("llama".into())).unwrap();
+    writer.key("answer", Value::U32(42)).unwrap();
+    writer.tensor("first", &[64, 2], Format::Q8_0).unwrap();
+    writer.tensor("second", &[32], Format::F32).unwrap();
+    let layout = writer.finish();
+    let mut file = layout.header;
+    file.resize(layout.file_bytes as usize, 0);
+    file
+}
+
+/// Where the bytes of `needle` begin.
+fn position(file: &[u8], needle: &[u8]) -> usize {
+    file.windows(needle.len()).position(|window| window == needle).unwrap()
+}
+
+fn put(file: &mut [u8], at: usize, bytes: &[u8]) {
+    file[at..at + bytes.len()].copy_from_slice(bytes);
+}
+
+fn error(file: &[u8]) -> HeaderError {
+    Header::from_bytes(file).unwrap_err()
+}
+
+#[test]
+fn the_file_itself_is_good() {
+    let header = Header::from_bytes(&file()).unwrap();
+    assert_eq!(header.version, 3);
+    assert_eq!(header.metadata.get_u32("answer").unwrap(), Some(42));
+    assert_eq!((header.tensors[0].rows(), header.tensors[0].elements()), (2, 128));
+    let mut second = file();
+    second[4] = 2;
+    assert_eq!(Header::from_bytes(&second).unwrap().tensors, header.tensors, "version 2 has the same layout");
+}
+
+#[test]
+fn magic_version_and_byte_order() {
+    let mut wrong = file();
+    put(&mut wrong, 0, b"<htm");
+    assert!(matches!(error(&wrong), HeaderError::Magic { .. }));
+    let mut wrong = file();
+    put(&mut wrong, 4, &3u32.to_be_bytes());
+    assert!(matches!(error(&wrong), HeaderError::BigEndian));
+    for version in [0u32, 1, 4, u32::MAX] {
+        put(&mut wrong, 4, &version.to_le_bytes());
+        assert!(matches!(error(&wrong), HeaderError::Version { .. }), "{version}");
+    }
+}
+
+#[test]
+fn hostile_counts_are_refused_before_memory_is_asked_for() {
+    for at in [8, 16] {
+        let mut wrong = file();
+        put(&mut wrong, at, &(1u64 << 60).to_le_bytes());
+        assert!(matches!(error(&wrong), HeaderError::TooLarge { .. }));
+        put(&mut wrong, at, &60_000u64.to_le_bytes());
+        assert!(matches!(error(&wrong), HeaderError::Truncated { .. }));
+    }
+    let mut wrong = file();
+    let key = position(&wrong, b"answer") - 8;
+    put(&mut wrong, key, &(1u64 << 60).to_le_bytes());
+    assert!(matches!(error(&wrong), HeaderError::TooLarge { .. }));
+    put(&mut wrong, key, &60_000u64.to_le_bytes());
+    assert!(matches!(error(&wrong), HeaderError::Truncated { .. }));
+}
+
+#[test]
+fn values_are_checked() {
+    let mut wrong = file();
+    let at = position(&wrong, b"answer") + 6;
+    put(&mut wrong, at, &13u32.to_le_bytes());
+    assert!(matches!(error(&wrong), HeaderError::UnknownValueType { type_number: 13, .. }));
+    // The number 42 read as a boolean.
+    put(&mut wrong, at, &7u32.to_le_bytes());
+    assert!(matches!(error(&wrong), HeaderError::Boolean { found: 42, .. }));
+    let mut wrong = file();
+    let at = position(&wrong, b"answer");
+    wrong[at] = 0xff;
+    assert!(matches!(error(&wrong), HeaderError::NotUtf8 { .. }));
+}
+
+#[test]
+fn arrays_nest_to_a_limit() {
+    let nested = |depth: u32| {
+        let mut array = Array::U8(vec![7]);
+        for _ in 1..depth {
+            array = Array::Array(vec![array]);
+        }
+        let mut writer = HeaderWriter::default();
+        writer.key("deep", Value::Array(array)).unwrap();
+        Header::from_bytes(&writer.finish().header)
+    };
+    assert!(nested(4).is_ok());
+    assert!(matches!(nested(5), Err(HeaderError::TooDeep { .. })));
+}
+
+#[test]
+fn keys_and_tensors_appear_once() {
+    let mut writer = HeaderWriter::default();
+    writer.key("a.b", Value::U8(1)).unwrap().key("a.c", Value::U8(1)).unwrap();
+    writer.tensor("t.a", &[1], Format::F32).unwrap().tensor("t.b", &[1], Format::F32).unwrap();
+    let layout = writer.finish();
+    let mut wrong = layout.header;
+    wrong.resize(layout.file_bytes as usize, 0);
+    let (key, tensor) = (position(&wrong, b"a.c"), position(&wrong, b"t.b"));
+    put(&mut wrong, tensor, b"t.a");
+    assert!(matches!(error(&wrong), HeaderError::DuplicateTensor { .. }));
+    put(&mut wrong, key, b"a.b");
+    assert!(matches!(error(&wrong), HeaderError::DuplicateKey { .. }));
+}
+
+#[test]
+fn tensors_are_checked() {
+    // After the name: number of dimensions (4), two dimensions (16), type (4), offset (8).
+    let first = position(&file(), b"first") + 5;
+    let second = position(&file(), b"second") + 6;
+    let check = |at: usize, bytes: &[u8]| {
+        let mut wrong = file();
+        put(&mut wrong, at, bytes);
+        error(&wrong)
+    };
+    assert!(matches!(check(first, &0u32.to_le_bytes()), HeaderError::Dimensions { .. }));
+    assert!(matches!(check(first, &5u32.to_le_bytes()), HeaderError::Dimensions { .. }));
+    assert!(matches!(check(first + 4, &0u64.to_le_bytes()), HeaderError::Dimensions { .. }));
+    assert!(matches!(check(first + 4, &33u64.to_le_bytes()), HeaderError::PartialBlock { row: 33, .. }));
+    assert!(matches!(check(first + 12, &u64::MAX.to_le_bytes()), HeaderError::Overflow { .. }));
+    assert!(matches!(check(first + 12, &1000u64.to_le_bytes()), HeaderError::PastEnd { .. }));
+    // 3 rows of 68 bytes end at 204, the second tensor starts at 160.
+    assert!(matches!(check(first + 12, &3u64.to_le_bytes()), HeaderError::Overlap { .. }));
+    let unknown = check(first + 20, &99u32.to_le_bytes());
+    assert!(unknown.to_string().starts_with("tensor `first` has type number 99, which is not known here"));
+    // The second tensor: one dimension (8).
+    assert!(matches!(check(second + 16, &7u64.to_le_bytes()), HeaderError::Misaligned { .. }));
+    assert!(matches!(check(second + 16, &96u64.to_le_bytes()), HeaderError::Overlap { .. }));
+    assert!(matches!(check(second + 16, &(1u64 << 40).to_le_bytes()), HeaderError::PastEnd { .. }));
+    assert!(matches!(check(second + 16, &(u64::MAX - 31).to_le_bytes()), HeaderError::PastEnd { .. }));
+}
+
+#[test]
+fn alignment_is_a_sane_power_of_two() {
+    // A key as long as `general.alignment`, renamed afterwards: the writer keeps the default.
+    let with = |alignment: u32| {
+        let mut writer = HeaderWriter::default();
+        writer.key("general.alignmenx", Value::U32(alignment)).unwrap();
+        writer.tensor("t", &[8], Format::F32).unwrap();
+        let layout = writer.finish();
+        let mut file = layout.header;
+        let at = position(&file, b"general.alignmenx");
+        put(&mut file, at, b"general.alignment");
+        file.resize(file.len().next_multiple_of(alignment.clamp(1, 1 << 20) as usize) + 32, 0);
+        Header::from_bytes(&file)
+    };
+    for alignment in [8, 32, 64, 4096, 1 << 20] {
+        let header = with(alignment).unwrap();
+        assert_eq!(header.data_start % u64::from(alignment), 0);
+    }
+    for alignment in [0, 1, 7, 48, 1 << 21, 1 << 31] {
+        assert!(matches!(with(alignment), Err(HeaderError::Alignment { .. })), "{alignment}");
+    }
+}
+
+/// Writes part `number` of `count` with one tensor named after it.
+fn write_part(folder: &Path, number: u32, count: u32, tensors: u32, tensor: &str) -> PathBuf {
+    let mut writer = HeaderWriter::default();
+    writer.key("split.no", Value::U16(number as u16)).unwrap();
+    writer.key("split.count", Value::U16(count as u16)).unwrap();
+    writer.key("split.tensors.count", Value::I32(tensors as i32)).unwrap();
+    if number == 0 {
+        writer.key("general.architecture", Value::Str("llama".into())).unwrap();
+    }
+    writer.tensor(tensor, &[8], Format::F32).unwrap();
+    let layout = writer.finish();
+    let mut file = layout.header;
+    file.resize(layout.file_bytes as usize, 0);
+    let path = folder.join(format!("model{}", part_suffix(number, count)));
+    std::fs::write(&path, file).unwrap();
+    path
+}
+
+#[test]
+fn a_split_model_opens_from_any_part() {
+    let folder = tempfile::tempdir().unwrap();
+    let paths: Vec<_> =
+        (0..3).map(|part| write_part(folder.path(), part, 3, 3, &format!("t{part}"))).collect();
+    assert!(paths[1].ends_with("model-00002-of-00003.gguf"));
+    for path in &paths {
+        let model = GgufModel::open(path).unwrap();
+        assert_eq!(model.parts, paths);
+        assert_eq!(model.metadata.get_str("general.architecture").unwrap(), Some("llama"));
+        let parts: Vec<_> = model.tensors.iter().map(|tensor| (tensor.name.as_str(), tensor.part)).collect();
+        assert_eq!(parts, [("t0", 0), ("t1", 1), ("t2", 2)]);
+    }
+}
+
+#[test]
+fn parts_that_do_not_belong_together_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = write_part(folder.path(), 0, 2, 3, "t0");
+    let open = || GgufModel::open(&first).unwrap_err();
+    assert!(matches!(open(), GgufError::Open { .. }), "the second part is missing");
+    let second = write_part(folder.path(), 1, 2, 3, "t1");
+    assert!(matches!(open(), GgufError::Split { .. }), "3 tensors announced, 2 found");
+    write_part(folder.path(), 0, 2, 2, "t0");
+    write_part(folder.path(), 1, 2, 2, "t0");
+    assert!(matches!(open(), GgufError::Header { problem: HeaderError::DuplicateTensor { .. }, .. }));
+    std::fs::copy(&first, &second).unwrap();
+    assert!(matches!(open(), GgufError::Split { .. }), "part 1 under the name of part 2");
+    let renamed = folder.path().join("renamed.gguf");
+    std::fs::copy(&first, &renamed).unwrap();
+    let text = GgufModel::open(&renamed).unwrap_err().to_string();
+    assert!(text.contains("is part 1 of 2, but its name does not end in `-00001-of-00002.gguf`"), "{text}");
+}

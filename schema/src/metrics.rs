@@ -1,0 +1,333 @@
+//! How fast was it, and where did the time go?
+//!
+//! One function computes the numbers of a trace, simulated or measured, so that neither runner reports
+//! its own speed. The terms of a token's time sum to TPOT exactly:
+//!
+//! - `cpu`, `gpu`, `memory`: thread CPU time of computing steps, wall time of GPU steps, explicit
+//!   copies, on whichever device the token was at;
+//! - `demand_disk`: wall time of a CPU step less its CPU time, run-queue delay and copies;
+//! - `air`: from the head's `send` to its `receive`, less the time the message was with other devices
+//!   by their own clocks (there is no shared clock);
+//! - `queue`: ready but not running: run-queue delay, and gaps between the steps of a device that holds
+//!   the token;
+//! - `bubble`: what is left; zero for one sequence, which always is somewhere.
+//!
+//! `hidden_disk` is reading ahead that no computation of the same device waited beside. It stands
+//! next to the sum, not in it.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::trace::{Counter, Kind, Outcome, Record, Resource, Trace};
+
+/// Mean, median and 95th percentile, in milliseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Spread {
+    /// Arithmetic mean.
+    pub mean: f64,
+    /// Median.
+    pub p50: f64,
+    /// 95th percentile (nearest rank).
+    pub p95: f64,
+}
+
+/// Where a token's time went, in milliseconds; all but `hidden_disk` sum to the mean TPOT.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Terms {
+    /// Thread CPU time in computing steps.
+    pub cpu: f64,
+    /// Wall time of GPU steps.
+    pub gpu: f64,
+    /// Explicit copies.
+    pub memory: f64,
+    /// Waiting for the disk inside computing steps.
+    pub demand_disk: f64,
+    /// Messages on their way.
+    pub air: f64,
+    /// Ready but not running.
+    pub queue: f64,
+    /// Waiting for the ring.
+    pub bubble: f64,
+    /// Disk time that cost nothing. Not in the sum.
+    pub hidden_disk: f64,
+}
+
+impl Terms {
+    /// What sums to the mean TPOT, in milliseconds.
+    pub fn sum(&self) -> f64 {
+        self.cpu + self.gpu + self.memory + self.demand_disk + self.air + self.queue + self.bubble
+    }
+
+    /// The terms with their names, in the order of a report's rows.
+    pub fn rows(&self) -> [(&'static str, f64); 7] {
+        [
+            ("cpu", self.cpu),
+            ("gpu", self.gpu),
+            ("memory", self.memory),
+            ("demand_disk", self.demand_disk),
+            ("air", self.air),
+            ("queue", self.queue),
+            ("bubble", self.bubble),
+        ]
+    }
+}
+
+/// What one device did for a token.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct DeviceMetrics {
+    /// Its name.
+    pub name: String,
+    /// Unreclaimable bytes over the memory it has.
+    pub memory_pressure: f64,
+    /// Bytes read from disk for each generated token after the first.
+    pub bytes_read_per_token: f64,
+    /// Bytes of weights in memory at the end.
+    pub resident_bytes: u64,
+    /// Milliseconds of each token in which it computed, disk waits included.
+    pub busy_ms: f64,
+    /// Of these, milliseconds of waiting for the disk.
+    pub demand_disk_ms: f64,
+    /// Milliseconds of each token in which it read ahead without making anyone wait.
+    pub hidden_disk_ms: f64,
+}
+
+/// The numbers of a run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Metrics {
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Time per output token after the first; absent when none followed the first.
+    pub tpot_ms: Option<Spread>,
+    /// Time to the first token; absent when there was none.
+    pub ttft_ms: Option<f64>,
+    /// Output tokens after the first, per second.
+    pub tokens_per_s: Option<f64>,
+    /// Where the mean token's time went.
+    pub terms_ms: Terms,
+    /// What each device did.
+    pub devices: Vec<DeviceMetrics>,
+    /// The run's seed.
+    pub seed: u64,
+}
+
+/// The interval of a generated token on the head's clock.
+struct Token {
+    pass: u32,
+    start: u64,
+    end: u64,
+}
+
+/// Computes a trace's numbers.
+pub fn compute(trace: &Trace) -> Metrics {
+    let by_pass = group(&trace.records);
+    let none = Vec::new();
+    let head = |pass: u32| by_pass.get(&(pass, 0)).unwrap_or(&none).iter().copied();
+    let begin = trace.passes.first().and_then(|pass| head(pass.index).map(|record| record.start).min());
+    let mut ends = trace.passes.iter().filter(|pass| pass.output).filter_map(|pass| {
+        let output = head(pass.index).find(|record| record.kind == Kind::Output)?;
+        Some((pass.index, output.end))
+    });
+    let first = ends.next();
+    let mut tokens: Vec<Token> = Vec::new();
+    if let Some((_, mut start)) = first {
+        for (pass, end) in ends {
+            tokens.push(Token { pass, start, end });
+            start = end;
+        }
+    }
+    let times: Vec<f64> = tokens.iter().map(|token| millis(token.end - token.start)).collect();
+    let mut terms = Terms::default();
+    for token in &tokens {
+        add(&mut terms, &decompose(&by_pass, token, trace.header.devices.len()), tokens.len());
+    }
+    let devices = devices(trace, &tokens, first.map(|(pass, _)| pass));
+    terms.hidden_disk = devices.iter().map(|device| device.hidden_disk_ms).sum();
+    let tpot = spread(&times);
+    Metrics {
+        outcome: trace.outcome,
+        tpot_ms: tpot,
+        ttft_ms: begin.zip(first).map(|(begin, (_, end))| millis(end.saturating_sub(begin))),
+        tokens_per_s: tpot.filter(|tpot| tpot.mean > 0.0).map(|tpot| 1e3 / tpot.mean),
+        terms_ms: terms,
+        devices,
+        seed: trace.header.seed,
+    }
+}
+
+type ByPass<'t> = BTreeMap<(u32, u16), Vec<&'t Record>>;
+
+fn group(records: &[Record]) -> ByPass<'_> {
+    let mut groups: ByPass<'_> = BTreeMap::new();
+    for record in records {
+        groups.entry((record.pass, record.device)).or_default().push(record);
+    }
+    groups
+}
+
+fn millis(nanos: u64) -> f64 {
+    nanos as f64 * 1e-6
+}
+
+fn spread(times: &[f64]) -> Option<Spread> {
+    let mut sorted = times.to_vec();
+    sorted.sort_unstable_by(f64::total_cmp);
+    let rank =
+        |share: f64| sorted[((share * sorted.len() as f64).ceil() as usize).clamp(1, sorted.len()) - 1];
+    (!sorted.is_empty()).then(|| Spread {
+        mean: times.iter().sum::<f64>() / times.len() as f64,
+        p50: rank(0.5),
+        p95: rank(0.95),
+    })
+}
+
+fn is_work(record: &Record) -> bool {
+    matches!(record.kind, Kind::Embed | Kind::Compute | Kind::Output | Kind::Copy)
+}
+
+/// Adds a step's time to the terms.
+fn charge(terms: &mut Terms, record: &Record) {
+    let wall = millis(record.duration());
+    if record.resource == Resource::Gpu {
+        terms.gpu += wall;
+        return;
+    }
+    if record.kind == Kind::Copy {
+        terms.memory += wall;
+        return;
+    }
+    let cost = record.cost.unwrap_or_default();
+    let cpu = millis(cost.cpu).min(wall);
+    let queue = millis(cost.queue).min(wall - cpu);
+    let copy = millis(cost.copy).min(wall - cpu - queue);
+    terms.cpu += cpu;
+    terms.queue += queue;
+    terms.memory += copy;
+    terms.demand_disk += wall - cpu - queue - copy;
+}
+
+/// The terms of one token, in milliseconds.
+fn decompose(by_pass: &ByPass<'_>, token: &Token, devices: usize) -> Terms {
+    let mut terms = Terms::default();
+    let none = Vec::new();
+    let head = by_pass.get(&(token.pass, 0)).unwrap_or(&none);
+    let mut explained = 0.0;
+    for record in head.iter().filter(|record| is_work(record)) {
+        charge(&mut terms, record);
+        explained += millis(record.duration());
+    }
+    // One leg for each message that left the head and came back.
+    for sent in head.iter().filter(|record| record.kind == Kind::Send) {
+        let back = head
+            .iter()
+            .filter(|record| record.kind == Kind::Receive && record.end >= sent.start)
+            .min_by_key(|record| record.end);
+        let Some(back) = back else { continue };
+        let leg = millis(back.end - sent.start);
+        explained += leg;
+        let mut away = 0.0;
+        for device in 1..devices as u16 {
+            let visit = by_pass.get(&(token.pass, device)).unwrap_or(&none);
+            let visit = visit.iter().copied().filter(|record| record.round == sent.round);
+            away += charge_visit(&mut terms, visit);
+        }
+        terms.air += leg - away;
+    }
+    terms.queue += (millis(token.end - token.start) - explained).max(0.0);
+    terms.bubble = millis(token.end - token.start) - terms.sum();
+    terms
+}
+
+/// Adds a visit's steps to the terms and returns how long the message stayed, in milliseconds.
+fn charge_visit<'t>(terms: &mut Terms, visit: impl Iterator<Item = &'t Record>) -> f64 {
+    let (mut arrived, mut left, mut worked) = (None, None, 0.0);
+    for record in visit {
+        match record.kind {
+            Kind::Receive => arrived = Some(record.end),
+            Kind::Send => left = Some(record.start),
+            _ if is_work(record) => {
+                charge(terms, record);
+                worked += millis(record.duration());
+            }
+            _ => {}
+        }
+    }
+    let (Some(arrived), Some(left)) = (arrived, left) else { return worked };
+    let stayed = millis(left.saturating_sub(arrived)).max(worked);
+    terms.queue += stayed - worked;
+    stayed
+}
+
+fn add(total: &mut Terms, one: &Terms, count: usize) {
+    let share = 1.0 / count as f64;
+    total.cpu += one.cpu * share;
+    total.gpu += one.gpu * share;
+    total.memory += one.memory * share;
+    total.demand_disk += one.demand_disk * share;
+    total.air += one.air * share;
+    total.queue += one.queue * share;
+    total.bubble += one.bubble * share;
+}
+
+fn devices(trace: &Trace, tokens: &[Token], prompt: Option<u32>) -> Vec<DeviceMetrics> {
+    let last = tokens.last().map(|token| token.pass);
+    let count = tokens.len().max(1) as f64;
+    trace
+        .header
+        .devices
+        .iter()
+        .enumerate()
+        .map(|(index, device)| {
+            let index = index as u16;
+            let mine = |record: &&Record| {
+                record.device == index
+                    && tokens.binary_search_by_key(&record.pass, |token| token.pass).is_ok()
+            };
+            let work: Vec<&Record> =
+                trace.records.iter().filter(mine).filter(|record| is_work(record)).collect();
+            let mut terms = Terms::default();
+            for record in &work {
+                charge(&mut terms, record);
+            }
+            let ahead = trace.records.iter().filter(mine).filter(|record| record.kind == Kind::Prefetch);
+            let at = |counter: Counter, pass: Option<u32>| {
+                let mut readings = trace.readings.iter().rev();
+                let found = readings.find(|reading| {
+                    (reading.device, reading.counter) == (index, counter)
+                        && pass.is_none_or(|pass| reading.pass <= pass)
+                });
+                found.map_or(0, |reading| reading.value)
+            };
+            let highest = trace
+                .readings
+                .iter()
+                .filter(|reading| (reading.device, reading.counter) == (index, Counter::Unreclaimable));
+            let unreclaimable = highest.map(|reading| reading.value).max().unwrap_or(0);
+            let read = at(Counter::BytesRead, last).saturating_sub(at(Counter::BytesRead, prompt));
+            DeviceMetrics {
+                name: device.name.clone(),
+                memory_pressure: unreclaimable as f64 / device.memory_total.max(1) as f64,
+                bytes_read_per_token: if tokens.is_empty() { 0.0 } else { read as f64 / count },
+                resident_bytes: at(Counter::Resident, None),
+                busy_ms: work.iter().map(|record| millis(record.duration())).sum::<f64>() / count,
+                demand_disk_ms: terms.demand_disk / count,
+                hidden_disk_ms: ahead.map(|record| millis(outside(record, &work))).sum::<f64>() / count,
+            }
+        })
+        .collect()
+}
+
+/// Nanoseconds of a prefetch in which none of the device's own steps ran. `work` is in order, but steps
+/// on different processors may overlap, so that one of them can have ended before the prefetch began.
+fn outside(prefetch: &Record, work: &[&Record]) -> u64 {
+    let from = work.partition_point(|record| record.end <= prefetch.start);
+    let beside: u64 = work[from..]
+        .iter()
+        .take_while(|record| record.start < prefetch.end)
+        .map(|record| record.end.min(prefetch.end).saturating_sub(record.start.max(prefetch.start)))
+        .fold(0, u64::saturating_add);
+    prefetch.duration().saturating_sub(beside)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,112 @@
+//! Do the terms of a token add up, on traces that can be checked by hand?
+
+use super::*;
+use crate::schedule::Pass;
+use crate::trace::{Cost, Header, Origin, Reading, TracedDevice};
+
+const MS: u64 = 1_000_000;
+
+fn record(device: u16, kind: Kind, pass: u32, round: u32, span: [u64; 2]) -> Record {
+    let resource = match kind {
+        Kind::Send => Resource::Tx,
+        Kind::Receive => Resource::Rx,
+        Kind::Prefetch => Resource::DiskPrefetch,
+        _ => Resource::Cpu,
+    };
+    let [start, end] = span.map(|ms| ms * MS);
+    Record { device, resource, kind, pass, round, layers: None, start, end, bytes: 0, peer: None, cost: None }
+}
+
+fn with_cpu(mut record: Record, cpu_ms: u64) -> Record {
+    record.cost = Some(Cost { cpu: cpu_ms * MS, ..Cost::default() });
+    record
+}
+
+/// A prompt pass that ends at 100 ms and one decode pass around a ring of two. The worker's clock is 5
+/// seconds ahead: only durations of its steps may matter.
+fn trace() -> Trace {
+    let device = |name: &str| TracedDevice {
+        name: name.into(),
+        profile: None,
+        memory_total: 1000,
+        kernel: None,
+        unvalidated: None,
+    };
+    let pass = |index, tokens| Pass { index, first_position: 0, tokens, output: true };
+    let reading = |pass, value| Reading { device: 1, counter: Counter::BytesRead, pass, at: 0, value };
+    Trace {
+        header: Header {
+            schema: Trace::SCHEMA.into(),
+            origin: Origin::Simulated,
+            scenario: "s".into(),
+            plan: "p".into(),
+            model: "m".into(),
+            seed: 1,
+            version: "0".into(),
+            devices: vec![device("head"), device("worker")],
+        },
+        passes: vec![pass(0, 4), pass(1, 1)],
+        records: vec![
+            with_cpu(record(0, Kind::Embed, 0, 0, [0, 10]), 10),
+            with_cpu(record(0, Kind::Output, 0, 0, [90, 100]), 10),
+            with_cpu(record(0, Kind::Compute, 1, 0, [101, 121]), 12),
+            record(0, Kind::Send, 1, 0, [121, 122]),
+            record(1, Kind::Receive, 1, 0, [5000, 5125]),
+            with_cpu(record(1, Kind::Compute, 1, 0, [5126, 5156]), 30),
+            record(1, Kind::Send, 1, 0, [5156, 5157]),
+            record(1, Kind::Prefetch, 1, 0, [5150, 5170]),
+            record(0, Kind::Receive, 1, 1, [122, 160]),
+            with_cpu(record(0, Kind::Output, 1, 1, [160, 170]), 10),
+        ],
+        readings: vec![reading(0, 500), reading(1, 1500)],
+        outcome: Outcome::Ok,
+    }
+}
+
+#[test]
+fn the_terms_sum_to_the_token_time() {
+    let metrics = compute(&trace());
+    assert_eq!(metrics.ttft_ms, Some(100.0));
+    // From the end of the first output, 100 ms, to the second, 170 ms.
+    assert_eq!(metrics.tpot_ms.unwrap().mean, 70.0);
+    let terms = metrics.terms_ms;
+    assert_eq!(terms.cpu, 12.0 + 30.0 + 10.0);
+    assert_eq!(terms.demand_disk, 8.0);
+    // The message was away 160 - 121 = 39 ms, of these with the worker 5156 - 5125 = 31 ms.
+    assert_eq!(terms.air, 8.0);
+    // 1 ms before the head began, 1 ms before the worker did.
+    assert_eq!(terms.queue, 2.0);
+    assert_eq!(terms.bubble, 0.0);
+    assert!((terms.sum() - 70.0).abs() < 1e-9);
+    // 20 ms of reading ahead, 6 of them beside the worker's own computation.
+    assert_eq!(terms.hidden_disk, 14.0);
+    assert_eq!(metrics.devices[1].bytes_read_per_token, 1000.0);
+}
+
+#[test]
+fn a_trace_reads_back_as_it_was_written() {
+    let trace = trace();
+    let mut text = Vec::new();
+    trace.write(&mut text).unwrap();
+    assert_eq!(Trace::read(&mut text.as_slice()).unwrap(), trace);
+    let cut = &text[..text.len() - 6];
+    assert!(Trace::read(&mut &cut[..]).is_err());
+}
+
+#[test]
+fn a_run_without_tokens_has_no_times() {
+    let mut trace = trace();
+    trace.records.clear();
+    let metrics = compute(&trace);
+    assert_eq!((metrics.tpot_ms, metrics.ttft_ms), (None, None));
+}
+
+#[test]
+fn steps_that_overlap_are_no_reason_to_panic() {
+    let mut trace = trace();
+    // A long step on one processor beside a short one on another, which ends before the prefetch begins.
+    trace.records.insert(8, with_cpu(record(1, Kind::Compute, 1, 0, [5151, 5300]), 10));
+    trace.records.insert(9, with_cpu(record(1, Kind::Compute, 1, 0, [5140, 5149]), 9));
+    let hidden = compute(&trace).devices[1].hidden_disk_ms;
+    assert!((0.0..=20.0).contains(&hidden));
+}

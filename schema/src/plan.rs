@@ -1,0 +1,269 @@
+//! Which device runs which layers, in how many rounds around the ring?
+//!
+//! A `plan/1` document. It is immutable: planning again writes a new file. The simulator and the
+//! executor read the same one and make no choice of their own.
+//!
+//! With ring windows `w_1..w_M`, `W = sum w` and `L` layers, round `r` gives device `m` the `w_m` layers
+//! that follow its predecessor's, until the layers run out; the last round may be partial (paper,
+//! Section 3.1 and Eq. 3 with the remainder kept).
+//!
+//! Not here: how a plan is found (`halda`), and in which steps it is carried out ([`crate::schedule`]).
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use hearth_profiles::document::{Document, DocumentError};
+use hearth_profiles::{Bytes, Seconds};
+use serde::{Deserialize, Serialize};
+
+use crate::scenario::{KvFormat, Residency};
+
+/// A layer-to-device assignment with everything a runner needs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Plan {
+    /// `plan/1`.
+    pub schema: String,
+    /// Name and digest of the scenario it was made from.
+    pub scenario: Origin,
+    /// The model it is for.
+    pub model: PlannedModel,
+    /// Who made it, and with which options.
+    pub planner: PlannerRecord,
+    /// Rounds around the ring for one token, a partial last one included.
+    pub rounds: u32,
+    /// Tokens the key-value cache is made for.
+    pub context: u32,
+    /// How keys and values are stored.
+    pub kv_cache: KvFormat,
+    /// The devices in ring order, the head first.
+    pub devices: Vec<PlannedDevice>,
+    /// Devices that got nothing, and why.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dropped: Vec<DroppedDevice>,
+    /// What the planner's latency model expects.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub predicted: Option<Predicted>,
+    /// Why this plan, in sentences.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub explanation: Vec<String>,
+}
+
+/// A document's name and digest.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Origin {
+    /// Its name.
+    pub name: String,
+    /// Digest of its text.
+    pub digest: String,
+}
+
+/// The model a plan is for.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PlannedModel {
+    /// Its name.
+    pub name: String,
+    /// Digest of header, size and samples, if it was planned from a file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<String>,
+    /// Digest of its shape and formats: a plan without a file runs on any model of that shape.
+    pub shape_digest: String,
+    /// Layers L.
+    pub layers: u32,
+}
+
+/// Who made a plan.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PlannerRecord {
+    /// Strategy by name.
+    pub strategy: String,
+    /// Its options, as `name=value`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub options: Vec<String>,
+}
+
+/// What a device does in the ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Embeds, outputs and samples, and computes its window.
+    Head,
+    /// Computes its window.
+    Worker,
+    /// Passes messages on; has no layers.
+    Relay,
+}
+
+/// A device's part.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PlannedDevice {
+    /// Its name in the scenario.
+    pub name: String,
+    /// Where its worker listens; the lab fills it in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+    /// What it does.
+    pub role: Role,
+    /// Layers in one window: w_m.
+    pub window: u32,
+    /// Of these on the GPU, the first ones: n_m.
+    pub gpu_layers: u32,
+    /// Who decides what stays in memory.
+    pub residency: Residency,
+    /// At most this much is read ahead of its turn: `0 B` for nothing, absent for the whole window.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefetch_budget: Option<Bytes>,
+    /// The planner's expectation, term by term, for one token.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub predicted: Option<PredictedTerms>,
+}
+
+/// A device that got nothing.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DroppedDevice {
+    /// Its name.
+    pub name: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// The latency model's terms of one device (paper, Eq. 11).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PredictedTerms {
+    /// Arithmetic.
+    pub compute: Seconds,
+    /// Key-value copies, transfers to and from the GPU, reading weights from memory.
+    pub memory: Seconds,
+    /// Reading weights again from disk.
+    pub disk: Seconds,
+    /// Passing activations on.
+    pub communication: Seconds,
+}
+
+/// What the planner's latency model expects of the plan.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Predicted {
+    /// Time per output token.
+    pub tpot: Seconds,
+}
+
+impl PlannedDevice {
+    /// Whether anything is read ahead of its turn.
+    pub fn prefetches(&self) -> bool {
+        self.prefetch_budget != Some(Bytes::ZERO)
+    }
+}
+
+impl Plan {
+    /// W, the layers of one full round.
+    pub fn ring_layers(&self) -> u32 {
+        self.devices.iter().map(|device| device.window).sum()
+    }
+
+    /// The layers of device `m` in round `r` (both from 0); empty where the layers have run out.
+    pub fn window(&self, device: usize, round: u32) -> Range<u32> {
+        let before: u32 = self.devices[..device].iter().map(|device| device.window).sum();
+        let start = (round * self.ring_layers() + before).min(self.model.layers);
+        start..(start + self.devices[device].window).min(self.model.layers)
+    }
+
+    /// The layers of that window that run on the GPU: the first ones.
+    pub fn gpu_window(&self, device: usize, round: u32) -> Range<u32> {
+        let window = self.window(device, round);
+        window.start..(window.start + self.devices[device].gpu_layers).min(window.end)
+    }
+
+    /// The windows of a device that hold layers, in the order of the rounds.
+    pub fn windows(&self, device: usize) -> Vec<Range<u32>> {
+        (0..self.rounds).map(|round| self.window(device, round)).filter(|window| !window.is_empty()).collect()
+    }
+
+    /// Its digest: that of its text.
+    pub fn digest(&self) -> String {
+        crate::digest::of(&self.to_yaml())
+    }
+
+    /// A device's place in the ring by name.
+    pub fn position(&self, name: &str) -> Option<usize> {
+        self.devices.iter().position(|device| device.name == name)
+    }
+}
+
+impl Document for Plan {
+    const SCHEMA: &'static str = "plan/1";
+
+    fn validate(&self) -> Result<(), DocumentError> {
+        let refuse = |what: String| Err(DocumentError::invalid(what));
+        if self.devices.is_empty() {
+            return refuse("`devices` is empty; a plan needs at least a head".into());
+        }
+        if self.devices.len() > MAX_DEVICES || self.model.layers > MAX_LAYERS {
+            return refuse(format!("a plan holds at most {MAX_DEVICES} devices and {MAX_LAYERS} layers"));
+        }
+        let mut names = BTreeSet::new();
+        for (index, device) in self.devices.iter().enumerate() {
+            let name = &device.name;
+            if name.is_empty() || !names.insert(name) {
+                return refuse(format!("device name `{name}` is empty or used twice"));
+            }
+            if (device.role == Role::Head) != (index == 0) {
+                return refuse(format!(
+                    "devices[{index}] `{name}`: the head is the first device, and only it"
+                ));
+            }
+            if (device.role == Role::Relay) != (device.window == 0) && device.role != Role::Head {
+                return refuse(format!(
+                    "devices[{index}] `{name}`: a relay has window 0 and every worker at least 1"
+                ));
+            }
+            if device.gpu_layers > device.window || device.window > self.model.layers {
+                return refuse(format!(
+                    "devices[{index}] `{name}`: 0 <= gpu_layers <= window <= {} must hold",
+                    self.model.layers
+                ));
+            }
+        }
+        self.validate_cover()
+    }
+}
+
+/// More than any home has; keeps products of counts far from overflow.
+const MAX_DEVICES: usize = 1024;
+/// An order of magnitude above the deepest model.
+const MAX_LAYERS: u32 = 10_000;
+
+impl Plan {
+    fn validate_cover(&self) -> Result<(), DocumentError> {
+        let (layers, ring, rounds) = (self.model.layers, self.ring_layers(), self.rounds);
+        if layers == 0 || ring == 0 {
+            return Err(DocumentError::invalid("the plan assigns no layer: raise some `window`"));
+        }
+        let needed = layers.div_ceil(ring);
+        if rounds != needed {
+            return Err(DocumentError::invalid(format!(
+                "the windows add up to {ring} layers a round, so {rounds} rounds cover {} of the model's \
+                 {layers} layers: set `rounds: {needed}` or change the windows",
+                (u64::from(rounds) * u64::from(ring)).min(u64::from(layers))
+            )));
+        }
+        let idle = (0..self.devices.len())
+            .find(|&index| self.devices[index].window > 0 && self.window(index, 0).is_empty());
+        if let Some(index) = idle {
+            return Err(DocumentError::invalid(format!(
+                "devices[{index}] `{}` gets no layer: the {layers} layers run out before its window",
+                self.devices[index].name
+            )));
+        }
+        if self.context == 0 {
+            return Err(DocumentError::invalid("`context` is 0; it must hold at least the prompt"));
+        }
+        Ok(())
+    }
+}

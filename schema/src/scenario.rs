@@ -1,0 +1,271 @@
+//! What does a person want to know?
+//!
+//! A `scenario/1` document: the devices at hand, the links between them, a model, a context, a
+//! workload and a seed. Everything downstream follows from it.
+//!
+//! Not here: what a device or a model is (`profiles`), and the numbers a reference to one stands for
+//! ([`crate::cluster`]).
+
+use std::collections::BTreeSet;
+
+use hearth_profiles::document::{Document, DocumentError};
+use hearth_profiles::{Bytes, BytesPerSecond, Fraction, Link};
+use serde::{Deserialize, Serialize};
+
+/// A question about a cluster.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scenario {
+    /// `scenario/1`.
+    pub schema: String,
+    /// Short name.
+    pub name: String,
+    /// Every random draw follows from it.
+    pub seed: u64,
+    /// Which model.
+    pub model: ModelRef,
+    /// Tokens the key-value cache is made for.
+    pub context: u32,
+    /// How keys and values are stored.
+    #[serde(default)]
+    pub kv_cache: KvFormat,
+    /// What is asked of it.
+    pub workload: Workload,
+    /// The devices; the first is the head unless another says `head: true`.
+    pub devices: Vec<DeviceEntry>,
+    /// The links.
+    pub links: Links,
+    /// How it is planned, unless the command line says otherwise.
+    #[serde(default)]
+    pub planner: PlannerOptions,
+    /// How each device keeps its weights, unless the plan or the device says otherwise.
+    #[serde(default)]
+    pub residency: ResidencyOptions,
+}
+
+/// A model by shipped name, by document or by file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelRef {
+    /// A shipped model, as `llama-3-70b-q4_k_m`, or the path of a `model/1` document.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<String>,
+    /// The path of a GGUF file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
+}
+
+/// How a key or value is stored.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KvFormat {
+    /// Two bytes an element.
+    #[default]
+    F16,
+    /// Four bytes an element.
+    F32,
+}
+
+impl KvFormat {
+    /// Bytes an element takes.
+    pub fn element_bytes(self) -> u64 {
+        match self {
+            KvFormat::F16 => 2,
+            KvFormat::F32 => 4,
+        }
+    }
+}
+
+/// How many tokens go in and come out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Workload {
+    /// Tokens of the prompt.
+    pub prompt: u32,
+    /// Tokens generated.
+    pub generate: u32,
+}
+
+/// A device in a scenario.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceEntry {
+    /// Its name, unique here.
+    pub name: String,
+    /// A shipped device, as `d3`, the path of a `device/1` document, or `measured`: this machine,
+    /// measured inside the limits below.
+    pub profile: String,
+    /// Where its worker listens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+    /// Whether it is the head: embeds, outputs and samples.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub head: bool,
+    /// What the lab lets it have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<Limits>,
+}
+
+/// What a lab device may use of this machine.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Limits {
+    /// Memory as a share of the weights that the plan gives it, to which the process's own
+    /// 64 MiB are added.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_share: Option<Fraction>,
+    /// Memory outright.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Bytes>,
+    /// Disk reads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_read: Option<BytesPerSecond>,
+    /// Threads it computes with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub threads: Option<u32>,
+}
+
+/// The links of a cluster.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Links {
+    /// Between any two devices not named below.
+    pub default: Link,
+    /// Between two named devices, in both directions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub between: Vec<NamedLink>,
+}
+
+/// A link between two named devices.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NamedLink {
+    /// The two devices.
+    pub devices: [String; 2],
+    /// Its numbers.
+    pub link: Link,
+}
+
+/// How a plan is sought.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PlannerOptions {
+    /// Strategy by name; the command line's default if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub strategy: Option<String>,
+    /// Rounds, where the strategy takes them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rounds: Option<u32>,
+    /// Windows by hand, in ring order.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub windows: Option<Vec<u32>>,
+    /// GPU layers by hand, in ring order.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_layers: Option<Vec<u32>>,
+    /// Whether every device must get a layer.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub keep_all: bool,
+    /// A disk slower than this may never be overloaded; 0.1 GB/s if absent (the public
+    /// implementation's default).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slow_disk: Option<BytesPerSecond>,
+}
+
+/// Who decides what stays in memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Residency {
+    /// The operating system, advised of the next window in chunks it honours.
+    #[default]
+    Os,
+    /// The operating system, with a helper thread that populates the next window within a budget.
+    Windowed,
+}
+
+/// How weights are kept, for every device.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ResidencyOptions {
+    /// Who decides.
+    #[serde(default)]
+    pub policy: Residency,
+    /// Whether the next window is read ahead of its turn.
+    #[serde(default = "yes")]
+    pub prefetch: bool,
+    /// At most this much ahead of its turn; the whole window if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefetch_budget: Option<Bytes>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+impl Default for ResidencyOptions {
+    fn default() -> Self {
+        Self { policy: Residency::Os, prefetch: true, prefetch_budget: None }
+    }
+}
+
+impl ResidencyOptions {
+    /// What a device may read ahead of its turn: zero where nothing is, `None` for a whole window.
+    pub fn budget(&self) -> Option<Bytes> {
+        if self.prefetch { self.prefetch_budget } else { Some(Bytes::ZERO) }
+    }
+}
+
+impl Scenario {
+    /// The index of the head.
+    pub fn head(&self) -> usize {
+        self.devices.iter().position(|device| device.head).unwrap_or(0)
+    }
+}
+
+impl Document for Scenario {
+    const SCHEMA: &'static str = "scenario/1";
+
+    fn validate(&self) -> Result<(), DocumentError> {
+        let refuse = |what: String| Err(DocumentError::invalid(what));
+        if self.devices.is_empty() {
+            return refuse("`devices` is empty; a scenario needs at least one".into());
+        }
+        let mut names = BTreeSet::new();
+        for device in &self.devices {
+            if device.name.is_empty() || !names.insert(device.name.as_str()) {
+                return refuse(format!("device name `{}` is empty or used twice", device.name));
+            }
+            if let Some(limits) = &device.limits
+                && (limits.memory.is_some() && limits.memory_share.is_some())
+            {
+                return refuse(format!(
+                    "device `{}`: give `memory` or `memory_share`, not both",
+                    device.name
+                ));
+            }
+        }
+        if self.devices.iter().filter(|device| device.head).count() > 1 {
+            return refuse("more than one device says `head: true`".into());
+        }
+        for named in &self.links.between {
+            for name in &named.devices {
+                if !names.contains(name.as_str()) {
+                    return refuse(format!("links.between names `{name}`, which is not a device here"));
+                }
+            }
+        }
+        if self.model.profile.is_some() == self.model.file.is_some() {
+            return refuse("`model` needs one of `profile` and `file`".into());
+        }
+        if self.workload.prompt == 0 || self.workload.generate == 0 {
+            return refuse("`workload.prompt` and `workload.generate` must be at least 1".into());
+        }
+        let tokens = u64::from(self.workload.prompt) + u64::from(self.workload.generate);
+        if tokens > u64::from(self.context) {
+            return refuse(format!(
+                "the workload needs {tokens} tokens and `context` is {}: raise one or lower the other",
+                self.context
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,377 @@
+//! In which steps does a device carry out its part of a plan?
+//!
+//! The one expansion of a plan that the simulator and the executor both interpret. They can differ in
+//! how long a step takes, never in what is done, so every gap between a simulated and a real run
+//! points at a resource model. It is a pure reducer per device, `(state, event) -> (state, steps)`, and
+//! needs only what that device can see: its plan, and the messages that reach it.
+//!
+//! One token goes around the ring `rounds` times (paper, Section 3.1 and Fig. 1). In each visit a device
+//! computes its window, sends the activations on, and then reads its next window ahead of its turn
+//! (Fig. 4). In a partial last round the devices without layers are passed by; relays are not. The head
+//! embeds before the first round and outputs after the last.
+//!
+//! Not here: how a step is carried out or how long it takes.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::plan::{Plan, Role};
+use crate::scenario::Workload;
+
+/// The largest batch that enters the ring at once, in tokens. Longer prompts take several passes.
+pub const MAX_PASS_TOKENS: u32 = 512;
+
+/// Some tokens of one sequence on their way through all layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pass {
+    /// Counts the passes of a run, from 0.
+    pub index: u32,
+    /// Position of the first token in its sequence.
+    pub first_position: u32,
+    /// Tokens in the batch, at least 1.
+    pub tokens: u32,
+    /// Whether a token is sampled from the last position's output.
+    pub output: bool,
+}
+
+/// The passes that a workload takes: the prompt in batches, then one pass for each generated token but
+/// the last, which nothing follows.
+pub fn passes(workload: Workload) -> Vec<Pass> {
+    let mut passes = Vec::new();
+    let mut position = 0;
+    while position < workload.prompt {
+        let tokens = (workload.prompt - position).min(MAX_PASS_TOKENS);
+        let output = position + tokens == workload.prompt;
+        passes.push(Pass { index: passes.len() as u32, first_position: position, tokens, output });
+        position += tokens;
+    }
+    for _ in 1..workload.generate {
+        passes.push(Pass { index: passes.len() as u32, first_position: position, tokens: 1, output: true });
+        position += 1;
+    }
+    passes
+}
+
+/// Where layers are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Processor {
+    /// The CPU, from the mapped file.
+    Cpu,
+    /// The GPU, from its own memory.
+    Gpu,
+}
+
+/// Weights that are read as one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Part {
+    /// These layers.
+    Layers(Range<u32>),
+    /// The output norm and head.
+    Output,
+}
+
+/// What a device does next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Step {
+    /// Look the tokens' embedding rows up. Head only.
+    Embed {
+        /// Whose tokens.
+        pass: Pass,
+    },
+    /// Run the activations through layers.
+    Compute {
+        /// Whose activations.
+        pass: Pass,
+        /// In which round.
+        round: u32,
+        /// Which layers.
+        layers: Range<u32>,
+        /// Where.
+        processor: Processor,
+    },
+    /// Turn the last position's activations into logits and sample. Head only.
+    Output {
+        /// Whose activations.
+        pass: Pass,
+    },
+    /// Hand the activations on.
+    Send {
+        /// Whose activations.
+        pass: Pass,
+        /// The round that the receiver takes up; `rounds` when the head is to output.
+        round: u32,
+        /// The receiver's place in the ring.
+        to: usize,
+    },
+    /// Begin to read a part ahead of its turn, while the device goes on.
+    Prefetch {
+        /// What.
+        part: Part,
+        /// After which pass.
+        pass: Pass,
+        /// After which round's window.
+        round: u32,
+    },
+}
+
+/// What happens to a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// Tokens enter the ring. Head only.
+    Begin(Pass),
+    /// Activations arrived.
+    Arrived {
+        /// Whose.
+        pass: Pass,
+        /// The round to take up.
+        round: u32,
+    },
+}
+
+/// Why an event cannot be taken. A device that gets one has a faulty or hostile neighbour.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ScheduleError {
+    /// Only the head begins passes.
+    #[error("`{device}` was told to begin pass {pass}, but only the head begins passes")]
+    NotTheHead {
+        /// Who.
+        device: String,
+        /// Which pass.
+        pass: u32,
+    },
+    /// The round does not follow from what came before.
+    #[error("`{device}` got pass {pass} for round {got}, and expects {expected}")]
+    UnexpectedRound {
+        /// Who.
+        device: String,
+        /// Which pass.
+        pass: u32,
+        /// The round in the message.
+        got: u32,
+        /// What should have come.
+        expected: String,
+    },
+    /// A batch that is empty, too large or past the context.
+    #[error(
+        "pass {pass} has {tokens} tokens from position {first}: it must have 1 to {MAX_PASS_TOKENS}, within the context of {context}"
+    )]
+    BadPass {
+        /// Which pass.
+        pass: u32,
+        /// Its tokens.
+        tokens: u32,
+        /// Its first position.
+        first: u32,
+        /// The plan's context.
+        context: u32,
+    },
+}
+
+/// A device's state: what it has still to expect of each pass under way.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Schedule {
+    plan: Arc<Plan>,
+    device: usize,
+    /// Rounds in which this device is visited, in order.
+    visits: Vec<u32>,
+    /// For each pass under way, the index into `visits` that comes next.
+    under_way: BTreeMap<u32, usize>,
+}
+
+impl Schedule {
+    /// The state of a device before anything has happened. The plan must be valid and have that device.
+    pub fn new(plan: Arc<Plan>, device: usize) -> Self {
+        let visits = (0..plan.rounds).filter(|&round| is_visited(&plan, device, round)).collect();
+        Self { plan, device, visits, under_way: BTreeMap::new() }
+    }
+
+    /// The plan carried out.
+    pub fn plan(&self) -> &Arc<Plan> {
+        &self.plan
+    }
+
+    /// The device's place in the ring.
+    pub fn device(&self) -> usize {
+        self.device
+    }
+
+    /// The places that this device ever sends to.
+    pub fn receivers(&self) -> Vec<usize> {
+        let mut places: Vec<usize> = self.visits.iter().map(|&round| self.hop(round).0).collect();
+        places.sort_unstable();
+        places.dedup();
+        places.retain(|&place| place != self.device);
+        places
+    }
+
+    /// Whether this device has still to see something of a pass.
+    pub fn is_under_way(&self, pass: Pass) -> bool {
+        self.under_way.contains_key(&pass.index)
+    }
+
+    /// Takes an event and tells what to do, in order. On an error nothing has changed.
+    pub fn react(&mut self, event: &Event) -> Result<Vec<Step>, ScheduleError> {
+        let mut steps = Vec::new();
+        match *event {
+            Event::Begin(pass) => {
+                if self.device != 0 {
+                    return Err(ScheduleError::NotTheHead { device: self.name(), pass: pass.index });
+                }
+                self.check(pass)?;
+                if self.under_way.contains_key(&pass.index) {
+                    return Err(self.unexpected(pass, 0));
+                }
+                steps.push(Step::Embed { pass });
+                self.under_way.insert(pass.index, 0);
+                self.visit(pass, 0, &mut steps);
+            }
+            Event::Arrived { pass, round } => {
+                self.check(pass)?;
+                let next = self.under_way.get(&pass.index).copied();
+                let expected = match next {
+                    Some(visit) => self.visits.get(visit).copied().unwrap_or(self.plan.rounds),
+                    None if self.device == 0 => return Err(self.unexpected(pass, round)),
+                    None => self.visits.first().copied().unwrap_or(0),
+                };
+                if round != expected {
+                    return Err(self.unexpected(pass, round));
+                }
+                if round == self.plan.rounds {
+                    self.finish(pass, &mut steps);
+                } else {
+                    self.under_way.entry(pass.index).or_insert(0);
+                    self.visit(pass, round, &mut steps);
+                }
+            }
+        }
+        Ok(steps)
+    }
+
+    /// Computes this round's window and everything that follows without another device's help.
+    fn visit(&mut self, pass: Pass, round: u32, steps: &mut Vec<Step>) {
+        let mut round = round;
+        loop {
+            let (window, gpu) =
+                (self.plan.window(self.device, round), self.plan.gpu_window(self.device, round));
+            for (layers, processor) in
+                [(gpu.clone(), Processor::Gpu), (gpu.end.max(window.start)..window.end, Processor::Cpu)]
+            {
+                if !layers.is_empty() {
+                    steps.push(Step::Compute { pass, round, layers, processor });
+                }
+            }
+            let visit = self.under_way.get_mut(&pass.index).expect("a pass under way");
+            *visit += 1;
+            let last = *visit == self.visits.len();
+            let (to, next_round) = self.hop(round);
+            if to != self.device {
+                steps.push(Step::Send { pass, round: next_round, to });
+                self.prefetch_after(pass, round, steps);
+                if last && self.device != 0 {
+                    self.under_way.remove(&pass.index);
+                }
+                return;
+            }
+            // Nobody else has layers in between: the device goes straight on.
+            self.prefetch_after(pass, round, steps);
+            if next_round == self.plan.rounds {
+                self.finish(pass, steps);
+                return;
+            }
+            round = next_round;
+        }
+    }
+
+    /// The head outputs, and its first window comes next.
+    fn finish(&mut self, pass: Pass, steps: &mut Vec<Step>) {
+        self.under_way.remove(&pass.index);
+        if pass.output {
+            steps.push(Step::Output { pass });
+        }
+        let first = self.plan.windows(self.device).into_iter().next();
+        if let Some(window) = first {
+            self.prefetch(Part::Layers(window), pass, self.plan.rounds, steps);
+        }
+    }
+
+    /// What comes next after the window of a round: the next one, at the end the output head (head) or
+    /// the first window again (worker).
+    fn prefetch_after(&self, pass: Pass, round: u32, steps: &mut Vec<Step>) {
+        let following = (round + 1..self.plan.rounds)
+            .map(|later| self.plan.window(self.device, later))
+            .find(|window| !window.is_empty());
+        let part = match following {
+            Some(window) => Part::Layers(window),
+            None if self.device == 0 => Part::Output,
+            None => match self.plan.windows(self.device).into_iter().next() {
+                Some(window) => Part::Layers(window),
+                None => return,
+            },
+        };
+        self.prefetch(part, pass, round, steps);
+    }
+
+    fn prefetch(&self, part: Part, pass: Pass, round: u32, steps: &mut Vec<Step>) {
+        if !self.plan.devices[self.device].prefetches() {
+            return;
+        }
+        // Layers in GPU memory stay there; only what the CPU computes from the mapped file is read ahead.
+        let gpu_layers = self.plan.devices[self.device].gpu_layers;
+        let part = match part {
+            Part::Layers(window) if window.len() as u32 <= gpu_layers => return,
+            Part::Layers(window) => Part::Layers(window.start + gpu_layers..window.end),
+            Part::Output => Part::Output,
+        };
+        steps.push(Step::Prefetch { part, pass, round });
+    }
+
+    /// Who gets the activations after this device's window of a round, and which round that one takes
+    /// up.
+    fn hop(&self, round: u32) -> (usize, u32) {
+        (self.device + 1..self.plan.devices.len())
+            .find(|&place| is_visited(&self.plan, place, round))
+            .map_or((0, round + 1), |place| (place, round))
+    }
+
+    fn check(&self, pass: Pass) -> Result<(), ScheduleError> {
+        let end = u64::from(pass.first_position) + u64::from(pass.tokens);
+        if pass.tokens == 0 || pass.tokens > MAX_PASS_TOKENS || end > u64::from(self.plan.context) {
+            return Err(ScheduleError::BadPass {
+                pass: pass.index,
+                tokens: pass.tokens,
+                first: pass.first_position,
+                context: self.plan.context,
+            });
+        }
+        Ok(())
+    }
+
+    fn unexpected(&self, pass: Pass, got: u32) -> ScheduleError {
+        let expected = match self.under_way.get(&pass.index) {
+            Some(&visit) => {
+                format!("round {}", self.visits.get(visit).copied().unwrap_or(self.plan.rounds))
+            }
+            None if self.device == 0 => "only passes that it began itself".into(),
+            None => format!("round {} first", self.visits.first().copied().unwrap_or(0)),
+        };
+        ScheduleError::UnexpectedRound { device: self.name(), pass: pass.index, got, expected }
+    }
+
+    fn name(&self) -> String {
+        self.plan.devices[self.device].name.clone()
+    }
+}
+
+/// Whether a device takes part in a round: it has layers there, is the head, or is a relay.
+fn is_visited(plan: &Plan, device: usize, round: u32) -> bool {
+    device == 0 || plan.devices[device].role == Role::Relay || !plan.window(device, round).is_empty()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,187 @@
+//! Are the steps of a plan what the paper's figures and the rules of the ring say?
+
+use hearth_profiles::Bytes;
+use proptest::prelude::*;
+
+use super::*;
+use crate::plan::{Origin, PlannedDevice, PlannedModel, PlannerRecord};
+use crate::scenario::{KvFormat, Residency};
+use hearth_profiles::Document;
+
+/// A valid plan of these windows, without prefetch unless asked for.
+pub(crate) fn plan(layers: u32, windows: &[u32], prefetch: bool) -> Plan {
+    let device = |(index, &window): (usize, &u32)| PlannedDevice {
+        name: format!("d{index}"),
+        address: None,
+        role: match (index, window) {
+            (0, _) => Role::Head,
+            (_, 0) => Role::Relay,
+            _ => Role::Worker,
+        },
+        window,
+        gpu_layers: 0,
+        residency: Residency::Os,
+        prefetch_budget: (!prefetch).then_some(Bytes::ZERO),
+        predicted: None,
+    };
+    Plan {
+        schema: "plan/1".into(),
+        scenario: Origin { name: "test".into(), digest: String::new() },
+        model: PlannedModel { name: "m".into(), digest: None, shape_digest: "shape:0".into(), layers },
+        planner: PlannerRecord { strategy: "manual".into(), options: vec![] },
+        rounds: layers.div_ceil(windows.iter().sum()),
+        context: 1024,
+        kv_cache: KvFormat::F16,
+        devices: windows.iter().enumerate().map(device).collect(),
+        dropped: vec![],
+        predicted: None,
+        explanation: vec![],
+    }
+}
+
+/// Carries one pass around the ring, message by message; returns each device's steps in the order in
+/// which they happen.
+pub(crate) fn run(plan: &Plan, pass: Pass) -> Vec<(usize, Step)> {
+    let shared = Arc::new(plan.clone());
+    let mut ring: Vec<Schedule> =
+        (0..plan.devices.len()).map(|device| Schedule::new(shared.clone(), device)).collect();
+    let mut done = Vec::new();
+    let mut next = Some((0, Event::Begin(pass)));
+    while let Some((device, event)) = next.take() {
+        for step in ring[device].react(&event).expect("a step the schedule itself asked for") {
+            if let Step::Send { pass, round, to } = step {
+                next = Some((to, Event::Arrived { pass, round }));
+            }
+            done.push((device, step));
+        }
+    }
+    assert!(ring.iter().all(|schedule| schedule.under_way.is_empty()), "nothing may be left over");
+    done
+}
+
+const DECODE: Pass = Pass { index: 3, first_position: 9, tokens: 1, output: true };
+
+#[test]
+fn figure_one_visits_six_devices_three_times() {
+    // 36 layers, 6 devices, window 2: W = 12, k = 3.
+    let steps = run(&plan(36, &[2; 6], false), DECODE);
+    let layers: Vec<_> = steps
+        .iter()
+        .filter_map(|(device, step)| match step {
+            Step::Compute { layers, .. } => Some((*device, layers.clone())),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(layers.len(), 18, "18 segments");
+    assert_eq!(layers[0], (0, 0..2));
+    assert_eq!(layers[5], (5, 10..12));
+    assert_eq!(layers[6], (0, 12..14));
+    assert_eq!(layers[17], (5, 34..36));
+    assert_eq!(steps.last().map(|(device, step)| (*device, step)), Some((0, &Step::Output { pass: DECODE })));
+}
+
+#[test]
+fn a_partial_last_round_passes_idle_devices_by() {
+    // 8 layers, windows 2, 2, 1: rounds of 5 and 3 (2 + 1); the third device has nothing in the second.
+    let plan = plan(8, &[2, 2, 1], false);
+    assert_eq!(plan.rounds, 2);
+    assert_eq!(plan.window(1, 1), 7..8);
+    assert!(plan.window(2, 1).is_empty());
+    let sends: Vec<_> = run(&plan, DECODE)
+        .iter()
+        .filter_map(|(device, step)| match step {
+            Step::Send { to, round, .. } => Some((*device, *to, *round)),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(sends, [(0, 1, 0), (1, 2, 0), (2, 0, 1), (0, 1, 1), (1, 0, 2)]);
+}
+
+#[test]
+fn the_next_window_is_read_ahead_of_its_turn() {
+    let steps = run(&plan(8, &[2, 2], true), DECODE);
+    let parts = |of: usize| -> Vec<Part> {
+        steps
+            .iter()
+            .filter_map(|(device, step)| match step {
+                Step::Prefetch { part, .. } if *device == of => Some(part.clone()),
+                _ => None,
+            })
+            .collect()
+    };
+    assert_eq!(parts(0), [Part::Layers(4..6), Part::Output, Part::Layers(0..2)]);
+    assert_eq!(parts(1), [Part::Layers(6..8), Part::Layers(2..4)]);
+}
+
+#[test]
+fn a_device_alone_needs_no_messages() {
+    let steps = run(&plan(8, &[3], false), DECODE);
+    assert!(steps.iter().all(|(_, step)| !matches!(step, Step::Send { .. })));
+    assert_eq!(steps.iter().filter(|(_, step)| matches!(step, Step::Compute { .. })).count(), 3);
+}
+
+#[test]
+fn a_relay_passes_on_and_computes_nothing() {
+    let steps = run(&plan(4, &[1, 0, 1], true), DECODE);
+    assert!(steps.iter().any(|(device, step)| *device == 1 && matches!(step, Step::Send { to: 2, .. })));
+    assert!(
+        !steps.iter().any(
+            |(device, step)| *device == 1 && matches!(step, Step::Compute { .. } | Step::Prefetch { .. })
+        )
+    );
+}
+
+#[test]
+fn a_message_out_of_turn_is_refused_and_changes_nothing() {
+    let mut worker = Schedule::new(Arc::new(plan(8, &[2, 2], false)), 1);
+    let before = worker.clone();
+    let late = worker.react(&Event::Arrived { pass: DECODE, round: 1 });
+    assert!(matches!(late, Err(ScheduleError::UnexpectedRound { got: 1, .. })));
+    assert!(matches!(worker.react(&Event::Begin(DECODE)), Err(ScheduleError::NotTheHead { .. })));
+    let huge = Pass { tokens: u32::MAX, first_position: u32::MAX, ..DECODE };
+    let refused = worker.react(&Event::Arrived { pass: huge, round: 0 });
+    assert!(matches!(refused, Err(ScheduleError::BadPass { .. })));
+    assert_eq!(worker, before);
+}
+
+#[test]
+fn a_workload_is_a_prompt_and_then_single_tokens() {
+    let made = passes(Workload { prompt: 600, generate: 3 });
+    let shape: Vec<_> = made.iter().map(|pass| (pass.first_position, pass.tokens, pass.output)).collect();
+    assert_eq!(shape, [(0, 512, false), (512, 88, true), (600, 1, true), (601, 1, true)]);
+}
+
+proptest! {
+    #[test]
+    fn every_layer_is_computed_once_and_in_order(
+        layers in 1u32..60,
+        windows in proptest::collection::vec(0u32..9, 1..6),
+        prefetch: bool,
+    ) {
+        let ring: u32 = windows.iter().sum();
+        prop_assume!(ring > 0);
+        let plan = plan(layers, &windows, prefetch);
+        prop_assume!(plan.validate().is_ok());
+        let mut next = 0;
+        for (_, step) in run(&plan, DECODE) {
+            if let Step::Compute { layers, .. } = step {
+                prop_assert_eq!(layers.start, next);
+                next = layers.end;
+            }
+        }
+        prop_assert_eq!(next, layers);
+    }
+
+    #[test]
+    fn any_event_is_taken_or_refused(
+        device in 0usize..3,
+        events in proptest::collection::vec((any::<bool>(), 0u32..4, 0u32..5, any::<u32>(), any::<u32>()), 0..30),
+    ) {
+        let mut schedule = Schedule::new(Arc::new(plan(9, &[2, 0, 1], true)), device);
+        for (begin, index, round, tokens, first_position) in events {
+            let pass = Pass { index, first_position, tokens: tokens % 600, output: true };
+            let event = if begin { Event::Begin(pass) } else { Event::Arrived { pass, round } };
+            let _ = schedule.react(&event);
+        }
+    }
+}

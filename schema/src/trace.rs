@@ -1,0 +1,337 @@
+//! What happened, step by step?
+//!
+//! A trace is JSON lines: a header, one line a step or counter, and an end line that tells the outcome.
+//! The simulator and the executor write the same schema; times are integer nanoseconds from the run's
+//! start, on the head's clock (a measured trace of another device is shifted by the offset that its
+//! handshake estimated).
+//!
+//! The lines of one visit of a device are: `receive` (from when it began to wait until the message was
+//! there), `compute` steps, `send` (until the message was handed over). The head's token begins with
+//! `embed` and ends with `output`.
+//!
+//! Not here: what is computed from a trace ([`crate::metrics`]).
+
+use std::io::{BufRead, Write};
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use crate::schedule::Pass;
+
+/// The longest line read, in bytes.
+const MAX_LINE_BYTES: u64 = 1 << 20;
+/// The most lines read: two hours of a fast ring.
+const MAX_LINES: usize = 50_000_000;
+
+/// Where a trace comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Origin {
+    /// The simulator.
+    Simulated,
+    /// The executor.
+    Measured,
+}
+
+/// A device as the trace knows it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TracedDevice {
+    /// Its name in the plan.
+    pub name: String,
+    /// Digest of the profile it was simulated with or measured as.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<String>,
+    /// Memory it has in all, in bytes: memory pressure is a share of it.
+    pub memory_total: u64,
+    /// System and kernel, where measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kernel: Option<String>,
+    /// What the numbers of this device have not been checked against, if anything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unvalidated: Option<String>,
+}
+
+/// The first line.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Header {
+    /// `trace/1`.
+    pub schema: String,
+    /// Simulated or measured.
+    pub origin: Origin,
+    /// Name of the scenario.
+    pub scenario: String,
+    /// Digest of the plan that was run.
+    pub plan: String,
+    /// Name of the model.
+    pub model: String,
+    /// The run's seed.
+    pub seed: u64,
+    /// Version of this program.
+    pub version: String,
+    /// Devices in ring order; `device` in the lines is an index into it.
+    pub devices: Vec<TracedDevice>,
+}
+
+/// What was busy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Resource {
+    /// Processor.
+    Cpu,
+    /// Graphics processor.
+    Gpu,
+    /// Disk, because a computation waited for it.
+    DiskDemand,
+    /// Disk, ahead of the data's turn.
+    DiskPrefetch,
+    /// Sending.
+    Tx,
+    /// Receiving, waiting included.
+    Rx,
+}
+
+/// What was done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// Embedding rows looked up.
+    Embed,
+    /// Layers computed.
+    Compute,
+    /// Logits computed and a token sampled.
+    Output,
+    /// Waiting for activations, until they were there.
+    Receive,
+    /// Activations handed over.
+    Send,
+    /// A part read ahead of its turn.
+    Prefetch,
+    /// Data copied to or from a GPU, or within.
+    Copy,
+}
+
+/// Where the time of a computing step went, in nanoseconds, and what it read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cost {
+    /// Thread CPU time on the critical path.
+    pub cpu: u64,
+    /// Time runnable but not running.
+    pub queue: u64,
+    /// Explicit copies.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub copy: u64,
+    /// Bytes of its weights found in memory.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub resident: u64,
+    /// Bytes of its weights that had to be read.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub faulted: u64,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
+fn is_zero(value: &u64) -> bool {
+    *value == 0
+}
+
+/// One step of one device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Record {
+    /// Place in the ring.
+    pub device: u16,
+    /// What was busy.
+    pub resource: Resource,
+    /// What was done.
+    pub kind: Kind,
+    /// For which pass.
+    pub pass: u32,
+    /// In which round.
+    pub round: u32,
+    /// Which layers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layers: Option<[u32; 2]>,
+    /// Nanoseconds from the run's start.
+    pub start: u64,
+    /// Nanoseconds from the run's start.
+    pub end: u64,
+    /// Bytes moved: weights touched, message sent, data prefetched.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub bytes: u64,
+    /// The other end of a message, or the device whose message set the step off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer: Option<u16>,
+    /// Where the time went, for computing steps.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost: Option<Cost>,
+}
+
+impl Record {
+    /// How long it took, in nanoseconds.
+    pub fn duration(&self) -> u64 {
+        self.end.saturating_sub(self.start)
+    }
+
+    /// The layers, as a range.
+    pub fn layer_range(&self) -> Range<u32> {
+        self.layers.map_or(0..0, |[start, end]| start..end)
+    }
+}
+
+/// What a counter counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Counter {
+    /// Bytes read from disk since the run began.
+    BytesRead,
+    /// Bytes of weights in memory.
+    Resident,
+    /// Bytes that memory pressure cannot take back: key-value cache and buffers.
+    Unreclaimable,
+}
+
+/// A counter's value at a moment.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Reading {
+    /// Place in the ring.
+    pub device: u16,
+    /// Which counter.
+    pub counter: Counter,
+    /// After which pass.
+    pub pass: u32,
+    /// Nanoseconds from the run's start.
+    pub at: u64,
+    /// Its value, in bytes.
+    pub value: u64,
+}
+
+/// How a run ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// It finished.
+    Ok,
+    /// A device ran out of memory.
+    OutOfMemory,
+    /// A device died or was stopped.
+    Killed,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Line {
+    Header(Header),
+    Pass(Pass),
+    Step(Record),
+    Counter(Reading),
+    End(Outcome),
+}
+
+/// A whole trace.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Trace {
+    /// Where it comes from.
+    pub header: Header,
+    /// The passes, in order.
+    pub passes: Vec<Pass>,
+    /// The steps, in order of their starts as far as each device's are.
+    pub records: Vec<Record>,
+    /// The counters.
+    pub readings: Vec<Reading>,
+    /// How it ended.
+    pub outcome: Outcome,
+}
+
+/// Why a trace cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    /// A line is not a line of a trace.
+    #[error("line {line}: {what}")]
+    Line {
+        /// From 1.
+        line: usize,
+        /// What is wrong.
+        what: String,
+    },
+    /// No end line: the writer was stopped.
+    #[error("the trace has no end line: the run that wrote it was stopped; run it again")]
+    Truncated,
+    /// Reading or writing failed.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+}
+
+impl Trace {
+    /// The schema written and read.
+    pub const SCHEMA: &'static str = "trace/1";
+
+    /// Writes it as JSON lines.
+    pub fn write(&self, out: &mut impl Write) -> std::io::Result<()> {
+        let mut line = |line: &Line| {
+            serde_json::to_writer(&mut *out, line)?;
+            out.write_all(b"\n")
+        };
+        line(&Line::Header(self.header.clone()))?;
+        for pass in &self.passes {
+            line(&Line::Pass(*pass))?;
+        }
+        for record in &self.records {
+            line(&Line::Step(record.clone()))?;
+        }
+        for reading in &self.readings {
+            line(&Line::Counter(reading.clone()))?;
+        }
+        line(&Line::End(self.outcome))
+    }
+
+    /// Reads what [`Trace::write`] wrote.
+    pub fn read(input: &mut impl BufRead) -> Result<Trace, TraceError> {
+        let (mut header, mut outcome) = (None, None);
+        let (mut passes, mut records, mut readings) = (Vec::new(), Vec::new(), Vec::new());
+        let mut text = Vec::new();
+        for number in 1..=MAX_LINES {
+            text.clear();
+            let read = std::io::Read::take(&mut *input, MAX_LINE_BYTES).read_until(b'\n', &mut text)?;
+            if read == 0 {
+                break;
+            }
+            let fail = |what: String| TraceError::Line { line: number, what };
+            let line: Line = serde_json::from_slice(&text).map_err(|error| fail(error.to_string()))?;
+            match (line, &header) {
+                (Line::Header(found), None) if found.schema == Self::SCHEMA => header = Some(found),
+                (Line::Header(found), None) => {
+                    return Err(fail(format!("schema `{}` is not `{}`", found.schema, Self::SCHEMA)));
+                }
+                (Line::Header(_), Some(_)) => return Err(fail("a second header".into())),
+                (_, None) => return Err(fail("the first line must be the header".into())),
+                (Line::Pass(pass), _) => passes.push(pass),
+                (Line::Step(record), Some(header)) => {
+                    check(&record, header.devices.len()).map_err(fail)?;
+                    records.push(record);
+                }
+                (Line::Counter(reading), Some(header)) => {
+                    if usize::from(reading.device) >= header.devices.len() {
+                        return Err(fail(format!("device {} is not in the header", reading.device)));
+                    }
+                    readings.push(reading);
+                }
+                (Line::End(found), _) => outcome = Some(found),
+            }
+        }
+        let (Some(header), Some(outcome)) = (header, outcome) else { return Err(TraceError::Truncated) };
+        Ok(Trace { header, passes, records, readings, outcome })
+    }
+}
+
+fn check(record: &Record, devices: usize) -> Result<(), String> {
+    if usize::from(record.device) >= devices {
+        return Err(format!("device {} is not in the header", record.device));
+    }
+    if record.end < record.start {
+        return Err(format!("it ends at {} before it starts at {}", record.end, record.start));
+    }
+    Ok(())
+}
