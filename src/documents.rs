@@ -139,7 +139,8 @@ impl LoadedScenario {
         let name = entry.profile.as_str();
         if name == "measured" {
             let line = progress::line();
-            let options = ProfileOptions { name: entry.name.clone(), quick: true, ..ProfileOptions::default() };
+            let options =
+                ProfileOptions { name: entry.name.clone(), quick: true, ..ProfileOptions::default() };
             return profile(&options, |what| line.set_message(format!("{}: {what}", entry.name)))
                 .map_err(Failure::running);
         }

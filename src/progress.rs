@@ -9,7 +9,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 /// A bar over a number of bytes.
 pub fn bytes(what: &str, total: u64) -> ProgressBar {
-    bar(total, "{msg} [{wide_bar}] {bytes}/{total_bytes} {bytes_per_sec} {eta}").with_message(what.to_string())
+    bar(total, "{msg} [{wide_bar}] {bytes}/{total_bytes} {bytes_per_sec} {eta}")
+        .with_message(what.to_string())
 }
 
 /// A line that says what is being done now.

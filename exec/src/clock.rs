@@ -73,11 +73,11 @@ pub(crate) struct Stretch {
     pub(crate) queue: u64,
 }
 
-/// Cuts one thread's time into stretches. Reading the run queue costs a system call to a file, so it is read
-/// only where wall and CPU time differ by more than this.
+/// Reading the run queue costs a system call to a file, so it is read only where wall and CPU time differ by
+/// more than this. Less is the clocks' own difference, for no page comes from disk so fast, and counts as CPU.
 const WORTH_READING: u64 = 10_000;
 
-/// Belongs to one thread at a time.
+/// Cuts one thread's time into stretches.
 #[derive(Debug)]
 pub(crate) struct Stopwatch {
     run_queue: RunQueue,
@@ -98,12 +98,13 @@ impl Stopwatch {
     pub(crate) fn cut(&mut self) -> Stretch {
         let (wall, cpu) = (wall_nanos(), thread_cpu_nanos());
         let mut stretch = Stretch { wall: wall - self.wall, cpu: cpu.saturating_sub(self.cpu), queue: 0 };
-        stretch.cpu = stretch.cpu.min(stretch.wall);
-        let idle = stretch.wall - stretch.cpu;
+        let idle = stretch.wall.saturating_sub(stretch.cpu);
         if idle > WORTH_READING {
             let queue = self.run_queue.nanos();
             stretch.queue = queue.saturating_sub(self.queue).min(idle);
             self.queue = queue;
+        } else {
+            stretch.cpu = stretch.wall;
         }
         (self.wall, self.cpu) = (wall, cpu);
         stretch

@@ -7,6 +7,7 @@
 pub mod backend;
 pub mod cache;
 pub mod clock;
+pub mod cost;
 pub mod cpu;
 pub mod error;
 pub mod head;
@@ -27,11 +28,12 @@ pub mod weights;
 
 pub use backend::{Backend, CacheOptions};
 pub use cache::CacheFormat;
+pub use cost::ComputeCost;
 pub use cpu::Cpu;
 pub use error::ExecError;
 pub use head::Head;
 pub use oracle::Oracle;
-pub use pool::{ComputeCost, Pool, PoolOptions};
+pub use pool::{Pool, PoolOptions};
 pub use sampler::{Sampler, SamplerOptions};
 pub use stage::Stage;
 pub use tokenizer::{TextStream, Tokenizer};

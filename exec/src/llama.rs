@@ -8,14 +8,14 @@
 //! x = RMSNorm(h);  h += W_down (silu(W_gate x) * W_up x)
 //! ```
 //!
-//! and after the last layer logits = W_output RMSNorm(h). Source: Touvron et al. 2023 and the GGUF
+//! and after the last layer logits = `W_output` RMSNorm(h). Source: Touvron et al. 2023 and the GGUF
 //! specification for the keys. Rotation is NORM style: dimensions 2i and 2i + 1 turn by
-//! position * scale * base^(-2i / d) / factor_i.
+//! `position * scale * base^(-2i / d) / factor_i`.
 //!
 //! Here: the numbers of that pass. The pass itself is written twice, plainly in [`crate::oracle`] and for
 //! speed in [`crate::cpu`].
 
-use hearth_profiles::gguf::Metadata;
+use hearth_profiles::gguf::{GgufError, Metadata};
 use hearth_profiles::model::ModelShape;
 
 use crate::error::ExecError;
@@ -36,11 +36,12 @@ impl Hyperparameters {
     pub(crate) fn read(
         metadata: &Metadata,
         shape: &ModelShape,
-        factors: Option<Vec<f32>>,
+        factors: Option<&[f32]>,
     ) -> Result<Hyperparameters, ExecError> {
         let key = |name: &str| format!("{}.{name}", shape.architecture);
         let epsilon_key = key("attention.layer_norm_rms_epsilon");
-        let epsilon = metadata.get_f32(&epsilon_key)?.unwrap_or(1e-5);
+        let epsilon = metadata.get_f32(&epsilon_key)?;
+        let epsilon = epsilon.ok_or_else(|| GgufError::MissingKey { key: epsilon_key.clone() })?;
         positive(&epsilon_key, epsilon)?;
         let base_key = key("rope.freq_base");
         let base = metadata.get_f32(&base_key)?.unwrap_or(10_000.0);
@@ -54,7 +55,7 @@ impl Hyperparameters {
         let scale = rope_scale(metadata, &key)?;
         let pairs = dimensions / 2;
         let factor = |pair: u32| {
-            factors.as_ref().and_then(|all| all.get(pair as usize)).map_or(1.0, |&factor| f64::from(factor))
+            factors.and_then(|all| all.get(pair as usize)).map_or(1.0, |&factor| f64::from(factor))
         };
         // libm's functions are the same code on every platform; the system's are not.
         let frequency = |pair: u32| {

@@ -41,6 +41,7 @@ fn device(name: &str, os: Os, gib: u64, gpu: Option<Gpu>) -> Member {
             attention: None,
             layer_overhead: None,
             window_overhead: None,
+            token_overhead: None,
             kv_copy: transfer(1e-6, 10e9),
             compute_buffer: assumed(Bytes::mib(100)),
         },

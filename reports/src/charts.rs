@@ -79,7 +79,7 @@ fn axis(drawing: &mut Drawing, most: f64, top: f64, unit: &str) {
         drawing.line("grid", (x, top), (x, top + 5.0));
         let unit = if index == last { format!(" {unit}") } else { String::new() };
         let anchor = if index == 0 { Anchor::Start } else { Anchor::Middle };
-        let text = format!("{}{unit}", Fixed::new(tick, digits).text());
+        let text = format!("{}{unit}", rounding::tick(tick, digits));
         drawing.text("tick", (x, 0.0), top + 17.0, anchor, &text);
     }
     drawing.reach(top + 22.0);
@@ -107,7 +107,7 @@ pub fn devices(run: &Run, most: f64) -> Option<Drawing> {
         }
         top += BAR_STEP;
     }
-    axis(&mut drawing, most, top, "ms a token");
+    axis(&mut drawing, most, top, "ms");
     Some(drawing)
 }
 
@@ -138,11 +138,11 @@ pub fn every_token(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
     let (ticks, _) = svg::ticks(count as f64, 5);
     for tick in ticks.into_iter().filter(|tick| *tick >= 1.0 && tick.fract() == 0.0) {
         let x = (tick - 1.0) / (count - 1) as f64;
-        let text = Fixed::new(tick, 0).text();
-        drawing.text("tick", (x, 0.0), PLOT_TOP + PLOT_HEIGHT + 16.0, Anchor::Middle, &text);
+        let text = rounding::tick(tick, 0);
+        drawing.text("tick", (x, 0.0), PLOT_TOP + PLOT_HEIGHT + 20.0, Anchor::Middle, &text);
     }
-    drawing.label("tick", 0.0, PLOT_TOP + PLOT_HEIGHT + 16.0, "token");
-    drawing.reach(PLOT_TOP + PLOT_HEIGHT + 22.0);
+    drawing.label("tick", 0.0, PLOT_TOP + PLOT_HEIGHT + 20.0, "token");
+    drawing.reach(PLOT_TOP + PLOT_HEIGHT + 25.0);
     Some(drawing)
 }
 
@@ -153,9 +153,14 @@ pub fn spread(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
         times.sort_unstable_by(f64::total_cmp);
     }
     let most = times.iter().flatten().copied().fold(0.0, f64::max);
+    let least = times.iter().flatten().copied().fold(most, f64::min);
     if most <= 0.0 || times.iter().all(|times| times.len() < 2) {
         return None;
     }
+    // Room on both sides, and a width even if all tokens took the same time.
+    let margin = (0.1 * (most - least)).max(0.01 * most);
+    let (from, width) = ((least - margin).max(0.0), most + margin - (least - margin).max(0.0));
+    let across = |time: f64| (time - from) / width;
     let mut drawing = Drawing::new("spread", "Share of the tokens done within a time", GUTTER);
     for share in [0.0, 0.5, 0.95] {
         let y = PLOT_TOP + PLOT_HEIGHT * (1.0 - share);
@@ -164,17 +169,25 @@ pub fn spread(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
         drawing.label("tick", 0.0, y + 4.0, &text);
     }
     for (index, times) in times.iter().enumerate().filter(|(_, times)| times.len() > 1) {
-        let mut points = vec![(times[0] / most, 0.0)];
-        for step in 1..=times.len().min(MOST_POINTS) {
-            let share = step as f64 / times.len().min(MOST_POINTS) as f64;
+        let mut points = vec![(0.0, 0.0), (across(times[0]), 0.0)];
+        let steps = times.len().min(MOST_POINTS);
+        for step in 1..=steps {
+            let share = step as f64 / steps as f64;
             let rank = ((share * times.len() as f64).ceil() as usize).clamp(1, times.len());
             let before = points[points.len() - 1].1;
-            points.push((times[rank - 1] / most, before));
-            points.push((times[rank - 1] / most, share));
+            points.push((across(times[rank - 1]), before));
+            points.push((across(times[rank - 1]), share));
         }
+        points.push((1.0, 1.0));
         curve(&mut drawing, index, &points, runs);
     }
-    axis(&mut drawing, most, PLOT_TOP + PLOT_HEIGHT, "ms");
+    let y = PLOT_TOP + PLOT_HEIGHT + 17.0;
+    let (ticks, digits) = svg::ticks_between(from, from + width, 5);
+    for tick in ticks {
+        drawing.text("tick", (across(tick), 0.0), y, Anchor::Middle, &rounding::tick(tick, digits));
+    }
+    drawing.label("tick", 0.0, y, "ms");
+    drawing.reach(y + 5.0);
     Some(drawing)
 }
 
@@ -211,7 +224,7 @@ fn plot(drawing: &mut Drawing, most: f64, unit: &str) -> f64 {
         let y = PLOT_TOP + PLOT_HEIGHT * (1.0 - tick / top);
         drawing.line("grid", (0.0, y), (1.0, y));
         let unit = if index == last { format!(" {unit}") } else { String::new() };
-        drawing.label("tick", 0.0, y + 4.0, &format!("{}{unit}", Fixed::new(tick, digits).text()));
+        drawing.label("tick", 0.0, y + 4.0, &format!("{}{unit}", rounding::tick(tick, digits)));
     }
     top
 }

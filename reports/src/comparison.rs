@@ -7,7 +7,7 @@
 //! With more than two traces each run finds a partner: the first run of the other origin with the same
 //! plan. Runs without a partner stand alone, and a note says why.
 //!
-//! Not here: how numbers are rounded ([`crate::rounding`]) and laid out ([`crate::tables`]).
+//! Not here: how numbers are rounded (`rounding`) and laid out (`tables`).
 
 use std::collections::BTreeSet;
 
@@ -119,7 +119,7 @@ pub struct Comparison {
 
 impl Run {
     /// A trace's numbers under a label.
-    pub fn new(label: String, trace: &Trace) -> Self {
+    pub(crate) fn new(label: String, trace: &Trace) -> Self {
         let mut metrics = metrics::compute(trace);
         for device in &mut metrics.devices {
             device.name = escape::name(&device.name);
@@ -180,8 +180,8 @@ impl Run {
 }
 
 impl Comparison {
-    /// The numbers of the traces and the pairs among them.
-    pub fn new(traces: &[Trace]) -> Self {
+    /// The numbers of the traces, which must have been checked, and the pairs among them.
+    pub(crate) fn new(traces: &[Trace]) -> Self {
         let runs: Vec<Run> =
             labels(traces).into_iter().zip(traces).map(|(label, trace)| Run::new(label, trace)).collect();
         let pairs: Vec<Pair> = partners(traces)
@@ -323,7 +323,7 @@ fn notes(traces: &[Trace], runs: &[Run], pairs: &[Pair]) -> Vec<String> {
             Outcome::Killed => Some("a device died or was stopped"),
         };
         if let Some(ended) = ended {
-            notes.push(format!("{} did not finish: {ended}, after {}.", run.heading(), spell(run.tokens)));
+            notes.push(format!("{} did not finish: {ended}. It has {}.", run.heading(), spell(run.tokens)));
         } else if run.tokens == 0 {
             notes.push(format!(
                 "{} has no token after the first, so it has no time per token.",

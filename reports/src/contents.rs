@@ -144,7 +144,7 @@ fn provenance(runs: &[(&Run, &Trace)]) -> Section {
     let rows = vec![
         row("Scenario", &|run, _| Text::default().name(&run.scenario)),
         row("Model", &|run, _| Text::default().name(&run.model)),
-        row("Plan", &|run, _| Text::default().name(&run.plan)),
+        row("Plan", &|run, _| Text::default().code(&run.plan)),
         row("Seed", &|run, _| Text::from(run.metrics.seed.to_string())),
         row("Version", &|_, trace| Text::default().name(escape::name(&trace.header.version))),
         row("Outcome", &|run, _| Text::from(outcome(run))),
@@ -174,6 +174,10 @@ fn device_origins(run: &Run, trace: &Trace) -> Table {
         Some(value) => Text::default().name(escape::phrase(value)),
         None => Text::from(otherwise.to_owned()),
     };
+    let digest = |value: &Option<String>, otherwise: &str| match value {
+        Some(value) => Text::default().code(escape::name(value)),
+        None => Text::from(otherwise.to_owned()),
+    };
     let rows = trace
         .header
         .devices
@@ -181,7 +185,7 @@ fn device_origins(run: &Run, trace: &Trace) -> Table {
         .map(|device| {
             let cells = vec![
                 Text::default().name(escape::name(&device.name)),
-                given(&device.profile, "not recorded"),
+                digest(&device.profile, "not recorded"),
                 given(&device.kernel, "not recorded"),
                 given(&device.unvalidated, "\u{2013}"),
             ];
@@ -204,12 +208,12 @@ fn rebuild(runs: &[(&Run, &Trace)]) -> Text {
         if runs.len() == 1 { "trace" } else { "traces" },
         env!("CARGO_PKG_VERSION")
     ))
-    .name(format!("hearth report {} -o report/", files.join(" ")))
+    .code(format!("hearth report {} -o report/", files.join(" ")))
     .words(". ");
     if let Some((run, _)) = runs.iter().find(|(run, _)| run.origin == Origin::Simulated) {
         text = text
             .words("A simulated trace can be made again from its scenario and plan: ")
-            .name(format!(
+            .code(format!(
                 "hearth simulate SCENARIO --plan PLAN --seed {} --trace {}.trace",
                 run.metrics.seed, run.label
             ))

@@ -13,8 +13,10 @@ use crate::svg::Drawing;
 pub enum Span {
     /// This program's words.
     Words(String),
-    /// A name or digest from a trace.
+    /// A name from a trace.
     Name(String),
+    /// A digest or a command line, to be copied.
+    Code(String),
 }
 
 /// A sentence or paragraph.
@@ -34,6 +36,12 @@ impl Text {
         self
     }
 
+    /// Appends a digest or a command line.
+    pub fn code(mut self, code: impl Into<String>) -> Self {
+        self.0.push(Span::Code(code.into()));
+        self
+    }
+
     /// Appends another text.
     pub fn then(mut self, mut other: Text) -> Self {
         self.0.append(&mut other.0);
@@ -45,7 +53,7 @@ impl Text {
         self.0
             .iter()
             .map(|span| match span {
-                Span::Words(text) | Span::Name(text) => text.as_str(),
+                Span::Words(text) | Span::Name(text) | Span::Code(text) => text.as_str(),
             })
             .collect()
     }

@@ -68,6 +68,18 @@ pub fn markdown(text: &str) -> String {
     out
 }
 
+/// The text set as code in Markdown, unless it would end the code early.
+pub fn markdown_code(text: &str) -> String {
+    if text.contains(['`', '|', '\\', '<', '&'])
+        || text.chars().any(|c| shown(c) != c)
+        || text.trim().is_empty()
+    {
+        markdown(text)
+    } else {
+        format!("`{text}`")
+    }
+}
+
 /// The text as one field of a CSV file. Spreadsheets run fields that begin like a formula, so those get
 /// an apostrophe in front.
 pub fn csv(text: &str) -> String {

@@ -30,6 +30,17 @@ const MERGE_SHARE: f64 = 0.0005;
 /// More arrows than this would be a grey blur.
 const MOST_ARROWS: usize = 4000;
 
+/// The order of the legend.
+const LEGEND: [Activity; 7] = [
+    Activity::Cpu,
+    Activity::Gpu,
+    Activity::Copy,
+    Activity::Queue,
+    Activity::Demand,
+    Activity::Hidden,
+    Activity::Beside,
+];
+
 /// The picture of one token. `span` is the time that the whole width stands for, in nanoseconds.
 pub fn draw(run: &Run, trace: &Trace, token: Token, span: u64) -> Drawing {
     let title = format!("{}: one token, {}", run.heading(), rounding::milliseconds(millis(token.duration())));
@@ -96,8 +107,11 @@ fn axis(drawing: &mut Drawing, span: u64, bottom: f64) {
     let (ticks, digits) = svg::ticks(most, 6);
     for tick in ticks {
         let x = if most > 0.0 { tick / most } else { 0.0 };
-        drawing.line("grid", (x, 2.0), (x, bottom));
-        let text = rounding::Fixed::new(tick, digits).text();
+        // No line behind the names, which reach over the gutter's edge.
+        if tick > 0.0 {
+            drawing.line("grid", (x, 2.0), (x, bottom));
+        }
+        let text = rounding::tick(tick, digits);
         drawing.text("tick", (x, 0.0), bottom + 14.0, Anchor::Middle, &text);
     }
     drawing.label("tick", 0.0, bottom + 14.0, "ms");
@@ -105,6 +119,10 @@ fn axis(drawing: &mut Drawing, span: u64, bottom: f64) {
 }
 
 fn fill(drawing: &mut Drawing, rows: &[Row], blocks: &[Block], trace: &Trace, token: Token, span: u64) {
+    for activity in LEGEND.into_iter().filter(|shown| blocks.iter().any(|block| block.activity == *shown)) {
+        let (class, meaning) = look(activity);
+        drawing.explain(class, meaning);
+    }
     let near = (span as f64 * MERGE_SHARE) as u64;
     let mut index = 0;
     while index < blocks.len() {
@@ -124,7 +142,6 @@ fn fill(drawing: &mut Drawing, rows: &[Row], blocks: &[Block], trace: &Trace, to
             continue;
         };
         let (class, meaning) = look(first.activity);
-        drawing.explain(class, meaning);
         let hover = if count == 1 {
             hover(&trace.records[first.record], meaning, first.end - first.start)
         } else {
@@ -163,14 +180,10 @@ fn look(activity: Activity) -> (&'static str, &'static str) {
 }
 
 fn arrows(drawing: &mut Drawing, rows: &[Row], trace: &Trace, token: Token, span: u64) {
-    let records: Vec<Record> = trace
-        .records
-        .iter()
-        .filter(|record| matches!(record.kind, Kind::Send | Kind::Receive) && record.pass == token.pass)
-        .cloned()
-        .collect();
-    let middle = |device: u16| {
-        let row = rows.iter().find(|row| row.device == device && row.lane == Lane::Cpu);
+    let records: Vec<Record> =
+        trace.records.iter().filter(|record| record.pass == token.pass).cloned().collect();
+    let middle = |device: u16, lane: Lane| {
+        let row = rows.iter().find(|row| (row.device, row.lane) == (device, lane));
         row.map(|row| row.top + LANE_HEIGHT / 2.0)
     };
     for message in messages::among(&records).into_iter().take(MOST_ARROWS) {
@@ -179,7 +192,18 @@ fn arrows(drawing: &mut Drawing, rows: &[Row], trace: &Trace, token: Token, span
         if !inside(sent.start) || !inside(received.end) {
             continue;
         }
-        let (Some(from), Some(to)) = (middle(sent.device), middle(received.device)) else { continue };
+        // From the row that worked last to the one that works next.
+        let work =
+            |device: u16| records.iter().filter(move |step| step.device == device && blocks::is_work(step));
+        let before = work(sent.device).filter(|step| step.end <= sent.start).max_by_key(|step| step.end);
+        let after =
+            work(received.device).filter(|step| step.start >= received.end).min_by_key(|step| step.start);
+        let lane = |step: Option<&Record>| match step {
+            Some(step) if step.resource == Resource::Gpu => Lane::Gpu,
+            _ => Lane::Cpu,
+        };
+        let ends = (middle(sent.device, lane(before)), middle(received.device, lane(after)));
+        let (Some(from), Some(to)) = ends else { continue };
         drawing.explain("message", "message");
         let tail = (share(sent.start, token, span), from);
         drawing.arrow("message", tail, (share(received.end, token, span), to));

@@ -67,6 +67,7 @@ fn text(text: &Text) -> String {
         .map(|span| match span {
             Span::Words(words) => escape::markdown(words),
             Span::Name(name) => escape::markdown(name),
+            Span::Code(code) => escape::markdown_code(code),
         })
         .collect()
 }

@@ -76,7 +76,7 @@ fn print(out: &mut String, table: &Table) {
     let class = if table.wordy { "wordy" } else { "numbers" };
     let _ = write!(
         out,
-        "<div class=\"scroll\"><table class=\"{class}\">\n<caption>{}</caption>\n<thead><tr>",
+        "<p class=\"caption\">{}</p>\n<div class=\"scroll\"><table class=\"{class}\">\n<thead><tr>",
         text(&table.caption)
     );
     for head in &table.head {
@@ -104,8 +104,33 @@ fn text(text: &Text) -> String {
     text.0
         .iter()
         .map(|span| match span {
-            Span::Words(words) => markup(words),
+            Span::Words(words) => keep_units(&markup(words)),
             Span::Name(name) => format!("<b>{}</b>", markup(name)),
+            Span::Code(code) => format!("<code>{}</code>", markup(code)),
         })
         .collect()
+}
+
+/// Puts a space that does not break between a number and its unit.
+fn keep_units(words: &str) -> String {
+    const UNITS: [&str; 7] = ["ms", "%", "B", "KiB", "MiB", "GiB", "TiB"];
+    let mut out = String::with_capacity(words.len());
+    for (index, word) in words.split(' ').enumerate() {
+        if index > 0 {
+            let unit = word.trim_end_matches([',', '.', ';', ')', ':']);
+            let number = out.ends_with(|c: char| c.is_ascii_digit());
+            out.push_str(if number && UNITS.contains(&unit) { "&#160;" } else { " " });
+        }
+        out.push_str(word);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_unit_stays_with_its_number() {
+        assert_eq!(super::keep_units("takes 60.9 ms (9.1 %), or"), "takes 60.9&#160;ms (9.1&#160;%), or");
+        assert_eq!(super::keep_units(" 2 devices a ms "), " 2 devices a ms ");
+    }
 }

@@ -7,13 +7,17 @@
 //! processes on and prefixes their names.
 //!
 //! The part of a computing step that waited for the disk is drawn a second time, under "disk demand";
-//! it lies between the step's pages and is put at the step's start.
+//! it lies between the step's pages and is put at the step's start. Viewers drop events of one thread
+//! that overlap without one holding the other, so steps that run side by side on one resource get
+//! threads of their own ("disk prefetch 2").
+
+use std::collections::BTreeMap;
 
 use hearth_schema::Trace;
 use hearth_schema::trace::{Counter, Kind, Origin, Record, Resource};
 use serde::Serialize;
 
-use crate::blocks::{self, Activity};
+use crate::blocks;
 use crate::messages;
 
 /// Threads of a device, in the order of their numbers, from 1.
@@ -62,10 +66,24 @@ struct Event<'e> {
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Args<'e> {
-    Name { name: &'e str },
-    Order { sort_index: usize },
-    Step { pass: u32, round: u32, layers: Option<[u32; 2]>, bytes: u64, cost_us: Option<CostMicros> },
-    Value { bytes: u64 },
+    Name {
+        name: &'e str,
+    },
+    Order {
+        sort_index: usize,
+    },
+    Step {
+        pass: u32,
+        round: u32,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        layers: Option<[u32; 2]>,
+        bytes: u64,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        cost_us: Option<CostMicros>,
+    },
+    Value {
+        bytes: u64,
+    },
 }
 
 #[derive(Serialize)]
@@ -116,10 +134,12 @@ fn write(traces: &[(Option<&str>, &Trace)]) -> Vec<u8> {
     let mut events = Events { out: b"{\"traceEvents\":[\n".to_vec(), any: false, flows: 0 };
     let mut base = 1;
     for (prefix, trace) in traces {
+        let slices = slices(trace);
         devices(&mut events, *prefix, trace, base);
-        steps(&mut events, trace, base);
+        threads(&mut events, &slices, base);
+        steps(&mut events, trace, &slices, base);
         counters(&mut events, trace, base);
-        flows(&mut events, trace, base);
+        flows(&mut events, trace, &slices, base);
         base += trace.header.devices.len();
     }
     let mut out = events.out;
@@ -153,19 +173,95 @@ fn devices(events: &mut Events, prefix: Option<&str>, trace: &Trace, base: usize
         });
         let order = Args::Order { sort_index: pid };
         events.push(&Event { args: Some(order), ..Event::new("process_sort_index", "M", pid, 0) });
-        for (number, (_, name)) in THREADS.iter().enumerate() {
-            let tid = number + 1;
-            events
-                .push(&Event { args: Some(Args::Name { name }), ..Event::new("thread_name", "M", pid, tid) });
-            let order = Args::Order { sort_index: tid };
-            events.push(&Event { args: Some(order), ..Event::new("thread_sort_index", "M", pid, tid) });
-        }
     }
 }
 
-fn steps(events: &mut Events, trace: &Trace, base: usize) {
-    for record in &trace.records {
+/// A stretch on a thread.
+struct Slice {
+    record: usize,
+    /// The disk's part of a computing step, not the step.
+    demand: bool,
+    device: u16,
+    /// Index into [`THREADS`].
+    resource: usize,
+    start: u64,
+    end: u64,
+    /// Counts the threads of the same resource, from 0.
+    side: usize,
+}
+
+impl Slice {
+    fn thread(&self) -> usize {
+        1 + self.resource + THREADS.len() * self.side
+    }
+}
+
+/// All stretches in order of their starts, each on the first thread of its resource that is free.
+fn slices(trace: &Trace) -> Vec<Slice> {
+    let mut slices = Vec::new();
+    for (index, record) in trace.records.iter().enumerate() {
+        let mut push = |resource: Resource, demand, start, end| {
+            let resource = THREADS.iter().position(|(known, _)| *known == resource).unwrap_or(0);
+            slices.push(Slice {
+                record: index,
+                demand,
+                device: record.device,
+                resource,
+                start,
+                end,
+                side: 0,
+            });
+        };
+        push(record.resource, false, record.start, record.end);
+        if record.resource == Resource::Cpu && blocks::is_work(record) {
+            let [(_, queue), (_, demand), ..] = blocks::parts(record);
+            if demand > 0 {
+                push(Resource::DiskDemand, true, record.start + queue, record.start + queue + demand);
+            }
+        }
+    }
+    slices.sort_by_key(|slice| (slice.start, slice.end, slice.record));
+    let mut free: BTreeMap<(u16, usize), Vec<u64>> = BTreeMap::new();
+    for slice in &mut slices {
+        let sides = free.entry((slice.device, slice.resource)).or_default();
+        slice.side = sides.iter().position(|&until| until <= slice.start).unwrap_or(sides.len());
+        if slice.side == sides.len() {
+            sides.push(0);
+        }
+        sides[slice.side] = slice.end;
+    }
+    slices
+}
+
+/// Names for the threads that are used.
+fn threads(events: &mut Events, slices: &[Slice], base: usize) {
+    let used: BTreeMap<(u16, usize), &Slice> =
+        slices.iter().map(|slice| ((slice.device, slice.thread()), slice)).collect();
+    for ((device, tid), slice) in used {
+        let (pid, (_, name)) = (base + usize::from(device), THREADS[slice.resource]);
+        let name = match slice.side {
+            0 => name.to_owned(),
+            side => format!("{name} {}", side + 1),
+        };
+        events.push(&Event {
+            args: Some(Args::Name { name: &name }),
+            ..Event::new("thread_name", "M", pid, tid)
+        });
+        let order = Args::Order { sort_index: 1000 * slice.resource + slice.side };
+        events.push(&Event { args: Some(order), ..Event::new("thread_sort_index", "M", pid, tid) });
+    }
+}
+
+fn steps(events: &mut Events, trace: &Trace, slices: &[Slice], base: usize) {
+    for slice in slices {
+        let record = &trace.records[slice.record];
         let pid = base + usize::from(record.device);
+        let (ts, dur) = (Some(micros(slice.start)), Some(micros(slice.end.saturating_sub(slice.start))));
+        if slice.demand {
+            let event = Event::new("wait for the disk", "X", pid, slice.thread());
+            events.push(&Event { cat: Some("disk"), ts, dur, ..event });
+            continue;
+        }
         let cost_us = record.cost.map(|_| {
             let [queue, disk, copy, cpu] = blocks::parts(record).map(|(_, nanos)| micros(nanos));
             CostMicros { cpu, queue, copy, disk }
@@ -178,24 +274,8 @@ fn steps(events: &mut Events, trace: &Trace, base: usize) {
             cost_us,
         };
         let name = title(record);
-        events.push(&Event {
-            cat: Some(category(record.kind)),
-            ts: Some(micros(record.start)),
-            dur: Some(micros(record.duration())),
-            args: Some(args),
-            ..Event::new(&name, "X", pid, thread(record.resource))
-        });
-        if record.resource == Resource::Cpu && blocks::is_work(record) {
-            let [(_, queue), (kind, demand), ..] = blocks::parts(record);
-            if kind == Activity::Demand && demand > 0 {
-                events.push(&Event {
-                    cat: Some("disk"),
-                    ts: Some(micros(record.start + queue)),
-                    dur: Some(micros(demand)),
-                    ..Event::new("wait for the disk", "X", pid, thread(Resource::DiskDemand))
-                });
-            }
-        }
+        let event = Event::new(&name, "X", pid, slice.thread());
+        events.push(&Event { cat: Some(category(record.kind)), ts, dur, args: Some(args), ..event });
     }
 }
 
@@ -214,7 +294,10 @@ fn counters(events: &mut Events, trace: &Trace, base: usize) {
     }
 }
 
-fn flows(events: &mut Events, trace: &Trace, base: usize) {
+fn flows(events: &mut Events, trace: &Trace, slices: &[Slice], base: usize) {
+    let steps = slices.iter().filter(|slice| !slice.demand);
+    let places: BTreeMap<usize, usize> = steps.map(|slice| (slice.record, slice.thread())).collect();
+    let place = |record: usize| places.get(&record).copied().unwrap_or(0);
     for message in messages::among(&trace.records) {
         let (sent, received) = (&trace.records[message.sent], &trace.records[message.received]);
         events.flows += 1;
@@ -222,24 +305,11 @@ fn flows(events: &mut Events, trace: &Trace, base: usize) {
         // A slice holds its start but not its end: the arrow lands a nanosecond before it.
         let landing = received.end.saturating_sub(1).max(received.start);
         let (cat, id) = (Some("ring"), Some(events.flows));
-        events.push(&Event {
-            cat,
-            id,
-            ts: Some(micros(sent.start)),
-            ..Event::new("activations", "s", from, thread(Resource::Tx))
-        });
-        events.push(&Event {
-            cat,
-            id,
-            ts: Some(micros(landing)),
-            bp: Some("e"),
-            ..Event::new("activations", "f", to, thread(Resource::Rx))
-        });
+        let start = Event::new("activations", "s", from, place(message.sent));
+        events.push(&Event { cat, id, ts: Some(micros(sent.start)), ..start });
+        let finish = Event::new("activations", "f", to, place(message.received));
+        events.push(&Event { cat, id, ts: Some(micros(landing)), bp: Some("e"), ..finish });
     }
-}
-
-fn thread(resource: Resource) -> usize {
-    THREADS.iter().position(|(known, _)| *known == resource).map_or(0, |index| index + 1)
 }
 
 fn category(kind: Kind) -> &'static str {

@@ -58,22 +58,16 @@ pub fn column(parts: &[f64], total: f64, digits: u32) -> Vec<Fixed> {
     let exact: Vec<f64> = parts.iter().map(|&part| scaled(part, digits)).collect();
     let mut units: Vec<i64> = exact.iter().map(|part| part.floor() as i64).collect();
     let target = Fixed::new(total, digits).units;
-    let mut missing = units.iter().fold(target, |left, &unit| left.saturating_sub(unit));
-    let mut order: Vec<usize> = (0..parts.len()).collect();
+    let missing = units.iter().fold(target, |left, &unit| left.saturating_sub(unit));
+    // Floating-point noise can leave a unit too many, or several between huge terms of opposite sign:
+    // every part then takes an equal share, and the rest goes by the remainders as ever.
+    let count = parts.len().max(1) as i64;
+    let (each, rest) = (missing.div_euclid(count), missing.rem_euclid(count) as usize);
     let lost = |index: usize| exact[index] - exact[index].floor();
+    let mut order: Vec<usize> = (0..parts.len()).collect();
     order.sort_by(|&a, &b| lost(b).total_cmp(&lost(a)));
-    // Floating-point noise can leave a unit too many; it is taken from the part that lost least.
-    for &index in &order {
-        if missing > 0 {
-            units[index] += 1;
-            missing -= 1;
-        }
-    }
-    for &index in order.iter().rev() {
-        if missing < 0 {
-            units[index] -= 1;
-            missing += 1;
-        }
+    for (place, index) in order.into_iter().enumerate() {
+        units[index] = units[index].saturating_add(each + i64::from(place < rest));
     }
     units.into_iter().map(|units| Fixed { units, digits }).collect()
 }
@@ -96,6 +90,11 @@ pub fn milliseconds(value: f64) -> String {
 /// A share in percent.
 pub fn percent(share: f64) -> String {
     format!("{} %", Fixed::new(share * 100.0, 1).text())
+}
+
+/// A round value of an axis.
+pub fn tick(value: f64, digits: u32) -> String {
+    if value == 0.0 { "0".into() } else { Fixed::new(value, digits).text() }
 }
 
 /// An amount of bytes in the unit that suits it.
@@ -131,8 +130,11 @@ mod tests {
 
     #[test]
     fn negative_parts_add_up_too() {
-        let parts = column(&[10.06, -0.03, 0.02], 10.05, 1);
-        assert_eq!(parts.iter().map(|part| part.units).sum::<i64>(), 101);
+        for total in [10.05, 9.0, 12.34] {
+            let parts = column(&[10.06, -0.03, 0.02], total, 1);
+            assert_eq!(parts.iter().map(|part| part.units).sum::<i64>(), Fixed::new(total, 1).units);
+        }
+        assert_eq!(column(&[], 1.0, 1), []);
         assert_eq!(Fixed::new(-0.04, 1).text(), "0.0");
         assert_eq!(Fixed::new(-1.25, 2).text(), "\u{2212}1.25");
         assert_eq!(Fixed::new(-1.25, 2).plain(), "-1.25");

@@ -22,13 +22,13 @@ const MOST_NAMED: usize = 6;
 pub fn of(comparison: &Comparison) -> Text {
     let run = &comparison.runs[comparison.leading()];
     let mut text = setting(run).then(speed(run));
+    for pair in &comparison.pairs {
+        text = text.then(prediction(comparison, pair));
+    }
     if run.metrics.tpot_ms.is_some() {
         text = text.then(where_it_goes(run)).then(bottleneck(run));
     }
     text = text.then(memory(run));
-    for pair in &comparison.pairs {
-        text = text.then(prediction(comparison, pair));
-    }
     for index in comparison.single() {
         if index != comparison.leading() {
             text = text.then(other(&comparison.runs[index], run));
@@ -49,7 +49,7 @@ fn setting(run: &Run) -> Text {
     } else if let [only] = devices.as_slice() {
         text = text.name(&only.name);
     }
-    text.words(", in scenario ").name(&run.scenario).words(" with plan ").name(&run.plan).words(". ")
+    text.words(", in scenario ").name(&run.scenario).words(" with plan ").code(&run.plan).words(". ")
 }
 
 fn list<'n>(names: impl ExactSizeIterator<Item = &'n String>) -> Text {
@@ -110,8 +110,8 @@ fn where_it_goes(run: &Run) -> Text {
     Text::from(match said.as_slice() {
         [] => String::new(),
         [only] => format!("The time goes to {only}. "),
-        [first, second] => format!("Most of it is {first}, then {second}. "),
-        [first, rest @ ..] => format!("Most of it is {first}, then {}. ", rest.join(" and ")),
+        [first, second] => format!("Most of a token's time is {first}, then {second}. "),
+        [first, rest @ ..] => format!("Most of a token's time is {first}, then {}. ", rest.join(" and ")),
     })
 }
 
@@ -152,7 +152,8 @@ fn hidden(run: &Run) -> Text {
         (false, _) => String::new(),
         (true, false) => format!("The ring reads {} from disk for each token. ", bytes(read)),
         (true, true) => format!(
-            "The ring reads {} from disk for each token; {} of that reading is hidden behind other devices' work. ",
+            "The ring reads {} from disk for each token; {} of reading, summed over the devices, is hidden \
+             behind the work of others. ",
             bytes(read),
             milliseconds(hidden)
         ),
@@ -213,7 +214,7 @@ fn prediction(comparison: &Comparison, pair: &Pair) -> Text {
     let mut text = format!("{who} predicted {}, {verdict}", milliseconds(predicted));
     if let Some((row, error)) = worst {
         let label = terms::SUMMED.iter().find(|term| term.key == row.key).map_or("", |term| term.phrase);
-        let way = if error > 0.0 { "too much" } else { "too little" };
+        let way = if error > 0.0 { "too high" } else { "too low" };
         let _ = write!(text, "; the largest difference is in {label}, {} {way}", milliseconds(error.abs()));
     }
     text.push_str(". ");
@@ -223,8 +224,8 @@ fn prediction(comparison: &Comparison, pair: &Pair) -> Text {
 fn direction(error: f64) -> String {
     match error {
         error if error.abs() < 0.0005 => "which is what was measured to a tenth of a percent".into(),
-        error if error > 0.0 => format!("{} too much", percent(error)),
-        error => format!("{} too little", percent(-error)),
+        error if error > 0.0 => format!("{} too high", percent(error)),
+        error => format!("{} too low", percent(-error)),
     }
 }
 
@@ -238,6 +239,6 @@ fn other(run: &Run, leading: &Run) -> Text {
     if run.plan == leading.plan {
         text.words(". ")
     } else {
-        text.words(", with plan ").name(&run.plan).words(". ")
+        text.words(", with plan ").code(&run.plan).words(". ")
     }
 }

@@ -201,14 +201,21 @@ impl Drawing {
         for (index, (class, meaning)) in self.legend.iter().enumerate() {
             let x = 16.0 + (index % 4) as f64 * f64::from(FILE_WIDTH - 32) / 4.0;
             let y = TITLE_HEIGHT + self.height + 12.0 + (index / 4) as f64 * LEGEND_ROW;
-            let _ = writeln!(
-                out,
-                "<rect class=\"key {class}\" x=\"{x}\" y=\"{y}\" width=\"12\" height=\"12\" rx=\"2\"/>\
-                 <text class=\"tick\" x=\"{}\" y=\"{}\">{}</text>",
-                x + 18.0,
-                y + 10.0,
-                escape::markup(meaning)
-            );
+            let (right, middle) = (x + 12.0, y + 6.0);
+            let _ = match *class {
+                "message" => {
+                    write!(
+                        out,
+                        r#"<line class="message" x1="{x}" y1="{middle}" x2="{right}" y2="{middle}"/>"#
+                    )
+                }
+                class => write!(
+                    out,
+                    r#"<rect class="key {class}" x="{x}" y="{y}" width="12" height="12" rx="2"/>"#
+                ),
+            };
+            let meaning = escape::markup(meaning);
+            let _ = writeln!(out, r#"<text class="tick" x="{}" y="{}">{meaning}</text>"#, x + 18.0, y + 10.0);
         }
         out.push_str("</svg>\n");
         out
@@ -239,10 +246,17 @@ fn number(value: f64) -> String {
 
 /// Round values from zero to at most `most`, about `wanted` of them, and the digits they need.
 pub fn ticks(most: f64, wanted: usize) -> (Vec<f64>, u32) {
-    if !most.is_finite() || most <= 0.0 {
-        return (vec![0.0], 0);
+    ticks_between(0.0, most, wanted)
+}
+
+/// Round values in a range that begins at zero or later, about `wanted` of them, and the digits they
+/// need.
+pub fn ticks_between(from: f64, to: f64, wanted: usize) -> (Vec<f64>, u32) {
+    let range = to - from;
+    if !range.is_finite() || range <= 0.0 {
+        return (vec![from], 0);
     }
-    let rough = most / wanted.max(1) as f64;
+    let rough = range / wanted.max(1) as f64;
     let power = 10_f64.powf(rough.log10().floor());
     let step = [1.0, 2.0, 5.0, 10.0]
         .into_iter()
@@ -250,8 +264,10 @@ pub fn ticks(most: f64, wanted: usize) -> (Vec<f64>, u32) {
         .find(|step| *step >= rough)
         .unwrap_or(10.0 * power);
     let digits = (-step.log10().floor()).clamp(0.0, 9.0) as u32;
-    let count = (most / step * (1.0 + 1e-9)).floor() as usize;
-    ((0..=count.min(4 * wanted + 4)).map(|index| index as f64 * step).collect(), digits)
+    let first = (from / step * (1.0 - 1e-9)).ceil();
+    let last = (to / step * (1.0 + 1e-9)).floor();
+    let count = ((last - first).max(0.0) as usize).min(4 * wanted + 4);
+    ((0..=count).map(|index| (first + index as f64) * step).collect(), digits)
 }
 
 #[cfg(test)]

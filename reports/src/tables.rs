@@ -112,7 +112,7 @@ pub fn pair(comparison: &Comparison, pair: &Pair) -> Table {
                 cell(predicted.map(Fixed::text)),
                 cell(measured.map(Fixed::text)),
                 cell(error.map(Fixed::signed)),
-                cell(percent.map(|percent| format!("{} %", percent.signed()))),
+                cell(percent.map(Fixed::signed)),
             ];
             (weight(quantity), cells)
         })
@@ -163,7 +163,10 @@ pub fn side_by_side(runs: &[&Run]) -> Table {
 /// What each device of a run did for the mean token.
 pub fn devices(run: &Run) -> Table {
     let digits = Digits::of(&[run]);
-    let time = |value: f64| Text::from(Fixed::new(value, digits.time).text());
+    // Without tokens nothing is known for each token.
+    let any = run.metrics.tpot_ms.is_some();
+    let known = |text: String| Text::from(if any { text } else { NOTHING.into() });
+    let time = |value: f64| known(Fixed::new(value, digits.time).text());
     let rows = run
         .metrics
         .devices
@@ -174,7 +177,7 @@ pub fn devices(run: &Run) -> Table {
                 time(device.busy_ms),
                 time(device.demand_disk_ms),
                 time(device.hidden_disk_ms),
-                Text::from(rounding::bytes(device.bytes_read_per_token)),
+                known(rounding::bytes(device.bytes_read_per_token)),
                 Text::from(rounding::bytes(device.resident_bytes as f64)),
                 Text::from(rounding::percent(device.memory_pressure)),
             ];
@@ -188,7 +191,7 @@ pub fn devices(run: &Run) -> Table {
             "Busy, ms",
             "of it demand disk, ms",
             "Hidden disk, ms",
-            "Read a token",
+            "Read from disk",
             "Weights in memory",
             "Memory pressure",
         ]
@@ -225,6 +228,10 @@ pub fn csv(comparison: &Comparison) -> String {
         for (key, unit, digits) in DEVICE_COLUMNS {
             let value = |run: &&Run| {
                 let device = run.metrics.devices.iter().find(|device| device.name == name)?;
+                let for_each_token = !matches!(key, "resident" | "memory_pressure");
+                if for_each_token && run.metrics.tpot_ms.is_none() {
+                    return None;
+                }
                 let value = match key {
                     "busy" => device.busy_ms,
                     "demand_disk" => device.demand_disk_ms,

@@ -317,14 +317,15 @@ fn devices(trace: &Trace, tokens: &[Token], prompt: Option<u32>) -> Vec<DeviceMe
         .collect()
 }
 
-/// Nanoseconds of a prefetch in which none of the device's own steps ran. `work` is in order.
+/// Nanoseconds of a prefetch in which none of the device's own steps ran. `work` is in order, but steps
+/// on different processors may overlap, so that one of them can have ended before the prefetch began.
 fn outside(prefetch: &Record, work: &[&Record]) -> u64 {
     let from = work.partition_point(|record| record.end <= prefetch.start);
     let beside: u64 = work[from..]
         .iter()
         .take_while(|record| record.start < prefetch.end)
-        .map(|record| record.end.min(prefetch.end) - record.start.max(prefetch.start))
-        .sum();
+        .map(|record| record.end.min(prefetch.end).saturating_sub(record.start.max(prefetch.start)))
+        .fold(0, u64::saturating_add);
     prefetch.duration().saturating_sub(beside)
 }
 

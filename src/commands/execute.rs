@@ -73,7 +73,8 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
 }
 
 /// Any text does for a measurement; this one is repeated as often as needed.
-const FIXED_TEXT: &str = "In the evening the four of them sat around the fire and told each other what they knew. ";
+const FIXED_TEXT: &str =
+    "In the evening the four of them sat around the fire and told each other what they knew. ";
 
 fn prompt(args: &ExecuteArgs, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failure> {
     let Some(count) = args.prompt_tokens else {

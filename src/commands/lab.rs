@@ -122,7 +122,8 @@ pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
 impl Lab {
     fn set_up(loaded: &LoadedScenario, model: &Path, args: &LabArgs) -> Result<Lab, Failure> {
         let parts = open_model(model)?.weights.parts().to_vec();
-        let scratch = args.scratch.clone().or_else(|| model.parent().map(Path::to_path_buf)).unwrap_or_default();
+        let scratch =
+            args.scratch.clone().or_else(|| model.parent().map(Path::to_path_buf)).unwrap_or_default();
         let names: Vec<String> = loaded.scenario.devices.iter().map(|entry| entry.name.clone()).collect();
         let limited = loaded.scenario.devices.iter().any(|entry| entry.limits.as_ref().is_some_and(bounds));
         let mut groups = BTreeMap::new();
@@ -138,7 +139,8 @@ impl Lab {
                 groups.insert(entry.name.clone(), found.create(&entry.name, copies.file(place), limits)?);
             }
         }
-        let folder = args.report.clone().unwrap_or_else(|| scratch.join(format!("hearth-lab-{}", std::process::id())));
+        let folder =
+            args.report.clone().unwrap_or_else(|| scratch.join(format!("hearth-lab-{}", std::process::id())));
         let program = std::env::current_exe().map_err(Failure::running)?;
         Ok(Lab { children: Vec::new(), groups, copies, program, folder })
     }
@@ -165,8 +167,7 @@ impl Lab {
 
     fn profile(&self, place: usize, name: &str, limits: &Limits) -> Result<Device, Failure> {
         let output = self.folder.join(format!("{name}.device.yaml"));
-        let mut arguments =
-            strings(["profile", "--quick", "--name", name, "--model"]);
+        let mut arguments = strings(["profile", "--quick", "--name", name, "--model"]);
         arguments.push(self.copies.file(place).display().to_string());
         arguments.extend(strings(["--output", &output.display().to_string()]));
         arguments.extend(threads(limits));
@@ -195,7 +196,8 @@ impl Lab {
             if place == 0 {
                 continue;
             }
-            let mut arguments = strings(["worker", "--listen", "127.0.0.1:0", "--exit-with-stdin", "--model"]);
+            let mut arguments =
+                strings(["worker", "--listen", "127.0.0.1:0", "--exit-with-stdin", "--model"]);
             arguments.push(self.copies.file(index).display().to_string());
             arguments.extend(threads(&limits));
             let group = self.groups.get(&name);
@@ -217,9 +219,10 @@ impl Lab {
 
     fn entry(&self, loaded: &LoadedScenario, name: &str) -> Result<(usize, Limits), Failure> {
         let devices = &loaded.scenario.devices;
-        let index = devices.iter().position(|entry| entry.name == name).ok_or_else(|| {
-            Failure::unusable(format!("the plan's device `{name}` is not in the scenario"))
-        })?;
+        let index = devices
+            .iter()
+            .position(|entry| entry.name == name)
+            .ok_or_else(|| Failure::unusable(format!("the plan's device `{name}` is not in the scenario")))?;
         Ok((index, devices[index].limits.clone().unwrap_or_default()))
     }
 
@@ -335,7 +338,8 @@ impl Errors {
     }
 
     fn sentence(&self) -> String {
-        let percent = |error: Option<f64>| error.map_or("-".into(), |error| format!("{:+.1} %", error * 100.0));
+        let percent =
+            |error: Option<f64>| error.map_or("-".into(), |error| format!("{:+.1} %", error * 100.0));
         format!(
             "error of the prediction: TPOT {}, TTFT {}, bytes read {}",
             percent(self.tpot),

@@ -65,7 +65,8 @@ pub fn make(loaded: &LoadedScenario, cluster: &Cluster, options: &PlannerOptions
     let chosen = Options { head: Some(cluster.head), ..Options::from(options) };
     let strategy = named(name, &chosen).map_err(Failure::unusable)?;
     let solution = solve(strategy.as_ref(), &model).map_err(|refusal| {
-        Failure::unusable(refusal).hint("try another strategy, fewer rounds, a shorter context or a smaller model")
+        Failure::unusable(refusal)
+            .hint("try another strategy, fewer rounds, a shorter context or a smaller model")
     })?;
     let residency: &ResidencyOptions = &loaded.scenario.residency;
     let context = PlanContext { scenario: loaded.origin.clone(), residency };

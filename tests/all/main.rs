@@ -3,7 +3,9 @@
 //! One binary for every test that looks across crates, so that it is linked once.
 
 mod architecture;
+mod bad_input;
 mod glossary;
+mod processes;
 mod repository;
 mod rust_text;
 mod tidy;

@@ -70,7 +70,10 @@ impl Activations {
         self.length
     }
 
-    /// Rounds the rows to `kind`, unless that was done. The length is a whole number of its blocks.
+    /// Rounds the rows to `kind`, unless that was done.
+    ///
+    /// # Panics
+    /// If the length is not a whole number of the kind's blocks.
     pub fn prepare(&mut self, kind: InputKind, instructions: Instructions) {
         let (into, block) = match kind {
             InputKind::Plain => return,

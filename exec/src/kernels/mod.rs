@@ -18,6 +18,9 @@
 //!
 //! Not here: which rows go to which thread. That is [`crate::cpu`].
 
+// Code that is compiled once for every instruction set must become part of the function that has it enabled.
+#![allow(clippy::inline_always)]
+
 /// Compiles generic code once for every instruction set and dispatches to it: `fn name(instructions, ..)`.
 macro_rules! compiled_for_each {
     ($($(#[$doc:meta])* $visibility:vis fn $name:ident($($argument:ident: $type:ty),* $(,)?) = $generic:ident;)+) => {$(
@@ -183,3 +186,6 @@ pub(crate) fn tree(lanes: [f32; 8]) -> f32 {
 pub(crate) fn fold(lanes: [f32; 32]) -> [f32; 8] {
     std::array::from_fn(|i| (lanes[i] + lanes[i + 8]) + (lanes[i + 16] + lanes[i + 24]))
 }
+
+#[cfg(test)]
+mod tests;

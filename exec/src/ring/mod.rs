@@ -88,7 +88,7 @@ impl LocalModel {
         };
         let cache = CacheOptions { context: plan.context, format };
         let head = (place == 0).then(|| Head::new(self.weights.clone(), cpu.clone()));
-        Ok((Stage::on_cpu(self.weights.clone(), plan.windows(place), cache, cpu)?, head))
+        Ok((Stage::on_cpu(self.weights.clone(), &plan.windows(place), cache, cpu)?, head))
     }
 }
 

@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 
 use crate::clock::{thread_cpu_nanos, wall_nanos};
 use crate::head::Head;
-use crate::pool::ComputeCost;
+use crate::cost::ComputeCost;
 use crate::prefetch::{Prefetcher, bytes};
 use crate::ring::LocalModel;
 use crate::ring::error::RingError;

@@ -5,10 +5,20 @@
 //! shape are kept as latency and bandwidth, from which they follow: `t_kv_cpu` is [`Transfer::time`] of
 //! one token's keys and values.
 //!
+//! ```
+//! let desktop = hearth_profiles::device::shipped("d3").unwrap();
+//! assert_eq!(desktop.memory.available.value.to_string(), "9.70 GiB");
+//! assert_eq!(desktop.disk_read().to_string(), "3.17 GB/s");
+//! ```
+//!
 //! Not here: how the numbers are measured ([`crate::measure`]), and the links between devices
 //! ([`crate::link`]).
 
+pub mod shipped;
+
 use serde::{Deserialize, Serialize};
+
+pub use shipped::{UnknownDevice, shipped, shipped_names, shipped_yaml};
 
 use crate::document::{Document, DocumentError};
 use crate::format::Format;
@@ -95,6 +105,10 @@ pub struct Cpu {
     /// Fixed cost of a pass through one window: waking up, framing a message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window_overhead: Option<Sourced<Seconds>>,
+    /// Fixed cost of a token on the head: embedding its row, choosing the next, whatever else no other term
+    /// explains.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token_overhead: Option<Sourced<Seconds>>,
     /// Copying one token's keys and values into the cache; t_kv_cpu follows from it.
     pub kv_copy: Transfer,
     /// Compute buffers: c_cpu.
@@ -241,23 +255,27 @@ impl Document for Device {
 
     fn validate(&self) -> Result<(), DocumentError> {
         let name = &self.name;
-        let refuse = |what: String| Err(DocumentError::invalid(format!("device `{name}`: {what}")));
+        let refuse =
+            |key: &str, what: String| Err(DocumentError::invalid_at(key, format!("device `{name}`: {what}")));
         if self.name.is_empty() {
-            return refuse("`name` is empty".into());
+            return refuse("name", "`name` is empty".into());
         }
         if self.cpu.cores == 0 {
-            return refuse("`cpu.cores` is 0; a device needs at least one".into());
+            return refuse("cpu.cores", "`cpu.cores` is 0; a device needs at least one".into());
         }
         if self.cpu.matvec.is_empty() {
-            return refuse("`cpu.matvec` names no format; give at least the model's main one".into());
+            let what = "`cpu.matvec` names no format; give at least the model's main one";
+            return refuse("cpu.matvec", what.into());
         }
         for (place, zero) in self.rates() {
             if zero {
-                return refuse(format!("`{place}` is zero, so nothing would ever finish; measure it again"));
+                let what = format!("`{place}` is zero, so nothing would ever finish; measure it again");
+                return refuse(&place, what);
             }
         }
         if self.memory.available.value > self.memory.total.value {
-            return refuse("`memory.available` is more than `memory.total`".into());
+            let what = "`memory.available` is more than `memory.total`";
+            return refuse("memory.available", what.into());
         }
         Ok(())
     }

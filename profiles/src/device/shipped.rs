@@ -1,0 +1,99 @@
+//! Which devices are known without measuring them?
+//!
+//! The six of the prima.cpp paper's testbed (its Table 3). The documents lie in `profiles/devices/` and are
+//! part of the program. What the paper does not say is inferred from its Table 4 or assumed, and each number
+//! says which.
+
+use super::Device;
+use crate::document::Document;
+
+macro_rules! shipped {
+    ($($name:literal),+ $(,)?) => {
+        const SHIPPED: &[(&str, &str)] =
+            &[$(($name, include_str!(concat!("../../devices/", $name, ".yaml")))),+];
+    };
+}
+
+shipped!("d1", "d2", "d3", "d4", "d5", "d6");
+
+/// A name that no shipped device has.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no device `{name}` is shipped: use one of {known}", known = shipped_names().collect::<Vec<_>>().join(", "))]
+pub struct UnknownDevice {
+    /// What was asked for.
+    pub name: String,
+}
+
+/// The names of all shipped devices.
+pub fn shipped_names() -> impl Iterator<Item = &'static str> {
+    SHIPPED.iter().map(|&(name, _)| name)
+}
+
+/// The text of a shipped document.
+pub fn shipped_yaml(name: &str) -> Result<&'static str, UnknownDevice> {
+    let found = SHIPPED.iter().find(|&&(shipped, _)| shipped == name);
+    found.map(|&(_, text)| text).ok_or_else(|| UnknownDevice { name: name.to_owned() })
+}
+
+/// A shipped device.
+///
+/// # Panics
+///
+/// Never: a test reads every shipped document.
+pub fn shipped(name: &str) -> Result<Device, UnknownDevice> {
+    let device = Device::from_yaml(shipped_yaml(name)?);
+    Ok(device.expect("shipped documents are valid: a test reads them all"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::{GpuKind, Os};
+    use crate::units::{Bytes, BytesPerSecond};
+
+    /// Every map that has a `value` also says where it comes from.
+    fn assert_sourced(value: &serde_yaml::Value, place: &str, count: &mut usize) {
+        let Some(map) = value.as_mapping() else { return };
+        if map.contains_key("value") {
+            *count += 1;
+            let source = map.get("source").and_then(|source| source.as_str()).unwrap_or_default();
+            let known = ["prima.cpp paper", "inferred: ", "assumed: "];
+            let said = known.iter().any(|start| source.starts_with(start) && source.len() > start.len());
+            assert!(said, "{place}: `{source}`");
+        }
+        for (key, value) in map {
+            assert_sourced(value, &format!("{place}.{}", key.as_str().unwrap_or("?")), count);
+        }
+    }
+
+    #[test]
+    fn every_shipped_device_is_valid_and_says_where_each_number_comes_from() {
+        for name in shipped_names() {
+            let device = shipped(name).unwrap();
+            assert_eq!(device.name, name);
+            let mut count = 0;
+            assert_sourced(&serde_yaml::from_str(shipped_yaml(name).unwrap()).unwrap(), name, &mut count);
+            assert!(count >= 12, "{name} has {count} numbers");
+            assert_eq!(Device::from_yaml(&device.to_yaml()).unwrap(), device);
+        }
+        let error = shipped("d7").unwrap_err().to_string();
+        assert_eq!(error, "no device `d7` is shipped: use one of d1, d2, d3, d4, d5, d6");
+    }
+
+    #[test]
+    fn the_testbed_is_that_of_the_paper() {
+        // Table 3: available RAM 2.4, 4.1, 9.7, 1.9 GiB; video memory 8 and 11 GiB; 37 GiB in all.
+        let devices = ["d1", "d2", "d3", "d4"].map(|name| shipped(name).unwrap());
+        let ram: Bytes = devices.iter().map(|device| device.memory.available.value).sum();
+        let video: Bytes = devices
+            .iter()
+            .filter_map(|device| device.gpu.as_ref())
+            .map(|gpu| gpu.memory_available.value)
+            .sum();
+        assert_eq!((ram + video).to_string(), "37.1 GiB");
+        assert_eq!(devices.each_ref().map(|device| device.cpu.cores), [8, 8, 16, 8]);
+        assert_eq!(devices[3].os, Os::Android, "HarmonyOS reclaims memory as Android does");
+        assert!(devices.iter().flat_map(|device| &device.gpu).all(|gpu| gpu.kind == GpuKind::Cuda));
+        assert_eq!(shipped("d1").unwrap().disk_read(), BytesPerSecond(0.72e9));
+    }
+}
