@@ -21,7 +21,9 @@ const GENERATE: u32 = 64;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let cluster = cluster()?;
-    println!("| windows | rounds | prefetch | simulated TPOT ms | ms of our time a token |\n|---|---|---|---|---|");
+    println!(
+        "| windows | rounds | prefetch | simulated TPOT ms | ms of our time a token |\n|---|---|---|---|---|"
+    );
     for (windows, prefetch) in [([40, 16, 16, 8], false), ([20, 8, 8, 4], true), ([5, 2, 2, 1], true)] {
         let plan = plan(&cluster, windows, prefetch);
         let options = Options { warm: true, ..Options::default() };
