@@ -236,3 +236,56 @@ fn what_cannot_be_held_is_out_of_memory() {
     let missing = simulate(&Input { cluster: &small, plan: &plan, options: &options });
     assert!(matches!(missing, Err(SimError::UnknownDevice { place: 1, .. })));
 }
+
+#[test]
+fn a_gpu_takes_its_layers_without_the_disk() {
+    let model = shipped("llama-8b").expect("shipped");
+    let mut cluster = cluster("llama-8b", &[PLENTY], 4);
+    let gpu = "\
+gpu:
+  kind: cuda
+  name: test
+  unified_memory: false
+  matvec: {f32: {value: 1000 TFLOP/s, source: test}}
+  read_bandwidth: {value: 100 GB/s, source: test}
+  memory_available: {value: 8 GiB, source: test}
+  kv_copy: {latency: {value: 0 s, source: test}, bandwidth: {value: 1 TB/s, source: test}}
+  upload: {latency: {value: 1 ms, source: test}, bandwidth: {value: 1 TB/s, source: test}}
+  download: {latency: {value: 2 ms, source: test}, bandwidth: {value: 1 TB/s, source: test}}
+  compute_buffer: {value: 0 B, source: test}
+";
+    let yaml = cluster.members[0].device.to_yaml() + gpu;
+    cluster.members[0].device = Device::from_yaml(&yaml).expect("a valid device");
+    let mut plan = plan(&model, &[16], false, Residency::Os);
+    plan.devices[0].gpu_layers = 16;
+    let metrics = run(&cluster, &plan);
+    let terms = metrics.terms_ms;
+    // 32 layers in two windows, at 100 GB/s; an upload and a download for each window.
+    let expected = model.layers_bytes().as_f64() / 100e9 * 1e3;
+    assert!((terms.gpu / expected - 1.0).abs() < 0.01, "{} ms, expected {expected}", terms.gpu);
+    assert!((terms.memory - 2.0 * 3.0).abs() < 0.01, "{} ms of copies", terms.memory);
+    assert_eq!(metrics.devices[0].bytes_read_per_token, 0.0);
+    plan.devices[0].gpu_layers = 17;
+    plan.devices[0].window = 32;
+    plan.rounds = 1;
+    cluster.members[0].device.gpu = None;
+    let options = Options::default();
+    let refused = simulate(&Input { cluster: &cluster, plan: &plan, options: &options });
+    assert!(matches!(refused, Err(SimError::NoGpu { layers: 17, .. })));
+}
+
+#[test]
+fn a_helper_keeps_to_its_budget() {
+    let model = shipped("llama-8b").expect("shipped");
+    let share: Bytes = (0..16).map(|layer| model.layer_bytes(layer)).sum();
+    let cluster = cluster("llama-8b", &[PLENTY, Bytes(share.0 / 2)], 5);
+    let options = Options::default();
+    for residency in [Residency::Os, Residency::Windowed] {
+        let mut plan = plan(&model, &[4, 4], true, residency);
+        plan.devices[1].prefetch_budget = Some(Bytes::mib(64));
+        let trace = simulate(&Input { cluster: &cluster, plan: &plan, options: &options }).expect("runs");
+        let ahead = trace.records.iter().filter(|record| record.kind == Kind::Prefetch && record.device == 1);
+        let most = ahead.map(|record| record.bytes).max().expect("something was read ahead");
+        assert_eq!(most, 64 << 20, "{residency:?}");
+    }
+}
