@@ -262,7 +262,7 @@ impl<'a> World<'a> {
 fn check<'a>(input: &Input<'a>) -> Result<Vec<&'a Device>, SimError> {
     let (cluster, plan) = (input.cluster, input.plan);
     plan.validate()?;
-    if !((128 << 10)..=(64 << 20)).contains(&input.options.chunk.0) {
+    if !((128 << 10)..=(8 << 20)).contains(&input.options.chunk.0) {
         return Err(SimError::Chunk { bytes: input.options.chunk.0 });
     }
     let same_shape = cluster.model.shape_digest() == plan.model.shape_digest;

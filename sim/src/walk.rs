@@ -17,7 +17,7 @@ use hearth_schema::trace::{Cost, Record};
 use crate::engine::Nanos;
 use crate::page_cache::Chunk;
 use crate::resource::Flow;
-use crate::storage::{Storage, Touch};
+use crate::storage::{NO_ROOM_PAUSE, Storage, Touch};
 
 /// Chunks computed as one piece while anything else goes on.
 const PIECE: u32 = 4;
@@ -148,7 +148,7 @@ impl Walk {
         // The kernel's work for a fault is done while the disk reads.
         let until = now + storage.toil().to_nanos();
         if touch == Touch::NoRoom {
-            return Next::Retry(until.max(now + 1000));
+            return Next::Retry(until.max(now + NO_ROOM_PAUSE));
         }
         self.fault_until = until;
         self.waits = true;

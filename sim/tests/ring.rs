@@ -3,6 +3,7 @@
 //! Small rings of invented devices on a shipped model, so that every expectation can be computed by hand, and
 //! the laws that hold for any plan: determinism, no token lost, terms that sum to the token's time.
 
+use hearth_profiles::device::PageCachePolicy;
 use hearth_profiles::model::{ModelProfile, shipped};
 use hearth_profiles::{Bytes, BytesPerSecond, Device, Document, Link, Seconds, Sourced};
 use hearth_schema::cluster::{Cluster, LinkTable, Member};
@@ -11,6 +12,7 @@ use hearth_schema::plan::{Origin, Plan, PlannedDevice, PlannedModel, PlannerReco
 use hearth_schema::scenario::{KvFormat, Links, Residency, Workload};
 use hearth_schema::trace::{Kind, Outcome};
 use hearth_sim::{Input, Options, SimError, simulate};
+use proptest::prelude::*;
 
 /// 10 GB/s of reading and nothing else that takes time; a disk of 1 GB/s.
 fn device(available: Bytes) -> Device {
@@ -287,5 +289,47 @@ fn a_helper_keeps_to_its_budget() {
         let ahead = trace.records.iter().filter(|record| record.kind == Kind::Prefetch && record.device == 1);
         let most = ahead.map(|record| record.bytes).max().expect("something was read ahead");
         assert_eq!(most, 64 << 20, "{residency:?}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(100))]
+
+    /// Whatever the windows, memories and policies: the run ends, every token comes out once, and every device
+    /// reads at least what it cannot hold.
+    #[test]
+    fn every_run_ends_with_all_its_tokens(
+        windows in prop::collection::vec(0u32..7, 1..5),
+        memory_mib in prop::collection::vec(16u64..700, 4),
+        linear in prop::collection::vec(any::<bool>(), 4),
+        prefetch: bool,
+        windowed: bool,
+        warm: bool,
+        chunk in 17u32..24,
+        generate in 1u32..5,
+    ) {
+        prop_assume!(windows.iter().sum::<u32>() > 0);
+        let memories: Vec<Bytes> = memory_mib.iter().take(windows.len()).map(|&mib| Bytes::mib(mib)).collect();
+        let mut cluster = cluster("1b", &memories, generate);
+        for (member, linear) in cluster.members.iter_mut().zip(&linear) {
+            if *linear {
+                member.device.memory.page_cache = PageCachePolicy::PaperLinear;
+            }
+        }
+        let residency = if windowed { Residency::Windowed } else { Residency::Os };
+        let mut plan = plan(&cluster.model, &windows, prefetch, residency);
+        for device in plan.devices.iter_mut().skip(1).filter(|device| device.window == 0) {
+            device.role = Role::Relay;
+        }
+        prop_assume!(plan.validate().is_ok());
+        let options = Options { chunk: Bytes(1 << chunk), warm, ..Options::default() };
+        let trace = simulate(&Input { cluster: &cluster, plan: &plan, options: &options }).expect("runs");
+        if trace.outcome == Outcome::Ok {
+            let outputs = trace.records.iter().filter(|record| record.kind == Kind::Output).count();
+            prop_assert_eq!(outputs as u32, generate);
+            for record in &trace.records {
+                prop_assert!(record.start <= record.end, "{:?}", record);
+            }
+        }
     }
 }
