@@ -15,6 +15,7 @@ pub mod llama;
 pub mod oracle;
 pub mod pool;
 pub mod prefetch;
+pub mod profile;
 pub mod ring;
 mod rows;
 pub mod sampler;

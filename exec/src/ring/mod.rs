@@ -8,6 +8,7 @@ pub mod error;
 pub mod head;
 pub mod network;
 pub mod node;
+pub mod probe;
 pub mod recorder;
 pub mod wire;
 pub mod worker;
