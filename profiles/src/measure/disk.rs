@@ -17,7 +17,7 @@ use super::sampling::{Effort, Samples};
 use super::scratch::Scratch;
 use crate::device::Disk;
 use crate::sourced::Sourced;
-use crate::units::{Bytes, BytesPerSecond, Seconds};
+use crate::units::{Bytes, BytesPerSecond, Rounded, Seconds};
 
 /// A file too short to be read for long.
 const SHORT: Bytes = Bytes::mib(8);
@@ -92,7 +92,7 @@ pub fn disk(
     let jumps = file.jumps(effort)?;
     let latency = jumps.sourced(Seconds, &format!("one read of 4 KiB at random places of {what}, {cold}"));
     let random = Sourced {
-        value: Bytes(4096) / Seconds(latency.value.0.max(1e-9)),
+        value: (Bytes(4096) / Seconds(latency.value.0.max(1e-9))).rounded(),
         source: format!("derived: 4 KiB over `latency`; {}", latency.source),
         spread: latency.spread,
     };

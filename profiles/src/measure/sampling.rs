@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use super::control_group;
 use crate::sourced::Sourced;
-use crate::units::{Bytes, Fraction, Seconds};
+use crate::units::{Bytes, Fraction, Rounded, Seconds};
 
 /// Seconds since some fixed moment.
 #[allow(clippy::disallowed_methods)] // measuring is this module's purpose, and this its one clock
@@ -129,12 +129,12 @@ impl Samples {
     }
 
     /// The median as a quantity that says how it was measured.
-    pub fn sourced<T>(&self, quantity: impl FnOnce(f64) -> T, what: &str) -> Sourced<T> {
+    pub fn sourced<T: Rounded>(&self, quantity: impl FnOnce(f64) -> T, what: &str) -> Sourced<T> {
         let count = self.count();
         Sourced {
-            value: quantity(self.median()),
+            value: quantity(self.median()).rounded(),
             source: format!("measured: median of {count} samples of {what}"),
-            spread: self.spread().map(|spread| Fraction((spread.0 * 1e4).round() / 1e4)),
+            spread: self.spread().map(|spread| Fraction((spread.0 * 1e3).round() / 1e3).rounded()),
         }
     }
 }
@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(samples.spread(), Some(Fraction(1.0 / 3.0)));
         let sourced = samples.sourced(Seconds, "five sleeps");
         assert_eq!(sourced.source, "measured: median of 5 samples of five sleeps");
-        assert_eq!(sourced.spread, Some(Fraction(0.3333)));
+        assert_eq!(sourced.spread, Some(Fraction(0.333)));
         assert_eq!(Samples::new(vec![1.0]).spread(), None, "one sample has no spread");
     }
 
