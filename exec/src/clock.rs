@@ -34,20 +34,24 @@ pub fn thread_cpu_nanos() -> u64 {
     }
 }
 
+thread_local! {
+    static RUN_QUEUE: RunQueue = RunQueue::of_this_thread();
+}
+
 /// The run-queue delay of the thread that opened it.
 #[derive(Debug)]
-pub(crate) struct RunQueue {
+struct RunQueue {
     schedstat: Option<File>,
 }
 
 impl RunQueue {
     /// Of the calling thread.
-    pub(crate) fn of_this_thread() -> RunQueue {
+    fn of_this_thread() -> RunQueue {
         RunQueue { schedstat: File::open("/proc/thread-self/schedstat").ok() }
     }
 
     /// Nanoseconds spent ready but not running, so far.
-    pub(crate) fn nanos(&self) -> u64 {
+    fn nanos(&self) -> u64 {
         self.read().unwrap_or(0)
     }
 
@@ -80,7 +84,6 @@ const WORTH_READING: u64 = 10_000;
 /// Cuts one thread's time into stretches.
 #[derive(Debug)]
 pub(crate) struct Stopwatch {
-    run_queue: RunQueue,
     wall: u64,
     cpu: u64,
     queue: u64,
@@ -89,9 +92,8 @@ pub(crate) struct Stopwatch {
 impl Stopwatch {
     /// Starts now, on the calling thread.
     pub(crate) fn start() -> Stopwatch {
-        let run_queue = RunQueue::of_this_thread();
-        let queue = run_queue.nanos();
-        Stopwatch { run_queue, wall: wall_nanos(), cpu: thread_cpu_nanos(), queue }
+        let queue = RUN_QUEUE.with(RunQueue::nanos);
+        Stopwatch { wall: wall_nanos(), cpu: thread_cpu_nanos(), queue }
     }
 
     /// The time since the last cut (or the start); must be called by the thread that started it.
@@ -100,7 +102,7 @@ impl Stopwatch {
         let mut stretch = Stretch { wall: wall - self.wall, cpu: cpu.saturating_sub(self.cpu), queue: 0 };
         let idle = stretch.wall.saturating_sub(stretch.cpu);
         if idle > WORTH_READING {
-            let queue = self.run_queue.nanos();
+            let queue = RUN_QUEUE.with(RunQueue::nanos);
             stretch.queue = queue.saturating_sub(self.queue).min(idle);
             self.queue = queue;
         } else {

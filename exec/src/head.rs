@@ -60,7 +60,7 @@ impl Head {
         Ok(logits)
     }
 
-    /// The logits of the last row of `hidden`, [vocabulary].
+    /// The logits of the last row of `hidden`, `[vocabulary]`.
     pub fn logits_of_last(&mut self, hidden: &[f32]) -> Result<Vec<f32>, ExecError> {
         let embedding = self.weights.shape().embedding as usize;
         let last = hidden.len().checked_sub(embedding).ok_or(ExecError::Hidden {

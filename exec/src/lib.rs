@@ -18,6 +18,8 @@ pub mod llama;
 pub mod oracle;
 pub mod pool;
 pub mod prefetch;
+pub mod profile;
+pub mod residency;
 pub mod ring;
 mod rows;
 pub mod sampler;

@@ -113,3 +113,72 @@ fn positive(key: &str, value: f32) -> Result<(), ExecError> {
         hint: "it must be positive; convert the model again",
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use hearth_profiles::gguf::Value;
+    use hearth_profiles::model::Architecture;
+    use hearth_profiles::units::Layers;
+
+    use super::*;
+
+    fn shape() -> ModelShape {
+        ModelShape {
+            architecture: Architecture::Llama,
+            layers: Layers(1),
+            embedding: 8,
+            feed_forward: 8,
+            heads: 2,
+            kv_heads: 1,
+            key_length: 4,
+            value_length: 4,
+            vocabulary: 10,
+            tied_embeddings: true,
+            context_length: 16,
+        }
+    }
+
+    fn metadata(keys: &[(&str, Value)]) -> Metadata {
+        let mut metadata = Metadata::default();
+        for (key, value) in keys {
+            metadata.insert(format!("llama.{key}"), value.clone());
+        }
+        metadata
+    }
+
+    fn epsilon() -> (&'static str, Value) {
+        ("attention.layer_norm_rms_epsilon", Value::F32(1e-5))
+    }
+
+    #[test]
+    fn frequencies_fall_with_the_pair_and_are_scaled() {
+        let keys = metadata(&[
+            epsilon(),
+            ("rope.freq_base", Value::F32(100.0)),
+            ("rope.scaling.type", Value::Str("linear".into())),
+            ("rope.scaling.factor", Value::F32(2.0)),
+        ]);
+        let numbers = Hyperparameters::read(&keys, &shape(), Some(&[1.0, 4.0])).unwrap();
+        // 100^0 / 2 / 1 and 100^(-2/4) / 2 / 4.
+        assert_eq!(numbers.frequencies, [0.5, 0.1 / 8.0]);
+        let mut turns = [[0.0; 2]; 2];
+        numbers.turns(0, &mut turns);
+        assert_eq!(turns, [[1.0, 0.0]; 2]);
+        numbers.turns(3, &mut turns);
+        assert_eq!(turns[0], [1.5f64.cos() as f32, 1.5f64.sin() as f32]);
+    }
+
+    #[test]
+    fn what_cannot_be_executed_is_named() {
+        let yarn = metadata(&[epsilon(), ("rope.scaling.type", Value::Str("yarn".into()))]);
+        assert_eq!(
+            Hyperparameters::read(&yarn, &shape(), None).unwrap_err().to_string(),
+            "key `llama.rope.scaling.type` is `yarn`: \
+             only none and linear scaling can be executed; use a model without it"
+        );
+        let odd = metadata(&[epsilon(), ("rope.dimension_count", Value::U32(3))]);
+        assert!(Hyperparameters::read(&odd, &shape(), None).is_err());
+        assert!(Hyperparameters::read(&metadata(&[]), &shape(), None).is_err());
+        assert!(Hyperparameters::read(&metadata(&[epsilon()]), &shape(), Some(&[0.0, 1.0])).is_err());
+    }
+}

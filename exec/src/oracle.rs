@@ -15,7 +15,7 @@ use crate::kernels::{Activations, Instructions, attention, elementwise};
 use crate::pool::{Pool, PoolOptions};
 use crate::weights::Weights;
 
-const SCALAR: Instructions = Instructions::Scalar;
+const SCALAR: Instructions = Instructions::SCALAR;
 
 /// The backend to compare others with.
 #[derive(Debug)]

@@ -42,6 +42,8 @@ pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     caller: Mutex<Caller>,
+    /// Held while something is being measured.
+    measuring: Mutex<()>,
 }
 
 /// What only the thread that runs phases touches.
@@ -122,7 +124,7 @@ impl Pool {
             })
         };
         let workers = (0..workers).map(start).collect::<std::io::Result<Vec<_>>>()?;
-        Ok(Pool { shared, workers, caller: Mutex::default() })
+        Ok(Pool { shared, workers, caller: Mutex::default(), measuring: Mutex::default() })
     }
 
     /// Participants, the caller included.
@@ -191,15 +193,17 @@ impl Pool {
         });
     }
 
-    /// Runs `body` and says what the phases in it, and the caller between them, cost.
+    /// Runs `body` and says what the phases in it, and the caller between them, cost. Measurements of several
+    /// threads take turns.
     ///
     /// # Panics
-    /// If `body` measures on the same pool.
+    /// If a phase does. A measurement inside another would wait for itself.
     pub fn measured<R>(&self, body: impl FnOnce() -> R) -> (R, ComputeCost) {
+        let _turn = self.measuring.lock().unwrap_or_else(PoisonError::into_inner);
         let start = wall_nanos();
         self.lock().meter = Some((Stopwatch::start(), ComputeCost::default()));
         let result = body();
-        let (mut watch, mut cost) = self.lock().meter.take().expect("measurements are not nested");
+        let (mut watch, mut cost) = self.lock().meter.take().expect("measurements take turns");
         cost.add(watch.cut());
         cost.wall_ns = wall_nanos() - start;
         (result, cost)

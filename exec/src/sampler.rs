@@ -53,7 +53,7 @@ impl Sampler {
         Ok(Sampler { options, stream, candidates: Vec::new() })
     }
 
-    /// The next token after these logits, [vocabulary].
+    /// The next token after these logits, `[vocabulary]`.
     pub fn sample(&mut self, logits: &[f32]) -> u32 {
         if self.options.temperature == 0.0 {
             return greedy(logits);

@@ -76,6 +76,13 @@ pub enum UnitError {
     },
 }
 
+/// A quantity that can be shortened for people.
+pub trait Rounded {
+    /// Rounded to four digits: more than a measurement is worth, and nicer to read than sixteen.
+    #[must_use]
+    fn rounded(self) -> Self;
+}
+
 /// What one kind of quantity needs in order to be read and written.
 trait Unit: Sized {
     const KIND: &'static str;
@@ -116,13 +123,32 @@ trait Unit: Sized {
     fn spell(&self) -> String {
         let base = self.to_base();
         let spell = |name: &str, factor: f64| format!("{} {name}", base / factor);
+        // The division may leave a last digit that nobody wrote: 0.0322 / 0.01 is 3.2199999999999998.
+        let short = |name: &str, factor: f64| format!("{} {name}", significant(base / factor, 12));
         Self::UNITS
             .iter()
-            .map(|&(name, factor)| spell(name, factor))
+            .flat_map(|&(name, factor)| [spell(name, factor), short(name, factor)])
             .filter(|text| Self::parse(text).is_ok_and(|back| back.to_base() == base))
             .min_by_key(String::len)
             .unwrap_or_else(|| spell(Self::UNITS[0].0, 1.0))
     }
+
+    /// The value that the shortest spelling with four digits reads back as.
+    fn to_four_digits(&self) -> Option<Self> {
+        let base = self.to_base();
+        let spellings =
+            Self::UNITS.iter().map(|(name, factor)| format!("{} {name}", significant(base / factor, 4)));
+        Self::parse(&spellings.min_by_key(String::len)?).ok()
+    }
+}
+
+/// A number rounded to so many digits.
+fn significant(value: f64, digits: usize) -> f64 {
+    if value == 0.0 || !value.is_finite() {
+        return value;
+    }
+    let text = format!("{value:.*e}", digits - 1);
+    text.parse().unwrap_or(value)
 }
 
 macro_rules! quantity {
@@ -138,6 +164,11 @@ macro_rules! quantity {
             fn to_base(&self) -> f64 {
                 #[allow(clippy::redundant_closure_call)]
                 ($to)(self)
+            }
+        }
+        impl Rounded for $name {
+            fn rounded(self) -> Self {
+                self.to_four_digits().unwrap_or(self)
             }
         }
         impl FromStr for $name {
@@ -453,6 +484,15 @@ mod tests {
         assert!(matches!("inf s".parse::<Seconds>(), Err(UnitError::Number { .. })));
         assert!(matches!("1e400 s".parse::<Seconds>(), Err(UnitError::Number { .. })));
         assert!(matches!("2.5 layers".parse::<Layers>(), Err(UnitError::Number { .. })));
+    }
+
+    #[test]
+    fn measured_numbers_are_rounded_to_what_people_would_write() {
+        assert_eq!(FlopsPerSecond(27_247_151_540.762_77).rounded().spell(), "27.25 GFLOP/s");
+        assert_eq!(Seconds(57_011.052e-9).rounded().spell(), "57.01 us");
+        assert_eq!(Fraction(0.032_204).rounded().spell(), "3.22 %");
+        assert_eq!(BytesPerSecond(0.0).rounded(), BytesPerSecond(0.0));
+        assert_eq!(Layers(80).rounded(), Layers(80));
     }
 
     #[test]

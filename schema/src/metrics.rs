@@ -142,7 +142,7 @@ pub fn compute(trace: &Trace) -> Metrics {
         add(&mut terms, &decompose(&by_pass, token, trace.header.devices.len()), tokens.len());
     }
     let devices = devices(trace, &tokens, first.map(|(pass, _)| pass));
-    terms.hidden_disk = devices.iter().map(|device| device.hidden_disk_ms).sum();
+    terms.hidden_disk = devices.iter().map(|device| device.hidden_disk_ms).fold(0.0, |sum, ms| sum + ms);
     let tpot = spread(&times);
     Metrics {
         outcome: trace.outcome,
@@ -311,7 +311,10 @@ fn devices(trace: &Trace, tokens: &[Token], prompt: Option<u32>) -> Vec<DeviceMe
                 resident_bytes: at(Counter::Resident, None),
                 busy_ms: work.iter().map(|record| millis(record.duration())).sum::<f64>() / count,
                 demand_disk_ms: terms.demand_disk / count,
-                hidden_disk_ms: ahead.map(|record| millis(outside(record, &work))).sum::<f64>() / count,
+                hidden_disk_ms: ahead
+                    .map(|record| millis(outside(record, &work)))
+                    .fold(0.0, |sum, ms| sum + ms)
+                    / count,
             }
         })
         .collect()

@@ -6,7 +6,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use hearth_exec::lab::{Child, Copies, DeviceLimits, Group, Groups, LabError};
-use hearth_exec::ring::{Tcp, probe};
+use hearth_exec::ring::Tcp;
+use hearth_exec::ring::probe::{self, ProbeEffort};
 use hearth_profiles::{Bytes, Device, Document, Link, Sourced};
 use hearth_reports::Report;
 use hearth_schema::metrics::{self, Metrics};
@@ -262,7 +263,7 @@ impl Lab {
         plan: &Plan,
         loaded: &LoadedScenario,
     ) -> Result<(Trace, String), Failure> {
-        let trace = simulate::simulate(cluster, plan, &loaded.scenario.name)?;
+        let trace = simulate::simulate(cluster, plan, &loaded.scenario)?;
         let mut text = Vec::new();
         trace.write(&mut text).map_err(Failure::running)?;
         let hash = hearth_schema::digest::of(&String::from_utf8_lossy(&text));
@@ -318,7 +319,7 @@ fn weights(cluster: &Cluster, plan: &Plan, place: usize) -> Bytes {
 /// Every link is this machine's loopback; it is measured against a worker that is up.
 fn measured_links(address: &str) -> Result<LinkTable, Failure> {
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
-    let link = runtime.block_on(probe::measure(&Tcp, address))?;
+    let link = runtime.block_on(probe::link(&Tcp, address, ProbeEffort::quick()))?;
     let default = Link { latency: link.latency, bandwidth: link.bandwidth };
     Ok(LinkTable::new(Links { default, between: Vec::new() }))
 }

@@ -2,7 +2,8 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::Instant;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use hearth_profiles::gguf::GgufModel;
 
@@ -57,7 +58,8 @@ fn an_offset_past_the_end_names_the_tensor() {
     let name = clean.tensors[3].name.clone();
     let text = open_damaged(|bytes| {
         // After the name: dimension count, dimensions, type, offset.
-        let at = bytes.windows(name.len()).position(|part| part == name.as_bytes()).expect("its name") + name.len();
+        let at = bytes.windows(name.len()).position(|part| part == name.as_bytes()).expect("its name")
+            + name.len();
         let dimensions = u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes")) as usize;
         let offset = at + 4 + 8 * dimensions + 4;
         bytes[offset..offset + 8].copy_from_slice(&(1u64 << 40).to_le_bytes());
@@ -84,11 +86,21 @@ fn mistakes_in_a_scenario_are_found_where_they_were_made() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let cases = [
         ("unknown.yaml", SCENARIO.replace("seed: 1", "sede: 1"), "unknown field `sede`", ":3:1"),
-        ("bare.yaml", SCENARIO.replace("value: 5 ms", "value: 5"), "with its unit", ":10:"),
+        ("bare.yaml", SCENARIO.replace("value: 5 ms", "value: 5"), "with its unit", ":11:"),
         ("duplicate.yaml", SCENARIO.replace("seed: 1", "seed: 1\nseed: 2"), "duplicate", ":4:1"),
-        ("unit.yaml", SCENARIO.replace("400 Mbit/s", "400 MB"), "`MB` is not a unit of a rate", ":11:"),
-        ("other.yaml", SCENARIO.replace("scenario/1", "plan/1"), "this is not a scenario/1 document", "other.yaml"),
-        ("newer.yaml", SCENARIO.replace("scenario/1", "scenario/2"), "which this release does not read", "newer.yaml"),
+        ("unit.yaml", SCENARIO.replace("400 Mbit/s", "400 MB"), "`MB` is not a unit of a rate", ":12:"),
+        (
+            "other.yaml",
+            SCENARIO.replace("scenario/1", "plan/1"),
+            "this is not a scenario/1 document",
+            "other.yaml",
+        ),
+        (
+            "newer.yaml",
+            SCENARIO.replace("scenario/1", "scenario/2"),
+            "which this release does not read",
+            "newer.yaml",
+        ),
         ("nobody.yaml", SCENARIO.replace("profile: d3", "profile: d9"), "d9", ""),
         ("long.yaml", SCENARIO.replace("context: 64", "context: 8"), "12 tokens", "long.yaml"),
     ];
@@ -146,9 +158,9 @@ fn a_worker_that_dies_is_named_within_its_deadline() {
     let file = write(folder.path(), "plan.yaml", plan("q4_k", &[2, 1, 1], &addresses, 4096));
     let arguments =
         ["execute", &file, "--model", &model("q4_k"), "--prompt", "And", "--tokens", "4000", "--ignore-end"];
-    let head = hearth(&arguments).stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped());
-    let head = { head }.spawn().expect("the head starts");
-    std::thread::sleep(std::time::Duration::from_millis(1500));
+    let head =
+        hearth(&arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the head starts");
+    std::thread::sleep(Duration::from_millis(1500));
     let killed = Instant::now();
     second.kill();
     let output = head.wait_with_output().expect("the head ends");

@@ -86,7 +86,8 @@ pub fn plan(format: &str, windows: &[u32], addresses: &[&str], context: u32) -> 
     );
     for (place, window) in windows.iter().enumerate() {
         let role = if place == 0 { "head" } else { "worker" };
-        let address = place.checked_sub(1).map_or(String::new(), |at| format!("address: '{}', ", addresses[at]));
+        let address =
+            place.checked_sub(1).map_or(String::new(), |at| format!("address: '{}', ", addresses[at]));
         let _ = writeln!(
             text,
             "- {{name: d{place}, {address}role: {role}, window: {window}, gpu_layers: 0, residency: os}}"

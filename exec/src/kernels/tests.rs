@@ -98,7 +98,7 @@ proptest! {
             let bytes = random_rows(format, rows, length, seed);
             let matrix = Matrix { format, length, rows, bytes: &bytes };
             let mut input = random_activations(tokens, length, seed);
-            let scalar = product_bits(Instructions::Scalar, matrix, &mut input);
+            let scalar = product_bits(Instructions::SCALAR, matrix, &mut input);
             let mut again = random_activations(tokens, length, seed);
             prop_assert_eq!(&scalar, &product_bits(Instructions::detect(), matrix, &mut again), "{}", format);
         }
@@ -112,7 +112,7 @@ proptest! {
             let mut weights = vec![0.0; length];
             dequantise(format, &row, &mut weights).unwrap();
             let mut input = random_activations(1, length, seed);
-            input.prepare(format.input_kind(), Instructions::Scalar);
+            input.prepare(format.input_kind(), Instructions::SCALAR);
             let found = f64::from(scalar_dot(format, &row, &input, 0));
 
             let rounded = seen(format, &input, 0);
@@ -159,7 +159,7 @@ fn the_largest_numbers_do_not_overflow() {
             input.rows_mut().fill(127.0 * sign);
             let matrix = Matrix { format, length, rows: 1, bytes: &row };
             let bits = product_bits(Instructions::detect(), matrix, &mut input);
-            assert_eq!(bits, product_bits(Instructions::Scalar, matrix, &mut input), "{format}");
+            assert_eq!(bits, product_bits(Instructions::SCALAR, matrix, &mut input), "{format}");
             let mut weights = vec![0.0; length];
             dequantise(format, &row, &mut weights).unwrap();
             let exact: f64 = weights.iter().map(|&w| f64::from(w) * 127.0 * f64::from(sign)).sum();

@@ -8,6 +8,7 @@ pub mod error;
 pub mod head;
 pub mod network;
 pub mod node;
+pub mod probe;
 pub mod recorder;
 pub mod wire;
 pub mod worker;
@@ -76,7 +77,8 @@ impl LocalModel {
 
     /// The layers of a place in the ring, with their cache, and on the head the model's ends.
     fn stage(&self, plan: &Plan, place: usize, threads: usize) -> Result<(Stage, Option<Head>), RingError> {
-        let mut options = PoolOptions::default();
+        // Several workers may share this machine; pinned, their threads would all share one processor.
+        let mut options = PoolOptions { pin: false, ..PoolOptions::default() };
         if threads > 0 {
             options.threads = threads;
         }

@@ -1,7 +1,7 @@
 //! How does text become tokens, and tokens text?
 //!
-//! Everything comes from the metadata of the model file. Two kinds: byte-level BPE (`gpt2`, [`bytes`]) and
-//! `SentencePiece` (`llama`, [`pieces`]). Special tokens in the text are recognised only where the caller says
+//! Everything comes from the metadata of the model file. Two kinds: byte-level BPE (`gpt2`, `bytes`) and
+//! `SentencePiece` (`llama`, `pieces`). Special tokens in the text are recognised only where the caller says
 //! that it wrote them; user text cannot end a turn.
 //!
 //! Decoding gives bytes; [`TextStream`] holds back what is not yet valid UTF-8, so that a character spread

@@ -49,7 +49,9 @@ fn quantity(line: &str) -> Option<&str> {
     let value = if rest.starts_with('{') { rest.split_once("value: ")?.1 } else { rest };
     let value = value.trim_start_matches(['"', '\'']).split([',', '}', '#']).next()?.trim();
     let (number, unit) = value.split_once(' ')?;
-    let is_number = number.parse::<f64>().is_ok() && unit.starts_with(char::is_alphabetic);
+    // A sentence may begin with a number as well; a quantity ends with its unit.
+    let is_unit = unit.starts_with(char::is_alphabetic) && !unit.contains(char::is_whitespace);
+    let is_number = number.parse::<f64>().is_ok() && is_unit;
     (is_number && !matches!(key, "name" | "about" | "source" | "spread")).then_some(value)
 }
 
@@ -63,6 +65,7 @@ fn a_number_without_a_source_is_seen() {
     assert_eq!(quantity("  q4_k: { value: 70 GFLOP/s, source: measured }"), Some("70 GFLOP/s"));
     assert_eq!(quantity("  - value: 2.98 GB/s"), Some("2.98 GB/s"));
     assert_eq!(quantity("  name: 4 cores"), None);
+    assert_eq!(quantity("  inferred: 0.78 of what other programs hold"), None);
     assert_eq!(quantity("  cores: 8"), None);
     assert!(has_source("source: measured, 30 repeats") && !has_source("source:"));
 }
