@@ -136,7 +136,9 @@ impl Lab {
         if let Some(found) = &found {
             for (place, entry) in loaded.scenario.devices.iter().enumerate() {
                 let limits = entry.limits.clone().unwrap_or_default();
-                let limits = DeviceLimits { memory: limits.memory, disk_read: limits.disk_read };
+                // The disk is measured first and throttled then: a throttle passes bytes in slices, which the
+                // simulator models and a short measurement would only blur.
+                let limits = DeviceLimits { memory: limits.memory, disk_read: None };
                 groups.insert(entry.name.clone(), found.create(&entry.name, copies.file(place), limits)?);
             }
         }
@@ -157,6 +159,10 @@ impl Lab {
                 Some(device) => device,
                 None => self.profile(place, &entry.name, &limits)?,
             };
+            device.disk.limit = limits.disk_read.map(|rate| Sourced::new(rate, "set: the lab's limit"));
+            if let Some(group) = self.groups.get(&entry.name) {
+                group.limit(DeviceLimits { memory: None, disk_read: limits.disk_read })?;
+            }
             measured.push((limits, device.clone()));
             device.name.clone_from(&entry.name);
             write(&self.folder.join(format!("{}.device.yaml", entry.name)), device.to_yaml().as_bytes())?;

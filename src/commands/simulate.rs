@@ -4,7 +4,6 @@ use std::process::ExitCode;
 
 use hearth_profiles::Bytes;
 use hearth_schema::metrics::{self, Metrics};
-use hearth_schema::scenario::DeviceEntry;
 use hearth_schema::trace::{Outcome, Trace};
 use hearth_schema::{Cluster, Plan, Scenario};
 use hearth_sim::{Input, Options};
@@ -68,12 +67,10 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     })
 }
 
-/// Runs a plan in the simulator, with the limits that the scenario sets.
+/// Runs a plan in the simulator.
 pub fn simulate(cluster: &Cluster, plan: &Plan, scenario: &Scenario) -> Result<Trace, Failure> {
-    let limit = |entry: &DeviceEntry| Some((entry.name.clone(), entry.limits.as_ref()?.disk_read?));
-    let throttles = scenario.devices.iter().filter_map(limit).collect();
     let chunk = if cluster.model.total_bytes() > FINE_BELOW { Options::default().chunk } else { FINE_CHUNK };
-    let options = Options { throttles, chunk, ..Options::default() };
+    let options = Options { chunk, ..Options::default() };
     let mut trace =
         hearth_sim::simulate(&Input { cluster, plan, options: &options }).map_err(Failure::unusable)?;
     trace.header.scenario.clone_from(&scenario.name);

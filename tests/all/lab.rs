@@ -35,7 +35,8 @@ fn lab(folder: &Path, limits: &str) -> serde_json::Value {
     let (file, report) = (file.display().to_string(), folder.join("report").display().to_string());
     let scratch = folder.display().to_string();
     let model = model("q8_0");
-    let output = run(&["lab", &file, "--model", &model, "--scratch", &scratch, "--report", &report, "--json"]);
+    let output =
+        run(&["lab", &file, "--model", &model, "--scratch", &scratch, "--report", &report, "--json"]);
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{text}");
     serde_json::from_slice(&output.stdout).expect("one JSON document")

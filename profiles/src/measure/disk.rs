@@ -103,6 +103,7 @@ pub fn disk(
         random: Some(random),
         populate,
         latency: Some(latency),
+        limit: None,
         read_ahead,
     })
 }
