@@ -104,7 +104,7 @@ fn every_decision_that_is_cited_exists() {
                     .take_while(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '.'))
                     .collect();
                 let cited = format!("docs/decisions/{}", name.trim_end_matches('.'));
-                let exists = cited.ends_with(".md") && files.iter().any(|other| other.path == cited);
+                let exists = files.iter().any(|other| other.path == cited);
                 if name.len() > 4 && !exists {
                     findings.at(&file.path, line + 1, &cited);
                 }
