@@ -337,7 +337,7 @@ fn storage(device: &Device, name: &str, layout: &Layout, cache: Bytes, options: 
         throttle: options.throttles.get(name).copied(),
         latency: device.disk.latency.as_ref().map_or(Seconds(0.0), |latency| latency.value),
     };
-    let read_ahead = device.disk.read_ahead.as_ref().map_or(USUAL_READ_AHEAD, |window| window.value);
+    let read_ahead = read_ahead(device, options.chunk);
     // A page and what is read around it must have room, or nothing would ever be computed.
     let capacity = (cache.0 / options.chunk.0).clamp(2, u64::from(u32::MAX)) as u32;
     let share = layout.chunks();
@@ -355,6 +355,16 @@ fn storage(device: &Device, name: &str, layout: &Layout, cache: Bytes, options: 
         }
     }
     Storage::with_chunks(policy, read_ahead, speed, options.chunk)
+}
+
+/// How far reading by faults runs ahead of computing.
+///
+/// Threads that share a layer's rows fault at as many places at once, so that some compute while others wait, be
+/// the kernel's window ever so small. In the order of chunks that is a window which keeps the next chunk under
+/// way: four chunks, half of it behind the miss and a quarter ahead of the marker.
+fn read_ahead(device: &Device, chunk: Bytes) -> Bytes {
+    let window = device.disk.read_ahead.as_ref().map_or(USUAL_READ_AHEAD, |window| window.value);
+    if device.cpu.cores > 1 { window.max(chunk * 4) } else { window }
 }
 
 fn links(input: Input) -> ConstantLink {

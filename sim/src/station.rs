@@ -324,7 +324,7 @@ impl<'a> Station<'a> {
     }
 
     fn walk(&mut self, record: Record, segments: impl IntoIterator<Item = Segment>, desk: &mut Desk) {
-        let mut walk = Walk::new(record, segments);
+        let mut walk = Walk::new(record, segments, f64::from(self.device.cpu.cores));
         let next = walk.advance(desk.engine.now(), &mut self.storage, self.helper.is_idle());
         self.doing = Doing::Walking(Box::new(walk));
         self.next(next, desk);
