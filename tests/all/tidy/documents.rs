@@ -91,3 +91,25 @@ fn every_decision_has_its_four_parts() {
     }
     findings.assert_none();
 }
+
+#[test]
+fn every_decision_that_is_cited_exists() {
+    let mut findings = Findings::of("cite a page of docs/decisions that exists, or write it");
+    let files = text_files();
+    for file in &files {
+        for (line, text) in file.text.lines().enumerate() {
+            for (at, start) in text.match_indices("docs/decisions/") {
+                let name: String = text[at + start.len()..]
+                    .chars()
+                    .take_while(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '.'))
+                    .collect();
+                let cited = format!("docs/decisions/{}", name.trim_end_matches('.'));
+                let exists = files.iter().any(|other| other.path == cited);
+                if name.len() > 4 && !exists {
+                    findings.at(&file.path, line + 1, &cited);
+                }
+            }
+        }
+    }
+    findings.assert_none();
+}
