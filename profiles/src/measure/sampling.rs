@@ -134,7 +134,7 @@ impl Samples {
         Sourced {
             value: quantity(self.median()).rounded(),
             source: format!("measured: median of {count} samples of {what}"),
-            spread: self.spread().map(|spread| Fraction((spread.0 * 1e3).round() / 1e3).rounded()),
+            spread: self.spread().map(|spread| Fraction((spread.0 * 1e3).round() / 1e3)),
         }
     }
 }
