@@ -129,7 +129,7 @@ trait Unit: Sized {
             .iter()
             .flat_map(|&(name, factor)| [spell(name, factor), short(name, factor)])
             .filter(|text| Self::parse(text).is_ok_and(|back| back.to_base() == base))
-            .min_by_key(length)
+            .min_by_key(|text| length(text))
             .unwrap_or_else(|| spell(Self::UNITS[0].0, 1.0))
     }
 
@@ -138,12 +138,12 @@ trait Unit: Sized {
         let base = self.to_base();
         let spellings =
             Self::UNITS.iter().map(|(name, factor)| format!("{} {name}", significant(base / factor, 4)));
-        Self::parse(&spellings.min_by_key(length)?).ok()
+        Self::parse(&spellings.min_by_key(|text| length(text))?).ok()
     }
 }
 
 /// Of a spelling; of two as long, the one with fewer digits before the point reads better.
-fn length(text: &String) -> (usize, Option<usize>) {
+fn length(text: &str) -> (usize, Option<usize>) {
     (text.len(), text.find(['.', ' ']))
 }
 
