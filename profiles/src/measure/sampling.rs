@@ -134,7 +134,7 @@ impl Samples {
         Sourced {
             value: quantity(self.median()).rounded(),
             source: format!("measured: median of {count} samples of {what}"),
-            spread: self.spread().map(|spread| Fraction((spread.0 * 1e3).round() / 1e3)),
+            spread: self.spread().map(|spread| Fraction((spread.0 * 1e3).round() / 1e3).rounded()),
         }
     }
 }
@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(samples.spread(), Some(Fraction(1.0 / 3.0)));
         let sourced = samples.sourced(Seconds, "five sleeps");
         assert_eq!(sourced.source, "measured: median of 5 samples of five sleeps");
-        assert_eq!(sourced.spread, Some(Fraction(0.333)));
+        assert_eq!(sourced.spread, Some("33.3 %".parse().unwrap()));
         assert_eq!(Samples::new(vec![1.0]).spread(), None, "one sample has no spread");
     }
 
