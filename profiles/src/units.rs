@@ -134,12 +134,13 @@ trait Unit: Sized {
             .unwrap_or_else(|| spell(Self::UNITS[0].0, Self::UNITS[0].1))
     }
 
-    /// The value that the shortest spelling with four digits reads back as.
+    /// The value that the shortest decimal spelling with four digits reads back as.
     fn to_four_digits(&self) -> Option<Self> {
         let base = self.to_base();
-        let spellings = Self::UNITS
-            .iter()
-            .map(|(name, factor)| format!("{} {name}", significant(over(base, *factor), 4)));
+        // Neither KiB nor Mbit nor min.
+        let decimal = Self::UNITS.iter().filter(|(name, _)| !name.contains('i'));
+        let spellings =
+            decimal.map(|(name, factor)| format!("{} {name}", significant(over(base, *factor), 4)));
         Self::parse(&spellings.min_by_key(|text| length(text))?).ok()
     }
 }
