@@ -112,7 +112,7 @@ trait Unit: Sized {
             let known = Self::UNITS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
             return Err(UnitError::UnknownUnit { unit: unit.into(), kind: Self::KIND, known });
         };
-        let base = number * factor;
+        let base = times(number, *factor);
         if !base.is_finite() || base < 0.0 {
             return Err(bad());
         }
@@ -122,24 +122,43 @@ trait Unit: Sized {
     /// The shortest spelling that reads back as exactly the same value.
     fn spell(&self) -> String {
         let base = self.to_base();
-        let spell = |name: &str, factor: f64| format!("{} {name}", base / factor);
+        let spell = |name: &str, factor: f64| format!("{} {name}", over(base, factor));
         // The division may leave a last digit that nobody wrote: 0.0322 / 0.01 is 3.2199999999999998.
-        let short = |name: &str, factor: f64| format!("{} {name}", significant(base / factor, 12));
+        let short = |name: &str, factor: f64| format!("{} {name}", significant(over(base, factor), 12));
         Self::UNITS
             .iter()
             .flat_map(|&(name, factor)| [spell(name, factor), short(name, factor)])
             .filter(|text| Self::parse(text).is_ok_and(|back| back.to_base() == base))
-            .min_by_key(String::len)
-            .unwrap_or_else(|| spell(Self::UNITS[0].0, 1.0))
+            .min_by_key(|text| length(text))
+            // Shares are a hundredth of their unit, so a few have no exact spelling; this is the nearest.
+            .unwrap_or_else(|| spell(Self::UNITS[0].0, Self::UNITS[0].1))
     }
 
-    /// The value that the shortest spelling with four digits reads back as.
+    /// The value that the shortest decimal spelling with four digits reads back as.
     fn to_four_digits(&self) -> Option<Self> {
         let base = self.to_base();
+        // Neither KiB nor Mbit nor min.
+        let decimal = Self::UNITS.iter().filter(|(name, _)| !name.contains('i'));
         let spellings =
-            Self::UNITS.iter().map(|(name, factor)| format!("{} {name}", significant(base / factor, 4)));
-        Self::parse(&spellings.min_by_key(String::len)?).ok()
+            decimal.map(|(name, factor)| format!("{} {name}", significant(over(base, *factor), 4)));
+        Self::parse(&spellings.min_by_key(|text| length(text))?).ok()
     }
+}
+
+/// `number * factor`; a factor below one is a whole number's inverse, and dividing by that number gives what
+/// the decimal says: 3.1 % is 3.1 / 100, and 3.1 * 0.01 is not.
+fn times(number: f64, factor: f64) -> f64 {
+    if factor < 1.0 { number / (1.0 / factor).round() } else { number * factor }
+}
+
+/// `number / factor`, in the same way.
+fn over(number: f64, factor: f64) -> f64 {
+    if factor < 1.0 { number * (1.0 / factor).round() } else { number / factor }
+}
+
+/// Of a spelling; of two as long, the one with fewer digits before the point reads better.
+fn length(text: &str) -> (usize, Option<usize>) {
+    (text.len(), text.find(['.', ' ']))
 }
 
 /// A number rounded to so many digits.
@@ -515,6 +534,20 @@ mod tests {
             prop_assert_eq!(Bytes(bytes).spell().parse::<Bytes>().unwrap(), Bytes(bytes));
             prop_assert_eq!(Seconds(seconds).spell().parse::<Seconds>().unwrap(), Seconds(seconds));
             prop_assert_eq!(BytesPerSecond(rate).spell().parse::<BytesPerSecond>().unwrap(), BytesPerSecond(rate));
+        }
+
+        #[test]
+        fn a_rounded_share_reads_back_exactly(share in 0.0f64..3.0) {
+            let share = Fraction(share).rounded();
+            let text = share.spell();
+            prop_assert_eq!(text.parse::<Fraction>().unwrap(), share);
+            prop_assert!(text.len() <= "0.0001234 %".len(), "{}", text);
+        }
+
+        #[test]
+        fn any_share_reads_back_to_the_last_bit_but_one(share in 0.0f64..10.0) {
+            let back: Fraction = Fraction(share).spell().parse().unwrap();
+            prop_assert!((back.0 - share).abs() <= share * 2.0 * f64::EPSILON);
         }
 
         #[test]

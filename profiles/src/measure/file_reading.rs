@@ -2,8 +2,11 @@
 //!
 //! A [`ColdFile`] is read window after window; what has been read is dropped from the page cache at once, so
 //! that a small memory never fills and the next turn is cold again. A window is at most a quarter of the
-//! available memory. Only the reading is timed. A sample lasts long enough that the burst of a throttle's
-//! token bucket does not show, and one sample's worth of reading goes uncounted before the first.
+//! available memory. Only the reading is timed.
+//!
+//! Reading goes on where it stopped, from sample to sample and from the end of the file to its start: what the
+//! system read ahead at the end of one is the beginning of the next, and nothing is read in vain. Half a
+//! sample's worth goes uncounted before the first, and takes the burst of a throttle's token bucket with it.
 
 use std::fs::File;
 use std::io;
@@ -53,23 +56,19 @@ impl ColdFile {
 
     /// Whether its pages can be dropped at all; not where another process has them mapped.
     pub(super) fn can_be_cold(&mut self) -> Result<bool, MeasureError> {
-        let window = self.next_window();
+        let window = self.window();
         mapping::drop_cache(&self.file, &window);
         let resident = mapping::resident(&self.file, &window);
         Ok(resident.map_err(MeasureError::file("look at the cached pages of", &self.path))? <= COLD)
     }
 
-    fn next_window(&mut self) -> Range<u64> {
-        if self.position + self.window > self.length {
-            self.position = 0;
-        }
-        let window = self.position..self.position + self.window;
-        self.position = window.end;
-        window
+    /// What is read next, at most.
+    fn window(&self) -> Range<u64> {
+        self.position..(self.position + self.window).min(self.length)
     }
 
     /// Bytes a second that `read` gets. It is given a file, a cold range of it, and the time to stop at; it
-    /// says how many bytes it read.
+    /// says how many bytes from the start of the range it read.
     pub(super) fn rate(
         &mut self,
         effort: &Effort,
@@ -77,6 +76,7 @@ impl ColdFile {
     ) -> Result<Samples, MeasureError> {
         let begun = now();
         let mut rates = Vec::with_capacity(effort.samples);
+        mapping::drop_cache(&self.file, &(0..self.length));
         self.sample(effort.disk_sample.0 / 2.0, &mut read)?;
         while rates.len() < effort.samples && (rates.is_empty() || now() - begun < effort.limit.0) {
             rates.push(self.sample(effort.disk_sample.0, &mut read)?);
@@ -91,15 +91,16 @@ impl ColdFile {
         read: &mut impl FnMut(&File, Range<u64>, f64) -> io::Result<u64>,
     ) -> Result<f64, MeasureError> {
         let (mut bytes, mut time) = (0, 0.0);
-        mapping::drop_cache(&self.file, &(0..self.length));
         loop {
-            let window = self.next_window();
+            let window = self.window();
             let begun = now();
             let done = read(&self.file, window.clone(), begun + seconds - time);
-            bytes += done.map_err(MeasureError::file("read", &self.path))?;
             time += now() - begun;
-            // What was read ahead beyond the window stays: the next window begins with it.
-            mapping::drop_cache(&self.file, &window);
+            let done = done.map_err(MeasureError::file("read", &self.path))?.max(PAGE as u64);
+            bytes += done;
+            let end = window.end.min(window.start + done / PAGE as u64 * PAGE as u64);
+            mapping::drop_cache(&self.file, &(window.start..end));
+            self.position = if end >= self.length { 0 } else { end };
             if time >= seconds {
                 return Ok(bytes as f64 / time);
             }

@@ -18,8 +18,8 @@ use crate::units::Bytes;
 /// Every byte of a [`Buffer`].
 const FILL: u8 = 0x1c;
 
-/// The share of the available memory that a buffer may take.
-const MEMORY_SHARE: u64 = 4;
+/// One over the share of the available memory that a buffer may take.
+const MEMORY_SHARE: u64 = 2;
 
 /// A page; a multiple of it on systems with larger ones does no harm.
 pub(super) const PAGE: usize = 4096;
@@ -31,7 +31,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// `wanted` bytes, or a quarter of the available memory if that is less.
+    /// `wanted` bytes, or half of the available memory if that is less.
     pub fn new(wanted: Bytes) -> Result<Buffer, MeasureError> {
         let bytes = Bytes(wanted.0.min(memory::available().0 / MEMORY_SHARE).max(1 << 20));
         let failed = |source| MeasureError::Memory { bytes, source };
