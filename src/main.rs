@@ -1,3 +1,25 @@
 //! `hearth`: plan, simulate and run language models across the devices people already own.
+//!
+//! The command line is the only place that opens scenario, plan, trace and report files. Each verb reads
+//! its files, calls one crate, and writes its files.
 
-fn main() {}
+mod cli;
+mod commands;
+mod diagnostics;
+mod documents;
+mod progress;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    let cli = cli::Cli::parse();
+    match commands::run(cli) {
+        Ok(code) => code,
+        Err(failure) => {
+            eprint!("{failure}");
+            ExitCode::from(failure.code)
+        }
+    }
+}

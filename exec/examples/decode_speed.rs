@@ -40,12 +40,22 @@ fn read_bandwidth(weights: &Weights, pool: &Pool) -> f64 {
     best
 }
 
+fn print_cost(cost: ComputeCost) {
+    let share = |nanos: u64| 100.0 * nanos as f64 / cost.wall_ns.max(1) as f64;
+    println!(
+        "  critical path: {:.1} % cpu, {:.1} % run queue, {:.1} % waiting",
+        share(cost.cpu_ns),
+        share(cost.queue_ns),
+        share(cost.demand_disk_ns())
+    );
+}
+
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let path = arguments.next().ok_or("give a GGUF file")?;
     let mut number = |default: usize| arguments.next().map_or(Ok(default), |text| text.parse());
     let defaults = PoolOptions::default();
-    let (threads, tokens, prompt) = (number(defaults.threads)?, number(64)?, number(128)?);
+    let (threads, tokens, prompt) = (number(defaults.threads)?, number(64)?, number(128)?.max(1));
 
     let weights = Arc::new(Weights::open(path)?);
     let pool = Arc::new(Pool::new(PoolOptions { threads, ..defaults })?);
@@ -53,7 +63,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let layers = weights.shape().layers.0;
     let context = (prompt + tokens + 1) as u32;
     let cache = CacheOptions { context, format: CacheFormat::F16 };
-    let mut stage = Stage::on_cpu(Arc::clone(&weights), vec![0..layers], cache, cpu.clone())?;
+    let mut stage =
+        Stage::on_cpu(Arc::clone(&weights), std::slice::from_ref(&(0..layers)), cache, cpu.clone())?;
     let mut head = Head::new(Arc::clone(&weights), cpu);
     let bandwidth = read_bandwidth(&weights, &pool);
     println!("{} threads, {}, reading {bandwidth:.1} GB/s", pool.threads(), stage.backend_name());
@@ -62,9 +73,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let positions: Vec<u32> = (0..prompt as u32).collect();
     let mut hidden = head.embed(&ids)?;
     let start = wall_nanos();
-    stage.forward(0..layers, &mut hidden, &positions)?;
+    let cost = stage.forward(0..layers, &mut hidden, &positions)?;
     let seconds = (wall_nanos() - start) as f64 * 1e-9;
     println!("prefill of {prompt}: {:.1} tokens/s", prompt as f64 / seconds);
+    print_cost(cost);
 
     let mut token = greedy(&head.logits_of_last(&hidden)?);
     let mut cost = ComputeCost::default();
@@ -87,11 +99,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         1e9 / median,
         100.0 * rate / bandwidth
     );
-    println!(
-        "critical path: {:.1} % cpu, {:.1} % run queue, {:.1} % waiting",
-        100.0 * cost.cpu_ns as f64 / cost.wall_ns as f64,
-        100.0 * cost.queue_ns as f64 / cost.wall_ns as f64,
-        100.0 * cost.demand_disk_ns() as f64 / cost.wall_ns as f64
-    );
+    print_cost(cost);
     Ok(())
 }

@@ -11,7 +11,7 @@ use std::ops::Range;
 use hearth_profiles::model::ModelShape;
 
 use crate::cache::{CacheFormat, CacheShape};
-use crate::pool::ComputeCost;
+use crate::cost::ComputeCost;
 
 /// What the caches of a stage are to hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

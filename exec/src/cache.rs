@@ -1,6 +1,6 @@
 //! What does a layer remember of the tokens before?
 //!
-//! Keys and values of every position, [kv_heads, context, length] each, so that one head's rows lie one after
+//! Keys and values of every position, `[kv_heads, context, length]` each, so that one head's rows lie one after
 //! another. f16 halves the memory and is the default; the golden texts were made with f32.
 //!
 //! A position is written once per pass and read by the same and later ones; going back to an earlier length

@@ -34,20 +34,24 @@ pub fn thread_cpu_nanos() -> u64 {
     }
 }
 
+thread_local! {
+    static RUN_QUEUE: RunQueue = RunQueue::of_this_thread();
+}
+
 /// The run-queue delay of the thread that opened it.
 #[derive(Debug)]
-pub(crate) struct RunQueue {
+struct RunQueue {
     schedstat: Option<File>,
 }
 
 impl RunQueue {
     /// Of the calling thread.
-    pub(crate) fn of_this_thread() -> RunQueue {
+    fn of_this_thread() -> RunQueue {
         RunQueue { schedstat: File::open("/proc/thread-self/schedstat").ok() }
     }
 
     /// Nanoseconds spent ready but not running, so far.
-    pub(crate) fn nanos(&self) -> u64 {
+    fn nanos(&self) -> u64 {
         self.read().unwrap_or(0)
     }
 
@@ -73,14 +77,13 @@ pub(crate) struct Stretch {
     pub(crate) queue: u64,
 }
 
-/// Cuts one thread's time into stretches. Reading the run queue costs a system call to a file, so it is read
-/// only where wall and CPU time differ by more than this.
+/// Reading the run queue costs a system call to a file, so it is read only where wall and CPU time differ by
+/// more than this. Less is the clocks' own difference, for no page comes from disk so fast, and counts as CPU.
 const WORTH_READING: u64 = 10_000;
 
-/// Belongs to one thread at a time.
+/// Cuts one thread's time into stretches.
 #[derive(Debug)]
 pub(crate) struct Stopwatch {
-    run_queue: RunQueue,
     wall: u64,
     cpu: u64,
     queue: u64,
@@ -89,21 +92,21 @@ pub(crate) struct Stopwatch {
 impl Stopwatch {
     /// Starts now, on the calling thread.
     pub(crate) fn start() -> Stopwatch {
-        let run_queue = RunQueue::of_this_thread();
-        let queue = run_queue.nanos();
-        Stopwatch { run_queue, wall: wall_nanos(), cpu: thread_cpu_nanos(), queue }
+        let queue = RUN_QUEUE.with(RunQueue::nanos);
+        Stopwatch { wall: wall_nanos(), cpu: thread_cpu_nanos(), queue }
     }
 
     /// The time since the last cut (or the start); must be called by the thread that started it.
     pub(crate) fn cut(&mut self) -> Stretch {
         let (wall, cpu) = (wall_nanos(), thread_cpu_nanos());
         let mut stretch = Stretch { wall: wall - self.wall, cpu: cpu.saturating_sub(self.cpu), queue: 0 };
-        stretch.cpu = stretch.cpu.min(stretch.wall);
-        let idle = stretch.wall - stretch.cpu;
+        let idle = stretch.wall.saturating_sub(stretch.cpu);
         if idle > WORTH_READING {
-            let queue = self.run_queue.nanos();
+            let queue = RUN_QUEUE.with(RunQueue::nanos);
             stretch.queue = queue.saturating_sub(self.queue).min(idle);
             self.queue = queue;
+        } else {
+            stretch.cpu = stretch.wall;
         }
         (self.wall, self.cpu) = (wall, cpu);
         stretch

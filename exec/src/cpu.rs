@@ -13,9 +13,10 @@ use std::sync::Arc;
 
 use crate::backend::{Backend, CacheOptions};
 use crate::cache::LayerCache;
+use crate::cost::ComputeCost;
 use crate::kernels::product::{Matrix, Output, rows_product};
 use crate::kernels::{Activations, Instructions, attention, elementwise};
-use crate::pool::{ComputeCost, Pool};
+use crate::pool::Pool;
 use crate::rows::SharedRows;
 use crate::weights::{LayerTensors, Weights};
 

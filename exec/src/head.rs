@@ -5,10 +5,10 @@
 
 use std::sync::Arc;
 
+use crate::cost::ComputeCost;
 use crate::cpu::{Cpu, Product};
 use crate::error::ExecError;
 use crate::kernels::{Activations, dequantise};
-use crate::pool::ComputeCost;
 use crate::weights::Weights;
 
 /// The ends of a model.
@@ -34,7 +34,8 @@ impl Head {
             if token as usize >= matrix.rows {
                 return Err(ExecError::Token { token, vocabulary: matrix.rows as u32 });
             }
-            dequantise(matrix.format, matrix.row(token as usize), row).expect("the tensor table was checked");
+            // Cannot fail: the tensor table was checked when the file was opened.
+            let _ = dequantise(matrix.format, matrix.row(token as usize), row);
         }
         Ok(hidden)
     }
@@ -59,7 +60,7 @@ impl Head {
         Ok(logits)
     }
 
-    /// The logits of the last row of `hidden`, [vocabulary].
+    /// The logits of the last row of `hidden`, `[vocabulary]`.
     pub fn logits_of_last(&mut self, hidden: &[f32]) -> Result<Vec<f32>, ExecError> {
         let embedding = self.weights.shape().embedding as usize;
         let last = hidden.len().checked_sub(embedding).ok_or(ExecError::Hidden {

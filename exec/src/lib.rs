@@ -7,15 +7,19 @@
 pub mod backend;
 pub mod cache;
 pub mod clock;
+pub mod cost;
 pub mod cpu;
 pub mod error;
 pub mod head;
 pub mod kernels;
+#[cfg(target_os = "linux")]
+pub mod lab;
 pub mod llama;
 pub mod oracle;
 pub mod pool;
 pub mod prefetch;
 pub mod profile;
+pub mod residency;
 pub mod ring;
 mod rows;
 pub mod sampler;
@@ -26,11 +30,12 @@ pub mod weights;
 
 pub use backend::{Backend, CacheOptions};
 pub use cache::CacheFormat;
+pub use cost::ComputeCost;
 pub use cpu::Cpu;
 pub use error::ExecError;
 pub use head::Head;
 pub use oracle::Oracle;
-pub use pool::{ComputeCost, Pool, PoolOptions};
+pub use pool::{Pool, PoolOptions};
 pub use sampler::{Sampler, SamplerOptions};
 pub use stage::Stage;
 pub use tokenizer::{TextStream, Tokenizer};

@@ -8,14 +8,14 @@
 //! x = RMSNorm(h);  h += W_down (silu(W_gate x) * W_up x)
 //! ```
 //!
-//! and after the last layer logits = W_output RMSNorm(h). Source: Touvron et al. 2023 and the GGUF
+//! and after the last layer logits = `W_output` RMSNorm(h). Source: Touvron et al. 2023 and the GGUF
 //! specification for the keys. Rotation is NORM style: dimensions 2i and 2i + 1 turn by
-//! position * scale * base^(-2i / d) / factor_i.
+//! `position * scale * base^(-2i / d) / factor_i`.
 //!
 //! Here: the numbers of that pass. The pass itself is written twice, plainly in [`crate::oracle`] and for
 //! speed in [`crate::cpu`].
 
-use hearth_profiles::gguf::Metadata;
+use hearth_profiles::gguf::{GgufError, Metadata};
 use hearth_profiles::model::ModelShape;
 
 use crate::error::ExecError;
@@ -36,11 +36,12 @@ impl Hyperparameters {
     pub(crate) fn read(
         metadata: &Metadata,
         shape: &ModelShape,
-        factors: Option<Vec<f32>>,
+        factors: Option<&[f32]>,
     ) -> Result<Hyperparameters, ExecError> {
         let key = |name: &str| format!("{}.{name}", shape.architecture);
         let epsilon_key = key("attention.layer_norm_rms_epsilon");
-        let epsilon = metadata.get_f32(&epsilon_key)?.unwrap_or(1e-5);
+        let epsilon = metadata.get_f32(&epsilon_key)?;
+        let epsilon = epsilon.ok_or_else(|| GgufError::MissingKey { key: epsilon_key.clone() })?;
         positive(&epsilon_key, epsilon)?;
         let base_key = key("rope.freq_base");
         let base = metadata.get_f32(&base_key)?.unwrap_or(10_000.0);
@@ -54,7 +55,7 @@ impl Hyperparameters {
         let scale = rope_scale(metadata, &key)?;
         let pairs = dimensions / 2;
         let factor = |pair: u32| {
-            factors.as_ref().and_then(|all| all.get(pair as usize)).map_or(1.0, |&factor| f64::from(factor))
+            factors.and_then(|all| all.get(pair as usize)).map_or(1.0, |&factor| f64::from(factor))
         };
         // libm's functions are the same code on every platform; the system's are not.
         let frequency = |pair: u32| {
@@ -111,4 +112,73 @@ fn positive(key: &str, value: f32) -> Result<(), ExecError> {
         found: value.to_string(),
         hint: "it must be positive; convert the model again",
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_profiles::gguf::Value;
+    use hearth_profiles::model::Architecture;
+    use hearth_profiles::units::Layers;
+
+    use super::*;
+
+    fn shape() -> ModelShape {
+        ModelShape {
+            architecture: Architecture::Llama,
+            layers: Layers(1),
+            embedding: 8,
+            feed_forward: 8,
+            heads: 2,
+            kv_heads: 1,
+            key_length: 4,
+            value_length: 4,
+            vocabulary: 10,
+            tied_embeddings: true,
+            context_length: 16,
+        }
+    }
+
+    fn metadata(keys: &[(&str, Value)]) -> Metadata {
+        let mut metadata = Metadata::default();
+        for (key, value) in keys {
+            metadata.insert(format!("llama.{key}"), value.clone());
+        }
+        metadata
+    }
+
+    fn epsilon() -> (&'static str, Value) {
+        ("attention.layer_norm_rms_epsilon", Value::F32(1e-5))
+    }
+
+    #[test]
+    fn frequencies_fall_with_the_pair_and_are_scaled() {
+        let keys = metadata(&[
+            epsilon(),
+            ("rope.freq_base", Value::F32(100.0)),
+            ("rope.scaling.type", Value::Str("linear".into())),
+            ("rope.scaling.factor", Value::F32(2.0)),
+        ]);
+        let numbers = Hyperparameters::read(&keys, &shape(), Some(&[1.0, 4.0])).unwrap();
+        // 100^0 / 2 / 1 and 100^(-2/4) / 2 / 4.
+        assert_eq!(numbers.frequencies, [0.5, 0.1 / 8.0]);
+        let mut turns = [[0.0; 2]; 2];
+        numbers.turns(0, &mut turns);
+        assert_eq!(turns, [[1.0, 0.0]; 2]);
+        numbers.turns(3, &mut turns);
+        assert_eq!(turns[0], [1.5f64.cos() as f32, 1.5f64.sin() as f32]);
+    }
+
+    #[test]
+    fn what_cannot_be_executed_is_named() {
+        let yarn = metadata(&[epsilon(), ("rope.scaling.type", Value::Str("yarn".into()))]);
+        assert_eq!(
+            Hyperparameters::read(&yarn, &shape(), None).unwrap_err().to_string(),
+            "key `llama.rope.scaling.type` is `yarn`: \
+             only none and linear scaling can be executed; use a model without it"
+        );
+        let odd = metadata(&[epsilon(), ("rope.dimension_count", Value::U32(3))]);
+        assert!(Hyperparameters::read(&odd, &shape(), None).is_err());
+        assert!(Hyperparameters::read(&metadata(&[]), &shape(), None).is_err());
+        assert!(Hyperparameters::read(&metadata(&[epsilon()]), &shape(), Some(&[0.0, 1.0])).is_err());
+    }
 }

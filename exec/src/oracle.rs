@@ -9,12 +9,13 @@ use std::sync::Arc;
 
 use crate::backend::{Backend, CacheOptions};
 use crate::cache::LayerCache;
+use crate::cost::ComputeCost;
 use crate::kernels::product::{Matrix, scalar_dot};
 use crate::kernels::{Activations, Instructions, attention, elementwise};
-use crate::pool::{ComputeCost, Pool, PoolOptions};
+use crate::pool::{Pool, PoolOptions};
 use crate::weights::Weights;
 
-const SCALAR: Instructions = Instructions::Scalar;
+const SCALAR: Instructions = Instructions::SCALAR;
 
 /// The backend to compare others with.
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! Who computes the rows of a matmul, and what did that cost?
+//! Who computes the rows of a matmul?
 //!
 //! A persistent pool: the calling thread and n - 1 pinned workers. A phase is one closure that every
 //! participant runs; inside, they take chunks from a shared counter. Workers spin for a while after a phase,
@@ -6,12 +6,7 @@
 //! processor is busy elsewhere) is not waited for: the caller closes the phase when its own work is done and
 //! waits only for those who have entered.
 //!
-//! **Cost.** [`ComputeCost`] follows the critical path. Between phases that is the caller; in a phase it is
-//! the participant that finished last. So `wall - cpu - queue` is the time the critical path waited, which in
-//! a compute step is for pages of weights, whatever the number of threads, and a thread's spinning counts as
-//! nothing. Waiting for another participant is part of that participant's time, not of the caller's.
-//!
-//! Not here: what a phase computes. One phase at a time; a phase started inside another would deadlock.
+//! Not here: what a phase computes, and how its cost is reckoned ([`crate::cost`]). One phase at a time; a phase started inside another would deadlock.
 
 use std::cell::UnsafeCell;
 use std::ops::Range;
@@ -20,36 +15,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 
-use crate::clock::{Stopwatch, Stretch, wall_nanos};
-
-/// What a stretch of computing cost, in nanoseconds, on its critical path.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ComputeCost {
-    /// From start to end.
-    pub wall_ns: u64,
-    /// CPU time on the critical path.
-    pub cpu_ns: u64,
-    /// Time the critical path was ready to run and had no processor.
-    pub queue_ns: u64,
-    /// CPU time of all participants together.
-    pub all_cpu_ns: u64,
-}
-
-impl ComputeCost {
-    /// What is left: the critical path waited, for pages of weights.
-    pub fn demand_disk_ns(&self) -> u64 {
-        self.wall_ns.saturating_sub(self.cpu_ns).saturating_sub(self.queue_ns)
-    }
-}
-
-impl std::ops::AddAssign for ComputeCost {
-    fn add_assign(&mut self, other: ComputeCost) {
-        self.wall_ns += other.wall_ns;
-        self.cpu_ns += other.cpu_ns;
-        self.queue_ns += other.queue_ns;
-        self.all_cpu_ns += other.all_cpu_ns;
-    }
-}
+use crate::clock::{Stopwatch, wall_nanos};
+use crate::cost::{ComputeCost, Phase, Report};
 
 /// How a pool is built.
 #[derive(Debug, Clone, Copy)]
@@ -75,6 +42,8 @@ pub struct Pool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     caller: Mutex<Caller>,
+    /// Held while something is being measured.
+    measuring: Mutex<()>,
 }
 
 /// What only the thread that runs phases touches.
@@ -109,12 +78,10 @@ struct Seat {
     report: UnsafeCell<Report>,
 }
 
-#[derive(Clone, Copy, Default)]
-struct Report {
-    epoch: u64,
-    end: u64,
-    work: Stretch,
-}
+/// How much of a region was given out, on a cache line of its own.
+#[derive(Default)]
+#[repr(align(128))]
+struct Region(AtomicUsize);
 
 // SAFETY: `job` and `caller` are written while the phase is closed and nobody is inside, and read by those
 // inside; `report` is written by its worker while inside and read by the caller after everyone has left. The
@@ -157,7 +124,7 @@ impl Pool {
             })
         };
         let workers = (0..workers).map(start).collect::<std::io::Result<Vec<_>>>()?;
-        Ok(Pool { shared, workers, caller: Mutex::default() })
+        Ok(Pool { shared, workers, caller: Mutex::default(), measuring: Mutex::default() })
     }
 
     /// Participants, the caller included.
@@ -166,23 +133,31 @@ impl Pool {
     }
 
     /// Runs `job(participant)` once on the caller (participant 0) and at most once on every worker.
+    ///
+    /// # Panics
+    /// If the job does, on any participant.
     pub fn run(&self, job: impl Fn(usize) + Sync) {
         let mut caller = self.lock();
         if self.workers.is_empty() {
             return job(0);
         }
+        let mut opened = 0;
         if let Some((watch, cost)) = &mut caller.meter {
-            add(cost, watch.cut());
+            cost.add(watch.cut());
+            opened = watch.last_cut();
         }
         caller.epoch = (caller.epoch + 1) & u64::from(u32::MAX);
         self.open(caller.epoch, &job);
         let own = catch_unwind(AssertUnwindSafe(|| job(0)));
         let work = caller.meter.as_mut().map(|(watch, _)| (watch.cut(), watch.last_cut()));
         self.close();
-        if let (Some(work), epoch, Some((watch, cost))) = (work, caller.epoch, &mut caller.meter) {
-            self.account(epoch, work, cost);
-            // The wait for the others was accounted as their work.
-            watch.cut();
+        let epoch = caller.epoch;
+        if let (Some((own, own_end)), Some((watch, cost))) = (work, &mut caller.meter) {
+            let waited = watch.cut();
+            let phase = Phase { epoch, opened, own, own_end, waited, closed: watch.last_cut() };
+            // SAFETY: everyone has left the phase, and no other can begin while the caller is here.
+            let reports = self.shared.seats.iter().map(|seat| unsafe { *seat.report.get() });
+            cost.add_phase(&phase, reports);
         }
         drop(caller);
         if let Err(panic) = own {
@@ -192,30 +167,44 @@ impl Pool {
     }
 
     /// Calls `body(participant, range)` for chunks of at most `grain` that together make `0..count`.
+    ///
+    /// Each participant begins in a region of its own, so that it reads memory in order, and helps in the
+    /// others' when it is done.
     pub fn for_each(&self, count: usize, grain: usize, body: impl Fn(usize, Range<usize>) + Sync) {
         let grain = grain.max(1);
-        if count <= grain {
+        if count <= grain || self.workers.is_empty() {
             return body(0, 0..count);
         }
-        let next = AtomicUsize::new(0);
+        let threads = self.threads();
+        let region = count.div_ceil(threads).next_multiple_of(grain);
+        let taken: Vec<Region> = (0..threads).map(|_| Region::default()).collect();
         self.run(|participant| {
-            loop {
-                let start = next.fetch_add(grain, Ordering::Relaxed);
-                if start >= count {
-                    break;
+            for offset in 0..threads {
+                let index = (participant + offset) % threads;
+                let end = ((index + 1) * region).min(count);
+                loop {
+                    let start = index * region + taken[index].0.fetch_add(grain, Ordering::Relaxed);
+                    if start >= end {
+                        break;
+                    }
+                    body(participant, start..(start + grain).min(end));
                 }
-                body(participant, start..(start + grain).min(count));
             }
         });
     }
 
-    /// Runs `body` and says what the phases in it, and the caller between them, cost. Not to be nested.
+    /// Runs `body` and says what the phases in it, and the caller between them, cost. Measurements of several
+    /// threads take turns.
+    ///
+    /// # Panics
+    /// If a phase does. A measurement inside another would wait for itself.
     pub fn measured<R>(&self, body: impl FnOnce() -> R) -> (R, ComputeCost) {
+        let _turn = self.measuring.lock().unwrap_or_else(PoisonError::into_inner);
         let start = wall_nanos();
         self.lock().meter = Some((Stopwatch::start(), ComputeCost::default()));
         let result = body();
-        let (mut watch, mut cost) = self.lock().meter.take().expect("measurements are not nested");
-        add(&mut cost, watch.cut());
+        let (mut watch, mut cost) = self.lock().meter.take().expect("measurements take turns");
+        cost.add(watch.cut());
         cost.wall_ns = wall_nanos() - start;
         (result, cost)
     }
@@ -262,25 +251,6 @@ impl Pool {
             inside = shared.state.load(Ordering::Acquire) & INSIDE;
         }
     }
-
-    /// Adds a phase to the critical path: the work of whoever finished last.
-    fn account(&self, epoch: u64, (own, own_end): (Stretch, u64), cost: &mut ComputeCost) {
-        let (mut last, mut last_end) = (own, own_end);
-        cost.all_cpu_ns += own.cpu;
-        for seat in &self.shared.seats {
-            // SAFETY: everyone has left the phase, and no other can begin while the caller is here.
-            let report = unsafe { *seat.report.get() };
-            if report.epoch != epoch {
-                continue;
-            }
-            cost.all_cpu_ns += report.work.cpu;
-            if report.end > last_end {
-                (last, last_end) = (report.work, report.end);
-            }
-        }
-        cost.cpu_ns += last.cpu;
-        cost.queue_ns += last.queue;
-    }
 }
 
 impl Drop for Pool {
@@ -295,12 +265,6 @@ impl Drop for Pool {
             let _ = worker.join();
         }
     }
-}
-
-fn add(cost: &mut ComputeCost, stretch: Stretch) {
-    cost.cpu_ns += stretch.cpu;
-    cost.all_cpu_ns += stretch.cpu;
-    cost.queue_ns += stretch.queue;
 }
 
 /// The life of worker `index`.

@@ -115,7 +115,8 @@ fn serve(weights: &Weights, policy: Residency, budget: Option<Bytes>, request: &
     Span { at: request.at, layers, start, end: wall_nanos(), bytes }
 }
 
-fn extents(weights: &Weights, part: &Part) -> Vec<Extent> {
+/// Where a part's weights lie.
+pub fn extents(weights: &Weights, part: &Part) -> Vec<Extent> {
     match part {
         Part::Layers(layers) => weights.layers_extents(layers.clone()),
         Part::Output => weights.head_extents(),

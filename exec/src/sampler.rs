@@ -1,7 +1,7 @@
 //! Which token comes next?
 //!
 //! Greedy: the largest logit, the lowest id of equals. Otherwise the k most likely tokens at the given
-//! temperature, of those the fewest that together have probability p, and one of these by a ChaCha8 stream
+//! temperature, of those the fewest that together have probability p, and one of these by a `ChaCha8` stream
 //! from the seed. The exponential is the project's own, so a seed gives the same text on every platform.
 
 use rand::{Rng, SeedableRng};
@@ -53,7 +53,7 @@ impl Sampler {
         Ok(Sampler { options, stream, candidates: Vec::new() })
     }
 
-    /// The next token after these logits, [vocabulary].
+    /// The next token after these logits, `[vocabulary]`.
     pub fn sample(&mut self, logits: &[f32]) -> u32 {
         if self.options.temperature == 0.0 {
             return greedy(logits);

@@ -14,7 +14,7 @@
 //! let cpu = Cpu::new(Arc::new(pool));
 //! let layers = 0..weights.shape().layers.0;
 //! let cache = CacheOptions { context: 2048, format: CacheFormat::F16 };
-//! let mut stage = Stage::on_cpu(Arc::clone(&weights), vec![layers.clone()], cache, cpu.clone())?;
+//! let mut stage = Stage::on_cpu(Arc::clone(&weights), std::slice::from_ref(&layers), cache, cpu.clone())?;
 //! let mut head = Head::new(weights, cpu);
 //!
 //! let tokens = [1, 15043];
@@ -30,9 +30,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::backend::{Backend, CacheOptions};
+use crate::cost::ComputeCost;
 use crate::cpu::{Cpu, CpuLayers};
 use crate::error::ExecError;
-use crate::pool::ComputeCost;
 use crate::weights::Weights;
 
 /// Some layers of a model, with their KV caches.
@@ -49,11 +49,11 @@ impl Stage {
     /// Over the layers in `owned`, computed on the processors of this device.
     pub fn on_cpu(
         weights: Arc<Weights>,
-        owned: Vec<Range<u32>>,
+        owned: &[Range<u32>],
         cache: CacheOptions,
         cpu: Cpu,
     ) -> Result<Stage, ExecError> {
-        check_owned(&weights, &owned)?;
+        check_owned(&weights, owned)?;
         let layers = owned.iter().cloned().flatten();
         let backend = CpuLayers::new(Arc::clone(&weights), layers, cache, cpu);
         Stage::new(weights, owned, cache, Box::new(backend))
@@ -62,13 +62,13 @@ impl Stage {
     /// Over the layers in `owned`, computed by `backend`, which has caches as `cache` says.
     pub fn new(
         weights: Arc<Weights>,
-        owned: Vec<Range<u32>>,
+        owned: &[Range<u32>],
         cache: CacheOptions,
         backend: Box<dyn Backend>,
     ) -> Result<Stage, ExecError> {
-        check_owned(&weights, &owned)?;
+        check_owned(&weights, owned)?;
         let filled = owned.iter().cloned().flatten().map(|layer| (layer, 0)).collect();
-        Ok(Stage { weights, owned, context: cache.context, filled, backend })
+        Ok(Stage { weights, owned: owned.to_vec(), context: cache.context, filled, backend })
     }
 
     /// Runs `layers`, all of one owned range, over `hidden` [tokens, embedding] in place.

@@ -87,8 +87,9 @@ impl Weights {
         };
         let output_norm = table.vector("output_norm.weight", wide)?;
         table.nothing_is_left_out(shape.layers.0)?;
-        let hyperparameters = Hyperparameters::read(&model.metadata, &shape, table.rope_factors(&shape)?)?;
-        Ok(Weights { layers, embedding, output_norm, output, hyperparameters, shape, maps, model })
+        let hyperparameters =
+            Hyperparameters::read(&model.metadata, &shape, table.rope_factors(&shape)?.as_deref())?;
+        Ok(Weights { model, shape, hyperparameters, maps, layers, embedding, output_norm, output })
     }
 
     /// The header.

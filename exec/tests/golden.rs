@@ -55,7 +55,9 @@ impl Model {
         let cpu = Cpu::new(Arc::new(pool));
         let layers = weights.shape().layers.0;
         let cache = CacheOptions { context: 256, format: CacheFormat::F32 };
-        let stage = Stage::on_cpu(Arc::clone(&weights), vec![0..layers], cache, cpu.clone()).unwrap();
+        let stage =
+            Stage::on_cpu(Arc::clone(&weights), std::slice::from_ref(&(0..layers)), cache, cpu.clone())
+                .unwrap();
         Model { head: Head::new(weights, cpu), stage, layers, length: 0 }
     }
 

@@ -18,7 +18,12 @@ use hearth_schema::plan::{Origin, PlannedDevice, PlannedModel, PlannerRecord, Ro
 use hearth_schema::scenario::{KvFormat, Residency};
 
 const LAYERS: u32 = 8;
+/// Enough to show that caches are right; all 64 golden tokens with `HEARTH_RING_TOKENS=64`.
 const GENERATE: u32 = 12;
+
+fn generated() -> u32 {
+    std::env::var("HEARTH_RING_TOKENS").ok().and_then(|text| text.parse().ok()).unwrap_or(GENERATE)
+}
 
 fn data(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/data/models").join(name)
@@ -58,7 +63,7 @@ fn plan(model: &LocalModel, windows: &[u32], addresses: &[String], prefetch: boo
         },
         planner: PlannerRecord { strategy: "manual".into(), options: vec![] },
         rounds: LAYERS.div_ceil(windows.iter().sum()),
-        context: 64,
+        context: 128,
         kv_cache: KvFormat::F32,
         devices: devices.collect(),
         dropped: vec![],
@@ -91,7 +96,7 @@ async fn generate(ring: &mut Ring, prompt: &[u32]) -> Result<(Generated, Vec<Vec
     let logits = seen.clone();
     let request = Request {
         prompt: prompt.to_vec(),
-        generate: GENERATE,
+        generate: generated(),
         sample: Box::new(move |row| {
             logits.lock().unwrap().push(row.iter().map(|logit| logit.to_bits()).collect());
             largest(row)
@@ -124,7 +129,13 @@ fn feasible(devices: usize) -> Vec<Vec<u32>> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_feasible_ring_gives_the_tokens_and_logits_of_one_process() {
-    let (model, prompt) = (open("psalm-7m-q4_k.gguf"), prompt());
+    for format in ["q4_k", "q8_0", "f16"] {
+        every_ring_is_one_process(&format!("psalm-7m-{format}.gguf")).await;
+    }
+}
+
+async fn every_ring_is_one_process(file: &str) {
+    let (model, prompt) = (open(file), prompt());
     let network = Memory::default();
     let addresses = start(&network, &model, 3).await;
     let mut alone = Ring::connect(&network, plan(&model, &[LAYERS], &[], false), model.clone(), one_thread())
@@ -145,7 +156,7 @@ async fn every_feasible_ring_gives_the_tokens_and_logits_of_one_process() {
         partial += u32::from(LAYERS % windows.iter().sum::<u32>() != 0);
         unequal += u32::from(windows.windows(2).any(|pair| pair[0] != pair[1]));
     }
-    println!("{rings} rings, {partial} with a partial last round, {unequal} with unequal windows");
+    println!("{file}: {rings} rings, {partial} with a partial last round, {unequal} with unequal windows");
     assert_eq!(rings, 28 + 56 + 70, "C(8, 2) + C(8, 3) + C(8, 4) ways to leave layers to later rounds");
 }
 

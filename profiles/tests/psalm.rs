@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 
 use hearth_profiles::Document;
-use hearth_profiles::gguf::{GgufError, GgufModel, HeaderError, TensorInfo};
+use hearth_profiles::gguf::{
+    GgufError, GgufModel, HeaderError, HeaderWriter, TensorInfo, Value, part_suffix,
+};
 use hearth_profiles::model::{
     Architecture, DigestMatch, ModelDocument, ModelProfile, ModelShape, Quant, layout,
 };
@@ -136,4 +138,37 @@ fn one_changed_weight_near_the_start_of_a_tensor_changes_the_digest() {
     bytes[offset as usize + 4000] ^= 1;
     std::fs::write(&copy, &bytes).unwrap();
     assert_ne!(digest(), before);
+}
+
+#[test]
+fn a_model_split_in_two_has_the_same_profile_and_another_digest() {
+    let source = std::fs::read(path("psalm-draft-1m-q8_0.gguf")).unwrap();
+    let whole = GgufModel::open(path("psalm-draft-1m-q8_0.gguf")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let (first, second) = whole.tensors.split_at(7);
+    for (number, tensors) in [(0, first), (1, second)] {
+        let mut writer = HeaderWriter::default();
+        writer.key("split.no", Value::U16(number)).unwrap();
+        writer.key("split.count", Value::U16(2)).unwrap();
+        writer.key("split.tensors.count", Value::I32(whole.tensors.len() as i32)).unwrap();
+        for (key, value) in whole.metadata.iter().filter(|_| number == 0) {
+            writer.key(key, value.clone()).unwrap();
+        }
+        for tensor in tensors {
+            writer.tensor(&tensor.name, &tensor.dims, tensor.format).unwrap();
+        }
+        let layout = writer.finish();
+        let mut file = layout.header;
+        for (from, to) in tensors.iter().zip(&layout.tensors) {
+            file.resize(to.offset as usize, 0);
+            file.extend(&source[from.offset as usize..from.end() as usize]);
+        }
+        file.resize(layout.file_bytes as usize, 0);
+        std::fs::write(folder.path().join(format!("draft{}", part_suffix(number.into(), 2))), file).unwrap();
+    }
+    let split = GgufModel::open(folder.path().join("draft-00002-of-00002.gguf")).unwrap();
+    let (whole, split) = (ModelProfile::from_gguf(&whole).unwrap(), ModelProfile::from_gguf(&split).unwrap());
+    assert_eq!((&split.layers, &split.input, &split.output), (&whole.layers, &whole.input, &whole.output));
+    assert_eq!(split.matches(&whole.shape_digest()), DigestMatch::SameShape);
+    assert_ne!(split.digest, whole.digest);
 }

@@ -1,1 +1,61 @@
-//! hearth-reports
+//! What happened in these runs, and how good was the prediction?
+//!
+//! A [`Report`] is made from traces and nothing else. Two traces of one plan, a simulated and a measured
+//! one, become a comparison term by term; one trace or several become tables side by side. The same
+//! traces always make the same bytes.
+//!
+//! ```
+//! use hearth_schema::trace::{Header, Kind, Origin, Outcome, Record, Resource, Trace, TracedDevice};
+//! use hearth_schema::schedule::Pass;
+//! use hearth_reports::Report;
+//!
+//! let device = TracedDevice {
+//!     name: "laptop".into(), profile: None, memory_total: 8 << 30, kernel: None, unvalidated: None,
+//! };
+//! let output = |pass: u32, end_ms: u64| Record {
+//!     device: 0, resource: Resource::Cpu, kind: Kind::Output, pass, round: 0, layers: None,
+//!     start: (end_ms - 5) * 1_000_000, end: end_ms * 1_000_000, bytes: 0, peer: None, cost: None,
+//! };
+//! let trace = Trace {
+//!     header: Header {
+//!         schema: Trace::SCHEMA.into(), origin: Origin::Simulated, scenario: "alone".into(),
+//!         plan: "sha256:0".into(), model: "psalm-7m".into(), seed: 1, version: "0.1.0".into(),
+//!         devices: vec![device],
+//!     },
+//!     passes: (0..3).map(|index| Pass { index, first_position: index, tokens: 1, output: true }).collect(),
+//!     records: vec![output(0, 20), output(1, 50), output(2, 100)],
+//!     readings: vec![],
+//!     outcome: Outcome::Ok,
+//! };
+//! let report = Report::new(vec![trace])?;
+//! // Two tokens after the first, of 30 and 50 ms.
+//! assert_eq!(report.comparison().runs[0].metrics.tpot_ms.unwrap().mean, 40.0);
+//! let names: Vec<String> = report.files().into_iter().map(|(name, _)| name).collect();
+//! assert!(names.contains(&"index.html".to_owned()));
+//! # Ok::<(), hearth_reports::ReportError>(())
+//! ```
+//!
+//! Not here: reading traces and writing files (the command line), and the numbers themselves
+//! ([`hearth_schema::metrics`]).
+
+mod blocks;
+mod charts;
+pub mod comparison;
+mod contents;
+mod document;
+mod escape;
+mod gantt;
+mod markdown;
+mod messages;
+mod page;
+pub mod perfetto;
+mod report;
+mod rounding;
+mod summary;
+mod svg;
+mod tables;
+mod terms;
+mod tokens;
+
+pub use comparison::Comparison;
+pub use report::{Report, ReportError};

@@ -142,7 +142,7 @@ pub fn compute(trace: &Trace) -> Metrics {
         add(&mut terms, &decompose(&by_pass, token, trace.header.devices.len()), tokens.len());
     }
     let devices = devices(trace, &tokens, first.map(|(pass, _)| pass));
-    terms.hidden_disk = devices.iter().map(|device| device.hidden_disk_ms).sum();
+    terms.hidden_disk = devices.iter().map(|device| device.hidden_disk_ms).fold(0.0, |sum, ms| sum + ms);
     let tpot = spread(&times);
     Metrics {
         outcome: trace.outcome,
@@ -311,20 +311,24 @@ fn devices(trace: &Trace, tokens: &[Token], prompt: Option<u32>) -> Vec<DeviceMe
                 resident_bytes: at(Counter::Resident, None),
                 busy_ms: work.iter().map(|record| millis(record.duration())).sum::<f64>() / count,
                 demand_disk_ms: terms.demand_disk / count,
-                hidden_disk_ms: ahead.map(|record| millis(outside(record, &work))).sum::<f64>() / count,
+                hidden_disk_ms: ahead
+                    .map(|record| millis(outside(record, &work)))
+                    .fold(0.0, |sum, ms| sum + ms)
+                    / count,
             }
         })
         .collect()
 }
 
-/// Nanoseconds of a prefetch in which none of the device's own steps ran. `work` is in order.
+/// Nanoseconds of a prefetch in which none of the device's own steps ran. `work` is in order, but steps
+/// on different processors may overlap, so that one of them can have ended before the prefetch began.
 fn outside(prefetch: &Record, work: &[&Record]) -> u64 {
     let from = work.partition_point(|record| record.end <= prefetch.start);
     let beside: u64 = work[from..]
         .iter()
         .take_while(|record| record.start < prefetch.end)
-        .map(|record| record.end.min(prefetch.end) - record.start.max(prefetch.start))
-        .sum();
+        .map(|record| record.end.min(prefetch.end).saturating_sub(record.start.max(prefetch.start)))
+        .fold(0, u64::saturating_add);
     prefetch.duration().saturating_sub(beside)
 }
 

@@ -1,1 +1,22 @@
-//! hearth-sim
+//! How long does a plan take, and what does every device do meanwhile?
+//!
+//! A discrete-event simulator. It interprets the same schedule as the executor and writes the same trace:
+//! [`simulate`] takes a resolved scenario and a plan. [`engine`] orders events, [`resource`] says when
+//! processors, disks and links are done, [`page_cache`] says which bytes must be read again and [`storage`]
+//! joins it to a disk.
+
+mod budget;
+pub mod engine;
+mod error;
+mod helper;
+mod layout;
+pub mod page_cache;
+mod rates;
+pub mod resource;
+mod run;
+mod station;
+pub mod storage;
+mod walk;
+
+pub use error::SimError;
+pub use run::{Input, Options, simulate};

@@ -1,1 +1,12 @@
-//! One integration binary across crates.
+//! Does the whole hold together: the crates, the house rules, the names?
+//!
+//! One binary for every test that looks across crates, so that it is linked once.
+
+mod architecture;
+mod bad_input;
+mod glossary;
+mod lab;
+mod processes;
+mod repository;
+mod rust_text;
+mod tidy;

@@ -70,7 +70,10 @@ impl Activations {
         self.length
     }
 
-    /// Rounds the rows to `kind`, unless that was done. The length is a whole number of its blocks.
+    /// Rounds the rows to `kind`, unless that was done.
+    ///
+    /// # Panics
+    /// If the length is not a whole number of the kind's blocks.
     pub fn prepare(&mut self, kind: InputKind, instructions: Instructions) {
         let (into, block) = match kind {
             InputKind::Plain => return,
@@ -180,7 +183,7 @@ mod tests {
         values[..4].copy_from_slice(&[2.0, 1.0, -0.01, -2.0]);
         let mut quants = [0i8; 32];
         let mut scales = [0.0f32];
-        round32(Instructions::Scalar, &values, &mut quants, &mut scales);
+        round32(Instructions::SCALAR, &values, &mut quants, &mut scales);
         assert_eq!(quants[..5], [127, 64, -1, -127, 0]);
         assert_eq!(scales[0], 2.0 / 127.0);
     }

@@ -9,7 +9,7 @@
 use half::f16;
 
 use super::elementwise::softmax;
-use super::{Instructions, fold, tree};
+use super::{Instructions, Set, fold, tree};
 use crate::cache::Rows;
 
 /// One head's attention over the first positions of its cache rows; `scores` has one place a position.
@@ -67,21 +67,21 @@ super::compiled_for_each! {
 }
 
 fn scores_f16(instructions: Instructions, query: &[f32], scale: f32, keys: &[f16], scores: &mut [f32]) {
-    match instructions {
-        Instructions::Scalar => {
+    match instructions.set() {
+        Set::Scalar => {
             for (score, key) in scores.iter_mut().zip(keys.chunks_exact(query.len())) {
                 *score = super::scalar::dot_f16(bytemuck::cast_slice(key), query) * scale;
             }
         }
         #[cfg(target_arch = "x86_64")]
         // SAFETY: this value exists only where the processor has AVX2, FMA and F16C.
-        Instructions::Avx2 => unsafe { super::avx2::scores_f16(query, scale, keys, scores) },
+        Set::Avx2 => unsafe { super::avx2::scores_f16(query, scale, keys, scores) },
     }
 }
 
 fn mix_f16(instructions: Instructions, probabilities: &[f32], values: &[f16], out: &mut [f32]) {
-    match instructions {
-        Instructions::Scalar => {
+    match instructions.set() {
+        Set::Scalar => {
             out.fill(0.0);
             for (&probability, value) in probabilities.iter().zip(values.chunks_exact(out.len())) {
                 for (out, value) in out.iter_mut().zip(value) {
@@ -91,6 +91,6 @@ fn mix_f16(instructions: Instructions, probabilities: &[f32], values: &[f16], ou
         }
         #[cfg(target_arch = "x86_64")]
         // SAFETY: this value exists only where the processor has AVX2, FMA and F16C.
-        Instructions::Avx2 => unsafe { super::avx2::mix_f16(probabilities, values, out) },
+        Set::Avx2 => unsafe { super::avx2::mix_f16(probabilities, values, out) },
     }
 }

@@ -122,7 +122,7 @@ pub(crate) fn blocks<B: Pod>(row: &[u8]) -> &[B] {
     bytemuck::cast_slice(row)
 }
 
-/// Writes the f32 weights that `row` stores into `out`, [length].
+/// Writes the f32 weights that `row` stores into `out`, `[length]`.
 pub fn dequantise(format: Supported, row: &[u8], out: &mut [f32]) -> Result<(), KernelError> {
     let wanted = format.row_bytes(out.len());
     if wanted != Some(row.len()) {

@@ -130,7 +130,7 @@ mod tests {
                 swiglu(instructions, &row, &norm, &mut product);
                 norm.iter().chain(&probabilities).chain(&product).map(|v| v.to_bits()).collect::<Vec<_>>()
             };
-            prop_assert_eq!(bits(Instructions::Scalar), bits(Instructions::detect()));
+            prop_assert_eq!(bits(Instructions::SCALAR), bits(Instructions::detect()));
         }
 
         #[test]

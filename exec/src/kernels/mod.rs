@@ -7,16 +7,19 @@
 //!   (`Q8_0`) or 256 (`Q4_K`, `Q6_K`) under an f32 scale. There are eight f32 lanes. In each block lane i
 //!   takes the exact integer sum of elements 4i..4i+3 of every group of 32, times the integer scales, as one
 //!   `lane = fma(weight_scale * activation_scale, sum as f32, lane)`. What the formats subtract (minima of
-//!   `Q4_K`, the offset 32 of `Q6_K`) is an integer too and is stated beside each kernel in [`scalar`].
+//!   `Q4_K`, the offset 32 of `Q6_K`) is an integer too and is stated beside each kernel in `scalar`.
 //! - **F32 and F16 weights.** 32 lanes; element j is fma'd into lane j % 32; then lanes i, i+8, i+16, i+24
 //!   are added as (a + b) + (c + d).
 //! - **Last**, the eight lanes: `((l0 + l4) + (l2 + l6)) + ((l1 + l5) + (l3 + l7))`.
 //!
 //! Rust neither reorders nor contracts float operations, so code written once without intrinsics
-//! ([`elementwise`], [`attention`]) has the same bits wherever it is compiled; only the dot products have
+//! (`elementwise`, `attention`) has the same bits wherever it is compiled; only the dot products have
 //! intrinsics.
 //!
 //! Not here: which rows go to which thread. That is [`crate::cpu`].
+
+// Code that is compiled once for every instruction set must become part of the function that has it enabled.
+#![allow(clippy::inline_always)]
 
 /// Compiles generic code once for every instruction set and dispatches to it: `fn name(instructions, ..)`.
 macro_rules! compiled_for_each {
@@ -30,11 +33,11 @@ macro_rules! compiled_for_each {
             fn avx2($($argument: $type),*) {
                 $generic($($argument),*);
             }
-            match instructions {
-                $crate::kernels::Instructions::Scalar => $generic($($argument),*),
+            match instructions.set() {
+                $crate::kernels::Set::Scalar => $generic($($argument),*),
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: this value exists only where the processor has AVX2, FMA and F16C.
-                $crate::kernels::Instructions::Avx2 => unsafe { avx2($($argument),*) },
+                $crate::kernels::Set::Avx2 => unsafe { avx2($($argument),*) },
             }
         }
     )+};
@@ -124,8 +127,14 @@ impl fmt::Display for Supported {
 }
 
 /// The instruction set that kernels are dispatched to. Results do not depend on it.
+///
+/// A set other than the scalar one can only be had from [`Instructions::detect`], so that a value of it is a
+/// proof that the processor has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Instructions {
+pub struct Instructions(Set);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Set {
     /// Plain Rust: the oracle the others are compared with.
     Scalar,
     /// x86-64 with AVX2, FMA and F16C.
@@ -134,6 +143,9 @@ pub enum Instructions {
 }
 
 impl Instructions {
+    /// Plain Rust.
+    pub const SCALAR: Instructions = Instructions(Set::Scalar);
+
     /// The best that this processor has.
     pub fn detect() -> Instructions {
         #[cfg(target_arch = "x86_64")]
@@ -141,18 +153,22 @@ impl Instructions {
             && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("f16c")
         {
-            return Instructions::Avx2;
+            return Instructions(Set::Avx2);
         }
-        Instructions::Scalar
+        Instructions::SCALAR
     }
 
     /// Its name in traces.
     pub fn name(self) -> &'static str {
-        match self {
-            Instructions::Scalar => "scalar",
+        match self.0 {
+            Set::Scalar => "scalar",
             #[cfg(target_arch = "x86_64")]
-            Instructions::Avx2 => "avx2",
+            Set::Avx2 => "avx2",
         }
+    }
+
+    pub(crate) fn set(self) -> Set {
+        self.0
     }
 }
 
@@ -183,3 +199,6 @@ pub(crate) fn tree(lanes: [f32; 8]) -> f32 {
 pub(crate) fn fold(lanes: [f32; 32]) -> [f32; 8] {
     std::array::from_fn(|i| (lanes[i] + lanes[i + 8]) + (lanes[i + 16] + lanes[i + 24]))
 }
+
+#[cfg(test)]
+mod tests;

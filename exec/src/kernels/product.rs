@@ -9,7 +9,7 @@
 use std::marker::PhantomData;
 
 use super::activations::Activations;
-use super::{Instructions, Supported, scalar};
+use super::{Instructions, Set, Supported, scalar};
 
 /// A matrix in the mapped file.
 #[derive(Debug, Clone, Copy)]
@@ -82,11 +82,11 @@ pub(crate) unsafe fn rows_product(
     assert!(first + count <= matrix.rows && matrix.rows == out.rows, "rows outside the matrix");
     assert!(input.length() == matrix.length && input.tokens() == out.tokens, "the input does not fit");
     let tile = Tile { matrix, first, count, input, out };
-    match instructions {
-        Instructions::Scalar => scalar_tile(tile),
+    match instructions.set() {
+        Set::Scalar => scalar_tile(tile),
         #[cfg(target_arch = "x86_64")]
         // SAFETY: this value exists only where the processor has AVX2, FMA and F16C.
-        Instructions::Avx2 => unsafe { avx2_tile(tile) },
+        Set::Avx2 => unsafe { avx2_tile(tile) },
     }
 }
 

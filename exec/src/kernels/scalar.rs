@@ -3,6 +3,9 @@
 //! The oracle: one function a format, written for reading. The SIMD kernels must give the same bits. The
 //! order of summation is that of [`super`]; each function states what is special to its format.
 
+// Indices are the definition here: lane i, element j.
+#![allow(clippy::needless_range_loop)]
+
 use half::f16;
 
 use super::activations::QuantisedRow;

@@ -92,8 +92,8 @@ pub(super) fn measure(cpu: &Cpu, rates: &ComputeRates, effort: &Effort) -> Resul
     let layers = shape.layers.0;
 
     let cache = CacheOptions { context: CONTEXT, format: CacheFormat::F16 };
-    let owned = std::iter::once(0..layers).collect();
-    let mut stage = Stage::on_cpu(weights.clone(), owned, cache, cpu.clone())?;
+    let owned: Vec<_> = std::iter::once(0..layers).collect();
+    let mut stage = Stage::on_cpu(weights.clone(), &owned, cache, cpu.clone())?;
     let mut head = Head::new(weights.clone(), cpu.clone());
     let mut hidden = head.embed(&[1])?;
     let start = hidden.clone();

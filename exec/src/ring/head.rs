@@ -108,7 +108,9 @@ struct Control {
     orders: mpsc::UnboundedSender<Frame>,
     answers: mpsc::UnboundedReceiver<Frame>,
     clock: Arc<Mutex<ClockOffset>>,
-    tasks: Vec<JoinHandle<()>>,
+    watcher: JoinHandle<()>,
+    reader: JoinHandle<()>,
+    writer: JoinHandle<()>,
 }
 
 /// The offset of a worker's clock, from the shortest ping so far.
@@ -225,13 +227,12 @@ impl Ring {
         for worker in &self.workers {
             let _ = worker.orders.send(Message::Goodbye.into());
         }
-        // The writer tasks end once what is queued is written.
+        // A writer ends once what is queued is written and nobody can queue more; the watcher could.
         for worker in &mut self.workers {
             let (orders, _) = mpsc::unbounded_channel();
             worker.orders = orders;
-            if let Some(writer) = worker.tasks.pop() {
-                let _ = tokio::time::timeout(HEARTBEAT, writer).await;
-            }
+            worker.watcher.abort();
+            let _ = tokio::time::timeout(HEARTBEAT, &mut worker.writer).await;
         }
     }
 
@@ -265,9 +266,13 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        let workers = self.workers.iter().flat_map(|worker| &worker.tasks);
-        for task in workers.chain(&self.listener) {
-            task.abort();
+        for worker in &self.workers {
+            for task in [&worker.watcher, &worker.reader, &worker.writer] {
+                task.abort();
+            }
+        }
+        if let Some(listener) = &self.listener {
+            listener.abort();
         }
     }
 }
@@ -394,12 +399,10 @@ async fn greet<N: Network>(
     let (orders, queue) = mpsc::unbounded_channel();
     let (answer, answers) = mpsc::unbounded_channel();
     let clock = Arc::new(Mutex::new(ClockOffset { last_seen: wall_nanos(), ..ClockOffset::default() }));
-    let tasks = vec![
-        tokio::spawn(watch(name.clone(), clock.clone(), orders.clone(), inbox.clone())),
-        tokio::spawn(listen(name.clone(), reader, clock.clone(), answer, inbox)),
-        tokio::spawn(write(writer, queue)),
-    ];
-    Ok(Control { name, place: place as u16, facts, orders, answers, clock, tasks })
+    let watcher = tokio::spawn(watch(name.clone(), clock.clone(), orders.clone(), inbox.clone()));
+    let reader = tokio::spawn(listen(name.clone(), reader, clock.clone(), answer, inbox));
+    let writer = tokio::spawn(write(writer, queue));
+    Ok(Control { name, place: place as u16, facts, orders, answers, clock, watcher, reader, writer })
 }
 
 async fn write<S: AsyncWrite>(mut stream: WriteHalf<S>, mut frames: mpsc::UnboundedReceiver<Frame>) {

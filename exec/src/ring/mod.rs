@@ -77,7 +77,8 @@ impl LocalModel {
 
     /// The layers of a place in the ring, with their cache, and on the head the model's ends.
     fn stage(&self, plan: &Plan, place: usize, threads: usize) -> Result<(Stage, Option<Head>), RingError> {
-        let mut options = PoolOptions::default();
+        // Several workers may share this machine; pinned, their threads would all share one processor.
+        let mut options = PoolOptions { pin: false, ..PoolOptions::default() };
         if threads > 0 {
             options.threads = threads;
         }
@@ -89,7 +90,7 @@ impl LocalModel {
         };
         let cache = CacheOptions { context: plan.context, format };
         let head = (place == 0).then(|| Head::new(self.weights.clone(), cpu.clone()));
-        Ok((Stage::on_cpu(self.weights.clone(), plan.windows(place), cache, cpu)?, head))
+        Ok((Stage::on_cpu(self.weights.clone(), &plan.windows(place), cache, cpu)?, head))
     }
 }
 

@@ -15,9 +15,10 @@ use hearth_schema::trace::{Counter, Kind};
 use tokio::sync::mpsc;
 
 use crate::clock::{thread_cpu_nanos, wall_nanos};
+use crate::cost::ComputeCost;
 use crate::head::Head;
-use crate::pool::ComputeCost;
 use crate::prefetch::{Prefetcher, bytes};
+use crate::residency::resident_bytes;
 use crate::ring::LocalModel;
 use crate::ring::error::RingError;
 use crate::ring::recorder::{self, At, Lines, Recorder};
@@ -43,6 +44,8 @@ pub struct Node {
     hidden: Vec<f32>,
     /// Since when this device has had nothing to do.
     idle_since: u64,
+    /// The pass that was here last.
+    last_pass: u32,
 }
 
 impl Node {
@@ -71,6 +74,7 @@ impl Node {
             sample: None,
             hidden: Vec::new(),
             idle_since: wall_nanos(),
+            last_pass: 0,
         })
     }
 
@@ -95,6 +99,11 @@ impl Node {
                 record.layers = span.layers;
             }
         }
+        let (plan, place) = (self.schedule.plan(), self.schedule.device());
+        let mut parts: Vec<Part> = plan.windows(place).into_iter().map(Part::Layers).collect();
+        parts.extend((place == 0).then_some(Part::Output));
+        let resident = parts.iter().map(|part| resident_bytes(&self.weights, part)).sum();
+        self.recorder.counter(self.last_pass, Counter::Resident, resident);
         self.recorder.take()
     }
 
@@ -247,6 +256,7 @@ impl Node {
     }
 
     fn count(&mut self, pass: u32) {
+        self.last_pass = pass;
         let read = self.recorder.bytes_read();
         self.recorder.counter(pass, Counter::BytesRead, read);
         self.recorder.counter(pass, Counter::Unreclaimable, recorder::unreclaimable());

@@ -31,6 +31,10 @@ use crate::ring::wire::{
 
 /// From a connection's first byte to its first frame.
 const HELLO_DEADLINE: Duration = Duration::from_secs(5);
+/// For the session before to end.
+const ENTER_DEADLINE: Duration = Duration::from_secs(1);
+/// Between two looks whether it has.
+const ENTER_STEP: Duration = Duration::from_millis(5);
 /// From the head's hello to its plan.
 const CONFIGURE_DEADLINE: Duration = Duration::from_secs(30);
 /// For a neighbour to be there.
@@ -164,15 +168,13 @@ impl<N: Network> Worker<N> {
 
     async fn control(&self, mut stream: N::Stream, session: u64) -> Result<(), RingError> {
         let (inbox, events) = mpsc::unbounded_channel();
-        let busy = {
-            let mut current = self.session.lock().unwrap_or_else(PoisonError::into_inner);
-            let busy = current.is_some();
-            if !busy {
-                *current = Some(Session { id: session, inbox: inbox.clone() });
+        // A head that has just said goodbye may be followed at once by the next.
+        let entering = async {
+            while !self.enter(session, &inbox) {
+                tokio::time::sleep(ENTER_STEP).await;
             }
-            busy
         };
-        if busy {
+        if timeout(ENTER_DEADLINE, entering).await.is_err() {
             return refuse(
                 &mut stream,
                 "this worker is in another head's session; wait or stop that one".into(),
@@ -187,6 +189,16 @@ impl<N: Network> Worker<N> {
             let _ = timeout(HELLO_DEADLINE, refusal.write(&mut stream)).await;
         }
         ended
+    }
+
+    /// Takes the one session, if it is free.
+    fn enter(&self, id: u64, inbox: &mpsc::UnboundedSender<NodeEvent>) -> bool {
+        let mut current = self.session.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = current.is_none();
+        if free {
+            *current = Some(Session { id, inbox: inbox.clone() });
+        }
+        free
     }
 
     async fn session_of(

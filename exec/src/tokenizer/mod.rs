@@ -1,7 +1,7 @@
 //! How does text become tokens, and tokens text?
 //!
-//! Everything comes from the metadata of the model file. Two kinds: byte-level BPE (`gpt2`, [`bytes`]) and
-//! SentencePiece (`llama`, [`pieces`]). Special tokens in the text are recognised only where the caller says
+//! Everything comes from the metadata of the model file. Two kinds: byte-level BPE (`gpt2`, `bytes`) and
+//! `SentencePiece` (`llama`, `pieces`). Special tokens in the text are recognised only where the caller says
 //! that it wrote them; user text cannot end a turn.
 //!
 //! Decoding gives bytes; [`TextStream`] holds back what is not yet valid UTF-8, so that a character spread
@@ -33,7 +33,7 @@ pub struct Tokenizer {
 #[derive(Debug)]
 enum Kind {
     Bytes(Box<bytes::ByteLevelBpe>),
-    Pieces(pieces::SentencePieces),
+    Pieces(Box<pieces::SentencePieces>),
 }
 
 /// What a token writes.
@@ -75,7 +75,7 @@ impl Tokenizer {
                 let bos = bpe.begins_by_default();
                 (Kind::Bytes(Box::new(bpe)), bos)
             }
-            "llama" => (Kind::Pieces(pieces::SentencePieces::new(metadata, texts)?), true),
+            "llama" => (Kind::Pieces(Box::new(pieces::SentencePieces::new(metadata, texts)?)), true),
             other => {
                 let hint = "use a model whose tokenizer is gpt2 (BPE) or llama (SentencePiece)";
                 return Err(invalid(format!("tokenizer model `{other}` is not known"), hint));

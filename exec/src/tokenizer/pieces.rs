@@ -1,4 +1,4 @@
-//! How does a SentencePiece vocabulary cut a text?
+//! How does a `SentencePiece` vocabulary cut a text?
 //!
 //! Spaces become `▁`, the text is cut into characters, and again and again the neighbours whose join is the
 //! piece with the highest score are joined (the leftmost of equals), until no join is a piece. What is no

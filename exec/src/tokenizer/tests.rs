@@ -76,7 +76,47 @@ fn an_unknown_pre_tokenizer_is_an_error() {
     );
 }
 
+/// All bytes and the runs of digits, merged from the left.
+fn byte_level(pre: &str) -> Tokenizer {
+    // Printable bytes are themselves and the others counted up from U+0100, in byte order.
+    let mut hidden = 256u32..;
+    let mut texts: Vec<String> = (0..=255u32)
+        .map(|byte| match byte {
+            33..=126 | 161..=172 | 174..=255 => byte,
+            _ => hidden.next().unwrap(),
+        })
+        .map(|code| char::from_u32(code).unwrap().to_string())
+        .collect();
+    texts.extend(["12", "123", "1234", "<|eot|>"].map(String::from));
+    let types = (0..texts.len()).map(|id| if id == 259 { 3 } else { 1 });
+    let merges = ["1 2", "12 3", "123 4"].map(String::from).to_vec();
+    let mut metadata = Metadata::default();
+    put(&mut metadata, "model", Value::Str("gpt2".into()));
+    put(&mut metadata, "pre", Value::Str(pre.into()));
+    put(&mut metadata, "token_type", Value::Array(Array::I32(types.collect())));
+    put(&mut metadata, "merges", Value::Array(Array::Str(merges)));
+    put(&mut metadata, "tokens", Value::Array(Array::Str(texts)));
+    put(&mut metadata, "add_bos_token", Value::Bool(false));
+    Tokenizer::new(&metadata).unwrap()
+}
+
+#[test]
+fn the_pre_tokenizer_decides_what_can_be_merged() {
+    // GPT-2 leaves a run of digits whole; Llama 3 cuts it after three.
+    assert_eq!(byte_level("gpt-2").encode("1234", false).unwrap(), [258]);
+    assert_eq!(byte_level("llama-bpe").encode("1234", false).unwrap(), [257, u32::from(b'4')]);
+    assert_eq!(byte_level("llama-bpe").encode("é<|eot|>", true).unwrap(), [0xc3, 0xa9, 259]);
+}
+
 proptest! {
+    #[test]
+    fn bytes_give_any_text_back(text in "\\PC{0,30}") {
+        for pre in ["default", "llama-bpe"] {
+            let tokenizer = byte_level(pre);
+            prop_assert_eq!(tokenizer.decode(&tokenizer.encode(&text, false).unwrap()), text.as_str());
+        }
+    }
+
     #[test]
     fn pieces_give_any_text_back(text in "[abc é▁\u{1f600}]{0,30}") {
         let tokenizer = sentence_pieces();

@@ -5,7 +5,7 @@
 //! read where there is one, because file systems differ and files are laid out differently; else, or if
 //! other processes keep its pages in memory, a scratch file next to it.
 //!
-//! Not here: how the reads are timed ([`super::file_reading`]).
+//! Not here: how the reads are timed (`file_reading`).
 
 use std::fs::{self, File};
 use std::io;
@@ -103,6 +103,7 @@ pub fn disk(
         random: Some(random),
         populate,
         latency: Some(latency),
+        limit: None,
         read_ahead,
     })
 }

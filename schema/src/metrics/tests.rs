@@ -1,3 +1,5 @@
+//! Do the terms of a token add up, on traces that can be checked by hand?
+
 use super::*;
 use crate::schedule::Pass;
 use crate::trace::{Cost, Header, Origin, Reading, TracedDevice};
@@ -97,4 +99,14 @@ fn a_run_without_tokens_has_no_times() {
     trace.records.clear();
     let metrics = compute(&trace);
     assert_eq!((metrics.tpot_ms, metrics.ttft_ms), (None, None));
+}
+
+#[test]
+fn steps_that_overlap_are_no_reason_to_panic() {
+    let mut trace = trace();
+    // A long step on one processor beside a short one on another, which ends before the prefetch begins.
+    trace.records.insert(8, with_cpu(record(1, Kind::Compute, 1, 0, [5151, 5300]), 10));
+    trace.records.insert(9, with_cpu(record(1, Kind::Compute, 1, 0, [5140, 5149]), 9));
+    let hidden = compute(&trace).devices[1].hidden_disk_ms;
+    assert!((0.0..=20.0).contains(&hidden));
 }

@@ -1,3 +1,5 @@
+//! Are the steps of a plan what the paper's figures and the rules of the ring say?
+
 use hearth_profiles::Bytes;
 use proptest::prelude::*;
 

@@ -1,0 +1,170 @@
+//! Is the scalar oracle right, and does every other kernel have its bits?
+
+use half::f16;
+use proptest::prelude::*;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use super::product::{Matrix, Output, rows_product, scalar_dot};
+use super::*;
+
+/// Random rows of ordinary weights: any bits, with f16 scales around a hundredth.
+fn random_rows(format: Supported, rows: usize, length: usize, seed: u64) -> Vec<u8> {
+    let mut stream = ChaCha8Rng::seed_from_u64(seed);
+    let mut bytes = vec![0u8; rows * format.row_bytes(length).expect("whole blocks")];
+    stream.fill_bytes(&mut bytes);
+    let mut number = || {
+        let sign = if stream.next_u32() & 1 == 0 { 1.0 } else { -1.0 };
+        sign * (0.001 + stream.next_u32() as f32 / u32::MAX as f32 * 0.02)
+    };
+    let (block, halves): (usize, &[usize]) = match format {
+        Supported::F32 => {
+            bytes.as_chunks_mut::<4>().0.iter_mut().for_each(|value| *value = number().to_le_bytes());
+            return bytes;
+        }
+        Supported::F16 => (2, &[0]),
+        Supported::Q8_0 => (34, &[0]),
+        Supported::Q4K => (144, &[0, 2]),
+        Supported::Q6K => (210, &[208]),
+    };
+    for block in bytes.chunks_exact_mut(block) {
+        for &at in halves {
+            block[at..at + 2].copy_from_slice(&f16::from_f32(number()).to_le_bytes());
+        }
+    }
+    bytes
+}
+
+fn random_activations(tokens: usize, length: usize, seed: u64) -> Activations {
+    let mut stream = ChaCha8Rng::seed_from_u64(seed ^ 0x5eed);
+    let mut activations = Activations::default();
+    activations.resize(tokens, length);
+    for value in activations.rows_mut() {
+        *value = stream.next_u32() as f32 / u32::MAX as f32 * 4.0 - 2.0;
+    }
+    activations
+}
+
+fn product_bits(instructions: Instructions, matrix: Matrix<'_>, input: &mut Activations) -> Vec<u32> {
+    input.prepare(matrix.format.input_kind(), instructions);
+    let tokens = input.tokens();
+    let mut out = vec![0.0f32; tokens * matrix.rows];
+    let shared = Output::new(&mut out, tokens, matrix.rows);
+    // SAFETY: nobody else writes `out`.
+    unsafe { rows_product(instructions, matrix, 0, matrix.rows, input, shared) };
+    out.iter().map(|value| value.to_bits()).collect()
+}
+
+/// The input row as the kernel of this format sees it.
+fn seen(format: Supported, input: &Activations, token: usize) -> Vec<f64> {
+    let (row, block) = match format.input_kind() {
+        InputKind::Plain => return input.plain_row(token).iter().map(|&v| f64::from(v)).collect(),
+        InputKind::Blocks32 => (input.row32(token), 32),
+        InputKind::Blocks256 => (input.row256(token), 256),
+    };
+    let quants = row.quants.iter().enumerate();
+    quants.map(|(at, &quant)| f64::from(quant) * f64::from(row.scales[at / block])).collect()
+}
+
+/// The sum of magnitudes of all that a kernel adds: a K-quant's products and what it subtracts, apart.
+fn magnitude(format: Supported, row: &[u8], weights: &[f32], input: &[f64]) -> f64 {
+    let part = |at: usize| match format {
+        Supported::F32 | Supported::F16 | Supported::Q8_0 => f64::from(weights[at].abs()),
+        Supported::Q4K => {
+            let block = &blocks::blocks::<blocks::BlockQ4K>(row)[at / 256];
+            let minimum = block.scales_and_minima().1.to_le_bytes()[at % 256 / 32];
+            f64::from(weights[at].abs()) + 2.0 * f64::from((block.minimum() * f32::from(minimum)).abs())
+        }
+        Supported::Q6K => {
+            let block = &blocks::blocks::<blocks::BlockQ6K>(row)[at / 256];
+            let scale = block.scale() * f32::from(block.scales[at % 256 / 16]);
+            f64::from(scale.abs()) * f64::from(block.quant(at % 256) + 32)
+        }
+    };
+    input.iter().enumerate().map(|(at, a)| part(at) * a.abs()).sum()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_instruction_set_and_every_batch_has_the_bits_of_the_oracle(
+        seed: u64, blocks in 1usize..6, rows in 1usize..5, tokens in 1usize..10,
+    ) {
+        for format in Supported::ALL {
+            // Rows of F32 and F16 need not be whole groups of 32 lanes.
+            let ragged = if format.format().block_len() == 1 { seed as usize % 31 } else { 0 };
+            let length = blocks * 256 + ragged;
+            let bytes = random_rows(format, rows, length, seed);
+            let matrix = Matrix { format, length, rows, bytes: &bytes };
+            let mut input = random_activations(tokens, length, seed);
+            let scalar = product_bits(Instructions::SCALAR, matrix, &mut input);
+            let mut again = random_activations(tokens, length, seed);
+            prop_assert_eq!(&scalar, &product_bits(Instructions::detect(), matrix, &mut again), "{}", format);
+        }
+    }
+
+    #[test]
+    fn the_oracle_is_within_rounding_of_exact_arithmetic(seed: u64, blocks in 1usize..9) {
+        for format in Supported::ALL {
+            let length = blocks * 256;
+            let row = random_rows(format, 1, length, seed);
+            let mut weights = vec![0.0; length];
+            dequantise(format, &row, &mut weights).unwrap();
+            let mut input = random_activations(1, length, seed);
+            input.prepare(format.input_kind(), Instructions::SCALAR);
+            let found = f64::from(scalar_dot(format, &row, &input, 0));
+
+            let rounded = seen(format, &input, 0);
+            let exact: f64 = weights.iter().zip(&rounded).map(|(&w, a)| f64::from(w) * a).sum();
+            // One rounding for each addition in a lane, for each level of the tree and in each scale.
+            let steps = (length / 32 + 8) as f64;
+            let bound = steps * f64::from(f32::EPSILON) / 2.0 * magnitude(format, &row, &weights, &rounded);
+            prop_assert!((found - exact).abs() <= bound, "{format}: {found} is not {exact} within {bound:e}");
+
+            // Rounding the activations moves each by at most half a step.
+            let plain: Vec<f64> = input.plain_row(0).iter().map(|&v| f64::from(v)).collect();
+            let block = if format.input_kind() == InputKind::Blocks32 { 32 } else { 256 };
+            let unrounded: f64 = weights.iter().zip(&plain).map(|(&w, a)| f64::from(w) * a).sum();
+            let half_steps: f64 = weights.chunks(block).zip(plain.chunks(block)).map(|(w, a)| {
+                let largest = a.iter().fold(0.0f64, |a, b| a.max(b.abs()));
+                w.iter().map(|&w| f64::from(w.abs())).sum::<f64>() * largest / 127.0 * 0.500_01
+            }).sum();
+            prop_assert!((found - unrounded).abs() <= bound + half_steps, "{format}");
+        }
+    }
+}
+
+#[test]
+fn the_largest_numbers_do_not_overflow() {
+    // Quants, scales and activations at their extremes: -128 in Q8_0, 63 with scale -128 in Q6_K.
+    for (format, fill) in [(Supported::Q8_0, 0x80), (Supported::Q4K, 0xff), (Supported::Q6K, 0xff)] {
+        let length = 256;
+        let mut row = vec![fill; format.row_bytes(length).unwrap()];
+        let one = f16::ONE.to_le_bytes();
+        match format {
+            Supported::Q8_0 => row.chunks_exact_mut(34).for_each(|block| block[..2].copy_from_slice(&one)),
+            Supported::Q4K => row[..2].copy_from_slice(&one),
+            _ => {
+                row[192..208].fill(0x80);
+                row[208..].copy_from_slice(&one);
+            }
+        }
+        if format == Supported::Q4K {
+            row[2..4].copy_from_slice(&one);
+        }
+        for sign in [1.0, -1.0] {
+            let mut input = Activations::default();
+            input.resize(1, length);
+            input.rows_mut().fill(127.0 * sign);
+            let matrix = Matrix { format, length, rows: 1, bytes: &row };
+            let bits = product_bits(Instructions::detect(), matrix, &mut input);
+            assert_eq!(bits, product_bits(Instructions::SCALAR, matrix, &mut input), "{format}");
+            let mut weights = vec![0.0; length];
+            dequantise(format, &row, &mut weights).unwrap();
+            let exact: f64 = weights.iter().map(|&w| f64::from(w) * 127.0 * f64::from(sign)).sum();
+            let found = f64::from(f32::from_bits(bits[0]));
+            assert!((found - exact).abs() <= exact.abs() * 1e-6, "{format}: {found} is not {exact}");
+        }
+    }
+}

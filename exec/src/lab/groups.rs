@@ -1,0 +1,270 @@
+//! How is a process kept to a device's memory and disk?
+//!
+//! Linux control groups: version 2 has one tree with `memory.max`, `memory.swap.max` and `io.max`;
+//! version 1 has a tree for each controller with `memory.limit_in_bytes` and
+//! `blkio.throttle.read_bps_device`. A group is named after the lab's process, so that the groups of a lab
+//! that is gone can be told and removed.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use hearth_profiles::{Bytes, BytesPerSecond};
+
+use super::LabError;
+
+/// First part of every group's name.
+const PREFIX: &str = "hearth-lab-";
+
+/// What a device may use.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct DeviceLimits {
+    /// Memory, page cache included.
+    pub memory: Option<Bytes>,
+    /// Reads from the disk that holds its model.
+    pub disk_read: Option<BytesPerSecond>,
+}
+
+/// The machine's control groups.
+#[derive(Debug, Clone)]
+pub enum Groups {
+    /// Version 1: a folder for each controller.
+    V1 {
+        /// Where the memory controller is mounted.
+        memory: PathBuf,
+        /// Where the block controller is mounted.
+        blkio: PathBuf,
+    },
+    /// Version 2: one folder.
+    V2 {
+        /// Where it is mounted.
+        root: PathBuf,
+    },
+}
+
+/// A device's control groups. They are removed when this is dropped.
+#[derive(Debug)]
+pub struct Group {
+    memory: PathBuf,
+    disk: PathBuf,
+    version: u8,
+    device: String,
+}
+
+impl Groups {
+    /// The control groups mounted under a folder, usually `/sys/fs/cgroup`.
+    pub fn find(root: &Path) -> Result<Groups, LabError> {
+        if root.join("cgroup.controllers").exists() {
+            return Ok(Groups::V2 { root: root.into() });
+        }
+        let (memory, blkio) = (root.join("memory"), root.join("blkio"));
+        for (what, folder) in [("memory", &memory), ("disk reads", &blkio)] {
+            if !folder.join("cgroup.procs").exists() {
+                let why = format!("{} is not a mounted controller", folder.display());
+                return Err(LabError::NoGroups { what, why });
+            }
+        }
+        Ok(Groups::V1 { memory, blkio })
+    }
+
+    /// Removes the groups of labs whose process is gone.
+    pub fn sweep(&self) {
+        let folders: &[&PathBuf] = match self {
+            Groups::V1 { memory, blkio } => &[memory, blkio],
+            Groups::V2 { root } => &[root],
+        };
+        for entry in folders.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let owner =
+                name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
+            if owner.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
+                kill_members(&entry.path());
+                let _ = fs::remove_dir(entry.path());
+            }
+        }
+    }
+
+    /// Makes a group with limits for reads of the disk that holds `file`.
+    pub fn create(&self, name: &str, file: &Path, limits: DeviceLimits) -> Result<Group, LabError> {
+        let name =
+            format!("{PREFIX}{}-{}", std::process::id(), name.replace(|c: char| !c.is_alphanumeric(), "_"));
+        let device = disk_of(file).map_err(|error| LabError::NoGroups {
+            what: "disk reads",
+            why: format!("{}: {error}", file.display()),
+        })?;
+        let group = match self {
+            Groups::V1 { memory, blkio } => {
+                Group { memory: memory.join(&name), disk: blkio.join(&name), version: 1, device }
+            }
+            Groups::V2 { root } => {
+                // A controller must be switched on above before a group below can limit by it. Where it
+                // already is, or the system refuses, writing the limit will tell.
+                let _ = fs::write(root.join("cgroup.subtree_control"), "+memory +io");
+                Group { memory: root.join(&name), disk: root.join(&name), version: 2, device }
+            }
+        };
+        for folder in [&group.memory, &group.disk] {
+            match fs::create_dir(folder) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                    let why = format!("cannot make {}: {error}", folder.display());
+                    return Err(LabError::NoGroups { what: "memory", why });
+                }
+                _ => {}
+            }
+        }
+        group.limit(limits)?;
+        Ok(group)
+    }
+}
+
+impl Group {
+    /// Sets the limits.
+    pub fn limit(&self, limits: DeviceLimits) -> Result<(), LabError> {
+        if let Some(memory) = limits.memory {
+            let name = if self.version == 1 { "memory.limit_in_bytes" } else { "memory.max" };
+            set(&self.memory.join(name), &memory.0.to_string())?;
+            if self.version == 2 {
+                // A device without swap: what does not fit must be read again, not swapped.
+                let _ = fs::write(self.memory.join("memory.swap.max"), "0");
+            }
+        }
+        if let Some(rate) = limits.disk_read {
+            let rate = rate.0.round() as u64;
+            let (name, value) = if self.version == 1 {
+                ("blkio.throttle.read_bps_device", format!("{} {rate}", self.device))
+            } else {
+                ("io.max", format!("{} rbps={rate}", self.device))
+            };
+            set(&self.disk.join(name), &value)?;
+        }
+        Ok(())
+    }
+
+    /// The files into which a process writes its number to join.
+    pub fn entries(&self) -> Vec<PathBuf> {
+        let mut entries = vec![self.memory.join("cgroup.procs"), self.disk.join("cgroup.procs")];
+        entries.dedup();
+        entries
+    }
+
+    /// Bytes read from the disk by its members, by the throttle's own count.
+    pub fn bytes_read(&self) -> Option<u64> {
+        let name = if self.version == 1 { "blkio.throttle.io_service_bytes" } else { "io.stat" };
+        let text = fs::read_to_string(self.disk.join(name)).ok()?;
+        let lines = text.lines().filter(|line| line.starts_with(&format!("{} ", self.device)));
+        if self.version == 1 {
+            let read = lines.filter_map(|line| line.split_once(" Read ")).next();
+            return Some(read.and_then(|(_, bytes)| bytes.trim().parse().ok()).unwrap_or(0));
+        }
+        let mut fields = lines.flat_map(str::split_ascii_whitespace);
+        Some(fields.find_map(|field| field.strip_prefix("rbytes=")?.parse().ok()).unwrap_or(0))
+    }
+
+    /// Memory charged to it that is not page cache of files: what memory pressure cannot take back.
+    pub fn unreclaimable(&self) -> Option<Bytes> {
+        let number = |name: &str| fs::read_to_string(self.memory.join(name)).ok()?.trim().parse::<u64>().ok();
+        let usage = number(if self.version == 1 { "memory.usage_in_bytes" } else { "memory.current" })?;
+        let text = fs::read_to_string(self.memory.join("memory.stat")).ok()?;
+        let cache = ["inactive_file", "active_file"].map(|name| {
+            let value = |line: &str| line.strip_prefix(name)?.trim().parse::<u64>().ok();
+            text.lines().find_map(value).unwrap_or(0)
+        });
+        Some(Bytes(usage.saturating_sub(cache.iter().sum())))
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        kill_members(&self.memory);
+        for folder in [&self.memory, &self.disk] {
+            // Members that were killed leave in a moment.
+            for _ in 0..50 {
+                match fs::remove_dir(folder) {
+                    Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                        std::thread::sleep(std::time::Duration::from_millis(20));
+                    }
+                    _ => break,
+                }
+            }
+        }
+    }
+}
+
+fn kill_members(group: &Path) {
+    let members = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+    for pid in members.lines().filter_map(|line| line.parse::<i32>().ok()).filter(|&pid| pid > 1) {
+        // SAFETY: kill takes two numbers and touches no memory of this process.
+        unsafe { libc::kill(pid, libc::SIGKILL) };
+    }
+}
+
+fn set(path: &Path, value: &str) -> Result<(), LabError> {
+    fs::write(path, value).map_err(|error| LabError::Limit {
+        path: path.display().to_string(),
+        value: value.into(),
+        why: error.to_string(),
+    })
+}
+
+/// The whole disk under a file, as `major:minor`: throttles act on disks, not on partitions.
+fn disk_of(file: &Path) -> io::Result<String> {
+    let device = fs::metadata(file)?.dev();
+    let (major, minor) = (libc::major(device), libc::minor(device));
+    let node = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+    if node.join("partition").exists() {
+        let parent = fs::canonicalize(&node)?;
+        if let Some(whole) = parent.parent() {
+            return Ok(fs::read_to_string(whole.join("dev"))?.trim().to_string());
+        }
+    }
+    Ok(format!("{major}:{minor}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn touch(path: &Path) {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, "").unwrap();
+    }
+
+    #[test]
+    fn version_two_limits_are_written_where_the_kernel_reads_them() {
+        // The machines at hand may have version 1 only; a folder stands for the mounted tree.
+        let tree = tempfile::tempdir().unwrap();
+        touch(&tree.path().join("cgroup.controllers"));
+        let groups = Groups::find(tree.path()).unwrap();
+        let limits = DeviceLimits { memory: Some(Bytes::mib(100)), disk_read: Some(BytesPerSecond(200e6)) };
+        let group = groups.create("d 1", tree.path(), limits).unwrap();
+        let read = |name: &str| fs::read_to_string(group.memory.join(name)).unwrap();
+        assert_eq!(read("memory.max"), "104857600");
+        assert_eq!(read("memory.swap.max"), "0");
+        assert!(read("io.max").ends_with(" rbps=200000000"));
+        assert_eq!(fs::read_to_string(tree.path().join("cgroup.subtree_control")).unwrap(), "+memory +io");
+        let device = &group.device;
+        let stat = format!("9:9 rbytes=7 wbytes=0\n{device} rbytes=4096 wbytes=1 rios=1\n");
+        fs::write(group.memory.join("io.stat"), stat).unwrap();
+        assert_eq!(group.bytes_read(), Some(4096));
+        fs::write(group.memory.join("memory.current"), "1000\n").unwrap();
+        fs::write(group.memory.join("memory.stat"), "anon 5\nfile 9\ninactive_file 600\nactive_file 100\n")
+            .unwrap();
+        assert_eq!(group.unreclaimable(), Some(Bytes(300)));
+    }
+
+    #[test]
+    fn version_one_limits_are_written_where_the_kernel_reads_them() {
+        let tree = tempfile::tempdir().unwrap();
+        touch(&tree.path().join("memory/cgroup.procs"));
+        assert!(Groups::find(tree.path()).unwrap_err().to_string().contains("disk reads"));
+        touch(&tree.path().join("blkio/cgroup.procs"));
+        let groups = Groups::find(tree.path()).unwrap();
+        let limits = DeviceLimits { memory: Some(Bytes::mib(1)), disk_read: Some(BytesPerSecond(1e6)) };
+        let group = groups.create("d1", tree.path(), limits).unwrap();
+        assert_eq!(fs::read_to_string(group.memory.join("memory.limit_in_bytes")).unwrap(), "1048576");
+        let throttle = fs::read_to_string(group.disk.join("blkio.throttle.read_bps_device")).unwrap();
+        assert!(throttle.ends_with(" 1000000"));
+        assert_eq!(group.entries().len(), 2);
+    }
+}

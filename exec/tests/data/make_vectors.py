@@ -1,0 +1,41 @@
+#!/usr/bin/env python3
+"""What does the reference package make of stored blocks?
+
+Writes NAME.blocks (bytes as in a GGUF file) and NAME.f32 (gguf.quants.dequantize of them, little-endian) for
+every format that the kernels know. Needs `gguf` and `numpy`; the Rust test needs only the files.
+"""
+from pathlib import Path
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType as Q
+
+HERE = Path(__file__).parent
+# Scales worth trying: ordinary, negative, zero, negative zero, subnormal, largest.
+SCALES = np.array([0.0123, -0.7, 0.0, -0.0, 6e-8, 5e-5, 65504.0, 1.0], np.float16).view(np.uint8).reshape(-1, 2)
+
+
+def blocks(name, quant, count, halves):
+    """Random bytes, with f16 numbers at the offsets in `halves`."""
+    rng = np.random.default_rng(quant.value)
+    size = gguf.GGML_QUANT_SIZES[quant][1]
+    out = rng.integers(0, 256, (count, size), dtype=np.uint8)
+    for n, at in enumerate(halves):
+        out[:, at : at + 2] = SCALES[(np.arange(count) * (2 * n + 1) + n) % len(SCALES)]
+    write(name, quant, out)
+
+
+def write(name, quant, out):
+    (HERE / f"{name}.blocks").write_bytes(out.tobytes())
+    with np.errstate(all="ignore"):
+        values = gguf.quants.dequantize(out, quant)
+    (HERE / f"{name}.f32").write_bytes(np.ascontiguousarray(values, "<f4").tobytes())
+
+
+blocks("q8_0", Q.Q8_0, 16, [0])
+blocks("q4_k", Q.Q4_K, 8, [0, 2])
+blocks("q6_k", Q.Q6_K, 8, [208])
+halves = np.arange(0, 0x10000, 61, dtype=np.uint16)
+halves = halves[(halves & 0x7C00) != 0x7C00]
+write("f16", Q.F16, halves.view(np.uint8).reshape(1, -1))
+write("f32", Q.F32, np.array([[0.0, -0.0, 1.5, -3.4e38, 1e-45]], np.float32).view(np.uint8))

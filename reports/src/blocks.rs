@@ -1,0 +1,217 @@
+//! What was each device's processor, graphics processor and disk doing, and what of it made it wait?
+//!
+//! A computing step is split by its cost: waiting for a processor, waiting for the disk, copying,
+//! computing. The trace tells how long each took but not when, because the waits lie between the pages
+//! of the step; they are put at its beginning. Reading ahead is split in the part that ran while the
+//! device computed nothing (hidden, as the metrics count it) and the part beside its own computation.
+//!
+//! Not here: drawing ([`crate::gantt`]) and the time line export ([`crate::perfetto`]).
+
+use hearth_schema::trace::{Kind, Record, Resource};
+
+/// A row of a device in the picture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Lane {
+    /// The processor.
+    Cpu,
+    /// The graphics processor.
+    Gpu,
+    /// The disk.
+    Disk,
+}
+
+/// What a block shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Activity {
+    /// Reading ahead while the device computes nothing.
+    Hidden,
+    /// Reading ahead while it computes.
+    Beside,
+    /// Ready but not running.
+    Queue,
+    /// Copying.
+    Copy,
+    /// Computing on the CPU.
+    Cpu,
+    /// Computing on the GPU.
+    Gpu,
+    /// Computing waits for the disk.
+    Demand,
+}
+
+/// A stretch of one activity in one lane, in nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Block {
+    /// Place in the ring.
+    pub device: u16,
+    /// Which row.
+    pub lane: Lane,
+    /// What it was.
+    pub activity: Activity,
+    /// When it began.
+    pub start: u64,
+    /// When it ended.
+    pub end: u64,
+    /// Index of the record it comes from.
+    pub record: usize,
+}
+
+/// Whether a record is work of a processor.
+pub fn is_work(record: &Record) -> bool {
+    matches!(record.kind, Kind::Embed | Kind::Compute | Kind::Output | Kind::Copy)
+}
+
+/// The parts of a step on the CPU, in the order they are drawn, in nanoseconds.
+pub fn parts(record: &Record) -> [(Activity, u64); 4] {
+    let wall = record.duration();
+    if record.kind == Kind::Copy {
+        return [(Activity::Queue, 0), (Activity::Demand, 0), (Activity::Copy, wall), (Activity::Cpu, 0)];
+    }
+    // As the metrics charge it: what is left of the wall time is the disk's.
+    let cost = record.cost.unwrap_or_default();
+    let cpu = cost.cpu.min(wall);
+    let queue = cost.queue.min(wall - cpu);
+    let copy = cost.copy.min(wall - cpu - queue);
+    let demand = wall - cpu - queue - copy;
+    [(Activity::Queue, queue), (Activity::Demand, demand), (Activity::Copy, copy), (Activity::Cpu, cpu)]
+}
+
+/// The blocks of the records that overlap a window, cut to it.
+pub fn within(records: &[Record], window: [u64; 2]) -> Vec<Block> {
+    let [from, to] = window;
+    let mut blocks = Vec::new();
+    let overlapping = records
+        .iter()
+        .enumerate()
+        .filter(|(_, record)| record.start < to && record.end > from && record.end > record.start);
+    let (work, ahead): (Vec<_>, Vec<_>) = overlapping
+        .filter(|(_, record)| is_work(record) || reads(record))
+        .partition(|(_, record)| is_work(record));
+    for &(index, record) in &ahead {
+        let mine = work.iter().map(|(_, step)| *step).filter(|step| step.device == record.device);
+        read(&mut blocks, index, record, mine);
+    }
+    for (index, record) in work {
+        step(&mut blocks, index, record);
+    }
+    blocks.retain_mut(|block| {
+        block.start = block.start.max(from);
+        block.end = block.end.min(to);
+        block.start < block.end
+    });
+    // Waiting for the disk is drawn last, over reading ahead.
+    blocks.sort_by_key(|block| (block.device, block.lane, block.activity, block.start, block.record));
+    blocks
+}
+
+fn reads(record: &Record) -> bool {
+    record.kind == Kind::Prefetch || matches!(record.resource, Resource::DiskDemand | Resource::DiskPrefetch)
+}
+
+fn step(blocks: &mut Vec<Block>, index: usize, record: &Record) {
+    let device = record.device;
+    let mut push = |lane, activity, start, end| {
+        blocks.push(Block { device, lane, activity, start, end, record: index });
+    };
+    if record.resource == Resource::Gpu {
+        let activity = if record.kind == Kind::Copy { Activity::Copy } else { Activity::Gpu };
+        return push(Lane::Gpu, activity, record.start, record.end);
+    }
+    let mut at = record.start;
+    for (activity, nanos) in parts(record) {
+        let lane = if activity == Activity::Demand { Lane::Disk } else { Lane::Cpu };
+        push(lane, activity, at, at + nanos);
+        at += nanos;
+    }
+}
+
+fn read<'r>(blocks: &mut Vec<Block>, index: usize, record: &Record, work: impl Iterator<Item = &'r Record>) {
+    let block = |activity, start, end| Block {
+        device: record.device,
+        lane: Lane::Disk,
+        activity,
+        start,
+        end,
+        record: index,
+    };
+    if record.resource == Resource::DiskDemand {
+        blocks.push(block(Activity::Demand, record.start, record.end));
+        return;
+    }
+    let mut busy: Vec<[u64; 2]> = work
+        .map(|step| [step.start.max(record.start), step.end.min(record.end)])
+        .filter(|[start, end]| start < end)
+        .collect();
+    busy.sort_unstable();
+    let mut at = record.start;
+    for [start, end] in busy {
+        if start > at {
+            blocks.push(block(Activity::Hidden, at, start));
+        }
+        if end > at {
+            blocks.push(block(Activity::Beside, at.max(start), end));
+            at = end;
+        }
+    }
+    if at < record.end {
+        blocks.push(block(Activity::Hidden, at, record.end));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_schema::trace::Cost;
+
+    use super::*;
+
+    fn record(kind: Kind, resource: Resource, span: [u64; 2], cost: Option<Cost>) -> Record {
+        let [start, end] = span;
+        Record {
+            device: 0,
+            resource,
+            kind,
+            pass: 0,
+            round: 0,
+            layers: None,
+            start,
+            end,
+            bytes: 0,
+            peer: None,
+            cost,
+        }
+    }
+
+    fn spans(blocks: &[Block]) -> Vec<(Activity, u64, u64)> {
+        blocks.iter().map(|block| (block.activity, block.start, block.end)).collect()
+    }
+
+    #[test]
+    fn a_step_is_split_by_its_cost() {
+        let cost = Cost { cpu: 60, queue: 10, ..Cost::default() };
+        let steps = [record(Kind::Compute, Resource::Cpu, [100, 200], Some(cost))];
+        // 100 of wall time, less 60 and 10, leaves 30 for the disk.
+        let blocks = within(&steps, [0, 1000]);
+        assert_eq!(
+            spans(&blocks),
+            [(Activity::Queue, 100, 110), (Activity::Cpu, 140, 200), (Activity::Demand, 110, 140)]
+        );
+        // Cut to a window.
+        assert_eq!(spans(&within(&steps, [150, 160])), [(Activity::Cpu, 150, 160)]);
+    }
+
+    #[test]
+    fn reading_ahead_is_hidden_where_nothing_is_computed() {
+        let steps = [
+            record(Kind::Prefetch, Resource::DiskPrefetch, [0, 100], None),
+            record(Kind::Compute, Resource::Gpu, [20, 40], None),
+            record(Kind::Compute, Resource::Gpu, [30, 50], None),
+        ];
+        let blocks = within(&steps, [0, 1000]);
+        let disk: Vec<Block> = blocks.into_iter().filter(|block| block.lane == Lane::Disk).collect();
+        let of = |activity| -> u64 {
+            let same = disk.iter().filter(|block| block.activity == activity);
+            same.map(|block| block.end - block.start).sum()
+        };
+        assert_eq!((of(Activity::Hidden), of(Activity::Beside)), (70, 30));
+    }
+}

@@ -1,0 +1,136 @@
+//! How is a report printed as one page that opens from a file?
+//!
+//! One HTML file with its style and drawings in it: nothing is fetched and no script is needed. The
+//! content policy in its head forbids both, should a name ever get past the escaping.
+//!
+//! Not here: what the report says ([`crate::contents`]).
+
+use std::fmt::Write;
+
+use crate::document::{Block, Document, Span, Table, Text, Weight};
+use crate::escape::markup;
+use crate::svg;
+
+const STYLE: &str = include_str!("page.css");
+
+/// The report as a page.
+pub fn render(document: &Document) -> String {
+    let mut out = String::new();
+    let _ = write!(
+        out,
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
+         <meta name=\"color-scheme\" content=\"light dark\"/>\n\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\"/>\n\
+         <title>{}</title>\n<style>\n{}{STYLE}</style>\n</head>\n<body>\n<main>\n<h1>{}</h1>\n",
+        markup(&document.title.plain()),
+        svg::STYLE,
+        text(&document.title)
+    );
+    blocks(&mut out, &document.opening);
+    out.push_str("<nav>");
+    for section in &document.sections {
+        let _ = write!(out, "<a href=\"#{}\">{}</a>", section.anchor, markup(&section.title));
+    }
+    out.push_str("</nav>\n");
+    for section in &document.sections {
+        let _ = writeln!(out, "<section id=\"{}\">\n<h2>{}</h2>", section.anchor, markup(&section.title));
+        blocks(&mut out, &section.blocks);
+        out.push_str("</section>\n");
+    }
+    out.push_str("</main>\n</body>\n</html>\n");
+    out
+}
+
+fn blocks(out: &mut String, blocks: &[Block]) {
+    for (index, block) in blocks.iter().enumerate() {
+        let _ = match block {
+            Block::Paragraph(paragraph) => {
+                let class = if index == 0 { " class=\"lead\"" } else { "" };
+                writeln!(out, "<p{class}>{}</p>", text(paragraph))
+            }
+            Block::Note(note) => writeln!(out, "<p class=\"note\">{}</p>", text(note)),
+            Block::Table(table) => {
+                print(out, table);
+                Ok(())
+            }
+            Block::Figure(figure) => writeln!(
+                out,
+                "<figure>\n<h3>{}</h3>\n{}\n<figcaption>{}</figcaption>\n</figure>",
+                markup(figure.drawing.title()),
+                figure.drawing.inline(),
+                text(&figure.caption)
+            ),
+            Block::Meanings(title, meanings) => {
+                let _ = write!(out, "<details>\n<summary>{}</summary>\n<dl>\n", markup(title));
+                for (word, meaning) in meanings {
+                    let _ = writeln!(out, "<dt>{}</dt><dd>{}</dd>", markup(word), markup(meaning));
+                }
+                writeln!(out, "</dl>\n</details>")
+            }
+        };
+    }
+}
+
+fn print(out: &mut String, table: &Table) {
+    let class = if table.wordy { "wordy" } else { "numbers" };
+    let _ = write!(
+        out,
+        "<p class=\"caption\">{}</p>\n<div class=\"scroll\"><table class=\"{class}\">\n<thead><tr>",
+        text(&table.caption)
+    );
+    for head in &table.head {
+        let _ = write!(out, "<th scope=\"col\">{}</th>", markup(head));
+    }
+    out.push_str("</tr></thead>\n<tbody>\n");
+    for (weight, row) in &table.rows {
+        out.push_str(match weight {
+            Weight::Plain => "<tr>",
+            Weight::Total => "<tr class=\"total\">",
+            Weight::Group => "<tr class=\"group\">",
+        });
+        for (index, cell) in row.iter().enumerate() {
+            let _ = match index {
+                0 => write!(out, "<th scope=\"row\">{}</th>", text(cell)),
+                _ => write!(out, "<td>{}</td>", text(cell)),
+            };
+        }
+        out.push_str("</tr>\n");
+    }
+    out.push_str("</tbody>\n</table></div>\n");
+}
+
+fn text(text: &Text) -> String {
+    text.0
+        .iter()
+        .map(|span| match span {
+            Span::Words(words) => keep_units(&markup(words)),
+            Span::Name(name) => format!("<b>{}</b>", markup(name)),
+            Span::Code(code) => format!("<code>{}</code>", markup(code)),
+        })
+        .collect()
+}
+
+/// Puts a space that does not break between a number and its unit.
+fn keep_units(words: &str) -> String {
+    const UNITS: [&str; 7] = ["ms", "%", "B", "KiB", "MiB", "GiB", "TiB"];
+    let mut out = String::with_capacity(words.len());
+    for (index, word) in words.split(' ').enumerate() {
+        if index > 0 {
+            let unit = word.trim_end_matches([',', '.', ';', ')', ':']);
+            let number = out.ends_with(|c: char| c.is_ascii_digit());
+            out.push_str(if number && UNITS.contains(&unit) { "&#160;" } else { " " });
+        }
+        out.push_str(word);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_unit_stays_with_its_number() {
+        assert_eq!(super::keep_units("takes 60.9 ms (9.1 %), or"), "takes 60.9&#160;ms (9.1&#160;%), or");
+        assert_eq!(super::keep_units(" 2 devices a ms "), " 2 devices a ms ");
+    }
+}

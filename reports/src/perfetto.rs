@@ -1,0 +1,341 @@
+//! How does a trace look in a time line viewer?
+//!
+//! The Chrome trace event format, which Perfetto and `chrome://tracing` open: a process for each
+//! device, a thread for each resource, complete events (`ph: X`) in microseconds, counters (`C`), and
+//! flow arrows (`s`, `f`) for the messages of the ring. Process numbers are places in the ring from 1,
+//! because viewers treat 0 as the idle process. An overlay of several traces numbers the later ones'
+//! processes on and prefixes their names.
+//!
+//! The part of a computing step that waited for the disk is drawn a second time, under "disk demand";
+//! it lies between the step's pages and is put at the step's start. Viewers drop events of one thread
+//! that overlap without one holding the other, so steps that run side by side on one resource get
+//! threads of their own ("disk prefetch 2").
+
+use std::collections::BTreeMap;
+
+use hearth_schema::Trace;
+use hearth_schema::trace::{Counter, Kind, Origin, Record, Resource};
+use serde::Serialize;
+
+use crate::blocks;
+use crate::messages;
+
+/// Threads of a device, in the order of their numbers, from 1.
+const THREADS: [(Resource, &str); 6] = [
+    (Resource::Cpu, "cpu"),
+    (Resource::Gpu, "gpu"),
+    (Resource::DiskDemand, "disk demand"),
+    (Resource::DiskPrefetch, "disk prefetch"),
+    (Resource::Tx, "tx"),
+    (Resource::Rx, "rx"),
+];
+
+/// One trace as a JSON file for a time line viewer.
+pub fn export(trace: &Trace) -> Vec<u8> {
+    write(&[(None, trace)])
+}
+
+/// Several traces in one file, each with a prefix for its devices' names.
+pub fn overlay(traces: &[(&str, &Trace)]) -> Vec<u8> {
+    let named: Vec<(Option<&str>, &Trace)> =
+        traces.iter().map(|(prefix, trace)| (Some(*prefix), *trace)).collect();
+    write(&named)
+}
+
+#[derive(Serialize)]
+struct Event<'e> {
+    name: &'e str,
+    ph: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cat: Option<&'static str>,
+    pid: usize,
+    tid: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ts: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dur: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<usize>,
+    /// Where a flow ends: at the slice that encloses the moment, not the next one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bp: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    args: Option<Args<'e>>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Args<'e> {
+    Name {
+        name: &'e str,
+    },
+    Order {
+        sort_index: usize,
+    },
+    Step {
+        pass: u32,
+        round: u32,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        layers: Option<[u32; 2]>,
+        bytes: u64,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        cost_us: Option<CostMicros>,
+    },
+    Value {
+        bytes: u64,
+    },
+}
+
+#[derive(Serialize)]
+struct CostMicros {
+    cpu: f64,
+    queue: f64,
+    copy: f64,
+    disk: f64,
+}
+
+#[derive(Serialize)]
+struct About<'t> {
+    origin: Origin,
+    scenario: &'t str,
+    model: &'t str,
+    plan: &'t str,
+    seed: u64,
+    version: &'t str,
+}
+
+impl<'e> Event<'e> {
+    fn new(name: &'e str, ph: &'static str, pid: usize, tid: usize) -> Self {
+        Self { name, ph, cat: None, pid, tid, ts: None, dur: None, id: None, bp: None, args: None }
+    }
+}
+
+/// The file under way.
+struct Events {
+    out: Vec<u8>,
+    any: bool,
+    flows: usize,
+}
+
+impl Events {
+    fn push(&mut self, event: &Event<'_>) {
+        self.out.extend_from_slice(if self.any { b",\n" } else { b"" });
+        self.any = true;
+        append(&mut self.out, event);
+    }
+}
+
+/// Writing numbers and texts to memory cannot fail.
+fn append(out: &mut Vec<u8>, value: &impl Serialize) {
+    serde_json::to_writer(out, value).expect("numbers and texts are JSON, and memory takes them");
+}
+
+fn write(traces: &[(Option<&str>, &Trace)]) -> Vec<u8> {
+    let mut events = Events { out: b"{\"traceEvents\":[\n".to_vec(), any: false, flows: 0 };
+    let mut base = 1;
+    for (prefix, trace) in traces {
+        let slices = slices(trace);
+        devices(&mut events, *prefix, trace, base);
+        threads(&mut events, &slices, base);
+        steps(&mut events, trace, &slices, base);
+        counters(&mut events, trace, base);
+        flows(&mut events, trace, &slices, base);
+        base += trace.header.devices.len();
+    }
+    let mut out = events.out;
+    out.extend_from_slice(b"\n],\"displayTimeUnit\":\"ms\",\"otherData\":{\"runs\":");
+    let about: Vec<About<'_>> = traces
+        .iter()
+        .map(|(_, trace)| About {
+            origin: trace.header.origin,
+            scenario: &trace.header.scenario,
+            model: &trace.header.model,
+            plan: &trace.header.plan,
+            seed: trace.header.seed,
+            version: &trace.header.version,
+        })
+        .collect();
+    append(&mut out, &about);
+    out.extend_from_slice(b"}}\n");
+    out
+}
+
+fn devices(events: &mut Events, prefix: Option<&str>, trace: &Trace, base: usize) {
+    for (index, device) in trace.header.devices.iter().enumerate() {
+        let pid = base + index;
+        let name = match prefix {
+            Some(prefix) => format!("{prefix} {}", device.name),
+            None => device.name.clone(),
+        };
+        events.push(&Event {
+            args: Some(Args::Name { name: &name }),
+            ..Event::new("process_name", "M", pid, 0)
+        });
+        let order = Args::Order { sort_index: pid };
+        events.push(&Event { args: Some(order), ..Event::new("process_sort_index", "M", pid, 0) });
+    }
+}
+
+/// A stretch on a thread.
+struct Slice {
+    record: usize,
+    /// The disk's part of a computing step, not the step.
+    demand: bool,
+    device: u16,
+    /// Index into [`THREADS`].
+    resource: usize,
+    start: u64,
+    end: u64,
+    /// Counts the threads of the same resource, from 0.
+    side: usize,
+}
+
+impl Slice {
+    fn thread(&self) -> usize {
+        1 + self.resource + THREADS.len() * self.side
+    }
+}
+
+/// All stretches in order of their starts, each on the first thread of its resource that is free.
+fn slices(trace: &Trace) -> Vec<Slice> {
+    let mut slices = Vec::new();
+    for (index, record) in trace.records.iter().enumerate() {
+        let mut push = |resource: Resource, demand, start, end| {
+            let resource = THREADS.iter().position(|(known, _)| *known == resource).unwrap_or(0);
+            slices.push(Slice {
+                record: index,
+                demand,
+                device: record.device,
+                resource,
+                start,
+                end,
+                side: 0,
+            });
+        };
+        push(record.resource, false, record.start, record.end);
+        if record.resource == Resource::Cpu && blocks::is_work(record) {
+            let [(_, queue), (_, demand), ..] = blocks::parts(record);
+            if demand > 0 {
+                push(Resource::DiskDemand, true, record.start + queue, record.start + queue + demand);
+            }
+        }
+    }
+    slices.sort_by_key(|slice| (slice.start, slice.end, slice.record));
+    let mut free: BTreeMap<(u16, usize), Vec<u64>> = BTreeMap::new();
+    for slice in &mut slices {
+        let sides = free.entry((slice.device, slice.resource)).or_default();
+        slice.side = sides.iter().position(|&until| until <= slice.start).unwrap_or(sides.len());
+        if slice.side == sides.len() {
+            sides.push(0);
+        }
+        sides[slice.side] = slice.end;
+    }
+    slices
+}
+
+/// Names for the threads that are used.
+fn threads(events: &mut Events, slices: &[Slice], base: usize) {
+    let used: BTreeMap<(u16, usize), &Slice> =
+        slices.iter().map(|slice| ((slice.device, slice.thread()), slice)).collect();
+    for ((device, tid), slice) in used {
+        let (pid, (_, name)) = (base + usize::from(device), THREADS[slice.resource]);
+        let name = match slice.side {
+            0 => name.to_owned(),
+            side => format!("{name} {}", side + 1),
+        };
+        events.push(&Event {
+            args: Some(Args::Name { name: &name }),
+            ..Event::new("thread_name", "M", pid, tid)
+        });
+        let order = Args::Order { sort_index: 1000 * slice.resource + slice.side };
+        events.push(&Event { args: Some(order), ..Event::new("thread_sort_index", "M", pid, tid) });
+    }
+}
+
+fn steps(events: &mut Events, trace: &Trace, slices: &[Slice], base: usize) {
+    for slice in slices {
+        let record = &trace.records[slice.record];
+        let pid = base + usize::from(record.device);
+        let (ts, dur) = (Some(micros(slice.start)), Some(micros(slice.end.saturating_sub(slice.start))));
+        if slice.demand {
+            let event = Event::new("wait for the disk", "X", pid, slice.thread());
+            events.push(&Event { cat: Some("disk"), ts, dur, ..event });
+            continue;
+        }
+        let cost_us = record.cost.map(|_| {
+            let [queue, disk, copy, cpu] = blocks::parts(record).map(|(_, nanos)| micros(nanos));
+            CostMicros { cpu, queue, copy, disk }
+        });
+        let args = Args::Step {
+            pass: record.pass,
+            round: record.round,
+            layers: record.layers,
+            bytes: record.bytes,
+            cost_us,
+        };
+        let name = title(record);
+        let event = Event::new(&name, "X", pid, slice.thread());
+        events.push(&Event { cat: Some(category(record.kind)), ts, dur, args: Some(args), ..event });
+    }
+}
+
+fn counters(events: &mut Events, trace: &Trace, base: usize) {
+    for reading in &trace.readings {
+        let name = match reading.counter {
+            Counter::BytesRead => "bytes read",
+            Counter::Resident => "resident bytes",
+            Counter::Unreclaimable => "unreclaimable bytes",
+        };
+        events.push(&Event {
+            ts: Some(micros(reading.at)),
+            args: Some(Args::Value { bytes: reading.value }),
+            ..Event::new(name, "C", base + usize::from(reading.device), 0)
+        });
+    }
+}
+
+fn flows(events: &mut Events, trace: &Trace, slices: &[Slice], base: usize) {
+    let steps = slices.iter().filter(|slice| !slice.demand);
+    let places: BTreeMap<usize, usize> = steps.map(|slice| (slice.record, slice.thread())).collect();
+    let place = |record: usize| places.get(&record).copied().unwrap_or(0);
+    for message in messages::among(&trace.records) {
+        let (sent, received) = (&trace.records[message.sent], &trace.records[message.received]);
+        events.flows += 1;
+        let (from, to) = (base + usize::from(sent.device), base + usize::from(received.device));
+        // A slice holds its start but not its end: the arrow lands a nanosecond before it.
+        let landing = received.end.saturating_sub(1).max(received.start);
+        let (cat, id) = (Some("ring"), Some(events.flows));
+        let start = Event::new("activations", "s", from, place(message.sent));
+        events.push(&Event { cat, id, ts: Some(micros(sent.start)), ..start });
+        let finish = Event::new("activations", "f", to, place(message.received));
+        events.push(&Event { cat, id, ts: Some(micros(landing)), bp: Some("e"), ..finish });
+    }
+}
+
+fn category(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Embed | Kind::Compute | Kind::Output => "compute",
+        Kind::Copy => "copy",
+        Kind::Receive | Kind::Send => "ring",
+        Kind::Prefetch => "disk",
+    }
+}
+
+fn title(record: &Record) -> String {
+    let layers = record.layers.map_or_else(String::new, |[start, end]| format!(" layers {start}..{end}"));
+    match record.kind {
+        Kind::Embed => "embed".into(),
+        Kind::Compute => format!("compute{layers}"),
+        Kind::Output => "output".into(),
+        Kind::Receive => "receive".into(),
+        Kind::Send => "send".into(),
+        Kind::Prefetch if record.layers.is_none() => "read ahead the output head".into(),
+        Kind::Prefetch => format!("read ahead{layers}"),
+        Kind::Copy => "copy".into(),
+    }
+}
+
+/// Nanoseconds as the microseconds of the format.
+fn micros(nanos: u64) -> f64 {
+    nanos as f64 / 1e3
+}

@@ -1,0 +1,135 @@
+//! Do the sample traces still make the report that is committed?
+//!
+//! After a change that is meant, `HEARTH_UPDATE_GOLDEN=1 cargo test -p hearth-reports` writes the files
+//! anew; look at the difference before committing it.
+
+use std::fs;
+use std::path::Path;
+
+use hearth_reports::Report;
+use hearth_schema::trace::{Origin, Outcome};
+
+mod sample;
+
+fn file(report: &Report, name: &str) -> String {
+    let files = report.files();
+    let (_, contents) = files.iter().find(|(found, _)| found == name).expect("the file is in the report");
+    String::from_utf8(contents.clone()).expect("it is text")
+}
+
+fn check(report: &Report, name: &str, golden: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(golden);
+    let found = file(report, name);
+    if std::env::var_os("HEARTH_UPDATE_GOLDEN").is_some() {
+        fs::write(&path, &found).expect("the golden file can be written");
+    }
+    let expected = fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        found == expected,
+        "{name} differs from {}; if that is meant, run with HEARTH_UPDATE_GOLDEN=1",
+        path.display()
+    );
+}
+
+#[test]
+fn the_sample_pair_reads_as_committed() {
+    let report = Report::new(sample::pair(4)).unwrap();
+    check(&report, "report.md", "pair.md");
+    check(&report, "comparison.csv", "pair.csv");
+}
+
+#[test]
+fn one_trace_reads_as_committed() {
+    let report = Report::new(vec![sample::trace(Origin::Simulated, 3)]).unwrap();
+    check(&report, "report.md", "single.md");
+    check(&report, "comparison.csv", "single.csv");
+}
+
+#[test]
+fn a_run_that_was_stopped_reads_as_committed() {
+    let mut trace = sample::trace(Origin::Measured, 1);
+    trace.outcome = Outcome::Killed;
+    let report = Report::new(vec![trace]).unwrap();
+    check(&report, "report.md", "stopped.md");
+    check(&report, "comparison.csv", "stopped.csv");
+}
+
+#[test]
+fn runs_of_different_plans_read_as_committed() {
+    let mut traces = sample::pair(3);
+    traces[1].header.plan = "sha256:0000000000000001".into();
+    let report = Report::new(traces).unwrap();
+    check(&report, "report.md", "different-plans.md");
+    assert!(report.comparison().pairs.is_empty());
+}
+
+/// The cells of a table's row in Markdown, as numbers where they are.
+fn cells(line: &str) -> Vec<Option<f64>> {
+    let number = |cell: &str| cell.trim().replace('\u{2212}', "-").replace(['*', '+'], "").parse().ok();
+    line.trim_matches('|').split('|').skip(1).map(number).collect()
+}
+
+#[test]
+fn printed_columns_sum_to_the_printed_tpot() {
+    for tokens in [2, 3, 8, 21] {
+        let text = file(&Report::new(sample::pair(tokens)).unwrap(), "report.md");
+        let rows: Vec<&str> =
+            text.lines().skip_while(|line| !line.starts_with("| CPU, ms")).take(8).collect();
+        assert!(rows[7].contains("TPOT"), "{}", rows[7]);
+        // Predicted, measured, error.
+        for column in 0..3 {
+            let sum: f64 = rows[..7].iter().map(|row| cells(row)[column].expect("a number")).sum();
+            let total = cells(rows[7])[column].expect("a number");
+            assert!((sum - total).abs() < 1e-9, "column {column} of {tokens} tokens: {sum} is not {total}");
+        }
+        let csv = file(&Report::new(sample::pair(tokens)).unwrap(), "comparison.csv");
+        let fields: Vec<Vec<&str>> =
+            csv.lines().skip(1).take(8).map(|line| line.split(',').collect()).collect();
+        for column in 3..6 {
+            let units = |row: &Vec<&str>| row[column].replace('.', "").parse::<i64>().expect("a number");
+            let sum: i64 = fields[..7].iter().map(units).sum();
+            assert_eq!(sum, units(&fields[7]), "column {column}");
+        }
+    }
+}
+
+#[test]
+fn the_same_traces_make_the_same_bytes() {
+    let [first, second] = [Report::new(sample::pair(5)).unwrap(), Report::new(sample::pair(5)).unwrap()];
+    assert!(first.files() == second.files());
+}
+
+#[test]
+fn every_run_finds_a_partner_of_its_plan() {
+    let mut traces = sample::pair(3);
+    traces.extend(sample::pair(3));
+    let report = Report::new(traces).unwrap();
+    let pairs: Vec<(usize, usize)> =
+        report.comparison().pairs.iter().map(|pair| (pair.predicted, pair.measured)).collect();
+    assert_eq!(pairs, [(0, 1), (2, 1), (0, 3)]);
+    let names: Vec<String> = report.files().into_iter().map(|(name, _)| name).collect();
+    assert!(names.contains(&"measured-2.perfetto.json".to_owned()));
+    let mut unique = names.clone();
+    unique.sort();
+    unique.dedup();
+    assert_eq!(unique.len(), names.len());
+}
+
+#[test]
+fn traces_that_cannot_be_computed_with_are_refused() {
+    assert_eq!(
+        Report::new(Vec::new()).unwrap_err().to_string(),
+        "there is no trace to report on; name at least one"
+    );
+    let broken = |change: fn(&mut hearth_schema::Trace)| {
+        let mut trace = sample::trace(Origin::Measured, 3);
+        change(&mut trace);
+        Report::new(vec![trace]).unwrap_err().to_string()
+    };
+    let error = broken(|trace| trace.records[2].device = 9);
+    assert_eq!(error, "trace 1, step 2: device 9 is not in the header");
+    let error = broken(|trace| trace.records[0].end = u64::MAX);
+    assert!(error.contains("not a span of time"), "{error}");
+    let error = broken(|trace| trace.passes.reverse());
+    assert_eq!(error, "trace 1: the token of pass 1 ends before the token in front of it");
+}

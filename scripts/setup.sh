@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# What does this machine lack to build hearth? Installs it on Debian and its relatives; does nothing where all
+# is there.
+#
+#   scripts/setup.sh            to build and run
+#   scripts/setup.sh --tests    also what the checks need: rustfmt and clippy
+#
+# Rust itself is expected. The crates need a C compiler as linker, and no other library of the system.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+say() { printf 'setup: %s\n' "$*"; }
+fail() {
+    printf 'setup: error: %s\n' "$1" >&2
+    printf 'setup: hint:  %s\n' "$2" >&2
+    exit 1
+}
+has() { command -v "$1" >/dev/null 2>&1; }
+
+# rustup puts itself here, and a fresh shell may not have read its profile yet.
+if ! has cargo && [[ -x "${CARGO_HOME:-$HOME/.cargo}/bin/cargo" ]]; then
+    fail "cargo is installed but not on the PATH" "source \"${CARGO_HOME:-$HOME/.cargo}/env\", then run this again"
+fi
+has cargo && has rustc || fail "Rust is not installed" "install it with rustup, then run this again"
+
+wanted=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+found=$(rustc --version | awk '{ print $2 }')
+if [[ "$(printf '%s\n%s\n' "$wanted" "${found%%-*}" | sort -V | head -n 1)" != "$wanted" ]]; then
+    fail "Rust $found is too old; $wanted or newer is needed" "rustup update stable"
+fi
+
+# Packages are named by the program that shows whether they are there.
+packages=()
+has cc || packages+=(gcc libc6-dev)
+
+if ((${#packages[@]})); then
+    has apt-get || fail "these are missing: ${packages[*]}" "install them with this system's package manager"
+    root=()
+    if [[ "$(id -u)" -ne 0 ]]; then
+        has sudo || fail "these are missing: ${packages[*]}" "run as root: apt-get install ${packages[*]}"
+        root=(sudo)
+    fi
+    say "installing ${packages[*]}"
+    "${root[@]}" apt-get update -qq
+    "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}"
+fi
+
+if [[ "${1:-}" == "--tests" ]]; then
+    for component in rustfmt clippy; do
+        if ! cargo "${component#rust}" --version >/dev/null 2>&1; then
+            if has rustup; then
+                say "installing $component"
+                rustup component add "$component" || say "$component cannot be installed; its check is skipped"
+            else
+                say "$component is missing; its check is skipped"
+            fi
+        fi
+    done
+fi
+
+say "ready: $(rustc --version), $(cc --version | head -n 1)"

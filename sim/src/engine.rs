@@ -1,0 +1,225 @@
+//! What happens next, and when?
+//!
+//! A binary heap of (nanoseconds, sequence, event). The sequence breaks ties, so that events of one instant
+//! come out in the order in which they went in and two runs of one input are equal byte for byte. An event is
+//! whatever `Clone` value the world chooses, in practice one enum: no boxes, no actors, no callbacks. A world
+//! that owns its engine is `Clone`, so a what-if branch is a copy.
+//!
+//! Cancellation is by generation stamp. A resource that is shared must forget the finishing time that it
+//! announced whenever somebody joins or leaves; it owns a [`Timer`], and setting the timer again (or clearing
+//! it) raises its generation, which makes the entry still in the heap stale. Stale entries are dropped when
+//! they surface: O(1) to cancel, no search in the heap.
+//!
+//! Not here: what an event means. The caller's loop is `while let Some(event) = engine.next_event()`.
+
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+
+/// An instant of simulated time, in integer nanoseconds since the start.
+pub type Nanos = u64;
+
+/// The pending events of one world, and its clock.
+#[derive(Debug, Clone)]
+pub struct Engine<E> {
+    now: Nanos,
+    sequence: u64,
+    heap: BinaryHeap<Entry<E>>,
+    /// Current generation of each timer; entries of an older one are stale.
+    generations: Vec<u32>,
+    handled: u64,
+}
+
+/// An alarm of which at most one setting is alive.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timer(u32);
+
+/// Marks entries that belong to no timer and therefore are never stale.
+const NO_TIMER: u32 = u32::MAX;
+
+#[derive(Debug, Clone)]
+struct Entry<E> {
+    at: Nanos,
+    sequence: u64,
+    timer: u32,
+    generation: u32,
+    event: E,
+}
+
+impl<E> Engine<E> {
+    /// An empty heap at time zero.
+    pub fn new() -> Self {
+        Self { now: 0, sequence: 0, heap: BinaryHeap::new(), generations: Vec::new(), handled: 0 }
+    }
+
+    /// The time of the event handled last.
+    pub fn now(&self) -> Nanos {
+        self.now
+    }
+
+    /// Entries in the heap, stale ones included.
+    pub fn pending(&self) -> usize {
+        self.heap.len()
+    }
+
+    /// How many events were handed out so far.
+    pub fn handled(&self) -> u64 {
+        self.handled
+    }
+
+    /// A new alarm, not set.
+    ///
+    /// # Panics
+    /// After four billion timers.
+    pub fn timer(&mut self) -> Timer {
+        let slot = u32::try_from(self.generations.len()).ok().filter(|&slot| slot != NO_TIMER);
+        self.generations.push(0);
+        Timer(slot.expect("fewer timers than u32 can count"))
+    }
+
+    /// Schedules an event that cannot be cancelled. An instant in the past means now.
+    #[inline]
+    pub fn at(&mut self, at: Nanos, event: E) {
+        self.push(at, NO_TIMER, 0, event);
+    }
+
+    /// Schedules an event after a delay.
+    #[inline]
+    pub fn after(&mut self, delay: Nanos, event: E) {
+        self.push(self.now.saturating_add(delay), NO_TIMER, 0, event);
+    }
+
+    /// Sets a timer, which replaces its earlier setting.
+    pub fn set(&mut self, timer: Timer, at: Nanos, event: E) {
+        let generation = self.raise(timer);
+        self.push(at, timer.0, generation, event);
+    }
+
+    /// Forgets the setting of a timer, if it has one.
+    pub fn clear(&mut self, timer: Timer) {
+        self.raise(timer);
+    }
+
+    /// Moves the clock to the next event and hands it out; `None` when nothing is left.
+    #[inline]
+    pub fn next_event(&mut self) -> Option<E> {
+        while let Some(entry) = self.heap.pop() {
+            let stale = entry.timer != NO_TIMER && self.generations[entry.timer as usize] != entry.generation;
+            if !stale {
+                self.now = entry.at;
+                self.handled += 1;
+                return Some(entry.event);
+            }
+        }
+        None
+    }
+
+    fn raise(&mut self, timer: Timer) -> u32 {
+        let generation = &mut self.generations[timer.0 as usize];
+        *generation = generation.wrapping_add(1);
+        *generation
+    }
+
+    #[inline]
+    fn push(&mut self, at: Nanos, timer: u32, generation: u32, event: E) {
+        let at = at.max(self.now);
+        self.sequence += 1;
+        self.heap.push(Entry { at, sequence: self.sequence, timer, generation, event });
+    }
+}
+
+impl<E> Default for Engine<E> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<E> Ord for Entry<E> {
+    /// Reversed, because the standard heap hands out its greatest entry first.
+    #[inline]
+    fn cmp(&self, other: &Self) -> Ordering {
+        (other.at, other.sequence).cmp(&(self.at, self.sequence))
+    }
+}
+
+impl<E> PartialOrd for Entry<E> {
+    #[inline]
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<E> PartialEq for Entry<E> {
+    fn eq(&self, other: &Self) -> bool {
+        (self.at, self.sequence) == (other.at, other.sequence)
+    }
+}
+
+impl<E> Eq for Entry<E> {}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn drain(mut engine: Engine<u32>) -> Vec<(Nanos, u32)> {
+        let mut out = Vec::new();
+        while let Some(event) = engine.next_event() {
+            out.push((engine.now(), event));
+        }
+        out
+    }
+
+    #[test]
+    fn events_of_one_instant_keep_their_order() {
+        let mut engine = Engine::new();
+        engine.at(5, 1);
+        engine.at(3, 2);
+        engine.at(5, 3);
+        engine.after(3, 4);
+        assert_eq!(drain(engine), [(3, 2), (3, 4), (5, 1), (5, 3)]);
+    }
+
+    #[test]
+    fn setting_a_timer_again_silences_the_earlier_setting() {
+        let mut engine = Engine::new();
+        let (first, second) = (engine.timer(), engine.timer());
+        engine.set(first, 10, 1);
+        engine.set(second, 20, 2);
+        engine.set(first, 30, 3);
+        engine.clear(second);
+        assert_eq!(drain(engine), [(30, 3)]);
+    }
+
+    #[test]
+    fn the_past_means_now() {
+        let mut engine = Engine::new();
+        engine.at(10, 1);
+        assert_eq!(engine.next_event(), Some(1));
+        engine.at(4, 2);
+        assert_eq!(drain(engine), [(10, 2)]);
+    }
+
+    #[test]
+    fn a_copy_goes_its_own_way() {
+        let mut engine = Engine::new();
+        engine.at(1, 1);
+        let mut branch = engine.clone();
+        branch.at(0, 9);
+        assert_eq!(drain(branch), [(0, 9), (1, 1)]);
+        assert_eq!(drain(engine), [(1, 1)]);
+    }
+
+    proptest! {
+        #[test]
+        fn time_never_goes_back(times in prop::collection::vec(0u64..50, 0..60)) {
+            let mut engine = Engine::new();
+            for (at, event) in times.iter().zip(0u32..) {
+                engine.at(*at, event);
+            }
+            let mut expected: Vec<_> = times.iter().copied().zip(0u32..).collect();
+            expected.sort_unstable();
+            prop_assert_eq!(drain(engine), expected);
+        }
+    }
+}

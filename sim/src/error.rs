@@ -1,0 +1,59 @@
+//! What can be wrong with what the simulator was given?
+//!
+//! Everything here is about the input. That a device runs out of memory is not an error but an outcome of the
+//! run, which the trace tells.
+
+use hearth_profiles::DocumentError;
+use hearth_schema::schedule::ScheduleError;
+
+/// Why a plan cannot be simulated.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum SimError {
+    /// The plan contradicts itself.
+    #[error("the plan cannot be run: {0}")]
+    Plan(#[from] DocumentError),
+    /// The plan names a device that the scenario does not have.
+    #[error(
+        "plan devices[{place}] is `{name}`, which the scenario does not have; plan again from this scenario"
+    )]
+    UnknownDevice {
+        /// Its place in the ring.
+        place: usize,
+        /// Its name.
+        name: String,
+    },
+    /// The plan was made for another model.
+    #[error(
+        "the plan is for `{planned}` and the scenario's model is `{given}`; plan again from this scenario"
+    )]
+    OtherModel {
+        /// The plan's model.
+        planned: String,
+        /// The scenario's model.
+        given: String,
+    },
+    /// GPU layers on a device without a usable GPU.
+    #[error(
+        "plan devices[{place}] `{name}` has {layers} GPU layers a window, but its profile {lack}; set `gpu_layers: 0` \
+         or complete the profile"
+    )]
+    NoGpu {
+        /// Its place in the ring.
+        place: usize,
+        /// Its name.
+        name: String,
+        /// The GPU layers planned.
+        layers: u32,
+        /// What the profile lacks.
+        lack: &'static str,
+    },
+    /// A chunk size that the page cache cannot have.
+    #[error("chunks of {bytes} bytes: choose from 128 KiB to 8 MiB")]
+    Chunk {
+        /// The size asked for.
+        bytes: u64,
+    },
+    /// The schedule refused an event, as it does for a workload longer than the plan's context.
+    #[error(transparent)]
+    Schedule(#[from] ScheduleError),
+}

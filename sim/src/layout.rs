@@ -1,0 +1,172 @@
+//! Where in the model's file does each part of a device's share lie?
+//!
+//! A device maps the whole file and touches its own parts of it: the windows that its CPU computes, and on the
+//! head the embedding and the output matrix. Places are those of a file as converters write it: the embedding,
+//! the layers in order, the output. They matter, because the kernel reads around what a device touches, into
+//! layers that are another device's: every window costs some MiB beyond its ends.
+//!
+//! Not here: layers in GPU memory, which are never read again.
+
+use std::ops::Range;
+
+use hearth_profiles::Bytes;
+use hearth_profiles::model::ModelProfile;
+use hearth_schema::Plan;
+use hearth_schema::schedule::Part;
+
+use crate::page_cache::Chunk;
+
+/// Chunks of the file, and which of them a device uses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    /// For each layer of the model, its chunks, if this device's CPU computes it.
+    layers: Vec<Option<Range<Chunk>>>,
+    embedding: Range<Chunk>,
+    output: Range<Chunk>,
+    chunks: Chunk,
+}
+
+impl Layout {
+    /// The parts of the device at a place of the plan.
+    pub fn new(plan: &Plan, place: usize, model: &ModelProfile, chunk: Bytes) -> Self {
+        let mut owned = vec![false; model.layers.len()];
+        for round in 0..plan.rounds {
+            let (window, gpu) = (plan.window(place, round), plan.gpu_window(place, round));
+            for layer in gpu.end.max(window.start)..window.end {
+                owned[layer as usize] = true;
+            }
+        }
+        let mut offset = 0;
+        let mut next = |bytes: Bytes| {
+            let start = offset;
+            offset += bytes.0;
+            chunks(start, offset, chunk)
+        };
+        let embedding = next(model.input_bytes());
+        let layers = (0..model.layers.len() as u32)
+            .map(|layer| Some(next(model.layer_bytes(layer))).filter(|_| owned[layer as usize]))
+            .collect();
+        let tied = model.shape.tied_embeddings;
+        let output = if tied { embedding.clone() } else { next(model.output_bytes()) };
+        let end = offset.div_ceil(chunk.0) as Chunk;
+        if place == 0 {
+            Self { layers, embedding, output, chunks: end }
+        } else {
+            Self { layers, embedding: 0..0, output: 0..0, chunks: end }
+        }
+    }
+
+    /// The chunk of an embedding row; none off the head.
+    pub fn embedding_row(&self, row: u64, row_bytes: Bytes, chunk: Bytes) -> Range<Chunk> {
+        let at = self.embedding.start + (row * row_bytes.0 / chunk.0) as Chunk;
+        at.min(self.embedding.end)..(at + 1).min(self.embedding.end)
+    }
+
+    /// The chunks that this device uses, in the order of the file.
+    pub fn own(&self) -> impl Iterator<Item = Chunk> {
+        let mut own: Vec<Range<Chunk>> = self.layers.iter().flatten().cloned().collect();
+        own.push(self.output.clone());
+        own.sort_unstable_by_key(|range| range.start);
+        let mut from = 0;
+        own.into_iter().flat_map(move |range| {
+            // Neighbours share the chunk in which one ends and the other begins.
+            let start = range.start.max(from);
+            from = from.max(range.end);
+            start..range.end
+        })
+    }
+
+    /// The chunks of one layer; none if it is not this device's CPU's.
+    pub fn layer(&self, layer: u32) -> Range<Chunk> {
+        self.layers.get(layer as usize).cloned().flatten().unwrap_or(0..0)
+    }
+
+    /// The chunks of the output matrix; none off the head.
+    pub fn output(&self) -> Range<Chunk> {
+        self.output.clone()
+    }
+
+    /// The chunks of a part that is read as one.
+    pub fn part(&self, part: &Part) -> Range<Chunk> {
+        match part {
+            Part::Output => self.output(),
+            Part::Layers(layers) => {
+                let mut own =
+                    layers.clone().map(|layer| self.layer(layer)).filter(|chunks| !chunks.is_empty());
+                let first = own.next().unwrap_or(0..0);
+                let end = own.next_back().map_or(first.end, |last| last.end);
+                first.start..end
+            }
+        }
+    }
+
+    /// How many chunks the file has.
+    pub fn chunks(&self) -> Chunk {
+        self.chunks
+    }
+}
+
+fn chunks(start: u64, end: u64, chunk: Bytes) -> Range<Chunk> {
+    (start / chunk.0) as Chunk..end.div_ceil(chunk.0) as Chunk
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_profiles::model::shipped;
+    use hearth_schema::plan::{Origin, PlannedDevice, PlannedModel, PlannerRecord, Role};
+    use hearth_schema::scenario::{KvFormat, Residency};
+
+    use super::*;
+
+    #[test]
+    fn parts_lie_in_the_file_as_converters_write_it() {
+        let model = shipped("llama-8b").expect("shipped");
+        let device = |name: &str, role, window, gpu_layers| PlannedDevice {
+            name: name.into(),
+            address: None,
+            role,
+            window,
+            gpu_layers,
+            residency: Residency::Os,
+            prefetch_budget: None,
+            predicted: None,
+        };
+        let plan = Plan {
+            schema: "plan/1".into(),
+            scenario: Origin { name: "test".into(), digest: String::new() },
+            model: PlannedModel {
+                name: "llama-8b".into(),
+                digest: None,
+                shape_digest: model.shape_digest(),
+                layers: 32,
+            },
+            planner: PlannerRecord { strategy: "manual".into(), options: vec![] },
+            rounds: 2,
+            context: 1024,
+            kv_cache: KvFormat::F16,
+            devices: vec![device("a", Role::Head, 10, 2), device("b", Role::Worker, 6, 0)],
+            dropped: vec![],
+            predicted: None,
+            explanation: vec![],
+        };
+        let chunk = Bytes::mib(2);
+        let layout = Layout::new(&plan, 0, &model, chunk);
+        // Layers 2..10 and 18..26 are the head's CPU's.
+        assert!(layout.layer(0).is_empty() && layout.layer(10).is_empty());
+        let before = model.input_bytes().0 + model.layer_bytes(0).0 + model.layer_bytes(1).0;
+        assert_eq!(u64::from(layout.layer(2).start), before / chunk.0);
+        let (third, fourth) = (layout.layer(3), layout.layer(4));
+        assert!(third.end == fourth.start || third.end == fourth.start + 1, "no gap between layers");
+        assert_eq!(layout.part(&Part::Layers(0..10)), layout.part(&Part::Layers(2..10)));
+        assert_eq!(u64::from(layout.chunks()), model.total_bytes().0.div_ceil(chunk.0));
+        assert_eq!(layout.output().end, layout.chunks());
+        let own: Vec<Chunk> = layout.own().collect();
+        assert!(own.is_sorted() && own.windows(2).all(|pair| pair[0] != pair[1]), "each once");
+        // A row of 4096 weights in the middle of 128256 rows.
+        let row = layout.embedding_row(64128, model.input_row_bytes(), chunk);
+        assert_eq!(u64::from(row.start), model.input_bytes().0 / 2 / chunk.0);
+        assert!(
+            Layout::new(&plan, 1, &model, chunk).embedding_row(5, model.input_row_bytes(), chunk).is_empty()
+        );
+    }
+}

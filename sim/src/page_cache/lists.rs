@@ -1,0 +1,104 @@
+//! In which order will chunks be looked at?
+//!
+//! Doubly linked lists over chunk indices, as the kernel's LRU lists are over folios: a chunk is on at most
+//! one list, newest at the head, and every operation is O(1) and allocates nothing.
+
+use super::Chunk;
+
+const NONE: u32 = u32::MAX;
+
+/// Links of all chunks of a share.
+#[derive(Debug, Clone)]
+pub struct Links {
+    next: Vec<u32>,
+    previous: Vec<u32>,
+}
+
+/// One list over [`Links`].
+#[derive(Debug, Clone)]
+pub struct List {
+    head: u32,
+    tail: u32,
+    len: u32,
+}
+
+impl Links {
+    pub fn new(chunks: u32) -> Self {
+        Self { next: vec![NONE; chunks as usize], previous: vec![NONE; chunks as usize] }
+    }
+}
+
+impl List {
+    pub fn new() -> Self {
+        Self { head: NONE, tail: NONE, len: 0 }
+    }
+
+    pub fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// The chunk that has been on the list longest.
+    pub fn oldest(&self) -> Option<Chunk> {
+        (self.tail != NONE).then_some(self.tail)
+    }
+
+    /// The chunk that came last.
+    pub fn newest(&self) -> Option<Chunk> {
+        (self.head != NONE).then_some(self.head)
+    }
+
+    pub fn push(&mut self, links: &mut Links, chunk: Chunk) {
+        links.previous[chunk as usize] = NONE;
+        links.next[chunk as usize] = self.head;
+        match self.head {
+            NONE => self.tail = chunk,
+            head => links.previous[head as usize] = chunk,
+        }
+        self.head = chunk;
+        self.len += 1;
+    }
+
+    /// Takes a chunk that is on this list off it.
+    pub fn remove(&mut self, links: &mut Links, chunk: Chunk) {
+        let (previous, next) = (links.previous[chunk as usize], links.next[chunk as usize]);
+        match previous {
+            NONE => self.head = next,
+            previous => links.next[previous as usize] = next,
+        }
+        match next {
+            NONE => self.tail = previous,
+            next => links.previous[next as usize] = previous,
+        }
+        self.len -= 1;
+    }
+
+    /// Moves a chunk of this list to its head.
+    pub fn rotate(&mut self, links: &mut Links, chunk: Chunk) {
+        if self.head != chunk {
+            self.remove(links, chunk);
+            self.push(links, chunk);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_leaves_first_unless_rotated() {
+        let (mut links, mut list) = (Links::new(4), List::new());
+        for chunk in 0..4 {
+            list.push(&mut links, chunk);
+        }
+        list.rotate(&mut links, 0);
+        list.remove(&mut links, 2);
+        let mut order = Vec::new();
+        while let Some(chunk) = list.oldest() {
+            list.remove(&mut links, chunk);
+            order.push(chunk);
+        }
+        assert_eq!(order, [1, 3, 0]);
+        assert_eq!(list.len(), 0);
+    }
+}

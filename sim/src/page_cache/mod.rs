@@ -1,0 +1,256 @@
+//! Which bytes must a device read from disk again, and which does it still hold?
+//!
+//! A device's share of the weights is a file of equal chunks (2 MiB by default, 128 KiB where the details of
+//! reclaim matter). A policy is told what is touched, what is read ahead, what has arrived and what is given
+//! up; it answers what is there, and decides what is evicted to make room. It knows no time: the world puts
+//! its answers on the disk and tells it of arrivals.
+//!
+//! The law of the trait, checked by `tests::obeys_the_law` for every policy: what is resident never exceeds
+//! the capacity, and hits + misses = touches requested.
+//!
+//! | policy | what it is | source |
+//! |---|---|---|
+//! | [`PaperLinear`] | reload = need - capacity | prima.cpp paper, appendix A.3 |
+//! | [`TwoList`] | classic Linux in a memory cgroup | mm/vmscan.c, mm/workingset.c; measured |
+//!
+//! Not here: how a miss becomes reads. [`Readahead`] does that, the same for every policy.
+
+mod lists;
+mod paper_linear;
+mod readahead;
+mod two_list;
+
+#[cfg(test)]
+mod paper_figures;
+
+pub use paper_linear::PaperLinear;
+pub use readahead::Readahead;
+pub use two_list::TwoList;
+
+/// The usual size of a chunk.
+pub const CHUNK_BYTES: u64 = 2 << 20;
+
+/// The index of a chunk in a device's share.
+pub type Chunk = u32;
+
+/// What a touch found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// It is there.
+    Hit,
+    /// A read of it is under way: wait for its arrival.
+    InFlight,
+    /// It has to be read, by [`PageCache::prefetch`] of it and whatever read-ahead adds.
+    Absent,
+}
+
+/// What a request to read ahead led to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fetch {
+    /// Nothing to do: it is there or on its way.
+    Present,
+    /// Room was made; the caller must read it and report its arrival.
+    Started,
+    /// Nothing can be evicted now, everything is in flight.
+    NoRoom,
+    /// The search for something to evict takes time: let it pass and ask again.
+    Again,
+}
+
+/// Counted in chunks since the start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Touches.
+    pub requested: u64,
+    /// Touches that found their chunk.
+    pub hits: u64,
+    /// Touches that did not.
+    pub misses: u64,
+    /// Chunks whose reading was started.
+    pub fetched: u64,
+    /// Chunks evicted or released.
+    pub evicted: u64,
+    /// Of these, chunks given up by [`PageCache::release`].
+    pub released: u64,
+    /// Chunks that came back after an eviction.
+    pub refaults: u64,
+    /// Chunks that became active.
+    pub activated: u64,
+    /// Looks at chunks in search of one to evict: reclaim's work, which somebody waits for.
+    pub looks: u64,
+}
+
+/// A policy that decides what stays in memory.
+pub trait PageCache {
+    /// The reader touches a chunk. If it is not there the reader waits, and its touch counts at the arrival.
+    fn access(&mut self, chunk: Chunk) -> Access;
+    /// Allocates a chunk that is about to be read, evicting others if there is no room.
+    fn prefetch(&mut self, chunk: Chunk) -> Fetch;
+    /// A chunk that was in flight has been read.
+    fn arrived(&mut self, chunk: Chunk);
+    /// The same for a caller that has no time to let pass.
+    fn prefetch_now(&mut self, chunk: Chunk) -> Fetch {
+        loop {
+            match self.prefetch(chunk) {
+                Fetch::Again => {}
+                done => return done,
+            }
+        }
+    }
+    /// Gives up a chunk that will not be needed soon. One in flight stays.
+    fn release(&mut self, chunk: Chunk);
+    /// Others take or return memory: the number of chunks that fit from now on.
+    fn set_capacity(&mut self, chunks: u32);
+    /// Chunks that fit.
+    fn capacity(&self) -> u32;
+    /// Chunks allocated, those in flight included.
+    fn resident(&self) -> u32;
+    /// Chunks of the device's share.
+    fn share(&self) -> u32;
+    /// Whether a chunk is there and read.
+    fn holds(&self, chunk: Chunk) -> bool;
+    /// Totals since the start.
+    fn counters(&self) -> Counters;
+}
+
+/// The policies, chosen by a device profile. An enum, because a world must be `Clone`.
+#[derive(Debug, Clone)]
+pub enum Policy {
+    /// See [`PaperLinear`].
+    PaperLinear(PaperLinear),
+    /// See [`TwoList`].
+    TwoList(Box<TwoList>),
+}
+
+impl Policy {
+    /// The policy as a trait object.
+    pub fn cache(&mut self) -> &mut dyn PageCache {
+        match self {
+            Policy::PaperLinear(policy) => policy,
+            Policy::TwoList(policy) => policy.as_mut(),
+        }
+    }
+
+    /// The same, for reading.
+    pub fn view(&self) -> &dyn PageCache {
+        match self {
+            Policy::PaperLinear(policy) => policy,
+            Policy::TwoList(policy) => policy.as_ref(),
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Debug, Clone)]
+    pub(crate) enum Op {
+        Access(Chunk),
+        Prefetch(Chunk),
+        Arrive,
+        Release(Chunk),
+        Capacity(u32),
+    }
+
+    /// The law every policy obeys under any order of operations.
+    pub(crate) fn obeys_the_law(cache: &mut dyn PageCache, ops: &[Op]) {
+        let mut in_flight = std::collections::VecDeque::new();
+        for op in ops {
+            let before = cache.resident();
+            match *op {
+                Op::Access(chunk) => {
+                    let held = cache.holds(chunk);
+                    assert_eq!(cache.access(chunk) == Access::Hit, held, "{op:?}");
+                }
+                Op::Prefetch(chunk) => {
+                    let held = cache.holds(chunk) || in_flight.contains(&chunk);
+                    let fetch = cache.prefetch_now(chunk);
+                    assert_eq!(fetch == Fetch::Present, held, "{op:?}");
+                    if fetch == Fetch::Started {
+                        in_flight.push_back(chunk);
+                    }
+                }
+                Op::Arrive => {
+                    if let Some(chunk) = in_flight.pop_front() {
+                        cache.arrived(chunk);
+                        assert!(cache.holds(chunk), "{op:?}");
+                    }
+                }
+                Op::Release(chunk) => {
+                    cache.release(chunk);
+                    assert!(!cache.holds(chunk), "{op:?}");
+                }
+                Op::Capacity(chunks) => cache.set_capacity(chunks),
+            }
+            // What is being read cannot be taken back when the capacity shrinks; but nothing is added.
+            let bound = if matches!(op, Op::Capacity(_)) { in_flight.len() as u32 } else { before };
+            assert!(cache.resident() <= cache.capacity().max(bound), "{} after {op:?}", cache.resident());
+            let held = (0..cache.share()).filter(|&chunk| cache.holds(chunk)).count();
+            assert_eq!(held + in_flight.len(), cache.resident() as usize, "{op:?}");
+            let counted = cache.counters();
+            assert_eq!(counted.hits + counted.misses, counted.requested, "{op:?}");
+            assert_eq!(counted.fetched - counted.evicted, u64::from(cache.resident()), "{op:?}");
+        }
+    }
+
+    const SHARE: u32 = 24;
+
+    fn ops() -> impl Strategy<Value = Vec<Op>> {
+        let op = prop_oneof![
+            4 => (0..SHARE).prop_map(Op::Access),
+            4 => (0..SHARE).prop_map(Op::Prefetch),
+            6 => Just(Op::Arrive),
+            1 => (0..SHARE).prop_map(Op::Release),
+            1 => (0..SHARE).prop_map(Op::Capacity),
+        ];
+        prop::collection::vec(op, 0..200)
+    }
+
+    proptest! {
+        #[test]
+        fn paper_linear_obeys_the_law(ops in ops(), capacity in 1..SHARE) {
+            obeys_the_law(&mut PaperLinear::new(SHARE, capacity), &ops);
+        }
+
+        #[test]
+        fn two_list_obeys_the_law(ops in ops(), capacity in 1..SHARE) {
+            obeys_the_law(&mut TwoList::new(SHARE, capacity), &ops);
+        }
+    }
+
+    /// Reads a share round and round, one chunk after another, and returns the fetches of the last round.
+    pub(crate) fn cyclic(cache: &mut dyn PageCache, rounds: u32) -> u64 {
+        let mut before = 0;
+        for _ in 0..rounds {
+            before = cache.counters().fetched;
+            for chunk in 0..cache.share() {
+                if cache.access(chunk) == Access::Absent {
+                    assert_eq!(cache.prefetch_now(chunk), Fetch::Started);
+                    cache.arrived(chunk);
+                }
+            }
+        }
+        cache.counters().fetched - before
+    }
+
+    #[test]
+    fn a_share_that_fits_is_read_once() {
+        for cache in [
+            &mut PaperLinear::new(100, 100) as &mut dyn PageCache,
+            &mut TwoList::new(100, 100) as &mut dyn PageCache,
+        ] {
+            assert_eq!(cyclic(cache, 3), 0);
+            assert_eq!(cache.counters().fetched, 100);
+        }
+    }
+
+    #[test]
+    fn the_two_policies_disagree_about_a_share_that_does_not_fit() {
+        // Ten chunks too many: the paper reads ten again, Linux everything.
+        assert_eq!(cyclic(&mut PaperLinear::new(100, 90), 5), 10);
+        assert_eq!(cyclic(&mut TwoList::new(100, 90), 5), 100);
+    }
+}

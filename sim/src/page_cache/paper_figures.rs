@@ -1,0 +1,96 @@
+//! Do the policies do what the paper draws?
+//!
+//! prima.cpp paper, Fig. 3, 4 and 5, with one chunk a layer, driven through the trait as a helper and a reader
+//! would drive it. Layers are numbered from 1 as in the figures.
+
+use super::{Access, Chunk, Fetch, PageCache, PaperLinear, TwoList};
+
+const LAYERS: u32 = 8;
+
+/// A device in the figures: slots for layers, and a count of loads.
+struct Device<C> {
+    cache: C,
+    loads: Vec<u32>,
+    faults: Vec<u32>,
+}
+
+impl<C: PageCache> Device<C> {
+    fn new(cache: C) -> Self {
+        Self { cache, loads: Vec::new(), faults: Vec::new() }
+    }
+
+    fn prefetch(&mut self, layers: impl IntoIterator<Item = u32>) {
+        for layer in layers {
+            if self.cache.prefetch_now(layer - 1) == Fetch::Started {
+                self.cache.arrived(layer - 1);
+                self.loads.push(layer);
+            }
+        }
+    }
+
+    fn compute(&mut self, layers: impl IntoIterator<Item = u32>) {
+        for layer in layers {
+            if self.cache.access(layer - 1) == Access::Absent {
+                self.faults.push(layer);
+                self.prefetch([layer]);
+            }
+        }
+    }
+
+    fn holds(&self) -> Vec<u32> {
+        (1..=LAYERS).filter(|layer| self.cache.holds(*layer as Chunk - 1)).collect()
+    }
+}
+
+#[test]
+fn figure_3_every_layer_is_loaded_twice() {
+    // Six layers, three slots, one round, prefetch.
+    let mut device = Device::new(TwoList::new(LAYERS, 3));
+    device.prefetch(1..=6);
+    assert_eq!(device.holds(), [4, 5, 6], "the first three were released by the last three");
+    device.compute(1..=6);
+    assert_eq!(device.loads, [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6]);
+    assert_eq!(device.faults, [1, 2, 3, 4, 5, 6], "prefetching helped nobody");
+    // And so it goes on with the next token.
+    device.prefetch(1..=6);
+    device.compute(1..=6);
+    assert_eq!(device.loads.len(), 24);
+}
+
+#[test]
+fn figure_3_is_not_what_the_papers_own_formula_says() {
+    // Reload = need - capacity: three of six layers a token, with the same steps.
+    let mut device = Device::new(PaperLinear::new(LAYERS, 3));
+    device.compute(1..=6);
+    let first = device.loads.len();
+    device.compute(1..=6);
+    assert_eq!(device.loads.len() - first, 3);
+}
+
+#[test]
+fn figure_4_a_fast_disk_loads_the_next_window_over_the_used_one() {
+    // A window of two layers (this device's are 1, 2 and then 5, 6), two slots.
+    let mut device = Device::new(TwoList::new(LAYERS, 2));
+    device.prefetch([1, 2]);
+    device.compute([1, 2]);
+    device.prefetch([5, 6]);
+    assert_eq!(device.holds(), [5, 6], "the used layers were replaced");
+    device.compute([5, 6]);
+    device.prefetch([1, 2]);
+    device.compute([1, 2]);
+    assert!(device.faults.is_empty(), "disk latency is fully overlapped");
+    assert_eq!(device.loads, [1, 2, 5, 6, 1, 2]);
+}
+
+#[test]
+fn figure_5_a_slow_disk_loads_half_a_window_ahead() {
+    let mut device = Device::new(TwoList::new(LAYERS, 2));
+    device.prefetch([1]);
+    device.compute([1, 2]);
+    assert_eq!(device.faults, [2], "step 3: the second layer blocks until it is loaded");
+    device.prefetch([5]);
+    assert_eq!(device.holds(), [2, 5], "step 4: the oldest layer was released");
+    device.compute([5, 6]);
+    assert_eq!(device.faults, [2, 6], "step 6: again the second of the window");
+    assert_eq!(device.loads, [1, 2, 5, 6], "but nothing was loaded twice");
+}

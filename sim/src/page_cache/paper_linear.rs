@@ -1,0 +1,167 @@
+//! What would be read again if the operating system kept exactly what fits?
+//!
+//! prima.cpp paper, appendix A.3: a device that needs more than its capacity reloads need - capacity for
+//! every token, no matter how. The rule that reaches this number for a cyclic scan is to evict the chunk that
+//! was used most recently, because it is needed last; a chunk that was read ahead and not used yet is never
+//! evicted. No kernel does this. The policy is the optimist beside which [`super::TwoList`] is seen.
+//!
+//! Not here: why real kernels read more.
+
+use super::lists::{Links, List};
+use super::{Access, Chunk, Counters, Fetch, PageCache};
+
+/// Keeps what fits; the excess passes through.
+#[derive(Debug, Clone)]
+pub struct PaperLinear {
+    capacity: u32,
+    chunks: Vec<State>,
+    /// A reader waits for it.
+    awaited: Vec<bool>,
+    links: Links,
+    /// Chunks that were read but not used since, oldest at the tail.
+    fresh: List,
+    /// Used chunks, oldest at the tail.
+    used: List,
+    in_flight: u32,
+    counters: Counters,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Absent,
+    InFlight,
+    Fresh,
+    Used,
+}
+
+impl PaperLinear {
+    /// Nothing of a share of so many chunks is in memory yet.
+    pub fn new(share: u32, capacity: u32) -> Self {
+        Self {
+            capacity,
+            chunks: vec![State::Absent; share as usize],
+            awaited: vec![false; share as usize],
+            links: Links::new(share),
+            fresh: List::new(),
+            used: List::new(),
+            in_flight: 0,
+            counters: Counters::default(),
+        }
+    }
+
+    fn forget(&mut self, chunk: Chunk) {
+        match self.chunks[chunk as usize] {
+            State::Fresh => self.fresh.remove(&mut self.links, chunk),
+            State::Used => self.used.remove(&mut self.links, chunk),
+            State::Absent | State::InFlight => return,
+        }
+        self.chunks[chunk as usize] = State::Absent;
+        self.counters.evicted += 1;
+    }
+
+    /// The most recently used chunk is the one whose next use is farthest in a cyclic scan.
+    fn evict_one(&mut self) -> bool {
+        match self.used.newest() {
+            Some(chunk) => self.forget(chunk),
+            None => return false,
+        }
+        true
+    }
+}
+
+impl PageCache for PaperLinear {
+    fn access(&mut self, chunk: Chunk) -> Access {
+        self.counters.requested += 1;
+        let state = &mut self.chunks[chunk as usize];
+        let found = match state {
+            State::Absent => Access::Absent,
+            State::InFlight => Access::InFlight,
+            State::Fresh => {
+                *state = State::Used;
+                self.fresh.remove(&mut self.links, chunk);
+                self.used.push(&mut self.links, chunk);
+                Access::Hit
+            }
+            State::Used => {
+                self.used.rotate(&mut self.links, chunk);
+                Access::Hit
+            }
+        };
+        match found {
+            Access::Hit => self.counters.hits += 1,
+            Access::InFlight | Access::Absent => {
+                self.awaited[chunk as usize] = true;
+                self.counters.misses += 1;
+            }
+        }
+        found
+    }
+
+    fn prefetch(&mut self, chunk: Chunk) -> Fetch {
+        if self.chunks[chunk as usize] != State::Absent {
+            return Fetch::Present;
+        }
+        while self.resident() >= self.capacity {
+            let stuck = self.awaited[chunk as usize] && self.in_flight == 0;
+            match self.fresh.newest() {
+                _ if self.evict_one() => {}
+                // A reader would wait for ever: what was read ahead farthest gives way.
+                Some(farthest) if stuck => self.forget(farthest),
+                _ => return Fetch::NoRoom,
+            }
+        }
+        self.chunks[chunk as usize] = State::InFlight;
+        self.in_flight += 1;
+        self.counters.fetched += 1;
+        Fetch::Started
+    }
+
+    fn arrived(&mut self, chunk: Chunk) {
+        if self.chunks[chunk as usize] != State::InFlight {
+            return;
+        }
+        let awaited = std::mem::take(&mut self.awaited[chunk as usize]);
+        self.in_flight -= 1;
+        let (state, list) =
+            if awaited { (State::Used, &mut self.used) } else { (State::Fresh, &mut self.fresh) };
+        self.chunks[chunk as usize] = state;
+        list.push(&mut self.links, chunk);
+    }
+
+    fn release(&mut self, chunk: Chunk) {
+        self.counters.released += u64::from(self.holds(chunk));
+        self.forget(chunk);
+    }
+
+    fn set_capacity(&mut self, chunks: u32) {
+        self.capacity = chunks;
+        while self.resident() > self.capacity {
+            let fresh = self.fresh.oldest();
+            match fresh {
+                _ if self.evict_one() => {}
+                Some(chunk) => self.forget(chunk),
+                None => return,
+            }
+        }
+    }
+
+    fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    fn resident(&self) -> u32 {
+        self.fresh.len() + self.used.len() + self.in_flight
+    }
+
+    fn share(&self) -> u32 {
+        self.chunks.len() as u32
+    }
+
+    fn holds(&self, chunk: Chunk) -> bool {
+        matches!(self.chunks[chunk as usize], State::Fresh | State::Used)
+    }
+
+    fn counters(&self) -> Counters {
+        self.counters
+    }
+}

@@ -1,0 +1,414 @@
+//! Which pages does classic Linux evict when a memory cgroup is full?
+//!
+//! mm/vmscan.c, mm/workingset.c, mm/memcontrol.c, for clean file pages of one mapping. What matters here:
+//!
+//! - **Two lists.** New pages, read by a fault or ahead, go to the head of the inactive list. Reclaim looks at
+//!   its tail.
+//! - **Second chance.** A page whose mapping was used since the last look (young) is not evicted: it loses
+//!   young, gets `referenced`, and goes to the head again. Young *and* referenced makes it active. A page that
+//!   was read ahead and not touched yet has neither and is evicted at once: the next window, which will be
+//!   needed soonest, goes before the last one, which will be needed latest.
+//! - **Locked while in flight.** A page under way cannot be evicted. Reclaim moves it to the head and looks on.
+//! - **Scan pressure.** One attempt looks at 1/4096 of the list, then 1/2048, ... then at all of it, and stops
+//!   as soon as it has 32 pages. So the first attempt after a window was used ages *all* of that window before
+//!   it frees anything. That takes many milliseconds in which reads arrive: what the helper has just read is
+//!   complete and unused by the time the scan reaches it, and is the first to go.
+//! - **Shadows.** An evicted page leaves its eviction age behind. If it comes back within a distance no longer
+//!   than the active list (and swappable anonymous memory, where there is swap), it becomes active at once.
+//! - **Balance.** The active list shrinks from its tail when it is longer than the inactive one (below 1 GiB;
+//!   above, than sqrt(10 x GiB) times the inactive one), or after activations by refault.
+//!
+//! Deviation: a look at a chunk stands for looks at all its pages. Not here: anonymous pages and swap, dirty
+//! pages, several mappings of one page, global reclaim by kswapd.
+
+use super::lists::{Links, List};
+use super::{Access, Chunk, Counters, Fetch, PageCache};
+
+/// Linux keeps trying with growing pressure from this priority down to zero.
+const FIRST_PRIORITY: u32 = 12;
+/// An allocation reclaims, and after draining its per-processor stock reclaims once more.
+const ATTEMPTS: u32 = 2;
+/// After so many looks the caller is told to let time pass: what is in flight may have arrived by then.
+const LOOKS_AT_ONCE: u32 = 32;
+
+/// The page cache of one memory cgroup.
+#[derive(Debug, Clone)]
+pub struct TwoList {
+    capacity: u32,
+    chunks: Vec<Page>,
+    links: Links,
+    inactive: List,
+    active: List,
+    /// `nonresident_age`: grows with every eviction and activation.
+    age: u64,
+    /// Chunks of anonymous memory that could be swapped out; they lengthen the distance that counts as a
+    /// refault of the working set.
+    swappable: u32,
+    /// How many times the inactive list the active one may be.
+    inactive_ratio: u32,
+    /// Activations by refault that the last reclaim saw.
+    seen_activations: u64,
+    refault_activations: u64,
+    /// An attempt to free something that is not done.
+    scan: Option<Scan>,
+    counters: Counters,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+#[allow(clippy::struct_excessive_bools, reason = "they are the kernel's page flags")]
+struct Page {
+    place: Place,
+    /// The mapping was used since the last look.
+    young: bool,
+    /// A look found it young.
+    referenced: bool,
+    /// A reader waits for it.
+    awaited: bool,
+    /// Being read: cannot be evicted.
+    locked: bool,
+    /// The age at which it was evicted.
+    shadow: Option<u64>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Place {
+    #[default]
+    Absent,
+    Inactive,
+    Active,
+}
+
+/// How far an attempt to free something has come.
+#[derive(Debug, Clone, Copy)]
+struct Scan {
+    attempt: u32,
+    /// Active pages are spared no longer.
+    force: bool,
+    /// There were activations by refault since the last attempt.
+    refaulted: bool,
+    priority: u32,
+    /// Looks still to be made at this priority.
+    active: u32,
+    inactive: u32,
+    looks: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reclaim {
+    Freed,
+    Nothing,
+    /// Not done yet: go on later.
+    Again,
+}
+
+impl Scan {
+    fn new(cache: &TwoList) -> Self {
+        let mut scan = Self {
+            attempt: 1,
+            force: false,
+            refaulted: cache.refault_activations != cache.seen_activations,
+            priority: FIRST_PRIORITY,
+            active: 0,
+            inactive: 0,
+            looks: 0,
+        };
+        scan.set_looks(cache);
+        scan
+    }
+
+    /// Goes on to the next priority; false when the last one has been tried.
+    fn press_harder(&mut self, cache: &TwoList) -> bool {
+        if self.priority > 0 {
+            self.priority -= 1;
+        } else if !self.force && cache.active.len() > 0 {
+            // Nothing found while active pages were spared: spare them no longer.
+            (self.force, self.priority) = (true, FIRST_PRIORITY);
+        } else if self.attempt < ATTEMPTS {
+            (self.attempt, self.force, self.priority) = (self.attempt + 1, false, FIRST_PRIORITY);
+        } else {
+            return false;
+        }
+        self.set_looks(cache);
+        true
+    }
+
+    fn set_looks(&mut self, cache: &TwoList) {
+        let low = cache.inactive.len() * cache.inactive_ratio < cache.active.len();
+        let deactivate = self.force || self.refaulted || low;
+        self.active = if deactivate { cache.active.len() >> self.priority } else { 0 };
+        self.inactive = cache.inactive.len() >> self.priority;
+    }
+}
+
+impl TwoList {
+    /// Nothing of a share of so many chunks is in memory yet.
+    pub fn new(share: u32, capacity: u32) -> Self {
+        Self {
+            capacity,
+            chunks: vec![Page::default(); share as usize],
+            links: Links::new(share),
+            inactive: List::new(),
+            active: List::new(),
+            age: 0,
+            swappable: 0,
+            inactive_ratio: 1,
+            seen_activations: 0,
+            refault_activations: 0,
+            scan: None,
+            counters: Counters::default(),
+        }
+    }
+
+    /// On a device with more than 1 GiB of page cache the active list may be longer; `gibibytes` rounds down.
+    #[must_use]
+    pub fn with_size(mut self, gibibytes: u64) -> Self {
+        self.inactive_ratio = if gibibytes == 0 { 1 } else { (10 * gibibytes).isqrt() as u32 };
+        self
+    }
+
+    /// With swap, this much anonymous memory counts as part of the working set.
+    #[must_use]
+    pub fn with_swappable(mut self, chunks: u32) -> Self {
+        self.swappable = chunks;
+        self
+    }
+
+    /// Chunks on the active list.
+    pub fn active(&self) -> u32 {
+        self.active.len()
+    }
+
+    /// `try_charge`: makes room for one chunk.
+    fn make_room(&mut self) -> Reclaim {
+        while self.resident() >= self.capacity {
+            match self.reclaim() {
+                Reclaim::Freed => {}
+                other => return other,
+            }
+        }
+        Reclaim::Freed
+    }
+
+    /// `try_to_free_mem_cgroup_pages`, a few looks of it: frees one chunk, or finds nothing, or is not done.
+    fn reclaim(&mut self) -> Reclaim {
+        let mut scan = self.scan.take().unwrap_or_else(|| Scan::new(self));
+        let result = loop {
+            if scan.active > 0 {
+                scan.active -= 1;
+                self.deactivate_oldest();
+            } else if scan.inactive > 0 {
+                scan.inactive -= 1;
+                if self.look_at_oldest() {
+                    break Reclaim::Freed;
+                }
+            } else if !scan.press_harder(self) {
+                break Reclaim::Nothing;
+            }
+            scan.looks += 1;
+            if scan.looks == LOOKS_AT_ONCE {
+                scan.looks = 0;
+                self.scan = Some(scan);
+                return Reclaim::Again;
+            }
+        };
+        self.seen_activations = self.refault_activations;
+        result
+    }
+
+    /// A step of `shrink_active_list`: file pages are deactivated whether young or not.
+    fn deactivate_oldest(&mut self) {
+        let Some(chunk) = self.active.oldest() else { return };
+        self.counters.looks += 1;
+        self.active.remove(&mut self.links, chunk);
+        self.inactive.push(&mut self.links, chunk);
+        let page = &mut self.chunks[chunk as usize];
+        page.place = Place::Inactive;
+        page.young = false;
+    }
+
+    /// A step of `shrink_inactive_list`: true if the oldest chunk was evicted.
+    fn look_at_oldest(&mut self) -> bool {
+        let Some(chunk) = self.inactive.oldest() else { return false };
+        self.counters.looks += 1;
+        let page = &mut self.chunks[chunk as usize];
+        let young = !page.locked && std::mem::take(&mut page.young);
+        if page.locked || (young && !page.referenced) {
+            page.referenced |= young;
+            self.inactive.rotate(&mut self.links, chunk);
+            false
+        } else if young {
+            self.inactive.remove(&mut self.links, chunk);
+            self.activate(chunk);
+            false
+        } else {
+            self.evict(chunk);
+            true
+        }
+    }
+
+    /// Puts a chunk that is on no list on the active one.
+    fn activate(&mut self, chunk: Chunk) {
+        self.chunks[chunk as usize].place = Place::Active;
+        self.active.push(&mut self.links, chunk);
+        self.age += 1;
+        self.counters.activated += 1;
+    }
+
+    fn evict(&mut self, chunk: Chunk) {
+        let page = &mut self.chunks[chunk as usize];
+        match page.place {
+            Place::Inactive => self.inactive.remove(&mut self.links, chunk),
+            Place::Active => self.active.remove(&mut self.links, chunk),
+            Place::Absent => return,
+        }
+        *page = Page { shadow: Some(self.age), ..Page::default() };
+        self.age += 1;
+        self.counters.evicted += 1;
+    }
+}
+
+impl PageCache for TwoList {
+    fn access(&mut self, chunk: Chunk) -> Access {
+        self.counters.requested += 1;
+        let page = &mut self.chunks[chunk as usize];
+        if page.place != Place::Absent && !page.locked {
+            page.young = true;
+            self.counters.hits += 1;
+            return Access::Hit;
+        }
+        page.awaited = true;
+        self.counters.misses += 1;
+        if page.locked { Access::InFlight } else { Access::Absent }
+    }
+
+    fn prefetch(&mut self, chunk: Chunk) -> Fetch {
+        if self.chunks[chunk as usize].place != Place::Absent {
+            return Fetch::Present;
+        }
+        match self.make_room() {
+            Reclaim::Freed => {}
+            Reclaim::Nothing => return Fetch::NoRoom,
+            Reclaim::Again => return Fetch::Again,
+        }
+        self.counters.fetched += 1;
+        let page = &mut self.chunks[chunk as usize];
+        page.locked = true;
+        let shadow = page.shadow.take();
+        self.counters.refaults += u64::from(shadow.is_some());
+        let working_set = u64::from(self.active.len() + self.swappable);
+        if shadow.is_some_and(|shadow| self.age - shadow <= working_set) {
+            self.refault_activations += 1;
+            self.activate(chunk);
+        } else {
+            page.place = Place::Inactive;
+            self.inactive.push(&mut self.links, chunk);
+        }
+        Fetch::Started
+    }
+
+    fn arrived(&mut self, chunk: Chunk) {
+        let page = &mut self.chunks[chunk as usize];
+        page.locked = false;
+        page.young |= std::mem::take(&mut page.awaited);
+    }
+
+    fn release(&mut self, chunk: Chunk) {
+        let page = self.chunks[chunk as usize];
+        if page.place != Place::Absent && !page.locked {
+            self.counters.released += 1;
+            self.evict(chunk);
+        }
+    }
+
+    fn set_capacity(&mut self, chunks: u32) {
+        self.capacity = chunks;
+        let locked = self.chunks.iter().filter(|page| page.locked).count() as u32;
+        while self.resident() > self.capacity.max(locked) {
+            self.reclaim();
+        }
+    }
+
+    fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    fn resident(&self) -> u32 {
+        self.inactive.len() + self.active.len()
+    }
+
+    fn share(&self) -> u32 {
+        self.chunks.len() as u32
+    }
+
+    fn holds(&self, chunk: Chunk) -> bool {
+        let page = &self.chunks[chunk as usize];
+        page.place != Place::Absent && !page.locked
+    }
+
+    fn counters(&self) -> Counters {
+        self.counters
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(cache: &mut TwoList, chunk: Chunk) {
+        if cache.access(chunk) == Access::Absent {
+            assert_eq!(cache.prefetch(chunk), Fetch::Started);
+            cache.arrived(chunk);
+        }
+    }
+
+    fn prefetched(cache: &mut TwoList, chunk: Chunk) {
+        assert_eq!(cache.prefetch(chunk), Fetch::Started);
+        cache.arrived(chunk);
+    }
+
+    #[test]
+    fn what_was_used_outlives_what_was_read_ahead() {
+        let mut cache = TwoList::new(8, 4);
+        (0..2).for_each(|chunk| read(&mut cache, chunk));
+        (2..4).for_each(|chunk| prefetched(&mut cache, chunk));
+        // 0 and 1 are older but young: they go round once more, and 2 is the oldest left.
+        prefetched(&mut cache, 4);
+        assert!(cache.holds(0) && cache.holds(1) && !cache.holds(2));
+    }
+
+    #[test]
+    fn what_is_in_flight_cannot_be_evicted() {
+        let mut cache = TwoList::new(4, 2);
+        assert_eq!(cache.prefetch(0), Fetch::Started);
+        assert_eq!(cache.prefetch(1), Fetch::Started);
+        assert_eq!(cache.prefetch(2), Fetch::NoRoom);
+        cache.arrived(1);
+        assert_eq!(cache.prefetch(2), Fetch::Started);
+        assert!(!cache.holds(1));
+    }
+
+    #[test]
+    fn used_between_two_looks_makes_active() {
+        let mut cache = TwoList::new(8, 3);
+        (0..3).for_each(|chunk| read(&mut cache, chunk));
+        // Ages 0, 1, 2 and evicts 0; 1 is used again, so the next look at it finds young and referenced.
+        prefetched(&mut cache, 3);
+        assert_eq!(cache.access(1), Access::Hit);
+        prefetched(&mut cache, 4);
+        assert_eq!((cache.active(), cache.counters().activated), (1, 1));
+        assert!(cache.holds(1) && !cache.holds(2));
+    }
+
+    #[test]
+    fn a_refault_within_the_active_list_is_activated() {
+        let mut cache = TwoList::new(8, 4);
+        (0..4).for_each(|chunk| read(&mut cache, chunk));
+        prefetched(&mut cache, 4);
+        (1..3).for_each(|chunk| assert_eq!(cache.access(chunk), Access::Hit));
+        // 1 and 2 become active, 3 is evicted. Reading it again evicts 4: distance 2, active list 2.
+        prefetched(&mut cache, 5);
+        assert!(cache.active() == 2 && !cache.holds(3));
+        read(&mut cache, 3);
+        assert_eq!((cache.active(), cache.counters().refaults), (3, 1));
+    }
+}

@@ -1,0 +1,113 @@
+//! How long does a computation take when others want the processor too?
+//!
+//! A device has cores; a computation runs on a number of threads and needs so many seconds when it has them
+//! all to itself. The kernel's fair scheduler gives every runnable thread the same share, so with more
+//! runnable threads than cores everybody slows down by cores / threads. Other programs are threads that never
+//! end ("co-runner load").
+//!
+//! Not here: how much work a layer is. That follows from the device's rates and the model's shape.
+
+use std::collections::BTreeMap;
+
+use crate::engine::Nanos;
+
+/// The cores of one device and the computations on them.
+#[derive(Debug, Clone)]
+pub struct Cpu {
+    cores: f64,
+    /// Threads of other programs that are runnable all the time.
+    co_runners: f64,
+    jobs: BTreeMap<u64, Job>,
+    settled: Nanos,
+}
+
+#[derive(Debug, Clone)]
+struct Job {
+    threads: f64,
+    /// Seconds of undisturbed running left.
+    remaining: f64,
+}
+
+impl Cpu {
+    /// An idle processor.
+    pub fn new(cores: f64) -> Self {
+        Self { cores, co_runners: 0.0, jobs: BTreeMap::new(), settled: 0 }
+    }
+
+    /// Other programs take this many threads from now on.
+    pub fn set_co_runners(&mut self, now: Nanos, threads: f64) {
+        self.settle(now);
+        self.co_runners = threads.max(0.0);
+    }
+
+    /// Starts a computation that takes `seconds` on `threads` threads when undisturbed.
+    pub fn start(&mut self, now: Nanos, key: u64, threads: f64, seconds: f64) {
+        self.settle(now);
+        self.jobs.insert(key, Job { threads, remaining: seconds });
+    }
+
+    /// When the next computation ends if nothing changes.
+    pub fn next_end(&self) -> Option<Nanos> {
+        let speed = self.speed();
+        let left = self.jobs.values().map(|job| job.remaining.max(0.0)).min_by(f64::total_cmp)?;
+        (speed > 0.0).then(|| self.settled + (left / speed * 1e9).ceil() as Nanos)
+    }
+
+    /// Takes one computation that has ended by `now`.
+    pub fn ended(&mut self, now: Nanos) -> Option<u64> {
+        self.settle(now);
+        let (&key, _) = self.jobs.iter().find(|(_, job)| job.remaining <= 1e-9)?;
+        self.jobs.remove(&key);
+        Some(key)
+    }
+
+    /// The speed of every thread, 1 when there is a core for each.
+    pub fn speed(&self) -> f64 {
+        let wanted: f64 = self.jobs.values().map(|job| job.threads).sum::<f64>() + self.co_runners;
+        if wanted > self.cores { self.cores / wanted } else { 1.0 }
+    }
+
+    fn settle(&mut self, now: Nanos) {
+        let seconds = now.saturating_sub(self.settled) as f64 * 1e-9;
+        let speed = self.speed();
+        for job in self.jobs.values_mut() {
+            job.remaining -= speed * seconds;
+        }
+        self.settled = self.settled.max(now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Nanos = 1_000_000_000;
+
+    #[test]
+    fn alone_a_computation_takes_its_time() {
+        let mut cpu = Cpu::new(8.0);
+        cpu.start(0, 1, 8.0, 2.0);
+        assert_eq!(cpu.next_end(), Some(2 * SECOND));
+        assert_eq!(cpu.ended(2 * SECOND), Some(1));
+        assert_eq!(cpu.next_end(), None);
+    }
+
+    #[test]
+    fn a_co_runner_takes_its_share_from_the_moment_it_starts() {
+        let mut cpu = Cpu::new(8.0);
+        cpu.start(0, 1, 8.0, 2.0);
+        // Eight threads more on eight cores: half the speed for the second that is left.
+        cpu.set_co_runners(SECOND, 8.0);
+        assert_eq!(cpu.next_end(), Some(3 * SECOND));
+        assert_eq!(cpu.ended(2 * SECOND), None);
+        assert_eq!(cpu.ended(3 * SECOND), Some(1));
+    }
+
+    #[test]
+    fn spare_cores_disturb_nobody() {
+        let mut cpu = Cpu::new(8.0);
+        cpu.set_co_runners(0, 4.0);
+        cpu.start(0, 1, 4.0, 1.0);
+        assert_eq!(cpu.next_end(), Some(SECOND));
+    }
+}

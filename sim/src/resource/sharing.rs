@@ -1,0 +1,165 @@
+//! How is one capacity divided among those who want it at the same time?
+//!
+//! Egalitarian processor sharing with a ceiling for each (max-min fairness, by filling water into vessels of
+//! different heights): everybody gets the same share, those who cannot use theirs return the rest, and nobody
+//! is slower than he would be alone unless the capacity is exhausted. Between two changes the rates are
+//! constant, so that the next finishing time is exact.
+//!
+//! Work is kept in floating point, time in integer nanoseconds. A finishing time is rounded up, and what is
+//! left then (less than a nanosecond's work) counts as done: no residue accumulates because each job ends once.
+//!
+//! Not here: what the work is. `disk` counts bytes, `cpu` thread-seconds.
+
+use crate::engine::Nanos;
+
+/// Somebody being served.
+#[derive(Debug, Clone)]
+struct Job {
+    key: u64,
+    remaining: f64,
+    /// Work per second at most.
+    ceiling: f64,
+    /// Work per second now.
+    rate: f64,
+}
+
+/// A capacity and those who share it.
+#[derive(Debug, Clone)]
+pub struct Sharing {
+    capacity: f64,
+    jobs: Vec<Job>,
+    /// Everything up to here is already subtracted from `remaining`.
+    settled: Nanos,
+}
+
+impl Sharing {
+    /// Nobody there yet.
+    pub fn new(capacity: f64) -> Self {
+        Self { capacity, jobs: Vec::new(), settled: 0 }
+    }
+
+    /// Lets the capacity change from now on.
+    pub fn set_capacity(&mut self, now: Nanos, capacity: f64) {
+        self.settle(now);
+        self.capacity = capacity;
+        self.divide();
+    }
+
+    /// Somebody arrives with `work` to be done at `ceiling` per second or slower.
+    pub fn join(&mut self, now: Nanos, key: u64, work: f64, ceiling: f64) {
+        self.settle(now);
+        self.jobs.push(Job { key, remaining: work, ceiling, rate: 0.0 });
+        self.divide();
+    }
+
+    /// When the next job ends if nothing changes; `None` when nobody advances.
+    pub fn next_end(&self) -> Option<Nanos> {
+        let ends = self.jobs.iter().filter(|job| job.rate > 0.0);
+        ends.map(|job| self.settled + (job.remaining.max(0.0) / job.rate * 1e9).ceil() as Nanos).min()
+    }
+
+    /// Takes one job that has ended by `now`, in order of arrival.
+    pub fn ended(&mut self, now: Nanos) -> Option<u64> {
+        self.settle(now);
+        let at = self.jobs.iter().position(|job| job.remaining <= job.rate * 1e-9 && job.rate > 0.0)?;
+        let key = self.jobs.remove(at).key;
+        self.divide();
+        Some(key)
+    }
+
+    /// The work per second that a job gets now.
+    #[cfg(test)]
+    pub fn rate(&self, key: u64) -> Option<f64> {
+        self.jobs.iter().find(|job| job.key == key).map(|job| job.rate)
+    }
+
+    fn settle(&mut self, now: Nanos) {
+        let seconds = now.saturating_sub(self.settled) as f64 * 1e-9;
+        if seconds > 0.0 {
+            for job in &mut self.jobs {
+                job.remaining -= job.rate * seconds;
+            }
+            self.settled = now;
+        }
+    }
+
+    /// Water filling. Few share one resource, so the quadratic loop is the fast one.
+    fn divide(&mut self) {
+        let mut left = self.capacity.max(0.0);
+        let mut unserved = self.jobs.len();
+        for job in &mut self.jobs {
+            job.rate = -1.0;
+        }
+        while unserved > 0 {
+            let share = left / unserved as f64;
+            let mut modest = false;
+            for job in self.jobs.iter_mut().filter(|job| job.rate < 0.0 && job.ceiling <= share) {
+                job.rate = job.ceiling;
+                left -= job.ceiling;
+                unserved -= 1;
+                modest = true;
+            }
+            if !modest {
+                self.jobs.iter_mut().filter(|job| job.rate < 0.0).for_each(|job| job.rate = share);
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SECOND: Nanos = 1_000_000_000;
+
+    #[test]
+    fn the_modest_leave_their_rest_to_the_others() {
+        let mut sharing = Sharing::new(100.0);
+        sharing.join(0, 1, 10.0, 10.0);
+        sharing.join(0, 2, 1000.0, 80.0);
+        sharing.join(0, 3, 1000.0, 80.0);
+        // A third would be 33.3: job 1 takes its 10, the other two halve 90.
+        assert_eq!([1, 2, 3].map(|key| sharing.rate(key).unwrap()), [10.0, 45.0, 45.0]);
+    }
+
+    #[test]
+    fn a_newcomer_moves_the_end() {
+        let mut sharing = Sharing::new(100.0);
+        sharing.join(0, 1, 100.0, f64::INFINITY);
+        assert_eq!(sharing.next_end(), Some(SECOND));
+        // After 0.5 s half is left; at half the speed that takes a whole second more.
+        sharing.join(SECOND / 2, 2, 200.0, f64::INFINITY);
+        assert_eq!(sharing.next_end(), Some(SECOND * 3 / 2));
+        assert_eq!(sharing.ended(SECOND * 3 / 2), Some(1));
+        // 50 of the newcomer's 200 are done, the rest runs at full speed.
+        assert_eq!(sharing.next_end(), Some(SECOND * 3));
+    }
+
+    #[test]
+    fn no_capacity_means_no_end() {
+        let mut sharing = Sharing::new(0.0);
+        sharing.join(0, 1, 1.0, 1.0);
+        assert_eq!(sharing.next_end(), None);
+        sharing.set_capacity(SECOND, 1.0);
+        assert_eq!(sharing.next_end(), Some(2 * SECOND));
+    }
+
+    proptest! {
+        #[test]
+        fn rates_fill_the_capacity_and_no_more(
+            capacity in 1.0f64..1e9,
+            ceilings in prop::collection::vec(1.0f64..1e9, 1..6),
+        ) {
+            let mut sharing = Sharing::new(capacity);
+            for (key, ceiling) in ceilings.iter().enumerate() {
+                sharing.join(0, key as u64, 1.0, *ceiling);
+            }
+            let total: f64 = (0..ceilings.len()).map(|key| sharing.rate(key as u64).unwrap()).sum();
+            let wanted = capacity.min(ceilings.iter().sum());
+            prop_assert!((total / wanted - 1.0).abs() < 1e-9);
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! When may a read pass a limit on bytes per second?
+//!
+//! block/blk-throttle.c: a limit acts per slice of a tenth of a second. What a slice allows may pass at once,
+//! at the speed of the disk, and the next read waits for the next slice. A reader that was idle begins with a
+//! fresh slice. So a 400 MB/s limit delivers its first 40 MB in the 27 ms a 1.5 GB/s disk needs: whoever reads
+//! in short bursts is faster than the limit, and prefetched pages are complete, and evictable, earlier than
+//! a steady 400 MB/s would have them. Reads pass in the order in which they came, whoever sent them.
+//!
+//! Not here: the disk behind the limit, which is `disk`.
+
+use std::collections::VecDeque;
+
+use hearth_profiles::BytesPerSecond;
+
+use crate::engine::Nanos;
+
+/// A tenth of a second.
+const SLICE: Nanos = 100_000_000;
+
+/// A limit and the reads that wait for it.
+#[derive(Debug, Clone)]
+pub struct Throttle<R> {
+    /// What one slice allows.
+    slice_bytes: f64,
+    started: Nanos,
+    ends: Nanos,
+    /// Bytes passed since `started`.
+    passed: f64,
+    waiting: VecDeque<(R, u64)>,
+}
+
+impl<R> Throttle<R> {
+    pub fn new(limit: BytesPerSecond) -> Self {
+        let slice_bytes = limit.0 * SLICE as f64 * 1e-9;
+        Self { slice_bytes, started: 0, ends: 0, passed: 0.0, waiting: VecDeque::new() }
+    }
+
+    /// A read arrives at the limit.
+    pub fn enter(&mut self, now: Nanos, read: R, bytes: u64) {
+        if self.waiting.is_empty() && now >= self.ends {
+            (self.started, self.ends, self.passed) = (now, now + SLICE, 0.0);
+        }
+        self.waiting.push_back((read, bytes));
+    }
+
+    /// When the next read may pass.
+    pub fn next_pass(&self) -> Option<Nanos> {
+        let (_, bytes) = self.waiting.front()?;
+        let slices = ((self.passed + *bytes as f64) / self.slice_bytes).ceil().max(1.0) as u64;
+        Some(self.started + (slices - 1) * SLICE)
+    }
+
+    /// Takes one read that may pass by `now`.
+    pub fn pass(&mut self, now: Nanos) -> Option<(R, u64)> {
+        if self.next_pass()? > now {
+            return None;
+        }
+        let (read, bytes) = self.waiting.pop_front()?;
+        self.passed += bytes as f64;
+        self.ends = self.ends.max(now + SLICE);
+        self.trim(now);
+        Some((read, bytes))
+    }
+
+    /// What earlier slices allowed and nobody used is lost; the kernel keeps one slice of tolerance.
+    fn trim(&mut self, now: Nanos) {
+        let over = (now.saturating_sub(self.started) / SLICE).saturating_sub(1);
+        self.started += over * SLICE;
+        self.passed = (self.passed - over as f64 * self.slice_bytes).max(0.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MB: u64 = 1_000_000;
+
+    fn drain(throttle: &mut Throttle<u32>) -> Vec<(Nanos, u32)> {
+        let mut out = Vec::new();
+        while let Some(at) = throttle.next_pass() {
+            while let Some((read, _)) = throttle.pass(at) {
+                out.push((at / SLICE, read));
+            }
+        }
+        out
+    }
+
+    #[test]
+    fn each_slice_passes_its_bytes_at_once() {
+        // 400 MB/s: 40 MB a slice, that is two reads of 20 MB.
+        let mut throttle = Throttle::new(BytesPerSecond(400e6));
+        (0..5).for_each(|read| throttle.enter(0, read, 20 * MB));
+        assert_eq!(drain(&mut throttle), [(0, 0), (0, 1), (1, 2), (1, 3), (2, 4)]);
+    }
+
+    #[test]
+    fn idleness_is_not_saved_up() {
+        let mut throttle = Throttle::new(BytesPerSecond(400e6));
+        throttle.enter(0, 0, 20 * MB);
+        assert_eq!(drain(&mut throttle).len(), 1);
+        (1..4).for_each(|read| throttle.enter(50 * SLICE, read, 20 * MB));
+        assert_eq!(drain(&mut throttle), [(50, 1), (50, 2), (51, 3)]);
+    }
+
+    #[test]
+    fn a_long_stream_keeps_the_limit() {
+        let mut throttle = Throttle::new(BytesPerSecond(400e6));
+        (0..1000).for_each(|read| throttle.enter(0, read, 4 * MB));
+        // 4 GB at 400 MB/s: the last of a hundred slices begins after 9.9 s.
+        assert_eq!(drain(&mut throttle).last(), Some(&(99, 999)));
+    }
+}

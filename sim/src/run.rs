@@ -1,0 +1,381 @@
+//! What happens when a plan is run on modelled devices?
+//!
+//! One world: a station for each device of the plan, the links between them, and the engine that orders their
+//! events. The schedule says what is done, the stations how long it takes; the trace is the executor's.
+//!
+//! Passes of a prompt follow each other into the ring as soon as the head is free; a generated token enters
+//! when the one before it is out. Weights are on disk when the run begins, unless [`Options::warm`]; those in
+//! GPU memory are loaded already.
+//!
+//! Not here: speeds and times as numbers. `hearth_schema::metrics` computes them from the trace.
+
+use std::sync::Arc;
+
+use hearth_profiles::device::{Device, Os, PageCachePolicy};
+use hearth_profiles::model::DigestMatch;
+use hearth_profiles::{Bytes, BytesPerSecond, Document, Seconds};
+use hearth_schema::schedule::{Pass, Schedule, passes};
+use hearth_schema::trace::{
+    Counter, Header, Kind, Origin, Outcome, Reading, Record, Resource, Trace, TracedDevice,
+};
+use hearth_schema::{Cluster, Plan};
+
+use crate::budget::Budget;
+use crate::engine::Engine;
+use crate::error::SimError;
+use crate::helper::Helper;
+use crate::layout::Layout;
+use crate::page_cache::{CHUNK_BYTES, PaperLinear, Policy, TwoList};
+use crate::resource::link::Wire;
+use crate::resource::{ConstantLink, DiskSpeed, Link};
+use crate::station::{Desk, Message, Outgoing, Parts, Station};
+use crate::storage::Storage;
+
+/// The read-ahead of an untuned Linux, where a profile does not say.
+const USUAL_READ_AHEAD: Bytes = Bytes(128 << 10);
+
+/// What is simulated.
+#[derive(Debug, Clone, Copy)]
+pub struct Input<'a> {
+    /// The scenario with everything resolved.
+    pub cluster: &'a Cluster,
+    /// The plan to run.
+    pub plan: &'a Plan,
+    /// How closely it is looked at.
+    pub options: &'a Options,
+}
+
+/// How a run is simulated.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Options {
+    /// The unit of the page cache. Finer is slower and closer to the kernel.
+    pub chunk: Bytes,
+    /// Whether as much of the weights as fits is in memory at the start.
+    pub warm: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { chunk: Bytes(CHUNK_BYTES), warm: false }
+    }
+}
+
+/// Something that happens at a place in the ring.
+#[derive(Debug, Clone, Copy)]
+pub enum Event {
+    /// A step of known length is over, or a touch is tried again.
+    Wake(usize),
+    /// The processor may be done with something.
+    Processor(usize),
+    /// Reads may have arrived.
+    Disk(usize),
+    /// The helper goes on.
+    Helper(usize),
+    /// Activations arrive.
+    Deliver(usize, Message),
+}
+
+#[derive(Debug, Clone)]
+struct World<'a> {
+    engine: Engine<Event>,
+    stations: Vec<Station<'a>>,
+    unreclaimable: Vec<Bytes>,
+    links: ConstantLink,
+    passes: Vec<Pass>,
+    /// How many passes have begun.
+    begun: usize,
+    /// Index of the pass whose token must be out before the next pass begins.
+    awaited: Option<u32>,
+    ended: bool,
+    records: Vec<Record>,
+    readings: Vec<Reading>,
+}
+
+/// Runs a plan.
+pub fn simulate(input: &Input) -> Result<Trace, SimError> {
+    let devices = check(input)?;
+    let budgets: Vec<Budget> = devices
+        .iter()
+        .enumerate()
+        .map(|(place, device)| Budget::new(input.plan, place, &input.cluster.model, device))
+        .collect();
+    let header = header(input, &devices);
+    let passes = passes(input.cluster.workload);
+    if budgets.iter().any(|budget| !budget.fits) {
+        let (records, readings) = (Vec::new(), Vec::new());
+        return Ok(Trace { header, passes, records, readings, outcome: Outcome::OutOfMemory });
+    }
+    let mut world = World::new(*input, &devices, &budgets, passes);
+    world.run()?;
+    let World { mut records, readings, passes, .. } = world;
+    records.sort_by_key(|record| record.start);
+    Ok(Trace { header, passes, records, readings, outcome: Outcome::Ok })
+}
+
+impl<'a> World<'a> {
+    fn new(input: Input<'a>, devices: &[&'a Device], budgets: &[Budget], passes: Vec<Pass>) -> Self {
+        let mut engine = Engine::new();
+        let plan = Arc::new(input.plan.clone());
+        let stations = devices
+            .iter()
+            .enumerate()
+            .map(|(place, device)| {
+                let layout = Layout::new(&plan, place, &input.cluster.model, input.options.chunk);
+                let planned = &plan.devices[place];
+                let parts = Parts {
+                    device,
+                    model: &input.cluster.model,
+                    kv_element: Bytes(plan.kv_cache.element_bytes()),
+                    schedule: Schedule::new(plan.clone(), place),
+                    seed: input.cluster.seed,
+                    storage: storage(device, &layout, budgets[place].cache, input.options),
+                    layout,
+                    helper: Helper::new(
+                        place,
+                        planned.residency,
+                        planned.prefetch_budget,
+                        input.options.chunk,
+                    ),
+                };
+                Station::new(parts, &mut engine)
+            })
+            .collect();
+        Self {
+            engine,
+            stations,
+            unreclaimable: budgets.iter().map(|budget| budget.unreclaimable).collect(),
+            links: links(input),
+            passes,
+            begun: 0,
+            awaited: None,
+            ended: false,
+            records: Vec::new(),
+            readings: Vec::new(),
+        }
+    }
+
+    fn run(&mut self) -> Result<(), SimError> {
+        self.begin()?;
+        while !self.ended {
+            // Every device waiting for another would be a fault of the schedule, which its tests exclude.
+            let event = self.engine.next_event().expect("a ring under way has a next event");
+            match event {
+                Event::Wake(place) => self.at(place, Station::wake)?,
+                Event::Processor(place) => self.at(place, Station::processor)?,
+                Event::Disk(place) => self.at(place, Station::arrivals)?,
+                Event::Deliver(place, message) => {
+                    self.at(place, |station, desk| station.deliver(message, desk))?;
+                }
+                Event::Helper(place) => self.at(place, |station, desk| {
+                    station.help(desk);
+                    Ok(())
+                })?,
+            }
+            self.begin()?;
+        }
+        for place in 0..self.stations.len() {
+            self.at(place, |station, desk| {
+                station.flush(desk);
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The head takes up the next pass if it is free and the pass may begin.
+    fn begin(&mut self) -> Result<(), SimError> {
+        while self.awaited.is_none() && self.begun < self.passes.len() && self.stations[0].is_free() {
+            let pass = self.passes[self.begun];
+            self.begun += 1;
+            if pass.output {
+                self.awaited = Some(pass.index);
+            }
+            self.at(0, |station, desk| station.begin(pass, desk))?;
+        }
+        Ok(())
+    }
+
+    fn at(
+        &mut self,
+        place: usize,
+        act: impl FnOnce(&mut Station<'a>, &mut Desk) -> Result<(), SimError>,
+    ) -> Result<(), SimError> {
+        let mut outgoing = Vec::new();
+        let mut desk = Desk { engine: &mut self.engine, records: &mut self.records, outgoing: &mut outgoing };
+        act(&mut self.stations[place], &mut desk)?;
+        for sent in outgoing {
+            match sent {
+                Outgoing::Send(to, message) => self.send(place, to, message),
+                Outgoing::Output(pass) => self.output(pass),
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, from: usize, to: usize, message: Message) {
+        let now = self.engine.now();
+        let delivery = self.links.send(now, from, to, message.bytes);
+        let left = delivery.arrives.saturating_sub(self.links.latency(from, to).to_nanos());
+        self.records.push(Record {
+            device: from as u16,
+            resource: Resource::Tx,
+            kind: Kind::Send,
+            pass: message.pass.index,
+            round: message.round,
+            layers: None,
+            start: now,
+            end: left.max(now),
+            bytes: message.bytes.0,
+            peer: Some(to as u16),
+            cost: None,
+        });
+        let message = Message { at: delivery.arrives, ..message };
+        self.engine.at(delivery.arrives, Event::Deliver(to, message));
+    }
+
+    /// A token is out: the next may enter, and the counters are read.
+    fn output(&mut self, pass: u32) {
+        self.awaited = None;
+        self.ended = self.begun == self.passes.len();
+        let at = self.engine.now();
+        for (place, station) in self.stations.iter().enumerate() {
+            let resident = station.resident().0;
+            let counters = [
+                (Counter::BytesRead, station.storage.delivered().0),
+                (Counter::Resident, resident),
+                (Counter::Unreclaimable, self.unreclaimable[place].0),
+            ];
+            self.readings.extend(counters.map(|(counter, value)| Reading {
+                device: place as u16,
+                counter,
+                pass,
+                at,
+                value,
+            }));
+        }
+    }
+}
+
+/// The plan's devices in ring order, if everything fits together.
+fn check<'a>(input: &Input<'a>) -> Result<Vec<&'a Device>, SimError> {
+    let (cluster, plan) = (input.cluster, input.plan);
+    plan.validate()?;
+    if !((128 << 10)..=(8 << 20)).contains(&input.options.chunk.0) {
+        return Err(SimError::Chunk { bytes: input.options.chunk.0 });
+    }
+    let same_shape = cluster.model.shape_digest() == plan.model.shape_digest;
+    let same_file = plan
+        .model
+        .digest
+        .as_ref()
+        .is_some_and(|digest| cluster.model.matches(digest) != DigestMatch::Different);
+    if plan.model.layers != cluster.model.shape.layers.0 || !(same_shape || same_file) {
+        let (planned, given) = (plan.model.name.clone(), cluster.model.name.clone());
+        return Err(SimError::OtherModel { planned, given });
+    }
+    let mut devices = Vec::new();
+    for (place, planned) in plan.devices.iter().enumerate() {
+        let name = planned.name.clone();
+        let Some(member) = cluster.member(&name) else { return Err(SimError::UnknownDevice { place, name }) };
+        let lack = match &member.device.gpu {
+            _ if planned.gpu_layers == 0 => None,
+            None => Some("has no `gpu`"),
+            Some(gpu) if gpu.matvec.is_empty() => Some("has no rate in `gpu.matvec`"),
+            Some(_) => None,
+        };
+        if let Some(lack) = lack {
+            return Err(SimError::NoGpu { place, name, layers: planned.gpu_layers, lack });
+        }
+        devices.push(&member.device);
+    }
+    Ok(devices)
+}
+
+fn header(input: &Input, devices: &[&Device]) -> Header {
+    let traced = |(place, device): (usize, &&Device)| TracedDevice {
+        name: input.plan.devices[place].name.clone(),
+        profile: Some(hearth_schema::digest::of(&device.to_yaml())),
+        memory_total: device.memory.total.value.0,
+        kernel: None,
+        unvalidated: unvalidated(device),
+    };
+    Header {
+        schema: Trace::SCHEMA.into(),
+        origin: Origin::Simulated,
+        scenario: input.plan.scenario.name.clone(),
+        plan: input.plan.digest(),
+        model: input.plan.model.name.clone(),
+        seed: input.cluster.seed,
+        version: env!("CARGO_PKG_VERSION").into(),
+        devices: devices.iter().enumerate().map(traced).collect(),
+    }
+}
+
+/// What of a device has not been checked against a machine.
+fn unvalidated(device: &Device) -> Option<String> {
+    match (device.memory.page_cache, device.os) {
+        (PageCachePolicy::TwoList, Os::Linux) => None,
+        (PageCachePolicy::TwoList, os) => Some(format!("page cache of {os:?} as classic Linux")),
+        (PageCachePolicy::PaperLinear, _) => {
+            Some("page cache by the paper's formula, not by a kernel".into())
+        }
+    }
+}
+
+fn storage(device: &Device, layout: &Layout, cache: Bytes, options: &Options) -> Storage {
+    let sequential = device.disk.sequential.value;
+    let or_sequential = |rate: &Option<hearth_profiles::Sourced<BytesPerSecond>>| {
+        rate.as_ref().map_or(sequential, |rate| rate.value)
+    };
+    let explicit = or_sequential(&device.disk.populate);
+    let speed = DiskSpeed {
+        bandwidth: BytesPerSecond(sequential.0.max(explicit.0)),
+        fault: or_sequential(&device.disk.fault),
+        explicit,
+        throttle: device.disk.limit.as_ref().map(|limit| limit.value),
+        latency: device.disk.latency.as_ref().map_or(Seconds(0.0), |latency| latency.value),
+    };
+    let read_ahead = read_ahead(device, options.chunk);
+    // A page and what is read around it must have room, or nothing would ever be computed.
+    let capacity = (cache.0 / options.chunk.0).clamp(2, u64::from(u32::MAX)) as u32;
+    let share = layout.chunks();
+    let mut policy = match device.memory.page_cache {
+        PageCachePolicy::PaperLinear => Policy::PaperLinear(PaperLinear::new(share, capacity)),
+        PageCachePolicy::TwoList => {
+            let two_list = TwoList::new(share, capacity).with_size(cache.0 >> 30);
+            Policy::TwoList(Box::new(two_list))
+        }
+    };
+    if options.warm {
+        for chunk in layout.own().take(capacity as usize) {
+            policy.cache().prefetch_now(chunk);
+            policy.cache().arrived(chunk);
+        }
+    }
+    Storage::with_chunks(policy, read_ahead, speed, options.chunk)
+}
+
+/// How far reading by faults runs ahead of computing.
+///
+/// Threads that share a layer's rows fault at as many places at once, so that some compute while others wait, be
+/// the kernel's window ever so small. In the order of chunks that is a window which keeps the next chunk under
+/// way: four chunks, half of it behind the miss and a quarter ahead of the marker.
+fn read_ahead(device: &Device, chunk: Bytes) -> Bytes {
+    let window = device.disk.read_ahead.as_ref().map_or(USUAL_READ_AHEAD, |window| window.value);
+    if device.cpu.cores > 1 { window.max(chunk * 4) } else { window }
+}
+
+fn links(input: Input) -> ConstantLink {
+    let wire = |from: &str, to: &str| {
+        let link = input.cluster.links.between(from, to);
+        Wire { latency: link.latency.value, bandwidth: link.bandwidth.value }
+    };
+    let names: Vec<&str> = input.plan.devices.iter().map(|device| device.name.as_str()).collect();
+    let mut links = ConstantLink::new(wire(names[0], names[0]));
+    for (from, sender) in names.iter().enumerate() {
+        for (to, receiver) in names.iter().enumerate().filter(|&(to, _)| to != from) {
+            links = links.with(from, to, wire(sender, receiver));
+        }
+    }
+    links
+}

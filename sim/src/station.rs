@@ -1,0 +1,416 @@
+//! What does one device do, step by step?
+//!
+//! It interprets the steps of its schedule, one after another, on one thread of control, as the executor does:
+//! a message is taken up when the steps of the one before it are done. Computing on the CPU is a walk through
+//! the mapped weights ([`crate::walk`]); on the GPU it takes its time without the disk; sending and reading
+//! ahead are handed to the link and the helper and cost this thread nothing.
+//!
+//! Not here: which steps there are (`hearth_schema::schedule`), and what the devices do to each other
+//! ([`crate::run`]).
+
+use std::collections::VecDeque;
+
+use hearth_profiles::device::Device;
+use hearth_profiles::model::ModelProfile;
+use hearth_profiles::{Bytes, Seconds};
+use hearth_schema::schedule::{Event as Incident, Part, Pass, Processor, Schedule, Step};
+use hearth_schema::trace::{Kind, Record, Resource};
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+
+use crate::engine::{Engine, Nanos, Timer};
+use crate::error::SimError;
+use crate::helper::{Helper, Job};
+use crate::layout::Layout;
+use crate::rates::Work;
+use crate::resource::Cpu;
+use crate::run::Event;
+use crate::storage::Storage;
+use crate::walk::{Next, Segment, Walk};
+
+/// Which random stream draws embedding rows; positions are added to it.
+const EMBEDDING_ROWS: u64 = 1 << 40;
+
+/// Activations on their way.
+#[derive(Debug, Clone, Copy)]
+pub struct Message {
+    /// Whose.
+    pub pass: Pass,
+    /// The round that the receiver takes up.
+    pub round: u32,
+    /// Who sent it.
+    pub from: u16,
+    /// Their size.
+    pub bytes: Bytes,
+    /// When they were there.
+    pub at: Nanos,
+}
+
+/// What the thread of control is at.
+#[derive(Debug, Clone)]
+enum Doing {
+    Nothing,
+    Walking(Box<Walk>),
+    /// A step that nothing can disturb; it is recorded already.
+    Fixed,
+}
+
+/// What happened that others must hear of.
+#[derive(Debug, Clone, Copy)]
+pub enum Outgoing {
+    /// Activations for another place in the ring.
+    Send(usize, Message),
+    /// The token of a pass is out.
+    Output(u32),
+}
+
+/// Where a station schedules events, writes records and leaves what others must hear of.
+#[derive(Debug)]
+pub struct Desk<'a> {
+    /// Pending events.
+    pub engine: &'a mut Engine<Event>,
+    /// The trace so far.
+    pub records: &'a mut Vec<Record>,
+    /// To be delivered by the world.
+    pub outgoing: &'a mut Vec<Outgoing>,
+}
+
+/// One device at work.
+#[derive(Debug, Clone)]
+pub struct Station<'a> {
+    place: usize,
+    device: &'a Device,
+    model: &'a ModelProfile,
+    kv_element: Bytes,
+    seed: u64,
+    schedule: Schedule,
+    layout: Layout,
+    inbox: VecDeque<Message>,
+    steps: VecDeque<Step>,
+    doing: Doing,
+    idle_since: Nanos,
+    cpu: Cpu,
+    cpu_timer: Timer,
+    /// Page cache, read-ahead and disk.
+    pub storage: Storage,
+    disk_timer: Timer,
+    disk_set: Option<Nanos>,
+    helper: Helper,
+}
+
+/// What a station is made of.
+#[derive(Debug)]
+pub struct Parts<'a> {
+    /// The device's profile.
+    pub device: &'a Device,
+    /// The model.
+    pub model: &'a ModelProfile,
+    /// Bytes of an element of the key-value cache.
+    pub kv_element: Bytes,
+    /// The run's seed.
+    pub seed: u64,
+    /// Its reducer.
+    pub schedule: Schedule,
+    /// Where its layers lie.
+    pub layout: Layout,
+    /// Its page cache and disk.
+    pub storage: Storage,
+    /// Its helper thread.
+    pub helper: Helper,
+}
+
+impl<'a> Station<'a> {
+    /// A device that has done nothing yet.
+    pub fn new(parts: Parts<'a>, engine: &mut Engine<Event>) -> Self {
+        Self {
+            place: parts.schedule.device(),
+            device: parts.device,
+            model: parts.model,
+            kv_element: parts.kv_element,
+            seed: parts.seed,
+            schedule: parts.schedule,
+            layout: parts.layout,
+            inbox: VecDeque::new(),
+            steps: VecDeque::new(),
+            doing: Doing::Nothing,
+            idle_since: 0,
+            cpu: Cpu::new(f64::from(parts.device.cpu.cores)),
+            cpu_timer: engine.timer(),
+            storage: parts.storage,
+            disk_timer: engine.timer(),
+            disk_set: None,
+            helper: parts.helper,
+        }
+    }
+
+    /// Whether it could take up something new.
+    pub fn is_free(&self) -> bool {
+        matches!(self.doing, Doing::Nothing) && self.steps.is_empty() && self.inbox.is_empty()
+    }
+
+    /// The head begins a pass.
+    pub fn begin(&mut self, pass: Pass, desk: &mut Desk) -> Result<(), SimError> {
+        self.steps.extend(self.schedule.react(&Incident::Begin(pass))?);
+        self.proceed(desk)
+    }
+
+    /// A message is there.
+    pub fn deliver(&mut self, message: Message, desk: &mut Desk) -> Result<(), SimError> {
+        self.inbox.push_back(message);
+        self.proceed(desk)
+    }
+
+    /// The processor may be done with something.
+    pub fn processor(&mut self, desk: &mut Desk) -> Result<(), SimError> {
+        let now = desk.engine.now();
+        if self.cpu.ended(now).is_some()
+            && let Doing::Walking(walk) = &mut self.doing
+        {
+            walk.computed(now);
+            let next = walk.advance(now, &mut self.storage, self.helper.is_idle());
+            self.next(next, desk);
+        }
+        self.proceed(desk)
+    }
+
+    /// A step of fixed length is over, or a touch that found no room is to be tried again.
+    pub fn wake(&mut self, desk: &mut Desk) -> Result<(), SimError> {
+        match &mut self.doing {
+            Doing::Walking(walk) => {
+                let next = walk.retry(desk.engine.now(), &mut self.storage);
+                self.next(next, desk);
+            }
+            Doing::Fixed | Doing::Nothing => {
+                self.doing = Doing::Nothing;
+                self.idle_since = desk.engine.now();
+            }
+        }
+        self.proceed(desk)
+    }
+
+    /// The helper goes on.
+    pub fn help(&mut self, desk: &mut Desk) {
+        let next = self.helper.work(desk.engine.now(), &mut self.storage);
+        if let Some(at) = next {
+            desk.engine.at(at, Event::Helper(self.place));
+        }
+        self.helper.report(desk.records);
+        self.watch_disk(desk);
+    }
+
+    /// Reads may have arrived.
+    pub fn arrivals(&mut self, desk: &mut Desk) -> Result<(), SimError> {
+        let now = desk.engine.now();
+        self.disk_set = None;
+        while let Some(chunk) = self.storage.arrived(now) {
+            if self.helper.arrived(now, chunk) {
+                desk.engine.at(now, Event::Helper(self.place));
+            }
+            if let Doing::Walking(walk) = &mut self.doing
+                && let Some(next) = walk.arrived(now, chunk)
+            {
+                self.next(next, desk);
+            }
+        }
+        self.helper.report(desk.records);
+        self.proceed(desk)
+    }
+
+    /// The run is over: what was being read ahead is recorded as far as it came.
+    pub fn flush(&mut self, desk: &mut Desk) {
+        self.helper.flush(desk.engine.now(), desk.records);
+    }
+
+    /// Takes up steps and messages until one takes time.
+    fn proceed(&mut self, desk: &mut Desk) -> Result<(), SimError> {
+        while matches!(self.doing, Doing::Nothing) {
+            if let Some(step) = self.steps.pop_front() {
+                self.take(step, desk);
+            } else if let Some(message) = self.inbox.pop_front() {
+                self.receive(message, desk)?;
+            } else {
+                break;
+            }
+        }
+        self.watch_disk(desk);
+        Ok(())
+    }
+
+    fn receive(&mut self, message: Message, desk: &mut Desk) -> Result<(), SimError> {
+        desk.records.push(Record {
+            resource: Resource::Rx,
+            start: self.idle_since.min(message.at),
+            end: message.at,
+            bytes: message.bytes.0,
+            peer: Some(message.from),
+            ..self.record(Kind::Receive, message.pass, message.round, desk)
+        });
+        let incident = Incident::Arrived { pass: message.pass, round: message.round };
+        self.steps.extend(self.schedule.react(&incident)?);
+        Ok(())
+    }
+
+    fn take(&mut self, step: Step, desk: &mut Desk) {
+        match step {
+            Step::Embed { pass } => {
+                let record = self.record(Kind::Embed, pass, 0, desk);
+                let segments = self.embedding_rows(pass);
+                self.walk(record, segments, desk);
+            }
+            Step::Compute { pass, round, layers, processor: Processor::Cpu } => {
+                let work = self.work();
+                let fixed = self.device.cpu.window_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
+                let segments: Vec<_> = layers
+                    .clone()
+                    .map(|layer| {
+                        let own = if layer == layers.start { fixed } else { Seconds(0.0) };
+                        Segment { chunks: self.layout.layer(layer), time: work.layer(layer, pass) + own }
+                    })
+                    .collect();
+                let mut record = self.record(Kind::Compute, pass, round, desk);
+                record.layers = Some([layers.start, layers.end]);
+                self.walk(record, segments, desk);
+            }
+            Step::Compute { pass, round, layers, processor: Processor::Gpu } => {
+                let mut record = self.record(Kind::Compute, pass, round, desk);
+                record.layers = Some([layers.start, layers.end]);
+                let steps = self.on_gpu(&record, pass);
+                self.fixed(steps, desk);
+            }
+            Step::Output { pass } => {
+                let fixed = self.device.cpu.token_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
+                let segment = Segment { chunks: self.layout.output(), time: self.work().output() + fixed };
+                let record = self.record(Kind::Output, pass, self.schedule.plan().rounds, desk);
+                self.walk(record, [segment], desk);
+            }
+            Step::Send { pass, round, to } => {
+                let bytes = self.model.shape.activation_bytes() * u64::from(pass.tokens);
+                let (from, at) = (self.place as u16, desk.engine.now());
+                desk.outgoing.push(Outgoing::Send(to, Message { pass, round, from, bytes, at }));
+            }
+            Step::Prefetch { part, pass, round } => {
+                let layers = match &part {
+                    Part::Layers(layers) => Some([layers.start, layers.end]),
+                    Part::Output => None,
+                };
+                let job = Job { chunks: self.layout.part(&part), pass, round, layers };
+                if self.helper.take(job) {
+                    desk.engine.after(0, Event::Helper(self.place));
+                }
+            }
+        }
+    }
+
+    /// The embedding rows of a pass. Which tokens they are nobody knows: each is drawn from the whole
+    /// vocabulary, from a stream of its own.
+    fn embedding_rows(&self, pass: Pass) -> Vec<Segment> {
+        let (rows, row_bytes) = (u64::from(self.model.shape.vocabulary).max(1), self.model.input_row_bytes());
+        let time = self.work().embed(1);
+        let segment = |position: u32| {
+            let mut stream = ChaCha8Rng::seed_from_u64(self.seed);
+            stream.set_stream(EMBEDDING_ROWS | u64::from(position));
+            let row = stream.next_u64() % rows;
+            let chunks = self.layout.embedding_row(row, row_bytes, self.storage.chunk());
+            Segment { chunks, time }
+        };
+        (pass.first_position..pass.first_position + pass.tokens).map(segment).collect()
+    }
+
+    /// Bytes of its own weights in memory.
+    pub fn resident(&self) -> Bytes {
+        let cache = self.storage.view().view();
+        self.storage.chunk() * self.layout.own().filter(|&chunk| cache.holds(chunk)).count() as u64
+    }
+
+    /// Upload, computation and download of a window's GPU layers. With one memory nothing is copied.
+    fn on_gpu(&self, compute: &Record, pass: Pass) -> Vec<(Record, Seconds)> {
+        let Some(gpu) = &self.device.gpu else { return Vec::new() };
+        let work = Work::on_gpu(gpu, self.model, self.kv_element);
+        let overhead = gpu.window_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
+        let time = overhead + compute.layer_range().map(|layer| work.layer(layer, pass)).sum();
+        let mut steps = vec![(Record { resource: Resource::Gpu, ..compute.clone() }, time)];
+        if !gpu.unified_memory {
+            let bytes = self.model.shape.activation_bytes() * u64::from(pass.tokens);
+            let copy = Record { kind: Kind::Copy, bytes: bytes.0, layers: None, ..compute.clone() };
+            steps.insert(0, (copy.clone(), gpu.upload.time(bytes)));
+            steps.push((copy, gpu.download.time(bytes)));
+        }
+        steps
+    }
+
+    /// Steps of known length, one after another.
+    fn fixed(&mut self, steps: Vec<(Record, Seconds)>, desk: &mut Desk) {
+        let mut at = desk.engine.now();
+        for (record, time) in steps {
+            let end = at + time.to_nanos();
+            desk.records.push(Record { start: at, end, ..record });
+            at = end;
+        }
+        self.doing = Doing::Fixed;
+        desk.engine.at(at, Event::Wake(self.place));
+    }
+
+    fn walk(&mut self, record: Record, segments: impl IntoIterator<Item = Segment>, desk: &mut Desk) {
+        let mut walk = Walk::new(record, segments, f64::from(self.device.cpu.cores));
+        let next = walk.advance(desk.engine.now(), &mut self.storage, self.helper.is_idle());
+        self.doing = Doing::Walking(Box::new(walk));
+        self.next(next, desk);
+    }
+
+    fn next(&mut self, next: Next, desk: &mut Desk) {
+        let now = desk.engine.now();
+        match next {
+            Next::Compute(work) => {
+                self.cpu.start(now, 0, f64::from(self.device.cpu.cores), work.0);
+                if let Some(at) = self.cpu.next_end() {
+                    desk.engine.set(self.cpu_timer, at, Event::Processor(self.place));
+                }
+            }
+            Next::Wait => {}
+            Next::Retry(at) => desk.engine.at(at, Event::Wake(self.place)),
+            Next::Done => {
+                if let Doing::Walking(walk) = std::mem::replace(&mut self.doing, Doing::Nothing) {
+                    let record = Record { end: now, ..walk.record };
+                    if record.kind == Kind::Output {
+                        desk.outgoing.push(Outgoing::Output(record.pass));
+                    }
+                    desk.records.push(record);
+                }
+                self.idle_since = now;
+            }
+        }
+    }
+
+    /// Asks to be told of the next arrival, if that has changed.
+    fn watch_disk(&mut self, desk: &mut Desk) {
+        let next = self.storage.next_end();
+        if next != self.disk_set
+            && let Some(at) = next
+        {
+            desk.engine.set(self.disk_timer, at, Event::Disk(self.place));
+            self.disk_set = next;
+        }
+    }
+
+    fn work(&self) -> Work<'a> {
+        Work::on_cpu(&self.device.cpu, self.model, self.kv_element)
+    }
+
+    fn record(&self, kind: Kind, pass: Pass, round: u32, desk: &Desk) -> Record {
+        let now = desk.engine.now();
+        Record {
+            device: self.place as u16,
+            resource: Resource::Cpu,
+            kind,
+            pass: pass.index,
+            round,
+            layers: None,
+            start: now,
+            end: now,
+            bytes: 0,
+            peer: None,
+            cost: None,
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! What happens between a thread that touches its weights and the disk under them?
+//!
+//! The three parts that only make sense together: the page cache decides what is there, read-ahead decides
+//! what is read with a miss, the disk decides when it arrives. One of these stands in every simulated device;
+//! the reader (a computation) and the helper (prefetch) both go through it, share the read-ahead state of the
+//! one open file and compete for the disk.
+//!
+//! Costs of the kernel itself, measured on Linux 6.18 and stated in [`KernelCosts`]: `WILLNEED` returns before
+//! its reads arrive, after allocating and charging every page, so its pages hold memory while in flight; every
+//! look at a page in search of a victim takes time as well, which the thread that allocates spends.
+//!
+//! Not here: who touches what and when.
+
+use hearth_profiles::{Bytes, Seconds};
+
+use crate::engine::Nanos;
+use crate::page_cache::{Access, CHUNK_BYTES, Chunk, Counters, Fetch, Policy, Readahead};
+use crate::resource::{Disk, DiskSpeed, Flow};
+
+/// Who found no room tries again no sooner than this: something must arrive first, and disks need that long.
+pub const NO_ROOM_PAUSE: Nanos = 100_000;
+
+/// What memory management costs the thread that causes it.
+#[derive(Debug, Clone, Copy)]
+pub struct KernelCosts {
+    /// Allocating, charging and queueing one chunk that is read ahead: 28 ms for 200 MiB were measured.
+    pub insert: Seconds,
+    /// One look at a chunk in search of a victim. With 200 MiB to age and 200 MiB to evict the same `WILLNEED`
+    /// calls took 60 to 70 ms.
+    pub look: Seconds,
+    /// Unmapping and freeing one chunk by `MADV_PAGEOUT`: 120 ms for 400 MiB.
+    pub release: Seconds,
+}
+
+impl KernelCosts {
+    /// The measured costs, for chunks of a size.
+    pub fn measured(chunk: Bytes) -> Self {
+        let of = |seconds: f64, mib: u64| Seconds(seconds * chunk.as_f64() / Bytes::mib(mib).as_f64());
+        Self { insert: of(0.028, 200), look: of(0.035, 400), release: of(0.12, 400) }
+    }
+}
+
+/// What a touch led to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Touch {
+    /// The chunk is there.
+    Ready,
+    /// It is being read: wait until [`Storage::arrived`] names it.
+    Waits,
+    /// There is no room for it yet: [`Storage::retry`] after [`Storage::toil`].
+    NoRoom,
+}
+
+/// Page cache, read-ahead and disk of one device.
+#[derive(Debug, Clone)]
+pub struct Storage {
+    cache: Policy,
+    readahead: Readahead,
+    disk: Disk<Chunk>,
+    chunk: Bytes,
+    costs: KernelCosts,
+    /// Kept to be reused: the reads of one touch.
+    reads: Vec<Chunk>,
+    /// The counters when the kernel's work was last accounted for.
+    accounted: Counters,
+}
+
+impl Storage {
+    /// A device's storage, in chunks of the usual size, with the kernel's read-ahead window.
+    pub fn new(cache: Policy, read_ahead: Bytes, speed: DiskSpeed) -> Self {
+        Self::with_chunks(cache, read_ahead, speed, Bytes(CHUNK_BYTES))
+    }
+
+    /// The same with another size of chunk, in which the cache must have been measured too.
+    pub fn with_chunks(cache: Policy, read_ahead: Bytes, speed: DiskSpeed, chunk: Bytes) -> Self {
+        let window = (read_ahead.0 / chunk.0.max(1)) as u32;
+        Self {
+            cache,
+            readahead: Readahead::new(window),
+            disk: Disk::new(speed),
+            chunk,
+            costs: KernelCosts::measured(chunk),
+            reads: Vec::new(),
+            accounted: Counters::default(),
+        }
+    }
+
+    /// A thread reads a chunk through its mapping.
+    pub fn touch(&mut self, now: Nanos, chunk: Chunk, flow: Flow) -> Touch {
+        let cache = self.cache.cache();
+        let found = cache.access(chunk);
+        let touch = match found {
+            Access::Hit => Touch::Ready,
+            Access::InFlight => Touch::Waits,
+            Access::Absent if self.readahead.miss(cache, chunk, &mut self.reads) => Touch::Waits,
+            Access::Absent => Touch::NoRoom,
+        };
+        if found != Access::Absent {
+            self.readahead.hit(cache, chunk, &mut self.reads);
+        }
+        self.submit(now, flow);
+        touch
+    }
+
+    /// A thread whose touch found no room tries again, this time without reading around.
+    pub fn retry(&mut self, now: Nanos, chunk: Chunk, flow: Flow) -> Touch {
+        let cache = self.cache.cache();
+        // Somebody else may have fetched it meanwhile.
+        if cache.holds(chunk) {
+            cache.access(chunk);
+            return Touch::Ready;
+        }
+        match cache.prefetch_now(chunk) {
+            Fetch::Started => self.disk.submit(now, flow, chunk, self.chunk),
+            Fetch::Present => {}
+            Fetch::NoRoom | Fetch::Again => return Touch::NoRoom,
+        }
+        Touch::Waits
+    }
+
+    /// Asks for a chunk without waiting for it, as `WILLNEED` does. On [`Fetch::NoRoom`] the kernel drops the
+    /// request without a word; after [`Fetch::Again`] ask again when the [`Storage::toil`] is done.
+    pub fn prefetch(&mut self, now: Nanos, chunk: Chunk) -> Fetch {
+        let fetch = self.cache.cache().prefetch(chunk);
+        if fetch == Fetch::Started {
+            self.disk.submit(now, Flow::Prefetch, chunk, self.chunk);
+        }
+        fetch
+    }
+
+    /// The kernel's work since the last call: what the thread that touched or prefetched spends on it.
+    pub fn toil(&mut self) -> Seconds {
+        let (now, last) = (self.cache.view().counters(), self.accounted);
+        self.accounted = now;
+        let cost = |each: Seconds, now: u64, last: u64| each * (now - last) as f64;
+        cost(self.costs.insert, now.fetched, last.fetched)
+            + cost(self.costs.look, now.looks, last.looks)
+            + cost(self.costs.release, now.released, last.released)
+    }
+
+    /// Takes one chunk whose read has ended by `now`.
+    pub fn arrived(&mut self, now: Nanos) -> Option<Chunk> {
+        let (_, chunk, _) = self.disk.arrived(now)?;
+        self.cache.cache().arrived(chunk);
+        Some(chunk)
+    }
+
+    /// When to ask for arrivals next; ask again after every change.
+    pub fn next_end(&self) -> Option<Nanos> {
+        self.disk.next_end()
+    }
+
+    /// Gives up a chunk, as `MADV_PAGEOUT` does.
+    pub fn release(&mut self, chunk: Chunk) {
+        self.cache.cache().release(chunk);
+    }
+
+    /// The page cache, to look at or to squeeze.
+    pub fn cache(&mut self) -> &mut Policy {
+        &mut self.cache
+    }
+
+    /// The page cache, to look at.
+    pub fn view(&self) -> &Policy {
+        &self.cache
+    }
+
+    /// Bytes that the disk has delivered.
+    pub fn delivered(&self) -> Bytes {
+        self.disk.delivered()
+    }
+
+    /// The size of a chunk.
+    pub fn chunk(&self) -> Bytes {
+        self.chunk
+    }
+
+    /// The read-ahead window in chunks: what one `WILLNEED` call is cut to.
+    pub fn window(&self) -> u32 {
+        self.readahead.window()
+    }
+
+    fn submit(&mut self, now: Nanos, flow: Flow) {
+        for chunk in self.reads.drain(..) {
+            self.disk.submit(now, flow, chunk, self.chunk);
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! Which verbs and flags are there?
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+/// Plan, simulate and run language models across the devices people already own.
+///
+/// A scenario names devices, links and a model. `plan` finds which device runs which layers, `simulate`
+/// tells how fast that will be and why, `execute` runs the same plan on real devices, `report` puts
+/// the two side by side. `lab` does all four on this machine.
+///
+/// Exit codes: 0 done; 1 something failed while running; 2 what was given cannot be used; 3 the run
+/// ended, but not well.
+#[derive(Debug, Parser)]
+#[command(version, arg_required_else_help = true)]
+pub struct Cli {
+    /// Print one JSON document instead of text.
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// What to do.
+    #[command(subcommand)]
+    pub verb: Verb,
+}
+
+/// The verbs.
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// Find out which device runs which layers.
+    #[command(after_help = "Example: hearth plan scenarios/home-4.yaml --strategy exact -o plan.yaml")]
+    Plan(PlanArgs),
+    /// Tell how fast a plan will be, and why.
+    #[command(after_help = "Example: hearth simulate scenarios/home-4.yaml --trace sim.trace")]
+    Simulate(SimulateArgs),
+    /// Run a plan on real devices.
+    #[command(
+        after_help = "Example: hearth execute plan.yaml --model model.gguf --prompt 'Once upon' --tokens 32"
+    )]
+    Execute(ExecuteArgs),
+    /// Serve layers to a head.
+    #[command(after_help = "Example: hearth worker --listen 127.0.0.1:9001 --model model.gguf")]
+    Worker(WorkerArgs),
+    /// Measure this machine.
+    #[command(after_help = "Example: hearth profile --model model.gguf -o this.yaml")]
+    Profile(ProfileArgs),
+    /// Plan, simulate, execute and compare on this machine, with limits for each device.
+    #[command(after_help = "Example: hearth lab scenarios/lab/half.yaml --model model.gguf --report report/")]
+    Lab(LabArgs),
+    /// Put traces side by side.
+    #[command(after_help = "Example: hearth report sim.trace run.trace -o report/")]
+    Report(ReportArgs),
+    /// Write a model of random weights, of any shape.
+    #[command(after_help = "Example: hearth synth --preset 1b --quant q4_k_m -o model.gguf")]
+    Synth(SynthArgs),
+}
+
+/// Which plan to make.
+#[derive(Debug, Clone, Default, Args)]
+pub struct Planning {
+    /// Strategy by name: exact, single, mem, even, manual, exhaustive.
+    #[arg(long)]
+    pub strategy: Option<String>,
+    /// Rounds around the ring for one token.
+    #[arg(long)]
+    pub rounds: Option<u32>,
+    /// Layers of each device's window in ring order, for `manual`.
+    #[arg(long, value_delimiter = ',')]
+    pub windows: Option<Vec<u32>>,
+    /// Of these on each GPU, for `manual`.
+    #[arg(long, value_delimiter = ',')]
+    pub gpu_layers: Option<Vec<u32>>,
+    /// Give every device a layer.
+    #[arg(long)]
+    pub keep_all: bool,
+}
+
+/// `hearth plan`.
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    /// The scenario.
+    pub scenario: PathBuf,
+    /// How to plan.
+    #[command(flatten)]
+    pub planning: Planning,
+    /// A model file instead of the scenario's model.
+    #[arg(long)]
+    pub model: Option<PathBuf>,
+    /// Plan with every strategy and compare.
+    #[arg(long)]
+    pub compare: bool,
+    /// Where to write the plan; standard output if absent.
+    #[arg(short, long)]
+    pub output: Option<PathBuf>,
+}
+
+/// `hearth simulate`.
+#[derive(Debug, Args)]
+pub struct SimulateArgs {
+    /// The scenario.
+    pub scenario: PathBuf,
+    /// A plan made before.
+    #[arg(long, conflicts_with_all = ["strategy", "rounds", "windows"])]
+    pub plan: Option<PathBuf>,
+    /// How to plan, if there is no plan.
+    #[command(flatten)]
+    pub planning: Planning,
+    /// A model file instead of the scenario's model.
+    #[arg(long)]
+    pub model: Option<PathBuf>,
+    /// Seed instead of the scenario's.
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// Tokens to generate instead of the scenario's.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub tokens: Option<u32>,
+    /// Where to write the trace.
+    #[arg(long)]
+    pub trace: Option<PathBuf>,
+}
+
+/// `hearth execute`.
+#[derive(Debug, Args)]
+pub struct ExecuteArgs {
+    /// The plan.
+    pub plan: PathBuf,
+    /// The model file on this device, the head.
+    #[arg(long)]
+    pub model: PathBuf,
+    /// The text to go on from.
+    #[arg(long, required_unless_present = "prompt_tokens")]
+    pub prompt: Option<String>,
+    /// So many tokens of a fixed text instead, for measurements.
+    #[arg(long, conflicts_with = "prompt", value_parser = clap::value_parser!(u32).range(1..))]
+    pub prompt_tokens: Option<u32>,
+    /// Tokens to generate.
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
+    pub tokens: u32,
+    /// Go on after an end-of-text token.
+    #[arg(long)]
+    pub ignore_end: bool,
+    /// 0 is greedy.
+    #[arg(long, default_value_t = 0.0)]
+    pub temperature: f32,
+    /// The k most likely tokens only; 0 for all.
+    #[arg(long, default_value_t = 40)]
+    pub top_k: usize,
+    /// The fewest tokens that together are so likely.
+    #[arg(long, default_value_t = 0.95)]
+    pub top_p: f32,
+    /// Of the random stream.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// Threads to compute with; all cores if absent.
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// Longest time for one pass through the ring, in seconds.
+    #[arg(long, default_value_t = 600)]
+    pub deadline: u64,
+    /// Where to write the trace.
+    #[arg(long)]
+    pub trace: Option<PathBuf>,
+    /// End when standard input ends, so as not to outlive who started it.
+    #[arg(long, hide = true)]
+    pub exit_with_stdin: bool,
+}
+
+/// `hearth worker`.
+#[derive(Debug, Args)]
+pub struct WorkerArgs {
+    /// Where to listen, as HOST:PORT; port 0 takes a free one.
+    #[arg(long)]
+    pub listen: String,
+    /// The model file on this device.
+    #[arg(long)]
+    pub model: PathBuf,
+    /// Threads to compute with, unless the head says otherwise; all cores if absent.
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// End when standard input ends, so as not to outlive who started it.
+    #[arg(long, hide = true)]
+    pub exit_with_stdin: bool,
+}
+
+/// `hearth profile`.
+#[derive(Debug, Args)]
+pub struct ProfileArgs {
+    /// Measure the disk that this model lies on, and its formats.
+    #[arg(long)]
+    pub model: Option<PathBuf>,
+    /// Measure the link to a worker at this address; may be repeated.
+    #[arg(long)]
+    pub peer: Vec<String>,
+    /// The device's name.
+    #[arg(long, default_value = "this")]
+    pub name: String,
+    /// Threads to measure with; all cores if absent.
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// Shorter, and less certain.
+    #[arg(long)]
+    pub quick: bool,
+    /// Where to write the document; standard output if absent.
+    #[arg(short, long)]
+    pub output: Option<PathBuf>,
+}
+
+/// `hearth lab`.
+#[derive(Debug, Args)]
+pub struct LabArgs {
+    /// The scenario.
+    pub scenario: PathBuf,
+    /// A model file instead of the scenario's.
+    #[arg(long)]
+    pub model: Option<PathBuf>,
+    /// A plan made before.
+    #[arg(long, conflicts_with_all = ["strategy", "rounds", "windows"])]
+    pub plan: Option<PathBuf>,
+    /// How to plan, if there is no plan.
+    #[command(flatten)]
+    pub planning: Planning,
+    /// Tokens to generate instead of the scenario's.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub tokens: Option<u32>,
+    /// Where to write plan, profiles, traces and report.
+    #[arg(long)]
+    pub report: Option<PathBuf>,
+    /// Where to put the devices' private copies of the model: a folder on the disk to be limited.
+    #[arg(long)]
+    pub scratch: Option<PathBuf>,
+}
+
+/// `hearth report`.
+#[derive(Debug, Args)]
+pub struct ReportArgs {
+    /// The traces.
+    #[arg(required = true)]
+    pub traces: Vec<PathBuf>,
+    /// The folder to write to.
+    #[arg(short, long)]
+    pub output: PathBuf,
+}
+
+/// `hearth synth`.
+#[derive(Debug, Args)]
+pub struct SynthArgs {
+    /// A shape by name: tiny, 120m, 1b, 3b, 8b, 70b, or a shipped model.
+    #[arg(long, default_value = "tiny")]
+    pub preset: String,
+    /// Layers instead of the preset's.
+    #[arg(long)]
+    pub layers: Option<u32>,
+    /// Embedding length instead of the preset's.
+    #[arg(long)]
+    pub dim: Option<u32>,
+    /// Feed-forward length instead of the preset's.
+    #[arg(long)]
+    pub ffn: Option<u32>,
+    /// Attention heads instead of the preset's.
+    #[arg(long)]
+    pub heads: Option<u32>,
+    /// Key-value heads instead of the preset's.
+    #[arg(long)]
+    pub kv_heads: Option<u32>,
+    /// Vocabulary instead of the preset's.
+    #[arg(long)]
+    pub vocab: Option<u32>,
+    /// Reuse the embedding as output head.
+    #[arg(long)]
+    pub tied: bool,
+    /// Weight format, or the mix q4_k_m; the preset's if absent.
+    #[arg(long)]
+    pub quant: Option<String>,
+    /// Of the weights.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Where to write the model.
+    #[arg(short, long)]
+    pub output: PathBuf,
+}

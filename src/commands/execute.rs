@@ -1,0 +1,124 @@
+//! `hearth execute`: run a plan on real devices.
+
+use std::io::Write;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hearth_exec::ring::{Generated, LocalModel, Request, Ring, RingOptions, Tcp};
+use hearth_exec::{Sampler, SamplerOptions, TextStream, Tokenizer};
+use hearth_schema::metrics::{self, Metrics};
+use serde::Serialize;
+use tokio::sync::mpsc;
+
+use super::{print_json, simulate};
+use crate::cli::ExecuteArgs;
+use crate::diagnostics::Failure;
+use crate::documents::{open_model, read_plan, write_trace};
+
+/// What `--json` gives.
+#[derive(Serialize)]
+struct Output {
+    token_ids: Vec<u32>,
+    text: String,
+    #[serde(flatten)]
+    metrics: Metrics,
+}
+
+/// Runs the verb.
+pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
+    let plan = read_plan(&args.plan)?;
+    let model = Arc::new(open_model(&args.model)?);
+    if args.exit_with_stdin {
+        super::worker::end_with_stdin();
+    }
+    let tokenizer = Arc::new(Tokenizer::new(&model.weights.model().metadata)?);
+    let prompt = prompt(args, &tokenizer)?;
+    let (temperature, top_k, top_p, seed) = (args.temperature, args.top_k, args.top_p, args.seed);
+    let mut sampler = Sampler::new(SamplerOptions { temperature, top_k, top_p, seed })?;
+    let vocabulary = model.weights.shape().vocabulary;
+    let ends = (0..vocabulary).filter(|&token| !args.ignore_end && tokenizer.is_end(token)).collect();
+    let request = Request {
+        prompt,
+        generate: args.tokens,
+        sample: Box::new(move |logits| sampler.sample(logits)),
+        stop: ends,
+        scenario: plan.scenario.name.clone(),
+        seed,
+    };
+    let options = RingOptions {
+        threads: args.threads.unwrap_or(0),
+        pass_deadline: Duration::from_secs(args.deadline),
+        ..RingOptions::default()
+    };
+    let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
+    let generated = runtime.block_on(async {
+        tokio::select! {
+            generated = generate(plan, model, options, request, tokenizer.clone(), !json) => generated,
+            _ = tokio::signal::ctrl_c() => Err(Failure::running("interrupted")),
+        }
+    })?;
+    runtime.shutdown_background();
+    if let Some(path) = &args.trace {
+        write_trace(path, &generated.trace)?;
+    }
+    let metrics = metrics::compute(&generated.trace);
+    if json {
+        let text = tokenizer.decode(&generated.tokens);
+        print_json(&Output { token_ids: generated.tokens, text, metrics })?;
+    } else {
+        println!("\n\n{}", simulate::table(&metrics));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Any text does for a measurement; this one is repeated as often as needed.
+const FIXED_TEXT: &str =
+    "In the evening the four of them sat around the fire and told each other what they knew. ";
+
+fn prompt(args: &ExecuteArgs, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failure> {
+    let Some(count) = args.prompt_tokens else {
+        return Ok(tokenizer.encode(args.prompt.as_deref().unwrap_or_default(), false)?);
+    };
+    let mut text = FIXED_TEXT.to_string();
+    loop {
+        let mut tokens = tokenizer.encode(&text, false)?;
+        if tokens.len() >= count as usize {
+            tokens.truncate(count as usize);
+            return Ok(tokens);
+        }
+        text.push_str(FIXED_TEXT);
+    }
+}
+
+async fn generate(
+    plan: hearth_schema::Plan,
+    model: Arc<LocalModel>,
+    options: RingOptions,
+    request: Request,
+    tokenizer: Arc<Tokenizer>,
+    print: bool,
+) -> Result<Generated, Failure> {
+    let mut ring = Ring::connect(&Tcp, plan, model, options).await?;
+    let (sender, mut tokens) = mpsc::unbounded_channel();
+    // Printing beside the ring, so that a slow terminal does not slow the tokens.
+    let printer = tokio::task::spawn_blocking(move || {
+        let mut stream = TextStream::default();
+        let mut out = std::io::stdout();
+        while let Some(token) = tokens.blocking_recv() {
+            if print {
+                let _ = write!(out, "{}", stream.push(&tokenizer, token)).and_then(|()| out.flush());
+            }
+        }
+        if print {
+            let _ = write!(out, "{}", stream.finish());
+        }
+    });
+    let generated = ring.generate(request, move |token| {
+        let _ = sender.send(token);
+    });
+    let generated = generated.await?;
+    let _ = printer.await;
+    ring.close().await;
+    Ok(generated)
+}

@@ -1,0 +1,357 @@
+//! `hearth lab`: plan, simulate, execute and compare on this machine, with limits for each device.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use hearth_exec::lab::{Child, Copies, DeviceLimits, Group, Groups, LabError};
+use hearth_exec::ring::Tcp;
+use hearth_exec::ring::probe::{self, ProbeEffort};
+use hearth_profiles::{Bytes, Device, Document, Link, Sourced};
+use hearth_reports::Report;
+use hearth_schema::metrics::{self, Metrics};
+use hearth_schema::scenario::{Limits, Links};
+use hearth_schema::{Cluster, LinkTable, Plan, Trace};
+use serde::Serialize;
+
+use super::{plan, print_json, simulate};
+use crate::cli::LabArgs;
+use crate::diagnostics::Failure;
+use crate::documents::{LoadedScenario, open_model, read, read_plan, read_trace, write, write_trace};
+use crate::progress;
+
+/// What a process needs besides its share of the weights (spec of the lab's memory fraction).
+const PROCESS_MEMORY: Bytes = Bytes::mib(64);
+/// For a profile under a slow disk.
+const PROFILE_DEADLINE: Duration = Duration::from_secs(180);
+/// For a worker to map its model.
+const START_DEADLINE: Duration = Duration::from_secs(30);
+/// Between two lines of the head.
+const RUN_DEADLINE: Duration = Duration::from_secs(1800);
+
+/// What `--json` gives.
+#[derive(Serialize)]
+struct Output {
+    predicted: simulate::Output,
+    measured: simulate::Output,
+    error: Errors,
+}
+
+/// Relative errors of the prediction; absent where nothing was measured.
+#[derive(Serialize)]
+struct Errors {
+    tpot: Option<f64>,
+    ttft: Option<f64>,
+    bytes_read: Option<f64>,
+}
+
+impl From<LabError> for Failure {
+    fn from(error: LabError) -> Self {
+        match error {
+            LabError::NoGroups { .. } | LabError::Copy { .. } => Failure::unusable(error),
+            LabError::Limit { .. } | LabError::Process { .. } => Failure::running(error),
+        }
+    }
+}
+
+/// A lab that is set up: what it holds is undone when it is dropped, processes first.
+struct Lab {
+    children: Vec<Child>,
+    groups: BTreeMap<String, Group>,
+    copies: Copies,
+    program: PathBuf,
+    folder: PathBuf,
+}
+
+/// Runs the verb.
+pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
+    let mut loaded = LoadedScenario::read(&args.scenario)?;
+    if let Some(tokens) = args.tokens {
+        loaded.generate(tokens)?;
+    }
+    let model = args.model.clone().or_else(|| loaded.model_file()).ok_or_else(|| {
+        Failure::unusable("the lab runs a real model, and the scenario names none")
+            .at(args.scenario.display())
+            .hint("give --model GGUF, or make one with `hearth synth`")
+    })?;
+    let line = progress::line();
+    line.set_message("copying the model");
+    let mut lab = Lab::set_up(&loaded, &model, args)?;
+    line.set_message("measuring the devices inside their limits");
+    let devices = lab.profiles(&loaded)?;
+    let mut cluster = loaded.cluster_of(devices, Some(&model))?;
+    let plan = match &args.plan {
+        Some(path) => read_plan(path)?,
+        None => plan::make(&loaded, &cluster, &plan::merged(&loaded.scenario.planner, &args.planning))?,
+    };
+    line.set_message("starting the workers");
+    let plan = lab.start_workers(&loaded, &mut cluster, plan)?;
+    let (predicted, hash) = lab.predict(&cluster, &plan, &loaded)?;
+    line.set_message(format!("prediction {hash} is written; executing"));
+    let measured = lab.execute(&loaded, &plan)?;
+    line.finish_and_clear();
+    drop(lab.children.drain(..));
+    let folder = lab.folder.clone();
+    drop(lab);
+    let report = Report::new(vec![predicted.clone(), measured.clone()]).map_err(Failure::running)?;
+    if args.report.is_some() {
+        for (name, bytes) in report.files() {
+            write(&folder.join(name), &bytes)?;
+        }
+    }
+    let output = Output {
+        error: Errors::of(&metrics::compute(&predicted), &metrics::compute(&measured)),
+        predicted: simulate::Output::of(&predicted),
+        measured: simulate::Output::of(&measured),
+    };
+    if json {
+        print_json(&output)?;
+    } else {
+        print!("{}", plan::table(&plan));
+        println!("\nprediction {hash}, written before the run");
+        println!("predicted: {}", simulate::table(&output.predicted.metrics));
+        println!("measured:  {}", simulate::table(&output.measured.metrics));
+        println!("{}", output.error.sentence());
+        if args.report.is_some() {
+            println!("report: {}", folder.join("index.html").display());
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl Lab {
+    fn set_up(loaded: &LoadedScenario, model: &Path, args: &LabArgs) -> Result<Lab, Failure> {
+        let parts = open_model(model)?.weights.parts().to_vec();
+        let scratch =
+            args.scratch.clone().or_else(|| model.parent().map(Path::to_path_buf)).unwrap_or_default();
+        let names: Vec<String> = loaded.scenario.devices.iter().map(|entry| entry.name.clone()).collect();
+        let limited = loaded.scenario.devices.iter().any(|entry| entry.limits.as_ref().is_some_and(bounds));
+        let mut groups = BTreeMap::new();
+        let found = limited.then(|| Groups::find(Path::new("/sys/fs/cgroup"))).transpose()?;
+        if let Some(found) = &found {
+            found.sweep();
+        }
+        let copies = Copies::make(&scratch, &parts, &names)?;
+        if let Some(found) = &found {
+            for (place, entry) in loaded.scenario.devices.iter().enumerate() {
+                let limits = entry.limits.clone().unwrap_or_default();
+                // The disk is measured first and throttled then: a throttle passes bytes in slices, which the
+                // simulator models and a short measurement would only blur.
+                let limits = DeviceLimits { memory: limits.memory, disk_read: None };
+                groups.insert(entry.name.clone(), found.create(&entry.name, copies.file(place), limits)?);
+            }
+        }
+        let folder =
+            args.report.clone().unwrap_or_else(|| scratch.join(format!("hearth-lab-{}", std::process::id())));
+        let program = std::env::current_exe().map_err(Failure::running)?;
+        Ok(Lab { children: Vec::new(), groups, copies, program, folder })
+    }
+
+    /// Measures each device inside its limits; devices with equal limits are measured once.
+    fn profiles(&self, loaded: &LoadedScenario) -> Result<Vec<Device>, Failure> {
+        let mut measured: Vec<(Limits, Device)> = Vec::new();
+        let mut devices = Vec::new();
+        for (place, entry) in loaded.scenario.devices.iter().enumerate() {
+            let limits = entry.limits.clone().unwrap_or_default();
+            let known = measured.iter().find(|(same, _)| *same == limits).map(|(_, device)| device.clone());
+            let mut device = match known {
+                Some(device) => device,
+                None => self.profile(place, &entry.name, &limits)?,
+            };
+            device.disk.limit = limits.disk_read.map(|rate| Sourced::new(rate, "set: the lab's limit"));
+            if let Some(group) = self.groups.get(&entry.name) {
+                group.limit(DeviceLimits { memory: None, disk_read: limits.disk_read })?;
+            }
+            measured.push((limits, device.clone()));
+            device.name.clone_from(&entry.name);
+            write(&self.folder.join(format!("{}.device.yaml", entry.name)), device.to_yaml().as_bytes())?;
+            devices.push(device);
+        }
+        self.copies.drop_cache()?;
+        Ok(devices)
+    }
+
+    fn profile(&self, place: usize, name: &str, limits: &Limits) -> Result<Device, Failure> {
+        let output = self.folder.join(format!("{name}.device.yaml"));
+        let mut arguments = strings(["profile", "--quick", "--name", name, "--model"]);
+        arguments.push(self.copies.file(place).display().to_string());
+        arguments.extend(strings(["--output", &output.display().to_string()]));
+        arguments.extend(threads(limits));
+        Child::start(name, self.groups.get(name), &self.program, &arguments)?.output(PROFILE_DEADLINE)?;
+        read(&output)
+    }
+
+    /// Starts a worker for each place but the head's, sets the limits that follow from the plan, and tells
+    /// the cluster what memory and links there are.
+    fn start_workers(
+        &mut self,
+        loaded: &LoadedScenario,
+        cluster: &mut Cluster,
+        mut plan: Plan,
+    ) -> Result<Plan, Failure> {
+        let mut idle = Bytes::ZERO;
+        let mut first = None;
+        for place in 0..plan.devices.len() {
+            let name = plan.devices[place].name.clone();
+            let (index, limits) = self.entry(loaded, &name)?;
+            if let (Some(share), Some(group)) = (limits.memory_share, self.groups.get(&name)) {
+                let weights = weights(cluster, &plan, place).as_f64() * share.0;
+                let memory = Some(Bytes(weights as u64) + PROCESS_MEMORY);
+                group.limit(DeviceLimits { memory, disk_read: None })?;
+            }
+            if place == 0 {
+                continue;
+            }
+            let mut arguments =
+                strings(["worker", "--listen", "127.0.0.1:0", "--exit-with-stdin", "--model"]);
+            arguments.push(self.copies.file(index).display().to_string());
+            arguments.extend(threads(&limits));
+            let group = self.groups.get(&name);
+            let mut child = Child::start(&name, group, &self.program, &arguments)?;
+            let said = child.line(START_DEADLINE)?;
+            let address = said.split_ascii_whitespace().nth(2).unwrap_or_default().to_string();
+            first.get_or_insert_with(|| address.clone());
+            plan.devices[place].address = Some(address);
+            idle = idle.max(group.and_then(Group::unreclaimable).unwrap_or_default());
+            self.children.push(child);
+        }
+        self.set_memory(loaded, cluster, &plan, idle)?;
+        if let Some(address) = first {
+            cluster.links = measured_links(&address)?;
+        }
+        write(&self.folder.join("plan.yaml"), plan.to_yaml().as_bytes())?;
+        Ok(plan)
+    }
+
+    fn entry(&self, loaded: &LoadedScenario, name: &str) -> Result<(usize, Limits), Failure> {
+        let devices = &loaded.scenario.devices;
+        let index = devices
+            .iter()
+            .position(|entry| entry.name == name)
+            .ok_or_else(|| Failure::unusable(format!("the plan's device `{name}` is not in the scenario")))?;
+        Ok((index, devices[index].limits.clone().unwrap_or_default()))
+    }
+
+    /// Memory limits that were set after the profile was taken become the devices' memory; `idle` is what
+    /// a worker that does nothing yet takes of it for itself.
+    fn set_memory(
+        &self,
+        loaded: &LoadedScenario,
+        cluster: &mut Cluster,
+        plan: &Plan,
+        idle: Bytes,
+    ) -> Result<(), Failure> {
+        for place in 0..plan.devices.len() {
+            let name = &plan.devices[place].name;
+            let (index, limits) = self.entry(loaded, name)?;
+            let limit = match (limits.memory, limits.memory_share) {
+                (Some(memory), _) => memory,
+                (None, Some(share)) => {
+                    Bytes((weights(cluster, plan, place).as_f64() * share.0) as u64) + PROCESS_MEMORY
+                }
+                (None, None) => continue,
+            };
+            let memory = &mut cluster.members[index].device.memory;
+            let source = "measured: the lab's limit less what an idle worker holds";
+            memory.total = Sourced::new(limit, "set: the lab's limit");
+            memory.available = Sourced::new(limit.saturating_sub(idle), source);
+            let text = cluster.members[index].device.to_yaml();
+            write(&self.folder.join(format!("{name}.device.yaml")), text.as_bytes())?;
+        }
+        Ok(())
+    }
+
+    /// Simulates, and writes the prediction with its hash before anything is executed.
+    fn predict(
+        &self,
+        cluster: &Cluster,
+        plan: &Plan,
+        loaded: &LoadedScenario,
+    ) -> Result<(Trace, String), Failure> {
+        let trace = simulate::simulate(cluster, plan, &loaded.scenario)?;
+        let mut text = Vec::new();
+        trace.write(&mut text).map_err(Failure::running)?;
+        let hash = hearth_schema::digest::of(&String::from_utf8_lossy(&text));
+        write_trace(&self.folder.join("predicted.trace"), &trace)?;
+        write(&self.folder.join("predicted.sha256"), format!("{hash}\n").as_bytes())?;
+        Ok((trace, hash))
+    }
+
+    /// Runs the head inside its limits.
+    fn execute(&self, loaded: &LoadedScenario, plan: &Plan) -> Result<Trace, Failure> {
+        let name = &plan.devices[0].name;
+        let (index, limits) = self.entry(loaded, name)?;
+        self.copies.drop_cache()?;
+        let trace = self.folder.join("measured.trace");
+        let workload = loaded.scenario.workload;
+        let mut arguments = strings(["execute", "--json", "--exit-with-stdin", "--ignore-end"]);
+        arguments.push(self.folder.join("plan.yaml").display().to_string());
+        for (flag, value) in [
+            ("--model", self.copies.file(index).display().to_string()),
+            ("--prompt-tokens", workload.prompt.to_string()),
+            ("--tokens", workload.generate.to_string()),
+            ("--trace", trace.display().to_string()),
+            ("--seed", loaded.scenario.seed.to_string()),
+        ] {
+            arguments.extend([flag.to_string(), value]);
+        }
+        arguments.extend(threads(&limits));
+        Child::start(name, self.groups.get(name), &self.program, &arguments)?.output(RUN_DEADLINE)?;
+        read_trace(&trace)
+    }
+}
+
+/// Whether limits need control groups.
+fn bounds(limits: &Limits) -> bool {
+    limits.memory.is_some() || limits.memory_share.is_some() || limits.disk_read.is_some()
+}
+
+fn strings<const N: usize>(words: [&str; N]) -> Vec<String> {
+    words.map(str::to_string).into()
+}
+
+fn threads(limits: &Limits) -> Vec<String> {
+    limits.threads.map_or(Vec::new(), |threads| vec!["--threads".into(), threads.to_string()])
+}
+
+/// Bytes of weights that a place maps and reads for each token.
+fn weights(cluster: &Cluster, plan: &Plan, place: usize) -> Bytes {
+    let layers = plan.windows(place).into_iter().flatten().map(|layer| cluster.model.layer_bytes(layer));
+    let ends = if place == 0 { cluster.model.output_bytes() } else { Bytes::ZERO };
+    layers.sum::<Bytes>() + ends
+}
+
+/// Every link is this machine's loopback; it is measured against a worker that is up.
+fn measured_links(address: &str) -> Result<LinkTable, Failure> {
+    let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
+    let link = runtime.block_on(probe::link(&Tcp, address, ProbeEffort::quick()))?;
+    let default = Link { latency: link.latency, bandwidth: link.bandwidth };
+    Ok(LinkTable::new(Links { default, between: Vec::new() }))
+}
+
+impl Errors {
+    fn of(predicted: &Metrics, measured: &Metrics) -> Errors {
+        let relative = |predicted: Option<f64>, measured: Option<f64>| {
+            let (predicted, measured) = predicted.zip(measured)?;
+            (measured != 0.0).then(|| predicted / measured - 1.0)
+        };
+        let read = |run: &Metrics| run.devices.iter().map(|device| device.bytes_read_per_token).sum::<f64>();
+        Errors {
+            tpot: relative(predicted.tpot_ms.map(|tpot| tpot.mean), measured.tpot_ms.map(|tpot| tpot.mean)),
+            ttft: relative(predicted.ttft_ms, measured.ttft_ms),
+            bytes_read: relative(Some(read(predicted)), Some(read(measured))),
+        }
+    }
+
+    fn sentence(&self) -> String {
+        let percent =
+            |error: Option<f64>| error.map_or("-".into(), |error| format!("{:+.1} %", error * 100.0));
+        format!(
+            "error of the prediction: TPOT {}, TTFT {}, bytes read {}",
+            percent(self.tpot),
+            percent(self.ttft),
+            percent(self.bytes_read)
+        )
+    }
+}

@@ -1,0 +1,39 @@
+//! One file a verb.
+
+mod execute;
+mod lab;
+mod plan;
+mod profile;
+mod report;
+mod simulate;
+mod synth;
+mod worker;
+
+use std::process::ExitCode;
+
+use serde::Serialize;
+
+use crate::cli::{Cli, Verb};
+use crate::diagnostics::Failure;
+
+/// Runs the verb.
+pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
+    let json = cli.json;
+    match cli.verb {
+        Verb::Plan(args) => plan::run(&args, json),
+        Verb::Simulate(args) => simulate::run(&args, json),
+        Verb::Execute(args) => execute::run(&args, json),
+        Verb::Worker(args) => worker::run(&args),
+        Verb::Profile(args) => profile::run(&args, json),
+        Verb::Lab(args) => lab::run(&args, json),
+        Verb::Report(args) => report::run(&args, json),
+        Verb::Synth(args) => synth::run(&args, json),
+    }
+}
+
+/// Prints a value as one JSON document.
+fn print_json(value: &impl Serialize) -> Result<(), Failure> {
+    let text = serde_json::to_string_pretty(value).map_err(Failure::running)?;
+    println!("{text}");
+    Ok(())
+}

@@ -1,0 +1,35 @@
+//! `hearth profile`: measure this machine.
+
+use std::process::ExitCode;
+
+use hearth_exec::profile::{ProfileOptions, profile};
+use hearth_profiles::Document;
+
+use super::print_json;
+use crate::cli::ProfileArgs;
+use crate::diagnostics::Failure;
+use crate::documents::write;
+use crate::progress;
+
+/// Runs the verb.
+pub fn run(args: &ProfileArgs, json: bool) -> Result<ExitCode, Failure> {
+    let options = ProfileOptions {
+        name: args.name.clone(),
+        model: args.model.clone(),
+        threads: args.threads.unwrap_or(0),
+        quick: args.quick,
+        peers: args.peer.clone(),
+    };
+    let line = progress::line();
+    let device = profile(&options, |what| line.set_message(what.to_string())).map_err(Failure::running)?;
+    line.finish_and_clear();
+    if let Some(path) = &args.output {
+        write(path, device.to_yaml().as_bytes())?;
+    }
+    if json {
+        print_json(&device)?;
+    } else if args.output.is_none() {
+        print!("{}", device.to_yaml());
+    }
+    Ok(ExitCode::SUCCESS)
+}

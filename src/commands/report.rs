@@ -1,0 +1,25 @@
+//! `hearth report`: put traces side by side.
+
+use std::process::ExitCode;
+
+use hearth_reports::Report;
+
+use super::print_json;
+use crate::cli::ReportArgs;
+use crate::diagnostics::Failure;
+use crate::documents::{read_trace, write};
+
+/// Runs the verb.
+pub fn run(args: &ReportArgs, json: bool) -> Result<ExitCode, Failure> {
+    let traces = args.traces.iter().map(|path| read_trace(path)).collect::<Result<Vec<_>, _>>()?;
+    let report = Report::new(traces).map_err(Failure::unusable)?;
+    for (name, bytes) in report.files() {
+        write(&args.output.join(name), &bytes)?;
+    }
+    if json {
+        print_json(report.comparison())?;
+    } else {
+        println!("wrote {}", args.output.join("index.html").display());
+    }
+    Ok(ExitCode::SUCCESS)
+}

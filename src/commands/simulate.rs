@@ -1,0 +1,132 @@
+//! `hearth simulate`: tell how fast a plan will be, and why.
+
+use std::process::ExitCode;
+
+use hearth_profiles::Bytes;
+use hearth_schema::metrics::{self, Metrics};
+use hearth_schema::trace::{Outcome, Trace};
+use hearth_schema::{Cluster, Plan, Scenario};
+use hearth_sim::{Input, Options};
+use serde::Serialize;
+
+use super::{plan, print_json};
+use crate::cli::SimulateArgs;
+use crate::diagnostics::{ENDED_BADLY, Failure};
+use crate::documents::{LoadedScenario, read_plan, write_trace};
+
+/// The page cache of a model this small is followed in fine chunks: still fast, and the edges where windows
+/// just fit are where they are.
+const FINE_BELOW: Bytes = Bytes::mib(4096);
+/// The unit in which read-ahead is advised.
+const FINE_CHUNK: Bytes = Bytes(128 << 10);
+
+/// What `--json` gives.
+#[derive(Serialize)]
+pub struct Output {
+    /// The trace's numbers.
+    #[serde(flatten)]
+    pub metrics: Metrics,
+    /// Steps and counters in the trace.
+    pub events: usize,
+}
+
+impl Output {
+    /// The numbers of a trace.
+    pub fn of(trace: &Trace) -> Output {
+        let events = trace.records.len() + trace.readings.len();
+        Output { metrics: metrics::compute(trace), events }
+    }
+}
+
+/// Runs the verb.
+pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
+    let mut loaded = LoadedScenario::read(&args.scenario)?;
+    if let Some(tokens) = args.tokens {
+        loaded.generate(tokens)?;
+    }
+    let mut cluster = loaded.cluster(args.model.as_deref())?;
+    cluster.seed = args.seed.unwrap_or(cluster.seed);
+    let plan = match &args.plan {
+        Some(path) => read_plan(path)?,
+        None => plan::make(&loaded, &cluster, &plan::merged(&loaded.scenario.planner, &args.planning))?,
+    };
+    let trace = simulate(&cluster, &plan, &loaded.scenario)?;
+    if let Some(path) = &args.trace {
+        write_trace(path, &trace)?;
+    }
+    let output = Output::of(&trace);
+    if json {
+        print_json(&output)?;
+    } else {
+        print!("{}", plan::table(&plan));
+        println!("\n{}", table(&output.metrics));
+    }
+    Ok(match trace.outcome {
+        Outcome::Ok => ExitCode::SUCCESS,
+        Outcome::OutOfMemory | Outcome::Killed => ExitCode::from(ENDED_BADLY),
+    })
+}
+
+/// Runs a plan in the simulator.
+pub fn simulate(cluster: &Cluster, plan: &Plan, scenario: &Scenario) -> Result<Trace, Failure> {
+    let chunk = if cluster.model.total_bytes() > FINE_BELOW { Options::default().chunk } else { FINE_CHUNK };
+    let options = Options { chunk, ..Options::default() };
+    let mut trace =
+        hearth_sim::simulate(&Input { cluster, plan, options: &options }).map_err(Failure::unusable)?;
+    trace.header.scenario.clone_from(&scenario.name);
+    Ok(trace)
+}
+
+/// A run's numbers as a person reads them.
+pub fn table(metrics: &Metrics) -> String {
+    use std::fmt::Write;
+    let mut text = String::new();
+    let number = |value: Option<f64>| value.map_or("-".to_string(), |value| format!("{value:.1}"));
+    let outcome = match metrics.outcome {
+        Outcome::Ok => "ok",
+        Outcome::OutOfMemory => "out of memory",
+        Outcome::Killed => "killed",
+    };
+    let tpot = metrics.tpot_ms;
+    let _ = writeln!(
+        text,
+        "{outcome}: {} ms a token (median {}, p95 {}), {} tokens/s, first token after {} ms",
+        number(tpot.map(|tpot| tpot.mean)),
+        number(tpot.map(|tpot| tpot.p50)),
+        number(tpot.map(|tpot| tpot.p95)),
+        metrics.tokens_per_s.map_or("-".into(), |rate| format!("{rate:.2}")),
+        number(metrics.ttft_ms),
+    );
+    let terms: Vec<String> = metrics
+        .terms_ms
+        .rows()
+        .iter()
+        .filter(|(_, ms)| *ms >= 0.005)
+        .map(|(name, ms)| format!("{} {ms:.2}", name.replace('_', " ")))
+        .collect();
+    let _ = writeln!(
+        text,
+        "  of a token, in ms: {}; hidden disk beside it {:.2}",
+        terms.join(", "),
+        metrics.terms_ms.hidden_disk
+    );
+    let _ = writeln!(
+        text,
+        "  {:<14} {:>10} {:>12} {:>12} {:>14} {:>12} {:>9}",
+        "device", "busy ms", "disk wait ms", "hidden ms", "read MB/token", "resident MB", "pressure"
+    );
+    for device in &metrics.devices {
+        let _ = writeln!(
+            text,
+            "  {:<14} {:>10.2} {:>12.2} {:>12.2} {:>14.2} {:>12.1} {:>8.1}%",
+            device.name,
+            device.busy_ms,
+            device.demand_disk_ms,
+            device.hidden_disk_ms,
+            device.bytes_read_per_token / 1e6,
+            device.resident_bytes as f64 / 1e6,
+            device.memory_pressure * 100.0
+        );
+    }
+    text
+}

@@ -1,0 +1,43 @@
+//! `hearth worker`: serve layers to a head.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use hearth_exec::ring::{Listener, Tcp, Worker, bind};
+
+use crate::cli::WorkerArgs;
+use crate::diagnostics::Failure;
+use crate::documents::open_model;
+
+/// Runs the verb, until it is stopped.
+pub fn run(args: &WorkerArgs) -> Result<ExitCode, Failure> {
+    let model = Arc::new(open_model(&args.model)?);
+    if args.exit_with_stdin {
+        end_with_stdin();
+    }
+    let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
+    runtime.block_on(async {
+        let listener = bind(&Tcp, &args.listen).await?;
+        println!("listening at {} with {}", listener.address(), model.profile.name);
+        let worker = Worker::new(Tcp, model, args.threads.unwrap_or(0));
+        let report = |ended: Result<(), _>| {
+            if let Err(error) = ended {
+                eprintln!("a connection ended: {error}");
+            }
+        };
+        tokio::select! {
+            error = worker.serve(listener, report) => Err(error.into()),
+            interrupted = tokio::signal::ctrl_c() => interrupted.map_err(Failure::running),
+        }
+    })?;
+    runtime.shutdown_background();
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Ends the process when standard input does: whoever started it is gone then, however it went.
+pub fn end_with_stdin() {
+    std::thread::spawn(|| {
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        std::process::exit(0);
+    });
+}

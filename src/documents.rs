@@ -1,0 +1,162 @@
+//! How do the names in a scenario become numbers?
+//!
+//! The one place that opens scenario, plan, device, model and trace files. A device or model is named by
+//! a shipped name, by the path of its document (from the scenario's folder), or as `measured`.
+
+use std::fs;
+use std::io::{BufReader, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use hearth_exec::profile::{ProfileOptions, profile};
+use hearth_exec::ring::LocalModel;
+use hearth_profiles::document::MAX_DOCUMENT_BYTES;
+use hearth_profiles::model::{ModelDocument, ModelProfile, shipped};
+use hearth_profiles::{Device, Document, device};
+use hearth_schema::plan::Origin;
+use hearth_schema::scenario::{DeviceEntry, ModelRef};
+use hearth_schema::{Cluster, LinkTable, Member, Plan, Scenario, Trace};
+
+use crate::diagnostics::Failure;
+use crate::progress;
+
+/// A scenario and where it came from.
+pub struct LoadedScenario {
+    /// The document.
+    pub scenario: Scenario,
+    /// Its name and digest.
+    pub origin: Origin,
+    /// The folder that its paths are relative to.
+    folder: PathBuf,
+}
+
+/// Reads a text file within the limit of documents.
+fn read_text(path: &Path) -> Result<String, Failure> {
+    let length = fs::metadata(path).map_err(|error| Failure::file(path, "open", &error))?.len();
+    if length > MAX_DOCUMENT_BYTES as u64 {
+        let what = format!("the file has {length} bytes; a document has at most {MAX_DOCUMENT_BYTES}");
+        return Err(Failure::unusable(what).at(path.display()).hint("is this the file you meant?"));
+    }
+    fs::read_to_string(path).map_err(|error| Failure::file(path, "read", &error))
+}
+
+/// Reads a document.
+pub fn read<D: Document>(path: &Path) -> Result<D, Failure> {
+    D::from_yaml(&read_text(path)?).map_err(|error| Failure::document(path, &error))
+}
+
+/// Writes a text file.
+pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        fs::create_dir_all(folder).map_err(|error| Failure::file(folder, "create", &error))?;
+    }
+    fs::write(path, bytes).map_err(|error| Failure::file(path, "write", &error))
+}
+
+/// Reads a trace.
+pub fn read_trace(path: &Path) -> Result<Trace, Failure> {
+    let file = fs::File::open(path).map_err(|error| Failure::file(path, "open", &error))?;
+    Trace::read(&mut BufReader::new(file)).map_err(|error| Failure::unusable(error).at(path.display()))
+}
+
+/// Writes a trace.
+pub fn write_trace(path: &Path, trace: &Trace) -> Result<(), Failure> {
+    write(path, &[])?;
+    let failed = |error: std::io::Error| Failure::file(path, "write", &error);
+    let mut out = BufWriter::new(fs::File::create(path).map_err(failed)?);
+    trace.write(&mut out).and_then(|()| out.flush()).map_err(failed)
+}
+
+/// Opens a model file.
+pub fn open_model(path: &Path) -> Result<LocalModel, Failure> {
+    LocalModel::open(path).map_err(|error| Failure::from(error).at(path.display()))
+}
+
+impl LoadedScenario {
+    /// Reads a scenario.
+    pub fn read(path: &Path) -> Result<Self, Failure> {
+        let text = read_text(path)?;
+        let scenario = Scenario::from_yaml(&text).map_err(|error| Failure::document(path, &error))?;
+        let origin = Origin { name: scenario.name.clone(), digest: hearth_schema::digest::of(&text) };
+        let folder = path.parent().unwrap_or(Path::new("")).to_path_buf();
+        Ok(Self { scenario, origin, folder })
+    }
+
+    /// Changes how many tokens are generated, within the context.
+    pub fn generate(&mut self, tokens: u32) -> Result<(), Failure> {
+        self.scenario.workload.generate = tokens;
+        self.scenario.validate().map_err(Failure::unusable)
+    }
+
+    /// The model's file, if the scenario names one.
+    pub fn model_file(&self) -> Option<PathBuf> {
+        self.scenario.model.file.as_ref().map(|file| self.folder.join(file))
+    }
+
+    /// The cluster, with every reference read. `model` stands for the scenario's own.
+    pub fn cluster(&self, model: Option<&Path>) -> Result<Cluster, Failure> {
+        let devices =
+            self.scenario.devices.iter().map(|entry| self.device(entry)).collect::<Result<Vec<_>, _>>()?;
+        self.cluster_of(devices, model)
+    }
+
+    /// The cluster of devices that were measured for this scenario, in its order.
+    pub fn cluster_of(&self, devices: Vec<Device>, model: Option<&Path>) -> Result<Cluster, Failure> {
+        let scenario = &self.scenario;
+        let member = |(entry, device): (&DeviceEntry, Device)| Member {
+            name: entry.name.clone(),
+            address: entry.address.clone(),
+            device,
+        };
+        Ok(Cluster {
+            members: scenario.devices.iter().zip(devices).map(member).collect(),
+            head: scenario.head(),
+            links: LinkTable::new(scenario.links.clone()),
+            model: match model {
+                Some(path) => open_model(path)?.profile,
+                None => self.model(&scenario.model)?,
+            },
+            context: scenario.context,
+            kv_cache: scenario.kv_cache,
+            workload: scenario.workload,
+            seed: scenario.seed,
+        })
+    }
+
+    fn model(&self, model: &ModelRef) -> Result<ModelProfile, Failure> {
+        if let Some(file) = &model.file {
+            return Ok(open_model(&self.folder.join(file))?.profile);
+        }
+        let name = model.profile.as_deref().unwrap_or_default();
+        if !is_path(name) {
+            return shipped(name).map_err(Failure::unusable);
+        }
+        let path = self.folder.join(name);
+        let document: ModelDocument = read(&path)?;
+        document.profile().map_err(|error| Failure::document(&path, &error))
+    }
+
+    fn device(&self, entry: &DeviceEntry) -> Result<Device, Failure> {
+        let name = entry.profile.as_str();
+        if name == "measured" {
+            let line = progress::line();
+            let options =
+                ProfileOptions { name: entry.name.clone(), quick: true, ..ProfileOptions::default() };
+            return profile(&options, |what| line.set_message(format!("{}: {what}", entry.name)))
+                .map_err(Failure::running);
+        }
+        if is_path(name) {
+            return read(&self.folder.join(name));
+        }
+        device::shipped(name).map_err(Failure::unusable)
+    }
+}
+
+/// Whether a reference is a path rather than a shipped name.
+fn is_path(name: &str) -> bool {
+    name.contains('/') || Path::new(name).extension().is_some_and(|kind| kind == "yaml" || kind == "yml")
+}
+
+/// Reads a plan.
+pub fn read_plan(path: &Path) -> Result<Plan, Failure> {
+    read(path)
+}

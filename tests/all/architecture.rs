@@ -1,0 +1,140 @@
+//! Do the crates depend on one another only in the allowed directions?
+//!
+//! ```text
+//! root -> reports, exec, halda, sim -> schema -> profiles
+//! ```
+//!
+//! Planner, simulator, executor and reports never depend on one another, not even in tests: their agreement
+//! is a result, not a construction. What compares two of them stands in this binary.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::repository::{TextFile, root, rust_files};
+use crate::rust_text::{code, words};
+
+/// What each crate may depend on, of this workspace. The root may depend on all. A crate inside another's folder
+/// is a heavy leaf of that one: it has the same arrows, and may depend on its host.
+const ARROWS: [(&str, &[&str]); 6] = [
+    ("hearth-profiles", &[]),
+    ("hearth-schema", &["hearth-profiles"]),
+    ("hearth-halda", &["hearth-schema", "hearth-profiles"]),
+    ("hearth-sim", &["hearth-schema", "hearth-profiles"]),
+    ("hearth-exec", &["hearth-schema", "hearth-profiles"]),
+    ("hearth-reports", &["hearth-schema", "hearth-profiles"]),
+];
+
+/// A package of the workspace.
+struct Package {
+    name: String,
+    folder: PathBuf,
+    /// Packages of this workspace, whatever the kind of dependency.
+    needs: BTreeSet<String>,
+}
+
+fn packages() -> Vec<Package> {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--no-deps", "--format-version", "1", "--offline"])
+        .current_dir(root())
+        .output()
+        .expect("cargo runs, since it runs this test");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: Value = serde_json::from_slice(&output.stdout).expect("cargo metadata is JSON");
+    let text = |value: &Value| value.as_str().expect("a text").to_owned();
+    let list = |value: &Value| value.as_array().expect("a list").clone();
+    let package = |package: &Value| Package {
+        name: text(&package["name"]),
+        folder: Path::new(&text(&package["manifest_path"])).parent().expect("a folder").to_owned(),
+        // Only packages of this workspace are given by path.
+        needs: list(&package["dependencies"])
+            .iter()
+            .filter(|dependency| dependency["path"].is_string())
+            .map(|dependency| text(&dependency["name"]))
+            .collect(),
+    };
+    list(&metadata["packages"]).iter().map(package).collect()
+}
+
+#[test]
+fn crates_depend_only_downwards() {
+    let packages = packages();
+    for (name, _) in ARROWS {
+        assert!(packages.iter().any(|package| package.name == name), "the workspace has no `{name}`");
+    }
+    for package in packages.iter().filter(|package| package.folder != root()) {
+        let host = packages.iter().find(|other| {
+            let inside = package.folder.starts_with(&other.folder) && package.folder != other.folder;
+            inside && other.folder != root()
+        });
+        let named = host.unwrap_or(package).name.as_str();
+        let (_, allowed) = ARROWS
+            .iter()
+            .find(|(name, _)| *name == named)
+            .unwrap_or_else(|| panic!("say in ARROWS what `{named}` may depend on"));
+        for need in &package.needs {
+            assert!(
+                allowed.contains(&need.as_str()) || host.is_some_and(|host| host.name == *need),
+                "`{}` depends on `{need}`; it may depend on {allowed:?} only",
+                package.name
+            );
+        }
+    }
+}
+
+/// Files of a crate's library, tests beside it left out.
+fn library(folder: &str) -> Vec<TextFile> {
+    let prefix = format!("{folder}/src/");
+    rust_files().into_iter().filter(|file| file.path.starts_with(&prefix)).collect()
+}
+
+/// The lines of a file's code, from 1, without its tests.
+fn shipped(file: &TextFile) -> Vec<(usize, String)> {
+    if file.path.ends_with("/tests.rs") || file.path.contains("/tests/") {
+        return Vec::new();
+    }
+    let code = code(&file.text);
+    let lines = code.lines().take_while(|line| line.trim() != "#[cfg(test)]");
+    lines.enumerate().map(|(at, line)| (at + 1, line.to_owned())).collect()
+}
+
+#[test]
+fn only_the_command_line_opens_documents() {
+    for folder in ["schema", "halda", "sim", "reports"] {
+        for file in library(folder) {
+            for (line, text) in shipped(&file) {
+                let opens = ["std::fs", "std::net", "File::open", "File::create", "std::process", "std::env"];
+                let found = opens.iter().find(|name| text.contains(*name));
+                assert!(found.is_none(), "{}:{line}: a pure crate uses {found:?}", file.path);
+            }
+        }
+    }
+}
+
+#[test]
+fn libraries_neither_print_nor_exit() {
+    for folder in ["profiles", "schema", "halda", "sim", "exec", "reports"] {
+        for file in library(folder) {
+            for (line, text) in shipped(&file) {
+                let speaks = ["println!", "eprintln!", "print!", "eprint!", "process::exit"];
+                let found = speaks.iter().find(|name| text.contains(*name));
+                assert!(found.is_none(), "{}:{line}: a library uses {found:?}; return it", file.path);
+            }
+        }
+    }
+}
+
+#[test]
+fn bincode_stays_in_the_wire_module() {
+    for file in rust_files() {
+        let allowed = file.path == "exec/src/ring/wire.rs";
+        let uses = words(&code(&file.text)).any(|word| word == "bincode");
+        assert!(
+            allowed || !uses,
+            "{}: only exec/src/ring/wire.rs decodes with bincode, always with a limit",
+            file.path
+        );
+    }
+}

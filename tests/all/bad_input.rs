@@ -1,0 +1,173 @@
+//! Does every wrong input get a clear error, and never a panic, a hang or a silent wrong number?
+
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use hearth_profiles::gguf::GgufModel;
+
+use crate::processes::{Worker, error, hearth, model, plan};
+
+fn write(folder: &Path, name: &str, bytes: impl AsRef<[u8]>) -> String {
+    let path = folder.join(name);
+    fs::write(&path, bytes).expect("the temporary folder can be written");
+    path.display().to_string()
+}
+
+/// Opens a damaged copy of the trained model and gives the error.
+fn open_damaged(damage: impl FnOnce(&mut Vec<u8>)) -> String {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut bytes = fs::read(model("q4_k")).expect("a test model");
+    damage(&mut bytes);
+    let file = write(folder.path(), "bad.gguf", bytes);
+    error(&["worker", "--listen", "127.0.0.1:0", "--model", &file], 2)
+}
+
+#[test]
+fn a_truncated_model_names_the_tensor_and_the_bytes_missing() {
+    let text = open_damaged(|bytes| bytes.truncate(1_000_000));
+    assert!(text.contains("past the end of the file") && text.contains("truncated"), "{text}");
+}
+
+#[test]
+fn a_model_cut_inside_its_header_is_refused() {
+    let text = open_damaged(|bytes| bytes.truncate(5_000));
+    assert!(text.contains("header") || text.contains("end"), "{text}");
+}
+
+#[test]
+fn a_foreign_file_is_refused() {
+    let text = open_damaged(|bytes| bytes[..4].copy_from_slice(b"PK\x03\x04"));
+    assert!(text.contains("GGUF"), "{text}");
+}
+
+#[test]
+fn counts_of_two_to_the_sixty_are_refused_at_once() {
+    for at in [8, 16] {
+        let started = Instant::now();
+        let text = open_damaged(|bytes| bytes[at..at + 8].copy_from_slice(&(1u64 << 60).to_le_bytes()));
+        assert!(text.contains("1152921504606846976") || text.contains("1 152 921 504 606 846 976"), "{text}");
+        assert!(started.elapsed().as_secs() < 10);
+    }
+}
+
+#[test]
+fn an_offset_past_the_end_names_the_tensor() {
+    let clean = GgufModel::open(model("q4_k")).expect("a test model");
+    let name = clean.tensors[3].name.clone();
+    let text = open_damaged(|bytes| {
+        // After the name: dimension count, dimensions, type, offset.
+        let at = bytes.windows(name.len()).position(|part| part == name.as_bytes()).expect("its name")
+            + name.len();
+        let dimensions = u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes")) as usize;
+        let offset = at + 4 + 8 * dimensions + 4;
+        bytes[offset..offset + 8].copy_from_slice(&(1u64 << 40).to_le_bytes());
+    });
+    assert!(text.contains(&name), "{text}");
+}
+
+const SCENARIO: &str = "schema: scenario/1
+name: test
+seed: 1
+model: {profile: llama-8b}
+context: 64
+workload: {prompt: 8, generate: 4}
+devices:
+  - {name: a, profile: d3}
+links:
+  default:
+    latency: {value: 5 ms, source: test}
+    bandwidth: {value: 400 Mbit/s, source: test}
+";
+
+#[test]
+fn mistakes_in_a_scenario_are_found_where_they_were_made() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let cases = [
+        ("unknown.yaml", SCENARIO.replace("seed: 1", "sede: 1"), "unknown field `sede`", ":3:1"),
+        ("bare.yaml", SCENARIO.replace("value: 5 ms", "value: 5"), "with its unit", ":11:"),
+        ("duplicate.yaml", SCENARIO.replace("seed: 1", "seed: 1\nseed: 2"), "duplicate", ":4:1"),
+        ("unit.yaml", SCENARIO.replace("400 Mbit/s", "400 MB"), "`MB` is not a unit of a rate", ":12:"),
+        (
+            "other.yaml",
+            SCENARIO.replace("scenario/1", "plan/1"),
+            "this is not a scenario/1 document",
+            "other.yaml",
+        ),
+        (
+            "newer.yaml",
+            SCENARIO.replace("scenario/1", "scenario/2"),
+            "which this release does not read",
+            "newer.yaml",
+        ),
+        ("nobody.yaml", SCENARIO.replace("profile: d3", "profile: d9"), "d9", ""),
+        ("long.yaml", SCENARIO.replace("context: 64", "context: 8"), "12 tokens", "long.yaml"),
+    ];
+    for (name, text, what, place) in cases {
+        let file = write(folder.path(), name, text);
+        let text = error(&["plan", &file], 2);
+        assert!(text.contains(what) && text.contains(place), "{name}: {text}");
+    }
+}
+
+#[test]
+fn a_plan_that_does_not_cover_the_model_is_refused() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let text = plan("q4_k", &[2, 2], &["127.0.0.1:1"], 64).replace("rounds: 2", "rounds: 1");
+    let file = write(folder.path(), "plan.yaml", text);
+    let text = error(&["execute", &file, "--model", &model("q4_k"), "--prompt", "And"], 2);
+    assert!(text.contains("1 rounds cover 4 of the model's 8 layers"), "{text}");
+}
+
+#[test]
+fn a_plan_for_another_model_is_refused_by_the_head() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = write(folder.path(), "plan.yaml", plan("q4_k", &[8], &[], 64));
+    let text = error(&["execute", &file, "--model", &model("q8_0"), "--prompt", "And"], 2);
+    assert!(text.contains("another model"), "{text}");
+}
+
+#[test]
+fn a_worker_with_another_model_is_named() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let worker = Worker::start(&model("q8_0"));
+    let file = write(folder.path(), "plan.yaml", plan("q4_k", &[4, 4], &[&worker.address], 64));
+    let text = error(&["execute", &file, "--model", &model("q4_k"), "--prompt", "And"], 2);
+    assert!(text.contains("worker `d1` has another model"), "{text}");
+}
+
+#[test]
+fn a_port_in_use_is_refused() {
+    let worker = Worker::start(&model("q4_k"));
+    let text = error(&["worker", "--listen", &worker.address, "--model", &model("q4_k")], 1);
+    assert!(text.contains("cannot listen at") && text.contains("choose another port"), "{text}");
+}
+
+#[test]
+fn an_address_beyond_this_machine_needs_a_key() {
+    let text = error(&["worker", "--listen", "0.0.0.0:0", "--model", &model("q4_k")], 2);
+    assert!(text.contains("0.0.0.0:0") && text.contains("key"), "{text}");
+}
+
+#[test]
+fn a_worker_that_dies_is_named_within_its_deadline() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (first, mut second) = (Worker::start(&model("q4_k")), Worker::start(&model("q4_k")));
+    let addresses = [first.address.as_str(), second.address.as_str()];
+    let file = write(folder.path(), "plan.yaml", plan("q4_k", &[2, 1, 1], &addresses, 4096));
+    let arguments =
+        ["execute", &file, "--model", &model("q4_k"), "--prompt", "And", "--tokens", "4000", "--ignore-end"];
+    let head =
+        hearth(&arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the head starts");
+    std::thread::sleep(Duration::from_millis(1500));
+    let killed = Instant::now();
+    second.kill();
+    let output = head.wait_with_output().expect("the head ends");
+    let took = killed.elapsed();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{text}");
+    assert!(text.contains("worker `d2` is gone") || text.contains("worker `device 2` is gone"), "{text}");
+    println!("noticed after {} ms: {text}", took.as_millis());
+    assert!(took.as_secs() < 10, "a deadline of 2 s, on a busy machine");
+}

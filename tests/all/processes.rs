@@ -1,0 +1,97 @@
+//! What do the tests of the command line share: the program, the test models, workers that end with the test?
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+/// The program under test.
+pub fn hearth(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hearth"));
+    command.args(arguments).stdin(Stdio::null());
+    command
+}
+
+/// Runs the program to its end.
+pub fn run(arguments: &[&str]) -> Output {
+    hearth(arguments).output().expect("the program starts")
+}
+
+/// What it wrote to standard error, after failing with this code.
+pub fn error(arguments: &[&str], code: i32) -> String {
+    let output = run(arguments);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {text}");
+    assert!(text.starts_with("error: ") && !text.contains("panicked"), "{text}");
+    println!("$ hearth {}\n{text}", arguments.join(" "));
+    text
+}
+
+/// A file of the repository's test data.
+pub fn data(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
+}
+
+/// A trained model by its weight format.
+pub fn model(format: &str) -> String {
+    data(&format!("models/psalm-7m-{format}.gguf")).display().to_string()
+}
+
+/// A worker process at a free port.
+pub struct Worker {
+    process: Child,
+    /// Where it listens.
+    pub address: String,
+}
+
+impl Worker {
+    /// Starts a worker with a model.
+    pub fn start(model: &str) -> Worker {
+        let mut process = hearth(&["worker", "--listen", "127.0.0.1:0", "--threads", "1", "--model", model])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the worker starts");
+        let mut line = String::new();
+        let out = process.stdout.take().expect("piped");
+        BufReader::new(out).read_line(&mut line).expect("the worker says where it listens");
+        let address = line.split_ascii_whitespace().nth(2).expect("listening at ADDRESS").to_string();
+        Worker { process, address }
+    }
+
+    /// Kills it without warning.
+    pub fn kill(&mut self) {
+        self.process.kill().expect("it runs");
+        self.process.wait().expect("it ends");
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// A plan of these windows for the trained model in a weight format; the first device is the head.
+pub fn plan(format: &str, windows: &[u32], addresses: &[&str], context: u32) -> String {
+    use std::fmt::Write;
+    let model = hearth_exec::ring::LocalModel::open(Path::new(&model(format))).expect("a test model");
+    let rounds = 8u32.div_ceil(windows.iter().sum());
+    let mut text = format!(
+        "schema: plan/1\nscenario: {{name: test, digest: 'sha256:0'}}\nmodel: {{name: psalm, digest: '{}', \
+         shape_digest: '{}', layers: 8}}\nplanner: {{strategy: manual}}\nrounds: {rounds}\ncontext: {context}\n\
+         kv_cache: f32\ndevices:\n",
+        model.profile.digest,
+        model.profile.shape_digest()
+    );
+    for (place, window) in windows.iter().enumerate() {
+        let role = if place == 0 { "head" } else { "worker" };
+        let address =
+            place.checked_sub(1).map_or(String::new(), |at| format!("address: '{}', ", addresses[at]));
+        let _ = writeln!(
+            text,
+            "- {{name: d{place}, {address}role: {role}, window: {window}, gpu_layers: 0, residency: os}}"
+        );
+    }
+    text
+}
