@@ -62,10 +62,10 @@ impl Layout {
         at.min(self.embedding.end)..(at + 1).min(self.embedding.end)
     }
 
-    /// The chunks that this device uses, in the order of the file.
+    /// The chunks that this device uses, in the order of the file; of the embedding any row may be next.
     pub fn own(&self) -> impl Iterator<Item = Chunk> {
         let mut own: Vec<Range<Chunk>> = self.layers.iter().flatten().cloned().collect();
-        own.push(self.output.clone());
+        own.extend([self.output.clone(), self.embedding.clone()]);
         own.sort_unstable_by_key(|range| range.start);
         let mut from = 0;
         own.into_iter().flat_map(move |range| {
