@@ -7,5 +7,6 @@ mod bad_input;
 mod glossary;
 mod processes;
 mod repository;
+mod ring_key;
 mod rust_text;
 mod tidy;
