@@ -115,7 +115,9 @@ impl RingError {
     pub fn greeting(name: &str, error: WireError) -> RingError {
         let of_key = match &error {
             WireError::Sealed => true,
-            WireError::Io(io) => io.get_ref().is_some_and(|inner| inner.is::<SealError>()),
+            WireError::Io(io) => {
+                io.get_ref().is_some_and(<dyn std::error::Error + Send + Sync>::is::<SealError>)
+            }
             WireError::TooLong { .. } | WireError::Header(_) | WireError::Cut => false,
         };
         if of_key {

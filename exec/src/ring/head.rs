@@ -38,13 +38,13 @@ use crate::ring::{LocalModel, check_digests};
 /// To reach a worker and hear what model it has.
 const HELLO_DEADLINE: Duration = Duration::from_secs(10);
 /// From the plan until a worker holds its layers and neighbours.
-const READY_DEADLINE: Duration = Duration::from_secs(60);
+const READY_DEADLINE: Duration = Duration::from_mins(1);
 /// Between two signs of life that a worker is asked for.
 const HEARTBEAT: Duration = Duration::from_millis(500);
 /// Without a sign of life, after which a worker counts as gone.
 const SILENCE_DEADLINE: Duration = Duration::from_secs(2);
 /// To hand over a trace.
-const COLLECT_DEADLINE: Duration = Duration::from_secs(60);
+const COLLECT_DEADLINE: Duration = Duration::from_mins(1);
 /// Pings that estimate a clock's offset before a request.
 const OFFSET_PINGS: u64 = 8;
 
@@ -61,7 +61,7 @@ pub struct RingOptions {
 
 impl Default for RingOptions {
     fn default() -> Self {
-        Self { threads: 0, worker_threads: Vec::new(), pass_deadline: Duration::from_secs(600) }
+        Self { threads: 0, worker_threads: Vec::new(), pass_deadline: Duration::from_mins(10) }
     }
 }
 

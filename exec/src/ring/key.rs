@@ -142,7 +142,8 @@ fn check_private(path: &Path, file: &File) -> Result<(), KeyError> {
     let unreadable =
         |error: std::io::Error| KeyError::Unreadable { path: path.into(), why: error.to_string() };
     let mode = file.metadata().map_err(unreadable)?.permissions().mode() & 0o777;
-    if mode & 0o077 == 0 { Ok(()) } else { Err(KeyError::Exposed { path: path.into(), mode }) }
+    let of_others = mode & 0o077;
+    if of_others == 0 { Ok(()) } else { Err(KeyError::Exposed { path: path.into(), mode }) }
 }
 
 /// Elsewhere than on Unix a file's mode says nothing.

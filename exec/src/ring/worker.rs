@@ -44,7 +44,7 @@ const SILENCE_DEADLINE: Duration = Duration::from_secs(10);
 /// From a neighbour's hanging up to when that counts as a failure.
 const HANG_UP_GRACE: Duration = Duration::from_secs(1);
 /// For the node to finish the step at hand when a session ends: a layer's worth of disk reads.
-const DRAIN_DEADLINE: Duration = Duration::from_secs(60);
+const DRAIN_DEADLINE: Duration = Duration::from_mins(1);
 
 /// What a node is told.
 #[derive(Debug)]
