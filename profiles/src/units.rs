@@ -76,6 +76,13 @@ pub enum UnitError {
     },
 }
 
+/// A quantity that can be shortened for people.
+pub trait Rounded {
+    /// Rounded to four digits: more than a measurement is worth, and nicer to read than sixteen.
+    #[must_use]
+    fn rounded(self) -> Self;
+}
+
 /// What one kind of quantity needs in order to be read and written.
 trait Unit: Sized {
     const KIND: &'static str;
@@ -105,7 +112,7 @@ trait Unit: Sized {
             let known = Self::UNITS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
             return Err(UnitError::UnknownUnit { unit: unit.into(), kind: Self::KIND, known });
         };
-        let base = number * factor;
+        let base = times(number, *factor);
         if !base.is_finite() || base < 0.0 {
             return Err(bad());
         }
@@ -115,14 +122,52 @@ trait Unit: Sized {
     /// The shortest spelling that reads back as exactly the same value.
     fn spell(&self) -> String {
         let base = self.to_base();
-        let spell = |name: &str, factor: f64| format!("{} {name}", base / factor);
+        let spell = |name: &str, factor: f64| format!("{} {name}", over(base, factor));
+        // The division may leave a last digit that nobody wrote: 0.0322 / 0.01 is 3.2199999999999998.
+        let short = |name: &str, factor: f64| format!("{} {name}", significant(over(base, factor), 12));
         Self::UNITS
             .iter()
-            .map(|&(name, factor)| spell(name, factor))
+            .flat_map(|&(name, factor)| [spell(name, factor), short(name, factor)])
             .filter(|text| Self::parse(text).is_ok_and(|back| back.to_base() == base))
-            .min_by_key(String::len)
-            .unwrap_or_else(|| spell(Self::UNITS[0].0, 1.0))
+            .min_by_key(|text| length(text))
+            // Shares are a hundredth of their unit, so a few have no exact spelling; this is the nearest.
+            .unwrap_or_else(|| spell(Self::UNITS[0].0, Self::UNITS[0].1))
     }
+
+    /// The value that the shortest decimal spelling with four digits reads back as.
+    fn to_four_digits(&self) -> Option<Self> {
+        let base = self.to_base();
+        // Neither KiB nor Mbit nor min.
+        let decimal = Self::UNITS.iter().filter(|(name, _)| !name.contains('i'));
+        let spellings =
+            decimal.map(|(name, factor)| format!("{} {name}", significant(over(base, *factor), 4)));
+        Self::parse(&spellings.min_by_key(|text| length(text))?).ok()
+    }
+}
+
+/// `number * factor`; a factor below one is a whole number's inverse, and dividing by that number gives what
+/// the decimal says: 3.1 % is 3.1 / 100, and 3.1 * 0.01 is not.
+fn times(number: f64, factor: f64) -> f64 {
+    if factor < 1.0 { number / (1.0 / factor).round() } else { number * factor }
+}
+
+/// `number / factor`, in the same way.
+fn over(number: f64, factor: f64) -> f64 {
+    if factor < 1.0 { number * (1.0 / factor).round() } else { number / factor }
+}
+
+/// Of a spelling; of two as long, the one with fewer digits before the point reads better.
+fn length(text: &str) -> (usize, Option<usize>) {
+    (text.len(), text.find(['.', ' ']))
+}
+
+/// A number rounded to so many digits.
+fn significant(value: f64, digits: usize) -> f64 {
+    if value == 0.0 || !value.is_finite() {
+        return value;
+    }
+    let text = format!("{value:.*e}", digits - 1);
+    text.parse().unwrap_or(value)
 }
 
 macro_rules! quantity {
@@ -138,6 +183,11 @@ macro_rules! quantity {
             fn to_base(&self) -> f64 {
                 #[allow(clippy::redundant_closure_call)]
                 ($to)(self)
+            }
+        }
+        impl Rounded for $name {
+            fn rounded(self) -> Self {
+                self.to_four_digits().unwrap_or(self)
             }
         }
         impl FromStr for $name {
@@ -456,6 +506,15 @@ mod tests {
     }
 
     #[test]
+    fn measured_numbers_are_rounded_to_what_people_would_write() {
+        assert_eq!(FlopsPerSecond(27_247_151_540.762_77).rounded().spell(), "27.25 GFLOP/s");
+        assert_eq!(Seconds(57_011.052e-9).rounded().spell(), "57.01 us");
+        assert_eq!(Fraction(0.032_204).rounded().spell(), "3.22 %");
+        assert_eq!(BytesPerSecond(0.0).rounded(), BytesPerSecond(0.0));
+        assert_eq!(Layers(80).rounded(), Layers(80));
+    }
+
+    #[test]
     fn bytes_over_a_rate_are_seconds() {
         // 400 MB at 200 MB/s.
         assert_eq!(Bytes(400_000_000) / BytesPerSecond(200e6), Seconds(2.0));
@@ -475,6 +534,20 @@ mod tests {
             prop_assert_eq!(Bytes(bytes).spell().parse::<Bytes>().unwrap(), Bytes(bytes));
             prop_assert_eq!(Seconds(seconds).spell().parse::<Seconds>().unwrap(), Seconds(seconds));
             prop_assert_eq!(BytesPerSecond(rate).spell().parse::<BytesPerSecond>().unwrap(), BytesPerSecond(rate));
+        }
+
+        #[test]
+        fn a_rounded_share_reads_back_exactly(share in 0.0f64..3.0) {
+            let share = Fraction(share).rounded();
+            let text = share.spell();
+            prop_assert_eq!(text.parse::<Fraction>().unwrap(), share);
+            prop_assert!(text.len() <= "0.0001234 %".len(), "{}", text);
+        }
+
+        #[test]
+        fn any_share_reads_back_to_the_last_bit_but_one(share in 0.0f64..10.0) {
+            let back: Fraction = Fraction(share).spell().parse().unwrap();
+            prop_assert!((back.0 - share).abs() <= share * 2.0 * f64::EPSILON);
         }
 
         #[test]

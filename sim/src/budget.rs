@@ -14,6 +14,9 @@ use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, Layers};
 use hearth_schema::Plan;
 
+/// With less than this even weights that only pass through find no room: two read-ahead windows.
+const LEAST_CACHE: Bytes = Bytes::mib(16);
+
 /// Memory of one device under one plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
@@ -47,7 +50,8 @@ impl Budget {
             }
         }
         let available = available(device);
-        fits &= unreclaimable <= available;
+        let reads = cpu_layers > 0 || place == 0;
+        fits &= unreclaimable + if reads { LEAST_CACHE } else { Bytes::ZERO } <= available;
         Self { unreclaimable, cache: available.saturating_sub(unreclaimable), fits }
     }
 }

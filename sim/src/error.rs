@@ -48,7 +48,7 @@ pub enum SimError {
         lack: &'static str,
     },
     /// A chunk size that the page cache cannot have.
-    #[error("chunks of {bytes} bytes: choose from 128 KiB to 64 MiB")]
+    #[error("chunks of {bytes} bytes: choose from 128 KiB to 8 MiB")]
     Chunk {
         /// The size asked for.
         bytes: u64,

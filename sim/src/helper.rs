@@ -18,7 +18,7 @@ use hearth_schema::trace::{Kind, Record, Resource};
 use crate::engine::Nanos;
 use crate::page_cache::{Chunk, Fetch};
 use crate::resource::Flow;
-use crate::storage::{Storage, Touch};
+use crate::storage::{NO_ROOM_PAUSE, Storage, Touch};
 
 /// A part to be read ahead.
 #[derive(Debug, Clone)]
@@ -95,6 +95,8 @@ impl Helper {
                 self.end_job();
                 continue;
             }
+            // The least that a call takes.
+            let mut pause: Nanos = 1000;
             let again = match self.residency {
                 Residency::Os => match storage.prefetch(now, chunk) {
                     Fetch::Present => {
@@ -122,14 +124,17 @@ impl Helper {
                         self.waits = Some(chunk);
                         false
                     }
-                    Touch::NoRoom => true,
+                    Touch::NoRoom => {
+                        pause = NO_ROOM_PAUSE;
+                        true
+                    }
                 },
             };
             if !again {
                 return None;
             }
             self.awake = true;
-            return Some(now + storage.toil().to_nanos().max(1000));
+            return Some(now + storage.toil().to_nanos().max(pause));
         }
         None
     }

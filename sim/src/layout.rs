@@ -1,11 +1,11 @@
-//! Where in a device's part of the file does each layer lie?
+//! Where in the model's file does each part of a device's share lie?
 //!
-//! A device maps the windows that its CPU computes, and the head the output matrix as well. They are laid out
-//! one after another in chunks of the page cache; a window begins with a chunk of its own, because other
-//! devices' layers lie between two windows, and layers of one window follow each other without a gap.
+//! A device maps the whole file and touches its own parts of it: the windows that its CPU computes, and on the
+//! head the embedding and the output matrix. Places are those of a file as converters write it: the embedding,
+//! the layers in order, the output. They matter, because the kernel reads around what a device touches, into
+//! layers that are another device's: every window costs some MiB beyond its ends.
 //!
-//! Not here: layers in GPU memory, which are never read again, and the embedding, of which a token needs one
-//! row.
+//! Not here: layers in GPU memory, which are never read again.
 
 use std::ops::Range;
 
@@ -16,35 +16,64 @@ use hearth_schema::schedule::Part;
 
 use crate::page_cache::Chunk;
 
-/// Chunks of one device's share.
+/// Chunks of the file, and which of them a device uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
     /// For each layer of the model, its chunks, if this device's CPU computes it.
     layers: Vec<Option<Range<Chunk>>>,
+    embedding: Range<Chunk>,
     output: Range<Chunk>,
     chunks: Chunk,
 }
 
 impl Layout {
-    /// The share of the device at a place of the plan.
+    /// The parts of the device at a place of the plan.
     pub fn new(plan: &Plan, place: usize, model: &ModelProfile, chunk: Bytes) -> Self {
-        let mut layout = Self { layers: vec![None; model.layers.len()], output: 0..0, chunks: 0 };
+        let mut owned = vec![false; model.layers.len()];
         for round in 0..plan.rounds {
             let (window, gpu) = (plan.window(place, round), plan.gpu_window(place, round));
-            let mut offset = u64::from(layout.chunks) * chunk.0;
             for layer in gpu.end.max(window.start)..window.end {
-                let end = offset + model.layer_bytes(layer).0;
-                layout.layers[layer as usize] = Some(chunks(offset, end, chunk));
-                offset = end;
+                owned[layer as usize] = true;
             }
-            layout.chunks = offset.div_ceil(chunk.0) as Chunk;
         }
+        let mut offset = 0;
+        let mut next = |bytes: Bytes| {
+            let start = offset;
+            offset += bytes.0;
+            chunks(start, offset, chunk)
+        };
+        let embedding = next(model.input_bytes());
+        let layers = (0..model.layers.len() as u32)
+            .map(|layer| Some(next(model.layer_bytes(layer))).filter(|_| owned[layer as usize]))
+            .collect();
+        let tied = model.shape.tied_embeddings;
+        let output = if tied { embedding.clone() } else { next(model.output_bytes()) };
+        let end = offset.div_ceil(chunk.0) as Chunk;
         if place == 0 {
-            let (start, bytes) = (u64::from(layout.chunks) * chunk.0, model.output_bytes().0);
-            layout.output = chunks(start, start + bytes, chunk);
-            layout.chunks = layout.output.end;
+            Self { layers, embedding, output, chunks: end }
+        } else {
+            Self { layers, embedding: 0..0, output: 0..0, chunks: end }
         }
-        layout
+    }
+
+    /// The chunk of an embedding row; none off the head.
+    pub fn embedding_row(&self, row: u64, row_bytes: Bytes, chunk: Bytes) -> Range<Chunk> {
+        let at = self.embedding.start + (row * row_bytes.0 / chunk.0) as Chunk;
+        at.min(self.embedding.end)..(at + 1).min(self.embedding.end)
+    }
+
+    /// The chunks that this device uses, in the order of the file.
+    pub fn own(&self) -> impl Iterator<Item = Chunk> {
+        let mut own: Vec<Range<Chunk>> = self.layers.iter().flatten().cloned().collect();
+        own.push(self.output.clone());
+        own.sort_unstable_by_key(|range| range.start);
+        let mut from = 0;
+        own.into_iter().flat_map(move |range| {
+            // Neighbours share the chunk in which one ends and the other begins.
+            let start = range.start.max(from);
+            from = from.max(range.end);
+            start..range.end
+        })
     }
 
     /// The chunks of one layer; none if it is not this device's CPU's.
@@ -71,7 +100,7 @@ impl Layout {
         }
     }
 
-    /// How many chunks the share has.
+    /// How many chunks the file has.
     pub fn chunks(&self) -> Chunk {
         self.chunks
     }
@@ -90,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn windows_begin_with_chunks_of_their_own_and_layers_do_not() {
+    fn parts_lie_in_the_file_as_converters_write_it() {
         let model = shipped("llama-8b").expect("shipped");
         let device = |name: &str, role, window, gpu_layers| PlannedDevice {
             name: name.into(),
@@ -124,13 +153,20 @@ mod tests {
         let layout = Layout::new(&plan, 0, &model, chunk);
         // Layers 2..10 and 18..26 are the head's CPU's.
         assert!(layout.layer(0).is_empty() && layout.layer(10).is_empty());
-        assert_eq!(layout.layer(2).start, 0);
+        let before = model.input_bytes().0 + model.layer_bytes(0).0 + model.layer_bytes(1).0;
+        assert_eq!(u64::from(layout.layer(2).start), before / chunk.0);
         let (third, fourth) = (layout.layer(3), layout.layer(4));
-        assert!(third.end == fourth.start || third.end == fourth.start + 1, "no gap inside a window");
-        let first: u64 = (2..10).map(|layer| model.layer_bytes(layer).0).sum();
-        assert_eq!(u64::from(layout.layer(18).start), first.div_ceil(chunk.0));
-        assert_eq!(layout.part(&Part::Layers(2..10)), 0..layout.layer(18).start);
+        assert!(third.end == fourth.start || third.end == fourth.start + 1, "no gap between layers");
         assert_eq!(layout.part(&Part::Layers(0..10)), layout.part(&Part::Layers(2..10)));
+        assert_eq!(u64::from(layout.chunks()), model.total_bytes().0.div_ceil(chunk.0));
         assert_eq!(layout.output().end, layout.chunks());
+        let own: Vec<Chunk> = layout.own().collect();
+        assert!(own.is_sorted() && own.windows(2).all(|pair| pair[0] != pair[1]), "each once");
+        // A row of 4096 weights in the middle of 128256 rows.
+        let row = layout.embedding_row(64128, model.input_row_bytes(), chunk);
+        assert_eq!(u64::from(row.start), model.input_bytes().0 / 2 / chunk.0);
+        assert!(
+            Layout::new(&plan, 1, &model, chunk).embedding_row(5, model.input_row_bytes(), chunk).is_empty()
+        );
     }
 }

@@ -9,7 +9,6 @@
 //!
 //! Not here: speeds and times as numbers. `hearth_schema::metrics` computes them from the trace.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hearth_profiles::device::{Device, Os, PageCachePolicy};
@@ -53,13 +52,11 @@ pub struct Options {
     pub chunk: Bytes,
     /// Whether as much of the weights as fits is in memory at the start.
     pub warm: bool,
-    /// Limits on the disk reads of devices by name, as a cgroup sets them.
-    pub throttles: BTreeMap<String, BytesPerSecond>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { chunk: Bytes(CHUNK_BYTES), warm: false, throttles: BTreeMap::new() }
+        Self { chunk: Bytes(CHUNK_BYTES), warm: false }
     }
 }
 
@@ -130,7 +127,8 @@ impl<'a> World<'a> {
                     model: &input.cluster.model,
                     kv_element: Bytes(plan.kv_cache.element_bytes()),
                     schedule: Schedule::new(plan.clone(), place),
-                    storage: storage(device, &planned.name, &layout, budgets[place].cache, input.options),
+                    seed: input.cluster.seed,
+                    storage: storage(device, &layout, budgets[place].cache, input.options),
                     layout,
                     helper: Helper::new(
                         place,
@@ -241,7 +239,7 @@ impl<'a> World<'a> {
         self.ended = self.begun == self.passes.len();
         let at = self.engine.now();
         for (place, station) in self.stations.iter().enumerate() {
-            let resident = u64::from(station.storage.view().view().resident()) * station.storage.chunk().0;
+            let resident = station.resident().0;
             let counters = [
                 (Counter::BytesRead, station.storage.delivered().0),
                 (Counter::Resident, resident),
@@ -262,7 +260,7 @@ impl<'a> World<'a> {
 fn check<'a>(input: &Input<'a>) -> Result<Vec<&'a Device>, SimError> {
     let (cluster, plan) = (input.cluster, input.plan);
     plan.validate()?;
-    if !((128 << 10)..=(64 << 20)).contains(&input.options.chunk.0) {
+    if !((128 << 10)..=(8 << 20)).contains(&input.options.chunk.0) {
         return Err(SimError::Chunk { bytes: input.options.chunk.0 });
     }
     let same_shape = cluster.model.shape_digest() == plan.model.shape_digest;
@@ -324,7 +322,7 @@ fn unvalidated(device: &Device) -> Option<String> {
     }
 }
 
-fn storage(device: &Device, name: &str, layout: &Layout, cache: Bytes, options: &Options) -> Storage {
+fn storage(device: &Device, layout: &Layout, cache: Bytes, options: &Options) -> Storage {
     let sequential = device.disk.sequential.value;
     let or_sequential = |rate: &Option<hearth_profiles::Sourced<BytesPerSecond>>| {
         rate.as_ref().map_or(sequential, |rate| rate.value)
@@ -334,10 +332,10 @@ fn storage(device: &Device, name: &str, layout: &Layout, cache: Bytes, options: 
         bandwidth: BytesPerSecond(sequential.0.max(explicit.0)),
         fault: or_sequential(&device.disk.fault),
         explicit,
-        throttle: options.throttles.get(name).copied(),
+        throttle: device.disk.limit.as_ref().map(|limit| limit.value),
         latency: device.disk.latency.as_ref().map_or(Seconds(0.0), |latency| latency.value),
     };
-    let read_ahead = device.disk.read_ahead.as_ref().map_or(USUAL_READ_AHEAD, |window| window.value);
+    let read_ahead = read_ahead(device, options.chunk);
     // A page and what is read around it must have room, or nothing would ever be computed.
     let capacity = (cache.0 / options.chunk.0).clamp(2, u64::from(u32::MAX)) as u32;
     let share = layout.chunks();
@@ -349,12 +347,22 @@ fn storage(device: &Device, name: &str, layout: &Layout, cache: Bytes, options: 
         }
     };
     if options.warm {
-        for chunk in 0..share.min(capacity) {
+        for chunk in layout.own().take(capacity as usize) {
             policy.cache().prefetch_now(chunk);
             policy.cache().arrived(chunk);
         }
     }
     Storage::with_chunks(policy, read_ahead, speed, options.chunk)
+}
+
+/// How far reading by faults runs ahead of computing.
+///
+/// Threads that share a layer's rows fault at as many places at once, so that some compute while others wait, be
+/// the kernel's window ever so small. In the order of chunks that is a window which keeps the next chunk under
+/// way: four chunks, half of it behind the miss and a quarter ahead of the marker.
+fn read_ahead(device: &Device, chunk: Bytes) -> Bytes {
+    let window = device.disk.read_ahead.as_ref().map_or(USUAL_READ_AHEAD, |window| window.value);
+    if device.cpu.cores > 1 { window.max(chunk * 4) } else { window }
 }
 
 fn links(input: Input) -> ConstantLink {

@@ -16,6 +16,9 @@ use hearth_profiles::{Bytes, Seconds};
 use hearth_schema::schedule::{Event as Incident, Part, Pass, Processor, Schedule, Step};
 use hearth_schema::trace::{Kind, Record, Resource};
 
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+
 use crate::engine::{Engine, Nanos, Timer};
 use crate::error::SimError;
 use crate::helper::{Helper, Job};
@@ -25,6 +28,9 @@ use crate::resource::Cpu;
 use crate::run::Event;
 use crate::storage::Storage;
 use crate::walk::{Next, Segment, Walk};
+
+/// Which random stream draws embedding rows; positions are added to it.
+const EMBEDDING_ROWS: u64 = 1 << 40;
 
 /// Activations on their way.
 #[derive(Debug, Clone, Copy)]
@@ -77,6 +83,7 @@ pub struct Station<'a> {
     device: &'a Device,
     model: &'a ModelProfile,
     kv_element: Bytes,
+    seed: u64,
     schedule: Schedule,
     layout: Layout,
     inbox: VecDeque<Message>,
@@ -101,6 +108,8 @@ pub struct Parts<'a> {
     pub model: &'a ModelProfile,
     /// Bytes of an element of the key-value cache.
     pub kv_element: Bytes,
+    /// The run's seed.
+    pub seed: u64,
     /// Its reducer.
     pub schedule: Schedule,
     /// Where its layers lie.
@@ -119,6 +128,7 @@ impl<'a> Station<'a> {
             device: parts.device,
             model: parts.model,
             kv_element: parts.kv_element,
+            seed: parts.seed,
             schedule: parts.schedule,
             layout: parts.layout,
             inbox: VecDeque::new(),
@@ -244,12 +254,9 @@ impl<'a> Station<'a> {
     fn take(&mut self, step: Step, desk: &mut Desk) {
         match step {
             Step::Embed { pass } => {
-                let time = self.work().embed(pass.tokens);
-                let mut record = self.record(Kind::Embed, pass, 0, desk);
-                record.bytes = self.model.input_row_bytes().0 * u64::from(pass.tokens);
-                let cost = hearth_schema::trace::Cost { cpu: time.to_nanos(), ..Default::default() };
-                record.cost = Some(cost);
-                self.fixed(vec![(record, time)], desk);
+                let record = self.record(Kind::Embed, pass, 0, desk);
+                let segments = self.embedding_rows(pass);
+                self.walk(record, segments, desk);
             }
             Step::Compute { pass, round, layers, processor: Processor::Cpu } => {
                 let work = self.work();
@@ -295,6 +302,27 @@ impl<'a> Station<'a> {
         }
     }
 
+    /// The embedding rows of a pass. Which tokens they are nobody knows: each is drawn from the whole
+    /// vocabulary, from a stream of its own.
+    fn embedding_rows(&self, pass: Pass) -> Vec<Segment> {
+        let (rows, row_bytes) = (u64::from(self.model.shape.vocabulary).max(1), self.model.input_row_bytes());
+        let time = self.work().embed(1);
+        let segment = |position: u32| {
+            let mut stream = ChaCha8Rng::seed_from_u64(self.seed);
+            stream.set_stream(EMBEDDING_ROWS | u64::from(position));
+            let row = stream.next_u64() % rows;
+            let chunks = self.layout.embedding_row(row, row_bytes, self.storage.chunk());
+            Segment { chunks, time }
+        };
+        (pass.first_position..pass.first_position + pass.tokens).map(segment).collect()
+    }
+
+    /// Bytes of its own weights in memory.
+    pub fn resident(&self) -> Bytes {
+        let cache = self.storage.view().view();
+        self.storage.chunk() * self.layout.own().filter(|&chunk| cache.holds(chunk)).count() as u64
+    }
+
     /// Upload, computation and download of a window's GPU layers. With one memory nothing is copied.
     fn on_gpu(&self, compute: &Record, pass: Pass) -> Vec<(Record, Seconds)> {
         let Some(gpu) = &self.device.gpu else { return Vec::new() };
@@ -324,7 +352,7 @@ impl<'a> Station<'a> {
     }
 
     fn walk(&mut self, record: Record, segments: impl IntoIterator<Item = Segment>, desk: &mut Desk) {
-        let mut walk = Walk::new(record, segments);
+        let mut walk = Walk::new(record, segments, f64::from(self.device.cpu.cores));
         let next = walk.advance(desk.engine.now(), &mut self.storage, self.helper.is_idle());
         self.doing = Doing::Walking(Box::new(walk));
         self.next(next, desk);

@@ -17,6 +17,9 @@ use crate::engine::Nanos;
 use crate::page_cache::{Access, CHUNK_BYTES, Chunk, Counters, Fetch, Policy, Readahead};
 use crate::resource::{Disk, DiskSpeed, Flow};
 
+/// Who found no room tries again no sooner than this: something must arrive first, and disks need that long.
+pub const NO_ROOM_PAUSE: Nanos = 100_000;
+
 /// What memory management costs the thread that causes it.
 #[derive(Debug, Clone, Copy)]
 pub struct KernelCosts {
@@ -85,26 +88,34 @@ impl Storage {
     /// A thread reads a chunk through its mapping.
     pub fn touch(&mut self, now: Nanos, chunk: Chunk, flow: Flow) -> Touch {
         let cache = self.cache.cache();
-        let touch = match cache.access(chunk) {
-            Access::Absent => return self.retry(now, chunk, flow),
-            Access::InFlight => Touch::Waits,
+        let found = cache.access(chunk);
+        let touch = match found {
             Access::Hit => Touch::Ready,
+            Access::InFlight => Touch::Waits,
+            Access::Absent if self.readahead.miss(cache, chunk, &mut self.reads) => Touch::Waits,
+            Access::Absent => Touch::NoRoom,
         };
-        self.readahead.hit(cache, chunk, &mut self.reads);
+        if found != Access::Absent {
+            self.readahead.hit(cache, chunk, &mut self.reads);
+        }
         self.submit(now, flow);
         touch
     }
 
-    /// A thread whose touch found no room tries again.
+    /// A thread whose touch found no room tries again, this time without reading around.
     pub fn retry(&mut self, now: Nanos, chunk: Chunk, flow: Flow) -> Touch {
+        let cache = self.cache.cache();
         // Somebody else may have fetched it meanwhile.
-        if self.cache.view().holds(chunk) {
-            self.cache.cache().access(chunk);
+        if cache.holds(chunk) {
+            cache.access(chunk);
             return Touch::Ready;
         }
-        let found = self.readahead.miss(self.cache.cache(), chunk, &mut self.reads);
-        self.submit(now, flow);
-        if found { Touch::Waits } else { Touch::NoRoom }
+        match cache.prefetch_now(chunk) {
+            Fetch::Started => self.disk.submit(now, flow, chunk, self.chunk),
+            Fetch::Present => {}
+            Fetch::NoRoom | Fetch::Again => return Touch::NoRoom,
+        }
+        Touch::Waits
     }
 
     /// Asks for a chunk without waiting for it, as `WILLNEED` does. On [`Fetch::NoRoom`] the kernel drops the

@@ -17,7 +17,7 @@ use hearth_schema::trace::{Cost, Record};
 use crate::engine::Nanos;
 use crate::page_cache::Chunk;
 use crate::resource::Flow;
-use crate::storage::{Storage, Touch};
+use crate::storage::{NO_ROOM_PAUSE, Storage, Touch};
 
 /// Chunks computed as one piece while anything else goes on.
 const PIECE: u32 = 4;
@@ -50,6 +50,8 @@ pub struct Walk {
     /// The step's record, completed at the end.
     pub record: Record,
     segments: VecDeque<Segment>,
+    /// Threads that fault and compute together: the kernel's work is divided among them as well.
+    threads: f64,
     /// Time for each chunk of the first segment.
     each: Seconds,
     /// When the kernel is done with the fault it stands in.
@@ -62,12 +64,20 @@ pub struct Walk {
 }
 
 impl Walk {
-    /// A walk through segments in order.
-    pub fn new(record: Record, segments: impl IntoIterator<Item = Segment>) -> Self {
+    /// A walk of so many threads through segments in order.
+    pub fn new(record: Record, segments: impl IntoIterator<Item = Segment>, threads: f64) -> Self {
         let segments = segments.into_iter().collect();
         let zero = Seconds(0.0);
-        let mut walk =
-            Self { record, segments, each: zero, fault_until: 0, waits: false, since: 0, work: zero };
+        let mut walk = Self {
+            record,
+            segments,
+            threads,
+            each: zero,
+            fault_until: 0,
+            waits: false,
+            since: 0,
+            work: zero,
+        };
         walk.record.cost = Some(Cost::default());
         walk.enter();
         walk
@@ -110,7 +120,7 @@ impl Walk {
             let bytes = u64::from(held) * storage.chunk().0;
             self.cost().resident += bytes;
             self.record.bytes += bytes;
-            let toil = storage.toil();
+            let toil = storage.toil() * (1.0 / self.threads);
             return self.compute(now, self.each * f64::from(held) + toil);
         }
     }
@@ -146,9 +156,9 @@ impl Walk {
 
     fn blocked(&mut self, now: Nanos, touch: Touch, storage: &mut Storage) -> Next {
         // The kernel's work for a fault is done while the disk reads.
-        let until = now + storage.toil().to_nanos();
+        let until = now + (storage.toil() * (1.0 / self.threads)).to_nanos();
         if touch == Touch::NoRoom {
-            return Next::Retry(until.max(now + 1000));
+            return Next::Retry(until.max(now + NO_ROOM_PAUSE));
         }
         self.fault_until = until;
         self.waits = true;

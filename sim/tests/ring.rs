@@ -3,6 +3,7 @@
 //! Small rings of invented devices on a shipped model, so that every expectation can be computed by hand, and
 //! the laws that hold for any plan: determinism, no token lost, terms that sum to the token's time.
 
+use hearth_profiles::device::PageCachePolicy;
 use hearth_profiles::model::{ModelProfile, shipped};
 use hearth_profiles::{Bytes, BytesPerSecond, Device, Document, Link, Seconds, Sourced};
 use hearth_schema::cluster::{Cluster, LinkTable, Member};
@@ -11,6 +12,7 @@ use hearth_schema::plan::{Origin, Plan, PlannedDevice, PlannedModel, PlannerReco
 use hearth_schema::scenario::{KvFormat, Links, Residency, Workload};
 use hearth_schema::trace::{Kind, Outcome};
 use hearth_sim::{Input, Options, SimError, simulate};
+use proptest::prelude::*;
 
 /// 10 GB/s of reading and nothing else that takes time; a disk of 1 GB/s.
 fn device(available: Bytes) -> Device {
@@ -235,4 +237,99 @@ fn what_cannot_be_held_is_out_of_memory() {
     small.members.pop();
     let missing = simulate(&Input { cluster: &small, plan: &plan, options: &options });
     assert!(matches!(missing, Err(SimError::UnknownDevice { place: 1, .. })));
+}
+
+#[test]
+fn a_gpu_takes_its_layers_without_the_disk() {
+    let model = shipped("llama-8b").expect("shipped");
+    let mut cluster = cluster("llama-8b", &[PLENTY], 4);
+    let gpu = "\
+gpu:
+  kind: cuda
+  name: test
+  unified_memory: false
+  matvec: {f32: {value: 1000 TFLOP/s, source: test}}
+  read_bandwidth: {value: 100 GB/s, source: test}
+  memory_available: {value: 8 GiB, source: test}
+  kv_copy: {latency: {value: 0 s, source: test}, bandwidth: {value: 1 TB/s, source: test}}
+  upload: {latency: {value: 1 ms, source: test}, bandwidth: {value: 1 TB/s, source: test}}
+  download: {latency: {value: 2 ms, source: test}, bandwidth: {value: 1 TB/s, source: test}}
+  compute_buffer: {value: 0 B, source: test}
+";
+    let yaml = cluster.members[0].device.to_yaml() + gpu;
+    cluster.members[0].device = Device::from_yaml(&yaml).expect("a valid device");
+    let mut plan = plan(&model, &[16], false, Residency::Os);
+    plan.devices[0].gpu_layers = 16;
+    let metrics = run(&cluster, &plan);
+    let terms = metrics.terms_ms;
+    // 32 layers in two windows, at 100 GB/s; an upload and a download for each window.
+    let expected = model.layers_bytes().as_f64() / 100e9 * 1e3;
+    assert!((terms.gpu / expected - 1.0).abs() < 0.01, "{} ms, expected {expected}", terms.gpu);
+    assert!((terms.memory - 2.0 * 3.0).abs() < 0.01, "{} ms of copies", terms.memory);
+    assert_eq!(metrics.devices[0].bytes_read_per_token, 0.0);
+    plan.devices[0].gpu_layers = 17;
+    plan.devices[0].window = 32;
+    plan.rounds = 1;
+    cluster.members[0].device.gpu = None;
+    let options = Options::default();
+    let refused = simulate(&Input { cluster: &cluster, plan: &plan, options: &options });
+    assert!(matches!(refused, Err(SimError::NoGpu { layers: 17, .. })));
+}
+
+#[test]
+fn a_helper_keeps_to_its_budget() {
+    let model = shipped("llama-8b").expect("shipped");
+    let share: Bytes = (0..16).map(|layer| model.layer_bytes(layer)).sum();
+    let cluster = cluster("llama-8b", &[PLENTY, Bytes(share.0 / 2)], 5);
+    let options = Options::default();
+    for residency in [Residency::Os, Residency::Windowed] {
+        let mut plan = plan(&model, &[4, 4], true, residency);
+        plan.devices[1].prefetch_budget = Some(Bytes::mib(64));
+        let trace = simulate(&Input { cluster: &cluster, plan: &plan, options: &options }).expect("runs");
+        let ahead = trace.records.iter().filter(|record| record.kind == Kind::Prefetch && record.device == 1);
+        let most = ahead.map(|record| record.bytes).max().expect("something was read ahead");
+        assert_eq!(most, 64 << 20, "{residency:?}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(100))]
+
+    /// Whatever the windows, memories and policies: the run ends, every token comes out once, and every device
+    /// reads at least what it cannot hold.
+    #[test]
+    fn every_run_ends_with_all_its_tokens(
+        windows in prop::collection::vec(0u32..7, 1..5),
+        memory_mib in prop::collection::vec(16u64..700, 4),
+        linear in prop::collection::vec(any::<bool>(), 4),
+        prefetch: bool,
+        windowed: bool,
+        warm: bool,
+        chunk in 17u32..24,
+        generate in 1u32..5,
+    ) {
+        prop_assume!(windows.iter().sum::<u32>() > 0);
+        let memories: Vec<Bytes> = memory_mib.iter().take(windows.len()).map(|&mib| Bytes::mib(mib)).collect();
+        let mut cluster = cluster("1b", &memories, generate);
+        for (member, linear) in cluster.members.iter_mut().zip(&linear) {
+            if *linear {
+                member.device.memory.page_cache = PageCachePolicy::PaperLinear;
+            }
+        }
+        let residency = if windowed { Residency::Windowed } else { Residency::Os };
+        let mut plan = plan(&cluster.model, &windows, prefetch, residency);
+        for device in plan.devices.iter_mut().skip(1).filter(|device| device.window == 0) {
+            device.role = Role::Relay;
+        }
+        prop_assume!(plan.validate().is_ok());
+        let options = Options { chunk: Bytes(1 << chunk), warm, ..Options::default() };
+        let trace = simulate(&Input { cluster: &cluster, plan: &plan, options: &options }).expect("runs");
+        if trace.outcome == Outcome::Ok {
+            let outputs = trace.records.iter().filter(|record| record.kind == Kind::Output).count();
+            prop_assert_eq!(outputs as u32, generate);
+            for record in &trace.records {
+                prop_assert!(record.start <= record.end, "{:?}", record);
+            }
+        }
+    }
 }

@@ -6,7 +6,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use hearth_exec::lab::{Child, Copies, DeviceLimits, Group, Groups, LabError};
-use hearth_exec::ring::{Tcp, probe};
+use hearth_exec::ring::Tcp;
+use hearth_exec::ring::probe::{self, ProbeEffort};
 use hearth_profiles::{Bytes, Device, Document, Link, Sourced};
 use hearth_reports::Report;
 use hearth_schema::metrics::{self, Metrics};
@@ -135,7 +136,9 @@ impl Lab {
         if let Some(found) = &found {
             for (place, entry) in loaded.scenario.devices.iter().enumerate() {
                 let limits = entry.limits.clone().unwrap_or_default();
-                let limits = DeviceLimits { memory: limits.memory, disk_read: limits.disk_read };
+                // The disk is measured first and throttled then: a throttle passes bytes in slices, which the
+                // simulator models and a short measurement would only blur.
+                let limits = DeviceLimits { memory: limits.memory, disk_read: None };
                 groups.insert(entry.name.clone(), found.create(&entry.name, copies.file(place), limits)?);
             }
         }
@@ -156,6 +159,10 @@ impl Lab {
                 Some(device) => device,
                 None => self.profile(place, &entry.name, &limits)?,
             };
+            device.disk.limit = limits.disk_read.map(|rate| Sourced::new(rate, "set: the lab's limit"));
+            if let Some(group) = self.groups.get(&entry.name) {
+                group.limit(DeviceLimits { memory: None, disk_read: limits.disk_read })?;
+            }
             measured.push((limits, device.clone()));
             device.name.clone_from(&entry.name);
             write(&self.folder.join(format!("{}.device.yaml", entry.name)), device.to_yaml().as_bytes())?;
@@ -318,7 +325,7 @@ fn weights(cluster: &Cluster, plan: &Plan, place: usize) -> Bytes {
 /// Every link is this machine's loopback; it is measured against a worker that is up.
 fn measured_links(address: &str) -> Result<LinkTable, Failure> {
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
-    let link = runtime.block_on(probe::measure(&Tcp, address))?;
+    let link = runtime.block_on(probe::link(&Tcp, address, ProbeEffort::quick()))?;
     let default = Link { latency: link.latency, bandwidth: link.bandwidth };
     Ok(LinkTable::new(Links { default, between: Vec::new() }))
 }

@@ -16,7 +16,7 @@ pub fn run(args: &ProfileArgs, json: bool) -> Result<ExitCode, Failure> {
     let options = ProfileOptions {
         name: args.name.clone(),
         model: args.model.clone(),
-        threads: args.threads,
+        threads: args.threads.unwrap_or(0),
         quick: args.quick,
         peers: args.peer.clone(),
     };

@@ -5,6 +5,7 @@
 mod architecture;
 mod bad_input;
 mod glossary;
+mod lab;
 mod processes;
 mod repository;
 mod ring_key;

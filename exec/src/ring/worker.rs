@@ -462,7 +462,7 @@ pub async fn connect_data<N: Network>(
 }
 
 /// Answers a link measurement: every ping, with as many bytes as its nonce asks for up to a limit.
-async fn probe<S>(mut stream: S) -> Result<(), RingError>
+pub(super) async fn probe<S>(mut stream: S) -> Result<(), RingError>
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
 {

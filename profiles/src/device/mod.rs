@@ -183,6 +183,10 @@ pub struct Disk {
     /// Time to the first byte of a request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency: Option<Sourced<Seconds>>,
+    /// A throttle on all its reads together, as a control group sets it; absent: none. The rates above are
+    /// then those without it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<Sourced<BytesPerSecond>>,
     /// The read-ahead window, which also bounds what one advice call reads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_ahead: Option<Sourced<Bytes>>,
@@ -216,12 +220,14 @@ pub struct Device {
 }
 
 impl Device {
-    /// s_disk of the latency model: sequential on Linux and Android, random on macOS (paper, A.3).
+    /// s_disk of the latency model: sequential on Linux and Android, random on macOS (paper, A.3), and never
+    /// more than a throttle lets pass.
     pub fn disk_read(&self) -> BytesPerSecond {
-        match self.os {
+        let rate = match self.os {
             Os::Linux | Os::Android => self.disk.sequential.value,
             Os::Macos => self.disk.random.as_ref().unwrap_or(&self.disk.sequential).value,
-        }
+        };
+        self.disk.limit.as_ref().map_or(rate, |limit| BytesPerSecond(rate.0.min(limit.value.0)))
     }
 }
 
@@ -289,8 +295,12 @@ impl Device {
             ("cpu.kv_copy.bandwidth".into(), self.cpu.kv_copy.bandwidth.value.0 <= 0.0),
             ("disk.sequential".into(), self.disk.sequential.value.0 <= 0.0),
         ];
-        let disk =
-            [("fault", &self.disk.fault), ("random", &self.disk.random), ("populate", &self.disk.populate)];
+        let disk = [
+            ("fault", &self.disk.fault),
+            ("random", &self.disk.random),
+            ("populate", &self.disk.populate),
+            ("limit", &self.disk.limit),
+        ];
         for (key, rate) in disk {
             rates.push((format!("disk.{key}"), rate.as_ref().is_some_and(|rate| rate.value.0 <= 0.0)));
         }

@@ -8,6 +8,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use super::control_group::{self, Version};
+use crate::device::{Memory, PageCachePolicy};
+use crate::sourced::Sourced;
 use crate::units::Bytes;
 
 /// A control group's files, as far as memory goes.
@@ -41,6 +44,31 @@ pub fn can_swap() -> Bytes {
     Bytes(meminfo("Inactive(anon):").unwrap_or(0))
 }
 
+/// What this process may use, and how its page cache is reclaimed.
+pub fn memory() -> Memory {
+    let limited = groups().iter().any(|group| Some(group.limit) < meminfo("MemTotal:"));
+    let origin = if limited {
+        "read from the control group's limit and /proc/meminfo"
+    } else {
+        "read from /proc/meminfo"
+    };
+    let total = total();
+    Memory {
+        total: Sourced::new(total, origin),
+        available: Sourced::new(available().min(total), origin),
+        can_swap: Some(Sourced::new(can_swap(), "read from /proc/meminfo: inactive anonymous pages")),
+        swap_available: Some(Sourced::new(swap_available(), "read from /proc/meminfo")),
+        page_cache: PageCachePolicy::TwoList,
+    }
+}
+
+/// Whether the kernel reclaims by generations (MGLRU), for which there is no model yet.
+pub fn has_generations() -> bool {
+    // A bit mask in hexadecimal; the lowest bit is the main switch.
+    let text = fs::read_to_string("/sys/kernel/mm/lru_gen/enabled").unwrap_or_default();
+    u32::from_str_radix(text.trim().trim_start_matches("0x"), 16).is_ok_and(|mask| mask & 1 == 1)
+}
+
 fn meminfo(name: &str) -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
@@ -48,34 +76,11 @@ fn meminfo(name: &str) -> Option<u64> {
 }
 
 fn groups() -> Vec<Group> {
-    let text = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let mut found = Vec::new();
-    for line in text.lines() {
-        let mut fields = line.splitn(3, ':');
-        let (_, Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
-            continue;
-        };
-        let path = path.trim_start_matches('/');
-        if controllers.is_empty() {
-            for root in ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"] {
-                climb(Path::new(root), path, &mut found, version_2);
-            }
-        } else if controllers.split(',').any(|controller| controller == "memory") {
-            climb(Path::new("/sys/fs/cgroup/memory"), path, &mut found, version_1);
-        }
-    }
-    found
-}
-
-/// Reads a group and every one above it up to the root.
-fn climb(root: &Path, path: &str, found: &mut Vec<Group>, read: fn(&Path) -> Option<Group>) {
-    let mut at: PathBuf = root.join(path);
-    while at.starts_with(root) {
-        found.extend(read(&at));
-        if !at.pop() {
-            return;
-        }
-    }
+    let read = |(version, folder): (Version, PathBuf)| match version {
+        Version::One => version_1(&folder),
+        Version::Two => version_2(&folder),
+    };
+    control_group::folders("memory").into_iter().filter_map(read).collect()
 }
 
 fn number(path: &Path) -> Option<u64> {

@@ -1,5 +1,26 @@
 //! What can this machine do, measured now?
 //!
-//! The one module of this crate that touches hardware and reads clocks.
+//! The one module of this crate that touches hardware and reads clocks. Every number is the median of several
+//! samples with their spread, and says how it was measured. The arithmetic is the caller's ([`Kernels`]), so
+//! that a rate is that of the kernels which will run. Wall time throughout: under a quota or a throttle a
+//! process gets less, and that is the number wanted.
+//!
+//! Only micro-workloads, bounded in time, memory and disk space ([`Effort`]).
 
+pub mod compute;
+mod control_group;
+pub mod disk;
+mod error;
+mod file_reading;
+mod mapping;
 pub mod memory;
+pub mod memory_bandwidth;
+pub mod processor;
+pub mod sampling;
+mod scratch;
+
+pub use compute::{ComputeRates, Kernels};
+pub use disk::DiskTarget;
+pub use error::MeasureError;
+pub use mapping::Buffer;
+pub use sampling::{Effort, Samples};

@@ -5,7 +5,7 @@
 //! up; it answers what is there, and decides what is evicted to make room. It knows no time: the world puts
 //! its answers on the disk and tells it of arrivals.
 //!
-//! The law of the trait, checked by [`tests::obeys_the_law`] for every policy: what is resident never exceeds
+//! The law of the trait, checked by `tests::obeys_the_law` for every policy: what is resident never exceeds
 //! the capacity, and hits + misses = touches requested.
 //!
 //! | policy | what it is | source |

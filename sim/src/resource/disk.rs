@@ -1,8 +1,8 @@
 //! When does a read from disk arrive?
 //!
-//! A disk has a bandwidth, perhaps a limit below it ([`super::throttle`]), and a latency. Reads come in flows: the faults of the
+//! A disk has a bandwidth, perhaps a limit below it (`throttle`), and a latency. Reads come in flows: the faults of the
 //! reader, the prefetch of the helper. Requests of one flow are served one after another in the order of
-//! submission; flows that are busy at the same time share the bandwidth (see [`super::sharing`]), each up to a
+//! submission; flows that are busy at the same time share the bandwidth (see `sharing`), each up to a
 //! ceiling of its own, because reading by page faults is slower than explicit reading (744 MB/s against 1438
 //! MB/s on the virtual disk where both were measured). A flow that was idle pays the latency before its first
 //! byte; a busy one has its next request queued and pays nothing.

@@ -4,7 +4,7 @@
 //! with: a message waits until those before it are sent, takes bytes / bandwidth to send, and arrives a
 //! latency later. Each ordered pair of devices has its own, as on a switch.
 //!
-//! The law of the trait, checked by [`tests::obeys_the_law`] for every implementation: no message arrives
+//! The law of the trait, checked by `tests::obeys_the_law` for every implementation: no message arrives
 //! before its latency and its own sending time are over, none overtakes another of its pair, bytes are
 //! conserved.
 //!

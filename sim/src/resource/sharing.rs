@@ -8,7 +8,7 @@
 //! Work is kept in floating point, time in integer nanoseconds. A finishing time is rounded up, and what is
 //! left then (less than a nanosecond's work) counts as done: no residue accumulates because each job ends once.
 //!
-//! Not here: what the work is. [`super::disk`] counts bytes, [`super::cpu`] thread-seconds.
+//! Not here: what the work is. `disk` counts bytes, `cpu` thread-seconds.
 
 use crate::engine::Nanos;
 

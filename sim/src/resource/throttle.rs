@@ -6,7 +6,7 @@
 //! in short bursts is faster than the limit, and prefetched pages are complete, and evictable, earlier than
 //! a steady 400 MB/s would have them. Reads pass in the order in which they came, whoever sent them.
 //!
-//! Not here: the disk behind the limit, which is [`super::disk`].
+//! Not here: the disk behind the limit, which is `disk`.
 
 use std::collections::VecDeque;
 

@@ -49,7 +49,9 @@ fn quantity(line: &str) -> Option<&str> {
     let value = if rest.starts_with('{') { rest.split_once("value: ")?.1 } else { rest };
     let value = value.trim_start_matches(['"', '\'']).split([',', '}', '#']).next()?.trim();
     let (number, unit) = value.split_once(' ')?;
-    let is_number = number.parse::<f64>().is_ok() && unit.starts_with(char::is_alphabetic);
+    // A sentence may begin with a number as well; a quantity ends with its unit.
+    let is_unit = unit.starts_with(char::is_alphabetic) && !unit.contains(char::is_whitespace);
+    let is_number = number.parse::<f64>().is_ok() && is_unit;
     (is_number && !matches!(key, "name" | "about" | "source" | "spread")).then_some(value)
 }
 
@@ -63,6 +65,7 @@ fn a_number_without_a_source_is_seen() {
     assert_eq!(quantity("  q4_k: { value: 70 GFLOP/s, source: measured }"), Some("70 GFLOP/s"));
     assert_eq!(quantity("  - value: 2.98 GB/s"), Some("2.98 GB/s"));
     assert_eq!(quantity("  name: 4 cores"), None);
+    assert_eq!(quantity("  inferred: 0.78 of what other programs hold"), None);
     assert_eq!(quantity("  cores: 8"), None);
     assert!(has_source("source: measured, 30 repeats") && !has_source("source:"));
 }
@@ -85,6 +88,28 @@ fn every_decision_has_its_four_parts() {
             findings.at(&file.path, 1, "needs a number of four digits that no other page has");
         }
         numbers.push(number);
+    }
+    findings.assert_none();
+}
+
+#[test]
+fn every_decision_that_is_cited_exists() {
+    let mut findings = Findings::of("cite a page of docs/decisions that exists, or write it");
+    let files = text_files();
+    for file in &files {
+        for (line, text) in file.text.lines().enumerate() {
+            for (at, start) in text.match_indices("docs/decisions/") {
+                let name: String = text[at + start.len()..]
+                    .chars()
+                    .take_while(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '.'))
+                    .collect();
+                let cited = format!("docs/decisions/{}", name.trim_end_matches('.'));
+                let exists = files.iter().any(|other| other.path == cited);
+                if name.len() > 4 && !exists {
+                    findings.at(&file.path, line + 1, &cited);
+                }
+            }
+        }
     }
     findings.assert_none();
 }

@@ -1,0 +1,270 @@
+//! What can this machine do, with this executor?
+//!
+//! [`profile`] gives the measuring code of `hearth_profiles::measure` the executor's kernels and pool, adds
+//! what only the executor can tell (the fixed cost of a layer, a token and a hop, its buffers), and puts a
+//! `device/1` document together. Only micro-workloads: nothing of a later run is run here.
+//!
+//! ```no_run
+//! use hearth_exec::profile::{ProfileOptions, profile};
+//! use hearth_profiles::Document;
+//!
+//! let options = ProfileOptions { name: "laptop".into(), quick: true, ..ProfileOptions::default() };
+//! let device = profile(&options, |step| eprintln!("{step}"))?;
+//! println!("{}", device.to_yaml());
+//! # Ok::<(), hearth_exec::profile::ProfileError>(())
+//! ```
+
+mod kernels;
+mod overhead;
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use hearth_profiles::device::{Cpu as CpuProfile, Device, Os};
+use hearth_profiles::gguf::{GgufError, GgufModel};
+use hearth_profiles::link::PeerLink;
+use hearth_profiles::measure::{
+    self, Buffer, ComputeRates, DiskTarget, Effort, MeasureError, Samples, processor,
+};
+use hearth_profiles::model::{ModelProfile, ModelShape, shipped_document};
+use hearth_profiles::{Bytes, Document, DocumentError, Format, Seconds, Sourced};
+
+pub use kernels::CpuKernels;
+
+use crate::cpu::Cpu;
+use crate::error::ExecError;
+use crate::pool::{Pool, PoolOptions};
+use crate::ring::error::RingError;
+use crate::ring::network::Tcp;
+use crate::ring::probe::{self, ProbeEffort};
+use crate::synth::SynthError;
+
+/// What to measure.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ProfileOptions {
+    /// The device's name in scenarios and plans.
+    pub name: String,
+    /// The model that is to run here: its formats are measured, and the disk that holds it. Without one, every
+    /// format and the disk of the current folder are.
+    pub model: Option<PathBuf>,
+    /// Threads that compute; 0 takes every core.
+    pub threads: usize,
+    /// About ten seconds instead of a minute.
+    pub quick: bool,
+    /// Addresses of workers to measure the links to.
+    pub peers: Vec<String>,
+}
+
+/// Why a machine cannot be profiled.
+#[derive(Debug, thiserror::Error)]
+pub enum ProfileError {
+    /// Something could not be measured.
+    #[error(transparent)]
+    Measure(#[from] MeasureError),
+    /// The model's header cannot be read.
+    #[error(transparent)]
+    Model(#[from] GgufError),
+    /// A small model could not be run.
+    #[error(transparent)]
+    Compute(#[from] ExecError),
+    /// A small model could not be made.
+    #[error(transparent)]
+    Synth(#[from] SynthError),
+    /// A link could not be measured.
+    #[error(transparent)]
+    Link(#[from] RingError),
+    /// A temporary folder cannot be had.
+    #[error("cannot create `{path}`: {source}; set TMPDIR to a folder that can be written", path = .path.display())]
+    Folder {
+        /// The folder.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Threads for the network cannot be had.
+    #[error("cannot start the threads that measure links: {source}")]
+    Threads {
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The document contradicts itself.
+    #[error("what was measured makes no valid device: {0}")]
+    Document(#[from] DocumentError),
+}
+
+/// Measures this machine. `progress` is told each step before it is taken.
+pub fn profile(options: &ProfileOptions, mut progress: impl FnMut(&str)) -> Result<Device, ProfileError> {
+    let effort = if options.quick { Effort::quick() } else { Effort::full() };
+    let probe = if options.quick { ProbeEffort::quick() } else { ProbeEffort::full() };
+    with_effort(options, effort, probe, &mut progress)
+}
+
+/// As [`profile`], with as much effort as given.
+pub fn with_effort(
+    options: &ProfileOptions,
+    effort: Effort,
+    probe: ProbeEffort,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Device, ProfileError> {
+    let model = options.model.as_ref().map(GgufModel::open).transpose()?;
+    let model = model.as_ref().map(ModelProfile::from_gguf).transpose()?;
+    // Before anything is allocated.
+    let memory = measure::memory::memory();
+
+    let mut pool = PoolOptions::default();
+    if options.threads > 0 {
+        pool.threads = options.threads;
+    }
+    let threads = pool.threads;
+    let pool = Pool::new(pool).map_err(|source| ExecError::Threads { source })?;
+    let cpu = Cpu::new(Arc::new(pool));
+
+    progress("links");
+    let links = links(&options.peers, probe)?;
+    let folder = || DiskTarget::Folder(PathBuf::from("."));
+    let target = options.model.clone().map_or_else(folder, DiskTarget::File);
+    let disk = measure::disk::disk(&target, threads, &effort, progress)?;
+
+    progress("memory");
+    let buffer = Buffer::new(effort.buffer)?;
+    let read_bandwidth = measure::memory_bandwidth::read_bandwidth(&buffer, threads, &effort)?;
+    let formats = model.as_ref().map(formats).unwrap_or_default();
+    let mut kernels = CpuKernels::new(cpu.clone());
+    let rates = measure::compute::compute(&mut kernels, &formats, &buffer, &effort, progress)?;
+    drop(buffer);
+    progress("fixed costs");
+    let overheads = overhead::measure(&cpu, &rates, &effort)?;
+
+    let about = about(&cpu);
+    let ComputeRates { matvec, matvec_streamed, matmul, attention, kv_copy } = rates;
+    let device = Device {
+        schema: Device::SCHEMA.to_owned(),
+        name: options.name.clone(),
+        about,
+        os: operating_system(),
+        cpu: CpuProfile {
+            name: processor::name(),
+            cores: threads as u32,
+            matvec,
+            matvec_streamed,
+            matmul,
+            read_bandwidth,
+            attention: Some(attention),
+            layer_overhead: Some(overheads.layer),
+            window_overhead: Some(links.window_overhead()),
+            token_overhead: Some(overheads.token),
+            kv_copy,
+            compute_buffer: compute_buffer(model.as_ref(), threads),
+        },
+        memory,
+        disk,
+        gpu: None,
+        peers: links.peers,
+    };
+    device.validate()?;
+    Ok(device)
+}
+
+/// Links, this machine's to itself first, and what a hop costs.
+struct Links {
+    hop: Samples,
+    peers: Vec<PeerLink>,
+}
+
+/// The peer's name of the link from this machine to itself.
+pub const LOOPBACK: &str = "loopback";
+
+fn links(addresses: &[String], effort: ProbeEffort) -> Result<Links, ProfileError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let runtime = runtime.map_err(|source| ProfileError::Threads { source })?;
+    runtime.block_on(async {
+        let own = probe::link_to_self(&Tcp, "127.0.0.1:0", effort).await?;
+        let hop = probe::hop(&Tcp, "127.0.0.1:0", effort).await?;
+        let mut peers = vec![PeerLink { peer: LOOPBACK.to_owned(), ..own }];
+        for address in addresses {
+            peers.push(probe::link(&Tcp, address, effort).await?);
+        }
+        Ok(Links { hop, peers })
+    })
+}
+
+impl Links {
+    /// What a hop takes beyond the link: waking a compute thread, framing. Links are measured without it.
+    fn window_overhead(&self) -> Sourced<Seconds> {
+        let link = self.peers[0].latency.value.0;
+        self.hop.sourced(
+            |hop| Seconds((hop - link).max(1e-7)),
+            "16 KiB from one compute thread to another over loopback, less the latency of loopback",
+        )
+    }
+}
+
+/// The formats of a model's matrices.
+fn formats(model: &ModelProfile) -> Vec<Format> {
+    let groups = model.layers.iter().chain([&model.input, &model.output]);
+    let mut formats: Vec<Format> =
+        groups.flat_map(|group| group.by_format().map(|(format, _)| format)).collect();
+    formats.sort_unstable();
+    formats.dedup();
+    formats
+}
+
+/// Tokens of a pass for which buffers are counted. A longer prompt needs more while it is read.
+const PASS_TOKENS: u64 = 64;
+
+/// The program, its stacks and tables.
+const PROCESS: Bytes = Bytes::mib(16);
+
+/// What stands beside weights and cache in memory.
+fn compute_buffer(model: Option<&ModelProfile>, threads: usize) -> Sourced<Bytes> {
+    let (name, shape) = model.map_or_else(
+        || {
+            let document = shipped_document("llama-8b").expect("llama-8b is shipped");
+            (document.name.clone(), document.shape())
+        },
+        |model| (model.name.clone(), model.shape.clone()),
+    );
+    let bytes = activations(&shape, threads as u64) + PROCESS;
+    let source = format!(
+        "computed: the buffers of a pass of {PASS_TOKENS} tokens through `{name}`, and {PROCESS} for the process"
+    );
+    Sourced::new(bytes, source)
+}
+
+/// Bytes of the buffers of `cpu::Buffers` for one pass, of its hidden rows, and of one row of logits.
+fn activations(shape: &ModelShape, threads: u64) -> Bytes {
+    let wide = u64::from(shape.embedding);
+    let inner = u64::from(shape.feed_forward);
+    let heads = shape.query_width() * 2;
+    let keys = shape.key_width() + shape.value_width();
+    let numbers = PASS_TOKENS * (3 * wide + heads + keys + 3 * inner)
+        + threads * u64::from(shape.context_length.min(4096))
+        + u64::from(shape.vocabulary);
+    Bytes(4 * numbers)
+}
+
+fn operating_system() -> Os {
+    match std::env::consts::OS {
+        "macos" | "ios" => Os::Macos,
+        "android" => Os::Android,
+        _ => Os::Linux,
+    }
+}
+
+fn about(cpu: &Cpu) -> String {
+    let mut about = format!(
+        "{}, {} kernels, hearth {}",
+        crate::ring::kernel(),
+        cpu.instructions.name(),
+        env!("CARGO_PKG_VERSION")
+    );
+    if let Some(quota) = processor::quota() {
+        about.push_str(", under ");
+        about.push_str(&quota);
+    }
+    if measure::memory::has_generations() {
+        about += ", reclaims pages by generations (MGLRU), which is modelled as two lists: unvalidated";
+    }
+    about
+}

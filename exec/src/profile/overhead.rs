@@ -1,0 +1,125 @@
+//! What does a layer cost beside its arithmetic, and a token beside its layers?
+//!
+//! A model so small that its weights stay in cache is synthesised and run for real. What a layer takes beyond
+//! its products at the rate of cached weights is waking threads, norms, rotations and small buffers; what the
+//! head takes beyond its product is the embedding's row, the norm and choosing the token.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use hearth_profiles::measure::{ComputeRates, Effort, sampling};
+use hearth_profiles::model::{Architecture, ModelShape, Quant};
+use hearth_profiles::{Format, Layers, Seconds, Sourced};
+
+use super::ProfileError;
+use crate::backend::CacheOptions;
+use crate::cache::CacheFormat;
+use crate::cpu::Cpu;
+use crate::head::Head;
+use crate::sampler::{Sampler, SamplerOptions};
+use crate::stage::Stage;
+use crate::synth::{SynthOptions, synthesise};
+use crate::weights::Weights;
+
+/// Positions before the small model's sequence begins anew; attention over them is next to nothing.
+const CONTEXT: u32 = 32;
+
+/// No cost is given as less: a clock and a branch take this long.
+const LEAST: Seconds = Seconds(1e-7);
+
+/// Fixed costs.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Overheads {
+    pub(super) layer: Sourced<Seconds>,
+    pub(super) token: Sourced<Seconds>,
+}
+
+/// A layer has 0.8 M weights, 440 KiB of them.
+fn small_model() -> SynthOptions {
+    let shape = ModelShape {
+        architecture: Architecture::Llama,
+        layers: Layers(4),
+        embedding: 256,
+        feed_forward: 768,
+        heads: 4,
+        kv_heads: 2,
+        key_length: 64,
+        value_length: 64,
+        vocabulary: 4096,
+        tied_embeddings: true,
+        context_length: CONTEXT,
+    };
+    SynthOptions::new("overhead", shape, Quant::Pure(Format::Q4K))
+}
+
+/// A folder that goes away with what is in it.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Result<Folder, ProfileError> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("hearth-profile-{}-{number}", std::process::id()));
+        let failed = |source| ProfileError::Folder { path: path.clone(), source };
+        fs::create_dir_all(&path).map_err(failed)?;
+        Ok(Folder(path))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // What is left is a few MiB in the system's folder for such things.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Measures the fixed costs on these threads. `rates` are those of the same kernels.
+pub(super) fn measure(cpu: &Cpu, rates: &ComputeRates, effort: &Effort) -> Result<Overheads, ProfileError> {
+    let folder = Folder::new()?;
+    let path = folder.0.join("overhead.gguf");
+    let options = small_model();
+    synthesise(&options, &path, &mut |_, _| ())?;
+    let weights = Arc::new(Weights::open(&path)?);
+    let shape = &options.shape;
+    // Without a rate for its format nothing is taken off, and the cost is an upper bound.
+    let rate = hearth_profiles::device::nearest(&rates.matvec, Format::Q4K);
+    let arithmetic = |weights: u64| rate.map_or(0.0, |rate| 2.0 * weights as f64 / rate.0);
+    let (wide, inner) = (u64::from(shape.embedding), u64::from(shape.feed_forward));
+    let key_value = shape.key_width() + shape.value_width();
+    let layer_weights = wide * (2 * wide + key_value + 3 * inner);
+    let layers = shape.layers.0;
+
+    let cache = CacheOptions { context: CONTEXT, format: CacheFormat::F16 };
+    let owned: Vec<_> = std::iter::once(0..layers).collect();
+    let mut stage = Stage::on_cpu(weights.clone(), &owned, cache, cpu.clone())?;
+    let mut head = Head::new(weights.clone(), cpu.clone());
+    let mut hidden = head.embed(&[1])?;
+    let start = hidden.clone();
+    let mut position = 0;
+    let mut failure = None;
+    let layer = sampling::duration(effort, || {
+        hidden.copy_from_slice(&start);
+        failure = stage.forward(0..layers, &mut hidden, &[position]).err();
+        position = (position + 1) % CONTEXT;
+    });
+    failure.map_or(Ok(()), Err)?;
+
+    let mut sampler = Sampler::new(SamplerOptions::default())?;
+    let mut failure = None;
+    let token = sampling::duration(effort, || {
+        let logits = head.embed(&[2]).and_then(|row| head.logits(&row));
+        failure = logits.map(|logits| sampler.sample(&logits)).err();
+    });
+    failure.map_or(Ok(()), Err)?;
+
+    let layer_cost = |all: f64| Seconds(all / f64::from(layers) - arithmetic(layer_weights));
+    let token_cost = |all: f64| Seconds(all - arithmetic(wide * u64::from(shape.vocabulary)));
+    let least = |cost: Seconds| Seconds(cost.0.max(LEAST.0));
+    let what = |part: &str| format!("{part} of a model of width 256, less its products at `matvec`");
+    Ok(Overheads {
+        layer: layer.sourced(|all| least(layer_cost(all)), &what("a layer")),
+        token: token.sourced(|all| least(token_cost(all)), &what("embedding, head and greedy choice")),
+    })
+}

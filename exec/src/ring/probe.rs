@@ -1,0 +1,249 @@
+//! How long does a message take to a peer, and what does a hop of the ring cost besides?
+//!
+//! A worker answers probes ([`super::worker`]): it reads a whole frame and sends a short one back. Half the
+//! time of a short exchange is the one-way latency; what a frame of [`LONG`] bytes takes beyond that is the
+//! bandwidth in its direction. Exchanges are a little apart, as tokens are: a link that has just been used
+//! answers faster than one that rests.
+//!
+//! A hop is more: the activations pass from a compute thread to a task, through the link, to another task and
+//! another compute thread. [`hop`] sends them around a ring of two on this machine in the way that a run
+//! does, with nothing computed.
+
+use std::time::Duration;
+
+use hearth_profiles::link::PeerLink;
+use hearth_profiles::measure::Samples;
+use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
+use hearth_schema::schedule::Pass;
+use tokio::sync::mpsc;
+
+use crate::clock::wall_nanos;
+use crate::ring::error::RingError;
+use crate::ring::network::{Listener, Network};
+use crate::ring::wire::{Frame, MAGIC, MAX_DOCUMENT_PAYLOAD, Message, PROTOCOL, Purpose, WorkerFacts};
+use crate::ring::worker::{NodeEvent, connect_data, probe, receive_activations, strange, within};
+
+/// The long message, in bytes.
+pub const LONG: usize = MAX_DOCUMENT_PAYLOAD;
+
+/// A first message, to see how long a long one may be.
+const TRIAL: usize = 64 << 10;
+
+/// Activations of one token of a model of 8B: 4096 numbers.
+const ACTIVATIONS: usize = 16 << 10;
+
+/// Between two exchanges.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// For a peer to answer.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
+
+/// How much a link measurement may cost.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ProbeEffort {
+    /// Short exchanges.
+    pub short: usize,
+    /// Long ones.
+    pub long: usize,
+    /// Long ones stop after this, once there is one.
+    pub limit: Duration,
+}
+
+impl ProbeEffort {
+    /// A quarter of a second on a fast link.
+    pub fn quick() -> ProbeEffort {
+        ProbeEffort { short: 50, long: 5, limit: Duration::from_secs(1) }
+    }
+
+    /// Two seconds on a fast link.
+    pub fn full() -> ProbeEffort {
+        ProbeEffort { short: 300, long: 15, limit: Duration::from_secs(5) }
+    }
+}
+
+/// Measures the link to a worker that listens at `address`.
+pub async fn link<N: Network>(
+    network: &N,
+    address: &str,
+    effort: ProbeEffort,
+) -> Result<PeerLink, RingError> {
+    let mut stream = within(ANSWER_DEADLINE, "connecting to a peer", greet(network, address)).await??;
+    let mut times = Vec::with_capacity(effort.short);
+    for nonce in 0..effort.short.max(1) as u64 {
+        tokio::time::sleep(PAUSE).await;
+        times.push(exchange(&mut stream, address, nonce, 0).await?);
+    }
+    let short = Samples::new(times);
+    let beyond = |all: f64| (all - short.median()).max(1e-9);
+    let trial = beyond(exchange(&mut stream, address, 0, TRIAL).await?);
+    // Long enough for a rate, short enough for the limit.
+    let affordable = TRIAL as f64 / trial * effort.limit.as_secs_f64() / 4.0;
+    let bytes = (affordable as usize).clamp(TRIAL, LONG);
+    let begun = wall_nanos();
+    let mut rates = Vec::with_capacity(effort.long);
+    while rates.is_empty()
+        || rates.len() < effort.long && wall_nanos() - begun < effort.limit.as_nanos() as u64
+    {
+        rates.push(bytes as f64 / beyond(exchange(&mut stream, address, 1, bytes).await?));
+    }
+    let long = format!("a message of {}, less a short exchange", Bytes(bytes as u64));
+    Ok(PeerLink {
+        peer: address.to_owned(),
+        latency: short.sourced(|round| Seconds(round / 2.0), "half the exchange of two short messages"),
+        bandwidth: Samples::new(rates).sourced(BytesPerSecond, &long),
+    })
+}
+
+async fn greet<N: Network>(network: &N, address: &str) -> Result<N::Stream, RingError> {
+    let unreachable = |error: std::io::Error| RingError::Unreachable {
+        name: address.into(),
+        address: address.into(),
+        why: error.to_string(),
+    };
+    let mut stream = network.connect(address).await.map_err(unreachable)?;
+    let hello = Message::Hello { magic: MAGIC, protocol: PROTOCOL, session: 0, purpose: Purpose::Probe };
+    Frame::from(hello).write(&mut stream).await?;
+    match Frame::read(&mut stream, 0).await? {
+        Some(Frame { message: Message::Welcome(_), .. }) => Ok(stream),
+        Some(Frame { message: Message::Refuse { reason }, .. }) => {
+            Err(RingError::Refused { name: address.into(), reason })
+        }
+        _ => Err(strange(address, "its first frame is no welcome")),
+    }
+}
+
+/// Seconds from sending a ping with so many bytes to having its answer.
+async fn exchange<S>(stream: &mut S, peer: &str, nonce: u64, bytes: usize) -> Result<f64, RingError>
+where
+    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+{
+    let ping = Frame { message: Message::Ping { nonce }, payload: vec![0x1c; bytes] };
+    let begun = wall_nanos();
+    let answer = async {
+        ping.write(stream).await?;
+        Frame::read(stream, 0).await
+    };
+    let answer = within(ANSWER_DEADLINE, "the answer to a probe", answer).await??;
+    match answer.map(|frame| frame.message) {
+        Some(Message::Pong { nonce: own, .. }) if own == nonce => Ok((wall_nanos() - begun) as f64 * 1e-9),
+        _ => Err(strange(peer, "it does not answer a probe with its pong")),
+    }
+}
+
+/// Measures the link of this machine to itself, against an answerer of its own.
+pub async fn link_to_self<N: Network>(
+    network: &N,
+    address: &str,
+    effort: ProbeEffort,
+) -> Result<PeerLink, RingError> {
+    let mut listener = listen(network, address).await?;
+    let here = listener.address();
+    let answerer = tokio::spawn(async move {
+        if let Ok(mut stream) = listener.accept().await {
+            // The asker sees what goes wrong here as a connection that ends.
+            if let Ok(Some(_)) = Frame::read(&mut stream, 0).await {
+                let _ = probe(stream).await;
+            }
+        }
+    });
+    let measured = link(network, &here, effort).await;
+    answerer.abort();
+    measured
+}
+
+async fn listen<N: Network>(network: &N, address: &str) -> Result<N::Listener, RingError> {
+    let cannot =
+        |error: std::io::Error| RingError::CannotListen { address: address.into(), why: error.to_string() };
+    network.bind(address).await.map_err(cannot)
+}
+
+/// Seconds that one token's activations take from one compute thread to the next, on this machine.
+pub async fn hop<N: Network>(network: &N, address: &str, effort: ProbeEffort) -> Result<Samples, RingError> {
+    let (near, far) = (listen(network, address).await?, listen(network, address).await?);
+    let (near_address, far_address) = (near.address(), far.address());
+    let (near_inbox, mut near_events) = mpsc::unbounded_channel();
+    let (far_inbox, mut far_events) = mpsc::unbounded_channel();
+    let receivers = [receive(near, near_inbox), receive(far, far_inbox)];
+    let to_far = connect_data(network, "hop", &far_address, 0, 0).await?;
+    let to_near = connect_data(network, "hop", &near_address, 0, 1).await?;
+    let echo = tokio::task::spawn_blocking(move || {
+        while let Some(NodeEvent::Arrived { pass, round, activations, .. }) = far_events.blocking_recv() {
+            let frame = Frame { message: Message::activations(pass, round), payload: activations };
+            if to_near.send(frame).is_err() {
+                return;
+            }
+        }
+    });
+    let times = tokio::task::spawn_blocking(move || {
+        let mut times = Vec::with_capacity(effort.short);
+        for index in 0..effort.short.max(1) as u32 {
+            std::thread::sleep(PAUSE);
+            let pass = Pass { index, first_position: index, tokens: 1, output: true };
+            let frame = Frame { message: Message::activations(pass, 0), payload: vec![0; ACTIVATIONS] };
+            let begun = wall_nanos();
+            let back = to_far.send(frame).ok().and_then(|()| near_events.blocking_recv());
+            let Some(NodeEvent::Arrived { .. }) = back else { break };
+            times.push((wall_nanos() - begun) as f64 * 0.5e-9);
+        }
+        times
+    });
+    let patience = ANSWER_DEADLINE + PAUSE * effort.short as u32;
+    let times = within(patience, "activations around this machine", times).await;
+    receivers.iter().for_each(tokio::task::JoinHandle::abort);
+    echo.abort();
+    let times = times?.unwrap_or_default();
+    if times.is_empty() {
+        Err(strange("this machine", "activations did not come back"))
+    } else {
+        Ok(Samples::new(times))
+    }
+}
+
+/// Accepts one connection for activations and hands what arrives to an inbox.
+fn receive<L>(mut listener: L, inbox: mpsc::UnboundedSender<NodeEvent>) -> tokio::task::JoinHandle<()>
+where
+    L: Listener,
+    L::Stream: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+{
+    tokio::spawn(async move {
+        let Ok(mut stream) = listener.accept().await else { return };
+        let welcome = Frame::from(Message::Welcome(WorkerFacts::default()));
+        if matches!(Frame::read(&mut stream, 0).await, Ok(Some(_)))
+            && welcome.write(&mut stream).await.is_ok()
+        {
+            receive_activations(stream, inbox, ACTIVATIONS, "this machine").await;
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ring::network::{Memory, Tcp};
+
+    const BRIEF: ProbeEffort = ProbeEffort { short: 3, long: 2, limit: Duration::from_millis(200) };
+
+    async fn is_measured(network: impl Network, address: &str) {
+        let link = link_to_self(&network, address, BRIEF).await.unwrap();
+        assert!(link.latency.value.0 > 0.0 && link.latency.value.0 < 1.0, "{link:?}");
+        assert!(link.bandwidth.value.0 > 0.0 && link.bandwidth.value.0.is_finite(), "{link:?}");
+        let hop = hop(&network, address, BRIEF).await.unwrap();
+        assert!(hop.median() > 0.0 && hop.count() == 3, "{hop:?}");
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_link_over_tcp_is_measured() {
+        is_measured(Tcp, "127.0.0.1:0").await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_link_in_memory_is_measured() {
+        is_measured(Memory::default(), "self:0").await;
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_is_not_there_is_named() {
+        let error = link(&Tcp, "127.0.0.1:1", BRIEF).await.unwrap_err();
+        assert!(error.to_string().contains("127.0.0.1:1"), "{error}");
+    }
+}

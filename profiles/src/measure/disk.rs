@@ -1,0 +1,182 @@
+//! How fast is the disk that holds the model?
+//!
+//! Four ways of reading that a run uses, each cold: explicit reads, page faults on a mapping by the compute
+//! threads, populating a mapping ahead of use, and single pages at random places. The model's own file is
+//! read where there is one, because file systems differ and files are laid out differently; else, or if
+//! other processes keep its pages in memory, a scratch file next to it.
+//!
+//! Not here: how the reads are timed (`file_reading`).
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::error::MeasureError;
+use super::file_reading::{ColdFile, by_faults, by_populating, sequentially};
+use super::sampling::{Effort, Samples};
+use super::scratch::Scratch;
+use crate::device::Disk;
+use crate::sourced::Sourced;
+use crate::units::{Bytes, BytesPerSecond, Rounded, Seconds};
+
+/// A file too short to be read for long.
+const SHORT: Bytes = Bytes::mib(8);
+
+/// What is read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DiskTarget {
+    /// This file, which is not changed.
+    File(PathBuf),
+    /// A scratch file in this folder, which is removed again.
+    Folder(PathBuf),
+}
+
+impl DiskTarget {
+    fn folder(&self) -> &Path {
+        match self {
+            DiskTarget::File(file) => {
+                let parent = file.parent().filter(|parent| !parent.as_os_str().is_empty());
+                parent.unwrap_or(Path::new("."))
+            }
+            DiskTarget::Folder(folder) => folder,
+        }
+    }
+
+    /// An open file, and what to call it.
+    fn open(&self, effort: &Effort) -> Result<(ColdFile, String), MeasureError> {
+        if let DiskTarget::File(path) = self {
+            let open = || File::open(path).map_err(MeasureError::file("open", path));
+            let files = [open()?, open()?];
+            let metadata = files[0].metadata().map_err(MeasureError::file("look at", path))?;
+            let mut file = ColdFile::new(path, files, metadata.len(), effort.file.0);
+            if metadata.len() >= SHORT.0.min(effort.file.0) && file.can_be_cold()? {
+                return Ok((file, "the model's file".into()));
+            }
+        }
+        let scratch = Scratch::create(self.folder(), effort)?;
+        let what = format!("a scratch file of {}", Bytes(scratch.length));
+        Ok((ColdFile::new(&scratch.path, scratch.files, scratch.length, effort.file.0), what))
+    }
+}
+
+/// Measures the disk of a file or folder. `threads` is how many compute.
+pub fn disk(
+    target: &DiskTarget,
+    threads: usize,
+    effort: &Effort,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Disk, MeasureError> {
+    let (mut file, what) = target.open(effort)?;
+    let cold = "each from a cache dropped with fadvise, O_DIRECT off";
+    progress("disk: sequential reads");
+    let samples = file.rate(effort, sequentially)?;
+    let sequential = rate(&samples, &format!("sequential reads of {what} in calls of 1 MiB, {cold}"))?;
+    progress("disk: page faults");
+    let samples = file.rate(effort, |file, range, until| by_faults(threads, file, &range, until))?;
+    let fault = rate(
+        &samples,
+        &format!(
+            "touching a mapping of {what} from front to back with {threads} threads and no advice, {cold}"
+        ),
+    )?;
+    progress("disk: populating");
+    let populate = match file.rate(effort, |file, range, until| by_populating(file, &range, until)) {
+        Ok(samples) => {
+            Some(rate(&samples, &format!("MADV_POPULATE_READ over {what} in calls of 2 MiB, {cold}"))?)
+        }
+        // Kernels before 5.14 and other systems.
+        Err(MeasureError::File { source, .. }) if is_unsupported(&source) => None,
+        Err(error) => return Err(error),
+    };
+    progress("disk: random reads");
+    let jumps = file.jumps(effort)?;
+    let latency = jumps.sourced(Seconds, &format!("one read of 4 KiB at random places of {what}, {cold}"));
+    let random = Sourced {
+        value: (Bytes(4096) / Seconds(latency.value.0.max(1e-9))).rounded(),
+        source: format!("derived: 4 KiB over `latency`; {}", latency.source),
+        spread: latency.spread,
+    };
+    let read_ahead = read_ahead(target.folder());
+    Ok(Disk {
+        sequential,
+        fault: Some(fault),
+        random: Some(random),
+        populate,
+        latency: Some(latency),
+        limit: None,
+        read_ahead,
+    })
+}
+
+fn is_unsupported(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::Unsupported || error.kind() == io::ErrorKind::InvalidInput
+}
+
+fn rate(samples: &Samples, what: &str) -> Result<Sourced<BytesPerSecond>, MeasureError> {
+    let rate = samples.sourced(BytesPerSecond, what);
+    if rate.value.0.is_finite() && rate.value.0 > 0.0 {
+        Ok(rate)
+    } else {
+        Err(MeasureError::Unusable { what: format!("the disk by {what}") })
+    }
+}
+
+/// The read-ahead window of the block device that holds a folder, as Linux tells it.
+pub fn read_ahead(folder: &Path) -> Option<Sourced<Bytes>> {
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::linux::fs::MetadataExt;
+        let device = fs::metadata(folder).ok()?.st_dev();
+        let number = format!("{}:{}", libc::major(device), libc::minor(device));
+        let path = Path::new("/sys/class/bdi").join(number).join("read_ahead_kb");
+        let kib: u64 = fs::read_to_string(&path).ok()?.trim().parse().ok()?;
+        Some(Sourced::new(Bytes(kib * 1024), format!("read from {}", path.display())))
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        let _ = fs::metadata(folder);
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn assert_usable(disk: &Disk) {
+        let rates =
+            [Some(&disk.sequential), disk.fault.as_ref(), disk.random.as_ref(), disk.populate.as_ref()];
+        for rate in rates.into_iter().flatten() {
+            assert!(rate.value.0.is_finite() && rate.value.0 > 0.0, "{rate:?}");
+            assert!(rate.source.contains("median of "), "{rate:?}");
+        }
+        assert!(disk.latency.as_ref().unwrap().value.0 > 0.0);
+    }
+
+    #[test]
+    fn a_folder_is_measured_with_a_scratch_file_that_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = DiskTarget::Folder(folder.path().into());
+        let mut said = Vec::new();
+        let disk = disk(&target, 2, &Effort::token(), &mut |what| said.push(what.to_owned())).unwrap();
+        assert_usable(&disk);
+        assert!(disk.sequential.source.contains("a scratch file of "), "{}", disk.sequential.source);
+        assert!(said.len() >= 4);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_file_is_measured_and_not_changed() {
+        let folder = tempfile::tempdir_in(".").unwrap();
+        let path = folder.path().join("model.gguf");
+        let content = vec![7; 5 << 20];
+        fs::write(&path, &content).unwrap();
+        File::open(&path).unwrap().sync_all().unwrap();
+        let disk = disk(&DiskTarget::File(path.clone()), 1, &Effort::token(), &mut |_| ()).unwrap();
+        assert_usable(&disk);
+        assert_eq!(fs::read(&path).unwrap(), content);
+        let missing = DiskTarget::File(folder.path().join("missing.gguf"));
+        let error = super::disk(&missing, 1, &Effort::token(), &mut |_| ()).unwrap_err();
+        assert!(error.to_string().starts_with("cannot open `"), "{error}");
+    }
+}

@@ -1,0 +1,208 @@
+//! How fast does a file come from disk when none of it is in memory?
+//!
+//! A [`ColdFile`] is read window after window; what has been read is dropped from the page cache at once, so
+//! that a small memory never fills and the next turn is cold again. A window is at most a quarter of the
+//! available memory. Only the reading is timed.
+//!
+//! Reading goes on where it stopped, from sample to sample and from the end of the file to its start: what the
+//! system read ahead at the end of one is the beginning of the next, and nothing is read in vain. Half a
+//! sample's worth goes uncounted before the first, and takes the burst of a throttle's token bucket with it.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+use super::error::MeasureError;
+use super::mapping::{self, PAGE};
+use super::memory;
+use super::sampling::{Effort, Samples, now};
+
+/// Bytes of one explicit read.
+const READ: usize = 1 << 20;
+
+/// Bytes that a compute thread takes at a time: the executor's chunk of weight rows.
+const CHUNK: u64 = 32 << 10;
+
+/// Bytes of one call of `MADV_POPULATE_READ`: the executor's.
+const POPULATE: usize = 2 << 20;
+
+/// The share of a range that may stay in the page cache after it was dropped.
+const COLD: f64 = 0.1;
+
+/// A file that is read as if for the first time.
+#[derive(Debug)]
+pub(super) struct ColdFile {
+    path: PathBuf,
+    file: File,
+    /// Another description, for reads that jump about.
+    jumping: File,
+    length: u64,
+    window: u64,
+    position: u64,
+}
+
+impl ColdFile {
+    /// Of an open file, of which two descriptions are given. `most` bounds what is in memory at a time.
+    pub(super) fn new(path: &Path, files: [File; 2], length: u64, most: u64) -> ColdFile {
+        let [file, jumping] = files;
+        mapping::expect_jumps(&jumping);
+        let page = PAGE as u64;
+        let window = most.min(memory::available().0 / 4).min(length).max(page) / page * page;
+        ColdFile { path: path.to_owned(), file, jumping, length: length / page * page, window, position: 0 }
+    }
+
+    /// Whether its pages can be dropped at all; not where another process has them mapped.
+    pub(super) fn can_be_cold(&mut self) -> Result<bool, MeasureError> {
+        let window = self.window();
+        mapping::drop_cache(&self.file, &window);
+        let resident = mapping::resident(&self.file, &window);
+        Ok(resident.map_err(MeasureError::file("look at the cached pages of", &self.path))? <= COLD)
+    }
+
+    /// What is read next, at most.
+    fn window(&self) -> Range<u64> {
+        self.position..(self.position + self.window).min(self.length)
+    }
+
+    /// Bytes a second that `read` gets. It is given a file, a cold range of it, and the time to stop at; it
+    /// says how many bytes from the start of the range it read.
+    pub(super) fn rate(
+        &mut self,
+        effort: &Effort,
+        mut read: impl FnMut(&File, Range<u64>, f64) -> io::Result<u64>,
+    ) -> Result<Samples, MeasureError> {
+        let begun = now();
+        let mut rates = Vec::with_capacity(effort.samples);
+        mapping::drop_cache(&self.file, &(0..self.length));
+        self.sample(effort.disk_sample.0 / 2.0, &mut read)?;
+        while rates.len() < effort.samples && (rates.is_empty() || now() - begun < effort.limit.0) {
+            rates.push(self.sample(effort.disk_sample.0, &mut read)?);
+        }
+        Ok(Samples::new(rates))
+    }
+
+    /// Reads cold windows for `seconds` of reading time.
+    fn sample(
+        &mut self,
+        seconds: f64,
+        read: &mut impl FnMut(&File, Range<u64>, f64) -> io::Result<u64>,
+    ) -> Result<f64, MeasureError> {
+        let (mut bytes, mut time) = (0, 0.0);
+        loop {
+            let window = self.window();
+            let begun = now();
+            let done = read(&self.file, window.clone(), begun + seconds - time);
+            time += now() - begun;
+            let done = done.map_err(MeasureError::file("read", &self.path))?.max(PAGE as u64);
+            bytes += done;
+            let end = window.end.min(window.start + done / PAGE as u64 * PAGE as u64);
+            mapping::drop_cache(&self.file, &(window.start..end));
+            self.position = if end >= self.length { 0 } else { end };
+            if time >= seconds {
+                return Ok(bytes as f64 / time);
+            }
+        }
+    }
+
+    /// Seconds of single cold reads of 4 KiB at places all over the file.
+    pub(super) fn jumps(&mut self, effort: &Effort) -> Result<Samples, MeasureError> {
+        mapping::drop_cache(&self.file, &(0..self.length));
+        let pages = self.length / PAGE as u64;
+        let mut times = Vec::new();
+        let (begun, mut page) = (now(), 0u64);
+        let mut buffer = [0; PAGE];
+        // A stride near the golden section visits far-away pages, each once.
+        let stride = ((pages as f64 * 0.618) as u64 | 1).max(1);
+        while (times.len() as u64) < pages.min(4000) && (times.is_empty() || now() - begun < effort.limit.0) {
+            page = (page + stride) % pages;
+            let start = now();
+            read_at(&self.jumping, page * PAGE as u64, &mut buffer)
+                .map_err(MeasureError::file("read", &self.path))?;
+            times.push(now() - start);
+            if now() - begun >= effort.disk_sample.0 * effort.samples as f64 / 2.0 {
+                break;
+            }
+        }
+        mapping::drop_cache(&self.file, &(0..self.length));
+        Ok(Samples::new(times))
+    }
+}
+
+/// Reads explicitly, from front to back.
+pub(super) fn sequentially(file: &File, range: Range<u64>, until: f64) -> io::Result<u64> {
+    let mut buffer = vec![0; READ];
+    let mut at = range.start;
+    while at < range.end {
+        let count = buffer.len().min((range.end - at) as usize);
+        read_at(file, at, &mut buffer[..count])?;
+        at += count as u64;
+        if now() >= until {
+            break;
+        }
+    }
+    Ok(at - range.start)
+}
+
+/// Touches every page of a mapping from front to back with several threads that share a counter, as the
+/// executor's do with the rows of a matrix.
+pub(super) fn by_faults(threads: usize, file: &File, range: &Range<u64>, until: f64) -> io::Result<u64> {
+    let map = mapping::map(file, range)?;
+    let next = AtomicU64::new(0);
+    let touch = || {
+        let mut done = 0;
+        loop {
+            let start = next.fetch_add(CHUNK, Ordering::Relaxed);
+            if start >= map.len() as u64 || now() >= until {
+                return done;
+            }
+            let chunk = &map[start as usize..map.len().min((start + CHUNK) as usize)];
+            for page in chunk.chunks(PAGE) {
+                std::hint::black_box(page[0]);
+            }
+            done += chunk.len() as u64;
+        }
+    };
+    Ok(thread::scope(|scope| {
+        let others: Vec<_> = (1..threads).map(|_| scope.spawn(touch)).collect();
+        let own = touch();
+        own + others.into_iter().map(|other| other.join().unwrap_or(0)).sum::<u64>()
+    }))
+}
+
+/// Populates a mapping piece by piece on one thread, as the executor's prefetcher does.
+#[cfg(target_os = "linux")]
+pub(super) fn by_populating(file: &File, range: &Range<u64>, until: f64) -> io::Result<u64> {
+    let map = mapping::map(file, range)?;
+    let mut at = 0;
+    while at < map.len() {
+        let count = POPULATE.min(map.len() - at);
+        map.advise_range(memmap2::Advice::PopulateRead, at, count)?;
+        at += count;
+        if now() >= until {
+            break;
+        }
+    }
+    Ok(at as u64)
+}
+
+/// Elsewhere there is no such call.
+#[cfg(not(target_os = "linux"))]
+pub(super) fn by_populating(_: &File, _: &Range<u64>, _: f64) -> io::Result<u64> {
+    let _ = POPULATE;
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+#[cfg(unix)]
+fn read_at(file: &File, at: u64, buffer: &mut [u8]) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, buffer, at)
+}
+
+#[cfg(not(unix))]
+fn read_at(mut file: &File, at: u64, buffer: &mut [u8]) -> io::Result<()> {
+    use std::io::{Read, Seek, SeekFrom};
+    file.seek(SeekFrom::Start(at))?;
+    file.read_exact(buffer)
+}

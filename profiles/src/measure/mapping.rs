@@ -1,0 +1,139 @@
+//! How is memory had that behaves as a model's weights do, and how is a file emptied out of the page cache?
+//!
+//! Weights lie in mapped files, in pages of 4 KiB. A buffer that stands for them is an anonymous mapping that
+//! is kept from huge pages, so that it costs the address translations that weights cost. Every byte is
+//! [`FILL`]: as f32, f16, bf16 and as the scales and quants of every block format that is an ordinary number,
+//! neither zero nor subnormal, so that arithmetic runs at its usual speed.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+
+use memmap2::{Mmap, MmapMut, MmapOptions};
+
+use super::error::MeasureError;
+use super::memory;
+use crate::units::Bytes;
+
+/// Every byte of a [`Buffer`].
+const FILL: u8 = 0x1c;
+
+/// One over the share of the available memory that a buffer may take.
+const MEMORY_SHARE: u64 = 2;
+
+/// A page; a multiple of it on systems with larger ones does no harm.
+pub(super) const PAGE: usize = 4096;
+
+/// Memory that stands for weights.
+#[derive(Debug)]
+pub struct Buffer {
+    map: MmapMut,
+}
+
+impl Buffer {
+    /// `wanted` bytes, or half of the available memory if that is less.
+    pub fn new(wanted: Bytes) -> Result<Buffer, MeasureError> {
+        let bytes = Bytes(wanted.0.min(memory::available().0 / MEMORY_SHARE).max(1 << 20));
+        let failed = |source| MeasureError::Memory { bytes, source };
+        let mut map = MmapMut::map_anon(bytes.0 as usize).map_err(failed)?;
+        #[cfg(target_os = "linux")]
+        // Refused only by kernels without huge pages.
+        let _ = map.advise(memmap2::Advice::NoHugePage);
+        map.fill(FILL);
+        Ok(Buffer { map })
+    }
+
+    /// The memory, aligned to a page.
+    pub fn bytes(&self) -> &[u8] {
+        &self.map
+    }
+
+    /// Its size.
+    pub fn size(&self) -> Bytes {
+        Bytes(self.map.len() as u64)
+    }
+}
+
+/// Maps a part of a file for reading, as the executor maps all of it: shared, and with no advice.
+pub(super) fn map(file: &File, range: &Range<u64>) -> io::Result<Mmap> {
+    let mut options = MmapOptions::new();
+    options.offset(range.start).len((range.end - range.start) as usize);
+    // SAFETY: the bytes are only read as numbers, for which any value is valid; nobody may shorten the file
+    // meanwhile, and the system ends the process rather than giving it wrong bytes if somebody does.
+    unsafe { options.map(file) }
+}
+
+/// Asks that the file's clean pages in this range leave the page cache. Pages that some process has mapped
+/// stay, so the caller unmaps its own first.
+pub(super) fn drop_cache(file: &File, range: &Range<u64>) {
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::fd::AsRawFd;
+        let (offset, length) = (range.start as libc::off_t, (range.end - range.start) as libc::off_t);
+        // SAFETY: the call takes numbers and an open file; it is advice and touches no memory of ours.
+        unsafe { libc::posix_fadvise(file.as_raw_fd(), offset, length, libc::POSIX_FADV_DONTNEED) };
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = (file, range);
+}
+
+/// Tells the system that reads of this open file jump about, so that it reads nothing ahead.
+pub(super) fn expect_jumps(file: &File) {
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::fd::AsRawFd;
+        // SAFETY: as in `drop_cache`.
+        unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = file;
+}
+
+/// The share of a file's range that is in the page cache.
+pub(super) fn resident(file: &File, range: &Range<u64>) -> io::Result<f64> {
+    let map = map(file, range)?;
+    #[cfg(target_os = "linux")]
+    {
+        let mut pages = vec![0u8; map.len().div_ceil(PAGE)];
+        // SAFETY: the mapping is live, and `pages` has a byte for each of its pages.
+        let failed = unsafe { libc::mincore(map.as_ptr() as *mut _, map.len(), pages.as_mut_ptr()) } != 0;
+        if failed {
+            return Err(io::Error::last_os_error());
+        }
+        let count = pages.iter().filter(|&&page| page & 1 == 1).count();
+        Ok(count as f64 / pages.len().max(1) as f64)
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        drop(map);
+        Ok(0.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_is_memory_of_ordinary_numbers() {
+        let buffer = Buffer::new(Bytes::mib(2)).unwrap();
+        assert_eq!(buffer.size(), Bytes::mib(2));
+        let four: [u8; 4] = buffer.bytes()[..4].try_into().unwrap();
+        assert!(f32::from_le_bytes(four).is_normal());
+        assert!(half::f16::from_le_bytes([FILL, FILL]).is_normal());
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_file_that_was_synced_leaves_the_cache() {
+        let mut file = tempfile::tempfile_in(".").unwrap();
+        io::Write::write_all(&mut file, &vec![1; 64 << 10]).unwrap();
+        file.sync_all().unwrap();
+        let all = 0..64 << 10;
+        assert!(resident(&file, &all).unwrap() > 0.9);
+        drop_cache(&file, &all);
+        // A file system that lives in memory, as tmpfs, keeps everything; those with a disk keep nothing.
+        let left = resident(&file, &all).unwrap();
+        assert!(left == 0.0 || left == 1.0, "{left}");
+    }
+}

@@ -1,0 +1,87 @@
+//! How fast does memory deliver what a model's weights need?
+//!
+//! All threads add up the words of one large buffer, each taking the next piece from a shared counter, as the
+//! rows of a matrix are taken. A sum is the least arithmetic that reads every byte, so this is the ceiling
+//! for decoding: T_cpu of the latency model. The buffer is as large as memory allows, because a model's
+//! weights do not stay in a cache from token to token either.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use super::error::MeasureError;
+use super::mapping::Buffer;
+use super::sampling::{Effort, rate};
+use crate::sourced::Sourced;
+use crate::units::BytesPerSecond;
+
+/// Bytes a thread takes at a time.
+const PIECE: usize = 256 << 10;
+
+/// The read bandwidth that `threads` threads have together.
+pub fn read_bandwidth(
+    buffer: &Buffer,
+    threads: usize,
+    effort: &Effort,
+) -> Result<Sourced<BytesPerSecond>, MeasureError> {
+    let rates = rate(effort, || {
+        read_all(buffer.bytes(), threads);
+        buffer.bytes().len() as f64
+    });
+    let what = format!("reads of {} in pages of 4 KiB by {threads} threads", buffer.size());
+    let rate = rates.sourced(BytesPerSecond, &what);
+    if rate.value.0.is_finite() && rate.value.0 > 0.0 {
+        Ok(rate)
+    } else {
+        Err(MeasureError::Unusable { what: "the memory's read bandwidth".into() })
+    }
+}
+
+fn read_all(bytes: &[u8], threads: usize) {
+    let next = AtomicUsize::new(0);
+    let read = || {
+        loop {
+            let start = next.fetch_add(PIECE, Ordering::Relaxed);
+            if start >= bytes.len() {
+                return;
+            }
+            std::hint::black_box(sum(&bytes[start..bytes.len().min(start + PIECE)]));
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 1..threads {
+            scope.spawn(read);
+        }
+        read();
+    });
+}
+
+/// Sixteen independent sums, so that adding never waits for adding.
+fn sum(bytes: &[u8]) -> u64 {
+    let mut lanes = [0u64; 16];
+    for chunk in bytes.as_chunks::<128>().0 {
+        for (lane, word) in lanes.iter_mut().zip(chunk.as_chunks::<8>().0) {
+            *lane = lane.wrapping_add(u64::from_ne_bytes(*word));
+        }
+    }
+    lanes.iter().fold(0, |total, lane| total.wrapping_add(*lane))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::Bytes;
+
+    #[test]
+    fn every_word_is_added() {
+        // 256 bytes of 1: 32 words of 0x0101010101010101.
+        assert_eq!(sum(&[1; 256]), 0x0101_0101_0101_0101_u64.wrapping_mul(32));
+    }
+
+    #[test]
+    fn bandwidth_is_a_usable_number() {
+        let buffer = Buffer::new(Bytes::mib(1)).unwrap();
+        let rate = read_bandwidth(&buffer, 2, &Effort::token()).unwrap();
+        assert!(rate.value.0 > 0.0 && rate.value.0.is_finite());
+        assert!(rate.source.contains("by 2 threads"), "{}", rate.source);
+    }
+}

@@ -1,0 +1,42 @@
+//! What processor is this, and how much of it may be used?
+
+use std::fs;
+
+use super::control_group;
+
+/// Its name as the system tells it.
+pub fn name() -> String {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    // x86 says "model name"; ARM says it on some kernels, and "Hardware" on others.
+    let field = |name: &str| {
+        text.lines()
+            .filter_map(|line| line.split_once(':'))
+            .find_map(|(key, value)| (key.trim() == name).then(|| value.trim().to_owned()))
+    };
+    field("model name")
+        .or_else(|| field("Hardware"))
+        .filter(|name| !name.is_empty())
+        .unwrap_or_else(|| std::env::consts::ARCH.to_owned())
+}
+
+/// Cores that this process may run on.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// A quota on this process, in words; `None` if it has its cores to itself.
+pub fn quota() -> Option<String> {
+    let quota = control_group::processor_quota()?;
+    Some(format!("a quota of {:.2} cores in periods of {}", quota.cores, quota.period))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_machine_has_a_processor() {
+        assert!(!name().is_empty());
+        assert!(cores() >= 1);
+    }
+}

@@ -1,0 +1,127 @@
+//! Can any text make the readers of scenarios, plans and traces panic or hang?
+//!
+//! A million cases of each: `PROPTEST_CASES=1000000 cargo test --release -p hearth-schema --test
+//! document_fuzz`.
+
+use hearth_profiles::Document;
+use hearth_schema::schedule::{Pass, Schedule};
+use hearth_schema::{Plan, Scenario, Trace};
+use proptest::prelude::*;
+
+const SCENARIO: &str = "schema: scenario/1
+name: test
+seed: 1
+model: {profile: llama-8b}
+context: 64
+kv_cache: f32
+workload: {prompt: 8, generate: 4}
+devices:
+  - {name: a, profile: d3, head: true, limits: {memory_share: 50 %, disk_read: 200 MB/s, threads: 2}}
+  - name: b
+    profile: devices/b.yaml
+    address: '127.0.0.1:9000'
+links:
+  default:
+    latency: {value: 5 ms, source: test}
+    bandwidth: {value: 400 Mbit/s, source: test, spread: 3 %}
+  between:
+    - devices: [a, b]
+      link: {latency: {value: 1 ms, source: t}, bandwidth: {value: 1 GB/s, source: t}}
+planner: {strategy: manual, windows: [2, 3], rounds: 2, slow_disk: 0.1 GB/s}
+residency: {policy: windowed, prefetch: true, prefetch_budget: 64 MiB}
+";
+
+const PLAN: &str = "schema: plan/1
+scenario: {name: t, digest: 'sha256:0'}
+model: {name: m, shape_digest: 'shape:0', layers: 8}
+planner: {strategy: manual, options: ['rounds=2']}
+rounds: 2
+context: 64
+kv_cache: f16
+devices:
+- {name: a, role: head, window: 2, gpu_layers: 1, residency: os, prefetch_budget: 0 B}
+- {name: b, address: 'x:1', role: relay, window: 0, gpu_layers: 0, residency: windowed}
+- {name: c, role: worker, window: 2, gpu_layers: 0, residency: os,
+   predicted: {compute: 1 ms, memory: 2 ms, disk: 0 s, communication: 1 us}}
+dropped: [{name: d, reason: slow}]
+predicted: {tpot: 5 ms}
+explanation: [because]
+";
+
+const TRACE: &str = r#"{"header":{"schema":"trace/1","origin":"measured","scenario":"s","plan":"p","model":"m","seed":1,"version":"0","devices":[{"name":"a","memory_total":5}]}}
+{"pass":{"index":0,"first_position":0,"tokens":4,"output":true}}
+{"step":{"device":0,"resource":"cpu","kind":"output","pass":0,"round":1,"layers":[0,2],"start":5,"end":9,"bytes":3,"cost":{"cpu":3,"queue":0}}}
+{"counter":{"device":0,"counter":"bytes_read","pass":0,"at":9,"value":7}}
+{"end":"ok"}
+"#;
+
+/// Text that something was cut out of, put into or doubled in.
+fn damaged(text: &'static str) -> impl Strategy<Value = String> {
+    let pieces = prop_oneof![
+        Just("- ".to_string()),
+        Just("{".into()),
+        Just("]".into()),
+        Just(": ".into()),
+        Just("&a *a".into()),
+        Just("18446744073709551616".into()),
+        Just("-1e999 GiB".into()),
+        Just("\u{0}".into()),
+        Just("!!binary ".into()),
+        "\\PC{0,6}",
+    ];
+    let edit = (0..text.len(), 0usize..40, pieces);
+    proptest::collection::vec(edit, 1..4).prop_map(move |edits| {
+        let mut bytes = text.as_bytes().to_vec();
+        for (at, cut, piece) in edits {
+            let at = at.min(bytes.len());
+            let end = (at + cut).min(bytes.len());
+            bytes.splice(at..end, piece.bytes());
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}
+
+#[test]
+fn the_texts_that_are_damaged_are_sound() {
+    Scenario::from_yaml(SCENARIO).unwrap();
+    Plan::from_yaml(PLAN).unwrap();
+    Trace::read(&mut TRACE.as_bytes()).unwrap();
+}
+
+proptest! {
+    #[test]
+    fn any_text_is_a_document_or_an_error(text in "\\PC{0,200}") {
+        let _ = Scenario::from_yaml(&text);
+        let _ = Plan::from_yaml(&text);
+        let _ = Scenario::from_yaml(&format!("schema: scenario/1\n{text}"));
+        let _ = Plan::from_yaml(&format!("schema: plan/1\n{text}"));
+        let _ = Trace::read(&mut text.as_bytes());
+    }
+
+    #[test]
+    fn a_damaged_scenario_is_read_or_refused(text in damaged(SCENARIO)) {
+        if let Ok(scenario) = Scenario::from_yaml(&text) {
+            prop_assert!(scenario.head() < scenario.devices.len());
+            let again = Scenario::from_yaml(&scenario.to_yaml());
+            prop_assert!(again.is_ok(), "{:?}", again);
+        }
+    }
+
+    #[test]
+    fn a_damaged_plan_is_refused_or_can_be_carried_out(text in damaged(PLAN)) {
+        if let Ok(plan) = Plan::from_yaml(&text) {
+            prop_assert!(plan.digest() == Plan::from_yaml(&plan.to_yaml()).unwrap().digest());
+            let mut head = Schedule::new(plan.into(), 0);
+            let _ = head.react(&hearth_schema::schedule::Event::Begin(Pass {
+                index: 0, first_position: 0, tokens: 1, output: true,
+            }));
+        }
+    }
+
+    #[test]
+    fn a_damaged_trace_is_read_or_refused(text in damaged(TRACE)) {
+        if let Ok(trace) = Trace::read(&mut text.as_bytes()) {
+            let _ = hearth_schema::metrics::compute(&trace);
+        }
+    }
+}
