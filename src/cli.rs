@@ -200,6 +200,9 @@ pub struct ProfileArgs {
     /// Measure the link to a worker at this address; may be repeated.
     #[arg(long)]
     pub peer: Vec<String>,
+    /// The key that those workers have; if absent, the text in the variable HEARTH_KEY, if set.
+    #[arg(long, value_name = "FILE")]
+    pub key: Option<PathBuf>,
     /// The device's name.
     #[arg(long, default_value = "this")]
     pub name: String,
