@@ -20,7 +20,9 @@ fn measured(options: &ProfileOptions) -> Device {
 fn numbers(value: &serde_yaml::Value, place: &str, found: &mut Vec<(String, String, String)>) {
     match value {
         serde_yaml::Value::Sequence(items) => {
-            items.iter().for_each(|item| numbers(item, place, found));
+            for item in items {
+                numbers(item, place, found);
+            }
         }
         serde_yaml::Value::Mapping(map) => {
             if let Some(number) = map.get("value").and_then(|value| value.as_str()) {

@@ -101,7 +101,7 @@ fn the_certified_assignments_evaluate_to_their_times() {
 
 #[test]
 fn one_round_is_always_among_the_best() {
-    // (w, n, k) -> (k w, k n, 1) keeps every share and saves (k - 1) sum xi: spec 2.2.
+    // (w, n, k) -> (k w, k n, 1) keeps every share and saves (k - 1) sum xi: the objective never asks for k > 1.
     for (place, instance, _) in rows() {
         let model = LatencyModel::new(&instance).unwrap();
         let Ok(best) = solve(&Exact::default(), &model) else { continue };

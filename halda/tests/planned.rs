@@ -58,6 +58,7 @@ fn device(name: &str, os: Os, gib: u64, gpu: Option<Gpu>) -> Member {
             random: Some(assumed(BytesPerSecond(1e9))),
             populate: None,
             latency: None,
+            limit: None,
             read_ahead: None,
         },
         gpu,

@@ -21,14 +21,14 @@ use crate::diagnostics::Failure;
 use crate::documents::{LoadedScenario, open_model, read, read_plan, read_trace, write, write_trace};
 use crate::progress;
 
-/// What a process needs besides its share of the weights (spec of the lab's memory fraction).
+/// What a process needs besides its share of the weights.
 const PROCESS_MEMORY: Bytes = Bytes::mib(64);
 /// For a profile under a slow disk.
-const PROFILE_DEADLINE: Duration = Duration::from_secs(180);
+const PROFILE_DEADLINE: Duration = Duration::from_mins(3);
 /// For a worker to map its model.
 const START_DEADLINE: Duration = Duration::from_secs(30);
 /// Between two lines of the head.
-const RUN_DEADLINE: Duration = Duration::from_secs(1800);
+const RUN_DEADLINE: Duration = Duration::from_mins(30);
 
 /// What `--json` gives.
 #[derive(Serialize)]
@@ -194,7 +194,7 @@ impl Lab {
         let mut first = None;
         for place in 0..plan.devices.len() {
             let name = plan.devices[place].name.clone();
-            let (index, limits) = self.entry(loaded, &name)?;
+            let (index, limits) = entry(loaded, &name)?;
             if let (Some(share), Some(group)) = (limits.memory_share, self.groups.get(&name)) {
                 let weights = weights(cluster, &plan, place).as_f64() * share.0;
                 let memory = Some(Bytes(weights as u64) + PROCESS_MEMORY);
@@ -224,15 +224,6 @@ impl Lab {
         Ok(plan)
     }
 
-    fn entry(&self, loaded: &LoadedScenario, name: &str) -> Result<(usize, Limits), Failure> {
-        let devices = &loaded.scenario.devices;
-        let index = devices
-            .iter()
-            .position(|entry| entry.name == name)
-            .ok_or_else(|| Failure::unusable(format!("the plan's device `{name}` is not in the scenario")))?;
-        Ok((index, devices[index].limits.clone().unwrap_or_default()))
-    }
-
     /// Memory limits that were set after the profile was taken become the devices' memory; `idle` is what
     /// a worker that does nothing yet takes of it for itself.
     fn set_memory(
@@ -244,7 +235,7 @@ impl Lab {
     ) -> Result<(), Failure> {
         for place in 0..plan.devices.len() {
             let name = &plan.devices[place].name;
-            let (index, limits) = self.entry(loaded, name)?;
+            let (index, limits) = entry(loaded, name)?;
             let limit = match (limits.memory, limits.memory_share) {
                 (Some(memory), _) => memory,
                 (None, Some(share)) => {
@@ -281,7 +272,7 @@ impl Lab {
     /// Runs the head inside its limits.
     fn execute(&self, loaded: &LoadedScenario, plan: &Plan) -> Result<Trace, Failure> {
         let name = &plan.devices[0].name;
-        let (index, limits) = self.entry(loaded, name)?;
+        let (index, limits) = entry(loaded, name)?;
         self.copies.drop_cache()?;
         let trace = self.folder.join("measured.trace");
         let workload = loaded.scenario.workload;
@@ -300,6 +291,16 @@ impl Lab {
         Child::start(name, self.groups.get(name), &self.program, &arguments)?.output(RUN_DEADLINE)?;
         read_trace(&trace)
     }
+}
+
+/// A device's place in the scenario and its limits.
+fn entry(loaded: &LoadedScenario, name: &str) -> Result<(usize, Limits), Failure> {
+    let devices = &loaded.scenario.devices;
+    let index = devices
+        .iter()
+        .position(|entry| entry.name == name)
+        .ok_or_else(|| Failure::unusable(format!("the plan's device `{name}` is not in the scenario")))?;
+    Ok((index, devices[index].limits.clone().unwrap_or_default()))
 }
 
 /// Whether limits need control groups.

@@ -1,5 +1,7 @@
 //! Does every wrong input get a clear error, and never a panic, a hang or a silent wrong number?
 
+#![allow(clippy::disallowed_methods)] // how long an answer takes is what some of these tests are about
+
 use std::fs;
 use std::path::Path;
 use std::process::Stdio;

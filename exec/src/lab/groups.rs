@@ -152,9 +152,9 @@ impl Group {
     pub fn bytes_read(&self) -> Option<u64> {
         let name = if self.version == 1 { "blkio.throttle.io_service_bytes" } else { "io.stat" };
         let text = fs::read_to_string(self.disk.join(name)).ok()?;
-        let lines = text.lines().filter(|line| line.starts_with(&format!("{} ", self.device)));
+        let mut lines = text.lines().filter(|line| line.starts_with(&format!("{} ", self.device)));
         if self.version == 1 {
-            let read = lines.filter_map(|line| line.split_once(" Read ")).next();
+            let read = lines.find_map(|line| line.split_once(" Read "));
             return Some(read.and_then(|(_, bytes)| bytes.trim().parse().ok()).unwrap_or(0));
         }
         let mut fields = lines.flat_map(str::split_ascii_whitespace);

@@ -220,8 +220,9 @@ fn formats(model: &ModelProfile) -> Vec<Format> {
 /// Tokens of a pass for which buffers are counted. A longer prompt needs more while it is read.
 const PASS_TOKENS: u64 = 64;
 
-/// The program, its stacks and tables.
-const PROCESS: Bytes = Bytes::mib(16);
+/// Stacks and sockets that a run has and profiling has not. The program itself is already missing from the
+/// available memory, which is what is left beside this process.
+const PROCESS: Bytes = Bytes::mib(2);
 
 /// What stands beside weights and cache in memory.
 fn compute_buffer(model: Option<&ModelProfile>, threads: usize) -> Sourced<Bytes> {
@@ -234,7 +235,7 @@ fn compute_buffer(model: Option<&ModelProfile>, threads: usize) -> Sourced<Bytes
     );
     let bytes = activations(&shape, threads as u64) + PROCESS;
     let source = format!(
-        "computed: the buffers of a pass of {PASS_TOKENS} tokens through `{name}`, and {PROCESS} for the process"
+        "computed: the buffers of a pass of {PASS_TOKENS} tokens through `{name}`, and {PROCESS} for stacks and sockets"
     );
     Sourced::new(bytes, source)
 }

@@ -61,6 +61,7 @@ impl Recorder {
     }
 
     /// A step that occupied a resource from `start` to `end`.
+    #[allow(clippy::missing_panics_doc)] // the list is not empty after a push
     pub fn span(&mut self, at: At, kind: Kind, start: u64, end: u64) -> &mut Record {
         let resource = match kind {
             Kind::Send => Resource::Tx,

@@ -25,7 +25,7 @@ const SHORT: Bytes = Bytes::mib(8);
 /// What is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DiskTarget {
-    /// This file, which is not changed.
+    /// This file, which is not changed. What the page cache has of it is dropped.
     File(PathBuf),
     /// A scratch file in this folder, which is removed again.
     Folder(PathBuf),
