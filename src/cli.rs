@@ -156,6 +156,11 @@ pub struct ExecuteArgs {
     /// Longest time for one pass through the ring, in seconds.
     #[arg(long, default_value_t = 600)]
     pub deadline: u64,
+    /// The ring's key: seals every connection and lets the ring leave this machine. All devices need the
+    /// same. A file that only you can read, with 64 random hexadecimal digits, or at least 16 bytes of
+    /// any text; if absent, the text in the variable HEARTH_KEY, if set.
+    #[arg(long, value_name = "FILE")]
+    pub key: Option<PathBuf>,
     /// Where to write the trace.
     #[arg(long)]
     pub trace: Option<PathBuf>,
@@ -167,12 +172,17 @@ pub struct ExecuteArgs {
 /// `hearth worker`.
 #[derive(Debug, Args)]
 pub struct WorkerArgs {
-    /// Where to listen, as HOST:PORT; port 0 takes a free one.
+    /// Where to listen, as HOST:PORT; port 0 takes a free one. Without a key only 127.0.0.1.
     #[arg(long)]
     pub listen: String,
     /// The model file on this device.
     #[arg(long)]
     pub model: PathBuf,
+    /// The ring's key: seals every connection and lets the ring leave this machine. All devices need the
+    /// same. A file that only you can read, with 64 random hexadecimal digits, or at least 16 bytes of
+    /// any text; if absent, the text in the variable HEARTH_KEY, if set.
+    #[arg(long, value_name = "FILE")]
+    pub key: Option<PathBuf>,
     /// Threads to compute with, unless the head says otherwise; all cores if absent.
     #[arg(long)]
     pub threads: Option<usize>,
@@ -190,6 +200,9 @@ pub struct ProfileArgs {
     /// Measure the link to a worker at this address; may be repeated.
     #[arg(long)]
     pub peer: Vec<String>,
+    /// The key that those workers have; if absent, the text in the variable HEARTH_KEY, if set.
+    #[arg(long, value_name = "FILE")]
+    pub key: Option<PathBuf>,
     /// The device's name.
     #[arg(long, default_value = "this")]
     pub name: String,

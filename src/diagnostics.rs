@@ -8,7 +8,7 @@ use std::fmt;
 use std::path::Path;
 
 use hearth_exec::ExecError;
-use hearth_exec::ring::RingError;
+use hearth_exec::ring::{KeyError, RingError};
 use hearth_profiles::DocumentError;
 
 /// Something failed while running.
@@ -102,10 +102,17 @@ impl From<RingError> for Failure {
             RingError::AnotherModel { .. }
             | RingError::NoAddress { .. }
             | RingError::NotLoopback { .. }
+            | RingError::Key { .. }
             | RingError::Plan(_) => UNUSABLE,
             _ => FAILED,
         };
         Failure::running(error).code(code)
+    }
+}
+
+impl From<KeyError> for Failure {
+    fn from(error: KeyError) -> Self {
+        Failure::unusable(error)
     }
 }
 

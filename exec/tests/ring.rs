@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hearth_exec::ring::{
-    Generated, LocalModel, Memory, Network, Request, Ring, RingError, RingOptions, Worker, bind,
+    Generated, Key, LocalModel, Memory, Network, Request, Ring, RingError, RingOptions, Sealed, Worker, bind,
 };
 use hearth_profiles::{Bytes, Document};
 use hearth_schema::Plan;
@@ -73,7 +73,7 @@ fn plan(model: &LocalModel, windows: &[u32], addresses: &[String], prefetch: boo
 }
 
 /// Starts workers on a network and gives their addresses.
-async fn start(network: &Memory, model: &Arc<LocalModel>, count: usize) -> Vec<String> {
+async fn start(network: &impl Network, model: &Arc<LocalModel>, count: usize) -> Vec<String> {
     let mut addresses = Vec::new();
     for index in 0..count {
         let address = format!("localhost:{}", 9000 + index);
@@ -178,6 +178,32 @@ async fn a_ring_writes_a_trace_whose_terms_sum_to_the_token_time() {
     ring.close().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sealed_ring_gives_the_tokens_and_logits_of_one_process_to_who_has_the_key() {
+    let (model, prompt) = (open("psalm-7m-q4_k.gguf"), prompt());
+    let network = Memory::default();
+    let sealed = Sealed::new(network.clone(), Key::parse("a phrase for a test").unwrap());
+    let addresses = start(&sealed, &model, 2).await;
+    let alone = plan(&model, &[LAYERS], &[], false);
+    let mut alone = Ring::connect(&network, alone, model.clone(), one_thread()).await.unwrap();
+    let (single, bits) = generate(&mut alone, &prompt).await.unwrap();
+    let plan = plan(&model, &[1, 2, 1], &addresses, false);
+
+    let stranger = Ring::connect(&network, plan.clone(), model.clone(), one_thread()).await.err();
+    let other = Sealed::new(network.clone(), Key::parse("a phrase for a rest").unwrap());
+    let other = Ring::connect(&other, plan.clone(), model.clone(), one_thread()).await.err();
+    for refused in [stranger, other] {
+        let refused = refused.expect("they have no key");
+        assert!(matches!(&refused, RingError::Key { name, .. } if name == "d1"), "{refused}");
+    }
+
+    let mut ring = Ring::connect(&sealed, plan, model, one_thread()).await.unwrap();
+    let (generated, other) = generate(&mut ring, &prompt).await.unwrap();
+    ring.close().await;
+    assert_eq!(generated.tokens, single.tokens);
+    assert!(other == bits, "logits differ");
+}
+
 #[tokio::test]
 async fn a_worker_with_another_model_is_named() {
     let (q4, q8) = (open("psalm-7m-q4_k.gguf"), open("psalm-7m-q8_0.gguf"));
@@ -219,6 +245,8 @@ async fn an_address_that_others_can_reach_is_refused_without_a_key() {
         assert!(matches!(bind(&network, address).await, Err(RingError::NotLoopback { .. })), "{address}");
     }
     assert!(bind(&network, "[::1]:0").await.is_ok());
+    let sealed = Sealed::new(network.clone(), Key::parse("a phrase for a test").unwrap());
+    assert!(bind(&sealed, "0.0.0.0:1").await.is_ok(), "a key keeps strangers out");
     let _taken = network.bind("localhost:7").await.unwrap();
     assert!(matches!(bind(&network, "localhost:7").await, Err(RingError::CannotListen { .. })));
 }

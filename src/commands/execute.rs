@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearth_exec::ring::{Generated, LocalModel, Request, Ring, RingOptions, Tcp};
+use hearth_exec::ring::{Generated, Key, LocalModel, Network, Request, Ring, RingOptions, Sealed, Tcp};
 use hearth_exec::{Sampler, SamplerOptions, TextStream, Tokenizer};
 use hearth_schema::metrics::{self, Metrics};
 use serde::Serialize;
@@ -27,6 +27,7 @@ struct Output {
 
 /// Runs the verb.
 pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
+    let key = Key::given(args.key.as_deref())?;
     let plan = read_plan(&args.plan)?;
     let model = Arc::new(open_model(&args.model)?);
     if args.exit_with_stdin {
@@ -52,9 +53,16 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
         ..RingOptions::default()
     };
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
+    let run = Run { plan, model, options, request, tokenizer: tokenizer.clone(), print: !json };
     let generated = runtime.block_on(async {
+        let generated = async {
+            match key {
+                Some(key) => run.generate(&Sealed::new(Tcp, key)).await,
+                None => run.generate(&Tcp).await,
+            }
+        };
         tokio::select! {
-            generated = generate(plan, model, options, request, tokenizer.clone(), !json) => generated,
+            generated = generated => generated,
             _ = tokio::signal::ctrl_c() => Err(Failure::running("interrupted")),
         }
     })?;
@@ -91,34 +99,40 @@ fn prompt(args: &ExecuteArgs, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failure
     }
 }
 
-async fn generate(
+/// A request and where it runs.
+struct Run {
     plan: hearth_schema::Plan,
     model: Arc<LocalModel>,
     options: RingOptions,
     request: Request,
     tokenizer: Arc<Tokenizer>,
     print: bool,
-) -> Result<Generated, Failure> {
-    let mut ring = Ring::connect(&Tcp, plan, model, options).await?;
-    let (sender, mut tokens) = mpsc::unbounded_channel();
-    // Printing beside the ring, so that a slow terminal does not slow the tokens.
-    let printer = tokio::task::spawn_blocking(move || {
-        let mut stream = TextStream::default();
-        let mut out = std::io::stdout();
-        while let Some(token) = tokens.blocking_recv() {
-            if print {
-                let _ = write!(out, "{}", stream.push(&tokenizer, token)).and_then(|()| out.flush());
+}
+
+impl Run {
+    async fn generate(self, network: &impl Network) -> Result<Generated, Failure> {
+        let Run { plan, model, options, request, tokenizer, print } = self;
+        let mut ring = Ring::connect(network, plan, model, options).await?;
+        let (sender, mut tokens) = mpsc::unbounded_channel();
+        // Printing beside the ring, so that a slow terminal does not slow the tokens.
+        let printer = tokio::task::spawn_blocking(move || {
+            let mut stream = TextStream::default();
+            let mut out = std::io::stdout();
+            while let Some(token) = tokens.blocking_recv() {
+                if print {
+                    let _ = write!(out, "{}", stream.push(&tokenizer, token)).and_then(|()| out.flush());
+                }
             }
-        }
-        if print {
-            let _ = write!(out, "{}", stream.finish());
-        }
-    });
-    let generated = ring.generate(request, move |token| {
-        let _ = sender.send(token);
-    });
-    let generated = generated.await?;
-    let _ = printer.await;
-    ring.close().await;
-    Ok(generated)
+            if print {
+                let _ = write!(out, "{}", stream.finish());
+            }
+        });
+        let generated = ring.generate(request, move |token| {
+            let _ = sender.send(token);
+        });
+        let generated = generated.await?;
+        let _ = printer.await;
+        ring.close().await;
+        Ok(generated)
+    }
 }

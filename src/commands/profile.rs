@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use hearth_exec::profile::{ProfileOptions, profile};
+use hearth_exec::ring::Key;
 use hearth_profiles::Document;
 
 use super::print_json;
@@ -19,6 +20,7 @@ pub fn run(args: &ProfileArgs, json: bool) -> Result<ExitCode, Failure> {
         threads: args.threads.unwrap_or(0),
         quick: args.quick,
         peers: args.peer.clone(),
+        key: Key::given(args.key.as_deref())?,
     };
     let line = progress::line();
     let device = profile(&options, |what| line.set_message(what.to_string())).map_err(Failure::running)?;

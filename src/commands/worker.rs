@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use hearth_exec::ring::{Listener, Tcp, Worker, bind};
+use hearth_exec::ring::{Key, Listener, LocalModel, Network, Sealed, Tcp, Worker, bind};
 
 use crate::cli::WorkerArgs;
 use crate::diagnostics::Failure;
@@ -11,27 +11,35 @@ use crate::documents::open_model;
 
 /// Runs the verb, until it is stopped.
 pub fn run(args: &WorkerArgs) -> Result<ExitCode, Failure> {
+    let key = Key::given(args.key.as_deref())?;
     let model = Arc::new(open_model(&args.model)?);
     if args.exit_with_stdin {
         end_with_stdin();
     }
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
     runtime.block_on(async {
-        let listener = bind(&Tcp, &args.listen).await?;
-        println!("listening at {} with {}", listener.address(), model.profile.name);
-        let worker = Worker::new(Tcp, model, args.threads.unwrap_or(0));
-        let report = |ended: Result<(), _>| {
-            if let Err(error) = ended {
-                eprintln!("a connection ended: {error}");
-            }
-        };
-        tokio::select! {
-            error = worker.serve(listener, report) => Err(error.into()),
-            interrupted = tokio::signal::ctrl_c() => interrupted.map_err(Failure::running),
+        match key {
+            Some(key) => serve(Sealed::new(Tcp, key), args, model).await,
+            None => serve(Tcp, args, model).await,
         }
     })?;
     runtime.shutdown_background();
     Ok(ExitCode::SUCCESS)
+}
+
+async fn serve(network: impl Network, args: &WorkerArgs, model: Arc<LocalModel>) -> Result<(), Failure> {
+    let listener = bind(&network, &args.listen).await?;
+    println!("listening at {} with {}", listener.address(), model.profile.name);
+    let worker = Worker::new(network, model, args.threads.unwrap_or(0));
+    let report = |ended: Result<(), _>| {
+        if let Err(error) = ended {
+            eprintln!("a connection ended: {error}");
+        }
+    };
+    tokio::select! {
+        error = worker.serve(listener, report) => Err(error.into()),
+        interrupted = tokio::signal::ctrl_c() => interrupted.map_err(Failure::running),
+    }
 }
 
 /// Ends the process when standard input does: whoever started it is gone then, however it went.

@@ -8,5 +8,6 @@ mod glossary;
 mod lab;
 mod processes;
 mod repository;
+mod ring_key;
 mod rust_text;
 mod tidy;

@@ -7,7 +7,8 @@ use std::process::{Child, Command, Output, Stdio};
 /// The program under test.
 pub fn hearth(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hearth"));
-    command.args(arguments).stdin(Stdio::null());
+    // A key of whoever runs the tests is none of their business.
+    command.args(arguments).stdin(Stdio::null()).env_remove("HEARTH_KEY");
     command
 }
 
@@ -46,11 +47,18 @@ pub struct Worker {
 impl Worker {
     /// Starts a worker with a model.
     pub fn start(model: &str) -> Worker {
-        let mut process = hearth(&["worker", "--listen", "127.0.0.1:0", "--threads", "1", "--model", model])
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("the worker starts");
+        Self::spawn(&mut hearth(&["worker", "--listen", "127.0.0.1:0", "--threads", "1", "--model", model]))
+    }
+
+    /// Starts a worker that takes only those with a key.
+    pub fn with_key(model: &str, listen: &str, key: &str) -> Worker {
+        let arguments = ["worker", "--listen", listen, "--threads", "1", "--model", model, "--key", key];
+        Self::spawn(&mut hearth(&arguments))
+    }
+
+    fn spawn(command: &mut Command) -> Worker {
+        let mut process =
+            command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("the worker starts");
         let mut line = String::new();
         let out = process.stdout.take().expect("piped");
         BufReader::new(out).read_line(&mut line).expect("the worker says where it listens");

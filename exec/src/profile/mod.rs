@@ -36,8 +36,10 @@ use crate::cpu::Cpu;
 use crate::error::ExecError;
 use crate::pool::{Pool, PoolOptions};
 use crate::ring::error::RingError;
+use crate::ring::key::Key;
 use crate::ring::network::Tcp;
 use crate::ring::probe::{self, ProbeEffort};
+use crate::ring::sealed::Sealed;
 use crate::synth::SynthError;
 
 /// What to measure.
@@ -54,6 +56,8 @@ pub struct ProfileOptions {
     pub quick: bool,
     /// Addresses of workers to measure the links to.
     pub peers: Vec<String>,
+    /// The key that those workers have, if they have one.
+    pub key: Option<Key>,
 }
 
 /// Why a machine cannot be profiled.
@@ -121,7 +125,7 @@ pub fn with_effort(
     let cpu = Cpu::new(Arc::new(pool));
 
     progress("links");
-    let links = links(&options.peers, probe)?;
+    let links = links(&options.peers, options.key.as_ref(), probe)?;
     let folder = || DiskTarget::Folder(PathBuf::from("."));
     let target = options.model.clone().map_or_else(folder, DiskTarget::File);
     let disk = measure::disk::disk(&target, threads, &effort, progress)?;
@@ -175,7 +179,7 @@ struct Links {
 /// The peer's name of the link from this machine to itself.
 pub const LOOPBACK: &str = "loopback";
 
-fn links(addresses: &[String], effort: ProbeEffort) -> Result<Links, ProfileError> {
+fn links(addresses: &[String], key: Option<&Key>, effort: ProbeEffort) -> Result<Links, ProfileError> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.map_err(|source| ProfileError::Threads { source })?;
     runtime.block_on(async {
@@ -183,7 +187,10 @@ fn links(addresses: &[String], effort: ProbeEffort) -> Result<Links, ProfileErro
         let hop = probe::hop(&Tcp, "127.0.0.1:0", effort).await?;
         let mut peers = vec![PeerLink { peer: LOOPBACK.to_owned(), ..own }];
         for address in addresses {
-            peers.push(probe::link(&Tcp, address, effort).await?);
+            peers.push(match key {
+                Some(key) => probe::link(&Sealed::new(Tcp, key.clone()), address, effort).await?,
+                None => probe::link(&Tcp, address, effort).await?,
+            });
         }
         Ok(Links { hop, peers })
     })

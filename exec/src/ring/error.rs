@@ -2,6 +2,7 @@
 
 use hearth_schema::schedule::ScheduleError;
 
+use crate::ring::sealed::SealError;
 use crate::ring::wire::WireError;
 
 /// Why a ring does not come up, or stops.
@@ -35,11 +36,19 @@ pub enum RingError {
     },
     /// A worker listens beyond this machine although nothing authenticates who connects.
     #[error(
-        "{address} can be reached from other machines, and without a key anybody there could use the worker; listen at 127.0.0.1"
+        "{address} can be reached from other machines, and without a key anybody there could use the worker; listen at 127.0.0.1, or give every device the same --key"
     )]
     NotLoopback {
         /// The address.
         address: String,
+    },
+    /// Two ends of a connection do not have the same key.
+    #[error("no connection with `{name}`: {why}")]
+    Key {
+        /// Who.
+        name: String,
+        /// What was seen, and how to mend it.
+        why: String,
     },
     /// The peer says no.
     #[error("`{name}` refused: {reason}")]
@@ -99,4 +108,22 @@ pub enum RingError {
     /// The plan does not fit the model or the machine.
     #[error("{0}")]
     Plan(String),
+}
+
+impl RingError {
+    /// Why a first frame did not come from, or go to, the peer of this name.
+    pub fn greeting(name: &str, error: WireError) -> RingError {
+        let of_key = match &error {
+            WireError::Sealed => true,
+            WireError::Io(io) => {
+                io.get_ref().is_some_and(<dyn std::error::Error + Send + Sync>::is::<SealError>)
+            }
+            WireError::TooLong { .. } | WireError::Header(_) | WireError::Cut => false,
+        };
+        if of_key {
+            RingError::Key { name: name.into(), why: error.to_string() }
+        } else {
+            RingError::Wire(error)
+        }
+    }
 }

@@ -10,6 +10,7 @@
 //! a deadline.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -24,6 +25,7 @@ use tokio::task::JoinHandle;
 
 use crate::clock::wall_nanos;
 use crate::ring::error::RingError;
+use crate::ring::head_address::{announced, listen_at};
 use crate::ring::network::{Listener, Network};
 use crate::ring::node::{Node, Sample};
 use crate::ring::recorder::Lines;
@@ -105,6 +107,8 @@ struct Control {
     name: String,
     place: u16,
     facts: WorkerFacts,
+    /// This machine's address on the worker's side.
+    seen_from: Option<IpAddr>,
     orders: mpsc::UnboundedSender<Frame>,
     answers: mpsc::UnboundedReceiver<Frame>,
     clock: Arc<Mutex<ClockOffset>>,
@@ -135,17 +139,17 @@ impl Ring {
         let plan = Arc::new(plan);
         let session = session_id(&plan);
         let (inbox, events) = mpsc::unbounded_channel();
-        let host = plan.devices[0].address.as_deref().and_then(|address| address.rsplit_once(':'));
-        let at = format!("{}:0", host.map_or("127.0.0.1", |(host, _)| host));
-        let listener = crate::ring::bind(network, &at).await?;
-        let head_address = listener.address();
         let mut workers = Vec::new();
         for (place, device) in plan.devices.iter().enumerate().skip(1) {
             workers.push(greet(network, &plan, place, device, session, inbox.clone()).await?);
         }
+        let seen_from: Vec<_> = workers.iter().map(|worker| worker.seen_from).collect();
+        let at = listen_at(plan.devices[0].address.as_deref(), network.is_sealed(), &seen_from);
+        let listener = crate::ring::bind(network, &at).await?;
+        let head_address = listener.address();
         let accepting = tokio::spawn(accept(listener, session, inbox.clone(), model.max_activation_bytes()));
         for worker in &workers {
-            worker.configure(&plan, &head_address, &options)?;
+            worker.configure(&plan, &announced(&head_address, worker.seen_from), &options)?;
         }
         for worker in &mut workers {
             worker.ready().await?;
@@ -384,8 +388,9 @@ async fn greet<N: Network>(
             why: error.to_string(),
         })?;
         let hello = Message::Hello { magic: MAGIC, protocol: PROTOCOL, session, purpose: Purpose::Control };
-        Frame::from(hello).write(&mut stream).await?;
-        match Frame::read(&mut stream, 0).await? {
+        let greeting = |error| RingError::greeting(&name, error);
+        Frame::from(hello).write(&mut stream).await.map_err(greeting)?;
+        match Frame::read(&mut stream, 0).await.map_err(greeting)? {
             Some(Frame { message: Message::Welcome(facts), .. }) => Ok((stream, facts)),
             Some(Frame { message: Message::Refuse { reason }, .. }) => {
                 Err(RingError::Refused { name: name.clone(), reason })
@@ -395,6 +400,7 @@ async fn greet<N: Network>(
     };
     let (stream, facts) = within(HELLO_DEADLINE, &format!("reaching worker `{name}`"), greeting).await??;
     check_digests(plan, &facts.model_digest, &facts.shape_digest, &name)?;
+    let seen_from = network.local_host(&stream);
     let (reader, writer) = tokio::io::split(stream);
     let (orders, queue) = mpsc::unbounded_channel();
     let (answer, answers) = mpsc::unbounded_channel();
@@ -402,7 +408,18 @@ async fn greet<N: Network>(
     let watcher = tokio::spawn(watch(name.clone(), clock.clone(), orders.clone(), inbox.clone()));
     let reader = tokio::spawn(listen(name.clone(), reader, clock.clone(), answer, inbox));
     let writer = tokio::spawn(write(writer, queue));
-    Ok(Control { name, place: place as u16, facts, orders, answers, clock, watcher, reader, writer })
+    Ok(Control {
+        name,
+        place: place as u16,
+        facts,
+        seen_from,
+        orders,
+        answers,
+        clock,
+        watcher,
+        reader,
+        writer,
+    })
 }
 
 async fn write<S: AsyncWrite>(mut stream: WriteHalf<S>, mut frames: mpsc::UnboundedReceiver<Frame>) {

@@ -2,14 +2,17 @@
 //!
 //! The head ([`Ring`]) gives every [`Worker`] the plan and its place in it, lets tokens enter, and gets
 //! activations back after the last window of each round. Every device's [`node::Node`] interprets
-//! `schema::schedule`. Frames travel over a [`network::Network`].
+//! `schema::schedule`. Frames travel over a [`network::Network`], which a [`Key`] seals ([`Sealed`]).
 
 pub mod error;
 pub mod head;
+mod head_address;
+pub mod key;
 pub mod network;
 pub mod node;
 pub mod probe;
 pub mod recorder;
+pub mod sealed;
 pub mod wire;
 pub mod worker;
 
@@ -24,7 +27,9 @@ use hearth_schema::schedule::MAX_PASS_TOKENS;
 
 pub use error::RingError;
 pub use head::{Generated, Request, Ring, RingOptions};
+pub use key::{Key, KeyError};
 pub use network::{Listener, Memory, Network, Tcp};
+pub use sealed::Sealed;
 pub use worker::{Worker, bind};
 
 use crate::backend::CacheOptions;

@@ -4,10 +4,12 @@
 //! one process. Both carry ordered bytes and deliver whole frames or an error; a test of the ring and a
 //! real ring run the same code.
 //!
-//! Not here: deadlines and what is said ([`super::worker`], [`super::head`]).
+//! Not here: deadlines and what is said ([`super::worker`], [`super::head`]); who may speak
+//! ([`super::sealed`]).
 
 use std::collections::BTreeMap;
 use std::io;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream};
@@ -25,6 +27,16 @@ pub trait Network: Clone + Send + Sync + 'static {
     fn connect(&self, address: &str) -> impl Future<Output = io::Result<Self::Stream>> + Send;
     /// Listens at an address; port 0 takes a free one.
     fn bind(&self, address: &str) -> impl Future<Output = io::Result<Self::Listener>> + Send;
+
+    /// Whether strangers can neither speak nor listen on its connections.
+    fn is_sealed(&self) -> bool {
+        false
+    }
+
+    /// This end's host of a connection, where connections have hosts.
+    fn local_host(&self, _stream: &Self::Stream) -> Option<IpAddr> {
+        None
+    }
 }
 
 /// Something that accepts connections.
@@ -53,6 +65,10 @@ impl Network for Tcp {
 
     async fn bind(&self, address: &str) -> io::Result<TcpListener> {
         TcpListener::bind(address).await
+    }
+
+    fn local_host(&self, stream: &TcpStream) -> Option<IpAddr> {
+        stream.local_addr().ok().map(|address| address.ip())
     }
 }
 
@@ -125,6 +141,8 @@ impl Listener for MemoryListener {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ring::key::Key;
+    use crate::ring::sealed::Sealed;
     use crate::ring::wire::{Frame, Message, WireError};
 
     /// The law of every network: frames arrive whole and in order, and a cut is an error.
@@ -162,6 +180,13 @@ mod tests {
     #[tokio::test]
     async fn memory_obeys_the_law() {
         obeys_the_law(Memory::default(), "a:0").await;
+    }
+
+    #[tokio::test]
+    async fn sealed_networks_obey_the_law() {
+        let key = Key::parse("a phrase for a test").unwrap();
+        obeys_the_law(Sealed::new(Tcp, key.clone()), "127.0.0.1:0").await;
+        obeys_the_law(Sealed::new(Memory::default(), key), "a:0").await;
     }
 
     #[tokio::test]

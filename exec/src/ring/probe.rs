@@ -102,8 +102,9 @@ async fn greet<N: Network>(network: &N, address: &str) -> Result<N::Stream, Ring
     };
     let mut stream = network.connect(address).await.map_err(unreachable)?;
     let hello = Message::Hello { magic: MAGIC, protocol: PROTOCOL, session: 0, purpose: Purpose::Probe };
-    Frame::from(hello).write(&mut stream).await?;
-    match Frame::read(&mut stream, 0).await? {
+    let greeting = |error| RingError::greeting(address, error);
+    Frame::from(hello).write(&mut stream).await.map_err(greeting)?;
+    match Frame::read(&mut stream, 0).await.map_err(greeting)? {
         Some(Frame { message: Message::Welcome(_), .. }) => Ok(stream),
         Some(Frame { message: Message::Refuse { reason }, .. }) => {
             Err(RingError::Refused { name: address.into(), reason })

@@ -20,6 +20,10 @@ pub const MAGIC: u32 = 0x4854_5248;
 /// Version of the protocol; both ends must have the same.
 pub const PROTOCOL: u16 = 1;
 
+/// What a connection sealed with a key begins with. As the length of a header it is far beyond the limit,
+/// so no unsealed frame begins like this.
+pub const SEALED: [u8; 8] = *b"hearth\0\x01";
+
 /// The longest header, in bytes: names, addresses and digests.
 const MAX_HEADER_BYTES: usize = 64 << 10;
 
@@ -176,6 +180,9 @@ pub enum WireError {
     /// The header is not one.
     #[error("a frame's header cannot be read: {0}")]
     Header(String),
+    /// The peer's connections are sealed and this end's are not.
+    #[error("the peer has a key and this end has none; give both ends the same --key")]
+    Sealed,
     /// The stream ended inside a frame.
     #[error("the connection ended inside a frame")]
     Cut,
@@ -186,6 +193,9 @@ pub enum WireError {
 
 /// The two lengths of a frame, within their limits.
 fn lengths(prefix: [u8; PREFIX_BYTES], max_payload: usize) -> Result<(usize, usize), WireError> {
+    if prefix == SEALED {
+        return Err(WireError::Sealed);
+    }
     let [h0, h1, h2, h3, p0, p1, p2, p3] = prefix;
     let header = u32::from_le_bytes([h0, h1, h2, h3]) as usize;
     let payload = u32::from_le_bytes([p0, p1, p2, p3]) as usize;
@@ -302,6 +312,11 @@ mod tests {
         let mut hostile = vec![10, 0, 0, 0, 0, 0, 0, 0, 2, 253];
         hostile.extend_from_slice(&(1u64 << 63).to_le_bytes());
         assert!(matches!(Frame::decode(&hostile, 16), Err(WireError::Header(_))));
+    }
+
+    #[test]
+    fn a_sealed_connection_is_told_from_damage() {
+        assert!(matches!(Frame::decode(&SEALED, 16), Err(WireError::Sealed)));
     }
 
     #[test]

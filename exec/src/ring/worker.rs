@@ -95,11 +95,11 @@ impl<N: Network> Clone for Worker<N> {
     }
 }
 
-/// Binds an address, and refuses one that other machines can reach: nothing authenticates a head yet.
+/// Binds an address, and refuses one that other machines can reach unless a key keeps strangers out.
 pub async fn bind<N: Network>(network: &N, address: &str) -> Result<N::Listener, RingError> {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
     let loopback = host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
-    if !loopback {
+    if !loopback && !network.is_sealed() {
         return Err(RingError::NotLoopback { address: address.into() });
     }
     network
@@ -134,8 +134,8 @@ impl<N: Network> Worker<N> {
     }
 
     async fn connection(&self, mut stream: N::Stream) -> Result<(), RingError> {
-        let hello =
-            within(HELLO_DEADLINE, "a connection's first frame", Frame::read(&mut stream, 0)).await??;
+        let hello = within(HELLO_DEADLINE, "a connection's first frame", Frame::read(&mut stream, 0)).await?;
+        let hello = hello.map_err(|error| RingError::greeting("a stranger", error))?;
         let Some(Frame { message: Message::Hello { magic, protocol, session, purpose }, .. }) = hello else {
             return Err(strange("a connection", "its first frame is no hello"));
         };
@@ -439,8 +439,9 @@ pub async fn connect_data<N: Network>(
         let mut stream = network.connect(address).await.map_err(unreachable)?;
         let purpose = Purpose::Data { from: place };
         let hello = Message::Hello { magic: MAGIC, protocol: PROTOCOL, session, purpose };
-        Frame::from(hello).write(&mut stream).await?;
-        match Frame::read(&mut stream, 0).await? {
+        let greeting = |error| RingError::greeting(name, error);
+        Frame::from(hello).write(&mut stream).await.map_err(greeting)?;
+        match Frame::read(&mut stream, 0).await.map_err(greeting)? {
             Some(Frame { message: Message::Welcome(_), .. }) => Ok(stream),
             Some(Frame { message: Message::Refuse { reason }, .. }) => {
                 Err(RingError::Refused { name: name.into(), reason })
