@@ -10,43 +10,27 @@
 //! a deadline.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use hearth_profiles::Document;
-use hearth_schema::plan::{Plan, PlannedDevice};
+use hearth_schema::plan::Plan;
 use hearth_schema::scenario::Workload;
 use hearth_schema::schedule::{Schedule, passes};
 use hearth_schema::trace::{Header, Origin, Outcome, Trace, TracedDevice};
-use tokio::io::{AsyncRead, AsyncWrite, ReadHalf, WriteHalf};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use crate::clock::wall_nanos;
+use crate::ring::LocalModel;
+use crate::ring::control::{Control, HELLO_DEADLINE, address, greet};
 use crate::ring::error::RingError;
 use crate::ring::head_address::{announced, listen_at};
 use crate::ring::network::{Listener, Network};
 use crate::ring::node::{Node, Sample};
 use crate::ring::recorder::Lines;
-use crate::ring::wire::{
-    Frame, MAGIC, MAX_DOCUMENT_PAYLOAD, Message, PROTOCOL, PeerAddress, Purpose, WorkerFacts,
-};
+use crate::ring::wire::{Frame, MAGIC, Message, PROTOCOL, Purpose, WorkerFacts};
 use crate::ring::worker::{NodeEvent, connect_data, receive_activations, strange, within};
-use crate::ring::{LocalModel, check_digests};
-
-/// To reach a worker and hear what model it has.
-const HELLO_DEADLINE: Duration = Duration::from_secs(10);
-/// From the plan until a worker holds its layers and neighbours.
-const READY_DEADLINE: Duration = Duration::from_mins(1);
-/// Between two signs of life that a worker is asked for.
-const HEARTBEAT: Duration = Duration::from_millis(500);
-/// Without a sign of life, after which a worker counts as gone.
-const SILENCE_DEADLINE: Duration = Duration::from_secs(2);
-/// To hand over a trace.
-const COLLECT_DEADLINE: Duration = Duration::from_mins(1);
-/// Pings that estimate a clock's offset before a request.
-const OFFSET_PINGS: u64 = 8;
 
 /// How a ring is run.
 #[derive(Debug, Clone)]
@@ -99,32 +83,7 @@ pub struct Ring {
     events: Arc<Mutex<mpsc::UnboundedReceiver<NodeEvent>>>,
     workers: Vec<Control>,
     options: RingOptions,
-    listener: Option<JoinHandle<()>>,
-}
-
-/// The head's connection to one worker.
-struct Control {
-    name: String,
-    place: u16,
-    facts: WorkerFacts,
-    /// This machine's address on the worker's side.
-    seen_from: Option<IpAddr>,
-    orders: mpsc::UnboundedSender<Frame>,
-    answers: mpsc::UnboundedReceiver<Frame>,
-    clock: Arc<Mutex<ClockOffset>>,
-    watcher: JoinHandle<()>,
-    reader: JoinHandle<()>,
-    writer: JoinHandle<()>,
-}
-
-/// The offset of a worker's clock, from the shortest ping so far.
-#[derive(Debug, Clone, Copy, Default)]
-struct ClockOffset {
-    /// Round trip of the best ping, in nanoseconds; none yet if 0.
-    round_trip: u64,
-    /// What to add to the worker's times, in nanoseconds.
-    to_head: i64,
-    last_seen: u64,
+    listener: JoinHandle<()>,
 }
 
 impl Ring {
@@ -169,7 +128,7 @@ impl Ring {
             events: Arc::new(Mutex::new(events)),
             workers,
             options,
-            listener: Some(accepting),
+            listener: accepting,
         })
     }
 
@@ -219,7 +178,7 @@ impl Ring {
         merge(&mut trace, lines, 0, started);
         for worker in &mut self.workers {
             let lines = worker.collect().await?;
-            let offset = worker.clock.lock().unwrap_or_else(PoisonError::into_inner).to_head;
+            let offset = worker.clock_offset();
             merge(&mut trace, lines, offset, started);
         }
         trace.records.sort_by_key(|record| (record.start, record.device, record.end));
@@ -228,15 +187,8 @@ impl Ring {
 
     /// Ends the session in order; the workers then wait for the next head.
     pub async fn close(mut self) {
-        for worker in &self.workers {
-            let _ = worker.orders.send(Message::Goodbye.into());
-        }
-        // A writer ends once what is queued is written and nobody can queue more; the watcher could.
         for worker in &mut self.workers {
-            let (orders, _) = mpsc::unbounded_channel();
-            worker.orders = orders;
-            worker.watcher.abort();
-            let _ = tokio::time::timeout(HEARTBEAT, &mut worker.writer).await;
+            worker.close().await;
         }
     }
 
@@ -270,14 +222,7 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
-        for worker in &self.workers {
-            for task in [&worker.watcher, &worker.reader, &worker.writer] {
-                task.abort();
-            }
-        }
-        if let Some(listener) = &self.listener {
-            listener.abort();
-        }
+        self.listener.abort();
     }
 }
 
@@ -365,203 +310,6 @@ fn session_id(plan: &Plan) -> u64 {
     let bytes = digest.bytes().chain(wall_nanos().to_le_bytes()).chain(std::process::id().to_le_bytes());
     // FNV-1a, 64 bits.
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
-}
-
-fn address(device: &PlannedDevice) -> Result<&str, RingError> {
-    device.address.as_deref().ok_or_else(|| RingError::NoAddress { name: device.name.clone() })
-}
-
-/// Opens the control connection to a worker and checks its model.
-async fn greet<N: Network>(
-    network: &N,
-    plan: &Plan,
-    place: usize,
-    device: &PlannedDevice,
-    session: u64,
-    inbox: mpsc::UnboundedSender<NodeEvent>,
-) -> Result<Control, RingError> {
-    let (name, at) = (device.name.clone(), address(device)?);
-    let greeting = async {
-        let mut stream = network.connect(at).await.map_err(|error| RingError::Unreachable {
-            name: name.clone(),
-            address: at.into(),
-            why: error.to_string(),
-        })?;
-        let hello = Message::Hello { magic: MAGIC, protocol: PROTOCOL, session, purpose: Purpose::Control };
-        let greeting = |error| RingError::greeting(&name, error);
-        Frame::from(hello).write(&mut stream).await.map_err(greeting)?;
-        match Frame::read(&mut stream, 0).await.map_err(greeting)? {
-            Some(Frame { message: Message::Welcome(facts), .. }) => Ok((stream, facts)),
-            Some(Frame { message: Message::Refuse { reason }, .. }) => {
-                Err(RingError::Refused { name: name.clone(), reason })
-            }
-            _ => Err(strange(&name, "its first frame is no welcome")),
-        }
-    };
-    let (stream, facts) = within(HELLO_DEADLINE, &format!("reaching worker `{name}`"), greeting).await??;
-    check_digests(plan, &facts.model_digest, &facts.shape_digest, &name)?;
-    let seen_from = network.local_host(&stream);
-    let (reader, writer) = tokio::io::split(stream);
-    let (orders, queue) = mpsc::unbounded_channel();
-    let (answer, answers) = mpsc::unbounded_channel();
-    let clock = Arc::new(Mutex::new(ClockOffset { last_seen: wall_nanos(), ..ClockOffset::default() }));
-    let watcher = tokio::spawn(watch(name.clone(), clock.clone(), orders.clone(), inbox.clone()));
-    let reader = tokio::spawn(listen(name.clone(), reader, clock.clone(), answer, inbox));
-    let writer = tokio::spawn(write(writer, queue));
-    Ok(Control {
-        name,
-        place: place as u16,
-        facts,
-        seen_from,
-        orders,
-        answers,
-        clock,
-        watcher,
-        reader,
-        writer,
-    })
-}
-
-async fn write<S: AsyncWrite>(mut stream: WriteHalf<S>, mut frames: mpsc::UnboundedReceiver<Frame>) {
-    while let Some(frame) = frames.recv().await {
-        if frame.write(&mut stream).await.is_err() {
-            return;
-        }
-    }
-}
-
-/// Asks for signs of life, and fails the request when they stay out.
-async fn watch(
-    name: String,
-    clock: Arc<Mutex<ClockOffset>>,
-    orders: mpsc::UnboundedSender<Frame>,
-    inbox: mpsc::UnboundedSender<NodeEvent>,
-) {
-    loop {
-        if orders.send(Message::Ping { nonce: wall_nanos() }.into()).is_err() {
-            return;
-        }
-        tokio::time::sleep(HEARTBEAT).await;
-        let last_seen = clock.lock().unwrap_or_else(PoisonError::into_inner).last_seen;
-        if wall_nanos().saturating_sub(last_seen) > SILENCE_DEADLINE.as_nanos() as u64 {
-            let why = format!("no sign of life for {} s", SILENCE_DEADLINE.as_secs());
-            let _ = inbox.send(NodeEvent::Failed(RingError::Gone { name, why }));
-            return;
-        }
-    }
-}
-
-/// Takes a worker's answers: pongs set the clock, the rest goes to whoever asked.
-async fn listen<S: AsyncRead>(
-    name: String,
-    mut stream: ReadHalf<S>,
-    clock: Arc<Mutex<ClockOffset>>,
-    answers: mpsc::UnboundedSender<Frame>,
-    inbox: mpsc::UnboundedSender<NodeEvent>,
-) {
-    let error = loop {
-        match Frame::read(&mut stream, MAX_DOCUMENT_PAYLOAD).await {
-            Ok(Some(Frame { message: Message::Pong { nonce, clock: theirs }, .. })) => {
-                clock.lock().unwrap_or_else(PoisonError::into_inner).pong(nonce, theirs);
-            }
-            Ok(Some(Frame { message: Message::Refuse { reason }, .. })) => {
-                break RingError::Refused { name, reason };
-            }
-            Ok(Some(frame)) => {
-                if answers.send(frame).is_err() {
-                    return;
-                }
-            }
-            Ok(None) => break RingError::Gone { name, why: "it hung up".into() },
-            Err(error) => break RingError::Gone { name, why: error.to_string() },
-        }
-    };
-    let _ = answers.send(Frame::from(Message::Refuse { reason: error.to_string() }));
-    let _ = inbox.send(NodeEvent::Failed(error));
-}
-
-impl ClockOffset {
-    /// A pong came back: `nonce` is when its ping left, on our clock.
-    fn pong(&mut self, nonce: u64, theirs: u64) {
-        let now = wall_nanos();
-        self.last_seen = now;
-        let round_trip = now.saturating_sub(nonce).max(1);
-        if self.round_trip == 0 || round_trip < self.round_trip {
-            self.round_trip = round_trip;
-            // The pong was written half way between.
-            self.to_head = (nonce + round_trip / 2) as i64 - theirs as i64;
-        }
-    }
-}
-
-impl Control {
-    fn configure(&self, plan: &Arc<Plan>, head: &str, options: &RingOptions) -> Result<(), RingError> {
-        let place = usize::from(self.place);
-        let mut receivers = Vec::new();
-        for to in Schedule::new(plan.clone(), place).receivers() {
-            let address = if to == 0 { head } else { address(&plan.devices[to])? };
-            receivers.push(PeerAddress { place: to as u16, address: address.into() });
-        }
-        let threads = options.worker_threads.get(place - 1).copied().unwrap_or(0);
-        let message = Message::Configure { place: self.place, threads, receivers };
-        self.order(Frame { message, payload: plan.to_yaml().into_bytes() })
-    }
-
-    fn order(&self, frame: impl Into<Frame>) -> Result<(), RingError> {
-        self.orders
-            .send(frame.into())
-            .map_err(|_| RingError::Gone { name: self.name.clone(), why: "its connection is closed".into() })
-    }
-
-    async fn answer(&mut self, limit: Duration, what: &str) -> Result<Frame, RingError> {
-        let what = format!("worker `{}` {what}", self.name);
-        match within(limit, &what, self.answers.recv()).await? {
-            Some(Frame { message: Message::Refuse { reason }, .. }) => {
-                Err(RingError::Refused { name: self.name.clone(), reason })
-            }
-            Some(frame) => Ok(frame),
-            None => Err(RingError::Gone { name: self.name.clone(), why: "it hung up".into() }),
-        }
-    }
-
-    async fn ready(&mut self) -> Result<(), RingError> {
-        match self.answer(READY_DEADLINE, "getting ready").await?.message {
-            Message::Ready => Ok(()),
-            other => Err(strange(&self.name, &format!("{other:?} instead of ready"))),
-        }
-    }
-
-    async fn reset(&mut self) -> Result<(), RingError> {
-        for _ in 0..OFFSET_PINGS {
-            self.order(Message::Ping { nonce: wall_nanos() })?;
-        }
-        self.order(Message::Reset)?;
-        self.ready().await
-    }
-
-    async fn collect(&mut self) -> Result<Lines, RingError> {
-        self.order(Message::Collect)?;
-        let mut lines = Lines::default();
-        loop {
-            let frame = self.answer(COLLECT_DEADLINE, "handing its trace over").await?;
-            let Message::Report { more } = frame.message else {
-                return Err(strange(&self.name, &format!("{:?} instead of a trace", frame.message)));
-            };
-            let (records, readings): (Vec<_>, Vec<_>) = serde_json::from_slice(&frame.payload)
-                .map_err(|error| strange(&self.name, &format!("a trace that cannot be read: {error}")))?;
-            lines.records.extend(records);
-            lines.readings.extend(readings);
-            let foreign = lines.records.iter().any(|record: &hearth_schema::trace::Record| {
-                record.device != self.place || record.end < record.start
-            });
-            if foreign {
-                return Err(strange(&self.name, "a trace with another device's lines"));
-            }
-            if !more {
-                return Ok(lines);
-            }
-        }
-    }
 }
 
 /// Lets the ring's last devices in.

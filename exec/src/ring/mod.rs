@@ -4,6 +4,7 @@
 //! activations back after the last window of each round. Every device's [`node::Node`] interprets
 //! `schema::schedule`. Frames travel over a [`network::Network`], which a [`Key`] seals ([`Sealed`]).
 
+mod control;
 pub mod error;
 pub mod head;
 mod head_address;
