@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use hearth_exec::lab::{Child, Copies, DeviceLimits, Group, Groups, LabError};
+use hearth_exec::lab::{Child, Copies, DeviceLimits, Group, Groups, LabError, copies};
 use hearth_exec::ring::Tcp;
 use hearth_exec::ring::probe::{self, ProbeEffort};
 use hearth_profiles::{Bytes, Device, Document, Link, Sourced};
@@ -14,6 +15,7 @@ use hearth_schema::metrics::{self, Metrics};
 use hearth_schema::scenario::{Limits, Links};
 use hearth_schema::{Cluster, LinkTable, Plan, Trace};
 use serde::Serialize;
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::{plan, print_json, simulate};
 use crate::cli::LabArgs;
@@ -64,8 +66,19 @@ struct Lab {
     folder: PathBuf,
 }
 
+/// Set when a signal has come: the thread that undoes everything ends the process.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
 /// Runs the verb.
 pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
+    let result = run_through(args, json);
+    while INTERRUPTED.load(Ordering::SeqCst) {
+        std::thread::park();
+    }
+    result
+}
+
+fn run_through(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
     let mut loaded = LoadedScenario::read(&args.scenario)?;
     if let Some(tokens) = args.tokens {
         loaded.generate(tokens)?;
@@ -132,6 +145,7 @@ impl Lab {
         if let Some(found) = &found {
             found.sweep();
         }
+        undo_when_interrupted(found.clone(), copies::folder(&scratch));
         let copies = Copies::make(&scratch, &parts, &names)?;
         if let Some(found) = &found {
             for (place, entry) in loaded.scenario.devices.iter().enumerate() {
@@ -142,8 +156,7 @@ impl Lab {
                 groups.insert(entry.name.clone(), found.create(&entry.name, copies.file(place), limits)?);
             }
         }
-        let folder =
-            args.report.clone().unwrap_or_else(|| scratch.join(format!("hearth-lab-{}", std::process::id())));
+        let folder = args.report.clone().unwrap_or_else(|| copies::folder(&scratch));
         let program = std::env::current_exe().map_err(Failure::running)?;
         Ok(Lab { children: Vec::new(), groups, copies, program, folder })
     }
@@ -301,6 +314,27 @@ fn entry(loaded: &LoadedScenario, name: &str) -> Result<(usize, Limits), Failure
         .position(|entry| entry.name == name)
         .ok_or_else(|| Failure::unusable(format!("the plan's device `{name}` is not in the scenario")))?;
     Ok((index, devices[index].limits.clone().unwrap_or_default()))
+}
+
+/// Undoes what the lab has set up when a person or the system stops it; destructors do not run then.
+fn undo_when_interrupted(groups: Option<Groups>, copies: PathBuf) {
+    std::thread::spawn(move || {
+        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
+        runtime.block_on(async {
+            let Ok(mut terminated) = signal(SignalKind::terminate()) else { return };
+            tokio::select! {
+                _ = tokio::signal::ctrl_c() => {}
+                _ = terminated.recv() => {}
+            }
+            INTERRUPTED.store(true, Ordering::SeqCst);
+            if let Some(groups) = groups {
+                groups.remove_own();
+            }
+            let _ = std::fs::remove_dir_all(copies);
+            eprintln!("interrupted; limits and copies are removed");
+            std::process::exit(130);
+        });
+    });
 }
 
 /// Whether limits need control groups.

@@ -1,9 +1,9 @@
 //! Does the lab run a scenario on this machine, and leave nothing behind?
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use crate::processes::{model, run};
+use crate::processes::{hearth, model, run};
 
 /// A scenario of two devices; `limits` as YAML for each.
 fn scenario(limits: &str) -> String {
@@ -71,17 +71,63 @@ fn two_devices_without_limits() {
     check(folder.path(), &result);
 }
 
-#[test]
-fn two_devices_with_limits() {
-    let groups = Path::new("/sys/fs/cgroup");
-    let probe = groups.join(if groups.join("memory").exists() { "memory" } else { "" }).join("hearth-test");
+/// Where memory groups are made, if this process may.
+fn groups(test: &str) -> Option<PathBuf> {
+    let root = Path::new("/sys/fs/cgroup");
+    let groups = root.join(if root.join("memory").exists() { "memory" } else { "" });
+    let probe = groups.join(format!("hearth-{test}"));
     if fs::create_dir(&probe).is_err() {
-        eprintln!("SKIPPED two_devices_with_limits: control groups cannot be made here; run as root");
-        return;
+        eprintln!("SKIPPED {test}: control groups cannot be made here; run as root");
+        return None;
     }
     fs::remove_dir(&probe).expect("just made");
-    // On a memory file system there is no disk to limit, so the copies lie beside the program.
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a temporary folder");
+    Some(groups)
+}
+
+/// On a memory file system there is no disk to limit, so the copies lie beside the program.
+fn folder_on_disk() -> tempfile::TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a temporary folder")
+}
+
+#[test]
+fn an_interrupted_lab_leaves_nothing_behind() {
+    let Some(groups) = groups("an_interrupted_lab_leaves_nothing_behind") else { return };
+    let folder = folder_on_disk();
+    let file = folder.path().join("scenario.yaml");
+    fs::write(&file, scenario(", memory: 24 MiB, disk_read: 10 MB/s")).expect("the folder can be written");
+    let (file, scratch) = (file.display().to_string(), folder.path().display().to_string());
+    let model = model("q8_0");
+    let mut lab = hearth(&["lab", &file, "--model", &model, "--scratch", &scratch])
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .expect("the lab starts");
+    let own = format!("hearth-lab-{}", lab.id());
+    let made = || {
+        fs::read_dir(&groups)
+            .expect("groups")
+            .flatten()
+            .any(|entry| entry.file_name().to_str().is_some_and(|name| name.starts_with(&own)))
+    };
+    for _ in 0..500 {
+        if made() {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert!(made(), "the lab makes its groups");
+    let killed = std::process::Command::new("kill").arg(lab.id().to_string()).status();
+    assert!(killed.is_ok_and(|status| status.success()));
+    assert_eq!(lab.wait().expect("it ends").code(), Some(130));
+    assert!(!made(), "groups are left behind");
+    assert!(!folder.path().join(&own).exists(), "copies are left behind");
+}
+
+#[test]
+fn two_devices_with_limits() {
+    if groups("two_devices_with_limits").is_none() {
+        return;
+    }
+    let folder = folder_on_disk();
     let result = lab(folder.path(), ", memory: 24 MiB, disk_read: 100 MB/s");
     check(folder.path(), &result);
 }

@@ -6,7 +6,7 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use super::LabError;
+use super::{LabError, PREFIX, is_gone, owner};
 
 /// Private copies of a model, in a folder of their own.
 #[derive(Debug)]
@@ -18,7 +18,8 @@ pub struct Copies {
 impl Copies {
     /// Copies `model` once for each name into a new folder under `scratch`. A split model's parts all go.
     pub fn make(scratch: &Path, parts: &[PathBuf], names: &[String]) -> Result<Copies, LabError> {
-        let folder = scratch.join(format!("hearth-lab-{}", std::process::id()));
+        sweep(scratch);
+        let folder = folder(scratch);
         let mut copies = Copies { folder: folder.clone(), files: Vec::new() };
         for (index, _) in names.iter().enumerate() {
             let own = folder.join(index.to_string());
@@ -59,6 +60,20 @@ impl Copies {
             forget(&file);
         }
         Ok(())
+    }
+}
+
+/// Where this process keeps its copies under `scratch`.
+pub fn folder(scratch: &Path) -> PathBuf {
+    scratch.join(format!("{PREFIX}{}", std::process::id()))
+}
+
+/// Removes the copies of labs whose process is gone.
+fn sweep(scratch: &Path) {
+    for entry in fs::read_dir(scratch).into_iter().flatten().flatten() {
+        if owner(&entry.file_name()).is_some_and(is_gone) {
+            let _ = fs::remove_dir_all(entry.path());
+        }
     }
 }
 

@@ -12,10 +12,7 @@ use std::path::{Path, PathBuf};
 
 use hearth_profiles::{Bytes, BytesPerSecond};
 
-use super::LabError;
-
-/// First part of every group's name.
-const PREFIX: &str = "hearth-lab-";
+use super::{LabError, PREFIX};
 
 /// What a device may use.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -70,17 +67,23 @@ impl Groups {
 
     /// Removes the groups of labs whose process is gone.
     pub fn sweep(&self) {
+        self.remove(super::is_gone);
+    }
+
+    /// Removes this process's groups and ends their members, for an end that runs no destructors.
+    pub fn remove_own(&self) {
+        self.remove(|owner| owner == std::process::id());
+    }
+
+    fn remove(&self, which: impl Fn(u32) -> bool) {
         let folders: &[&PathBuf] = match self {
             Groups::V1 { memory, blkio } => &[memory, blkio],
             Groups::V2 { root } => &[root],
         };
         for entry in folders.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten() {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            let owner =
-                name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
-            if owner.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
+            if super::owner(&entry.file_name()).is_some_and(&which) {
                 kill_members(&entry.path());
-                let _ = fs::remove_dir(entry.path());
+                remove_group(&entry.path());
             }
         }
     }
@@ -178,15 +181,19 @@ impl Drop for Group {
     fn drop(&mut self) {
         kill_members(&self.memory);
         for folder in [&self.memory, &self.disk] {
-            // Members that were killed leave in a moment.
-            for _ in 0..50 {
-                match fs::remove_dir(folder) {
-                    Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
-                        std::thread::sleep(std::time::Duration::from_millis(20));
-                    }
-                    _ => break,
-                }
+            remove_group(folder);
+        }
+    }
+}
+
+/// Members that were killed leave in a moment; until then the group is busy.
+fn remove_group(folder: &Path) {
+    for _ in 0..50 {
+        match fs::remove_dir(folder) {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                std::thread::sleep(std::time::Duration::from_millis(20));
             }
+            _ => return,
         }
     }
 }

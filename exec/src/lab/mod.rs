@@ -15,6 +15,19 @@ pub use copies::Copies;
 pub use groups::{DeviceLimits, Group, Groups};
 pub use process::Child;
 
+/// First part of the name of everything a lab makes; its process's number follows.
+const PREFIX: &str = "hearth-lab-";
+
+/// The process that made something of this name.
+fn owner(name: &std::ffi::OsStr) -> Option<u32> {
+    name.to_str()?.strip_prefix(PREFIX)?.split('-').next()?.parse().ok()
+}
+
+/// Whether a process is gone.
+fn is_gone(process: u32) -> bool {
+    !std::path::Path::new(&format!("/proc/{process}")).exists()
+}
+
 /// Why a lab cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
