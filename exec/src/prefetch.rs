@@ -1,31 +1,40 @@
 //! How is the next window read ahead of its turn, while the device goes on?
 //!
-//! A helper thread takes requests in order. Facts measured on Linux 6.x that it rests on: one
-//! `madvise(WILLNEED)` reads at most about one read-ahead window, not the range asked for, so the
-//! range is advised in small chunks; `MADV_POPULATE_READ` reads in earnest and returns when the pages
-//! are there.
+//! A helper thread takes requests in order, and goes through a part in pieces: what is in memory already is
+//! passed over, the rest is asked for. Facts measured on Linux 6.x that it rests on: one
+//! `madvise(WILLNEED)` reads at most about one read-ahead window, not the range asked for, so a piece is
+//! advised in small calls; `MADV_POPULATE_READ` reads in earnest and returns when the pages are there.
 //!
 //! - `os`: advises, and leaves the rest to the system (prima.cpp paper, Section 3.1);
-//! - `windowed`: populates, up to the plan's budget.
+//! - `windowed`: populates.
 //!
-//! Elsewhere than Linux nothing is read ahead.
+//! Both cover as much of a window, from its front, as the plan's budget says. Elsewhere than Linux nothing is
+//! read ahead.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use hearth_profiles::Bytes;
 use hearth_schema::scenario::Residency;
 use hearth_schema::schedule::Part;
 
 use crate::clock::wall_nanos;
-use crate::ring::recorder::At;
+use crate::residency::resident;
+use crate::ring::recorder::{At, ReadCounter};
 use crate::weights::{Extent, Weights};
 
 /// One call of `MADV_WILLNEED`: the size the kernel honours wherever the read-ahead window stands.
 const ADVISE_BYTES: usize = 128 << 10;
 
-/// One call of `MADV_POPULATE_READ`: long enough to stream, short enough to stop soon.
-const POPULATE_BYTES: usize = 2 << 20;
+/// What is looked at and populated at once: long enough to stream, short enough to stop soon.
+const PIECE_BYTES: usize = 2 << 20;
+
+/// Between two looks whether what was advised has arrived.
+const LOOK: Duration = Duration::from_millis(2);
+/// What has not arrived after so many looks was evicted, or dropped by the kernel.
+const LOOKS: usize = 500;
 
 /// What one request did.
 #[derive(Debug, Clone)]
@@ -34,23 +43,36 @@ pub struct Span {
     pub at: At,
     /// Which layers.
     pub layers: Option<[u32; 2]>,
-    /// When it was taken up.
+    /// When the first piece was asked for.
     pub start: u64,
-    /// When the last call returned.
+    /// When the last one was there.
     pub end: u64,
-    /// Bytes advised or populated.
+    /// Bytes that were not in memory when they were asked for.
     pub bytes: u64,
 }
 
 struct Request {
     part: Part,
     at: At,
+    generation: u64,
+}
+
+/// What the helper shares with its device.
+#[derive(Debug, Default)]
+struct Shared {
+    spans: Mutex<Vec<Span>>,
+    /// Requests of an earlier generation are not begun, and given up between two pieces.
+    generation: AtomicU64,
+    /// Requests that wait.
+    waiting: AtomicU64,
+    /// Bytes that the helper has caused to be read.
+    read: AtomicU64,
 }
 
 /// The helper thread. It ends when this is dropped.
 pub struct Prefetcher {
     requests: Option<mpsc::Sender<Request>>,
-    spans: Arc<Mutex<Vec<Span>>>,
+    shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -58,35 +80,49 @@ impl Prefetcher {
     /// Starts the helper thread.
     pub fn start(weights: Arc<Weights>, policy: Residency, budget: Option<Bytes>) -> Self {
         let (requests, inbox) = mpsc::channel::<Request>();
-        let spans = Arc::new(Mutex::new(Vec::new()));
-        let done = spans.clone();
+        let shared = Arc::new(Shared::default());
+        let mine = shared.clone();
         let thread = std::thread::spawn(move || {
+            let mut helper =
+                Helper { weights, policy, budget, shared: mine, counter: ReadCounter::of_this_thread() };
             for request in inbox {
-                let span = serve(&weights, policy, budget, &request);
-                if let Ok(mut spans) = done.lock() {
-                    spans.push(span);
-                }
+                helper.shared.waiting.fetch_sub(1, Ordering::Relaxed);
+                helper.serve(&request);
             }
         });
-        Self { requests: Some(requests), spans, thread: Some(thread) }
+        Self { requests: Some(requests), shared, thread: Some(thread) }
     }
 
     /// Asks for a part. Returns at once.
     pub fn request(&self, part: Part, at: At) {
         if let Some(requests) = &self.requests {
+            self.shared.waiting.fetch_add(1, Ordering::Relaxed);
+            let generation = self.shared.generation.load(Ordering::Relaxed);
             // The thread only ends when this is dropped, so the request always finds it.
-            let _ = requests.send(Request { part, at });
+            let _ = requests.send(Request { part, at, generation });
         }
+    }
+
+    /// Gives up what was asked for and forgets what was done.
+    pub fn reset(&self) {
+        self.shared.generation.fetch_add(1, Ordering::Relaxed);
+        self.take_spans();
     }
 
     /// What was done since the last call.
     pub fn take_spans(&self) -> Vec<Span> {
-        self.spans.lock().map(|mut spans| std::mem::take(&mut *spans)).unwrap_or_default()
+        self.shared.spans.lock().map(|mut spans| std::mem::take(&mut *spans)).unwrap_or_default()
+    }
+
+    /// Bytes that the helper has caused to be read so far.
+    pub fn bytes_read(&self) -> u64 {
+        self.shared.read.load(Ordering::Relaxed)
     }
 }
 
 impl Drop for Prefetcher {
     fn drop(&mut self) {
+        self.reset();
         self.requests = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -94,25 +130,71 @@ impl Drop for Prefetcher {
     }
 }
 
-fn serve(weights: &Weights, policy: Residency, budget: Option<Bytes>, request: &Request) -> Span {
-    let start = wall_nanos();
-    let mut left = budget.map_or(u64::MAX, |budget| budget.0);
-    let mut bytes = 0;
-    let regions = extents(weights, &request.part);
-    for region in regions.iter().filter_map(|&extent| weights.bytes(extent)) {
-        let take = (region.len() as u64).min(left) as usize;
-        left -= take as u64;
-        match policy {
-            Residency::Os => advise(&region[..take], ADVISE_BYTES, Advice::WillNeed),
-            Residency::Windowed => advise(&region[..take], POPULATE_BYTES, Advice::Populate),
+/// The thread's own side.
+struct Helper {
+    weights: Arc<Weights>,
+    policy: Residency,
+    budget: Option<Bytes>,
+    shared: Arc<Shared>,
+    counter: ReadCounter,
+}
+
+impl Helper {
+    fn serve(&mut self, request: &Request) {
+        let weights = self.weights.clone();
+        let (mut span, mut left) = (None, self.budget.map_or(u64::MAX, |budget| budget.0));
+        let mut last = None;
+        let regions = extents(&weights, &request.part);
+        for region in regions.iter().filter_map(|&extent| weights.bytes(extent)) {
+            let take = (region.len() as u64).min(left) as usize;
+            left -= take as u64;
+            for piece in region[..take].chunks(PIECE_BYTES) {
+                if self.shared.generation.load(Ordering::Relaxed) != request.generation {
+                    return;
+                }
+                let missing = piece.len() as u64 - resident(piece);
+                if missing == 0 {
+                    continue;
+                }
+                let start = wall_nanos();
+                let asked = match self.policy {
+                    Residency::Os => advise(piece, ADVISE_BYTES, Advice::WillNeed),
+                    Residency::Windowed => advise(piece, PIECE_BYTES, Advice::Populate),
+                };
+                self.shared.read.store(self.counter.bytes(), Ordering::Relaxed);
+                let layers = match &request.part {
+                    Part::Layers(layers) => Some([layers.start, layers.end]),
+                    Part::Output => None,
+                };
+                let span = span.get_or_insert(Span { at: request.at, layers, start, end: start, bytes: 0 });
+                span.bytes += missing.min(asked);
+                span.end = wall_nanos();
+                last = Some(piece);
+            }
         }
-        bytes += take as u64;
+        let Some(mut span) = span.filter(|span| span.bytes > 0) else { return };
+        if let (Residency::Os, Some(piece)) = (self.policy, last) {
+            self.settle(request, piece);
+            span.end = wall_nanos();
+        }
+        if let Ok(mut spans) = self.shared.spans.lock() {
+            spans.push(span);
+        }
     }
-    let layers = match &request.part {
-        Part::Layers(layers) => Some([layers.start, layers.end]),
-        Part::Output => None,
-    };
-    Span { at: request.at, layers, start, end: wall_nanos(), bytes }
+
+    /// Waits until the last piece that was advised has arrived, as long as nothing else is to be done.
+    fn settle(&self, request: &Request, piece: &[u8]) {
+        for _ in 0..LOOKS {
+            let stale = self.shared.generation.load(Ordering::Relaxed) != request.generation;
+            if stale
+                || self.shared.waiting.load(Ordering::Relaxed) > 0
+                || resident(piece) == piece.len() as u64
+            {
+                return;
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
 }
 
 /// Where a part's weights lie.
@@ -134,27 +216,30 @@ enum Advice {
     Populate,
 }
 
+/// Asks for a region in calls of `step` bytes; how many bytes the kernel took up.
 #[cfg(target_os = "linux")]
-fn advise(region: &[u8], chunk: usize, advice: Advice) {
-    const PAGE: usize = 4096;
+fn advise(region: &[u8], step: usize, advice: Advice) -> u64 {
     let advice = match advice {
         Advice::WillNeed => libc::MADV_WILLNEED,
         Advice::Populate => libc::MADV_POPULATE_READ,
     };
     let begin = region.as_ptr() as usize;
-    let (mut at, end) = (begin & !(PAGE - 1), begin + region.len());
+    let (mut at, end) = (begin & !(crate::residency::page_bytes() - 1), begin + region.len());
     while at < end {
-        let length = chunk.min(end - at);
+        let length = step.min(end - at);
         // SAFETY: the range lies in a live read-only file mapping (its first page may begin earlier, in the
         // same mapping, whose start is page-aligned), and both advices only read pages in.
         let result = unsafe { libc::madvise(at as *mut libc::c_void, length, advice) };
         if result != 0 {
             // A kernel before 5.14 has no POPULATE_READ; whatever is not read ahead is read when needed.
-            return;
+            break;
         }
         at += length;
     }
+    at.saturating_sub(begin) as u64
 }
 
 #[cfg(not(target_os = "linux"))]
-fn advise(_region: &[u8], _chunk: usize, _advice: Advice) {}
+fn advise(_region: &[u8], _step: usize, _advice: Advice) -> u64 {
+    0
+}

@@ -114,7 +114,8 @@ pub struct PlannedDevice {
     pub gpu_layers: u32,
     /// Who decides what stays in memory.
     pub residency: Residency,
-    /// At most this much is read ahead of its turn: `0 B` for nothing, absent for the whole window.
+    /// So much of each window, from its front, is read ahead of its turn unless it is there already: `0 B` for
+    /// nothing, absent for the whole window.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefetch_budget: Option<Bytes>,
     /// The planner's expectation, term by term, for one token.

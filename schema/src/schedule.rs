@@ -104,8 +104,10 @@ pub enum Step {
     Send {
         /// Whose activations.
         pass: Pass,
-        /// The round that the receiver takes up; `rounds` when the head is to output.
+        /// The round of the sender.
         round: u32,
+        /// The round that the receiver takes up; `rounds` when the head is to output.
+        next_round: u32,
         /// The receiver's place in the ring.
         to: usize,
     },
@@ -210,11 +212,6 @@ impl Schedule {
         places
     }
 
-    /// Whether this device has still to see something of a pass.
-    pub fn is_under_way(&self, pass: Pass) -> bool {
-        self.under_way.contains_key(&pass.index)
-    }
-
     /// Takes an event and tells what to do, in order. On an error nothing has changed.
     pub fn react(&mut self, event: &Event) -> Result<Vec<Step>, ScheduleError> {
         let mut steps = Vec::new();
@@ -271,7 +268,7 @@ impl Schedule {
             let last = *visit == self.visits.len();
             let (to, next_round) = self.hop(round);
             if to != self.device {
-                steps.push(Step::Send { pass, round: next_round, to });
+                steps.push(Step::Send { pass, round, next_round, to });
                 self.prefetch_after(pass, round, steps);
                 if last && self.device != 0 {
                     self.under_way.remove(&pass.index);

@@ -5,8 +5,10 @@
 //! start, on the head's clock (a measured trace of another device is shifted by the offset that its
 //! handshake estimated).
 //!
-//! The lines of one visit of a device are: `receive` (from when it began to wait until the message was
-//! there), `compute` steps, `send` (until the message was handed over). The head's token begins with
+//! The lines of one visit of a device are, all with the round of the visit: `receive` (from when it began to
+//! wait until the message was there), `compute` steps, `send` (from when it was handed over; a simulated one
+//! lasts until the message has left). What the head receives and outputs last has the round `rounds`.
+//! `prefetch` lines are those that read something. The head's token begins with
 //! `embed` and ends with `output`.
 //!
 //! Not here: what is computed from a trace ([`crate::metrics`]).

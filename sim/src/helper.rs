@@ -48,11 +48,9 @@ struct Reading {
 pub struct Helper {
     place: u16,
     residency: Residency,
-    /// At most so many chunks a job.
+    /// A job covers at most so many chunks.
     budget: u32,
     jobs: VecDeque<Job>,
-    /// Chunks that the first job may still fetch.
-    left: u32,
     waits: Option<Chunk>,
     /// An event that goes on with the jobs is pending.
     pub awake: bool,
@@ -62,13 +60,12 @@ pub struct Helper {
 impl Helper {
     /// A helper with nothing to do.
     pub fn new(place: usize, residency: Residency, budget: Option<Bytes>, chunk: Bytes) -> Self {
-        let budget = budget.map_or(u32::MAX, |budget| (budget.0 / chunk.0) as u32);
+        let budget = budget.map_or(u32::MAX, |budget| budget.0.div_ceil(chunk.0) as u32);
         Self {
             place: place as u16,
             residency,
             budget,
             jobs: VecDeque::new(),
-            left: budget,
             waits: None,
             awake: false,
             readings: Vec::new(),
@@ -76,7 +73,9 @@ impl Helper {
     }
 
     /// Gives it a job. True if it must be woken.
-    pub fn take(&mut self, job: Job) -> bool {
+    pub fn take(&mut self, mut job: Job) -> bool {
+        // The first part of the window, whatever of it is there already.
+        job.chunks.end = job.chunks.end.min(job.chunks.start.saturating_add(self.budget));
         self.jobs.push_back(job);
         self.waits.is_none() && !std::mem::replace(&mut self.awake, true)
     }
@@ -91,7 +90,7 @@ impl Helper {
         self.awake = false;
         while let Some(job) = self.jobs.front_mut() {
             let chunk = job.chunks.start;
-            if chunk >= job.chunks.end || self.left == 0 {
+            if chunk >= job.chunks.end {
                 self.end_job();
                 continue;
             }
@@ -168,7 +167,6 @@ impl Helper {
         let Some(job) = self.jobs.front_mut() else { return };
         let first = job.chunks.start;
         job.chunks.start += 1;
-        self.left -= 1;
         let current = self.readings.last_mut().filter(|reading| !reading.asked);
         if let Some(reading) = current {
             reading.chunks.end = first + 1;
@@ -194,7 +192,6 @@ impl Helper {
 
     fn end_job(&mut self) {
         self.jobs.pop_front();
-        self.left = self.budget;
         if let Some(reading) = self.readings.last_mut() {
             reading.asked = true;
         }

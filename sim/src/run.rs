@@ -221,7 +221,7 @@ impl<'a> World<'a> {
             resource: Resource::Tx,
             kind: Kind::Send,
             pass: message.pass.index,
-            round: message.round,
+            round: message.sent_in,
             layers: None,
             start: now,
             end: left.max(now),

@@ -39,6 +39,8 @@ pub struct Message {
     pub pass: Pass,
     /// The round that the receiver takes up.
     pub round: u32,
+    /// The round in which it was sent.
+    pub sent_in: u32,
     /// Who sent it.
     pub from: u16,
     /// Their size.
@@ -284,10 +286,11 @@ impl<'a> Station<'a> {
                 let record = self.record(Kind::Output, pass, self.schedule.plan().rounds, desk);
                 self.walk(record, [segment], desk);
             }
-            Step::Send { pass, round, to } => {
+            Step::Send { pass, round, next_round, to } => {
                 let bytes = self.model.shape.activation_bytes() * u64::from(pass.tokens);
                 let (from, at) = (self.place as u16, desk.engine.now());
-                desk.outgoing.push(Outgoing::Send(to, Message { pass, round, from, bytes, at }));
+                let message = Message { pass, round: next_round, sent_in: round, from, bytes, at };
+                desk.outgoing.push(Outgoing::Send(to, message));
             }
             Step::Prefetch { part, pass, round } => {
                 let layers = match &part {

@@ -54,7 +54,7 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     };
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
     let run = Run { plan, model, options, request, tokenizer: tokenizer.clone(), print: !json };
-    let generated = runtime.block_on(async {
+    let ended = runtime.block_on(async {
         let generated = async {
             match key {
                 Some(key) => run.generate(&Sealed::new(Tcp, key)).await,
@@ -65,8 +65,10 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
             generated = generated => generated,
             _ = tokio::signal::ctrl_c() => Err(Failure::running("interrupted")),
         }
-    })?;
+    });
+    // After an interruption the head's node may still wait for the ring; the process does not wait for it.
     runtime.shutdown_background();
+    let generated = ended?;
     if let Some(path) = &args.trace {
         write_trace(path, &generated.trace)?;
     }

@@ -153,7 +153,7 @@ impl Lab {
                 // The disk is measured first and throttled then: a throttle passes bytes in slices, which the
                 // simulator models and a short measurement would only blur.
                 let limits = DeviceLimits { memory: limits.memory, disk_read: None };
-                groups.insert(entry.name.clone(), found.create(&entry.name, copies.file(place), limits)?);
+                groups.insert(entry.name.clone(), found.create(place, copies.file(place), limits)?);
             }
         }
         let folder = args.report.clone().unwrap_or_else(|| copies::folder(&scratch));
@@ -259,6 +259,8 @@ impl Lab {
             let memory = &mut cluster.members[index].device.memory;
             let source = "measured: the lab's limit less what an idle worker holds";
             memory.total = Sourced::new(limit, "set: the lab's limit");
+            // Inside the limit, other programs' memory cannot be had by swapping it out.
+            (memory.can_swap, memory.swap_available) = (None, None);
             memory.available = Sourced::new(limit.saturating_sub(idle), source);
             let text = cluster.members[index].device.to_yaml();
             write(&self.folder.join(format!("{name}.device.yaml")), text.as_bytes())?;

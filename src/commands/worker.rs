@@ -17,14 +17,15 @@ pub fn run(args: &WorkerArgs) -> Result<ExitCode, Failure> {
         end_with_stdin();
     }
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
-    runtime.block_on(async {
+    let ended = runtime.block_on(async {
         match key {
             Some(key) => serve(Sealed::new(Tcp, key), args, model).await,
             None => serve(Tcp, args, model).await,
         }
-    })?;
+    });
+    // A node may be in the middle of a step; the process does not wait for it.
     runtime.shutdown_background();
-    Ok(ExitCode::SUCCESS)
+    ended.map(|()| ExitCode::SUCCESS)
 }
 
 async fn serve(network: impl Network, args: &WorkerArgs, model: Arc<LocalModel>) -> Result<(), Failure> {

@@ -173,3 +173,31 @@ fn a_worker_that_dies_is_named_within_its_deadline() {
     println!("noticed after {} ms: {text}", took.as_millis());
     assert!(took.as_secs() < 10, "a deadline of 2 s, on a busy machine");
 }
+
+#[test]
+fn an_interrupted_head_ends_although_the_ring_is_silent() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let worker = Worker::start(&model("q4_k"));
+    let file = write(folder.path(), "plan.yaml", plan("q4_k", &[4, 4], &[&worker.address], 4096));
+    let arguments =
+        ["execute", &file, "--model", &model("q4_k"), "--prompt", "And", "--tokens", "4000", "--ignore-end"];
+    let head =
+        hearth(&arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the head starts");
+    std::thread::sleep(Duration::from_millis(1000));
+    worker.signal("STOP");
+    let interrupted = std::process::Command::new("kill").args(["-INT", &head.id().to_string()]).status();
+    assert!(interrupted.is_ok_and(|status| status.success()));
+    let started = Instant::now();
+    let output = head.wait_with_output().expect("the head ends");
+    worker.signal("CONT");
+    assert!(started.elapsed().as_secs() < 8, "it ended after {} s", started.elapsed().as_secs());
+    assert!(!output.status.success());
+}
+
+#[test]
+fn a_context_larger_than_memory_is_refused() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = write(folder.path(), "plan.yaml", plan("q4_k", &[8], &[], 4_000_000_000));
+    let text = error(&["execute", &file, "--model", &model("q4_k"), "--prompt", "And"], 2);
+    assert!(text.contains("key-value cache") && text.contains("smaller `context`"), "{text}");
+}

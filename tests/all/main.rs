@@ -4,6 +4,7 @@
 
 mod architecture;
 mod bad_input;
+mod both_runners;
 mod glossary;
 mod lab;
 mod processes;

@@ -66,6 +66,12 @@ impl Worker {
         Worker { process, address }
     }
 
+    /// Sends it a signal by name.
+    pub fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args([format!("-{name}"), self.process.id().to_string()]).status();
+        assert!(sent.is_ok_and(|status| status.success()));
+    }
+
     /// Kills it without warning.
     pub fn kill(&mut self) {
         self.process.kill().expect("it runs");

@@ -88,10 +88,9 @@ impl Groups {
         }
     }
 
-    /// Makes a group with limits for reads of the disk that holds `file`.
-    pub fn create(&self, name: &str, file: &Path, limits: DeviceLimits) -> Result<Group, LabError> {
-        let name =
-            format!("{PREFIX}{}-{}", std::process::id(), name.replace(|c: char| !c.is_alphanumeric(), "_"));
+    /// Makes the group of the device at a place, with limits for reads of the disk that holds `file`.
+    pub fn create(&self, place: usize, file: &Path, limits: DeviceLimits) -> Result<Group, LabError> {
+        let name = format!("{PREFIX}{}-{place}", std::process::id());
         let device = disk_of(file).map_err(|error| LabError::NoGroups {
             what: "disk reads",
             why: format!("{}: {error}", file.display()),
@@ -244,7 +243,7 @@ mod tests {
         touch(&tree.path().join("cgroup.controllers"));
         let groups = Groups::find(tree.path()).unwrap();
         let limits = DeviceLimits { memory: Some(Bytes::mib(100)), disk_read: Some(BytesPerSecond(200e6)) };
-        let group = groups.create("d 1", tree.path(), limits).unwrap();
+        let group = groups.create(1, tree.path(), limits).unwrap();
         let read = |name: &str| fs::read_to_string(group.memory.join(name)).unwrap();
         assert_eq!(read("memory.max"), "104857600");
         assert_eq!(read("memory.swap.max"), "0");
@@ -268,7 +267,7 @@ mod tests {
         touch(&tree.path().join("blkio/cgroup.procs"));
         let groups = Groups::find(tree.path()).unwrap();
         let limits = DeviceLimits { memory: Some(Bytes::mib(1)), disk_read: Some(BytesPerSecond(1e6)) };
-        let group = groups.create("d1", tree.path(), limits).unwrap();
+        let group = groups.create(1, tree.path(), limits).unwrap();
         assert_eq!(fs::read_to_string(group.memory.join("memory.limit_in_bytes")).unwrap(), "1048576");
         let throttle = fs::read_to_string(group.disk.join("blkio.throttle.read_bps_device")).unwrap();
         assert!(throttle.ends_with(" 1000000"));

@@ -84,6 +84,7 @@ impl Child {
                 Ok(line) => {
                     text.push_str(&line);
                     text.push('\n');
+                    waited = Duration::ZERO;
                 }
                 Err(mpsc::RecvTimeoutError::Disconnected) => break,
                 Err(mpsc::RecvTimeoutError::Timeout) if waited < limit => waited += step,

@@ -13,10 +13,11 @@ use std::time::Duration;
 use hearth_profiles::Document;
 use hearth_schema::plan::{Plan, PlannedDevice};
 use hearth_schema::schedule::Schedule;
-use hearth_schema::trace::Record;
+use hearth_schema::trace::{Reading, Record};
 use tokio::io::{AsyncRead, AsyncWrite, ReadHalf, WriteHalf};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
 use crate::clock::wall_nanos;
 use crate::ring::check_digests;
@@ -27,7 +28,7 @@ use crate::ring::recorder::Lines;
 use crate::ring::wire::{
     Frame, MAGIC, MAX_DOCUMENT_PAYLOAD, Message, PROTOCOL, PeerAddress, Purpose, WorkerFacts,
 };
-use crate::ring::worker::{NodeEvent, strange, within};
+use crate::ring::worker::{NodeEvent, WRITE_DEADLINE, strange, within};
 
 /// To reach a worker and hear what model it has.
 pub(super) const HELLO_DEADLINE: Duration = Duration::from_secs(10);
@@ -39,6 +40,8 @@ const HEARTBEAT: Duration = Duration::from_millis(500);
 const SILENCE_DEADLINE: Duration = Duration::from_secs(2);
 /// To hand over a trace.
 const COLLECT_DEADLINE: Duration = Duration::from_mins(1);
+/// The most lines of one worker's trace: a day of a fast ring.
+const MAX_LINES: usize = 50_000_000;
 /// Pings that estimate a clock's offset before a request.
 const OFFSET_PINGS: u64 = 8;
 
@@ -125,7 +128,7 @@ pub(super) async fn greet<N: Network>(
 
 async fn write<S: AsyncWrite>(mut stream: WriteHalf<S>, mut frames: mpsc::UnboundedReceiver<Frame>) {
     while let Some(frame) = frames.recv().await {
-        if frame.write(&mut stream).await.is_err() {
+        if !matches!(timeout(WRITE_DEADLINE, frame.write(&mut stream)).await, Ok(Ok(()))) {
             return;
         }
     }
@@ -138,17 +141,20 @@ async fn watch(
     orders: mpsc::UnboundedSender<Frame>,
     inbox: mpsc::UnboundedSender<NodeEvent>,
 ) {
+    let mut told = false;
     loop {
         if orders.send(Message::Ping { nonce: wall_nanos() }.into()).is_err() {
             return;
         }
         tokio::time::sleep(HEARTBEAT).await;
         let last_seen = clock.lock().unwrap_or_else(PoisonError::into_inner).last_seen;
-        if wall_nanos().saturating_sub(last_seen) > SILENCE_DEADLINE.as_nanos() as u64 {
+        let silent = wall_nanos().saturating_sub(last_seen) > SILENCE_DEADLINE.as_nanos() as u64;
+        if silent && !told {
             let why = format!("no sign of life for {} s", SILENCE_DEADLINE.as_secs());
-            let _ = inbox.send(NodeEvent::Failed(RingError::Gone { name, why }));
-            return;
+            let _ = inbox.send(NodeEvent::Failed(RingError::Gone { name: name.clone(), why }));
         }
+        // The pings go on: whoever wakes up again should not find the head silent.
+        told = silent;
     }
 }
 
@@ -208,7 +214,7 @@ impl Control {
         let (orders, _) = mpsc::unbounded_channel();
         self.orders = orders;
         self.watcher.abort();
-        let _ = tokio::time::timeout(HEARTBEAT, &mut self.writer).await;
+        let _ = timeout(HEARTBEAT, &mut self.writer).await;
     }
 
     pub(super) fn configure(
@@ -253,6 +259,8 @@ impl Control {
     }
 
     pub(super) async fn reset(&mut self) -> Result<(), RingError> {
+        // Clocks drift apart: what an hour ago was the shortest ping says nothing about now.
+        self.clock.lock().unwrap_or_else(PoisonError::into_inner).round_trip = 0;
         for _ in 0..OFFSET_PINGS {
             self.order(Message::Ping { nonce: wall_nanos() })?;
         }
@@ -262,23 +270,27 @@ impl Control {
 
     pub(super) async fn collect(&mut self) -> Result<Lines, RingError> {
         self.order(Message::Collect)?;
+        let what = format!("worker `{}` handing its trace over", self.name);
+        within(COLLECT_DEADLINE, &what, self.lines()).await?
+    }
+
+    async fn lines(&mut self) -> Result<Lines, RingError> {
         let mut lines = Lines::default();
         loop {
             let frame = self.answer(COLLECT_DEADLINE, "handing its trace over").await?;
             let Message::Report { more } = frame.message else {
                 return Err(strange(&self.name, &format!("{:?} instead of a trace", frame.message)));
             };
-            let (records, readings): (Vec<_>, Vec<_>) = serde_json::from_slice(&frame.payload)
+            let (records, readings): (Vec<Record>, Vec<Reading>) = serde_json::from_slice(&frame.payload)
                 .map_err(|error| strange(&self.name, &format!("a trace that cannot be read: {error}")))?;
+            let foreign =
+                records.iter().any(|record| record.device != self.place || record.end < record.start)
+                    || readings.iter().any(|reading| reading.device != self.place);
+            if foreign || lines.records.len() + lines.readings.len() > MAX_LINES {
+                return Err(strange(&self.name, "a trace with another device's lines, or without end"));
+            }
             lines.records.extend(records);
             lines.readings.extend(readings);
-            let foreign = lines
-                .records
-                .iter()
-                .any(|record: &Record| record.device != self.place || record.end < record.start);
-            if foreign {
-                return Err(strange(&self.name, "a trace with another device's lines"));
-            }
             if !more {
                 return Ok(lines);
             }

@@ -83,7 +83,7 @@ pub struct Ring {
     events: Arc<Mutex<mpsc::UnboundedReceiver<NodeEvent>>>,
     workers: Vec<Control>,
     options: RingOptions,
-    listener: JoinHandle<()>,
+    _accepting: Accepting,
 }
 
 impl Ring {
@@ -106,7 +106,8 @@ impl Ring {
         let at = listen_at(plan.devices[0].address.as_deref(), network.is_sealed(), &seen_from);
         let listener = crate::ring::bind(network, &at).await?;
         let head_address = listener.address();
-        let accepting = tokio::spawn(accept(listener, session, inbox.clone(), model.max_activation_bytes()));
+        let accepting =
+            Accepting(tokio::spawn(accept(listener, session, inbox.clone(), model.max_activation_bytes())));
         for worker in &workers {
             worker.configure(&plan, &announced(&head_address, worker.seen_from), &options)?;
         }
@@ -119,7 +120,10 @@ impl Ring {
             let link = connect_data(network, &device.name, address(device)?, session, 0).await?;
             outbox.insert(to, link);
         }
-        let node = Node::new(&plan, 0, &model, options.threads, outbox)?;
+        let (threads, (own_plan, own_model)) = (options.threads, (plan.clone(), model.clone()));
+        // Making a large cache takes seconds, in which heartbeats must go on.
+        let node = tokio::task::spawn_blocking(move || Node::new(&own_plan, 0, &own_model, threads, outbox));
+        let node = node.await.map_err(|error| strange("the head's node", &error.to_string()))??;
         Ok(Ring {
             plan,
             model,
@@ -128,7 +132,7 @@ impl Ring {
             events: Arc::new(Mutex::new(events)),
             workers,
             options,
-            listener: accepting,
+            _accepting: accepting,
         })
     }
 
@@ -159,7 +163,12 @@ impl Ring {
         let run = tokio::task::spawn_blocking(move || {
             let mut node = node.lock().unwrap_or_else(PoisonError::into_inner);
             let mut events = events.lock().unwrap_or_else(PoisonError::into_inner);
-            while events.try_recv().is_ok() {}
+            // What a request before this one left behind is stale, but for a failure.
+            while let Ok(event) = events.try_recv() {
+                if let NodeEvent::Failed(error) = event {
+                    return Err(error);
+                }
+            }
             node.reset(Some(sample));
             let started = wall_nanos();
             let tokens = run(&mut node, &mut events, &inbox, &prompt, workload, &stop, deadline, on_token)?;
@@ -220,9 +229,19 @@ impl Ring {
     }
 }
 
+/// The task that lets the ring's last devices in, for as long as this lives.
+struct Accepting(JoinHandle<()>);
+
+impl Drop for Accepting {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
 impl Drop for Ring {
     fn drop(&mut self) {
-        self.listener.abort();
+        // A request may still be waiting on its own thread.
+        let _ = self.inbox.send(NodeEvent::Stop);
     }
 }
 
@@ -239,25 +258,27 @@ fn run(
     mut on_token: impl FnMut(u32),
 ) -> Result<Vec<u32>, RingError> {
     let mut tokens = Vec::new();
+    let mut alarm = None;
     for pass in passes(workload) {
-        let alarm = Alarm::set(deadline, inbox.clone());
+        // One deadline for the prompt, whose passes follow each other through the ring, and one for each token.
+        alarm.get_or_insert_with(|| Alarm::set(deadline, inbox.clone()));
         let input = match tokens.last() {
             Some(last) => std::slice::from_ref(last),
             None => &prompt[pass.first_position as usize..][..pass.tokens as usize],
         };
         let mut sampled = node.begin(pass, input)?;
-        while sampled.is_none() && !node.is_done(pass) {
-            match events.blocking_recv() {
-                Some(NodeEvent::Arrived { pass, round, activations, at }) => {
-                    sampled = node.arrived(pass, round, &activations, at)?;
-                }
-                Some(NodeEvent::Failed(error)) => return Err(error),
-                Some(NodeEvent::Reset(_) | NodeEvent::Collect(_)) => {}
-                Some(NodeEvent::Stop) | None => return Err(RingError::Plan("the ring was closed".into())),
+        while sampled.is_none() && pass.output {
+            let event = events.blocking_recv();
+            sampled = take(node, event)?;
+        }
+        if !pass.output {
+            // The next batch enters as soon as the head is free.
+            while let Ok(event) = events.try_recv() {
+                take(node, Some(event))?;
             }
         }
-        drop(alarm);
         if let Some(token) = sampled {
+            alarm = None;
             tokens.push(token);
             on_token(token);
             if stop.contains(&token) {
@@ -266,6 +287,18 @@ fn run(
         }
     }
     Ok(tokens)
+}
+
+/// What an event makes of the head's node: perhaps a token.
+fn take(node: &mut Node, event: Option<NodeEvent>) -> Result<Option<u32>, RingError> {
+    match event {
+        Some(NodeEvent::Arrived { from, pass, round, activations, at }) => {
+            node.arrived(pass, round, &activations, at, from)
+        }
+        Some(NodeEvent::Failed(error)) => Err(error),
+        Some(NodeEvent::Reset(_) | NodeEvent::Collect(_)) => Ok(None),
+        Some(NodeEvent::Stop) | None => Err(RingError::Plan("the ring was closed".into())),
+    }
 }
 
 /// Fails the node if it is not dropped in time.
@@ -339,7 +372,7 @@ async fn accept<L: Listener>(
                 return;
             }
             if Frame::from(Message::Welcome(WorkerFacts::default())).write(&mut stream).await.is_ok() {
-                receive_activations(stream, inbox, max_payload, &format!("device {from}")).await;
+                receive_activations(stream, inbox, max_payload, from).await;
             }
         });
     }

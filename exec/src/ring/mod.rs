@@ -8,6 +8,7 @@ mod control;
 pub mod error;
 pub mod head;
 mod head_address;
+mod head_link;
 pub mod key;
 pub mod network;
 pub mod node;
@@ -20,8 +21,8 @@ pub mod worker;
 use std::path::Path;
 use std::sync::Arc;
 
-use hearth_profiles::measure;
 use hearth_profiles::model::ModelProfile;
+use hearth_profiles::{Bytes, measure};
 use hearth_schema::plan::Plan;
 use hearth_schema::scenario::KvFormat;
 use hearth_schema::schedule::MAX_PASS_TOKENS;
@@ -81,13 +82,33 @@ impl LocalModel {
         check_digests(plan, &self.profile.digest, &self.profile.shape_digest(), "this device")
     }
 
+    /// Whether the key-value cache of a place fits into memory; nothing of it could be reclaimed.
+    fn check_memory(&self, plan: &Plan, place: usize) -> Result<(), RingError> {
+        let layers: u64 = plan.windows(place).iter().map(|window| window.len() as u64).sum();
+        let element = Bytes(plan.kv_cache.element_bytes());
+        let cache = self.profile.shape.kv_bytes_per_layer(plan.context, element).0.saturating_mul(layers);
+        let available = measure::memory::available();
+        if cache <= available.0 {
+            return Ok(());
+        }
+        let name = &plan.devices[place].name;
+        Err(RingError::Plan(format!(
+            "the key-value cache of {layers} layers for a context of {} takes {} on `{name}`, which has {available}; \
+             plan with a smaller `context`",
+            plan.context,
+            Bytes(cache)
+        )))
+    }
+
     /// The layers of a place in the ring, with their cache, and on the head the model's ends.
     fn stage(&self, plan: &Plan, place: usize, threads: usize) -> Result<(Stage, Option<Head>), RingError> {
         // Several workers may share this machine; pinned, their threads would all share one processor.
         let mut options = PoolOptions { pin: false, ..PoolOptions::default() };
         if threads > 0 {
-            options.threads = threads;
+            // More threads than processors only wait for each other.
+            options.threads = threads.min(options.threads);
         }
+        self.check_memory(plan, place)?;
         let pool = Pool::new(options).map_err(|source| ExecError::Threads { source })?;
         let cpu = Cpu::new(Arc::new(pool));
         let format = match plan.kv_cache {

@@ -11,10 +11,10 @@ use std::sync::Arc;
 
 use hearth_schema::Plan;
 use hearth_schema::schedule::{Event, Part, Pass, Processor, Schedule, Step};
-use hearth_schema::trace::{Counter, Kind};
+use hearth_schema::trace::{Counter, Kind, Record};
 use tokio::sync::mpsc;
 
-use crate::clock::{thread_cpu_nanos, wall_nanos};
+use crate::clock::{Stopwatch, Stretch, wall_nanos};
 use crate::cost::ComputeCost;
 use crate::head::Head;
 use crate::prefetch::{Prefetcher, bytes};
@@ -84,7 +84,7 @@ impl Node {
         self.stage.truncate(0);
         self.recorder.reset();
         if let Some(prefetcher) = &self.prefetcher {
-            prefetcher.take_spans();
+            prefetcher.reset();
         }
         self.sample = sample;
         self.idle_since = wall_nanos();
@@ -113,11 +113,6 @@ impl Node {
         self.perform(steps, tokens)
     }
 
-    /// Whether nothing of a pass is still under way here.
-    pub fn is_done(&self, pass: Pass) -> bool {
-        !self.schedule.is_under_way(pass)
-    }
-
     /// Takes activations that arrived at a moment of this process's clock. A token, if one was sampled.
     pub fn arrived(
         &mut self,
@@ -125,6 +120,7 @@ impl Node {
         round: u32,
         activations: &[u8],
         at: u64,
+        from: u16,
     ) -> Result<Option<u32>, RingError> {
         let steps = self.schedule.react(&Event::Arrived { pass, round })?;
         let expected = pass.tokens as usize * self.embedding() * size_of::<f32>();
@@ -138,6 +134,7 @@ impl Node {
         let since = self.idle_since.min(at);
         let record = self.recorder.span(At { pass: pass.index, round }, Kind::Receive, since, at);
         record.bytes = activations.len() as u64;
+        record.peer = Some(from);
         self.perform(steps, &[])
     }
 
@@ -162,18 +159,18 @@ impl Node {
                             self.name()
                         )));
                     }
-                    let start = wall_nanos();
-                    let read = self.recorder.bytes_read();
                     let positions: Vec<u32> =
                         (pass.first_position..pass.first_position + pass.tokens).collect();
-                    let cost = self.stage.forward(layers.clone(), &mut self.hidden, &positions)?;
+                    let ((), measured) = self.measure(|node| {
+                        let cost = node.stage.forward(layers.clone(), &mut node.hidden, &positions)?;
+                        Ok(((), cost))
+                    })?;
                     let touched = bytes(&self.weights, &Part::Layers(layers.clone()));
                     let at = At { pass: pass.index, round };
-                    self.computed(at, Kind::Compute, start, cost, touched, read).layers =
-                        recorder::layers(&layers);
+                    self.computed(at, Kind::Compute, measured, touched).layers = recorder::layers(&layers);
                 }
                 Step::Output { pass } => sampled = self.output(pass)?,
-                Step::Send { pass, round, to } => self.send(pass, round, to)?,
+                Step::Send { pass, round, next_round, to } => self.send(pass, round, next_round, to)?,
                 Step::Prefetch { part, pass, round } => {
                     if let Some(prefetcher) = &self.prefetcher {
                         prefetcher.request(part, At { pass: pass.index, round });
@@ -186,28 +183,32 @@ impl Node {
     }
 
     fn embed(&mut self, pass: Pass, tokens: &[u32]) -> Result<(), RingError> {
-        let start = wall_nanos();
-        let read = self.recorder.bytes_read();
-        let cpu = thread_cpu_nanos();
-        self.hidden = self.head()?.embed(tokens)?;
-        let cost = ComputeCost { cpu_ns: thread_cpu_nanos() - cpu, ..ComputeCost::default() };
-        let at = At { pass: pass.index, round: 0 };
-        self.computed(at, Kind::Embed, start, cost, 0, read);
+        let ((), measured) = self.measure(|node| {
+            let mut watch = Stopwatch::start();
+            node.hidden = node.head()?.embed(tokens)?;
+            Ok(((), cost_of(watch.cut())))
+        })?;
+        let table: u64 = self.weights.embedding_extents().iter().map(|extent| extent.length).sum();
+        let rows = table / u64::from(self.weights.shape().vocabulary).max(1) * u64::from(pass.tokens);
+        // A missing row is read with what lies around it.
+        let touched = rows.max(measured.faulted);
+        self.computed(At { pass: pass.index, round: 0 }, Kind::Embed, measured, touched);
         Ok(())
     }
 
     fn output(&mut self, pass: Pass) -> Result<Option<u32>, RingError> {
-        let start = wall_nanos();
-        let read = self.recorder.bytes_read();
-        let hidden = std::mem::take(&mut self.hidden);
-        let logits = self.head()?.logits_of_last(&hidden)?;
-        let mut cost = self.head()?.last_cost();
-        let cpu = thread_cpu_nanos();
-        let sampled = self.sample.as_mut().map(|sample| sample(&logits));
-        cost.cpu_ns += thread_cpu_nanos() - cpu;
+        let (sampled, measured) = self.measure(|node| {
+            let hidden = std::mem::take(&mut node.hidden);
+            let logits = node.head()?.logits_of_last(&hidden)?;
+            let mut cost = node.head()?.last_cost();
+            let mut watch = Stopwatch::start();
+            let sampled = node.sample.as_mut().map(|sample| sample(&logits));
+            cost += cost_of(watch.cut());
+            Ok((sampled, cost))
+        })?;
         let touched = bytes(&self.weights, &Part::Output);
         let at = At { pass: pass.index, round: self.schedule.plan().rounds };
-        self.computed(at, Kind::Output, start, cost, touched, read);
+        self.computed(at, Kind::Output, measured, touched);
         self.count(pass.index);
         Ok(sampled)
     }
@@ -216,37 +217,44 @@ impl Node {
         self.head.as_mut().ok_or_else(|| RingError::Plan("only the head embeds and outputs".into()))
     }
 
-    /// Records a computing step that ends now.
-    fn computed(
+    /// Does a computing step. The counters are read around it, not in it: reading them takes time too.
+    fn measure<T>(
         &mut self,
-        at: At,
-        kind: Kind,
-        start: u64,
-        cost: ComputeCost,
-        touched: u64,
-        read: u64,
-    ) -> &mut hearth_schema::trace::Record {
-        let faulted = self.recorder.bytes_read() - read;
-        let record = self.recorder.step(at, kind, start);
+        work: impl FnOnce(&mut Self) -> Result<(T, ComputeCost), RingError>,
+    ) -> Result<(T, Measured), RingError> {
+        let before = self.demand_read();
+        let start = wall_nanos();
+        let (value, cost) = work(self)?;
+        let end = wall_nanos();
+        let faulted = self.demand_read().saturating_sub(before);
+        Ok((value, Measured { start, end, cost, faulted }))
+    }
+
+    /// Bytes read from disk so far, less those that the helper read ahead.
+    fn demand_read(&self) -> u64 {
+        let ahead = self.prefetcher.as_ref().map_or(0, Prefetcher::bytes_read);
+        self.recorder.bytes_read().saturating_sub(ahead)
+    }
+
+    fn computed(&mut self, at: At, kind: Kind, measured: Measured, touched: u64) -> &mut Record {
+        let Measured { start, end, cost, faulted } = measured;
+        let record = self.recorder.span(at, kind, start, end);
         record.bytes = touched;
         record.cost = Some(recorder::cost(cost.cpu_ns, cost.queue_ns, touched, faulted));
         record
     }
 
-    fn send(&mut self, pass: Pass, round: u32, to: usize) -> Result<(), RingError> {
+    fn send(&mut self, pass: Pass, round: u32, next_round: u32, to: usize) -> Result<(), RingError> {
         let start = wall_nanos();
         let payload = bytemuck::cast_slice(&self.hidden).to_vec();
         let length = payload.len() as u64;
-        let frame = Frame { message: Message::activations(pass, round), payload };
+        let frame = Frame { message: Message::activations(pass, next_round), payload };
         let sent = self.outbox.get(&to).is_some_and(|link| link.send(frame).is_ok());
         if !sent {
             let name = self.schedule.plan().devices[to].name.clone();
             return Err(RingError::Gone { name, why: "its connection is closed".into() });
         }
-        // A leg is told by the round that the device at its start works in: on the way back to the head that
-        // is one less than the round the head takes up.
-        let mine = if to == 0 { round - 1 } else { round };
-        let record = self.recorder.step(At { pass: pass.index, round: mine }, Kind::Send, start);
+        let record = self.recorder.span(At { pass: pass.index, round }, Kind::Send, start, wall_nanos());
         record.bytes = length;
         record.peer = Some(to as u16);
         if self.schedule.device() != 0 {
@@ -261,4 +269,20 @@ impl Node {
         self.recorder.counter(pass, Counter::BytesRead, read);
         self.recorder.counter(pass, Counter::Unreclaimable, recorder::unreclaimable());
     }
+}
+
+/// When a step ran, and what it cost.
+#[derive(Clone, Copy)]
+struct Measured {
+    start: u64,
+    end: u64,
+    cost: ComputeCost,
+    /// Bytes that it waited for.
+    faulted: u64,
+}
+
+/// The cost of a stretch of this thread alone.
+fn cost_of(stretch: Stretch) -> ComputeCost {
+    let Stretch { wall, cpu, queue } = stretch;
+    ComputeCost { wall_ns: wall, cpu_ns: cpu, queue_ns: queue, all_cpu_ns: cpu }
 }

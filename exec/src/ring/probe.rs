@@ -212,7 +212,7 @@ where
         if matches!(Frame::read(&mut stream, 0).await, Ok(Some(_)))
             && welcome.write(&mut stream).await.is_ok()
         {
-            receive_activations(stream, inbox, ACTIVATIONS, "this machine").await;
+            receive_activations(stream, inbox, ACTIVATIONS, 0).await;
         }
     })
 }

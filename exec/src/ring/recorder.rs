@@ -26,6 +26,7 @@ pub struct Lines {
 pub struct Recorder {
     device: u16,
     lines: Lines,
+    counter: ReadCounter,
     read_before: u64,
 }
 
@@ -41,23 +42,19 @@ pub struct At {
 impl Recorder {
     /// For the device at a place in the ring.
     pub fn new(device: u16) -> Self {
-        Self { device, lines: Lines::default(), read_before: bytes_read() }
+        let counter = ReadCounter::of_this_process();
+        Self { device, lines: Lines::default(), read_before: counter.bytes(), counter }
     }
 
     /// Begins a new trace.
     pub fn reset(&mut self) {
         self.lines = Lines::default();
-        self.read_before = bytes_read();
+        self.read_before = self.counter.bytes();
     }
 
     /// The lines so far, taken out.
     pub fn take(&mut self) -> Lines {
         std::mem::take(&mut self.lines)
-    }
-
-    /// A step that occupied a resource from `start` until now.
-    pub fn step(&mut self, at: At, kind: Kind, start: u64) -> &mut Record {
-        self.span(at, kind, start, wall_nanos())
     }
 
     /// A step that occupied a resource from `start` to `end`.
@@ -93,7 +90,7 @@ impl Recorder {
 
     /// Bytes this process has read from disk since the trace began.
     pub fn bytes_read(&self) -> u64 {
-        bytes_read().saturating_sub(self.read_before)
+        self.counter.bytes().saturating_sub(self.read_before)
     }
 }
 
@@ -108,9 +105,42 @@ pub fn cost(cpu: u64, queue: u64, touched: u64, faulted: u64) -> Cost {
     Cost { cpu, queue, copy: 0, resident: touched - faulted, faulted }
 }
 
-/// Bytes this process has caused to be read from disk (`/proc/self/io`); 0 where there is no such file.
-pub fn bytes_read() -> u64 {
-    field("/proc/self/io", "read_bytes:").unwrap_or(0)
+/// Counts the bytes that a process or thread has caused to be read from disk (`read_bytes` of its `io` file);
+/// 0 where there is no such file. The file stays open: it is read around every step.
+#[derive(Debug)]
+pub struct ReadCounter {
+    file: Option<fs::File>,
+}
+
+impl ReadCounter {
+    /// Of the whole process.
+    pub fn of_this_process() -> Self {
+        Self { file: fs::File::open("/proc/self/io").ok() }
+    }
+
+    /// Of the calling thread.
+    pub fn of_this_thread() -> Self {
+        Self { file: fs::File::open("/proc/thread-self/io").ok() }
+    }
+
+    /// Bytes so far.
+    pub fn bytes(&self) -> u64 {
+        self.read().unwrap_or(0)
+    }
+
+    #[cfg(unix)]
+    fn read(&self) -> Option<u64> {
+        use std::os::unix::fs::FileExt;
+        let mut text = [0u8; 256];
+        let length = self.file.as_ref()?.read_at(&mut text, 0).ok()?;
+        let text = std::str::from_utf8(&text[..length]).ok()?;
+        text.lines().find_map(|line| line.strip_prefix("read_bytes:"))?.trim().parse().ok()
+    }
+
+    #[cfg(not(unix))]
+    fn read(&self) -> Option<u64> {
+        self.file.as_ref().and(None)
+    }
 }
 
 /// Anonymous memory of this process, which only swap could take back, in bytes.

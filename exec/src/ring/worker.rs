@@ -16,12 +16,14 @@ use std::time::Duration;
 use hearth_profiles::Document;
 use hearth_schema::Plan;
 use hearth_schema::schedule::{Pass, Schedule};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
 use crate::clock::wall_nanos;
 use crate::ring::LocalModel;
 use crate::ring::error::RingError;
+use crate::ring::head_link::HeadLink;
 use crate::ring::network::{Listener, Network};
 use crate::ring::node::Node;
 use crate::ring::recorder::Lines;
@@ -39,8 +41,14 @@ const ENTER_STEP: Duration = Duration::from_millis(5);
 const CONFIGURE_DEADLINE: Duration = Duration::from_secs(30);
 /// For a neighbour to be there.
 const NEIGHBOUR_DEADLINE: Duration = Duration::from_secs(10);
-/// Between two signs of life of the head, which sends one every half second.
-const SILENCE_DEADLINE: Duration = Duration::from_secs(10);
+/// Between two exchanges of a link measurement.
+const PROBE_DEADLINE: Duration = Duration::from_secs(10);
+/// For a peer to take a frame.
+pub(super) const WRITE_DEADLINE: Duration = Duration::from_secs(10);
+/// After a connection that could not be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// In a row, after which the listener counts as broken: half a minute.
+const MAX_ACCEPT_FAILURES: u32 = 300;
 /// From a neighbour's hanging up to when that counts as a failure.
 const HANG_UP_GRACE: Duration = Duration::from_secs(1);
 /// For the node to finish the step at hand when a session ends: a layer's worth of disk reads.
@@ -51,6 +59,8 @@ const DRAIN_DEADLINE: Duration = Duration::from_mins(1);
 pub enum NodeEvent {
     /// Activations are there.
     Arrived {
+        /// The sender's place in the ring, as it says.
+        from: u16,
         /// Whose.
         pass: Pass,
         /// The round to take up.
@@ -120,14 +130,26 @@ impl<N: Network> Worker<N> {
         mut listener: N::Listener,
         report: impl Fn(Result<(), RingError>) + Clone + Send + Sync + 'static,
     ) -> RingError {
+        let mut failures = 0;
         loop {
             let stream = match listener.accept().await {
                 Ok(stream) => stream,
+                Err(error) if failures < MAX_ACCEPT_FAILURES => {
+                    // A peer that gave up, or too many open files for a moment.
+                    failures += 1;
+                    report(Err(RingError::CannotListen {
+                        address: listener.address(),
+                        why: error.to_string(),
+                    }));
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
                 Err(error) => {
                     let address = listener.address();
                     return RingError::CannotListen { address, why: error.to_string() };
                 }
             };
+            failures = 0;
             let (worker, report) = (self.clone(), report.clone());
             tokio::spawn(async move { report(worker.connection(stream).await) });
         }
@@ -161,8 +183,7 @@ impl<N: Network> Worker<N> {
             return refuse(&mut stream, "this worker is not in that session".into()).await;
         };
         Frame::from(Message::Welcome(WorkerFacts::default())).write(&mut stream).await?;
-        receive_activations(stream, inbox, self.model.max_activation_bytes(), &format!("device {from}"))
-            .await;
+        receive_activations(stream, inbox, self.model.max_activation_bytes(), from).await;
         Ok(())
     }
 
@@ -175,18 +196,16 @@ impl<N: Network> Worker<N> {
             }
         };
         if timeout(ENTER_DEADLINE, entering).await.is_err() {
-            return refuse(
-                &mut stream,
-                "this worker is in another head's session; wait or stop that one".into(),
-            )
-            .await;
+            let reason = "this worker is in another head's session; wait or stop that one".into();
+            return refuse(&mut stream, reason).await;
         }
-        let ended = self.session_of(&mut stream, session, inbox, events).await;
-        *self.session.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        // However the session ends, a panic included, the worker is free again.
+        let _seat = Seat(self.session.clone());
+        let mut head = HeadLink::new(stream);
+        let ended = self.session_of(&mut head, session, inbox, events).await;
         if let Err(error) = &ended {
-            let refusal = Frame::from(Message::Refuse { reason: error.to_string() });
             // The head may be the reason why the session ends; then nobody reads this.
-            let _ = timeout(HELLO_DEADLINE, refusal.write(&mut stream)).await;
+            let _ = head.send(Message::Refuse { reason: error.to_string() }).await;
         }
         ended
     }
@@ -203,29 +222,47 @@ impl<N: Network> Worker<N> {
 
     async fn session_of(
         &self,
-        stream: &mut N::Stream,
+        head: &mut HeadLink<N::Stream>,
         session: u64,
         inbox: mpsc::UnboundedSender<NodeEvent>,
         events: mpsc::UnboundedReceiver<NodeEvent>,
     ) -> Result<(), RingError> {
-        Frame::from(Message::Welcome(self.model.facts())).write(stream).await?;
-        let configure = within(CONFIGURE_DEADLINE, "the head's plan", configured(stream)).await??;
-        let Configured { place, threads, receivers, payload } = configure;
-        let plan = self.plan(&payload, place)?;
-        let outbox = self.connect_neighbours(&plan, place, session, &receivers).await?;
-        let threads = if threads == 0 { self.threads } else { usize::from(threads) };
-        let node = Node::new(&plan, usize::from(place), &self.model, threads, outbox)?;
+        head.send(Message::Welcome(self.model.facts())).await?;
+        let configure = within(CONFIGURE_DEADLINE, "the head's plan", head.next()).await??;
+        let Frame { message: Message::Configure { place, threads, receivers }, payload } = configure else {
+            return Err(strange("the head", &format!("{:?} where its plan was due", configure.message)));
+        };
+        let node = head.while_doing(self.node(&payload, place, threads, session, &receivers)).await??;
         let (failed, mut failure) = oneshot::channel();
         let thread = tokio::task::spawn_blocking(move || {
             if let Err(error) = run(node, events) {
                 let _ = failed.send(error);
             }
         });
-        Frame::from(Message::Ready).write(stream).await?;
-        let ended = self.orders(stream, &inbox, &mut failure).await;
+        head.send(Message::Ready).await?;
+        let ended = orders(head, &inbox, &mut failure).await;
         let _ = inbox.send(NodeEvent::Stop);
         let _ = timeout(DRAIN_DEADLINE, thread).await;
         ended
+    }
+
+    /// Makes the node: its neighbours first, then its layers and caches, which takes seconds if they are large.
+    async fn node(
+        &self,
+        payload: &[u8],
+        place: u16,
+        threads: u16,
+        session: u64,
+        receivers: &[PeerAddress],
+    ) -> Result<Node, RingError> {
+        let plan = self.plan(payload, place)?;
+        let outbox = self.connect_neighbours(&plan, place, session, receivers).await?;
+        let threads = if threads == 0 { self.threads } else { usize::from(threads) };
+        let model = self.model.clone();
+        let node = tokio::task::spawn_blocking(move || {
+            Node::new(&plan, usize::from(place), &model, threads, outbox)
+        });
+        node.await.map_err(|error| strange("this worker's node", &error.to_string()))?
     }
 
     fn plan(&self, payload: &[u8], place: u16) -> Result<Arc<Plan>, RingError> {
@@ -258,74 +295,49 @@ impl<N: Network> Worker<N> {
         }
         Ok(outbox)
     }
+}
 
-    /// Follows the head's orders until it says goodbye.
-    async fn orders(
-        &self,
-        stream: &mut N::Stream,
-        inbox: &mpsc::UnboundedSender<NodeEvent>,
-        failure: &mut oneshot::Receiver<RingError>,
-    ) -> Result<(), RingError> {
-        loop {
-            let frame = tokio::select! {
-                frame = timeout(SILENCE_DEADLINE, Frame::read(stream, 0)) => frame,
-                Ok(error) = &mut *failure => return Err(error),
-            };
-            let Ok(frame) = frame else {
-                return Err(RingError::Gone { name: "the head".into(), why: "it fell silent".into() });
-            };
-            let Some(frame) = frame? else {
-                return Err(RingError::Gone { name: "the head".into(), why: "it hung up".into() });
-            };
-            match frame.message {
-                Message::Goodbye => return Ok(()),
-                Message::Ping { nonce } => {
-                    Frame::from(Message::Pong { nonce, clock: wall_nanos() }).write(stream).await?;
-                }
-                Message::Reset => {
-                    ask(inbox, failure, NodeEvent::Reset).await?;
-                    Frame::from(Message::Ready).write(stream).await?;
-                }
-                Message::Collect => {
-                    let lines = ask(inbox, failure, NodeEvent::Collect).await?;
-                    write_report(stream, &lines).await?;
-                }
-                other => return Err(strange("the head", &format!("{other:?} is no order"))),
-            }
-        }
+/// A worker's one session; free again when this is dropped.
+struct Seat(Arc<Mutex<Option<Session>>>);
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 
-/// The head's plan and this worker's place in it.
-struct Configured {
-    place: u16,
-    threads: u16,
-    receivers: Vec<PeerAddress>,
-    payload: Vec<u8>,
-}
-
-/// Waits for the plan. The head greets every worker before it configures any, and pings those that wait.
-async fn configured<S>(stream: &mut S) -> Result<Configured, RingError>
+/// Follows the head's orders until it says goodbye.
+async fn orders<S>(
+    head: &mut HeadLink<S>,
+    inbox: &mpsc::UnboundedSender<NodeEvent>,
+    failure: &mut oneshot::Receiver<RingError>,
+) -> Result<(), RingError>
 where
-    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     loop {
-        let Some(Frame { message, payload }) = Frame::read(stream, MAX_DOCUMENT_PAYLOAD).await? else {
-            return Err(RingError::Gone { name: "the head".into(), why: "it hung up".into() });
+        let frame = tokio::select! {
+            frame = head.next() => frame?,
+            error = &mut *failure => return Err(stopped(error)),
         };
-        match message {
-            Message::Configure { place, threads, receivers } => {
-                return Ok(Configured { place, threads, receivers, payload });
+        match frame.message {
+            Message::Goodbye => return Ok(()),
+            Message::Reset => {
+                ask(inbox, failure, NodeEvent::Reset).await?;
+                head.send(Message::Ready).await?;
             }
-            Message::Ping { nonce } => {
-                Frame::from(Message::Pong { nonce, clock: wall_nanos() }).write(stream).await?;
+            Message::Collect => {
+                let lines = ask(inbox, failure, NodeEvent::Collect).await?;
+                write_report(head, &lines).await?;
             }
-            Message::Goodbye => {
-                return Err(RingError::Gone { name: "the head".into(), why: "it gave up".into() });
-            }
-            other => return Err(strange("the head", &format!("{other:?} where its plan was due"))),
+            other => return Err(strange("the head", &format!("{other:?} is no order"))),
         }
     }
+}
+
+/// Why the node's thread has ended, as far as it could tell.
+fn stopped(error: Result<RingError, oneshot::error::RecvError>) -> RingError {
+    error.unwrap_or_else(|_| strange("this worker's node", "it stopped; see the worker's output"))
 }
 
 /// Asks the node for something and waits for its answer, or for its failure.
@@ -338,7 +350,7 @@ async fn ask<T>(
     let _ = inbox.send(event(answer));
     tokio::select! {
         biased;
-        Ok(error) = failure => Err(error),
+        error = failure => Err(stopped(error)),
         answer = answered => answer.map_err(|_| strange("this worker's node", "it stopped")),
     }
 }
@@ -347,8 +359,8 @@ async fn ask<T>(
 fn run(mut node: Node, mut events: mpsc::UnboundedReceiver<NodeEvent>) -> Result<(), RingError> {
     while let Some(event) = events.blocking_recv() {
         match event {
-            NodeEvent::Arrived { pass, round, activations, at } => {
-                node.arrived(pass, round, &activations, at)?;
+            NodeEvent::Arrived { from, pass, round, activations, at } => {
+                node.arrived(pass, round, &activations, at, from)?;
             }
             NodeEvent::Reset(done) => {
                 node.reset(None);
@@ -367,9 +379,9 @@ fn run(mut node: Node, mut events: mpsc::UnboundedReceiver<NodeEvent>) -> Result
 /// Records of a report frame; a record takes about 200 bytes.
 const REPORT_LINES: usize = 10_000;
 
-async fn write_report<S>(stream: &mut S, lines: &Lines) -> Result<(), RingError>
+async fn write_report<S>(head: &mut HeadLink<S>, lines: &Lines) -> Result<(), RingError>
 where
-    S: tokio::io::AsyncWrite + Unpin,
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let mut records = lines.records.chunks(REPORT_LINES);
     let mut readings = lines.readings.chunks(REPORT_LINES);
@@ -382,7 +394,7 @@ where
         let following = next();
         let payload = serde_json::to_vec(&chunk.unwrap_or_default())
             .map_err(|error| strange("this worker", &error.to_string()))?;
-        Frame { message: Message::Report { more: following.is_some() }, payload }.write(stream).await?;
+        head.send(Frame { message: Message::Report { more: following.is_some() }, payload }).await?;
         if following.is_none() {
             return Ok(());
         }
@@ -395,28 +407,29 @@ pub async fn receive_activations<S>(
     mut stream: S,
     inbox: mpsc::UnboundedSender<NodeEvent>,
     max_payload: usize,
-    from: &str,
+    from: u16,
 ) where
-    S: tokio::io::AsyncRead + Unpin,
+    S: AsyncRead + Unpin,
 {
+    let name = format!("device {from}");
     let error = loop {
         match Frame::read(&mut stream, max_payload).await {
             Ok(Some(Frame { message, payload })) => {
                 let at = wall_nanos();
                 let Message::Activations { pass, first_position, tokens, output, round } = message else {
-                    break strange(from, "it sent something else than activations");
+                    break strange(&name, "it sent something else than activations");
                 };
                 let pass = Pass { index: pass, first_position, tokens, output };
-                if inbox.send(NodeEvent::Arrived { pass, round, activations: payload, at }).is_err() {
+                if inbox.send(NodeEvent::Arrived { from, pass, round, activations: payload, at }).is_err() {
                     return;
                 }
             }
             Ok(None) => {
                 // The usual end of a session, which the head is about to announce, or already has.
                 tokio::time::sleep(HANG_UP_GRACE).await;
-                break RingError::Gone { name: from.into(), why: "it hung up".into() };
+                break RingError::Gone { name, why: "it hung up".into() };
             }
-            Err(error) => break RingError::Gone { name: from.into(), why: error.to_string() },
+            Err(error) => break RingError::Gone { name, why: error.to_string() },
         }
     };
     let _ = inbox.send(NodeEvent::Failed(error));
@@ -453,7 +466,7 @@ pub async fn connect_data<N: Network>(
     let (sender, mut frames) = mpsc::unbounded_channel::<Frame>();
     tokio::spawn(async move {
         while let Some(frame) = frames.recv().await {
-            if frame.write(&mut stream).await.is_err() {
+            if !matches!(timeout(WRITE_DEADLINE, frame.write(&mut stream)).await, Ok(Ok(()))) {
                 return;
             }
         }
@@ -461,15 +474,15 @@ pub async fn connect_data<N: Network>(
     Ok(sender)
 }
 
-/// Answers a link measurement: every ping, with as many bytes as its nonce asks for up to a limit.
+/// Answers a link measurement: every ping, however long, with a short pong.
 pub(super) async fn probe<S>(mut stream: S) -> Result<(), RingError>
 where
-    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+    S: AsyncRead + AsyncWrite + Unpin,
 {
     Frame::from(Message::Welcome(WorkerFacts::default())).write(&mut stream).await?;
     loop {
         let frame =
-            within(SILENCE_DEADLINE, "a probe", Frame::read(&mut stream, MAX_DOCUMENT_PAYLOAD)).await??;
+            within(PROBE_DEADLINE, "a probe", Frame::read(&mut stream, MAX_DOCUMENT_PAYLOAD)).await??;
         match frame.map(|frame| frame.message) {
             Some(Message::Ping { nonce }) => {
                 Frame::from(Message::Pong { nonce, clock: wall_nanos() }).write(&mut stream).await?;
@@ -490,7 +503,7 @@ pub async fn within<T>(limit: Duration, what: &str, wait: impl Future<Output = T
 
 async fn refuse<S>(stream: &mut S, reason: String) -> Result<(), RingError>
 where
-    S: tokio::io::AsyncWrite + Unpin,
+    S: AsyncWrite + Unpin,
 {
     Frame::from(Message::Refuse { reason: reason.clone() }).write(stream).await?;
     Err(RingError::Refused { name: "this worker".into(), reason })

@@ -56,8 +56,10 @@ pub fn memory() -> Memory {
     Memory {
         total: Sourced::new(total, origin),
         available: Sourced::new(available().min(total), origin),
-        can_swap: Some(Sourced::new(can_swap(), "read from /proc/meminfo: inactive anonymous pages")),
-        swap_available: Some(Sourced::new(swap_available(), "read from /proc/meminfo")),
+        // Inside a limit, other programs' memory cannot be had by swapping it out.
+        can_swap: (!limited)
+            .then(|| Sourced::new(can_swap(), "read from /proc/meminfo: inactive anonymous pages")),
+        swap_available: (!limited).then(|| Sourced::new(swap_available(), "read from /proc/meminfo")),
         page_cache: PageCachePolicy::TwoList,
     }
 }

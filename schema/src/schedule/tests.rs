@@ -49,8 +49,8 @@ pub(crate) fn run(plan: &Plan, pass: Pass) -> Vec<(usize, Step)> {
     let mut next = Some((0, Event::Begin(pass)));
     while let Some((device, event)) = next.take() {
         for step in ring[device].react(&event).expect("a step the schedule itself asked for") {
-            if let Step::Send { pass, round, to } = step {
-                next = Some((to, Event::Arrived { pass, round }));
+            if let Step::Send { pass, next_round, to, .. } = step {
+                next = Some((to, Event::Arrived { pass, round: next_round }));
             }
             done.push((device, step));
         }
@@ -90,7 +90,7 @@ fn a_partial_last_round_passes_idle_devices_by() {
     let sends: Vec<_> = run(&plan, DECODE)
         .iter()
         .filter_map(|(device, step)| match step {
-            Step::Send { to, round, .. } => Some((*device, *to, *round)),
+            Step::Send { to, next_round, .. } => Some((*device, *to, *next_round)),
             _ => None,
         })
         .collect();
