@@ -1,7 +1,6 @@
 //! How is the next window read ahead of its turn, while the device goes on?
 //!
-//! A helper thread takes requests in order, and goes through a part in pieces: what is in memory already is
-//! passed over, the rest is asked for. Facts measured on Linux 6.x that it rests on: one
+//! A helper thread takes requests in order, and goes through a part in pieces. Facts measured on Linux 6.x that it rests on: one
 //! `madvise(WILLNEED)` reads at most about one read-ahead window, not the range asked for, so a piece is
 //! advised in small calls; `MADV_POPULATE_READ` reads in earnest and returns when the pages are there.
 //!
@@ -152,16 +151,18 @@ impl Helper {
                 if self.shared.generation.load(Ordering::Relaxed) != request.generation {
                     return;
                 }
+                // Looked at for the record only: what is there is asked for as well, which costs little, and
+                // keeps the kernel's read-ahead on its way.
                 let missing = piece.len() as u64 - resident(piece);
-                if missing == 0 {
-                    continue;
-                }
                 let start = wall_nanos();
                 let asked = match self.policy {
                     Residency::Os => advise(piece, ADVISE_BYTES, Advice::WillNeed),
                     Residency::Windowed => advise(piece, PIECE_BYTES, Advice::Populate),
                 };
                 self.shared.read.store(self.counter.bytes(), Ordering::Relaxed);
+                if missing == 0 {
+                    continue;
+                }
                 let layers = match &request.part {
                     Part::Layers(layers) => Some([layers.start, layers.end]),
                     Part::Output => None,

@@ -305,15 +305,16 @@ impl<'a> Station<'a> {
         }
     }
 
-    /// The embedding rows of a pass. Which tokens they are nobody knows: each is drawn from the whole
-    /// vocabulary, from a stream of its own.
+    /// The embedding rows of a pass. Which tokens they are nobody knows: each is drawn from a stream of its own,
+    /// log-uniformly, because vocabularies list frequent tokens first and their frequencies follow Zipf's law.
     fn embedding_rows(&self, pass: Pass) -> Vec<Segment> {
         let (rows, row_bytes) = (u64::from(self.model.shape.vocabulary).max(1), self.model.input_row_bytes());
         let time = self.work().embed(1);
         let segment = |position: u32| {
             let mut stream = ChaCha8Rng::seed_from_u64(self.seed);
             stream.set_stream(EMBEDDING_ROWS | u64::from(position));
-            let row = stream.next_u64() % rows;
+            let share = (stream.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+            let row = ((share * ((rows + 1) as f64).ln()).exp() as u64).saturating_sub(1).min(rows - 1);
             let chunks = self.layout.embedding_row(row, row_bytes, self.storage.chunk());
             Segment { chunks, time }
         };

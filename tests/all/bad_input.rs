@@ -183,7 +183,7 @@ fn an_interrupted_head_ends_although_the_ring_is_silent() {
         ["execute", &file, "--model", &model("q4_k"), "--prompt", "And", "--tokens", "4000", "--ignore-end"];
     let head =
         hearth(&arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the head starts");
-    std::thread::sleep(Duration::from_millis(1000));
+    std::thread::sleep(Duration::from_secs(1));
     worker.signal("STOP");
     let interrupted = std::process::Command::new("kill").args(["-INT", &head.id().to_string()]).status();
     assert!(interrupted.is_ok_and(|status| status.success()));
