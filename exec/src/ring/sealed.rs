@@ -1,6 +1,6 @@
 //! How does a link stay among those who have the key?
 //!
-//! [`Sealed`] wraps a network: every connection begins with a handshake ([`handshake`]) and then carries
+//! [`Sealed`] wraps a network: every connection begins with a handshake (`handshake`) and then carries
 //! messages of at most 65535 bytes, each two big-endian bytes of length and a ChaCha20-Poly1305
 //! ciphertext under keys that only this connection has. Message numbers are the nonces, so a message
 //! altered, repeated, left out or moved does not verify; the connection then fails for good. Frames run
