@@ -85,8 +85,8 @@ pub struct PlanArgs {
     /// A model file instead of the scenario's model.
     #[arg(long)]
     pub model: Option<PathBuf>,
-    /// Plan with every strategy and compare.
-    #[arg(long)]
+    /// Plan with every strategy and compare; writes no plan.
+    #[arg(long, conflicts_with = "output")]
     pub compare: bool,
     /// Where to write the plan; standard output if absent.
     #[arg(short, long)]
@@ -99,7 +99,7 @@ pub struct SimulateArgs {
     /// The scenario.
     pub scenario: PathBuf,
     /// A plan made before.
-    #[arg(long, conflicts_with_all = ["strategy", "rounds", "windows"])]
+    #[arg(long, conflicts_with_all = ["strategy", "rounds", "windows", "gpu_layers", "keep_all"])]
     pub plan: Option<PathBuf>,
     /// How to plan, if there is no plan.
     #[command(flatten)]
@@ -183,7 +183,7 @@ pub struct WorkerArgs {
     /// any text; if absent, the text in the variable HEARTH_KEY, if set.
     #[arg(long, value_name = "FILE")]
     pub key: Option<PathBuf>,
-    /// Threads to compute with, unless the head says otherwise; all cores if absent.
+    /// Threads to compute with; all cores if absent.
     #[arg(long)]
     pub threads: Option<usize>,
     /// End when standard input ends, so as not to outlive who started it.
@@ -226,7 +226,7 @@ pub struct LabArgs {
     #[arg(long)]
     pub model: Option<PathBuf>,
     /// A plan made before.
-    #[arg(long, conflicts_with_all = ["strategy", "rounds", "windows"])]
+    #[arg(long, conflicts_with_all = ["strategy", "rounds", "windows", "gpu_layers", "keep_all"])]
     pub plan: Option<PathBuf>,
     /// How to plan, if there is no plan.
     #[command(flatten)]

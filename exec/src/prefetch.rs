@@ -22,7 +22,7 @@ use hearth_schema::schedule::Part;
 use crate::clock::wall_nanos;
 use crate::residency::resident;
 use crate::ring::recorder::{At, ReadCounter};
-use crate::weights::{Extent, Weights};
+use crate::weights::Weights;
 
 /// One call of `MADV_WILLNEED`: the size the kernel honours wherever the read-ahead window stands.
 const ADVISE_BYTES: usize = 128 << 10;
@@ -143,7 +143,7 @@ impl Helper {
         let weights = self.weights.clone();
         let (mut span, mut left) = (None, self.budget.map_or(u64::MAX, |budget| budget.0));
         let mut last = None;
-        let regions = extents(&weights, &request.part);
+        let regions = weights.part_extents(&request.part);
         for region in regions.iter().filter_map(|&extent| weights.bytes(extent)) {
             let take = (region.len() as u64).min(left) as usize;
             left -= take as u64;
@@ -196,19 +196,6 @@ impl Helper {
             std::thread::sleep(LOOK);
         }
     }
-}
-
-/// Where a part's weights lie.
-pub fn extents(weights: &Weights, part: &Part) -> Vec<Extent> {
-    match part {
-        Part::Layers(layers) => weights.layers_extents(layers.clone()),
-        Part::Output => weights.head_extents(),
-    }
-}
-
-/// Bytes of a part's weights.
-pub fn bytes(weights: &Weights, part: &Part) -> u64 {
-    extents(weights, part).iter().map(|extent| extent.length).sum()
 }
 
 #[derive(Clone, Copy)]

@@ -7,12 +7,11 @@
 
 use hearth_schema::schedule::Part;
 
-use crate::prefetch::extents;
 use crate::weights::Weights;
 
 /// Bytes of a part's weights that are in memory, in whole pages.
 pub fn resident_bytes(weights: &Weights, part: &Part) -> u64 {
-    extents(weights, part).into_iter().filter_map(|extent| weights.bytes(extent)).map(resident).sum()
+    weights.part_extents(part).into_iter().filter_map(|extent| weights.bytes(extent)).map(resident).sum()
 }
 
 /// The system's page, in bytes: 4096 on most machines, 16384 on some.

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 use hearth_profiles::gguf::{GgufModel, TensorInfo};
 use hearth_profiles::model::{Architecture, ModelShape};
+use hearth_schema::schedule::Part;
 use memmap2::Mmap;
 
 use crate::error::ExecError;
@@ -130,6 +131,19 @@ impl Weights {
     /// Bytes of what turns hidden rows into logits; those of the embedding if the two are tied.
     pub fn head_extents(&self) -> Vec<Extent> {
         merged([self.output_norm, self.output])
+    }
+
+    /// Bytes of what a schedule reads as one, neighbours merged.
+    pub fn part_extents(&self, part: &Part) -> Vec<Extent> {
+        match part {
+            Part::Layers(layers) => self.layers_extents(layers.clone()),
+            Part::Output => self.head_extents(),
+        }
+    }
+
+    /// How many bytes those are.
+    pub fn part_bytes(&self, part: &Part) -> u64 {
+        self.part_extents(part).iter().map(|extent| extent.length).sum()
     }
 
     /// The mapped bytes of an extent, for advice to the system and for checksums. `None` if it does not lie

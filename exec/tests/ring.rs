@@ -111,7 +111,7 @@ async fn generate(ring: &mut Ring, prompt: &[u32]) -> Result<(Generated, Vec<Vec
 }
 
 fn one_thread() -> RingOptions {
-    RingOptions { threads: 1, pass_deadline: Duration::from_mins(1), ..RingOptions::default() }
+    RingOptions { threads: 1, pass_deadline: Duration::from_mins(1) }
 }
 
 /// All windows of `devices` devices that each get a layer in the first round.

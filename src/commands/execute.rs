@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use hearth_exec::ring::{Generated, Key, LocalModel, Network, Request, Ring, RingOptions, Sealed, Tcp};
 use hearth_exec::{Sampler, SamplerOptions, TextStream, Tokenizer};
-use hearth_schema::metrics::{self, Metrics};
 use serde::Serialize;
 use tokio::sync::mpsc;
 
@@ -22,7 +21,7 @@ struct Output {
     token_ids: Vec<u32>,
     text: String,
     #[serde(flatten)]
-    metrics: Metrics,
+    run: simulate::Output,
 }
 
 /// Runs the verb.
@@ -47,11 +46,8 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
         scenario: plan.scenario.name.clone(),
         seed,
     };
-    let options = RingOptions {
-        threads: args.threads.unwrap_or(0),
-        pass_deadline: Duration::from_secs(args.deadline),
-        ..RingOptions::default()
-    };
+    let options =
+        RingOptions { threads: args.threads.unwrap_or(0), pass_deadline: Duration::from_secs(args.deadline) };
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
     let run = Run { plan, model, options, request, tokenizer: tokenizer.clone(), print: !json };
     let ended = runtime.block_on(async {
@@ -72,12 +68,12 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     if let Some(path) = &args.trace {
         write_trace(path, &generated.trace)?;
     }
-    let metrics = metrics::compute(&generated.trace);
+    let run = simulate::Output::of(&generated.trace);
     if json {
         let text = tokenizer.decode(&generated.tokens);
-        print_json(&Output { token_ids: generated.tokens, text, metrics })?;
+        print_json(&Output { token_ids: generated.tokens, text, run })?;
     } else {
-        println!("\n\n{}", simulate::table(&metrics));
+        println!("\n\n{}", simulate::table(&run.metrics));
     }
     Ok(ExitCode::SUCCESS)
 }

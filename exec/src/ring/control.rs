@@ -21,14 +21,14 @@ use tokio::time::timeout;
 
 use crate::clock::wall_nanos;
 use crate::ring::check_digests;
-use crate::ring::error::RingError;
-use crate::ring::head::RingOptions;
+use crate::ring::deadline::{WRITE_DEADLINE, within};
+use crate::ring::error::{RingError, strange};
 use crate::ring::network::Network;
 use crate::ring::recorder::Lines;
 use crate::ring::wire::{
     Frame, MAGIC, MAX_DOCUMENT_PAYLOAD, Message, PROTOCOL, PeerAddress, Purpose, WorkerFacts,
 };
-use crate::ring::worker::{NodeEvent, WRITE_DEADLINE, strange, within};
+use crate::ring::worker::NodeEvent;
 
 /// To reach a worker and hear what model it has.
 pub(super) const HELLO_DEADLINE: Duration = Duration::from_secs(10);
@@ -217,20 +217,14 @@ impl Control {
         let _ = timeout(HEARTBEAT, &mut self.writer).await;
     }
 
-    pub(super) fn configure(
-        &self,
-        plan: &Arc<Plan>,
-        head: &str,
-        options: &RingOptions,
-    ) -> Result<(), RingError> {
+    pub(super) fn configure(&self, plan: &Arc<Plan>, head: &str) -> Result<(), RingError> {
         let place = usize::from(self.place);
         let mut receivers = Vec::new();
         for to in Schedule::new(plan.clone(), place).receivers() {
             let address = if to == 0 { head } else { address(&plan.devices[to])? };
             receivers.push(PeerAddress { place: to as u16, address: address.into() });
         }
-        let threads = options.worker_threads.get(place - 1).copied().unwrap_or(0);
-        let message = Message::Configure { place: self.place, threads, receivers };
+        let message = Message::Configure { place: self.place, receivers };
         self.order(Frame { message, payload: plan.to_yaml().into_bytes() })
     }
 

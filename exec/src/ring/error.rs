@@ -127,3 +127,8 @@ impl RingError {
         }
     }
 }
+
+/// A peer that broke the protocol.
+pub fn strange(name: &str, what: &str) -> RingError {
+    RingError::Protocol { name: name.into(), what: what.into() }
+}

@@ -24,28 +24,27 @@ use tokio::task::JoinHandle;
 use crate::clock::wall_nanos;
 use crate::ring::LocalModel;
 use crate::ring::control::{Control, HELLO_DEADLINE, address, greet};
-use crate::ring::error::RingError;
+use crate::ring::deadline::within;
+use crate::ring::error::{RingError, strange};
 use crate::ring::head_address::{announced, listen_at};
 use crate::ring::network::{Listener, Network};
 use crate::ring::node::{Node, Sample};
 use crate::ring::recorder::Lines;
 use crate::ring::wire::{Frame, MAGIC, Message, PROTOCOL, Purpose, WorkerFacts};
-use crate::ring::worker::{NodeEvent, connect_data, receive_activations, strange, within};
+use crate::ring::worker::{NodeEvent, connect_data, receive_activations};
 
 /// How a ring is run.
 #[derive(Debug, Clone)]
 pub struct RingOptions {
     /// Threads the head computes with; 0 for all cores.
     pub threads: usize,
-    /// Threads each worker computes with; 0 for its own choice.
-    pub worker_threads: Vec<u16>,
     /// The longest that one pass may take.
     pub pass_deadline: Duration,
 }
 
 impl Default for RingOptions {
     fn default() -> Self {
-        Self { threads: 0, worker_threads: Vec::new(), pass_deadline: Duration::from_mins(10) }
+        Self { threads: 0, pass_deadline: Duration::from_mins(10) }
     }
 }
 
@@ -109,7 +108,7 @@ impl Ring {
         let accepting =
             Accepting(tokio::spawn(accept(listener, session, inbox.clone(), model.max_activation_bytes())));
         for worker in &workers {
-            worker.configure(&plan, &announced(&head_address, worker.seen_from), &options)?;
+            worker.configure(&plan, &announced(&head_address, worker.seen_from))?;
         }
         for worker in &mut workers {
             worker.ready().await?;

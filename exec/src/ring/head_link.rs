@@ -12,9 +12,9 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::clock::wall_nanos;
+use crate::ring::deadline::WRITE_DEADLINE;
 use crate::ring::error::RingError;
 use crate::ring::wire::{Frame, MAX_DOCUMENT_PAYLOAD, Message, WireError};
-use crate::ring::worker::WRITE_DEADLINE;
 
 /// Between two signs of life of the head, which sends one every half second.
 const SILENCE_DEADLINE: Duration = Duration::from_secs(10);

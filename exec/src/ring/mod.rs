@@ -5,6 +5,7 @@
 //! `schema::schedule`. Frames travel over a [`network::Network`], which a [`Key`] seals ([`Sealed`]).
 
 mod control;
+pub mod deadline;
 pub mod error;
 pub mod head;
 mod head_address;

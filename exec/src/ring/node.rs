@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 use crate::clock::{Stopwatch, Stretch, wall_nanos};
 use crate::cost::ComputeCost;
 use crate::head::Head;
-use crate::prefetch::{Prefetcher, bytes};
+use crate::prefetch::Prefetcher;
 use crate::residency::resident_bytes;
 use crate::ring::LocalModel;
 use crate::ring::error::RingError;
@@ -165,7 +165,7 @@ impl Node {
                         let cost = node.stage.forward(layers.clone(), &mut node.hidden, &positions)?;
                         Ok(((), cost))
                     })?;
-                    let touched = bytes(&self.weights, &Part::Layers(layers.clone()));
+                    let touched = self.weights.part_bytes(&Part::Layers(layers.clone()));
                     let at = At { pass: pass.index, round };
                     self.computed(at, Kind::Compute, measured, touched).layers = recorder::layers(&layers);
                 }
@@ -206,7 +206,7 @@ impl Node {
             cost += cost_of(watch.cut());
             Ok((sampled, cost))
         })?;
-        let touched = bytes(&self.weights, &Part::Output);
+        let touched = self.weights.part_bytes(&Part::Output);
         let at = At { pass: pass.index, round: self.schedule.plan().rounds };
         self.computed(at, Kind::Output, measured, touched);
         self.count(pass.index);

@@ -18,10 +18,11 @@ use hearth_schema::schedule::Pass;
 use tokio::sync::mpsc;
 
 use crate::clock::wall_nanos;
-use crate::ring::error::RingError;
+use crate::ring::deadline::within;
+use crate::ring::error::{RingError, strange};
 use crate::ring::network::{Listener, Network};
 use crate::ring::wire::{Frame, MAGIC, MAX_DOCUMENT_PAYLOAD, Message, PROTOCOL, Purpose, WorkerFacts};
-use crate::ring::worker::{NodeEvent, connect_data, probe, receive_activations, strange, within};
+use crate::ring::worker::{NodeEvent, connect_data, probe, receive_activations};
 
 /// The long message, in bytes.
 pub const LONG: usize = MAX_DOCUMENT_PAYLOAD;

@@ -96,8 +96,6 @@ pub enum Message {
     Configure {
         /// The worker's place in the ring.
         place: u16,
-        /// Threads to compute with; 0 for the worker's own choice.
-        threads: u16,
         /// Where it sends activations to.
         receivers: Vec<PeerAddress>,
     },

@@ -22,7 +22,8 @@ use tokio::time::timeout;
 
 use crate::clock::wall_nanos;
 use crate::ring::LocalModel;
-use crate::ring::error::RingError;
+use crate::ring::deadline::{WRITE_DEADLINE, within};
+use crate::ring::error::{RingError, strange};
 use crate::ring::head_link::HeadLink;
 use crate::ring::network::{Listener, Network};
 use crate::ring::node::Node;
@@ -43,8 +44,6 @@ const CONFIGURE_DEADLINE: Duration = Duration::from_secs(30);
 const NEIGHBOUR_DEADLINE: Duration = Duration::from_secs(10);
 /// Between two exchanges of a link measurement.
 const PROBE_DEADLINE: Duration = Duration::from_secs(10);
-/// For a peer to take a frame.
-pub(super) const WRITE_DEADLINE: Duration = Duration::from_secs(10);
 /// After a connection that could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// In a row, after which the listener counts as broken: half a minute.
@@ -119,7 +118,7 @@ pub async fn bind<N: Network>(network: &N, address: &str) -> Result<N::Listener,
 }
 
 impl<N: Network> Worker<N> {
-    /// A worker with a model. `threads` is for heads that leave the choice to it; 0 takes every core.
+    /// A worker with a model that computes with so many threads; 0 takes every core.
     pub fn new(network: N, model: Arc<LocalModel>, threads: usize) -> Self {
         Self { network, model, threads, session: Arc::default() }
     }
@@ -229,10 +228,10 @@ impl<N: Network> Worker<N> {
     ) -> Result<(), RingError> {
         head.send(Message::Welcome(self.model.facts())).await?;
         let configure = within(CONFIGURE_DEADLINE, "the head's plan", head.next()).await??;
-        let Frame { message: Message::Configure { place, threads, receivers }, payload } = configure else {
+        let Frame { message: Message::Configure { place, receivers }, payload } = configure else {
             return Err(strange("the head", &format!("{:?} where its plan was due", configure.message)));
         };
-        let node = head.while_doing(self.node(&payload, place, threads, session, &receivers)).await??;
+        let node = head.while_doing(self.node(&payload, place, session, &receivers)).await??;
         let (failed, mut failure) = oneshot::channel();
         let thread = tokio::task::spawn_blocking(move || {
             if let Err(error) = run(node, events) {
@@ -251,14 +250,12 @@ impl<N: Network> Worker<N> {
         &self,
         payload: &[u8],
         place: u16,
-        threads: u16,
         session: u64,
         receivers: &[PeerAddress],
     ) -> Result<Node, RingError> {
         let plan = self.plan(payload, place)?;
         let outbox = self.connect_neighbours(&plan, place, session, receivers).await?;
-        let threads = if threads == 0 { self.threads } else { usize::from(threads) };
-        let model = self.model.clone();
+        let (threads, model) = (self.threads, self.model.clone());
         let node = tokio::task::spawn_blocking(move || {
             Node::new(&plan, usize::from(place), &model, threads, outbox)
         });
@@ -492,24 +489,10 @@ where
     }
 }
 
-/// Waits with a deadline.
-pub async fn within<T>(limit: Duration, what: &str, wait: impl Future<Output = T>) -> Result<T, RingError> {
-    timeout(limit, wait).await.map_err(|_| RingError::Deadline {
-        what: what.into(),
-        seconds: limit.as_secs_f64(),
-        hint: "see whether the other end still runs and the network is up",
-    })
-}
-
 async fn refuse<S>(stream: &mut S, reason: String) -> Result<(), RingError>
 where
     S: AsyncWrite + Unpin,
 {
     Frame::from(Message::Refuse { reason: reason.clone() }).write(stream).await?;
     Err(RingError::Refused { name: "this worker".into(), reason })
-}
-
-/// A peer that broke the protocol.
-pub fn strange(name: &str, what: &str) -> RingError {
-    RingError::Protocol { name: name.into(), what: what.into() }
 }
