@@ -212,6 +212,9 @@ pub struct ProfileArgs {
     /// Shorter, and less certain.
     #[arg(long)]
     pub quick: bool,
+    /// End when standard input ends, so as not to outlive who started it.
+    #[arg(long, hide = true)]
+    pub exit_with_stdin: bool,
     /// Where to write the document; standard output if absent.
     #[arg(short, long)]
     pub output: Option<PathBuf>,

@@ -187,7 +187,7 @@ impl Lab {
 
     fn profile(&self, place: usize, name: &str, limits: &Limits) -> Result<Device, Failure> {
         let output = self.folder.join(format!("{name}.device.yaml"));
-        let mut arguments = strings(["profile", "--quick", "--name", name, "--model"]);
+        let mut arguments = strings(["profile", "--quick", "--exit-with-stdin", "--name", name, "--model"]);
         arguments.push(self.copies.file(place).display().to_string());
         arguments.extend(strings(["--output", &output.display().to_string()]));
         arguments.extend(threads(limits));

@@ -22,6 +22,9 @@ pub fn run(args: &ProfileArgs, json: bool) -> Result<ExitCode, Failure> {
         peers: args.peer.clone(),
         key: Key::given(args.key.as_deref())?,
     };
+    if args.exit_with_stdin {
+        super::worker::end_with_stdin();
+    }
     let line = progress::line();
     let device = profile(&options, |what| line.set_message(what.to_string())).map_err(Failure::running)?;
     line.finish_and_clear();
