@@ -27,10 +27,14 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     /// Find out which device runs which layers.
-    #[command(after_help = "Example: hearth plan scenarios/home-4.yaml --strategy exact -o plan.yaml")]
+    #[command(
+        after_help = "Example: hearth plan scenarios/home/llama-70b-on-four.yaml --strategy exact -o plan.yaml"
+    )]
     Plan(PlanArgs),
     /// Tell how fast a plan will be, and why.
-    #[command(after_help = "Example: hearth simulate scenarios/home-4.yaml --trace sim.trace")]
+    #[command(
+        after_help = "Example: hearth simulate scenarios/home/llama-70b-on-four.yaml --trace sim.trace"
+    )]
     Simulate(SimulateArgs),
     /// Run a plan on real devices.
     #[command(
@@ -44,7 +48,9 @@ pub enum Verb {
     #[command(after_help = "Example: hearth profile --model model.gguf -o this.yaml")]
     Profile(ProfileArgs),
     /// Plan, simulate, execute and compare on this machine, with limits for each device.
-    #[command(after_help = "Example: hearth lab scenarios/lab/half.yaml --model model.gguf --report report/")]
+    #[command(
+        after_help = "Example: hearth lab scenarios/lab/three-half.yaml --model model.gguf --report report/"
+    )]
     Lab(LabArgs),
     /// Put traces side by side.
     #[command(after_help = "Example: hearth report sim.trace run.trace -o report/")]
@@ -63,7 +69,7 @@ pub struct Planning {
     /// Rounds around the ring for one token.
     #[arg(long)]
     pub rounds: Option<u32>,
-    /// Layers of each device's window in ring order, for `manual`.
+    /// Layers of each device's window in ring order; the strategy is `manual` then.
     #[arg(long, value_delimiter = ',')]
     pub windows: Option<Vec<u32>>,
     /// Of these on each GPU, for `manual`.

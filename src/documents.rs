@@ -17,6 +17,7 @@ use hearth_schema::scenario::{DeviceEntry, ModelRef};
 use hearth_schema::{Cluster, LinkTable, Member, Plan, Scenario, Trace};
 
 use crate::diagnostics::Failure;
+use crate::limits;
 use crate::progress;
 
 /// A scenario and where it came from.
@@ -94,8 +95,19 @@ impl LoadedScenario {
 
     /// The cluster, with every reference read. `model` stands for the scenario's own.
     pub fn cluster(&self, model: Option<&Path>) -> Result<Cluster, Failure> {
-        let devices =
-            self.scenario.devices.iter().map(|entry| self.device(entry)).collect::<Result<Vec<_>, _>>()?;
+        let mut devices: Vec<Device> = Vec::new();
+        for (place, entry) in self.scenario.devices.iter().enumerate() {
+            // Devices that are this machine within equal limits are measured once.
+            let twin = self.scenario.devices[..place]
+                .iter()
+                .position(|other| other.profile == entry.profile && other.limits == entry.limits);
+            let mut device = match twin {
+                Some(twin) => devices[twin].clone(),
+                None => self.device(entry)?,
+            };
+            device.name.clone_from(&entry.name);
+            devices.push(device);
+        }
         self.cluster_of(devices, model)
     }
 
@@ -107,7 +119,7 @@ impl LoadedScenario {
             address: entry.address.clone(),
             device,
         };
-        Ok(Cluster {
+        let mut cluster = Cluster {
             members: scenario.devices.iter().zip(devices).map(member).collect(),
             head: scenario.head(),
             links: LinkTable::new(scenario.links.clone()),
@@ -119,7 +131,9 @@ impl LoadedScenario {
             kv_cache: scenario.kv_cache,
             workload: scenario.workload,
             seed: scenario.seed,
-        })
+        };
+        limits::throttle(scenario, &mut cluster);
+        Ok(cluster)
     }
 
     fn model(&self, model: &ModelRef) -> Result<ModelProfile, Failure> {
@@ -138,9 +152,15 @@ impl LoadedScenario {
     fn device(&self, entry: &DeviceEntry) -> Result<Device, Failure> {
         let name = entry.profile.as_str();
         if name == "measured" {
+            eprintln!("measuring this machine as `{}` (about ten seconds)", entry.name);
             let line = progress::line();
-            let options =
-                ProfileOptions { name: entry.name.clone(), quick: true, ..ProfileOptions::default() };
+            let threads = entry.limits.as_ref().and_then(|limits| limits.threads).unwrap_or(0) as usize;
+            let options = ProfileOptions {
+                name: entry.name.clone(),
+                quick: true,
+                threads,
+                ..ProfileOptions::default()
+            };
             return profile(&options, |what| line.set_message(format!("{}: {what}", entry.name)))
                 .map_err(Failure::running);
         }

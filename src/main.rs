@@ -7,6 +7,8 @@ mod cli;
 mod commands;
 mod diagnostics;
 mod documents;
+mod limits;
+mod output;
 mod progress;
 
 use std::process::ExitCode;

@@ -15,9 +15,13 @@ pub fn sentences(solution: &Solution) -> Vec<String> {
     let mut all = vec![best_by_rounds(solution)];
     if let (Some(optimum), Some(gap)) = (solution.explanation.optimum, solution.explanation.gap) {
         all.push(if gap.abs() < 1e-9 {
-            "No plan of the same kind is faster.".to_owned()
+            "By this latency model no plan of the same kind is faster.".to_owned()
         } else {
-            format!("It is {:.1} % above the optimum of {}.", gap * 100.0, time(optimum))
+            format!(
+                "By this latency model it is {:.1} % above the optimum of {}.",
+                gap * 100.0,
+                time(optimum)
+            )
         });
     }
     let devices = solution.explanation.devices.iter().zip(&solution.breakdown.devices);
@@ -72,6 +76,9 @@ fn share(terms: &DeviceTerms) -> String {
 fn one_more(device: &DeviceExplanation) -> String {
     match device.one_more_layer {
         None => "a wider window is not allowed".to_owned(),
+        Some(seconds) if seconds < 0.0 => {
+            format!("a window one layer wider would save it {}, and cost others more", time(-seconds))
+        }
         Some(seconds) => format!("a window one layer wider would cost it {}", time(seconds)),
     }
 }

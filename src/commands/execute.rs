@@ -14,6 +14,7 @@ use super::{print_json, simulate};
 use crate::cli::ExecuteArgs;
 use crate::diagnostics::Failure;
 use crate::documents::{open_model, read_plan, write_trace};
+use crate::output::say;
 
 /// What `--json` gives.
 #[derive(Serialize)]
@@ -64,6 +65,10 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     });
     // After an interruption the head's node may still wait for the ring; the process does not wait for it.
     runtime.shutdown_background();
+    if ended.is_err() && !json {
+        // What was generated so far stands on a line of its own.
+        say!("\n");
+    }
     let generated = ended?;
     if let Some(path) = &args.trace {
         write_trace(path, &generated.trace)?;
@@ -73,7 +78,7 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
         let text = tokenizer.decode(&generated.tokens);
         print_json(&Output { token_ids: generated.tokens, text, run })?;
     } else {
-        println!("\n\n{}", simulate::table(&run.metrics));
+        say!("\n\n{}\n", simulate::table(&run.metrics));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use hearth_exec::lab::{Child, Copies, DeviceLimits, Group, Groups, LabError, copies};
 use hearth_exec::ring::Tcp;
 use hearth_exec::ring::probe::{self, ProbeEffort};
-use hearth_profiles::{Bytes, Device, Document, Link, Sourced};
+use hearth_profiles::{Bytes, Device, Document, Link};
 use hearth_reports::Report;
 use hearth_schema::metrics::{self, Metrics};
 use hearth_schema::scenario::{Limits, Links};
@@ -21,10 +21,10 @@ use super::{plan, print_json, simulate};
 use crate::cli::LabArgs;
 use crate::diagnostics::Failure;
 use crate::documents::{LoadedScenario, open_model, read, read_plan, read_trace, write, write_trace};
+use crate::limits;
+use crate::output::say;
 use crate::progress;
 
-/// What a process needs besides its share of the weights.
-const PROCESS_MEMORY: Bytes = Bytes::mib(64);
 /// For a profile under a slow disk.
 const PROFILE_DEADLINE: Duration = Duration::from_mins(3);
 /// For a worker to map its model.
@@ -121,13 +121,13 @@ fn run_through(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
     if json {
         print_json(&output)?;
     } else {
-        print!("{}", plan::table(&plan));
-        println!("\nprediction {hash}, written before the run");
-        println!("predicted: {}", simulate::table(&output.predicted.metrics));
-        println!("measured:  {}", simulate::table(&output.measured.metrics));
-        println!("{}", output.error.sentence());
+        say!("{}", plan::table(&plan));
+        say!("\nprediction {hash}, written before the run\n");
+        say!("predicted: {}\n", simulate::table(&output.predicted.metrics));
+        say!("measured:  {}\n", simulate::table(&output.measured.metrics));
+        say!("{}\n", output.error.sentence());
         if args.report.is_some() {
-            println!("report: {}", folder.join("index.html").display());
+            say!("report: {}\n", folder.join("index.html").display());
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -172,7 +172,6 @@ impl Lab {
                 Some(device) => device,
                 None => self.profile(place, &entry.name, &limits)?,
             };
-            device.disk.limit = limits.disk_read.map(|rate| Sourced::new(rate, "set: the lab's limit"));
             if let Some(group) = self.groups.get(&entry.name) {
                 group.limit(DeviceLimits { memory: None, disk_read: limits.disk_read })?;
             }
@@ -208,9 +207,8 @@ impl Lab {
         for place in 0..plan.devices.len() {
             let name = plan.devices[place].name.clone();
             let (index, limits) = entry(loaded, &name)?;
-            if let (Some(share), Some(group)) = (limits.memory_share, self.groups.get(&name)) {
-                let weights = weights(cluster, &plan, place).as_f64() * share.0;
-                let memory = Some(Bytes(weights as u64) + PROCESS_MEMORY);
+            if let (Some(_), Some(group)) = (limits.memory_share, self.groups.get(&name)) {
+                let memory = limits::memory(&limits, cluster, &plan, place);
                 group.limit(DeviceLimits { memory, disk_read: None })?;
             }
             if place == 0 {
@@ -246,24 +244,10 @@ impl Lab {
         plan: &Plan,
         idle: Bytes,
     ) -> Result<(), Failure> {
-        for place in 0..plan.devices.len() {
-            let name = &plan.devices[place].name;
-            let (index, limits) = entry(loaded, name)?;
-            let limit = match (limits.memory, limits.memory_share) {
-                (Some(memory), _) => memory,
-                (None, Some(share)) => {
-                    Bytes((weights(cluster, plan, place).as_f64() * share.0) as u64) + PROCESS_MEMORY
-                }
-                (None, None) => continue,
-            };
-            let memory = &mut cluster.members[index].device.memory;
-            let source = "measured: the lab's limit less what an idle worker holds";
-            memory.total = Sourced::new(limit, "set: the lab's limit");
-            // Inside the limit, other programs' memory cannot be had by swapping it out.
-            (memory.can_swap, memory.swap_available) = (None, None);
-            memory.available = Sourced::new(limit.saturating_sub(idle), source);
-            let text = cluster.members[index].device.to_yaml();
-            write(&self.folder.join(format!("{name}.device.yaml")), text.as_bytes())?;
+        limits::restrict_memory(&loaded.scenario, cluster, plan, idle);
+        for (entry, member) in loaded.scenario.devices.iter().zip(&cluster.members) {
+            let path = self.folder.join(format!("{}.device.yaml", entry.name));
+            write(&path, member.device.to_yaml().as_bytes())?;
         }
         Ok(())
     }
@@ -350,13 +334,6 @@ fn strings<const N: usize>(words: [&str; N]) -> Vec<String> {
 
 fn threads(limits: &Limits) -> Vec<String> {
     limits.threads.map_or(Vec::new(), |threads| vec!["--threads".into(), threads.to_string()])
-}
-
-/// Bytes of weights that a place maps and reads for each token.
-fn weights(cluster: &Cluster, plan: &Plan, place: usize) -> Bytes {
-    let layers = plan.windows(place).into_iter().flatten().map(|layer| cluster.model.layer_bytes(layer));
-    let ends = if place == 0 { cluster.model.output_bytes() } else { Bytes::ZERO };
-    layers.sum::<Bytes>() + ends
 }
 
 /// Every link is this machine's loopback; it is measured against a worker that is up.

@@ -15,6 +15,7 @@ use serde::Serialize;
 
 use crate::cli::{Cli, Verb};
 use crate::diagnostics::Failure;
+use crate::output::say;
 
 /// Runs the verb.
 pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
@@ -34,6 +35,6 @@ pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
 /// Prints a value as one JSON document.
 fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     let text = serde_json::to_string_pretty(value).map_err(Failure::running)?;
-    println!("{text}");
+    say!("{text}\n");
     Ok(())
 }

@@ -14,6 +14,7 @@ use super::print_json;
 use crate::cli::{PlanArgs, Planning};
 use crate::diagnostics::Failure;
 use crate::documents::{LoadedScenario, write};
+use crate::output::say;
 
 /// What plans are made with when nobody says otherwise.
 pub const DEFAULT_STRATEGY: &str = "exact";
@@ -29,13 +30,13 @@ pub fn run(args: &PlanArgs, json: bool) -> Result<ExitCode, Failure> {
     let plan = make(&loaded, &cluster, &options)?;
     match &args.output {
         Some(path) => write(path, plan.to_yaml().as_bytes())?,
-        None if !json => print!("{}", plan.to_yaml()),
+        None if !json => say!("{}", plan.to_yaml()),
         None => {}
     }
     if json {
         print_json(&Summary::of(&plan))?;
     } else if args.output.is_some() {
-        print!("{}", table(&plan));
+        say!("{}", table(&plan));
     } else {
         eprint!("{}", table(&plan));
     }
@@ -187,10 +188,10 @@ fn compare(
         print_json(&rows)?;
         return Ok(ExitCode::SUCCESS);
     }
-    println!("{:<12} {:>12} {:>6}  windows (GPU layers)", "strategy", "ms a token", "rounds");
+    say!("{:<12} {:>12} {:>6}  windows (GPU layers)\n", "strategy", "ms a token", "rounds");
     for row in &rows {
         let Some(plan) = &row.plan else {
-            println!("{:<12} {}", row.strategy, row.refused.as_deref().unwrap_or_default());
+            say!("{:<12} {}\n", row.strategy, row.refused.as_deref().unwrap_or_default());
             continue;
         };
         let part = |device: &Device| match device.gpu_layers {
@@ -199,7 +200,7 @@ fn compare(
         };
         let parts: Vec<String> = plan.devices.iter().map(part).collect();
         let tpot = plan.predicted.tpot_ms.map_or("-".into(), |ms| format!("{ms:.1}"));
-        println!("{:<12} {tpot:>12} {:>6}  {}", row.strategy, plan.rounds, parts.join(", "));
+        say!("{:<12} {tpot:>12} {:>6}  {}\n", row.strategy, plan.rounds, parts.join(", "));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -10,6 +10,7 @@ use super::print_json;
 use crate::cli::ProfileArgs;
 use crate::diagnostics::Failure;
 use crate::documents::write;
+use crate::output::say;
 use crate::progress;
 
 /// Runs the verb.
@@ -34,7 +35,7 @@ pub fn run(args: &ProfileArgs, json: bool) -> Result<ExitCode, Failure> {
     if json {
         print_json(&device)?;
     } else if args.output.is_none() {
-        print!("{}", device.to_yaml());
+        say!("{}", device.to_yaml());
     }
     Ok(ExitCode::SUCCESS)
 }

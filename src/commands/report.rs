@@ -8,6 +8,7 @@ use super::print_json;
 use crate::cli::ReportArgs;
 use crate::diagnostics::Failure;
 use crate::documents::{read_trace, write};
+use crate::output::say;
 
 /// Runs the verb.
 pub fn run(args: &ReportArgs, json: bool) -> Result<ExitCode, Failure> {
@@ -19,7 +20,7 @@ pub fn run(args: &ReportArgs, json: bool) -> Result<ExitCode, Failure> {
     if json {
         print_json(report.comparison())?;
     } else {
-        println!("wrote {}", args.output.join("index.html").display());
+        say!("wrote {}\n", args.output.join("index.html").display());
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -13,6 +13,8 @@ use super::{plan, print_json};
 use crate::cli::SimulateArgs;
 use crate::diagnostics::{ENDED_BADLY, Failure};
 use crate::documents::{LoadedScenario, read_plan, write_trace};
+use crate::limits;
+use crate::output::say;
 
 /// The page cache of a model this small is followed in fine chunks: still fast, and the edges where windows
 /// just fit are where they are.
@@ -50,6 +52,7 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
         Some(path) => read_plan(path)?,
         None => plan::make(&loaded, &cluster, &plan::merged(&loaded.scenario.planner, &args.planning))?,
     };
+    limits::restrict_memory(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
     let trace = simulate(&cluster, &plan, &loaded.scenario)?;
     if let Some(path) = &args.trace {
         write_trace(path, &trace)?;
@@ -58,8 +61,14 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     if json {
         print_json(&output)?;
     } else {
-        print!("{}", plan::table(&plan));
-        println!("\n{}", table(&output.metrics));
+        say!("{}", plan::table(&plan));
+        if let Some(predicted) = plan.predicted {
+            say!(
+                "  The simulator does not use that latency model ({}); they differ in what is read again.\n",
+                predicted.tpot
+            );
+        }
+        say!("\n{}\n", table(&output.metrics));
     }
     Ok(match trace.outcome {
         Outcome::Ok => ExitCode::SUCCESS,

@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::print_json;
 use crate::cli::SynthArgs;
 use crate::diagnostics::Failure;
+use crate::output::say;
 use crate::progress;
 
 /// What `--json` gives.
@@ -36,7 +37,7 @@ pub fn run(args: &SynthArgs, json: bool) -> Result<ExitCode, Failure> {
         return print_json(&Output { path, file_bytes, parameters, tensors: made.tensors })
             .map(|()| ExitCode::SUCCESS);
     }
-    println!("wrote {path}: {}, {:.1} million weights", made.file_bytes, made.parameters as f64 / 1e6);
+    say!("wrote {path}: {}, {:.1} million weights\n", made.file_bytes, made.parameters as f64 / 1e6);
     Ok(ExitCode::SUCCESS)
 }
 

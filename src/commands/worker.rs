@@ -8,6 +8,7 @@ use hearth_exec::ring::{Key, Listener, LocalModel, Network, Sealed, Tcp, Worker,
 use crate::cli::WorkerArgs;
 use crate::diagnostics::Failure;
 use crate::documents::open_model;
+use crate::output::say;
 
 /// Runs the verb, until it is stopped.
 pub fn run(args: &WorkerArgs) -> Result<ExitCode, Failure> {
@@ -30,7 +31,7 @@ pub fn run(args: &WorkerArgs) -> Result<ExitCode, Failure> {
 
 async fn serve(network: impl Network, args: &WorkerArgs, model: Arc<LocalModel>) -> Result<(), Failure> {
     let listener = bind(&network, &args.listen).await?;
-    println!("listening at {} with {}", listener.address(), model.profile.name);
+    say!("listening at {} with {}\n", listener.address(), model.profile.name);
     let worker = Worker::new(network, model, args.threads.unwrap_or(0));
     let report = |ended: Result<(), _>| {
         if let Err(error) = ended {

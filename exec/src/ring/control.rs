@@ -103,7 +103,7 @@ pub(super) async fn greet<N: Network>(
         }
     };
     let (stream, facts) = within(HELLO_DEADLINE, &format!("reaching worker `{name}`"), greeting).await??;
-    check_digests(plan, &facts.model_digest, &facts.shape_digest, &name)?;
+    check_digests(plan, &facts.model_digest, &facts.shape_digest, &format!("worker `{name}`"))?;
     let seen_from = network.local_host(&stream);
     let (reader, writer) = tokio::io::split(stream);
     let (orders, queue) = mpsc::unbounded_channel();

@@ -60,7 +60,7 @@ pub enum RingError {
     },
     /// The worker has another model than the plan was made for.
     #[error(
-        "worker `{name}` has another model: the plan is for {expected}, its file is {found}; start it with the plan's model"
+        "{name} has another model: the plan is for {expected}, its file is {found}; give it the plan's model"
     )]
     AnotherModel {
         /// Who.

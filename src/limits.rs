@@ -1,0 +1,56 @@
+//! What do a scenario's limits make of its devices?
+//!
+//! A disk limit is a throttle on the device. A memory limit is its memory; one given as a share is known only
+//! when a plan says what weights the device has. The lab sets the same limits on real processes, so that
+//! `simulate` and `lab` mean the same by them.
+
+use hearth_profiles::{Bytes, Sourced};
+use hearth_schema::scenario::{Limits, Scenario};
+use hearth_schema::{Cluster, Plan};
+
+/// What a process needs besides its share of the weights.
+const PROCESS_MEMORY: Bytes = Bytes::mib(64);
+
+/// Puts the scenario's disk limits on its devices, which stand in its order.
+pub fn throttle(scenario: &Scenario, cluster: &mut Cluster) {
+    for (entry, member) in scenario.devices.iter().zip(&mut cluster.members) {
+        let limit = entry.limits.as_ref().and_then(|limits| limits.disk_read);
+        if let Some(rate) = limit {
+            member.device.disk.limit = Some(Sourced::new(rate, "set: the scenario's limit"));
+        }
+    }
+}
+
+/// The memory that limits leave the device at a place of the plan, if they bound it.
+pub fn memory(limits: &Limits, cluster: &Cluster, plan: &Plan, place: usize) -> Option<Bytes> {
+    limits.memory.or_else(|| {
+        let share = limits.memory_share?;
+        Some(Bytes((weights(cluster, plan, place).as_f64() * share.0) as u64) + PROCESS_MEMORY)
+    })
+}
+
+/// Gives the plan's devices the memory that the limits leave them, less what a process that does nothing yet
+/// takes for itself.
+pub fn restrict_memory(scenario: &Scenario, cluster: &mut Cluster, plan: &Plan, idle: Bytes) {
+    for place in 0..plan.devices.len() {
+        let entry = scenario.devices.iter().position(|entry| entry.name == plan.devices[place].name);
+        let Some(index) = entry else { continue };
+        let limits = scenario.devices[index].limits.clone().unwrap_or_default();
+        let Some(limit) = memory(&limits, cluster, plan, place) else { continue };
+        let memory = &mut cluster.members[index].device.memory;
+        memory.total = Sourced::new(limit, "set: the scenario's limit");
+        memory.available = Sourced::new(
+            limit.saturating_sub(idle),
+            "set: the scenario's limit less what an idle process holds",
+        );
+        // Inside the limit, other programs' memory cannot be had by swapping it out.
+        (memory.can_swap, memory.swap_available) = (None, None);
+    }
+}
+
+/// Bytes of weights that a place maps and reads for each token.
+fn weights(cluster: &Cluster, plan: &Plan, place: usize) -> Bytes {
+    let layers = plan.windows(place).into_iter().flatten().map(|layer| cluster.model.layer_bytes(layer));
+    let ends = if place == 0 { cluster.model.output_bytes() } else { Bytes::ZERO };
+    layers.sum::<Bytes>() + ends
+}
