@@ -95,20 +95,29 @@ impl LoadedScenario {
 
     /// The cluster, with every reference read. `model` stands for the scenario's own.
     pub fn cluster(&self, model: Option<&Path>) -> Result<Cluster, Failure> {
+        let devices = self.devices(|_, entry| self.device(entry))?;
+        self.cluster_of(devices, model)
+    }
+
+    /// The scenario's devices, found by place and entry. Those of equal profile and limits are found once.
+    pub fn devices(
+        &self,
+        mut find: impl FnMut(usize, &DeviceEntry) -> Result<Device, Failure>,
+    ) -> Result<Vec<Device>, Failure> {
+        let entries = &self.scenario.devices;
         let mut devices: Vec<Device> = Vec::new();
-        for (place, entry) in self.scenario.devices.iter().enumerate() {
-            // Devices that are this machine within equal limits are measured once.
-            let twin = self.scenario.devices[..place]
+        for (place, entry) in entries.iter().enumerate() {
+            let twin = entries[..place]
                 .iter()
                 .position(|other| other.profile == entry.profile && other.limits == entry.limits);
             let mut device = match twin {
                 Some(twin) => devices[twin].clone(),
-                None => self.device(entry)?,
+                None => find(place, entry)?,
             };
             device.name.clone_from(&entry.name);
             devices.push(device);
         }
-        self.cluster_of(devices, model)
+        Ok(devices)
     }
 
     /// The cluster of devices that were measured for this scenario, in its order.

@@ -163,22 +163,15 @@ impl Lab {
 
     /// Measures each device inside its limits; devices with equal limits are measured once.
     fn profiles(&self, loaded: &LoadedScenario) -> Result<Vec<Device>, Failure> {
-        let mut measured: Vec<(Limits, Device)> = Vec::new();
-        let mut devices = Vec::new();
-        for (place, entry) in loaded.scenario.devices.iter().enumerate() {
+        let devices = loaded.devices(|place, entry| {
             let limits = entry.limits.clone().unwrap_or_default();
-            let known = measured.iter().find(|(same, _)| *same == limits).map(|(_, device)| device.clone());
-            let mut device = match known {
-                Some(device) => device,
-                None => self.profile(place, &entry.name, &limits)?,
-            };
+            self.profile(place, &entry.name, &limits)
+        })?;
+        for entry in &loaded.scenario.devices {
+            let disk_read = entry.limits.as_ref().and_then(|limits| limits.disk_read);
             if let Some(group) = self.groups.get(&entry.name) {
-                group.limit(DeviceLimits { memory: None, disk_read: limits.disk_read })?;
+                group.limit(DeviceLimits { memory: None, disk_read })?;
             }
-            measured.push((limits, device.clone()));
-            device.name.clone_from(&entry.name);
-            write(&self.folder.join(format!("{}.device.yaml", entry.name)), device.to_yaml().as_bytes())?;
-            devices.push(device);
         }
         self.copies.drop_cache()?;
         Ok(devices)
