@@ -127,6 +127,7 @@ impl LoadedScenario {
             name: entry.name.clone(),
             address: entry.address.clone(),
             device,
+            residency: entry.residency.unwrap_or(scenario.residency),
         };
         let mut cluster = Cluster {
             members: scenario.devices.iter().zip(devices).map(member).collect(),

@@ -16,7 +16,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use hearth_profiles::Bytes;
-use hearth_schema::scenario::Residency;
+use hearth_schema::residency::Residency;
 use hearth_schema::schedule::Part;
 
 use crate::clock::wall_nanos;
@@ -157,7 +157,7 @@ impl Helper {
                 let start = wall_nanos();
                 let asked = match self.policy {
                     Residency::Os => advise(piece, ADVISE_BYTES, Advice::WillNeed),
-                    Residency::Windowed => advise(piece, PIECE_BYTES, Advice::Populate),
+                    Residency::Windowed | Residency::Managed => advise(piece, PIECE_BYTES, Advice::Populate),
                 };
                 self.shared.read.store(self.counter.bytes(), Ordering::Relaxed);
                 if missing == 0 {

@@ -15,7 +15,8 @@ use hearth_profiles::{Bytes, Document};
 use hearth_schema::Plan;
 use hearth_schema::metrics;
 use hearth_schema::plan::{Origin, PlannedDevice, PlannedModel, PlannerRecord, Role};
-use hearth_schema::scenario::{KvFormat, Residency};
+use hearth_schema::residency::{Residency, ResidencyOptions};
+use hearth_schema::scenario::KvFormat;
 
 const LAYERS: u32 = 8;
 /// Enough to show that caches are right; all 64 golden tokens with `HEARTH_RING_TOKENS=64`.
@@ -48,8 +49,7 @@ fn plan(model: &LocalModel, windows: &[u32], addresses: &[String], prefetch: boo
         role: if place == 0 { Role::Head } else { Role::Worker },
         window,
         gpu_layers: 0,
-        residency: Residency::Windowed,
-        prefetch_budget: (!prefetch).then_some(Bytes::ZERO),
+        residency: ResidencyOptions { prefetch, ..ResidencyOptions::of(Residency::Windowed) },
         predicted: None,
     });
     Plan {

@@ -47,7 +47,7 @@ pub use instance::{Device, Gpu, Instance, Model, OperatingSystem};
 pub use latency::{Breakdown, DeviceTerms, LatencyModel};
 pub use manual::Manual;
 pub use memory_proportional::{MemoryProportional, MemorySizes};
-pub use plan::{PlanContext, PlanError, plan};
+pub use plan::{PlanError, plan};
 pub use selection::{Options, SelectionError, named};
 pub use single::Single;
 pub use strategy::{Infeasible, Proposal, Refusal, SearchStep, Solution, Strategy, solve};

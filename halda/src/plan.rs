@@ -12,21 +12,11 @@ use hearth_schema::Cluster;
 use hearth_schema::plan::{
     DroppedDevice, Origin, Plan, PlannedDevice, PlannedModel, PlannerRecord, Predicted, PredictedTerms, Role,
 };
-use hearth_schema::scenario::ResidencyOptions;
 
 use crate::assignment::ring_order;
 use crate::latency::DeviceTerms;
 use crate::sentences::{dropped_reason, sentences};
 use crate::strategy::Solution;
-
-/// What a plan says beside the assignment.
-#[derive(Debug, Clone, PartialEq)]
-pub struct PlanContext<'a> {
-    /// The scenario it is made from.
-    pub scenario: Origin,
-    /// How weights are kept on every device.
-    pub residency: &'a ResidencyOptions,
-}
 
 /// Why a solution cannot be written as a plan.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -44,8 +34,9 @@ pub enum PlanError {
     Invalid(#[from] DocumentError),
 }
 
-/// The plan document of a solution to the problem that [`crate::build::instance`] made of this cluster.
-pub fn plan(solution: &Solution, cluster: &Cluster, context: &PlanContext) -> Result<Plan, PlanError> {
+/// The plan document of a solution to the problem that [`crate::build::instance`] made of this cluster, which
+/// is that of the scenario.
+pub fn plan(solution: &Solution, cluster: &Cluster, scenario: &Origin) -> Result<Plan, PlanError> {
     let explained = &solution.explanation.devices;
     let mut devices = Vec::new();
     let mut dropped = Vec::new();
@@ -64,14 +55,13 @@ pub fn plan(solution: &Solution, cluster: &Cluster, context: &PlanContext) -> Re
             role: if index == solution.assignment.head { Role::Head } else { Role::Worker },
             window: solution.assignment.window_layers[index],
             gpu_layers: solution.assignment.gpu_layers[index],
-            residency: context.residency.policy,
-            prefetch_budget: context.residency.budget(),
+            residency: member.residency,
             predicted: Some(predicted(&solution.breakdown.devices[index])),
         });
     }
     let plan = Plan {
         schema: Plan::SCHEMA.to_owned(),
-        scenario: context.scenario.clone(),
+        scenario: scenario.clone(),
         model: planned_model(cluster),
         planner: PlannerRecord { strategy: solution.strategy.to_owned(), options: solution.options.clone() },
         rounds: solution.assignment.rounds,

@@ -1,15 +1,15 @@
 //! Does a cluster become the right problem, and a solution a plan that a runner can follow?
 
 use hearth_halda::{
-    Exact, HeadChoice, LatencyModel, Manual, MemoryProportional, PlanContext, Rules, Single, Strategy, build,
-    plan, solve,
+    Exact, HeadChoice, LatencyModel, Manual, MemoryProportional, Rules, Single, Strategy, build, plan, solve,
 };
 use hearth_profiles::device::{Cpu, Device, Disk, Gpu, GpuKind, Memory, Os, PageCachePolicy, Transfer};
 use hearth_profiles::document::Document;
 use hearth_profiles::model::shipped;
 use hearth_profiles::{Bytes, BytesPerSecond, FlopsPerSecond, Format, Link, PerFormat, Seconds, Sourced};
 use hearth_schema::plan::{Origin, Plan, Role};
-use hearth_schema::scenario::{KvFormat, Links, NamedLink, ResidencyOptions, Workload};
+use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::scenario::{KvFormat, Links, NamedLink, Workload};
 use hearth_schema::{Cluster, LinkTable, Member};
 
 fn assumed<T>(value: T) -> Sourced<T> {
@@ -64,7 +64,7 @@ fn device(name: &str, os: Os, gib: u64, gpu: Option<Gpu>) -> Member {
         gpu,
         peers: Vec::new(),
     };
-    Member { name: name.to_owned(), address: None, device }
+    Member { name: name.to_owned(), address: None, device, residency: ResidencyOptions::default() }
 }
 
 fn gpu(kind: GpuKind, unified_memory: bool, gib: u64) -> Gpu {
@@ -149,9 +149,8 @@ fn planned(cluster: &Cluster, strategy: &dyn Strategy) -> Plan {
     let instance = build::instance(cluster, None);
     let model = LatencyModel::new(&instance).unwrap();
     let solution = solve(strategy, &model).unwrap();
-    let residency = ResidencyOptions::default();
     let scenario = Origin { name: "home".to_owned(), digest: "sha256:0123456789abcdef".to_owned() };
-    let plan = plan(&solution, cluster, &PlanContext { scenario, residency: &residency }).unwrap();
+    let plan = plan(&solution, cluster, &scenario).unwrap();
     assert_eq!(Plan::from_yaml(&plan.to_yaml()).unwrap(), plan);
     // The layers that a runner will give each device are those that the planner counted.
     for (position, device) in plan.devices.iter().enumerate() {

@@ -17,9 +17,9 @@ rounds: 2
 context: 64
 kv_cache: f16
 devices:
-- {name: desktop, role: head, window: 2, gpu_layers: 0, residency: os}
-- {name: laptop, role: worker, window: 2, gpu_layers: 1, residency: os}
-- {name: phone, role: worker, window: 1, gpu_layers: 0, residency: windowed, prefetch_budget: 0 B}
+- {name: desktop, role: head, window: 2, gpu_layers: 0, residency: {policy: os}}
+- {name: laptop, role: worker, window: 2, gpu_layers: 1, residency: {policy: os}}
+- {name: phone, role: worker, window: 1, gpu_layers: 0, residency: {policy: windowed, prefetch: false}}
 ";
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -47,5 +47,6 @@ fn told(plan: &Plan, step: &Step) -> String {
         Step::Output { .. } => "outputs and samples".into(),
         Step::Send { to, .. } => format!("sends to {}", plan.devices[*to].name),
         Step::Prefetch { part, .. } => format!("begins to read {part:?} ahead"),
+        Step::Release { part, .. } => format!("gives up {part:?}"),
     }
 }

@@ -6,6 +6,7 @@
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Device, Link};
 
+use crate::residency::ResidencyOptions;
 use crate::scenario::{KvFormat, Links, Workload};
 
 /// A device of the cluster.
@@ -17,6 +18,8 @@ pub struct Member {
     pub address: Option<String>,
     /// What it can do.
     pub device: Device,
+    /// How it keeps its weights.
+    pub residency: ResidencyOptions,
 }
 
 /// Every link of the cluster.

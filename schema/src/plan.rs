@@ -12,11 +12,12 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
+use hearth_profiles::Seconds;
 use hearth_profiles::document::{Document, DocumentError};
-use hearth_profiles::{Bytes, Seconds};
 use serde::{Deserialize, Serialize};
 
-use crate::scenario::{KvFormat, Residency};
+use crate::residency::ResidencyOptions;
+use crate::scenario::KvFormat;
 
 /// A layer-to-device assignment with everything a runner needs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -112,12 +113,9 @@ pub struct PlannedDevice {
     pub window: u32,
     /// Of these on the GPU, the first ones: n_m.
     pub gpu_layers: u32,
-    /// Who decides what stays in memory.
-    pub residency: Residency,
-    /// So much of each window, from its front, is read ahead of its turn unless it is there already: `0 B` for
-    /// nothing, absent for the whole window.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub prefetch_budget: Option<Bytes>,
+    /// How it keeps its weights.
+    #[serde(default)]
+    pub residency: ResidencyOptions,
     /// The planner's expectation, term by term, for one token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted: Option<PredictedTerms>,
@@ -153,13 +151,6 @@ pub struct PredictedTerms {
 pub struct Predicted {
     /// Time per output token.
     pub tpot: Seconds,
-}
-
-impl PlannedDevice {
-    /// Whether anything is read ahead of its turn.
-    pub fn prefetches(&self) -> bool {
-        self.prefetch_budget != Some(Bytes::ZERO)
-    }
 }
 
 impl Plan {
@@ -224,6 +215,7 @@ impl Document for Plan {
                     "devices[{index}] `{name}`: a relay has window 0 and every worker at least 1"
                 ));
             }
+            device.residency.validate(&format!("devices[{index}] `{name}`: `residency`"))?;
             if device.gpu_layers > device.window || device.window > self.model.layers {
                 return refuse(format!(
                     "devices[{index}] `{name}`: 0 <= gpu_layers <= window <= {} must hold",

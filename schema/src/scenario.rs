@@ -12,6 +12,8 @@ use hearth_profiles::document::{Document, DocumentError};
 use hearth_profiles::{Bytes, BytesPerSecond, Fraction, Link};
 use serde::{Deserialize, Serialize};
 
+use crate::residency::ResidencyOptions;
+
 /// A question about a cluster.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -38,7 +40,7 @@ pub struct Scenario {
     /// How it is planned, unless the command line says otherwise.
     #[serde(default)]
     pub planner: PlannerOptions,
-    /// How each device keeps its weights, unless the plan or the device says otherwise.
+    /// How each device keeps its weights, unless it says otherwise.
     #[serde(default)]
     pub residency: ResidencyOptions,
 }
@@ -101,6 +103,9 @@ pub struct DeviceEntry {
     /// Whether it is the head: embeds, outputs and samples.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub head: bool,
+    /// How it keeps its weights, if not as the scenario's other devices do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub residency: Option<ResidencyOptions>,
     /// What the lab lets it have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<Limits>,
@@ -171,49 +176,6 @@ pub struct PlannerOptions {
     pub slow_disk: Option<BytesPerSecond>,
 }
 
-/// Who decides what stays in memory.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Residency {
-    /// The operating system, advised of the next window in chunks it honours.
-    #[default]
-    Os,
-    /// The operating system, with a helper thread that populates the next window within a budget.
-    Windowed,
-}
-
-/// How weights are kept, for every device.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ResidencyOptions {
-    /// Who decides.
-    #[serde(default)]
-    pub policy: Residency,
-    /// Whether the next window is read ahead of its turn.
-    #[serde(default = "yes")]
-    pub prefetch: bool,
-    /// At most this much ahead of its turn; the whole window if absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub prefetch_budget: Option<Bytes>,
-}
-
-fn yes() -> bool {
-    true
-}
-
-impl Default for ResidencyOptions {
-    fn default() -> Self {
-        Self { policy: Residency::Os, prefetch: true, prefetch_budget: None }
-    }
-}
-
-impl ResidencyOptions {
-    /// What a device may read ahead of its turn: zero where nothing is, `None` for a whole window.
-    pub fn budget(&self) -> Option<Bytes> {
-        if self.prefetch { self.prefetch_budget } else { Some(Bytes::ZERO) }
-    }
-}
-
 impl Scenario {
     /// The index of the head.
     pub fn head(&self) -> usize {
@@ -241,6 +203,12 @@ impl Document for Scenario {
                     "device `{}`: give `memory` or `memory_share`, not both",
                     device.name
                 ));
+            }
+        }
+        self.residency.validate("`residency`")?;
+        for device in &self.devices {
+            if let Some(residency) = &device.residency {
+                residency.validate(&format!("device `{}`: `residency`", device.name))?;
             }
         }
         if self.devices.iter().filter(|device| device.head).count() > 1 {

@@ -6,9 +6,11 @@
 //! needs only what that device can see: its plan, and the messages that reach it.
 //!
 //! One token goes around the ring `rounds` times (paper, Section 3.1 and Fig. 1). In each visit a device
-//! computes its window, sends the activations on, and then reads its next window ahead of its turn
-//! (Fig. 4). In a partial last round the devices without layers are passed by; relays are not. The head
-//! embeds before the first round and outputs after the last.
+//! computes its window, sends the activations on, gives the window up if the plan says so, and then reads
+//! its next window ahead of its turn (Fig. 4). A device that manages its own residency begins to read ahead
+//! before it computes: its buffer bounds how far it runs ahead, and what it gives up on the way makes room. In a
+//! partial last round the devices without layers are passed by; relays are not. The head embeds before the
+//! first round and outputs after the last.
 //!
 //! Not here: how a step is carried out or how long it takes.
 
@@ -19,6 +21,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::plan::{Plan, Role};
+use crate::residency::Residency;
 use crate::scenario::Workload;
 
 /// The largest batch that enters the ring at once, in tokens. Longer prompts take several passes.
@@ -113,6 +116,15 @@ pub enum Step {
     },
     /// Begin to read a part ahead of its turn, while the device goes on.
     Prefetch {
+        /// What.
+        part: Part,
+        /// After which pass.
+        pass: Pass,
+        /// After which round's window.
+        round: u32,
+    },
+    /// Give up a part that has been used; under managed residency, what of it is not kept.
+    Release {
         /// What.
         part: Part,
         /// After which pass.
@@ -256,6 +268,9 @@ impl Schedule {
         loop {
             let (window, gpu) =
                 (self.plan.window(self.device, round), self.plan.gpu_window(self.device, round));
+            if self.manages() {
+                self.prefetch_after(pass, round, steps);
+            }
             for (layers, processor) in
                 [(gpu.clone(), Processor::Gpu), (gpu.end.max(window.start)..window.end, Processor::Cpu)]
             {
@@ -269,14 +284,14 @@ impl Schedule {
             let (to, next_round) = self.hop(round);
             if to != self.device {
                 steps.push(Step::Send { pass, round, next_round, to });
-                self.prefetch_after(pass, round, steps);
+                self.after_window(window, pass, round, steps);
                 if last && self.device != 0 {
                     self.under_way.remove(&pass.index);
                 }
                 return;
             }
             // Nobody else has layers in between: the device goes straight on.
-            self.prefetch_after(pass, round, steps);
+            self.after_window(window, pass, round, steps);
             if next_round == self.plan.rounds {
                 self.finish(pass, steps);
                 return;
@@ -288,12 +303,26 @@ impl Schedule {
     /// The head outputs, and its first window comes next.
     fn finish(&mut self, pass: Pass, steps: &mut Vec<Step>) {
         self.under_way.remove(&pass.index);
+        let (first, round) = (self.plan.windows(self.device).into_iter().next(), self.plan.rounds);
+        if self.manages() {
+            self.prefetch(first.clone().map(Part::Layers), pass, round, steps);
+        }
         if pass.output {
             steps.push(Step::Output { pass });
+            self.release(Part::Output, pass, round, steps);
         }
-        let first = self.plan.windows(self.device).into_iter().next();
-        if let Some(window) = first {
-            self.prefetch(Part::Layers(window), pass, self.plan.rounds, steps);
+        if !self.manages() {
+            self.prefetch(first.map(Part::Layers), pass, round, steps);
+        }
+    }
+
+    /// The window is done with, and the activations are on their way.
+    fn after_window(&self, window: Range<u32>, pass: Pass, round: u32, steps: &mut Vec<Step>) {
+        if !window.is_empty() {
+            self.release(Part::Layers(window), pass, round, steps);
+        }
+        if !self.manages() {
+            self.prefetch_after(pass, round, steps);
         }
     }
 
@@ -304,28 +333,29 @@ impl Schedule {
             .map(|later| self.plan.window(self.device, later))
             .find(|window| !window.is_empty());
         let part = match following {
-            Some(window) => Part::Layers(window),
-            None if self.device == 0 => Part::Output,
-            None => match self.plan.windows(self.device).into_iter().next() {
-                Some(window) => Part::Layers(window),
-                None => return,
-            },
+            Some(window) => Some(Part::Layers(window)),
+            None if self.device == 0 => Some(Part::Output),
+            None => self.plan.windows(self.device).into_iter().next().map(Part::Layers),
         };
         self.prefetch(part, pass, round, steps);
     }
 
-    fn prefetch(&self, part: Part, pass: Pass, round: u32, steps: &mut Vec<Step>) {
-        if !self.plan.devices[self.device].prefetches() {
-            return;
+    fn prefetch(&self, part: Option<Part>, pass: Pass, round: u32, steps: &mut Vec<Step>) {
+        let part = part.and_then(|part| on_cpu(&self.plan, self.device, part));
+        if let Some(part) = part.filter(|_| self.plan.devices[self.device].residency.prefetches()) {
+            steps.push(Step::Prefetch { part, pass, round });
         }
-        // Layers in GPU memory stay there; only what the CPU computes from the mapped file is read ahead.
-        let gpu_layers = self.plan.devices[self.device].gpu_layers;
-        let part = match part {
-            Part::Layers(window) if window.len() as u32 <= gpu_layers => return,
-            Part::Layers(window) => Part::Layers(window.start + gpu_layers..window.end),
-            Part::Output => Part::Output,
-        };
-        steps.push(Step::Prefetch { part, pass, round });
+    }
+
+    fn release(&self, part: Part, pass: Pass, round: u32, steps: &mut Vec<Step>) {
+        let part = on_cpu(&self.plan, self.device, part);
+        if let Some(part) = part.filter(|_| self.plan.devices[self.device].residency.releases()) {
+            steps.push(Step::Release { part, pass, round });
+        }
+    }
+
+    fn manages(&self) -> bool {
+        self.plan.devices[self.device].residency.policy == Residency::Managed
     }
 
     /// Who gets the activations after this device's window of a round, and which round that one takes
@@ -368,6 +398,45 @@ impl Schedule {
 /// Whether a device takes part in a round: it has layers there, is the head, or is a relay.
 fn is_visited(plan: &Plan, device: usize, round: u32) -> bool {
     device == 0 || plan.devices[device].role == Role::Relay || !plan.window(device, round).is_empty()
+}
+
+/// What of a part the CPU computes from the mapped file. Layers in GPU memory stay there.
+fn on_cpu(plan: &Plan, device: usize, part: Part) -> Option<Part> {
+    let gpu_layers = plan.devices[device].gpu_layers;
+    match part {
+        Part::Layers(window) if window.len() as u32 <= gpu_layers => None,
+        Part::Layers(window) => Some(Part::Layers(window.start + gpu_layers..window.end)),
+        Part::Output => Some(Part::Output),
+    }
+}
+
+/// The parts that a device's CPU reads for a token, in the order of use: those of one list follow each other
+/// without the device being idle in between. A head outputs a token and goes straight on with the next, so its
+/// output stands before its first window.
+pub fn visits(plan: &Plan, device: usize) -> Vec<Vec<Part>> {
+    let schedule = Schedule::new(Arc::new(plan.clone()), device);
+    let mut visits = vec![if device == 0 { vec![Part::Output] } else { vec![] }];
+    for &round in &schedule.visits {
+        let window = plan.window(device, round);
+        let part = Some(window).filter(|window| !window.is_empty()).map(Part::Layers);
+        if let Some(last) = visits.last_mut() {
+            last.extend(part.and_then(|part| on_cpu(plan, device, part)));
+        }
+        if schedule.hop(round).0 != device {
+            visits.push(Vec::new());
+        }
+    }
+    // A head that is not idle after its last window goes straight on to the output.
+    if let Some(tail) = visits.pop()
+        && !tail.is_empty()
+    {
+        match visits.first_mut() {
+            Some(first) => drop(first.splice(0..0, tail)),
+            None => visits.push(tail),
+        }
+    }
+    visits.retain(|parts| !parts.is_empty());
+    visits
 }
 
 #[cfg(test)]

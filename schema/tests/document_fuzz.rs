@@ -20,6 +20,7 @@ devices:
   - name: b
     profile: devices/b.yaml
     address: '127.0.0.1:9000'
+    residency: {policy: managed, stream_buffer: 16 MiB}
 links:
   default:
     latency: {value: 5 ms, source: test}
@@ -39,9 +40,9 @@ rounds: 2
 context: 64
 kv_cache: f16
 devices:
-- {name: a, role: head, window: 2, gpu_layers: 1, residency: os, prefetch_budget: 0 B}
-- {name: b, address: 'x:1', role: relay, window: 0, gpu_layers: 0, residency: windowed}
-- {name: c, role: worker, window: 2, gpu_layers: 0, residency: os,
+- {name: a, role: head, window: 2, gpu_layers: 1, residency: {policy: os, prefetch_budget: 0 B, release: true}}
+- {name: b, address: 'x:1', role: relay, window: 0, gpu_layers: 0, residency: {policy: managed, stream_buffer: 16 MiB, kept: 1 GiB}}
+- {name: c, role: worker, window: 2, gpu_layers: 0, residency: {},
    predicted: {compute: 1 ms, memory: 2 ms, disk: 0 s, communication: 1 us}}
 dropped: [{name: d, reason: slow}]
 predicted: {tpot: 5 ms}

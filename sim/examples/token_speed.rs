@@ -14,7 +14,8 @@ use hearth_profiles::{Bytes, BytesPerSecond, Link, Seconds, Sourced};
 use hearth_schema::cluster::{Cluster, LinkTable, Member};
 use hearth_schema::metrics;
 use hearth_schema::plan::{Origin, Plan, PlannedDevice, PlannedModel, PlannerRecord, Role};
-use hearth_schema::scenario::{KvFormat, Links, Residency, Workload};
+use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::scenario::{KvFormat, Links, Workload};
 use hearth_sim::{Input, Options, simulate};
 
 const GENERATE: u32 = 64;
@@ -41,7 +42,12 @@ fn cluster() -> Result<Cluster, Box<dyn std::error::Error>> {
     for name in ["d3", "d2", "d1", "d4"] {
         let mut device = shipped_device(name)?;
         device.gpu = None;
-        members.push(Member { name: name.into(), address: None, device });
+        members.push(Member {
+            name: name.into(),
+            address: None,
+            device,
+            residency: ResidencyOptions::default(),
+        });
     }
     let default = Link {
         latency: Sourced::new(Seconds(0.005), "assumed"),
@@ -67,8 +73,7 @@ fn plan(cluster: &Cluster, windows: [u32; 4], prefetch: bool) -> Plan {
         role: if place == 0 { Role::Head } else { Role::Worker },
         window,
         gpu_layers: 0,
-        residency: Residency::Os,
-        prefetch_budget: (!prefetch).then_some(Bytes::ZERO),
+        residency: ResidencyOptions { prefetch, ..ResidencyOptions::default() },
         predicted: None,
     };
     Plan {

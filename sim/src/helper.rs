@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use hearth_profiles::Bytes;
-use hearth_schema::scenario::Residency;
+use hearth_schema::residency::Residency;
 use hearth_schema::schedule::Pass;
 use hearth_schema::trace::{Kind, Record, Resource};
 
@@ -113,7 +113,7 @@ impl Helper {
                     }
                     Fetch::Again => true,
                 },
-                Residency::Windowed => match storage.touch(now, chunk, Flow::Prefetch) {
+                Residency::Windowed | Residency::Managed => match storage.touch(now, chunk, Flow::Prefetch) {
                     Touch::Ready => {
                         job.chunks.start += 1;
                         continue;

@@ -114,7 +114,8 @@ fn chunks(start: u64, end: u64, chunk: Bytes) -> Range<Chunk> {
 mod tests {
     use hearth_profiles::model::shipped;
     use hearth_schema::plan::{Origin, PlannedDevice, PlannedModel, PlannerRecord, Role};
-    use hearth_schema::scenario::{KvFormat, Residency};
+    use hearth_schema::residency::ResidencyOptions;
+    use hearth_schema::scenario::KvFormat;
 
     use super::*;
 
@@ -127,8 +128,7 @@ mod tests {
             role,
             window,
             gpu_layers,
-            residency: Residency::Os,
-            prefetch_budget: None,
+            residency: ResidencyOptions::default(),
             predicted: None,
         };
         let plan = Plan {

@@ -132,8 +132,8 @@ impl<'a> World<'a> {
                     layout,
                     helper: Helper::new(
                         place,
-                        planned.residency,
-                        planned.prefetch_budget,
+                        planned.residency.policy,
+                        planned.residency.prefetch_budget,
                         input.options.chunk,
                     ),
                 };

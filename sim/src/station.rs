@@ -302,6 +302,11 @@ impl<'a> Station<'a> {
                     desk.engine.after(0, Event::Helper(self.place));
                 }
             }
+            Step::Release { part, .. } => {
+                for chunk in self.layout.part(&part) {
+                    self.storage.release(chunk);
+                }
+            }
         }
     }
 

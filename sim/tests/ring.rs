@@ -9,7 +9,8 @@ use hearth_profiles::{Bytes, BytesPerSecond, Device, Document, Link, Seconds, So
 use hearth_schema::cluster::{Cluster, LinkTable, Member};
 use hearth_schema::metrics::{self, Metrics};
 use hearth_schema::plan::{Origin, Plan, PlannedDevice, PlannedModel, PlannerRecord, Role};
-use hearth_schema::scenario::{KvFormat, Links, Residency, Workload};
+use hearth_schema::residency::{Residency, ResidencyOptions};
+use hearth_schema::scenario::{KvFormat, Links, Workload};
 use hearth_schema::trace::{Kind, Outcome};
 use hearth_sim::{Input, Options, SimError, simulate};
 use proptest::prelude::*;
@@ -55,6 +56,7 @@ fn cluster(model: &str, memories: &[Bytes], generate: u32) -> Cluster {
                 name: format!("d{index}"),
                 address: None,
                 device: device(memory),
+                residency: ResidencyOptions::default(),
             })
             .collect(),
         head: 0,
@@ -91,8 +93,7 @@ fn plan(model: &ModelProfile, windows: &[u32], prefetch: bool, residency: Reside
                 role: if index == 0 { Role::Head } else { Role::Worker },
                 window,
                 gpu_layers: 0,
-                residency,
-                prefetch_budget: (!prefetch).then_some(Bytes::ZERO),
+                residency: ResidencyOptions { prefetch, ..ResidencyOptions::of(residency) },
                 predicted: None,
             })
             .collect(),
@@ -288,7 +289,7 @@ fn a_helper_keeps_to_its_budget() {
     let options = Options::default();
     for residency in [Residency::Os, Residency::Windowed] {
         let mut plan = plan(&model, &[4, 4], true, residency);
-        plan.devices[1].prefetch_budget = Some(Bytes::mib(64));
+        plan.devices[1].residency.prefetch_budget = Some(Bytes::mib(64));
         let trace = simulate(&Input { cluster: &cluster, plan: &plan, options: &options }).expect("runs");
         let ahead = trace.records.iter().filter(|record| record.kind == Kind::Prefetch && record.device == 1);
         let most = ahead.map(|record| record.bytes).max().expect("something was read ahead");

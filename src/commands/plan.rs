@@ -3,10 +3,11 @@
 use std::process::ExitCode;
 
 use hearth_halda::selection::{NAMES, Options};
-use hearth_halda::{LatencyModel, PlanContext, build, named, solve};
+use hearth_halda::{LatencyModel, build, named, solve};
 use hearth_profiles::Document;
 use hearth_schema::plan::Role;
-use hearth_schema::scenario::{PlannerOptions, ResidencyOptions};
+use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::scenario::PlannerOptions;
 use hearth_schema::{Cluster, Plan};
 use serde::Serialize;
 
@@ -69,9 +70,7 @@ pub fn make(loaded: &LoadedScenario, cluster: &Cluster, options: &PlannerOptions
         Failure::unusable(refusal)
             .hint("try another strategy, fewer rounds, a shorter context or a smaller model")
     })?;
-    let residency: &ResidencyOptions = &loaded.scenario.residency;
-    let context = PlanContext { scenario: loaded.origin.clone(), residency };
-    hearth_halda::plan(&solution, cluster, &context).map_err(Failure::running)
+    hearth_halda::plan(&solution, cluster, &loaded.origin).map_err(Failure::running)
 }
 
 /// What `--json` gives.
@@ -96,8 +95,7 @@ struct Device {
     role: Role,
     window: u32,
     gpu_layers: u32,
-    residency: hearth_schema::scenario::Residency,
-    budget: Option<u64>,
+    residency: ResidencyOptions,
 }
 
 impl Summary {
@@ -108,7 +106,6 @@ impl Summary {
             window: device.window,
             gpu_layers: device.gpu_layers,
             residency: device.residency,
-            budget: device.prefetch_budget.map(|bytes| bytes.0),
         };
         Summary {
             strategy: plan.planner.strategy.clone(),

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use hearth_exec::ring::{LocalModel, Memory, Request, Ring, RingOptions, Worker, bind};
 use hearth_profiles::{Document, device};
+use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::scenario::{KvFormat, Scenario, Workload};
 use hearth_schema::trace::{Kind, Trace};
 use hearth_schema::{Cluster, LinkTable, Member, Plan};
@@ -61,6 +62,7 @@ fn simulated(plan: &Plan, model: &LocalModel, workload: Workload) -> Trace {
         name: name.into(),
         address: None,
         device: device::shipped("d3").expect("shipped"),
+        residency: ResidencyOptions::default(),
     };
     let cluster = Cluster {
         members: plan.devices.iter().map(|device| member(&device.name)).collect(),

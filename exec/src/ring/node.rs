@@ -60,9 +60,9 @@ impl Node {
         let (stage, head) = model.stage(plan, place, threads)?;
         let weights = model.weights.clone();
         let device = &plan.devices[place];
-        let prefetcher = device
-            .prefetches()
-            .then(|| Prefetcher::start(weights.clone(), device.residency, device.prefetch_budget));
+        let prefetcher = device.residency.prefetches().then(|| {
+            Prefetcher::start(weights.clone(), device.residency.policy, device.residency.prefetch_budget)
+        });
         Ok(Self {
             schedule: Schedule::new(plan.clone(), place),
             stage,
@@ -176,6 +176,7 @@ impl Node {
                         prefetcher.request(part, At { pass: pass.index, round });
                     }
                 }
+                Step::Release { .. } => {}
             }
         }
         self.idle_since = wall_nanos();

@@ -1,11 +1,11 @@
 //! Are the steps of a plan what the paper's figures and the rules of the ring say?
 
-use hearth_profiles::Bytes;
 use proptest::prelude::*;
 
 use super::*;
 use crate::plan::{Origin, PlannedDevice, PlannedModel, PlannerRecord};
-use crate::scenario::{KvFormat, Residency};
+use crate::residency::{Residency, ResidencyOptions};
+use crate::scenario::KvFormat;
 use hearth_profiles::Document;
 
 /// A valid plan of these windows, without prefetch unless asked for.
@@ -20,8 +20,7 @@ pub(crate) fn plan(layers: u32, windows: &[u32], prefetch: bool) -> Plan {
         },
         window,
         gpu_layers: 0,
-        residency: Residency::Os,
-        prefetch_budget: (!prefetch).then_some(Bytes::ZERO),
+        residency: ResidencyOptions { prefetch, ..ResidencyOptions::default() },
         predicted: None,
     };
     Plan {
@@ -111,6 +110,51 @@ fn the_next_window_is_read_ahead_of_its_turn() {
     };
     assert_eq!(parts(0), [Part::Layers(4..6), Part::Output, Part::Layers(0..2)]);
     assert_eq!(parts(1), [Part::Layers(6..8), Part::Layers(2..4)]);
+}
+
+fn steps_of(plan: &Plan, device: usize) -> Vec<Step> {
+    run(plan, DECODE).into_iter().filter(|(at, _)| *at == device).map(|(_, step)| step).collect()
+}
+
+/// One letter a step: Embed, Compute, Output, Send, Prefetch, Release.
+fn letters(steps: &[Step]) -> String {
+    steps.iter().map(|step| format!("{step:?}").remove(0)).collect()
+}
+
+#[test]
+fn a_window_is_given_up_behind_the_computation() {
+    let mut plan = plan(8, &[2, 2], true);
+    plan.devices.iter_mut().for_each(|device| device.residency.release = true);
+    assert_eq!(letters(&steps_of(&plan, 0)), "ECSRPCSRPORP");
+    assert_eq!(letters(&steps_of(&plan, 1)), "CSRPCSRP");
+    let released =
+        |step: &Step| matches!(step, Step::Release { part: Part::Layers(layers), .. } if *layers == (2..4));
+    assert!(steps_of(&plan, 1).iter().any(released));
+}
+
+#[test]
+fn a_device_that_manages_its_residency_reads_ahead_while_it_computes() {
+    let mut plan = plan(8, &[2, 2], true);
+    plan.devices.iter_mut().for_each(|device| device.residency = ResidencyOptions::of(Residency::Managed));
+    assert_eq!(letters(&steps_of(&plan, 0)), "EPCSRPCSRPOR");
+    assert_eq!(letters(&steps_of(&plan, 1)), "PCSRPCSR");
+}
+
+#[test]
+fn visits_end_where_a_device_becomes_idle() {
+    let layers = |range| Part::Layers(range);
+    let ring = plan(8, &[2, 2], true);
+    assert_eq!(visits(&ring, 0), [vec![Part::Output, layers(0..2)], vec![layers(4..6)]]);
+    assert_eq!(visits(&ring, 1), [[layers(2..4)], [layers(6..8)]]);
+    // Alone, a device is never idle.
+    assert_eq!(visits(&plan(8, &[3], true), 0).len(), 1);
+    // In a last round without the others, the head goes straight on to the output and the next token.
+    let partial = plan(6, &[2, 2], true);
+    assert_eq!(visits(&partial, 0), [vec![layers(4..6), Part::Output, layers(0..2)]]);
+    // A relay and layers on a GPU read nothing.
+    let mut relay = plan(4, &[1, 0, 1], true);
+    relay.devices[2].gpu_layers = 1;
+    assert!(visits(&relay, 1).is_empty() && visits(&relay, 2).is_empty());
 }
 
 #[test]

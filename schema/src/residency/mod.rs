@@ -1,0 +1,160 @@
+//! Which weights of a device stay in memory, and who decides that?
+//!
+//! A device reads its share of the weights round and round, once a token. If the share is larger than memory,
+//! a page cache that evicts what was used longest ago reads all of it again for every token. Three policies
+//! answer that differently; a scenario chooses one for all devices or for each, and the plan carries the
+//! choice to the simulator and the executor, which both take the rules from here:
+//!
+//! - [`Residency::Os`], [`Residency::Windowed`]: the system evicts, advised of what comes next;
+//! - [`Residency::Managed`]: a [`Share`] of pieces, of which those are kept that memory has room for
+//!   ([`KeptBudget`]), while the others stream through a bounded buffer.
+//!
+//! Not here: how pages are read and given up. The executor does that, and the simulator models it.
+
+mod pressure;
+mod share;
+
+use hearth_profiles::Bytes;
+use hearth_profiles::document::DocumentError;
+use serde::{Deserialize, Serialize};
+
+pub use pressure::KeptBudget;
+pub use share::Share;
+
+/// Who decides what stays in memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Residency {
+    /// The operating system, advised of the next window in chunks it honours.
+    #[default]
+    Os,
+    /// The operating system, with a helper thread that populates the next window within a budget.
+    Windowed,
+    /// The device: a kept set is never evicted by itself, the rest streams through a buffer, read ahead of
+    /// its turn and given up behind it.
+    Managed,
+}
+
+/// How a device keeps its weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ResidencyOptions {
+    /// Who decides.
+    #[serde(default)]
+    pub policy: Residency,
+    /// `os`, `windowed`: whether the next window is read ahead of its turn. `managed` always does.
+    #[serde(default = "yes", skip_serializing_if = "is_yes")]
+    pub prefetch: bool,
+    /// `os`, `windowed`: at most this much of the next window, from its front; the whole window if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefetch_budget: Option<Bytes>,
+    /// `os`, `windowed`: whether a window is given up when it has been computed. `managed` does so with what
+    /// it does not keep.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub release: bool,
+    /// `managed`: memory that the streamed pieces pass through; [`STREAM_BUFFER`] if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stream_buffer: Option<Bytes>,
+    /// `managed`: the kept set is at most this large; absent, as large as memory has room for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kept: Option<Bytes>,
+}
+
+/// The usual stream buffer: a few pieces under way while others are in use.
+/// source: assumed
+pub const STREAM_BUFFER: Bytes = Bytes::mib(8);
+
+/// The smallest stream buffer: eight pieces of 64 KiB.
+const LEAST_STREAM_BUFFER: Bytes = Bytes(512 << 10);
+
+/// The largest piece: short against a buffer, long against a disk's latency.
+const LARGEST_PIECE: u64 = 1 << 20;
+
+fn yes() -> bool {
+    true
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
+fn is_yes(value: &bool) -> bool {
+    *value
+}
+
+impl Default for ResidencyOptions {
+    fn default() -> Self {
+        Self::of(Residency::Os)
+    }
+}
+
+impl ResidencyOptions {
+    /// A policy, and everything else as usual.
+    pub const fn of(policy: Residency) -> Self {
+        Self {
+            policy,
+            prefetch: true,
+            prefetch_budget: None,
+            release: false,
+            stream_buffer: None,
+            kept: None,
+        }
+    }
+
+    /// The same without reading ahead.
+    #[must_use]
+    pub const fn without_prefetch(self) -> Self {
+        Self { prefetch: false, ..self }
+    }
+
+    /// Whether anything is read ahead of its turn.
+    pub fn prefetches(&self) -> bool {
+        self.policy == Residency::Managed || (self.prefetch && self.prefetch_budget != Some(Bytes::ZERO))
+    }
+
+    /// Whether weights are given up behind the computation.
+    pub fn releases(&self) -> bool {
+        self.policy == Residency::Managed || self.release
+    }
+
+    /// The size of the stream buffer.
+    pub fn buffer(&self) -> Bytes {
+        self.stream_buffer.unwrap_or(STREAM_BUFFER)
+    }
+
+    /// The unit in which weights are kept, streamed and given up: an eighth of the buffer, so that some pieces
+    /// are under way while others are in use, in whole KiB.
+    pub fn piece(&self) -> Bytes {
+        Bytes((self.buffer().0 / 8).min(LARGEST_PIECE) >> 16 << 16)
+    }
+
+    /// Refuses what contradicts itself. `place` says where it stands.
+    pub fn validate(&self, place: &str) -> Result<(), DocumentError> {
+        let managed = self.policy == Residency::Managed;
+        let stray = if managed {
+            [("prefetch: false", !self.prefetch), ("prefetch_budget", self.prefetch_budget.is_some())]
+        } else {
+            [("stream_buffer", self.stream_buffer.is_some()), ("kept", self.kept.is_some())]
+        };
+        if let Some((name, _)) = stray.into_iter().find(|(_, present)| *present) {
+            let (policies, other) = if managed {
+                ("`os` and `windowed`", "`managed`")
+            } else {
+                ("`managed`", "`os` or `windowed`")
+            };
+            return Err(DocumentError::invalid(format!(
+                "{place}: `{name}` is for {policies} and the policy is {other}: remove it or change the policy"
+            )));
+        }
+        if managed && self.release {
+            return Err(DocumentError::invalid(format!(
+                "{place}: `managed` gives up by itself what it does not keep: remove `release`"
+            )));
+        }
+        if self.buffer() < LEAST_STREAM_BUFFER {
+            return Err(DocumentError::invalid(format!(
+                "{place}: `stream_buffer` is {}, and at least {LEAST_STREAM_BUFFER} is needed for a few pieces to \
+                 be under way",
+                self.buffer()
+            )));
+        }
+        Ok(())
+    }
+}

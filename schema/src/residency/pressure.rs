@@ -1,0 +1,137 @@
+//! How large may the kept set be while other programs take memory and give it back?
+//!
+//! Kept weights are ordinary page cache: the system takes them whenever somebody needs the memory, and asks
+//! nobody. A set that no longer fits is worse than none, because a cyclic scan of it loses every page to the
+//! next one. So the budget follows what is left: at the end of each token it hears how much of the kept set
+//! was found missing, and how much room the system says there is. It shrinks at once, and grows back in steps,
+//! each of which must last before the next is taken; a step that did not last makes the next wait longer.
+
+/// A growing kept set takes so many steps from nothing to all of it.
+/// source: assumed
+const STEPS: u64 = 4;
+
+/// Less than this share of the kept set is not pressure: single pages are evicted now and then.
+/// source: assumed
+const NOISE: u64 = 64;
+
+/// The longest time between two attempts to grow, in tokens.
+/// source: assumed
+const LONGEST_WAIT: u32 = 64;
+
+/// The bytes that a device keeps, token by token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeptBudget {
+    most: u64,
+    now: u64,
+    /// Tokens that a step must last before the next.
+    wait: u32,
+    /// Tokens that it has lasted.
+    lasted: u32,
+    /// Whether the last step was one of growth, and has not been lost.
+    grown: bool,
+}
+
+impl KeptBudget {
+    /// A device that keeps `most` as long as there is room.
+    pub fn new(most: u64) -> Self {
+        Self { most, now: most, wait: 1, lasted: 0, grown: false }
+    }
+
+    /// What is kept now.
+    pub fn now(&self) -> u64 {
+        self.now
+    }
+
+    /// A token is over: `lost` bytes of the kept set had been taken, and there is `room` for so many bytes of
+    /// kept weights, if anyone knows. True if the budget has changed.
+    pub fn after_token(&mut self, lost: u64, room: Option<u64>) -> bool {
+        let before = self.now;
+        let ceiling = self.most.min(room.unwrap_or(self.most));
+        let pressed = lost > self.now / NOISE;
+        if pressed {
+            let left = if ceiling < self.now { ceiling } else { self.now - lost.min(self.now / 2) };
+            self.now = left;
+            self.wait = (self.wait * 2).min(LONGEST_WAIT);
+            (self.lasted, self.grown) = (0, false);
+        } else {
+            self.now = self.now.min(ceiling);
+            self.lasted = self.lasted.saturating_add(1);
+            if self.lasted >= self.wait && self.now < ceiling {
+                self.now = ceiling.min(self.now + (self.most / STEPS).max(1));
+                if self.grown {
+                    self.wait = (self.wait / 2).max(1);
+                }
+                (self.lasted, self.grown) = (0, true);
+            }
+        }
+        self.now != before
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A page cache that evicts what was used longest ago: a scan of more than `room` loses everything.
+    fn lost(kept: u64, room: u64) -> u64 {
+        if kept > room { kept } else { 0 }
+    }
+
+    #[test]
+    fn it_gives_way_at_once_and_comes_back() {
+        let mut budget = KeptBudget::new(1000);
+        assert!(!budget.after_token(0, Some(2000)));
+        assert!(budget.after_token(600, Some(400)));
+        assert_eq!(budget.now(), 400);
+        assert!(!budget.after_token(0, Some(400)), "nothing to grow into");
+        let tokens = (1..).take_while(|_| {
+            budget.after_token(0, Some(2000));
+            budget.now() < 1000
+        });
+        assert!(tokens.count() < 6, "a few tokens after the memory is back, everything is kept again");
+    }
+
+    #[test]
+    fn without_a_word_from_the_system_it_finds_what_fits() {
+        let mut budget = KeptBudget::new(1000);
+        for _ in 0..8 {
+            budget.after_token(lost(budget.now(), 300), None);
+        }
+        assert!(budget.now() <= 300);
+        // It tries to grow now and then; on the whole it stays where nothing is lost.
+        let losses = (0..200).filter(|_| {
+            let lost = lost(budget.now(), 300);
+            budget.after_token(lost, None);
+            lost > 0
+        });
+        assert!(losses.count() < 40);
+        for _ in 0..200 {
+            budget.after_token(0, None);
+        }
+        assert_eq!(budget.now(), 1000);
+    }
+
+    #[test]
+    fn single_pages_are_no_pressure() {
+        let mut budget = KeptBudget::new(1000);
+        assert!(!budget.after_token(10, Some(5000)));
+    }
+
+    proptest! {
+        #[test]
+        fn it_never_keeps_more_than_it_may(
+            most in 0u64..1000,
+            tokens in prop::collection::vec((0u64..2000, prop::option::of(0u64..2000)), 0..60),
+        ) {
+            let mut budget = KeptBudget::new(most);
+            for (lost, room) in tokens {
+                let before = budget.now();
+                let changed = budget.after_token(lost, room);
+                prop_assert!(budget.now() <= most.min(room.unwrap_or(most)));
+                prop_assert_eq!(changed, budget.now() != before);
+            }
+        }
+    }
+}
