@@ -17,6 +17,7 @@ use crate::cost::ComputeCost;
 use crate::kernels::product::{Matrix, Output, rows_product};
 use crate::kernels::{Activations, Instructions, attention, elementwise};
 use crate::pool::Pool;
+use crate::residency::Gate;
 use crate::rows::SharedRows;
 use crate::weights::{LayerTensors, Weights};
 
@@ -32,6 +33,8 @@ pub struct Cpu {
     pub pool: Arc<Pool>,
     /// What kernels are dispatched to.
     pub instructions: Instructions,
+    /// What lets weights pass.
+    pub gate: Gate,
 }
 
 /// One matrix of a phase of products, and where its result goes.
@@ -41,10 +44,37 @@ pub(crate) struct Product<'a> {
     pub(crate) out: &'a mut [f32],
 }
 
+/// Rows of a product that are computed in one phase, and the chunks they make.
+struct Strip<'a> {
+    matrix: Matrix<'a>,
+    rows: Range<usize>,
+    chunks: Range<usize>,
+    out: Output<'a>,
+}
+
+impl<'a> Strip<'a> {
+    /// Rows in a chunk.
+    fn chunk_rows(&self) -> usize {
+        (CHUNK_BYTES / self.matrix.row_bytes().max(1)).max(1)
+    }
+
+    /// The weights of its rows.
+    fn bytes(&self) -> &'a [u8] {
+        let row = self.matrix.row_bytes();
+        &self.matrix.bytes[self.rows.start * row..self.rows.end * row]
+    }
+}
+
 impl Cpu {
     /// A pool, and the best instructions of this processor.
     pub fn new(pool: Arc<Pool>) -> Cpu {
-        Cpu { pool, instructions: Instructions::detect() }
+        Cpu { pool, instructions: Instructions::detect(), gate: Gate::open() }
+    }
+
+    /// The same behind a gate.
+    #[must_use]
+    pub fn behind(self, gate: Gate) -> Cpu {
+        Cpu { gate, ..self }
     }
 
     /// Runs `body` on chunks of `0..count` tokens of `values` numbers each, on several threads if worth it.
@@ -66,31 +96,63 @@ impl Cpu {
         });
     }
 
-    /// `out = matrix * input` for each of the products, in one phase.
+    /// `out = matrix * input` for each of the products: in one phase, or in as many as it takes while weights
+    /// arrive.
     pub(crate) fn multiply(&self, input: &mut Activations, products: &mut [Product<'_>]) {
         let tokens = input.tokens();
         for product in &*products {
             input.prepare(product.matrix.format.input_kind(), self.instructions);
         }
-        let input = &*input;
-        let mut chunks = 0;
-        let plan: Vec<_> = products
+        let mut strips: Vec<Strip> = products
             .iter_mut()
-            .map(|product| {
-                let rows = (CHUNK_BYTES / product.matrix.row_bytes().max(1)).max(1);
-                let first = chunks;
-                chunks += product.matrix.rows.div_ceil(rows);
-                (first..chunks, rows, product.matrix, Output::new(product.out, tokens, product.matrix.rows))
+            .map(|Product { matrix, out }| Strip {
+                matrix: *matrix,
+                rows: 0..0,
+                chunks: 0..0,
+                out: Output::new(out, tokens, matrix.rows),
             })
             .collect();
+        while self.next_rows(&mut strips) {
+            self.strips(input, &strips);
+            for strip in &strips {
+                self.gate.used(strip.bytes());
+            }
+        }
+    }
+
+    /// Moves each strip on to the rows that can be computed now, waiting if there are none. False at the end.
+    fn next_rows(&self, strips: &mut [Strip<'_>]) -> bool {
+        let (mut chunks, mut earlier_wait) = (0, false);
+        for strip in strips {
+            let (matrix, start) = (strip.matrix, strip.rows.end);
+            let row = matrix.row_bytes().max(1);
+            let rest = &matrix.bytes[start * row..];
+            let mut end = start;
+            if start < matrix.rows && !earlier_wait {
+                // Weights arrive in the order of use, so what comes later need not be asked for.
+                let ready = if chunks == 0 { self.gate.wait(rest, row) } else { self.gate.ready(rest) };
+                end = matrix.rows.min(start + ready / row);
+                earlier_wait = end < matrix.rows;
+            }
+            let first = chunks;
+            chunks += (end - start).div_ceil(strip.chunk_rows());
+            (strip.rows, strip.chunks) = (start..end, first..chunks);
+        }
+        chunks > 0
+    }
+
+    /// One phase over the strips' rows.
+    fn strips(&self, input: &Activations, strips: &[Strip<'_>]) {
+        let chunks = strips.last().map_or(0, |strip| strip.chunks.end);
         self.pool.for_each(chunks, 1, |_, range| {
             for chunk in range {
-                let place = plan.iter().find(|(chunks, ..)| chunks.contains(&chunk));
-                let &(ref chunks, rows, matrix, out) = place.expect("chunks cover the products");
-                let first = (chunk - chunks.start) * rows;
-                let count = rows.min(matrix.rows - first);
+                let strip = strips.iter().find(|strip| strip.chunks.contains(&chunk));
+                let strip = strip.expect("chunks cover the strips");
+                let rows = strip.chunk_rows();
+                let first = strip.rows.start + (chunk - strip.chunks.start) * rows;
+                let count = rows.min(strip.rows.end - first);
                 // SAFETY: each chunk is handed out once and chunks are different rows of `out`.
-                unsafe { rows_product(self.instructions, matrix, first, count, input, out) };
+                unsafe { rows_product(self.instructions, strip.matrix, first, count, input, strip.out) };
             }
         });
     }

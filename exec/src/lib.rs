@@ -17,7 +17,6 @@ pub mod lab;
 pub mod llama;
 pub mod oracle;
 pub mod pool;
-pub mod prefetch;
 pub mod profile;
 pub mod residency;
 pub mod ring;

@@ -63,6 +63,7 @@ pub struct Weights {
     shape: ModelShape,
     hyperparameters: Hyperparameters,
     maps: Vec<Mmap>,
+    files: Vec<File>,
     layers: Vec<LayerTensors>,
     embedding: Tensor,
     output_norm: Tensor,
@@ -77,7 +78,8 @@ impl Weights {
         if shape.architecture != Architecture::Llama {
             return Err(ExecError::Architecture { found: shape.architecture.to_string() });
         }
-        let maps = model.parts.iter().map(|part| map(part)).collect::<Result<Vec<_>, _>>()?;
+        let mapped = model.parts.iter().map(|part| map(part)).collect::<Result<Vec<_>, _>>()?;
+        let (maps, files): (Vec<_>, Vec<_>) = mapped.into_iter().unzip();
         let table = Table::new(&model, &maps);
         let (wide, vocabulary) = (u64::from(shape.embedding), u64::from(shape.vocabulary));
         let layers = (0..shape.layers.0).map(|layer| table.layer(layer, &shape)).collect::<Result<_, _>>()?;
@@ -90,7 +92,7 @@ impl Weights {
         table.nothing_is_left_out(shape.layers.0)?;
         let hyperparameters =
             Hyperparameters::read(&model.metadata, &shape, table.rope_factors(&shape)?.as_deref())?;
-        Ok(Weights { model, shape, hyperparameters, maps, layers, embedding, output_norm, output })
+        Ok(Weights { model, shape, hyperparameters, maps, files, layers, embedding, output_norm, output })
     }
 
     /// The header.
@@ -141,7 +143,29 @@ impl Weights {
         }
     }
 
-    /// How many bytes those are.
+    /// Matrices of a part, in the order in which they are used.
+    pub fn matrices_of(&self, part: &Part) -> Vec<Extent> {
+        let extents = |layer: &LayerTensors| layer.matrices().map(|tensor| tensor.extent);
+        match part {
+            Part::Layers(layers) => {
+                layers.clone().filter_map(|layer| self.layers.get(layer as usize)).flat_map(extents).collect()
+            }
+            Part::Output => vec![self.output.extent],
+        }
+    }
+
+    /// The small rest of a part: norms.
+    pub fn vectors_of(&self, part: &Part) -> Vec<Extent> {
+        let extents = |layer: &LayerTensors| [layer.attention_norm.extent, layer.feed_forward_norm.extent];
+        match part {
+            Part::Layers(layers) => {
+                layers.clone().filter_map(|layer| self.layers.get(layer as usize)).flat_map(extents).collect()
+            }
+            Part::Output => vec![self.output_norm.extent],
+        }
+    }
+
+    /// How many bytes a part has.
     pub fn part_bytes(&self, part: &Part) -> u64 {
         self.part_extents(part).iter().map(|extent| extent.length).sum()
     }
@@ -152,6 +176,16 @@ impl Weights {
         let start = usize::try_from(extent.offset).ok()?;
         let end = start.checked_add(usize::try_from(extent.length).ok()?)?;
         self.maps.get(extent.part)?.get(start..end)
+    }
+
+    /// The file of an extent.
+    pub fn file(&self, extent: Extent) -> Option<&File> {
+        self.files.get(extent.part)
+    }
+
+    /// The mapped files.
+    pub fn mappings(&self) -> impl Iterator<Item = &[u8]> {
+        self.maps.iter().map(|map| &map[..])
     }
 
     pub(crate) fn layer(&self, layer: u32) -> &LayerTensors {
@@ -181,28 +215,24 @@ impl Weights {
 }
 
 impl LayerTensors {
-    fn all(&self) -> [Tensor; 9] {
-        [
-            self.attention_norm,
-            self.query,
-            self.key,
-            self.value,
-            self.attention_output,
-            self.feed_forward_norm,
-            self.gate,
-            self.up,
-            self.down,
-        ]
+    /// In the order of use.
+    fn matrices(&self) -> [Tensor; 7] {
+        [self.query, self.key, self.value, self.attention_output, self.gate, self.up, self.down]
+    }
+
+    fn all(&self) -> impl Iterator<Item = Tensor> {
+        self.matrices().into_iter().chain([self.attention_norm, self.feed_forward_norm])
     }
 }
 
-fn map(path: &Path) -> Result<Mmap, ExecError> {
+fn map(path: &Path) -> Result<(Mmap, File), ExecError> {
     let failed = |source| ExecError::Map { path: path.to_owned(), source };
     let file = File::open(path).map_err(failed)?;
     // SAFETY: the file is mapped read-only and its bytes are only ever read as numbers, for which any value
     // is valid. Nobody may shorten a model file while it is in use; no check can rule that out, and the
     // system then ends the process rather than giving it wrong bytes.
-    unsafe { Mmap::map(&file) }.map_err(failed)
+    let mapped = unsafe { Mmap::map(&file) }.map_err(failed)?;
+    Ok((mapped, file))
 }
 
 /// Sorted extents, joined where one ends at or within the next file alignment of another.

@@ -17,6 +17,8 @@ use hearth_schema::metrics;
 use hearth_schema::plan::{Origin, PlannedDevice, PlannedModel, PlannerRecord, Role};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::scenario::KvFormat;
+use hearth_schema::schedule::Part;
+use hearth_schema::trace::Kind;
 
 const LAYERS: u32 = 8;
 /// Enough to show that caches are right; all 64 golden tokens with `HEARTH_RING_TOKENS=64`.
@@ -41,15 +43,20 @@ fn prompt() -> Vec<u32> {
     ids.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
+/// Populates the next window ahead of its turn.
+const AHEAD: ResidencyOptions = ResidencyOptions::of(Residency::Windowed);
+/// Faults in what it touches.
+const FAULTS: ResidencyOptions = AHEAD.without_prefetch();
+
 /// A plan of these windows; `addresses` for the workers.
-fn plan(model: &LocalModel, windows: &[u32], addresses: &[String], prefetch: bool) -> Plan {
+fn plan(model: &LocalModel, windows: &[u32], addresses: &[String], residency: ResidencyOptions) -> Plan {
     let devices = windows.iter().enumerate().map(|(place, &window)| PlannedDevice {
         name: format!("d{place}"),
         address: place.checked_sub(1).map(|worker| addresses[worker].clone()),
         role: if place == 0 { Role::Head } else { Role::Worker },
         window,
         gpu_layers: 0,
-        residency: ResidencyOptions { prefetch, ..ResidencyOptions::of(Residency::Windowed) },
+        residency,
         predicted: None,
     });
     Plan {
@@ -70,6 +77,17 @@ fn plan(model: &LocalModel, windows: &[u32], addresses: &[String], prefetch: boo
         predicted: None,
         explanation: vec![],
     }
+}
+
+/// Keeps so many bytes and streams the others through the smallest buffer.
+fn managed(kept: u64) -> ResidencyOptions {
+    let (kept, stream_buffer) = (Some(Bytes(kept)), Some(Bytes(512 << 10)));
+    ResidencyOptions { kept, stream_buffer, ..ResidencyOptions::of(Residency::Managed) }
+}
+
+/// Populates, and gives up behind the computation.
+fn given_up() -> ResidencyOptions {
+    ResidencyOptions { release: true, ..AHEAD }
 }
 
 /// Starts workers on a network and gives their addresses.
@@ -138,14 +156,21 @@ async fn every_ring_is_one_process(file: &str) {
     let (model, prompt) = (open(file), prompt());
     let network = Memory::default();
     let addresses = start(&network, &model, 3).await;
-    let mut alone = Ring::connect(&network, plan(&model, &[LAYERS], &[], false), model.clone(), one_thread())
-        .await
-        .unwrap();
+    let mut alone =
+        Ring::connect(&network, plan(&model, &[LAYERS], &[], FAULTS), model.clone(), one_thread())
+            .await
+            .unwrap();
     let (single, bits) = generate(&mut alone, &prompt).await.unwrap();
-    let (mut rings, mut partial, mut unequal) = (0, 0, 0);
+    let (mut rings, mut partial, mut unequal) = (0usize, 0, 0);
     for windows in (2..=4).flat_map(feasible) {
-        let prefetch = rings % 2 == 0;
-        let plan = plan(&model, &windows, &addresses, prefetch);
+        // No policy may change a bit. Those that give up weights read them again from disk, which takes time.
+        let residency = match rings % 8 {
+            2 => managed(1 << 20),
+            6 => given_up(),
+            even if even % 2 == 0 => AHEAD,
+            _ => FAULTS,
+        };
+        let plan = plan(&model, &windows, &addresses, residency);
         plan.validate().expect("a feasible plan");
         let mut ring = Ring::connect(&network, plan, model.clone(), one_thread()).await.unwrap();
         let (generated, other) = generate(&mut ring, &prompt).await.unwrap();
@@ -161,11 +186,54 @@ async fn every_ring_is_one_process(file: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_not_kept_is_read_again_for_every_token() {
+    let (model, prompt) = (open("psalm-7m-f16.gguf"), prompt());
+    let whole: u64 =
+        model.weights.part_bytes(&Part::Layers(0..LAYERS)) + model.weights.part_bytes(&Part::Output);
+    let network = Memory::default();
+    let mut tokens: Option<Vec<u32>> = None;
+    for kept in [0, whole / 2, 2 * whole] {
+        let plan = plan(&model, &[LAYERS], &[], managed(kept));
+        let mut ring = Ring::connect(&network, plan, model.clone(), one_thread()).await.unwrap();
+        let (generated, _) = generate(&mut ring, &prompt).await.unwrap();
+        let first = tokens.get_or_insert(generated.tokens.clone());
+        assert_eq!(&generated.tokens, first, "{kept} bytes kept");
+        let passes = generated.trace.passes.len() as u64;
+        let ahead = generated.trace.records.iter().filter(|record| record.kind == Kind::Prefetch);
+        let read = ahead.map(|record| record.bytes).sum::<u64>();
+        let expected = whole.saturating_sub(kept);
+        if !is_on_disk(&model) {
+            eprintln!(
+                "SKIPPED what_is_not_kept_is_read_again_for_every_token: the model is in a memory file system"
+            );
+            return;
+        }
+        // The first pass finds all of it in memory or nothing, and pages that two matrices share stay.
+        let (least, most) = ((passes - 1) * expected * 9 / 10, passes * expected * 21 / 20 + whole);
+        assert!(
+            (least..=most).contains(&read),
+            "{read} bytes in {passes} passes with {kept} of {whole} kept"
+        );
+    }
+}
+
+/// Whether pages that are given up are really gone.
+fn is_on_disk(model: &LocalModel) -> bool {
+    let Some(extent) = model.weights.layer_extents(0).into_iter().next() else { return false };
+    let Some((bytes, file)) = model.weights.bytes(extent).zip(model.weights.file(extent)) else {
+        return false;
+    };
+    hearth_exec::residency::pages::populate(bytes);
+    hearth_exec::residency::pages::give_up(bytes, file, extent.offset);
+    hearth_exec::residency::resident(bytes) < bytes.len() as u64 / 2
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_ring_writes_a_trace_whose_terms_sum_to_the_token_time() {
     let (model, prompt) = (open("psalm-7m-q4_k.gguf"), prompt());
     let network = Memory::default();
     let addresses = start(&network, &model, 2).await;
-    let plan = plan(&model, &[1, 2, 1], &addresses, true);
+    let plan = plan(&model, &[1, 2, 1], &addresses, AHEAD);
     let mut ring = Ring::connect(&network, plan, model, one_thread()).await.unwrap();
     for _ in 0..2 {
         let (generated, _) = generate(&mut ring, &prompt).await.unwrap();
@@ -184,10 +252,10 @@ async fn a_sealed_ring_gives_the_tokens_and_logits_of_one_process_to_who_has_the
     let network = Memory::default();
     let sealed = Sealed::new(network.clone(), Key::parse("a phrase for a test").unwrap());
     let addresses = start(&sealed, &model, 2).await;
-    let alone = plan(&model, &[LAYERS], &[], false);
+    let alone = plan(&model, &[LAYERS], &[], FAULTS);
     let mut alone = Ring::connect(&network, alone, model.clone(), one_thread()).await.unwrap();
     let (single, bits) = generate(&mut alone, &prompt).await.unwrap();
-    let plan = plan(&model, &[1, 2, 1], &addresses, false);
+    let plan = plan(&model, &[1, 2, 1], &addresses, FAULTS);
 
     let stranger = Ring::connect(&network, plan.clone(), model.clone(), one_thread()).await.err();
     let other = Sealed::new(network.clone(), Key::parse("a phrase for a rest").unwrap());
@@ -209,7 +277,7 @@ async fn a_worker_with_another_model_is_named() {
     let (q4, q8) = (open("psalm-7m-q4_k.gguf"), open("psalm-7m-q8_0.gguf"));
     let network = Memory::default();
     let addresses = start(&network, &q8, 1).await;
-    let plan = plan(&q4, &[4, 4], &addresses, false);
+    let plan = plan(&q4, &[4, 4], &addresses, FAULTS);
     let refused = Ring::connect(&network, plan, q4, one_thread()).await.err().expect("models differ");
     assert!(matches!(&refused, RingError::AnotherModel { name, .. } if name == "worker `d1`"), "{refused}");
 }
@@ -219,7 +287,7 @@ async fn a_second_head_is_refused_and_the_first_goes_on() {
     let (model, prompt) = (open("psalm-7m-q4_k.gguf"), prompt());
     let network = Memory::default();
     let addresses = start(&network, &model, 1).await;
-    let plan = plan(&model, &[4, 4], &addresses, false);
+    let plan = plan(&model, &[4, 4], &addresses, FAULTS);
     let mut first = Ring::connect(&network, plan.clone(), model.clone(), one_thread()).await.unwrap();
     let second = Ring::connect(&network, plan.clone(), model.clone(), one_thread()).await.err();
     assert!(matches!(second, Some(RingError::Refused { .. })), "{second:?}");
@@ -233,7 +301,7 @@ async fn a_second_head_is_refused_and_the_first_goes_on() {
 #[tokio::test]
 async fn nobody_at_an_address_is_an_error_with_a_hint() {
     let model = open("psalm-7m-q4_k.gguf");
-    let plan = plan(&model, &[4, 4], &["localhost:9".into()], false);
+    let plan = plan(&model, &[4, 4], &["localhost:9".into()], FAULTS);
     let error = Ring::connect(&Memory::default(), plan, model, one_thread()).await.err().unwrap();
     assert!(error.to_string().contains("hearth worker --listen localhost:9"), "{error}");
 }

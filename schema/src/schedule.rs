@@ -196,13 +196,15 @@ pub struct Schedule {
     visits: Vec<u32>,
     /// For each pass under way, the index into `visits` that comes next.
     under_way: BTreeMap<u32, usize>,
+    /// What was last to be read ahead of its turn.
+    expected: Option<Part>,
 }
 
 impl Schedule {
     /// The state of a device before anything has happened. The plan must be valid and have that device.
     pub fn new(plan: Arc<Plan>, device: usize) -> Self {
         let visits = (0..plan.rounds).filter(|&round| is_visited(&plan, device, round)).collect();
-        Self { plan, device, visits, under_way: BTreeMap::new() }
+        Self { plan, device, visits, under_way: BTreeMap::new(), expected: None }
     }
 
     /// The plan carried out.
@@ -269,6 +271,7 @@ impl Schedule {
             let (window, gpu) =
                 (self.plan.window(self.device, round), self.plan.gpu_window(self.device, round));
             if self.manages() {
+                self.expect(Part::Layers(window.clone()), pass, round, steps);
                 self.prefetch_after(pass, round, steps);
             }
             for (layers, processor) in
@@ -305,6 +308,9 @@ impl Schedule {
         self.under_way.remove(&pass.index);
         let (first, round) = (self.plan.windows(self.device).into_iter().next(), self.plan.rounds);
         if self.manages() {
+            if pass.output {
+                self.expect(Part::Output, pass, round, steps);
+            }
             self.prefetch(first.clone().map(Part::Layers), pass, round, steps);
         }
         if pass.output {
@@ -317,7 +323,7 @@ impl Schedule {
     }
 
     /// The window is done with, and the activations are on their way.
-    fn after_window(&self, window: Range<u32>, pass: Pass, round: u32, steps: &mut Vec<Step>) {
+    fn after_window(&mut self, window: Range<u32>, pass: Pass, round: u32, steps: &mut Vec<Step>) {
         if !window.is_empty() {
             self.release(Part::Layers(window), pass, round, steps);
         }
@@ -328,7 +334,7 @@ impl Schedule {
 
     /// What comes next after the window of a round: the next one, at the end the output head (head) or
     /// the first window again (worker).
-    fn prefetch_after(&self, pass: Pass, round: u32, steps: &mut Vec<Step>) {
+    fn prefetch_after(&mut self, pass: Pass, round: u32, steps: &mut Vec<Step>) {
         let following = (round + 1..self.plan.rounds)
             .map(|later| self.plan.window(self.device, later))
             .find(|window| !window.is_empty());
@@ -340,10 +346,19 @@ impl Schedule {
         self.prefetch(part, pass, round, steps);
     }
 
-    fn prefetch(&self, part: Option<Part>, pass: Pass, round: u32, steps: &mut Vec<Step>) {
+    fn prefetch(&mut self, part: Option<Part>, pass: Pass, round: u32, steps: &mut Vec<Step>) {
         let part = part.and_then(|part| on_cpu(&self.plan, self.device, part));
         if let Some(part) = part.filter(|_| self.plan.devices[self.device].residency.prefetches()) {
+            self.expected = Some(part.clone());
             steps.push(Step::Prefetch { part, pass, round });
+        }
+    }
+
+    /// What is about to be used is asked for, unless it was what came next.
+    fn expect(&mut self, part: Part, pass: Pass, round: u32, steps: &mut Vec<Step>) {
+        let part = on_cpu(&self.plan, self.device, part);
+        if part != self.expected {
+            self.prefetch(part, pass, round, steps);
         }
     }
 

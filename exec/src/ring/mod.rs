@@ -41,6 +41,7 @@ use crate::cpu::Cpu;
 use crate::error::ExecError;
 use crate::head::Head;
 use crate::pool::{Pool, PoolOptions};
+use crate::residency::Gate;
 use crate::stage::Stage;
 use crate::weights::Weights;
 use wire::WorkerFacts;
@@ -102,7 +103,14 @@ impl LocalModel {
     }
 
     /// The layers of a place in the ring, with their cache, and on the head the model's ends.
-    fn stage(&self, plan: &Plan, place: usize, threads: usize) -> Result<(Stage, Option<Head>), RingError> {
+    /// `gate` lets their weights pass.
+    fn stage(
+        &self,
+        plan: &Plan,
+        place: usize,
+        threads: usize,
+        gate: Gate,
+    ) -> Result<(Stage, Option<Head>), RingError> {
         // Several workers may share this machine; pinned, their threads would all share one processor.
         let mut options = PoolOptions { pin: false, ..PoolOptions::default() };
         if threads > 0 {
@@ -111,7 +119,7 @@ impl LocalModel {
         }
         self.check_memory(plan, place)?;
         let pool = Pool::new(options).map_err(|source| ExecError::Threads { source })?;
-        let cpu = Cpu::new(Arc::new(pool));
+        let cpu = Cpu::new(Arc::new(pool)).behind(gate);
         let format = match plan.kv_cache {
             KvFormat::F16 => CacheFormat::F16,
             KvFormat::F32 => CacheFormat::F32,

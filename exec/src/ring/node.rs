@@ -17,8 +17,7 @@ use tokio::sync::mpsc;
 use crate::clock::{Stopwatch, Stretch, wall_nanos};
 use crate::cost::ComputeCost;
 use crate::head::Head;
-use crate::prefetch::Prefetcher;
-use crate::residency::resident_bytes;
+use crate::residency::{Keeper, resident_bytes};
 use crate::ring::LocalModel;
 use crate::ring::error::RingError;
 use crate::ring::recorder::{self, At, Lines, Recorder};
@@ -37,7 +36,7 @@ pub struct Node {
     head: Option<Head>,
     weights: Arc<Weights>,
     outbox: BTreeMap<usize, mpsc::UnboundedSender<Frame>>,
-    prefetcher: Option<Prefetcher>,
+    keeper: Keeper,
     recorder: Recorder,
     sample: Option<Sample>,
     /// Activations of the pass at hand, [tokens, embedding].
@@ -57,19 +56,16 @@ impl Node {
         threads: usize,
         outbox: BTreeMap<usize, mpsc::UnboundedSender<Frame>>,
     ) -> Result<Self, RingError> {
-        let (stage, head) = model.stage(plan, place, threads)?;
         let weights = model.weights.clone();
-        let device = &plan.devices[place];
-        let prefetcher = device.residency.prefetches().then(|| {
-            Prefetcher::start(weights.clone(), device.residency.policy, device.residency.prefetch_budget)
-        });
+        let keeper = Keeper::start(&weights, plan, place, || None);
+        let (stage, head) = model.stage(plan, place, threads, keeper.gate())?;
         Ok(Self {
             schedule: Schedule::new(plan.clone(), place),
             stage,
             head,
             weights,
             outbox,
-            prefetcher,
+            keeper,
             recorder: Recorder::new(place as u16),
             sample: None,
             hidden: Vec::new(),
@@ -83,21 +79,17 @@ impl Node {
         self.schedule = Schedule::new(self.schedule.plan().clone(), self.schedule.device());
         self.stage.truncate(0);
         self.recorder.reset();
-        if let Some(prefetcher) = &self.prefetcher {
-            prefetcher.reset();
-        }
+        self.keeper.reset();
         self.sample = sample;
         self.idle_since = wall_nanos();
     }
 
     /// The trace since the last reset.
     pub fn take_lines(&mut self) -> Lines {
-        if let Some(prefetcher) = &self.prefetcher {
-            for span in prefetcher.take_spans() {
-                let record = self.recorder.span(span.at, Kind::Prefetch, span.start, span.end);
-                record.bytes = span.bytes;
-                record.layers = span.layers;
-            }
+        for span in self.keeper.take_spans() {
+            let record = self.recorder.span(span.at, Kind::Prefetch, span.start, span.end);
+            record.bytes = span.bytes;
+            record.layers = span.layers;
         }
         let (plan, place) = (self.schedule.plan(), self.schedule.device());
         let mut parts: Vec<Part> = plan.windows(place).into_iter().map(Part::Layers).collect();
@@ -161,22 +153,21 @@ impl Node {
                     }
                     let positions: Vec<u32> =
                         (pass.first_position..pass.first_position + pass.tokens).collect();
+                    let at = At { pass: pass.index, round };
+                    self.keeper.begin(&Part::Layers(layers.clone()), at);
                     let ((), measured) = self.measure(|node| {
                         let cost = node.stage.forward(layers.clone(), &mut node.hidden, &positions)?;
                         Ok(((), cost))
                     })?;
                     let touched = self.weights.part_bytes(&Part::Layers(layers.clone()));
-                    let at = At { pass: pass.index, round };
                     self.computed(at, Kind::Compute, measured, touched).layers = recorder::layers(&layers);
                 }
                 Step::Output { pass } => sampled = self.output(pass)?,
                 Step::Send { pass, round, next_round, to } => self.send(pass, round, next_round, to)?,
                 Step::Prefetch { part, pass, round } => {
-                    if let Some(prefetcher) = &self.prefetcher {
-                        prefetcher.request(part, At { pass: pass.index, round });
-                    }
+                    self.keeper.prefetch(part, At { pass: pass.index, round });
                 }
-                Step::Release { .. } => {}
+                Step::Release { part, .. } => self.keeper.release(part),
             }
         }
         self.idle_since = wall_nanos();
@@ -198,6 +189,8 @@ impl Node {
     }
 
     fn output(&mut self, pass: Pass) -> Result<Option<u32>, RingError> {
+        let at = At { pass: pass.index, round: self.schedule.plan().rounds };
+        self.keeper.begin(&Part::Output, at);
         let (sampled, measured) = self.measure(|node| {
             let hidden = std::mem::take(&mut node.hidden);
             let logits = node.head()?.logits_of_last(&hidden)?;
@@ -208,7 +201,6 @@ impl Node {
             Ok((sampled, cost))
         })?;
         let touched = self.weights.part_bytes(&Part::Output);
-        let at = At { pass: pass.index, round: self.schedule.plan().rounds };
         self.computed(at, Kind::Output, measured, touched);
         self.count(pass.index);
         Ok(sampled)
@@ -227,14 +219,13 @@ impl Node {
         let start = wall_nanos();
         let (value, cost) = work(self)?;
         let end = wall_nanos();
-        let faulted = self.demand_read().saturating_sub(before);
+        let faulted = self.demand_read().saturating_sub(before) + self.keeper.take_awaited();
         Ok((value, Measured { start, end, cost, faulted }))
     }
 
     /// Bytes read from disk so far, less those that the helper read ahead.
     fn demand_read(&self) -> u64 {
-        let ahead = self.prefetcher.as_ref().map_or(0, Prefetcher::bytes_read);
-        self.recorder.bytes_read().saturating_sub(ahead)
+        self.recorder.bytes_read().saturating_sub(self.keeper.bytes_read())
     }
 
     fn computed(&mut self, at: At, kind: Kind, measured: Measured, touched: u64) -> &mut Record {

@@ -31,7 +31,7 @@ pub struct Recorder {
 }
 
 /// The step being recorded: its pass and round.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct At {
     /// Pass index.
     pub pass: u32,

@@ -34,8 +34,8 @@ use crate::ring::wire::{
 
 /// From a connection's first byte to its first frame.
 const HELLO_DEADLINE: Duration = Duration::from_secs(5);
-/// For the session before to end.
-const ENTER_DEADLINE: Duration = Duration::from_secs(1);
+/// For the session before to end: its threads stop, its memory is given back.
+const ENTER_DEADLINE: Duration = Duration::from_secs(5);
 /// Between two looks whether it has.
 const ENTER_STEP: Duration = Duration::from_millis(5);
 /// From the head's hello to its plan.

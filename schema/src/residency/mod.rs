@@ -70,6 +70,27 @@ const LEAST_STREAM_BUFFER: Bytes = Bytes(512 << 10);
 /// The largest piece: short against a buffer, long against a disk's latency.
 const LARGEST_PIECE: u64 = 1 << 20;
 
+/// How much of a share can be kept where page cache has `room` before the share is touched.
+///
+/// The stream buffer is taken from it, and what the kernel needs beside the pages themselves: page tables and
+/// the nodes of the page cache's tree (8 bytes for 4096, and 576 for 64 pages), which stay for every page that was
+/// ever touched, and a stock of charges a processor. Measured: with less than 1 MiB left below the limit of a
+/// memory control group a kept set is lost, with more nothing is.
+pub fn kept_bytes(room: u64, share: u64, processors: u32, options: &ResidencyOptions) -> u64 {
+    let left = room.saturating_sub(options.buffer().0 + kernel_bytes(share) + margin(processors));
+    left.min(options.kept.map_or(u64::MAX, |kept| kept.0)).min(share)
+}
+
+/// What the kernel needs to hold pages of a share, all of which have been touched.
+pub fn kernel_bytes(share: u64) -> u64 {
+    share / 200
+}
+
+/// What is left free below a limit.
+fn margin(processors: u32) -> u64 {
+    (1 << 20) + u64::from(processors) * (256 << 10)
+}
+
 fn yes() -> bool {
     true
 }

@@ -136,8 +136,8 @@ fn a_window_is_given_up_behind_the_computation() {
 fn a_device_that_manages_its_residency_reads_ahead_while_it_computes() {
     let mut plan = plan(8, &[2, 2], true);
     plan.devices.iter_mut().for_each(|device| device.residency = ResidencyOptions::of(Residency::Managed));
-    assert_eq!(letters(&steps_of(&plan, 0)), "EPCSRPCSRPOR");
-    assert_eq!(letters(&steps_of(&plan, 1)), "PCSRPCSR");
+    assert_eq!(letters(&steps_of(&plan, 0)), "EPPCSRPCSRPOR");
+    assert_eq!(letters(&steps_of(&plan, 1)), "PPCSRPCSR");
 }
 
 #[test]

@@ -7,25 +7,25 @@
 //! - `os`: advises, and leaves the rest to the system (prima.cpp paper, Section 3.1);
 //! - `windowed`: populates.
 //!
-//! Both cover as much of a window, from its front, as the plan's budget says. Elsewhere than Linux nothing is
-//! read ahead.
+//! Both cover as much of a window, from its front, as the plan's budget says. If the plan says so, the thread also
+//! gives windows up behind the computation. Elsewhere than Linux nothing is read ahead.
+//!
+//! Not here: managed residency, which knows what to keep ([`super::stream`]).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use hearth_profiles::Bytes;
-use hearth_schema::residency::Residency;
+use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::schedule::Part;
 
 use crate::clock::wall_nanos;
-use crate::residency::resident;
 use crate::ring::recorder::{At, ReadCounter};
 use crate::weights::Weights;
 
-/// One call of `MADV_WILLNEED`: the size the kernel honours wherever the read-ahead window stands.
-const ADVISE_BYTES: usize = 128 << 10;
+use super::Span;
+use super::pages::{populate, resident, will_need};
 
 /// What is looked at and populated at once: long enough to stream, short enough to stop soon.
 const PIECE_BYTES: usize = 2 << 20;
@@ -35,24 +35,15 @@ const LOOK: Duration = Duration::from_millis(2);
 /// What has not arrived after so many looks was evicted, or dropped by the kernel.
 const LOOKS: usize = 500;
 
-/// What one request did.
-#[derive(Debug, Clone)]
-pub struct Span {
-    /// After which pass and round it was asked for.
-    pub at: At,
-    /// Which layers.
-    pub layers: Option<[u32; 2]>,
-    /// When the first piece was asked for.
-    pub start: u64,
-    /// When the last one was there.
-    pub end: u64,
-    /// Bytes that were not in memory when they were asked for.
-    pub bytes: u64,
+/// What the thread is asked for.
+enum Task {
+    ReadAhead(At),
+    GiveUp,
 }
 
 struct Request {
     part: Part,
-    at: At,
+    task: Task,
     generation: u64,
 }
 
@@ -77,16 +68,19 @@ pub struct Prefetcher {
 
 impl Prefetcher {
     /// Starts the helper thread.
-    pub fn start(weights: Arc<Weights>, policy: Residency, budget: Option<Bytes>) -> Self {
+    pub fn start(weights: Arc<Weights>, options: ResidencyOptions) -> Self {
         let (requests, inbox) = mpsc::channel::<Request>();
         let shared = Arc::new(Shared::default());
         let mine = shared.clone();
         let thread = std::thread::spawn(move || {
             let mut helper =
-                Helper { weights, policy, budget, shared: mine, counter: ReadCounter::of_this_thread() };
+                Helper { weights, options, shared: mine, counter: ReadCounter::of_this_thread() };
             for request in inbox {
                 helper.shared.waiting.fetch_sub(1, Ordering::Relaxed);
-                helper.serve(&request);
+                match request.task {
+                    Task::ReadAhead(at) => helper.read_ahead(&request, at),
+                    Task::GiveUp => helper.give_up(&request.part),
+                }
             }
         });
         Self { requests: Some(requests), shared, thread: Some(thread) }
@@ -94,11 +88,20 @@ impl Prefetcher {
 
     /// Asks for a part. Returns at once.
     pub fn request(&self, part: Part, at: At) {
+        self.send(part, Task::ReadAhead(at));
+    }
+
+    /// Gives a part up, after what was asked for before. Returns at once.
+    pub fn release(&self, part: Part) {
+        self.send(part, Task::GiveUp);
+    }
+
+    fn send(&self, part: Part, task: Task) {
         if let Some(requests) = &self.requests {
             self.shared.waiting.fetch_add(1, Ordering::Relaxed);
             let generation = self.shared.generation.load(Ordering::Relaxed);
             // The thread only ends when this is dropped, so the request always finds it.
-            let _ = requests.send(Request { part, at, generation });
+            let _ = requests.send(Request { part, task, generation });
         }
     }
 
@@ -132,16 +135,22 @@ impl Drop for Prefetcher {
 /// The thread's own side.
 struct Helper {
     weights: Arc<Weights>,
-    policy: Residency,
-    budget: Option<Bytes>,
+    options: ResidencyOptions,
     shared: Arc<Shared>,
     counter: ReadCounter,
 }
 
 impl Helper {
-    fn serve(&mut self, request: &Request) {
+    fn give_up(&self, part: &Part) {
+        for extent in self.weights.part_extents(part) {
+            super::give_up(&self.weights, extent);
+        }
+    }
+
+    fn read_ahead(&mut self, request: &Request, at: At) {
         let weights = self.weights.clone();
-        let (mut span, mut left) = (None, self.budget.map_or(u64::MAX, |budget| budget.0));
+        let budget = self.options.prefetch_budget.map_or(u64::MAX, |budget| budget.0);
+        let (mut span, mut left) = (None, budget);
         let mut last = None;
         let regions = weights.part_extents(&request.part);
         for region in regions.iter().filter_map(|&extent| weights.bytes(extent)) {
@@ -155,26 +164,22 @@ impl Helper {
                 // keeps the kernel's read-ahead on its way.
                 let missing = piece.len() as u64 - resident(piece);
                 let start = wall_nanos();
-                let asked = match self.policy {
-                    Residency::Os => advise(piece, ADVISE_BYTES, Advice::WillNeed),
-                    Residency::Windowed | Residency::Managed => advise(piece, PIECE_BYTES, Advice::Populate),
+                let asked = match self.options.policy {
+                    Residency::Os => will_need(piece),
+                    Residency::Windowed | Residency::Managed => populate(piece),
                 };
                 self.shared.read.store(self.counter.bytes(), Ordering::Relaxed);
                 if missing == 0 {
                     continue;
                 }
-                let layers = match &request.part {
-                    Part::Layers(layers) => Some([layers.start, layers.end]),
-                    Part::Output => None,
-                };
-                let span = span.get_or_insert(Span { at: request.at, layers, start, end: start, bytes: 0 });
+                let span = span.get_or_insert_with(|| Span::of(&request.part, at, start));
                 span.bytes += missing.min(asked);
                 span.end = wall_nanos();
                 last = Some(piece);
             }
         }
         let Some(mut span) = span.filter(|span| span.bytes > 0) else { return };
-        if let (Residency::Os, Some(piece)) = (self.policy, last) {
+        if let (Residency::Os, Some(piece)) = (self.options.policy, last) {
             self.settle(request, piece);
             span.end = wall_nanos();
         }
@@ -196,38 +201,4 @@ impl Helper {
             std::thread::sleep(LOOK);
         }
     }
-}
-
-#[derive(Clone, Copy)]
-enum Advice {
-    WillNeed,
-    Populate,
-}
-
-/// Asks for a region in calls of `step` bytes; how many bytes the kernel took up.
-#[cfg(target_os = "linux")]
-fn advise(region: &[u8], step: usize, advice: Advice) -> u64 {
-    let advice = match advice {
-        Advice::WillNeed => libc::MADV_WILLNEED,
-        Advice::Populate => libc::MADV_POPULATE_READ,
-    };
-    let begin = region.as_ptr() as usize;
-    let (mut at, end) = (begin & !(crate::residency::page_bytes() - 1), begin + region.len());
-    while at < end {
-        let length = step.min(end - at);
-        // SAFETY: the range lies in a live read-only file mapping (its first page may begin earlier, in the
-        // same mapping, whose start is page-aligned), and both advices only read pages in.
-        let result = unsafe { libc::madvise(at as *mut libc::c_void, length, advice) };
-        if result != 0 {
-            // A kernel before 5.14 has no POPULATE_READ; whatever is not read ahead is read when needed.
-            break;
-        }
-        at += length;
-    }
-    at.saturating_sub(begin) as u64
-}
-
-#[cfg(not(target_os = "linux"))]
-fn advise(_region: &[u8], _step: usize, _advice: Advice) -> u64 {
-    0
 }

@@ -1,0 +1,122 @@
+//! Which pages of a mapping are in memory, and how are they asked for and given up?
+//!
+//! The system calls under every residency policy. `mincore` tells for each page of a mapping whether it is in
+//! the page cache; on Linux since 5.0 only the file's owner gets a true answer, others see every page as
+//! present. A region is widened to whole pages when it is asked for, and narrowed when it is given up: a
+//! neighbour may be using the rest of the page.
+//!
+//! Elsewhere than Linux nothing is known and nothing is done.
+
+/// One call of `MADV_WILLNEED`: it reads at most one read-ahead window, and this is the smallest usual one.
+const WILL_NEED_BYTES: usize = 128 << 10;
+
+/// The system's page, in bytes: 4096 on most machines, 16384 on some.
+#[cfg(target_os = "linux")]
+pub fn page_bytes() -> usize {
+    static PAGE: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
+    *PAGE.get_or_init(|| {
+        // SAFETY: the call takes a number and touches no memory of this process.
+        let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        usize::try_from(bytes).ok().filter(|bytes| bytes.is_power_of_two()).unwrap_or(4096)
+    })
+}
+
+/// The system's page, in bytes.
+#[cfg(not(target_os = "linux"))]
+pub fn page_bytes() -> usize {
+    4096
+}
+
+/// Bytes of a mapped region that are in memory.
+#[cfg(target_os = "linux")]
+pub fn resident(region: &[u8]) -> u64 {
+    let page = page_bytes();
+    let begin = region.as_ptr() as usize & !(page - 1);
+    let length = region.as_ptr() as usize + region.len() - begin;
+    let mut pages = vec![0u8; length.div_ceil(page)];
+    // SAFETY: the range lies in a live mapping, whose start is page-aligned, and the vector has a byte for each
+    // of its pages.
+    let result = unsafe { libc::mincore(begin as *mut libc::c_void, length, pages.as_mut_ptr()) };
+    if result != 0 {
+        return 0;
+    }
+    let absent = pages.iter().filter(|&&state| state & 1 == 0).count() * page;
+    region.len().saturating_sub(absent) as u64
+}
+
+/// Bytes of a mapped region that are in memory.
+#[cfg(not(target_os = "linux"))]
+pub fn resident(_region: &[u8]) -> u64 {
+    0
+}
+
+/// Asks for a region without waiting for it. How many bytes the kernel took up.
+pub fn will_need(region: &[u8]) -> u64 {
+    #[cfg(target_os = "linux")]
+    return advise(region, WILL_NEED_BYTES, libc::MADV_WILLNEED);
+    #[cfg(not(target_os = "linux"))]
+    return 0;
+}
+
+/// Reads a region and maps it; returns when it is there. How many bytes the kernel took up.
+pub fn populate(region: &[u8]) -> u64 {
+    // A kernel before 5.14 does not know this; what is not read now is read when it is touched.
+    #[cfg(target_os = "linux")]
+    return advise(region, usize::MAX, libc::MADV_POPULATE_READ);
+    #[cfg(not(target_os = "linux"))]
+    return 0;
+}
+
+/// Says of a whole mapping that its order is nobody's business: a touched page is read alone, without what lies
+/// around it.
+pub fn expect_no_order(mapping: &[u8]) {
+    #[cfg(target_os = "linux")]
+    advise(mapping, usize::MAX, libc::MADV_RANDOM);
+    #[cfg(not(target_os = "linux"))]
+    let _ = mapping;
+}
+
+/// Gives up the whole pages inside a region of a mapped file: they leave memory, and the system need not choose
+/// others. The region is unmapped first, because mapped pages stay. `MADV_PAGEOUT` does the same in one call, but
+/// at more than twice the cost, not for a file of another owner, and it leaves traces that count as refaults
+/// when the pages come back.
+pub fn give_up(region: &[u8], file: &std::fs::File, offset: u64) {
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::fd::AsRawFd;
+        let page = page_bytes() as u64;
+        let (begin, end) = (offset.next_multiple_of(page), (offset + region.len() as u64) / page * page);
+        let Some(inside) = region.get((begin - offset) as usize..).filter(|_| begin < end) else { return };
+        advise(&inside[..(end - begin) as usize], usize::MAX, libc::MADV_DONTNEED);
+        // SAFETY: the descriptor is open for the length of the call, which touches no memory of this process.
+        unsafe {
+            libc::posix_fadvise(
+                file.as_raw_fd(),
+                begin as libc::off_t,
+                (end - begin) as libc::off_t,
+                libc::POSIX_FADV_DONTNEED,
+            )
+        };
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = (region, file, offset);
+}
+
+/// Advises a region, widened to whole pages, in calls of `step` bytes; how many bytes the kernel took up.
+#[cfg(target_os = "linux")]
+fn advise(region: &[u8], step: usize, advice: libc::c_int) -> u64 {
+    let begin = region.as_ptr() as usize;
+    let (mut at, end) = (begin & !(page_bytes() - 1), begin + region.len());
+    while at < end {
+        let length = step.min(end - at);
+        // SAFETY: the range lies in a live read-only file mapping (its first page may begin earlier, in the
+        // same mapping, whose start is page-aligned). None of the advices changes what the mapping holds: pages
+        // that are unmapped come back from the file.
+        let result = unsafe { libc::madvise(at as *mut libc::c_void, length, advice) };
+        if result != 0 {
+            break;
+        }
+        at += length;
+    }
+    at.saturating_sub(begin).min(region.len()) as u64
+}
