@@ -6,7 +6,9 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use hearth_exec::lab::{Child, Copies, DeviceLimits, Group, Groups, LabError, Meter, Metered, copies};
+use hearth_exec::lab::{
+    Child, Copies, DeviceLimits, Group, Groups, LabError, Meter, Metered, Watched, copies,
+};
 use hearth_exec::ring::Tcp;
 use hearth_exec::ring::probe::{self, ProbeEffort};
 use hearth_profiles::{Bytes, Device, Document, Link};
@@ -295,13 +297,17 @@ impl Lab {
             arguments.extend([flag.to_string(), value]);
         }
         arguments.extend(threads(&limits));
-        let mut entries = Vec::new();
+        let mut watched = Vec::new();
         for device in &plan.devices {
             let (index, limits) = entry(loaded, &device.name)?;
-            entries.push((limits.disk_read.is_some(), self.copies.resident_bytes(index)));
+            watched.push(Watched {
+                name: device.name.clone(),
+                group: self.groups.get(&device.name),
+                throttled: limits.disk_read.is_some(),
+                resident_before: self.copies.resident_bytes(index),
+            });
         }
-        let own = plan.devices.iter().map(|device| self.groups.get(&device.name)).collect();
-        let mut meter = Meter::new(own);
+        let mut meter = Meter::start(watched);
         let head = Child::start(name, self.groups.get(name), &self.program, &arguments)?;
         head.each_line(RUN_DEADLINE, |line| {
             if line.starts_with("token ") {
@@ -309,14 +315,7 @@ impl Lab {
             }
         })?;
         let trace = read_trace(&trace)?;
-        let devices = metrics::compute(&trace).devices.into_iter().zip(entries).enumerate();
-        let seen = devices.map(|(place, (device, (throttled, resident_before)))| Metered {
-            name: device.name,
-            resident_before,
-            trace_bytes_per_token: device.bytes_read_per_token,
-            ..meter.device(place, throttled)
-        });
-        let seen = seen.collect();
+        let seen = meter.finish(&trace);
         Ok((trace, seen))
     }
 }

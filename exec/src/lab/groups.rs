@@ -154,8 +154,36 @@ impl Group {
 
     /// Bytes read from the disk by its members, by the throttle's own count.
     pub fn bytes_read(&self) -> Option<u64> {
-        let name = if self.version == Version::One { "blkio.throttle.io_service_bytes" } else { "io.stat" };
-        let text = fs::read_to_string(self.disk.join(name)).ok()?;
+        self.throttle().bytes()
+    }
+
+    /// What counts the bytes that its members read from the disk.
+    pub fn throttle(&self) -> Throttle {
+        let name = match self.version {
+            Version::One => "blkio.throttle.io_service_bytes",
+            Version::Two => "io.stat",
+        };
+        Throttle { file: self.disk.join(name), version: self.version, device: self.device.clone() }
+    }
+
+    /// What it says of its memory.
+    pub fn memory(&self) -> GroupMemory {
+        GroupMemory::new(self.version, &self.memory)
+    }
+}
+
+/// The counter of a group's throttle. Without a throttle version 1 counts nothing.
+#[derive(Debug, Clone)]
+pub struct Throttle {
+    file: PathBuf,
+    version: Version,
+    device: String,
+}
+
+impl Throttle {
+    /// Bytes read so far.
+    pub fn bytes(&self) -> Option<u64> {
+        let text = fs::read_to_string(&self.file).ok()?;
         let mut lines = text.lines().filter(|line| line.starts_with(&format!("{} ", self.device)));
         if self.version == Version::One {
             let read = lines.find_map(|line| line.split_once(" Read "));
@@ -163,11 +191,6 @@ impl Group {
         }
         let mut fields = lines.flat_map(str::split_ascii_whitespace);
         Some(fields.find_map(|field| field.strip_prefix("rbytes=")?.parse().ok()).unwrap_or(0))
-    }
-
-    /// What it says of its memory.
-    pub fn memory(&self) -> GroupMemory {
-        GroupMemory::new(self.version, &self.memory)
     }
 }
 

@@ -14,9 +14,9 @@ pub mod meter;
 pub mod process;
 
 pub use copies::Copies;
-pub use groups::{DeviceLimits, Group, Groups};
+pub use groups::{DeviceLimits, Group, Groups, Throttle};
 pub use limited::{Hog, Limited, Usage};
-pub use meter::{Meter, Metered};
+pub use meter::{Meter, Metered, Watched};
 pub use process::Child;
 
 /// First part of the name of everything a lab makes; its process's number follows.
