@@ -7,7 +7,15 @@
 //! the same group take and hold N MiB for a while. What was used is printed as JSON on standard error.
 
 #[cfg(target_os = "linux")]
-fn main() -> Result<std::process::ExitCode, Box<dyn std::error::Error>> {
+fn main() -> std::process::ExitCode {
+    run().unwrap_or_else(|error| {
+        eprintln!("error: {error}");
+        1.into()
+    })
+}
+
+#[cfg(target_os = "linux")]
+fn run() -> Result<std::process::ExitCode, Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     if hearth_exec::lab::Hog::become_one(&arguments) {
         return Ok(0.into());

@@ -63,7 +63,7 @@ impl Hog {
 pub struct Limited {
     /// What it may use.
     pub limits: DeviceLimits,
-    /// Files that it must read from disk; the first tells which disk is limited.
+    /// Files that it must read from disk; the first tells which disk is limited, else the folder at hand.
     pub files: Vec<PathBuf>,
     /// Another program beside it.
     pub hog: Option<Hog>,
@@ -99,7 +99,7 @@ impl Limited {
     pub fn run(&self, program: &Path, arguments: &[String], keep: bool) -> Result<Usage, LabError> {
         let groups = Groups::find(Path::new("/sys/fs/cgroup"))?;
         groups.sweep();
-        let disk = self.files.first().map_or(program, PathBuf::as_path);
+        let disk = self.files.first().map_or(Path::new("."), PathBuf::as_path);
         for file in &self.files {
             drop_cache(file)?;
         }
