@@ -173,6 +173,9 @@ pub struct ExecuteArgs {
     /// End when standard input ends, so as not to outlive who started it.
     #[arg(long, hide = true)]
     pub exit_with_stdin: bool,
+    /// Print a line for each token, at once: whoever reads it looks at counters then.
+    #[arg(long, hide = true)]
+    pub mark_tokens: bool,
 }
 
 /// `hearth worker`.

@@ -5,6 +5,7 @@
 
 mod cli;
 mod commands;
+mod counters;
 mod diagnostics;
 mod documents;
 mod limits;

@@ -15,6 +15,7 @@ pub mod kernels;
 #[cfg(target_os = "linux")]
 pub mod lab;
 pub mod llama;
+pub mod memory;
 pub mod oracle;
 pub mod pool;
 pub mod profile;

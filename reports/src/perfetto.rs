@@ -285,6 +285,7 @@ fn counters(events: &mut Events, trace: &Trace, base: usize) {
             Counter::BytesRead => "bytes read",
             Counter::Resident => "resident bytes",
             Counter::Unreclaimable => "unreclaimable bytes",
+            Counter::Refaults => "refaulted bytes",
         };
         events.push(&Event {
             ts: Some(micros(reading.at)),

@@ -54,7 +54,8 @@ fn record(devices: u16) -> impl Strategy<Value = Record> {
 }
 
 fn reading(devices: u16) -> impl Strategy<Value = Reading> {
-    let counter = select(vec![Counter::BytesRead, Counter::Resident, Counter::Unreclaimable]);
+    let counter =
+        select(vec![Counter::BytesRead, Counter::Resident, Counter::Unreclaimable, Counter::Refaults]);
     (0..devices, counter, 0..4_u32, moment(), any::<u64>())
         .prop_map(|(device, counter, pass, at, value)| Reading { device, counter, pass, at, value })
 }

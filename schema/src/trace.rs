@@ -190,8 +190,11 @@ pub enum Counter {
     BytesRead,
     /// Bytes of weights in memory.
     Resident,
-    /// Bytes that memory pressure cannot take back: key-value cache and buffers.
+    /// Bytes that memory pressure cannot take back: key-value cache and buffers. Measured outside of any limit
+    /// it is the fall of the machine's available memory since the run's start.
     Unreclaimable,
+    /// Bytes of files that had been reclaimed while in use and were read again.
+    Refaults,
 }
 
 /// A counter's value at a moment.

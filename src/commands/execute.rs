@@ -50,7 +50,15 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     let options =
         RingOptions { threads: args.threads.unwrap_or(0), pass_deadline: Duration::from_secs(args.deadline) };
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
-    let run = Run { plan, model, options, request, tokenizer: tokenizer.clone(), print: !json };
+    let run = Run {
+        plan,
+        model,
+        options,
+        request,
+        tokenizer: tokenizer.clone(),
+        print: !json,
+        mark: args.mark_tokens,
+    };
     let ended = runtime.block_on(async {
         let generated = async {
             match key {
@@ -110,11 +118,12 @@ struct Run {
     request: Request,
     tokenizer: Arc<Tokenizer>,
     print: bool,
+    mark: bool,
 }
 
 impl Run {
     async fn generate(self, network: &impl Network) -> Result<Generated, Failure> {
-        let Run { plan, model, options, request, tokenizer, print } = self;
+        let Run { plan, model, options, request, tokenizer, print, mark } = self;
         let mut ring = Ring::connect(network, plan, model, options).await?;
         let (sender, mut tokens) = mpsc::unbounded_channel();
         // Printing beside the ring, so that a slow terminal does not slow the tokens.
@@ -122,6 +131,9 @@ impl Run {
             let mut stream = TextStream::default();
             let mut out = std::io::stdout();
             while let Some(token) = tokens.blocking_recv() {
+                if mark {
+                    let _ = writeln!(out, "token {token}").and_then(|()| out.flush());
+                }
                 if print {
                     let _ = write!(out, "{}", stream.push(&tokenizer, token)).and_then(|()| out.flush());
                 }

@@ -6,7 +6,9 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use hearth_exec::lab::{Child, Copies, DeviceLimits, Group, Groups, LabError, copies};
+use hearth_exec::lab::{
+    Child, Copies, DeviceLimits, Group, Groups, LabError, Meter, Metered, Watched, copies,
+};
 use hearth_exec::ring::Tcp;
 use hearth_exec::ring::probe::{self, ProbeEffort};
 use hearth_profiles::{Bytes, Device, Document, Link};
@@ -19,6 +21,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::{plan, print_json, simulate};
 use crate::cli::LabArgs;
+use crate::counters;
 use crate::diagnostics::Failure;
 use crate::documents::{LoadedScenario, open_model, read, read_plan, read_trace, write, write_trace};
 use crate::limits;
@@ -38,6 +41,8 @@ struct Output {
     predicted: simulate::Output,
     measured: simulate::Output,
     error: Errors,
+    /// Each device by the counters of its own control group, in ring order.
+    groups: Vec<Metered>,
 }
 
 /// Relative errors of the prediction; absent where nothing was measured.
@@ -51,7 +56,9 @@ struct Errors {
 impl From<LabError> for Failure {
     fn from(error: LabError) -> Self {
         match error {
-            LabError::NoGroups { .. } | LabError::Copy { .. } => Failure::unusable(error),
+            LabError::NoGroups { .. } | LabError::Copy { .. } | LabError::Cache { .. } => {
+                Failure::unusable(error)
+            }
             LabError::Limit { .. } | LabError::Process { .. } => Failure::running(error),
         }
     }
@@ -102,7 +109,7 @@ fn run_through(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
     let plan = lab.start_workers(&loaded, &mut cluster, plan)?;
     let (predicted, hash) = lab.predict(&cluster, &plan, &loaded)?;
     line.set_message(format!("prediction {hash} is written; executing"));
-    let measured = lab.execute(&loaded, &plan)?;
+    let (measured, groups) = lab.execute(&loaded, &plan)?;
     line.finish_and_clear();
     drop(lab.children.drain(..));
     let folder = lab.folder.clone();
@@ -117,7 +124,11 @@ fn run_through(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
         error: Errors::of(&metrics::compute(&predicted), &metrics::compute(&measured)),
         predicted: simulate::Output::of(&predicted),
         measured: simulate::Output::of(&measured),
+        groups,
     };
+    for warning in output.groups.iter().flat_map(counters::warnings) {
+        eprintln!("warning: {warning}");
+    }
     if json {
         print_json(&output)?;
     } else {
@@ -125,6 +136,7 @@ fn run_through(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
         say!("\nprediction {hash}, written before the run\n");
         say!("predicted: {}\n", simulate::table(&output.predicted.metrics));
         say!("measured:  {}\n", simulate::table(&output.measured.metrics));
+        say!("{}\n", counters::table(&output.groups));
         say!("{}\n", output.error.sentence());
         if args.report.is_some() {
             say!("report: {}\n", folder.join("index.html").display());
@@ -141,10 +153,12 @@ impl Lab {
         let names: Vec<String> = loaded.scenario.devices.iter().map(|entry| entry.name.clone()).collect();
         let limited = loaded.scenario.devices.iter().any(|entry| entry.limits.as_ref().is_some_and(bounds));
         let mut groups = BTreeMap::new();
-        let found = limited.then(|| Groups::find(Path::new("/sys/fs/cgroup"))).transpose()?;
-        if let Some(found) = &found {
+        let found = Groups::find(Path::new("/sys/fs/cgroup"));
+        // Also by a lab that needs no groups itself: what a killed one left behind takes memory.
+        if let Ok(found) = &found {
             found.sweep();
         }
+        let found = limited.then_some(found).transpose()?;
         undo_when_interrupted(found.clone(), copies::folder(&scratch));
         let copies = Copies::make(&scratch, &parts, &names)?;
         if let Some(found) = &found {
@@ -183,7 +197,8 @@ impl Lab {
         arguments.push(self.copies.file(place).display().to_string());
         arguments.extend(strings(["--output", &output.display().to_string()]));
         arguments.extend(threads(limits));
-        Child::start(name, self.groups.get(name), &self.program, &arguments)?.output(PROFILE_DEADLINE)?;
+        Child::start(name, self.groups.get(name), &self.program, &arguments)?
+            .each_line(PROFILE_DEADLINE, |_| {})?;
         read(&output)
     }
 
@@ -217,7 +232,8 @@ impl Lab {
             let address = said.split_ascii_whitespace().nth(2).unwrap_or_default().to_string();
             first.get_or_insert_with(|| address.clone());
             plan.devices[place].address = Some(address);
-            idle = idle.max(group.and_then(Group::unreclaimable).unwrap_or_default());
+            idle =
+                idle.max(group.and_then(|group| group.memory().unreclaimable()).map_or(Bytes::ZERO, Bytes));
             self.children.push(child);
         }
         self.set_memory(loaded, cluster, &plan, idle)?;
@@ -261,14 +277,15 @@ impl Lab {
         Ok((trace, hash))
     }
 
-    /// Runs the head inside its limits.
-    fn execute(&self, loaded: &LoadedScenario, plan: &Plan) -> Result<Trace, Failure> {
+    /// Runs the head inside its limits, and looks at every device's counters after each token.
+    fn execute(&self, loaded: &LoadedScenario, plan: &Plan) -> Result<(Trace, Vec<Metered>), Failure> {
         let name = &plan.devices[0].name;
         let (index, limits) = entry(loaded, name)?;
         self.copies.drop_cache()?;
         let trace = self.folder.join("measured.trace");
         let workload = loaded.scenario.workload;
-        let mut arguments = strings(["execute", "--json", "--exit-with-stdin", "--ignore-end"]);
+        let mut arguments =
+            strings(["execute", "--json", "--exit-with-stdin", "--ignore-end", "--mark-tokens"]);
         arguments.push(self.folder.join("plan.yaml").display().to_string());
         for (flag, value) in [
             ("--model", self.copies.file(index).display().to_string()),
@@ -280,8 +297,26 @@ impl Lab {
             arguments.extend([flag.to_string(), value]);
         }
         arguments.extend(threads(&limits));
-        Child::start(name, self.groups.get(name), &self.program, &arguments)?.output(RUN_DEADLINE)?;
-        read_trace(&trace)
+        let mut watched = Vec::new();
+        for device in &plan.devices {
+            let (index, limits) = entry(loaded, &device.name)?;
+            watched.push(Watched {
+                name: device.name.clone(),
+                group: self.groups.get(&device.name),
+                throttled: limits.disk_read.is_some(),
+                resident_before: self.copies.resident_bytes(index),
+            });
+        }
+        let mut meter = Meter::start(watched);
+        let head = Child::start(name, self.groups.get(name), &self.program, &arguments)?;
+        head.each_line(RUN_DEADLINE, |line| {
+            if line.starts_with("token ") {
+                meter.token();
+            }
+        })?;
+        let trace = read_trace(&trace)?;
+        let seen = meter.finish(&trace);
+        Ok((trace, seen))
     }
 }
 

@@ -122,6 +122,103 @@ fn an_interrupted_lab_leaves_nothing_behind() {
     assert!(!folder.path().join(&own).exists(), "copies are left behind");
 }
 
+/// The processes in a lab's groups, with what they were started with.
+fn members(groups: &Path, lab: &str) -> Vec<(String, String)> {
+    let entries = fs::read_dir(groups).expect("groups").flatten();
+    let own = entries.filter(|entry| entry.file_name().to_str().is_some_and(|name| name.starts_with(lab)));
+    let processes = own.filter_map(|entry| fs::read_to_string(entry.path().join("cgroup.procs")).ok());
+    let processes: Vec<String> = processes.flat_map(|text| words(&text)).collect();
+    let arguments = |process: &str| fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
+    let line = |process: &str| String::from_utf8_lossy(&arguments(process)).replace('\0', " ");
+    processes.into_iter().map(|process| (process.clone(), line(&process))).collect()
+}
+
+fn words(text: &str) -> Vec<String> {
+    text.split_ascii_whitespace().map(String::from).collect()
+}
+
+/// Whether a process runs or could; one that nobody has waited for does not.
+fn lives(process: &str) -> bool {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    status.lines().any(|line| line.starts_with("State:") && !line.contains('Z') && !line.contains('X'))
+}
+
+fn signal(name: &str, process: &str) {
+    let sent = std::process::Command::new("kill").args([name, process]).status();
+    assert!(sent.is_ok_and(|status| status.success()), "{name} {process}");
+}
+
+/// Whether something becomes true in time.
+fn soon(seconds: u64, mut is_so: impl FnMut() -> bool) -> bool {
+    (0..seconds * 100).any(|_| {
+        let now = is_so();
+        if !now {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        now
+    })
+}
+
+#[test]
+fn a_killed_lab_is_cleaned_up_by_the_next() {
+    let Some(groups) = groups("a_killed_lab_is_cleaned_up_by_the_next") else { return };
+    let folder = folder_on_disk();
+    let file = folder.path().join("scenario.yaml");
+    fs::write(&file, scenario(", memory: 24 MiB, disk_read: 10 MB/s")).expect("the folder can be written");
+    let (file, scratch) = (file.display().to_string(), folder.path().display().to_string());
+    let model = model("q8_0");
+    let mut first = hearth(&["lab", &file, "--model", &model, "--scratch", &scratch])
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .expect("the lab starts");
+    let own = format!("hearth-lab-{}", first.id());
+    let of_verb = |verb: &str| members(&groups, &own).into_iter().find(|(_, line)| line.contains(verb));
+    let executing = soon(60, || of_verb(" execute ").is_some());
+    // A stopped worker cannot notice that the lab is gone, as one that hangs could not.
+    let worker = of_verb(" worker ").map(|(process, _)| process).filter(|_| executing);
+    if let Some(worker) = &worker {
+        signal("-STOP", worker);
+    }
+    signal("-KILL", &first.id().to_string());
+    first.wait().expect("it ends");
+    let worker = worker.expect("the lab was executing");
+    let others = || members(&groups, &own).into_iter().filter(|(process, _)| *process != worker).count();
+    assert!(soon(10, || others() == 0), "devices outlive their lab: {:?}", members(&groups, &own));
+    assert!(lives(&worker) && folder.path().join(&own).exists(), "there is something to clean up");
+    // The next one needs no groups itself.
+    let result = lab(folder.path(), "");
+    check(folder.path(), &result);
+    assert!(soon(5, || !lives(&worker)), "the worker is left behind");
+    assert!(!folder.path().join(&own).exists(), "copies are left behind");
+    let left = fs::read_dir(&groups).expect("groups").flatten();
+    let left = left.filter(|entry| entry.file_name().to_str().is_some_and(|name| name.starts_with(&own)));
+    assert_eq!(left.count(), 0, "groups are left behind");
+}
+
+#[test]
+fn a_stopped_worker_without_groups_is_ended_by_the_next_lab() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    // A lab that is gone: the number of a process that has ended.
+    let mut gone = std::process::Command::new("true").spawn().expect("a program that ends");
+    gone.wait().expect("it ends");
+    let copy = folder.path().join(format!("hearth-lab-{}", gone.id())).join("1/model.gguf");
+    fs::create_dir_all(copy.parent().expect("a folder")).expect("the folder can be made");
+    fs::copy(model("q8_0"), &copy).expect("the model can be copied");
+    let copy = copy.display().to_string();
+    let mut worker = hearth(&["worker", "--listen", "127.0.0.1:0", "--model", &copy])
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .expect("the worker starts");
+    signal("-STOP", &worker.id().to_string());
+    let result = lab(folder.path(), "");
+    let ended = soon(5, || worker.try_wait().is_ok_and(|status| status.is_some()));
+    let _ = worker.kill();
+    let _ = worker.wait();
+    assert!(ended, "the worker is left behind");
+    check(folder.path(), &result);
+}
+
 #[test]
 fn two_devices_with_limits() {
     if groups("two_devices_with_limits").is_none() {
@@ -130,4 +227,15 @@ fn two_devices_with_limits() {
     let folder = folder_on_disk();
     let result = lab(folder.path(), ", memory: 24 MiB, disk_read: 100 MB/s");
     check(folder.path(), &result);
+    let devices = result["groups"].as_array().expect("the groups' counters");
+    assert_eq!(devices.len(), 2);
+    for device in devices {
+        let number = |name: &str| device[name].as_f64().expect(name);
+        assert_eq!(number("memory_limit"), f64::from(24 << 20), "{device}");
+        assert_eq!(number("oom_kills"), 0.0, "{device}");
+        assert!(number("peak_unreclaimable") > 0.0 && number("resident_before") < 7e6, "{device}");
+        let (throttle, trace) = (number("throttle_bytes_per_token"), number("trace_bytes_per_token"));
+        let apart = (throttle - trace).abs();
+        assert!(apart <= 0.05 * throttle.max(trace) || apart < 1e6, "{device}");
+    }
 }

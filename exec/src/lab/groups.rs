@@ -10,9 +10,11 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use hearth_profiles::measure::control_group::Version;
 use hearth_profiles::{Bytes, BytesPerSecond};
 
 use super::{LabError, PREFIX};
+use crate::memory::GroupMemory;
 
 /// What a device may use.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -45,7 +47,7 @@ pub enum Groups {
 pub struct Group {
     memory: PathBuf,
     disk: PathBuf,
-    version: u8,
+    version: Version,
     device: String,
 }
 
@@ -97,13 +99,13 @@ impl Groups {
         })?;
         let group = match self {
             Groups::V1 { memory, blkio } => {
-                Group { memory: memory.join(&name), disk: blkio.join(&name), version: 1, device }
+                Group { memory: memory.join(&name), disk: blkio.join(&name), version: Version::One, device }
             }
             Groups::V2 { root } => {
                 // A controller must be switched on above before a group below can limit by it. Where it
                 // already is, or the system refuses, writing the limit will tell.
                 let _ = fs::write(root.join("cgroup.subtree_control"), "+memory +io");
-                Group { memory: root.join(&name), disk: root.join(&name), version: 2, device }
+                Group { memory: root.join(&name), disk: root.join(&name), version: Version::Two, device }
             }
         };
         for folder in [&group.memory, &group.disk] {
@@ -124,16 +126,16 @@ impl Group {
     /// Sets the limits.
     pub fn limit(&self, limits: DeviceLimits) -> Result<(), LabError> {
         if let Some(memory) = limits.memory {
-            let name = if self.version == 1 { "memory.limit_in_bytes" } else { "memory.max" };
+            let name = if self.version == Version::One { "memory.limit_in_bytes" } else { "memory.max" };
             set(&self.memory.join(name), &memory.0.to_string())?;
-            if self.version == 2 {
+            if self.version == Version::Two {
                 // A device without swap: what does not fit must be read again, not swapped.
                 let _ = fs::write(self.memory.join("memory.swap.max"), "0");
             }
         }
         if let Some(rate) = limits.disk_read {
             let rate = rate.0.round() as u64;
-            let (name, value) = if self.version == 1 {
+            let (name, value) = if self.version == Version::One {
                 ("blkio.throttle.read_bps_device", format!("{} {rate}", self.device))
             } else {
                 ("io.max", format!("{} rbps={rate}", self.device))
@@ -152,27 +154,43 @@ impl Group {
 
     /// Bytes read from the disk by its members, by the throttle's own count.
     pub fn bytes_read(&self) -> Option<u64> {
-        let name = if self.version == 1 { "blkio.throttle.io_service_bytes" } else { "io.stat" };
-        let text = fs::read_to_string(self.disk.join(name)).ok()?;
+        self.throttle().bytes()
+    }
+
+    /// What counts the bytes that its members read from the disk.
+    pub fn throttle(&self) -> Throttle {
+        let name = match self.version {
+            Version::One => "blkio.throttle.io_service_bytes",
+            Version::Two => "io.stat",
+        };
+        Throttle { file: self.disk.join(name), version: self.version, device: self.device.clone() }
+    }
+
+    /// What it says of its memory.
+    pub fn memory(&self) -> GroupMemory {
+        GroupMemory::new(self.version, &self.memory)
+    }
+}
+
+/// The counter of a group's throttle. Without a throttle version 1 counts nothing.
+#[derive(Debug, Clone)]
+pub struct Throttle {
+    file: PathBuf,
+    version: Version,
+    device: String,
+}
+
+impl Throttle {
+    /// Bytes read so far.
+    pub fn bytes(&self) -> Option<u64> {
+        let text = fs::read_to_string(&self.file).ok()?;
         let mut lines = text.lines().filter(|line| line.starts_with(&format!("{} ", self.device)));
-        if self.version == 1 {
+        if self.version == Version::One {
             let read = lines.find_map(|line| line.split_once(" Read "));
             return Some(read.and_then(|(_, bytes)| bytes.trim().parse().ok()).unwrap_or(0));
         }
         let mut fields = lines.flat_map(str::split_ascii_whitespace);
         Some(fields.find_map(|field| field.strip_prefix("rbytes=")?.parse().ok()).unwrap_or(0))
-    }
-
-    /// Memory charged to it that is not page cache of files: what memory pressure cannot take back.
-    pub fn unreclaimable(&self) -> Option<Bytes> {
-        let number = |name: &str| fs::read_to_string(self.memory.join(name)).ok()?.trim().parse::<u64>().ok();
-        let usage = number(if self.version == 1 { "memory.usage_in_bytes" } else { "memory.current" })?;
-        let text = fs::read_to_string(self.memory.join("memory.stat")).ok()?;
-        let cache = ["inactive_file", "active_file"].map(|name| {
-            let value = |line: &str| line.strip_prefix(name)?.trim().parse::<u64>().ok();
-            text.lines().find_map(value).unwrap_or(0)
-        });
-        Some(Bytes(usage.saturating_sub(cache.iter().sum())))
     }
 }
 
@@ -256,7 +274,7 @@ mod tests {
         fs::write(group.memory.join("memory.current"), "1000\n").unwrap();
         fs::write(group.memory.join("memory.stat"), "anon 5\nfile 9\ninactive_file 600\nactive_file 100\n")
             .unwrap();
-        assert_eq!(group.unreclaimable(), Some(Bytes(300)));
+        assert_eq!(group.memory().unreclaimable(), Some(300));
     }
 
     #[test]

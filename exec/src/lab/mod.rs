@@ -9,10 +9,14 @@
 
 pub mod copies;
 pub mod groups;
+pub mod limited;
+pub mod meter;
 pub mod process;
 
 pub use copies::Copies;
-pub use groups::{DeviceLimits, Group, Groups};
+pub use groups::{DeviceLimits, Group, Groups, Throttle};
+pub use limited::{Hog, Limited, Usage};
+pub use meter::{Meter, Metered, Watched};
 pub use process::Child;
 
 /// First part of the name of everything a lab makes; its process's number follows.
@@ -57,6 +61,14 @@ pub enum LabError {
     )]
     Copy {
         /// The copy.
+        path: String,
+        /// What the system said.
+        why: String,
+    },
+    /// A file cannot be dropped from memory.
+    #[error("cannot drop {path} from memory: {why}; give a file that exists and can be read")]
+    Cache {
+        /// The file.
         path: String,
         /// What the system said.
         why: String,

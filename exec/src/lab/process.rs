@@ -24,6 +24,14 @@ pub struct Child {
 /// Joins every group named up to `--`, then becomes the program.
 const JOIN: &str = r#"while [ "$1" != -- ]; do echo $$ > "$1" || exit 125; shift; done; shift; exec "$@""#;
 
+/// A command that joins a group, if there is one, before it becomes `program`.
+pub(super) fn joined(group: Option<&Group>, program: &Path, arguments: &[String]) -> Command {
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", JOIN, "sh"]);
+    command.args(group.map(Group::entries).unwrap_or_default()).arg("--").arg(program).args(arguments);
+    command
+}
+
 impl Child {
     /// Starts `program` with `arguments` inside a group, or outside of any.
     pub fn start(
@@ -37,9 +45,7 @@ impl Child {
             what: "does not start",
             why: error.to_string(),
         };
-        let mut command = Command::new("/bin/sh");
-        command.args(["-c", JOIN, "sh"]);
-        command.args(group.map(Group::entries).unwrap_or_default()).arg("--").arg(program).args(arguments);
+        let mut command = joined(group, program, arguments);
         // The lab's ring does not leave this machine and is measured unsealed.
         command.env_remove(crate::ring::key::VARIABLE);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -75,15 +81,14 @@ impl Child {
         })
     }
 
-    /// Everything it prints until it ends, which must be in order and in time.
-    pub fn output(mut self, limit: Duration) -> Result<String, LabError> {
-        let (mut text, step) = (String::new(), Duration::from_millis(100));
+    /// Takes every line it prints until it ends, which must be in order and in time.
+    pub fn each_line(mut self, limit: Duration, mut take: impl FnMut(&str)) -> Result<(), LabError> {
+        let step = Duration::from_millis(100);
         let mut waited = Duration::ZERO;
         loop {
             match self.lines.recv_timeout(step) {
                 Ok(line) => {
-                    text.push_str(&line);
-                    text.push('\n');
+                    take(&line);
                     waited = Duration::ZERO;
                 }
                 Err(mpsc::RecvTimeoutError::Disconnected) => break,
@@ -95,7 +100,7 @@ impl Child {
             }
         }
         match self.process.wait() {
-            Ok(status) if status.success() => Ok(text),
+            Ok(status) if status.success() => Ok(()),
             _ => Err(self.ended("failed")),
         }
     }

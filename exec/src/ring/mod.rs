@@ -40,6 +40,7 @@ use crate::cache::CacheFormat;
 use crate::cpu::Cpu;
 use crate::error::ExecError;
 use crate::head::Head;
+use crate::memory::MemoryWatch;
 use crate::pool::{Pool, PoolOptions};
 use crate::residency::Gate;
 use crate::stage::Stage;
@@ -58,6 +59,8 @@ pub struct LocalModel {
 impl LocalModel {
     /// Maps the model at `path` and checks its tensor table.
     pub fn open(path: &Path) -> Result<LocalModel, ExecError> {
+        // Memory pressure counts from before the first weight is touched.
+        MemoryWatch::shared();
         let weights = Arc::new(Weights::open(path)?);
         let profile = ModelProfile::from_gguf(weights.model())?;
         Ok(LocalModel { weights, profile })

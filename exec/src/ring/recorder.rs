@@ -11,6 +11,7 @@ use std::ops::Range;
 use hearth_schema::trace::{Cost, Counter, Kind, Reading, Record, Resource};
 
 use crate::clock::wall_nanos;
+use crate::memory::MemoryWatch;
 
 /// The lines of one device's trace.
 #[derive(Debug, Clone, Default)]
@@ -143,13 +144,13 @@ impl ReadCounter {
     }
 }
 
-/// Anonymous memory of this process, which only swap could take back, in bytes.
+/// Bytes by which this process presses on memory: those of its control group that cannot be taken back, or
+/// outside of any limit the fall of the machine's available memory since its model was opened.
 pub fn unreclaimable() -> u64 {
-    field("/proc/self/status", "RssAnon:").map_or(0, |kib| kib * 1024)
+    MemoryWatch::shared().pressing()
 }
 
-fn field(file: &str, name: &str) -> Option<u64> {
-    let text = fs::read_to_string(file).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-    line.split_ascii_whitespace().next()?.parse().ok()
+/// Bytes of files that this process's control group had to read again; 0 where that is not known.
+pub fn refaults() -> u64 {
+    MemoryWatch::shared().refaults().unwrap_or(0)
 }

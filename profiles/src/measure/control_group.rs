@@ -1,8 +1,8 @@
 //! Which control groups is this process in, and what do they allow?
 //!
 //! `/proc/self/cgroup` names a group of version 2 (no controllers), of version 1 (one hierarchy a
-//! controller), or of both where they are mixed. A limit of any group above also holds. Elsewhere than Linux
-//! there are none.
+//! controller), or of both where they are mixed; `/proc/self/mountinfo` tells where they are mounted. A limit
+//! of any group above also holds. Elsewhere than Linux there are none.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::units::Seconds;
 
 /// Which files a group has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Version {
+pub enum Version {
     /// One hierarchy a controller.
     One,
     /// One hierarchy.
@@ -20,25 +20,73 @@ pub(super) enum Version {
 
 /// The folders of this process's groups for a controller, each followed by those above it.
 pub(super) fn folders(controller: &str) -> Vec<(Version, PathBuf)> {
-    let text = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    folders_under(Path::new("/"), controller)
+}
+
+/// The same with another folder in place of `/`, for tests against a tree that is not this machine's.
+pub fn folders_under(root: &Path, controller: &str) -> Vec<(Version, PathBuf)> {
+    let read = |name: &str| fs::read_to_string(root.join(name)).unwrap_or_default();
+    let (groups, mounts) = (read("proc/self/cgroup"), read("proc/self/mountinfo"));
     let mut found = Vec::new();
-    for line in text.lines() {
+    for line in groups.lines() {
         let mut fields = line.splitn(3, ':');
         let (_, Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
             continue;
         };
-        let path = path.trim_start_matches('/');
-        if controllers.is_empty() {
-            for root in ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"] {
-                climb(Path::new(root), path, Version::Two, &mut found);
-            }
-        } else if controllers.split(',').any(|own| own == controller) {
-            for mount in [controllers, controller] {
-                climb(&Path::new("/sys/fs/cgroup").join(mount), path, Version::One, &mut found);
-            }
+        let version = if controllers.is_empty() { Version::Two } else { Version::One };
+        if version == Version::One && controllers.split(',').all(|own| own != controller) {
+            continue;
+        }
+        let mut mounted: Vec<Mount> =
+            mounts.lines().filter_map(|line| Mount::read(line, version, controller)).collect();
+        if mounted.is_empty() {
+            mounted = Mount::usual(version, controllers, controller);
+        }
+        for mount in mounted {
+            let top = root.join(mount.at.trim_start_matches('/'));
+            climb(&top, mount.within(path), version, &mut found);
         }
     }
     found
+}
+
+/// Where a hierarchy of groups is mounted.
+struct Mount<'t> {
+    /// The group that is mounted there; `/` for all of them.
+    top: &'t str,
+    at: String,
+}
+
+impl<'t> Mount<'t> {
+    /// From a line of `mountinfo`, if it mounts groups of this version with this controller.
+    fn read(line: &'t str, version: Version, controller: &str) -> Option<Self> {
+        let (place, kind) = line.split_once(" - ")?;
+        let mut place = place.split_ascii_whitespace().skip(3);
+        let (top, at) = (place.next()?, place.next()?);
+        let mut kind = kind.split_ascii_whitespace();
+        let (name, options) = (kind.next()?, kind.nth(1)?);
+        let fits = match version {
+            Version::One => name == "cgroup" && options.split(',').any(|option| option == controller),
+            Version::Two => name == "cgroup2",
+        };
+        fits.then(|| Self { top, at: at.into() })
+    }
+
+    /// Where systems usually mount them.
+    fn usual(version: Version, controllers: &str, controller: &str) -> Vec<Self> {
+        let folders = match version {
+            Version::One => [controllers, controller].map(|folder| format!("/sys/fs/cgroup/{folder}")),
+            Version::Two => ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].map(String::from),
+        };
+        folders.map(|at| Self { top: "/", at }).into()
+    }
+
+    /// A group's path below the mount. In a container the mount may begin at a group whose path differs from
+    /// the one seen here; then its top is the best that is known.
+    fn within<'p>(&self, path: &'p str) -> &'p str {
+        let below = path.strip_prefix(self.top.trim_end_matches('/')).unwrap_or("");
+        if below.split('/').any(|part| part == "..") { "" } else { below.trim_start_matches('/') }
+    }
 }
 
 fn climb(root: &Path, path: &str, version: Version, found: &mut Vec<(Version, PathBuf)>) {
@@ -100,6 +148,31 @@ mod tests {
         assert_eq!(quota(Version::One, folder.path()), None, "no limit");
         write("cpu.cfs_quota_us", "150000\n");
         assert_eq!(quota(Version::One, folder.path()).map(|quota| quota.cores), Some(1.5));
+    }
+
+    #[test]
+    fn mounts_are_found_where_mountinfo_says() {
+        let tree = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            let path = tree.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        write("proc/self/cgroup", "4:memory:/docker/x/y\n2:cpu,cpuacct:/\n0::/../z\nodd\n");
+        let mounts = "35 31 0:32 /docker/x /groups/memory rw - cgroup cgroup rw,memory\n\
+             36 31 0:33 / /groups/all rw shared:1 - cgroup2 cgroup2 rw\nodd\n1 2 - cgroup\n";
+        write("proc/self/mountinfo", mounts);
+        for folder in ["groups/memory/y", "groups/all/z", "sys/fs/cgroup/cpu,cpuacct"] {
+            fs::create_dir_all(tree.path().join(folder)).unwrap();
+        }
+        let found = |controller: &str| -> Vec<(Version, String)> {
+            let name = |path: &Path| path.strip_prefix(tree.path()).unwrap().display().to_string();
+            folders_under(tree.path(), controller).iter().map(|(is, path)| (*is, name(path))).collect()
+        };
+        let all = (Version::Two, "groups/all".to_string());
+        let one = |name: &str| (Version::One, name.to_string());
+        assert_eq!(found("memory"), [one("groups/memory/y"), one("groups/memory"), all.clone()]);
+        assert_eq!(found("cpu"), [one("sys/fs/cgroup/cpu,cpuacct"), all]);
     }
 
     #[test]

@@ -8,7 +8,7 @@
 //! Only micro-workloads, bounded in time, memory and disk space ([`Effort`]).
 
 pub mod compute;
-mod control_group;
+pub mod control_group;
 pub mod disk;
 mod error;
 mod file_reading;

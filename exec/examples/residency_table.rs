@@ -1,0 +1,286 @@
+//! How fast does one device decode with less memory than weights, by residency, beside llama.cpp?
+//!
+//!     cargo build --release && cargo run --release -p hearth-exec --example residency_table -- \
+//!         --model out/1b.gguf --peer python3 --repeats 5
+//!
+//! All run with the same limits: memory for a share of the model's file and 64 MiB for the process, and reads
+//! throttled. `--peer` is a Python that has llama-cpp-python; without one, hearth is measured alone. Repeats are
+//! interleaved, and every run's numbers go to standard error. A token's time is the median over the tokens after
+//! the first two, then over the repeats; bytes are means over the same tokens. Bytes that must be read are those
+//! of the weights that no policy could keep: what a token touches less the share. Needs Linux and root.
+
+#[cfg(target_os = "linux")]
+mod table {
+    use std::error::Error;
+    use std::fs::{self, File};
+    use std::io::BufReader;
+    use std::path::{Path, PathBuf};
+    use std::process::Command;
+    use std::time::Duration;
+
+    use hearth_exec::lab::{Copies, DeviceLimits, Limited};
+    use hearth_exec::{Weights, clock::wall_nanos};
+    use hearth_profiles::{Bytes, BytesPerSecond};
+    use hearth_schema::Trace;
+    use hearth_schema::trace::{Counter, Kind};
+
+    type Failure = Box<dyn Error>;
+
+    /// Residencies by name, as a scenario has them.
+    const RESIDENCIES: [(&str, &str); 4] = [
+        ("os", "{policy: os, prefetch: false}"),
+        ("os, ahead", "{policy: os, prefetch: true}"),
+        ("windowed", "{policy: windowed, prefetch: true}"),
+        ("managed", "{policy: managed, stream_buffer: 8 MiB}"),
+    ];
+    const PEER: &str = "llama.cpp";
+    const PROCESS: u64 = 64 << 20;
+    const PROMPT: u32 = 16;
+    /// Tokens until the page cache has settled.
+    const SETTLING: usize = 2;
+
+    struct Options {
+        model: PathBuf,
+        peer: Option<PathBuf>,
+        hearth: PathBuf,
+        shares: Vec<f64>,
+        only: Vec<String>,
+        repeats: u32,
+        tokens: u32,
+        disk: BytesPerSecond,
+    }
+
+    /// One run's numbers.
+    #[derive(Clone, Copy)]
+    struct Run {
+        seconds: f64,
+        bytes: f64,
+    }
+
+    pub fn main() -> Result<(), Failure> {
+        let options = options()?;
+        let scratch = options.model.parent().map(Path::to_path_buf).unwrap_or_default();
+        let weights = Weights::open(&options.model)?;
+        let layers = weights.shape().layers.0;
+        let extents = [weights.layers_extents(0..layers), weights.head_extents()].concat();
+        let touched: u64 = extents.iter().map(|extent| extent.length).sum();
+        let file: u64 =
+            weights.parts().iter().filter_map(|part| fs::metadata(part).ok()).map(|it| it.len()).sum();
+        // The peer reads a copy of its own: whoever else reads the model would pay for its page cache.
+        let copies = options.peer.as_ref().map(|_| Copies::make(&scratch, weights.parts(), &[PEER.into()]));
+        let copies = copies.transpose()?;
+        println!("| memory | policy | s/token | of repeats | MB/token | of what must be read | speed |");
+        println!("| --- | --- | --- | --- | --- | --- | --- |");
+        for &share in &options.shares {
+            let limit = (file as f64 * share) as u64 + PROCESS;
+            let must = (touched as f64 - file as f64 * share).max(0.0);
+            let mut rows: Vec<(&str, Vec<Run>)> = Vec::new();
+            for repeat in 0..options.repeats {
+                for name in names(&options) {
+                    let run = match (&copies, name) {
+                        (Some(copies), PEER) => peer(&options, copies.file(0), limit),
+                        _ => hearth(&options, name, limit, layers),
+                    };
+                    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+                    let load = load.split(' ').next().unwrap_or("-");
+                    match run {
+                        Ok(Run { seconds, bytes }) => {
+                            eprintln!(
+                                "{share} {name} {repeat}: {seconds:.3} s, {bytes:.0} bytes, load {load}"
+                            );
+                            match rows.iter_mut().find(|row| row.0 == name) {
+                                Some(row) => row.1.push(Run { seconds, bytes }),
+                                None => rows.push((name, vec![Run { seconds, bytes }])),
+                            }
+                        }
+                        Err(error) => eprintln!("{share} {name} {repeat}: not run: {error}"),
+                    }
+                }
+            }
+            print(share, must, &rows);
+        }
+        Ok(())
+    }
+
+    fn names(options: &Options) -> Vec<&'static str> {
+        let peer = options.peer.iter().map(|_| PEER);
+        let own = RESIDENCIES.iter().map(|(name, _)| *name);
+        let wanted = |name: &&str| options.only.is_empty() || options.only.iter().any(|only| only == name);
+        peer.chain(own).filter(wanted).collect()
+    }
+
+    fn median(numbers: impl Iterator<Item = f64>) -> f64 {
+        let mut sorted: Vec<f64> = numbers.collect();
+        sorted.sort_unstable_by(f64::total_cmp);
+        let middle = |at: usize| sorted.get(at).copied().unwrap_or(f64::NAN);
+        f64::midpoint(middle(sorted.len().saturating_sub(1) / 2), middle(sorted.len() / 2))
+    }
+
+    fn print(share: f64, must: f64, rows: &[(&str, Vec<Run>)]) {
+        let seconds = |runs: &[Run]| median(runs.iter().map(|run| run.seconds));
+        let peer = rows.iter().find(|(name, _)| *name == PEER).map(|(_, runs)| seconds(runs));
+        for (name, runs) in rows {
+            let (time, bytes) = (seconds(runs), median(runs.iter().map(|run| run.bytes)));
+            let least = runs.iter().map(|run| run.seconds).fold(f64::INFINITY, f64::min);
+            let most = runs.iter().map(|run| run.seconds).fold(0.0, f64::max);
+            let ratio = if must > 0.0 { format!("{:.2}", bytes / must) } else { "-".into() };
+            let speed = peer.map_or("-".into(), |peer| format!("{:.2}x", peer / time));
+            println!(
+                "| {:.0} % | {name} | {time:.3} | {least:.3} to {most:.3} | {:.0} | {ratio} | {speed} |",
+                share * 100.0,
+                bytes * 1e-6
+            );
+        }
+    }
+
+    /// The tokens that count: seconds and bytes of each.
+    fn settled(tokens: &[(f64, f64)]) -> Result<Run, Failure> {
+        let tokens = tokens.get(SETTLING..).filter(|tokens| !tokens.is_empty());
+        let tokens = tokens.ok_or("too few tokens: give more `--tokens`")?;
+        let bytes = tokens.iter().map(|token| token.1).sum::<f64>() / tokens.len() as f64;
+        Ok(Run { seconds: median(tokens.iter().map(|token| token.0)), bytes })
+    }
+
+    fn peer(options: &Options, model: &Path, limit: u64) -> Result<Run, Failure> {
+        let limits = DeviceLimits { memory: Some(Bytes(limit)), disk_read: Some(options.disk) };
+        let deadline = Duration::from_mins(20);
+        let limited = Limited { limits, files: vec![model.into()], hog: None, deadline };
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/peers/llama_cpp_decode.py");
+        let words = [
+            script.display().to_string(),
+            model.display().to_string(),
+            format!("--prompt={PROMPT}"),
+            format!("--tokens={}", options.tokens),
+        ];
+        let python = options.peer.as_deref().ok_or("no --peer")?;
+        let usage = limited.run(python, &words, true)?;
+        if !usage.status.is_some_and(|status| status.success()) || usage.oom_kills > 0 {
+            return Err(format!("it failed: {usage:?}").into());
+        }
+        let result: serde_json::Value = serde_json::from_str(&usage.output)?;
+        let tokens = result["tokens"].as_array().ok_or("no tokens")?;
+        let number = |token: &serde_json::Value, name: &str| token[name].as_f64().unwrap_or(f64::NAN);
+        settled(&tokens.iter().map(|token| (number(token, "s"), number(token, "bytes"))).collect::<Vec<_>>())
+    }
+
+    fn hearth(options: &Options, name: &str, limit: u64, layers: u32) -> Result<Run, Failure> {
+        let residency = RESIDENCIES.iter().find(|row| row.0 == name).map_or("{}", |row| row.1);
+        let folder = std::env::temp_dir().join(format!("hearth-residency-{}", std::process::id()));
+        let run = in_folder(options, residency, limit, layers, &folder);
+        let _ = fs::remove_dir_all(&folder);
+        run
+    }
+
+    fn in_folder(
+        options: &Options,
+        residency: &str,
+        limit: u64,
+        layers: u32,
+        folder: &Path,
+    ) -> Result<Run, Failure> {
+        fs::create_dir_all(folder)?;
+        let scenario = folder.join("scenario.yaml");
+        let kib = limit / 1024;
+        let rate = options.disk.0 * 1e-6;
+        fs::write(
+            &scenario,
+            format!(
+                "# How fast is one device with less memory than weights?\nschema: scenario/1\nname: residency\n\
+                 seed: 1\nmodel: {{file: model.gguf}}\ncontext: 256\n\
+                 workload: {{prompt: {PROMPT}, generate: {}}}\n\
+                 devices:\n- {{name: a, profile: measured, limits: {{memory: {kib} KiB, disk_read: {rate} MB/s, \
+                 threads: 2}}}}\nlinks:\n  default:\n    latency: {{value: 50 us, source: unused}}\n    \
+                 bandwidth: {{value: 2 GB/s, source: unused}}\nplanner: {{strategy: manual, windows: [{layers}]}}\n\
+                 residency: {residency}\n",
+                options.tokens + 1
+            ),
+        )?;
+        let started = wall_nanos();
+        let output = Command::new(&options.hearth)
+            .arg("lab")
+            .arg(&scenario)
+            .arg("--model")
+            .arg(&options.model)
+            .arg("--report")
+            .arg(folder)
+            .arg("--json")
+            .output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        if !output.status.success() {
+            let first: Vec<&str> = said.lines().filter(|line| !line.trim().is_empty()).take(2).collect();
+            return Err(first.join(" ").into());
+        }
+        for warning in said.lines().filter(|line| line.starts_with("warning")) {
+            eprintln!("{warning}");
+        }
+        eprintln!("lab: {:.0} s", (wall_nanos() - started) as f64 * 1e-9);
+        let trace = Trace::read(&mut BufReader::new(File::open(folder.join("measured.trace"))?))?;
+        settled(&tokens(&trace))
+    }
+
+    /// Seconds and bytes of each token after the first.
+    fn tokens(trace: &Trace) -> Vec<(f64, f64)> {
+        let outputs = trace.records.iter().filter(|record| record.kind == Kind::Output);
+        let ends: Vec<u64> = outputs.map(|record| record.end).collect();
+        let read = trace.readings.iter().filter(|reading| reading.counter == Counter::BytesRead);
+        let read: Vec<u64> = read.map(|reading| reading.value).collect();
+        let steps = |values: &[u64]| {
+            let steps = values.windows(2).map(|pair| pair[1].saturating_sub(pair[0]) as f64);
+            steps.collect::<Vec<_>>()
+        };
+        steps(&ends).into_iter().map(|nanos| nanos * 1e-9).zip(steps(&read)).collect()
+    }
+
+    fn options() -> Result<Options, Failure> {
+        let own = std::env::current_exe()?;
+        let beside = own.parent().and_then(Path::parent).ok_or("no folder")?.join("hearth");
+        let mut options = Options {
+            model: "out/1b.gguf".into(),
+            peer: None,
+            hearth: beside,
+            shares: vec![0.9, 0.75, 0.5, 0.35],
+            only: Vec::new(),
+            repeats: 5,
+            tokens: 12,
+            disk: BytesPerSecond(200e6),
+        };
+        let mut words = std::env::args().skip(1);
+        while let Some(name) = words.next() {
+            let value = words.next().ok_or_else(|| format!("`{name}` needs a value"))?;
+            match name.as_str() {
+                "--model" => options.model = value.into(),
+                "--peer" => options.peer = Some(value.into()),
+                "--hearth" => options.hearth = value.into(),
+                "--shares" => {
+                    let shares: Result<Vec<f64>, _> = value.split(',').map(str::parse).collect();
+                    options.shares = shares?.into_iter().map(|percent| percent / 100.0).collect();
+                }
+                "--only" => options.only = value.split(';').map(|name| name.trim().into()).collect(),
+                "--repeats" => options.repeats = value.parse()?,
+                "--tokens" => options.tokens = value.parse()?,
+                "--disk-mbps" => options.disk = BytesPerSecond(value.parse::<f64>()? * 1e6),
+                _ => return Err(format!("`{name}` is not an option; see the top of this example").into()),
+            }
+        }
+        if !options.hearth.exists() {
+            return Err(format!("{} is missing: `cargo build --release`", options.hearth.display()).into());
+        }
+        Ok(options)
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn main() -> std::process::ExitCode {
+    match table::main() {
+        Ok(()) => 0.into(),
+        Err(error) => {
+            eprintln!("error: {error}");
+            1.into()
+        }
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn main() {
+    eprintln!("limits need Linux control groups");
+}
