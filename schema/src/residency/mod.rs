@@ -70,6 +70,19 @@ const LEAST_STREAM_BUFFER: Bytes = Bytes(512 << 10);
 /// The largest piece: short against a buffer, long against a disk's latency.
 const LARGEST_PIECE: u64 = 1 << 20;
 
+/// Page cache needs memory beside the pages themselves: page tables and tree nodes, so much in any case and one
+/// part in so many of the room for weights.
+/// source: assumed
+const KERNEL_MARGIN: (Bytes, u64) = (Bytes::mib(2), 128);
+
+/// Bytes of weights that a `managed` device keeps when there is room for `room` bytes of them in memory: what the
+/// stream buffer and the kernel leave, at most what the options allow.
+pub fn kept_bytes(room: u64, options: &ResidencyOptions) -> u64 {
+    let (fixed, part) = KERNEL_MARGIN;
+    let left = room.saturating_sub(fixed.0 + room / part).saturating_sub(options.buffer().0);
+    options.kept.map_or(left, |kept| left.min(kept.0))
+}
+
 fn yes() -> bool {
     true
 }
@@ -156,5 +169,20 @@ impl ResidencyOptions {
             )));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_leaves_room_for_the_buffer_and_the_kernel() {
+        let options = ResidencyOptions::of(Residency::Managed);
+        assert_eq!(kept_bytes(128 << 20, &options), (128 - 8 - 2 - 1) << 20);
+        assert_eq!(kept_bytes(5 << 20, &options), 0);
+        let less = ResidencyOptions { kept: Some(Bytes::mib(64)), ..options };
+        assert_eq!(kept_bytes(128 << 20, &less), 64 << 20);
+        assert_eq!(kept_bytes(32 << 20, &less), kept_bytes(32 << 20, &options));
     }
 }
