@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use hearth_profiles::device::shipped as shipped_device;
 use hearth_profiles::model::shipped;
-use hearth_profiles::{Bytes, BytesPerSecond, Link, Seconds, Sourced};
+use hearth_profiles::{BytesPerSecond, Link, Seconds, Sourced};
 use hearth_schema::cluster::{Cluster, LinkTable, Member};
 use hearth_schema::metrics;
 use hearth_schema::plan::{Origin, Plan, PlannedDevice, PlannedModel, PlannerRecord, Role};
