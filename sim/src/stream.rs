@@ -2,8 +2,8 @@
 //!
 //! Its share is cut into pieces. Some are kept; the others stream through a buffer, read ahead of their turn and
 //! paged out behind it ([`hearth_schema::residency`] says which and how many). One helper thread goes through
-//! the announced parts in order. It pages out what has been used, asks for as many pieces as the buffer admits
-//! (`WILLNEED`, one piece exactly), and then waits for the oldest of them (`POPULATE_READ`). A computation may
+//! the announced parts in order. It asks for as many pieces as the buffer admits (`WILLNEED`, one piece exactly),
+//! pages out one by one what has been used, and then waits for the oldest piece (`POPULATE_READ`). A computation may
 //! use what the helper has passed, and waits for the helper where it has not. So reading goes on while the
 //! device computes and while others do.
 //!
@@ -268,22 +268,23 @@ impl Stream {
 
     /// Works until it has spent time; returns when it goes on, if by itself.
     pub fn work(&mut self, now: Nanos, storage: &mut Storage) -> Option<Nanos> {
-        loop {
-            let pause = self.page_out(storage).or_else(|| self.pass_what_is_there(now, storage));
-            let asked = pause.map_or_else(|| self.ask(now, storage), Asked::Spent);
-            match asked {
-                Asked::ForNothing => {}
-                Asked::Spent(pause) => {
-                    self.doing = Doing::Awake;
-                    return Some(now + storage.toil().to_nanos().max(pause));
-                }
-                Asked::NotNow => {
-                    self.doing =
-                        self.under_way.front().map_or(Doing::Nothing, |&oldest| Doing::Waits(oldest));
-                    return None;
-                }
+        let pause = loop {
+            if let Some(pause) = self.pass_what_is_there(now, storage) {
+                break Some(pause);
             }
-        }
+            // As long as there is room to read, the disk comes first: paging out can wait.
+            match self.ask(now, storage) {
+                Asked::ForNothing => {}
+                Asked::Spent(pause) => break Some(pause),
+                Asked::NotNow => break self.page_out(storage),
+            }
+        };
+        self.doing = match (pause, self.under_way.front()) {
+            (Some(_), _) => Doing::Awake,
+            (None, Some(&oldest)) => Doing::Waits(oldest),
+            (None, None) => Doing::Nothing,
+        };
+        pause.map(|pause| now + storage.toil().to_nanos().max(pause))
     }
 
     /// Pages one piece out.
