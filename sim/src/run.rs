@@ -130,7 +130,14 @@ impl<'a> World<'a> {
                 let layout = Layout::new(&plan, place, &input.cluster.model, chunk);
                 let keeper = if managed {
                     let visits = chunks_of(&layout, &visits(&plan, place));
-                    Keeper::Managed(Box::new(Stream::new(place, residency, &visits, memory, layout.chunks())))
+                    Keeper::Managed(Box::new(Stream::new(
+                        place,
+                        residency,
+                        &visits,
+                        memory,
+                        device.cpu.cores,
+                        layout.chunks(),
+                    )))
                 } else {
                     let budget = residency.prefetch_budget;
                     Keeper::Ahead(Helper::new(place, residency.policy, budget, chunk))

@@ -22,8 +22,9 @@ use common::{PLENTY, cluster, plan, run};
 
 const MANAGED: ResidencyOptions = ResidencyOptions::of(Residency::Managed);
 
-/// Bytes a second of [`common`]'s disks and memories.
+/// Bytes a second of [`common`]'s disks and memories, and cores of its processors.
 const DISK: f64 = 1e9;
+const CORES: u32 = 4;
 const MEMORY: f64 = 10e9;
 
 /// Bytes that a device's CPU reads for a token, if none are in memory.
@@ -33,6 +34,12 @@ fn share(plan: &Plan, place: usize, model: &ModelProfile) -> Bytes {
         Part::Layers(layers) => layers.map(|layer| model.layer_bytes(layer)).sum(),
     };
     visits(plan, place).into_iter().flatten().map(bytes).sum()
+}
+
+/// Bytes of its share that the last device keeps in this room.
+fn kept(plan: &Plan, model: &ModelProfile, room: Bytes) -> f64 {
+    let last = plan.devices.len() - 1;
+    kept_bytes(room.0, share(plan, last, model).0, CORES, &plan.devices[last].residency) as f64
 }
 
 /// What a device's key-value cache takes in a plan of [`common`].
@@ -66,7 +73,7 @@ fn what_is_read_is_what_is_not_kept() {
             let plan = plan(&model, &windows, MANAGED);
             let (cluster, room) = with_little_on_the_last(&plan, &model, part);
             let read = run(&cluster, &plan).devices[1].bytes_read_per_token;
-            let expected = share(&plan, 1, &model).as_f64() - kept_bytes(room.0, &MANAGED) as f64;
+            let expected = share(&plan, 1, &model).as_f64() - kept(&plan, &model, room);
             // A window's last piece is read whole, and the kept set is the largest that fits.
             let pieces = (read - expected) / MANAGED.piece().as_f64();
             let windows = f64::from(plan.rounds);
@@ -91,7 +98,7 @@ fn a_visit_takes_its_computing_or_what_the_buffer_does_not_hold() {
             let (cluster, room) = with_little_on_the_last(&plan, &model, part);
             let quiet = tpot(&self::cluster(&model.name, &[PLENTY; 3], 6), &plan) / 1e3;
             let stage = share(&plan, 2, &model).as_f64() / MEMORY;
-            let read = share(&plan, 2, &model).as_f64() - kept_bytes(room.0, &options) as f64;
+            let read = share(&plan, 2, &model).as_f64() - kept(&plan, &model, room);
             let buffer = options.buffer().as_f64();
             let filled = buffer.min((quiet - stage) / rounds * DISK).min(read / rounds);
             let visit = (stage / rounds).max((read / rounds - filled) / DISK);
