@@ -450,3 +450,6 @@ impl Part {
         Self { job, asked: start, passed: start }
     }
 }
+
+#[cfg(test)]
+mod tests;
