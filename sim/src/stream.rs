@@ -43,11 +43,13 @@ struct Part {
     passed: Chunk,
 }
 
-/// Reads without a pause between them.
+/// Reads for one part, between which the helper did not rest.
 #[derive(Debug, Clone)]
 struct Stretch {
     record: Record,
     outstanding: u32,
+    /// Nothing is added any more.
+    over: bool,
 }
 
 /// What is known of a piece.
@@ -293,6 +295,9 @@ impl Stream {
             (None, Some(&oldest)) => Doing::Waits(oldest),
             (None, None) => Doing::Nothing,
         };
+        if self.doing == Doing::Nothing {
+            self.stretches.iter_mut().for_each(|stretch| stretch.over = true);
+        }
         pause.map(|pause| now + storage.toil().to_nanos().max(pause))
     }
 
@@ -371,12 +376,12 @@ impl Stream {
     fn started(&mut self, now: Nanos, part: usize, chunk: Chunk, bytes: Bytes) {
         self.under_way.push_back(chunk);
         let job = &self.parts[part].job;
-        let last = self.stretches.back_mut().filter(|last| {
+        if let Some(last) = self.stretches.back_mut() {
             let record = &last.record;
-            let same = (record.pass, record.round, record.layers) == (job.pass.index, job.round, job.layers);
-            last.outstanding > 0 && same
-        });
-        if let Some(last) = last {
+            last.over |=
+                (record.pass, record.round, record.layers) != (job.pass.index, job.round, job.layers);
+        }
+        if let Some(last) = self.stretches.back_mut().filter(|last| !last.over) {
             last.outstanding += 1;
             last.record.bytes += bytes.0;
             return;
@@ -394,7 +399,7 @@ impl Stream {
             peer: None,
             cost: None,
         };
-        self.stretches.push_back(Stretch { record, outstanding: 1 });
+        self.stretches.push_back(Stretch { record, outstanding: 1, over: false });
     }
 
     /// A chunk has arrived, whoever asked for it. True if the helper must be woken.
@@ -425,14 +430,19 @@ impl Stream {
 
     /// Moves the records of what has been read to the trace.
     pub fn report(&mut self, records: &mut Vec<Record>) {
-        while let Some(stretch) = self.stretches.pop_front_if(|stretch| stretch.outstanding == 0) {
+        while let Some(stretch) =
+            self.stretches.pop_front_if(|stretch| stretch.over && stretch.outstanding == 0)
+        {
             records.push(stretch.record);
         }
     }
 
     /// The run is over: what was being read is recorded as far as it came.
     pub fn flush(&mut self, now: Nanos, records: &mut Vec<Record>) {
-        records.extend(self.stretches.drain(..).map(|stretch| Record { end: now, ..stretch.record }));
+        records.extend(self.stretches.drain(..).map(|stretch| {
+            let end = if stretch.outstanding > 0 { now } else { stretch.record.end };
+            Record { end, ..stretch.record }
+        }));
     }
 
     fn wake(&mut self) -> bool {
