@@ -12,8 +12,8 @@
 //!   the token;
 //! - `bubble`: what is left; zero for one sequence, which always is somewhere.
 //!
-//! `hidden_disk` is reading ahead that no computation of the same device waited beside. It stands
-//! next to the sum, not in it.
+//! `hidden_disk` is reading ahead, less what the computations of the same device waited beside it. It
+//! stands next to the sum, not in it.
 
 use std::collections::BTreeMap;
 
@@ -289,7 +289,8 @@ fn devices(trace: &Trace, tokens: &[Token], prompt: Option<u32>) -> Vec<DeviceMe
             for record in &work {
                 charge(&mut terms, record);
             }
-            let ahead = trace.records.iter().filter(mine).filter(|record| record.kind == Kind::Prefetch);
+            let ahead: Vec<&Record> =
+                trace.records.iter().filter(mine).filter(|record| record.kind == Kind::Prefetch).collect();
             let at = |counter: Counter, pass: Option<u32>| {
                 let mut readings = trace.readings.iter().rev();
                 let found = readings.find(|reading| {
@@ -311,25 +312,34 @@ fn devices(trace: &Trace, tokens: &[Token], prompt: Option<u32>) -> Vec<DeviceMe
                 resident_bytes: at(Counter::Resident, None),
                 busy_ms: work.iter().map(|record| millis(record.duration())).sum::<f64>() / count,
                 demand_disk_ms: terms.demand_disk / count,
-                hidden_disk_ms: ahead
-                    .map(|record| millis(outside(record, &work)))
-                    .fold(0.0, |sum, ms| sum + ms)
-                    / count,
+                hidden_disk_ms: hidden(&ahead, &work) / count,
             }
         })
         .collect()
 }
 
-/// Nanoseconds of a prefetch in which none of the device's own steps ran. `work` is in order, but steps
-/// on different processors may overlap, so that one of them can have ended before the prefetch began.
-fn outside(prefetch: &Record, work: &[&Record]) -> u64 {
-    let from = work.partition_point(|record| record.end <= prefetch.start);
-    let beside: u64 = work[from..]
-        .iter()
-        .take_while(|record| record.start < prefetch.end)
-        .map(|record| record.end.min(prefetch.end).saturating_sub(record.start.max(prefetch.start)))
-        .fold(0, u64::saturating_add);
-    prefetch.duration().saturating_sub(beside)
+/// Milliseconds of reading ahead for which none of the device's own steps waited. A step's waiting is not placed
+/// within the step, so that it counts against all reading beside it. `work` is in order, but steps on different
+/// processors may overlap, so that one of them can have ended before the reading began.
+fn hidden(ahead: &[&Record], work: &[&Record]) -> f64 {
+    let mut beside = vec![0u64; work.len()];
+    for reading in ahead {
+        let from = work.partition_point(|record| record.end <= reading.start);
+        for (at, record) in work.iter().enumerate().skip(from) {
+            if record.start >= reading.end {
+                break;
+            }
+            let overlap = record.end.min(reading.end).saturating_sub(record.start.max(reading.start));
+            beside[at] = beside[at].saturating_add(overlap);
+        }
+    }
+    let waited = |(beside, record): (&u64, &&Record)| {
+        let mut terms = Terms::default();
+        charge(&mut terms, record);
+        millis(*beside).min(terms.demand_disk)
+    };
+    let all = ahead.iter().map(|record| millis(record.duration())).fold(0.0, |sum, ms| sum + ms);
+    (beside.iter().zip(work).map(waited).fold(all, |left, ms| left - ms)).max(0.0)
 }
 
 #[cfg(test)]

@@ -10,11 +10,11 @@ use std::time::Instant;
 
 use hearth_profiles::device::shipped as shipped_device;
 use hearth_profiles::model::shipped;
-use hearth_profiles::{Bytes, BytesPerSecond, Link, Seconds, Sourced};
+use hearth_profiles::{BytesPerSecond, Link, Seconds, Sourced};
 use hearth_schema::cluster::{Cluster, LinkTable, Member};
 use hearth_schema::metrics;
 use hearth_schema::plan::{Origin, Plan, PlannedDevice, PlannedModel, PlannerRecord, Role};
-use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::scenario::{KvFormat, Links, Workload};
 use hearth_sim::{Input, Options, simulate};
 
@@ -23,16 +23,26 @@ const GENERATE: u32 = 64;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let cluster = cluster()?;
     println!(
-        "| windows | rounds | prefetch | simulated TPOT ms | ms of our time a token |\n|---|---|---|---|---|"
+        "| windows | rounds | residency | simulated TPOT ms | records a token | ms of our time a token |\n\
+         |---|---|---|---|---|---|"
     );
-    for (windows, prefetch) in [([40, 16, 16, 8], false), ([20, 8, 8, 4], true), ([5, 2, 2, 1], true)] {
-        let plan = plan(&cluster, windows, prefetch);
+    let (os, managed) = (ResidencyOptions::default(), ResidencyOptions::of(Residency::Managed));
+    for (windows, what, residency) in [
+        ([40, 16, 16, 8], "os, no prefetch", os.without_prefetch()),
+        ([20, 8, 8, 4], "os", os),
+        ([5, 2, 2, 1], "os", os),
+        ([40, 16, 16, 8], "managed", managed),
+        ([20, 8, 8, 4], "managed", managed),
+        ([5, 2, 2, 1], "managed", managed),
+    ] {
+        let plan = plan(&cluster, windows, residency);
         let options = Options { warm: true, ..Options::default() };
         let start = Instant::now();
         let trace = simulate(&Input { cluster: &cluster, plan: &plan, options: &options })?;
         let ours = start.elapsed().as_secs_f64() * 1e3 / f64::from(GENERATE);
         let tpot = metrics::compute(&trace).tpot_ms.map_or(0.0, |tpot| tpot.mean);
-        println!("| {windows:?} | {} | {prefetch} | {tpot:.0} | {ours:.2} |", plan.rounds);
+        let records = trace.records.len() as u32 / GENERATE;
+        println!("| {windows:?} | {} | {what} | {tpot:.0} | {records} | {ours:.2} |", plan.rounds);
     }
     Ok(())
 }
@@ -65,7 +75,7 @@ fn cluster() -> Result<Cluster, Box<dyn std::error::Error>> {
     })
 }
 
-fn plan(cluster: &Cluster, windows: [u32; 4], prefetch: bool) -> Plan {
+fn plan(cluster: &Cluster, windows: [u32; 4], residency: ResidencyOptions) -> Plan {
     let layers = cluster.model.shape.layers.0;
     let device = |(place, &window): (usize, &u32)| PlannedDevice {
         name: cluster.members[place].name.clone(),
@@ -73,7 +83,7 @@ fn plan(cluster: &Cluster, windows: [u32; 4], prefetch: bool) -> Plan {
         role: if place == 0 { Role::Head } else { Role::Worker },
         window,
         gpu_layers: 0,
-        residency: ResidencyOptions { prefetch, ..ResidencyOptions::default() },
+        residency,
         predicted: None,
     };
     Plan {

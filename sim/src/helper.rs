@@ -3,9 +3,10 @@
 //! Each prefetch step of the schedule is a job for the device's one helper thread, which takes them in order.
 //! Under residency `os` it advises: `WILLNEED` in pieces that the kernel honours, which returns before anything
 //! has arrived, so that the next piece and the next job are asked for at once. Under `windowed` it populates:
-//! it touches one piece after another and waits for each. Both go as far as the plan's prefetch budget.
+//! it touches one piece after another and waits for each. Both go as far as the plan's prefetch budget. Where the
+//! plan says so, the same thread gives windows up that have been computed, in order with its other jobs.
 //!
-//! Not here: what the page cache evicts for it.
+//! Not here: what the page cache evicts for it, and managed residency ([`crate::stream`]).
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -20,10 +21,10 @@ use crate::page_cache::{Chunk, Fetch};
 use crate::resource::Flow;
 use crate::storage::{NO_ROOM_PAUSE, Storage, Touch};
 
-/// A part to be read ahead.
+/// A part to be read ahead or given up.
 #[derive(Debug, Clone)]
 pub struct Job {
-    /// Its chunks that have not been asked for.
+    /// Its chunks that have not been dealt with.
     pub chunks: Range<Chunk>,
     /// After which pass and round.
     pub pass: Pass,
@@ -31,6 +32,13 @@ pub struct Job {
     pub round: u32,
     /// Its layers, for the trace.
     pub layers: Option<[u32; 2]>,
+}
+
+/// What is to be done with a part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Task {
+    ReadAhead,
+    GiveUp,
 }
 
 /// A job of which something was read.
@@ -50,10 +58,10 @@ pub struct Helper {
     residency: Residency,
     /// A job covers at most so many chunks.
     budget: u32,
-    jobs: VecDeque<Job>,
+    jobs: VecDeque<(Task, Job)>,
     waits: Option<Chunk>,
     /// An event that goes on with the jobs is pending.
-    pub awake: bool,
+    awake: bool,
     readings: Vec<Reading>,
 }
 
@@ -72,11 +80,20 @@ impl Helper {
         }
     }
 
-    /// Gives it a job. True if it must be woken.
-    pub fn take(&mut self, mut job: Job) -> bool {
+    /// A part is to be read. True if the helper must be woken.
+    pub fn read_ahead(&mut self, mut job: Job) -> bool {
         // The first part of the window, whatever of it is there already.
         job.chunks.end = job.chunks.end.min(job.chunks.start.saturating_add(self.budget));
-        self.jobs.push_back(job);
+        self.take(Task::ReadAhead, job)
+    }
+
+    /// A part is to be paged out. True if the helper must be woken.
+    pub fn give_up(&mut self, job: Job) -> bool {
+        self.take(Task::GiveUp, job)
+    }
+
+    fn take(&mut self, task: Task, job: Job) -> bool {
+        self.jobs.push_back((task, job));
         self.waits.is_none() && !std::mem::replace(&mut self.awake, true)
     }
 
@@ -88,7 +105,7 @@ impl Helper {
     /// Works until it has spent time; returns when it goes on, if by itself.
     pub fn work(&mut self, now: Nanos, storage: &mut Storage) -> Option<Nanos> {
         self.awake = false;
-        while let Some(job) = self.jobs.front_mut() {
+        while let Some((task, job)) = self.jobs.front_mut() {
             let chunk = job.chunks.start;
             if chunk >= job.chunks.end {
                 self.end_job();
@@ -96,8 +113,16 @@ impl Helper {
             }
             // The least that a call takes.
             let mut pause: Nanos = 1000;
-            let again = match self.residency {
-                Residency::Os => match storage.prefetch(now, chunk) {
+            let again = match (*task, self.residency) {
+                (Task::GiveUp, _) => {
+                    job.chunks.start += 1;
+                    if !storage.view().view().holds(chunk) {
+                        continue;
+                    }
+                    storage.release(chunk);
+                    true
+                }
+                (Task::ReadAhead, Residency::Os) => match storage.prefetch(now, chunk) {
                     Fetch::Present => {
                         job.chunks.start += 1;
                         continue;
@@ -113,21 +138,23 @@ impl Helper {
                     }
                     Fetch::Again => true,
                 },
-                Residency::Windowed | Residency::Managed => match storage.touch(now, chunk, Flow::Prefetch) {
-                    Touch::Ready => {
-                        job.chunks.start += 1;
-                        continue;
+                (Task::ReadAhead, Residency::Windowed | Residency::Managed) => {
+                    match storage.touch(now, chunk, Flow::Prefetch) {
+                        Touch::Ready => {
+                            job.chunks.start += 1;
+                            continue;
+                        }
+                        Touch::Waits => {
+                            self.started(now, storage.chunk());
+                            self.waits = Some(chunk);
+                            false
+                        }
+                        Touch::NoRoom => {
+                            pause = NO_ROOM_PAUSE;
+                            true
+                        }
                     }
-                    Touch::Waits => {
-                        self.started(now, storage.chunk());
-                        self.waits = Some(chunk);
-                        false
-                    }
-                    Touch::NoRoom => {
-                        pause = NO_ROOM_PAUSE;
-                        true
-                    }
-                },
+                }
             };
             if !again {
                 return None;
@@ -164,7 +191,7 @@ impl Helper {
 
     /// The first job's first chunk is on its way.
     fn started(&mut self, now: Nanos, chunk: Bytes) {
-        let Some(job) = self.jobs.front_mut() else { return };
+        let Some((_, job)) = self.jobs.front_mut() else { return };
         let first = job.chunks.start;
         job.chunks.start += 1;
         let current = self.readings.last_mut().filter(|reading| !reading.asked);

@@ -5,6 +5,8 @@
 //! the layers in order, the output. They matter, because the kernel reads around what a device touches, into
 //! layers that are another device's: every window costs some MiB beyond its ends.
 //!
+//! Deviation: a chunk in which one layer ends and the next begins belongs to the first alone.
+//!
 //! Not here: layers in GPU memory, which are never read again.
 
 use std::ops::Range;
@@ -69,7 +71,7 @@ impl Layout {
         own.sort_unstable_by_key(|range| range.start);
         let mut from = 0;
         own.into_iter().flat_map(move |range| {
-            // Neighbours share the chunk in which one ends and the other begins.
+            // A tied output matrix is the embedding.
             let start = range.start.max(from);
             from = from.max(range.end);
             start..range.end
@@ -107,7 +109,7 @@ impl Layout {
 }
 
 fn chunks(start: u64, end: u64, chunk: Bytes) -> Range<Chunk> {
-    (start / chunk.0) as Chunk..end.div_ceil(chunk.0) as Chunk
+    start.div_ceil(chunk.0) as Chunk..end.div_ceil(chunk.0) as Chunk
 }
 
 #[cfg(test)]
@@ -154,9 +156,9 @@ mod tests {
         // Layers 2..10 and 18..26 are the head's CPU's.
         assert!(layout.layer(0).is_empty() && layout.layer(10).is_empty());
         let before = model.input_bytes().0 + model.layer_bytes(0).0 + model.layer_bytes(1).0;
-        assert_eq!(u64::from(layout.layer(2).start), before / chunk.0);
+        assert_eq!(u64::from(layout.layer(2).start), before.div_ceil(chunk.0));
         let (third, fourth) = (layout.layer(3), layout.layer(4));
-        assert!(third.end == fourth.start || third.end == fourth.start + 1, "no gap between layers");
+        assert_eq!(third.end, fourth.start, "every chunk belongs to one layer");
         assert_eq!(layout.part(&Part::Layers(0..10)), layout.part(&Part::Layers(2..10)));
         assert_eq!(u64::from(layout.chunks()), model.total_bytes().0.div_ceil(chunk.0));
         assert_eq!(layout.output().end, layout.chunks());

@@ -9,6 +9,7 @@ mod budget;
 pub mod engine;
 mod error;
 mod helper;
+mod keeper;
 mod layout;
 pub mod page_cache;
 mod rates;
@@ -16,6 +17,7 @@ pub mod resource;
 mod run;
 mod station;
 pub mod storage;
+mod stream;
 mod walk;
 
 pub use error::SimError;

@@ -14,7 +14,8 @@ use std::sync::Arc;
 use hearth_profiles::device::{Device, Os, PageCachePolicy};
 use hearth_profiles::model::DigestMatch;
 use hearth_profiles::{Bytes, BytesPerSecond, Document, Seconds};
-use hearth_schema::schedule::{Pass, Schedule, passes};
+use hearth_schema::residency::Residency;
+use hearth_schema::schedule::{Part, Pass, Schedule, passes, visits};
 use hearth_schema::trace::{
     Counter, Header, Kind, Origin, Outcome, Reading, Record, Resource, Trace, TracedDevice,
 };
@@ -24,12 +25,14 @@ use crate::budget::Budget;
 use crate::engine::Engine;
 use crate::error::SimError;
 use crate::helper::Helper;
+use crate::keeper::Keeper;
 use crate::layout::Layout;
-use crate::page_cache::{CHUNK_BYTES, PaperLinear, Policy, TwoList};
+use crate::page_cache::{CHUNK_BYTES, Chunk, PaperLinear, Policy, TwoList};
 use crate::resource::link::Wire;
 use crate::resource::{ConstantLink, DiskSpeed, Link};
 use crate::station::{Desk, Message, Outgoing, Parts, Station};
 use crate::storage::Storage;
+use crate::stream::Stream;
 
 /// The read-ahead of an untuned Linux, where a profile does not say.
 const USUAL_READ_AHEAD: Bytes = Bytes(128 << 10);
@@ -48,7 +51,8 @@ pub struct Input<'a> {
 /// How a run is simulated.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
-    /// The unit of the page cache. Finer is slower and closer to the kernel.
+    /// The unit of the page cache, but for a device that manages its residency in pieces of its own. Finer is
+    /// slower and closer to the kernel.
     pub chunk: Bytes,
     /// Whether as much of the weights as fits is in memory at the start.
     pub warm: bool,
@@ -120,22 +124,37 @@ impl<'a> World<'a> {
             .iter()
             .enumerate()
             .map(|(place, device)| {
-                let layout = Layout::new(&plan, place, &input.cluster.model, input.options.chunk);
-                let planned = &plan.devices[place];
+                let (residency, memory) = (plan.devices[place].residency, budgets[place].cache);
+                let managed = residency.policy == Residency::Managed;
+                let chunk = if managed { residency.piece() } else { input.options.chunk };
+                let layout = Layout::new(&plan, place, &input.cluster.model, chunk);
+                let keeper = if managed {
+                    let visits = chunks_of(&layout, &visits(&plan, place));
+                    Keeper::Managed(Box::new(Stream::new(
+                        place,
+                        residency,
+                        &visits,
+                        memory,
+                        device.cpu.cores,
+                        layout.chunks(),
+                    )))
+                } else {
+                    let budget = residency.prefetch_budget;
+                    Keeper::Ahead(Helper::new(place, residency.policy, budget, chunk))
+                };
+                let mut storage = storage(device, &layout, memory, chunk);
+                if input.options.warm {
+                    warm(&mut storage, &layout, &keeper);
+                }
                 let parts = Parts {
                     device,
                     model: &input.cluster.model,
                     kv_element: Bytes(plan.kv_cache.element_bytes()),
                     schedule: Schedule::new(plan.clone(), place),
                     seed: input.cluster.seed,
-                    storage: storage(device, &layout, budgets[place].cache, input.options),
+                    storage,
                     layout,
-                    helper: Helper::new(
-                        place,
-                        planned.residency.policy,
-                        planned.residency.prefetch_budget,
-                        input.options.chunk,
-                    ),
+                    keeper,
                 };
                 Station::new(parts, &mut engine)
             })
@@ -322,7 +341,27 @@ fn unvalidated(device: &Device) -> Option<String> {
     }
 }
 
-fn storage(device: &Device, layout: &Layout, cache: Bytes, options: &Options) -> Storage {
+/// The chunks of each visit, in the order of use.
+fn chunks_of(layout: &Layout, visits: &[Vec<Part>]) -> Vec<Vec<Chunk>> {
+    let chunks = |parts: &Vec<Part>| parts.iter().flat_map(|part| layout.part(part)).collect();
+    visits.iter().map(chunks).collect()
+}
+
+/// Puts as much of the share into memory as has room.
+fn warm(storage: &mut Storage, layout: &Layout, keeper: &Keeper) {
+    let chunks: Vec<Chunk> = match keeper {
+        Keeper::Ahead(_) => layout.own().collect(),
+        Keeper::Managed(stream) => stream.kept().collect(),
+    };
+    let cache = storage.cache().cache();
+    let capacity = cache.capacity() as usize;
+    for chunk in chunks.into_iter().take(capacity) {
+        cache.prefetch_now(chunk);
+        cache.arrived(chunk);
+    }
+}
+
+fn storage(device: &Device, layout: &Layout, cache: Bytes, chunk: Bytes) -> Storage {
     let sequential = device.disk.sequential.value;
     let or_sequential = |rate: &Option<hearth_profiles::Sourced<BytesPerSecond>>| {
         rate.as_ref().map_or(sequential, |rate| rate.value)
@@ -335,24 +374,18 @@ fn storage(device: &Device, layout: &Layout, cache: Bytes, options: &Options) ->
         throttle: device.disk.limit.as_ref().map(|limit| limit.value),
         latency: device.disk.latency.as_ref().map_or(Seconds(0.0), |latency| latency.value),
     };
-    let read_ahead = read_ahead(device, options.chunk);
+    let read_ahead = read_ahead(device, chunk);
     // A page and what is read around it must have room, or nothing would ever be computed.
-    let capacity = (cache.0 / options.chunk.0).clamp(2, u64::from(u32::MAX)) as u32;
+    let capacity = (cache.0 / chunk.0).clamp(2, u64::from(u32::MAX)) as u32;
     let share = layout.chunks();
-    let mut policy = match device.memory.page_cache {
+    let policy = match device.memory.page_cache {
         PageCachePolicy::PaperLinear => Policy::PaperLinear(PaperLinear::new(share, capacity)),
         PageCachePolicy::TwoList => {
             let two_list = TwoList::new(share, capacity).with_size(cache.0 >> 30);
             Policy::TwoList(Box::new(two_list))
         }
     };
-    if options.warm {
-        for chunk in layout.own().take(capacity as usize) {
-            policy.cache().prefetch_now(chunk);
-            policy.cache().arrived(chunk);
-        }
-    }
-    Storage::with_chunks(policy, read_ahead, speed, options.chunk)
+    Storage::with_chunks(policy, read_ahead, speed, chunk)
 }
 
 /// How far reading by faults runs ahead of computing.

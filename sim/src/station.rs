@@ -21,7 +21,8 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 
 use crate::engine::{Engine, Nanos, Timer};
 use crate::error::SimError;
-use crate::helper::{Helper, Job};
+use crate::helper::Job;
+use crate::keeper::Keeper;
 use crate::layout::Layout;
 use crate::rates::Work;
 use crate::resource::Cpu;
@@ -98,7 +99,7 @@ pub struct Station<'a> {
     pub storage: Storage,
     disk_timer: Timer,
     disk_set: Option<Nanos>,
-    helper: Helper,
+    keeper: Keeper,
 }
 
 /// What a station is made of.
@@ -118,8 +119,8 @@ pub struct Parts<'a> {
     pub layout: Layout,
     /// Its page cache and disk.
     pub storage: Storage,
-    /// Its helper thread.
-    pub helper: Helper,
+    /// Who reads ahead for it.
+    pub keeper: Keeper,
 }
 
 impl<'a> Station<'a> {
@@ -142,7 +143,7 @@ impl<'a> Station<'a> {
             storage: parts.storage,
             disk_timer: engine.timer(),
             disk_set: None,
-            helper: parts.helper,
+            keeper: parts.keeper,
         }
     }
 
@@ -169,8 +170,10 @@ impl<'a> Station<'a> {
         if self.cpu.ended(now).is_some()
             && let Doing::Walking(walk) = &mut self.doing
         {
-            walk.computed(now);
-            let next = walk.advance(now, &mut self.storage, self.helper.is_idle());
+            if self.keeper.used(walk.computed(now)) {
+                desk.engine.after(0, Event::Helper(self.place));
+            }
+            let next = walk.advance(now, &mut self.storage, &mut self.keeper);
             self.next(next, desk);
         }
         self.proceed(desk)
@@ -180,7 +183,7 @@ impl<'a> Station<'a> {
     pub fn wake(&mut self, desk: &mut Desk) -> Result<(), SimError> {
         match &mut self.doing {
             Doing::Walking(walk) => {
-                let next = walk.retry(desk.engine.now(), &mut self.storage);
+                let next = walk.retry(desk.engine.now(), &mut self.storage, &mut self.keeper);
                 self.next(next, desk);
             }
             Doing::Fixed | Doing::Nothing => {
@@ -193,11 +196,17 @@ impl<'a> Station<'a> {
 
     /// The helper goes on.
     pub fn help(&mut self, desk: &mut Desk) {
-        let next = self.helper.work(desk.engine.now(), &mut self.storage);
-        if let Some(at) = next {
+        let now = desk.engine.now();
+        if let Some(at) = self.keeper.work(now, &mut self.storage) {
             desk.engine.at(at, Event::Helper(self.place));
         }
-        self.helper.report(desk.records);
+        if let Doing::Walking(walk) = &mut self.doing
+            && walk.waits_for_helper()
+        {
+            let next = walk.advance(now, &mut self.storage, &mut self.keeper);
+            self.next(next, desk);
+        }
+        self.keeper.report(desk.records);
         self.watch_disk(desk);
     }
 
@@ -206,7 +215,7 @@ impl<'a> Station<'a> {
         let now = desk.engine.now();
         self.disk_set = None;
         while let Some(chunk) = self.storage.arrived(now) {
-            if self.helper.arrived(now, chunk) {
+            if self.keeper.arrived(now, chunk) {
                 desk.engine.at(now, Event::Helper(self.place));
             }
             if let Doing::Walking(walk) = &mut self.doing
@@ -215,13 +224,13 @@ impl<'a> Station<'a> {
                 self.next(next, desk);
             }
         }
-        self.helper.report(desk.records);
+        self.keeper.report(desk.records);
         self.proceed(desk)
     }
 
     /// The run is over: what was being read ahead is recorded as far as it came.
     pub fn flush(&mut self, desk: &mut Desk) {
-        self.helper.flush(desk.engine.now(), desk.records);
+        self.keeper.flush(desk.engine.now(), desk.records);
     }
 
     /// Takes up steps and messages until one takes time.
@@ -267,11 +276,13 @@ impl<'a> Station<'a> {
                     .clone()
                     .map(|layer| {
                         let own = if layer == layers.start { fixed } else { Seconds(0.0) };
-                        Segment { chunks: self.layout.layer(layer), time: work.layer(layer, pass) + own }
+                        let chunks = self.layout.layer(layer);
+                        Segment { chunks, time: work.layer(layer, pass) + own, unit: self.storage.chunk() }
                     })
                     .collect();
                 let mut record = self.record(Kind::Compute, pass, round, desk);
                 record.layers = Some([layers.start, layers.end]);
+                self.needed(&Part::Layers(layers), pass, round, desk);
                 self.walk(record, segments, desk);
             }
             Step::Compute { pass, round, layers, processor: Processor::Gpu } => {
@@ -282,8 +293,11 @@ impl<'a> Station<'a> {
             }
             Step::Output { pass } => {
                 let fixed = self.device.cpu.token_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
-                let segment = Segment { chunks: self.layout.output(), time: self.work().output() + fixed };
-                let record = self.record(Kind::Output, pass, self.schedule.plan().rounds, desk);
+                let (time, unit) = (self.work().output() + fixed, self.storage.chunk());
+                let segment = Segment { chunks: self.layout.output(), time, unit };
+                let round = self.schedule.plan().rounds;
+                let record = self.record(Kind::Output, pass, round, desk);
+                self.needed(&Part::Output, pass, round, desk);
                 self.walk(record, [segment], desk);
             }
             Step::Send { pass, round, next_round, to } => {
@@ -293,20 +307,33 @@ impl<'a> Station<'a> {
                 desk.outgoing.push(Outgoing::Send(to, message));
             }
             Step::Prefetch { part, pass, round } => {
-                let layers = match &part {
-                    Part::Layers(layers) => Some([layers.start, layers.end]),
-                    Part::Output => None,
-                };
-                let job = Job { chunks: self.layout.part(&part), pass, round, layers };
-                if self.helper.take(job) {
+                let job = self.job(&part, pass, round);
+                if self.keeper.announce(job) {
                     desk.engine.after(0, Event::Helper(self.place));
                 }
             }
-            Step::Release { part, .. } => {
-                for chunk in self.layout.part(&part) {
-                    self.storage.release(chunk);
+            Step::Release { part, pass, round } => {
+                let job = self.job(&part, pass, round);
+                if self.keeper.release(job) {
+                    desk.engine.after(0, Event::Helper(self.place));
                 }
             }
+        }
+    }
+
+    fn job(&self, part: &Part, pass: Pass, round: u32) -> Job {
+        let layers = match part {
+            Part::Layers(layers) => Some([layers.start, layers.end]),
+            Part::Output => None,
+        };
+        Job { chunks: self.layout.part(part), pass, round, layers }
+    }
+
+    /// A part is about to be computed.
+    fn needed(&mut self, part: &Part, pass: Pass, round: u32, desk: &mut Desk) {
+        let job = self.job(part, pass, round);
+        if self.keeper.begin(job, &self.storage) {
+            desk.engine.after(0, Event::Helper(self.place));
         }
     }
 
@@ -315,13 +342,14 @@ impl<'a> Station<'a> {
     fn embedding_rows(&self, pass: Pass) -> Vec<Segment> {
         let (rows, row_bytes) = (u64::from(self.model.shape.vocabulary).max(1), self.model.input_row_bytes());
         let time = self.work().embed(1);
+        let unit = self.keeper.row_unit(row_bytes, self.storage.chunk());
         let segment = |position: u32| {
             let mut stream = ChaCha8Rng::seed_from_u64(self.seed);
             stream.set_stream(EMBEDDING_ROWS | u64::from(position));
             let share = (stream.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
             let row = ((share * ((rows + 1) as f64).ln()).exp() as u64).saturating_sub(1).min(rows - 1);
             let chunks = self.layout.embedding_row(row, row_bytes, self.storage.chunk());
-            Segment { chunks, time }
+            Segment { chunks, time, unit }
         };
         (pass.first_position..pass.first_position + pass.tokens).map(segment).collect()
     }
@@ -362,7 +390,7 @@ impl<'a> Station<'a> {
 
     fn walk(&mut self, record: Record, segments: impl IntoIterator<Item = Segment>, desk: &mut Desk) {
         let mut walk = Walk::new(record, segments, f64::from(self.device.cpu.cores));
-        let next = walk.advance(desk.engine.now(), &mut self.storage, self.helper.is_idle());
+        let next = walk.advance(desk.engine.now(), &mut self.storage, &mut self.keeper);
         self.doing = Doing::Walking(Box::new(walk));
         self.next(next, desk);
     }
@@ -380,6 +408,7 @@ impl<'a> Station<'a> {
             Next::Retry(at) => desk.engine.at(at, Event::Wake(self.place)),
             Next::Done => {
                 if let Doing::Walking(walk) = std::mem::replace(&mut self.doing, Doing::Nothing) {
+                    self.keeper.end();
                     let record = Record { end: now, ..walk.record };
                     if record.kind == Kind::Output {
                         desk.outgoing.push(Outgoing::Output(record.pass));

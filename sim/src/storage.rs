@@ -20,6 +20,9 @@ use crate::resource::{Disk, DiskSpeed, Flow};
 /// Who found no room tries again no sooner than this: something must arrive first, and disks need that long.
 pub const NO_ROOM_PAUSE: Nanos = 100_000;
 
+/// The name of a read that has no place in the cache.
+pub const ASIDE: Chunk = Chunk::MAX;
+
 /// What memory management costs the thread that causes it.
 #[derive(Debug, Clone, Copy)]
 pub struct KernelCosts {
@@ -102,6 +105,20 @@ impl Storage {
         touch
     }
 
+    /// A thread reads a chunk through a mapping advised of random access: nothing is read around it.
+    pub fn touch_exactly(&mut self, now: Nanos, chunk: Chunk, flow: Flow) -> Touch {
+        match self.cache.cache().access(chunk) {
+            Access::Hit => Touch::Ready,
+            Access::InFlight | Access::Absent => self.retry(now, chunk, flow),
+        }
+    }
+
+    /// A thread faults some pages in that are too few to count in the cache; they arrive as [`ASIDE`].
+    pub fn read_aside(&mut self, now: Nanos, bytes: Bytes) -> Touch {
+        self.disk.submit(now, Flow::Fault, ASIDE, bytes);
+        Touch::Waits
+    }
+
     /// A thread whose touch found no room tries again, this time without reading around.
     pub fn retry(&mut self, now: Nanos, chunk: Chunk, flow: Flow) -> Touch {
         let cache = self.cache.cache();
@@ -141,7 +158,9 @@ impl Storage {
     /// Takes one chunk whose read has ended by `now`.
     pub fn arrived(&mut self, now: Nanos) -> Option<Chunk> {
         let (_, chunk, _) = self.disk.arrived(now)?;
-        self.cache.cache().arrived(chunk);
+        if chunk != ASIDE {
+            self.cache.cache().arrived(chunk);
+        }
         Some(chunk)
     }
 

@@ -1,26 +1,23 @@
 //! How does a computation go through weights of which some are still on disk?
 //!
 //! As the executor's threads do: layer by layer, chunk by chunk, computing on what is there and blocking in a
-//! page fault on what is not. Chunks that are in memory one after another are computed as one piece, up to the
-//! next missing one; while reads or prefetches are under way a piece is at most a few chunks, because what is
-//! there now may be evicted before its turn.
+//! page fault on what is not, or waiting for the helper that is to bring it. Chunks that can be used one after
+//! another are computed as one stretch.
 //!
-//! Not here: how long a layer takes ([`crate::rates`]), and what to do when the walk is over
-//! ([`crate::station`]).
+//! Not here: what can be used ([`crate::keeper`]), how long a layer takes ([`crate::rates`]), and what to do when
+//! the walk is over ([`crate::station`]).
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use hearth_profiles::Seconds;
+use hearth_profiles::{Bytes, Seconds};
 use hearth_schema::trace::{Cost, Record};
 
 use crate::engine::Nanos;
+use crate::keeper::{Found, Keeper};
 use crate::page_cache::Chunk;
 use crate::resource::Flow;
-use crate::storage::{NO_ROOM_PAUSE, Storage, Touch};
-
-/// Chunks computed as one piece while anything else goes on.
-const PIECE: u32 = 4;
+use crate::storage::{ASIDE, NO_ROOM_PAUSE, Storage, Touch};
 
 /// Chunks and the time that a processor needs for all of them.
 #[derive(Debug, Clone)]
@@ -29,6 +26,8 @@ pub struct Segment {
     pub chunks: Range<Chunk>,
     /// How long, when they are at hand and nobody disturbs.
     pub time: Seconds,
+    /// What is needed of each.
+    pub unit: Bytes,
 }
 
 /// What a walk does next.
@@ -36,12 +35,22 @@ pub struct Segment {
 pub enum Next {
     /// Compute for so long.
     Compute(Seconds),
-    /// Wait until the chunk it stands at has arrived.
+    /// Wait until the chunk it stands at has arrived, or the helper has passed it.
     Wait,
     /// Try the touch again then.
     Retry(Nanos),
     /// It is over.
     Done,
+}
+
+/// What a walk waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Waits {
+    No,
+    /// The first chunk of the first segment, or its pages read aside.
+    Chunk,
+    /// The helper.
+    Helper,
 }
 
 /// A computing step on its way.
@@ -54,10 +63,15 @@ pub struct Walk {
     threads: f64,
     /// Time for each chunk of the first segment.
     each: Seconds,
+    /// Time of segments too short to have a chunk of their own, to be spent with the next.
+    owed: Seconds,
     /// When the kernel is done with the fault it stands in.
     fault_until: Nanos,
-    /// It waits for the first chunk of the first segment.
-    waits: bool,
+    waits: Waits,
+    /// The first chunk of the first segment is in the record already.
+    counted: bool,
+    /// The chunks being computed.
+    stretch: Range<Chunk>,
     /// Computing since then.
     since: Nanos,
     work: Seconds,
@@ -73,8 +87,11 @@ impl Walk {
             segments,
             threads,
             each: zero,
+            owed: zero,
             fault_until: 0,
-            waits: false,
+            waits: Waits::No,
+            counted: false,
+            stretch: 0..0,
             since: 0,
             work: zero,
         };
@@ -83,9 +100,13 @@ impl Walk {
         walk
     }
 
+    /// Takes up the first segment that has chunks.
     fn enter(&mut self) {
+        while let Some(empty) = self.segments.pop_front_if(|segment| segment.chunks.is_empty()) {
+            self.owed = self.owed + empty.time;
+        }
         if let Some(segment) = self.segments.front() {
-            self.each = segment.time * (1.0 / segment.chunks.len().max(1) as f64);
+            self.each = segment.time * (1.0 / segment.chunks.len() as f64);
         }
     }
 
@@ -93,65 +114,77 @@ impl Walk {
         self.record.cost.get_or_insert_default()
     }
 
-    /// Goes on: `quiet` says that nothing else touches this device's page cache.
-    pub fn advance(&mut self, now: Nanos, storage: &mut Storage, quiet: bool) -> Next {
-        loop {
-            let Some(segment) = self.segments.front_mut() else { return Next::Done };
-            let most = if quiet { u32::MAX } else { PIECE };
-            let end = segment.chunks.end.min(segment.chunks.start.saturating_add(most));
-            let first = segment.chunks.start;
-            let held = (first..end).take_while(|&chunk| storage.view().view().holds(chunk)).count() as u32;
-            if first == segment.chunks.end {
-                self.segments.pop_front();
-                self.enter();
-                continue;
-            }
-            if held == 0 {
-                let touch = storage.touch(now, first, Flow::Fault);
-                let bytes = storage.chunk().0;
-                self.cost().faulted += bytes;
+    /// Whether it waits for the helper.
+    pub fn waits_for_helper(&self) -> bool {
+        self.waits == Waits::Helper
+    }
+
+    /// Goes on with what the keeper lets it have.
+    pub fn advance(&mut self, now: Nanos, storage: &mut Storage, keeper: &mut Keeper) -> Next {
+        self.waits = Waits::No;
+        let Some(segment) = self.segments.front() else {
+            return if self.owed.0 > 0.0 { self.compute(now, 0..0, Seconds(0.0)) } else { Next::Done };
+        };
+        let (first, unit) = (segment.chunks.start, segment.unit);
+        match keeper.find(segment.chunks.clone(), storage) {
+            Found::Ready(held) => {
+                for chunk in first..first + held {
+                    storage.touch(now, chunk, Flow::Fault);
+                }
+                let bytes = (u64::from(held) - u64::from(std::mem::take(&mut self.counted))) * unit.0;
+                self.cost().resident += bytes;
                 self.record.bytes += bytes;
-                return self.blocked(now, touch, storage);
+                let toil = storage.toil() * (1.0 / self.threads);
+                self.compute(now, first..first + held, self.each * f64::from(held) + toil)
             }
-            segment.chunks.start += held;
-            for chunk in first..first + held {
-                storage.touch(now, chunk, Flow::Fault);
+            Found::Coming => {
+                self.count_faulted(unit);
+                self.waits = Waits::Helper;
+                Next::Wait
             }
-            let bytes = u64::from(held) * storage.chunk().0;
-            self.cost().resident += bytes;
-            self.record.bytes += bytes;
-            let toil = storage.toil() * (1.0 / self.threads);
-            return self.compute(now, self.each * f64::from(held) + toil);
+            Found::Missing => {
+                let touch = keeper.fault(now, first, unit, storage);
+                self.count_faulted(unit);
+                self.blocked(now, touch, storage)
+            }
+        }
+    }
+
+    /// The chunk at which it stands was not at hand.
+    fn count_faulted(&mut self, unit: Bytes) {
+        if !std::mem::replace(&mut self.counted, true) {
+            self.cost().faulted += unit.0;
+            self.record.bytes += unit.0;
         }
     }
 
     /// Tries the failed touch again.
-    pub fn retry(&mut self, now: Nanos, storage: &mut Storage) -> Next {
+    pub fn retry(&mut self, now: Nanos, storage: &mut Storage, keeper: &mut Keeper) -> Next {
         let Some(segment) = self.segments.front() else { return Next::Done };
         match storage.retry(now, segment.chunks.start, Flow::Fault) {
-            Touch::Ready => self.advance(now, storage, false),
+            Touch::Ready => self.advance(now, storage, keeper),
             touch => self.blocked(now, touch, storage),
         }
     }
 
     /// A chunk has arrived. If it is the one that the walk waits for, it goes on with it.
     pub fn arrived(&mut self, now: Nanos, chunk: Chunk) -> Option<Next> {
-        let segment = self.segments.front_mut()?;
-        if !self.waits || segment.chunks.start != chunk {
+        let first = self.segments.front()?.chunks.start;
+        if self.waits != Waits::Chunk || (first != chunk && chunk != ASIDE) {
             return None;
         }
-        self.waits = false;
-        segment.chunks.start += 1;
+        (self.waits, self.counted) = (Waits::No, false);
         let toil = Seconds::from_nanos(self.fault_until.saturating_sub(now));
-        Some(self.compute(now, self.each + toil))
+        Some(self.compute(now, first..first + 1, self.each + toil))
     }
 
-    /// The piece is computed: what of its time was not work was waiting for a core.
-    pub fn computed(&mut self, now: Nanos) {
+    /// A stretch is computed: what of its time was not work was waiting for a core. Returns its chunks.
+    pub fn computed(&mut self, now: Nanos) -> Range<Chunk> {
         let (wall, work) = (now - self.since, self.work.to_nanos());
         let cost = self.cost();
         cost.cpu += work.min(wall);
         cost.queue += wall.saturating_sub(work);
+        self.stretch.clone()
     }
 
     fn blocked(&mut self, now: Nanos, touch: Touch, storage: &mut Storage) -> Next {
@@ -161,12 +194,21 @@ impl Walk {
             return Next::Retry(until.max(now + NO_ROOM_PAUSE));
         }
         self.fault_until = until;
-        self.waits = true;
+        self.waits = Waits::Chunk;
         Next::Wait
     }
 
-    fn compute(&mut self, now: Nanos, work: Seconds) -> Next {
+    fn compute(&mut self, now: Nanos, stretch: Range<Chunk>, time: Seconds) -> Next {
+        let work = time + std::mem::replace(&mut self.owed, Seconds(0.0));
         (self.since, self.work) = (now, work);
+        if let Some(segment) = self.segments.front_mut() {
+            segment.chunks.start = stretch.end;
+            if segment.chunks.is_empty() {
+                self.segments.pop_front();
+                self.enter();
+            }
+        }
+        self.stretch = stretch;
         Next::Compute(work)
     }
 }

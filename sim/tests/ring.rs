@@ -3,110 +3,24 @@
 //! Small rings of invented devices on a shipped model, so that every expectation can be computed by hand, and
 //! the laws that hold for any plan: determinism, no token lost, terms that sum to the token's time.
 
+mod common;
+
 use hearth_profiles::device::PageCachePolicy;
 use hearth_profiles::model::{ModelProfile, shipped};
-use hearth_profiles::{Bytes, BytesPerSecond, Device, Document, Link, Seconds, Sourced};
-use hearth_schema::cluster::{Cluster, LinkTable, Member};
-use hearth_schema::metrics::{self, Metrics};
-use hearth_schema::plan::{Origin, Plan, PlannedDevice, PlannedModel, PlannerRecord, Role};
+use hearth_profiles::{Bytes, Device, Document};
+use hearth_schema::cluster::Cluster;
+use hearth_schema::metrics;
+use hearth_schema::plan::{Plan, Role};
 use hearth_schema::residency::{Residency, ResidencyOptions};
-use hearth_schema::scenario::{KvFormat, Links, Workload};
 use hearth_schema::trace::{Kind, Outcome};
 use hearth_sim::{Input, Options, SimError, simulate};
 use proptest::prelude::*;
 
-/// 10 GB/s of reading and nothing else that takes time; a disk of 1 GB/s.
-fn device(available: Bytes) -> Device {
-    let yaml = format!(
-        "schema: device/1
-name: plain
-os: linux
-cpu:
-  name: test
-  cores: 4
-  matvec: {{f32: {{value: 1000 TFLOP/s, source: test}}}}
-  read_bandwidth: {{value: 10 GB/s, source: test}}
-  kv_copy: {{latency: {{value: 0 s, source: test}}, bandwidth: {{value: 1 TB/s, source: test}}}}
-  compute_buffer: {{value: 0 B, source: test}}
-memory:
-  total: {{value: 64 GiB, source: test}}
-  available: {{value: {} B, source: test}}
-  page_cache: two-list
-disk:
-  sequential: {{value: 1 GB/s, source: test}}
-  read_ahead: {{value: 8 MiB, source: test}}
-",
-        available.0
-    );
-    Device::from_yaml(&yaml).expect("a valid device")
-}
+use common::{PLENTY, cluster, plan, run};
 
-const LATENCY: Seconds = Seconds(0.004);
-
-fn cluster(model: &str, memories: &[Bytes], generate: u32) -> Cluster {
-    let link = Link {
-        latency: Sourced::new(LATENCY, "test"),
-        bandwidth: Sourced::new(BytesPerSecond(100e6), "test"),
-    };
-    Cluster {
-        members: memories
-            .iter()
-            .enumerate()
-            .map(|(index, &memory)| Member {
-                name: format!("d{index}"),
-                address: None,
-                device: device(memory),
-                residency: ResidencyOptions::default(),
-            })
-            .collect(),
-        head: 0,
-        links: LinkTable::new(Links { default: link, between: vec![] }),
-        model: shipped(model).expect("a shipped model"),
-        context: 512,
-        kv_cache: KvFormat::F16,
-        workload: Workload { prompt: 4, generate },
-        seed: 7,
-    }
-}
-
-fn plan(model: &ModelProfile, windows: &[u32], prefetch: bool, residency: Residency) -> Plan {
-    let layers = model.shape.layers.0;
-    Plan {
-        schema: "plan/1".into(),
-        scenario: Origin { name: "test".into(), digest: String::new() },
-        model: PlannedModel {
-            name: model.name.clone(),
-            digest: None,
-            shape_digest: model.shape_digest(),
-            layers,
-        },
-        planner: PlannerRecord { strategy: "manual".into(), options: vec![] },
-        rounds: layers.div_ceil(windows.iter().sum()),
-        context: 512,
-        kv_cache: KvFormat::F16,
-        devices: windows
-            .iter()
-            .enumerate()
-            .map(|(index, &window)| PlannedDevice {
-                name: format!("d{index}"),
-                address: None,
-                role: if index == 0 { Role::Head } else { Role::Worker },
-                window,
-                gpu_layers: 0,
-                residency: ResidencyOptions { prefetch, ..ResidencyOptions::of(residency) },
-                predicted: None,
-            })
-            .collect(),
-        dropped: vec![],
-        predicted: None,
-        explanation: vec![],
-    }
-}
-
-fn run(cluster: &Cluster, plan: &Plan) -> Metrics {
-    let options = Options::default();
-    let trace = simulate(&Input { cluster, plan, options: &options }).expect("a plan that can be run");
-    metrics::compute(&trace)
+/// A policy, with or without reading ahead.
+fn policy(residency: Residency, prefetch: bool) -> ResidencyOptions {
+    ResidencyOptions { prefetch, ..ResidencyOptions::of(residency) }
 }
 
 fn tpot(cluster: &Cluster, plan: &Plan) -> f64 {
@@ -118,15 +32,13 @@ fn reading(model: &ModelProfile) -> f64 {
     (model.layers_bytes() + model.output_bytes() + model.input_row_bytes()).as_f64() / 10e9 * 1e3
 }
 
-const PLENTY: Bytes = Bytes(40 << 30);
-
 #[test]
 fn with_room_for_all_a_token_is_reading_and_hops() {
     let cluster = cluster("llama-8b", &[PLENTY, PLENTY], 6);
     // A hop is 4096 numbers of 4 bytes at 100 MB/s, 0.16 ms, and 4 ms of latency.
     let hop = 4.0 + 16384.0 / 100e6 * 1e3;
     for (windows, hops) in [(&[16, 16][..], 2.0), (&[8, 8], 4.0), (&[4, 4], 8.0)] {
-        let plan = plan(&cluster.model, windows, false, Residency::Os);
+        let plan = plan(&cluster.model, windows, policy(Residency::Os, false));
         let expected = reading(&cluster.model) + hops * hop;
         let options = Options { warm: true, ..Options::default() };
         let trace = simulate(&Input { cluster: &cluster, plan: &plan, options: &options }).expect("runs");
@@ -143,7 +55,7 @@ fn without_memory_linux_reads_the_whole_share_again() {
     let share: Bytes = (16..32).map(|layer| model.layer_bytes(layer)).sum();
     let memory = Bytes(share.0 * 9 / 10);
     let cluster = cluster("llama-8b", &[PLENTY, memory], 6);
-    let metrics = run(&cluster, &plan(&model, &[16, 16], false, Residency::Os));
+    let metrics = run(&cluster, &plan(&model, &[16, 16], policy(Residency::Os, false)));
     let read = metrics.devices[1].bytes_read_per_token / share.as_f64();
     assert!((0.99..1.02).contains(&read), "{read} of the share");
     // The disk (1 GB/s) hides behind nothing and the computing behind the disk: T0 + share / s less the overlap.
@@ -151,7 +63,7 @@ fn without_memory_linux_reads_the_whole_share_again() {
     let found = metrics.tpot_ms.expect("tokens").mean;
     let quiet = tpot(
         &self::cluster("llama-8b", &[PLENTY, PLENTY], 6),
-        &plan(&model, &[16, 16], false, Residency::Os),
+        &plan(&model, &[16, 16], policy(Residency::Os, false)),
     );
     let computing = share.as_f64() / 10e9 * 1e3;
     assert!((quiet + disk - computing - 5.0..quiet + disk + 5.0).contains(&found), "{found} ms");
@@ -165,7 +77,7 @@ fn prefetching_helps_in_several_rounds_and_not_in_one() {
     let memory = Bytes(share.0 * 6 / 10);
     let slow = cluster("llama-8b", &[PLENTY, memory], 8);
     let run = |windows: &[u32], prefetch| {
-        let metrics = run(&slow, &plan(&model, windows, prefetch, Residency::Os));
+        let metrics = run(&slow, &plan(&model, windows, policy(Residency::Os, prefetch)));
         let read = metrics.devices[1].bytes_read_per_token / share.as_f64();
         (metrics.tpot_ms.expect("tokens").mean, read)
     };
@@ -181,7 +93,7 @@ fn prefetching_helps_in_several_rounds_and_not_in_one() {
 fn the_terms_of_a_token_sum_to_its_time() {
     let model = shipped("llama-8b").expect("shipped");
     let cluster = cluster("llama-8b", &[PLENTY, Bytes(1 << 30)], 6);
-    let metrics = run(&cluster, &plan(&model, &[5, 3], true, Residency::Os));
+    let metrics = run(&cluster, &plan(&model, &[5, 3], policy(Residency::Os, true)));
     let tpot = metrics.tpot_ms.expect("tokens").mean;
     assert!((metrics.terms_ms.sum() / tpot - 1.0).abs() < 1e-9);
     assert!(metrics.terms_ms.bubble.abs() < 0.01 * tpot, "{:?}", metrics.terms_ms);
@@ -194,7 +106,7 @@ fn two_runs_give_the_same_bytes() {
     let model = shipped("llama-8b").expect("shipped");
     let cluster = cluster("llama-8b", &[PLENTY, Bytes(1 << 30), Bytes(1 << 29)], 4);
     for residency in [Residency::Os, Residency::Windowed] {
-        let plan = plan(&model, &[3, 3, 2], true, residency);
+        let plan = plan(&model, &[3, 3, 2], policy(residency, true));
         let options = Options::default();
         let write = || {
             let mut text = Vec::new();
@@ -212,7 +124,7 @@ fn a_long_prompt_flows_through_the_ring_in_batches() {
     let mut long = cluster("llama-8b", &[PLENTY, PLENTY], 3);
     long.context = 2048;
     long.workload.prompt = 1100;
-    let mut plan = plan(&model, &[16, 16], false, Residency::Os);
+    let mut plan = plan(&model, &[16, 16], policy(Residency::Os, false));
     plan.context = 2048;
     let options = Options { warm: true, ..Options::default() };
     let trace = simulate(&Input { cluster: &long, plan: &plan, options: &options }).expect("runs");
@@ -233,7 +145,7 @@ fn a_long_prompt_flows_through_the_ring_in_batches() {
 #[test]
 fn what_cannot_be_held_is_out_of_memory() {
     let mut small = cluster("llama-8b", &[PLENTY, Bytes(1 << 20)], 3);
-    let plan = plan(&small.model, &[16, 16], false, Residency::Os);
+    let plan = plan(&small.model, &[16, 16], policy(Residency::Os, false));
     let options = Options::default();
     let trace = simulate(&Input { cluster: &small, plan: &plan, options: &options }).expect("an outcome");
     assert_eq!(trace.outcome, Outcome::OutOfMemory);
@@ -261,7 +173,7 @@ gpu:
 ";
     let yaml = cluster.members[0].device.to_yaml() + gpu;
     cluster.members[0].device = Device::from_yaml(&yaml).expect("a valid device");
-    let mut plan = plan(&model, &[16], false, Residency::Os);
+    let mut plan = plan(&model, &[16], policy(Residency::Os, false));
     plan.devices[0].gpu_layers = 16;
     let metrics = run(&cluster, &plan);
     let terms = metrics.terms_ms;
@@ -288,7 +200,7 @@ fn a_helper_keeps_to_its_budget() {
     let cluster = cluster("llama-8b", &[PLENTY, Bytes(share.0 / 2)], 5);
     let options = Options::default();
     for residency in [Residency::Os, Residency::Windowed] {
-        let mut plan = plan(&model, &[4, 4], true, residency);
+        let mut plan = plan(&model, &[4, 4], policy(residency, true));
         plan.devices[1].residency.prefetch_budget = Some(Bytes::mib(64));
         let trace = simulate(&Input { cluster: &cluster, plan: &plan, options: &options }).expect("runs");
         let ahead = trace.records.iter().filter(|record| record.kind == Kind::Prefetch && record.device == 1);
@@ -322,7 +234,7 @@ proptest! {
             }
         }
         let residency = if windowed { Residency::Windowed } else { Residency::Os };
-        let mut plan = plan(&cluster.model, &windows, prefetch, residency);
+        let mut plan = plan(&cluster.model, &windows, policy(residency, prefetch));
         for device in plan.devices.iter_mut().skip(1).filter(|device| device.window == 0) {
             device.role = Role::Relay;
         }

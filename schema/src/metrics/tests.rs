@@ -78,8 +78,8 @@ fn the_terms_sum_to_the_token_time() {
     assert_eq!(terms.queue, 2.0);
     assert_eq!(terms.bubble, 0.0);
     assert!((terms.sum() - 70.0).abs() < 1e-9);
-    // 20 ms of reading ahead, 6 of them beside the worker's own computation.
-    assert_eq!(terms.hidden_disk, 14.0);
+    // 20 ms of reading ahead, 6 of them beside the worker's own computation, which waited for nothing.
+    assert_eq!(terms.hidden_disk, 20.0);
     assert_eq!(metrics.devices[1].bytes_read_per_token, 1000.0);
 }
 
@@ -99,6 +99,22 @@ fn a_run_without_tokens_has_no_times() {
     trace.records.clear();
     let metrics = compute(&trace);
     assert_eq!((metrics.tpot_ms, metrics.ttft_ms), (None, None));
+}
+
+#[test]
+fn what_a_step_waited_for_is_not_hidden() {
+    // Of its 30 ms the worker waits for 2, or for 10; 6 of them are beside the 20 ms of reading ahead.
+    for (cpu, hidden) in [(28, 18.0), (20, 14.0)] {
+        let mut trace = trace();
+        trace.records[5] = with_cpu(trace.records[5].clone(), cpu);
+        assert_eq!(compute(&trace).devices[1].hidden_disk_ms, hidden);
+        // The same reading in two records.
+        let mut second = trace.records[7].clone();
+        trace.records[7].end = 5153 * MS;
+        second.start = 5153 * MS;
+        trace.records.insert(8, second);
+        assert_eq!(compute(&trace).devices[1].hidden_disk_ms, hidden);
+    }
 }
 
 #[test]

@@ -179,3 +179,20 @@ impl ResidencyOptions {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_leaves_room_for_the_buffer_and_the_kernel() {
+        let (options, share) = (ResidencyOptions::of(Residency::Managed), 200 << 20);
+        // A 200th of the share, and 1 MiB with another for four processors.
+        assert_eq!(kept_bytes(128 << 20, share, 4, &options), (128 - 8 - 1 - 2) << 20);
+        assert_eq!(kept_bytes(5 << 20, share, 4, &options), 0);
+        assert_eq!(kept_bytes(1 << 30, share, 4, &options), share);
+        let less = ResidencyOptions { kept: Some(Bytes::mib(64)), ..options };
+        assert_eq!(kept_bytes(128 << 20, share, 4, &less), 64 << 20);
+        assert_eq!(kept_bytes(32 << 20, share, 4, &less), kept_bytes(32 << 20, share, 4, &options));
+    }
+}
