@@ -155,6 +155,11 @@ impl Storage {
         self.cache.cache().release(chunk);
     }
 
+    /// Gives up a chunk by unmapping it and `POSIX_FADV_DONTNEED`: its return will be no refault.
+    pub fn discard(&mut self, chunk: Chunk) {
+        self.cache.cache().discard(chunk);
+    }
+
     /// The page cache, to look at or to squeeze.
     pub fn cache(&mut self) -> &mut Policy {
         &mut self.cache

@@ -7,6 +7,7 @@
 //!     cargo run --release -p hearth-sim --example cyclic_reader -- --table      limits, buffers, pieces
 //!     cargo run --release -p hearth-sim --example cyclic_reader -- --margin     how close to the limit
 //!     cargo run --release -p hearth-sim --example cyclic_reader -- --probe drop     also: drop-other, reading, depth
+//!     cargo run --release -p hearth-sim --example cyclic_reader -- --log cyclic.log     for tests/cyclic_rows.rs
 //!     cargo run --release -p hearth-sim --example cyclic_reader -- --limit-kib 331776 --kept-mib 312
 //!
 //! The numbers are in `docs/decisions/0010-the-kernel-keeps-a-kept-set.md`.
@@ -78,6 +79,7 @@ fn run(arguments: &[String]) -> Result<(), Failure> {
     let rows = match (table, margin) {
         (true, _) => table_rows(&base),
         (_, true) => margin_rows(&base),
+        _ if base.log.is_some() => log_rows(&base),
         _ => vec![("custom".into(), base)],
     };
     for (name, row) in rows {
@@ -99,22 +101,25 @@ fn table_rows(base: &Passes) -> Vec<(String, Passes)> {
     let mut rows = Vec::new();
     for percent in [90, 75, 50, 35] {
         let room = base.file_mib * percent / 100;
-        let limited = Passes { limit_kib: (room + PROCESS_MIB) << 10, kept_mib: 0, ..*base };
+        let limited = Passes { limit_kib: (room + PROCESS_MIB) << 10, kept_mib: 0, ..base.clone() };
         let named = |name: &str, passes| (format!("{percent} %, {name}"), passes);
-        rows.push(named("plain", Passes { mode: Mode::Plain, ..limited }));
-        rows.push(named("ahead", Passes { mode: Mode::Ahead, buffer_kib: 32 << 10, ..limited }));
-        rows.push(named("behind", Passes { buffer_kib: 32 << 10, ..limited }));
+        rows.push(named("plain", Passes { mode: Mode::Plain, ..limited.clone() }));
+        rows.push(named("ahead", Passes { mode: Mode::Ahead, buffer_kib: 32 << 10, ..limited.clone() }));
+        rows.push(named("behind", Passes { buffer_kib: 32 << 10, ..limited.clone() }));
         for buffer in [4, 8, 32] {
-            let managed = Passes { kept_mib: room - buffer, buffer_kib: buffer << 10, ..limited };
+            let managed = Passes { kept_mib: room - buffer, buffer_kib: buffer << 10, ..limited.clone() };
             rows.push(named("managed", managed));
         }
         if percent == 50 {
-            let managed = Passes { kept_mib: room - 8, ..limited };
-            rows.push(named("managed", Passes { piece_kib: 256, ..managed }));
-            rows.push(named("managed", Passes { piece_kib: 4096, ..managed }));
-            let fadvise = Passes { way: Way::ZapAndFadvise, ..managed };
-            rows.push(named("managed, fadvise", fadvise));
-            rows.push(named("managed, fadvise in the helper", Passes { helper_drops: true, ..fadvise }));
+            let managed = Passes { kept_mib: room - 8, ..limited.clone() };
+            rows.push(named("managed", Passes { piece_kib: 256, ..managed.clone() }));
+            rows.push(named("managed", Passes { piece_kib: 4096, ..managed.clone() }));
+            let fadvise = Passes { way: Way::ZapAndFadvise, ..managed.clone() };
+            rows.push(named("managed, fadvise", fadvise.clone()));
+            rows.push(named(
+                "managed, fadvise in the helper",
+                Passes { helper_drops: true, ..fadvise.clone() },
+            ));
         }
     }
     rows
@@ -122,20 +127,36 @@ fn table_rows(base: &Passes) -> Vec<(String, Passes)> {
 
 /// 312 MiB kept, 8 MiB of buffer, and limits ever closer to that.
 fn margin_rows(base: &Passes) -> Vec<(String, Passes)> {
-    let managed = Passes { kept_mib: 312, ..*base };
+    let managed = Passes { kept_mib: 312, ..base.clone() };
     let variants = [
-        ("page-out", managed),
-        ("page-out, random", Passes { random: true, ..managed }),
-        ("fadvise", Passes { way: Way::ZapAndFadvise, ..managed }),
-        ("fadvise in the helper", Passes { way: Way::ZapAndFadvise, helper_drops: true, ..managed }),
+        ("page-out", managed.clone()),
+        ("page-out, random", Passes { random: true, ..managed.clone() }),
+        ("fadvise", Passes { way: Way::ZapAndFadvise, ..managed.clone() }),
+        ("fadvise in the helper", Passes { way: Way::ZapAndFadvise, helper_drops: true, ..managed.clone() }),
     ];
     let mut rows = Vec::new();
     for (name, passes) in variants {
         for limit in [328, 326, 324, 323, 322, 321, 320, 318] {
-            rows.push((name.into(), Passes { limit_kib: limit << 10, ..passes }));
+            rows.push((name.into(), Passes { limit_kib: limit << 10, ..passes.clone() }));
         }
     }
     rows
+}
+
+/// What `tests/cyclic_rows.rs` replays: few passes, in large pieces, so that the log is short.
+fn log_rows(base: &Passes) -> Vec<(String, Passes)> {
+    let limited = Passes { limit_kib: 325 << 10, kept_mib: 0, piece_kib: 2048, passes: 4, ..base.clone() };
+    let managed = Passes { kept_mib: 312, ..limited.clone() };
+    let rows = [
+        ("plain", Passes { mode: Mode::Plain, ..limited.clone() }),
+        ("ahead", Passes { mode: Mode::Ahead, buffer_kib: 32 << 10, ..limited.clone() }),
+        ("behind", Passes { buffer_kib: 32 << 10, ..limited.clone() }),
+        ("managed", managed.clone()),
+        ("managed, fadvise", Passes { way: Way::ZapAndFadvise, ..managed.clone() }),
+        ("managed, no margin", Passes { limit_kib: 320 << 10, ..managed.clone() }),
+        ("managed, fadvise, no margin", Passes { limit_kib: 320 << 10, way: Way::ZapAndFadvise, ..managed }),
+    ];
+    rows.into_iter().map(|(name, row)| (name.into(), row)).collect()
 }
 
 /// One row: medians over the passes after the first, and of memory the most.

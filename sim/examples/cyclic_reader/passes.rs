@@ -6,9 +6,10 @@
 //! behind the reader they are dropped. `ahead` has the helper, but keeps and drops nothing; `behind` is
 //! `managed` with nothing kept; `plain` has page faults only.
 
-use std::fs::File;
-use std::path::Path;
-use std::sync::mpsc;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use crate::common::{
@@ -54,8 +55,37 @@ pub fn load(piece: &[u8]) {
     advise(piece, libc::MADV_POPULATE_READ);
 }
 
+/// A piece and its number in the file.
+type Piece = (usize, &'static [u8]);
+
+/// What was done to which piece, in order: `k` kept piece loaded, `a` asked for by `WILLNEED`, `p` populated,
+/// `t` touched by the reader, `r` dropped.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<(char, usize)>>>);
+
+impl Log {
+    fn add(&self, what: char, piece: usize) {
+        if let Ok(mut done) = self.0.lock() {
+            done.push((what, piece));
+        }
+    }
+
+    /// Everything since the last call; `t3-7` is five touches.
+    fn take(&self) -> String {
+        let done = self.0.lock().map(|mut done| std::mem::take(&mut *done)).unwrap_or_default();
+        let runs = done.chunk_by(|(what, piece), next| (*what, piece + 1) == *next);
+        let words: Vec<String> = runs
+            .map(|run| match run {
+                [(what, piece)] => format!("{what}{piece}"),
+                _ => format!("{}{}-{}", run[0].0, run[0].1, run[run.len() - 1].1),
+            })
+            .collect();
+        words.join(" ")
+    }
+}
+
 /// One experiment; in pieces because options are.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Passes {
     pub file_mib: usize,
     pub limit_kib: usize,
@@ -70,6 +100,8 @@ pub struct Passes {
     /// The helper drops what was used, not the reader.
     pub helper_drops: bool,
     pub passes: usize,
+    /// Where to append what was done to the pieces, in order, to be replayed.
+    pub log: Option<PathBuf>,
 }
 
 impl Default for Passes {
@@ -86,6 +118,7 @@ impl Default for Passes {
             way: Way::PageOut,
             helper_drops: false,
             passes: 6,
+            log: None,
         }
     }
 }
@@ -104,6 +137,7 @@ impl Passes {
             "--flight-kib" => self.flight_kib = number(value()?)?,
             "--piece-kib" => self.piece_kib = number(value()?)?,
             "--passes" => self.passes = number(value()?)?,
+            "--log" => self.log = Some(value()?.into()),
             "--random" => self.random = true,
             "--fadvise" => self.way = Way::ZapAndFadvise,
             "--helper-drops" => self.helper_drops = true,
@@ -139,6 +173,9 @@ impl Passes {
             ("--fadvise", self.way == Way::ZapAndFadvise),
             ("--helper-drops", self.helper_drops),
         ];
+        if let Some(log) = &self.log {
+            words.extend(["--log".into(), log.display().to_string()]);
+        }
         words.extend(flags.iter().filter(|flag| flag.1).map(|flag| flag.0.into()));
         words
     }
@@ -160,16 +197,22 @@ impl Passes {
         let pieces: Vec<&'static [u8]> = map.chunks(self.piece_kib << 10).collect();
         let kept: Vec<bool> = (0..pieces.len()).map(|at| self.keeps(at)).collect();
         let mut streamed = Vec::new();
-        for (piece, kept) in pieces.iter().zip(&kept) {
-            if *kept { load(piece) } else { streamed.push(*piece) }
+        let log = Log::default();
+        for (at, piece) in pieces.iter().enumerate() {
+            if kept[at] {
+                load(piece);
+                log.add('k', at);
+            } else {
+                streamed.push((at, *piece));
+            }
         }
         let must = streamed.len() * (self.piece_kib << 10);
         let handle = file.try_clone()?;
-        let helper = (self.mode != Mode::Plain).then(|| self.helper(streamed, map, handle));
-        let mut sum = 0;
+        let helper = (self.mode != Mode::Plain).then(|| self.helper(streamed, map, handle, log.clone()));
+        let mut lines = Vec::new();
         for pass in 0..self.passes {
             let (begin, before) = (Instant::now(), Counters::read(groups)?);
-            let (lost, dropping) = self.pass(&file, map, &pieces, &kept, helper.as_ref(), &mut sum)?;
+            let (lost, dropping) = self.pass(&file, map, &pieces, &kept, helper.as_ref(), &log)?;
             let now = Counters::read(groups)?;
             let count = now.since(&before);
             println!(
@@ -184,8 +227,12 @@ impl Passes {
                 now.kernel as f64 / MIB as f64,
                 now.active / MIB as u64,
             );
+            lines.push(format!("pass {} {} {lost} {}", count.bytes, count.refaults, log.take()));
         }
-        std::hint::black_box(sum);
+        if let Some(path) = &self.log {
+            let mut out = OpenOptions::new().create(true).append(true).open(path)?;
+            writeln!(out, "row {}\n{}", self.arguments().join(" "), lines.join("\n"))?;
+        }
         Ok(())
     }
 
@@ -197,10 +244,10 @@ impl Passes {
         pieces: &[&'static [u8]],
         kept: &[bool],
         helper: Option<&Helper>,
-        sum: &mut u64,
+        log: &Log,
     ) -> Result<(usize, Duration), Failure> {
         let (mut lost, mut dropping) = (0, Duration::ZERO);
-        for (piece, kept) in pieces.iter().zip(kept) {
+        for (at, (piece, kept)) in pieces.iter().zip(kept).enumerate() {
             if *kept {
                 let gone = missing(piece);
                 lost += gone;
@@ -211,23 +258,25 @@ impl Passes {
             } else if let Some(helper) = helper {
                 helper.ready.recv()?;
             }
-            *sum = sum.wrapping_add(checksum(piece));
+            std::hint::black_box(checksum(piece));
+            log.add('t', at);
             if let (false, Some(helper)) = (*kept, helper) {
                 let start = Instant::now();
                 if self.mode == Mode::Managed && !self.helper_drops {
                     self.way.drop(file, map, piece);
+                    log.add('r', at);
                 }
                 dropping += start.elapsed();
-                helper.done.send(piece)?;
+                helper.done.send((at, piece))?;
             }
         }
         Ok((lost, dropping))
     }
 
     /// Starts the thread that reads ahead.
-    fn helper(&self, streamed: Vec<&'static [u8]>, map: &'static [u8], file: File) -> Helper {
+    fn helper(&self, streamed: Vec<Piece>, map: &'static [u8], file: File, log: Log) -> Helper {
         let (ready_to, ready) = mpsc::channel();
-        let (done, done_from) = mpsc::channel::<&'static [u8]>();
+        let (done, done_from) = mpsc::channel::<Piece>();
         let buffer = (self.buffer_kib / self.piece_kib).max(1);
         let flight = (self.flight_kib / self.piece_kib).max(1);
         let (drops, way) = (self.helper_drops && self.mode == Mode::Managed, self.way);
@@ -242,14 +291,21 @@ impl Passes {
                 }
                 given_up += used.len();
                 if drops {
-                    used.iter().for_each(|piece| way.drop(&file, map, piece));
+                    for (at, piece) in used {
+                        way.drop(&file, map, piece);
+                        log.add('r', at);
+                    }
                 }
                 while asked < (given_up + buffer).min(there + flight) {
-                    advise(streamed[asked % streamed.len()], libc::MADV_WILLNEED);
+                    let (at, piece) = streamed[asked % streamed.len()];
+                    advise(piece, libc::MADV_WILLNEED);
+                    log.add('a', at);
                     asked += 1;
                 }
                 if there < asked {
-                    advise(streamed[there % streamed.len()], libc::MADV_POPULATE_READ);
+                    let (at, piece) = streamed[there % streamed.len()];
+                    advise(piece, libc::MADV_POPULATE_READ);
+                    log.add('p', at);
                     there += 1;
                     if ready_to.send(()).is_err() {
                         return;
@@ -266,5 +322,5 @@ struct Helper {
     /// One more streamed piece is there, in order.
     ready: mpsc::Receiver<()>,
     /// The reader has used it.
-    done: mpsc::Sender<&'static [u8]>,
+    done: mpsc::Sender<Piece>,
 }

@@ -97,8 +97,14 @@ pub trait PageCache {
             }
         }
     }
-    /// Gives up a chunk that will not be needed soon. One in flight stays.
+    /// Gives up a chunk that will not be needed soon, as `MADV_PAGEOUT` does. One in flight stays.
     fn release(&mut self, chunk: Chunk);
+    /// The same by unmapping and `POSIX_FADV_DONTNEED`, which leaves no trace of the chunk: its return is no
+    /// refault.
+    fn discard(&mut self, chunk: Chunk) {
+        self.release(chunk);
+    }
+
     /// Others take or return memory: the number of chunks that fit from now on.
     fn set_capacity(&mut self, chunks: u32);
     /// Chunks that fit.

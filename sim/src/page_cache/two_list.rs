@@ -320,6 +320,16 @@ impl PageCache for TwoList {
         }
     }
 
+    fn discard(&mut self, chunk: Chunk) {
+        let age = self.age;
+        self.release(chunk);
+        if self.chunks[chunk as usize].place == Place::Absent {
+            // Invalidation is not reclaim: no shadow, and time among the evicted stands still.
+            self.chunks[chunk as usize].shadow = None;
+            self.age = age;
+        }
+    }
+
     fn set_capacity(&mut self, chunks: u32) {
         self.capacity = chunks;
         let locked = self.chunks.iter().filter(|page| page.locked).count() as u32;
