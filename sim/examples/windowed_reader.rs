@@ -249,7 +249,7 @@ fn read_windows(experiment: &Experiment, file: &Path) -> Result<(), Failure> {
     let (mut tokens, mut sum) = (Vec::new(), 0u64);
     for token in 0..experiment.tokens {
         let (start, before) = (Instant::now(), Counters::read(&groups)?);
-        for round in 0..experiment.rounds {
+        for (round, behind) in streamed.iter().enumerate() {
             std::thread::sleep(others);
             let offset = round * window;
             let (begin, count) = (Instant::now(), Counters::read(&groups)?);
@@ -257,7 +257,7 @@ fn read_windows(experiment: &Experiment, file: &Path) -> Result<(), Failure> {
             sum = sum.wrapping_add(checksum_together(&map[offset..offset + window], experiment.threads));
             let length = begin.elapsed();
             if experiment.release {
-                for &(at, length) in &streamed[round] {
+                for &(at, length) in behind {
                     advise(&map[at..at + length], libc::MADV_PAGEOUT);
                 }
             }

@@ -85,10 +85,13 @@ impl Storage {
         }
     }
 
-    /// A thread reads a chunk through its mapping.
+    /// A thread reads a chunk through its mapping; as [`Flow::Prefetch`] it populates the mapping.
     pub fn touch(&mut self, now: Nanos, chunk: Chunk, flow: Flow) -> Touch {
         let cache = self.cache.cache();
-        let found = cache.access(chunk);
+        let found = match flow {
+            Flow::Fault => cache.access(chunk),
+            Flow::Prefetch => cache.populate(chunk),
+        };
         let touch = match found {
             Access::Hit => Touch::Ready,
             Access::InFlight => Touch::Waits,
@@ -107,7 +110,10 @@ impl Storage {
         let cache = self.cache.cache();
         // Somebody else may have fetched it meanwhile.
         if cache.holds(chunk) {
-            cache.access(chunk);
+            match flow {
+                Flow::Fault => cache.access(chunk),
+                Flow::Prefetch => cache.populate(chunk),
+            };
             return Touch::Ready;
         }
         match cache.prefetch_now(chunk) {

@@ -145,7 +145,7 @@ fn margin_rows(base: &Passes) -> Vec<(String, Passes)> {
 
 /// What `tests/cyclic_rows.rs` replays: few passes, in large pieces, so that the log is short.
 fn log_rows(base: &Passes) -> Vec<(String, Passes)> {
-    let limited = Passes { limit_kib: 325 << 10, kept_mib: 0, piece_kib: 2048, passes: 4, ..base.clone() };
+    let limited = Passes { limit_kib: 325 << 10, kept_mib: 0, piece_kib: 2048, count: 4, ..base.clone() };
     let managed = Passes { kept_mib: 312, ..limited.clone() };
     let rows = [
         ("plain", Passes { mode: Mode::Plain, ..limited.clone() }),

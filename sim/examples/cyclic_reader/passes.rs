@@ -99,7 +99,7 @@ pub struct Passes {
     pub way: Way,
     /// The helper drops what was used, not the reader.
     pub helper_drops: bool,
-    pub passes: usize,
+    pub count: usize,
     /// Where to append what was done to the pieces, in order, to be replayed.
     pub log: Option<PathBuf>,
 }
@@ -117,7 +117,7 @@ impl Default for Passes {
             random: false,
             way: Way::PageOut,
             helper_drops: false,
-            passes: 6,
+            count: 6,
             log: None,
         }
     }
@@ -136,7 +136,7 @@ impl Passes {
             "--buffer-kib" => self.buffer_kib = number(value()?)?,
             "--flight-kib" => self.flight_kib = number(value()?)?,
             "--piece-kib" => self.piece_kib = number(value()?)?,
-            "--passes" => self.passes = number(value()?)?,
+            "--passes" => self.count = number(value()?)?,
             "--log" => self.log = Some(value()?.into()),
             "--random" => self.random = true,
             "--fadvise" => self.way = Way::ZapAndFadvise,
@@ -164,7 +164,7 @@ impl Passes {
             ("--buffer-kib", self.buffer_kib),
             ("--flight-kib", self.flight_kib),
             ("--piece-kib", self.piece_kib),
-            ("--passes", self.passes),
+            ("--passes", self.count),
         ] {
             words.extend([word.into(), value.to_string()]);
         }
@@ -210,7 +210,7 @@ impl Passes {
         let handle = file.try_clone()?;
         let helper = (self.mode != Mode::Plain).then(|| self.helper(streamed, map, handle, log.clone()));
         let mut lines = Vec::new();
-        for pass in 0..self.passes {
+        for pass in 0..self.count {
             let (begin, before) = (Instant::now(), Counters::read(groups)?);
             let (lost, dropping) = self.pass(&file, map, &pieces, &kept, helper.as_ref(), &log)?;
             let now = Counters::read(groups)?;

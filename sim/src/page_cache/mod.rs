@@ -84,6 +84,11 @@ pub struct Counters {
 pub trait PageCache {
     /// The reader touches a chunk. If it is not there the reader waits, and its touch counts at the arrival.
     fn access(&mut self, chunk: Chunk) -> Access;
+    /// The same by `MADV_POPULATE_READ`.
+    fn populate(&mut self, chunk: Chunk) -> Access {
+        self.access(chunk)
+    }
+
     /// Allocates a chunk that is about to be read, evicting others if there is no room.
     fn prefetch(&mut self, chunk: Chunk) -> Fetch;
     /// A chunk that was in flight has been read.
