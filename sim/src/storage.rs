@@ -88,10 +88,13 @@ impl Storage {
         }
     }
 
-    /// A thread reads a chunk through its mapping.
+    /// A thread reads a chunk through its mapping; as [`Flow::Prefetch`] it populates the mapping.
     pub fn touch(&mut self, now: Nanos, chunk: Chunk, flow: Flow) -> Touch {
         let cache = self.cache.cache();
-        let found = cache.access(chunk);
+        let found = match flow {
+            Flow::Fault => cache.access(chunk),
+            Flow::Prefetch => cache.populate(chunk),
+        };
         let touch = match found {
             Access::Hit => Touch::Ready,
             Access::InFlight => Touch::Waits,
@@ -124,7 +127,10 @@ impl Storage {
         let cache = self.cache.cache();
         // Somebody else may have fetched it meanwhile.
         if cache.holds(chunk) {
-            cache.access(chunk);
+            match flow {
+                Flow::Fault => cache.access(chunk),
+                Flow::Prefetch => cache.populate(chunk),
+            };
             return Touch::Ready;
         }
         match cache.prefetch_now(chunk) {
@@ -172,6 +178,11 @@ impl Storage {
     /// Gives up a chunk, as `MADV_PAGEOUT` does.
     pub fn release(&mut self, chunk: Chunk) {
         self.cache.cache().release(chunk);
+    }
+
+    /// Gives up a chunk by unmapping it and `POSIX_FADV_DONTNEED`: its return will be no refault.
+    pub fn discard(&mut self, chunk: Chunk) {
+        self.cache.cache().discard(chunk);
     }
 
     /// The page cache, to look at or to squeeze.

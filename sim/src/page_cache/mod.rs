@@ -84,6 +84,11 @@ pub struct Counters {
 pub trait PageCache {
     /// The reader touches a chunk. If it is not there the reader waits, and its touch counts at the arrival.
     fn access(&mut self, chunk: Chunk) -> Access;
+    /// The same by `MADV_POPULATE_READ`.
+    fn populate(&mut self, chunk: Chunk) -> Access {
+        self.access(chunk)
+    }
+
     /// Allocates a chunk that is about to be read, evicting others if there is no room.
     fn prefetch(&mut self, chunk: Chunk) -> Fetch;
     /// A chunk that was in flight has been read.
@@ -97,8 +102,14 @@ pub trait PageCache {
             }
         }
     }
-    /// Gives up a chunk that will not be needed soon. One in flight stays.
+    /// Gives up a chunk that will not be needed soon, as `MADV_PAGEOUT` does. One in flight stays.
     fn release(&mut self, chunk: Chunk);
+    /// The same by unmapping and `POSIX_FADV_DONTNEED`, which leaves no trace of the chunk: its return is no
+    /// refault.
+    fn discard(&mut self, chunk: Chunk) {
+        self.release(chunk);
+    }
+
     /// Others take or return memory: the number of chunks that fit from now on.
     fn set_capacity(&mut self, chunks: u32);
     /// Chunks that fit.

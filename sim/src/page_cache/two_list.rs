@@ -8,6 +8,9 @@
 //!   young, gets `referenced`, and goes to the head again. Young *and* referenced makes it active. A page that
 //!   was read ahead and not touched yet has neither and is evicted at once: the next window, which will be
 //!   needed soonest, goes before the last one, which will be needed latest.
+//! - **Populated.** `MADV_POPULATE_READ` maps each page and calls `folio_mark_accessed` for it (mm/gup.c,
+//!   `FOLL_TOUCH`): it is young and referenced at once, so the next look makes it active, and so does populating
+//!   it a second time.
 //! - **Locked while in flight.** A page under way cannot be evicted. Reclaim moves it to the head and looks on.
 //! - **Scan pressure.** One attempt looks at 1/4096 of the list, then 1/2048, ... then at all of it, and stops
 //!   as soon as it has 32 pages. So the first attempt after a window was used ages *all* of that window before
@@ -64,6 +67,8 @@ struct Page {
     referenced: bool,
     /// A reader waits for it.
     awaited: bool,
+    /// Somebody populates, and waits for it.
+    populated: bool,
     /// Being read: cannot be evicted.
     locked: bool,
     /// The age at which it was evicted.
@@ -246,6 +251,17 @@ impl TwoList {
         }
     }
 
+    /// `folio_mark_accessed`: the first time referenced, the second time active.
+    fn mark_accessed(&mut self, chunk: Chunk) {
+        let page = &mut self.chunks[chunk as usize];
+        if !std::mem::replace(&mut page.referenced, true) || page.place != Place::Inactive {
+            return;
+        }
+        page.referenced = false;
+        self.inactive.remove(&mut self.links, chunk);
+        self.activate(chunk);
+    }
+
     /// Puts a chunk that is on no list on the active one.
     fn activate(&mut self, chunk: Chunk) {
         self.chunks[chunk as usize].place = Place::Active;
@@ -281,6 +297,16 @@ impl PageCache for TwoList {
         if page.locked { Access::InFlight } else { Access::Absent }
     }
 
+    fn populate(&mut self, chunk: Chunk) -> Access {
+        let found = self.access(chunk);
+        if found == Access::Hit {
+            self.mark_accessed(chunk);
+        } else {
+            self.chunks[chunk as usize].populated = true;
+        }
+        found
+    }
+
     fn prefetch(&mut self, chunk: Chunk) -> Fetch {
         if self.chunks[chunk as usize].place != Place::Absent {
             return Fetch::Present;
@@ -310,6 +336,9 @@ impl PageCache for TwoList {
         let page = &mut self.chunks[chunk as usize];
         page.locked = false;
         page.young |= std::mem::take(&mut page.awaited);
+        if std::mem::take(&mut page.populated) {
+            self.mark_accessed(chunk);
+        }
     }
 
     fn release(&mut self, chunk: Chunk) {
@@ -317,6 +346,16 @@ impl PageCache for TwoList {
         if page.place != Place::Absent && !page.locked {
             self.counters.released += 1;
             self.evict(chunk);
+        }
+    }
+
+    fn discard(&mut self, chunk: Chunk) {
+        let age = self.age;
+        self.release(chunk);
+        if self.chunks[chunk as usize].place == Place::Absent {
+            // Invalidation is not reclaim: no shadow, and time among the evicted stands still.
+            self.chunks[chunk as usize].shadow = None;
+            self.age = age;
         }
     }
 

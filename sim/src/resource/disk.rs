@@ -197,11 +197,12 @@ mod tests {
 
     #[test]
     fn a_throttle_holds_for_both_together() {
-        // 10 MB/s: a megabyte a slice, so the second waits a tenth of a second. Then 1 ms and 2.5 ms to read.
+        // 10 MB/s: a megabyte a slice, so the second waits for the slice's end, and a tenth of a
+        // second more for its own bytes. Then 1 ms and 2.5 ms to read.
         let mut disk = Disk::new(DiskSpeed { throttle: Some(BytesPerSecond(10e6)), ..speed() });
         disk.submit(0, Flow::Prefetch, 1, Bytes(1_000_000));
         disk.submit(0, Flow::Fault, 2, Bytes(1_000_000));
-        assert_eq!(drain(&mut disk), [(MILLI, 1), (102 * MILLI + MILLI / 2, 2)]);
+        assert_eq!(drain(&mut disk), [(MILLI, 1), (202 * MILLI + MILLI / 2, 2)]);
     }
 
     #[test]

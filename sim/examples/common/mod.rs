@@ -1,0 +1,272 @@
+//! How do the physical experiments limit a process, and how do they count what it did?
+//!
+//! A file that stands for a device's share, cgroups (v1) of memory, blkio and cpu around a child process, the
+//! advices to the kernel about a mapping, and the counters of the groups. Everything made is removed again,
+//! also after Ctrl-C.
+//!
+//! Not here: what is measured. Each example has that for itself.
+#![allow(dead_code, reason = "every example uses a part")]
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::str::FromStr;
+use std::time::Duration;
+
+use memmap2::Mmap;
+
+pub const MIB: usize = 1 << 20;
+pub const PAGE: usize = 4096;
+/// The name of the groups that a child finds itself in.
+const GROUPS: &str = "HEARTH_GROUPS";
+const ROOT: &str = "/sys/fs/cgroup";
+
+pub type Failure = Box<dyn std::error::Error>;
+
+pub fn number<T: FromStr>(text: &str) -> Result<T, Failure> {
+    text.parse().map_err(|_| format!("`{text}` is not a number that fits here").into())
+}
+
+pub fn require_root() -> Result<(), Failure> {
+    // SAFETY: geteuid has no preconditions.
+    let user = unsafe { libc::geteuid() };
+    let has = |path: &str| Path::new(ROOT).join(path).exists();
+    if user != 0 {
+        return Err("needs root, to create cgroups".into());
+    }
+    if !has("memory/memory.stat") || !has("blkio/cgroup.procs") || !has("cpu/cpu.cfs_quota_us") {
+        return Err("needs cgroup v1 controllers memory, blkio and cpu at /sys/fs/cgroup".into());
+    }
+    if !has("blkio/blkio.throttle.read_bps_device") {
+        return Err("needs a kernel with blkio throttling (CONFIG_BLK_DEV_THROTTLING)".into());
+    }
+    Ok(())
+}
+
+/// The file that stands for the share; removed at the end.
+pub struct ShareFile {
+    pub path: PathBuf,
+}
+
+impl ShareFile {
+    pub fn create(directory: &Path, share_mib: usize) -> Result<Self, Failure> {
+        let file = Self { path: directory.join(format!("hearth-share-{}.bin", std::process::id())) };
+        let mut out = OpenOptions::new().write(true).create_new(true).open(&file.path)?;
+        let mut block = vec![0u8; MIB];
+        for piece in 0..share_mib {
+            block.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at ^ piece) as u8);
+            out.write_all(&block)?;
+        }
+        out.sync_all()?;
+        Ok(file)
+    }
+}
+
+impl Drop for ShareFile {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// What a child may use; zero means as much as it likes.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Limits {
+    pub memory: usize,
+    pub disk_mbps: u64,
+    /// Microseconds of processor time in every period, and the period.
+    pub cpu: Option<(u64, u64)>,
+}
+
+/// Cgroups of one experiment; removed when dropped, whatever happened.
+pub struct Cgroups {
+    name: String,
+}
+
+impl Cgroups {
+    pub fn create(limits: Limits, file: &Path) -> Result<Self, Failure> {
+        let groups = Self { name: format!("hearth-experiment-{}", std::process::id()) };
+        for group in groups.all() {
+            fs::create_dir(&group)?;
+        }
+        if limits.memory > 0 {
+            fs::write(groups.memory().join("memory.limit_in_bytes"), limits.memory.to_string())?;
+        }
+        if limits.disk_mbps > 0 {
+            let rule = format!("{} {}", whole_disk(file)?, limits.disk_mbps * 1_000_000);
+            fs::write(groups.blkio().join("blkio.throttle.read_bps_device"), rule)?;
+        }
+        if let Some((quota, period)) = limits.cpu {
+            fs::write(groups.cpu().join("cpu.cfs_period_us"), period.to_string())?;
+            fs::write(groups.cpu().join("cpu.cfs_quota_us"), quota.to_string())?;
+            // The most there is: what others run at the same time shall not be measured.
+            fs::write(groups.cpu().join("cpu.shares"), "262144")?;
+        }
+        Ok(groups)
+    }
+
+    /// The calling process, a child of [`Cgroups::run`], goes into its groups. The parent removes them.
+    pub fn join() -> Result<std::mem::ManuallyDrop<Self>, Failure> {
+        // SAFETY: restores the default action; see `run`.
+        unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
+        let groups = Self { name: std::env::var(GROUPS).map_err(|_| "run me without --child")? };
+        for group in groups.all() {
+            fs::write(group.join("cgroup.procs"), std::process::id().to_string())?;
+        }
+        Ok(std::mem::ManuallyDrop::new(groups))
+    }
+
+    /// Runs this program again inside the groups and returns what it printed.
+    pub fn run(&self, arguments: &[String]) -> Result<String, Failure> {
+        // Ctrl-C must end the child and leave us alive to remove the groups.
+        // SAFETY: ignoring a signal installs no handler and touches no memory of ours.
+        unsafe { libc::signal(libc::SIGINT, libc::SIG_IGN) };
+        let mut command = Command::new(std::env::current_exe()?);
+        let output = command.args(arguments).env(GROUPS, &self.name).stderr(Stdio::inherit()).output()?;
+        if !output.status.success() {
+            return Err(format!("the child ended early: {}", output.status).into());
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    fn all(&self) -> [PathBuf; 3] {
+        [self.memory(), self.blkio(), self.cpu()]
+    }
+
+    pub fn memory(&self) -> PathBuf {
+        Path::new(ROOT).join("memory").join(&self.name)
+    }
+
+    fn blkio(&self) -> PathBuf {
+        Path::new(ROOT).join("blkio").join(&self.name)
+    }
+
+    fn cpu(&self) -> PathBuf {
+        Path::new(ROOT).join("cpu").join(&self.name)
+    }
+}
+
+impl Drop for Cgroups {
+    fn drop(&mut self) {
+        for group in self.all() {
+            // The child has been waited for, but its last charge may be a moment behind.
+            for _ in 0..50 {
+                if fs::remove_dir(&group).is_ok() {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+    }
+}
+
+/// `major:minor` of the disk that holds a file: throttles know disks, not partitions.
+fn whole_disk(file: &Path) -> Result<String, Failure> {
+    let device = fs::metadata(file)?.dev();
+    let (major, minor) = (libc::major(device), libc::minor(device));
+    let node = format!("/sys/dev/block/{major}:{minor}");
+    let partition = Path::new(&node).join("partition").exists();
+    let source = if partition { format!("{node}/../dev") } else { format!("{node}/dev") };
+    Ok(fs::read_to_string(&source).map_err(|e| format!("{source}: {e}"))?.trim().to_string())
+}
+
+/// Maps a file of which nothing is in the page cache: pages left there are charged to whoever read them first.
+pub fn map_cold(file: &File) -> Result<&'static Mmap, Failure> {
+    // SAFETY: the file is ours and nobody writes to it while it is mapped.
+    let map = unsafe { Mmap::map(file)? };
+    drop_from_cache(file, 0, map.len());
+    Ok(Box::leak(Box::new(map)))
+}
+
+/// `POSIX_FADV_DONTNEED`: drops what is not mapped.
+pub fn drop_from_cache(file: &File, offset: usize, length: usize) {
+    // SAFETY: a valid descriptor, and the advice has no effect on memory.
+    unsafe {
+        libc::posix_fadvise(file.as_raw_fd(), offset as i64, length as i64, libc::POSIX_FADV_DONTNEED);
+    }
+}
+
+/// What `madvise` returns: zero if it went well.
+pub fn advise(piece: &[u8], advice: i32) -> i32 {
+    // SAFETY: the range is part of a live mapping and begins at a page; none of the advices used changes what
+    // the mapping holds.
+    unsafe { libc::madvise(piece.as_ptr().cast_mut().cast(), piece.len(), advice) }
+}
+
+/// One entry for each page of a piece: whether the page cache holds it.
+pub fn resident(piece: &[u8]) -> Vec<bool> {
+    let mut pages = vec![0u8; piece.len().div_ceil(PAGE)];
+    // SAFETY: the range is mapped and page aligned, and `pages` has a byte for each of its pages.
+    unsafe { libc::mincore(piece.as_ptr().cast_mut().cast(), piece.len(), pages.as_mut_ptr()) };
+    pages.into_iter().map(|page| page & 1 == 1).collect()
+}
+
+/// Pages of a piece that the page cache does not hold.
+pub fn missing(piece: &[u8]) -> usize {
+    resident(piece).into_iter().filter(|held| !held).count()
+}
+
+pub fn checksum(window: &[u8]) -> u64 {
+    window.chunks_exact(8).fold(0, |sum, word| {
+        sum.wrapping_add(u64::from_le_bytes(word.try_into().expect("chunks of eight bytes")))
+    })
+}
+
+pub fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// What the groups have counted since they were made.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Counters {
+    /// Bytes that passed the throttle.
+    pub bytes: u64,
+    pub major_faults: u64,
+    /// Pages.
+    pub refaults: u64,
+    /// Bytes on the active list, not a difference.
+    pub active: u64,
+    /// How often a charge met the limit.
+    pub limit_met: u64,
+    /// Bytes charged now, not a difference.
+    pub used: u64,
+    /// Of these, kernel memory: page tables and the like.
+    pub kernel: u64,
+}
+
+impl Counters {
+    pub fn read(groups: &Cgroups) -> Result<Self, Failure> {
+        let stat = fs::read_to_string(groups.memory().join("memory.stat"))?;
+        let of = |key: &str| {
+            let line = stat.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(' '));
+            line.and_then(|value| value.parse::<u64>().ok()).unwrap_or(0)
+        };
+        let single = |file: &str| -> Result<u64, Failure> {
+            number(fs::read_to_string(groups.memory().join(file))?.trim())
+        };
+        let served = fs::read_to_string(groups.blkio().join("blkio.throttle.io_service_bytes"))?;
+        let read = served.lines().filter(|line| line.contains(" Read "));
+        Ok(Self {
+            bytes: read.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum(),
+            major_faults: of("pgmajfault"),
+            refaults: of("workingset_refault_file"),
+            active: of("active_file"),
+            limit_met: single("memory.failcnt")?,
+            used: single("memory.usage_in_bytes")?,
+            kernel: single("memory.kmem.usage_in_bytes").unwrap_or(0),
+        })
+    }
+
+    pub fn since(&self, before: &Self) -> Self {
+        Self {
+            bytes: self.bytes - before.bytes,
+            major_faults: self.major_faults - before.major_faults,
+            refaults: self.refaults - before.refaults,
+            limit_met: self.limit_met - before.limit_met,
+            ..*self
+        }
+    }
+}

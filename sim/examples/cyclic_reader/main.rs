@@ -1,0 +1,190 @@
+//! Does the kernel keep a kept set?
+//!
+//! A cyclic reader of a file (640 MiB) that is larger than its memory limit, at 200 MB/s, with nothing else to
+//! compute. A part of the file is to stay in memory for good, the rest to stream through a small buffer; all of
+//! it is ordinary page cache, and what is asked is whether reclaim leaves it alone. Needs root; see `common`.
+//!
+//!     cargo run --release -p hearth-sim --example cyclic_reader -- --table      limits, buffers, pieces
+//!     cargo run --release -p hearth-sim --example cyclic_reader -- --margin     how close to the limit
+//!     cargo run --release -p hearth-sim --example cyclic_reader -- --probe drop     also: drop-other, reading, depth
+//!     cargo run --release -p hearth-sim --example cyclic_reader -- --log cyclic.log     for tests/cyclic_rows.rs
+//!     cargo run --release -p hearth-sim --example cyclic_reader -- --limit-kib 331776 --kept-mib 312
+//!
+//! The numbers are in `docs/decisions/0010-the-kernel-keeps-a-kept-set.md`.
+#![allow(clippy::disallowed_methods, reason = "a physical experiment measures time")]
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use common::{Cgroups, Failure, Limits, MIB, ShareFile, median, number, require_root};
+use passes::{Mode, Passes, Way};
+
+#[path = "../common/mod.rs"]
+mod common;
+mod passes;
+mod probes;
+
+/// What the process needs beside the pages of the file: 0.4 MiB of its own, page tables and nodes of the page
+/// cache's tree (2.8 MiB for 640 MiB), and a margin.
+const PROCESS_MIB: usize = 5;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("cyclic_reader: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &[String]) -> Result<(), Failure> {
+    let mut directory = std::env::temp_dir();
+    let (mut child, mut probe) = (None, None);
+    let (mut table, mut margin, mut disk_mbps) = (false, false, 200);
+    let mut base = Passes::default();
+    let mut words = arguments.iter();
+    while let Some(word) = words.next() {
+        let mut value = || words.next().ok_or_else(|| format!("{word} needs a value"));
+        match word.as_str() {
+            "--child" => child = Some(PathBuf::from(value()?)),
+            "--probe" => probe = Some(value()?.clone()),
+            "--directory" => directory = PathBuf::from(value()?),
+            "--disk-mbps" => disk_mbps = number(value()?)?,
+            "--table" => table = true,
+            "--margin" => margin = true,
+            _ => base.option(word, &mut value)?,
+        }
+    }
+    if let Some(file) = child {
+        let groups = Cgroups::join()?;
+        return match probe {
+            Some(probe) => probes::run(&groups, &file, &probe),
+            None => base.run(&groups, &file),
+        };
+    }
+    require_root()?;
+    let file = ShareFile::create(&directory, base.file_mib)?;
+    if let Some(probe) = probe {
+        let limits = Limits { memory: 2 * base.file_mib * MIB, disk_mbps, cpu: None };
+        print!("{}", in_child(limits, &file.path, vec!["--probe".into(), probe])?);
+        return Ok(());
+    }
+    println!(
+        "| experiment | limit MiB | kept | buffer | piece KiB | s a pass | read MiB | read / must | lost pages | \
+         refaults | dropping s | limit met | most used MiB | kernel MiB | active MiB |\n\
+         |---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|"
+    );
+    let rows = match (table, margin) {
+        (true, _) => table_rows(&base),
+        (_, true) => margin_rows(&base),
+        _ if base.log.is_some() => log_rows(&base),
+        _ => vec![("custom".into(), base)],
+    };
+    for (name, row) in rows {
+        measure(&name, &row, disk_mbps, &file.path)?;
+    }
+    Ok(())
+}
+
+/// Runs this program again inside groups of its own.
+fn in_child(limits: Limits, file: &Path, mut arguments: Vec<String>) -> Result<String, Failure> {
+    let groups = Cgroups::create(limits, file)?;
+    let file = file.to_str().ok_or("the directory's name is not UTF-8")?;
+    arguments.extend(["--child".into(), file.into()]);
+    groups.run(&arguments)
+}
+
+/// Limits of 90 to 35 % of the file, and what fills each of them.
+fn table_rows(base: &Passes) -> Vec<(String, Passes)> {
+    let mut rows = Vec::new();
+    for percent in [90, 75, 50, 35] {
+        let room = base.file_mib * percent / 100;
+        let limited = Passes { limit_kib: (room + PROCESS_MIB) << 10, kept_mib: 0, ..base.clone() };
+        let named = |name: &str, passes| (format!("{percent} %, {name}"), passes);
+        rows.push(named("plain", Passes { mode: Mode::Plain, ..limited.clone() }));
+        rows.push(named("ahead", Passes { mode: Mode::Ahead, buffer_kib: 32 << 10, ..limited.clone() }));
+        rows.push(named("behind", Passes { buffer_kib: 32 << 10, ..limited.clone() }));
+        for buffer in [4, 8, 32] {
+            let managed = Passes { kept_mib: room - buffer, buffer_kib: buffer << 10, ..limited.clone() };
+            rows.push(named("managed", managed));
+        }
+        if percent == 50 {
+            let managed = Passes { kept_mib: room - 8, ..limited.clone() };
+            rows.push(named("managed", Passes { piece_kib: 256, ..managed.clone() }));
+            rows.push(named("managed", Passes { piece_kib: 4096, ..managed.clone() }));
+            let fadvise = Passes { way: Way::ZapAndFadvise, ..managed.clone() };
+            rows.push(named("managed, fadvise", fadvise.clone()));
+            rows.push(named(
+                "managed, fadvise in the helper",
+                Passes { helper_drops: true, ..fadvise.clone() },
+            ));
+        }
+    }
+    rows
+}
+
+/// 312 MiB kept, 8 MiB of buffer, and limits ever closer to that.
+fn margin_rows(base: &Passes) -> Vec<(String, Passes)> {
+    let managed = Passes { kept_mib: 312, ..base.clone() };
+    let variants = [
+        ("page-out", managed.clone()),
+        ("page-out, random", Passes { random: true, ..managed.clone() }),
+        ("fadvise", Passes { way: Way::ZapAndFadvise, ..managed.clone() }),
+        ("fadvise in the helper", Passes { way: Way::ZapAndFadvise, helper_drops: true, ..managed.clone() }),
+    ];
+    let mut rows = Vec::new();
+    for (name, passes) in variants {
+        for limit in [328, 326, 324, 323, 322, 321, 320, 318] {
+            rows.push((name.into(), Passes { limit_kib: limit << 10, ..passes.clone() }));
+        }
+    }
+    rows
+}
+
+/// What `tests/cyclic_rows.rs` replays: few passes, in large pieces, so that the log is short.
+fn log_rows(base: &Passes) -> Vec<(String, Passes)> {
+    let limited = Passes { limit_kib: 325 << 10, kept_mib: 0, piece_kib: 2048, count: 4, ..base.clone() };
+    let managed = Passes { kept_mib: 312, ..limited.clone() };
+    let rows = [
+        ("plain", Passes { mode: Mode::Plain, ..limited.clone() }),
+        ("ahead", Passes { mode: Mode::Ahead, buffer_kib: 32 << 10, ..limited.clone() }),
+        ("behind", Passes { buffer_kib: 32 << 10, ..limited.clone() }),
+        ("managed", managed.clone()),
+        ("managed, fadvise", Passes { way: Way::ZapAndFadvise, ..managed.clone() }),
+        ("managed, no margin", Passes { limit_kib: 320 << 10, ..managed.clone() }),
+        ("managed, fadvise, no margin", Passes { limit_kib: 320 << 10, way: Way::ZapAndFadvise, ..managed }),
+    ];
+    rows.into_iter().map(|(name, row)| (name.into(), row)).collect()
+}
+
+/// One row: medians over the passes after the first, and of memory the most.
+fn measure(name: &str, row: &Passes, disk_mbps: u64, file: &Path) -> Result<(), Failure> {
+    let limits = Limits { memory: row.limit_kib << 10, disk_mbps, cpu: None };
+    let text = in_child(limits, file, row.arguments())?;
+    let numbers =
+        |line: &str| -> Vec<f64> { line.split(' ').skip(2).filter_map(|word| word.parse().ok()).collect() };
+    let passes: Vec<Vec<f64>> = text.lines().map(numbers).collect();
+    let settled = &passes[1.min(passes.len() - 1)..];
+    let middle = |column: usize| median(settled.iter().map(|pass| pass[column]).collect());
+    let most = |column: usize| settled.iter().map(|pass| pass[column]).fold(0.0, f64::max);
+    println!(
+        "| {name} | {:.0} | {} | {} | {} | {:.3} | {:.0} | {:.2} | {:.0} | {:.0} | {:.3} | {:.0} | {:.1} | {:.2} | {:.0} |",
+        row.limit_kib as f64 / 1024.0,
+        if row.mode == Mode::Managed { row.kept_mib } else { 0 },
+        if row.mode == Mode::Plain { 0 } else { row.buffer_kib >> 10 },
+        row.piece_kib,
+        middle(0),
+        middle(1) / MIB as f64,
+        middle(1) / middle(2),
+        middle(3),
+        middle(4),
+        middle(5),
+        middle(6),
+        most(7),
+        most(8),
+        middle(9),
+    );
+    Ok(())
+}

@@ -1,0 +1,326 @@
+//! What does a cyclic reader read, pass by pass, with and without a kept set?
+//!
+//! The reader sums piece after piece of the file, round and round. In mode `managed` some pieces are *kept*,
+//! loaded once before the first pass and spread evenly; the others are *streamed*: a helper asks for them
+//! (`WILLNEED`, so many bytes in flight), waits for each (`MADV_POPULATE_READ`) and stays within a buffer;
+//! behind the reader they are dropped. `ahead` has the helper, but keeps and drops nothing; `behind` is
+//! `managed` with nothing kept; `plain` has page faults only.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+use crate::common::{
+    Cgroups, Counters, Failure, MIB, advise, checksum, drop_from_cache, map_cold, missing, number,
+};
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Mode {
+    /// Only demand faults read.
+    Plain,
+    /// A helper populates up to a buffer ahead.
+    Ahead,
+    /// A helper populates what is not kept, and it is dropped behind the reader.
+    Managed,
+}
+
+/// How a piece is dropped.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Way {
+    /// `MADV_PAGEOUT`.
+    PageOut,
+    /// `MADV_DONTNEED`, which unmaps, and `POSIX_FADV_DONTNEED`, which frees what is not mapped.
+    ZapAndFadvise,
+}
+
+impl Way {
+    pub fn drop(self, file: &File, map: &[u8], piece: &[u8]) {
+        match self {
+            Self::PageOut => {
+                advise(piece, libc::MADV_PAGEOUT);
+            }
+            Self::ZapAndFadvise => {
+                advise(piece, libc::MADV_DONTNEED);
+                drop_from_cache(file, piece.as_ptr() as usize - map.as_ptr() as usize, piece.len());
+            }
+        }
+    }
+}
+
+/// Reads a piece as the helper does: the bytes by `WILLNEED`, which reads exactly these, then the mapping.
+pub fn load(piece: &[u8]) {
+    advise(piece, libc::MADV_WILLNEED);
+    advise(piece, libc::MADV_POPULATE_READ);
+}
+
+/// A piece and its number in the file.
+type Piece = (usize, &'static [u8]);
+
+/// What was done to which piece, in order: `k` kept piece loaded, `a` asked for by `WILLNEED`, `p` populated,
+/// `t` touched by the reader, `r` dropped.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<(char, usize)>>>);
+
+impl Log {
+    fn add(&self, what: char, piece: usize) {
+        if let Ok(mut done) = self.0.lock() {
+            done.push((what, piece));
+        }
+    }
+
+    /// Everything since the last call; `t3-7` is five touches.
+    fn take(&self) -> String {
+        let done = self.0.lock().map(|mut done| std::mem::take(&mut *done)).unwrap_or_default();
+        let runs = done.chunk_by(|(what, piece), next| (*what, piece + 1) == *next);
+        let words: Vec<String> = runs
+            .map(|run| match run {
+                [(what, piece)] => format!("{what}{piece}"),
+                _ => format!("{}{}-{}", run[0].0, run[0].1, run[run.len() - 1].1),
+            })
+            .collect();
+        words.join(" ")
+    }
+}
+
+/// One experiment; in pieces because options are.
+#[derive(Clone, Debug)]
+pub struct Passes {
+    pub file_mib: usize,
+    pub limit_kib: usize,
+    pub mode: Mode,
+    pub kept_mib: usize,
+    pub buffer_kib: usize,
+    /// Of the buffer, what may be asked for and not have arrived.
+    pub flight_kib: usize,
+    pub piece_kib: usize,
+    pub random: bool,
+    pub way: Way,
+    /// The helper drops what was used, not the reader.
+    pub helper_drops: bool,
+    pub count: usize,
+    /// Where to append what was done to the pieces, in order, to be replayed.
+    pub log: Option<PathBuf>,
+}
+
+impl Default for Passes {
+    fn default() -> Self {
+        Self {
+            file_mib: 640,
+            limit_kib: 324 << 10,
+            mode: Mode::Managed,
+            kept_mib: 312,
+            buffer_kib: 8 << 10,
+            flight_kib: 4 << 10,
+            piece_kib: 1024,
+            random: false,
+            way: Way::PageOut,
+            helper_drops: false,
+            count: 6,
+            log: None,
+        }
+    }
+}
+
+impl Passes {
+    pub fn option<'a>(
+        &mut self,
+        word: &str,
+        value: &mut impl FnMut() -> Result<&'a String, String>,
+    ) -> Result<(), Failure> {
+        match word {
+            "--file-mib" => self.file_mib = number(value()?)?,
+            "--limit-kib" => self.limit_kib = number(value()?)?,
+            "--kept-mib" => self.kept_mib = number(value()?)?,
+            "--buffer-kib" => self.buffer_kib = number(value()?)?,
+            "--flight-kib" => self.flight_kib = number(value()?)?,
+            "--piece-kib" => self.piece_kib = number(value()?)?,
+            "--passes" => self.count = number(value()?)?,
+            "--log" => self.log = Some(value()?.into()),
+            "--random" => self.random = true,
+            "--fadvise" => self.way = Way::ZapAndFadvise,
+            "--helper-drops" => self.helper_drops = true,
+            "--mode" => {
+                self.mode = match value()?.as_str() {
+                    "plain" => Mode::Plain,
+                    "ahead" => Mode::Ahead,
+                    "managed" => Mode::Managed,
+                    other => return Err(format!("mode is plain, ahead or managed, not {other}").into()),
+                }
+            }
+            other => return Err(format!("unknown option {other}; see the head of this example").into()),
+        }
+        Ok(())
+    }
+
+    /// The options that make these passes.
+    pub fn arguments(&self) -> Vec<String> {
+        let mut words = vec!["--mode".into(), format!("{:?}", self.mode).to_lowercase()];
+        for (word, value) in [
+            ("--file-mib", self.file_mib),
+            ("--limit-kib", self.limit_kib),
+            ("--kept-mib", self.kept_mib),
+            ("--buffer-kib", self.buffer_kib),
+            ("--flight-kib", self.flight_kib),
+            ("--piece-kib", self.piece_kib),
+            ("--passes", self.count),
+        ] {
+            words.extend([word.into(), value.to_string()]);
+        }
+        let flags = [
+            ("--random", self.random),
+            ("--fadvise", self.way == Way::ZapAndFadvise),
+            ("--helper-drops", self.helper_drops),
+        ];
+        if let Some(log) = &self.log {
+            words.extend(["--log".into(), log.display().to_string()]);
+        }
+        words.extend(flags.iter().filter(|flag| flag.1).map(|flag| flag.0.into()));
+        words
+    }
+
+    /// Whether a piece stays: kept pieces are spread evenly through the file.
+    fn keeps(&self, piece: usize) -> bool {
+        let pieces = self.file_mib * 1024 / self.piece_kib;
+        let kept = self.kept_mib * 1024 / self.piece_kib;
+        self.mode == Mode::Managed && (piece + 1) * kept / pieces > piece * kept / pieces
+    }
+
+    /// The child: makes the passes, prints a line for each.
+    pub fn run(&self, groups: &Cgroups, path: &Path) -> Result<(), Failure> {
+        let file = File::open(path)?;
+        let map: &'static [u8] = map_cold(&file)?;
+        if self.random {
+            advise(map, libc::MADV_RANDOM);
+        }
+        let pieces: Vec<&'static [u8]> = map.chunks(self.piece_kib << 10).collect();
+        let kept: Vec<bool> = (0..pieces.len()).map(|at| self.keeps(at)).collect();
+        let mut streamed = Vec::new();
+        let log = Log::default();
+        for (at, piece) in pieces.iter().enumerate() {
+            if kept[at] {
+                load(piece);
+                log.add('k', at);
+            } else {
+                streamed.push((at, *piece));
+            }
+        }
+        let must = streamed.len() * (self.piece_kib << 10);
+        let handle = file.try_clone()?;
+        let helper = (self.mode != Mode::Plain).then(|| self.helper(streamed, map, handle, log.clone()));
+        let mut lines = Vec::new();
+        for pass in 0..self.count {
+            let (begin, before) = (Instant::now(), Counters::read(groups)?);
+            let (lost, dropping) = self.pass(&file, map, &pieces, &kept, helper.as_ref(), &log)?;
+            let now = Counters::read(groups)?;
+            let count = now.since(&before);
+            println!(
+                "pass {pass} {:.3} {} {} {lost} {} {:.3} {} {:.2} {:.2} {}",
+                begin.elapsed().as_secs_f64(),
+                count.bytes,
+                must,
+                count.refaults,
+                dropping.as_secs_f64(),
+                count.limit_met,
+                now.used as f64 / MIB as f64,
+                now.kernel as f64 / MIB as f64,
+                now.active / MIB as u64,
+            );
+            lines.push(format!("pass {} {} {lost} {}", count.bytes, count.refaults, log.take()));
+        }
+        if let Some(path) = &self.log {
+            let mut out = OpenOptions::new().create(true).append(true).open(path)?;
+            writeln!(out, "row {}\n{}", self.arguments().join(" "), lines.join("\n"))?;
+        }
+        Ok(())
+    }
+
+    /// Reads the file once; returns pages of the kept set that were missing, and the time spent dropping.
+    fn pass(
+        &self,
+        file: &File,
+        map: &[u8],
+        pieces: &[&'static [u8]],
+        kept: &[bool],
+        helper: Option<&Helper>,
+        log: &Log,
+    ) -> Result<(usize, Duration), Failure> {
+        let (mut lost, mut dropping) = (0, Duration::ZERO);
+        for (at, (piece, kept)) in pieces.iter().zip(kept).enumerate() {
+            if *kept {
+                let gone = missing(piece);
+                lost += gone;
+                // Page faults would read around it and overrun the buffer.
+                if gone > 0 {
+                    load(piece);
+                }
+            } else if let Some(helper) = helper {
+                helper.ready.recv()?;
+            }
+            std::hint::black_box(checksum(piece));
+            log.add('t', at);
+            if let (false, Some(helper)) = (*kept, helper) {
+                let start = Instant::now();
+                if self.mode == Mode::Managed && !self.helper_drops {
+                    self.way.drop(file, map, piece);
+                    log.add('r', at);
+                }
+                dropping += start.elapsed();
+                helper.done.send((at, piece))?;
+            }
+        }
+        Ok((lost, dropping))
+    }
+
+    /// Starts the thread that reads ahead.
+    fn helper(&self, streamed: Vec<Piece>, map: &'static [u8], file: File, log: Log) -> Helper {
+        let (ready_to, ready) = mpsc::channel();
+        let (done, done_from) = mpsc::channel::<Piece>();
+        let buffer = (self.buffer_kib / self.piece_kib).max(1);
+        let flight = (self.flight_kib / self.piece_kib).max(1);
+        let (drops, way) = (self.helper_drops && self.mode == Mode::Managed, self.way);
+        std::thread::spawn(move || {
+            let (mut asked, mut there, mut given_up) = (0, 0, 0);
+            loop {
+                let waits = there == asked && asked >= given_up + buffer;
+                let mut used: Vec<_> = done_from.try_iter().collect();
+                if waits && used.is_empty() {
+                    let Ok(piece) = done_from.recv() else { return };
+                    used.push(piece);
+                }
+                given_up += used.len();
+                if drops {
+                    for (at, piece) in used {
+                        way.drop(&file, map, piece);
+                        log.add('r', at);
+                    }
+                }
+                while asked < (given_up + buffer).min(there + flight) {
+                    let (at, piece) = streamed[asked % streamed.len()];
+                    advise(piece, libc::MADV_WILLNEED);
+                    log.add('a', at);
+                    asked += 1;
+                }
+                if there < asked {
+                    let (at, piece) = streamed[there % streamed.len()];
+                    advise(piece, libc::MADV_POPULATE_READ);
+                    log.add('p', at);
+                    there += 1;
+                    if ready_to.send(()).is_err() {
+                        return;
+                    }
+                }
+            }
+        });
+        Helper { ready, done }
+    }
+}
+
+/// The reader's ends of what it and the helper tell each other.
+struct Helper {
+    /// One more streamed piece is there, in order.
+    ready: mpsc::Receiver<()>,
+    /// The reader has used it.
+    done: mpsc::Sender<Piece>,
+}

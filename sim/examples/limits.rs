@@ -1,0 +1,253 @@
+//! Are the limits that a cgroup puts on a process the slow processor and the slow disk that we model?
+//!
+//! A spinner does bursts of work under half a processor (cfs quota), for some periods of the bandwidth control,
+//! and a reader reads bursts under a blkio throttle. Both rest between bursts. Printed: how long a burst takes,
+//! beside the naive model (work / rate) and, for the disk, beside the simulator's `resource::Disk`; for the
+//! processor beside a model of bandwidth control that knows the period. Needs root; see `common`.
+//!
+//!     cargo run --release -p hearth-sim --example limits -- --cpu
+//!     cargo run --release -p hearth-sim --example limits -- --disk
+//!
+//! The numbers are in `docs/decisions/0012-limits-are-the-physics-we-model.md`.
+#![allow(clippy::disallowed_methods, reason = "a physical experiment measures time")]
+
+use std::fs::File;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use common::{
+    Cgroups, Failure, Limits, MIB, ShareFile, advise, drop_from_cache, map_cold, median, number, require_root,
+};
+use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
+use hearth_sim::resource::{Disk, DiskSpeed, Flow};
+
+#[path = "common/mod.rs"]
+mod common;
+
+/// Half a processor.
+const SHARE: f64 = 0.5;
+const DISK_MBPS: u64 = 200;
+const FILE_MIB: usize = 640;
+/// What one request to the kernel asks for.
+const PIECE: usize = MIB;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("limits: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &[String]) -> Result<(), Failure> {
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match words[..] {
+        ["--cpu"] => cpu_rows(),
+        ["--disk"] => disk_rows(),
+        ["--child-cpu", rounds, bursts, idle] => spin(number(rounds)?, number(bursts)?, number(idle)?),
+        ["--child-disk", file, burst, bursts, pause] => {
+            read(Path::new(file), number(burst)?, number(bursts)?, number(pause)?)
+        }
+        _ => Err("give --cpu or --disk".into()),
+    }
+}
+
+/// Runs this program again under limits; returns the times of its bursts in milliseconds.
+fn in_child(limits: Limits, file: &Path, arguments: &[String]) -> Result<Vec<f64>, Failure> {
+    let groups = Cgroups::create(limits, file)?;
+    groups.run(arguments)?.split_whitespace().map(number).collect()
+}
+
+/// Rounds of a loop that the compiler cannot shorten; nothing but arithmetic.
+fn work(rounds: u64) -> u64 {
+    (0..rounds).fold(1, |value: u64, round| std::hint::black_box(value.wrapping_mul(25_214_903_917) ^ round))
+}
+
+/// Rounds that one millisecond of an undisturbed processor makes: the most of many short tries.
+fn rounds_per_milli() -> f64 {
+    const ROUNDS: u64 = 200_000;
+    let rate = |_| {
+        let begin = Instant::now();
+        std::hint::black_box(work(ROUNDS));
+        ROUNDS as f64 / (begin.elapsed().as_secs_f64() * 1e3)
+    };
+    (0..400).map(rate).fold(0.0, f64::max)
+}
+
+fn spin(rounds: u64, bursts: usize, idle_ms: u64) -> Result<(), Failure> {
+    let _groups = Cgroups::join()?;
+    for _ in 0..bursts {
+        std::thread::sleep(Duration::from_millis(idle_ms));
+        let (begin, before) = (Instant::now(), processor_time());
+        std::hint::black_box(work(rounds));
+        println!("{} {}", begin.elapsed().as_secs_f64() * 1e3, processor_time() - before);
+    }
+    Ok(())
+}
+
+/// Milliseconds that this thread has been charged: what a quota counts.
+fn processor_time() -> f64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the clock exists and `time` is writable.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    time.tv_sec as f64 * 1e3 + time.tv_nsec as f64 * 1e-6
+}
+
+fn cpu_rows() -> Result<(), Failure> {
+    require_root()?;
+    let rate = rounds_per_milli();
+    println!(
+        "| period ms | work ms | charged ms | idle ms | naive ms | exact quota ms | measured mean ms | median | \
+         p10 - p90 | measured / naive |\n|---|---|---|---|---|---|---|---|---|---|"
+    );
+    for period_ms in [2u64, 5, 10, 100] {
+        for work_ms in [1u64, 3, 10, 50, 200] {
+            for idle_ms in [1u64, 10, 50] {
+                let bursts = (1000 / (2 * work_ms + idle_ms)).clamp(6, 100);
+                let quota = (period_ms as f64 * 1e3 * SHARE) as u64;
+                let limits = Limits { cpu: Some((quota, period_ms * 1000)), ..Limits::default() };
+                let rounds = (rate * work_ms as f64) as u64;
+                let words =
+                    ["--child-cpu".into(), rounds.to_string(), bursts.to_string(), idle_ms.to_string()];
+                let pairs = in_child(limits, Path::new("/"), &words)?;
+                // The first burst begins with what starting the process left of the quota.
+                let mut times: Vec<f64> = pairs.iter().copied().step_by(2).skip(1).collect();
+                let charged: Vec<f64> = pairs.iter().copied().skip(1).step_by(2).skip(1).collect();
+                times.sort_by(f64::total_cmp);
+                let at = |part: f64| times[((times.len() - 1) as f64 * part).round() as usize];
+                let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
+                let (work, naive) = (mean(&charged), mean(&charged) / SHARE);
+                let exact = controlled(work, idle_ms as f64, period_ms as f64, bursts);
+                println!(
+                    "| {period_ms} | {work_ms} | {work:.1} | {idle_ms} | {naive:.1} | {exact:.1} | {:.1} | {:.1} | \
+                     {:.1} - {:.1} | {:.2} |",
+                    mean(&times),
+                    at(0.5),
+                    at(0.1),
+                    at(0.9),
+                    mean(&times) / naive,
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The mean time of a burst under bandwidth control as kernel/sched/fair.c has it, but with an exact stop: a
+/// period begins with its quota, a thread that has used it waits for the next period, what is not used is lost.
+fn controlled(work: f64, idle: f64, period: f64, bursts: u64) -> f64 {
+    let quota = period * SHARE;
+    let (mut now, mut left, mut ends) = (0.0, quota, period);
+    let mut total = 0.0;
+    for burst in 0..bursts {
+        now += idle;
+        let (begin, mut todo) = (now, work);
+        while todo > 1e-9 {
+            while now >= ends - 1e-9 {
+                (left, ends) = (quota, ends + period);
+            }
+            let runs = todo.min(left).min(ends - now);
+            now += runs;
+            todo -= runs;
+            left -= runs;
+            if todo > 1e-9 && left <= 1e-9 {
+                now = ends;
+            }
+        }
+        if burst > 0 {
+            total += now - begin;
+        }
+    }
+    total / (bursts - 1) as f64
+}
+
+/// Reads burst after burst of the file: asks for all of a burst in pieces, then waits for each piece.
+fn read(path: &Path, burst_mib: usize, bursts: usize, pause_ms: u64) -> Result<(), Failure> {
+    let _groups = Cgroups::join()?;
+    let file = File::open(path)?;
+    let map = map_cold(&file)?;
+    let length = burst_mib * MIB;
+    for burst in 0..bursts {
+        let at = burst * length % (map.len() - length + 1) / length * length;
+        let part = &map[at..at + length];
+        advise(part, libc::MADV_DONTNEED);
+        drop_from_cache(&file, at, length);
+        std::thread::sleep(Duration::from_millis(pause_ms));
+        let begin = Instant::now();
+        for piece in part.chunks(PIECE) {
+            advise(piece, libc::MADV_WILLNEED);
+        }
+        for piece in part.chunks(PIECE) {
+            advise(piece, libc::MADV_POPULATE_READ);
+        }
+        println!("{}", begin.elapsed().as_secs_f64() * 1e3);
+    }
+    Ok(())
+}
+
+fn disk_rows() -> Result<(), Failure> {
+    require_root()?;
+    let file = ShareFile::create(&std::env::temp_dir(), FILE_MIB)?;
+    let name = file.path.to_str().ok_or("the directory's name is not UTF-8")?.to_string();
+    println!(
+        "| burst MiB | pause ms | naive ms | simulated mean ms | measured mean ms | measured / simulated | \
+         measured median | p10 - p90 |\n|---|---|---|---|---|---|---|---|"
+    );
+    for burst_mib in [2usize, 8, 32, 128] {
+        for pause_ms in [10u64, 50, 100, 200, 500] {
+            let bytes = (burst_mib * MIB) as f64;
+            let naive = bytes / (DISK_MBPS as f64 * 1e3);
+            let bursts = (4000.0 / (naive + pause_ms as f64)).clamp(6.0, 60.0) as usize;
+            let limits = Limits { disk_mbps: DISK_MBPS, ..Limits::default() };
+            let words = [burst_mib.to_string(), bursts.to_string(), pause_ms.to_string()];
+            let words = ["--child-disk".to_string(), name.clone()].into_iter().chain(words);
+            let times = in_child(limits, &file.path, &words.collect::<Vec<_>>())?;
+            let simulated = simulate(burst_mib * MIB, bursts, pause_ms);
+            let mean = |times: &[f64]| times.iter().sum::<f64>() / times.len() as f64;
+            let mut sorted = times.clone();
+            sorted.sort_by(f64::total_cmp);
+            let at = |part: f64| sorted[((sorted.len() - 1) as f64 * part).round() as usize];
+            println!(
+                "| {burst_mib} | {pause_ms} | {naive:.0} | {:.1} | {:.1} | {:.2} | {:.1} | {:.1} - {:.1} |",
+                mean(&simulated),
+                mean(&times),
+                mean(&times) / mean(&simulated),
+                median(times.clone()),
+                at(0.1),
+                at(0.9),
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The same bursts on the simulator's disk.
+fn simulate(burst: usize, bursts: usize, pause_ms: u64) -> Vec<f64> {
+    let speed = DiskSpeed {
+        bandwidth: BytesPerSecond(1500e6),
+        fault: BytesPerSecond(744e6),
+        explicit: BytesPerSecond(1438e6),
+        throttle: Some(BytesPerSecond(DISK_MBPS as f64 * 1e6)),
+        latency: Seconds(0.0002),
+    };
+    let mut disk = Disk::new(speed);
+    let (mut now, mut times) = (0, Vec::new());
+    for _ in 0..bursts {
+        now += pause_ms * 1_000_000;
+        let begin = now;
+        let mut left = burst / PIECE;
+        (0..left).for_each(|piece| disk.submit(now, Flow::Prefetch, piece, Bytes(PIECE as u64)));
+        while left > 0 {
+            now = disk.next_end().expect("a piece is under way").max(now);
+            while disk.arrived(now).is_some() {
+                left -= 1;
+            }
+        }
+        times.push((now - begin) as f64 * 1e-6);
+    }
+    times
+}
