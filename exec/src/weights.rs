@@ -130,6 +130,14 @@ impl Weights {
         merged([self.embedding])
     }
 
+    /// The embedding rows of tokens, unless the table is the output matrix as well.
+    pub fn embedding_rows<'a>(&'a self, tokens: &'a [u32]) -> impl Iterator<Item = Extent> + 'a {
+        let table = self.embedding.extent;
+        let row = table.length / self.embedding.rows.max(1) as u64;
+        let own = tokens.iter().filter(move |_| table != self.output.extent);
+        own.map(move |&token| Extent { offset: table.offset + u64::from(token) * row, length: row, ..table })
+    }
+
     /// Bytes of what turns hidden rows into logits; those of the embedding if the two are tied.
     pub fn head_extents(&self) -> Vec<Extent> {
         merged([self.output_norm, self.output])

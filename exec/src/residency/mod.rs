@@ -9,6 +9,7 @@
 
 pub mod ahead;
 mod gate;
+mod helper;
 pub mod pages;
 mod pieces;
 pub mod stream;
@@ -113,6 +114,18 @@ impl Keeper {
             Keeper::Faults => {}
             Keeper::Ahead(prefetcher) => prefetcher.release(part),
             Keeper::Managed(stream) => stream.finish(&part),
+        }
+    }
+
+    /// Embedding rows have been looked up. They are no pieces, so a device that counts its bytes gives up their
+    /// pages at once.
+    pub fn embedded(&self, weights: &Weights, tokens: &[u32]) {
+        if let Keeper::Managed(_) = self {
+            let page = page_bytes() as u64;
+            for Extent { part, offset, length } in weights.embedding_rows(tokens) {
+                let (begin, end) = (offset / page * page, (offset + length).next_multiple_of(page));
+                give_up(weights, Extent { part, offset: begin, length: end - begin });
+            }
         }
     }
 

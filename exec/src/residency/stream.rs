@@ -1,11 +1,8 @@
 //! How does a device stream the weights that it cannot keep?
 //!
-//! One helper thread walks the pieces of the announced parts in order. A kept piece is looked at, and read if the
-//! system has taken it; any other piece is read as soon as the buffer has room for it, and given up when it has
-//! been used. Several pieces are under way at once: `MADV_WILLNEED` asks for each, `MADV_POPULATE_READ` waits for
-//! the oldest. Reads are exact, because nothing is left to faults.
-//!
-//! After each token the kept set follows the room that the system has left (`KeptBudget`).
+//! A helper thread ([`super::helper`]) walks the pieces of the announced parts in order, as far ahead of the
+//! computation as the buffer allows; the computation uses them up behind it. Here is what the two share, and the
+//! computation's side of it.
 //!
 //! The computation waits at a [`Gate`] for the helper. If the helper makes no progress for [`PATIENCE`], or is
 //! gone, the gate opens, and the computation faults in what it misses: slower, and never wrong.
@@ -16,22 +13,18 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use hearth_schema::Plan;
-use hearth_schema::residency::{KeptBudget, ResidencyOptions, kept_bytes, kernel_bytes};
+use hearth_schema::residency::{KeptBudget, ResidencyOptions};
 use hearth_schema::schedule::Part;
 
+use super::Span;
 use super::gate::Gate;
-use super::pages::{expect_no_order, populate, resident, will_need};
+use super::helper::Helper;
 use super::pieces::Pieces;
-use super::{Span, give_up};
-use crate::clock::wall_nanos;
-use crate::ring::recorder::{At, ReadCounter};
+use crate::ring::recorder::At;
 use crate::weights::Weights;
 
 /// The longest a computation waits without any piece arriving: a slow disk reads a piece in a fraction of it.
 const PATIENCE: Duration = Duration::from_secs(20);
-
-/// Pieces under way at once keep a disk busy; more only fill its queue. Measured: 4 MiB suffice for 1.8 GB/s.
-const UNDER_WAY: u64 = 4 << 20;
 
 /// The device's own residency. The helper ends when this is dropped.
 pub struct Stream {
@@ -42,19 +35,19 @@ pub struct Stream {
 /// What the helper and the computation share.
 #[derive(Debug)]
 pub struct Core {
-    weights: Arc<Weights>,
-    pieces: Pieces,
-    options: ResidencyOptions,
-    state: Mutex<State>,
+    pub(super) weights: Arc<Weights>,
+    pub(super) pieces: Pieces,
+    pub(super) options: ResidencyOptions,
+    pub(super) state: Mutex<State>,
     /// There may be something to do for the helper.
-    work: Condvar,
+    pub(super) work: Condvar,
     /// A piece has arrived.
-    arrival: Condvar,
+    pub(super) arrival: Condvar,
 }
 
 /// Where a piece stands on its way to its next use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+pub(super) enum Stage {
     /// Not asked for since its last use.
     Idle,
     /// Asked for.
@@ -63,31 +56,32 @@ enum Stage {
     Ready,
 }
 
+/// Guarded by a lock that is never held over a system call.
 #[derive(Debug)]
-struct State {
+pub(super) struct State {
     /// What is computed now and what comes next, with the pass that asked for it.
-    parts: VecDeque<(usize, At)>,
+    pub(super) parts: VecDeque<(usize, At)>,
     /// How far the helper has come: a place in `parts`, and the next piece of that part.
-    cursor: (usize, usize),
-    stages: Vec<Stage>,
-    kept: Vec<bool>,
+    pub(super) cursor: (usize, usize),
+    pub(super) stages: Vec<Stage>,
+    pub(super) kept: Vec<bool>,
     /// Which pieces take up room in the buffer.
-    buffered: Vec<bool>,
+    pub(super) buffered: Vec<bool>,
     /// Bytes in the buffer.
-    occupied: u64,
+    pub(super) occupied: u64,
     /// Used pieces to be given up.
-    used: Vec<usize>,
+    pub(super) used: Vec<usize>,
     /// Kept pieces that were in memory before; if they are missing now, they were taken.
-    loaded: Vec<bool>,
-    budget: KeptBudget,
+    pub(super) loaded: Vec<bool>,
+    pub(super) budget: KeptBudget,
     /// Bytes of kept pieces that were taken since the token began.
-    lost: u64,
+    pub(super) lost: u64,
     /// A token is over: the budget is to be looked at.
-    token_over: bool,
-    awaited: u64,
-    read: u64,
-    spans: Vec<Span>,
-    ended: bool,
+    pub(super) token_over: bool,
+    pub(super) awaited: u64,
+    pub(super) read: u64,
+    pub(super) spans: Vec<Span>,
+    pub(super) ended: bool,
 }
 
 impl Stream {
@@ -217,7 +211,7 @@ impl Drop for Ending {
 }
 
 impl Core {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         // A helper that panicked has left nothing half done that would make weights wrong.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -336,219 +330,5 @@ impl Core {
                 self.done(state, piece);
             }
         }
-    }
-}
-
-/// What the helper does next.
-enum Action {
-    GiveUp(usize),
-    Ask(usize, At),
-    Settle,
-    Budget,
-    Wait,
-    End,
-}
-
-/// The thread's own side.
-struct Helper<'a, Room> {
-    core: &'a Core,
-    room: Room,
-    counter: ReadCounter,
-    /// Pieces that were asked for, oldest first, with the bytes that were missing.
-    under_way: VecDeque<(usize, At, u64)>,
-    span: Option<Span>,
-    processors: u32,
-    started: bool,
-}
-
-impl<'a, Room: Fn() -> Option<u64>> Helper<'a, Room> {
-    fn new(core: &'a Core, room: Room) -> Self {
-        let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
-        let (under_way, span) = (VecDeque::new(), None);
-        let counter = ReadCounter::of_this_thread();
-        Self { core, room, counter, under_way, span, processors, started: false }
-    }
-
-    fn run(mut self) {
-        self.core.weights.mappings().for_each(expect_no_order);
-        let mut state = self.core.lock();
-        loop {
-            let action = self.next(&mut state);
-            match action {
-                Action::End => return,
-                Action::Wait => {
-                    state.spans.extend(self.span.take());
-                    state = self.core.work.wait(state).unwrap_or_else(PoisonError::into_inner);
-                    continue;
-                }
-                Action::Budget => {
-                    drop(state);
-                    self.follow_room();
-                }
-                Action::GiveUp(piece) => {
-                    drop(state);
-                    give_up(&self.core.weights, self.core.pieces.pieces[piece].extent);
-                    self.gone(piece);
-                }
-                Action::Ask(piece, at) => {
-                    drop(state);
-                    self.ask(piece, at);
-                }
-                Action::Settle => {
-                    drop(state);
-                    self.settle();
-                }
-            }
-            state = self.core.lock();
-        }
-    }
-
-    fn next(&mut self, state: &mut State) -> Action {
-        if state.ended {
-            return Action::End;
-        }
-        if state.token_over || (!self.started && !state.parts.is_empty()) {
-            return Action::Budget;
-        }
-        while let Some(piece) = state.used.pop() {
-            // It may be wanted again already, or be kept by now.
-            if state.stages[piece] == Stage::Idle && !state.kept[piece] {
-                return Action::GiveUp(piece);
-            }
-            self.leave(state, piece);
-        }
-        let under_way: u64 = self.under_way.iter().map(|&(.., bytes)| bytes).sum();
-        let next = if under_way < UNDER_WAY { self.ahead(state) } else { None };
-        match next {
-            Some((piece, at)) => Action::Ask(piece, at),
-            None if self.under_way.is_empty() => Action::Wait,
-            None => Action::Settle,
-        }
-    }
-
-    /// The next piece, if it can be asked for now.
-    fn ahead(&self, state: &mut State) -> Option<(usize, At)> {
-        let (mut place, mut piece) = state.cursor;
-        let (part, at) = *state.parts.get(place)?;
-        let range = self.core.pieces.parts[part].1.clone();
-        if piece >= range.end {
-            place += 1;
-            let next = state.parts.get(place)?;
-            piece = self.core.pieces.parts[next.0].1.start;
-            state.cursor = (place, piece);
-            return self.ahead(state);
-        }
-        // A part announced twice: the piece has still to be used for the first time.
-        if state.stages[piece] != Stage::Idle {
-            return None;
-        }
-        let bytes = self.core.pieces.pieces[piece].pages;
-        if !state.kept[piece] && !state.buffered[piece] {
-            if state.occupied + bytes > self.core.options.buffer().0 && state.occupied > 0 {
-                return None;
-            }
-            state.occupied += bytes;
-            state.buffered[piece] = true;
-        }
-        state.stages[piece] = Stage::Asked;
-        state.cursor.1 = piece + 1;
-        Some((piece, at))
-    }
-
-    fn ask(&mut self, piece: usize, at: At) {
-        let own = &self.core.pieces.pieces[piece];
-        let Some(bytes) = self.core.weights.bytes(own.extent) else { return self.arrived(piece) };
-        let missing = bytes.len() as u64 - resident(bytes);
-        if missing == 0 {
-            return self.arrived(piece);
-        }
-        let start = wall_nanos();
-        will_need(bytes);
-        self.under_way.push_back((piece, at, missing));
-        let read = self.counter.bytes();
-        let mut state = self.core.lock();
-        state.read = read;
-        if state.kept[piece] && state.loaded[piece] {
-            state.lost += missing;
-        }
-        let part = self.core.pieces.parts.iter().find(|(_, pieces)| pieces.contains(&piece));
-        let Some((part, _)) = part else { return };
-        let new = Span::of(part, at, start);
-        if let Some(last) = self.span.take_if(|last| last.layers != new.layers || last.at != at) {
-            state.spans.push(last);
-        }
-        self.span.get_or_insert(new).bytes += missing;
-    }
-
-    /// Waits for the oldest piece.
-    fn settle(&mut self) {
-        let Some((piece, ..)) = self.under_way.pop_front() else { return };
-        if let Some(bytes) = self.core.weights.bytes(self.core.pieces.pieces[piece].extent) {
-            populate(bytes);
-        }
-        if let Some(span) = &mut self.span {
-            span.end = wall_nanos();
-        }
-        self.arrived(piece);
-    }
-
-    fn arrived(&self, piece: usize) {
-        let mut state = self.core.lock();
-        match state.stages[piece] {
-            Stage::Asked => {
-                state.stages[piece] = Stage::Ready;
-                state.loaded[piece] = state.kept[piece];
-                self.core.arrival.notify_all();
-            }
-            Stage::Ready => {}
-            // Nobody wants it any more.
-            Stage::Idle => state.used.push(piece),
-        }
-    }
-
-    /// A piece has left memory.
-    fn gone(&self, piece: usize) {
-        let mut state = self.core.lock();
-        if state.stages[piece] == Stage::Idle {
-            self.leave(&mut state, piece);
-        }
-    }
-
-    fn leave(&self, state: &mut State, piece: usize) {
-        let away = state.stages[piece] == Stage::Idle || state.kept[piece];
-        if away && state.buffered[piece] {
-            state.buffered[piece] = false;
-            state.occupied -= self.core.pieces.pieces[piece].pages;
-        }
-    }
-
-    /// Chooses the kept set anew: at the start, and after each token.
-    fn follow_room(&mut self) {
-        let share = self.core.pieces.share.total();
-        let room = (self.room)().map(|room| {
-            // After the first token the kernel has what it needs for the share, and has taken it from the room.
-            let room = if self.started { room + kernel_bytes(share) } else { room };
-            kept_bytes(room, share, self.processors, &self.core.options)
-        });
-        if !self.started {
-            for &extent in &self.core.pieces.fixed {
-                self.core.weights.bytes(extent).map(will_need);
-            }
-        }
-        let mut state = self.core.lock();
-        state.token_over = false;
-        let lost = std::mem::take(&mut state.lost);
-        if state.budget.after_token(lost, room) || !self.started {
-            let kept = self.core.pieces.share.kept(state.budget.now());
-            for piece in 0..kept.len() {
-                let given_up = state.kept[piece] && !kept[piece];
-                state.kept[piece] = kept[piece];
-                if given_up && state.stages[piece] == Stage::Idle {
-                    state.loaded[piece] = false;
-                    state.used.push(piece);
-                }
-            }
-        }
-        self.started = true;
     }
 }

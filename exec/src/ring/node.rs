@@ -10,13 +10,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hearth_schema::Plan;
-use hearth_schema::schedule::{Event, Part, Pass, Processor, Schedule, Step};
+use hearth_schema::schedule::{Event, Part, Pass, Processor, Schedule, Step, visits};
 use hearth_schema::trace::{Counter, Kind, Record};
 use tokio::sync::mpsc;
 
 use crate::clock::{Stopwatch, Stretch, wall_nanos};
 use crate::cost::ComputeCost;
 use crate::head::Head;
+use crate::memory::MemoryWatch;
 use crate::residency::{Keeper, resident_bytes};
 use crate::ring::LocalModel;
 use crate::ring::error::RingError;
@@ -45,7 +46,12 @@ pub struct Node {
     idle_since: u64,
     /// The pass that was here last.
     last_pass: u32,
+    /// When its memory is looked at again.
+    next_look: u64,
 }
+
+/// Looking at its memory takes a device at most one part in so many of its time.
+const LOOK_SHARE: u64 = 100;
 
 impl Node {
     /// A device that holds its layers. `outbox` has a sender for each of the schedule's receivers.
@@ -57,7 +63,7 @@ impl Node {
         outbox: BTreeMap<usize, mpsc::UnboundedSender<Frame>>,
     ) -> Result<Self, RingError> {
         let weights = model.weights.clone();
-        let keeper = Keeper::start(&weights, plan, place, || None);
+        let keeper = Keeper::start(&weights, plan, place, || MemoryWatch::shared().room());
         let (stage, head) = model.stage(plan, place, threads, keeper.gate())?;
         Ok(Self {
             schedule: Schedule::new(plan.clone(), place),
@@ -71,6 +77,7 @@ impl Node {
             hidden: Vec::new(),
             idle_since: wall_nanos(),
             last_pass: 0,
+            next_look: 0,
         })
     }
 
@@ -91,12 +98,18 @@ impl Node {
             record.bytes = span.bytes;
             record.layers = span.layers;
         }
-        let (plan, place) = (self.schedule.plan(), self.schedule.device());
-        let mut parts: Vec<Part> = plan.windows(place).into_iter().map(Part::Layers).collect();
-        parts.extend((place == 0).then_some(Part::Output));
-        let resident = parts.iter().map(|part| resident_bytes(&self.weights, part)).sum();
-        self.recorder.counter(self.last_pass, Counter::Resident, resident);
+        self.look(self.last_pass);
         self.recorder.take()
+    }
+
+    /// Counts what of its weights is in memory.
+    fn look(&mut self, pass: u32) {
+        let start = wall_nanos();
+        let own = visits(self.schedule.plan(), self.schedule.device());
+        let resident = own.iter().flatten().map(|part| resident_bytes(&self.weights, part)).sum();
+        self.recorder.counter(pass, Counter::Resident, resident);
+        let end = wall_nanos();
+        self.next_look = end + (end - start) * LOOK_SHARE;
     }
 
     /// Lets a batch of tokens enter the ring. Head only. A token, if one was sampled without leaving.
@@ -180,6 +193,7 @@ impl Node {
             node.hidden = node.head()?.embed(tokens)?;
             Ok(((), cost_of(watch.cut())))
         })?;
+        self.keeper.embedded(&self.weights, tokens);
         let table: u64 = self.weights.embedding_extents().iter().map(|extent| extent.length).sum();
         let rows = table / u64::from(self.weights.shape().vocabulary).max(1) * u64::from(pass.tokens);
         // A missing row is read with what lies around it.
@@ -259,6 +273,9 @@ impl Node {
         self.last_pass = pass;
         let read = self.recorder.bytes_read();
         self.recorder.counter(pass, Counter::BytesRead, read);
+        if wall_nanos() >= self.next_look {
+            self.look(pass);
+        }
         self.recorder.counter(pass, Counter::Unreclaimable, recorder::unreclaimable());
     }
 }
