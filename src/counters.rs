@@ -5,9 +5,6 @@ use std::fmt::Write;
 use hearth_exec::lab::Metered;
 use hearth_profiles::Bytes;
 
-/// Bytes of a copy that may be in memory before a run: a worker has read the header by then.
-const HEADER: u64 = 8 << 20;
-
 /// A line for each device: what it read for a token by both counts, and what it was left.
 pub fn table(devices: &[Metered]) -> String {
     let mut text = String::from(
@@ -45,7 +42,7 @@ pub fn warnings(device: &Metered) -> Vec<String> {
             Bytes(device.throttle_bytes_per_token.unwrap_or(0.0) as u64)
         ));
     }
-    if device.resident_before > HEADER {
+    if device.resident_before > 0 {
         found.push(format!(
             "`{name}` did not start cold: {} of its copy of the model were in memory; is another program \
              reading it?",

@@ -24,7 +24,7 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Another program of the same device: takes memory, holds it, and gives it back.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hog {
-    /// A program that holds so much when it is started with [`Hog::arguments`].
+    /// A program that calls [`Hog::become_one`] with its arguments first of all.
     pub program: PathBuf,
     /// How much.
     pub memory: Bytes,
