@@ -196,8 +196,9 @@ impl Stream {
         });
         // What was expected sooner was expected wrongly. It must not hold the buffer.
         for _ in 0..announced.unwrap_or(0) {
-            let part = self.parts.pop_front();
-            part.iter().for_each(|part| self.give_up(part));
+            if let Some(part) = self.parts.pop_front() {
+                self.give_up(&part);
+            }
         }
         if announced.is_none() {
             for mut part in std::mem::take(&mut self.parts) {

@@ -103,7 +103,7 @@ impl Walk {
     /// Takes up the first segment that has chunks.
     fn enter(&mut self) {
         while let Some(empty) = self.segments.pop_front_if(|segment| segment.chunks.is_empty()) {
-            self.owed = self.owed + empty.time;
+            self.owed += empty.time;
         }
         if let Some(segment) = self.segments.front() {
             self.each = segment.time * (1.0 / segment.chunks.len() as f64);

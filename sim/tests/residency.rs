@@ -301,7 +301,7 @@ proptest! {
             for (place, device) in metrics.devices.iter().enumerate().filter(|(place, _)| managed[*place]) {
                 let own = share(&plan, place, &cluster.model).as_f64();
                 let honest = memories[place].0 > (buffer_kib[place] << 10) + (16 << 20);
-                let most = if honest { 2.0 * own } else { 3.0 * own } + (16 << 20) as f64;
+                let most = if honest { 2.0 * own } else { 3.0 * own } + Bytes::mib(16).as_f64();
                 prop_assert!(device.bytes_read_per_token <= most, "{:?} of {}", device, own);
             }
         }
