@@ -4,7 +4,7 @@
 //! Devices read weights at 10 GB/s from memory and at 1 GB/s from disk, which leaves every expectation to paper and
 //! pencil. Reads are counted after the first token, when the kept set is in memory.
 
-mod common;
+mod small_rings;
 
 use hearth_profiles::device::PageCachePolicy;
 use hearth_profiles::model::{ModelProfile, shipped};
@@ -19,11 +19,11 @@ use hearth_schema::trace::{Counter, Kind, Outcome, Reading, Trace};
 use hearth_sim::{Input, Options, simulate};
 use proptest::prelude::*;
 
-use common::{PLENTY, cluster, plan, run};
+use small_rings::{PLENTY, cluster, plan, run};
 
 const MANAGED: ResidencyOptions = ResidencyOptions::of(Residency::Managed);
 
-/// Bytes a second of [`common`]'s disks and memories, and cores of its processors.
+/// Bytes a second of [`small_rings`]'s disks and memories, and cores of its processors.
 const DISK: f64 = 1e9;
 const CORES: u32 = 4;
 const MEMORY: f64 = 10e9;
@@ -43,7 +43,7 @@ fn kept(plan: &Plan, model: &ModelProfile, room: Bytes) -> f64 {
     kept_bytes(room.0, share(plan, last, model).0, CORES, &plan.devices[last].residency) as f64
 }
 
-/// What a device's key-value cache takes in a plan of [`common`].
+/// What a device's key-value cache takes in a plan of [`small_rings`].
 fn kv(plan: &Plan, place: usize, model: &ModelProfile) -> Bytes {
     let layers = plan.windows(place).iter().map(|window| window.len() as u64).sum::<u64>();
     Bytes(model.shape.kv_bytes_per_layer(plan.context, Bytes(plan.kv_cache.element_bytes())).0 * layers)
@@ -86,9 +86,9 @@ fn what_is_read_is_what_is_not_kept() {
 /// With `q` bytes of buffer and `x = X / k` bytes to be read for a visit, a visit takes as long as computing it or
 /// as reading what the buffer did not hold at its beginning, whichever is longer.
 ///
-/// Spec 2.4 lets the one follow the other, as if the device could only read while it is idle. The stream reads on
-/// while it computes, and what it must read lies evenly in the window. So the simulated time is the shorter one, by
-/// at most the time of computing.
+/// A planner that adds the two lets the device read only while it is idle. The stream reads on while it computes,
+/// and what it must read lies evenly in the window. So the simulated time is shorter, by at most the time of
+/// computing.
 #[test]
 fn a_visit_takes_its_computing_or_reading_what_the_buffer_does_not_hold() {
     let model = shipped("llama-8b").expect("shipped");
@@ -108,6 +108,7 @@ fn a_visit_takes_its_computing_or_reading_what_the_buffer_does_not_hold() {
             let found = tpot(&cluster, &plan) / 1e3;
             let place = format!("k={rounds}, {part} of the share, a buffer of {buffer} bytes");
             assert!((found / expected - 1.0).abs() < 0.02, "{place}: {found} s, expected {expected}");
+            // The planner's sum.
             let hidden = read.min(rounds * buffer);
             let following = (quiet + (read - hidden) / DISK).max(stage + read / DISK);
             let slack = 0.02 * following;

@@ -3,7 +3,7 @@
 //! Small rings of invented devices on a shipped model, so that every expectation can be computed by hand, and
 //! the laws that hold for any plan: determinism, no token lost, terms that sum to the token's time.
 
-mod common;
+mod small_rings;
 
 use hearth_profiles::device::PageCachePolicy;
 use hearth_profiles::model::{ModelProfile, shipped};
@@ -16,7 +16,7 @@ use hearth_schema::trace::{Kind, Outcome};
 use hearth_sim::{Input, Options, SimError, simulate};
 use proptest::prelude::*;
 
-use common::{PLENTY, cluster, plan, run};
+use small_rings::{PLENTY, cluster, plan, run};
 
 /// A policy, with or without reading ahead.
 fn policy(residency: Residency, prefetch: bool) -> ResidencyOptions {
