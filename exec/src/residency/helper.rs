@@ -94,6 +94,13 @@ impl<'a, Room: Fn() -> Option<u64>> Helper<'a, Room> {
         if state.token_over || (!self.started && !state.parts.is_empty()) {
             return Action::Budget;
         }
+        // First what keeps the disk busy, then what makes room.
+        let under_way: u64 = self.under_way.iter().map(|&(.., bytes)| bytes).sum();
+        if under_way < UNDER_WAY
+            && let Some((piece, at)) = self.ahead(state)
+        {
+            return Action::Ask(piece, at);
+        }
         while let Some(piece) = state.used.pop() {
             // It may be wanted again already, or be kept by now.
             if state.stages[piece] == Stage::Idle && !state.kept[piece] {
@@ -101,13 +108,7 @@ impl<'a, Room: Fn() -> Option<u64>> Helper<'a, Room> {
             }
             self.leave(state, piece);
         }
-        let under_way: u64 = self.under_way.iter().map(|&(.., bytes)| bytes).sum();
-        let next = if under_way < UNDER_WAY { self.ahead(state) } else { None };
-        match next {
-            Some((piece, at)) => Action::Ask(piece, at),
-            None if self.under_way.is_empty() => Action::Wait,
-            None => Action::Settle,
-        }
+        if self.under_way.is_empty() { Action::Wait } else { Action::Settle }
     }
 
     /// The next piece, if it can be asked for now.

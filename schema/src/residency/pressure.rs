@@ -29,12 +29,14 @@ pub struct KeptBudget {
     lasted: u32,
     /// Whether the last step was one of growth, and has not been lost.
     grown: bool,
+    /// The budget has just shrunk: what is missing now was taken before that.
+    settling: bool,
 }
 
 impl KeptBudget {
     /// A device that keeps `most` as long as there is room.
     pub fn new(most: u64) -> Self {
-        Self { most, now: most, wait: 1, lasted: 0, grown: false }
+        Self { most, now: most, wait: 1, lasted: 0, grown: false, settling: false }
     }
 
     /// What is kept now.
@@ -48,11 +50,13 @@ impl KeptBudget {
         let before = self.now;
         let ceiling = self.most.min(room.unwrap_or(self.most));
         let pressed = lost > self.now / NOISE;
-        if pressed {
+        if std::mem::take(&mut self.settling) {
+            self.now = self.now.min(ceiling);
+        } else if pressed {
             let left = if ceiling < self.now { ceiling } else { self.now - lost.min(self.now / 2) };
             self.now = left;
             self.wait = (self.wait * 2).min(LONGEST_WAIT);
-            (self.lasted, self.grown) = (0, false);
+            (self.lasted, self.grown, self.settling) = (0, false, true);
         } else {
             self.now = self.now.min(ceiling);
             self.lasted = self.lasted.saturating_add(1);
@@ -84,6 +88,7 @@ mod tests {
         let mut budget = KeptBudget::new(1000);
         assert!(!budget.after_token(0, Some(2000)));
         assert!(budget.after_token(600, Some(400)));
+        assert!(!budget.after_token(400, Some(400)), "what was left had been taken as well, and is read again");
         assert_eq!(budget.now(), 400);
         assert!(!budget.after_token(0, Some(400)), "nothing to grow into");
         let tokens = (1..).take_while(|_| {
