@@ -3,7 +3,7 @@
 //! A spinner does bursts of work under half a processor (cfs quota), for some periods of the bandwidth control,
 //! and a reader reads bursts under a blkio throttle. Both rest between bursts. Printed: how long a burst takes,
 //! beside the naive model (work / rate) and, for the disk, beside the simulator's `resource::Disk`; for the
-//! processor beside a model of bandwidth control that knows the period. Needs root; see `common`.
+//! processor beside a model of bandwidth control that knows the period. Needs root; see `cgroups`.
 //!
 //!     cargo run --release -p hearth-sim --example limits -- --cpu
 //!     cargo run --release -p hearth-sim --example limits -- --disk
@@ -16,14 +16,14 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use common::{
+use cgroups::{
     Cgroups, Failure, Limits, MIB, ShareFile, advise, drop_from_cache, map_cold, median, number, require_root,
 };
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 use hearth_sim::resource::{Disk, DiskSpeed, Flow};
 
-#[path = "common/mod.rs"]
-mod common;
+#[path = "cgroups/mod.rs"]
+mod cgroups;
 
 /// Half a processor.
 const SHARE: f64 = 0.5;

@@ -19,13 +19,13 @@ use std::str::FromStr;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use common::{
+use cgroups::{
     Cgroups, Counters, Failure, Limits, MIB, PAGE, ShareFile, advise, checksum, map_cold, median, number,
     require_root,
 };
 
-#[path = "common/mod.rs"]
-mod common;
+#[path = "cgroups/mod.rs"]
+mod cgroups;
 
 /// The biggest read-ahead of the usual kernel settings: `WILLNEED` in these pieces is always honoured.
 const CHUNK: usize = 128 << 10;
@@ -349,7 +349,7 @@ fn streamed(experiment: &Experiment, start: usize, length: usize) -> Vec<(usize,
 
 /// Tenths of each 8 MiB in the page cache, windows parted by `|`.
 fn residency(map: &[u8], window: usize) -> String {
-    let pages = common::resident(map);
+    let pages = cgroups::resident(map);
     let cell = |pages: &[bool]| match pages.iter().filter(|&&held| held).count() * 10 / pages.len() {
         0 => '.',
         10 => '#',

@@ -2,7 +2,7 @@
 //!
 //! A cyclic reader of a file (640 MiB) that is larger than its memory limit, at 200 MB/s, with nothing else to
 //! compute. A part of the file is to stay in memory for good, the rest to stream through a small buffer; all of
-//! it is ordinary page cache, and what is asked is whether reclaim leaves it alone. Needs root; see `common`.
+//! it is ordinary page cache, and what is asked is whether reclaim leaves it alone. Needs root; see `cgroups`.
 //!
 //!     cargo run --release -p hearth-sim --example cyclic_reader -- --table      limits, buffers, pieces
 //!     cargo run --release -p hearth-sim --example cyclic_reader -- --margin     how close to the limit
@@ -16,11 +16,11 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use common::{Cgroups, Failure, Limits, MIB, ShareFile, median, number, require_root};
+use cgroups::{Cgroups, Failure, Limits, MIB, ShareFile, median, number, require_root};
 use passes::{Mode, Passes, Way};
 
-#[path = "../common/mod.rs"]
-mod common;
+#[path = "../cgroups/mod.rs"]
+mod cgroups;
 mod passes;
 mod probes;
 

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use crate::common::{
+use crate::cgroups::{
     Cgroups, Counters, Failure, MIB, advise, checksum, drop_from_cache, map_cold, missing, number,
 };
 

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::common::{
+use crate::cgroups::{
     Cgroups, Counters, Failure, MIB, PAGE, advise, checksum, drop_from_cache, map_cold, median, missing,
 };
 use crate::passes::{Way, load};

@@ -101,9 +101,9 @@ impl Cgroups {
         if let Some((quota, period)) = limits.cpu {
             fs::write(groups.cpu().join("cpu.cfs_period_us"), period.to_string())?;
             fs::write(groups.cpu().join("cpu.cfs_quota_us"), quota.to_string())?;
-            // The most there is: what others run at the same time shall not be measured.
-            fs::write(groups.cpu().join("cpu.shares"), "262144")?;
         }
+        // The most there is: what others run at the same time shall not be measured.
+        fs::write(groups.cpu().join("cpu.shares"), "262144")?;
         Ok(groups)
     }
 
