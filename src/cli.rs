@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use hearth_profiles::Bytes;
+use hearth_schema::residency::{Residency, ResidencyOptions};
 
 /// Plan, simulate and run language models across the devices people already own.
 ///
@@ -78,6 +80,38 @@ pub struct Planning {
     /// Give every device a layer.
     #[arg(long)]
     pub keep_all: bool,
+    /// Who decides on every device what stays in memory: os, windowed, managed.
+    #[arg(long, value_enum)]
+    pub residency: Option<Policy>,
+    /// Memory through which a `managed` device streams what it does not keep, as `16 MiB`.
+    #[arg(long)]
+    pub stream_buffer: Option<Bytes>,
+}
+
+/// Who decides what stays in memory.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum Policy {
+    /// The system, advised of the next window.
+    Os,
+    /// The system, with the next window populated.
+    Windowed,
+    /// The device: it keeps what fits and streams the rest.
+    Managed,
+}
+
+impl Planning {
+    /// What the command line says of residency, if anything, in place of the scenario's.
+    pub fn residency(&self, scenario: ResidencyOptions) -> Option<ResidencyOptions> {
+        let chosen = self.residency.map(|policy| {
+            ResidencyOptions::of(match policy {
+                Policy::Os => Residency::Os,
+                Policy::Windowed => Residency::Windowed,
+                Policy::Managed => Residency::Managed,
+            })
+        });
+        let options = chosen.or_else(|| self.stream_buffer.map(|_| scenario))?;
+        Some(ResidencyOptions { stream_buffer: self.stream_buffer.or(options.stream_buffer), ..options })
+    }
 }
 
 /// `hearth plan`.
@@ -105,7 +139,7 @@ pub struct SimulateArgs {
     /// The scenario.
     pub scenario: PathBuf,
     /// A plan made before.
-    #[arg(long, conflicts_with_all = ["strategy", "rounds", "windows", "gpu_layers", "keep_all"])]
+    #[arg(long, conflicts_with_all = ["strategy", "rounds", "windows", "gpu_layers", "keep_all", "residency", "stream_buffer"])]
     pub plan: Option<PathBuf>,
     /// How to plan, if there is no plan.
     #[command(flatten)]
@@ -221,6 +255,9 @@ pub struct ProfileArgs {
     /// Shorter, and less certain.
     #[arg(long)]
     pub quick: bool,
+    /// Tokens of the longest prompt that is read at once: memory is set aside for its buffers.
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=512))]
+    pub pass_tokens: u32,
     /// End when standard input ends, so as not to outlive who started it.
     #[arg(long, hide = true)]
     pub exit_with_stdin: bool,
@@ -238,7 +275,7 @@ pub struct LabArgs {
     #[arg(long)]
     pub model: Option<PathBuf>,
     /// A plan made before.
-    #[arg(long, conflicts_with_all = ["strategy", "rounds", "windows", "gpu_layers", "keep_all"])]
+    #[arg(long, conflicts_with_all = ["strategy", "rounds", "windows", "gpu_layers", "keep_all", "residency", "stream_buffer"])]
     pub plan: Option<PathBuf>,
     /// How to plan, if there is no plan.
     #[command(flatten)]

@@ -16,6 +16,7 @@ use hearth_schema::plan::Origin;
 use hearth_schema::scenario::{DeviceEntry, ModelRef};
 use hearth_schema::{Cluster, LinkTable, Member, Plan, Scenario, Trace};
 
+use crate::cli::Planning;
 use crate::diagnostics::Failure;
 use crate::limits;
 use crate::progress;
@@ -85,6 +86,15 @@ impl LoadedScenario {
     /// Changes how many tokens are generated, within the context.
     pub fn generate(&mut self, tokens: u32) -> Result<(), Failure> {
         self.scenario.workload.generate = tokens;
+        self.scenario.validate().map_err(Failure::unusable)
+    }
+
+    /// Lets the command line say how every device keeps its weights.
+    pub fn keep_weights(&mut self, planning: &Planning) -> Result<(), Failure> {
+        if let Some(residency) = planning.residency(self.scenario.residency) {
+            self.scenario.residency = residency;
+            self.scenario.devices.iter_mut().for_each(|device| device.residency = None);
+        }
         self.scenario.validate().map_err(Failure::unusable)
     }
 

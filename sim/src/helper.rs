@@ -119,7 +119,7 @@ impl Helper {
                     if !storage.view().view().holds(chunk) {
                         continue;
                     }
-                    storage.release(chunk);
+                    storage.discard(chunk);
                     true
                 }
                 (Task::ReadAhead, Residency::Os) => match storage.prefetch(now, chunk) {

@@ -16,7 +16,7 @@
 use std::collections::VecDeque;
 
 use hearth_profiles::Bytes;
-use hearth_schema::residency::{KeptBudget, ResidencyOptions, Share, kept_bytes};
+use hearth_schema::residency::{KeptBudget, ResidencyOptions, Share, UNDER_WAY, kept_bytes};
 use hearth_schema::trace::{Kind, Record, Resource};
 
 use crate::engine::Nanos;
@@ -28,10 +28,6 @@ use crate::storage::{NO_ROOM_PAUSE, Storage, Touch};
 
 /// The least that a call of the kernel takes.
 const CALL: Nanos = 1000;
-
-/// Pieces under way at once keep a disk busy; more only fill its queue.
-/// source: the executor's; 4 MiB were measured to suffice for 1.8 GB/s
-const UNDER_WAY: Bytes = Bytes::mib(4);
 
 /// A part that will be needed, or is.
 #[derive(Debug, Clone)]
@@ -177,8 +173,7 @@ impl Stream {
         self.wake()
     }
 
-    /// A part is needed now. One that was announced in this very step is for the next time. True if the helper
-    /// must be woken.
+    /// A part is needed now. True if the helper must be woken.
     pub fn begin(&mut self, job: Job, storage: &Storage) -> bool {
         let token_over = self.pass.is_some_and(|pass| job.pass.index > pass);
         if token_over {
@@ -190,10 +185,7 @@ impl Stream {
             }
         }
         self.pass = Some(job.pass.index);
-        let announced = self.parts.iter().position(|part| {
-            part.job.chunks == job.chunks
-                && (part.job.pass.index, part.job.round) != (job.pass.index, job.round)
-        });
+        let announced = self.parts.iter().position(|part| part.job.chunks == job.chunks);
         // What was expected sooner was expected wrongly. It must not hold the buffer.
         for _ in 0..announced.unwrap_or(0) {
             if let Some(part) = self.parts.pop_front() {
@@ -306,7 +298,7 @@ impl Stream {
     fn page_out(&mut self, storage: &mut Storage) -> Option<Nanos> {
         let at = self.used.iter().position(|chunk| !self.under_way.contains(chunk))?;
         let chunk = self.used.remove(at)?;
-        storage.release(chunk);
+        storage.discard(chunk);
         if std::mem::take(&mut self.pieces[chunk as usize].buffered) {
             self.buffered -= 1;
         }

@@ -15,6 +15,7 @@ use hearth_profiles::{Bytes, Device, Document, Link};
 use hearth_reports::Report;
 use hearth_schema::metrics::{self, Metrics};
 use hearth_schema::scenario::{Limits, Links};
+use hearth_schema::schedule::MAX_PASS_TOKENS;
 use hearth_schema::{Cluster, LinkTable, Plan, Trace};
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
@@ -71,6 +72,8 @@ struct Lab {
     copies: Copies,
     program: PathBuf,
     folder: PathBuf,
+    /// Tokens of the largest pass.
+    pass_tokens: u32,
 }
 
 /// Set when a signal has come: the thread that undoes everything ends the process.
@@ -87,6 +90,7 @@ pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
 
 fn run_through(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
     let mut loaded = LoadedScenario::read(&args.scenario)?;
+    loaded.keep_weights(&args.planning)?;
     if let Some(tokens) = args.tokens {
         loaded.generate(tokens)?;
     }
@@ -172,7 +176,8 @@ impl Lab {
         }
         let folder = args.report.clone().unwrap_or_else(|| copies::folder(&scratch));
         let program = std::env::current_exe().map_err(Failure::running)?;
-        Ok(Lab { children: Vec::new(), groups, copies, program, folder })
+        let pass_tokens = loaded.scenario.workload.prompt.min(MAX_PASS_TOKENS);
+        Ok(Lab { children: Vec::new(), groups, copies, program, folder, pass_tokens })
     }
 
     /// Measures each device inside its limits; devices with equal limits are measured once.
@@ -193,7 +198,9 @@ impl Lab {
 
     fn profile(&self, place: usize, name: &str, limits: &Limits) -> Result<Device, Failure> {
         let output = self.folder.join(format!("{name}.device.yaml"));
-        let mut arguments = strings(["profile", "--quick", "--exit-with-stdin", "--name", name, "--model"]);
+        let pass = self.pass_tokens.to_string();
+        let mut arguments = strings(["profile", "--quick", "--exit-with-stdin", "--pass-tokens", &pass]);
+        arguments.extend(strings(["--name", name, "--model"]));
         arguments.push(self.copies.file(place).display().to_string());
         arguments.extend(strings(["--output", &output.display().to_string()]));
         arguments.extend(threads(limits));

@@ -22,7 +22,8 @@ pub const DEFAULT_STRATEGY: &str = "exact";
 
 /// Runs the verb.
 pub fn run(args: &PlanArgs, json: bool) -> Result<ExitCode, Failure> {
-    let loaded = LoadedScenario::read(&args.scenario)?;
+    let mut loaded = LoadedScenario::read(&args.scenario)?;
+    loaded.keep_weights(&args.planning)?;
     let cluster = loaded.cluster(args.model.as_deref())?;
     let options = merged(&loaded.scenario.planner, &args.planning);
     if args.compare {
@@ -46,7 +47,7 @@ pub fn run(args: &PlanArgs, json: bool) -> Result<ExitCode, Failure> {
 
 /// The scenario's options, overruled by the command line's.
 pub fn merged(scenario: &PlannerOptions, planning: &Planning) -> PlannerOptions {
-    let Planning { strategy, rounds, windows, gpu_layers, keep_all } = planning.clone();
+    let Planning { strategy, rounds, windows, gpu_layers, keep_all, .. } = planning.clone();
     // Windows by hand are the `manual` strategy, whoever else was named in the scenario.
     let strategy = strategy.or_else(|| windows.as_ref().map(|_| "manual".into()));
     PlannerOptions {

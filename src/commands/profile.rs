@@ -20,6 +20,7 @@ pub fn run(args: &ProfileArgs, json: bool) -> Result<ExitCode, Failure> {
         model: args.model.clone(),
         threads: args.threads.unwrap_or(0),
         quick: args.quick,
+        pass_tokens: args.pass_tokens,
         peers: args.peer.clone(),
         key: Key::given(args.key.as_deref())?,
     };

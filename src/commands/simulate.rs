@@ -43,6 +43,7 @@ impl Output {
 /// Runs the verb.
 pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     let mut loaded = LoadedScenario::read(&args.scenario)?;
+    loaded.keep_weights(&args.planning)?;
     if let Some(tokens) = args.tokens {
         loaded.generate(tokens)?;
     }

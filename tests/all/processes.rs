@@ -104,7 +104,7 @@ pub fn plan(format: &str, windows: &[u32], addresses: &[&str], context: u32) -> 
             place.checked_sub(1).map_or(String::new(), |at| format!("address: '{}', ", addresses[at]));
         let _ = writeln!(
             text,
-            "- {{name: d{place}, {address}role: {role}, window: {window}, gpu_layers: 0, residency: os}}"
+            "- {{name: d{place}, {address}role: {role}, window: {window}, gpu_layers: 0, residency: {{policy: os}}}}"
         );
     }
     text

@@ -32,6 +32,8 @@ use hearth_profiles::{Bytes, Document, DocumentError, Format, Seconds, Sourced};
 
 pub use kernels::CpuKernels;
 
+use hearth_schema::schedule::MAX_PASS_TOKENS;
+
 use crate::cpu::Cpu;
 use crate::error::ExecError;
 use crate::pool::{Pool, PoolOptions};
@@ -54,6 +56,8 @@ pub struct ProfileOptions {
     pub threads: usize,
     /// About ten seconds instead of a minute.
     pub quick: bool,
+    /// Tokens of the largest pass, for which buffers are counted; 0 for 64.
+    pub pass_tokens: u32,
     /// Addresses of workers to measure the links to.
     pub peers: Vec<String>,
     /// The key that those workers have, if they have one.
@@ -159,7 +163,7 @@ pub fn with_effort(
             window_overhead: Some(links.window_overhead()),
             token_overhead: Some(overheads.token),
             kv_copy,
-            compute_buffer: compute_buffer(model.as_ref(), threads),
+            compute_buffer: compute_buffer(model.as_ref(), threads, options.pass_tokens),
         },
         memory,
         disk,
@@ -217,15 +221,16 @@ fn formats(model: &ModelProfile) -> Vec<Format> {
     formats
 }
 
-/// Tokens of a pass for which buffers are counted. A longer prompt needs more while it is read.
-const PASS_TOKENS: u64 = 64;
+/// Tokens of a pass for which buffers are counted if nobody says. A longer prompt needs more while it is read.
+const PASS_TOKENS: u32 = 64;
 
 /// Stacks and sockets that a run has and profiling has not. The program itself is already missing from the
 /// available memory, which is what is left beside this process.
 const PROCESS: Bytes = Bytes::mib(2);
 
 /// What stands beside weights and cache in memory.
-fn compute_buffer(model: Option<&ModelProfile>, threads: usize) -> Sourced<Bytes> {
+fn compute_buffer(model: Option<&ModelProfile>, threads: usize, tokens: u32) -> Sourced<Bytes> {
+    let tokens = if tokens == 0 { PASS_TOKENS } else { tokens.min(MAX_PASS_TOKENS) };
     let (name, shape) = model.map_or_else(
         || {
             let document = shipped_document("llama-8b").expect("llama-8b is shipped");
@@ -233,20 +238,20 @@ fn compute_buffer(model: Option<&ModelProfile>, threads: usize) -> Sourced<Bytes
         },
         |model| (model.name.clone(), model.shape.clone()),
     );
-    let bytes = activations(&shape, threads as u64) + PROCESS;
+    let bytes = activations(&shape, threads as u64, u64::from(tokens)) + PROCESS;
     let source = format!(
-        "computed: the buffers of a pass of {PASS_TOKENS} tokens through `{name}`, and {PROCESS} for stacks and sockets"
+        "computed: the buffers of a pass of {tokens} tokens through `{name}`, and {PROCESS} for stacks and sockets"
     );
     Sourced::new(bytes, source)
 }
 
 /// Bytes of the buffers of `cpu::Buffers` for one pass, of its hidden rows, and of one row of logits.
-fn activations(shape: &ModelShape, threads: u64) -> Bytes {
+fn activations(shape: &ModelShape, threads: u64, tokens: u64) -> Bytes {
     let wide = u64::from(shape.embedding);
     let inner = u64::from(shape.feed_forward);
     let heads = shape.query_width() * 2;
     let keys = shape.key_width() + shape.value_width();
-    let numbers = PASS_TOKENS * (3 * wide + heads + keys + 3 * inner)
+    let numbers = tokens * (3 * wide + heads + keys + 3 * inner)
         + threads * u64::from(shape.context_length.min(4096))
         + u64::from(shape.vocabulary);
     Bytes(4 * numbers)

@@ -12,16 +12,13 @@
 use std::collections::VecDeque;
 use std::sync::PoisonError;
 
-use hearth_schema::residency::{kept_bytes, kernel_bytes};
+use hearth_schema::residency::{UNDER_WAY, kept_bytes, kernel_bytes};
 
 use super::pages::{expect_no_order, populate, resident, will_need};
 use super::stream::{Core, Stage, State};
 use super::{Span, give_up};
 use crate::clock::wall_nanos;
 use crate::ring::recorder::{At, ReadCounter};
-
-/// Pieces under way at once keep a disk busy; more only fill its queue. Measured: 4 MiB suffice for 1.8 GB/s.
-const UNDER_WAY: u64 = 4 << 20;
 
 /// What the helper does next.
 enum Action {
@@ -71,7 +68,7 @@ impl<'a, Room: Fn() -> Option<u64>> Helper<'a, Room> {
                 }
                 Action::GiveUp(piece) => {
                     drop(state);
-                    give_up(&self.core.weights, self.core.pieces.pieces[piece].extent);
+                    give_up(&self.core.weights, self.core.pieces.list[piece].extent);
                     self.gone(piece);
                 }
                 Action::Ask(piece, at) => {
@@ -96,7 +93,7 @@ impl<'a, Room: Fn() -> Option<u64>> Helper<'a, Room> {
         }
         // First what keeps the disk busy, then what makes room.
         let under_way: u64 = self.under_way.iter().map(|&(.., bytes)| bytes).sum();
-        if under_way < UNDER_WAY
+        if under_way < UNDER_WAY.0
             && let Some((piece, at)) = self.ahead(state)
         {
             return Action::Ask(piece, at);
@@ -127,7 +124,7 @@ impl<'a, Room: Fn() -> Option<u64>> Helper<'a, Room> {
         if state.stages[piece] != Stage::Idle {
             return None;
         }
-        let bytes = self.core.pieces.pieces[piece].pages;
+        let bytes = self.core.pieces.list[piece].pages;
         if !state.kept[piece] && !state.buffered[piece] {
             if state.occupied + bytes > self.core.options.buffer().0 && state.occupied > 0 {
                 return None;
@@ -141,7 +138,7 @@ impl<'a, Room: Fn() -> Option<u64>> Helper<'a, Room> {
     }
 
     fn ask(&mut self, piece: usize, at: At) {
-        let own = &self.core.pieces.pieces[piece];
+        let own = &self.core.pieces.list[piece];
         let Some(bytes) = self.core.weights.bytes(own.extent) else { return self.arrived(piece) };
         let missing = bytes.len() as u64 - resident(bytes);
         if missing == 0 {
@@ -168,7 +165,7 @@ impl<'a, Room: Fn() -> Option<u64>> Helper<'a, Room> {
     /// Waits for the oldest piece.
     fn settle(&mut self) {
         let Some((piece, ..)) = self.under_way.pop_front() else { return };
-        if let Some(bytes) = self.core.weights.bytes(self.core.pieces.pieces[piece].extent) {
+        if let Some(bytes) = self.core.weights.bytes(self.core.pieces.list[piece].extent) {
             populate(bytes);
         }
         if let Some(span) = &mut self.span {
@@ -203,7 +200,7 @@ impl<'a, Room: Fn() -> Option<u64>> Helper<'a, Room> {
         let away = state.stages[piece] == Stage::Idle || state.kept[piece];
         if away && state.buffered[piece] {
             state.buffered[piece] = false;
-            state.occupied -= self.core.pieces.pieces[piece].pages;
+            state.occupied -= self.core.pieces.list[piece].pages;
         }
     }
 
@@ -225,9 +222,8 @@ impl<'a, Room: Fn() -> Option<u64>> Helper<'a, Room> {
         let lost = std::mem::take(&mut state.lost);
         if state.budget.after_token(lost, room) || !self.started {
             let kept = self.core.pieces.share.kept(state.budget.now());
-            for piece in 0..kept.len() {
-                let given_up = state.kept[piece] && !kept[piece];
-                state.kept[piece] = kept[piece];
+            for (piece, kept) in kept.into_iter().enumerate() {
+                let given_up = std::mem::replace(&mut state.kept[piece], kept) && !kept;
                 if given_up && state.stages[piece] == Stage::Idle {
                     state.loaded[piece] = false;
                     state.used.push(piece);

@@ -29,14 +29,14 @@ pub struct Piece {
 #[derive(Debug)]
 pub struct Pieces {
     /// In the order of use.
-    pub pieces: Vec<Piece>,
+    pub list: Vec<Piece>,
     /// Which pieces a part has.
     pub parts: Vec<(Part, Range<usize>)>,
     /// What is always kept.
     pub fixed: Vec<Extent>,
     /// Which pieces are given up first.
     pub share: Share,
-    /// Indices of `pieces`, by address.
+    /// Indices of `list`, by address.
     by_address: Vec<usize>,
 }
 
@@ -60,14 +60,14 @@ impl Pieces {
         }
         let mut by_address: Vec<usize> = (0..pieces.len()).collect();
         by_address.sort_unstable_by_key(|&piece| pieces[piece].addresses.start);
-        Self { pieces, parts, fixed, share: Share::new(&bytes), by_address }
+        Self { list: pieces, parts, fixed, share: Share::new(&bytes), by_address }
     }
 
     /// The piece at an address.
     pub fn at(&self, address: usize) -> Option<usize> {
-        let after = self.by_address.partition_point(|&piece| self.pieces[piece].addresses.start <= address);
+        let after = self.by_address.partition_point(|&piece| self.list[piece].addresses.start <= address);
         let piece = *self.by_address.get(after.checked_sub(1)?)?;
-        self.pieces[piece].addresses.contains(&address).then_some(piece)
+        self.list[piece].addresses.contains(&address).then_some(piece)
     }
 }
 

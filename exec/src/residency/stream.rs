@@ -94,7 +94,7 @@ impl Stream {
     ) -> Self {
         let pieces = Pieces::new(&weights, plan, place);
         let options = plan.devices[place].residency;
-        let count = pieces.pieces.len();
+        let count = pieces.list.len();
         let state = State {
             parts: VecDeque::new(),
             cursor: (0, 0),
@@ -242,7 +242,7 @@ impl Core {
                 missing = Some(piece);
                 break;
             }
-            at = self.pieces.pieces[piece].addresses.end;
+            at = self.pieces.list[piece].addresses.end;
         }
         // What is no piece is nobody's business here.
         if missing.is_none() { (bytes.len(), None) } else { (at.min(end) - begin, missing) }
@@ -258,7 +258,7 @@ impl Core {
                 return ready;
             }
             if let Some(piece) = missing.filter(|&piece| awaited != Some(piece)) {
-                state.awaited += self.pieces.pieces[piece].pages;
+                state.awaited += self.pieces.list[piece].pages;
                 awaited = Some(piece);
             }
             let (next, wait) =
@@ -277,7 +277,7 @@ impl Core {
         let mut state = self.lock();
         while at < end {
             let Some(piece) = self.pieces.at(at) else { break };
-            at = self.pieces.pieces[piece].addresses.end;
+            at = self.pieces.list[piece].addresses.end;
             if at <= end {
                 self.done(&mut state, piece);
             }
@@ -294,7 +294,7 @@ impl Core {
         state.stages[piece] = Stage::Idle;
         if state.kept[piece] && state.buffered[piece] {
             state.buffered[piece] = false;
-            state.occupied -= self.pieces.pieces[piece].pages;
+            state.occupied -= self.pieces.list[piece].pages;
         }
     }
 

@@ -276,6 +276,7 @@ impl Node {
         if wall_nanos() >= self.next_look {
             self.look(pass);
         }
+        self.recorder.counter(pass, Counter::Refaults, recorder::refaults());
         self.recorder.counter(pass, Counter::Unreclaimable, recorder::unreclaimable());
     }
 }

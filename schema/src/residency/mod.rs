@@ -67,6 +67,11 @@ pub const STREAM_BUFFER: Bytes = Bytes::mib(8);
 /// The smallest stream buffer: eight pieces of 64 KiB.
 const LEAST_STREAM_BUFFER: Bytes = Bytes(512 << 10);
 
+/// Bytes of pieces that a managed device asks for before it waits for the first: several under way at once keep a
+/// disk busy, more only fill its queue.
+/// source: measured; 200 MB/s need one piece, 1.5 GB/s need 4 MiB
+pub const UNDER_WAY: Bytes = Bytes::mib(4);
+
 /// The largest piece: short against a buffer, long against a disk's latency.
 const LARGEST_PIECE: u64 = 1 << 20;
 

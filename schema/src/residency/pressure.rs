@@ -88,7 +88,10 @@ mod tests {
         let mut budget = KeptBudget::new(1000);
         assert!(!budget.after_token(0, Some(2000)));
         assert!(budget.after_token(600, Some(400)));
-        assert!(!budget.after_token(400, Some(400)), "what was left had been taken as well, and is read again");
+        assert!(
+            !budget.after_token(400, Some(400)),
+            "what was left had been taken as well, and is read again"
+        );
         assert_eq!(budget.now(), 400);
         assert!(!budget.after_token(0, Some(400)), "nothing to grow into");
         let tokens = (1..).take_while(|_| {
@@ -101,7 +104,7 @@ mod tests {
     #[test]
     fn without_a_word_from_the_system_it_finds_what_fits() {
         let mut budget = KeptBudget::new(1000);
-        for _ in 0..8 {
+        for _ in 0..12 {
             budget.after_token(lost(budget.now(), 300), None);
         }
         assert!(budget.now() <= 300);

@@ -72,6 +72,8 @@ pub struct Counters {
     pub evicted: u64,
     /// Of these, chunks given up by [`PageCache::release`].
     pub released: u64,
+    /// Of these, chunks given up by [`PageCache::discard`].
+    pub discarded: u64,
     /// Chunks that came back after an eviction.
     pub refaults: u64,
     /// Chunks that became active.

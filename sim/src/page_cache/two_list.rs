@@ -350,8 +350,10 @@ impl PageCache for TwoList {
     }
 
     fn discard(&mut self, chunk: Chunk) {
-        let age = self.age;
+        let (age, released) = (self.age, self.counters.released);
         self.release(chunk);
+        self.counters.discarded += self.counters.released - released;
+        self.counters.released = released;
         if self.chunks[chunk as usize].place == Place::Absent {
             // Invalidation is not reclaim: no shadow, and time among the evicted stands still.
             self.chunks[chunk as usize].shadow = None;
