@@ -7,7 +7,9 @@
 //! throttled. `--peer` is a Python that has llama-cpp-python; without one, hearth is measured alone. Repeats are
 //! interleaved, and every run's numbers go to standard error. A token's time is the median over the tokens after
 //! the first two, then over the repeats; bytes are means over the same tokens. Bytes that must be read are those
-//! of the weights that no policy could keep: what a token touches less the share. Needs Linux and root.
+//! of the weights that no policy could keep: what a token touches, less the limit, but for what of it the process
+//! holds unreclaimably; for a managed device and the stream buffer. Predictions are written before the runs. Needs
+//! Linux and root.
 
 #[cfg(target_os = "linux")]
 mod table {
@@ -31,8 +33,10 @@ mod table {
         ("os", "{policy: os, prefetch: false}"),
         ("os, ahead", "{policy: os, prefetch: true}"),
         ("windowed", "{policy: windowed, prefetch: true}"),
-        ("managed", "{policy: managed, stream_buffer: 8 MiB}"),
+        (MANAGED, "{policy: managed, stream_buffer: 8 MiB}"),
     ];
+    const MANAGED: &str = "managed";
+    const BUFFER: u64 = 8 << 20;
     const PEER: &str = "llama.cpp";
     const PROCESS: u64 = 64 << 20;
     const PROMPT: u32 = 16;
@@ -55,6 +59,10 @@ mod table {
     struct Run {
         seconds: f64,
         bytes: f64,
+        /// Unreclaimable bytes.
+        held: f64,
+        /// Predicted seconds.
+        predicted: f64,
     }
 
     pub fn main() -> Result<(), Failure> {
@@ -69,11 +77,12 @@ mod table {
         // The peer reads a copy of its own: whoever else reads the model would pay for its page cache.
         let copies = options.peer.as_ref().map(|_| Copies::make(&scratch, weights.parts(), &[PEER.into()]));
         let copies = copies.transpose()?;
-        println!("| memory | policy | s/token | of repeats | MB/token | of what must be read | speed |");
-        println!("| --- | --- | --- | --- | --- | --- | --- |");
+        println!(
+            "| memory | policy | s/token | of repeats | predicted | MB/token | must be | unreclaimable MiB | speed |"
+        );
+        println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- |");
         for &share in &options.shares {
             let limit = (file as f64 * share) as u64 + PROCESS;
-            let must = (touched as f64 - file as f64 * share).max(0.0);
             let mut rows: Vec<(&str, Vec<Run>)> = Vec::new();
             for repeat in 0..options.repeats {
                 for name in names(&options) {
@@ -84,20 +93,21 @@ mod table {
                     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
                     let load = load.split(' ').next().unwrap_or("-");
                     match run {
-                        Ok(Run { seconds, bytes }) => {
+                        Ok(run) => {
+                            let Run { seconds, bytes, held, .. } = run;
                             eprintln!(
-                                "{share} {name} {repeat}: {seconds:.3} s, {bytes:.0} bytes, load {load}"
+                                "{share} {name} {repeat}: {seconds:.3} s, {bytes:.0} bytes, {held:.0} held, load {load}"
                             );
                             match rows.iter_mut().find(|row| row.0 == name) {
-                                Some(row) => row.1.push(Run { seconds, bytes }),
-                                None => rows.push((name, vec![Run { seconds, bytes }])),
+                                Some(row) => row.1.push(run),
+                                None => rows.push((name, vec![run])),
                             }
                         }
                         Err(error) => eprintln!("{share} {name} {repeat}: not run: {error}"),
                     }
                 }
             }
-            print(share, must, &rows);
+            print(share, touched as f64, limit as f64, &rows);
         }
         Ok(())
     }
@@ -116,19 +126,27 @@ mod table {
         f64::midpoint(middle(sorted.len().saturating_sub(1) / 2), middle(sorted.len() / 2))
     }
 
-    fn print(share: f64, must: f64, rows: &[(&str, Vec<Run>)]) {
+    fn print(share: f64, touched: f64, limit: f64, rows: &[(&str, Vec<Run>)]) {
         let seconds = |runs: &[Run]| median(runs.iter().map(|run| run.seconds));
         let peer = rows.iter().find(|(name, _)| *name == PEER).map(|(_, runs)| seconds(runs));
         for (name, runs) in rows {
             let (time, bytes) = (seconds(runs), median(runs.iter().map(|run| run.bytes)));
             let least = runs.iter().map(|run| run.seconds).fold(f64::INFINITY, f64::min);
             let most = runs.iter().map(|run| run.seconds).fold(0.0, f64::max);
-            let ratio = if must > 0.0 { format!("{:.2}", bytes / must) } else { "-".into() };
+            let (held, predicted) =
+                (median(runs.iter().map(|run| run.held)), median(runs.iter().map(|run| run.predicted)));
+            let buffer = if *name == MANAGED { BUFFER as f64 } else { 0.0 };
+            let must = (touched - limit + held + buffer).max(0.0);
+            let predicted = if predicted.is_nan() { "-".into() } else { format!("{predicted:.3}") };
             let speed = peer.map_or("-".into(), |peer| format!("{:.2}x", peer / time));
             println!(
-                "| {:.0} % | {name} | {time:.3} | {least:.3} to {most:.3} | {:.0} | {ratio} | {speed} |",
+                "| {:.0} % | {name} | {time:.3} | {least:.3} to {most:.3} | {predicted} | {:.0} | {:.0} ({:.2}x) | \
+                 {:.1} | {speed} |",
                 share * 100.0,
-                bytes * 1e-6
+                bytes * 1e-6,
+                must * 1e-6,
+                bytes / must,
+                held / f64::from(1 << 20),
             );
         }
     }
@@ -138,7 +156,8 @@ mod table {
         let tokens = tokens.get(SETTLING..).filter(|tokens| !tokens.is_empty());
         let tokens = tokens.ok_or("too few tokens: give more `--tokens`")?;
         let bytes = tokens.iter().map(|token| token.1).sum::<f64>() / tokens.len() as f64;
-        Ok(Run { seconds: median(tokens.iter().map(|token| token.0)), bytes })
+        let seconds = median(tokens.iter().map(|token| token.0));
+        Ok(Run { seconds, bytes, held: f64::NAN, predicted: f64::NAN })
     }
 
     fn peer(options: &Options, model: &Path, limit: u64) -> Result<Run, Failure> {
@@ -160,7 +179,9 @@ mod table {
         let result: serde_json::Value = serde_json::from_str(&usage.output)?;
         let tokens = result["tokens"].as_array().ok_or("no tokens")?;
         let number = |token: &serde_json::Value, name: &str| token[name].as_f64().unwrap_or(f64::NAN);
-        settled(&tokens.iter().map(|token| (number(token, "s"), number(token, "bytes"))).collect::<Vec<_>>())
+        let tokens = tokens.iter().map(|token| (number(token, "s"), number(token, "bytes")));
+        let run = settled(&tokens.collect::<Vec<_>>())?;
+        Ok(Run { held: usage.peak_unreclaimable as f64, ..run })
     }
 
     fn hearth(options: &Options, name: &str, limit: u64, layers: u32) -> Result<Run, Failure> {
@@ -214,8 +235,14 @@ mod table {
             eprintln!("{warning}");
         }
         eprintln!("lab: {:.0} s", (wall_nanos() - started) as f64 * 1e-9);
-        let trace = Trace::read(&mut BufReader::new(File::open(folder.join("measured.trace"))?))?;
-        settled(&tokens(&trace))
+        let read = |name: &str| {
+            Trace::read(&mut BufReader::new(File::open(folder.join(name))?)).map_err(Failure::from)
+        };
+        let (predicted, measured) = (read("predicted.trace")?, read("measured.trace")?);
+        let held = measured.readings.iter().filter(|reading| reading.counter == Counter::Unreclaimable);
+        let held = held.map(|reading| reading.value).max().map_or(f64::NAN, |held| held as f64);
+        let predicted = settled(&tokens(&predicted))?.seconds;
+        Ok(Run { held, predicted, ..settled(&tokens(&measured))? })
     }
 
     /// Seconds and bytes of each token after the first.
