@@ -191,6 +191,11 @@ impl Weights {
         self.files.get(extent.part)
     }
 
+    /// The files, in the order that [`Extent::part`] counts them.
+    pub fn files(&self) -> &[File] {
+        &self.files
+    }
+
     /// The mapped files.
     pub fn mappings(&self) -> impl Iterator<Item = &[u8]> {
         self.maps.iter().map(|map| &map[..])

@@ -133,7 +133,11 @@ pub fn table(plan: &Plan) -> String {
         if plan.rounds == 1 { "" } else { "s" },
         plan.planner.strategy
     );
-    let _ = writeln!(text, "  {:<14} {:<7} {:>6} {:>5}  layers", "device", "role", "window", "gpu");
+    let _ = writeln!(
+        text,
+        "  {:<14} {:<7} {:>6} {:>5}  {:<9} layers",
+        "device", "role", "window", "gpu", "residency"
+    );
     for (place, device) in plan.devices.iter().enumerate() {
         let windows: Vec<String> =
             plan.windows(place).iter().map(|window| format!("{}-{}", window.start, window.end - 1)).collect();
@@ -143,7 +147,9 @@ pub fn table(plan: &Plan) -> String {
             Role::Relay => "relay",
         };
         let (name, window, gpu) = (&device.name, device.window, device.gpu_layers);
-        let _ = writeln!(text, "  {name:<14} {role:<7} {window:>6} {gpu:>5}  {}", windows.join(" "));
+        let policy = device.residency.policy;
+        let layers = windows.join(" ");
+        let _ = writeln!(text, "  {name:<14} {role:<7} {window:>6} {gpu:>5}  {policy:<9} {layers}");
     }
     for dropped in &plan.dropped {
         let _ = writeln!(text, "  {:<14} dropped: {}", dropped.name, dropped.reason);

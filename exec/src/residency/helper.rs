@@ -14,7 +14,7 @@ use std::sync::PoisonError;
 
 use hearth_schema::residency::{UNDER_WAY, kept_bytes, kernel_bytes};
 
-use super::pages::{expect_no_order, populate, resident, will_need};
+use super::pages::{expect_no_order, is_told, populate, resident, will_need};
 use super::stream::{Core, Stage, State};
 use super::{Span, give_up};
 use crate::clock::wall_nanos;
@@ -35,7 +35,9 @@ pub(super) struct Helper<'a, Room> {
     core: &'a Core,
     room: Room,
     counter: ReadCounter,
-    /// Pieces that were asked for, oldest first, with the bytes that were missing.
+    /// Whether the system tells what is in memory. Otherwise every piece is asked for.
+    told: bool,
+    /// Pieces that were asked for, oldest first, with their bytes.
     under_way: VecDeque<(usize, At, u64)>,
     span: Option<Span>,
     processors: u32,
@@ -47,7 +49,8 @@ impl<'a, Room: Fn() -> Option<u64>> Helper<'a, Room> {
         let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
         let (under_way, span) = (VecDeque::new(), None);
         let counter = ReadCounter::of_this_thread();
-        Self { core, room, counter, under_way, span, processors, started: false }
+        let told = core.weights.files().iter().all(is_told);
+        Self { core, room, counter, told, under_way, span, processors, started: false }
     }
 
     pub(super) fn run(mut self) {
@@ -140,16 +143,21 @@ impl<'a, Room: Fn() -> Option<u64>> Helper<'a, Room> {
     fn ask(&mut self, piece: usize, at: At) {
         let own = &self.core.pieces.list[piece];
         let Some(bytes) = self.core.weights.bytes(own.extent) else { return self.arrived(piece) };
-        let missing = bytes.len() as u64 - resident(bytes);
-        if missing == 0 {
+        let absent = self.told.then(|| bytes.len() as u64 - resident(bytes));
+        if absent == Some(0) {
             return self.arrived(piece);
         }
-        let start = wall_nanos();
+        let (start, before) = (wall_nanos(), self.counter.bytes());
         will_need(bytes);
-        self.under_way.push_back((piece, at, missing));
         let read = self.counter.bytes();
+        // Present pages are passed over, so what is read is what was missing.
+        let missing = absent.unwrap_or(read.saturating_sub(before));
+        self.under_way.push_back((piece, at, bytes.len() as u64));
         let mut state = self.core.lock();
         state.read = read;
+        if missing == 0 {
+            return;
+        }
         if state.kept[piece] && state.loaded[piece] {
             state.lost += missing;
         }

@@ -1,8 +1,7 @@
 //! Which pages of a mapping are in memory, and how are they asked for and given up?
 //!
 //! The system calls under every residency policy. `mincore` tells for each page of a mapping whether it is in
-//! the page cache; on Linux since 5.0 only the file's owner gets a true answer, others see every page as
-//! present. A region is widened to whole pages when it is asked for, and narrowed when it is given up: a
+//! the page cache; only the file's owner gets a true answer, others see every page as present. A region is widened to whole pages when it is asked for, and narrowed when it is given up: a
 //! neighbour may be using the rest of the page.
 //!
 //! Elsewhere than Linux nothing is known and nothing is done.
@@ -48,6 +47,22 @@ pub fn resident(region: &[u8]) -> u64 {
 #[cfg(not(target_os = "linux"))]
 pub fn resident(_region: &[u8]) -> u64 {
     0
+}
+
+/// Whether [`resident`] tells the truth about a mapped file: since Linux 5.0 only its owner is told.
+pub fn is_told(file: &std::fs::File) -> bool {
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::unix::fs::MetadataExt;
+        // SAFETY: the call has no preconditions and touches no memory of this process.
+        let user = unsafe { libc::geteuid() };
+        user == 0 || file.metadata().is_ok_and(|it| it.uid() == user)
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        let _ = file;
+        false
+    }
 }
 
 /// Asks for a region without waiting for it. How many bytes the kernel took up.

@@ -35,6 +35,16 @@ pub enum Residency {
     Managed,
 }
 
+impl std::fmt::Display for Residency {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        f.pad(match self {
+            Residency::Os => "os",
+            Residency::Windowed => "windowed",
+            Residency::Managed => "managed",
+        })
+    }
+}
+
 /// How a device keeps its weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
