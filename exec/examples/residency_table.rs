@@ -1,10 +1,10 @@
-//! How fast does one device decode with less memory than weights, by residency, beside llama.cpp?
+//! How fast do devices decode with less memory than weights, by residency, beside llama.cpp?
 //!
 //!     cargo build --release && cargo run --release -p hearth-exec --example residency_table -- \
 //!         --model out/1b.gguf --peer python3 --repeats 5
 //!
-//! All run with the same limits: memory for a share of the model's file and 64 MiB for the process, and reads
-//! throttled. `--peer` is a Python that has llama-cpp-python; without one, hearth is measured alone. Repeats are
+//! All run with the same limits: memory for a share of the model's file (with `--devices 3`, of each device's
+//! weights) and 64 MiB for the process, and reads throttled. `--peer` is a Python that has llama-cpp-python; without one, hearth is measured alone. Repeats are
 //! interleaved, and every run's numbers go to standard error. A token's time is the median over the tokens after
 //! the first two, then over the repeats; bytes are means over the same tokens. Bytes that must be read are those
 //! of the weights that no policy could keep: what a token touches, less the limit, but for what of it the process
@@ -13,6 +13,7 @@
 
 #[cfg(target_os = "linux")]
 mod table {
+    use std::collections::BTreeMap;
     use std::error::Error;
     use std::fs::{self, File};
     use std::io::BufReader;
@@ -24,7 +25,7 @@ mod table {
     use hearth_exec::{Weights, clock::wall_nanos};
     use hearth_profiles::{Bytes, BytesPerSecond};
     use hearth_schema::Trace;
-    use hearth_schema::trace::{Counter, Kind};
+    use hearth_schema::trace::{Counter, Kind, Reading};
 
     type Failure = Box<dyn Error>;
 
@@ -51,6 +52,7 @@ mod table {
         only: Vec<String>,
         repeats: u32,
         tokens: u32,
+        devices: u32,
         disk: BytesPerSecond,
     }
 
@@ -59,8 +61,10 @@ mod table {
     struct Run {
         seconds: f64,
         bytes: f64,
-        /// Unreclaimable bytes.
+        /// Unreclaimable bytes, of all devices.
         held: f64,
+        /// What all devices may have.
+        limit: f64,
         /// Predicted seconds.
         predicted: f64,
     }
@@ -88,7 +92,7 @@ mod table {
                 for name in names(&options) {
                     let run = match (&copies, name) {
                         (Some(copies), PEER) => peer(&options, copies.file(0), limit),
-                        _ => hearth(&options, name, limit, layers),
+                        _ => hearth(&options, name, share, limit, layers),
                     };
                     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
                     let load = load.split(' ').next().unwrap_or("-");
@@ -107,7 +111,7 @@ mod table {
                     }
                 }
             }
-            print(share, touched as f64, limit as f64, &rows);
+            print(&options, share, touched as f64, &rows);
         }
         Ok(())
     }
@@ -126,7 +130,7 @@ mod table {
         f64::midpoint(middle(sorted.len().saturating_sub(1) / 2), middle(sorted.len() / 2))
     }
 
-    fn print(share: f64, touched: f64, limit: f64, rows: &[(&str, Vec<Run>)]) {
+    fn print(options: &Options, share: f64, touched: f64, rows: &[(&str, Vec<Run>)]) {
         let seconds = |runs: &[Run]| median(runs.iter().map(|run| run.seconds));
         let peer = rows.iter().find(|(name, _)| *name == PEER).map(|(_, runs)| seconds(runs));
         for (name, runs) in rows {
@@ -135,7 +139,9 @@ mod table {
             let most = runs.iter().map(|run| run.seconds).fold(0.0, f64::max);
             let (held, predicted) =
                 (median(runs.iter().map(|run| run.held)), median(runs.iter().map(|run| run.predicted)));
-            let buffer = if *name == MANAGED { BUFFER as f64 } else { 0.0 };
+            let limit = median(runs.iter().map(|run| run.limit));
+            let buffers = u64::from(options.devices) * BUFFER;
+            let buffer = if *name == MANAGED { buffers as f64 } else { 0.0 };
             let must = (touched - limit + held + buffer).max(0.0);
             let predicted = if predicted.is_nan() { "-".into() } else { format!("{predicted:.3}") };
             let speed = peer.map_or("-".into(), |peer| format!("{:.2}x", peer / time));
@@ -157,7 +163,7 @@ mod table {
         let tokens = tokens.ok_or("too few tokens: give more `--tokens`")?;
         let bytes = tokens.iter().map(|token| token.1).sum::<f64>() / tokens.len() as f64;
         let seconds = median(tokens.iter().map(|token| token.0));
-        Ok(Run { seconds, bytes, held: f64::NAN, predicted: f64::NAN })
+        Ok(Run { seconds, bytes, held: f64::NAN, limit: f64::NAN, predicted: f64::NAN })
     }
 
     fn peer(options: &Options, model: &Path, limit: u64) -> Result<Run, Failure> {
@@ -181,41 +187,49 @@ mod table {
         let number = |token: &serde_json::Value, name: &str| token[name].as_f64().unwrap_or(f64::NAN);
         let tokens = tokens.iter().map(|token| (number(token, "s"), number(token, "bytes")));
         let run = settled(&tokens.collect::<Vec<_>>())?;
-        Ok(Run { held: usage.peak_unreclaimable as f64, ..run })
+        Ok(Run { held: usage.peak_unreclaimable as f64, limit: limit as f64, ..run })
     }
 
-    fn hearth(options: &Options, name: &str, limit: u64, layers: u32) -> Result<Run, Failure> {
+    fn hearth(options: &Options, name: &str, share: f64, limit: u64, layers: u32) -> Result<Run, Failure> {
         let residency = RESIDENCIES.iter().find(|row| row.0 == name).map_or("{}", |row| row.1);
         let folder = std::env::temp_dir().join(format!("hearth-residency-{}", std::process::id()));
-        let run = in_folder(options, residency, limit, layers, &folder);
+        // Several devices share the weights, and each has memory for its own.
+        let memory = match options.devices {
+            1 => format!("memory: {} KiB", limit / 1024),
+            _ => format!("memory_share: {} %", share * 100.0),
+        };
+        let text = scenario(options, residency, &memory, layers);
+        let run = in_folder(options, &text, &folder);
         let _ = fs::remove_dir_all(&folder);
         run
     }
 
-    fn in_folder(
-        options: &Options,
-        residency: &str,
-        limit: u64,
-        layers: u32,
-        folder: &Path,
-    ) -> Result<Run, Failure> {
+    fn scenario(options: &Options, residency: &str, memory: &str, layers: u32) -> String {
+        let (count, rate) = (options.devices, options.disk.0 * 1e-6);
+        // The head has the output matrix as well, so what cannot be divided goes to the last ones.
+        let window = |place: u32| layers / count + u32::from(place >= count - layers % count);
+        let windows: Vec<String> = (0..count).map(|place| window(place).to_string()).collect();
+        let device = |place: u32| {
+            format!(
+                "- {{name: d{place}, profile: measured, limits: {{{memory}, disk_read: {rate} MB/s, threads: 2}}}}\n"
+            )
+        };
+        format!(
+            "# How fast are devices with less memory than weights?\nschema: scenario/1\nname: residency\n\
+             seed: 1\nmodel: {{file: model.gguf}}\ncontext: 256\n\
+             workload: {{prompt: {PROMPT}, generate: {}}}\ndevices:\n{}links:\n  default:\n    \
+             latency: {{value: 50 us, source: unused}}\n    bandwidth: {{value: 2 GB/s, source: unused}}\n\
+             planner: {{strategy: manual, windows: [{}]}}\nresidency: {residency}\n",
+            options.tokens + 1,
+            (0..count).map(device).collect::<String>(),
+            windows.join(", ")
+        )
+    }
+
+    fn in_folder(options: &Options, text: &str, folder: &Path) -> Result<Run, Failure> {
         fs::create_dir_all(folder)?;
         let scenario = folder.join("scenario.yaml");
-        let kib = limit / 1024;
-        let rate = options.disk.0 * 1e-6;
-        fs::write(
-            &scenario,
-            format!(
-                "# How fast is one device with less memory than weights?\nschema: scenario/1\nname: residency\n\
-                 seed: 1\nmodel: {{file: model.gguf}}\ncontext: 256\n\
-                 workload: {{prompt: {PROMPT}, generate: {}}}\n\
-                 devices:\n- {{name: a, profile: measured, limits: {{memory: {kib} KiB, disk_read: {rate} MB/s, \
-                 threads: 2}}}}\nlinks:\n  default:\n    latency: {{value: 50 us, source: unused}}\n    \
-                 bandwidth: {{value: 2 GB/s, source: unused}}\nplanner: {{strategy: manual, windows: [{layers}]}}\n\
-                 residency: {residency}\n",
-                options.tokens + 1
-            ),
-        )?;
+        fs::write(&scenario, text)?;
         let started = wall_nanos();
         let output = Command::new(&options.hearth)
             .arg("lab")
@@ -239,18 +253,26 @@ mod table {
             Trace::read(&mut BufReader::new(File::open(folder.join(name))?)).map_err(Failure::from)
         };
         let (predicted, measured) = (read("predicted.trace")?, read("measured.trace")?);
-        let held = measured.readings.iter().filter(|reading| reading.counter == Counter::Unreclaimable);
-        let held = held.map(|reading| reading.value).max().map_or(f64::NAN, |held| held as f64);
+        let held = (0..options.devices).filter_map(|place| {
+            let own = |it: &&Reading| it.counter == Counter::Unreclaimable && u32::from(it.device) == place;
+            measured.readings.iter().filter(own).map(|reading| reading.value).max()
+        });
+        let held = held.sum::<u64>() as f64;
+        let limit = measured.header.devices.iter().map(|device| device.memory_total).sum::<u64>() as f64;
         let predicted = settled(&tokens(&predicted))?.seconds;
-        Ok(Run { held, predicted, ..settled(&tokens(&measured))? })
+        Ok(Run { held, limit, predicted, ..settled(&tokens(&measured))? })
     }
 
     /// Seconds and bytes of each token after the first.
     fn tokens(trace: &Trace) -> Vec<(f64, f64)> {
         let outputs = trace.records.iter().filter(|record| record.kind == Kind::Output);
         let ends: Vec<u64> = outputs.map(|record| record.end).collect();
-        let read = trace.readings.iter().filter(|reading| reading.counter == Counter::BytesRead);
-        let read: Vec<u64> = read.map(|reading| reading.value).collect();
+        // Of each device the last count of a pass: it may be visited several times.
+        let mut read: BTreeMap<u32, BTreeMap<u16, u64>> = BTreeMap::new();
+        for reading in trace.readings.iter().filter(|reading| reading.counter == Counter::BytesRead) {
+            read.entry(reading.pass).or_default().insert(reading.device, reading.value);
+        }
+        let read: Vec<u64> = read.into_values().map(|devices| devices.into_values().sum()).collect();
         let steps = |values: &[u64]| {
             let steps = values.windows(2).map(|pair| pair[1].saturating_sub(pair[0]) as f64);
             steps.collect::<Vec<_>>()
@@ -269,6 +291,7 @@ mod table {
             only: Vec::new(),
             repeats: 5,
             tokens: 12,
+            devices: 1,
             disk: BytesPerSecond(200e6),
         };
         let mut words = std::env::args().skip(1);
@@ -284,6 +307,7 @@ mod table {
                 }
                 "--only" => options.only = value.split(';').map(|name| name.trim().into()).collect(),
                 "--repeats" => options.repeats = value.parse()?,
+                "--devices" => options.devices = value.parse::<u32>()?.clamp(1, 16),
                 "--tokens" => options.tokens = value.parse()?,
                 "--disk-mbps" => options.disk = BytesPerSecond(value.parse::<f64>()? * 1e6),
                 _ => return Err(format!("`{name}` is not an option; see the top of this example").into()),

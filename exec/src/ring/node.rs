@@ -18,6 +18,7 @@ use crate::clock::{Stopwatch, Stretch, wall_nanos};
 use crate::cost::ComputeCost;
 use crate::head::Head;
 use crate::memory::MemoryWatch;
+use crate::residency::pages::is_told;
 use crate::residency::{Keeper, resident_bytes};
 use crate::ring::LocalModel;
 use crate::ring::error::RingError;
@@ -102,8 +103,11 @@ impl Node {
         self.recorder.take()
     }
 
-    /// Counts what of its weights is in memory.
+    /// Counts what of its weights is in memory, where the system tells.
     fn look(&mut self, pass: u32) {
+        if !self.weights.files().iter().all(is_told) {
+            return;
+        }
         let start = wall_nanos();
         let own = visits(self.schedule.plan(), self.schedule.device());
         let resident = own.iter().flatten().map(|part| resident_bytes(&self.weights, part)).sum();
