@@ -47,7 +47,8 @@ fn options(
         deadline: Duration::from_mins(30),
     };
     let program = std::env::current_exe()?;
-    let mut hog = Hog { program, memory: Bytes::ZERO, after: Duration::ZERO, hold: Duration::MAX };
+    let mut hog =
+        Hog { program, memory: Bytes::ZERO, after: Duration::ZERO, hold: Duration::from_secs(1 << 30) };
     for pair in arguments[..end].chunks(2) {
         let [name, value] = pair else { return Err(format!("`{}` needs a value", pair[0]).into()) };
         let number = || {

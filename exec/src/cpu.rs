@@ -11,6 +11,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use hearth_profiles::model::ModelShape;
+
 use crate::backend::{Backend, CacheOptions};
 use crate::cache::LayerCache;
 use crate::cost::ComputeCost;
@@ -245,6 +247,16 @@ impl Backend for CpuLayers {
     fn cache_bytes(&self) -> u64 {
         self.caches.values().map(|cache| cache.keys.bytes() + cache.values.bytes()).sum()
     }
+}
+
+/// Bytes of the buffers of one pass, of its hidden rows, and of one row of logits.
+pub fn buffer_bytes(shape: &ModelShape, tokens: u32, threads: usize) -> u64 {
+    let (wide, inner) = (u64::from(shape.embedding), u64::from(shape.feed_forward));
+    let (heads, keys) = (shape.query_width() * 2, shape.key_width() + shape.value_width());
+    let numbers = u64::from(tokens) * (3 * wide + heads + keys + 3 * inner)
+        + threads as u64 * u64::from(shape.context_length.min(4096))
+        + u64::from(shape.vocabulary);
+    4 * numbers
 }
 
 impl Buffers {

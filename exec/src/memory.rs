@@ -32,8 +32,10 @@ impl GroupMemory {
 
     /// The most it may use, page cache included; `None` without a limit. Version 1 writes a huge number then.
     pub fn limit(&self) -> Option<u64> {
-        self.number(self.by_version("memory.limit_in_bytes", "memory.max"))
-            .filter(|&limit| limit < i64::MAX as u64 & !0xffff)
+        // Above `memory.high` the kernel reclaims and slows the group down, long before it kills.
+        let limits = ["memory.max", "memory.high"].map(|name| self.by_version("memory.limit_in_bytes", name));
+        let limits = limits.into_iter().filter_map(|name| self.number(name));
+        limits.filter(|&limit| limit < i64::MAX as u64 & !0xffff).min()
     }
 
     /// What is charged to it and those below it, page cache included.

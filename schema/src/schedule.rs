@@ -118,9 +118,9 @@ pub enum Step {
     Prefetch {
         /// What.
         part: Part,
-        /// After which pass.
+        /// In which pass it is asked for.
         pass: Pass,
-        /// After which round's window.
+        /// With which round's window.
         round: u32,
     },
     /// Give up a part that has been used; under managed residency, what of it is not kept.
@@ -196,7 +196,7 @@ pub struct Schedule {
     visits: Vec<u32>,
     /// For each pass under way, the index into `visits` that comes next.
     under_way: BTreeMap<u32, usize>,
-    /// What was last to be read ahead of its turn.
+    /// What is to be read ahead of its turn, and has not been used since.
     expected: Option<Part>,
 }
 
@@ -270,8 +270,8 @@ impl Schedule {
         loop {
             let (window, gpu) =
                 (self.plan.window(self.device, round), self.plan.gpu_window(self.device, round));
+            self.expect(Part::Layers(window.clone()), pass, round, steps);
             if self.manages() {
-                self.expect(Part::Layers(window.clone()), pass, round, steps);
                 self.prefetch_after(pass, round, steps);
             }
             for (layers, processor) in
@@ -307,10 +307,10 @@ impl Schedule {
     fn finish(&mut self, pass: Pass, steps: &mut Vec<Step>) {
         self.under_way.remove(&pass.index);
         let (first, round) = (self.plan.windows(self.device).into_iter().next(), self.plan.rounds);
+        if pass.output {
+            self.expect(Part::Output, pass, round, steps);
+        }
         if self.manages() {
-            if pass.output {
-                self.expect(Part::Output, pass, round, steps);
-            }
             self.prefetch(first.clone().map(Part::Layers), pass, round, steps);
         }
         if pass.output {
@@ -340,7 +340,7 @@ impl Schedule {
             .find(|window| !window.is_empty());
         let part = match following {
             Some(window) => Some(Part::Layers(window)),
-            None if self.device == 0 => Some(Part::Output),
+            None if self.device == 0 && pass.output => Some(Part::Output),
             None => self.plan.windows(self.device).into_iter().next().map(Part::Layers),
         };
         self.prefetch(part, pass, round, steps);
@@ -348,18 +348,21 @@ impl Schedule {
 
     fn prefetch(&mut self, part: Option<Part>, pass: Pass, round: u32, steps: &mut Vec<Step>) {
         let part = part.and_then(|part| on_cpu(&self.plan, self.device, part));
-        if let Some(part) = part.filter(|_| self.plan.devices[self.device].residency.prefetches()) {
+        if let Some(part) = part.filter(|_| self.plan.devices[self.device].residency.prefetches())
+            && self.expected.as_ref() != Some(&part)
+        {
             self.expected = Some(part.clone());
             steps.push(Step::Prefetch { part, pass, round });
         }
     }
 
-    /// What is about to be used is asked for, unless it was what came next.
+    /// A part is about to be used. Under managed residency it is asked for, unless it was what came next.
     fn expect(&mut self, part: Part, pass: Pass, round: u32, steps: &mut Vec<Step>) {
-        let part = on_cpu(&self.plan, self.device, part);
-        if part != self.expected {
-            self.prefetch(part, pass, round, steps);
+        let Some(part) = on_cpu(&self.plan, self.device, part) else { return };
+        if self.expected.as_ref() != Some(&part) && self.manages() {
+            self.prefetch(Some(part), pass, round, steps);
         }
+        self.expected = None;
     }
 
     fn release(&self, part: Part, pass: Pass, round: u32, steps: &mut Vec<Step>) {

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use hearth_profiles::Bytes;
-use hearth_schema::residency::Residency;
+use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::schedule::Pass;
 use hearth_schema::trace::{Kind, Record, Resource};
 
@@ -66,12 +66,15 @@ pub struct Helper {
 }
 
 impl Helper {
-    /// A helper with nothing to do.
-    pub fn new(place: usize, residency: Residency, budget: Option<Bytes>, chunk: Bytes) -> Self {
-        let budget = budget.map_or(u32::MAX, |budget| budget.0.div_ceil(chunk.0) as u32);
+    /// A helper with nothing to do, on a disk with a read-ahead window of so many chunks.
+    pub fn new(place: usize, residency: ResidencyOptions, chunk: Bytes, read_ahead: u32) -> Self {
+        let chunks = |budget: Bytes| u32::try_from(budget.0.div_ceil(chunk.0)).unwrap_or(u32::MAX);
+        let budget = residency.prefetch_budget.map_or(u32::MAX, chunks);
+        // One call is cut to one read-ahead window.
+        let budget = if residency.one_call { budget.min(read_ahead) } else { budget };
         Self {
             place: place as u16,
-            residency,
+            residency: residency.policy,
             budget,
             jobs: VecDeque::new(),
             waits: None,

@@ -128,6 +128,7 @@ impl<'a> World<'a> {
                 let managed = residency.policy == Residency::Managed;
                 let chunk = if managed { residency.piece() } else { input.options.chunk };
                 let layout = Layout::new(&plan, place, &input.cluster.model, chunk);
+                let mut storage = storage(device, &layout, memory, chunk);
                 let keeper = if managed {
                     let visits = chunks_of(&layout, &visits(&plan, place));
                     Keeper::Managed(Box::new(Stream::new(
@@ -139,10 +140,8 @@ impl<'a> World<'a> {
                         layout.chunks(),
                     )))
                 } else {
-                    let budget = residency.prefetch_budget;
-                    Keeper::Ahead(Helper::new(place, residency.policy, budget, chunk))
+                    Keeper::Ahead(Helper::new(place, residency, chunk, storage.window()))
                 };
-                let mut storage = storage(device, &layout, memory, chunk);
                 if input.options.warm {
                     warm(&mut storage, &layout, &keeper);
                 }

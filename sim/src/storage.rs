@@ -112,7 +112,12 @@ impl Storage {
 
     /// A thread reads a chunk through a mapping advised of random access: nothing is read around it.
     pub fn touch_exactly(&mut self, now: Nanos, chunk: Chunk, flow: Flow) -> Touch {
-        match self.cache.cache().access(chunk) {
+        let cache = self.cache.cache();
+        let found = match flow {
+            Flow::Fault => cache.access(chunk),
+            Flow::Prefetch => cache.populate(chunk),
+        };
+        match found {
             Access::Hit => Touch::Ready,
             Access::InFlight | Access::Absent => self.retry(now, chunk, flow),
         }

@@ -27,6 +27,7 @@ use crate::resource::Flow;
 use crate::storage::{NO_ROOM_PAUSE, Storage, Touch};
 
 /// The least that a call of the kernel takes.
+/// source: assumed; keeps events apart
 const CALL: Nanos = 1000;
 
 /// A part that will be needed, or is.
@@ -124,13 +125,14 @@ impl Stream {
         let piece = options.piece().0;
         let bytes: Vec<Vec<u64>> = visits.iter().map(|visit| vec![piece; visit.len()]).collect();
         let share = Share::new(&bytes);
-        let mut budget = KeptBudget::new(share.total());
+        let most = options.kept.map_or(u64::MAX, |kept| kept.0).min(share.total());
+        let mut budget = KeptBudget::new(most);
         budget.after_token(0, Some(kept_bytes(memory.0, share.total(), processors, &options)));
         let mut stream = Self {
             place: place as u16,
             options,
             processors,
-            room: (options.buffer().0 / piece) as u32,
+            room: u32::try_from(options.buffer().0 / piece).unwrap_or(u32::MAX),
             share,
             order: visits.concat(),
             pieces: vec![Piece::default(); chunks as usize],
@@ -184,7 +186,7 @@ impl Stream {
                 self.keep();
             }
         }
-        self.pass = Some(job.pass.index);
+        self.pass = self.pass.max(Some(job.pass.index));
         let announced = self.parts.iter().position(|part| part.job.chunks == job.chunks);
         // What was expected sooner was expected wrongly. It must not hold the buffer.
         for _ in 0..announced.unwrap_or(0) {
@@ -341,7 +343,17 @@ impl Stream {
         };
         let chunk = self.parts[at].asked;
         let piece = self.pieces[chunk as usize];
-        // One that is in the buffer already is used once more before it is needed again.
+        // One that has been used and not given up yet is needed again, and stays. One that has still to be used is
+        // used once more before it is needed again.
+        let stays = piece.buffered
+            && self.used.iter().position(|&used| used == chunk).is_some_and(|at| {
+                self.used.remove(at);
+                true
+            });
+        if stays {
+            self.parts[at].asked += 1;
+            return Asked::ForNothing;
+        }
         let full = !piece.kept && (self.buffered >= self.room || piece.buffered);
         if full || storage.chunk() * self.under_way.len() as u64 >= UNDER_WAY {
             return Asked::NotNow;

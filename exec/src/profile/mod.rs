@@ -34,7 +34,7 @@ pub use kernels::CpuKernels;
 
 use hearth_schema::schedule::MAX_PASS_TOKENS;
 
-use crate::cpu::Cpu;
+use crate::cpu::{Cpu, buffer_bytes};
 use crate::error::ExecError;
 use crate::pool::{Pool, PoolOptions};
 use crate::ring::error::RingError;
@@ -238,23 +238,11 @@ fn compute_buffer(model: Option<&ModelProfile>, threads: usize, tokens: u32) -> 
         },
         |model| (model.name.clone(), model.shape.clone()),
     );
-    let bytes = activations(&shape, threads as u64, u64::from(tokens)) + PROCESS;
+    let bytes = Bytes(buffer_bytes(&shape, tokens, threads)) + PROCESS;
     let source = format!(
         "computed: the buffers of a pass of {tokens} tokens through `{name}`, and {PROCESS} for stacks and sockets"
     );
     Sourced::new(bytes, source)
-}
-
-/// Bytes of the buffers of `cpu::Buffers` for one pass, of its hidden rows, and of one row of logits.
-fn activations(shape: &ModelShape, threads: u64, tokens: u64) -> Bytes {
-    let wide = u64::from(shape.embedding);
-    let inner = u64::from(shape.feed_forward);
-    let heads = shape.query_width() * 2;
-    let keys = shape.key_width() + shape.value_width();
-    let numbers = tokens * (3 * wide + heads + keys + 3 * inner)
-        + threads * u64::from(shape.context_length.min(4096))
-        + u64::from(shape.vocabulary);
-    Bytes(4 * numbers)
 }
 
 fn operating_system() -> Os {

@@ -1,8 +1,8 @@
 //! How is the next window read ahead of its turn, while the device goes on?
 //!
-//! A helper thread takes requests in order, and goes through a part in pieces. Facts measured on Linux 6.x that it rests on: one
-//! `madvise(WILLNEED)` reads at most about one read-ahead window, not the range asked for, so a piece is
-//! advised in small calls; `MADV_POPULATE_READ` reads in earnest and returns when the pages are there.
+//! A helper thread takes requests in order, and goes through a part in pieces. It rests on facts measured on
+//! Linux 6.x: one `madvise(WILLNEED)` reads at most about one read-ahead window, not the range asked for, so a
+//! piece is advised in small calls; `MADV_POPULATE_READ` reads in earnest and returns when the pages are there.
 //!
 //! - `os`: advises, and leaves the rest to the system (prima.cpp paper, Section 3.1);
 //! - `windowed`: populates.
@@ -25,7 +25,7 @@ use crate::ring::recorder::{At, ReadCounter};
 use crate::weights::Weights;
 
 use super::Span;
-use super::pages::{populate, resident, will_need};
+use super::pages::{populate, resident, will_need, will_need_at_once};
 
 /// What is looked at and populated at once: long enough to stream, short enough to stop soon.
 const PIECE_BYTES: usize = 2 << 20;
@@ -79,7 +79,7 @@ impl Prefetcher {
                 helper.shared.waiting.fetch_sub(1, Ordering::Relaxed);
                 match request.task {
                     Task::ReadAhead(at) => helper.read_ahead(&request, at),
-                    Task::GiveUp => helper.give_up(&request.part),
+                    Task::GiveUp => helper.give_up(&request),
                 }
             }
         });
@@ -141,8 +141,11 @@ struct Helper {
 }
 
 impl Helper {
-    fn give_up(&self, part: &Part) {
-        for extent in self.weights.part_extents(part) {
+    fn give_up(&self, request: &Request) {
+        for extent in self.weights.part_extents(&request.part) {
+            if self.shared.generation.load(Ordering::Relaxed) != request.generation {
+                return;
+            }
             super::give_up(&self.weights, extent);
         }
     }
@@ -156,7 +159,8 @@ impl Helper {
         for region in regions.iter().filter_map(|&extent| weights.bytes(extent)) {
             let take = (region.len() as u64).min(left) as usize;
             left -= take as u64;
-            for piece in region[..take].chunks(PIECE_BYTES) {
+            let step = if self.options.one_call { take.max(1) } else { PIECE_BYTES };
+            for piece in region[..take].chunks(step) {
                 if self.shared.generation.load(Ordering::Relaxed) != request.generation {
                     return;
                 }
@@ -165,8 +169,13 @@ impl Helper {
                 let missing = piece.len() as u64 - resident(piece);
                 let start = wall_nanos();
                 let asked = match self.options.policy {
+                    Residency::Os if self.options.one_call => {
+                        let before = self.counter.bytes();
+                        will_need_at_once(piece);
+                        self.counter.bytes() - before
+                    }
                     Residency::Os => will_need(piece),
-                    Residency::Windowed | Residency::Managed => populate(piece),
+                    _ => populate(piece),
                 };
                 self.shared.read.store(self.counter.bytes(), Ordering::Relaxed);
                 if missing == 0 {

@@ -14,7 +14,7 @@ use std::sync::PoisonError;
 
 use hearth_schema::residency::{UNDER_WAY, kept_bytes, kernel_bytes};
 
-use super::pages::{expect_no_order, is_told, populate, resident, will_need};
+use super::pages::{expect_no_order, expect_order, is_told, populate, processors, resident, will_need};
 use super::stream::{Core, Stage, State};
 use super::{Span, give_up};
 use crate::clock::wall_nanos;
@@ -39,18 +39,15 @@ pub(super) struct Helper<'a, Room> {
     told: bool,
     /// Pieces that were asked for, oldest first, with their bytes.
     under_way: VecDeque<(usize, At, u64)>,
-    span: Option<Span>,
     processors: u32,
     started: bool,
 }
 
 impl<'a, Room: Fn() -> Option<u64>> Helper<'a, Room> {
     pub(super) fn new(core: &'a Core, room: Room) -> Self {
-        let processors = std::thread::available_parallelism().map_or(1, |count| count.get() as u32);
-        let (under_way, span) = (VecDeque::new(), None);
-        let counter = ReadCounter::of_this_thread();
+        let (counter, under_way) = (ReadCounter::of_this_thread(), VecDeque::new());
         let told = core.weights.files().iter().all(is_told);
-        Self { core, room, counter, told, under_way, span, processors, started: false }
+        Self { core, room, counter, told, under_way, processors: processors(), started: false }
     }
 
     pub(super) fn run(mut self) {
@@ -59,9 +56,9 @@ impl<'a, Room: Fn() -> Option<u64>> Helper<'a, Room> {
         loop {
             let action = self.next(&mut state);
             match action {
-                Action::End => return,
+                Action::End => break,
                 Action::Wait => {
-                    state.spans.extend(self.span.take());
+                    state.end_span();
                     state = self.core.work.wait(state).unwrap_or_else(PoisonError::into_inner);
                     continue;
                 }
@@ -85,6 +82,8 @@ impl<'a, Room: Fn() -> Option<u64>> Helper<'a, Room> {
             }
             state = self.core.lock();
         }
+        drop(state);
+        self.core.weights.mappings().for_each(expect_order);
     }
 
     fn next(&mut self, state: &mut State) -> Action {
@@ -164,10 +163,10 @@ impl<'a, Room: Fn() -> Option<u64>> Helper<'a, Room> {
         let part = self.core.pieces.parts.iter().find(|(_, pieces)| pieces.contains(&piece));
         let Some((part, _)) = part else { return };
         let new = Span::of(part, at, start);
-        if let Some(last) = self.span.take_if(|last| last.layers != new.layers || last.at != at) {
-            state.spans.push(last);
+        if state.span.as_ref().is_some_and(|last| last.layers != new.layers || last.at != at) {
+            state.end_span();
         }
-        self.span.get_or_insert(new).bytes += missing;
+        state.span.get_or_insert(new).bytes += missing;
     }
 
     /// Waits for the oldest piece.
@@ -176,8 +175,13 @@ impl<'a, Room: Fn() -> Option<u64>> Helper<'a, Room> {
         if let Some(bytes) = self.core.weights.bytes(self.core.pieces.list[piece].extent) {
             populate(bytes);
         }
-        if let Some(span) = &mut self.span {
-            span.end = wall_nanos();
+        {
+            let read = self.counter.bytes();
+            let mut state = self.core.lock();
+            state.read = read;
+            if let Some(span) = &mut state.span {
+                span.end = wall_nanos();
+            }
         }
         self.arrived(piece);
     }
@@ -218,6 +222,7 @@ impl<'a, Room: Fn() -> Option<u64>> Helper<'a, Room> {
         let room = (self.room)().map(|room| {
             // After the first token the kernel has what it needs for the share, and has taken it from the room.
             let room = if self.started { room + kernel_bytes(share) } else { room };
+            let room = room.saturating_sub(self.core.lock().reserved);
             kept_bytes(room, share, self.processors, &self.core.options)
         });
         if !self.started {

@@ -13,6 +13,8 @@ mod helper;
 pub mod pages;
 mod pieces;
 pub mod stream;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 
@@ -76,6 +78,8 @@ impl Keeper {
     ) -> Self {
         let options = plan.devices[place].residency;
         match options.policy {
+            // Elsewhere pages can be neither looked at nor asked for, and the system keeps what it likes.
+            Residency::Managed if cfg!(not(target_os = "linux")) => Keeper::Faults,
             Residency::Managed => Keeper::Managed(Stream::start(weights.clone(), plan, place, room)),
             Residency::Os | Residency::Windowed if options.prefetches() || options.releases() => {
                 Keeper::Ahead(Prefetcher::start(weights.clone(), options))
@@ -98,6 +102,13 @@ impl Keeper {
             Keeper::Faults => {}
             Keeper::Ahead(prefetcher) => prefetcher.request(part, at),
             Keeper::Managed(stream) => stream.announce(&part, at),
+        }
+    }
+
+    /// The run is about to take so much memory for itself.
+    pub fn reserve(&self, bytes: u64) {
+        if let Keeper::Managed(stream) = self {
+            stream.reserve(bytes);
         }
     }
 

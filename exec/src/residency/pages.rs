@@ -7,6 +7,7 @@
 //! Elsewhere than Linux nothing is known and nothing is done.
 
 /// One call of `MADV_WILLNEED`: it reads at most one read-ahead window, and this is the smallest usual one.
+#[cfg(target_os = "linux")]
 const WILL_NEED_BYTES: usize = 128 << 10;
 
 /// The system's page, in bytes: 4096 on most machines, 16384 on some.
@@ -73,6 +74,14 @@ pub fn will_need(region: &[u8]) -> u64 {
     return 0;
 }
 
+/// The same in one call, which the kernel cuts to one read-ahead window without a word.
+pub fn will_need_at_once(region: &[u8]) {
+    #[cfg(target_os = "linux")]
+    advise(region, usize::MAX, libc::MADV_WILLNEED);
+    #[cfg(not(target_os = "linux"))]
+    let _ = region;
+}
+
 /// Reads a region and maps it; returns when it is there. How many bytes the kernel took up.
 pub fn populate(region: &[u8]) -> u64 {
     // A kernel before 5.14 does not know this; what is not read now is read when it is touched.
@@ -89,6 +98,26 @@ pub fn expect_no_order(mapping: &[u8]) {
     advise(mapping, usize::MAX, libc::MADV_RANDOM);
     #[cfg(not(target_os = "linux"))]
     let _ = mapping;
+}
+
+/// Takes [`expect_no_order`] back.
+pub fn expect_order(mapping: &[u8]) {
+    #[cfg(target_os = "linux")]
+    advise(mapping, usize::MAX, libc::MADV_NORMAL);
+    #[cfg(not(target_os = "linux"))]
+    let _ = mapping;
+}
+
+/// Processors that may hold a stock of memory charges: all that run, whatever this process may use of them.
+pub fn processors() -> u32 {
+    #[cfg(target_os = "linux")]
+    {
+        // SAFETY: the call takes a number and touches no memory of this process.
+        let online = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
+        u32::try_from(online).unwrap_or(1).max(1)
+    }
+    #[cfg(not(target_os = "linux"))]
+    1
 }
 
 /// Gives up the whole pages inside a region of a mapped file: they leave memory, and the system need not choose

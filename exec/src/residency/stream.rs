@@ -24,11 +24,11 @@ use crate::ring::recorder::At;
 use crate::weights::Weights;
 
 /// The longest a computation waits without any piece arriving: a slow disk reads a piece in a fraction of it.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The device's own residency. The helper ends when this is dropped.
 pub struct Stream {
-    core: Arc<Core>,
+    pub(super) core: Arc<Core>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -38,6 +38,7 @@ pub struct Core {
     pub(super) weights: Arc<Weights>,
     pub(super) pieces: Pieces,
     pub(super) options: ResidencyOptions,
+    patience: Duration,
     pub(super) state: Mutex<State>,
     /// There may be something to do for the helper.
     pub(super) work: Condvar,
@@ -81,6 +82,10 @@ pub(super) struct State {
     pub(super) awaited: u64,
     pub(super) read: u64,
     pub(super) spans: Vec<Span>,
+    /// The stretch that goes on.
+    pub(super) span: Option<Span>,
+    /// Memory that the run is about to take for itself.
+    pub(super) reserved: u64,
     pub(super) ended: bool,
 }
 
@@ -91,6 +96,16 @@ impl Stream {
         plan: &Plan,
         place: usize,
         room: impl Fn() -> Option<u64> + Send + 'static,
+    ) -> Self {
+        Self::with_patience(weights, plan, place, room, PATIENCE)
+    }
+
+    pub(super) fn with_patience(
+        weights: Arc<Weights>,
+        plan: &Plan,
+        place: usize,
+        room: impl Fn() -> Option<u64> + Send + 'static,
+        patience: Duration,
     ) -> Self {
         let pieces = Pieces::new(&weights, plan, place);
         let options = plan.devices[place].residency;
@@ -110,10 +125,13 @@ impl Stream {
             awaited: 0,
             read: 0,
             spans: Vec::new(),
+            span: None,
+            reserved: 0,
             ended: false,
         };
         let (work, arrival) = (Condvar::new(), Condvar::new());
-        let core = Arc::new(Core { weights, pieces, options, state: Mutex::new(state), work, arrival });
+        let core =
+            Arc::new(Core { weights, pieces, options, patience, state: Mutex::new(state), work, arrival });
         let mine = Ending(core.clone());
         let thread = std::thread::spawn(move || Helper::new(&mine.0, room).run());
         Self { core, thread: Some(thread) }
@@ -122,6 +140,13 @@ impl Stream {
     /// What the computation waits at.
     pub fn gate(&self) -> Gate {
         Gate::at(self.core.clone())
+    }
+
+    /// The run is about to take so much memory for itself: the kept set makes way first.
+    pub fn reserve(&self, bytes: u64) {
+        let mut state = self.core.lock();
+        (state.reserved, state.token_over) = (bytes, true);
+        self.core.work.notify_one();
     }
 
     /// A part comes after those that were announced before.
@@ -161,7 +186,9 @@ impl Stream {
         if state.parts.front().is_some_and(|&(first, _)| first == index) {
             self.core.drop_first(&mut state);
         }
-        state.token_over |= index + 1 == self.core.pieces.parts.len();
+        if index + 1 == self.core.pieces.parts.len() {
+            (state.reserved, state.token_over) = (0, true);
+        }
         self.core.work.notify_one();
     }
 
@@ -172,13 +199,19 @@ impl Stream {
             self.core.drop_first(&mut state);
         }
         self.core.work.notify_one();
+        (state.span, state.awaited) = (None, 0);
         state.spans.clear();
-        state.awaited = 0;
     }
 
     /// Stretches of reading since the last call.
     pub fn take_spans(&self) -> Vec<Span> {
-        std::mem::take(&mut self.core.lock().spans)
+        let mut state = self.core.lock();
+        let going_on = state.span.clone().filter(|span| span.bytes > 0);
+        state.spans.extend(going_on);
+        if let Some(span) = &mut state.span {
+            (span.start, span.bytes) = (span.end, 0);
+        }
+        std::mem::take(&mut state.spans)
     }
 
     /// Bytes that the helper has caused to be read so far.
@@ -207,6 +240,13 @@ struct Ending(Arc<Core>);
 impl Drop for Ending {
     fn drop(&mut self) {
         self.0.end();
+    }
+}
+
+impl State {
+    /// The stretch of reading is over.
+    pub(super) fn end_span(&mut self) {
+        self.spans.extend(self.span.take().filter(|span| span.bytes > 0));
     }
 }
 
@@ -262,9 +302,9 @@ impl Core {
                 awaited = Some(piece);
             }
             let (next, wait) =
-                self.arrival.wait_timeout(state, PATIENCE).unwrap_or_else(PoisonError::into_inner);
+                self.arrival.wait_timeout(state, self.patience).unwrap_or_else(PoisonError::into_inner);
             state = next;
-            if wait.timed_out() {
+            if wait.timed_out() && self.ready_in(&state, bytes).0 < least.min(bytes.len()) {
                 return bytes.len();
             }
         }
@@ -275,6 +315,7 @@ impl Core {
         let begin = bytes.as_ptr() as usize;
         let (mut at, end) = (begin, begin + bytes.len());
         let mut state = self.lock();
+        let before = state.used.len();
         while at < end {
             let Some(piece) = self.pieces.at(at) else { break };
             at = self.pieces.list[piece].addresses.end;
@@ -282,11 +323,19 @@ impl Core {
                 self.done(&mut state, piece);
             }
         }
-        self.work.notify_one();
+        // Waking a thread takes as long as computing some rows: kept pieces can wait for the end of the part.
+        if state.used.len() > before {
+            self.work.notify_one();
+        }
     }
 
     /// A piece is not needed until it is asked for again.
     fn done(&self, state: &mut State, piece: usize) {
+        // The helper may have been overtaken: it does not read what has been used.
+        let current = state.parts.front().map(|&(part, _)| self.pieces.parts[part].1.clone());
+        if state.cursor.0 == 0 && current.is_some_and(|own| own.contains(&piece)) {
+            state.cursor.1 = state.cursor.1.max(piece + 1);
+        }
         // One still on its way is given up when it has come.
         if state.stages[piece] == Stage::Ready && !state.kept[piece] {
             state.used.push(piece);

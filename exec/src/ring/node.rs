@@ -16,6 +16,7 @@ use tokio::sync::mpsc;
 
 use crate::clock::{Stopwatch, Stretch, wall_nanos};
 use crate::cost::ComputeCost;
+use crate::cpu::buffer_bytes;
 use crate::head::Head;
 use crate::memory::MemoryWatch;
 use crate::residency::pages::is_told;
@@ -49,6 +50,11 @@ pub struct Node {
     last_pass: u32,
     /// When its memory is looked at again.
     next_look: u64,
+    /// Tokens of the largest pass so far.
+    largest_pass: u32,
+    threads: usize,
+    /// Bytes that the keeper had read when the trace began.
+    ahead_before: u64,
 }
 
 /// Looking at its memory takes a device at most one part in so many of its time.
@@ -79,6 +85,9 @@ impl Node {
             idle_since: wall_nanos(),
             last_pass: 0,
             next_look: 0,
+            largest_pass: 0,
+            threads,
+            ahead_before: 0,
         })
     }
 
@@ -88,6 +97,7 @@ impl Node {
         self.stage.truncate(0);
         self.recorder.reset();
         self.keeper.reset();
+        self.ahead_before = self.keeper.bytes_read();
         self.sample = sample;
         self.idle_since = wall_nanos();
     }
@@ -119,6 +129,7 @@ impl Node {
     /// Lets a batch of tokens enter the ring. Head only. A token, if one was sampled without leaving.
     pub fn begin(&mut self, pass: Pass, tokens: &[u32]) -> Result<Option<u32>, RingError> {
         let steps = self.schedule.react(&Event::Begin(pass))?;
+        self.make_room(pass);
         self.perform(steps, tokens)
     }
 
@@ -139,12 +150,23 @@ impl Node {
                 what: format!("{} bytes of activations instead of {expected}", activations.len()),
             });
         }
+        self.make_room(pass);
         self.hidden = bytemuck::pod_collect_to_vec(activations);
         let since = self.idle_since.min(at);
         let record = self.recorder.span(At { pass: pass.index, round }, Kind::Receive, since, at);
         record.bytes = activations.len() as u64;
         record.peer = Some(from);
         self.perform(steps, &[])
+    }
+
+    /// A pass that is larger than any before takes memory for its buffers, which the weights must not fill.
+    fn make_room(&mut self, pass: Pass) {
+        if pass.tokens > self.largest_pass {
+            let cache = self.stage.cache_bytes() / u64::from(self.schedule.plan().context).max(1);
+            let buffers = buffer_bytes(self.weights.shape(), pass.tokens, self.threads);
+            self.keeper.reserve(buffers + cache * u64::from(pass.tokens));
+            self.largest_pass = pass.tokens;
+        }
     }
 
     fn embedding(&self) -> usize {
@@ -243,7 +265,7 @@ impl Node {
 
     /// Bytes read from disk so far, less those that the helper read ahead.
     fn demand_read(&self) -> u64 {
-        self.recorder.bytes_read().saturating_sub(self.keeper.bytes_read())
+        self.recorder.bytes_read().saturating_sub(self.keeper.bytes_read() - self.ahead_before)
     }
 
     fn computed(&mut self, at: At, kind: Kind, measured: Measured, touched: u64) -> &mut Record {

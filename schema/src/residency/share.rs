@@ -10,6 +10,9 @@
 //! kept sets of two budgets are nested, so that a budget can change while the device runs: shrinking only gives
 //! up, growing only adds.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
 /// A device's pieces, ranked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Share {
@@ -24,22 +27,21 @@ impl Share {
     pub fn new(visits: &[Vec<u64>]) -> Self {
         let bytes: Vec<u64> = visits.iter().flatten().copied().collect();
         let mut first = 0;
-        let mut left: Vec<(u64, std::vec::IntoIter<usize>)> = visits
+        let mut ranked: Vec<_> = visits
             .iter()
             .map(|visit| {
                 let ranked: Vec<usize> = spread(visit.len()).into_iter().map(|piece| first + piece).collect();
                 first += visit.len();
-                (0, ranked.into_iter())
+                ranked.into_iter()
             })
             .collect();
+        // Visits by the bytes that they miss, the least first.
+        let mut visits: BinaryHeap<_> = (0..ranked.len()).map(|visit| Reverse((0, visit))).collect();
         let mut given_up = Vec::with_capacity(bytes.len());
-        while given_up.len() < bytes.len() {
-            let least =
-                left.iter_mut().filter(|(_, pieces)| pieces.len() > 0).min_by_key(|(missing, _)| *missing);
-            let Some((missing, pieces)) = least else { break };
-            if let Some(piece) = pieces.next() {
-                *missing += bytes[piece];
+        while let Some(Reverse((missing, visit))) = visits.pop() {
+            if let Some(piece) = ranked[visit].next() {
                 given_up.push(piece);
+                visits.push(Reverse((missing + bytes[piece], visit)));
             }
         }
         Self { bytes, given_up }
