@@ -72,7 +72,7 @@ fn two_devices_without_limits() {
 }
 
 /// Where memory groups are made, if this process may.
-fn groups(test: &str) -> Option<PathBuf> {
+pub fn groups(test: &str) -> Option<PathBuf> {
     let root = Path::new("/sys/fs/cgroup");
     let groups = root.join(if root.join("memory").exists() { "memory" } else { "" });
     let probe = groups.join(format!("hearth-{test}"));
@@ -85,7 +85,7 @@ fn groups(test: &str) -> Option<PathBuf> {
 }
 
 /// On a memory file system there is no disk to limit, so the copies lie beside the program.
-fn folder_on_disk() -> tempfile::TempDir {
+pub fn folder_on_disk() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a temporary folder")
 }
 

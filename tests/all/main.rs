@@ -9,6 +9,7 @@ mod glossary;
 mod lab;
 mod processes;
 mod repository;
+mod residency;
 mod ring_key;
 mod rust_text;
 mod tidy;
