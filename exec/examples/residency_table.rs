@@ -4,12 +4,12 @@
 //!         --model out/1b.gguf --peer python3 --repeats 5
 //!
 //! All run with the same limits: memory for a share of the model's file (with `--devices 3`, of each device's
-//! weights) and 64 MiB for the process, and reads throttled. `--peer` is a Python that has llama-cpp-python; without one, hearth is measured alone. Repeats are
-//! interleaved, and every run's numbers go to standard error. A token's time is the median over the tokens after
-//! the first two, then over the repeats; bytes are means over the same tokens. Bytes that must be read are those
-//! of the weights that no policy could keep: what a token touches, less the limit, but for what of it the process
-//! holds unreclaimably; for a managed device and the stream buffer. Predictions are written before the runs. Needs
-//! Linux and root.
+//! weights) and 64 MiB for the process, and reads throttled. `--peer` is a Python that has llama-cpp-python;
+//! without one, hearth is measured alone. Repeats are interleaved, and every run's numbers go to standard
+//! error. A token's time is the median over the tokens after the first two, then over the repeats; bytes are
+//! means over the same tokens. Bytes that must be read are those of the weights that no policy could keep: what
+//! a token touches, less the limit, but for what of it the process holds unreclaimably; for a managed device
+//! and the stream buffer. Predictions are written before the runs. Needs Linux and root.
 
 #[cfg(target_os = "linux")]
 mod table {

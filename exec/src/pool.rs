@@ -6,7 +6,8 @@
 //! processor is busy elsewhere) is not waited for: the caller closes the phase when its own work is done and
 //! waits only for those who have entered.
 //!
-//! Not here: what a phase computes, and how its cost is reckoned ([`crate::cost`]). One phase at a time; a phase started inside another would deadlock.
+//! Not here: what a phase computes, and how its cost is reckoned ([`crate::cost`]). One phase at a time; a
+//! phase started inside another would deadlock.
 
 use std::cell::UnsafeCell;
 use std::ops::Range;

@@ -53,6 +53,17 @@ pub enum SimError {
         /// The size asked for.
         bytes: u64,
     },
+    /// A stream buffer so small that the model falls into too many pieces.
+    #[error(
+        "the plan's device {place} would stream the model in pieces of {bytes} bytes, which are too many: give it a \
+         larger `stream_buffer`"
+    )]
+    Pieces {
+        /// Its place in the ring.
+        place: usize,
+        /// The size of a piece.
+        bytes: u64,
+    },
     /// The schedule refused an event, as it does for a workload longer than the plan's context.
     #[error(transparent)]
     Schedule(#[from] ScheduleError),

@@ -37,6 +37,9 @@ use crate::stream::Stream;
 /// The read-ahead of an untuned Linux, where a profile does not say.
 const USUAL_READ_AHEAD: Bytes = Bytes(128 << 10);
 
+/// More than a model of a terabyte has with the usual stream buffer.
+const MOST_PIECES: u64 = 1 << 24;
+
 /// What is simulated.
 #[derive(Debug, Clone, Copy)]
 pub struct Input<'a> {
@@ -303,6 +306,11 @@ fn check<'a>(input: &Input<'a>) -> Result<Vec<&'a Device>, SimError> {
         };
         if let Some(lack) = lack {
             return Err(SimError::NoGpu { place, name, layers: planned.gpu_layers, lack });
+        }
+        let residency = planned.residency;
+        let piece = residency.piece().0.max(1);
+        if residency.policy == Residency::Managed && cluster.model.total_bytes().0 / piece > MOST_PIECES {
+            return Err(SimError::Pieces { place, bytes: piece });
         }
         devices.push(&member.device);
     }

@@ -6,7 +6,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -107,12 +107,21 @@ impl Child {
 
     /// What its end looks like from outside.
     fn ended(&mut self, what: &'static str) -> LabError {
-        let status = self.process.wait().map_or_else(|error| error.to_string(), |status| status.to_string());
+        let status = self.process.wait().map_or_else(|error| error.to_string(), told);
         let printed = self.errors.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
         let why =
             if printed.trim().is_empty() { status } else { format!("{status}\n{}", printed.trim_end()) };
         LabError::Process { name: self.name.clone(), what, why }
     }
+}
+
+/// An exit status in words.
+fn told(status: ExitStatus) -> String {
+    use std::os::unix::process::ExitStatusExt;
+    let killed = status.signal() == Some(libc::SIGKILL);
+    let hint =
+        if killed { ": killed, as the kernel does when a limit of memory is met; allow it more" } else { "" };
+    format!("{status}{hint}")
 }
 
 impl Drop for Child {

@@ -27,7 +27,7 @@ use hearth_profiles::link::PeerLink;
 use hearth_profiles::measure::{
     self, Buffer, ComputeRates, DiskTarget, Effort, MeasureError, Samples, processor,
 };
-use hearth_profiles::model::{ModelProfile, ModelShape, shipped_document};
+use hearth_profiles::model::{ModelProfile, shipped_document};
 use hearth_profiles::{Bytes, Document, DocumentError, Format, Seconds, Sourced};
 
 pub use kernels::CpuKernels;

@@ -1,8 +1,9 @@
 //! Which pages of a mapping are in memory, and how are they asked for and given up?
 //!
 //! The system calls under every residency policy. `mincore` tells for each page of a mapping whether it is in
-//! the page cache; only the file's owner gets a true answer, others see every page as present. A region is widened to whole pages when it is asked for, and narrowed when it is given up: a
-//! neighbour may be using the rest of the page.
+//! the page cache; only the file's owner gets a true answer, others see every page as present. A region is
+//! widened to whole pages when it is asked for, and narrowed when it is given up: a neighbour may be using the
+//! rest of the page.
 //!
 //! Elsewhere than Linux nothing is known and nothing is done.
 

@@ -55,6 +55,8 @@ pub struct Node {
     threads: usize,
     /// Bytes that the keeper had read when the trace began.
     ahead_before: u64,
+    /// Bytes that its control group had read again by then.
+    refaults_before: u64,
 }
 
 /// Looking at its memory takes a device at most one part in so many of its time.
@@ -88,6 +90,7 @@ impl Node {
             largest_pass: 0,
             threads,
             ahead_before: 0,
+            refaults_before: recorder::refaults(),
         })
     }
 
@@ -98,6 +101,7 @@ impl Node {
         self.recorder.reset();
         self.keeper.reset();
         self.ahead_before = self.keeper.bytes_read();
+        self.refaults_before = recorder::refaults();
         self.sample = sample;
         self.idle_since = wall_nanos();
     }
@@ -302,7 +306,8 @@ impl Node {
         if wall_nanos() >= self.next_look {
             self.look(pass);
         }
-        self.recorder.counter(pass, Counter::Refaults, recorder::refaults());
+        let refaults = recorder::refaults().saturating_sub(self.refaults_before);
+        self.recorder.counter(pass, Counter::Refaults, refaults);
         self.recorder.counter(pass, Counter::Unreclaimable, recorder::unreclaimable());
     }
 }

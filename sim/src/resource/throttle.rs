@@ -4,9 +4,10 @@
 //! at the speed of the disk, and the next read waits for the next slice. A reader that was idle begins with a
 //! fresh slice, if it was idle long enough: the end of a slice is rounded up to whole slices of the clock, so
 //! it takes one to two of them, and until then what was not used may still be. A read that does not fit waits
-//! for the end of the slice and then for as long as its surplus takes at the limit. So a 400 MB/s limit delivers its first 40 MB in the 27 ms a 1.5 GB/s disk needs: whoever reads
-//! in short bursts is faster than the limit, and prefetched pages are complete, and evictable, earlier than
-//! a steady 400 MB/s would have them. Reads pass in the order in which they came, whoever sent them.
+//! for the end of the slice and then for as long as its surplus takes at the limit. So a 400 MB/s limit
+//! delivers its first 40 MB in the 27 ms a 1.5 GB/s disk needs: whoever reads in short bursts is faster than
+//! the limit, and prefetched pages are complete, and evictable, earlier than a steady 400 MB/s would have them.
+//! Reads pass in the order in which they came, whoever sent them.
 //!
 //! Not here: the disk behind the limit, which is `disk`.
 
