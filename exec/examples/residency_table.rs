@@ -25,6 +25,7 @@ mod table {
     use hearth_exec::{Weights, clock::wall_nanos};
     use hearth_profiles::{Bytes, BytesPerSecond};
     use hearth_schema::Trace;
+    use hearth_schema::schedule::Part;
     use hearth_schema::trace::{Counter, Kind, Reading};
 
     type Failure = Box<dyn Error>;
@@ -63,8 +64,9 @@ mod table {
         bytes: f64,
         /// Unreclaimable bytes, of all devices.
         held: f64,
-        /// What all devices may have.
-        limit: f64,
+        /// Bytes that must be read: of each device what it touches, less the memory it could use for that, and if
+        /// anything is missing and it is managed, its buffer.
+        must: f64,
         /// Predicted seconds.
         predicted: f64,
     }
@@ -91,8 +93,8 @@ mod table {
             for repeat in 0..options.repeats {
                 for name in names(&options) {
                     let run = match (&copies, name) {
-                        (Some(copies), PEER) => peer(&options, copies.file(0), limit),
-                        _ => hearth(&options, name, share, limit, layers),
+                        (Some(copies), PEER) => peer(&options, copies.file(0), touched, limit),
+                        _ => hearth(&options, &weights, name, share, limit),
                     };
                     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
                     let load = load.split(' ').next().unwrap_or("-");
@@ -111,7 +113,7 @@ mod table {
                     }
                 }
             }
-            print(&options, share, touched as f64, &rows);
+            print(share, &rows);
         }
         Ok(())
     }
@@ -130,7 +132,7 @@ mod table {
         f64::midpoint(middle(sorted.len().saturating_sub(1) / 2), middle(sorted.len() / 2))
     }
 
-    fn print(options: &Options, share: f64, touched: f64, rows: &[(&str, Vec<Run>)]) {
+    fn print(share: f64, rows: &[(&str, Vec<Run>)]) {
         let seconds = |runs: &[Run]| median(runs.iter().map(|run| run.seconds));
         let peer = rows.iter().find(|(name, _)| *name == PEER).map(|(_, runs)| seconds(runs));
         for (name, runs) in rows {
@@ -139,19 +141,16 @@ mod table {
             let most = runs.iter().map(|run| run.seconds).fold(0.0, f64::max);
             let (held, predicted) =
                 (median(runs.iter().map(|run| run.held)), median(runs.iter().map(|run| run.predicted)));
-            let limit = median(runs.iter().map(|run| run.limit));
-            let buffers = u64::from(options.devices) * BUFFER;
-            let buffer = if *name == MANAGED { buffers as f64 } else { 0.0 };
-            let must = (touched - limit + held + buffer).max(0.0);
+            let must = median(runs.iter().map(|run| run.must));
+            let ratio = if must > 0.0 { format!("{:.2}x", bytes / must) } else { "-".into() };
             let predicted = if predicted.is_nan() { "-".into() } else { format!("{predicted:.3}") };
             let speed = peer.map_or("-".into(), |peer| format!("{:.2}x", peer / time));
             println!(
-                "| {:.0} % | {name} | {time:.3} | {least:.3} to {most:.3} | {predicted} | {:.0} | {:.0} ({:.2}x) | \
+                "| {:.0} % | {name} | {time:.3} | {least:.3} to {most:.3} | {predicted} | {:.0} | {:.0} ({ratio}) | \
                  {:.1} | {speed} |",
                 share * 100.0,
                 bytes * 1e-6,
                 must * 1e-6,
-                bytes / must,
                 held / f64::from(1 << 20),
             );
         }
@@ -163,10 +162,10 @@ mod table {
         let tokens = tokens.ok_or("too few tokens: give more `--tokens`")?;
         let bytes = tokens.iter().map(|token| token.1).sum::<f64>() / tokens.len() as f64;
         let seconds = median(tokens.iter().map(|token| token.0));
-        Ok(Run { seconds, bytes, held: f64::NAN, limit: f64::NAN, predicted: f64::NAN })
+        Ok(Run { seconds, bytes, held: f64::NAN, must: f64::NAN, predicted: f64::NAN })
     }
 
-    fn peer(options: &Options, model: &Path, limit: u64) -> Result<Run, Failure> {
+    fn peer(options: &Options, model: &Path, touched: u64, limit: u64) -> Result<Run, Failure> {
         let limits = DeviceLimits { memory: Some(Bytes(limit)), disk_read: Some(options.disk) };
         let deadline = Duration::from_mins(20);
         let limited = Limited { limits, files: vec![model.into()], hog: None, deadline };
@@ -187,10 +186,17 @@ mod table {
         let number = |token: &serde_json::Value, name: &str| token[name].as_f64().unwrap_or(f64::NAN);
         let tokens = tokens.iter().map(|token| (number(token, "s"), number(token, "bytes")));
         let run = settled(&tokens.collect::<Vec<_>>())?;
-        Ok(Run { held: usage.peak_unreclaimable as f64, limit: limit as f64, ..run })
+        let held = usage.peak_unreclaimable as f64;
+        Ok(Run { held, must: (touched as f64 - limit as f64 + held).max(0.0), ..run })
     }
 
-    fn hearth(options: &Options, name: &str, share: f64, limit: u64, layers: u32) -> Result<Run, Failure> {
+    fn hearth(
+        options: &Options,
+        weights: &Weights,
+        name: &str,
+        share: f64,
+        limit: u64,
+    ) -> Result<Run, Failure> {
         let residency = RESIDENCIES.iter().find(|row| row.0 == name).map_or("{}", |row| row.1);
         let folder = std::env::temp_dir().join(format!("hearth-residency-{}", std::process::id()));
         // Several devices share the weights, and each has memory for its own.
@@ -198,17 +204,32 @@ mod table {
             1 => format!("memory: {} KiB", limit / 1024),
             _ => format!("memory_share: {} %", share * 100.0),
         };
-        let text = scenario(options, residency, &memory, layers);
-        let run = in_folder(options, &text, &folder);
+        let windows = windows(options, weights.shape().layers.0);
+        let text = scenario(options, residency, &memory, &windows);
+        let run = in_folder(options, &text, &folder).map(|(run, devices)| {
+            let mut first = 0;
+            let must = windows.iter().zip(devices).map(|(&window, (limit, held))| {
+                let layers = Part::Layers(first..first + window);
+                let ends = if first == 0 { weights.part_bytes(&Part::Output) } else { 0 };
+                first += window;
+                let missing = (weights.part_bytes(&layers) + ends + held).saturating_sub(limit);
+                missing + if missing > 0 && name == MANAGED { BUFFER } else { 0 }
+            });
+            Run { must: must.sum::<u64>() as f64, ..run }
+        });
         let _ = fs::remove_dir_all(&folder);
         run
     }
 
-    fn scenario(options: &Options, residency: &str, memory: &str, layers: u32) -> String {
+    /// Layers for each device. The head has the output matrix as well, so what cannot be divided goes to the last.
+    fn windows(options: &Options, layers: u32) -> Vec<u32> {
+        let count = options.devices;
+        (0..count).map(|place| layers / count + u32::from(place >= count - layers % count)).collect()
+    }
+
+    fn scenario(options: &Options, residency: &str, memory: &str, windows: &[u32]) -> String {
         let (count, rate) = (options.devices, options.disk.0 * 1e-6);
-        // The head has the output matrix as well, so what cannot be divided goes to the last ones.
-        let window = |place: u32| layers / count + u32::from(place >= count - layers % count);
-        let windows: Vec<String> = (0..count).map(|place| window(place).to_string()).collect();
+        let windows: Vec<String> = windows.iter().map(u32::to_string).collect();
         let device = |place: u32| {
             format!(
                 "- {{name: d{place}, profile: measured, limits: {{{memory}, disk_read: {rate} MB/s, threads: 2}}}}\n"
@@ -226,7 +247,8 @@ mod table {
         )
     }
 
-    fn in_folder(options: &Options, text: &str, folder: &Path) -> Result<Run, Failure> {
+    /// A run, and of each device its limit and what it held unreclaimably.
+    fn in_folder(options: &Options, text: &str, folder: &Path) -> Result<(Run, Vec<(u64, u64)>), Failure> {
         fs::create_dir_all(folder)?;
         let scenario = folder.join("scenario.yaml");
         fs::write(&scenario, text)?;
@@ -253,14 +275,17 @@ mod table {
             Trace::read(&mut BufReader::new(File::open(folder.join(name))?)).map_err(Failure::from)
         };
         let (predicted, measured) = (read("predicted.trace")?, read("measured.trace")?);
-        let held = (0..options.devices).filter_map(|place| {
-            let own = |it: &&Reading| it.counter == Counter::Unreclaimable && u32::from(it.device) == place;
-            measured.readings.iter().filter(own).map(|reading| reading.value).max()
-        });
-        let held = held.sum::<u64>() as f64;
-        let limit = measured.header.devices.iter().map(|device| device.memory_total).sum::<u64>() as f64;
+        let devices: Vec<(u64, u64)> = (0u16..)
+            .zip(&measured.header.devices)
+            .map(|(place, device)| {
+                let own = |it: &&Reading| it.counter == Counter::Unreclaimable && it.device == place;
+                let held = measured.readings.iter().filter(own).map(|reading| reading.value).max();
+                (device.memory_total, held.unwrap_or(0))
+            })
+            .collect();
+        let held = devices.iter().map(|(_, held)| held).sum::<u64>() as f64;
         let predicted = settled(&tokens(&predicted))?.seconds;
-        Ok(Run { held, limit, predicted, ..settled(&tokens(&measured))? })
+        Ok((Run { held, predicted, ..settled(&tokens(&measured))? }, devices))
     }
 
     /// Seconds and bytes of each token after the first.
