@@ -186,6 +186,23 @@ async fn every_ring_is_one_process(file: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn batches_of_a_long_prompt_stream_past_each_other() {
+    // Two batches are in the ring at once, so windows are needed in another order than they were announced in.
+    let (model, prompt) =
+        (open("psalm-7m-q4_k.gguf"), prompt().into_iter().cycle().take(700).collect::<Vec<_>>());
+    let network = Memory::default();
+    let addresses = start(&network, &model, 1).await;
+    let mut seen = Vec::new();
+    for residency in [FAULTS, managed(1 << 20)] {
+        let long = Plan { context: 1024, ..plan(&model, &[2, 2], &addresses, residency) };
+        let mut ring = Ring::connect(&network, long, model.clone(), one_thread()).await.unwrap();
+        seen.push(generate(&mut ring, &prompt).await.unwrap().1);
+        ring.close().await;
+    }
+    assert!(seen[0] == seen[1], "logits differ");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_not_kept_is_read_again_for_every_token() {
     let (model, prompt) = (open("psalm-7m-f16.gguf"), prompt());
     let whole: u64 =

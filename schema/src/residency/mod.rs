@@ -94,11 +94,13 @@ const LARGEST_PIECE: u64 = 1 << 20;
 
 /// How much of a share can be kept where page cache has `room` before the share is touched.
 ///
-/// The stream buffer is taken from it, what the kernel needs for the share, and a margin. Measured: with less than
-/// 1 MiB left below the limit of a memory control group a kept set is lost, with more nothing is.
+/// What the kernel needs for the share is taken from it, a margin, and the stream buffer, unless all of the share
+/// is kept and nothing streams. Measured: with less than 1 MiB left below the limit of a memory control group a
+/// kept set is lost, with more nothing is.
 pub fn kept_bytes(room: u64, share: u64, processors: u32, options: &ResidencyOptions) -> u64 {
-    let left = room.saturating_sub(options.buffer().0 + kernel_bytes(share) + margin(processors));
-    left.min(options.kept.map_or(u64::MAX, |kept| kept.0)).min(share)
+    let most = options.kept.map_or(u64::MAX, |kept| kept.0);
+    let left = room.saturating_sub(kernel_bytes(share) + margin(processors));
+    if left.min(most) >= share { share } else { left.saturating_sub(options.buffer().0).min(most) }
 }
 
 /// What the kernel needs to hold pages of a share, all of which have been touched: an entry of the page table for
@@ -218,6 +220,8 @@ mod tests {
         assert_eq!(kept_bytes(128 << 20, share, 4, &options), ((128 - 8 - 2) << 20) - 870_400);
         assert_eq!(kept_bytes(5 << 20, share, 4, &options), 0);
         assert_eq!(kept_bytes(1 << 30, share, 4, &options), share);
+        assert_eq!(kept_bytes(share + (3 << 20), share, 4, &options), share, "all of it needs no buffer");
+        assert_eq!(kept_bytes(share, share, 4, &options), share - ((8 + 2) << 20) - 870_400);
         let less = ResidencyOptions { kept: Some(Bytes::mib(64)), ..options };
         assert_eq!(kept_bytes(128 << 20, share, 4, &less), 64 << 20);
         assert_eq!(kept_bytes(32 << 20, share, 4, &less), kept_bytes(32 << 20, share, 4, &options));

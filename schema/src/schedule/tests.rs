@@ -141,6 +141,25 @@ fn a_device_that_manages_its_residency_reads_ahead_while_it_computes() {
 }
 
 #[test]
+fn nothing_is_asked_for_that_does_not_come_next() {
+    // A head without layers passes the token on four times before it outputs.
+    let mut without_layers = plan(8, &[0, 2], true);
+    without_layers.devices[0].residency = ResidencyOptions::of(Residency::Managed);
+    assert_eq!(letters(&steps_of(&without_layers, 0)), "EPSSSSOR");
+    // A pass without output goes straight on to the next one.
+    let ring = plan(8, &[2, 2], true);
+    let silent = Pass { output: false, ..DECODE };
+    let asked: Vec<_> = run(&ring, silent)
+        .into_iter()
+        .filter_map(|(device, step)| match step {
+            Step::Prefetch { part, .. } if device == 0 => Some(part),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(asked, [Part::Layers(4..6), Part::Layers(0..2)]);
+}
+
+#[test]
 fn visits_end_where_a_device_becomes_idle() {
     let layers = |range| Part::Layers(range);
     let ring = plan(8, &[2, 2], true);
