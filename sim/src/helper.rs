@@ -34,6 +34,25 @@ pub struct Job {
     pub layers: Option<[u32; 2]>,
 }
 
+impl Job {
+    /// The line of a stretch of reading for it, which begins with so many bytes.
+    pub fn record(&self, device: u16, now: Nanos, bytes: Bytes) -> Record {
+        Record {
+            device,
+            resource: Resource::DiskPrefetch,
+            kind: Kind::Prefetch,
+            pass: self.pass.index,
+            round: self.round,
+            layers: self.layers,
+            start: now,
+            end: now,
+            bytes: bytes.0,
+            peer: None,
+            cost: None,
+        }
+    }
+}
+
 /// What is to be done with a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Task {
@@ -204,19 +223,7 @@ impl Helper {
             reading.record.bytes += chunk.0;
             return;
         }
-        let record = Record {
-            device: self.place,
-            resource: Resource::DiskPrefetch,
-            kind: Kind::Prefetch,
-            pass: job.pass.index,
-            round: job.round,
-            layers: job.layers,
-            start: now,
-            end: now,
-            bytes: chunk.0,
-            peer: None,
-            cost: None,
-        };
+        let record = job.record(self.place, now, chunk);
         self.readings.push(Reading { record, chunks: first..first + 1, outstanding: 1, asked: false });
     }
 

@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 
 use hearth_profiles::Bytes;
 use hearth_schema::residency::{KeptBudget, ResidencyOptions, Share, UNDER_WAY, kept_bytes};
-use hearth_schema::trace::{Kind, Record, Resource};
+use hearth_schema::trace::Record;
 
 use crate::engine::Nanos;
 use crate::helper::Job;
@@ -391,19 +391,7 @@ impl Stream {
             last.record.bytes += bytes.0;
             return;
         }
-        let record = Record {
-            device: self.place,
-            resource: Resource::DiskPrefetch,
-            kind: Kind::Prefetch,
-            pass: job.pass.index,
-            round: job.round,
-            layers: job.layers,
-            start: now,
-            end: now,
-            bytes: bytes.0,
-            peer: None,
-            cost: None,
-        };
+        let record = job.record(self.place, now, bytes);
         self.stretches.push_back(Stretch { record, outstanding: 1, over: false });
     }
 
