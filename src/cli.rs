@@ -80,11 +80,12 @@ pub struct Planning {
     /// Give every device a layer.
     #[arg(long)]
     pub keep_all: bool,
-    /// Who decides on every device what stays in memory: os, windowed, managed.
+    /// Who decides what stays in memory, on every device: replaces all that the scenario says of residency.
     #[arg(long, value_enum)]
     pub residency: Option<Policy>,
-    /// Memory through which a `managed` device streams what it does not keep, as `16 MiB`.
-    #[arg(long)]
+    /// Memory through which every `managed` device streams what it does not keep, as `16 MiB`; at least 512 KiB,
+    /// 8 MiB if nobody says.
+    #[arg(long, allow_hyphen_values = true)]
     pub stream_buffer: Option<Bytes>,
 }
 
@@ -100,17 +101,18 @@ pub enum Policy {
 }
 
 impl Planning {
-    /// What the command line says of residency, if anything, in place of the scenario's.
-    pub fn residency(&self, scenario: ResidencyOptions) -> Option<ResidencyOptions> {
-        let chosen = self.residency.map(|policy| {
-            ResidencyOptions::of(match policy {
-                Policy::Os => Residency::Os,
-                Policy::Windowed => Residency::Windowed,
-                Policy::Managed => Residency::Managed,
-            })
+    /// What the command line makes of a device's residency.
+    pub fn residency(&self, scenario: ResidencyOptions) -> ResidencyOptions {
+        let policy = self.residency.map(|policy| match policy {
+            Policy::Os => Residency::Os,
+            Policy::Windowed => Residency::Windowed,
+            Policy::Managed => Residency::Managed,
         });
-        let options = chosen.or_else(|| self.stream_buffer.map(|_| scenario))?;
-        Some(ResidencyOptions { stream_buffer: self.stream_buffer.or(options.stream_buffer), ..options })
+        let mut options = policy.map_or(scenario, ResidencyOptions::of);
+        if options.policy == Residency::Managed {
+            options.stream_buffer = self.stream_buffer.or(options.stream_buffer);
+        }
+        options
     }
 }
 

@@ -13,12 +13,14 @@ use hearth_profiles::document::MAX_DOCUMENT_BYTES;
 use hearth_profiles::model::{ModelDocument, ModelProfile, shipped};
 use hearth_profiles::{Device, Document, device};
 use hearth_schema::plan::Origin;
+use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::scenario::{DeviceEntry, ModelRef};
 use hearth_schema::{Cluster, LinkTable, Member, Plan, Scenario, Trace};
 
 use crate::cli::Planning;
 use crate::diagnostics::Failure;
 use crate::limits;
+use crate::output::tell;
 use crate::progress;
 
 /// A scenario and where it came from.
@@ -91,11 +93,19 @@ impl LoadedScenario {
 
     /// Lets the command line say how every device keeps its weights.
     pub fn keep_weights(&mut self, planning: &Planning) -> Result<(), Failure> {
-        if let Some(residency) = planning.residency(self.scenario.residency) {
-            self.scenario.residency = residency;
-            self.scenario.devices.iter_mut().for_each(|device| device.residency = None);
+        let scenario = &mut self.scenario;
+        scenario.residency = planning.residency(scenario.residency);
+        for device in &mut scenario.devices {
+            let own = device.residency.filter(|_| planning.residency.is_none());
+            device.residency = own.map(|own| planning.residency(own));
         }
-        self.scenario.validate().map_err(Failure::unusable)
+        let managed = |options: ResidencyOptions| options.policy == Residency::Managed;
+        let own = scenario.devices.iter().any(|device| device.residency.is_some_and(managed));
+        if planning.stream_buffer.is_some() && !own && !managed(scenario.residency) {
+            return Err(Failure::unusable("--stream-buffer: no device's residency is `managed`")
+                .hint("add `--residency managed`"));
+        }
+        scenario.validate().map_err(Failure::unusable)
     }
 
     /// The model's file, if the scenario names one.
@@ -172,7 +182,7 @@ impl LoadedScenario {
     fn device(&self, entry: &DeviceEntry) -> Result<Device, Failure> {
         let name = entry.profile.as_str();
         if name == "measured" {
-            eprintln!("measuring this machine as `{}` (about ten seconds)", entry.name);
+            tell!("measuring this machine as `{}` (about ten seconds)", entry.name);
             let line = progress::line();
             let threads = entry.limits.as_ref().and_then(|limits| limits.threads).unwrap_or(0) as usize;
             let options = ProfileOptions {

@@ -21,7 +21,7 @@ fn main() -> ExitCode {
     match commands::run(cli) {
         Ok(code) => code,
         Err(failure) => {
-            eprint!("{failure}");
+            output::tell!("{}", failure.to_string().trim_end());
             ExitCode::from(failure.code)
         }
     }

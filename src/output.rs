@@ -24,3 +24,12 @@ macro_rules! say {
     };
 }
 pub(crate) use say;
+
+/// Prints a line or more to standard error, if anybody reads it.
+macro_rules! tell {
+    ($($part:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($part)*);
+    }};
+}
+pub(crate) use tell;

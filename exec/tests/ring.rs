@@ -204,7 +204,12 @@ async fn batches_of_a_long_prompt_stream_past_each_other() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_not_kept_is_read_again_for_every_token() {
-    let (model, prompt) = (open("psalm-7m-f16.gguf"), prompt());
+    // A copy of its own: what other tests read of the file would be in memory.
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
+    let copy = folder.path().join("model.gguf");
+    std::fs::copy(data("psalm-7m-f16.gguf"), &copy).expect("a copy");
+    std::fs::File::open(&copy).and_then(|file| file.sync_all()).expect("written");
+    let (model, prompt) = (Arc::new(LocalModel::open(&copy).expect("a model")), prompt());
     let whole: u64 =
         model.weights.part_bytes(&Part::Layers(0..LAYERS)) + model.weights.part_bytes(&Part::Output);
     let network = Memory::default();

@@ -16,7 +16,7 @@
 use std::collections::VecDeque;
 
 use hearth_profiles::Bytes;
-use hearth_schema::residency::{KeptBudget, ResidencyOptions, Share, UNDER_WAY, kept_bytes};
+use hearth_schema::residency::{KeptBudget, ResidencyOptions, Share, UNDER_WAY, kept_bytes, stream_bytes};
 use hearth_schema::trace::Record;
 
 use crate::engine::Nanos;
@@ -111,6 +111,11 @@ pub struct Stream {
     lost: u64,
 }
 
+/// Pieces that so many bytes hold, at least one.
+fn pieces(bytes: u64, piece: u64) -> u32 {
+    u32::try_from(bytes / piece).unwrap_or(u32::MAX).max(1)
+}
+
 impl Stream {
     /// The stream of the device at a place. `visits` are the chunks of its share, what is used between two times
     /// of idleness together; `memory` is what the plan believes there to be, for a file of so many `chunks`.
@@ -132,7 +137,7 @@ impl Stream {
             place: place as u16,
             options,
             processors,
-            room: u32::try_from(options.buffer().0 / piece).unwrap_or(u32::MAX),
+            room: pieces(stream_bytes(memory.0, share.total(), processors, &options), piece),
             share,
             order: visits.concat(),
             pieces: vec![Piece::default(); chunks as usize],
@@ -181,7 +186,9 @@ impl Stream {
         if token_over {
             let lost = std::mem::take(&mut self.lost);
             let memory = u64::from(storage.view().view().capacity()) * storage.chunk().0;
-            let room = kept_bytes(memory, self.share.total(), self.processors, &self.options);
+            let (share, processors) = (self.share.total(), self.processors);
+            let room = kept_bytes(memory, share, processors, &self.options);
+            self.room = pieces(stream_bytes(memory, share, processors, &self.options), storage.chunk().0);
             if self.budget.after_token(lost, Some(room)) {
                 self.keep();
             }

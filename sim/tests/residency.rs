@@ -204,15 +204,14 @@ fn small_buffers_stream_as_well() {
     assert!(off.abs() < 0.01, "{off}");
 }
 
-/// A buffer that memory has no room for: what is read ahead is evicted before its turn, and read once more.
 #[test]
-fn a_plan_that_promises_too_much_is_slow_and_ends() {
+fn a_buffer_that_memory_has_no_room_for_shrinks() {
     let model = shipped("llama-8b").expect("shipped");
     let options = ResidencyOptions { stream_buffer: Some(Bytes::mib(256)), ..MANAGED };
     let plan = plan(&model, &[8, 8], options);
     let (cluster, _) = with_little_on_the_last(&plan, &model, 0.05);
     let read = run(&cluster, &plan).devices[1].bytes_read_per_token / share(&plan, 1, &model).as_f64();
-    assert!((1.9..2.1).contains(&read), "{read} of the share");
+    assert!((0.9..1.0).contains(&read), "{read} of the share");
 }
 
 #[test]

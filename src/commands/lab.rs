@@ -26,7 +26,7 @@ use crate::counters;
 use crate::diagnostics::Failure;
 use crate::documents::{LoadedScenario, open_model, read, read_plan, read_trace, write, write_trace};
 use crate::limits;
-use crate::output::say;
+use crate::output::{say, tell};
 use crate::progress;
 
 /// For a profile under a slow disk.
@@ -131,7 +131,7 @@ fn run_through(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
         groups,
     };
     for warning in output.groups.iter().flat_map(counters::warnings) {
-        eprintln!("warning: {warning}");
+        tell!("warning: {warning}");
     }
     if json {
         print_json(&output)?;
@@ -352,7 +352,7 @@ fn undo_when_interrupted(groups: Option<Groups>, copies: PathBuf) {
                 groups.remove_own();
             }
             let _ = std::fs::remove_dir_all(copies);
-            eprintln!("interrupted; limits and copies are removed");
+            tell!("interrupted; limits and copies are removed");
             std::process::exit(130);
         });
     });

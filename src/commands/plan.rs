@@ -15,7 +15,7 @@ use super::print_json;
 use crate::cli::{PlanArgs, Planning};
 use crate::diagnostics::Failure;
 use crate::documents::{LoadedScenario, write};
-use crate::output::say;
+use crate::output::{say, tell};
 
 /// What plans are made with when nobody says otherwise.
 pub const DEFAULT_STRATEGY: &str = "exact";
@@ -40,7 +40,7 @@ pub fn run(args: &PlanArgs, json: bool) -> Result<ExitCode, Failure> {
     } else if args.output.is_some() {
         say!("{}", table(&plan));
     } else {
-        eprint!("{}", table(&plan));
+        tell!("{}", table(&plan).trim_end());
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -8,7 +8,7 @@ use hearth_exec::ring::{Key, Listener, LocalModel, Network, Sealed, Tcp, Worker,
 use crate::cli::WorkerArgs;
 use crate::diagnostics::Failure;
 use crate::documents::open_model;
-use crate::output::say;
+use crate::output::{say, tell};
 
 /// Runs the verb, until it is stopped.
 pub fn run(args: &WorkerArgs) -> Result<ExitCode, Failure> {
@@ -35,7 +35,7 @@ async fn serve(network: impl Network, args: &WorkerArgs, model: Arc<LocalModel>)
     let worker = Worker::new(network, model, args.threads.unwrap_or(0));
     let report = |ended: Result<(), _>| {
         if let Err(error) = ended {
-            eprintln!("a connection ended: {error}");
+            tell!("a connection ended: {error}");
         }
     };
     tokio::select! {

@@ -12,7 +12,7 @@
 use std::collections::VecDeque;
 use std::sync::PoisonError;
 
-use hearth_schema::residency::{UNDER_WAY, kept_bytes, kernel_bytes};
+use hearth_schema::residency::{UNDER_WAY, kept_bytes, kernel_bytes, stream_bytes};
 
 use super::pages::{expect_no_order, expect_order, is_told, populate, processors, resident, will_need};
 use super::stream::{Core, Stage, State};
@@ -128,7 +128,7 @@ impl<'a, Room: Fn() -> Option<u64>> Helper<'a, Room> {
         }
         let bytes = self.core.pieces.list[piece].pages;
         if !state.kept[piece] && !state.buffered[piece] {
-            if state.occupied + bytes > self.core.options.buffer().0 && state.occupied > 0 {
+            if state.occupied + bytes > state.buffer && state.occupied > 0 {
                 return None;
             }
             state.occupied += bytes;
@@ -223,7 +223,10 @@ impl<'a, Room: Fn() -> Option<u64>> Helper<'a, Room> {
             // After the first token the kernel has what it needs for the share, and has taken it from the room.
             let room = if self.started { room + kernel_bytes(share) } else { room };
             let room = room.saturating_sub(self.core.lock().reserved);
-            kept_bytes(room, share, self.processors, &self.core.options)
+            let options = &self.core.options;
+            let buffer = stream_bytes(room, share, self.processors, options);
+            self.core.lock().buffer = buffer;
+            kept_bytes(room, share, self.processors, options)
         });
         if !self.started {
             for &extent in &self.core.pieces.fixed {

@@ -1,10 +1,10 @@
 //! How does a device stream the weights that it cannot keep?
 //!
-//! A helper thread ([`super::helper`]) walks the pieces of the announced parts in order, as far ahead of the
+//! A helper thread (`helper`) walks the pieces of the announced parts in order, as far ahead of the
 //! computation as the buffer allows; the computation uses them up behind it. Here is what the two share, and the
 //! computation's side of it.
 //!
-//! The computation waits at a [`Gate`] for the helper. If the helper makes no progress for [`PATIENCE`], or is
+//! The computation waits at a [`Gate`] for the helper. If the helper makes no progress for 20 s, or is
 //! gone, the gate opens, and the computation faults in what it misses: slower, and never wrong.
 
 use std::collections::VecDeque;
@@ -70,6 +70,8 @@ pub(super) struct State {
     pub(super) buffered: Vec<bool>,
     /// Bytes in the buffer.
     pub(super) occupied: u64,
+    /// Bytes that the buffer holds.
+    pub(super) buffer: u64,
     /// Used pieces to be given up.
     pub(super) used: Vec<usize>,
     /// Kept pieces that were in memory before; if they are missing now, they were taken.
@@ -117,6 +119,7 @@ impl Stream {
             kept: vec![false; count],
             buffered: vec![false; count],
             occupied: 0,
+            buffer: options.buffer().0,
             used: Vec::new(),
             loaded: vec![false; count],
             budget: KeptBudget::new(options.kept.map_or(u64::MAX, |kept| kept.0).min(pieces.share.total())),

@@ -16,7 +16,9 @@ mod share;
 
 use hearth_profiles::Bytes;
 use hearth_profiles::document::DocumentError;
-use serde::{Deserialize, Serialize};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{IntoDeserializer, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub use pressure::KeptBudget;
 pub use share::Share;
@@ -45,9 +47,9 @@ impl std::fmt::Display for Residency {
     }
 }
 
-/// How a device keeps its weights.
+/// How a device keeps its weights. In a document the policy alone may stand for the whole: `residency: managed`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, remote = "Self")]
 pub struct ResidencyOptions {
     /// Who decides.
     #[serde(default)]
@@ -99,8 +101,20 @@ const LARGEST_PIECE: u64 = 1 << 20;
 /// kept set is lost, with more nothing is.
 pub fn kept_bytes(room: u64, share: u64, processors: u32, options: &ResidencyOptions) -> u64 {
     let most = options.kept.map_or(u64::MAX, |kept| kept.0);
-    let left = room.saturating_sub(kernel_bytes(share) + margin(processors));
-    if left.min(most) >= share { share } else { left.saturating_sub(options.buffer().0).min(most) }
+    let left = left(room, share, processors);
+    let buffer = stream_bytes(room, share, processors, options);
+    if left.min(most) >= share { share } else { left.saturating_sub(buffer).min(most) }
+}
+
+/// How large the stream buffer is there: as the options say, but at most half of what is left. A buffer that does
+/// not fit would be evicted before it is used.
+pub fn stream_bytes(room: u64, share: u64, processors: u32, options: &ResidencyOptions) -> u64 {
+    options.buffer().0.min(left(room, share, processors) / 2)
+}
+
+/// What weights can have of the room.
+fn left(room: u64, share: u64, processors: u32) -> u64 {
+    room.saturating_sub(kernel_bytes(share) + margin(processors))
 }
 
 /// What the kernel needs to hold pages of a share, all of which have been touched: an entry of the page table for
@@ -123,6 +137,34 @@ fn yes() -> bool {
 #[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
 fn is_yes(value: &bool) -> bool {
     *value
+}
+
+impl Serialize for ResidencyOptions {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        ResidencyOptions::serialize(self, serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for ResidencyOptions {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct WordOrMap;
+        impl<'de> Visitor<'de> for WordOrMap {
+            type Value = ResidencyOptions;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+                f.write_str("a policy (`os`, `windowed`, `managed`) or a map such as `{policy: managed}`")
+            }
+
+            fn visit_str<E: serde::de::Error>(self, word: &str) -> Result<Self::Value, E> {
+                Residency::deserialize(word.into_deserializer()).map(ResidencyOptions::of)
+            }
+
+            fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<Self::Value, M::Error> {
+                ResidencyOptions::deserialize(MapAccessDeserializer::new(map))
+            }
+        }
+        deserializer.deserialize_any(WordOrMap)
+    }
 }
 
 impl Default for ResidencyOptions {
@@ -214,11 +256,28 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_policy_alone_stands_for_the_whole() {
+        let read = |text: &str| serde_yaml::from_str::<ResidencyOptions>(text);
+        assert_eq!(read("managed").unwrap(), ResidencyOptions::of(Residency::Managed));
+        assert_eq!(read("{policy: os, release: true}").unwrap().policy, Residency::Os);
+        assert_eq!(read("{}").unwrap(), ResidencyOptions::default());
+        assert!(read("swap").unwrap_err().to_string().contains("`windowed`"));
+        assert!(read("3").unwrap_err().to_string().contains("a policy"));
+        assert!(read("{policy: managed, kepd: 1 GiB}").unwrap_err().to_string().contains("kepd"));
+        let written = serde_yaml::to_string(&ResidencyOptions::of(Residency::Managed)).unwrap();
+        assert_eq!(written, "policy: managed\n");
+    }
+
+    #[test]
     fn what_is_kept_leaves_room_for_the_buffer_and_the_kernel() {
         let (options, share) = (ResidencyOptions::of(Residency::Managed), 200 << 20);
         // Page tables and tree nodes of the share, and 1 MiB with another for four processors.
         assert_eq!(kept_bytes(128 << 20, share, 4, &options), ((128 - 8 - 2) << 20) - 870_400);
-        assert_eq!(kept_bytes(5 << 20, share, 4, &options), 0);
+        let large = ResidencyOptions { stream_buffer: Some(Bytes(1 << 40)), ..options };
+        let left = kept_bytes(128 << 20, share, 4, &options) + (8 << 20);
+        assert_eq!(stream_bytes(128 << 20, share, 4, &large), left / 2, "a buffer that does not fit shrinks");
+        assert_eq!(kept_bytes(128 << 20, share, 4, &large), left - left / 2);
+        assert_eq!(kept_bytes(2 << 20, share, 4, &options), 0);
         assert_eq!(kept_bytes(1 << 30, share, 4, &options), share);
         assert_eq!(kept_bytes(share + (3 << 20), share, 4, &options), share, "all of it needs no buffer");
         assert_eq!(kept_bytes(share, share, 4, &options), share - ((8 + 2) << 20) - 870_400);
