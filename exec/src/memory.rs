@@ -16,6 +16,8 @@ use std::sync::OnceLock;
 
 use hearth_profiles::measure::control_group::{Version, folders_under};
 
+use crate::residency::page_bytes;
+
 /// What one control group says of its memory. Its files are read anew for each answer, so that a limit that
 /// changes is noticed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,7 +64,7 @@ impl GroupMemory {
         let pages = self
             .statistic(&text, "workingset_refault_file")
             .or_else(|| self.statistic(&text, "workingset_refault"))?;
-        Some(pages.saturating_mul(page_bytes()))
+        Some(pages.saturating_mul(page_bytes() as u64))
     }
 
     /// Processes that were killed in it because memory ran out.
@@ -205,17 +207,6 @@ fn field(text: &str, name: &str) -> Option<u64> {
     })
 }
 
-fn page_bytes() -> u64 {
-    #[cfg(target_os = "linux")]
-    {
-        crate::residency::page_bytes() as u64
-    }
-    #[cfg(not(target_os = "linux"))]
-    {
-        4096
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -259,7 +250,7 @@ mod tests {
         assert_eq!(watch.unreclaimable(), 100_000);
         assert_eq!(watch.room(), Some(400_000));
         assert_eq!(watch.pressure(), 0.2);
-        assert_eq!(watch.refaults(), Some(3 * page_bytes()), "of the process's own group");
+        assert_eq!(watch.refaults(), Some(3 * page_bytes() as u64), "of the process's own group");
         assert_eq!(watch.groups[0].oom_kills(), Some(2));
         // A second limit, of the group itself, with less room in it.
         let own = |name: &str, text: &str| {
@@ -293,7 +284,7 @@ mod tests {
         let watch = MemoryWatch::under(tree.path());
         assert_eq!((watch.limit(), watch.unreclaimable()), (Some(600_000), 150_000));
         assert_eq!(watch.room(), Some(450_000));
-        assert_eq!(watch.refaults(), Some(2 * page_bytes()));
+        assert_eq!(watch.refaults(), Some(2 * page_bytes() as u64));
         assert_eq!(watch.groups[0].oom_kills(), Some(1));
     }
 

@@ -130,8 +130,7 @@ impl Stream {
         let piece = options.piece().0;
         let bytes: Vec<Vec<u64>> = visits.iter().map(|visit| vec![piece; visit.len()]).collect();
         let share = Share::new(&bytes);
-        let most = options.kept.map_or(u64::MAX, |kept| kept.0).min(share.total());
-        let mut budget = KeptBudget::new(most);
+        let mut budget = KeptBudget::new(options.most_kept(share.total()));
         budget.after_token(0, Some(kept_bytes(memory.0, share.total(), processors, &options)));
         let mut stream = Self {
             place: place as u16,

@@ -7,6 +7,8 @@ use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use hearth_profiles::measure;
+
 use super::{LabError, PREFIX, is_gone, owner};
 
 /// Private copies of a model, in a folder of their own.
@@ -68,7 +70,8 @@ pub fn drop_cache(path: &Path) -> Result<(), LabError> {
         |error: std::io::Error| LabError::Cache { path: path.display().to_string(), why: error.to_string() };
     let file = File::open(path).map_err(failed)?;
     file.sync_all().map_err(failed)?;
-    forget(&file);
+    let length = file.metadata().map_err(failed)?.len();
+    measure::drop_cache(&file, &(0..length));
     Ok(())
 }
 
@@ -119,13 +122,3 @@ impl Drop for Copies {
         let _ = fs::remove_dir_all(&self.folder);
     }
 }
-
-#[cfg(target_os = "linux")]
-fn forget(file: &File) {
-    use std::os::fd::AsRawFd;
-    // SAFETY: the descriptor is open for the length of the call, which touches no memory of this process.
-    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
-}
-
-#[cfg(not(target_os = "linux"))]
-fn forget(_file: &File) {}

@@ -14,16 +14,17 @@ use std::sync::PoisonError;
 
 use hearth_schema::residency::{UNDER_WAY, kept_bytes, kernel_bytes, stream_bytes};
 
-use super::pages::{expect_no_order, expect_order, is_told, populate, processors, resident, will_need};
+use super::pages::{expect_no_order, expect_order, populate, processors, resident, will_need};
 use super::stream::{Core, Stage, State};
-use super::{Span, give_up};
+use super::{Span, give_up, is_told};
 use crate::clock::wall_nanos;
 use crate::ring::recorder::{At, ReadCounter};
 
 /// What the helper does next.
 enum Action {
     GiveUp(usize),
-    Ask(usize, At),
+    /// A piece, as one of a part that is asked for in a pass.
+    Ask(usize, usize, At),
     Settle,
     Budget,
     Wait,
@@ -38,7 +39,7 @@ pub(super) struct Helper<'a, Room> {
     /// Whether the system tells what is in memory. Otherwise every piece is asked for.
     told: bool,
     /// Pieces that were asked for, oldest first, with their bytes.
-    under_way: VecDeque<(usize, At, u64)>,
+    under_way: VecDeque<(usize, u64)>,
     processors: u32,
     started: bool,
 }
@@ -46,7 +47,7 @@ pub(super) struct Helper<'a, Room> {
 impl<'a, Room: Fn() -> Option<u64>> Helper<'a, Room> {
     pub(super) fn new(core: &'a Core, room: Room) -> Self {
         let (counter, under_way) = (ReadCounter::of_this_thread(), VecDeque::new());
-        let told = core.weights.files().iter().all(is_told);
+        let told = is_told(&core.weights);
         Self { core, room, counter, told, under_way, processors: processors(), started: false }
     }
 
@@ -71,9 +72,9 @@ impl<'a, Room: Fn() -> Option<u64>> Helper<'a, Room> {
                     give_up(&self.core.weights, self.core.pieces.list[piece].extent);
                     self.gone(piece);
                 }
-                Action::Ask(piece, at) => {
+                Action::Ask(piece, part, at) => {
                     drop(state);
-                    self.ask(piece, at);
+                    self.ask(piece, part, at);
                 }
                 Action::Settle => {
                     drop(state);
@@ -94,11 +95,11 @@ impl<'a, Room: Fn() -> Option<u64>> Helper<'a, Room> {
             return Action::Budget;
         }
         // First what keeps the disk busy, then what makes room.
-        let under_way: u64 = self.under_way.iter().map(|&(.., bytes)| bytes).sum();
+        let under_way: u64 = self.under_way.iter().map(|&(_, bytes)| bytes).sum();
         if under_way < UNDER_WAY.0
-            && let Some((piece, at)) = self.ahead(state)
+            && let Some((piece, part, at)) = self.ahead(state)
         {
-            return Action::Ask(piece, at);
+            return Action::Ask(piece, part, at);
         }
         while let Some(piece) = state.used.pop() {
             // It may be wanted again already, or be kept by now.
@@ -110,8 +111,8 @@ impl<'a, Room: Fn() -> Option<u64>> Helper<'a, Room> {
         if self.under_way.is_empty() { Action::Wait } else { Action::Settle }
     }
 
-    /// The next piece, if it can be asked for now.
-    fn ahead(&self, state: &mut State) -> Option<(usize, At)> {
+    /// The next piece, if it can be asked for now, and whose it is.
+    fn ahead(&self, state: &mut State) -> Option<(usize, usize, At)> {
         let (mut place, mut piece) = state.cursor;
         let (part, at) = *state.parts.get(place)?;
         let range = self.core.pieces.parts[part].1.clone();
@@ -136,10 +137,10 @@ impl<'a, Room: Fn() -> Option<u64>> Helper<'a, Room> {
         }
         state.stages[piece] = Stage::Asked;
         state.cursor.1 = piece + 1;
-        Some((piece, at))
+        Some((piece, part, at))
     }
 
-    fn ask(&mut self, piece: usize, at: At) {
+    fn ask(&mut self, piece: usize, part: usize, at: At) {
         let own = &self.core.pieces.list[piece];
         let Some(bytes) = self.core.weights.bytes(own.extent) else { return self.arrived(piece) };
         let absent = self.told.then(|| bytes.len() as u64 - resident(bytes));
@@ -151,7 +152,7 @@ impl<'a, Room: Fn() -> Option<u64>> Helper<'a, Room> {
         let read = self.counter.bytes();
         // Present pages are passed over, so what is read is what was missing.
         let missing = absent.unwrap_or(read.saturating_sub(before));
-        self.under_way.push_back((piece, at, bytes.len() as u64));
+        self.under_way.push_back((piece, bytes.len() as u64));
         let mut state = self.core.lock();
         state.read = read;
         if missing == 0 {
@@ -160,9 +161,7 @@ impl<'a, Room: Fn() -> Option<u64>> Helper<'a, Room> {
         if state.kept[piece] && state.loaded[piece] {
             state.lost += missing;
         }
-        let part = self.core.pieces.parts.iter().find(|(_, pieces)| pieces.contains(&piece));
-        let Some((part, _)) = part else { return };
-        let new = Span::of(part, at, start);
+        let new = Span::of(&self.core.pieces.parts[part].0, at, start);
         if state.span.as_ref().is_some_and(|last| last.layers != new.layers || last.at != at) {
             state.end_span();
         }
@@ -171,7 +170,7 @@ impl<'a, Room: Fn() -> Option<u64>> Helper<'a, Room> {
 
     /// Waits for the oldest piece.
     fn settle(&mut self) {
-        let Some((piece, ..)) = self.under_way.pop_front() else { return };
+        let Some((piece, _)) = self.under_way.pop_front() else { return };
         if let Some(bytes) = self.core.weights.bytes(self.core.pieces.list[piece].extent) {
             populate(bytes);
         }
@@ -209,10 +208,8 @@ impl<'a, Room: Fn() -> Option<u64>> Helper<'a, Room> {
     }
 
     fn leave(&self, state: &mut State, piece: usize) {
-        let away = state.stages[piece] == Stage::Idle || state.kept[piece];
-        if away && state.buffered[piece] {
-            state.buffered[piece] = false;
-            state.occupied -= self.core.pieces.list[piece].pages;
+        if state.stages[piece] == Stage::Idle || state.kept[piece] {
+            self.core.leave_buffer(state, piece);
         }
     }
 

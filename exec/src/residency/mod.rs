@@ -183,6 +183,11 @@ fn give_up(weights: &Weights, extent: Extent) {
     }
 }
 
+/// Whether the system tells of all of a model's files what of them is in memory.
+pub fn is_told(weights: &Weights) -> bool {
+    weights.files().iter().all(pages::is_told)
+}
+
 /// Bytes of a part's weights that are in memory, in whole pages.
 pub fn resident_bytes(weights: &Weights, part: &Part) -> u64 {
     weights.part_extents(part).into_iter().filter_map(|extent| weights.bytes(extent)).map(resident).sum()

@@ -7,8 +7,11 @@
 //!
 //! Elsewhere than Linux nothing is known and nothing is done.
 
+use std::fs::File;
+
+use hearth_profiles::measure::drop_cache;
+
 /// One call of `MADV_WILLNEED`: it reads at most one read-ahead window, and this is the smallest usual one.
-#[cfg(target_os = "linux")]
 const WILL_NEED_BYTES: usize = 128 << 10;
 
 /// The system's page, in bytes: 4096 on most machines, 16384 on some.
@@ -52,7 +55,7 @@ pub fn resident(_region: &[u8]) -> u64 {
 }
 
 /// Whether [`resident`] tells the truth about a mapped file: since Linux 5.0 only its owner is told.
-pub fn is_told(file: &std::fs::File) -> bool {
+pub fn is_told(file: &File) -> bool {
     #[cfg(target_os = "linux")]
     {
         use std::os::unix::fs::MetadataExt;
@@ -69,44 +72,29 @@ pub fn is_told(file: &std::fs::File) -> bool {
 
 /// Asks for a region without waiting for it. How many bytes the kernel took up.
 pub fn will_need(region: &[u8]) -> u64 {
-    #[cfg(target_os = "linux")]
-    return advise(region, WILL_NEED_BYTES, libc::MADV_WILLNEED);
-    #[cfg(not(target_os = "linux"))]
-    return 0;
+    advise(region, WILL_NEED_BYTES, Advice::WillNeed)
 }
 
 /// The same in one call, which the kernel cuts to one read-ahead window without a word.
 pub fn will_need_at_once(region: &[u8]) {
-    #[cfg(target_os = "linux")]
-    advise(region, usize::MAX, libc::MADV_WILLNEED);
-    #[cfg(not(target_os = "linux"))]
-    let _ = region;
+    advise(region, usize::MAX, Advice::WillNeed);
 }
 
 /// Reads a region and maps it; returns when it is there. How many bytes the kernel took up.
 pub fn populate(region: &[u8]) -> u64 {
     // A kernel before 5.14 does not know this; what is not read now is read when it is touched.
-    #[cfg(target_os = "linux")]
-    return advise(region, usize::MAX, libc::MADV_POPULATE_READ);
-    #[cfg(not(target_os = "linux"))]
-    return 0;
+    advise(region, usize::MAX, Advice::PopulateRead)
 }
 
 /// Says of a whole mapping that its order is nobody's business: a touched page is read alone, without what lies
 /// around it.
 pub fn expect_no_order(mapping: &[u8]) {
-    #[cfg(target_os = "linux")]
-    advise(mapping, usize::MAX, libc::MADV_RANDOM);
-    #[cfg(not(target_os = "linux"))]
-    let _ = mapping;
+    advise(mapping, usize::MAX, Advice::Random);
 }
 
 /// Takes [`expect_no_order`] back.
 pub fn expect_order(mapping: &[u8]) {
-    #[cfg(target_os = "linux")]
-    advise(mapping, usize::MAX, libc::MADV_NORMAL);
-    #[cfg(not(target_os = "linux"))]
-    let _ = mapping;
+    advise(mapping, usize::MAX, Advice::Normal);
 }
 
 /// Processors that may hold a stock of memory charges: all that run, whatever this process may use of them.
@@ -125,31 +113,34 @@ pub fn processors() -> u32 {
 /// others. The region is unmapped first, because mapped pages stay. `MADV_PAGEOUT` does the same in one call, but
 /// at more than twice the cost, not for a file of another owner, and it leaves traces that count as refaults
 /// when the pages come back.
-pub fn give_up(region: &[u8], file: &std::fs::File, offset: u64) {
-    #[cfg(target_os = "linux")]
-    {
-        use std::os::fd::AsRawFd;
-        let page = page_bytes() as u64;
-        let (begin, end) = (offset.next_multiple_of(page), (offset + region.len() as u64) / page * page);
-        let Some(inside) = region.get((begin - offset) as usize..).filter(|_| begin < end) else { return };
-        advise(&inside[..(end - begin) as usize], usize::MAX, libc::MADV_DONTNEED);
-        // SAFETY: the descriptor is open for the length of the call, which touches no memory of this process.
-        unsafe {
-            libc::posix_fadvise(
-                file.as_raw_fd(),
-                begin as libc::off_t,
-                (end - begin) as libc::off_t,
-                libc::POSIX_FADV_DONTNEED,
-            )
-        };
-    }
-    #[cfg(not(target_os = "linux"))]
-    let _ = (region, file, offset);
+pub fn give_up(region: &[u8], file: &File, offset: u64) {
+    let page = page_bytes() as u64;
+    let (begin, end) = (offset.next_multiple_of(page), (offset + region.len() as u64) / page * page);
+    let Some(inside) = region.get((begin - offset) as usize..).filter(|_| begin < end) else { return };
+    advise(&inside[..(end - begin) as usize], usize::MAX, Advice::DontNeed);
+    drop_cache(file, &(begin..end));
+}
+
+/// What the system is told of a region.
+#[derive(Clone, Copy)]
+enum Advice {
+    WillNeed,
+    PopulateRead,
+    Random,
+    Normal,
+    DontNeed,
 }
 
 /// Advises a region, widened to whole pages, in calls of `step` bytes; how many bytes the kernel took up.
 #[cfg(target_os = "linux")]
-fn advise(region: &[u8], step: usize, advice: libc::c_int) -> u64 {
+fn advise(region: &[u8], step: usize, advice: Advice) -> u64 {
+    let advice = match advice {
+        Advice::WillNeed => libc::MADV_WILLNEED,
+        Advice::PopulateRead => libc::MADV_POPULATE_READ,
+        Advice::Random => libc::MADV_RANDOM,
+        Advice::Normal => libc::MADV_NORMAL,
+        Advice::DontNeed => libc::MADV_DONTNEED,
+    };
     let begin = region.as_ptr() as usize;
     let (mut at, end) = (begin & !(page_bytes() - 1), begin + region.len());
     while at < end {
@@ -164,4 +155,9 @@ fn advise(region: &[u8], step: usize, advice: libc::c_int) -> u64 {
         at += length;
     }
     at.saturating_sub(begin).min(region.len()) as u64
+}
+
+#[cfg(not(target_os = "linux"))]
+fn advise(_region: &[u8], _step: usize, _advice: Advice) -> u64 {
+    0
 }

@@ -122,7 +122,7 @@ impl Stream {
             buffer: options.buffer().0,
             used: Vec::new(),
             loaded: vec![false; count],
-            budget: KeptBudget::new(options.kept.map_or(u64::MAX, |kept| kept.0).min(pieces.share.total())),
+            budget: KeptBudget::new(options.most_kept(pieces.share.total())),
             lost: 0,
             token_over: false,
             awaited: 0,
@@ -344,8 +344,14 @@ impl Core {
             state.used.push(piece);
         }
         state.stages[piece] = Stage::Idle;
-        if state.kept[piece] && state.buffered[piece] {
-            state.buffered[piece] = false;
+        if state.kept[piece] {
+            self.leave_buffer(state, piece);
+        }
+    }
+
+    /// A piece takes up no more room in the buffer.
+    pub(super) fn leave_buffer(&self, state: &mut State, piece: usize) {
+        if std::mem::take(&mut state.buffered[piece]) {
             state.occupied -= self.pieces.list[piece].pages;
         }
     }

@@ -19,8 +19,7 @@ use crate::cost::ComputeCost;
 use crate::cpu::buffer_bytes;
 use crate::head::Head;
 use crate::memory::MemoryWatch;
-use crate::residency::pages::is_told;
-use crate::residency::{Keeper, resident_bytes};
+use crate::residency::{Keeper, is_told, resident_bytes};
 use crate::ring::LocalModel;
 use crate::ring::error::RingError;
 use crate::ring::recorder::{self, At, Lines, Recorder};
@@ -119,7 +118,8 @@ impl Node {
 
     /// Counts what of its weights is in memory, where the system tells.
     fn look(&mut self, pass: u32) {
-        if !self.weights.files().iter().all(is_told) {
+        if !is_told(&self.weights) {
+            self.next_look = u64::MAX;
             return;
         }
         let start = wall_nanos();

@@ -65,7 +65,7 @@ pub(super) fn map(file: &File, range: &Range<u64>) -> io::Result<Mmap> {
 
 /// Asks that the file's clean pages in this range leave the page cache. Pages that some process has mapped
 /// stay, so the caller unmaps its own first.
-pub(super) fn drop_cache(file: &File, range: &Range<u64>) {
+pub fn drop_cache(file: &File, range: &Range<u64>) {
     #[cfg(target_os = "linux")]
     {
         use std::os::fd::AsRawFd;

@@ -22,5 +22,5 @@ mod scratch;
 pub use compute::{ComputeRates, Kernels};
 pub use disk::DiskTarget;
 pub use error::MeasureError;
-pub use mapping::Buffer;
+pub use mapping::{Buffer, drop_cache};
 pub use sampling::{Effort, Samples};

@@ -100,7 +100,7 @@ const LARGEST_PIECE: u64 = 1 << 20;
 /// is kept and nothing streams. Measured: with less than 1 MiB left below the limit of a memory control group a
 /// kept set is lost, with more nothing is.
 pub fn kept_bytes(room: u64, share: u64, processors: u32, options: &ResidencyOptions) -> u64 {
-    let most = options.kept.map_or(u64::MAX, |kept| kept.0);
+    let most = options.most_kept(share);
     let left = left(room, share, processors);
     let buffer = stream_bytes(room, share, processors, options);
     if left.min(most) >= share { share } else { left.saturating_sub(buffer).min(most) }
@@ -206,6 +206,11 @@ impl ResidencyOptions {
     /// The size of the stream buffer.
     pub fn buffer(&self) -> Bytes {
         self.stream_buffer.unwrap_or(STREAM_BUFFER)
+    }
+
+    /// The most that is kept of a share, whatever room there is.
+    pub fn most_kept(&self, share: u64) -> u64 {
+        self.kept.map_or(share, |kept| kept.0.min(share))
     }
 
     /// The unit in which weights are kept, streamed and given up: an eighth of the buffer, so that some pieces
