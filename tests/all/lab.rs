@@ -89,32 +89,35 @@ pub fn folder_on_disk() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a temporary folder")
 }
 
-#[test]
-fn an_interrupted_lab_leaves_nothing_behind() {
-    let Some(groups) = groups("an_interrupted_lab_leaves_nothing_behind") else { return };
-    let folder = folder_on_disk();
-    let file = folder.path().join("scenario.yaml");
+/// Starts a lab that takes a while; and the first part of the name of all that it makes.
+fn slow_lab(folder: &Path) -> (std::process::Child, String) {
+    let file = folder.join("scenario.yaml");
     fs::write(&file, scenario(", memory: 24 MiB, disk_read: 10 MB/s")).expect("the folder can be written");
-    let (file, scratch) = (file.display().to_string(), folder.path().display().to_string());
-    let model = model("q8_0");
-    let mut lab = hearth(&["lab", &file, "--model", &model, "--scratch", &scratch])
+    let (file, scratch) = (file.display().to_string(), folder.display().to_string());
+    let lab = hearth(&["lab", &file, "--model", &model("q8_0"), "--scratch", &scratch])
+        .stdout(std::process::Stdio::null())
         .stderr(std::process::Stdio::null())
         .spawn()
         .expect("the lab starts");
     let own = format!("hearth-lab-{}", lab.id());
-    let made = || {
-        fs::read_dir(&groups)
-            .expect("groups")
-            .flatten()
-            .any(|entry| entry.file_name().to_str().is_some_and(|name| name.starts_with(&own)))
-    };
-    for _ in 0..500 {
-        if made() {
-            break;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
-    assert!(made(), "the lab makes its groups");
+    (lab, own)
+}
+
+/// The groups that a lab has made.
+fn groups_of(groups: &Path, lab: &str) -> impl Iterator<Item = PathBuf> {
+    let entries = fs::read_dir(groups).expect("groups").flatten();
+    let named =
+        move |entry: &fs::DirEntry| entry.file_name().to_str().is_some_and(|name| name.starts_with(lab));
+    entries.filter(named).map(|entry| entry.path())
+}
+
+#[test]
+fn an_interrupted_lab_leaves_nothing_behind() {
+    let Some(groups) = groups("an_interrupted_lab_leaves_nothing_behind") else { return };
+    let folder = folder_on_disk();
+    let (mut lab, own) = slow_lab(folder.path());
+    let made = || groups_of(&groups, &own).next().is_some();
+    assert!(soon(5, made), "the lab makes its groups");
     let killed = std::process::Command::new("kill").arg(lab.id().to_string()).status();
     assert!(killed.is_ok_and(|status| status.success()));
     assert_eq!(lab.wait().expect("it ends").code(), Some(130));
@@ -124,9 +127,8 @@ fn an_interrupted_lab_leaves_nothing_behind() {
 
 /// The processes in a lab's groups, with what they were started with.
 fn members(groups: &Path, lab: &str) -> Vec<(String, String)> {
-    let entries = fs::read_dir(groups).expect("groups").flatten();
-    let own = entries.filter(|entry| entry.file_name().to_str().is_some_and(|name| name.starts_with(lab)));
-    let processes = own.filter_map(|entry| fs::read_to_string(entry.path().join("cgroup.procs")).ok());
+    let own = groups_of(groups, lab);
+    let processes = own.filter_map(|group| fs::read_to_string(group.join("cgroup.procs")).ok());
     let processes: Vec<String> = processes.flat_map(|text| words(&text)).collect();
     let arguments = |process: &str| fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
     let line = |process: &str| String::from_utf8_lossy(&arguments(process)).replace('\0', " ");
@@ -163,16 +165,7 @@ fn soon(seconds: u64, mut is_so: impl FnMut() -> bool) -> bool {
 fn a_killed_lab_is_cleaned_up_by_the_next() {
     let Some(groups) = groups("a_killed_lab_is_cleaned_up_by_the_next") else { return };
     let folder = folder_on_disk();
-    let file = folder.path().join("scenario.yaml");
-    fs::write(&file, scenario(", memory: 24 MiB, disk_read: 10 MB/s")).expect("the folder can be written");
-    let (file, scratch) = (file.display().to_string(), folder.path().display().to_string());
-    let model = model("q8_0");
-    let mut first = hearth(&["lab", &file, "--model", &model, "--scratch", &scratch])
-        .stdout(std::process::Stdio::null())
-        .stderr(std::process::Stdio::null())
-        .spawn()
-        .expect("the lab starts");
-    let own = format!("hearth-lab-{}", first.id());
+    let (mut first, own) = slow_lab(folder.path());
     let of_verb = |verb: &str| members(&groups, &own).into_iter().find(|(_, line)| line.contains(verb));
     let executing = soon(60, || of_verb(" execute ").is_some());
     // A stopped worker cannot notice that the lab is gone, as one that hangs could not.
@@ -191,9 +184,7 @@ fn a_killed_lab_is_cleaned_up_by_the_next() {
     check(folder.path(), &result);
     assert!(soon(5, || !lives(&worker)), "the worker is left behind");
     assert!(!folder.path().join(&own).exists(), "copies are left behind");
-    let left = fs::read_dir(&groups).expect("groups").flatten();
-    let left = left.filter(|entry| entry.file_name().to_str().is_some_and(|name| name.starts_with(&own)));
-    assert_eq!(left.count(), 0, "groups are left behind");
+    assert_eq!(groups_of(&groups, &own).count(), 0, "groups are left behind");
 }
 
 #[test]
