@@ -5,7 +5,8 @@
 #   scripts/setup.sh            to build and run
 #   scripts/setup.sh --tests    also what the checks need: rustfmt and clippy
 #
-# Rust itself is expected. The crates need a C compiler as linker, and no other library of the system.
+# Rust itself is expected. HiGHS, which the planners use, is compiled from source: that takes cmake, a C++ compiler, and
+# libclang, which reads its header. The crates need a C compiler as linker, and no other library of the system.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -32,6 +33,13 @@ fi
 # Packages are named by the program that shows whether they are there.
 packages=()
 has cc || packages+=(gcc libc6-dev)
+has c++ || packages+=(g++)
+has cmake || packages+=(cmake make)
+# bindgen asks for the library and for the headers of the compiler it belongs to.
+if [[ -z "${LIBCLANG_PATH:-}" ]] && ! compgen -G '/usr/lib/*/libclang*.so*' >/dev/null &&
+    ! compgen -G '/usr/lib/llvm*/lib*/libclang*.so*' >/dev/null && ! compgen -G '/usr/lib*/libclang*.so*' >/dev/null; then
+    packages+=(libclang-dev)
+fi
 
 if ((${#packages[@]})); then
     has apt-get || fail "these are missing: ${packages[*]}" "install them with this system's package manager"

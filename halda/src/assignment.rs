@@ -62,6 +62,11 @@ impl Share {
 }
 
 impl Assignment {
+    /// An assignment of `window_layers`, of which `gpu_layers` on GPUs.
+    pub fn new(head: usize, rounds: u32, window_layers: Vec<u32>, gpu_layers: Vec<u32>) -> Self {
+        Self { head, rounds, window_layers, gpu_layers }
+    }
+
     /// W: layers of a whole turn.
     pub fn ring_layers(&self) -> u64 {
         self.window_layers.iter().map(|window| u64::from(*window)).sum()
@@ -109,8 +114,7 @@ mod tests {
     fn a_partial_turn_fills_windows_in_ring_order() {
         // L = 11, W = 4: two whole turns (8 layers) and R = 3, of which device 1 (the head) takes 1, then
         // device 2 takes 2 of its 2, then nothing is left for device 0.
-        let assignment =
-            Assignment { head: 1, rounds: 3, window_layers: vec![1, 1, 2], gpu_layers: vec![0, 0, 1] };
+        let assignment = Assignment::new(1, 3, vec![1, 1, 2], vec![0, 0, 1]);
         let shares = assignment.shares(11);
         assert_eq!(shares[1], Share { layers: 3, gpu_layers: 0, windows: 3 });
         assert_eq!(shares[2], Share { layers: 6, gpu_layers: 3, windows: 3 });

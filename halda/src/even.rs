@@ -56,9 +56,6 @@ impl Strategy for Even {
                 None => model.most_gpu_layers(device, device == 0, window, turns),
             };
         let gpu_layers = window_layers.iter().enumerate().map(split).collect();
-        Ok(Proposal {
-            assignment: Assignment { head: 0, rounds, window_layers, gpu_layers },
-            searched: Vec::new(),
-        })
+        Ok(Proposal::of(Assignment::new(0, rounds, window_layers, gpu_layers)))
     }
 }

@@ -219,12 +219,8 @@ impl SizedProblem<'_, '_> {
     fn traced_back(&self, chosen: &[u16]) -> Assignment {
         let devices = self.model.device_count();
         let columns = self.ring_layers as usize + 1;
-        let mut assignment = Assignment {
-            head: self.head,
-            rounds: self.model.model_layers().div_ceil(self.ring_layers),
-            window_layers: vec![0; devices],
-            gpu_layers: vec![0; devices],
-        };
+        let rounds = self.model.model_layers().div_ceil(self.ring_layers);
+        let mut assignment = Assignment::new(self.head, rounds, vec![0; devices], vec![0; devices]);
         let mut placed = self.ring_layers as usize;
         let order: Vec<usize> = ring_order(self.head, devices).collect();
         for (position, &device) in order.iter().enumerate().rev() {

@@ -54,8 +54,7 @@ impl Strategy for Exhaustive {
         for ring_layers in rings {
             let rounds = model.model_layers().div_ceil(ring_layers);
             let devices = model.device_count();
-            let plan =
-                Assignment { head: 0, rounds, window_layers: vec![0; devices], gpu_layers: vec![0; devices] };
+            let plan = Assignment::new(0, rounds, vec![0; devices], vec![0; devices]);
             let mut search = Search { model, rules: self.rules, plan, best: None };
             search.place(0, ring_layers);
             let outcome = match search.best {

@@ -78,10 +78,7 @@ impl Strategy for MemoryProportional {
             .enumerate()
             .map(|(device, window)| model.most_gpu_layers(device, device == 0, *window, Turns::whole(1)))
             .collect();
-        Ok(Proposal {
-            assignment: Assignment { head: 0, rounds: 1, window_layers, gpu_layers },
-            searched: Vec::new(),
-        })
+        Ok(Proposal::of(Assignment::new(0, 1, window_layers, gpu_layers)))
     }
 }
 

@@ -56,7 +56,7 @@ impl Strategy for Single {
             }
         }
         match best {
-            Some((_, assignment)) => Ok(Proposal { assignment, searched: Vec::new() }),
+            Some((_, assignment)) => Ok(Proposal::of(assignment)),
             None => Err(Refusal::Breaks { strategy: self.name(), violations: broken }),
         }
     }
@@ -68,5 +68,5 @@ fn alone(model: &LatencyModel, device: usize) -> Assignment {
     let mut gpu_layers = window_layers.clone();
     window_layers[device] = layers;
     gpu_layers[device] = model.most_gpu_layers(device, true, layers, Turns::whole(1));
-    Assignment { head: device, rounds: 1, window_layers, gpu_layers }
+    Assignment::new(device, 1, window_layers, gpu_layers)
 }

@@ -43,6 +43,13 @@ pub struct Proposal {
     pub searched: Vec<SearchStep>,
 }
 
+impl Proposal {
+    /// An assignment that was found without a search over ring sizes.
+    pub fn of(assignment: Assignment) -> Self {
+        Self { assignment, searched: Vec::new() }
+    }
+}
+
 /// One ring size and the best token time on it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SearchStep {

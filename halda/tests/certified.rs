@@ -87,8 +87,7 @@ fn the_certified_assignments_evaluate_to_their_times() {
             let Some(certified) = row[key]["T"].as_f64() else { continue };
             let layers = |name: &str| serde_json::from_value(row[key][name].clone()).unwrap();
             let rounds = row[key]["k"].as_u64().unwrap() as u32;
-            let assignment =
-                Assignment { head: 0, rounds, window_layers: layers("w"), gpu_layers: layers("n") };
+            let assignment = Assignment::new(0, rounds, layers("w"), layers("n"));
             let breakdown = model.evaluate(&assignment).unwrap();
             let relative = (breakdown.seconds / certified - 1.0).abs();
             assert!(relative <= 1e-9, "{place} {key}: {} is not {certified}", breakdown.seconds);

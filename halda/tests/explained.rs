@@ -31,7 +31,7 @@ fn a_partial_last_turn_by_hand() {
     let instance = hard("tie");
     let model = LatencyModel::new(&instance).unwrap();
     // L = 24, W = 10: two whole turns and R = 4, all of which the head's window of 5 takes.
-    let assignment = Assignment { head: 0, rounds: 3, window_layers: vec![5, 5], gpu_layers: vec![0, 0] };
+    let assignment = Assignment::new(0, 3, vec![5, 5], vec![0, 0]);
     let breakdown = model.evaluate(&assignment).unwrap();
     let [head, worker] = &breakdown.devices[..] else { panic!("two devices") };
     assert_eq!(head.share, Share { layers: 14, gpu_layers: 0, windows: 3 });
