@@ -65,7 +65,7 @@ pub enum Verb {
 /// Which plan to make.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Planning {
-    /// Strategy by name: exact, single, mem, even, manual, exhaustive.
+    /// Strategy by name: overlap, exact, single, mem, even, manual, exhaustive.
     #[arg(long)]
     pub strategy: Option<String>,
     /// Rounds around the ring for one token.
@@ -80,11 +80,12 @@ pub struct Planning {
     /// Give every device a layer.
     #[arg(long)]
     pub keep_all: bool,
-    /// Who decides what stays in memory, on every device: replaces all that the scenario says of residency.
+    /// Who decides what stays in memory, on every device: replaces all that the scenario says of residency. If
+    /// nobody says, `overlap` chooses for each device, and other strategies leave it to the system.
     #[arg(long, value_enum)]
     pub residency: Option<Policy>,
-    /// Memory through which every `managed` device streams what it does not keep, as `16 MiB`; at least 512 KiB,
-    /// 8 MiB if nobody says.
+    /// Memory through which every `managed` device streams what it does not keep, as `16 MiB`; at least 512 KiB. If
+    /// nobody says, `overlap` chooses, and other strategies take 8 MiB.
     #[arg(long, allow_hyphen_values = true)]
     pub stream_buffer: Option<Bytes>,
 }
@@ -101,18 +102,18 @@ pub enum Policy {
 }
 
 impl Planning {
-    /// What the command line makes of a device's residency.
-    pub fn residency(&self, scenario: ResidencyOptions) -> ResidencyOptions {
+    /// What the command line makes of what a scenario says of residency.
+    pub fn residency(&self, scenario: Option<ResidencyOptions>) -> Option<ResidencyOptions> {
         let policy = self.residency.map(|policy| match policy {
             Policy::Os => Residency::Os,
             Policy::Windowed => Residency::Windowed,
             Policy::Managed => Residency::Managed,
         });
-        let mut options = policy.map_or(scenario, ResidencyOptions::of);
+        let mut options = policy.map(ResidencyOptions::of).or(scenario)?;
         if options.policy == Residency::Managed {
             options.stream_buffer = self.stream_buffer.or(options.stream_buffer);
         }
-        options
+        Some(options)
     }
 }
 

@@ -13,7 +13,7 @@ use hearth_profiles::document::MAX_DOCUMENT_BYTES;
 use hearth_profiles::model::{ModelDocument, ModelProfile, shipped};
 use hearth_profiles::{Device, Document, device};
 use hearth_schema::plan::Origin;
-use hearth_schema::residency::{Residency, ResidencyOptions};
+use hearth_schema::residency::Residency;
 use hearth_schema::scenario::{DeviceEntry, ModelRef};
 use hearth_schema::{Cluster, LinkTable, Member, Plan, Scenario, Trace};
 
@@ -94,14 +94,17 @@ impl LoadedScenario {
     /// Lets the command line say how every device keeps its weights.
     pub fn keep_weights(&mut self, planning: &Planning) -> Result<(), Failure> {
         let scenario = &mut self.scenario;
-        scenario.residency = planning.residency(scenario.residency);
-        for device in &mut scenario.devices {
-            let own = device.residency.filter(|_| planning.residency.is_none());
-            device.residency = own.map(|own| planning.residency(own));
+        if planning.residency.is_some() {
+            scenario.devices.iter_mut().for_each(|device| device.residency = None);
         }
-        let managed = |options: ResidencyOptions| options.policy == Residency::Managed;
-        let own = scenario.devices.iter().any(|device| device.residency.is_some_and(managed));
-        if planning.stream_buffer.is_some() && !own && !managed(scenario.residency) {
+        scenario.residency = planning.residency(scenario.residency);
+        for device in scenario.devices.iter_mut().filter(|device| device.residency.is_some()) {
+            device.residency = planning.residency(device.residency);
+        }
+        let said = scenario.devices.iter().filter_map(|device| device.residency).chain(scenario.residency);
+        if planning.stream_buffer.is_some()
+            && !said.into_iter().any(|options| options.policy == Residency::Managed)
+        {
             return Err(Failure::unusable("--stream-buffer: no device's residency is `managed`")
                 .hint("add `--residency managed`"));
         }
@@ -147,7 +150,7 @@ impl LoadedScenario {
             name: entry.name.clone(),
             address: entry.address.clone(),
             device,
-            residency: entry.residency.unwrap_or(scenario.residency),
+            residency: entry.residency.or(scenario.residency),
         };
         let mut cluster = Cluster {
             members: scenario.devices.iter().zip(devices).map(member).collect(),

@@ -26,13 +26,15 @@
 //! Not here: hops that depend on which devices are dropped. A device's hop is the one to its neighbour in the
 //! full ring.
 
-use hearth_profiles::device::{Gpu as GpuProfile, GpuKind, Os};
+use hearth_profiles::device::{Gpu as GpuProfile, GpuKind, Os, PageCachePolicy};
 use hearth_profiles::model::{ModelProfile, TensorGroup};
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
+use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::{Cluster, Member};
 
 use crate::assignment::ring_order;
 use crate::instance::{Device, Gpu, Instance, Model, OperatingSystem, PerFormat};
+use crate::practice::{Practice, Rereads};
 
 /// The public implementation's default for a disk that is too slow to be used.
 pub const SLOW_DISK: BytesPerSecond = BytesPerSecond(1e8);
@@ -120,9 +122,32 @@ fn device(cluster: &Cluster, member: &Member, next: &Member) -> Device {
         metal_available: if kind == Gpu::Metal { gpu_bytes } else { 0 },
         cuda_available: if kind == Gpu::Cuda { gpu_bytes } else { 0 },
         can_swap: memory.can_swap.as_ref().map_or(0, |bytes| bytes.value.0),
-        swap_available: memory.swap_available.as_ref().map_or(0, |bytes| bytes.value.0),
+        // Where nobody knows of a bound there is none.
+        swap_available: memory
+            .swap_available
+            .as_ref()
+            .or(memory.can_swap.as_ref())
+            .map_or(0, |it| it.value.0),
         cpu_buffer_bytes: (profile.cpu.compute_buffer.value + model.shared.bytes()).0,
         gpu_buffer_bytes: gpu.map_or(0, |gpu| gpu.compute_buffer.value.0),
+        practice: practice(member),
+    }
+}
+
+/// What the paper's symbols do not say. Where nobody has said how weights are kept, the system may, or on Linux and
+/// its relatives, where pages can be given up one by one, the device itself.
+fn practice(member: &Member) -> Practice {
+    let (profile, managed) = (&member.device, ResidencyOptions::of(Residency::Managed));
+    let usual = ResidencyOptions::default();
+    let open = if profile.os == Os::Macos { vec![usual] } else { vec![usual, managed] };
+    Practice {
+        residencies: member.residency.map_or(open, |residency| vec![residency]),
+        rereads: match profile.memory.page_cache {
+            PageCachePolicy::PaperLinear => Rereads::Excess,
+            PageCachePolicy::TwoList => Rereads::Everything,
+        },
+        processors: profile.cpu.cores,
+        token_overhead: profile.cpu.token_overhead.as_ref().map_or(0.0, |cost| cost.value.0),
     }
 }
 

@@ -89,6 +89,8 @@ pub(crate) struct DeviceCosts {
     pub buffer_bytes: i64,
     /// cap.
     pub capacity: i64,
+    /// Main memory that a run can have, with what other programs give up: on any system, unlike the paper's cap.
+    pub steady_capacity: i64,
     /// Bytes for GPU layers on a worker and on the head; 0 without a GPU.
     pub gpu_bytes: [i64; 2],
     /// The case this device falls into when over.
@@ -149,6 +151,7 @@ impl DeviceCosts {
             buffer_bytes: device.cpu_buffer_bytes as i64
                 + if metal { device.gpu_buffer_bytes as i64 } else { 0 },
             capacity,
+            steady_capacity: (device.ram_available + device.can_swap.min(device.swap_available)) as i64,
             gpu_bytes: gpu_bytes(device, model),
             case_when_over,
         };
@@ -169,7 +172,8 @@ impl DeviceCosts {
         f64::from(model.layers) * (layer + self.window_copy + self.hop)
             + self.output_compute
             + self.head_memory
-            + bytes / self.disk_read
+            // In a conflict everything is read twice.
+            + 2.0 * bytes / self.disk_read
     }
 
     /// x: model layers that memory holds before the device is over, below zero if even none do.

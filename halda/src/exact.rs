@@ -19,6 +19,8 @@
 //!
 //! Not here: the order of the ring (the instance's is kept) and hops that depend on the neighbour.
 
+use std::ops::Range;
+
 use crate::assignment::{Assignment, ring_order, valid_rounds};
 use crate::constraints::Rules;
 use crate::gpu_split::Turns;
@@ -32,6 +34,26 @@ pub enum HeadChoice {
     Fixed(usize),
     /// The one that gives the fastest plan; ties go to the lower index.
     Best,
+}
+
+impl HeadChoice {
+    /// The devices to try.
+    pub(crate) fn candidates(self, devices: usize) -> Result<Range<usize>, Refusal> {
+        match self {
+            HeadChoice::Fixed(device) if device >= devices => Err(Refusal::NoSuchDevice { device, devices }),
+            HeadChoice::Fixed(head) => Ok(head..head + 1),
+            HeadChoice::Best => Ok(0..devices),
+        }
+    }
+
+    /// The choice as `name=value`, if it is not the usual one.
+    pub(crate) fn option(self) -> Option<String> {
+        match self {
+            HeadChoice::Fixed(0) => None,
+            HeadChoice::Fixed(head) => Some(format!("head={head}")),
+            HeadChoice::Best => Some("head=best".to_owned()),
+        }
+    }
 }
 
 /// The global optimum of the latency model.
@@ -63,11 +85,7 @@ impl Strategy for Exact {
 
     fn options(&self) -> Vec<String> {
         let mut options = self.rules.options();
-        match self.head {
-            HeadChoice::Fixed(0) => {}
-            HeadChoice::Fixed(head) => options.push(format!("head={head}")),
-            HeadChoice::Best => options.push("head=best".to_owned()),
-        }
+        options.extend(self.head.option());
         options.extend(self.rounds.map(|rounds| format!("rounds={rounds}")));
         options
     }
@@ -78,13 +96,7 @@ impl Strategy for Exact {
 
     fn propose(&self, model: &LatencyModel) -> Result<Proposal, Refusal> {
         let rings = ring_sizes(model.model_layers(), self.rules.may_leave_remainder, self.rounds)?;
-        let heads = match self.head {
-            HeadChoice::Fixed(head) if head >= model.device_count() => {
-                return Err(Refusal::NoSuchDevice { device: head, devices: model.device_count() });
-            }
-            HeadChoice::Fixed(head) => head..head + 1,
-            HeadChoice::Best => 0..model.device_count(),
-        };
+        let heads = self.head.candidates(model.device_count())?;
         let least = u32::from(!self.rules.may_drop);
         let mut searched = Vec::with_capacity(heads.len() * rings.len());
         let mut best: Option<(f64, Assignment)> = None;
@@ -105,7 +117,7 @@ impl Strategy for Exact {
             }
         }
         match best {
-            Some((_, assignment)) => Ok(Proposal { assignment, searched }),
+            Some((_, assignment)) => Ok(Proposal::searched(assignment, searched)),
             None => Err(Refusal::Infeasible(searched)),
         }
     }

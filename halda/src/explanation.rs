@@ -10,8 +10,9 @@ use crate::assignment::{Assignment, Share, ring_order};
 use crate::constraints::Rules;
 use crate::exact::{Exact, HeadChoice, SizedProblem, evaluated};
 use crate::gpu_split::Turns;
-use crate::latency::{Breakdown, DeviceTerms, LatencyModel};
-use crate::strategy::{SearchStep, Strategy};
+use crate::latency::{Breakdown, LatencyModel};
+use crate::overlap::{SizedSearch, best_choice, steady};
+use crate::strategy::{Objective, SearchStep, Strategy};
 
 /// The reasons behind a plan.
 #[derive(Debug, Clone, PartialEq)]
@@ -68,49 +69,83 @@ pub enum Dropped {
     NoLayerLeft,
 }
 
+/// A checked plan that is to be explained.
+pub(crate) struct Explained<'a> {
+    pub assignment: &'a Assignment,
+    pub breakdown: &'a Breakdown,
+    pub rules: Rules,
+    pub objective: Objective,
+}
+
 impl Explanation {
     /// Explains a checked plan. `optimum` is given by a strategy that has found it.
     pub(crate) fn new(
         model: &LatencyModel,
-        assignment: &Assignment,
-        breakdown: &Breakdown,
-        rules: Rules,
+        plan: &Explained,
         searched: Vec<SearchStep>,
         optimum: Option<f64>,
     ) -> Self {
-        let optimum = optimum.or_else(|| {
-            let rules = Rules { may_drop: true, ..rules };
-            let exact = Exact { rules, head: HeadChoice::Fixed(assignment.head), rounds: None };
-            let proposal = exact.propose(model).ok()?;
-            Some(evaluated(model, &proposal.assignment))
-        });
-        let gap = optimum.filter(|optimum| *optimum > 0.0).map(|optimum| breakdown.seconds / optimum - 1.0);
-        let devices = (0..model.device_count())
-            .map(|device| explain_device(model, assignment, breakdown, rules, device))
-            .collect();
+        let optimum = optimum.or_else(|| best_with_the_same_head(model, plan));
+        let gap =
+            optimum.filter(|optimum| *optimum > 0.0).map(|optimum| plan.breakdown.seconds / optimum - 1.0);
+        let devices = (0..model.device_count()).map(|device| explain_device(model, plan, device)).collect();
         Self { searched, devices, optimum, gap }
     }
 }
 
-fn explain_device(
-    model: &LatencyModel,
-    assignment: &Assignment,
-    breakdown: &Breakdown,
-    rules: Rules,
-    device: usize,
-) -> DeviceExplanation {
-    let terms = &breakdown.devices[device];
-    let head = device == assignment.head;
-    let window = assignment.window_layers[device];
-    let turns = turns_of(model, assignment, device);
-    let grown = model.best_split(device, head, window + 1, turns);
-    let binding =
-        if window == 0 { Vec::new() } else { bindings(model, assignment, terms, rules, device, turns) };
+/// The fastest plan by the paper's objective, devices dropped freely.
+fn best_with_the_same_head(model: &LatencyModel, plan: &Explained) -> Option<f64> {
+    let rules = Rules { may_drop: true, ..plan.rules };
+    let exact = Exact { rules, head: HeadChoice::Fixed(plan.assignment.head), rounds: None };
+    let proposal = exact.propose(model).ok()?;
+    Some(evaluated(model, &proposal.assignment))
+}
+
+fn explain_device(model: &LatencyModel, plan: &Explained, device: usize) -> DeviceExplanation {
+    let terms = &plan.breakdown.devices[device];
+    let window = plan.assignment.window_layers[device];
+    let turns = turns_of(model, plan.assignment, device);
+    let grown = grown(model, plan, device, turns);
+    let binding = if window == 0 { Vec::new() } else { bindings(model, plan, device, turns, grown) };
     DeviceExplanation {
         name: model.instance().devices[device].name.clone(),
         binding,
-        one_more_layer: grown.map(|split| split.seconds - terms.seconds()),
-        dropped: (window == 0).then(|| why_dropped(model, assignment, breakdown.seconds, device)),
+        one_more_layer: grown.map(|grown| match plan.objective {
+            Objective::Paper => grown.seconds - terms.seconds(),
+            // Nobody else waits less, and a token is no faster than its slowest disk.
+            Objective::SteadyState => {
+                let others = plan.breakdown.seconds - terms.seconds();
+                (others + grown.seconds).max(grown.busy) - plan.breakdown.seconds
+            }
+        }),
+        dropped: (window == 0).then(|| why_dropped(model, plan, device)),
+    }
+}
+
+/// A device with a window one layer wider.
+#[derive(Clone, Copy)]
+struct Grown {
+    seconds: f64,
+    busy: f64,
+    over: bool,
+}
+
+/// The best way to run one more layer, `None` if that is not allowed.
+fn grown(model: &LatencyModel, plan: &Explained, device: usize, turns: Turns) -> Option<Grown> {
+    let head = device == plan.assignment.head;
+    let window = plan.assignment.window_layers[device] + 1;
+    let share = |gpu_layers| Share::new(window, gpu_layers, turns.rounds, turns.rest);
+    match plan.objective {
+        Objective::Paper => model.best_split(device, head, window, turns).map(|split| Grown {
+            seconds: split.seconds,
+            busy: 0.0,
+            over: model.terms(device, head, share(split.gpu_layers)).over,
+        }),
+        Objective::SteadyState => {
+            let choice = best_choice(model, device, head, window, turns)?;
+            let pace = model.pace(device, head, share(choice.gpu_layers), &choice.residency)?;
+            Some(Grown { seconds: choice.own, busy: choice.busy, over: pace.terms.over })
+        }
     }
 }
 
@@ -125,18 +160,16 @@ fn turns_of(model: &LatencyModel, assignment: &Assignment, device: usize) -> Tur
 
 fn bindings(
     model: &LatencyModel,
-    assignment: &Assignment,
-    terms: &DeviceTerms,
-    rules: Rules,
+    plan: &Explained,
     device: usize,
     turns: Turns,
+    grown: Option<Grown>,
 ) -> Vec<Binding> {
-    let head = device == assignment.head;
-    let window = assignment.window_layers[device];
-    let gpu = assignment.gpu_layers[device];
-    let grown = model.best_split(device, head, window + 1, turns);
+    let head = device == plan.assignment.head;
+    let window = plan.assignment.window_layers[device];
+    let gpu = plan.assignment.gpu_layers[device];
     let mut found = Vec::new();
-    if window == 1 && (head || !rules.may_drop) {
+    if window == 1 && (head || !plan.rules.may_drop) {
         found.push(Binding::SmallestWindow);
     }
     let most = model.most_gpu_layers(device, head, window + 1, turns);
@@ -145,28 +178,28 @@ fn bindings(
     }
     match grown {
         None => found.push(Binding::SlowDisk),
-        Some(_) if terms.over => found.push(Binding::Overloaded),
-        Some(split) => {
-            let share = Share::new(window + 1, split.gpu_layers, turns.rounds, turns.rest);
-            if model.terms(device, head, share).over {
-                found.push(Binding::Memory);
-            }
-        }
+        Some(_) if plan.breakdown.devices[device].over => found.push(Binding::Overloaded),
+        Some(grown) if grown.over => found.push(Binding::Memory),
+        Some(_) => {}
     }
     found
 }
 
-fn why_dropped(model: &LatencyModel, assignment: &Assignment, seconds: f64, device: usize) -> Dropped {
-    let mut least_windows = vec![0; model.device_count()];
-    least_windows[assignment.head] = 1;
-    least_windows[device] = 1;
-    let ring_layers = assignment.ring_layers() as u32;
+fn why_dropped(model: &LatencyModel, plan: &Explained, device: usize) -> Dropped {
+    let head = plan.assignment.head;
+    let mut windows = vec![0; model.device_count()];
+    (windows[head], windows[device]) = (1, 1);
+    let (ring_layers, least_windows) = (plan.assignment.ring_layers() as u32, windows.as_slice());
     if ring_layers < 2 {
         return Dropped::NoLayerLeft;
     }
-    let problem = SizedProblem { model, head: assignment.head, ring_layers, least_windows: &least_windows };
-    match problem.optimum() {
-        Ok(with_it) => Dropped::Slower(evaluated(model, &with_it) - seconds),
-        Err(_) => Dropped::HoldsNothing,
-    }
+    let with_it = match plan.objective {
+        Objective::Paper => SizedProblem { model, head, ring_layers, least_windows }
+            .optimum()
+            .map(|assignment| evaluated(model, &assignment)),
+        Objective::SteadyState => SizedSearch { model, head, ring_layers, least_windows }
+            .optimum()
+            .map(|proposal| steady(model, &proposal)),
+    };
+    with_it.map_or(Dropped::HoldsNothing, |with_it| Dropped::Slower(with_it - plan.breakdown.seconds))
 }

@@ -11,6 +11,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::practice::Practice;
+
 /// A number for each weight format, keyed by the paper's format names (`q4k`, `q6k`, `f16`, ...).
 pub type PerFormat = BTreeMap<String, f64>;
 
@@ -164,6 +166,9 @@ pub struct Device {
     /// `c_gpu`: bytes of compute buffers in GPU memory.
     #[serde(rename = "c_gpu")]
     pub gpu_buffer_bytes: u64,
+    /// What the paper's symbols do not say.
+    #[serde(default)]
+    pub practice: Practice,
 }
 
 impl Model {

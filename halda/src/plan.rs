@@ -55,7 +55,7 @@ pub fn plan(solution: &Solution, cluster: &Cluster, scenario: &Origin) -> Result
             role: if index == solution.assignment.head { Role::Head } else { Role::Worker },
             window: solution.assignment.window_layers[index],
             gpu_layers: solution.assignment.gpu_layers[index],
-            residency: member.residency,
+            residency: solution.residencies[index],
             predicted: Some(predicted(&solution.breakdown.devices[index])),
         });
     }

@@ -13,6 +13,7 @@ use crate::exact::{Exact, HeadChoice};
 use crate::exhaustive::Exhaustive;
 use crate::manual::Manual;
 use crate::memory_proportional::{MemoryProportional, MemorySizes};
+use crate::overlap::Overlap;
 use crate::single::Single;
 use crate::strategy::Strategy;
 
@@ -23,7 +24,7 @@ pub struct Options {
     pub rules: Rules,
     /// Index of the head. If absent, `single` takes the fastest device and every other strategy device 0.
     pub head: Option<usize>,
-    /// Let `exact` choose the head.
+    /// Let `overlap` and `exact` choose the head.
     pub best_head: bool,
     /// k.
     pub rounds: Option<u32>,
@@ -67,17 +68,16 @@ pub enum SelectionError {
 }
 
 /// Every name, in the order in which comparisons print them.
-pub const NAMES: [&str; 6] = ["exact", "single", "mem", "even", "manual", "exhaustive"];
+pub const NAMES: [&str; 7] = ["overlap", "exact", "single", "mem", "even", "manual", "exhaustive"];
 
 /// The strategy of a name.
 pub fn named(name: &str, options: &Options) -> Result<Box<dyn Strategy>, SelectionError> {
     let Options { rules, rounds, .. } = *options;
+    let fixed = HeadChoice::Fixed(options.head.unwrap_or(0));
+    let head = if options.best_head { HeadChoice::Best } else { fixed };
     Ok(match name {
-        "exact" => {
-            let fixed = HeadChoice::Fixed(options.head.unwrap_or(0));
-            let head = if options.best_head { HeadChoice::Best } else { fixed };
-            Box::new(Exact { rules, head, rounds })
-        }
+        "exact" => Box::new(Exact { rules, head, rounds }),
+        "overlap" => Box::new(Overlap { rules, head, rounds }),
         "single" => Box::new(Single { device: options.head }),
         "mem" => Box::new(MemoryProportional { sizes: options.memory_sizes.clone() }),
         "even" => Box::new(Even { rounds: rounds.unwrap_or(1) }),
@@ -106,7 +106,7 @@ mod tests {
             assert_eq!(named(name, &options).unwrap().name(), name);
         }
         let unknown = named("haldo", &options).err().unwrap().to_string();
-        assert!(unknown.starts_with("no strategy is called `haldo`: use one of exact, single"), "{unknown}");
+        assert!(unknown.starts_with("no strategy is called `haldo`: use one of overlap, exact"), "{unknown}");
         let missing = named("manual", &Options::default()).err().unwrap().to_string();
         assert_eq!(missing, "strategy `manual` needs a window for every device");
     }

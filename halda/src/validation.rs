@@ -85,6 +85,15 @@ pub enum InstanceError {
         /// The operating system.
         os: OperatingSystem,
     },
+    /// Weights have to be kept in some way.
+    #[error("`practice.residencies` of {place} is empty: name at least one way of keeping weights, as `os`")]
+    NoResidency {
+        /// The device.
+        place: String,
+    },
+    /// A residency contradicts itself.
+    #[error("{0}")]
+    Residency(String),
     /// The fields are finite one by one and a token time made of them is not.
     #[error("a token on {place} would take an infinite time: its speeds are too small for the model's work")]
     EndlessToken {
@@ -168,6 +177,15 @@ impl Device {
             ("c_gpu", self.gpu_buffer_bytes),
         ] {
             checked.bytes(field, value)?;
+        }
+        checked.not_negative("practice.token_overhead", self.practice.token_overhead)?;
+        if self.practice.residencies.is_empty() {
+            return Err(InstanceError::NoResidency { place: self.place(index) });
+        }
+        for residency in &self.practice.residencies {
+            residency
+                .validate(&self.place(index))
+                .map_err(|error| InstanceError::Residency(error.to_string()))?;
         }
         Ok(())
     }

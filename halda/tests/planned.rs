@@ -8,7 +8,6 @@ use hearth_profiles::document::Document;
 use hearth_profiles::model::shipped;
 use hearth_profiles::{Bytes, BytesPerSecond, FlopsPerSecond, Format, Link, PerFormat, Seconds, Sourced};
 use hearth_schema::plan::{Origin, Plan, Role};
-use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::scenario::{KvFormat, Links, NamedLink, Workload};
 use hearth_schema::{Cluster, LinkTable, Member};
 
@@ -64,7 +63,7 @@ fn device(name: &str, os: Os, gib: u64, gpu: Option<Gpu>) -> Member {
         gpu,
         peers: Vec::new(),
     };
-    Member { name: name.to_owned(), address: None, device, residency: ResidencyOptions::default() }
+    Member { name: name.to_owned(), address: None, device, residency: None }
 }
 
 fn gpu(kind: GpuKind, unified_memory: bool, gib: u64) -> Gpu {

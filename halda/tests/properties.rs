@@ -7,9 +7,12 @@
 use std::collections::BTreeMap;
 
 use hearth_halda::{
-    Device, Even, Exact, Exhaustive, Gpu, HeadChoice, Instance, LatencyModel, Manual, MemoryProportional,
-    Model, OperatingSystem, Refusal, Rules, Single, Strategy as Planner, solve, valid_rounds, violations,
+    Assignment, Device, Even, Exact, Exhaustive, Gpu, HeadChoice, Instance, LatencyModel, Manual,
+    MemoryProportional, Model, Objective, OperatingSystem, Overlap, Practice, Refusal, Rereads, Rules,
+    Single, Strategy as Planner, constraints::ring_violations, solve, valid_rounds, violations,
 };
+use hearth_profiles::Bytes;
+use hearth_schema::residency::{Residency, ResidencyOptions};
 use proptest::prelude::*;
 
 /// Bytes of a layer in the small instances.
@@ -17,6 +20,33 @@ const LAYER: u64 = 100 << 20;
 
 fn per_format(value: f64) -> BTreeMap<String, f64> {
     BTreeMap::from([("q4k".to_owned(), value), ("f32".to_owned(), value / 2.0)])
+}
+
+prop_compose! {
+    /// How weights may be kept: mostly in one of several ways, with all that concerns reading ahead.
+    fn practice()(
+        residencies in prop::collection::vec(residency(), 1..=2),
+        excess in any::<bool>(),
+        processors in 1..=8_u32,
+        token_overhead in prop_oneof![Just(0.0), 0.0..1e-2_f64],
+    ) -> Practice {
+        let rereads = if excess { Rereads::Excess } else { Rereads::Everything };
+        Practice { residencies, rereads, processors, token_overhead }
+    }
+}
+
+fn residency() -> impl Strategy<Value = ResidencyOptions> {
+    let of = ResidencyOptions::of;
+    let buffered = move |buffer| ResidencyOptions { stream_buffer: Some(buffer), ..of(Residency::Managed) };
+    let budget = |of: ResidencyOptions, budget| ResidencyOptions { prefetch_budget: Some(budget), ..of };
+    prop_oneof![
+        2 => Just(of(Residency::Os)),
+        1 => Just(of(Residency::Windowed)),
+        1 => Just(of(Residency::Os).without_prefetch()),
+        1 => Just(ResidencyOptions { release: true, ..of(Residency::Os) }),
+        1 => (0..2 * LAYER).prop_map(move |bytes| budget(of(Residency::Windowed), Bytes(bytes))),
+        3 => (19..28_u32).prop_map(move |power| buffered(Bytes(1 << power))),
+    ]
 }
 
 prop_compose! {
@@ -39,6 +69,7 @@ prop_compose! {
         disk in prop_oneof![5e7..5e8_f64, 5e8..5e9_f64],
         hop in prop_oneof![Just(0.0), 1e-3..1e-2_f64],
         copies in prop::array::uniform2(0.0..1e-4_f64),
+        practice in practice(),
     ) -> Device {
         let (os, gpu) = kind;
         let has_gpu = gpu != Gpu::None;
@@ -66,6 +97,7 @@ prop_compose! {
             swap_available: LAYER,
             cpu_buffer_bytes: buffers[0],
             gpu_buffer_bytes: buffers[1],
+            practice,
         }
     }
 }
@@ -133,6 +165,8 @@ fn strategies(model: &LatencyModel) -> Vec<Box<dyn Planner>> {
             let rules = Rules { may_drop, may_leave_remainder };
             all.push(Box::new(Exact { rules, head: HeadChoice::Fixed(0), rounds: None }));
             all.push(Box::new(Exact { rules, head: HeadChoice::Best, rounds: Some(1) }));
+            all.push(Box::new(Overlap { rules, head: HeadChoice::Fixed(0), rounds: None }));
+            all.push(Box::new(Overlap { rules, head: HeadChoice::Best, rounds: Some(1) }));
         }
     }
     for rounds in [0, 1, 2, layers] {
@@ -154,13 +188,16 @@ fn lawful(model: &LatencyModel) -> Result<(), TestCaseError> {
         let name = strategy.name();
         match solve(strategy.as_ref(), model) {
             Ok(solution) => {
-                prop_assert_eq!(
-                    violations(model, &solution.assignment, strategy.rules()),
-                    vec![],
-                    "{}",
-                    name
-                );
-                let again = model.evaluate(&solution.assignment).unwrap();
+                let (assignment, rules) = (&solution.assignment, strategy.rules());
+                let (broken, again) = match strategy.objective() {
+                    Objective::Paper => (violations(model, assignment, rules), model.evaluate(assignment)),
+                    Objective::SteadyState => (
+                        ring_violations(model, assignment, rules),
+                        model.steady_state(assignment, &solution.residencies),
+                    ),
+                };
+                prop_assert_eq!(broken, vec![], "{}", name);
+                let again = again.unwrap();
                 prop_assert!(
                     again.seconds.is_finite() && again.seconds >= 0.0,
                     "{}: {}",
@@ -179,8 +216,59 @@ fn lawful(model: &LatencyModel) -> Result<(), TestCaseError> {
     Ok(())
 }
 
+/// The fastest steady state of all plans with device 0 as the head, by trying every one.
+fn every_steady_state(model: &LatencyModel, rules: Rules) -> f64 {
+    /// Gives `left` layers of a turn to `device` and those after it in every way.
+    fn place(model: &LatencyModel, rules: Rules, plan: &mut Plan, device: usize, left: u32, best: &mut f64) {
+        let devices = model.device_count();
+        if device == devices {
+            let broken = left > 0 || !ring_violations(model, &plan.0, rules).is_empty();
+            if !broken && let Ok(found) = model.steady_state(&plan.0, &plan.1) {
+                *best = best.min(found.seconds);
+            }
+            return;
+        }
+        for window in 0..=left {
+            for gpu in 0..=window {
+                for residency in &model.instance().devices[device].practice.residencies {
+                    plan.0.window_layers[device] = window;
+                    plan.0.gpu_layers[device] = gpu;
+                    plan.1[device] = *residency;
+                    place(model, rules, plan, device + 1, left - window, best);
+                }
+            }
+        }
+    }
+    type Plan = (Assignment, Vec<ResidencyOptions>);
+    let (layers, devices) = (model.model_layers(), model.device_count());
+    let mut best = f64::INFINITY;
+    for ring_layers in layers.min(2)..=layers {
+        let rounds = layers.div_ceil(ring_layers);
+        let assignment = Assignment::new(0, rounds, vec![0; devices], vec![0; devices]);
+        let mut plan = (assignment, vec![ResidencyOptions::default(); devices]);
+        place(model, rules, &mut plan, 0, ring_layers, &mut best);
+    }
+    best
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
+
+    #[test]
+    fn overlap_equals_trying_every_plan(instance in small([12, 6, 4, 3])) {
+        let model = LatencyModel::new(&instance).unwrap();
+        for may_drop in [false, true] {
+            for may_leave_remainder in [false, true] {
+                let rules = Rules { may_drop, may_leave_remainder };
+                let certain = every_steady_state(&model, rules);
+                match solve(&Overlap { rules, ..Overlap::default() }, &model) {
+                    Ok(found) => prop_assert!(equal(found.seconds(), certain), "{} is not {}", found.seconds(), certain),
+                    Err(Refusal::Infeasible(_)) => prop_assert_eq!(certain, f64::INFINITY),
+                    Err(refusal) => return Err(TestCaseError::fail(refusal.to_string())),
+                }
+            }
+        }
+    }
 
     #[test]
     fn exact_equals_trying_every_plan(instance in small([20, 12, 8, 6])) {

@@ -40,9 +40,9 @@ pub struct Scenario {
     /// How it is planned, unless the command line says otherwise.
     #[serde(default)]
     pub planner: PlannerOptions,
-    /// How each device keeps its weights, unless it says otherwise.
-    #[serde(default)]
-    pub residency: ResidencyOptions,
+    /// How each device keeps its weights, unless it says otherwise. If nobody says, the planner chooses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub residency: Option<ResidencyOptions>,
 }
 
 /// A model by shipped name, by document or by file.
@@ -205,7 +205,9 @@ impl Document for Scenario {
                 ));
             }
         }
-        self.residency.validate("`residency`")?;
+        if let Some(residency) = &self.residency {
+            residency.validate("`residency`")?;
+        }
         for device in &self.devices {
             if let Some(residency) = &device.residency {
                 residency.validate(&format!("device `{}`: `residency`", device.name))?;

@@ -18,7 +18,7 @@ use crate::documents::{LoadedScenario, write};
 use crate::output::{say, tell};
 
 /// What plans are made with when nobody says otherwise.
-pub const DEFAULT_STRATEGY: &str = "exact";
+pub const DEFAULT_STRATEGY: &str = "overlap";
 
 /// Runs the verb.
 pub fn run(args: &PlanArgs, json: bool) -> Result<ExitCode, Failure> {

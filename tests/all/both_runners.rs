@@ -62,7 +62,7 @@ fn simulated(plan: &Plan, model: &LocalModel, workload: Workload) -> Trace {
         name: name.into(),
         address: None,
         device: device::shipped("d3").expect("shipped"),
-        residency: ResidencyOptions::default(),
+        residency: None,
     };
     let cluster = Cluster {
         members: plan.devices.iter().map(|device| member(&device.name)).collect(),
