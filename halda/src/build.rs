@@ -79,6 +79,7 @@ fn model(cluster: &Cluster) -> Model {
         output_head_bytes: profile.output_bytes().0,
         layer_flops: work(&profile.mean_layer()),
         output_flops: work(&profile.output),
+        layer_bytes: (0..shape.layers.0).map(|layer| profile.layer_bytes(layer).0).collect(),
     }
 }
 

@@ -58,6 +58,10 @@ pub(crate) struct ModelCosts {
     pub row_bytes_up: i64,
     /// `b_o`.
     pub output_head_bytes: i64,
+    /// Weight bytes of the first i layers, for every i up to L.
+    pub first_layers_bytes: Vec<i64>,
+    /// Whether all layers have the same bytes.
+    pub even_layers: bool,
 }
 
 /// The constants of one device.
@@ -100,7 +104,15 @@ pub(crate) struct DeviceCosts {
 impl ModelCosts {
     pub(crate) fn new(instance: &Instance) -> Self {
         let model = &instance.model;
+        let each =
+            |layer: u32| model.layer_bytes.get(layer as usize).copied().unwrap_or(model.layer_weight_bytes);
+        let mut first_layers_bytes = vec![0];
+        for layer in 0..model.model_layers {
+            first_layers_bytes.push(first_layers_bytes[layer as usize] + each(layer) as i64);
+        }
         Self {
+            first_layers_bytes,
+            even_layers: model.layer_bytes.iter().all(|bytes| *bytes == model.layer_bytes[0]),
             layers: model.model_layers,
             layer_weight_bytes: model.layer_weight_bytes as f64,
             layer_resident_bytes: model.layer_resident_bytes().unwrap_or(u64::MAX) as i64,

@@ -12,6 +12,7 @@ use crate::exact::{Exact, HeadChoice, SizedProblem, evaluated};
 use crate::gpu_split::Turns;
 use crate::latency::{Breakdown, LatencyModel};
 use crate::overlap::{SizedSearch, best_choice, steady};
+use crate::steady_state::Place;
 use crate::strategy::{Objective, SearchStep, Strategy};
 
 /// The reasons behind a plan.
@@ -142,8 +143,10 @@ fn grown(model: &LatencyModel, plan: &Explained, device: usize, turns: Turns) ->
             over: model.terms(device, head, share(split.gpu_layers)).over,
         }),
         Objective::SteadyState => {
-            let choice = best_choice(model, device, head, window, turns)?;
-            let pace = model.pace(device, head, share(choice.gpu_layers), &choice.residency)?;
+            let place = place_of(model, plan.assignment, device);
+            let choice = best_choice(model, device, head, place, window)?;
+            let portion = model.portion(place, window, choice.gpu_layers);
+            let pace = model.pace(device, head, &portion, &choice.residency)?;
             Some(Grown { seconds: choice.own, busy: choice.busy, over: pace.terms.over })
         }
     }
@@ -151,11 +154,15 @@ fn grown(model: &LatencyModel, plan: &Explained, device: usize, turns: Turns) ->
 
 /// The turns as they reach a device, for what-if questions about its window.
 fn turns_of(model: &LatencyModel, assignment: &Assignment, device: usize) -> Turns {
-    let ring_layers = assignment.ring_layers() as u32;
-    let order = ring_order(assignment.head, model.device_count());
-    let placed: u32 = order.take_while(|other| *other != device).map(|d| assignment.window_layers[d]).sum();
+    let Place { ring_layers, placed } = place_of(model, assignment, device);
     let rest = (model.model_layers() % ring_layers).saturating_sub(placed);
     Turns { rounds: model.model_layers() / ring_layers, rest }
+}
+
+fn place_of(model: &LatencyModel, assignment: &Assignment, device: usize) -> Place {
+    let order = ring_order(assignment.head, model.device_count());
+    let placed = order.take_while(|other| *other != device).map(|d| assignment.window_layers[d]).sum();
+    Place { ring_layers: assignment.ring_layers() as u32, placed }
 }
 
 fn bindings(

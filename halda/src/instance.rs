@@ -76,6 +76,9 @@ pub struct Model {
     /// f_{q,out}: floating-point operations of the output head for one token, by weight format.
     #[serde(rename = "f_out")]
     pub output_flops: PerFormat,
+    /// Weight bytes of each layer, where they differ and memory is to be counted exactly; empty if each has b.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub layer_bytes: Vec<u64>,
 }
 
 /// Which operating system reclaims the memory of a device.

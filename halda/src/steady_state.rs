@@ -27,7 +27,7 @@
 use hearth_profiles::Bytes;
 use hearth_schema::residency::{Residency, ResidencyOptions, kept_bytes, stream_bytes};
 
-use crate::assignment::{Assignment, Share};
+use crate::assignment::{Assignment, Share, ring_order};
 use crate::constraints::{Violation, shape_violations};
 use crate::latency::{Breakdown, DeviceTerms, LatencyModel};
 use crate::practice::Rereads;
@@ -39,6 +39,27 @@ pub struct Pace {
     pub terms: DeviceTerms,
     /// Seconds for which a token keeps its disk, and in a conflict its processor too: no token is faster.
     pub busy: f64,
+}
+
+/// What a device does for a token, with the bytes of its very layers: those of a model differ by some percent, and
+/// whether a share fits is decided by less.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Portion {
+    /// Its layers and windows.
+    pub share: Share,
+    /// Weight bytes of its layers on the CPU.
+    pub cpu_bytes: i64,
+    /// Weight bytes of its layers on the GPU.
+    pub gpu_bytes: i64,
+}
+
+/// Where a window stands in the turns of a ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// W.
+    pub ring_layers: u32,
+    /// Layers of a turn before it.
+    pub placed: u32,
 }
 
 /// Bytes of one share.
@@ -63,11 +84,11 @@ impl LatencyModel<'_> {
         }
         let mut devices = Vec::with_capacity(self.device_count());
         let mut slowest = (0.0, 0);
-        for (device, share) in assignment.shares(self.model_layers()).into_iter().enumerate() {
-            let residency = residencies.get(device).copied().unwrap_or_default();
+        for (device, portion) in self.portions(assignment).into_iter().enumerate() {
+            let (head, residency) = (device == assignment.head, residencies.get(device).copied());
             let pace = self
-                .pace(device, device == assignment.head, share, &residency)
-                .ok_or_else(|| self.no_room(device, device == assignment.head, share))?;
+                .pace(device, head, &portion, &residency.unwrap_or_default())
+                .ok_or_else(|| self.no_room(device, head, &portion))?;
             if pace.busy > slowest.0 {
                 slowest = (pace.busy, device);
             }
@@ -83,9 +104,10 @@ impl LatencyModel<'_> {
         &self,
         device: usize,
         head: bool,
-        share: Share,
+        portion: &Portion,
         residency: &ResidencyOptions,
     ) -> Option<Pace> {
+        let share = portion.share;
         let mut terms = self.terms(device, head, share);
         terms.disk = 0.0;
         if share.layers == 0 {
@@ -96,7 +118,7 @@ impl LatencyModel<'_> {
         if head {
             terms.compute += practice.token_overhead;
         }
-        let memory = self.memory(device, head, share);
+        let memory = self.memory(device, head, portion);
         terms.need = (costs.steady_capacity - memory.room + memory.share) as f64;
         terms.capacity = costs.steady_capacity as u64;
         terms.over = memory.share > memory.room;
@@ -104,7 +126,8 @@ impl LatencyModel<'_> {
             let paper = self.terms(device, head, share);
             !paper.over
         };
-        if memory.room < 0 || (memory.share > 0 && memory.room < LEAST_CACHE) {
+        let no_room = memory.room < 0 || (memory.share > 0 && memory.room < LEAST_CACHE);
+        if no_room || !self.fits_gpu(device, head, portion) {
             return None;
         }
         if !terms.over && within_metal {
@@ -135,12 +158,8 @@ impl LatencyModel<'_> {
                 terms.disk = read / disk;
                 return Some(Pace { terms, busy: 0.0 });
             }
-            let conflict = if excess {
-                0.0
-            } else {
-                let held = if residency.releases() { 0.0 } else { window };
-                ((held + ahead - memory.room as f64) / window).clamp(0.0, 1.0)
-            };
+            let held = if residency.releases() { 0.0 } else { window };
+            let conflict = ((held + ahead - memory.room as f64) / window).clamp(0.0, 1.0);
             // What no budget covers is read when it is touched.
             let uncovered = read * (1.0 - ahead / window);
             terms.disk = conflict * read / disk + uncovered / disk;
@@ -149,23 +168,76 @@ impl LatencyModel<'_> {
         Some(Pace { terms, busy })
     }
 
-    fn memory(&self, device: usize, head: bool, share: Share) -> Memory {
+    fn memory(&self, device: usize, head: bool, portion: &Portion) -> Memory {
         let (costs, model) = (&self.devices[device], &self.model);
-        let cpu = i64::from(share.layers - share.gpu_layers);
-        let weight = self.instance().model.layer_weight_bytes as i64;
+        let kv = model.layer_resident_bytes - self.instance().model.layer_weight_bytes as i64;
+        let (gpu, cpu) = (
+            i64::from(portion.share.gpu_layers),
+            i64::from(portion.share.layers) - i64::from(portion.share.gpu_layers),
+        );
         let head_bytes = if head { model.output_head_bytes + model.row_bytes_up } else { 0 };
         // On Metal the GPU's layers lie in the same memory and stay there.
-        let pinned = if costs.metal { i64::from(share.gpu_layers) * model.layer_resident_bytes } else { 0 };
-        let held = cpu * (model.layer_resident_bytes - weight) + pinned + costs.buffer_bytes;
-        Memory { share: cpu * weight + head_bytes, room: costs.steady_capacity - held }
+        let pinned = if costs.metal { portion.gpu_bytes + gpu * kv } else { 0 };
+        let held = cpu * kv + pinned + costs.buffer_bytes;
+        Memory { share: portion.cpu_bytes + head_bytes, room: costs.steady_capacity - held }
     }
 
-    fn no_room(&self, device: usize, head: bool, share: Share) -> Violation {
-        let (costs, described) = (&self.devices[device], &self.instance().devices[device]);
-        let memory = self.memory(device, head, share);
+    /// Whether GPU memory holds these layers, by their own bytes.
+    pub(crate) fn fits_gpu(&self, device: usize, head: bool, portion: &Portion) -> bool {
+        let kv = self.model.layer_resident_bytes - self.instance().model.layer_weight_bytes as i64;
+        let needed = portion.gpu_bytes + i64::from(portion.share.gpu_layers) * kv;
+        portion.share.gpu_layers == 0 || needed <= self.devices[device].gpu_bytes[usize::from(head)]
+    }
+
+    /// What a window of so many layers, some on the GPU, means at a place of the ring.
+    pub fn portion(&self, place: Place, window: u32, gpu_layers: u32) -> Portion {
+        let Place { ring_layers, placed } = place;
+        let (rounds, remainder) = (self.model.layers / ring_layers, self.model.layers % ring_layers);
+        let rest = remainder.saturating_sub(placed);
+        let share = Share::new(window, gpu_layers, rounds, rest);
+        let bytes = |start: u32, end: u32| {
+            self.model.first_layers_bytes[end as usize] - self.model.first_layers_bytes[start as usize]
+        };
+        let (mut cpu_bytes, mut gpu_bytes) = (0, 0);
+        let mut add = |start: u32, layers: u32| {
+            // A window that is wider only in thought would begin earlier instead of running over the end.
+            let start = start.min(self.model.layers.saturating_sub(layers));
+            let layers = layers.min(self.model.layers);
+            let split = start + gpu_layers.min(layers);
+            gpu_bytes += bytes(start, split);
+            cpu_bytes += bytes(split, start + layers);
+        };
+        (0..rounds).for_each(|round| add(round * ring_layers + placed, window));
+        if rest > 0 {
+            add(rounds * ring_layers + placed, window.min(rest));
+        }
+        Portion { share, cpu_bytes, gpu_bytes }
+    }
+
+    /// What each device does, in the instance's order.
+    fn portions(&self, assignment: &Assignment) -> Vec<Portion> {
+        let devices = self.device_count();
+        let ring_layers = assignment.ring_layers() as u32;
+        let nothing = Portion { share: Share::default(), cpu_bytes: 0, gpu_bytes: 0 };
+        let (mut portions, mut placed) = (vec![nothing; devices], 0);
+        for device in ring_order(assignment.head, devices) {
+            let (window, gpu) = (assignment.window_layers[device], assignment.gpu_layers[device]);
+            portions[device] = self.portion(Place { ring_layers, placed }, window, gpu);
+            placed += window;
+        }
+        portions
+    }
+
+    fn no_room(&self, device_index: usize, head: bool, portion: &Portion) -> Violation {
+        let (costs, described) = (&self.devices[device_index], &self.instance().devices[device_index]);
+        let memory = self.memory(device_index, head, portion);
         let (need, capacity) =
             ((costs.steady_capacity - memory.room + memory.share) as f64, costs.steady_capacity as u64);
         let device = described.name.clone();
+        if !self.fits_gpu(device_index, head, portion) {
+            let fit = i64::from(portion.share.gpu_layers) - 1;
+            return Violation::GpuMemory { device, layers: portion.share.gpu_layers, fit };
+        }
         if memory.room >= LEAST_CACHE && costs.slow_disk {
             let threshold = self.instance().slow_disk_threshold;
             return Violation::SlowDiskOverloaded {

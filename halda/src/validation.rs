@@ -85,6 +85,14 @@ pub enum InstanceError {
         /// The operating system.
         os: OperatingSystem,
     },
+    /// One number a layer was expected.
+    #[error("`layer_bytes` of the model has {given} numbers for {layers} layers: give one a layer, or none")]
+    LayerCount {
+        /// How many were given.
+        given: usize,
+        /// L.
+        layers: u32,
+    },
     /// Weights have to be kept in some way.
     #[error("`practice.residencies` of {place} is empty: name at least one way of keeping weights, as `os`")]
     NoResidency {
@@ -126,6 +134,13 @@ impl Model {
         checked.positive("V", self.vocabulary as f64)?;
         checked.positive("b", self.layer_weight_bytes as f64)?;
         checked.bytes("b", self.layer_weight_bytes)?;
+        for bytes in &self.layer_bytes {
+            checked.bytes("layer_bytes", *bytes)?;
+        }
+        if !self.layer_bytes.is_empty() && self.layer_bytes.len() as u64 != u64::from(self.model_layers) {
+            let (given, layers) = (self.layer_bytes.len(), self.model_layers);
+            return Err(InstanceError::LayerCount { given, layers });
+        }
         checked.bytes("b_i", self.input_embedding_bytes)?;
         checked.bytes("b_o", self.output_head_bytes)?;
         checked.bytes("n_kv", self.layer_resident_bytes().unwrap_or(u64::MAX))?;

@@ -110,7 +110,10 @@ prop_compose! {
         cached_tokens in prop_oneof![Just(0_u64), 1..4096_u64],
         vocabulary in prop_oneof![Just(1_u64), 1000..130_000_u64],
         ends in prop::array::uniform2(0..2 * LAYER),
+        heavier in prop::collection::vec(0..LAYER / 4, 40),
+        even in any::<bool>(),
     ) -> Instance {
+        let heavier = heavier.iter().take(layers as usize).map(|more| LAYER + more);
         Instance {
             name: "small".to_owned(),
             slow_disk_threshold: threshold,
@@ -129,6 +132,7 @@ prop_compose! {
                 output_head_bytes: ends[1],
                 layer_flops: per_format(2e9),
                 output_flops: BTreeMap::from([("q4k".to_owned(), 1e9)]),
+                layer_bytes: if even { Vec::new() } else { heavier.collect() },
             },
             devices,
         }

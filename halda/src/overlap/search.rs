@@ -4,8 +4,8 @@
 //! the devices are independent but for the sum of their windows, so that a dynamic programme over the devices in ring
 //! order, as in [`crate::exact`], finds the least sum S(B) among the plans in which no device is busier than B. S
 //! falls and B grows, so the optimum is at the first B with S(B) <= B, or at the one before it: a binary search
-//! over the values that `busy` takes. A partial last turn costs one more index, the layers left when the turn
-//! reaches the device, which the programme's state knows.
+//! over the values that `busy` takes. What a window costs depends on the layers placed before it in two ways: a partial
+//! last turn may end before it, and layers differ in bytes. The programme's state is that number.
 //!
 //! For a window every split between CPU and GPU and every residency on offer is tried, with one exception: where a
 //! layer takes no longer on the GPU than on the CPU, more layers there lower `own` and `busy`, so that only the
@@ -15,10 +15,11 @@
 
 use hearth_schema::residency::ResidencyOptions;
 
-use crate::assignment::{Assignment, Share, ring_order};
+use crate::assignment::{Assignment, ring_order};
 use crate::gpu_split::Turns;
 use crate::latency::LatencyModel;
 use crate::overlap::offers::offers;
+use crate::steady_state::Place;
 use crate::strategy::{Infeasible, Proposal};
 
 /// The problem for one ring size and one head.
@@ -39,10 +40,10 @@ pub(crate) struct Choice {
     pub busy: f64,
 }
 
-/// The choices of a device for every window and rest: for each, those that no other beats, the busiest last.
+/// The choices of a device for every place and window: for each, those that no other beats, the busiest last.
 struct Menu {
     choices: Vec<Choice>,
-    /// Where the choices of `rest * (W + 1) + window` end.
+    /// Where the choices of `class * (W + 1) + window` end; see [`SizedSearch::class`].
     ends: Vec<usize>,
 }
 
@@ -85,23 +86,28 @@ impl SizedSearch<'_, '_> {
         }
     }
 
-    fn remainder(&self) -> usize {
-        (self.model.model_layers() % self.ring_layers) as usize
+    /// How many kinds of places there are that a window's cost depends on.
+    fn classes(&self) -> usize {
+        let remainder = self.model.model_layers() % self.ring_layers;
+        if self.model.model.even_layers { remainder as usize + 1 } else { self.ring_layers as usize + 1 }
     }
 
-    fn rounds(&self) -> u32 {
-        self.model.model_layers() / self.ring_layers
+    /// The kind of place after so many layers of a turn: with layers all alike, those past the remainder are one.
+    fn class(&self, placed: usize) -> usize {
+        placed.min(self.classes() - 1)
     }
 
     fn menu(&self, device: usize) -> Menu {
         let mut menu = Menu { choices: Vec::new(), ends: Vec::new() };
-        for rest in 0..=self.remainder() {
-            // With a rest of r, R - r layers are placed already: wider windows cannot come up.
-            let placed = if rest == 0 { 0 } else { (self.remainder() - rest) as u32 };
-            for window in 0..=self.ring_layers {
-                if window >= self.least_windows[device] && window <= self.ring_layers - placed {
-                    let turns = Turns { rounds: self.rounds(), rest: rest as u32 };
-                    add_choices(self.model, device, device == self.head, window, turns, &mut menu.choices);
+        let ring_layers = self.ring_layers;
+        for placed in 0..self.classes() as u32 {
+            // The last class of layers all alike stands for earlier places too.
+            let before = if self.model.model.even_layers { 0 } else { placed };
+            for window in 0..=ring_layers {
+                let whole = placed + window <= ring_layers || before == 0;
+                if window >= self.least_windows[device] && whole {
+                    let place = Place { ring_layers, placed };
+                    add_choices(self.model, device, device == self.head, place, window, &mut menu.choices);
                 }
                 menu.ends.push(menu.choices.len());
             }
@@ -119,15 +125,15 @@ impl SizedSearch<'_, '_> {
             windows.clear();
             windows.resize(menus.len() * columns, 0);
         }
-        let mut costs = vec![f64::INFINITY; (self.remainder() + 1) * columns];
+        let mut costs = vec![f64::INFINITY; self.classes() * columns];
         for (position, menu) in menus.iter().enumerate() {
             for (index, cost) in costs.iter_mut().enumerate() {
                 *cost = menu.within(index, bound).map_or(f64::INFINITY, |choice| choice.own);
             }
             let mut next = vec![f64::INFINITY; columns];
             for (placed, before) in least.iter().enumerate().filter(|(_, before)| before.is_finite()) {
-                let rest = self.remainder().saturating_sub(placed);
-                let row = &costs[rest * columns..(rest + 1) * columns - placed];
+                let class = self.class(placed);
+                let row = &costs[class * columns..(class + 1) * columns - placed];
                 for (window, own) in row.iter().enumerate() {
                     let total = before + own;
                     if total < next[placed + window] {
@@ -156,10 +162,9 @@ impl SizedSearch<'_, '_> {
         for (position, &device) in order.iter().enumerate().rev() {
             let window = windows[position * columns + placed] as usize;
             placed -= window;
-            let rest = self.remainder().saturating_sub(placed);
             assignment.window_layers[device] = window as u32;
             if let Some(choice) =
-                menus[position].within(rest * columns + window, bound).filter(|_| window > 0)
+                menus[position].within(self.class(placed) * columns + window, bound).filter(|_| window > 0)
             {
                 assignment.gpu_layers[device] = choice.gpu_layers;
                 residencies[device] = choice.residency;
@@ -198,11 +203,11 @@ pub(crate) fn best_choice(
     model: &LatencyModel,
     device: usize,
     head: bool,
+    place: Place,
     window: u32,
-    turns: Turns,
 ) -> Option<Choice> {
     let mut found = Vec::new();
-    add_choices(model, device, head, window, turns, &mut found);
+    add_choices(model, device, head, place, window, &mut found);
     found.into_iter().min_by(|a, b| a.own.max(a.busy).total_cmp(&b.own.max(b.busy)))
 }
 
@@ -211,20 +216,25 @@ fn add_choices(
     model: &LatencyModel,
     device: usize,
     head: bool,
+    place: Place,
     window: u32,
-    turns: Turns,
     all: &mut Vec<Choice>,
 ) {
     let start = all.len();
     let costs = &model.devices[device];
     let offers = offers(&model.instance().devices[device].practice.residencies);
-    let most = model.most_gpu_layers(device, head, window, turns);
+    let rest = (model.model_layers() % place.ring_layers).saturating_sub(place.placed);
+    let turns = Turns { rounds: model.model_layers() / place.ring_layers, rest };
+    let mut most = model.most_gpu_layers(device, head, window, turns);
+    while most > 0 && !model.fits_gpu(device, head, &model.portion(place, window, most)) {
+        most -= 1;
+    }
     let gpu_is_faster = costs.gpu_compute + costs.gpu_memory <= costs.cpu_compute + costs.cpu_memory;
     let least = if gpu_is_faster && !costs.metal { most } else { 0 };
     for gpu_layers in least..=most {
-        let share = Share::new(window, gpu_layers, turns.rounds, turns.rest);
+        let portion = model.portion(place, window, gpu_layers);
         for residency in &offers {
-            let Some(pace) = model.pace(device, head, share, residency) else { continue };
+            let Some(pace) = model.pace(device, head, &portion, residency) else { continue };
             let (own, busy) = (pace.terms.seconds(), pace.busy);
             all.push(Choice { gpu_layers, residency: *residency, own, busy });
             if !pace.terms.over {
