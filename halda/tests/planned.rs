@@ -196,7 +196,7 @@ fn a_plan_says_why() {
     // The mac's GPU is as fast as the desktop's, so a layer there costs one hop: 3 ms + 16 KiB at 50 MB/s.
     assert_eq!(plan.dropped[1].name, "mac");
     assert_eq!(plan.dropped[1].reason, "the best plan that uses it takes 3.33 ms longer a token");
-    assert_eq!(plan.explanation[1], "By this latency model no plan of the same kind is faster.");
+    assert_eq!(plan.explanation[1], "By the same count no plan of this kind is faster.");
     assert_eq!(
         plan.explanation[2],
         "`desktop`: 32 layers, 32 of them on the GPU, within its memory, nothing binds it; a window one layer \

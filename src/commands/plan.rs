@@ -123,7 +123,7 @@ impl Summary {
 pub fn table(plan: &Plan) -> String {
     use std::fmt::Write;
     let mut text = String::new();
-    let tpot = plan.predicted.map_or(String::new(), |it| format!(", latency model {} a token", it.tpot));
+    let tpot = plan.predicted.map_or(String::new(), |it| format!(", expected {} a token", it.tpot));
     let _ = writeln!(
         text,
         "{} over {} layers: {} round{} by `{}`{tpot}",

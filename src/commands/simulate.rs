@@ -65,7 +65,7 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
         say!("{}", plan::table(&plan));
         if let Some(predicted) = plan.predicted {
             say!(
-                "  The simulator does not use that latency model ({}); they differ in what is read again.\n",
+                "  The planner expected {}, by its own model; the simulator does not use it.\n",
                 predicted.tpot
             );
         }
