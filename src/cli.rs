@@ -30,7 +30,8 @@ pub struct Cli {
 pub enum Verb {
     /// Find out which device runs which layers.
     #[command(
-        after_help = "Example: hearth plan scenarios/home/llama-70b-on-four.yaml --strategy exact -o plan.yaml"
+        after_help = "Example: hearth plan scenarios/home/llama-70b-on-four.yaml --strategy exact -o plan.yaml\n\
+                      Example: hearth plan scenarios/home/llama-70b-on-four.yaml --compare --refine-seconds 5"
     )]
     Plan(PlanArgs),
     /// Tell how fast a plan will be, and why.
@@ -62,10 +63,15 @@ pub enum Verb {
     Synth(SynthArgs),
 }
 
+/// How long a search goes on if nobody says.
+/// source: assumed, what a person waits for
+const REFINE_SECONDS: u64 = 30;
+
 /// Which plan to make.
-#[derive(Debug, Clone, Default, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct Planning {
-    /// Strategy by name: overlap, exact, single, mem, even, manual, exhaustive.
+    /// Strategy by name: overlap, exact, single, mem, even, manual, exhaustive; or refine, which searches on from the
+    /// default's plan, or from windows by hand, for one that the simulator says is faster.
     #[arg(long)]
     pub strategy: Option<String>,
     /// Rounds around the ring for one token.
@@ -80,6 +86,12 @@ pub struct Planning {
     /// Give every device a layer.
     #[arg(long)]
     pub keep_all: bool,
+    /// `refine`: for at most so many seconds. Ctrl-C ends it earlier and keeps the best plan so far.
+    #[arg(long, default_value_t = REFINE_SECONDS, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub refine_seconds: u64,
+    /// `refine`: at most so many plans are simulated; with enough seconds the same plan on every machine.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    pub refine_evaluations: Option<u64>,
     /// Who decides what stays in memory, on every device: replaces all that the scenario says of residency. If
     /// nobody says, `overlap` chooses for each device, and other strategies leave it to the system.
     #[arg(long, value_enum)]
@@ -128,7 +140,7 @@ pub struct PlanArgs {
     /// A model file instead of the scenario's model.
     #[arg(long)]
     pub model: Option<PathBuf>,
-    /// Plan with every strategy and compare; writes no plan.
+    /// Plan with every strategy, simulate each plan for a few tokens, and compare; writes no plan.
     #[arg(long, conflicts_with = "output")]
     pub compare: bool,
     /// Where to write the plan; standard output if absent.
@@ -142,7 +154,7 @@ pub struct SimulateArgs {
     /// The scenario.
     pub scenario: PathBuf,
     /// A plan made before.
-    #[arg(long, conflicts_with_all = ["strategy", "rounds", "windows", "gpu_layers", "keep_all", "residency", "stream_buffer"])]
+    #[arg(long, conflicts_with_all = ["strategy", "rounds", "windows", "gpu_layers", "keep_all", "residency", "stream_buffer", "refine_seconds", "refine_evaluations"])]
     pub plan: Option<PathBuf>,
     /// How to plan, if there is no plan.
     #[command(flatten)]
@@ -278,7 +290,7 @@ pub struct LabArgs {
     #[arg(long)]
     pub model: Option<PathBuf>,
     /// A plan made before.
-    #[arg(long, conflicts_with_all = ["strategy", "rounds", "windows", "gpu_layers", "keep_all", "residency", "stream_buffer"])]
+    #[arg(long, conflicts_with_all = ["strategy", "rounds", "windows", "gpu_layers", "keep_all", "residency", "stream_buffer", "refine_seconds", "refine_evaluations"])]
     pub plan: Option<PathBuf>,
     /// How to plan, if there is no plan.
     #[command(flatten)]

@@ -69,6 +69,11 @@ impl Failure {
         self
     }
 
+    /// What is wrong, in one line, without where and a hint.
+    pub fn reason(&self) -> String {
+        self.what.replace('\n', " ")
+    }
+
     /// With another exit code.
     #[must_use]
     pub fn code(mut self, code: u8) -> Self {

@@ -116,10 +116,13 @@ impl LoadedScenario {
         self.scenario.model.file.as_ref().map(|file| self.folder.join(file))
     }
 
-    /// The cluster, with every reference read. `model` stands for the scenario's own.
+    /// The cluster, with every reference read, in the scenario's absolute limits. `model` stands for the scenario's
+    /// own.
     pub fn cluster(&self, model: Option<&Path>) -> Result<Cluster, Failure> {
         let devices = self.devices(|_, entry| self.device(entry))?;
-        self.cluster_of(devices, model)
+        let mut cluster = self.cluster_of(devices, model)?;
+        limits::bound_memory(&self.scenario, &mut cluster);
+        Ok(cluster)
     }
 
     /// The scenario's devices, found by place and entry. Those of equal profile and limits are found once.
@@ -143,7 +146,7 @@ impl LoadedScenario {
         Ok(devices)
     }
 
-    /// The cluster of devices that were measured for this scenario, in its order.
+    /// The cluster of devices that were measured for this scenario, inside its memory limits, in its order.
     pub fn cluster_of(&self, devices: Vec<Device>, model: Option<&Path>) -> Result<Cluster, Failure> {
         let scenario = &self.scenario;
         let member = |(entry, device): (&DeviceEntry, Device)| Member {

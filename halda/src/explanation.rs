@@ -11,7 +11,7 @@ use crate::constraints::Rules;
 use crate::exact::{Exact, HeadChoice, SizedProblem, evaluated};
 use crate::gpu_split::Turns;
 use crate::latency::{Breakdown, LatencyModel};
-use crate::overlap::{SizedSearch, best_choice, steady};
+use crate::overlap::{Overlap, SizedSearch, best_choice, steady};
 use crate::steady_state::Place;
 use crate::strategy::{Objective, SearchStep, Strategy};
 
@@ -22,7 +22,8 @@ pub struct Explanation {
     pub searched: Vec<SearchStep>,
     /// One entry a device, in the instance's order.
     pub devices: Vec<DeviceExplanation>,
-    /// The fastest T with the same head, devices dropped freely; for `exact` its own T under its own rules.
+    /// The fastest T by the same objective with the same head, devices dropped freely; for a strategy that finds it
+    /// its own T under its own rules.
     pub optimum: Option<f64>,
     /// T / optimum - 1.
     pub gap: Option<f64>,
@@ -94,12 +95,20 @@ impl Explanation {
     }
 }
 
-/// The fastest plan by the paper's objective, devices dropped freely.
+/// The fastest plan by the same objective, devices dropped freely.
 fn best_with_the_same_head(model: &LatencyModel, plan: &Explained) -> Option<f64> {
     let rules = Rules { may_drop: true, ..plan.rules };
-    let exact = Exact { rules, head: HeadChoice::Fixed(plan.assignment.head), rounds: None };
-    let proposal = exact.propose(model).ok()?;
-    Some(evaluated(model, &proposal.assignment))
+    let (head, rounds) = (HeadChoice::Fixed(plan.assignment.head), None);
+    match plan.objective {
+        Objective::Paper => {
+            let proposal = Exact { rules, head, rounds }.propose(model).ok()?;
+            Some(evaluated(model, &proposal.assignment))
+        }
+        Objective::SteadyState => {
+            let proposal = Overlap { rules, head, rounds }.propose(model).ok()?;
+            Some(steady(model, &proposal))
+        }
+    }
 }
 
 fn explain_device(model: &LatencyModel, plan: &Explained, device: usize) -> DeviceExplanation {

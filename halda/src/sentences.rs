@@ -17,11 +17,7 @@ pub fn sentences(solution: &Solution) -> Vec<String> {
         all.push(if gap.abs() < 1e-9 {
             "By the same count no plan of this kind is faster.".to_owned()
         } else {
-            format!(
-                "By the paper's latency model it is {:.1} % above the optimum of {}.",
-                gap * 100.0,
-                time(optimum)
-            )
+            format!("By the same count it is {:.1} % above the optimum of {}.", gap * 100.0, time(optimum))
         });
     }
     let devices = solution.explanation.devices.iter().zip(&solution.breakdown.devices);

@@ -215,7 +215,7 @@ impl LatencyModel<'_> {
     }
 
     /// What each device does, in the instance's order.
-    fn portions(&self, assignment: &Assignment) -> Vec<Portion> {
+    pub(crate) fn portions(&self, assignment: &Assignment) -> Vec<Portion> {
         let devices = self.device_count();
         let ring_layers = assignment.ring_layers() as u32;
         let nothing = Portion { share: Share::default(), cpu_bytes: 0, gpu_bytes: 0 };

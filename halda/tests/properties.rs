@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use hearth_halda::overlap::best_residencies;
 use hearth_halda::{
     Assignment, Device, Even, Exact, Exhaustive, Gpu, HeadChoice, Instance, LatencyModel, Manual,
     MemoryProportional, Model, Objective, OperatingSystem, Overlap, Practice, Refusal, Rereads, Rules,
@@ -209,6 +210,11 @@ fn lawful(model: &LatencyModel) -> Result<(), TestCaseError> {
                     again.seconds
                 );
                 prop_assert_eq!(again.seconds, solution.seconds(), "{}", name);
+                if strategy.is_optimal() && strategy.objective() == Objective::SteadyState {
+                    let residencies = best_residencies(model, assignment).unwrap();
+                    let best = model.steady_state(assignment, &residencies).unwrap().seconds;
+                    prop_assert!(equal(best, again.seconds), "{} is not {}", best, again.seconds);
+                }
                 prop_assert_eq!(solution.explanation.devices.len(), model.device_count());
                 if let Some(gap) = solution.explanation.gap {
                     prop_assert!(gap >= -1e-9, "{} is {} below the optimum", name, gap);

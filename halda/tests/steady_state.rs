@@ -60,7 +60,9 @@ fn instance(memory: u64, residency: ResidencyOptions, hop: f64) -> Instance {
         device("head", HEAD_LAYER, 1 << 40, ResidencyOptions::default()),
         device("short", STAGE / 8.0, memory, residency),
     ];
-    devices.iter_mut().for_each(|device| device.hop = hop);
+    for device in &mut devices {
+        device.hop = hop;
+    }
     devices[0].practice.token_overhead = QUIET - STAGE - 8.0 * HEAD_LAYER;
     Instance {
         name: "reader".to_owned(),
@@ -192,7 +194,9 @@ fn an_open_residency_is_chosen_for_what_it_saves() {
     instance.devices[0].disk_read = DISK / 2.0;
     instance.slow_disk_threshold = DISK * 0.75;
     let (os, managed) = (ResidencyOptions::default(), ResidencyOptions::of(Residency::Managed));
-    instance.devices.iter_mut().for_each(|device| device.practice.residencies = vec![os, managed]);
+    for device in &mut instance.devices {
+        device.practice.residencies = vec![os, managed];
+    }
     let model = LatencyModel::new(&instance).unwrap();
     let plan = solve(&Overlap::default(), &model).unwrap();
     assert_eq!(plan.residencies[0], os, "everything fits");

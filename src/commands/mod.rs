@@ -1,11 +1,12 @@
-//! One file a verb.
+//! One file a verb, and one for a verb's other side.
 
+mod compare;
 mod execute;
 mod lab;
-mod plan;
+pub mod plan;
 mod profile;
 mod report;
-mod simulate;
+pub mod simulate;
 mod synth;
 mod worker;
 

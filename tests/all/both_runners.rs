@@ -9,7 +9,6 @@ use std::sync::Arc;
 
 use hearth_exec::ring::{LocalModel, Memory, Request, Ring, RingOptions, Worker, bind};
 use hearth_profiles::{Document, device};
-use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::scenario::{KvFormat, Scenario, Workload};
 use hearth_schema::trace::{Kind, Trace};
 use hearth_schema::{Cluster, LinkTable, Member, Plan};

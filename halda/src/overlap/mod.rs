@@ -18,6 +18,7 @@ use crate::exact::{HeadChoice, ring_sizes};
 use crate::latency::LatencyModel;
 use crate::strategy::{Objective, Proposal, Refusal, SearchStep, Strategy};
 
+pub use offers::best_residencies;
 pub(crate) use search::{SizedSearch, best_choice};
 
 /// The fastest steady state.
