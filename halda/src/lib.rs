@@ -30,6 +30,7 @@ pub mod latency;
 pub mod manual;
 pub mod memory_proportional;
 pub mod plan;
+pub mod proportional;
 pub mod selection;
 pub mod sentences;
 pub mod single;

@@ -65,7 +65,11 @@ pub fn make(loaded: &LoadedScenario, cluster: &Cluster, options: &PlannerOptions
     let name = options.strategy.as_deref().unwrap_or(DEFAULT_STRATEGY);
     let instance = build::instance(cluster, options.slow_disk);
     let model = LatencyModel::new(&instance).map_err(Failure::unusable)?;
-    let chosen = Options { head: Some(cluster.head), ..Options::from(options) };
+    let chosen = Options {
+        head: Some(cluster.head),
+        total_memory: Some(build::total_memory(cluster)),
+        ..Options::from(options)
+    };
     let strategy = named(name, &chosen).map_err(Failure::unusable)?;
     let solution = solve(strategy.as_ref(), &model).map_err(|refusal| {
         Failure::unusable(refusal)
