@@ -13,6 +13,7 @@ use crate::exact::{Exact, HeadChoice};
 use crate::exhaustive::Exhaustive;
 use crate::manual::Manual;
 use crate::memory_proportional::{MemoryProportional, MemorySizes};
+use crate::performance_proportional::PerformanceProportional;
 use crate::single::Single;
 use crate::strategy::Strategy;
 
@@ -67,7 +68,7 @@ pub enum SelectionError {
 }
 
 /// Every name, in the order in which comparisons print them.
-pub const NAMES: [&str; 7] = ["exact", "single", "mem", "mem-total", "even", "manual", "exhaustive"];
+pub const NAMES: [&str; 8] = ["exact", "single", "mem", "mem-total", "perf", "even", "manual", "exhaustive"];
 
 /// The strategy of a name.
 pub fn named(name: &str, options: &Options) -> Result<Box<dyn Strategy>, SelectionError> {
@@ -86,6 +87,7 @@ pub fn named(name: &str, options: &Options) -> Result<Box<dyn Strategy>, Selecti
             let totals = options.total_memory.clone().ok_or(missing)?;
             Box::new(MemoryProportional { sizes: MemorySizes::Total(totals) })
         }
+        "perf" => Box::new(PerformanceProportional),
         "even" => Box::new(Even { rounds: rounds.unwrap_or(1) }),
         "manual" => {
             let missing = SelectionError::Missing { strategy: "manual", needs: "a window for every device" };

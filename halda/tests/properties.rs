@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 
 use hearth_halda::{
     Device, Even, Exact, Exhaustive, Gpu, HeadChoice, Instance, LatencyModel, Manual, MemoryProportional,
-    Model, OperatingSystem, Refusal, Rules, Single, Strategy as Planner, solve, valid_rounds, violations,
+    MemorySizes, Model, OperatingSystem, PerformanceProportional, Refusal, Rules, Single,
+    Strategy as Planner, solve, valid_rounds, violations,
 };
 use proptest::prelude::*;
 
@@ -126,8 +127,13 @@ fn same(exact: &dyn Planner, oracle: &dyn Planner, model: &LatencyModel) -> Resu
 fn strategies(model: &LatencyModel) -> Vec<Box<dyn Planner>> {
     let layers = model.model_layers();
     let devices = model.device_count();
-    let mut all: Vec<Box<dyn Planner>> =
-        vec![Box::new(Single::default()), Box::new(MemoryProportional::default())];
+    let total = model.instance().devices.iter().map(|device| 2 * device.ram_available).collect();
+    let mut all: Vec<Box<dyn Planner>> = vec![
+        Box::new(Single::default()),
+        Box::new(MemoryProportional::default()),
+        Box::new(MemoryProportional { sizes: MemorySizes::Total(total) }),
+        Box::new(PerformanceProportional),
+    ];
     for may_drop in [false, true] {
         for may_leave_remainder in [false, true] {
             let rules = Rules { may_drop, may_leave_remainder };

@@ -1,0 +1,142 @@
+//! Do the heuristics choose what they choose by hand?
+//!
+//! A layer has 100 bytes, so that reading it at 1000 B/s takes 0.1 s; there is no arithmetic, no cache, no buffer.
+
+use std::collections::BTreeMap;
+
+use hearth_halda::{
+    Device, Gpu, Instance, LatencyModel, Model, OperatingSystem, PerformanceProportional, Solution, Strategy,
+    solve,
+};
+
+const LAYER: u64 = 100;
+
+fn model(layers: u32) -> Model {
+    Model {
+        name: "plain".to_owned(),
+        model_layers: layers,
+        hidden_width: 1,
+        key_heads: 1,
+        key_head_width: 1,
+        value_heads: 1,
+        value_head_width: 1,
+        cached_tokens: 0,
+        vocabulary: 1,
+        layer_weight_bytes: LAYER,
+        input_embedding_bytes: 0,
+        output_head_bytes: 0,
+        layer_flops: BTreeMap::new(),
+        output_flops: BTreeMap::new(),
+    }
+}
+
+/// A device whose CPU computes so many layers a second and whose RAM holds so many.
+fn device(name: &str, speed: f64, layers: u64) -> Device {
+    Device {
+        name: name.to_owned(),
+        os: OperatingSystem::Linux,
+        gpu: Gpu::None,
+        cpu_speed: BTreeMap::new(),
+        gpu_speed: BTreeMap::new(),
+        cpu_memory_rate: speed * LAYER as f64,
+        gpu_memory_rate: 0.0,
+        cpu_cache_write: 0.0,
+        gpu_cache_write: 0.0,
+        to_gpu: 0.0,
+        from_gpu: 0.0,
+        unified_memory: false,
+        hop: 0.0,
+        disk_read: LAYER as f64,
+        ram_available: layers * LAYER,
+        metal_available: 0,
+        cuda_available: 0,
+        can_swap: 0,
+        swap_available: 0,
+        cpu_buffer_bytes: 0,
+        gpu_buffer_bytes: 0,
+    }
+}
+
+/// The device with a GPU.
+fn with_gpu(device: Device, speed: f64, layers: u64) -> Device {
+    Device { gpu: Gpu::Cuda, gpu_memory_rate: speed * LAYER as f64, cuda_available: layers * LAYER, ..device }
+}
+
+fn solved(strategy: &dyn Strategy, layers: u32, devices: Vec<Device>) -> Result<Solution, String> {
+    let instance =
+        Instance { name: "plain".to_owned(), slow_disk_threshold: 0.0, model: model(layers), devices };
+    solved_instance(strategy, &instance)
+}
+
+fn solved_instance(strategy: &dyn Strategy, instance: &Instance) -> Result<Solution, String> {
+    solve(strategy, &LatencyModel::new(instance).unwrap()).map_err(|refusal| refusal.to_string())
+}
+
+#[track_caller]
+fn chosen(solution: &Solution, windows: &[u32], gpu_layers: &[u32]) {
+    assert_eq!(solution.assignment.window_layers, windows);
+    assert_eq!(solution.assignment.gpu_layers, gpu_layers);
+    assert_eq!(solution.assignment.rounds, 1);
+}
+
+/// A head with 10 layers a second, a laptop with a GPU of 40 and a CPU of 5, a phone with 10.
+fn three(head: u64, laptop: [u64; 2], phone: u64) -> Vec<Device> {
+    let laptop = with_gpu(device("laptop", 5.0, laptop[1]), 40.0, laptop[0]);
+    vec![device("head", 10.0, head), laptop, device("phone", 10.0, phone)]
+}
+
+#[test]
+fn perf_follows_compute_power() {
+    // 10 : 40 : 10 of 20 layers are 3.33, 16.67, 20 summed up: 3, 14, 3, all of which fit.
+    let solution = solved(&PerformanceProportional, 20, three(20, [20, 20], 20)).unwrap();
+    chosen(&solution, &[3, 14, 3], &[0, 14, 0]);
+    assert!((solution.seconds() - (3.0 / 10.0 + 14.0 / 40.0 + 3.0 / 10.0)).abs() < 1e-12);
+}
+
+#[test]
+fn perf_moves_what_exceeds_a_gpu_to_devices_with_room() {
+    // The GPU holds 6 of its 14; 8 move as 4 and 4. The phone holds 5 of 3 + 4; its 2 move to the head. The 4
+    // layers of the laptop's RAM are not asked for.
+    let solution = solved(&PerformanceProportional, 20, three(10, [6, 4], 5)).unwrap();
+    chosen(&solution, &[9, 6, 5], &[0, 6, 0]);
+}
+
+#[test]
+fn perf_offloads_to_cpus_and_then_overloads_them() {
+    // 4, 6 and 5 fit, and the laptop's RAM takes 1. Of the 4 left, 10 : 5 : 10 gives 1.6, 2.4, 4: 2, 0, 2.
+    let devices = three(4, [6, 1], 5);
+    let solution = solved(&PerformanceProportional, 20, devices.clone()).unwrap();
+    chosen(&solution, &[6, 7, 7], &[0, 6, 0]);
+    // Two layers more than fit at one layer a second.
+    assert_eq!(solution.breakdown.devices[0].disk, 2.0);
+
+    // A slow disk is passed over: 10 : 5 of the 4 left are 2.67, 4: 3, 1.
+    let mut instance =
+        Instance { name: "slow".to_owned(), slow_disk_threshold: 60.0, model: model(20), devices };
+    instance.devices[2].disk_read = 50.0;
+    let solution = solved_instance(&PerformanceProportional, &instance).unwrap();
+    chosen(&solution, &[7, 8, 5], &[0, 6, 0]);
+
+    instance.slow_disk_threshold = 101.0;
+    let refusal = solved_instance(&PerformanceProportional, &instance).unwrap_err();
+    let expected =
+        "no plan exists: k = 1: all disks are slow and a turn of 20 layers exceeds the 16 that memory holds";
+    assert_eq!(refusal, expected);
+}
+
+#[test]
+fn perf_keeps_the_head_in_the_ring() {
+    // 1 : 100 of 10 layers are 0.1: nothing for the head, which takes one.
+    let devices = vec![device("head", 1.0, 10), device("desktop", 100.0, 10)];
+    let solution = solved(&PerformanceProportional, 10, devices).unwrap();
+    chosen(&solution, &[1, 9], &[0, 0]);
+}
+
+#[test]
+fn perf_takes_a_gpu_slower_than_its_cpu_as_a_reserve() {
+    // The laptop counts with its CPU, 10 : 10 : both hold 4 and 4 in RAM; the last 2 go to the slow GPU.
+    let laptop = with_gpu(device("laptop", 10.0, 4), 2.0, 2);
+    let solution = solved(&PerformanceProportional, 10, vec![device("head", 10.0, 4), laptop]).unwrap();
+    chosen(&solution, &[4, 6], &[0, 2]);
+    assert!(!solution.breakdown.devices[1].over);
+}
