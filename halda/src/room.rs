@@ -13,6 +13,7 @@
 //! ([`crate::gpu_split`]).
 
 use crate::latency::LatencyModel;
+use crate::strategy::Refusal;
 
 /// The layers of the model that a device takes without reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +53,23 @@ impl Room {
     pub(crate) fn gpu_layers(self, window: u32) -> u32 {
         if self.gpu_first { window.min(self.gpu) } else { window.saturating_sub(self.cpu).min(self.gpu) }
     }
+}
+
+/// The rooms of all devices, device 0 the head, for a strategy that lets no device read: enough for the model, and
+/// for one layer on the head, or a refusal.
+pub(crate) fn rooms(model: &LatencyModel, strategy: &'static str) -> Result<Vec<Room>, Refusal> {
+    let rooms: Vec<Room> =
+        (0..model.device_count()).map(|device| Room::new(model, device, device == 0)).collect();
+    let model_layers = model.model_layers();
+    let held = rooms.iter().fold(0_u32, |held, room| held.saturating_add(room.layers()));
+    if held < model_layers {
+        return Err(Refusal::NoRoom { strategy, held, model_layers });
+    }
+    if rooms[0].layers() == 0 {
+        let device = model.instance().devices[0].name.clone();
+        return Err(Refusal::NoRoomOnHead { strategy, device });
+    }
+    Ok(rooms)
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@
 use hearth_schema::scenario::PlannerOptions;
 
 use crate::constraints::Rules;
+use crate::edgeshard::EdgeShard;
 use crate::even::Even;
 use crate::exact::{Exact, HeadChoice};
 use crate::exhaustive::Exhaustive;
@@ -68,7 +69,8 @@ pub enum SelectionError {
 }
 
 /// Every name, in the order in which comparisons print them.
-pub const NAMES: [&str; 8] = ["exact", "single", "mem", "mem-total", "perf", "even", "manual", "exhaustive"];
+pub const NAMES: [&str; 9] =
+    ["exact", "single", "mem", "mem-total", "perf", "edgeshard", "even", "manual", "exhaustive"];
 
 /// The strategy of a name.
 pub fn named(name: &str, options: &Options) -> Result<Box<dyn Strategy>, SelectionError> {
@@ -88,6 +90,7 @@ pub fn named(name: &str, options: &Options) -> Result<Box<dyn Strategy>, Selecti
             Box::new(MemoryProportional { sizes: MemorySizes::Total(totals) })
         }
         "perf" => Box::new(PerformanceProportional),
+        "edgeshard" => Box::new(EdgeShard),
         "even" => Box::new(Even { rounds: rounds.unwrap_or(1) }),
         "manual" => {
             let missing = SelectionError::Missing { strategy: "manual", needs: "a window for every device" };

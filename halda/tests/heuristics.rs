@@ -5,8 +5,8 @@
 use std::collections::BTreeMap;
 
 use hearth_halda::{
-    Device, Gpu, Instance, LatencyModel, Model, OperatingSystem, PerformanceProportional, Solution, Strategy,
-    solve,
+    Device, EdgeShard, Exact, Gpu, Instance, LatencyModel, Model, OperatingSystem, PerformanceProportional,
+    Solution, Strategy, solve,
 };
 
 const LAYER: u64 = 100;
@@ -139,4 +139,44 @@ fn perf_takes_a_gpu_slower_than_its_cpu_as_a_reserve() {
     let solution = solved(&PerformanceProportional, 10, vec![device("head", 10.0, 4), laptop]).unwrap();
     chosen(&solution, &[4, 6], &[0, 2]);
     assert!(!solution.breakdown.devices[1].over);
+}
+
+#[test]
+fn edgeshard_weighs_speed_against_hops() {
+    // 0.1 s a layer on the head, 0.05 s on the others. A block on a device saves 0.05 s a layer and costs its hop:
+    // 8 layers on the near one save 0.4 for 0.1, the ninth and tenth on the far one would save 0.05 for 0.2.
+    let near = Device { hop: 0.1, ..device("near", 20.0, 8) };
+    let far = Device { hop: 0.2, ..device("far", 20.0, 20) };
+    let devices = vec![device("head", 10.0, 10), near, far];
+    let solution = solved(&EdgeShard, 10, devices.clone()).unwrap();
+    chosen(&solution, &[2, 8, 0], &[0, 0, 0]);
+    assert!((solution.seconds() - (2.0 * 0.1 + 8.0 * 0.05 + 0.1)).abs() < 1e-12);
+    // Of 20 layers the far one holds all but the head's, and only its hop is paid.
+    chosen(&solved(&EdgeShard, 20, devices).unwrap(), &[1, 0, 19], &[0, 0, 0]);
+}
+
+#[test]
+fn edgeshard_reads_nothing_even_where_reading_is_faster() {
+    // The worker computes 100 times slower than the head, whose disk gives 50 layers a second.
+    let mut devices = vec![device("head", 100.0, 6), device("worker", 1.0, 10)];
+    devices[0].disk_read = 50.0 * LAYER as f64;
+    chosen(&solved(&EdgeShard, 10, devices.clone()).unwrap(), &[6, 4], &[0, 0]);
+    let exact = solved(&Exact { rounds: Some(1), ..Exact::default() }, 10, devices.clone()).unwrap();
+    chosen(&exact, &[9, 1], &[0, 0]);
+
+    let refusal = solved(&EdgeShard, 17, devices.clone()).unwrap_err();
+    assert_eq!(refusal, "`edgeshard` reads no weights from disk, and memory holds 16 of the 17 layers");
+    devices[0].ram_available = LAYER - 1;
+    let refusal = solved(&EdgeShard, 10, devices).unwrap_err();
+    let expected =
+        "`edgeshard` reads no weights from disk, and the memory of the head, `head`, holds no layer";
+    assert_eq!(refusal, expected);
+}
+
+#[test]
+fn edgeshard_fills_the_faster_side_first() {
+    let desktop = with_gpu(device("desktop", 10.0, 4), 40.0, 3);
+    chosen(&solved(&EdgeShard, 5, vec![desktop]).unwrap(), &[5], &[3]);
+    let desktop = with_gpu(device("desktop", 10.0, 4), 2.0, 3);
+    chosen(&solved(&EdgeShard, 5, vec![desktop]).unwrap(), &[5], &[1]);
 }

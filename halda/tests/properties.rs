@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 
 use hearth_halda::{
-    Device, Even, Exact, Exhaustive, Gpu, HeadChoice, Instance, LatencyModel, Manual, MemoryProportional,
-    MemorySizes, Model, OperatingSystem, PerformanceProportional, Refusal, Rules, Single,
+    Device, EdgeShard, Even, Exact, Exhaustive, Gpu, HeadChoice, Instance, LatencyModel, Manual,
+    MemoryProportional, MemorySizes, Model, OperatingSystem, PerformanceProportional, Refusal, Rules, Single,
     Strategy as Planner, solve, valid_rounds, violations,
 };
 use proptest::prelude::*;
@@ -133,6 +133,7 @@ fn strategies(model: &LatencyModel) -> Vec<Box<dyn Planner>> {
         Box::new(MemoryProportional::default()),
         Box::new(MemoryProportional { sizes: MemorySizes::Total(total) }),
         Box::new(PerformanceProportional),
+        Box::new(EdgeShard),
     ];
     for may_drop in [false, true] {
         for may_leave_remainder in [false, true] {
