@@ -12,6 +12,7 @@ use crate::edgeshard::EdgeShard;
 use crate::even::Even;
 use crate::exact::{Exact, HeadChoice};
 use crate::exhaustive::Exhaustive;
+use crate::lingualinked::LinguaLinked;
 use crate::manual::Manual;
 use crate::memory_proportional::{MemoryProportional, MemorySizes};
 use crate::performance_proportional::PerformanceProportional;
@@ -69,8 +70,18 @@ pub enum SelectionError {
 }
 
 /// Every name, in the order in which comparisons print them.
-pub const NAMES: [&str; 9] =
-    ["exact", "single", "mem", "mem-total", "perf", "edgeshard", "even", "manual", "exhaustive"];
+pub const NAMES: [&str; 10] = [
+    "exact",
+    "single",
+    "mem",
+    "mem-total",
+    "perf",
+    "edgeshard",
+    "lingualinked",
+    "even",
+    "manual",
+    "exhaustive",
+];
 
 /// The strategy of a name.
 pub fn named(name: &str, options: &Options) -> Result<Box<dyn Strategy>, SelectionError> {
@@ -91,6 +102,7 @@ pub fn named(name: &str, options: &Options) -> Result<Box<dyn Strategy>, Selecti
         }
         "perf" => Box::new(PerformanceProportional),
         "edgeshard" => Box::new(EdgeShard),
+        "lingualinked" => Box::new(LinguaLinked),
         "even" => Box::new(Even { rounds: rounds.unwrap_or(1) }),
         "manual" => {
             let missing = SelectionError::Missing { strategy: "manual", needs: "a window for every device" };

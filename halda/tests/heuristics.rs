@@ -5,8 +5,8 @@
 use std::collections::BTreeMap;
 
 use hearth_halda::{
-    Device, EdgeShard, Exact, Gpu, Instance, LatencyModel, Model, OperatingSystem, PerformanceProportional,
-    Solution, Strategy, solve,
+    Device, EdgeShard, Exact, Gpu, Instance, LatencyModel, LinguaLinked, Model, OperatingSystem,
+    PerformanceProportional, Solution, Strategy, solve,
 };
 
 const LAYER: u64 = 100;
@@ -179,4 +179,42 @@ fn edgeshard_fills_the_faster_side_first() {
     chosen(&solved(&EdgeShard, 5, vec![desktop]).unwrap(), &[5], &[3]);
     let desktop = with_gpu(device("desktop", 10.0, 4), 2.0, 3);
     chosen(&solved(&EdgeShard, 5, vec![desktop]).unwrap(), &[5], &[1]);
+}
+
+#[test]
+fn lingualinked_balances_computing_and_communication() {
+    // x/10 = (10 - x)/20 + 0.1 for x = 4: both take 0.4 s.
+    let near = Device { hop: 0.1, ..device("near", 20.0, 10) };
+    let solution = solved(&LinguaLinked, 10, vec![device("head", 10.0, 10), near.clone()]).unwrap();
+    chosen(&solution, &[4, 6], &[0, 0]);
+    let seconds = |device: usize| solution.breakdown.devices[device].seconds();
+    assert!((seconds(0) - 0.4).abs() < 1e-12 && (seconds(1) - 0.4).abs() < 1e-12);
+    // The worker holds 5, or the head holds 3: the other takes the rest.
+    let tight = Device { ram_available: 5 * LAYER, ..near.clone() };
+    chosen(&solved(&LinguaLinked, 10, vec![device("head", 10.0, 10), tight]).unwrap(), &[5, 5], &[0, 0]);
+    chosen(&solved(&LinguaLinked, 10, vec![device("head", 10.0, 3), near]).unwrap(), &[3, 7], &[0, 0]);
+}
+
+#[test]
+fn lingualinked_counts_gpu_and_cpu_of_a_device() {
+    // 4/40 + (x - 4)/10 = (11 - x)/10 for x = 7.
+    let head = with_gpu(device("head", 10.0, 20), 40.0, 4);
+    let solution = solved(&LinguaLinked, 11, vec![head, device("worker", 10.0, 20)]).unwrap();
+    chosen(&solution, &[7, 4], &[4, 0]);
+}
+
+#[test]
+fn lingualinked_saves_time_where_balance_is_out_of_reach() {
+    // The far device's hop of 10 s is the longest time whatever the others do; their sum is least if the fast one
+    // has all but the head's layer.
+    let far = Device { hop: 10.0, ..device("far", 10.0, 10) };
+    let devices = vec![device("head", 10.0, 10), device("fast", 20.0, 10), far];
+    chosen(&solved(&LinguaLinked, 10, devices).unwrap(), &[1, 9, 0], &[0, 0, 0]);
+}
+
+#[test]
+fn lingualinked_says_why_there_is_no_plan() {
+    let devices = vec![device("head", 10.0, 4), device("worker", 10.0, 5)];
+    let refusal = solved(&LinguaLinked, 10, devices).unwrap_err();
+    assert_eq!(refusal, "`lingualinked` reads no weights from disk, and memory holds 9 of the 10 layers");
 }

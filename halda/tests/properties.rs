@@ -7,9 +7,9 @@
 use std::collections::BTreeMap;
 
 use hearth_halda::{
-    Device, EdgeShard, Even, Exact, Exhaustive, Gpu, HeadChoice, Instance, LatencyModel, Manual,
-    MemoryProportional, MemorySizes, Model, OperatingSystem, PerformanceProportional, Refusal, Rules, Single,
-    Strategy as Planner, solve, valid_rounds, violations,
+    Device, EdgeShard, Even, Exact, Exhaustive, Gpu, HeadChoice, Instance, LatencyModel, LinguaLinked,
+    Manual, MemoryProportional, MemorySizes, Model, OperatingSystem, PerformanceProportional, Refusal, Rules,
+    Single, Strategy as Planner, solve, valid_rounds, violations,
 };
 use proptest::prelude::*;
 
@@ -134,6 +134,7 @@ fn strategies(model: &LatencyModel) -> Vec<Box<dyn Planner>> {
         Box::new(MemoryProportional { sizes: MemorySizes::Total(total) }),
         Box::new(PerformanceProportional),
         Box::new(EdgeShard),
+        Box::new(LinguaLinked),
     ];
     for may_drop in [false, true] {
         for may_leave_remainder in [false, true] {
@@ -221,6 +222,35 @@ proptest! {
         let each = (0..model.device_count()).map(|head| with(HeadChoice::Fixed(head)));
         let fastest = each.fold(f64::INFINITY, f64::min);
         prop_assert_eq!(with(HeadChoice::Best), fastest);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn heuristics_read_nothing_where_memory_suffices(instance in small([40, 24, 16, 12])) {
+        let model = LatencyModel::new(&instance).unwrap();
+        let fastest = solve(&EdgeShard, &model);
+        let balanced = solve(&LinguaLinked, &model);
+        // Both have the same idea of what memory holds.
+        let fastest = match (fastest, &balanced) {
+            (Ok(fastest), _) => fastest,
+            (Err(Refusal::NoRoom { held, .. }), Err(Refusal::NoRoom { held: same, .. })) => {
+                prop_assert_eq!(held, *same);
+                return Ok(());
+            }
+            (Err(Refusal::NoRoomOnHead { .. }), Err(Refusal::NoRoomOnHead { .. })) => return Ok(()),
+            (fastest, _) => return Err(TestCaseError::fail(format!("{fastest:?}\nbut\n{balanced:?}"))),
+        };
+        let by_power = solve(&PerformanceProportional, &model).unwrap();
+        for solution in [&fastest, &balanced.unwrap(), &by_power] {
+            for device in &solution.breakdown.devices {
+                prop_assert!(!device.over, "{}: {:?}", solution.strategy, device);
+            }
+            // Of the plans that read nothing and fill the faster side first, `edgeshard` is the fastest.
+            prop_assert!(solution.seconds() >= fastest.seconds() * (1.0 - 1e-9), "{}", solution.strategy);
+        }
     }
 }
 
