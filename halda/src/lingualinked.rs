@@ -195,6 +195,8 @@ fn whole_parts(shares: &[f64], rooms: &[Room], layers: u32) -> Vec<u64> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn room(layers: u32) -> Room {
@@ -209,6 +211,62 @@ mod tests {
         assert_eq!(parts, [PARTS + PARTS / 2, 2 * PARTS, 4 * PARTS + PARTS / 2]);
         let parts = whole_parts(&[2.0, 2.0, 5.0], &rooms, 8);
         assert_eq!(parts, [PARTS, 2 * PARTS, 5 * PARTS]);
+    }
+
+    /// Layers that a device takes within z: the faster side first. At least one on the head, never above its room.
+    fn within(load: &Load, longest: f64) -> f64 {
+        let mut sides = [(load.cpu_layer, load.room.cpu), (load.gpu_layer, load.room.gpu)];
+        sides.sort_by(|left, right| left.0.total_cmp(&right.0));
+        let [(fast, first), (slow, second)] = sides.map(|(seconds, layers)| (seconds, f64::from(layers)));
+        let left = (longest - load.fixed).max(0.0);
+        (left / fast).min(first) + ((left - first * fast).max(0.0) / slow).min(second)
+    }
+
+    /// z by bisection: the least time within which all devices together take L layers, the head one.
+    fn longest_by_bisection(loads: &[Load], layers: u32) -> f64 {
+        let enough = |longest: f64| {
+            let fixed = |load: &Load| load.room.layers() == 0 || load.fixed <= longest;
+            let together: f64 = loads.iter().map(|load| within(load, longest)).sum();
+            together >= f64::from(layers) && within(&loads[0], longest) >= 1.0 && loads.iter().all(fixed)
+        };
+        let (mut below, mut above) = (0.0, 1e9);
+        for _ in 0..200 {
+            let middle = f64::midpoint(below, above);
+            if enough(middle) { above = middle } else { below = middle }
+        }
+        above
+    }
+
+    prop_compose! {
+        fn load()(
+            [cpu_layer, gpu_layer] in prop::array::uniform2(1.0..1000.0_f64),
+            fixed in prop_oneof![Just(0.0), 0.0..1000.0_f64],
+            [cpu, gpu] in prop::array::uniform2(0..20_u32),
+        ) -> Load {
+            Load { room: Room { gpu, cpu, gpu_first: gpu_layer <= cpu_layer }, cpu_layer, gpu_layer, fixed }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_longest_time_is_that_of_a_bisection(
+            loads in prop::collection::vec(load(), 1..7),
+            fraction in 0.0..1.0_f64,
+        ) {
+            let room: u32 = loads.iter().map(|load| load.room.layers()).sum();
+            let layers = (f64::from(room) * fraction) as u32 + 1;
+            if loads[0].room.layers() == 0 || layers > room {
+                prop_assert!(balanced(&loads, layers).is_err());
+                return Ok(());
+            }
+            let shares = balanced(&loads, layers).unwrap();
+            prop_assert!((shares.iter().sum::<f64>() - f64::from(layers)).abs() < 1e-6);
+            let longest = longest_by_bisection(&loads, layers) * (1.0 + 1e-5);
+            for (load, share) in loads.iter().zip(&shares) {
+                prop_assert!(*share <= within(load, longest) + 1e-6, "{:?} in {:?}", shares, loads);
+            }
+            prop_assert!(shares[0] > 1.0 - 1e-6);
+        }
     }
 
     #[test]

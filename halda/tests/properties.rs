@@ -181,7 +181,10 @@ fn lawful(model: &LatencyModel) -> Result<(), TestCaseError> {
                     prop_assert!(gap >= -1e-9, "{} is {} below the optimum", name, gap);
                 }
             }
-            Err(refusal) => prop_assert!(!refusal.to_string().is_empty()),
+            Err(refusal) => {
+                prop_assert!(!refusal.to_string().is_empty());
+                prop_assert!(!matches!(refusal, Refusal::Unsolved { .. }), "{}", refusal);
+            }
         }
     }
     Ok(())
