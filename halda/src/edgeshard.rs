@@ -11,13 +11,13 @@
 //! with `t_m(w)` the latency model's time of device m for a window of w in one turn, its hop included, and as many of
 //! the w layers on the faster side as it holds.
 //!
-//! **Order.** EdgeShard carries the last device and the set of those used in its state. Here the devices come in the
-//! instance's order, so that the set used is always among the first m and the programme is exact for that order. The
-//! last device is not needed either: the hop of an instance belongs to the sender, whoever receives.
+//! **Order.** In general the last device and the set of those used belong to the state of the programme. Here devices
+//! come in the instance's order, so that those used are always among the first m and the programme is exact for that
+//! order. The last device is not needed either: the hop of an instance belongs to the sender, whoever receives.
 //!
-//! **Memory.** EdgeShard wants every block to fit. As a variant for devices that also map weights from disk, a device
-//! takes at most what it holds without reading ([`crate::room`]). If the model does not fit into all of them
-//! together, or no layer into the head, there is no plan.
+//! **Memory.** Deviation: whether a block fits is a question of what a device holds without reading ([`crate::room`]),
+//! because these devices map weights from disk. If the model does not fit into all of them together, or no layer into
+//! the head, there is no plan.
 //!
 //! Not here: several turns of the ring, and reading as a price worth paying. That is [`crate::exact`].
 

@@ -11,10 +11,10 @@
 //!   c_m <= CPU room,  g_m <= GPU room           nothing is read from disk (crate::room)
 //! ```
 //!
-//! with kappa = Fo + (`b_i/V` + `b_o`)/`T_cpu`, what the head does besides layers. Deviation: LinguaLinked minimises
-//! latency and balances in a second step, over modules of different size; here balance is the objective, because
-//! without it the programme would be that of [`crate::edgeshard`] made continuous. A window and its hop count for
-//! every device that has room, because a linear programme cannot make them depend on having a layer.
+//! with kappa = Fo + (`b_i/V` + `b_o`)/`T_cpu`, what the head does besides layers. Deviation: this is a variant of
+//! theirs. The objective is balance, the longest time of a device; for the sum of the times the programme would be
+//! that of [`crate::edgeshard`] made continuous. A window and its hop count for every device that has room, because
+//! a linear programme cannot make them depend on having a layer.
 //!
 //! Where one device's fixed part alone is z, many shares are optimal. So a second programme fixes z and minimises the
 //! sum of the times.

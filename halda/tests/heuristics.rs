@@ -94,16 +94,29 @@ fn perf_follows_compute_power() {
 }
 
 #[test]
-fn perf_moves_what_exceeds_a_gpu_to_devices_with_room() {
-    // The GPU holds 6 of its 14; 8 move as 4 and 4. The phone holds 5 of 3 + 4; its 2 move to the head. The 4
-    // layers of the laptop's RAM are not asked for.
-    let solution = solved(&PerformanceProportional, 20, three(10, [6, 4], 5)).unwrap();
-    chosen(&solution, &[9, 6, 5], &[0, 6, 0]);
+fn perf_moves_what_exceeds_a_gpu_to_other_gpus() {
+    let gpu = |name, speed, layers| with_gpu(device(name, 5.0, 10), speed, layers);
+    let four =
+        |last| vec![device("head", 10.0, 20), gpu("a", 40.0, 6), gpu("b", 20.0, 20), gpu("c", 20.0, last)];
+    // 10 : 40 : 20 : 20 of 18 layers are 2, 8, 4, 4. The second holds 6, and its 2 move as 1 and 1.
+    let solution = solved(&PerformanceProportional, 18, four(5)).unwrap();
+    chosen(&solution, &[2, 6, 5, 5], &[0, 6, 5, 5]);
+    // The last has no room for another.
+    let solution = solved(&PerformanceProportional, 18, four(4)).unwrap();
+    chosen(&solution, &[2, 6, 6, 4], &[0, 6, 6, 4]);
 }
 
 #[test]
-fn perf_offloads_to_cpus_and_then_overloads_them() {
-    // 4, 6 and 5 fit, and the laptop's RAM takes 1. Of the 4 left, 10 : 5 : 10 gives 1.6, 2.4, 4: 2, 0, 2.
+fn perf_offloads_to_cpus_by_their_speed() {
+    // 3, 14, 3, of which the GPU holds 6. 10 : 5 : 10 of the 8 left are 3.2, 4.8, 8: 3, 2, 3. The phone has room
+    // for 2, and 10 : 5 of the last layer are 0.67, 1: the head's.
+    let solution = solved(&PerformanceProportional, 20, three(10, [6, 4], 5)).unwrap();
+    chosen(&solution, &[7, 8, 5], &[0, 6, 0]);
+}
+
+#[test]
+fn perf_overloads_cpus_when_all_memory_is_full() {
+    // 4, 6 + 1 and 5 fit. Of the 4 left, 10 : 5 : 10 gives 1.6, 2.4, 4: 2, 0, 2.
     let devices = three(4, [6, 1], 5);
     let solution = solved(&PerformanceProportional, 20, devices.clone()).unwrap();
     chosen(&solution, &[6, 7, 7], &[0, 6, 0]);
