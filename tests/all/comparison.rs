@@ -21,12 +21,10 @@ fn every_strategy_has_a_row_with_a_plan_or_a_reason() {
     let left_out = ["manual", "exhaustive"];
     let expected: Vec<&str> = NAMES.into_iter().filter(|name| !left_out.contains(name)).collect();
     assert_eq!(names, expected);
-    let fastest = rows[0]["predicted"]["tpot_ms"].as_f64().expect("exact has a plan");
     for row in &rows {
-        match row["predicted"]["tpot_ms"].as_f64() {
-            Some(time) => assert!(time >= fastest * (1.0 - 1e-9), "{row}"),
-            None => assert!(row["refused"].as_str().is_some_and(|reason| !reason.is_empty()), "{row}"),
-        }
+        let reason = row["refused"].as_str().is_some_and(|reason| !reason.is_empty());
+        let time = row["predicted"]["tpot_ms"].as_f64().is_some_and(|time| time > 0.0);
+        assert!(time != reason, "{row}");
     }
 }
 
