@@ -59,6 +59,18 @@ pub fn instance(cluster: &Cluster, slow_disk: Option<BytesPerSecond>) -> Instanc
     }
 }
 
+/// The memory that exo counts on each device, in the instance's order: that of a GPU of its own if there is one,
+/// else the RAM, used or not. A profile knows what is available of a GPU's memory and not its total, so that this
+/// stands in.
+pub fn total_memory(cluster: &Cluster) -> Vec<u64> {
+    let total = |member: usize| {
+        let profile = &cluster.members[member].device;
+        let own_memory = profile.gpu.as_ref().filter(|gpu| !gpu.unified_memory);
+        own_memory.map_or(&profile.memory.total, |gpu| &gpu.memory_available).value.0
+    };
+    ring_order(cluster.head, cluster.members.len()).map(total).collect()
+}
+
 fn model(cluster: &Cluster) -> Model {
     let profile = &cluster.model;
     let shape = &profile.shape;

@@ -188,6 +188,16 @@ impl DeviceCosts {
             + 2.0 * bytes / self.disk_read
     }
 
+    /// alpha: seconds of a layer on the CPU, nothing read from disk.
+    pub(crate) fn cpu_layer(&self) -> f64 {
+        self.cpu_compute + self.cpu_memory
+    }
+
+    /// alpha + beta: seconds of a layer on the GPU; as on the CPU without one.
+    pub(crate) fn gpu_layer(&self) -> f64 {
+        self.gpu_compute + self.gpu_memory
+    }
+
     /// x: model layers that memory holds before the device is over, below zero if even none do.
     pub(crate) fn layers_that_fit(&self, head: bool, model: &ModelCosts) -> i64 {
         let head_bytes = if head { model.row_bytes_up + model.output_head_bytes } else { 0 };

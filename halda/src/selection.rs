@@ -8,12 +8,15 @@
 use hearth_schema::scenario::PlannerOptions;
 
 use crate::constraints::Rules;
+use crate::edgeshard::EdgeShard;
 use crate::even::Even;
 use crate::exact::{Exact, HeadChoice};
 use crate::exhaustive::Exhaustive;
+use crate::lingualinked::LinguaLinked;
 use crate::manual::Manual;
 use crate::memory_proportional::{MemoryProportional, MemorySizes};
 use crate::overlap::Overlap;
+use crate::performance_proportional::PerformanceProportional;
 use crate::single::Single;
 use crate::strategy::Strategy;
 
@@ -32,8 +35,8 @@ pub struct Options {
     pub window_layers: Option<Vec<u32>>,
     /// GPU layers by hand.
     pub gpu_layers: Option<Vec<u32>>,
-    /// What `mem` is proportional to.
-    pub memory_sizes: MemorySizes,
+    /// What `mem-total` is proportional to: total memory of each device, in the instance's order.
+    pub total_memory: Option<Vec<u64>>,
 }
 
 impl From<&PlannerOptions> for Options {
@@ -68,7 +71,19 @@ pub enum SelectionError {
 }
 
 /// Every name, in the order in which comparisons print them.
-pub const NAMES: [&str; 7] = ["overlap", "exact", "single", "mem", "even", "manual", "exhaustive"];
+pub const NAMES: [&str; 11] = [
+    "overlap",
+    "exact",
+    "single",
+    "mem",
+    "mem-total",
+    "perf",
+    "edgeshard",
+    "lingualinked",
+    "even",
+    "manual",
+    "exhaustive",
+];
 
 /// The strategy of a name.
 pub fn named(name: &str, options: &Options) -> Result<Box<dyn Strategy>, SelectionError> {
@@ -79,7 +94,16 @@ pub fn named(name: &str, options: &Options) -> Result<Box<dyn Strategy>, Selecti
         "exact" => Box::new(Exact { rules, head, rounds }),
         "overlap" => Box::new(Overlap { rules, head, rounds }),
         "single" => Box::new(Single { device: options.head }),
-        "mem" => Box::new(MemoryProportional { sizes: options.memory_sizes.clone() }),
+        "mem" => Box::new(MemoryProportional::default()),
+        "mem-total" => {
+            let needs = "the total memory of every device";
+            let missing = SelectionError::Missing { strategy: "mem-total", needs };
+            let totals = options.total_memory.clone().ok_or(missing)?;
+            Box::new(MemoryProportional { sizes: MemorySizes::Total(totals) })
+        }
+        "perf" => Box::new(PerformanceProportional),
+        "edgeshard" => Box::new(EdgeShard),
+        "lingualinked" => Box::new(LinguaLinked),
         "even" => Box::new(Even { rounds: rounds.unwrap_or(1) }),
         "manual" => {
             let missing = SelectionError::Missing { strategy: "manual", needs: "a window for every device" };
@@ -101,13 +125,15 @@ mod tests {
 
     #[test]
     fn every_name_selects_the_strategy_of_that_name() {
-        let options = Options { window_layers: Some(vec![1]), ..Options::default() };
+        let options =
+            Options { window_layers: Some(vec![1]), total_memory: Some(vec![1]), ..Options::default() };
         for name in NAMES {
             assert_eq!(named(name, &options).unwrap().name(), name);
         }
         let unknown = named("haldo", &options).err().unwrap().to_string();
         assert!(unknown.starts_with("no strategy is called `haldo`: use one of overlap, exact"), "{unknown}");
-        let missing = named("manual", &Options::default()).err().unwrap().to_string();
-        assert_eq!(missing, "strategy `manual` needs a window for every device");
+        let missing = |name| named(name, &Options::default()).err().unwrap().to_string();
+        assert_eq!(missing("manual"), "strategy `manual` needs a window for every device");
+        assert_eq!(missing("mem-total"), "strategy `mem-total` needs the total memory of every device");
     }
 }

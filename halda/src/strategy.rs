@@ -163,6 +163,34 @@ pub enum Refusal {
     /// There is nothing to be proportional to.
     #[error("no device has memory to be proportional to")]
     NoMemory,
+    /// The strategy keeps all weights in memory, and memory ends before the model does.
+    #[error("`{strategy}` reads no weights from disk, and memory holds {held} of the {model_layers} layers")]
+    NoRoom {
+        /// The strategy.
+        strategy: &'static str,
+        /// Layers that find room.
+        held: u32,
+        /// L.
+        model_layers: u32,
+    },
+    /// The strategy keeps all weights in memory, and the head's holds no layer.
+    #[error(
+        "`{strategy}` reads no weights from disk, and the memory of the head, `{device}`, holds no layer"
+    )]
+    NoRoomOnHead {
+        /// The strategy.
+        strategy: &'static str,
+        /// The head.
+        device: String,
+    },
+    /// A solver gave up.
+    #[error("the linear programme of `{strategy}` was not solved: {reason}")]
+    Unsolved {
+        /// The strategy.
+        strategy: &'static str,
+        /// What the solver says.
+        reason: String,
+    },
     /// Trying every plan would take too long.
     #[error("{plans:.3e} plans are too many to try one by one: the limit is {limit:.0e}")]
     TooManyPlans {

@@ -1,8 +1,10 @@
 //! Does a cluster become the right problem, and a solution a plan that a runner can follow?
 
 use hearth_halda::{
-    Exact, HeadChoice, LatencyModel, Manual, MemoryProportional, Rules, Single, Strategy, build, plan, solve,
+    Exact, HeadChoice, LatencyModel, Manual, MemoryProportional, MemorySizes, Rules, Single, Strategy, build,
+    plan, solve,
 };
+use hearth_profiles::device::shipped as shipped_device;
 use hearth_profiles::device::{Cpu, Device, Disk, Gpu, GpuKind, Memory, Os, PageCachePolicy, Transfer};
 use hearth_profiles::document::Document;
 use hearth_profiles::model::shipped;
@@ -185,6 +187,26 @@ fn every_kind_of_solution_becomes_a_plan() {
     assert_eq!(names, ["laptop", "mac", "desktop"]);
     assert_eq!(plan.devices[0].role, Role::Head);
     assert_eq!(plan.planner.strategy, "manual");
+}
+
+#[test]
+fn the_papers_devices_get_exos_plan() {
+    let mut cluster = cluster("llama-8b");
+    for (member, name) in cluster.members.iter_mut().zip(["d1", "d2", "d3"]) {
+        member.device = shipped_device(name).unwrap();
+    }
+    cluster.head = 0;
+    // prima.cpp paper, section 4.1: 8 GiB of RAM, 8 and 11 GiB of GPU memory and 32 layers give 9, 10, 13.
+    let total = build::total_memory(&cluster);
+    assert_eq!(total, [8 << 30, 8 << 30, 11 << 30]);
+    let plan = planned(&cluster, &MemoryProportional { sizes: MemorySizes::Total(total) });
+    let windows: Vec<u32> = plan.devices.iter().map(|device| device.window).collect();
+    assert_eq!(windows, [9, 10, 13]);
+    assert_eq!(plan.planner.strategy, "mem-total");
+    // The ring begins at the head; memory that a GPU shares is counted once, as RAM.
+    cluster.head = 1;
+    cluster.members[2].device.gpu = Some(gpu(GpuKind::Vulkan, true, 6));
+    assert_eq!(build::total_memory(&cluster), [8 << 30, 16 << 30, 8 << 30]);
 }
 
 #[test]

@@ -8,9 +8,10 @@ use std::collections::BTreeMap;
 
 use hearth_halda::overlap::best_residencies;
 use hearth_halda::{
-    Assignment, Device, Even, Exact, Exhaustive, Gpu, HeadChoice, Instance, LatencyModel, Manual,
-    MemoryProportional, Model, Objective, OperatingSystem, Overlap, Practice, Refusal, Rereads, Rules,
-    Single, Strategy as Planner, constraints::ring_violations, solve, valid_rounds, violations,
+    Assignment, Device, EdgeShard, Even, Exact, Exhaustive, Gpu, HeadChoice, Instance, LatencyModel,
+    LinguaLinked, Manual, MemoryProportional, MemorySizes, Model, Objective, OperatingSystem, Overlap,
+    PerformanceProportional, Practice, Refusal, Rereads, Rules, Single, Strategy as Planner,
+    constraints::ring_violations, solve, valid_rounds, violations,
 };
 use hearth_profiles::Bytes;
 use hearth_schema::residency::{Residency, ResidencyOptions};
@@ -163,8 +164,15 @@ fn same(exact: &dyn Planner, oracle: &dyn Planner, model: &LatencyModel) -> Resu
 fn strategies(model: &LatencyModel) -> Vec<Box<dyn Planner>> {
     let layers = model.model_layers();
     let devices = model.device_count();
-    let mut all: Vec<Box<dyn Planner>> =
-        vec![Box::new(Single::default()), Box::new(MemoryProportional::default())];
+    let total = model.instance().devices.iter().map(|device| 2 * device.ram_available).collect();
+    let mut all: Vec<Box<dyn Planner>> = vec![
+        Box::new(Single::default()),
+        Box::new(MemoryProportional::default()),
+        Box::new(MemoryProportional { sizes: MemorySizes::Total(total) }),
+        Box::new(PerformanceProportional),
+        Box::new(EdgeShard),
+        Box::new(LinguaLinked),
+    ];
     for may_drop in [false, true] {
         for may_leave_remainder in [false, true] {
             let rules = Rules { may_drop, may_leave_remainder };
@@ -220,7 +228,10 @@ fn lawful(model: &LatencyModel) -> Result<(), TestCaseError> {
                     prop_assert!(gap >= -1e-9, "{} is {} below the optimum", name, gap);
                 }
             }
-            Err(refusal) => prop_assert!(!refusal.to_string().is_empty()),
+            Err(refusal) => {
+                prop_assert!(!refusal.to_string().is_empty());
+                prop_assert!(!matches!(refusal, Refusal::Unsolved { .. }), "{}", refusal);
+            }
         }
     }
     Ok(())
@@ -312,6 +323,35 @@ proptest! {
         let each = (0..model.device_count()).map(|head| with(HeadChoice::Fixed(head)));
         let fastest = each.fold(f64::INFINITY, f64::min);
         prop_assert_eq!(with(HeadChoice::Best), fastest);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn heuristics_read_nothing_where_memory_suffices(instance in small([40, 24, 16, 12])) {
+        let model = LatencyModel::new(&instance).unwrap();
+        let fastest = solve(&EdgeShard, &model);
+        let balanced = solve(&LinguaLinked, &model);
+        // Both have the same idea of what memory holds.
+        let fastest = match (fastest, &balanced) {
+            (Ok(fastest), _) => fastest,
+            (Err(Refusal::NoRoom { held, .. }), Err(Refusal::NoRoom { held: same, .. })) => {
+                prop_assert_eq!(held, *same);
+                return Ok(());
+            }
+            (Err(Refusal::NoRoomOnHead { .. }), Err(Refusal::NoRoomOnHead { .. })) => return Ok(()),
+            (fastest, _) => return Err(TestCaseError::fail(format!("{fastest:?}\nbut\n{balanced:?}"))),
+        };
+        let by_power = solve(&PerformanceProportional, &model).unwrap();
+        for solution in [&fastest, &balanced.unwrap(), &by_power] {
+            for device in &solution.breakdown.devices {
+                prop_assert!(!device.over, "{}: {:?}", solution.strategy, device);
+            }
+            // Of the plans that read nothing and fill the faster side first, `edgeshard` is the fastest.
+            prop_assert!(solution.seconds() >= fastest.seconds() * (1.0 - 1e-9), "{}", solution.strategy);
+        }
     }
 }
 

@@ -89,7 +89,11 @@ pub fn make(
     }
     let instance = build::instance(cluster, options.slow_disk);
     let model = LatencyModel::new(&instance).map_err(Failure::unusable)?;
-    let chosen = Options { head: Some(cluster.head), ..Options::from(options) };
+    let chosen = Options {
+        head: Some(cluster.head),
+        total_memory: Some(build::total_memory(cluster)),
+        ..Options::from(options)
+    };
     let strategy = named(name, &chosen).map_err(|error| match error {
         // The planner does not know the strategy that needs the simulator.
         SelectionError::Unknown { name } => Failure::unusable(format!("no strategy is called `{name}`"))

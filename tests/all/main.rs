@@ -5,6 +5,7 @@
 mod architecture;
 mod bad_input;
 mod both_runners;
+mod comparison;
 mod glossary;
 mod lab;
 mod planning;
