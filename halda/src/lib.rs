@@ -27,6 +27,7 @@ pub mod explanation;
 pub mod gpu_split;
 pub mod instance;
 pub mod latency;
+pub mod lint;
 pub mod manual;
 pub mod memory_proportional;
 pub mod plan;

@@ -7,6 +7,7 @@ mod bad_input;
 mod both_runners;
 mod glossary;
 mod lab;
+mod lint;
 mod planning;
 mod processes;
 mod repository;
