@@ -13,7 +13,7 @@ use hearth_schema::residency::{Residency, ResidencyOptions};
 /// the two side by side. `lab` does all four on this machine.
 ///
 /// Exit codes: 0 done; 1 something failed while running; 2 what was given cannot be used; 3 the run
-/// ended, but not well.
+/// ended, but not well, or `lint` found an error.
 #[derive(Debug, Parser)]
 #[command(version, arg_required_else_help = true)]
 pub struct Cli {
