@@ -13,7 +13,7 @@ use hearth_schema::residency::{Residency, ResidencyOptions};
 /// the two side by side. `lab` does all four on this machine.
 ///
 /// Exit codes: 0 done; 1 something failed while running; 2 what was given cannot be used; 3 the run
-/// ended, but not well.
+/// ended, but not well, or `lint` found an error.
 #[derive(Debug, Parser)]
 #[command(version, arg_required_else_help = true)]
 pub struct Cli {
@@ -39,6 +39,11 @@ pub enum Verb {
         after_help = "Example: hearth simulate scenarios/home/llama-70b-on-four.yaml --trace sim.trace"
     )]
     Simulate(SimulateArgs),
+    /// Say what is wrong or doubtful about a scenario and a plan for it.
+    ///
+    /// Exit code 3 if there is an error among the findings, 0 otherwise.
+    #[command(after_help = "Example: hearth lint scenarios/home/llama-70b-on-four.yaml --plan plan.yaml")]
+    Lint(LintArgs),
     /// Run a plan on real devices.
     #[command(
         after_help = "Example: hearth execute plan.yaml --model model.gguf --prompt 'Once upon' --tokens 32"
@@ -172,6 +177,22 @@ pub struct SimulateArgs {
     /// Where to write the trace.
     #[arg(long)]
     pub trace: Option<PathBuf>,
+}
+
+/// `hearth lint`.
+#[derive(Debug, Args)]
+pub struct LintArgs {
+    /// The scenario.
+    pub scenario: PathBuf,
+    /// A plan made before.
+    #[arg(long, conflicts_with_all = ["strategy", "rounds", "windows", "gpu_layers", "keep_all", "residency", "stream_buffer", "refine_seconds", "refine_evaluations"])]
+    pub plan: Option<PathBuf>,
+    /// How to plan, if there is no plan.
+    #[command(flatten)]
+    pub planning: Planning,
+    /// A model file instead of the scenario's model.
+    #[arg(long)]
+    pub model: Option<PathBuf>,
 }
 
 /// `hearth execute`.

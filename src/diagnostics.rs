@@ -2,7 +2,7 @@
 //!
 //! Three lines: what, where, and a hint. Exit codes: 0 done; 1 something failed while running; 2 what was
 //! given cannot be used (arguments, documents, models); 3 the run ended, but not well (out of memory, a
-//! device died).
+//! device died), or a lint found an error.
 
 use std::fmt;
 use std::path::Path;

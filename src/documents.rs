@@ -11,7 +11,7 @@ use hearth_exec::profile::{ProfileOptions, profile};
 use hearth_exec::ring::LocalModel;
 use hearth_profiles::document::MAX_DOCUMENT_BYTES;
 use hearth_profiles::model::{ModelDocument, ModelProfile, shipped};
-use hearth_profiles::{Device, Document, device};
+use hearth_profiles::{Device, Document, DocumentError, device};
 use hearth_schema::plan::Origin;
 use hearth_schema::residency::Residency;
 use hearth_schema::scenario::{DeviceEntry, ModelRef};
@@ -119,10 +119,15 @@ impl LoadedScenario {
     /// The cluster, with every reference read, in the scenario's absolute limits. `model` stands for the scenario's
     /// own.
     pub fn cluster(&self, model: Option<&Path>) -> Result<Cluster, Failure> {
-        let devices = self.devices(|_, entry| self.device(entry))?;
-        let mut cluster = self.cluster_of(devices, model)?;
+        let mut cluster = self.cluster_with_all_memory(model)?;
         limits::bound_memory(&self.scenario, &mut cluster);
         Ok(cluster)
+    }
+
+    /// The cluster, as if the scenario had no memory limits.
+    pub fn cluster_with_all_memory(&self, model: Option<&Path>) -> Result<Cluster, Failure> {
+        let devices = self.devices(|_, entry| self.device(entry))?;
+        self.cluster_of(devices, model)
     }
 
     /// The scenario's devices, found by place and entry. Those of equal profile and limits are found once.
@@ -215,4 +220,12 @@ fn is_path(name: &str) -> bool {
 /// Reads a plan.
 pub fn read_plan(path: &Path) -> Result<Plan, Failure> {
     read(path)
+}
+
+/// Reads a plan that may contradict itself. What is wrong with a plan of the right form is a finding for who asks.
+pub fn read_doubtful_plan(path: &Path) -> Result<Result<Plan, DocumentError>, Failure> {
+    match Plan::from_yaml(&read_text(path)?) {
+        Err(error @ DocumentError::Invalid { .. }) => Ok(Err(error)),
+        read => read.map(Ok).map_err(|error| Failure::document(path, &error)),
+    }
 }

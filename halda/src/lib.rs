@@ -29,6 +29,7 @@ pub mod gpu_split;
 pub mod instance;
 pub mod latency;
 pub mod lingualinked;
+pub mod lint;
 pub mod manual;
 pub mod memory_proportional;
 pub mod overlap;

@@ -6,7 +6,8 @@
 //!
 //! - another number of rounds: the next factor of L or the next number at all, with the windows scaled to it;
 //! - one layer of a turn from one processor to another, also from CPU to GPU of the same device, from a window of
-//!   one layer (which drops the device), or to a device without layers (which brings it in);
+//!   one layer (which drops the device), or to a device without layers (which brings it in); or one layer of a turn
+//!   more or fewer, which the last turn makes up for;
 //! - the windows of two devices exchanged;
 //! - all layers of a device given to another.
 //!
@@ -167,8 +168,8 @@ struct Processor {
 enum Move {
     /// To the next k, among the factors of L only or among all.
     Rounds { more: bool, factors: bool },
-    /// One layer of a turn.
-    Layer { from: Processor, to: Processor },
+    /// One layer of a turn; the turn grows or shrinks by it if one side is missing.
+    Layer { from: Option<Processor>, to: Option<Processor> },
     /// The windows of two devices.
     Swap { one: usize, other: usize },
     /// All layers of a device.
@@ -190,8 +191,9 @@ fn moves(model: &LatencyModel) -> Vec<Move> {
             [Some(cpu), has_gpu.then_some(Processor { device, gpu: true })].into_iter().flatten()
         })
         .collect();
-    for &from in &processors {
-        all.extend(processors.iter().filter(|&&to| to != from).map(|&to| Move::Layer { from, to }));
+    let somewhere = || processors.iter().copied().map(Some).chain([None]);
+    for from in somewhere() {
+        all.extend(somewhere().filter(|to| *to != from).map(|to| Move::Layer { from, to }));
     }
     for one in devices.clone() {
         all.extend((one + 1..devices.end).map(|other| Move::Swap { one, other }));
@@ -211,14 +213,20 @@ impl Move {
                 return rescaled(at, model, next_rounds(at, model, more, factors)?);
             }
             Move::Layer { from, to } => {
-                let (window, gpu) = (at.window_layers[from.device], at.gpu_layers[from.device]);
-                if (if from.gpu { gpu } else { window.checked_sub(gpu)? }) == 0 {
-                    return None;
+                if let Some(Processor { device, gpu }) = from {
+                    let on_gpu = at.gpu_layers[device];
+                    if (if gpu { on_gpu } else { at.window_layers[device].checked_sub(on_gpu)? }) == 0 {
+                        return None;
+                    }
+                    next.window_layers[device] -= 1;
+                    next.gpu_layers[device] -= u32::from(gpu);
                 }
-                next.window_layers[from.device] -= 1;
-                next.gpu_layers[from.device] -= u32::from(from.gpu);
-                next.window_layers[to.device] += 1;
-                next.gpu_layers[to.device] += u32::from(to.gpu);
+                if let Some(Processor { device, gpu }) = to {
+                    next.window_layers[device] += 1;
+                    next.gpu_layers[device] += u32::from(gpu);
+                }
+                let ring_layers = u32::try_from(next.ring_layers()).ok().filter(|layers| *layers > 0)?;
+                next.rounds = model.model_layers().div_ceil(ring_layers);
             }
             Move::Swap { one, other } => {
                 next.window_layers.swap(one, other);

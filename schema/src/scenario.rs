@@ -116,10 +116,10 @@ pub struct DeviceEntry {
 #[serde(deny_unknown_fields)]
 pub struct Limits {
     /// Memory as a share of the weights that the plan gives it, to which the process's own
-    /// 64 MiB are added.
+    /// 64 MiB are added. Planners cannot know it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_share: Option<Fraction>,
-    /// Memory outright.
+    /// Memory outright. Planners know it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<Bytes>,
     /// Disk reads.

@@ -8,6 +8,7 @@ mod both_runners;
 mod comparison;
 mod glossary;
 mod lab;
+mod lint;
 mod planning;
 mod processes;
 mod repository;
