@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use hearth_profiles::Bytes;
 use hearth_schema::residency::{Residency, ResidencyOptions};
+use hearth_schema::scenario::RingOrder;
 
 /// Plan, simulate and run language models across the devices people already own.
 ///
@@ -80,6 +81,9 @@ pub struct Planning {
     /// Give every device a layer.
     #[arg(long)]
     pub keep_all: bool,
+    /// Whose order the ring follows, for `exact`: the scenario's, or the best there is.
+    #[arg(long, value_enum)]
+    pub order: Option<Order>,
     /// Who decides what stays in memory, on every device: replaces all that the scenario says of residency.
     #[arg(long, value_enum)]
     pub residency: Option<Policy>,
@@ -87,6 +91,24 @@ pub struct Planning {
     /// 8 MiB if nobody says.
     #[arg(long, allow_hyphen_values = true)]
     pub stream_buffer: Option<Bytes>,
+}
+
+/// Whose order the ring follows.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum Order {
+    /// The scenario's.
+    Given,
+    /// The fastest.
+    Best,
+}
+
+impl From<Order> for RingOrder {
+    fn from(order: Order) -> Self {
+        match order {
+            Order::Given => RingOrder::Given,
+            Order::Best => RingOrder::Best,
+        }
+    }
 }
 
 /// Who decides what stays in memory.
@@ -141,7 +163,7 @@ pub struct SimulateArgs {
     /// The scenario.
     pub scenario: PathBuf,
     /// A plan made before.
-    #[arg(long, conflicts_with_all = ["strategy", "rounds", "windows", "gpu_layers", "keep_all", "residency", "stream_buffer"])]
+    #[arg(long, conflicts_with_all = ["strategy", "rounds", "windows", "gpu_layers", "keep_all", "order", "residency", "stream_buffer"])]
     pub plan: Option<PathBuf>,
     /// How to plan, if there is no plan.
     #[command(flatten)]
@@ -277,7 +299,7 @@ pub struct LabArgs {
     #[arg(long)]
     pub model: Option<PathBuf>,
     /// A plan made before.
-    #[arg(long, conflicts_with_all = ["strategy", "rounds", "windows", "gpu_layers", "keep_all", "residency", "stream_buffer"])]
+    #[arg(long, conflicts_with_all = ["strategy", "rounds", "windows", "gpu_layers", "keep_all", "order", "residency", "stream_buffer"])]
     pub plan: Option<PathBuf>,
     /// How to plan, if there is no plan.
     #[command(flatten)]

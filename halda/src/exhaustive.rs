@@ -69,7 +69,7 @@ impl Strategy for Exhaustive {
             searched.push(SearchStep { head: 0, rounds, ring_layers, outcome });
         }
         match best {
-            Some((_, assignment)) => Ok(Proposal { assignment, searched }),
+            Some((_, assignment)) => Ok(Proposal { searched, ..Proposal::of(assignment) }),
             None => Err(Refusal::Infeasible(searched)),
         }
     }

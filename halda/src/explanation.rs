@@ -8,10 +8,12 @@
 
 use crate::assignment::{Assignment, Share, ring_order};
 use crate::constraints::Rules;
-use crate::exact::{Exact, HeadChoice, SizedProblem, evaluated};
+use crate::exact::{Exact, HeadChoice, OrderChoice, evaluated};
 use crate::gpu_split::Turns;
 use crate::latency::{Breakdown, DeviceTerms, LatencyModel};
-use crate::strategy::{SearchStep, Strategy};
+use crate::programme::SizedProblem;
+use crate::strategy::{Infeasible, SearchLimit, SearchStep, Strategy};
+use crate::tour::with_all;
 
 /// The reasons behind a plan.
 #[derive(Debug, Clone, PartialEq)]
@@ -24,6 +26,8 @@ pub struct Explanation {
     pub optimum: Option<f64>,
     /// T / optimum - 1.
     pub gap: Option<f64>,
+    /// Present if the strategy did not look at everything that its rules allow.
+    pub limit: Option<SearchLimit>,
 }
 
 /// The reasons behind one device's share.
@@ -39,6 +43,19 @@ pub struct DeviceExplanation {
     pub one_more_layer: Option<f64>,
     /// Present if the device has no layers.
     pub dropped: Option<Dropped>,
+    /// Present if it is in the ring all the same, to pass on.
+    pub relay: Option<Relayed>,
+}
+
+/// Whom a relay stands between.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Relayed {
+    /// Who sends to it.
+    pub from: String,
+    /// Whom it sends to.
+    pub to: String,
+    /// Whether these two could talk directly, only slower.
+    pub reachable: bool,
 }
 
 /// What limits a device.
@@ -60,8 +77,11 @@ pub enum Binding {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Dropped {
     /// The best plan that gives it a layer, at the same k and head, takes this many seconds more than the
-    /// plan (less, if negative: then a heuristic dropped it wrongly).
+    /// plan (less, if negative: then a heuristic dropped it wrongly). If the plan has an order of its own, the
+    /// device is tried at its cheapest place in it.
     Slower(f64),
+    /// No ring leads through it.
+    OutOfReach,
     /// Its disk is slow and not one layer of a turn fits its memory.
     HoldsNothing,
     /// A turn has no layer to spare for it.
@@ -80,15 +100,18 @@ impl Explanation {
     ) -> Self {
         let optimum = optimum.or_else(|| {
             let rules = Rules { may_drop: true, ..rules };
-            let exact = Exact { rules, head: HeadChoice::Fixed(assignment.head), rounds: None };
-            let proposal = exact.propose(model).ok()?;
-            Some(evaluated(model, &proposal.assignment))
+            let head = HeadChoice::Fixed(assignment.head);
+            let order = if assignment.order.is_some() { OrderChoice::Best } else { OrderChoice::Given };
+            // A single round is never slower than more.
+            let proposal = Exact { rules, head, rounds: Some(1), order }.propose(model).ok()?;
+            let limited = proposal.limit.is_some_and(|limit| limit.lower_bound.is_some());
+            (!limited).then(|| evaluated(model, &proposal.assignment))
         });
         let gap = optimum.filter(|optimum| *optimum > 0.0).map(|optimum| breakdown.seconds / optimum - 1.0);
         let devices = (0..model.device_count())
             .map(|device| explain_device(model, assignment, breakdown, rules, device))
             .collect();
-        Self { searched, devices, optimum, gap }
+        Self { searched, devices, optimum, gap, limit: None }
     }
 }
 
@@ -109,16 +132,31 @@ fn explain_device(
     DeviceExplanation {
         name: model.instance().devices[device].name.clone(),
         binding,
-        one_more_layer: grown.map(|split| split.seconds - terms.seconds()),
+        // Hops are left out where they are not the device's own.
+        one_more_layer: grown.map(|split| split.seconds - model.terms(device, head, terms.share).seconds()),
         dropped: (window == 0).then(|| why_dropped(model, assignment, breakdown.seconds, device)),
+        relay: assignment.is_relay(device).then(|| relayed(model, assignment, device)),
     }
+}
+
+fn relayed(model: &LatencyModel, assignment: &Assignment, device: usize) -> Relayed {
+    let ring = assignment.ring();
+    let place = ring.iter().position(|other| *other == device).unwrap_or(0);
+    let (before, after) = (ring[(place + ring.len() - 1) % ring.len()], ring[(place + 1) % ring.len()]);
+    let name = |device: usize| model.instance().devices[device].name.clone();
+    let reachable = model.hops.seconds(before, after) < f64::INFINITY;
+    Relayed { from: name(before), to: name(after), reachable }
 }
 
 /// The turns as they reach a device, for what-if questions about its window.
 fn turns_of(model: &LatencyModel, assignment: &Assignment, device: usize) -> Turns {
     let ring_layers = assignment.ring_layers() as u32;
-    let order = ring_order(assignment.head, model.device_count());
-    let placed: u32 = order.take_while(|other| *other != device).map(|d| assignment.window_layers[d]).sum();
+    let order = match &assignment.order {
+        Some(order) => order.clone(),
+        None => ring_order(assignment.head, model.device_count()).collect(),
+    };
+    let placed: u32 =
+        order.into_iter().take_while(|other| *other != device).map(|d| assignment.window_layers[d]).sum();
     let rest = (model.model_layers() % ring_layers).saturating_sub(placed);
     Turns { rounds: model.model_layers() / ring_layers, rest }
 }
@@ -164,9 +202,14 @@ fn why_dropped(model: &LatencyModel, assignment: &Assignment, seconds: f64, devi
     if ring_layers < 2 {
         return Dropped::NoLayerLeft;
     }
-    let problem = SizedProblem { model, head: assignment.head, ring_layers, least_windows: &least_windows };
+    let order: Vec<usize> = match &assignment.order {
+        Some(order) => with_all(model, order.clone()),
+        None => ring_order(assignment.head, model.device_count()).collect(),
+    };
+    let problem = SizedProblem { model, order: &order, ring_layers, least_windows: &least_windows };
     match problem.optimum() {
         Ok(with_it) => Dropped::Slower(evaluated(model, &with_it) - seconds),
+        Err(Infeasible::NoRing { .. }) => Dropped::OutOfReach,
         Err(_) => Dropped::HoldsNothing,
     }
 }

@@ -5,11 +5,11 @@
 //!
 //! Not here: the strategies.
 
-use hearth_schema::scenario::PlannerOptions;
+use hearth_schema::scenario::{PlannerOptions, RingOrder};
 
 use crate::constraints::Rules;
 use crate::even::Even;
-use crate::exact::{Exact, HeadChoice};
+use crate::exact::{Exact, HeadChoice, OrderChoice};
 use crate::exhaustive::Exhaustive;
 use crate::manual::Manual;
 use crate::memory_proportional::{MemoryProportional, MemorySizes};
@@ -25,6 +25,8 @@ pub struct Options {
     pub head: Option<usize>,
     /// Let `exact` choose the head.
     pub best_head: bool,
+    /// Let `exact` choose the order of the ring.
+    pub best_order: bool,
     /// k.
     pub rounds: Option<u32>,
     /// Windows by hand.
@@ -39,6 +41,7 @@ impl From<&PlannerOptions> for Options {
     fn from(options: &PlannerOptions) -> Self {
         Self {
             rules: Rules { may_drop: !options.keep_all, may_leave_remainder: false },
+            best_order: options.order == Some(RingOrder::Best),
             rounds: options.rounds,
             window_layers: options.windows.clone(),
             gpu_layers: options.gpu_layers.clone(),
@@ -76,7 +79,8 @@ pub fn named(name: &str, options: &Options) -> Result<Box<dyn Strategy>, Selecti
         "exact" => {
             let fixed = HeadChoice::Fixed(options.head.unwrap_or(0));
             let head = if options.best_head { HeadChoice::Best } else { fixed };
-            Box::new(Exact { rules, head, rounds })
+            let order = if options.best_order { OrderChoice::Best } else { OrderChoice::Given };
+            Box::new(Exact { rules, head, rounds, order })
         }
         "single" => Box::new(Single { device: options.head }),
         "mem" => Box::new(MemoryProportional { sizes: options.memory_sizes.clone() }),

@@ -11,6 +11,7 @@ use crate::assignment::Assignment;
 use crate::constraints::{Rules, Violation, violations};
 use crate::explanation::Explanation;
 use crate::latency::{Breakdown, LatencyModel};
+use crate::relays::bridged;
 
 /// A way to choose an assignment.
 pub trait Strategy {
@@ -41,12 +42,23 @@ pub struct Proposal {
     pub assignment: Assignment,
     /// Every ring size that was searched and what it gave; empty if there was only one.
     pub searched: Vec<SearchStep>,
+    /// Where the search was limited: a T that no plan can be under, and sentences that say what was left out.
+    pub limit: Option<SearchLimit>,
+}
+
+/// How far a search was limited because all of it would take too long.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SearchLimit {
+    /// What was left out, and by what rule, in sentences.
+    pub notes: Vec<String>,
+    /// A T in seconds that no plan can be under; absent if what was left out cannot be faster.
+    pub lower_bound: Option<f64>,
 }
 
 impl Proposal {
     /// An assignment that was found without a search over ring sizes.
     pub fn of(assignment: Assignment) -> Self {
-        Self { assignment, searched: Vec::new() }
+        Self { assignment, searched: Vec::new(), limit: None }
     }
 }
 
@@ -87,6 +99,15 @@ pub enum Infeasible {
         ring_layers: u32,
         /// Layers of a turn that all devices hold together.
         held: u32,
+    },
+    /// Enough devices hold enough, but no ring leads through them.
+    #[error(
+        "no ring in this order connects devices that hold a turn of {ring_layers} layers: links are missing, and \
+         another order may do"
+    )]
+    NoRing {
+        /// W.
+        ring_layers: u32,
     },
     /// Every plan breaks a constraint, and not all the same one.
     #[error("every plan of a turn of {ring_layers} layers breaks a constraint")]
@@ -184,7 +205,8 @@ impl Solution {
 
 /// Lets a strategy choose, checks and evaluates what it chose, and explains it.
 pub fn solve(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, Refusal> {
-    let Proposal { assignment, mut searched } = strategy.propose(model)?;
+    let Proposal { assignment, mut searched, limit } = strategy.propose(model)?;
+    let assignment = bridged(model, assignment);
     let rules = strategy.rules();
     let mut broken = violations(model, &assignment, rules);
     if broken.is_empty() {
@@ -198,8 +220,11 @@ pub fn solve(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, 
                         outcome: Ok(breakdown.seconds),
                     });
                 }
-                let optimum = strategy.is_optimal().then_some(breakdown.seconds);
-                let explanation = Explanation::new(model, &assignment, &breakdown, rules, searched, optimum);
+                let limit_costs = limit.as_ref().is_some_and(|limit| limit.lower_bound.is_some());
+                let optimum = (strategy.is_optimal() && !limit_costs).then_some(breakdown.seconds);
+                let mut explanation =
+                    Explanation::new(model, &assignment, &breakdown, rules, searched, optimum);
+                explanation.limit = limit;
                 return Ok(Solution {
                     strategy: strategy.name(),
                     options: strategy.options(),

@@ -90,7 +90,8 @@ fn cluster(model: &str) -> Cluster {
         device("desktop", Os::Linux, 16, Some(gpu(GpuKind::Cuda, false, 8))),
         device("laptop", Os::Linux, 4, None),
     ];
-    let between = vec![NamedLink { devices: ["laptop".to_owned(), "mac".to_owned()], link: link(7.0) }];
+    let devices = ["laptop".to_owned(), "mac".to_owned()];
+    let between = vec![NamedLink { devices, link: Some(link(7.0)), unreachable: None }];
     Cluster {
         members,
         head: 1,
@@ -173,7 +174,7 @@ fn every_kind_of_solution_becomes_a_plan() {
             for head in [HeadChoice::Fixed(0), HeadChoice::Best] {
                 for rounds in [None, Some(2), Some(5)] {
                     let rules = Rules { may_drop, may_leave_remainder };
-                    planned(&cluster, &Exact { rules, head, rounds });
+                    planned(&cluster, &Exact { rules, head, rounds, ..Exact::default() });
                 }
             }
         }
@@ -194,9 +195,10 @@ fn a_plan_says_why() {
     assert_eq!(plan.devices.len(), 1);
     assert_eq!(plan.devices[0].name, "desktop");
     assert_eq!(plan.dropped.len(), 2);
-    // The mac's GPU is as fast as the desktop's, so a layer there costs one hop: 3 ms + 16 KiB at 50 MB/s.
+    // The mac's GPU is as fast as the desktop's, so a layer there costs two hops, there and back, of 3 ms and
+    // 16 KiB at 50 MB/s. Alone the desktop has none.
     assert_eq!(plan.dropped[1].name, "mac");
-    assert_eq!(plan.dropped[1].reason, "the best plan that uses it takes 3.33 ms longer a token");
+    assert_eq!(plan.dropped[1].reason, "the best plan that uses it takes 6.66 ms longer a token");
     assert_eq!(plan.explanation[1], "By this latency model no plan of the same kind is faster.");
     assert_eq!(
         plan.explanation[2],

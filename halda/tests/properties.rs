@@ -99,6 +99,7 @@ prop_compose! {
                 output_flops: BTreeMap::from([("q4k".to_owned(), 1e9)]),
             },
             devices,
+            hops: None,
         }
     }
 }
@@ -131,8 +132,8 @@ fn strategies(model: &LatencyModel) -> Vec<Box<dyn Planner>> {
     for may_drop in [false, true] {
         for may_leave_remainder in [false, true] {
             let rules = Rules { may_drop, may_leave_remainder };
-            all.push(Box::new(Exact { rules, head: HeadChoice::Fixed(0), rounds: None }));
-            all.push(Box::new(Exact { rules, head: HeadChoice::Best, rounds: Some(1) }));
+            all.push(Box::new(Exact { rules, head: HeadChoice::Fixed(0), ..Exact::default() }));
+            all.push(Box::new(Exact { rules, head: HeadChoice::Best, rounds: Some(1), ..Exact::default() }));
         }
     }
     for rounds in [0, 1, 2, layers] {
@@ -208,12 +209,13 @@ proptest! {
         let model = LatencyModel::new(&instance).unwrap();
         let rules = Rules { may_drop: true, may_leave_remainder: true };
         let with = |head| {
-            let solution = solve(&Exact { rules, head, rounds: None }, &model);
+            let solution = solve(&Exact { rules, head, ..Exact::default() }, &model);
             solution.map_or(f64::INFINITY, |solution| solution.seconds())
         };
         let each = (0..model.device_count()).map(|head| with(HeadChoice::Fixed(head)));
         let fastest = each.fold(f64::INFINITY, f64::min);
-        prop_assert_eq!(with(HeadChoice::Best), fastest);
+        let best = with(HeadChoice::Best);
+        prop_assert!(best == fastest || equal(best, fastest), "{} is not {}", best, fastest);
     }
 }
 
