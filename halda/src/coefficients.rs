@@ -76,7 +76,7 @@ pub(crate) struct DeviceCosts {
     pub gpu_memory: f64,
     /// (`t_ram_vram` + `t_vram_ram)(1` - UMA), a window.
     pub window_copy: f64,
-    /// `t_comm`, a window; 0 where it depends on the neighbour.
+    /// `t_comm`, a window, for planners that do not ask who comes next: an estimate where that matters.
     pub hop: f64,
     /// (`b_i/V` + `b_o)/T_cpu`, on the head.
     pub head_memory: f64,

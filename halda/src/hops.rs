@@ -14,7 +14,7 @@ use crate::instance::Instance;
 /// Hops between devices, from a validated instance.
 #[derive(Debug, Clone)]
 pub(crate) struct Hops {
-    /// What each device's windows cost whoever comes next; 0 where that depends on the neighbour.
+    /// What each sender needs whoever comes next; the instance's own `hop` where that depends on the neighbour.
     pub of_sender: Vec<f64>,
     /// between[from * M + to], infinite where there is no way; empty if the instance has only senders' hops.
     between: Vec<f64>,
@@ -38,7 +38,7 @@ impl Hops {
         };
         let neighbour_matters = !(0..devices).all(alike);
         let of_sender = if neighbour_matters {
-            vec![0.0; devices]
+            senders
         } else {
             (0..devices).map(|from| first(from).unwrap_or(0.0)).collect()
         };
@@ -59,6 +59,11 @@ impl Hops {
     /// Whether the hops are those of pairs, so that a ring of one device has none.
     pub(crate) fn by_pair(&self) -> bool {
         !self.between.is_empty()
+    }
+
+    /// The hop that a window has whoever comes next; 0 where it depends on that, and is counted apart.
+    pub(crate) fn own(&self, from: usize) -> f64 {
+        if self.neighbour_matters { 0.0 } else { self.of_sender[from] }
     }
 
     /// The longest hop of a sender that exists.

@@ -160,9 +160,12 @@ impl<'i> LatencyModel<'i> {
         seconds
     }
 
-    /// The terms of one device for one share, with a hop for each window only if that is the same whoever comes
-    /// next.
+    /// The terms of one device for one share. Its hops are an estimate where they depend on who comes next.
     pub fn terms(&self, device: usize, head: bool, share: Share) -> DeviceTerms {
+        self.terms_with_hop(device, head, share, self.devices[device].hop)
+    }
+
+    fn terms_with_hop(&self, device: usize, head: bool, share: Share, hop: f64) -> DeviceTerms {
         let costs = &self.devices[device];
         let model = &self.model;
         let capacity = costs.capacity as u64;
@@ -203,7 +206,7 @@ impl<'i> LatencyModel<'i> {
                 + windows * costs.window_copy
                 + head_memory,
             disk: read / costs.disk_read,
-            communication: windows * costs.hop,
+            communication: windows * hop,
             need: whole as f64 + row,
             capacity,
             over,
@@ -213,8 +216,8 @@ impl<'i> LatencyModel<'i> {
 
     /// The time of a share on a device, `None` where a slow disk forbids it. Allocation-free and the same
     /// arithmetic as [`LatencyModel::evaluate`].
-    pub(crate) fn cost(&self, device: usize, head: bool, share: Share) -> Option<f64> {
-        let terms = self.terms(device, head, share);
+    pub(crate) fn cost_with_hop(&self, device: usize, head: bool, share: Share, hop: f64) -> Option<f64> {
+        let terms = self.terms_with_hop(device, head, share, hop);
         if terms.over && self.devices[device].slow_disk { None } else { Some(terms.seconds()) }
     }
 }

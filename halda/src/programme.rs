@@ -31,7 +31,7 @@
 
 use crate::assignment::Assignment;
 use crate::exact::evaluated;
-use crate::gpu_split::Turns;
+use crate::gpu_split::{Split, Turns};
 use crate::latency::LatencyModel;
 use crate::strategy::Infeasible;
 
@@ -79,7 +79,7 @@ impl SizedProblem<'_, '_> {
             return None;
         }
         let head = self.head();
-        let split = self.model.best_split(head, true, self.ring_layers, self.turns(self.remainder()))?;
+        let split = self.split(head, self.ring_layers, self.remainder(), 0.0)?;
         let rounds = self.model.model_layers().div_ceil(self.ring_layers);
         let mut alone = Assignment::new(head, rounds, vec![0; devices], vec![0; devices]);
         alone.window_layers[head] = self.ring_layers;
@@ -201,8 +201,13 @@ impl SizedProblem<'_, '_> {
         if window < self.least_windows[device] {
             return f64::INFINITY;
         }
-        let split = self.model.best_split(device, device == self.head(), window, self.turns(rest));
+        let split = self.split(device, window, rest, self.model.hops.own(device));
         split.map_or(f64::INFINITY, |split| split.seconds)
+    }
+
+    fn split(&self, device: usize, window: u32, rest: usize, hop: f64) -> Option<Split> {
+        let head = device == self.head();
+        self.model.best_split_with_hop(device, head, window, self.turns(rest), hop)
     }
 
     /// table[rest * (W + 1) + w] = g(w, rest).
@@ -256,8 +261,8 @@ impl SizedProblem<'_, '_> {
             // The goal was made of one of these; without it the proposal's check will say what is wrong.
             let placed = before.unwrap_or(0);
             let window = (after - placed) as u32;
-            let turns = self.turns(self.remainder().saturating_sub(placed));
-            let split = self.model.best_split(device, device == self.head(), window, turns);
+            let rest = self.remainder().saturating_sub(placed);
+            let split = self.split(device, window, rest, self.model.hops.own(device));
             assignment.window_layers[device] = window;
             assignment.gpu_layers[device] = split.map_or(0, |split| split.gpu_layers);
             if linked || window > 0 {

@@ -34,10 +34,10 @@ pub(crate) fn bounds_by_head(model: &LatencyModel, ring_layers: u32, may_drop: b
         .map(|head| {
             let with_others = others.completed(head, &window_times(head, true));
             // A ring of one device has no hop at all.
-            let alone = model.best_split(head, true, ring_layers, turns).filter(|_| may_drop || devices == 1);
-            let hop = if model.hops.by_pair() { model.devices[head].hop } else { 0.0 };
-            let alone = alone.map_or(f64::INFINITY, |split| split.seconds - f64::from(turns.rounds) * hop);
-            with_others.min(alone)
+            let hop = model.hops.seconds(head, head);
+            let alone = model.best_split_with_hop(head, true, ring_layers, turns, hop);
+            let alone = alone.filter(|_| may_drop || devices == 1);
+            with_others.min(alone.map_or(f64::INFINITY, |split| split.seconds))
         })
         .collect()
 }
@@ -45,9 +45,9 @@ pub(crate) fn bounds_by_head(model: &LatencyModel, ring_layers: u32, may_drop: b
 /// g(w) with the device's cheapest hop, for w from 0; infinite for 0.
 fn window_times(model: &LatencyModel, ring_layers: u32, device: usize, head: bool) -> Vec<f64> {
     let turns = Turns::whole(model.model_layers() / ring_layers);
-    let hop = if model.hops.neighbour_matters { model.hops.shortest(device) } else { 0.0 };
-    let hops = f64::from(turns.rounds) * hop;
-    let time = |window| model.best_split(device, head, window, turns).map(|split| split.seconds + hops);
+    let hop = if model.hops.neighbour_matters { model.hops.shortest(device) } else { model.hops.own(device) };
+    let time =
+        |window| model.best_split_with_hop(device, head, window, turns, hop).map(|split| split.seconds);
     let windows = (1..=ring_layers).map(|window| time(window).unwrap_or(f64::INFINITY));
     std::iter::once(f64::INFINITY).chain(windows).collect()
 }

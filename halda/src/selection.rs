@@ -75,11 +75,11 @@ pub const NAMES: [&str; 6] = ["exact", "single", "mem", "even", "manual", "exhau
 /// The strategy of a name.
 pub fn named(name: &str, options: &Options) -> Result<Box<dyn Strategy>, SelectionError> {
     let Options { rules, rounds, .. } = *options;
+    let order = if options.best_order { OrderChoice::Best } else { OrderChoice::Given };
     Ok(match name {
         "exact" => {
             let fixed = HeadChoice::Fixed(options.head.unwrap_or(0));
             let head = if options.best_head { HeadChoice::Best } else { fixed };
-            let order = if options.best_order { OrderChoice::Best } else { OrderChoice::Given };
             Box::new(Exact { rules, head, rounds, order })
         }
         "single" => Box::new(Single { device: options.head }),
@@ -94,7 +94,7 @@ pub fn named(name: &str, options: &Options) -> Result<Box<dyn Strategy>, Selecti
                 gpu_layers: options.gpu_layers.clone().unwrap_or_default(),
             })
         }
-        "exhaustive" => Box::new(Exhaustive { rules, rounds }),
+        "exhaustive" => Box::new(Exhaustive { rules, rounds, order }),
         _ => return Err(SelectionError::Unknown { name: name.to_owned() }),
     })
 }

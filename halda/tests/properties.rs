@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 
 use hearth_halda::{
     Device, Even, Exact, Exhaustive, Gpu, HeadChoice, Instance, LatencyModel, Manual, MemoryProportional,
-    Model, OperatingSystem, Refusal, Rules, Single, Strategy as Planner, solve, valid_rounds, violations,
+    Model, OperatingSystem, OrderChoice, Refusal, Rules, Single, Strategy as Planner, solve, valid_rounds,
+    violations,
 };
 use proptest::prelude::*;
 
@@ -134,6 +135,9 @@ fn strategies(model: &LatencyModel) -> Vec<Box<dyn Planner>> {
             let rules = Rules { may_drop, may_leave_remainder };
             all.push(Box::new(Exact { rules, head: HeadChoice::Fixed(0), ..Exact::default() }));
             all.push(Box::new(Exact { rules, head: HeadChoice::Best, rounds: Some(1), ..Exact::default() }));
+            let order = OrderChoice::Best;
+            all.push(Box::new(Exact { rules, head: HeadChoice::Best, order, ..Exact::default() }));
+            all.push(Box::new(Exact { rules, order, rounds: Some(2), ..Exact::default() }));
         }
     }
     for rounds in [0, 1, 2, layers] {
@@ -190,12 +194,12 @@ proptest! {
             for may_leave_remainder in [false, true] {
                 let rules = Rules { may_drop, may_leave_remainder };
                 let exact = Exact { rules, ..Exact::default() };
-                same(&exact, &Exhaustive { rules, rounds: None }, &model)?;
+                same(&exact, &Exhaustive { rules, ..Exhaustive::default() }, &model)?;
             }
         }
         for rounds in valid_rounds(instance.model.model_layers) {
             let exact = Exact { rounds: Some(rounds), ..Exact::default() };
-            same(&exact, &Exhaustive { rules: Rules::default(), rounds: Some(rounds) }, &model)?;
+            same(&exact, &Exhaustive { rounds: Some(rounds), ..Exhaustive::default() }, &model)?;
         }
     }
 
@@ -246,8 +250,15 @@ proptest! {
         numbers in prop::collection::vec((0..12_usize, wild_number()), 0..3),
         bytes in prop::collection::vec((0..12_usize, wild_bytes()), 0..4),
         layers in prop_oneof![4 => 0..30_u32, 1 => Just(u32::MAX)],
+        rows in prop::option::of(prop::collection::vec(prop::option::of(wild_number()), 16)),
+        columns in prop_oneof![9 => Just(0_usize), 1 => 0..6_usize],
     ) {
         let mut instance = instance;
+        instance.hops = rows.map(|entries| {
+            let devices = instance.devices.len();
+            let wide = if columns == 0 { devices } else { columns };
+            entries.chunks(wide).take(devices).map(<[_]>::to_vec).collect()
+        });
         instance.model.model_layers = layers;
         for (field, value) in numbers {
             let count = instance.devices.len();
