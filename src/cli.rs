@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use hearth_profiles::Bytes;
 use hearth_schema::residency::{Residency, ResidencyOptions};
+use hearth_schema::scenario::RingOrder;
 
 /// Plan, simulate and run language models across the devices people already own.
 ///
@@ -92,6 +93,9 @@ pub struct Planning {
     /// Give every device a layer.
     #[arg(long)]
     pub keep_all: bool,
+    /// Whose order the ring follows, for `overlap` and `exact`: the scenario's, or the best there is.
+    #[arg(long, value_enum)]
+    pub order: Option<Order>,
     /// `refine`: for at most so many seconds. Ctrl-C ends it earlier and keeps the best plan so far.
     #[arg(long, default_value_t = REFINE_SECONDS, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub refine_seconds: u64,
@@ -106,6 +110,24 @@ pub struct Planning {
     /// nobody says, `overlap` chooses, and other strategies take 8 MiB.
     #[arg(long, allow_hyphen_values = true)]
     pub stream_buffer: Option<Bytes>,
+}
+
+/// Whose order the ring follows.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum Order {
+    /// The scenario's.
+    Given,
+    /// The fastest.
+    Best,
+}
+
+impl From<Order> for RingOrder {
+    fn from(order: Order) -> Self {
+        match order {
+            Order::Given => RingOrder::Given,
+            Order::Best => RingOrder::Best,
+        }
+    }
 }
 
 /// Who decides what stays in memory.
@@ -160,7 +182,7 @@ pub struct SimulateArgs {
     /// The scenario.
     pub scenario: PathBuf,
     /// A plan made before.
-    #[arg(long, conflicts_with_all = ["strategy", "rounds", "windows", "gpu_layers", "keep_all", "residency", "stream_buffer", "refine_seconds", "refine_evaluations"])]
+    #[arg(long, conflicts_with_all = ["strategy", "rounds", "windows", "gpu_layers", "keep_all", "order", "residency", "stream_buffer", "refine_seconds", "refine_evaluations"])]
     pub plan: Option<PathBuf>,
     /// How to plan, if there is no plan.
     #[command(flatten)]
@@ -312,7 +334,7 @@ pub struct LabArgs {
     #[arg(long)]
     pub model: Option<PathBuf>,
     /// A plan made before.
-    #[arg(long, conflicts_with_all = ["strategy", "rounds", "windows", "gpu_layers", "keep_all", "residency", "stream_buffer", "refine_seconds", "refine_evaluations"])]
+    #[arg(long, conflicts_with_all = ["strategy", "rounds", "windows", "gpu_layers", "keep_all", "order", "residency", "stream_buffer", "refine_seconds", "refine_evaluations"])]
     pub plan: Option<PathBuf>,
     /// How to plan, if there is no plan.
     #[command(flatten)]

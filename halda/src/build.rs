@@ -11,7 +11,7 @@
 //! | `s_{cpu,q}` | matrix times vector from cache; a format not measured borrows the nearest one's |
 //! | `t_kv` | copying one token's keys and values of one layer |
 //! | `t_ram_vram`, `t_vram_ram` | one activation vector up and down |
-//! | `t_comm` | one activation vector to the next device in the ring; 0 if there is none |
+//! | `t_comm` | one activation vector to each other device; none where the scenario knows no way |
 //! | `s_disk` | sequential on Linux and Android, random on macOS |
 //! | `c_cpu` | compute buffers, and the small tensors that every device keeps |
 //!
@@ -23,8 +23,9 @@
 //! Deviations: keys and values in f32 count as twice the f16 tokens. A GPU that shares memory without Metal gets
 //! its memory taken out of RAM, so that nothing is promised twice. Any GPU on macOS is reached through Metal.
 //!
-//! Not here: hops that depend on which devices are dropped. A device's hop is the one to its neighbour in the
-//! full ring.
+//! A device's own `hop` is the one to its neighbour in the full ring (0 without one); the hops by pair overrule it.
+//!
+//! Not here: which device comes next.
 
 use hearth_profiles::device::{Gpu as GpuProfile, GpuKind, Os, PageCachePolicy};
 use hearth_profiles::model::{ModelProfile, TensorGroup};
@@ -48,14 +49,18 @@ pub fn instance(cluster: &Cluster, slow_disk: Option<BytesPerSecond>) -> Instanc
         .enumerate()
         .map(|(position, &member)| {
             let next = order[(position + 1) % order.len()];
-            device(cluster, &cluster.members[member], &cluster.members[next])
+            let neighbour_hop = hop(cluster, member, next).unwrap_or(Seconds(0.0));
+            device(cluster, &cluster.members[member], neighbour_hop)
         })
         .collect();
+    let row = |&from: &usize| order.iter().map(|&to| Some(hop(cluster, from, to)?.0)).collect();
+    let hops = order.iter().map(row).collect();
     Instance {
         name: cluster.model.name.clone(),
         slow_disk_threshold: slow_disk.unwrap_or(SLOW_DISK).0,
         model: model(cluster),
         devices,
+        hops: Some(hops),
     }
 }
 
@@ -69,6 +74,17 @@ pub fn total_memory(cluster: &Cluster) -> Vec<u64> {
         own_memory.map_or(&profile.memory.total, |gpu| &gpu.memory_available).value.0
     };
     ring_order(cluster.head, cluster.members.len()).map(total).collect()
+}
+
+/// One activation vector from a member to another, with the fixed cost of the sender's window; none to itself.
+fn hop(cluster: &Cluster, from: usize, to: usize) -> Option<Seconds> {
+    if from == to {
+        return Some(Seconds(0.0));
+    }
+    let (sender, receiver) = (&cluster.members[from], &cluster.members[to]);
+    let link = cluster.links.between(&sender.name, &receiver.name)?;
+    let window = sender.device.cpu.window_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
+    Some(link.time(cluster.model.shape.activation_bytes()) + window)
 }
 
 fn model(cluster: &Cluster) -> Model {
@@ -100,7 +116,7 @@ fn work(group: &TensorGroup) -> PerFormat {
     group.by_format().map(|(format, share)| (format.name().to_owned(), share.flops.0)).collect()
 }
 
-fn device(cluster: &Cluster, member: &Member, next: &Member) -> Device {
+fn device(cluster: &Cluster, member: &Member, hop: Seconds) -> Device {
     let profile = &member.device;
     let model = &cluster.model;
     let (os, memory) = (operating_system(profile.os), &profile.memory);
@@ -110,12 +126,6 @@ fn device(cluster: &Cluster, member: &Member, next: &Member) -> Device {
     let new_cache = model.shape.kv_bytes_per_layer(1, Bytes(cluster.kv_cache.element_bytes()));
     let gpu_bytes = gpu.map_or(0, |gpu| gpu.memory_available.value.0);
     let shared = kind == Gpu::Cuda && gpu.is_some_and(|gpu| gpu.unified_memory);
-    let hop = if member.name == next.name {
-        Seconds(0.0)
-    } else {
-        let window = profile.cpu.window_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
-        cluster.links.between(&member.name, &next.name).time(activation) + window
-    };
     Device {
         name: member.name.clone(),
         os,

@@ -15,6 +15,7 @@
 //!
 //! Not here: how the constants combine into a token's time. That is [`crate::latency`].
 
+use crate::hops::Hops;
 use crate::instance::{Device, Gpu, Instance, OperatingSystem, PerFormat};
 use crate::validation::InstanceError;
 
@@ -79,7 +80,7 @@ pub(crate) struct DeviceCosts {
     pub gpu_memory: f64,
     /// (`t_ram_vram` + `t_vram_ram)(1` - UMA), a window.
     pub window_copy: f64,
-    /// `t_comm`, a window.
+    /// `t_comm`, a window, for planners that do not ask who comes next: an estimate where that matters.
     pub hop: f64,
     /// (`b_i/V` + `b_o)/T_cpu`, on the head.
     pub head_memory: f64,
@@ -135,7 +136,12 @@ impl ModelCosts {
 
 impl DeviceCosts {
     /// The constants of device `index` of a validated instance.
-    pub(crate) fn new(instance: &Instance, index: usize, model: &ModelCosts) -> Result<Self, InstanceError> {
+    pub(crate) fn new(
+        instance: &Instance,
+        index: usize,
+        model: &ModelCosts,
+        hops: &Hops,
+    ) -> Result<Self, InstanceError> {
         let device = &instance.devices[index];
         let resident = model.layer_resident_bytes as f64;
         let cpu_compute = seconds(&instance.model.layer_flops, &device.cpu_speed);
@@ -155,7 +161,7 @@ impl DeviceCosts {
             cpu_memory,
             gpu_memory,
             window_copy: if device.unified_memory { 0.0 } else { device.to_gpu + device.from_gpu },
-            hop: device.hop,
+            hop: hops.of_sender[index],
             head_memory: model.head_bytes(true) / device.cpu_memory_rate,
             disk_read: device.disk_read,
             slow_disk: device.disk_read < instance.slow_disk_threshold,
@@ -168,7 +174,7 @@ impl DeviceCosts {
             case_when_over,
         };
         // The division by the number of devices leaves room for the sum over all of them.
-        if costs.worst_token(model) < f64::MAX / (instance.devices.len() as f64) {
+        if costs.worst_token(model, hops.longest(index)) < f64::MAX / (instance.devices.len() as f64) {
             Ok(costs)
         } else {
             Err(InstanceError::EndlessToken { place: device.place(index) })
@@ -176,12 +182,12 @@ impl DeviceCosts {
     }
 
     /// An upper bound of the time that any plan can spend on this device, all terms added up.
-    fn worst_token(&self, model: &ModelCosts) -> f64 {
+    fn worst_token(&self, model: &ModelCosts, longest_hop: f64) -> f64 {
         let layer = self.cpu_compute + self.gpu_compute + self.cpu_memory + self.gpu_memory;
         let bytes = f64::from(model.layers) * model.layer_resident_bytes as f64
             + model.head_bytes(true)
             + self.buffer_bytes as f64;
-        f64::from(model.layers) * (layer + self.window_copy + self.hop)
+        f64::from(model.layers) * (layer + self.window_copy + longest_hop)
             + self.output_compute
             + self.head_memory
             // In a conflict everything is read twice.

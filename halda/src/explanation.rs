@@ -8,12 +8,14 @@
 
 use crate::assignment::{Assignment, Share, ring_order};
 use crate::constraints::Rules;
-use crate::exact::{Exact, HeadChoice, SizedProblem, evaluated};
+use crate::exact::{Exact, HeadChoice, OrderChoice, evaluated};
 use crate::gpu_split::Turns;
 use crate::latency::{Breakdown, LatencyModel};
-use crate::overlap::{Overlap, SizedSearch, best_choice, steady};
+use crate::overlap::{Overlap, best_choice, fastest, steady};
+use crate::programme::SizedProblem;
 use crate::steady_state::Place;
-use crate::strategy::{Objective, SearchStep, Strategy};
+use crate::strategy::{Infeasible, Objective, Proposal, SearchLimit, SearchStep, Strategy};
+use crate::tour::with_all;
 
 /// The reasons behind a plan.
 #[derive(Debug, Clone, PartialEq)]
@@ -27,6 +29,8 @@ pub struct Explanation {
     pub optimum: Option<f64>,
     /// T / optimum - 1.
     pub gap: Option<f64>,
+    /// Present if the strategy did not look at everything that its rules allow.
+    pub limit: Option<SearchLimit>,
 }
 
 /// The reasons behind one device's share.
@@ -42,6 +46,19 @@ pub struct DeviceExplanation {
     pub one_more_layer: Option<f64>,
     /// Present if the device has no layers.
     pub dropped: Option<Dropped>,
+    /// Present if it is in the ring all the same, to pass on.
+    pub relay: Option<Relayed>,
+}
+
+/// Whom a relay stands between.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Relayed {
+    /// Who sends to it.
+    pub from: String,
+    /// Whom it sends to.
+    pub to: String,
+    /// Whether these two could talk directly, only slower.
+    pub reachable: bool,
 }
 
 /// What limits a device.
@@ -63,8 +80,11 @@ pub enum Binding {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Dropped {
     /// The best plan that gives it a layer, at the same k and head, takes this many seconds more than the
-    /// plan (less, if negative: then a heuristic dropped it wrongly).
+    /// plan (less, if negative: then a heuristic dropped it wrongly). If the plan has an order of its own, the
+    /// device is tried at its cheapest place in it.
     Slower(f64),
+    /// No ring leads through it.
+    OutOfReach,
     /// Its disk is slow and not one layer of a turn fits its memory.
     HoldsNothing,
     /// A turn has no layer to spare for it.
@@ -91,24 +111,26 @@ impl Explanation {
         let gap =
             optimum.filter(|optimum| *optimum > 0.0).map(|optimum| plan.breakdown.seconds / optimum - 1.0);
         let devices = (0..model.device_count()).map(|device| explain_device(model, plan, device)).collect();
-        Self { searched, devices, optimum, gap }
+        Self { searched, devices, optimum, gap, limit: None }
     }
 }
 
-/// The fastest plan by the same objective, devices dropped freely.
+/// The fastest plan by the same objective, devices dropped freely; `None` if it is not known for certain.
 fn best_with_the_same_head(model: &LatencyModel, plan: &Explained) -> Option<f64> {
     let rules = Rules { may_drop: true, ..plan.rules };
-    let (head, rounds) = (HeadChoice::Fixed(plan.assignment.head), None);
-    match plan.objective {
+    let head = HeadChoice::Fixed(plan.assignment.head);
+    let order = if plan.assignment.order.is_some() { OrderChoice::Best } else { OrderChoice::Given };
+    let (proposal, seconds): (_, fn(&LatencyModel, &Proposal) -> f64) = match plan.objective {
         Objective::Paper => {
-            let proposal = Exact { rules, head, rounds }.propose(model).ok()?;
-            Some(evaluated(model, &proposal.assignment))
+            // A single round is never slower than more.
+            let exact = Exact { rules, head, rounds: Some(1), order };
+            (exact.propose(model), |model, proposal| evaluated(model, &proposal.assignment))
         }
-        Objective::SteadyState => {
-            let proposal = Overlap { rules, head, rounds }.propose(model).ok()?;
-            Some(steady(model, &proposal))
-        }
-    }
+        Objective::SteadyState => (Overlap { rules, head, rounds: None, order }.propose(model), steady),
+    };
+    let proposal = proposal.ok()?;
+    let limited = proposal.limit.as_ref().is_some_and(|limit| limit.lower_bound.is_some());
+    (!limited).then(|| seconds(model, &proposal))
 }
 
 fn explain_device(model: &LatencyModel, plan: &Explained, device: usize) -> DeviceExplanation {
@@ -116,19 +138,23 @@ fn explain_device(model: &LatencyModel, plan: &Explained, device: usize) -> Devi
     let window = plan.assignment.window_layers[device];
     let turns = turns_of(model, plan.assignment, device);
     let grown = grown(model, plan, device, turns);
+    // Its hops are an estimate where they depend on who comes next, the same before and after.
+    let hops = f64::from(terms.share.windows) * model.devices[device].hop;
+    let own = terms.compute + terms.memory + terms.disk + hops;
     let binding = if window == 0 { Vec::new() } else { bindings(model, plan, device, turns, grown) };
     DeviceExplanation {
         name: model.instance().devices[device].name.clone(),
         binding,
         one_more_layer: grown.map(|grown| match plan.objective {
-            Objective::Paper => grown.seconds - terms.seconds(),
+            Objective::Paper => grown.seconds - own,
             // Nobody else waits less, and a token is no faster than its slowest disk.
             Objective::SteadyState => {
-                let others = plan.breakdown.seconds - terms.seconds();
+                let others = plan.breakdown.seconds - own;
                 (others + grown.seconds).max(grown.busy) - plan.breakdown.seconds
             }
         }),
         dropped: (window == 0).then(|| why_dropped(model, plan, device)),
+        relay: plan.assignment.is_relay(device).then(|| relayed(model, plan.assignment, device)),
     }
 }
 
@@ -144,21 +170,29 @@ struct Grown {
 fn grown(model: &LatencyModel, plan: &Explained, device: usize, turns: Turns) -> Option<Grown> {
     let head = device == plan.assignment.head;
     let window = plan.assignment.window_layers[device] + 1;
-    let share = |gpu_layers| Share::new(window, gpu_layers, turns.rounds, turns.rest);
     match plan.objective {
-        Objective::Paper => model.best_split(device, head, window, turns).map(|split| Grown {
-            seconds: split.seconds,
-            busy: 0.0,
-            over: model.terms(device, head, share(split.gpu_layers)).over,
+        Objective::Paper => model.best_split(device, head, window, turns).map(|split| {
+            let share = Share::new(window, split.gpu_layers, turns.rounds, turns.rest);
+            Grown { seconds: split.seconds, busy: 0.0, over: model.terms(device, head, share).over }
         }),
         Objective::SteadyState => {
             let place = place_of(model, plan.assignment, device);
             let choice = best_choice(model, device, head, place, window)?;
             let portion = model.portion(place, window, choice.gpu_layers);
             let pace = model.pace(device, head, &portion, &choice.residency)?;
-            Some(Grown { seconds: choice.own, busy: choice.busy, over: pace.terms.over })
+            let hops = f64::from(portion.share.windows) * model.devices[device].hop;
+            Some(Grown { seconds: choice.own + hops, busy: choice.busy, over: pace.terms.over })
         }
     }
+}
+
+fn relayed(model: &LatencyModel, assignment: &Assignment, device: usize) -> Relayed {
+    let ring = assignment.ring();
+    let place = ring.iter().position(|other| *other == device).unwrap_or(0);
+    let (before, after) = (ring[(place + ring.len() - 1) % ring.len()], ring[(place + 1) % ring.len()]);
+    let name = |device: usize| model.instance().devices[device].name.clone();
+    let reachable = model.hops.seconds(before, after) < f64::INFINITY;
+    Relayed { from: name(before), to: name(after), reachable }
 }
 
 /// The turns as they reach a device, for what-if questions about its window.
@@ -169,8 +203,12 @@ fn turns_of(model: &LatencyModel, assignment: &Assignment, device: usize) -> Tur
 }
 
 fn place_of(model: &LatencyModel, assignment: &Assignment, device: usize) -> Place {
-    let order = ring_order(assignment.head, model.device_count());
-    let placed = order.take_while(|other| *other != device).map(|d| assignment.window_layers[d]).sum();
+    let order = match &assignment.order {
+        Some(order) => order.clone(),
+        None => ring_order(assignment.head, model.device_count()).collect(),
+    };
+    let before = order.into_iter().take_while(|other| *other != device);
+    let placed = before.map(|other| assignment.window_layers[other]).sum();
     Place { ring_layers: assignment.ring_layers() as u32, placed }
 }
 
@@ -209,13 +247,18 @@ fn why_dropped(model: &LatencyModel, plan: &Explained, device: usize) -> Dropped
     if ring_layers < 2 {
         return Dropped::NoLayerLeft;
     }
-    let with_it = match plan.objective {
-        Objective::Paper => SizedProblem { model, head, ring_layers, least_windows }
-            .optimum()
-            .map(|assignment| evaluated(model, &assignment)),
-        Objective::SteadyState => SizedSearch { model, head, ring_layers, least_windows }
-            .optimum()
-            .map(|proposal| steady(model, &proposal)),
+    let order: Vec<usize> = match &plan.assignment.order {
+        Some(order) => with_all(model, order.clone()),
+        None => ring_order(head, model.device_count()).collect(),
     };
-    with_it.map_or(Dropped::HoldsNothing, |with_it| Dropped::Slower(with_it - plan.breakdown.seconds))
+    let problem = SizedProblem { model, order: &order, ring_layers, least_windows };
+    let with_it = match plan.objective {
+        Objective::Paper => problem.optimum().map(|assignment| evaluated(model, &assignment)),
+        Objective::SteadyState => fastest(&problem).map(|proposal| steady(model, &proposal)),
+    };
+    match with_it {
+        Ok(with_it) => Dropped::Slower(with_it - plan.breakdown.seconds),
+        Err(Infeasible::NoRing { .. }) => Dropped::OutOfReach,
+        Err(_) => Dropped::HoldsNothing,
+    }
 }

@@ -29,6 +29,11 @@ pub struct Instance {
     pub model: Model,
     /// The devices, in ring order.
     pub devices: Vec<Device>,
+    /// `t_comm` by pair: row of the sender, column of the receiver, in the order of the devices; null where the
+    /// first cannot send to the second. The diagonal is not looked at. If absent, the sender's `hop` counts,
+    /// whoever comes next.
+    #[serde(rename = "t_comm_between", default, skip_serializing_if = "Option::is_none")]
+    pub hops: Option<Vec<Vec<Option<f64>>>>,
 }
 
 /// The shape of the model, as far as planning sees it.
@@ -142,7 +147,7 @@ pub struct Device {
     /// Whether CPU and GPU share memory, so that these two copies cost nothing.
     #[serde(rename = "uma")]
     pub unified_memory: bool,
-    /// `t_comm`: seconds to hand the hidden state to the next device.
+    /// `t_comm`: seconds to hand the hidden state to the next device, where the instance has no hops by pair.
     #[serde(rename = "t_comm")]
     pub hop: f64,
     /// `s_disk`: bytes per second read from disk, in this system's own access pattern.

@@ -330,6 +330,7 @@ pub fn draft(
         binding: Vec::new(),
         one_more_layer: None,
         dropped: (*window == 0).then_some(Dropped::NoLayerLeft),
+        relay: None,
     };
     let devices = model.instance().devices.iter().zip(&assignment.window_layers).map(explained).collect();
     let residencies = best_residencies(model, assignment).unwrap_or_default();
@@ -340,7 +341,7 @@ pub fn draft(
         assignment: assignment.clone(),
         residencies,
         breakdown,
-        explanation: Explanation { searched: Vec::new(), devices, optimum: None, gap: None },
+        explanation: Explanation { searched: Vec::new(), devices, optimum: None, gap: None, limit: None },
     };
     let mut draft = plan(&solution, cluster, scenario)?;
     // Reasons were not asked for.

@@ -5,12 +5,12 @@
 //!
 //! Not here: the strategies.
 
-use hearth_schema::scenario::PlannerOptions;
+use hearth_schema::scenario::{PlannerOptions, RingOrder};
 
 use crate::constraints::Rules;
 use crate::edgeshard::EdgeShard;
 use crate::even::Even;
-use crate::exact::{Exact, HeadChoice};
+use crate::exact::{Exact, HeadChoice, OrderChoice};
 use crate::exhaustive::Exhaustive;
 use crate::lingualinked::LinguaLinked;
 use crate::manual::Manual;
@@ -29,6 +29,8 @@ pub struct Options {
     pub head: Option<usize>,
     /// Let `overlap` and `exact` choose the head.
     pub best_head: bool,
+    /// Let `exact` choose the order of the ring.
+    pub best_order: bool,
     /// k.
     pub rounds: Option<u32>,
     /// Windows by hand.
@@ -43,6 +45,7 @@ impl From<&PlannerOptions> for Options {
     fn from(options: &PlannerOptions) -> Self {
         Self {
             rules: Rules { may_drop: !options.keep_all, may_leave_remainder: false },
+            best_order: options.order == Some(RingOrder::Best),
             rounds: options.rounds,
             window_layers: options.windows.clone(),
             gpu_layers: options.gpu_layers.clone(),
@@ -90,9 +93,10 @@ pub fn named(name: &str, options: &Options) -> Result<Box<dyn Strategy>, Selecti
     let Options { rules, rounds, .. } = *options;
     let fixed = HeadChoice::Fixed(options.head.unwrap_or(0));
     let head = if options.best_head { HeadChoice::Best } else { fixed };
+    let order = if options.best_order { OrderChoice::Best } else { OrderChoice::Given };
     Ok(match name {
-        "exact" => Box::new(Exact { rules, head, rounds }),
-        "overlap" => Box::new(Overlap { rules, head, rounds }),
+        "exact" => Box::new(Exact { rules, head, rounds, order }),
+        "overlap" => Box::new(Overlap { rules, head, rounds, order }),
         "single" => Box::new(Single { device: options.head }),
         "mem" => Box::new(MemoryProportional::default()),
         "mem-total" => {
@@ -114,7 +118,7 @@ pub fn named(name: &str, options: &Options) -> Result<Box<dyn Strategy>, Selecti
                 gpu_layers: options.gpu_layers.clone().unwrap_or_default(),
             })
         }
-        "exhaustive" => Box::new(Exhaustive { rules, rounds }),
+        "exhaustive" => Box::new(Exhaustive { rules, rounds, order, ..Exhaustive::default() }),
         _ => return Err(SelectionError::Unknown { name: name.to_owned() }),
     })
 }

@@ -27,7 +27,7 @@
 use hearth_profiles::Bytes;
 use hearth_schema::residency::{Residency, ResidencyOptions, kept_bytes, stream_bytes};
 
-use crate::assignment::{Assignment, Share, ring_order};
+use crate::assignment::{Assignment, Share};
 use crate::constraints::{Violation, shape_violations};
 use crate::latency::{Breakdown, DeviceTerms, LatencyModel};
 use crate::practice::Rereads;
@@ -35,7 +35,7 @@ use crate::practice::Rereads;
 /// What a device adds to a token, and how fast tokens can follow each other there.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Pace {
-    /// Its terms; `disk` is what it waits for although reading is as far ahead as it can be.
+    /// Its terms without hops; `disk` is what it waits for although reading is as far ahead as it can be.
     pub terms: DeviceTerms,
     /// Seconds for which a token keeps its disk, and in a conflict its processor too: no token is faster.
     pub busy: f64,
@@ -70,6 +70,13 @@ struct Memory {
     room: i64,
 }
 
+impl Pace {
+    /// Seconds that the device adds to a token, without its hops.
+    pub fn own(&self) -> f64 {
+        self.terms.compute + self.terms.memory + self.terms.disk
+    }
+}
+
 impl LatencyModel<'_> {
     /// The time of a token and its terms in the steady state, for a residency of each device. What is waited for
     /// beside the devices' own times, because a disk is too slow, is a disk term of that device. An assignment that
@@ -84,7 +91,10 @@ impl LatencyModel<'_> {
         }
         let mut devices = Vec::with_capacity(self.device_count());
         let mut slowest = (0.0, 0);
-        for (device, portion) in self.portions(assignment).into_iter().enumerate() {
+        let portions = self.portions(assignment);
+        let shares: Vec<Share> = portions.iter().map(|portion| portion.share).collect();
+        let hops = self.communication(assignment, &shares);
+        for (device, (portion, communication)) in portions.into_iter().zip(hops).enumerate() {
             let (head, residency) = (device == assignment.head, residencies.get(device).copied());
             let pace = self
                 .pace(device, head, &portion, &residency.unwrap_or_default())
@@ -92,7 +102,7 @@ impl LatencyModel<'_> {
             if pace.busy > slowest.0 {
                 slowest = (pace.busy, device);
             }
-            devices.push(pace.terms);
+            devices.push(DeviceTerms { communication, ..pace.terms });
         }
         let own: f64 = devices.iter().map(DeviceTerms::seconds).sum();
         devices[slowest.1].disk += (slowest.0 - own).max(0.0);
@@ -109,7 +119,7 @@ impl LatencyModel<'_> {
     ) -> Option<Pace> {
         let share = portion.share;
         let mut terms = self.terms(device, head, share);
-        terms.disk = 0.0;
+        (terms.disk, terms.communication) = (0.0, 0.0);
         if share.layers == 0 {
             return Some(Pace { terms, busy: 0.0 });
         }
@@ -220,7 +230,7 @@ impl LatencyModel<'_> {
         let ring_layers = assignment.ring_layers() as u32;
         let nothing = Portion { share: Share::default(), cpu_bytes: 0, gpu_bytes: 0 };
         let (mut portions, mut placed) = (vec![nothing; devices], 0);
-        for device in ring_order(assignment.head, devices) {
+        for device in assignment.ring() {
             let (window, gpu) = (assignment.window_layers[device], assignment.gpu_layers[device]);
             portions[device] = self.portion(Place { ring_layers, placed }, window, gpu);
             placed += window;

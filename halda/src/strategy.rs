@@ -13,6 +13,7 @@ use crate::assignment::Assignment;
 use crate::constraints::{Rules, Violation, ring_violations, violations};
 use crate::explanation::{Explained, Explanation};
 use crate::latency::{Breakdown, LatencyModel};
+use crate::relays::bridged;
 
 /// What a strategy minimises, and by what its plans are reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -60,6 +61,17 @@ pub struct Proposal {
     pub residencies: Vec<ResidencyOptions>,
     /// Every ring size that was searched and what it gave; empty if there was only one.
     pub searched: Vec<SearchStep>,
+    /// Where the search was limited: a T that no plan can be under, and sentences that say what was left out.
+    pub limit: Option<SearchLimit>,
+}
+
+/// How far a search was limited because all of it would take too long.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SearchLimit {
+    /// What was left out, and by what rule, in sentences.
+    pub notes: Vec<String>,
+    /// A T in seconds that no plan can be under; absent if what was left out cannot be faster.
+    pub lower_bound: Option<f64>,
 }
 
 impl Proposal {
@@ -70,7 +82,7 @@ impl Proposal {
 
     /// The best of several ring sizes.
     pub fn searched(assignment: Assignment, searched: Vec<SearchStep>) -> Self {
-        Self { assignment, residencies: Vec::new(), searched }
+        Self { assignment, residencies: Vec::new(), searched, limit: None }
     }
 }
 
@@ -111,6 +123,15 @@ pub enum Infeasible {
         ring_layers: u32,
         /// Layers of a turn that all devices hold together.
         held: u32,
+    },
+    /// Enough devices hold enough, but no ring leads through them.
+    #[error(
+        "no ring in this order connects devices that hold a turn of {ring_layers} layers: links are missing, and \
+         another order may do"
+    )]
+    NoRing {
+        /// W.
+        ring_layers: u32,
     },
     /// Every plan breaks a constraint, and not all the same one.
     #[error("every plan of a turn of {ring_layers} layers breaks a constraint")]
@@ -238,7 +259,8 @@ impl Solution {
 
 /// Lets a strategy choose, checks and evaluates what it chose, and explains it.
 pub fn solve(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, Refusal> {
-    let Proposal { assignment, mut residencies, mut searched } = strategy.propose(model)?;
+    let Proposal { assignment, mut residencies, mut searched, limit } = strategy.propose(model)?;
+    let assignment = bridged(model, assignment);
     let (rules, objective) = (strategy.rules(), strategy.objective());
     if residencies.is_empty() {
         residencies = model.instance().devices.iter().map(|device| device.practice.residencies[0]).collect();
@@ -264,9 +286,10 @@ pub fn solve(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, 
             outcome: Ok(breakdown.seconds),
         });
     }
-    let optimum = strategy.is_optimal().then_some(breakdown.seconds);
+    let limit_costs = limit.as_ref().is_some_and(|limit| limit.lower_bound.is_some());
+    let optimum = (strategy.is_optimal() && !limit_costs).then_some(breakdown.seconds);
     let explained = Explained { assignment: &assignment, breakdown: &breakdown, rules, objective };
-    let explanation = Explanation::new(model, &explained, searched, optimum);
+    let explanation = Explanation { limit, ..Explanation::new(model, &explained, searched, optimum) };
     let (strategy, options) = (strategy.name(), strategy.options());
     Ok(Solution { strategy, options, assignment, residencies, breakdown, explanation })
 }

@@ -102,6 +102,16 @@ pub enum InstanceError {
     /// A residency contradicts itself.
     #[error("{0}")]
     Residency(String),
+    /// The hops by pair are not a square of as many rows as devices.
+    #[error("`t_comm_between` has {found} {what} and there are {devices} devices")]
+    HopCount {
+        /// Rows, or entries and in whose row.
+        what: String,
+        /// How many.
+        found: usize,
+        /// M.
+        devices: usize,
+    },
     /// The fields are finite one by one and a token time made of them is not.
     #[error("a token on {place} would take an infinite time: its speeds are too small for the model's work")]
     EndlessToken {
@@ -121,6 +131,28 @@ impl Instance {
         self.model.validate()?;
         for (index, device) in self.devices.iter().enumerate() {
             device.validate(index, &self.model)?;
+        }
+        self.hops.as_ref().map_or(Ok(()), |hops| self.validate_hops(hops))
+    }
+
+    fn validate_hops(&self, hops: &[Vec<Option<f64>>]) -> Result<(), InstanceError> {
+        let devices = self.devices.len();
+        if hops.len() != devices {
+            let what = "rows".to_owned();
+            return Err(InstanceError::HopCount { what, found: hops.len(), devices });
+        }
+        for (from, row) in hops.iter().enumerate() {
+            let sender = &self.devices[from];
+            if row.len() != devices {
+                let what = format!("entries in the row of {}", sender.place(from));
+                return Err(InstanceError::HopCount { what, found: row.len(), devices });
+            }
+            for (to, seconds) in row.iter().enumerate().filter(|(to, _)| *to != from) {
+                let Some(seconds) = seconds else { continue };
+                let checked =
+                    Checked { place: &|| format!("{} to `{}`", sender.place(from), self.devices[to].name) };
+                checked.not_negative("t_comm_between", *seconds)?;
+            }
         }
         Ok(())
     }

@@ -65,8 +65,13 @@ fn with_gpu(device: Device, speed: f64, layers: u64) -> Device {
 }
 
 fn solved(strategy: &dyn Strategy, layers: u32, devices: Vec<Device>) -> Result<Solution, String> {
-    let instance =
-        Instance { name: "plain".to_owned(), slow_disk_threshold: 0.0, model: model(layers), devices };
+    let instance = Instance {
+        name: "plain".to_owned(),
+        slow_disk_threshold: 0.0,
+        model: model(layers),
+        devices,
+        hops: None,
+    };
     solved_instance(strategy, &instance)
 }
 
@@ -126,8 +131,13 @@ fn perf_overloads_cpus_when_all_memory_is_full() {
     assert_eq!(solution.breakdown.devices[0].disk, 2.0);
 
     // A slow disk is passed over: 10 : 5 of the 4 left are 2.67, 4: 3, 1.
-    let mut instance =
-        Instance { name: "slow".to_owned(), slow_disk_threshold: 60.0, model: model(20), devices };
+    let mut instance = Instance {
+        name: "slow".to_owned(),
+        slow_disk_threshold: 60.0,
+        model: model(20),
+        devices,
+        hops: None,
+    };
     instance.devices[2].disk_read = 50.0;
     let solution = solved_instance(&PerformanceProportional, &instance).unwrap();
     chosen(&solution, &[7, 8, 5], &[0, 6, 0]);

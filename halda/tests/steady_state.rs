@@ -85,6 +85,7 @@ fn instance(memory: u64, residency: ResidencyOptions, hop: f64) -> Instance {
             layer_bytes: Vec::new(),
         },
         devices,
+        hops: None,
     }
 }
 

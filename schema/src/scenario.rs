@@ -141,14 +141,47 @@ pub struct Links {
     pub between: Vec<NamedLink>,
 }
 
-/// A link between two named devices.
+/// What is known of the link between two named devices. The first entry that names a pair counts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NamedLink {
     /// The two devices.
     pub devices: [String; 2],
-    /// Its numbers.
-    pub link: Link,
+    /// Its numbers, in every direction that exists; the default link's if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link: Option<Link>,
+    /// Which of them cannot send to the other; both can if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unreachable: Option<Unreachable>,
+}
+
+/// Who cannot send to whom.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Unreachable {
+    /// Neither of the two to the other.
+    Both,
+    /// The first named not to the second, as behind address translation, where only the second can dial.
+    Forward,
+}
+
+impl NamedLink {
+    fn validate(&self) -> Result<(), DocumentError> {
+        let [first, second] = &self.devices;
+        let place = format!("links.between [{first}, {second}]");
+        if first == second {
+            return Err(DocumentError::invalid(format!("{place} names one device twice")));
+        }
+        match (&self.link, self.unreachable) {
+            (None, None) => {
+                Err(DocumentError::invalid(format!("{place} says nothing: give `link` or `unreachable`")))
+            }
+            (Some(_), Some(Unreachable::Both)) => {
+                Err(DocumentError::invalid(format!("{place}: give `link` or `unreachable: both`, not both")))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// How a plan is sought.
@@ -170,10 +203,24 @@ pub struct PlannerOptions {
     /// Whether every device must get a layer.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub keep_all: bool,
+    /// Whose order the ring follows; the scenario's if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub order: Option<RingOrder>,
     /// A disk slower than this may never be overloaded; 0.1 GB/s if absent (the public
     /// implementation's default).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slow_disk: Option<BytesPerSecond>,
+}
+
+/// In which order the devices stand in the ring.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RingOrder {
+    /// As the scenario lists them.
+    #[default]
+    Given,
+    /// As the planner finds best, where the strategy can choose.
+    Best,
 }
 
 impl Scenario {
@@ -222,6 +269,7 @@ impl Document for Scenario {
                     return refuse(format!("links.between names `{name}`, which is not a device here"));
                 }
             }
+            named.validate()?;
         }
         if self.model.profile.is_some() == self.model.file.is_some() {
             return refuse("`model` needs one of `profile` and `file`".into());

@@ -107,6 +107,8 @@ fn run_through(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
     let mut cluster = loaded.cluster_of(devices, Some(&model))?;
     let plan = plan::read_or_make(args.plan.as_deref(), &loaded, &cluster, &args.planning)?;
     line.set_message("starting the workers");
+    // Here every device reaches every other; the devices that this machine stands for do not.
+    cluster.links.carry(&plan).map_err(Failure::unusable)?;
     let plan = lab.start_workers(&loaded, &mut cluster, plan)?;
     let (predicted, hash) = lab.predict(&cluster, &plan, &loaded)?;
     line.set_message(format!("prediction {hash} is written; executing"));

@@ -8,7 +8,7 @@ use hearth_halda::{LatencyModel, Refusal, build, named, solve};
 use hearth_profiles::Document;
 use hearth_schema::plan::Role;
 use hearth_schema::residency::ResidencyOptions;
-use hearth_schema::scenario::PlannerOptions;
+use hearth_schema::scenario::{PlannerOptions, RingOrder};
 use hearth_schema::{Cluster, Plan};
 use serde::Serialize;
 
@@ -50,7 +50,7 @@ pub fn run(args: &PlanArgs, json: bool) -> Result<ExitCode, Failure> {
 
 /// The scenario's options, overruled by the command line's.
 pub fn merged(scenario: &PlannerOptions, planning: &Planning) -> PlannerOptions {
-    let Planning { strategy, rounds, windows, gpu_layers, keep_all, .. } = planning.clone();
+    let Planning { strategy, rounds, windows, gpu_layers, keep_all, order, .. } = planning.clone();
     // Windows by hand are the `manual` strategy, whoever else was named in the scenario.
     let strategy = strategy.or_else(|| windows.as_ref().map(|_| "manual".into()));
     PlannerOptions {
@@ -59,6 +59,7 @@ pub fn merged(scenario: &PlannerOptions, planning: &Planning) -> PlannerOptions 
         windows: windows.or_else(|| scenario.windows.clone()),
         gpu_layers: gpu_layers.or_else(|| scenario.gpu_layers.clone()),
         keep_all: keep_all || scenario.keep_all,
+        order: order.map(RingOrder::from).or(scenario.order),
         slow_disk: scenario.slow_disk,
     }
 }

@@ -150,7 +150,7 @@ fn turn(plan: &Plan, cluster: &Cluster) -> Seconds {
     let devices = &plan.devices;
     let hop = |(place, device): (usize, &hearth_schema::plan::PlannedDevice)| {
         let next = &devices[(place + 1) % devices.len()];
-        cluster.links.between(&device.name, &next.name).time(activation)
+        cluster.links.between(&device.name, &next.name).map_or(Seconds(0.0), |link| link.time(activation))
     };
     if devices.len() == 1 { Seconds(0.0) } else { devices.iter().enumerate().map(hop).sum() }
 }

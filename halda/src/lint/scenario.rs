@@ -92,17 +92,16 @@ fn links(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
         slow("scenario links.default".to_owned(), scenario.links.default.time(activation));
     }
     for (index, named) in between.iter().enumerate() {
-        slow(format!("scenario links.between[{index}]"), named.link.time(activation));
+        if let Some(link) = &named.link {
+            slow(format!("scenario links.between[{index}]"), link.time(activation));
+        }
     }
     for (index, named) in between.iter().enumerate() {
         let place = format!("scenario links.between[{index}]");
         let [one, other] = &named.devices;
         let same =
             |pair: &[String; 2]| (&pair[0], &pair[1]) == (one, other) || (&pair[0], &pair[1]) == (other, one);
-        if one == other {
-            let what = format!("it joins `{one}` to itself");
-            found.push(Finding::warning("link-to-itself", place, what, "name two devices"));
-        } else if between[..index].iter().any(|earlier| same(&earlier.devices)) {
+        if between[..index].iter().any(|earlier| same(&earlier.devices)) {
             let what = format!("`{one}` and `{other}` have a link already, and that one counts");
             found.push(Finding::warning("link-twice", place, what, "remove one of the two"));
         }

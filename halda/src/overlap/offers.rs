@@ -36,13 +36,16 @@ pub fn best_residencies(model: &LatencyModel, assignment: &Assignment) -> Option
     if !shape_violations(model, assignment).is_empty() {
         return None;
     }
+    let portions = model.portions(assignment);
+    let shares: Vec<_> = portions.iter().map(|portion| portion.share).collect();
+    let hops: f64 = model.communication(assignment, &shares).iter().sum();
     let mut bounds = vec![0.0];
     let mut paces = Vec::new();
-    for (device, portion) in model.portions(assignment).iter().enumerate() {
+    for (device, portion) in portions.iter().enumerate() {
         let all = offers(&model.instance().devices[device].practice.residencies);
         let pace = |offer| {
             let pace = model.pace(device, device == assignment.head, portion, &offer)?;
-            Some((offer, pace.terms.seconds(), pace.busy))
+            Some((offer, pace.own(), pace.busy))
         };
         let allowed: Vec<_> = all.into_iter().filter_map(pace).collect();
         bounds.extend(allowed.iter().map(|(_, _, busy)| *busy));
@@ -57,7 +60,7 @@ pub fn best_residencies(model: &LatencyModel, assignment: &Assignment) -> Option
             in_time.min_by(|one, other| one.1.total_cmp(&other.1))
         });
         let Some(chosen) = within.collect::<Option<Vec<_>>>() else { continue };
-        let seconds = chosen.iter().map(|(_, own, _)| own).sum::<f64>().max(bound);
+        let seconds = (hops + chosen.iter().map(|(_, own, _)| own).sum::<f64>()).max(bound);
         if best.as_ref().is_none_or(|(fastest, _)| seconds < *fastest) {
             best = Some((seconds, chosen.into_iter().map(|(offer, _, _)| *offer).collect()));
         }

@@ -1,37 +1,29 @@
-//! What is the fastest steady state for one ring size and one head?
+//! What is the fastest steady state for one ring size, one head and one order?
 //!
-//! T = max(sum of own, largest busy), and both are made of terms that concern one device each. For a bound B on busy
-//! the devices are independent but for the sum of their windows, so that a dynamic programme over the devices in ring
-//! order, as in [`crate::exact`], finds the least sum S(B) among the plans in which no device is busier than B. S
-//! falls and B grows, so the optimum is at the first B with S(B) <= B, or at the one before it: a binary search
-//! over the values that `busy` takes. What a window costs depends on the layers placed before it in two ways: a partial
-//! last turn may end before it, and layers differ in bytes. The programme's state is that number.
+//! T = max(sum of own and hops, largest busy), and own and busy concern one device each. For a bound B on busy the
+//! devices are independent but for the sum of their windows, so that the programme that serves `exact`, too
+//! ([`crate::programme`]), finds the least sum S(B) among the plans in which no device is busier than B. S falls and
+//! B grows, so the optimum is at the first B with S(B) <= B, or at the one before it: a binary search over the values
+//! that `busy` takes. What a window costs depends on the layers placed before it in two ways: a partial last turn may
+//! end before it, and layers differ in bytes.
 //!
 //! For a window every split between CPU and GPU and every residency on offer is tried, with one exception: where a
 //! layer takes no longer on the GPU than on the CPU, more layers there lower `own` and `busy`, so that only the
 //! fullest split is tried. Of the rest those are kept that no other one beats in both.
 //!
-//! Not here: which ring sizes and heads are searched.
+//! Not here: which ring sizes, heads and orders are searched.
 
 use hearth_schema::residency::ResidencyOptions;
 
-use crate::assignment::{Assignment, ring_order};
 use crate::gpu_split::Turns;
 use crate::latency::LatencyModel;
 use crate::overlap::offers::offers;
+use crate::programme::{SizedProblem, WindowTimes};
+use crate::relaxed::both;
 use crate::steady_state::Place;
 use crate::strategy::{Infeasible, Proposal};
 
-/// The problem for one ring size and one head.
-pub(crate) struct SizedSearch<'a, 'i> {
-    pub model: &'a LatencyModel<'i>,
-    pub head: usize,
-    pub ring_layers: u32,
-    /// The smallest window of each device: 1 keeps it in the ring, 0 lets it be dropped.
-    pub least_windows: &'a [u32],
-}
-
-/// One way to run a window.
+/// One way to run a window; its hops are left out.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Choice {
     pub gpu_layers: u32,
@@ -41,73 +33,43 @@ pub(crate) struct Choice {
 }
 
 /// The choices of a device for every place and window: for each, those that no other beats, the busiest last.
+#[derive(Default)]
 struct Menu {
     choices: Vec<Choice>,
-    /// Where the choices of `class * (W + 1) + window` end; see [`SizedSearch::class`].
+    /// Where the choices of `place * (W + 1) + window` end.
     ends: Vec<usize>,
 }
 
-impl Menu {
-    fn of(&self, index: usize) -> &[Choice] {
-        let start = if index == 0 { 0 } else { self.ends[index - 1] };
-        &self.choices[start..self.ends[index]]
-    }
-
-    /// The least `own` without being busier than the bound.
-    fn within(&self, index: usize, bound: f64) -> Option<&Choice> {
-        let all = self.of(index);
-        all[..all.partition_point(|choice| choice.busy <= bound)].last()
-    }
+/// The menus of all devices, and how busy a device may be.
+struct Menus {
+    of: Vec<Menu>,
+    columns: usize,
+    places: usize,
+    bound: f64,
 }
 
-impl SizedSearch<'_, '_> {
-    /// The fastest plan of exactly W layers a turn.
-    pub(crate) fn optimum(&self) -> Result<Proposal, Infeasible> {
-        let order: Vec<usize> = ring_order(self.head, self.model.device_count()).collect();
-        let menus: Vec<Menu> = order.iter().map(|&device| self.menu(device)).collect();
-        let mut bounds: Vec<f64> =
-            menus.iter().flat_map(|menu| menu.choices.iter().map(|choice| choice.busy)).collect();
-        bounds.sort_unstable_by(f64::total_cmp);
-        bounds.dedup();
-        let sum = |bound: f64| self.programme(&menus, bound, None);
-        // The first bound that the sum stays within.
-        let (mut low, mut high) = (0, bounds.len());
-        while low < high {
-            let middle = usize::midpoint(low, high);
-            if sum(bounds[middle]) <= bounds[middle] { high = middle } else { low = middle + 1 }
+impl Menus {
+    fn new(problem: &SizedProblem) -> Self {
+        let columns = problem.ring_layers as usize + 1;
+        // Layers all alike differ in place only as a partial last turn does.
+        let even = problem.model.model.even_layers;
+        let places = if even { problem.remainder() + 1 } else { columns };
+        let mut menus = Self { of: Vec::new(), columns, places, bound: 0.0 };
+        menus.of.resize_with(problem.model.device_count(), Menu::default);
+        for &device in problem.order {
+            menus.of[device] = menus.menu(problem, device);
         }
-        let candidates =
-            [low.checked_sub(1), Some(low)].into_iter().flatten().filter_map(|at| bounds.get(at));
-        let time = |bound: f64| sum(bound).max(bound);
-        let best = candidates.copied().min_by(|a, b| time(*a).total_cmp(&time(*b)));
-        match best.filter(|bound| time(*bound).is_finite()) {
-            Some(bound) => Ok(self.traced_back(&order, &menus, bound)),
-            None => Err(self.reason(&order, &menus)),
-        }
+        menus
     }
 
-    /// How many kinds of places there are that a window's cost depends on.
-    fn classes(&self) -> usize {
-        let remainder = self.model.model_layers() % self.ring_layers;
-        if self.model.model.even_layers { remainder as usize + 1 } else { self.ring_layers as usize + 1 }
-    }
-
-    /// The kind of place after so many layers of a turn: with layers all alike, those past the remainder are one.
-    fn class(&self, placed: usize) -> usize {
-        placed.min(self.classes() - 1)
-    }
-
-    fn menu(&self, device: usize) -> Menu {
-        let mut menu = Menu { choices: Vec::new(), ends: Vec::new() };
-        let ring_layers = self.ring_layers;
-        for placed in 0..self.classes() as u32 {
-            // The last class of layers all alike stands for earlier places too.
-            let before = if self.model.model.even_layers { 0 } else { placed };
+    fn menu(&self, problem: &SizedProblem, device: usize) -> Menu {
+        let mut menu = Menu::default();
+        let ring_layers = problem.ring_layers;
+        for placed in 0..self.places as u32 {
             for window in 0..=ring_layers {
-                let whole = placed + window <= ring_layers || before == 0;
-                if window >= self.least_windows[device] && whole {
-                    let place = Place { ring_layers, placed };
-                    add_choices(self.model, device, device == self.head, place, window, &mut menu.choices);
+                if window > 0 && placed + window <= ring_layers {
+                    let (place, head) = (Place { ring_layers, placed }, device == problem.head());
+                    add_choices(problem.model, device, head, place, window, &mut menu.choices);
                 }
                 menu.ends.push(menu.choices.len());
             }
@@ -115,87 +77,88 @@ impl SizedSearch<'_, '_> {
         menu
     }
 
-    /// The least sum of `own` with every device at most this busy. `windows[position (W + 1) + j]` becomes the window
-    /// of the device at that position when j layers are placed.
-    fn programme(&self, menus: &[Menu], bound: f64, mut windows: Option<&mut Vec<u16>>) -> f64 {
-        let columns = self.ring_layers as usize + 1;
-        let mut least = vec![f64::INFINITY; columns];
-        least[0] = 0.0;
-        if let Some(windows) = &mut windows {
-            windows.clear();
-            windows.resize(menus.len() * columns, 0);
-        }
-        let mut costs = vec![f64::INFINITY; self.classes() * columns];
-        for (position, menu) in menus.iter().enumerate() {
-            for (index, cost) in costs.iter_mut().enumerate() {
-                *cost = menu.within(index, bound).map_or(f64::INFINITY, |choice| choice.own);
-            }
-            let mut next = vec![f64::INFINITY; columns];
-            for (placed, before) in least.iter().enumerate().filter(|(_, before)| before.is_finite()) {
-                let class = self.class(placed);
-                let row = &costs[class * columns..(class + 1) * columns - placed];
-                for (window, own) in row.iter().enumerate() {
-                    let total = before + own;
-                    if total < next[placed + window] {
-                        next[placed + window] = total;
-                        if let Some(windows) = &mut windows {
-                            windows[position * columns + placed + window] = window as u16;
-                        }
-                    }
-                }
-            }
-            least = next;
-        }
-        least[columns - 1]
+    /// The least `own` without being busier than the bound.
+    fn choice(&self, device: usize, window: u32, placed: usize) -> Option<&Choice> {
+        let menu = &self.of[device];
+        let index = placed.min(self.places - 1) * self.columns + window as usize;
+        let start = if index == 0 { 0 } else { menu.ends[index - 1] };
+        let all = &menu.choices[start..menu.ends[index]];
+        all[..all.partition_point(|choice| choice.busy <= self.bound)].last()
+    }
+}
+
+impl WindowTimes for Menus {
+    fn seconds(&self, device: usize, window: u32, placed: usize) -> f64 {
+        self.choice(device, window, placed).map_or(f64::INFINITY, |choice| choice.own)
     }
 
-    fn traced_back(&self, order: &[usize], menus: &[Menu], bound: f64) -> Proposal {
-        let mut windows = Vec::new();
-        self.programme(menus, bound, Some(&mut windows));
-        let columns = self.ring_layers as usize + 1;
-        let devices = self.model.device_count();
-        let rounds = self.model.model_layers().div_ceil(self.ring_layers);
-        let mut assignment = Assignment::new(self.head, rounds, vec![0; devices], vec![0; devices]);
-        let instance = self.model.instance();
-        let mut residencies: Vec<_> = instance.devices.iter().map(|it| it.practice.residencies[0]).collect();
-        let mut placed = columns - 1;
-        for (position, &device) in order.iter().enumerate().rev() {
-            let window = windows[position * columns + placed] as usize;
-            placed -= window;
-            assignment.window_layers[device] = window as u32;
-            if let Some(choice) =
-                menus[position].within(self.class(placed) * columns + window, bound).filter(|_| window > 0)
-            {
-                assignment.gpu_layers[device] = choice.gpu_layers;
-                residencies[device] = choice.residency;
-            }
-        }
-        Proposal { assignment, residencies, searched: Vec::new() }
+    fn places(&self) -> usize {
+        self.places
     }
+}
 
-    /// Names what makes this ring size impossible.
-    fn reason(&self, order: &[usize], menus: &[Menu]) -> Infeasible {
-        let ring_layers = self.ring_layers;
-        let kept = self.least_windows.iter().filter(|least| **least > 0).count();
-        if kept > ring_layers as usize {
-            return Infeasible::MoreDevicesThanLayers { ring_layers, devices: kept };
-        }
-        let mut held = 0;
-        for (&device, menu) in order.iter().zip(menus) {
-            match (0..=ring_layers).rev().find(|&window| !menu.of(window as usize).is_empty()) {
-                None => {
-                    let device = self.model.instance().devices[device].name.clone();
-                    return Infeasible::HoldsNothing { device };
-                }
-                Some(window) => held += window,
-            }
-        }
-        if held < ring_layers {
-            Infeasible::HoldsTooLittle { ring_layers, held }
-        } else {
-            Infeasible::NothingAllowed { ring_layers }
+/// The fastest plan of exactly W layers a turn.
+pub(crate) fn fastest(problem: &SizedProblem) -> Result<Proposal, Infeasible> {
+    let mut menus = Menus::new(problem);
+    let choices = menus.of.iter().flat_map(|menu| &menu.choices);
+    let mut bounds: Vec<f64> = choices.map(|choice| choice.busy).collect();
+    bounds.sort_unstable_by(f64::total_cmp);
+    bounds.dedup();
+    let mut sum = |bound: f64| {
+        menus.bound = bound;
+        problem.fastest(&menus).map_or(f64::INFINITY, |ring| ring.seconds)
+    };
+    // The first bound that the sum stays within.
+    let (mut low, mut high) = (0, bounds.len());
+    while low < high {
+        let middle = usize::midpoint(low, high);
+        if sum(bounds[middle]) <= bounds[middle] { high = middle } else { low = middle + 1 }
+    }
+    let candidates = [low.checked_sub(1), Some(low)].into_iter().flatten().filter_map(|at| bounds.get(at));
+    let times = candidates.map(|bound| (sum(*bound).max(*bound), *bound));
+    let best = times.min_by(|one, other| one.0.total_cmp(&other.0));
+    menus.bound = best.map_or(f64::INFINITY, |(_, bound)| bound);
+    let Some(ring) = problem.fastest(&menus) else {
+        menus.bound = f64::INFINITY;
+        return Err(problem.reason(&menus));
+    };
+    let chosen = |device, window, placed| menus.choice(device, window, placed);
+    let assignment = problem.assignment(&ring, |device, window, placed| {
+        chosen(device, window, placed).map_or(0, |choice| choice.gpu_layers)
+    });
+    let instance = problem.model.instance();
+    let mut residencies: Vec<_> = instance.devices.iter().map(|it| it.practice.residencies[0]).collect();
+    for &(device, window, placed) in ring.members.iter().filter(|(_, window, _)| *window > 0) {
+        if let Some(choice) = chosen(device, window, placed) {
+            residencies[device] = choice.residency;
         }
     }
+    Ok(Proposal { residencies, ..Proposal::of(assignment) })
+}
+
+/// What no plan of exactly W layers a turn can be under in any order: every hop the shortest that its sender has, every
+/// window where it costs least, and no disk too slow. Infinite if there is no plan.
+pub(crate) fn lower_bound(problem: &SizedProblem) -> f64 {
+    let mut menus = Menus::new(problem);
+    menus.bound = f64::INFINITY;
+    let whole_turns = f64::from(problem.model.model_layers() / problem.ring_layers);
+    let best = |device: usize, window: u32| {
+        let places = (0..menus.places).map(|placed| menus.seconds(device, window, placed));
+        places.fold(f64::INFINITY, f64::min)
+    };
+    let mut least = vec![f64::INFINITY; menus.columns];
+    least[0] = 0.0;
+    for &device in problem.order {
+        let hops = whole_turns * problem.model.hops.shortest(device);
+        let own = (0..=problem.ring_layers).map(|window| match window {
+            0 if problem.least_windows[device] == 0 => 0.0,
+            0 => f64::INFINITY,
+            window => best(device, window) + hops,
+        });
+        least = both(&least, &own.collect::<Vec<f64>>());
+    }
+    // A ring of one device has no hop at all.
+    least[menus.columns - 1].min(best(problem.head(), problem.ring_layers))
 }
 
 /// The best way to run a window of a device if no other device mattered; `None` if there is none.
@@ -235,7 +198,7 @@ fn add_choices(
         let portion = model.portion(place, window, gpu_layers);
         for residency in &offers {
             let Some(pace) = model.pace(device, head, &portion, residency) else { continue };
-            let (own, busy) = (pace.terms.seconds(), pace.busy);
+            let (own, busy) = (pace.own(), pace.busy);
             all.push(Choice { gpu_layers, residency: *residency, own, busy });
             if !pace.terms.over {
                 break;
