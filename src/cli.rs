@@ -65,7 +65,7 @@ pub enum Verb {
 /// Which plan to make.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Planning {
-    /// Strategy by name: exact, single, mem, even, manual, exhaustive.
+    /// Strategy by name: exact, halda, halda-shipped, single, mem, even, manual, exhaustive.
     #[arg(long)]
     pub strategy: Option<String>,
     /// Rounds around the ring for one token.

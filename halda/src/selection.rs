@@ -11,6 +11,7 @@ use crate::constraints::Rules;
 use crate::even::Even;
 use crate::exact::{Exact, HeadChoice};
 use crate::exhaustive::Exhaustive;
+use crate::halda::Halda;
 use crate::manual::Manual;
 use crate::memory_proportional::{MemoryProportional, MemorySizes};
 use crate::single::Single;
@@ -67,7 +68,8 @@ pub enum SelectionError {
 }
 
 /// Every name, in the order in which comparisons print them.
-pub const NAMES: [&str; 6] = ["exact", "single", "mem", "even", "manual", "exhaustive"];
+pub const NAMES: [&str; 8] =
+    ["exact", "halda", "halda-shipped", "single", "mem", "even", "manual", "exhaustive"];
 
 /// The strategy of a name.
 pub fn named(name: &str, options: &Options) -> Result<Box<dyn Strategy>, SelectionError> {
@@ -77,6 +79,11 @@ pub fn named(name: &str, options: &Options) -> Result<Box<dyn Strategy>, Selecti
             let fixed = HeadChoice::Fixed(options.head.unwrap_or(0));
             let head = if options.best_head { HeadChoice::Best } else { fixed };
             Box::new(Exact { rules, head, rounds })
+        }
+        "halda" | "halda-shipped" => {
+            let base = if name == "halda" { Halda::default() } else { Halda::SHIPPED };
+            let may_drop = rules.may_drop;
+            Box::new(Halda { may_drop, head: options.head.unwrap_or(0), rounds, ..base })
         }
         "single" => Box::new(Single { device: options.head }),
         "mem" => Box::new(MemoryProportional { sizes: options.memory_sizes.clone() }),
@@ -106,7 +113,7 @@ mod tests {
             assert_eq!(named(name, &options).unwrap().name(), name);
         }
         let unknown = named("haldo", &options).err().unwrap().to_string();
-        assert!(unknown.starts_with("no strategy is called `haldo`: use one of exact, single"), "{unknown}");
+        assert!(unknown.starts_with("no strategy is called `haldo`: use one of exact, halda"), "{unknown}");
         let missing = named("manual", &Options::default()).err().unwrap().to_string();
         assert_eq!(missing, "strategy `manual` needs a window for every device");
     }
