@@ -23,8 +23,8 @@
 
 use highs::{Col, HighsModelStatus, HighsStatus, RowProblem, Sense, TrySetOptionError};
 
-/// Seconds after which HiGHS gives up on one programme. assumed: the largest of the instances in `tests/data/lda`
-/// takes some milliseconds, and nothing may hang.
+/// Seconds after which HiGHS gives up on one programme. assumed: 32 devices take about a millisecond, and nothing may
+/// hang.
 const TIME_LIMIT: f64 = 10.0;
 
 /// What one device brings into the programme. Bounds include their ends.

@@ -1,8 +1,8 @@
 //! What does the planner of the prima.cpp paper find?
 //!
-//! Halda, Algorithm 1 of the paper (section 3.3): memory cases in turn with integer programmes ([`iteration`]), a
-//! programme for each k and fixed cases ([`integer_programme`]) with the paper's linear costs and bounds
-//! ([`objective`]), begun in proportion to memory ([`start`]). Then device selection as in its last paragraph:
+//! Halda, Algorithm 1 of the paper (section 3.3): memory cases in turn with integer programmes (`iteration`), a
+//! programme for each k and fixed cases (`integer_programme`) with the paper's linear costs and bounds
+//! (`objective`), begun in proportion to memory (`start`). Then device selection as in its last paragraph:
 //! a device other than the head that is left with one layer is removed, and the rest is solved again, until
 //! nobody has one layer. As written, the smaller ring is taken even if it turns out slower; only if it has no
 //! plan does the larger one stay.
