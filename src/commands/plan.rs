@@ -192,10 +192,10 @@ fn compare(
         print_json(&rows)?;
         return Ok(ExitCode::SUCCESS);
     }
-    say!("{:<12} {:>12} {:>6}  windows (GPU layers)\n", "strategy", "ms a token", "rounds");
+    say!("{:<14} {:>12} {:>6}  windows (GPU layers)\n", "strategy", "ms a token", "rounds");
     for row in &rows {
         let Some(plan) = &row.plan else {
-            say!("{:<12} {}\n", row.strategy, row.refused.as_deref().unwrap_or_default());
+            say!("{:<14} {}\n", row.strategy, row.refused.as_deref().unwrap_or_default());
             continue;
         };
         let part = |device: &Device| match device.gpu_layers {
@@ -204,7 +204,7 @@ fn compare(
         };
         let parts: Vec<String> = plan.devices.iter().map(part).collect();
         let tpot = plan.predicted.tpot_ms.map_or("-".into(), |ms| format!("{ms:.1}"));
-        say!("{:<12} {tpot:>12} {:>6}  {}\n", row.strategy, plan.rounds, parts.join(", "));
+        say!("{:<14} {tpot:>12} {:>6}  {}\n", row.strategy, plan.rounds, parts.join(", "));
     }
     Ok(ExitCode::SUCCESS)
 }
