@@ -76,9 +76,9 @@ const REFINE_SECONDS: u64 = 30;
 /// Which plan to make.
 #[derive(Debug, Clone, Args)]
 pub struct Planning {
-    /// Strategy by name: overlap, exact, single, mem, mem-total, perf, edgeshard, lingualinked, even, manual,
-    /// exhaustive; or refine, which searches on from the default's plan, or from windows by hand, for one that the
-    /// simulator says is faster.
+    /// Strategy by name: overlap, exact, halda, halda-shipped, single, mem, mem-total, perf, edgeshard, lingualinked,
+    /// even, manual, exhaustive; or refine, which searches on from the default's plan, or from windows by hand, for
+    /// one that the simulator says is faster.
     #[arg(long)]
     pub strategy: Option<String>,
     /// Rounds around the ring for one token.

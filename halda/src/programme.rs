@@ -260,8 +260,11 @@ impl SizedProblem<'_, '_> {
         if window == 0 {
             return 0.0;
         }
-        let windows = self.whole_turns() + u32::from(placed < self.remainder());
-        times.seconds(device, window, placed) + f64::from(windows) * self.model.hops.own(device)
+        let in_partial_turn = placed < self.remainder();
+        // A head that takes all of a partial turn has nobody to hand on to.
+        let all_of_it = placed == 0 && window as usize >= self.remainder() && self.model.hops.by_pair();
+        let hops = self.whole_turns() + u32::from(in_partial_turn && !(all_of_it && device == self.head()));
+        times.seconds(device, window, placed) + f64::from(hops) * self.model.hops.own(device)
     }
 
     fn split(&self, device: usize, window: u32, placed: usize) -> Option<Split> {

@@ -12,6 +12,7 @@ use crate::edgeshard::EdgeShard;
 use crate::even::Even;
 use crate::exact::{Exact, HeadChoice, OrderChoice};
 use crate::exhaustive::Exhaustive;
+use crate::halda::Halda;
 use crate::lingualinked::LinguaLinked;
 use crate::manual::Manual;
 use crate::memory_proportional::{MemoryProportional, MemorySizes};
@@ -74,9 +75,11 @@ pub enum SelectionError {
 }
 
 /// Every name, in the order in which comparisons print them.
-pub const NAMES: [&str; 11] = [
+pub const NAMES: [&str; 13] = [
     "overlap",
     "exact",
+    "halda",
+    "halda-shipped",
     "single",
     "mem",
     "mem-total",
@@ -97,6 +100,11 @@ pub fn named(name: &str, options: &Options) -> Result<Box<dyn Strategy>, Selecti
     Ok(match name {
         "exact" => Box::new(Exact { rules, head, rounds, order }),
         "overlap" => Box::new(Overlap { rules, head, rounds, order }),
+        "halda" | "halda-shipped" => {
+            let base = if name == "halda" { Halda::default() } else { Halda::SHIPPED };
+            let may_drop = rules.may_drop;
+            Box::new(Halda { may_drop, head: options.head.unwrap_or(0), rounds, ..base })
+        }
         "single" => Box::new(Single { device: options.head }),
         "mem" => Box::new(MemoryProportional::default()),
         "mem-total" => {

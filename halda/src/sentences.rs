@@ -8,7 +8,7 @@
 
 use crate::explanation::{Binding, DeviceExplanation, Dropped};
 use crate::latency::DeviceTerms;
-use crate::strategy::Solution;
+use crate::strategy::{Infeasible, Solution};
 
 /// A plan's reasons, the general ones first, then one sentence a device in the instance's order.
 pub fn sentences(solution: &Solution) -> Vec<String> {
@@ -70,20 +70,25 @@ pub fn dropped_reason(device: &DeviceExplanation) -> Option<String> {
 fn best_by_rounds(solution: &Solution) -> String {
     let head = solution.assignment.head;
     let steps = solution.explanation.searched.iter().filter(|step| step.head == head);
-    let mut by_rounds: Vec<(u32, Option<f64>)> = Vec::new();
+    // A k comes up more than once with partial last turns, and when memory cases are tried one after the other.
+    let mut by_rounds: Vec<(u32, Option<f64>, bool)> = Vec::new();
     for step in steps {
         let found = step.outcome.as_ref().ok().copied();
-        match by_rounds.last_mut() {
-            // Several ring sizes take the same number of rounds when the last one may be partial.
-            Some((rounds, best)) if *rounds == step.rounds => {
+        let skipped = matches!(step.outcome, Err(Infeasible::NoBetter { .. }));
+        match by_rounds.iter_mut().find(|(rounds, ..)| *rounds == step.rounds) {
+            Some((_, best, any_skipped)) => {
                 *best = [*best, found].into_iter().flatten().min_by(f64::total_cmp);
+                *any_skipped |= skipped;
             }
-            _ => by_rounds.push((step.rounds, found)),
+            None => by_rounds.push((step.rounds, found, skipped)),
         }
     }
     let each: Vec<String> = by_rounds
         .into_iter()
-        .map(|(rounds, best)| format!("{rounds}: {}", best.map_or("none".to_owned(), time)))
+        .map(|(rounds, best, skipped)| {
+            let none = if skipped { "none better" } else { "none" };
+            format!("{rounds}: {}", best.map_or(none.to_owned(), time))
+        })
         .collect();
     format!("Best time a token by rounds: {}.", each.join(", "))
 }

@@ -10,6 +10,7 @@
 use hearth_schema::residency::ResidencyOptions;
 
 use crate::assignment::Assignment;
+use crate::coefficients::MemoryCase;
 use crate::constraints::{Rules, Violation, ring_violations, violations};
 use crate::explanation::{Explained, Explanation};
 use crate::latency::{Breakdown, LatencyModel};
@@ -99,7 +100,7 @@ pub struct SearchStep {
     pub outcome: Result<f64, Infeasible>,
 }
 
-/// Why no assignment of a given ring size is allowed.
+/// Why a search has no assignment of a given ring size.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Infeasible {
     /// W < M and nobody may be dropped.
@@ -132,6 +133,50 @@ pub enum Infeasible {
     NoRing {
         /// W.
         ring_layers: u32,
+    },
+    /// With the memory cases under trial one device suits no window.
+    #[error("`{device}` has no window in memory case M{}", case.set())]
+    CaseHoldsNothing {
+        /// The device.
+        device: String,
+        /// The case that it was to be in.
+        case: MemoryCase,
+    },
+    /// With the memory cases under trial the windows are too small together.
+    #[error("a turn of {ring_layers} layers exceeds the {held} that the memory cases under trial allow")]
+    CasesHoldTooLittle {
+        /// W.
+        ring_layers: u32,
+        /// Layers of a turn at most.
+        held: i64,
+    },
+    /// With the memory cases under trial the windows are too large together.
+    #[error(
+        "a turn of {ring_layers} layers is less than the {least} that the memory cases under trial ask for"
+    )]
+    CasesNeedMore {
+        /// W.
+        ring_layers: u32,
+        /// Layers of a turn at least.
+        least: i64,
+    },
+    /// It was not searched, because a bound shows that it cannot be the answer.
+    #[error("not searched: it takes at least {bound} s by the strategy's objective, and less is known")]
+    NoBetter {
+        /// The bound in seconds.
+        bound: f64,
+    },
+    /// The strategy had tried as much as it tries.
+    #[error("not searched: the limit of {limit} integer programmes was reached")]
+    NotReached {
+        /// The limit.
+        limit: usize,
+    },
+    /// The solver of integer programmes gave no answer.
+    #[error("HiGHS found no optimum: {reason}")]
+    Solver {
+        /// What it said.
+        reason: String,
     },
     /// Every plan breaks a constraint, and not all the same one.
     #[error("every plan of a turn of {ring_layers} layers breaks a constraint")]

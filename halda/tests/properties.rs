@@ -1,16 +1,16 @@
 //! Do the planners hold on instances nobody chose?
 //!
 //! Small instances of every kind (Metal, CUDA, Android, slow disks, tight memory): `exact` equals trying
-//! every plan. All strategies: a returned plan satisfies the named constraints and its T is the re-evaluated
-//! one. Wild instances: no panic, no NaN.
+//! every plan, and `halda` finds the same with and without skipping programmes. All strategies: a returned plan
+//! satisfies the named constraints and its T is the re-evaluated one. Wild instances: no panic, no NaN.
 
 use std::collections::BTreeMap;
 
 use hearth_halda::overlap::best_residencies;
 use hearth_halda::{
-    Assignment, Device, EdgeShard, Even, Exact, Exhaustive, Gpu, HeadChoice, Instance, LatencyModel,
+    Assignment, Device, EdgeShard, Even, Exact, Exhaustive, Gpu, Halda, HeadChoice, Instance, LatencyModel,
     LinguaLinked, Manual, MemoryProportional, MemorySizes, Model, Objective, OperatingSystem, OrderChoice,
-    Overlap, PerformanceProportional, Practice, Refusal, Rereads, Rules, Single, Strategy as Planner,
+    Overlap, PerformanceProportional, Practice, Refusal, Rereads, Rules, Single, Strategy as Planner, Terms,
     constraints::ring_violations, solve, valid_rounds, violations,
 };
 use hearth_profiles::Bytes;
@@ -186,6 +186,13 @@ fn strategies(model: &LatencyModel) -> Vec<Box<dyn Planner>> {
             all.push(Box::new(Overlap { rules, head: HeadChoice::Best, order, ..Overlap::default() }));
         }
     }
+    for may_drop in [false, true] {
+        for terms in [Terms::PAPER, Terms::SHIPPED] {
+            all.push(Box::new(Halda { may_drop, terms, flips: !may_drop, ..Halda::PAPER }));
+        }
+        all.push(Box::new(Halda { may_drop, head: devices - 1, rounds: Some(layers), ..Halda::PAPER }));
+        all.push(Box::new(Halda { may_drop, skips: false, ..Halda::PAPER }));
+    }
     for rounds in [0, 1, 2, layers] {
         all.push(Box::new(Even { rounds }));
     }
@@ -314,6 +321,19 @@ proptest! {
     #[test]
     fn returned_plans_satisfy_the_constraints(instance in small([40, 24, 16, 12])) {
         lawful(&LatencyModel::new(&instance).unwrap())?;
+    }
+
+    #[test]
+    fn skipping_programmes_changes_nothing(instance in small([40, 24, 16, 12])) {
+        let model = LatencyModel::new(&instance).unwrap();
+        for terms in [Terms::PAPER, Terms::SHIPPED] {
+            let halda = Halda { terms, flips: true, ..Halda::PAPER };
+            let plan = |skips| {
+                let solution = solve(&Halda { skips, ..halda }, &model);
+                solution.map(|solution| solution.assignment).ok()
+            };
+            prop_assert_eq!(plan(true), plan(false));
+        }
     }
 
     #[test]

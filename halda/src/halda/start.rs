@@ -1,0 +1,45 @@
+//! With which windows does the search for memory cases begin?
+//!
+//! prima.cpp paper, Algorithm 1, line 1 and its footnote: one turn of all L layers, in proportion to the memory
+//! budgets (available RAM; with Metal its working set; on Android RAM and what can be swapped out), nothing on
+//! GPUs. The paper leaves the rounding open. Here every device gets one layer and the rest is shared out in
+//! proportion, rounded by largest remainder, ties to the lower index.
+//!
+//! Not here: GPU memory, which the paper's budget leaves out.
+
+/// Windows in proportion to `budgets`, each at least 1; `None` if there are more devices than layers.
+pub(crate) fn proportional(budgets: &[u64], layers: u32) -> Option<Vec<u32>> {
+    let shared = u128::from(layers).checked_sub(budgets.len() as u128)?;
+    let total: u128 = budgets.iter().map(|budget| u128::from(*budget)).sum();
+    // Without any memory all devices count alike.
+    let (total, least) = if total == 0 { (budgets.len() as u128, 1) } else { (total, 0) };
+    let parts = budgets.iter().map(|budget| shared * u128::from(*budget).max(least));
+    let (mut windows, rests): (Vec<u32>, Vec<u128>) =
+        parts.map(|part| (1 + (part / total) as u32, part % total)).unzip();
+    let missing = layers - windows.iter().sum::<u32>();
+    let mut order: Vec<usize> = (0..rests.len()).collect();
+    order.sort_by_key(|device| (std::cmp::Reverse(rests[*device]), *device));
+    order.iter().take(missing as usize).for_each(|device| windows[*device] += 1);
+    Some(windows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_remainders_get_what_is_left() {
+        // 13 - 3 = 10 layers over 5:3:3 are 4.55, 2.73, 2.73: two are left, for the second and the third.
+        assert_eq!(proportional(&[5, 3, 3], 13), Some(vec![5, 4, 4]));
+        // Equal remainders of 1/3: the lower index.
+        assert_eq!(proportional(&[1, 1, 1], 4), Some(vec![2, 1, 1]));
+    }
+
+    #[test]
+    fn everybody_has_a_layer() {
+        assert_eq!(proportional(&[1, 1000, 0], 10), Some(vec![1, 8, 1]));
+        assert_eq!(proportional(&[0, 0], 5), Some(vec![3, 2]));
+        assert_eq!(proportional(&[0, u64::MAX, u64::MAX], 3), Some(vec![1, 1, 1]));
+        assert_eq!(proportional(&[1, 1], 1), None);
+    }
+}

@@ -1,0 +1,260 @@
+//! Does Algorithm 1 of the prima.cpp paper keep its promises on the kept instances?
+//!
+//! It may miss the optimum, and does; it may never be below it, never return a plan that breaks a rule, never report
+//! another T than the latency model's, and always give a reason where it has no plan. On every kept instance it
+//! ends where another implementation of the same algorithm ends.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use hearth_halda::{
+    Halda, Infeasible, Instance, LatencyModel, Refusal, SearchStep, Solution, Strategy as Planner, Terms,
+    solve, valid_rounds, violations,
+};
+use proptest::prelude::*;
+use serde_json::Value;
+
+fn rows() -> Vec<(String, Instance, Value)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/lda");
+    let mut rows = Vec::new();
+    for file in ["small.jsonl", "medium.jsonl", "hard.jsonl"] {
+        let text = std::fs::read_to_string(folder.join(file)).unwrap();
+        for (line, text) in text.lines().enumerate() {
+            let row: Value = serde_json::from_str(text).unwrap();
+            let instance = serde_json::from_value(row["instance"].clone()).unwrap();
+            rows.push((format!("{file}:{}", line + 1), instance, row));
+        }
+    }
+    assert_eq!(rows.len(), 75);
+    rows
+}
+
+/// The plan after the checks that every plan and every refusal must pass; `optimum` is the certified one.
+#[track_caller]
+fn checked(place: &str, halda: &Halda, model: &LatencyModel, optimum: &Value) -> Option<Solution> {
+    match solve(halda, model) {
+        Ok(solution) => {
+            let optimum = optimum.as_f64().expect("a plan where none is certified");
+            let found = solution.seconds();
+            assert!(found >= optimum * (1.0 - 1e-9), "{place}: {found} is below {optimum}");
+            assert_eq!(found, model.evaluate(&solution.assignment).unwrap().seconds, "{place}");
+            assert_eq!(violations(model, &solution.assignment, halda.rules()), [], "{place}");
+            Some(solution)
+        }
+        Err(Refusal::Infeasible(steps)) => {
+            assert!(!steps.is_empty() && steps.iter().all(|step| step.outcome.is_err()), "{place}");
+            None
+        }
+        Err(other) => panic!("{place}: {other}"),
+    }
+}
+
+#[test]
+fn every_kept_instance_ends_where_another_implementation_ends() {
+    for (place, instance, row) in rows() {
+        let model = LatencyModel::new(&instance).unwrap();
+        let found = checked(&place, &Halda::PAPER, &model, &row["optimum"]["T"]).map(|plan| plan.seconds());
+        match (found, row["halda_global_text"]["T"].as_f64()) {
+            (Some(found), Some(there)) => {
+                assert!((found - there).abs() <= 1e-9 * there, "{place}: {found} is not {there}");
+            }
+            (found, there) => assert_eq!(found, there, "{place}"),
+        }
+    }
+}
+
+#[test]
+fn no_variant_is_below_the_optimum() {
+    for (place, instance, row) in rows() {
+        let model = LatencyModel::new(&instance).unwrap();
+        for flips in [false, true] {
+            for terms in [Terms::PAPER, Terms::SHIPPED] {
+                for (may_drop, key) in [(false, "optimum"), (true, "optimum_with_device_selection")] {
+                    let halda = Halda { may_drop, terms, flips, ..Halda::PAPER };
+                    checked(&place, &halda, &model, &row[key]["T"]);
+                }
+            }
+        }
+        for rounds in valid_rounds(instance.model.model_layers) {
+            let halda = Halda { rounds: Some(rounds), ..Halda::PAPER };
+            let plan = checked(&place, &halda, &model, &row["optimum_by_k"][rounds.to_string()]["T"]);
+            assert!(plan.is_none_or(|plan| plan.assignment.rounds == rounds), "{place}");
+        }
+    }
+}
+
+#[test]
+fn skipping_changes_no_plan() {
+    for (place, instance, _) in rows() {
+        let model = LatencyModel::new(&instance).unwrap();
+        for terms in [Terms::PAPER, Terms::SHIPPED] {
+            let halda = Halda { may_drop: true, terms, ..Halda::PAPER };
+            let all = Halda { skips: false, ..halda };
+            let plan = |halda: &Halda| halda.propose(&model).map(|proposal| proposal.assignment).ok();
+            assert_eq!(plan(&halda), plan(&all), "{place}");
+        }
+    }
+}
+
+#[test]
+fn a_skipped_programme_is_not_better_than_its_bound() {
+    let mut compared = 0;
+    for (place, instance, _) in rows() {
+        let model = LatencyModel::new(&instance).unwrap();
+        let steps = |skips| {
+            let proposal = Halda { skips, ..Halda::PAPER }.propose(&model);
+            proposal.map_or(Vec::new(), |proposal| proposal.searched)
+        };
+        for (step, solved) in steps(true).into_iter().zip(steps(false)) {
+            let SearchStep { outcome: Err(Infeasible::NoBetter { bound }), .. } = step else { continue };
+            let seconds = solved.outcome.unwrap();
+            assert!(seconds >= bound * (1.0 - 1e-9), "{place}: {seconds} is below {bound}");
+            compared += 1;
+        }
+    }
+    assert!(compared > 50, "{compared}");
+}
+
+#[test]
+fn flips_are_never_slower_and_find_every_plan() {
+    let mut gained = 0;
+    for (place, instance, row) in rows() {
+        let model = LatencyModel::new(&instance).unwrap();
+        let flips = Halda { flips: true, ..Halda::PAPER };
+        let with = checked(&place, &flips, &model, &row["optimum"]["T"]);
+        let without = checked(&place, &Halda::PAPER, &model, &row["optimum"]["T"]);
+        assert_eq!(with.is_some(), !row["optimum"]["T"].is_null(), "{place}");
+        let (Some(with), Some(without)) = (with, without) else { continue };
+        assert!(with.seconds() <= without.seconds() * (1.0 + 1e-12), "{place}");
+        gained += usize::from(with.seconds() < without.seconds() * (1.0 - 1e-9));
+    }
+    assert!(gained > 0);
+}
+
+#[test]
+fn removal_leaves_nobody_with_one_layer_but_the_head() {
+    let (mut fired, mut stayed) = (0, 0);
+    for (place, instance, row) in rows() {
+        let model = LatencyModel::new(&instance).unwrap();
+        let halda = Halda { may_drop: true, ..Halda::PAPER };
+        let optimum = &row["optimum_with_device_selection"]["T"];
+        let Some(plan) = checked(&place, &halda, &model, optimum) else { continue };
+        let windows = &plan.assignment.window_layers;
+        fired += usize::from(windows.contains(&0));
+        if windows[1..].contains(&1) {
+            // They stay only if there is no plan without them.
+            let mut without = instance.clone();
+            without.devices.clear();
+            let many = (0..windows.len()).filter(|device| *device == 0 || windows[*device] > 1);
+            without.devices.extend(many.map(|device| instance.devices[device].clone()));
+            let model = LatencyModel::new(&without).unwrap();
+            assert!(matches!(solve(&halda, &model), Err(Refusal::Infeasible(_))), "{place}: {windows:?}");
+            stayed += 1;
+        }
+    }
+    assert!(stayed > 0);
+    assert!(fired > 10, "{fired}");
+}
+
+#[test]
+fn more_devices_than_layers_are_an_explained_refusal() {
+    let (_, mut instance, _) = rows().swap_remove(0);
+    instance.model.model_layers = 1;
+    let model = LatencyModel::new(&instance).unwrap();
+    let Err(refusal) = solve(&Halda::PAPER, &model) else { panic!("a plan for one layer and two devices") };
+    let said = refusal.to_string();
+    assert_eq!(said, "no plan exists: k = 1: a turn of 1 layers cannot give each of 2 devices one");
+    let away = solve(&Halda { head: 2, ..Halda::PAPER }, &model).unwrap_err();
+    assert_eq!(away, Refusal::NoSuchDevice { device: 2, devices: 2 });
+}
+
+#[test]
+fn what_has_no_programme_is_explained() {
+    let mut reasons = BTreeSet::new();
+    for (_, instance, _) in rows() {
+        let model = LatencyModel::new(&instance).unwrap();
+        let halda = Halda { flips: true, ..Halda::PAPER };
+        let steps = match halda.propose(&model) {
+            Ok(proposal) => proposal.searched,
+            Err(Refusal::Infeasible(steps)) => steps,
+            Err(other) => panic!("{other}"),
+        };
+        for reason in steps.into_iter().filter_map(|step| step.outcome.err()) {
+            reasons.insert(match reason {
+                Infeasible::CaseHoldsNothing { .. } => "no window",
+                Infeasible::CasesHoldTooLittle { .. } => "too little",
+                Infeasible::CasesNeedMore { .. } => "too much",
+                Infeasible::NoBetter { .. } => "no better",
+                Infeasible::MoreDevicesThanLayers { .. } => "too few layers",
+                other => panic!("{other}"),
+            });
+        }
+    }
+    let reasons: Vec<_> = reasons.into_iter().collect();
+    assert_eq!(reasons, ["no better", "no window", "too few layers", "too little", "too much"]);
+}
+
+#[test]
+fn the_same_instance_has_the_same_plan() {
+    for (place, instance, _) in rows() {
+        let model = LatencyModel::new(&instance).unwrap();
+        let halda = Halda { may_drop: true, ..Halda::PAPER };
+        assert_eq!(halda.propose(&model), halda.propose(&model), "{place}");
+    }
+}
+
+/// Devices of the kept instances in any mixture, with more or less memory.
+fn ring(largest: usize) -> impl Strategy<Value = Instance> {
+    let instances: Vec<Instance> = rows().into_iter().map(|(_, instance, _)| instance).collect();
+    let devices: Vec<_> = instances.iter().flat_map(|instance| instance.devices.clone()).collect();
+    let device = (0..devices.len(), 0.0..2.0_f64).prop_map(move |(index, scale)| {
+        let mut device = devices[index].clone();
+        let scaled = |bytes: u64| (bytes as f64 * scale) as u64;
+        device.ram_available = scaled(device.ram_available);
+        device.metal_available = scaled(device.metal_available);
+        device.cuda_available = scaled(device.cuda_available);
+        device
+    });
+    let devices = prop::collection::vec(device, 1..=largest);
+    let threshold = prop_oneof![Just(0.0), Just(3e8), Just(1e9)];
+    (0..instances.len(), 1..=126_u32, devices, threshold).prop_map(
+        move |(index, layers, devices, threshold)| {
+            let mut instance = instances[index].clone();
+            instance.model.model_layers = layers;
+            instance.devices = devices;
+            instance.slow_disk_threshold = threshold;
+            instance
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn rings_of_many_devices_end_in_a_plan_or_a_reason(instance in ring(24)) {
+        let model = LatencyModel::new(&instance).unwrap();
+        let devices = instance.devices.len();
+        let rounds = valid_rounds(instance.model.model_layers).len();
+        for (may_drop, flips) in [(false, false), (true, false), (false, true)] {
+            let halda = Halda { may_drop, flips, ..Halda::PAPER };
+            let steps = match solve(&halda, &model) {
+                Ok(solution) => {
+                    prop_assert_eq!(violations(&model, &solution.assignment, halda.rules()), vec![]);
+                    prop_assert!(solution.explanation.gap.is_none_or(|gap| gap >= -1e-9));
+                    solution.explanation.searched
+                }
+                Err(refusal) => match refusal {
+                    Refusal::Infeasible(steps) => steps,
+                    other => return Err(TestCaseError::fail(other.to_string())),
+                },
+            };
+            // Each turn forces a device or ends, each removal takes a device, each pass of flips tries them all.
+            let turns = (devices + 1) * if may_drop { devices } else { 1 };
+            let flipped = if flips { 2 * devices * devices } else { 0 };
+            prop_assert!(steps.len() <= rounds * (turns + flipped), "{} steps", steps.len());
+            let solver = |step: &SearchStep| matches!(step.outcome, Err(Infeasible::Solver { .. }));
+            prop_assert!(!steps.iter().any(solver), "{steps:?}");
+        }
+    }
+}
