@@ -8,6 +8,7 @@ mod both_runners;
 mod glossary;
 mod lab;
 mod processes;
+mod relays;
 mod repository;
 mod residency;
 mod ring_key;
