@@ -27,13 +27,15 @@
 //!
 //! Not here: which device comes next.
 
-use hearth_profiles::device::{Gpu as GpuProfile, GpuKind, Os};
+use hearth_profiles::device::{Gpu as GpuProfile, GpuKind, Os, PageCachePolicy};
 use hearth_profiles::model::{ModelProfile, TensorGroup};
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
+use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::{Cluster, Member};
 
 use crate::assignment::ring_order;
 use crate::instance::{Device, Gpu, Instance, Model, OperatingSystem, PerFormat};
+use crate::practice::{Practice, Rereads};
 
 /// The public implementation's default for a disk that is too slow to be used.
 pub const SLOW_DISK: BytesPerSecond = BytesPerSecond(1e8);
@@ -60,6 +62,18 @@ pub fn instance(cluster: &Cluster, slow_disk: Option<BytesPerSecond>) -> Instanc
         devices,
         hops: Some(hops),
     }
+}
+
+/// The memory that exo counts on each device, in the instance's order: that of a GPU of its own if there is one,
+/// else the RAM, used or not. A profile knows what is available of a GPU's memory and not its total, so that this
+/// stands in.
+pub fn total_memory(cluster: &Cluster) -> Vec<u64> {
+    let total = |member: usize| {
+        let profile = &cluster.members[member].device;
+        let own_memory = profile.gpu.as_ref().filter(|gpu| !gpu.unified_memory);
+        own_memory.map_or(&profile.memory.total, |gpu| &gpu.memory_available).value.0
+    };
+    ring_order(cluster.head, cluster.members.len()).map(total).collect()
 }
 
 /// One activation vector from a member to another, with the fixed cost of the sender's window; none to itself.
@@ -93,6 +107,7 @@ fn model(cluster: &Cluster) -> Model {
         output_head_bytes: profile.output_bytes().0,
         layer_flops: work(&profile.mean_layer()),
         output_flops: work(&profile.output),
+        layer_bytes: (0..shape.layers.0).map(|layer| profile.layer_bytes(layer).0).collect(),
     }
 }
 
@@ -130,9 +145,32 @@ fn device(cluster: &Cluster, member: &Member, hop: Seconds) -> Device {
         metal_available: if kind == Gpu::Metal { gpu_bytes } else { 0 },
         cuda_available: if kind == Gpu::Cuda { gpu_bytes } else { 0 },
         can_swap: memory.can_swap.as_ref().map_or(0, |bytes| bytes.value.0),
-        swap_available: memory.swap_available.as_ref().map_or(0, |bytes| bytes.value.0),
+        // Where nobody knows of a bound there is none.
+        swap_available: memory
+            .swap_available
+            .as_ref()
+            .or(memory.can_swap.as_ref())
+            .map_or(0, |it| it.value.0),
         cpu_buffer_bytes: (profile.cpu.compute_buffer.value + model.shared.bytes()).0,
         gpu_buffer_bytes: gpu.map_or(0, |gpu| gpu.compute_buffer.value.0),
+        practice: practice(member),
+    }
+}
+
+/// What the paper's symbols do not say. Where nobody has said how weights are kept, the system may, or on Linux and
+/// its relatives, where pages can be given up one by one, the device itself.
+fn practice(member: &Member) -> Practice {
+    let (profile, managed) = (&member.device, ResidencyOptions::of(Residency::Managed));
+    let usual = ResidencyOptions::default();
+    let open = if profile.os == Os::Macos { vec![usual] } else { vec![usual, managed] };
+    Practice {
+        residencies: member.residency.map_or(open, |residency| vec![residency]),
+        rereads: match profile.memory.page_cache {
+            PageCachePolicy::PaperLinear => Rereads::Excess,
+            PageCachePolicy::TwoList => Rereads::Everything,
+        },
+        processors: profile.cpu.cores,
+        token_overhead: profile.cpu.token_overhead.as_ref().map_or(0.0, |cost| cost.value.0),
     }
 }
 

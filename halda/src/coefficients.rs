@@ -59,6 +59,10 @@ pub(crate) struct ModelCosts {
     pub row_bytes_up: i64,
     /// `b_o`.
     pub output_head_bytes: i64,
+    /// Weight bytes of the first i layers, for every i up to L.
+    pub first_layers_bytes: Vec<i64>,
+    /// Whether all layers have the same bytes.
+    pub even_layers: bool,
 }
 
 /// The constants of one device.
@@ -90,6 +94,8 @@ pub(crate) struct DeviceCosts {
     pub buffer_bytes: i64,
     /// cap.
     pub capacity: i64,
+    /// Main memory that a run can have, with what other programs give up: on any system, unlike the paper's cap.
+    pub steady_capacity: i64,
     /// Bytes for GPU layers on a worker and on the head; 0 without a GPU.
     pub gpu_bytes: [i64; 2],
     /// The case this device falls into when over.
@@ -99,7 +105,15 @@ pub(crate) struct DeviceCosts {
 impl ModelCosts {
     pub(crate) fn new(instance: &Instance) -> Self {
         let model = &instance.model;
+        let each =
+            |layer: u32| model.layer_bytes.get(layer as usize).copied().unwrap_or(model.layer_weight_bytes);
+        let mut first_layers_bytes = vec![0];
+        for layer in 0..model.model_layers {
+            first_layers_bytes.push(first_layers_bytes[layer as usize] + each(layer) as i64);
+        }
         Self {
+            first_layers_bytes,
+            even_layers: model.layer_bytes.iter().all(|bytes| *bytes == model.layer_bytes[0]),
             layers: model.model_layers,
             layer_weight_bytes: model.layer_weight_bytes as f64,
             layer_resident_bytes: model.layer_resident_bytes().unwrap_or(u64::MAX) as i64,
@@ -155,6 +169,7 @@ impl DeviceCosts {
             buffer_bytes: device.cpu_buffer_bytes as i64
                 + if metal { device.gpu_buffer_bytes as i64 } else { 0 },
             capacity,
+            steady_capacity: (device.ram_available + device.can_swap.min(device.swap_available)) as i64,
             gpu_bytes: gpu_bytes(device, model),
             case_when_over,
         };
@@ -175,7 +190,18 @@ impl DeviceCosts {
         f64::from(model.layers) * (layer + self.window_copy + longest_hop)
             + self.output_compute
             + self.head_memory
-            + bytes / self.disk_read
+            // In a conflict everything is read twice.
+            + 2.0 * bytes / self.disk_read
+    }
+
+    /// alpha: seconds of a layer on the CPU, nothing read from disk.
+    pub(crate) fn cpu_layer(&self) -> f64 {
+        self.cpu_compute + self.cpu_memory
+    }
+
+    /// alpha + beta: seconds of a layer on the GPU; as on the CPU without one.
+    pub(crate) fn gpu_layer(&self) -> f64 {
+        self.gpu_compute + self.gpu_memory
     }
 
     /// x: model layers that memory holds before the device is over, below zero if even none do.

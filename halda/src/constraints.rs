@@ -186,10 +186,32 @@ pub enum Violation {
         /// `s_threshold`.
         threshold: f64,
     },
+    /// What can never be given up leaves nothing for weights to pass through.
+    #[error(
+        "`{device}` has {capacity} bytes, of which buffers and cache take {held:.0}: too little is left for weights \
+         even to pass through"
+    )]
+    NoRoom {
+        /// The device.
+        device: String,
+        /// Bytes that are held whatever happens.
+        held: f64,
+        /// Bytes available.
+        capacity: u64,
+    },
 }
 
 /// Every constraint that the assignment breaks; empty means allowed.
 pub fn violations(model: &LatencyModel, assignment: &Assignment, rules: Rules) -> Vec<Violation> {
+    let mut found = ring_violations(model, assignment, rules);
+    if shape_violations(model, assignment).is_empty() {
+        found.extend(slow_disk_violations(model, assignment));
+    }
+    found
+}
+
+/// All but what the paper's latency model says of memory: the shape, the optional rules, and GPU memory.
+pub fn ring_violations(model: &LatencyModel, assignment: &Assignment, rules: Rules) -> Vec<Violation> {
     let mut found = shape_violations(model, assignment);
     if !found.is_empty() {
         // Without a shape nothing else can be counted.
@@ -216,20 +238,25 @@ pub fn violations(model: &LatencyModel, assignment: &Assignment, rules: Rules) -
         found.extend(empty.map(|(device, _)| Violation::EmptyWindow { device: name(device) }));
     }
     for (device, share) in assignment.shares(model_layers).into_iter().enumerate() {
-        let head = device == assignment.head;
-        found.extend(gpu_violation(model, device, head, share.gpu_layers));
-        let terms = model.terms(device, head, share);
-        if terms.over && model.devices[device].slow_disk {
-            found.push(Violation::SlowDiskOverloaded {
-                device: name(device),
-                need: terms.need,
-                capacity: terms.capacity,
-                disk_read: model.devices[device].disk_read,
-                threshold: model.instance().slow_disk_threshold,
-            });
-        }
+        found.extend(gpu_violation(model, device, device == assignment.head, share.gpu_layers));
     }
     found
+}
+
+/// Case 4 of the paper: slow disks that would be read for every token.
+fn slow_disk_violations(model: &LatencyModel, assignment: &Assignment) -> Vec<Violation> {
+    let shares = assignment.shares(model.model_layers()).into_iter().enumerate();
+    let over = shares.filter_map(|(device, share)| {
+        let terms = model.terms(device, device == assignment.head, share);
+        (terms.over && model.devices[device].slow_disk).then(|| Violation::SlowDiskOverloaded {
+            device: model.instance().devices[device].name.clone(),
+            need: terms.need,
+            capacity: terms.capacity,
+            disk_read: model.devices[device].disk_read,
+            threshold: model.instance().slow_disk_threshold,
+        })
+    });
+    over.collect()
 }
 
 /// The constraints without which an assignment has no meaning, and hence no time.

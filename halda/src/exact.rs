@@ -13,6 +13,8 @@
 //!
 //! Not here: overlap of reading with computing, which makes more than one round pay.
 
+use std::ops::Range;
+
 use crate::assignment::{Assignment, ring_order, valid_rounds};
 use crate::constraints::Rules;
 use crate::latency::LatencyModel;
@@ -40,6 +42,26 @@ pub enum HeadChoice {
     Best,
 }
 
+impl HeadChoice {
+    /// The devices to try.
+    pub(crate) fn candidates(self, devices: usize) -> Result<Range<usize>, Refusal> {
+        match self {
+            HeadChoice::Fixed(device) if device >= devices => Err(Refusal::NoSuchDevice { device, devices }),
+            HeadChoice::Fixed(head) => Ok(head..head + 1),
+            HeadChoice::Best => Ok(0..devices),
+        }
+    }
+
+    /// The choice as `name=value`, if it is not the usual one.
+    pub(crate) fn option(self) -> Option<String> {
+        match self {
+            HeadChoice::Fixed(0) => None,
+            HeadChoice::Fixed(head) => Some(format!("head={head}")),
+            HeadChoice::Best => Some("head=best".to_owned()),
+        }
+    }
+}
+
 /// In which order the devices stand in the ring.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OrderChoice {
@@ -48,6 +70,13 @@ pub enum OrderChoice {
     Given,
     /// The one that gives the fastest plan.
     Best,
+}
+
+impl OrderChoice {
+    /// The choice as `name=value`, if it is not the usual one.
+    pub(crate) fn option(self) -> Option<String> {
+        (self == OrderChoice::Best).then(|| "order=best".to_owned())
+    }
 }
 
 /// The global optimum of the latency model.
@@ -82,14 +111,8 @@ impl Strategy for Exact {
 
     fn options(&self) -> Vec<String> {
         let mut options = self.rules.options();
-        match self.head {
-            HeadChoice::Fixed(0) => {}
-            HeadChoice::Fixed(head) => options.push(format!("head={head}")),
-            HeadChoice::Best => options.push("head=best".to_owned()),
-        }
-        if self.order == OrderChoice::Best {
-            options.push("order=best".to_owned());
-        }
+        options.extend(self.head.option());
+        options.extend(self.order.option());
         options.extend(self.rounds.map(|rounds| format!("rounds={rounds}")));
         options
     }
@@ -100,11 +123,7 @@ impl Strategy for Exact {
 
     fn propose(&self, model: &LatencyModel) -> Result<Proposal, Refusal> {
         let rings = ring_sizes(model.model_layers(), self.rules.may_leave_remainder, self.rounds)?;
-        if let HeadChoice::Fixed(head) = self.head
-            && head >= model.device_count()
-        {
-            return Err(Refusal::NoSuchDevice { device: head, devices: model.device_count() });
-        }
+        self.head.candidates(model.device_count())?;
         let mut search = Search::new(model, *self);
         // Where neighbours do not matter every order of whole turns is as fast as any other.
         if self.order == OrderChoice::Best && model.hops.neighbour_matters {
@@ -408,7 +427,7 @@ impl<'a, 'i> Search<'a, 'i> {
         searched.sort_by_key(|step| (step.head, std::cmp::Reverse(step.ring_layers)));
         let limit = (!notes.is_empty()).then_some(SearchLimit { notes, lower_bound: bound });
         match best {
-            Some((_, assignment)) => Ok(Proposal { assignment, searched, limit }),
+            Some((_, assignment)) => Ok(Proposal { limit, ..Proposal::searched(assignment, searched) }),
             None => Err(Refusal::Infeasible(searched)),
         }
     }

@@ -9,10 +9,11 @@
 //! Not here: anything clever.
 
 use crate::assignment::Assignment;
-use crate::constraints::{Rules, violations};
+use crate::constraints::{Rules, ring_violations, violations};
 use crate::exact::{OrderChoice, evaluated, ring_sizes};
 use crate::latency::LatencyModel;
-use crate::strategy::{Infeasible, Proposal, Refusal, SearchStep, Strategy};
+use crate::overlap::{best_residencies, steady};
+use crate::strategy::{Infeasible, Objective, Proposal, Refusal, SearchStep, Strategy};
 
 /// Plans tried at most.
 const PLANS_LIMIT: f64 = 2e7;
@@ -26,6 +27,8 @@ pub struct Exhaustive {
     pub rounds: Option<u32>,
     /// In which order the devices stand in the ring.
     pub order: OrderChoice,
+    /// By what plans are compared.
+    pub objective: Objective,
 }
 
 impl Strategy for Exhaustive {
@@ -37,11 +40,13 @@ impl Strategy for Exhaustive {
         self.rules
     }
 
+    fn objective(&self) -> Objective {
+        self.objective
+    }
+
     fn options(&self) -> Vec<String> {
         let mut options = self.rules.options();
-        if self.order == OrderChoice::Best {
-            options.push("order=best".to_owned());
-        }
+        options.extend(self.order.option());
         options.extend(self.rounds.map(|rounds| format!("rounds={rounds}")));
         options
     }
@@ -59,13 +64,13 @@ impl Strategy for Exhaustive {
         }
         let rings = ring_sizes(model.model_layers(), self.rules.may_leave_remainder, self.rounds)?;
         let mut searched = Vec::new();
-        let mut best: Option<(f64, Assignment)> = None;
+        let mut best: Option<(f64, Proposal)> = None;
         for ring_layers in rings {
             let rounds = model.model_layers().div_ceil(ring_layers);
             let devices = model.device_count();
             let plan = Assignment::new(0, rounds, vec![0; devices], vec![0; devices]);
             let mut search =
-                Search { model, rules: self.rules, with_relays, orders: &orders, plan, best: None };
+                Search { model, exhaustive: *self, with_relays, orders: &orders, plan, best: None };
             search.place(0, ring_layers);
             let outcome = match search.best {
                 None => Err(Infeasible::NothingAllowed { ring_layers }),
@@ -79,7 +84,7 @@ impl Strategy for Exhaustive {
             searched.push(SearchStep { head: 0, rounds, ring_layers, outcome });
         }
         match best {
-            Some((_, assignment)) => Ok(Proposal { searched, ..Proposal::of(assignment) }),
+            Some((_, proposal)) => Ok(Proposal { searched, ..proposal }),
             None => Err(Refusal::Infeasible(searched)),
         }
     }
@@ -123,11 +128,11 @@ fn orders(devices: usize, choice: OrderChoice) -> Vec<Vec<usize>> {
 
 struct Search<'a, 'i> {
     model: &'a LatencyModel<'i>,
-    rules: Rules,
+    exhaustive: Exhaustive,
     with_relays: bool,
     orders: &'a [Vec<usize>],
     plan: Assignment,
-    best: Option<(f64, Assignment)>,
+    best: Option<(f64, Proposal)>,
 }
 
 impl Search<'_, '_> {
@@ -167,12 +172,21 @@ impl Search<'_, '_> {
     }
 
     fn judge(&mut self) {
-        if !violations(self.model, &self.plan, self.rules).is_empty() {
-            return;
-        }
-        let seconds = evaluated(self.model, &self.plan);
+        let Exhaustive { rules, objective, .. } = self.exhaustive;
+        let mut proposal = Proposal::of(self.plan.clone());
+        let seconds = match objective {
+            Objective::Paper if violations(self.model, &self.plan, rules).is_empty() => {
+                evaluated(self.model, &self.plan)
+            }
+            Objective::SteadyState if ring_violations(self.model, &self.plan, rules).is_empty() => {
+                let Some(residencies) = best_residencies(self.model, &self.plan) else { return };
+                proposal.residencies = residencies;
+                steady(self.model, &proposal)
+            }
+            _ => return,
+        };
         if self.best.as_ref().is_none_or(|(fastest, _)| seconds < *fastest) {
-            self.best = Some((seconds, self.plan.clone()));
+            self.best = Some((seconds, proposal));
         }
     }
 }

@@ -11,6 +11,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::practice::Practice;
+
 /// A number for each weight format, keyed by the paper's format names (`q4k`, `q6k`, `f16`, ...).
 pub type PerFormat = BTreeMap<String, f64>;
 
@@ -79,6 +81,9 @@ pub struct Model {
     /// f_{q,out}: floating-point operations of the output head for one token, by weight format.
     #[serde(rename = "f_out")]
     pub output_flops: PerFormat,
+    /// Weight bytes of each layer, where they differ and memory is to be counted exactly; empty if each has b.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub layer_bytes: Vec<u64>,
 }
 
 /// Which operating system reclaims the memory of a device.
@@ -169,6 +174,9 @@ pub struct Device {
     /// `c_gpu`: bytes of compute buffers in GPU memory.
     #[serde(rename = "c_gpu")]
     pub gpu_buffer_bytes: u64,
+    /// What the paper's symbols do not say.
+    #[serde(default)]
+    pub practice: Practice,
 }
 
 impl Model {

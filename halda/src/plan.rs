@@ -61,7 +61,7 @@ pub fn plan(solution: &Solution, cluster: &Cluster, scenario: &Origin) -> Result
             },
             window: solution.assignment.window_layers[index],
             gpu_layers: solution.assignment.gpu_layers[index],
-            residency: member.residency,
+            residency: solution.residencies[index],
             predicted: Some(predicted(&solution.breakdown.devices[index])),
         });
     }

@@ -15,13 +15,9 @@ pub fn sentences(solution: &Solution) -> Vec<String> {
     let mut all = vec![best_by_rounds(solution)];
     if let (Some(optimum), Some(gap)) = (solution.explanation.optimum, solution.explanation.gap) {
         all.push(if gap.abs() < 1e-9 {
-            "By this latency model no plan of the same kind is faster.".to_owned()
+            "By the same count no plan of this kind is faster.".to_owned()
         } else {
-            format!(
-                "By this latency model it is {:.1} % above the optimum of {}.",
-                gap * 100.0,
-                time(optimum)
-            )
+            format!("By the same count it is {:.1} % above the optimum of {}.", gap * 100.0, time(optimum))
         });
     }
     all.extend(limit(solution));

@@ -85,6 +85,23 @@ pub enum InstanceError {
         /// The operating system.
         os: OperatingSystem,
     },
+    /// One number a layer was expected.
+    #[error("`layer_bytes` of the model has {given} numbers for {layers} layers: give one a layer, or none")]
+    LayerCount {
+        /// How many were given.
+        given: usize,
+        /// L.
+        layers: u32,
+    },
+    /// Weights have to be kept in some way.
+    #[error("`practice.residencies` of {place} is empty: name at least one way of keeping weights, as `os`")]
+    NoResidency {
+        /// The device.
+        place: String,
+    },
+    /// A residency contradicts itself.
+    #[error("{0}")]
+    Residency(String),
     /// The hops by pair are not a square of as many rows as devices.
     #[error("`t_comm_between` has {found} {what} and there are {devices} devices")]
     HopCount {
@@ -149,6 +166,13 @@ impl Model {
         checked.positive("V", self.vocabulary as f64)?;
         checked.positive("b", self.layer_weight_bytes as f64)?;
         checked.bytes("b", self.layer_weight_bytes)?;
+        for bytes in &self.layer_bytes {
+            checked.bytes("layer_bytes", *bytes)?;
+        }
+        if !self.layer_bytes.is_empty() && self.layer_bytes.len() as u64 != u64::from(self.model_layers) {
+            let (given, layers) = (self.layer_bytes.len(), self.model_layers);
+            return Err(InstanceError::LayerCount { given, layers });
+        }
         checked.bytes("b_i", self.input_embedding_bytes)?;
         checked.bytes("b_o", self.output_head_bytes)?;
         checked.bytes("n_kv", self.layer_resident_bytes().unwrap_or(u64::MAX))?;
@@ -200,6 +224,15 @@ impl Device {
             ("c_gpu", self.gpu_buffer_bytes),
         ] {
             checked.bytes(field, value)?;
+        }
+        checked.not_negative("practice.token_overhead", self.practice.token_overhead)?;
+        if self.practice.residencies.is_empty() {
+            return Err(InstanceError::NoResidency { place: self.place(index) });
+        }
+        for residency in &self.practice.residencies {
+            residency
+                .validate(&self.place(index))
+                .map_err(|error| InstanceError::Residency(error.to_string()))?;
         }
         Ok(())
     }

@@ -1,14 +1,15 @@
 //! Does a cluster become the right problem, and a solution a plan that a runner can follow?
 
 use hearth_halda::{
-    Exact, HeadChoice, LatencyModel, Manual, MemoryProportional, Rules, Single, Strategy, build, plan, solve,
+    Exact, HeadChoice, LatencyModel, Manual, MemoryProportional, MemorySizes, Rules, Single, Strategy, build,
+    plan, solve,
 };
+use hearth_profiles::device::shipped as shipped_device;
 use hearth_profiles::device::{Cpu, Device, Disk, Gpu, GpuKind, Memory, Os, PageCachePolicy, Transfer};
 use hearth_profiles::document::Document;
 use hearth_profiles::model::shipped;
 use hearth_profiles::{Bytes, BytesPerSecond, FlopsPerSecond, Format, Link, PerFormat, Seconds, Sourced};
 use hearth_schema::plan::{Origin, Plan, Role};
-use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::scenario::{KvFormat, Links, NamedLink, Unreachable, Workload};
 use hearth_schema::{Cluster, LinkTable, Member};
 
@@ -64,7 +65,7 @@ fn device(name: &str, os: Os, gib: u64, gpu: Option<Gpu>) -> Member {
         gpu,
         peers: Vec::new(),
     };
-    Member { name: name.to_owned(), address: None, device, residency: ResidencyOptions::default() }
+    Member { name: name.to_owned(), address: None, device, residency: None }
 }
 
 fn gpu(kind: GpuKind, unified_memory: bool, gib: u64) -> Gpu {
@@ -204,6 +205,26 @@ fn every_kind_of_solution_becomes_a_plan() {
 }
 
 #[test]
+fn the_papers_devices_get_exos_plan() {
+    let mut cluster = cluster("llama-8b");
+    for (member, name) in cluster.members.iter_mut().zip(["d1", "d2", "d3"]) {
+        member.device = shipped_device(name).unwrap();
+    }
+    cluster.head = 0;
+    // prima.cpp paper, section 4.1: 8 GiB of RAM, 8 and 11 GiB of GPU memory and 32 layers give 9, 10, 13.
+    let total = build::total_memory(&cluster);
+    assert_eq!(total, [8 << 30, 8 << 30, 11 << 30]);
+    let plan = planned(&cluster, &MemoryProportional { sizes: MemorySizes::Total(total) });
+    let windows: Vec<u32> = plan.devices.iter().map(|device| device.window).collect();
+    assert_eq!(windows, [9, 10, 13]);
+    assert_eq!(plan.planner.strategy, "mem-total");
+    // The ring begins at the head; memory that a GPU shares is counted once, as RAM.
+    cluster.head = 1;
+    cluster.members[2].device.gpu = Some(gpu(GpuKind::Vulkan, true, 6));
+    assert_eq!(build::total_memory(&cluster), [8 << 30, 16 << 30, 8 << 30]);
+}
+
+#[test]
 fn a_plan_says_why() {
     let plan = planned(&cluster("llama-8b"), &Single { device: Some(0) });
     assert_eq!(plan.devices.len(), 1);
@@ -213,7 +234,7 @@ fn a_plan_says_why() {
     // 16 KiB at 50 MB/s. Alone the desktop has none.
     assert_eq!(plan.dropped[1].name, "mac");
     assert_eq!(plan.dropped[1].reason, "the best plan that uses it takes 6.66 ms longer a token");
-    assert_eq!(plan.explanation[1], "By this latency model no plan of the same kind is faster.");
+    assert_eq!(plan.explanation[1], "By the same count no plan of this kind is faster.");
     assert_eq!(
         plan.explanation[2],
         "`desktop`: 32 layers, 32 of them on the GPU, within its memory, nothing binds it; a window one layer \

@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 
 use hearth_halda::{
     Assignment, Device, Dropped, Even, Exact, Exhaustive, Gpu, HeadChoice, Instance, LatencyModel, Manual,
-    Model, OperatingSystem, OrderChoice, Refusal, Rules, Share, Solution, Violation, solve, violations,
+    Model, Objective, OperatingSystem, OrderChoice, Overlap, Practice, Refusal, Rules, Share, Solution,
+    Violation, solve, violations,
 };
 use proptest::prelude::*;
 
@@ -37,6 +38,7 @@ fn device(name: &str, milliseconds: f64, holds: u64) -> Device {
         swap_available: 0,
         cpu_buffer_bytes: 0,
         gpu_buffer_bytes: 0,
+        practice: Practice::default(),
     }
 }
 
@@ -59,6 +61,7 @@ fn instance(layers: u32, devices: Vec<Device>, hops: Vec<Vec<Option<f64>>>) -> I
             output_head_bytes: 0,
             layer_flops: BTreeMap::from([("q4k".to_owned(), 1e9)]),
             output_flops: BTreeMap::new(),
+            layer_bytes: Vec::new(),
         },
         devices,
         hops: Some(hops),
@@ -236,7 +239,8 @@ prop_compose! {
 /// `exact` finds what trying everything finds, or both find nothing.
 fn same(model: &LatencyModel, exact: Exact) -> Result<(), TestCaseError> {
     let Exact { rules, rounds, order, .. } = exact;
-    match (solve(&exact, model), solve(&Exhaustive { rules, rounds, order }, model)) {
+    match (solve(&exact, model), solve(&Exhaustive { rules, rounds, order, ..Exhaustive::default() }, model))
+    {
         (Ok(found), Ok(certain)) => {
             let (seconds, certain) = (found.seconds(), certain.seconds());
             prop_assert!(
@@ -293,6 +297,30 @@ proptest! {
             let fastest = each.fold(f64::INFINITY, f64::min);
             let best = with(HeadChoice::Best);
             prop_assert!(best == fastest || (best - fastest).abs() <= 1e-9 * fastest, "{} {}", best, fastest);
+        }
+    }
+
+    #[test]
+    fn overlap_equals_trying_every_ring(instance in any_ring([6, 6, 5, 4, 3], 1..=4)) {
+        let model = LatencyModel::new(&instance).unwrap();
+        for may_drop in [false, true] {
+            for may_leave_remainder in [false, true] {
+                let rules = Rules { may_drop, may_leave_remainder };
+                let seconds = |order| {
+                    let solution = solve(&Overlap { rules, order, ..Overlap::default() }, &model).ok()?;
+                    let bound = solution.explanation.limit.as_ref().and_then(|limit| limit.lower_bound);
+                    assert!(bound.is_none_or(|bound| bound <= solution.seconds() * (1.0 + 1e-9)), "{bound:?}");
+                    Some(solution.seconds())
+                };
+                let all = Exhaustive { rules, objective: Objective::SteadyState, ..Exhaustive::default() };
+                let certain = solve(&all, &model).ok().map(|solution| solution.seconds());
+                let given = seconds(OrderChoice::Given);
+                let near = |left: f64, right: f64| (left - right).abs() <= 1e-9 * right;
+                prop_assert!(given.is_some() == certain.is_some(), "{:?} is not {:?}", given, certain);
+                prop_assert!(given.zip(certain).is_none_or(|(found, certain)| near(found, certain)), "{:?} is not {:?}", given, certain);
+                let free = seconds(OrderChoice::Best).unwrap_or(f64::INFINITY);
+                prop_assert!(free <= given.unwrap_or(f64::INFINITY) * (1.0 + 1e-9));
+            }
         }
     }
 

@@ -22,8 +22,8 @@ pub struct Member {
     pub address: Option<String>,
     /// What it can do.
     pub device: Device,
-    /// How it keeps its weights.
-    pub residency: ResidencyOptions,
+    /// How it keeps its weights; the planner's choice if absent.
+    pub residency: Option<ResidencyOptions>,
 }
 
 /// Every link of the cluster.

@@ -40,9 +40,9 @@ pub struct Scenario {
     /// How it is planned, unless the command line says otherwise.
     #[serde(default)]
     pub planner: PlannerOptions,
-    /// How each device keeps its weights, unless it says otherwise.
-    #[serde(default)]
-    pub residency: ResidencyOptions,
+    /// How each device keeps its weights, unless it says otherwise. If nobody says, the planner chooses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub residency: Option<ResidencyOptions>,
 }
 
 /// A model by shipped name, by document or by file.
@@ -116,10 +116,10 @@ pub struct DeviceEntry {
 #[serde(deny_unknown_fields)]
 pub struct Limits {
     /// Memory as a share of the weights that the plan gives it, to which the process's own
-    /// 64 MiB are added.
+    /// 64 MiB are added. Planners cannot know it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_share: Option<Fraction>,
-    /// Memory outright.
+    /// Memory outright. Planners know it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<Bytes>,
     /// Disk reads.
@@ -252,7 +252,9 @@ impl Document for Scenario {
                 ));
             }
         }
-        self.residency.validate("`residency`")?;
+        if let Some(residency) = &self.residency {
+            residency.validate("`residency`")?;
+        }
         for device in &self.devices {
             if let Some(residency) = &device.residency {
                 residency.validate(&format!("device `{}`: `residency`", device.name))?;
