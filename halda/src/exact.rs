@@ -24,8 +24,8 @@ use crate::relaxed::bounds_by_head;
 use crate::strategy::{Proposal, Refusal, SearchLimit, SearchStep, Strategy};
 use crate::tour::Tours;
 
-/// Table entries that a search over remainder windows may fill (source: measured, 20 ns each, so half a second).
-const ENTRIES_LIMIT: f64 = 2.5e7;
+/// Table entries that a search over remainder windows may fill (source: measured, 20 ns each, so 0.3 s).
+const ENTRIES_LIMIT: f64 = 1.5e7;
 
 /// Heads tried where the order is sought by trial (source: assumed; the best bounds first).
 const HEADS_TRIED: usize = 4;
@@ -188,7 +188,7 @@ impl<'a, 'i> Search<'a, 'i> {
     fn given_order(&mut self, rings: &[u32]) {
         let cycle: Vec<usize> = (0..self.model.device_count()).collect();
         let (mut heads, deciding) = self.prepared(rings);
-        let deciding = self.affordable(&deciding, &mut heads);
+        let deciding = self.affordable(&deciding, &mut heads, 1);
         for &head in &heads {
             if self.is_hopeless(head) {
                 continue;
@@ -221,7 +221,7 @@ impl<'a, 'i> Search<'a, 'i> {
             }
             let head = self.best.as_ref().map_or(heads[0], |(_, best)| best.head);
             heads = vec![head];
-            for ring_layers in self.affordable(&partial, &mut heads) {
+            for ring_layers in self.affordable(&partial, &mut heads, 1) {
                 self.try_ring(head, &self.best_cycle(), ring_layers);
             }
         }
@@ -269,7 +269,7 @@ impl<'a, 'i> Search<'a, 'i> {
     /// Short tours as orders, each with the exact programme inside, after the given order.
     fn try_some_orders(&mut self, mut heads: Vec<usize>, deciding: &[u32]) {
         let all: Vec<usize> = (0..self.model.device_count()).collect();
-        let deciding = self.affordable(deciding, &mut heads);
+        let deciding = self.affordable(deciding, &mut heads, ORDER_TRIALS);
         if let Some((_, best)) = self.best.as_ref().filter(|(_, best)| !heads.contains(&best.head)) {
             heads.push(best.head);
         }
@@ -340,10 +340,11 @@ impl<'a, 'i> Search<'a, 'i> {
         self.bounds.get(head).is_some_and(|bound| bound * (1.0 - 1e-9) > best)
     }
 
-    /// The ring sizes that can be searched in time with these heads. If there are too many, the head with the best
+    /// The ring sizes that can be searched so many times in time with these heads. If there are too many, the head with the best
     /// bound and sizes evenly spread are left.
-    fn affordable(&mut self, rings: &[u32], heads: &mut Vec<usize>) -> Vec<u32> {
-        let entries: f64 = rings.iter().map(|ring| entries(self.model, *ring)).sum();
+    fn affordable(&mut self, rings: &[u32], heads: &mut Vec<usize>, times: usize) -> Vec<u32> {
+        let once: f64 = rings.iter().map(|ring| entries(self.model, *ring)).sum();
+        let entries = once * times as f64;
         if entries * heads.len() as f64 <= ENTRIES_LIMIT || rings.len() < 2 {
             return rings.to_vec();
         }

@@ -22,7 +22,7 @@ use crate::relaxed::both;
 use crate::tour::{Tours, short_tour, with_all};
 
 /// Up to here all subsets are tried (source: assumed; a second of work at most, by measurement).
-pub(crate) const DEVICES_LIMIT: usize = 12;
+pub const DEVICES_LIMIT: usize = 12;
 
 /// Additions that the search over subsets may make (source: measured, half a nanosecond each).
 const ADDITIONS_LIMIT: f64 = 1.2e9;

@@ -286,6 +286,21 @@ proptest! {
     }
 
     #[test]
+    fn the_best_head_is_the_best_of_all_heads(instance in any_ring([12, 12, 12, 12, 12], 1..=5)) {
+        let model = LatencyModel::new(&instance).unwrap();
+        for order in [OrderChoice::Given, OrderChoice::Best] {
+            let with = |head| {
+                let solution = solve(&Exact { rules: SELECT, head, rounds: None, order }, &model);
+                solution.map_or(f64::INFINITY, |solution| solution.seconds())
+            };
+            let each = (0..model.device_count()).map(|head| with(HeadChoice::Fixed(head)));
+            let fastest = each.fold(f64::INFINITY, f64::min);
+            let best = with(HeadChoice::Best);
+            prop_assert!(best == fastest || (best - fastest).abs() <= 1e-9 * fastest, "{} {}", best, fastest);
+        }
+    }
+
+    #[test]
     fn overlap_equals_trying_every_ring(instance in any_ring([6, 6, 5, 4, 3], 1..=4)) {
         let model = LatencyModel::new(&instance).unwrap();
         for may_drop in [false, true] {
