@@ -7,8 +7,9 @@
 use std::collections::BTreeMap;
 
 use hearth_halda::{
-    Device, Even, Exact, Exhaustive, Gpu, HeadChoice, Instance, LatencyModel, Manual, MemoryProportional,
-    Model, OperatingSystem, Refusal, Rules, Single, Strategy as Planner, solve, valid_rounds, violations,
+    Assignment, Device, Even, Exact, Exhaustive, Gpu, HeadChoice, Instance, LatencyModel, Manual,
+    MemoryProportional, Model, OperatingSystem, Refusal, Rules, Single, Strategy as Planner, solve,
+    valid_rounds, violations,
 };
 use proptest::prelude::*;
 
@@ -201,6 +202,39 @@ proptest! {
     #[test]
     fn returned_plans_satisfy_the_constraints(instance in small([40, 24, 16, 12])) {
         lawful(&LatencyModel::new(&instance).unwrap())?;
+    }
+
+    // (w, n, k) and (k w, k n, 1) give every device the same layers; the second saves k - 1 hops and copies a
+    // device. So the paper's objective never prefers more than one round.
+    #[test]
+    fn one_round_is_never_slower(instance in small([20, 12, 12, 12])) {
+        let model = LatencyModel::new(&instance).unwrap();
+        let rules = Rules { may_drop: true, may_leave_remainder: false };
+        let best = |rounds| {
+            let exact = Exact { rules, head: HeadChoice::Fixed(0), rounds: Some(rounds) };
+            solve(&exact, &model).ok()
+        };
+        for rounds in valid_rounds(instance.model.model_layers) {
+            let Some(several) = best(rounds) else { continue };
+            let times = |layers: &[u32]| layers.iter().map(|layers| layers * rounds).collect();
+            let plan = &several.assignment;
+            let merged = Assignment::new(0, 1, times(&plan.window_layers), times(&plan.gpu_layers));
+            prop_assert_eq!(violations(&model, &merged, rules), vec![]);
+            let once = model.evaluate(&merged).unwrap().seconds;
+            let turn: f64 = instance
+                .devices
+                .iter()
+                .zip(&plan.window_layers)
+                .filter(|(_, window)| **window > 0)
+                .map(|(device, _)| {
+                    let copies = if device.unified_memory { 0.0 } else { device.to_gpu + device.from_gpu };
+                    device.hop + copies
+                })
+                .sum();
+            prop_assert!(equal(several.seconds() - once + 1.0, f64::from(rounds - 1) * turn + 1.0));
+            let fastest = best(1).map_or(f64::INFINITY, |solution| solution.seconds());
+            prop_assert!(fastest <= several.seconds() * (1.0 + 1e-9), "{} > {}", fastest, several.seconds());
+        }
     }
 
     #[test]
