@@ -12,4 +12,5 @@ mod repository;
 mod residency;
 mod ring_key;
 mod rust_text;
+mod scenarios;
 mod tidy;
