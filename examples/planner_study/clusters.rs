@@ -22,7 +22,7 @@ use crate::devices::{KINDS, Kind, device};
 const DEVICES: [u32; 2] = [2, 8];
 /// Devices of a small one.
 const SMALL_DEVICES: [u32; 2] = [2, 3];
-/// The models of the paper's Table 4.
+/// The models of the paper's Table 4, small ones first.
 pub const MODELS: [&str; 7] =
     ["llama-8b", "llama-14b", "llama-30b", "llama-45b", "llama-60b", "llama-65b", "llama-70b"];
 /// Those that small instances are cut from, and to how many layers: all with several valid numbers of rounds.
@@ -31,7 +31,7 @@ const SMALL_LAYERS: [u32; 3] = [8, 10, 12];
 
 /// Memory of all devices over the bytes of the model. source: assumed; around the shortage of the paper's
 /// testbed, 37 GiB for 40 GiB
-const MEMORY_RATIO: [f64; 2] = [0.4, 1.25];
+const MEMORY_RATIO: [f64; 2] = [0.4, 1.1];
 /// What other programs leave at least. source: assumed
 const LEAST_MEMORY: Bytes = Bytes::mib(1024);
 /// What a GPU that shares memory leaves of it to buffers and the mapping. source: assumed; twice the CPU's buffers
@@ -59,12 +59,8 @@ pub fn small(seed: u64, number: u64, workload: Workload) -> Result<Cluster, Stri
 
 /// The memory that layers can be in, over the bytes of the model.
 pub fn memory_ratio(cluster: &Cluster) -> f64 {
-    let own = |member: &Member| {
-        let gpu = member.device.gpu.as_ref().filter(|gpu| !gpu.unified_memory);
-        member.device.memory.available.value.as_f64()
-            + gpu.map_or(0.0, |gpu| gpu.memory_available.value.as_f64())
-    };
-    cluster.members.iter().map(own).sum::<f64>() / cluster.model.total_bytes().as_f64()
+    let main = cluster.members.iter().map(|member| member.device.memory.available.value.as_f64());
+    (main.sum::<f64>() + cards(&cluster.members)) / cluster.model.total_bytes().as_f64()
 }
 
 /// The cluster with every device under one residency.
@@ -80,9 +76,8 @@ fn drawn(
     workload: Workload,
 ) -> Result<Cluster, String> {
     let count = chance.count(devices) as usize;
-    let name: &&str = chance.pick(models);
-    let model = shipped(name).map_err(|error| error.to_string())?;
     let mut members: Vec<Member> = (0..count).map(|place| member(place, chance)).collect();
+    let model = wanted(&members, models, chance)?;
     shorten(&mut members, &model, chance.between(MEMORY_RATIO));
     let between = pairs(&members).map(|devices| NamedLink { devices, link: link(chance) }).collect();
     let default = link(chance);
@@ -108,15 +103,30 @@ fn member(place: usize, chance: &mut Chance) -> Member {
     Member { name, address: None, device, residency: ResidencyOptions::default() }
 }
 
+/// A model that the devices are short of memory for if other programs leave the least, or the largest.
+fn wanted(members: &[Member], models: &[&str], chance: &mut Chance) -> Result<ModelProfile, String> {
+    let models: Result<Vec<ModelProfile>, _> = models.iter().map(|name| shipped(name)).collect();
+    let models = models.map_err(|error| error.to_string())?;
+    let least = cards(members) + LEAST_MEMORY.as_f64() * members.len() as f64;
+    let largest = models.len() - 1;
+    let short = |model: &ModelProfile| MEMORY_RATIO[1] * model.total_bytes().as_f64() >= least;
+    let first = models.iter().position(short).unwrap_or(largest);
+    Ok(chance.pick(&models[first..]).clone())
+}
+
+/// Memory of all GPUs that have their own.
+fn cards(members: &[Member]) -> f64 {
+    let own = |member: &Member| {
+        let gpu = member.device.gpu.as_ref().filter(|gpu| !gpu.unified_memory);
+        gpu.map_or(0.0, |gpu| gpu.memory_available.value.as_f64())
+    };
+    members.iter().map(own).sum()
+}
+
 /// Other programs take memory until `ratio` of the model's bytes is left, GPU memory included.
 fn shorten(members: &mut [Member], model: &ModelProfile, ratio: f64) {
-    let cards: f64 = members
-        .iter()
-        .filter_map(|member| member.device.gpu.as_ref().filter(|gpu| !gpu.unified_memory))
-        .map(|gpu| gpu.memory_available.value.as_f64())
-        .sum();
     let main: f64 = members.iter().map(|member| member.device.memory.available.value.as_f64()).sum();
-    let wanted = (ratio * model.total_bytes().as_f64() - cards).max(0.0);
+    let wanted = (ratio * model.total_bytes().as_f64() - cards(members)).max(0.0);
     let share = (wanted / main).min(1.0);
     for member in members {
         let memory = &mut member.device.memory;
@@ -164,4 +174,47 @@ fn shrunk(mut cluster: Cluster, layers: u32) -> Result<Cluster, String> {
         }
     }
     Ok(cluster)
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_profiles::{Device, Document};
+
+    use super::*;
+    use crate::trial::WORKLOAD;
+
+    #[test]
+    fn an_instance_depends_on_its_seed_and_number_only() {
+        let drawn = |seed, number| cluster(seed, number, WORKLOAD).unwrap();
+        let later = drawn(1, 7);
+        let _ = drawn(1, 3);
+        assert_eq!(drawn(1, 7), later);
+        assert!(drawn(1, 8) != later && drawn(2, 7) != later);
+    }
+
+    #[test]
+    fn every_drawn_device_is_a_valid_document() {
+        for number in 0..50 {
+            for cluster in [cluster(1, number, WORKLOAD), small(1, number, WORKLOAD)].map(Result::unwrap) {
+                for member in &cluster.members {
+                    let read = Device::from_yaml(&member.device.to_yaml());
+                    assert!(read.is_ok(), "{number}: {}", read.unwrap_err());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn memory_is_mostly_short_and_shrinks_with_the_model() {
+        let homes: Vec<f64> =
+            (0..50).map(|number| memory_ratio(&cluster(1, number, WORKLOAD).unwrap())).collect();
+        assert!(homes.iter().filter(|ratio| **ratio < 1.0).count() > 30, "{homes:?}");
+        for number in 0..50 {
+            let large = drawn(&mut Chance::new(1, number), SMALL_DEVICES, &SMALL_MODELS, WORKLOAD).unwrap();
+            let small = shrunk(large.clone(), 10).unwrap();
+            // What grows with the width of the model but not with its layers is all that differs.
+            let change = memory_ratio(&small) / memory_ratio(&large);
+            assert!((0.9..1.1).contains(&change), "{number}: {change}");
+        }
+    }
 }

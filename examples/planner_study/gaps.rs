@@ -62,3 +62,19 @@ impl Gaps {
 pub fn gap(seconds: Option<f64>, best: f64) -> f64 {
     seconds.map_or(f64::INFINITY, |seconds| seconds / best - 1.0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_of_the_nearest_rank() {
+        // Gaps 0, 0.5, 1, 3 and no end: the median is the third, the ninth decile the fifth.
+        let gaps = Gaps::new(vec![gap(Some(4.0), 1.0), gap(None, 1.0), 0.0, 0.5, 1.0]);
+        assert_eq!(gaps.sorted()[..4], [0.0, 0.5, 1.0, 3.0]);
+        assert_eq!(gaps.quantile(0.5), 1.0);
+        assert_eq!(gaps.quantile(0.9), f64::INFINITY);
+        assert_eq!((gaps.none(), gaps.near(), gaps.doubled(), gaps.out_of_memory()), (1, 1, 2, 1));
+        assert!(Gaps::default().quantile(0.5).is_nan());
+    }
+}

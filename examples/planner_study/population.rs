@@ -91,7 +91,7 @@ pub fn instance(seed: u64, number: usize) -> Result<Instance, String> {
         let model = LatencyModel::new(&problem).map_err(|error| error.to_string())?;
         let mut row = Vec::new();
         for strategy in strategies() {
-            let answer = trial(&cluster, &model, strategy, SELECTION)?;
+            let answer = trial(&cluster, &model, strategy, SELECTION, CHUNK)?;
             if let (Answer::Planned(plan, score), true) = (&answer, number < CHECKED && strategy == REFERENCE)
             {
                 let mut longer = cluster.clone();

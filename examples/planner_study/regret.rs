@@ -13,7 +13,7 @@ use hearth_schema::{Cluster, Plan};
 
 use crate::clusters::{memory_ratio, small, under};
 use crate::population::{RESIDENCIES, SELECTION};
-use crate::trial::{Answer, CHUNK, Score, WORKLOAD, simulated, strategies, trial};
+use crate::trial::{Answer, CHUNK, SMALL_WORKLOAD, Score, simulated, strategies, trial};
 
 /// A small instance under one residency, with the fastest of all its plans.
 pub struct Searched {
@@ -37,7 +37,7 @@ pub struct Searched {
 
 /// The small instance of a number, under each residency.
 pub fn searched(seed: u64, number: usize) -> Result<Vec<Searched>, String> {
-    let drawn = small(seed, number as u64, WORKLOAD)?;
+    let drawn = small(seed, number as u64, SMALL_WORKLOAD)?;
     RESIDENCIES.map(|residency| search(&drawn, number, residency)).into_iter().collect()
 }
 
@@ -57,7 +57,7 @@ fn search(drawn: &Cluster, number: usize, residency: Residency) -> Result<Search
     }
     let mut scores = Vec::new();
     for strategy in strategies() {
-        scores.push(match trial(&cluster, &model, strategy, SELECTION)? {
+        scores.push(match trial(&cluster, &model, strategy, SELECTION, CHUNK)? {
             Answer::Planned(_, score) => Ok(score),
             Answer::Refused(reason) => Err(reason),
         });

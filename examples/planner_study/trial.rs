@@ -15,6 +15,8 @@ use hearth_schema::{Cluster, Plan, metrics};
 
 /// What is simulated: so few tokens that a plan takes some ten milliseconds.
 pub const WORKLOAD: Workload = Workload { prompt: 1, generate: 16 };
+/// What is simulated of each of the many plans of a small instance, and of those it is compared with.
+pub const SMALL_WORKLOAD: Workload = Workload { prompt: 1, generate: 8 };
 /// The unit of the page cache.
 pub const CHUNK: Bytes = Bytes::mib(4);
 /// The strategy that all others are compared with under the paper's objective.
@@ -53,6 +55,7 @@ pub fn trial(
     model: &LatencyModel,
     strategy: &str,
     rules: Rules,
+    chunk: Bytes,
 ) -> Result<Answer, String> {
     let options = Options { rules, head: Some(0), ..Options::default() };
     let strategy = match named(strategy, &options) {
@@ -71,7 +74,7 @@ pub fn trial(
         rounds: plan.rounds,
         devices: plan.devices.len(),
         predicted,
-        simulated: simulated(cluster, &plan, CHUNK)?,
+        simulated: simulated(cluster, &plan, chunk)?,
     };
     Ok(Answer::Planned(Box::new(plan), score))
 }
