@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use hearth_profiles::Bytes;
 use hearth_schema::residency::{Residency, ResidencyOptions};
+use hearth_schema::scenario::RingOrder;
 
 /// Plan, simulate and run language models across the devices people already own.
 ///
@@ -13,7 +14,7 @@ use hearth_schema::residency::{Residency, ResidencyOptions};
 /// the two side by side. `lab` does all four on this machine.
 ///
 /// Exit codes: 0 done; 1 something failed while running; 2 what was given cannot be used; 3 the run
-/// ended, but not well.
+/// ended, but not well, or `lint` found an error.
 #[derive(Debug, Parser)]
 #[command(version, arg_required_else_help = true)]
 pub struct Cli {
@@ -30,7 +31,8 @@ pub struct Cli {
 pub enum Verb {
     /// Find out which device runs which layers.
     #[command(
-        after_help = "Example: hearth plan scenarios/home/llama-70b-on-four.yaml --strategy exact -o plan.yaml"
+        after_help = "Example: hearth plan scenarios/home/llama-70b-on-four.yaml --strategy exact -o plan.yaml\n\
+                      Example: hearth plan scenarios/home/llama-70b-on-four.yaml --compare --refine-seconds 5"
     )]
     Plan(PlanArgs),
     /// Tell how fast a plan will be, and why.
@@ -38,6 +40,11 @@ pub enum Verb {
         after_help = "Example: hearth simulate scenarios/home/llama-70b-on-four.yaml --trace sim.trace"
     )]
     Simulate(SimulateArgs),
+    /// Say what is wrong or doubtful about a scenario and a plan for it.
+    ///
+    /// Exit code 3 if there is an error among the findings, 0 otherwise.
+    #[command(after_help = "Example: hearth lint scenarios/home/llama-70b-on-four.yaml --plan plan.yaml")]
+    Lint(LintArgs),
     /// Run a plan on real devices.
     #[command(
         after_help = "Example: hearth execute plan.yaml --model model.gguf --prompt 'Once upon' --tokens 32"
@@ -62,10 +69,16 @@ pub enum Verb {
     Synth(SynthArgs),
 }
 
+/// How long a search goes on if nobody says.
+/// source: assumed, what a person waits for
+const REFINE_SECONDS: u64 = 30;
+
 /// Which plan to make.
-#[derive(Debug, Clone, Default, Args)]
+#[derive(Debug, Clone, Args)]
 pub struct Planning {
-    /// Strategy by name: exact, single, mem, even, manual, exhaustive.
+    /// Strategy by name: overlap, exact, single, mem, mem-total, perf, edgeshard, lingualinked, even, manual,
+    /// exhaustive; or refine, which searches on from the default's plan, or from windows by hand, for one that the
+    /// simulator says is faster.
     #[arg(long)]
     pub strategy: Option<String>,
     /// Rounds around the ring for one token.
@@ -80,13 +93,41 @@ pub struct Planning {
     /// Give every device a layer.
     #[arg(long)]
     pub keep_all: bool,
-    /// Who decides what stays in memory, on every device: replaces all that the scenario says of residency.
+    /// Whose order the ring follows, for `overlap` and `exact`: the scenario's, or the best there is.
+    #[arg(long, value_enum)]
+    pub order: Option<Order>,
+    /// `refine`: for at most so many seconds. Ctrl-C ends it earlier and keeps the best plan so far.
+    #[arg(long, default_value_t = REFINE_SECONDS, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub refine_seconds: u64,
+    /// `refine`: at most so many plans are simulated; with enough seconds the same plan on every machine.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    pub refine_evaluations: Option<u64>,
+    /// Who decides what stays in memory, on every device: replaces all that the scenario says of residency. If
+    /// nobody says, `overlap` chooses for each device, and other strategies leave it to the system.
     #[arg(long, value_enum)]
     pub residency: Option<Policy>,
-    /// Memory through which every `managed` device streams what it does not keep, as `16 MiB`; at least 512 KiB,
-    /// 8 MiB if nobody says.
+    /// Memory through which every `managed` device streams what it does not keep, as `16 MiB`; at least 512 KiB. If
+    /// nobody says, `overlap` chooses, and other strategies take 8 MiB.
     #[arg(long, allow_hyphen_values = true)]
     pub stream_buffer: Option<Bytes>,
+}
+
+/// Whose order the ring follows.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum Order {
+    /// The scenario's.
+    Given,
+    /// The fastest.
+    Best,
+}
+
+impl From<Order> for RingOrder {
+    fn from(order: Order) -> Self {
+        match order {
+            Order::Given => RingOrder::Given,
+            Order::Best => RingOrder::Best,
+        }
+    }
 }
 
 /// Who decides what stays in memory.
@@ -101,18 +142,18 @@ pub enum Policy {
 }
 
 impl Planning {
-    /// What the command line makes of a device's residency.
-    pub fn residency(&self, scenario: ResidencyOptions) -> ResidencyOptions {
+    /// What the command line makes of what a scenario says of residency.
+    pub fn residency(&self, scenario: Option<ResidencyOptions>) -> Option<ResidencyOptions> {
         let policy = self.residency.map(|policy| match policy {
             Policy::Os => Residency::Os,
             Policy::Windowed => Residency::Windowed,
             Policy::Managed => Residency::Managed,
         });
-        let mut options = policy.map_or(scenario, ResidencyOptions::of);
+        let mut options = policy.map(ResidencyOptions::of).or(scenario)?;
         if options.policy == Residency::Managed {
             options.stream_buffer = self.stream_buffer.or(options.stream_buffer);
         }
-        options
+        Some(options)
     }
 }
 
@@ -127,7 +168,7 @@ pub struct PlanArgs {
     /// A model file instead of the scenario's model.
     #[arg(long)]
     pub model: Option<PathBuf>,
-    /// Plan with every strategy and compare; writes no plan.
+    /// Plan with every strategy, simulate each plan for a few tokens, and compare; writes no plan.
     #[arg(long, conflicts_with = "output")]
     pub compare: bool,
     /// Where to write the plan; standard output if absent.
@@ -141,7 +182,7 @@ pub struct SimulateArgs {
     /// The scenario.
     pub scenario: PathBuf,
     /// A plan made before.
-    #[arg(long, conflicts_with_all = ["strategy", "rounds", "windows", "gpu_layers", "keep_all", "residency", "stream_buffer"])]
+    #[arg(long, conflicts_with_all = ["strategy", "rounds", "windows", "gpu_layers", "keep_all", "order", "residency", "stream_buffer", "refine_seconds", "refine_evaluations"])]
     pub plan: Option<PathBuf>,
     /// How to plan, if there is no plan.
     #[command(flatten)]
@@ -158,6 +199,22 @@ pub struct SimulateArgs {
     /// Where to write the trace.
     #[arg(long)]
     pub trace: Option<PathBuf>,
+}
+
+/// `hearth lint`.
+#[derive(Debug, Args)]
+pub struct LintArgs {
+    /// The scenario.
+    pub scenario: PathBuf,
+    /// A plan made before.
+    #[arg(long, conflicts_with_all = ["strategy", "rounds", "windows", "gpu_layers", "keep_all", "residency", "stream_buffer", "refine_seconds", "refine_evaluations"])]
+    pub plan: Option<PathBuf>,
+    /// How to plan, if there is no plan.
+    #[command(flatten)]
+    pub planning: Planning,
+    /// A model file instead of the scenario's model.
+    #[arg(long)]
+    pub model: Option<PathBuf>,
 }
 
 /// `hearth execute`.
@@ -277,7 +334,7 @@ pub struct LabArgs {
     #[arg(long)]
     pub model: Option<PathBuf>,
     /// A plan made before.
-    #[arg(long, conflicts_with_all = ["strategy", "rounds", "windows", "gpu_layers", "keep_all", "residency", "stream_buffer"])]
+    #[arg(long, conflicts_with_all = ["strategy", "rounds", "windows", "gpu_layers", "keep_all", "order", "residency", "stream_buffer", "refine_seconds", "refine_evaluations"])]
     pub plan: Option<PathBuf>,
     /// How to plan, if there is no plan.
     #[command(flatten)]

@@ -2,7 +2,7 @@
 //!
 //! Three lines: what, where, and a hint. Exit codes: 0 done; 1 something failed while running; 2 what was
 //! given cannot be used (arguments, documents, models); 3 the run ended, but not well (out of memory, a
-//! device died).
+//! device died), or a lint found an error.
 
 use std::fmt;
 use std::path::Path;
@@ -67,6 +67,11 @@ impl Failure {
     pub fn hint(mut self, hint: impl fmt::Display) -> Self {
         self.hint = Some(hint.to_string());
         self
+    }
+
+    /// What is wrong, in one line, without where and a hint.
+    pub fn reason(&self) -> String {
+        self.what.replace('\n', " ")
     }
 
     /// With another exit code.

@@ -11,9 +11,9 @@ use hearth_exec::profile::{ProfileOptions, profile};
 use hearth_exec::ring::LocalModel;
 use hearth_profiles::document::MAX_DOCUMENT_BYTES;
 use hearth_profiles::model::{ModelDocument, ModelProfile, shipped};
-use hearth_profiles::{Device, Document, device};
+use hearth_profiles::{Device, Document, DocumentError, device};
 use hearth_schema::plan::Origin;
-use hearth_schema::residency::{Residency, ResidencyOptions};
+use hearth_schema::residency::Residency;
 use hearth_schema::scenario::{DeviceEntry, ModelRef};
 use hearth_schema::{Cluster, LinkTable, Member, Plan, Scenario, Trace};
 
@@ -94,14 +94,17 @@ impl LoadedScenario {
     /// Lets the command line say how every device keeps its weights.
     pub fn keep_weights(&mut self, planning: &Planning) -> Result<(), Failure> {
         let scenario = &mut self.scenario;
-        scenario.residency = planning.residency(scenario.residency);
-        for device in &mut scenario.devices {
-            let own = device.residency.filter(|_| planning.residency.is_none());
-            device.residency = own.map(|own| planning.residency(own));
+        if planning.residency.is_some() {
+            scenario.devices.iter_mut().for_each(|device| device.residency = None);
         }
-        let managed = |options: ResidencyOptions| options.policy == Residency::Managed;
-        let own = scenario.devices.iter().any(|device| device.residency.is_some_and(managed));
-        if planning.stream_buffer.is_some() && !own && !managed(scenario.residency) {
+        scenario.residency = planning.residency(scenario.residency);
+        for device in scenario.devices.iter_mut().filter(|device| device.residency.is_some()) {
+            device.residency = planning.residency(device.residency);
+        }
+        let said = scenario.devices.iter().filter_map(|device| device.residency).chain(scenario.residency);
+        if planning.stream_buffer.is_some()
+            && !said.into_iter().any(|options| options.policy == Residency::Managed)
+        {
             return Err(Failure::unusable("--stream-buffer: no device's residency is `managed`")
                 .hint("add `--residency managed`"));
         }
@@ -113,8 +116,16 @@ impl LoadedScenario {
         self.scenario.model.file.as_ref().map(|file| self.folder.join(file))
     }
 
-    /// The cluster, with every reference read. `model` stands for the scenario's own.
+    /// The cluster, with every reference read, in the scenario's absolute limits. `model` stands for the scenario's
+    /// own.
     pub fn cluster(&self, model: Option<&Path>) -> Result<Cluster, Failure> {
+        let mut cluster = self.cluster_with_all_memory(model)?;
+        limits::bound_memory(&self.scenario, &mut cluster);
+        Ok(cluster)
+    }
+
+    /// The cluster, as if the scenario had no memory limits.
+    pub fn cluster_with_all_memory(&self, model: Option<&Path>) -> Result<Cluster, Failure> {
         let devices = self.devices(|_, entry| self.device(entry))?;
         self.cluster_of(devices, model)
     }
@@ -140,14 +151,14 @@ impl LoadedScenario {
         Ok(devices)
     }
 
-    /// The cluster of devices that were measured for this scenario, in its order.
+    /// The cluster of devices that were measured for this scenario, inside its memory limits, in its order.
     pub fn cluster_of(&self, devices: Vec<Device>, model: Option<&Path>) -> Result<Cluster, Failure> {
         let scenario = &self.scenario;
         let member = |(entry, device): (&DeviceEntry, Device)| Member {
             name: entry.name.clone(),
             address: entry.address.clone(),
             device,
-            residency: entry.residency.unwrap_or(scenario.residency),
+            residency: entry.residency.or(scenario.residency),
         };
         let mut cluster = Cluster {
             members: scenario.devices.iter().zip(devices).map(member).collect(),
@@ -209,4 +220,12 @@ fn is_path(name: &str) -> bool {
 /// Reads a plan.
 pub fn read_plan(path: &Path) -> Result<Plan, Failure> {
     read(path)
+}
+
+/// Reads a plan that may contradict itself. What is wrong with a plan of the right form is a finding for who asks.
+pub fn read_doubtful_plan(path: &Path) -> Result<Result<Plan, DocumentError>, Failure> {
+    match Plan::from_yaml(&read_text(path)?) {
+        Err(error @ DocumentError::Invalid { .. }) => Ok(Err(error)),
+        read => read.map(Ok).map_err(|error| Failure::document(path, &error)),
+    }
 }

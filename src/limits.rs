@@ -1,9 +1,11 @@
 //! What do a scenario's limits make of its devices?
 //!
-//! A disk limit is a throttle on the device. A memory limit is its memory; one given as a share is known only
-//! when a plan says what weights the device has. The lab sets the same limits on real processes, so that
-//! `simulate` and `lab` mean the same by them.
+//! A disk limit is a throttle on the device. A memory limit is its memory, which planners know. One given as a
+//! share is relative to the weights that a plan gives the device, so it can only be applied to a plan that exists:
+//! planners see the device's own memory then. The lab sets the same limits on real processes, so that `simulate` and
+//! `lab` mean the same by them; it plans with what was measured inside them.
 
+use hearth_profiles::device::Memory;
 use hearth_profiles::{Bytes, Sourced};
 use hearth_schema::scenario::{Limits, Scenario};
 use hearth_schema::{Cluster, Plan};
@@ -17,6 +19,15 @@ pub fn throttle(scenario: &Scenario, cluster: &mut Cluster) {
         let limit = entry.limits.as_ref().and_then(|limits| limits.disk_read);
         if let Some(rate) = limit {
             member.device.disk.limit = Some(Sourced::new(rate, "set: the scenario's limit"));
+        }
+    }
+}
+
+/// Puts the scenario's absolute memory limits on its devices, which stand in its order, for planners to know.
+pub fn bound_memory(scenario: &Scenario, cluster: &mut Cluster) {
+    for (entry, member) in scenario.devices.iter().zip(&mut cluster.members) {
+        if let Some(limit) = entry.limits.as_ref().and_then(|limits| limits.memory) {
+            set_memory(&mut member.device.memory, limit, Bytes::ZERO);
         }
     }
 }
@@ -37,15 +48,17 @@ pub fn restrict_memory(scenario: &Scenario, cluster: &mut Cluster, plan: &Plan, 
         let Some(index) = entry else { continue };
         let limits = scenario.devices[index].limits.clone().unwrap_or_default();
         let Some(limit) = memory(&limits, cluster, plan, place) else { continue };
-        let memory = &mut cluster.members[index].device.memory;
-        memory.total = Sourced::new(limit, "set: the scenario's limit");
-        memory.available = Sourced::new(
-            limit.saturating_sub(idle),
-            "set: the scenario's limit less what an idle process holds",
-        );
-        // Inside the limit, other programs' memory cannot be had by swapping it out.
-        (memory.can_swap, memory.swap_available) = (None, None);
+        set_memory(&mut cluster.members[index].device.memory, limit, idle);
     }
+}
+
+/// Makes a limit a device's memory, less what an idle process holds of it.
+fn set_memory(memory: &mut Memory, limit: Bytes, idle: Bytes) {
+    memory.total = Sourced::new(limit, "set: the scenario's limit");
+    memory.available =
+        Sourced::new(limit.saturating_sub(idle), "set: the scenario's limit less what an idle process holds");
+    // Inside the limit, other programs' memory cannot be had by swapping it out.
+    (memory.can_swap, memory.swap_available) = (None, None);
 }
 
 /// Bytes of weights that a place maps and reads for each token.

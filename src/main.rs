@@ -8,9 +8,12 @@ mod commands;
 mod counters;
 mod diagnostics;
 mod documents;
+mod interruption;
+mod judge;
 mod limits;
 mod output;
 mod progress;
+mod refinement;
 
 use std::process::ExitCode;
 

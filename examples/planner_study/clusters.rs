@@ -11,7 +11,7 @@
 
 use hearth_profiles::model::{ModelProfile, shipped, shipped_document};
 use hearth_profiles::{Bytes, BytesPerSecond, Layers, Link, Seconds, Sourced};
-use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::scenario::{KvFormat, Links, NamedLink, Workload};
 use hearth_schema::{Cluster, LinkTable, Member};
 
@@ -63,8 +63,9 @@ pub fn memory_ratio(cluster: &Cluster) -> f64 {
     (main.sum::<f64>() + cards(&cluster.members)) / cluster.model.total_bytes().as_f64()
 }
 
-/// The cluster with every device under one residency.
-pub fn under(mut cluster: Cluster, residency: ResidencyOptions) -> Cluster {
+/// The cluster with every device under one residency, or with the choice left to the planner.
+pub fn under(mut cluster: Cluster, residency: Option<Residency>) -> Cluster {
+    let residency = residency.map(ResidencyOptions::of);
     cluster.members.iter_mut().for_each(|member| member.residency = residency);
     cluster
 }
@@ -79,7 +80,9 @@ fn drawn(
     let mut members: Vec<Member> = (0..count).map(|place| member(place, chance)).collect();
     let model = wanted(&members, models, chance)?;
     shorten(&mut members, &model, chance.between(MEMORY_RATIO));
-    let between = pairs(&members).map(|devices| NamedLink { devices, link: link(chance) }).collect();
+    let between = pairs(&members)
+        .map(|devices| NamedLink { devices, link: Some(link(chance)), unreachable: None })
+        .collect();
     let default = link(chance);
     Ok(Cluster {
         members,
@@ -100,7 +103,7 @@ fn member(place: usize, chance: &mut Chance) -> Member {
     }
     let name = format!("d{place}");
     let device = device(&name, kind, chance);
-    Member { name, address: None, device, residency: ResidencyOptions::default() }
+    Member { name, address: None, device, residency: None }
 }
 
 /// A model that the devices are short of memory for if other programs leave the least, or the largest.

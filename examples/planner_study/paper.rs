@@ -1,7 +1,7 @@
 //! What do the strategies make of the testbeds of the prima.cpp paper?
 //!
 //! Reads `scenarios/paper/*.yaml`, lets every strategy plan, and scores each plan by the paper's objective and by
-//! the simulator, under both residencies. What is simulated is what the scenario asks for.
+//! the simulator, under each residency. What is simulated is what the scenario asks for.
 //!
 //! Not here: the published numbers ([`crate::published`]) and the page ([`crate::paper_page`]).
 
@@ -11,7 +11,6 @@ use std::path::Path;
 use hearth_halda::{LatencyModel, Rules, build};
 use hearth_profiles::model::shipped;
 use hearth_profiles::{Device, Document, device};
-use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::scenario::DeviceEntry;
 use hearth_schema::{Cluster, LinkTable, Member, Plan, Scenario};
 
@@ -80,7 +79,7 @@ fn question(name: &str) -> Result<Question, String> {
     let mut answers: Vec<Planned> =
         strategies().map(|strategy| Planned { strategy, outcomes: Vec::new() }).collect();
     for residency in RESIDENCIES {
-        let cluster = under(drawn.clone(), ResidencyOptions::of(residency));
+        let cluster = under(drawn.clone(), residency);
         let problem = build::instance(&cluster, scenario.planner.slow_disk);
         let model = LatencyModel::new(&problem).map_err(|error| error.to_string())?;
         for answer in &mut answers {
@@ -122,8 +121,7 @@ fn cluster(scenario: &Scenario) -> Result<Cluster, String> {
     for entry in &scenario.devices {
         let mut device = resolved(entry)?;
         device.name.clone_from(&entry.name);
-        let residency = entry.residency.unwrap_or(scenario.residency);
-        members.push(Member { name: entry.name.clone(), address: None, device, residency });
+        members.push(Member { name: entry.name.clone(), address: None, device, residency: entry.residency });
     }
     let model = scenario.model.profile.as_deref().unwrap_or_default();
     Ok(Cluster {

@@ -9,8 +9,8 @@
 //!
 //! Not here: small instances, for which all plans are known ([`crate::regret`]).
 
-use hearth_halda::{Exact, HeadChoice, LatencyModel, Rules, build, solve, valid_rounds};
-use hearth_schema::residency::{Residency, ResidencyOptions};
+use hearth_halda::{Exact, LatencyModel, Rules, build, solve, valid_rounds};
+use hearth_schema::residency::Residency;
 use hearth_schema::scenario::Workload;
 
 use crate::clusters::{self, cluster, memory_ratio, under};
@@ -19,8 +19,8 @@ use crate::trial::{Answer, CHUNK, REFERENCE, Score, WORKLOAD, simulated, strateg
 
 /// Devices may be dropped; every turn of the ring is whole.
 pub const SELECTION: Rules = Rules { may_drop: true, may_leave_remainder: false };
-/// The residencies that every plan is simulated under, unless it chooses its own.
-pub const RESIDENCIES: [Residency; 2] = [Residency::Os, Residency::Managed];
+/// The residencies that are planned for: one for all devices, or the planner's choice.
+pub const RESIDENCIES: [Option<Residency>; 3] = [Some(Residency::Os), Some(Residency::Managed), None];
 /// Tokens that stand for many, and in how many instances they are simulated.
 pub const MANY_TOKENS: u32 = 64;
 pub const CHECKED: usize = 40;
@@ -86,7 +86,7 @@ pub fn instance(seed: u64, number: usize) -> Result<Instance, String> {
     let mut scores = Vec::new();
     let mut steady = vec![None; RESIDENCIES.len()];
     for (place, residency) in RESIDENCIES.into_iter().enumerate() {
-        let cluster = under(drawn.clone(), ResidencyOptions::of(residency));
+        let cluster = under(drawn.clone(), residency);
         let problem = build::instance(&cluster, None);
         let model = LatencyModel::new(&problem).map_err(|error| error.to_string())?;
         let mut row = Vec::new();
@@ -124,11 +124,16 @@ pub fn instance(seed: u64, number: usize) -> Result<Instance, String> {
 /// The optimum with one round, and the best of those with more.
 fn by_rounds(model: &LatencyModel) -> (Option<f64>, Option<f64>) {
     let optimum = |rounds| {
-        let exact = Exact { rules: SELECTION, head: HeadChoice::Fixed(0), rounds: Some(rounds) };
+        let exact = Exact { rules: SELECTION, rounds: Some(rounds), ..Exact::default() };
         solve(&exact, model).ok().map(|solution| solution.seconds())
     };
     let more = valid_rounds(model.model_layers()).into_iter().filter(|rounds| *rounds > 1);
     (optimum(1), more.filter_map(optimum).min_by(f64::total_cmp))
+}
+
+/// What a residency is called.
+pub fn label(residency: Option<Residency>) -> String {
+    residency.map_or_else(|| "chosen".to_owned(), |residency| residency.to_string())
 }
 
 /// The names of the models that instances are drawn from.

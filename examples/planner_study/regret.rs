@@ -8,7 +8,7 @@
 
 use hearth_halda::{Assignment, LatencyModel, build, valid_rounds, violations};
 use hearth_schema::plan::{Origin, PlannedDevice, PlannedModel, PlannerRecord, Role};
-use hearth_schema::residency::{Residency, ResidencyOptions};
+use hearth_schema::residency::Residency;
 use hearth_schema::{Cluster, Plan};
 
 use crate::clusters::{memory_ratio, small, under};
@@ -25,8 +25,8 @@ pub struct Searched {
     pub devices: usize,
     /// Memory over model.
     pub memory_ratio: f64,
-    /// How devices keep their weights.
-    pub residency: Residency,
+    /// How devices keep their weights, if the planner does not choose.
+    pub residency: Option<Residency>,
     /// How many plans were simulated.
     pub plans: usize,
     /// The best simulated time, and the number of rounds that gives it.
@@ -38,15 +38,26 @@ pub struct Searched {
 /// The small instance of a number, under each residency.
 pub fn searched(seed: u64, number: usize) -> Result<Vec<Searched>, String> {
     let drawn = small(seed, number as u64, SMALL_WORKLOAD)?;
-    RESIDENCIES.map(|residency| search(&drawn, number, residency)).into_iter().collect()
+    let mut all: Vec<Searched> = Vec::new();
+    for residency in RESIDENCIES {
+        let mut searched = search(&drawn, number, residency)?;
+        if residency.is_none() {
+            // The best of one residency for all; a choice device by device may be better still.
+            let fastest = all.iter().filter_map(|other| other.fastest);
+            searched.fastest = fastest.min_by(|one, other| one.0.total_cmp(&other.0));
+        }
+        all.push(searched);
+    }
+    Ok(all)
 }
 
-fn search(drawn: &Cluster, number: usize, residency: Residency) -> Result<Searched, String> {
-    let cluster = under(drawn.clone(), ResidencyOptions::of(residency));
+fn search(drawn: &Cluster, number: usize, residency: Option<Residency>) -> Result<Searched, String> {
+    let cluster = under(drawn.clone(), residency);
     let problem = build::instance(&cluster, None);
     let model = LatencyModel::new(&problem).map_err(|error| error.to_string())?;
     let (mut plans, mut fastest) = (0, None);
-    for assignment in assignments(&model) {
+    let every = if residency.is_some() { assignments(&model) } else { Vec::new() };
+    for assignment in every {
         plans += 1;
         let plan = plan(&cluster, &assignment);
         if let Some(seconds) = simulated(&cluster, &plan, CHUNK)?
@@ -110,7 +121,7 @@ fn plan(cluster: &Cluster, assignment: &Assignment) -> Plan {
         role: if place == 0 { Role::Head } else { Role::Worker },
         window: assignment.window_layers[place],
         gpu_layers: assignment.gpu_layers[place],
-        residency: cluster.members[place].residency,
+        residency: cluster.members[place].residency.unwrap_or_default(),
         predicted: None,
     };
     let kept = |place: &usize| assignment.window_layers[*place] > 0;

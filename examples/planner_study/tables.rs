@@ -8,7 +8,7 @@ use std::fmt::Write;
 
 use crate::curves::{Panel, drawing};
 use crate::gaps::{Gaps, gap};
-use crate::population::{CHECKED, Instance, MANY_TOKENS, RESIDENCIES, models};
+use crate::population::{CHECKED, Instance, MANY_TOKENS, RESIDENCIES, label, models};
 use crate::regret::Searched;
 use crate::trial::{CHUNK, REFERENCE, SMALL_WORKLOAD, Score, WORKLOAD, strategies};
 
@@ -56,11 +56,12 @@ pub fn page(command: &str, instances: &[Instance], small: &[Searched]) -> String
     text.push_str(
         "The first device is the head, devices may be dropped, every turn of the ring is whole. A gap is a time \
          over the best one, less one; quantiles are over the instances in which the strategy has a plan. `refused`: \
-         the strategy has no plan, or one that breaks a constraint.\n\n",
+         the strategy has no plan, or one that breaks a constraint. Residency `chosen` leaves it to the planner how \
+         each device keeps its weights.\n\n",
     );
     text.push_str(&objective(instances));
     for (place, residency) in RESIDENCIES.iter().enumerate() {
-        let _ = write!(text, "## In the simulator, residency `{residency}`\n\n");
+        let _ = write!(text, "## In the simulator, residency `{}`\n\n", label(*residency));
         text.push_str(&simulator(instances, place));
     }
     text.push_str(&steady(instances));
@@ -71,7 +72,7 @@ pub fn page(command: &str, instances: &[Instance], small: &[Searched]) -> String
 fn objective(instances: &[Instance]) -> String {
     let mut text = format!(
         "## Under the paper's objective\n\nThe time of a token by the paper's latency model, against the optimum \
-         that `{REFERENCE}` finds with device selection. Residency does not occur in it.\n\n"
+         that `{REFERENCE}` finds with device selection. Plans are those made for residency `os`.\n\n"
     );
     let solvable: Vec<&Instance> = instances.iter().filter(|instance| instance.optimum().is_some()).collect();
     let mut table =
@@ -137,7 +138,7 @@ fn simulator(instances: &[Instance], residency: usize) -> String {
         ]);
     }
     format!(
-        "Against the fastest plan of any strategy for the same instance. An instance counts if one of them \
+        "Against the fastest plan of any strategy for the same instance and residency. An instance counts if one of them \
          runs: {} of {}.\n\n{}",
         solvable.len(),
         instances.len(),
@@ -163,7 +164,7 @@ fn steady(instances: &[Instance]) -> String {
     for (place, residency) in RESIDENCIES.iter().enumerate() {
         let gaps = differences(place);
         table.row(&[
-            format!("`{residency}`"),
+            format!("`{}`", label(*residency)),
             gaps.count().to_string(),
             percent(gaps.quantile(0.5)),
             percent(gaps.quantile(1.0)),
@@ -191,8 +192,9 @@ fn regrets(small: &[Searched]) -> String {
         let several = of.iter().filter(|searched| searched.fastest.is_some_and(|(_, rounds)| rounds > 1));
         let _ = write!(
             text,
-            "### Residency `{residency}`\n\nInstances with a plan that runs: {} of {count}. The fastest plan of \
+            "### Residency `{}`\n\nInstances with a plan that runs: {} of {count}. The fastest plan of \
              all has more than one round in {} of them.\n\n",
+            label(residency),
             of.len(),
             several.count()
         );
@@ -240,7 +242,7 @@ pub fn curves(instances: &[Instance]) -> String {
     for (at, residency) in RESIDENCIES.iter().enumerate() {
         let running = instances.iter().filter(|instance| instance.fastest(at).is_some()).count();
         let gap = |instance: &Instance, place| instance.simulated_gap(at, place);
-        panels.push(panel(format!("Simulator, residency {residency}"), &gap, running));
+        panels.push(panel(format!("Simulator, residency {}", label(*residency)), &gap, running));
     }
     drawing(&panels)
 }
@@ -254,8 +256,12 @@ pub fn data(instances: &[Instance], small: &[Searched]) -> String {
     for instance in instances {
         for (place, residency) in RESIDENCIES.iter().enumerate() {
             let head = format!(
-                "homes,{},{},{},{:.4},{residency}",
-                instance.number, instance.model, instance.devices, instance.memory_ratio
+                "homes,{},{},{},{:.4},{}",
+                instance.number,
+                instance.model,
+                instance.devices,
+                instance.memory_ratio,
+                label(*residency)
             );
             let best = [instance.optimum(), instance.fastest(place)];
             rows(&mut text, &head, &instance.scores[place], best);
@@ -264,7 +270,11 @@ pub fn data(instances: &[Instance], small: &[Searched]) -> String {
     for searched in small {
         let head = format!(
             "small,{},{},{},{:.4},{}",
-            searched.number, searched.model, searched.devices, searched.memory_ratio, searched.residency
+            searched.number,
+            searched.model,
+            searched.devices,
+            searched.memory_ratio,
+            label(searched.residency)
         );
         rows(&mut text, &head, &searched.scores, [None, searched.fastest.map(|(seconds, _)| seconds)]);
     }

@@ -7,7 +7,7 @@
 //! Not here: which clusters ([`crate::clusters`]), and what follows from many scores ([`crate::population`]).
 
 use hearth_halda::selection::{NAMES, Options};
-use hearth_halda::{LatencyModel, Rules, named, solve};
+use hearth_halda::{LatencyModel, Rules, build, named, solve};
 use hearth_profiles::Bytes;
 use hearth_schema::plan::Origin;
 use hearth_schema::scenario::Workload;
@@ -57,7 +57,8 @@ pub fn trial(
     rules: Rules,
     chunk: Bytes,
 ) -> Result<Answer, String> {
-    let options = Options { rules, head: Some(0), ..Options::default() };
+    let total_memory = Some(build::total_memory(cluster));
+    let options = Options { rules, head: Some(0), total_memory, ..Options::default() };
     let strategy = match named(strategy, &options) {
         Ok(strategy) => strategy,
         Err(error) => return Ok(Answer::Refused(error.to_string())),

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cargo run --release -p hearth-halda --example solve_jsonl -- FILE \
-//!     [--strategy exact|exhaustive|single|mem|even] [--select] [--remainder] [--k K]
+//!     [--strategy exact|exhaustive|single|mem|perf|edgeshard|lingualinked|even] [--select] [--remainder] [--k K]
 //! ```
 //!
 //! A line is an instance or an object with an `instance`. The answer is
@@ -18,8 +18,8 @@ use hearth_halda::{Instance, LatencyModel, Options, Rules, Strategy, named, solv
 use serde::Serialize;
 use serde_json::Value;
 
-const USAGE: &str = "usage: solve_jsonl FILE [--strategy exact|exhaustive|single|mem|even] [--select] \
-                     [--remainder] [--k K]";
+const USAGE: &str = "usage: solve_jsonl FILE [--strategy exact|exhaustive|single|mem|perf|edgeshard|\
+                     lingualinked|even] [--select] [--remainder] [--k K]";
 
 #[derive(Serialize)]
 struct Answer {

@@ -30,7 +30,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             [("fixed", false, false), ("select", true, false), ("select+remainder", true, true)]
         {
             let rules = Rules { may_drop, may_leave_remainder };
-            let exact = Exact { rules, head: HeadChoice::Fixed(0), rounds: None };
+            let exact = Exact { rules, head: HeadChoice::Fixed(0), ..Exact::default() };
             let (mut plan, mut whole) = (Vec::new(), Vec::new());
             for run in 0..if may_leave_remainder { 3 } else { RUNS } {
                 let chosen = (0..count).map(|index| devices[(run * 7 + index) % devices.len()].clone());
@@ -39,6 +39,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                     slow_disk_threshold: 3e8,
                     model: model.clone(),
                     devices: chosen.collect(),
+                    hops: None,
                 };
                 let start = Instant::now();
                 let latency = LatencyModel::new(&instance)?;

@@ -21,8 +21,8 @@ use serde::Serialize;
 
 /// A layer-to-device assignment: (w, n, k) and which device is the head.
 ///
-/// The vectors follow the instance's order of devices; the ring starts at the head and goes on in that
-/// order, from the last device to the first.
+/// The vectors follow the instance's order of devices. The ring starts at the head and goes on in that order,
+/// from the last device to the first, unless `order` says otherwise.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Assignment {
     /// Index of the device that embeds, runs the output head and samples.
@@ -33,6 +33,9 @@ pub struct Assignment {
     pub window_layers: Vec<u32>,
     /// `n_m`: how many of these are on the GPU.
     pub gpu_layers: Vec<u32>,
+    /// The devices in the ring, the head first: those with layers and those without that only pass on (relays).
+    /// If absent, those with layers in the instance's order from the head.
+    pub order: Option<Vec<usize>>,
 }
 
 /// What one device has to do for a token.
@@ -64,7 +67,30 @@ impl Share {
 impl Assignment {
     /// An assignment of `window_layers`, of which `gpu_layers` on GPUs.
     pub fn new(head: usize, rounds: u32, window_layers: Vec<u32>, gpu_layers: Vec<u32>) -> Self {
-        Self { head, rounds, window_layers, gpu_layers }
+        Self { head, rounds, window_layers, gpu_layers, order: None }
+    }
+
+    /// The devices in the ring, relays included, the head first.
+    pub fn ring(&self) -> Vec<usize> {
+        self.order.clone().unwrap_or_else(|| {
+            let devices = self.window_layers.len();
+            ring_order(self.head, devices).filter(|device| self.window_layers[*device] > 0).collect()
+        })
+    }
+
+    /// The devices in the ring, then the others in the instance's order from the head.
+    pub fn ring_then_others(&self) -> Vec<usize> {
+        let mut all = self.ring();
+        let others = ring_order(self.head, self.window_layers.len()).filter(|device| !all.contains(device));
+        let others: Vec<usize> = others.collect();
+        all.extend(others);
+        all
+    }
+
+    /// Whether a device is in the ring only to pass on.
+    pub fn is_relay(&self, device: usize) -> bool {
+        let in_order = self.order.as_ref().is_some_and(|order| order.contains(&device));
+        in_order && self.window_layers.get(device) == Some(&0)
     }
 
     /// W: layers of a whole turn.
@@ -79,7 +105,7 @@ impl Assignment {
         let rounds = model_layers / ring_layers;
         let mut rest = model_layers % ring_layers;
         let mut shares = vec![Share::default(); self.window_layers.len()];
-        for device in ring_order(self.head, self.window_layers.len()) {
+        for device in self.ring() {
             let window = self.window_layers[device];
             shares[device] = Share::new(window, self.gpu_layers[device], rounds, rest);
             rest = rest.saturating_sub(window);

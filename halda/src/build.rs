@@ -11,7 +11,7 @@
 //! | `s_{cpu,q}` | matrix times vector from cache; a format not measured borrows the nearest one's |
 //! | `t_kv` | copying one token's keys and values of one layer |
 //! | `t_ram_vram`, `t_vram_ram` | one activation vector up and down |
-//! | `t_comm` | one activation vector to the next device in the ring; 0 if there is none |
+//! | `t_comm` | one activation vector to each other device; none where the scenario knows no way |
 //! | `s_disk` | sequential on Linux and Android, random on macOS |
 //! | `c_cpu` | compute buffers, and the small tensors that every device keeps |
 //!
@@ -23,16 +23,19 @@
 //! Deviations: keys and values in f32 count as twice the f16 tokens. A GPU that shares memory without Metal gets
 //! its memory taken out of RAM, so that nothing is promised twice. Any GPU on macOS is reached through Metal.
 //!
-//! Not here: hops that depend on which devices are dropped. A device's hop is the one to its neighbour in the
-//! full ring.
+//! A device's own `hop` is the one to its neighbour in the full ring (0 without one); the hops by pair overrule it.
+//!
+//! Not here: which device comes next.
 
-use hearth_profiles::device::{Gpu as GpuProfile, GpuKind, Os};
+use hearth_profiles::device::{Gpu as GpuProfile, GpuKind, Os, PageCachePolicy};
 use hearth_profiles::model::{ModelProfile, TensorGroup};
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
+use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::{Cluster, Member};
 
 use crate::assignment::ring_order;
 use crate::instance::{Device, Gpu, Instance, Model, OperatingSystem, PerFormat};
+use crate::practice::{Practice, Rereads};
 
 /// The public implementation's default for a disk that is too slow to be used.
 pub const SLOW_DISK: BytesPerSecond = BytesPerSecond(1e8);
@@ -46,15 +49,42 @@ pub fn instance(cluster: &Cluster, slow_disk: Option<BytesPerSecond>) -> Instanc
         .enumerate()
         .map(|(position, &member)| {
             let next = order[(position + 1) % order.len()];
-            device(cluster, &cluster.members[member], &cluster.members[next])
+            let neighbour_hop = hop(cluster, member, next).unwrap_or(Seconds(0.0));
+            device(cluster, &cluster.members[member], neighbour_hop)
         })
         .collect();
+    let row = |&from: &usize| order.iter().map(|&to| Some(hop(cluster, from, to)?.0)).collect();
+    let hops = order.iter().map(row).collect();
     Instance {
         name: cluster.model.name.clone(),
         slow_disk_threshold: slow_disk.unwrap_or(SLOW_DISK).0,
         model: model(cluster),
         devices,
+        hops: Some(hops),
     }
+}
+
+/// The memory that exo counts on each device, in the instance's order: that of a GPU of its own if there is one,
+/// else the RAM, used or not. A profile knows what is available of a GPU's memory and not its total, so that this
+/// stands in.
+pub fn total_memory(cluster: &Cluster) -> Vec<u64> {
+    let total = |member: usize| {
+        let profile = &cluster.members[member].device;
+        let own_memory = profile.gpu.as_ref().filter(|gpu| !gpu.unified_memory);
+        own_memory.map_or(&profile.memory.total, |gpu| &gpu.memory_available).value.0
+    };
+    ring_order(cluster.head, cluster.members.len()).map(total).collect()
+}
+
+/// One activation vector from a member to another, with the fixed cost of the sender's window; none to itself.
+fn hop(cluster: &Cluster, from: usize, to: usize) -> Option<Seconds> {
+    if from == to {
+        return Some(Seconds(0.0));
+    }
+    let (sender, receiver) = (&cluster.members[from], &cluster.members[to]);
+    let link = cluster.links.between(&sender.name, &receiver.name)?;
+    let window = sender.device.cpu.window_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
+    Some(link.time(cluster.model.shape.activation_bytes()) + window)
 }
 
 fn model(cluster: &Cluster) -> Model {
@@ -77,6 +107,7 @@ fn model(cluster: &Cluster) -> Model {
         output_head_bytes: profile.output_bytes().0,
         layer_flops: work(&profile.mean_layer()),
         output_flops: work(&profile.output),
+        layer_bytes: (0..shape.layers.0).map(|layer| profile.layer_bytes(layer).0).collect(),
     }
 }
 
@@ -85,7 +116,7 @@ fn work(group: &TensorGroup) -> PerFormat {
     group.by_format().map(|(format, share)| (format.name().to_owned(), share.flops.0)).collect()
 }
 
-fn device(cluster: &Cluster, member: &Member, next: &Member) -> Device {
+fn device(cluster: &Cluster, member: &Member, hop: Seconds) -> Device {
     let profile = &member.device;
     let model = &cluster.model;
     let (os, memory) = (operating_system(profile.os), &profile.memory);
@@ -95,12 +126,6 @@ fn device(cluster: &Cluster, member: &Member, next: &Member) -> Device {
     let new_cache = model.shape.kv_bytes_per_layer(1, Bytes(cluster.kv_cache.element_bytes()));
     let gpu_bytes = gpu.map_or(0, |gpu| gpu.memory_available.value.0);
     let shared = kind == Gpu::Cuda && gpu.is_some_and(|gpu| gpu.unified_memory);
-    let hop = if member.name == next.name {
-        Seconds(0.0)
-    } else {
-        let window = profile.cpu.window_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
-        cluster.links.between(&member.name, &next.name).time(activation) + window
-    };
     Device {
         name: member.name.clone(),
         os,
@@ -120,9 +145,32 @@ fn device(cluster: &Cluster, member: &Member, next: &Member) -> Device {
         metal_available: if kind == Gpu::Metal { gpu_bytes } else { 0 },
         cuda_available: if kind == Gpu::Cuda { gpu_bytes } else { 0 },
         can_swap: memory.can_swap.as_ref().map_or(0, |bytes| bytes.value.0),
-        swap_available: memory.swap_available.as_ref().map_or(0, |bytes| bytes.value.0),
+        // Where nobody knows of a bound there is none.
+        swap_available: memory
+            .swap_available
+            .as_ref()
+            .or(memory.can_swap.as_ref())
+            .map_or(0, |it| it.value.0),
         cpu_buffer_bytes: (profile.cpu.compute_buffer.value + model.shared.bytes()).0,
         gpu_buffer_bytes: gpu.map_or(0, |gpu| gpu.compute_buffer.value.0),
+        practice: practice(member),
+    }
+}
+
+/// What the paper's symbols do not say. Where nobody has said how weights are kept, the system may, or on Linux and
+/// its relatives, where pages can be given up one by one, the device itself.
+fn practice(member: &Member) -> Practice {
+    let (profile, managed) = (&member.device, ResidencyOptions::of(Residency::Managed));
+    let usual = ResidencyOptions::default();
+    let open = if profile.os == Os::Macos { vec![usual] } else { vec![usual, managed] };
+    Practice {
+        residencies: member.residency.map_or(open, |residency| vec![residency]),
+        rereads: match profile.memory.page_cache {
+            PageCachePolicy::PaperLinear => Rereads::Excess,
+            PageCachePolicy::TwoList => Rereads::Everything,
+        },
+        processors: profile.cpu.cores,
+        token_overhead: profile.cpu.token_overhead.as_ref().map_or(0.0, |cost| cost.value.0),
     }
 }
 

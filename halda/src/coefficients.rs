@@ -15,6 +15,7 @@
 //!
 //! Not here: how the constants combine into a token's time. That is [`crate::latency`].
 
+use crate::hops::Hops;
 use crate::instance::{Device, Gpu, Instance, OperatingSystem, PerFormat};
 use crate::validation::InstanceError;
 
@@ -58,6 +59,10 @@ pub(crate) struct ModelCosts {
     pub row_bytes_up: i64,
     /// `b_o`.
     pub output_head_bytes: i64,
+    /// Weight bytes of the first i layers, for every i up to L.
+    pub first_layers_bytes: Vec<i64>,
+    /// Whether all layers have the same bytes.
+    pub even_layers: bool,
 }
 
 /// The constants of one device.
@@ -75,7 +80,7 @@ pub(crate) struct DeviceCosts {
     pub gpu_memory: f64,
     /// (`t_ram_vram` + `t_vram_ram)(1` - UMA), a window.
     pub window_copy: f64,
-    /// `t_comm`, a window.
+    /// `t_comm`, a window, for planners that do not ask who comes next: an estimate where that matters.
     pub hop: f64,
     /// (`b_i/V` + `b_o)/T_cpu`, on the head.
     pub head_memory: f64,
@@ -89,6 +94,8 @@ pub(crate) struct DeviceCosts {
     pub buffer_bytes: i64,
     /// cap.
     pub capacity: i64,
+    /// Main memory that a run can have, with what other programs give up: on any system, unlike the paper's cap.
+    pub steady_capacity: i64,
     /// Bytes for GPU layers on a worker and on the head; 0 without a GPU.
     pub gpu_bytes: [i64; 2],
     /// The case this device falls into when over.
@@ -98,7 +105,15 @@ pub(crate) struct DeviceCosts {
 impl ModelCosts {
     pub(crate) fn new(instance: &Instance) -> Self {
         let model = &instance.model;
+        let each =
+            |layer: u32| model.layer_bytes.get(layer as usize).copied().unwrap_or(model.layer_weight_bytes);
+        let mut first_layers_bytes = vec![0];
+        for layer in 0..model.model_layers {
+            first_layers_bytes.push(first_layers_bytes[layer as usize] + each(layer) as i64);
+        }
         Self {
+            first_layers_bytes,
+            even_layers: model.layer_bytes.iter().all(|bytes| *bytes == model.layer_bytes[0]),
             layers: model.model_layers,
             layer_weight_bytes: model.layer_weight_bytes as f64,
             layer_resident_bytes: model.layer_resident_bytes().unwrap_or(u64::MAX) as i64,
@@ -121,7 +136,12 @@ impl ModelCosts {
 
 impl DeviceCosts {
     /// The constants of device `index` of a validated instance.
-    pub(crate) fn new(instance: &Instance, index: usize, model: &ModelCosts) -> Result<Self, InstanceError> {
+    pub(crate) fn new(
+        instance: &Instance,
+        index: usize,
+        model: &ModelCosts,
+        hops: &Hops,
+    ) -> Result<Self, InstanceError> {
         let device = &instance.devices[index];
         let resident = model.layer_resident_bytes as f64;
         let cpu_compute = seconds(&instance.model.layer_flops, &device.cpu_speed);
@@ -141,7 +161,7 @@ impl DeviceCosts {
             cpu_memory,
             gpu_memory,
             window_copy: if device.unified_memory { 0.0 } else { device.to_gpu + device.from_gpu },
-            hop: device.hop,
+            hop: hops.of_sender[index],
             head_memory: model.head_bytes(true) / device.cpu_memory_rate,
             disk_read: device.disk_read,
             slow_disk: device.disk_read < instance.slow_disk_threshold,
@@ -149,11 +169,12 @@ impl DeviceCosts {
             buffer_bytes: device.cpu_buffer_bytes as i64
                 + if metal { device.gpu_buffer_bytes as i64 } else { 0 },
             capacity,
+            steady_capacity: (device.ram_available + device.can_swap.min(device.swap_available)) as i64,
             gpu_bytes: gpu_bytes(device, model),
             case_when_over,
         };
         // The division by the number of devices leaves room for the sum over all of them.
-        if costs.worst_token(model) < f64::MAX / (instance.devices.len() as f64) {
+        if costs.worst_token(model, hops.longest(index)) < f64::MAX / (instance.devices.len() as f64) {
             Ok(costs)
         } else {
             Err(InstanceError::EndlessToken { place: device.place(index) })
@@ -161,15 +182,26 @@ impl DeviceCosts {
     }
 
     /// An upper bound of the time that any plan can spend on this device, all terms added up.
-    fn worst_token(&self, model: &ModelCosts) -> f64 {
+    fn worst_token(&self, model: &ModelCosts, longest_hop: f64) -> f64 {
         let layer = self.cpu_compute + self.gpu_compute + self.cpu_memory + self.gpu_memory;
         let bytes = f64::from(model.layers) * model.layer_resident_bytes as f64
             + model.head_bytes(true)
             + self.buffer_bytes as f64;
-        f64::from(model.layers) * (layer + self.window_copy + self.hop)
+        f64::from(model.layers) * (layer + self.window_copy + longest_hop)
             + self.output_compute
             + self.head_memory
-            + bytes / self.disk_read
+            // In a conflict everything is read twice.
+            + 2.0 * bytes / self.disk_read
+    }
+
+    /// alpha: seconds of a layer on the CPU, nothing read from disk.
+    pub(crate) fn cpu_layer(&self) -> f64 {
+        self.cpu_compute + self.cpu_memory
+    }
+
+    /// alpha + beta: seconds of a layer on the GPU; as on the CPU without one.
+    pub(crate) fn gpu_layer(&self) -> f64 {
+        self.gpu_compute + self.gpu_memory
     }
 
     /// x: model layers that memory holds before the device is over, below zero if even none do.

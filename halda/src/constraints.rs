@@ -10,6 +10,7 @@
 //! | every device has a window (unless devices may be dropped) | 22 |
 //! | no partial last turn (unless allowed) | 23, Assumption 1 |
 //! | a slow disk is never read for weights | Case 4, 30-32 |
+//! | who comes next can be reached; a relay and a partial last turn do not go together | 3.3 |
 //! | GPU layers fit GPU memory (CUDA), the working set (Metal), or are none | 34-36 |
 //!
 //! Not here: how good an allowed assignment is.
@@ -124,6 +125,30 @@ pub enum Violation {
         /// `n_m`.
         gpu_layers: u32,
     },
+    /// The order of the ring is none.
+    #[error("the order of the ring is wrong: {what}")]
+    Order {
+        /// What is wrong with it.
+        what: String,
+    },
+    /// A device would have to send to one it cannot reach.
+    #[error("`{from}` cannot reach `{to}`, which comes next in the ring: choose another order or a relay")]
+    Unreachable {
+        /// Who sends.
+        from: String,
+        /// Who would receive.
+        to: String,
+    },
+    /// A relay is visited in a partial last turn even where nobody after it has layers.
+    #[error(
+        "`{device}` is a relay and the last of {rounds} rounds is partial: relays need whole rounds here"
+    )]
+    RelayInPartialRound {
+        /// The relay.
+        device: String,
+        /// k.
+        rounds: u32,
+    },
     /// CUDA layers do not fit.
     #[error("the GPU of `{device}` holds {fit} layers and gets {layers}")]
     GpuMemory {
@@ -161,10 +186,32 @@ pub enum Violation {
         /// `s_threshold`.
         threshold: f64,
     },
+    /// What can never be given up leaves nothing for weights to pass through.
+    #[error(
+        "`{device}` has {capacity} bytes, of which buffers and cache take {held:.0}: too little is left for weights \
+         even to pass through"
+    )]
+    NoRoom {
+        /// The device.
+        device: String,
+        /// Bytes that are held whatever happens.
+        held: f64,
+        /// Bytes available.
+        capacity: u64,
+    },
 }
 
 /// Every constraint that the assignment breaks; empty means allowed.
 pub fn violations(model: &LatencyModel, assignment: &Assignment, rules: Rules) -> Vec<Violation> {
+    let mut found = ring_violations(model, assignment, rules);
+    if shape_violations(model, assignment).is_empty() {
+        found.extend(slow_disk_violations(model, assignment));
+    }
+    found
+}
+
+/// All but what the paper's latency model says of memory: the shape, the optional rules, and GPU memory.
+pub fn ring_violations(model: &LatencyModel, assignment: &Assignment, rules: Rules) -> Vec<Violation> {
     let mut found = shape_violations(model, assignment);
     if !found.is_empty() {
         // Without a shape nothing else can be counted.
@@ -177,32 +224,45 @@ pub fn violations(model: &LatencyModel, assignment: &Assignment, rules: Rules) -
         let rounds = assignment.rounds;
         found.push(Violation::PartialLastRound { remainder, rounds, ring_layers, model_layers });
     }
+    let relays = assignment.ring().into_iter().filter(|device| assignment.is_relay(*device));
+    if remainder > 0 {
+        let broken = |device: usize| Violation::RelayInPartialRound {
+            device: model.instance().devices[device].name.clone(),
+            rounds: assignment.rounds,
+        };
+        found.extend(relays.map(broken));
+    }
     let name = |device: usize| model.instance().devices[device].name.clone();
     if !rules.may_drop {
         let empty = assignment.window_layers.iter().enumerate().filter(|(_, window)| **window == 0);
         found.extend(empty.map(|(device, _)| Violation::EmptyWindow { device: name(device) }));
     }
     for (device, share) in assignment.shares(model_layers).into_iter().enumerate() {
-        let head = device == assignment.head;
-        found.extend(gpu_violation(model, device, head, share.gpu_layers));
-        let terms = model.terms(device, head, share);
-        if terms.over && model.devices[device].slow_disk {
-            found.push(Violation::SlowDiskOverloaded {
-                device: name(device),
-                need: terms.need,
-                capacity: terms.capacity,
-                disk_read: model.devices[device].disk_read,
-                threshold: model.instance().slow_disk_threshold,
-            });
-        }
+        found.extend(gpu_violation(model, device, device == assignment.head, share.gpu_layers));
     }
     found
 }
 
+/// Case 4 of the paper: slow disks that would be read for every token.
+fn slow_disk_violations(model: &LatencyModel, assignment: &Assignment) -> Vec<Violation> {
+    let shares = assignment.shares(model.model_layers()).into_iter().enumerate();
+    let over = shares.filter_map(|(device, share)| {
+        let terms = model.terms(device, device == assignment.head, share);
+        (terms.over && model.devices[device].slow_disk).then(|| Violation::SlowDiskOverloaded {
+            device: model.instance().devices[device].name.clone(),
+            need: terms.need,
+            capacity: terms.capacity,
+            disk_read: model.devices[device].disk_read,
+            threshold: model.instance().slow_disk_threshold,
+        })
+    });
+    over.collect()
+}
+
 /// The constraints without which an assignment has no meaning, and hence no time.
 pub fn shape_violations(model: &LatencyModel, assignment: &Assignment) -> Vec<Violation> {
-    let Assignment { head, rounds, window_layers, gpu_layers } = assignment;
-    let (head, rounds) = (*head, *rounds);
+    let Assignment { window_layers, gpu_layers, .. } = assignment;
+    let (head, rounds) = (assignment.head, assignment.rounds);
     let devices = model.device_count();
     if window_layers.len() != devices || gpu_layers.len() != devices {
         let (windows, gpu_entries) = (window_layers.len(), gpu_layers.len());
@@ -233,7 +293,50 @@ pub fn shape_violations(model: &LatencyModel, assignment: &Assignment) -> Vec<Vi
             found.push(Violation::GpuLayersExceedWindow { device, gpu_layers, window_layers });
         }
     }
+    found.extend(order_violation(model, assignment));
+    if found.is_empty() {
+        found.extend(unreachable(model, assignment));
+    }
     found
+}
+
+/// Checks that an order that is given has the head first, every device with layers, and none twice.
+fn order_violation(model: &LatencyModel, assignment: &Assignment) -> Option<Violation> {
+    let order = assignment.order.as_ref()?;
+    let name = |device: usize| &model.instance().devices[device].name;
+    let mut in_ring = vec![false; model.device_count()];
+    for &device in order {
+        let Some(seen) = in_ring.get_mut(device) else {
+            let devices = model.device_count();
+            let what = format!("it names device {device} and there are {devices}, counted from 0");
+            return Some(Violation::Order { what });
+        };
+        if *seen {
+            return Some(Violation::Order { what: format!("it names `{}` twice", name(device)) });
+        }
+        *seen = true;
+    }
+    if order.first() != Some(&assignment.head) {
+        let what = format!("it does not begin with the head `{}`", name(assignment.head));
+        return Some(Violation::Order { what });
+    }
+    let left_out =
+        (0..in_ring.len()).find(|&device| assignment.window_layers[device] > 0 && !in_ring[device])?;
+    Some(Violation::Order { what: format!("it lacks `{}`, which has layers", name(left_out)) })
+}
+
+/// The first device of the ring that cannot send to the one that comes next, in whole turns or in a partial one.
+fn unreachable(model: &LatencyModel, assignment: &Assignment) -> Option<Violation> {
+    let shares = assignment.shares(model.model_layers());
+    let seconds = model.communication(assignment, &shares);
+    let ring = assignment.ring();
+    let place = ring.iter().position(|device| seconds[*device] == f64::INFINITY)?;
+    let from = ring[place];
+    let next = ring[(place + 1) % ring.len()];
+    // Where the next one is in reach it is the way back to the head that is missing, in the partial last turn.
+    let to = if model.hops.seconds(from, next) == f64::INFINITY { next } else { assignment.head };
+    let name = |device: usize| model.instance().devices[device].name.clone();
+    Some(Violation::Unreachable { from: name(from), to: name(to) })
 }
 
 /// Eq. 34-36 for one device that runs `layers` model layers on its GPU.

@@ -1,29 +1,37 @@
 //! Which assignment is the fastest of all?
 //!
-//! For a fixed ring size W the objective is separable: T = `sum_m` `g_m(w_m)` with `sum_m` `w_m` = W, where `g_m(w)` is
-//! the best time of device m with a window of w over its GPU splits ([`crate::gpu_split`]). The memory case
-//! and the slow-disk rule are functions of the device's own window, so they live inside `g_m`, and the circular
-//! dependency that makes the paper iterate over sets M1-M4 does not arise. A dynamic programme over devices,
+//! For one ring size, head and order the programme in [`crate::programme`] is exact, device selection included. The
+//! ring sizes are L/k for every valid k, with remainder windows every size; the heads are one or all; the order is
+//! the instance's from the head on, or the best ([`crate::order`]).
 //!
-//! ```text
-//! f_m(j) = min over w of f_{m-1}(j - w) + g_m(w),      answer f_M(W),      O(M W^2)
-//! ```
+//! Two things save time and lose nothing. Without a given k only the single round decides: any plan's shares can be
+//! merged into one round of the same devices, which has no more windows and no more hops. So the other ring sizes are
+//! searched for the record, and left out of it where there are too many. And a head whose lower bound
+//! ([`crate::relaxed`]) is above the best time found is not searched.
 //!
-//! is exact; dropping a device is the choice w = 0 with `g_m(0)` = 0. The ring sizes are L/k for every valid k.
+//! Where k is given and its ring sizes are too many, the search is limited, and says so with a lower bound.
 //!
-//! **Remainder windows.** If W does not divide L, the last turn is partial and what a device does in it
-//! depends on the layers that are left when the turn reaches it: `rest_m` = max(0, R - sum_{j before m} `w_j`). The
-//! programme goes through the devices in ring order, and that sum *is* its state, so `g_m(w)` only becomes
-//! `g_m(w`, rest) and the result stays exact: every W from L down to 2 costs O(M W (R + W)) table entries and
-//! additions, all of them together O(M L^3).
-//!
-//! Not here: the order of the ring (the instance's is kept) and hops that depend on the neighbour.
+//! Not here: overlap of reading with computing, which makes more than one round pay.
+
+use std::ops::Range;
 
 use crate::assignment::{Assignment, ring_order, valid_rounds};
 use crate::constraints::Rules;
-use crate::gpu_split::Turns;
 use crate::latency::LatencyModel;
-use crate::strategy::{Infeasible, Proposal, Refusal, SearchStep, Strategy};
+use crate::order::{best_ring, is_exact, promising_cycle};
+use crate::programme::SizedProblem;
+use crate::relaxed::bounds_by_head;
+use crate::strategy::{Proposal, Refusal, SearchLimit, SearchStep, Strategy};
+use crate::tour::Tours;
+
+/// Table entries that a search over remainder windows may fill (source: measured, 20 ns each, so half a second).
+const ENTRIES_LIMIT: f64 = 2.5e7;
+
+/// Heads tried where the order is sought by trial (source: assumed; the best bounds first).
+const HEADS_TRIED: usize = 4;
+
+/// Times that a better order is sought by trial (source: assumed; random rings of 20 devices need one or two).
+const ORDER_TRIALS: usize = 4;
 
 /// Which device is the head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +40,43 @@ pub enum HeadChoice {
     Fixed(usize),
     /// The one that gives the fastest plan; ties go to the lower index.
     Best,
+}
+
+impl HeadChoice {
+    /// The devices to try.
+    pub(crate) fn candidates(self, devices: usize) -> Result<Range<usize>, Refusal> {
+        match self {
+            HeadChoice::Fixed(device) if device >= devices => Err(Refusal::NoSuchDevice { device, devices }),
+            HeadChoice::Fixed(head) => Ok(head..head + 1),
+            HeadChoice::Best => Ok(0..devices),
+        }
+    }
+
+    /// The choice as `name=value`, if it is not the usual one.
+    pub(crate) fn option(self) -> Option<String> {
+        match self {
+            HeadChoice::Fixed(0) => None,
+            HeadChoice::Fixed(head) => Some(format!("head={head}")),
+            HeadChoice::Best => Some("head=best".to_owned()),
+        }
+    }
+}
+
+/// In which order the devices stand in the ring.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OrderChoice {
+    /// The instance's, from the head on.
+    #[default]
+    Given,
+    /// The one that gives the fastest plan.
+    Best,
+}
+
+impl OrderChoice {
+    /// The choice as `name=value`, if it is not the usual one.
+    pub(crate) fn option(self) -> Option<String> {
+        (self == OrderChoice::Best).then(|| "order=best".to_owned())
+    }
 }
 
 /// The global optimum of the latency model.
@@ -43,12 +88,15 @@ pub struct Exact {
     pub head: HeadChoice,
     /// Only plans with this k; every valid one if absent.
     pub rounds: Option<u32>,
+    /// In which order the devices stand in the ring.
+    pub order: OrderChoice,
 }
 
 impl Default for Exact {
     /// Device 0 is the head, every device keeps a layer, whole turns only, any k: the paper's problem.
     fn default() -> Self {
-        Self { rules: Rules::default(), head: HeadChoice::Fixed(0), rounds: None }
+        let (head, order) = (HeadChoice::Fixed(0), OrderChoice::Given);
+        Self { rules: Rules::default(), head, rounds: None, order }
     }
 }
 
@@ -63,11 +111,8 @@ impl Strategy for Exact {
 
     fn options(&self) -> Vec<String> {
         let mut options = self.rules.options();
-        match self.head {
-            HeadChoice::Fixed(0) => {}
-            HeadChoice::Fixed(head) => options.push(format!("head={head}")),
-            HeadChoice::Best => options.push("head=best".to_owned()),
-        }
+        options.extend(self.head.option());
+        options.extend(self.order.option());
         options.extend(self.rounds.map(|rounds| format!("rounds={rounds}")));
         options
     }
@@ -78,36 +123,15 @@ impl Strategy for Exact {
 
     fn propose(&self, model: &LatencyModel) -> Result<Proposal, Refusal> {
         let rings = ring_sizes(model.model_layers(), self.rules.may_leave_remainder, self.rounds)?;
-        let heads = match self.head {
-            HeadChoice::Fixed(head) if head >= model.device_count() => {
-                return Err(Refusal::NoSuchDevice { device: head, devices: model.device_count() });
-            }
-            HeadChoice::Fixed(head) => head..head + 1,
-            HeadChoice::Best => 0..model.device_count(),
-        };
-        let least = u32::from(!self.rules.may_drop);
-        let mut searched = Vec::with_capacity(heads.len() * rings.len());
-        let mut best: Option<(f64, Assignment)> = None;
-        for head in heads {
-            let mut windows = vec![least; model.device_count()];
-            windows[head] = 1;
-            for &ring_layers in &rings {
-                let ring = SizedProblem { model, head, ring_layers, least_windows: &windows };
-                let outcome = ring.optimum().map(|assignment| {
-                    let seconds = evaluated(model, &assignment);
-                    if best.as_ref().is_none_or(|(fastest, _)| seconds < *fastest) {
-                        best = Some((seconds, assignment));
-                    }
-                    seconds
-                });
-                let rounds = model.model_layers().div_ceil(ring_layers);
-                searched.push(SearchStep { head, rounds, ring_layers, outcome });
-            }
+        self.head.candidates(model.device_count())?;
+        let mut search = Search::new(model, *self);
+        // Where neighbours do not matter every order of whole turns is as fast as any other.
+        if self.order == OrderChoice::Best && model.hops.neighbour_matters {
+            search.best_order(&rings);
+        } else {
+            search.given_order(&rings);
         }
-        match best {
-            Some((_, assignment)) => Ok(Proposal { assignment, searched }),
-            None => Err(Refusal::Infeasible(searched)),
-        }
+        search.ended()
     }
 }
 
@@ -139,125 +163,280 @@ pub(crate) fn ring_sizes(
     Ok(kept)
 }
 
-/// The problem for one ring size and one head.
-pub(crate) struct SizedProblem<'a, 'i> {
-    pub model: &'a LatencyModel<'i>,
-    pub head: usize,
-    pub ring_layers: u32,
-    /// The smallest window of each device: 1 keeps it in the ring, 0 lets it be dropped.
-    pub least_windows: &'a [u32],
+/// A search under way.
+struct Search<'a, 'i> {
+    model: &'a LatencyModel<'i>,
+    exact: Exact,
+    /// The ring sizes that decide.
+    deciding: Vec<u32>,
+    /// A lower bound of T by head.
+    bounds: Vec<f64>,
+    searched: Vec<SearchStep>,
+    best: Option<(f64, Assignment)>,
+    notes: Vec<String>,
+    /// What no plan can be under, where the search was limited.
+    bound: Option<f64>,
 }
 
-impl SizedProblem<'_, '_> {
-    /// The fastest assignment of exactly W layers a turn.
-    pub(crate) fn optimum(&self) -> Result<Assignment, Infeasible> {
-        let ring_layers = self.ring_layers as usize;
-        let remainder = self.remainder();
-        let devices = self.model.device_count();
-        let mut fastest = vec![f64::INFINITY; ring_layers + 1];
-        fastest[0] = 0.0;
-        // chosen[position * (W + 1) + j]: the window of the device at that position when j layers are placed.
-        let mut chosen = vec![0_u16; devices * (ring_layers + 1)];
-        let mut table = Vec::new();
-        for (position, device) in ring_order(self.head, devices).enumerate() {
-            self.fill(device, &mut table);
-            let mut next = vec![f64::INFINITY; ring_layers + 1];
-            let windows = &mut chosen[position * (ring_layers + 1)..(position + 1) * (ring_layers + 1)];
-            for (placed, before) in fastest.iter().enumerate().filter(|(_, before)| before.is_finite()) {
-                let rest = remainder.saturating_sub(placed);
-                let row = &table[rest * (ring_layers + 1)..(rest + 1) * (ring_layers + 1) - placed];
-                for (window, seconds) in row.iter().enumerate() {
-                    let total = before + seconds;
-                    if total < next[placed + window] {
-                        next[placed + window] = total;
-                        windows[placed + window] = window as u16;
-                    }
+impl<'a, 'i> Search<'a, 'i> {
+    fn new(model: &'a LatencyModel<'i>, exact: Exact) -> Self {
+        let (deciding, bounds, searched, notes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Self { model, exact, deciding, bounds, searched, best: None, notes, bound: None }
+    }
+
+    /// The ring turns in the instance's order.
+    fn given_order(&mut self, rings: &[u32]) {
+        let cycle: Vec<usize> = (0..self.model.device_count()).collect();
+        let (mut heads, deciding) = self.prepared(rings);
+        let deciding = self.affordable(&deciding, &mut heads);
+        for &head in &heads {
+            if self.is_hopeless(head) {
+                continue;
+            }
+            for &ring_layers in &deciding {
+                self.try_ring(head, &cycle, ring_layers);
+            }
+        }
+        let head = self.best.as_ref().map_or(heads[0], |(_, best)| best.head);
+        for ring_layers in self.for_the_record(rings, &deciding) {
+            self.try_ring(head, &cycle, ring_layers);
+        }
+    }
+
+    /// The ring turns in whatever order is fastest.
+    fn best_order(&mut self, rings: &[u32]) {
+        let (mut heads, deciding) = self.prepared(rings);
+        let first_head = heads[0];
+        let (whole, partial): (Vec<u32>, Vec<u32>) = deciding.iter().partition(|ring| self.is_whole(**ring));
+        if whole.is_empty() || !is_exact(self.model, self.exact.rules, heads.len(), &whole) {
+            self.given_order(rings);
+            heads.truncate(HEADS_TRIED);
+            self.try_some_orders(heads, &deciding);
+        } else {
+            self.try_all_orders(&heads, rings, &whole);
+            if !partial.is_empty() {
+                self.limited(
+                    "Partial last rounds were searched in one order only, that of the best whole ones.",
+                );
+            }
+            let head = self.best.as_ref().map_or(heads[0], |(_, best)| best.head);
+            heads = vec![head];
+            for ring_layers in self.affordable(&partial, &mut heads) {
+                self.try_ring(head, &self.best_cycle(), ring_layers);
+            }
+        }
+        // The order is found: the record follows it.
+        let cycle = self.best_cycle();
+        let head = self.best.as_ref().map_or(first_head, |(_, best)| best.head);
+        for ring_layers in self.for_the_record(rings, &deciding) {
+            let known = self.searched.iter().any(|step| step.head == head && step.ring_layers == ring_layers);
+            if !known {
+                self.try_ring(head, &cycle, ring_layers);
+            }
+        }
+    }
+
+    /// All subsets and tours, for the sizes that decide and, with the best head, for the record.
+    fn try_all_orders(&mut self, heads: &[usize], rings: &[u32], whole: &[u32]) {
+        let (model, rules) = (self.model, self.exact.rules);
+        let tours = Tours::new(model);
+        let given: Vec<usize> = (0..model.device_count()).collect();
+        let try_best = |search: &mut Self, head, ring_layers| {
+            match best_ring(model, &tours, rules, head, ring_layers) {
+                Some(ring) => search.try_order(head, &ring, ring_layers),
+                // There is no plan; the programme says why.
+                None => search.try_ring(head, &given, ring_layers),
+            }
+        };
+        for &head in heads {
+            if self.is_hopeless(head) {
+                continue;
+            }
+            for &ring_layers in whole {
+                try_best(self, head, ring_layers);
+            }
+        }
+        let Some(head) = self.best.as_ref().map(|(_, best)| best.head) else { return };
+        let others = rings.iter().copied().filter(|ring| self.is_whole(*ring) && !whole.contains(ring));
+        let record: Vec<u32> = others.collect();
+        if self.exact.rounds.is_none() && is_exact(model, rules, 1, &record) {
+            for ring_layers in record {
+                try_best(self, head, ring_layers);
+            }
+        }
+    }
+
+    /// Short tours as orders, each with the exact programme inside, after the given order.
+    fn try_some_orders(&mut self, mut heads: Vec<usize>, deciding: &[u32]) {
+        let all: Vec<usize> = (0..self.model.device_count()).collect();
+        let deciding = self.affordable(deciding, &mut heads);
+        if let Some((_, best)) = self.best.as_ref().filter(|(_, best)| !heads.contains(&best.head)) {
+            heads.push(best.head);
+        }
+        self.limited(
+            "Not every order of the ring was tried, there are too many: only short tours through all devices and \
+             through those of the best plan.",
+        );
+        let mut cycles = vec![promising_cycle(self.model, &all)];
+        cycles.extend(self.best.as_ref().map(|(_, best)| promising_cycle(self.model, &best.ring())));
+        for _ in 0..ORDER_TRIALS {
+            let Some(cycle) = cycles.pop() else { break };
+            let before = self.best.as_ref().map_or(f64::INFINITY, |(seconds, _)| *seconds);
+            for &head in &heads {
+                for &ring_layers in &deciding {
+                    self.try_ring(head, &cycle, ring_layers);
                 }
             }
-            fastest = next;
-        }
-        if fastest[ring_layers].is_finite() {
-            Ok(self.traced_back(&chosen))
-        } else {
-            Err(self.reason(&mut table))
-        }
-    }
-
-    /// R.
-    fn remainder(&self) -> usize {
-        (self.model.model_layers() % self.ring_layers) as usize
-    }
-
-    fn turns(&self, rest: usize) -> Turns {
-        Turns { rounds: self.model.model_layers() / self.ring_layers, rest: rest as u32 }
-    }
-
-    /// table[rest * (W + 1) + w] = g(w, rest), infinite where not allowed.
-    fn fill(&self, device: usize, table: &mut Vec<f64>) {
-        let head = device == self.head;
-        table.clear();
-        for rest in 0..=self.remainder() {
-            // With a rest of r, R - r layers are placed already: wider windows cannot come up.
-            let widest = if rest == 0 {
-                self.ring_layers
-            } else {
-                self.ring_layers - (self.remainder() - rest) as u32
-            };
-            for window in 0..=self.ring_layers {
-                let allowed = window >= self.least_windows[device] && window <= widest;
-                let split = if allowed {
-                    self.model.best_split(device, head, window, self.turns(rest))
-                } else {
-                    None
-                };
-                table.push(split.map_or(f64::INFINITY, |split| split.seconds));
+            if let Some((seconds, best)) = &self.best
+                && *seconds < before
+            {
+                cycles.push(promising_cycle(self.model, &best.ring()));
             }
         }
     }
 
-    /// Reads the windows off the choices, last device first, and splits each.
-    fn traced_back(&self, chosen: &[u16]) -> Assignment {
-        let devices = self.model.device_count();
-        let columns = self.ring_layers as usize + 1;
-        let rounds = self.model.model_layers().div_ceil(self.ring_layers);
-        let mut assignment = Assignment::new(self.head, rounds, vec![0; devices], vec![0; devices]);
-        let mut placed = self.ring_layers as usize;
-        let order: Vec<usize> = ring_order(self.head, devices).collect();
-        for (position, &device) in order.iter().enumerate().rev() {
-            let window = u32::from(chosen[position * columns + placed]);
-            placed -= window as usize;
-            let turns = self.turns(self.remainder().saturating_sub(placed));
-            let split = self.model.best_split(device, device == self.head, window, turns);
-            assignment.window_layers[device] = window;
-            assignment.gpu_layers[device] = split.map_or(0, |split| split.gpu_layers);
-        }
-        assignment
+    /// All devices in the order of the best plan, the given order if there is none.
+    fn best_cycle(&self) -> Vec<usize> {
+        let given = || (0..self.model.device_count()).collect();
+        self.best.as_ref().map_or_else(given, |(_, best)| best.ring_then_others())
     }
 
-    /// Names what makes this ring size impossible.
-    fn reason(&self, table: &mut Vec<f64>) -> Infeasible {
-        let ring_layers = self.ring_layers;
-        let kept = self.least_windows.iter().filter(|least| **least > 0).count();
-        if kept > ring_layers as usize {
-            return Infeasible::MoreDevicesThanLayers { ring_layers, devices: kept };
-        }
-        let mut held = 0;
-        for device in 0..self.model.device_count() {
-            self.fill(device, table);
-            let widest = table[..=ring_layers as usize].iter().rposition(|seconds| seconds.is_finite());
-            match widest {
-                None => {
-                    let device = self.model.instance().devices[device].name.clone();
-                    return Infeasible::HoldsNothing { device };
-                }
-                Some(window) => held += window as u32,
+    fn is_whole(&self, ring_layers: u32) -> bool {
+        self.model.model_layers().is_multiple_of(ring_layers)
+    }
+
+    /// The heads, those with the best bounds first, and the ring sizes that decide.
+    fn prepared(&mut self, rings: &[u32]) -> (Vec<usize>, Vec<u32>) {
+        let deciding = match (self.exact.rounds, self.exact.head) {
+            (None, HeadChoice::Best) => vec![self.model.model_layers()],
+            (None, HeadChoice::Fixed(_)) => rings.iter().take(1).copied().collect(),
+            (Some(_), _) => rings.to_vec(),
+        };
+        self.deciding.clone_from(&deciding);
+        let heads = match self.exact.head {
+            HeadChoice::Fixed(head) => vec![head],
+            HeadChoice::Best => {
+                self.bound_by_head(&deciding);
+                let mut heads: Vec<usize> = (0..self.bounds.len()).collect();
+                heads.sort_by(|one, other| self.bounds[*one].total_cmp(&self.bounds[*other]));
+                heads
             }
+        };
+        (heads, deciding)
+    }
+
+    /// Rounds that leave a remainder are bounded by the single round that merges them.
+    fn bound_by_head(&mut self, deciding: &[u32]) {
+        let ring_layers = match deciding {
+            [ring] if self.is_whole(*ring) => *ring,
+            _ => self.model.model_layers(),
+        };
+        self.bounds = bounds_by_head(self.model, ring_layers, self.exact.rules.may_drop);
+    }
+
+    /// Whether no plan with this head can be faster than the best so far, rounding included.
+    fn is_hopeless(&self, head: usize) -> bool {
+        let best = self.best.as_ref().map_or(f64::INFINITY, |(seconds, _)| *seconds);
+        self.bounds.get(head).is_some_and(|bound| bound * (1.0 - 1e-9) > best)
+    }
+
+    /// The ring sizes that can be searched in time with these heads. If there are too many, the head with the best
+    /// bound and sizes evenly spread are left.
+    fn affordable(&mut self, rings: &[u32], heads: &mut Vec<usize>) -> Vec<u32> {
+        let entries: f64 = rings.iter().map(|ring| entries(self.model, *ring)).sum();
+        if entries * heads.len() as f64 <= ENTRIES_LIMIT || rings.len() < 2 {
+            return rings.to_vec();
         }
-        if held < ring_layers {
-            Infeasible::HoldsTooLittle { ring_layers, held }
-        } else {
-            // Enough for a whole turn, and too little for what a partial last one adds.
-            Infeasible::NothingAllowed { ring_layers }
+        heads.truncate(1);
+        let steps = (entries / ENTRIES_LIMIT).ceil().max(1.0) as usize;
+        let kept: Vec<u32> = rings.iter().step_by(steps).copied().collect();
+        self.limited(&format!(
+            "Of {} ring sizes {} were searched, with the most promising head: all would take too long.",
+            rings.len(),
+            kept.len()
+        ));
+        kept
+    }
+
+    /// The ring sizes that decide nothing and are listed all the same, if that takes no time to speak of.
+    fn for_the_record(&mut self, rings: &[u32], decided: &[u32]) -> Vec<u32> {
+        if self.exact.rounds.is_some() {
+            return Vec::new();
+        }
+        let left: Vec<u32> = rings.iter().copied().filter(|ring| !decided.contains(ring)).collect();
+        if left.iter().map(|ring| entries(self.model, *ring)).sum::<f64>() <= ENTRIES_LIMIT {
+            return left;
+        }
+        self.note(
+            "More rounds that leave a remainder are not listed, there are too many: one round with the same layers \
+             on each device is never slower by this latency model.",
+        );
+        left.into_iter().filter(|ring| self.model.model_layers().is_multiple_of(*ring)).collect()
+    }
+
+    /// Notes what a limit leaves out, and what no plan can be under.
+    fn limited(&mut self, note: &str) {
+        self.note(note);
+        if self.bounds.is_empty() {
+            self.bound_by_head(&self.deciding.clone());
+        }
+        let least = match self.exact.head {
+            HeadChoice::Fixed(head) => self.bounds[head],
+            HeadChoice::Best => self.bounds.iter().copied().fold(f64::INFINITY, f64::min),
+        };
+        self.bound = Some(least).filter(|least| least.is_finite());
+    }
+
+    fn note(&mut self, note: &str) {
+        if !self.notes.iter().any(|known| known == note) {
+            self.notes.push(note.to_owned());
         }
     }
+
+    /// The best windows in the order of a cycle of all devices, from the head on.
+    fn try_ring(&mut self, head: usize, cycle: &[usize], ring_layers: u32) {
+        let place = cycle.iter().position(|device| *device == head).unwrap_or(0);
+        let order: Vec<usize> = ring_order(place, cycle.len()).map(|place| cycle[place]).collect();
+        self.try_order(head, &order, ring_layers);
+    }
+
+    /// The best windows for the devices of an order that begins with the head.
+    fn try_order(&mut self, head: usize, order: &[usize], ring_layers: u32) {
+        let least = u32::from(!self.exact.rules.may_drop);
+        let mut least_windows = vec![least; self.model.device_count()];
+        least_windows[head] = 1;
+        let problem = SizedProblem { model: self.model, order, ring_layers, least_windows: &least_windows };
+        let outcome = problem.optimum().map(|assignment| {
+            let seconds = evaluated(self.model, &assignment);
+            let better = self.best.as_ref().is_none_or(|(fastest, best)| {
+                seconds < *fastest || seconds == *fastest && assignment.head < best.head
+            });
+            if better {
+                self.best = Some((seconds, assignment));
+            }
+            seconds
+        });
+        let rounds = self.model.model_layers().div_ceil(ring_layers);
+        self.searched.push(SearchStep { head, rounds, ring_layers, outcome });
+    }
+
+    fn ended(self) -> Result<Proposal, Refusal> {
+        let Self { mut searched, best, notes, bound, .. } = self;
+        // By head, then in the order of the ring sizes.
+        searched.sort_by_key(|step| (step.head, std::cmp::Reverse(step.ring_layers)));
+        let limit = (!notes.is_empty()).then_some(SearchLimit { notes, lower_bound: bound });
+        match best {
+            Some((_, assignment)) => Ok(Proposal { limit, ..Proposal::searched(assignment, searched) }),
+            None => Err(Refusal::Infeasible(searched)),
+        }
+    }
+}
+
+/// Entries of the tables of a ring size; additions and hops are counted as the share of an entry's time they take
+/// (source: measured, half a nanosecond against 20).
+fn entries(model: &LatencyModel, ring_layers: u32) -> f64 {
+    let devices = model.device_count() as f64;
+    let ring = f64::from(ring_layers);
+    let rests = f64::from(model.model_layers() % ring_layers) + 1.0;
+    devices * (rests * ring + ring * ring / 80.0 + devices * ring / 40.0)
 }

@@ -8,10 +8,14 @@
 
 use crate::assignment::{Assignment, Share, ring_order};
 use crate::constraints::Rules;
-use crate::exact::{Exact, HeadChoice, SizedProblem, evaluated};
+use crate::exact::{Exact, HeadChoice, OrderChoice, evaluated};
 use crate::gpu_split::Turns;
-use crate::latency::{Breakdown, DeviceTerms, LatencyModel};
-use crate::strategy::{SearchStep, Strategy};
+use crate::latency::{Breakdown, LatencyModel};
+use crate::overlap::{Overlap, best_choice, fastest, steady};
+use crate::programme::SizedProblem;
+use crate::steady_state::Place;
+use crate::strategy::{Infeasible, Objective, Proposal, SearchLimit, SearchStep, Strategy};
+use crate::tour::with_all;
 
 /// The reasons behind a plan.
 #[derive(Debug, Clone, PartialEq)]
@@ -20,10 +24,13 @@ pub struct Explanation {
     pub searched: Vec<SearchStep>,
     /// One entry a device, in the instance's order.
     pub devices: Vec<DeviceExplanation>,
-    /// The fastest T with the same head, devices dropped freely; for `exact` its own T under its own rules.
+    /// The fastest T by the same objective with the same head, devices dropped freely; for a strategy that finds it
+    /// its own T under its own rules.
     pub optimum: Option<f64>,
     /// T / optimum - 1.
     pub gap: Option<f64>,
+    /// Present if the strategy did not look at everything that its rules allow.
+    pub limit: Option<SearchLimit>,
 }
 
 /// The reasons behind one device's share.
@@ -39,6 +46,19 @@ pub struct DeviceExplanation {
     pub one_more_layer: Option<f64>,
     /// Present if the device has no layers.
     pub dropped: Option<Dropped>,
+    /// Present if it is in the ring all the same, to pass on.
+    pub relay: Option<Relayed>,
+}
+
+/// Whom a relay stands between.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Relayed {
+    /// Who sends to it.
+    pub from: String,
+    /// Whom it sends to.
+    pub to: String,
+    /// Whether these two could talk directly, only slower.
+    pub reachable: bool,
 }
 
 /// What limits a device.
@@ -60,83 +80,150 @@ pub enum Binding {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Dropped {
     /// The best plan that gives it a layer, at the same k and head, takes this many seconds more than the
-    /// plan (less, if negative: then a heuristic dropped it wrongly).
+    /// plan (less, if negative: then a heuristic dropped it wrongly). If the plan has an order of its own, the
+    /// device is tried at its cheapest place in it.
     Slower(f64),
+    /// No ring leads through it.
+    OutOfReach,
     /// Its disk is slow and not one layer of a turn fits its memory.
     HoldsNothing,
     /// A turn has no layer to spare for it.
     NoLayerLeft,
 }
 
+/// A checked plan that is to be explained.
+pub(crate) struct Explained<'a> {
+    pub assignment: &'a Assignment,
+    pub breakdown: &'a Breakdown,
+    pub rules: Rules,
+    pub objective: Objective,
+}
+
 impl Explanation {
     /// Explains a checked plan. `optimum` is given by a strategy that has found it.
     pub(crate) fn new(
         model: &LatencyModel,
-        assignment: &Assignment,
-        breakdown: &Breakdown,
-        rules: Rules,
+        plan: &Explained,
         searched: Vec<SearchStep>,
         optimum: Option<f64>,
     ) -> Self {
-        let optimum = optimum.or_else(|| {
-            let rules = Rules { may_drop: true, ..rules };
-            let exact = Exact { rules, head: HeadChoice::Fixed(assignment.head), rounds: None };
-            let proposal = exact.propose(model).ok()?;
-            Some(evaluated(model, &proposal.assignment))
-        });
-        let gap = optimum.filter(|optimum| *optimum > 0.0).map(|optimum| breakdown.seconds / optimum - 1.0);
-        let devices = (0..model.device_count())
-            .map(|device| explain_device(model, assignment, breakdown, rules, device))
-            .collect();
-        Self { searched, devices, optimum, gap }
+        let optimum = optimum.or_else(|| best_with_the_same_head(model, plan));
+        let gap =
+            optimum.filter(|optimum| *optimum > 0.0).map(|optimum| plan.breakdown.seconds / optimum - 1.0);
+        let devices = (0..model.device_count()).map(|device| explain_device(model, plan, device)).collect();
+        Self { searched, devices, optimum, gap, limit: None }
     }
 }
 
-fn explain_device(
-    model: &LatencyModel,
-    assignment: &Assignment,
-    breakdown: &Breakdown,
-    rules: Rules,
-    device: usize,
-) -> DeviceExplanation {
-    let terms = &breakdown.devices[device];
-    let head = device == assignment.head;
-    let window = assignment.window_layers[device];
-    let turns = turns_of(model, assignment, device);
-    let grown = model.best_split(device, head, window + 1, turns);
-    let binding =
-        if window == 0 { Vec::new() } else { bindings(model, assignment, terms, rules, device, turns) };
+/// The fastest plan by the same objective, devices dropped freely; `None` if it is not known for certain.
+fn best_with_the_same_head(model: &LatencyModel, plan: &Explained) -> Option<f64> {
+    let rules = Rules { may_drop: true, ..plan.rules };
+    let head = HeadChoice::Fixed(plan.assignment.head);
+    let order = if plan.assignment.order.is_some() { OrderChoice::Best } else { OrderChoice::Given };
+    let (proposal, seconds): (_, fn(&LatencyModel, &Proposal) -> f64) = match plan.objective {
+        Objective::Paper => {
+            // A single round is never slower than more.
+            let exact = Exact { rules, head, rounds: Some(1), order };
+            (exact.propose(model), |model, proposal| evaluated(model, &proposal.assignment))
+        }
+        Objective::SteadyState => (Overlap { rules, head, rounds: None, order }.propose(model), steady),
+    };
+    let proposal = proposal.ok()?;
+    let limited = proposal.limit.as_ref().is_some_and(|limit| limit.lower_bound.is_some());
+    (!limited).then(|| seconds(model, &proposal))
+}
+
+fn explain_device(model: &LatencyModel, plan: &Explained, device: usize) -> DeviceExplanation {
+    let terms = &plan.breakdown.devices[device];
+    let window = plan.assignment.window_layers[device];
+    let turns = turns_of(model, plan.assignment, device);
+    let grown = grown(model, plan, device, turns);
+    // Its hops are an estimate where they depend on who comes next, the same before and after.
+    let hops = f64::from(terms.share.windows) * model.devices[device].hop;
+    let own = terms.compute + terms.memory + terms.disk + hops;
+    let binding = if window == 0 { Vec::new() } else { bindings(model, plan, device, turns, grown) };
     DeviceExplanation {
         name: model.instance().devices[device].name.clone(),
         binding,
-        one_more_layer: grown.map(|split| split.seconds - terms.seconds()),
-        dropped: (window == 0).then(|| why_dropped(model, assignment, breakdown.seconds, device)),
+        one_more_layer: grown.map(|grown| match plan.objective {
+            Objective::Paper => grown.seconds - own,
+            // Nobody else waits less, and a token is no faster than its slowest disk.
+            Objective::SteadyState => {
+                let others = plan.breakdown.seconds - own;
+                (others + grown.seconds).max(grown.busy) - plan.breakdown.seconds
+            }
+        }),
+        dropped: (window == 0).then(|| why_dropped(model, plan, device)),
+        relay: plan.assignment.is_relay(device).then(|| relayed(model, plan.assignment, device)),
     }
+}
+
+/// A device with a window one layer wider.
+#[derive(Clone, Copy)]
+struct Grown {
+    seconds: f64,
+    busy: f64,
+    over: bool,
+}
+
+/// The best way to run one more layer, `None` if that is not allowed.
+fn grown(model: &LatencyModel, plan: &Explained, device: usize, turns: Turns) -> Option<Grown> {
+    let head = device == plan.assignment.head;
+    let window = plan.assignment.window_layers[device] + 1;
+    match plan.objective {
+        Objective::Paper => model.best_split(device, head, window, turns).map(|split| {
+            let share = Share::new(window, split.gpu_layers, turns.rounds, turns.rest);
+            Grown { seconds: split.seconds, busy: 0.0, over: model.terms(device, head, share).over }
+        }),
+        Objective::SteadyState => {
+            let place = place_of(model, plan.assignment, device);
+            let choice = best_choice(model, device, head, place, window)?;
+            let portion = model.portion(place, window, choice.gpu_layers);
+            let pace = model.pace(device, head, &portion, &choice.residency)?;
+            let hops = f64::from(portion.share.windows) * model.devices[device].hop;
+            Some(Grown { seconds: choice.own + hops, busy: choice.busy, over: pace.terms.over })
+        }
+    }
+}
+
+fn relayed(model: &LatencyModel, assignment: &Assignment, device: usize) -> Relayed {
+    let ring = assignment.ring();
+    let place = ring.iter().position(|other| *other == device).unwrap_or(0);
+    let (before, after) = (ring[(place + ring.len() - 1) % ring.len()], ring[(place + 1) % ring.len()]);
+    let name = |device: usize| model.instance().devices[device].name.clone();
+    let reachable = model.hops.seconds(before, after) < f64::INFINITY;
+    Relayed { from: name(before), to: name(after), reachable }
 }
 
 /// The turns as they reach a device, for what-if questions about its window.
 fn turns_of(model: &LatencyModel, assignment: &Assignment, device: usize) -> Turns {
-    let ring_layers = assignment.ring_layers() as u32;
-    let order = ring_order(assignment.head, model.device_count());
-    let placed: u32 = order.take_while(|other| *other != device).map(|d| assignment.window_layers[d]).sum();
+    let Place { ring_layers, placed } = place_of(model, assignment, device);
     let rest = (model.model_layers() % ring_layers).saturating_sub(placed);
     Turns { rounds: model.model_layers() / ring_layers, rest }
 }
 
+fn place_of(model: &LatencyModel, assignment: &Assignment, device: usize) -> Place {
+    let order = match &assignment.order {
+        Some(order) => order.clone(),
+        None => ring_order(assignment.head, model.device_count()).collect(),
+    };
+    let before = order.into_iter().take_while(|other| *other != device);
+    let placed = before.map(|other| assignment.window_layers[other]).sum();
+    Place { ring_layers: assignment.ring_layers() as u32, placed }
+}
+
 fn bindings(
     model: &LatencyModel,
-    assignment: &Assignment,
-    terms: &DeviceTerms,
-    rules: Rules,
+    plan: &Explained,
     device: usize,
     turns: Turns,
+    grown: Option<Grown>,
 ) -> Vec<Binding> {
-    let head = device == assignment.head;
-    let window = assignment.window_layers[device];
-    let gpu = assignment.gpu_layers[device];
-    let grown = model.best_split(device, head, window + 1, turns);
+    let head = device == plan.assignment.head;
+    let window = plan.assignment.window_layers[device];
+    let gpu = plan.assignment.gpu_layers[device];
     let mut found = Vec::new();
-    if window == 1 && (head || !rules.may_drop) {
+    if window == 1 && (head || !plan.rules.may_drop) {
         found.push(Binding::SmallestWindow);
     }
     let most = model.most_gpu_layers(device, head, window + 1, turns);
@@ -145,28 +232,33 @@ fn bindings(
     }
     match grown {
         None => found.push(Binding::SlowDisk),
-        Some(_) if terms.over => found.push(Binding::Overloaded),
-        Some(split) => {
-            let share = Share::new(window + 1, split.gpu_layers, turns.rounds, turns.rest);
-            if model.terms(device, head, share).over {
-                found.push(Binding::Memory);
-            }
-        }
+        Some(_) if plan.breakdown.devices[device].over => found.push(Binding::Overloaded),
+        Some(grown) if grown.over => found.push(Binding::Memory),
+        Some(_) => {}
     }
     found
 }
 
-fn why_dropped(model: &LatencyModel, assignment: &Assignment, seconds: f64, device: usize) -> Dropped {
-    let mut least_windows = vec![0; model.device_count()];
-    least_windows[assignment.head] = 1;
-    least_windows[device] = 1;
-    let ring_layers = assignment.ring_layers() as u32;
+fn why_dropped(model: &LatencyModel, plan: &Explained, device: usize) -> Dropped {
+    let head = plan.assignment.head;
+    let mut windows = vec![0; model.device_count()];
+    (windows[head], windows[device]) = (1, 1);
+    let (ring_layers, least_windows) = (plan.assignment.ring_layers() as u32, windows.as_slice());
     if ring_layers < 2 {
         return Dropped::NoLayerLeft;
     }
-    let problem = SizedProblem { model, head: assignment.head, ring_layers, least_windows: &least_windows };
-    match problem.optimum() {
-        Ok(with_it) => Dropped::Slower(evaluated(model, &with_it) - seconds),
+    let order: Vec<usize> = match &plan.assignment.order {
+        Some(order) => with_all(model, order.clone()),
+        None => ring_order(head, model.device_count()).collect(),
+    };
+    let problem = SizedProblem { model, order: &order, ring_layers, least_windows };
+    let with_it = match plan.objective {
+        Objective::Paper => problem.optimum().map(|assignment| evaluated(model, &assignment)),
+        Objective::SteadyState => fastest(&problem).map(|proposal| steady(model, &proposal)),
+    };
+    match with_it {
+        Ok(with_it) => Dropped::Slower(with_it - plan.breakdown.seconds),
+        Err(Infeasible::NoRing { .. }) => Dropped::OutOfReach,
         Err(_) => Dropped::HoldsNothing,
     }
 }

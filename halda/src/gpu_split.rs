@@ -58,6 +58,18 @@ impl LatencyModel<'_> {
 
     /// The best split of a window, `None` if a slow disk allows none. Ties go to fewer GPU layers.
     pub(crate) fn best_split(&self, device: usize, head: bool, window: u32, turns: Turns) -> Option<Split> {
+        self.best_split_with_hop(device, head, window, turns, self.devices[device].hop)
+    }
+
+    /// The best split of a window that ends in such a hop.
+    pub(crate) fn best_split_with_hop(
+        &self,
+        device: usize,
+        head: bool,
+        window: u32,
+        turns: Turns,
+        hop: f64,
+    ) -> Option<Split> {
         if window == 0 {
             return Some(Split { gpu_layers: 0, seconds: 0.0 });
         }
@@ -81,7 +93,7 @@ impl LatencyModel<'_> {
             }
             let gpu_layers = gpu_layers as u32;
             let share = Share::new(window, gpu_layers, turns.rounds, turns.rest);
-            let Some(seconds) = self.cost(device, head, share) else { continue };
+            let Some(seconds) = self.cost_with_hop(device, head, share, hop) else { continue };
             if best.is_none_or(|best| seconds < best.seconds) {
                 best = Some(Split { gpu_layers, seconds });
             }

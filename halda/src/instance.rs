@@ -11,6 +11,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::practice::Practice;
+
 /// A number for each weight format, keyed by the paper's format names (`q4k`, `q6k`, `f16`, ...).
 pub type PerFormat = BTreeMap<String, f64>;
 
@@ -27,6 +29,11 @@ pub struct Instance {
     pub model: Model,
     /// The devices, in ring order.
     pub devices: Vec<Device>,
+    /// `t_comm` by pair: row of the sender, column of the receiver, in the order of the devices; null where the
+    /// first cannot send to the second. The diagonal is not looked at. If absent, the sender's `hop` counts,
+    /// whoever comes next.
+    #[serde(rename = "t_comm_between", default, skip_serializing_if = "Option::is_none")]
+    pub hops: Option<Vec<Vec<Option<f64>>>>,
 }
 
 /// The shape of the model, as far as planning sees it.
@@ -74,6 +81,9 @@ pub struct Model {
     /// f_{q,out}: floating-point operations of the output head for one token, by weight format.
     #[serde(rename = "f_out")]
     pub output_flops: PerFormat,
+    /// Weight bytes of each layer, where they differ and memory is to be counted exactly; empty if each has b.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub layer_bytes: Vec<u64>,
 }
 
 /// Which operating system reclaims the memory of a device.
@@ -137,7 +147,7 @@ pub struct Device {
     /// Whether CPU and GPU share memory, so that these two copies cost nothing.
     #[serde(rename = "uma")]
     pub unified_memory: bool,
-    /// `t_comm`: seconds to hand the hidden state to the next device.
+    /// `t_comm`: seconds to hand the hidden state to the next device, where the instance has no hops by pair.
     #[serde(rename = "t_comm")]
     pub hop: f64,
     /// `s_disk`: bytes per second read from disk, in this system's own access pattern.
@@ -164,6 +174,9 @@ pub struct Device {
     /// `c_gpu`: bytes of compute buffers in GPU memory.
     #[serde(rename = "c_gpu")]
     pub gpu_buffer_bytes: u64,
+    /// What the paper's symbols do not say.
+    #[serde(default)]
+    pub practice: Practice,
 }
 
 impl Model {

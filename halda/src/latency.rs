@@ -6,7 +6,7 @@
 //! T_comp = (l - lgpu) Fc + lgpu Fg + [head] Fo
 //! T_mem  = (l - lgpu)(t_kv_cpu + b'/T_cpu) + lgpu (t_kv_gpu + b'/T_gpu)
 //!        + win (t_ram_vram + t_vram_ram)(1 - UMA) + [head](b_i/V + b_o)/T_cpu
-//! T_comm = win t_comm
+//! T_comm = win t_comm                       or the sum of the hops to the devices that come next, see crate::hops
 //! need   = (l - lgpu) b' + [head](b_i/V + b_o) + c_cpu          not Metal
 //!        = l b' + [head](b_i/V + b_o) + c_cpu + c_gpu           Metal
 //! over   = need > cap
@@ -28,6 +28,7 @@ use serde::Serialize;
 use crate::assignment::{Assignment, Share};
 use crate::coefficients::{DeviceCosts, MemoryCase, ModelCosts};
 use crate::constraints::{Violation, shape_violations};
+use crate::hops::Hops;
 use crate::instance::Instance;
 use crate::validation::InstanceError;
 
@@ -37,6 +38,7 @@ pub struct LatencyModel<'i> {
     instance: &'i Instance,
     pub(crate) model: ModelCosts,
     pub(crate) devices: Vec<DeviceCosts>,
+    pub(crate) hops: Hops,
 }
 
 /// The time of a token and its parts.
@@ -83,10 +85,11 @@ impl<'i> LatencyModel<'i> {
     pub fn new(instance: &'i Instance) -> Result<Self, InstanceError> {
         instance.validate()?;
         let model = ModelCosts::new(instance);
+        let hops = Hops::new(instance);
         let devices = (0..instance.devices.len())
-            .map(|index| DeviceCosts::new(instance, index, &model))
+            .map(|index| DeviceCosts::new(instance, index, &model, &hops))
             .collect::<Result<_, _>>()?;
-        Ok(Self { instance, model, devices })
+        Ok(Self { instance, model, devices, hops })
     }
 
     /// The instance behind it.
@@ -111,16 +114,58 @@ impl<'i> LatencyModel<'i> {
             return Err(violation);
         }
         let shares = assignment.shares(self.model.layers);
+        let hops = self.communication(assignment, &shares);
         let devices: Vec<DeviceTerms> = shares
             .into_iter()
+            .zip(hops)
             .enumerate()
-            .map(|(device, share)| self.terms(device, device == assignment.head, share))
+            .map(|(device, (share, communication))| DeviceTerms {
+                communication,
+                ..self.terms(device, device == assignment.head, share)
+            })
             .collect();
         Ok(Breakdown { seconds: devices.iter().map(DeviceTerms::seconds).sum(), devices })
     }
 
-    /// The terms of one device for one share.
+    /// `T_comm` of each device: its hops in whole turns and, if there is one, in the partial last turn, which
+    /// passes by the devices without layers in it but not the relays. Infinite where there is no way.
+    pub(crate) fn communication(&self, assignment: &Assignment, shares: &[Share]) -> Vec<f64> {
+        let mut seconds = vec![0.0; shares.len()];
+        let ring = assignment.ring();
+        let ring_layers = assignment.ring_layers().max(1);
+        let turns = (u64::from(self.model.layers) / ring_layers) as u32;
+        let partial = !u64::from(self.model.layers).is_multiple_of(ring_layers);
+        let visited: Vec<usize> = if partial {
+            let visited = |device: &usize| shares[*device].windows > turns || assignment.is_relay(*device);
+            ring.iter().copied().filter(visited).collect()
+        } else {
+            Vec::new()
+        };
+        let next = |ring: &[usize], place: usize| ring[(place + 1) % ring.len()];
+        let mut place_in_partial = 0;
+        for (place, &device) in ring.iter().enumerate() {
+            let hop = self.hops.seconds(device, next(&ring, place));
+            if visited.get(place_in_partial) == Some(&device) {
+                let last_hop = self.hops.seconds(device, next(&visited, place_in_partial));
+                place_in_partial += 1;
+                seconds[device] = if hop == last_hop {
+                    f64::from(turns + 1) * hop
+                } else {
+                    f64::from(turns) * hop + last_hop
+                };
+            } else {
+                seconds[device] = f64::from(turns) * hop;
+            }
+        }
+        seconds
+    }
+
+    /// The terms of one device for one share. Its hops are an estimate where they depend on who comes next.
     pub fn terms(&self, device: usize, head: bool, share: Share) -> DeviceTerms {
+        self.terms_with_hop(device, head, share, self.devices[device].hop)
+    }
+
+    fn terms_with_hop(&self, device: usize, head: bool, share: Share, hop: f64) -> DeviceTerms {
         let costs = &self.devices[device];
         let model = &self.model;
         let capacity = costs.capacity as u64;
@@ -161,7 +206,7 @@ impl<'i> LatencyModel<'i> {
                 + windows * costs.window_copy
                 + head_memory,
             disk: read / costs.disk_read,
-            communication: windows * costs.hop,
+            communication: windows * hop,
             need: whole as f64 + row,
             capacity,
             over,
@@ -171,8 +216,8 @@ impl<'i> LatencyModel<'i> {
 
     /// The time of a share on a device, `None` where a slow disk forbids it. Allocation-free and the same
     /// arithmetic as [`LatencyModel::evaluate`].
-    pub(crate) fn cost(&self, device: usize, head: bool, share: Share) -> Option<f64> {
-        let terms = self.terms(device, head, share);
+    pub(crate) fn cost_with_hop(&self, device: usize, head: bool, share: Share, hop: f64) -> Option<f64> {
+        let terms = self.terms_with_hop(device, head, share, hop);
         if terms.over && self.devices[device].slow_disk { None } else { Some(terms.seconds()) }
     }
 }

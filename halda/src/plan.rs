@@ -4,7 +4,9 @@
 //! terms of each, and the explanation in sentences. A plan carries everything a runner needs; nothing in it is
 //! looked up again.
 //!
-//! Not here: relays. A device is dropped altogether, because every device of a cluster reaches every other.
+//! A relay stands in the ring with a window of 0.
+//!
+//! Not here: who becomes a relay ([`crate::relays`]).
 
 use hearth_profiles::Seconds;
 use hearth_profiles::document::{Document, DocumentError};
@@ -13,7 +15,6 @@ use hearth_schema::plan::{
     DroppedDevice, Origin, Plan, PlannedDevice, PlannedModel, PlannerRecord, Predicted, PredictedTerms, Role,
 };
 
-use crate::assignment::ring_order;
 use crate::latency::DeviceTerms;
 use crate::sentences::{dropped_reason, sentences};
 use crate::strategy::Solution;
@@ -40,22 +41,27 @@ pub fn plan(solution: &Solution, cluster: &Cluster, scenario: &Origin) -> Result
     let explained = &solution.explanation.devices;
     let mut devices = Vec::new();
     let mut dropped = Vec::new();
-    for index in ring_order(solution.assignment.head, explained.len()) {
+    for index in solution.assignment.ring_then_others() {
         let name = &explained[index].name;
         let Some(member) = cluster.member(name) else {
             return Err(PlanError::OtherCluster { name: name.clone(), solved: explained.len() });
         };
-        if let Some(reason) = dropped_reason(&explained[index]) {
+        let is_relay = solution.assignment.is_relay(index);
+        if let Some(reason) = dropped_reason(&explained[index]).filter(|_| !is_relay) {
             dropped.push(DroppedDevice { name: name.clone(), reason });
             continue;
         }
         devices.push(PlannedDevice {
             name: name.clone(),
             address: member.address.clone(),
-            role: if index == solution.assignment.head { Role::Head } else { Role::Worker },
+            role: match index {
+                _ if is_relay => Role::Relay,
+                _ if index == solution.assignment.head => Role::Head,
+                _ => Role::Worker,
+            },
             window: solution.assignment.window_layers[index],
             gpu_layers: solution.assignment.gpu_layers[index],
-            residency: member.residency,
+            residency: solution.residencies[index],
             predicted: Some(predicted(&solution.breakdown.devices[index])),
         });
     }

@@ -5,14 +5,18 @@
 //!
 //! Not here: the strategies.
 
-use hearth_schema::scenario::PlannerOptions;
+use hearth_schema::scenario::{PlannerOptions, RingOrder};
 
 use crate::constraints::Rules;
+use crate::edgeshard::EdgeShard;
 use crate::even::Even;
-use crate::exact::{Exact, HeadChoice};
+use crate::exact::{Exact, HeadChoice, OrderChoice};
 use crate::exhaustive::Exhaustive;
+use crate::lingualinked::LinguaLinked;
 use crate::manual::Manual;
 use crate::memory_proportional::{MemoryProportional, MemorySizes};
+use crate::overlap::Overlap;
+use crate::performance_proportional::PerformanceProportional;
 use crate::single::Single;
 use crate::strategy::Strategy;
 
@@ -23,22 +27,25 @@ pub struct Options {
     pub rules: Rules,
     /// Index of the head. If absent, `single` takes the fastest device and every other strategy device 0.
     pub head: Option<usize>,
-    /// Let `exact` choose the head.
+    /// Let `overlap` and `exact` choose the head.
     pub best_head: bool,
+    /// Let `exact` choose the order of the ring.
+    pub best_order: bool,
     /// k.
     pub rounds: Option<u32>,
     /// Windows by hand.
     pub window_layers: Option<Vec<u32>>,
     /// GPU layers by hand.
     pub gpu_layers: Option<Vec<u32>>,
-    /// What `mem` is proportional to.
-    pub memory_sizes: MemorySizes,
+    /// What `mem-total` is proportional to: total memory of each device, in the instance's order.
+    pub total_memory: Option<Vec<u64>>,
 }
 
 impl From<&PlannerOptions> for Options {
     fn from(options: &PlannerOptions) -> Self {
         Self {
             rules: Rules { may_drop: !options.keep_all, may_leave_remainder: false },
+            best_order: options.order == Some(RingOrder::Best),
             rounds: options.rounds,
             window_layers: options.windows.clone(),
             gpu_layers: options.gpu_layers.clone(),
@@ -67,19 +74,40 @@ pub enum SelectionError {
 }
 
 /// Every name, in the order in which comparisons print them.
-pub const NAMES: [&str; 6] = ["exact", "single", "mem", "even", "manual", "exhaustive"];
+pub const NAMES: [&str; 11] = [
+    "overlap",
+    "exact",
+    "single",
+    "mem",
+    "mem-total",
+    "perf",
+    "edgeshard",
+    "lingualinked",
+    "even",
+    "manual",
+    "exhaustive",
+];
 
 /// The strategy of a name.
 pub fn named(name: &str, options: &Options) -> Result<Box<dyn Strategy>, SelectionError> {
     let Options { rules, rounds, .. } = *options;
+    let fixed = HeadChoice::Fixed(options.head.unwrap_or(0));
+    let head = if options.best_head { HeadChoice::Best } else { fixed };
+    let order = if options.best_order { OrderChoice::Best } else { OrderChoice::Given };
     Ok(match name {
-        "exact" => {
-            let fixed = HeadChoice::Fixed(options.head.unwrap_or(0));
-            let head = if options.best_head { HeadChoice::Best } else { fixed };
-            Box::new(Exact { rules, head, rounds })
-        }
+        "exact" => Box::new(Exact { rules, head, rounds, order }),
+        "overlap" => Box::new(Overlap { rules, head, rounds, order }),
         "single" => Box::new(Single { device: options.head }),
-        "mem" => Box::new(MemoryProportional { sizes: options.memory_sizes.clone() }),
+        "mem" => Box::new(MemoryProportional::default()),
+        "mem-total" => {
+            let needs = "the total memory of every device";
+            let missing = SelectionError::Missing { strategy: "mem-total", needs };
+            let totals = options.total_memory.clone().ok_or(missing)?;
+            Box::new(MemoryProportional { sizes: MemorySizes::Total(totals) })
+        }
+        "perf" => Box::new(PerformanceProportional),
+        "edgeshard" => Box::new(EdgeShard),
+        "lingualinked" => Box::new(LinguaLinked),
         "even" => Box::new(Even { rounds: rounds.unwrap_or(1) }),
         "manual" => {
             let missing = SelectionError::Missing { strategy: "manual", needs: "a window for every device" };
@@ -90,7 +118,7 @@ pub fn named(name: &str, options: &Options) -> Result<Box<dyn Strategy>, Selecti
                 gpu_layers: options.gpu_layers.clone().unwrap_or_default(),
             })
         }
-        "exhaustive" => Box::new(Exhaustive { rules, rounds }),
+        "exhaustive" => Box::new(Exhaustive { rules, rounds, order, ..Exhaustive::default() }),
         _ => return Err(SelectionError::Unknown { name: name.to_owned() }),
     })
 }
@@ -101,13 +129,15 @@ mod tests {
 
     #[test]
     fn every_name_selects_the_strategy_of_that_name() {
-        let options = Options { window_layers: Some(vec![1]), ..Options::default() };
+        let options =
+            Options { window_layers: Some(vec![1]), total_memory: Some(vec![1]), ..Options::default() };
         for name in NAMES {
             assert_eq!(named(name, &options).unwrap().name(), name);
         }
         let unknown = named("haldo", &options).err().unwrap().to_string();
-        assert!(unknown.starts_with("no strategy is called `haldo`: use one of exact, single"), "{unknown}");
-        let missing = named("manual", &Options::default()).err().unwrap().to_string();
-        assert_eq!(missing, "strategy `manual` needs a window for every device");
+        assert!(unknown.starts_with("no strategy is called `haldo`: use one of overlap, exact"), "{unknown}");
+        let missing = |name| named(name, &Options::default()).err().unwrap().to_string();
+        assert_eq!(missing("manual"), "strategy `manual` needs a window for every device");
+        assert_eq!(missing("mem-total"), "strategy `mem-total` needs the total memory of every device");
     }
 }

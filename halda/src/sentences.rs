@@ -15,21 +15,40 @@ pub fn sentences(solution: &Solution) -> Vec<String> {
     let mut all = vec![best_by_rounds(solution)];
     if let (Some(optimum), Some(gap)) = (solution.explanation.optimum, solution.explanation.gap) {
         all.push(if gap.abs() < 1e-9 {
-            "By this latency model no plan of the same kind is faster.".to_owned()
+            "By the same count no plan of this kind is faster.".to_owned()
         } else {
-            format!(
-                "By this latency model it is {:.1} % above the optimum of {}.",
-                gap * 100.0,
-                time(optimum)
-            )
+            format!("By the same count it is {:.1} % above the optimum of {}.", gap * 100.0, time(optimum))
         });
     }
+    all.extend(limit(solution));
+    let relays = solution.explanation.devices.iter().filter_map(|device| {
+        let relay = device.relay.as_ref()?;
+        let why =
+            if relay.reachable { "faster than they do directly" } else { "which cannot reach each other" };
+        Some(format!(
+            "`{}` has no layers and relays from `{}` to `{}`, {why}.",
+            device.name, relay.from, relay.to
+        ))
+    });
+    all.extend(relays);
     let devices = solution.explanation.devices.iter().zip(&solution.breakdown.devices);
     all.extend(devices.filter(|(device, _)| device.dropped.is_none()).map(|(device, terms)| {
         let binding: Vec<&str> = device.binding.iter().map(|binding| binding_words(*binding)).collect();
         let held = if binding.is_empty() { "nothing binds it".to_owned() } else { binding.join(", ") };
         format!("`{}`: {}, {held}; {}.", device.name, share(terms), one_more(device))
     }));
+    all
+}
+
+/// What was not searched, and how much it could bring at most.
+fn limit(solution: &Solution) -> Vec<String> {
+    let Some(limit) = &solution.explanation.limit else { return Vec::new() };
+    let mut all = limit.notes.clone();
+    if let Some(bound) = limit.lower_bound {
+        let above =
+            if bound > 0.0 { (solution.seconds() / bound - 1.0).max(0.0) * 100.0 } else { f64::INFINITY };
+        all.push(format!("No plan can be under {}; this one is at most {above:.1} % above it.", time(bound)));
+    }
     all
 }
 
@@ -42,6 +61,7 @@ pub fn dropped_reason(device: &DeviceExplanation) -> Option<String> {
         Dropped::Slower(seconds) => {
             format!("the best plan that uses it takes {} longer a token", time(seconds))
         }
+        Dropped::OutOfReach => "no ring in this order leads through it".to_owned(),
         Dropped::HoldsNothing => "its disk is slow and its memory holds not one layer of a turn".to_owned(),
         Dropped::NoLayerLeft => "a turn of the ring has no layer to spare for it".to_owned(),
     })

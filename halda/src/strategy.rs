@@ -7,10 +7,23 @@
 //!
 //! Not here: any particular strategy.
 
+use hearth_schema::residency::ResidencyOptions;
+
 use crate::assignment::Assignment;
-use crate::constraints::{Rules, Violation, violations};
-use crate::explanation::Explanation;
+use crate::constraints::{Rules, Violation, ring_violations, violations};
+use crate::explanation::{Explained, Explanation};
 use crate::latency::{Breakdown, LatencyModel};
+use crate::relays::bridged;
+
+/// What a strategy minimises, and by what its plans are reported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Objective {
+    /// The paper's latency model: computing and reading add up.
+    #[default]
+    Paper,
+    /// The steady state with reading ahead ([`crate::steady_state`]).
+    SteadyState,
+}
 
 /// A way to choose an assignment.
 pub trait Strategy {
@@ -22,6 +35,11 @@ pub trait Strategy {
 
     /// The assignment it would use, and what it looked at.
     fn propose(&self, model: &LatencyModel) -> Result<Proposal, Refusal>;
+
+    /// What it minimises.
+    fn objective(&self) -> Objective {
+        Objective::Paper
+    }
 
     /// What it was told, as `name=value`, for the record in a plan.
     fn options(&self) -> Vec<String> {
@@ -39,14 +57,32 @@ pub trait Strategy {
 pub struct Proposal {
     /// The assignment.
     pub assignment: Assignment,
+    /// How each device keeps its weights; empty for the first way that each allows.
+    pub residencies: Vec<ResidencyOptions>,
     /// Every ring size that was searched and what it gave; empty if there was only one.
     pub searched: Vec<SearchStep>,
+    /// Where the search was limited: a T that no plan can be under, and sentences that say what was left out.
+    pub limit: Option<SearchLimit>,
+}
+
+/// How far a search was limited because all of it would take too long.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SearchLimit {
+    /// What was left out, and by what rule, in sentences.
+    pub notes: Vec<String>,
+    /// A T in seconds that no plan can be under; absent if what was left out cannot be faster.
+    pub lower_bound: Option<f64>,
 }
 
 impl Proposal {
     /// An assignment that was found without a search over ring sizes.
     pub fn of(assignment: Assignment) -> Self {
-        Self { assignment, searched: Vec::new() }
+        Self::searched(assignment, Vec::new())
+    }
+
+    /// The best of several ring sizes.
+    pub fn searched(assignment: Assignment, searched: Vec<SearchStep>) -> Self {
+        Self { assignment, residencies: Vec::new(), searched, limit: None }
     }
 }
 
@@ -87,6 +123,15 @@ pub enum Infeasible {
         ring_layers: u32,
         /// Layers of a turn that all devices hold together.
         held: u32,
+    },
+    /// Enough devices hold enough, but no ring leads through them.
+    #[error(
+        "no ring in this order connects devices that hold a turn of {ring_layers} layers: links are missing, and \
+         another order may do"
+    )]
+    NoRing {
+        /// W.
+        ring_layers: u32,
     },
     /// Every plan breaks a constraint, and not all the same one.
     #[error("every plan of a turn of {ring_layers} layers breaks a constraint")]
@@ -139,6 +184,34 @@ pub enum Refusal {
     /// There is nothing to be proportional to.
     #[error("no device has memory to be proportional to")]
     NoMemory,
+    /// The strategy keeps all weights in memory, and memory ends before the model does.
+    #[error("`{strategy}` reads no weights from disk, and memory holds {held} of the {model_layers} layers")]
+    NoRoom {
+        /// The strategy.
+        strategy: &'static str,
+        /// Layers that find room.
+        held: u32,
+        /// L.
+        model_layers: u32,
+    },
+    /// The strategy keeps all weights in memory, and the head's holds no layer.
+    #[error(
+        "`{strategy}` reads no weights from disk, and the memory of the head, `{device}`, holds no layer"
+    )]
+    NoRoomOnHead {
+        /// The strategy.
+        strategy: &'static str,
+        /// The head.
+        device: String,
+    },
+    /// A solver gave up.
+    #[error("the linear programme of `{strategy}` was not solved: {reason}")]
+    Unsolved {
+        /// The strategy.
+        strategy: &'static str,
+        /// What the solver says.
+        reason: String,
+    },
     /// Trying every plan would take too long.
     #[error("{plans:.3e} plans are too many to try one by one: the limit is {limit:.0e}")]
     TooManyPlans {
@@ -169,7 +242,9 @@ pub struct Solution {
     pub options: Vec<String>,
     /// The plan.
     pub assignment: Assignment,
-    /// Its time, by the latency model.
+    /// How each device keeps its weights.
+    pub residencies: Vec<ResidencyOptions>,
+    /// Its time, by the strategy's objective.
     pub breakdown: Breakdown,
     /// Why it looks as it does.
     pub explanation: Explanation,
@@ -184,32 +259,37 @@ impl Solution {
 
 /// Lets a strategy choose, checks and evaluates what it chose, and explains it.
 pub fn solve(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, Refusal> {
-    let Proposal { assignment, mut searched } = strategy.propose(model)?;
-    let rules = strategy.rules();
-    let mut broken = violations(model, &assignment, rules);
-    if broken.is_empty() {
-        match model.evaluate(&assignment) {
-            Ok(breakdown) => {
-                if searched.is_empty() {
-                    searched.push(SearchStep {
-                        head: assignment.head,
-                        rounds: assignment.rounds,
-                        ring_layers: assignment.ring_layers() as u32,
-                        outcome: Ok(breakdown.seconds),
-                    });
-                }
-                let optimum = strategy.is_optimal().then_some(breakdown.seconds);
-                let explanation = Explanation::new(model, &assignment, &breakdown, rules, searched, optimum);
-                return Ok(Solution {
-                    strategy: strategy.name(),
-                    options: strategy.options(),
-                    assignment,
-                    breakdown,
-                    explanation,
-                });
-            }
-            Err(violation) => broken.push(violation),
-        }
+    let Proposal { assignment, mut residencies, mut searched, limit } = strategy.propose(model)?;
+    let assignment = bridged(model, assignment);
+    let (rules, objective) = (strategy.rules(), strategy.objective());
+    if residencies.is_empty() {
+        residencies = model.instance().devices.iter().map(|device| device.practice.residencies[0]).collect();
     }
-    Err(Refusal::Breaks { strategy: strategy.name(), violations: broken })
+    let broken = match objective {
+        Objective::Paper => violations(model, &assignment, rules),
+        Objective::SteadyState => ring_violations(model, &assignment, rules),
+    };
+    let breaks = |violations| Refusal::Breaks { strategy: strategy.name(), violations };
+    if !broken.is_empty() {
+        return Err(breaks(broken));
+    }
+    let breakdown = match objective {
+        Objective::Paper => model.evaluate(&assignment),
+        Objective::SteadyState => model.steady_state(&assignment, &residencies),
+    }
+    .map_err(|violation| breaks(vec![violation]))?;
+    if searched.is_empty() {
+        searched.push(SearchStep {
+            head: assignment.head,
+            rounds: assignment.rounds,
+            ring_layers: assignment.ring_layers() as u32,
+            outcome: Ok(breakdown.seconds),
+        });
+    }
+    let limit_costs = limit.as_ref().is_some_and(|limit| limit.lower_bound.is_some());
+    let optimum = (strategy.is_optimal() && !limit_costs).then_some(breakdown.seconds);
+    let explained = Explained { assignment: &assignment, breakdown: &breakdown, rules, objective };
+    let explanation = Explanation { limit, ..Explanation::new(model, &explained, searched, optimum) };
+    let (strategy, options) = (strategy.name(), strategy.options());
+    Ok(Solution { strategy, options, assignment, residencies, breakdown, explanation })
 }

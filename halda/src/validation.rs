@@ -85,6 +85,33 @@ pub enum InstanceError {
         /// The operating system.
         os: OperatingSystem,
     },
+    /// One number a layer was expected.
+    #[error("`layer_bytes` of the model has {given} numbers for {layers} layers: give one a layer, or none")]
+    LayerCount {
+        /// How many were given.
+        given: usize,
+        /// L.
+        layers: u32,
+    },
+    /// Weights have to be kept in some way.
+    #[error("`practice.residencies` of {place} is empty: name at least one way of keeping weights, as `os`")]
+    NoResidency {
+        /// The device.
+        place: String,
+    },
+    /// A residency contradicts itself.
+    #[error("{0}")]
+    Residency(String),
+    /// The hops by pair are not a square of as many rows as devices.
+    #[error("`t_comm_between` has {found} {what} and there are {devices} devices")]
+    HopCount {
+        /// Rows, or entries and in whose row.
+        what: String,
+        /// How many.
+        found: usize,
+        /// M.
+        devices: usize,
+    },
     /// The fields are finite one by one and a token time made of them is not.
     #[error("a token on {place} would take an infinite time: its speeds are too small for the model's work")]
     EndlessToken {
@@ -105,6 +132,28 @@ impl Instance {
         for (index, device) in self.devices.iter().enumerate() {
             device.validate(index, &self.model)?;
         }
+        self.hops.as_ref().map_or(Ok(()), |hops| self.validate_hops(hops))
+    }
+
+    fn validate_hops(&self, hops: &[Vec<Option<f64>>]) -> Result<(), InstanceError> {
+        let devices = self.devices.len();
+        if hops.len() != devices {
+            let what = "rows".to_owned();
+            return Err(InstanceError::HopCount { what, found: hops.len(), devices });
+        }
+        for (from, row) in hops.iter().enumerate() {
+            let sender = &self.devices[from];
+            if row.len() != devices {
+                let what = format!("entries in the row of {}", sender.place(from));
+                return Err(InstanceError::HopCount { what, found: row.len(), devices });
+            }
+            for (to, seconds) in row.iter().enumerate().filter(|(to, _)| *to != from) {
+                let Some(seconds) = seconds else { continue };
+                let checked =
+                    Checked { place: &|| format!("{} to `{}`", sender.place(from), self.devices[to].name) };
+                checked.not_negative("t_comm_between", *seconds)?;
+            }
+        }
         Ok(())
     }
 }
@@ -117,6 +166,13 @@ impl Model {
         checked.positive("V", self.vocabulary as f64)?;
         checked.positive("b", self.layer_weight_bytes as f64)?;
         checked.bytes("b", self.layer_weight_bytes)?;
+        for bytes in &self.layer_bytes {
+            checked.bytes("layer_bytes", *bytes)?;
+        }
+        if !self.layer_bytes.is_empty() && self.layer_bytes.len() as u64 != u64::from(self.model_layers) {
+            let (given, layers) = (self.layer_bytes.len(), self.model_layers);
+            return Err(InstanceError::LayerCount { given, layers });
+        }
         checked.bytes("b_i", self.input_embedding_bytes)?;
         checked.bytes("b_o", self.output_head_bytes)?;
         checked.bytes("n_kv", self.layer_resident_bytes().unwrap_or(u64::MAX))?;
@@ -168,6 +224,15 @@ impl Device {
             ("c_gpu", self.gpu_buffer_bytes),
         ] {
             checked.bytes(field, value)?;
+        }
+        checked.not_negative("practice.token_overhead", self.practice.token_overhead)?;
+        if self.practice.residencies.is_empty() {
+            return Err(InstanceError::NoResidency { place: self.place(index) });
+        }
+        for residency in &self.practice.residencies {
+            residency
+                .validate(&self.place(index))
+                .map_err(|error| InstanceError::Residency(error.to_string()))?;
         }
         Ok(())
     }

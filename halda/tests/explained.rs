@@ -112,7 +112,7 @@ fn an_infeasible_instance_names_the_reason() {
 fn baselines_by_hand() {
     let instance = hard("tie");
     let model = LatencyModel::new(&instance).unwrap();
-    let mem = solve(&MemoryProportional { sizes: MemorySizes::Given(vec![1, 2]) }, &model).unwrap();
+    let mem = solve(&MemoryProportional { sizes: MemorySizes::Total(vec![1, 2]) }, &model).unwrap();
     assert_eq!(mem.assignment.window_layers, [8, 16]);
     let even = solve(&Even { rounds: 8 }, &model).unwrap();
     assert_eq!(even.assignment.window_layers, [2, 1]);

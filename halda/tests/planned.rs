@@ -1,15 +1,16 @@
 //! Does a cluster become the right problem, and a solution a plan that a runner can follow?
 
 use hearth_halda::{
-    Exact, HeadChoice, LatencyModel, Manual, MemoryProportional, Rules, Single, Strategy, build, plan, solve,
+    Exact, HeadChoice, LatencyModel, Manual, MemoryProportional, MemorySizes, Rules, Single, Strategy, build,
+    plan, solve,
 };
+use hearth_profiles::device::shipped as shipped_device;
 use hearth_profiles::device::{Cpu, Device, Disk, Gpu, GpuKind, Memory, Os, PageCachePolicy, Transfer};
 use hearth_profiles::document::Document;
 use hearth_profiles::model::shipped;
 use hearth_profiles::{Bytes, BytesPerSecond, FlopsPerSecond, Format, Link, PerFormat, Seconds, Sourced};
 use hearth_schema::plan::{Origin, Plan, Role};
-use hearth_schema::residency::ResidencyOptions;
-use hearth_schema::scenario::{KvFormat, Links, NamedLink, Workload};
+use hearth_schema::scenario::{KvFormat, Links, NamedLink, Unreachable, Workload};
 use hearth_schema::{Cluster, LinkTable, Member};
 
 fn assumed<T>(value: T) -> Sourced<T> {
@@ -64,7 +65,7 @@ fn device(name: &str, os: Os, gib: u64, gpu: Option<Gpu>) -> Member {
         gpu,
         peers: Vec::new(),
     };
-    Member { name: name.to_owned(), address: None, device, residency: ResidencyOptions::default() }
+    Member { name: name.to_owned(), address: None, device, residency: None }
 }
 
 fn gpu(kind: GpuKind, unified_memory: bool, gib: u64) -> Gpu {
@@ -84,13 +85,21 @@ fn gpu(kind: GpuKind, unified_memory: bool, gib: u64) -> Gpu {
     }
 }
 
+/// Links of 3 ms, but for one from which nothing reaches the other.
+fn one_way(from: &str, to: &str) -> LinkTable {
+    let devices = [from.to_owned(), to.to_owned()];
+    let between = vec![NamedLink { devices, link: None, unreachable: Some(Unreachable::Forward) }];
+    LinkTable::new(Links { default: link(3.0), between })
+}
+
 fn cluster(model: &str) -> Cluster {
     let members = vec![
         device("mac", Os::Macos, 8, Some(gpu(GpuKind::Metal, true, 5))),
         device("desktop", Os::Linux, 16, Some(gpu(GpuKind::Cuda, false, 8))),
         device("laptop", Os::Linux, 4, None),
     ];
-    let between = vec![NamedLink { devices: ["laptop".to_owned(), "mac".to_owned()], link: link(7.0) }];
+    let devices = ["laptop".to_owned(), "mac".to_owned()];
+    let between = vec![NamedLink { devices, link: Some(link(7.0)), unreachable: None }];
     Cluster {
         members,
         head: 1,
@@ -119,6 +128,10 @@ fn a_cluster_becomes_a_problem_symbol_by_symbol() {
     assert_eq!(desktop.hop, 0.003 + wire);
     assert_eq!(laptop.hop, 0.007 + wire);
     assert_eq!(mac.hop, 0.003 + wire);
+    let own = [0.0, 0.003 + wire, 0.003 + wire].map(Some);
+    let hops = instance.hops.as_ref().unwrap();
+    assert_eq!(hops[0], own, "from the desktop");
+    assert_eq!(hops[1][2], Some(0.007 + wire), "from the laptop to the mac");
     assert_eq!((desktop.disk_read, mac.disk_read), (2e9, 1e9), "sequential on Linux, random on macOS");
     assert_eq!((desktop.cuda_available, mac.metal_available), (8 << 30, 5 << 30));
     assert_eq!(laptop.gpu_speed.len(), 0);
@@ -126,6 +139,9 @@ fn a_cluster_becomes_a_problem_symbol_by_symbol() {
     assert_eq!(laptop.cpu_speed["q6_k"], 100e9);
     // One token's keys and values of a layer: 4096 bytes.
     assert_eq!(laptop.cpu_cache_write, 1e-6 + 4096.0 / 10e9);
+    cluster.links = one_way("laptop", "mac");
+    let hops = build::instance(&cluster, None).hops.unwrap();
+    assert_eq!((hops[1][2], hops[2][1]), (None, Some(0.003 + wire)));
     cluster.kv_cache = KvFormat::F32;
     let wide = build::instance(&cluster, None);
     assert_eq!(wide.model.layer_cache_bytes(), Some(8 << 20));
@@ -173,7 +189,7 @@ fn every_kind_of_solution_becomes_a_plan() {
             for head in [HeadChoice::Fixed(0), HeadChoice::Best] {
                 for rounds in [None, Some(2), Some(5)] {
                     let rules = Rules { may_drop, may_leave_remainder };
-                    planned(&cluster, &Exact { rules, head, rounds });
+                    planned(&cluster, &Exact { rules, head, rounds, ..Exact::default() });
                 }
             }
         }
@@ -189,15 +205,36 @@ fn every_kind_of_solution_becomes_a_plan() {
 }
 
 #[test]
+fn the_papers_devices_get_exos_plan() {
+    let mut cluster = cluster("llama-8b");
+    for (member, name) in cluster.members.iter_mut().zip(["d1", "d2", "d3"]) {
+        member.device = shipped_device(name).unwrap();
+    }
+    cluster.head = 0;
+    // prima.cpp paper, section 4.1: 8 GiB of RAM, 8 and 11 GiB of GPU memory and 32 layers give 9, 10, 13.
+    let total = build::total_memory(&cluster);
+    assert_eq!(total, [8 << 30, 8 << 30, 11 << 30]);
+    let plan = planned(&cluster, &MemoryProportional { sizes: MemorySizes::Total(total) });
+    let windows: Vec<u32> = plan.devices.iter().map(|device| device.window).collect();
+    assert_eq!(windows, [9, 10, 13]);
+    assert_eq!(plan.planner.strategy, "mem-total");
+    // The ring begins at the head; memory that a GPU shares is counted once, as RAM.
+    cluster.head = 1;
+    cluster.members[2].device.gpu = Some(gpu(GpuKind::Vulkan, true, 6));
+    assert_eq!(build::total_memory(&cluster), [8 << 30, 16 << 30, 8 << 30]);
+}
+
+#[test]
 fn a_plan_says_why() {
     let plan = planned(&cluster("llama-8b"), &Single { device: Some(0) });
     assert_eq!(plan.devices.len(), 1);
     assert_eq!(plan.devices[0].name, "desktop");
     assert_eq!(plan.dropped.len(), 2);
-    // The mac's GPU is as fast as the desktop's, so a layer there costs one hop: 3 ms + 16 KiB at 50 MB/s.
+    // The mac's GPU is as fast as the desktop's, so a layer there costs two hops, there and back, of 3 ms and
+    // 16 KiB at 50 MB/s. Alone the desktop has none.
     assert_eq!(plan.dropped[1].name, "mac");
-    assert_eq!(plan.dropped[1].reason, "the best plan that uses it takes 3.33 ms longer a token");
-    assert_eq!(plan.explanation[1], "By this latency model no plan of the same kind is faster.");
+    assert_eq!(plan.dropped[1].reason, "the best plan that uses it takes 6.66 ms longer a token");
+    assert_eq!(plan.explanation[1], "By the same count no plan of this kind is faster.");
     assert_eq!(
         plan.explanation[2],
         "`desktop`: 32 layers, 32 of them on the GPU, within its memory, nothing binds it; a window one layer \
@@ -207,4 +244,37 @@ fn a_plan_says_why() {
     let predicted = plan.devices[0].predicted.unwrap();
     let terms = predicted.compute + predicted.memory + predicted.disk + predicted.communication;
     assert!((terms.0 - plan.predicted.unwrap().tpot.0).abs() < 1e-12);
+}
+
+#[test]
+fn a_relay_stands_in_the_plan_where_it_passes_on() {
+    // The desktop cannot send to the mac, which holds what the desktop does not; the laptop computes far too slowly
+    // to be given a layer.
+    let mut cluster = cluster("llama-8b");
+    cluster.links = one_way("desktop", "mac");
+    cluster.members[1] = device("desktop", Os::Linux, 3, None);
+    cluster.members[2].device.cpu.matvec =
+        [(Format::Q4K, assumed(FlopsPerSecond(1e7)))].into_iter().collect();
+    for member in &mut cluster.members {
+        // Nobody may read weights from disk for every token.
+        member.device.disk.sequential = assumed(BytesPerSecond(5e7));
+        member.device.disk.random = None;
+    }
+    let rules = Rules { may_drop: true, may_leave_remainder: false };
+    let plan = planned(&cluster, &Exact { rules, ..Exact::default() });
+    let ring: Vec<(&str, Role)> =
+        plan.devices.iter().map(|device| (device.name.as_str(), device.role)).collect();
+    assert_eq!(ring, [("desktop", Role::Head), ("laptop", Role::Relay), ("mac", Role::Worker)]);
+    assert_eq!((plan.devices[1].window, plan.devices[1].gpu_layers), (0, 0));
+    assert!(plan.devices[1].predicted.unwrap().communication.0 > 0.0);
+    assert!(plan.dropped.is_empty());
+    cluster.links.carry(&plan).unwrap();
+    let sentence =
+        "`laptop` has no layers and relays from `desktop` to `mac`, which cannot reach each other.";
+    assert!(plan.explanation.iter().any(|found| found == sentence), "{:?}", plan.explanation);
+    // Without the relay it is a plan that cannot be carried out.
+    let mut direct = plan;
+    direct.devices.remove(1);
+    let refused = cluster.links.carry(&direct).unwrap_err().to_string();
+    assert!(refused.starts_with("the plan sends from `desktop` to `mac`, which"), "{refused}");
 }

@@ -40,9 +40,9 @@ pub struct Scenario {
     /// How it is planned, unless the command line says otherwise.
     #[serde(default)]
     pub planner: PlannerOptions,
-    /// How each device keeps its weights, unless it says otherwise.
-    #[serde(default)]
-    pub residency: ResidencyOptions,
+    /// How each device keeps its weights, unless it says otherwise. If nobody says, the planner chooses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub residency: Option<ResidencyOptions>,
 }
 
 /// A model by shipped name, by document or by file.
@@ -116,10 +116,10 @@ pub struct DeviceEntry {
 #[serde(deny_unknown_fields)]
 pub struct Limits {
     /// Memory as a share of the weights that the plan gives it, to which the process's own
-    /// 64 MiB are added.
+    /// 64 MiB are added. Planners cannot know it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_share: Option<Fraction>,
-    /// Memory outright.
+    /// Memory outright. Planners know it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<Bytes>,
     /// Disk reads.
@@ -141,14 +141,47 @@ pub struct Links {
     pub between: Vec<NamedLink>,
 }
 
-/// A link between two named devices.
+/// What is known of the link between two named devices. The first entry that names a pair counts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NamedLink {
     /// The two devices.
     pub devices: [String; 2],
-    /// Its numbers.
-    pub link: Link,
+    /// Its numbers, in every direction that exists; the default link's if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link: Option<Link>,
+    /// Which of them cannot send to the other; both can if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unreachable: Option<Unreachable>,
+}
+
+/// Who cannot send to whom.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Unreachable {
+    /// Neither of the two to the other.
+    Both,
+    /// The first named not to the second, as behind address translation, where only the second can dial.
+    Forward,
+}
+
+impl NamedLink {
+    fn validate(&self) -> Result<(), DocumentError> {
+        let [first, second] = &self.devices;
+        let place = format!("links.between [{first}, {second}]");
+        if first == second {
+            return Err(DocumentError::invalid(format!("{place} names one device twice")));
+        }
+        match (&self.link, self.unreachable) {
+            (None, None) => {
+                Err(DocumentError::invalid(format!("{place} says nothing: give `link` or `unreachable`")))
+            }
+            (Some(_), Some(Unreachable::Both)) => {
+                Err(DocumentError::invalid(format!("{place}: give `link` or `unreachable: both`, not both")))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// How a plan is sought.
@@ -170,10 +203,24 @@ pub struct PlannerOptions {
     /// Whether every device must get a layer.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub keep_all: bool,
+    /// Whose order the ring follows; the scenario's if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub order: Option<RingOrder>,
     /// A disk slower than this may never be overloaded; 0.1 GB/s if absent (the public
     /// implementation's default).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slow_disk: Option<BytesPerSecond>,
+}
+
+/// In which order the devices stand in the ring.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RingOrder {
+    /// As the scenario lists them.
+    #[default]
+    Given,
+    /// As the planner finds best, where the strategy can choose.
+    Best,
 }
 
 impl Scenario {
@@ -205,7 +252,9 @@ impl Document for Scenario {
                 ));
             }
         }
-        self.residency.validate("`residency`")?;
+        if let Some(residency) = &self.residency {
+            residency.validate("`residency`")?;
+        }
         for device in &self.devices {
             if let Some(residency) = &device.residency {
                 residency.validate(&format!("device `{}`: `residency`", device.name))?;
@@ -220,6 +269,7 @@ impl Document for Scenario {
                     return refuse(format!("links.between names `{name}`, which is not a device here"));
                 }
             }
+            named.validate()?;
         }
         if self.model.profile.is_some() == self.model.file.is_some() {
             return refuse("`model` needs one of `profile` and `file`".into());

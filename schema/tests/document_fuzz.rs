@@ -28,7 +28,8 @@ links:
   between:
     - devices: [a, b]
       link: {latency: {value: 1 ms, source: t}, bandwidth: {value: 1 GB/s, source: t}}
-planner: {strategy: manual, windows: [2, 3], rounds: 2, slow_disk: 0.1 GB/s}
+      unreachable: forward
+planner: {strategy: manual, windows: [2, 3], rounds: 2, order: best, slow_disk: 0.1 GB/s}
 residency: {policy: windowed, prefetch: true, prefetch_budget: 64 MiB}
 ";
 

@@ -52,12 +52,7 @@ fn cluster() -> Result<Cluster, Box<dyn std::error::Error>> {
     for name in ["d3", "d2", "d1", "d4"] {
         let mut device = shipped_device(name)?;
         device.gpu = None;
-        members.push(Member {
-            name: name.into(),
-            address: None,
-            device,
-            residency: ResidencyOptions::default(),
-        });
+        members.push(Member { name: name.into(), address: None, device, residency: None });
     }
     let default = Link {
         latency: Sourced::new(Seconds(0.005), "assumed"),

@@ -4,6 +4,7 @@
 //! run, which the trace tells.
 
 use hearth_profiles::DocumentError;
+use hearth_schema::cluster::NoLink;
 use hearth_schema::schedule::ScheduleError;
 
 /// Why a plan cannot be simulated.
@@ -64,6 +65,9 @@ pub enum SimError {
         /// The size of a piece.
         bytes: u64,
     },
+    /// The plan sends over a pair of devices that cannot reach each other.
+    #[error(transparent)]
+    NoLink(#[from] NoLink),
     /// The schedule refused an event, as it does for a workload longer than the plan's context.
     #[error(transparent)]
     Schedule(#[from] ScheduleError),

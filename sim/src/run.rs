@@ -314,6 +314,7 @@ fn check<'a>(input: &Input<'a>) -> Result<Vec<&'a Device>, SimError> {
         }
         devices.push(&member.device);
     }
+    cluster.links.carry(plan)?;
     Ok(devices)
 }
 
@@ -406,15 +407,17 @@ fn read_ahead(device: &Device, chunk: Bytes) -> Bytes {
 }
 
 fn links(input: Input) -> ConstantLink {
-    let wire = |from: &str, to: &str| {
-        let link = input.cluster.links.between(from, to);
-        Wire { latency: link.latency.value, bandwidth: link.bandwidth.value }
-    };
+    let wire =
+        |link: &hearth_profiles::Link| Wire { latency: link.latency.value, bandwidth: link.bandwidth.value };
+    let table = &input.cluster.links;
     let names: Vec<&str> = input.plan.devices.iter().map(|device| device.name.as_str()).collect();
-    let mut links = ConstantLink::new(wire(names[0], names[0]));
+    let mut links = ConstantLink::new(wire(table.usual()));
     for (from, sender) in names.iter().enumerate() {
         for (to, receiver) in names.iter().enumerate().filter(|&(to, _)| to != from) {
-            links = links.with(from, to, wire(sender, receiver));
+            // Pairs that cannot reach each other have no wire of their own: `check` has seen that none is used.
+            if let Some(link) = table.between(sender, receiver) {
+                links = links.with(from, to, wire(link));
+            }
         }
     }
     links

@@ -24,7 +24,7 @@ use super::{plan, print_json, simulate};
 use crate::cli::LabArgs;
 use crate::counters;
 use crate::diagnostics::Failure;
-use crate::documents::{LoadedScenario, open_model, read, read_plan, read_trace, write, write_trace};
+use crate::documents::{LoadedScenario, open_model, read, read_trace, write, write_trace};
 use crate::limits;
 use crate::output::{say, tell};
 use crate::progress;
@@ -105,11 +105,10 @@ fn run_through(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
     line.set_message("measuring the devices inside their limits");
     let devices = lab.profiles(&loaded)?;
     let mut cluster = loaded.cluster_of(devices, Some(&model))?;
-    let plan = match &args.plan {
-        Some(path) => read_plan(path)?,
-        None => plan::make(&loaded, &cluster, &plan::merged(&loaded.scenario.planner, &args.planning))?,
-    };
+    let plan = plan::read_or_make(args.plan.as_deref(), &loaded, &cluster, &args.planning)?;
     line.set_message("starting the workers");
+    // Here every device reaches every other; the devices that this machine stands for do not.
+    cluster.links.carry(&plan).map_err(Failure::unusable)?;
     let plan = lab.start_workers(&loaded, &mut cluster, plan)?;
     let (predicted, hash) = lab.predict(&cluster, &plan, &loaded)?;
     line.set_message(format!("prediction {hash} is written; executing"));

@@ -1,11 +1,13 @@
-//! One file a verb.
+//! One file a verb, and one for a verb's other side.
 
+mod compare;
 mod execute;
 mod lab;
-mod plan;
+mod lint;
+pub mod plan;
 mod profile;
 mod report;
-mod simulate;
+pub mod simulate;
 mod synth;
 mod worker;
 
@@ -23,6 +25,7 @@ pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
     match cli.verb {
         Verb::Plan(args) => plan::run(&args, json),
         Verb::Simulate(args) => simulate::run(&args, json),
+        Verb::Lint(args) => lint::run(&args, json),
         Verb::Execute(args) => execute::run(&args, json),
         Verb::Worker(args) => worker::run(&args),
         Verb::Profile(args) => profile::run(&args, json),

@@ -1,24 +1,26 @@
 //! `hearth plan`: find out which device runs which layers.
 
+use std::path::Path;
 use std::process::ExitCode;
 
-use hearth_halda::selection::{NAMES, Options};
-use hearth_halda::{LatencyModel, build, named, solve};
+use hearth_halda::selection::{NAMES, Options, SelectionError};
+use hearth_halda::{LatencyModel, Refusal, build, named, solve};
 use hearth_profiles::Document;
 use hearth_schema::plan::Role;
 use hearth_schema::residency::ResidencyOptions;
-use hearth_schema::scenario::PlannerOptions;
+use hearth_schema::scenario::{PlannerOptions, RingOrder};
 use hearth_schema::{Cluster, Plan};
 use serde::Serialize;
 
-use super::print_json;
+use super::{compare, print_json};
 use crate::cli::{PlanArgs, Planning};
 use crate::diagnostics::Failure;
-use crate::documents::{LoadedScenario, write};
+use crate::documents::{LoadedScenario, read_plan, write};
 use crate::output::{say, tell};
+use crate::refinement::{self, Effort};
 
 /// What plans are made with when nobody says otherwise.
-pub const DEFAULT_STRATEGY: &str = "exact";
+pub const DEFAULT_STRATEGY: &str = "overlap";
 
 /// Runs the verb.
 pub fn run(args: &PlanArgs, json: bool) -> Result<ExitCode, Failure> {
@@ -26,10 +28,11 @@ pub fn run(args: &PlanArgs, json: bool) -> Result<ExitCode, Failure> {
     loaded.keep_weights(&args.planning)?;
     let cluster = loaded.cluster(args.model.as_deref())?;
     let options = merged(&loaded.scenario.planner, &args.planning);
+    let effort = Effort::of(&args.planning);
     if args.compare {
-        return compare(&loaded, &cluster, &options, json);
+        return compare::run(&loaded, &cluster, &options, effort, json);
     }
-    let plan = make(&loaded, &cluster, &options)?;
+    let plan = make(&loaded, &cluster, &options, effort)?;
     match &args.output {
         Some(path) => write(path, plan.to_yaml().as_bytes())?,
         None if !json => say!("{}", plan.to_yaml()),
@@ -47,7 +50,7 @@ pub fn run(args: &PlanArgs, json: bool) -> Result<ExitCode, Failure> {
 
 /// The scenario's options, overruled by the command line's.
 pub fn merged(scenario: &PlannerOptions, planning: &Planning) -> PlannerOptions {
-    let Planning { strategy, rounds, windows, gpu_layers, keep_all, .. } = planning.clone();
+    let Planning { strategy, rounds, windows, gpu_layers, keep_all, order, .. } = planning.clone();
     // Windows by hand are the `manual` strategy, whoever else was named in the scenario.
     let strategy = strategy.or_else(|| windows.as_ref().map(|_| "manual".into()));
     PlannerOptions {
@@ -56,42 +59,82 @@ pub fn merged(scenario: &PlannerOptions, planning: &Planning) -> PlannerOptions 
         windows: windows.or_else(|| scenario.windows.clone()),
         gpu_layers: gpu_layers.or_else(|| scenario.gpu_layers.clone()),
         keep_all: keep_all || scenario.keep_all,
+        order: order.map(RingOrder::from).or(scenario.order),
         slow_disk: scenario.slow_disk,
     }
 }
 
-/// Makes a plan.
-pub fn make(loaded: &LoadedScenario, cluster: &Cluster, options: &PlannerOptions) -> Result<Plan, Failure> {
+/// The plan in a file, or one made as the command line and the scenario say.
+pub fn read_or_make(
+    path: Option<&Path>,
+    loaded: &LoadedScenario,
+    cluster: &Cluster,
+    planning: &Planning,
+) -> Result<Plan, Failure> {
+    if let Some(path) = path {
+        return read_plan(path);
+    }
+    make(loaded, cluster, &merged(&loaded.scenario.planner, planning), Effort::of(planning))
+}
+
+/// Makes a plan. `effort` is for the one strategy that searches with the simulator.
+pub fn make(
+    loaded: &LoadedScenario,
+    cluster: &Cluster,
+    options: &PlannerOptions,
+    effort: Effort,
+) -> Result<Plan, Failure> {
     let name = options.strategy.as_deref().unwrap_or(DEFAULT_STRATEGY);
+    if name == refinement::NAME {
+        return refinement::plan(loaded, cluster, options, effort);
+    }
     let instance = build::instance(cluster, options.slow_disk);
     let model = LatencyModel::new(&instance).map_err(Failure::unusable)?;
-    let chosen = Options { head: Some(cluster.head), ..Options::from(options) };
-    let strategy = named(name, &chosen).map_err(Failure::unusable)?;
-    let solution = solve(strategy.as_ref(), &model).map_err(|refusal| {
-        Failure::unusable(refusal)
-            .hint("try another strategy, fewer rounds, a shorter context or a smaller model")
+    let chosen = Options {
+        head: Some(cluster.head),
+        total_memory: Some(build::total_memory(cluster)),
+        ..Options::from(options)
+    };
+    let strategy = named(name, &chosen).map_err(|error| match error {
+        // The planner does not know the strategy that needs the simulator.
+        SelectionError::Unknown { name } => Failure::unusable(format!("no strategy is called `{name}`"))
+            .hint(format!("use one of {}, {}", NAMES.join(", "), refinement::NAME)),
+        error @ SelectionError::Missing { .. } => Failure::unusable(error),
     })?;
+    let solution = solve(strategy.as_ref(), &model).map_err(refused)?;
     hearth_halda::plan(&solution, cluster, &loaded.origin).map_err(Failure::running)
+}
+
+/// That a strategy has no plan.
+pub fn refused(refusal: Refusal) -> Failure {
+    Failure::unusable(refusal)
+        .hint("try another strategy, fewer rounds, a shorter context or a smaller model")
 }
 
 /// What `--json` gives.
 #[derive(Serialize)]
-struct Summary {
+pub struct Summary {
     strategy: String,
-    rounds: u32,
-    predicted: Predicted,
-    devices: Vec<Device>,
+    /// Rounds around the ring.
+    pub rounds: u32,
+    /// What the latency model expects.
+    pub predicted: Predicted,
+    /// The devices in ring order.
+    pub devices: Vec<Device>,
     dropped: Vec<hearth_schema::plan::DroppedDevice>,
     explanation: Vec<String>,
 }
 
+/// What the latency model expects.
 #[derive(Serialize)]
-struct Predicted {
-    tpot_ms: Option<f64>,
+pub struct Predicted {
+    /// Time per token.
+    pub tpot_ms: Option<f64>,
 }
 
+/// A device's part.
 #[derive(Serialize)]
-struct Device {
+pub struct Device {
     name: String,
     role: Role,
     window: u32,
@@ -99,8 +142,19 @@ struct Device {
     residency: ResidencyOptions,
 }
 
+impl Device {
+    /// Its window, and how much of it is on the GPU.
+    pub fn words(&self) -> String {
+        match self.gpu_layers {
+            0 => format!("{} {}", self.name, self.window),
+            gpu => format!("{} {} ({gpu})", self.name, self.window),
+        }
+    }
+}
+
 impl Summary {
-    fn of(plan: &Plan) -> Summary {
+    /// Of a plan.
+    pub fn of(plan: &Plan) -> Summary {
         let device = |device: &hearth_schema::plan::PlannedDevice| Device {
             name: device.name.clone(),
             role: device.role,
@@ -123,7 +177,7 @@ impl Summary {
 pub fn table(plan: &Plan) -> String {
     use std::fmt::Write;
     let mut text = String::new();
-    let tpot = plan.predicted.map_or(String::new(), |it| format!(", latency model {} a token", it.tpot));
+    let tpot = plan.predicted.map_or(String::new(), |it| format!(", expected {} a token", it.tpot));
     let _ = writeln!(
         text,
         "{} over {} layers: {} round{} by `{}`{tpot}",
@@ -158,53 +212,4 @@ pub fn table(plan: &Plan) -> String {
         let _ = writeln!(text, "  {sentence}");
     }
     text
-}
-
-/// One row of a comparison.
-#[derive(Serialize)]
-struct Compared {
-    strategy: &'static str,
-    #[serde(flatten)]
-    plan: Option<Summary>,
-    refused: Option<String>,
-}
-
-fn compare(
-    loaded: &LoadedScenario,
-    cluster: &Cluster,
-    options: &PlannerOptions,
-    json: bool,
-) -> Result<ExitCode, Failure> {
-    let mut rows = Vec::new();
-    for strategy in NAMES {
-        // By hand needs windows; every combination takes too long beyond toys.
-        if strategy == "exhaustive" || strategy == "manual" && options.windows.is_none() {
-            continue;
-        }
-        let named = PlannerOptions { strategy: Some(strategy.into()), ..options.clone() };
-        let (plan, refused) = match make(loaded, cluster, &named) {
-            Ok(plan) => (Some(Summary::of(&plan)), None),
-            Err(failure) => (None, Some(failure.to_string().trim().replace('\n', "; "))),
-        };
-        rows.push(Compared { strategy, plan, refused });
-    }
-    if json {
-        print_json(&rows)?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    say!("{:<12} {:>12} {:>6}  windows (GPU layers)\n", "strategy", "ms a token", "rounds");
-    for row in &rows {
-        let Some(plan) = &row.plan else {
-            say!("{:<12} {}\n", row.strategy, row.refused.as_deref().unwrap_or_default());
-            continue;
-        };
-        let part = |device: &Device| match device.gpu_layers {
-            0 => format!("{} {}", device.name, device.window),
-            gpu => format!("{} {} ({gpu})", device.name, device.window),
-        };
-        let parts: Vec<String> = plan.devices.iter().map(part).collect();
-        let tpot = plan.predicted.tpot_ms.map_or("-".into(), |ms| format!("{ms:.1}"));
-        say!("{:<12} {tpot:>12} {:>6}  {}\n", row.strategy, plan.rounds, parts.join(", "));
-    }
-    Ok(ExitCode::SUCCESS)
 }

@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::{plan, print_json};
 use crate::cli::SimulateArgs;
 use crate::diagnostics::{ENDED_BADLY, Failure};
-use crate::documents::{LoadedScenario, read_plan, write_trace};
+use crate::documents::{LoadedScenario, write_trace};
 use crate::limits;
 use crate::output::say;
 
@@ -49,10 +49,7 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     }
     let mut cluster = loaded.cluster(args.model.as_deref())?;
     cluster.seed = args.seed.unwrap_or(cluster.seed);
-    let plan = match &args.plan {
-        Some(path) => read_plan(path)?,
-        None => plan::make(&loaded, &cluster, &plan::merged(&loaded.scenario.planner, &args.planning))?,
-    };
+    let plan = plan::read_or_make(args.plan.as_deref(), &loaded, &cluster, &args.planning)?;
     limits::restrict_memory(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
     let trace = simulate(&cluster, &plan, &loaded.scenario)?;
     if let Some(path) = &args.trace {
@@ -65,7 +62,7 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
         say!("{}", plan::table(&plan));
         if let Some(predicted) = plan.predicted {
             say!(
-                "  The simulator does not use that latency model ({}); they differ in what is read again.\n",
+                "  The planner expected {}, by its own model; the simulator does not use it.\n",
                 predicted.tpot
             );
         }

@@ -9,7 +9,6 @@ use std::sync::Arc;
 
 use hearth_exec::ring::{LocalModel, Memory, Request, Ring, RingOptions, Worker, bind};
 use hearth_profiles::{Document, device};
-use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::scenario::{KvFormat, Scenario, Workload};
 use hearth_schema::trace::{Kind, Trace};
 use hearth_schema::{Cluster, LinkTable, Member, Plan};
@@ -62,7 +61,7 @@ fn simulated(plan: &Plan, model: &LocalModel, workload: Workload) -> Trace {
         name: name.into(),
         address: None,
         device: device::shipped("d3").expect("shipped"),
-        residency: ResidencyOptions::default(),
+        residency: None,
     };
     let cluster = Cluster {
         members: plan.devices.iter().map(|device| member(&device.name)).collect(),

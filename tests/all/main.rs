@@ -5,8 +5,11 @@
 mod architecture;
 mod bad_input;
 mod both_runners;
+mod comparison;
 mod glossary;
 mod lab;
+mod lint;
+mod planning;
 mod processes;
 mod repository;
 mod residency;

@@ -57,7 +57,7 @@ pub fn cluster(model: &str, memories: &[Bytes], generate: u32) -> Cluster {
                 name: format!("d{index}"),
                 address: None,
                 device: device(memory),
-                residency: ResidencyOptions::default(),
+                residency: None,
             })
             .collect(),
         head: 0,

@@ -1,0 +1,163 @@
+//! What is wrong or doubtful about one device's part of a plan?
+//!
+//! Not here: what concerns the ring as a whole.
+
+use hearth_profiles::{Bytes, BytesPerSecond};
+use hearth_schema::plan::PlannedDevice;
+use hearth_schema::residency::Residency;
+use hearth_schema::{Member, Plan};
+
+use super::Finding;
+use super::room::Room;
+
+/// One device of a plan, with what it has and needs.
+pub(super) struct Part<'p> {
+    pub plan: &'p Plan,
+    pub place: usize,
+    pub planned: &'p PlannedDevice,
+    pub member: &'p Member,
+    pub room: Room,
+}
+
+impl Part<'_> {
+    /// Where a key of this device stands.
+    fn at(&self, key: &str) -> String {
+        format!("plan devices[{}] `{}`{key}", self.place, self.planned.name)
+    }
+
+    /// The findings about this device alone.
+    pub fn findings(&self, slow_disk: BytesPerSecond) -> Vec<Finding> {
+        let mut found = Vec::new();
+        self.gpu(&mut found);
+        let before = found.len();
+        self.memory(&mut found);
+        if found.len() == before && self.room.over() {
+            self.reading(slow_disk, &mut found);
+        }
+        found
+    }
+
+    fn gpu(&self, found: &mut Vec<Finding>) {
+        let (name, layers) = (&self.planned.name, self.planned.gpu_layers);
+        if layers == 0 {
+            return;
+        }
+        let usable = self.member.device.gpu.as_ref().filter(|gpu| !gpu.matvec.is_empty());
+        let Some(gpu) = usable else {
+            let what = format!("`{name}` has {layers} GPU layers a window and no GPU with a known speed");
+            let fix = "set `gpu_layers: 0`, or complete the device's profile";
+            found.push(Finding::error("no-gpu", self.at(".gpu_layers"), what, fix));
+            return;
+        };
+        let (needed, available) = (self.room.gpu_needed, gpu.memory_available.value);
+        if needed > available {
+            found.push(Finding::error(
+                "gpu-memory",
+                self.at(".gpu_layers"),
+                format!("weights, key-value cache and buffers take {needed} of the GPU of `{name}`, which has {available}"),
+                "lower `gpu_layers` or `context`",
+            ));
+        }
+    }
+
+    fn memory(&self, found: &mut Vec<Finding>) {
+        let Room { available, cache, buffers, left, head, .. } = self.room;
+        let name = &self.planned.name;
+        if !self.room.fits {
+            found.push(Finding::error(
+                "memory-exceeded",
+                self.at(""),
+                format!(
+                    "the key-value cache of {} tokens takes {cache} and buffers take {buffers}: with room for weights \
+                     to pass through that is more than the {available} of `{name}`",
+                    self.plan.context
+                ),
+                "lower `context`, or give the device fewer layers",
+            ));
+        } else if head > left {
+            found.push(Finding::warning(
+                "head-over-memory",
+                self.at(""),
+                format!(
+                    "the head's output matrix takes {head}, and {left} are left beside cache and buffers: it is read \
+                     again for every token"
+                ),
+                "let a device with more memory be the head",
+            ));
+        }
+    }
+
+    /// What is doubtful about a device that reads from disk for every token.
+    fn reading(&self, slow_disk: BytesPerSecond, found: &mut Vec<Finding>) {
+        let Room { left: room, share, window, .. } = self.room;
+        let (name, options) = (&self.planned.name, self.planned.residency);
+        let managed = options.policy == Residency::Managed;
+        let excess = share.saturating_sub(room);
+        found.push(Finding::note(
+            "share-exceeds-memory",
+            self.at(""),
+            format!(
+                "the weights that `{name}` uses for a token are {share}, {excess} more than there is room for"
+            ),
+            if managed {
+                "give it fewer layers if that is too slow"
+            } else {
+                "give it fewer layers, or let `managed` residency read only what does not fit"
+            },
+        ));
+        let disk = self.member.device.disk_read();
+        if disk < slow_disk {
+            found.push(Finding::warning(
+                "slow-disk-overloaded",
+                self.at(".window"),
+                format!(
+                    "`{name}` reads for every token from a disk of {disk}, under the threshold of {slow_disk}"
+                ),
+                "give it fewer layers, or lower `planner.slow_disk` if that is meant",
+            ));
+        }
+        if managed {
+            self.buffer(found);
+        } else if !options.prefetches() {
+            found.push(Finding::warning(
+                "reads-without-prefetch",
+                self.at(".residency"),
+                format!("`{name}` reads what does not fit only when it needs it, and everybody waits"),
+                "let it prefetch, or make it `managed`",
+            ));
+        } else if self.plan.rounds > 1 {
+            let ahead = options.prefetch_budget.map_or(window, |budget| budget.min(window));
+            if window > room {
+                found.push(Finding::warning(
+                    "window-exceeds-memory",
+                    self.at(".window"),
+                    format!("one window of `{name}` takes {window}, and there is room for {room}: none of it stays"),
+                    "give it smaller windows in more rounds, or `managed` residency",
+                ));
+            } else if window + ahead > room {
+                found.push(Finding::warning(
+                    "windows-evict-each-other",
+                    self.at(".window"),
+                    format!(
+                        "a window of {window} and {ahead} of the next, read ahead, exceed the room of {room}: what is \
+                         read ahead evicts what is in use"
+                    ),
+                    "give it smaller windows in more rounds, a `prefetch_budget`, or `managed` residency",
+                ));
+            }
+        }
+    }
+
+    fn buffer(&self, found: &mut Vec<Finding>) {
+        let (room, buffer) = (self.room.left, self.planned.residency.buffer());
+        let half = Bytes(room.0 / 2);
+        if buffer > half {
+            found.push(Finding::warning(
+                "stream-buffer-too-large",
+                self.at(".residency.stream_buffer"),
+                format!("the buffer is {buffer} and the room for weights {room}: it is cut to {half}"),
+                "give it a smaller `stream_buffer`: what it takes cannot be kept",
+            ));
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! What is wrong or doubtful about a plan as a whole?
+//!
+//! Not here: one device's part, which is in `devices`.
+
+use hearth_profiles::model::DigestMatch;
+use hearth_profiles::{BytesPerSecond, Document, Seconds};
+use hearth_schema::plan::{Origin, Role};
+use hearth_schema::{Cluster, Plan};
+
+use super::Finding;
+use super::devices::Part;
+use super::room::Room;
+use crate::assignment::ring_order;
+use crate::build::{self, SLOW_DISK};
+use crate::explanation::Dropped;
+use crate::latency::LatencyModel;
+use crate::manual::Manual;
+use crate::strategy::solve;
+
+/// More than this part of a token's time in hops is more than there is to gain by sharing.
+/// source: assumed
+const MOST_HOPS: f64 = 0.5;
+
+/// The findings about a plan for a scenario. The cluster has the scenario's limits; a disk slower than `slow_disk`
+/// (the planner's usual threshold if absent) is not to be read for a token.
+pub fn plan(
+    plan: &Plan,
+    scenario: &Origin,
+    cluster: &Cluster,
+    slow_disk: Option<BytesPerSecond>,
+) -> Vec<Finding> {
+    if let Err(error) = plan.validate() {
+        let fix = "mend the plan, or plan again from this scenario";
+        return vec![Finding::error("plan-invalid", "plan", error.what(), fix)];
+    }
+    let mut found = origin(plan, scenario, cluster);
+    if found.iter().any(|finding| matches!(finding.code, "other-model" | "unknown-device")) {
+        return found;
+    }
+    let parts: Vec<Part> = plan
+        .devices
+        .iter()
+        .enumerate()
+        .filter_map(|(place, planned)| {
+            let member = cluster.member(&planned.name)?;
+            let room = Room::new(plan, place, &cluster.model, &member.device);
+            Some(Part { plan, place, planned, member, room })
+        })
+        .collect();
+    for part in &parts {
+        found.extend(part.findings(slow_disk.unwrap_or(SLOW_DISK)));
+    }
+    rounds(plan, &parts, cluster, &mut found);
+    addresses(plan, &mut found);
+    dropped(plan, cluster, slow_disk, &mut found);
+    found
+}
+
+/// Whether the plan was made for this scenario.
+fn origin(plan: &Plan, scenario: &Origin, cluster: &Cluster) -> Vec<Finding> {
+    let again = "plan again from this scenario";
+    let mut found = Vec::new();
+    let (planned, model) = (&plan.model, &cluster.model);
+    let same_file =
+        planned.digest.as_ref().is_some_and(|digest| model.matches(digest) != DigestMatch::Different);
+    let same_shape = planned.shape_digest == model.shape_digest();
+    if planned.layers != model.shape.layers.0 || !(same_file || same_shape) {
+        let what = format!("the plan is for `{}` and the scenario's model is `{}`", planned.name, model.name);
+        found.push(Finding::error("other-model", "plan model", what, again));
+    }
+    for (place, device) in plan.devices.iter().enumerate() {
+        if cluster.member(&device.name).is_none() {
+            let what = format!("the scenario has no device `{}`", device.name);
+            let place = format!("plan devices[{place}] `{}`", device.name);
+            found.push(Finding::error("unknown-device", place, what, again));
+        }
+    }
+    if plan.scenario.digest != scenario.digest {
+        let what = format!(
+            "the plan was made from `{}` ({}), and this scenario is `{}` ({})",
+            plan.scenario.name, plan.scenario.digest, scenario.name, scenario.digest
+        );
+        found.push(Finding::warning("other-scenario", "plan scenario", what, again));
+    }
+    if (plan.context, plan.kv_cache) != (cluster.context, cluster.kv_cache) {
+        let what = format!(
+            "the plan's cache is for {} tokens in {:?} and the scenario's for {} in {:?}",
+            plan.context, plan.kv_cache, cluster.context, cluster.kv_cache
+        );
+        found.push(Finding::warning("other-context", "plan context", what, again));
+    }
+    found
+}
+
+/// What the number of rounds is good for.
+fn rounds(plan: &Plan, parts: &[Part], cluster: &Cluster, found: &mut Vec<Finding>) {
+    if parts.iter().any(|part| !part.room.fits) {
+        // Nothing runs, so nothing is read.
+        return;
+    }
+    let names = |parts: &mut dyn Iterator<Item = &Part>| {
+        parts.map(|part| format!("`{}`", part.planned.name)).collect::<Vec<_>>().join(", ")
+    };
+    let working = plan.devices.iter().filter(|device| device.window > 0).count();
+    let turn = turn(plan, cluster);
+    let over = || parts.iter().filter(|part| part.room.over());
+    let ahead = |part: &&Part| part.planned.residency.prefetches();
+    if plan.rounds > 1 && over().next().is_none() {
+        let more = turn * f64::from(plan.rounds - 1);
+        let what = format!(
+            "every share fits in memory, so there is nothing to read between {} rounds, and the additional ones cost \
+             {more} of hops a token",
+            plan.rounds
+        );
+        found.push(Finding::warning("rounds-without-reading", "plan rounds", what, "plan with `--rounds 1`"));
+    }
+    if plan.rounds == 1 && working > 1 && plan.model.layers as usize >= 2 * working {
+        let reading = names(&mut over().filter(ahead));
+        if !reading.is_empty() {
+            let what = format!("{reading}: over memory, and in one round reading hides behind one wait only");
+            let fix = "compare with `--rounds 2` and more";
+            found.push(Finding::warning("one-round-over-memory", "plan rounds", what, fix));
+        }
+    }
+    let (layers, ring) = (plan.model.layers, plan.ring_layers());
+    if !layers.is_multiple_of(ring) {
+        let last = plan.rounds - 1;
+        let idle = |part: &&Part| part.planned.window > 0 && plan.window(part.place, last).is_empty();
+        let idle = names(&mut parts.iter().filter(idle));
+        let idle = if idle.is_empty() { "nobody".to_owned() } else { idle };
+        let what = format!(
+            "the last of {} rounds has {} of {ring} layers; without any: {idle}",
+            plan.rounds,
+            layers % ring
+        );
+        let fix = "choose windows whose sum divides the layers, if that matters";
+        found.push(Finding::note("partial-last-round", "plan rounds", what, fix));
+    }
+    let hops = turn * f64::from(plan.rounds);
+    if let Some(predicted) = plan.predicted.filter(|predicted| hops.0 > MOST_HOPS * predicted.tpot.0) {
+        let what = format!("hops take {hops} of the {} that a token is expected to take", predicted.tpot);
+        let fix = "use fewer devices or rounds, or faster links";
+        found.push(Finding::warning("hops-dominate", "plan devices", what, fix));
+    }
+}
+
+/// The hops of a whole turn of the ring.
+fn turn(plan: &Plan, cluster: &Cluster) -> Seconds {
+    let activation = cluster.model.shape.activation_bytes();
+    let devices = &plan.devices;
+    let hop = |(place, device): (usize, &hearth_schema::plan::PlannedDevice)| {
+        let next = &devices[(place + 1) % devices.len()];
+        cluster.links.between(&device.name, &next.name).map_or(Seconds(0.0), |link| link.time(activation))
+    };
+    if devices.len() == 1 { Seconds(0.0) } else { devices.iter().enumerate().map(hop).sum() }
+}
+
+/// Workers that nobody can reach, in a plan that seems to be for execution.
+fn addresses(plan: &Plan, found: &mut Vec<Finding>) {
+    if plan.devices.iter().all(|device| device.address.is_none()) {
+        return;
+    }
+    for (place, device) in plan.devices.iter().enumerate() {
+        if device.role != Role::Head && device.address.is_none() {
+            found.push(Finding::note(
+                "no-address",
+                format!("plan devices[{place}] `{}`.address", device.name),
+                format!("`{}` has no address and others have: `hearth execute` cannot reach it", device.name),
+                "give it the `address` where its worker listens",
+            ));
+        }
+    }
+}
+
+/// Devices that the latency model would rather use.
+fn dropped(plan: &Plan, cluster: &Cluster, slow_disk: Option<BytesPerSecond>, found: &mut Vec<Finding>) {
+    let instance = build::instance(cluster, slow_disk);
+    let Ok(model) = LatencyModel::new(&instance) else { return };
+    let planned = |name: &str| plan.devices.iter().find(|device| device.name == name);
+    let order = instance.devices.iter().filter(|device| planned(&device.name).is_some());
+    // A plan of another order or head is another problem than the instance.
+    if !order.map(|device| &device.name).eq(plan.devices.iter().map(|device| &device.name)) {
+        return;
+    }
+    let each = |of: fn(&hearth_schema::plan::PlannedDevice) -> u32| {
+        instance.devices.iter().map(|device| planned(&device.name).map_or(0, of)).collect()
+    };
+    let strategy = Manual {
+        head: 0,
+        rounds: Some(plan.rounds),
+        window_layers: each(|device| device.window),
+        gpu_layers: each(|device| device.gpu_layers),
+    };
+    let Ok(solution) = solve(&strategy, &model) else { return };
+    for index in ring_order(0, instance.devices.len()) {
+        let device = &solution.explanation.devices[index];
+        let Some(Dropped::Slower(seconds)) = device.dropped.filter(|_| planned(&device.name).is_none())
+        else {
+            continue;
+        };
+        if seconds < -1e-9 {
+            let what = format!(
+                "`{}` has no layers; by the planner's latency model the best plan with it saves {} a token",
+                device.name,
+                Seconds(-seconds)
+            );
+            let fix = "compare plans with it in the simulator: `hearth plan --compare`";
+            found.push(Finding::note("dropped-device-would-help", "plan dropped", what, fix));
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! How much of a device's memory does its part of a plan need, and what is left for weights?
+//!
+//! Counted as a run does it: the key-value cache for the whole context and the compute buffers cannot be taken back;
+//! nor can weights in GPU memory, where that is main memory. The rest is room for the weights that the CPU reads,
+//! which may be more than fits: they are read again then.
+//!
+//! Not here: the planner's account of the same in mean layers ([`crate::coefficients`]).
+
+use hearth_profiles::model::ModelProfile;
+use hearth_profiles::{Bytes, Layers, device};
+use hearth_schema::Plan;
+
+/// With less than this no weights can pass through: two windows of the kernel's usual read-ahead at its largest.
+/// source: assumed, as the simulator does
+const LEAST_ROOM: Bytes = Bytes::mib(16);
+
+/// The memory of one device under one plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Room {
+    /// What a run can have of main memory.
+    pub available: Bytes,
+    /// Keys and values of the CPU's layers at full context.
+    pub cache: Bytes,
+    /// Compute buffers, and what a GPU takes of main memory.
+    pub buffers: Bytes,
+    /// What is left for weights.
+    pub left: Bytes,
+    /// Whether what cannot be taken back fits, and something of the weights beside it.
+    pub fits: bool,
+    /// Weights that the CPU reads for a token; the output head's on the head.
+    pub share: Bytes,
+    /// Of these the output head, and a row of the embedding.
+    pub head: Bytes,
+    /// The most that the CPU reads in one window.
+    pub window: Bytes,
+    /// What the GPU has to hold: weights, keys and values, buffers.
+    pub gpu_needed: Bytes,
+}
+
+impl Room {
+    /// The memory of the device at a place of the plan.
+    pub fn new(plan: &Plan, place: usize, model: &ModelProfile, device: &device::Device) -> Self {
+        let bytes =
+            |layers: std::ops::Range<u32>| layers.map(|layer| model.layer_bytes(layer)).sum::<Bytes>();
+        let element = Bytes(plan.kv_cache.element_bytes());
+        let kv =
+            |layers: usize| model.shape.kv_bytes_per_layer(plan.context, element) * Layers(layers as u32);
+        let (mut cache, mut gpu_needed, mut share, mut largest) =
+            (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
+        for round in 0..plan.rounds {
+            let (window, gpu) = (plan.window(place, round), plan.gpu_window(place, round));
+            let cpu = gpu.end.max(window.start)..window.end;
+            gpu_needed += kv(gpu.len()) + bytes(gpu);
+            cache += kv(cpu.len());
+            let read = bytes(cpu);
+            share += read;
+            largest = largest.max(read);
+        }
+        let mut buffers = device.cpu.compute_buffer.value;
+        if let Some(gpu) = device.gpu.as_ref().filter(|_| gpu_needed > Bytes::ZERO) {
+            gpu_needed += gpu.compute_buffer.value;
+            buffers += if gpu.unified_memory { gpu_needed } else { Bytes::ZERO };
+        }
+        let head = if place == 0 { model.output_bytes() + model.input_row_bytes() } else { Bytes::ZERO };
+        let available = available(device);
+        let least = if share + head > Bytes::ZERO { LEAST_ROOM } else { Bytes::ZERO };
+        Self {
+            available,
+            cache,
+            buffers,
+            left: available.saturating_sub(cache + buffers),
+            fits: cache + buffers + least <= available,
+            share: share + head,
+            head,
+            window: largest,
+            gpu_needed,
+        }
+    }
+
+    /// Whether the CPU reads again from disk for every token.
+    pub fn over(&self) -> bool {
+        self.share > self.left
+    }
+}
+
+/// Main memory that a run can have, with what other programs give up under pressure.
+fn available(device: &device::Device) -> Bytes {
+    let memory = &device.memory;
+    let given_up = memory.can_swap.as_ref().map_or(Bytes::ZERO, |bytes| bytes.value);
+    let swap = memory.swap_available.as_ref().map_or(given_up, |bytes| bytes.value);
+    memory.available.value + given_up.min(swap)
+}

@@ -1,0 +1,109 @@
+//! What is doubtful about a scenario, whatever the plan?
+//!
+//! Not here: what a scenario document refuses when it is read, and anything that depends on who gets which layers.
+
+use hearth_profiles::Seconds;
+use hearth_schema::{Cluster, Scenario};
+
+use super::Finding;
+
+/// A hop this long is no home network's.
+/// source: assumed, seven times the longest of the 3-7 ms of Wi-Fi in the prima.cpp paper, section 4
+const SLOW_HOP: Seconds = Seconds(0.05);
+
+/// The findings about a scenario. The cluster is its own without its limits.
+pub fn scenario(scenario: &Scenario, cluster: &Cluster) -> Vec<Finding> {
+    let mut found = Vec::new();
+    addresses(scenario, &mut found);
+    memory(scenario, cluster, &mut found);
+    links(scenario, cluster, &mut found);
+    let (devices, layers) = (scenario.devices.len(), cluster.model.shape.layers.0);
+    if devices > layers as usize {
+        let what =
+            format!("{devices} devices share {layers} layers: {} stay idle", devices - layers as usize);
+        let (place, fix) = ("scenario devices", "remove devices, or take a model of more layers");
+        found.push(if scenario.planner.keep_all {
+            let fix = "remove devices, or `planner.keep_all`";
+            Finding::error("more-devices-than-layers", place, what, fix)
+        } else {
+            Finding::warning("more-devices-than-layers", place, what, fix)
+        });
+    }
+    found
+}
+
+fn addresses(scenario: &Scenario, found: &mut Vec<Finding>) {
+    for (index, device) in scenario.devices.iter().enumerate() {
+        let earlier = &scenario.devices[..index];
+        let twin = earlier.iter().find(|other| device.address.is_some() && other.address == device.address);
+        if let (Some(twin), Some(address)) = (twin, &device.address) {
+            found.push(Finding::error(
+                "same-address",
+                format!("scenario devices[{index}] `{}`.address", device.name),
+                format!("`{}` and `{}` both listen at {address}", twin.name, device.name),
+                "give each device its own address or port",
+            ));
+        }
+    }
+}
+
+fn memory(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
+    let by_hand = scenario.planner.windows.is_some();
+    for (index, (entry, member)) in scenario.devices.iter().zip(&cluster.members).enumerate() {
+        let Some(limits) = &entry.limits else { continue };
+        let place = |key: &str| format!("scenario devices[{index}] `{}`.limits.{key}", entry.name);
+        let total = member.device.memory.total.value;
+        if let Some(limit) = limits.memory.filter(|limit| *limit > total) {
+            found.push(Finding::warning(
+                "limit-above-memory",
+                place("memory"),
+                format!("`{}` may use {limit} and has {total}", entry.name),
+                "lower the limit: it counts as the device's memory",
+            ));
+        }
+        if limits.memory_share.is_some() && !by_hand {
+            found.push(Finding::note(
+                "memory-share-while-planning",
+                place("memory_share"),
+                format!(
+                    "the memory of `{}` is a share of what the plan gives it, so planners take all of its {total}",
+                    entry.name
+                ),
+                "give `limits.memory`, or the windows by hand",
+            ));
+        }
+    }
+}
+
+fn links(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
+    let between = &scenario.links.between;
+    let activation = cluster.model.shape.activation_bytes();
+    let mut slow = |place: String, time: Seconds| {
+        // What is no number is not fast either.
+        if time.0.is_nan() || time > SLOW_HOP {
+            let what = format!("a hop takes {time}, for every device and round of every token");
+            let fix = "use a faster link, or leave the device out";
+            found.push(Finding::warning("slow-link", place, what, fix));
+        }
+    };
+    let devices = scenario.devices.len();
+    let pairs = devices * devices.saturating_sub(1) / 2;
+    if between.len() < pairs {
+        slow("scenario links.default".to_owned(), scenario.links.default.time(activation));
+    }
+    for (index, named) in between.iter().enumerate() {
+        if let Some(link) = &named.link {
+            slow(format!("scenario links.between[{index}]"), link.time(activation));
+        }
+    }
+    for (index, named) in between.iter().enumerate() {
+        let place = format!("scenario links.between[{index}]");
+        let [one, other] = &named.devices;
+        let same =
+            |pair: &[String; 2]| (&pair[0], &pair[1]) == (one, other) || (&pair[0], &pair[1]) == (other, one);
+        if between[..index].iter().any(|earlier| same(&earlier.devices)) {
+            let what = format!("`{one}` and `{other}` have a link already, and that one counts");
+            found.push(Finding::warning("link-twice", place, what, "remove one of the two"));
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! Which plan is the fastest once reading has settled behind computing?
+//!
+//! The default. It minimises the steady state ([`crate::steady_state`]) instead of the paper's objective, which has
+//! no term for reading ahead and hence always prefers one round. Here more rounds are chosen when they pay: when what
+//! a device has to read fits its idle intervals better in several parts, or when a window is so large that it is in
+//! conflict with the next one, and the time hidden is more than the further hops. Where a scenario leaves open how a
+//! device keeps its weights, that is chosen too, down to the size of the stream buffer.
+//!
+//! The search is exact for the windows, GPU layers, rounds, and the residencies on offer ([`search`]), in the order of
+//! the ring that is given. Where a better order is asked for, a few are tried.
+//!
+//! Not here: what a plan's time is.
+
+mod offers;
+mod search;
+
+use crate::constraints::Rules;
+use crate::exact::{Exact, HeadChoice, OrderChoice, ring_sizes};
+use crate::latency::LatencyModel;
+use crate::order::promising_cycle;
+use crate::programme::SizedProblem;
+use crate::strategy::{Infeasible, Objective, Proposal, Refusal, SearchLimit, SearchStep, Strategy};
+
+pub use offers::best_residencies;
+use search::lower_bound;
+pub(crate) use search::{best_choice, fastest};
+
+/// The fastest steady state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Overlap {
+    /// Which optional rules the plan may use.
+    pub rules: Rules,
+    /// Which device is the head.
+    pub head: HeadChoice,
+    /// Only plans with this k; every valid one if absent.
+    pub rounds: Option<u32>,
+    /// In which order the devices stand in the ring.
+    pub order: OrderChoice,
+}
+
+impl Default for Overlap {
+    /// Device 0 is the head, devices may be dropped, whole turns only, any k.
+    fn default() -> Self {
+        let rules = Rules { may_drop: true, may_leave_remainder: false };
+        Self { rules, head: HeadChoice::Fixed(0), rounds: None, order: OrderChoice::Given }
+    }
+}
+
+impl Strategy for Overlap {
+    fn name(&self) -> &'static str {
+        "overlap"
+    }
+
+    fn rules(&self) -> Rules {
+        self.rules
+    }
+
+    fn objective(&self) -> Objective {
+        Objective::SteadyState
+    }
+
+    fn options(&self) -> Vec<String> {
+        let mut options = self.rules.options();
+        options.extend(self.head.option());
+        options.extend(self.order.option());
+        options.extend(self.rounds.map(|rounds| format!("rounds={rounds}")));
+        options
+    }
+
+    fn is_optimal(&self) -> bool {
+        true
+    }
+
+    fn propose(&self, model: &LatencyModel) -> Result<Proposal, Refusal> {
+        let rings = ring_sizes(model.model_layers(), self.rules.may_leave_remainder, self.rounds)?;
+        let mut limit = None;
+        let mut cycles = vec![(0..model.device_count()).collect()];
+        if self.order == OrderChoice::Best && model.hops.neighbour_matters {
+            cycles.extend(self.other_cycles(model));
+            limit =
+                Some(SearchLimit { notes: vec![ORDERS_TRIED.to_owned()], lower_bound: Some(f64::INFINITY) });
+        }
+        let mut searched: Vec<SearchStep> = Vec::new();
+        let mut best: Option<(f64, Proposal)> = None;
+        for head in self.head.candidates(model.device_count())? {
+            let mut least_windows = vec![u32::from(!self.rules.may_drop); model.device_count()];
+            least_windows[head] = 1;
+            for &ring_layers in &rings {
+                let rounds = model.model_layers().div_ceil(ring_layers);
+                let mut step: Option<Result<f64, Infeasible>> = None;
+                for cycle in &cycles {
+                    let order = from_head(cycle, head);
+                    let problem =
+                        SizedProblem { model, order: &order, ring_layers, least_windows: &least_windows };
+                    let outcome = fastest(&problem).map(|proposal| {
+                        let seconds = steady(model, &proposal);
+                        // Fewer rounds come first: more of them must be worth it beyond rounding.
+                        if best.as_ref().is_none_or(|(least, _)| seconds < least * (1.0 - 1e-12)) {
+                            best = Some((seconds, proposal));
+                        }
+                        seconds
+                    });
+                    if let Some(bound) = limit.as_mut().and_then(|limit| limit.lower_bound.as_mut()) {
+                        *bound = bound.min(lower_bound(&problem));
+                    }
+                    step = match (step, outcome) {
+                        (Some(Ok(before)), Ok(now)) => Some(Ok(before.min(now))),
+                        (Some(Ok(before)), Err(_)) => Some(Ok(before)),
+                        (_, outcome) => Some(outcome),
+                    };
+                }
+                searched.extend(step.map(|outcome| SearchStep { head, rounds, ring_layers, outcome }));
+            }
+        }
+        match best {
+            Some((_, proposal)) => Ok(Proposal { searched, limit, ..proposal }),
+            None => Err(Refusal::Infeasible(searched)),
+        }
+    }
+}
+
+/// What a search over orders leaves out.
+const ORDERS_TRIED: &str = "Not every order of the ring was tried: only the scenario's, that of the best plan by the \
+                            paper's latency model, and a short tour.";
+
+impl Overlap {
+    /// Orders that are worth a try beside the given one.
+    fn other_cycles(&self, model: &LatencyModel) -> Vec<Vec<usize>> {
+        let Self { rules, head, order, .. } = *self;
+        let all: Vec<usize> = (0..model.device_count()).collect();
+        let exact = Exact { rules, head, rounds: Some(1), order }.propose(model);
+        let of_exact = exact.ok().map(|proposal| proposal.assignment.ring_then_others());
+        of_exact.into_iter().chain([promising_cycle(model, &all)]).collect()
+    }
+}
+
+/// The devices of a cycle, the head first.
+fn from_head(cycle: &[usize], head: usize) -> Vec<usize> {
+    let mut order = cycle.to_vec();
+    order.rotate_left(cycle.iter().position(|device| *device == head).unwrap_or(0));
+    order
+}
+
+/// T of a proposal whose shape is known to be right.
+pub(crate) fn steady(model: &LatencyModel, proposal: &Proposal) -> f64 {
+    let found = model.steady_state(&proposal.assignment, &proposal.residencies);
+    found.map_or(f64::INFINITY, |breakdown| breakdown.seconds)
+}

@@ -1,0 +1,217 @@
+//! What is the fastest steady state for one ring size, one head and one order?
+//!
+//! T = max(sum of own and hops, largest busy), and own and busy concern one device each. For a bound B on busy the
+//! devices are independent but for the sum of their windows, so that the programme that serves `exact`, too
+//! ([`crate::programme`]), finds the least sum S(B) among the plans in which no device is busier than B. S falls and
+//! B grows, so the optimum is at the first B with S(B) <= B, or at the one before it: a binary search over the values
+//! that `busy` takes. What a window costs depends on the layers placed before it in two ways: a partial last turn may
+//! end before it, and layers differ in bytes.
+//!
+//! For a window every split between CPU and GPU and every residency on offer is tried, with one exception: where a
+//! layer takes no longer on the GPU than on the CPU, more layers there lower `own` and `busy`, so that only the
+//! fullest split is tried. Of the rest those are kept that no other one beats in both.
+//!
+//! Not here: which ring sizes, heads and orders are searched.
+
+use hearth_schema::residency::ResidencyOptions;
+
+use crate::gpu_split::Turns;
+use crate::latency::LatencyModel;
+use crate::overlap::offers::offers;
+use crate::programme::{SizedProblem, WindowTimes};
+use crate::relaxed::both;
+use crate::steady_state::Place;
+use crate::strategy::{Infeasible, Proposal};
+
+/// One way to run a window; its hops are left out.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Choice {
+    pub gpu_layers: u32,
+    pub residency: ResidencyOptions,
+    pub own: f64,
+    pub busy: f64,
+}
+
+/// The choices of a device for every place and window: for each, those that no other beats, the busiest last.
+#[derive(Default)]
+struct Menu {
+    choices: Vec<Choice>,
+    /// Where the choices of `place * (W + 1) + window` end.
+    ends: Vec<usize>,
+}
+
+/// The menus of all devices, and how busy a device may be.
+struct Menus {
+    of: Vec<Menu>,
+    columns: usize,
+    places: usize,
+    bound: f64,
+}
+
+impl Menus {
+    fn new(problem: &SizedProblem) -> Self {
+        let columns = problem.ring_layers as usize + 1;
+        // Layers all alike differ in place only as a partial last turn does.
+        let even = problem.model.model.even_layers;
+        let places = if even { problem.remainder() + 1 } else { columns };
+        let mut menus = Self { of: Vec::new(), columns, places, bound: 0.0 };
+        menus.of.resize_with(problem.model.device_count(), Menu::default);
+        for &device in problem.order {
+            menus.of[device] = menus.menu(problem, device);
+        }
+        menus
+    }
+
+    fn menu(&self, problem: &SizedProblem, device: usize) -> Menu {
+        let mut menu = Menu::default();
+        let ring_layers = problem.ring_layers;
+        for placed in 0..self.places as u32 {
+            for window in 0..=ring_layers {
+                if window > 0 && placed + window <= ring_layers {
+                    let (place, head) = (Place { ring_layers, placed }, device == problem.head());
+                    add_choices(problem.model, device, head, place, window, &mut menu.choices);
+                }
+                menu.ends.push(menu.choices.len());
+            }
+        }
+        menu
+    }
+
+    /// The least `own` without being busier than the bound.
+    fn choice(&self, device: usize, window: u32, placed: usize) -> Option<&Choice> {
+        let menu = &self.of[device];
+        let index = placed.min(self.places - 1) * self.columns + window as usize;
+        let start = if index == 0 { 0 } else { menu.ends[index - 1] };
+        let all = &menu.choices[start..menu.ends[index]];
+        all[..all.partition_point(|choice| choice.busy <= self.bound)].last()
+    }
+}
+
+impl WindowTimes for Menus {
+    fn seconds(&self, device: usize, window: u32, placed: usize) -> f64 {
+        self.choice(device, window, placed).map_or(f64::INFINITY, |choice| choice.own)
+    }
+
+    fn places(&self) -> usize {
+        self.places
+    }
+}
+
+/// The fastest plan of exactly W layers a turn.
+pub(crate) fn fastest(problem: &SizedProblem) -> Result<Proposal, Infeasible> {
+    let mut menus = Menus::new(problem);
+    let choices = menus.of.iter().flat_map(|menu| &menu.choices);
+    let mut bounds: Vec<f64> = choices.map(|choice| choice.busy).collect();
+    bounds.sort_unstable_by(f64::total_cmp);
+    bounds.dedup();
+    let mut sum = |bound: f64| {
+        menus.bound = bound;
+        problem.fastest(&menus).map_or(f64::INFINITY, |ring| ring.seconds)
+    };
+    // The first bound that the sum stays within.
+    let (mut low, mut high) = (0, bounds.len());
+    while low < high {
+        let middle = usize::midpoint(low, high);
+        if sum(bounds[middle]) <= bounds[middle] { high = middle } else { low = middle + 1 }
+    }
+    let candidates = [low.checked_sub(1), Some(low)].into_iter().flatten().filter_map(|at| bounds.get(at));
+    let times = candidates.map(|bound| (sum(*bound).max(*bound), *bound));
+    let best = times.min_by(|one, other| one.0.total_cmp(&other.0));
+    menus.bound = best.map_or(f64::INFINITY, |(_, bound)| bound);
+    let Some(ring) = problem.fastest(&menus) else {
+        menus.bound = f64::INFINITY;
+        return Err(problem.reason(&menus));
+    };
+    let chosen = |device, window, placed| menus.choice(device, window, placed);
+    let assignment = problem.assignment(&ring, |device, window, placed| {
+        chosen(device, window, placed).map_or(0, |choice| choice.gpu_layers)
+    });
+    let instance = problem.model.instance();
+    let mut residencies: Vec<_> = instance.devices.iter().map(|it| it.practice.residencies[0]).collect();
+    for &(device, window, placed) in ring.members.iter().filter(|(_, window, _)| *window > 0) {
+        if let Some(choice) = chosen(device, window, placed) {
+            residencies[device] = choice.residency;
+        }
+    }
+    Ok(Proposal { residencies, ..Proposal::of(assignment) })
+}
+
+/// What no plan of exactly W layers a turn can be under in any order: every hop the shortest that its sender has, every
+/// window where it costs least, and no disk too slow. Infinite if there is no plan.
+pub(crate) fn lower_bound(problem: &SizedProblem) -> f64 {
+    let mut menus = Menus::new(problem);
+    menus.bound = f64::INFINITY;
+    let whole_turns = f64::from(problem.model.model_layers() / problem.ring_layers);
+    let best = |device: usize, window: u32| {
+        let places = (0..menus.places).map(|placed| menus.seconds(device, window, placed));
+        places.fold(f64::INFINITY, f64::min)
+    };
+    let mut least = vec![f64::INFINITY; menus.columns];
+    least[0] = 0.0;
+    for &device in problem.order {
+        let hops = whole_turns * problem.model.hops.shortest(device);
+        let own = (0..=problem.ring_layers).map(|window| match window {
+            0 if problem.least_windows[device] == 0 => 0.0,
+            0 => f64::INFINITY,
+            window => best(device, window) + hops,
+        });
+        least = both(&least, &own.collect::<Vec<f64>>());
+    }
+    // A ring of one device has no hop at all.
+    least[menus.columns - 1].min(best(problem.head(), problem.ring_layers))
+}
+
+/// The best way to run a window of a device if no other device mattered; `None` if there is none.
+pub(crate) fn best_choice(
+    model: &LatencyModel,
+    device: usize,
+    head: bool,
+    place: Place,
+    window: u32,
+) -> Option<Choice> {
+    let mut found = Vec::new();
+    add_choices(model, device, head, place, window, &mut found);
+    found.into_iter().min_by(|a, b| a.own.max(a.busy).total_cmp(&b.own.max(b.busy)))
+}
+
+/// Adds the choices of one window that no other beats, the busiest last.
+fn add_choices(
+    model: &LatencyModel,
+    device: usize,
+    head: bool,
+    place: Place,
+    window: u32,
+    all: &mut Vec<Choice>,
+) {
+    let start = all.len();
+    let costs = &model.devices[device];
+    let offers = offers(&model.instance().devices[device].practice.residencies);
+    let rest = (model.model_layers() % place.ring_layers).saturating_sub(place.placed);
+    let turns = Turns { rounds: model.model_layers() / place.ring_layers, rest };
+    let mut most = model.most_gpu_layers(device, head, window, turns);
+    while most > 0 && !model.fits_gpu(device, head, &model.portion(place, window, most)) {
+        most -= 1;
+    }
+    let gpu_is_faster = costs.gpu_compute + costs.gpu_memory <= costs.cpu_compute + costs.cpu_memory;
+    let least = if gpu_is_faster && !costs.metal { most } else { 0 };
+    for gpu_layers in least..=most {
+        let portion = model.portion(place, window, gpu_layers);
+        for residency in &offers {
+            let Some(pace) = model.pace(device, head, &portion, residency) else { continue };
+            let (own, busy) = (pace.own(), pace.busy);
+            all.push(Choice { gpu_layers, residency: *residency, own, busy });
+            if !pace.terms.over {
+                break;
+            }
+        }
+    }
+    all[start..].sort_by(|a, b| a.busy.total_cmp(&b.busy).then(a.own.total_cmp(&b.own)));
+    let mut kept = start;
+    for index in start..all.len() {
+        if kept == start || all[index].own < all[kept - 1].own {
+            all[kept] = all[index];
+            kept += 1;
+        }
+    }
+    all.truncate(kept);
+}

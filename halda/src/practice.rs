@@ -1,0 +1,46 @@
+//! What does a device do in practice that the paper's latency model leaves out?
+//!
+//! How it may keep its weights, what its page cache reads again when memory is short, and what a token costs
+//! beside its layers. An instance from a paper says nothing of this; then the system decides what stays, and
+//! everything is read again.
+//!
+//! Not here: what follows from it for a token's time. That is [`crate::steady_state`].
+
+use hearth_schema::residency::ResidencyOptions;
+use serde::{Deserialize, Serialize};
+
+/// What the paper's symbols do not say of a device.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Practice {
+    /// From these ways of keeping weights a planner chooses, the first where it makes no difference.
+    pub residencies: Vec<ResidencyOptions>,
+    /// What a page cache reads again for each token if the weights do not fit.
+    pub rereads: Rereads,
+    /// Processors, each of which keeps a stock of memory below a limit.
+    pub processors: u32,
+    /// Seconds of each token on the head that no layer explains.
+    pub token_overhead: f64,
+}
+
+/// What a page cache reads again if a share does not fit.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Rereads {
+    /// All of it: the pages used longest ago go first, and those are the next to be used.
+    #[default]
+    Everything,
+    /// What exceeds memory, as the paper's latency model has it (appendix A.3).
+    Excess,
+}
+
+impl Default for Practice {
+    fn default() -> Self {
+        Self {
+            residencies: vec![ResidencyOptions::default()],
+            rereads: Rereads::default(),
+            processors: 1,
+            token_overhead: 0.0,
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! How many layers does a device hold before it reads weights for every token, and where does it put them?
+//!
+//! ```text
+//! CPU room = x, GPU room = floor(GPU memory / b')      in general ([`crate::coefficients`])
+//! CPU room + GPU room = x                              with Metal, where both share one memory
+//! ```
+//!
+//! A device fills the side that computes a layer faster, then the other. So the time of a share is convex in its
+//! size, and a GPU that is slower than the CPU beside it is a reserve. A device whose buffers (and, on the head,
+//! whose output weights) alone exceed its memory reads for every token in any case and has no room at all.
+//!
+//! Not here: what reading costs ([`crate::latency`]), or a split that weighs it against a slow GPU
+//! ([`crate::gpu_split`]).
+
+use crate::latency::LatencyModel;
+use crate::strategy::Refusal;
+
+/// The layers of the model that a device takes without reading.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Room {
+    /// Layers on the GPU.
+    pub gpu: u32,
+    /// Layers on the CPU.
+    pub cpu: u32,
+    /// Whether the GPU exists and is at least as fast as the CPU.
+    pub gpu_first: bool,
+}
+
+impl Room {
+    /// The room of a device; at most L on either side.
+    pub(crate) fn new(model: &LatencyModel, device: usize, head: bool) -> Self {
+        let costs = &model.devices[device];
+        let most = i64::from(model.model_layers());
+        let fit = costs.layers_that_fit(head, &model.model);
+        let gpu = costs.gpu_layers_that_fit(head, &model.model);
+        // Without a GPU there is no memory for it either.
+        let gpu_first = gpu > 0 && costs.gpu_layer() <= costs.cpu_layer();
+        let (gpu, cpu) = match (costs.metal, gpu_first) {
+            _ if fit < 0 => (0, 0),
+            (true, true) => (fit.min(gpu), fit - fit.min(gpu)),
+            (true, false) => (0, fit),
+            (false, _) => (gpu, fit),
+        };
+        Self { gpu: gpu.min(most) as u32, cpu: cpu.min(most) as u32, gpu_first }
+    }
+
+    /// All layers that find room.
+    pub(crate) fn layers(self) -> u32 {
+        self.gpu + self.cpu
+    }
+
+    /// n: how many layers of a window go to the GPU.
+    pub(crate) fn gpu_layers(self, window: u32) -> u32 {
+        if self.gpu_first { window.min(self.gpu) } else { window.saturating_sub(self.cpu).min(self.gpu) }
+    }
+}
+
+/// The rooms of all devices, device 0 the head, for a strategy that lets no device read: enough for the model, and
+/// for one layer on the head, or a refusal.
+pub(crate) fn rooms(model: &LatencyModel, strategy: &'static str) -> Result<Vec<Room>, Refusal> {
+    let rooms: Vec<Room> =
+        (0..model.device_count()).map(|device| Room::new(model, device, device == 0)).collect();
+    let model_layers = model.model_layers();
+    let held = rooms.iter().fold(0_u32, |held, room| held.saturating_add(room.layers()));
+    if held < model_layers {
+        return Err(Refusal::NoRoom { strategy, held, model_layers });
+    }
+    if rooms[0].layers() == 0 {
+        let device = model.instance().devices[0].name.clone();
+        return Err(Refusal::NoRoomOnHead { strategy, device });
+    }
+    Ok(rooms)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_faster_side_is_filled_first() {
+        let fast_gpu = Room { gpu: 3, cpu: 4, gpu_first: true };
+        let slow_gpu = Room { gpu_first: false, ..fast_gpu };
+        let split = |room: Room| [2, 3, 5, 7].map(|window| room.gpu_layers(window));
+        assert_eq!(split(fast_gpu), [2, 3, 3, 3]);
+        assert_eq!(split(slow_gpu), [0, 0, 1, 3]);
+        assert_eq!(slow_gpu.layers(), 7);
+    }
+}

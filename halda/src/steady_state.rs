@@ -1,0 +1,275 @@
+//! How long does a token take once reading ahead has settled, and what does each device wait for?
+//!
+//! The paper's objective adds computing and reading. But a device reads while the others compute, and how much of
+//! that is hidden depends on the rounds, on its memory and on who decides what stays there. For a device with
+//! `stage = T_comp + T_mem` and `k` windows, `share` bytes of CPU weights, `room` for page cache beside what cannot
+//! be reclaimed, and a disk of `s` bytes a second:
+//!
+//! ```text
+//! share <= room            own = stage                                     busy = 0
+//! else, no prefetch        own = stage + read/s                            busy = 0
+//! os, windowed             own = stage + conflict share/s                  busy = stage + (1 + conflict) read/s
+//! managed                  own = max(stage, (read - k q)/s)                busy = read/s
+//!
+//! T = max( sum of own + sum of hops + token overhead of the head ,  largest busy )
+//! ```
+//!
+//! `own` is what a device adds to a token whose reading is as far ahead as it can be; `busy` is how long its disk
+//! needs for one token, and no token can be faster than the slowest disk. `read` is `share` where the system evicts
+//! what was used longest ago, and `share - room` in the paper's page cache. A window of `w = share / k` is in
+//! conflict with the one before it as far as both do not fit: `conflict = (w + ahead - room) / w`, within 0 and 1,
+//! with `ahead` = w or the prefetch budget, and 0 if windows are given up behind the computation. A device that
+//! manages its residency reads `share - kept` ([`hearth_schema::residency::kept_bytes`]), through a buffer of q
+//! bytes that is filled before each window and streams on while it computes.
+//!
+//! Not here: the search ([`crate::overlap`]).
+
+use hearth_profiles::Bytes;
+use hearth_schema::residency::{Residency, ResidencyOptions, kept_bytes, stream_bytes};
+
+use crate::assignment::{Assignment, Share};
+use crate::constraints::{Violation, shape_violations};
+use crate::latency::{Breakdown, DeviceTerms, LatencyModel};
+use crate::practice::Rereads;
+
+/// What a device adds to a token, and how fast tokens can follow each other there.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Pace {
+    /// Its terms without hops; `disk` is what it waits for although reading is as far ahead as it can be.
+    pub terms: DeviceTerms,
+    /// Seconds for which a token keeps its disk, and in a conflict its processor too: no token is faster.
+    pub busy: f64,
+}
+
+/// What a device does for a token, with the bytes of its very layers: those of a model differ by some percent, and
+/// whether a share fits is decided by less.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Portion {
+    /// Its layers and windows.
+    pub share: Share,
+    /// Weight bytes of its layers on the CPU.
+    pub cpu_bytes: i64,
+    /// Weight bytes of its layers on the GPU.
+    pub gpu_bytes: i64,
+}
+
+/// Where a window stands in the turns of a ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// W.
+    pub ring_layers: u32,
+    /// Layers of a turn before it.
+    pub placed: u32,
+}
+
+/// Bytes of one share.
+struct Memory {
+    /// Weights that the CPU reads for a token.
+    share: i64,
+    /// Page cache that they can have.
+    room: i64,
+}
+
+impl Pace {
+    /// Seconds that the device adds to a token, without its hops.
+    pub fn own(&self) -> f64 {
+        self.terms.compute + self.terms.memory + self.terms.disk
+    }
+}
+
+impl LatencyModel<'_> {
+    /// The time of a token and its terms in the steady state, for a residency of each device. What is waited for
+    /// beside the devices' own times, because a disk is too slow, is a disk term of that device. An assignment that
+    /// breaks a memory rule has no time.
+    pub fn steady_state(
+        &self,
+        assignment: &Assignment,
+        residencies: &[ResidencyOptions],
+    ) -> Result<Breakdown, Violation> {
+        if let Some(violation) = shape_violations(self, assignment).into_iter().next() {
+            return Err(violation);
+        }
+        let mut devices = Vec::with_capacity(self.device_count());
+        let mut slowest = (0.0, 0);
+        let portions = self.portions(assignment);
+        let shares: Vec<Share> = portions.iter().map(|portion| portion.share).collect();
+        let hops = self.communication(assignment, &shares);
+        for (device, (portion, communication)) in portions.into_iter().zip(hops).enumerate() {
+            let (head, residency) = (device == assignment.head, residencies.get(device).copied());
+            let pace = self
+                .pace(device, head, &portion, &residency.unwrap_or_default())
+                .ok_or_else(|| self.no_room(device, head, &portion))?;
+            if pace.busy > slowest.0 {
+                slowest = (pace.busy, device);
+            }
+            devices.push(DeviceTerms { communication, ..pace.terms });
+        }
+        let own: f64 = devices.iter().map(DeviceTerms::seconds).sum();
+        devices[slowest.1].disk += (slowest.0 - own).max(0.0);
+        Ok(Breakdown { seconds: own.max(slowest.0), devices })
+    }
+
+    /// The pace of a device, `None` if its memory cannot hold what must be held, or if a slow disk would be read.
+    pub fn pace(
+        &self,
+        device: usize,
+        head: bool,
+        portion: &Portion,
+        residency: &ResidencyOptions,
+    ) -> Option<Pace> {
+        let share = portion.share;
+        let mut terms = self.terms(device, head, share);
+        (terms.disk, terms.communication) = (0.0, 0.0);
+        if share.layers == 0 {
+            return Some(Pace { terms, busy: 0.0 });
+        }
+        let costs = &self.devices[device];
+        let practice = &self.instance().devices[device].practice;
+        if head {
+            terms.compute += practice.token_overhead;
+        }
+        let memory = self.memory(device, head, portion);
+        terms.need = (costs.steady_capacity - memory.room + memory.share) as f64;
+        terms.capacity = costs.steady_capacity as u64;
+        terms.over = memory.share > memory.room;
+        let within_metal = !costs.metal || share.gpu_layers == 0 || {
+            let paper = self.terms(device, head, share);
+            !paper.over
+        };
+        let no_room = memory.room < 0 || (memory.share > 0 && memory.room < LEAST_CACHE);
+        if no_room || !self.fits_gpu(device, head, portion) {
+            return None;
+        }
+        if !terms.over && within_metal {
+            return Some(Pace { terms, busy: 0.0 });
+        }
+        if costs.slow_disk {
+            return None;
+        }
+        terms.over = true;
+        let stage = terms.compute + terms.memory;
+        let (disk, windows, weights) = (costs.disk_read, f64::from(share.windows), memory.share as f64);
+        let busy = if !within_metal {
+            // Past its working set Metal gives everything up, whoever keeps what.
+            terms.disk = 0.0;
+            stage + weights / disk
+        } else if residency.policy == Residency::Managed {
+            let (room, share) = (memory.room as u64, memory.share as u64);
+            let read = (share - kept_bytes(room, share, practice.processors, residency)) as f64;
+            let buffer = stream_bytes(room, share, practice.processors, residency) as f64;
+            terms.disk = ((read - windows * buffer) / disk - stage).max(0.0);
+            read / disk
+        } else {
+            let excess = practice.rereads == Rereads::Excess;
+            let read = if excess { weights - memory.room as f64 } else { weights };
+            let window = weights / windows;
+            let ahead = read_ahead(residency).min(window);
+            if ahead <= 0.0 {
+                terms.disk = read / disk;
+                return Some(Pace { terms, busy: 0.0 });
+            }
+            let held = if residency.releases() { 0.0 } else { window };
+            let conflict = ((held + ahead - memory.room as f64) / window).clamp(0.0, 1.0);
+            // What no budget covers is read when it is touched.
+            let uncovered = read * (1.0 - ahead / window);
+            terms.disk = conflict * read / disk + uncovered / disk;
+            stage + (1.0 + conflict) * read / disk
+        };
+        Some(Pace { terms, busy })
+    }
+
+    fn memory(&self, device: usize, head: bool, portion: &Portion) -> Memory {
+        let (costs, model) = (&self.devices[device], &self.model);
+        let kv = model.layer_resident_bytes - self.instance().model.layer_weight_bytes as i64;
+        let (gpu, cpu) = (
+            i64::from(portion.share.gpu_layers),
+            i64::from(portion.share.layers) - i64::from(portion.share.gpu_layers),
+        );
+        let head_bytes = if head { model.output_head_bytes + model.row_bytes_up } else { 0 };
+        // On Metal the GPU's layers lie in the same memory and stay there.
+        let pinned = if costs.metal { portion.gpu_bytes + gpu * kv } else { 0 };
+        let held = cpu * kv + pinned + costs.buffer_bytes;
+        Memory { share: portion.cpu_bytes + head_bytes, room: costs.steady_capacity - held }
+    }
+
+    /// Whether GPU memory holds these layers, by their own bytes.
+    pub(crate) fn fits_gpu(&self, device: usize, head: bool, portion: &Portion) -> bool {
+        let kv = self.model.layer_resident_bytes - self.instance().model.layer_weight_bytes as i64;
+        let needed = portion.gpu_bytes + i64::from(portion.share.gpu_layers) * kv;
+        portion.share.gpu_layers == 0 || needed <= self.devices[device].gpu_bytes[usize::from(head)]
+    }
+
+    /// What a window of so many layers, some on the GPU, means at a place of the ring.
+    pub fn portion(&self, place: Place, window: u32, gpu_layers: u32) -> Portion {
+        let Place { ring_layers, placed } = place;
+        let (rounds, remainder) = (self.model.layers / ring_layers, self.model.layers % ring_layers);
+        let rest = remainder.saturating_sub(placed);
+        let share = Share::new(window, gpu_layers, rounds, rest);
+        let bytes = |start: u32, end: u32| {
+            self.model.first_layers_bytes[end as usize] - self.model.first_layers_bytes[start as usize]
+        };
+        let (mut cpu_bytes, mut gpu_bytes) = (0, 0);
+        let mut add = |start: u32, layers: u32| {
+            // A window that is wider only in thought would begin earlier instead of running over the end.
+            let start = start.min(self.model.layers.saturating_sub(layers));
+            let layers = layers.min(self.model.layers);
+            let split = start + gpu_layers.min(layers);
+            gpu_bytes += bytes(start, split);
+            cpu_bytes += bytes(split, start + layers);
+        };
+        (0..rounds).for_each(|round| add(round * ring_layers + placed, window));
+        if rest > 0 {
+            add(rounds * ring_layers + placed, window.min(rest));
+        }
+        Portion { share, cpu_bytes, gpu_bytes }
+    }
+
+    /// What each device does, in the instance's order.
+    pub(crate) fn portions(&self, assignment: &Assignment) -> Vec<Portion> {
+        let devices = self.device_count();
+        let ring_layers = assignment.ring_layers() as u32;
+        let nothing = Portion { share: Share::default(), cpu_bytes: 0, gpu_bytes: 0 };
+        let (mut portions, mut placed) = (vec![nothing; devices], 0);
+        for device in assignment.ring() {
+            let (window, gpu) = (assignment.window_layers[device], assignment.gpu_layers[device]);
+            portions[device] = self.portion(Place { ring_layers, placed }, window, gpu);
+            placed += window;
+        }
+        portions
+    }
+
+    fn no_room(&self, device_index: usize, head: bool, portion: &Portion) -> Violation {
+        let (costs, described) = (&self.devices[device_index], &self.instance().devices[device_index]);
+        let memory = self.memory(device_index, head, portion);
+        let (need, capacity) =
+            ((costs.steady_capacity - memory.room + memory.share) as f64, costs.steady_capacity as u64);
+        let device = described.name.clone();
+        if !self.fits_gpu(device_index, head, portion) {
+            let fit = i64::from(portion.share.gpu_layers) - 1;
+            return Violation::GpuMemory { device, layers: portion.share.gpu_layers, fit };
+        }
+        if memory.room >= LEAST_CACHE && costs.slow_disk {
+            let threshold = self.instance().slow_disk_threshold;
+            return Violation::SlowDiskOverloaded {
+                device,
+                need,
+                capacity,
+                disk_read: costs.disk_read,
+                threshold,
+            };
+        }
+        Violation::NoRoom { device, held: need - memory.share as f64, capacity }
+    }
+}
+
+/// With less than this even weights that only pass through find no room, as in the simulator.
+/// source: assumed, two read-ahead windows of 8 MiB
+const LEAST_CACHE: i64 = 16 << 20;
+
+/// Bytes of a window that are read ahead of its turn at most.
+fn read_ahead(residency: &ResidencyOptions) -> f64 {
+    if !residency.prefetches() || residency.one_call {
+        return 0.0;
+    }
+    residency.prefetch_budget.map_or(f64::INFINITY, Bytes::as_f64)
+}

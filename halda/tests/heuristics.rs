@@ -1,0 +1,245 @@
+//! Do the heuristics choose what they choose by hand?
+//!
+//! A layer has 100 bytes, so that reading it at 1000 B/s takes 0.1 s; there is no arithmetic, no cache, no buffer.
+
+use std::collections::BTreeMap;
+
+use hearth_halda::{
+    Device, EdgeShard, Exact, Gpu, Instance, LatencyModel, LinguaLinked, Model, OperatingSystem,
+    PerformanceProportional, Practice, Solution, Strategy, solve,
+};
+
+const LAYER: u64 = 100;
+
+fn model(layers: u32) -> Model {
+    Model {
+        name: "plain".to_owned(),
+        model_layers: layers,
+        hidden_width: 1,
+        key_heads: 1,
+        key_head_width: 1,
+        value_heads: 1,
+        value_head_width: 1,
+        cached_tokens: 0,
+        vocabulary: 1,
+        layer_weight_bytes: LAYER,
+        input_embedding_bytes: 0,
+        output_head_bytes: 0,
+        layer_flops: BTreeMap::new(),
+        output_flops: BTreeMap::new(),
+        layer_bytes: Vec::new(),
+    }
+}
+
+/// A device whose CPU computes so many layers a second and whose RAM holds so many.
+fn device(name: &str, speed: f64, layers: u64) -> Device {
+    Device {
+        name: name.to_owned(),
+        os: OperatingSystem::Linux,
+        gpu: Gpu::None,
+        cpu_speed: BTreeMap::new(),
+        gpu_speed: BTreeMap::new(),
+        cpu_memory_rate: speed * LAYER as f64,
+        gpu_memory_rate: 0.0,
+        cpu_cache_write: 0.0,
+        gpu_cache_write: 0.0,
+        to_gpu: 0.0,
+        from_gpu: 0.0,
+        unified_memory: false,
+        hop: 0.0,
+        disk_read: LAYER as f64,
+        ram_available: layers * LAYER,
+        metal_available: 0,
+        cuda_available: 0,
+        can_swap: 0,
+        swap_available: 0,
+        cpu_buffer_bytes: 0,
+        gpu_buffer_bytes: 0,
+        practice: Practice::default(),
+    }
+}
+
+/// The device with a GPU.
+fn with_gpu(device: Device, speed: f64, layers: u64) -> Device {
+    Device { gpu: Gpu::Cuda, gpu_memory_rate: speed * LAYER as f64, cuda_available: layers * LAYER, ..device }
+}
+
+fn solved(strategy: &dyn Strategy, layers: u32, devices: Vec<Device>) -> Result<Solution, String> {
+    let instance = Instance {
+        name: "plain".to_owned(),
+        slow_disk_threshold: 0.0,
+        model: model(layers),
+        devices,
+        hops: None,
+    };
+    solved_instance(strategy, &instance)
+}
+
+fn solved_instance(strategy: &dyn Strategy, instance: &Instance) -> Result<Solution, String> {
+    solve(strategy, &LatencyModel::new(instance).unwrap()).map_err(|refusal| refusal.to_string())
+}
+
+#[track_caller]
+fn chosen(solution: &Solution, windows: &[u32], gpu_layers: &[u32]) {
+    assert_eq!(solution.assignment.window_layers, windows);
+    assert_eq!(solution.assignment.gpu_layers, gpu_layers);
+    assert_eq!(solution.assignment.rounds, 1);
+}
+
+/// A head with 10 layers a second, a laptop with a GPU of 40 and a CPU of 5, a phone with 10.
+fn three(head: u64, laptop: [u64; 2], phone: u64) -> Vec<Device> {
+    let laptop = with_gpu(device("laptop", 5.0, laptop[1]), 40.0, laptop[0]);
+    vec![device("head", 10.0, head), laptop, device("phone", 10.0, phone)]
+}
+
+#[test]
+fn perf_follows_compute_power() {
+    // 10 : 40 : 10 of 20 layers are 3.33, 16.67, 20 summed up: 3, 14, 3, all of which fit.
+    let solution = solved(&PerformanceProportional, 20, three(20, [20, 20], 20)).unwrap();
+    chosen(&solution, &[3, 14, 3], &[0, 14, 0]);
+    assert!((solution.seconds() - (3.0 / 10.0 + 14.0 / 40.0 + 3.0 / 10.0)).abs() < 1e-12);
+}
+
+#[test]
+fn perf_moves_what_exceeds_a_gpu_to_other_gpus() {
+    let gpu = |name, speed, layers| with_gpu(device(name, 5.0, 10), speed, layers);
+    let four =
+        |last| vec![device("head", 10.0, 20), gpu("a", 40.0, 6), gpu("b", 20.0, 20), gpu("c", 20.0, last)];
+    // 10 : 40 : 20 : 20 of 18 layers are 2, 8, 4, 4. The second holds 6, and its 2 move as 1 and 1.
+    let solution = solved(&PerformanceProportional, 18, four(5)).unwrap();
+    chosen(&solution, &[2, 6, 5, 5], &[0, 6, 5, 5]);
+    // The last has no room for another.
+    let solution = solved(&PerformanceProportional, 18, four(4)).unwrap();
+    chosen(&solution, &[2, 6, 6, 4], &[0, 6, 6, 4]);
+}
+
+#[test]
+fn perf_offloads_to_cpus_by_their_speed() {
+    // 3, 14, 3, of which the GPU holds 6. 10 : 5 : 10 of the 8 left are 3.2, 4.8, 8: 3, 2, 3. The phone has room
+    // for 2, and 10 : 5 of the last layer are 0.67, 1: the head's.
+    let solution = solved(&PerformanceProportional, 20, three(10, [6, 4], 5)).unwrap();
+    chosen(&solution, &[7, 8, 5], &[0, 6, 0]);
+}
+
+#[test]
+fn perf_overloads_cpus_when_all_memory_is_full() {
+    // 4, 6 + 1 and 5 fit. Of the 4 left, 10 : 5 : 10 gives 1.6, 2.4, 4: 2, 0, 2.
+    let devices = three(4, [6, 1], 5);
+    let solution = solved(&PerformanceProportional, 20, devices.clone()).unwrap();
+    chosen(&solution, &[6, 7, 7], &[0, 6, 0]);
+    // Two layers more than fit at one layer a second.
+    assert_eq!(solution.breakdown.devices[0].disk, 2.0);
+
+    // A slow disk is passed over: 10 : 5 of the 4 left are 2.67, 4: 3, 1.
+    let mut instance = Instance {
+        name: "slow".to_owned(),
+        slow_disk_threshold: 60.0,
+        model: model(20),
+        devices,
+        hops: None,
+    };
+    instance.devices[2].disk_read = 50.0;
+    let solution = solved_instance(&PerformanceProportional, &instance).unwrap();
+    chosen(&solution, &[7, 8, 5], &[0, 6, 0]);
+
+    instance.slow_disk_threshold = 101.0;
+    let refusal = solved_instance(&PerformanceProportional, &instance).unwrap_err();
+    let expected =
+        "no plan exists: k = 1: all disks are slow and a turn of 20 layers exceeds the 16 that memory holds";
+    assert_eq!(refusal, expected);
+}
+
+#[test]
+fn perf_keeps_the_head_in_the_ring() {
+    // 1 : 100 of 10 layers are 0.1: nothing for the head, which takes one.
+    let devices = vec![device("head", 1.0, 10), device("desktop", 100.0, 10)];
+    let solution = solved(&PerformanceProportional, 10, devices).unwrap();
+    chosen(&solution, &[1, 9], &[0, 0]);
+}
+
+#[test]
+fn perf_takes_a_gpu_slower_than_its_cpu_as_a_reserve() {
+    // The laptop counts with its CPU, 10 : 10 : both hold 4 and 4 in RAM; the last 2 go to the slow GPU.
+    let laptop = with_gpu(device("laptop", 10.0, 4), 2.0, 2);
+    let solution = solved(&PerformanceProportional, 10, vec![device("head", 10.0, 4), laptop]).unwrap();
+    chosen(&solution, &[4, 6], &[0, 2]);
+    assert!(!solution.breakdown.devices[1].over);
+}
+
+#[test]
+fn edgeshard_weighs_speed_against_hops() {
+    // 0.1 s a layer on the head, 0.05 s on the others. A block on a device saves 0.05 s a layer and costs its hop:
+    // 8 layers on the near one save 0.4 for 0.1, the ninth and tenth on the far one would save 0.05 for 0.2.
+    let near = Device { hop: 0.1, ..device("near", 20.0, 8) };
+    let far = Device { hop: 0.2, ..device("far", 20.0, 20) };
+    let devices = vec![device("head", 10.0, 10), near, far];
+    let solution = solved(&EdgeShard, 10, devices.clone()).unwrap();
+    chosen(&solution, &[2, 8, 0], &[0, 0, 0]);
+    assert!((solution.seconds() - (2.0 * 0.1 + 8.0 * 0.05 + 0.1)).abs() < 1e-12);
+    // Of 20 layers the far one holds all but the head's, and only its hop is paid.
+    chosen(&solved(&EdgeShard, 20, devices).unwrap(), &[1, 0, 19], &[0, 0, 0]);
+}
+
+#[test]
+fn edgeshard_reads_nothing_even_where_reading_is_faster() {
+    // The worker computes 100 times slower than the head, whose disk gives 50 layers a second.
+    let mut devices = vec![device("head", 100.0, 6), device("worker", 1.0, 10)];
+    devices[0].disk_read = 50.0 * LAYER as f64;
+    chosen(&solved(&EdgeShard, 10, devices.clone()).unwrap(), &[6, 4], &[0, 0]);
+    let exact = solved(&Exact { rounds: Some(1), ..Exact::default() }, 10, devices.clone()).unwrap();
+    chosen(&exact, &[9, 1], &[0, 0]);
+
+    let refusal = solved(&EdgeShard, 17, devices.clone()).unwrap_err();
+    assert_eq!(refusal, "`edgeshard` reads no weights from disk, and memory holds 16 of the 17 layers");
+    devices[0].ram_available = LAYER - 1;
+    let refusal = solved(&EdgeShard, 10, devices).unwrap_err();
+    let expected =
+        "`edgeshard` reads no weights from disk, and the memory of the head, `head`, holds no layer";
+    assert_eq!(refusal, expected);
+}
+
+#[test]
+fn edgeshard_fills_the_faster_side_first() {
+    let desktop = with_gpu(device("desktop", 10.0, 4), 40.0, 3);
+    chosen(&solved(&EdgeShard, 5, vec![desktop]).unwrap(), &[5], &[3]);
+    let desktop = with_gpu(device("desktop", 10.0, 4), 2.0, 3);
+    chosen(&solved(&EdgeShard, 5, vec![desktop]).unwrap(), &[5], &[1]);
+}
+
+#[test]
+fn lingualinked_balances_computing_and_communication() {
+    // x/10 = (10 - x)/20 + 0.1 for x = 4: both take 0.4 s.
+    let near = Device { hop: 0.1, ..device("near", 20.0, 10) };
+    let solution = solved(&LinguaLinked, 10, vec![device("head", 10.0, 10), near.clone()]).unwrap();
+    chosen(&solution, &[4, 6], &[0, 0]);
+    let seconds = |device: usize| solution.breakdown.devices[device].seconds();
+    assert!((seconds(0) - 0.4).abs() < 1e-12 && (seconds(1) - 0.4).abs() < 1e-12);
+    // The worker holds 5, or the head holds 3: the other takes the rest.
+    let tight = Device { ram_available: 5 * LAYER, ..near.clone() };
+    chosen(&solved(&LinguaLinked, 10, vec![device("head", 10.0, 10), tight]).unwrap(), &[5, 5], &[0, 0]);
+    chosen(&solved(&LinguaLinked, 10, vec![device("head", 10.0, 3), near]).unwrap(), &[3, 7], &[0, 0]);
+}
+
+#[test]
+fn lingualinked_counts_gpu_and_cpu_of_a_device() {
+    // 4/40 + (x - 4)/10 = (11 - x)/10 for x = 7.
+    let head = with_gpu(device("head", 10.0, 20), 40.0, 4);
+    let solution = solved(&LinguaLinked, 11, vec![head, device("worker", 10.0, 20)]).unwrap();
+    chosen(&solution, &[7, 4], &[4, 0]);
+}
+
+#[test]
+fn lingualinked_saves_time_where_balance_is_out_of_reach() {
+    // The far device's hop of 10 s is the longest time whatever the others do; their sum is least if the fast one
+    // has all but the head's layer.
+    let far = Device { hop: 10.0, ..device("far", 10.0, 10) };
+    let devices = vec![device("head", 10.0, 10), device("fast", 20.0, 10), far];
+    chosen(&solved(&LinguaLinked, 10, devices).unwrap(), &[1, 9, 0], &[0, 0, 0]);
+}
+
+#[test]
+fn lingualinked_says_why_there_is_no_plan() {
+    let devices = vec![device("head", 10.0, 4), device("worker", 10.0, 5)];
+    let refusal = solved(&LinguaLinked, 10, devices).unwrap_err();
+    assert_eq!(refusal, "`lingualinked` reads no weights from disk, and memory holds 9 of the 10 layers");
+}

@@ -1,0 +1,248 @@
+//! Is every doubtful thing found, said where it is, and nothing found where nothing is wrong?
+//!
+//! Each case is a sound scenario and plan with one thing changed; the codes of what is found are compared as a whole.
+//! Whether an error about memory is a run that ends before it begins is a test of the command line.
+
+use hearth_halda::lint::{self, Finding, Severity};
+use hearth_halda::{Exact, LatencyModel, Manual, Rules, build, plan, solve};
+use hearth_profiles::{Bytes, BytesPerSecond, Document, Seconds, device, model::shipped};
+use hearth_schema::plan::{Origin, Role};
+use hearth_schema::residency::{Residency, ResidencyOptions};
+use hearth_schema::{Cluster, LinkTable, Member, Plan, Scenario};
+
+const SCENARIO: &str = "schema: scenario/1
+name: t
+seed: 1
+model: {profile: llama-8b}
+context: 512
+workload: {prompt: 16, generate: 12}
+devices:
+  - {name: a, profile: d3}
+  - {name: b, profile: d2}
+links:
+  default: {latency: {value: 2 ms, source: test}, bandwidth: {value: 400 Mbit/s, source: test}}
+";
+
+/// A scenario's text as documents and numbers.
+struct Case {
+    scenario: Scenario,
+    origin: Origin,
+    cluster: Cluster,
+}
+
+impl Case {
+    fn new(text: &str) -> Case {
+        let scenario = Scenario::from_yaml(text).unwrap();
+        let origin = Origin { name: scenario.name.clone(), digest: hearth_schema::digest::of(text) };
+        let member = |entry: &hearth_schema::scenario::DeviceEntry| Member {
+            name: entry.name.clone(),
+            address: entry.address.clone(),
+            device: device::shipped(&entry.profile).unwrap(),
+            residency: entry.residency.or(scenario.residency),
+        };
+        let cluster = Cluster {
+            members: scenario.devices.iter().map(member).collect(),
+            head: scenario.head(),
+            links: LinkTable::new(scenario.links.clone()),
+            model: shipped(scenario.model.profile.as_deref().unwrap()).unwrap(),
+            context: scenario.context,
+            kv_cache: scenario.kv_cache,
+            workload: scenario.workload,
+            seed: scenario.seed,
+        };
+        Case { scenario, origin, cluster }
+    }
+
+    fn plan(&self, windows: &[u32]) -> Plan {
+        let instance = build::instance(&self.cluster, None);
+        let model = LatencyModel::new(&instance).unwrap();
+        let strategy = Manual { window_layers: windows.to_vec(), ..Manual::default() };
+        plan(&solve(&strategy, &model).unwrap(), &self.cluster, &self.origin).unwrap()
+    }
+
+    fn lint(&self, plan: &Plan) -> Vec<Finding> {
+        lint::plan(plan, &self.origin, &self.cluster, self.scenario.planner.slow_disk)
+    }
+
+    /// Leaves a device this much memory beside key-value cache and buffers.
+    fn room(&mut self, device: usize, layers: u32, room: Bytes) {
+        let member = &mut self.cluster.members[device].device;
+        let cache = self.cluster.model.shape.kv_bytes_per_layer(512, Bytes(2)).0 * u64::from(layers);
+        member.memory.available.value = room + Bytes(cache) + member.cpu.compute_buffer.value;
+        (member.memory.can_swap, member.memory.swap_available) = (None, None);
+    }
+}
+
+#[track_caller]
+fn codes(found: &[Finding], expected: &[&str]) {
+    let mut codes: Vec<&str> = found.iter().map(|finding| finding.code).collect();
+    codes.sort_unstable();
+    assert_eq!(codes, expected, "{found:#?}");
+    for finding in found {
+        assert!(!finding.what.is_empty() && !finding.place.is_empty() && !finding.fix.is_empty());
+    }
+}
+
+#[test]
+fn a_sound_plan_has_no_findings() {
+    let case = Case::new(SCENARIO);
+    codes(&lint::scenario(&case.scenario, &case.cluster), &[]);
+    codes(&case.lint(&case.plan(&[24, 8])), &[]);
+}
+
+#[test]
+fn what_is_doubtful_about_a_scenario() {
+    let lint = |from: &str, to: &str| {
+        assert!(SCENARIO.contains(from));
+        let case = Case::new(&SCENARIO.replace(from, to));
+        lint::scenario(&case.scenario, &case.cluster)
+    };
+    codes(&lint("profile: d2", "profile: d2, limits: {memory: 1 TiB}"), &["limit-above-memory"]);
+    codes(&lint("profile: d2", "profile: d2, limits: {memory: 1 GiB}"), &[]);
+    let share = "profile: d2, limits: {memory_share: 50 %}";
+    codes(&lint("profile: d2", share), &["memory-share-while-planning"]);
+    let by_hand = format!("{share}}}\nplanner: {{strategy: manual, windows: [16, 16]");
+    codes(&lint("profile: d2", &by_hand), &[]);
+    codes(&lint("value: 2 ms", "value: 60 ms"), &["slow-link"]);
+    codes(&lint("400 Mbit/s", "1 Mbit/s"), &["slow-link"]);
+    let both = SCENARIO
+        .replace("profile: d3", "profile: d3, address: '10.0.0.1:9'")
+        .replace("profile: d2", "profile: d2, address: '10.0.0.1:9'");
+    let both = Case::new(&both);
+    codes(&lint::scenario(&both.scenario, &both.cluster), &["same-address"]);
+    let named = |pair: &str| {
+        let link = "{latency: {value: 1 ms, source: t}, bandwidth: {value: 1 GB/s, source: t}}";
+        format!("    - {{devices: {pair}, link: {link}}}\n")
+    };
+    let links = [named("[a, b]"), named("[b, a]")].concat();
+    let case = Case::new(&format!("{}  between:\n{links}", SCENARIO.replace("value: 2 ms", "value: 1 s")));
+    // Every pair has a link of its own, so the default's second is nobody's.
+    codes(&lint::scenario(&case.scenario, &case.cluster), &["link-twice"]);
+}
+
+#[test]
+fn more_devices_than_layers() {
+    let devices: Vec<String> =
+        (0..33).map(|index| format!("  - {{name: x{index}, profile: d2}}\n")).collect();
+    let text = SCENARIO.replace("links:", &format!("{}links:", devices.concat()));
+    let case = Case::new(&text);
+    let found = lint::scenario(&case.scenario, &case.cluster);
+    codes(&found, &["more-devices-than-layers"]);
+    assert_eq!(found[0].severity, Severity::Warning);
+    assert!(found[0].what.contains("35 devices share 32 layers: 3 stay idle"), "{}", found[0].what);
+    let case = Case::new(&format!("{text}planner: {{keep_all: true}}\n"));
+    assert_eq!(lint::scenario(&case.scenario, &case.cluster)[0].severity, Severity::Error);
+}
+
+#[test]
+fn a_plan_that_is_none_or_for_something_else() {
+    let mut case = Case::new(SCENARIO);
+    let plan = case.plan(&[24, 8]);
+    let gap = Plan { rounds: 2, ..plan.clone() };
+    let found = case.lint(&gap);
+    codes(&found, &["plan-invalid"]);
+    assert!(found[0].what.contains("set `rounds: 1`"), "{}", found[0].what);
+    case.origin.digest = "sha256:0000000000000000".to_owned();
+    codes(&case.lint(&plan), &["other-scenario"]);
+    case.cluster.context = 1024;
+    codes(&case.lint(&plan), &["other-context", "other-scenario"]);
+    let mut case = Case::new(SCENARIO);
+    case.cluster.members[1].name = "c".to_owned();
+    codes(&case.lint(&plan), &["unknown-device"]);
+    let other = Case::new(&SCENARIO.replace("llama-8b", "1b"));
+    codes(&other.lint(&plan), &["other-model", "other-scenario"]);
+}
+
+#[test]
+fn gpus_that_are_not_there_or_too_small() {
+    let mut case = Case::new(SCENARIO);
+    let mut plan = case.plan(&[24, 8]);
+    plan.devices[0].gpu_layers = 20;
+    codes(&case.lint(&plan), &[]);
+    case.cluster.members[0].device.gpu.as_mut().unwrap().memory_available.value = Bytes::mib(2048);
+    let found = case.lint(&plan);
+    codes(&found, &["gpu-memory"]);
+    assert!(found[0].place.contains("devices[0] `a`.gpu_layers"), "{}", found[0].place);
+    case.cluster.members[0].device.gpu = None;
+    codes(&case.lint(&plan), &["no-gpu"]);
+}
+
+#[test]
+fn memory_that_ends_before_the_weights() {
+    let mut case = Case::new(SCENARIO);
+    let plan = case.plan(&[24, 8]);
+    // 16 MiB is the least room; the output head of llama-8b alone is some 400 MiB.
+    case.room(0, 24, Bytes::mib(16) - Bytes(1));
+    codes(&case.lint(&plan), &["memory-exceeded"]);
+    case.room(0, 24, Bytes::mib(16));
+    codes(&case.lint(&plan), &["head-over-memory", "one-round-over-memory"]);
+    case.room(0, 24, Bytes::mib(1024));
+    codes(&case.lint(&plan), &["one-round-over-memory", "share-exceeds-memory"]);
+    case.cluster.members[0].device.disk.sequential.value = BytesPerSecond(5e7);
+    codes(&case.lint(&plan), &["one-round-over-memory", "share-exceeds-memory", "slow-disk-overloaded"]);
+    case.scenario.planner.slow_disk = Some(BytesPerSecond(1e7));
+    codes(&case.lint(&plan), &["one-round-over-memory", "share-exceeds-memory"]);
+}
+
+#[test]
+fn rounds_that_do_not_go_with_the_memory() {
+    let mut case = Case::new(SCENARIO);
+    let fits = case.plan(&[6, 2]);
+    assert_eq!(fits.rounds, 4);
+    let found = case.lint(&fits);
+    codes(&found, &["rounds-without-reading"]);
+    assert!(found[0].what.contains("of hops a token"), "{}", found[0].what);
+    let layer = case.cluster.model.max_layer_bytes();
+    // The worker has 8 layers in 4 windows of 2.
+    case.room(1, 8, layer * 5);
+    codes(&case.lint(&fits), &["share-exceeds-memory"]);
+    case.room(1, 8, layer * 3);
+    codes(&case.lint(&fits), &["share-exceeds-memory", "windows-evict-each-other"]);
+    let mut bounded = fits.clone();
+    bounded.devices[1].residency.prefetch_budget = Some(Bytes(layer.0 / 2));
+    codes(&case.lint(&bounded), &["share-exceeds-memory"]);
+    case.room(1, 8, layer);
+    codes(&case.lint(&fits), &["share-exceeds-memory", "window-exceeds-memory"]);
+    let mut plain = fits.clone();
+    plain.devices[1].residency = ResidencyOptions::default().without_prefetch();
+    codes(&case.lint(&plain), &["reads-without-prefetch", "share-exceeds-memory"]);
+    let mut managed = fits;
+    managed.devices[1].residency = ResidencyOptions::of(Residency::Managed);
+    codes(&case.lint(&managed), &["share-exceeds-memory"]);
+    managed.devices[1].residency.stream_buffer = Some(Bytes(layer.0 / 2 + 1));
+    codes(&case.lint(&managed), &["share-exceeds-memory", "stream-buffer-too-large"]);
+}
+
+#[test]
+fn partial_rounds_hops_and_addresses() {
+    let case = Case::new(SCENARIO);
+    let partial = case.plan(&[20, 3]);
+    let found = case.lint(&partial);
+    codes(&found, &["partial-last-round", "rounds-without-reading"]);
+    let note = found.iter().find(|finding| finding.code == "partial-last-round").unwrap();
+    assert!(note.what.contains("has 9 of 23 layers; without any: `b`"), "{}", note.what);
+    let mut plan = case.plan(&[24, 8]);
+    plan.predicted.as_mut().unwrap().tpot = Seconds(0.008);
+    codes(&case.lint(&plan), &["hops-dominate"]);
+    let mut devices = Case::new(&SCENARIO.replace("links:", "  - {name: c, profile: d2}\nlinks:"));
+    devices.cluster.members[1].address = Some("10.0.0.1:9".to_owned());
+    let plan = devices.plan(&[16, 8, 8]);
+    assert!(plan.devices.iter().any(|device| device.role == Role::Worker));
+    codes(&devices.lint(&plan), &["no-address"]);
+}
+
+#[test]
+fn a_device_that_is_left_out_wrongly() {
+    let mut case = Case::new(SCENARIO);
+    case.cluster.members[0].device.memory.available.value = Bytes::mib(3072);
+    // What other programs give up makes room, and the planner counts that on Android only.
+    let found = case.lint(&case.plan(&[32, 0]));
+    codes(&found, &["dropped-device-would-help"]);
+    assert!(found[0].what.starts_with("`b` has no layers"), "{}", found[0].what);
+    // The best plan of the same model leaves nobody out wrongly.
+    let instance = build::instance(&case.cluster, None);
+    let model = LatencyModel::new(&instance).unwrap();
+    let exact = Exact { rules: Rules { may_drop: true, may_leave_remainder: false }, ..Exact::default() };
+    let best = plan(&solve(&exact, &model).unwrap(), &case.cluster, &case.origin).unwrap();
+    assert!(case.lint(&best).iter().all(|finding| finding.code != "dropped-device-would-help"));
+}

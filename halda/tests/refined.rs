@@ -1,0 +1,191 @@
+//! Does the local search find what trying every plan finds, and never anything worse than its start?
+//!
+//! The objectives are toys: a convex one has one valley, which single steps must reach from anywhere; one without
+//! any order shows that the search keeps its promises whatever it is told. Instances are those with certified optima.
+
+use std::collections::BTreeSet;
+
+use hearth_halda::constraints::ring_violations;
+use hearth_halda::overlap::best_residencies;
+use hearth_halda::refine::{Ended, Progress, Refined};
+use hearth_halda::{Assignment, Exact, Gpu, Instance, LatencyModel, Refine, Rules, Search, refine, solve};
+use proptest::prelude::*;
+
+const FREE: Rules = Rules { may_drop: true, may_leave_remainder: true };
+
+/// The small instances that have a plan, with that of `exact`.
+fn instances() -> Vec<(Instance, Assignment)> {
+    let rows = include_str!("data/lda/small.jsonl").lines();
+    let instances = rows.map(|line| {
+        let row: serde_json::Value = serde_json::from_str(line).unwrap();
+        serde_json::from_value::<Instance>(row["instance"].clone()).unwrap()
+    });
+    let planned = instances.filter_map(|instance| {
+        let model = LatencyModel::new(&instance).unwrap();
+        let found = solve(&Exact::default(), &model).ok()?.assignment;
+        let allowed = allowed(&model, &found);
+        allowed.then_some((instance, found))
+    });
+    planned.collect()
+}
+
+fn allowed(model: &LatencyModel, at: &Assignment) -> bool {
+    ring_violations(model, at, FREE).is_empty() && best_residencies(model, at).is_some()
+}
+
+/// A convex sum over processors: how far the layers of each are from a target, squared and weighted.
+fn valley(assignment: &Assignment, targets: &[(f64, f64)]) -> f64 {
+    let split = assignment.window_layers.iter().zip(&assignment.gpu_layers);
+    let layers = split.flat_map(|(window, gpu)| [f64::from(window - gpu), f64::from(*gpu)]);
+    layers.zip(targets).map(|(layers, (target, weight))| weight * (layers - target).powi(2)).sum()
+}
+
+/// No order at all, but the same every time; a tenth of the plans cannot be run.
+fn noise(assignment: &Assignment, seed: u64) -> Option<f64> {
+    let numbers = assignment.window_layers.iter().chain(&assignment.gpu_layers).chain([&assignment.rounds]);
+    let mixed = numbers.fold(seed, |mixed, number| {
+        (mixed ^ u64::from(*number)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
+    });
+    (!mixed.is_multiple_of(10)).then_some((mixed % 1009) as f64)
+}
+
+/// The best of all plans of one round.
+fn best_of_all(model: &LatencyModel, head: usize, score: impl Fn(&Assignment) -> f64) -> f64 {
+    let devices = model.device_count();
+    let mut at = Assignment::new(head, 1, vec![0; devices], vec![0; devices]);
+    let mut best = f64::INFINITY;
+    let mut place = |at: &mut Assignment| {
+        if allowed(model, at) {
+            best = best.min(score(at));
+        }
+    };
+    every(&mut at, 0, model.model_layers(), &mut place);
+    best
+}
+
+fn every(at: &mut Assignment, device: usize, left: u32, place: &mut impl FnMut(&mut Assignment)) {
+    if device == at.window_layers.len() {
+        if left == 0 {
+            place(at);
+        }
+        return;
+    }
+    for window in 0..=left {
+        for gpu in 0..=window {
+            (at.window_layers[device], at.gpu_layers[device]) = (window, gpu);
+            every(at, device + 1, left - window, place);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn in_one_valley_it_finds_the_bottom(
+        targets in prop::collection::vec((-2.0..12.0_f64, 0.1..3.0_f64), 16),
+    ) {
+        for (instance, start) in instances().iter().filter(|(it, _)| it.devices.len() <= 3) {
+            let model = LatencyModel::new(instance).unwrap();
+            let search = Search { rules: FREE, same_rounds: true, most_evaluations: None };
+            let Refined { assignment, to, ended, .. } =
+                refine(&model, start, search, |at| Some(valley(at, &targets)), |_| true);
+            let best = best_of_all(&model, start.head, |at| valley(at, &targets));
+            prop_assert!((to.unwrap() - best).abs() <= 1e-9 * best, "{assignment:?}: {to:?}, {best}");
+            prop_assert_eq!(ended, Ended::NoBetterNeighbour);
+        }
+    }
+
+    #[test]
+    fn whatever_it_is_told_it_is_never_worse_and_never_forbidden(seed in any::<u64>(), most in 0..200_u64) {
+        for (instance, start) in &instances() {
+            let model = LatencyModel::new(instance).unwrap();
+            let search = Search { rules: FREE, same_rounds: false, most_evaluations: Some(most) };
+            let mut asked = Vec::new();
+            let mut run = || {
+                let score = |at: &Assignment| {
+                    asked.push(at.clone());
+                    noise(at, seed)
+                };
+                refine(&model, start, search, score, |_| true)
+            };
+            let (once, again) = (run(), run());
+            prop_assert_eq!(&once, &again);
+            prop_assert!(once.evaluations <= most);
+            prop_assert_eq!(asked.len() as u64, 2 * once.evaluations);
+            asked.truncate(once.evaluations as usize);
+            let different: BTreeSet<&Assignment> = asked.iter().collect();
+            prop_assert_eq!(different.len(), asked.len(), "a plan is scored once");
+            prop_assert!(allowed(&model, &once.assignment));
+            if most > 0 {
+                prop_assert_eq!(once.to, noise(&once.assignment, seed));
+                prop_assert_eq!(once.from, noise(start, seed));
+                prop_assert!(once.from.is_none_or(|from| once.to.unwrap() <= from));
+            }
+        }
+    }
+}
+
+#[test]
+fn more_rounds_are_found_where_they_pay() {
+    let (instance, start) = instances().swap_remove(0);
+    let model = LatencyModel::new(&instance).unwrap();
+    assert_eq!((start.rounds, start.ring_layers()), (1, 12));
+    let score = |at: &Assignment| Some(f64::from(at.rounds.abs_diff(4)));
+    let search = Search { rules: FREE, same_rounds: false, most_evaluations: None };
+    let found = refine(&model, &start, search, score, |_| true);
+    assert_eq!((found.assignment.rounds, found.assignment.ring_layers()), (4, 3));
+    assert_eq!((found.from, found.to), (Some(3.0), Some(0.0)));
+    let kept = refine(&model, &start, Search { same_rounds: true, ..search }, score, |_| true);
+    assert_eq!(kept.assignment.rounds, 1);
+}
+
+#[test]
+fn devices_come_and_go() {
+    let (instance, start) = instances()
+        .into_iter()
+        .find(|(it, _)| it.devices.len() == 3 && it.slow_disk_threshold == 0.0)
+        .unwrap();
+    let model = LatencyModel::new(&instance).unwrap();
+    let used = |at: &Assignment| at.window_layers.iter().filter(|window| **window > 0).count();
+    let search = Search { rules: FREE, same_rounds: false, most_evaluations: None };
+    let alone = refine(&model, &start, search, |at| Some(used(at) as f64), |_| true).assignment;
+    assert_eq!(used(&alone), 1);
+    let all = refine(&model, &alone, search, |at| Some(-(used(at) as f64)), |_| true).assignment;
+    assert_eq!(used(&all), 3);
+    let kept = Search { rules: Rules { may_drop: false, ..FREE }, ..search };
+    assert_eq!(used(&refine(&model, &all, kept, |at| Some(used(at) as f64), |_| true).assignment), 3);
+}
+
+#[test]
+fn a_caller_stops_it_and_keeps_the_best() {
+    let (instance, start) = instances().swap_remove(0);
+    let model = LatencyModel::new(&instance).unwrap();
+    let search = Search { rules: FREE, ..Search::default() };
+    let mut heard = Vec::new();
+    let go_on = |progress: Progress| {
+        heard.push(progress);
+        progress.evaluations < 7
+    };
+    let found = refine(&model, &start, search, |at| Some(-f64::from(at.gpu_layers[0])), go_on);
+    assert_eq!((found.evaluations, found.ended), (7, Ended::Stopped));
+    assert_eq!(heard.len(), 8);
+    assert!(heard.windows(2).all(|pair| pair[1].evaluations == pair[0].evaluations + 1));
+    let nothing = refine(&model, &start, search, |_| Some(f64::NAN), |_| true);
+    assert_eq!((nothing.assignment, nothing.from, nothing.to), (start.clone(), None, None));
+    let shapeless = Assignment::new(9, 0, vec![1], vec![]);
+    let kept = refine(&model, &shapeless, search, |_| Some(1.0), |_| true);
+    assert_eq!((kept.assignment, kept.evaluations), (shapeless, 0));
+}
+
+#[test]
+fn what_was_found_is_explained_like_any_other_plan() {
+    let (instance, start) = instances().swap_remove(0);
+    assert!(instance.devices.iter().any(|device| device.gpu != Gpu::None));
+    let model = LatencyModel::new(&instance).unwrap();
+    let strategy = Refine { assignment: start.clone(), start: "exact".to_owned(), rules: FREE };
+    let solution = solve(&strategy, &model).unwrap();
+    assert_eq!((solution.strategy, &solution.assignment), ("refine", &start));
+    assert_eq!(solution.options, ["start=exact", "drop=true", "remainder=true"]);
+    assert!(solution.explanation.gap.is_some_and(|gap| gap >= -1e-9), "nothing beats the default");
+}

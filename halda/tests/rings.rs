@@ -1,0 +1,344 @@
+//! Do hops that depend on the neighbour, missing links, relays and orders come out right?
+//!
+//! By hand on three and four equal devices, and on random matrices against every plan there is: every split, every
+//! choice of relays, every order.
+
+use std::collections::BTreeMap;
+
+use hearth_halda::{
+    Assignment, Device, Dropped, Even, Exact, Exhaustive, Gpu, HeadChoice, Instance, LatencyModel, Manual,
+    Model, Objective, OperatingSystem, OrderChoice, Overlap, Practice, Refusal, Rules, Share, Solution,
+    Violation, solve, violations,
+};
+use proptest::prelude::*;
+
+const LAYER: u64 = 100 << 20;
+
+/// A device that computes a layer in so many milliseconds and holds so many of them on a disk that is too slow.
+fn device(name: &str, milliseconds: f64, holds: u64) -> Device {
+    Device {
+        name: name.to_owned(),
+        os: OperatingSystem::Linux,
+        gpu: Gpu::None,
+        cpu_speed: BTreeMap::from([("q4k".to_owned(), 1e9 / (milliseconds / 1e3))]),
+        gpu_speed: BTreeMap::new(),
+        cpu_memory_rate: 1e24,
+        gpu_memory_rate: 0.0,
+        cpu_cache_write: 0.0,
+        gpu_cache_write: 0.0,
+        to_gpu: 0.0,
+        from_gpu: 0.0,
+        unified_memory: false,
+        hop: 0.0,
+        disk_read: 1e6,
+        ram_available: holds * LAYER,
+        metal_available: 0,
+        cuda_available: 0,
+        can_swap: 0,
+        swap_available: 0,
+        cpu_buffer_bytes: 0,
+        gpu_buffer_bytes: 0,
+        practice: Practice::default(),
+    }
+}
+
+fn instance(layers: u32, devices: Vec<Device>, hops: Vec<Vec<Option<f64>>>) -> Instance {
+    Instance {
+        name: "ring".to_owned(),
+        slow_disk_threshold: 1e8,
+        model: Model {
+            name: "ring".to_owned(),
+            model_layers: layers,
+            hidden_width: 1,
+            key_heads: 0,
+            key_head_width: 0,
+            value_heads: 0,
+            value_head_width: 0,
+            cached_tokens: 0,
+            vocabulary: 1,
+            layer_weight_bytes: LAYER,
+            input_embedding_bytes: 0,
+            output_head_bytes: 0,
+            layer_flops: BTreeMap::from([("q4k".to_owned(), 1e9)]),
+            output_flops: BTreeMap::new(),
+            layer_bytes: Vec::new(),
+        },
+        devices,
+        hops: Some(hops),
+    }
+}
+
+/// Hops in milliseconds; below zero there is none.
+fn hops<const M: usize>(rows: [[i32; M]; M]) -> Vec<Vec<Option<f64>>> {
+    let entry = |hop: i32| (hop >= 0).then_some(f64::from(hop) / 1e3);
+    rows.into_iter().map(|row| row.into_iter().map(entry).collect()).collect()
+}
+
+fn near(found: f64, milliseconds: f64) -> bool {
+    (found * 1e3 - milliseconds).abs() < 1e-6
+}
+
+const SELECT: Rules = Rules { may_drop: true, may_leave_remainder: false };
+
+fn best(instance: &Instance, order: OrderChoice) -> Result<Solution, Refusal> {
+    let model = LatencyModel::new(instance).unwrap();
+    solve(&Exact { rules: SELECT, order, ..Exact::default() }, &model)
+}
+
+#[test]
+fn a_hop_goes_to_whoever_comes_next_in_that_turn() {
+    let rows = hops([[0, 1, 2], [10, 0, 20], [100, 200, 0]]);
+    let devices = ["a", "b", "c"].map(|name| device(name, 1.0, 100)).into();
+    let instance = instance(10, devices, rows);
+    let model = LatencyModel::new(&instance).unwrap();
+    let hops = |windows: [u32; 3], rounds, order: Option<Vec<usize>>| {
+        let assignment = Assignment { order, ..Assignment::new(0, rounds, windows.into(), vec![0; 3]) };
+        let breakdown = model.evaluate(&assignment).unwrap();
+        breakdown.devices.iter().map(|terms| (terms.communication * 1e3).round() as u32).collect::<Vec<_>>()
+    };
+    assert_eq!(hops([4, 3, 3], 1, None), [1, 20, 100]);
+    assert_eq!(hops([5, 0, 5], 1, None), [2, 0, 100], "b is passed by");
+    assert_eq!(hops([10, 0, 0], 1, None), [0, 0, 0], "nobody to send to");
+    assert_eq!(hops([4, 3, 3], 1, Some(vec![0, 2, 1])), [2, 10, 200]);
+    assert_eq!(hops([5, 0, 5], 1, Some(vec![0, 1, 2])), [1, 20, 100], "b relays");
+    // W = 4, R = 2: two whole turns, then a with both layers alone, or with b, or nobody but a and the relay.
+    assert_eq!(hops([2, 1, 1], 3, None), [2, 40, 200]);
+    assert_eq!(hops([1, 1, 2], 3, None), [3, 2 * 20 + 10, 200]);
+    assert_eq!(hops([2, 2, 0], 3, Some(vec![0, 2, 1])), [2 * 2 + 2, 20, 2 * 200 + 100]);
+    let relayed =
+        Assignment { order: Some(vec![0, 2, 1]), ..Assignment::new(0, 3, vec![2, 2, 0], vec![0; 3]) };
+    let rules = Rules { may_leave_remainder: true, ..SELECT };
+    let found = violations(&model, &relayed, rules);
+    assert!(matches!(found[..], [Violation::RelayInPartialRound { .. }]), "{found:?}");
+}
+
+#[test]
+fn a_weak_device_relays_where_it_is_the_only_way() {
+    // a cannot send to c; these hold 5 of 10 layers each; b would take 50 ms for one.
+    let rows = hops([[0, 2, -1], [2, 0, 3], [4, 4, 0]]);
+    let devices = vec![device("a", 1.0, 5), device("b", 50.0, 4), device("c", 1.0, 5)];
+    let mut instance = instance(10, devices, rows);
+    for order in [OrderChoice::Given, OrderChoice::Best] {
+        let solution = best(&instance, order).unwrap();
+        assert_eq!(solution.assignment.window_layers, [5, 0, 5]);
+        assert_eq!(solution.assignment.ring(), [0, 1, 2]);
+        assert!(solution.assignment.is_relay(1));
+        assert!(near(solution.seconds(), 10.0 + 2.0 + 3.0 + 4.0), "{}", solution.seconds());
+        let relay = solution.explanation.devices[1].relay.as_ref().unwrap();
+        assert_eq!((relay.from.as_str(), relay.to.as_str(), relay.reachable), ("a", "c", false));
+        assert_eq!(solution.breakdown.devices[1].share, Share::default());
+    }
+    // A plan by hand gets the relay too.
+    let model = LatencyModel::new(&instance).unwrap();
+    let by_hand = Manual { head: 0, rounds: None, window_layers: vec![5, 0, 5], gpu_layers: vec![] };
+    let by_hand = solve(&by_hand, &model).unwrap();
+    assert_eq!(by_hand.assignment.order, Some(vec![0, 1, 2]));
+    assert_eq!(by_hand.explanation.gap, Some(0.0));
+    // Without the way through b there is none.
+    instance.hops.as_mut().unwrap()[1][2] = None;
+    let refusal = best(&instance, OrderChoice::Given).unwrap_err().to_string();
+    assert!(
+        refusal.contains("no ring in this order connects devices that hold a turn of 10 layers"),
+        "{refusal}"
+    );
+    assert!(best(&instance, OrderChoice::Best).is_err());
+    let model = LatencyModel::new(&instance).unwrap();
+    let Err(Refusal::Breaks { violations, .. }) = solve(&Even { rounds: 1 }, &model) else { panic!("a gap") };
+    assert_eq!(
+        violations[0].to_string(),
+        "`b` cannot reach `c`, which comes next in the ring: choose another order or a relay"
+    );
+}
+
+#[test]
+fn the_best_order_follows_the_short_links() {
+    // Clockwise the hops take 9 ms, the other way round 1 ms; all four are needed.
+    let rows = hops([[0, 9, 5, 1], [1, 0, 9, 5], [5, 1, 0, 9], [9, 5, 1, 0]]);
+    let devices = ["a", "b", "c", "d"].map(|name| device(name, 1.0, 2)).into();
+    let instance = instance(8, devices, rows);
+    let given = best(&instance, OrderChoice::Given).unwrap();
+    assert!(near(given.seconds(), 8.0 + 36.0));
+    let free = best(&instance, OrderChoice::Best).unwrap();
+    assert_eq!(free.assignment.order, Some(vec![0, 3, 2, 1]));
+    assert!(near(free.seconds(), 8.0 + 4.0));
+    assert_eq!(free.options, ["drop=true", "order=best"]);
+    assert_eq!(free.explanation.limit, None);
+}
+
+#[test]
+fn a_device_out_of_reach_is_dropped_for_that() {
+    let rows = hops([[0, 1, -1], [1, 0, -1], [1, 1, 0]]);
+    let devices = vec![device("a", 1.0, 2), device("b", 1.0, 2), device("c", 0.1, 9)];
+    let solution = best(&instance(4, devices, rows), OrderChoice::Best).unwrap();
+    assert_eq!(solution.assignment.window_layers, [2, 2, 0]);
+    assert_eq!(solution.explanation.devices[2].dropped, Some(Dropped::OutOfReach));
+}
+
+#[test]
+fn a_matrix_that_makes_no_sense_is_refused() {
+    let refused = |rows: Vec<Vec<Option<f64>>>| {
+        let devices = vec![device("a", 1.0, 2), device("b", 1.0, 2)];
+        LatencyModel::new(&instance(4, devices, rows)).unwrap_err().to_string()
+    };
+    let row = vec![Some(0.0), Some(1.0)];
+    assert_eq!(refused(vec![row.clone()]), "`t_comm_between` has 1 rows and there are 2 devices");
+    assert_eq!(
+        refused(vec![row.clone(), vec![None]]),
+        "`t_comm_between` has 1 entries in the row of devices[1] `b` and there are 2 devices"
+    );
+    assert_eq!(
+        refused(vec![row.clone(), vec![Some(-1.0), None]]),
+        "`t_comm_between` of devices[1] `b` to `a` is -1: it must not be negative"
+    );
+    assert_eq!(
+        refused(vec![row.clone(), vec![Some(f64::NAN), None]]),
+        "`t_comm_between` of devices[1] `b` to `a` is NaN: it must be a finite number"
+    );
+    assert!(refused(vec![row, vec![Some(f64::MAX), None]]).contains("infinite time"));
+}
+
+#[test]
+fn many_devices_get_a_good_order_and_a_bound() {
+    // A circle of 16: next to each other 1 ms, otherwise more, and listed in a scattered order. All are needed.
+    let place = |device: usize| device * 7 % 16;
+    let hop = |from: usize, to: usize| {
+        let apart = place(from).abs_diff(place(to));
+        Some(apart.min(16 - apart) as f64 / 1e3)
+    };
+    let rows = (0..16).map(|from| (0..16).map(|to| hop(from, to)).collect()).collect();
+    let devices = (0..16).map(|index| device(&format!("d{index}"), 1.0, 2)).collect();
+    let instance = instance(32, devices, rows);
+    let given = best(&instance, OrderChoice::Given).unwrap();
+    assert!(near(given.seconds(), 32.0 + 16.0 * 7.0), "{}", given.seconds());
+    let free = best(&instance, OrderChoice::Best).unwrap();
+    assert!(near(free.seconds(), 32.0 + 16.0), "{}", free.seconds());
+    let limit = free.explanation.limit.unwrap();
+    assert!(near(limit.lower_bound.unwrap(), 32.0 + 16.0), "{limit:?}");
+    assert!(limit.notes[0].starts_with("Not every order of the ring was tried"), "{limit:?}");
+}
+
+/// A hop, a zero, or none.
+fn any_hop() -> impl Strategy<Value = Option<f64>> {
+    prop_oneof![3 => Just(None), 1 => Just(Some(0.0)), 3 => Just(Some(2e-3)), 5 => (1e-4..2e-2_f64).prop_map(Some)]
+}
+
+prop_compose! {
+    fn any_ring(most_layers: [u32; 5], devices: std::ops::RangeInclusive<usize>)(devices in devices)(
+        layers in 1..=most_layers[devices - 1],
+        machines in prop::collection::vec((0.5..20.0_f64, 0..4_u64, any::<bool>()), devices),
+        rows in prop::collection::vec(prop::collection::vec(any_hop(), devices), devices),
+    ) -> Instance {
+        let described = |(index, (milliseconds, holds, reads)): (usize, (f64, u64, bool))| Device {
+            disk_read: if reads { 5e9 } else { 1e6 },
+            ..device(&format!("d{index}"), milliseconds, holds)
+        };
+        instance(layers, machines.into_iter().enumerate().map(described).collect(), rows)
+    }
+}
+
+/// `exact` finds what trying everything finds, or both find nothing.
+fn same(model: &LatencyModel, exact: Exact) -> Result<(), TestCaseError> {
+    let Exact { rules, rounds, order, .. } = exact;
+    match (solve(&exact, model), solve(&Exhaustive { rules, rounds, order, ..Exhaustive::default() }, model))
+    {
+        (Ok(found), Ok(certain)) => {
+            let (seconds, certain) = (found.seconds(), certain.seconds());
+            prop_assert!(
+                (seconds - certain).abs() <= 1e-9 * certain,
+                "{:?}: {} is not {}",
+                exact,
+                seconds,
+                certain
+            );
+            prop_assert!(found.explanation.limit.is_none());
+        }
+        (Err(Refusal::Infeasible(_)), Err(Refusal::Infeasible(_))) => {}
+        (found, certain) => {
+            return Err(TestCaseError::fail(format!("{exact:?}: {found:?}\nbut\n{certain:?}")));
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    #[test]
+    fn exact_equals_trying_every_ring(instance in any_ring([6, 6, 5, 4, 3], 1..=4)) {
+        let model = LatencyModel::new(&instance).unwrap();
+        for may_drop in [false, true] {
+            for may_leave_remainder in [false, true] {
+                let rules = Rules { may_drop, may_leave_remainder };
+                same(&model, Exact { rules, ..Exact::default() })?;
+                same(&model, Exact { rules, order: OrderChoice::Best, ..Exact::default() })?;
+                for rounds in [1, 2, 3] {
+                    // Where there are no such rounds, there is nothing to compare.
+                    let exact = Exact { rules, rounds: Some(rounds), ..Exact::default() };
+                    if !matches!(solve(&exact, &model), Err(Refusal::Rounds { .. })) {
+                        same(&model, exact)?;
+                        if !may_leave_remainder {
+                            same(&model, Exact { order: OrderChoice::Best, ..exact })?;
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn overlap_equals_trying_every_ring(instance in any_ring([6, 6, 5, 4, 3], 1..=4)) {
+        let model = LatencyModel::new(&instance).unwrap();
+        for may_drop in [false, true] {
+            for may_leave_remainder in [false, true] {
+                let rules = Rules { may_drop, may_leave_remainder };
+                let seconds = |order| {
+                    let solution = solve(&Overlap { rules, order, ..Overlap::default() }, &model).ok()?;
+                    let bound = solution.explanation.limit.as_ref().and_then(|limit| limit.lower_bound);
+                    assert!(bound.is_none_or(|bound| bound <= solution.seconds() * (1.0 + 1e-9)), "{bound:?}");
+                    Some(solution.seconds())
+                };
+                let all = Exhaustive { rules, objective: Objective::SteadyState, ..Exhaustive::default() };
+                let certain = solve(&all, &model).ok().map(|solution| solution.seconds());
+                let given = seconds(OrderChoice::Given);
+                let near = |left: f64, right: f64| (left - right).abs() <= 1e-9 * right;
+                prop_assert!(given.is_some() == certain.is_some(), "{:?} is not {:?}", given, certain);
+                prop_assert!(given.zip(certain).is_none_or(|(found, certain)| near(found, certain)), "{:?} is not {:?}", given, certain);
+                let free = seconds(OrderChoice::Best).unwrap_or(f64::INFINITY);
+                prop_assert!(free <= given.unwrap_or(f64::INFINITY) * (1.0 + 1e-9));
+            }
+        }
+    }
+
+    #[test]
+    fn a_better_order_is_never_slower_and_never_under_the_bound(instance in any_ring([9, 9, 9, 9, 9], 1..=5)) {
+        let model = LatencyModel::new(&instance).unwrap();
+        let rules = Rules { may_drop: true, may_leave_remainder: true };
+        let seconds = |rounds, head, order| {
+            let solution = solve(&Exact { rules, head, rounds, order }, &model).ok()?;
+            let bound = solution.explanation.limit.as_ref().and_then(|limit| limit.lower_bound);
+            assert!(bound.is_none_or(|bound| bound <= solution.seconds() * (1.0 + 1e-9)));
+            Some(solution.seconds())
+        };
+        for rounds in [None, Some(1), Some(2)] {
+            for head in [HeadChoice::Fixed(0), HeadChoice::Best] {
+                let given = seconds(rounds, head, OrderChoice::Given).unwrap_or(f64::INFINITY);
+                let free = seconds(rounds, head, OrderChoice::Best).unwrap_or(f64::INFINITY);
+                if rounds != Some(2) {
+                    prop_assert!(free <= given * (1.0 + 1e-9), "{} {:?}: {} and {}", rounds.is_some(), head, free, given);
+                }
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    #[test]
+    fn exact_equals_trying_every_ring_of_five(instance in any_ring([3, 3, 3, 3, 3], 5..=5)) {
+        let model = LatencyModel::new(&instance).unwrap();
+        for order in [OrderChoice::Given, OrderChoice::Best] {
+            same(&model, Exact { rules: SELECT, order, ..Exact::default() })?;
+        }
+    }
+}

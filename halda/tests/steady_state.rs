@@ -1,0 +1,213 @@
+//! Is the steady state what paper and pencil say, and are rounds chosen when they pay and only then?
+//!
+//! Two devices: a head that has room for everything and only adds time, and one whose layers, memory and disk are
+//! those of the reader in `sim/examples/windowed_reader.rs`: 400 MiB of weights, 400 MB/s, 1.345 s a token in all.
+
+use std::collections::BTreeMap;
+
+use hearth_halda::{
+    Assignment, Device, Gpu, Instance, LatencyModel, Model, OperatingSystem, Overlap, Practice, Rereads,
+    Solution, Strategy, solve,
+};
+use hearth_profiles::Bytes;
+use hearth_schema::residency::{Residency, ResidencyOptions, kept_bytes};
+
+const MIB: u64 = 1 << 20;
+/// Weight bytes of a layer.
+const LAYER: u64 = 50 * MIB;
+/// Seconds a token without reading.
+const QUIET: f64 = 1.345;
+/// Bytes a second.
+const DISK: f64 = 400e6;
+/// Seconds that the second device computes for a token of eight layers.
+const STAGE: f64 = 0.08;
+
+/// Seconds of a layer on the head, the rest of whose time is no layer's.
+const HEAD_LAYER: f64 = 0.001;
+
+/// A device that needs `layer` seconds for a layer.
+fn device(name: &str, layer: f64, memory: u64, residency: ResidencyOptions) -> Device {
+    Device {
+        name: name.to_owned(),
+        os: OperatingSystem::Linux,
+        gpu: Gpu::None,
+        cpu_speed: BTreeMap::from([("q4k".to_owned(), 1e9 / layer)]),
+        gpu_speed: BTreeMap::new(),
+        // Reading from memory takes no time worth counting.
+        cpu_memory_rate: 1e15,
+        gpu_memory_rate: 0.0,
+        cpu_cache_write: 0.0,
+        gpu_cache_write: 0.0,
+        to_gpu: 0.0,
+        from_gpu: 0.0,
+        unified_memory: true,
+        hop: 0.0,
+        disk_read: DISK,
+        ram_available: memory,
+        metal_available: 0,
+        cuda_available: 0,
+        can_swap: 0,
+        swap_available: 0,
+        cpu_buffer_bytes: 0,
+        gpu_buffer_bytes: 0,
+        practice: Practice { residencies: vec![residency], ..Practice::default() },
+    }
+}
+
+/// Eight layers on each; a hop takes `hop` seconds.
+fn instance(memory: u64, residency: ResidencyOptions, hop: f64) -> Instance {
+    let mut devices = vec![
+        device("head", HEAD_LAYER, 1 << 40, ResidencyOptions::default()),
+        device("short", STAGE / 8.0, memory, residency),
+    ];
+    for device in &mut devices {
+        device.hop = hop;
+    }
+    devices[0].practice.token_overhead = QUIET - STAGE - 8.0 * HEAD_LAYER;
+    Instance {
+        name: "reader".to_owned(),
+        slow_disk_threshold: 0.0,
+        model: Model {
+            name: "sixteen layers".to_owned(),
+            model_layers: 16,
+            hidden_width: 1024,
+            key_heads: 1,
+            key_head_width: 1,
+            value_heads: 1,
+            value_head_width: 1,
+            cached_tokens: 0,
+            vocabulary: 1,
+            layer_weight_bytes: LAYER,
+            input_embedding_bytes: 0,
+            output_head_bytes: 0,
+            layer_flops: BTreeMap::from([("q4k".to_owned(), 1e9)]),
+            output_flops: BTreeMap::new(),
+            layer_bytes: Vec::new(),
+        },
+        devices,
+        hops: None,
+    }
+}
+
+/// Seconds of a token with eight layers on each device in k rounds.
+fn seconds(memory: u64, residency: ResidencyOptions, rounds: u32) -> f64 {
+    let instance = instance(memory, residency, 0.0);
+    let model = LatencyModel::new(&instance).unwrap();
+    let assignment = Assignment::new(0, rounds, vec![8 / rounds; 2], vec![0; 2]);
+    model.steady_state(&assignment, &[ResidencyOptions::default(), residency]).unwrap().seconds
+}
+
+fn close(found: f64, expected: f64) {
+    assert!((found - expected).abs() < 0.005, "{found} s, expected {expected} s");
+}
+
+#[test]
+fn a_system_that_evicts_by_age_by_hand() {
+    let os = ResidencyOptions::of(Residency::Os);
+    // Measured in `sim/tests/linux_rows.rs`' rows: 2.34, 2.34 to 2.38, 2.0 to 2.1, 2.22, 1.40.
+    close(seconds(305 * MIB, os.without_prefetch(), 1), 2.39);
+    close(seconds(305 * MIB, os, 1), 2.39);
+    close(seconds(305 * MIB, os, 2), 1.84);
+    close(seconds(205 * MIB, os, 2), 2.37);
+    close(seconds(305 * MIB, os, 4), QUIET);
+    close(seconds(400 * MIB, os, 1), QUIET);
+    // Half of a window is read ahead, the other half when it is touched.
+    let half = ResidencyOptions { prefetch_budget: Some(Bytes(50 * MIB)), ..os };
+    close(seconds(305 * MIB, half, 4), QUIET + 200.0 * MIB as f64 / DISK);
+    // A window given up behind the computation is not in the way of the next one.
+    close(seconds(205 * MIB, ResidencyOptions { release: true, ..os }, 2), QUIET);
+}
+
+#[test]
+fn a_page_cache_that_keeps_what_fits_reads_the_excess() {
+    let mut instance = instance(305 * MIB, ResidencyOptions::default(), 0.0);
+    instance.devices[1].practice.rereads = Rereads::Excess;
+    let residency = ResidencyOptions::default().without_prefetch();
+    let model = LatencyModel::new(&instance).unwrap();
+    let assignment = Assignment::new(0, 1, vec![8; 2], vec![0; 2]);
+    let found = model.steady_state(&assignment, &[residency; 2]).unwrap();
+    close(found.seconds, QUIET + 95.0 * MIB as f64 / DISK);
+    close(found.devices[1].disk, 95.0 * MIB as f64 / DISK);
+}
+
+#[test]
+fn a_device_that_keeps_and_streams_by_hand() {
+    for (rounds, buffer) in [(1, 8), (2, 8), (4, 8), (4, 32)] {
+        let managed = ResidencyOptions {
+            stream_buffer: Some(Bytes(buffer * MIB)),
+            ..ResidencyOptions::of(Residency::Managed)
+        };
+        let read = (400 * MIB - kept_bytes(305 * MIB, 400 * MIB, 1, &managed)) as f64;
+        let waits = (read - f64::from(rounds) * (buffer * MIB) as f64) / DISK;
+        close(seconds(305 * MIB, managed, rounds), QUIET - STAGE + waits.max(STAGE));
+    }
+    // The disk itself sets the pace when there is nothing else to wait for.
+    let managed =
+        ResidencyOptions { stream_buffer: Some(Bytes(48 * MIB)), ..ResidencyOptions::of(Residency::Managed) };
+    let read = (400 * MIB - kept_bytes(205 * MIB, 400 * MIB, 1, &managed)) as f64;
+    let mut instance = instance(205 * MIB, managed, 0.0);
+    instance.devices[0].practice.token_overhead = 0.0;
+    let model = LatencyModel::new(&instance).unwrap();
+    let assignment = Assignment::new(0, 8, vec![1; 2], vec![0; 2]);
+    let found = model.steady_state(&assignment, &[ResidencyOptions::default(), managed]).unwrap();
+    close(found.seconds, read / DISK);
+    close(
+        found.seconds,
+        found.devices.iter().map(|device| device.compute + device.memory + device.disk).sum(),
+    );
+}
+
+/// The best plan that gives the short device its eight layers' worth: the head may not take everything.
+fn planned(memory: u64, residency: ResidencyOptions, hop: f64) -> Solution {
+    let mut instance = instance(memory, residency, hop);
+    // The head holds half of the model and may read nothing.
+    instance.devices[0].ram_available = 8 * LAYER;
+    instance.devices[0].disk_read = DISK / 2.0;
+    instance.slow_disk_threshold = DISK * 0.75;
+    solve(&Overlap::default(), &LatencyModel::new(&instance).unwrap()).unwrap()
+}
+
+#[test]
+fn rounds_are_chosen_when_they_pay_and_only_then() {
+    let (os, managed) = (ResidencyOptions::default(), ResidencyOptions::of(Residency::Managed));
+    // Windows of half of the layers are in conflict, those of a quarter are not.
+    let plan = planned(305 * MIB, os, 0.001);
+    assert_eq!(plan.assignment.rounds, 4);
+    close(plan.seconds(), QUIET + 4.0 * 0.002);
+    // Nothing is gained by what costs more than it hides, nor by rounds where nothing is read.
+    assert_eq!(planned(305 * MIB, os, 0.4).assignment.rounds, 1);
+    assert_eq!(planned(400 * MIB, os, 0.0).assignment.rounds, 1);
+    assert_eq!(planned(305 * MIB, os.without_prefetch(), 0.0).assignment.rounds, 1);
+    // A stream buffer hides its size in every round, and a larger one costs what is kept.
+    let plan = planned(305 * MIB, managed, 0.001);
+    let rounds = plan.assignment.rounds;
+    assert!(rounds > 1, "{rounds}");
+    close(plan.seconds(), QUIET + f64::from(rounds) * 0.002);
+    let buffer = plan.residencies[1].buffer().0;
+    assert!(u64::from(rounds) * buffer >= 95 * MIB, "{rounds} rounds, a buffer of {buffer} bytes");
+    assert_eq!(planned(305 * MIB, managed, 1.0).assignment.rounds, 1);
+}
+
+#[test]
+fn an_open_residency_is_chosen_for_what_it_saves() {
+    let mut instance = instance(205 * MIB, ResidencyOptions::default(), 0.5);
+    instance.devices[0].ram_available = 8 * LAYER;
+    instance.devices[0].disk_read = DISK / 2.0;
+    instance.slow_disk_threshold = DISK * 0.75;
+    let (os, managed) = (ResidencyOptions::default(), ResidencyOptions::of(Residency::Managed));
+    for device in &mut instance.devices {
+        device.practice.residencies = vec![os, managed];
+    }
+    let model = LatencyModel::new(&instance).unwrap();
+    let plan = solve(&Overlap::default(), &model).unwrap();
+    assert_eq!(plan.residencies[0], os, "everything fits");
+    assert_eq!(plan.residencies[1].policy, Residency::Managed);
+    let only = |residency| {
+        let mut instance = instance.clone();
+        instance.devices[1].practice.residencies = vec![residency];
+        solve(&Overlap::default(), &LatencyModel::new(&instance).unwrap()).unwrap().seconds()
+    };
+    assert!(plan.seconds() < only(os));
+    close(plan.seconds(), only(managed));
+    assert_eq!(Overlap::default().name(), "overlap");
+}

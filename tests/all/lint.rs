@@ -1,0 +1,146 @@
+//! Does `hearth lint` find what a run would end with, and say so with the right exit code?
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::processes::{error, run};
+
+fn scenario(context: u32, devices: &str) -> String {
+    format!(
+        "# What does lint find?
+schema: scenario/1
+name: lint-test
+seed: 1
+model: {{profile: llama-8b}}
+context: {context}
+workload: {{prompt: 16, generate: 4}}
+devices:
+{devices}
+links:
+  default:
+    latency: {{value: 2 ms, source: test}}
+    bandwidth: {{value: 400 Mbit/s, source: test}}
+"
+    )
+}
+
+fn write(folder: &Path, name: &str, text: &str) -> String {
+    let path = folder.join(name);
+    fs::write(&path, text).expect("the temporary folder can be written");
+    path.display().to_string()
+}
+
+/// The findings, after ending with this code and saying nothing on standard error.
+fn lint(arguments: &[&str], code: i32) -> Vec<Value> {
+    let output = run(&[&["lint"][..], arguments, &["--json"]].concat());
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
+    assert!(said.is_empty(), "{said}");
+    let found: Value = serde_json::from_slice(&output.stdout).expect("one JSON document");
+    found.as_array().expect("a list").clone()
+}
+
+fn codes(found: &[Value]) -> Vec<&str> {
+    found.iter().map(|finding| finding["code"].as_str().expect("a code")).collect()
+}
+
+const TWO: &str = "  - {name: a, profile: d3}\n  - {name: b, profile: d2}";
+
+#[test]
+fn the_plan_it_would_make_has_nothing_wrong() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = write(folder.path(), "s.yaml", &scenario(512, TWO));
+    assert_eq!(codes(&lint(&[&file], 0)), Vec::<&str>::new());
+    let output = run(&["lint", &file]);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "0 errors, 0 warnings, 0 notes\n");
+}
+
+#[test]
+fn a_finding_has_a_code_a_place_and_a_hint() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = write(folder.path(), "s.yaml", &scenario(512, TWO));
+    let arguments = [file.as_str(), "--windows", "6,2"];
+    let found = lint(&arguments, 0);
+    assert_eq!(codes(&found), ["rounds-without-reading"]);
+    for key in ["severity", "code", "what", "where", "fix"] {
+        assert!(found[0][key].as_str().is_some_and(|text| !text.is_empty()), "{key}: {found:?}");
+    }
+    let output = run(&[&["lint"][..], &arguments].concat());
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(text.starts_with("warning[rounds-without-reading]: "), "{text}");
+    assert!(
+        text.contains("\n  where: plan rounds\n  hint:  ") && text.ends_with("1 warning, 0 notes\n"),
+        "{text}"
+    );
+}
+
+#[test]
+fn errors_about_memory_are_runs_that_end_before_they_begin() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (mut fitting, mut ending) = (0, 0);
+    for context in [512, 8192, 65_536, 262_144, 1_048_576] {
+        for limit in ["300 MiB", "700 MiB", "2 GiB", "9 GiB"] {
+            for gpu in ["0,0", "8,8", "16,16"] {
+                let devices = format!(
+                    "  - {{name: a, profile: d3}}\n  - {{name: b, profile: d2, limits: {{memory: {limit}}}}}"
+                );
+                let file = write(folder.path(), "s.yaml", &scenario(context, &devices));
+                let plan = folder.path().join("p.yaml").display().to_string();
+                let words = ["plan", &file, "--windows", "16,16", "--gpu-layers", gpu, "--output", &plan];
+                if !run(&words).status.success() {
+                    // The planner's own check of the GPUs, in mean layers.
+                    continue;
+                }
+                let simulated = run(&["simulate", &file, "--plan", &plan, "--tokens", "2", "--json"]);
+                let ends = simulated.status.code() == Some(3);
+                let found = lint(&[&file, "--plan", &plan], if ends { 3 } else { 0 });
+                let wrong = |code: &&str| matches!(*code, "memory-exceeded" | "gpu-memory");
+                let codes = codes(&found);
+                assert_eq!(codes.iter().any(wrong), ends, "{context}, {limit}, {gpu}: {codes:?}");
+                *(if ends { &mut ending } else { &mut fitting }) += 1;
+            }
+        }
+    }
+    println!("{fitting} runs fit, {ending} do not");
+    assert!(fitting > 5 && ending > 5);
+}
+
+#[test]
+fn a_plan_that_covers_the_model_twice_or_another_model_is_an_error() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = write(folder.path(), "s.yaml", &scenario(512, TWO));
+    let plan = folder.path().join("p.yaml").display().to_string();
+    assert!(run(&["plan", &file, "--windows", "16,16", "--output", &plan]).status.success());
+    assert_eq!(codes(&lint(&[&file, "--plan", &plan], 0)), Vec::<&str>::new());
+    let text = fs::read_to_string(&plan).expect("a plan");
+    let twice = write(folder.path(), "twice.yaml", &text.replace("rounds: 1", "rounds: 2"));
+    let found = lint(&[&file, "--plan", &twice], 3);
+    assert_eq!(codes(&found), ["plan-invalid"]);
+    assert!(found[0]["what"].as_str().is_some_and(|what| what.contains("set `rounds: 1`")), "{found:?}");
+    let other = scenario(512, TWO).replace("llama-8b", "1b");
+    let other = write(folder.path(), "other.yaml", &other);
+    assert_eq!(codes(&lint(&[&other, "--plan", &plan], 3)), ["other-model", "other-scenario"]);
+    // What is no plan at all, or nowhere, is refused like anywhere else.
+    let text = error(&["lint", &file, "--plan", &file], 2);
+    assert!(text.contains("this is not a plan/1 document"), "{text}");
+    error(&["lint", &file, "--plan", "nowhere.yaml"], 2);
+}
+
+#[test]
+fn a_strategy_that_refuses_is_a_finding() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = write(folder.path(), "s.yaml", &scenario(512, TWO));
+    let found = lint(&[&file, "--strategy", "even", "--rounds", "5"], 3);
+    assert_eq!(codes(&found), ["no-plan"]);
+    assert!(found[0]["what"].as_str().is_some_and(|what| what.contains("5 rounds")), "{found:?}");
+}
+
+#[test]
+fn a_limit_above_the_devices_memory_is_seen_although_it_counts() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let devices = "  - {name: a, profile: d3, limits: {memory: 1 TiB}}";
+    let file = write(folder.path(), "s.yaml", &scenario(512, devices));
+    assert_eq!(codes(&lint(&[&file], 0)), ["limit-above-memory"]);
+}
