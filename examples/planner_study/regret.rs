@@ -2,7 +2,8 @@
 //!
 //! On small instances every plan is simulated: all windows, all GPU splits, all valid rounds, all choices of
 //! devices. The regret of a strategy is its simulated time over the fastest of all plans, less one. The plans
-//! keep to the named constraints, so that a strategy's plan is one of them, unless it has a residency of its own.
+//! keep to the named constraints, so that a strategy's plan is one of them, unless it chooses a residency; such plans
+//! are added to them.
 //!
 //! Not here: whether the simulator is right.
 
@@ -42,8 +43,8 @@ pub fn searched(seed: u64, number: usize) -> Result<Vec<Searched>, String> {
     for residency in RESIDENCIES {
         let mut searched = search(&drawn, number, residency)?;
         if residency.is_none() {
-            // The best of one residency for all; a choice device by device may be better still.
-            let fastest = all.iter().filter_map(|other| other.fastest);
+            // All plans with one residency for all, and those of the strategies.
+            let fastest = all.iter().filter_map(|other| other.fastest).chain(searched.fastest);
             searched.fastest = fastest.min_by(|one, other| one.0.total_cmp(&other.0));
         }
         all.push(searched);
@@ -72,6 +73,11 @@ fn search(drawn: &Cluster, number: usize, residency: Option<Residency>) -> Resul
             Answer::Planned(_, score) => Ok(score),
             Answer::Refused(reason) => Err(reason),
         });
+    }
+    // A strategy may choose a stream buffer, or a residency for each device, and be faster than all of them.
+    for score in scores.iter().flatten() {
+        let own = score.simulated.map(|seconds| (seconds, score.rounds));
+        fastest = fastest.into_iter().chain(own).min_by(|one, other| one.0.total_cmp(&other.0));
     }
     Ok(Searched {
         number,
