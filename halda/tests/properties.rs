@@ -323,6 +323,33 @@ proptest! {
         lawful(&LatencyModel::new(&instance).unwrap())?;
     }
 
+    // (w, n, k) and (k w, k n, 1) give every device the same layers; the second has a k-th of the hops and of the
+    // copies to GPUs. So the paper's objective never prefers more than one round.
+    #[test]
+    fn one_round_is_never_slower(instance in small([20, 12, 12, 12])) {
+        let model = LatencyModel::new(&instance).unwrap();
+        let rules = Rules { may_drop: true, may_leave_remainder: false };
+        let best = |rounds| {
+            let exact = Exact { rules, rounds: Some(rounds), ..Exact::default() };
+            solve(&exact, &model).ok()
+        };
+        for rounds in valid_rounds(instance.model.model_layers) {
+            let Some(several) = best(rounds) else { continue };
+            let times = |layers: &[u32]| layers.iter().map(|layers| layers * rounds).collect();
+            let plan = &several.assignment;
+            let merged = Assignment::new(0, 1, times(&plan.window_layers), times(&plan.gpu_layers));
+            prop_assert_eq!(violations(&model, &merged, rules), vec![]);
+            let once = model.evaluate(&merged).unwrap();
+            prop_assert!(once.seconds <= several.seconds() * (1.0 + 1e-9));
+            for (once, several) in once.devices.iter().zip(&several.breakdown.devices) {
+                prop_assert_eq!((once.compute, once.disk), (several.compute, several.disk));
+                prop_assert!(equal(f64::from(rounds) * once.communication, several.communication));
+            }
+            let fastest = best(1).map_or(f64::INFINITY, |solution| solution.seconds());
+            prop_assert!(fastest <= several.seconds() * (1.0 + 1e-9), "{} > {}", fastest, several.seconds());
+        }
+    }
+
     #[test]
     fn skipping_programmes_changes_nothing(instance in small([40, 24, 16, 12])) {
         let model = LatencyModel::new(&instance).unwrap();

@@ -16,4 +16,5 @@ mod repository;
 mod residency;
 mod ring_key;
 mod rust_text;
+mod scenarios;
 mod tidy;

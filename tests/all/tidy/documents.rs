@@ -25,7 +25,7 @@ fn every_scenario_asks_a_question() {
 #[test]
 fn every_number_of_a_device_has_a_source() {
     let mut findings = Findings::of("write `value:` and `source:` for each number");
-    for file in in_folder("profiles/devices/", "yaml") {
+    for file in in_folder("profiles/devices/", "yaml").chain(in_folder("scenarios/paper/devices/", "yaml")) {
         let lines: Vec<&str> = file.text.lines().collect();
         for (at, line) in lines.iter().enumerate() {
             let Some(value) = quantity(line) else { continue };

@@ -1,0 +1,124 @@
+//! Which share of instances does a strategy plan within a given factor of the best?
+//!
+//! The cumulative distributions of the gaps as steps: to the right the time over the best one, from 1 to 100 in
+//! logarithms, upwards the share of instances. Refused instances and runs out of memory are never reached, so a
+//! curve may end below one.
+//!
+//! Not here: the gaps.
+
+use std::fmt::Write;
+
+use crate::gaps::Gaps;
+
+/// A panel: a title, and the gaps of each strategy with the number of instances.
+pub struct Panel {
+    /// What the times are of.
+    pub title: String,
+    /// Strategy, gaps, instances.
+    pub curves: Vec<(&'static str, Gaps, usize)>,
+}
+
+const WIDTH: f64 = 420.0;
+const HEIGHT: f64 = 260.0;
+const LEFT: f64 = 48.0;
+const TOP: f64 = 40.0;
+const PANEL: f64 = 500.0;
+const LEGEND_ROW: f64 = 18.0;
+/// The largest factor shown.
+const MOST: f64 = 100.0;
+/// Told apart by people who see colours differently as well. source: Okabe and Ito, "Color Universal Design"
+const COLOURS: [&str; 7] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#777777"];
+/// Strategies beyond the colours are dashed.
+const DASHES: [&str; 3] = ["none", "6 3", "2 2"];
+
+/// The drawing.
+pub fn drawing(panels: &[Panel]) -> String {
+    let strategies = panels.iter().map(|panel| panel.curves.len()).max().unwrap_or(0);
+    let rows = strategies.div_ceil(6) as f64;
+    let (width, height) = (PANEL * panels.len() as f64, TOP + HEIGHT + 56.0 + rows * LEGEND_ROW);
+    let mut text = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" \
+         height=\"{height}\" font-family=\"sans-serif\" font-size=\"12\">\n\
+         <rect width=\"{width}\" height=\"{height}\" fill=\"#ffffff\"/>\n"
+    );
+    for (place, panel) in panels.iter().enumerate() {
+        let _ = writeln!(text, "<g transform=\"translate({},{TOP})\">", LEFT + PANEL * place as f64);
+        axes(&mut text, &panel.title);
+        for (index, (_, gaps, instances)) in panel.curves.iter().enumerate() {
+            let _ = writeln!(
+                text,
+                "<path d=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"1.8\" stroke-dasharray=\"{}\"/>",
+                steps(gaps, *instances),
+                COLOURS[index % COLOURS.len()],
+                DASHES[index / COLOURS.len() % DASHES.len()]
+            );
+        }
+        text.push_str("</g>\n");
+    }
+    if let Some(panel) = panels.first() {
+        legend(&mut text, panel);
+    }
+    text.push_str("</svg>\n");
+    text
+}
+
+fn axes(text: &mut String, title: &str) {
+    let _ = writeln!(text, "<text x=\"0\" y=\"-14\" font-weight=\"bold\">{title}</text>");
+    for share in [0.0, 0.25, 0.5, 0.75, 1.0] {
+        let y = HEIGHT * (1.0 - share);
+        let _ = writeln!(
+            text,
+            "<path d=\"M0 {y:.1}H{WIDTH}\" stroke=\"#dddddd\"/><text x=\"-8\" y=\"{:.1}\" text-anchor=\"end\">{} \
+             %</text>",
+            y + 4.0,
+            100.0 * share
+        );
+    }
+    for factor in [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0] {
+        let x = across(factor);
+        let _ = writeln!(
+            text,
+            "<path d=\"M{x:.1} 0V{HEIGHT}\" stroke=\"#eeeeee\"/><text x=\"{x:.1}\" y=\"{:.1}\" \
+             text-anchor=\"middle\">{factor}</text>",
+            HEIGHT + 16.0
+        );
+    }
+    let _ = writeln!(
+        text,
+        "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">time over the best one</text>",
+        WIDTH / 2.0,
+        HEIGHT + 34.0
+    );
+}
+
+/// Pixels from the left for a time over the best one.
+fn across(factor: f64) -> f64 {
+    WIDTH * factor.clamp(1.0, MOST).ln() / MOST.ln()
+}
+
+/// The outline of a distribution.
+fn steps(gaps: &Gaps, instances: usize) -> String {
+    let mut path = format!("M0 {HEIGHT:.1}");
+    let shown = gaps.sorted().iter().filter(|gap| **gap < MOST - 1.0);
+    for (index, gap) in shown.enumerate() {
+        let share = (index + 1) as f64 / instances.max(1) as f64;
+        let _ = write!(path, "H{:.1}V{:.1}", across(1.0 + gap), HEIGHT * (1.0 - share));
+    }
+    path + &format!("H{WIDTH:.1}")
+}
+
+fn legend(text: &mut String, panel: &Panel) {
+    for (index, (strategy, _, _)) in panel.curves.iter().enumerate() {
+        let x = LEFT + (index % 6) as f64 * 150.0;
+        let y = TOP + HEIGHT + 56.0 + (index / 6) as f64 * LEGEND_ROW;
+        let _ = writeln!(
+            text,
+            "<path d=\"M{x} {y}h24\" stroke=\"{}\" stroke-width=\"2.5\" stroke-dasharray=\"{}\"/><text x=\"{}\" \
+             y=\"{}\">{strategy}</text>",
+            COLOURS[index % COLOURS.len()],
+            DASHES[index / COLOURS.len() % DASHES.len()],
+            x + 30.0,
+            y + 4.0
+        );
+    }
+}

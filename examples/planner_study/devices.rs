@@ -1,0 +1,256 @@
+//! Which devices might stand in a home?
+//!
+//! Every number is drawn from a range; the ranges say where they come from. What a device has beside them
+//! (buffers, copies, the share of a peak that a run sees) is as in the shipped devices d1 to d6.
+//!
+//! A device's other programs give up nothing to a run except on Android, so that the latency model and the
+//! simulator mean the same by the memory that is available, and a gap between plans is not one between
+//! capacities.
+//!
+//! Not here: how many of them there are, and how short of memory ([`crate::clusters`]).
+
+use hearth_profiles::device::{Cpu, Disk, Gpu, GpuKind, Memory, Os, PageCachePolicy, Transfer};
+use hearth_profiles::{
+    Bytes, BytesPerSecond, Device, Document, FlopsPerSecond, Format, PerFormat, Seconds, Sourced,
+};
+
+use crate::chance::Chance;
+
+const MIB: f64 = 1024.0 * 1024.0;
+const GIB: f64 = 1024.0 * MIB;
+
+/// What each number of a drawn device says of itself.
+const DRAWN: &str = "assumed: drawn from a range that is usual in homes";
+const AS_SHIPPED: &str = "assumed: as in the shipped devices d1 to d6";
+
+/// What kind of device it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A desktop or laptop with an NVIDIA card.
+    LinuxCuda,
+    /// One without.
+    Linux,
+    /// An Apple computer whose GPU is used.
+    MacMetal,
+    /// One whose GPU is not, or an older one.
+    Mac,
+    /// A phone or tablet.
+    Android,
+}
+
+/// Each kind as often as it stands here. source: assumed
+pub const KINDS: [Kind; 10] = [
+    Kind::LinuxCuda,
+    Kind::LinuxCuda,
+    Kind::LinuxCuda,
+    Kind::Linux,
+    Kind::Linux,
+    Kind::MacMetal,
+    Kind::MacMetal,
+    Kind::Mac,
+    Kind::Android,
+    Kind::Android,
+];
+
+/// Cards: memory in GiB and peak bandwidth in GB/s. source: NVIDIA's specifications of GTX 1650, RTX 3050,
+/// RTX 2060, RTX 3060, RTX 4060, RTX 3070, GTX 1080 Ti, RTX 2080 Ti
+const CARDS: [(&str, f64, f64); 8] = [
+    ("GTX 1650", 4.0, 128.0),
+    ("RTX 3050", 8.0, 224.0),
+    ("RTX 2060", 6.0, 336.0),
+    ("RTX 3060", 12.0, 360.0),
+    ("RTX 4060", 8.0, 272.0),
+    ("RTX 3070", 8.0, 448.0),
+    ("GTX 1080 Ti", 11.0, 484.0),
+    ("RTX 2080 Ti", 11.0, 616.0),
+];
+
+/// The share of a card's peak bandwidth that a run sees. source: the shipped devices d2 and d3
+const CARD_SHARE: f64 = 0.85;
+/// Apple chips: peak bandwidth in GB/s. source: Apple's specifications of M1, M2, M4, M1 Pro
+const APPLE: [(&str, f64); 4] = [("M1", 68.25), ("M2", 100.0), ("M4", 120.0), ("M1 Pro", 200.0)];
+/// The share of an Apple chip's peak that its CPU sees. source: the shipped device d1, 47.2 of 68.3 GB/s
+const APPLE_SHARE: f64 = 0.69;
+/// The part of memory that Metal recommends as a working set. source: `recommendedMaxWorkingSetSize` of 8 and
+/// 16 GB machines as llama.cpp prints it, 5461 and 10923 MiB
+const METAL_SHARE: f64 = 2.0 / 3.0;
+
+/// What a kind's numbers are drawn from. Memory in GiB, rates in GB/s, arithmetic in GFLOP/s for Q4_K.
+struct Ranges {
+    /// source: what is sold
+    memory: &'static [f64],
+    /// What other programs leave of it. source: prima.cpp paper, Table 3: 0.24 to 0.85
+    available: [f64; 2],
+    /// source: assumed; between two channels of DDR4-2133 at half their peak and of DDR5-5600 at 0.8; phones
+    /// as d4 and d5 and three times that
+    read: [f64; 2],
+    /// source: assumed; 4 old cores with AVX2 to 16 new ones; phones an eighth
+    speed: [f64; 2],
+    /// source: assumed; SATA to NVMe on PCI Express 3; eMMC to UFS 4
+    disk: [f64; 2],
+}
+
+const LINUX: Ranges = Ranges {
+    memory: &[8.0, 8.0, 16.0, 16.0, 32.0],
+    available: [0.3, 0.8],
+    read: [17.0, 72.0],
+    speed: [100.0, 800.0],
+    disk: [0.4, 3.5],
+};
+const MAC: Ranges = Ranges {
+    memory: &[8.0, 8.0, 16.0, 24.0],
+    available: [0.25, 0.8],
+    read: [0.0, 0.0],
+    speed: [150.0, 700.0],
+    disk: [0.5, 3.0],
+};
+const ANDROID: Ranges = Ranges {
+    memory: &[6.0, 8.0, 12.0, 16.0],
+    available: [0.2, 0.6],
+    read: [6.0, 24.0],
+    speed: [30.0, 120.0],
+    disk: [0.3, 2.0],
+};
+
+/// A hard disk instead of flash, in GB/s, and in how many of 100 Linux devices. source: assumed; the inner and
+/// outer tracks of a disk with 7200 turns a minute
+const HARD_DISK: [f64; 2] = [0.08, 0.2];
+const HARD_DISKS: u32 = 12;
+/// Random reads as a share of sequential ones, for the disks of Macs. source: assumed
+const RANDOM_SHARE: [f64; 2] = [0.3, 1.0];
+/// Swap that Android has free, in GiB. source: assumed; compressed swap of a quarter of 4 to 12 GiB
+const SWAP: [f64; 2] = [1.0, 3.0];
+/// What of other programs' memory can be swapped. source: the shipped devices
+const CAN_SWAP: f64 = 0.78;
+
+/// A device of a kind.
+pub fn device(name: &str, kind: Kind, chance: &mut Chance) -> Device {
+    let ranges = match kind {
+        Kind::Linux | Kind::LinuxCuda => &LINUX,
+        Kind::Mac | Kind::MacMetal => &MAC,
+        Kind::Android => &ANDROID,
+    };
+    let os = match kind {
+        Kind::Linux | Kind::LinuxCuda => Os::Linux,
+        Kind::Mac | Kind::MacMetal => Os::Macos,
+        Kind::Android => Os::Android,
+    };
+    let total = *chance.pick(ranges.memory);
+    let available = total * chance.between(ranges.available);
+    let (chip, apple) = *chance.pick(&APPLE);
+    let read = if os == Os::Macos { apple * APPLE_SHARE } else { chance.skewed(ranges.read) };
+    let speed = chance.skewed(ranges.speed);
+    let gpu = match kind {
+        Kind::LinuxCuda => Some(card(chance)),
+        Kind::MacMetal => Some(metal(chip, apple, speed, total)),
+        _ => None,
+    };
+    let disk = disk(os, ranges, chance);
+    let swap = chance.between(SWAP);
+    let android = os == Os::Android;
+    Device {
+        schema: Device::SCHEMA.into(),
+        name: name.into(),
+        about: String::new(),
+        os,
+        cpu: Cpu {
+            name: if os == Os::Macos { format!("Apple {chip}") } else { "drawn".into() },
+            cores: 8,
+            matvec: speeds(speed),
+            matvec_streamed: PerFormat::default(),
+            matmul: PerFormat::default(),
+            read_bandwidth: rate(read),
+            attention: None,
+            layer_overhead: None,
+            window_overhead: None,
+            token_overhead: None,
+            kv_copy: copy(0.0, read),
+            compute_buffer: Sourced::new(Bytes::mib(256), AS_SHIPPED),
+        },
+        memory: Memory {
+            total: bytes(total * GIB),
+            available: bytes(available * GIB),
+            can_swap: android.then(|| bytes(CAN_SWAP * (total - available) * GIB)),
+            swap_available: android.then(|| bytes(swap * GIB)),
+            page_cache: if os == Os::Macos { PageCachePolicy::PaperLinear } else { PageCachePolicy::TwoList },
+        },
+        disk,
+        gpu,
+        peers: vec![],
+    }
+}
+
+fn card(chance: &mut Chance) -> Gpu {
+    let (name, memory, peak) = *chance.pick(&CARDS);
+    // source: assumed; what the desktop leaves of a card's memory
+    let free = chance.between([0.85, 1.0]);
+    let read = peak * CARD_SHARE;
+    Gpu {
+        kind: GpuKind::Cuda,
+        name: name.into(),
+        unified_memory: false,
+        // source: assumed; arithmetic of a card is many times what decoding needs, as in d2 and d3
+        matvec: speeds(read * 100.0),
+        matmul: PerFormat::default(),
+        read_bandwidth: rate(read),
+        memory_available: bytes(memory * free * GIB),
+        kv_copy: copy(0.0, read),
+        // source: d2 and d3; PCI Express 3.0 x16
+        upload: copy(1e-5, 12.0),
+        download: copy(1e-5, 12.0),
+        compute_buffer: Sourced::new(Bytes(730_000_000), AS_SHIPPED),
+        window_overhead: None,
+    }
+}
+
+fn metal(chip: &str, peak: f64, cpu_speed: f64, total: f64) -> Gpu {
+    let read = peak * CARD_SHARE;
+    Gpu {
+        kind: GpuKind::Metal,
+        name: format!("Apple {chip}"),
+        unified_memory: true,
+        // source: assumed; several times the CPU's
+        matvec: speeds(cpu_speed * 5.0),
+        matmul: PerFormat::default(),
+        read_bandwidth: rate(read),
+        memory_available: bytes(total * METAL_SHARE * GIB),
+        kv_copy: copy(0.0, read),
+        upload: copy(0.0, read),
+        download: copy(0.0, read),
+        compute_buffer: Sourced::new(Bytes::mib(256), AS_SHIPPED),
+        window_overhead: None,
+    }
+}
+
+fn disk(os: Os, ranges: &Ranges, chance: &mut Chance) -> Disk {
+    let hard = chance.count([1, 100]) <= HARD_DISKS && os == Os::Linux;
+    let sequential = if hard { chance.between(HARD_DISK) } else { chance.between(ranges.disk) };
+    let random = chance.between(RANDOM_SHARE) * sequential;
+    Disk {
+        sequential: rate(sequential),
+        fault: None,
+        random: (os == Os::Macos).then(|| rate(random)),
+        populate: None,
+        latency: Some(Sourced::new(Seconds(1e-4), AS_SHIPPED)),
+        limit: None,
+        read_ahead: (os != Os::Macos).then(|| Sourced::new(Bytes(128 << 10), AS_SHIPPED)),
+    }
+}
+
+/// Arithmetic by format, from that for Q4_K. source: the proportions of the shipped devices
+fn speeds(q4_k: f64) -> PerFormat<Sourced<FlopsPerSecond>> {
+    let speed = |share: f64| Sourced::new(FlopsPerSecond(q4_k * share * 1e9), DRAWN);
+    [(Format::Q4K, speed(1.0)), (Format::Q6K, speed(0.69)), (Format::F32, speed(0.14))].into_iter().collect()
+}
+
+fn rate(gigabytes: f64) -> Sourced<BytesPerSecond> {
+    Sourced::new(BytesPerSecond(gigabytes * 1e9), DRAWN)
+}
+
+fn copy(latency: f64, gigabytes: f64) -> Transfer {
+    Transfer { latency: Sourced::new(Seconds(latency), AS_SHIPPED), bandwidth: rate(gigabytes) }
+}
+
+fn bytes(value: f64) -> Sourced<Bytes> {
+    Sourced::new(Bytes(value as u64), DRAWN)
+}

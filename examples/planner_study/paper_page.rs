@@ -1,0 +1,233 @@
+//! How do our numbers stand beside those of the prima.cpp paper?
+//!
+//! One page: Table 4, the device sets of Fig. 8 and the ratios of Fig. 10. Published numbers are printed beside
+//! ours and judged, never used.
+//!
+//! Not here: the numbers ([`crate::paper`], [`crate::published`]).
+
+use std::fmt::Write;
+
+use crate::paper::{Planned, Question, Testbeds};
+use crate::population::{RESIDENCIES, label};
+use crate::published::{TABLE_4, TOLERANCE, fig_10, within};
+use crate::tables::{Table, ratio};
+use crate::trial::Score;
+
+/// The strategies that stand for the paper's own planner, where they are registered.
+const PLANNERS: [&str; 3] = ["exact", "halda", "overlap"];
+/// The ways to score a plan: the paper's objective, and the simulator under each residency.
+const SCORES: [&str; 4] = ["objective", "simulated, os", "simulated, managed", "simulated, chosen"];
+
+/// The page.
+pub fn page(command: &str, testbeds: &Testbeds) -> String {
+    let mut text = format!(
+        "# What do the strategies make of the testbeds of the prima.cpp paper?\n\nWritten by\n\n    {command}\n\n\
+         from `scenarios/paper/*.yaml`, the same bytes on every machine. All times are milliseconds per output \
+         token. `objective` is the paper's latency model, `simulated` the simulator with the residency that is \
+         named; `os` reads ahead and lets the system evict, as \
+         prima.cpp does; `chosen` leaves it to the planner.\n\n"
+    );
+    text.push_str(&table_4(&testbeds.table_4));
+    text.push_str(&fig_8_page(&testbeds.fig_8));
+    text.push_str(&fig_10_page(&testbeds.fig_10));
+    text
+}
+
+fn table_4(questions: &[Question]) -> String {
+    let mut text = String::from(
+        "## Table 4: seven sizes on D1 to D4\n\nWindows by device, GPU layers in brackets. `paper` is the system that \
+         plans as the strategy does. Some numbers of d1 to d4 are inferred from rows 8B, 30B and 70B of this table, \
+         see their profiles.\n\n",
+    );
+    let mut table = Table::after(
+        2,
+        &["size and strategy", "plan", SCORES[0], SCORES[1], SCORES[2], SCORES[3], "paper", "paper's system"],
+    );
+    for (question, published) in questions.iter().zip(&TABLE_4) {
+        for answer in &question.answers {
+            let mut row = vec![format!("{} `{}`", question.size.to_uppercase(), answer.strategy)];
+            row.push(plan(answer));
+            row.extend(cells(answer));
+            let beside = published.beside(answer.strategy);
+            row.push(beside.map_or("-".into(), |(_, ms)| format!("{ms:.0}")));
+            row.push(beside.map_or("-".into(), |(system, _)| system.into()));
+            table.row(&row);
+        }
+    }
+    text.push_str(&table.end());
+    let _ = write!(
+        text,
+        "The paper's prima.cpp without prefetching: {}.\n\n",
+        TABLE_4
+            .iter()
+            .map(|row| format!("{} {:.0} ms", row.size.to_uppercase(), row.without_prefetch))
+            .collect::<Vec<_>>()
+            .join(", ")
+    );
+    text
+}
+
+fn fig_8_page(questions: &[Question]) -> String {
+    let mut text = String::from(
+        "## Fig. 8: 70B on sets of one to six devices\n\nEvery device of a set has a layer, except in the last row. The paper's text \
+         (appendix A.7): {D2, D3, D5} is the fastest, adding D5 to {D2, D3} about halves the time, and all six \
+         are slower than three. Its text names no other set.\n\n",
+    );
+    for strategy in planners(questions) {
+        let mut table = Table::after(2, &["devices", "plan", SCORES[0], SCORES[1], SCORES[2], SCORES[3]]);
+        for question in questions {
+            let Some(answer) = answer(question, strategy) else { continue };
+            let mut row = vec![set(question), plan(answer)];
+            row.extend(cells(answer));
+            table.row(&row);
+        }
+        let _ = write!(text, "### `{strategy}`\n\n{}", table.end());
+        text.push_str(&fig_8_bars(questions, strategy));
+    }
+    text
+}
+
+/// The three statements of the text about Fig. 8, under each score.
+fn fig_8_bars(questions: &[Question], strategy: &str) -> String {
+    let time = |devices: &str, score: usize| {
+        let question = questions.iter().find(|question| set(question) == devices)?;
+        times(answer(question, strategy)?)[score]
+    };
+    let mut table = Table::new(&["statement", SCORES[0], SCORES[1], SCORES[2], SCORES[3]]);
+    let fastest = |score: usize| {
+        let timed = questions
+            .iter()
+            .filter(|question| question.keep_all)
+            .filter_map(|question| Some((set(question), times(answer(question, strategy)?)[score]?)));
+        timed.min_by(|one, other| one.1.total_cmp(&other.1)).map_or("-".into(), |(set, _)| set)
+    };
+    let quotient = |from: &str, to: &str, score: usize| {
+        let times = time(from, score).zip(time(to, score));
+        times.map_or("-".into(), |(from, to)| ratio(from / to))
+    };
+    let row = |statement: &str, cell: &dyn Fn(usize) -> String| {
+        let mut row = vec![statement.to_owned()];
+        row.extend((0..SCORES.len()).map(cell));
+        row
+    };
+    table.row(&row("fastest set (paper: {D2, D3, D5})", &fastest));
+    table.row(&row("{D2, D3} over {D2, D3, D5} (paper: about 2)", &|score| {
+        quotient("{D2, D3}", "{D2, D3, D5}", score)
+    }));
+    table.row(&row("all six over {D2, D3, D5} (paper: more than 1)", &|score| {
+        quotient("{D1, D2, D3, D4, D5, D6}", "{D2, D3, D5}", score)
+    }));
+    table.end()
+}
+
+fn fig_10_page(questions: &[Question]) -> String {
+    let mut text = String::from(
+        "## Fig. 10: heuristics against Halda\n\nA Mac Mini, a PC with a GTX 1080 Ti, a laptop with an RTX 3060 and a \
+         Redmi phone; the paper gives their memory and says that it suffices, everything else of them is assumed. \
+         Nothing is fitted. `mem` stands for MemSched, `perf` for PerfSched.\n\n",
+    );
+    let mut table =
+        Table::after(2, &["size and strategy", "plan", SCORES[0], SCORES[1], SCORES[2], SCORES[3]]);
+    for question in questions {
+        for answer in &question.answers {
+            let mut row =
+                vec![format!("{} `{}`", question.size.to_uppercase(), answer.strategy), plan(answer)];
+            row.extend(cells(answer));
+            table.row(&row);
+        }
+    }
+    text.push_str(&table.end());
+    let _ = write!(
+        text,
+        "Ratios: how many times longer a token takes. `yes`: within {:.0} % of the published range. `overlap` plans \
+         for the steady state that reading ahead reaches, not for the paper's objective.\n\n",
+        100.0 * TOLERANCE
+    );
+    let mut table = Table::after(2, &["ratio", "size", "paper", SCORES[0], SCORES[1], SCORES[2], SCORES[3]]);
+    for (heuristic, system) in [("mem", "MemSched"), ("perf", "PerfSched")] {
+        for reference in planners(questions) {
+            for question in questions {
+                let published = fig_10(&question.size);
+                let range = if heuristic == "mem" { published.mem } else { published.perf };
+                let (Some(slow), Some(fast)) = (answer(question, heuristic), answer(question, reference))
+                else {
+                    continue;
+                };
+                let mut row = vec![
+                    format!("{system} `{heuristic}` / `{reference}`"),
+                    question.size.to_uppercase(),
+                    if range[0] == range[1] { ratio(range[0]) } else { format!("{}-{}", range[0], range[1]) },
+                ];
+                row.extend(times(slow).into_iter().zip(times(fast)).map(|(slow, fast)| {
+                    let Some((slow, fast)) = slow.zip(fast) else { return "-".into() };
+                    let judged = if within(slow / fast, range) { "yes" } else { "no" };
+                    format!("{} {judged}", ratio(slow / fast))
+                }));
+                table.row(&row);
+            }
+        }
+    }
+    text + &table.end()
+}
+
+/// The paper's planners that are registered.
+fn planners(questions: &[Question]) -> Vec<&'static str> {
+    let known = |name: &&str| questions.first().is_some_and(|question| answer(question, name).is_some());
+    PLANNERS.into_iter().filter(known).collect()
+}
+
+fn answer<'a>(question: &'a Question, strategy: &str) -> Option<&'a Planned> {
+    question.answers.iter().find(|answer| answer.strategy == strategy)
+}
+
+/// The devices of a question as the paper writes a set.
+fn set(question: &Question) -> String {
+    let mut names: Vec<String> = question.devices.iter().map(|name| name.to_uppercase()).collect();
+    names.sort();
+    let chosen = if question.keep_all { "" } else { ", some may be dropped" };
+    format!("{{{}}}{chosen}", names.join(", "))
+}
+
+/// The plan; both where the residencies have different ones.
+fn plan(answer: &Planned) -> String {
+    let plans: Vec<&str> = answer
+        .outcomes
+        .iter()
+        .map(|outcome| outcome.as_ref().map_or("no plan", |(plan, _)| plan.as_str()))
+        .collect();
+    if plans.windows(2).all(|pair| pair[0] == pair[1]) {
+        return plans.first().copied().unwrap_or("no plan").to_owned();
+    }
+    let named =
+        RESIDENCIES.iter().zip(plans).map(|(residency, plan)| format!("{}: {plan}", label(*residency)));
+    named.collect::<Vec<_>>().join("; ")
+}
+
+/// The score of an answer under one of the residencies.
+fn score(answer: &Planned, residency: usize) -> Option<&Score> {
+    answer.outcomes.get(residency)?.as_ref().ok().map(|(_, score)| score)
+}
+
+/// The times of an answer in seconds, in the order of [`SCORES`].
+fn times(answer: &Planned) -> [Option<f64>; SCORES.len()] {
+    std::array::from_fn(|at| match at {
+        0 => score(answer, 0).map(|score| score.predicted),
+        _ => score(answer, at - 1)?.simulated,
+    })
+}
+
+/// The times in words.
+fn cells(answer: &Planned) -> [String; SCORES.len()] {
+    let times = times(answer);
+    std::array::from_fn(|at| match (times[at], at) {
+        (None, 1..) if score(answer, at - 1).is_some() => "out of memory".to_owned(),
+        (time, _) => milliseconds(time),
+    })
+}
+
+fn milliseconds(seconds: Option<f64>) -> String {
+    seconds.map_or("-".into(), |seconds| {
+        let ms = seconds * 1e3;
+        if ms < 100.0 { format!("{ms:.1}") } else { format!("{ms:.0}") }
+    })
+}

@@ -1,0 +1,87 @@
+//! What does the prima.cpp paper report of its testbeds?
+//!
+//! Times and ratios as printed, each with the strategy of ours that plans as that system does. Nothing here has
+//! been used to set a number of the devices in `scenarios/paper/devices`; those of the shipped d1 to d4 say
+//! which of theirs were inferred from Table 4.
+//!
+//! Not here: our numbers ([`crate::paper`]).
+
+/// A row of Table 4: milliseconds per output token on D1 to D4.
+pub struct Row {
+    /// Size as printed.
+    pub size: &'static str,
+    /// llama.cpp on D3.
+    pub llama_cpp: f64,
+    /// prima.cpp with exo's partitioning.
+    pub without_halda: f64,
+    /// prima.cpp without prefetching.
+    pub without_prefetch: f64,
+    /// prima.cpp.
+    pub prima: f64,
+}
+
+/// source: prima.cpp paper, Table 4
+pub const TABLE_4: [Row; 7] = [
+    row("8b", [15.0, 78.0, 15.0, 15.0]),
+    row("14b", [20.0, 131.0, 20.0, 20.0]),
+    row("30b", [202.0, 258.0, 79.0, 72.0]),
+    row("45b", [328.0, 409.0, 263.0, 233.0]),
+    row("60b", [7965.0, 7053.0, 532.0, 468.0]),
+    row("65b", [8807.0, 12253.0, 688.0, 569.0]),
+    row("70b", [10120.0, 20848.0, 755.0, 674.0]),
+];
+
+const fn row(size: &'static str, [llama_cpp, without_halda, without_prefetch, prima]: [f64; 4]) -> Row {
+    Row { size, llama_cpp, without_halda, without_prefetch, prima }
+}
+
+impl Row {
+    /// The system that plans as a strategy of ours does, and its time.
+    pub fn beside(&self, strategy: &str) -> Option<(&'static str, f64)> {
+        match strategy {
+            "single" => Some(("llama.cpp", self.llama_cpp)),
+            "mem" => Some(("w/o halda", self.without_halda)),
+            "exact" | "halda" | "overlap" => Some(("prima.cpp", self.prima)),
+            _ => None,
+        }
+    }
+}
+
+/// How many times slower than with Halda a token is, from and to. source: prima.cpp paper, appendix A.10, Fig. 10
+pub struct Slower {
+    /// With `MemSched`.
+    pub mem: [f64; 2],
+    /// With `PerfSched`.
+    pub perf: [f64; 2],
+}
+
+/// The ratios of a size: the text has one pair of ranges for 8B to 45B and one for 60B to 70B; at 70B it has
+/// single numbers.
+pub fn fig_10(size: &str) -> Slower {
+    match size {
+        "70b" => Slower { mem: [3.3, 3.3], perf: [1.6, 1.6] },
+        "60b" | "65b" => Slower { mem: [1.9, 3.3], perf: [1.6, 1.8] },
+        _ => Slower { mem: [4.5, 8.8], perf: [1.1, 1.5] },
+    }
+}
+
+/// How far from a published range a ratio may lie and still count as that. source: assumed
+pub const TOLERANCE: f64 = 0.25;
+
+/// Whether a ratio lies in a range, give or take the tolerance.
+pub fn within(ratio: f64, [from, to]: [f64; 2]) -> bool {
+    (from * (1.0 - TOLERANCE)..=to * (1.0 + TOLERANCE)).contains(&ratio)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quarter_beside_a_range_is_still_in_it() {
+        // 4.5 - 25 % = 3.375, 8.8 + 25 % = 11.
+        let range = fig_10("8b").mem;
+        assert!(within(3.4, range) && within(10.9, range));
+        assert!(!within(3.3, range) && !within(11.1, range));
+    }
+}

@@ -1,0 +1,152 @@
+//! How far is each strategy from the best plan that there is?
+//!
+//! On small instances every plan is simulated: all windows, all GPU splits, all valid rounds, all choices of
+//! devices. The regret of a strategy is its simulated time over the fastest of all plans, less one. The plans
+//! keep to the named constraints, so that a strategy's plan is one of them, unless it chooses a residency; such plans
+//! are added to them.
+//!
+//! Not here: whether the simulator is right.
+
+use hearth_halda::{Assignment, LatencyModel, build, valid_rounds, violations};
+use hearth_schema::plan::{Origin, PlannedDevice, PlannedModel, PlannerRecord, Role};
+use hearth_schema::residency::Residency;
+use hearth_schema::{Cluster, Plan};
+
+use crate::clusters::{memory_ratio, small, under};
+use crate::population::{RESIDENCIES, SELECTION};
+use crate::trial::{Answer, CHUNK, SMALL_WORKLOAD, Score, simulated, strategies, trial};
+
+/// A small instance under one residency, with the fastest of all its plans.
+pub struct Searched {
+    /// Its number.
+    pub number: usize,
+    /// Its model.
+    pub model: String,
+    /// How many devices it has.
+    pub devices: usize,
+    /// Memory over model.
+    pub memory_ratio: f64,
+    /// How devices keep their weights, if the planner does not choose.
+    pub residency: Option<Residency>,
+    /// How many plans were simulated.
+    pub plans: usize,
+    /// The best simulated time, and the number of rounds that gives it.
+    pub fastest: Option<(f64, u32)>,
+    /// Each strategy's score, in the order of [`strategies`].
+    pub scores: Vec<Result<Score, String>>,
+}
+
+/// The small instance of a number, under each residency.
+pub fn searched(seed: u64, number: usize) -> Result<Vec<Searched>, String> {
+    let drawn = small(seed, number as u64, SMALL_WORKLOAD)?;
+    let mut all: Vec<Searched> = Vec::new();
+    for residency in RESIDENCIES {
+        let mut searched = search(&drawn, number, residency)?;
+        if residency.is_none() {
+            // All plans with one residency for all, and those of the strategies.
+            let fastest = all.iter().filter_map(|other| other.fastest).chain(searched.fastest);
+            searched.fastest = fastest.min_by(|one, other| one.0.total_cmp(&other.0));
+        }
+        all.push(searched);
+    }
+    Ok(all)
+}
+
+fn search(drawn: &Cluster, number: usize, residency: Option<Residency>) -> Result<Searched, String> {
+    let cluster = under(drawn.clone(), residency);
+    let problem = build::instance(&cluster, None);
+    let model = LatencyModel::new(&problem).map_err(|error| error.to_string())?;
+    let (mut plans, mut fastest) = (0, None);
+    let every = if residency.is_some() { assignments(&model) } else { Vec::new() };
+    for assignment in every {
+        plans += 1;
+        let plan = plan(&cluster, &assignment);
+        if let Some(seconds) = simulated(&cluster, &plan, CHUNK)?
+            && fastest.is_none_or(|(best, _)| seconds < best)
+        {
+            fastest = Some((seconds, assignment.rounds));
+        }
+    }
+    let mut scores = Vec::new();
+    for strategy in strategies() {
+        scores.push(match trial(&cluster, &model, strategy, SELECTION, CHUNK)? {
+            Answer::Planned(_, score) => Ok(score),
+            Answer::Refused(reason) => Err(reason),
+        });
+    }
+    // A strategy may choose a stream buffer, or a residency for each device, and be faster than all of them.
+    for score in scores.iter().flatten() {
+        let own = score.simulated.map(|seconds| (seconds, score.rounds));
+        fastest = fastest.into_iter().chain(own).min_by(|one, other| one.0.total_cmp(&other.0));
+    }
+    Ok(Searched {
+        number,
+        model: cluster.model.name.clone(),
+        devices: cluster.members.len(),
+        memory_ratio: memory_ratio(&cluster),
+        residency,
+        plans,
+        fastest,
+        scores,
+    })
+}
+
+/// Every assignment with the first device as head that breaks no constraint.
+fn assignments(model: &LatencyModel) -> Vec<Assignment> {
+    let devices = model.device_count();
+    let mut found = Vec::new();
+    for rounds in valid_rounds(model.model_layers()) {
+        let mut plan = Assignment::new(0, rounds, vec![0; devices], vec![0; devices]);
+        place(model, &mut plan, 0, model.model_layers() / rounds, &mut found);
+    }
+    found
+}
+
+/// Gives `left` layers of a turn to `device` and those after it in every way.
+fn place(model: &LatencyModel, plan: &mut Assignment, device: usize, left: u32, found: &mut Vec<Assignment>) {
+    if device == plan.window_layers.len() {
+        if left == 0 && violations(model, plan, SELECTION).is_empty() {
+            found.push(plan.clone());
+        }
+        return;
+    }
+    for window in 0..=left {
+        for gpu in 0..=window {
+            plan.window_layers[device] = window;
+            plan.gpu_layers[device] = gpu;
+            place(model, plan, device + 1, left - window, found);
+        }
+    }
+}
+
+/// The plan document of an assignment.
+fn plan(cluster: &Cluster, assignment: &Assignment) -> Plan {
+    let device = |place: usize| PlannedDevice {
+        name: cluster.members[place].name.clone(),
+        address: None,
+        role: if place == 0 { Role::Head } else { Role::Worker },
+        window: assignment.window_layers[place],
+        gpu_layers: assignment.gpu_layers[place],
+        residency: cluster.members[place].residency.unwrap_or_default(),
+        predicted: None,
+    };
+    let kept = |place: &usize| assignment.window_layers[*place] > 0;
+    Plan {
+        schema: "plan/1".into(),
+        scenario: Origin { name: "study".into(), digest: String::new() },
+        model: PlannedModel {
+            name: cluster.model.name.clone(),
+            digest: None,
+            shape_digest: cluster.model.shape_digest(),
+            layers: cluster.model.shape.layers.0,
+        },
+        planner: PlannerRecord { strategy: "every plan".into(), options: vec![] },
+        rounds: assignment.rounds,
+        context: cluster.context,
+        kv_cache: cluster.kv_cache,
+        devices: (0..cluster.members.len()).filter(kept).map(device).collect(),
+        dropped: vec![],
+        predicted: None,
+        explanation: vec![],
+    }
+}

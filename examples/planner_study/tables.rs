@@ -1,0 +1,325 @@
+//! How is a study written down?
+//!
+//! A page of Markdown tables and a table of all numbers, the same bytes for the same instances.
+//!
+//! Not here: the numbers.
+
+use std::fmt::Write;
+
+use crate::curves::{Panel, drawing};
+use crate::gaps::{Gaps, gap};
+use crate::population::{CHECKED, Instance, MANY_TOKENS, RESIDENCIES, label, models};
+use crate::regret::Searched;
+use crate::trial::{CHUNK, REFERENCE, SMALL_WORKLOAD, Score, WORKLOAD, strategies};
+
+/// A table of Markdown.
+pub struct Table {
+    text: String,
+}
+
+impl Table {
+    /// With its columns; all but the first are numbers.
+    pub fn new(columns: &[&str]) -> Self {
+        Self::after(1, columns)
+    }
+
+    /// With its columns; all but so many first ones are numbers.
+    pub fn after(words: usize, columns: &[&str]) -> Self {
+        let (words, numbers) = (" --- |".repeat(words), " ---: |".repeat(columns.len() - words));
+        Self { text: format!("| {} |\n|{words}{numbers}\n", columns.join(" | ")) }
+    }
+
+    /// Adds a row.
+    pub fn row(&mut self, cells: &[String]) {
+        let _ = writeln!(self.text, "| {} |", cells.join(" | "));
+    }
+
+    /// The table, with the empty line behind it.
+    pub fn end(self) -> String {
+        self.text + "\n"
+    }
+}
+
+/// The page.
+pub fn page(command: &str, instances: &[Instance], small: &[Searched]) -> String {
+    let mut text = String::from("# How good are the plans of each strategy?\n\n");
+    let _ = write!(
+        text,
+        "Written by\n\n    {command}\n\nwhich gives the same bytes on every machine. {} random homes of 2 to 8 \
+         devices, each with a model of the paper's Table 4 ({}); memory is 0.4 to 1.4 times the model where enough of it can be taken away, with a median of {:.2}. The \
+         ranges and their sources stand in `examples/planner_study/devices.rs` and `clusters.rs`, all numbers in \
+         `data.csv`.\n\n![Cumulative distributions of the gaps](gaps.svg)\n\n",
+        instances.len(),
+        models(),
+        Gaps::new(instances.iter().map(|instance| instance.memory_ratio).collect()).quantile(0.5)
+    );
+    text.push_str(
+        "The first device is the head, devices may be dropped, every turn of the ring is whole. A gap is a time \
+         over the best one, less one; quantiles are over the instances in which the strategy has a plan. `refused`: \
+         the strategy has no plan, or one that breaks a constraint. Residency `chosen` leaves it to the planner how \
+         each device keeps its weights.\n\n",
+    );
+    text.push_str(&objective(instances));
+    for (place, residency) in RESIDENCIES.iter().enumerate() {
+        let _ = write!(text, "## In the simulator, residency `{}`\n\n", label(*residency));
+        text.push_str(&simulator(instances, place));
+    }
+    text.push_str(&steady(instances));
+    text.push_str(&regrets(small));
+    text
+}
+
+fn objective(instances: &[Instance]) -> String {
+    let mut text = format!(
+        "## Under the paper's objective\n\nThe time of a token by the paper's latency model, against the optimum \
+         that `{REFERENCE}` finds with device selection. Plans are those made for residency `os`.\n\n"
+    );
+    let solvable: Vec<&Instance> = instances.iter().filter(|instance| instance.optimum().is_some()).collect();
+    let mut table =
+        Table::new(&["strategy", "optimal", "refused", "median gap", "p90", "max", "more than 2x"]);
+    for (place, strategy) in strategies().enumerate() {
+        let gaps = solvable.iter().filter_map(|instance| instance.objective_gap(place));
+        let gaps = Gaps::new(gaps.collect());
+        table.row(&[
+            format!("`{strategy}`"),
+            share(gaps.none(), solvable.len()),
+            (solvable.len() - gaps.count()).to_string(),
+            percent(gaps.quantile(0.5)),
+            percent(gaps.quantile(0.9)),
+            percent(gaps.quantile(1.0)),
+            share(gaps.doubled(), gaps.count()),
+        ]);
+    }
+    text.push_str(&table.end());
+    let better = solvable.iter().filter(|instance| instance.prefers_rounds()).count();
+    let _ = write!(
+        text,
+        "Instances with a plan: {} of {}. Those in which some number of rounds k > 1 beats k = 1 under this \
+         objective: {better}. It cannot be otherwise: (w, n, k) and (k w, k n, 1) give every device the same \
+         layers and memory, and one round has fewer hops.\n\n",
+        solvable.len(),
+        instances.len()
+    );
+    text
+}
+
+fn simulator(instances: &[Instance], residency: usize) -> String {
+    let mut table = Table::new(&[
+        "strategy",
+        "within 1 % of the best",
+        "refused",
+        "out of memory",
+        "median gap",
+        "p90",
+        "max",
+        "more than 2x",
+        "more than one round",
+        "median simulated / predicted",
+    ]);
+    let solvable: Vec<&Instance> =
+        instances.iter().filter(|instance| instance.fastest(residency).is_some()).collect();
+    for (place, strategy) in strategies().enumerate() {
+        let gaps = solvable.iter().filter_map(|instance| instance.simulated_gap(residency, place));
+        let gaps = Gaps::new(gaps.collect());
+        let scores: Vec<&Score> =
+            solvable.iter().filter_map(|instance| instance.scores[residency][place].as_ref().ok()).collect();
+        let bias = scores.iter().filter_map(|score| Some(score.simulated? / score.predicted)).collect();
+        table.row(&[
+            format!("`{strategy}`"),
+            share(gaps.near(), solvable.len()),
+            (solvable.len() - gaps.count()).to_string(),
+            gaps.out_of_memory().to_string(),
+            percent(gaps.quantile(0.5)),
+            percent(gaps.quantile(0.9)),
+            percent(gaps.quantile(1.0)),
+            share(gaps.doubled(), gaps.count()),
+            share(scores.iter().filter(|score| score.rounds > 1).count(), scores.len()),
+            ratio(Gaps::new(bias).quantile(0.5)),
+        ]);
+    }
+    format!(
+        "Against the fastest plan of any strategy for the same instance and residency. An instance counts if one of them \
+         runs: {} of {}.\n\n{}",
+        solvable.len(),
+        instances.len(),
+        table.end()
+    )
+}
+
+fn steady(instances: &[Instance]) -> String {
+    let differences = |residency: usize| {
+        let of = |instance: &Instance| {
+            let (few, many) = instance.steady[residency]?;
+            Some((few / many - 1.0).abs())
+        };
+        Gaps::new(instances.iter().filter_map(of).collect())
+    };
+    let mut text = format!(
+        "### Are so few tokens enough?\n\nA plan is simulated for {} tokens, the first of which is not counted, \
+         in chunks of {}; weights are on disk at the start. The plans of `{REFERENCE}` for the first {CHECKED} instances were \
+         simulated for {MANY_TOKENS} tokens too:\n\n",
+        WORKLOAD.generate, CHUNK
+    );
+    let mut table = Table::new(&["residency", "plans", "median difference", "largest"]);
+    for (place, residency) in RESIDENCIES.iter().enumerate() {
+        let gaps = differences(place);
+        table.row(&[
+            format!("`{}`", label(*residency)),
+            gaps.count().to_string(),
+            percent(gaps.quantile(0.5)),
+            percent(gaps.quantile(1.0)),
+        ]);
+    }
+    text.push_str(&table.end());
+    text
+}
+
+fn regrets(small: &[Searched]) -> String {
+    let count = small.len() / RESIDENCIES.len();
+    let plans: usize = small.iter().map(|searched| searched.plans).sum();
+    let mut text = format!(
+        "## Regret on small instances\n\n{count} instances of 2 or 3 devices: models of the paper's Table 4 cut to \
+         8, 10 or 12 layers, with vocabulary, memories and buffers cut in proportion. All plans are simulated for \
+         {} tokens, {plans} plans in all, and a strategy's regret is its simulated time over the fastest of them \
+         and of the strategies' own, which may choose stream buffers, less one.\n\n",
+        SMALL_WORKLOAD.generate
+    );
+    for residency in RESIDENCIES {
+        let of: Vec<&Searched> = small
+            .iter()
+            .filter(|searched| searched.residency == residency && searched.fastest.is_some())
+            .collect();
+        let several = of.iter().filter(|searched| searched.fastest.is_some_and(|(_, rounds)| rounds > 1));
+        let _ = write!(
+            text,
+            "### Residency `{}`\n\nInstances with a plan that runs: {} of {count}. The fastest plan of \
+             all has more than one round in {} of them.\n\n",
+            label(residency),
+            of.len(),
+            several.count()
+        );
+        let mut table = Table::new(&[
+            "strategy",
+            "refused",
+            "out of memory",
+            "median regret",
+            "p90",
+            "max",
+            "more than 2x",
+        ]);
+        for (place, strategy) in strategies().enumerate() {
+            let one = |searched: &&Searched| {
+                let (best, _) = searched.fastest?;
+                Some(gap(searched.scores[place].as_ref().ok()?.simulated, best))
+            };
+            let gaps = Gaps::new(of.iter().filter_map(one).collect());
+            table.row(&[
+                format!("`{strategy}`"),
+                (of.len() - gaps.count()).to_string(),
+                gaps.out_of_memory().to_string(),
+                percent(gaps.quantile(0.5)),
+                percent(gaps.quantile(0.9)),
+                percent(gaps.quantile(1.0)),
+                share(gaps.doubled(), gaps.count()),
+            ]);
+        }
+        text.push_str(&table.end());
+    }
+    text
+}
+
+/// The distributions of the gaps as a drawing.
+pub fn curves(instances: &[Instance]) -> String {
+    let panel = |title: String, gap: &dyn Fn(&Instance, usize) -> Option<f64>, count: usize| {
+        let of = |(place, strategy)| {
+            let gaps = instances.iter().filter_map(|instance| gap(instance, place)).collect();
+            (strategy, Gaps::new(gaps), count)
+        };
+        Panel { title, curves: strategies().enumerate().map(of).collect() }
+    };
+    let solvable = instances.iter().filter(|instance| instance.optimum().is_some()).count();
+    let mut panels = vec![panel("The paper's objective".into(), &Instance::objective_gap, solvable)];
+    for (at, residency) in RESIDENCIES.iter().enumerate() {
+        let running = instances.iter().filter(|instance| instance.fastest(at).is_some()).count();
+        let gap = |instance: &Instance, place| instance.simulated_gap(at, place);
+        panels.push(panel(format!("Simulator, residency {}", label(*residency)), &gap, running));
+    }
+    drawing(&panels)
+}
+
+/// Every number of the study, one row a plan.
+pub fn data(instances: &[Instance], small: &[Searched]) -> String {
+    let mut text = String::from(
+        "part,instance,model,devices,memory_ratio,residency,strategy,rounds,used_devices,predicted_s,\
+         simulated_s,best_predicted_s,best_simulated_s\n",
+    );
+    for instance in instances {
+        for (place, residency) in RESIDENCIES.iter().enumerate() {
+            let head = format!(
+                "homes,{},{},{},{:.4},{}",
+                instance.number,
+                instance.model,
+                instance.devices,
+                instance.memory_ratio,
+                label(*residency)
+            );
+            let best = [instance.optimum(), instance.fastest(place)];
+            rows(&mut text, &head, &instance.scores[place], best);
+        }
+    }
+    for searched in small {
+        let head = format!(
+            "small,{},{},{},{:.4},{}",
+            searched.number,
+            searched.model,
+            searched.devices,
+            searched.memory_ratio,
+            label(searched.residency)
+        );
+        rows(&mut text, &head, &searched.scores, [None, searched.fastest.map(|(seconds, _)| seconds)]);
+    }
+    text
+}
+
+fn rows(text: &mut String, head: &str, scores: &[Result<Score, String>], best: [Option<f64>; 2]) {
+    let [predicted, simulated] = best.map(seconds);
+    for (strategy, score) in strategies().zip(scores) {
+        let _ = match score {
+            Ok(score) => writeln!(
+                text,
+                "{head},{strategy},{},{},{},{},{predicted},{simulated}",
+                score.rounds,
+                score.devices,
+                seconds(Some(score.predicted)),
+                seconds(score.simulated)
+            ),
+            Err(_) => writeln!(text, "{head},{strategy},refused,,,,{predicted},{simulated}"),
+        };
+    }
+}
+
+fn seconds(value: Option<f64>) -> String {
+    value.map_or(String::new(), |value| format!("{value:.6}"))
+}
+
+/// A gap for people.
+pub fn percent(value: f64) -> String {
+    if value.is_nan() {
+        return "-".into();
+    }
+    if value.is_infinite() {
+        return "no end".into();
+    }
+    // Zero, whatever the last bits of two equal times say.
+    let value = if value.abs() < 5e-5 { 0.0 } else { value };
+    if value < 10.0 { format!("{:.1} %", value * 100.0) } else { format!("{:.0}x", value + 1.0) }
+}
+
+/// A factor for people.
+pub fn ratio(value: f64) -> String {
+    if value.is_finite() { format!("{value:.2}") } else { "-".into() }
+}
+
+fn share(part: usize, whole: usize) -> String {
+    if whole == 0 { "-".into() } else { format!("{:.0} %", 100.0 * part as f64 / whole as f64) }
+}

@@ -1,0 +1,89 @@
+//! How good is one strategy's plan for one cluster?
+//!
+//! It is scored twice: by the paper's objective, which all strategies share, and by the simulator, which knows
+//! nothing of it. Few tokens are simulated, in coarse chunks; weights are on disk at the start, and the first token,
+//! which loads them, is not counted.
+//!
+//! Not here: which clusters ([`crate::clusters`]), and what follows from many scores ([`crate::population`]).
+
+use hearth_halda::selection::{NAMES, Options};
+use hearth_halda::{LatencyModel, Rules, build, named, solve};
+use hearth_profiles::Bytes;
+use hearth_schema::plan::Origin;
+use hearth_schema::scenario::Workload;
+use hearth_schema::{Cluster, Plan, metrics};
+
+/// What is simulated: so few tokens that a plan takes some ten milliseconds.
+pub const WORKLOAD: Workload = Workload { prompt: 1, generate: 16 };
+/// What is simulated of each of the many plans of a small instance, and of those it is compared with.
+pub const SMALL_WORKLOAD: Workload = Workload { prompt: 1, generate: 8 };
+/// The unit of the page cache.
+pub const CHUNK: Bytes = Bytes::mib(4);
+/// The strategy that all others are compared with under the paper's objective.
+pub const REFERENCE: &str = "exact";
+
+/// A plan's two scores.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Score {
+    /// k.
+    pub rounds: u32,
+    /// Devices with layers.
+    pub devices: usize,
+    /// T of the paper's objective, in seconds.
+    pub predicted: f64,
+    /// Simulated time per output token, in seconds; `None` where the run ends out of memory.
+    pub simulated: Option<f64>,
+}
+
+/// The names of all strategies that need nothing but a cluster. By hand needs windows; every combination takes
+/// too long beyond toys.
+pub fn strategies() -> impl Iterator<Item = &'static str> {
+    NAMES.into_iter().filter(|name| !matches!(*name, "manual" | "exhaustive"))
+}
+
+/// What a strategy answers.
+pub enum Answer {
+    /// A plan, and its score.
+    Planned(Box<Plan>, Score),
+    /// Why there is none.
+    Refused(String),
+}
+
+/// A strategy's answer. An error is a defect of a planner or the simulator.
+pub fn trial(
+    cluster: &Cluster,
+    model: &LatencyModel,
+    strategy: &str,
+    rules: Rules,
+    chunk: Bytes,
+) -> Result<Answer, String> {
+    let total_memory = Some(build::total_memory(cluster));
+    let options = Options { rules, head: Some(0), total_memory, ..Options::default() };
+    let strategy = match named(strategy, &options) {
+        Ok(strategy) => strategy,
+        Err(error) => return Ok(Answer::Refused(error.to_string())),
+    };
+    let solution = match solve(strategy.as_ref(), model) {
+        Ok(solution) => solution,
+        Err(refusal) => return Ok(Answer::Refused(refusal.to_string())),
+    };
+    let origin = Origin { name: "study".into(), digest: String::new() };
+    let plan = hearth_halda::plan(&solution, cluster, &origin).map_err(|error| error.to_string())?;
+    // Of the assignment, whatever a strategy of another objective calls its time.
+    let predicted = model.evaluate(&solution.assignment).map_err(|error| error.to_string())?.seconds;
+    let score = Score {
+        rounds: plan.rounds,
+        devices: plan.devices.len(),
+        predicted,
+        simulated: simulated(cluster, &plan, chunk)?,
+    };
+    Ok(Answer::Planned(Box::new(plan), score))
+}
+
+/// The simulated time per output token, in seconds; `None` where the run ends out of memory.
+pub fn simulated(cluster: &Cluster, plan: &Plan, chunk: Bytes) -> Result<Option<f64>, String> {
+    let options = hearth_sim::Options { chunk, warm: false };
+    let input = hearth_sim::Input { cluster, plan, options: &options };
+    let trace = hearth_sim::simulate(&input).map_err(|error| error.to_string())?;
+    Ok(metrics::compute(&trace).tpot_ms.map(|tpot| tpot.mean / 1e3))
+}

@@ -1,0 +1,36 @@
+//! Can every scenario of published devices be planned for and simulated?
+//!
+//! Those of `scenarios/home` and `scenarios/lab` measure this machine or need its limits; here are the ones whose
+//! devices are documents.
+
+use std::path::Path;
+
+use crate::processes::run;
+use crate::repository::{root, text_files};
+
+#[test]
+fn every_scenario_of_the_paper_has_a_plan_that_uses_its_head() {
+    let scenarios: Vec<String> = text_files()
+        .into_iter()
+        .filter(|file| file.path.starts_with("scenarios/paper/") && file.extension() == "yaml")
+        .map(|file| file.path)
+        .filter(|path| !path.contains("/devices/"))
+        .collect();
+    assert!(scenarios.len() >= 20, "the paper's testbeds are shipped: {scenarios:?}");
+    for path in scenarios {
+        let full = root().join(&path);
+        let output = run(&["plan", &full.display().to_string(), "--json"]);
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{path}: {}", String::from_utf8_lossy(&output.stderr));
+        let plan: serde_json::Value = serde_json::from_str(&text).expect("one JSON document");
+        assert_eq!(plan["devices"][0]["role"], "head", "{path}");
+        let kept = plan["devices"].as_array().map_or(0, Vec::len);
+        let dropped = plan["dropped"].as_array().map_or(0, Vec::len);
+        let yaml = std::fs::read_to_string(&full).expect("a tracked file");
+        let devices = yaml.lines().filter(|line| line.trim_start().starts_with("- {name: ")).count();
+        assert_eq!(kept + dropped, devices, "{path}");
+        assert!(!yaml.contains("keep_all: true") || dropped == 0, "{path} keeps every device");
+        let name = Path::new(&path).file_stem().expect("a file").to_string_lossy().into_owned();
+        assert!(yaml.contains(&format!("name: {name}\n")), "{path} is named as its file");
+    }
+}
