@@ -5,10 +5,10 @@
 //! cargo run --release --example planner_study -- --paper [-o FOLDER]
 //! ```
 //!
-//! The first writes `report.md`, `data.csv` and `gaps.svg`: every strategy's plan for each of N random homes, scored by the
-//! paper's objective and by the simulator, and the regret against all plans on small instances. The second writes
-//! `report.md` on the testbeds in `scenarios/paper`, beside the published numbers. The same arguments give the same
-//! bytes on every machine.
+//! The first writes `report.md`, `data.csv` and `gaps.svg`: every strategy's plan for each of N random homes, scored
+//! by the paper's objective and by the simulator, and the regret against all plans on small instances. The second
+//! writes `report.md` on the testbeds in `scenarios/paper`, beside the published numbers. The same arguments give the
+//! same bytes on every machine.
 //!
 //! Not here: whether the simulator is right; the lab answers that.
 

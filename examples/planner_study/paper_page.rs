@@ -69,9 +69,9 @@ fn table_4(questions: &[Question]) -> String {
 
 fn fig_8_page(questions: &[Question]) -> String {
     let mut text = String::from(
-        "## Fig. 8: 70B on sets of one to six devices\n\nEvery device of a set has a layer, except in the last row. The paper's text \
-         (appendix A.7): {D2, D3, D5} is the fastest, adding D5 to {D2, D3} about halves the time, and all six \
-         are slower than three. Its text names no other set.\n\n",
+        "## Fig. 8: 70B on sets of one to six devices\n\nEvery device of a set has a layer, except in the last \
+         row. The paper's text (appendix A.7): {D2, D3, D5} is the fastest, adding D5 to {D2, D3} about halves \
+         the time, and all six are slower than three. Its text names no other set.\n\n",
     );
     for strategy in planners(questions) {
         let mut table = Table::after(2, &["devices", "plan", SCORES[0], SCORES[1], SCORES[2], SCORES[3]]);

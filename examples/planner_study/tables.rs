@@ -46,7 +46,8 @@ pub fn page(command: &str, instances: &[Instance], small: &[Searched]) -> String
     let _ = write!(
         text,
         "Written by\n\n    {command}\n\nwhich gives the same bytes on every machine. {} random homes of 2 to 8 \
-         devices, each with a model of the paper's Table 4 ({}); memory is 0.4 to 1.4 times the model where enough of it can be taken away, with a median of {:.2}. The \
+         devices, each with a model of the paper's Table 4 ({}); memory is 0.4 to 1.4 times the model where \
+         enough of it can be taken away, with a median of {:.2}. The \
          ranges and their sources stand in `examples/planner_study/devices.rs` and `clusters.rs`, all numbers in \
          `data.csv`.\n\n![Cumulative distributions of the gaps](gaps.svg)\n\n",
         instances.len(),
@@ -138,8 +139,8 @@ fn simulator(instances: &[Instance], residency: usize) -> String {
         ]);
     }
     format!(
-        "Against the fastest plan of any strategy for the same instance and residency. An instance counts if one of them \
-         runs: {} of {}.\n\n{}",
+        "Against the fastest plan of any strategy for the same instance and residency. An instance counts if \
+         one of them runs: {} of {}.\n\n{}",
         solvable.len(),
         instances.len(),
         table.end()
@@ -156,8 +157,8 @@ fn steady(instances: &[Instance]) -> String {
     };
     let mut text = format!(
         "### Are so few tokens enough?\n\nA plan is simulated for {} tokens, the first of which is not counted, \
-         in chunks of {}; weights are on disk at the start. The plans of `{REFERENCE}` for the first {CHECKED} instances were \
-         simulated for {MANY_TOKENS} tokens too:\n\n",
+         in chunks of {}; weights are on disk at the start. The plans of `{REFERENCE}` for the first \
+         {CHECKED} instances were simulated for {MANY_TOKENS} tokens too:\n\n",
         WORKLOAD.generate, CHUNK
     );
     let mut table = Table::new(&["residency", "plans", "median difference", "largest"]);
