@@ -54,7 +54,8 @@ pub fn plan(
     let first = if options.windows.is_some() { "manual" } else { DEFAULT_STRATEGY };
     let instance = build::instance(cluster, options.slow_disk);
     let model = LatencyModel::new(&instance).map_err(Failure::unusable)?;
-    let chosen = Options { head: Some(cluster.head), ..Options::from(options) };
+    // An instance begins with the cluster's head.
+    let chosen = Options { head: Some(0), ..Options::from(options) };
     let strategy = named(first, &chosen).map_err(Failure::unusable)?;
     let start = solve(strategy.as_ref(), &model).map_err(refused)?;
     let rules = Rules { may_drop: !options.keep_all, may_leave_remainder: true };

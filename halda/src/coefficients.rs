@@ -63,6 +63,8 @@ pub(crate) struct ModelCosts {
     pub first_layers_bytes: Vec<i64>,
     /// Whether all layers have the same bytes.
     pub even_layers: bool,
+    /// What the heaviest run of layers has beyond as many times b. A planner that counts layers sets it aside on GPUs.
+    pub heaviest_surplus: i64,
 }
 
 /// The constants of one device.
@@ -112,6 +114,7 @@ impl ModelCosts {
             first_layers_bytes.push(first_layers_bytes[layer as usize] + each(layer) as i64);
         }
         Self {
+            heaviest_surplus: heaviest_surplus(&first_layers_bytes, model.layer_weight_bytes as i64),
             first_layers_bytes,
             even_layers: model.layer_bytes.iter().all(|bytes| *bytes == model.layer_bytes[0]),
             layers: model.model_layers,
@@ -132,6 +135,17 @@ impl ModelCosts {
     pub(crate) fn head_row(&self, head: bool) -> f64 {
         if head { self.row_bytes } else { 0.0 }
     }
+}
+
+/// The largest of bytes(i..j) - (j - i) b.
+fn heaviest_surplus(first_layers_bytes: &[i64], layer_weight_bytes: i64) -> i64 {
+    let beyond = (0..).zip(first_layers_bytes).map(|(layers, bytes)| bytes - layers * layer_weight_bytes);
+    let (mut least, mut surplus) = (0, 0);
+    for beyond in beyond {
+        least = least.min(beyond);
+        surplus = surplus.max(beyond - least);
+    }
+    surplus
 }
 
 impl DeviceCosts {
@@ -210,9 +224,9 @@ impl DeviceCosts {
         (self.capacity - self.buffer_bytes - head_bytes).div_euclid(model.layer_resident_bytes)
     }
 
-    /// Model layers that GPU memory holds.
+    /// Model layers that GPU memory holds, whichever they are if they follow each other.
     pub(crate) fn gpu_layers_that_fit(&self, head: bool, model: &ModelCosts) -> i64 {
-        self.gpu_bytes[usize::from(head)].max(0) / model.layer_resident_bytes
+        (self.gpu_bytes[usize::from(head)] - model.heaviest_surplus).max(0) / model.layer_resident_bytes
     }
 }
 

@@ -159,6 +159,20 @@ pub enum Violation {
         /// Model layers that fit.
         fit: i64,
     },
+    /// GPU layers do not fit by their own bytes.
+    #[error(
+        "the {layers} GPU layers of `{device}` take {needed} bytes, and its GPU has {available} for them"
+    )]
+    GpuBytes {
+        /// The device.
+        device: String,
+        /// Model layers on the GPU.
+        layers: u32,
+        /// Bytes of these, cache included.
+        needed: i64,
+        /// Bytes of GPU memory beside buffers.
+        available: i64,
+    },
     /// Metal layers do not fit.
     #[error("Metal's working set on `{device}` holds {fit} layers and gets {layers}")]
     MetalWorkingSet {
@@ -205,12 +219,13 @@ pub enum Violation {
 pub fn violations(model: &LatencyModel, assignment: &Assignment, rules: Rules) -> Vec<Violation> {
     let mut found = ring_violations(model, assignment, rules);
     if shape_violations(model, assignment).is_empty() {
+        found.extend(gpu_violations(model, assignment));
         found.extend(slow_disk_violations(model, assignment));
     }
     found
 }
 
-/// All but what the paper's latency model says of memory: the shape, the optional rules, and GPU memory.
+/// All but what the paper's latency model says of memory: the shape, the optional rules, and who reaches whom.
 pub fn ring_violations(model: &LatencyModel, assignment: &Assignment, rules: Rules) -> Vec<Violation> {
     let mut found = shape_violations(model, assignment);
     if !found.is_empty() {
@@ -237,10 +252,16 @@ pub fn ring_violations(model: &LatencyModel, assignment: &Assignment, rules: Rul
         let empty = assignment.window_layers.iter().enumerate().filter(|(_, window)| **window == 0);
         found.extend(empty.map(|(device, _)| Violation::EmptyWindow { device: name(device) }));
     }
-    for (device, share) in assignment.shares(model_layers).into_iter().enumerate() {
-        found.extend(gpu_violation(model, device, device == assignment.head, share.gpu_layers));
-    }
     found
+}
+
+/// Eq. 34-36.
+fn gpu_violations(model: &LatencyModel, assignment: &Assignment) -> Vec<Violation> {
+    let shares = assignment.shares(model.model_layers()).into_iter().enumerate();
+    let over = shares.filter_map(|(device, share)| {
+        gpu_violation(model, device, device == assignment.head, share.gpu_layers)
+    });
+    over.collect()
 }
 
 /// Case 4 of the paper: slow disks that would be read for every token.

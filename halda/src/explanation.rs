@@ -176,7 +176,7 @@ fn grown(model: &LatencyModel, plan: &Explained, device: usize, turns: Turns) ->
             Grown { seconds: split.seconds, busy: 0.0, over: model.terms(device, head, share).over }
         }),
         Objective::SteadyState => {
-            let place = place_of(model, plan.assignment, device);
+            let place = model.place(plan.assignment, device);
             let choice = best_choice(model, device, head, place, window)?;
             let portion = model.portion(place, window, choice.gpu_layers);
             let pace = model.pace(device, head, &portion, &choice.residency)?;
@@ -197,19 +197,9 @@ fn relayed(model: &LatencyModel, assignment: &Assignment, device: usize) -> Rela
 
 /// The turns as they reach a device, for what-if questions about its window.
 fn turns_of(model: &LatencyModel, assignment: &Assignment, device: usize) -> Turns {
-    let Place { ring_layers, placed } = place_of(model, assignment, device);
+    let Place { ring_layers, placed } = model.place(assignment, device);
     let rest = (model.model_layers() % ring_layers).saturating_sub(placed);
     Turns { rounds: model.model_layers() / ring_layers, rest }
-}
-
-fn place_of(model: &LatencyModel, assignment: &Assignment, device: usize) -> Place {
-    let order = match &assignment.order {
-        Some(order) => order.clone(),
-        None => ring_order(assignment.head, model.device_count()).collect(),
-    };
-    let before = order.into_iter().take_while(|other| *other != device);
-    let placed = before.map(|other| assignment.window_layers[other]).sum();
-    Place { ring_layers: assignment.ring_layers() as u32, placed }
 }
 
 fn bindings(

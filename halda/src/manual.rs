@@ -8,7 +8,7 @@
 use crate::assignment::Assignment;
 use crate::constraints::Rules;
 use crate::latency::LatencyModel;
-use crate::strategy::{Proposal, Refusal, Strategy};
+use crate::strategy::{Objective, Proposal, Refusal, Strategy};
 
 /// A plan given by hand, in the instance's order of devices.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -26,6 +26,11 @@ pub struct Manual {
 impl Strategy for Manual {
     fn name(&self) -> &'static str {
         "manual"
+    }
+
+    fn objective(&self) -> Objective {
+        // What counts is what it will do.
+        Objective::SteadyState
     }
 
     fn rules(&self) -> Rules {

@@ -27,8 +27,9 @@
 use hearth_profiles::Bytes;
 use hearth_schema::residency::{Residency, ResidencyOptions, kept_bytes, stream_bytes};
 
-use crate::assignment::{Assignment, Share};
+use crate::assignment::{Assignment, Share, ring_order};
 use crate::constraints::{Violation, shape_violations};
+use crate::instance::Gpu;
 use crate::latency::{Breakdown, DeviceTerms, LatencyModel};
 use crate::practice::Rereads;
 
@@ -107,6 +108,22 @@ impl LatencyModel<'_> {
         let own: f64 = devices.iter().map(DeviceTerms::seconds).sum();
         devices[slowest.1].disk += (slowest.0 - own).max(0.0);
         Ok(Breakdown { seconds: own.max(slowest.0), devices })
+    }
+
+    /// What an assignment breaks on the way to a steady state: memory that cannot hold what must be held.
+    pub fn memory_violations(
+        &self,
+        assignment: &Assignment,
+        residencies: &[ResidencyOptions],
+    ) -> Vec<Violation> {
+        let portions = self.portions(assignment).into_iter().enumerate();
+        let broken = portions.filter_map(|(device, portion)| {
+            let head = device == assignment.head;
+            let residency = residencies.get(device).copied().unwrap_or_default();
+            let pace = self.pace(device, head, &portion, &residency);
+            pace.is_none().then(|| self.no_room(device, head, &portion))
+        });
+        broken.collect()
     }
 
     /// The pace of a device, `None` if its memory cannot hold what must be held, or if a slow disk would be read.
@@ -194,9 +211,14 @@ impl LatencyModel<'_> {
 
     /// Whether GPU memory holds these layers, by their own bytes.
     pub(crate) fn fits_gpu(&self, device: usize, head: bool, portion: &Portion) -> bool {
+        let available = self.devices[device].gpu_bytes[usize::from(head)];
+        portion.share.gpu_layers == 0 || self.gpu_need(portion) <= available
+    }
+
+    /// Bytes of a portion's GPU layers and their cache.
+    fn gpu_need(&self, portion: &Portion) -> i64 {
         let kv = self.model.layer_resident_bytes - self.instance().model.layer_weight_bytes as i64;
-        let needed = portion.gpu_bytes + i64::from(portion.share.gpu_layers) * kv;
-        portion.share.gpu_layers == 0 || needed <= self.devices[device].gpu_bytes[usize::from(head)]
+        portion.gpu_bytes + i64::from(portion.share.gpu_layers) * kv
     }
 
     /// What a window of so many layers, some on the GPU, means at a place of the ring.
@@ -224,6 +246,17 @@ impl LatencyModel<'_> {
         Portion { share, cpu_bytes, gpu_bytes }
     }
 
+    /// Where a device's window stands in the ring, or would if it had one.
+    pub(crate) fn place(&self, assignment: &Assignment, device: usize) -> Place {
+        let order = match &assignment.order {
+            Some(order) => order.clone(),
+            None => ring_order(assignment.head, self.device_count()).collect(),
+        };
+        let before = order.into_iter().take_while(|other| *other != device);
+        let placed = before.map(|other| assignment.window_layers[other]).sum();
+        Place { ring_layers: assignment.ring_layers() as u32, placed }
+    }
+
     /// What each device does, in the instance's order.
     pub(crate) fn portions(&self, assignment: &Assignment) -> Vec<Portion> {
         let devices = self.device_count();
@@ -244,9 +277,13 @@ impl LatencyModel<'_> {
         let (need, capacity) =
             ((costs.steady_capacity - memory.room + memory.share) as f64, costs.steady_capacity as u64);
         let device = described.name.clone();
+        let gpu_layers = portion.share.gpu_layers;
+        if described.gpu == Gpu::None && gpu_layers > 0 {
+            return Violation::NoGpu { device, gpu_layers };
+        }
         if !self.fits_gpu(device_index, head, portion) {
-            let fit = i64::from(portion.share.gpu_layers) - 1;
-            return Violation::GpuMemory { device, layers: portion.share.gpu_layers, fit };
+            let (needed, available) = (self.gpu_need(portion), costs.gpu_bytes[usize::from(head)]);
+            return Violation::GpuBytes { device, layers: gpu_layers, needed, available };
         }
         if memory.room >= LEAST_CACHE && costs.slow_disk {
             let threshold = self.instance().slow_disk_threshold;

@@ -11,7 +11,7 @@ use hearth_schema::residency::ResidencyOptions;
 
 use crate::assignment::Assignment;
 use crate::coefficients::MemoryCase;
-use crate::constraints::{Rules, Violation, ring_violations, violations};
+use crate::constraints::{Rules, Violation, ring_violations, shape_violations, violations};
 use crate::explanation::{Explained, Explanation};
 use crate::latency::{Breakdown, LatencyModel};
 use crate::relays::bridged;
@@ -312,7 +312,13 @@ pub fn solve(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, 
     }
     let broken = match objective {
         Objective::Paper => violations(model, &assignment, rules),
-        Objective::SteadyState => ring_violations(model, &assignment, rules),
+        Objective::SteadyState => {
+            let mut broken = ring_violations(model, &assignment, rules);
+            if shape_violations(model, &assignment).is_empty() {
+                broken.extend(model.memory_violations(&assignment, &residencies));
+            }
+            broken
+        }
     };
     let breaks = |violations| Refusal::Breaks { strategy: strategy.name(), violations };
     if !broken.is_empty() {

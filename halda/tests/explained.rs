@@ -145,7 +145,10 @@ fn a_plan_by_hand_is_checked() {
     let sentences: Vec<String> = found.iter().map(ToString::to_string).collect();
     assert_eq!(
         sentences,
-        ["the GPU of `linux-cuda` holds 8 layers and gets 9", "`linux-none` has 1 GPU layers and no GPU"]
+        [
+            "the 9 GPU layers of `linux-cuda` take 4831838208 bytes, and its GPU has 4294967296 for them",
+            "`linux-none` has 1 GPU layers and no GPU"
+        ]
     );
     let found = broken(manual(Some(3), vec![6, 6], vec![0, 7]));
     assert!(matches!(found[0], Violation::RoundsDoNotCover { expected: 1, .. }), "{found:?}");

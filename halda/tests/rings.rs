@@ -133,7 +133,7 @@ fn a_weak_device_relays_where_it_is_the_only_way() {
     let by_hand = Manual { head: 0, rounds: None, window_layers: vec![5, 0, 5], gpu_layers: vec![] };
     let by_hand = solve(&by_hand, &model).unwrap();
     assert_eq!(by_hand.assignment.order, Some(vec![0, 1, 2]));
-    assert_eq!(by_hand.explanation.gap, Some(0.0));
+    assert!(near(by_hand.seconds(), 19.0), "{}", by_hand.seconds());
     // Without the way through b there is none.
     instance.hops.as_mut().unwrap()[1][2] = None;
     let refusal = best(&instance, OrderChoice::Given).unwrap_err().to_string();

@@ -91,7 +91,8 @@ pub fn make(
     let instance = build::instance(cluster, options.slow_disk);
     let model = LatencyModel::new(&instance).map_err(Failure::unusable)?;
     let chosen = Options {
-        head: Some(cluster.head),
+        // An instance begins with the cluster's head.
+        head: Some(0),
         total_memory: Some(build::total_memory(cluster)),
         ..Options::from(options)
     };

@@ -15,7 +15,6 @@
 
 use hearth_schema::residency::ResidencyOptions;
 
-use crate::gpu_split::Turns;
 use crate::latency::LatencyModel;
 use crate::overlap::offers::offers;
 use crate::programme::{SizedProblem, WindowTimes};
@@ -186,12 +185,9 @@ fn add_choices(
     let start = all.len();
     let costs = &model.devices[device];
     let offers = offers(&model.instance().devices[device].practice.residencies);
-    let rest = (model.model_layers() % place.ring_layers).saturating_sub(place.placed);
-    let turns = Turns { rounds: model.model_layers() / place.ring_layers, rest };
-    let mut most = model.most_gpu_layers(device, head, window, turns);
-    while most > 0 && !model.fits_gpu(device, head, &model.portion(place, window, most)) {
-        most -= 1;
-    }
+    let fits = |gpu: &u32| model.fits_gpu(device, head, &model.portion(place, window, *gpu));
+    let has_gpu = costs.gpu_bytes[usize::from(head)] > 0;
+    let most = if has_gpu { (0..=window).rev().find(fits).unwrap_or(0) } else { 0 };
     let gpu_is_faster = costs.gpu_compute + costs.gpu_memory <= costs.cpu_compute + costs.cpu_memory;
     let least = if gpu_is_faster && !costs.metal { most } else { 0 };
     for gpu_layers in least..=most {
