@@ -30,12 +30,14 @@
 use hearth_profiles::device::{Gpu as GpuProfile, GpuKind, Os, PageCachePolicy};
 use hearth_profiles::model::{ModelProfile, TensorGroup};
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
+use hearth_schema::rates::Work;
 use hearth_schema::residency::{Residency, ResidencyOptions};
+use hearth_schema::schedule::Pass;
 use hearth_schema::{Cluster, Member};
 
 use crate::assignment::ring_order;
 use crate::instance::{Device, Gpu, Instance, Model, OperatingSystem, PerFormat};
-use crate::practice::{Practice, Rereads};
+use crate::practice::{Practice, Rereads, WorkTimes};
 
 /// The public implementation's default for a disk that is too slow to be used.
 pub const SLOW_DISK: BytesPerSecond = BytesPerSecond(1e8);
@@ -153,13 +155,13 @@ fn device(cluster: &Cluster, member: &Member, hop: Seconds) -> Device {
             .map_or(0, |it| it.value.0),
         cpu_buffer_bytes: (profile.cpu.compute_buffer.value + model.shared.bytes()).0,
         gpu_buffer_bytes: gpu.map_or(0, |gpu| gpu.compute_buffer.value.0),
-        practice: practice(member),
+        practice: practice(cluster, member),
     }
 }
 
 /// What the paper's symbols do not say. Where nobody has said how weights are kept, the system may, or on Linux and
 /// its relatives, where pages can be given up one by one, the device itself.
-fn practice(member: &Member) -> Practice {
+fn practice(cluster: &Cluster, member: &Member) -> Practice {
     let (profile, managed) = (&member.device, ResidencyOptions::of(Residency::Managed));
     let usual = ResidencyOptions::default();
     let open = if profile.os == Os::Macos { vec![usual] } else { vec![usual, managed] };
@@ -171,16 +173,37 @@ fn practice(member: &Member) -> Practice {
         },
         processors: profile.cpu.cores,
         token_overhead: profile.cpu.token_overhead.as_ref().map_or(0.0, |cost| cost.value.0),
+        work: Some(work_times(cluster, member)),
+    }
+}
+
+/// What the simulator charges for a token of mean cache length.
+fn work_times(cluster: &Cluster, member: &Member) -> WorkTimes {
+    let (profile, model) = (&member.device, &cluster.model);
+    let pass = Pass { index: 0, first_position: mean_length(cluster), tokens: 1, output: true };
+    let element = Bytes(cluster.kv_cache.element_bytes());
+    let layers = |work: &Work| (0..model.shape.layers.0).map(|layer| work.layer(layer, pass).0).collect();
+    let cpu = Work::on_cpu(&profile.cpu, model, element);
+    let gpu = profile.gpu.as_ref().map(|gpu| Work::on_gpu(gpu, model, element));
+    WorkTimes {
+        cpu_layers: layers(&cpu),
+        gpu_layers: gpu.as_ref().map_or_else(Vec::new, layers),
+        output: cpu.output().0,
     }
 }
 
 /// Attention over the mean length of the cache while tokens are generated, and the fixed cost of a layer.
 fn layer_extras(cluster: &Cluster, member: &Member) -> Seconds {
     let cpu = &member.device.cpu;
-    let length = cluster.workload.prompt.saturating_add(cluster.workload.generate / 2).min(cluster.context);
+    let length = mean_length(cluster);
     let work = cluster.model.shape.attention_flops_per_layer(length);
     let attention = cpu.attention.as_ref().map_or(Seconds(0.0), |rate| work / rate.value);
     attention + cpu.layer_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value)
+}
+
+/// Of the cache, over the tokens that are generated.
+fn mean_length(cluster: &Cluster) -> u32 {
+    cluster.workload.prompt.saturating_add(cluster.workload.generate / 2).min(cluster.context)
 }
 
 fn upload(gpu: &GpuProfile, activation: Bytes) -> Seconds {

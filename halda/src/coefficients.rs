@@ -96,6 +96,10 @@ pub(crate) struct DeviceCosts {
     pub buffer_bytes: i64,
     /// cap.
     pub capacity: i64,
+    /// Seconds of the first i layers on the CPU and on the GPU with all weights at hand, where they are known.
+    pub first_layers_seconds: Option<[Vec<f64>; 2]>,
+    /// Whether no layer takes longer on the GPU than on the CPU.
+    pub gpu_never_slower: bool,
     /// Main memory that a run can have, with what other programs give up: on any system, unlike the paper's cap.
     pub steady_capacity: i64,
     /// Bytes for GPU layers on a worker and on the head; 0 without a GPU.
@@ -137,6 +141,15 @@ impl ModelCosts {
     }
 }
 
+/// Sums of the first i, for every i.
+fn first(seconds: &[f64]) -> Vec<f64> {
+    let sums = seconds.iter().scan(0.0, |sum, seconds| {
+        *sum += seconds;
+        Some(*sum)
+    });
+    std::iter::once(0.0).chain(sums).collect()
+}
+
 /// The largest of bytes(i..j) - (j - i) b.
 fn heaviest_surplus(first_layers_bytes: &[i64], layer_weight_bytes: i64) -> i64 {
     let beyond = (0..).zip(first_layers_bytes).map(|(layers, bytes)| bytes - layers * layer_weight_bytes);
@@ -168,6 +181,7 @@ impl DeviceCosts {
         };
         let metal = device.gpu == Gpu::Metal;
         let (capacity, case_when_over) = memory(device);
+        let work = device.practice.work.as_ref();
         let costs = Self {
             cpu_compute,
             gpu_compute,
@@ -183,6 +197,11 @@ impl DeviceCosts {
             buffer_bytes: device.cpu_buffer_bytes as i64
                 + if metal { device.gpu_buffer_bytes as i64 } else { 0 },
             capacity,
+            first_layers_seconds: work.map(|work| [first(&work.cpu_layers), first(&work.gpu_layers)]),
+            gpu_never_slower: match work {
+                Some(work) => work.gpu_layers.iter().zip(&work.cpu_layers).all(|(gpu, cpu)| gpu <= cpu),
+                None => gpu_compute + gpu_memory <= cpu_compute + cpu_memory,
+            },
             steady_capacity: (device.ram_available + device.can_swap.min(device.swap_available)) as i64,
             gpu_bytes: gpu_bytes(device, model),
             case_when_over,
@@ -198,10 +217,11 @@ impl DeviceCosts {
     /// An upper bound of the time that any plan can spend on this device, all terms added up.
     fn worst_token(&self, model: &ModelCosts, longest_hop: f64) -> f64 {
         let layer = self.cpu_compute + self.gpu_compute + self.cpu_memory + self.gpu_memory;
+        let work: f64 = self.first_layers_seconds.iter().flatten().filter_map(|sums| sums.last()).sum();
         let bytes = f64::from(model.layers) * model.layer_resident_bytes as f64
             + model.head_bytes(true)
             + self.buffer_bytes as f64;
-        f64::from(model.layers) * (layer + self.window_copy + longest_hop)
+        work + f64::from(model.layers) * (layer + self.window_copy + longest_hop)
             + self.output_compute
             + self.head_memory
             // In a conflict everything is read twice.

@@ -178,7 +178,7 @@ fn grown(model: &LatencyModel, plan: &Explained, device: usize, turns: Turns) ->
         Objective::SteadyState => {
             let place = model.place(plan.assignment, device);
             let choice = best_choice(model, device, head, place, window)?;
-            let portion = model.portion(place, window, choice.gpu_layers);
+            let portion = model.portion(device, place, window, choice.gpu_layers);
             let pace = model.pace(device, head, &portion, &choice.residency)?;
             let hops = f64::from(portion.share.windows) * model.devices[device].hop;
             Some(Grown { seconds: choice.own + hops, busy: choice.busy, over: pace.terms.over })

@@ -21,6 +21,20 @@ pub struct Practice {
     pub processors: u32,
     /// Seconds of each token on the head that no layer explains.
     pub token_overhead: f64,
+    /// What work takes with all weights at hand, where that is known better than by the paper's coefficients.
+    pub work: Option<WorkTimes>,
+}
+
+/// Seconds of one token's work, layer by layer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WorkTimes {
+    /// Each layer of the model on the CPU.
+    pub cpu_layers: Vec<f64>,
+    /// Each layer on the GPU; empty without one.
+    pub gpu_layers: Vec<f64>,
+    /// The output head.
+    pub output: f64,
 }
 
 /// What a page cache reads again if a share does not fit.
@@ -41,6 +55,7 @@ impl Default for Practice {
             rereads: Rereads::default(),
             processors: 1,
             token_overhead: 0.0,
+            work: None,
         }
     }
 }

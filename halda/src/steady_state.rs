@@ -14,6 +14,9 @@
 //! T = max( sum of own + sum of hops + token overhead of the head ,  largest busy )
 //! ```
 //!
+//! Where a device's work is known layer by layer, as from a profile, `stage` is what the simulator charges for it
+//! ([`hearth_schema::rates`]: the longer of arithmetic and reading, not their sum as in the paper).
+//!
 //! `own` is what a device adds to a token whose reading is as far ahead as it can be; `busy` is how long its disk
 //! needs for one token, and no token can be faster than the slowest disk. `read` is `share` where the system evicts
 //! what was used longest ago, and `share - room` in the paper's page cache. A window of `w = share / k` is in
@@ -44,7 +47,7 @@ pub struct Pace {
 
 /// What a device does for a token, with the bytes of its very layers: those of a model differ by some percent, and
 /// whether a share fits is decided by less.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Portion {
     /// Its layers and windows.
     pub share: Share,
@@ -52,6 +55,8 @@ pub struct Portion {
     pub cpu_bytes: i64,
     /// Weight bytes of its layers on the GPU.
     pub gpu_bytes: i64,
+    /// Seconds that its layers take, where their times are known one by one.
+    pub work: Option<f64>,
 }
 
 /// Where a window stands in the turns of a ring.
@@ -142,6 +147,16 @@ impl LatencyModel<'_> {
         }
         let costs = &self.devices[device];
         let practice = &self.instance().devices[device].practice;
+        if let Some(work) = portion.work {
+            terms.compute = work;
+            terms.memory = 0.0;
+            if head {
+                terms.compute += practice.work.as_ref().map_or(0.0, |work| work.output);
+            }
+            if share.gpu_layers > 0 {
+                terms.memory += f64::from(share.windows) * costs.window_copy;
+            }
+        }
         if head {
             terms.compute += practice.token_overhead;
         }
@@ -222,7 +237,7 @@ impl LatencyModel<'_> {
     }
 
     /// What a window of so many layers, some on the GPU, means at a place of the ring.
-    pub fn portion(&self, place: Place, window: u32, gpu_layers: u32) -> Portion {
+    pub fn portion(&self, device: usize, place: Place, window: u32, gpu_layers: u32) -> Portion {
         let Place { ring_layers, placed } = place;
         let (rounds, remainder) = (self.model.layers / ring_layers, self.model.layers % ring_layers);
         let rest = remainder.saturating_sub(placed);
@@ -230,7 +245,13 @@ impl LatencyModel<'_> {
         let bytes = |start: u32, end: u32| {
             self.model.first_layers_bytes[end as usize] - self.model.first_layers_bytes[start as usize]
         };
-        let (mut cpu_bytes, mut gpu_bytes) = (0, 0);
+        let seconds = self.devices[device].first_layers_seconds.as_ref();
+        // A device without a GPU has no times of one.
+        let took = |which: usize, start: u32, end: u32| {
+            let sum = |layer: u32| seconds.and_then(|sums| sums[which].get(layer as usize)).copied();
+            sum(end).zip(sum(start)).map_or(0.0, |(end, start)| end - start)
+        };
+        let (mut cpu_bytes, mut gpu_bytes, mut work) = (0, 0, 0.0);
         let mut add = |start: u32, layers: u32| {
             // A window that is wider only in thought would begin earlier instead of running over the end.
             let start = start.min(self.model.layers.saturating_sub(layers));
@@ -238,12 +259,13 @@ impl LatencyModel<'_> {
             let split = start + gpu_layers.min(layers);
             gpu_bytes += bytes(start, split);
             cpu_bytes += bytes(split, start + layers);
+            work += took(1, start, split) + took(0, split, start + layers);
         };
         (0..rounds).for_each(|round| add(round * ring_layers + placed, window));
         if rest > 0 {
             add(rounds * ring_layers + placed, window.min(rest));
         }
-        Portion { share, cpu_bytes, gpu_bytes }
+        Portion { share, cpu_bytes, gpu_bytes, work: seconds.map(|_| work) }
     }
 
     /// Where a device's window stands in the ring, or would if it had one.
@@ -261,11 +283,11 @@ impl LatencyModel<'_> {
     pub(crate) fn portions(&self, assignment: &Assignment) -> Vec<Portion> {
         let devices = self.device_count();
         let ring_layers = assignment.ring_layers() as u32;
-        let nothing = Portion { share: Share::default(), cpu_bytes: 0, gpu_bytes: 0 };
+        let nothing = Portion { share: Share::default(), cpu_bytes: 0, gpu_bytes: 0, work: None };
         let (mut portions, mut placed) = (vec![nothing; devices], 0);
         for device in assignment.ring() {
             let (window, gpu) = (assignment.window_layers[device], assignment.gpu_layers[device]);
-            portions[device] = self.portion(Place { ring_layers, placed }, window, gpu);
+            portions[device] = self.portion(device, Place { ring_layers, placed }, window, gpu);
             placed += window;
         }
         portions

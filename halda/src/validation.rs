@@ -93,6 +93,18 @@ pub enum InstanceError {
         /// L.
         layers: u32,
     },
+    /// One time a layer was expected.
+    #[error("`{field}` of {place} has {given} times for {layers} layers: give one a layer")]
+    TimeCount {
+        /// The device.
+        place: String,
+        /// The field.
+        field: &'static str,
+        /// How many were given.
+        given: usize,
+        /// How many were expected.
+        layers: u32,
+    },
     /// Weights have to be kept in some way.
     #[error("`practice.residencies` of {place} is empty: name at least one way of keeping weights, as `os`")]
     NoResidency {
@@ -226,6 +238,7 @@ impl Device {
             checked.bytes(field, value)?;
         }
         checked.not_negative("practice.token_overhead", self.practice.token_overhead)?;
+        self.validate_work(index, model)?;
         if self.practice.residencies.is_empty() {
             return Err(InstanceError::NoResidency { place: self.place(index) });
         }
@@ -233,6 +246,26 @@ impl Device {
             residency
                 .validate(&self.place(index))
                 .map_err(|error| InstanceError::Residency(error.to_string()))?;
+        }
+        Ok(())
+    }
+}
+
+impl Device {
+    fn validate_work(&self, index: usize, model: &Model) -> Result<(), InstanceError> {
+        let checked = Checked { place: &|| self.place(index) };
+        let Some(work) = &self.practice.work else { return Ok(()) };
+        checked.not_negative("practice.work.output", work.output)?;
+        let gpu_layers = if self.gpu == Gpu::None { 0 } else { model.model_layers };
+        for (field, times, layers) in [
+            ("practice.work.cpu_layers", &work.cpu_layers, model.model_layers),
+            ("practice.work.gpu_layers", &work.gpu_layers, gpu_layers),
+        ] {
+            if times.len() as u64 != u64::from(layers) {
+                let place = self.place(index);
+                return Err(InstanceError::TimeCount { place, field, given: times.len(), layers });
+            }
+            times.iter().try_for_each(|seconds| checked.not_negative(field, *seconds))?;
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ use hearth_halda::{
     Assignment, Device, EdgeShard, Even, Exact, Exhaustive, Gpu, Halda, HeadChoice, Instance, LatencyModel,
     LinguaLinked, Manual, MemoryProportional, MemorySizes, Model, Objective, OperatingSystem, OrderChoice,
     Overlap, PerformanceProportional, Practice, Refusal, Rereads, Rules, Single, Strategy as Planner, Terms,
-    constraints::ring_violations, solve, valid_rounds, violations,
+    WorkTimes, constraints::ring_violations, solve, valid_rounds, violations,
 };
 use hearth_profiles::Bytes;
 use hearth_schema::residency::{Residency, ResidencyOptions};
@@ -33,8 +33,18 @@ prop_compose! {
         token_overhead in prop_oneof![Just(0.0), 0.0..1e-2_f64],
     ) -> Practice {
         let rereads = if excess { Rereads::Excess } else { Rereads::Everything };
-        Practice { residencies, rereads, processors, token_overhead }
+        Practice { residencies, rereads, processors, token_overhead, work: None }
     }
+}
+
+/// Times of layers that are not all alike, those on the GPU such a part of those on the CPU.
+fn work_times(layers: u32, cpu: f64, of_gpu: f64, gpu: Gpu) -> WorkTimes {
+    let cpu_layers: Vec<f64> =
+        (0..layers).map(|layer| cpu * (1.0 + f64::from(layer * 7 % 5) / 10.0)).collect();
+    let on_gpu = |seconds: &f64| seconds * of_gpu;
+    let gpu_layers =
+        if gpu == Gpu::None { Vec::new() } else { cpu_layers.iter().rev().map(on_gpu).collect() };
+    WorkTimes { cpu_layers, gpu_layers, output: 2.0 * cpu }
 }
 
 fn residency() -> impl Strategy<Value = ResidencyOptions> {
@@ -114,7 +124,12 @@ prop_compose! {
         ends in prop::array::uniform2(0..2 * LAYER),
         heavier in prop::collection::vec(0..LAYER / 4, 40),
         even in any::<bool>(),
+        work in prop::collection::vec(prop::option::of((1e-3..5e-2_f64, prop_oneof![Just(0.1), 0.1..2.0_f64])), 4),
     ) -> Instance {
+        let mut devices = devices;
+        for (device, times) in devices.iter_mut().zip(work) {
+            device.practice.work = times.map(|(cpu, of_gpu)| work_times(layers, cpu, of_gpu, device.gpu));
+        }
         let heavier = heavier.iter().take(layers as usize).map(|more| LAYER + more);
         Instance {
             name: "small".to_owned(),

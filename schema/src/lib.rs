@@ -11,6 +11,7 @@ pub mod cluster;
 pub mod digest;
 pub mod metrics;
 pub mod plan;
+pub mod rates;
 pub mod residency;
 pub mod scenario;
 pub mod schedule;

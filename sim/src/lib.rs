@@ -12,7 +12,6 @@ mod helper;
 mod keeper;
 mod layout;
 pub mod page_cache;
-mod rates;
 pub mod resource;
 mod run;
 mod station;

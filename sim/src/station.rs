@@ -13,6 +13,7 @@ use std::collections::VecDeque;
 use hearth_profiles::device::Device;
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, Seconds};
+use hearth_schema::rates::Work;
 use hearth_schema::schedule::{Event as Incident, Part, Pass, Processor, Schedule, Step};
 use hearth_schema::trace::{Kind, Record, Resource};
 
@@ -24,7 +25,6 @@ use crate::error::SimError;
 use crate::helper::Job;
 use crate::keeper::Keeper;
 use crate::layout::Layout;
-use crate::rates::Work;
 use crate::resource::Cpu;
 use crate::run::Event;
 use crate::storage::Storage;

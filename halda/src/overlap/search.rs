@@ -7,9 +7,9 @@
 //! that `busy` takes. What a window costs depends on the layers placed before it in two ways: a partial last turn may
 //! end before it, and layers differ in bytes.
 //!
-//! For a window every split between CPU and GPU and every residency on offer is tried, with one exception: where a
-//! layer takes no longer on the GPU than on the CPU, more layers there lower `own` and `busy`, so that only the
-//! fullest split is tried. Of the rest those are kept that no other one beats in both.
+//! For a window every split between CPU and GPU and every residency on offer is tried, with one exception: where no
+//! layer takes longer on the GPU than on the CPU, more layers there lower `own` and `busy`, but for the copies of the
+//! first; so that only the fullest split and none are tried. Of the rest those are kept that no other one beats in both.
 //!
 //! Not here: which ring sizes, heads and orders are searched.
 
@@ -51,7 +51,8 @@ impl Menus {
     fn new(problem: &SizedProblem) -> Self {
         let columns = problem.ring_layers as usize + 1;
         // Layers all alike differ in place only as a partial last turn does.
-        let even = problem.model.model.even_layers;
+        let timed = problem.model.devices.iter().any(|device| device.first_layers_seconds.is_some());
+        let even = problem.model.model.even_layers && !timed;
         let places = if even { problem.remainder() + 1 } else { columns };
         let mut menus = Self { of: Vec::new(), columns, places, bound: 0.0 };
         menus.of.resize_with(problem.model.device_count(), Menu::default);
@@ -185,13 +186,13 @@ fn add_choices(
     let start = all.len();
     let costs = &model.devices[device];
     let offers = offers(&model.instance().devices[device].practice.residencies);
-    let fits = |gpu: &u32| model.fits_gpu(device, head, &model.portion(place, window, *gpu));
+    let fits = |gpu: &u32| model.fits_gpu(device, head, &model.portion(device, place, window, *gpu));
     let has_gpu = costs.gpu_bytes[usize::from(head)] > 0;
     let most = if has_gpu { (0..=window).rev().find(fits).unwrap_or(0) } else { 0 };
-    let gpu_is_faster = costs.gpu_compute + costs.gpu_memory <= costs.cpu_compute + costs.cpu_memory;
-    let least = if gpu_is_faster && !costs.metal { most } else { 0 };
-    for gpu_layers in least..=most {
-        let portion = model.portion(place, window, gpu_layers);
+    // Where copies to the GPU are not worth their time, none is better than the fullest.
+    let least = if costs.gpu_never_slower && !costs.metal { most } else { 0 };
+    for gpu_layers in std::iter::once(0).filter(|_| least > 0).chain(least..=most) {
+        let portion = model.portion(device, place, window, gpu_layers);
         for residency in &offers {
             let Some(pace) = model.pace(device, head, &portion, residency) else { continue };
             let (own, busy) = (pace.own(), pace.busy);

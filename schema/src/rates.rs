@@ -7,16 +7,20 @@
 //! the keys and values of the positions so far. To that come the copy of the new keys and values and the fixed
 //! costs of a layer and of a window, where the profile has them.
 //!
-//! Not here: waiting for weights ([`crate::storage`]) and sharing the cores ([`crate::resource::cpu`]).
+//! The planner and the simulator both ask here, so that a plan's expectation and its simulation differ in what they
+//! make of memory and links, never in the arithmetic.
+//!
+//! Not here: waiting for weights and sharing the cores, which is simulated.
 
 use hearth_profiles::device::{Cpu, Gpu, nearest};
 use hearth_profiles::model::{ModelProfile, TensorGroup};
 use hearth_profiles::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Format, PerFormat, Seconds, Sourced};
-use hearth_schema::schedule::Pass;
+
+use crate::schedule::Pass;
 
 type Rates = PerFormat<Sourced<FlopsPerSecond>>;
 
-/// One processor working on one model.
+/// One processor working on one model: what each of its steps takes with all weights at hand.
 #[derive(Debug, Clone, Copy)]
 pub struct Work<'a> {
     model: &'a ModelProfile,

@@ -1,0 +1,117 @@
+//! What do the planners answer when the input is not what it should be, and how long does that take?
+//!
+//! ```text
+//! cargo run --release -p hearth-halda --example wild_input
+//! ```
+//!
+//! Devices without memory, one device, more devices than layers, layer counts without factors, speeds that are no
+//! numbers, 64 devices: a line for each case with how many strategies found a plan, how many refused with a reason,
+//! and the slowest of them. The devices are those of `tests/data/lda/medium.jsonl`.
+
+#![allow(clippy::disallowed_methods)] // it measures time
+
+use std::error::Error;
+use std::time::Instant;
+
+use hearth_halda::selection::NAMES;
+use hearth_halda::{Instance, LatencyModel, Options, named, solve};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut instances: Vec<Instance> = Vec::new();
+    for line in include_str!("../tests/data/lda/medium.jsonl").lines() {
+        let row: serde_json::Value = serde_json::from_str(line)?;
+        instances.push(serde_json::from_value(row["instance"].clone())?);
+    }
+    println!("{:<44} {:>6} {:>8} {:>12}  slowest strategy", "case", "plans", "refused", "slowest ms");
+    for (case, instance) in cases(&instances)? {
+        let model = match LatencyModel::new(&instance) {
+            Ok(model) => model,
+            Err(error) => {
+                println!("{case:<44} no strategy was asked: {error}");
+                continue;
+            }
+        };
+        let (mut plans, mut refused, mut slowest) = (0, 0, (0.0, ""));
+        for name in NAMES {
+            for keep_all in [false, true] {
+                let options = options(&instance, keep_all);
+                let strategy = named(name, &options)?;
+                let start = Instant::now();
+                match solve(strategy.as_ref(), &model) {
+                    Ok(solution) if solution.seconds().is_finite() => plans += 1,
+                    Ok(_) => return Err(format!("{case}: `{name}` found a plan without a time").into()),
+                    Err(_) => refused += 1,
+                }
+                let seconds = start.elapsed().as_secs_f64();
+                if seconds > slowest.0 {
+                    slowest = (seconds, name);
+                }
+            }
+        }
+        println!("{case:<44} {plans:>6} {refused:>8} {:>12.1}  {}", slowest.0 * 1e3, slowest.1);
+    }
+    Ok(())
+}
+
+/// Options with which every strategy can be asked.
+fn options(instance: &Instance, keep_all: bool) -> Options {
+    let devices = instance.devices.len() as u32;
+    let layers = instance.model.model_layers;
+    Options {
+        rules: hearth_halda::Rules { may_drop: !keep_all, may_leave_remainder: false },
+        window_layers: Some(
+            (0..devices).map(|device| (layers / devices + u32::from(device == 0)).max(1)).collect(),
+        ),
+        total_memory: Some(instance.devices.iter().map(|device| device.ram_available).collect()),
+        ..Options::default()
+    }
+}
+
+fn cases(instances: &[Instance]) -> Result<Vec<(String, Instance)>, Box<dyn Error>> {
+    let base = instances.first().ok_or("no instances")?;
+    let all: Vec<_> = instances.iter().flat_map(|instance| &instance.devices).collect();
+    let made = |count: usize, layers: u32| {
+        let mut instance = base.clone();
+        instance.model.model_layers = layers;
+        instance.devices = all.iter().cycle().take(count).map(|device| (*device).clone()).collect();
+        instance
+    };
+    let changed = |mut instance: Instance, change: &dyn Fn(&mut hearth_halda::Device)| {
+        instance.devices.iter_mut().for_each(change);
+        instance
+    };
+    let mut cases = vec![
+        ("as it should be, 4 devices, 80 layers".to_owned(), made(4, 80)),
+        ("one device".to_owned(), made(1, 80)),
+        ("one device, one layer".to_owned(), made(1, 1)),
+        ("12 devices, 5 layers".to_owned(), made(12, 5)),
+        ("64 devices, 80 layers".to_owned(), made(64, 80)),
+        ("64 devices, 512 layers".to_owned(), made(64, 512)),
+    ];
+    for layers in [61, 79, 127, 509] {
+        cases.push((format!("8 devices, {layers} layers"), made(8, layers)));
+    }
+    cases.push((
+        "no memory anywhere".to_owned(),
+        changed(made(6, 80), &|device| {
+            (device.ram_available, device.metal_available, device.cuda_available) = (0, 0, 0);
+            (device.can_swap, device.swap_available) = (0, 0);
+        }),
+    ));
+    for (what, value) in [("infinite", f64::INFINITY), ("NaN", f64::NAN), ("zero", 0.0), ("1e-300", 1e-300)] {
+        let disks = changed(made(4, 80), &|device| device.disk_read = value);
+        cases.push((format!("disks of speed {what}"), disks));
+        let memory = changed(made(4, 80), &|device| device.cpu_memory_rate = value);
+        cases.push((format!("memory of speed {what}"), memory));
+        let hops = changed(made(4, 80), &|device| device.hop = value);
+        cases.push((format!("hops of {what} seconds"), hops));
+    }
+    let mut cut_off = made(4, 80);
+    cut_off.hops = Some(vec![vec![None; 4]; 4]);
+    cases.push(("nobody reaches anybody".to_owned(), cut_off));
+    let mut uneven = made(64, 128);
+    uneven.model.layer_bytes =
+        (0..128).map(|layer| uneven.model.layer_weight_bytes + layer % 7 * (4 << 20)).collect();
+    cases.push(("64 devices, 128 layers of different bytes".to_owned(), uneven));
+    Ok(cases)
+}
