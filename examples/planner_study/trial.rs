@@ -31,6 +31,8 @@ pub struct Score {
     pub devices: usize,
     /// T of the paper's objective, in seconds.
     pub predicted: f64,
+    /// What the strategy itself expects, by the objective that it minimises, in seconds.
+    pub expected: f64,
     /// Simulated time per output token, in seconds; `None` where the run ends out of memory.
     pub simulated: Option<f64>,
 }
@@ -75,6 +77,7 @@ pub fn trial(
         rounds: plan.rounds,
         devices: plan.devices.len(),
         predicted,
+        expected: solution.seconds(),
         simulated: simulated(cluster, &plan, chunk)?,
     };
     Ok(Answer::Planned(Box::new(plan), score))

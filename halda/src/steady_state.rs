@@ -6,7 +6,7 @@
 //! be reclaimed, and a disk of `s` bytes a second:
 //!
 //! ```text
-//! share <= room            own = stage                                     busy = 0
+//! share fits in room       own = stage                                     busy = 0
 //! else, no prefetch        own = stage + read/s                            busy = 0
 //! os, windowed             own = stage + conflict share/s                  busy = stage + (1 + conflict) read/s
 //! managed                  own = max(stage, (read - k q)/s)                busy = read/s
@@ -28,7 +28,7 @@
 //! Not here: the search ([`crate::overlap`]).
 
 use hearth_profiles::Bytes;
-use hearth_schema::residency::{Residency, ResidencyOptions, kept_bytes, stream_bytes};
+use hearth_schema::residency::{Residency, ResidencyOptions, fits, kept_bytes, stream_bytes};
 
 use crate::assignment::{Assignment, Share, ring_order};
 use crate::constraints::{Violation, shape_violations};
@@ -163,7 +163,16 @@ impl LatencyModel<'_> {
         let memory = self.memory(device, head, portion);
         terms.need = (costs.steady_capacity - memory.room + memory.share) as f64;
         terms.capacity = costs.steady_capacity as u64;
-        terms.over = memory.share > memory.room;
+        // A page cache that keeps the excess out has no cliff to stay away from.
+        terms.over = match practice.rereads {
+            Rereads::Excess => memory.share > memory.room,
+            Rereads::Everything => {
+                // Faults read around what they touch, and the system keeps that for a while.
+                let beside = if residency.policy == Residency::Managed { 0 } else { LEAST_CACHE };
+                let room = (memory.room - beside).max(0) as u64;
+                !fits(room, memory.share as u64, practice.processors)
+            }
+        };
         let within_metal = !costs.metal || share.gpu_layers == 0 || {
             let paper = self.terms(device, head, share);
             !paper.over
@@ -321,8 +330,9 @@ impl LatencyModel<'_> {
     }
 }
 
-/// With less than this even weights that only pass through find no room, as in the simulator.
-/// source: assumed, two read-ahead windows of 8 MiB
+/// With less than this even weights that only pass through find no room, as in the simulator; and a device that leaves
+/// less to the system beside its share may be pushed over by what faults read around it.
+/// source: measured in the lab, 4 MiB were too little; two read-ahead windows of 8 MiB
 const LEAST_CACHE: i64 = 16 << 20;
 
 /// Bytes of a window that are read ahead of its turn at most.

@@ -31,7 +31,8 @@ fn device(name: &str, milliseconds: f64, holds: u64) -> Device {
         unified_memory: false,
         hop: 0.0,
         disk_read: 1e6,
-        ram_available: holds * LAYER,
+        // A little more: the kernel needs some memory for the pages of weights.
+        ram_available: holds * LAYER + (24 << 20),
         metal_available: 0,
         cuda_available: 0,
         can_swap: 0,

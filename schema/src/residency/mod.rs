@@ -112,6 +112,12 @@ pub fn stream_bytes(room: u64, share: u64, processors: u32, options: &ResidencyO
     options.buffer().0.min(left(room, share, processors) / 2)
 }
 
+/// Whether a share stays in page cache with so much room, whoever keeps it: the kernel's own memory and the margin
+/// must fit as well.
+pub fn fits(room: u64, share: u64, processors: u32) -> bool {
+    share <= left(room, share, processors)
+}
+
 /// What weights can have of the room.
 fn left(room: u64, share: u64, processors: u32) -> u64 {
     room.saturating_sub(kernel_bytes(share) + margin(processors))
