@@ -93,6 +93,9 @@ pub struct Planning {
     /// Give every device a layer.
     #[arg(long)]
     pub keep_all: bool,
+    /// Let `overlap` and `exact` choose the head instead of the scenario.
+    #[arg(long)]
+    pub best_head: bool,
     /// Whose order the ring follows, for `overlap` and `exact`: the scenario's, or the best there is.
     #[arg(long, value_enum)]
     pub order: Option<Order>,
@@ -182,7 +185,7 @@ pub struct SimulateArgs {
     /// The scenario.
     pub scenario: PathBuf,
     /// A plan made before.
-    #[arg(long, conflicts_with_all = ["strategy", "rounds", "windows", "gpu_layers", "keep_all", "order", "residency", "stream_buffer", "refine_seconds", "refine_evaluations"])]
+    #[arg(long, conflicts_with_all = ["strategy", "rounds", "windows", "gpu_layers", "keep_all", "best_head", "order", "residency", "stream_buffer", "refine_seconds", "refine_evaluations"])]
     pub plan: Option<PathBuf>,
     /// How to plan, if there is no plan.
     #[command(flatten)]
@@ -207,7 +210,7 @@ pub struct LintArgs {
     /// The scenario.
     pub scenario: PathBuf,
     /// A plan made before.
-    #[arg(long, conflicts_with_all = ["strategy", "rounds", "windows", "gpu_layers", "keep_all", "residency", "stream_buffer", "refine_seconds", "refine_evaluations"])]
+    #[arg(long, conflicts_with_all = ["strategy", "rounds", "windows", "gpu_layers", "keep_all", "best_head", "order", "residency", "stream_buffer", "refine_seconds", "refine_evaluations"])]
     pub plan: Option<PathBuf>,
     /// How to plan, if there is no plan.
     #[command(flatten)]
@@ -334,7 +337,7 @@ pub struct LabArgs {
     #[arg(long)]
     pub model: Option<PathBuf>,
     /// A plan made before.
-    #[arg(long, conflicts_with_all = ["strategy", "rounds", "windows", "gpu_layers", "keep_all", "order", "residency", "stream_buffer", "refine_seconds", "refine_evaluations"])]
+    #[arg(long, conflicts_with_all = ["strategy", "rounds", "windows", "gpu_layers", "keep_all", "best_head", "order", "residency", "stream_buffer", "refine_seconds", "refine_evaluations"])]
     pub plan: Option<PathBuf>,
     /// How to plan, if there is no plan.
     #[command(flatten)]

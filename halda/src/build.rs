@@ -15,10 +15,9 @@
 //! | `s_disk` | sequential on Linux and Android, random on macOS |
 //! | `c_cpu` | compute buffers, and the small tensors that every device keeps |
 //!
-//! Where a profile has them, three costs that the paper's symbols leave out are put where they occur as often as
-//! what they join. Deviation: attention over the mean cache length and the fixed cost of a layer go into
-//! `t_kv_cpu`, the fixed cost of a window into `t_comm` (CPU) and `t_ram_vram` (GPU). Published devices have none
-//! of them.
+//! Where a profile has them, two costs that the paper's symbols leave out are put where they occur as often as what
+//! they join. Deviation: attention over the mean cache length and the fixed cost of a layer go into `t_kv_cpu`.
+//! Published devices have neither. What else is known of a device goes into its [`Practice`].
 //!
 //! Deviations: keys and values in f32 count as twice the f16 tokens. A GPU that shares memory without Metal gets
 //! its memory taken out of RAM, so that nothing is promised twice. Any GPU on macOS is reached through Metal.
@@ -78,15 +77,14 @@ pub fn total_memory(cluster: &Cluster) -> Vec<u64> {
     ring_order(cluster.head, cluster.members.len()).map(total).collect()
 }
 
-/// One activation vector from a member to another, with the fixed cost of the sender's window; none to itself.
+/// One activation vector from a member to another; none to itself.
 fn hop(cluster: &Cluster, from: usize, to: usize) -> Option<Seconds> {
     if from == to {
         return Some(Seconds(0.0));
     }
     let (sender, receiver) = (&cluster.members[from], &cluster.members[to]);
     let link = cluster.links.between(&sender.name, &receiver.name)?;
-    let window = sender.device.cpu.window_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
-    Some(link.time(cluster.model.shape.activation_bytes()) + window)
+    Some(link.time(cluster.model.shape.activation_bytes()))
 }
 
 fn model(cluster: &Cluster) -> Model {
@@ -138,7 +136,7 @@ fn device(cluster: &Cluster, member: &Member, hop: Seconds) -> Device {
         gpu_memory_rate: gpu.map_or(0.0, |gpu| gpu.read_bandwidth.value.0),
         cpu_cache_write: (profile.cpu.kv_copy.time(new_cache) + layer_extras(cluster, member)).0,
         gpu_cache_write: gpu.map_or(0.0, |gpu| gpu.kv_copy.time(new_cache).0),
-        to_gpu: gpu.map_or(0.0, |gpu| upload(gpu, activation).0),
+        to_gpu: gpu.map_or(0.0, |gpu| gpu.upload.time(activation).0),
         from_gpu: gpu.map_or(0.0, |gpu| gpu.download.time(activation).0),
         unified_memory: gpu.is_some_and(|gpu| gpu.unified_memory),
         hop: hop.0,
@@ -189,6 +187,12 @@ fn work_times(cluster: &Cluster, member: &Member) -> WorkTimes {
         cpu_layers: layers(&cpu),
         gpu_layers: gpu.as_ref().map_or_else(Vec::new, layers),
         output: cpu.output().0,
+        cpu_window: profile.cpu.window_overhead.as_ref().map_or(0.0, |cost| cost.value.0),
+        gpu_window: profile
+            .gpu
+            .as_ref()
+            .and_then(|gpu| gpu.window_overhead.as_ref())
+            .map_or(0.0, |cost| cost.value.0),
     }
 }
 
@@ -204,11 +208,6 @@ fn layer_extras(cluster: &Cluster, member: &Member) -> Seconds {
 /// Of the cache, over the tokens that are generated.
 fn mean_length(cluster: &Cluster) -> u32 {
     cluster.workload.prompt.saturating_add(cluster.workload.generate / 2).min(cluster.context)
-}
-
-fn upload(gpu: &GpuProfile, activation: Bytes) -> Seconds {
-    let window = gpu.window_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
-    gpu.upload.time(activation) + window
 }
 
 /// Speeds for the formats that the model has work in.

@@ -61,10 +61,13 @@ pub(crate) struct ModelCosts {
     pub output_head_bytes: i64,
     /// Weight bytes of the first i layers, for every i up to L.
     pub first_layers_bytes: Vec<i64>,
-    /// Whether all layers have the same bytes.
+    /// Whether all layers have the same bytes, and on each device take the same time.
     pub even_layers: bool,
-    /// What the heaviest run of layers has beyond as many times b. A planner that counts layers sets it aside on GPUs.
-    pub heaviest_surplus: i64,
+    /// What the heaviest run of layers has beyond as many times b. A planner that counts layers sets it aside on GPUs,
+    /// once for each window.
+    pub surplus_of_a_run: i64,
+    /// What all layers heavier than b have beyond it: no choice of layers has more.
+    pub surplus_of_all: i64,
 }
 
 /// The constants of one device.
@@ -98,6 +101,8 @@ pub(crate) struct DeviceCosts {
     pub capacity: i64,
     /// Seconds of the first i layers on the CPU and on the GPU with all weights at hand, where they are known.
     pub first_layers_seconds: Option<[Vec<f64>; 2]>,
+    /// Seconds of a window beside its layers, CPU and GPU together.
+    pub window_overheads: f64,
     /// Whether no layer takes longer on the GPU than on the CPU.
     pub gpu_never_slower: bool,
     /// Main memory that a run can have, with what other programs give up: on any system, unlike the paper's cap.
@@ -118,9 +123,17 @@ impl ModelCosts {
             first_layers_bytes.push(first_layers_bytes[layer as usize] + each(layer) as i64);
         }
         Self {
-            heaviest_surplus: heaviest_surplus(&first_layers_bytes, model.layer_weight_bytes as i64),
+            surplus_of_a_run: heaviest_surplus(&first_layers_bytes, model.layer_weight_bytes as i64),
+            surplus_of_all: (0..model.model_layers)
+                .map(|layer| (each(layer) as i64 - model.layer_weight_bytes as i64).max(0))
+                .sum(),
             first_layers_bytes,
-            even_layers: model.layer_bytes.iter().all(|bytes| *bytes == model.layer_bytes[0]),
+            even_layers: alike(&model.layer_bytes)
+                && instance
+                    .devices
+                    .iter()
+                    .filter_map(|device| device.practice.work.as_ref())
+                    .all(|work| alike(&work.cpu_layers) && alike(&work.gpu_layers)),
             layers: model.model_layers,
             layer_weight_bytes: model.layer_weight_bytes as f64,
             layer_resident_bytes: model.layer_resident_bytes().unwrap_or(u64::MAX) as i64,
@@ -139,6 +152,10 @@ impl ModelCosts {
     pub(crate) fn head_row(&self, head: bool) -> f64 {
         if head { self.row_bytes } else { 0.0 }
     }
+}
+
+fn alike<T: PartialEq>(all: &[T]) -> bool {
+    all.windows(2).all(|pair| pair[0] == pair[1])
 }
 
 /// Sums of the first i, for every i.
@@ -198,6 +215,7 @@ impl DeviceCosts {
                 + if metal { device.gpu_buffer_bytes as i64 } else { 0 },
             capacity,
             first_layers_seconds: work.map(|work| [first(&work.cpu_layers), first(&work.gpu_layers)]),
+            window_overheads: work.map_or(0.0, |work| work.output + work.cpu_window + work.gpu_window),
             gpu_never_slower: match work {
                 Some(work) => work.gpu_layers.iter().zip(&work.cpu_layers).all(|(gpu, cpu)| gpu <= cpu),
                 None => gpu_compute + gpu_memory <= cpu_compute + cpu_memory,
@@ -218,7 +236,9 @@ impl DeviceCosts {
     fn worst_token(&self, model: &ModelCosts, longest_hop: f64) -> f64 {
         let layer = self.cpu_compute + self.gpu_compute + self.cpu_memory + self.gpu_memory;
         let work: f64 = self.first_layers_seconds.iter().flatten().filter_map(|sums| sums.last()).sum();
-        let bytes = f64::from(model.layers) * model.layer_resident_bytes as f64
+        let work = work + f64::from(model.layers) * self.window_overheads;
+        let heavier = model.first_layers_bytes.last().map_or(0.0, |bytes| *bytes as f64);
+        let bytes = (f64::from(model.layers) * model.layer_resident_bytes as f64).max(heavier)
             + model.head_bytes(true)
             + self.buffer_bytes as f64;
         work + f64::from(model.layers) * (layer + self.window_copy + longest_hop)
@@ -244,9 +264,10 @@ impl DeviceCosts {
         (self.capacity - self.buffer_bytes - head_bytes).div_euclid(model.layer_resident_bytes)
     }
 
-    /// Model layers that GPU memory holds, whichever they are if they follow each other.
-    pub(crate) fn gpu_layers_that_fit(&self, head: bool, model: &ModelCosts) -> i64 {
-        (self.gpu_bytes[usize::from(head)] - model.heaviest_surplus).max(0) / model.layer_resident_bytes
+    /// Model layers that GPU memory holds, whichever they are in so many windows.
+    pub(crate) fn gpu_layers_that_fit(&self, head: bool, model: &ModelCosts, windows: u32) -> i64 {
+        let surplus = model.surplus_of_all.min(i64::from(windows).saturating_mul(model.surplus_of_a_run));
+        (self.gpu_bytes[usize::from(head)] - surplus).max(0) / model.layer_resident_bytes
     }
 }
 

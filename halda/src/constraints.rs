@@ -15,7 +15,7 @@
 //!
 //! Not here: how good an allowed assignment is.
 
-use crate::assignment::Assignment;
+use crate::assignment::{Assignment, Share};
 use crate::instance::Gpu;
 use crate::latency::LatencyModel;
 
@@ -258,9 +258,8 @@ pub fn ring_violations(model: &LatencyModel, assignment: &Assignment, rules: Rul
 /// Eq. 34-36.
 fn gpu_violations(model: &LatencyModel, assignment: &Assignment) -> Vec<Violation> {
     let shares = assignment.shares(model.model_layers()).into_iter().enumerate();
-    let over = shares.filter_map(|(device, share)| {
-        gpu_violation(model, device, device == assignment.head, share.gpu_layers)
-    });
+    let over =
+        shares.filter_map(|(device, share)| gpu_violation(model, device, device == assignment.head, share));
     over.collect()
 }
 
@@ -360,9 +359,10 @@ fn unreachable(model: &LatencyModel, assignment: &Assignment) -> Option<Violatio
     Some(Violation::Unreachable { from: name(from), to: name(to) })
 }
 
-/// Eq. 34-36 for one device that runs `layers` model layers on its GPU.
-fn gpu_violation(model: &LatencyModel, device: usize, head: bool, layers: u32) -> Option<Violation> {
-    let fit = model.devices[device].gpu_layers_that_fit(head, &model.model);
+/// Eq. 34-36 for one device.
+fn gpu_violation(model: &LatencyModel, device: usize, head: bool, share: Share) -> Option<Violation> {
+    let layers = share.gpu_layers;
+    let fit = model.devices[device].gpu_layers_that_fit(head, &model.model, share.windows);
     if i64::from(layers) <= fit {
         return None;
     }

@@ -13,7 +13,8 @@
 //!
 //! **Order.** In general the last device and the set of those used belong to the state of the programme. Here devices
 //! come in the instance's order, so that those used are always among the first m and the programme is exact for that
-//! order. The last device is not needed either: the hop of an instance belongs to the sender, whoever receives.
+//! order. Deviation: the last device is not part of it. Where hops depend on who receives, a device counts its estimate,
+//! and a head that takes everything counts one although it makes none.
 //!
 //! **Memory.** Deviation: whether a block fits is a question of what a device holds without reading ([`crate::room`]),
 //! because these devices map weights from disk. If the model does not fit into all of them together, or no layer into

@@ -140,7 +140,8 @@ fn explain_device(model: &LatencyModel, plan: &Explained, device: usize) -> Devi
     let grown = grown(model, plan, device, turns);
     // Its hops are an estimate where they depend on who comes next, the same before and after.
     let hops = f64::from(terms.share.windows) * model.devices[device].hop;
-    let own = terms.compute + terms.memory + terms.disk + hops;
+    let (slowest, waits) = plan.breakdown.waits.unwrap_or((device, 0.0));
+    let own = terms.compute + terms.memory + terms.disk + hops - if slowest == device { waits } else { 0.0 };
     let binding = if window == 0 { Vec::new() } else { bindings(model, plan, device, turns, grown) };
     DeviceExplanation {
         name: model.instance().devices[device].name.clone(),
@@ -149,8 +150,10 @@ fn explain_device(model: &LatencyModel, plan: &Explained, device: usize) -> Devi
             Objective::Paper => grown.seconds - own,
             // Nobody else waits less, and a token is no faster than its slowest disk.
             Objective::SteadyState => {
-                let others = plan.breakdown.seconds - own;
-                (others + grown.seconds).max(grown.busy) - plan.breakdown.seconds
+                let all = plan.breakdown.seconds;
+                let others = all - waits - own;
+                let floor = if waits > 0.0 { all } else { 0.0 };
+                (others + grown.seconds).max(grown.busy).max(floor) - all
             }
         }),
         dropped: (window == 0).then(|| why_dropped(model, plan, device)),

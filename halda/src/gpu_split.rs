@@ -52,7 +52,8 @@ impl Turns {
 impl LatencyModel<'_> {
     /// The largest n that GPU memory allows in a window.
     pub(crate) fn most_gpu_layers(&self, device: usize, head: bool, window: u32, turns: Turns) -> u32 {
-        let fit = self.devices[device].gpu_layers_that_fit(head, &self.model);
+        let windows = turns.rounds + turns.rest.min(1);
+        let fit = self.devices[device].gpu_layers_that_fit(head, &self.model, windows);
         turns.gpu_layers_within(fit).min(i64::from(window)) as u32
     }
 

@@ -48,6 +48,8 @@ pub struct Breakdown {
     pub seconds: f64,
     /// One entry a device, in the instance's order.
     pub devices: Vec<DeviceTerms>,
+    /// Of that, what is waited for because a disk cannot keep up, and on which device; a disk term there.
+    pub waits: Option<(usize, f64)>,
 }
 
 /// What one device contributes to the time of a token, in seconds, and what it needs to hold.
@@ -124,7 +126,7 @@ impl<'i> LatencyModel<'i> {
                 ..self.terms(device, device == assignment.head, share)
             })
             .collect();
-        Ok(Breakdown { seconds: devices.iter().map(DeviceTerms::seconds).sum(), devices })
+        Ok(Breakdown { seconds: devices.iter().map(DeviceTerms::seconds).sum(), devices, waits: None })
     }
 
     /// `T_comm` of each device: its hops in whole turns and, if there is one, in the partial last turn, which

@@ -5,6 +5,8 @@
 //!
 //! Not here: mending a plan that breaks a constraint. The refusal says which one.
 
+use hearth_schema::residency::ResidencyOptions;
+
 use crate::assignment::Assignment;
 use crate::constraints::Rules;
 use crate::latency::LatencyModel;
@@ -21,6 +23,8 @@ pub struct Manual {
     pub window_layers: Vec<u32>,
     /// `n_m`; none on any GPU if empty.
     pub gpu_layers: Vec<u32>,
+    /// How each device keeps its weights; the first way that each allows if empty.
+    pub residencies: Vec<ResidencyOptions>,
 }
 
 impl Strategy for Manual {
@@ -45,6 +49,6 @@ impl Strategy for Manual {
         let ring_layers = assignment.ring_layers().max(1);
         let needed = u64::from(model.model_layers()).div_ceil(ring_layers) as u32;
         assignment.rounds = self.rounds.unwrap_or(needed);
-        Ok(Proposal::of(assignment))
+        Ok(Proposal { residencies: self.residencies.clone(), ..Proposal::of(assignment) })
     }
 }

@@ -35,6 +35,10 @@ pub struct WorkTimes {
     pub gpu_layers: Vec<f64>,
     /// The output head.
     pub output: f64,
+    /// What a window costs beside its layers on the CPU, where it has some there.
+    pub cpu_window: f64,
+    /// The same on the GPU.
+    pub gpu_window: f64,
 }
 
 /// What a page cache reads again if a share does not fit.

@@ -31,7 +31,9 @@ use crate::instance::Gpu;
 use crate::latency::LatencyModel;
 use crate::overlap::best_residencies;
 use crate::plan::{PlanError, plan};
+use crate::relays::bridged;
 use crate::strategy::{Objective, Proposal, Refusal, Solution, Strategy};
+use crate::tour::with_all;
 
 /// What the search may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -238,6 +240,13 @@ impl Move {
                 next.gpu_layers[device] = 0;
                 split(&mut next, model, to);
             }
+        }
+        if let Some(order) = &at.order {
+            // Who has been emptied leaves the ring, who has got layers comes in where the way is shortest.
+            let mut order = with_all(model, order.clone());
+            order.retain(|device| next.window_layers[*device] > 0);
+            next.order = Some(order).filter(|order| order.first() == Some(&next.head));
+            next = bridged(model, next);
         }
         (next != *at).then_some(next)
     }

@@ -32,7 +32,7 @@ impl Room {
         let costs = &model.devices[device];
         let most = i64::from(model.model_layers());
         let fit = costs.layers_that_fit(head, &model.model);
-        let gpu = costs.gpu_layers_that_fit(head, &model.model);
+        let gpu = costs.gpu_layers_that_fit(head, &model.model, 1);
         // Without a GPU there is no memory for it either.
         let gpu_first = gpu > 0 && costs.gpu_layer() <= costs.cpu_layer();
         let (gpu, cpu) = match (costs.metal, gpu_first) {

@@ -30,7 +30,7 @@ pub struct Options {
     pub head: Option<usize>,
     /// Let `overlap` and `exact` choose the head.
     pub best_head: bool,
-    /// Let `exact` choose the order of the ring.
+    /// Let `overlap` and `exact` choose the order of the ring.
     pub best_order: bool,
     /// k.
     pub rounds: Option<u32>,
@@ -45,6 +45,7 @@ pub struct Options {
 impl From<&PlannerOptions> for Options {
     fn from(options: &PlannerOptions) -> Self {
         Self {
+            best_head: options.best_head,
             rules: Rules { may_drop: !options.keep_all, may_leave_remainder: false },
             best_order: options.order == Some(RingOrder::Best),
             rounds: options.rounds,
@@ -124,6 +125,7 @@ pub fn named(name: &str, options: &Options) -> Result<Box<dyn Strategy>, Selecti
                 rounds,
                 window_layers: options.window_layers.clone().ok_or(missing)?,
                 gpu_layers: options.gpu_layers.clone().unwrap_or_default(),
+                residencies: Vec::new(),
             })
         }
         "exhaustive" => Box::new(Exhaustive { rules, rounds, order, ..Exhaustive::default() }),

@@ -62,7 +62,9 @@ pub fn dropped_reason(device: &DeviceExplanation) -> Option<String> {
             format!("the best plan that uses it takes {} longer a token", time(seconds))
         }
         Dropped::OutOfReach => "no ring in this order leads through it".to_owned(),
-        Dropped::HoldsNothing => "its disk is slow and its memory holds not one layer of a turn".to_owned(),
+        Dropped::HoldsNothing => {
+            "its memory holds not one layer of a turn, and its disk may not make up for it".to_owned()
+        }
         Dropped::NoLayerLeft => "a turn of the ring has no layer to spare for it".to_owned(),
     })
 }

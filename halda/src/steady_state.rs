@@ -8,11 +8,15 @@
 //! ```text
 //! share fits in room       own = stage                                     busy = 0
 //! else, no prefetch        own = stage + read/s                            busy = 0
-//! os, windowed             own = stage + conflict share/s                  busy = stage + (1 + conflict) read/s
+//! os, windowed             own = stage + (conflict + uncovered) read/s     busy = stage + (1 + conflict) read/s
 //! managed                  own = max(stage, (read - k q)/s)                busy = read/s
+//! Metal over its set       own = stage                                     busy = stage + share/s
 //!
-//! T = max( sum of own + sum of hops + token overhead of the head ,  largest busy )
+//! T = max( sum of own + sum of hops ,  largest busy )
 //! ```
+//!
+//! The head's token overhead is part of its stage. A share that fits is read again only if it is given up all the same:
+//! behind the computation (`release`), or because less may be kept (`kept`).
 //!
 //! Where a device's work is known layer by layer, as from a profile, `stage` is what the simulator charges for it
 //! ([`hearth_schema::rates`]: the longer of arithmetic and reading, not their sum as in the paper).
@@ -21,7 +25,8 @@
 //! needs for one token, and no token can be faster than the slowest disk. `read` is `share` where the system evicts
 //! what was used longest ago, and `share - room` in the paper's page cache. A window of `w = share / k` is in
 //! conflict with the one before it as far as both do not fit: `conflict = (w + ahead - room) / w`, within 0 and 1,
-//! with `ahead` = w or the prefetch budget, and 0 if windows are given up behind the computation. A device that
+//! with `ahead` = w or the prefetch budget, and without the first w if windows are given up behind the computation; what
+//! a budget leaves `uncovered`, `1 - ahead / w`, is read when it is touched; the two are at most 1 together. A device that
 //! manages its residency reads `share - kept` ([`hearth_schema::residency::kept_bytes`]), through a buffer of q
 //! bytes that is filled before each window and streams on while it computes.
 //!
@@ -111,8 +116,13 @@ impl LatencyModel<'_> {
             devices.push(DeviceTerms { communication, ..pace.terms });
         }
         let own: f64 = devices.iter().map(DeviceTerms::seconds).sum();
-        devices[slowest.1].disk += (slowest.0 - own).max(0.0);
-        Ok(Breakdown { seconds: own.max(slowest.0), devices })
+        let waits = (slowest.1, (slowest.0 - own).max(0.0));
+        devices[waits.0].disk += waits.1;
+        Ok(Breakdown {
+            seconds: own.max(slowest.0),
+            devices,
+            waits: Some(waits).filter(|(_, seconds)| *seconds > 0.0),
+        })
     }
 
     /// What an assignment breaks on the way to a steady state: memory that cannot hold what must be held.
@@ -147,14 +157,19 @@ impl LatencyModel<'_> {
         }
         let costs = &self.devices[device];
         let practice = &self.instance().devices[device].practice;
-        if let Some(work) = portion.work {
-            terms.compute = work;
+        if let (Some(work), Some(seconds)) = (&practice.work, portion.work) {
+            let windows = f64::from(share.windows);
+            terms.compute = seconds;
             terms.memory = 0.0;
             if head {
-                terms.compute += practice.work.as_ref().map_or(0.0, |work| work.output);
+                terms.compute += work.output;
+            }
+            if share.gpu_layers < share.layers {
+                terms.compute += windows * work.cpu_window;
             }
             if share.gpu_layers > 0 {
-                terms.memory += f64::from(share.windows) * costs.window_copy;
+                terms.compute += windows * work.gpu_window;
+                terms.memory += windows * costs.window_copy;
             }
         }
         if head {
@@ -181,13 +196,13 @@ impl LatencyModel<'_> {
         if no_room || !self.fits_gpu(device, head, portion) {
             return None;
         }
-        if !terms.over && within_metal {
+        if !terms.over && within_metal && !gives_up(residency, memory.share) {
             return Some(Pace { terms, busy: 0.0 });
         }
         if costs.slow_disk {
             return None;
         }
-        terms.over = true;
+        terms.over |= !within_metal;
         let stage = terms.compute + terms.memory;
         let (disk, windows, weights) = (costs.disk_read, f64::from(share.windows), memory.share as f64);
         let busy = if !within_metal {
@@ -202,7 +217,8 @@ impl LatencyModel<'_> {
             read / disk
         } else {
             let excess = practice.rereads == Rereads::Excess;
-            let read = if excess { weights - memory.room as f64 } else { weights };
+            let kept = if excess && !residency.releases() { memory.room as f64 } else { 0.0 };
+            let read = (weights - kept).max(0.0);
             let window = weights / windows;
             let ahead = read_ahead(residency).min(window);
             if ahead <= 0.0 {
@@ -211,9 +227,9 @@ impl LatencyModel<'_> {
             }
             let held = if residency.releases() { 0.0 } else { window };
             let conflict = ((held + ahead - memory.room as f64) / window).clamp(0.0, 1.0);
-            // What no budget covers is read when it is touched.
-            let uncovered = read * (1.0 - ahead / window);
-            terms.disk = conflict * read / disk + uncovered / disk;
+            // What no budget covers, or was evicted in a conflict, is read when it is touched.
+            let uncovered = 1.0 - ahead / window;
+            terms.disk = (conflict + uncovered).min(1.0) * read / disk;
             stage + (1.0 + conflict) * read / disk
         };
         Some(Pace { terms, busy })
@@ -334,6 +350,14 @@ impl LatencyModel<'_> {
 /// less to the system beside its share may be pushed over by what faults read around it.
 /// source: measured in the lab, 4 MiB were too little; two read-ahead windows of 8 MiB
 const LEAST_CACHE: i64 = 16 << 20;
+
+/// Whether weights are given up although there is room for all of them.
+fn gives_up(residency: &ResidencyOptions, share: i64) -> bool {
+    match residency.policy {
+        Residency::Managed => residency.most_kept(share as u64) < share as u64,
+        Residency::Os | Residency::Windowed => residency.releases(),
+    }
+}
 
 /// Bytes of a window that are read ahead of its turn at most.
 fn read_ahead(residency: &ResidencyOptions) -> f64 {

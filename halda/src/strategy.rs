@@ -112,13 +112,15 @@ pub enum Infeasible {
         devices: usize,
     },
     /// A device that must have a window cannot hold the smallest one.
-    #[error("`{device}` has a slow disk and cannot hold one layer of a turn")]
+    #[error("`{device}` cannot hold one layer of a turn, and its disk may not make up for it")]
     HoldsNothing {
         /// The device.
         device: String,
     },
     /// All disks are slow and memory ends before the model does.
-    #[error("all disks are slow and a turn of {ring_layers} layers exceeds the {held} that memory holds")]
+    #[error(
+        "a turn of {ring_layers} layers exceeds the {held} that memory holds, and disks may not make up for it"
+    )]
     HoldsTooLittle {
         /// W.
         ring_layers: u32,
@@ -256,6 +258,17 @@ pub enum Refusal {
         strategy: &'static str,
         /// What the solver says.
         reason: String,
+    },
+    /// A search that looks at every window would take too long.
+    #[error(
+        "{cells:.1e} windows at different places are too many to look at: the limit is {limit:.0e}; use fewer devices, \
+         or strategy `exact`"
+    )]
+    TooManyWindows {
+        /// How many there are.
+        cells: f64,
+        /// How many are looked at most.
+        limit: f64,
     },
     /// Trying every plan would take too long.
     #[error("{plans:.3e} plans are too many to try one by one: the limit is {limit:.0e}")]

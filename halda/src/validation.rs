@@ -255,7 +255,13 @@ impl Device {
     fn validate_work(&self, index: usize, model: &Model) -> Result<(), InstanceError> {
         let checked = Checked { place: &|| self.place(index) };
         let Some(work) = &self.practice.work else { return Ok(()) };
-        checked.not_negative("practice.work.output", work.output)?;
+        for (field, seconds) in [
+            ("practice.work.output", work.output),
+            ("practice.work.cpu_window", work.cpu_window),
+            ("practice.work.gpu_window", work.gpu_window),
+        ] {
+            checked.not_negative(field, seconds)?;
+        }
         let gpu_layers = if self.gpu == Gpu::None { 0 } else { model.model_layers };
         for (field, times, layers) in [
             ("practice.work.cpu_layers", &work.cpu_layers, model.model_layers),

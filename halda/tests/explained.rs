@@ -97,7 +97,7 @@ fn an_infeasible_instance_names_the_reason() {
     let refusal = solve(&Exact { rounds: Some(1), ..Exact::default() }, &model).unwrap_err();
     assert_eq!(
         refusal.to_string(),
-        "no plan exists: k = 1: all disks are slow and a turn of 40 layers exceeds the 16 that memory holds"
+        "no plan exists: k = 1: a turn of 40 layers exceeds the 16 that memory holds, and disks may not make up for it"
     );
     let instance = hard("LltM");
     let model = LatencyModel::new(&instance).unwrap();
@@ -130,7 +130,7 @@ fn a_plan_by_hand_is_checked() {
     let instance = hard("slowgpu");
     let model = LatencyModel::new(&instance).unwrap();
     let manual = |rounds, window_layers, gpu_layers| {
-        solve(&Manual { head: 0, rounds, window_layers, gpu_layers }, &model)
+        solve(&Manual { head: 0, rounds, window_layers, gpu_layers, ..Manual::default() }, &model)
     };
     let broken = |result| match result {
         Err(Refusal::Breaks { violations, .. }) => violations,

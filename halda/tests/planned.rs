@@ -195,8 +195,13 @@ fn every_kind_of_solution_becomes_a_plan() {
         }
     }
     planned(&cluster, &MemoryProportional::default());
-    let manual =
-        Manual { head: 1, rounds: Some(3), window_layers: vec![17, 7, 13], gpu_layers: vec![5, 0, 2] };
+    let manual = Manual {
+        head: 1,
+        rounds: Some(3),
+        window_layers: vec![17, 7, 13],
+        gpu_layers: vec![5, 0, 2],
+        ..Manual::default()
+    };
     let plan = planned(&cluster, &manual);
     let names: Vec<&str> = plan.devices.iter().map(|device| device.name.as_str()).collect();
     assert_eq!(names, ["laptop", "mac", "desktop"]);

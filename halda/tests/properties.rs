@@ -44,7 +44,7 @@ fn work_times(layers: u32, cpu: f64, of_gpu: f64, gpu: Gpu) -> WorkTimes {
     let on_gpu = |seconds: &f64| seconds * of_gpu;
     let gpu_layers =
         if gpu == Gpu::None { Vec::new() } else { cpu_layers.iter().rev().map(on_gpu).collect() };
-    WorkTimes { cpu_layers, gpu_layers, output: 2.0 * cpu }
+    WorkTimes { cpu_layers, gpu_layers, output: 2.0 * cpu, cpu_window: cpu / 9.0, gpu_window: cpu / 11.0 }
 }
 
 fn residency() -> impl Strategy<Value = ResidencyOptions> {
@@ -216,7 +216,7 @@ fn strategies(model: &LatencyModel) -> Vec<Box<dyn Planner>> {
         let window_layers = vec![layers / devices as u32; devices];
         let gpu_layers = vec![layers / (devices as u32 + 1); devices];
         let rounds = (device == 0).then_some(1);
-        all.push(Box::new(Manual { head: device, rounds, window_layers, gpu_layers }));
+        all.push(Box::new(Manual { head: device, rounds, window_layers, gpu_layers, ..Manual::default() }));
     }
     all
 }
@@ -446,8 +446,8 @@ proptest! {
     #[test]
     fn wild_instances_neither_panic_nor_yield_nan(
         instance in small([20, 12, 8, 8]),
-        numbers in prop::collection::vec((0..12_usize, wild_number()), 0..3),
-        bytes in prop::collection::vec((0..12_usize, wild_bytes()), 0..4),
+        numbers in prop::collection::vec((0..14_usize, wild_number()), 0..3),
+        bytes in prop::collection::vec((0..13_usize, wild_bytes()), 0..4),
         layers in prop_oneof![4 => 0..30_u32, 1 => Just(u32::MAX)],
         rows in prop::option::of(prop::collection::vec(prop::option::of(wild_number()), 16)),
         columns in prop_oneof![9 => Just(0_usize), 1 => 0..6_usize],
@@ -459,6 +459,17 @@ proptest! {
             entries.chunks(wide).take(devices).map(<[_]>::to_vec).collect()
         });
         instance.model.model_layers = layers;
+        // What is given layer by layer must be as many, or nothing but their count would be looked at.
+        let count = layers.min(600) as usize;
+        if !instance.model.layer_bytes.is_empty() {
+            instance.model.layer_bytes.resize(count, LAYER);
+        }
+        for device in &mut instance.devices {
+            if let Some(work) = &mut device.practice.work {
+                work.cpu_layers.resize(count, 1e-2);
+                work.gpu_layers.resize(if device.gpu == Gpu::None { 0 } else { count }, 1e-3);
+            }
+        }
         for (field, value) in numbers {
             let count = instance.devices.len();
             let device = &mut instance.devices[field % count];
@@ -474,6 +485,10 @@ proptest! {
                 8 => device.cpu_speed.entry("q4k".to_owned()).or_default(),
                 9 => device.gpu_speed.entry("f32".to_owned()).or_default(),
                 10 => instance.model.layer_flops.entry("q4k".to_owned()).or_default(),
+                11 => &mut device.practice.token_overhead,
+                12 if layers > 0 && device.practice.work.is_some() => {
+                    &mut device.practice.work.as_mut().unwrap().cpu_layers[0]
+                }
                 _ => &mut instance.slow_disk_threshold,
             };
             *target = value;
@@ -493,6 +508,7 @@ proptest! {
                 8 => &mut instance.model.input_embedding_bytes,
                 9 => &mut instance.model.output_head_bytes,
                 10 => &mut instance.model.vocabulary,
+                11 if !instance.model.layer_bytes.is_empty() => &mut instance.model.layer_bytes[0],
                 _ => &mut instance.model.cached_tokens,
             };
             *target = value;

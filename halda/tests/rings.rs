@@ -131,7 +131,13 @@ fn a_weak_device_relays_where_it_is_the_only_way() {
     }
     // A plan by hand gets the relay too.
     let model = LatencyModel::new(&instance).unwrap();
-    let by_hand = Manual { head: 0, rounds: None, window_layers: vec![5, 0, 5], gpu_layers: vec![] };
+    let by_hand = Manual {
+        head: 0,
+        rounds: None,
+        window_layers: vec![5, 0, 5],
+        gpu_layers: vec![],
+        ..Manual::default()
+    };
     let by_hand = solve(&by_hand, &model).unwrap();
     assert_eq!(by_hand.assignment.order, Some(vec![0, 1, 2]));
     assert!(near(by_hand.seconds(), 19.0), "{}", by_hand.seconds());

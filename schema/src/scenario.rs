@@ -206,6 +206,9 @@ pub struct PlannerOptions {
     /// Whose order the ring follows; the scenario's if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub order: Option<RingOrder>,
+    /// Whether `overlap` and `exact` choose the head, whichever device the scenario names.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub best_head: bool,
     /// A disk slower than this may never be overloaded; 0.1 GB/s if absent (the public
     /// implementation's default).
     #[serde(default, skip_serializing_if = "Option::is_none")]

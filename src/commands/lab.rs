@@ -105,6 +105,7 @@ fn run_through(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
     line.set_message("measuring the devices inside their limits");
     let devices = lab.profiles(&loaded)?;
     let mut cluster = loaded.cluster_of(devices, Some(&model))?;
+    limits::bound_memory(&loaded.scenario, &mut cluster);
     let plan = plan::read_or_make(args.plan.as_deref(), &loaded, &cluster, &args.planning)?;
     line.set_message("starting the workers");
     // Here every device reaches every other; the devices that this machine stands for do not.

@@ -59,6 +59,7 @@ pub fn merged(scenario: &PlannerOptions, planning: &Planning) -> PlannerOptions 
         windows: windows.or_else(|| scenario.windows.clone()),
         gpu_layers: gpu_layers.or_else(|| scenario.gpu_layers.clone()),
         keep_all: keep_all || scenario.keep_all,
+        best_head: planning.best_head || scenario.best_head,
         order: order.map(RingOrder::from).or(scenario.order),
         slow_disk: scenario.slow_disk,
     }

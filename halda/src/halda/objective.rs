@@ -118,7 +118,8 @@ impl<'a, 'i> Objective<'a, 'i> {
     /// The most n that GPU memory allows with k rounds, whatever the window; `None` without a GPU.
     pub(crate) fn most_gpu_layers(&self, position: usize, rounds: u32) -> Option<i64> {
         let described = &self.model.instance().devices[self.devices[position]];
-        let fit = self.costs(position).gpu_layers_that_fit(self.is_head(position), &self.model.model);
+        let head = self.is_head(position);
+        let fit = self.costs(position).gpu_layers_that_fit(head, &self.model.model, rounds);
         (described.gpu != Gpu::None).then_some(fit / i64::from(rounds))
     }
 

@@ -7,8 +7,8 @@ use hearth_schema::plan::PlannedDevice;
 use hearth_schema::residency::Residency;
 use hearth_schema::{Member, Plan};
 
-use super::Finding;
 use super::room::Room;
+use super::{Finding, Severity};
 
 /// One device of a plan, with what it has and needs.
 pub(super) struct Part<'p> {
@@ -31,7 +31,8 @@ impl Part<'_> {
         self.gpu(&mut found);
         let before = found.len();
         self.memory(&mut found);
-        if found.len() == before && self.room.over() {
+        let fails = found[before..].iter().any(|finding| finding.severity == Severity::Error);
+        if !fails && self.room.over() {
             self.reading(slow_disk, &mut found);
         }
         found

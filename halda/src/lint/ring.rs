@@ -5,6 +5,7 @@
 use hearth_profiles::model::DigestMatch;
 use hearth_profiles::{BytesPerSecond, Document, Seconds};
 use hearth_schema::plan::{Origin, Role};
+use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::{Cluster, Plan};
 
 use super::Finding;
@@ -190,6 +191,11 @@ fn dropped(plan: &Plan, cluster: &Cluster, slow_disk: Option<BytesPerSecond>, fo
         rounds: Some(plan.rounds),
         window_layers: each(|device| device.window),
         gpu_layers: each(|device| device.gpu_layers),
+        residencies: instance
+            .devices
+            .iter()
+            .map(|device| planned(&device.name).map_or_else(ResidencyOptions::default, |it| it.residency))
+            .collect(),
     };
     let Ok(solution) = solve(&strategy, &model) else { return };
     for index in ring_order(0, instance.devices.len()) {
@@ -200,7 +206,7 @@ fn dropped(plan: &Plan, cluster: &Cluster, slow_disk: Option<BytesPerSecond>, fo
         };
         if seconds < -1e-9 {
             let what = format!(
-                "`{}` has no layers; by the planner's latency model the best plan with it saves {} a token",
+                "`{}` has no layers; in the steady state the best plan with it saves {} a token",
                 device.name,
                 Seconds(-seconds)
             );

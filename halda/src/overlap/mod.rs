@@ -73,6 +73,10 @@ impl Strategy for Overlap {
 
     fn propose(&self, model: &LatencyModel) -> Result<Proposal, Refusal> {
         let rings = ring_sizes(model.model_layers(), self.rules.may_leave_remainder, self.rounds)?;
+        let cells = cells(model, &rings);
+        if cells > CELLS_LIMIT {
+            return Err(Refusal::TooManyWindows { cells, limit: CELLS_LIMIT });
+        }
         let mut limit = None;
         let mut cycles = vec![(0..model.device_count()).collect()];
         if self.order == OrderChoice::Best && model.hops.neighbour_matters {
@@ -117,6 +121,19 @@ impl Strategy for Overlap {
             None => Err(Refusal::Infeasible(searched)),
         }
     }
+}
+
+/// Windows that are looked at, each with every residency and split on offer.
+/// source: assumed, a second of work at most
+const CELLS_LIMIT: f64 = 3e6;
+
+/// How many windows at how many places there are on all devices, for all ring sizes.
+fn cells(model: &LatencyModel, rings: &[u32]) -> f64 {
+    let of = |ring: &u32| {
+        let ring = f64::from(*ring);
+        if model.model.even_layers { ring } else { ring * ring / 2.0 }
+    };
+    rings.iter().map(of).sum::<f64>() * model.device_count() as f64
 }
 
 /// What a search over orders leaves out.

@@ -51,8 +51,7 @@ impl Menus {
     fn new(problem: &SizedProblem) -> Self {
         let columns = problem.ring_layers as usize + 1;
         // Layers all alike differ in place only as a partial last turn does.
-        let timed = problem.model.devices.iter().any(|device| device.first_layers_seconds.is_some());
-        let even = problem.model.model.even_layers && !timed;
+        let even = problem.model.model.even_layers;
         let places = if even { problem.remainder() + 1 } else { columns };
         let mut menus = Self { of: Vec::new(), columns, places, bound: 0.0 };
         menus.of.resize_with(problem.model.device_count(), Menu::default);
@@ -186,9 +185,9 @@ fn add_choices(
     let start = all.len();
     let costs = &model.devices[device];
     let offers = offers(&model.instance().devices[device].practice.residencies);
-    let fits = |gpu: &u32| model.fits_gpu(device, head, &model.portion(device, place, window, *gpu));
+    let fits = |gpu: u32| model.fits_gpu(device, head, &model.portion(device, place, window, gpu));
     let has_gpu = costs.gpu_bytes[usize::from(head)] > 0;
-    let most = if has_gpu { (0..=window).rev().find(fits).unwrap_or(0) } else { 0 };
+    let most = if has_gpu { most_that_fits(window, fits) } else { 0 };
     // Where copies to the GPU are not worth their time, none is better than the fullest.
     let least = if costs.gpu_never_slower && !costs.metal { most } else { 0 };
     for gpu_layers in std::iter::once(0).filter(|_| least > 0).chain(least..=most) {
@@ -197,7 +196,7 @@ fn add_choices(
             let Some(pace) = model.pace(device, head, &portion, residency) else { continue };
             let (own, busy) = (pace.own(), pace.busy);
             all.push(Choice { gpu_layers, residency: *residency, own, busy });
-            if !pace.terms.over {
+            if pace.busy == 0.0 && pace.terms.disk == 0.0 {
                 break;
             }
         }
@@ -211,4 +210,14 @@ fn add_choices(
         }
     }
     all.truncate(kept);
+}
+
+/// The largest number up to a window that fits; if one fits, so do all below.
+fn most_that_fits(window: u32, fits: impl Fn(u32) -> bool) -> u32 {
+    let (mut low, mut high) = (0, window);
+    while low < high {
+        let middle = (low + high).div_ceil(2);
+        if fits(middle) { low = middle } else { high = middle - 1 }
+    }
+    low
 }
