@@ -14,7 +14,8 @@ use std::error::Error;
 use std::time::Instant;
 
 use hearth_halda::selection::NAMES;
-use hearth_halda::{Instance, LatencyModel, Options, named, solve};
+use hearth_halda::{Gpu, Instance, LatencyModel, Options, WorkTimes, named, solve};
+use hearth_schema::residency::{Residency, ResidencyOptions};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut instances: Vec<Instance> = Vec::new();
@@ -112,6 +113,14 @@ fn cases(instances: &[Instance]) -> Result<Vec<(String, Instance)>, Box<dyn Erro
     let mut uneven = made(64, 128);
     uneven.model.layer_bytes =
         (0..128).map(|layer| uneven.model.layer_weight_bytes + layer % 7 * (4 << 20)).collect();
-    cases.push(("64 devices, 128 layers of different bytes".to_owned(), uneven));
+    cases.push(("64 devices, 128 layers of different bytes".to_owned(), uneven.clone()));
+    for device in &mut uneven.devices {
+        let cpu_layers: Vec<f64> = (0..128).map(|layer| 1e-2 + f64::from(layer % 5) * 1e-3).collect();
+        let gpu_layers = if device.gpu == Gpu::None { Vec::new() } else { cpu_layers.clone() };
+        let (output, cpu_window, gpu_window) = (1e-2, 1e-4, 1e-4);
+        device.practice.work = Some(WorkTimes { cpu_layers, gpu_layers, output, cpu_window, gpu_window });
+        device.practice.residencies.push(ResidencyOptions::of(Residency::Managed));
+    }
+    cases.push(("the same, all that a profile knows".to_owned(), uneven));
     Ok(cases)
 }
