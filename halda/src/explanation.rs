@@ -115,9 +115,10 @@ impl Explanation {
     }
 }
 
-/// The fastest plan by the same objective, devices dropped freely; `None` if it is not known for certain.
+/// The fastest plan of whole rounds by the same objective, devices dropped freely; `None` if it is not known for
+/// certain, or if a plan with a partial last round is faster.
 fn best_with_the_same_head(model: &LatencyModel, plan: &Explained) -> Option<f64> {
-    let rules = Rules { may_drop: true, ..plan.rules };
+    let rules = Rules { may_drop: true, may_leave_remainder: false };
     let head = HeadChoice::Fixed(plan.assignment.head);
     let order = if plan.assignment.order.is_some() { OrderChoice::Best } else { OrderChoice::Given };
     let (proposal, seconds): (_, fn(&LatencyModel, &Proposal) -> f64) = match plan.objective {
@@ -130,7 +131,8 @@ fn best_with_the_same_head(model: &LatencyModel, plan: &Explained) -> Option<f64
     };
     let proposal = proposal.ok()?;
     let limited = proposal.limit.as_ref().is_some_and(|limit| limit.lower_bound.is_some());
-    (!limited).then(|| seconds(model, &proposal))
+    let optimum = (!limited).then(|| seconds(model, &proposal));
+    optimum.filter(|optimum| *optimum <= plan.breakdown.seconds * (1.0 + 1e-9))
 }
 
 fn explain_device(model: &LatencyModel, plan: &Explained, device: usize) -> DeviceExplanation {

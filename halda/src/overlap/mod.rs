@@ -127,11 +127,14 @@ impl Strategy for Overlap {
 /// source: assumed, a second of work at most
 const CELLS_LIMIT: f64 = 3e6;
 
-/// How many windows at how many places there are on all devices, for all ring sizes.
+/// How many windows at how many places there are on all devices, for all ring sizes, with the additions of the
+/// programme as the part of a window's time that they take.
 fn cells(model: &LatencyModel, rings: &[u32]) -> f64 {
     let of = |ring: &u32| {
-        let ring = f64::from(*ring);
-        if model.model.even_layers { ring } else { ring * ring / 2.0 }
+        let windows = f64::from(*ring);
+        let places =
+            if model.model.even_layers { f64::from(model.model_layers() % ring + 1) } else { windows / 2.0 };
+        windows * (places + windows / 10.0)
     };
     rings.iter().map(of).sum::<f64>() * model.device_count() as f64
 }
