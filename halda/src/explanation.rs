@@ -11,7 +11,7 @@ use crate::constraints::Rules;
 use crate::exact::{Exact, HeadChoice, OrderChoice, evaluated};
 use crate::gpu_split::Turns;
 use crate::latency::{Breakdown, LatencyModel};
-use crate::overlap::{Overlap, best_choice, fastest, steady};
+use crate::overlap::{Menus, Overlap, best_choice, fastest, steady};
 use crate::programme::SizedProblem;
 use crate::steady_state::Place;
 use crate::strategy::{Infeasible, Objective, Proposal, SearchLimit, SearchStep, Strategy};
@@ -87,9 +87,15 @@ pub enum Dropped {
     OutOfReach,
     /// Its disk is slow and not one layer of a turn fits its memory.
     HoldsNothing,
+    /// No plan that uses it is faster; how much slower the best is was not asked, there are too many devices.
+    NotFaster,
     /// A turn has no layer to spare for it.
     NoLayerLeft,
 }
+
+/// With more devices than this nobody computes how much slower each one left out would be.
+/// source: measured, 64 devices and 128 layers take 2 s for it
+const DEVICES_ASKED_ABOUT: usize = 24;
 
 /// A checked plan that is to be explained.
 pub(crate) struct Explained<'a> {
@@ -97,6 +103,8 @@ pub(crate) struct Explained<'a> {
     pub breakdown: &'a Breakdown,
     pub rules: Rules,
     pub objective: Objective,
+    /// Whether no plan with this head and these rounds is faster.
+    pub is_optimal: bool,
 }
 
 impl Explanation {
@@ -110,7 +118,9 @@ impl Explanation {
         let optimum = optimum.or_else(|| best_with_the_same_head(model, plan));
         let gap =
             optimum.filter(|optimum| *optimum > 0.0).map(|optimum| plan.breakdown.seconds / optimum - 1.0);
-        let devices = (0..model.device_count()).map(|device| explain_device(model, plan, device)).collect();
+        let mut menus = None;
+        let devices =
+            (0..model.device_count()).map(|device| explain_device(model, plan, device, &mut menus)).collect();
         Self { searched, devices, optimum, gap, limit: None }
     }
 }
@@ -135,7 +145,13 @@ fn best_with_the_same_head(model: &LatencyModel, plan: &Explained) -> Option<f64
     optimum.filter(|optimum| *optimum <= plan.breakdown.seconds * (1.0 + 1e-9))
 }
 
-fn explain_device(model: &LatencyModel, plan: &Explained, device: usize) -> DeviceExplanation {
+/// `menus` are made when they are first needed, and serve all devices.
+fn explain_device(
+    model: &LatencyModel,
+    plan: &Explained,
+    device: usize,
+    menus: &mut Option<Menus>,
+) -> DeviceExplanation {
     let terms = &plan.breakdown.devices[device];
     let window = plan.assignment.window_layers[device];
     let turns = turns_of(model, plan.assignment, device);
@@ -158,7 +174,7 @@ fn explain_device(model: &LatencyModel, plan: &Explained, device: usize) -> Devi
                 (others + grown.seconds).max(grown.busy).max(floor) - all
             }
         }),
-        dropped: (window == 0).then(|| why_dropped(model, plan, device)),
+        dropped: (window == 0).then(|| why_dropped(model, plan, device, menus)),
         relay: plan.assignment.is_relay(device).then(|| relayed(model, plan.assignment, device)),
     }
 }
@@ -234,13 +250,16 @@ fn bindings(
     found
 }
 
-fn why_dropped(model: &LatencyModel, plan: &Explained, device: usize) -> Dropped {
+fn why_dropped(model: &LatencyModel, plan: &Explained, device: usize, menus: &mut Option<Menus>) -> Dropped {
     let head = plan.assignment.head;
     let mut windows = vec![0; model.device_count()];
     (windows[head], windows[device]) = (1, 1);
     let (ring_layers, least_windows) = (plan.assignment.ring_layers() as u32, windows.as_slice());
     if ring_layers < 2 {
         return Dropped::NoLayerLeft;
+    }
+    if plan.is_optimal && model.device_count() > DEVICES_ASKED_ABOUT {
+        return Dropped::NotFaster;
     }
     let order: Vec<usize> = match &plan.assignment.order {
         Some(order) => with_all(model, order.clone()),
@@ -249,7 +268,12 @@ fn why_dropped(model: &LatencyModel, plan: &Explained, device: usize) -> Dropped
     let problem = SizedProblem { model, order: &order, ring_layers, least_windows };
     let with_it = match plan.objective {
         Objective::Paper => problem.optimum().map(|assignment| evaluated(model, &assignment)),
-        Objective::SteadyState => fastest(&problem).map(|proposal| steady(model, &proposal)),
+        Objective::SteadyState => {
+            let menus = menus.get_or_insert_with(|| Menus::new(model, head, ring_layers));
+            // The best plan of all is not slower than the one with this device.
+            let at_least = if plan.is_optimal { plan.breakdown.seconds } else { 0.0 };
+            fastest(&problem, menus, at_least).map(|proposal| steady(model, &proposal))
+        }
     };
     match with_it {
         Ok(with_it) => Dropped::Slower(with_it - plan.breakdown.seconds),

@@ -65,6 +65,7 @@ pub fn dropped_reason(device: &DeviceExplanation) -> Option<String> {
         Dropped::HoldsNothing => {
             "its memory holds not one layer of a turn, and its disk may not make up for it".to_owned()
         }
+        Dropped::NotFaster => "no plan that uses it is faster".to_owned(),
         Dropped::NoLayerLeft => "a turn of the ring has no layer to spare for it".to_owned(),
     })
 }

@@ -351,8 +351,10 @@ pub fn solve(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, 
         });
     }
     let limit_costs = limit.as_ref().is_some_and(|limit| limit.lower_bound.is_some());
-    let optimum = (strategy.is_optimal() && !limit_costs).then_some(breakdown.seconds);
-    let explained = Explained { assignment: &assignment, breakdown: &breakdown, rules, objective };
+    let is_optimal = strategy.is_optimal() && !limit_costs;
+    let optimum = is_optimal.then_some(breakdown.seconds);
+    let explained =
+        Explained { assignment: &assignment, breakdown: &breakdown, rules, objective, is_optimal };
     let explanation = Explanation { limit, ..Explanation::new(model, &explained, searched, optimum) };
     let (strategy, options) = (strategy.name(), strategy.options());
     Ok(Solution { strategy, options, assignment, residencies, breakdown, explanation })

@@ -23,7 +23,7 @@ use crate::strategy::{Infeasible, Objective, Proposal, Refusal, SearchLimit, Sea
 
 pub use offers::best_residencies;
 use search::lower_bound;
-pub(crate) use search::{best_choice, fastest};
+pub(crate) use search::{Menus, best_choice, fastest};
 
 /// The fastest steady state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,12 +91,13 @@ impl Strategy for Overlap {
             least_windows[head] = 1;
             for &ring_layers in &rings {
                 let rounds = model.model_layers().div_ceil(ring_layers);
+                let mut menus = Menus::new(model, head, ring_layers);
                 let mut step: Option<Result<f64, Infeasible>> = None;
                 for cycle in &cycles {
                     let order = from_head(cycle, head);
                     let problem =
                         SizedProblem { model, order: &order, ring_layers, least_windows: &least_windows };
-                    let outcome = fastest(&problem).map(|proposal| {
+                    let outcome = fastest(&problem, &mut menus, 0.0).map(|proposal| {
                         let seconds = steady(model, &proposal);
                         // Fewer rounds come first: more of them must be worth it beyond rounding.
                         if best.as_ref().is_none_or(|(least, _)| seconds < least * (1.0 - 1e-12)) {
@@ -105,7 +106,7 @@ impl Strategy for Overlap {
                         seconds
                     });
                     if let Some(bound) = limit.as_mut().and_then(|limit| limit.lower_bound.as_mut()) {
-                        *bound = bound.min(lower_bound(&problem));
+                        *bound = bound.min(lower_bound(&problem, &mut menus));
                     }
                     step = match (step, outcome) {
                         (Some(Ok(before)), Ok(now)) => Some(Ok(before.min(now))),

@@ -39,41 +39,42 @@ struct Menu {
     ends: Vec<usize>,
 }
 
-/// The menus of all devices, and how busy a device may be.
-struct Menus {
+/// The menus of all devices for one head and one ring size, whatever the order, and how busy a device may be.
+pub(crate) struct Menus {
     of: Vec<Menu>,
     columns: usize,
     places: usize,
+    /// Every value that `busy` takes, ascending.
+    bounds: Vec<f64>,
     bound: f64,
 }
 
 impl Menus {
-    fn new(problem: &SizedProblem) -> Self {
-        let columns = problem.ring_layers as usize + 1;
+    pub(crate) fn new(model: &LatencyModel, head: usize, ring_layers: u32) -> Self {
+        let columns = ring_layers as usize + 1;
         // Layers all alike differ in place only as a partial last turn does.
-        let even = problem.model.model.even_layers;
-        let places = if even { problem.remainder() + 1 } else { columns };
-        let mut menus = Self { of: Vec::new(), columns, places, bound: 0.0 };
-        menus.of.resize_with(problem.model.device_count(), Menu::default);
-        for &device in problem.order {
-            menus.of[device] = menus.menu(problem, device);
-        }
-        menus
-    }
-
-    fn menu(&self, problem: &SizedProblem, device: usize) -> Menu {
-        let mut menu = Menu::default();
-        let ring_layers = problem.ring_layers;
-        for placed in 0..self.places as u32 {
-            for window in 0..=ring_layers {
-                if window > 0 && placed + window <= ring_layers {
-                    let (place, head) = (Place { ring_layers, placed }, device == problem.head());
-                    add_choices(problem.model, device, head, place, window, &mut menu.choices);
+        let even = model.model.even_layers;
+        let places = if even { (model.model_layers() % ring_layers) as usize + 1 } else { columns };
+        let menu = |device: usize| {
+            let mut menu = Menu::default();
+            let offers = offers(&model.instance().devices[device].practice.residencies);
+            for placed in 0..places as u32 {
+                for window in 0..=ring_layers {
+                    if window > 0 && placed + window <= ring_layers {
+                        let place = Place { ring_layers, placed };
+                        add_choices(model, device, device == head, place, window, &offers, &mut menu.choices);
+                    }
+                    menu.ends.push(menu.choices.len());
                 }
-                menu.ends.push(menu.choices.len());
             }
-        }
-        menu
+            menu
+        };
+        let of: Vec<Menu> = (0..model.device_count()).map(menu).collect();
+        let mut bounds: Vec<f64> =
+            of.iter().flat_map(|menu| &menu.choices).map(|choice| choice.busy).collect();
+        bounds.sort_unstable_by(f64::total_cmp);
+        bounds.dedup();
+        Self { of, columns, places, bounds, bound: 0.0 }
     }
 
     /// The least `own` without being busier than the bound.
@@ -96,30 +97,46 @@ impl WindowTimes for Menus {
     }
 }
 
-/// The fastest plan of exactly W layers a turn.
-pub(crate) fn fastest(problem: &SizedProblem) -> Result<Proposal, Infeasible> {
-    let mut menus = Menus::new(problem);
-    let choices = menus.of.iter().flat_map(|menu| &menu.choices);
-    let mut bounds: Vec<f64> = choices.map(|choice| choice.busy).collect();
-    bounds.sort_unstable_by(f64::total_cmp);
-    bounds.dedup();
-    let mut sum = |bound: f64| {
+/// The fastest plan of exactly W layers a turn, by the menus of its head and W. It is known to take at least so many
+/// seconds: 0 if nothing is known.
+pub(crate) fn fastest(
+    problem: &SizedProblem,
+    menus: &mut Menus,
+    at_least: f64,
+) -> Result<Proposal, Infeasible> {
+    let count = menus.bounds.len();
+    let sum = |menus: &mut Menus, bound: f64| {
         menus.bound = bound;
-        problem.fastest(&menus).map_or(f64::INFINITY, |ring| ring.seconds)
+        problem.fastest(menus).map_or(f64::INFINITY, |ring| ring.seconds)
     };
-    // The first bound that the sum stays within.
-    let (mut low, mut high) = (0, bounds.len());
+    // The first bound that the sum stays within: one that is known to be too small, and steps that double from there.
+    let mut low = menus.bounds.partition_point(|bound| *bound < at_least * (1.0 - 1e-9));
+    let (mut high, mut step) = (low, 1);
+    while high < count && sum(menus, menus.bounds[high]) > menus.bounds[high] {
+        low = high + 1;
+        high = (high + step).min(count);
+        step *= 2;
+    }
     while low < high {
         let middle = usize::midpoint(low, high);
-        if sum(bounds[middle]) <= bounds[middle] { high = middle } else { low = middle + 1 }
+        if sum(menus, menus.bounds[middle]) <= menus.bounds[middle] {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
     }
-    let candidates = [low.checked_sub(1), Some(low)].into_iter().flatten().filter_map(|at| bounds.get(at));
-    let times = candidates.map(|bound| (sum(*bound).max(*bound), *bound));
-    let best = times.min_by(|one, other| one.0.total_cmp(&other.0));
+    let mut best: Option<(f64, f64)> = None;
+    for at in [low.checked_sub(1), Some(low)].into_iter().flatten().filter(|at| *at < count) {
+        let bound = menus.bounds[at];
+        let seconds = sum(menus, bound).max(bound);
+        if best.is_none_or(|(least, _)| seconds < least) {
+            best = Some((seconds, bound));
+        }
+    }
     menus.bound = best.map_or(f64::INFINITY, |(_, bound)| bound);
-    let Some(ring) = problem.fastest(&menus) else {
+    let Some(ring) = problem.fastest(menus) else {
         menus.bound = f64::INFINITY;
-        return Err(problem.reason(&menus));
+        return Err(problem.reason(menus));
     };
     let chosen = |device, window, placed| menus.choice(device, window, placed);
     let assignment = problem.assignment(&ring, |device, window, placed| {
@@ -137,8 +154,7 @@ pub(crate) fn fastest(problem: &SizedProblem) -> Result<Proposal, Infeasible> {
 
 /// What no plan of exactly W layers a turn can be under in any order: every hop the shortest that its sender has, every
 /// window where it costs least, and no disk too slow. Infinite if there is no plan.
-pub(crate) fn lower_bound(problem: &SizedProblem) -> f64 {
-    let mut menus = Menus::new(problem);
+pub(crate) fn lower_bound(problem: &SizedProblem, menus: &mut Menus) -> f64 {
     menus.bound = f64::INFINITY;
     let whole_turns = f64::from(problem.model.model_layers() / problem.ring_layers);
     let best = |device: usize, window: u32| {
@@ -168,8 +184,9 @@ pub(crate) fn best_choice(
     place: Place,
     window: u32,
 ) -> Option<Choice> {
+    let offers = offers(&model.instance().devices[device].practice.residencies);
     let mut found = Vec::new();
-    add_choices(model, device, head, place, window, &mut found);
+    add_choices(model, device, head, place, window, &offers, &mut found);
     found.into_iter().min_by(|a, b| a.own.max(a.busy).total_cmp(&b.own.max(b.busy)))
 }
 
@@ -180,11 +197,11 @@ fn add_choices(
     head: bool,
     place: Place,
     window: u32,
+    offers: &[ResidencyOptions],
     all: &mut Vec<Choice>,
 ) {
     let start = all.len();
     let costs = &model.devices[device];
-    let offers = offers(&model.instance().devices[device].practice.residencies);
     let fits = |gpu: u32| model.fits_gpu(device, head, &model.portion(device, place, window, gpu));
     let has_gpu = costs.gpu_bytes[usize::from(head)] > 0;
     let most = if has_gpu { most_that_fits(window, fits) } else { 0 };
@@ -192,7 +209,7 @@ fn add_choices(
     let least = if costs.gpu_never_slower && !costs.metal { most } else { 0 };
     for gpu_layers in std::iter::once(0).filter(|_| least > 0).chain(least..=most) {
         let portion = model.portion(device, place, window, gpu_layers);
-        for residency in &offers {
+        for residency in offers {
             let Some(pace) = model.pace(device, head, &portion, residency) else { continue };
             let (own, busy) = (pace.own(), pace.busy);
             all.push(Choice { gpu_layers, residency: *residency, own, busy });
