@@ -5,6 +5,9 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use hearth_profiles::Bytes;
 use hearth_schema::residency::{Residency, ResidencyOptions};
+use hearth_schema::scenario::PlannerOptions;
+
+use crate::diagnostics::Failure;
 use hearth_schema::scenario::RingOrder;
 
 /// Plan, simulate and run language models across the devices people already own.
@@ -110,7 +113,7 @@ pub struct Planning {
     #[arg(long, value_enum)]
     pub residency: Option<Policy>,
     /// Memory through which every `managed` device streams what it does not keep, as `16 MiB`; at least 512 KiB. If
-    /// nobody says, `overlap` chooses, and other strategies take 8 MiB.
+    /// nobody says, `overlap` chooses, and other strategies take 8 MiB. Some device must be said to be `managed`.
     #[arg(long, allow_hyphen_values = true)]
     pub stream_buffer: Option<Bytes>,
 }
@@ -145,6 +148,21 @@ pub enum Policy {
 }
 
 impl Planning {
+    /// Refuses flags that would be passed over.
+    pub fn check(&self, scenario: &PlannerOptions) -> Result<(), Failure> {
+        let named = self.strategy.as_deref().filter(|name| !matches!(*name, "manual" | "refine"));
+        if let (Some(name), true) = (named, self.windows.is_some()) {
+            return Err(Failure::unusable(format!("--windows: strategy `{name}` chooses its own"))
+                .hint("leave one of the two out, or use `manual` or `refine`"));
+        }
+        let windows = self.windows.is_some() || scenario.windows.is_some();
+        if self.gpu_layers.is_some() && !windows {
+            return Err(Failure::unusable("--gpu-layers: there are no windows to which they belong")
+                .hint("add --windows"));
+        }
+        Ok(())
+    }
+
     /// What the command line makes of what a scenario says of residency.
     pub fn residency(&self, scenario: Option<ResidencyOptions>) -> Option<ResidencyOptions> {
         let policy = self.residency.map(|policy| match policy {

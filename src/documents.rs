@@ -93,6 +93,7 @@ impl LoadedScenario {
 
     /// Lets the command line say how every device keeps its weights.
     pub fn keep_weights(&mut self, planning: &Planning) -> Result<(), Failure> {
+        planning.check(&self.scenario.planner)?;
         let scenario = &mut self.scenario;
         if planning.residency.is_some() {
             scenario.devices.iter_mut().for_each(|device| device.residency = None);

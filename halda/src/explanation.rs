@@ -196,6 +196,8 @@ fn grown(model: &LatencyModel, plan: &Explained, device: usize, turns: Turns) ->
             let share = Share::new(window, split.gpu_layers, turns.rounds, turns.rest);
             Grown { seconds: split.seconds, busy: 0.0, over: model.terms(device, head, share).over }
         }),
+        // There is no wider window than all layers.
+        Objective::SteadyState if window > model.model_layers() => None,
         Objective::SteadyState => {
             let place = model.place(plan.assignment, device);
             let choice = best_choice(model, device, head, place, window)?;
@@ -242,10 +244,10 @@ fn bindings(
         found.push(Binding::GpuMemory);
     }
     match grown {
-        None => found.push(Binding::SlowDisk),
+        None if window < model.model_layers() => found.push(Binding::SlowDisk),
         Some(_) if plan.breakdown.devices[device].over => found.push(Binding::Overloaded),
         Some(grown) if grown.over => found.push(Binding::Memory),
-        Some(_) => {}
+        None | Some(_) => {}
     }
     found
 }

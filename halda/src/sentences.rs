@@ -58,6 +58,7 @@ pub fn dropped_reason(device: &DeviceExplanation) -> Option<String> {
         Dropped::Slower(seconds) if seconds < 0.0 => {
             format!("the strategy leaves it out, although using it would save {} a token", time(-seconds))
         }
+        Dropped::Slower(seconds) if seconds < NOTHING => "the best plan that uses it is as fast".to_owned(),
         Dropped::Slower(seconds) => {
             format!("the best plan that uses it takes {} longer a token", time(seconds))
         }
@@ -101,9 +102,14 @@ fn share(terms: &DeviceTerms) -> String {
     format!("{} layers, {} of them on the GPU, {memory}", terms.share.layers, terms.share.gpu_layers)
 }
 
+/// Seconds that are no time.
+/// source: assumed
+const NOTHING: f64 = 1e-9;
+
 fn one_more(device: &DeviceExplanation) -> String {
     match device.one_more_layer {
         None => "a wider window is not allowed".to_owned(),
+        Some(seconds) if seconds.abs() < NOTHING => "a window one layer wider would cost nothing".to_owned(),
         Some(seconds) if seconds < 0.0 => {
             format!("a window one layer wider would save it {}, and cost others more", time(-seconds))
         }

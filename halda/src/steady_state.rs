@@ -39,7 +39,7 @@ use crate::assignment::{Assignment, Share, ring_order};
 use crate::constraints::{Violation, shape_violations};
 use crate::instance::Gpu;
 use crate::latency::{Breakdown, DeviceTerms, LatencyModel};
-use crate::practice::Rereads;
+use crate::practice::{Practice, Rereads};
 
 /// What a device adds to a token, and how fast tokens can follow each other there.
 #[derive(Debug, Clone, PartialEq)]
@@ -157,24 +157,7 @@ impl LatencyModel<'_> {
         }
         let costs = &self.devices[device];
         let practice = &self.instance().devices[device].practice;
-        if let (Some(work), Some(seconds)) = (&practice.work, portion.work) {
-            let windows = f64::from(share.windows);
-            terms.compute = seconds;
-            terms.memory = 0.0;
-            if head {
-                terms.compute += work.output;
-            }
-            if share.gpu_layers < share.layers {
-                terms.compute += windows * work.cpu_window;
-            }
-            if share.gpu_layers > 0 {
-                terms.compute += windows * work.gpu_window;
-                terms.memory += windows * costs.window_copy;
-            }
-        }
-        if head {
-            terms.compute += practice.token_overhead;
-        }
+        self.put_work(device, head, portion, &mut terms);
         let memory = self.memory(device, head, portion);
         terms.need = (costs.steady_capacity - memory.room + memory.share) as f64;
         terms.capacity = costs.steady_capacity as u64;
@@ -188,10 +171,7 @@ impl LatencyModel<'_> {
                 !fits(room, memory.share as u64, practice.processors)
             }
         };
-        let within_metal = !costs.metal || share.gpu_layers == 0 || {
-            let paper = self.terms(device, head, share);
-            !paper.over
-        };
+        let within_metal = !costs.metal || share.gpu_layers == 0 || !self.terms(device, head, share).over;
         let no_room = memory.room < 0 || (memory.share > 0 && memory.room < LEAST_CACHE);
         if no_room || !self.fits_gpu(device, head, portion) {
             return None;
@@ -204,35 +184,39 @@ impl LatencyModel<'_> {
         }
         terms.over |= !within_metal;
         let stage = terms.compute + terms.memory;
-        let (disk, windows, weights) = (costs.disk_read, f64::from(share.windows), memory.share as f64);
-        let busy = if !within_metal {
-            // Past its working set Metal gives everything up, whoever keeps what.
-            terms.disk = 0.0;
-            stage + weights / disk
-        } else if residency.policy == Residency::Managed {
-            let (room, share) = (memory.room as u64, memory.share as u64);
-            let read = (share - kept_bytes(room, share, practice.processors, residency)) as f64;
-            let buffer = stream_bytes(room, share, practice.processors, residency) as f64;
-            terms.disk = ((read - windows * buffer) / disk - stage).max(0.0);
-            read / disk
+        let busy = if within_metal {
+            let reading = Reading { memory, stage, windows: f64::from(share.windows), disk: costs.disk_read };
+            let (waits, busy) = reading.waits(practice, residency);
+            terms.disk = waits;
+            busy
         } else {
-            let excess = practice.rereads == Rereads::Excess;
-            let kept = if excess && !residency.releases() { memory.room as f64 } else { 0.0 };
-            let read = (weights - kept).max(0.0);
-            let window = weights / windows;
-            let ahead = read_ahead(residency).min(window);
-            if ahead <= 0.0 {
-                terms.disk = read / disk;
-                return Some(Pace { terms, busy: 0.0 });
-            }
-            let held = if residency.releases() { 0.0 } else { window };
-            let conflict = ((held + ahead - memory.room as f64) / window).clamp(0.0, 1.0);
-            // What no budget covers, or was evicted in a conflict, is read when it is touched.
-            let uncovered = 1.0 - ahead / window;
-            terms.disk = (conflict + uncovered).min(1.0) * read / disk;
-            stage + (1.0 + conflict) * read / disk
+            // Past its working set Metal gives everything up, whoever keeps what.
+            stage + memory.share as f64 / costs.disk_read
         };
         Some(Pace { terms, busy })
+    }
+
+    /// What a device's work takes, where that is known better than by the paper's coefficients.
+    fn put_work(&self, device: usize, head: bool, portion: &Portion, terms: &mut DeviceTerms) {
+        let (practice, share) = (&self.instance().devices[device].practice, portion.share);
+        if let (Some(work), Some(seconds)) = (&practice.work, portion.work) {
+            let windows = f64::from(share.windows);
+            terms.compute = seconds;
+            terms.memory = 0.0;
+            if head {
+                terms.compute += work.output;
+            }
+            if share.gpu_layers < share.layers {
+                terms.compute += windows * work.cpu_window;
+            }
+            if share.gpu_layers > 0 {
+                terms.compute += windows * work.gpu_window;
+                terms.memory += windows * self.devices[device].window_copy;
+            }
+        }
+        if head {
+            terms.compute += practice.token_overhead;
+        }
     }
 
     fn memory(&self, device: usize, head: bool, portion: &Portion) -> Memory {
@@ -350,6 +334,41 @@ impl LatencyModel<'_> {
 /// less to the system beside its share may be pushed over by what faults read around it.
 /// source: measured in the lab, 4 MiB were too little; two read-ahead windows of 8 MiB
 const LEAST_CACHE: i64 = 16 << 20;
+
+/// A share that is read again for each token, in part or whole.
+struct Reading {
+    memory: Memory,
+    stage: f64,
+    windows: f64,
+    /// Bytes a second.
+    disk: f64,
+}
+
+impl Reading {
+    /// What the device waits for although reading is as far ahead as it can be, and `busy`.
+    fn waits(&self, practice: &Practice, residency: &ResidencyOptions) -> (f64, f64) {
+        let Reading { stage, windows, disk, .. } = *self;
+        let (share, room) = (self.memory.share as u64, self.memory.room as u64);
+        if residency.policy == Residency::Managed {
+            let read = (share - kept_bytes(room, share, practice.processors, residency)) as f64;
+            let buffer = stream_bytes(room, share, practice.processors, residency) as f64;
+            return (((read - windows * buffer) / disk - stage).max(0.0), read / disk);
+        }
+        let (share, room) = (share as f64, room as f64);
+        let excess = practice.rereads == Rereads::Excess && !residency.releases();
+        let read = (share - if excess { room } else { 0.0 }).max(0.0);
+        let window = share / windows;
+        let ahead = read_ahead(residency).min(window);
+        if ahead <= 0.0 {
+            return (read / disk, 0.0);
+        }
+        let held = if residency.releases() { 0.0 } else { window };
+        let conflict = ((held + ahead - room) / window).clamp(0.0, 1.0);
+        // What no budget covers, or was evicted in a conflict, is read when it is touched.
+        let uncovered = 1.0 - ahead / window;
+        ((conflict + uncovered).min(1.0) * read / disk, stage + (1.0 + conflict) * read / disk)
+    }
+}
 
 /// Whether weights are given up although there is room for all of them.
 fn gives_up(residency: &ResidencyOptions, share: i64) -> bool {

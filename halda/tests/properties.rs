@@ -422,6 +422,21 @@ proptest! {
     }
 }
 
+/// What is given layer by layer must be as many, or nothing but their count would be looked at.
+fn of_so_many_layers(instance: &mut Instance, layers: u32) {
+    instance.model.model_layers = layers;
+    let count = layers.min(600) as usize;
+    if !instance.model.layer_bytes.is_empty() {
+        instance.model.layer_bytes.resize(count, LAYER);
+    }
+    for device in &mut instance.devices {
+        if let Some(work) = &mut device.practice.work {
+            work.cpu_layers.resize(count, 1e-2);
+            work.gpu_layers.resize(if device.gpu == Gpu::None { 0 } else { count }, 1e-3);
+        }
+    }
+}
+
 /// Numbers that break things.
 fn wild_number() -> impl Strategy<Value = f64> {
     prop_oneof![
@@ -458,18 +473,7 @@ proptest! {
             let wide = if columns == 0 { devices } else { columns };
             entries.chunks(wide).take(devices).map(<[_]>::to_vec).collect()
         });
-        instance.model.model_layers = layers;
-        // What is given layer by layer must be as many, or nothing but their count would be looked at.
-        let count = layers.min(600) as usize;
-        if !instance.model.layer_bytes.is_empty() {
-            instance.model.layer_bytes.resize(count, LAYER);
-        }
-        for device in &mut instance.devices {
-            if let Some(work) = &mut device.practice.work {
-                work.cpu_layers.resize(count, 1e-2);
-                work.gpu_layers.resize(if device.gpu == Gpu::None { 0 } else { count }, 1e-3);
-            }
-        }
+        of_so_many_layers(&mut instance, layers);
         for (field, value) in numbers {
             let count = instance.devices.len();
             let device = &mut instance.devices[field % count];

@@ -105,7 +105,7 @@ fn table(rows: &[Row]) -> String {
     let _ = writeln!(
         text,
         "  {:<13} {:>13} {:>13} {:>6}  windows (GPU layers)",
-        "strategy", "latency model", "simulated", "rounds"
+        "strategy", "expected", "simulated", "rounds"
     );
     for row in rows {
         let mark = if row.best { '*' } else { ' ' };

@@ -81,7 +81,7 @@ fn a_strategy_that_refuses_says_why_in_one_line() {
     assert!(output.status.success() && output.stderr.is_empty(), "{text}");
     let lines: Vec<&str> = text.lines().collect();
     assert!(lines[0].contains("simulated: the mean after the first of 8 generated tokens"), "{text}");
-    assert!(lines[1].contains("latency model") && lines[1].contains("windows (GPU layers)"), "{text}");
+    assert!(lines[1].contains("expected") && lines[1].contains("windows (GPU layers)"), "{text}");
     let line = |name: &str| lines.iter().find(|line| line[1..].trim_start().starts_with(name));
     for name in ["exact", "even"] {
         let line = line(name).expect("a row");

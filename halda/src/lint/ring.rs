@@ -115,7 +115,9 @@ fn rounds(plan: &Plan, parts: &[Part], cluster: &Cluster, found: &mut Vec<Findin
         );
         found.push(Finding::warning("rounds-without-reading", "plan rounds", what, "plan with `--rounds 1`"));
     }
-    if plan.rounds == 1 && working > 1 && plan.model.layers as usize >= 2 * working {
+    // These have weighed more rounds.
+    let weighed = matches!(plan.planner.strategy.as_str(), "overlap" | "refine");
+    if !weighed && plan.rounds == 1 && working > 1 && plan.model.layers as usize >= 2 * working {
         let reading = names(&mut over().filter(ahead));
         if !reading.is_empty() {
             let what = format!("{reading}: over memory, and in one round reading hides behind one wait only");

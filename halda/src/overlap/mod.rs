@@ -79,7 +79,8 @@ impl Strategy for Overlap {
         }
         let mut limit = None;
         let mut cycles = vec![(0..model.device_count()).collect()];
-        if self.order == OrderChoice::Best && model.hops.neighbour_matters {
+        // Where hops are alike the order still says who has which layers, and they differ.
+        if self.order == OrderChoice::Best && (model.hops.neighbour_matters || !model.model.even_layers) {
             cycles.extend(self.other_cycles(model));
             limit =
                 Some(SearchLimit { notes: vec![ORDERS_TRIED.to_owned()], lower_bound: Some(f64::INFINITY) });
@@ -141,8 +142,8 @@ fn cells(model: &LatencyModel, rings: &[u32]) -> f64 {
 }
 
 /// What a search over orders leaves out.
-const ORDERS_TRIED: &str = "Not every order of the ring was tried: only the scenario's, that of the best plan by the \
-                            paper's latency model, and a short tour.";
+const ORDERS_TRIED: &str = "Not every order of the ring was tried: only the scenario's, its reverse, that of the best plan \
+                            by the paper's latency model, and a short tour.";
 
 impl Overlap {
     /// Orders that are worth a try beside the given one.
@@ -151,7 +152,8 @@ impl Overlap {
         let all: Vec<usize> = (0..model.device_count()).collect();
         let exact = Exact { rules, head, rounds: Some(1), order }.propose(model);
         let of_exact = exact.ok().map(|proposal| proposal.assignment.ring_then_others());
-        of_exact.into_iter().chain([promising_cycle(model, &all)]).collect()
+        let backwards = all.iter().rev().copied().collect();
+        of_exact.into_iter().chain([promising_cycle(model, &all), backwards]).collect()
     }
 }
 
