@@ -73,7 +73,17 @@ pub struct Place {
     pub placed: u32,
 }
 
+/// A device that has all its weights at hand.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Quiet {
+    terms: DeviceTerms,
+    memory: Memory,
+    /// Whether Metal keeps what it was given.
+    within_metal: bool,
+}
+
 /// Bytes of one share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Memory {
     /// Weights that the CPU reads for a token.
     share: i64,
@@ -149,18 +159,36 @@ impl LatencyModel<'_> {
         portion: &Portion,
         residency: &ResidencyOptions,
     ) -> Option<Pace> {
+        self.quiet(device, head, portion).and_then(|quiet| self.reading(device, &quiet, residency))
+    }
+
+    /// A device that has all its weights at hand; `None` if its memory cannot hold what must be held.
+    pub(crate) fn quiet(&self, device: usize, head: bool, portion: &Portion) -> Option<Quiet> {
         let share = portion.share;
         let mut terms = self.terms(device, head, share);
         (terms.disk, terms.communication) = (0.0, 0.0);
         if share.layers == 0 {
-            return Some(Pace { terms, busy: 0.0 });
+            return Some(Quiet { terms, memory: Memory { share: 0, room: 0 }, within_metal: true });
         }
         let costs = &self.devices[device];
-        let practice = &self.instance().devices[device].practice;
+        let within_metal = !costs.metal || share.gpu_layers == 0 || !terms.over;
         self.put_work(device, head, portion, &mut terms);
         let memory = self.memory(device, head, portion);
         terms.need = (costs.steady_capacity - memory.room + memory.share) as f64;
         terms.capacity = costs.steady_capacity as u64;
+        let no_room = memory.room < 0 || (memory.share > 0 && memory.room < LEAST_CACHE);
+        let fits = !no_room && self.fits_gpu(device, head, portion);
+        fits.then_some(Quiet { terms, memory, within_metal })
+    }
+
+    /// What it adds that not all weights stay; `None` if a slow disk would be read.
+    pub(crate) fn reading(&self, device: usize, quiet: &Quiet, residency: &ResidencyOptions) -> Option<Pace> {
+        let (costs, practice) = (&self.devices[device], &self.instance().devices[device].practice);
+        let Quiet { terms, memory, within_metal } = quiet;
+        let mut terms = terms.clone();
+        if terms.share.layers == 0 {
+            return Some(Pace { terms, busy: 0.0 });
+        }
         // A page cache that keeps the excess out has no cliff to stay away from.
         terms.over = match practice.rereads {
             Rereads::Excess => memory.share > memory.room,
@@ -171,12 +199,7 @@ impl LatencyModel<'_> {
                 !fits(room, memory.share as u64, practice.processors)
             }
         };
-        let within_metal = !costs.metal || share.gpu_layers == 0 || !self.terms(device, head, share).over;
-        let no_room = memory.room < 0 || (memory.share > 0 && memory.room < LEAST_CACHE);
-        if no_room || !self.fits_gpu(device, head, portion) {
-            return None;
-        }
-        if !terms.over && within_metal && !gives_up(residency, memory.share) {
+        if !terms.over && *within_metal && !gives_up(residency, memory.share) {
             return Some(Pace { terms, busy: 0.0 });
         }
         if costs.slow_disk {
@@ -184,8 +207,9 @@ impl LatencyModel<'_> {
         }
         terms.over |= !within_metal;
         let stage = terms.compute + terms.memory;
-        let busy = if within_metal {
-            let reading = Reading { memory, stage, windows: f64::from(share.windows), disk: costs.disk_read };
+        let busy = if *within_metal {
+            let windows = f64::from(terms.share.windows);
+            let reading = Reading { memory: *memory, stage, windows, disk: costs.disk_read };
             let (waits, busy) = reading.waits(practice, residency);
             terms.disk = waits;
             busy

@@ -13,7 +13,7 @@
 //!
 //! Not here: which ring sizes, heads and orders are searched.
 
-use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::residency::{Residency, ResidencyOptions};
 
 use crate::latency::LatencyModel;
 use crate::overlap::offers::offers;
@@ -209,8 +209,22 @@ fn add_choices(
     let least = if costs.gpu_never_slower && !costs.metal { most } else { 0 };
     for gpu_layers in std::iter::once(0).filter(|_| least > 0).chain(least..=most) {
         let portion = model.portion(device, place, window, gpu_layers);
+        let Some(quiet) = model.quiet(device, head, &portion) else { continue };
+        // A buffer that hides all reading leaves nothing to a larger one but reading more.
+        let mut enough: Option<&ResidencyOptions> = None;
         for residency in offers {
-            let Some(pace) = model.pace(device, head, &portion, residency) else { continue };
+            let larger = |enough: &ResidencyOptions| {
+                residency.policy == Residency::Managed
+                    && residency.kept == enough.kept
+                    && residency.buffer() >= enough.buffer()
+            };
+            if enough.is_some_and(larger) {
+                continue;
+            }
+            let Some(pace) = model.reading(device, &quiet, residency) else { continue };
+            if residency.policy == Residency::Managed && pace.terms.disk == 0.0 {
+                enough = Some(residency);
+            }
             let (own, busy) = (pace.own(), pace.busy);
             all.push(Choice { gpu_layers, residency: *residency, own, busy });
             if pace.busy == 0.0 && pace.terms.disk == 0.0 {
