@@ -1,7 +1,7 @@
 //! Which windows are the fastest for one ring size, one head and one order of the devices?
 //!
 //! For a fixed ring size W the objective is separable: T = `sum_m` `g_m(w_m)` with `sum_m` `w_m` = W, where `g_m(w)` is
-//! what a window of w costs device m at best ([`WindowTimes`]). In the paper's objective that is the best of its GPU
+//! what a window of w costs device m at best (`WindowTimes`). In the paper's objective that is the best of its GPU
 //! splits ([`crate::gpu_split`]): the memory case and the slow-disk rule are functions of the device's own window, so
 //! they live inside `g_m`, and the circular dependency that makes the paper iterate over sets M1-M4 does not arise.
 //! A dynamic programme over devices,

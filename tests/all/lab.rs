@@ -167,7 +167,7 @@ fn a_killed_lab_is_cleaned_up_by_the_next() {
     let folder = folder_on_disk();
     let (mut first, own) = slow_lab(folder.path());
     let of_verb = |verb: &str| members(&groups, &own).into_iter().find(|(_, line)| line.contains(verb));
-    let executing = soon(60, || of_verb(" execute ").is_some());
+    let executing = soon(180, || of_verb(" execute ").is_some());
     // A stopped worker cannot notice that the lab is gone, as one that hangs could not.
     let worker = of_verb(" worker ").map(|(process, _)| process).filter(|_| executing);
     if let Some(worker) = &worker {

@@ -6,7 +6,7 @@
 //! conflict with the next one, and the time hidden is more than the further hops. Where a scenario leaves open how a
 //! device keeps its weights, that is chosen too, down to the size of the stream buffer.
 //!
-//! The search is exact for the windows, GPU layers, rounds, and the residencies on offer ([`search`]), in the order of
+//! The search is exact for the windows, GPU layers, rounds, and the residencies on offer (`search.rs`), in the order of
 //! the ring that is given. Where a better order is asked for, a few are tried.
 //!
 //! Not here: what a plan's time is.
