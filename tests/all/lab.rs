@@ -92,7 +92,7 @@ pub fn folder_on_disk() -> tempfile::TempDir {
 /// Starts a lab that takes a while; and the first part of the name of all that it makes.
 fn slow_lab(folder: &Path) -> (std::process::Child, String) {
     let file = folder.join("scenario.yaml");
-    fs::write(&file, scenario(", memory: 24 MiB, disk_read: 10 MB/s")).expect("the folder can be written");
+    fs::write(&file, scenario(", memory: 40 MiB, disk_read: 10 MB/s")).expect("the folder can be written");
     let (file, scratch) = (file.display().to_string(), folder.display().to_string());
     let lab = hearth(&["lab", &file, "--model", &model("q8_0"), "--scratch", &scratch])
         .stdout(std::process::Stdio::null())
@@ -167,7 +167,7 @@ fn a_killed_lab_is_cleaned_up_by_the_next() {
     let folder = folder_on_disk();
     let (mut first, own) = slow_lab(folder.path());
     let of_verb = |verb: &str| members(&groups, &own).into_iter().find(|(_, line)| line.contains(verb));
-    let executing = soon(180, || of_verb(" execute ").is_some());
+    let executing = soon(60, || of_verb(" execute ").is_some());
     // A stopped worker cannot notice that the lab is gone, as one that hangs could not.
     let worker = of_verb(" worker ").map(|(process, _)| process).filter(|_| executing);
     if let Some(worker) = &worker {
