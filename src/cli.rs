@@ -76,6 +76,21 @@ pub enum Verb {
 /// source: assumed, what a person waits for
 const REFINE_SECONDS: u64 = 30;
 
+/// The flags of [`Planning`], which say nothing where a plan is given.
+const PLANNING: [&str; 11] = [
+    "strategy",
+    "rounds",
+    "windows",
+    "gpu_layers",
+    "keep_all",
+    "best_head",
+    "order",
+    "residency",
+    "stream_buffer",
+    "refine_seconds",
+    "refine_evaluations",
+];
+
 /// Which plan to make.
 #[derive(Debug, Clone, Args)]
 pub struct Planning {
@@ -203,7 +218,7 @@ pub struct SimulateArgs {
     /// The scenario.
     pub scenario: PathBuf,
     /// A plan made before.
-    #[arg(long, conflicts_with_all = ["strategy", "rounds", "windows", "gpu_layers", "keep_all", "best_head", "order", "residency", "stream_buffer", "refine_seconds", "refine_evaluations"])]
+    #[arg(long, conflicts_with_all = PLANNING)]
     pub plan: Option<PathBuf>,
     /// How to plan, if there is no plan.
     #[command(flatten)]
@@ -228,7 +243,7 @@ pub struct LintArgs {
     /// The scenario.
     pub scenario: PathBuf,
     /// A plan made before.
-    #[arg(long, conflicts_with_all = ["strategy", "rounds", "windows", "gpu_layers", "keep_all", "best_head", "order", "residency", "stream_buffer", "refine_seconds", "refine_evaluations"])]
+    #[arg(long, conflicts_with_all = PLANNING)]
     pub plan: Option<PathBuf>,
     /// How to plan, if there is no plan.
     #[command(flatten)]
@@ -355,7 +370,7 @@ pub struct LabArgs {
     #[arg(long)]
     pub model: Option<PathBuf>,
     /// A plan made before.
-    #[arg(long, conflicts_with_all = ["strategy", "rounds", "windows", "gpu_layers", "keep_all", "best_head", "order", "residency", "stream_buffer", "refine_seconds", "refine_evaluations"])]
+    #[arg(long, conflicts_with_all = PLANNING)]
     pub plan: Option<PathBuf>,
     /// How to plan, if there is no plan.
     #[command(flatten)]

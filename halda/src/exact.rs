@@ -51,15 +51,6 @@ impl HeadChoice {
             HeadChoice::Best => Ok(0..devices),
         }
     }
-
-    /// The choice as `name=value`, if it is not the usual one.
-    pub(crate) fn option(self) -> Option<String> {
-        match self {
-            HeadChoice::Fixed(0) => None,
-            HeadChoice::Fixed(head) => Some(format!("head={head}")),
-            HeadChoice::Best => Some("head=best".to_owned()),
-        }
-    }
 }
 
 /// In which order the devices stand in the ring.
@@ -72,11 +63,22 @@ pub enum OrderChoice {
     Best,
 }
 
-impl OrderChoice {
-    /// The choice as `name=value`, if it is not the usual one.
-    pub(crate) fn option(self) -> Option<String> {
-        (self == OrderChoice::Best).then(|| "order=best".to_owned())
-    }
+/// What a search was told, as `name=value`, where it is not the usual.
+pub(crate) fn search_options(
+    rules: Rules,
+    head: HeadChoice,
+    order: OrderChoice,
+    rounds: Option<u32>,
+) -> Vec<String> {
+    let mut options = rules.options();
+    options.extend(match head {
+        HeadChoice::Fixed(0) => None,
+        HeadChoice::Fixed(head) => Some(format!("head={head}")),
+        HeadChoice::Best => Some("head=best".to_owned()),
+    });
+    options.extend((order == OrderChoice::Best).then(|| "order=best".to_owned()));
+    options.extend(rounds.map(|rounds| format!("rounds={rounds}")));
+    options
 }
 
 /// The global optimum of the latency model.
@@ -110,11 +112,7 @@ impl Strategy for Exact {
     }
 
     fn options(&self) -> Vec<String> {
-        let mut options = self.rules.options();
-        options.extend(self.head.option());
-        options.extend(self.order.option());
-        options.extend(self.rounds.map(|rounds| format!("rounds={rounds}")));
-        options
+        search_options(self.rules, self.head, self.order, self.rounds)
     }
 
     fn is_optimal(&self) -> bool {

@@ -10,7 +10,7 @@
 
 use crate::assignment::Assignment;
 use crate::constraints::{Rules, ring_violations, violations};
-use crate::exact::{OrderChoice, evaluated, ring_sizes};
+use crate::exact::{HeadChoice, OrderChoice, evaluated, ring_sizes, search_options};
 use crate::latency::LatencyModel;
 use crate::overlap::{best_residencies, steady};
 use crate::strategy::{Infeasible, Objective, Proposal, Refusal, SearchStep, Strategy};
@@ -45,10 +45,7 @@ impl Strategy for Exhaustive {
     }
 
     fn options(&self) -> Vec<String> {
-        let mut options = self.rules.options();
-        options.extend(self.order.option());
-        options.extend(self.rounds.map(|rounds| format!("rounds={rounds}")));
-        options
+        search_options(self.rules, HeadChoice::Fixed(0), self.order, self.rounds)
     }
 
     fn is_optimal(&self) -> bool {

@@ -34,6 +34,7 @@
 
 use hearth_profiles::Bytes;
 use hearth_schema::residency::{Residency, ResidencyOptions, fits, kept_bytes, stream_bytes};
+use hearth_schema::room::LEAST_ROOM;
 
 use crate::assignment::{Assignment, Share, ring_order};
 use crate::constraints::{Violation, shape_violations};
@@ -176,7 +177,7 @@ impl LatencyModel<'_> {
         let memory = self.memory(device, head, portion);
         terms.need = (costs.steady_capacity - memory.room + memory.share) as f64;
         terms.capacity = costs.steady_capacity as u64;
-        let no_room = memory.room < 0 || (memory.share > 0 && memory.room < LEAST_CACHE);
+        let no_room = memory.room < 0 || (memory.share > 0 && memory.room < LEAST_ROOM.0 as i64);
         let fits = !no_room && self.fits_gpu(device, head, portion);
         fits.then_some(Quiet { terms, memory, within_metal })
     }
@@ -194,7 +195,7 @@ impl LatencyModel<'_> {
             Rereads::Excess => memory.share > memory.room,
             Rereads::Everything => {
                 // Faults read around what they touch, and the system keeps that for a while.
-                let beside = if residency.policy == Residency::Managed { 0 } else { LEAST_CACHE };
+                let beside = if residency.policy == Residency::Managed { 0 } else { LEAST_ROOM.0 as i64 };
                 let room = (memory.room - beside).max(0) as u64;
                 !fits(room, memory.share as u64, practice.processors)
             }
@@ -340,7 +341,7 @@ impl LatencyModel<'_> {
             let (needed, available) = (self.gpu_need(portion), costs.gpu_bytes[usize::from(head)]);
             return Violation::GpuBytes { device, layers: gpu_layers, needed, available };
         }
-        if memory.room >= LEAST_CACHE && costs.slow_disk {
+        if memory.room >= LEAST_ROOM.0 as i64 && costs.slow_disk {
             let threshold = self.instance().slow_disk_threshold;
             return Violation::SlowDiskOverloaded {
                 device,
@@ -353,11 +354,6 @@ impl LatencyModel<'_> {
         Violation::NoRoom { device, held: need - memory.share as f64, capacity }
     }
 }
-
-/// With less than this even weights that only pass through find no room, as in the simulator; and a device that leaves
-/// less to the system beside its share may be pushed over by what faults read around it.
-/// source: measured in the lab, 4 MiB were too little; two read-ahead windows of 8 MiB
-const LEAST_CACHE: i64 = 16 << 20;
 
 /// A share that is read again for each token, in part or whole.
 struct Reading {

@@ -13,6 +13,7 @@ pub mod metrics;
 pub mod plan;
 pub mod rates;
 pub mod residency;
+pub mod room;
 pub mod scenario;
 pub mod schedule;
 pub mod trace;

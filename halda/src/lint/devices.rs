@@ -5,9 +5,9 @@
 use hearth_profiles::{Bytes, BytesPerSecond};
 use hearth_schema::plan::PlannedDevice;
 use hearth_schema::residency::Residency;
+use hearth_schema::room::Room;
 use hearth_schema::{Member, Plan};
 
-use super::room::Room;
 use super::{Finding, Severity};
 
 /// One device of a plan, with what it has and needs.

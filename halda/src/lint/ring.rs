@@ -10,13 +10,13 @@ use hearth_schema::{Cluster, Plan};
 
 use super::Finding;
 use super::devices::Part;
-use super::room::Room;
 use crate::assignment::ring_order;
 use crate::build::{self, SLOW_DISK};
 use crate::explanation::Dropped;
 use crate::latency::LatencyModel;
 use crate::manual::Manual;
 use crate::strategy::solve;
+use hearth_schema::room::Room;
 
 /// More than this part of a token's time in hops is more than there is to gain by sharing.
 /// source: assumed

@@ -15,7 +15,7 @@ mod offers;
 mod search;
 
 use crate::constraints::Rules;
-use crate::exact::{Exact, HeadChoice, OrderChoice, ring_sizes};
+use crate::exact::{Exact, HeadChoice, OrderChoice, ring_sizes, search_options};
 use crate::latency::LatencyModel;
 use crate::order::promising_cycle;
 use crate::programme::SizedProblem;
@@ -60,11 +60,7 @@ impl Strategy for Overlap {
     }
 
     fn options(&self) -> Vec<String> {
-        let mut options = self.rules.options();
-        options.extend(self.head.option());
-        options.extend(self.order.option());
-        options.extend(self.rounds.map(|rounds| format!("rounds={rounds}")));
-        options
+        search_options(self.rules, self.head, self.order, self.rounds)
     }
 
     fn is_optimal(&self) -> bool {

@@ -165,6 +165,17 @@ pub struct Memory {
     pub page_cache: PageCachePolicy,
 }
 
+impl Memory {
+    /// What a run can have: what is available, and what other programs give up under pressure (`can_swap`, within the
+    /// swap space where that is known). Deviation: the prima.cpp paper counts the latter on Android only (appendix
+    /// A.3); its published times cannot be explained so, see the shipped devices' sources.
+    pub fn obtainable(&self) -> Bytes {
+        let given_up = self.can_swap.as_ref().map_or(Bytes::ZERO, |bytes| bytes.value);
+        let swap = self.swap_available.as_ref().map_or(given_up, |bytes| bytes.value);
+        self.available.value + given_up.min(swap)
+    }
+}
+
 /// The disk that holds the model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -1,22 +1,26 @@
 //! How much of a device's memory does its part of a plan need, and what is left for weights?
 //!
-//! Counted as a run does it: the key-value cache for the whole context and the compute buffers cannot be taken back;
-//! nor can weights in GPU memory, where that is main memory. The rest is room for the weights that the CPU reads,
-//! which may be more than fits: they are read again then.
+//! The key-value cache for the whole context and the compute buffers cannot be taken back; nor can weights in GPU
+//! memory, where that is main memory. The rest is room for the weights that the CPU reads, which may be more than
+//! fits: they are read again then. A run whose other part does not fit ends before it begins. The simulator and `lint`
+//! both ask here.
 //!
-//! Not here: the planner's account of the same in mean layers ([`crate::coefficients`]).
+//! Not here: which weights stay in the room ([`crate::residency`]), and a planner's account for windows that no plan
+//! has yet.
 
 use hearth_profiles::model::ModelProfile;
-use hearth_profiles::{Bytes, Layers, device};
-use hearth_schema::Plan;
+use hearth_profiles::{Bytes, Device, Layers};
 
-/// With less than this no weights can pass through: two windows of the kernel's usual read-ahead at its largest.
-/// source: assumed, as the simulator does
-const LEAST_ROOM: Bytes = Bytes::mib(16);
+use crate::Plan;
+
+/// With less than this no weights can pass through: two read-ahead windows of 8 MiB. A device that leaves less to the
+/// system beside its share may be pushed over by what faults read around it.
+/// source: measured in the lab, 4 MiB were too little
+pub const LEAST_ROOM: Bytes = Bytes::mib(16);
 
 /// The memory of one device under one plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Room {
+pub struct Room {
     /// What a run can have of main memory.
     pub available: Bytes,
     /// Keys and values of the CPU's layers at full context.
@@ -39,7 +43,7 @@ pub(super) struct Room {
 
 impl Room {
     /// The memory of the device at a place of the plan.
-    pub fn new(plan: &Plan, place: usize, model: &ModelProfile, device: &device::Device) -> Self {
+    pub fn new(plan: &Plan, place: usize, model: &ModelProfile, device: &Device) -> Self {
         let bytes =
             |layers: std::ops::Range<u32>| layers.map(|layer| model.layer_bytes(layer)).sum::<Bytes>();
         let element = Bytes(plan.kv_cache.element_bytes());
@@ -62,7 +66,7 @@ impl Room {
             buffers += if gpu.unified_memory { gpu_needed } else { Bytes::ZERO };
         }
         let head = if place == 0 { model.output_bytes() + model.input_row_bytes() } else { Bytes::ZERO };
-        let available = available(device);
+        let available = device.memory.obtainable();
         let least = if share + head > Bytes::ZERO { LEAST_ROOM } else { Bytes::ZERO };
         Self {
             available,
@@ -81,12 +85,4 @@ impl Room {
     pub fn over(&self) -> bool {
         self.share > self.left
     }
-}
-
-/// Main memory that a run can have, with what other programs give up under pressure.
-fn available(device: &device::Device) -> Bytes {
-    let memory = &device.memory;
-    let given_up = memory.can_swap.as_ref().map_or(Bytes::ZERO, |bytes| bytes.value);
-    let swap = memory.swap_available.as_ref().map_or(given_up, |bytes| bytes.value);
-    memory.available.value + given_up.min(swap)
 }
