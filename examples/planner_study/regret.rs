@@ -144,6 +144,8 @@ fn plan(cluster: &Cluster, assignment: &Assignment) -> Plan {
         rounds: assignment.rounds,
         context: cluster.context,
         kv_cache: cluster.kv_cache,
+        sequences: 1,
+        draft: None,
         devices: (0..cluster.members.len()).filter(kept).map(device).collect(),
         dropped: vec![],
         predicted: None,

@@ -72,6 +72,8 @@ fn plan(model: &LocalModel, windows: &[u32], addresses: &[String], residency: Re
         rounds: LAYERS.div_ceil(windows.iter().sum()),
         context: 128,
         kv_cache: KvFormat::F32,
+        sequences: 1,
+        draft: None,
         devices: devices.collect(),
         dropped: vec![],
         predicted: None,

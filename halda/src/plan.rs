@@ -10,10 +10,10 @@
 
 use hearth_profiles::Seconds;
 use hearth_profiles::document::{Document, DocumentError};
-use hearth_schema::Cluster;
 use hearth_schema::plan::{
     DroppedDevice, Origin, Plan, PlannedDevice, PlannedModel, PlannerRecord, Predicted, PredictedTerms, Role,
 };
+use hearth_schema::{Cluster, draft};
 
 use crate::latency::DeviceTerms;
 use crate::sentences::{dropped_reason, sentences};
@@ -68,11 +68,13 @@ pub fn plan(solution: &Solution, cluster: &Cluster, scenario: &Origin) -> Result
     let plan = Plan {
         schema: Plan::SCHEMA.to_owned(),
         scenario: scenario.clone(),
-        model: planned_model(cluster),
+        model: PlannedModel::of(&cluster.model),
         planner: PlannerRecord { strategy: solution.strategy.to_owned(), options: solution.options.clone() },
         rounds: solution.assignment.rounds,
         context: cluster.context,
         kv_cache: cluster.kv_cache,
+        sequences: cluster.workload.sequences,
+        draft: draft::planned(cluster),
         devices,
         dropped,
         predicted: Some(Predicted { tpot: Seconds(solution.seconds()) }),
@@ -80,18 +82,6 @@ pub fn plan(solution: &Solution, cluster: &Cluster, scenario: &Origin) -> Result
     };
     plan.validate()?;
     Ok(plan)
-}
-
-fn planned_model(cluster: &Cluster) -> PlannedModel {
-    let model = &cluster.model;
-    let shape_digest = model.shape_digest();
-    PlannedModel {
-        name: model.name.clone(),
-        // A model without a file has the digest of its shape and no other.
-        digest: (model.digest != shape_digest).then(|| model.digest.clone()),
-        shape_digest,
-        layers: model.shape.layers.0,
-    }
 }
 
 fn predicted(terms: &DeviceTerms) -> PredictedTerms {

@@ -65,7 +65,8 @@ fn cluster() -> Result<Cluster, Box<dyn std::error::Error>> {
         model: shipped("llama-70b")?,
         context: 1024,
         kv_cache: KvFormat::F16,
-        workload: Workload { prompt: 32, generate: GENERATE },
+        draft: None,
+        workload: Workload::plain(32, GENERATE),
         seed: 1,
     })
 }
@@ -94,6 +95,8 @@ fn plan(cluster: &Cluster, windows: [u32; 4], residency: ResidencyOptions) -> Pl
         rounds: layers.div_ceil(windows.iter().sum()),
         context: cluster.context,
         kv_cache: cluster.kv_cache,
+        sequences: 1,
+        draft: None,
         devices: windows.iter().enumerate().map(device).collect(),
         dropped: vec![],
         predicted: None,

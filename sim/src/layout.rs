@@ -146,6 +146,8 @@ mod tests {
             rounds: 2,
             context: 1024,
             kv_cache: KvFormat::F16,
+            sequences: 1,
+            draft: None,
             devices: vec![device("a", Role::Head, 10, 2), device("b", Role::Worker, 6, 0)],
             dropped: vec![],
             predicted: None,

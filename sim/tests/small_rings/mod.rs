@@ -65,7 +65,8 @@ pub fn cluster(model: &str, memories: &[Bytes], generate: u32) -> Cluster {
         model: shipped(model).expect("a shipped model"),
         context: 512,
         kv_cache: KvFormat::F16,
-        workload: Workload { prompt: 4, generate },
+        draft: None,
+        workload: Workload::plain(4, generate),
         seed: 7,
     }
 }
@@ -86,6 +87,8 @@ pub fn plan(model: &ModelProfile, windows: &[u32], residency: ResidencyOptions) 
         rounds: layers.div_ceil(windows.iter().sum()),
         context: 512,
         kv_cache: KvFormat::F16,
+        sequences: 1,
+        draft: None,
         devices: windows
             .iter()
             .enumerate()
