@@ -1,7 +1,7 @@
 //! Which models are known without a file?
 //!
-//! The seven sizes of Table 4 of the prima.cpp paper, and the synthetic presets that `exec::synth` can write. The
-//! documents lie in `profiles/models/` and are part of the program.
+//! The seven sizes of Table 4 of the prima.cpp paper, a model that drafts for some of them, and the synthetic presets
+//! that `exec::synth` can write. The documents lie in `profiles/models/` and are part of the program.
 
 use super::document::ModelDocument;
 use super::profile::ModelProfile;
@@ -18,6 +18,7 @@ shipped!(
     "tiny",
     "120m",
     "1b",
+    "llama-1b",
     "3b",
     "llama-8b",
     "llama-14b",
@@ -82,7 +83,7 @@ mod tests {
         assert!(
             error
                 .to_string()
-                .starts_with("no model `9b` is shipped: use one of tiny, 120m, 1b, 3b, llama-8b")
+                .starts_with("no model `9b` is shipped: use one of tiny, 120m, 1b, llama-1b, 3b, llama-8b")
         );
     }
 
