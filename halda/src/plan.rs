@@ -13,6 +13,8 @@ use hearth_profiles::document::{Document, DocumentError};
 use hearth_schema::plan::{
     DroppedDevice, Origin, Plan, PlannedDevice, PlannedModel, PlannerRecord, Predicted, PredictedTerms, Role,
 };
+use hearth_schema::room::Room;
+use hearth_schema::schedule::Processor;
 use hearth_schema::{Cluster, draft};
 
 use crate::latency::DeviceTerms;
@@ -65,7 +67,7 @@ pub fn plan(solution: &Solution, cluster: &Cluster, scenario: &Origin) -> Result
             predicted: Some(predicted(&solution.breakdown.devices[index])),
         });
     }
-    let plan = Plan {
+    let mut plan = Plan {
         schema: Plan::SCHEMA.to_owned(),
         scenario: scenario.clone(),
         model: PlannedModel::of(&cluster.model),
@@ -75,13 +77,33 @@ pub fn plan(solution: &Solution, cluster: &Cluster, scenario: &Origin) -> Result
         kv_cache: cluster.kv_cache,
         sequences: cluster.workload.sequences,
         draft: draft::planned(cluster),
+        output: Processor::Cpu,
         devices,
         dropped,
         predicted: Some(Predicted { tpot: Seconds(solution.seconds()) }),
         explanation: sentences(solution),
     };
+    plan.output = output_processor(&plan, cluster);
     plan.validate()?;
     Ok(plan)
+}
+
+/// The output matrix goes to the head's GPU where all its layers are there and it fits beside them: llama.cpp offloads
+/// it as the layer after the last. Deviation: the prima.cpp paper leaves it on the CPU always (appendix A.3); its
+/// published times of 8B and 14B, 15 and 20 ms, leave no room for that.
+fn output_processor(plan: &Plan, cluster: &Cluster) -> Processor {
+    let on_gpu = Plan { output: Processor::Gpu, ..plan.clone() };
+    let head = plan.devices.first().filter(|head| head.window > 0 && head.gpu_layers == head.window);
+    let device = head.and_then(|head| cluster.member(&head.name)).map(|member| &member.device);
+    let left = device.and_then(|device| draft::beside(plan, 0, cluster.draft.as_ref(), device));
+    let available =
+        |device: &hearth_profiles::Device| device.gpu.as_ref().map(|gpu| gpu.memory_available.value);
+    match left.and_then(|left| Some((available(&left)?, left))) {
+        Some((available, left)) if Room::new(&on_gpu, 0, &cluster.model, &left).gpu_needed <= available => {
+            Processor::Gpu
+        }
+        _ => Processor::Cpu,
+    }
 }
 
 fn predicted(terms: &DeviceTerms) -> PredictedTerms {

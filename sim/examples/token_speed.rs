@@ -16,6 +16,7 @@ use hearth_schema::metrics;
 use hearth_schema::plan::{Origin, Plan, PlannedDevice, PlannedModel, PlannerRecord, Role};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::scenario::{KvFormat, Links, Workload};
+use hearth_schema::schedule::Processor;
 use hearth_sim::{Input, Options, simulate};
 
 const GENERATE: u32 = 64;
@@ -97,6 +98,7 @@ fn plan(cluster: &Cluster, windows: [u32; 4], residency: ResidencyOptions) -> Pl
         kv_cache: cluster.kv_cache,
         sequences: 1,
         draft: None,
+        output: Processor::Cpu,
         devices: windows.iter().enumerate().map(device).collect(),
         dropped: vec![],
         predicted: None,

@@ -9,6 +9,7 @@ use hearth_schema::metrics::{self, Metrics};
 use hearth_schema::plan::{Origin, Plan, PlannedDevice, PlannedModel, PlannerRecord, Role};
 use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::scenario::{KvFormat, Links, Workload};
+use hearth_schema::schedule::Processor;
 use hearth_sim::{Input, Options, simulate};
 
 /// Memory for everything.
@@ -89,6 +90,7 @@ pub fn plan(model: &ModelProfile, windows: &[u32], residency: ResidencyOptions) 
         kv_cache: KvFormat::F16,
         sequences: 1,
         draft: None,
+        output: Processor::Cpu,
         devices: windows
             .iter()
             .enumerate()
