@@ -9,6 +9,7 @@
 use std::collections::BTreeSet;
 
 use hearth_profiles::document::{Document, DocumentError};
+use hearth_profiles::link::air::Air;
 use hearth_profiles::{Bytes, BytesPerSecond, Fraction, Link};
 use serde::{Deserialize, Serialize};
 
@@ -139,6 +140,17 @@ pub struct Links {
     /// Between two named devices, in both directions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub between: Vec<NamedLink>,
+    /// The Wi-Fi. Devices on a channel talk over the air, unless `between` has a link for them; others hang on a wire
+    /// with the default's numbers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub air: Option<Air>,
+}
+
+impl Links {
+    /// The same constant link between any two devices.
+    pub fn constant(default: Link) -> Self {
+        Self { default, between: Vec::new(), air: None }
+    }
 }
 
 /// What is known of the link between two named devices. The first entry that names a pair counts.
@@ -273,6 +285,9 @@ impl Document for Scenario {
                 }
             }
             named.validate()?;
+        }
+        if let Some(air) = &self.links.air {
+            air.validate(&names, &self.links.default)?;
         }
         if self.model.profile.is_some() == self.model.file.is_some() {
             return refuse("`model` needs one of `profile` and `file`".into());
