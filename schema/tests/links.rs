@@ -125,7 +125,19 @@ fn what_is_wrong_with_the_air_is_said() {
         assert!(error.location().is_some(), "{error}");
     }
     // Who hangs on a wire needs one that can be.
-    let slow = text(AIR).replace("1 Gbit/s", "0 B/s");
-    let error = Scenario::from_yaml(&slow).expect_err("a wire without bandwidth").to_string();
-    assert!(error.contains("hang on `links.default`, whose `bandwidth` is 0 B/s"), "{error}");
+    let slow = text(AIR).replace("1 Gbit/s", "1 kbit/s");
+    let error = Scenario::from_yaml(&slow).expect_err("a wire slower than any").to_string();
+    assert!(error.contains("hang on `links.default`, whose `bandwidth` is 125 B/s"), "{error}");
+}
+
+#[test]
+fn a_link_that_carries_nothing_is_refused() {
+    for (from, to, said) in [
+        ("1 Gbit/s", "0 B/s", "links.default: `bandwidth` is 0 B/s, and a link has at least 1 kbit/s"),
+        ("0.2 ms", "1e12 s", "links.default: `latency` is"),
+        ("1 GB/s", "1 B/s", "links.between [mac, laptop]: `bandwidth` is 1.00 B/s"),
+    ] {
+        let error = Scenario::from_yaml(&text("").replace(from, to)).expect_err(said).to_string();
+        assert!(error.contains(said), "{error}");
+    }
 }
