@@ -62,7 +62,7 @@ fn cluster() -> Result<Cluster, Box<dyn std::error::Error>> {
     Ok(Cluster {
         members,
         head: 0,
-        links: LinkTable::new(Links { default, between: vec![] }),
+        links: LinkTable::new(Links::constant(default)),
         model: shipped("llama-70b")?,
         context: 1024,
         kv_cache: KvFormat::F16,

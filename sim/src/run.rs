@@ -9,11 +9,13 @@
 //!
 //! Not here: speeds and times as numbers. `hearth_schema::metrics` computes them from the trace.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hearth_profiles::device::{Device, Os, PageCachePolicy};
 use hearth_profiles::model::DigestMatch;
 use hearth_profiles::{Bytes, BytesPerSecond, Document, Seconds};
+use hearth_schema::cluster::Joined;
 use hearth_schema::residency::Residency;
 use hearth_schema::schedule::{Part, Pass, Schedule, passes, visits};
 use hearth_schema::trace::{
@@ -22,14 +24,14 @@ use hearth_schema::trace::{
 use hearth_schema::{Cluster, Plan};
 
 use crate::budget::Budget;
-use crate::engine::Engine;
+use crate::engine::{Engine, Timer};
 use crate::error::SimError;
 use crate::helper::Helper;
 use crate::keeper::Keeper;
 use crate::layout::Layout;
 use crate::page_cache::{Access, CHUNK_BYTES, Chunk, Fetch, PaperLinear, Policy, TwoList};
-use crate::resource::link::Wire;
-use crate::resource::{ConstantLink, DiskSpeed, Link};
+use crate::resource::link::{Delivery, Sent, Wire};
+use crate::resource::{AirLink, ConstantLink, DiskSpeed, Link};
 use crate::station::{Desk, Message, Outgoing, Parts, Station};
 use crate::storage::Storage;
 use crate::stream::Stream;
@@ -78,6 +80,8 @@ pub enum Event {
     Disk(usize),
     /// The helper goes on.
     Helper(usize),
+    /// A transmission on the air may be over.
+    Air,
     /// Activations arrive.
     Deliver(usize, Message),
 }
@@ -87,7 +91,10 @@ struct World<'a> {
     engine: Engine<Event>,
     stations: Vec<Station<'a>>,
     unreclaimable: Vec<Bytes>,
-    links: ConstantLink,
+    links: AirLink,
+    air_timer: Timer,
+    /// Messages that have not left yet, with the index of their record, by their number.
+    leaving: BTreeMap<u64, (usize, Message, usize)>,
     passes: Vec<Pass>,
     /// How many passes have begun.
     begun: usize,
@@ -161,11 +168,14 @@ impl<'a> World<'a> {
                 Station::new(parts, &mut engine)
             })
             .collect();
+        let air_timer = engine.timer();
         Self {
             engine,
             stations,
             unreclaimable: budgets.iter().map(|budget| budget.unreclaimable).collect(),
             links: links(input),
+            air_timer,
+            leaving: BTreeMap::new(),
             passes,
             begun: 0,
             awaited: None,
@@ -184,6 +194,7 @@ impl<'a> World<'a> {
                 Event::Wake(place) => self.at(place, Station::wake)?,
                 Event::Processor(place) => self.at(place, Station::processor)?,
                 Event::Disk(place) => self.at(place, Station::arrivals)?,
+                Event::Air => self.settle(),
                 Event::Deliver(place, message) => {
                     self.at(place, |station, desk| station.deliver(message, desk))?;
                 }
@@ -235,8 +246,7 @@ impl<'a> World<'a> {
 
     fn send(&mut self, from: usize, to: usize, message: Message) {
         let now = self.engine.now();
-        let delivery = self.links.send(now, from, to, message.bytes);
-        let left = delivery.arrives.saturating_sub(self.links.latency(from, to).to_nanos());
+        let sent = self.links.send(now, from, to, message.bytes);
         self.records.push(Record {
             device: from as u16,
             resource: Resource::Tx,
@@ -245,11 +255,36 @@ impl<'a> World<'a> {
             round: message.sent_in,
             layers: None,
             start: now,
-            end: left.max(now),
+            end: now,
             bytes: message.bytes.0,
             peer: Some(to as u16),
             cost: None,
         });
+        let record = self.records.len() - 1;
+        match sent {
+            Sent::Known(delivery) => self.left(to, message, record, delivery),
+            Sent::Pending(number) => {
+                self.leaving.insert(number, (to, message, record));
+                self.settle();
+            }
+        }
+    }
+
+    /// Looks which messages have left over the air, and when to look again.
+    fn settle(&mut self) {
+        while let Some((number, delivery)) = self.links.settled(self.engine.now()) {
+            if let Some((to, message, record)) = self.leaving.remove(&number) {
+                self.left(to, message, record, delivery);
+            }
+        }
+        if let Some(at) = self.links.next_event() {
+            self.engine.set(self.air_timer, at, Event::Air);
+        }
+    }
+
+    /// A message is on its last way to its receiver.
+    fn left(&mut self, to: usize, message: Message, record: usize, delivery: Delivery) {
+        self.records[record].end = delivery.left.max(self.records[record].start);
         let message = Message { at: delivery.arrives, ..message };
         self.engine.at(delivery.arrives, Event::Deliver(to, message));
     }
@@ -407,19 +442,20 @@ fn read_ahead(device: &Device, chunk: Bytes) -> Bytes {
     if device.cpu.cores > 1 { window.max(chunk * 4) } else { window }
 }
 
-fn links(input: Input) -> ConstantLink {
-    let wire =
-        |link: &hearth_profiles::Link| Wire { latency: link.latency.value, bandwidth: link.bandwidth.value };
+fn links(input: Input) -> AirLink {
     let table = &input.cluster.links;
     let names: Vec<&str> = input.plan.devices.iter().map(|device| device.name.as_str()).collect();
-    let mut links = ConstantLink::new(wire(table.usual()));
+    let (mut wires, mut ways) = (ConstantLink::new(Wire::from(table.usual())), Vec::new());
     for (from, sender) in names.iter().enumerate() {
         for (to, receiver) in names.iter().enumerate().filter(|&(to, _)| to != from) {
-            // Pairs that cannot reach each other have no wire of their own: `check` has seen that none is used.
-            if let Some(link) = table.between(sender, receiver) {
-                links = links.with(from, to, wire(link));
+            match table.joined(sender, receiver) {
+                Some(Joined::Link(link)) => wires = wires.with(from, to, Wire::from(link)),
+                Some(Joined::Air(way)) => ways.push((from, to, way)),
+                // Pairs that cannot reach each other have no wire of their own: `check` has seen that none is used.
+                None => {}
             }
         }
     }
-    links
+    let links = AirLink::new(wires, table.air(), input.cluster.seed);
+    ways.iter().fold(links, |links, (from, to, way)| links.with(*from, *to, way))
 }
