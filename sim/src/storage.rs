@@ -20,6 +20,11 @@ use crate::resource::{Disk, DiskSpeed, Flow};
 /// Who found no room tries again no sooner than this: something must arrive first, and disks need that long.
 pub const NO_ROOM_PAUSE: Nanos = 100_000;
 
+/// From the arrival of a page to the moment at which the thread that waits for it maps it. Until then the page is
+/// neither young nor referenced, so reclaim may take it. Measured: half an exchange of two short messages over
+/// loopback, which is one waking, took 23.5 us on the machine of the page cache's measurements.
+pub const WAKE: Nanos = 23_500;
+
 /// The name of a read that has no place in the cache.
 pub const ASIDE: Chunk = Chunk::MAX;
 
@@ -121,6 +126,11 @@ impl Storage {
             Access::Hit => Touch::Ready,
             Access::InFlight | Access::Absent => self.retry(now, chunk, flow),
         }
+    }
+
+    /// A thread that waited for a chunk runs again, [`WAKE`] after the arrival. False if it must touch it anew.
+    pub fn resume(&mut self, chunk: Chunk) -> bool {
+        self.cache.cache().resume(chunk)
     }
 
     /// A thread faults some pages in that are too few to count in the cache; they arrive as [`ASIDE`].

@@ -84,8 +84,14 @@ pub struct Counters {
 
 /// A policy that decides what stays in memory.
 pub trait PageCache {
-    /// The reader touches a chunk. If it is not there the reader waits, and its touch counts at the arrival.
+    /// The reader touches a chunk. If it is not there the reader waits, and its touch counts when it
+    /// [resumes](PageCache::resume).
     fn access(&mut self, chunk: Chunk) -> Access;
+    /// The reader that waited for a chunk runs again and maps it. False if it was evicted between its arrival and
+    /// now: then the reader faults once more.
+    fn resume(&mut self, chunk: Chunk) -> bool {
+        self.holds(chunk)
+    }
     /// The same by `MADV_POPULATE_READ`.
     fn populate(&mut self, chunk: Chunk) -> Access {
         self.access(chunk)
@@ -243,6 +249,7 @@ pub(crate) mod tests {
                 if cache.access(chunk) == Access::Absent {
                     assert_eq!(cache.prefetch_now(chunk), Fetch::Started);
                     cache.arrived(chunk);
+                    assert!(cache.resume(chunk));
                 }
             }
         }
