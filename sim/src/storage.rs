@@ -73,6 +73,10 @@ pub struct Storage {
     reads: Vec<Chunk>,
     /// The counters when the kernel's work was last accounted for.
     accounted: Counters,
+    /// After so long without a touch the system takes back what it had kept.
+    unwired_after: Option<Nanos>,
+    /// When something was last touched.
+    touched: Nanos,
 }
 
 impl Storage {
@@ -92,11 +96,28 @@ impl Storage {
             costs: KernelCosts::measured(chunk),
             reads: Vec::new(),
             accounted: Counters::default(),
+            unwired_after: None,
+            touched: 0,
         }
+    }
+
+    /// The same on a device that gives up what has been idle for so long.
+    #[must_use]
+    pub fn unwired_after(mut self, idle: Option<Seconds>) -> Self {
+        self.unwired_after = idle.map(Seconds::to_nanos);
+        self
+    }
+
+    fn wake_up(&mut self, now: Nanos) {
+        if self.unwired_after.is_some_and(|after| now - self.touched >= after) {
+            self.cache.cache().idled();
+        }
+        self.touched = now;
     }
 
     /// A thread reads a chunk through its mapping; as [`Flow::Prefetch`] it populates the mapping.
     pub fn touch(&mut self, now: Nanos, chunk: Chunk, flow: Flow) -> Touch {
+        self.wake_up(now);
         let cache = self.cache.cache();
         let found = match flow {
             Flow::Fault => cache.access(chunk),
@@ -117,6 +138,7 @@ impl Storage {
 
     /// A thread reads a chunk through a mapping advised of random access: nothing is read around it.
     pub fn touch_exactly(&mut self, now: Nanos, chunk: Chunk, flow: Flow) -> Touch {
+        self.wake_up(now);
         let cache = self.cache.cache();
         let found = match flow {
             Flow::Fault => cache.access(chunk),
