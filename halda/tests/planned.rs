@@ -52,6 +52,7 @@ fn device(name: &str, os: Os, gib: u64, gpu: Option<Gpu>) -> Member {
             can_swap: None,
             swap_available: None,
             page_cache: PageCachePolicy::TwoList,
+            reclaim: None,
         },
         disk: Disk {
             sequential: assumed(BytesPerSecond(2e9)),

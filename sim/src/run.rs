@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use hearth_profiles::device::{Device, Os, PageCachePolicy};
+use hearth_profiles::device::Device;
 use hearth_profiles::model::DigestMatch;
 use hearth_profiles::{Bytes, BytesPerSecond, Document, Seconds};
 use hearth_schema::cluster::Joined;
@@ -29,7 +29,8 @@ use crate::error::SimError;
 use crate::helper::Helper;
 use crate::keeper::Keeper;
 use crate::layout::Layout;
-use crate::page_cache::{Access, CHUNK_BYTES, Chunk, Fetch, PaperLinear, Policy, TwoList};
+use crate::page_cache::of_device::{Placed, unvalidated, unwired_after};
+use crate::page_cache::{Access, CHUNK_BYTES, Chunk, Fetch};
 use crate::resource::link::{Delivery, Sent, Wire};
 use crate::resource::{AirLink, ConstantLink, DiskSpeed, Link};
 use crate::station::{Desk, Message, Outgoing, Parts, Station};
@@ -101,6 +102,8 @@ struct World<'a> {
     /// Index of the pass whose token must be out before the next pass begins.
     awaited: Option<u32>,
     ended: bool,
+    /// A device's system has killed it.
+    killed: bool,
     records: Vec<Record>,
     readings: Vec<Reading>,
 }
@@ -121,9 +124,10 @@ pub fn simulate(input: &Input) -> Result<Trace, SimError> {
     }
     let mut world = World::new(*input, &devices, &budgets, passes);
     world.run()?;
-    let World { mut records, readings, passes, .. } = world;
+    let World { mut records, readings, passes, killed, .. } = world;
     records.sort_by_key(|record| record.start);
-    Ok(Trace { header, passes, records, readings, outcome: Outcome::Ok })
+    let outcome = if killed { Outcome::Killed } else { Outcome::Ok };
+    Ok(Trace { header, passes, records, readings, outcome })
 }
 
 impl<'a> World<'a> {
@@ -138,7 +142,7 @@ impl<'a> World<'a> {
                 let managed = residency.policy == Residency::Managed;
                 let chunk = if managed { residency.piece() } else { input.options.chunk };
                 let layout = Layout::new(&plan, place, &input.cluster.model, chunk);
-                let mut storage = storage(device, &layout, memory, chunk);
+                let mut storage = storage((device, place, input.cluster.seed), &layout, memory, chunk);
                 let keeper = if managed {
                     let visits = chunks_of(&layout, &visits(&plan, place));
                     Keeper::Managed(Box::new(Stream::new(
@@ -180,6 +184,7 @@ impl<'a> World<'a> {
             begun: 0,
             awaited: None,
             ended: false,
+            killed: false,
             records: Vec::new(),
             readings: Vec::new(),
         }
@@ -235,6 +240,9 @@ impl<'a> World<'a> {
         let mut outgoing = Vec::new();
         let mut desk = Desk { engine: &mut self.engine, records: &mut self.records, outgoing: &mut outgoing };
         act(&mut self.stations[place], &mut desk)?;
+        if !self.stations[place].storage.view().view().survives() {
+            (self.killed, self.ended) = (true, true);
+        }
         for sent in outgoing {
             match sent {
                 Outgoing::Send(to, message) => self.send(place, to, message),
@@ -373,17 +381,6 @@ fn header(input: &Input, devices: &[&Device]) -> Header {
     }
 }
 
-/// What of a device has not been checked against a machine.
-fn unvalidated(device: &Device) -> Option<String> {
-    match (device.memory.page_cache, device.os) {
-        (PageCachePolicy::TwoList, Os::Linux) => None,
-        (PageCachePolicy::TwoList, os) => Some(format!("page cache of {os:?} as classic Linux")),
-        (PageCachePolicy::PaperLinear, _) => {
-            Some("page cache by the paper's formula, not by a kernel".into())
-        }
-    }
-}
-
 /// The chunks of each visit, in the order of use.
 fn chunks_of(layout: &Layout, visits: &[Vec<Part>]) -> Vec<Vec<Chunk>> {
     let chunks = |parts: &Vec<Part>| parts.iter().flat_map(|part| layout.part(part)).collect();
@@ -405,7 +402,12 @@ fn warm(storage: &mut Storage, layout: &Layout, keeper: &Keeper) {
     }
 }
 
-fn storage(device: &Device, layout: &Layout, cache: Bytes, chunk: Bytes) -> Storage {
+fn storage(
+    (device, place, seed): (&Device, usize, u64),
+    layout: &Layout,
+    cache: Bytes,
+    chunk: Bytes,
+) -> Storage {
     let sequential = device.disk.sequential.value;
     let or_sequential = |rate: &Option<hearth_profiles::Sourced<BytesPerSecond>>| {
         rate.as_ref().map_or(sequential, |rate| rate.value)
@@ -419,17 +421,8 @@ fn storage(device: &Device, layout: &Layout, cache: Bytes, chunk: Bytes) -> Stor
         latency: device.disk.latency.as_ref().map_or(Seconds(0.0), |latency| latency.value),
     };
     let read_ahead = read_ahead(device, chunk);
-    // A page and what is read around it must have room, or nothing would ever be computed.
-    let capacity = (cache.0 / chunk.0).clamp(2, u64::from(u32::MAX)) as u32;
-    let share = layout.chunks();
-    let policy = match device.memory.page_cache {
-        PageCachePolicy::PaperLinear => Policy::PaperLinear(PaperLinear::new(share, capacity)),
-        PageCachePolicy::TwoList => {
-            let two_list = TwoList::new(share, capacity).with_size(cache.0 >> 30);
-            Policy::TwoList(Box::new(two_list))
-        }
-    };
-    Storage::with_chunks(policy, read_ahead, speed, chunk)
+    let placed = Placed { device, place, seed, room: cache, share: layout.chunks(), chunk };
+    Storage::with_chunks(placed.policy(), read_ahead, speed, chunk).unwired_after(unwired_after(device))
 }
 
 /// How far reading by faults runs ahead of computing.
