@@ -161,6 +161,7 @@ impl LoadedScenario {
             device,
             residency: entry.residency.or(scenario.residency),
         };
+        let draft = scenario.workload.speculation.as_ref();
         let mut cluster = Cluster {
             members: scenario.devices.iter().zip(devices).map(member).collect(),
             head: scenario.head(),
@@ -171,9 +172,13 @@ impl LoadedScenario {
             },
             context: scenario.context,
             kv_cache: scenario.kv_cache,
-            workload: scenario.workload,
+            draft: draft.map(|draft| self.model(&draft.draft)).transpose()?,
+            workload: scenario.workload.clone(),
             seed: scenario.seed,
         };
+        if let Some(draft) = &cluster.draft {
+            hearth_schema::draft::same_vocabulary(draft, &cluster.model).map_err(Failure::unusable)?;
+        }
         limits::throttle(scenario, &mut cluster);
         Ok(cluster)
     }

@@ -108,7 +108,8 @@ fn cluster(model: &str) -> Cluster {
         model: shipped(model).unwrap(),
         context: 1024,
         kv_cache: KvFormat::F16,
-        workload: Workload { prompt: 100, generate: 100 },
+        draft: None,
+        workload: Workload::plain(100, 100),
         seed: 1,
     }
 }

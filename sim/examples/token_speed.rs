@@ -66,7 +66,8 @@ fn cluster() -> Result<Cluster, Box<dyn std::error::Error>> {
         model: shipped("llama-70b")?,
         context: 1024,
         kv_cache: KvFormat::F16,
-        workload: Workload { prompt: 32, generate: GENERATE },
+        draft: None,
+        workload: Workload::plain(32, GENERATE),
         seed: 1,
     })
 }
@@ -96,6 +97,8 @@ fn plan(cluster: &Cluster, windows: [u32; 4], residency: ResidencyOptions) -> Pl
         context: cluster.context,
         kv_cache: cluster.kv_cache,
         output: Processor::Cpu,
+        sequences: 1,
+        draft: None,
         devices: windows.iter().enumerate().map(device).collect(),
         dropped: vec![],
         predicted: None,

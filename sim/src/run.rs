@@ -3,8 +3,7 @@
 //! One world: a station for each device of the plan, the links between them, and the engine that orders their
 //! events. The schedule says what is done, the stations how long it takes; the trace is the executor's.
 //!
-//! Passes of a prompt follow each other into the ring as soon as the head is free; a generated token enters
-//! when the one before it is out. Weights are on disk when the run begins, unless [`Options::warm`]; those in
+//! Which pass enters when the head is free is `hearth_schema::schedule::Generation`'s to say. Weights are on disk when the run begins, unless [`Options::warm`]; those in
 //! GPU memory are loaded already.
 //!
 //! Not here: speeds and times as numbers. `hearth_schema::metrics` computes them from the trace.
@@ -16,14 +15,18 @@ use hearth_profiles::device::Device;
 use hearth_profiles::model::DigestMatch;
 use hearth_profiles::{Bytes, BytesPerSecond, Document, Seconds};
 use hearth_schema::cluster::Joined;
+use hearth_schema::draft;
 use hearth_schema::residency::Residency;
-use hearth_schema::schedule::{Part, Pass, Schedule, passes, visits};
+use hearth_schema::scenario::Workload;
+use hearth_schema::schedule::{Generation, Part, Pass, Schedule, passes, visits};
 use hearth_schema::trace::{
     Counter, Header, Kind, Origin, Outcome, Reading, Record, Resource, Trace, TracedDevice,
 };
 use hearth_schema::{Cluster, Plan};
 
+use crate::acceptance::Acceptance;
 use crate::budget::Budget;
+use crate::drafter::Drafter;
 use crate::engine::{Engine, Timer};
 use crate::error::SimError;
 use crate::helper::Helper;
@@ -96,12 +99,10 @@ struct World<'a> {
     air_timer: Timer,
     /// Messages that have not left yet, with the index of their record, by their number.
     leaving: BTreeMap<u64, (usize, Message, usize)>,
+    generation: Generation,
+    acceptance: Acceptance,
+    /// The passes begun.
     passes: Vec<Pass>,
-    /// How many passes have begun.
-    begun: usize,
-    /// Index of the pass whose token must be out before the next pass begins.
-    awaited: Option<u32>,
-    ended: bool,
     /// A device's system has killed it.
     killed: bool,
     records: Vec<Record>,
@@ -111,18 +112,23 @@ struct World<'a> {
 /// Runs a plan.
 pub fn simulate(input: &Input) -> Result<Trace, SimError> {
     let devices = check(input)?;
-    let budgets: Vec<Budget> = devices
+    let budgets: Option<Vec<Budget>> = devices
         .iter()
         .enumerate()
-        .map(|(place, device)| Budget::new(input.plan, place, &input.cluster.model, device))
+        .map(|(place, device)| {
+            let device = draft::beside(input.plan, place, input.cluster.draft.as_ref(), device)?;
+            let budget = Budget::new(input.plan, place, &input.cluster.model, &device);
+            Some(budget).filter(|budget| budget.fits)
+        })
         .collect();
     let header = header(input, &devices);
-    let passes = passes(input.cluster.workload);
-    if budgets.iter().any(|budget| !budget.fits) {
+    let Some(budgets) = budgets else {
+        // What would have been asked, as far as it does not depend on what is accepted.
+        let passes = passes(&Workload { speculation: None, ..input.cluster.workload.clone() });
         let (records, readings) = (Vec::new(), Vec::new());
         return Ok(Trace { header, passes, records, readings, outcome: Outcome::OutOfMemory });
-    }
-    let mut world = World::new(*input, &devices, &budgets, passes);
+    };
+    let mut world = World::new(*input, &devices, &budgets);
     world.run()?;
     let World { mut records, readings, passes, killed, .. } = world;
     records.sort_by_key(|record| record.start);
@@ -131,7 +137,7 @@ pub fn simulate(input: &Input) -> Result<Trace, SimError> {
 }
 
 impl<'a> World<'a> {
-    fn new(input: Input<'a>, devices: &[&'a Device], budgets: &[Budget], passes: Vec<Pass>) -> Self {
+    fn new(input: Input<'a>, devices: &[&'a Device], budgets: &[Budget]) -> Self {
         let mut engine = Engine::new();
         let plan = Arc::new(input.plan.clone());
         let stations = devices
@@ -161,6 +167,7 @@ impl<'a> World<'a> {
                 }
                 let parts = Parts {
                     device,
+                    drafter: drafter(&input, place, device),
                     model: &input.cluster.model,
                     kv_element: Bytes(plan.kv_cache.element_bytes()),
                     schedule: Schedule::new(plan.clone(), place),
@@ -180,10 +187,9 @@ impl<'a> World<'a> {
             links: links(input),
             air_timer,
             leaving: BTreeMap::new(),
-            passes,
-            begun: 0,
-            awaited: None,
-            ended: false,
+            generation: Generation::new(&input.cluster.workload),
+            acceptance: Acceptance::new(input.cluster.seed, &input.cluster.workload),
+            passes: Vec::new(),
             killed: false,
             records: Vec::new(),
             readings: Vec::new(),
@@ -192,7 +198,7 @@ impl<'a> World<'a> {
 
     fn run(&mut self) -> Result<(), SimError> {
         self.begin()?;
-        while !self.ended {
+        while !self.killed && !self.generation.is_over() {
             // Every device waiting for another would be a fault of the schedule, which its tests exclude.
             let event = self.engine.next_event().expect("a ring under way has a next event");
             match event {
@@ -221,12 +227,10 @@ impl<'a> World<'a> {
 
     /// The head takes up the next pass if it is free and the pass may begin.
     fn begin(&mut self) -> Result<(), SimError> {
-        while self.awaited.is_none() && self.begun < self.passes.len() && self.stations[0].is_free() {
-            let pass = self.passes[self.begun];
-            self.begun += 1;
-            if pass.output {
-                self.awaited = Some(pass.index);
-            }
+        while self.stations[0].is_free()
+            && let Some(pass) = self.generation.begin()
+        {
+            self.passes.push(pass);
             self.at(0, |station, desk| station.begin(pass, desk))?;
         }
         Ok(())
@@ -241,12 +245,12 @@ impl<'a> World<'a> {
         let mut desk = Desk { engine: &mut self.engine, records: &mut self.records, outgoing: &mut outgoing };
         act(&mut self.stations[place], &mut desk)?;
         if !self.stations[place].storage.view().view().survives() {
-            (self.killed, self.ended) = (true, true);
+            self.killed = true;
         }
         for sent in outgoing {
             match sent {
                 Outgoing::Send(to, message) => self.send(place, to, message),
-                Outgoing::Output(pass) => self.output(pass),
+                Outgoing::Output(pass) => self.output(pass)?,
             }
         }
         Ok(())
@@ -297,10 +301,13 @@ impl<'a> World<'a> {
         self.engine.at(delivery.arrives, Event::Deliver(to, message));
     }
 
-    /// A token is out: the next may enter, and the counters are read.
-    fn output(&mut self, pass: u32) {
-        self.awaited = None;
-        self.ended = self.begun == self.passes.len();
+    /// The tokens of a pass are out: the next may enter, and the counters are read.
+    fn output(&mut self, pass: u32) -> Result<(), SimError> {
+        let (accepted, drafted) = match self.passes.get(pass as usize) {
+            Some(&begun) => (self.acceptance.of(begun), begun.drafted),
+            None => (0, 0),
+        };
+        self.generation.output(pass, accepted)?;
         let at = self.engine.now();
         for (place, station) in self.stations.iter().enumerate() {
             let resident = station.resident().0;
@@ -317,7 +324,19 @@ impl<'a> World<'a> {
                 value,
             }));
         }
+        if drafted > 0 {
+            let (counter, value) = (Counter::Accepted, u64::from(accepted));
+            self.readings.push(Reading { device: 0, counter, pass, at, value });
+        }
+        Ok(())
     }
+}
+
+/// The draft model, on the head of a plan that has one.
+fn drafter<'a>(input: &Input<'a>, place: usize, device: &'a Device) -> Option<Drafter<'a>> {
+    let (planned, model) = (input.plan.draft.as_ref()?, input.cluster.draft.as_ref()?);
+    let kv_element = Bytes(input.plan.kv_cache.element_bytes());
+    (place == 0).then(|| Drafter::new(device, model, kv_element, planned.processor))
 }
 
 /// The plan's devices in ring order, if everything fits together.
@@ -358,6 +377,7 @@ fn check<'a>(input: &Input<'a>) -> Result<Vec<&'a Device>, SimError> {
         devices.push(&member.device);
     }
     cluster.links.carry(plan)?;
+    draft::check(plan, cluster)?;
     Ok(devices)
 }
 
