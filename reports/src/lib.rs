@@ -45,6 +45,7 @@ mod contents;
 mod document;
 mod escape;
 mod gantt;
+pub mod lines;
 mod markdown;
 mod messages;
 mod page;
@@ -58,4 +59,5 @@ mod terms;
 mod tokens;
 
 pub use comparison::Comparison;
+pub use escape::csv as csv_cell;
 pub use report::{Report, ReportError};

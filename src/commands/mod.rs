@@ -8,6 +8,7 @@ pub mod plan;
 mod profile;
 mod report;
 pub mod simulate;
+mod sweep;
 mod synth;
 mod worker;
 
@@ -25,6 +26,7 @@ pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
     match cli.verb {
         Verb::Plan(args) => plan::run(&args, json),
         Verb::Simulate(args) => simulate::run(&args, json),
+        Verb::Sweep(args) => sweep::run(&args, json),
         Verb::Lint(args) => lint::run(&args, json),
         Verb::Execute(args) => execute::run(&args, json),
         Verb::Worker(args) => worker::run(&args),
