@@ -348,7 +348,9 @@ impl<'a> Station<'a> {
                 let segment = Segment { chunks: 0..0, time, unit: self.storage.chunk() };
                 self.walk(record, [segment], desk);
             }
-            Processor::Gpu => self.fixed(vec![(Record { resource: Resource::Gpu, ..record }, time)], None, desk),
+            Processor::Gpu => {
+                self.fixed(vec![(Record { resource: Resource::Gpu, ..record }, time)], None, desk)
+            }
         }
     }
 
