@@ -170,7 +170,8 @@ fn practice(cluster: &Cluster, member: &Member) -> Practice {
         residencies: member.residency.map_or(open, |residency| vec![residency]),
         rereads: match profile.memory.page_cache {
             PageCachePolicy::PaperLinear => Rereads::Excess,
-            PageCachePolicy::TwoList => Rereads::Everything,
+            // All others read a share that does not fit again for every token, or nearly so.
+            _ => Rereads::Everything,
         },
         processors: profile.cpu.cores,
         token_overhead: profile.cpu.token_overhead.as_ref().map_or(0.0, |cost| cost.value.0),

@@ -75,9 +75,9 @@ pub fn plan(solution: &Solution, cluster: &Cluster, scenario: &Origin) -> Result
         rounds: solution.assignment.rounds,
         context: cluster.context,
         kv_cache: cluster.kv_cache,
+        output: Processor::Cpu,
         sequences: cluster.workload.sequences,
         draft: draft::planned(cluster),
-        output: Processor::Cpu,
         devices,
         dropped,
         predicted: Some(Predicted { tpot: Seconds(solution.seconds()) }),
@@ -96,14 +96,11 @@ fn output_processor(plan: &Plan, cluster: &Cluster) -> Processor {
     let head = plan.devices.first().filter(|head| head.window > 0 && head.gpu_layers == head.window);
     let device = head.and_then(|head| cluster.member(&head.name)).map(|member| &member.device);
     let left = device.and_then(|device| draft::beside(plan, 0, cluster.draft.as_ref(), device));
-    let available =
-        |device: &hearth_profiles::Device| device.gpu.as_ref().map(|gpu| gpu.memory_available.value);
-    match left.and_then(|left| Some((available(&left)?, left))) {
-        Some((available, left)) if Room::new(&on_gpu, 0, &cluster.model, &left).gpu_needed <= available => {
-            Processor::Gpu
-        }
-        _ => Processor::Cpu,
-    }
+    let fits = left.is_some_and(|device| {
+        let needed = Room::new(&on_gpu, 0, &cluster.model, &device).gpu_needed;
+        device.gpu.as_ref().is_some_and(|gpu| needed <= gpu.memory_available.value)
+    });
+    if fits { Processor::Gpu } else { Processor::Cpu }
 }
 
 fn predicted(terms: &DeviceTerms) -> PredictedTerms {

@@ -46,6 +46,7 @@ mod document;
 mod drafting;
 mod escape;
 mod gantt;
+pub mod lines;
 mod markdown;
 mod messages;
 mod page;
@@ -60,4 +61,5 @@ mod terms;
 mod tokens;
 
 pub use comparison::Comparison;
+pub use escape::csv as csv_cell;
 pub use report::{Report, ReportError};

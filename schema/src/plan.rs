@@ -39,15 +39,15 @@ pub struct Plan {
     pub context: u32,
     /// How keys and values are stored.
     pub kv_cache: KvFormat,
+    /// Where the head keeps the output matrix and multiplies with it. On the GPU only where all its layers are too.
+    #[serde(default, skip_serializing_if = "on_the_cpu")]
+    pub output: Processor,
     /// Sequences that are under way at once, each with a cache for the whole context.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub sequences: u32,
     /// The model that drafts tokens on the head.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub draft: Option<PlannedDraft>,
-    /// Where the head keeps the output matrix and multiplies with it. On the GPU only where all its layers are too.
-    #[serde(default, skip_serializing_if = "on_the_cpu")]
-    pub output: Processor,
     /// The devices in ring order, the head first.
     pub devices: Vec<PlannedDevice>,
     /// Devices that got nothing, and why.

@@ -3,9 +3,10 @@
 //! A million cases of each: `PROPTEST_CASES=1000000 cargo test --release -p hearth-schema --test
 //! document_fuzz`.
 
-use hearth_profiles::Document;
+use hearth_profiles::{Bytes, Document};
+use hearth_schema::cluster::Joined;
 use hearth_schema::schedule::{Pass, Schedule};
-use hearth_schema::{Plan, Scenario, Trace};
+use hearth_schema::{LinkTable, Plan, Scenario, Trace};
 use proptest::prelude::*;
 
 const SCENARIO: &str = "schema: scenario/1
@@ -30,6 +31,15 @@ links:
     - devices: [a, b]
       link: {latency: {value: 1 ms, source: t}, bandwidth: {value: 1 GB/s, source: t}}
       unreachable: forward
+  air:
+    channels:
+      - name: 5 GHz
+        bandwidth: {value: 900 Mbit/s, source: t}
+        delay: {median: {value: 2 ms, source: t}, sigma: {value: 0.5, source: t}}
+        stalls: [{rate: 0.15 /s, from: 60 ms, to: 100 ms, source: t}]
+        stations: [a]
+        rates: {a: {value: 400 Mbit/s, source: t}}
+    tcp: {idle_restart: false, loss: {value: 0.1 %, source: t}}
 planner: {strategy: manual, windows: [2, 3], rounds: 2, order: best, slow_disk: 0.1 GB/s}
 residency: {policy: windowed, prefetch: true, prefetch_budget: 64 MiB}
 ";
@@ -112,6 +122,14 @@ proptest! {
             prop_assert!(scenario.head() < scenario.devices.len());
             let again = Scenario::from_yaml(&scenario.to_yaml());
             prop_assert!(again.is_ok(), "{:?}", again);
+            let table = LinkTable::new(scenario.links.clone());
+            for (from, to) in [("a", "b"), ("b", "a")] {
+                if let Some(Joined::Air(way)) = table.joined(from, to) {
+                    let link = way.expected();
+                    let (mean, time) = (way.mean(Bytes(1 << 20), true), link.time(Bytes(1 << 20)));
+                    prop_assert!(mean.0.is_finite() && mean >= way.floor() && time.0.is_finite(), "{:?}", way);
+                }
+            }
         }
     }
 

@@ -305,7 +305,7 @@ impl<'a> Station<'a> {
             }
             Step::Output { pass, processor: Processor::Gpu } => {
                 let record = self.record(Kind::Output, pass, self.schedule.plan().rounds, desk);
-                let steps = self.output_on_gpu(&record, pass);
+                let steps = self.output_on_gpu(&record, pass.outputs());
                 self.fixed(steps, Some(pass.index), desk);
             }
             Step::Output { pass, processor: Processor::Cpu } => {
@@ -407,20 +407,19 @@ impl<'a> Station<'a> {
         steps
     }
 
-    /// Upload of the positions whose outputs are wanted, the product with the output matrix, download of the logits, and what a token costs the
-    /// CPU all the same.
-    fn output_on_gpu(&self, output: &Record, pass: Pass) -> Vec<(Record, Seconds)> {
+    /// Upload of some positions, their products with the output matrix, download of the logits, and what a token costs
+    /// the CPU all the same.
+    fn output_on_gpu(&self, output: &Record, positions: u32) -> Vec<(Record, Seconds)> {
         let Some(gpu) = &self.device.gpu else { return Vec::new() };
-        let time = Work::on_gpu(gpu, self.model, self.kv_element).outputs(pass.outputs());
+        let time = Work::on_gpu(gpu, self.model, self.kv_element).outputs(positions);
         let on_gpu = Record { resource: Resource::Gpu, kind: Kind::Compute, ..output.clone() };
         let fixed = self.device.cpu.token_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
         let cost = Cost { cpu: fixed.to_nanos(), ..Cost::default() };
         let mut steps = vec![(on_gpu, time), (Record { cost: Some(cost), ..output.clone() }, fixed)];
         if !gpu.unified_memory {
             let copy = |bytes: Bytes| Record { kind: Kind::Copy, bytes: bytes.0, ..output.clone() };
-            let positions = u64::from(pass.outputs());
-            let up = self.model.shape.activation_bytes() * positions;
-            let logits = Bytes(4 * u64::from(self.model.shape.vocabulary)) * positions;
+            let up = self.model.shape.activation_bytes() * u64::from(positions);
+            let logits = Bytes(4 * u64::from(self.model.shape.vocabulary)) * u64::from(positions);
             steps.insert(0, (copy(up), gpu.upload.time(up)));
             steps.insert(2, (copy(logits), gpu.download.time(logits)));
         }

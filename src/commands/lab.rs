@@ -383,7 +383,7 @@ fn measured_links(address: &str) -> Result<LinkTable, Failure> {
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
     let link = runtime.block_on(probe::link(&Tcp, address, ProbeEffort::quick()))?;
     let default = Link { latency: link.latency, bandwidth: link.bandwidth };
-    Ok(LinkTable::new(Links { default, between: Vec::new() }))
+    Ok(LinkTable::new(Links::constant(default)))
 }
 
 impl Errors {
