@@ -47,7 +47,8 @@ impl Case {
             model: shipped(scenario.model.profile.as_deref().unwrap()).unwrap(),
             context: scenario.context,
             kv_cache: scenario.kv_cache,
-            workload: scenario.workload,
+            draft: None,
+            workload: scenario.workload.clone(),
             seed: scenario.seed,
         };
         Case { scenario, origin, cluster }

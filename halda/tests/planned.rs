@@ -52,6 +52,7 @@ fn device(name: &str, os: Os, gib: u64, gpu: Option<Gpu>) -> Member {
             can_swap: None,
             swap_available: None,
             page_cache: PageCachePolicy::TwoList,
+            reclaim: None,
         },
         disk: Disk {
             sequential: assumed(BytesPerSecond(2e9)),
@@ -107,7 +108,8 @@ fn cluster(model: &str) -> Cluster {
         model: shipped(model).unwrap(),
         context: 1024,
         kv_cache: KvFormat::F16,
-        workload: Workload { prompt: 100, generate: 100 },
+        draft: None,
+        workload: Workload::plain(100, 100),
         seed: 1,
     }
 }

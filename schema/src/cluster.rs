@@ -145,6 +145,8 @@ pub struct Cluster {
     pub links: LinkTable,
     /// The model.
     pub model: ModelProfile,
+    /// The small model that drafts for it, where the workload speculates.
+    pub draft: Option<ModelProfile>,
     /// Tokens the key-value cache is made for.
     pub context: u32,
     /// How keys and values are stored.

@@ -15,6 +15,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::residency::ResidencyOptions;
 
+pub use crate::workload::{Speculation, Workload};
+
 /// A question about a cluster.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -58,6 +60,16 @@ pub struct ModelRef {
     pub file: Option<String>,
 }
 
+impl ModelRef {
+    /// Checks that it says one thing. `place` is its key.
+    pub(crate) fn validate(&self, place: &str) -> Result<(), DocumentError> {
+        if self.profile.is_some() == self.file.is_some() {
+            return Err(DocumentError::invalid(format!("`{place}` needs one of `profile` and `file`")));
+        }
+        Ok(())
+    }
+}
+
 /// How a key or value is stored.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -77,16 +89,6 @@ impl KvFormat {
             KvFormat::F32 => 4,
         }
     }
-}
-
-/// How many tokens go in and come out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Workload {
-    /// Tokens of the prompt.
-    pub prompt: u32,
-    /// Tokens generated.
-    pub generate: u32,
 }
 
 /// A device in a scenario.
@@ -320,18 +322,14 @@ impl Document for Scenario {
             return refuse("more than one device says `head: true`".into());
         }
         self.links.validate(&names)?;
-        if self.model.profile.is_some() == self.model.file.is_some() {
-            return refuse("`model` needs one of `profile` and `file`".into());
-        }
-        if self.workload.prompt == 0 || self.workload.generate == 0 {
-            return refuse("`workload.prompt` and `workload.generate` must be at least 1".into());
-        }
-        let tokens = u64::from(self.workload.prompt) + u64::from(self.workload.generate);
-        if tokens > u64::from(self.context) {
-            return refuse(format!(
-                "the workload needs {tokens} tokens and `context` is {}: raise one or lower the other",
-                self.context
-            ));
+        self.model.validate("model")?;
+        self.workload.validate(self.context)?;
+        if self.workload.speculation.is_some() && self.planner.best_head {
+            return refuse(
+                "`planner.best_head` cannot be with `workload.speculation`, whose draft the head holds: say \
+                            `head: true` of a device"
+                    .into(),
+            );
         }
         Ok(())
     }

@@ -15,7 +15,8 @@ seed: 1
 model: {profile: llama-8b}
 context: 64
 kv_cache: f32
-workload: {prompt: 8, generate: 4}
+workload: {prompt: 8, generate: 4, sequences: 2, micro_batch: 4, speculation: {draft: {profile: llama-1b}, tokens: 3,
+  acceptance: {value: 70 %, source: test}, processor: cpu}}
 devices:
   - {name: a, profile: d3, head: true, limits: {memory_share: 50 %, disk_read: 200 MB/s, threads: 2}}
   - name: b
@@ -50,6 +51,8 @@ planner: {strategy: manual, options: ['rounds=2']}
 rounds: 2
 context: 64
 kv_cache: f16
+sequences: 2
+draft: {model: {name: n, shape_digest: 'shape:1', layers: 2}, processor: gpu}
 devices:
 - {name: a, role: head, window: 2, gpu_layers: 1, residency: {policy: os, prefetch_budget: 0 B, release: true}}
 - {name: b, address: 'x:1', role: relay, window: 0, gpu_layers: 0, residency: {policy: managed, stream_buffer: 16 MiB, kept: 1 GiB}}
@@ -62,8 +65,11 @@ explanation: [because]
 
 const TRACE: &str = r#"{"header":{"schema":"trace/1","origin":"measured","scenario":"s","plan":"p","model":"m","seed":1,"version":"0","devices":[{"name":"a","memory_total":5}]}}
 {"pass":{"index":0,"first_position":0,"tokens":4,"output":true}}
+{"pass":{"index":1,"first_position":4,"tokens":3,"output":true,"sequence":1,"drafted":2}}
+{"step":{"device":0,"resource":"gpu","kind":"draft","pass":1,"round":0,"start":4,"end":5}}
 {"step":{"device":0,"resource":"cpu","kind":"output","pass":0,"round":1,"layers":[0,2],"start":5,"end":9,"bytes":3,"cost":{"cpu":3,"queue":0}}}
 {"counter":{"device":0,"counter":"bytes_read","pass":0,"at":9,"value":7}}
+{"counter":{"device":0,"counter":"accepted","pass":1,"at":9,"value":7}}
 {"end":"ok"}
 "#;
 
@@ -132,9 +138,7 @@ proptest! {
         if let Ok(plan) = Plan::from_yaml(&text) {
             prop_assert!(plan.digest() == Plan::from_yaml(&plan.to_yaml()).unwrap().digest());
             let mut head = Schedule::new(plan.into(), 0);
-            let _ = head.react(&hearth_schema::schedule::Event::Begin(Pass {
-                index: 0, first_position: 0, tokens: 1, output: true,
-            }));
+            let _ = head.react(&hearth_schema::schedule::Event::Begin(Pass::plain(0, 0, 1, true)));
         }
     }
 

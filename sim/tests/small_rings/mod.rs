@@ -66,7 +66,8 @@ pub fn cluster(model: &str, memories: &[Bytes], generate: u32) -> Cluster {
         model: shipped(model).expect("a shipped model"),
         context: 512,
         kv_cache: KvFormat::F16,
-        workload: Workload { prompt: 4, generate },
+        draft: None,
+        workload: Workload::plain(4, generate),
         seed: 7,
     }
 }
@@ -88,6 +89,8 @@ pub fn plan(model: &ModelProfile, windows: &[u32], residency: ResidencyOptions) 
         context: 512,
         kv_cache: KvFormat::F16,
         output: Processor::Cpu,
+        sequences: 1,
+        draft: None,
         devices: windows
             .iter()
             .enumerate()
