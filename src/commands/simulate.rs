@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use hearth_profiles::Bytes;
+use hearth_reports::published::results::Spread;
 use hearth_schema::metrics::{self, Metrics};
 use hearth_schema::trace::{Outcome, Trace};
 use hearth_schema::{Cluster, Plan, Scenario};
@@ -13,8 +14,8 @@ use super::{plan, print_json};
 use crate::cli::SimulateArgs;
 use crate::diagnostics::{ENDED_BADLY, Failure};
 use crate::documents::{LoadedScenario, write_trace};
-use crate::limits;
 use crate::output::say;
+use crate::{limits, progress, uncertainty};
 
 /// The page cache of a model this small is followed in fine chunks: still fast, and the edges where windows
 /// just fit are where they are.
@@ -33,13 +34,16 @@ pub struct Output {
     pub metrics: Metrics,
     /// Steps and counters in the trace.
     pub events: usize,
+    /// How sure the time per token is, if that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spread: Option<Spread>,
 }
 
 impl Output {
     /// The numbers of a trace.
     pub fn of(trace: &Trace) -> Output {
         let events = trace.records.len() + trace.readings.len();
-        Output { metrics: metrics::compute(trace), events }
+        Output { metrics: metrics::compute(trace), events, spread: None }
     }
 }
 
@@ -58,7 +62,14 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     if let Some(path) = &args.trace {
         write_trace(path, &trace)?;
     }
-    let output = Output::of(&trace);
+    let mut output = Output::of(&trace);
+    if args.draws > 0 && trace.outcome == Outcome::Ok {
+        let line = progress::line();
+        line.set_message("drawing the parameters of devices and links");
+        let draws = args.draws as usize;
+        output.spread = Some(uncertainty::spread(&plan, &cluster, &loaded.scenario, args.warm, draws)?);
+        line.finish_and_clear();
+    }
     if json {
         print_json(&output)?;
     } else {
@@ -70,6 +81,9 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
             );
         }
         say!("\n{}\n", table(&output.metrics));
+        if let Some(spread) = &output.spread {
+            say!("{}\n", spread.in_words());
+        }
     }
     Ok(match trace.outcome {
         Outcome::Ok => ExitCode::SUCCESS,
