@@ -101,11 +101,45 @@ pub fn simulate(cluster: &Cluster, plan: &Plan, scenario: &Scenario, warm: bool)
     Ok(trace)
 }
 
+/// A number that a run may not have.
+fn number(value: Option<f64>) -> String {
+    value.map_or("-".to_string(), |value| format!("{value:.1}"))
+}
+
+/// What each of several sequences took, and what drafting brought.
+fn several(text: &mut String, metrics: &Metrics) {
+    use std::fmt::Write;
+    for sequence in metrics.sequences.iter().take(MOST_SEQUENCES) {
+        let _ = writeln!(
+            text,
+            "  sequence {}: {} ms a token, {} tokens after the first, which came after {:.1} ms",
+            sequence.sequence,
+            number(sequence.tpot_ms),
+            sequence.tokens,
+            sequence.ttft_ms
+        );
+    }
+    if metrics.sequences.len() > MOST_SEQUENCES {
+        let _ = writeln!(text, "  and {} more sequences", metrics.sequences.len() - MOST_SEQUENCES);
+    }
+    if let Some(drafting) = &metrics.speculation {
+        let _ = writeln!(
+            text,
+            "  drafting: {:.2} tokens a step over {} steps, {:.0} % of the drafts looked at accepted; of a token, \
+             {:.2} ms drafting and {:.2} ms verifying",
+            drafting.tokens_per_step,
+            drafting.steps,
+            100.0 * drafting.acceptance,
+            drafting.draft_ms,
+            drafting.verify_ms
+        );
+    }
+}
+
 /// A run's numbers as a person reads them.
 pub fn table(metrics: &Metrics) -> String {
     use std::fmt::Write;
     let mut text = String::new();
-    let number = |value: Option<f64>| value.map_or("-".to_string(), |value| format!("{value:.1}"));
     let outcome = match metrics.outcome {
         Outcome::Ok => "ok",
         Outcome::OutOfMemory => "out of memory",
@@ -134,31 +168,7 @@ pub fn table(metrics: &Metrics) -> String {
         terms.join(", "),
         metrics.terms_ms.hidden_disk
     );
-    for sequence in metrics.sequences.iter().take(MOST_SEQUENCES) {
-        let _ = writeln!(
-            text,
-            "  sequence {}: {} ms a token, {} tokens after the first, which came after {:.1} ms",
-            sequence.sequence,
-            number(sequence.tpot_ms),
-            sequence.tokens,
-            sequence.ttft_ms
-        );
-    }
-    if metrics.sequences.len() > MOST_SEQUENCES {
-        let _ = writeln!(text, "  and {} more sequences", metrics.sequences.len() - MOST_SEQUENCES);
-    }
-    if let Some(drafting) = &metrics.speculation {
-        let _ = writeln!(
-            text,
-            "  drafting: {:.2} tokens a step over {} steps, {:.0} % of the drafts looked at accepted; of a token, \
-             {:.2} ms drafting and {:.2} ms verifying",
-            drafting.tokens_per_step,
-            drafting.steps,
-            100.0 * drafting.acceptance,
-            drafting.draft_ms,
-            drafting.verify_ms
-        );
-    }
+    several(&mut text, metrics);
     let _ = writeln!(
         text,
         "  {:<14} {:>10} {:>12} {:>12} {:>14} {:>12} {:>9}",
