@@ -12,7 +12,8 @@ use hearth_profiles::Seconds;
 use hearth_profiles::document::{Document, DocumentError};
 use hearth_schema::Cluster;
 use hearth_schema::plan::{
-    DroppedDevice, Origin, Plan, PlannedDevice, PlannedModel, PlannerRecord, Predicted, PredictedTerms, Role,
+    DroppedDevice, Origin, Plan, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Predicted,
+    PredictedTerms, Role,
 };
 
 use crate::latency::DeviceTerms;
@@ -70,6 +71,7 @@ pub fn plan(solution: &Solution, cluster: &Cluster, scenario: &Origin) -> Result
         scenario: scenario.clone(),
         model: planned_model(cluster),
         planner: PlannerRecord { strategy: solution.strategy.to_owned(), options: solution.options.clone() },
+        kind: PlanKind::Ring,
         rounds: solution.assignment.rounds,
         context: cluster.context,
         kv_cache: cluster.kv_cache,
@@ -82,7 +84,7 @@ pub fn plan(solution: &Solution, cluster: &Cluster, scenario: &Origin) -> Result
     Ok(plan)
 }
 
-fn planned_model(cluster: &Cluster) -> PlannedModel {
+pub(crate) fn planned_model(cluster: &Cluster) -> PlannedModel {
     let model = &cluster.model;
     let shape_digest = model.shape_digest();
     PlannedModel {

@@ -8,7 +8,9 @@
 //! `exec`).
 
 pub mod cluster;
+pub mod conversion;
 pub mod digest;
+pub mod holdings;
 pub mod metrics;
 pub mod plan;
 pub mod rates;
@@ -16,6 +18,7 @@ pub mod residency;
 pub mod room;
 pub mod scenario;
 pub mod schedule;
+pub mod tensor;
 pub mod trace;
 
 pub use cluster::{Cluster, LinkTable, Member};

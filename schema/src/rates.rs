@@ -70,7 +70,7 @@ impl<'a> Work<'a> {
     pub fn layer(&self, layer: u32, pass: Pass) -> Seconds {
         let shape = &self.model.shape;
         let new = shape.kv_bytes_per_layer(pass.tokens, self.kv_element);
-        self.weights(&self.model.layers[layer as usize], pass.tokens)
+        self.product(&self.model.layers[layer as usize], pass.tokens)
             + self.attention(pass)
             + self.kv_copy.time(new)
             + self.layer_overhead
@@ -78,7 +78,7 @@ impl<'a> Work<'a> {
 
     /// The output matrix for one position.
     pub fn output(&self) -> Seconds {
-        self.weights(&self.model.output, 1)
+        self.product(&self.model.output, 1)
     }
 
     /// Looking up the embedding rows of so many tokens.
@@ -86,7 +86,8 @@ impl<'a> Work<'a> {
         self.model.input_row_bytes() * u64::from(tokens) / self.bandwidth
     }
 
-    fn weights(&self, group: &TensorGroup, tokens: u32) -> Seconds {
+    /// Multiplying each token of a pass with the matrices of a group.
+    pub fn product(&self, group: &TensorGroup, tokens: u32) -> Seconds {
         group
             .by_format()
             .map(|(format, share)| {

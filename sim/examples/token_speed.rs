@@ -13,7 +13,7 @@ use hearth_profiles::model::shipped;
 use hearth_profiles::{BytesPerSecond, Link, Seconds, Sourced};
 use hearth_schema::cluster::{Cluster, LinkTable, Member};
 use hearth_schema::metrics;
-use hearth_schema::plan::{Origin, Plan, PlannedDevice, PlannedModel, PlannerRecord, Role};
+use hearth_schema::plan::{Origin, Plan, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Role};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::scenario::{KvFormat, Links, Workload};
 use hearth_sim::{Input, Options, simulate};
@@ -91,6 +91,7 @@ fn plan(cluster: &Cluster, windows: [u32; 4], residency: ResidencyOptions) -> Pl
             layers,
         },
         planner: PlannerRecord { strategy: "manual".into(), options: vec![] },
+        kind: PlanKind::Ring,
         rounds: layers.div_ceil(windows.iter().sum()),
         context: cluster.context,
         kv_cache: cluster.kv_cache,

@@ -7,13 +7,18 @@
 //! when the one before it is out. Weights are on disk when the run begins, unless [`Options::warm`]; those in
 //! GPU memory are loaded already.
 //!
+//! Plans that slice layers run in [`crate::tensor`].
+//!
 //! Not here: speeds and times as numbers. `hearth_schema::metrics` computes them from the trace.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use hearth_profiles::device::{Device, Os, PageCachePolicy};
-use hearth_profiles::model::DigestMatch;
+use hearth_profiles::model::{DigestMatch, ModelProfile};
 use hearth_profiles::{Bytes, BytesPerSecond, Document, Seconds};
+use hearth_schema::conversion::model_as;
+use hearth_schema::plan::PlannedDevice;
 use hearth_schema::residency::Residency;
 use hearth_schema::schedule::{Part, Pass, Schedule, passes, visits};
 use hearth_schema::trace::{
@@ -59,11 +64,13 @@ pub struct Options {
     pub chunk: Bytes,
     /// Whether as much of the weights as fits is in memory at the start.
     pub warm: bool,
+    /// Whether every memory is taken to hold whatever a device pins, and nothing ends because it does not fit.
+    pub ignore_memory: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { chunk: Bytes(CHUNK_BYTES), warm: false }
+        Self { chunk: Bytes(CHUNK_BYTES), warm: false, ignore_memory: false }
     }
 }
 
@@ -101,26 +108,40 @@ struct World<'a> {
 /// Runs a plan.
 pub fn simulate(input: &Input) -> Result<Trace, SimError> {
     let devices = check(input)?;
+    let header = header(input, &devices);
+    if let Some(tensor) = input.plan.kind.tensor() {
+        return crate::tensor::simulate(input, tensor, &devices, header);
+    }
+    let ignore = input.options.ignore_memory;
     let budgets: Vec<Budget> = devices
         .iter()
         .enumerate()
-        .map(|(place, device)| Budget::new(input.plan, place, &input.cluster.model, device))
+        .map(|(place, device)| Budget::new(input.plan, place, &input.cluster.model, device, ignore))
         .collect();
-    let header = header(input, &devices);
     let passes = passes(input.cluster.workload);
-    if budgets.iter().any(|budget| !budget.fits) {
-        let (records, readings) = (Vec::new(), Vec::new());
-        return Ok(Trace { header, passes, records, readings, outcome: Outcome::OutOfMemory });
+    let shortages: Vec<_> = budgets.iter().flat_map(|budget| budget.shortages.clone()).collect();
+    if !shortages.is_empty() && !ignore {
+        let holds = input.plan.only_simulated().is_some();
+        let unreclaimable = budgets.iter().filter(|_| holds).map(|budget| budget.unreclaimable);
+        let (records, readings) = (Vec::new(), crate::tensor::needed(unreclaimable));
+        return Ok(Trace { header, passes, records, readings, shortages, outcome: Outcome::OutOfMemory });
     }
-    let mut world = World::new(*input, &devices, &budgets, passes);
+    let models = models(input);
+    let mut world = World::new(*input, &devices, &budgets, &models, passes);
     world.run()?;
     let World { mut records, readings, passes, .. } = world;
     records.sort_by_key(|record| record.start);
-    Ok(Trace { header, passes, records, readings, outcome: Outcome::Ok })
+    Ok(Trace { header, passes, records, readings, shortages: Vec::new(), outcome: Outcome::Ok })
 }
 
 impl<'a> World<'a> {
-    fn new(input: Input<'a>, devices: &[&'a Device], budgets: &[Budget], passes: Vec<Pass>) -> Self {
+    fn new(
+        input: Input<'a>,
+        devices: &[&'a Device],
+        budgets: &[Budget],
+        models: &'a [Cow<'a, ModelProfile>],
+        passes: Vec<Pass>,
+    ) -> Self {
         let mut engine = Engine::new();
         let plan = Arc::new(input.plan.clone());
         let stations = devices
@@ -130,7 +151,8 @@ impl<'a> World<'a> {
                 let (residency, memory) = (plan.devices[place].residency, budgets[place].cache);
                 let managed = residency.policy == Residency::Managed;
                 let chunk = if managed { residency.piece() } else { input.options.chunk };
-                let layout = Layout::new(&plan, place, &input.cluster.model, chunk);
+                let layout = Layout::new(&plan, place, &models[place], chunk);
+                let memory = if residency.holds() { memory.min(whole(&layout, chunk)) } else { memory };
                 let mut storage = storage(device, &layout, memory, chunk);
                 let keeper = if managed {
                     let visits = chunks_of(&layout, &visits(&plan, place));
@@ -145,12 +167,13 @@ impl<'a> World<'a> {
                 } else {
                     Keeper::Ahead(Helper::new(place, residency, chunk, storage.window()))
                 };
-                if input.options.warm {
+                if input.options.warm || residency.holds() {
                     warm(&mut storage, &layout, &keeper);
                 }
                 let parts = Parts {
                     device,
-                    model: &input.cluster.model,
+                    model: &models[place],
+                    uploads: budgets[place].uploads.clone(),
                     kv_element: Bytes(plan.kv_cache.element_bytes()),
                     schedule: Schedule::new(plan.clone(), place),
                     seed: input.cluster.seed,
@@ -277,6 +300,21 @@ impl<'a> World<'a> {
     }
 }
 
+/// The model as each device has it: where weights are pinned, in the formats that they are converted to.
+fn models<'a>(input: &Input<'a>) -> Vec<Cow<'a, ModelProfile>> {
+    let (plan, model) = (input.plan, &input.cluster.model);
+    let of = |(place, planned): (usize, &PlannedDevice)| {
+        let residency = planned.residency;
+        if !residency.holds() {
+            return Cow::Borrowed(model);
+        }
+        let on_gpu =
+            |layer: u32| (0..plan.rounds).any(|round| plan.gpu_window(place, round).contains(&layer));
+        Cow::Owned(model_as(model, residency.weights_as, |layer| residency.format_on(on_gpu(layer))))
+    };
+    plan.devices.iter().enumerate().map(of).collect()
+}
+
 /// The plan's devices in ring order, if everything fits together.
 fn check<'a>(input: &Input<'a>) -> Result<Vec<&'a Device>, SimError> {
     let (cluster, plan) = (input.cluster, input.plan);
@@ -314,6 +352,9 @@ fn check<'a>(input: &Input<'a>) -> Result<Vec<&'a Device>, SimError> {
         }
         devices.push(&member.device);
     }
+    if let Some(tensor) = plan.kind.tensor() {
+        tensor.validate_cover(plan, &cluster.model.shape)?;
+    }
     cluster.links.carry(plan)?;
     Ok(devices)
 }
@@ -332,6 +373,7 @@ fn header(input: &Input, devices: &[&Device]) -> Header {
         scenario: input.plan.scenario.name.clone(),
         plan: input.plan.digest(),
         model: input.plan.model.name.clone(),
+        kind: input.plan.kind.parallelism(),
         seed: input.cluster.seed,
         version: env!("CARGO_PKG_VERSION").into(),
         devices: devices.iter().enumerate().map(traced).collect(),
@@ -353,6 +395,11 @@ fn unvalidated(device: &Device) -> Option<String> {
 fn chunks_of(layout: &Layout, visits: &[Vec<Part>]) -> Vec<Vec<Chunk>> {
     let chunks = |parts: &Vec<Part>| parts.iter().flat_map(|part| layout.part(part)).collect();
     visits.iter().map(chunks).collect()
+}
+
+/// Memory for the whole file.
+fn whole(layout: &Layout, chunk: Bytes) -> Bytes {
+    chunk * (u64::from(layout.chunks()) + 2)
 }
 
 /// Puts as much of the share into memory as has room.
@@ -406,7 +453,8 @@ fn read_ahead(device: &Device, chunk: Bytes) -> Bytes {
     if device.cpu.cores > 1 { window.max(chunk * 4) } else { window }
 }
 
-fn links(input: Input) -> ConstantLink {
+/// The links between the plan's devices.
+pub(crate) fn links(input: Input) -> ConstantLink {
     let wire =
         |link: &hearth_profiles::Link| Wire { latency: link.latency.value, bandwidth: link.bandwidth.value };
     let table = &input.cluster.links;

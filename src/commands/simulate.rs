@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use hearth_profiles::Bytes;
 use hearth_schema::metrics::{self, Metrics};
-use hearth_schema::trace::{Outcome, Trace};
+use hearth_schema::trace::{MemoryKind, Outcome, Trace};
 use hearth_schema::{Cluster, Plan, Scenario};
 use hearth_sim::{Input, Options};
 use serde::Serialize;
@@ -51,7 +51,7 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     cluster.seed = args.seed.unwrap_or(cluster.seed);
     let plan = plan::read_or_make(args.plan.as_deref(), &loaded, &cluster, &args.planning)?;
     limits::restrict_memory(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
-    let trace = simulate(&cluster, &plan, &loaded.scenario)?;
+    let trace = simulate_with(&cluster, &plan, &loaded.scenario, args.ignore_memory)?;
     if let Some(path) = &args.trace {
         write_trace(path, &trace)?;
     }
@@ -76,8 +76,17 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
 
 /// Runs a plan in the simulator.
 pub fn simulate(cluster: &Cluster, plan: &Plan, scenario: &Scenario) -> Result<Trace, Failure> {
+    simulate_with(cluster, plan, scenario, false)
+}
+
+fn simulate_with(
+    cluster: &Cluster,
+    plan: &Plan,
+    scenario: &Scenario,
+    ignore_memory: bool,
+) -> Result<Trace, Failure> {
     let chunk = if cluster.model.total_bytes() > FINE_BELOW { Options::default().chunk } else { FINE_CHUNK };
-    let options = Options { chunk, ..Options::default() };
+    let options = Options { chunk, ignore_memory, ..Options::default() };
     let mut trace =
         hearth_sim::simulate(&Input { cluster, plan, options: &options }).map_err(Failure::unusable)?;
     trace.header.scenario.clone_from(&scenario.name);
@@ -104,6 +113,14 @@ pub fn table(metrics: &Metrics) -> String {
         metrics.tokens_per_s.map_or("-".into(), |rate| format!("{rate:.2}")),
         number(metrics.ttft_ms),
     );
+    for short in &metrics.short_of_memory {
+        let memory = match short.memory {
+            MemoryKind::Main => "memory",
+            MemoryKind::Gpu => "GPU memory",
+        };
+        let (needed, available) = (Bytes(short.needed_bytes), Bytes(short.available_bytes));
+        let _ = writeln!(text, "  {} needs {needed} of {memory} and can have {available}", short.device);
+    }
     let terms: Vec<String> = metrics
         .terms_ms
         .rows()

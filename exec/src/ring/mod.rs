@@ -82,8 +82,11 @@ impl LocalModel {
         }
     }
 
-    /// Whether a plan was made for this model.
+    /// Whether a plan was made for this model, and for execution.
     pub fn check(&self, plan: &Plan) -> Result<(), RingError> {
+        if let Some(why) = plan.only_simulated() {
+            return Err(RingError::Plan(why));
+        }
         check_digests(plan, &self.profile.digest, &self.profile.shape_digest(), "this device")
     }
 
