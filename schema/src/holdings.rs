@@ -21,6 +21,7 @@ use hearth_profiles::{Bytes, Device, Layers};
 use crate::conversion::{converted, model_as};
 use crate::plan::Plan;
 use crate::residency::Residency;
+use crate::schedule::Processor;
 use crate::tensor::{HeadLoads, SlicedModel, TensorPlan};
 
 /// What one device of a plan holds that nobody can take back.
@@ -150,8 +151,16 @@ impl<'a> Account<'a> {
         }
         if place == 0 {
             let ends = model_as(self.model, residency.weights_as, |_| None);
-            self.held.read += ends.output_bytes();
             self.held.weights += embedding(&ends);
+            if plan.output == Processor::Gpu {
+                let on_gpu = converted(&self.model.output, residency.format_on(true)).bytes();
+                let copy = residency.gpu_weights_as.map_or(Bytes::ZERO, |_| ends.output_bytes());
+                let (own, shared) = if self.apart() { (on_gpu, copy) } else { (Bytes::ZERO, on_gpu) };
+                self.held.gpu += own;
+                self.held.weights += shared;
+            } else {
+                self.held.read += ends.output_bytes();
+            }
         }
         self.held.weights += self.held.read;
     }

@@ -60,6 +60,7 @@ kind:
     air_time: 2 ms
     values: q8_0
     head_loads: model
+    batch: 1
     embedding_as: f32
     slices:
     - {device: a, kv_heads: 1, feed_forward: 64}

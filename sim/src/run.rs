@@ -17,10 +17,10 @@ use std::sync::Arc;
 use hearth_profiles::device::{Device, Os, PageCachePolicy};
 use hearth_profiles::model::{DigestMatch, ModelProfile};
 use hearth_profiles::{Bytes, BytesPerSecond, Document, Seconds};
-use hearth_schema::conversion::model_as;
+use hearth_schema::conversion::{converted, model_as};
 use hearth_schema::plan::PlannedDevice;
 use hearth_schema::residency::Residency;
-use hearth_schema::schedule::{Part, Pass, Schedule, passes, visits};
+use hearth_schema::schedule::{Part, Pass, Processor, Schedule, passes, visits};
 use hearth_schema::trace::{
     Counter, Header, Kind, Origin, Outcome, Reading, Record, Resource, Trace, TracedDevice,
 };
@@ -32,7 +32,7 @@ use crate::error::SimError;
 use crate::helper::Helper;
 use crate::keeper::Keeper;
 use crate::layout::Layout;
-use crate::page_cache::{CHUNK_BYTES, Chunk, PaperLinear, Policy, TwoList};
+use crate::page_cache::{Access, CHUNK_BYTES, Chunk, Fetch, PaperLinear, Policy, TwoList};
 use crate::resource::link::Wire;
 use crate::resource::{ConstantLink, DiskSpeed, Link};
 use crate::station::{Desk, Message, Outgoing, Parts, Station};
@@ -62,7 +62,7 @@ pub struct Options {
     /// The unit of the page cache, but for a device that manages its residency in pieces of its own. Finer is
     /// slower and closer to the kernel.
     pub chunk: Bytes,
-    /// Whether as much of the weights as fits is in memory at the start.
+    /// Whether memory is at the start as tokens before the run would have left it.
     pub warm: bool,
     /// Whether every memory is taken to hold whatever a device pins, and nothing ends because it does not fit.
     pub ignore_memory: bool,
@@ -310,7 +310,10 @@ fn models<'a>(input: &Input<'a>) -> Vec<Cow<'a, ModelProfile>> {
         }
         let on_gpu =
             |layer: u32| (0..plan.rounds).any(|round| plan.gpu_window(place, round).contains(&layer));
-        Cow::Owned(model_as(model, residency.weights_as, |layer| residency.format_on(on_gpu(layer))))
+        let as_planned = |layer: u32| residency.format_on(on_gpu(layer));
+        let mut own = model_as(model, residency.weights_as, as_planned);
+        own.output = converted(&model.output, residency.format_on(plan.output == Processor::Gpu));
+        Cow::Owned(own)
     };
     plan.devices.iter().enumerate().map(of).collect()
 }
@@ -402,17 +405,18 @@ fn whole(layout: &Layout, chunk: Bytes) -> Bytes {
     chunk * (u64::from(layout.chunks()) + 2)
 }
 
-/// Puts as much of the share into memory as has room.
+/// Leaves memory as tokens before the run would have: a share that fits is there; of one that does not, what the page
+/// cache keeps when it is read round and round.
 fn warm(storage: &mut Storage, layout: &Layout, keeper: &Keeper) {
     let chunks: Vec<Chunk> = match keeper {
-        Keeper::Ahead(_) => layout.own().collect(),
+        Keeper::Ahead(_) => layout.own().chain(layout.own()).collect(),
         Keeper::Managed(stream) => stream.kept().collect(),
     };
     let cache = storage.cache().cache();
-    let capacity = cache.capacity() as usize;
-    for chunk in chunks.into_iter().take(capacity) {
-        cache.prefetch_now(chunk);
-        cache.arrived(chunk);
+    for chunk in chunks {
+        if cache.access(chunk) == Access::Absent && cache.prefetch_now(chunk) == Fetch::Started {
+            cache.arrived(chunk);
+        }
     }
 }
 

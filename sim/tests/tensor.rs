@@ -37,6 +37,7 @@ fn plan(
         air_time: Some(Seconds(0.003)).filter(|_| all_reduce == AllReduce::OverTheAir),
         values: Format::F32,
         head_loads: HeadLoads::Slice,
+        batch: None,
         embedding_as: None,
         slices: slices.iter().enumerate().map(slice).collect(),
     });
@@ -230,6 +231,14 @@ fn a_long_prompt_goes_through_in_batches() {
     assert_eq!(trace.passes.len(), 3 + 2);
     let outputs = trace.records.iter().filter(|record| record.kind == Kind::Output).count();
     assert_eq!((outputs, trace.outcome), (3, Outcome::Ok));
+    // Or token by token, where the system has it so.
+    let PlanKind::Tensor(tensor) = &mut plan.kind else { panic!("slices") };
+    tensor.batch = Some(1);
+    let trace = traced(&cluster, &plan, &Options::default());
+    assert_eq!(
+        (trace.passes.len(), trace.passes[1099].output, trace.passes[1098].output),
+        (1100 + 2, true, false)
+    );
 }
 
 fn patterns() -> impl Strategy<Value = AllReduce> {

@@ -51,7 +51,7 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     cluster.seed = args.seed.unwrap_or(cluster.seed);
     let plan = plan::read_or_make(args.plan.as_deref(), &loaded, &cluster, &args.planning)?;
     limits::restrict_memory(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
-    let trace = simulate_with(&cluster, &plan, &loaded.scenario, args.ignore_memory)?;
+    let trace = simulate_with(&cluster, &plan, &loaded.scenario, args.warm, args.ignore_memory)?;
     if let Some(path) = &args.trace {
         write_trace(path, &trace)?;
     }
@@ -74,19 +74,20 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     })
 }
 
-/// Runs a plan in the simulator.
-pub fn simulate(cluster: &Cluster, plan: &Plan, scenario: &Scenario) -> Result<Trace, Failure> {
-    simulate_with(cluster, plan, scenario, false)
+/// Runs a plan in the simulator, from disk or with weights in memory already.
+pub fn simulate(cluster: &Cluster, plan: &Plan, scenario: &Scenario, warm: bool) -> Result<Trace, Failure> {
+    simulate_with(cluster, plan, scenario, warm, false)
 }
 
 fn simulate_with(
     cluster: &Cluster,
     plan: &Plan,
     scenario: &Scenario,
+    warm: bool,
     ignore_memory: bool,
 ) -> Result<Trace, Failure> {
     let chunk = if cluster.model.total_bytes() > FINE_BELOW { Options::default().chunk } else { FINE_CHUNK };
-    let options = Options { chunk, ignore_memory, ..Options::default() };
+    let options = Options { chunk, warm, ignore_memory };
     let mut trace =
         hearth_sim::simulate(&Input { cluster, plan, options: &options }).map_err(Failure::unusable)?;
     trace.header.scenario.clone_from(&scenario.name);

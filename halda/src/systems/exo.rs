@@ -7,12 +7,15 @@
 //! It mixes backends: MLX on macOS computes in the weights' own 4 bits; Tinygrad on Linux loads 16 bit a weight into
 //! main memory and decodes them to 32 bit on the GPU. All of it is memory that nobody can take back.
 //!
+//! Deviation: exo has the output matrix on the last device. Here it is the head's, on its CPU.
+//!
 //! Not here: what happens where that does not fit ([`hearth_schema::holdings`]).
 
 use hearth_profiles::Format;
 use hearth_profiles::device::{Device, Os};
 use hearth_schema::plan::{DroppedDevice, Origin, Plan, PlanKind, PlannedDevice, PlannerRecord, Role};
 use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::schedule::Processor;
 use hearth_schema::{Cluster, Member};
 
 use super::SystemRefusal;
@@ -71,6 +74,7 @@ pub(super) fn plan(cluster: &Cluster, scenario: &Origin) -> Result<Plan, SystemR
         rounds: 1,
         context: cluster.context,
         kv_cache: cluster.kv_cache,
+        output: Processor::Cpu,
         devices,
         dropped,
         predicted: None,

@@ -8,6 +8,7 @@
 use hearth_profiles::Format;
 use hearth_schema::plan::{DroppedDevice, Origin, Plan, PlanKind, PlannedDevice, PlannerRecord, Role};
 use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::schedule::Processor;
 use hearth_schema::tensor::{Slice, TensorPlan};
 use hearth_schema::{Cluster, Member};
 
@@ -82,6 +83,7 @@ pub(super) fn plan(
         rounds: 1,
         context: cluster.context,
         kv_cache: cluster.kv_cache,
+        output: Processor::Cpu,
         devices,
         dropped,
         predicted: None,

@@ -110,6 +110,7 @@ fn by_speed(
         air_time: None,
         values: Format::F32,
         head_loads: HeadLoads::Slice,
+        batch: None,
         embedding_as: None,
         slices: Vec::new(),
     };

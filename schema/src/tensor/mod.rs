@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::plan::{Plan, Role};
 use crate::residency::Residency;
+use crate::schedule::{Pass, Processor};
 
 pub use slicing::SlicedModel;
 
@@ -74,6 +75,9 @@ pub struct TensorPlan {
     /// What the head loads beside its slice.
     #[serde(default)]
     pub head_loads: HeadLoads,
+    /// So many tokens of a prompt go through at once, for systems that take fewer than others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batch: Option<u32>,
     /// In which format the head holds the embedding; that of its other weights if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embedding_as: Option<Format>,
@@ -89,6 +93,26 @@ impl TensorPlan {
     pub fn partial_bytes(&self, embedding: u32, tokens: u32) -> Bytes {
         let blocks = u64::from(embedding).div_ceil(self.values.block_len());
         Bytes(blocks * self.values.block_bytes()) * u64::from(tokens)
+    }
+
+    /// The passes with no more tokens in one than the plan's batch.
+    pub fn batched(&self, passes: Vec<Pass>) -> Vec<Pass> {
+        let Some(most) = self.batch else { return passes };
+        let mut split: Vec<Pass> = Vec::new();
+        for pass in passes {
+            let mut done = 0;
+            while done < pass.tokens {
+                let tokens = (pass.tokens - done).min(most.max(1));
+                split.push(Pass {
+                    index: split.len() as u32,
+                    first_position: pass.first_position + done,
+                    tokens,
+                    output: pass.output && done + tokens == pass.tokens,
+                });
+                done += tokens;
+            }
+        }
+        split
     }
 
     /// Refuses what contradicts itself or the rest of its plan.
@@ -109,6 +133,9 @@ impl TensorPlan {
             let what =
                 format!("kind.tensor.values: `{}` cannot be added up: use one of {known}", self.values);
             return refuse(what);
+        }
+        if self.batch == Some(0) {
+            return refuse("kind.tensor.batch: is 0; at least one token goes through at once".into());
         }
         match (self.all_reduce, self.air_time) {
             (AllReduce::OverTheAir, None) => {
@@ -184,6 +211,9 @@ fn validate_devices(plan: &Plan) -> Result<(), DocumentError> {
         if policy == Residency::Sliding && device.gpu_layers > 0 {
             return refuse("`sliding` weights are the CPU's: set `gpu_layers: 0`".into());
         }
+    }
+    if plan.output != Processor::Cpu {
+        return Err(DocumentError::invalid("a tensor-parallel head outputs on its CPU: remove `output`"));
     }
     if plan.rounds != 1 {
         return Err(DocumentError::invalid("a tensor-parallel plan has `rounds: 1`"));

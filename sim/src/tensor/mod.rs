@@ -36,7 +36,7 @@ pub(crate) fn simulate(
     devices: &[&Device],
     header: Header,
 ) -> Result<Trace, SimError> {
-    let passes = passes(input.cluster.workload);
+    let passes = tensor.batched(passes(input.cluster.workload));
     within_context(&passes, input.plan)?;
     let ignore = input.options.ignore_memory;
     let model = &input.cluster.model;

@@ -9,6 +9,7 @@ use hearth_schema::metrics::{self, Metrics};
 use hearth_schema::plan::{Origin, Plan, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Role};
 use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::scenario::{KvFormat, Links, Workload};
+use hearth_schema::schedule::Processor;
 use hearth_sim::{Input, Options, simulate};
 
 /// Memory for everything.
@@ -87,6 +88,7 @@ pub fn plan(model: &ModelProfile, windows: &[u32], residency: ResidencyOptions) 
         rounds: layers.div_ceil(windows.iter().sum()),
         context: 512,
         kv_cache: KvFormat::F16,
+        output: Processor::Cpu,
         devices: windows
             .iter()
             .enumerate()
