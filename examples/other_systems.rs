@@ -2,11 +2,13 @@
 //!
 //!     cargo run --example other_systems > docs/studies/other-systems/report.md
 //!
-//! Prints a page: exo and dllama beside the times of the paper's Table 4 and the pressures of its Table 5, both without
-//! their memory check at 70B beside what the paper says of that, TPI-LLM on devices of 4 GiB, and every system side by
-//! side. Nothing is fitted here; the devices' numbers are those of their profiles.
+//! Prints a page: exo and dllama beside the times of the paper's Table 4 and the pressures of its Table 5, both
+//! without their memory check at 70B beside what the paper says of that, TPI-LLM on devices of 4 GiB, and every
+//! system side by side. Nothing is fitted here; the devices' numbers are those of their profiles.
 //!
-//! Not here: shared air. The links are constant.
+//! The links are constant, but for one section with the shared channel of `scenarios/home`.
+//!
+//! Not here: what to make of the numbers, which is `docs/studies/other-systems/reading.md`.
 
 use std::fmt::Write;
 use std::fs;
@@ -16,7 +18,8 @@ use hearth_halda::systems::{self, SystemOptions};
 use hearth_profiles::model::shipped;
 use hearth_profiles::{Bytes, BytesPerSecond, Document, Format, Seconds, Sourced, device};
 use hearth_schema::metrics::{self, Metrics};
-use hearth_schema::plan::Origin;
+use hearth_schema::plan::{Origin, PlanKind};
+use hearth_schema::tensor::AllReduce;
 use hearth_schema::trace::Outcome;
 use hearth_schema::{Cluster, LinkTable, Member, Plan, Scenario};
 use hearth_sim::{Input, Options, simulate};
@@ -56,13 +59,25 @@ fn page() -> Result<String, Failed> {
         the same bytes on every machine, and read in [reading.md](reading.md). The links are constant, as the scenarios \
         have them. Numbers of d1 to d4 and of the link are inferred from the paper's Table 4, see their sources; none from \
         the column exo.\n";
-    let sections = [head.to_owned(), table_4()?, table_5()?, without_check()?, four_gib()?, side_by_side()?];
+    let sections = [
+        head.to_owned(),
+        table_4()?,
+        table_5()?,
+        without_check()?,
+        on_one_channel()?,
+        four_gib()?,
+        side_by_side()?,
+    ];
     Ok(sections.join("\n"))
 }
 
 /// The paper's four devices with one of its models.
 fn paper(size: &str) -> Result<Cluster, Failed> {
-    let path = format!("scenarios/paper/llama-{size}-on-d1-d4.yaml");
+    cluster(&format!("scenarios/paper/llama-{size}-on-d1-d4.yaml"))
+}
+
+/// The shipped devices and model of a scenario.
+fn cluster(path: &str) -> Result<Cluster, Failed> {
     let scenario = Scenario::from_yaml(&fs::read_to_string(path)?)?;
     let member = |entry: &hearth_schema::scenario::DeviceEntry| {
         Ok(Member {
@@ -79,6 +94,7 @@ fn paper(size: &str) -> Result<Cluster, Failed> {
         model: shipped(scenario.model.profile.as_deref().unwrap_or_default())?,
         context: scenario.context,
         kv_cache: scenario.kv_cache,
+        draft: None,
         workload: scenario.workload,
         seed: scenario.seed,
     })
@@ -174,6 +190,40 @@ fn without_check() -> Result<String, Failed> {
         [("dllama", Format::Q8_0), ("dllama", Format::F32), ("tpi-llm", Format::F32), ("galaxy", Format::F32)]
     {
         text.push_str(&one_sum(&cluster, system, format)?);
+    }
+    Ok(text)
+}
+
+/// The same over a channel that all four share.
+fn on_one_channel() -> Result<String, Failed> {
+    let mut text = "## 70B over one Wi-Fi channel, with the memory check off\n\nThe shared channel of `scenarios/home`, whose \
+                    latency, stalls and losses are the simulator's model of one; 8 tokens each. Messages are ms for each of 160 \
+                    all-reduces.\n\n| channel | pattern | numbers as | ms a token | messages |\n| --- | --- | --- | ---: | ---: |\n"
+        .to_owned();
+    for (words, file) in [("quiet", "llama-70b-on-wifi"), ("a Mac's stalls", "llama-70b-on-wifi-stalls")] {
+        let mut cluster = cluster(&format!("scenarios/home/{file}.yaml"))?;
+        (cluster.workload.prompt, cluster.workload.generate) = (1, 9);
+        let plan = planned("dllama", &cluster, SystemOptions::default())?;
+        for (all_reduce, values) in [
+            (AllReduce::AllGather, Format::Q8_0),
+            (AllReduce::AllGather, Format::F32),
+            (AllReduce::Star, Format::F32),
+            (AllReduce::Ring, Format::F32),
+        ] {
+            let mut plan = plan.clone();
+            if let PlanKind::Tensor(tensor) = &mut plan.kind {
+                (tensor.all_reduce, tensor.values) = (all_reduce, values);
+            }
+            let metrics = run(&cluster, &plan, true)?;
+            let (tpot, _) = times(&metrics)?;
+            let pattern = serde_json::to_string(&all_reduce)?;
+            let each = metrics.terms_ms.air / f64::from(2 * cluster.model.shape.layers.0);
+            let _ = writeln!(
+                text,
+                "| {words} | {} | {values} | {tpot:.0} | {each:.1} |",
+                pattern.trim_matches('"')
+            );
+        }
     }
     Ok(text)
 }

@@ -14,9 +14,9 @@ use hearth_schema::scenario::Workload;
 use hearth_schema::{Cluster, Plan, metrics};
 
 /// What is simulated: so few tokens that a plan takes some ten milliseconds.
-pub const WORKLOAD: Workload = Workload { prompt: 1, generate: 16 };
+pub const WORKLOAD: Workload = Workload::plain(1, 16);
 /// What is simulated of each of the many plans of a small instance, and of those it is compared with.
-pub const SMALL_WORKLOAD: Workload = Workload { prompt: 1, generate: 8 };
+pub const SMALL_WORKLOAD: Workload = Workload::plain(1, 8);
 /// The unit of the page cache.
 pub const CHUNK: Bytes = Bytes::mib(4);
 /// The strategy that all others are compared with under the paper's objective.
@@ -85,7 +85,7 @@ pub fn trial(
 
 /// The simulated time per output token, in seconds; `None` where the run ends out of memory.
 pub fn simulated(cluster: &Cluster, plan: &Plan, chunk: Bytes) -> Result<Option<f64>, String> {
-    let options = hearth_sim::Options { chunk, warm: false };
+    let options = hearth_sim::Options { chunk, ..hearth_sim::Options::default() };
     let input = hearth_sim::Input { cluster, plan, options: &options };
     let trace = hearth_sim::simulate(&input).map_err(|error| error.to_string())?;
     Ok(metrics::compute(&trace).tpot_ms.map(|tpot| tpot.mean / 1e3))

@@ -24,11 +24,12 @@ fn cluster(model: &str, devices: &[&str]) -> Cluster {
     Cluster {
         members: devices.iter().enumerate().map(member).collect(),
         head: 0,
-        links: LinkTable::new(Links { default: link, between: vec![] }),
+        links: LinkTable::new(Links::constant(link)),
         model: shipped(model).expect("shipped"),
         context: 1024,
         kv_cache: KvFormat::F16,
-        workload: Workload { prompt: 32, generate: 16 },
+        draft: None,
+        workload: Workload::plain(32, 16),
         seed: 1,
     }
 }

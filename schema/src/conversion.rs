@@ -1,8 +1,8 @@
 //! What does a model weigh when its matrices are stored in another format?
 //!
-//! Systems that do not compute in the file's format convert when they load: dllama keeps 32 weights in 18 bytes, exo on
-//! Linux takes two bytes a weight on a CPU and four on a GPU (prima.cpp paper, appendix A.8). The number of weights
-//! follows from the bytes and the format they are in. Norms stay as they are: they are in f32 and small.
+//! Systems that do not compute in the file's format convert when they load: dllama keeps 32 weights in 18 bytes,
+//! exo on Linux takes two bytes a weight on a CPU and four on a GPU (prima.cpp paper, appendix A.8). The number of
+//! weights follows from the bytes and the format they are in. Norms stay as they are: they are in f32 and small.
 //!
 //! Not here: what conversion costs; it happens once, when the weights are loaded.
 

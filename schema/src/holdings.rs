@@ -10,8 +10,8 @@
 //!
 //! To that come the key-value cache for the whole context and the compute buffers. Anonymous memory beyond what a
 //! device can have is swapped, if it has swap space that nothing else is moved to; otherwise the device is out of
-//! memory. GPU layers that are converted and do not all fit are converted again for every token, from the copy in main
-//! memory; without a copy the device is out of memory.
+//! memory. GPU layers that are converted and do not all fit are converted again for every token, from the copy in
+//! main memory; without a copy the device is out of memory.
 //!
 //! Not here: weights in a mapped file ([`crate::room`]).
 
@@ -133,7 +133,7 @@ impl<'a> Account<'a> {
     /// Layers in the ring: whole ones.
     fn layers(&mut self, plan: &Plan, place: usize) {
         let (residency, shape) = (plan.devices[place].residency, &self.model.shape);
-        let cache = shape.kv_bytes_per_layer(plan.context, self.kv_element);
+        let cache = shape.kv_bytes_per_layer(plan.context, self.kv_element) * u64::from(plan.sequences);
         for round in 0..plan.rounds {
             let (window, gpu) = (plan.window(place, round), plan.gpu_window(place, round));
             for layer in window {

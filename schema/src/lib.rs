@@ -10,6 +10,7 @@
 pub mod cluster;
 pub mod conversion;
 pub mod digest;
+pub mod draft;
 pub mod holdings;
 pub mod metrics;
 pub mod plan;
@@ -20,6 +21,7 @@ pub mod scenario;
 pub mod schedule;
 pub mod tensor;
 pub mod trace;
+pub mod workload;
 
 pub use cluster::{Cluster, LinkTable, Member};
 pub use plan::Plan;

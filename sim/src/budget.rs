@@ -4,8 +4,8 @@
 //! weights that the CPU reads through its mapping. A run whose unreclaimable part does not fit, in main memory or on
 //! the GPU, ends before it begins.
 //!
-//! Weights that are pinned cannot be taken back either ([`hearth_schema::holdings`]). What of them memory does not hold
-//! is swapped, which is read again as what a cache does not hold.
+//! Weights that are pinned cannot be taken back either ([`hearth_schema::holdings`]). What of them memory does not
+//! hold is swapped, which is read again as what a cache does not hold.
 //!
 //! Not here: which weights stay in the rest ([`crate::page_cache`]).
 

@@ -1,7 +1,7 @@
 //! Does a run whose layers are sliced take the time that paper and pencil give it?
 //!
-//! The same invented devices as in the tests of rings, so that every expectation can be computed by hand, and the laws
-//! that hold for any slices: determinism, no byte lost, terms that sum to the token's time.
+//! The same invented devices as in the tests of rings, so that every expectation can be computed by hand, and the
+//! laws that hold for any slices: determinism, no byte lost, terms that sum to the token's time.
 
 mod small_rings;
 

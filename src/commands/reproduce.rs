@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use hearth_profiles::Bytes;
-use hearth_reports::published::results::{Result as Cell, Results, Simulated};
+use hearth_reports::published::results::{Footprint, Result as Cell, Results, Simulated};
 use hearth_reports::published::scores::Scores;
 use hearth_reports::published::{Published, System, page};
-use hearth_schema::{Plan, Trace, metrics};
+use hearth_schema::room::Room;
+use hearth_schema::{Cluster, Plan, Trace, metrics};
 use serde::Serialize;
 
 use super::{plan, print_json, simulate};
@@ -116,10 +117,10 @@ fn cell(loaded: &LoadedScenario, warm: bool, args: &ReproduceArgs) -> Result<Cel
         0 => None,
         draws => Some(uncertainty::spread(&plan, &cluster, &loaded.scenario, warm, draws as usize)?),
     };
-    Ok(Cell::Ran(Simulated { spread, ..simulated(&plan, &trace) }))
+    Ok(Cell::Ran(Simulated { spread, ..simulated(&plan, &cluster, &trace) }))
 }
 
-fn simulated(plan: &Plan, trace: &Trace) -> Simulated {
+fn simulated(plan: &Plan, cluster: &Cluster, trace: &Trace) -> Simulated {
     let metrics = metrics::compute(trace);
     let pressure: BTreeMap<String, f64> =
         metrics.devices.iter().map(|device| (device.name.clone(), device.memory_pressure)).collect();
@@ -128,6 +129,7 @@ fn simulated(plan: &Plan, trace: &Trace) -> Simulated {
         tpot_ms: metrics.tpot_ms.map(|tpot| tpot.mean),
         ttft_ms: metrics.ttft_ms,
         pressure,
+        footprint: footprint(plan, cluster),
         plan: in_short(plan),
         unvalidated: trace
             .header
@@ -137,6 +139,22 @@ fn simulated(plan: &Plan, trace: &Trace) -> Simulated {
             .collect(),
         spread: None,
     }
+}
+
+/// What each processor of the plan's devices holds.
+fn footprint(plan: &Plan, cluster: &Cluster) -> Vec<Footprint> {
+    let mut footprint = Vec::new();
+    for (place, planned) in plan.devices.iter().enumerate() {
+        let Some(member) = cluster.member(&planned.name) else { continue };
+        let room = Room::new(plan, place, &cluster.model, &member.device);
+        let (bytes, available) = ((room.share + room.cache + room.buffers).0, room.available.0);
+        footprint.push(Footprint { place: format!("{}-cpu", planned.name), bytes, available });
+        if let Some(gpu) = &member.device.gpu {
+            let (bytes, available) = (room.gpu_needed.0, gpu.memory_available.value.0);
+            footprint.push(Footprint { place: format!("{}-gpu", planned.name), bytes, available });
+        }
+    }
+    footprint
 }
 
 /// Layers by device, those on the GPU in brackets.

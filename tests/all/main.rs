@@ -17,5 +17,6 @@ mod residency;
 mod ring_key;
 mod rust_text;
 mod scenarios;
+mod sweep;
 mod systems;
 mod tidy;

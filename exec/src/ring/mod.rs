@@ -87,6 +87,13 @@ impl LocalModel {
         if let Some(why) = plan.only_simulated() {
             return Err(RingError::Plan(why));
         }
+        if plan.sequences > 1 || plan.draft.is_some() {
+            let what = if plan.draft.is_some() { "a draft model" } else { "several sequences at once" };
+            return Err(RingError::Plan(format!(
+                "the plan is for {what}, which this build simulates and does not execute; plan for a workload without \
+                 `speculation` and with `sequences: 1`"
+            )));
+        }
         check_digests(plan, &self.profile.digest, &self.profile.shape_digest(), "this device")
     }
 

@@ -1,6 +1,7 @@
 //! What is wrong or doubtful about a plan whose weights nobody can take back?
 //!
-//! Plans of other systems. Their devices hold what [`hearth_schema::holdings`] counts, as a run of the simulator does.
+//! Plans of other systems. Their devices hold what [`hearth_schema::holdings`] counts, as a run of the simulator
+//! does.
 //!
 //! Not here: weights in a mapped file, which are in `devices`.
 

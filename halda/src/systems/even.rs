@@ -1,17 +1,17 @@
 //! What if every device gets the same slice, as in dllama, TPI-LLM and AirInfer?
 //!
-//! dllama (prima.cpp paper, sections 2 and 4.1 and appendix A.8): CPUs only, 4-bit weights of 32 in 18 bytes, devices a
-//! power of two and no more than key-value heads; uniform slices whatever a device can do. The head loads the whole
-//! model before it slices it. Two all-gathers a layer in blocks of 8 bit. Its files hold the embedding in 32 bit
-//! (source: distributed-llama's converter). It takes a prompt token by token (Table 4: four times a token's time to the
-//! first token, 1845 over 459 ms). The whole model counts as held while it runs: the paper's Table 5 has 55.8 %
-//! of the head's memory at 8B, which slices alone do not come near.
+//! dllama (prima.cpp paper, sections 2 and 4.1 and appendix A.8): CPUs only, 4-bit weights of 32 in 18 bytes,
+//! devices a power of two and no more than key-value heads; uniform slices whatever a device can do. The head loads
+//! the whole model before it slices it. Two all-gathers a layer in blocks of 8 bit. Its files hold the embedding in
+//! 32 bit (source: distributed-llama's converter). It takes a prompt token by token (Table 4: four times a token's
+//! time to the first token, 1845 over 459 ms). The whole model counts as held while it runs: the paper's Table 5
+//! has 55.8 % of the head's memory at 8B, which slices alone do not come near.
 //!
 //! TPI-LLM (section 2): 32-bit weights that pass through a window of blocks, as many as memory holds, loaded ahead of
 //! their turn; two star all-reduces a layer. Assumed: even slices, sums in 32 bit.
 //!
-//! AirInfer (section 2): 32-bit weights in memory, sums by superposition on one channel, whose time does not depend on
-//! the number of devices and is given. Assumed: even slices.
+//! AirInfer (section 2): 32-bit weights in memory, sums by superposition on one channel, whose time does not depend
+//! on the number of devices and is given. Assumed: even slices.
 //!
 //! Not here: whether the slices fit. A device may be out of memory, as the paper found.
 

@@ -1,8 +1,8 @@
 //! What if layers follow total memory and weights are pinned, as in exo?
 //!
-//! prima.cpp paper, sections 2 and 4.1 and appendix A.8. Layers in proportion to the memory that a device has, used or
-//! not: a GPU's own if there is one, else RAM. Cumulative rounding gives 9, 10 and 13 of 32 layers to memories of 8, 8
-//! and 11 GiB. Each device computes on its GPU if it has one. exo does not run on Android without root.
+//! prima.cpp paper, sections 2 and 4.1 and appendix A.8. Layers in proportion to the memory that a device has, used
+//! or not: a GPU's own if there is one, else RAM. Cumulative rounding gives 9, 10 and 13 of 32 layers to memories
+//! of 8, 8 and 11 GiB. Each device computes on its GPU if it has one. exo does not run on Android without root.
 //!
 //! It mixes backends: MLX on macOS computes in the weights' own 4 bits; Tinygrad on Linux loads 16 bit a weight into
 //! main memory and decodes them to 32 bit on the GPU. All of it is memory that nobody can take back.
@@ -13,7 +13,9 @@
 
 use hearth_profiles::Format;
 use hearth_profiles::device::{Device, Os};
-use hearth_schema::plan::{DroppedDevice, Origin, Plan, PlanKind, PlannedDevice, PlannerRecord, Role};
+use hearth_schema::plan::{
+    DroppedDevice, Origin, Plan, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Role,
+};
 use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::schedule::Processor;
 use hearth_schema::{Cluster, Member};
@@ -21,7 +23,6 @@ use hearth_schema::{Cluster, Member};
 use super::SystemRefusal;
 use super::slices::members;
 use crate::build::total_memory;
-use crate::plan::planned_model;
 use crate::proportional::{cumulative_rounding, keep_head};
 
 /// Layers proportional to total memory, in one round.
@@ -68,13 +69,15 @@ pub(super) fn plan(cluster: &Cluster, scenario: &Origin) -> Result<Plan, SystemR
     Ok(Plan {
         schema: <Plan as hearth_profiles::Document>::SCHEMA.to_owned(),
         scenario: scenario.clone(),
-        model: planned_model(cluster),
+        model: PlannedModel::of(&cluster.model),
         planner: PlannerRecord { strategy: "exo".into(), options: vec!["memory=total".into()] },
         kind: PlanKind::Ring,
         rounds: 1,
         context: cluster.context,
         kv_cache: cluster.kv_cache,
         output: Processor::Cpu,
+        sequences: cluster.workload.sequences,
+        draft: None,
         devices,
         dropped,
         predicted: None,

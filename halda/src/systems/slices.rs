@@ -6,14 +6,15 @@
 //! Not here: who gets how much.
 
 use hearth_profiles::Format;
-use hearth_schema::plan::{DroppedDevice, Origin, Plan, PlanKind, PlannedDevice, PlannerRecord, Role};
+use hearth_schema::plan::{
+    DroppedDevice, Origin, Plan, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Role,
+};
 use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::schedule::Processor;
 use hearth_schema::tensor::{Slice, TensorPlan};
 use hearth_schema::{Cluster, Member};
 
 use crate::assignment::ring_order;
-use crate::plan::planned_model;
 
 /// One device's part.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -77,13 +78,15 @@ pub(super) fn plan(
     Plan {
         schema: <Plan as hearth_profiles::Document>::SCHEMA.to_owned(),
         scenario: scenario.clone(),
-        model: planned_model(cluster),
+        model: PlannedModel::of(&cluster.model),
         planner: PlannerRecord { strategy: made.strategy.to_owned(), options: made.options },
         kind: PlanKind::Tensor(TensorPlan { slices, ..tensor.clone() }),
         rounds: 1,
         context: cluster.context,
         kv_cache: cluster.kv_cache,
         output: Processor::Cpu,
+        sequences: cluster.workload.sequences,
+        draft: None,
         devices,
         dropped,
         predicted: None,

@@ -1,10 +1,10 @@
 //! What if slices follow speed within memory, as in Hepti and Galaxy?
 //!
-//! Hepti (prima.cpp paper, section 2) slices by capability, in three ways for different memory budgets. As read here
-//! these are one rule: each key-value head, then each block of feed-forward rows, goes to the device that is done with
-//! it first and still has room. With room everywhere that is slices by speed; with room nowhere to spare, by memory;
-//! in between, by speed where there is room. As the slices of a block are computed at once and the slowest counts, the
-//! rule finds the fastest block that these units allow. CPUs, a star.
+//! Hepti (prima.cpp paper, section 2) slices by capability, in three ways for different memory budgets. As read
+//! here these are one rule: each key-value head, then each block of feed-forward rows, goes to the device that is
+//! done with it first and still has room. With room everywhere that is slices by speed; with room nowhere to spare,
+//! by memory; in between, by speed where there is room. As the slices of a block are computed at once and the
+//! slowest counts, the rule finds the fastest block that these units allow. CPUs, a star.
 //!
 //! Galaxy "prioritizes compute power first, then memory, to maximize speed and avoid OOM": shares in proportion to
 //! speed, and what exceeds a device's room goes to the others in proportion again. CPUs or GPUs, a ring.
@@ -143,7 +143,7 @@ impl Costs {
             Some(gpu) => Work::on_gpu(gpu, &whole.attention, element),
             None => Work::on_cpu(&device.cpu, &whole.attention, element),
         };
-        let pass = Pass { index: 0, first_position: cluster.workload.prompt, tokens: 1, output: true };
+        let pass = Pass::plain(0, cluster.workload.prompt, 1, true);
         let layers = 0..model.shape.layers.0;
         let attention: f64 = layers.map(|layer| work.layer(layer, pass).0).sum();
         let feed_forward: f64 = whole.feed_forward.iter().map(|group| work.product(group, 1).0).sum();

@@ -47,6 +47,9 @@ pub struct Published {
     pub systems: Vec<System>,
     /// The rows.
     pub rows: Vec<Row>,
+    /// Systems whose memory is shown by device and processor.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub footprint: Vec<String>,
     /// What the text says of two cells.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub claims: Vec<Claim>,
@@ -176,6 +179,9 @@ impl Document for Published {
         }
         if let Some(unknown) = self.fitted.iter().find(|label| !rows.contains(label)) {
             return refuse(format!("`fitted` names `{unknown}`, which is no row here"));
+        }
+        if let Some(unknown) = self.footprint.iter().find(|name| !systems.contains(name)) {
+            return refuse(format!("`footprint` names `{unknown}`, which is no system here"));
         }
         for claim in &self.claims {
             if let Some([row, system]) =

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use hearth_schema::trace::Outcome;
 
-use super::results::{Result, Results};
+use super::results::{Result, Results, Simulated};
 use super::scores::{Error, Scores};
 use super::{Cell, Published};
 use crate::document::{Block, Document, Section, Table, Text, Weight};
@@ -77,6 +77,7 @@ fn document(published: &Published, results: &Results, scores: &Scores) -> Docume
         times(published, &scores.ttft, "Time to the first token in ms"),
     );
     section("Memory pressure", "pressure", pressure(published, results));
+    section("Memory by device and processor", "footprint", footprint(published, results));
     section("What the text says", "claims", claims(scores));
     section("Remarks", "remarks", remarks(published));
     section("How sure", "spread", spreads(published, results));
@@ -143,6 +144,11 @@ fn times(published: &Published, errors: &[Error], what: &str) -> Vec<Block> {
     vec![Block::Table(Table { caption: caption.into(), head, rows: rows.collect(), wordy: true })]
 }
 
+/// Milliseconds as a table has them.
+fn short(value: f64) -> String {
+    rounding::tick(value, if value < 100.0 { 1 } else { 0 })
+}
+
 fn missing(cell: Option<&Cell>) -> String {
     match cell.and_then(|cell| cell.outcome) {
         Some(Outcome::OutOfMemory) => "out of memory".to_owned(),
@@ -152,7 +158,6 @@ fn missing(cell: Option<&Cell>) -> String {
 }
 
 fn time(error: &Error) -> String {
-    let short = |value: f64| rounding::tick(value, if value < 100.0 { 1 } else { 0 });
     let Some((simulated, off)) = error.simulated_ms.zip(error.error) else {
         return format!("{}, none", short(error.published_ms));
     };
@@ -187,6 +192,45 @@ fn pressure(published: &Published, results: &Results) -> Vec<Block> {
     let head = ["", "system", "device", "published", "simulated"].map(str::to_owned).to_vec();
     let caption = "Memory that cannot be reclaimed, as a share of the device's memory.".into();
     if rows.is_empty() { Vec::new() } else { vec![Block::Table(Table { caption, head, rows, wordy: true })] }
+}
+
+/// What every processor's memory holds, a row a run.
+fn footprint(published: &Published, results: &Results) -> Vec<Block> {
+    let mut blocks = Vec::new();
+    for (column, system) in published.systems.iter().enumerate() {
+        if !published.footprint.contains(&system.name) {
+            continue;
+        }
+        let runs: Vec<(&str, &Simulated)> = results
+            .iter()
+            .filter(|((_, of), _)| *of == column)
+            .filter_map(|(&(row, _), result)| Some((published.rows[row].label.as_str(), result.ran()?)))
+            .collect();
+        let mut places: Vec<&str> =
+            runs.iter().flat_map(|(_, run)| &run.footprint).map(|it| it.place.as_str()).collect();
+        places.sort_unstable();
+        places.dedup();
+        let cell = |run: &Simulated, place: &str| {
+            let found = run.footprint.iter().find(|it| it.place == place).filter(|it| it.bytes > 0);
+            found.map_or("-".to_owned(), |it| {
+                let gib = |bytes: u64| rounding::tick(bytes as f64 / f64::from(1 << 30), 1);
+                let over = if it.bytes > it.available { " (over)" } else { "" };
+                format!("{} of {}{over}", gib(it.bytes), gib(it.available))
+            })
+        };
+        let rows = runs.iter().map(|(label, run)| {
+            let cells = places.iter().map(|place| Text::from(cell(run, place)));
+            (Weight::Plain, std::iter::once(Text::from(*label)).chain(cells).collect())
+        });
+        let caption = format!(
+            "{}: weights, keys and values and buffers in GiB, of what a run can have; over: the CPU reads from disk.",
+            system.name
+        );
+        let head =
+            std::iter::once(String::new()).chain(places.iter().map(|place| (*place).to_owned())).collect();
+        blocks.push(Block::Table(Table { caption: caption.into(), head, rows: rows.collect(), wordy: true }));
+    }
+    blocks
 }
 
 fn claims(scores: &Scores) -> Vec<Block> {
@@ -225,7 +269,6 @@ fn spreads(published: &Published, results: &Results) -> Vec<Block> {
         let Some((run, spread)) = result.ran().and_then(|run| Some((run, run.spread.as_ref()?))) else {
             continue;
         };
-        let short = |value: f64| rounding::tick(value, if value < 100.0 { 1 } else { 0 });
         let moved: Vec<String> = spread
             .sensitive
             .iter()
@@ -258,11 +301,15 @@ fn plans(published: &Published, results: &Results) -> Vec<Block> {
             Result::Ran(run) => (run.plan.clone(), run.unvalidated.join("; ")),
             Result::Refused { refused } => ("none".to_owned(), refused.clone()),
         };
-        let cells = [published.rows[row].label.clone(), published.systems[system].name.clone(), plan, note];
+        let time = result.tpot_ms().map_or_else(|| "-".to_owned(), short);
+        let cells =
+            [published.rows[row].label.clone(), published.systems[system].name.clone(), time, plan, note];
         (Weight::Plain, cells.map(Text::from).to_vec())
     };
     let rows = results.iter().map(row).collect();
-    let head = ["", "system", "layers (of these on the GPU)", "unvalidated"].map(str::to_owned).to_vec();
+    let head = ["", "system", "ms a token", "layers (of these on the GPU)", "unvalidated"]
+        .map(str::to_owned)
+        .to_vec();
     let caption = "What was simulated.".into();
     vec![Block::Table(Table { caption, head, rows, wordy: true })]
 }

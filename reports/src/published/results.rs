@@ -20,12 +20,25 @@ pub struct Simulated {
     pub ttft_ms: Option<f64>,
     /// Memory pressure by device, as a share.
     pub pressure: BTreeMap<String, f64>,
+    /// What each processor's memory holds, in the plan's order.
+    pub footprint: Vec<Footprint>,
     /// The plan in short.
     pub plan: String,
     /// What of it has not been checked against a machine.
     pub unvalidated: Vec<String>,
     /// How sure the time per token is, if that was asked for.
     pub spread: Option<Spread>,
+}
+
+/// The memory of one processor of one device under a plan.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Footprint {
+    /// The device and its processor, as `d3-gpu`.
+    pub place: String,
+    /// Weights, keys and values and buffers, whether they fit or not.
+    pub bytes: u64,
+    /// What a run can have there.
+    pub available: u64,
 }
 
 /// How far a prediction moves with what it rests on.

@@ -261,6 +261,7 @@ claims:
             tpot_ms: Some(tpot_ms),
             ttft_ms: None,
             pressure: BTreeMap::new(),
+            footprint: Vec::new(),
             plan: String::new(),
             unvalidated: Vec::new(),
             spread: None,

@@ -12,11 +12,12 @@
 
 use std::collections::BTreeMap;
 
-use super::{ByPass, Terms, Token, charge, is_work, millis};
+use super::outputs::Turn;
+use super::{ByPass, Terms, charge, is_work, millis};
 use crate::trace::{Kind, Record};
 
 /// The terms of one token, in milliseconds.
-pub(super) fn decompose(by_pass: &ByPass<'_>, token: &Token, devices: usize) -> Terms {
+pub(super) fn decompose(by_pass: &ByPass<'_>, token: &Turn, devices: usize) -> Terms {
     let mut terms = Terms::default();
     let none = Vec::new();
     let steps = |device: usize| by_pass.get(&(token.pass, device as u16)).unwrap_or(&none).iter().copied();
@@ -29,7 +30,7 @@ pub(super) fn decompose(by_pass: &ByPass<'_>, token: &Token, devices: usize) -> 
                 let end = ends.entry(record.round).or_insert(record.end);
                 *end = (*end).max(record.end);
             }
-            Kind::Send | Kind::Prefetch => {}
+            Kind::Send | Kind::Prefetch | Kind::Draft => {}
         }
         if record.kind == Kind::Embed {
             from = from.max(record.end);
@@ -52,8 +53,8 @@ pub(super) fn decompose(by_pass: &ByPass<'_>, token: &Token, devices: usize) -> 
         terms.air += (millis(block[1] - block[0]) - inside).max(0.0);
         from = block[1];
     }
-    terms.queue += (millis(token.end - token.start) - terms.sum()).max(0.0);
-    terms.bubble = millis(token.end - token.start) - terms.sum();
+    terms.queue += (millis(token.duration()) - terms.sum()).max(0.0);
+    terms.bubble = millis(token.duration()) - terms.sum();
     terms
 }
 

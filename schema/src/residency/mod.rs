@@ -88,8 +88,8 @@ pub struct ResidencyOptions {
     /// `pinned`, `sliding`: matrices are converted to this format; absent, they stay as they are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weights_as: Option<Format>,
-    /// `pinned`: layers on the GPU are converted to this format there, and a copy in `weights_as` stays in main memory;
-    /// absent, the GPU alone holds them.
+    /// `pinned`: layers on the GPU are converted to this format there, and a copy in `weights_as` stays in main
+    /// memory; absent, the GPU alone holds them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_weights_as: Option<Format>,
     /// `sliding`: so many blocks of layers are in memory at once, of which a layer has two.

@@ -1,8 +1,8 @@
 //! Who sends what to whom until everybody has the sum?
 //!
 //! Each device's part in one all-reduce depends on nothing but how many messages it has had so far: so many it may
-//! have sent by now ([`AllReduce::due`]), and after so many it is done ([`AllReduce::awaited`]). For `N` devices and a
-//! partial result of `p` bytes:
+//! have sent by now ([`AllReduce::due`]), and after so many it is done ([`AllReduce::awaited`]). For `N` devices
+//! and a partial result of `p` bytes:
 //!
 //! | pattern | messages | of bytes each | one after another |
 //! | --- | --- | --- | --- |

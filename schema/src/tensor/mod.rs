@@ -1,9 +1,9 @@
 //! How is every layer sliced over all devices, and what do they send each other for it?
 //!
 //! Tensor parallelism (prima.cpp paper, section 2): each device holds the same share of every layer. A layer is two
-//! blocks, attention and feed-forward, and after each the devices add their partial results up: an all-reduce. A slice
-//! is counted in key-value heads, with the query heads that use them, and in rows of the feed-forward matrices
-//! (Shoeybi et al., 2019, Megatron-LM). Norms are everybody's; embedding and output matrix are the head's.
+//! blocks, attention and feed-forward, and after each the devices add their partial results up: an all-reduce. A
+//! slice is counted in key-value heads, with the query heads that use them, and in rows of the feed-forward
+//! matrices (Shoeybi et al., 2019, Megatron-LM). Norms are everybody's; embedding and output matrix are the head's.
 //!
 //! A plan of this kind is simulated only. Its devices all have `window: L`, `rounds: 1`, and keep their weights
 //! `pinned` or `sliding` ([`crate::residency`]).
@@ -108,6 +108,7 @@ impl TensorPlan {
                     first_position: pass.first_position + done,
                     tokens,
                     output: pass.output && done + tokens == pass.tokens,
+                    ..pass
                 });
                 done += tokens;
             }
@@ -211,6 +212,9 @@ fn validate_devices(plan: &Plan) -> Result<(), DocumentError> {
         if policy == Residency::Sliding && device.gpu_layers > 0 {
             return refuse("`sliding` weights are the CPU's: set `gpu_layers: 0`".into());
         }
+    }
+    if plan.sequences != 1 || plan.draft.is_some() {
+        return Err(DocumentError::invalid("a tensor-parallel plan is for one sequence and without a draft"));
     }
     if plan.output != Processor::Cpu {
         return Err(DocumentError::invalid("a tensor-parallel head outputs on its CPU: remove `output`"));

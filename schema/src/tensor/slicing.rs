@@ -2,8 +2,8 @@
 //!
 //! A layer's matrices are its attention's (queries, keys, values, output) and its feed-forward block's (gate, up,
 //! down). Of the first a device has as large a part as it has key-value heads, of the second as it has rows. Bytes
-//! are shared out by cumulative shares, so that those of all devices are the layer's, to the byte. Norms are small, and
-//! every device has them.
+//! are shared out by cumulative shares, so that those of all devices are the layer's, to the byte. Norms are small,
+//! and every device has them.
 //!
 //! A model profile sums a layer's tensors by format and does not know which of them is which; the bytes of a format
 //! are split between attention and feed-forward block as their weights are. In one format, as systems that convert

@@ -1,8 +1,8 @@
 //! When is the next block of a sliding window in memory?
 //!
-//! TPI-LLM's memory scheduler: blocks are loaded one after another in the order of use, each as soon as the one before
-//! it is loaded and the one `tau` places before it is given up (prima.cpp paper, section 2: it "loads model layers on
-//! demand and hides disk loading with prefetching"):
+//! TPI-LLM's memory scheduler: blocks are loaded one after another in the order of use, each as soon as the one
+//! before it is loaded and the one `tau` places before it is given up (prima.cpp paper, section 2: it "loads model
+//! layers on demand and hides disk loading with prefetching"):
 //!
 //! ```text
 //! loaded(b) = max(loaded(b - 1), released(b - tau)) + bytes(b) / s_disk

@@ -1,8 +1,8 @@
 //! What happens when every layer is sliced over all devices?
 //!
-//! The ranks of a tensor-parallel plan go through the blocks of a token in lockstep ([`world`]): each computes its slice
-//! ([`rank`]), then all add their partial results up over the links. Arithmetic takes what [`hearth_schema::rates`] tells
-//! of the slice; what a rank holds in memory tells [`hearth_schema::holdings`].
+//! The ranks of a tensor-parallel plan go through the blocks of a token in lockstep ([`world`]): each computes its
+//! slice ([`rank`]), then all add their partial results up over the links. Arithmetic takes what
+//! [`hearth_schema::rates`] tells of the slice; what a rank holds in memory tells [`hearth_schema::holdings`].
 //!
 //! Where a device is out of memory the run ends before it begins, and the trace says on which and by how much.
 //!
@@ -36,7 +36,7 @@ pub(crate) fn simulate(
     devices: &[&Device],
     header: Header,
 ) -> Result<Trace, SimError> {
-    let passes = tensor.batched(passes(input.cluster.workload));
+    let passes = tensor.batched(passes(&input.cluster.workload));
     within_context(&passes, input.plan)?;
     let ignore = input.options.ignore_memory;
     let model = &input.cluster.model;

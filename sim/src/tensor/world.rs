@@ -5,8 +5,8 @@
 //! that a rank which has its sum early is ahead of the others by as much. After the last block the head outputs.
 //!
 //! What a rank sends depends on how many messages it has had ([`hearth_schema::tensor::collective`]); messages of a
-//! block that it has not come to wait for it. Over the air nothing is sent: when the last rank is there, all have the sum
-//! after the given time.
+//! block that it has not come to wait for it. Over the air nothing is sent: when the last rank is there, all have
+//! the sum after the given time.
 //!
 //! Not here: how long computing ([`super::rank`]) and a message ([`crate::resource`]) take.
 
@@ -17,8 +17,9 @@ use hearth_schema::schedule::Pass;
 use hearth_schema::tensor::{AllReduce, TensorPlan};
 use hearth_schema::trace::{Counter, Kind, Reading, Record, Resource};
 
-use crate::engine::{Engine, Nanos};
+use crate::engine::{Engine, Nanos, Timer};
 use crate::resource::Link;
+use crate::resource::link::{Delivery, Sent};
 use crate::run::Input;
 
 use super::rank::Rank;
@@ -39,6 +40,8 @@ enum Event {
     Summed(Stage),
     /// The head has sampled.
     Sampled,
+    /// A transmission on the air may be over.
+    Air,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -66,6 +69,9 @@ pub struct World<'a, L> {
     ranks: Vec<Rank<'a>>,
     progress: Vec<Progress>,
     links: L,
+    air_timer: Timer,
+    /// Messages that have not left yet, with the index of their record, by their number.
+    leaving: BTreeMap<u64, (usize, Message, usize)>,
     passes: &'a [Pass],
     pattern: AllReduce,
     air_time: Seconds,
@@ -75,6 +81,7 @@ pub struct World<'a, L> {
     blocks: u32,
     /// Ranks that have come to a stage, over the air.
     gathered: BTreeMap<Stage, usize>,
+    ended: bool,
     records: Vec<Record>,
     readings: Vec<Reading>,
 }
@@ -90,8 +97,12 @@ impl<'a> World<'a, ()> {
     ) -> World<'a, impl Link> {
         let start = Progress { stage: (0, 0), waits: Some(0), sent: 0, received: BTreeMap::new() };
         let shape = &input.cluster.model.shape;
+        let mut engine = Engine::new();
+        let air_timer = engine.timer();
         World {
-            engine: Engine::new(),
+            engine,
+            air_timer,
+            leaving: BTreeMap::new(),
             progress: vec![start; ranks.len()],
             ranks,
             links: crate::run::links(*input),
@@ -102,6 +113,7 @@ impl<'a> World<'a, ()> {
             embedding: shape.embedding,
             blocks: 2 * shape.layers.0,
             gathered: BTreeMap::new(),
+            ended: false,
             records: Vec::new(),
             readings: Vec::new(),
         }
@@ -112,13 +124,16 @@ impl<L: Link> World<'_, L> {
     /// Runs all passes.
     pub fn run(mut self) -> (Vec<Record>, Vec<Reading>) {
         self.begin(0);
-        while let Some(event) = self.engine.next_event() {
+        while !self.ended
+            && let Some(event) = self.engine.next_event()
+        {
             match event {
                 Event::Embedded => self.hand_out(),
                 Event::Computed(place) => self.enter(place),
                 Event::Delivered(place, message) => self.delivered(place, message),
                 Event::Summed(stage) => self.summed(stage),
                 Event::Sampled => self.sampled(),
+                Event::Air => self.settle(),
             }
         }
         (self.records, self.readings)
@@ -236,23 +251,43 @@ impl<L: Link> World<'_, L> {
         }
         if index + 1 < self.passes.len() {
             self.begin(index + 1);
+        } else {
+            self.ended = true;
         }
     }
 
     fn send(&mut self, from: usize, to: usize, stage: Stage, bytes: Bytes) {
         let now = self.engine.now();
-        let delivery = self.links.send(now, from, to, bytes);
-        let left = delivery.arrives.saturating_sub(self.links.latency(from, to).to_nanos());
+        let sent = self.links.send(now, from, to, bytes);
         let pass = self.passes[stage.0];
         let record = self.ranks[from].record(Kind::Send, pass, stage.1.saturating_sub(1), now);
-        self.records.push(Record {
-            resource: Resource::Tx,
-            end: left.max(now),
-            bytes: bytes.0,
-            peer: Some(to as u16),
-            ..record
-        });
-        self.engine.at(delivery.arrives, Event::Delivered(to, Message { stage, from, bytes }));
+        self.records.push(Record { resource: Resource::Tx, bytes: bytes.0, peer: Some(to as u16), ..record });
+        let (record, message) = (self.records.len() - 1, Message { stage, from, bytes });
+        match sent {
+            Sent::Known(delivery) => self.left(to, message, record, delivery),
+            Sent::Pending(number) => {
+                self.leaving.insert(number, (to, message, record));
+                self.settle();
+            }
+        }
+    }
+
+    /// Looks which messages have left over the air, and when to look again.
+    fn settle(&mut self) {
+        while let Some((number, delivery)) = self.links.settled(self.engine.now()) {
+            if let Some((to, message, record)) = self.leaving.remove(&number) {
+                self.left(to, message, record, delivery);
+            }
+        }
+        if let Some(at) = self.links.next_event() {
+            self.engine.set(self.air_timer, at, Event::Air);
+        }
+    }
+
+    /// A message is on its last way to its receiver.
+    fn left(&mut self, to: usize, message: Message, record: usize, delivery: Delivery) {
+        self.records[record].end = delivery.left.max(self.records[record].start);
+        self.engine.at(delivery.arrives, Event::Delivered(to, message));
     }
 
     fn delivered(&mut self, place: usize, message: Message) {

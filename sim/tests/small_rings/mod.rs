@@ -62,11 +62,12 @@ pub fn cluster(model: &str, memories: &[Bytes], generate: u32) -> Cluster {
             })
             .collect(),
         head: 0,
-        links: LinkTable::new(Links { default: link, between: vec![] }),
+        links: LinkTable::new(Links::constant(link)),
         model: shipped(model).expect("a shipped model"),
         context: 512,
         kv_cache: KvFormat::F16,
-        workload: Workload { prompt: 4, generate },
+        draft: None,
+        workload: Workload::plain(4, generate),
         seed: 7,
     }
 }
@@ -89,6 +90,8 @@ pub fn plan(model: &ModelProfile, windows: &[u32], residency: ResidencyOptions) 
         context: 512,
         kv_cache: KvFormat::F16,
         output: Processor::Cpu,
+        sequences: 1,
+        draft: None,
         devices: windows
             .iter()
             .enumerate()
@@ -109,6 +112,7 @@ pub fn plan(model: &ModelProfile, windows: &[u32], residency: ResidencyOptions) 
 }
 
 /// A run's numbers.
+#[allow(dead_code, reason = "one of the tests that share this looks at traces")]
 pub fn run(cluster: &Cluster, plan: &Plan) -> Metrics {
     let options = Options::default();
     let trace = simulate(&Input { cluster, plan, options: &options }).expect("a plan that can be run");
