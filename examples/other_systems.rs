@@ -24,8 +24,11 @@ use hearth_schema::trace::Outcome;
 use hearth_schema::{Cluster, LinkTable, Member, Plan, Scenario};
 use hearth_sim::{Input, Options, simulate};
 
-/// Milliseconds a token and to the first, by system and size. source: prima.cpp paper, Table 4
-const PUBLISHED: [(&str, &str, Option<(f64, f64)>); 4] = [
+/// Milliseconds a token and to the first.
+type Times = (f64, f64);
+
+/// By system and size; none where it is out of memory. source: prima.cpp paper, Table 4
+const PUBLISHED: [(&str, &str, Option<Times>); 4] = [
     ("exo", "8b", Some((263.0, 960.0))),
     ("exo", "70b", None),
     ("dllama", "8b", Some((459.0, 1845.0))),
@@ -111,15 +114,12 @@ fn run(cluster: &Cluster, plan: &Plan, ignore_memory: bool) -> Result<Metrics, F
 }
 
 /// The mean time of a token and the time to the first; a word if it ended otherwise.
-fn times(metrics: &Metrics) -> Result<(f64, f64), String> {
-    match (metrics.outcome, metrics.tpot_ms, metrics.ttft_ms) {
-        (Outcome::Ok, Some(tpot), Some(ttft)) => Ok((tpot.mean, ttft)),
-        _ => {
-            let short: Vec<&str> =
-                metrics.short_of_memory.iter().map(|short| short.device.as_str()).collect();
-            Err(format!("out of memory: {}", short.join(", ")))
-        }
+fn times(metrics: &Metrics) -> Result<Times, String> {
+    if let (Outcome::Ok, Some(tpot), Some(ttft)) = (metrics.outcome, metrics.tpot_ms, metrics.ttft_ms) {
+        return Ok((tpot.mean, ttft));
     }
+    let short: Vec<&str> = metrics.short_of_memory.iter().map(|short| short.device.as_str()).collect();
+    Err(format!("out of memory: {}", short.join(", ")))
 }
 
 fn table_4() -> Result<String, Failed> {
