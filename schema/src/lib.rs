@@ -8,8 +8,10 @@
 //! `exec`).
 
 pub mod cluster;
+pub mod conversion;
 pub mod digest;
 pub mod draft;
+pub mod holdings;
 pub mod metrics;
 pub mod plan;
 pub mod rates;
@@ -17,6 +19,7 @@ pub mod residency;
 pub mod room;
 pub mod scenario;
 pub mod schedule;
+pub mod tensor;
 pub mod trace;
 pub mod workload;
 

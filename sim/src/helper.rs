@@ -160,23 +160,21 @@ impl Helper {
                     }
                     Fetch::Again => true,
                 },
-                (Task::ReadAhead, Residency::Windowed | Residency::Managed) => {
-                    match storage.touch(now, chunk, Flow::Prefetch) {
-                        Touch::Ready => {
-                            job.chunks.start += 1;
-                            continue;
-                        }
-                        Touch::Waits => {
-                            self.started(now, storage.chunk());
-                            self.waits = Some(chunk);
-                            false
-                        }
-                        Touch::NoRoom => {
-                            pause = NO_ROOM_PAUSE;
-                            true
-                        }
+                (Task::ReadAhead, _) => match storage.touch(now, chunk, Flow::Prefetch) {
+                    Touch::Ready => {
+                        job.chunks.start += 1;
+                        continue;
                     }
-                }
+                    Touch::Waits => {
+                        self.started(now, storage.chunk());
+                        self.waits = Some(chunk);
+                        false
+                    }
+                    Touch::NoRoom => {
+                        pause = NO_ROOM_PAUSE;
+                        true
+                    }
+                },
             };
             if !again {
                 return None;

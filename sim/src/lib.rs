@@ -19,6 +19,7 @@ mod run;
 mod station;
 pub mod storage;
 mod stream;
+mod tensor;
 mod walk;
 
 pub use error::SimError;

@@ -6,18 +6,23 @@
 //! Which pass enters when the head is free is `hearth_schema::schedule::Generation`'s to say. Weights are on disk when the run begins, unless [`Options::warm`]; those in
 //! GPU memory are loaded already.
 //!
+//! Plans that slice layers run in [`crate::tensor`].
+//!
 //! Not here: speeds and times as numbers. `hearth_schema::metrics` computes them from the trace.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
-use hearth_profiles::device::Device;
-use hearth_profiles::model::DigestMatch;
+use hearth_profiles::device::{Device, PageCachePolicy};
+use hearth_profiles::model::{DigestMatch, ModelProfile};
 use hearth_profiles::{Bytes, BytesPerSecond, Document, Seconds};
 use hearth_schema::cluster::Joined;
+use hearth_schema::conversion::{converted, model_as};
 use hearth_schema::draft;
+use hearth_schema::plan::PlannedDevice;
 use hearth_schema::residency::Residency;
 use hearth_schema::scenario::Workload;
-use hearth_schema::schedule::{Generation, Part, Pass, Schedule, passes, visits};
+use hearth_schema::schedule::{Generation, Part, Pass, Processor, Schedule, passes, visits};
 use hearth_schema::trace::{
     Counter, Header, Kind, Origin, Outcome, Reading, Record, Resource, Trace, TracedDevice,
 };
@@ -64,11 +69,13 @@ pub struct Options {
     pub chunk: Bytes,
     /// Whether memory is at the start as tokens before the run would have left it.
     pub warm: bool,
+    /// Whether every memory is taken to hold whatever a device pins, and nothing ends because it does not fit.
+    pub ignore_memory: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { chunk: Bytes(CHUNK_BYTES), warm: false }
+        Self { chunk: Bytes(CHUNK_BYTES), warm: false, ignore_memory: false }
     }
 }
 
@@ -110,32 +117,46 @@ struct World<'a> {
 /// Runs a plan.
 pub fn simulate(input: &Input) -> Result<Trace, SimError> {
     let devices = check(input)?;
-    let budgets: Option<Vec<Budget>> = devices
+    let header = header(input, &devices);
+    if let Some(tensor) = input.plan.kind.tensor() {
+        return crate::tensor::simulate(input, tensor, &devices, header);
+    }
+    let ignore = input.options.ignore_memory;
+    let budgets: Vec<Option<Budget>> = devices
         .iter()
         .enumerate()
         .map(|(place, device)| {
             let device = draft::beside(input.plan, place, input.cluster.draft.as_ref(), device)?;
-            let budget = Budget::new(input.plan, place, &input.cluster.model, &device);
-            Some(budget).filter(|budget| budget.fits)
+            Some(Budget::new(input.plan, place, &input.cluster.model, &device, ignore))
         })
         .collect();
-    let header = header(input, &devices);
-    let Some(budgets) = budgets else {
+    let shortages: Vec<_> = budgets.iter().flatten().flat_map(|budget| budget.shortages.clone()).collect();
+    let drafts = budgets.iter().all(Option::is_some);
+    let budgets: Vec<Budget> = budgets.into_iter().flatten().collect();
+    if !drafts || !shortages.is_empty() && !ignore {
         // What would have been asked, as far as it does not depend on what is accepted.
         let passes = passes(&Workload { speculation: None, ..input.cluster.workload.clone() });
-        let (records, readings) = (Vec::new(), Vec::new());
-        return Ok(Trace { header, passes, records, readings, outcome: Outcome::OutOfMemory });
-    };
-    let mut world = World::new(*input, &devices, &budgets);
+        let holds = input.plan.only_simulated().is_some();
+        let unreclaimable = budgets.iter().filter(|_| holds).map(|budget| budget.unreclaimable);
+        let (records, readings) = (Vec::new(), crate::tensor::needed(unreclaimable));
+        return Ok(Trace { header, passes, records, readings, shortages, outcome: Outcome::OutOfMemory });
+    }
+    let models = models(input);
+    let mut world = World::new(*input, &devices, &budgets, &models);
     world.run()?;
     let World { mut records, readings, passes, killed, .. } = world;
     records.sort_by_key(|record| record.start);
     let outcome = if killed { Outcome::Killed } else { Outcome::Ok };
-    Ok(Trace { header, passes, records, readings, outcome })
+    Ok(Trace { header, passes, records, readings, shortages: Vec::new(), outcome })
 }
 
 impl<'a> World<'a> {
-    fn new(input: Input<'a>, devices: &[&'a Device], budgets: &[Budget]) -> Self {
+    fn new(
+        input: Input<'a>,
+        devices: &[&'a Device],
+        budgets: &[Budget],
+        models: &'a [Cow<'a, ModelProfile>],
+    ) -> Self {
         let mut engine = Engine::new();
         let plan = Arc::new(input.plan.clone());
         let stations = devices
@@ -145,8 +166,10 @@ impl<'a> World<'a> {
                 let (residency, memory) = (plan.devices[place].residency, budgets[place].cache);
                 let managed = residency.policy == Residency::Managed;
                 let chunk = if managed { residency.piece() } else { input.options.chunk };
-                let layout = Layout::new(&plan, place, &input.cluster.model, chunk);
-                let mut storage = storage((device, place, input.cluster.seed), &layout, memory, chunk);
+                let layout = Layout::new(&plan, place, &models[place], chunk);
+                let memory = if residency.holds() { memory.min(whole(&layout, chunk)) } else { memory };
+                let kept_by = if residency.holds() { &anonymous(device) } else { device };
+                let mut storage = storage((kept_by, place, input.cluster.seed), &layout, memory, chunk);
                 let keeper = if managed {
                     let visits = chunks_of(&layout, &visits(&plan, place));
                     Keeper::Managed(Box::new(Stream::new(
@@ -160,13 +183,14 @@ impl<'a> World<'a> {
                 } else {
                     Keeper::Ahead(Helper::new(place, residency, chunk, storage.window()))
                 };
-                if input.options.warm {
+                if input.options.warm || residency.holds() {
                     warm(&mut storage, &layout, &keeper);
                 }
                 let parts = Parts {
                     device,
                     drafter: drafter(&input, place, device),
-                    model: &input.cluster.model,
+                    model: &models[place],
+                    uploads: budgets[place].uploads.clone(),
                     kv_element: Bytes(plan.kv_cache.element_bytes()),
                     schedule: Schedule::new(plan.clone(), place),
                     seed: input.cluster.seed,
@@ -323,6 +347,24 @@ impl<'a> World<'a> {
     }
 }
 
+/// The model as each device has it: where weights are pinned, in the formats that they are converted to.
+fn models<'a>(input: &Input<'a>) -> Vec<Cow<'a, ModelProfile>> {
+    let (plan, model) = (input.plan, &input.cluster.model);
+    let of = |(place, planned): (usize, &PlannedDevice)| {
+        let residency = planned.residency;
+        if !residency.holds() {
+            return Cow::Borrowed(model);
+        }
+        let on_gpu =
+            |layer: u32| (0..plan.rounds).any(|round| plan.gpu_window(place, round).contains(&layer));
+        let as_planned = |layer: u32| residency.format_on(on_gpu(layer));
+        let mut own = model_as(model, residency.weights_as, as_planned);
+        own.output = converted(&model.output, residency.format_on(plan.output == Processor::Gpu));
+        Cow::Owned(own)
+    };
+    plan.devices.iter().enumerate().map(of).collect()
+}
+
 /// The draft model, on the head of a plan that has one.
 fn drafter<'a>(input: &Input<'a>, place: usize, device: &'a Device) -> Option<Drafter<'a>> {
     let (planned, model) = (input.plan.draft.as_ref()?, input.cluster.draft.as_ref()?);
@@ -367,6 +409,9 @@ fn check<'a>(input: &Input<'a>) -> Result<Vec<&'a Device>, SimError> {
         }
         devices.push(&member.device);
     }
+    if let Some(tensor) = plan.kind.tensor() {
+        tensor.validate_cover(plan, &cluster.model.shape)?;
+    }
     cluster.links.carry(plan)?;
     draft::check(plan, cluster)?;
     Ok(devices)
@@ -386,6 +431,7 @@ fn header(input: &Input, devices: &[&Device]) -> Header {
         scenario: input.plan.scenario.name.clone(),
         plan: input.plan.digest(),
         model: input.plan.model.name.clone(),
+        kind: input.plan.kind.parallelism(),
         seed: input.cluster.seed,
         version: env!("CARGO_PKG_VERSION").into(),
         devices: devices.iter().enumerate().map(traced).collect(),
@@ -396,6 +442,20 @@ fn header(input: &Input, devices: &[&Device]) -> Header {
 fn chunks_of(layout: &Layout, visits: &[Vec<Part>]) -> Vec<Vec<Chunk>> {
     let chunks = |parts: &Vec<Part>| parts.iter().flat_map(|part| layout.part(part)).collect();
     visits.iter().map(chunks).collect()
+}
+
+/// The device with its own memory kept as anonymous pages are: by two lists, or by the paper's formula.
+fn anonymous(device: &Device) -> Device {
+    let mut device = device.clone();
+    if device.memory.page_cache != PageCachePolicy::PaperLinear {
+        device.memory.page_cache = PageCachePolicy::TwoList;
+    }
+    device
+}
+
+/// Memory for the whole file.
+fn whole(layout: &Layout, chunk: Bytes) -> Bytes {
+    chunk * (u64::from(layout.chunks()) + 2)
 }
 
 /// Leaves memory as tokens before the run would have: a share that fits is there; of one that does not, what the page
@@ -446,7 +506,8 @@ fn read_ahead(device: &Device, chunk: Bytes) -> Bytes {
     if device.cpu.cores > 1 { window.max(chunk * 4) } else { window }
 }
 
-fn links(input: Input) -> AirLink {
+/// The links between the plan's devices.
+pub(crate) fn links(input: Input) -> AirLink {
     let table = &input.cluster.links;
     let names: Vec<&str> = input.plan.devices.iter().map(|device| device.name.as_str()).collect();
     let (mut wires, mut ways) = (ConstantLink::new(Wire::from(table.usual())), Vec::new());

@@ -87,6 +87,7 @@ pub struct Station<'a> {
     device: &'a Device,
     model: &'a ModelProfile,
     kv_element: Bytes,
+    uploads: Vec<Bytes>,
     seed: u64,
     schedule: Schedule,
     layout: Layout,
@@ -111,6 +112,8 @@ pub struct Parts<'a> {
     pub device: &'a Device,
     /// The model.
     pub model: &'a ModelProfile,
+    /// What goes to the GPU again for every token, layer by layer; none beyond the list's end.
+    pub uploads: Vec<Bytes>,
     /// Bytes of an element of the key-value cache.
     pub kv_element: Bytes,
     /// The run's seed.
@@ -135,6 +138,7 @@ impl<'a> Station<'a> {
             device: parts.device,
             model: parts.model,
             kv_element: parts.kv_element,
+            uploads: parts.uploads,
             seed: parts.seed,
             schedule: parts.schedule,
             layout: parts.layout,
@@ -401,7 +405,10 @@ impl<'a> Station<'a> {
         if !gpu.unified_memory {
             let bytes = self.model.shape.activation_bytes() * u64::from(pass.tokens);
             let copy = Record { kind: Kind::Copy, bytes: bytes.0, layers: None, ..compute.clone() };
-            steps.insert(0, (copy.clone(), gpu.upload.time(bytes)));
+            let again: Bytes =
+                compute.layer_range().filter_map(|layer| self.uploads.get(layer as usize).copied()).sum();
+            let up = Record { bytes: (bytes + again).0, ..copy.clone() };
+            steps.insert(0, (up, gpu.upload.time(bytes + again)));
             steps.push((copy, gpu.download.time(bytes)));
         }
         steps

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use hearth_profiles::Bytes;
 use hearth_reports::published::results::Spread;
 use hearth_schema::metrics::{self, Metrics};
-use hearth_schema::trace::{Outcome, Trace};
+use hearth_schema::trace::{MemoryKind, Outcome, Trace};
 use hearth_schema::{Cluster, Plan, Scenario};
 use hearth_sim::{Input, Options};
 use serde::Serialize;
@@ -58,7 +58,7 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     cluster.seed = args.seed.unwrap_or(cluster.seed);
     let plan = plan::read_or_make(args.plan.as_deref(), &loaded, &cluster, &args.planning)?;
     limits::restrict_memory(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
-    let trace = simulate(&cluster, &plan, &loaded.scenario, args.warm)?;
+    let trace = simulate_with(&cluster, &plan, &loaded.scenario, args.warm, args.ignore_memory)?;
     if let Some(path) = &args.trace {
         write_trace(path, &trace)?;
     }
@@ -93,8 +93,18 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
 
 /// Runs a plan in the simulator, from disk or with weights in memory already.
 pub fn simulate(cluster: &Cluster, plan: &Plan, scenario: &Scenario, warm: bool) -> Result<Trace, Failure> {
+    simulate_with(cluster, plan, scenario, warm, false)
+}
+
+fn simulate_with(
+    cluster: &Cluster,
+    plan: &Plan,
+    scenario: &Scenario,
+    warm: bool,
+    ignore_memory: bool,
+) -> Result<Trace, Failure> {
     let chunk = if cluster.model.total_bytes() > FINE_BELOW { Options::default().chunk } else { FINE_CHUNK };
-    let options = Options { chunk, warm };
+    let options = Options { chunk, warm, ignore_memory };
     let mut trace =
         hearth_sim::simulate(&Input { cluster, plan, options: &options }).map_err(Failure::unusable)?;
     trace.header.scenario.clone_from(&scenario.name);
@@ -155,6 +165,14 @@ pub fn table(metrics: &Metrics) -> String {
         metrics.tokens_per_s.map_or("-".into(), |rate| format!("{rate:.2}")),
         number(metrics.ttft_ms),
     );
+    for short in &metrics.short_of_memory {
+        let memory = match short.memory {
+            MemoryKind::Main => "memory",
+            MemoryKind::Gpu => "GPU memory",
+        };
+        let (needed, available) = (Bytes(short.needed_bytes), Bytes(short.available_bytes));
+        let _ = writeln!(text, "  {} needs {needed} of {memory} and can have {available}", short.device);
+    }
     let terms: Vec<String> = metrics
         .terms_ms
         .rows()

@@ -19,4 +19,5 @@ mod ring_key;
 mod rust_text;
 mod scenarios;
 mod sweep;
+mod systems;
 mod tidy;

@@ -181,6 +181,7 @@ impl Ring {
             passes,
             records: Vec::new(),
             readings: Vec::new(),
+            shortages: Vec::new(),
             outcome: Outcome::Ok,
         };
         merge(&mut trace, lines, 0, started);
@@ -221,6 +222,7 @@ impl Ring {
             scenario,
             plan: self.plan.digest(),
             model: self.plan.model.name.clone(),
+            kind: self.plan.kind.parallelism(),
             seed,
             version: env!("CARGO_PKG_VERSION").into(),
             devices: devices.collect(),

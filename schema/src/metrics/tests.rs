@@ -41,6 +41,7 @@ fn trace() -> Trace {
             scenario: "s".into(),
             plan: "p".into(),
             model: "m".into(),
+            kind: crate::plan::Parallelism::Ring,
             seed: 1,
             version: "0".into(),
             devices: vec![device("head"), device("worker")],
@@ -59,6 +60,7 @@ fn trace() -> Trace {
             with_cpu(record(0, Kind::Output, 1, 1, [160, 170]), 10),
         ],
         readings: vec![reading(0, 500), reading(1, 1500)],
+        shortages: vec![],
         outcome: Outcome::Ok,
     }
 }

@@ -6,7 +6,7 @@ use hearth_profiles::model::{ModelProfile, shipped};
 use hearth_profiles::{Bytes, BytesPerSecond, Device, Document, Link, Seconds, Sourced};
 use hearth_schema::cluster::{Cluster, LinkTable, Member};
 use hearth_schema::metrics::{self, Metrics};
-use hearth_schema::plan::{Origin, Plan, PlannedDevice, PlannedModel, PlannerRecord, Role};
+use hearth_schema::plan::{Origin, Plan, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Role};
 use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::scenario::{KvFormat, Links, Workload};
 use hearth_schema::schedule::Processor;
@@ -85,6 +85,7 @@ pub fn plan(model: &ModelProfile, windows: &[u32], residency: ResidencyOptions) 
             layers,
         },
         planner: PlannerRecord { strategy: "manual".into(), options: vec![] },
+        kind: PlanKind::Ring,
         rounds: layers.div_ceil(windows.iter().sum()),
         context: 512,
         kv_cache: KvFormat::F16,
