@@ -208,7 +208,7 @@ impl LoadedScenario {
     /// The cluster of devices that were measured for this scenario, inside its memory limits, in its order.
     pub fn cluster_of(&self, devices: Vec<Device>, model: Option<&Path>) -> Result<Cluster, Failure> {
         let model = self.model_profile(model)?;
-        Ok(self.assemble(devices, model))
+        self.assemble(devices, model)
     }
 
     /// The scenario's model, or the one in a file that stands for it.
@@ -219,8 +219,8 @@ impl LoadedScenario {
         }
     }
 
-    /// The cluster of these devices, in the scenario's order, and a model. Nothing is read.
-    pub fn assemble(&self, devices: Vec<Device>, model: ModelProfile) -> Cluster {
+    /// The cluster of these devices, in the scenario's order, and a model. Nothing but a draft model is read.
+    pub fn assemble(&self, devices: Vec<Device>, model: ModelProfile) -> Result<Cluster, Failure> {
         let scenario = &self.scenario;
         let member = |(entry, device): (&DeviceEntry, Device)| Member {
             name: entry.name.clone(),
@@ -228,6 +228,7 @@ impl LoadedScenario {
             device,
             residency: entry.residency.or(scenario.residency),
         };
+        let draft = scenario.workload.speculation.as_ref();
         let mut cluster = Cluster {
             members: scenario.devices.iter().zip(devices).map(member).collect(),
             head: scenario.head(),
@@ -235,11 +236,15 @@ impl LoadedScenario {
             model,
             context: scenario.context,
             kv_cache: scenario.kv_cache,
-            workload: scenario.workload,
+            draft: draft.map(|draft| self.model(&draft.draft)).transpose()?,
+            workload: scenario.workload.clone(),
             seed: scenario.seed,
         };
+        if let Some(draft) = &cluster.draft {
+            hearth_schema::draft::same_vocabulary(draft, &cluster.model).map_err(Failure::unusable)?;
+        }
         limits::throttle(scenario, &mut cluster);
-        cluster
+        Ok(cluster)
     }
 
     /// The same with another scenario in place of its own.

@@ -15,6 +15,7 @@ mod output;
 mod progress;
 mod refinement;
 mod sweep;
+mod uncertainty;
 
 use std::process::ExitCode;
 

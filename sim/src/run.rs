@@ -3,33 +3,39 @@
 //! One world: a station for each device of the plan, the links between them, and the engine that orders their
 //! events. The schedule says what is done, the stations how long it takes; the trace is the executor's.
 //!
-//! Passes of a prompt follow each other into the ring as soon as the head is free; a generated token enters
-//! when the one before it is out. Weights are on disk when the run begins, unless [`Options::warm`]; those in
+//! Which pass enters when the head is free is `hearth_schema::schedule::Generation`'s to say. Weights are on disk when the run begins, unless [`Options::warm`]; those in
 //! GPU memory are loaded already.
 //!
 //! Not here: speeds and times as numbers. `hearth_schema::metrics` computes them from the trace.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use hearth_profiles::device::{Device, Os, PageCachePolicy};
+use hearth_profiles::device::Device;
 use hearth_profiles::model::DigestMatch;
 use hearth_profiles::{Bytes, BytesPerSecond, Document, Seconds};
+use hearth_schema::cluster::Joined;
+use hearth_schema::draft;
 use hearth_schema::residency::Residency;
-use hearth_schema::schedule::{Part, Pass, Schedule, passes, visits};
+use hearth_schema::scenario::Workload;
+use hearth_schema::schedule::{Generation, Part, Pass, Schedule, passes, visits};
 use hearth_schema::trace::{
     Counter, Header, Kind, Origin, Outcome, Reading, Record, Resource, Trace, TracedDevice,
 };
 use hearth_schema::{Cluster, Plan};
 
+use crate::acceptance::Acceptance;
 use crate::budget::Budget;
-use crate::engine::Engine;
+use crate::drafter::Drafter;
+use crate::engine::{Engine, Timer};
 use crate::error::SimError;
 use crate::helper::Helper;
 use crate::keeper::Keeper;
 use crate::layout::Layout;
-use crate::page_cache::{CHUNK_BYTES, Chunk, PaperLinear, Policy, TwoList};
-use crate::resource::link::Wire;
-use crate::resource::{ConstantLink, DiskSpeed, Link};
+use crate::page_cache::of_device::{Placed, unvalidated, unwired_after};
+use crate::page_cache::{Access, CHUNK_BYTES, Chunk, Fetch};
+use crate::resource::link::{Delivery, Sent, Wire};
+use crate::resource::{AirLink, ConstantLink, DiskSpeed, Link};
 use crate::station::{Desk, Message, Outgoing, Parts, Station};
 use crate::storage::Storage;
 use crate::stream::Stream;
@@ -57,7 +63,7 @@ pub struct Options {
     /// The unit of the page cache, but for a device that manages its residency in pieces of its own. Finer is
     /// slower and closer to the kernel.
     pub chunk: Bytes,
-    /// Whether as much of the weights as fits is in memory at the start.
+    /// Whether memory is at the start as tokens before the run would have left it.
     pub warm: bool,
 }
 
@@ -78,6 +84,8 @@ pub enum Event {
     Disk(usize),
     /// The helper goes on.
     Helper(usize),
+    /// A transmission on the air may be over.
+    Air,
     /// Activations arrive.
     Deliver(usize, Message),
 }
@@ -87,13 +95,16 @@ struct World<'a> {
     engine: Engine<Event>,
     stations: Vec<Station<'a>>,
     unreclaimable: Vec<Bytes>,
-    links: ConstantLink,
+    links: AirLink,
+    air_timer: Timer,
+    /// Messages that have not left yet, with the index of their record, by their number.
+    leaving: BTreeMap<u64, (usize, Message, usize)>,
+    generation: Generation,
+    acceptance: Acceptance,
+    /// The passes begun.
     passes: Vec<Pass>,
-    /// How many passes have begun.
-    begun: usize,
-    /// Index of the pass whose token must be out before the next pass begins.
-    awaited: Option<u32>,
-    ended: bool,
+    /// A device's system has killed it.
+    killed: bool,
     records: Vec<Record>,
     readings: Vec<Reading>,
 }
@@ -101,26 +112,32 @@ struct World<'a> {
 /// Runs a plan.
 pub fn simulate(input: &Input) -> Result<Trace, SimError> {
     let devices = check(input)?;
-    let budgets: Vec<Budget> = devices
+    let budgets: Option<Vec<Budget>> = devices
         .iter()
         .enumerate()
-        .map(|(place, device)| Budget::new(input.plan, place, &input.cluster.model, device))
+        .map(|(place, device)| {
+            let device = draft::beside(input.plan, place, input.cluster.draft.as_ref(), device)?;
+            let budget = Budget::new(input.plan, place, &input.cluster.model, &device);
+            Some(budget).filter(|budget| budget.fits)
+        })
         .collect();
     let header = header(input, &devices);
-    let passes = passes(input.cluster.workload);
-    if budgets.iter().any(|budget| !budget.fits) {
+    let Some(budgets) = budgets else {
+        // What would have been asked, as far as it does not depend on what is accepted.
+        let passes = passes(&Workload { speculation: None, ..input.cluster.workload.clone() });
         let (records, readings) = (Vec::new(), Vec::new());
         return Ok(Trace { header, passes, records, readings, outcome: Outcome::OutOfMemory });
-    }
-    let mut world = World::new(*input, &devices, &budgets, passes);
+    };
+    let mut world = World::new(*input, &devices, &budgets);
     world.run()?;
-    let World { mut records, readings, passes, .. } = world;
+    let World { mut records, readings, passes, killed, .. } = world;
     records.sort_by_key(|record| record.start);
-    Ok(Trace { header, passes, records, readings, outcome: Outcome::Ok })
+    let outcome = if killed { Outcome::Killed } else { Outcome::Ok };
+    Ok(Trace { header, passes, records, readings, outcome })
 }
 
 impl<'a> World<'a> {
-    fn new(input: Input<'a>, devices: &[&'a Device], budgets: &[Budget], passes: Vec<Pass>) -> Self {
+    fn new(input: Input<'a>, devices: &[&'a Device], budgets: &[Budget]) -> Self {
         let mut engine = Engine::new();
         let plan = Arc::new(input.plan.clone());
         let stations = devices
@@ -131,7 +148,7 @@ impl<'a> World<'a> {
                 let managed = residency.policy == Residency::Managed;
                 let chunk = if managed { residency.piece() } else { input.options.chunk };
                 let layout = Layout::new(&plan, place, &input.cluster.model, chunk);
-                let mut storage = storage(device, &layout, memory, chunk);
+                let mut storage = storage((device, place, input.cluster.seed), &layout, memory, chunk);
                 let keeper = if managed {
                     let visits = chunks_of(&layout, &visits(&plan, place));
                     Keeper::Managed(Box::new(Stream::new(
@@ -150,6 +167,7 @@ impl<'a> World<'a> {
                 }
                 let parts = Parts {
                     device,
+                    drafter: drafter(&input, place, device),
                     model: &input.cluster.model,
                     kv_element: Bytes(plan.kv_cache.element_bytes()),
                     schedule: Schedule::new(plan.clone(), place),
@@ -161,15 +179,18 @@ impl<'a> World<'a> {
                 Station::new(parts, &mut engine)
             })
             .collect();
+        let air_timer = engine.timer();
         Self {
             engine,
             stations,
             unreclaimable: budgets.iter().map(|budget| budget.unreclaimable).collect(),
             links: links(input),
-            passes,
-            begun: 0,
-            awaited: None,
-            ended: false,
+            air_timer,
+            leaving: BTreeMap::new(),
+            generation: Generation::new(&input.cluster.workload),
+            acceptance: Acceptance::new(input.cluster.seed, &input.cluster.workload),
+            passes: Vec::new(),
+            killed: false,
             records: Vec::new(),
             readings: Vec::new(),
         }
@@ -177,13 +198,14 @@ impl<'a> World<'a> {
 
     fn run(&mut self) -> Result<(), SimError> {
         self.begin()?;
-        while !self.ended {
+        while !self.killed && !self.generation.is_over() {
             // Every device waiting for another would be a fault of the schedule, which its tests exclude.
             let event = self.engine.next_event().expect("a ring under way has a next event");
             match event {
                 Event::Wake(place) => self.at(place, Station::wake)?,
                 Event::Processor(place) => self.at(place, Station::processor)?,
                 Event::Disk(place) => self.at(place, Station::arrivals)?,
+                Event::Air => self.settle(),
                 Event::Deliver(place, message) => {
                     self.at(place, |station, desk| station.deliver(message, desk))?;
                 }
@@ -205,12 +227,10 @@ impl<'a> World<'a> {
 
     /// The head takes up the next pass if it is free and the pass may begin.
     fn begin(&mut self) -> Result<(), SimError> {
-        while self.awaited.is_none() && self.begun < self.passes.len() && self.stations[0].is_free() {
-            let pass = self.passes[self.begun];
-            self.begun += 1;
-            if pass.output {
-                self.awaited = Some(pass.index);
-            }
+        while self.stations[0].is_free()
+            && let Some(pass) = self.generation.begin()
+        {
+            self.passes.push(pass);
             self.at(0, |station, desk| station.begin(pass, desk))?;
         }
         Ok(())
@@ -224,10 +244,13 @@ impl<'a> World<'a> {
         let mut outgoing = Vec::new();
         let mut desk = Desk { engine: &mut self.engine, records: &mut self.records, outgoing: &mut outgoing };
         act(&mut self.stations[place], &mut desk)?;
+        if !self.stations[place].storage.view().view().survives() {
+            self.killed = true;
+        }
         for sent in outgoing {
             match sent {
                 Outgoing::Send(to, message) => self.send(place, to, message),
-                Outgoing::Output(pass) => self.output(pass),
+                Outgoing::Output(pass) => self.output(pass)?,
             }
         }
         Ok(())
@@ -235,8 +258,7 @@ impl<'a> World<'a> {
 
     fn send(&mut self, from: usize, to: usize, message: Message) {
         let now = self.engine.now();
-        let delivery = self.links.send(now, from, to, message.bytes);
-        let left = delivery.arrives.saturating_sub(self.links.latency(from, to).to_nanos());
+        let sent = self.links.send(now, from, to, message.bytes);
         self.records.push(Record {
             device: from as u16,
             resource: Resource::Tx,
@@ -245,19 +267,47 @@ impl<'a> World<'a> {
             round: message.sent_in,
             layers: None,
             start: now,
-            end: left.max(now),
+            end: now,
             bytes: message.bytes.0,
             peer: Some(to as u16),
             cost: None,
         });
+        let record = self.records.len() - 1;
+        match sent {
+            Sent::Known(delivery) => self.left(to, message, record, delivery),
+            Sent::Pending(number) => {
+                self.leaving.insert(number, (to, message, record));
+                self.settle();
+            }
+        }
+    }
+
+    /// Looks which messages have left over the air, and when to look again.
+    fn settle(&mut self) {
+        while let Some((number, delivery)) = self.links.settled(self.engine.now()) {
+            if let Some((to, message, record)) = self.leaving.remove(&number) {
+                self.left(to, message, record, delivery);
+            }
+        }
+        if let Some(at) = self.links.next_event() {
+            self.engine.set(self.air_timer, at, Event::Air);
+        }
+    }
+
+    /// A message is on its last way to its receiver.
+    fn left(&mut self, to: usize, message: Message, record: usize, delivery: Delivery) {
+        self.records[record].end = delivery.left.max(self.records[record].start);
         let message = Message { at: delivery.arrives, ..message };
         self.engine.at(delivery.arrives, Event::Deliver(to, message));
     }
 
-    /// A token is out: the next may enter, and the counters are read.
-    fn output(&mut self, pass: u32) {
-        self.awaited = None;
-        self.ended = self.begun == self.passes.len();
+    /// The tokens of a pass are out: the next may enter, and the counters are read.
+    fn output(&mut self, pass: u32) -> Result<(), SimError> {
+        let (accepted, drafted) = match self.passes.get(pass as usize) {
+            Some(&begun) => (self.acceptance.of(begun), begun.drafted),
+            None => (0, 0),
+        };
+        self.generation.output(pass, accepted)?;
         let at = self.engine.now();
         for (place, station) in self.stations.iter().enumerate() {
             let resident = station.resident().0;
@@ -274,7 +324,19 @@ impl<'a> World<'a> {
                 value,
             }));
         }
+        if drafted > 0 {
+            let (counter, value) = (Counter::Accepted, u64::from(accepted));
+            self.readings.push(Reading { device: 0, counter, pass, at, value });
+        }
+        Ok(())
     }
+}
+
+/// The draft model, on the head of a plan that has one.
+fn drafter<'a>(input: &Input<'a>, place: usize, device: &'a Device) -> Option<Drafter<'a>> {
+    let (planned, model) = (input.plan.draft.as_ref()?, input.cluster.draft.as_ref()?);
+    let kv_element = Bytes(input.plan.kv_cache.element_bytes());
+    (place == 0).then(|| Drafter::new(device, model, kv_element, planned.processor))
 }
 
 /// The plan's devices in ring order, if everything fits together.
@@ -315,6 +377,7 @@ fn check<'a>(input: &Input<'a>) -> Result<Vec<&'a Device>, SimError> {
         devices.push(&member.device);
     }
     cluster.links.carry(plan)?;
+    draft::check(plan, cluster)?;
     Ok(devices)
 }
 
@@ -338,38 +401,33 @@ fn header(input: &Input, devices: &[&Device]) -> Header {
     }
 }
 
-/// What of a device has not been checked against a machine.
-fn unvalidated(device: &Device) -> Option<String> {
-    match (device.memory.page_cache, device.os) {
-        (PageCachePolicy::TwoList, Os::Linux) => None,
-        (PageCachePolicy::TwoList, os) => Some(format!("page cache of {os:?} as classic Linux")),
-        (PageCachePolicy::PaperLinear, _) => {
-            Some("page cache by the paper's formula, not by a kernel".into())
-        }
-    }
-}
-
 /// The chunks of each visit, in the order of use.
 fn chunks_of(layout: &Layout, visits: &[Vec<Part>]) -> Vec<Vec<Chunk>> {
     let chunks = |parts: &Vec<Part>| parts.iter().flat_map(|part| layout.part(part)).collect();
     visits.iter().map(chunks).collect()
 }
 
-/// Puts as much of the share into memory as has room.
+/// Leaves memory as tokens before the run would have: a share that fits is there; of one that does not, what the page
+/// cache keeps when it is read round and round.
 fn warm(storage: &mut Storage, layout: &Layout, keeper: &Keeper) {
     let chunks: Vec<Chunk> = match keeper {
-        Keeper::Ahead(_) => layout.own().collect(),
+        Keeper::Ahead(_) => layout.own().chain(layout.own()).collect(),
         Keeper::Managed(stream) => stream.kept().collect(),
     };
     let cache = storage.cache().cache();
-    let capacity = cache.capacity() as usize;
-    for chunk in chunks.into_iter().take(capacity) {
-        cache.prefetch_now(chunk);
-        cache.arrived(chunk);
+    for chunk in chunks {
+        if cache.access(chunk) == Access::Absent && cache.prefetch_now(chunk) == Fetch::Started {
+            cache.arrived(chunk);
+        }
     }
 }
 
-fn storage(device: &Device, layout: &Layout, cache: Bytes, chunk: Bytes) -> Storage {
+fn storage(
+    (device, place, seed): (&Device, usize, u64),
+    layout: &Layout,
+    cache: Bytes,
+    chunk: Bytes,
+) -> Storage {
     let sequential = device.disk.sequential.value;
     let or_sequential = |rate: &Option<hearth_profiles::Sourced<BytesPerSecond>>| {
         rate.as_ref().map_or(sequential, |rate| rate.value)
@@ -383,17 +441,8 @@ fn storage(device: &Device, layout: &Layout, cache: Bytes, chunk: Bytes) -> Stor
         latency: device.disk.latency.as_ref().map_or(Seconds(0.0), |latency| latency.value),
     };
     let read_ahead = read_ahead(device, chunk);
-    // A page and what is read around it must have room, or nothing would ever be computed.
-    let capacity = (cache.0 / chunk.0).clamp(2, u64::from(u32::MAX)) as u32;
-    let share = layout.chunks();
-    let policy = match device.memory.page_cache {
-        PageCachePolicy::PaperLinear => Policy::PaperLinear(PaperLinear::new(share, capacity)),
-        PageCachePolicy::TwoList => {
-            let two_list = TwoList::new(share, capacity).with_size(cache.0 >> 30);
-            Policy::TwoList(Box::new(two_list))
-        }
-    };
-    Storage::with_chunks(policy, read_ahead, speed, chunk)
+    let placed = Placed { device, place, seed, room: cache, share: layout.chunks(), chunk };
+    Storage::with_chunks(placed.policy(), read_ahead, speed, chunk).unwired_after(unwired_after(device))
 }
 
 /// How far reading by faults runs ahead of computing.
@@ -406,19 +455,20 @@ fn read_ahead(device: &Device, chunk: Bytes) -> Bytes {
     if device.cpu.cores > 1 { window.max(chunk * 4) } else { window }
 }
 
-fn links(input: Input) -> ConstantLink {
-    let wire =
-        |link: &hearth_profiles::Link| Wire { latency: link.latency.value, bandwidth: link.bandwidth.value };
+fn links(input: Input) -> AirLink {
     let table = &input.cluster.links;
     let names: Vec<&str> = input.plan.devices.iter().map(|device| device.name.as_str()).collect();
-    let mut links = ConstantLink::new(wire(table.usual()));
+    let (mut wires, mut ways) = (ConstantLink::new(Wire::from(table.usual())), Vec::new());
     for (from, sender) in names.iter().enumerate() {
         for (to, receiver) in names.iter().enumerate().filter(|&(to, _)| to != from) {
-            // Pairs that cannot reach each other have no wire of their own: `check` has seen that none is used.
-            if let Some(link) = table.between(sender, receiver) {
-                links = links.with(from, to, wire(link));
+            match table.joined(sender, receiver) {
+                Some(Joined::Link(link)) => wires = wires.with(from, to, Wire::from(link)),
+                Some(Joined::Air(way)) => ways.push((from, to, way)),
+                // Pairs that cannot reach each other have no wire of their own: `check` has seen that none is used.
+                None => {}
             }
         }
     }
-    links
+    let links = AirLink::new(wires, table.air(), input.cluster.seed);
+    ways.iter().fold(links, |links, (from, to, way)| links.with(*from, *to, way))
 }

@@ -157,7 +157,7 @@ impl Sweep {
         }
         let model = self.models.get(&model_name(&loaded.scenario.model));
         let model = model.cloned().ok_or_else(|| refused("its model was not read".into()))?;
-        let mut cluster = loaded.assemble(devices, model);
+        let mut cluster = loaded.assemble(devices, model).map_err(|failure| refused(failure.reason()))?;
         limits::bound_memory(&loaded.scenario, &mut cluster);
         cluster.seed = row.seed;
         let plan = match &self.plan {
@@ -167,7 +167,7 @@ impl Sweep {
         };
         row.plan = Some(row::Planned::of(&plan));
         limits::restrict_memory(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
-        let trace = simulate::simulate(&cluster, &plan, &loaded.scenario).map_err(|failure| {
+        let trace = simulate::simulate(&cluster, &plan, &loaded.scenario, false).map_err(|failure| {
             let word = if failure.code == UNUSABLE { "refused" } else { "failed" };
             format!("{word}: {}", failure.reason())
         })?;

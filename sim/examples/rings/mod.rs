@@ -14,6 +14,7 @@ use hearth_schema::cluster::{Cluster, LinkTable, Member};
 use hearth_schema::plan::{Origin, Plan, PlannedDevice, PlannedModel, PlannerRecord, Role};
 use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::scenario::{KvFormat, Links, Workload};
+use hearth_schema::schedule::Processor;
 use hearth_sim::{Input, Options, SimError, simulate};
 
 /// What is simulated.
@@ -60,11 +61,12 @@ impl Ring {
         let mut cluster = Cluster {
             members,
             head: 0,
-            links: LinkTable::new(Links { default, between: vec![] }),
+            links: LinkTable::new(Links::constant(default)),
             model: model(size.layers)?,
             context: 1024,
             kv_cache: KvFormat::F16,
-            workload: Workload { prompt: 32, generate: size.tokens },
+            draft: None,
+            workload: Workload::plain(32, size.tokens),
             seed: 1,
         };
         let plan = plan(&cluster, &size);
@@ -147,6 +149,9 @@ fn plan(cluster: &Cluster, size: &Size) -> Plan {
         rounds: size.layers.div_ceil(size.windows.iter().sum()),
         context: cluster.context,
         kv_cache: cluster.kv_cache,
+        output: Processor::Cpu,
+        sequences: 1,
+        draft: None,
         devices: size.windows.iter().enumerate().map(device).collect(),
         dropped: vec![],
         predicted: None,

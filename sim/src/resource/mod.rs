@@ -16,7 +16,7 @@ use crate::engine::Nanos;
 
 pub use cpu::Cpu;
 pub use disk::{Disk, DiskSpeed, Flow};
-pub use link::{ConstantLink, Link};
+pub use link::{AirLink, ConstantLink, Link};
 
 /// The first nanosecond by which so many seconds are over. As `ceil`, which without an instruction of its own is a
 /// call of a function, made for every event.
