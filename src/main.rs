@@ -14,6 +14,8 @@ mod limits;
 mod output;
 mod progress;
 mod refinement;
+mod sweep;
+mod uncertainty;
 
 use std::process::ExitCode;
 

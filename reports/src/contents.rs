@@ -12,7 +12,7 @@ use crate::comparison::{Comparison, Run};
 use crate::document::{Block, Document, Figure, Section, Table, Text, Weight};
 use crate::svg::Drawing;
 use crate::tokens::{self, Token};
-use crate::{charts, escape, gantt, summary, tables, terms};
+use crate::{charts, drafting, escape, gantt, summary, tables, terms};
 
 /// Runs whose longest and shortest token differ by more than this are drawn in scales of their own.
 const SAME_SCALE: u64 = 4;
@@ -23,7 +23,9 @@ pub fn of(comparison: &Comparison, traces: &[Trace]) -> Document {
     let leading = &comparison.runs[comparison.leading()];
     let mut opening = vec![Block::Paragraph(summary::of(comparison))];
     opening.extend(comparison.notes.iter().map(|note| Block::Note(Text::from(note.clone()))));
-    let sections = [times(comparison), devices(&runs), one_token(&runs), every_token(&runs), memory(&runs)];
+    let several = drafting::section(comparison.runs.iter());
+    let sections =
+        [times(comparison), several, devices(&runs), one_token(&runs), every_token(&runs), memory(&runs)];
     let mut sections: Vec<Section> =
         sections.into_iter().filter(|section| !section.blocks.is_empty()).collect();
     sections.push(provenance(&runs));

@@ -14,10 +14,12 @@ use std::ops::Range;
 
 use hearth_profiles::Seconds;
 use hearth_profiles::document::{Document, DocumentError};
+use hearth_profiles::model::ModelProfile;
 use serde::{Deserialize, Serialize};
 
 use crate::residency::ResidencyOptions;
 use crate::scenario::KvFormat;
+use crate::schedule::Processor;
 
 /// A layer-to-device assignment with everything a runner needs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -37,6 +39,15 @@ pub struct Plan {
     pub context: u32,
     /// How keys and values are stored.
     pub kv_cache: KvFormat,
+    /// Where the head keeps the output matrix and multiplies with it. On the GPU only where all its layers are too.
+    #[serde(default, skip_serializing_if = "on_the_cpu")]
+    pub output: Processor,
+    /// Sequences that are under way at once, each with a cache for the whole context.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub sequences: u32,
+    /// The model that drafts tokens on the head.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draft: Option<PlannedDraft>,
     /// The devices in ring order, the head first.
     pub devices: Vec<PlannedDevice>,
     /// Devices that got nothing, and why.
@@ -48,6 +59,11 @@ pub struct Plan {
     /// Why this plan, in sentences.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub explanation: Vec<String>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
+fn on_the_cpu(processor: &Processor) -> bool {
+    *processor == Processor::Cpu
 }
 
 /// A document's name and digest.
@@ -73,6 +89,25 @@ pub struct PlannedModel {
     pub shape_digest: String,
     /// Layers L.
     pub layers: u32,
+}
+
+/// The model that drafts, and where on the head.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PlannedDraft {
+    /// Which model.
+    pub model: PlannedModel,
+    /// On which processor.
+    pub processor: Processor,
+}
+
+fn one() -> u32 {
+    1
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
+fn is_one(count: &u32) -> bool {
+    *count == 1
 }
 
 /// Who made a plan.
@@ -153,6 +188,19 @@ pub struct Predicted {
     pub tpot: Seconds,
 }
 
+impl PlannedModel {
+    /// What a plan says of a model. One without a file has the digest of its shape and no other.
+    pub fn of(model: &ModelProfile) -> Self {
+        let shape_digest = model.shape_digest();
+        Self {
+            name: model.name.clone(),
+            digest: (model.digest != shape_digest).then(|| model.digest.clone()),
+            shape_digest,
+            layers: model.shape.layers.0,
+        }
+    }
+}
+
 impl Plan {
     /// W, the layers of one full round.
     pub fn ring_layers(&self) -> u32 {
@@ -223,6 +271,13 @@ impl Document for Plan {
                 ));
             }
         }
+        let head = &self.devices[0];
+        if self.output == Processor::Gpu && (head.window == 0 || head.gpu_layers < head.window) {
+            return refuse(format!(
+                "`output: gpu` needs all layers of the head on its GPU, and `{}` has {} of {} there",
+                head.name, head.gpu_layers, head.window
+            ));
+        }
         self.validate_cover()
     }
 }
@@ -256,6 +311,14 @@ impl Plan {
         }
         if self.context == 0 {
             return Err(DocumentError::invalid("`context` is 0; it must hold at least the prompt"));
+        }
+        if self.sequences == 0 || u64::from(self.sequences) * u64::from(self.context) > u64::from(u32::MAX) {
+            return Err(DocumentError::invalid(format!(
+                "`sequences` is {}: it must be at least 1, and times the `context` of {} at most {}",
+                self.sequences,
+                self.context,
+                u32::MAX
+            )));
         }
         Ok(())
     }

@@ -5,7 +5,8 @@
 
 use hearth_profiles::DocumentError;
 use hearth_schema::cluster::NoLink;
-use hearth_schema::schedule::ScheduleError;
+use hearth_schema::draft::DraftError;
+use hearth_schema::schedule::{GenerationError, ScheduleError};
 
 /// Why a plan cannot be simulated.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -68,6 +69,12 @@ pub enum SimError {
     /// The plan sends over a pair of devices that cannot reach each other.
     #[error(transparent)]
     NoLink(#[from] NoLink),
+    /// Plan and scenario do not draft alike, or not for as many sequences.
+    #[error(transparent)]
+    Draft(#[from] DraftError),
+    /// Tokens came out that nobody waits for: a defect of the simulator.
+    #[error(transparent)]
+    Generation(#[from] GenerationError),
     /// The schedule refused an event, as it does for a workload longer than the plan's context.
     #[error(transparent)]
     Schedule(#[from] ScheduleError),

@@ -5,7 +5,9 @@
 //! processors, disks and links are done, [`page_cache`] says which bytes must be read again and [`storage`]
 //! joins it to a disk.
 
+mod acceptance;
 mod budget;
+mod drafter;
 pub mod engine;
 mod error;
 mod helper;

@@ -3,19 +3,22 @@
 //! One world: a station for each device of the plan, the links between them, and the engine that orders their
 //! events. The schedule says what is done, the stations how long it takes; the trace is the executor's.
 //!
-//! Passes of a prompt follow each other into the ring as soon as the head is free; a generated token enters
-//! when the one before it is out. Weights are on disk when the run begins, unless [`Options::warm`]; those in
+//! Which pass enters when the head is free is `hearth_schema::schedule::Generation`'s to say. Weights are on disk when the run begins, unless [`Options::warm`]; those in
 //! GPU memory are loaded already.
 //!
 //! Not here: speeds and times as numbers. `hearth_schema::metrics` computes them from the trace.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hearth_profiles::device::Device;
 use hearth_profiles::model::DigestMatch;
 use hearth_profiles::{Bytes, BytesPerSecond, Document, Seconds};
+use hearth_schema::cluster::Joined;
+use hearth_schema::draft;
 use hearth_schema::residency::Residency;
-use hearth_schema::schedule::{Part, Pass, Schedule, passes, visits};
+use hearth_schema::scenario::Workload;
+use hearth_schema::schedule::{Generation, Part, Pass, Schedule, passes, visits};
 use hearth_schema::trace::{
     Counter, Header, Kind, Origin, Outcome, Reading, Record, Resource, Trace, TracedDevice,
 };
@@ -24,16 +27,18 @@ use hearth_schema::{Cluster, Plan};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
+use crate::acceptance::Acceptance;
 use crate::budget::Budget;
-use crate::engine::Engine;
+use crate::drafter::Drafter;
+use crate::engine::{Engine, Timer};
 use crate::error::SimError;
 use crate::helper::Helper;
 use crate::keeper::Keeper;
 use crate::layout::Layout;
 use crate::page_cache::of_device::{Placed, unvalidated, unwired_after};
-use crate::page_cache::{CHUNK_BYTES, Chunk};
-use crate::resource::link::Wire;
-use crate::resource::{ConstantLink, DiskSpeed, Link};
+use crate::page_cache::{Access, CHUNK_BYTES, Chunk, Fetch};
+use crate::resource::link::{Delivery, Sent, Wire};
+use crate::resource::{AirLink, ConstantLink, DiskSpeed, Link};
 use crate::station::{Desk, Message, Outgoing, Parts, Station};
 use crate::storage::Storage;
 use crate::stream::Stream;
@@ -64,7 +69,7 @@ pub struct Options {
     /// The unit of the page cache, but for a device that manages its residency in pieces of its own. Finer is
     /// slower and closer to the kernel.
     pub chunk: Bytes,
-    /// Whether as much of the weights as fits is in memory at the start.
+    /// Whether memory is at the start as tokens before the run would have left it.
     pub warm: bool,
     /// How much more than its profile says a device's process may hold of its room for weights. How much it is, the
     /// seed decides: near the edge where a share just fits, this and where the first fault of a token lies (the
@@ -89,6 +94,8 @@ pub enum Event {
     Disk(usize),
     /// The helper goes on.
     Helper(usize),
+    /// A transmission on the air may be over.
+    Air,
     /// Activations arrive.
     Deliver(usize, Message),
 }
@@ -98,13 +105,14 @@ struct World<'a> {
     engine: Engine<Event>,
     stations: Vec<Station<'a>>,
     unreclaimable: Vec<Bytes>,
-    links: ConstantLink,
+    links: AirLink,
+    air_timer: Timer,
+    /// Messages that have not left yet, with the index of their record, by their number.
+    leaving: BTreeMap<u64, (usize, Message, usize)>,
+    generation: Generation,
+    acceptance: Acceptance,
+    /// The passes begun.
     passes: Vec<Pass>,
-    /// How many passes have begun.
-    begun: usize,
-    /// Index of the pass whose token must be out before the next pass begins.
-    awaited: Option<u32>,
-    ended: bool,
     /// A device's system has killed it.
     killed: bool,
     records: Vec<Record>,
@@ -114,18 +122,23 @@ struct World<'a> {
 /// Runs a plan.
 pub fn simulate(input: &Input) -> Result<Trace, SimError> {
     let devices = check(input)?;
-    let budgets: Vec<Budget> = devices
+    let budgets: Option<Vec<Budget>> = devices
         .iter()
         .enumerate()
-        .map(|(place, device)| Budget::new(input.plan, place, &input.cluster.model, device))
+        .map(|(place, device)| {
+            let device = draft::beside(input.plan, place, input.cluster.draft.as_ref(), device)?;
+            let budget = Budget::new(input.plan, place, &input.cluster.model, &device);
+            Some(budget).filter(|budget| budget.fits)
+        })
         .collect();
     let header = header(input, &devices);
-    let passes = passes(input.cluster.workload);
-    if budgets.iter().any(|budget| !budget.fits) {
+    let Some(budgets) = budgets else {
+        // What would have been asked, as far as it does not depend on what is accepted.
+        let passes = passes(&Workload { speculation: None, ..input.cluster.workload.clone() });
         let (records, readings) = (Vec::new(), Vec::new());
         return Ok(Trace { header, passes, records, readings, outcome: Outcome::OutOfMemory });
-    }
-    let mut world = World::new(*input, &devices, &budgets, passes);
+    };
+    let mut world = World::new(*input, &devices, &budgets);
     world.run()?;
     let World { mut records, readings, passes, killed, .. } = world;
     records.sort_by_key(|record| record.start);
@@ -134,7 +147,7 @@ pub fn simulate(input: &Input) -> Result<Trace, SimError> {
 }
 
 impl<'a> World<'a> {
-    fn new(input: Input<'a>, devices: &[&'a Device], budgets: &[Budget], passes: Vec<Pass>) -> Self {
+    fn new(input: Input<'a>, devices: &[&'a Device], budgets: &[Budget]) -> Self {
         let mut engine = Engine::new();
         let plan = Arc::new(input.plan.clone());
         let stations = devices
@@ -165,6 +178,7 @@ impl<'a> World<'a> {
                 }
                 let parts = Parts {
                     device,
+                    drafter: drafter(&input, place, device),
                     model: &input.cluster.model,
                     kv_element: Bytes(plan.kv_cache.element_bytes()),
                     schedule: Schedule::new(plan.clone(), place),
@@ -176,15 +190,17 @@ impl<'a> World<'a> {
                 Station::new(parts, &mut engine)
             })
             .collect();
+        let air_timer = engine.timer();
         Self {
             engine,
             stations,
             unreclaimable: budgets.iter().map(|budget| budget.unreclaimable).collect(),
             links: links(input),
-            passes,
-            begun: 0,
-            awaited: None,
-            ended: false,
+            air_timer,
+            leaving: BTreeMap::new(),
+            generation: Generation::new(&input.cluster.workload),
+            acceptance: Acceptance::new(input.cluster.seed, &input.cluster.workload),
+            passes: Vec::new(),
             killed: false,
             records: Vec::new(),
             readings: Vec::new(),
@@ -193,13 +209,14 @@ impl<'a> World<'a> {
 
     fn run(&mut self) -> Result<(), SimError> {
         self.begin()?;
-        while !self.ended {
+        while !self.killed && !self.generation.is_over() {
             // Every device waiting for another would be a fault of the schedule, which its tests exclude.
             let event = self.engine.next_event().expect("a ring under way has a next event");
             match event {
                 Event::Wake(place) => self.at(place, Station::wake)?,
                 Event::Processor(place) => self.at(place, Station::processor)?,
                 Event::Disk(place) => self.at(place, Station::arrivals)?,
+                Event::Air => self.settle(),
                 Event::Deliver(place, message) => {
                     self.at(place, |station, desk| station.deliver(message, desk))?;
                 }
@@ -221,12 +238,10 @@ impl<'a> World<'a> {
 
     /// The head takes up the next pass if it is free and the pass may begin.
     fn begin(&mut self) -> Result<(), SimError> {
-        while self.awaited.is_none() && self.begun < self.passes.len() && self.stations[0].is_free() {
-            let pass = self.passes[self.begun];
-            self.begun += 1;
-            if pass.output {
-                self.awaited = Some(pass.index);
-            }
+        while self.stations[0].is_free()
+            && let Some(pass) = self.generation.begin()
+        {
+            self.passes.push(pass);
             self.at(0, |station, desk| station.begin(pass, desk))?;
         }
         Ok(())
@@ -241,12 +256,12 @@ impl<'a> World<'a> {
         let mut desk = Desk { engine: &mut self.engine, records: &mut self.records, outgoing: &mut outgoing };
         act(&mut self.stations[place], &mut desk)?;
         if !self.stations[place].storage.view().view().survives() {
-            (self.killed, self.ended) = (true, true);
+            self.killed = true;
         }
         for sent in outgoing {
             match sent {
                 Outgoing::Send(to, message) => self.send(place, to, message),
-                Outgoing::Output(pass) => self.output(pass),
+                Outgoing::Output(pass) => self.output(pass)?,
             }
         }
         Ok(())
@@ -254,8 +269,7 @@ impl<'a> World<'a> {
 
     fn send(&mut self, from: usize, to: usize, message: Message) {
         let now = self.engine.now();
-        let delivery = self.links.send(now, from, to, message.bytes);
-        let left = delivery.arrives.saturating_sub(self.links.latency(from, to).to_nanos());
+        let sent = self.links.send(now, from, to, message.bytes);
         self.records.push(Record {
             device: from as u16,
             resource: Resource::Tx,
@@ -264,19 +278,47 @@ impl<'a> World<'a> {
             round: message.sent_in,
             layers: None,
             start: now,
-            end: left.max(now),
+            end: now,
             bytes: message.bytes.0,
             peer: Some(to as u16),
             cost: None,
         });
+        let record = self.records.len() - 1;
+        match sent {
+            Sent::Known(delivery) => self.left(to, message, record, delivery),
+            Sent::Pending(number) => {
+                self.leaving.insert(number, (to, message, record));
+                self.settle();
+            }
+        }
+    }
+
+    /// Looks which messages have left over the air, and when to look again.
+    fn settle(&mut self) {
+        while let Some((number, delivery)) = self.links.settled(self.engine.now()) {
+            if let Some((to, message, record)) = self.leaving.remove(&number) {
+                self.left(to, message, record, delivery);
+            }
+        }
+        if let Some(at) = self.links.next_event() {
+            self.engine.set(self.air_timer, at, Event::Air);
+        }
+    }
+
+    /// A message is on its last way to its receiver.
+    fn left(&mut self, to: usize, message: Message, record: usize, delivery: Delivery) {
+        self.records[record].end = delivery.left.max(self.records[record].start);
         let message = Message { at: delivery.arrives, ..message };
         self.engine.at(delivery.arrives, Event::Deliver(to, message));
     }
 
-    /// A token is out: the next may enter, and the counters are read.
-    fn output(&mut self, pass: u32) {
-        self.awaited = None;
-        self.ended = self.begun == self.passes.len();
+    /// The tokens of a pass are out: the next may enter, and the counters are read.
+    fn output(&mut self, pass: u32) -> Result<(), SimError> {
+        let (accepted, drafted) = match self.passes.get(pass as usize) {
+            Some(&begun) => (self.acceptance.of(begun), begun.drafted),
+            None => (0, 0),
+        };
+        self.generation.output(pass, accepted)?;
         let at = self.engine.now();
         for (place, station) in self.stations.iter().enumerate() {
             let resident = station.resident().0;
@@ -293,7 +335,19 @@ impl<'a> World<'a> {
                 value,
             }));
         }
+        if drafted > 0 {
+            let (counter, value) = (Counter::Accepted, u64::from(accepted));
+            self.readings.push(Reading { device: 0, counter, pass, at, value });
+        }
+        Ok(())
     }
+}
+
+/// The draft model, on the head of a plan that has one.
+fn drafter<'a>(input: &Input<'a>, place: usize, device: &'a Device) -> Option<Drafter<'a>> {
+    let (planned, model) = (input.plan.draft.as_ref()?, input.cluster.draft.as_ref()?);
+    let kv_element = Bytes(input.plan.kv_cache.element_bytes());
+    (place == 0).then(|| Drafter::new(device, model, kv_element, planned.processor))
 }
 
 /// The plan's devices in ring order, if everything fits together.
@@ -334,6 +388,7 @@ fn check<'a>(input: &Input<'a>) -> Result<Vec<&'a Device>, SimError> {
         devices.push(&member.device);
     }
     cluster.links.carry(plan)?;
+    draft::check(plan, cluster)?;
     Ok(devices)
 }
 
@@ -371,17 +426,19 @@ fn chunks_of(layout: &Layout, visits: &[Vec<Part>]) -> Vec<Vec<Chunk>> {
     visits.iter().map(chunks).collect()
 }
 
-/// Puts as much of the share into memory as has room.
+/// Leaves memory as tokens before the run would have: a share that fits is there; of one that does not, what the page
+/// cache keeps when it is read round and round.
 fn warm(storage: &mut Storage, layout: &Layout, keeper: &Keeper) {
     let chunks: Vec<Chunk> = match keeper {
-        Keeper::Ahead(_) => layout.own().collect(),
+        Keeper::Ahead(_) => layout.own().chain(layout.own()).collect(),
         Keeper::Managed(stream) => stream.kept().collect(),
     };
     let cache = storage.cache().cache();
-    let capacity = cache.capacity() as usize;
-    for chunk in chunks.into_iter().take(capacity) {
-        cache.prefetch_now(chunk);
-        cache.arrived(chunk);
+    for chunk in chunks {
+        if cache.access(chunk) == Access::Absent && cache.prefetch_now(chunk) == Fetch::Started {
+            cache.arrived(chunk);
+            cache.resume(chunk);
+        }
     }
 }
 
@@ -418,19 +475,20 @@ fn read_ahead(device: &Device, chunk: Bytes) -> Bytes {
     if device.cpu.cores > 1 { window.max(chunk * 4) } else { window }
 }
 
-fn links(input: Input) -> ConstantLink {
-    let wire =
-        |link: &hearth_profiles::Link| Wire { latency: link.latency.value, bandwidth: link.bandwidth.value };
+fn links(input: Input) -> AirLink {
     let table = &input.cluster.links;
     let names: Vec<&str> = input.plan.devices.iter().map(|device| device.name.as_str()).collect();
-    let mut links = ConstantLink::new(wire(table.usual()));
+    let (mut wires, mut ways) = (ConstantLink::new(Wire::from(table.usual())), Vec::new());
     for (from, sender) in names.iter().enumerate() {
         for (to, receiver) in names.iter().enumerate().filter(|&(to, _)| to != from) {
-            // Pairs that cannot reach each other have no wire of their own: `check` has seen that none is used.
-            if let Some(link) = table.between(sender, receiver) {
-                links = links.with(from, to, wire(link));
+            match table.joined(sender, receiver) {
+                Some(Joined::Link(link)) => wires = wires.with(from, to, Wire::from(link)),
+                Some(Joined::Air(way)) => ways.push((from, to, way)),
+                // Pairs that cannot reach each other have no wire of their own: `check` has seen that none is used.
+                None => {}
             }
         }
     }
-    links
+    let links = AirLink::new(wires, table.air(), input.cluster.seed);
+    ways.iter().fold(links, |links, (from, to, way)| links.with(*from, *to, way))
 }

@@ -15,11 +15,10 @@ use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, Seconds};
 use hearth_schema::rates::Work;
 use hearth_schema::schedule::{Event as Incident, Part, Pass, Processor, Schedule, Step};
-use hearth_schema::trace::{Kind, Record, Resource};
+use hearth_schema::trace::{Cost, Kind, Record, Resource};
 
-use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::{Rng, SeedableRng};
-
+use crate::acceptance;
+use crate::drafter::Drafter;
 use crate::engine::{Engine, Nanos, Timer};
 use crate::error::SimError;
 use crate::helper::Job;
@@ -55,8 +54,10 @@ pub struct Message {
 enum Doing {
     Nothing,
     Walking(Box<Walk>),
-    /// A step that nothing can disturb; it is recorded already.
-    Fixed,
+    /// Steps that nothing can disturb; they are recorded already. At their end the token of a pass may be out.
+    Fixed {
+        output: Option<u32>,
+    },
 }
 
 /// What happened that others must hear of.
@@ -64,7 +65,7 @@ enum Doing {
 pub enum Outgoing {
     /// Activations for another place in the ring.
     Send(usize, Message),
-    /// The token of a pass is out.
+    /// The tokens of a pass are out.
     Output(u32),
 }
 
@@ -100,6 +101,7 @@ pub struct Station<'a> {
     disk_timer: Timer,
     disk_set: Option<Nanos>,
     keeper: Keeper,
+    drafter: Option<Drafter<'a>>,
 }
 
 /// What a station is made of.
@@ -113,6 +115,8 @@ pub struct Parts<'a> {
     pub kv_element: Bytes,
     /// The run's seed.
     pub seed: u64,
+    /// The draft model that it runs.
+    pub drafter: Option<Drafter<'a>>,
     /// Its reducer.
     pub schedule: Schedule,
     /// Where its layers lie.
@@ -144,6 +148,7 @@ impl<'a> Station<'a> {
             disk_timer: engine.timer(),
             disk_set: None,
             keeper: parts.keeper,
+            drafter: parts.drafter,
         }
     }
 
@@ -186,8 +191,12 @@ impl<'a> Station<'a> {
                 let next = walk.retry(desk.engine.now(), &mut self.storage, &mut self.keeper);
                 self.next(next, desk);
             }
-            Doing::Fixed | Doing::Nothing => {
+            Doing::Fixed { output } => {
+                desk.outgoing.extend(output.map(Outgoing::Output));
                 self.doing = Doing::Nothing;
+                self.idle_since = desk.engine.now();
+            }
+            Doing::Nothing => {
                 self.idle_since = desk.engine.now();
             }
         }
@@ -265,6 +274,9 @@ impl<'a> Station<'a> {
 
     fn take(&mut self, step: Step, desk: &mut Desk) {
         match step {
+            // The cache's length goes back; nothing is moved.
+            Step::Rollback { .. } => {}
+            Step::Draft { pass } => self.draft(pass, desk),
             Step::Embed { pass } => {
                 let record = self.record(Kind::Embed, pass, 0, desk);
                 let segments = self.embedding_rows(pass);
@@ -290,11 +302,16 @@ impl<'a> Station<'a> {
                 let mut record = self.record(Kind::Compute, pass, round, desk);
                 record.layers = Some([layers.start, layers.end]);
                 let steps = self.on_gpu(&record, pass);
-                self.fixed(steps, desk);
+                self.fixed(steps, None, desk);
             }
-            Step::Output { pass } => {
+            Step::Output { pass, processor: Processor::Gpu } => {
+                let record = self.record(Kind::Output, pass, self.schedule.plan().rounds, desk);
+                let steps = self.output_on_gpu(&record, pass.outputs());
+                self.fixed(steps, Some(pass.index), desk);
+            }
+            Step::Output { pass, processor: Processor::Cpu } => {
                 let fixed = self.device.cpu.token_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
-                let (time, unit) = (self.work().output() + fixed, self.storage.chunk());
+                let (time, unit) = (self.work().outputs(pass.outputs()) + fixed, self.storage.chunk());
                 let segment = Segment { chunks: self.layout.output(), time, unit };
                 let round = self.schedule.plan().rounds;
                 let record = self.record(Kind::Output, pass, round, desk);
@@ -322,6 +339,22 @@ impl<'a> Station<'a> {
         }
     }
 
+    /// The draft model's turn, its weights at hand: on the CPU it shares the cores as any computation does.
+    fn draft(&mut self, pass: Pass, desk: &mut Desk) {
+        let Some(drafter) = &mut self.drafter else { return };
+        let (time, processor) = (drafter.time(pass), drafter.processor());
+        let record = self.record(Kind::Draft, pass, 0, desk);
+        match processor {
+            Processor::Cpu => {
+                let segment = Segment { chunks: 0..0, time, unit: self.storage.chunk() };
+                self.walk(record, [segment], desk);
+            }
+            Processor::Gpu => {
+                self.fixed(vec![(Record { resource: Resource::Gpu, ..record }, time)], None, desk)
+            }
+        }
+    }
+
     fn job(&self, part: &Part, pass: Pass, round: u32) -> Job {
         let layers = match part {
             Part::Layers(layers) => Some([layers.start, layers.end]),
@@ -345,9 +378,7 @@ impl<'a> Station<'a> {
         let time = self.work().embed(1);
         let unit = self.keeper.row_unit(row_bytes, self.storage.chunk());
         let segment = |position: u32| {
-            let mut stream = ChaCha8Rng::seed_from_u64(self.seed);
-            stream.set_stream(EMBEDDING_ROWS | u64::from(position));
-            let share = (stream.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+            let share = acceptance::share(self.seed, EMBEDDING_ROWS, pass.sequence, position);
             let row = ((share * ((rows + 1) as f64).ln()).exp() as u64).saturating_sub(1).min(rows - 1);
             let chunks = self.layout.embedding_row(row, row_bytes, self.storage.chunk());
             Segment { chunks, time, unit }
@@ -377,15 +408,34 @@ impl<'a> Station<'a> {
         steps
     }
 
+    /// Upload of some positions, their products with the output matrix, download of the logits, and what a token costs
+    /// the CPU all the same.
+    fn output_on_gpu(&self, output: &Record, positions: u32) -> Vec<(Record, Seconds)> {
+        let Some(gpu) = &self.device.gpu else { return Vec::new() };
+        let time = Work::on_gpu(gpu, self.model, self.kv_element).outputs(positions);
+        let on_gpu = Record { resource: Resource::Gpu, kind: Kind::Compute, ..output.clone() };
+        let fixed = self.device.cpu.token_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
+        let cost = Cost { cpu: fixed.to_nanos(), ..Cost::default() };
+        let mut steps = vec![(on_gpu, time), (Record { cost: Some(cost), ..output.clone() }, fixed)];
+        if !gpu.unified_memory {
+            let copy = |bytes: Bytes| Record { kind: Kind::Copy, bytes: bytes.0, ..output.clone() };
+            let up = self.model.shape.activation_bytes() * u64::from(positions);
+            let logits = Bytes(4 * u64::from(self.model.shape.vocabulary)) * u64::from(positions);
+            steps.insert(0, (copy(up), gpu.upload.time(up)));
+            steps.insert(2, (copy(logits), gpu.download.time(logits)));
+        }
+        steps
+    }
+
     /// Steps of known length, one after another.
-    fn fixed(&mut self, steps: Vec<(Record, Seconds)>, desk: &mut Desk) {
+    fn fixed(&mut self, steps: Vec<(Record, Seconds)>, output: Option<u32>, desk: &mut Desk) {
         let mut at = desk.engine.now();
         for (record, time) in steps {
             let end = at + time.to_nanos();
             desk.records.push(Record { start: at, end, ..record });
             at = end;
         }
-        self.doing = Doing::Fixed;
+        self.doing = Doing::Fixed { output };
         desk.engine.at(at, Event::Wake(self.place));
     }
 

@@ -14,7 +14,7 @@ use hearth_exec::ring::probe::{self, ProbeEffort};
 use hearth_profiles::{Bytes, Device, Document, Link};
 use hearth_reports::Report;
 use hearth_schema::metrics::{self, Metrics};
-use hearth_schema::scenario::{Limits, Links};
+use hearth_schema::scenario::{Limits, Links, Workload};
 use hearth_schema::schedule::MAX_PASS_TOKENS;
 use hearth_schema::{Cluster, LinkTable, Plan, Trace};
 use serde::Serialize;
@@ -93,6 +93,13 @@ fn run_through(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
     loaded.keep_weights(&args.planning)?;
     if let Some(tokens) = args.tokens {
         loaded.generate(tokens)?;
+    }
+    let workload = &loaded.scenario.workload;
+    if *workload != Workload::plain(workload.prompt, workload.generate) {
+        let what = "the lab executes one sequence without a draft, its prompt in the largest batches";
+        return Err(Failure::unusable(what).at(args.scenario.display()).hint(
+            "leave `sequences`, `micro_batch` and `speculation` out of `workload`, or use `hearth simulate`",
+        ));
     }
     let model = args.model.clone().or_else(|| loaded.model_file()).ok_or_else(|| {
         Failure::unusable("the lab runs a real model, and the scenario names none")
@@ -275,7 +282,7 @@ impl Lab {
         plan: &Plan,
         loaded: &LoadedScenario,
     ) -> Result<(Trace, String), Failure> {
-        let trace = simulate::simulate(cluster, plan, &loaded.scenario)?;
+        let trace = simulate::simulate(cluster, plan, &loaded.scenario, false)?;
         let mut text = Vec::new();
         trace.write(&mut text).map_err(Failure::running)?;
         let hash = hearth_schema::digest::of(&String::from_utf8_lossy(&text));
@@ -290,7 +297,7 @@ impl Lab {
         let (index, limits) = entry(loaded, name)?;
         self.copies.drop_cache()?;
         let trace = self.folder.join("measured.trace");
-        let workload = loaded.scenario.workload;
+        let workload = &loaded.scenario.workload;
         let mut arguments =
             strings(["execute", "--json", "--exit-with-stdin", "--ignore-end", "--mark-tokens"]);
         arguments.push(self.folder.join("plan.yaml").display().to_string());
@@ -376,7 +383,7 @@ fn measured_links(address: &str) -> Result<LinkTable, Failure> {
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
     let link = runtime.block_on(probe::link(&Tcp, address, ProbeEffort::quick()))?;
     let default = Link { latency: link.latency, bandwidth: link.bandwidth };
-    Ok(LinkTable::new(Links { default, between: Vec::new() }))
+    Ok(LinkTable::new(Links::constant(default)))
 }
 
 impl Errors {

@@ -7,7 +7,9 @@ mod lint;
 pub mod plan;
 mod profile;
 mod report;
+mod reproduce;
 pub mod simulate;
+mod sweep;
 mod synth;
 mod worker;
 
@@ -25,12 +27,14 @@ pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
     match cli.verb {
         Verb::Plan(args) => plan::run(&args, json),
         Verb::Simulate(args) => simulate::run(&args, json),
+        Verb::Sweep(args) => sweep::run(&args, json),
         Verb::Lint(args) => lint::run(&args, json),
         Verb::Execute(args) => execute::run(&args, json),
         Verb::Worker(args) => worker::run(&args),
         Verb::Profile(args) => profile::run(&args, json),
         Verb::Lab(args) => lab::run(&args, json),
         Verb::Report(args) => report::run(&args, json),
+        Verb::Reproduce(args) => reproduce::run(&args, json),
         Verb::Synth(args) => synth::run(&args, json),
     }
 }

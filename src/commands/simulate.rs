@@ -22,6 +22,9 @@ const FINE_BELOW: Bytes = Bytes::mib(4096);
 /// The unit in which read-ahead is advised.
 const FINE_CHUNK: Bytes = Bytes(128 << 10);
 
+/// More sequences than these are counted, not listed.
+const MOST_SEQUENCES: usize = 16;
+
 /// What `--json` gives.
 #[derive(Serialize)]
 pub struct Output {
@@ -51,7 +54,7 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     cluster.seed = args.seed.unwrap_or(cluster.seed);
     let plan = plan::read_or_make(args.plan.as_deref(), &loaded, &cluster, &args.planning)?;
     limits::restrict_memory(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
-    let trace = simulate(&cluster, &plan, &loaded.scenario)?;
+    let trace = simulate(&cluster, &plan, &loaded.scenario, args.warm)?;
     if let Some(path) = &args.trace {
         write_trace(path, &trace)?;
     }
@@ -74,10 +77,10 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     })
 }
 
-/// Runs a plan in the simulator.
-pub fn simulate(cluster: &Cluster, plan: &Plan, scenario: &Scenario) -> Result<Trace, Failure> {
+/// Runs a plan in the simulator, from disk or with weights in memory already.
+pub fn simulate(cluster: &Cluster, plan: &Plan, scenario: &Scenario, warm: bool) -> Result<Trace, Failure> {
     let chunk = if cluster.model.total_bytes() > FINE_BELOW { Options::default().chunk } else { FINE_CHUNK };
-    let options = Options { chunk, ..Options::default() };
+    let options = Options { chunk, warm, ..Options::default() };
     let mut trace =
         hearth_sim::simulate(&Input { cluster, plan, options: &options }).map_err(Failure::unusable)?;
     trace.header.scenario.clone_from(&scenario.name);
@@ -117,6 +120,31 @@ pub fn table(metrics: &Metrics) -> String {
         terms.join(", "),
         metrics.terms_ms.hidden_disk
     );
+    for sequence in metrics.sequences.iter().take(MOST_SEQUENCES) {
+        let _ = writeln!(
+            text,
+            "  sequence {}: {} ms a token, {} tokens after the first, which came after {:.1} ms",
+            sequence.sequence,
+            number(sequence.tpot_ms),
+            sequence.tokens,
+            sequence.ttft_ms
+        );
+    }
+    if metrics.sequences.len() > MOST_SEQUENCES {
+        let _ = writeln!(text, "  and {} more sequences", metrics.sequences.len() - MOST_SEQUENCES);
+    }
+    if let Some(drafting) = &metrics.speculation {
+        let _ = writeln!(
+            text,
+            "  drafting: {:.2} tokens a step over {} steps, {:.0} % of the drafts looked at accepted; of a token, \
+             {:.2} ms drafting and {:.2} ms verifying",
+            drafting.tokens_per_step,
+            drafting.steps,
+            100.0 * drafting.acceptance,
+            drafting.draft_ms,
+            drafting.verify_ms
+        );
+    }
     let _ = writeln!(
         text,
         "  {:<14} {:>10} {:>12} {:>12} {:>14} {:>12} {:>9}",

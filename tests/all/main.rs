@@ -17,4 +17,5 @@ mod residency;
 mod ring_key;
 mod rust_text;
 mod scenarios;
+mod sweep;
 mod tidy;

@@ -2,7 +2,9 @@
 //!
 //! Not here: what a scenario document refuses when it is read, and anything that depends on who gets which layers.
 
-use hearth_profiles::Seconds;
+use hearth_profiles::{Bytes, Seconds};
+use hearth_schema::cluster::Joined;
+use hearth_schema::scenario::DeviceEntry;
 use hearth_schema::{Cluster, Scenario};
 
 use super::Finding;
@@ -88,9 +90,13 @@ fn links(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
     };
     let devices = scenario.devices.len();
     let pairs = devices * devices.saturating_sub(1) / 2;
-    if between.len() < pairs {
+    let channels = scenario.links.air.iter().flat_map(|air| air.channels.iter());
+    let stations: usize = channels.map(|channel| channel.stations.len()).sum();
+    // With air the default is that of wires: one device on a wire talks to stations only.
+    if between.len() < pairs && (stations == 0 || stations + 1 < devices) {
         slow("scenario links.default".to_owned(), scenario.links.default.time(activation));
     }
+    air(scenario, cluster, activation, &mut slow);
     for (index, named) in between.iter().enumerate() {
         if let Some(link) = &named.link {
             slow(format!("scenario links.between[{index}]"), link.time(activation));
@@ -104,6 +110,23 @@ fn links(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
         if between[..index].iter().any(|earlier| same(&earlier.devices)) {
             let what = format!("`{one}` and `{other}` have a link already, and that one counts");
             found.push(Finding::warning("link-twice", place, what, "remove one of the two"));
+        }
+    }
+}
+
+/// The slowest hop of each channel that a device sends over, to anybody.
+fn air(scenario: &Scenario, cluster: &Cluster, activation: Bytes, slow: &mut impl FnMut(String, Seconds)) {
+    for (index, channel) in scenario.links.air.iter().flat_map(|air| air.channels.iter().enumerate()) {
+        let hop = |station: &String, other: &DeviceEntry| match cluster.links.joined(station, &other.name) {
+            Some(Joined::Air(way)) if *station != other.name => Some(way.expected().time(activation)),
+            _ => None,
+        };
+        let hops = channel
+            .stations
+            .iter()
+            .flat_map(|station| scenario.devices.iter().filter_map(move |other| hop(station, other)));
+        if let Some(slowest) = hops.max_by(|one, other| one.0.total_cmp(&other.0)) {
+            slow(format!("scenario links.air.channels[{index}]"), slowest);
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Which models are known without a file?
 //!
-//! The seven sizes of Table 4 of the prima.cpp paper, and the synthetic presets that `exec::synth` can write. The
-//! documents lie in `profiles/models/` and are part of the program.
+//! The seven sizes of Table 4 of the prima.cpp paper, the sizes of Qwen 2.5, whose shapes QwQ and distilled models
+//! share, models that draft for some of them, and the synthetic presets that `exec::synth` can write. The documents lie
+//! in `profiles/models/` and are part of the program.
 
 use super::document::ModelDocument;
 use super::profile::ModelProfile;
@@ -18,6 +19,7 @@ shipped!(
     "tiny",
     "120m",
     "1b",
+    "llama-1b",
     "3b",
     "llama-8b",
     "llama-14b",
@@ -26,6 +28,12 @@ shipped!(
     "llama-60b",
     "llama-65b",
     "llama-70b",
+    "qwen-0.5b",
+    "qwen-1.5b",
+    "qwen-7b",
+    "qwen-14b",
+    "qwen-32b",
+    "qwen-72b",
 );
 
 /// A name that no shipped model has.
@@ -36,7 +44,7 @@ pub struct UnknownModel {
     pub name: String,
 }
 
-/// The names of all shipped models, small ones first.
+/// The names of all shipped models, by family, small ones first.
 pub fn shipped_names() -> impl Iterator<Item = &'static str> {
     SHIPPED.iter().map(|&(name, _)| name)
 }
@@ -82,7 +90,7 @@ mod tests {
         assert!(
             error
                 .to_string()
-                .starts_with("no model `9b` is shipped: use one of tiny, 120m, 1b, 3b, llama-8b")
+                .starts_with("no model `9b` is shipped: use one of tiny, 120m, 1b, llama-1b, 3b, llama-8b")
         );
     }
 

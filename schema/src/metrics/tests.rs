@@ -32,7 +32,7 @@ fn trace() -> Trace {
         kernel: None,
         unvalidated: None,
     };
-    let pass = |index, tokens| Pass { index, first_position: 0, tokens, output: true };
+    let pass = |index, tokens| Pass::plain(index, 0, tokens, true);
     let reading = |pass, value| Reading { device: 1, counter: Counter::BytesRead, pass, at: 0, value };
     Trace {
         header: Header {

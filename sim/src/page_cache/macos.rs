@@ -2,8 +2,8 @@
 //!
 //! **Without Metal** (xnu, osfmk/vm/vm_pageout.c and vm_resident.c). Pages read ahead stand in a *speculative* queue,
 //! which is evicted first, oldest first; used from there, a page becomes active. Pages that a fault needs are active at
-//! once. The active queue is shortened from its old end when it is longer than the inactive one, which clears `used`; an
-//! inactive page that was used meanwhile becomes active again, any other is evicted. Files keep a floor of memory
+//! once. The active queue is shortened from its old end when it is longer than the inactive one, which clears `used`;
+//! an inactive page that was used meanwhile becomes active again, any other is evicted. Files keep a floor of memory
 //! whatever others want, and what others hold is compressed: both are in the capacity ([`super::of_device`]).
 //!
 //! **With Metal** (prima.cpp paper, Eq. 16). Weights that the GPU uses are *wired* up to the recommended working set:

@@ -11,6 +11,7 @@ use hearth_schema::metrics::{self, Metrics};
 use hearth_schema::plan::{Origin, Plan, PlannedDevice, PlannedModel, PlannerRecord, Role};
 use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::scenario::{KvFormat, Links, Workload};
+use hearth_schema::schedule::Processor;
 use hearth_sim::{Input, Options, simulate};
 
 /// Memory for everything.
@@ -63,11 +64,12 @@ pub fn cluster(model: &str, memories: &[Bytes], generate: u32) -> Cluster {
             })
             .collect(),
         head: 0,
-        links: LinkTable::new(Links { default: link, between: vec![] }),
+        links: LinkTable::new(Links::constant(link)),
         model: shipped(model).expect("a shipped model"),
         context: 512,
         kv_cache: KvFormat::F16,
-        workload: Workload { prompt: 4, generate },
+        draft: None,
+        workload: Workload::plain(4, generate),
         seed: 7,
     }
 }
@@ -88,6 +90,9 @@ pub fn plan(model: &ModelProfile, windows: &[u32], residency: ResidencyOptions) 
         rounds: layers.div_ceil(windows.iter().sum()),
         context: 512,
         kv_cache: KvFormat::F16,
+        output: Processor::Cpu,
+        sequences: 1,
+        draft: None,
         devices: windows
             .iter()
             .enumerate()
@@ -108,6 +113,7 @@ pub fn plan(model: &ModelProfile, windows: &[u32], residency: ResidencyOptions) 
 }
 
 /// A run's numbers.
+#[allow(dead_code, reason = "one of the tests that share this looks at traces")]
 pub fn run(cluster: &Cluster, plan: &Plan) -> Metrics {
     let options = Options::default();
     let trace = simulate(&Input { cluster, plan, options: &options }).expect("a plan that can be run");
