@@ -247,9 +247,12 @@ pub struct SimulateArgs {
     /// Tokens to generate instead of the scenario's.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub tokens: Option<u32>,
-    /// Begin with as much of the weights in memory as fits, as after an earlier request.
+    /// Begin with memory as earlier tokens would have left it.
     #[arg(long)]
     pub warm: bool,
+    /// How many times all parameters are drawn anew, to say how sure the time per token is; 0 leaves it out.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=100_000))]
+    pub draws: u32,
     /// Where to write the trace.
     #[arg(long)]
     pub trace: Option<PathBuf>,

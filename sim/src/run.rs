@@ -8,7 +8,6 @@
 //!
 //! Not here: speeds and times as numbers. `hearth_schema::metrics` computes them from the trace.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hearth_profiles::device::Device;
@@ -37,8 +36,8 @@ use crate::keeper::Keeper;
 use crate::layout::Layout;
 use crate::page_cache::of_device::{Placed, unvalidated, unwired_after};
 use crate::page_cache::{Access, CHUNK_BYTES, Chunk, Fetch};
-use crate::resource::link::{Delivery, Sent, Wire};
-use crate::resource::{AirLink, ConstantLink, DiskSpeed, Link};
+use crate::resource::link::{Delivery, Post, Wire};
+use crate::resource::{AirLink, ConstantLink, DiskSpeed};
 use crate::station::{Desk, Message, Outgoing, Parts, Station};
 use crate::storage::Storage;
 use crate::stream::Stream;
@@ -105,10 +104,9 @@ struct World<'a> {
     engine: Engine<Event>,
     stations: Vec<Station<'a>>,
     unreclaimable: Vec<Bytes>,
-    links: AirLink,
+    /// Each message goes with its receiver and the index of its record.
+    post: Post<(usize, Message, usize)>,
     air_timer: Timer,
-    /// Messages that have not left yet, with the index of their record, by their number.
-    leaving: BTreeMap<u64, (usize, Message, usize)>,
     generation: Generation,
     acceptance: Acceptance,
     /// The passes begun.
@@ -195,9 +193,8 @@ impl<'a> World<'a> {
             engine,
             stations,
             unreclaimable: budgets.iter().map(|budget| budget.unreclaimable).collect(),
-            links: links(input),
+            post: Post::new(links(input)),
             air_timer,
-            leaving: BTreeMap::new(),
             generation: Generation::new(&input.cluster.workload),
             acceptance: Acceptance::new(input.cluster.seed, &input.cluster.workload),
             passes: Vec::new(),
@@ -269,7 +266,6 @@ impl<'a> World<'a> {
 
     fn send(&mut self, from: usize, to: usize, message: Message) {
         let now = self.engine.now();
-        let sent = self.links.send(now, from, to, message.bytes);
         self.records.push(Record {
             device: from as u16,
             resource: Resource::Tx,
@@ -283,30 +279,25 @@ impl<'a> World<'a> {
             peer: Some(to as u16),
             cost: None,
         });
-        let record = self.records.len() - 1;
-        match sent {
-            Sent::Known(delivery) => self.left(to, message, record, delivery),
-            Sent::Pending(number) => {
-                self.leaving.insert(number, (to, message, record));
-                self.settle();
-            }
+        let item = (to, message, self.records.len() - 1);
+        if let Some((item, delivery)) = self.post.send(now, [from, to], message.bytes, item) {
+            self.left(item, delivery);
         }
+        self.settle();
     }
 
     /// Looks which messages have left over the air, and when to look again.
     fn settle(&mut self) {
-        while let Some((number, delivery)) = self.links.settled(self.engine.now()) {
-            if let Some((to, message, record)) = self.leaving.remove(&number) {
-                self.left(to, message, record, delivery);
-            }
+        while let Some((item, delivery)) = self.post.settled(self.engine.now()) {
+            self.left(item, delivery);
         }
-        if let Some(at) = self.links.next_event() {
+        if let Some(at) = self.post.next_event() {
             self.engine.set(self.air_timer, at, Event::Air);
         }
     }
 
     /// A message is on its last way to its receiver.
-    fn left(&mut self, to: usize, message: Message, record: usize, delivery: Delivery) {
+    fn left(&mut self, (to, message, record): (usize, Message, usize), delivery: Delivery) {
         self.records[record].end = delivery.left.max(self.records[record].start);
         let message = Message { at: delivery.arrives, ..message };
         self.engine.at(delivery.arrives, Event::Deliver(to, message));

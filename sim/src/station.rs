@@ -350,7 +350,7 @@ impl<'a> Station<'a> {
                 self.walk(record, [segment], desk);
             }
             Processor::Gpu => {
-                self.fixed(vec![(Record { resource: Resource::Gpu, ..record }, time)], None, desk)
+                self.fixed(vec![(Record { resource: Resource::Gpu, ..record }, time)], None, desk);
             }
         }
     }

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use hearth_profiles::Bytes;
+use hearth_reports::published::results::Spread;
 use hearth_schema::metrics::{self, Metrics};
 use hearth_schema::trace::{Outcome, Trace};
 use hearth_schema::{Cluster, Plan, Scenario};
@@ -13,8 +14,8 @@ use super::{plan, print_json};
 use crate::cli::SimulateArgs;
 use crate::diagnostics::{ENDED_BADLY, Failure};
 use crate::documents::{LoadedScenario, write_trace};
-use crate::limits;
 use crate::output::say;
+use crate::{limits, progress, uncertainty};
 
 /// The page cache of a model this small is followed in fine chunks: still fast, and the edges where windows
 /// just fit are where they are.
@@ -33,13 +34,16 @@ pub struct Output {
     pub metrics: Metrics,
     /// Steps and counters in the trace.
     pub events: usize,
+    /// How sure the time per token is, if that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spread: Option<Spread>,
 }
 
 impl Output {
     /// The numbers of a trace.
     pub fn of(trace: &Trace) -> Output {
         let events = trace.records.len() + trace.readings.len();
-        Output { metrics: metrics::compute(trace), events }
+        Output { metrics: metrics::compute(trace), events, spread: None }
     }
 }
 
@@ -58,7 +62,14 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     if let Some(path) = &args.trace {
         write_trace(path, &trace)?;
     }
-    let output = Output::of(&trace);
+    let mut output = Output::of(&trace);
+    if args.draws > 0 && trace.outcome == Outcome::Ok {
+        let line = progress::line();
+        line.set_message("drawing the parameters of devices and links");
+        let draws = args.draws as usize;
+        output.spread = Some(uncertainty::spread(&plan, &cluster, &loaded.scenario, args.warm, draws)?);
+        line.finish_and_clear();
+    }
     if json {
         print_json(&output)?;
     } else {
@@ -70,6 +81,9 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
             );
         }
         say!("\n{}\n", table(&output.metrics));
+        if let Some(spread) = &output.spread {
+            say!("{}\n", spread.in_words());
+        }
     }
     Ok(match trace.outcome {
         Outcome::Ok => ExitCode::SUCCESS,
@@ -87,11 +101,45 @@ pub fn simulate(cluster: &Cluster, plan: &Plan, scenario: &Scenario, warm: bool)
     Ok(trace)
 }
 
+/// A number that a run may not have.
+fn number(value: Option<f64>) -> String {
+    value.map_or("-".to_string(), |value| format!("{value:.1}"))
+}
+
+/// What each of several sequences took, and what drafting brought.
+fn several(text: &mut String, metrics: &Metrics) {
+    use std::fmt::Write;
+    for sequence in metrics.sequences.iter().take(MOST_SEQUENCES) {
+        let _ = writeln!(
+            text,
+            "  sequence {}: {} ms a token, {} tokens after the first, which came after {:.1} ms",
+            sequence.sequence,
+            number(sequence.tpot_ms),
+            sequence.tokens,
+            sequence.ttft_ms
+        );
+    }
+    if metrics.sequences.len() > MOST_SEQUENCES {
+        let _ = writeln!(text, "  and {} more sequences", metrics.sequences.len() - MOST_SEQUENCES);
+    }
+    if let Some(drafting) = &metrics.speculation {
+        let _ = writeln!(
+            text,
+            "  drafting: {:.2} tokens a step over {} steps, {:.0} % of the drafts looked at accepted; of a token, \
+             {:.2} ms drafting and {:.2} ms verifying",
+            drafting.tokens_per_step,
+            drafting.steps,
+            100.0 * drafting.acceptance,
+            drafting.draft_ms,
+            drafting.verify_ms
+        );
+    }
+}
+
 /// A run's numbers as a person reads them.
 pub fn table(metrics: &Metrics) -> String {
     use std::fmt::Write;
     let mut text = String::new();
-    let number = |value: Option<f64>| value.map_or("-".to_string(), |value| format!("{value:.1}"));
     let outcome = match metrics.outcome {
         Outcome::Ok => "ok",
         Outcome::OutOfMemory => "out of memory",
@@ -120,31 +168,7 @@ pub fn table(metrics: &Metrics) -> String {
         terms.join(", "),
         metrics.terms_ms.hidden_disk
     );
-    for sequence in metrics.sequences.iter().take(MOST_SEQUENCES) {
-        let _ = writeln!(
-            text,
-            "  sequence {}: {} ms a token, {} tokens after the first, which came after {:.1} ms",
-            sequence.sequence,
-            number(sequence.tpot_ms),
-            sequence.tokens,
-            sequence.ttft_ms
-        );
-    }
-    if metrics.sequences.len() > MOST_SEQUENCES {
-        let _ = writeln!(text, "  and {} more sequences", metrics.sequences.len() - MOST_SEQUENCES);
-    }
-    if let Some(drafting) = &metrics.speculation {
-        let _ = writeln!(
-            text,
-            "  drafting: {:.2} tokens a step over {} steps, {:.0} % of the drafts looked at accepted; of a token, \
-             {:.2} ms drafting and {:.2} ms verifying",
-            drafting.tokens_per_step,
-            drafting.steps,
-            100.0 * drafting.acceptance,
-            drafting.draft_ms,
-            drafting.verify_ms
-        );
-    }
+    several(&mut text, metrics);
     let _ = writeln!(
         text,
         "  {:<14} {:>10} {:>12} {:>12} {:>14} {:>12} {:>9}",

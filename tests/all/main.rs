@@ -11,6 +11,7 @@ mod lab;
 mod lint;
 mod planning;
 mod processes;
+mod published;
 mod relays;
 mod repository;
 mod residency;

@@ -11,6 +11,7 @@
 pub mod air;
 mod connection;
 pub mod constant;
+pub mod post;
 mod stalls;
 mod token;
 
@@ -20,6 +21,7 @@ use crate::engine::Nanos;
 
 pub use air::AirLink;
 pub use constant::{ConstantLink, Wire};
+pub use post::Post;
 
 /// What happened to a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
