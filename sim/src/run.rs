@@ -28,6 +28,9 @@ use hearth_schema::trace::{
 };
 use hearth_schema::{Cluster, Plan};
 
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+
 use crate::acceptance::Acceptance;
 use crate::budget::Budget;
 use crate::drafter::Drafter;
@@ -46,6 +49,9 @@ use crate::stream::Stream;
 
 /// The read-ahead of an untuned Linux, where a profile does not say.
 const USUAL_READ_AHEAD: Bytes = Bytes(128 << 10);
+
+/// Which random stream draws what a process holds; places are added to it.
+const PROCESS_PAGES: u64 = 3 << 40;
 
 /// More than a model of a terabyte has with the usual stream buffer.
 const MOST_PIECES: u64 = 1 << 24;
@@ -71,11 +77,15 @@ pub struct Options {
     pub warm: bool,
     /// Whether every memory is taken to hold whatever a device pins, and nothing ends because it does not fit.
     pub ignore_memory: bool,
+    /// How much more than its profile says a device's process may hold of its room for weights. How much it is, the
+    /// seed decides: near the edge where a share just fits, this and where the first fault of a token lies (the
+    /// embedding row, which aligns the read-ahead) decide what a token reads.
+    pub process_spread: Bytes,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { chunk: Bytes(CHUNK_BYTES), warm: false, ignore_memory: false }
+        Self { chunk: Bytes(CHUNK_BYTES), warm: false, ignore_memory: false, process_spread: Bytes::ZERO }
     }
 }
 
@@ -163,7 +173,8 @@ impl<'a> World<'a> {
             .iter()
             .enumerate()
             .map(|(place, device)| {
-                let (residency, memory) = (plan.devices[place].residency, budgets[place].cache);
+                let residency = plan.devices[place].residency;
+                let memory = budgets[place].cache.saturating_sub(held_more(&input, place));
                 let managed = residency.policy == Residency::Managed;
                 let chunk = if managed { residency.piece() } else { input.options.chunk };
                 let layout = Layout::new(&plan, place, &models[place], chunk);
@@ -438,6 +449,14 @@ fn header(input: &Input, devices: &[&Device]) -> Header {
     }
 }
 
+/// What a device's process holds beyond its profile, drawn from a stream of its own.
+fn held_more(input: &Input, place: usize) -> Bytes {
+    let mut stream = ChaCha8Rng::seed_from_u64(input.cluster.seed);
+    stream.set_stream(PROCESS_PAGES | place as u64);
+    let part = (stream.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+    Bytes((input.options.process_spread.as_f64() * part) as u64)
+}
+
 /// The chunks of each visit, in the order of use.
 fn chunks_of(layout: &Layout, visits: &[Vec<Part>]) -> Vec<Vec<Chunk>> {
     let chunks = |parts: &Vec<Part>| parts.iter().flat_map(|part| layout.part(part)).collect();
@@ -469,6 +488,7 @@ fn warm(storage: &mut Storage, layout: &Layout, keeper: &Keeper) {
     for chunk in chunks {
         if cache.access(chunk) == Access::Absent && cache.prefetch_now(chunk) == Fetch::Started {
             cache.arrived(chunk);
+            cache.resume(chunk);
         }
     }
 }

@@ -26,7 +26,7 @@ use crate::keeper::Keeper;
 use crate::layout::Layout;
 use crate::resource::Cpu;
 use crate::run::Event;
-use crate::storage::Storage;
+use crate::storage::{Storage, TICK, WAKE};
 use crate::walk::{Next, Segment, Walk};
 
 /// Which random stream draws embedding rows; positions are added to it.
@@ -231,8 +231,9 @@ impl<'a> Station<'a> {
             if self.keeper.arrived(now, chunk) {
                 desk.engine.at(now, Event::Helper(self.place));
             }
+            let wake = if self.keeper.takes_a_core() { TICK } else { WAKE };
             if let Doing::Walking(walk) = &mut self.doing
-                && let Some(next) = walk.arrived(now, chunk)
+                && let Some(next) = walk.arrived(now, chunk, wake)
             {
                 self.next(next, desk);
             }

@@ -104,7 +104,7 @@ fn simulate_with(
     ignore_memory: bool,
 ) -> Result<Trace, Failure> {
     let chunk = if cluster.model.total_bytes() > FINE_BELOW { Options::default().chunk } else { FINE_CHUNK };
-    let options = Options { chunk, warm, ignore_memory };
+    let options = Options { chunk, warm, ignore_memory, ..Options::default() };
     let mut trace =
         hearth_sim::simulate(&Input { cluster, plan, options: &options }).map_err(Failure::unusable)?;
     trace.header.scenario.clone_from(&scenario.name);

@@ -2,6 +2,8 @@
 //!
 //! Small rings of invented devices on a shipped model, so that every expectation can be computed by hand.
 
+#![allow(dead_code, reason = "each test binary uses its part")]
+
 use hearth_profiles::model::{ModelProfile, shipped};
 use hearth_profiles::{Bytes, BytesPerSecond, Device, Document, Link, Seconds, Sourced};
 use hearth_schema::cluster::{Cluster, LinkTable, Member};
