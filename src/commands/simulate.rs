@@ -165,14 +165,7 @@ pub fn table(metrics: &Metrics) -> String {
         metrics.tokens_per_s.map_or("-".into(), |rate| format!("{rate:.2}")),
         number(metrics.ttft_ms),
     );
-    for short in &metrics.short_of_memory {
-        let memory = match short.memory {
-            MemoryKind::Main => "memory",
-            MemoryKind::Gpu => "GPU memory",
-        };
-        let (needed, available) = (Bytes(short.needed_bytes), Bytes(short.available_bytes));
-        let _ = writeln!(text, "  {} needs {needed} of {memory} and can have {available}", short.device);
-    }
+    text.push_str(&shortages(metrics));
     let terms: Vec<String> = metrics
         .terms_ms
         .rows()
@@ -187,6 +180,29 @@ pub fn table(metrics: &Metrics) -> String {
         metrics.terms_ms.hidden_disk
     );
     several(&mut text, metrics);
+    text.push_str(&devices(metrics));
+    text
+}
+
+/// Which devices have too little memory.
+fn shortages(metrics: &Metrics) -> String {
+    use std::fmt::Write;
+    let mut text = String::new();
+    for short in &metrics.short_of_memory {
+        let memory = match short.memory {
+            MemoryKind::Main => "memory",
+            MemoryKind::Gpu => "GPU memory",
+        };
+        let (needed, available) = (Bytes(short.needed_bytes), Bytes(short.available_bytes));
+        let _ = writeln!(text, "  {} needs {needed} of {memory} and can have {available}", short.device);
+    }
+    text
+}
+
+/// A row for each device.
+fn devices(metrics: &Metrics) -> String {
+    use std::fmt::Write;
+    let mut text = String::new();
     let _ = writeln!(
         text,
         "  {:<14} {:>10} {:>12} {:>12} {:>14} {:>12} {:>9}",

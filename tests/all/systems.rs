@@ -70,7 +70,7 @@ fn a_hostile_plan_is_refused() {
         ("feed_forward: 3584", "feed_forward: 3552", "add up to 14304"),
         ("feed_forward: 3584", "feed_forward: 4294967295", "add up to"),
         ("kv_heads: 2", "kv_heads: 0", "add up to 6"),
-        ("kv_heads: 2", "kv_heads: -1", "invalid value"),
+        ("kv_heads: 2", "kv_heads: -1", "invalid type"),
         ("tensor:", "pipeline:", "unknown variant `pipeline`"),
         ("all_reduce: all-gather", "all_reduce: gossip", "unknown variant `gossip`"),
         ("policy: pinned", "policy: sliding", "needs `blocks`"),
