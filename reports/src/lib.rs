@@ -25,6 +25,7 @@
 //!     passes: (0..3).map(|index| Pass { index, first_position: index, tokens: 1, output: true }).collect(),
 //!     records: vec![output(0, 20), output(1, 50), output(2, 100)],
 //!     readings: vec![],
+//!     happenings: vec![],
 //!     outcome: Outcome::Ok,
 //! };
 //! let report = Report::new(vec![trace])?;

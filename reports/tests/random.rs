@@ -92,6 +92,7 @@ fn trace() -> impl Strategy<Value = Trace> {
                 passes: (0..passes).map(pass).collect(),
                 records,
                 readings,
+                happenings: vec![],
                 outcome,
             }
         },

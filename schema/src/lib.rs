@@ -9,9 +9,13 @@
 
 pub mod cluster;
 pub mod digest;
+pub mod events;
+pub mod happenings;
+pub mod heartbeat;
 pub mod metrics;
 pub mod plan;
 pub mod rates;
+pub mod replan;
 pub mod residency;
 pub mod room;
 pub mod scenario;

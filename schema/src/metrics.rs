@@ -10,7 +10,8 @@
 //!   by their own clocks (there is no shared clock);
 //! - `queue`: ready but not running: run-queue delay, and gaps between the steps of a device that holds
 //!   the token;
-//! - `bubble`: what is left; zero for one sequence, which always is somewhere.
+//! - `bubble`: what is left; zero for one sequence, which always is somewhere, unless the ring lost a device and had
+//!   to begin again.
 //!
 //! `hidden_disk` is reading ahead, less what the computations of the same device waited beside it. It
 //! stands next to the sum, not in it.
@@ -116,6 +117,8 @@ struct Token {
     pass: u32,
     start: u64,
     end: u64,
+    /// Other passes lie between it and the token before: they were given up, or computed tokens again.
+    interrupted: bool,
 }
 
 /// Computes a trace's numbers.
@@ -124,16 +127,17 @@ pub fn compute(trace: &Trace) -> Metrics {
     let none = Vec::new();
     let head = |pass: u32| by_pass.get(&(pass, 0)).unwrap_or(&none).iter().copied();
     let begin = trace.passes.first().and_then(|pass| head(pass.index).map(|record| record.start).min());
-    let mut ends = trace.passes.iter().filter(|pass| pass.output).filter_map(|pass| {
-        let output = head(pass.index).find(|record| record.kind == Kind::Output)?;
-        Some((pass.index, output.end))
-    });
+    let mut ends =
+        trace.passes.iter().enumerate().filter(|(_, pass)| pass.output).filter_map(|(at, pass)| {
+            let output = head(pass.index).find(|record| record.kind == Kind::Output)?;
+            Some((at, pass.index, output.end))
+        });
     let first = ends.next();
     let mut tokens: Vec<Token> = Vec::new();
-    if let Some((_, mut start)) = first {
-        for (pass, end) in ends {
-            tokens.push(Token { pass, start, end });
-            start = end;
+    if let Some((mut before, _, mut start)) = first {
+        for (at, pass, end) in ends {
+            tokens.push(Token { pass, start, end, interrupted: at != before + 1 });
+            (before, start) = (at, end);
         }
     }
     let times: Vec<f64> = tokens.iter().map(|token| millis(token.end - token.start)).collect();
@@ -141,13 +145,13 @@ pub fn compute(trace: &Trace) -> Metrics {
     for token in &tokens {
         add(&mut terms, &decompose(&by_pass, token, trace.header.devices.len()), tokens.len());
     }
-    let devices = devices(trace, &tokens, first.map(|(pass, _)| pass));
+    let devices = devices(trace, &tokens, first.map(|(_, pass, _)| pass));
     terms.hidden_disk = devices.iter().map(|device| device.hidden_disk_ms).fold(0.0, |sum, ms| sum + ms);
     let tpot = spread(&times);
     Metrics {
         outcome: trace.outcome,
         tpot_ms: tpot,
-        ttft_ms: begin.zip(first).map(|(begin, (_, end))| millis(end.saturating_sub(begin))),
+        ttft_ms: begin.zip(first).map(|(begin, (_, _, end))| millis(end.saturating_sub(begin))),
         tokens_per_s: tpot.filter(|tpot| tpot.mean > 0.0).map(|tpot| 1e3 / tpot.mean),
         terms_ms: terms,
         devices,
@@ -233,7 +237,10 @@ fn decompose(by_pass: &ByPass<'_>, token: &Token, devices: usize) -> Terms {
         }
         terms.air += leg - away;
     }
-    terms.queue += (millis(token.end - token.start) - explained).max(0.0);
+    // Whatever came between two tokens was the ring's: it was without a device, or computed tokens again.
+    let begun = head.iter().map(|record| record.start).min().filter(|_| token.interrupted);
+    let lost = millis(begun.map_or(0, |begun| begun.saturating_sub(token.start)));
+    terms.queue += (millis(token.end - token.start) - explained - lost).max(0.0);
     terms.bubble = millis(token.end - token.start) - terms.sum();
     terms
 }

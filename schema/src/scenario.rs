@@ -12,6 +12,7 @@ use hearth_profiles::document::{Document, DocumentError};
 use hearth_profiles::{Bytes, BytesPerSecond, Fraction, Link};
 use serde::{Deserialize, Serialize};
 
+use crate::events::{self, Event};
 use crate::residency::ResidencyOptions;
 
 /// A question about a cluster.
@@ -43,6 +44,9 @@ pub struct Scenario {
     /// How each device keeps its weights, unless it says otherwise. If nobody says, the planner chooses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub residency: Option<ResidencyOptions>,
+    /// What happens while the ring runs. Planners do not know it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub events: Vec<Event>,
 }
 
 /// A model by shipped name, by document or by file.
@@ -274,6 +278,7 @@ impl Document for Scenario {
             }
             named.validate()?;
         }
+        events::validate(&self.events, &names)?;
         if self.model.profile.is_some() == self.model.file.is_some() {
             return refuse("`model` needs one of `profile` and `file`".into());
         }

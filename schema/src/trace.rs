@@ -18,6 +18,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use crate::happenings::Happening;
 use crate::schedule::Pass;
 
 /// The longest line read, in bytes.
@@ -232,6 +233,7 @@ enum Line {
     Pass(Pass),
     Step(Record),
     Counter(Reading),
+    Event(Happening),
     End(Outcome),
 }
 
@@ -246,6 +248,8 @@ pub struct Trace {
     pub records: Vec<Record>,
     /// The counters.
     pub readings: Vec<Reading>,
+    /// What happened to the ring, in order of the starts.
+    pub happenings: Vec<Happening>,
     /// How it ended.
     pub outcome: Outcome,
 }
@@ -289,6 +293,9 @@ impl Trace {
         for reading in &self.readings {
             line(&Line::Counter(reading.clone()))?;
         }
+        for happening in &self.happenings {
+            line(&Line::Event(happening.clone()))?;
+        }
         line(&Line::End(self.outcome))
     }
 
@@ -296,6 +303,7 @@ impl Trace {
     pub fn read(input: &mut impl BufRead) -> Result<Trace, TraceError> {
         let (mut header, mut outcome) = (None, None);
         let (mut passes, mut records, mut readings) = (Vec::new(), Vec::new(), Vec::new());
+        let mut happenings = Vec::new();
         let mut text = Vec::new();
         for number in 1..=MAX_LINES {
             text.clear();
@@ -323,11 +331,17 @@ impl Trace {
                     }
                     readings.push(reading);
                 }
+                (Line::Event(happening), _) => {
+                    if happening.end.is_some_and(|end| end < happening.start) {
+                        return Err(fail("an event ends before it starts".into()));
+                    }
+                    happenings.push(happening);
+                }
                 (Line::End(found), _) => outcome = Some(found),
             }
         }
         let (Some(header), Some(outcome)) = (header, outcome) else { return Err(TraceError::Truncated) };
-        Ok(Trace { header, passes, records, readings, outcome })
+        Ok(Trace { header, passes, records, readings, happenings, outcome })
     }
 }
 

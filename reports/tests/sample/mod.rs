@@ -100,6 +100,7 @@ pub fn trace(origin: Origin, tokens: u32) -> Trace {
         passes,
         records: run.records,
         readings: run.readings,
+        happenings: vec![],
         outcome: Outcome::Ok,
     }
 }

@@ -59,6 +59,7 @@ fn trace() -> Trace {
             with_cpu(record(0, Kind::Output, 1, 1, [160, 170]), 10),
         ],
         readings: vec![reading(0, 500), reading(1, 1500)],
+        happenings: vec![],
         outcome: Outcome::Ok,
     }
 }
