@@ -5,13 +5,17 @@
 //! processors, disks and links are done, [`page_cache`] says which bytes must be read again and [`storage`]
 //! joins it to a disk.
 
+mod absence;
+mod agenda;
 mod budget;
+mod conditions;
 pub mod engine;
 mod error;
 mod helper;
 mod keeper;
 mod layout;
 pub mod page_cache;
+mod renewal;
 pub mod resource;
 mod run;
 mod station;
@@ -20,4 +24,4 @@ mod stream;
 mod walk;
 
 pub use error::SimError;
-pub use run::{Input, Options, simulate};
+pub use run::{Input, Options, Run, Surroundings, simulate, simulate_in};

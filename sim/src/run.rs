@@ -7,6 +7,9 @@
 //! when the one before it is out. Weights are on disk when the run begins, unless [`Options::warm`]; those in
 //! GPU memory are loaded already.
 //!
+//! What happens to the devices meanwhile is a scenario's business: loads, memory that others take, devices that leave
+//! ([`Surroundings`]; [`crate::agenda`], [`crate::renewal`]).
+//!
 //! Not here: speeds and times as numbers. `hearth_schema::metrics` computes them from the trace.
 
 use std::sync::Arc;
@@ -14,6 +17,7 @@ use std::sync::Arc;
 use hearth_profiles::device::{Device, Os, PageCachePolicy};
 use hearth_profiles::model::DigestMatch;
 use hearth_profiles::{Bytes, BytesPerSecond, Document, Seconds};
+use hearth_schema::replan::Replanner;
 use hearth_schema::residency::Residency;
 use hearth_schema::schedule::{Part, Pass, Schedule, passes, visits};
 use hearth_schema::trace::{
@@ -21,8 +25,10 @@ use hearth_schema::trace::{
 };
 use hearth_schema::{Cluster, Plan};
 
+use crate::absence::{Absence, Held};
+use crate::agenda::Agenda;
 use crate::budget::Budget;
-use crate::engine::Engine;
+use crate::engine::{Engine, Nanos, Timer};
 use crate::error::SimError;
 use crate::helper::Helper;
 use crate::keeper::Keeper;
@@ -31,7 +37,7 @@ use crate::page_cache::{CHUNK_BYTES, Chunk, PaperLinear, Policy, TwoList};
 use crate::resource::link::Wire;
 use crate::resource::{ConstantLink, DiskSpeed, Link};
 use crate::station::{Desk, Message, Outgoing, Parts, Station};
-use crate::storage::Storage;
+use crate::storage::{Storage, chunks_in};
 use crate::stream::Stream;
 
 /// The read-ahead of an untuned Linux, where a profile does not say.
@@ -67,6 +73,24 @@ impl Default for Options {
     }
 }
 
+/// What happens around the ring while it runs.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Surroundings<'a> {
+    /// The scenario's events.
+    pub events: &'a [hearth_schema::events::Event],
+    /// Who plans again when a device is gone; nobody if absent.
+    pub replanner: Option<&'a dyn Replanner>,
+}
+
+/// What a run comes to.
+#[derive(Debug, Clone)]
+pub struct Run {
+    /// What was done when.
+    pub trace: Trace,
+    /// The plans made in mid-run, in order.
+    pub plans: Vec<Plan>,
+}
+
 /// Something that happens at a place in the ring.
 #[derive(Debug, Clone, Copy)]
 pub enum Event {
@@ -80,27 +104,62 @@ pub enum Event {
     Helper(usize),
     /// Activations arrive.
     Deliver(usize, Message),
+    /// The agenda has something due.
+    Agenda,
 }
 
+/// More events than this without a line in the trace are a ring that turns and gets nowhere.
+/// source: assumed, a hundred times what the longest step of a large model takes
+const MOST_IDLE_EVENTS: u32 = 20_000_000;
+
 #[derive(Debug, Clone)]
-struct World<'a> {
-    engine: Engine<Event>,
-    stations: Vec<Station<'a>>,
-    unreclaimable: Vec<Bytes>,
-    links: ConstantLink,
-    passes: Vec<Pass>,
+pub(crate) struct World<'a> {
+    pub(crate) input: Input<'a>,
+    pub(crate) surroundings: Surroundings<'a>,
+    pub(crate) engine: Engine<Event>,
+    /// By seat: the first plan's devices in ring order, then those that joined the ring later.
+    pub(crate) stations: Vec<Station<'a>>,
+    /// The members of the cluster at the seats.
+    pub(crate) seats: Vec<usize>,
+    /// The seats of the ring, in its order; the head's is 0 in every plan.
+    pub(crate) ring: Vec<usize>,
+    /// By seat.
+    pub(crate) budgets: Vec<Budget>,
+    pub(crate) links: ConstantLink,
+    pub(crate) passes: Vec<Pass>,
     /// How many passes have begun.
-    begun: usize,
+    pub(crate) begun: usize,
+    /// How many passes, in order, need no looking after any more: up to that of the last token that is out.
+    pub(crate) done: usize,
     /// Index of the pass whose token must be out before the next pass begins.
-    awaited: Option<u32>,
-    ended: bool,
-    records: Vec<Record>,
+    pub(crate) awaited: Option<u32>,
+    /// Tokens that are out.
+    pub(crate) tokens: u32,
+    pub(crate) agenda: Agenda,
+    pub(crate) agenda_timer: Timer,
+    pub(crate) absence: Absence,
+    /// A new plan is under way to the devices until then.
+    pub(crate) ready: Nanos,
+    /// A device is back and wants to be taken in between tokens.
+    pub(crate) rejoins: bool,
+    /// Plans made in mid-run.
+    pub(crate) plans: Vec<Plan>,
+    pub(crate) outcome: Outcome,
+    pub(crate) ended: bool,
+    pub(crate) header: Header,
+    pub(crate) records: Vec<Record>,
     readings: Vec<Reading>,
 }
 
-/// Runs a plan.
+/// Runs a plan while nothing else happens.
 pub fn simulate(input: &Input) -> Result<Trace, SimError> {
+    simulate_in(input, &Surroundings::default()).map(|run| run.trace)
+}
+
+/// Runs a plan while these things happen.
+pub fn simulate_in(input: &Input, surroundings: &Surroundings) -> Result<Run, SimError> {
     let devices = check(input)?;
+    crate::renewal::check(input, surroundings)?;
     let budgets: Vec<Budget> = devices
         .iter()
         .enumerate()
@@ -109,84 +168,95 @@ pub fn simulate(input: &Input) -> Result<Trace, SimError> {
     let header = header(input, &devices);
     let passes = passes(input.cluster.workload);
     if budgets.iter().any(|budget| !budget.fits) {
-        let (records, readings) = (Vec::new(), Vec::new());
-        return Ok(Trace { header, passes, records, readings, outcome: Outcome::OutOfMemory });
+        let (records, readings, happenings) = (Vec::new(), Vec::new(), Vec::new());
+        let outcome = Outcome::OutOfMemory;
+        return Ok(Run {
+            trace: Trace { header, passes, records, readings, happenings, outcome },
+            plans: vec![],
+        });
     }
-    let mut world = World::new(*input, &devices, &budgets, passes);
+    let mut world = World::new(*input, *surroundings, &devices, budgets, passes, header);
     world.run()?;
-    let World { mut records, readings, passes, .. } = world;
+    let World { header, mut records, readings, passes, agenda, outcome, plans, .. } = world;
     records.sort_by_key(|record| record.start);
-    Ok(Trace { header, passes, records, readings, outcome: Outcome::Ok })
+    let mut happenings = agenda.happenings;
+    happenings.sort_by_key(|happening| happening.start);
+    Ok(Run { trace: Trace { header, passes, records, readings, happenings, outcome }, plans })
 }
 
 impl<'a> World<'a> {
-    fn new(input: Input<'a>, devices: &[&'a Device], budgets: &[Budget], passes: Vec<Pass>) -> Self {
+    fn new(
+        input: Input<'a>,
+        surroundings: Surroundings<'a>,
+        devices: &[&'a Device],
+        budgets: Vec<Budget>,
+        passes: Vec<Pass>,
+        header: Header,
+    ) -> Self {
         let mut engine = Engine::new();
         let plan = Arc::new(input.plan.clone());
         let stations = devices
             .iter()
             .enumerate()
             .map(|(place, device)| {
-                let (residency, memory) = (plan.devices[place].residency, budgets[place].cache);
-                let managed = residency.policy == Residency::Managed;
-                let chunk = if managed { residency.piece() } else { input.options.chunk };
-                let layout = Layout::new(&plan, place, &input.cluster.model, chunk);
-                let mut storage = storage(device, &layout, memory, chunk);
-                let keeper = if managed {
-                    let visits = chunks_of(&layout, &visits(&plan, place));
-                    Keeper::Managed(Box::new(Stream::new(
-                        place,
-                        residency,
-                        &visits,
-                        memory,
-                        device.cpu.cores,
-                        layout.chunks(),
-                    )))
-                } else {
-                    Keeper::Ahead(Helper::new(place, residency, chunk, storage.window()))
-                };
+                let schedule = Schedule::new(plan.clone(), place);
+                let mut parts = parts(input, device, schedule, place, budgets[place]);
                 if input.options.warm {
-                    warm(&mut storage, &layout, &keeper);
+                    warm(&mut parts.storage, &parts.layout, &parts.keeper);
                 }
-                let parts = Parts {
-                    device,
-                    model: &input.cluster.model,
-                    kv_element: Bytes(plan.kv_cache.element_bytes()),
-                    schedule: Schedule::new(plan.clone(), place),
-                    seed: input.cluster.seed,
-                    storage,
-                    layout,
-                    keeper,
-                };
                 Station::new(parts, &mut engine)
             })
             .collect();
-        Self {
+        let member = |name: &String| input.cluster.members.iter().position(|it| it.name == *name);
+        let agenda_timer = engine.timer();
+        let mut world = Self {
+            input,
+            surroundings,
             engine,
             stations,
-            unreclaimable: budgets.iter().map(|budget| budget.unreclaimable).collect(),
+            seats: plan.devices.iter().filter_map(|device| member(&device.name)).collect(),
+            ring: (0..devices.len()).collect(),
+            budgets,
             links: links(input),
             passes,
             begun: 0,
+            done: 0,
             awaited: None,
+            tokens: 0,
+            agenda: Agenda::new(surroundings.events),
+            agenda_timer,
+            absence: Absence::new(input.cluster.members.len()),
+            ready: 0,
+            rejoins: false,
+            plans: Vec::new(),
+            outcome: Outcome::Ok,
             ended: false,
+            header,
             records: Vec::new(),
             readings: Vec::new(),
-        }
+        };
+        world.set_agenda();
+        world
     }
 
     fn run(&mut self) -> Result<(), SimError> {
+        self.settle_in();
         self.begin()?;
+        let (mut idle, mut lines) = (0, 0);
         while !self.ended {
-            // Every device waiting for another would be a fault of the schedule, which its tests exclude.
-            let event = self.engine.next_event().expect("a ring under way has a next event");
+            let event = self.engine.next_event().filter(|_| idle < MOST_IDLE_EVENTS);
+            let Some(event) = event else {
+                let (tokens, at) = (self.tokens, Seconds::from_nanos(self.engine.now()));
+                return Err(SimError::StandsStill { tokens, at });
+            };
+            idle = if self.records.len() == lines { idle + 1 } else { 0 };
+            lines = self.records.len();
             match event {
                 Event::Wake(place) => self.at(place, Station::wake)?,
                 Event::Processor(place) => self.at(place, Station::processor)?,
                 Event::Disk(place) => self.at(place, Station::arrivals)?,
-                Event::Deliver(place, message) => {
-                    self.at(place, |station, desk| station.deliver(message, desk))?;
-                }
+                Event::Deliver(place, message) => self.arrive(place, message)?,
+                Event::Agenda => self.look_at_agenda()?,
                 Event::Helper(place) => self.at(place, |station, desk| {
                     station.help(desk);
                     Ok(())
@@ -205,7 +275,11 @@ impl<'a> World<'a> {
 
     /// The head takes up the next pass if it is free and the pass may begin.
     fn begin(&mut self) -> Result<(), SimError> {
-        while self.awaited.is_none() && self.begun < self.passes.len() && self.stations[0].is_free() {
+        while self.engine.now() >= self.ready
+            && self.awaited.is_none()
+            && self.begun < self.passes.len()
+            && self.stations[0].is_free()
+        {
             let pass = self.passes[self.begun];
             self.begun += 1;
             if pass.output {
@@ -216,24 +290,34 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    fn at(
+    pub(crate) fn at(
         &mut self,
-        place: usize,
+        seat: usize,
         act: impl FnOnce(&mut Station<'a>, &mut Desk) -> Result<(), SimError>,
     ) -> Result<(), SimError> {
         let mut outgoing = Vec::new();
         let mut desk = Desk { engine: &mut self.engine, records: &mut self.records, outgoing: &mut outgoing };
-        act(&mut self.stations[place], &mut desk)?;
+        act(&mut self.stations[seat], &mut desk)?;
         for sent in outgoing {
             match sent {
-                Outgoing::Send(to, message) => self.send(place, to, message),
-                Outgoing::Output(pass) => self.output(pass),
+                Outgoing::Send(to, message) => self.send(seat, self.ring[to], message),
+                Outgoing::Output(pass) => self.output(pass)?,
             }
         }
         Ok(())
     }
 
     fn send(&mut self, from: usize, to: usize, message: Message) {
+        let now = self.engine.now();
+        if self.is_cut(from, to) {
+            self.absence.hold(Held { from, to, message, unsent: Some(now) });
+        } else {
+            self.put_on_the_air(from, to, message, now);
+        }
+    }
+
+    /// Sends a message that was handed over then.
+    pub(crate) fn put_on_the_air(&mut self, from: usize, to: usize, message: Message, handed: Nanos) {
         let now = self.engine.now();
         let delivery = self.links.send(now, from, to, message.bytes);
         let left = delivery.arrives.saturating_sub(self.links.latency(from, to).to_nanos());
@@ -244,7 +328,7 @@ impl<'a> World<'a> {
             pass: message.pass.index,
             round: message.sent_in,
             layers: None,
-            start: now,
+            start: handed,
             end: left.max(now),
             bytes: message.bytes.0,
             peer: Some(to as u16),
@@ -255,30 +339,66 @@ impl<'a> World<'a> {
     }
 
     /// A token is out: the next may enter, and the counters are read.
-    fn output(&mut self, pass: u32) {
+    fn output(&mut self, pass: u32) -> Result<(), SimError> {
         self.awaited = None;
+        self.done = self.begun;
         self.ended = self.begun == self.passes.len();
         let at = self.engine.now();
-        for (place, station) in self.stations.iter().enumerate() {
-            let resident = station.resident().0;
+        for &seat in &self.ring {
+            let station = &self.stations[seat];
             let counters = [
-                (Counter::BytesRead, station.storage.delivered().0),
-                (Counter::Resident, resident),
-                (Counter::Unreclaimable, self.unreclaimable[place].0),
+                (Counter::BytesRead, station.read().0),
+                (Counter::Resident, station.resident().0),
+                (Counter::Unreclaimable, self.unreclaimable(seat).0),
             ];
             self.readings.extend(counters.map(|(counter, value)| Reading {
-                device: place as u16,
+                device: seat as u16,
                 counter,
                 pass,
                 at,
                 value,
             }));
         }
+        self.token_out()
+    }
+}
+
+/// A device's part of the plan of its schedule, with an empty page cache.
+pub(crate) fn parts<'a>(
+    input: Input<'a>,
+    device: &'a Device,
+    schedule: Schedule,
+    seat: usize,
+    budget: Budget,
+) -> Parts<'a> {
+    let (plan, place, memory) = (schedule.plan().clone(), schedule.device(), budget.cache);
+    let residency = plan.devices[place].residency;
+    let managed = residency.policy == Residency::Managed;
+    let chunk = if managed { residency.piece() } else { input.options.chunk };
+    let layout = Layout::new(&plan, place, &input.cluster.model, chunk);
+    let storage = storage(device, &layout, memory, chunk);
+    let keeper = if managed {
+        let visits = chunks_of(&layout, &visits(&plan, place));
+        let (cores, chunks) = (device.cpu.cores, layout.chunks());
+        Keeper::Managed(Box::new(Stream::new(seat, residency, &visits, memory, cores, chunks)))
+    } else {
+        Keeper::Ahead(Helper::new(seat, residency, chunk, storage.window()))
+    };
+    Parts {
+        seat,
+        device,
+        model: &input.cluster.model,
+        kv_element: Bytes(plan.kv_cache.element_bytes()),
+        schedule,
+        seed: input.cluster.seed,
+        storage,
+        layout,
+        keeper,
     }
 }
 
 /// The plan's devices in ring order, if everything fits together.
-fn check<'a>(input: &Input<'a>) -> Result<Vec<&'a Device>, SimError> {
+pub(crate) fn check<'a>(input: &Input<'a>) -> Result<Vec<&'a Device>, SimError> {
     let (cluster, plan) = (input.cluster, input.plan);
     plan.validate()?;
     if !((128 << 10)..=(8 << 20)).contains(&input.options.chunk.0) {
@@ -319,13 +439,7 @@ fn check<'a>(input: &Input<'a>) -> Result<Vec<&'a Device>, SimError> {
 }
 
 fn header(input: &Input, devices: &[&Device]) -> Header {
-    let traced = |(place, device): (usize, &&Device)| TracedDevice {
-        name: input.plan.devices[place].name.clone(),
-        profile: Some(hearth_schema::digest::of(&device.to_yaml())),
-        memory_total: device.memory.total.value.0,
-        kernel: None,
-        unvalidated: unvalidated(device),
-    };
+    let names = input.plan.devices.iter().map(|planned| &planned.name);
     Header {
         schema: Trace::SCHEMA.into(),
         origin: Origin::Simulated,
@@ -334,7 +448,18 @@ fn header(input: &Input, devices: &[&Device]) -> Header {
         model: input.plan.model.name.clone(),
         seed: input.cluster.seed,
         version: env!("CARGO_PKG_VERSION").into(),
-        devices: devices.iter().enumerate().map(traced).collect(),
+        devices: names.zip(devices).map(|(name, device)| traced(name, device)).collect(),
+    }
+}
+
+/// A device as the trace knows it.
+pub(crate) fn traced(name: &str, device: &Device) -> TracedDevice {
+    TracedDevice {
+        name: name.to_owned(),
+        profile: Some(hearth_schema::digest::of(&device.to_yaml())),
+        memory_total: device.memory.total.value.0,
+        kernel: None,
+        unvalidated: unvalidated(device),
     }
 }
 
@@ -383,8 +508,7 @@ fn storage(device: &Device, layout: &Layout, cache: Bytes, chunk: Bytes) -> Stor
         latency: device.disk.latency.as_ref().map_or(Seconds(0.0), |latency| latency.value),
     };
     let read_ahead = read_ahead(device, chunk);
-    // A page and what is read around it must have room, or nothing would ever be computed.
-    let capacity = (cache.0 / chunk.0).clamp(2, u64::from(u32::MAX)) as u32;
+    let capacity = chunks_in(cache, chunk);
     let share = layout.chunks();
     let policy = match device.memory.page_cache {
         PageCachePolicy::PaperLinear => Policy::PaperLinear(PaperLinear::new(share, capacity)),
@@ -410,7 +534,16 @@ fn links(input: Input) -> ConstantLink {
     let wire =
         |link: &hearth_profiles::Link| Wire { latency: link.latency.value, bandwidth: link.bandwidth.value };
     let table = &input.cluster.links;
-    let names: Vec<&str> = input.plan.devices.iter().map(|device| device.name.as_str()).collect();
+    let mut names: Vec<&str> = input.plan.devices.iter().map(|device| device.name.as_str()).collect();
+    // Devices without a part may be given one by a later plan.
+    names.extend(
+        input
+            .cluster
+            .members
+            .iter()
+            .map(|it| it.name.as_str())
+            .filter(|&it| input.plan.position(it).is_none()),
+    );
     let mut links = ConstantLink::new(wire(table.usual()));
     for (from, sender) in names.iter().enumerate() {
         for (to, receiver) in names.iter().enumerate().filter(|&(to, _)| to != from) {

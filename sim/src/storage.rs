@@ -11,7 +11,7 @@
 //!
 //! Not here: who touches what and when.
 
-use hearth_profiles::{Bytes, Seconds};
+use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 
 use crate::engine::Nanos;
 use crate::page_cache::{Access, CHUNK_BYTES, Chunk, Counters, Fetch, Policy, Readahead};
@@ -45,6 +45,12 @@ impl KernelCosts {
     }
 }
 
+/// Chunks that so many bytes hold. A page and what is read around it must have room, or nothing would ever be
+/// computed.
+pub fn chunks_in(room: Bytes, chunk: Bytes) -> u32 {
+    (room.0 / chunk.0).clamp(2, u64::from(u32::MAX)) as u32
+}
+
 /// What a touch led to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Touch {
@@ -62,6 +68,8 @@ pub struct Storage {
     cache: Policy,
     readahead: Readahead,
     disk: Disk<Chunk>,
+    /// The bandwidth that all flows have together when nobody else reads.
+    bandwidth: BytesPerSecond,
     chunk: Bytes,
     costs: KernelCosts,
     /// Kept to be reused: the reads of one touch.
@@ -83,6 +91,7 @@ impl Storage {
             cache,
             readahead: Readahead::new(window),
             disk: Disk::new(speed),
+            bandwidth: speed.bandwidth,
             chunk,
             costs: KernelCosts::measured(chunk),
             reads: Vec::new(),
@@ -201,6 +210,19 @@ impl Storage {
     /// The page cache, to look at.
     pub fn view(&self) -> &Policy {
         &self.cache
+    }
+
+    /// Other programs leave so much of the disk from now on.
+    pub fn set_disk_left(&mut self, now: Nanos, left: f64) {
+        self.disk.set_bandwidth(now, BytesPerSecond(self.bandwidth.0 * left));
+    }
+
+    /// The page cache has so many bytes from now on.
+    pub fn set_room(&mut self, room: Bytes) {
+        let chunks = chunks_in(room, self.chunk);
+        if self.cache.view().capacity() != chunks {
+            self.cache.cache().set_capacity(chunks);
+        }
     }
 
     /// Bytes that the disk has delivered.

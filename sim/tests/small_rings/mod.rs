@@ -106,6 +106,7 @@ pub fn plan(model: &ModelProfile, windows: &[u32], residency: ResidencyOptions) 
 }
 
 /// A run's numbers.
+#[allow(dead_code, reason = "not every test that includes this asks for them")]
 pub fn run(cluster: &Cluster, plan: &Plan) -> Metrics {
     let options = Options::default();
     let trace = simulate(&Input { cluster, plan, options: &options }).expect("a plan that can be run");
