@@ -24,6 +24,7 @@ use crate::output::tell;
 use crate::progress;
 
 /// A scenario and where it came from.
+#[derive(Debug)]
 pub struct LoadedScenario {
     /// The document.
     pub scenario: Scenario,

@@ -46,6 +46,7 @@ mod contents;
 mod document;
 mod escape;
 mod gantt;
+mod happenings;
 mod markdown;
 mod messages;
 mod page;

@@ -40,6 +40,25 @@ pub enum Sort {
     OutOfMemory,
 }
 
+impl Sort {
+    /// For people.
+    pub fn phrase(self) -> &'static str {
+        match self {
+            Sort::Load => "other programs compute",
+            Sort::Memory => "other programs take memory",
+            Sort::Swap => "other programs are swapped out",
+            Sort::Slow => "the clock is slower",
+            Sort::DiskLoad => "other programs use the disk",
+            Sort::Stalls => "links stand still",
+            Sort::Away => "away",
+            Sort::Silent => "silent, until it was missed",
+            Sort::Replanned => "the ring planned again and began again",
+            Sort::NotReplanned => "the ring did not plan again",
+            Sort::OutOfMemory => "out of memory",
+        }
+    }
+}
+
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

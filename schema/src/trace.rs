@@ -23,6 +23,8 @@ use crate::schedule::Pass;
 
 /// The longest line read, in bytes.
 const MAX_LINE_BYTES: u64 = 1 << 20;
+/// The most events read: several for each that a scenario may have.
+const MAX_HAPPENINGS: usize = 5000;
 /// The most lines read: two hours of a fast ring.
 const MAX_LINES: usize = 50_000_000;
 
@@ -330,6 +332,9 @@ impl Trace {
                         return Err(fail(format!("device {} is not in the header", reading.device)));
                     }
                     readings.push(reading);
+                }
+                (Line::Event(_), _) if happenings.len() == MAX_HAPPENINGS => {
+                    return Err(fail(format!("more than {MAX_HAPPENINGS} events")));
                 }
                 (Line::Event(happening), _) => {
                     if happening.end.is_some_and(|end| end < happening.start) {

@@ -98,6 +98,15 @@ impl Agenda {
         }
     }
 
+    /// The events that have not begun.
+    pub fn not_come(&self) -> Vec<usize> {
+        let waits = |action: &Action| if let Action::Begin(index) = action { Some(*index) } else { None };
+        let mut waiting: Vec<usize> = self.dated.values().filter_map(waits).collect();
+        waiting.extend(self.by_token.values().flatten());
+        waiting.sort_unstable();
+        waiting
+    }
+
     /// What an event says, and of which device.
     pub fn event(&self, index: usize) -> (Change, Option<&str>) {
         let (event, change) = &self.events[index];

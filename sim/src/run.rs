@@ -89,6 +89,8 @@ pub struct Run {
     pub trace: Trace,
     /// The plans made in mid-run, in order.
     pub plans: Vec<Plan>,
+    /// Which of the events did not come to happen before the run ended.
+    pub not_come: Vec<usize>,
 }
 
 /// Something that happens at a place in the ring.
@@ -173,15 +175,17 @@ pub fn simulate_in(input: &Input, surroundings: &Surroundings) -> Result<Run, Si
         return Ok(Run {
             trace: Trace { header, passes, records, readings, happenings, outcome },
             plans: vec![],
+            not_come: (0..surroundings.events.len()).collect(),
         });
     }
     let mut world = World::new(*input, *surroundings, &devices, budgets, passes, header);
     world.run()?;
     let World { header, mut records, readings, passes, agenda, outcome, plans, .. } = world;
     records.sort_by_key(|record| record.start);
+    let not_come = agenda.not_come();
     let mut happenings = agenda.happenings;
     happenings.sort_by_key(|happening| happening.start);
-    Ok(Run { trace: Trace { header, passes, records, readings, happenings, outcome }, plans })
+    Ok(Run { trace: Trace { header, passes, records, readings, happenings, outcome }, plans, not_come })
 }
 
 impl<'a> World<'a> {

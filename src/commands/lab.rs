@@ -94,6 +94,11 @@ fn run_through(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
     if let Some(tokens) = args.tokens {
         loaded.generate(tokens)?;
     }
+    if !loaded.scenario.events.is_empty() {
+        tell!(
+            "warning: the lab does not make the scenario's events happen: neither its prediction nor its run has them"
+        );
+    }
     let model = args.model.clone().or_else(|| loaded.model_file()).ok_or_else(|| {
         Failure::unusable("the lab runs a real model, and the scenario names none")
             .at(args.scenario.display())

@@ -2,19 +2,21 @@
 
 use std::process::ExitCode;
 
-use hearth_profiles::Bytes;
+use hearth_profiles::{Bytes, Document};
 use hearth_schema::metrics::{self, Metrics};
 use hearth_schema::trace::{Outcome, Trace};
 use hearth_schema::{Cluster, Plan, Scenario};
-use hearth_sim::{Input, Options};
+use hearth_sim::{Input, Options, Run, Surroundings};
 use serde::Serialize;
 
 use super::{plan, print_json};
 use crate::cli::SimulateArgs;
 use crate::diagnostics::{ENDED_BADLY, Failure};
-use crate::documents::{LoadedScenario, write_trace};
+use crate::documents::{LoadedScenario, write, write_trace};
+use crate::happenings::{self, Told};
 use crate::limits;
-use crate::output::say;
+use crate::output::{say, tell};
+use crate::replanner::MidRun;
 
 /// The page cache of a model this small is followed in fine chunks: still fast, and the edges where windows
 /// just fit are where they are.
@@ -30,13 +32,16 @@ pub struct Output {
     pub metrics: Metrics,
     /// Steps and counters in the trace.
     pub events: usize,
+    /// What happened to the ring.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub happenings: Vec<Told>,
 }
 
 impl Output {
     /// The numbers of a trace.
     pub fn of(trace: &Trace) -> Output {
         let events = trace.records.len() + trace.readings.len();
-        Output { metrics: metrics::compute(trace), events }
+        Output { metrics: metrics::compute(trace), events, happenings: happenings::told(trace) }
     }
 }
 
@@ -51,9 +56,18 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     cluster.seed = args.seed.unwrap_or(cluster.seed);
     let plan = plan::read_or_make(args.plan.as_deref(), &loaded, &cluster, &args.planning)?;
     limits::restrict_memory(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
-    let trace = simulate(&cluster, &plan, &loaded.scenario)?;
+    let replanner = MidRun::new(&loaded, &args.planning);
+    let surroundings = Surroundings { events: &loaded.scenario.events, replanner: Some(&replanner) };
+    let Run { trace, plans, not_come } = simulate_in(&cluster, &plan, &loaded.scenario, &surroundings)?;
     if let Some(path) = &args.trace {
         write_trace(path, &trace)?;
+        for (number, plan) in plans.iter().enumerate() {
+            let path = path.with_extension(format!("plan-{}.yaml", number + 1));
+            write(&path, plan.to_yaml().as_bytes())?;
+        }
+    }
+    for index in not_come {
+        tell!("warning: events[{index}] did not come to happen before the run ended");
     }
     let output = Output::of(&trace);
     if json {
@@ -66,7 +80,7 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
                 predicted.tpot
             );
         }
-        say!("\n{}\n", table(&output.metrics));
+        say!("\n{}{}\n", table(&output.metrics), happenings::lines(&trace));
     }
     Ok(match trace.outcome {
         Outcome::Ok => ExitCode::SUCCESS,
@@ -74,14 +88,24 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     })
 }
 
-/// Runs a plan in the simulator.
+/// Runs a plan in the simulator, while nothing else happens.
 pub fn simulate(cluster: &Cluster, plan: &Plan, scenario: &Scenario) -> Result<Trace, Failure> {
+    simulate_in(cluster, plan, scenario, &Surroundings::default()).map(|run| run.trace)
+}
+
+/// Runs a plan in the simulator, while these things happen.
+fn simulate_in(
+    cluster: &Cluster,
+    plan: &Plan,
+    scenario: &Scenario,
+    surroundings: &Surroundings,
+) -> Result<Run, Failure> {
     let chunk = if cluster.model.total_bytes() > FINE_BELOW { Options::default().chunk } else { FINE_CHUNK };
     let options = Options { chunk, ..Options::default() };
-    let mut trace =
-        hearth_sim::simulate(&Input { cluster, plan, options: &options }).map_err(Failure::unusable)?;
-    trace.header.scenario.clone_from(&scenario.name);
-    Ok(trace)
+    let input = Input { cluster, plan, options: &options };
+    let mut run = hearth_sim::simulate_in(&input, surroundings).map_err(Failure::unusable)?;
+    run.trace.header.scenario.clone_from(&scenario.name);
+    Ok(run)
 }
 
 /// A run's numbers as a person reads them.
