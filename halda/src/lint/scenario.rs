@@ -17,6 +17,7 @@ pub fn scenario(scenario: &Scenario, cluster: &Cluster) -> Vec<Finding> {
     addresses(scenario, &mut found);
     memory(scenario, cluster, &mut found);
     links(scenario, cluster, &mut found);
+    late_events(scenario, &mut found);
     let (devices, layers) = (scenario.devices.len(), cluster.model.shape.layers.0);
     if devices > layers as usize {
         let what =
@@ -42,6 +43,21 @@ fn addresses(scenario: &Scenario, found: &mut Vec<Finding>) {
                 format!("scenario devices[{index}] `{}`.address", device.name),
                 format!("`{}` and `{}` both listen at {address}", twin.name, device.name),
                 "give each device its own address or port",
+            ));
+        }
+    }
+}
+
+/// Events with a token that never comes. When a time comes, only a run can tell.
+fn late_events(scenario: &Scenario, found: &mut Vec<Finding>) {
+    let generate = scenario.workload.generate;
+    for (index, event) in scenario.events.iter().enumerate() {
+        if let Some(token) = event.token.filter(|token| *token >= generate) {
+            found.push(Finding::warning(
+                "event-after-end",
+                format!("scenario events[{index}].token"),
+                format!("the run is over when token {generate} is out, and this waits for token {token}"),
+                "move it, or generate more",
             ));
         }
     }
