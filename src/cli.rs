@@ -67,6 +67,11 @@ pub enum Verb {
     /// Put traces side by side.
     #[command(after_help = "Example: hearth report sim.trace run.trace -o report/")]
     Report(ReportArgs),
+    /// Simulate what others have published, and put both side by side.
+    #[command(
+        after_help = "Example: hearth reproduce reports/published/prima-table-4.yaml --draws 32 -o out/"
+    )]
+    Reproduce(ReproduceArgs),
     /// Write a model of random weights, of any shape.
     #[command(after_help = "Example: hearth synth --preset 1b --quant q4_k_m -o model.gguf")]
     Synth(SynthArgs),
@@ -232,6 +237,9 @@ pub struct SimulateArgs {
     /// Tokens to generate instead of the scenario's.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub tokens: Option<u32>,
+    /// Begin with as much of the weights in memory as fits, as after an earlier request.
+    #[arg(long)]
+    pub warm: bool,
     /// Where to write the trace.
     #[arg(long)]
     pub trace: Option<PathBuf>,
@@ -395,6 +403,19 @@ pub struct ReportArgs {
     /// The folder to write to.
     #[arg(short, long)]
     pub output: PathBuf,
+}
+
+/// `hearth reproduce`.
+#[derive(Debug, Args)]
+pub struct ReproduceArgs {
+    /// The documents of published numbers; those in `reports/published` if none is named.
+    pub documents: Vec<PathBuf>,
+    /// How many times all parameters are drawn anew, to say how sure each time is; 0 leaves it out.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=100_000))]
+    pub draws: u32,
+    /// The folder to write reports to, one folder in it for each document.
+    #[arg(short, long)]
+    pub output: Option<PathBuf>,
 }
 
 /// `hearth synth`.

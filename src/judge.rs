@@ -41,7 +41,7 @@ impl Judged {
         workload.prompt = workload.prompt.min(context.saturating_sub(workload.generate)).max(1);
         let tokens = workload.generate;
         limits::restrict_memory(scenario, &mut cluster, plan, Bytes::ZERO);
-        let trace = simulate::simulate(&cluster, plan, scenario)?;
+        let trace = simulate::simulate(&cluster, plan, scenario, false)?;
         let tpot_ms = metrics::compute(&trace).tpot_ms.map(|tpot| tpot.mean);
         Ok(Judged {
             tpot_ms: tpot_ms.filter(|_| trace.outcome == Outcome::Ok),

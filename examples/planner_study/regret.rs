@@ -10,6 +10,7 @@
 use hearth_halda::{Assignment, LatencyModel, build, valid_rounds, violations};
 use hearth_schema::plan::{Origin, PlannedDevice, PlannedModel, PlannerRecord, Role};
 use hearth_schema::residency::Residency;
+use hearth_schema::schedule::Processor;
 use hearth_schema::{Cluster, Plan};
 
 use crate::clusters::{memory_ratio, small, under};
@@ -144,6 +145,7 @@ fn plan(cluster: &Cluster, assignment: &Assignment) -> Plan {
         rounds: assignment.rounds,
         context: cluster.context,
         kv_cache: cluster.kv_cache,
+        output: Processor::Cpu,
         devices: (0..cluster.members.len()).filter(kept).map(device).collect(),
         dropped: vec![],
         predicted: None,

@@ -18,6 +18,7 @@ use hearth_schema::plan::{Origin, PlannedDevice, PlannedModel, PlannerRecord, Ro
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::scenario::KvFormat;
 use hearth_schema::schedule::Part;
+use hearth_schema::schedule::Processor;
 use hearth_schema::trace::Kind;
 
 const LAYERS: u32 = 8;
@@ -72,6 +73,7 @@ fn plan(model: &LocalModel, windows: &[u32], addresses: &[String], residency: Re
         rounds: LAYERS.div_ceil(windows.iter().sum()),
         context: 128,
         kv_cache: KvFormat::F32,
+        output: Processor::Cpu,
         devices: devices.collect(),
         dropped: vec![],
         predicted: None,

@@ -117,8 +117,10 @@ fn cases(instances: &[Instance]) -> Result<Vec<(String, Instance)>, Box<dyn Erro
     for device in &mut uneven.devices {
         let cpu_layers: Vec<f64> = (0..128).map(|layer| 1e-2 + f64::from(layer % 5) * 1e-3).collect();
         let gpu_layers = if device.gpu == Gpu::None { Vec::new() } else { cpu_layers.clone() };
+        let output_on_gpu = (device.gpu != Gpu::None).then_some(1e-3);
         let (output, cpu_window, gpu_window) = (1e-2, 1e-4, 1e-4);
-        device.practice.work = Some(WorkTimes { cpu_layers, gpu_layers, output, cpu_window, gpu_window });
+        device.practice.work =
+            Some(WorkTimes { cpu_layers, gpu_layers, output, output_on_gpu, cpu_window, gpu_window });
         device.practice.residencies.push(ResidencyOptions::of(Residency::Managed));
     }
     cases.push(("the same, all that a profile knows".to_owned(), uneven));

@@ -185,8 +185,9 @@ fn work_times(cluster: &Cluster, member: &Member) -> WorkTimes {
     let gpu = profile.gpu.as_ref().map(|gpu| Work::on_gpu(gpu, model, element));
     WorkTimes {
         cpu_layers: layers(&cpu),
-        gpu_layers: gpu.as_ref().map_or_else(Vec::new, layers),
+        gpu_layers: gpu.as_ref().map_or_else(Vec::new, &layers),
         output: cpu.output().0,
+        output_on_gpu: gpu.as_ref().map(|gpu| gpu.output().0),
         cpu_window: profile.cpu.window_overhead.as_ref().map_or(0.0, |cost| cost.value.0),
         gpu_window: profile
             .gpu

@@ -14,6 +14,8 @@ use hearth_schema::Cluster;
 use hearth_schema::plan::{
     DroppedDevice, Origin, Plan, PlannedDevice, PlannedModel, PlannerRecord, Predicted, PredictedTerms, Role,
 };
+use hearth_schema::room::Room;
+use hearth_schema::schedule::Processor;
 
 use crate::latency::DeviceTerms;
 use crate::sentences::{dropped_reason, sentences};
@@ -65,7 +67,7 @@ pub fn plan(solution: &Solution, cluster: &Cluster, scenario: &Origin) -> Result
             predicted: Some(predicted(&solution.breakdown.devices[index])),
         });
     }
-    let plan = Plan {
+    let mut plan = Plan {
         schema: Plan::SCHEMA.to_owned(),
         scenario: scenario.clone(),
         model: planned_model(cluster),
@@ -73,13 +75,33 @@ pub fn plan(solution: &Solution, cluster: &Cluster, scenario: &Origin) -> Result
         rounds: solution.assignment.rounds,
         context: cluster.context,
         kv_cache: cluster.kv_cache,
+        output: Processor::Cpu,
         devices,
         dropped,
         predicted: Some(Predicted { tpot: Seconds(solution.seconds()) }),
         explanation: sentences(solution),
     };
+    plan.output = output_processor(&plan, cluster);
     plan.validate()?;
     Ok(plan)
+}
+
+/// The output matrix goes to the head's GPU where all its layers are there and it fits beside them: llama.cpp offloads
+/// it as the layer after the last. Deviation: the prima.cpp paper leaves it on the CPU always (appendix A.3); its
+/// published times of 8B and 14B, 15 and 20 ms, leave no room for that.
+fn output_processor(plan: &Plan, cluster: &Cluster) -> Processor {
+    let on_gpu = Plan { output: Processor::Gpu, ..plan.clone() };
+    let head = plan.devices.first().filter(|head| head.window > 0 && head.gpu_layers == head.window);
+    let device = head.and_then(|head| cluster.member(&head.name)).map(|member| &member.device);
+    let gpu = device.and_then(|device| device.gpu.as_ref().map(|gpu| (device, gpu.memory_available.value)));
+    match gpu {
+        Some((device, available))
+            if Room::new(&on_gpu, 0, &cluster.model, device).gpu_needed <= available =>
+        {
+            Processor::Gpu
+        }
+        _ => Processor::Cpu,
+    }
 }
 
 fn planned_model(cluster: &Cluster) -> PlannedModel {

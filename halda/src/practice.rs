@@ -33,8 +33,11 @@ pub struct WorkTimes {
     pub cpu_layers: Vec<f64>,
     /// Each layer on the GPU; empty without one.
     pub gpu_layers: Vec<f64>,
-    /// The output head.
+    /// The output head on the CPU.
     pub output: f64,
+    /// The same on the GPU, where there is one.
+    #[serde(default)]
+    pub output_on_gpu: Option<f64>,
     /// What a window costs beside its layers on the CPU, where it has some there.
     pub cpu_window: f64,
     /// The same on the GPU.

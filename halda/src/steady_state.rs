@@ -229,7 +229,7 @@ impl LatencyModel<'_> {
             terms.compute = seconds;
             terms.memory = 0.0;
             if head {
-                terms.compute += work.output;
+                terms.compute += self.output_on_gpu(device, portion).unwrap_or(work.output);
             }
             if share.gpu_layers < share.layers {
                 terms.compute += windows * work.cpu_window;
@@ -251,9 +251,12 @@ impl LatencyModel<'_> {
             i64::from(portion.share.gpu_layers),
             i64::from(portion.share.layers) - i64::from(portion.share.gpu_layers),
         );
-        let head_bytes = if head { model.output_head_bytes + model.row_bytes_up } else { 0 };
+        let on_gpu = head && self.output_on_gpu(device, portion).is_some();
+        let output = if on_gpu { 0 } else { model.output_head_bytes };
+        let head_bytes = if head { output + model.row_bytes_up } else { 0 };
         // On Metal the GPU's layers lie in the same memory and stay there.
         let pinned = if costs.metal { portion.gpu_bytes + gpu * kv } else { 0 };
+        let pinned = pinned + if on_gpu && costs.metal { model.output_head_bytes } else { 0 };
         let held = cpu * kv + pinned + costs.buffer_bytes;
         Memory { share: portion.cpu_bytes + head_bytes, room: costs.steady_capacity - held }
     }
@@ -262,6 +265,17 @@ impl LatencyModel<'_> {
     pub(crate) fn fits_gpu(&self, device: usize, head: bool, portion: &Portion) -> bool {
         let available = self.devices[device].gpu_bytes[usize::from(head)];
         portion.share.gpu_layers == 0 || self.gpu_need(portion) <= available
+    }
+
+    /// Seconds of the output head on the GPU of the head, where all its layers are there and it fits beside them
+    /// ([`crate::plan`] puts it there).
+    fn output_on_gpu(&self, device: usize, portion: &Portion) -> Option<f64> {
+        let work = self.instance().devices[device].practice.work.as_ref()?;
+        // Metal's bound for a head has room for the output already (paper, appendix A.3).
+        let available = self.devices[device].gpu_bytes[0];
+        let fits = portion.share.gpu_layers == portion.share.layers
+            && self.gpu_need(portion) + self.model.output_head_bytes <= available;
+        work.output_on_gpu.filter(|_| fits)
     }
 
     /// Bytes of a portion's GPU layers and their cache.

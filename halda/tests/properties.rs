@@ -44,7 +44,14 @@ fn work_times(layers: u32, cpu: f64, of_gpu: f64, gpu: Gpu) -> WorkTimes {
     let on_gpu = |seconds: &f64| seconds * of_gpu;
     let gpu_layers =
         if gpu == Gpu::None { Vec::new() } else { cpu_layers.iter().rev().map(on_gpu).collect() };
-    WorkTimes { cpu_layers, gpu_layers, output: 2.0 * cpu, cpu_window: cpu / 9.0, gpu_window: cpu / 11.0 }
+    WorkTimes {
+        output_on_gpu: (gpu != Gpu::None).then_some(2.0 * cpu * of_gpu),
+        cpu_layers,
+        gpu_layers,
+        output: 2.0 * cpu,
+        cpu_window: cpu / 9.0,
+        gpu_window: cpu / 11.0,
+    }
 }
 
 fn residency() -> impl Strategy<Value = ResidencyOptions> {

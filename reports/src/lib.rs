@@ -51,6 +51,7 @@ mod markdown;
 mod messages;
 mod page;
 pub mod perfetto;
+pub mod published;
 mod report;
 mod rounding;
 mod summary;

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::residency::ResidencyOptions;
 use crate::scenario::KvFormat;
+use crate::schedule::Processor;
 
 /// A layer-to-device assignment with everything a runner needs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -37,6 +38,9 @@ pub struct Plan {
     pub context: u32,
     /// How keys and values are stored.
     pub kv_cache: KvFormat,
+    /// Where the head keeps the output matrix and multiplies with it. On the GPU only where all its layers are too.
+    #[serde(default, skip_serializing_if = "on_the_cpu")]
+    pub output: Processor,
     /// The devices in ring order, the head first.
     pub devices: Vec<PlannedDevice>,
     /// Devices that got nothing, and why.
@@ -48,6 +52,11 @@ pub struct Plan {
     /// Why this plan, in sentences.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub explanation: Vec<String>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
+fn on_the_cpu(processor: &Processor) -> bool {
+    *processor == Processor::Cpu
 }
 
 /// A document's name and digest.
@@ -222,6 +231,13 @@ impl Document for Plan {
                     self.model.layers
                 ));
             }
+        }
+        let head = &self.devices[0];
+        if self.output == Processor::Gpu && (head.window == 0 || head.gpu_layers < head.window) {
+            return refuse(format!(
+                "`output: gpu` needs all layers of the head on its GPU, and `{}` has {} of {} there",
+                head.name, head.gpu_layers, head.window
+            ));
         }
         self.validate_cover()
     }

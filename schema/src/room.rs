@@ -12,6 +12,7 @@ use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, Device, Layers};
 
 use crate::Plan;
+use crate::schedule::Processor;
 
 /// With less than this no weights can pass through: two read-ahead windows of 8 MiB. A device that leaves less to the
 /// system beside its share may be pushed over by what faults read around it.
@@ -60,12 +61,17 @@ impl Room {
             share += read;
             largest = largest.max(read);
         }
+        let output_on_gpu = place == 0 && plan.output == Processor::Gpu;
+        if output_on_gpu {
+            gpu_needed += model.output_bytes();
+        }
         let mut buffers = device.cpu.compute_buffer.value;
         if let Some(gpu) = device.gpu.as_ref().filter(|_| gpu_needed > Bytes::ZERO) {
             gpu_needed += gpu.compute_buffer.value;
             buffers += if gpu.unified_memory { gpu_needed } else { Bytes::ZERO };
         }
-        let head = if place == 0 { model.output_bytes() + model.input_row_bytes() } else { Bytes::ZERO };
+        let output = if output_on_gpu { Bytes::ZERO } else { model.output_bytes() };
+        let head = if place == 0 { output + model.input_row_bytes() } else { Bytes::ZERO };
         let available = device.memory.obtainable();
         let least = if share + head > Bytes::ZERO { LEAST_ROOM } else { Bytes::ZERO };
         Self {

@@ -62,10 +62,11 @@ pub fn passes(workload: Workload) -> Vec<Pass> {
 }
 
 /// Where layers are computed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Processor {
     /// The CPU, from the mapped file.
+    #[default]
     Cpu,
     /// The GPU, from its own memory.
     Gpu,
@@ -104,6 +105,8 @@ pub enum Step {
     Output {
         /// Whose activations.
         pass: Pass,
+        /// Where the output matrix lies and is multiplied with.
+        processor: Processor,
     },
     /// Hand the activations on.
     Send {
@@ -344,7 +347,7 @@ impl Schedule {
             self.prefetch(first.clone().map(Part::Layers), pass, round, steps);
         }
         if pass.output {
-            steps.push(Step::Output { pass });
+            steps.push(Step::Output { pass, processor: self.plan.output });
             self.release(Part::Output, pass, round, steps);
         }
         if !self.manages() {
@@ -458,7 +461,7 @@ fn on_cpu(plan: &Plan, device: usize, part: Part) -> Option<Part> {
     match part {
         Part::Layers(window) if window.len() as u32 <= gpu_layers => None,
         Part::Layers(window) => Some(Part::Layers(window.start + gpu_layers..window.end)),
-        Part::Output => Some(Part::Output),
+        Part::Output => (plan.output == Processor::Cpu).then_some(Part::Output),
     }
 }
 
@@ -467,7 +470,8 @@ fn on_cpu(plan: &Plan, device: usize, part: Part) -> Option<Part> {
 /// output stands before its first window.
 pub fn visits(plan: &Plan, device: usize) -> Vec<Vec<Part>> {
     let schedule = Schedule::new(Arc::new(plan.clone()), device);
-    let mut visits = vec![if device == 0 { vec![Part::Output] } else { vec![] }];
+    let output = (device == 0).then_some(Part::Output).and_then(|part| on_cpu(plan, device, part));
+    let mut visits = vec![Vec::from_iter(output)];
     for &round in &schedule.visits {
         let window = plan.window(device, round);
         let part = Some(window).filter(|window| !window.is_empty()).map(Part::Layers);

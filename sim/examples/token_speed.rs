@@ -16,6 +16,7 @@ use hearth_schema::metrics;
 use hearth_schema::plan::{Origin, Plan, PlannedDevice, PlannedModel, PlannerRecord, Role};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::scenario::{KvFormat, Links, Workload};
+use hearth_schema::schedule::Processor;
 use hearth_sim::{Input, Options, simulate};
 
 const GENERATE: u32 = 64;
@@ -94,6 +95,7 @@ fn plan(cluster: &Cluster, windows: [u32; 4], residency: ResidencyOptions) -> Pl
         rounds: layers.div_ceil(windows.iter().sum()),
         context: cluster.context,
         kv_cache: cluster.kv_cache,
+        output: Processor::Cpu,
         devices: windows.iter().enumerate().map(device).collect(),
         dropped: vec![],
         predicted: None,

@@ -118,6 +118,7 @@ mod tests {
     use hearth_schema::plan::{Origin, PlannedDevice, PlannedModel, PlannerRecord, Role};
     use hearth_schema::residency::ResidencyOptions;
     use hearth_schema::scenario::KvFormat;
+    use hearth_schema::schedule::Processor;
 
     use super::*;
 
@@ -146,6 +147,7 @@ mod tests {
             rounds: 2,
             context: 1024,
             kv_cache: KvFormat::F16,
+            output: Processor::Cpu,
             devices: vec![device("a", Role::Head, 10, 2), device("b", Role::Worker, 6, 0)],
             dropped: vec![],
             predicted: None,

@@ -17,7 +17,7 @@ use hearth_schema::happenings::{Happening, Sort};
 use hearth_schema::replan::NoPlan;
 use hearth_schema::scenario::Workload;
 use hearth_schema::schedule::{Event as Incident, Pass, Schedule, passes};
-use hearth_schema::trace::Outcome;
+use hearth_schema::trace::{Kind, Outcome};
 use hearth_schema::{Cluster, Plan, heartbeat};
 
 use crate::absence::Held;
@@ -323,6 +323,10 @@ impl<'a> World<'a> {
         }
         for record in self.records.iter_mut().filter(|record| record.end > now) {
             (record.start, record.end) = (record.start.min(now), now);
+            if record.kind == Kind::Output {
+                // No token has come of it.
+                record.kind = Kind::Compute;
+            }
         }
         self.engine.forget();
         self.absence.give_up();

@@ -33,7 +33,7 @@ use crate::error::SimError;
 use crate::helper::Helper;
 use crate::keeper::Keeper;
 use crate::layout::Layout;
-use crate::page_cache::{CHUNK_BYTES, Chunk, PaperLinear, Policy, TwoList};
+use crate::page_cache::{Access, CHUNK_BYTES, Chunk, Fetch, PaperLinear, Policy, TwoList};
 use crate::resource::link::Wire;
 use crate::resource::{ConstantLink, DiskSpeed, Link};
 use crate::station::{Desk, Message, Outgoing, Parts, Station};
@@ -63,7 +63,7 @@ pub struct Options {
     /// The unit of the page cache, but for a device that manages its residency in pieces of its own. Finer is
     /// slower and closer to the kernel.
     pub chunk: Bytes,
-    /// Whether as much of the weights as fits is in memory at the start.
+    /// Whether memory is at the start as tokens before the run would have left it.
     pub warm: bool,
 }
 
@@ -484,17 +484,18 @@ fn chunks_of(layout: &Layout, visits: &[Vec<Part>]) -> Vec<Vec<Chunk>> {
     visits.iter().map(chunks).collect()
 }
 
-/// Puts as much of the share into memory as has room.
+/// Leaves memory as tokens before the run would have: a share that fits is there; of one that does not, what the page
+/// cache keeps when it is read round and round.
 fn warm(storage: &mut Storage, layout: &Layout, keeper: &Keeper) {
     let chunks: Vec<Chunk> = match keeper {
-        Keeper::Ahead(_) => layout.own().collect(),
+        Keeper::Ahead(_) => layout.own().chain(layout.own()).collect(),
         Keeper::Managed(stream) => stream.kept().collect(),
     };
     let cache = storage.cache().cache();
-    let capacity = cache.capacity() as usize;
-    for chunk in chunks.into_iter().take(capacity) {
-        cache.prefetch_now(chunk);
-        cache.arrived(chunk);
+    for chunk in chunks {
+        if cache.access(chunk) == Access::Absent && cache.prefetch_now(chunk) == Fetch::Started {
+            cache.arrived(chunk);
+        }
     }
 }
 

@@ -17,7 +17,7 @@ use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, Seconds};
 use hearth_schema::rates::Work;
 use hearth_schema::schedule::{Event as Incident, Part, Pass, Processor, Schedule, Step};
-use hearth_schema::trace::{Kind, Record, Resource};
+use hearth_schema::trace::{Cost, Kind, Record, Resource};
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -57,8 +57,10 @@ pub struct Message {
 enum Doing {
     Nothing,
     Walking(Box<Walk>),
-    /// A step that nothing can disturb; it is recorded already.
-    Fixed,
+    /// Steps that nothing can disturb; they are recorded already. At their end the token of a pass may be out.
+    Fixed {
+        output: Option<u32>,
+    },
 }
 
 /// What happened that others must hear of.
@@ -200,8 +202,12 @@ impl<'a> Station<'a> {
                 let next = walk.retry(desk.engine.now(), &mut self.storage, &mut self.keeper);
                 self.next(next, desk);
             }
-            Doing::Fixed | Doing::Nothing => {
+            Doing::Fixed { output } => {
+                desk.outgoing.extend(output.map(Outgoing::Output));
                 self.doing = Doing::Nothing;
+                self.idle_since = desk.engine.now();
+            }
+            Doing::Nothing => {
                 self.idle_since = desk.engine.now();
             }
         }
@@ -303,9 +309,14 @@ impl<'a> Station<'a> {
                 let mut record = self.record(Kind::Compute, pass, round, desk);
                 record.layers = Some([layers.start, layers.end]);
                 let steps = self.on_gpu(&record, pass);
-                self.fixed(steps, desk);
+                self.fixed(steps, None, desk);
             }
-            Step::Output { pass } => {
+            Step::Output { pass, processor: Processor::Gpu } => {
+                let record = self.record(Kind::Output, pass, self.schedule.plan().rounds, desk);
+                let steps = self.output_on_gpu(&record);
+                self.fixed(steps, Some(pass.index), desk);
+            }
+            Step::Output { pass, processor: Processor::Cpu } => {
                 let fixed = self.device.cpu.token_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
                 let (time, unit) = (self.work().output() + fixed, self.storage.chunk());
                 let segment = Segment { chunks: self.layout.output(), time, unit };
@@ -392,15 +403,34 @@ impl<'a> Station<'a> {
         steps
     }
 
+    /// Upload of one position, the product with the output matrix, download of the logits, and what a token costs the
+    /// CPU all the same.
+    fn output_on_gpu(&self, output: &Record) -> Vec<(Record, Seconds)> {
+        let Some(gpu) = &self.device.gpu else { return Vec::new() };
+        let time = Work::on_gpu(gpu, self.model, self.kv_element).output();
+        let on_gpu = Record { resource: Resource::Gpu, kind: Kind::Compute, ..output.clone() };
+        let fixed = self.device.cpu.token_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
+        let cost = Cost { cpu: fixed.to_nanos(), ..Cost::default() };
+        let mut steps = vec![(on_gpu, time), (Record { cost: Some(cost), ..output.clone() }, fixed)];
+        if !gpu.unified_memory {
+            let copy = |bytes: Bytes| Record { kind: Kind::Copy, bytes: bytes.0, ..output.clone() };
+            let up = self.model.shape.activation_bytes();
+            let logits = Bytes(4 * u64::from(self.model.shape.vocabulary));
+            steps.insert(0, (copy(up), gpu.upload.time(up)));
+            steps.insert(2, (copy(logits), gpu.download.time(logits)));
+        }
+        steps
+    }
+
     /// Steps of known length, one after another.
-    fn fixed(&mut self, steps: Vec<(Record, Seconds)>, desk: &mut Desk) {
+    fn fixed(&mut self, steps: Vec<(Record, Seconds)>, output: Option<u32>, desk: &mut Desk) {
         let mut at = desk.engine.now();
         for (record, time) in steps {
             let end = at + time.to_nanos();
             desk.records.push(Record { start: at, end, ..record });
             at = end;
         }
-        self.doing = Doing::Fixed;
+        self.doing = Doing::Fixed { output };
         desk.engine.set(self.wake_timer, at, Event::Wake(self.place));
     }
 

@@ -280,7 +280,7 @@ impl Lab {
         plan: &Plan,
         loaded: &LoadedScenario,
     ) -> Result<(Trace, String), Failure> {
-        let trace = simulate::simulate(cluster, plan, &loaded.scenario)?;
+        let trace = simulate::simulate(cluster, plan, &loaded.scenario, false)?;
         let mut text = Vec::new();
         trace.write(&mut text).map_err(Failure::running)?;
         let hash = hearth_schema::digest::of(&String::from_utf8_lossy(&text));

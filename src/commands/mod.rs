@@ -7,6 +7,7 @@ mod lint;
 pub mod plan;
 mod profile;
 mod report;
+mod reproduce;
 pub mod simulate;
 mod synth;
 mod worker;
@@ -31,6 +32,7 @@ pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Verb::Profile(args) => profile::run(&args, json),
         Verb::Lab(args) => lab::run(&args, json),
         Verb::Report(args) => report::run(&args, json),
+        Verb::Reproduce(args) => reproduce::run(&args, json),
         Verb::Synth(args) => synth::run(&args, json),
     }
 }

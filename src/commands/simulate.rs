@@ -58,7 +58,8 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     limits::restrict_memory(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
     let replanner = MidRun::new(&loaded, &args.planning);
     let surroundings = Surroundings { events: &loaded.scenario.events, replanner: Some(&replanner) };
-    let Run { trace, plans, not_come } = simulate_in(&cluster, &plan, &loaded.scenario, &surroundings)?;
+    let Run { trace, plans, not_come } =
+        simulate_in(&cluster, &plan, &loaded.scenario, args.warm, &surroundings)?;
     if let Some(path) = &args.trace {
         write_trace(path, &trace)?;
         for (number, plan) in plans.iter().enumerate() {
@@ -88,9 +89,9 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     })
 }
 
-/// Runs a plan in the simulator, while nothing else happens.
-pub fn simulate(cluster: &Cluster, plan: &Plan, scenario: &Scenario) -> Result<Trace, Failure> {
-    simulate_in(cluster, plan, scenario, &Surroundings::default()).map(|run| run.trace)
+/// Runs a plan in the simulator, from disk or with weights in memory already, while nothing else happens.
+pub fn simulate(cluster: &Cluster, plan: &Plan, scenario: &Scenario, warm: bool) -> Result<Trace, Failure> {
+    simulate_in(cluster, plan, scenario, warm, &Surroundings::default()).map(|run| run.trace)
 }
 
 /// Runs a plan in the simulator, while these things happen.
@@ -98,10 +99,11 @@ fn simulate_in(
     cluster: &Cluster,
     plan: &Plan,
     scenario: &Scenario,
+    warm: bool,
     surroundings: &Surroundings,
 ) -> Result<Run, Failure> {
     let chunk = if cluster.model.total_bytes() > FINE_BELOW { Options::default().chunk } else { FINE_CHUNK };
-    let options = Options { chunk, ..Options::default() };
+    let options = Options { chunk, warm };
     let input = Input { cluster, plan, options: &options };
     let mut run = hearth_sim::simulate_in(&input, surroundings).map_err(Failure::unusable)?;
     run.trace.header.scenario.clone_from(&scenario.name);

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use hearth_profiles::device::shipped;
-use hearth_profiles::{Bytes, Document};
+use hearth_profiles::{Bytes, Device, Document};
 use hearth_schema::residency::kept_bytes;
 use hearth_schema::room::Room;
 use hearth_schema::schedule::{Part, visits};
@@ -142,8 +142,12 @@ fn swapping_ends_with_what_compression_leaves() {
     let planned = folder.path().join("plan.yaml").display().to_string();
     assert!(run(&["plan", &path.display().to_string(), "--output", &planned]).status.success());
     let plan = Plan::from_yaml(&fs::read_to_string(planned).expect("a plan")).expect("a plan");
-    let (phone, model) =
-        (shipped("d4").expect("shipped"), hearth_profiles::model::shipped("llama-8b").expect("shipped"));
+    let phone = root().join("scenarios/home/devices/zram-phone.yaml");
+    let phone = fs::read_to_string(phone).expect("a tracked file");
+    let (phone, model) = (
+        Device::from_yaml(&phone).expect("a device"),
+        hearth_profiles::model::shipped("llama-8b").expect("shipped"),
+    );
     let swapped = phone.memory.obtainable().saturating_sub(phone.memory.available.value);
     // A third of what is swapped out stays: the plan had counted on all of it.
     let room = Room::new(&plan, 0, &model, &phone).left.saturating_sub(Bytes(swapped.0 / 3));
@@ -171,9 +175,11 @@ fn a_step_of_memory_costs_what_the_residency_makes_of_it() {
         let (json, trace) = simulated(&home("memory-step"), &["--residency", residency], folder.path());
         let total = trace.header.devices[1].memory_total as f64;
         let more = told(&json, 0, "pressure", "beside") - told(&json, 0, "pressure", "before");
-        assert!(near(more, Bytes::mib(4096).as_f64() / total, 0.001), "4 GiB of {total} bytes are {more}");
+        assert!(near(more, Bytes::mib(1024).as_f64() / total, 0.001), "1 GiB of {total} bytes are {more}");
         let (before, after) = (told(&json, 0, "tpot_ms", "before"), told(&json, 0, "tpot_ms", "after"));
-        assert!(near(before, after, 0.01), "{residency}: {before} ms before, {after} after");
+        // A managed device needs a few tokens to take back what it gave up.
+        let within = if residency == "managed" { 0.1 } else { 0.01 };
+        assert!(near(after, before, within), "{residency}: {before} ms before, {after} after");
         // The third token after the beginning: it and those beside it are under pressure.
         let share: u64 = (24..48).map(|layer| model().layer_bytes(layer).0).sum();
         let part = read(&trace, 1, 11, 13) / share as f64;
@@ -182,13 +188,13 @@ fn a_step_of_memory_costs_what_the_residency_makes_of_it() {
             told(&json, 0, "tpot_ms", "beside")
         );
         if residency == "managed" {
-            assert!(part < 0.3, "it keeps most: {part}");
+            assert!(part < 0.35, "it keeps most: {part}");
         } else {
             assert!((0.98..1.05).contains(&part), "{residency} reads all of it again: {part}");
         }
         times.push(told(&json, 0, "tpot_ms", "beside"));
     }
-    assert!(times[2] < 0.3 * times[0] && times[2] < 0.3 * times[1], "{times:?}");
+    assert!(times[2] < 0.6 * times[0] && times[2] < 0.6 * times[1], "{times:?}");
 }
 
 fn model() -> hearth_profiles::model::ModelProfile {
@@ -249,6 +255,9 @@ fn events_that_cannot_be_are_refused_and_late_ones_told() {
     let codes: Vec<&str> =
         found.as_array().expect("a list").iter().filter_map(|it| it["code"].as_str()).collect();
     assert!(codes.contains(&"event-after-end"), "{codes:?}");
+    with("{at: 5 min, device: laptop, slow: 50 %}");
+    let found = run(&["lint", &file, "--json"]);
+    assert!(String::from_utf8_lossy(&found.stdout).contains("this happens at 300 s"));
     // Without swap space nothing can be swapped out.
     with("{at: 1 s, device: laptop, swap: {rate: 1 MB/s, compression: 3}}");
     let bare = folder.path().join("bare.yaml");

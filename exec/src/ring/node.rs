@@ -181,19 +181,24 @@ impl Node {
         &self.schedule.plan().devices[self.schedule.device()].name
     }
 
+    fn check_processor(&self, processor: Processor) -> Result<(), RingError> {
+        match processor {
+            Processor::Cpu => Ok(()),
+            Processor::Gpu => Err(RingError::Plan(format!(
+                "the plan puts layers of `{}` on a GPU, and this build computes on CPUs only; plan with \
+                 `gpu_layers: 0`",
+                self.name()
+            ))),
+        }
+    }
+
     fn perform(&mut self, steps: Vec<Step>, tokens: &[u32]) -> Result<Option<u32>, RingError> {
         let mut sampled = None;
         for step in steps {
             match step {
                 Step::Embed { pass } => self.embed(pass, tokens)?,
                 Step::Compute { pass, round, layers, processor } => {
-                    if processor == Processor::Gpu {
-                        return Err(RingError::Plan(format!(
-                            "the plan puts layers of `{}` on a GPU, and this build computes on CPUs only; plan \
-                             with `gpu_layers: 0`",
-                            self.name()
-                        )));
-                    }
+                    self.check_processor(processor)?;
                     let positions: Vec<u32> =
                         (pass.first_position..pass.first_position + pass.tokens).collect();
                     let at = At { pass: pass.index, round };
@@ -205,7 +210,10 @@ impl Node {
                     let touched = self.weights.part_bytes(&Part::Layers(layers.clone()));
                     self.computed(at, Kind::Compute, measured, touched).layers = recorder::layers(&layers);
                 }
-                Step::Output { pass } => sampled = self.output(pass)?,
+                Step::Output { pass, processor } => {
+                    self.check_processor(processor)?;
+                    sampled = self.output(pass)?;
+                }
                 Step::Send { pass, round, next_round, to } => self.send(pass, round, next_round, to)?,
                 Step::Prefetch { part, pass, round } => {
                     self.keeper.prefetch(part, At { pass: pass.index, round });

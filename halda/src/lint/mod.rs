@@ -42,7 +42,7 @@ mod scenario;
 use serde::Serialize;
 
 pub use ring::plan;
-pub use scenario::scenario;
+pub use scenario::{late, scenario};
 
 /// How much a finding matters, the worst first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]

@@ -3,7 +3,7 @@
 //! Not here: what a scenario document refuses when it is read, and anything that depends on who gets which layers.
 
 use hearth_profiles::Seconds;
-use hearth_schema::{Cluster, Scenario};
+use hearth_schema::{Cluster, Plan, Scenario};
 
 use super::Finding;
 
@@ -48,7 +48,26 @@ fn addresses(scenario: &Scenario, found: &mut Vec<Finding>) {
     }
 }
 
-/// Events with a token that never comes. When a time comes, only a run can tell.
+/// Events at times when a run of this plan should long be over: it takes less than the planner's time of a token for
+/// each token that goes in or comes out.
+pub fn late(scenario: &Scenario, plan: &Plan) -> Vec<Finding> {
+    let Some(predicted) = plan.predicted else { return Vec::new() };
+    let tokens = f64::from(scenario.workload.prompt) + f64::from(scenario.workload.generate);
+    let end = predicted.tpot * tokens;
+    let events = scenario.events.iter().enumerate();
+    let late = events.filter_map(|(index, event)| Some((index, event.at.filter(|at| *at > end)?)));
+    late.map(|(index, at)| {
+        Finding::warning(
+            "event-after-end",
+            format!("scenario events[{index}].at"),
+            format!("the plan expects the run to be over before {end}, and this happens at {at}"),
+            "move it, or generate more",
+        )
+    })
+    .collect()
+}
+
+/// Events with a token that never comes.
 fn late_events(scenario: &Scenario, found: &mut Vec<Finding>) {
     let generate = scenario.workload.generate;
     for (index, event) in scenario.events.iter().enumerate() {

@@ -1,7 +1,7 @@
 //! Which models are known without a file?
 //!
-//! The seven sizes of Table 4 of the prima.cpp paper, and the synthetic presets that `exec::synth` can write. The
-//! documents lie in `profiles/models/` and are part of the program.
+//! The seven sizes of Table 4 of the prima.cpp paper, the sizes of Qwen 2.5, whose shapes QwQ and distilled models
+//! share, and the synthetic presets that `exec::synth` can write. The documents lie in `profiles/models/` and are part of the program.
 
 use super::document::ModelDocument;
 use super::profile::ModelProfile;
@@ -26,6 +26,12 @@ shipped!(
     "llama-60b",
     "llama-65b",
     "llama-70b",
+    "qwen-0.5b",
+    "qwen-1.5b",
+    "qwen-7b",
+    "qwen-14b",
+    "qwen-32b",
+    "qwen-72b",
 );
 
 /// A name that no shipped model has.
@@ -36,7 +42,7 @@ pub struct UnknownModel {
     pub name: String,
 }
 
-/// The names of all shipped models, small ones first.
+/// The names of all shipped models, by family, small ones first.
 pub fn shipped_names() -> impl Iterator<Item = &'static str> {
     SHIPPED.iter().map(|&(name, _)| name)
 }

@@ -31,6 +31,7 @@ pub(crate) fn plan(layers: u32, windows: &[u32], prefetch: bool) -> Plan {
         rounds: layers.div_ceil(windows.iter().sum()),
         context: 1024,
         kv_cache: KvFormat::F16,
+        output: Processor::Cpu,
         devices: windows.iter().enumerate().map(device).collect(),
         dropped: vec![],
         predicted: None,
@@ -76,7 +77,10 @@ fn figure_one_visits_six_devices_three_times() {
     assert_eq!(layers[5], (5, 10..12));
     assert_eq!(layers[6], (0, 12..14));
     assert_eq!(layers[17], (5, 34..36));
-    assert_eq!(steps.last().map(|(device, step)| (*device, step)), Some((0, &Step::Output { pass: DECODE })));
+    assert_eq!(
+        steps.last().map(|(device, step)| (*device, step)),
+        Some((0, &Step::Output { pass: DECODE, processor: Processor::Cpu }))
+    );
 }
 
 #[test]

@@ -109,6 +109,6 @@ impl<'a> Station<'a> {
             cost: None,
         };
         self.read_before += bytes;
-        self.fixed(vec![(record, bytes / rate + upload)], desk);
+        self.fixed(vec![(record, bytes / rate + upload)], None, desk);
     }
 }

@@ -9,9 +9,11 @@ use hearth_schema::metrics::{self, Metrics};
 use hearth_schema::plan::{Origin, Plan, PlannedDevice, PlannedModel, PlannerRecord, Role};
 use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::scenario::{KvFormat, Links, Workload};
+use hearth_schema::schedule::Processor;
 use hearth_sim::{Input, Options, simulate};
 
 /// Memory for everything.
+#[allow(dead_code, reason = "not every test that includes this asks for it")]
 pub const PLENTY: Bytes = Bytes(40 << 30);
 
 /// 10 GB/s of reading and nothing else that takes time; a disk of 1 GB/s.
@@ -86,6 +88,7 @@ pub fn plan(model: &ModelProfile, windows: &[u32], residency: ResidencyOptions) 
         rounds: layers.div_ceil(windows.iter().sum()),
         context: 512,
         kv_cache: KvFormat::F16,
+        output: Processor::Cpu,
         devices: windows
             .iter()
             .enumerate()

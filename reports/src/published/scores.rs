@@ -1,0 +1,319 @@
+//! How near do simulated numbers come to published ones?
+//!
+//! - The error of a time: simulated over published, less 1. The median of their sizes, over the cells with a
+//!   published time that did not run out of memory.
+//! - The order of the systems in a row: every pair whose published times differ by a fifth or more must not stand the other
+//!   way round here. A run out of memory is slower than any time.
+//! - The order of the rows in a column: Spearman's rank correlation of published and simulated times.
+//! - Outcomes: whether a run is out of memory where it was.
+//! - Claims: whether a ratio lies within what the text can mean.
+//!
+//! Not here: laying it out ([`super::page`]).
+
+use hearth_schema::trace::Outcome;
+use serde::Serialize;
+
+use super::results::Results;
+use super::{Cell, Claim, Published};
+
+/// Published times nearer to each other than this may stand either way round.
+const TIE: f64 = 1.2;
+
+/// A published time beside the simulated one.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Error {
+    /// The row's label.
+    pub row: String,
+    /// The system's name.
+    pub system: String,
+    /// In milliseconds.
+    pub published_ms: f64,
+    /// In milliseconds; absent if it could not be run or ended badly.
+    pub simulated_ms: Option<f64>,
+    /// Simulated over published, less 1.
+    pub error: Option<f64>,
+    /// The most that the document allows.
+    pub tolerance: f64,
+    /// Whether parameters were fitted on this row.
+    pub fitted: bool,
+}
+
+impl Error {
+    /// Whether the simulated time is within the tolerance. From 1.5 times on a tolerance counts both ways as a factor.
+    pub fn within(&self) -> bool {
+        let (Some(error), tolerance) = (self.error, self.tolerance) else { return false };
+        if tolerance >= 0.5 {
+            (1.0 + error).max(1.0 / (1.0 + error)) <= 1.0 + tolerance
+        } else {
+            error.abs() <= tolerance
+        }
+    }
+}
+
+/// Everything that is asked of a published document.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Scores {
+    /// Times per output token.
+    pub tpot: Vec<Error>,
+    /// Times to the first token.
+    pub ttft: Vec<Error>,
+    /// Median of the sizes of the errors of times per token.
+    pub median: Option<f64>,
+    /// The same over the rows that nothing was fitted on.
+    pub median_held_out: Option<f64>,
+    /// Pairs of systems that stand the other way round, as `row: faster, slower`.
+    pub order: Vec<String>,
+    /// Rank correlation of each system's rows, where there are three or more.
+    pub rank: Vec<(String, f64)>,
+    /// Cells whose outcome is not the published one.
+    pub outcomes: Vec<String>,
+    /// Each claim's ratio.
+    pub claims: Vec<Judgement>,
+}
+
+/// A claim and what the simulator makes of it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Judgement {
+    /// In words.
+    pub text: String,
+    /// The range that the text can mean.
+    pub range: [f64; 2],
+    /// The simulated ratio.
+    pub ratio: Option<f64>,
+    /// Whether it lies in the range.
+    pub holds: bool,
+}
+
+impl Scores {
+    /// Puts results beside what was published.
+    pub fn of(published: &Published, results: &Results) -> Self {
+        let tpot = errors(published, results, |cell| cell.tpot.map(|time| time.0), |run| run.tpot_ms);
+        let ttft = errors(published, results, |cell| cell.ttft.map(|time| time.0), |run| run.ttft_ms);
+        let held_out = tpot.iter().filter(|error| !error.fitted);
+        Self {
+            median: median(tpot.iter().filter_map(|error| error.error)),
+            median_held_out: median(held_out.filter_map(|error| error.error)),
+            order: order(published, results),
+            rank: rank(published, &tpot),
+            outcomes: outcomes(published, results),
+            claims: published.claims.iter().map(|claim| judge(published, results, claim)).collect(),
+            tpot,
+            ttft,
+        }
+    }
+}
+
+fn errors(
+    published: &Published,
+    results: &Results,
+    time: impl Fn(&Cell) -> Option<f64>,
+    simulated: impl Fn(&super::results::Simulated) -> Option<f64>,
+) -> Vec<Error> {
+    let mut errors = Vec::new();
+    for (place, row) in published.rows.iter().enumerate() {
+        for (column, system) in published.systems.iter().enumerate() {
+            let Some(cell) = row.cells.get(&system.name) else { continue };
+            let Some(published_ms) = time(cell).map(|seconds| seconds * 1e3) else { continue };
+            let run = results.get(&(place, column)).and_then(|result| result.ran());
+            let simulated_ms = run.filter(|run| run.outcome == Outcome::Ok).and_then(&simulated);
+            errors.push(Error {
+                row: row.label.clone(),
+                system: system.name.clone(),
+                published_ms,
+                simulated_ms,
+                error: simulated_ms.map(|simulated| simulated / published_ms - 1.0),
+                tolerance: cell.tolerance.unwrap_or(published.tolerance).0,
+                fitted: published.fitted.contains(&row.label),
+            });
+        }
+    }
+    errors
+}
+
+fn median(errors: impl Iterator<Item = f64>) -> Option<f64> {
+    let mut sizes: Vec<f64> = errors.map(f64::abs).collect();
+    sizes.sort_by(f64::total_cmp);
+    let middle = sizes.len().checked_sub(1)? / 2;
+    let upper = sizes[sizes.len() / 2];
+    Some(f64::midpoint(sizes[middle], upper))
+}
+
+/// The time of a cell as published, endless if it ran out of memory.
+fn published_time(cell: &Cell) -> Option<f64> {
+    match cell.outcome {
+        Some(Outcome::OutOfMemory | Outcome::Killed) => Some(f64::INFINITY),
+        _ => cell.tpot.map(|time| time.0 * 1e3),
+    }
+}
+
+fn order(published: &Published, results: &Results) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for (place, row) in published.rows.iter().enumerate() {
+        let cells: Vec<(&str, f64, f64)> = published
+            .systems
+            .iter()
+            .enumerate()
+            .filter_map(|(column, system)| {
+                let printed = published_time(row.cells.get(&system.name)?)?;
+                let here = results.get(&(place, column)).and_then(|result| result.tpot_ms());
+                Some((system.name.as_str(), printed, here.unwrap_or(f64::INFINITY)))
+            })
+            .collect();
+        for (index, one) in cells.iter().enumerate() {
+            for other in &cells[index + 1..] {
+                let (faster, slower) = if one.1 <= other.1 { (one, other) } else { (other, one) };
+                let differs = slower.1 > TIE * faster.1;
+                if differs && faster.2 > slower.2 {
+                    wrong.push(format!("{}: {}, {}", row.label, faster.0, slower.0));
+                }
+            }
+        }
+    }
+    wrong
+}
+
+fn rank(published: &Published, errors: &[Error]) -> Vec<(String, f64)> {
+    let correlation = |name: &str| {
+        let column: Vec<(f64, f64)> = errors
+            .iter()
+            .filter(|error| error.system == name)
+            .filter_map(|error| Some((error.published_ms, error.simulated_ms?)))
+            .collect();
+        (column.len() >= 3).then(|| spearman(&column))
+    };
+    let systems = published.systems.iter();
+    systems.filter_map(|system| Some((system.name.clone(), correlation(&system.name)?))).collect()
+}
+
+/// Pearson's correlation of the ranks; equal values share the mean of their ranks.
+fn spearman(pairs: &[(f64, f64)]) -> f64 {
+    let ranks = |values: Vec<f64>| -> Vec<f64> {
+        let rank = |value: &f64| {
+            let below = values.iter().filter(|other| *other < value).count();
+            let equal = values.iter().filter(|other| *other == value).count();
+            below as f64 + (equal as f64 + 1.0) / 2.0
+        };
+        values.iter().map(rank).collect()
+    };
+    let (one, other) =
+        (ranks(pairs.iter().map(|pair| pair.0).collect()), ranks(pairs.iter().map(|pair| pair.1).collect()));
+    let mean = (pairs.len() as f64 + 1.0) / 2.0;
+    let product =
+        |a: &[f64], b: &[f64]| -> f64 { a.iter().zip(b).map(|(x, y)| (x - mean) * (y - mean)).sum() };
+    let scale = (product(&one, &one) * product(&other, &other)).sqrt();
+    if scale > 0.0 { product(&one, &other) / scale } else { 1.0 }
+}
+
+fn outcomes(published: &Published, results: &Results) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for (place, row) in published.rows.iter().enumerate() {
+        for (column, system) in published.systems.iter().enumerate() {
+            let Some(cell) = row.cells.get(&system.name) else { continue };
+            let expected = cell.outcome.unwrap_or(Outcome::Ok);
+            let result = results.get(&(place, column)).and_then(|result| result.ran());
+            if result.map(|run| run.outcome) != Some(expected) {
+                wrong.push(format!("{}, {}", row.label, system.name));
+            }
+        }
+    }
+    wrong
+}
+
+fn judge(published: &Published, results: &Results, claim: &Claim) -> Judgement {
+    let time = |cell| published.place(cell).and_then(|place| results.get(&place)?.tpot_ms());
+    let ratio =
+        time(&claim.of).zip(time(&claim.over)).map(|(of, over)| of / over).filter(|ratio| ratio.is_finite());
+    let range = [claim.from, claim.to];
+    let holds = ratio.is_some_and(|ratio| (claim.from..=claim.to).contains(&ratio));
+    Judgement { text: claim.text.clone(), range, ratio, holds }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use hearth_profiles::document::Document;
+
+    use super::super::results::{Result, Simulated};
+    use super::*;
+
+    const DOCUMENT: &str = "\
+schema: published/1
+name: made-up
+title: Three rows
+source: nobody
+fitted: [a]
+tolerance: 25 %
+systems:
+  - {name: one, planner: {strategy: single}}
+  - {name: two, planner: {strategy: mem}}
+rows:
+  - {label: a, scenario: a.yaml, cells: {one: {tpot: 100 ms}, two: {tpot: 200 ms}}}
+  - {label: b, scenario: b.yaml, cells: {one: {tpot: 200 ms}, two: {tpot: 230 ms}}}
+  - {label: c, scenario: c.yaml, cells: {one: {tpot: 400 ms, tolerance: 100 %}, two: {outcome: out_of_memory}}}
+claims:
+  - {text: c is slow, of: [c, one], over: [a, one], from: 1.5, to: 2.5}
+";
+
+    fn ran(tpot_ms: f64, outcome: Outcome) -> Result {
+        Result::Ran(Simulated {
+            outcome,
+            tpot_ms: Some(tpot_ms),
+            ttft_ms: None,
+            pressure: BTreeMap::new(),
+            footprint: Vec::new(),
+            plan: String::new(),
+            unvalidated: Vec::new(),
+            spread: None,
+        })
+    }
+
+    #[test]
+    fn errors_order_ranks_outcomes_and_claims() {
+        let published = Published::from_yaml(DOCUMENT).expect("a valid document");
+        let times = [(0, 0, 110.0), (0, 1, 105.0), (1, 0, 300.0), (1, 1, 240.0), (2, 0, 210.0), (2, 1, 1.0)];
+        let mut results: Results =
+            times.map(|(row, column, time)| ((row, column), ran(time, Outcome::Ok))).into();
+        results.insert((2, 1), ran(0.0, Outcome::OutOfMemory));
+        let scores = Scores::of(&published, &results);
+        let off: Vec<i64> = scores
+            .tpot
+            .iter()
+            .filter_map(|error| error.error)
+            .map(|off| (off * 1000.0).round() as i64)
+            .collect();
+        // 110/100, 105/200, 300/200, 240/230, 210/400.
+        assert_eq!(off, [100, -475, 500, 43, -475]);
+        let within: Vec<bool> = scores.tpot.iter().map(Error::within).collect();
+        // 400 over 210 is 1.9 times, which a tolerance of 100 % allows.
+        assert_eq!(within, [true, false, false, true, true]);
+        assert_eq!(scores.median, Some(0.475));
+        assert!((scores.median_held_out.expect("rows") - 0.475).abs() < 1e-12, "0.043, 0.475, 0.5");
+        // In a, two is the faster here; in b the published times are too near; in c two ran out of memory, as it should.
+        assert_eq!(scores.order, ["a: one, two"]);
+        // Published 1, 2, 3; simulated 1, 3, 2: 1 - 6 (0 + 1 + 1) / (3 (9 - 1)).
+        assert_eq!(scores.rank, [("one".to_owned(), 0.5)]);
+        assert!(scores.outcomes.is_empty());
+        let [claim] = &scores.claims[..] else { panic!("one claim") };
+        assert!(claim.holds && (claim.ratio.expect("a ratio") - 210.0 / 110.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        for (from, to, expected) in [
+            ("name: made-up", "name: ../up", "letters, digits"),
+            ("{name: two, planner: {strategy: mem}}", "{name: one, planner: {strategy: mem}}", "two systems"),
+            ("label: b", "label: a", "two rows"),
+            ("cells: {one: {tpot: 100 ms}", "cells: {three: {tpot: 100 ms}", "no system here"),
+            ("tpot: 100 ms", "tpot: 0 ms", "not above zero"),
+            ("fitted: [a]", "fitted: [z]", "no row here"),
+            ("over: [a, one]", "over: [a, six]", "no cell here"),
+            ("from: 1.5", "from: .nan", "from <= to"),
+        ] {
+            let text = DOCUMENT.replacen(from, to, 1);
+            assert_ne!(text, DOCUMENT);
+            let error = Published::from_yaml(&text).expect_err(to).to_string();
+            assert!(error.contains(expected), "{to}: {error}");
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! `hearth reproduce`: simulate what others have published, and put both side by side.
+//!
+//! Each document names scenarios and systems; every cell with a published number is planned and simulated as the
+//! document says. A cell that cannot be planned or run is a result too.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use hearth_profiles::Bytes;
+use hearth_reports::published::results::{Footprint, Result as Cell, Results, Simulated};
+use hearth_reports::published::scores::Scores;
+use hearth_reports::published::{Published, System, page};
+use hearth_schema::room::Room;
+use hearth_schema::{Cluster, Plan, Trace, metrics};
+use serde::Serialize;
+
+use super::{plan, print_json, simulate};
+use crate::cli::ReproduceArgs;
+use crate::diagnostics::Failure;
+use crate::documents::{LoadedScenario, read, write};
+use crate::output::say;
+use crate::refinement::Effort;
+use crate::{limits, progress, uncertainty};
+
+/// For a system that is planned with `refine`: by count, so that the same comes out on every machine.
+const EFFORT: Effort = Effort { seconds: u64::MAX, evaluations: Some(500) };
+
+/// Where the documents of a clone lie.
+const SHIPPED: &str = "reports/published";
+
+/// What `--json` gives of a document.
+#[derive(Serialize)]
+struct Output {
+    name: String,
+    scores: Scores,
+}
+
+/// Runs the verb.
+pub fn run(args: &ReproduceArgs, json: bool) -> Result<ExitCode, Failure> {
+    let documents = if args.documents.is_empty() { shipped()? } else { args.documents.clone() };
+    let mut outputs = Vec::new();
+    for path in &documents {
+        let published: Published = read(path)?;
+        let results = results(&published, path.parent().unwrap_or(Path::new("")), args)?;
+        if let Some(folder) = &args.output {
+            for (name, bytes) in page::files(&published, &results) {
+                write(&folder.join(&published.name).join(name), &bytes)?;
+            }
+        }
+        let scores = Scores::of(&published, &results);
+        if !json {
+            say!("{}", page::summary_text(&published, &results));
+        }
+        outputs.push(Output { name: published.name, scores });
+    }
+    if json {
+        print_json(&outputs)?;
+    } else if let Some(folder) = &args.output {
+        say!("wrote {}\n", folder.display());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn shipped() -> Result<Vec<PathBuf>, Failure> {
+    let folder = Path::new(SHIPPED);
+    let entries = std::fs::read_dir(folder).map_err(|error| {
+        Failure::file(folder, "list", &error).hint("run it in a clone, or name the documents to reproduce")
+    })?;
+    let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|kind| kind == "yaml"));
+    paths.sort();
+    Ok(paths)
+}
+
+fn results(published: &Published, folder: &Path, args: &ReproduceArgs) -> Result<Results, Failure> {
+    let (line, runs) = (progress::line(), published.runs());
+    let mut results = Results::new();
+    for (done, (row, system)) in runs.iter().copied().enumerate() {
+        let (entry, system_entry) = (&published.rows[row], &published.systems[system]);
+        line.set_message(format!(
+            "{}: {} of {} ({}, {})",
+            published.name,
+            done + 1,
+            runs.len(),
+            entry.label,
+            system_entry.name
+        ));
+        let loaded = loaded(&folder.join(&entry.scenario), system_entry)?;
+        let cell = cell(&loaded, published.warm, args);
+        results.insert(
+            (row, system),
+            cell.unwrap_or_else(|failure| Cell::Refused { refused: failure.reason() }),
+        );
+    }
+    line.finish_and_clear();
+    Ok(results)
+}
+
+/// The scenario as a system runs it.
+fn loaded(path: &Path, system: &System) -> Result<LoadedScenario, Failure> {
+    let mut loaded = LoadedScenario::read(path)?;
+    loaded.scenario.planner = system.planner.clone();
+    if let Some(residency) = system.residency {
+        loaded.scenario.residency = Some(residency);
+        loaded.scenario.devices.iter_mut().for_each(|device| device.residency = None);
+    }
+    Ok(loaded)
+}
+
+fn cell(loaded: &LoadedScenario, warm: bool, args: &ReproduceArgs) -> Result<Cell, Failure> {
+    let mut cluster = loaded.cluster(None)?;
+    let plan = plan::make(loaded, &cluster, &loaded.scenario.planner, EFFORT)?;
+    limits::restrict_memory(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
+    let trace = simulate::simulate(&cluster, &plan, &loaded.scenario, warm)?;
+    let spread = match args.draws {
+        0 => None,
+        draws => Some(uncertainty::spread(&plan, &cluster, &loaded.scenario, warm, draws as usize)?),
+    };
+    Ok(Cell::Ran(Simulated { spread, ..simulated(&plan, &cluster, &trace) }))
+}
+
+fn simulated(plan: &Plan, cluster: &Cluster, trace: &Trace) -> Simulated {
+    let metrics = metrics::compute(trace);
+    let pressure: BTreeMap<String, f64> =
+        metrics.devices.iter().map(|device| (device.name.clone(), device.memory_pressure)).collect();
+    Simulated {
+        outcome: trace.outcome,
+        tpot_ms: metrics.tpot_ms.map(|tpot| tpot.mean),
+        ttft_ms: metrics.ttft_ms,
+        pressure,
+        footprint: footprint(plan, cluster),
+        plan: in_short(plan),
+        unvalidated: trace
+            .header
+            .devices
+            .iter()
+            .filter_map(|device| Some(format!("{}: {}", device.name, device.unvalidated.as_ref()?)))
+            .collect(),
+        spread: None,
+    }
+}
+
+/// What each processor of the plan's devices holds.
+fn footprint(plan: &Plan, cluster: &Cluster) -> Vec<Footprint> {
+    let mut footprint = Vec::new();
+    for (place, planned) in plan.devices.iter().enumerate() {
+        let Some(member) = cluster.member(&planned.name) else { continue };
+        let room = Room::new(plan, place, &cluster.model, &member.device);
+        let (bytes, available) = ((room.share + room.cache + room.buffers).0, room.available.0);
+        footprint.push(Footprint { place: format!("{}-cpu", planned.name), bytes, available });
+        if let Some(gpu) = &member.device.gpu {
+            let (bytes, available) = (room.gpu_needed.0, gpu.memory_available.value.0);
+            footprint.push(Footprint { place: format!("{}-gpu", planned.name), bytes, available });
+        }
+    }
+    footprint
+}
+
+/// Layers by device, those on the GPU in brackets.
+fn in_short(plan: &Plan) -> String {
+    let layers = |place: usize| plan.windows(place).iter().map(|window| window.len() as u32).sum::<u32>();
+    let on_gpu =
+        |place: usize| (0..plan.rounds).map(|round| plan.gpu_window(place, round).len() as u32).sum::<u32>();
+    let device = |place: usize| {
+        let name = &plan.devices[place].name;
+        match (layers(place), on_gpu(place)) {
+            (layers, 0) => format!("{name} {layers}"),
+            (layers, gpu) => format!("{name} {layers} ({gpu})"),
+        }
+    };
+    let devices: Vec<String> = (0..plan.devices.len()).map(device).collect();
+    let rounds = if plan.rounds > 1 { format!(", {} rounds", plan.rounds) } else { String::new() };
+    format!("{}{rounds}", devices.join(" + "))
+}
