@@ -23,6 +23,10 @@ use crate::limits;
 use crate::output::tell;
 use crate::progress;
 
+/// The largest table of a sweep that is read.
+/// source: computed, a kilobyte for each of the most rows, rounded up
+const MOST_TABLE_BYTES: u64 = 128 << 20;
+
 /// A scenario and where it came from.
 #[derive(Debug)]
 pub struct LoadedScenario {
@@ -55,6 +59,55 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
         fs::create_dir_all(folder).map_err(|error| Failure::file(folder, "create", &error))?;
     }
     fs::write(path, bytes).map_err(|error| Failure::file(path, "write", &error))
+}
+
+/// Writes a file as a whole or not at all: whoever reads it meanwhile sees the old one or the new one. What is no
+/// file (a pipe, a device) is written to as it is.
+pub fn write_at_once(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+    let Some(beside) = beside(path)? else { return write(path, bytes) };
+    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+    fs::write(&beside, bytes).and_then(|()| fs::rename(&beside, &target)).map_err(|error| {
+        // What is left of it is of no use to anybody.
+        let _ = fs::remove_file(&beside);
+        Failure::file(path, "write", &error)
+    })
+}
+
+/// Whether a file can be written there, before long work is done for it.
+pub fn can_write(path: &Path) -> Result<(), Failure> {
+    let Some(beside) = beside(path)? else { return Ok(()) };
+    let tried = fs::write(&beside, []).and_then(|()| fs::remove_file(&beside));
+    tried.map_err(|error| Failure::file(path, "write", &error))
+}
+
+/// A file of this process beside the one to be written, where nothing or a file stands there. Makes the folder.
+fn beside(path: &Path) -> Result<Option<PathBuf>, Failure> {
+    let there = fs::metadata(path);
+    if there.as_ref().is_ok_and(fs::Metadata::is_dir) {
+        return Err(Failure::unusable("this is a folder").at(path.display()).hint("name a file in it"));
+    }
+    if there.is_ok_and(|there| !there.is_file()) {
+        return Ok(None);
+    }
+    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+    let Some(name) = target.file_name() else {
+        return Err(Failure::unusable("this names no file").at(path.display()).hint("check the path"));
+    };
+    if let Some(folder) = target.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        fs::create_dir_all(folder).map_err(|error| Failure::file(folder, "create", &error))?;
+    }
+    let name = format!(".{}.{}.part", name.to_string_lossy(), std::process::id());
+    Ok(Some(target.with_file_name(name)))
+}
+
+/// Reads the table of a sweep.
+pub fn read_table(path: &Path) -> Result<String, Failure> {
+    let length = fs::metadata(path).map_err(|error| Failure::file(path, "open", &error))?.len();
+    if length > MOST_TABLE_BYTES {
+        let what = format!("the file has {length} bytes; a sweep's table has at most {MOST_TABLE_BYTES}");
+        return Err(Failure::unusable(what).at(path.display()).hint("is this the file you meant?"));
+    }
+    fs::read_to_string(path).map_err(|error| Failure::file(path, "read", &error))
 }
 
 /// Reads a trace.
@@ -155,6 +208,20 @@ impl LoadedScenario {
 
     /// The cluster of devices that were measured for this scenario, inside its memory limits, in its order.
     pub fn cluster_of(&self, devices: Vec<Device>, model: Option<&Path>) -> Result<Cluster, Failure> {
+        let model = self.model_profile(model)?;
+        self.assemble(devices, model)
+    }
+
+    /// The scenario's model, or the one in a file that stands for it.
+    pub fn model_profile(&self, file: Option<&Path>) -> Result<ModelProfile, Failure> {
+        match file {
+            Some(path) => Ok(open_model(path)?.profile),
+            None => self.model(&self.scenario.model),
+        }
+    }
+
+    /// The cluster of these devices, in the scenario's order, and a model. Nothing but a draft model is read.
+    pub fn assemble(&self, devices: Vec<Device>, model: ModelProfile) -> Result<Cluster, Failure> {
         let scenario = &self.scenario;
         let member = |(entry, device): (&DeviceEntry, Device)| Member {
             name: entry.name.clone(),
@@ -162,21 +229,28 @@ impl LoadedScenario {
             device,
             residency: entry.residency.or(scenario.residency),
         };
+        let draft = scenario.workload.speculation.as_ref();
         let mut cluster = Cluster {
             members: scenario.devices.iter().zip(devices).map(member).collect(),
             head: scenario.head(),
             links: LinkTable::new(scenario.links.clone()),
-            model: match model {
-                Some(path) => open_model(path)?.profile,
-                None => self.model(&scenario.model)?,
-            },
+            model,
             context: scenario.context,
             kv_cache: scenario.kv_cache,
-            workload: scenario.workload,
+            draft: draft.map(|draft| self.model(&draft.draft)).transpose()?,
+            workload: scenario.workload.clone(),
             seed: scenario.seed,
         };
+        if let Some(draft) = &cluster.draft {
+            hearth_schema::draft::same_vocabulary(draft, &cluster.model).map_err(Failure::unusable)?;
+        }
         limits::throttle(scenario, &mut cluster);
         Ok(cluster)
+    }
+
+    /// The same with another scenario in place of its own.
+    pub fn with(&self, scenario: Scenario) -> Self {
+        Self { scenario, origin: self.origin.clone(), folder: self.folder.clone() }
     }
 
     fn model(&self, model: &ModelRef) -> Result<ModelProfile, Failure> {
@@ -192,7 +266,8 @@ impl LoadedScenario {
         document.profile().map_err(|error| Failure::document(&path, &error))
     }
 
-    fn device(&self, entry: &DeviceEntry) -> Result<Device, Failure> {
+    /// The device of an entry, read or measured.
+    pub fn device(&self, entry: &DeviceEntry) -> Result<Device, Failure> {
         let name = entry.profile.as_str();
         if name == "measured" {
             tell!("measuring this machine as `{}` (about ten seconds)", entry.name);

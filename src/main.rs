@@ -16,6 +16,7 @@ mod output;
 mod progress;
 mod refinement;
 mod replanner;
+mod sweep;
 mod uncertainty;
 
 use std::process::ExitCode;

@@ -18,6 +18,11 @@ pub fn seconds(what: &str, total: u64) -> ProgressBar {
     bar(total, "{msg} [{wide_bar}] {pos}/{len} s").with_message(what.to_string())
 }
 
+/// A bar over a number of things.
+pub fn count(what: &str, total: u64) -> ProgressBar {
+    bar(total, "{msg} [{wide_bar}] {pos}/{len} {eta}").with_message(what.to_string())
+}
+
 /// A line that says what is being done now.
 pub fn line() -> ProgressBar {
     let line = bar(0, "{spinner} {msg} {elapsed}");

@@ -26,12 +26,16 @@ pub struct MidRun<'a> {
 impl<'a> MidRun<'a> {
     /// As the command line and the scenario say.
     pub fn new(loaded: &'a LoadedScenario, planning: &Planning) -> Self {
-        let mut options = plan::merged(&loaded.scenario.planner, planning);
+        Self::with(loaded, plan::merged(&loaded.scenario.planner, planning), Effort::of(planning))
+    }
+
+    /// With these options.
+    pub fn with(loaded: &'a LoadedScenario, mut options: PlannerOptions, effort: Effort) -> Self {
         options.best_head = false;
         if options.strategy.as_deref() == Some(refinement::NAME) {
             options.strategy = options.windows.as_ref().map(|_| "manual".to_owned());
         }
-        Self { loaded, options, effort: Effort::of(planning) }
+        Self { loaded, options, effort }
     }
 }
 

@@ -87,10 +87,11 @@ fn drawn(
     Ok(Cluster {
         members,
         head: 0,
-        links: LinkTable::new(Links { default, between }),
+        links: LinkTable::new(Links { between, ..Links::constant(default) }),
         model,
         context: *chance.pick(&CONTEXTS),
         kv_cache: KvFormat::F16,
+        draft: None,
         workload,
         seed: 1,
     })

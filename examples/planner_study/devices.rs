@@ -173,6 +173,7 @@ pub fn device(name: &str, kind: Kind, chance: &mut Chance) -> Device {
             can_swap: android.then(|| bytes(CAN_SWAP * (total - available) * GIB)),
             swap_available: android.then(|| bytes(swap * GIB)),
             page_cache: if os == Os::Macos { PageCachePolicy::PaperLinear } else { PageCachePolicy::TwoList },
+            reclaim: None,
         },
         disk,
         gpu,

@@ -131,7 +131,8 @@ fn cluster(scenario: &Scenario) -> Result<Cluster, String> {
         model: shipped(model).map_err(|error| error.to_string())?,
         context: scenario.context,
         kv_cache: scenario.kv_cache,
-        workload: scenario.workload,
+        draft: None,
+        workload: scenario.workload.clone(),
         seed: scenario.seed,
     })
 }

@@ -146,6 +146,8 @@ fn plan(cluster: &Cluster, assignment: &Assignment) -> Plan {
         context: cluster.context,
         kv_cache: cluster.kv_cache,
         output: Processor::Cpu,
+        sequences: 1,
+        draft: None,
         devices: (0..cluster.members.len()).filter(kept).map(device).collect(),
         dropped: vec![],
         predicted: None,

@@ -14,9 +14,9 @@ use hearth_schema::scenario::Workload;
 use hearth_schema::{Cluster, Plan, metrics};
 
 /// What is simulated: so few tokens that a plan takes some ten milliseconds.
-pub const WORKLOAD: Workload = Workload { prompt: 1, generate: 16 };
+pub const WORKLOAD: Workload = Workload::plain(1, 16);
 /// What is simulated of each of the many plans of a small instance, and of those it is compared with.
-pub const SMALL_WORKLOAD: Workload = Workload { prompt: 1, generate: 8 };
+pub const SMALL_WORKLOAD: Workload = Workload::plain(1, 8);
 /// The unit of the page cache.
 pub const CHUNK: Bytes = Bytes::mib(4);
 /// The strategy that all others are compared with under the paper's objective.

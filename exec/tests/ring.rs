@@ -74,6 +74,8 @@ fn plan(model: &LocalModel, windows: &[u32], addresses: &[String], residency: Re
         context: 128,
         kv_cache: KvFormat::F32,
         output: Processor::Cpu,
+        sequences: 1,
+        draft: None,
         devices: devices.collect(),
         dropped: vec![],
         predicted: None,

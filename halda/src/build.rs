@@ -7,7 +7,7 @@
 //! | devices | the members in the scenario's order, rotated so that the head is device 0 |
 //! | b, `f_q` | the mean layer (layers differ under mixed quantisation, shares of many layers hardly) |
 //! | `b_i`, `b_o`, `f_{q,out}` | the embedding; output norm and head |
-//! | `n_kv` | the context: memory must last until the cache is full |
+//! | `n_kv` | the context, of each sequence: memory must last until the cache is full |
 //! | `s_{cpu,q}` | matrix times vector from cache; a format not measured borrows the nearest one's |
 //! | `t_kv` | copying one token's keys and values of one layer |
 //! | `t_ram_vram`, `t_vram_ram` | one activation vector up and down |
@@ -24,6 +24,8 @@
 //!
 //! A device's own `hop` is the one to its neighbour in the full ring (0 without one); the hops by pair overrule it.
 //!
+//! A head that drafts has the memory that its draft leaves it; what is planned for is a token of the large model alone.
+//!
 //! Not here: which device comes next.
 
 use hearth_profiles::device::{Gpu as GpuProfile, GpuKind, Os, PageCachePolicy};
@@ -32,7 +34,7 @@ use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 use hearth_schema::rates::Work;
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::schedule::Pass;
-use hearth_schema::{Cluster, Member};
+use hearth_schema::{Cluster, Member, draft};
 
 use crate::assignment::ring_order;
 use crate::instance::{Device, Gpu, Instance, Model, OperatingSystem, PerFormat};
@@ -44,6 +46,7 @@ pub const SLOW_DISK: BytesPerSecond = BytesPerSecond(1e8);
 /// The assignment problem of a cluster. `slow_disk` is the threshold under which a disk may never be read for a
 /// token. Whether the numbers make sense is checked by [`crate::LatencyModel::new`].
 pub fn instance(cluster: &Cluster, slow_disk: Option<BytesPerSecond>) -> Instance {
+    let cluster = &*draft::left(cluster);
     let order: Vec<usize> = ring_order(cluster.head, cluster.members.len()).collect();
     let devices = order
         .iter()
@@ -100,7 +103,7 @@ fn model(cluster: &Cluster) -> Model {
         key_head_width: u64::from(shape.key_length),
         value_heads: u64::from(shape.kv_heads),
         value_head_width: u64::from(shape.value_length),
-        cached_tokens: u64::from(cluster.context) * f16_tokens,
+        cached_tokens: u64::from(cluster.context) * u64::from(cluster.workload.sequences) * f16_tokens,
         vocabulary: u64::from(shape.vocabulary),
         layer_weight_bytes: profile.mean_layer_bytes().0,
         input_embedding_bytes: profile.input_bytes().0,
@@ -167,7 +170,8 @@ fn practice(cluster: &Cluster, member: &Member) -> Practice {
         residencies: member.residency.map_or(open, |residency| vec![residency]),
         rereads: match profile.memory.page_cache {
             PageCachePolicy::PaperLinear => Rereads::Excess,
-            PageCachePolicy::TwoList => Rereads::Everything,
+            // All others read a share that does not fit again for every token, or nearly so.
+            _ => Rereads::Everything,
         },
         processors: profile.cpu.cores,
         token_overhead: profile.cpu.token_overhead.as_ref().map_or(0.0, |cost| cost.value.0),
@@ -178,7 +182,7 @@ fn practice(cluster: &Cluster, member: &Member) -> Practice {
 /// What the simulator charges for a token of mean cache length.
 fn work_times(cluster: &Cluster, member: &Member) -> WorkTimes {
     let (profile, model) = (&member.device, &cluster.model);
-    let pass = Pass { index: 0, first_position: mean_length(cluster), tokens: 1, output: true };
+    let pass = Pass::plain(0, mean_length(cluster), 1, true);
     let element = Bytes(cluster.kv_cache.element_bytes());
     let layers = |work: &Work| (0..model.shape.layers.0).map(|layer| work.layer(layer, pass).0).collect();
     let cpu = Work::on_cpu(&profile.cpu, model, element);

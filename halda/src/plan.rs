@@ -10,12 +10,12 @@
 
 use hearth_profiles::Seconds;
 use hearth_profiles::document::{Document, DocumentError};
-use hearth_schema::Cluster;
 use hearth_schema::plan::{
     DroppedDevice, Origin, Plan, PlannedDevice, PlannedModel, PlannerRecord, Predicted, PredictedTerms, Role,
 };
 use hearth_schema::room::Room;
 use hearth_schema::schedule::Processor;
+use hearth_schema::{Cluster, draft};
 
 use crate::latency::DeviceTerms;
 use crate::sentences::{dropped_reason, sentences};
@@ -70,12 +70,14 @@ pub fn plan(solution: &Solution, cluster: &Cluster, scenario: &Origin) -> Result
     let mut plan = Plan {
         schema: Plan::SCHEMA.to_owned(),
         scenario: scenario.clone(),
-        model: planned_model(cluster),
+        model: PlannedModel::of(&cluster.model),
         planner: PlannerRecord { strategy: solution.strategy.to_owned(), options: solution.options.clone() },
         rounds: solution.assignment.rounds,
         context: cluster.context,
         kv_cache: cluster.kv_cache,
         output: Processor::Cpu,
+        sequences: cluster.workload.sequences,
+        draft: draft::planned(cluster),
         devices,
         dropped,
         predicted: Some(Predicted { tpot: Seconds(solution.seconds()) }),
@@ -93,27 +95,12 @@ fn output_processor(plan: &Plan, cluster: &Cluster) -> Processor {
     let on_gpu = Plan { output: Processor::Gpu, ..plan.clone() };
     let head = plan.devices.first().filter(|head| head.window > 0 && head.gpu_layers == head.window);
     let device = head.and_then(|head| cluster.member(&head.name)).map(|member| &member.device);
-    let gpu = device.and_then(|device| device.gpu.as_ref().map(|gpu| (device, gpu.memory_available.value)));
-    match gpu {
-        Some((device, available))
-            if Room::new(&on_gpu, 0, &cluster.model, device).gpu_needed <= available =>
-        {
-            Processor::Gpu
-        }
-        _ => Processor::Cpu,
-    }
-}
-
-fn planned_model(cluster: &Cluster) -> PlannedModel {
-    let model = &cluster.model;
-    let shape_digest = model.shape_digest();
-    PlannedModel {
-        name: model.name.clone(),
-        // A model without a file has the digest of its shape and no other.
-        digest: (model.digest != shape_digest).then(|| model.digest.clone()),
-        shape_digest,
-        layers: model.shape.layers.0,
-    }
+    let left = device.and_then(|device| draft::beside(plan, 0, cluster.draft.as_ref(), device));
+    let fits = left.is_some_and(|device| {
+        let needed = Room::new(&on_gpu, 0, &cluster.model, &device).gpu_needed;
+        device.gpu.as_ref().is_some_and(|gpu| needed <= gpu.memory_available.value)
+    });
+    if fits { Processor::Gpu } else { Processor::Cpu }
 }
 
 fn predicted(terms: &DeviceTerms) -> PredictedTerms {

@@ -47,7 +47,8 @@ impl Case {
             model: shipped(scenario.model.profile.as_deref().unwrap()).unwrap(),
             context: scenario.context,
             kv_cache: scenario.kv_cache,
-            workload: scenario.workload,
+            draft: None,
+            workload: scenario.workload.clone(),
             seed: scenario.seed,
         };
         Case { scenario, origin, cluster }
@@ -118,6 +119,24 @@ fn what_is_doubtful_about_a_scenario() {
     let case = Case::new(&format!("{}  between:\n{links}", SCENARIO.replace("value: 2 ms", "value: 1 s")));
     // Every pair has a link of its own, so the default's second is nobody's.
     codes(&lint::scenario(&case.scenario, &case.cluster), &["link-twice"]);
+}
+
+#[test]
+fn a_slow_channel_is_doubtful_and_a_wire_that_nobody_uses_is_not() {
+    let lint = |from: &str, to: &str| {
+        let channel = "{name: w, bandwidth: {value: 600 Mbit/s, source: t}, stations: [a, b]}";
+        let text = format!("{SCENARIO}  air:\n    channels: [{channel}]\n");
+        assert!(text.contains(from));
+        let case = Case::new(&text.replace(from, to));
+        lint::scenario(&case.scenario, &case.cluster)
+    };
+    codes(&lint("value: 2 ms", "value: 60 ms"), &[]);
+    // 16 KiB at 0.5 MB/s, up and down.
+    let found = lint("600 Mbit/s", "4 Mbit/s");
+    codes(&found, &["slow-link"]);
+    assert_eq!(found[0].place, "scenario links.air.channels[0]");
+    // The other device on a wire: once is half of twice.
+    codes(&lint("600 Mbit/s, source: t}, stations: [a, b]", "4 Mbit/s, source: t}, stations: [b]"), &[]);
 }
 
 #[test]

@@ -52,6 +52,7 @@ fn device(name: &str, os: Os, gib: u64, gpu: Option<Gpu>) -> Member {
             can_swap: None,
             swap_available: None,
             page_cache: PageCachePolicy::TwoList,
+            reclaim: None,
         },
         disk: Disk {
             sequential: assumed(BytesPerSecond(2e9)),
@@ -89,7 +90,7 @@ fn gpu(kind: GpuKind, unified_memory: bool, gib: u64) -> Gpu {
 fn one_way(from: &str, to: &str) -> LinkTable {
     let devices = [from.to_owned(), to.to_owned()];
     let between = vec![NamedLink { devices, link: None, unreachable: Some(Unreachable::Forward) }];
-    LinkTable::new(Links { default: link(3.0), between })
+    LinkTable::new(Links { between, ..Links::constant(link(3.0)) })
 }
 
 fn cluster(model: &str) -> Cluster {
@@ -103,11 +104,12 @@ fn cluster(model: &str) -> Cluster {
     Cluster {
         members,
         head: 1,
-        links: LinkTable::new(Links { default: link(3.0), between }),
+        links: LinkTable::new(Links { between, ..Links::constant(link(3.0)) }),
         model: shipped(model).unwrap(),
         context: 1024,
         kv_cache: KvFormat::F16,
-        workload: Workload { prompt: 100, generate: 100 },
+        draft: None,
+        workload: Workload::plain(100, 100),
         seed: 1,
     }
 }

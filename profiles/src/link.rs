@@ -1,9 +1,13 @@
 //! How long does a message take from one device to another?
 //!
 //! A constant link: a one-way latency and a bandwidth. `t_comm` of the latency model is
-//! [`Link::time`] of one activation vector (4 bytes times the embedding length).
+//! [`Link::time`] of one activation vector (4 bytes times the embedding length). What is known of a Wi-Fi channel
+//! is in [`air`], and what a message takes over it when it is alone, on average, in [`way`].
 //!
-//! Not here: shared air time, jitter and loss, which are the simulator's.
+//! Not here: messages that contend for the air, which are the simulator's.
+
+pub mod air;
+pub mod way;
 
 use serde::{Deserialize, Serialize};
 

@@ -39,6 +39,10 @@ pub struct FlopsPerSecond(pub f64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Layers(pub u32);
 
+/// How often something happens, as times per second.
+#[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Default)]
+pub struct PerSecond(pub f64);
+
 /// A share of a whole, written in percent.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Default)]
 pub struct Fraction(pub f64);
@@ -300,6 +304,14 @@ quantity!(
     |l: &Layers| f64::from(l.0),
     [("layers", 1.0), ("layer", 1.0)]
 );
+quantity!(
+    PerSecond,
+    "a number of times per second",
+    "0.15 /s",
+    |v| Some(PerSecond(v)),
+    |r: &PerSecond| r.0,
+    [("/s", 1.0), ("/min", 1.0 / 60.0)]
+);
 quantity!(Fraction, "a share", "90 %", |v| Some(Fraction(v)), |s: &Fraction| s.0, [("%", 0.01)]);
 
 macro_rules! additive {
@@ -493,6 +505,7 @@ mod tests {
         assert_eq!("480 Mbit/s".parse(), Ok(BytesPerSecond(60e6)));
         assert_eq!("1e3 B".parse(), Ok(Bytes(1000)));
         assert_eq!("90 %".parse(), Ok(Fraction(0.9)));
+        assert_eq!("9 /min".parse(), Ok(PerSecond(0.15)));
     }
 
     #[test]

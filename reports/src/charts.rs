@@ -21,8 +21,10 @@ use crate::tokens::{self, Token};
 const GUTTER: u32 = 40;
 const BAR_HEIGHT: f64 = 20.0;
 const BAR_STEP: f64 = 48.0;
-const PLOT_HEIGHT: f64 = 170.0;
-const PLOT_TOP: f64 = 8.0;
+/// Height of a plot of curves, in pixels.
+pub const PLOT_HEIGHT: f64 = 170.0;
+/// Where it begins.
+pub const PLOT_TOP: f64 = 8.0;
 /// A curve of more points is drawn from the means of as many groups.
 const MOST_POINTS: usize = 400;
 /// Classes of curves; more runs than these share a colour.
@@ -229,7 +231,7 @@ fn curve(drawing: &mut Drawing, index: usize, points: &[(f64, f64)], runs: &[(&R
 }
 
 /// Horizontal lines with their values; returns the value at the top of the plot.
-fn plot(drawing: &mut Drawing, most: f64, unit: &str) -> f64 {
+pub fn plot(drawing: &mut Drawing, most: f64, unit: &str) -> f64 {
     let top = most * 1.05;
     let (ticks, digits) = svg::ticks(top, 4);
     let last = ticks.len() - 1;

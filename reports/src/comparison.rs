@@ -12,11 +12,12 @@
 use std::collections::BTreeSet;
 
 use hearth_schema::Trace;
+use hearth_schema::metrics::outputs::Outputs;
 use hearth_schema::metrics::{self, Metrics};
 use hearth_schema::trace::{Origin, Outcome};
 use serde::{Deserialize, Serialize};
 
-use crate::{escape, terms, tokens};
+use crate::{escape, terms};
 
 /// Where a quantity stands in a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -130,7 +131,7 @@ impl Run {
             scenario: escape::name(&trace.header.scenario),
             model: escape::name(&trace.header.model),
             plan: escape::name(&trace.header.plan),
-            tokens: tokens::of(trace).len(),
+            tokens: Outputs::of(trace).tokens(),
             metrics,
         }
     }

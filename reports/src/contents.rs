@@ -12,7 +12,7 @@ use crate::comparison::{Comparison, Run};
 use crate::document::{Block, Document, Figure, Section, Table, Text, Weight};
 use crate::svg::Drawing;
 use crate::tokens::{self, Token};
-use crate::{charts, escape, gantt, happenings, summary, tables, terms};
+use crate::{charts, drafting, escape, gantt, happenings, summary, tables, terms};
 
 /// Runs whose longest and shortest token differ by more than this are drawn in scales of their own.
 const SAME_SCALE: u64 = 4;
@@ -25,6 +25,7 @@ pub fn of(comparison: &Comparison, traces: &[Trace]) -> Document {
     opening.extend(comparison.notes.iter().map(|note| Block::Note(Text::from(note.clone()))));
     let sections = [
         times(comparison),
+        drafting::section(comparison.runs.iter()),
         happenings::section(&runs),
         devices(&runs),
         one_token(&runs),

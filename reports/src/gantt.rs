@@ -164,6 +164,7 @@ fn hover(record: &Record, meaning: &str, nanos: u64) -> String {
     let what = match record.kind {
         Kind::Embed => "embedding".into(),
         Kind::Output => "output and sampling".into(),
+        Kind::Draft => "drafting".into(),
         Kind::Copy => "copy".into(),
         Kind::Receive | Kind::Send => "message".into(),
         Kind::Compute | Kind::Prefetch => match record.layers {

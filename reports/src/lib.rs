@@ -22,7 +22,7 @@
 //!         plan: "sha256:0".into(), model: "psalm-7m".into(), seed: 1, version: "0.1.0".into(),
 //!         devices: vec![device],
 //!     },
-//!     passes: (0..3).map(|index| Pass { index, first_position: index, tokens: 1, output: true }).collect(),
+//!     passes: (0..3).map(|index| Pass::plain(index, index, 1, true)).collect(),
 //!     records: vec![output(0, 20), output(1, 50), output(2, 100)],
 //!     readings: vec![],
 //!     happenings: vec![],
@@ -44,9 +44,11 @@ mod charts;
 pub mod comparison;
 mod contents;
 mod document;
+mod drafting;
 mod escape;
 mod gantt;
 mod happenings;
+pub mod lines;
 mod markdown;
 mod messages;
 mod page;
@@ -61,4 +63,5 @@ mod terms;
 mod tokens;
 
 pub use comparison::Comparison;
+pub use escape::csv as csv_cell;
 pub use report::{Report, ReportError};

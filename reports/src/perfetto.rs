@@ -88,6 +88,9 @@ enum Args<'e> {
     Value {
         bytes: u64,
     },
+    Tokens {
+        tokens: u64,
+    },
 }
 
 #[derive(Serialize)]
@@ -291,10 +294,15 @@ fn counters(events: &mut Events, trace: &Trace, base: usize) {
             Counter::Resident => "resident bytes",
             Counter::Unreclaimable => "unreclaimable bytes",
             Counter::Refaults => "refaulted bytes",
+            Counter::Accepted => "accepted drafts",
+        };
+        let args = match reading.counter {
+            Counter::Accepted => Args::Tokens { tokens: reading.value },
+            _ => Args::Value { bytes: reading.value },
         };
         events.push(&Event {
             ts: Some(micros(reading.at)),
-            args: Some(Args::Value { bytes: reading.value }),
+            args: Some(args),
             ..Event::new(name, "C", base + usize::from(reading.device), 0)
         });
     }
@@ -344,7 +352,7 @@ fn flows(events: &mut Events, trace: &Trace, slices: &[Slice], base: usize) {
 
 fn category(kind: Kind) -> &'static str {
     match kind {
-        Kind::Embed | Kind::Compute | Kind::Output => "compute",
+        Kind::Embed | Kind::Compute | Kind::Output | Kind::Draft => "compute",
         Kind::Copy => "copy",
         Kind::Receive | Kind::Send => "ring",
         Kind::Prefetch => "disk",
@@ -357,6 +365,7 @@ fn title(record: &Record) -> String {
         Kind::Embed => "embed".into(),
         Kind::Compute => format!("compute{layers}"),
         Kind::Output => "output".into(),
+        Kind::Draft => "draft".into(),
         Kind::Receive => "receive".into(),
         Kind::Send => "send".into(),
         Kind::Prefetch if record.layers.is_none() => "read ahead the output head".into(),

@@ -42,6 +42,8 @@ pub struct Drawing {
     body: String,
     legend: Vec<(&'static str, String)>,
     arrows: bool,
+    /// Rules beyond [`STYLE`], for a file of its own.
+    more_style: &'static str,
 }
 
 impl Drawing {
@@ -55,12 +57,18 @@ impl Drawing {
             body: String::new(),
             legend: Vec::new(),
             arrows: false,
+            more_style: "",
         }
     }
 
     /// What it shows, in a few words.
     pub fn title(&self) -> &str {
         &self.title
+    }
+
+    /// Adds rules that only this kind of drawing needs, in a file of its own.
+    pub fn style(&mut self, rules: &'static str) {
+        self.more_style = rules;
     }
 
     /// Makes it at least this high, in pixels.
@@ -92,6 +100,17 @@ impl Drawing {
             let _ = write!(self.body, "><title>{}</title></rect>", escape::markup(hover));
         }
         self.body.push('\n');
+    }
+
+    /// A dot at a share of the width and a height in pixels; `hover` is shown when pointed at.
+    pub fn dot(&mut self, class: &str, across: f64, y: f64, hover: &str) {
+        let _ = writeln!(
+            self.body,
+            r#"<circle class="{class}" cx="{}%" cy="{}" r="3.5"><title>{}</title></circle>"#,
+            number(100.0 * across),
+            number(y),
+            escape::markup(hover)
+        );
     }
 
     /// A text at a share of the width, shifted by pixels; `y` is its base line.
@@ -186,13 +205,14 @@ impl Drawing {
         let _ = write!(
             out,
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{FILE_WIDTH}\" height=\"{h}\" \
-             viewBox=\"0 0 {FILE_WIDTH} {h}\" role=\"img\">\n<title>{title}</title>\n<style>\n{STYLE}</style>\n\
+             viewBox=\"0 0 {FILE_WIDTH} {h}\" role=\"img\">\n<title>{title}</title>\n<style>\n{STYLE}{more}</style>\n\
              <rect class=\"paper\" width=\"{FILE_WIDTH}\" height=\"{h}\"/>\n\
              <text class=\"name\" x=\"16\" y=\"22\">{title}</text>\n\
              <svg x=\"{x}\" y=\"{TITLE_HEIGHT}\" width=\"{inner}\" height=\"{body_height}\" overflow=\"visible\">\n\
              {heads}{body}</svg>\n",
             h = number(height),
             title = escape::markup(&self.title),
+            more = self.more_style,
             x = self.gutter + 16,
             body_height = number(self.height),
             heads = self.heads(),

@@ -1,21 +1,20 @@
 //! When did each token begin and end?
 //!
-//! A token ends when the head has sampled it and begins where the one before it ended, as in
-//! [`hearth_schema::metrics`]. Only tokens after the first count: the first ends the prompt.
+//! A token ends when the head has sampled it and begins where the one before it in its sequence ended, as in
+//! [`hearth_schema::metrics`]. Only tokens after the first count: the first ends the prompt. Tokens of one pass, whose
+//! drafts were accepted, are one here.
 //!
 //! Not here: how long the parts of a token took.
 
-use std::collections::BTreeMap;
-
 use hearth_schema::Trace;
-use hearth_schema::trace::Kind;
+use hearth_schema::metrics::outputs::{Outputs, Turn};
 
-/// The interval of a token on the head's clock, in nanoseconds.
+/// The interval of a pass's tokens on the head's clock, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Token {
     /// The pass that made it.
     pub pass: u32,
-    /// The end of the token before.
+    /// The end of the token before in the sequence.
     pub start: u64,
     /// When it had been sampled.
     pub end: u64,
@@ -28,26 +27,10 @@ impl Token {
     }
 }
 
-/// The tokens after the first, in order.
+/// The turns after the first of each sequence, in the order of their passes.
 pub fn of(trace: &Trace) -> Vec<Token> {
-    let mut ends: BTreeMap<u32, u64> = BTreeMap::new();
-    for record in &trace.records {
-        if record.device == 0 && record.kind == Kind::Output {
-            ends.entry(record.pass).or_insert(record.end);
-        }
-    }
-    let mut sampled = trace
-        .passes
-        .iter()
-        .filter(|pass| pass.output)
-        .filter_map(|pass| Some((pass.index, *ends.get(&pass.index)?)));
-    let Some((_, mut start)) = sampled.next() else { return Vec::new() };
-    let mut tokens = Vec::new();
-    for (pass, end) in sampled {
-        tokens.push(Token { pass, start, end });
-        start = end;
-    }
-    tokens
+    let turns = Outputs::of(trace).turns.into_iter();
+    turns.map(|Turn { pass, start, end, .. }| Token { pass, start, end }).collect()
 }
 
 /// The token of median duration; of equals, the earliest.

@@ -77,7 +77,7 @@ fn trace() -> impl Strategy<Value = Trace> {
                 kernel: None,
                 unvalidated: None,
             };
-            let pass = |index| Pass { index, first_position: index, tokens: 1, output: true };
+            let pass = |index| Pass::plain(index, index, 1, true);
             Trace {
                 header: Header {
                     schema: Trace::SCHEMA.into(),

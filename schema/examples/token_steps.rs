@@ -25,7 +25,7 @@ devices:
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let plan = Arc::new(Plan::from_yaml(PLAN)?);
     let mut ring: Vec<_> = (0..plan.devices.len()).map(|place| Schedule::new(plan.clone(), place)).collect();
-    let token = Pass { index: 0, first_position: 0, tokens: 1, output: true };
+    let token = Pass::plain(0, 0, 1, true);
     let mut next = Some((0, Event::Begin(token)));
     while let Some((place, event)) = next.take() {
         for step in ring[place].react(&event)? {
@@ -40,6 +40,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 fn told(plan: &Plan, step: &Step) -> String {
     match step {
+        Step::Rollback { position, .. } => format!("forgets positions from {position} on"),
+        Step::Draft { pass } => format!("drafts {} tokens", pass.drafted),
         Step::Embed { .. } => "embeds".into(),
         Step::Compute { layers, processor, round, .. } => {
             format!("computes layers {}..{} on {processor:?}, round {round}", layers.start, layers.end)

@@ -3,8 +3,12 @@
 //! The command line reads the files that a scenario names and builds this; planners and the simulator
 //! take it and open nothing themselves.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use hearth_profiles::link::air::{Air, Channel};
+use hearth_profiles::link::way::{End, Way};
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Device, Link};
 
@@ -30,12 +34,27 @@ pub struct Member {
 #[derive(Debug, Clone, PartialEq)]
 pub struct LinkTable {
     links: Links,
+    /// The channel of each station.
+    channels: BTreeMap<String, usize>,
+}
+
+/// How two devices are joined.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Joined<'a> {
+    /// By a link of their own.
+    Link(&'a Link),
+    /// Over air that others share.
+    Air(Way<'a>),
 }
 
 impl LinkTable {
     /// The links of a scenario.
     pub fn new(links: Links) -> Self {
-        Self { links }
+        let channels = links.air.iter().flat_map(|air| air.channels.iter().enumerate());
+        let stations = |(index, channel): (usize, &Channel)| {
+            channel.stations.iter().map(move |station| (station.clone(), index)).collect::<Vec<_>>()
+        };
+        Self { channels: channels.flat_map(stations).collect(), links }
     }
 
     /// The link between devices of which nothing else is known.
@@ -43,18 +62,48 @@ impl LinkTable {
         &self.links.default
     }
 
-    /// The link from one device to another by name, `None` if the first cannot send to the second.
-    pub fn between(&self, from: &str, to: &str) -> Option<&Link> {
+    /// The Wi-Fi, if there is any.
+    pub fn air(&self) -> Option<&Air> {
+        self.links.air.as_ref()
+    }
+
+    /// How one device by name is joined to another, `None` if the first cannot send to the second.
+    pub fn joined(&self, from: &str, to: &str) -> Option<Joined<'_>> {
         let forward = |pair: &[String; 2]| pair[0] == from && pair[1] == to;
         let joins = |pair: &[String; 2]| forward(pair) || (pair[0] == to && pair[1] == from);
-        let Some(named) = self.links.between.iter().find(|named| joins(&named.devices)) else {
-            return Some(&self.links.default);
-        };
-        match named.unreachable {
-            Some(Unreachable::Both) => None,
-            Some(Unreachable::Forward) if forward(&named.devices) => None,
-            _ => Some(named.link.as_ref().unwrap_or(&self.links.default)),
+        let named = self.links.between.iter().find(|named| joins(&named.devices));
+        match named.and_then(|named| named.unreachable) {
+            Some(Unreachable::Both) => return None,
+            Some(Unreachable::Forward) if named.is_some_and(|named| forward(&named.devices)) => return None,
+            _ => {}
         }
+        if let Some(link) = named.and_then(|named| named.link.as_ref()) {
+            return Some(Joined::Link(link));
+        }
+        Some(self.way(from, to).map_or(Joined::Link(&self.links.default), Joined::Air))
+    }
+
+    /// The link from one device to another by name, `None` if the first cannot send to the second. Over the air it is
+    /// the one that takes what a small message takes on average when it is alone, [`Way::expected`].
+    pub fn between(&self, from: &str, to: &str) -> Option<Cow<'_, Link>> {
+        Some(match self.joined(from, to)? {
+            Joined::Link(link) => Cow::Borrowed(link),
+            Joined::Air(way) => Cow::Owned(way.expected()),
+        })
+    }
+
+    /// The way over the air, if one of the two is on it.
+    fn way(&self, from: &str, to: &str) -> Option<Way<'_>> {
+        let air = self.links.air.as_ref()?;
+        let end = |name: &str| match self.channels.get(name) {
+            Some(&index) => {
+                let channel = &air.channels[index];
+                End::Station { index, channel, rate: channel.rate(name) }
+            }
+            None => End::Wire(&self.links.default),
+        };
+        let on_air = self.channels.contains_key(from) || self.channels.contains_key(to);
+        on_air.then(|| Way { sender: end(from), receiver: end(to), tcp: &air.tcp })
     }
 
     /// Checks that every device of a valid plan can send to those that it has to send to.
@@ -63,7 +112,7 @@ impl LinkTable {
         for (place, sender) in plan.devices.iter().enumerate() {
             for to in Schedule::new(shared.clone(), place).receivers() {
                 let receiver = &plan.devices[to].name;
-                if self.between(&sender.name, receiver).is_none() {
+                if self.joined(&sender.name, receiver).is_none() {
                     return Err(NoLink { from: sender.name.clone(), to: receiver.clone() });
                 }
             }
@@ -96,6 +145,8 @@ pub struct Cluster {
     pub links: LinkTable,
     /// The model.
     pub model: ModelProfile,
+    /// The small model that drafts for it, where the workload speculates.
+    pub draft: Option<ModelProfile>,
     /// Tokens the key-value cache is made for.
     pub context: u32,
     /// How keys and values are stored.

@@ -37,7 +37,7 @@ pub struct Event {
     /// When: this long after the run's start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at: Option<Seconds>,
-    /// When: as soon as so many tokens are out.
+    /// When: as soon as so many tokens are out, of all sequences together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token: Option<u32>,
     /// For how long; to the run's end if absent.

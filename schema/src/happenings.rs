@@ -6,11 +6,10 @@
 //!
 //! Not here: what a scenario says is to happen ([`crate::events`]).
 
-use std::collections::BTreeMap;
-
 use serde::{Deserialize, Serialize};
 
-use crate::trace::{Counter, Kind, Trace};
+use crate::metrics::outputs::Outputs;
+use crate::trace::{Counter, Trace};
 
 /// What happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -107,9 +106,10 @@ pub struct Around {
 pub fn around(trace: &Trace, happening: &Happening) -> Around {
     let (from, to) = (happening.start, happening.end.unwrap_or(u64::MAX));
     let mut phases = [const { Vec::new() }; 3];
-    for (start, end) in tokens(trace) {
-        let phase = if end <= from { 0 } else { 1 + usize::from(start >= to) };
-        phases[phase].push(end.saturating_sub(start) as f64 * 1e-6);
+    for turn in Outputs::of(trace).turns {
+        let phase = if turn.end <= from { 0 } else { 1 + usize::from(turn.start >= to) };
+        // The tokens of a turn share its time.
+        phases[phase].extend(std::iter::repeat_n(turn.pace(), turn.tokens() as usize));
     }
     let each = |of: &dyn Fn(&[f64]) -> f64| {
         let [before, beside, after] =
@@ -123,15 +123,6 @@ pub fn around(trace: &Trace, happening: &Happening) -> Around {
         longest_ms: each(&longest),
         pressure: pressure(trace, happening, from, to),
     }
-}
-
-/// Start and end of each token after the first, in nanoseconds.
-fn tokens(trace: &Trace) -> Vec<(u64, u64)> {
-    let of_head = trace.records.iter().filter(|record| record.device == 0 && record.kind == Kind::Output);
-    let out: BTreeMap<u32, u64> = of_head.map(|record| (record.pass, record.end)).collect();
-    let passes = trace.passes.iter().filter(|pass| pass.output);
-    let ends: Vec<u64> = passes.filter_map(|pass| out.get(&pass.index).copied()).collect();
-    ends.windows(2).map(|pair| (pair[0], pair[1])).collect()
 }
 
 fn pressure(trace: &Trace, happening: &Happening, from: u64, to: u64) -> Phases {
@@ -157,13 +148,13 @@ fn pressure(trace: &Trace, happening: &Happening, from: u64, to: u64) -> Phases 
 mod tests {
     use super::*;
     use crate::schedule::Pass;
-    use crate::trace::{Header, Origin, Outcome, Reading, Record, Resource, TracedDevice};
+    use crate::trace::{Header, Kind, Origin, Outcome, Reading, Record, Resource, TracedDevice};
 
     const MS: u64 = 1_000_000;
 
     /// Tokens that are out at these milliseconds, on one device of 1000 bytes.
     fn trace(ends: &[u64], happening: Happening) -> Trace {
-        let pass = |index| Pass { index, first_position: index, tokens: 1, output: true };
+        let pass = |index| Pass::plain(index, index, 1, true);
         let output = |(pass, end): (u32, &u64)| Record {
             device: 0,
             resource: Resource::Cpu,

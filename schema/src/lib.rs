@@ -9,6 +9,7 @@
 
 pub mod cluster;
 pub mod digest;
+pub mod draft;
 pub mod events;
 pub mod happenings;
 pub mod heartbeat;
@@ -21,6 +22,7 @@ pub mod room;
 pub mod scenario;
 pub mod schedule;
 pub mod trace;
+pub mod workload;
 
 pub use cluster::{Cluster, LinkTable, Member};
 pub use plan::Plan;

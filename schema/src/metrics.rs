@@ -1,25 +1,33 @@
 //! How fast was it, and where did the time go?
 //!
 //! One function computes the numbers of a trace, simulated or measured, so that neither runner reports
-//! its own speed. The terms of a token's time sum to TPOT exactly:
+//! its own speed. TPOT is over the tokens after the first of each sequence: the time between two outputs of one
+//! sequence, shared by the tokens of the later one, which are several where drafts were accepted. Its terms sum to it
+//! exactly:
 //!
 //! - `cpu`, `gpu`, `memory`: thread CPU time of computing steps, wall time of GPU steps, explicit
-//!   copies, on whichever device the token was at;
+//!   copies, on whichever device the token was at; drafting is computing on the head;
 //! - `demand_disk`: wall time of a CPU step less its CPU time, run-queue delay and copies;
 //! - `air`: from the head's `send` to its `receive`, less the time the message was with other devices
 //!   by their own clocks (there is no shared clock);
 //! - `queue`: ready but not running: run-queue delay, and gaps between the steps of a device that holds
-//!   the token;
-//! - `bubble`: what is left; zero for one sequence, which always is somewhere, unless the ring lost a device and had
-//!   to begin again.
+//!   the token, as when it is at work on another sequence;
+//! - `bubble`: what is left; zero where every pass is somewhere, unless the ring lost a device and had to begin again.
 //!
 //! `hidden_disk` is reading ahead, less what the computations of the same device waited beside it. It
 //! stands next to the sum, not in it.
+//!
+//! Not here: what came out when ([`outputs`]), and the numbers of several sequences and of drafts ([`sequences`]).
+
+pub mod outputs;
+pub mod sequences;
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use self::outputs::{First, Outputs, Turn};
+use self::sequences::{SequenceMetrics, SpeculationMetrics};
 use crate::trace::{Counter, Kind, Outcome, Record, Resource, Trace};
 
 /// Mean, median and 95th percentile, in milliseconds.
@@ -100,25 +108,22 @@ pub struct Metrics {
     pub outcome: Outcome,
     /// Time per output token after the first; absent when none followed the first.
     pub tpot_ms: Option<Spread>,
-    /// Time to the first token; absent when there was none.
+    /// Time to the first token, the mean over the sequences; absent when there was none.
     pub ttft_ms: Option<f64>,
-    /// Output tokens after the first, per second.
+    /// Output tokens after the first per second, of all sequences together.
     pub tokens_per_s: Option<f64>,
     /// Where the mean token's time went.
     pub terms_ms: Terms,
+    /// Each sequence's numbers, where there are several.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sequences: Vec<SequenceMetrics>,
+    /// What drafting brought, where there were drafts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub speculation: Option<SpeculationMetrics>,
     /// What each device did.
     pub devices: Vec<DeviceMetrics>,
     /// The run's seed.
     pub seed: u64,
-}
-
-/// The interval of a generated token on the head's clock.
-struct Token {
-    pass: u32,
-    start: u64,
-    end: u64,
-    /// Other passes lie between it and the token before: they were given up, or computed tokens again.
-    interrupted: bool,
 }
 
 /// Computes a trace's numbers.
@@ -127,33 +132,29 @@ pub fn compute(trace: &Trace) -> Metrics {
     let none = Vec::new();
     let head = |pass: u32| by_pass.get(&(pass, 0)).unwrap_or(&none).iter().copied();
     let begin = trace.passes.first().and_then(|pass| head(pass.index).map(|record| record.start).min());
-    let mut ends =
-        trace.passes.iter().enumerate().filter(|(_, pass)| pass.output).filter_map(|(at, pass)| {
-            let output = head(pass.index).find(|record| record.kind == Kind::Output)?;
-            Some((at, pass.index, output.end))
-        });
-    let first = ends.next();
-    let mut tokens: Vec<Token> = Vec::new();
-    if let Some((mut before, _, mut start)) = first {
-        for (at, pass, end) in ends {
-            tokens.push(Token { pass, start, end, interrupted: at != before + 1 });
-            (before, start) = (at, end);
-        }
-    }
-    let times: Vec<f64> = tokens.iter().map(|token| millis(token.end - token.start)).collect();
+    let outputs = Outputs::grouped(trace, &by_pass);
+    let tokens = outputs.tokens();
     let mut terms = Terms::default();
-    for token in &tokens {
-        add(&mut terms, &decompose(&by_pass, token, trace.header.devices.len()), tokens.len());
+    for turn in &outputs.turns {
+        add(&mut terms, &decompose(&by_pass, turn, trace.header.devices.len()), tokens);
     }
-    let devices = devices(trace, &tokens, first.map(|(_, pass, _)| pass));
+    let devices = devices(trace, &outputs);
     terms.hidden_disk = devices.iter().map(|device| device.hidden_disk_ms).fold(0.0, |sum, ms| sum + ms);
-    let tpot = spread(&times);
+    let tpot = spread(&outputs.turns);
+    let mean = tpot.map(|tpot| tpot.mean);
+    let to_first = |begin: u64| {
+        let times = outputs.first.iter().map(|first| millis(first.end.saturating_sub(begin)));
+        let sum = times.fold(0.0, |sum, ms| sum + ms);
+        (!outputs.first.is_empty()).then(|| sum / outputs.first.len() as f64)
+    };
     Metrics {
         outcome: trace.outcome,
         tpot_ms: tpot,
-        ttft_ms: begin.zip(first).map(|(begin, (_, _, end))| millis(end.saturating_sub(begin))),
-        tokens_per_s: tpot.filter(|tpot| tpot.mean > 0.0).map(|tpot| 1e3 / tpot.mean),
+        ttft_ms: begin.and_then(to_first),
+        tokens_per_s: mean.and_then(|mean| sequences::rate(&outputs, mean)),
         terms_ms: terms,
+        sequences: sequences::sequences(&outputs, begin),
+        speculation: sequences::speculation(&outputs, &by_pass, mean),
         devices,
         seed: trace.header.seed,
     }
@@ -173,20 +174,27 @@ fn millis(nanos: u64) -> f64 {
     nanos as f64 * 1e-6
 }
 
-fn spread(times: &[f64]) -> Option<Spread> {
-    let mut sorted = times.to_vec();
-    sorted.sort_unstable_by(f64::total_cmp);
-    let rank =
-        |share: f64| sorted[((share * sorted.len() as f64).ceil() as usize).clamp(1, sorted.len()) - 1];
-    (!sorted.is_empty()).then(|| Spread {
-        mean: times.iter().sum::<f64>() / times.len() as f64,
-        p50: rank(0.5),
-        p95: rank(0.95),
-    })
+/// Over the tokens, of which those of one turn share its time.
+fn spread(turns: &[Turn]) -> Option<Spread> {
+    let mut sorted: Vec<(f64, u64)> =
+        turns.iter().map(|turn| (turn.pace(), u64::from(turn.tokens()))).collect();
+    let count: u64 = sorted.iter().map(|(_, tokens)| tokens).sum();
+    let time = turns.iter().map(|turn| millis(turn.duration())).fold(0.0, |sum, ms| sum + ms);
+    sorted.sort_unstable_by(|left, right| left.0.total_cmp(&right.0));
+    let rank = |share: f64| {
+        let wanted = ((share * count as f64).ceil() as u64).clamp(1, count);
+        let mut passed = 0;
+        let found = sorted.iter().find(|(_, tokens)| {
+            passed += tokens;
+            passed >= wanted
+        });
+        found.map_or(0.0, |(pace, _)| *pace)
+    };
+    (count > 0).then(|| Spread { mean: time / count as f64, p50: rank(0.5), p95: rank(0.95) })
 }
 
 fn is_work(record: &Record) -> bool {
-    matches!(record.kind, Kind::Embed | Kind::Compute | Kind::Output | Kind::Copy)
+    matches!(record.kind, Kind::Embed | Kind::Compute | Kind::Output | Kind::Copy | Kind::Draft)
 }
 
 /// Adds a step's time to the terms.
@@ -210,8 +218,8 @@ fn charge(terms: &mut Terms, record: &Record) {
     terms.demand_disk += wall - cpu - queue - copy;
 }
 
-/// The terms of one token, in milliseconds.
-fn decompose(by_pass: &ByPass<'_>, token: &Token, devices: usize) -> Terms {
+/// The terms of one turn, in milliseconds.
+fn decompose(by_pass: &ByPass<'_>, token: &Turn, devices: usize) -> Terms {
     let mut terms = Terms::default();
     let none = Vec::new();
     let head = by_pass.get(&(token.pass, 0)).unwrap_or(&none);
@@ -240,8 +248,8 @@ fn decompose(by_pass: &ByPass<'_>, token: &Token, devices: usize) -> Terms {
     // Whatever came between two tokens was the ring's: it was without a device, or computed tokens again.
     let begun = head.iter().map(|record| record.start).min().filter(|_| token.interrupted);
     let lost = millis(begun.map_or(0, |begun| begun.saturating_sub(token.start)));
-    terms.queue += (millis(token.end - token.start) - explained - lost).max(0.0);
-    terms.bubble = millis(token.end - token.start) - terms.sum();
+    terms.queue += (millis(token.duration()) - explained - lost).max(0.0);
+    terms.bubble = millis(token.duration()) - terms.sum();
     terms
 }
 
@@ -276,9 +284,14 @@ fn add(total: &mut Terms, one: &Terms, count: usize) {
     total.bubble += one.bubble * share;
 }
 
-fn devices(trace: &Trace, tokens: &[Token], prompt: Option<u32>) -> Vec<DeviceMetrics> {
-    let last = tokens.last().map(|token| token.pass);
-    let count = tokens.len().max(1) as f64;
+fn devices(trace: &Trace, outputs: &Outputs) -> Vec<DeviceMetrics> {
+    let turns = &outputs.turns;
+    let last = turns.last().map(|turn| turn.pass);
+    let count = outputs.tokens().max(1) as f64;
+    // What is read once all prompts are through belongs to the tokens that follow.
+    let prompt = outputs.first.last().map(|first: &First| first.pass);
+    let after = turns.iter().filter(|turn| prompt.is_none_or(|prompt| turn.pass > prompt));
+    let read_for: u64 = after.map(|turn| u64::from(turn.tokens())).sum();
     trace
         .header
         .devices
@@ -287,8 +300,7 @@ fn devices(trace: &Trace, tokens: &[Token], prompt: Option<u32>) -> Vec<DeviceMe
         .map(|(index, device)| {
             let index = index as u16;
             let mine = |record: &&Record| {
-                record.device == index
-                    && tokens.binary_search_by_key(&record.pass, |token| token.pass).is_ok()
+                record.device == index && turns.binary_search_by_key(&record.pass, |turn| turn.pass).is_ok()
             };
             let work: Vec<&Record> =
                 trace.records.iter().filter(mine).filter(|record| is_work(record)).collect();
@@ -315,7 +327,7 @@ fn devices(trace: &Trace, tokens: &[Token], prompt: Option<u32>) -> Vec<DeviceMe
             DeviceMetrics {
                 name: device.name.clone(),
                 memory_pressure: unreclaimable as f64 / device.memory_total.max(1) as f64,
-                bytes_read_per_token: if tokens.is_empty() { 0.0 } else { read as f64 / count },
+                bytes_read_per_token: if read_for == 0 { 0.0 } else { read as f64 / read_for as f64 },
                 resident_bytes: at(Counter::Resident, None),
                 busy_ms: work.iter().map(|record| millis(record.duration())).sum::<f64>() / count,
                 demand_disk_ms: terms.demand_disk / count,

@@ -14,6 +14,7 @@ use std::ops::Range;
 
 use hearth_profiles::Seconds;
 use hearth_profiles::document::{Document, DocumentError};
+use hearth_profiles::model::ModelProfile;
 use serde::{Deserialize, Serialize};
 
 use crate::residency::ResidencyOptions;
@@ -41,6 +42,12 @@ pub struct Plan {
     /// Where the head keeps the output matrix and multiplies with it. On the GPU only where all its layers are too.
     #[serde(default, skip_serializing_if = "on_the_cpu")]
     pub output: Processor,
+    /// Sequences that are under way at once, each with a cache for the whole context.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub sequences: u32,
+    /// The model that drafts tokens on the head.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draft: Option<PlannedDraft>,
     /// The devices in ring order, the head first.
     pub devices: Vec<PlannedDevice>,
     /// Devices that got nothing, and why.
@@ -82,6 +89,25 @@ pub struct PlannedModel {
     pub shape_digest: String,
     /// Layers L.
     pub layers: u32,
+}
+
+/// The model that drafts, and where on the head.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PlannedDraft {
+    /// Which model.
+    pub model: PlannedModel,
+    /// On which processor.
+    pub processor: Processor,
+}
+
+fn one() -> u32 {
+    1
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
+fn is_one(count: &u32) -> bool {
+    *count == 1
 }
 
 /// Who made a plan.
@@ -160,6 +186,19 @@ pub struct PredictedTerms {
 pub struct Predicted {
     /// Time per output token.
     pub tpot: Seconds,
+}
+
+impl PlannedModel {
+    /// What a plan says of a model. One without a file has the digest of its shape and no other.
+    pub fn of(model: &ModelProfile) -> Self {
+        let shape_digest = model.shape_digest();
+        Self {
+            name: model.name.clone(),
+            digest: (model.digest != shape_digest).then(|| model.digest.clone()),
+            shape_digest,
+            layers: model.shape.layers.0,
+        }
+    }
 }
 
 impl Plan {
@@ -272,6 +311,14 @@ impl Plan {
         }
         if self.context == 0 {
             return Err(DocumentError::invalid("`context` is 0; it must hold at least the prompt"));
+        }
+        if self.sequences == 0 || u64::from(self.sequences) * u64::from(self.context) > u64::from(u32::MAX) {
+            return Err(DocumentError::invalid(format!(
+                "`sequences` is {}: it must be at least 1, and times the `context` of {} at most {}",
+                self.sequences,
+                self.context,
+                u32::MAX
+            )));
         }
         Ok(())
     }

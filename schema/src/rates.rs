@@ -78,7 +78,12 @@ impl<'a> Work<'a> {
 
     /// The output matrix for one position.
     pub fn output(&self) -> Seconds {
-        self.weights(&self.model.output, 1)
+        self.outputs(1)
+    }
+
+    /// The output matrix for so many positions at once.
+    pub fn outputs(&self, positions: u32) -> Seconds {
+        if positions == 0 { Seconds(0.0) } else { self.weights(&self.model.output, positions) }
     }
 
     /// Looking up the embedding rows of so many tokens.

@@ -1,9 +1,11 @@
 //! How much of a device's memory does its part of a plan need, and what is left for weights?
 //!
-//! The key-value cache for the whole context and the compute buffers cannot be taken back; nor can weights in GPU
+//! The key-value cache for the whole context of every sequence, reserved before the first token, and the compute buffers cannot be taken back; nor can weights in GPU
 //! memory, where that is main memory. The rest is room for the weights that the CPU reads, which may be more than
 //! fits: they are read again then. A run whose other part does not fit ends before it begins. The simulator and `lint`
 //! both ask here.
+//!
+//! A head that drafts has less to begin with ([`crate::draft::beside`]).
 //!
 //! Not here: which weights stay in the room ([`crate::residency`]), and a planner's account for windows that no plan
 //! has yet.
@@ -48,8 +50,11 @@ impl Room {
         let bytes =
             |layers: std::ops::Range<u32>| layers.map(|layer| model.layer_bytes(layer)).sum::<Bytes>();
         let element = Bytes(plan.kv_cache.element_bytes());
-        let kv =
-            |layers: usize| model.shape.kv_bytes_per_layer(plan.context, element) * Layers(layers as u32);
+        let kv = |layers: usize| {
+            model.shape.kv_bytes_per_layer(plan.context, element)
+                * Layers(layers as u32)
+                * u64::from(plan.sequences)
+        };
         let (mut cache, mut gpu_needed, mut share, mut largest) =
             (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
         for round in 0..plan.rounds {

@@ -9,11 +9,14 @@
 use std::collections::BTreeSet;
 
 use hearth_profiles::document::{Document, DocumentError};
-use hearth_profiles::{Bytes, BytesPerSecond, Fraction, Link};
+use hearth_profiles::link::air::Air;
+use hearth_profiles::{Bytes, BytesPerSecond, Fraction, Link, Seconds};
 use serde::{Deserialize, Serialize};
 
 use crate::events::{self, Event};
 use crate::residency::ResidencyOptions;
+
+pub use crate::workload::{Speculation, Workload};
 
 /// A question about a cluster.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -61,6 +64,16 @@ pub struct ModelRef {
     pub file: Option<String>,
 }
 
+impl ModelRef {
+    /// Checks that it says one thing. `place` is its key.
+    pub(crate) fn validate(&self, place: &str) -> Result<(), DocumentError> {
+        if self.profile.is_some() == self.file.is_some() {
+            return Err(DocumentError::invalid(format!("`{place}` needs one of `profile` and `file`")));
+        }
+        Ok(())
+    }
+}
+
 /// How a key or value is stored.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -80,16 +93,6 @@ impl KvFormat {
             KvFormat::F32 => 4,
         }
     }
-}
-
-/// How many tokens go in and come out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Workload {
-    /// Tokens of the prompt.
-    pub prompt: u32,
-    /// Tokens generated.
-    pub generate: u32,
 }
 
 /// A device in a scenario.
@@ -143,6 +146,55 @@ pub struct Links {
     /// Between two named devices, in both directions.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub between: Vec<NamedLink>,
+    /// The Wi-Fi. Devices on a channel talk over the air, unless `between` has a link for them; others hang on a wire
+    /// with the default's numbers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub air: Option<Air>,
+}
+
+impl Links {
+    /// The same constant link between any two devices.
+    pub fn constant(default: Link) -> Self {
+        Self { default, between: Vec::new(), air: None }
+    }
+
+    fn validate(&self, devices: &BTreeSet<&str>) -> Result<(), DocumentError> {
+        carries("links.default", &self.default)?;
+        for named in &self.between {
+            for name in &named.devices {
+                if !devices.contains(name.as_str()) {
+                    let what = format!("links.between names `{name}`, which is not a device here");
+                    return Err(DocumentError::invalid(what));
+                }
+            }
+            named.validate()?;
+        }
+        self.air.as_ref().map_or(Ok(()), |air| air.validate(devices, &self.default))
+    }
+}
+
+/// The slowest link and the longest latency. source: assumed; beyond them a run would last longer than a clock of
+/// nanoseconds counts, and nobody would call it a network
+const SLOWEST: BytesPerSecond = BytesPerSecond(125.0);
+const LONGEST: Seconds = Seconds(3600.0);
+
+/// Whether messages ever arrive over a link.
+fn carries(place: &str, link: &Link) -> Result<(), DocumentError> {
+    let (latency, bandwidth) = (link.latency.value, link.bandwidth.value);
+    if bandwidth < SLOWEST {
+        let what = format!(
+            "{place}: `bandwidth` is {bandwidth}, and a link has at least 1 kbit/s; of two devices that cannot talk \
+             say `unreachable` in `links.between`"
+        );
+        return Err(DocumentError::invalid_at(place, what));
+    }
+    if latency > LONGEST {
+        return Err(DocumentError::invalid_at(
+            place,
+            format!("{place}: `latency` is {latency}: choose at most an hour"),
+        ));
+    }
+    Ok(())
 }
 
 /// What is known of the link between two named devices. The first entry that names a pair counts.
@@ -175,6 +227,9 @@ impl NamedLink {
         let place = format!("links.between [{first}, {second}]");
         if first == second {
             return Err(DocumentError::invalid(format!("{place} names one device twice")));
+        }
+        if let Some(link) = &self.link {
+            carries(&place, link)?;
         }
         match (&self.link, self.unreachable) {
             (None, None) => {
@@ -270,27 +325,16 @@ impl Document for Scenario {
         if self.devices.iter().filter(|device| device.head).count() > 1 {
             return refuse("more than one device says `head: true`".into());
         }
-        for named in &self.links.between {
-            for name in &named.devices {
-                if !names.contains(name.as_str()) {
-                    return refuse(format!("links.between names `{name}`, which is not a device here"));
-                }
-            }
-            named.validate()?;
-        }
+        self.links.validate(&names)?;
         events::validate(&self.events, &names)?;
-        if self.model.profile.is_some() == self.model.file.is_some() {
-            return refuse("`model` needs one of `profile` and `file`".into());
-        }
-        if self.workload.prompt == 0 || self.workload.generate == 0 {
-            return refuse("`workload.prompt` and `workload.generate` must be at least 1".into());
-        }
-        let tokens = u64::from(self.workload.prompt) + u64::from(self.workload.generate);
-        if tokens > u64::from(self.context) {
-            return refuse(format!(
-                "the workload needs {tokens} tokens and `context` is {}: raise one or lower the other",
-                self.context
-            ));
+        self.model.validate("model")?;
+        self.workload.validate(self.context)?;
+        if self.workload.speculation.is_some() && self.planner.best_head {
+            return refuse(
+                "`planner.best_head` cannot be with `workload.speculation`, whose draft the head holds: say \
+                            `head: true` of a device"
+                    .into(),
+            );
         }
         Ok(())
     }

@@ -12,7 +12,12 @@
 //! partial last round the devices without layers are passed by; relays are not. The head embeds before the
 //! first round and outputs after the last.
 //!
-//! Not here: how a step is carried out or how long it takes.
+//! Several passes may be under way, of one sequence or of several; each follows the one before it from device to
+//! device. With a draft model the head drafts before a pass that has drafts, and lets the draft read a batch of the
+//! prompt when it has sent that batch on. Where a pass begins before the end of what a device holds of its sequence,
+//! the drafts in between were rejected: the device forgets them first.
+//!
+//! Not here: which pass enters when ([`Generation`]), how a step is carried out or how long it takes.
 
 mod renewal;
 
@@ -24,42 +29,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::plan::{Plan, Role};
 use crate::residency::Residency;
-use crate::scenario::Workload;
 
-/// The largest batch that enters the ring at once, in tokens. Longer prompts take several passes.
-pub const MAX_PASS_TOKENS: u32 = 512;
+mod generation;
+mod pass;
 
-/// Some tokens of one sequence on their way through all layers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Pass {
-    /// Counts the passes of a run, from 0.
-    pub index: u32,
-    /// Position of the first token in its sequence.
-    pub first_position: u32,
-    /// Tokens in the batch, at least 1.
-    pub tokens: u32,
-    /// Whether a token is sampled from the last position's output.
-    pub output: bool,
-}
-
-/// The passes that a workload takes: the prompt in batches, then one pass for each generated token but
-/// the last, which nothing follows.
-pub fn passes(workload: Workload) -> Vec<Pass> {
-    let mut passes = Vec::new();
-    let mut position = 0;
-    while position < workload.prompt {
-        let tokens = (workload.prompt - position).min(MAX_PASS_TOKENS);
-        let output = position + tokens == workload.prompt;
-        passes.push(Pass { index: passes.len() as u32, first_position: position, tokens, output });
-        position += tokens;
-    }
-    for _ in 1..workload.generate {
-        passes.push(Pass { index: passes.len() as u32, first_position: position, tokens: 1, output: true });
-        position += 1;
-    }
-    passes
-}
+pub use generation::{Generation, GenerationError, passes};
+pub use pass::{MAX_PASS_TOKENS, Pass};
 
 /// Where layers are computed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -85,6 +60,19 @@ pub enum Part {
 /// What a device does next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
+    /// Forget the keys and values of a sequence from a position on: what stood there was rejected.
+    Rollback {
+        /// Which sequence.
+        sequence: u32,
+        /// The first position forgotten.
+        position: u32,
+    },
+    /// Let the draft model read what it has not seen up to the end of the pass, or up to its drafts, and make these.
+    /// Head only.
+    Draft {
+        /// For which pass.
+        pass: Pass,
+    },
     /// Look the tokens' embedding rows up. Head only.
     Embed {
         /// Whose tokens.
@@ -101,7 +89,7 @@ pub enum Step {
         /// Where.
         processor: Processor,
     },
-    /// Turn the last position's activations into logits and sample. Head only.
+    /// Turn the activations of the last position, and of those before its drafts, into logits and sample. Head only.
     Output {
         /// Whose activations.
         pass: Pass,
@@ -201,6 +189,42 @@ pub enum ScheduleError {
         /// Why.
         what: String,
     },
+    /// A sequence that the plan has no cache for.
+    #[error(
+        "pass {pass} is of sequence {sequence}, and the plan has a cache for {sequences}, counted from 0"
+    )]
+    UnknownSequence {
+        /// Which pass.
+        pass: u32,
+        /// Its sequence.
+        sequence: u32,
+        /// How many there are.
+        sequences: u32,
+    },
+    /// Drafts without a token before them, without an output, or without a draft model.
+    #[error("pass {pass} has {tokens} tokens of which {drafted} are drafted: {why}")]
+    BadDrafts {
+        /// Which pass.
+        pass: u32,
+        /// Its tokens.
+        tokens: u32,
+        /// Its drafts.
+        drafted: u32,
+        /// What is wrong with them.
+        why: &'static str,
+    },
+    /// Keys and values are missing between what the device holds and where the pass begins.
+    #[error("`{device}` got pass {pass} from position {first}, and holds {held} positions of its sequence")]
+    Gap {
+        /// Who.
+        device: String,
+        /// Which pass.
+        pass: u32,
+        /// Its first position.
+        first: u32,
+        /// What the device holds.
+        held: u32,
+    },
     /// A batch that is empty, too large or past the context.
     #[error(
         "pass {pass} has {tokens} tokens from position {first}: it must have 1 to {MAX_PASS_TOKENS}, within the context of {context}"
@@ -226,6 +250,9 @@ pub struct Schedule {
     visits: Vec<u32>,
     /// For each pass under way, the index into `visits` that comes next.
     under_way: BTreeMap<u32, usize>,
+    /// For each sequence seen, the positions whose keys and values are there or under way here. What came before a
+    /// device saw the sequence first is not its to check.
+    held: BTreeMap<u32, u32>,
     /// What is to be read ahead of its turn, and has not been used since.
     expected: Option<Part>,
     /// Earlier passes were given up with an earlier plan.
@@ -236,7 +263,8 @@ impl Schedule {
     /// The state of a device before anything has happened. The plan must be valid and have that device.
     pub fn new(plan: Arc<Plan>, device: usize) -> Self {
         let visits = (0..plan.rounds).filter(|&round| is_visited(&plan, device, round)).collect();
-        Self { plan, device, visits, under_way: BTreeMap::new(), expected: None, first_pass: 0 }
+        let (under_way, held) = (BTreeMap::new(), BTreeMap::new());
+        Self { plan, device, visits, under_way, held, expected: None, first_pass: 0 }
     }
 
     /// The plan carried out.
@@ -271,9 +299,16 @@ impl Schedule {
                 if self.under_way.contains_key(&pass.index) {
                     return Err(self.unexpected(pass, 0));
                 }
+                self.hold(pass, &mut steps)?;
+                if pass.drafted > 0 {
+                    steps.push(Step::Draft { pass });
+                }
                 steps.push(Step::Embed { pass });
                 self.under_way.insert(pass.index, 0);
                 self.visit(pass, 0, &mut steps);
+                if self.plan.draft.is_some() && pass.drafted == 0 && (pass.tokens > 1 || !pass.output) {
+                    steps.push(Step::Draft { pass });
+                }
             }
             Event::Arrived { pass, round } => {
                 self.check(pass)?;
@@ -289,12 +324,31 @@ impl Schedule {
                 if round == self.plan.rounds {
                     self.finish(pass, &mut steps);
                 } else {
+                    if next.is_none() {
+                        self.hold(pass, &mut steps)?;
+                    }
                     self.under_way.entry(pass.index).or_insert(0);
                     self.visit(pass, round, &mut steps);
                 }
             }
         }
         Ok(steps)
+    }
+
+    /// The positions of a pass that is new here follow what is held of its sequence; later ones are given up.
+    fn hold(&mut self, pass: Pass, steps: &mut Vec<Step>) -> Result<(), ScheduleError> {
+        let Pass { sequence, first_position, tokens, .. } = pass;
+        if let Some(&held) = self.held.get(&sequence) {
+            if first_position > held {
+                let device = self.name();
+                return Err(ScheduleError::Gap { device, pass: pass.index, first: first_position, held });
+            }
+            if first_position < held {
+                steps.push(Step::Rollback { sequence, position: first_position });
+            }
+        }
+        self.held.insert(sequence, first_position + tokens);
+        Ok(())
     }
 
     /// Computes this round's window and everything that follows without another device's help.
@@ -431,7 +485,19 @@ impl Schedule {
                 context: self.plan.context,
             });
         }
-        Ok(())
+        if pass.sequence >= self.plan.sequences {
+            let (sequence, sequences) = (pass.sequence, self.plan.sequences);
+            return Err(ScheduleError::UnknownSequence { pass: pass.index, sequence, sequences });
+        }
+        let why = match pass.drafted {
+            0 => return Ok(()),
+            drafted if drafted >= pass.tokens => "the token before them is missing",
+            _ if !pass.output => "nobody wants their outputs",
+            _ if self.plan.draft.is_none() => "the plan has no draft model",
+            _ => return Ok(()),
+        };
+        let (tokens, drafted) = (pass.tokens, pass.drafted);
+        Err(ScheduleError::BadDrafts { pass: pass.index, tokens, drafted, why })
     }
 
     fn unexpected(&self, pass: Pass, got: u32) -> ScheduleError {

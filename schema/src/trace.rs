@@ -9,7 +9,7 @@
 //! wait until the message was there), `compute` steps, `send` (from when it was handed over; a simulated one
 //! lasts until the message has left). What the head receives and outputs last has the round `rounds`.
 //! `prefetch` lines are those that read something. The head's token begins with
-//! `embed` and ends with `output`.
+//! `embed` and ends with `output`; a `draft` line may stand before, and a pass with drafts has an `accepted` counter.
 //!
 //! Not here: what is computed from a trace ([`crate::metrics`]).
 
@@ -115,6 +115,8 @@ pub enum Kind {
     Prefetch,
     /// Data copied to or from a GPU, or within.
     Copy,
+    /// Tokens drafted by a small model, or a batch of the prompt read by it.
+    Draft,
 }
 
 /// Where the time of a computing step went, in nanoseconds, and what it read.
@@ -198,6 +200,8 @@ pub enum Counter {
     Unreclaimable,
     /// Bytes of files that had been reclaimed while in use and were read again.
     Refaults,
+    /// Drafted tokens of the pass that the large model accepted. Tokens, not bytes.
+    Accepted,
 }
 
 /// A counter's value at a moment.
@@ -212,7 +216,7 @@ pub struct Reading {
     pub pass: u32,
     /// Nanoseconds from the run's start.
     pub at: u64,
-    /// Its value, in bytes.
+    /// Its value, in bytes where the counter does not say otherwise.
     pub value: u64,
 }
 

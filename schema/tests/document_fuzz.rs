@@ -3,9 +3,10 @@
 //! A million cases of each: `PROPTEST_CASES=1000000 cargo test --release -p hearth-schema --test
 //! document_fuzz`.
 
-use hearth_profiles::Document;
+use hearth_profiles::{Bytes, Document};
+use hearth_schema::cluster::Joined;
 use hearth_schema::schedule::{Pass, Schedule};
-use hearth_schema::{Plan, Scenario, Trace};
+use hearth_schema::{LinkTable, Plan, Scenario, Trace};
 use proptest::prelude::*;
 
 const SCENARIO: &str = "schema: scenario/1
@@ -14,7 +15,8 @@ seed: 1
 model: {profile: llama-8b}
 context: 64
 kv_cache: f32
-workload: {prompt: 8, generate: 4}
+workload: {prompt: 8, generate: 4, sequences: 2, micro_batch: 4, speculation: {draft: {profile: llama-1b}, tokens: 3,
+  acceptance: {value: 70 %, source: test}, processor: cpu}}
 devices:
   - {name: a, profile: d3, head: true, limits: {memory_share: 50 %, disk_read: 200 MB/s, threads: 2}}
   - name: b
@@ -29,6 +31,15 @@ links:
     - devices: [a, b]
       link: {latency: {value: 1 ms, source: t}, bandwidth: {value: 1 GB/s, source: t}}
       unreachable: forward
+  air:
+    channels:
+      - name: 5 GHz
+        bandwidth: {value: 900 Mbit/s, source: t}
+        delay: {median: {value: 2 ms, source: t}, sigma: {value: 0.5, source: t}}
+        stalls: [{rate: 0.15 /s, from: 60 ms, to: 100 ms, source: t}]
+        stations: [a]
+        rates: {a: {value: 400 Mbit/s, source: t}}
+    tcp: {idle_restart: false, loss: {value: 0.1 %, source: t}}
 planner: {strategy: manual, windows: [2, 3], rounds: 2, order: best, slow_disk: 0.1 GB/s}
 residency: {policy: windowed, prefetch: true, prefetch_budget: 64 MiB}
 events:
@@ -47,6 +58,8 @@ planner: {strategy: manual, options: ['rounds=2']}
 rounds: 2
 context: 64
 kv_cache: f16
+sequences: 2
+draft: {model: {name: n, shape_digest: 'shape:1', layers: 2}, processor: gpu}
 devices:
 - {name: a, role: head, window: 2, gpu_layers: 1, residency: {policy: os, prefetch_budget: 0 B, release: true}}
 - {name: b, address: 'x:1', role: relay, window: 0, gpu_layers: 0, residency: {policy: managed, stream_buffer: 16 MiB, kept: 1 GiB}}
@@ -59,9 +72,12 @@ explanation: [because]
 
 const TRACE: &str = r#"{"header":{"schema":"trace/1","origin":"measured","scenario":"s","plan":"p","model":"m","seed":1,"version":"0","devices":[{"name":"a","memory_total":5}]}}
 {"pass":{"index":0,"first_position":0,"tokens":4,"output":true}}
+{"pass":{"index":1,"first_position":4,"tokens":3,"output":true,"sequence":1,"drafted":2}}
+{"step":{"device":0,"resource":"gpu","kind":"draft","pass":1,"round":0,"start":4,"end":5}}
 {"step":{"device":0,"resource":"cpu","kind":"output","pass":0,"round":1,"layers":[0,2],"start":5,"end":9,"bytes":3,"cost":{"cpu":3,"queue":0}}}
 {"counter":{"device":0,"counter":"bytes_read","pass":0,"at":9,"value":7}}
 {"event":{"sort":"load","device":"a","start":3,"end":8,"what":"4 threads"}}
+{"counter":{"device":0,"counter":"accepted","pass":1,"at":9,"value":7}}
 {"end":"ok"}
 "#;
 
@@ -114,6 +130,14 @@ proptest! {
             prop_assert!(scenario.head() < scenario.devices.len());
             let again = Scenario::from_yaml(&scenario.to_yaml());
             prop_assert!(again.is_ok(), "{:?}", again);
+            let table = LinkTable::new(scenario.links.clone());
+            for (from, to) in [("a", "b"), ("b", "a")] {
+                if let Some(Joined::Air(way)) = table.joined(from, to) {
+                    let link = way.expected();
+                    let (mean, time) = (way.mean(Bytes(1 << 20), true), link.time(Bytes(1 << 20)));
+                    prop_assert!(mean.0.is_finite() && mean >= way.floor() && time.0.is_finite(), "{:?}", way);
+                }
+            }
         }
     }
 
@@ -122,9 +146,7 @@ proptest! {
         if let Ok(plan) = Plan::from_yaml(&text) {
             prop_assert!(plan.digest() == Plan::from_yaml(&plan.to_yaml()).unwrap().digest());
             let mut head = Schedule::new(plan.into(), 0);
-            let _ = head.react(&hearth_schema::schedule::Event::Begin(Pass {
-                index: 0, first_position: 0, tokens: 1, output: true,
-            }));
+            let _ = head.react(&hearth_schema::schedule::Event::Begin(Pass::plain(0, 0, 1, true)));
         }
     }
 

@@ -1,33 +1,53 @@
-//! How long does it take to simulate a token of a 70B model on four devices?
+//! How long does it take to simulate a token, and what does that grow with?
 //!
-//! The shipped devices d1 to d4 without GPUs, so that every byte goes through a page cache: the worst case,
-//! in which most chunks are read from disk again for every token.
+//!     cargo run --release -p hearth-sim --example token_speed                 # a 70B model on four devices
+//!     cargo run --release -p hearth-sim --example token_speed -- --scaling    # by devices, layers and tokens
 //!
-//!     cargo run --release -p hearth-sim --example token_speed
-#![allow(clippy::disallowed_methods, reason = "a measurement of speed reads the clock")]
+//! Times are processor time, the shortest of five, from plan to metrics.
 
-use std::time::Instant;
+mod rings;
+mod stopwatch;
 
-use hearth_profiles::device::shipped as shipped_device;
-use hearth_profiles::model::shipped;
-use hearth_profiles::{BytesPerSecond, Link, Seconds, Sourced};
-use hearth_schema::cluster::{Cluster, LinkTable, Member};
 use hearth_schema::metrics;
-use hearth_schema::plan::{Origin, Plan, PlannedDevice, PlannedModel, PlannerRecord, Role};
 use hearth_schema::residency::{Residency, ResidencyOptions};
-use hearth_schema::scenario::{KvFormat, Links, Workload};
-use hearth_schema::schedule::Processor;
-use hearth_sim::{Input, Options, simulate};
+use rings::{Ring, Size};
 
 const GENERATE: u32 = 64;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let cluster = cluster()?;
+type Failed = Box<dyn std::error::Error>;
+
+/// What a run came to.
+struct Measured {
+    tpot_ms: f64,
+    records: usize,
+    seconds: f64,
+}
+
+fn main() -> Result<(), Failed> {
+    if std::env::args().any(|argument| argument == "--scaling") { scaling() } else { four_devices() }
+}
+
+fn measure(ring: &Ring) -> Result<Measured, Failed> {
+    let (trace, seconds) =
+        stopwatch::fastest(5, || ring.run().map(|trace| (metrics::compute(&trace), trace)));
+    let (metrics, trace) = trace?;
+    let tpot_ms = metrics.tpot_ms.map_or(0.0, |tpot| tpot.mean);
+    Ok(Measured { tpot_ms, records: trace.records.len(), seconds })
+}
+
+fn four_devices() -> Result<(), Failed> {
     println!(
         "| windows | rounds | residency | simulated TPOT ms | records a token | ms of our time a token |\n\
          |---|---|---|---|---|---|"
     );
     let (os, managed) = (ResidencyOptions::default(), ResidencyOptions::of(Residency::Managed));
+    let line = |windows: &[u32], what: &str, ring: &Ring| {
+        let Measured { tpot_ms, records, seconds } = measure(ring)?;
+        let (ours, records) = (seconds * 1e3 / f64::from(GENERATE), records as u32 / GENERATE);
+        println!("| {windows:?} | {} | {what} | {tpot_ms:.0} | {records} | {ours:.2} |", ring.plan.rounds);
+        Ok::<(), Failed>(())
+    };
+    line(&[51, 17, 12], "os, 36 layers on GPUs", &Ring::with_gpus(GENERATE)?)?;
     for (windows, what, residency) in [
         ([40, 16, 16, 8], "os, no prefetch", os.without_prefetch()),
         ([20, 8, 8, 4], "os", os),
@@ -36,69 +56,30 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ([20, 8, 8, 4], "managed", managed),
         ([5, 2, 2, 1], "managed", managed),
     ] {
-        let plan = plan(&cluster, windows, residency);
-        let options = Options { warm: true, ..Options::default() };
-        let start = Instant::now();
-        let trace = simulate(&Input { cluster: &cluster, plan: &plan, options: &options })?;
-        let ours = start.elapsed().as_secs_f64() * 1e3 / f64::from(GENERATE);
-        let tpot = metrics::compute(&trace).tpot_ms.map_or(0.0, |tpot| tpot.mean);
-        let records = trace.records.len() as u32 / GENERATE;
-        println!("| {windows:?} | {} | {what} | {tpot:.0} | {records} | {ours:.2} |", plan.rounds);
+        let size = Size { windows: &windows, layers: 80, tokens: GENERATE, residency, held: None };
+        line(&windows, what, &Ring::new(size)?)?;
     }
     Ok(())
 }
 
-fn cluster() -> Result<Cluster, Box<dyn std::error::Error>> {
-    let mut members = Vec::new();
-    for name in ["d3", "d2", "d1", "d4"] {
-        let mut device = shipped_device(name)?;
-        device.gpu = None;
-        members.push(Member { name: name.into(), address: None, device, residency: None });
+fn scaling() -> Result<(), Failed> {
+    println!(
+        "| in memory | devices | layers | tokens | ms in all | us a layer and token |\n|---|---|---|---|---|---|"
+    );
+    let by_devices = [1, 2, 4, 8, 16, 32].map(|devices| (devices, 160, 32));
+    let by_layers = [20, 40, 80, 160].map(|layers| (4, layers, 32));
+    let by_tokens = [8, 32, 128, 512].map(|tokens| (4, 80, tokens));
+    for held in [0.5, 1.1] {
+        for (devices, layers, tokens) in by_devices.into_iter().chain(by_layers).chain(by_tokens) {
+            let windows = vec![layers / devices; devices as usize];
+            let residency = ResidencyOptions::default();
+            let held = Some(held);
+            let ring = Ring::new(Size { windows: &windows, layers, tokens, residency, held })?;
+            let ms = measure(&ring)?.seconds * 1e3;
+            let each = ms * 1e3 / f64::from(layers * tokens);
+            let memory = if held == Some(0.5) { "half" } else { "all" };
+            println!("| {memory} | {devices} | {layers} | {tokens} | {ms:.1} | {each:.1} |");
+        }
     }
-    let default = Link {
-        latency: Sourced::new(Seconds(0.005), "assumed"),
-        bandwidth: Sourced::new(BytesPerSecond(58e6), "assumed"),
-    };
-    Ok(Cluster {
-        members,
-        head: 0,
-        links: LinkTable::new(Links { default, between: vec![] }),
-        model: shipped("llama-70b")?,
-        context: 1024,
-        kv_cache: KvFormat::F16,
-        workload: Workload { prompt: 32, generate: GENERATE },
-        seed: 1,
-    })
-}
-
-fn plan(cluster: &Cluster, windows: [u32; 4], residency: ResidencyOptions) -> Plan {
-    let layers = cluster.model.shape.layers.0;
-    let device = |(place, &window): (usize, &u32)| PlannedDevice {
-        name: cluster.members[place].name.clone(),
-        address: None,
-        role: if place == 0 { Role::Head } else { Role::Worker },
-        window,
-        gpu_layers: 0,
-        residency,
-        predicted: None,
-    };
-    Plan {
-        schema: "plan/1".into(),
-        scenario: Origin { name: "speed".into(), digest: String::new() },
-        model: PlannedModel {
-            name: cluster.model.name.clone(),
-            digest: None,
-            shape_digest: cluster.model.shape_digest(),
-            layers,
-        },
-        planner: PlannerRecord { strategy: "manual".into(), options: vec![] },
-        rounds: layers.div_ceil(windows.iter().sum()),
-        context: cluster.context,
-        kv_cache: cluster.kv_cache,
-        output: Processor::Cpu,
-        devices: windows.iter().enumerate().map(device).collect(),
-        dropped: vec![],
-        predicted: None,
-        explanation: vec![],
-    }
+    Ok(())
 }

@@ -113,6 +113,11 @@ impl Agenda {
         (*change, event.device.as_deref())
     }
 
+    /// How long an event lasts, if it is given a length.
+    pub fn lasts(&self, index: usize) -> Option<Seconds> {
+        self.events[index].0.lasts
+    }
+
     /// An event begins, and grows over this time if it does. It is under way until it ends.
     pub fn begin(&mut self, now: Nanos, index: usize, over: Seconds) {
         let (event, change) = &self.events[index];

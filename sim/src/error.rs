@@ -5,7 +5,8 @@
 
 use hearth_profiles::{DocumentError, Seconds};
 use hearth_schema::cluster::NoLink;
-use hearth_schema::schedule::ScheduleError;
+use hearth_schema::draft::DraftError;
+use hearth_schema::schedule::{GenerationError, ScheduleError};
 
 /// Why a plan cannot be simulated.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -74,6 +75,15 @@ pub enum SimError {
         /// The device.
         device: String,
     },
+    /// An event swaps memory where the page cache does so by itself.
+    #[error(
+        "an event swaps memory of `{device}` out, and its page cache (`memory.page_cache`) makes that room by itself; \
+         remove the event, or give the device a page cache without, as `two-list`"
+    )]
+    SwapsItself {
+        /// The device.
+        device: String,
+    },
     /// A plan made in mid-run has another head.
     #[error("the plan made in mid-run is headed by `{found}`, and the tokens are on `{head}`")]
     OtherHead {
@@ -93,6 +103,12 @@ pub enum SimError {
     /// The plan sends over a pair of devices that cannot reach each other.
     #[error(transparent)]
     NoLink(#[from] NoLink),
+    /// Plan and scenario do not draft alike, or not for as many sequences.
+    #[error(transparent)]
+    Draft(#[from] DraftError),
+    /// Tokens came out that nobody waits for: a defect of the simulator.
+    #[error(transparent)]
+    Generation(#[from] GenerationError),
     /// The schedule refused an event, as it does for a workload longer than the plan's context.
     #[error(transparent)]
     Schedule(#[from] ScheduleError),

@@ -148,6 +148,8 @@ mod tests {
             context: 1024,
             kv_cache: KvFormat::F16,
             output: Processor::Cpu,
+            sequences: 1,
+            draft: None,
             devices: vec![device("a", Role::Head, 10, 2), device("b", Role::Worker, 6, 0)],
             dropped: vec![],
             predicted: None,

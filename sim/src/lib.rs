@@ -6,9 +6,11 @@
 //! joins it to a disk.
 
 mod absence;
+mod acceptance;
 mod agenda;
 mod budget;
 mod conditions;
+mod drafter;
 pub mod engine;
 mod error;
 mod helper;
@@ -18,6 +20,7 @@ pub mod page_cache;
 mod renewal;
 pub mod resource;
 mod run;
+mod setting;
 mod station;
 pub mod storage;
 mod stream;

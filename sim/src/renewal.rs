@@ -11,22 +11,21 @@
 
 use std::sync::Arc;
 
+use hearth_profiles::device::PageCachePolicy;
 use hearth_profiles::{Bytes, Seconds};
 use hearth_schema::events::{Change, Return};
 use hearth_schema::happenings::{Happening, Sort};
 use hearth_schema::replan::NoPlan;
-use hearth_schema::scenario::Workload;
-use hearth_schema::schedule::{Event as Incident, Pass, Schedule, passes};
+use hearth_schema::schedule::{Event as Incident, Schedule};
 use hearth_schema::trace::{Kind, Outcome};
 use hearth_schema::{Cluster, Plan, heartbeat};
 
 use crate::absence::Held;
 use crate::agenda::Action;
-use crate::budget::Budget;
 use crate::engine::Nanos;
 use crate::error::SimError;
-use crate::resource::Link;
 use crate::run::{self, Event, Input, Surroundings, World};
+use crate::setting;
 use crate::station::{Message, Station};
 
 /// Whether what happens can happen to these devices.
@@ -36,6 +35,10 @@ pub fn check(input: &Input, surroundings: &Surroundings) -> Result<(), SimError>
         let memory = input.cluster.member(name).map(|member| &member.device.memory);
         if memory.is_none_or(|memory| memory.obtainable() == memory.available.value) {
             return Err(SimError::NoSwap { device: name.clone() });
+        }
+        let by_itself = [PageCachePolicy::Android, PageCachePolicy::Macos, PageCachePolicy::MacosMetal];
+        if memory.is_some_and(|memory| by_itself.contains(&memory.page_cache)) {
+            return Err(SimError::SwapsItself { device: name.clone() });
         }
     }
     Ok(())
@@ -51,7 +54,7 @@ impl<'a> World<'a> {
         }
     }
 
-    fn name(&self, seat: usize) -> &'a str {
+    pub fn name(&self, seat: usize) -> &'a str {
         &self.input.cluster.members[self.seats[seat]].name
     }
 
@@ -88,15 +91,16 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// A token is out.
-    pub fn token_out(&mut self) -> Result<(), SimError> {
+    /// So many tokens are out at once.
+    pub fn tokens_out(&mut self, count: u32) -> Result<(), SimError> {
         let now = self.engine.now();
-        self.tokens += 1;
+        let before = self.tokens;
+        self.tokens = before.saturating_add(count);
         self.agenda.renewed(now);
         if self.ended {
             return Ok(());
         }
-        self.agenda.token(now, self.tokens);
+        (before..self.tokens).for_each(|token| self.agenda.token(now, token + 1));
         self.look_at_agenda()?;
         if std::mem::take(&mut self.rejoins) && !self.ended {
             self.plan_again(None)?;
@@ -124,6 +128,12 @@ impl<'a> World<'a> {
             }
             Change::Leaves | Change::Stalls => {
                 self.agenda.begin(now, index, Seconds(0.0));
+                if let (None, Some(lasts)) = (member, self.agenda.lasts(index)) {
+                    // What is on the air now goes on when the stall is over; the rest is held.
+                    self.settle();
+                    self.post.stall_all(now, now.saturating_add(lasts.to_nanos()));
+                    self.settle();
+                }
                 let whom = member.map_or(0..self.input.cluster.members.len(), |member| member..member + 1);
                 whom.for_each(|member| self.cut_off(member));
             }
@@ -198,7 +208,7 @@ impl<'a> World<'a> {
         self.budgets[seat].unreclaimable + Bytes(conditions.taken as u64)
     }
 
-    fn happened(&mut self, sort: Sort, device: Option<&str>, since: Nanos, what: String) {
+    pub fn happened(&mut self, sort: Sort, device: Option<&str>, since: Nanos, what: String) {
         let (device, end) = (device.map(str::to_owned), Some(self.engine.now()));
         self.agenda.happenings.push(Happening { sort, device, start: since, end, what, plan: None });
     }
@@ -232,7 +242,7 @@ impl<'a> World<'a> {
         let now = self.engine.now();
         for Held { from, to, message, unsent } in self.absence.go_on(&self.seats) {
             match unsent {
-                Some(handed) => self.put_on_the_air(from, to, message, handed),
+                Some(handed) => self.put_on_the_way(from, to, message, handed),
                 None => self.engine.at(now, Event::Deliver(to, Message { at: now, ..message })),
             }
         }
@@ -302,10 +312,11 @@ impl<'a> World<'a> {
         }
         for (place, device) in devices.iter().enumerate() {
             let name = &plan.devices[place].name;
-            let budget = Budget::new(&plan, place, &there.model, device);
+            let budget = setting::budget(there, &plan, place, device);
             let withheld = self.member(name).map_or(Bytes::ZERO, |member| self.to_swap(member));
-            let room = self.agenda.conditions(name, withheld).room(budget.cache);
-            if !budget.fits || (room.is_none() && plan.devices[place].window > 0) {
+            let conditions = self.agenda.conditions(name, withheld);
+            let room = budget.as_ref().map(|budget| conditions.room(budget.cache));
+            if room.is_none_or(|room| room.is_none() && plan.devices[place].window > 0) {
                 return Ok(Err(format!("the new plan's part of `{name}` does not fit its memory")));
             }
         }
@@ -330,8 +341,10 @@ impl<'a> World<'a> {
         }
         self.engine.forget();
         self.absence.give_up();
-        let again = self.refill();
-        let first_pass = self.begun as u32;
+        self.post.give_up();
+        self.settle();
+        let again = self.generation.again();
+        let first_pass = self.generation.next_pass();
         let shared = Arc::new(plan.clone());
         self.ring.clear();
         for place in 0..plan.devices.len() {
@@ -355,8 +368,12 @@ impl<'a> World<'a> {
 
     /// The head waits until the farthest device has the plan and has answered.
     fn make_ready(&mut self) {
-        let far =
-            |&seat: &usize| self.links.latency(0, seat).to_nanos() + self.links.latency(seat, 0).to_nanos();
+        let links = &self.input.cluster.links;
+        let one_way = |from: usize, to: usize| {
+            let link = links.between(self.name(from), self.name(to));
+            link.map_or(0, |link| link.latency.value.to_nanos())
+        };
+        let far = |&seat: &usize| one_way(0, seat) + one_way(seat, 0);
         let wait = self.ring.iter().filter(|&&seat| seat != 0).map(far).max().unwrap_or(0);
         self.ready = self.engine.now() + wait;
         self.agenda.enter(self.ready, Action::Ready);
@@ -370,7 +387,10 @@ impl<'a> World<'a> {
             return Err(SimError::UnknownDevice { place, name: name.to_owned() });
         };
         let device = &input.cluster.members[member].device;
-        let budget = Budget::new(plan, place, &input.cluster.model, device);
+        // `fitting` has seen that it fits.
+        let Some(budget) = setting::budget(input.cluster, plan, place, device) else {
+            return Err(SimError::UnknownDevice { place, name: name.to_owned() });
+        };
         let known = self.seats.iter().position(|&seated| seated == member);
         let seat = known.unwrap_or(self.stations.len());
         // A device that was in no ring before hears of this one in the same way.
@@ -379,8 +399,11 @@ impl<'a> World<'a> {
             None => Schedule::new(plan.clone(), place),
         };
         schedule.react(&Incident::Replanned { plan: plan.clone(), first_pass })?;
-        let parts = run::parts(input, device, schedule, seat, budget);
-        let held = if known.is_some() { self.stations[seat].gpu_layers() } else { Vec::new() };
+        let parts = setting::parts(input, device, schedule, seat, budget);
+        let (held, output) = match known {
+            Some(seat) => (self.stations[seat].gpu_layers(), self.stations[seat].gpu_output()),
+            None => (Vec::new(), false),
+        };
         if known.is_some() {
             self.stations[seat].take_up(parts);
             self.budgets[seat] = budget;
@@ -393,26 +416,10 @@ impl<'a> World<'a> {
         let mut new = self.stations[seat].gpu_layers();
         new.retain(|layer| !held.contains(layer));
         self.at(seat, |station, desk| {
-            station.load(&new, desk);
+            station.load(&new, station.gpu_output() && !output, desk);
             Ok(())
         })?;
         Ok(seat)
-    }
-
-    /// Replaces the passes that were under way by ones that compute all tokens so far again. Returns how many these are.
-    fn refill(&mut self) -> u32 {
-        let next = (self.done..self.passes.len()).find(|&at| self.passes[at].output);
-        let Some(next) = next else { return 0 };
-        let tokens = self.passes[next].first_position + self.passes[next].tokens;
-        let rest = self.passes.split_off(next + 1);
-        self.passes.truncate(self.begun);
-        let again = passes(Workload { prompt: tokens, generate: 1 });
-        for pass in again.into_iter().chain(rest) {
-            let index = self.passes.len() as u32;
-            self.passes.push(Pass { index, ..pass });
-        }
-        self.awaited = None;
-        tokens
     }
 }
 

@@ -3,45 +3,42 @@
 //! One world: a station for each device of the plan, the links between them, and the engine that orders their
 //! events. The schedule says what is done, the stations how long it takes; the trace is the executor's.
 //!
-//! Passes of a prompt follow each other into the ring as soon as the head is free; a generated token enters
-//! when the one before it is out. Weights are on disk when the run begins, unless [`Options::warm`]; those in
-//! GPU memory are loaded already.
+//! Which pass enters when the head is free is `hearth_schema::schedule::Generation`'s to say. Weights are on disk when
+//! the run begins, unless [`Options::warm`]; those in GPU memory are loaded already.
 //!
 //! What happens to the devices meanwhile is a scenario's business: loads, memory that others take, devices that leave
 //! ([`Surroundings`]; [`crate::agenda`], [`crate::renewal`]).
 //!
-//! Not here: speeds and times as numbers. `hearth_schema::metrics` computes them from the trace.
+//! Not here: of what stations and links are made ([`crate::setting`]), and speeds and times as numbers, which
+//! `hearth_schema::metrics` computes from the trace.
 
 use std::sync::Arc;
 
-use hearth_profiles::device::{Device, Os, PageCachePolicy};
+use hearth_profiles::device::Device;
 use hearth_profiles::model::DigestMatch;
-use hearth_profiles::{Bytes, BytesPerSecond, Document, Seconds};
+use hearth_profiles::{Bytes, Document, Seconds};
+use hearth_schema::draft;
+use hearth_schema::happenings::Sort;
 use hearth_schema::replan::Replanner;
 use hearth_schema::residency::Residency;
-use hearth_schema::schedule::{Part, Pass, Schedule, passes, visits};
+use hearth_schema::scenario::Workload;
+use hearth_schema::schedule::{Generation, Pass, Schedule, passes};
 use hearth_schema::trace::{
     Counter, Header, Kind, Origin, Outcome, Reading, Record, Resource, Trace, TracedDevice,
 };
 use hearth_schema::{Cluster, Plan};
 
 use crate::absence::{Absence, Held};
+use crate::acceptance::Acceptance;
 use crate::agenda::Agenda;
 use crate::budget::Budget;
 use crate::engine::{Engine, Nanos, Timer};
 use crate::error::SimError;
-use crate::helper::Helper;
-use crate::keeper::Keeper;
-use crate::layout::Layout;
-use crate::page_cache::{Access, CHUNK_BYTES, Chunk, Fetch, PaperLinear, Policy, TwoList};
-use crate::resource::link::Wire;
-use crate::resource::{ConstantLink, DiskSpeed, Link};
-use crate::station::{Desk, Message, Outgoing, Parts, Station};
-use crate::storage::{Storage, chunks_in};
-use crate::stream::Stream;
-
-/// The read-ahead of an untuned Linux, where a profile does not say.
-const USUAL_READ_AHEAD: Bytes = Bytes(128 << 10);
+use crate::page_cache::CHUNK_BYTES;
+use crate::page_cache::of_device::unvalidated;
+use crate::resource::link::{Delivery, Post};
+use crate::setting;
+use crate::station::{Desk, Message, Outgoing, Station};
 
 /// More than a model of a terabyte has with the usual stream buffer.
 const MOST_PIECES: u64 = 1 << 24;
@@ -104,6 +101,8 @@ pub enum Event {
     Disk(usize),
     /// The helper goes on.
     Helper(usize),
+    /// A transmission on the air may be over.
+    Air,
     /// Activations arrive.
     Deliver(usize, Message),
     /// The agenda has something due.
@@ -113,6 +112,9 @@ pub enum Event {
 /// More events than this without a line in the trace are a ring that turns and gets nowhere.
 /// source: assumed, a hundred times what the longest step of a large model takes
 const MOST_IDLE_EVENTS: u32 = 20_000_000;
+
+/// A message on a link: its receiver's seat, and the index of the record of its sending.
+pub(crate) type Sent = (usize, Message, usize);
 
 #[derive(Debug, Clone)]
 pub(crate) struct World<'a> {
@@ -127,15 +129,15 @@ pub(crate) struct World<'a> {
     pub(crate) ring: Vec<usize>,
     /// By seat.
     pub(crate) budgets: Vec<Budget>,
-    pub(crate) links: ConstantLink,
-    pub(crate) passes: Vec<Pass>,
-    /// How many passes have begun.
-    pub(crate) begun: usize,
-    /// How many passes, in order, need no looking after any more: up to that of the last token that is out.
-    pub(crate) done: usize,
-    /// Index of the pass whose token must be out before the next pass begins.
-    pub(crate) awaited: Option<u32>,
-    /// Tokens that are out.
+    pub(crate) post: Post<Sent>,
+    /// The members of the cluster in the order in which links know them.
+    linked: Vec<usize>,
+    air_timer: Timer,
+    pub(crate) generation: Generation,
+    acceptance: Acceptance,
+    /// The passes begun.
+    passes: Vec<Pass>,
+    /// Tokens that are out, of all sequences.
     pub(crate) tokens: u32,
     pub(crate) agenda: Agenda,
     pub(crate) agenda_timer: Timer,
@@ -162,14 +164,15 @@ pub fn simulate(input: &Input) -> Result<Trace, SimError> {
 pub fn simulate_in(input: &Input, surroundings: &Surroundings) -> Result<Run, SimError> {
     let devices = check(input)?;
     crate::renewal::check(input, surroundings)?;
-    let budgets: Vec<Budget> = devices
+    let budgets: Option<Vec<Budget>> = devices
         .iter()
         .enumerate()
-        .map(|(place, device)| Budget::new(input.plan, place, &input.cluster.model, device))
+        .map(|(place, device)| setting::budget(input.cluster, input.plan, place, device))
         .collect();
     let header = header(input, &devices);
-    let passes = passes(input.cluster.workload);
-    if budgets.iter().any(|budget| !budget.fits) {
+    let Some(budgets) = budgets else {
+        // What would have been asked, as far as it does not depend on what is accepted.
+        let passes = passes(&Workload { speculation: None, ..input.cluster.workload.clone() });
         let (records, readings, happenings) = (Vec::new(), Vec::new(), Vec::new());
         let outcome = Outcome::OutOfMemory;
         return Ok(Run {
@@ -177,8 +180,8 @@ pub fn simulate_in(input: &Input, surroundings: &Surroundings) -> Result<Run, Si
             plans: vec![],
             not_come: (0..surroundings.events.len()).collect(),
         });
-    }
-    let mut world = World::new(*input, *surroundings, &devices, budgets, passes, header);
+    };
+    let mut world = World::new(*input, *surroundings, &devices, budgets, header);
     world.run()?;
     let World { header, mut records, readings, passes, agenda, outcome, plans, .. } = world;
     records.sort_by_key(|record| record.start);
@@ -194,7 +197,6 @@ impl<'a> World<'a> {
         surroundings: Surroundings<'a>,
         devices: &[&'a Device],
         budgets: Vec<Budget>,
-        passes: Vec<Pass>,
         header: Header,
     ) -> Self {
         let mut engine = Engine::new();
@@ -204,15 +206,15 @@ impl<'a> World<'a> {
             .enumerate()
             .map(|(place, device)| {
                 let schedule = Schedule::new(plan.clone(), place);
-                let mut parts = parts(input, device, schedule, place, budgets[place]);
+                let mut parts = setting::parts(input, device, schedule, place, budgets[place]);
                 if input.options.warm {
-                    warm(&mut parts.storage, &parts.layout, &parts.keeper);
+                    setting::warm(&mut parts.storage, &parts.layout, &parts.keeper);
                 }
                 Station::new(parts, &mut engine)
             })
             .collect();
         let member = |name: &String| input.cluster.members.iter().position(|it| it.name == *name);
-        let agenda_timer = engine.timer();
+        let (air_timer, agenda_timer) = (engine.timer(), engine.timer());
         let mut world = Self {
             input,
             surroundings,
@@ -221,11 +223,12 @@ impl<'a> World<'a> {
             seats: plan.devices.iter().filter_map(|device| member(&device.name)).collect(),
             ring: (0..devices.len()).collect(),
             budgets,
-            links: links(input),
-            passes,
-            begun: 0,
-            done: 0,
-            awaited: None,
+            post: Post::new(setting::links(input)),
+            linked: setting::linked(input),
+            air_timer,
+            generation: Generation::new(&input.cluster.workload),
+            acceptance: Acceptance::new(input.cluster.seed, &input.cluster.workload),
+            passes: Vec::new(),
             tokens: 0,
             agenda: Agenda::new(surroundings.events),
             agenda_timer,
@@ -259,6 +262,7 @@ impl<'a> World<'a> {
                 Event::Wake(place) => self.at(place, Station::wake)?,
                 Event::Processor(place) => self.at(place, Station::processor)?,
                 Event::Disk(place) => self.at(place, Station::arrivals)?,
+                Event::Air => self.settle(),
                 Event::Deliver(place, message) => self.arrive(place, message)?,
                 Event::Agenda => self.look_at_agenda()?,
                 Event::Helper(place) => self.at(place, |station, desk| {
@@ -280,15 +284,10 @@ impl<'a> World<'a> {
     /// The head takes up the next pass if it is free and the pass may begin.
     fn begin(&mut self) -> Result<(), SimError> {
         while self.engine.now() >= self.ready
-            && self.awaited.is_none()
-            && self.begun < self.passes.len()
             && self.stations[0].is_free()
+            && let Some(pass) = self.generation.begin()
         {
-            let pass = self.passes[self.begun];
-            self.begun += 1;
-            if pass.output {
-                self.awaited = Some(pass.index);
-            }
+            self.passes.push(pass);
             self.at(0, |station, desk| station.begin(pass, desk))?;
         }
         Ok(())
@@ -302,7 +301,17 @@ impl<'a> World<'a> {
         let mut outgoing = Vec::new();
         let mut desk = Desk { engine: &mut self.engine, records: &mut self.records, outgoing: &mut outgoing };
         act(&mut self.stations[seat], &mut desk)?;
+        if !self.ended && !self.stations[seat].storage.view().view().survives() {
+            let what = "its system killed the process: nothing is left to compress, and page cache is scarce";
+            self.happened(Sort::OutOfMemory, Some(self.name(seat)), self.engine.now(), what.into());
+            (self.outcome, self.ended) = (Outcome::Killed, true);
+        }
+        let plans = self.plans.len();
         for sent in outgoing {
+            if self.plans.len() != plans {
+                // A token has led to another plan: what follows it belongs to the ring that was given up.
+                break;
+            }
             match sent {
                 Outgoing::Send(to, message) => self.send(seat, self.ring[to], message),
                 Outgoing::Output(pass) => self.output(pass)?,
@@ -316,15 +325,13 @@ impl<'a> World<'a> {
         if self.is_cut(from, to) {
             self.absence.hold(Held { from, to, message, unsent: Some(now) });
         } else {
-            self.put_on_the_air(from, to, message, now);
+            self.put_on_the_way(from, to, message, now);
         }
     }
 
     /// Sends a message that was handed over then.
-    pub(crate) fn put_on_the_air(&mut self, from: usize, to: usize, message: Message, handed: Nanos) {
+    pub(crate) fn put_on_the_way(&mut self, from: usize, to: usize, message: Message, handed: Nanos) {
         let now = self.engine.now();
-        let delivery = self.links.send(now, from, to, message.bytes);
-        let left = delivery.arrives.saturating_sub(self.links.latency(from, to).to_nanos());
         self.records.push(Record {
             device: from as u16,
             resource: Resource::Tx,
@@ -333,20 +340,49 @@ impl<'a> World<'a> {
             round: message.sent_in,
             layers: None,
             start: handed,
-            end: left.max(now),
+            end: now,
             bytes: message.bytes.0,
             peer: Some(to as u16),
             cost: None,
         });
+        let item = (to, message, self.records.len() - 1);
+        let way = [from, to].map(|seat| self.place_on_links(seat));
+        if let Some((item, delivery)) = self.post.send(now, way, message.bytes, item) {
+            self.left(item, delivery);
+        }
+        self.settle();
+    }
+
+    fn place_on_links(&self, seat: usize) -> usize {
+        // Every member is linked, and devices that join the ring later may do so in any order.
+        self.linked.iter().position(|&member| member == self.seats[seat]).unwrap_or(seat)
+    }
+
+    /// Looks which messages have left over the air, and when to look again.
+    pub(crate) fn settle(&mut self) {
+        while let Some((item, delivery)) = self.post.settled(self.engine.now()) {
+            self.left(item, delivery);
+        }
+        if let Some(at) = self.post.next_event() {
+            self.engine.set(self.air_timer, at, Event::Air);
+        }
+    }
+
+    /// A message is on its last way to its receiver.
+    fn left(&mut self, (to, message, record): Sent, delivery: Delivery) {
+        self.records[record].end = delivery.left.max(self.records[record].start);
         let message = Message { at: delivery.arrives, ..message };
         self.engine.at(delivery.arrives, Event::Deliver(to, message));
     }
 
-    /// A token is out: the next may enter, and the counters are read.
+    /// The tokens of a pass are out: the next may enter, and the counters are read.
     fn output(&mut self, pass: u32) -> Result<(), SimError> {
-        self.awaited = None;
-        self.done = self.begun;
-        self.ended = self.begun == self.passes.len();
+        let (accepted, drafted) = match self.passes.get(pass as usize) {
+            Some(&begun) => (self.acceptance.of(begun), begun.drafted),
+            None => (0, 0),
+        };
+        let tokens = self.generation.output(pass, accepted)?;
+        self.ended |= self.generation.is_over();
         let at = self.engine.now();
         for &seat in &self.ring {
             let station = &self.stations[seat];
@@ -363,41 +399,11 @@ impl<'a> World<'a> {
                 value,
             }));
         }
-        self.token_out()
-    }
-}
-
-/// A device's part of the plan of its schedule, with an empty page cache.
-pub(crate) fn parts<'a>(
-    input: Input<'a>,
-    device: &'a Device,
-    schedule: Schedule,
-    seat: usize,
-    budget: Budget,
-) -> Parts<'a> {
-    let (plan, place, memory) = (schedule.plan().clone(), schedule.device(), budget.cache);
-    let residency = plan.devices[place].residency;
-    let managed = residency.policy == Residency::Managed;
-    let chunk = if managed { residency.piece() } else { input.options.chunk };
-    let layout = Layout::new(&plan, place, &input.cluster.model, chunk);
-    let storage = storage(device, &layout, memory, chunk);
-    let keeper = if managed {
-        let visits = chunks_of(&layout, &visits(&plan, place));
-        let (cores, chunks) = (device.cpu.cores, layout.chunks());
-        Keeper::Managed(Box::new(Stream::new(seat, residency, &visits, memory, cores, chunks)))
-    } else {
-        Keeper::Ahead(Helper::new(seat, residency, chunk, storage.window()))
-    };
-    Parts {
-        seat,
-        device,
-        model: &input.cluster.model,
-        kv_element: Bytes(plan.kv_cache.element_bytes()),
-        schedule,
-        seed: input.cluster.seed,
-        storage,
-        layout,
-        keeper,
+        if drafted > 0 {
+            let (counter, value) = (Counter::Accepted, u64::from(accepted));
+            self.readings.push(Reading { device: 0, counter, pass, at, value });
+        }
+        self.tokens_out(tokens)
     }
 }
 
@@ -439,6 +445,7 @@ pub(crate) fn check<'a>(input: &Input<'a>) -> Result<Vec<&'a Device>, SimError> 
         devices.push(&member.device);
     }
     cluster.links.carry(plan)?;
+    draft::check(plan, cluster)?;
     Ok(devices)
 }
 
@@ -465,98 +472,4 @@ pub(crate) fn traced(name: &str, device: &Device) -> TracedDevice {
         kernel: None,
         unvalidated: unvalidated(device),
     }
-}
-
-/// What of a device has not been checked against a machine.
-fn unvalidated(device: &Device) -> Option<String> {
-    match (device.memory.page_cache, device.os) {
-        (PageCachePolicy::TwoList, Os::Linux) => None,
-        (PageCachePolicy::TwoList, os) => Some(format!("page cache of {os:?} as classic Linux")),
-        (PageCachePolicy::PaperLinear, _) => {
-            Some("page cache by the paper's formula, not by a kernel".into())
-        }
-    }
-}
-
-/// The chunks of each visit, in the order of use.
-fn chunks_of(layout: &Layout, visits: &[Vec<Part>]) -> Vec<Vec<Chunk>> {
-    let chunks = |parts: &Vec<Part>| parts.iter().flat_map(|part| layout.part(part)).collect();
-    visits.iter().map(chunks).collect()
-}
-
-/// Leaves memory as tokens before the run would have: a share that fits is there; of one that does not, what the page
-/// cache keeps when it is read round and round.
-fn warm(storage: &mut Storage, layout: &Layout, keeper: &Keeper) {
-    let chunks: Vec<Chunk> = match keeper {
-        Keeper::Ahead(_) => layout.own().chain(layout.own()).collect(),
-        Keeper::Managed(stream) => stream.kept().collect(),
-    };
-    let cache = storage.cache().cache();
-    for chunk in chunks {
-        if cache.access(chunk) == Access::Absent && cache.prefetch_now(chunk) == Fetch::Started {
-            cache.arrived(chunk);
-        }
-    }
-}
-
-fn storage(device: &Device, layout: &Layout, cache: Bytes, chunk: Bytes) -> Storage {
-    let sequential = device.disk.sequential.value;
-    let or_sequential = |rate: &Option<hearth_profiles::Sourced<BytesPerSecond>>| {
-        rate.as_ref().map_or(sequential, |rate| rate.value)
-    };
-    let explicit = or_sequential(&device.disk.populate);
-    let speed = DiskSpeed {
-        bandwidth: BytesPerSecond(sequential.0.max(explicit.0)),
-        fault: or_sequential(&device.disk.fault),
-        explicit,
-        throttle: device.disk.limit.as_ref().map(|limit| limit.value),
-        latency: device.disk.latency.as_ref().map_or(Seconds(0.0), |latency| latency.value),
-    };
-    let read_ahead = read_ahead(device, chunk);
-    let capacity = chunks_in(cache, chunk);
-    let share = layout.chunks();
-    let policy = match device.memory.page_cache {
-        PageCachePolicy::PaperLinear => Policy::PaperLinear(PaperLinear::new(share, capacity)),
-        PageCachePolicy::TwoList => {
-            let two_list = TwoList::new(share, capacity).with_size(cache.0 >> 30);
-            Policy::TwoList(Box::new(two_list))
-        }
-    };
-    Storage::with_chunks(policy, read_ahead, speed, chunk)
-}
-
-/// How far reading by faults runs ahead of computing.
-///
-/// Threads that share a layer's rows fault at as many places at once, so that some compute while others wait, be
-/// the kernel's window ever so small. In the order of chunks that is a window which keeps the next chunk under
-/// way: four chunks, half of it behind the miss and a quarter ahead of the marker.
-fn read_ahead(device: &Device, chunk: Bytes) -> Bytes {
-    let window = device.disk.read_ahead.as_ref().map_or(USUAL_READ_AHEAD, |window| window.value);
-    if device.cpu.cores > 1 { window.max(chunk * 4) } else { window }
-}
-
-fn links(input: Input) -> ConstantLink {
-    let wire =
-        |link: &hearth_profiles::Link| Wire { latency: link.latency.value, bandwidth: link.bandwidth.value };
-    let table = &input.cluster.links;
-    let mut names: Vec<&str> = input.plan.devices.iter().map(|device| device.name.as_str()).collect();
-    // Devices without a part may be given one by a later plan.
-    names.extend(
-        input
-            .cluster
-            .members
-            .iter()
-            .map(|it| it.name.as_str())
-            .filter(|&it| input.plan.position(it).is_none()),
-    );
-    let mut links = ConstantLink::new(wire(table.usual()));
-    for (from, sender) in names.iter().enumerate() {
-        for (to, receiver) in names.iter().enumerate().filter(|&(to, _)| to != from) {
-            // Pairs that cannot reach each other have no wire of their own: `check` has seen that none is used.
-            if let Some(link) = table.between(sender, receiver) {
-                links = links.with(from, to, wire(link));
-            }
-        }
-    }
-    links
 }

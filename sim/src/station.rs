@@ -19,9 +19,8 @@ use hearth_schema::rates::Work;
 use hearth_schema::schedule::{Event as Incident, Part, Pass, Processor, Schedule, Step};
 use hearth_schema::trace::{Cost, Kind, Record, Resource};
 
-use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::{Rng, SeedableRng};
-
+use crate::acceptance;
+use crate::drafter::Drafter;
 use crate::engine::{Engine, Nanos, Timer};
 use crate::error::SimError;
 use crate::helper::Job;
@@ -68,7 +67,7 @@ enum Doing {
 pub enum Outgoing {
     /// Activations for another place in the ring.
     Send(usize, Message),
-    /// The token of a pass is out.
+    /// The tokens of a pass are out.
     Output(u32),
 }
 
@@ -110,6 +109,7 @@ pub struct Station<'a> {
     keeper: Keeper,
     /// Bytes read beside the page cache, and before it was replaced.
     read_before: Bytes,
+    drafter: Option<Drafter<'a>>,
 }
 
 /// What a station is made of.
@@ -125,6 +125,8 @@ pub struct Parts<'a> {
     pub kv_element: Bytes,
     /// The run's seed.
     pub seed: u64,
+    /// The draft model that it runs.
+    pub drafter: Option<Drafter<'a>>,
     /// Its reducer.
     pub schedule: Schedule,
     /// Where its layers lie.
@@ -159,6 +161,7 @@ impl<'a> Station<'a> {
             disk_set: None,
             keeper: parts.keeper,
             read_before: Bytes::ZERO,
+            drafter: parts.drafter,
         }
     }
 
@@ -284,6 +287,9 @@ impl<'a> Station<'a> {
 
     fn take(&mut self, step: Step, desk: &mut Desk) {
         match step {
+            // The cache's length goes back; nothing is moved.
+            Step::Rollback { .. } => {}
+            Step::Draft { pass } => self.draft(pass, desk),
             Step::Embed { pass } => {
                 let record = self.record(Kind::Embed, pass, 0, desk);
                 let segments = self.embedding_rows(pass);
@@ -313,12 +319,12 @@ impl<'a> Station<'a> {
             }
             Step::Output { pass, processor: Processor::Gpu } => {
                 let record = self.record(Kind::Output, pass, self.schedule.plan().rounds, desk);
-                let steps = self.output_on_gpu(&record);
+                let steps = self.output_on_gpu(&record, pass.outputs());
                 self.fixed(steps, Some(pass.index), desk);
             }
             Step::Output { pass, processor: Processor::Cpu } => {
                 let fixed = self.device.cpu.token_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
-                let (time, unit) = (self.work().output() + fixed, self.storage.chunk());
+                let (time, unit) = (self.work().outputs(pass.outputs()) + fixed, self.storage.chunk());
                 let segment = Segment { chunks: self.layout.output(), time, unit };
                 let round = self.schedule.plan().rounds;
                 let record = self.record(Kind::Output, pass, round, desk);
@@ -346,6 +352,23 @@ impl<'a> Station<'a> {
         }
     }
 
+    /// The draft model's turn, its weights at hand: on the CPU it shares the cores as any computation does.
+    fn draft(&mut self, pass: Pass, desk: &mut Desk) {
+        let Some(drafter) = &mut self.drafter else { return };
+        let (time, processor) = (drafter.time(pass), drafter.processor());
+        let record = self.record(Kind::Draft, pass, 0, desk);
+        match processor {
+            Processor::Cpu => {
+                let segment = Segment { chunks: 0..0, time, unit: self.storage.chunk() };
+                self.walk(record, [segment], desk);
+            }
+            Processor::Gpu => {
+                let time = time * (1.0 / self.gpu_speed);
+                self.fixed(vec![(Record { resource: Resource::Gpu, ..record }, time)], None, desk);
+            }
+        }
+    }
+
     fn job(&self, part: &Part, pass: Pass, round: u32) -> Job {
         let layers = match part {
             Part::Layers(layers) => Some([layers.start, layers.end]),
@@ -369,9 +392,7 @@ impl<'a> Station<'a> {
         let time = self.work().embed(1);
         let unit = self.keeper.row_unit(row_bytes, self.storage.chunk());
         let segment = |position: u32| {
-            let mut stream = ChaCha8Rng::seed_from_u64(self.seed);
-            stream.set_stream(EMBEDDING_ROWS | u64::from(position));
-            let share = (stream.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+            let share = acceptance::share(self.seed, EMBEDDING_ROWS, pass.sequence, position);
             let row = ((share * ((rows + 1) as f64).ln()).exp() as u64).saturating_sub(1).min(rows - 1);
             let chunks = self.layout.embedding_row(row, row_bytes, self.storage.chunk());
             Segment { chunks, time, unit }
@@ -403,19 +424,19 @@ impl<'a> Station<'a> {
         steps
     }
 
-    /// Upload of one position, the product with the output matrix, download of the logits, and what a token costs the
-    /// CPU all the same.
-    fn output_on_gpu(&self, output: &Record) -> Vec<(Record, Seconds)> {
+    /// Upload of some positions, their products with the output matrix, download of the logits, and what a token costs
+    /// the CPU all the same.
+    fn output_on_gpu(&self, output: &Record, positions: u32) -> Vec<(Record, Seconds)> {
         let Some(gpu) = &self.device.gpu else { return Vec::new() };
-        let time = Work::on_gpu(gpu, self.model, self.kv_element).output();
+        let time = Work::on_gpu(gpu, self.model, self.kv_element).outputs(positions) * (1.0 / self.gpu_speed);
         let on_gpu = Record { resource: Resource::Gpu, kind: Kind::Compute, ..output.clone() };
         let fixed = self.device.cpu.token_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
         let cost = Cost { cpu: fixed.to_nanos(), ..Cost::default() };
         let mut steps = vec![(on_gpu, time), (Record { cost: Some(cost), ..output.clone() }, fixed)];
         if !gpu.unified_memory {
             let copy = |bytes: Bytes| Record { kind: Kind::Copy, bytes: bytes.0, ..output.clone() };
-            let up = self.model.shape.activation_bytes();
-            let logits = Bytes(4 * u64::from(self.model.shape.vocabulary));
+            let up = self.model.shape.activation_bytes() * u64::from(positions);
+            let logits = Bytes(4 * u64::from(self.model.shape.vocabulary)) * u64::from(positions);
             steps.insert(0, (copy(up), gpu.upload.time(up)));
             steps.insert(2, (copy(logits), gpu.download.time(logits)));
         }

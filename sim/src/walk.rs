@@ -17,7 +17,7 @@ use crate::engine::Nanos;
 use crate::keeper::{Found, Keeper};
 use crate::page_cache::Chunk;
 use crate::resource::Flow;
-use crate::storage::{ASIDE, NO_ROOM_PAUSE, Storage, Touch};
+use crate::storage::{ASIDE, NO_ROOM_PAUSE, Storage, Touch, WAKE};
 
 /// Chunks and the time that a processor needs for all of them.
 #[derive(Debug, Clone)]
@@ -49,6 +49,8 @@ enum Waits {
     No,
     /// The first chunk of the first segment, or its pages read aside.
     Chunk,
+    /// Its chunk is there, or its pages aside: the processor.
+    Woken(Chunk),
     /// The helper.
     Helper,
 }
@@ -158,24 +160,33 @@ impl Walk {
         }
     }
 
-    /// Tries the failed touch again.
+    /// Goes on after a wait, or tries the failed touch again.
     pub fn retry(&mut self, now: Nanos, storage: &mut Storage, keeper: &mut Keeper) -> Next {
         let Some(segment) = self.segments.front() else { return Next::Done };
-        match storage.retry(now, segment.chunks.start, Flow::Fault) {
+        let first = segment.chunks.start;
+        if let Waits::Woken(chunk) = self.waits {
+            if chunk != ASIDE && !storage.resume(chunk) {
+                // Evicted before this thread came to it: it faults once more.
+                return self.advance(now, storage, keeper);
+            }
+            (self.waits, self.counted) = (Waits::No, false);
+            let toil = Seconds::from_nanos(self.fault_until.saturating_sub(now));
+            return self.compute(now, first..first + 1, self.each + toil);
+        }
+        match storage.retry(now, first, Flow::Fault) {
             Touch::Ready => self.advance(now, storage, keeper),
             touch => self.blocked(now, touch, storage),
         }
     }
 
-    /// A chunk has arrived. If it is the one that the walk waits for, it goes on with it.
+    /// A chunk has arrived. If it is the one that the walk waits for, the walk goes on when it has been woken.
     pub fn arrived(&mut self, now: Nanos, chunk: Chunk) -> Option<Next> {
         let first = self.segments.front()?.chunks.start;
         if self.waits != Waits::Chunk || (first != chunk && chunk != ASIDE) {
             return None;
         }
-        (self.waits, self.counted) = (Waits::No, false);
-        let toil = Seconds::from_nanos(self.fault_until.saturating_sub(now));
-        Some(self.compute(now, first..first + 1, self.each + toil))
+        self.waits = Waits::Woken(chunk);
+        Some(Next::Retry(now + WAKE))
     }
 
     /// A stretch is computed, or given up: what of its time was not work was waiting for a core. A slower clock has

@@ -136,6 +136,7 @@ impl Replay {
             self.in_flight.extend(reads);
             if let Some(at) = self.in_flight.iter().position(|&read| read == chunk) {
                 self.in_flight.drain(..=at).for_each(|read| self.cache.arrived(read));
+                self.cache.resume(chunk);
             }
         }
     }

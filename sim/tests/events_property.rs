@@ -7,27 +7,46 @@
 mod small_rings;
 
 use hearth_profiles::{Bytes, Fraction, Seconds};
+use hearth_profiles::{Sourced, model};
 use hearth_schema::cluster::Cluster;
+use hearth_schema::draft;
 use hearth_schema::events::{Event, Load, Return, Taken};
 use hearth_schema::happenings::Sort;
 use hearth_schema::metrics;
 use hearth_schema::plan::{Plan, Role};
 use hearth_schema::replan::{NoPlan, Replanner};
 use hearth_schema::residency::{Residency, ResidencyOptions};
+use hearth_schema::scenario::{ModelRef, Speculation};
 use hearth_schema::trace::{Counter, Kind, Outcome, Trace};
 use hearth_sim::{Input, Options, Surroundings, simulate_in};
 use proptest::prelude::*;
 
-use small_rings::{cluster, plan};
+use small_rings::{cluster, on_air, plan};
 
 /// Layers in turn, two by two; with no worker left the head takes all.
 #[derive(Debug)]
 struct TwoByTwo(ResidencyOptions);
 
+/// The plan of these windows for the cluster's workload.
+fn planned(cluster: &Cluster, windows: &[u32], residency: ResidencyOptions) -> Plan {
+    let sequences = cluster.workload.sequences;
+    Plan { sequences, draft: draft::planned(cluster), ..plan(&cluster.model, windows, residency) }
+}
+
+/// A small model that drafts so many tokens, of which half are accepted.
+fn with_drafts(cluster: &mut Cluster, tokens: u32) {
+    let draft = ModelRef { profile: Some("120m".into()), file: None };
+    let acceptance = Sourced::new(Fraction(0.5), "assumed: a test");
+    cluster.workload.speculation = Some(Speculation { draft, tokens, acceptance, processor: None });
+    let mut draft = model::shipped("120m").expect("shipped");
+    draft.shape.vocabulary = cluster.model.shape.vocabulary;
+    cluster.draft = Some(draft);
+}
+
 impl Replanner for TwoByTwo {
     fn replan(&self, there: &Cluster) -> Result<Plan, NoPlan> {
         let count = there.members.len();
-        let mut new = plan(&there.model, &vec![2; count], self.0);
+        let mut new = planned(there, &vec![2; count], self.0);
         for (place, device) in new.devices.iter_mut().enumerate() {
             device.name.clone_from(&there.members[(there.head + place) % count].name);
         }
@@ -71,10 +90,11 @@ const WINDOW: u64 = 64 << 20;
 const CHUNK: u64 = 2 << 20;
 
 /// The laws that hold whatever has happened.
-fn obeys_the_laws(trace: &Trace, generate: u32, managed: bool) -> Result<(), TestCaseError> {
-    let outputs = trace.records.iter().filter(|record| record.kind == Kind::Output).count() as u32;
+fn obeys_the_laws(trace: &Trace, tokens: u32, managed: bool) -> Result<(), TestCaseError> {
+    let outputs = trace.records.iter().filter(|record| record.kind == Kind::Output).count() as u64;
+    let accepted = trace.readings.iter().filter(|it| it.counter == Counter::Accepted).map(|it| it.value);
     if trace.outcome == Outcome::Ok {
-        prop_assert_eq!(outputs, generate, "every token comes out once");
+        prop_assert_eq!(outputs + accepted.sum::<u64>(), u64::from(tokens), "every token comes out once");
     } else if !trace.records.is_empty() {
         let why =
             trace.happenings.iter().filter(|it| matches!(it.sort, Sort::NotReplanned | Sort::OutOfMemory));
@@ -131,11 +151,19 @@ proptest! {
         replans: bool,
         warm: bool,
         generate in 1u32..8,
+        (sequences, micro_batch, drafts, air) in (1u32..4, 1u32..6, 0u32..4, any::<bool>()),
     ) {
         let memories: Vec<Bytes> = memory_mib.iter().map(|&mib| Bytes::mib(mib)).collect();
-        let cluster = cluster("1b", &memories, generate);
+        let mut cluster = cluster("1b", &memories, generate);
+        (cluster.workload.sequences, cluster.workload.micro_batch) = (sequences, micro_batch);
+        if air {
+            on_air(&mut cluster);
+        }
+        if drafts > 0 {
+            with_drafts(&mut cluster, drafts);
+        }
         let residency = ResidencyOptions::of(policy);
-        let mut plan = plan(&cluster.model, &windows, residency);
+        let mut plan = planned(&cluster, &windows, residency);
         for device in plan.devices.iter_mut().skip(1) {
             device.role = Role::Worker;
         }
@@ -148,7 +176,7 @@ proptest! {
             simulate_in(&input, &Surroundings { events: &events, replanner }).expect("a run that ends").trace
         };
         let trace = run();
-        obeys_the_laws(&trace, generate, policy == Residency::Managed)?;
+        obeys_the_laws(&trace, generate * sequences, policy == Residency::Managed)?;
         prop_assert_eq!(trace, run(), "the same once more");
     }
 }

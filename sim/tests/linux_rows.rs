@@ -12,7 +12,7 @@ use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 use hearth_sim::engine::{Engine, Nanos, Timer};
 use hearth_sim::page_cache::{Chunk, Fetch, Policy, TwoList};
 use hearth_sim::resource::{DiskSpeed, Flow};
-use hearth_sim::storage::{Storage, Touch};
+use hearth_sim::storage::{Storage, Touch, WAKE};
 
 const CHUNK: Bytes = Bytes(128 << 10);
 const CHUNKS_PER_MIB: u32 = 8;
@@ -44,20 +44,33 @@ struct Setup {
     release: bool,
     /// Spread evenly in pieces of 1 MiB, and neither read ahead nor released.
     kept_mib: u32,
+    /// Threads that sum one window together, each a contiguous part.
+    threads: u32,
 }
 
 #[derive(Debug, Clone, Copy)]
 enum Event {
     /// The other devices have done their part of the ring.
     OthersDone,
-    /// The reader has summed its chunk.
-    Summed,
-    /// The reader tries again to find room for what it needs.
-    ReaderRetries,
+    /// A reader has summed its chunk.
+    Summed(usize),
+    /// A reader tries again to find room for what it needs.
+    ReaderRetries(usize),
+    /// What a reader waited for has arrived, and it runs again.
+    Wakes(usize),
     /// The helper goes on.
     Helper,
     /// Something may have arrived.
     Disk,
+}
+
+/// A thread: its next chunk, the end of its part, whether it waits for the chunk.
+#[derive(Clone)]
+struct Reader {
+    at: Chunk,
+    end: Chunk,
+    waits: bool,
+    free_at: Nanos,
 }
 
 #[derive(Clone)]
@@ -66,11 +79,7 @@ struct World {
     engine: Engine<Event>,
     storage: Storage,
     disk_timer: Timer,
-    /// The reader: its next chunk, the end of its window, whether it waits for the chunk.
-    at: Chunk,
-    window_end: Chunk,
-    waits: bool,
-    free_at: Nanos,
+    readers: Vec<Reader>,
     round: u32,
     /// Windows the helper has been asked for, the first being worked on.
     asked: VecDeque<(Chunk, Chunk)>,
@@ -101,10 +110,7 @@ impl World {
             engine,
             storage: Storage::with_chunks(cache, READ_AHEAD, speed, CHUNK),
             disk_timer,
-            at: 0,
-            window_end: 0,
-            waits: false,
-            free_at: 0,
+            readers: Vec::new(),
             round: 0,
             asked: VecDeque::new(),
             helper_waits: None,
@@ -116,17 +122,21 @@ impl World {
         self.engine.after(self.setup.others / u64::from(self.setup.rounds), Event::OthersDone);
         while self.tokens.len() < tokens {
             match self.engine.next_event().expect("the reader never ends by itself") {
-                Event::OthersDone => {
-                    (self.at, self.window_end) = self.window(self.round);
-                    self.read();
+                Event::OthersDone => self.begin_window(),
+                Event::Summed(reader) => {
+                    self.readers[reader].at += 1;
+                    self.read(reader);
                 }
-                Event::Summed => {
-                    self.at += 1;
-                    self.read();
+                Event::ReaderRetries(reader) => {
+                    let touch = self.storage.retry(self.engine.now(), self.readers[reader].at, Flow::Fault);
+                    self.touched(reader, touch);
                 }
-                Event::ReaderRetries => {
-                    let touch = self.storage.retry(self.engine.now(), self.at, Flow::Fault);
-                    self.touched(touch);
+                Event::Wakes(reader) => {
+                    if self.storage.resume(self.readers[reader].at) {
+                        self.touched(reader, Touch::Ready);
+                    } else {
+                        self.read(reader);
+                    }
                 }
                 Event::Helper => self.help(),
                 Event::Disk => self.arrivals(),
@@ -153,30 +163,42 @@ impl World {
         self.storage.toil().to_nanos().max(1000)
     }
 
-    /// The reader touches its next chunk.
-    fn read(&mut self) {
-        if self.at == self.window_end {
-            return self.end_window();
+    fn begin_window(&mut self) {
+        let (start, end) = self.window(self.round);
+        let part = (end - start).div_ceil(self.setup.threads);
+        let reader = |at| Reader { at, end: (at + part).min(end), waits: false, free_at: 0 };
+        self.readers = (start..end).step_by(part as usize).map(reader).collect();
+        for reader in 0..self.readers.len() {
+            self.read(reader);
         }
-        let touch = self.storage.touch(self.engine.now(), self.at, Flow::Fault);
-        self.touched(touch);
     }
 
-    fn touched(&mut self, touch: Touch) {
+    /// A reader touches its next chunk.
+    fn read(&mut self, reader: usize) {
+        let Reader { at, end, .. } = self.readers[reader];
+        if at < end {
+            let touch = self.storage.touch(self.engine.now(), at, Flow::Fault);
+            return self.touched(reader, touch);
+        }
+        if self.readers.iter().all(|reader| reader.at == reader.end) {
+            self.end_window();
+        }
+    }
+
+    fn touched(&mut self, reader: usize, touch: Touch) {
+        let (now, toil) = (self.engine.now(), self.toil());
         match touch {
             Touch::Ready => {
-                let toil = self.toil();
-                self.engine.after(SUM_CHUNK + toil, Event::Summed);
+                let begins = (now + toil).max(self.readers[reader].free_at);
+                self.readers[reader].free_at = 0;
+                self.engine.at(begins + SUM_CHUNK, Event::Summed(reader));
             }
             Touch::Waits => {
-                self.waits = true;
+                self.readers[reader].waits = true;
                 // The kernel's work for this fault is done while the disk reads.
-                self.free_at = self.engine.now() + self.toil();
+                self.readers[reader].free_at = now + toil;
             }
-            Touch::NoRoom => {
-                let toil = self.toil();
-                self.engine.after(toil, Event::ReaderRetries);
-            }
+            Touch::NoRoom => self.engine.after(toil, Event::ReaderRetries(reader)),
         }
     }
 
@@ -248,9 +270,11 @@ impl World {
 
     fn arrivals(&mut self) {
         while let Some(chunk) = self.storage.arrived(self.engine.now()) {
-            if self.waits && chunk == self.at {
-                self.waits = false;
-                self.engine.at(self.free_at.max(self.engine.now()) + SUM_CHUNK, Event::Summed);
+            for (place, reader) in self.readers.iter_mut().enumerate() {
+                if reader.waits && chunk == reader.at {
+                    reader.waits = false;
+                    self.engine.after(WAKE, Event::Wakes(place));
+                }
             }
             if self.helper_waits == Some(chunk) {
                 self.helper_waits = None;
@@ -289,6 +313,7 @@ const BASE: Setup = Setup {
     prefetch: Prefetch::None,
     release: false,
     kept_mib: 0,
+    threads: 1,
 };
 
 const fn windowed(rounds: u32, prefetch: Prefetch) -> Setup {

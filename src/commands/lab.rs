@@ -14,9 +14,9 @@ use hearth_exec::ring::probe::{self, ProbeEffort};
 use hearth_profiles::{Bytes, Device, Document, Link};
 use hearth_reports::Report;
 use hearth_schema::metrics::{self, Metrics};
-use hearth_schema::scenario::{Limits, Links};
+use hearth_schema::scenario::{Limits, Links, Workload};
 use hearth_schema::schedule::MAX_PASS_TOKENS;
-use hearth_schema::{Cluster, LinkTable, Plan, Trace};
+use hearth_schema::{Cluster, LinkTable, Plan, Scenario, Trace};
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -88,17 +88,30 @@ pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
     result
 }
 
+/// What a lab leaves out of a scenario is told or refused.
+fn check(args: &LabArgs, scenario: &Scenario) -> Result<(), Failure> {
+    if !scenario.events.is_empty() {
+        tell!(
+            "warning: the lab does not make the scenario's events happen: neither its prediction nor its run has them"
+        );
+    }
+    let workload = &scenario.workload;
+    if *workload != Workload::plain(workload.prompt, workload.generate) {
+        let what = "the lab executes one sequence without a draft, its prompt in the largest batches";
+        return Err(Failure::unusable(what).at(args.scenario.display()).hint(
+            "leave `sequences`, `micro_batch` and `speculation` out of `workload`, or use `hearth simulate`",
+        ));
+    }
+    Ok(())
+}
+
 fn run_through(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
     let mut loaded = LoadedScenario::read(&args.scenario)?;
     loaded.keep_weights(&args.planning)?;
     if let Some(tokens) = args.tokens {
         loaded.generate(tokens)?;
     }
-    if !loaded.scenario.events.is_empty() {
-        tell!(
-            "warning: the lab does not make the scenario's events happen: neither its prediction nor its run has them"
-        );
-    }
+    check(args, &loaded.scenario)?;
     let model = args.model.clone().or_else(|| loaded.model_file()).ok_or_else(|| {
         Failure::unusable("the lab runs a real model, and the scenario names none")
             .at(args.scenario.display())
@@ -295,7 +308,7 @@ impl Lab {
         let (index, limits) = entry(loaded, name)?;
         self.copies.drop_cache()?;
         let trace = self.folder.join("measured.trace");
-        let workload = loaded.scenario.workload;
+        let workload = &loaded.scenario.workload;
         let mut arguments =
             strings(["execute", "--json", "--exit-with-stdin", "--ignore-end", "--mark-tokens"]);
         arguments.push(self.folder.join("plan.yaml").display().to_string());
@@ -381,7 +394,7 @@ fn measured_links(address: &str) -> Result<LinkTable, Failure> {
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
     let link = runtime.block_on(probe::link(&Tcp, address, ProbeEffort::quick()))?;
     let default = Link { latency: link.latency, bandwidth: link.bandwidth };
-    Ok(LinkTable::new(Links { default, between: Vec::new() }))
+    Ok(LinkTable::new(Links::constant(default)))
 }
 
 impl Errors {

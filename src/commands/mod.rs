@@ -9,6 +9,7 @@ mod profile;
 mod report;
 mod reproduce;
 pub mod simulate;
+mod sweep;
 mod synth;
 mod worker;
 
@@ -26,6 +27,7 @@ pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
     match cli.verb {
         Verb::Plan(args) => plan::run(&args, json),
         Verb::Simulate(args) => simulate::run(&args, json),
+        Verb::Sweep(args) => sweep::run(&args, json),
         Verb::Lint(args) => lint::run(&args, json),
         Verb::Execute(args) => execute::run(&args, json),
         Verb::Worker(args) => worker::run(&args),

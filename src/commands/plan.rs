@@ -85,6 +85,12 @@ pub fn make(
     options: &PlannerOptions,
     effort: Effort,
 ) -> Result<Plan, Failure> {
+    if options.best_head && cluster.draft.is_some() {
+        return Err(Failure::unusable(
+            "the head holds the draft model, so that the planner cannot choose the head",
+        )
+        .hint("leave `--best-head` out, and say `head: true` of a device"));
+    }
     let name = options.strategy.as_deref().unwrap_or(DEFAULT_STRATEGY);
     if name == refinement::NAME {
         return refinement::plan(loaded, cluster, options, effort);

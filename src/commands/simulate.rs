@@ -24,6 +24,9 @@ const FINE_BELOW: Bytes = Bytes::mib(4096);
 /// The unit in which read-ahead is advised.
 const FINE_CHUNK: Bytes = Bytes(128 << 10);
 
+/// More sequences than these are counted, not listed.
+const MOST_SEQUENCES: usize = 16;
+
 /// What `--json` gives.
 #[derive(Serialize)]
 pub struct Output {
@@ -95,7 +98,7 @@ pub fn simulate(cluster: &Cluster, plan: &Plan, scenario: &Scenario, warm: bool)
 }
 
 /// Runs a plan in the simulator, while these things happen.
-fn simulate_in(
+pub fn simulate_in(
     cluster: &Cluster,
     plan: &Plan,
     scenario: &Scenario,
@@ -143,6 +146,31 @@ pub fn table(metrics: &Metrics) -> String {
         terms.join(", "),
         metrics.terms_ms.hidden_disk
     );
+    for sequence in metrics.sequences.iter().take(MOST_SEQUENCES) {
+        let _ = writeln!(
+            text,
+            "  sequence {}: {} ms a token, {} tokens after the first, which came after {:.1} ms",
+            sequence.sequence,
+            number(sequence.tpot_ms),
+            sequence.tokens,
+            sequence.ttft_ms
+        );
+    }
+    if metrics.sequences.len() > MOST_SEQUENCES {
+        let _ = writeln!(text, "  and {} more sequences", metrics.sequences.len() - MOST_SEQUENCES);
+    }
+    if let Some(drafting) = &metrics.speculation {
+        let _ = writeln!(
+            text,
+            "  drafting: {:.2} tokens a step over {} steps, {:.0} % of the drafts looked at accepted; of a token, \
+             {:.2} ms drafting and {:.2} ms verifying",
+            drafting.tokens_per_step,
+            drafting.steps,
+            100.0 * drafting.acceptance,
+            drafting.draft_ms,
+            drafting.verify_ms
+        );
+    }
     let _ = writeln!(
         text,
         "  {:<14} {:>10} {:>12} {:>12} {:>14} {:>12} {:>9}",

@@ -86,6 +86,12 @@ links:
 #[test]
 fn mistakes_in_a_scenario_are_found_where_they_were_made() {
     let folder = tempfile::tempdir().expect("a temporary folder");
+    let with = |more: &str| SCENARIO.replace("generate: 4}", &format!("generate: 4, {more}}}"));
+    let drafting = |tokens, acceptance, draft| {
+        with(&format!(
+            "speculation: {{draft: {{profile: {draft}}}, tokens: {tokens}, acceptance: {{value: {acceptance}, source: t}}}}"
+        ))
+    };
     let cases = [
         ("unknown.yaml", SCENARIO.replace("seed: 1", "sede: 1"), "unknown field `sede`", ":3:1"),
         ("bare.yaml", SCENARIO.replace("value: 5 ms", "value: 5"), "with its unit", ":11:"),
@@ -104,6 +110,19 @@ fn mistakes_in_a_scenario_are_found_where_they_were_made() {
             "newer.yaml",
         ),
         ("nobody.yaml", SCENARIO.replace("profile: d3", "profile: d9"), "d9", ""),
+        ("none.yaml", with("sequences: 0"), "`workload.sequences` is 0", "none.yaml"),
+        ("many.yaml", with("sequences: 1000000000"), "it must be 1 to 1024", "many.yaml"),
+        ("batch.yaml", with("micro_batch: 0"), "`workload.micro_batch` is 0", "batch.yaml"),
+        (
+            "drafts.yaml",
+            drafting("0", "70 %", "llama-1b"),
+            "`workload.speculation.tokens` is 0",
+            "drafts.yaml",
+        ),
+        ("sure.yaml", drafting("5", "101 %", "llama-1b"), "a share is 0 % to 100 %", "sure.yaml"),
+        ("share.yaml", drafting("5", "0.7", "llama-1b"), "with its unit", ":6:"),
+        ("family.yaml", drafting("5", "70 %", "1b"), "a vocabulary of 32000", ""),
+        ("drafter.yaml", drafting("5", "70 %", "9b"), "no model `9b`", ""),
         ("long.yaml", SCENARIO.replace("context: 64", "context: 8"), "12 tokens", "long.yaml"),
     ];
     for (name, text, what, place) in cases {
@@ -120,6 +139,18 @@ fn a_plan_that_does_not_cover_the_model_is_refused() {
     let file = write(folder.path(), "plan.yaml", text);
     let text = error(&["execute", &file, "--model", &model("q4_k"), "--prompt", "And"], 2);
     assert!(text.contains("1 rounds cover 4 of the model's 8 layers"), "{text}");
+}
+
+#[test]
+fn a_plan_that_only_the_simulator_runs_is_refused() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let draft = "draft: {model: {name: n, shape_digest: 'shape:1', layers: 2}, processor: cpu}";
+    for (more, what) in [("sequences: 2", "several sequences at once"), (draft, "a draft model")] {
+        let text = plan("q4_k", &[8], &[], 64).replace("kv_cache: f32", &format!("kv_cache: f32\n{more}"));
+        let file = write(folder.path(), "plan.yaml", text);
+        let text = error(&["execute", &file, "--model", &model("q4_k"), "--prompt", "And"], 2);
+        assert!(text.contains(what) && text.contains("simulates and does not execute"), "{text}");
+    }
 }
 
 #[test]

@@ -39,7 +39,7 @@ fn steps(trace: &Trace, device: u16) -> Vec<Done> {
     steps
 }
 
-async fn executed(plan: Plan, model: &Arc<LocalModel>, network: &Memory, workload: Workload) -> Trace {
+async fn executed(plan: Plan, model: &Arc<LocalModel>, network: &Memory, workload: &Workload) -> Trace {
     let options = RingOptions { threads: 1, ..RingOptions::default() };
     let mut ring = Ring::connect(network, plan, model.clone(), options).await.expect("the ring comes up");
     let request = Request {
@@ -70,6 +70,7 @@ fn simulated(plan: &Plan, model: &LocalModel, workload: Workload) -> Trace {
         model: model.profile.clone(),
         context: plan.context,
         kv_cache: KvFormat::F32,
+        draft: None,
         workload,
         seed: 1,
     };
@@ -95,9 +96,11 @@ async fn the_same_plan_is_the_same_steps() {
         [(vec![8], 5), (vec![3, 3, 2], 5), (vec![2, 1, 1], 5), (vec![2, 2, 1], 5), (vec![1, 2], 1100)]
     {
         let plan = Plan::from_yaml(&plan("q8_0", &windows, &addresses, 1200)).expect("a plan");
-        let workload = Workload { prompt, generate: 3 };
-        let (real, model) =
-            (executed(plan.clone(), &local, &network, workload).await, simulated(&plan, &local, workload));
+        let workload = Workload::plain(prompt, 3);
+        let (real, model) = (
+            executed(plan.clone(), &local, &network, &workload).await,
+            simulated(&plan, &local, workload.clone()),
+        );
         assert_eq!(real.passes, model.passes);
         for place in 0..windows.len() as u16 {
             assert_eq!(steps(&real, place), steps(&model, place), "windows {windows:?}, device {place}");

@@ -18,4 +18,5 @@ mod residency;
 mod ring_key;
 mod rust_text;
 mod scenarios;
+mod sweep;
 mod tidy;

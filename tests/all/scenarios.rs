@@ -1,7 +1,7 @@
 //! Can every scenario of published devices be planned for and simulated?
 //!
-//! Those of `scenarios/home` and `scenarios/lab` measure this machine or need its limits; here are the ones whose
-//! devices are documents.
+//! Those of `scenarios/lab` and some of `scenarios/home` measure this machine or need its limits; here are the ones
+//! whose devices are documents.
 
 use std::path::Path;
 
@@ -33,4 +33,21 @@ fn every_scenario_of_the_paper_has_a_plan_that_uses_its_head() {
         let name = Path::new(&path).file_stem().expect("a file").to_string_lossy().into_owned();
         assert!(yaml.contains(&format!("name: {name}\n")), "{path} is named as its file");
     }
+}
+
+#[test]
+fn a_macs_stalls_make_tokens_late_and_no_finding() {
+    let mean = |name: &str| {
+        let path = root().join(format!("scenarios/home/{name}.yaml")).display().to_string();
+        let linted = run(&["lint", &path, "--json"]);
+        let text = String::from_utf8_lossy(&linted.stdout).into_owned();
+        assert!(linted.status.success() && !text.contains("-link"), "{name}: {text}");
+        let output = run(&["simulate", &path, "--json"]);
+        assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+        let metrics: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one JSON document");
+        metrics["tpot_ms"]["mean"].as_f64().expect("tokens")
+    };
+    // The same delays, so that the difference is the stalls'.
+    let (wifi, stalls) = (mean("llama-70b-on-wifi"), mean("llama-70b-on-wifi-stalls"));
+    assert!(stalls > wifi + 0.5 && stalls < wifi + 10.0, "{wifi} and {stalls} ms");
 }

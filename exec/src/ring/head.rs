@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use hearth_schema::plan::Plan;
 use hearth_schema::scenario::Workload;
-use hearth_schema::schedule::{Schedule, passes};
+use hearth_schema::schedule::{Generation, Pass, Schedule};
 use hearth_schema::trace::{Header, Origin, Outcome, Trace, TracedDevice};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
@@ -142,7 +142,7 @@ impl Ring {
         on_token: impl FnMut(u32) + Send + 'static,
     ) -> Result<Generated, RingError> {
         let Request { prompt, generate, sample, stop, scenario, seed } = request;
-        let workload = Workload { prompt: prompt.len() as u32, generate };
+        let workload = Workload::plain(prompt.len() as u32, generate);
         if prompt.is_empty()
             || generate == 0
             || prompt.len() as u64 + u64::from(generate) > u64::from(self.plan.context)
@@ -170,12 +170,12 @@ impl Ring {
             }
             node.reset(Some(sample));
             let started = wall_nanos();
-            let tokens = run(&mut node, &mut events, &inbox, &prompt, workload, &stop, deadline, on_token)?;
-            Ok::<_, RingError>((tokens, node.take_lines(), started))
+            let generation = Generation::new(&workload);
+            let done = run(&mut node, &mut events, &inbox, &prompt, generation, &stop, deadline, on_token)?;
+            Ok::<_, RingError>((done, node.take_lines(), started))
         });
-        let (tokens, lines, started) =
+        let ((tokens, passes), lines, started) =
             run.await.map_err(|error| strange("the head's node", &error.to_string()))??;
-        let passes = passes(Workload { generate: tokens.len() as u32, ..workload });
         let mut trace = Trace {
             header: self.header(scenario, seed),
             passes,
@@ -245,21 +245,22 @@ impl Drop for Ring {
     }
 }
 
-/// The head's part of a request, on its own thread.
+/// The head's part of a request, on its own thread. The tokens and the passes that gave them.
 #[allow(clippy::too_many_arguments)] // one call, and each argument is another thing
 fn run(
     node: &mut Node,
     events: &mut mpsc::UnboundedReceiver<NodeEvent>,
     inbox: &mpsc::UnboundedSender<NodeEvent>,
     prompt: &[u32],
-    workload: Workload,
+    mut generation: Generation,
     stop: &[u32],
     deadline: Duration,
     mut on_token: impl FnMut(u32),
-) -> Result<Vec<u32>, RingError> {
-    let mut tokens = Vec::new();
+) -> Result<(Vec<u32>, Vec<Pass>), RingError> {
+    let (mut tokens, mut passes) = (Vec::new(), Vec::new());
     let mut alarm = None;
-    for pass in passes(workload) {
+    while let Some(pass) = generation.begin() {
+        passes.push(pass);
         // One deadline for the prompt, whose passes follow each other through the ring, and one for each token.
         alarm.get_or_insert_with(|| Alarm::set(deadline, inbox.clone()));
         let input = match tokens.last() {
@@ -279,6 +280,7 @@ fn run(
         }
         if let Some(token) = sampled {
             alarm = None;
+            generation.output(pass.index, 0).map_err(|error| strange("the ring", &error.to_string()))?;
             tokens.push(token);
             on_token(token);
             if stop.contains(&token) {
@@ -286,7 +288,7 @@ fn run(
             }
         }
     }
-    Ok(tokens)
+    Ok((tokens, passes))
 }
 
 /// What an event makes of the head's node: perhaps a token.

@@ -84,6 +84,13 @@ impl LocalModel {
 
     /// Whether a plan was made for this model.
     pub fn check(&self, plan: &Plan) -> Result<(), RingError> {
+        if plan.sequences > 1 || plan.draft.is_some() {
+            let what = if plan.draft.is_some() { "a draft model" } else { "several sequences at once" };
+            return Err(RingError::Plan(format!(
+                "the plan is for {what}, which this build simulates and does not execute; plan for a workload without \
+                 `speculation` and with `sequences: 1`"
+            )));
+        }
         check_digests(plan, &self.profile.digest, &self.profile.shape_digest(), "this device")
     }
 

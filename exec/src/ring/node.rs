@@ -196,6 +196,10 @@ impl Node {
         let mut sampled = None;
         for step in steps {
             match step {
+                Step::Rollback { position, .. } => self.stage.truncate(position),
+                Step::Draft { .. } => {
+                    return Err(RingError::Plan("this build does not run draft models".into()));
+                }
                 Step::Embed { pass } => self.embed(pass, tokens)?,
                 Step::Compute { pass, round, layers, processor } => {
                     self.check_processor(processor)?;

@@ -180,7 +180,7 @@ pub async fn hop<N: Network>(network: &N, address: &str, effort: ProbeEffort) ->
         let mut times = Vec::with_capacity(effort.short);
         for index in 0..effort.short.max(1) as u32 {
             std::thread::sleep(PAUSE);
-            let pass = Pass { index, first_position: index, tokens: 1, output: true };
+            let pass = Pass::plain(index, index, 1, true);
             let frame = Frame { message: Message::activations(pass, 0), payload: vec![0; ACTIVATIONS] };
             let begun = wall_nanos();
             let back = to_far.send(frame).ok().and_then(|()| near_events.blocking_recv());

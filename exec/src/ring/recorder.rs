@@ -65,7 +65,7 @@ impl Recorder {
             Kind::Send => Resource::Tx,
             Kind::Receive => Resource::Rx,
             Kind::Prefetch => Resource::DiskPrefetch,
-            Kind::Embed | Kind::Compute | Kind::Output | Kind::Copy => Resource::Cpu,
+            Kind::Embed | Kind::Compute | Kind::Output | Kind::Copy | Kind::Draft => Resource::Cpu,
         };
         self.lines.records.push(Record {
             device: self.device,

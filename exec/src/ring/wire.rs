@@ -140,9 +140,9 @@ pub enum Message {
 }
 
 impl Message {
-    /// The header of a pass's activations.
+    /// The header of a pass's activations. Plans for several sequences or drafts are refused, so that neither is in it.
     pub fn activations(pass: Pass, round: u32) -> Message {
-        let Pass { index, first_position, tokens, output } = pass;
+        let Pass { index, first_position, tokens, output, .. } = pass;
         Message::Activations { pass: index, first_position, tokens, output, round }
     }
 }
@@ -289,7 +289,7 @@ mod tests {
     use super::*;
 
     fn sample() -> Frame {
-        let pass = Pass { index: 7, first_position: 40, tokens: 2, output: true };
+        let pass = Pass::plain(7, 40, 2, true);
         Frame { message: Message::activations(pass, 3), payload: vec![1, 2, 3, 4] }
     }
 

@@ -416,7 +416,7 @@ pub async fn receive_activations<S>(
                 let Message::Activations { pass, first_position, tokens, output, round } = message else {
                     break strange(&name, "it sent something else than activations");
                 };
-                let pass = Pass { index: pass, first_position, tokens, output };
+                let pass = Pass::plain(pass, first_position, tokens, output);
                 if inbox.send(NodeEvent::Arrived { from, pass, round, activations: payload, at }).is_err() {
                     return;
                 }

@@ -6,7 +6,7 @@ use hearth_profiles::model::DigestMatch;
 use hearth_profiles::{BytesPerSecond, Document, Seconds};
 use hearth_schema::plan::{Origin, Role};
 use hearth_schema::residency::ResidencyOptions;
-use hearth_schema::{Cluster, Plan};
+use hearth_schema::{Cluster, Plan, draft};
 
 use super::Finding;
 use super::devices::Part;
@@ -35,9 +35,16 @@ pub fn plan(
         return vec![Finding::error("plan-invalid", "plan", error.what(), fix)];
     }
     let mut found = origin(plan, scenario, cluster);
-    if found.iter().any(|finding| matches!(finding.code, "other-model" | "unknown-device")) {
+    if found.iter().any(|finding| matches!(finding.code, "other-model" | "unknown-device" | "other-draft")) {
         return found;
     }
+    let cluster = &match hosting(plan, cluster) {
+        Ok(cluster) => cluster,
+        Err(finding) => {
+            found.push(finding);
+            return found;
+        }
+    };
     let parts: Vec<Part> = plan
         .devices
         .iter()
@@ -55,6 +62,22 @@ pub fn plan(
     addresses(plan, &mut found);
     dropped(plan, cluster, slow_disk, &mut found);
     found
+}
+
+/// The cluster as the plan's draft leaves it.
+fn hosting(plan: &Plan, cluster: &Cluster) -> Result<Cluster, Finding> {
+    let mut left = cluster.clone();
+    left.draft = None;
+    let name = &plan.devices[0].name;
+    for member in left.members.iter_mut().filter(|member| member.name == *name) {
+        let Some(device) = draft::beside(plan, 0, cluster.draft.as_ref(), &member.device) else {
+            let what = format!("the GPU of `{name}` cannot hold the draft model with its cache and buffers");
+            let fix = "set `workload.speculation.processor: cpu`, or lower `context`";
+            return Err(Finding::error("draft-memory", "plan draft", what, fix));
+        };
+        member.device = device.into_owned();
+    }
+    Ok(left)
 }
 
 /// Whether the plan was made for this scenario.
@@ -75,6 +98,9 @@ fn origin(plan: &Plan, scenario: &Origin, cluster: &Cluster) -> Vec<Finding> {
             let place = format!("plan devices[{place}] `{}`", device.name);
             found.push(Finding::error("unknown-device", place, what, again));
         }
+    }
+    if let Err(error) = draft::check(plan, cluster) {
+        found.push(Finding::error("other-draft", "plan draft", error.to_string(), again));
     }
     if plan.scenario.digest != scenario.digest {
         let what = format!(

@@ -2,7 +2,9 @@
 //!
 //! Not here: what a scenario document refuses when it is read, and anything that depends on who gets which layers.
 
-use hearth_profiles::Seconds;
+use hearth_profiles::{Bytes, Seconds};
+use hearth_schema::cluster::Joined;
+use hearth_schema::scenario::DeviceEntry;
 use hearth_schema::{Cluster, Plan, Scenario};
 
 use super::Finding;
@@ -52,7 +54,8 @@ fn addresses(scenario: &Scenario, found: &mut Vec<Finding>) {
 /// each token that goes in or comes out.
 pub fn late(scenario: &Scenario, plan: &Plan) -> Vec<Finding> {
     let Some(predicted) = plan.predicted else { return Vec::new() };
-    let tokens = f64::from(scenario.workload.prompt) + f64::from(scenario.workload.generate);
+    let workload = &scenario.workload;
+    let tokens = (f64::from(workload.prompt) + f64::from(workload.generate)) * f64::from(workload.sequences);
     let end = predicted.tpot * tokens;
     let events = scenario.events.iter().enumerate();
     let late = events.filter_map(|(index, event)| Some((index, event.at.filter(|at| *at > end)?)));
@@ -69,13 +72,13 @@ pub fn late(scenario: &Scenario, plan: &Plan) -> Vec<Finding> {
 
 /// Events with a token that never comes.
 fn late_events(scenario: &Scenario, found: &mut Vec<Finding>) {
-    let generate = scenario.workload.generate;
+    let last = u64::from(scenario.workload.generate) * u64::from(scenario.workload.sequences);
     for (index, event) in scenario.events.iter().enumerate() {
-        if let Some(token) = event.token.filter(|token| *token >= generate) {
+        if let Some(token) = event.token.filter(|token| u64::from(*token) >= last) {
             found.push(Finding::warning(
                 "event-after-end",
                 format!("scenario events[{index}].token"),
-                format!("the run is over when token {generate} is out, and this waits for token {token}"),
+                format!("the run is over when token {last} is out, and this waits for token {token}"),
                 "move it, or generate more",
             ));
         }
@@ -123,9 +126,13 @@ fn links(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
     };
     let devices = scenario.devices.len();
     let pairs = devices * devices.saturating_sub(1) / 2;
-    if between.len() < pairs {
+    let channels = scenario.links.air.iter().flat_map(|air| air.channels.iter());
+    let stations: usize = channels.map(|channel| channel.stations.len()).sum();
+    // With air the default is that of wires: one device on a wire talks to stations only.
+    if between.len() < pairs && (stations == 0 || stations + 1 < devices) {
         slow("scenario links.default".to_owned(), scenario.links.default.time(activation));
     }
+    air(scenario, cluster, activation, &mut slow);
     for (index, named) in between.iter().enumerate() {
         if let Some(link) = &named.link {
             slow(format!("scenario links.between[{index}]"), link.time(activation));
@@ -139,6 +146,23 @@ fn links(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
         if between[..index].iter().any(|earlier| same(&earlier.devices)) {
             let what = format!("`{one}` and `{other}` have a link already, and that one counts");
             found.push(Finding::warning("link-twice", place, what, "remove one of the two"));
+        }
+    }
+}
+
+/// The slowest hop of each channel that a device sends over, to anybody.
+fn air(scenario: &Scenario, cluster: &Cluster, activation: Bytes, slow: &mut impl FnMut(String, Seconds)) {
+    for (index, channel) in scenario.links.air.iter().flat_map(|air| air.channels.iter().enumerate()) {
+        let hop = |station: &String, other: &DeviceEntry| match cluster.links.joined(station, &other.name) {
+            Some(Joined::Air(way)) if *station != other.name => Some(way.expected().time(activation)),
+            _ => None,
+        };
+        let hops = channel
+            .stations
+            .iter()
+            .flat_map(|station| scenario.devices.iter().filter_map(move |other| hop(station, other)));
+        if let Some(slowest) = hops.max_by(|one, other| one.0.total_cmp(&other.0)) {
+            slow(format!("scenario links.air.channels[{index}]"), slowest);
         }
     }
 }

@@ -25,7 +25,7 @@ use crate::format::Format;
 use crate::link::PeerLink;
 use crate::per_format::PerFormat;
 use crate::sourced::Sourced;
-use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
+use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond, Fraction, Seconds};
 
 /// The operating system, as far as it decides how memory is reclaimed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -59,6 +59,41 @@ pub enum PageCachePolicy {
     PaperLinear,
     /// Linux with active and inactive lists.
     TwoList,
+    /// Linux with generations (`CONFIG_LRU_GEN`).
+    #[serde(rename = "mglru")]
+    MgLru,
+    /// Any page as likely as any other.
+    Random,
+    /// macOS whose GPU is not used.
+    Macos,
+    /// macOS where Metal holds the weights.
+    MacosMetal,
+    /// Android: other applications are compressed, and the run may be killed.
+    Android,
+}
+
+/// Numbers of the policies that need some; those that are absent are assumed by the simulator.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Reclaim {
+    /// macOS and Android: what compressed memory takes of its size.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compressed: Option<Sourced<Fraction>>,
+    /// Android: how much of other applications is compressed for each page of files that is evicted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub swapped_per_eviction: Option<Sourced<Fraction>>,
+    /// Android: with a smaller page cache under pressure the run is killed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kill_below: Option<Sourced<Bytes>>,
+    /// macOS: what others leave to files, of the installed memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file_floor: Option<Sourced<Fraction>>,
+    /// Metal: after so long without use weights are unwired.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unwire_after: Option<Sourced<Seconds>>,
+    /// Metal: something uses the weights meanwhile, so that they stay wired.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub keep_alive: bool,
 }
 
 /// A copy that costs a fixed time and a time per byte.
@@ -163,6 +198,9 @@ pub struct Memory {
     pub swap_available: Option<Sourced<Bytes>>,
     /// How page cache is reclaimed.
     pub page_cache: PageCachePolicy,
+    /// The numbers of that, where they are known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reclaim: Option<Reclaim>,
 }
 
 impl Memory {
@@ -293,6 +331,15 @@ impl Document for Device {
         if self.memory.available.value > self.memory.total.value {
             let what = "`memory.available` is more than `memory.total`";
             return refuse("memory.available", what.into());
+        }
+        let reclaim = self.memory.reclaim.iter();
+        for (key, of_whole) in
+            reclaim.flat_map(|it| [("compressed", &it.compressed), ("file_floor", &it.file_floor)])
+        {
+            if of_whole.as_ref().is_some_and(|part| part.value.0 > 1.0) {
+                let what = format!("`memory.reclaim.{key}` is more than 100 %; it is a part of the whole");
+                return refuse(&format!("memory.reclaim.{key}"), what);
+            }
         }
         Ok(())
     }

@@ -61,6 +61,7 @@ pub fn memory() -> Memory {
             .then(|| Sourced::new(can_swap(), "read from /proc/meminfo: inactive anonymous pages")),
         swap_available: (!limited).then(|| Sourced::new(swap_available(), "read from /proc/meminfo")),
         page_cache: PageCachePolicy::TwoList,
+        reclaim: None,
     }
 }
 

@@ -1,7 +1,8 @@
 //! Which models are known without a file?
 //!
 //! The seven sizes of Table 4 of the prima.cpp paper, the sizes of Qwen 2.5, whose shapes QwQ and distilled models
-//! share, and the synthetic presets that `exec::synth` can write. The documents lie in `profiles/models/` and are part of the program.
+//! share, models that draft for some of them, and the synthetic presets that `exec::synth` can write. The documents lie
+//! in `profiles/models/` and are part of the program.
 
 use super::document::ModelDocument;
 use super::profile::ModelProfile;
@@ -18,6 +19,7 @@ shipped!(
     "tiny",
     "120m",
     "1b",
+    "llama-1b",
     "3b",
     "llama-8b",
     "llama-14b",
@@ -88,7 +90,7 @@ mod tests {
         assert!(
             error
                 .to_string()
-                .starts_with("no model `9b` is shipped: use one of tiny, 120m, 1b, 3b, llama-8b")
+                .starts_with("no model `9b` is shipped: use one of tiny, 120m, 1b, llama-1b, 3b, llama-8b")
         );
     }
 

@@ -83,11 +83,9 @@ pub fn trace(origin: Origin, tokens: u32) -> Trace {
     let mut run =
         Run { measured, records: Vec::new(), readings: Vec::new(), disk_free: [0; 3], read: [0; 3], turn: 0 };
     let passes: Vec<Pass> = (0..tokens)
-        .map(|index| Pass {
-            index,
-            first_position: if index == 0 { 0 } else { 15 + index },
-            tokens: if index == 0 { 16 } else { 1 },
-            output: true,
+        .map(|index| match index {
+            0 => Pass::plain(0, 0, 16, true),
+            _ => Pass::plain(index, 15 + index, 1, true),
         })
         .collect();
     let mut now = 0;

@@ -32,7 +32,7 @@ fn trace() -> Trace {
         kernel: None,
         unvalidated: None,
     };
-    let pass = |index, tokens| Pass { index, first_position: 0, tokens, output: true };
+    let pass = |index, tokens| Pass::plain(index, 0, tokens, true);
     let reading = |pass, value| Reading { device: 1, counter: Counter::BytesRead, pass, at: 0, value };
     Trace {
         header: Header {
@@ -126,4 +126,47 @@ fn steps_that_overlap_are_no_reason_to_panic() {
     trace.records.insert(9, with_cpu(record(1, Kind::Compute, 1, 0, [5140, 5149]), 9));
     let hidden = compute(&trace).devices[1].hidden_disk_ms;
     assert!((0.0..=20.0).contains(&hidden));
+}
+
+#[test]
+fn tokens_of_one_pass_share_its_time() {
+    let mut trace = trace();
+    trace.passes[1].tokens = 4;
+    trace.passes[1].drafted = 3;
+    trace.records.insert(2, with_cpu(record(0, Kind::Draft, 1, 0, [100, 101]), 1));
+    let accepted = |value| Reading { device: 0, counter: Counter::Accepted, pass: 1, at: 0, value };
+    trace.readings.push(accepted(2));
+    let metrics = compute(&trace);
+    // Two drafts and a token of the large model in 70 ms, of which one is drafting.
+    let (tpot, drafting) = (metrics.tpot_ms.unwrap(), metrics.speculation.unwrap());
+    assert!((tpot.mean - 70.0 / 3.0).abs() < 1e-9 && (tpot.p95 - 70.0 / 3.0).abs() < 1e-9);
+    assert_eq!((drafting.steps, drafting.drafted, drafting.accepted), (1, 3, 2));
+    assert!((drafting.tokens_per_step - 3.0).abs() < 1e-9);
+    // The third was looked at and rejected.
+    assert!((drafting.acceptance - 2.0 / 3.0).abs() < 1e-9);
+    assert!((drafting.draft_ms - 1.0 / 3.0).abs() < 1e-9);
+    assert!((drafting.draft_ms + drafting.verify_ms - tpot.mean).abs() < 1e-9);
+    assert!((metrics.terms_ms.sum() - tpot.mean).abs() < 1e-9);
+    assert!((metrics.terms_ms.cpu - 53.0 / 3.0).abs() < 1e-9, "drafting is computing");
+    // Nobody accepts more than there was.
+    trace.readings.pop();
+    trace.readings.push(accepted(u64::MAX));
+    assert_eq!(compute(&trace).speculation.unwrap().accepted, 3);
+}
+
+#[test]
+fn each_sequence_has_its_own_times() {
+    let mut trace = trace();
+    // A second sequence with one token of the prompt and one after it, at 130 and 190 ms.
+    let second = |index, first_position| Pass { sequence: 1, ..Pass::plain(index, first_position, 1, true) };
+    trace.passes.extend([second(2, 0), second(3, 1)]);
+    trace.records.push(with_cpu(record(0, Kind::Output, 2, 1, [125, 130]), 5));
+    trace.records.push(with_cpu(record(0, Kind::Output, 3, 1, [185, 190]), 5));
+    let metrics = compute(&trace);
+    let own: Vec<_> = metrics.sequences.iter().map(|one| (one.sequence, one.ttft_ms, one.tpot_ms)).collect();
+    assert_eq!(own, [(0, 100.0, Some(70.0)), (1, 130.0, Some(60.0))]);
+    assert_eq!((metrics.ttft_ms, metrics.tpot_ms.map(|tpot| tpot.mean)), (Some(115.0), Some(65.0)));
+    // Three tokens after the very first, in 90 ms.
+    assert!((metrics.tokens_per_s.unwrap() - 3.0 / 0.09).abs() < 1e-9);
+    assert!((metrics.terms_ms.sum() - 65.0).abs() < 1e-9);
 }

@@ -32,6 +32,9 @@ impl Schedule {
         if !same_model || (new.context, new.kv_cache) != (old.context, old.kv_cache) {
             return refuse("it is for another model, context or key-value format".into());
         }
+        if (new.sequences, new.draft.is_some()) != (old.sequences, old.draft.is_some()) {
+            return refuse("it is for other sequences, or only one of the two has a draft model".into());
+        }
         if first_pass < self.first_pass {
             return refuse(format!("it is for pass {first_pass}, and a newer one is at work"));
         }
@@ -49,7 +52,7 @@ mod tests {
     use std::sync::Arc;
 
     fn pass(index: u32) -> Pass {
-        Pass { index, first_position: index, tokens: 1, output: true }
+        Pass::plain(index, index, 1, true)
     }
 
     #[test]
@@ -70,17 +73,19 @@ mod tests {
     fn a_plan_that_cannot_follow_changes_nothing() {
         let old = Arc::new(plan(8, &[2, 2, 4], false));
         let mut last = Schedule::new(old.clone(), 2);
-        let (mut other_model, mut other_head, mut broken) =
-            (plan(8, &[2, 2, 4], false), plan(8, &[2, 2, 4], false), plan(8, &[2, 2, 4], false));
+        let [mut other_model, mut other_head, mut broken, mut several] =
+            [(); 4].map(|()| plan(8, &[2, 2, 4], false));
         other_model.model.shape_digest = "shape:1".into();
         other_head.devices[0].name = "somebody".into();
         broken.rounds = 3;
+        several.sequences = 2;
         let before = last.clone();
         for (plan, complaint) in [
             (plan(8, &[5, 3], false), "no part"),
             (other_model, "another model"),
             (other_head, "the tokens are elsewhere"),
             (broken, "rounds"),
+            (several, "other sequences"),
         ] {
             let refused = last.react(&Event::Replanned { plan: Arc::new(plan), first_pass: 1 });
             let text = refused.expect_err("cannot follow").to_string();

@@ -3,9 +3,9 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::plan::{Origin, PlannedDevice, PlannedModel, PlannerRecord};
+use crate::plan::{Origin, PlannedDevice, PlannedDraft, PlannedModel, PlannerRecord};
 use crate::residency::{Residency, ResidencyOptions};
-use crate::scenario::KvFormat;
+use crate::scenario::{KvFormat, Workload};
 use hearth_profiles::Document;
 
 /// A valid plan of these windows, without prefetch unless asked for.
@@ -32,6 +32,8 @@ pub(crate) fn plan(layers: u32, windows: &[u32], prefetch: bool) -> Plan {
         context: 1024,
         kv_cache: KvFormat::F16,
         output: Processor::Cpu,
+        sequences: 1,
+        draft: None,
         devices: windows.iter().enumerate().map(device).collect(),
         dropped: vec![],
         predicted: None,
@@ -59,7 +61,7 @@ pub(crate) fn run(plan: &Plan, pass: Pass) -> Vec<(usize, Step)> {
     done
 }
 
-const DECODE: Pass = Pass { index: 3, first_position: 9, tokens: 1, output: true };
+const DECODE: Pass = Pass::plain(3, 9, 1, true);
 
 #[test]
 fn figure_one_visits_six_devices_three_times() {
@@ -120,7 +122,7 @@ fn steps_of(plan: &Plan, device: usize) -> Vec<Step> {
     run(plan, DECODE).into_iter().filter(|(at, _)| *at == device).map(|(_, step)| step).collect()
 }
 
-/// One letter a step: Embed, Compute, Output, Send, Prefetch, Release.
+/// One letter a step: Draft, Embed, Compute, Output, Send, Prefetch, Release.
 fn letters(steps: &[Step]) -> String {
     steps.iter().map(|step| format!("{step:?}").remove(0)).collect()
 }
@@ -211,9 +213,75 @@ fn a_message_out_of_turn_is_refused_and_changes_nothing() {
     assert_eq!(worker, before);
 }
 
+/// A ring with a draft model and caches for two sequences.
+fn drafting() -> Plan {
+    let model = PlannedModel { name: "n".into(), digest: None, shape_digest: "shape:1".into(), layers: 2 };
+    let draft = Some(PlannedDraft { model, processor: Processor::Cpu });
+    Plan { draft, sequences: 2, ..plan(8, &[4, 4], false) }
+}
+
+#[test]
+fn a_head_drafts_before_a_pass_and_reads_the_prompt_behind_it() {
+    let plan = drafting();
+    assert_eq!(letters(&run_steps(&plan, 0, Pass::plain(0, 0, 8, true))), "ECSDO");
+    assert_eq!(letters(&run_steps(&plan, 0, Pass { drafted: 3, ..Pass::plain(0, 8, 4, true) })), "DECSO");
+    // A token without drafts is the last one.
+    assert_eq!(letters(&run_steps(&plan, 0, Pass::plain(0, 8, 1, true))), "ECSO");
+    assert_eq!(letters(&run_steps(&plan, 1, Pass { drafted: 3, ..Pass::plain(0, 8, 4, true) })), "CS");
+}
+
+fn run_steps(plan: &Plan, device: usize, pass: Pass) -> Vec<Step> {
+    run(plan, pass).into_iter().filter(|(at, _)| *at == device).map(|(_, step)| step).collect()
+}
+
+#[test]
+fn rejected_drafts_are_forgotten_on_every_device() {
+    let plan = Arc::new(drafting());
+    let verify = |index, first_position| Pass { drafted: 3, ..Pass::plain(index, first_position, 4, true) };
+    for device in [0, 1] {
+        let mut schedule = Schedule::new(plan.clone(), device);
+        let event = |pass| if device == 0 { Event::Begin(pass) } else { Event::Arrived { pass, round: 0 } };
+        schedule.react(&event(Pass::plain(0, 0, 8, true))).expect("the prompt");
+        // All stand, two of three are rejected, all stand.
+        for (index, first, rolled) in [(1, 8, None), (2, 12, None), (3, 14, Some(14)), (4, 18, None)] {
+            let steps = schedule.react(&event(verify(index, first))).expect("in order");
+            let found = steps.iter().find_map(|step| match step {
+                Step::Rollback { sequence: 0, position } => Some(*position),
+                _ => None,
+            });
+            assert_eq!(found, rolled, "device {device}, pass {index}");
+        }
+        let before = schedule.clone();
+        let gap = schedule.react(&event(verify(5, 30)));
+        assert!(matches!(gap, Err(ScheduleError::Gap { first: 30, held: 22, .. })), "{gap:?}");
+        // Another sequence has positions of its own, and there is no third.
+        let refused = schedule.react(&event(Pass { sequence: 2, ..verify(5, 22) }));
+        assert!(matches!(refused, Err(ScheduleError::UnknownSequence { sequence: 2, sequences: 2, .. })));
+        assert_eq!(schedule, before);
+        schedule.react(&event(Pass { sequence: 1, ..verify(5, 30) })).expect("a sequence first seen here");
+    }
+}
+
+#[test]
+fn drafts_that_nothing_can_come_of_are_refused() {
+    let with = |drafted, pass| Pass { drafted, ..pass };
+    let (plain, drafts) = (Arc::new(plan(8, &[4, 4], false)), Arc::new(drafting()));
+    for (plan, pass) in [
+        (&plain, with(1, Pass::plain(0, 0, 2, true))),
+        (&drafts, with(2, Pass::plain(0, 0, 2, true))),
+        (&drafts, with(u32::MAX, Pass::plain(0, 0, 2, true))),
+        (&drafts, with(1, Pass::plain(0, 0, 2, false))),
+    ] {
+        let mut head = Schedule::new(plan.clone(), 0);
+        let refused = head.react(&Event::Begin(pass));
+        assert!(matches!(refused, Err(ScheduleError::BadDrafts { .. })), "{pass:?}: {refused:?}");
+        assert_eq!(head, Schedule::new(plan.clone(), 0));
+    }
+}
+
 #[test]
 fn a_workload_is_a_prompt_and_then_single_tokens() {
-    let made = passes(Workload { prompt: 600, generate: 3 });
+    let made = passes(&Workload::plain(600, 3));
     let shape: Vec<_> = made.iter().map(|pass| (pass.first_position, pass.tokens, pass.output)).collect();
     assert_eq!(shape, [(0, 512, false), (512, 88, true), (600, 1, true), (601, 1, true)]);
 }
@@ -246,7 +314,7 @@ proptest! {
     ) {
         let mut schedule = Schedule::new(Arc::new(plan(9, &[2, 0, 1], true)), device);
         for (begin, index, round, tokens, first_position) in events {
-            let pass = Pass { index, first_position, tokens: tokens % 600, output: true };
+            let pass = Pass::plain(index, first_position, tokens % 600, true);
             let event = if begin { Event::Begin(pass) } else { Event::Arrived { pass, round } };
             let _ = schedule.react(&event);
         }

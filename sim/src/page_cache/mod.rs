@@ -12,18 +12,34 @@
 //! |---|---|---|
 //! | [`PaperLinear`] | reload = need - capacity | prima.cpp paper, appendix A.3 |
 //! | [`TwoList`] | classic Linux in a memory cgroup | mm/vmscan.c, mm/workingset.c; measured |
+//! | [`MgLru`] | Linux with generations | mm/vmscan.c; unvalidated |
+//! | [`Random`] | any chunk alike | no kernel |
+//! | [`Macos`], [`MacosMetal`] | queues, and a wired set | xnu; prima.cpp paper, Eq. 16; unvalidated |
+//! | [`Android`] | classic Linux, with room that others make | lmkd, zram; unvalidated |
+//!
+//! Which device has which: [`of_device`].
 //!
 //! Not here: how a miss becomes reads. [`Readahead`] does that, the same for every policy.
 
+mod android;
+mod listed;
 mod lists;
+mod macos;
+mod mglru;
+pub mod of_device;
 mod paper_linear;
+mod random;
 mod readahead;
 mod two_list;
 
 #[cfg(test)]
 mod paper_figures;
 
+pub use android::{Android, Others};
+pub use macos::{Macos, MacosMetal};
+pub use mglru::MgLru;
 pub use paper_linear::PaperLinear;
+pub use random::Random;
 pub use readahead::Readahead;
 pub use two_list::TwoList;
 
@@ -84,8 +100,14 @@ pub struct Counters {
 
 /// A policy that decides what stays in memory.
 pub trait PageCache {
-    /// The reader touches a chunk. If it is not there the reader waits, and its touch counts at the arrival.
+    /// The reader touches a chunk. If it is not there the reader waits, and its touch counts when it
+    /// [resumes](PageCache::resume).
     fn access(&mut self, chunk: Chunk) -> Access;
+    /// The reader that waited for a chunk runs again and maps it. False if it was evicted between its arrival and
+    /// now: then the reader faults once more.
+    fn resume(&mut self, chunk: Chunk) -> bool {
+        self.holds(chunk)
+    }
     /// The same by `MADV_POPULATE_READ`.
     fn populate(&mut self, chunk: Chunk) -> Access {
         self.access(chunk)
@@ -112,6 +134,13 @@ pub trait PageCache {
         self.release(chunk);
     }
 
+    /// Nothing has been used for so long that the system takes back what it had kept for this process.
+    fn idled(&mut self) {}
+    /// Whether the run has not been killed for want of memory.
+    fn survives(&self) -> bool {
+        true
+    }
+
     /// Others take or return memory: the number of chunks that fit from now on.
     fn set_capacity(&mut self, chunks: u32);
     /// Chunks that fit.
@@ -133,6 +162,16 @@ pub enum Policy {
     PaperLinear(PaperLinear),
     /// See [`TwoList`].
     TwoList(Box<TwoList>),
+    /// See [`MgLru`].
+    MgLru(Box<MgLru>),
+    /// See [`Random`].
+    Random(Box<Random>),
+    /// See [`Macos`].
+    Macos(Box<Macos>),
+    /// See [`MacosMetal`].
+    MacosMetal(Box<MacosMetal>),
+    /// See [`Android`].
+    Android(Box<Android>),
 }
 
 impl Policy {
@@ -141,6 +180,11 @@ impl Policy {
         match self {
             Policy::PaperLinear(policy) => policy,
             Policy::TwoList(policy) => policy.as_mut(),
+            Policy::MgLru(policy) => policy.as_mut(),
+            Policy::Random(policy) => policy.as_mut(),
+            Policy::Macos(policy) => policy.as_mut(),
+            Policy::MacosMetal(policy) => policy.as_mut(),
+            Policy::Android(policy) => policy.as_mut(),
         }
     }
 
@@ -149,6 +193,11 @@ impl Policy {
         match self {
             Policy::PaperLinear(policy) => policy,
             Policy::TwoList(policy) => policy.as_ref(),
+            Policy::MgLru(policy) => policy.as_ref(),
+            Policy::Random(policy) => policy.as_ref(),
+            Policy::Macos(policy) => policy.as_ref(),
+            Policy::MacosMetal(policy) => policy.as_ref(),
+            Policy::Android(policy) => policy.as_ref(),
         }
     }
 }
@@ -166,6 +215,7 @@ pub(crate) mod tests {
         Arrive,
         Release(Chunk),
         Capacity(u32),
+        Idle,
     }
 
     /// The law every policy obeys under any order of operations.
@@ -197,6 +247,7 @@ pub(crate) mod tests {
                     assert!(!cache.holds(chunk), "{op:?}");
                 }
                 Op::Capacity(chunks) => cache.set_capacity(chunks),
+                Op::Idle => cache.idled(),
             }
             // What is being read cannot be taken back when the capacity shrinks; but nothing is added.
             let bound = if matches!(op, Op::Capacity(_)) { in_flight.len() as u32 } else { before };
@@ -218,6 +269,7 @@ pub(crate) mod tests {
             6 => Just(Op::Arrive),
             1 => (0..SHARE).prop_map(Op::Release),
             1 => (0..SHARE).prop_map(Op::Capacity),
+            1 => Just(Op::Idle),
         ];
         prop::collection::vec(op, 0..200)
     }
@@ -232,6 +284,28 @@ pub(crate) mod tests {
         fn two_list_obeys_the_law(ops in ops(), capacity in 1..SHARE) {
             obeys_the_law(&mut TwoList::new(SHARE, capacity), &ops);
         }
+
+        #[test]
+        fn mglru_obeys_the_law(ops in ops(), capacity in 1..SHARE) {
+            obeys_the_law(&mut MgLru::new(SHARE, capacity), &ops);
+        }
+
+        #[test]
+        fn random_obeys_the_law(ops in ops(), capacity in 1..SHARE, seed: u64) {
+            obeys_the_law(&mut Random::new(SHARE, capacity, seed, 0), &ops);
+        }
+
+        #[test]
+        fn macos_obeys_the_law(ops in ops(), capacity in 1..SHARE, floor in 0..SHARE) {
+            obeys_the_law(&mut Macos::new(SHARE, capacity, floor), &ops);
+            obeys_the_law(&mut MacosMetal::new(SHARE, capacity, floor), &ops);
+        }
+
+        #[test]
+        fn android_obeys_the_law(ops in ops(), capacity in 1..SHARE, swappable in 0..SHARE, rate in 0u32..3000) {
+            let others = Others { swappable, swapped_per_eviction: rate, compressed: 333, kill_below: 4 };
+            obeys_the_law(&mut Android::new(TwoList::new(SHARE, capacity), others), &ops);
+        }
     }
 
     /// Reads a share round and round, one chunk after another, and returns the fetches of the last round.
@@ -243,6 +317,7 @@ pub(crate) mod tests {
                 if cache.access(chunk) == Access::Absent {
                     assert_eq!(cache.prefetch_now(chunk), Fetch::Started);
                     cache.arrived(chunk);
+                    assert!(cache.resume(chunk));
                 }
             }
         }
@@ -253,7 +328,11 @@ pub(crate) mod tests {
     fn a_share_that_fits_is_read_once() {
         for cache in [
             &mut PaperLinear::new(100, 100) as &mut dyn PageCache,
-            &mut TwoList::new(100, 100) as &mut dyn PageCache,
+            &mut TwoList::new(100, 100),
+            &mut MgLru::new(100, 100),
+            &mut Random::new(100, 100, 1, 0),
+            &mut Macos::new(100, 100, 15),
+            &mut MacosMetal::new(100, 100, 50),
         ] {
             assert_eq!(cyclic(cache, 3), 0);
             assert_eq!(cache.counters().fetched, 100);

@@ -33,6 +33,7 @@ impl<C: PageCache> Device<C> {
             if self.cache.access(layer - 1) == Access::Absent {
                 self.faults.push(layer);
                 self.prefetch([layer]);
+                assert!(self.cache.resume(layer - 1), "nothing else happens meanwhile");
             }
         }
     }

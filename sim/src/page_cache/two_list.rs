@@ -20,8 +20,13 @@
 //!   than the active list (and swappable anonymous memory, where there is swap), it becomes active at once.
 //! - **Balance.** The active list shrinks from its tail when it is longer than the inactive one (below 1 GiB;
 //!   above, than sqrt(10 x GiB) times the inactive one), or after activations by refault.
+//! - **Between arrival and use.** A page that has arrived is neither young nor referenced until the thread that
+//!   waited for it runs and maps it. A helper that has filled memory with pages in flight takes whatever arrives,
+//!   and now and then such a page. The reader's own read of it queues behind all that is in flight, and what
+//!   arrives meanwhile is evicted unused: one lost page costs a share.
 //!
-//! Deviation: a look at a chunk stands for looks at all its pages. Not here: anonymous pages and swap, dirty
+//! Deviation: the statistics by which reclaim balances the lists are the present ones, not those of up to two seconds
+//! ago, see `docs/decisions/0011-the-two-list-policy-replays-it.md`. A look at a chunk stands for looks at all its pages. Not here: anonymous pages and swap, dirty
 //! pages, several mappings of one page, global reclaim by kswapd.
 
 use super::lists::{Links, List};
@@ -65,8 +70,6 @@ struct Page {
     young: bool,
     /// A look found it young.
     referenced: bool,
-    /// A reader waits for it.
-    awaited: bool,
     /// Somebody populates, and waits for it.
     populated: bool,
     /// Being read: cannot be evicted.
@@ -292,7 +295,6 @@ impl PageCache for TwoList {
             self.counters.hits += 1;
             return Access::Hit;
         }
-        page.awaited = true;
         self.counters.misses += 1;
         if page.locked { Access::InFlight } else { Access::Absent }
     }
@@ -335,10 +337,17 @@ impl PageCache for TwoList {
     fn arrived(&mut self, chunk: Chunk) {
         let page = &mut self.chunks[chunk as usize];
         page.locked = false;
-        page.young |= std::mem::take(&mut page.awaited);
         if std::mem::take(&mut page.populated) {
+            page.young = true;
             self.mark_accessed(chunk);
         }
+    }
+
+    fn resume(&mut self, chunk: Chunk) -> bool {
+        let page = &mut self.chunks[chunk as usize];
+        let held = page.place != Place::Absent && !page.locked;
+        page.young |= held;
+        held
     }
 
     fn release(&mut self, chunk: Chunk) {
@@ -399,6 +408,7 @@ mod tests {
         if cache.access(chunk) == Access::Absent {
             assert_eq!(cache.prefetch(chunk), Fetch::Started);
             cache.arrived(chunk);
+            assert!(cache.resume(chunk));
         }
     }
 

@@ -14,4 +14,4 @@ mod throttle;
 
 pub use cpu::Cpu;
 pub use disk::{Disk, DiskSpeed, Flow};
-pub use link::{ConstantLink, Link};
+pub use link::{AirLink, ConstantLink, Link};

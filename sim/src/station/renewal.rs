@@ -6,13 +6,15 @@
 //! Deviation: a new part in GPU memory is read from disk and then copied, not both at once.
 
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
-use hearth_schema::schedule::Schedule;
+use hearth_schema::schedule::{Processor, Schedule};
 use hearth_schema::trace::{Kind, Record, Resource};
 
 use super::{Desk, Doing, Parts, Station};
 use crate::conditions::Conditions;
+use crate::page_cache::of_device::Placed;
 use crate::resource::Cpu;
 use crate::run::Event;
+use crate::walk::Walk;
 
 /// The pass of what is done for no pass: loading weights for a new plan.
 const NO_PASS: u32 = u32::MAX;
@@ -26,6 +28,11 @@ impl<'a> Station<'a> {
     /// The reducer, to hear of a new plan.
     pub fn schedule(&mut self) -> &mut Schedule {
         &mut self.schedule
+    }
+
+    /// Whether its GPU holds the output matrix.
+    pub fn gpu_output(&self) -> bool {
+        self.schedule.device() == 0 && self.schedule.plan().output == Processor::Gpu
     }
 
     /// The layers that its GPU holds.
@@ -49,7 +56,9 @@ impl<'a> Station<'a> {
             desk.engine.set(self.cpu_timer, at, Event::Processor(self.place));
         }
         self.storage.set_disk_left(now, conditions.disk);
-        self.storage.set_room(room);
+        let (device, place, seed) = (self.device, self.place, self.seed);
+        let (share, chunk) = (self.layout.chunks(), self.storage.chunk());
+        self.storage.set_room(Placed { device, place, seed, room, share, chunk }.chunks_at_first());
         self.disk_set = None;
         self.watch_disk(desk);
     }
@@ -58,14 +67,18 @@ impl<'a> Station<'a> {
     pub fn stop(&mut self, desk: &mut Desk) {
         let now = desk.engine.now();
         self.keeper.flush(now, desk.records);
-        if let Doing::Walking(mut walk) = std::mem::replace(&mut self.doing, Doing::Nothing) {
-            if self.cpu.next_end().is_some() {
-                let stretched = self.cpu.stretched(now, 0);
-                walk.computed(now, stretched);
+        match std::mem::replace(&mut self.doing, Doing::Nothing) {
+            Doing::Walking(walk) => self.give_up(*walk, desk),
+            Doing::Fixed { output: Some(pass) } => {
+                let own = |record: &&mut Record| {
+                    (record.kind, record.pass, record.device) == (Kind::Output, pass, self.place as u16)
+                };
+                // No token has come of it, even if it is over in this instant.
+                if let Some(output) = desk.records.iter_mut().rev().find(own) {
+                    output.kind = Kind::Compute;
+                }
             }
-            // No token has come of it.
-            let kind = if walk.record.kind == Kind::Output { Kind::Compute } else { walk.record.kind };
-            desk.records.push(Record { end: now, kind, ..walk.record });
+            Doing::Fixed { output: None } | Doing::Nothing => {}
         }
         self.cpu = Cpu::new(f64::from(self.device.cpu.cores));
         self.steps.clear();
@@ -75,21 +88,37 @@ impl<'a> Station<'a> {
         self.watch_disk(desk);
     }
 
+    fn give_up(&mut self, mut walk: Walk, desk: &mut Desk) {
+        let now = desk.engine.now();
+        if self.cpu.next_end().is_some() {
+            let stretched = self.cpu.stretched(now, 0);
+            walk.computed(now, stretched);
+        }
+        // No token has come of it.
+        let kind = if walk.record.kind == Kind::Output { Kind::Compute } else { walk.record.kind };
+        desk.records.push(Record { end: now, kind, ..walk.record });
+    }
+
     /// Takes up a part of another plan, after [`Station::stop`]. The page cache stays as it is, unless the new part
     /// follows it in other units.
     pub fn take_up(&mut self, parts: Parts<'a>) {
         (self.schedule, self.layout, self.keeper) = (parts.schedule, parts.layout, parts.keeper);
+        self.drafter = parts.drafter;
         if self.storage.chunk() != parts.storage.chunk() {
             self.read_before += self.storage.delivered();
             self.storage = parts.storage;
         }
     }
 
-    /// Loads layers into the GPU's memory, which keeps the thread of control busy.
-    pub fn load(&mut self, layers: &[u32], desk: &mut Desk) {
+    /// Loads layers into the GPU's memory, and the output matrix if so, which keeps the thread of control busy.
+    pub fn load(&mut self, layers: &[u32], output: bool, desk: &mut Desk) {
         let Some(gpu) = &self.device.gpu else { return };
-        let (Some(&first), Some(&last)) = (layers.first(), layers.last()) else { return };
-        let bytes: Bytes = layers.iter().map(|&layer| self.model.layer_bytes(layer)).sum();
+        let span = layers.first().zip(layers.last()).map(|(&first, &last)| [first, last + 1]);
+        if span.is_none() && !output {
+            return;
+        }
+        let matrix = if output { self.model.output_bytes() } else { Bytes::ZERO };
+        let bytes = matrix + layers.iter().map(|&layer| self.model.layer_bytes(layer)).sum::<Bytes>();
         let disk = &self.device.disk;
         let rate = disk.populate.as_ref().unwrap_or(&disk.sequential).value;
         let rate = disk.limit.as_ref().map_or(rate, |limit| BytesPerSecond(rate.0.min(limit.value.0)));
@@ -101,7 +130,7 @@ impl<'a> Station<'a> {
             kind: Kind::Prefetch,
             pass: NO_PASS,
             round: 0,
-            layers: Some([first, last + 1]),
+            layers: span,
             start: now,
             end: now,
             bytes: bytes.0,

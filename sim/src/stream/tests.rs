@@ -28,7 +28,7 @@ fn stream(memory: Bytes) -> Stream {
 }
 
 fn job(pass: u32) -> Job {
-    let pass = Pass { index: pass, first_position: pass, tokens: 1, output: true };
+    let pass = Pass::plain(pass, pass, 1, true);
     Job { chunks: 0..SHARE, pass, round: 0, layers: None }
 }
 

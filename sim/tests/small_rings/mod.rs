@@ -4,6 +4,7 @@
 
 use hearth_profiles::model::{ModelProfile, shipped};
 use hearth_profiles::{Bytes, BytesPerSecond, Device, Document, Link, Seconds, Sourced};
+use hearth_schema::Scenario;
 use hearth_schema::cluster::{Cluster, LinkTable, Member};
 use hearth_schema::metrics::{self, Metrics};
 use hearth_schema::plan::{Origin, Plan, PlannedDevice, PlannedModel, PlannerRecord, Role};
@@ -63,11 +64,12 @@ pub fn cluster(model: &str, memories: &[Bytes], generate: u32) -> Cluster {
             })
             .collect(),
         head: 0,
-        links: LinkTable::new(Links { default: link, between: vec![] }),
+        links: LinkTable::new(Links::constant(link)),
         model: shipped(model).expect("a shipped model"),
         context: 512,
         kv_cache: KvFormat::F16,
-        workload: Workload { prompt: 4, generate },
+        draft: None,
+        workload: Workload::plain(4, generate),
         seed: 7,
     }
 }
@@ -89,6 +91,8 @@ pub fn plan(model: &ModelProfile, windows: &[u32], residency: ResidencyOptions) 
         context: 512,
         kv_cache: KvFormat::F16,
         output: Processor::Cpu,
+        sequences: 1,
+        draft: None,
         devices: windows
             .iter()
             .enumerate()
@@ -108,8 +112,32 @@ pub fn plan(model: &ModelProfile, windows: &[u32], residency: ResidencyOptions) 
     }
 }
 
+/// Puts all devices on one Wi-Fi channel.
+#[allow(dead_code, reason = "most of the tests that share this have wires")]
+pub fn on_air(cluster: &mut Cluster) {
+    let names: Vec<&str> = cluster.members.iter().map(|member| member.name.as_str()).collect();
+    let entries: Vec<String> = names.iter().map(|name| format!("{{name: {name}, profile: d1}}")).collect();
+    let text = format!(
+        "schema: scenario/1
+name: t
+seed: 1
+model: {{profile: llama-8b}}
+context: 64
+workload: {{prompt: 8, generate: 4}}
+devices: [{}]
+links:
+  default: {{latency: {{value: 0.2 ms, source: t}}, bandwidth: {{value: 1 Gbit/s, source: t}}}}
+  air: {{channels: [{{name: w, bandwidth: {{value: 800 Mbit/s, source: t}}, stations: [{}]}}]}}
+",
+        entries.join(", "),
+        names.join(", ")
+    );
+    let scenario = Scenario::from_yaml(&text).expect("a sound scenario");
+    cluster.links = LinkTable::new(scenario.links);
+}
+
 /// A run's numbers.
-#[allow(dead_code, reason = "not every test that includes this asks for them")]
+#[allow(dead_code, reason = "one of the tests that share this looks at traces")]
 pub fn run(cluster: &Cluster, plan: &Plan) -> Metrics {
     let options = Options::default();
     let trace = simulate(&Input { cluster, plan, options: &options }).expect("a plan that can be run");

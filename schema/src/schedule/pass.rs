@@ -1,0 +1,53 @@
+//! What goes around the ring at once?
+//!
+//! Some consecutive tokens of one sequence. A prompt enters in batches; a generated token enters alone, or, with a
+//! draft model, in front of the tokens drafted to follow it.
+//!
+//! Not here: which pass comes when ([`super::Generation`]).
+
+use serde::{Deserialize, Serialize};
+
+/// The largest batch that enters the ring at once, in tokens. Longer prompts take several passes.
+pub const MAX_PASS_TOKENS: u32 = 512;
+
+/// Some tokens of one sequence on their way through all layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pass {
+    /// Counts the passes of a run, from 0.
+    pub index: u32,
+    /// Position of the first token in its sequence.
+    pub first_position: u32,
+    /// Tokens in the batch, at least 1.
+    pub tokens: u32,
+    /// Whether a token is sampled from the last position's output.
+    pub output: bool,
+    /// Which of the sequences under way it belongs to, from 0.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub sequence: u32,
+    /// How many of its tokens, the last ones, a draft model made up; each of them wants an output too.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub drafted: u32,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
+fn is_zero(value: &u32) -> bool {
+    *value == 0
+}
+
+impl Pass {
+    /// Tokens of the only sequence, none of them drafted.
+    pub const fn plain(index: u32, first_position: u32, tokens: u32, output: bool) -> Self {
+        Self { index, first_position, tokens, output, sequence: 0, drafted: 0 }
+    }
+
+    /// Positions whose outputs are wanted: the last one's, and with drafted tokens those that each of them answers.
+    pub fn outputs(&self) -> u32 {
+        if self.output { self.drafted.saturating_add(1) } else { 0 }
+    }
+
+    /// The position after its last token, if that can be said.
+    pub fn end(&self) -> Option<u32> {
+        self.first_position.checked_add(self.tokens)
+    }
+}

@@ -1,0 +1,65 @@
+//! Is a workload that nothing could run refused, with what is wrong and where?
+
+use hearth_profiles::Document;
+use hearth_schema::Scenario;
+use hearth_schema::scenario::Workload;
+
+fn scenario(context: u32, workload: &str, more: &str) -> Result<Scenario, String> {
+    let yaml = format!(
+        "schema: scenario/1\nname: test\nseed: 1\nmodel: {{profile: llama-8b}}\ncontext: {context}\n\
+         workload: {{prompt: 8, generate: 4, {workload}}}\ndevices:\n  - {{name: a, profile: d3}}\nlinks:\n  default:\n    \
+         latency: {{value: 5 ms, source: test}}\n    bandwidth: {{value: 400 Mbit/s, source: test}}\n{more}"
+    );
+    Scenario::from_yaml(&yaml).map_err(|error| error.to_string())
+}
+
+fn drafting(tokens: &str, acceptance: &str) -> String {
+    format!(
+        "speculation: {{draft: {{profile: llama-1b}}, tokens: {tokens}, acceptance: {{value: {acceptance}, source: t}}}}"
+    )
+}
+
+#[test]
+fn what_is_not_said_is_as_it_was() {
+    let plain = scenario(64, "", "").expect("valid");
+    assert_eq!(plain.workload, Workload::plain(8, 4));
+    let yaml = plain.to_yaml();
+    assert!(!yaml.contains("sequences") && !yaml.contains("micro_batch") && !yaml.contains("speculation"));
+    let said =
+        scenario(64, &format!("sequences: 2, micro_batch: 4, {}", drafting("5", "70 %")), "").expect("valid");
+    assert_eq!((said.workload.sequences, said.workload.micro_batch, said.workload.drafts()), (2, 4, 5));
+    assert_eq!(Scenario::from_yaml(&said.to_yaml()).expect("reads back"), said);
+}
+
+#[test]
+fn hostile_values_are_refused() {
+    let most = u32::MAX.to_string();
+    let cases = [
+        (64, "sequences: 0".to_owned(), "`workload.sequences` is 0"),
+        (64, "sequences: 1000000000".into(), "1 to 1024"),
+        (64, format!("sequences: {most}"), "1 to 1024"),
+        (64, "sequences: -1".into(), "u32"),
+        (u32::MAX, "sequences: 2".into(), "more than 4294967295 positions"),
+        (64, "micro_batch: 0".into(), "1 to 512"),
+        (64, "micro_batch: 513".into(), "1 to 512"),
+        (64, drafting("0", "70 %"), "1 to 511"),
+        (64, drafting("512", "70 %"), "1 to 511"),
+        (64, drafting(&most, "70 %"), "1 to 511"),
+        (64, drafting("5", "100.1 %"), "0 % to 100 %"),
+        (64, drafting("5", "-1 %"), "not below zero"),
+        (64, drafting("5", ".nan"), "acceptance"),
+        (64, drafting("5", "1e400 %"), "not"),
+        (
+            64,
+            drafting("5", "70 %").replace("profile: llama-1b", ""),
+            "`workload.speculation.draft` needs one of",
+        ),
+        (64, drafting("5", "70 %").replace("tokens: 5", "tokens: 5, temperature: 1"), "unknown field"),
+    ];
+    for (context, workload, what) in cases {
+        let refused = scenario(context, &workload, "").expect_err(&workload);
+        assert!(refused.contains(what), "{workload}: {refused}");
+    }
+    let best_head = scenario(64, &drafting("5", "70 %"), "planner: {best_head: true}").expect_err("no head");
+    assert!(best_head.contains("best_head"), "{best_head}");
+}

@@ -1,0 +1,107 @@
+//! Which two small models can any discrete-event simulator run, event for event?
+//!
+//! [`hold`] is the kernel alone: so many events are pending, the next one is taken and one is put a random delay
+//! ahead. [`tandem`] is a closed ring of single servers with queues, in which jobs go from one server to the next;
+//! every service takes a random time. Delays are whole numbers from a generator of a few lines, so that another
+//! simulator in another language has the same events at the same times: `sim/benches/simpy_twin.py` has.
+//!
+//! Not here: how long they take.
+
+use std::collections::VecDeque;
+
+use hearth_sim::engine::{Engine, Nanos};
+
+/// What a run came to: equal numbers mean equal events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ended {
+    /// Events of the model: delays that are over, or services.
+    pub events: u64,
+    /// The time of the last one.
+    pub clock: Nanos,
+    /// Time that jobs waited in queues, summed; nothing for [`hold`].
+    pub waited: Nanos,
+}
+
+/// Marsaglia's xorshift with 13, 7 and 17 ("Xorshift RNGs", 2003); its high bits are the delays.
+#[derive(Debug, Clone, Copy)]
+struct Delays(u64);
+
+/// An odd number near the golden ratio of 2^64: streams that begin at its multiples have nothing in common.
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
+impl Delays {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 >> 44
+    }
+}
+
+/// The size of a simulator's event: an enum with two small numbers.
+#[derive(Debug, Clone, Copy)]
+enum Event {
+    Step { device: u32, step: u32 },
+}
+
+/// The hold model.
+pub fn hold(pending: u64, events: u64) -> Ended {
+    let mut engine = Engine::new();
+    let mut delays = Delays(GOLDEN);
+    for step in 0..pending {
+        engine.at(delays.next(), Event::Step { device: 0, step: step as u32 });
+    }
+    for _ in 0..events {
+        let Some(Event::Step { device, step }) = engine.next_event() else { break };
+        engine.after(delays.next(), Event::Step { device, step: step.wrapping_add(1) });
+    }
+    Ended { events, clock: engine.now(), waited: 0 }
+}
+
+/// A job on its way through the ring.
+#[derive(Debug, Clone, Copy)]
+struct Job {
+    delays: Delays,
+    arrived: Nanos,
+    waited: Nanos,
+}
+
+/// Jobs in a closed ring of servers until so many services are done. Job j begins at server j modulo servers.
+pub fn tandem(servers: u32, jobs: u32, services: u64) -> Ended {
+    let mut engine = Engine::new();
+    let start = |job: u32| Delays(GOLDEN.wrapping_mul(u64::from(job) + 1));
+    let mut all: Vec<Job> = (0..jobs).map(|job| Job { delays: start(job), arrived: 0, waited: 0 }).collect();
+    let mut queues: Vec<VecDeque<u32>> = vec![VecDeque::new(); servers as usize];
+    for job in 0..jobs {
+        let server = job % servers;
+        queues[server as usize].push_back(job);
+        if queues[server as usize].len() == 1 {
+            serve(&mut engine, &mut all, server, job);
+        }
+    }
+    let (mut done, mut waited) = (0, 0);
+    while done < services {
+        let Some(Event::Step { device: server, step: job }) = engine.next_event() else { break };
+        done += 1;
+        waited += all[job as usize].waited;
+        queues[server as usize].pop_front();
+        if let Some(&next) = queues[server as usize].front() {
+            serve(&mut engine, &mut all, server, next);
+        }
+        let next = (server + 1) % servers;
+        all[job as usize].arrived = engine.now();
+        queues[next as usize].push_back(job);
+        if queues[next as usize].len() == 1 {
+            serve(&mut engine, &mut all, next, job);
+        }
+    }
+    Ended { events: done, clock: engine.now(), waited }
+}
+
+/// A server takes up a job.
+fn serve(engine: &mut Engine<Event>, jobs: &mut [Job], server: u32, job: u32) {
+    let own = &mut jobs[job as usize];
+    own.waited = engine.now() - own.arrived;
+    let delay = own.delays.next();
+    engine.after(delay, Event::Step { device: server, step: job });
+}

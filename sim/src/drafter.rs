@@ -1,0 +1,108 @@
+//! How long does the draft model take?
+//!
+//! It reads what it has not seen of the sequence as one batch, and then makes one token after another, each a pass
+//! through all its layers and its output matrix. After a step whose drafts were all accepted it has not seen the last
+//! of them, so that the next step begins with two tokens; what was rejected it forgets. All its weights are at hand:
+//! each pass costs what [`Work`] says, the fixed cost of a window and, on a GPU with memory of its own, the way up for
+//! a token's number and down for its logits.
+//!
+//! Deviation: the fixed cost of a token on the head (`cpu.token_overhead`) is charged for tokens of the large model
+//! only. It holds whatever else a ring costs.
+//!
+//! Not here: the memory it takes (`hearth_schema::draft`).
+
+use std::collections::BTreeMap;
+
+use hearth_profiles::device::Device;
+use hearth_profiles::model::ModelProfile;
+use hearth_profiles::{Bytes, Seconds};
+use hearth_schema::rates::Work;
+use hearth_schema::schedule::{Pass, Processor};
+
+/// Bytes of a token's number and of one logit.
+const NUMBER: Bytes = Bytes(4);
+
+/// A draft model at work.
+#[derive(Debug, Clone)]
+pub struct Drafter<'a> {
+    device: &'a Device,
+    model: &'a ModelProfile,
+    kv_element: Bytes,
+    processor: Processor,
+    /// Positions of each sequence whose keys and values it holds.
+    seen: BTreeMap<u32, u32>,
+}
+
+impl<'a> Drafter<'a> {
+    /// One that has seen nothing.
+    pub fn new(device: &'a Device, model: &'a ModelProfile, kv_element: Bytes, processor: Processor) -> Self {
+        Self { device, model, kv_element, processor, seen: BTreeMap::new() }
+    }
+
+    /// Where it runs.
+    pub fn processor(&self) -> Processor {
+        self.processor
+    }
+
+    /// The time of the drafts of a pass, or of reading the pass where it has none.
+    pub fn time(&mut self, pass: Pass) -> Seconds {
+        let Pass { sequence, first_position, tokens, drafted, .. } = pass;
+        let seen = self.seen.get(&sequence).copied().unwrap_or(0).min(first_position);
+        self.seen.insert(sequence, first_position + tokens - u32::from(drafted > 0));
+        if drafted == 0 {
+            return self.pass(seen, first_position + tokens - seen, false);
+        }
+        let first = self.pass(seen, first_position + 1 - seen, true);
+        (1..drafted).fold(first, |time, ahead| time + self.pass(first_position + ahead, 1, true))
+    }
+
+    fn pass(&self, first_position: u32, tokens: u32, output: bool) -> Seconds {
+        let pass = Pass::plain(0, first_position, tokens, output);
+        let gpu = self.device.gpu.as_ref().filter(|_| self.processor == Processor::Gpu);
+        let (work, fixed, copies) = if let Some(gpu) = gpu {
+            let numbers = gpu.upload.time(NUMBER * u64::from(tokens));
+            let logits = NUMBER * u64::from(self.model.shape.vocabulary) * u64::from(pass.outputs());
+            let copies = if gpu.unified_memory { Seconds(0.0) } else { numbers + gpu.download.time(logits) };
+            (Work::on_gpu(gpu, self.model, self.kv_element), &gpu.window_overhead, copies)
+        } else {
+            let cpu = &self.device.cpu;
+            (Work::on_cpu(cpu, self.model, self.kv_element), &cpu.window_overhead, Seconds(0.0))
+        };
+        let layers: Seconds = (0..self.model.layers.len() as u32).map(|layer| work.layer(layer, pass)).sum();
+        let fixed = fixed.as_ref().map_or(Seconds(0.0), |cost| cost.value);
+        work.embed(tokens) + layers + work.outputs(pass.outputs()) + fixed + copies
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_profiles::device::shipped;
+    use hearth_profiles::model;
+
+    use super::*;
+
+    /// What one token at a position takes, with its output.
+    fn one(drafter: &Drafter, position: u32) -> f64 {
+        drafter.pass(position, 1, true).0
+    }
+
+    #[test]
+    fn drafts_follow_one_another_and_rejected_ones_are_made_again() {
+        let (device, model) = (shipped("d3").expect("shipped"), model::shipped("1b").expect("shipped"));
+        let mut drafter = Drafter::new(&device, &model, Bytes(2), Processor::Cpu);
+        let step = |first, drafted| Pass { drafted, ..Pass::plain(0, first, drafted + 1, true) };
+        let prompt = drafter.time(Pass::plain(0, 0, 8, true)).0;
+        assert!((prompt - drafter.pass(0, 8, false).0).abs() < 1e-15);
+        // The token at 8 and the drafts at 9 and 10; the one at 11 comes out and is not read.
+        let expected: f64 = (8..11).map(|position| one(&drafter, position)).sum();
+        assert!((drafter.time(step(8, 3)).0 - expected).abs() < 1e-15);
+        // The draft at 9 stood: the corrected token is at 10, and only it is new.
+        assert!((drafter.time(step(10, 1)).0 - one(&drafter, 10)).abs() < 1e-15);
+        // That draft stood as well: the one at 11 has not been read either.
+        let both = drafter.pass(11, 2, true).0;
+        assert!((drafter.time(step(12, 1)).0 - both).abs() < 1e-15);
+        // Another sequence begins anew.
+        let other = Pass { sequence: 1, ..Pass::plain(0, 0, 8, true) };
+        assert!((drafter.time(other).0 - prompt).abs() < 1e-15);
+    }
+}

@@ -1,0 +1,173 @@
+//! How much do idle applications give a run on Android, and when does it not survive?
+//!
+//! Classic Linux ([`TwoList`]) with a capacity that grows under pressure: for every chunk of file pages that is
+//! evicted, so much anonymous memory of other applications is compressed into zram (vm.swappiness), as long as there
+//! is any. A chunk compressed to a part `p` of itself leaves 1 - p. The low memory killer ends the run if there is
+//! pressure, nothing is left to compress, and the page cache is below its threshold (lmkd, `ro.lmk.*`; formerly
+//! drivers/staging/android/lowmemorykiller.c, `minfree`).
+//!
+//! No machine here checks it. Not here: applications that are killed to make room, pages that come back from zram.
+
+use super::{Access, Chunk, Counters, Fetch, PageCache, TwoList};
+
+/// A thousandth.
+const MILLE: u64 = 1000;
+
+/// What other applications can give, and what the killer wants.
+#[derive(Debug, Clone, Copy)]
+pub struct Others {
+    /// Chunks of anonymous memory that can be compressed.
+    pub swappable: u32,
+    /// Thousandths of a chunk compressed for each chunk evicted.
+    pub swapped_per_eviction: u32,
+    /// Thousandths of itself that a chunk takes when compressed.
+    pub compressed: u32,
+    /// With a smaller page cache under pressure the run is killed.
+    pub kill_below: u32,
+}
+
+/// The page cache of an Android device.
+#[derive(Debug, Clone)]
+pub struct Android {
+    lists: TwoList,
+    /// Chunks that fit while others have compressed nothing.
+    base: u32,
+    others: Others,
+    killed: bool,
+}
+
+impl Android {
+    /// Nothing of a share is in memory yet, and others have compressed nothing.
+    pub fn new(lists: TwoList, others: Others) -> Self {
+        Self { base: lists.capacity(), lists, others, killed: false }
+    }
+
+    /// Thousandths of chunks that others have compressed.
+    fn swapped(&self) -> u64 {
+        let pressed = self.lists.counters().evicted - self.given_up();
+        let most = u64::from(self.others.swappable) * MILLE;
+        (pressed * u64::from(self.others.swapped_per_eviction)).min(most)
+    }
+
+    /// Chunks that left by request, not under pressure.
+    fn given_up(&self) -> u64 {
+        let counted = self.lists.counters();
+        counted.released + counted.discarded
+    }
+
+    fn follow(&mut self) {
+        let left = MILLE.saturating_sub(u64::from(self.others.compressed));
+        let gain = self.swapped() * left / MILLE / MILLE;
+        let capacity = u64::from(self.base) + gain;
+        self.lists.set_capacity(capacity.min(u64::from(u32::MAX)) as u32);
+    }
+}
+
+impl PageCache for Android {
+    fn access(&mut self, chunk: Chunk) -> Access {
+        self.lists.access(chunk)
+    }
+
+    fn resume(&mut self, chunk: Chunk) -> bool {
+        self.lists.resume(chunk)
+    }
+
+    fn populate(&mut self, chunk: Chunk) -> Access {
+        self.lists.populate(chunk)
+    }
+
+    fn prefetch(&mut self, chunk: Chunk) -> Fetch {
+        let evicted = self.lists.counters().evicted;
+        let fetch = self.lists.prefetch(chunk);
+        if self.lists.counters().evicted > evicted {
+            let exhausted = self.swapped() == u64::from(self.others.swappable) * MILLE;
+            self.killed |= exhausted && self.lists.capacity() < self.others.kill_below;
+            self.follow();
+        }
+        fetch
+    }
+
+    fn arrived(&mut self, chunk: Chunk) {
+        self.lists.arrived(chunk);
+    }
+
+    fn release(&mut self, chunk: Chunk) {
+        self.lists.release(chunk);
+    }
+
+    fn discard(&mut self, chunk: Chunk) {
+        self.lists.discard(chunk);
+    }
+
+    fn set_capacity(&mut self, chunks: u32) {
+        self.base = chunks;
+        self.follow();
+    }
+
+    fn capacity(&self) -> u32 {
+        self.lists.capacity()
+    }
+
+    fn resident(&self) -> u32 {
+        self.lists.resident()
+    }
+
+    fn share(&self) -> u32 {
+        self.lists.share()
+    }
+
+    fn holds(&self, chunk: Chunk) -> bool {
+        self.lists.holds(chunk)
+    }
+
+    fn counters(&self) -> Counters {
+        self.lists.counters()
+    }
+
+    fn survives(&self) -> bool {
+        !self.killed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::cyclic;
+    use super::*;
+
+    fn others(swappable: u32, kill_below: u32) -> Others {
+        Others { swappable, swapped_per_eviction: 1000, compressed: 333, kill_below }
+    }
+
+    #[test]
+    fn what_others_compress_makes_room() {
+        // 100 chunks, room for 80. Thirty compressed chunks leave 30 x 0.667 = 20: then everything fits.
+        let mut cache = Android::new(TwoList::new(100, 80), others(30, 0));
+        cyclic(&mut cache, 1);
+        // In the first round e evictions make 100 = 80 + 0.667 e + e, so e = 12 and twelve chunks gave 8.
+        assert_eq!((cache.counters().evicted, cache.capacity()), (12, 88));
+        assert_eq!(cyclic(&mut cache, 4), 0);
+        assert_eq!(cache.capacity(), 100);
+    }
+
+    #[test]
+    fn with_nothing_to_compress_it_is_linux() {
+        let mut cache = Android::new(TwoList::new(100, 80), others(0, 0));
+        assert_eq!(cyclic(&mut cache, 5), 100);
+        assert!(cache.survives());
+    }
+
+    #[test]
+    fn below_the_threshold_it_is_killed() {
+        let survives = |capacity, swappable| {
+            let mut cache = Android::new(TwoList::new(100, capacity), others(swappable, 40));
+            cyclic(&mut cache, 3);
+            cache.survives()
+        };
+        // Thirty chunks are below forty; with thirty compressed chunks there are fifty.
+        assert!(!survives(30, 0) && survives(30, 30) && survives(50, 0));
+        // Without pressure nobody is killed.
+        let mut cache = Android::new(TwoList::new(20, 30), others(0, 40));
+        cyclic(&mut cache, 3);
+        assert!(cache.survives());
+    }
+}

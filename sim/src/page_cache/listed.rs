@@ -1,0 +1,243 @@
+//! What do all caches that keep chunks on lists have in common?
+//!
+//! Which chunk is there, in flight or used, on which list it stands, and the counting. [`Rules`] say the rest: where a
+//! new chunk goes, what using one does, and which goes next. So a policy is one small file of rules.
+//!
+//! Not here: [`super::TwoList`], whose reclaim takes time and can be gone on with later.
+
+use super::lists::{Links, List};
+use super::{Access, Chunk, Counters, Fetch, PageCache};
+
+/// What distinguishes one cache from another.
+pub trait Rules: Clone + std::fmt::Debug {
+    /// The list on which a new chunk begins, and whether a reader waits for it.
+    fn entrance(&mut self, chunk: Chunk, awaited: bool) -> usize;
+    /// A chunk that is there has been used; its `young` is set already.
+    fn used(&mut self, pages: &mut Pages, chunk: Chunk);
+    /// The next chunk to evict, not one in flight; none only if all are.
+    fn victim(&mut self, pages: &mut Pages) -> Option<Chunk>;
+    /// A chunk is evicted or given up.
+    fn left(&mut self, _chunk: Chunk) {}
+    /// The least that the capacity may be.
+    fn floor(&self) -> u32 {
+        0
+    }
+    /// How many chunks stay after the device has been idle for long; none: all.
+    fn after_idle(&self) -> Option<u32> {
+        None
+    }
+}
+
+/// Chunks and the lists on which they stand.
+#[derive(Debug, Clone)]
+pub struct Pages {
+    links: Links,
+    lists: Vec<List>,
+    chunks: Vec<Page>,
+    in_flight: u32,
+    resident: u32,
+    /// Looks in search of a victim.
+    pub looks: u64,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Page {
+    list: Option<u8>,
+    young: bool,
+    locked: bool,
+    awaited: bool,
+}
+
+impl Pages {
+    fn new(share: u32, lists: usize) -> Self {
+        Self {
+            links: Links::new(share),
+            lists: vec![List::new(); lists],
+            chunks: vec![Page::default(); share as usize],
+            in_flight: 0,
+            resident: 0,
+            looks: 0,
+        }
+    }
+
+    /// Chunks on a list.
+    pub fn len(&self, list: usize) -> u32 {
+        self.lists[list].len()
+    }
+
+    /// The list of a chunk that is there or in flight.
+    pub fn list_of(&self, chunk: Chunk) -> Option<usize> {
+        self.chunks[chunk as usize].list.map(usize::from)
+    }
+
+    /// Whether a chunk is in flight.
+    pub fn is_locked(&self, chunk: Chunk) -> bool {
+        self.chunks[chunk as usize].locked
+    }
+
+    /// Whether every chunk is in flight.
+    pub fn all_locked(&self) -> bool {
+        self.in_flight == self.resident
+    }
+
+    /// A look: whether a chunk was used since the last one.
+    pub fn look(&mut self, chunk: Chunk) -> bool {
+        self.looks += 1;
+        std::mem::take(&mut self.chunks[chunk as usize].young)
+    }
+
+    /// The chunk that has been on a list longest.
+    pub fn oldest(&self, list: usize) -> Option<Chunk> {
+        self.lists[list].oldest()
+    }
+
+    /// Moves a chunk to the newest end of a list.
+    pub fn put(&mut self, chunk: Chunk, list: usize) {
+        self.take(chunk);
+        self.lists[list].push(&mut self.links, chunk);
+        self.chunks[chunk as usize].list = Some(list as u8);
+    }
+
+    /// The oldest chunk of a list that is not in flight; those before it move to the newest end.
+    pub fn oldest_idle(&mut self, list: usize) -> Option<Chunk> {
+        for _ in 0..self.len(list) {
+            let chunk = self.oldest(list)?;
+            self.looks += 1;
+            if !self.is_locked(chunk) {
+                return Some(chunk);
+            }
+            self.put(chunk, list);
+        }
+        None
+    }
+
+    fn take(&mut self, chunk: Chunk) {
+        if let Some(list) = self.chunks[chunk as usize].list.take() {
+            self.lists[usize::from(list)].remove(&mut self.links, chunk);
+        }
+    }
+}
+
+/// A page cache by rules.
+#[derive(Debug, Clone)]
+pub struct Listed<R> {
+    rules: R,
+    pages: Pages,
+    capacity: u32,
+    counters: Counters,
+}
+
+impl<R: Rules> Listed<R> {
+    /// Nothing of a share of so many chunks is in memory yet.
+    pub(super) fn with_rules(rules: R, lists: usize, share: u32, capacity: u32) -> Self {
+        let capacity = capacity.max(rules.floor());
+        Self { rules, pages: Pages::new(share, lists), capacity, counters: Counters::default() }
+    }
+
+    fn evict(&mut self, chunk: Chunk) {
+        self.pages.take(chunk);
+        self.pages.chunks[chunk as usize] = Page::default();
+        self.pages.resident -= 1;
+        self.rules.left(chunk);
+        self.counters.evicted += 1;
+    }
+
+    fn shrink_to(&mut self, chunks: u32) {
+        while self.pages.resident > chunks {
+            let Some(victim) = self.rules.victim(&mut self.pages) else { return };
+            self.evict(victim);
+        }
+    }
+
+    fn use_it(&mut self, chunk: Chunk) {
+        self.pages.chunks[chunk as usize].young = true;
+        self.rules.used(&mut self.pages, chunk);
+    }
+}
+
+impl<R: Rules> PageCache for Listed<R> {
+    fn access(&mut self, chunk: Chunk) -> Access {
+        self.counters.requested += 1;
+        if self.holds(chunk) {
+            self.counters.hits += 1;
+            self.use_it(chunk);
+            return Access::Hit;
+        }
+        self.counters.misses += 1;
+        let page = &mut self.pages.chunks[chunk as usize];
+        page.awaited = true;
+        if page.locked { Access::InFlight } else { Access::Absent }
+    }
+
+    fn resume(&mut self, chunk: Chunk) -> bool {
+        let held = self.holds(chunk);
+        if held {
+            self.use_it(chunk);
+        }
+        held
+    }
+
+    fn prefetch(&mut self, chunk: Chunk) -> Fetch {
+        if self.pages.chunks[chunk as usize].list.is_some() {
+            return Fetch::Present;
+        }
+        self.shrink_to(self.capacity.saturating_sub(1));
+        if self.pages.resident >= self.capacity {
+            return Fetch::NoRoom;
+        }
+        let awaited = std::mem::take(&mut self.pages.chunks[chunk as usize].awaited);
+        let list = self.rules.entrance(chunk, awaited);
+        self.pages.put(chunk, list);
+        self.pages.chunks[chunk as usize].locked = true;
+        self.pages.in_flight += 1;
+        self.pages.resident += 1;
+        self.counters.fetched += 1;
+        Fetch::Started
+    }
+
+    fn arrived(&mut self, chunk: Chunk) {
+        let page = &mut self.pages.chunks[chunk as usize];
+        if std::mem::take(&mut page.locked) {
+            self.pages.in_flight -= 1;
+        }
+    }
+
+    fn release(&mut self, chunk: Chunk) {
+        if self.holds(chunk) {
+            self.counters.released += 1;
+            self.evict(chunk);
+        }
+    }
+
+    fn idled(&mut self) {
+        if let Some(chunks) = self.rules.after_idle() {
+            self.shrink_to(chunks);
+        }
+    }
+
+    fn set_capacity(&mut self, chunks: u32) {
+        self.capacity = chunks.max(self.rules.floor());
+        self.shrink_to(self.capacity);
+    }
+
+    fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    fn resident(&self) -> u32 {
+        self.pages.resident
+    }
+
+    fn share(&self) -> u32 {
+        self.pages.chunks.len() as u32
+    }
+
+    fn holds(&self, chunk: Chunk) -> bool {
+        let page = &self.pages.chunks[chunk as usize];
+        page.list.is_some() && !page.locked
+    }
+
+    fn counters(&self) -> Counters {
+        Counters { looks: self.pages.looks, ..self.counters }
+    }
+}

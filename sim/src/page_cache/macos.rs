@@ -1,0 +1,163 @@
+//! Which pages does macOS evict, and which does Metal keep?
+//!
+//! **Without Metal** (xnu, osfmk/vm/vm_pageout.c and vm_resident.c). Pages read ahead stand in a *speculative* queue,
+//! which is evicted first, oldest first; used from there, a page becomes active. Pages that a fault needs are active at
+//! once. The active queue is shortened from its old end when it is longer than the inactive one, which clears `used`; an
+//! inactive page that was used meanwhile becomes active again, any other is evicted. Files keep a floor of memory
+//! whatever others want, and what others hold is compressed: both are in the capacity ([`super::of_device`]).
+//!
+//! **With Metal** (prima.cpp paper, Eq. 16). Weights that the GPU uses are *wired* up to the recommended working set:
+//! nothing is taken. With a larger share the whole share is read again for every token. What has been idle for about a
+//! second is unwired, and is ordinary memory then, which others take.
+//!
+//! No machine here checks these rules. Not here: dirty pages, swap files, what others do with their memory.
+
+use super::Chunk;
+use super::listed::{Listed, Pages, Rules};
+
+const SPECULATIVE: usize = 0;
+const INACTIVE: usize = 1;
+const ACTIVE: usize = 2;
+
+/// The queues of macOS.
+#[derive(Debug, Clone)]
+pub struct Queues {
+    floor: u32,
+}
+
+/// macOS without Metal.
+pub type Macos = Listed<Queues>;
+
+impl Macos {
+    /// Nothing of a share of so many chunks is in memory yet; others leave it the floor at least.
+    pub fn new(share: u32, capacity: u32, floor: u32) -> Self {
+        Self::with_rules(Queues { floor }, 3, share, capacity)
+    }
+}
+
+impl Rules for Queues {
+    fn entrance(&mut self, _chunk: Chunk, awaited: bool) -> usize {
+        if awaited { ACTIVE } else { SPECULATIVE }
+    }
+
+    fn used(&mut self, pages: &mut Pages, chunk: Chunk) {
+        if pages.list_of(chunk) == Some(SPECULATIVE) {
+            pages.put(chunk, ACTIVE);
+        }
+    }
+
+    fn victim(&mut self, pages: &mut Pages) -> Option<Chunk> {
+        if pages.all_locked() {
+            return None;
+        }
+        if let Some(chunk) = pages.oldest_idle(SPECULATIVE) {
+            return Some(chunk);
+        }
+        // Nothing is used meanwhile, so every look takes one `used` away, until some look finds none.
+        loop {
+            while pages.len(ACTIVE) > pages.len(INACTIVE) {
+                let oldest = pages.oldest(ACTIVE)?;
+                pages.look(oldest);
+                pages.put(oldest, INACTIVE);
+            }
+            for _ in 0..pages.len(INACTIVE) {
+                let Some(chunk) = pages.oldest_idle(INACTIVE) else { break };
+                if !pages.look(chunk) {
+                    return Some(chunk);
+                }
+                pages.put(chunk, ACTIVE);
+            }
+            if pages.oldest_idle(INACTIVE).is_none() && pages.len(ACTIVE) <= pages.len(INACTIVE) {
+                // Everything inactive is in flight.
+                return pages.oldest_idle(ACTIVE);
+            }
+        }
+    }
+
+    fn floor(&self) -> u32 {
+        self.floor
+    }
+}
+
+/// The set that the GPU has wired.
+#[derive(Debug, Clone)]
+pub struct Wired {
+    ordinary: u32,
+}
+
+/// macOS with Metal.
+pub type MacosMetal = Listed<Wired>;
+
+impl MacosMetal {
+    /// Nothing of a share is in memory yet. `wired` chunks may be; `ordinary` of them stay when idle.
+    pub fn new(share: u32, wired: u32, ordinary: u32) -> Self {
+        Self::with_rules(Wired { ordinary }, 1, share, wired)
+    }
+}
+
+impl Rules for Wired {
+    fn entrance(&mut self, _chunk: Chunk, _awaited: bool) -> usize {
+        0
+    }
+
+    fn used(&mut self, pages: &mut Pages, chunk: Chunk) {
+        pages.put(chunk, 0);
+    }
+
+    fn victim(&mut self, pages: &mut Pages) -> Option<Chunk> {
+        pages.oldest_idle(0)
+    }
+
+    fn after_idle(&self) -> Option<u32> {
+        Some(self.ordinary)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::cyclic;
+    use super::super::{Access, Fetch, PageCache};
+    use super::*;
+
+    fn ahead(cache: &mut dyn PageCache, chunk: Chunk) {
+        assert_eq!(cache.prefetch(chunk), Fetch::Started);
+        cache.arrived(chunk);
+    }
+
+    #[test]
+    fn speculative_pages_go_first_unless_used() {
+        let mut cache = Macos::new(8, 4, 0);
+        (0..4).for_each(|chunk| ahead(&mut cache, chunk));
+        // 0 is oldest but used, so active; 1 is the oldest speculative one.
+        assert_eq!(cache.access(0), Access::Hit);
+        ahead(&mut cache, 4);
+        ahead(&mut cache, 5);
+        assert_eq!((0..6).filter(|&chunk| cache.holds(chunk)).collect::<Vec<_>>(), [0, 3, 4, 5]);
+    }
+
+    #[test]
+    fn others_leave_files_their_floor() {
+        // 0.15 of 100 chunks of memory.
+        let mut cache = Macos::new(100, 60, 15);
+        cyclic(&mut cache, 1);
+        cache.set_capacity(5);
+        assert_eq!((cache.capacity(), cache.resident()), (15, 15));
+    }
+
+    #[test]
+    fn a_share_of_one_chunk_too_many_is_read_whole_with_metal() {
+        // The paper: all of it or nothing.
+        assert_eq!(cyclic(&mut MacosMetal::new(100, 100, 40), 4), 0);
+        assert_eq!(cyclic(&mut MacosMetal::new(100, 99, 40), 4), 100);
+    }
+
+    #[test]
+    fn what_is_idle_is_unwired_and_taken() {
+        let mut cache = MacosMetal::new(100, 100, 40);
+        cyclic(&mut cache, 1);
+        cache.idled();
+        assert_eq!(cache.resident(), 40);
+        // The last forty used are there, and one round brings the other sixty back.
+        assert_eq!((cyclic(&mut cache, 1), cyclic(&mut cache, 1)), (60, 0));
+    }
+}

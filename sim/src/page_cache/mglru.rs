@@ -1,0 +1,139 @@
+//! Which pages does Linux with the multi-generational LRU evict?
+//!
+//! mm/vmscan.c (`lru_gen`), Documentation/mm/multigen_lru.rst, for clean file pages of one mapping:
+//!
+//! - **Four generations at most, two at least.** A page that a fault brings in begins in the youngest one, a page
+//!   that was read ahead in the oldest (`folio_add_lru`, `lru_gen_folio_seq`).
+//! - **Eviction** looks at the oldest generation. A page used since the last look goes to the youngest, one in flight
+//!   to the next (`sort_folio`), any other is evicted. An empty generation is over.
+//! - **Aging**: with two generations left, a walk over the page tables finds every page that was used, and moves it
+//!   to a new youngest generation (`inc_max_seq`, `walk_mm`).
+//!
+//! Deviation: what a fault reads around the place it needs begins in the youngest generation in the kernel; here only
+//! the chunk that is waited for does, because the trait does not tell the others from what a helper asks for.
+//!
+//! Not here: tiers and their controller, which count uses through file descriptors; mapped pages have none. Refaults.
+
+use super::Chunk;
+use super::listed::{Listed, Pages, Rules};
+
+/// `MAX_NR_GENS` of include/linux/mmzone.h.
+const GENERATIONS: u64 = 4;
+/// `MIN_NR_GENS`.
+const LEAST: u64 = 2;
+
+/// The generations in use, counted from the start.
+#[derive(Debug, Clone)]
+pub struct Generations {
+    oldest: u64,
+    youngest: u64,
+}
+
+/// Linux with `CONFIG_LRU_GEN`.
+pub type MgLru = Listed<Generations>;
+
+impl MgLru {
+    /// Nothing of a share of so many chunks is in memory yet.
+    pub fn new(share: u32, capacity: u32) -> Self {
+        let rules = Generations { oldest: 0, youngest: GENERATIONS - 1 };
+        Self::with_rules(rules, GENERATIONS as usize, share, capacity)
+    }
+}
+
+fn list(generation: u64) -> usize {
+    (generation % GENERATIONS) as usize
+}
+
+impl Generations {
+    /// Every page that was used moves to a new youngest generation.
+    fn age(&mut self, pages: &mut Pages) {
+        self.youngest += 1;
+        for generation in self.oldest..self.youngest {
+            for _ in 0..pages.len(list(generation)) {
+                let Some(chunk) = pages.oldest(list(generation)) else { break };
+                let young = pages.look(chunk);
+                pages.put(chunk, list(if young { self.youngest } else { generation }));
+            }
+        }
+    }
+}
+
+impl Rules for Generations {
+    fn entrance(&mut self, _chunk: Chunk, awaited: bool) -> usize {
+        list(if awaited { self.youngest } else { self.oldest })
+    }
+
+    fn used(&mut self, _pages: &mut Pages, _chunk: Chunk) {}
+
+    fn victim(&mut self, pages: &mut Pages) -> Option<Chunk> {
+        if pages.all_locked() {
+            return None;
+        }
+        // Each round ends a generation, and after two agings nothing is young: some round finds what is not in flight.
+        loop {
+            let oldest = list(self.oldest);
+            for _ in 0..pages.len(oldest) {
+                let chunk = pages.oldest(oldest)?;
+                if pages.is_locked(chunk) {
+                    pages.put(chunk, list(self.oldest + 1));
+                } else if pages.look(chunk) {
+                    pages.put(chunk, list(self.youngest));
+                } else {
+                    return Some(chunk);
+                }
+            }
+            if self.youngest - self.oldest < LEAST {
+                self.age(pages);
+            }
+            self.oldest += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::cyclic;
+    use super::super::{Access, Fetch, PageCache};
+    use super::*;
+
+    fn read(cache: &mut MgLru, chunk: Chunk) {
+        if cache.access(chunk) == Access::Absent {
+            assert_eq!(cache.prefetch(chunk), Fetch::Started);
+            cache.arrived(chunk);
+            assert!(cache.resume(chunk));
+        }
+    }
+
+    #[test]
+    fn what_was_read_ahead_goes_before_what_was_read() {
+        let mut cache = MgLru::new(8, 4);
+        (0..2).for_each(|chunk| read(&mut cache, chunk));
+        for chunk in 2..5 {
+            assert_eq!(cache.prefetch(chunk), Fetch::Started);
+            cache.arrived(chunk);
+        }
+        // 2 and 3 are in the oldest generation, 0 and 1 in the youngest: 4 evicts 2.
+        assert_eq!(
+            (0..5).map(|chunk| cache.holds(chunk)).collect::<Vec<_>>(),
+            [true, true, false, true, true]
+        );
+    }
+
+    #[test]
+    fn a_page_used_since_the_last_look_is_spared() {
+        let mut cache = MgLru::new(8, 2);
+        for chunk in 0..2 {
+            assert_eq!(cache.prefetch(chunk), Fetch::Started);
+            cache.arrived(chunk);
+        }
+        assert_eq!(cache.access(0), Access::Hit);
+        assert_eq!(cache.prefetch(2), Fetch::Started);
+        assert!(cache.holds(0) && !cache.holds(1));
+    }
+
+    #[test]
+    fn a_cycle_that_does_not_fit_is_read_whole() {
+        // Each chunk is used once and then passes through all generations before its next turn.
+        assert_eq!(cyclic(&mut MgLru::new(100, 90), 6), 100);
+    }
+}

@@ -1,0 +1,152 @@
+//! Which page cache does a device have, and what of it has nobody checked?
+//!
+//! The profile names the policy (`memory.page_cache`) and may give its numbers (`memory.reclaim`); what it does not
+//! give is assumed, with the constants below. A run's room for weights counts all that other programs can give up
+//! (`Memory::obtainable`). Where that is compressed and stays in memory, a part of it is not gained.
+//!
+//! Not here: the rules themselves.
+
+use hearth_profiles::device::{Device, Os, PageCachePolicy};
+use hearth_profiles::{Bytes, Fraction, Seconds, Sourced};
+
+use super::{Android, Macos, MacosMetal, MgLru, Others, PaperLinear, Policy, Random, TwoList};
+
+/// What compressed memory takes of its size: three to one, as zram with lz4 and the macOS compressor are said to reach.
+/// source: assumed
+const COMPRESSED: Fraction = Fraction(1.0 / 3.0);
+/// Chunks of others compressed for each chunk of file pages evicted: both are reclaimed alike with vm.swappiness 100.
+/// source: assumed, the default of Android with zram
+const SWAPPED_PER_EVICTION: Fraction = Fraction(1.0);
+/// What macOS leaves to files of all memory, whatever others want.
+/// source: assumed
+const FILE_FLOOR: Fraction = Fraction(0.15);
+/// The page cache below which Android kills even what is in front: 18432 pages, the first of the usual `minfree`.
+/// source: drivers/staging/android/lowmemorykiller.c
+const KILL_BELOW: Bytes = Bytes::mib(72);
+/// After so long without use Metal's weights are unwired.
+/// source: assumed, about a second
+const UNWIRE_AFTER: Seconds = Seconds(1.0);
+
+/// A device's place in a run.
+#[derive(Debug, Clone, Copy)]
+pub struct Placed<'a> {
+    /// Its profile.
+    pub device: &'a Device,
+    /// Its place in the ring.
+    pub place: usize,
+    /// The run's seed.
+    pub seed: u64,
+    /// Room for weights.
+    pub room: Bytes,
+    /// Chunks of the file.
+    pub share: u32,
+    /// The size of a chunk.
+    pub chunk: Bytes,
+}
+
+impl Placed<'_> {
+    /// Its page cache, with nothing in it.
+    pub fn policy(&self) -> Policy {
+        let (share, memory, capacity) = (self.share, &self.device.memory, self.chunks_at_first());
+        let two_list = || TwoList::new(share, capacity).with_size(self.room.0 >> 30);
+        let reclaim = memory.reclaim.clone().unwrap_or_default();
+        match memory.page_cache {
+            PageCachePolicy::PaperLinear => Policy::PaperLinear(PaperLinear::new(share, capacity)),
+            PageCachePolicy::TwoList => Policy::TwoList(Box::new(two_list())),
+            PageCachePolicy::MgLru => Policy::MgLru(Box::new(MgLru::new(share, capacity))),
+            PageCachePolicy::Random => {
+                Policy::Random(Box::new(Random::new(share, capacity, self.seed, self.place as u64)))
+            }
+            PageCachePolicy::Macos => {
+                let floor = part(memory.total.value, or(reclaim.file_floor.as_ref(), FILE_FLOOR));
+                Policy::Macos(Box::new(Macos::new(share, capacity, self.chunks(floor))))
+            }
+            PageCachePolicy::MacosMetal => {
+                let ordinary = self.capacity(self.room).min(capacity);
+                Policy::MacosMetal(Box::new(MacosMetal::new(share, capacity, ordinary)))
+            }
+            PageCachePolicy::Android => {
+                let rate = or(reclaim.swapped_per_eviction.as_ref(), SWAPPED_PER_EVICTION);
+                let others = Others {
+                    swappable: self.chunks(self.given()),
+                    swapped_per_eviction: mille(rate),
+                    compressed: mille(or(reclaim.compressed.as_ref(), COMPRESSED)),
+                    kill_below: self.chunks(or(reclaim.kill_below.as_ref(), KILL_BELOW)),
+                };
+                Policy::Android(Box::new(Android::new(two_list(), others)))
+            }
+        }
+    }
+
+    /// Chunks that its page cache has room for as long as no pressure has made more.
+    pub fn chunks_at_first(&self) -> u32 {
+        let memory = &self.device.memory;
+        self.capacity(match memory.page_cache {
+            PageCachePolicy::Macos => {
+                let reclaim = memory.reclaim.as_ref();
+                let compressed = or(reclaim.and_then(|reclaim| reclaim.compressed.as_ref()), COMPRESSED);
+                self.room.saturating_sub(part(self.given(), compressed))
+            }
+            PageCachePolicy::MacosMetal => self.wired(),
+            PageCachePolicy::Android => self.room.saturating_sub(self.given()),
+            _ => self.room,
+        })
+    }
+
+    /// What other programs can give up.
+    fn given(&self) -> Bytes {
+        self.device.memory.obtainable().saturating_sub(self.device.memory.available.value)
+    }
+
+    /// What Metal may wire of this share: the recommended working set, less what cannot be taken back.
+    fn wired(&self) -> Bytes {
+        let unreclaimable = self.device.memory.obtainable().saturating_sub(self.room);
+        let limit = self.device.gpu.as_ref().map_or(self.room, |gpu| gpu.memory_available.value);
+        limit.saturating_sub(unreclaimable)
+    }
+
+    fn chunks(&self, bytes: Bytes) -> u32 {
+        (bytes.0 / self.chunk.0.max(1)).min(u64::from(u32::MAX)) as u32
+    }
+
+    /// A page and what is read around it must have room, or nothing would ever be computed.
+    fn capacity(&self, room: Bytes) -> u32 {
+        self.chunks(room).max(2)
+    }
+}
+
+/// After how long without use the device's weights are unwired; none if they never are.
+pub fn unwired_after(device: &Device) -> Option<Seconds> {
+    let reclaim = device.memory.reclaim.clone().unwrap_or_default();
+    let metal = device.memory.page_cache == PageCachePolicy::MacosMetal;
+    (metal && !reclaim.keep_alive).then(|| or(reclaim.unwire_after.as_ref(), UNWIRE_AFTER))
+}
+
+/// What of a device's page cache has not been checked against a machine.
+pub fn unvalidated(device: &Device) -> Option<String> {
+    let assumed = |what: &str| Some(format!("{what}, not checked against a machine"));
+    match (device.memory.page_cache, device.os) {
+        (PageCachePolicy::TwoList, Os::Linux) => None,
+        (PageCachePolicy::TwoList, os) => Some(format!("page cache of {os:?} as classic Linux")),
+        (PageCachePolicy::PaperLinear, _) => {
+            Some("page cache by the paper's formula, not by a kernel".into())
+        }
+        (PageCachePolicy::Random, _) => Some("page cache that evicts at random, as no kernel does".into()),
+        (PageCachePolicy::MgLru, _) => assumed("page cache with generations (MGLRU)"),
+        (PageCachePolicy::Macos, _) => assumed("page cache of macOS"),
+        (PageCachePolicy::MacosMetal, _) => assumed("weights wired by Metal"),
+        (PageCachePolicy::Android, _) => assumed("page cache, zram and low memory killer of Android"),
+    }
+}
+
+fn or<T: Copy>(given: Option<&Sourced<T>>, assumed: T) -> T {
+    given.map_or(assumed, |given| given.value)
+}
+
+fn part(bytes: Bytes, fraction: Fraction) -> Bytes {
+    Bytes((bytes.as_f64() * fraction.0) as u64)
+}
+
+fn mille(fraction: Fraction) -> u32 {
+    (fraction.0 * 1000.0).round().clamp(0.0, 1e9) as u32
+}

@@ -1,0 +1,97 @@
+//! What would be read again if chance decided what goes?
+//!
+//! Every chunk that is not in flight is as likely to be evicted as any other. A cycle over s chunks with room for c
+//! misses more than the excess s - c and less than all of it: between one use of a chunk and the next about m others
+//! are evicted, so it is still there with probability (1 - 1/c)^m, and m = s (1 - (1 - 1/c)^m). No kernel does this;
+//! it stands between the paper's optimism and LRU.
+//!
+//! Not here: second chances.
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+
+use super::Chunk;
+use super::listed::{Listed, Pages, Rules};
+
+/// Which random stream decides; the device's place is added to it.
+const EVICTIONS: u64 = 2 << 40;
+/// So many draws that hit chunks in flight, and the next one that is not is taken.
+const DRAWS: u32 = 64;
+
+/// The chunks to draw from.
+#[derive(Debug, Clone)]
+pub struct Lot {
+    stream: ChaCha8Rng,
+    held: Vec<Chunk>,
+    /// Where each chunk stands in `held`.
+    at: Vec<u32>,
+}
+
+/// A cache that evicts at random.
+pub type Random = Listed<Lot>;
+
+impl Random {
+    /// Nothing of a share of so many chunks is in memory yet. Devices at different places draw differently.
+    pub fn new(share: u32, capacity: u32, seed: u64, place: u64) -> Self {
+        let mut stream = ChaCha8Rng::seed_from_u64(seed);
+        stream.set_stream(EVICTIONS | place);
+        let rules = Lot { stream, held: Vec::new(), at: vec![0; share as usize] };
+        Self::with_rules(rules, 1, share, capacity)
+    }
+}
+
+impl Rules for Lot {
+    fn entrance(&mut self, chunk: Chunk, _awaited: bool) -> usize {
+        self.at[chunk as usize] = self.held.len() as u32;
+        self.held.push(chunk);
+        0
+    }
+
+    fn used(&mut self, _pages: &mut Pages, _chunk: Chunk) {}
+
+    fn victim(&mut self, pages: &mut Pages) -> Option<Chunk> {
+        if pages.all_locked() {
+            return None;
+        }
+        let count = self.held.len();
+        for _ in 0..DRAWS {
+            let chunk = self.held[(self.stream.next_u64() % count as u64) as usize];
+            pages.looks += 1;
+            if !pages.is_locked(chunk) {
+                return Some(chunk);
+            }
+        }
+        self.held.iter().copied().find(|&chunk| !pages.is_locked(chunk))
+    }
+
+    fn left(&mut self, chunk: Chunk) {
+        let at = self.at[chunk as usize];
+        self.held.swap_remove(at as usize);
+        if let Some(&moved) = self.held.get(at as usize) {
+            self.at[moved as usize] = at;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::cyclic;
+    use super::*;
+
+    #[test]
+    fn a_cycle_reads_more_than_the_excess_and_less_than_all() {
+        // s = 1000, c = 900: m = 1000 (1 - e^(-m / 900)) has the solution m = 193.
+        let reads = cyclic(&mut Random::new(1000, 900, 7, 0), 30);
+        assert!((160..240).contains(&reads), "{reads}");
+    }
+
+    #[test]
+    fn a_seed_and_a_place_give_one_run() {
+        let reads = |seed, place| {
+            let mut cache = Random::new(200, 150, seed, place);
+            (1..8).map(|_| cyclic(&mut cache, 1)).collect::<Vec<_>>()
+        };
+        assert_eq!(reads(1, 0), reads(1, 0));
+        assert!(reads(1, 0) != reads(1, 1) && reads(1, 0) != reads(2, 0));
+    }
+}

@@ -1,0 +1,282 @@
+//! When does a message arrive over air that others share?
+//!
+//! Its bytes go to the access point and from there to the receiver, in bursts that each hold the channel's token
+//! ([`super::token`]). Between two stations of one channel both halves take the same token, so that a long message gets
+//! 1 / (1/up + 1/down); a device on a wire, or on another channel, takes a token of its own. After its last burst a
+//! message takes the rest of its delay, and what TCP adds ([`super::connection`]).
+//!
+//! The delay that a channel's document gives is what a small message takes one way when it has the air for itself; so
+//! the overheads of such a message are in it, and only what is left of it comes after the burst.
+//!
+//! Who gets the token depends on messages that are handed over later. So nothing is known when a message is handed
+//! over; the world comes back at every end of a burst.
+//!
+//! Not here: stations that drop out of reach, rates that change, collisions beyond what the overhead has.
+
+use std::collections::BTreeMap;
+
+use hearth_profiles::link::air::{Air, Tcp};
+use hearth_profiles::link::way::{End, Way};
+use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::SeedableRng;
+
+use super::connection::{Connection, Delays};
+use super::stalls::Stalls;
+use super::token::{Burst, Token};
+use super::{ConstantLink, Delivery, Link, Sent};
+use crate::engine::Nanos;
+
+/// Which random streams are the air's; channel and purpose are added to it.
+const AIR: u64 = 1 << 41;
+
+/// What a channel draws for.
+#[derive(Clone, Copy)]
+enum Purpose {
+    Stalls,
+    Delay,
+    Tcp,
+}
+
+/// What a message takes a token of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Port {
+    /// The air, by the index of the channel.
+    Channel(usize),
+    /// The wire from a device.
+    From(usize),
+    /// The wire to a device.
+    To(usize),
+}
+
+/// One half of a way.
+#[derive(Debug, Clone, Copy)]
+struct Half {
+    port: Port,
+    rate: BytesPerSecond,
+    overhead: Nanos,
+}
+
+/// The way from one device to another over the air.
+#[derive(Debug, Clone, Copy)]
+struct Route {
+    up: Half,
+    down: Half,
+    burst: u64,
+    /// When both halves take the same air.
+    rate: BytesPerSecond,
+    wire_latency: Nanos,
+    /// The channel whose delay it has.
+    delaying: usize,
+}
+
+/// A message that is being sent.
+#[derive(Debug, Clone, Copy)]
+struct Sending {
+    pair: (usize, usize),
+    bytes: u64,
+    /// Bytes for which the sender has not asked yet.
+    unsent: u64,
+    landed: u64,
+    starts: Option<Nanos>,
+    /// From its last burst to its arrival.
+    after: Nanos,
+}
+
+/// Channels, and wires for those who are on none.
+#[derive(Debug, Clone)]
+pub struct AirLink {
+    wires: ConstantLink,
+    tcp: Tcp,
+    names: Vec<String>,
+    delays: Vec<Delays>,
+    routes: BTreeMap<(usize, usize), Route>,
+    tokens: BTreeMap<Port, Token>,
+    connections: BTreeMap<(usize, usize), Connection>,
+    sending: BTreeMap<u64, Sending>,
+    numbers: u64,
+    carried: u64,
+}
+
+impl AirLink {
+    /// Wires only, until [`AirLink::with`] puts pairs on the air.
+    pub fn new(wires: ConstantLink, air: Option<&Air>, seed: u64) -> Self {
+        let stream = |channel: usize, purpose: Purpose| {
+            let mut stream = ChaCha8Rng::seed_from_u64(seed);
+            stream.set_stream(AIR | (channel as u64) << 8 | purpose as u64);
+            stream
+        };
+        let channels = || air.into_iter().flat_map(|air| air.channels.iter().enumerate());
+        let token = |(index, channel): (usize, &hearth_profiles::link::air::Channel)| {
+            let stalls = Stalls::new(channel.stalls.kinds(), stream(index, Purpose::Stalls));
+            (Port::Channel(index), Token::new(stalls))
+        };
+        let delays = channels().map(|(index, channel)| {
+            Delays::new(channel, stream(index, Purpose::Delay), stream(index, Purpose::Tcp))
+        });
+        Self {
+            wires,
+            tcp: air.map_or_else(Tcp::default, |air| air.tcp.clone()),
+            names: channels().map(|(_, channel)| channel.name.clone()).collect(),
+            delays: delays.collect(),
+            routes: BTreeMap::new(),
+            tokens: channels().map(token).collect(),
+            connections: BTreeMap::new(),
+            sending: BTreeMap::new(),
+            numbers: 0,
+            carried: 0,
+        }
+    }
+
+    /// One pair's way in one direction is over the air.
+    #[must_use]
+    pub fn with(mut self, from: usize, to: usize, way: &Way) -> Self {
+        let half = |end: &End, wire: Port| {
+            let port = if let End::Station { index, .. } = end { Port::Channel(*index) } else { wire };
+            Half { port, rate: end.rate(), overhead: end.overhead().to_nanos() }
+        };
+        let (up, down) = (half(&way.sender, Port::From(from)), half(&way.receiver, Port::To(to)));
+        for port in [up.port, down.port] {
+            // Wires never stand still, so that their stream is never asked.
+            let quiet = || Token::new(Stalls::new(Vec::new(), ChaCha8Rng::seed_from_u64(0)));
+            self.tokens.entry(port).or_insert_with(quiet);
+        }
+        let ((_, Port::Channel(delaying)) | (Port::Channel(delaying), _)) = (up.port, down.port) else {
+            return self;
+        };
+        let (burst, rate) = (way.burst_bytes().0, way.rate());
+        let wire_latency = way.wire_latency().to_nanos();
+        self.routes.insert((from, to), Route { up, down, burst, rate, wire_latency, delaying });
+        self
+    }
+
+    /// A channel by name sends nothing from now on until then; `false` if there is none of that name. The world asks
+    /// for [`Link::next_event`] again afterwards.
+    pub fn stall(&mut self, channel: &str, now: Nanos, until: Nanos) -> bool {
+        let index = self.names.iter().position(|name| name == channel);
+        let token = index.and_then(|index| self.tokens.get_mut(&Port::Channel(index)));
+        token.is_some_and(|token| {
+            token.stall(now, until);
+            true
+        })
+    }
+
+    /// The same for every channel.
+    pub fn stall_all(&mut self, now: Nanos, until: Nanos) {
+        for (port, token) in &mut self.tokens {
+            if matches!(port, Port::Channel(_)) {
+                token.stall(now, until);
+            }
+        }
+    }
+
+    /// Air time of all transmissions on a channel that have ended.
+    pub fn air_time(&self, channel: usize) -> Nanos {
+        self.tokens.get(&Port::Channel(channel)).map_or(0, Token::held)
+    }
+
+    /// The message's next burst asks for the sender's token.
+    fn ask(&mut self, at: Nanos, number: u64) {
+        let Some(message) = self.sending.get_mut(&number) else { return };
+        let Some(route) = self.routes.get(&message.pair) else { return };
+        let bytes = message.unsent.min(route.burst);
+        message.unsent -= bytes;
+        let burst = Burst { message: number, down: false, bytes, air: route.up.hold(bytes) };
+        if let Some(token) = self.tokens.get_mut(&route.up.port) {
+            token.ask(at, burst);
+        }
+    }
+
+    /// A burst of a port has ended; tells of its message if it was the last.
+    fn ended(&mut self, at: Nanos, port: Port) -> Option<(u64, Delivery)> {
+        let hold = self.tokens.get_mut(&port)?.ended(at)?;
+        let Burst { message: number, down, bytes, .. } = hold.burst;
+        let message = self.sending.get_mut(&number)?;
+        let route = *self.routes.get(&message.pair)?;
+        let connection = self.connections.entry(message.pair).or_default();
+        if !down {
+            message.starts.get_or_insert(hold.since);
+            connection.last_sent = Some(at);
+            // The access point asks first, then the sender for its next burst or its next message.
+            let next = if message.unsent > 0 {
+                Some(number)
+            } else {
+                connection.waiting.pop_front();
+                connection.waiting.front().copied()
+            };
+            let air = route.down.hold(bytes);
+            self.tokens.get_mut(&route.down.port)?.ask(at, Burst { down: true, air, ..hold.burst });
+            if let Some(next) = next {
+                self.ask(at, next);
+            }
+            return None;
+        }
+        message.landed += bytes;
+        if message.landed < message.bytes {
+            return None;
+        }
+        let arrives = at.saturating_add(message.after).max(connection.last_arrival);
+        connection.last_arrival = arrives;
+        let starts = message.starts.unwrap_or(at);
+        self.sending.remove(&number);
+        Some((number, Delivery { starts, left: at, arrives }))
+    }
+}
+
+impl Half {
+    fn hold(&self, bytes: u64) -> Nanos {
+        self.overhead.saturating_add((Bytes(bytes) / self.rate).to_nanos())
+    }
+}
+
+impl Link for AirLink {
+    fn send(&mut self, now: Nanos, from: usize, to: usize, bytes: Bytes) -> Sent {
+        let pair = (from, to);
+        let Some(&route) = self.routes.get(&pair) else { return self.wires.send(now, from, to, bytes) };
+        let connection = self.connections.entry(pair).or_default();
+        let fresh = connection.is_fresh(now, &self.tcp);
+        let delays = &mut self.delays[route.delaying];
+        let overhead = route.up.overhead + route.down.overhead;
+        let rest = delays.one_way().to_nanos().saturating_sub(overhead);
+        let surcharge = delays.surcharge(&self.tcp, route.rate, bytes, fresh).to_nanos();
+        let after = route.wire_latency + rest + surcharge;
+        self.numbers += 1;
+        let number = self.numbers;
+        let message = Sending { pair, bytes: bytes.0, unsent: bytes.0, landed: 0, starts: None, after };
+        self.sending.insert(number, message);
+        self.carried += bytes.0;
+        connection.last_sent = Some(now);
+        connection.waiting.push_back(number);
+        if connection.waiting.len() == 1 {
+            self.ask(now, number);
+        }
+        Sent::Pending(number)
+    }
+
+    fn next_event(&self) -> Option<Nanos> {
+        self.tokens.values().filter_map(Token::next_end).min()
+    }
+
+    fn settled(&mut self, now: Nanos) -> Option<(u64, Delivery)> {
+        loop {
+            let ends = self.tokens.iter().filter_map(|(&port, token)| Some((token.next_end()?, port)));
+            let (at, port) = ends.min().filter(|&(at, _)| at <= now)?;
+            if let Some(delivery) = self.ended(at, port) {
+                return Some(delivery);
+            }
+        }
+    }
+
+    fn latency(&self, from: usize, to: usize) -> Seconds {
+        let over_air =
+            |route: &Route| Seconds::from_nanos(route.up.overhead + route.down.overhead + route.wire_latency);
+        self.routes.get(&(from, to)).map_or_else(|| self.wires.latency(from, to), over_air)
+    }
+
+    fn carried(&self) -> Bytes {
+        Bytes(self.carried) + self.wires.carried()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,88 @@
+//! What does a TCP connection add to a message?
+//!
+//! Messages of one connection go out one after another and arrive in that order. A connection that has been idle for a
+//! retransmission timeout, or is new, begins with the initial window; what is longer waits for acknowledgements. A lost
+//! segment is sent again after a round trip if enough segments of its message follow it, after the timeout if not. The
+//! formulas are [`hearth_profiles::link::way`]'s; here are the draws.
+//!
+//! Neither acknowledgements nor repeated segments take air time here: they are some tens of bytes, and one message
+//! in fifty has to be repeated at all.
+
+use std::collections::VecDeque;
+
+use hearth_profiles::link::air::{Channel, SEGMENT, Tcp};
+use hearth_profiles::link::way::{losses, opening};
+use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
+use rand_chacha::ChaCha8Rng;
+use rand_distr::{Distribution, LogNormal};
+
+use super::stalls::share;
+use crate::engine::Nanos;
+
+/// The messages from one device to another.
+#[derive(Debug, Clone, Default)]
+pub struct Connection {
+    /// Those not yet sent; the first is being sent.
+    pub waiting: VecDeque<u64>,
+    /// When something was last handed over or sent.
+    pub last_sent: Option<Nanos>,
+    /// When the last message was there.
+    pub last_arrival: Nanos,
+}
+
+impl Connection {
+    /// Whether its window has to open again.
+    pub fn is_fresh(&self, now: Nanos, tcp: &Tcp) -> bool {
+        let idle = |last: Nanos| now.saturating_sub(last) > tcp.rto.value.to_nanos();
+        self.waiting.is_empty() && self.last_sent.is_none_or(idle)
+    }
+}
+
+/// The delays of a channel.
+#[derive(Debug, Clone)]
+pub struct Delays {
+    median: f64,
+    sigma: f64,
+    /// One number for each message.
+    delay: ChaCha8Rng,
+    /// What TCP needs for each message.
+    tcp: ChaCha8Rng,
+}
+
+impl Delays {
+    /// Delays of a channel from two streams of their own.
+    pub fn new(channel: &Channel, delay: ChaCha8Rng, tcp: ChaCha8Rng) -> Self {
+        let (median, sigma) = (channel.delay.median.value.0, channel.delay.sigma.value);
+        Self { median, sigma, delay, tcp }
+    }
+
+    /// What a small message takes one way.
+    pub fn one_way(&mut self) -> Seconds {
+        log_normal(self.median, self.sigma, &mut self.delay)
+    }
+
+    /// What TCP adds to a message. It draws as often whatever happens, so that one loss more moves nothing else.
+    pub fn surcharge(&mut self, tcp: &Tcp, rate: BytesPerSecond, bytes: Bytes, fresh: bool) -> Seconds {
+        let mut one_way = || log_normal(self.median, self.sigma, &mut self.tcp);
+        let round_trip = one_way() + one_way();
+        let fate = share(&mut self.tcp);
+        let opening =
+            if fresh && tcp.idle_restart { opening(round_trip, tcp, rate, bytes) } else { Seconds(0.0) };
+        let segments = bytes.0.div_ceil(SEGMENT.0).max(1);
+        let [by_timer, by_report] = losses(tcp.loss.value.0, segments);
+        let repeating = if fate < by_timer {
+            tcp.rto.value
+        } else if fate < by_timer + by_report {
+            round_trip
+        } else {
+            Seconds(0.0)
+        };
+        opening + repeating
+    }
+}
+
+fn log_normal(median: f64, sigma: f64, stream: &mut ChaCha8Rng) -> Seconds {
+    // A document's median and sigma are finite and not negative.
+    let drawn = LogNormal::new(median.ln(), sigma).map_or(median, |delays| delays.sample(stream));
+    Seconds(drawn)
+}

@@ -1,0 +1,118 @@
+//! When does a message arrive that has a wire for itself?
+//!
+//! A message waits until those before it are sent, takes bytes / bandwidth to send, and arrives a latency later. Each
+//! ordered pair of devices has its own wire, as on a switch. This is the link that models are validated with.
+//!
+//! Not here: anything that a third device could notice.
+
+use std::collections::BTreeMap;
+
+use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
+
+use super::{Delivery, Link, Sent};
+use crate::engine::Nanos;
+
+/// Latency and bandwidth of one direction of one pair of devices.
+#[derive(Debug, Clone, Copy)]
+pub struct Wire {
+    /// The delay of an empty message.
+    pub latency: Seconds,
+    /// How fast a message leaves.
+    pub bandwidth: BytesPerSecond,
+}
+
+impl From<&hearth_profiles::Link> for Wire {
+    fn from(link: &hearth_profiles::Link) -> Self {
+        Self { latency: link.latency.value, bandwidth: link.bandwidth.value }
+    }
+}
+
+/// Every ordered pair with a wire of its own.
+#[derive(Debug, Clone)]
+pub struct ConstantLink {
+    usual: Wire,
+    special: BTreeMap<(usize, usize), Wire>,
+    free_at: BTreeMap<(usize, usize), Nanos>,
+    carried: u64,
+}
+
+impl ConstantLink {
+    /// The same wire between any two devices.
+    pub fn new(usual: Wire) -> Self {
+        Self { usual, special: BTreeMap::new(), free_at: BTreeMap::new(), carried: 0 }
+    }
+
+    /// Another wire for one direction of one pair.
+    #[must_use]
+    pub fn with(mut self, from: usize, to: usize, wire: Wire) -> Self {
+        self.special.insert((from, to), wire);
+        self
+    }
+
+    /// Sends a message now. What becomes of it is known at once.
+    pub fn deliver(&mut self, now: Nanos, from: usize, to: usize, bytes: Bytes) -> Delivery {
+        let wire = self.wire(from, to);
+        let free_at = self.free_at.entry((from, to)).or_insert(0);
+        let starts = now.max(*free_at);
+        // A wire of hardly any bandwidth is busy for ever, not until before it began.
+        *free_at = starts.saturating_add((bytes / wire.bandwidth).to_nanos());
+        self.carried += bytes.0;
+        Delivery { starts, left: *free_at, arrives: free_at.saturating_add(wire.latency.to_nanos()) }
+    }
+
+    fn wire(&self, from: usize, to: usize) -> Wire {
+        *self.special.get(&(from, to)).unwrap_or(&self.usual)
+    }
+}
+
+impl Link for ConstantLink {
+    fn send(&mut self, now: Nanos, from: usize, to: usize, bytes: Bytes) -> Sent {
+        Sent::Known(self.deliver(now, from, to, bytes))
+    }
+
+    fn next_event(&self) -> Option<Nanos> {
+        None
+    }
+
+    fn settled(&mut self, _now: Nanos) -> Option<(u64, Delivery)> {
+        None
+    }
+
+    fn latency(&self, from: usize, to: usize) -> Seconds {
+        self.wire(from, to).latency
+    }
+
+    fn carried(&self) -> Bytes {
+        Bytes(self.carried)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::law::{messages, obeys_the_law};
+    use super::*;
+
+    fn wire() -> Wire {
+        Wire { latency: Seconds(0.002), bandwidth: BytesPerSecond(10e6) }
+    }
+
+    #[test]
+    fn a_message_waits_for_the_one_before_it() {
+        let mut link = ConstantLink::new(wire());
+        // 100 kB at 10 MB/s take 10 ms, the latency is 2 ms.
+        assert_eq!(link.deliver(0, 0, 1, Bytes(100_000)).arrives, 12_000_000);
+        assert_eq!(link.deliver(0, 0, 1, Bytes(100_000)).arrives, 22_000_000);
+        // The way back is free.
+        assert_eq!(link.deliver(0, 1, 0, Bytes(0)).arrives, 2_000_000);
+    }
+
+    proptest! {
+        #[test]
+        fn the_constant_link_obeys_the_law(messages in messages(3)) {
+            let slow = Wire { latency: Seconds(0.1), bandwidth: BytesPerSecond(1e6) };
+            obeys_the_law(&mut ConstantLink::new(wire()).with(0, 2, slow), &messages);
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Does a link keep the law of all links, whatever is sent over it?
+
+use std::collections::BTreeMap;
+
+use hearth_profiles::Bytes;
+use proptest::prelude::*;
+
+use super::{Delivery, Link, Sent};
+use crate::engine::Nanos;
+
+/// A message of a test: nanoseconds after the one before it, from, to, bytes.
+pub(crate) type Given = (Nanos, usize, usize, u64);
+
+/// A message and what became of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Carried {
+    /// From whom to whom.
+    pub pair: (usize, usize),
+    /// Its size.
+    pub bytes: u64,
+    /// When it was handed over.
+    pub given: Nanos,
+    /// The rest.
+    pub delivery: Delivery,
+}
+
+/// Random messages between so many devices, never from one to itself.
+pub(crate) fn messages(devices: usize) -> impl Strategy<Value = Vec<Given>> {
+    let bytes = prop_oneof![0u64..2000, 0u64..100_000, 0u64..3_000_000];
+    let message = (0u64..20_000_000, 0..devices, 1..devices, bytes);
+    let turned =
+        message.prop_map(move |(wait, from, step, bytes)| (wait, from, (from + step) % devices, bytes));
+    prop::collection::vec(turned, 0..40)
+}
+
+/// Hands over messages in time and drives the link to their arrival; in the order of handing over.
+pub(crate) fn carry(link: &mut dyn Link, messages: &[Given]) -> Vec<Carried> {
+    let (mut now, mut pending, mut carried) = (0, BTreeMap::new(), Vec::new());
+    for (index, &(wait, from, to, bytes)) in messages.iter().enumerate() {
+        now += wait;
+        drive(link, Some(now), &mut pending, &mut carried);
+        let message = |delivery| (index, Carried { pair: (from, to), bytes, given: now, delivery });
+        match link.send(now, from, to, Bytes(bytes)) {
+            Sent::Known(delivery) => carried.push(message(delivery)),
+            Sent::Pending(number) => {
+                let unknown = Delivery { starts: 0, left: 0, arrives: 0 };
+                assert!(pending.insert(number, message(unknown)).is_none(), "a number twice");
+            }
+        }
+    }
+    drive(link, None, &mut pending, &mut carried);
+    assert!(pending.is_empty(), "messages that never arrive: {pending:?}");
+    carried.sort_by_key(|&(index, _)| index);
+    carried.into_iter().map(|(_, carried)| carried).collect()
+}
+
+fn drive(
+    link: &mut dyn Link,
+    until: Option<Nanos>,
+    pending: &mut BTreeMap<u64, (usize, Carried)>,
+    carried: &mut Vec<(usize, Carried)>,
+) {
+    while let Some(at) = link.next_event().filter(|&at| until.is_none_or(|until| at <= until)) {
+        while let Some((number, delivery)) = link.settled(at) {
+            assert!(delivery.arrives >= at, "it is told of after it has arrived");
+            let (index, message) =
+                pending.remove(&number).expect("a message that was sent and not yet told of");
+            carried.push((index, Carried { delivery, ..message }));
+        }
+    }
+}
+
+/// The law every link obeys, whatever is sent over it.
+pub(crate) fn obeys_the_law(link: &mut dyn Link, messages: &[Given]) -> Vec<Carried> {
+    let before = link.carried().0;
+    let carried = carry(link, messages);
+    assert_eq!(carried.len(), messages.len(), "a message was lost or doubled");
+    let mut last = BTreeMap::new();
+    for Carried { pair, given, delivery, .. } in &carried {
+        assert!(delivery.starts >= *given, "sent before it was given");
+        assert!(delivery.left >= delivery.starts, "its end left before its beginning");
+        let least = delivery.starts + link.latency(pair.0, pair.1).to_nanos();
+        assert!(delivery.arrives >= least.max(delivery.left), "arrived before its latency was over");
+        let earlier = last.insert(*pair, *delivery).unwrap_or(*delivery);
+        assert!(delivery.arrives >= earlier.arrives, "overtook another message");
+        assert!(delivery.left >= earlier.left, "left before the message before it");
+    }
+    let sent: u64 = messages.iter().map(|message| message.3).sum();
+    assert_eq!(link.carried().0 - before, sent, "bytes were lost or doubled");
+    carried
+}

@@ -1,0 +1,221 @@
+//! When does a channel stand still?
+//!
+//! Each kind of stall begins as a Poisson process and lasts a uniform time; a world may add one of its own. What is
+//! being sent when a stall begins goes on where it was when the stall is over.
+//!
+//! Stalls are drawn for windows of ten seconds, each from its own part of the channel's random stream. So they come at
+//! the same instants whatever is sent, two plans meet the same ones, and a run that lets the air rest for an hour draws
+//! nothing for that hour. A Poisson process has no memory: beginning it anew at every window changes nothing.
+//!
+//! Not here: what is sent between them.
+
+use hearth_profiles::Seconds;
+use hearth_profiles::link::air::{LONGEST_STALL, Stall};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::Rng;
+
+use crate::engine::Nanos;
+
+/// A window, in nanoseconds: no stall reaches beyond the next one.
+const WINDOW: Nanos = (LONGEST_STALL.0 * 1e9) as Nanos;
+/// Random words set aside for a window: two numbers of two words for each of a hundred stalls a second of 16 kinds
+/// are 64,000 on average, and for those of a channel that stands still for half of the time at most far fewer.
+const WORDS: u128 = 1 << 20;
+
+/// A world's own stall ends after a day. source: assumed, so that a run that waits for it ends
+const LONGEST_ADDED: Nanos = 86_400_000_000_000;
+
+/// A time from its beginning to its end.
+type Span = (Nanos, Nanos);
+
+/// The stalls of one channel.
+#[derive(Debug, Clone)]
+pub struct Stalls {
+    kinds: Vec<Stall>,
+    stream: ChaCha8Rng,
+    /// Added by the world.
+    added: Vec<Span>,
+    /// The window that `spans` is about.
+    window: Option<u64>,
+    /// Those that touch the window, in order, none overlapping.
+    spans: Vec<Span>,
+}
+
+impl Stalls {
+    /// Those of these kinds, drawn from this stream.
+    pub fn new(kinds: Vec<Stall>, stream: ChaCha8Rng) -> Self {
+        Self { kinds, stream, added: Vec::new(), window: None, spans: Vec::new() }
+    }
+
+    /// One more, whatever is drawn.
+    pub fn add(&mut self, from: Nanos, until: Nanos) {
+        self.added.push((from, until.min(from.saturating_add(LONGEST_ADDED))));
+        self.window = None;
+    }
+
+    /// When so much air time is over that begins at `at`.
+    pub fn end(&mut self, at: Nanos, air: Nanos) -> Nanos {
+        let (mut at, mut left) = (self.over(at), air);
+        loop {
+            let pause = self.next(at);
+            // At the end of all time there is no next window.
+            if left <= pause - at || pause == at {
+                return at.saturating_add(left);
+            }
+            left -= pause - at;
+            at = self.over(pause);
+        }
+    }
+
+    /// How much air time there is from one instant to another.
+    pub fn air(&mut self, from: Nanos, until: Nanos) -> Nanos {
+        let (mut at, mut sum) = (self.over(from), 0);
+        while at < until {
+            let pause = self.next(at).min(until);
+            if pause == at {
+                break;
+            }
+            sum += pause - at;
+            at = self.over(pause);
+        }
+        sum
+    }
+
+    /// The end of the stall under way, or the instant itself.
+    fn over(&mut self, at: Nanos) -> Nanos {
+        let mut at = at;
+        while let Some(&(_, end)) = self.around(at).iter().find(|&&(start, end)| start <= at && at < end) {
+            at = end;
+        }
+        at
+    }
+
+    /// The beginning of the next stall, or of the next window, where it has to be asked again.
+    fn next(&mut self, at: Nanos) -> Nanos {
+        let edge = (at / WINDOW + 1).saturating_mul(WINDOW);
+        let starts = self.around(at).iter().map(|&(start, _)| start);
+        starts.filter(|&start| start > at).min().unwrap_or(edge).min(edge)
+    }
+
+    /// The stalls that touch the window of an instant.
+    fn around(&mut self, at: Nanos) -> &[Span] {
+        let window = at / WINDOW;
+        if self.window != Some(window) {
+            let mut spans = self.added.clone();
+            if let Some(before) = window.checked_sub(1) {
+                self.draw(before, &mut spans);
+            }
+            self.draw(window, &mut spans);
+            let (first, last) = (window * WINDOW, (window + 1).saturating_mul(WINDOW));
+            spans.retain(|&(start, end)| start < last && end > first);
+            spans.sort_unstable();
+            self.spans = merged(spans);
+            self.window = Some(window);
+        }
+        &self.spans
+    }
+
+    fn draw(&mut self, window: u64, spans: &mut Vec<Span>) {
+        if self.kinds.is_empty() {
+            return;
+        }
+        self.stream.set_word_pos(u128::from(window) * WORDS);
+        let stream = &mut self.stream;
+        for kind in &self.kinds {
+            let mut at = Seconds(0.0);
+            loop {
+                // An exponential gap; the share is never 1.
+                at += Seconds(-(1.0 - share(stream)).ln() / kind.rate.0);
+                if at >= LONGEST_STALL {
+                    break;
+                }
+                let start = (window * WINDOW).saturating_add(at.to_nanos());
+                let length = kind.from + (kind.to - kind.from) * share(stream);
+                spans.push((start, start.saturating_add(length.to_nanos())));
+            }
+        }
+    }
+}
+
+/// A uniform number from 0 to below 1.
+pub(super) fn share(stream: &mut impl Rng) -> f64 {
+    (stream.next_u64() >> 11) as f64 / (1u64 << 53) as f64
+}
+
+/// Overlapping spans as one.
+fn merged(sorted: Vec<Span>) -> Vec<Span> {
+    let mut spans: Vec<Span> = Vec::with_capacity(sorted.len());
+    for (start, end) in sorted {
+        match spans.last_mut() {
+            Some((_, last)) if *last >= start => *last = (*last).max(end),
+            _ => spans.push((start, end)),
+        }
+    }
+    spans
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_profiles::PerSecond;
+    use hearth_profiles::link::air::{Preset, Stalls as Document};
+    use proptest::prelude::*;
+    use rand_chacha::rand_core::SeedableRng;
+
+    use super::*;
+
+    const MILLI: Nanos = 1_000_000;
+
+    fn stalls(kinds: Vec<Stall>) -> Stalls {
+        Stalls::new(kinds, ChaCha8Rng::seed_from_u64(1))
+    }
+
+    #[test]
+    fn what_is_sent_waits_and_goes_on() {
+        let mut stalls = stalls(vec![]);
+        stalls.add(10 * MILLI, 30 * MILLI);
+        stalls.add(20 * MILLI, 50 * MILLI);
+        stalls.add(60 * MILLI, 61 * MILLI);
+        assert_eq!(stalls.end(0, 5 * MILLI), 5 * MILLI);
+        assert_eq!(stalls.end(8 * MILLI, 2 * MILLI), 10 * MILLI);
+        assert_eq!(stalls.end(8 * MILLI, 5 * MILLI), 53 * MILLI);
+        assert_eq!(stalls.end(25 * MILLI, 0), 50 * MILLI);
+        assert_eq!(stalls.end(25 * MILLI, 15 * MILLI), 66 * MILLI);
+        assert_eq!(stalls.air(0, 70 * MILLI), 29 * MILLI);
+    }
+
+    #[test]
+    fn stalls_come_as_often_as_they_should_whoever_asks() {
+        let mut stalls = stalls(Document::Preset(Preset::Awdl).kinds());
+        let (hour, mut still) = (3600 * 1000 * MILLI, 0);
+        for second in 0..3600 {
+            still += 1000 * MILLI - stalls.air(second * 1000 * MILLI, (second + 1) * 1000 * MILLI);
+        }
+        // 0.15 /s of 80 ms and 0.03 /s of 190 ms, less what overlaps.
+        let share = still as f64 / hour as f64;
+        assert!((share / 0.0177 - 1.0).abs() < 0.1, "{share}");
+        // Asked backwards, and all at once, it is the same.
+        assert_eq!(stalls.air(0, hour), hour - still);
+        assert_eq!(
+            stalls.clone().air(7 * 1000 * MILLI, 9999 * MILLI),
+            stalls.air(7 * 1000 * MILLI, 9999 * MILLI)
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn the_end_is_when_the_air_time_is_over(
+            rate in 0.1f64..100.0,
+            from in 0.0f64..0.004,
+            more in 0.0f64..0.002,
+            at in 0u64..30_000_000_000,
+            air in 0u64..3_000_000_000,
+        ) {
+            let (rate, from, to) = (PerSecond(rate), Seconds(from), Seconds(from + more));
+            let kind = Stall { rate, from, to, source: String::new() };
+            let mut stalls = stalls(vec![kind]);
+            let end = stalls.end(at, air);
+            prop_assert!(end >= at + air);
+            prop_assert_eq!(stalls.air(at, end), air);
+        }
+    }
+}

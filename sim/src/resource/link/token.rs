@@ -1,0 +1,120 @@
+//! Who has the air, and until when?
+//!
+//! A channel has one token. Transmissions ask for it and get it in the order in which they asked; whoever has it holds
+//! it for an overhead and the bytes. A message longer than a burst asks again for each, so that others come between.
+//! One direction of a device's wire is the same thing without overhead and stalls.
+//!
+//! Not here: which transmissions a message has ([`super::air`]).
+
+use std::collections::VecDeque;
+
+use super::stalls::Stalls;
+use crate::engine::Nanos;
+
+/// One transmission of a message on one half of its way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Burst {
+    /// Whose.
+    pub message: u64,
+    /// Whether it is the second half, to the receiver.
+    pub down: bool,
+    /// How much of it.
+    pub bytes: u64,
+    /// Time on the air.
+    pub air: Nanos,
+}
+
+/// What is being sent.
+#[derive(Debug, Clone, Copy)]
+pub struct Hold {
+    /// The transmission.
+    pub burst: Burst,
+    /// When it got the token.
+    pub since: Nanos,
+    /// When it gives it back, if no stall is added.
+    pub ends: Nanos,
+}
+
+/// The token of a channel or a wire.
+#[derive(Debug, Clone)]
+pub struct Token {
+    queue: VecDeque<Burst>,
+    hold: Option<Hold>,
+    stalls: Stalls,
+    held: Nanos,
+}
+
+impl Token {
+    /// A token that nobody holds.
+    pub fn new(stalls: Stalls) -> Self {
+        Self { queue: VecDeque::new(), hold: None, stalls, held: 0 }
+    }
+
+    /// A transmission asks for it.
+    pub fn ask(&mut self, now: Nanos, burst: Burst) {
+        self.queue.push_back(burst);
+        if self.hold.is_none() {
+            self.grant(now);
+        }
+    }
+
+    /// When the transmission under way is over.
+    pub fn next_end(&self) -> Option<Nanos> {
+        self.hold.map(|hold| hold.ends)
+    }
+
+    /// Takes the transmission that has ended by `now`; the next one begins where it ended.
+    pub fn ended(&mut self, now: Nanos) -> Option<Hold> {
+        let hold = self.hold.take_if(|hold| hold.ends <= now)?;
+        self.held += hold.burst.air;
+        self.grant(hold.ends);
+        Some(hold)
+    }
+
+    /// Nothing is sent from now on until then.
+    pub fn stall(&mut self, now: Nanos, until: Nanos) {
+        let left = self.hold.map(|hold| self.stalls.air(now, hold.ends));
+        self.stalls.add(now, until);
+        if let (Some(hold), Some(left)) = (&mut self.hold, left) {
+            hold.ends = self.stalls.end(now, left);
+        }
+    }
+
+    /// Air time of all transmissions that have ended.
+    pub fn held(&self) -> Nanos {
+        self.held
+    }
+
+    fn grant(&mut self, now: Nanos) {
+        let granted = |burst: Burst| Hold { burst, since: now, ends: self.stalls.end(now, burst.air) };
+        self.hold = self.queue.pop_front().map(granted);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand_chacha::ChaCha8Rng;
+    use rand_chacha::rand_core::SeedableRng;
+
+    use super::*;
+
+    fn burst(message: u64, air: Nanos) -> Burst {
+        Burst { message, down: false, bytes: 1, air }
+    }
+
+    #[test]
+    fn it_goes_round_in_the_order_of_asking() {
+        let mut token = Token::new(Stalls::new(vec![], ChaCha8Rng::seed_from_u64(1)));
+        token.ask(0, burst(1, 10));
+        token.ask(2, burst(2, 5));
+        token.ask(3, burst(3, 1));
+        assert!(token.ended(9).is_none());
+        assert_eq!(token.ended(10).map(|hold| (hold.burst.message, hold.since)), Some((1, 0)));
+        // A stall in the middle of the second: what is left of it comes after.
+        token.stall(12, 20);
+        assert_eq!(token.next_end(), Some(23));
+        assert_eq!(token.ended(23).map(|hold| hold.burst.message), Some(2));
+        assert_eq!(token.ended(24).map(|hold| hold.since), Some(23));
+        assert_eq!((token.next_end(), token.held()), (None, 16));
+    }
+}

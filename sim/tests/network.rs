@@ -1,0 +1,160 @@
+//! Does a ring over shared air take the time that its messages take, and does the trace say so?
+//!
+//! Small rings of invented devices, as in `ring`; the links are replaced by a Wi-Fi channel.
+
+mod small_rings;
+
+use hearth_profiles::link::air::Air;
+use hearth_profiles::{Bytes, Document};
+use hearth_schema::cluster::{Cluster, Joined, LinkTable};
+use hearth_schema::plan::Plan;
+use hearth_schema::residency::{Residency, ResidencyOptions};
+use hearth_schema::trace::{Kind, Record, Trace};
+use hearth_schema::{Scenario, metrics};
+use hearth_sim::{Input, Options, simulate};
+use proptest::prelude::*;
+
+use small_rings::{PLENTY, cluster, plan};
+
+/// A ring of stations, warm, in windows.
+fn ring(devices: usize, generate: u32, channel: &str, tcp: &str) -> Cluster {
+    let names: Vec<String> = (0..devices).map(|index| format!("d{index}")).collect();
+    let entries: Vec<String> = names.iter().map(|name| format!("{{name: {name}, profile: d1}}")).collect();
+    let text = format!(
+        "schema: scenario/1
+name: t
+seed: 1
+model: {{profile: llama-8b}}
+context: 64
+workload: {{prompt: 8, generate: 4}}
+devices: [{}]
+links:
+  default: {{latency: {{value: 0.2 ms, source: t}}, bandwidth: {{value: 1 Gbit/s, source: t}}}}
+  air:
+    channels:
+      - {{name: w, bandwidth: {{value: 800 Mbit/s, source: t}}, stations: [{}]{channel}}}
+    tcp: {{{tcp}}}
+",
+        entries.join(", "),
+        names.join(", ")
+    );
+    let mut cluster = cluster("llama-8b", &vec![PLENTY; devices], generate);
+    cluster.links = LinkTable::new(Scenario::from_yaml(&text).expect("a sound scenario").links);
+    cluster
+}
+
+/// No window closes and nothing is lost.
+const QUIET: &str = "idle_restart: false, loss: {value: 0 %, source: t}";
+
+fn windows(cluster: &Cluster, windows: &[u32]) -> Plan {
+    let residency = ResidencyOptions { prefetch: false, ..ResidencyOptions::of(Residency::Os) };
+    plan(&cluster.model, windows, residency)
+}
+
+fn run(cluster: &Cluster, plan: &Plan) -> Trace {
+    let options = Options { warm: true, ..Options::default() };
+    simulate(&Input { cluster, plan, options: &options }).expect("a plan that can be run")
+}
+
+fn air(cluster: &Cluster) -> &Air {
+    cluster.links.air().expect("air")
+}
+
+/// What one activation takes over the air on average, in milliseconds.
+fn hop(cluster: &Cluster, fresh: bool) -> f64 {
+    match cluster.links.joined("d0", "d1") {
+        Some(Joined::Air(way)) => way.mean(cluster.model.shape.activation_bytes(), fresh).as_millis(),
+        other => panic!("{other:?} is not the air"),
+    }
+}
+
+#[test]
+fn the_air_term_is_what_messages_take_on_average() {
+    let lossless = "loss: {value: 0 %, source: t}";
+    // A token takes 0.48 s. In one round a connection is used once in that time, and its window has closed; in four
+    // rounds it never rests for as long as the timeout of 0.2 s. Losses are few, so that their mean is uncertain.
+    for (tcp, shares, hops, fresh, within) in [
+        (QUIET, [4, 2, 2], 12.0, false, 0.02),
+        (lossless, [4, 2, 2], 12.0, false, 0.02),
+        (lossless, [16, 8, 8], 3.0, true, 0.02),
+        ("", [16, 8, 8], 3.0, true, 0.08),
+    ] {
+        let cluster = ring(3, 400, "", tcp);
+        let metrics = metrics::compute(&run(&cluster, &windows(&cluster, &shares)));
+        let expected = hops * hop(&cluster, fresh);
+        let found = metrics.terms_ms.air;
+        println!("tcp {{{tcp}}}, {shares:?}: {found:.2} ms a token in the air, {expected:.2} by the formula");
+        assert!((found / expected - 1.0).abs() < within, "{found} ms and not {expected}");
+        let tpot = metrics.tpot_ms.expect("tokens");
+        assert!((metrics.terms_ms.sum() / tpot.mean - 1.0).abs() < 1e-9);
+        assert!(metrics.terms_ms.bubble.abs() < 1e-6 * tpot.mean, "{:?}", metrics.terms_ms);
+    }
+}
+
+/// A token is not under way a second time while it waits. So of a stall that is longer than the time between two hops
+/// it meets the rest once, not once a hop, and the formula for a message alone is too much.
+#[test]
+fn a_ring_meets_each_stall_once() {
+    let [clean, awdl] = ["", ", stalls: awdl"].map(|channel| {
+        let cluster = ring(3, 400, channel, QUIET);
+        let trace = run(&cluster, &windows(&cluster, &[4, 2, 2]));
+        (metrics::compute(&trace).terms_ms.air, 12.0 * hop(&cluster, true))
+    });
+    let (found, alone) = (awdl.0 - clean.0, awdl.1 - clean.1);
+    println!("stalls take {found:.2} ms of a token, {alone:.2} if every hop met them by itself");
+    assert!(found > 0.25 * alone && found < 0.75 * alone, "{found} and {alone} ms");
+}
+
+#[test]
+fn stalls_are_seen_in_the_tail() {
+    let [clean, awdl] = ["", ", stalls: awdl"].map(|channel| {
+        let cluster = ring(2, 300, channel, QUIET);
+        metrics::compute(&run(&cluster, &windows(&cluster, &[16, 16]))).tpot_ms.expect("tokens")
+    });
+    assert!(awdl.p50 - clean.p50 < 1.0, "{clean:?}, {awdl:?}");
+    assert!(awdl.mean - clean.mean > 1.0 && awdl.mean - clean.mean < 5.0, "{clean:?}, {awdl:?}");
+}
+
+/// The messages of a trace: when handed over, when they had left, when they were there.
+fn messages(trace: &Trace) -> Vec<(&Record, &Record)> {
+    let of = |kind: Kind| trace.records.iter().filter(move |record| record.kind == kind);
+    let arrival = |sent: &Record| {
+        let mine = |it: &&Record| {
+            (Some(it.device), it.pass) == (sent.peer, sent.pass) && it.peer == Some(sent.device)
+        };
+        let round = if sent.peer == Some(0) { sent.round + 1 } else { sent.round };
+        of(Kind::Receive).filter(mine).find(|it| it.round == round)
+    };
+    of(Kind::Send).map(|sent| (sent, arrival(sent).expect("it arrives"))).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    /// Whatever the ring and the prompt: a message has left before it is there, everything of it was on the air, and
+    /// the same run gives the same bytes.
+    #[test]
+    fn every_message_is_on_the_air_before_it_arrives(
+        devices in 2usize..5, window in 1u32..9, prompt in 1u32..1500, stalls: bool, seed: u64,
+    ) {
+        let mut cluster = ring(devices, 3, if stalls { ", stalls: awdl" } else { "" }, "");
+        cluster.seed = seed;
+        (cluster.context, cluster.workload.prompt) = (2048, prompt);
+        let mut plan = windows(&cluster, &vec![window; devices]);
+        plan.context = 2048;
+        let trace = run(&cluster, &plan);
+        let rate = air(&cluster).channels[0].bandwidth.value;
+        for (sent, there) in messages(&trace) {
+            // Up and down, each with its overhead.
+            let least = (Bytes(sent.bytes) / rate).to_nanos() * 2 + 400_000;
+            prop_assert!(sent.duration() >= least, "{:?}", sent);
+            prop_assert!(there.end >= sent.end, "{:?} {:?}", sent, there);
+        }
+        let write = |trace: &Trace| {
+            let mut text = Vec::new();
+            trace.write(&mut text).expect("memory");
+            text
+        };
+        prop_assert_eq!(write(&trace), write(&run(&cluster, &plan)));
+    }
+}

@@ -1,0 +1,134 @@
+//! Does a whole run do what the page cache of each system says?
+//!
+//! One device with a share of the 8B shape that does not fit, as in [`small_rings`]: a disk of 1 GB/s, and everything
+//! after the first token counted. What no machine here has checked says so in its trace.
+
+mod small_rings;
+
+use hearth_profiles::device::{Device, Os, PageCachePolicy, Reclaim};
+use hearth_profiles::model::shipped;
+use hearth_profiles::{Bytes, Document, Fraction, Seconds, Sourced};
+use hearth_schema::metrics;
+use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::trace::{Outcome, Trace};
+use hearth_sim::{Input, Options, simulate};
+
+use small_rings::{PLENTY, cluster, plan, run};
+
+const POLICIES: [(PageCachePolicy, &str); 7] = [
+    (PageCachePolicy::PaperLinear, "paper-linear"),
+    (PageCachePolicy::TwoList, "two-list"),
+    (PageCachePolicy::MgLru, "mglru"),
+    (PageCachePolicy::Random, "random"),
+    (PageCachePolicy::Macos, "macos"),
+    (PageCachePolicy::MacosMetal, "macos-metal"),
+    (PageCachePolicy::Android, "android"),
+];
+
+/// The 8B shape on one device with page cache for a part of it; the profile may be changed before it runs.
+fn traced(part: f64, policy: PageCachePolicy, change: impl Fn(&mut Device)) -> (Trace, f64) {
+    let model = shipped("llama-8b").expect("shipped");
+    let plan = plan(&model, &[32], ResidencyOptions::default().without_prefetch());
+    let share = model.layers_bytes() + model.output_bytes();
+    let kv = model.shape.kv_bytes_per_layer(plan.context, Bytes(2)).0 * 32;
+    let room = (share.as_f64() * part) as u64;
+    let mut cluster = cluster(&model.name, &[Bytes(room + kv)], 5);
+    let memory = &mut cluster.members[0].device.memory;
+    memory.page_cache = policy;
+    // The file floor of macOS is 0.15 of this.
+    memory.total.value = Bytes(8 << 30);
+    change(&mut cluster.members[0].device);
+    let options = Options::default();
+    let trace =
+        simulate(&Input { cluster: &cluster, plan: &plan, options: &options }).expect("it can be run");
+    let read = metrics::compute(&trace).devices.first().map_or(0.0, |device| device.bytes_read_per_token);
+    (trace, read / share.as_f64())
+}
+
+#[test]
+fn shares_of_what_a_token_reads() {
+    let read = |part, policy| traced(part, policy, |_| ()).1;
+    for (policy, name) in POLICIES {
+        // Nothing is read again but an embedding row and what lies around it: some MiB of five GB.
+        assert!(read(1.02, policy) < 0.01, "{name}: {}", read(1.02, policy));
+        let short = read(0.75, policy);
+        match policy {
+            PageCachePolicy::PaperLinear => assert!((0.24..0.27).contains(&short), "{name}: {short}"),
+            // Of m reads a token, a chunk survives m evictions: m = 1 - exp(-m / 0.75) has the solution 0.45.
+            PageCachePolicy::Random => assert!((0.38..0.52).contains(&short), "{name}: {short}"),
+            _ => assert!((0.98..1.03).contains(&short), "{name}: {short}"),
+        }
+    }
+}
+
+#[test]
+fn what_nobody_checked_says_so() {
+    for (policy, name) in POLICIES {
+        let (trace, _) = traced(1.02, policy, |_| ());
+        let unvalidated = trace.header.devices[0].unvalidated.is_some();
+        assert_eq!(unvalidated, policy != PageCachePolicy::TwoList, "{name}");
+    }
+    let (trace, _) = traced(1.02, PageCachePolicy::TwoList, |device| device.os = Os::Android);
+    assert!(trace.header.devices[0].unvalidated.is_some());
+}
+
+#[test]
+fn a_run_below_the_killers_threshold_does_not_survive() {
+    let kill = |below: u64| {
+        move |device: &mut Device| {
+            device.memory.reclaim =
+                Some(Reclaim { kill_below: Some(Sourced::new(Bytes(below), "test")), ..Reclaim::default() });
+        }
+    };
+    let room = (shipped("llama-8b").expect("shipped").layers_bytes().as_f64() * 0.5) as u64;
+    assert_eq!(traced(0.5, PageCachePolicy::Android, kill(room / 2)).0.outcome, Outcome::Ok);
+    assert_eq!(traced(0.5, PageCachePolicy::Android, kill(room * 2)).0.outcome, Outcome::Killed);
+    // Without pressure nobody looks.
+    assert_eq!(traced(1.02, PageCachePolicy::Android, kill(room * 9)).0.outcome, Outcome::Ok);
+}
+
+#[test]
+fn compressed_applications_make_room_on_android() {
+    let read = |compressed: f64| {
+        let give = |device: &mut Device| {
+            // A third of the share is held by others: with nothing gained, three quarters fit.
+            device.memory.can_swap = Some(Sourced::new(Bytes(1_600_000_000), "test"));
+            let compressed = Some(Sourced::new(Fraction(compressed), "test"));
+            device.memory.reclaim = Some(Reclaim { compressed, ..Reclaim::default() });
+        };
+        traced(0.75, PageCachePolicy::Android, give).1
+    };
+    assert!(read(1.0) > 0.95, "{}", read(1.0));
+    assert!(read(0.1) < 0.3, "{}", read(0.1));
+}
+
+/// A worker waits for its neighbour: weights that Metal has wired are taken back after a second, unless kept.
+#[test]
+fn metal_unwires_what_is_idle() {
+    let model = shipped("llama-8b").expect("shipped");
+    let plan = plan(&model, &[16, 16], ResidencyOptions::default().without_prefetch());
+    let read = |unwire_after: f64, keep_alive| {
+        let mut cluster = cluster(&model.name, &[PLENTY, Bytes(1 << 30)], 4);
+        let metal = &mut cluster.members[1].device;
+        metal.memory.page_cache = PageCachePolicy::MacosMetal;
+        let gpu = "kind: metal\nname: test\nunified_memory: true\nmatvec: {}\n\
+                   read_bandwidth: {value: 10 GB/s, source: test}\nmemory_available: {value: 8 GiB, source: test}\n\
+                   kv_copy: {latency: {value: 0 s, source: test}, bandwidth: {value: 1 TB/s, source: test}}\n\
+                   upload: {latency: {value: 0 s, source: test}, bandwidth: {value: 1 TB/s, source: test}}\n\
+                   download: {latency: {value: 0 s, source: test}, bandwidth: {value: 1 TB/s, source: test}}\n\
+                   compute_buffer: {value: 0 B, source: test}";
+        let indented = gpu.replace('\n', "\n  ");
+        let yaml = format!("{}\ngpu:\n  {indented}\n", metal.to_yaml().trim_end());
+        *metal = Device::from_yaml(&yaml).expect("a valid device");
+        metal.memory.reclaim = Some(Reclaim {
+            unwire_after: Some(Sourced::new(Seconds(unwire_after), "test")),
+            keep_alive,
+            ..Reclaim::default()
+        });
+        run(&cluster, &plan).devices[1].bytes_read_per_token
+    };
+    // The head computes for about 0.25 s a token.
+    assert_eq!(read(1.0, false), 0.0);
+    assert_eq!(read(0.1, true), 0.0);
+    assert!(read(0.1, false) > 1e8, "{}", read(0.1, false));
+}

@@ -1,0 +1,348 @@
+//! Do several sequences, batches of a prompt and drafts take the time that paper and pencil give them?
+//!
+//! Closed forms on small rings of invented devices, and what holds for any workload: it ends, every sequence gets its
+//! tokens, terms sum, positions follow one another, two runs are the same bytes.
+
+mod small_rings;
+
+use std::collections::BTreeMap;
+
+use hearth_profiles::device::shipped;
+use hearth_profiles::model::{self, ModelProfile};
+use hearth_profiles::{Bytes, BytesPerSecond, Device, Document, Fraction, Seconds, Sourced};
+use hearth_schema::cluster::{Cluster, LinkTable};
+use hearth_schema::draft;
+use hearth_schema::draft::DraftError;
+use hearth_schema::metrics::{self, Metrics};
+use hearth_schema::plan::{Plan, PlannedDraft, PlannedModel};
+use hearth_schema::residency::{Residency, ResidencyOptions};
+use hearth_schema::scenario::{Links, ModelRef, Speculation, Workload};
+use hearth_schema::schedule::Processor;
+use hearth_schema::trace::{Counter, Kind, Outcome, Trace};
+use hearth_sim::{Input, Options, SimError, simulate};
+use proptest::prelude::*;
+
+use small_rings::{PLENTY, cluster, plan};
+
+/// Milliseconds of a token.
+fn tpot(metrics: &Metrics) -> f64 {
+    metrics.tpot_ms.expect("tokens").mean
+}
+
+/// Devices with room for everything, and hops that take a microsecond.
+fn quick(model: &str, devices: usize, workload: Workload) -> Cluster {
+    let mut cluster = cluster(model, &vec![PLENTY; devices], 1);
+    let link = hearth_profiles::Link {
+        latency: Sourced::new(Seconds(1e-6), "test"),
+        bandwidth: Sourced::new(BytesPerSecond(1e12), "test"),
+    };
+    cluster.links = LinkTable::new(Links { default: link, between: vec![], air: None });
+    cluster.workload = workload;
+    cluster
+}
+
+/// The plan of these windows for the cluster's workload.
+fn planned(cluster: &Cluster, windows: &[u32]) -> Plan {
+    let residency = ResidencyOptions { prefetch: false, ..ResidencyOptions::of(Residency::Os) };
+    let sequences = cluster.workload.sequences;
+    Plan { sequences, draft: draft::planned(cluster), ..plan(&cluster.model, windows, residency) }
+}
+
+fn trace(cluster: &Cluster, plan: &Plan) -> Trace {
+    let options = Options { warm: true, ..Options::default() };
+    simulate(&Input { cluster, plan, options: &options }).expect("a plan that can be run")
+}
+
+fn run(cluster: &Cluster, windows: &[u32]) -> Metrics {
+    metrics::compute(&trace(cluster, &planned(cluster, windows)))
+}
+
+#[test]
+fn a_cold_run_only_begins_later() {
+    // Weights come from disk once, and then everything is in memory.
+    let cluster = quick("1b", 2, Workload { sequences: 2, ..Workload::plain(4, 30) });
+    let (cold, warm) = (small_rings::run(&cluster, &planned(&cluster, &[8, 8])), run(&cluster, &[8, 8]));
+    assert!(cold.ttft_ms > warm.ttft_ms && cold.sequences.len() == 2);
+    assert!(tpot(&cold) / tpot(&warm) < 1.2, "{} and {}", tpot(&cold), tpot(&warm));
+}
+
+/// A small model that drafts, its tokens accepted with a chance.
+fn with_drafts(mut cluster: Cluster, tokens: u32, acceptance: f64) -> Cluster {
+    let draft = ModelRef { profile: Some("120m".into()), file: None };
+    let acceptance = Sourced::new(Fraction(acceptance), "assumed: a test");
+    cluster.workload.speculation = Some(Speculation { draft, tokens, acceptance, processor: None });
+    cluster.draft = Some(small(&cluster.model));
+    cluster
+}
+
+/// The 120M model with the vocabulary of the large one.
+fn small(large: &ModelProfile) -> ModelProfile {
+    let mut draft = model::shipped("120m").expect("shipped");
+    draft.shape.vocabulary = large.shape.vocabulary;
+    draft
+}
+
+/// A GPU that reads 100 GB/s and does nothing else that takes time, so that no first touch of a page counts.
+const GPU: &str = "\
+gpu:
+  kind: cuda
+  name: test
+  unified_memory: true
+  matvec: {f32: {value: 10000 TFLOP/s, source: test}}
+  read_bandwidth: {value: 100 GB/s, source: test}
+  memory_available: {value: 8 GiB, source: test}
+  kv_copy: {latency: {value: 0 s, source: test}, bandwidth: {value: 1000 TB/s, source: test}}
+  upload: {latency: {value: 0 s, source: test}, bandwidth: {value: 1 TB/s, source: test}}
+  download: {latency: {value: 0 s, source: test}, bandwidth: {value: 1 TB/s, source: test}}
+  compute_buffer: {value: 0 B, source: test}
+";
+
+#[test]
+fn batches_of_a_prompt_keep_all_devices_at_work() {
+    let model = model::shipped("llama-8b").expect("shipped");
+    // A batch costs a device the reading of its 8 layers, however few tokens it has.
+    let stage =
+        |first: u32| (first..first + 8).map(|layer| model.layer_bytes(layer).as_f64() / 100e9).sum::<f64>();
+    let stages = [0, 8, 16, 24].map(stage);
+    let (once, longest) = (stages.iter().sum::<f64>(), stages.into_iter().fold(0.0, f64::max));
+    for batches in [1, 2, 4, 8] {
+        let workload = Workload { micro_batch: 8 / batches, ..Workload::plain(8, 1) };
+        let mut cluster = quick("llama-8b", 4, workload);
+        for member in &mut cluster.members {
+            member.device = Device::from_yaml(&(member.device.to_yaml() + GPU)).expect("a valid device");
+        }
+        let mut plan = planned(&cluster, &[8; 4]);
+        plan.devices.iter_mut().for_each(|device| device.gpu_layers = 8);
+        let trace = trace(&cluster, &plan);
+        let computed = || trace.records.iter().filter(|record| record.kind == Kind::Compute);
+        let (begin, end) = (computed().map(|it| it.start).min(), computed().map(|it| it.end).max());
+        let found = (end.expect("computed") - begin.expect("computed")) as f64 * 1e-9;
+        // The layers of the shipped formats are not quite equal; if they were, m + d - 1 of the m d steps that one
+        // device after the other would take.
+        let (m, d) = (f64::from(batches), 4.0);
+        let expected = once + (m - 1.0) * longest;
+        assert!((found / expected - 1.0).abs() < 0.002, "{batches} batches: {found} s, expected {expected}");
+        let equal = (m + d - 1.0) / (m * d) * (m * once);
+        assert!((found / equal - 1.0).abs() < 0.05, "{batches} batches: {found} s, {equal} of equal devices");
+        let ttft = metrics::compute(&trace).ttft_ms.expect("a token") * 1e-3;
+        assert!(ttft > found, "and then the token is put out");
+    }
+}
+
+#[test]
+fn two_sequences_keep_two_equal_devices_at_work() {
+    let model = model::shipped("llama-8b").expect("shipped");
+    let (layer, output) = (model.layer_bytes(20).as_f64(), model.output_bytes().as_f64());
+    // The output matrix is worth about 4 layers: 15 and it on the head, 17 on the other.
+    let windows = [15, 17];
+    let one = run(&quick("llama-8b", 2, Workload::plain(4, 100)), &windows);
+    let workload = Workload { sequences: 2, ..Workload::plain(4, 100) };
+    let two = run(&quick("llama-8b", 2, workload), &windows);
+    // A token takes both stages; with two sequences one comes out whenever the longer stage is over.
+    let stage = |layers: f64, more: f64| (layers * layer + more) / 10e9;
+    let (head, other) = (stage(15.0, output), stage(17.0, 0.0));
+    let expected = (head + other) / head.max(other);
+    let gain = two.tokens_per_s.expect("tokens") / one.tokens_per_s.expect("tokens");
+    assert!((gain / expected - 1.0).abs() < 0.03 && gain > 1.8, "{gain} times, expected {expected}");
+    let own: Vec<_> = two.sequences.iter().map(|sequence| sequence.tokens).collect();
+    assert_eq!(own, [99, 99]);
+    assert!(two.sequences[0].ttft_ms < two.sequences[1].ttft_ms, "one prompt after the other");
+    assert!(one.sequences.is_empty() && one.speculation.is_none());
+    // The waiting for each other is in the terms.
+    let tpot = two.tpot_ms.expect("tokens").mean;
+    assert!((two.terms_ms.sum() / tpot - 1.0).abs() < 1e-9 && two.terms_ms.queue > 0.0);
+    // More sequences than devices gain nothing more.
+    let workload = Workload { sequences: 4, ..Workload::plain(4, 100) };
+    let four = run(&quick("llama-8b", 2, workload), &windows).tokens_per_s.expect("tokens");
+    assert!((four / two.tokens_per_s.expect("tokens") - 1.0).abs() < 0.02, "{four}");
+}
+
+#[test]
+fn tokens_a_step_are_what_acceptance_gives() {
+    for (chance, drafts) in [(0.0, 3), (0.4, 1), (0.7, 5), (0.9, 8), (1.0, 5)] {
+        let mut many = quick("1b", 1, Workload { sequences: 8, ..Workload::plain(4, 400) });
+        many.context = 404;
+        let cluster = with_drafts(many, drafts, chance);
+        let drafting = run(&cluster, &[16]).speculation.expect("drafts");
+        // Leviathan et al., 2023, Eq. 1: (1 - a^(n+1)) / (1 - a), the sum of the powers up to n.
+        let expected: f64 = (0..=drafts).map(|power| chance.powi(power as i32)).sum();
+        let found = drafting.tokens_per_step;
+        assert!((found / expected - 1.0).abs() < 0.05, "{chance}, {drafts}: {found}, expected {expected}");
+        assert!((drafting.acceptance - chance).abs() < 0.03, "{}", drafting.acceptance);
+        assert_eq!(drafting.accepted + drafting.steps, (drafting.steps as f64 * found).round() as u64);
+    }
+}
+
+#[test]
+fn a_draft_costs_its_time_and_a_batch_the_reading_of_the_weights_once() {
+    let plain = run(&quick("llama-8b", 1, Workload::plain(4, 61)), &[32]);
+    let with =
+        |acceptance| run(&with_drafts(quick("llama-8b", 1, Workload::plain(4, 61)), 5, acceptance), &[32]);
+    let (all, none) = (with(1.0), with(0.0));
+    // Each step reads the draft 5 times and the model once.
+    let drafted = all.speculation.clone().expect("drafts");
+    let own = small(&model::shipped("llama-8b").expect("shipped"));
+    let reading = (own.layers_bytes() + own.output_bytes()).as_f64() / 10e9 * 1e3 * 5.0;
+    // 60 tokens in 10 steps of 6.
+    assert_eq!((drafted.steps, drafted.accepted), (10, 50));
+    assert!((drafted.draft_ms * 6.0 / reading - 1.0).abs() < 0.01, "{} and {reading}", drafted.draft_ms);
+    assert!((drafted.draft_ms + drafted.verify_ms - tpot(&all)).abs() < 1e-9);
+    let expected = (tpot(&plain) + reading) / 6.0;
+    assert!((tpot(&all) / expected - 1.0).abs() < 0.01, "{} and {expected}", tpot(&all));
+    // If nothing is ever accepted, drafting is all loss. The last token is not drafted for.
+    let expected = tpot(&plain) + reading;
+    assert!(tpot(&none) > tpot(&plain) && tpot(&none) < expected * 1.005, "{} and {expected}", tpot(&none));
+    assert!((all.terms_ms.sum() / tpot(&all) - 1.0).abs() < 1e-9);
+}
+
+#[test]
+fn the_draft_takes_the_heads_memory() {
+    let base = with_drafts(quick("1b", 2, Workload::plain(4, 8)), 3, 0.5);
+    let plan = planned(&base, &[8, 8]);
+    let own = base.draft.clone().expect("a draft");
+    let cache = own.shape.kv_bytes_per_layer(plan.context, Bytes(2)).0 * own.layers.len() as u64;
+    let unreclaimable = |trace: &Trace, device| {
+        let mut readings = trace.readings.iter();
+        let found = readings.find(|one| (one.device, one.counter) == (device, Counter::Unreclaimable));
+        found.expect("counted").value
+    };
+    let plain = quick("1b", 2, Workload::plain(4, 8));
+    let (with, without) = (trace(&base, &plan), trace(&plain, &planned(&plain, &[8, 8])));
+    assert_eq!(unreclaimable(&with, 0) - unreclaimable(&without, 0), own.total_bytes().0 + cache);
+    assert_eq!(unreclaimable(&with, 1), unreclaimable(&without, 1));
+    // A head that has not so much is out of memory.
+    let mut poor = base.clone();
+    poor.members[0].device.memory.available.value = Bytes(own.total_bytes().0);
+    assert_eq!(trace(&poor, &plan).outcome, Outcome::OutOfMemory);
+    // Every sequence has a cache for the whole context, on the ring and for the draft.
+    let mut several = plain.clone();
+    several.workload.sequences = 3;
+    let three = trace(&several, &planned(&several, &[8, 8]));
+    assert_eq!(unreclaimable(&three, 1), 3 * unreclaimable(&without, 1));
+}
+
+#[test]
+fn a_draft_on_the_gpu_leaves_the_cpu_alone() {
+    let d3 = shipped("d3").expect("shipped");
+    let mut cluster = with_drafts(quick("1b", 1, Workload::plain(4, 13)), 4, 1.0);
+    cluster.members[0].device = d3;
+    "d0".clone_into(&mut cluster.members[0].device.name);
+    let plan = planned(&cluster, &[16]);
+    assert_eq!(plan.draft.as_ref().map(|draft| draft.processor), Some(Processor::Gpu), "it fits");
+    let found = metrics::compute(&trace(&cluster, &plan));
+    assert!(
+        found.terms_ms.gpu > 0.0
+            && (found.terms_ms.gpu - found.speculation.expect("drafts").draft_ms).abs() < 1e-9
+    );
+    // Where it does not fit the run is out of memory.
+    let gpu = cluster.members[0].device.gpu.as_mut().expect("a GPU");
+    gpu.memory_available.value = gpu.compute_buffer.value;
+    assert_eq!(trace(&cluster, &plan).outcome, Outcome::OutOfMemory);
+    let chosen = draft::planned(&cluster).expect("a draft").processor;
+    assert_eq!(chosen, Processor::Cpu, "nor would it be planned so");
+}
+
+#[test]
+fn a_plan_that_drafts_otherwise_is_refused() {
+    let base = with_drafts(quick("1b", 1, Workload::plain(4, 8)), 3, 0.5);
+    let plan = planned(&base, &[16]);
+    let refused = |cluster: &Cluster, plan: &Plan| {
+        let options = Options::default();
+        match simulate(&Input { cluster, plan, options: &options }) {
+            Err(SimError::Draft(error)) => error,
+            other => panic!("{other:?}"),
+        }
+    };
+    let silent = Plan { draft: None, ..plan.clone() };
+    assert!(matches!(refused(&base, &silent), DraftError::OneSided { .. }));
+    let plain = quick("1b", 1, Workload::plain(4, 8));
+    assert!(matches!(refused(&plain, &plan), DraftError::OneSided { .. }));
+    let mut other = base.clone();
+    other.draft = Some(model::shipped("tiny").expect("shipped"));
+    assert!(matches!(refused(&other, &plan), DraftError::OtherModel { .. }));
+    // A draft that counts its tokens differently.
+    let model = model::shipped("tiny").expect("shipped");
+    let planned = PlannedDraft { model: PlannedModel::of(&model), processor: Processor::Cpu };
+    assert!(matches!(
+        refused(&other, &Plan { draft: Some(planned), ..plan.clone() }),
+        DraftError::Vocabulary { .. }
+    ));
+    let on_gpu = plan.draft.clone().map(|draft| PlannedDraft { processor: Processor::Gpu, ..draft });
+    assert!(matches!(refused(&base, &Plan { draft: on_gpu, ..plan.clone() }), DraftError::NoGpu { .. }));
+    let mut several = base;
+    several.workload.sequences = 2;
+    assert!(matches!(refused(&several, &plan), DraftError::Sequences { asked: 2, planned: 1 }));
+}
+
+#[test]
+fn later_tokens_are_never_faster_in_a_quiet_run() {
+    let mut cluster = quick("1b", 2, Workload::plain(4, 400));
+    cluster.context = 404;
+    // No embedding row is read from disk: all are in memory.
+    let trace = trace(&cluster, &planned(&cluster, &[8, 8]));
+    let times: Vec<u64> =
+        metrics::outputs::Outputs::of(&trace).turns.iter().map(metrics::outputs::Turn::duration).collect();
+    // Each step is rounded to a nanosecond, of which a token has fewer than a hundred.
+    assert!(times.windows(2).all(|pair| pair[1] + 100 >= pair[0]), "{times:?}");
+    assert!(times[398] > times[0], "the cache grows: {} and {}", times[0], times[398]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+
+    /// Whatever is asked of whichever ring: the run ends, every sequence gets its tokens, the terms sum, the passes of
+    /// a sequence follow one another, no message is lost, and a second run is the same.
+    #[test]
+    fn every_workload_ends_with_all_its_tokens(
+        windows in prop::collection::vec(1u32..7, 1..4),
+        memory_mib in prop::collection::vec(150u64..1500, 3),
+        prompt in 1u32..40,
+        generate in 1u32..12,
+        sequences in 1u32..5,
+        micro_batch in 1u32..20,
+        drafts in 0u32..6,
+        acceptance in 0.0f64..=1.0,
+        seed: u64,
+    ) {
+        let memories: Vec<Bytes> = memory_mib.iter().take(windows.len()).map(|&mib| Bytes::mib(mib)).collect();
+        let mut cluster = cluster("1b", &memories, 1);
+        cluster.workload = Workload { sequences, micro_batch, ..Workload::plain(prompt, generate) };
+        cluster.seed = seed;
+        if drafts > 0 {
+            cluster = with_drafts(cluster, drafts, acceptance);
+        }
+        let plan = planned(&cluster, &windows);
+        prop_assume!(plan.validate().is_ok());
+        let trace = trace(&cluster, &plan);
+        if trace.outcome != Outcome::Ok {
+            return Ok(());
+        }
+        let metrics = metrics::compute(&trace);
+        let outputs = metrics::outputs::Outputs::of(&trace);
+        prop_assert_eq!(outputs.first.len(), sequences as usize);
+        prop_assert_eq!(outputs.tokens() as u32, sequences * (generate - 1));
+        if let Some(tpot) = metrics.tpot_ms {
+            prop_assert!((metrics.terms_ms.sum() / tpot.mean - 1.0).abs() < 1e-9);
+            prop_assert!(metrics.terms_ms.bubble.abs() < 1e-6 * tpot.mean, "{:?}", metrics.terms_ms);
+            prop_assert!(metrics.tokens_per_s.is_some_and(f64::is_finite));
+        }
+        let accepted: BTreeMap<u32, u64> = trace
+            .readings
+            .iter()
+            .filter(|reading| reading.counter == Counter::Accepted)
+            .map(|reading| (reading.pass, reading.value))
+            .collect();
+        let mut stands: BTreeMap<u32, u32> = BTreeMap::new();
+        for pass in &trace.passes {
+            let at = stands.entry(pass.sequence).or_insert(0);
+            prop_assert_eq!(pass.first_position, *at);
+            let stood = accepted.get(&pass.index).map_or(0, |&value| value as u32);
+            *at += pass.tokens - pass.drafted + stood;
+        }
+        let bytes = |kind| -> u64 {
+            trace.records.iter().filter(|record| record.kind == kind).map(|record| record.bytes).sum()
+        };
+        prop_assert_eq!(bytes(Kind::Send), bytes(Kind::Receive), "what is sent arrives");
+        prop_assert_eq!(self::trace(&cluster, &plan), trace);
+    }
+}

@@ -1,0 +1,99 @@
+//! `hearth sweep`: find out what becomes of a scenario when one or two of its numbers vary.
+//!
+//! Not here: what a row is and who makes it, which is [`crate::sweep`].
+
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use serde::Serialize;
+
+use super::print_json;
+use crate::cli::{MergeArgs, Shard, SweepArgs, SweepVerb};
+use crate::diagnostics::{ENDED_BADLY, Failure};
+use crate::documents::{can_write, read_table, write_at_once};
+use crate::output::{say, tell};
+use crate::sweep::row::Row;
+use crate::sweep::{Sweep, chart, merge, table, workers};
+
+/// What `--json` gives.
+#[derive(Serialize)]
+struct Output<'s> {
+    digest: &'s str,
+    fields: Vec<&'s str>,
+    /// Rows of the whole sweep.
+    all_rows: usize,
+    rows: &'s [Row],
+}
+
+/// Runs the verb.
+pub fn run(args: &SweepArgs, json: bool) -> Result<ExitCode, Failure> {
+    if let Some(SweepVerb::Merge(args)) = &args.verb {
+        return merge_tables(args);
+    }
+    for path in args.output.iter().chain(&args.chart) {
+        can_write(path)?;
+    }
+    let sweep = Sweep::read(args)?;
+    let shard = args.shard.map(|Shard { part, of }| (part, of));
+    let (first, step) = shard.map_or((0, 1), |(part, of)| (part - 1, of));
+    let indices: Vec<usize> = (first..sweep.rows()).step_by(step).collect();
+    let threads = args
+        .jobs
+        .map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), |jobs| jobs as usize);
+    let save = |rows: &[Row]| match &args.output {
+        Some(path) => write_at_once(path, table::text(&sweep, shard, rows).as_bytes()),
+        None => Ok(()),
+    };
+    let rows = workers::make(&sweep, &indices, threads, save)?;
+    save(&rows)?;
+    let text = table::text(&sweep, shard, &rows);
+    if json {
+        let fields = sweep.fields.iter().map(|field| field.path.as_str()).collect();
+        print_json(&Output { digest: &sweep.digest, fields, all_rows: sweep.rows(), rows: &rows })?;
+    } else if args.output.is_none() {
+        say!("{text}");
+    } else {
+        say!("{}\n", summary(&sweep, &rows));
+    }
+    if let Some(path) = &args.chart {
+        write_at_once(path, chart::draw(&text)?.as_bytes())?;
+    }
+    if rows.len() < indices.len() {
+        tell!("stopped: {} of {} rows were made", rows.len(), indices.len());
+        return Ok(ExitCode::from(ENDED_BADLY));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `hearth sweep merge`.
+fn merge_tables(args: &MergeArgs) -> Result<ExitCode, Failure> {
+    let part = |path: &PathBuf| Ok(merge::Part { path: path.clone(), text: read_table(path)? });
+    let parts: Vec<merge::Part> = args.tables.iter().map(part).collect::<Result<_, Failure>>()?;
+    let text = merge::merge(&parts)?;
+    match &args.output {
+        Some(path) => write_at_once(path, text.as_bytes())?,
+        None => say!("{text}"),
+    }
+    if let Some(path) = &args.chart {
+        write_at_once(path, chart::draw(&text)?.as_bytes())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// How the rows ended, and which was the fastest.
+fn summary(sweep: &Sweep, rows: &[Row]) -> String {
+    let ran = rows.iter().filter(|row| row.outcome == "ok").count();
+    let mut text = format!("{} rows, {ran} of them ok", rows.len());
+    let time = |row: &Row| row.ran.and_then(|ran| ran.tpot_ms);
+    let timed = rows.iter().filter_map(|row| Some((time(row)?, row)));
+    if let Some((ms, row)) = timed.min_by(|(one, _), (other, _)| one.total_cmp(other)) {
+        let values = sweep.fields.iter().zip(&row.values);
+        let at: Vec<String> = values.map(|(field, value)| format!("{} = {value}", field.path)).collect();
+        let _ = write!(text, "\nfastest: {ms:.1} ms a token at {}", at.join(", "));
+    }
+    if let Some(row) = rows.iter().find(|row| row.outcome != "ok") {
+        let _ = write!(text, "\nfirst not ok: row {}: {}", row.index, row.outcome);
+    }
+    text
+}

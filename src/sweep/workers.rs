@@ -1,0 +1,64 @@
+//! How do all processors make rows, and what is kept when they are stopped?
+//!
+//! Each thread takes the next row until none is left or Ctrl-C asks to stop; a row under way is finished. The rows
+//! are put in order, so their number and speed change nothing. Whoever waits is shown them now and then, so that a
+//! machine that is switched off loses little.
+//!
+//! Not here: what a row is ([`crate::sweep::row`]).
+
+#![allow(clippy::disallowed_methods)] // the clock says when to save; it decides nothing about the rows
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use super::Sweep;
+use super::row::Row;
+use crate::diagnostics::Failure;
+use crate::interruption::Stoppable;
+use crate::progress;
+
+/// Rows are shown to whoever saves them no more often.
+const SAVE_EVERY: Duration = Duration::from_secs(10);
+
+/// Makes rows on so many threads; fewer than asked for if it was stopped. `save` is shown what there is.
+pub fn make(
+    sweep: &Sweep,
+    indices: &[usize],
+    threads: usize,
+    mut save: impl FnMut(&[Row]) -> Result<(), Failure>,
+) -> Result<Vec<Row>, Failure> {
+    let bar = progress::count("simulating", indices.len() as u64);
+    let _until_the_end = Stoppable::begin();
+    let (sender, receiver) = mpsc::channel();
+    let next = AtomicUsize::new(0);
+    let mut rows: Vec<Row> = Vec::with_capacity(indices.len());
+    let saved = std::thread::scope(|scope| {
+        for _ in 0..threads.clamp(1, indices.len().max(1)) {
+            let (sender, next) = (sender.clone(), &next);
+            scope.spawn(move || {
+                while let Some(&index) = indices.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    if Stoppable::asked() || sender.send(sweep.row(index)).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        drop(sender);
+        let mut saved = Instant::now();
+        for row in receiver {
+            rows.push(row);
+            bar.inc(1);
+            if saved.elapsed() >= SAVE_EVERY {
+                rows.sort_unstable_by_key(|row| row.index);
+                // An error ends the loop; without a receiver the threads end as well.
+                save(&rows)?;
+                saved = Instant::now();
+            }
+        }
+        Ok(())
+    });
+    bar.finish_and_clear();
+    rows.sort_unstable_by_key(|row| row.index);
+    saved.map(|()| rows)
+}
