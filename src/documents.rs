@@ -28,6 +28,7 @@ use crate::progress;
 const MOST_TABLE_BYTES: u64 = 128 << 20;
 
 /// A scenario and where it came from.
+#[derive(Debug)]
 pub struct LoadedScenario {
     /// The document.
     pub scenario: Scenario,

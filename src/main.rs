@@ -8,12 +8,14 @@ mod commands;
 mod counters;
 mod diagnostics;
 mod documents;
+mod happenings;
 mod interruption;
 mod judge;
 mod limits;
 mod output;
 mod progress;
 mod refinement;
+mod replanner;
 mod sweep;
 mod uncertainty;
 

@@ -6,10 +6,13 @@
 //! Not here: the picture of one token ([`crate::gantt`]).
 
 use hearth_schema::Trace;
+use hearth_schema::happenings::{Happening, Sort};
 use hearth_schema::metrics::DeviceMetrics;
 use hearth_schema::trace::Counter;
 
 use crate::comparison::Run;
+use crate::escape;
+use crate::happenings;
 use crate::rounding::{self, Fixed};
 use crate::svg::{self, Anchor, Drawing};
 use crate::terms;
@@ -137,6 +140,16 @@ pub fn every_token(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
             thin(times).into_iter().map(|(at, time)| (at / last, time / height)).collect();
         curve(&mut drawing, index, &points, runs);
     }
+    for (_, trace) in runs {
+        let ends: Vec<u64> = tokens::of(trace).iter().map(|token| token.end).collect();
+        for moment in happenings::moments(trace) {
+            // In the middle of the token under way.
+            let at = ends.iter().filter(|&&end| end <= moment).count().min(ends.len().saturating_sub(1));
+            let x = at as f64 / (count - 1) as f64;
+            drawing.line("happening", (x, PLOT_TOP), (x, PLOT_TOP + PLOT_HEIGHT));
+            drawing.explain("happening", "something happened");
+        }
+    }
     let (ticks, _) = svg::ticks(count as f64, 5);
     for tick in ticks.into_iter().filter(|tick| *tick >= 1.0 && tick.fract() == 0.0) {
         let x = (tick - 1.0) / (count - 1) as f64;
@@ -261,6 +274,37 @@ pub fn residency(run: &Run, trace: &Trace) -> Option<Drawing> {
             .map(|&(at, value)| (at, value / most as f64))
             .collect();
         drawing.curve(CURVES[0], over, under, &points);
+        top += 62.0;
+    }
+    axis(&mut drawing, (end - begin) as f64 * 1e-9, top, "s");
+    Some(drawing)
+}
+
+/// Memory pressure of each device over a run in which other programs took memory or were swapped out.
+pub fn pressure(run: &Run, trace: &Trace) -> Option<Drawing> {
+    let pressed = |happening: &Happening| matches!(happening.sort, Sort::Memory | Sort::Swap);
+    let held = || trace.readings.iter().filter(|reading| reading.counter == Counter::Unreclaimable);
+    let (begin, end) = (held().map(|reading| reading.at).min()?, held().map(|reading| reading.at).max()?);
+    if begin == end || !trace.happenings.iter().any(pressed) {
+        return None;
+    }
+    let title = format!("{}: memory pressure", run.heading());
+    let mut drawing = Drawing::new(&format!("pressure-{}", run.label), &title, 0);
+    let mut top = 0.0;
+    for (index, device) in trace.header.devices.iter().enumerate() {
+        let total = device.memory_total.max(1) as f64;
+        let mine: Vec<(f64, f64)> = held()
+            .filter(|reading| usize::from(reading.device) == index)
+            .map(|it| ((it.at - begin) as f64 / (end - begin) as f64, (it.value as f64 / total).min(1.0)))
+            .collect();
+        let most = mine.iter().map(|&(_, share)| share).fold(0.0, f64::max);
+        let label = format!("{}, at most {}", escape::name(&device.name), rounding::percent(most));
+        drawing.text("name", (0.0, 0.0), top + 14.0, Anchor::Start, &label);
+        let (over, under) = (top + 20.0, top + 52.0);
+        drawing.block("lane", [0.0, 1.0], [over, under], "");
+        let group = mine.len().div_ceil(MOST_POINTS).max(1);
+        let points: Vec<(f64, f64)> = mine.iter().step_by(group).chain(mine.last()).copied().collect();
+        drawing.curve(CURVES[1], over, under, &points);
         top += 62.0;
     }
     axis(&mut drawing, (end - begin) as f64 * 1e-9, top, "s");

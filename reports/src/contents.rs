@@ -1,7 +1,7 @@
 //! Which sections does a report have, and in which order?
 //!
 //! What a reader asks first comes first: how fast and why (summary), how good the prediction is, which
-//! device does what, what a token looks like, how even the tokens are, and where it all comes from.
+//! device does what, what happened meanwhile, what a token looks like, how even the tokens are, and where it all comes from.
 //!
 //! Not here: what a section looks like ([`crate::page`], [`crate::markdown`]).
 
@@ -12,7 +12,7 @@ use crate::comparison::{Comparison, Run};
 use crate::document::{Block, Document, Figure, Section, Table, Text, Weight};
 use crate::svg::Drawing;
 use crate::tokens::{self, Token};
-use crate::{charts, drafting, escape, gantt, summary, tables, terms};
+use crate::{charts, drafting, escape, gantt, happenings, summary, tables, terms};
 
 /// Runs whose longest and shortest token differ by more than this are drawn in scales of their own.
 const SAME_SCALE: u64 = 4;
@@ -23,9 +23,15 @@ pub fn of(comparison: &Comparison, traces: &[Trace]) -> Document {
     let leading = &comparison.runs[comparison.leading()];
     let mut opening = vec![Block::Paragraph(summary::of(comparison))];
     opening.extend(comparison.notes.iter().map(|note| Block::Note(Text::from(note.clone()))));
-    let several = drafting::section(comparison.runs.iter());
-    let sections =
-        [times(comparison), several, devices(&runs), one_token(&runs), every_token(&runs), memory(&runs)];
+    let sections = [
+        times(comparison),
+        drafting::section(comparison.runs.iter()),
+        happenings::section(&runs),
+        devices(&runs),
+        one_token(&runs),
+        every_token(&runs),
+        memory(&runs),
+    ];
     let mut sections: Vec<Section> =
         sections.into_iter().filter(|section| !section.blocks.is_empty()).collect();
     sections.push(provenance(&runs));
@@ -129,6 +135,11 @@ fn memory(runs: &[(&Run, &Trace)]) -> Section {
         if let Some(drawing) = charts::residency(run, trace) {
             let caption = "Bytes of weights in memory over the run, on one scale for all devices.";
             blocks.push(figure(drawing, format!("residency-{}", run.label), caption));
+        }
+        if let Some(drawing) = charts::pressure(run, trace) {
+            let caption =
+                "What cannot be taken back, of the memory each device has: the whole height is all of it.";
+            blocks.push(figure(drawing, format!("pressure-{}", run.label), caption));
         }
     }
     Section { title: "Weights in memory".into(), anchor: "memory", blocks }

@@ -13,6 +13,7 @@ use hearth_schema::trace::{Kind, Record, Resource};
 
 use crate::blocks::{self, Activity, Block, Lane};
 use crate::comparison::Run;
+use crate::happenings;
 use crate::messages;
 use crate::rounding;
 use crate::svg::{self, Anchor, Drawing};
@@ -65,6 +66,13 @@ pub fn draw(run: &Run, trace: &Trace, token: Token, span: u64) -> Drawing {
     }
     fill(&mut drawing, &rows, &blocks, trace, token, span);
     arrows(&mut drawing, &rows, trace, token, span);
+    for moment in happenings::moments(trace) {
+        if (token.start..=token.end).contains(&moment) {
+            let x = share(moment, token, span);
+            drawing.line("happening", (x, 2.0), (x, bottom));
+            drawing.explain("happening", "something happened");
+        }
+    }
     drawing
 }
 

@@ -27,6 +27,7 @@
 //!     records: vec![output(0, 20), output(1, 50), output(2, 100)],
 //!     readings: vec![],
 //!     shortages: vec![],
+//!     happenings: vec![],
 //!     outcome: Outcome::Ok,
 //! };
 //! let report = Report::new(vec![trace])?;
@@ -48,6 +49,7 @@ mod document;
 mod drafting;
 mod escape;
 mod gantt;
+mod happenings;
 pub mod lines;
 mod markdown;
 mod messages;

@@ -18,6 +18,7 @@ use hearth_schema::trace::{Counter, Kind, Origin, Record, Resource};
 use serde::Serialize;
 
 use crate::blocks;
+use crate::happenings;
 use crate::messages;
 
 /// Threads of a device, in the order of their numbers, from 1.
@@ -29,6 +30,9 @@ const THREADS: [(Resource, &str); 6] = [
     (Resource::Tx, "tx"),
     (Resource::Rx, "rx"),
 ];
+
+/// The first thread of happenings: beyond all threads of steps.
+const HAPPENED: usize = 1_000_000;
 
 /// One trace as a JSON file for a time line viewer.
 pub fn export(trace: &Trace) -> Vec<u8> {
@@ -143,6 +147,7 @@ fn write(traces: &[(Option<&str>, &Trace)]) -> Vec<u8> {
         steps(&mut events, trace, &slices, base);
         counters(&mut events, trace, base);
         flows(&mut events, trace, &slices, base);
+        happened(&mut events, trace, base);
         base += trace.header.devices.len();
     }
     let mut out = events.out;
@@ -300,6 +305,30 @@ fn counters(events: &mut Events, trace: &Trace, base: usize) {
             args: Some(args),
             ..Event::new(name, "C", base + usize::from(reading.device), 0)
         });
+    }
+}
+
+/// What happened to a device stands on a thread of its own in it, beside its other threads; what happened to all in
+/// the first. Happenings that overlap get threads of their own.
+fn happened(events: &mut Events, trace: &Trace, base: usize) {
+    let last = trace.records.iter().map(|record| record.end).max().unwrap_or(0);
+    let mut free: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
+    for happening in &trace.happenings {
+        let place = trace.header.devices.iter().position(|it| Some(&it.name) == happening.device.as_ref());
+        let pid = base + place.unwrap_or(0);
+        let end = happening.end.unwrap_or(last).max(happening.start);
+        let sides = free.entry(pid).or_default();
+        let side = sides.iter().position(|&until| until <= happening.start).unwrap_or(sides.len());
+        let tid = HAPPENED + side;
+        if side == sides.len() {
+            sides.push(0);
+            let args = Some(Args::Name { name: "events" });
+            events.push(&Event { args, ..Event::new("thread_name", "M", pid, tid) });
+        }
+        sides[side] = end;
+        let (ts, dur) = (Some(micros(happening.start)), Some(micros(end - happening.start)));
+        let name = happenings::plain(happening);
+        events.push(&Event { cat: Some("event"), ts, dur, ..Event::new(&name, "X", pid, tid) });
     }
 }
 

@@ -135,6 +135,12 @@ fn check(number: usize, trace: &Trace) -> Result<(), ReportError> {
     }
     let steps = trace.records.iter().map(|record| (record.device, record.start, record.end)).enumerate();
     let counters = trace.readings.iter().map(|reading| (reading.device, reading.at, reading.at)).enumerate();
+    for (index, happening) in trace.happenings.iter().enumerate() {
+        let (start, end) = (happening.start, happening.end.unwrap_or(happening.start));
+        if end < start || end > LATEST {
+            return Err(ReportError::BadSpan { trace: number, what: "event", index, start, end });
+        }
+    }
     let all = steps.map(|step| ("step", step)).chain(counters.map(|counter| ("counter", counter)));
     for (what, (index, (device, start, end))) in all {
         if usize::from(device) >= devices {

@@ -66,7 +66,7 @@ pub const SUMMED: [Term; 7] = [
         label: "Bubble",
         phrase: "waiting for the ring",
         class: "bubble",
-        meaning: "What is left: waiting for the ring. Zero for one sequence.",
+        meaning: "What is left: waiting for the ring. Zero for one sequence, unless the ring lost a device.",
     },
 ];
 

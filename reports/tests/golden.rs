@@ -7,7 +7,8 @@ use std::fs;
 use std::path::Path;
 
 use hearth_reports::Report;
-use hearth_schema::trace::{Origin, Outcome};
+use hearth_schema::happenings::{Happening, Sort};
+use hearth_schema::trace::{Kind, Origin, Outcome};
 
 mod sample;
 
@@ -43,6 +44,33 @@ fn one_trace_reads_as_committed() {
     let report = Report::new(vec![sample::trace(Origin::Simulated, 3)]).unwrap();
     check(&report, "report.md", "single.md");
     check(&report, "comparison.csv", "single.csv");
+}
+
+#[test]
+fn what_happened_reads_as_committed() {
+    let mut trace = sample::trace(Origin::Simulated, 6);
+    let output = |pass| {
+        trace.records.iter().find(|it| it.kind == Kind::Output && it.pass == pass).expect("a token").end
+    };
+    let happening = |sort, device: Option<&str>, start, end, what: &str| Happening {
+        sort,
+        device: device.map(String::from),
+        start,
+        end,
+        what: what.into(),
+        plan: None,
+    };
+    trace.happenings = vec![
+        happening(Sort::Memory, Some("phone"), output(1), Some(output(3)), "2.00 GiB"),
+        happening(Sort::Silent, Some("lap|top"), output(2), Some(output(2) + 1_000_000), "no sign of life"),
+        happening(Sort::Replanned, None, output(2) + 1_000_000, Some(output(3)), "a 1, b 2"),
+        happening(Sort::Stalls, None, output(4), None, ""),
+    ];
+    let report = Report::new(vec![trace]).unwrap();
+    check(&report, "report.md", "happened.md");
+    let time_line = file(&report, "simulated.perfetto.json");
+    assert_eq!(time_line.matches("\"cat\":\"event\"").count(), 4);
+    assert!(file(&report, "tokens.svg").matches("class=\"happening\"").count() >= 4);
 }
 
 #[test]

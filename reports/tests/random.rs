@@ -96,6 +96,7 @@ fn trace() -> impl Strategy<Value = Trace> {
                 records,
                 readings,
                 shortages: vec![],
+                happenings: vec![],
                 outcome,
             }
         },

@@ -12,7 +12,7 @@
 //!   by their own clocks (there is no shared clock);
 //! - `queue`: ready but not running: run-queue delay, and gaps between the steps of a device that holds
 //!   the token, as when it is at work on another sequence;
-//! - `bubble`: what is left; zero where every pass is somewhere.
+//! - `bubble`: what is left; zero where every pass is somewhere, unless the ring lost a device and had to begin again.
 //!
 //! In a `tensor` trace the token is everywhere at once, see [`lockstep`].
 //!
@@ -283,7 +283,10 @@ fn decompose(by_pass: &ByPass<'_>, token: &Turn, devices: usize) -> Terms {
         }
         terms.air += leg - away;
     }
-    terms.queue += (millis(token.duration()) - explained).max(0.0);
+    // Whatever came between two tokens was the ring's: it was without a device, or computed tokens again.
+    let begun = head.iter().map(|record| record.start).min().filter(|_| token.interrupted);
+    let lost = millis(begun.map_or(0, |begun| begun.saturating_sub(token.start)));
+    terms.queue += (millis(token.duration()) - explained - lost).max(0.0);
     terms.bubble = millis(token.duration()) - terms.sum();
     terms
 }

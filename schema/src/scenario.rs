@@ -13,6 +13,7 @@ use hearth_profiles::link::air::Air;
 use hearth_profiles::{Bytes, BytesPerSecond, Format, Fraction, Link, Seconds};
 use serde::{Deserialize, Serialize};
 
+use crate::events::{self, Event};
 use crate::residency::ResidencyOptions;
 
 pub use crate::workload::{Speculation, Workload};
@@ -46,6 +47,9 @@ pub struct Scenario {
     /// How each device keeps its weights, unless it says otherwise. If nobody says, the planner chooses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub residency: Option<ResidencyOptions>,
+    /// What happens while the ring runs. Planners do not know it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub events: Vec<Event>,
 }
 
 /// A model by shipped name, by document or by file.
@@ -329,6 +333,7 @@ impl Document for Scenario {
             return refuse("more than one device says `head: true`".into());
         }
         self.links.validate(&names)?;
+        events::validate(&self.events, &names)?;
         self.model.validate("model")?;
         self.workload.validate(self.context)?;
         if self.workload.speculation.is_some() && self.planner.best_head {

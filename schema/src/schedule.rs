@@ -19,6 +19,8 @@
 //!
 //! Not here: which pass enters when ([`Generation`]), how a step is carried out or how long it takes.
 
+mod renewal;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -126,7 +128,7 @@ pub enum Step {
 }
 
 /// What happens to a device.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Event {
     /// Tokens enter the ring. Head only.
     Begin(Pass),
@@ -136,6 +138,13 @@ pub enum Event {
         pass: Pass,
         /// The round to take up.
         round: u32,
+    },
+    /// The ring has changed: another plan from now on.
+    Replanned {
+        /// The plan.
+        plan: Arc<Plan>,
+        /// The first pass that is its; earlier ones are given up.
+        first_pass: u32,
     },
 }
 
@@ -161,6 +170,24 @@ pub enum ScheduleError {
         got: u32,
         /// What should have come.
         expected: String,
+    },
+    /// A message of a pass that was given up when the ring changed.
+    #[error("`{device}` got pass {pass} of an earlier plan; since the last one passes begin at {since}")]
+    GivenUp {
+        /// Who.
+        device: String,
+        /// Which pass.
+        pass: u32,
+        /// The first pass of the plan.
+        since: u32,
+    },
+    /// A plan that cannot follow the one at work.
+    #[error("`{device}` cannot take up the new plan: {what}")]
+    OtherPlan {
+        /// Who.
+        device: String,
+        /// Why.
+        what: String,
     },
     /// A sequence that the plan has no cache for.
     #[error(
@@ -228,13 +255,16 @@ pub struct Schedule {
     held: BTreeMap<u32, u32>,
     /// What is to be read ahead of its turn, and has not been used since.
     expected: Option<Part>,
+    /// Earlier passes were given up with an earlier plan.
+    first_pass: u32,
 }
 
 impl Schedule {
     /// The state of a device before anything has happened. The plan must be valid and have that device.
     pub fn new(plan: Arc<Plan>, device: usize) -> Self {
         let visits = (0..plan.rounds).filter(|&round| is_visited(&plan, device, round)).collect();
-        Self { plan, device, visits, under_way: BTreeMap::new(), held: BTreeMap::new(), expected: None }
+        let (under_way, held) = (BTreeMap::new(), BTreeMap::new());
+        Self { plan, device, visits, under_way, held, expected: None, first_pass: 0 }
     }
 
     /// The plan carried out.
@@ -260,6 +290,7 @@ impl Schedule {
     pub fn react(&mut self, event: &Event) -> Result<Vec<Step>, ScheduleError> {
         let mut steps = Vec::new();
         match *event {
+            Event::Replanned { ref plan, first_pass } => self.renew(plan, first_pass)?,
             Event::Begin(pass) => {
                 if self.device != 0 {
                     return Err(ScheduleError::NotTheHead { device: self.name(), pass: pass.index });
@@ -441,6 +472,10 @@ impl Schedule {
     }
 
     fn check(&self, pass: Pass) -> Result<(), ScheduleError> {
+        if pass.index < self.first_pass {
+            let (device, since) = (self.name(), self.first_pass);
+            return Err(ScheduleError::GivenUp { device, pass: pass.index, since });
+        }
         let end = u64::from(pass.first_position) + u64::from(pass.tokens);
         if pass.tokens == 0 || pass.tokens > MAX_PASS_TOKENS || end > u64::from(self.plan.context) {
             return Err(ScheduleError::BadPass {

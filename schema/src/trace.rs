@@ -18,11 +18,14 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use crate::happenings::Happening;
 use crate::plan::Parallelism;
 use crate::schedule::Pass;
 
 /// The longest line read, in bytes.
 const MAX_LINE_BYTES: u64 = 1 << 20;
+/// The most events read: several for each that a scenario may have.
+const MAX_HAPPENINGS: usize = 5000;
 /// The most lines read: two hours of a fast ring.
 const MAX_LINES: usize = 50_000_000;
 
@@ -265,6 +268,7 @@ enum Line {
     Step(Record),
     Counter(Reading),
     Shortage(Shortage),
+    Event(Happening),
     End(Outcome),
 }
 
@@ -281,6 +285,8 @@ pub struct Trace {
     pub readings: Vec<Reading>,
     /// Devices whose memory the run exceeds; empty unless it ended so.
     pub shortages: Vec<Shortage>,
+    /// What happened to the ring, in order of the starts.
+    pub happenings: Vec<Happening>,
     /// How it ended.
     pub outcome: Outcome,
 }
@@ -327,6 +333,9 @@ impl Trace {
         for shortage in &self.shortages {
             line(&Line::Shortage(shortage.clone()))?;
         }
+        for happening in &self.happenings {
+            line(&Line::Event(happening.clone()))?;
+        }
         line(&Line::End(self.outcome))
     }
 
@@ -335,6 +344,7 @@ impl Trace {
         let (mut header, mut outcome) = (None, None);
         let (mut passes, mut records, mut readings) = (Vec::new(), Vec::new(), Vec::new());
         let mut shortages = Vec::new();
+        let mut happenings = Vec::new();
         let mut text = Vec::new();
         for number in 1..=MAX_LINES {
             text.clear();
@@ -368,11 +378,20 @@ impl Trace {
                     }
                     shortages.push(shortage);
                 }
+                (Line::Event(_), _) if happenings.len() == MAX_HAPPENINGS => {
+                    return Err(fail(format!("more than {MAX_HAPPENINGS} events")));
+                }
+                (Line::Event(happening), _) => {
+                    if happening.end.is_some_and(|end| end < happening.start) {
+                        return Err(fail("an event ends before it starts".into()));
+                    }
+                    happenings.push(happening);
+                }
                 (Line::End(found), _) => outcome = Some(found),
             }
         }
         let (Some(header), Some(outcome)) = (header, outcome) else { return Err(TraceError::Truncated) };
-        Ok(Trace { header, passes, records, readings, shortages, outcome })
+        Ok(Trace { header, passes, records, readings, shortages, happenings, outcome })
     }
 }
 

@@ -42,6 +42,13 @@ links:
     tcp: {idle_restart: false, loss: {value: 0.1 %, source: t}}
 planner: {strategy: manual, windows: [2, 3], rounds: 2, order: best, slow_disk: 0.1 GB/s}
 residency: {policy: windowed, prefetch: true, prefetch_budget: 64 MiB}
+events:
+  - {at: 3 s, for: 10 s, device: b, load: {threads: 4, gpu: 50 %}}
+  - {token: 2, device: a, memory: {taken: 1 GiB, over: 5 s}}
+  - {at: 1 s, device: b, swap: {rate: 100 MB/s, compression: 3}}
+  - {at: 2 s, device: b, leaves: true}
+  - {at: 9 s, device: b, returns: between-tokens}
+  - {at: 4 s, for: 2 s, stalls: true}
 ";
 
 const PLAN: &str = "schema: plan/1
@@ -92,6 +99,7 @@ const TRACE: &str = r#"{"header":{"schema":"trace/1","origin":"measured","scenar
 {"step":{"device":0,"resource":"gpu","kind":"draft","pass":1,"round":0,"start":4,"end":5}}
 {"step":{"device":0,"resource":"cpu","kind":"output","pass":0,"round":1,"layers":[0,2],"start":5,"end":9,"bytes":3,"cost":{"cpu":3,"queue":0}}}
 {"counter":{"device":0,"counter":"bytes_read","pass":0,"at":9,"value":7}}
+{"event":{"sort":"load","device":"a","start":3,"end":8,"what":"4 threads"}}
 {"counter":{"device":0,"counter":"accepted","pass":1,"at":9,"value":7}}
 {"end":"ok"}
 "#;

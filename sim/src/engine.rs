@@ -99,6 +99,11 @@ impl<E> Engine<E> {
         self.raise(timer);
     }
 
+    /// Forgets all that is pending. The clock and the timers stay.
+    pub fn forget(&mut self) {
+        self.heap.clear();
+    }
+
     /// Moves the clock to the next event and hands it out; `None` when nothing is left.
     #[inline]
     pub fn next_event(&mut self) -> Option<E> {

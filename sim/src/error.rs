@@ -3,7 +3,7 @@
 //! Everything here is about the input. That a device runs out of memory is not an error but an outcome of the
 //! run, which the trace tells.
 
-use hearth_profiles::DocumentError;
+use hearth_profiles::{DocumentError, Seconds};
 use hearth_schema::cluster::NoLink;
 use hearth_schema::draft::DraftError;
 use hearth_schema::schedule::{GenerationError, ScheduleError};
@@ -65,6 +65,40 @@ pub enum SimError {
         place: usize,
         /// The size of a piece.
         bytes: u64,
+    },
+    /// An event swaps memory where the profile knows of none.
+    #[error(
+        "an event swaps memory of `{device}` out, and its profile has no `memory.can_swap` or no swap space; add them or \
+         remove the event"
+    )]
+    NoSwap {
+        /// The device.
+        device: String,
+    },
+    /// An event swaps memory where the page cache does so by itself.
+    #[error(
+        "an event swaps memory of `{device}` out, and its page cache (`memory.page_cache`) makes that room by itself; \
+         remove the event, or give the device a page cache without, as `two-list`"
+    )]
+    SwapsItself {
+        /// The device.
+        device: String,
+    },
+    /// A plan made in mid-run has another head.
+    #[error("the plan made in mid-run is headed by `{found}`, and the tokens are on `{head}`")]
+    OtherHead {
+        /// The head of the run.
+        head: String,
+        /// The new plan's.
+        found: String,
+    },
+    /// Every device waits for another: a fault of the simulator, told rather than waited out.
+    #[error("the simulated ring stands still after {tokens} tokens, at {at}: nothing more would ever happen")]
+    StandsStill {
+        /// Tokens that are out.
+        tokens: u32,
+        /// The simulated time.
+        at: Seconds,
     },
     /// The plan sends over a pair of devices that cannot reach each other.
     #[error(transparent)]

@@ -5,8 +5,11 @@
 //! processors, disks and links are done, [`page_cache`] says which bytes must be read again and [`storage`]
 //! joins it to a disk.
 
+mod absence;
 mod acceptance;
+mod agenda;
 mod budget;
+mod conditions;
 mod drafter;
 pub mod engine;
 mod error;
@@ -14,8 +17,10 @@ mod helper;
 mod keeper;
 mod layout;
 pub mod page_cache;
+mod renewal;
 pub mod resource;
 mod run;
+mod setting;
 mod station;
 pub mod storage;
 mod stream;
@@ -23,4 +28,4 @@ mod tensor;
 mod walk;
 
 pub use error::SimError;
-pub use run::{Input, Options, simulate};
+pub use run::{Input, Options, Run, Surroundings, simulate, simulate_in};

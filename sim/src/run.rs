@@ -3,55 +3,45 @@
 //! One world: a station for each device of the plan, the links between them, and the engine that orders their
 //! events. The schedule says what is done, the stations how long it takes; the trace is the executor's.
 //!
-//! Which pass enters when the head is free is `hearth_schema::schedule::Generation`'s to say. Weights are on disk when the run begins, unless [`Options::warm`]; those in
-//! GPU memory are loaded already.
+//! Which pass enters when the head is free is `hearth_schema::schedule::Generation`'s to say. Weights are on disk when
+//! the run begins, unless [`Options::warm`]; those in GPU memory are loaded already.
 //!
 //! Plans that slice layers run in [`crate::tensor`].
 //!
-//! Not here: speeds and times as numbers. `hearth_schema::metrics` computes them from the trace.
+//! What happens to the devices meanwhile is a scenario's business: loads, memory that others take, devices that leave
+//! ([`Surroundings`]; [`crate::agenda`], [`crate::renewal`]).
+//!
+//! Not here: of what stations and links are made ([`crate::setting`]), and speeds and times as numbers, which
+//! `hearth_schema::metrics` computes from the trace.
 
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use hearth_profiles::device::{Device, PageCachePolicy};
+use hearth_profiles::device::Device;
 use hearth_profiles::model::{DigestMatch, ModelProfile};
-use hearth_profiles::{Bytes, BytesPerSecond, Document, Seconds};
-use hearth_schema::cluster::Joined;
-use hearth_schema::conversion::{converted, model_as};
+use hearth_profiles::{Bytes, Document, Seconds};
 use hearth_schema::draft;
-use hearth_schema::plan::PlannedDevice;
+use hearth_schema::happenings::Sort;
+use hearth_schema::replan::Replanner;
 use hearth_schema::residency::Residency;
 use hearth_schema::scenario::Workload;
-use hearth_schema::schedule::{Generation, Part, Pass, Processor, Schedule, passes, visits};
+use hearth_schema::schedule::{Generation, Pass, Schedule, passes};
 use hearth_schema::trace::{
-    Counter, Header, Kind, Origin, Outcome, Reading, Record, Resource, Trace, TracedDevice,
+    Counter, Header, Kind, Origin, Outcome, Reading, Record, Resource, Shortage, Trace, TracedDevice,
 };
 use hearth_schema::{Cluster, Plan};
 
-use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::{Rng, SeedableRng};
-
+use crate::absence::{Absence, Held};
 use crate::acceptance::Acceptance;
+use crate::agenda::Agenda;
 use crate::budget::Budget;
-use crate::drafter::Drafter;
-use crate::engine::{Engine, Timer};
+use crate::engine::{Engine, Nanos, Timer};
 use crate::error::SimError;
-use crate::helper::Helper;
-use crate::keeper::Keeper;
-use crate::layout::Layout;
-use crate::page_cache::of_device::{Placed, unvalidated, unwired_after};
-use crate::page_cache::{Access, CHUNK_BYTES, Chunk, Fetch};
-use crate::resource::link::{Delivery, Post, Wire};
-use crate::resource::{AirLink, ConstantLink, DiskSpeed};
-use crate::station::{Desk, Message, Outgoing, Parts, Station};
-use crate::storage::Storage;
-use crate::stream::Stream;
-
-/// The read-ahead of an untuned Linux, where a profile does not say.
-const USUAL_READ_AHEAD: Bytes = Bytes(128 << 10);
-
-/// Which random stream draws what a process holds; places are added to it.
-const PROCESS_PAGES: u64 = 3 << 40;
+use crate::page_cache::CHUNK_BYTES;
+use crate::page_cache::of_device::unvalidated;
+use crate::resource::link::{Delivery, Post};
+use crate::setting;
+use crate::station::{Desk, Message, Outgoing, Station};
 
 /// More than a model of a terabyte has with the usual stream buffer.
 const MOST_PIECES: u64 = 1 << 24;
@@ -89,6 +79,26 @@ impl Default for Options {
     }
 }
 
+/// What happens around the ring while it runs.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Surroundings<'a> {
+    /// The scenario's events.
+    pub events: &'a [hearth_schema::events::Event],
+    /// Who plans again when a device is gone; nobody if absent.
+    pub replanner: Option<&'a dyn Replanner>,
+}
+
+/// What a run comes to.
+#[derive(Debug, Clone)]
+pub struct Run {
+    /// What was done when.
+    pub trace: Trace,
+    /// The plans made in mid-run, in order.
+    pub plans: Vec<Plan>,
+    /// Which of the events did not come to happen before the run ended.
+    pub not_come: Vec<usize>,
+}
+
 /// Something that happens at a place in the ring.
 #[derive(Debug, Clone, Copy)]
 pub enum Event {
@@ -104,68 +114,115 @@ pub enum Event {
     Air,
     /// Activations arrive.
     Deliver(usize, Message),
+    /// The agenda has something due.
+    Agenda,
 }
 
+/// More events than this without a line in the trace are a ring that turns and gets nowhere.
+/// source: assumed, a hundred times what the longest step of a large model takes
+const MOST_IDLE_EVENTS: u32 = 20_000_000;
+
+/// A message on a link: its receiver's seat, and the index of the record of its sending.
+pub(crate) type Sent = (usize, Message, usize);
+
 #[derive(Debug, Clone)]
-struct World<'a> {
-    engine: Engine<Event>,
-    stations: Vec<Station<'a>>,
-    unreclaimable: Vec<Bytes>,
-    /// Each message goes with its receiver and the index of its record.
-    post: Post<(usize, Message, usize)>,
+pub(crate) struct World<'a> {
+    pub(crate) input: Input<'a>,
+    pub(crate) surroundings: Surroundings<'a>,
+    pub(crate) engine: Engine<Event>,
+    /// By seat: the first plan's devices in ring order, then those that joined the ring later.
+    pub(crate) stations: Vec<Station<'a>>,
+    /// The members of the cluster at the seats.
+    pub(crate) seats: Vec<usize>,
+    /// The seats of the ring, in its order; the head's is 0 in every plan.
+    pub(crate) ring: Vec<usize>,
+    /// By seat.
+    pub(crate) budgets: Vec<Budget>,
+    pub(crate) post: Post<Sent>,
+    /// The members of the cluster in the order in which links know them.
+    linked: Vec<usize>,
     air_timer: Timer,
-    generation: Generation,
+    pub(crate) generation: Generation,
     acceptance: Acceptance,
     /// The passes begun.
     passes: Vec<Pass>,
-    /// A device's system has killed it.
-    killed: bool,
-    records: Vec<Record>,
+    /// Tokens that are out, of all sequences.
+    pub(crate) tokens: u32,
+    pub(crate) agenda: Agenda,
+    pub(crate) agenda_timer: Timer,
+    pub(crate) absence: Absence,
+    /// A new plan is under way to the devices until then.
+    pub(crate) ready: Nanos,
+    /// A device is back and wants to be taken in between tokens.
+    pub(crate) rejoins: bool,
+    /// Plans made in mid-run.
+    pub(crate) plans: Vec<Plan>,
+    pub(crate) outcome: Outcome,
+    pub(crate) ended: bool,
+    pub(crate) header: Header,
+    pub(crate) records: Vec<Record>,
     readings: Vec<Reading>,
 }
 
-/// Runs a plan.
+/// Runs a plan while nothing else happens.
 pub fn simulate(input: &Input) -> Result<Trace, SimError> {
+    simulate_in(input, &Surroundings::default()).map(|run| run.trace)
+}
+
+/// Runs a plan while these things happen.
+pub fn simulate_in(input: &Input, surroundings: &Surroundings) -> Result<Run, SimError> {
     let devices = check(input)?;
+    crate::renewal::check(input, surroundings)?;
     let header = header(input, &devices);
+    let undisturbed =
+        |trace| Run { trace, plans: vec![], not_come: (0..surroundings.events.len()).collect() };
     if let Some(tensor) = input.plan.kind.tensor() {
-        return crate::tensor::simulate(input, tensor, &devices, header);
+        return crate::tensor::simulate(input, tensor, &devices, header).map(undisturbed);
     }
-    let ignore = input.options.ignore_memory;
+    let (plan, ignore) = (input.plan, input.options.ignore_memory);
     let budgets: Vec<Option<Budget>> = devices
         .iter()
         .enumerate()
-        .map(|(place, device)| {
-            let device = draft::beside(input.plan, place, input.cluster.draft.as_ref(), device)?;
-            Some(Budget::new(input.plan, place, &input.cluster.model, &device, ignore))
-        })
+        .map(|(place, device)| setting::budget_of_all(input.cluster, plan, place, device, ignore))
         .collect();
     let shortages: Vec<_> = budgets.iter().flatten().flat_map(|budget| budget.shortages.clone()).collect();
     let drafts = budgets.iter().all(Option::is_some);
     let budgets: Vec<Budget> = budgets.into_iter().flatten().collect();
     if !drafts || !shortages.is_empty() && !ignore {
-        // What would have been asked, as far as it does not depend on what is accepted.
-        let passes = passes(&Workload { speculation: None, ..input.cluster.workload.clone() });
-        let holds = input.plan.only_simulated().is_some();
-        let unreclaimable = budgets.iter().filter(|_| holds).map(|budget| budget.unreclaimable);
-        let (records, readings) = (Vec::new(), crate::tensor::needed(unreclaimable));
-        return Ok(Trace { header, passes, records, readings, shortages, outcome: Outcome::OutOfMemory });
+        return Ok(undisturbed(out_of_memory(input, header, &budgets, shortages)));
     }
-    let models = models(input);
-    let mut world = World::new(*input, &devices, &budgets, &models);
+    let models = setting::models(input);
+    let mut world = World::new(*input, *surroundings, &devices, budgets, &models, header);
     world.run()?;
-    let World { mut records, readings, passes, killed, .. } = world;
+    let World { header, mut records, readings, passes, agenda, outcome, plans, .. } = world;
     records.sort_by_key(|record| record.start);
-    let outcome = if killed { Outcome::Killed } else { Outcome::Ok };
-    Ok(Trace { header, passes, records, readings, shortages: Vec::new(), outcome })
+    let not_come = agenda.not_come();
+    let mut happenings = agenda.happenings;
+    happenings.sort_by_key(|happening| happening.start);
+    let shortages = Vec::new();
+    let trace = Trace { header, passes, records, readings, shortages, happenings, outcome };
+    Ok(Run { trace, plans, not_come })
+}
+
+/// The trace of a run that ends before it begins.
+fn out_of_memory(input: &Input, header: Header, budgets: &[Budget], shortages: Vec<Shortage>) -> Trace {
+    // What would have been asked, as far as it does not depend on what is accepted.
+    let passes = passes(&Workload { speculation: None, ..input.cluster.workload.clone() });
+    let holds = input.plan.only_simulated().is_some();
+    let unreclaimable = budgets.iter().filter(|_| holds).map(|budget| budget.unreclaimable);
+    let (records, readings) = (Vec::new(), crate::tensor::needed(unreclaimable));
+    let (happenings, outcome) = (Vec::new(), Outcome::OutOfMemory);
+    Trace { header, passes, records, readings, shortages, happenings, outcome }
 }
 
 impl<'a> World<'a> {
     fn new(
         input: Input<'a>,
+        surroundings: Surroundings<'a>,
         devices: &[&'a Device],
-        budgets: &[Budget],
+        budgets: Vec<Budget>,
         models: &'a [Cow<'a, ModelProfile>],
+        header: Header,
     ) -> Self {
         let mut engine = Engine::new();
         let plan = Arc::new(input.plan.clone());
@@ -173,74 +230,67 @@ impl<'a> World<'a> {
             .iter()
             .enumerate()
             .map(|(place, device)| {
-                let residency = plan.devices[place].residency;
-                let memory = budgets[place].cache.saturating_sub(held_more(&input, place));
-                let managed = residency.policy == Residency::Managed;
-                let chunk = if managed { residency.piece() } else { input.options.chunk };
-                let layout = Layout::new(&plan, place, &models[place], chunk);
-                let memory = if residency.holds() { memory.min(whole(&layout, chunk)) } else { memory };
-                let kept_by = if residency.holds() { &anonymous(device) } else { device };
-                let mut storage = storage((kept_by, place, input.cluster.seed), &layout, memory, chunk);
-                let keeper = if managed {
-                    let visits = chunks_of(&layout, &visits(&plan, place));
-                    Keeper::Managed(Box::new(Stream::new(
-                        place,
-                        residency,
-                        &visits,
-                        memory,
-                        device.cpu.cores,
-                        layout.chunks(),
-                    )))
-                } else {
-                    Keeper::Ahead(Helper::new(place, residency, chunk, storage.window()))
-                };
-                if input.options.warm || residency.holds() {
-                    warm(&mut storage, &layout, &keeper);
+                let schedule = Schedule::new(plan.clone(), place);
+                let mut parts =
+                    setting::parts(input, device, schedule, place, &budgets[place], &models[place]);
+                if input.options.warm || plan.devices[place].residency.holds() {
+                    setting::warm(&mut parts.storage, &parts.layout, &parts.keeper);
                 }
-                let parts = Parts {
-                    device,
-                    drafter: drafter(&input, place, device),
-                    model: &models[place],
-                    uploads: budgets[place].uploads.clone(),
-                    kv_element: Bytes(plan.kv_cache.element_bytes()),
-                    schedule: Schedule::new(plan.clone(), place),
-                    seed: input.cluster.seed,
-                    storage,
-                    layout,
-                    keeper,
-                };
                 Station::new(parts, &mut engine)
             })
             .collect();
-        let air_timer = engine.timer();
-        Self {
+        let member = |name: &String| input.cluster.members.iter().position(|it| it.name == *name);
+        let (air_timer, agenda_timer) = (engine.timer(), engine.timer());
+        let mut world = Self {
+            input,
+            surroundings,
             engine,
             stations,
-            unreclaimable: budgets.iter().map(|budget| budget.unreclaimable).collect(),
-            post: Post::new(links(input)),
+            seats: plan.devices.iter().filter_map(|device| member(&device.name)).collect(),
+            ring: (0..devices.len()).collect(),
+            budgets,
+            post: Post::new(setting::links(input)),
+            linked: setting::linked(input),
             air_timer,
             generation: Generation::new(&input.cluster.workload),
             acceptance: Acceptance::new(input.cluster.seed, &input.cluster.workload),
             passes: Vec::new(),
-            killed: false,
+            tokens: 0,
+            agenda: Agenda::new(surroundings.events),
+            agenda_timer,
+            absence: Absence::new(input.cluster.members.len()),
+            ready: 0,
+            rejoins: false,
+            plans: Vec::new(),
+            outcome: Outcome::Ok,
+            ended: false,
+            header,
             records: Vec::new(),
             readings: Vec::new(),
-        }
+        };
+        world.set_agenda();
+        world
     }
 
     fn run(&mut self) -> Result<(), SimError> {
+        self.settle_in();
         self.begin()?;
-        while !self.killed && !self.generation.is_over() {
-            // Every device waiting for another would be a fault of the schedule, which its tests exclude.
-            let event = self.engine.next_event().expect("a ring under way has a next event");
+        let (mut idle, mut lines) = (0, 0);
+        while !self.ended {
+            let event = self.engine.next_event().filter(|_| idle < MOST_IDLE_EVENTS);
+            let Some(event) = event else {
+                let (tokens, at) = (self.tokens, Seconds::from_nanos(self.engine.now()));
+                return Err(SimError::StandsStill { tokens, at });
+            };
+            idle = if self.records.len() == lines { idle + 1 } else { 0 };
+            lines = self.records.len();
             match event {
                 Event::Wake(place) => self.at(place, Station::wake)?,
                 Event::Processor(place) => self.at(place, Station::processor)?,
                 Event::Disk(place) => self.at(place, Station::arrivals)?,
                 Event::Air => self.settle(),
-                Event::Deliver(place, message) => {
-                    self.at(place, |station, desk| station.deliver(message, desk))?;
-                }
+                Event::Deliver(place, message) => self.arrive(place, message)?,
+                Event::Agenda => self.look_at_agenda()?,
                 Event::Helper(place) => self.at(place, |station, desk| {
                     station.help(desk);
                     Ok(())
@@ -259,7 +309,8 @@ impl<'a> World<'a> {
 
     /// The head takes up the next pass if it is free and the pass may begin.
     fn begin(&mut self) -> Result<(), SimError> {
-        while self.stations[0].is_free()
+        while self.engine.now() >= self.ready
+            && self.stations[0].is_free()
             && let Some(pass) = self.generation.begin()
         {
             self.passes.push(pass);
@@ -268,20 +319,27 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    fn at(
+    pub(crate) fn at(
         &mut self,
-        place: usize,
+        seat: usize,
         act: impl FnOnce(&mut Station<'a>, &mut Desk) -> Result<(), SimError>,
     ) -> Result<(), SimError> {
         let mut outgoing = Vec::new();
         let mut desk = Desk { engine: &mut self.engine, records: &mut self.records, outgoing: &mut outgoing };
-        act(&mut self.stations[place], &mut desk)?;
-        if !self.stations[place].storage.view().view().survives() {
-            self.killed = true;
+        act(&mut self.stations[seat], &mut desk)?;
+        if !self.ended && !self.stations[seat].storage.view().view().survives() {
+            let what = "its system killed the process: nothing is left to compress, and page cache is scarce";
+            self.happened(Sort::OutOfMemory, Some(self.name(seat)), self.engine.now(), what.into());
+            (self.outcome, self.ended) = (Outcome::Killed, true);
         }
+        let plans = self.plans.len();
         for sent in outgoing {
+            if self.plans.len() != plans {
+                // A token has led to another plan: what follows it belongs to the ring that was given up.
+                break;
+            }
             match sent {
-                Outgoing::Send(to, message) => self.send(place, to, message),
+                Outgoing::Send(to, message) => self.send(seat, self.ring[to], message),
                 Outgoing::Output(pass) => self.output(pass)?,
             }
         }
@@ -290,6 +348,16 @@ impl<'a> World<'a> {
 
     fn send(&mut self, from: usize, to: usize, message: Message) {
         let now = self.engine.now();
+        if self.is_cut(from, to) {
+            self.absence.hold(Held { from, to, message, unsent: Some(now) });
+        } else {
+            self.put_on_the_way(from, to, message, now);
+        }
+    }
+
+    /// Sends a message that was handed over then.
+    pub(crate) fn put_on_the_way(&mut self, from: usize, to: usize, message: Message, handed: Nanos) {
+        let now = self.engine.now();
         self.records.push(Record {
             device: from as u16,
             resource: Resource::Tx,
@@ -297,21 +365,27 @@ impl<'a> World<'a> {
             pass: message.pass.index,
             round: message.sent_in,
             layers: None,
-            start: now,
+            start: handed,
             end: now,
             bytes: message.bytes.0,
             peer: Some(to as u16),
             cost: None,
         });
         let item = (to, message, self.records.len() - 1);
-        if let Some((item, delivery)) = self.post.send(now, [from, to], message.bytes, item) {
+        let way = [from, to].map(|seat| self.place_on_links(seat));
+        if let Some((item, delivery)) = self.post.send(now, way, message.bytes, item) {
             self.left(item, delivery);
         }
         self.settle();
     }
 
+    fn place_on_links(&self, seat: usize) -> usize {
+        // Every member is linked, and devices that join the ring later may do so in any order.
+        self.linked.iter().position(|&member| member == self.seats[seat]).unwrap_or(seat)
+    }
+
     /// Looks which messages have left over the air, and when to look again.
-    fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         while let Some((item, delivery)) = self.post.settled(self.engine.now()) {
             self.left(item, delivery);
         }
@@ -321,7 +395,7 @@ impl<'a> World<'a> {
     }
 
     /// A message is on its last way to its receiver.
-    fn left(&mut self, (to, message, record): (usize, Message, usize), delivery: Delivery) {
+    fn left(&mut self, (to, message, record): Sent, delivery: Delivery) {
         self.records[record].end = delivery.left.max(self.records[record].start);
         let message = Message { at: delivery.arrives, ..message };
         self.engine.at(delivery.arrives, Event::Deliver(to, message));
@@ -333,17 +407,18 @@ impl<'a> World<'a> {
             Some(&begun) => (self.acceptance.of(begun), begun.drafted),
             None => (0, 0),
         };
-        self.generation.output(pass, accepted)?;
+        let tokens = self.generation.output(pass, accepted)?;
+        self.ended |= self.generation.is_over();
         let at = self.engine.now();
-        for (place, station) in self.stations.iter().enumerate() {
-            let resident = station.resident().0;
+        for &seat in &self.ring {
+            let station = &self.stations[seat];
             let counters = [
-                (Counter::BytesRead, station.storage.delivered().0),
-                (Counter::Resident, resident),
-                (Counter::Unreclaimable, self.unreclaimable[place].0),
+                (Counter::BytesRead, station.read().0),
+                (Counter::Resident, station.resident().0),
+                (Counter::Unreclaimable, self.unreclaimable(seat).0),
             ];
             self.readings.extend(counters.map(|(counter, value)| Reading {
-                device: place as u16,
+                device: seat as u16,
                 counter,
                 pass,
                 at,
@@ -354,37 +429,12 @@ impl<'a> World<'a> {
             let (counter, value) = (Counter::Accepted, u64::from(accepted));
             self.readings.push(Reading { device: 0, counter, pass, at, value });
         }
-        Ok(())
+        self.tokens_out(tokens)
     }
 }
 
-/// The model as each device has it: where weights are pinned, in the formats that they are converted to.
-fn models<'a>(input: &Input<'a>) -> Vec<Cow<'a, ModelProfile>> {
-    let (plan, model) = (input.plan, &input.cluster.model);
-    let of = |(place, planned): (usize, &PlannedDevice)| {
-        let residency = planned.residency;
-        if !residency.holds() {
-            return Cow::Borrowed(model);
-        }
-        let on_gpu =
-            |layer: u32| (0..plan.rounds).any(|round| plan.gpu_window(place, round).contains(&layer));
-        let as_planned = |layer: u32| residency.format_on(on_gpu(layer));
-        let mut own = model_as(model, residency.weights_as, as_planned);
-        own.output = converted(&model.output, residency.format_on(plan.output == Processor::Gpu));
-        Cow::Owned(own)
-    };
-    plan.devices.iter().enumerate().map(of).collect()
-}
-
-/// The draft model, on the head of a plan that has one.
-fn drafter<'a>(input: &Input<'a>, place: usize, device: &'a Device) -> Option<Drafter<'a>> {
-    let (planned, model) = (input.plan.draft.as_ref()?, input.cluster.draft.as_ref()?);
-    let kv_element = Bytes(input.plan.kv_cache.element_bytes());
-    (place == 0).then(|| Drafter::new(device, model, kv_element, planned.processor))
-}
-
 /// The plan's devices in ring order, if everything fits together.
-fn check<'a>(input: &Input<'a>) -> Result<Vec<&'a Device>, SimError> {
+pub(crate) fn check<'a>(input: &Input<'a>) -> Result<Vec<&'a Device>, SimError> {
     let (cluster, plan) = (input.cluster, input.plan);
     plan.validate()?;
     if !((128 << 10)..=(8 << 20)).contains(&input.options.chunk.0) {
@@ -429,13 +479,7 @@ fn check<'a>(input: &Input<'a>) -> Result<Vec<&'a Device>, SimError> {
 }
 
 fn header(input: &Input, devices: &[&Device]) -> Header {
-    let traced = |(place, device): (usize, &&Device)| TracedDevice {
-        name: input.plan.devices[place].name.clone(),
-        profile: Some(hearth_schema::digest::of(&device.to_yaml())),
-        memory_total: device.memory.total.value.0,
-        kernel: None,
-        unvalidated: unvalidated(device),
-    };
+    let names = input.plan.devices.iter().map(|planned| &planned.name);
     Header {
         schema: Trace::SCHEMA.into(),
         origin: Origin::Simulated,
@@ -445,102 +489,17 @@ fn header(input: &Input, devices: &[&Device]) -> Header {
         kind: input.plan.kind.parallelism(),
         seed: input.cluster.seed,
         version: env!("CARGO_PKG_VERSION").into(),
-        devices: devices.iter().enumerate().map(traced).collect(),
+        devices: names.zip(devices).map(|(name, device)| traced(name, device)).collect(),
     }
 }
 
-/// What a device's process holds beyond its profile, drawn from a stream of its own.
-fn held_more(input: &Input, place: usize) -> Bytes {
-    let mut stream = ChaCha8Rng::seed_from_u64(input.cluster.seed);
-    stream.set_stream(PROCESS_PAGES | place as u64);
-    let part = (stream.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
-    Bytes((input.options.process_spread.as_f64() * part) as u64)
-}
-
-/// The chunks of each visit, in the order of use.
-fn chunks_of(layout: &Layout, visits: &[Vec<Part>]) -> Vec<Vec<Chunk>> {
-    let chunks = |parts: &Vec<Part>| parts.iter().flat_map(|part| layout.part(part)).collect();
-    visits.iter().map(chunks).collect()
-}
-
-/// The device with its own memory kept as anonymous pages are: by two lists, or by the paper's formula.
-fn anonymous(device: &Device) -> Device {
-    let mut device = device.clone();
-    if device.memory.page_cache != PageCachePolicy::PaperLinear {
-        device.memory.page_cache = PageCachePolicy::TwoList;
+/// A device as the trace knows it.
+pub(crate) fn traced(name: &str, device: &Device) -> TracedDevice {
+    TracedDevice {
+        name: name.to_owned(),
+        profile: Some(hearth_schema::digest::of(&device.to_yaml())),
+        memory_total: device.memory.total.value.0,
+        kernel: None,
+        unvalidated: unvalidated(device),
     }
-    device
-}
-
-/// Memory for the whole file.
-fn whole(layout: &Layout, chunk: Bytes) -> Bytes {
-    chunk * (u64::from(layout.chunks()) + 2)
-}
-
-/// Leaves memory as tokens before the run would have: a share that fits is there; of one that does not, what the page
-/// cache keeps when it is read round and round.
-fn warm(storage: &mut Storage, layout: &Layout, keeper: &Keeper) {
-    let chunks: Vec<Chunk> = match keeper {
-        Keeper::Ahead(_) => layout.own().chain(layout.own()).collect(),
-        Keeper::Managed(stream) => stream.kept().collect(),
-    };
-    let cache = storage.cache().cache();
-    for chunk in chunks {
-        if cache.access(chunk) == Access::Absent && cache.prefetch_now(chunk) == Fetch::Started {
-            cache.arrived(chunk);
-            cache.resume(chunk);
-        }
-    }
-}
-
-fn storage(
-    (device, place, seed): (&Device, usize, u64),
-    layout: &Layout,
-    cache: Bytes,
-    chunk: Bytes,
-) -> Storage {
-    let sequential = device.disk.sequential.value;
-    let or_sequential = |rate: &Option<hearth_profiles::Sourced<BytesPerSecond>>| {
-        rate.as_ref().map_or(sequential, |rate| rate.value)
-    };
-    let explicit = or_sequential(&device.disk.populate);
-    let speed = DiskSpeed {
-        bandwidth: BytesPerSecond(sequential.0.max(explicit.0)),
-        fault: or_sequential(&device.disk.fault),
-        explicit,
-        throttle: device.disk.limit.as_ref().map(|limit| limit.value),
-        latency: device.disk.latency.as_ref().map_or(Seconds(0.0), |latency| latency.value),
-    };
-    let read_ahead = read_ahead(device, chunk);
-    let placed = Placed { device, place, seed, room: cache, share: layout.chunks(), chunk };
-    Storage::with_chunks(placed.policy(), read_ahead, speed, chunk).unwired_after(unwired_after(device))
-}
-
-/// How far reading by faults runs ahead of computing.
-///
-/// Threads that share a layer's rows fault at as many places at once, so that some compute while others wait, be
-/// the kernel's window ever so small. In the order of chunks that is a window which keeps the next chunk under
-/// way: four chunks, half of it behind the miss and a quarter ahead of the marker.
-fn read_ahead(device: &Device, chunk: Bytes) -> Bytes {
-    let window = device.disk.read_ahead.as_ref().map_or(USUAL_READ_AHEAD, |window| window.value);
-    if device.cpu.cores > 1 { window.max(chunk * 4) } else { window }
-}
-
-/// The links between the plan's devices.
-pub(crate) fn links(input: Input) -> AirLink {
-    let table = &input.cluster.links;
-    let names: Vec<&str> = input.plan.devices.iter().map(|device| device.name.as_str()).collect();
-    let (mut wires, mut ways) = (ConstantLink::new(Wire::from(table.usual())), Vec::new());
-    for (from, sender) in names.iter().enumerate() {
-        for (to, receiver) in names.iter().enumerate().filter(|&(to, _)| to != from) {
-            match table.joined(sender, receiver) {
-                Some(Joined::Link(link)) => wires = wires.with(from, to, Wire::from(link)),
-                Some(Joined::Air(way)) => ways.push((from, to, way)),
-                // Pairs that cannot reach each other have no wire of their own: `check` has seen that none is used.
-                None => {}
-            }
-        }
-    }
-    let links = AirLink::new(wires, table.air(), input.cluster.seed);
-    ways.iter().fold(links, |links, (from, to, way)| links.with(*from, *to, way))
 }

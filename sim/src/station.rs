@@ -8,6 +8,8 @@
 //! Not here: which steps there are (`hearth_schema::schedule`), and what the devices do to each other
 //! ([`crate::run`]).
 
+mod renewal;
+
 use std::collections::VecDeque;
 
 use hearth_profiles::device::Device;
@@ -97,17 +99,25 @@ pub struct Station<'a> {
     idle_since: Nanos,
     cpu: Cpu,
     cpu_timer: Timer,
+    /// The end of a step of known length, or of the pause before a touch is tried again.
+    wake_timer: Timer,
+    /// What is left of the GPU's speed.
+    gpu_speed: f64,
     /// Page cache, read-ahead and disk.
     pub storage: Storage,
     disk_timer: Timer,
     disk_set: Option<Nanos>,
     keeper: Keeper,
+    /// Bytes read beside the page cache, and before it was replaced.
+    read_before: Bytes,
     drafter: Option<Drafter<'a>>,
 }
 
 /// What a station is made of.
 #[derive(Debug)]
 pub struct Parts<'a> {
+    /// Its place among all devices of the run, which stays the same when the ring changes.
+    pub seat: usize,
     /// The device's profile.
     pub device: &'a Device,
     /// The model.
@@ -134,7 +144,7 @@ impl<'a> Station<'a> {
     /// A device that has done nothing yet.
     pub fn new(parts: Parts<'a>, engine: &mut Engine<Event>) -> Self {
         Self {
-            place: parts.schedule.device(),
+            place: parts.seat,
             device: parts.device,
             model: parts.model,
             kv_element: parts.kv_element,
@@ -148,10 +158,13 @@ impl<'a> Station<'a> {
             idle_since: 0,
             cpu: Cpu::new(f64::from(parts.device.cpu.cores)),
             cpu_timer: engine.timer(),
+            wake_timer: engine.timer(),
+            gpu_speed: 1.0,
             storage: parts.storage,
             disk_timer: engine.timer(),
             disk_set: None,
             keeper: parts.keeper,
+            read_before: Bytes::ZERO,
             drafter: parts.drafter,
         }
     }
@@ -176,10 +189,11 @@ impl<'a> Station<'a> {
     /// The processor may be done with something.
     pub fn processor(&mut self, desk: &mut Desk) -> Result<(), SimError> {
         let now = desk.engine.now();
+        let stretched = self.cpu.stretched(now, 0);
         if self.cpu.ended(now).is_some()
             && let Doing::Walking(walk) = &mut self.doing
         {
-            if self.keeper.used(walk.computed(now)) {
+            if self.keeper.used(walk.computed(now, stretched)) {
                 desk.engine.after(0, Event::Helper(self.place));
             }
             let next = walk.advance(now, &mut self.storage, &mut self.keeper);
@@ -354,6 +368,7 @@ impl<'a> Station<'a> {
                 self.walk(record, [segment], desk);
             }
             Processor::Gpu => {
+                let time = time * (1.0 / self.gpu_speed);
                 self.fixed(vec![(Record { resource: Resource::Gpu, ..record }, time)], None, desk);
             }
         }
@@ -401,7 +416,9 @@ impl<'a> Station<'a> {
         let Some(gpu) = &self.device.gpu else { return Vec::new() };
         let work = Work::on_gpu(gpu, self.model, self.kv_element);
         let overhead = gpu.window_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
-        let time = overhead + compute.layer_range().map(|layer| work.layer(layer, pass)).sum();
+        let time: Seconds = overhead + compute.layer_range().map(|layer| work.layer(layer, pass)).sum();
+        // Deviation: a change of its speed while it computes counts from the next window on.
+        let time = time * (1.0 / self.gpu_speed);
         let mut steps = vec![(Record { resource: Resource::Gpu, ..compute.clone() }, time)];
         if !gpu.unified_memory {
             let bytes = self.model.shape.activation_bytes() * u64::from(pass.tokens);
@@ -419,7 +436,7 @@ impl<'a> Station<'a> {
     /// the CPU all the same.
     fn output_on_gpu(&self, output: &Record, positions: u32) -> Vec<(Record, Seconds)> {
         let Some(gpu) = &self.device.gpu else { return Vec::new() };
-        let time = Work::on_gpu(gpu, self.model, self.kv_element).outputs(positions);
+        let time = Work::on_gpu(gpu, self.model, self.kv_element).outputs(positions) * (1.0 / self.gpu_speed);
         let on_gpu = Record { resource: Resource::Gpu, kind: Kind::Compute, ..output.clone() };
         let fixed = self.device.cpu.token_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
         let cost = Cost { cpu: fixed.to_nanos(), ..Cost::default() };
@@ -443,7 +460,7 @@ impl<'a> Station<'a> {
             at = end;
         }
         self.doing = Doing::Fixed { output };
-        desk.engine.at(at, Event::Wake(self.place));
+        desk.engine.set(self.wake_timer, at, Event::Wake(self.place));
     }
 
     fn walk(&mut self, record: Record, segments: impl IntoIterator<Item = Segment>, desk: &mut Desk) {
@@ -463,7 +480,7 @@ impl<'a> Station<'a> {
                 }
             }
             Next::Wait => {}
-            Next::Retry(at) => desk.engine.at(at, Event::Wake(self.place)),
+            Next::Retry(at) => desk.engine.set(self.wake_timer, at, Event::Wake(self.place)),
             Next::Done => {
                 if let Doing::Walking(walk) = std::mem::replace(&mut self.doing, Doing::Nothing) {
                     self.keeper.end();

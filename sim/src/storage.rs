@@ -11,7 +11,7 @@
 //!
 //! Not here: who touches what and when.
 
-use hearth_profiles::{Bytes, Seconds};
+use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 
 use crate::engine::Nanos;
 use crate::page_cache::{Access, CHUNK_BYTES, Chunk, Counters, Fetch, Policy, Readahead};
@@ -72,6 +72,8 @@ pub struct Storage {
     cache: Policy,
     readahead: Readahead,
     disk: Disk<Chunk>,
+    /// The bandwidth that all flows have together when nobody else reads.
+    bandwidth: BytesPerSecond,
     chunk: Bytes,
     costs: KernelCosts,
     /// Kept to be reused: the reads of one touch.
@@ -97,6 +99,7 @@ impl Storage {
             cache,
             readahead: Readahead::new(window),
             disk: Disk::new(speed),
+            bandwidth: speed.bandwidth,
             chunk,
             costs: KernelCosts::measured(chunk),
             reads: Vec::new(),
@@ -238,6 +241,18 @@ impl Storage {
     /// The page cache, to look at.
     pub fn view(&self) -> &Policy {
         &self.cache
+    }
+
+    /// Other programs leave so much of the disk from now on.
+    pub fn set_disk_left(&mut self, now: Nanos, left: f64) {
+        self.disk.set_bandwidth(now, BytesPerSecond(self.bandwidth.0 * left));
+    }
+
+    /// The page cache has room for so many chunks from now on.
+    pub fn set_room(&mut self, chunks: u32) {
+        if self.cache.view().capacity() != chunks {
+            self.cache.cache().set_capacity(chunks);
+        }
     }
 
     /// Bytes that the disk has delivered.

@@ -190,9 +190,10 @@ impl Walk {
         Some(Next::Retry(now + wake))
     }
 
-    /// A stretch is computed: what of its time was not work was waiting for a core. Returns its chunks.
-    pub fn computed(&mut self, now: Nanos) -> Range<Chunk> {
-        let (wall, work) = (now - self.since, self.work.to_nanos());
+    /// A stretch is computed, or given up: what of its time was not work was waiting for a core. A slower clock has
+    /// made the work longer. Returns its chunks.
+    pub fn computed(&mut self, now: Nanos, stretched: Seconds) -> Range<Chunk> {
+        let (wall, work) = (now - self.since, self.work.to_nanos() + stretched.to_nanos());
         let cost = self.cost();
         cost.cpu += work.min(wall);
         cost.queue += wall.saturating_sub(work);

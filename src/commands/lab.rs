@@ -16,7 +16,7 @@ use hearth_reports::Report;
 use hearth_schema::metrics::{self, Metrics};
 use hearth_schema::scenario::{Limits, Links, Workload};
 use hearth_schema::schedule::MAX_PASS_TOKENS;
-use hearth_schema::{Cluster, LinkTable, Plan, Trace};
+use hearth_schema::{Cluster, LinkTable, Plan, Scenario, Trace};
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -88,19 +88,30 @@ pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
     result
 }
 
-fn run_through(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
-    let mut loaded = LoadedScenario::read(&args.scenario)?;
-    loaded.keep_weights(&args.planning)?;
-    if let Some(tokens) = args.tokens {
-        loaded.generate(tokens)?;
+/// What a lab leaves out of a scenario is told or refused.
+fn check(args: &LabArgs, scenario: &Scenario) -> Result<(), Failure> {
+    if !scenario.events.is_empty() {
+        tell!(
+            "warning: the lab does not make the scenario's events happen: neither its prediction nor its run has them"
+        );
     }
-    let workload = &loaded.scenario.workload;
+    let workload = &scenario.workload;
     if *workload != Workload::plain(workload.prompt, workload.generate) {
         let what = "the lab executes one sequence without a draft, its prompt in the largest batches";
         return Err(Failure::unusable(what).at(args.scenario.display()).hint(
             "leave `sequences`, `micro_batch` and `speculation` out of `workload`, or use `hearth simulate`",
         ));
     }
+    Ok(())
+}
+
+fn run_through(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
+    let mut loaded = LoadedScenario::read(&args.scenario)?;
+    loaded.keep_weights(&args.planning)?;
+    if let Some(tokens) = args.tokens {
+        loaded.generate(tokens)?;
+    }
+    check(args, &loaded.scenario)?;
     let model = args.model.clone().or_else(|| loaded.model_file()).ok_or_else(|| {
         Failure::unusable("the lab runs a real model, and the scenario names none")
             .at(args.scenario.display())

@@ -55,7 +55,9 @@ fn of_plan(args: &LintArgs, loaded: &LoadedScenario, mut cluster: Cluster) -> Re
     };
     limits::restrict_memory(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
     let slow_disk = loaded.scenario.planner.slow_disk;
-    Ok(lint::plan(&plan, &loaded.origin, &cluster, slow_disk))
+    let mut found = lint::plan(&plan, &loaded.origin, &cluster, slow_disk);
+    found.extend(lint::late(&loaded.scenario, &plan));
+    Ok(found)
 }
 
 fn table(found: &[Finding]) -> String {

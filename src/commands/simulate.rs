@@ -2,19 +2,21 @@
 
 use std::process::ExitCode;
 
-use hearth_profiles::Bytes;
+use hearth_profiles::{Bytes, Document};
 use hearth_reports::published::results::Spread;
 use hearth_schema::metrics::{self, Metrics};
 use hearth_schema::trace::{MemoryKind, Outcome, Trace};
 use hearth_schema::{Cluster, Plan, Scenario};
-use hearth_sim::{Input, Options};
+use hearth_sim::{Input, Options, Run, Surroundings};
 use serde::Serialize;
 
 use super::{plan, print_json};
 use crate::cli::SimulateArgs;
 use crate::diagnostics::{ENDED_BADLY, Failure};
-use crate::documents::{LoadedScenario, write_trace};
-use crate::output::say;
+use crate::documents::{LoadedScenario, write, write_trace};
+use crate::happenings::{self, Told};
+use crate::output::{say, tell};
+use crate::replanner::MidRun;
 use crate::{limits, progress, uncertainty};
 
 /// The page cache of a model this small is followed in fine chunks: still fast, and the edges where windows
@@ -37,13 +39,16 @@ pub struct Output {
     /// How sure the time per token is, if that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spread: Option<Spread>,
+    /// What happened to the ring.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub happenings: Vec<Told>,
 }
 
 impl Output {
     /// The numbers of a trace.
     pub fn of(trace: &Trace) -> Output {
         let events = trace.records.len() + trace.readings.len();
-        Output { metrics: metrics::compute(trace), events, spread: None }
+        Output { metrics: metrics::compute(trace), events, spread: None, happenings: happenings::told(trace) }
     }
 }
 
@@ -58,9 +63,20 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     cluster.seed = args.seed.unwrap_or(cluster.seed);
     let plan = plan::read_or_make(args.plan.as_deref(), &loaded, &cluster, &args.planning)?;
     limits::restrict_memory(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
-    let trace = simulate_with(&cluster, &plan, &loaded.scenario, args.warm, args.ignore_memory)?;
+    let replanner = MidRun::new(&loaded, &args.planning);
+    let surroundings = Surroundings { events: &loaded.scenario.events, replanner: Some(&replanner) };
+    let options = Options { warm: args.warm, ignore_memory: args.ignore_memory, ..options(&cluster) };
+    let Run { trace, plans, not_come } =
+        simulate_in(&cluster, &plan, &loaded.scenario, &options, &surroundings)?;
     if let Some(path) = &args.trace {
         write_trace(path, &trace)?;
+        for (number, plan) in plans.iter().enumerate() {
+            let path = path.with_extension(format!("plan-{}.yaml", number + 1));
+            write(&path, plan.to_yaml().as_bytes())?;
+        }
+    }
+    for index in not_come {
+        tell!("warning: events[{index}] did not come to happen before the run ended");
     }
     let mut output = Output::of(&trace);
     if args.draws > 0 && trace.outcome == Outcome::Ok {
@@ -80,7 +96,7 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
                 predicted.tpot
             );
         }
-        say!("\n{}\n", table(&output.metrics));
+        say!("\n{}{}\n", table(&output.metrics), happenings::lines(&trace));
         if let Some(spread) = &output.spread {
             say!("{}\n", spread.in_words());
         }
@@ -91,24 +107,30 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     })
 }
 
-/// Runs a plan in the simulator, from disk or with weights in memory already.
+/// Runs a plan in the simulator, from disk or with weights in memory already, while nothing else happens.
 pub fn simulate(cluster: &Cluster, plan: &Plan, scenario: &Scenario, warm: bool) -> Result<Trace, Failure> {
-    simulate_with(cluster, plan, scenario, warm, false)
+    let options = Options { warm, ..options(cluster) };
+    simulate_in(cluster, plan, scenario, &options, &Surroundings::default()).map(|run| run.trace)
 }
 
-fn simulate_with(
+/// As closely as a model of that size is looked at.
+pub fn options(cluster: &Cluster) -> Options {
+    let chunk = if cluster.model.total_bytes() > FINE_BELOW { Options::default().chunk } else { FINE_CHUNK };
+    Options { chunk, ..Options::default() }
+}
+
+/// Runs a plan in the simulator, while these things happen.
+pub fn simulate_in(
     cluster: &Cluster,
     plan: &Plan,
     scenario: &Scenario,
-    warm: bool,
-    ignore_memory: bool,
-) -> Result<Trace, Failure> {
-    let chunk = if cluster.model.total_bytes() > FINE_BELOW { Options::default().chunk } else { FINE_CHUNK };
-    let options = Options { chunk, warm, ignore_memory, ..Options::default() };
-    let mut trace =
-        hearth_sim::simulate(&Input { cluster, plan, options: &options }).map_err(Failure::unusable)?;
-    trace.header.scenario.clone_from(&scenario.name);
-    Ok(trace)
+    options: &Options,
+    surroundings: &Surroundings,
+) -> Result<Run, Failure> {
+    let input = Input { cluster, plan, options };
+    let mut run = hearth_sim::simulate_in(&input, surroundings).map_err(Failure::unusable)?;
+    run.trace.header.scenario.clone_from(&scenario.name);
+    Ok(run)
 }
 
 /// A number that a run may not have.

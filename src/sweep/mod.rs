@@ -23,6 +23,7 @@ use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, Device, Document};
 use hearth_schema::scenario::{DeviceEntry, ModelRef};
 use hearth_schema::{Plan, digest, metrics};
+use hearth_sim::Surroundings;
 
 use crate::cli::SweepArgs;
 use crate::commands::{plan, simulate};
@@ -30,6 +31,7 @@ use crate::diagnostics::{Failure, UNUSABLE};
 use crate::documents::{LoadedScenario, read_plan};
 use crate::limits;
 use crate::refinement::{self, Effort};
+use crate::replanner::MidRun;
 use field::{Documents, Field};
 use row::{Ran, Row};
 use values::{MOST_ROWS, Setting};
@@ -167,11 +169,15 @@ impl Sweep {
         };
         row.plan = Some(row::Planned::of(&plan));
         limits::restrict_memory(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
-        let trace = simulate::simulate(&cluster, &plan, &loaded.scenario, false).map_err(|failure| {
+        let replanner = MidRun::with(&loaded, loaded.scenario.planner.clone(), self.effort);
+        let surroundings = Surroundings { events: &loaded.scenario.events, replanner: Some(&replanner) };
+        let options = simulate::options(&cluster);
+        let run = simulate::simulate_in(&cluster, &plan, &loaded.scenario, &options, &surroundings);
+        let run = run.map_err(|failure| {
             let word = if failure.code == UNUSABLE { "refused" } else { "failed" };
             format!("{word}: {}", failure.reason())
         })?;
-        let metrics = metrics::compute(&trace);
+        let metrics = metrics::compute(&run.trace);
         row::word(metrics.outcome).clone_into(&mut row.outcome);
         row.ran = Ran::of(&metrics);
         Ok(())

@@ -6,6 +6,7 @@ mod architecture;
 mod bad_input;
 mod both_runners;
 mod comparison;
+mod events;
 mod glossary;
 mod lab;
 mod lint;

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hearth_profiles::Document;
+use hearth_schema::heartbeat;
 use hearth_schema::plan::{Plan, PlannedDevice};
 use hearth_schema::schedule::Schedule;
 use hearth_schema::trace::{Reading, Record};
@@ -35,9 +36,9 @@ pub(super) const HELLO_DEADLINE: Duration = Duration::from_secs(10);
 /// From the plan until a worker holds its layers and neighbours.
 const READY_DEADLINE: Duration = Duration::from_mins(1);
 /// Between two signs of life that a worker is asked for.
-const HEARTBEAT: Duration = Duration::from_millis(500);
+const HEARTBEAT: Duration = Duration::from_nanos(heartbeat::INTERVAL);
 /// Without a sign of life, after which a worker counts as gone.
-const SILENCE_DEADLINE: Duration = Duration::from_secs(2);
+const SILENCE_DEADLINE: Duration = Duration::from_nanos(heartbeat::SILENCE);
 /// To hand over a trace.
 const COLLECT_DEADLINE: Duration = Duration::from_mins(1);
 /// The most lines of one worker's trace: a day of a fast ring.

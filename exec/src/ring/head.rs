@@ -182,6 +182,7 @@ impl Ring {
             records: Vec::new(),
             readings: Vec::new(),
             shortages: Vec::new(),
+            happenings: Vec::new(),
             outcome: Outcome::Ok,
         };
         merge(&mut trace, lines, 0, started);

@@ -10,6 +10,7 @@
 //! | `more-devices-than-layers` | error, warning | some device cannot have a layer |
 //! | `limit-above-memory` | warning | a limit gives a device memory that it does not have |
 //! | `link-twice` | warning | a link that is never used |
+//! | `event-after-end` | warning | an event that never happens |
 //! | `slow-link` | warning | a hop takes long whatever the plan |
 //! | `memory-share-while-planning` | note | planners do not know this limit |
 //! | `no-plan` | error | the strategy refuses (found by the caller) |
@@ -45,7 +46,7 @@ mod scenario;
 use serde::Serialize;
 
 pub use ring::plan;
-pub use scenario::scenario;
+pub use scenario::{late, scenario};
 
 /// How much a finding matters, the worst first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]

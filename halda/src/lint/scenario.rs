@@ -5,7 +5,7 @@
 use hearth_profiles::{Bytes, Seconds};
 use hearth_schema::cluster::Joined;
 use hearth_schema::scenario::DeviceEntry;
-use hearth_schema::{Cluster, Scenario};
+use hearth_schema::{Cluster, Plan, Scenario};
 
 use super::Finding;
 
@@ -19,6 +19,7 @@ pub fn scenario(scenario: &Scenario, cluster: &Cluster) -> Vec<Finding> {
     addresses(scenario, &mut found);
     memory(scenario, cluster, &mut found);
     links(scenario, cluster, &mut found);
+    late_events(scenario, &mut found);
     let (devices, layers) = (scenario.devices.len(), cluster.model.shape.layers.0);
     if devices > layers as usize {
         let what =
@@ -44,6 +45,41 @@ fn addresses(scenario: &Scenario, found: &mut Vec<Finding>) {
                 format!("scenario devices[{index}] `{}`.address", device.name),
                 format!("`{}` and `{}` both listen at {address}", twin.name, device.name),
                 "give each device its own address or port",
+            ));
+        }
+    }
+}
+
+/// Events at times when a run of this plan should long be over: it takes less than the planner's time of a token for
+/// each token that goes in or comes out.
+pub fn late(scenario: &Scenario, plan: &Plan) -> Vec<Finding> {
+    let Some(predicted) = plan.predicted else { return Vec::new() };
+    let workload = &scenario.workload;
+    let tokens = (f64::from(workload.prompt) + f64::from(workload.generate)) * f64::from(workload.sequences);
+    let end = predicted.tpot * tokens;
+    let events = scenario.events.iter().enumerate();
+    let late = events.filter_map(|(index, event)| Some((index, event.at.filter(|at| *at > end)?)));
+    late.map(|(index, at)| {
+        Finding::warning(
+            "event-after-end",
+            format!("scenario events[{index}].at"),
+            format!("the plan expects the run to be over before {end}, and this happens at {at}"),
+            "move it, or generate more",
+        )
+    })
+    .collect()
+}
+
+/// Events with a token that never comes.
+fn late_events(scenario: &Scenario, found: &mut Vec<Finding>) {
+    let last = u64::from(scenario.workload.generate) * u64::from(scenario.workload.sequences);
+    for (index, event) in scenario.events.iter().enumerate() {
+        if let Some(token) = event.token.filter(|token| u64::from(*token) >= last) {
+            found.push(Finding::warning(
+                "event-after-end",
+                format!("scenario events[{index}].token"),
+                format!("the run is over when token {last} is out, and this waits for token {token}"),
+                "move it, or generate more",
             ));
         }
     }

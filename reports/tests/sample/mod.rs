@@ -100,6 +100,7 @@ pub fn trace(origin: Origin, tokens: u32) -> Trace {
         records: run.records,
         readings: run.readings,
         shortages: vec![],
+        happenings: vec![],
         outcome: Outcome::Ok,
     }
 }

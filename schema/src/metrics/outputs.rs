@@ -27,6 +27,9 @@ pub struct Turn {
     pub accepted: u32,
     /// Drafts that there were.
     pub drafted: u32,
+    /// Other passes of the sequence lie between this one and the output before it: they were given up, or computed
+    /// tokens again.
+    pub interrupted: bool,
 }
 
 impl Turn {
@@ -41,7 +44,7 @@ impl Turn {
     }
 
     /// Milliseconds for each token.
-    pub(super) fn pace(&self) -> f64 {
+    pub fn pace(&self) -> f64 {
         millis(self.duration()) / f64::from(self.tokens())
     }
 }
@@ -80,19 +83,25 @@ impl Outputs {
             .map(|reading| (reading.pass, reading.value))
             .collect();
         let mut outputs = Self::default();
-        let mut last: BTreeMap<u32, u64> = BTreeMap::new();
-        for pass in trace.passes.iter().filter(|pass| pass.output) {
+        // For each sequence, the end of its last output, and whether a pass without one came after that.
+        let mut last: BTreeMap<u32, (u64, bool)> = BTreeMap::new();
+        for pass in &trace.passes {
             let records = by_pass.get(&(pass.index, 0)).map_or(&[][..], Vec::as_slice);
-            let Some(output) = records.iter().find(|record| record.kind == Kind::Output) else { continue };
+            let output = records.iter().find(|record| pass.output && record.kind == Kind::Output);
+            let Some(output) = output else {
+                last.entry(pass.sequence).and_modify(|(_, interrupted)| *interrupted = true);
+                continue;
+            };
             let (sequence, end) = (pass.sequence, output.end);
-            match last.insert(sequence, end) {
+            match last.insert(sequence, (end, false)) {
                 None => outputs.first.push(First { sequence, pass: pass.index, end }),
-                Some(start) => {
+                Some((start, interrupted)) => {
                     // A trace may say anything; a pass has at most so many drafts.
                     let drafted = pass.drafted.min(MAX_PASS_TOKENS);
                     let stood = accepted.get(&pass.index).copied().unwrap_or(0).min(u64::from(drafted));
                     let accepted = stood as u32;
-                    outputs.turns.push(Turn { pass: pass.index, sequence, start, end, accepted, drafted });
+                    let pass = pass.index;
+                    outputs.turns.push(Turn { pass, sequence, start, end, accepted, drafted, interrupted });
                 }
             }
         }

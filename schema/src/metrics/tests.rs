@@ -61,6 +61,7 @@ fn trace() -> Trace {
         ],
         readings: vec![reading(0, 500), reading(1, 1500)],
         shortages: vec![],
+        happenings: vec![],
         outcome: Outcome::Ok,
     }
 }

@@ -14,6 +14,9 @@
 //! acceptance `a` and `n` drafts, a pass gives `(1 - a^(n+1)) / (1 - a)` tokens on average (Leviathan et al., 2023,
 //! Eq. 1). Drafts never run past the tokens wanted.
 //!
+//! When a ring gives way to another in mid-run ([`Generation::again`]), what was under way is given up, and each
+//! sequence that wants more tokens enters again: all its tokens so far are its prompt.
+//!
 //! Not here: who accepts a draft, which the executor computes and the simulator draws, and what a pass does on a
 //! device ([`super::Schedule`]).
 
@@ -32,6 +35,8 @@ pub struct Generation {
     /// Those whose prompt has begun to enter.
     sequences: Vec<Sequence>,
     count: u32,
+    /// All prompts before this sequence's are through the head.
+    entering: usize,
     /// Whose last token is out and who want another, in the order of their tokens.
     ready: VecDeque<u32>,
     /// Sequences that have all their tokens.
@@ -43,6 +48,8 @@ pub struct Generation {
 /// One of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Sequence {
+    /// Tokens that enter as its prompt.
+    prompt: u32,
     /// Where its next pass begins.
     position: u32,
     generated: u32,
@@ -81,6 +88,7 @@ impl Generation {
             drafts: workload.drafts(),
             sequences: Vec::new(),
             count: workload.sequences,
+            entering: 0,
             ready: VecDeque::new(),
             over: 0,
             begun: 0,
@@ -118,6 +126,25 @@ impl Generation {
         Ok(accepted + 1)
     }
 
+    /// The ring begins again: passes under way are given up, and keys and values are computed once more. Returns how
+    /// many tokens enter again.
+    pub fn again(&mut self) -> u32 {
+        self.ready.clear();
+        self.entering = 0;
+        let mut tokens = 0;
+        for sequence in self.sequences.iter_mut().filter(|sequence| sequence.generated < self.generate) {
+            let prompt = self.prompt + sequence.generated;
+            *sequence = Sequence { prompt, position: 0, awaited: None, ..*sequence };
+            tokens += prompt;
+        }
+        tokens
+    }
+
+    /// The index of the next pass.
+    pub fn next_pass(&self) -> u32 {
+        self.begun
+    }
+
     /// Whether all tokens are out.
     pub fn is_over(&self) -> bool {
         self.over == self.count
@@ -125,17 +152,20 @@ impl Generation {
 
     /// The next batch of the prompt that is entering, or the first of the next one.
     fn prompt_pass(&mut self) -> Option<Pass> {
-        let entering = self.sequences.last().is_some_and(|last| last.position < self.prompt);
-        if !entering {
+        let is_in = |sequence: &Sequence| sequence.position >= sequence.prompt;
+        while self.sequences.get(self.entering).is_some_and(is_in) {
+            self.entering += 1;
+        }
+        if self.entering == self.sequences.len() {
             if self.sequences.len() as u64 >= u64::from(self.count) {
                 return None;
             }
-            self.sequences.push(Sequence { position: 0, generated: 0, awaited: None });
+            self.sequences.push(Sequence { prompt: self.prompt, position: 0, generated: 0, awaited: None });
         }
-        let number = self.sequences.len() as u32 - 1;
-        let sequence = self.sequences.last_mut()?;
-        let tokens = (self.prompt - sequence.position).min(self.micro_batch);
-        let output = sequence.position + tokens == self.prompt;
+        let number = self.entering as u32;
+        let sequence = self.sequences.get_mut(self.entering)?;
+        let tokens = (sequence.prompt - sequence.position).min(self.micro_batch);
+        let output = sequence.position + tokens == sequence.prompt;
         let plain = Pass::plain(self.begun, sequence.position, tokens, output);
         let pass = Pass { sequence: number, ..plain };
         sequence.position += tokens;

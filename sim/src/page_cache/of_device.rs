@@ -47,41 +47,55 @@ pub struct Placed<'a> {
 impl Placed<'_> {
     /// Its page cache, with nothing in it.
     pub fn policy(&self) -> Policy {
-        let (share, memory) = (self.share, &self.device.memory);
-        let two_list = |room: Bytes| TwoList::new(share, self.capacity(room)).with_size(self.room.0 >> 30);
+        let (share, memory, capacity) = (self.share, &self.device.memory, self.chunks_at_first());
+        let two_list = || TwoList::new(share, capacity).with_size(self.room.0 >> 30);
         let reclaim = memory.reclaim.clone().unwrap_or_default();
-        let compressed = or(reclaim.compressed.as_ref(), COMPRESSED);
-        let given = memory.obtainable().saturating_sub(memory.available.value);
         match memory.page_cache {
-            PageCachePolicy::PaperLinear => {
-                Policy::PaperLinear(PaperLinear::new(share, self.capacity(self.room)))
-            }
-            PageCachePolicy::TwoList => Policy::TwoList(Box::new(two_list(self.room))),
-            PageCachePolicy::MgLru => Policy::MgLru(Box::new(MgLru::new(share, self.capacity(self.room)))),
+            PageCachePolicy::PaperLinear => Policy::PaperLinear(PaperLinear::new(share, capacity)),
+            PageCachePolicy::TwoList => Policy::TwoList(Box::new(two_list())),
+            PageCachePolicy::MgLru => Policy::MgLru(Box::new(MgLru::new(share, capacity))),
             PageCachePolicy::Random => {
-                let capacity = self.capacity(self.room);
                 Policy::Random(Box::new(Random::new(share, capacity, self.seed, self.place as u64)))
             }
             PageCachePolicy::Macos => {
                 let floor = part(memory.total.value, or(reclaim.file_floor.as_ref(), FILE_FLOOR));
-                let room = self.room.saturating_sub(part(given, compressed));
-                Policy::Macos(Box::new(Macos::new(share, self.capacity(room), self.chunks(floor))))
+                Policy::Macos(Box::new(Macos::new(share, capacity, self.chunks(floor))))
             }
             PageCachePolicy::MacosMetal => {
-                let (ordinary, wired) = (self.capacity(self.room), self.capacity(self.wired()));
-                Policy::MacosMetal(Box::new(MacosMetal::new(share, wired, ordinary.min(wired))))
+                let ordinary = self.capacity(self.room).min(capacity);
+                Policy::MacosMetal(Box::new(MacosMetal::new(share, capacity, ordinary)))
             }
             PageCachePolicy::Android => {
                 let rate = or(reclaim.swapped_per_eviction.as_ref(), SWAPPED_PER_EVICTION);
                 let others = Others {
-                    swappable: self.chunks(given),
+                    swappable: self.chunks(self.given()),
                     swapped_per_eviction: mille(rate),
-                    compressed: mille(compressed),
+                    compressed: mille(or(reclaim.compressed.as_ref(), COMPRESSED)),
                     kill_below: self.chunks(or(reclaim.kill_below.as_ref(), KILL_BELOW)),
                 };
-                Policy::Android(Box::new(Android::new(two_list(self.room.saturating_sub(given)), others)))
+                Policy::Android(Box::new(Android::new(two_list(), others)))
             }
         }
+    }
+
+    /// Chunks that its page cache has room for as long as no pressure has made more.
+    pub fn chunks_at_first(&self) -> u32 {
+        let memory = &self.device.memory;
+        self.capacity(match memory.page_cache {
+            PageCachePolicy::Macos => {
+                let reclaim = memory.reclaim.as_ref();
+                let compressed = or(reclaim.and_then(|reclaim| reclaim.compressed.as_ref()), COMPRESSED);
+                self.room.saturating_sub(part(self.given(), compressed))
+            }
+            PageCachePolicy::MacosMetal => self.wired(),
+            PageCachePolicy::Android => self.room.saturating_sub(self.given()),
+            _ => self.room,
+        })
+    }
+
+    /// What other programs can give up.
+    fn given(&self) -> Bytes {
+        self.device.memory.obtainable().saturating_sub(self.device.memory.available.value)
     }
 
     /// What Metal may wire of this share: the recommended working set, less what cannot be taken back.

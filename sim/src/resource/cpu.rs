@@ -3,9 +3,11 @@
 //! A device has cores; a computation runs on a number of threads and needs so many seconds when it has them
 //! all to itself. The kernel's fair scheduler gives every runnable thread the same share, so with more
 //! runnable threads than cores everybody slows down by cores / threads. Other programs are threads that never
-//! end ("co-runner load").
+//! end ("co-runner load"). A clock that is slowed, as by heat, stretches what a thread runs and not what it waits.
 //!
 //! Not here: how much work a layer is. That follows from the device's rates and the model's shape.
+
+use hearth_profiles::Seconds;
 
 use super::nanos_until;
 use crate::engine::Nanos;
@@ -16,6 +18,8 @@ pub struct Cpu {
     cores: f64,
     /// Threads of other programs that are runnable all the time.
     co_runners: f64,
+    /// What is left of the clock, 1 if all.
+    clock: f64,
     /// In the order of their keys. There are few, and one comes and goes with every stretch of computing: a list
     /// needs no memory for that.
     jobs: Vec<Job>,
@@ -28,12 +32,14 @@ struct Job {
     threads: f64,
     /// Seconds of undisturbed running left.
     remaining: f64,
+    /// Seconds that it ran because the clock was slower.
+    stretched: f64,
 }
 
 impl Cpu {
     /// An idle processor.
     pub fn new(cores: f64) -> Self {
-        Self { cores, co_runners: 0.0, jobs: Vec::new(), settled: 0 }
+        Self { cores, co_runners: 0.0, clock: 1.0, jobs: Vec::new(), settled: 0 }
     }
 
     /// Other programs take this many threads from now on.
@@ -42,10 +48,23 @@ impl Cpu {
         self.co_runners = threads.max(0.0);
     }
 
+    /// So much of the clock is left from now on.
+    pub fn set_clock(&mut self, now: Nanos, left: f64) {
+        self.settle(now);
+        self.clock = left;
+    }
+
+    /// How much longer a computation has run by `now` than at full clock.
+    pub fn stretched(&mut self, now: Nanos, key: u64) -> Seconds {
+        self.settle(now);
+        let job = self.jobs.iter().find(|job| job.key == key);
+        Seconds(job.map_or(0.0, |job| job.stretched))
+    }
+
     /// Starts a computation that takes `seconds` on `threads` threads when undisturbed.
     pub fn start(&mut self, now: Nanos, key: u64, threads: f64, seconds: f64) {
         self.settle(now);
-        let job = Job { key, threads, remaining: seconds };
+        let job = Job { key, threads, remaining: seconds, stretched: 0.0 };
         match self.jobs.binary_search_by_key(&key, |job| job.key) {
             Ok(at) => self.jobs[at] = job,
             Err(at) => self.jobs.insert(at, job),
@@ -66,17 +85,23 @@ impl Cpu {
         Some(self.jobs.remove(at).key)
     }
 
-    /// The speed of every thread, 1 when there is a core for each.
+    /// The speed of every thread, 1 when there is a core for each at full clock.
     pub fn speed(&self) -> f64 {
+        self.share() * self.clock
+    }
+
+    /// The part of the time in which every thread runs.
+    fn share(&self) -> f64 {
         let wanted: f64 = self.jobs.iter().map(|job| job.threads).sum::<f64>() + self.co_runners;
         if wanted > self.cores { self.cores / wanted } else { 1.0 }
     }
 
     fn settle(&mut self, now: Nanos) {
         let seconds = now.saturating_sub(self.settled) as f64 * 1e-9;
-        let speed = self.speed();
+        let (speed, share) = (self.speed(), self.share());
         for job in &mut self.jobs {
             job.remaining -= speed * seconds;
+            job.stretched += share * (1.0 - self.clock) * seconds;
         }
         self.settled = self.settled.max(now);
     }
@@ -106,6 +131,22 @@ mod tests {
         assert_eq!(cpu.next_end(), Some(3 * SECOND));
         assert_eq!(cpu.ended(2 * SECOND), None);
         assert_eq!(cpu.ended(3 * SECOND), Some(1));
+    }
+
+    #[test]
+    fn a_slower_clock_stretches_what_runs() {
+        let mut cpu = Cpu::new(8.0);
+        cpu.start(0, 1, 8.0, 2.0);
+        // A second at full clock; what is left takes two at half of it, one of them for the clock.
+        cpu.set_clock(SECOND, 0.5);
+        assert_eq!(cpu.next_end(), Some(3 * SECOND));
+        assert_eq!(cpu.stretched(3 * SECOND, 1), Seconds(1.0));
+        // Beside as many other threads it runs half of the time.
+        cpu.start(3 * SECOND, 2, 8.0, 1.0);
+        assert_eq!(cpu.ended(3 * SECOND), Some(1));
+        cpu.set_co_runners(3 * SECOND, 8.0);
+        assert_eq!(cpu.next_end(), Some(7 * SECOND));
+        assert_eq!(cpu.stretched(7 * SECOND, 2), Seconds(1.0));
     }
 
     #[test]

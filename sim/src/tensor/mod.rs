@@ -49,7 +49,8 @@ pub(crate) fn simulate(
         (0..).zip(&holdings).flat_map(|(place, held)| short(place, held)).collect();
     if !ignore && !shortages.is_empty() {
         let (records, readings) = (Vec::new(), needed(holdings.iter().map(Holdings::main)));
-        return Ok(Trace { header, passes, records, readings, shortages, outcome: Outcome::OutOfMemory });
+        let (happenings, outcome) = (Vec::new(), Outcome::OutOfMemory);
+        return Ok(Trace { header, passes, records, readings, shortages, happenings, outcome });
     }
     let ranks = devices
         .iter()
@@ -59,7 +60,8 @@ pub(crate) fn simulate(
         .collect();
     let (mut records, readings) = World::new(input, tensor, ranks, &passes).run();
     records.sort_by_key(|record| record.start);
-    Ok(Trace { header, passes, records, readings, shortages: Vec::new(), outcome: Outcome::Ok })
+    let (shortages, happenings, outcome) = (Vec::new(), Vec::new(), Outcome::Ok);
+    Ok(Trace { header, passes, records, readings, shortages, happenings, outcome })
 }
 
 /// Refuses a workload longer than the plan's context, as a ring's schedule does.

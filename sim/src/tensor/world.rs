@@ -105,7 +105,7 @@ impl<'a> World<'a, ()> {
             leaving: BTreeMap::new(),
             progress: vec![start; ranks.len()],
             ranks,
-            links: crate::run::links(*input),
+            links: crate::setting::links(*input),
             passes,
             pattern: tensor.all_reduce,
             air_time: tensor.air_time.unwrap_or(Seconds(0.0)),

@@ -6,6 +6,7 @@
 
 use hearth_profiles::model::{ModelProfile, shipped};
 use hearth_profiles::{Bytes, BytesPerSecond, Device, Document, Link, Seconds, Sourced};
+use hearth_schema::Scenario;
 use hearth_schema::cluster::{Cluster, LinkTable, Member};
 use hearth_schema::metrics::{self, Metrics};
 use hearth_schema::plan::{Origin, Plan, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Role};
@@ -15,6 +16,7 @@ use hearth_schema::schedule::Processor;
 use hearth_sim::{Input, Options, simulate};
 
 /// Memory for everything.
+#[allow(dead_code, reason = "not every test that includes this asks for it")]
 pub const PLENTY: Bytes = Bytes(40 << 30);
 
 /// 10 GB/s of reading and nothing else that takes time; a disk of 1 GB/s.
@@ -111,6 +113,30 @@ pub fn plan(model: &ModelProfile, windows: &[u32], residency: ResidencyOptions) 
         predicted: None,
         explanation: vec![],
     }
+}
+
+/// Puts all devices on one Wi-Fi channel.
+#[allow(dead_code, reason = "most of the tests that share this have wires")]
+pub fn on_air(cluster: &mut Cluster) {
+    let names: Vec<&str> = cluster.members.iter().map(|member| member.name.as_str()).collect();
+    let entries: Vec<String> = names.iter().map(|name| format!("{{name: {name}, profile: d1}}")).collect();
+    let text = format!(
+        "schema: scenario/1
+name: t
+seed: 1
+model: {{profile: llama-8b}}
+context: 64
+workload: {{prompt: 8, generate: 4}}
+devices: [{}]
+links:
+  default: {{latency: {{value: 0.2 ms, source: t}}, bandwidth: {{value: 1 Gbit/s, source: t}}}}
+  air: {{channels: [{{name: w, bandwidth: {{value: 800 Mbit/s, source: t}}, stations: [{}]}}]}}
+",
+        entries.join(", "),
+        names.join(", ")
+    );
+    let scenario = Scenario::from_yaml(&text).expect("a sound scenario");
+    cluster.links = LinkTable::new(scenario.links);
 }
 
 /// A run's numbers.

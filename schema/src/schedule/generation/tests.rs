@@ -60,9 +60,33 @@ fn a_rejected_draft_takes_the_positions_after_it_back() {
     assert!(generation.is_over() && generation.begin().is_none());
 }
 
+#[test]
+fn a_ring_that_begins_again_computes_all_tokens_so_far_as_prompts() {
+    let mut generation = Generation::new(&workload(3, 8, 2));
+    let enter = |generation: &mut Generation| {
+        std::iter::from_fn(|| generation.begin()).map(shape).collect::<Vec<_>>()
+    };
+    for _ in 0..4 {
+        generation.begin();
+    }
+    // The first sequence has three tokens, the second none, and the third has not begun.
+    assert_eq!(generation.output(1, 0), Ok(1));
+    generation.begin();
+    generation.begin();
+    assert_eq!(generation.begin().map(shape).as_deref(), Some("0:10+3/2!"));
+    assert_eq!(generation.output(6, 1), Ok(2));
+    assert_eq!((generation.again(), generation.next_pass()), (33, 7));
+    let refused = GenerationError::NotAwaited { pass: 3 };
+    assert_eq!(generation.output(3, 0), Err(refused), "it was given up");
+    let again = ["0:0+8/0", "0:8+5/0!", "1:0+8/0", "1:8+2/0!", "2:0+8/0", "2:8+2/0!"];
+    assert_eq!(enter(&mut generation), again);
+    assert_eq!(generation.output(8, 0), Ok(1));
+    assert_eq!(enter(&mut generation), ["0:13+3/2!"]);
+}
+
 proptest! {
-    /// Outputs come in any order, with anything accepted: every sequence gets its tokens, no position is skipped,
-    /// and none past the last token wanted is computed.
+    /// Outputs come in any order, with anything accepted, and the ring begins again now and then: every sequence gets
+    /// its tokens, no position is skipped, and none past the last token wanted is computed.
     #[test]
     fn every_sequence_gets_its_tokens(
         prompt in 1u32..40,
@@ -77,7 +101,7 @@ proptest! {
         let count = sequences as usize;
         let (mut known, mut tokens, mut under_way) = (vec![0; count], vec![0; count], Vec::new());
         let mut choices = choices.iter().cycle();
-        let mut index = 0;
+        let (mut index, mut began_again) = (0, false);
         while !generation.is_over() {
             while let Some(pass) = generation.begin() {
                 prop_assert_eq!(pass.index, index);
@@ -92,6 +116,16 @@ proptest! {
             }
             prop_assert!(!under_way.is_empty(), "someone is waited for");
             let (which, accepted) = choices.next().expect("endless");
+            if accepted % 7 == 6 && !std::mem::replace(&mut began_again, true) {
+                generation.again();
+                under_way.clear();
+                let unfinished = |(known, tokens): (&mut u32, &u32)| {
+                    *known = if *tokens == generate { *known } else { 0 };
+                };
+                known.iter_mut().zip(&tokens).for_each(unfinished);
+                continue;
+            }
+            began_again = false;
             let pass = under_way.remove(*which as usize % under_way.len());
             let accepted = accepted % (pass.drafted + 1);
             prop_assert_eq!(generation.output(pass.index, accepted), Ok(accepted + 1));

@@ -161,6 +161,15 @@ impl AirLink {
         })
     }
 
+    /// The same for every channel.
+    pub fn stall_all(&mut self, now: Nanos, until: Nanos) {
+        for (port, token) in &mut self.tokens {
+            if matches!(port, Port::Channel(_)) {
+                token.stall(now, until);
+            }
+        }
+    }
+
     /// Air time of all transmissions on a channel that have ended.
     pub fn air_time(&self, channel: usize) -> Nanos {
         self.tokens.get(&Port::Channel(channel)).map_or(0, Token::held)

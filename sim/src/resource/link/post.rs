@@ -44,8 +44,18 @@ impl<T> Post<T> {
 
     /// Takes one message of which everything is known by now.
     pub fn settled(&mut self, now: Nanos) -> Option<(T, Delivery)> {
-        let (number, delivery) = self.links.settled(now)?;
-        self.leaving.remove(&number).map(|item| (item, delivery))
+        loop {
+            let (number, delivery) = self.links.settled(now)?;
+            // Nobody wants those that were given up.
+            if let Some(item) = self.leaving.remove(&number) {
+                return Some((item, delivery));
+            }
+        }
+    }
+
+    /// Gives up all messages that have not left. What was handed over to the air is sent all the same.
+    pub fn give_up(&mut self) {
+        self.leaving.clear();
     }
 
     /// When to ask again.
@@ -56,5 +66,10 @@ impl<T> Post<T> {
     /// See [`AirLink::stall`].
     pub fn stall(&mut self, channel: &str, now: Nanos, until: Nanos) -> bool {
         self.links.stall(channel, now, until)
+    }
+
+    /// The same for every channel.
+    pub fn stall_all(&mut self, now: Nanos, until: Nanos) {
+        self.links.stall_all(now, until);
     }
 }

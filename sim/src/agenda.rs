@@ -1,0 +1,278 @@
+//! What happens next to the devices, apart from what they do themselves?
+//!
+//! A scenario's events become actions at moments: a beginning, the steps of a ramp, an end. Others come to it while
+//! the run goes on, such as the moment at which the head misses a device. It also writes down what has happened.
+//!
+//! Not here: what an action does to the ring ([`crate::renewal`]) and to a device ([`crate::conditions`]).
+
+use std::collections::BTreeMap;
+
+use hearth_profiles::{Bytes, Fraction, Seconds};
+use hearth_schema::events::{Change, Event};
+use hearth_schema::happenings::{Happening, Sort};
+
+use crate::conditions::Conditions;
+use crate::engine::Nanos;
+
+/// A ramp takes so many equal steps.
+/// source: assumed, each is then a small part of what is taken
+const RAMP_STEPS: u32 = 64;
+
+/// Something to be done at a moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// An event begins.
+    Begin(usize),
+    /// A ramp has come so far.
+    Ramp(usize, u32),
+    /// An event ends.
+    End(usize),
+    /// The head looks whether it still has no sign of life of a member of the cluster, as since then.
+    Look(usize, Nanos),
+    /// The ring with a new plan may be ready.
+    Ready,
+}
+
+/// A scenario's events and what has come of them.
+#[derive(Debug, Clone)]
+pub struct Agenda {
+    events: Vec<(Event, Change)>,
+    /// By moment, then in the order in which they were entered.
+    dated: BTreeMap<(Nanos, u32), Action>,
+    entered: u32,
+    /// Events that begin with a token.
+    by_token: BTreeMap<u32, Vec<usize>>,
+    /// How far the events that last are under way, from 0 to 1.
+    under_way: BTreeMap<usize, f64>,
+    /// Where the events that have begun stand among the happenings.
+    written: BTreeMap<usize, usize>,
+    /// What has happened.
+    pub happenings: Vec<Happening>,
+}
+
+impl Agenda {
+    /// The agenda of a scenario, whose events are valid.
+    pub fn new(events: &[Event]) -> Self {
+        let mut agenda = Self {
+            events: events.iter().filter_map(|event| Some((event.clone(), event.change()?))).collect(),
+            dated: BTreeMap::new(),
+            entered: 0,
+            by_token: BTreeMap::new(),
+            under_way: BTreeMap::new(),
+            written: BTreeMap::new(),
+            happenings: Vec::new(),
+        };
+        for index in 0..agenda.events.len() {
+            let event = &agenda.events[index].0;
+            if let Some(token) = event.token {
+                agenda.by_token.entry(token).or_default().push(index);
+            } else {
+                let at = event.at.unwrap_or(Seconds(0.0)).to_nanos();
+                agenda.enter(at, Action::Begin(index));
+            }
+        }
+        agenda
+    }
+
+    /// Something more is to be done.
+    pub fn enter(&mut self, at: Nanos, action: Action) {
+        self.dated.insert((at, self.entered), action);
+        self.entered += 1;
+    }
+
+    /// When the next action is due.
+    pub fn next(&self) -> Option<Nanos> {
+        self.dated.keys().next().map(|&(at, _)| at)
+    }
+
+    /// Takes an action that is due by `now`.
+    pub fn due(&mut self, now: Nanos) -> Option<Action> {
+        let &(at, order) = self.dated.keys().next()?;
+        if at > now { None } else { self.dated.remove(&(at, order)) }
+    }
+
+    /// So many tokens are out: the events that begin now.
+    pub fn token(&mut self, now: Nanos, count: u32) {
+        for index in self.by_token.remove(&count).unwrap_or_default() {
+            self.enter(now, Action::Begin(index));
+        }
+    }
+
+    /// The events that have not begun.
+    pub fn not_come(&self) -> Vec<usize> {
+        let waits = |action: &Action| if let Action::Begin(index) = action { Some(*index) } else { None };
+        let mut waiting: Vec<usize> = self.dated.values().filter_map(waits).collect();
+        waiting.extend(self.by_token.values().flatten());
+        waiting.sort_unstable();
+        waiting
+    }
+
+    /// What an event says, and of which device.
+    pub fn event(&self, index: usize) -> (Change, Option<&str>) {
+        let (event, change) = &self.events[index];
+        (*change, event.device.as_deref())
+    }
+
+    /// How long an event lasts, if it is given a length.
+    pub fn lasts(&self, index: usize) -> Option<Seconds> {
+        self.events[index].0.lasts
+    }
+
+    /// An event begins, and grows over this time if it does. It is under way until it ends.
+    pub fn begin(&mut self, now: Nanos, index: usize, over: Seconds) {
+        let (event, change) = &self.events[index];
+        let happening = Happening {
+            sort: sort(change),
+            device: event.device.clone(),
+            start: now,
+            end: None,
+            what: words(change),
+            plan: None,
+        };
+        let lasts = event.lasts;
+        self.written.insert(index, self.happenings.len());
+        self.happenings.push(happening);
+        let over = over.to_nanos();
+        self.under_way.insert(index, if over == 0 { 1.0 } else { 0.0 });
+        if over > 0 {
+            let step = |step| now + (u128::from(over) * u128::from(step) / u128::from(RAMP_STEPS)) as Nanos;
+            (1..=RAMP_STEPS).for_each(|count| self.enter(step(count), Action::Ramp(index, count)));
+        }
+        if let Some(lasts) = lasts {
+            self.enter(now + lasts.to_nanos(), Action::End(index));
+        }
+    }
+
+    /// A ramp has come so far.
+    pub fn ramp(&mut self, index: usize, step: u32) {
+        if let Some(progress) = self.under_way.get_mut(&index) {
+            *progress = f64::from(step) / f64::from(RAMP_STEPS);
+        }
+    }
+
+    /// An event is over.
+    pub fn end(&mut self, now: Nanos, index: usize) {
+        self.under_way.remove(&index);
+        if let Some(&at) = self.written.get(&index) {
+            self.happenings[at].end = Some(now);
+        }
+    }
+
+    /// A device that was away is back.
+    pub fn back(&mut self, now: Nanos, device: &str) {
+        let away = self
+            .happenings
+            .iter_mut()
+            .rev()
+            .find(|it| (it.sort, it.device.as_deref(), it.end) == (Sort::Away, Some(device), None));
+        if let Some(away) = away {
+            away.end = Some(now);
+        }
+    }
+
+    /// The first token of a new ring is out.
+    pub fn renewed(&mut self, now: Nanos) {
+        for happening in &mut self.happenings {
+            if happening.sort == Sort::Replanned && happening.end.is_none() {
+                happening.end = Some(now);
+            }
+        }
+    }
+
+    /// What a device has now; `withheld` bytes are to be swapped out if an event says so at any time.
+    pub fn conditions(&self, device: &str, withheld: Bytes) -> Conditions {
+        let own = |index: usize| self.events[index].0.device.as_deref() == Some(device);
+        let quiet = Conditions::quiet(if self.swaps(device) { withheld } else { Bytes::ZERO });
+        let under_way = self.under_way.iter().filter(|(index, _)| own(**index));
+        under_way
+            .fold(quiet, |conditions, (&index, &progress)| conditions.with(&self.events[index].1, progress))
+    }
+
+    /// Whether an event swaps memory of this device out.
+    pub fn swaps(&self, device: &str) -> bool {
+        self.events.iter().any(|(event, change)| {
+            matches!(change, Change::Swap(_)) && event.device.as_deref() == Some(device)
+        })
+    }
+}
+
+fn sort(change: &Change) -> Sort {
+    match change {
+        Change::Load(_) => Sort::Load,
+        Change::Memory(_) => Sort::Memory,
+        Change::Swap(_) => Sort::Swap,
+        Change::Slow(_) => Sort::Slow,
+        Change::DiskLoad(_) => Sort::DiskLoad,
+        Change::Leaves | Change::Returns(_) => Sort::Away,
+        Change::Stalls => Sort::Stalls,
+    }
+}
+
+fn words(change: &Change) -> String {
+    match change {
+        Change::Load(load) => {
+            let gpu = load.gpu.map_or(String::new(), |left| format!(", {} of the GPU left", percent(left)));
+            format!("{} threads{gpu}", load.threads)
+        }
+        Change::Memory(taken) => {
+            let over = taken.over.map_or(String::new(), |over| format!(" over {over}"));
+            format!("{}{over}", taken.taken)
+        }
+        Change::Swap(swap) => format!("{}, {} times smaller", swap.rate, swap.compression),
+        Change::Slow(left) => format!("{} of the clock left", percent(*left)),
+        Change::DiskLoad(share) => format!("{} of the disk", percent(*share)),
+        Change::Leaves | Change::Returns(_) | Change::Stalls => String::new(),
+    }
+}
+
+fn percent(share: Fraction) -> String {
+    format!("{:.0} %", share.0 * 100.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_schema::events::Taken;
+
+    use super::*;
+
+    #[test]
+    fn a_ramp_takes_its_steps_and_ends() {
+        let mut agenda = Agenda::new(&[Event {
+            at: Some(Seconds(1.0)),
+            lasts: Some(Seconds(10.0)),
+            device: Some("a".into()),
+            memory: Some(Taken { taken: Bytes::mib(64), over: Some(Seconds(8.0)) }),
+            ..Event::default()
+        }]);
+        assert_eq!(agenda.next(), Some(1_000_000_000));
+        assert_eq!(agenda.due(0), None);
+        assert_eq!(agenda.due(1_000_000_000), Some(Action::Begin(0)));
+        agenda.begin(1_000_000_000, 0, Seconds(8.0));
+        let taken = |agenda: &Agenda| agenda.conditions("a", Bytes::ZERO).taken;
+        assert_eq!(taken(&agenda), 0.0);
+        // Half of it after half of the time: the 32nd step.
+        while let Some(Action::Ramp(index, step)) = agenda.due(5_000_000_000) {
+            agenda.ramp(index, step);
+        }
+        assert_eq!(taken(&agenda), Bytes::mib(32).as_f64());
+        assert_eq!(agenda.conditions("b", Bytes::ZERO).taken, 0.0);
+        while let Some(Action::Ramp(index, step)) = agenda.due(9_000_000_000) {
+            agenda.ramp(index, step);
+        }
+        assert_eq!(taken(&agenda), Bytes::mib(64).as_f64());
+        assert_eq!((agenda.next(), agenda.due(11_000_000_000)), (Some(11_000_000_000), Some(Action::End(0))));
+        agenda.end(11_000_000_000, 0);
+        assert_eq!(taken(&agenda), 0.0);
+        assert_eq!(agenda.happenings[0].end, Some(11_000_000_000));
+    }
+
+    #[test]
+    fn an_event_waits_for_its_token() {
+        let (device, slow) = (Some("a".into()), Some(Fraction(0.5)));
+        let mut agenda = Agenda::new(&[Event { token: Some(2), device, slow, ..Event::default() }]);
+        agenda.token(7, 1);
+        assert_eq!(agenda.next(), None);
+        agenda.token(9, 2);
+        assert_eq!((agenda.next(), agenda.due(9)), (Some(9), Some(Action::Begin(0))));
+    }
+}

@@ -1,0 +1,107 @@
+//! What do other programs leave of a device?
+//!
+//! Every event that lasts has a part in it: threads and memory add up, what is left of a clock, a GPU or a disk is
+//! multiplied. So nothing has to be undone when an event ends, and the order of events does not matter.
+//!
+//! A system with compressed swap (zram) begins with other programs' memory in their hands and swaps it out at a rate:
+//! s bytes that are swapped make room for s (1 - 1/r).
+//!
+//! Not here: when events begin and end ([`crate::agenda`]).
+
+use hearth_profiles::Bytes;
+use hearth_schema::events::Change;
+use hearth_schema::room::LEAST_ROOM;
+
+/// What a device has beside its own work.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Conditions {
+    /// Threads of other programs that are runnable all the time.
+    pub co_runners: f64,
+    /// What is left of the clock.
+    pub clock: f64,
+    /// What is left of the GPU at its clock.
+    pub gpu: f64,
+    /// What is left of the disk.
+    pub disk: f64,
+    /// Bytes that other programs took since the run began.
+    pub taken: f64,
+    /// Bytes that a run can have only when they are swapped out.
+    withheld: f64,
+    /// Bytes of room that swapping has made.
+    gained: f64,
+}
+
+impl Conditions {
+    /// Nobody else wants anything; so many bytes are still to be swapped out.
+    pub fn quiet(withheld: Bytes) -> Self {
+        Self {
+            co_runners: 0.0,
+            clock: 1.0,
+            gpu: 1.0,
+            disk: 1.0,
+            taken: 0.0,
+            withheld: withheld.as_f64(),
+            gained: 0.0,
+        }
+    }
+
+    /// The same with an event that is so far under way, from 0 to 1.
+    #[must_use]
+    pub fn with(mut self, change: &Change, progress: f64) -> Self {
+        match change {
+            Change::Load(load) => {
+                self.co_runners += f64::from(load.threads);
+                self.gpu *= load.gpu.map_or(1.0, |left| left.0);
+            }
+            Change::Memory(taken) => self.taken += taken.taken.as_f64() * progress,
+            Change::Swap(swap) => self.gained += self.withheld * progress * (1.0 - 1.0 / swap.compression),
+            Change::Slow(left) => self.clock *= left.0,
+            Change::DiskLoad(share) => self.disk *= 1.0 - share.0,
+            Change::Leaves | Change::Returns(_) | Change::Stalls => {}
+        }
+        self
+    }
+
+    /// Room for weights, where a plan counts on so much; none if it is too little for weights to pass through.
+    pub fn room(&self, planned: Bytes) -> Option<Bytes> {
+        // At the start the system swaps at least so much at once that the device can begin.
+        let withheld = self.withheld.min((planned.as_f64() - LEAST_ROOM.as_f64()).max(0.0));
+        let room = planned.as_f64() - withheld + self.gained.min(withheld) - self.taken;
+        (room >= LEAST_ROOM.as_f64()).then_some(Bytes(room as u64))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_profiles::{BytesPerSecond, Fraction};
+    use hearth_schema::events::{Load, Swap, Taken};
+
+    use super::*;
+
+    #[test]
+    fn what_is_left_follows_from_all_events_together() {
+        let taken = |mib| Change::Memory(Taken { taken: Bytes::mib(mib), over: None });
+        let load = Change::Load(Load { threads: 3, gpu: Some(Fraction(0.5)) });
+        let found = Conditions::quiet(Bytes(0))
+            .with(&load, 1.0)
+            .with(&load, 1.0)
+            .with(&Change::Slow(Fraction(0.5)), 1.0)
+            .with(&Change::DiskLoad(Fraction(0.75)), 1.0)
+            .with(&taken(100), 1.0)
+            .with(&taken(200), 0.5);
+        assert_eq!((found.co_runners, found.gpu, found.clock, found.disk), (6.0, 0.25, 0.5, 0.25));
+        assert_eq!(found.room(Bytes::mib(300)), Some(Bytes::mib(100)));
+        assert_eq!(found.room(Bytes::mib(210)), None, "10 MiB are too little");
+    }
+
+    #[test]
+    fn swapping_makes_room_for_what_compression_saves() {
+        let swap = Change::Swap(Swap { rate: BytesPerSecond(1e8), compression: 4.0 });
+        let quiet = Conditions::quiet(Bytes::mib(400));
+        assert_eq!(quiet.room(Bytes::mib(1000)), Some(Bytes::mib(600)));
+        // 200 MiB are swapped out and take 50.
+        assert_eq!(quiet.with(&swap, 0.5).room(Bytes::mib(1000)), Some(Bytes::mib(750)));
+        assert_eq!(quiet.with(&swap, 1.0).room(Bytes::mib(1000)), Some(Bytes::mib(900)));
+        assert_eq!(quiet.room(Bytes::mib(100)), Some(LEAST_ROOM));
+    }
+}

@@ -1,0 +1,230 @@
+//! Of what are the stations and links of a run made?
+//!
+//! A device's profile and its part of a plan become a page cache, a disk, a reader ahead and a draft model; the
+//! cluster's links become wires and air between seats. All of it is new: what of it stays when a ring gets another
+//! plan is [`crate::renewal`]'s business.
+//!
+//! Not here: what they do to each other ([`crate::run`]).
+
+use std::borrow::Cow;
+
+use hearth_profiles::device::{Device, PageCachePolicy};
+use hearth_profiles::model::ModelProfile;
+use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
+use hearth_schema::cluster::Joined;
+use hearth_schema::conversion::{converted, model_as};
+use hearth_schema::plan::PlannedDevice;
+use hearth_schema::residency::Residency;
+use hearth_schema::schedule::{Part, Processor, Schedule, visits};
+use hearth_schema::{Cluster, Plan, draft};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+
+use crate::budget::Budget;
+use crate::drafter::Drafter;
+use crate::helper::Helper;
+use crate::keeper::Keeper;
+use crate::layout::Layout;
+use crate::page_cache::of_device::{Placed, unwired_after};
+use crate::page_cache::{Access, Chunk, Fetch};
+use crate::resource::link::Wire;
+use crate::resource::{AirLink, ConstantLink, DiskSpeed};
+use crate::run::Input;
+use crate::station::Parts;
+use crate::storage::Storage;
+use crate::stream::Stream;
+
+/// The read-ahead of an untuned Linux, where a profile does not say.
+const USUAL_READ_AHEAD: Bytes = Bytes(128 << 10);
+
+/// Which random stream draws what a process holds; places are added to it.
+const PROCESS_PAGES: u64 = 3 << 40;
+
+/// The memory of a device at a place of a plan, beside its draft model; none if all of it does not fit.
+pub fn budget(cluster: &Cluster, plan: &Plan, place: usize, device: &Device) -> Option<Budget> {
+    let budget = budget_of_all(cluster, plan, place, device, false)?;
+    Some(budget).filter(|budget| budget.shortages.is_empty())
+}
+
+/// The same if its draft model fits, whether the rest does or not.
+pub fn budget_of_all(
+    cluster: &Cluster,
+    plan: &Plan,
+    place: usize,
+    device: &Device,
+    ignore_memory: bool,
+) -> Option<Budget> {
+    let device = draft::beside(plan, place, cluster.draft.as_ref(), device)?;
+    Some(Budget::new(plan, place, &cluster.model, &device, ignore_memory))
+}
+
+/// The model as each device has it: where weights are pinned, in the formats that they are converted to.
+pub fn models<'a>(input: &Input<'a>) -> Vec<Cow<'a, ModelProfile>> {
+    let (plan, model) = (input.plan, &input.cluster.model);
+    let of = |(place, planned): (usize, &PlannedDevice)| {
+        let residency = planned.residency;
+        if !residency.holds() {
+            return Cow::Borrowed(model);
+        }
+        let on_gpu =
+            |layer: u32| (0..plan.rounds).any(|round| plan.gpu_window(place, round).contains(&layer));
+        let as_planned = |layer: u32| residency.format_on(on_gpu(layer));
+        let mut own = model_as(model, residency.weights_as, as_planned);
+        own.output = converted(&model.output, residency.format_on(plan.output == Processor::Gpu));
+        Cow::Owned(own)
+    };
+    plan.devices.iter().enumerate().map(of).collect()
+}
+
+/// What a device's process holds beyond its profile, drawn from a stream of its own.
+fn held_more(input: &Input, place: usize) -> Bytes {
+    let mut stream = ChaCha8Rng::seed_from_u64(input.cluster.seed);
+    stream.set_stream(PROCESS_PAGES | place as u64);
+    let part = (stream.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+    Bytes((input.options.process_spread.as_f64() * part) as u64)
+}
+
+/// A device's part of the plan of its schedule, with an empty page cache. `model` is as the device has it.
+pub fn parts<'a>(
+    input: Input<'a>,
+    device: &'a Device,
+    schedule: Schedule,
+    seat: usize,
+    budget: &Budget,
+    model: &'a ModelProfile,
+) -> Parts<'a> {
+    let (plan, place) = (schedule.plan().clone(), schedule.device());
+    let memory = budget.cache.saturating_sub(held_more(&input, seat));
+    let residency = plan.devices[place].residency;
+    let managed = residency.policy == Residency::Managed;
+    let chunk = if managed { residency.piece() } else { input.options.chunk };
+    let layout = Layout::new(&plan, place, model, chunk);
+    let memory = if residency.holds() { memory.min(whole(&layout, chunk)) } else { memory };
+    let kept_by = if residency.holds() { &anonymous(device) } else { device };
+    let storage = storage((kept_by, seat, input.cluster.seed), &layout, memory, chunk);
+    let keeper = if managed {
+        let visits = chunks_of(&layout, &visits(&plan, place));
+        let (cores, chunks) = (device.cpu.cores, layout.chunks());
+        Keeper::Managed(Box::new(Stream::new(seat, residency, &visits, memory, cores, chunks)))
+    } else {
+        Keeper::Ahead(Helper::new(seat, residency, chunk, storage.window()))
+    };
+    Parts {
+        seat,
+        device,
+        drafter: drafter(&input, &plan, place, device),
+        model,
+        uploads: budget.uploads.clone(),
+        kv_element: Bytes(plan.kv_cache.element_bytes()),
+        schedule,
+        seed: input.cluster.seed,
+        storage,
+        layout,
+        keeper,
+    }
+}
+
+/// The draft model, on the head of a plan that has one.
+fn drafter<'a>(input: &Input<'a>, plan: &Plan, place: usize, device: &'a Device) -> Option<Drafter<'a>> {
+    let (planned, model) = (plan.draft.as_ref()?, input.cluster.draft.as_ref()?);
+    let kv_element = Bytes(plan.kv_cache.element_bytes());
+    (place == 0).then(|| Drafter::new(device, model, kv_element, planned.processor))
+}
+
+/// The chunks of each visit, in the order of use.
+fn chunks_of(layout: &Layout, visits: &[Vec<Part>]) -> Vec<Vec<Chunk>> {
+    let chunks = |parts: &Vec<Part>| parts.iter().flat_map(|part| layout.part(part)).collect();
+    visits.iter().map(chunks).collect()
+}
+
+/// The device with its own memory kept as anonymous pages are: by two lists, or by the paper's formula.
+fn anonymous(device: &Device) -> Device {
+    let mut device = device.clone();
+    if device.memory.page_cache != PageCachePolicy::PaperLinear {
+        device.memory.page_cache = PageCachePolicy::TwoList;
+    }
+    device
+}
+
+/// Memory for the whole file.
+fn whole(layout: &Layout, chunk: Bytes) -> Bytes {
+    chunk * (u64::from(layout.chunks()) + 2)
+}
+
+/// Leaves memory as tokens before the run would have: a share that fits is there; of one that does not, what the page
+/// cache keeps when it is read round and round.
+pub fn warm(storage: &mut Storage, layout: &Layout, keeper: &Keeper) {
+    let chunks: Vec<Chunk> = match keeper {
+        Keeper::Ahead(_) => layout.own().chain(layout.own()).collect(),
+        Keeper::Managed(stream) => stream.kept().collect(),
+    };
+    let cache = storage.cache().cache();
+    for chunk in chunks {
+        if cache.access(chunk) == Access::Absent && cache.prefetch_now(chunk) == Fetch::Started {
+            cache.arrived(chunk);
+            cache.resume(chunk);
+        }
+    }
+}
+
+fn storage(
+    (device, seat, seed): (&Device, usize, u64),
+    layout: &Layout,
+    cache: Bytes,
+    chunk: Bytes,
+) -> Storage {
+    let sequential = device.disk.sequential.value;
+    let or_sequential = |rate: &Option<hearth_profiles::Sourced<BytesPerSecond>>| {
+        rate.as_ref().map_or(sequential, |rate| rate.value)
+    };
+    let explicit = or_sequential(&device.disk.populate);
+    let speed = DiskSpeed {
+        bandwidth: BytesPerSecond(sequential.0.max(explicit.0)),
+        fault: or_sequential(&device.disk.fault),
+        explicit,
+        throttle: device.disk.limit.as_ref().map(|limit| limit.value),
+        latency: device.disk.latency.as_ref().map_or(Seconds(0.0), |latency| latency.value),
+    };
+    let read_ahead = read_ahead(device, chunk);
+    let placed = Placed { device, place: seat, seed, room: cache, share: layout.chunks(), chunk };
+    Storage::with_chunks(placed.policy(), read_ahead, speed, chunk).unwired_after(unwired_after(device))
+}
+
+/// How far reading by faults runs ahead of computing.
+///
+/// Threads that share a layer's rows fault at as many places at once, so that some compute while others wait, be
+/// the kernel's window ever so small. In the order of chunks that is a window which keeps the next chunk under
+/// way: four chunks, half of it behind the miss and a quarter ahead of the marker.
+fn read_ahead(device: &Device, chunk: Bytes) -> Bytes {
+    let window = device.disk.read_ahead.as_ref().map_or(USUAL_READ_AHEAD, |window| window.value);
+    if device.cpu.cores > 1 { window.max(chunk * 4) } else { window }
+}
+
+/// The members of the cluster in the order in which links know them: the plan's devices in ring order, then those
+/// without a part, to which a later plan may give one.
+pub fn linked(input: Input) -> Vec<usize> {
+    let members = &input.cluster.members;
+    let planned = |device: &PlannedDevice| members.iter().position(|member| member.name == device.name);
+    let mut linked: Vec<usize> = input.plan.devices.iter().filter_map(planned).collect();
+    linked.extend((0..members.len()).filter(|&it| input.plan.position(&members[it].name).is_none()));
+    linked
+}
+
+/// The links between them.
+pub fn links(input: Input) -> AirLink {
+    let (table, members) = (&input.cluster.links, &input.cluster.members);
+    let names: Vec<&str> = linked(input).into_iter().map(|it| members[it].name.as_str()).collect();
+    let (mut wires, mut ways) = (ConstantLink::new(Wire::from(table.usual())), Vec::new());
+    for (from, sender) in names.iter().enumerate() {
+        for (to, receiver) in names.iter().enumerate().filter(|&(to, _)| to != from) {
+            match table.joined(sender, receiver) {
+                Some(Joined::Link(link)) => wires = wires.with(from, to, Wire::from(link)),
+                Some(Joined::Air(way)) => ways.push((from, to, way)),
+                // Pairs that cannot reach each other have no wire of their own: `check` has seen that none is used.
+                None => {}
+            }
+        }
+    }
+    let links = AirLink::new(wires, table.air(), input.cluster.seed);
+    ways.iter().fold(links, |links, (from, to, way)| links.with(*from, *to, way))
+}

@@ -1,0 +1,143 @@
+//! What does a device make of other programs, and of a new plan in mid-run?
+//!
+//! Other programs change how fast it computes and reads and how much room its weights have. A new plan ends what is
+//! under way; what the page cache holds stays there, because both parts lie in one file.
+//!
+//! Deviation: a new part in GPU memory is read from disk and then copied, not both at once.
+
+use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
+use hearth_schema::schedule::{Processor, Schedule};
+use hearth_schema::trace::{Kind, Record, Resource};
+
+use super::{Desk, Doing, Parts, Station};
+use crate::conditions::Conditions;
+use crate::page_cache::of_device::Placed;
+use crate::resource::Cpu;
+use crate::run::Event;
+use crate::walk::Walk;
+
+/// The pass of what is done for no pass: loading weights for a new plan.
+const NO_PASS: u32 = u32::MAX;
+
+impl<'a> Station<'a> {
+    /// Bytes that it has read from disk.
+    pub fn read(&self) -> Bytes {
+        self.read_before + self.storage.delivered()
+    }
+
+    /// The reducer, to hear of a new plan.
+    pub fn schedule(&mut self) -> &mut Schedule {
+        &mut self.schedule
+    }
+
+    /// Whether its GPU holds the output matrix.
+    pub fn gpu_output(&self) -> bool {
+        self.schedule.device() == 0 && self.schedule.plan().output == Processor::Gpu
+    }
+
+    /// The layers that its GPU holds.
+    pub fn gpu_layers(&self) -> Vec<u32> {
+        let (plan, place) = (self.schedule.plan(), self.schedule.device());
+        (0..plan.rounds).flat_map(|round| plan.gpu_window(place, round)).collect()
+    }
+
+    /// Whether weights pass through its page cache.
+    pub fn has_weights(&self) -> bool {
+        self.layout.own().next().is_some()
+    }
+
+    /// Other programs leave this much of it from now on, and this much room for weights.
+    pub fn follow(&mut self, conditions: &Conditions, room: Bytes, desk: &mut Desk) {
+        let now = desk.engine.now();
+        self.cpu.set_co_runners(now, conditions.co_runners);
+        self.cpu.set_clock(now, conditions.clock);
+        self.gpu_speed = conditions.clock * conditions.gpu;
+        if let Some(at) = self.cpu.next_end() {
+            desk.engine.set(self.cpu_timer, at, Event::Processor(self.place));
+        }
+        self.storage.set_disk_left(now, conditions.disk);
+        let (device, place, seed) = (self.device, self.place, self.seed);
+        let (share, chunk) = (self.layout.chunks(), self.storage.chunk());
+        self.storage.set_room(Placed { device, place, seed, room, share, chunk }.chunks_at_first());
+        self.disk_set = None;
+        self.watch_disk(desk);
+    }
+
+    /// The plan at work is given up: what was under way is recorded as far as it came. Page cache and disk go on.
+    pub fn stop(&mut self, desk: &mut Desk) {
+        let now = desk.engine.now();
+        self.keeper.flush(now, desk.records);
+        match std::mem::replace(&mut self.doing, Doing::Nothing) {
+            Doing::Walking(walk) => self.give_up(*walk, desk),
+            Doing::Fixed { output: Some(pass) } => {
+                let own = |record: &&mut Record| {
+                    (record.kind, record.pass, record.device) == (Kind::Output, pass, self.place as u16)
+                };
+                // No token has come of it, even if it is over in this instant.
+                if let Some(output) = desk.records.iter_mut().rev().find(own) {
+                    output.kind = Kind::Compute;
+                }
+            }
+            Doing::Fixed { output: None } | Doing::Nothing => {}
+        }
+        self.cpu = Cpu::new(f64::from(self.device.cpu.cores));
+        self.steps.clear();
+        self.inbox.clear();
+        self.idle_since = now;
+        self.disk_set = None;
+        self.watch_disk(desk);
+    }
+
+    fn give_up(&mut self, mut walk: Walk, desk: &mut Desk) {
+        let now = desk.engine.now();
+        if self.cpu.next_end().is_some() {
+            let stretched = self.cpu.stretched(now, 0);
+            walk.computed(now, stretched);
+        }
+        // No token has come of it.
+        let kind = if walk.record.kind == Kind::Output { Kind::Compute } else { walk.record.kind };
+        desk.records.push(Record { end: now, kind, ..walk.record });
+    }
+
+    /// Takes up a part of another plan, after [`Station::stop`]. The page cache stays as it is, unless the new part
+    /// follows it in other units.
+    pub fn take_up(&mut self, parts: Parts<'a>) {
+        (self.schedule, self.layout, self.keeper) = (parts.schedule, parts.layout, parts.keeper);
+        self.drafter = parts.drafter;
+        if self.storage.chunk() != parts.storage.chunk() {
+            self.read_before += self.storage.delivered();
+            self.storage = parts.storage;
+        }
+    }
+
+    /// Loads layers into the GPU's memory, and the output matrix if so, which keeps the thread of control busy.
+    pub fn load(&mut self, layers: &[u32], output: bool, desk: &mut Desk) {
+        let Some(gpu) = &self.device.gpu else { return };
+        let span = layers.first().zip(layers.last()).map(|(&first, &last)| [first, last + 1]);
+        if span.is_none() && !output {
+            return;
+        }
+        let matrix = if output { self.model.output_bytes() } else { Bytes::ZERO };
+        let bytes = matrix + layers.iter().map(|&layer| self.model.layer_bytes(layer)).sum::<Bytes>();
+        let disk = &self.device.disk;
+        let rate = disk.populate.as_ref().unwrap_or(&disk.sequential).value;
+        let rate = disk.limit.as_ref().map_or(rate, |limit| BytesPerSecond(rate.0.min(limit.value.0)));
+        let upload = if gpu.unified_memory { Seconds(0.0) } else { gpu.upload.time(bytes) };
+        let now = desk.engine.now();
+        let record = Record {
+            device: self.place as u16,
+            resource: Resource::DiskPrefetch,
+            kind: Kind::Prefetch,
+            pass: NO_PASS,
+            round: 0,
+            layers: span,
+            start: now,
+            end: now,
+            bytes: bytes.0,
+            peer: None,
+            cost: None,
+        };
+        self.read_before += bytes;
+        self.fixed(vec![(record, bytes / rate + upload)], None, desk);
+    }
+}

@@ -1,0 +1,182 @@
+//! Does any ring survive anything that may happen to it?
+//!
+//! Random small rings and random events: every run ends, with all its tokens or with the reason why not; time never
+//! runs backwards; what is counted is what was read; a token's terms sum to its time; and the same seed makes the same
+//! bytes.
+
+mod small_rings;
+
+use hearth_profiles::{Bytes, Fraction, Seconds};
+use hearth_profiles::{Sourced, model};
+use hearth_schema::cluster::Cluster;
+use hearth_schema::draft;
+use hearth_schema::events::{Event, Load, Return, Taken};
+use hearth_schema::happenings::Sort;
+use hearth_schema::metrics;
+use hearth_schema::plan::{Plan, Role};
+use hearth_schema::replan::{NoPlan, Replanner};
+use hearth_schema::residency::{Residency, ResidencyOptions};
+use hearth_schema::scenario::{ModelRef, Speculation};
+use hearth_schema::trace::{Counter, Kind, Outcome, Trace};
+use hearth_sim::{Input, Options, Surroundings, simulate_in};
+use proptest::prelude::*;
+
+use small_rings::{cluster, on_air, plan};
+
+/// Layers in turn, two by two; with no worker left the head takes all.
+#[derive(Debug)]
+struct TwoByTwo(ResidencyOptions);
+
+/// The plan of these windows for the cluster's workload.
+fn planned(cluster: &Cluster, windows: &[u32], residency: ResidencyOptions) -> Plan {
+    let sequences = cluster.workload.sequences;
+    Plan { sequences, draft: draft::planned(cluster), ..plan(&cluster.model, windows, residency) }
+}
+
+/// A small model that drafts so many tokens, of which half are accepted.
+fn with_drafts(cluster: &mut Cluster, tokens: u32) {
+    let draft = ModelRef { profile: Some("120m".into()), file: None };
+    let acceptance = Sourced::new(Fraction(0.5), "assumed: a test");
+    cluster.workload.speculation = Some(Speculation { draft, tokens, acceptance, processor: None });
+    let mut draft = model::shipped("120m").expect("shipped");
+    draft.shape.vocabulary = cluster.model.shape.vocabulary;
+    cluster.draft = Some(draft);
+}
+
+impl Replanner for TwoByTwo {
+    fn replan(&self, there: &Cluster) -> Result<Plan, NoPlan> {
+        let count = there.members.len();
+        let mut new = planned(there, &vec![2; count], self.0);
+        for (place, device) in new.devices.iter_mut().enumerate() {
+            device.name.clone_from(&there.members[(there.head + place) % count].name);
+        }
+        Ok(new)
+    }
+}
+
+/// An event to one of three devices, early enough to matter.
+fn event() -> impl Strategy<Value = Event> {
+    let when = prop_oneof![
+        (0u32..6000).prop_map(|ms| (Some(Seconds(f64::from(ms) / 1e3)), None)),
+        (1u32..6).prop_map(|token| (None, Some(token))),
+    ];
+    let lasts = prop_oneof![Just(None), (1u32..4000).prop_map(|ms| Some(Seconds(f64::from(ms) / 1e3)))];
+    (when, lasts, 0usize..3, 0u32..8, 1u32..100).prop_map(|((at, token), lasts, device, what, size)| {
+        let share = Some(Fraction(f64::from(size) / 100.0));
+        let event = Event { at, token, lasts, device: Some(format!("d{device}")), ..Event::default() };
+        let endless = Event { lasts: None, ..event.clone() };
+        match what {
+            0 => Event { load: Some(Load { threads: size, gpu: None }), ..event },
+            1 => {
+                Event { memory: Some(Taken { taken: Bytes::mib(u64::from(size) * 3), over: None }), ..event }
+            }
+            2 => {
+                let over = event.lasts.map(|lasts| Seconds(lasts.0 / 2.0)).or(Some(Seconds(1.0)));
+                Event { memory: Some(Taken { taken: Bytes::mib(u64::from(size) * 3), over }), ..event }
+            }
+            3 => Event { slow: share, ..event },
+            4 => Event { disk_load: Some(Fraction(f64::from(size) / 101.0)), ..event },
+            5 => Event { leaves: true, ..endless },
+            6 if size % 2 == 0 => Event { returns: Some(Return::BetweenTokens), ..endless },
+            6 => Event { returns: Some(Return::NextRequest), ..endless },
+            _ => Event { stalls: true, lasts: lasts.or(Some(Seconds(1.0))), ..endless },
+        }
+    })
+}
+
+/// What a fault of these disks reads around it.
+const WINDOW: u64 = 64 << 20;
+/// The page cache's unit.
+const CHUNK: u64 = 2 << 20;
+
+/// The laws that hold whatever has happened.
+fn obeys_the_laws(trace: &Trace, tokens: u32, managed: bool) -> Result<(), TestCaseError> {
+    let outputs = trace.records.iter().filter(|record| record.kind == Kind::Output).count() as u64;
+    let accepted = trace.readings.iter().filter(|it| it.counter == Counter::Accepted).map(|it| it.value);
+    if trace.outcome == Outcome::Ok {
+        prop_assert_eq!(outputs + accepted.sum::<u64>(), u64::from(tokens), "every token comes out once");
+    } else if !trace.records.is_empty() {
+        let why =
+            trace.happenings.iter().filter(|it| matches!(it.sort, Sort::NotReplanned | Sort::OutOfMemory));
+        prop_assert!(why.count() > 0, "it says why it ended: {:?}", trace.happenings);
+    }
+    for record in &trace.records {
+        prop_assert!(record.start <= record.end, "{:?}", record);
+    }
+    prop_assert!(trace.records.is_sorted_by_key(|record| record.start));
+    for happening in &trace.happenings {
+        prop_assert!(happening.end.is_none_or(|end| happening.start <= end), "{:?}", happening);
+    }
+    for device in 0..trace.header.devices.len() as u16 {
+        let own = trace.readings.iter().filter(|it| (it.device, it.counter) == (device, Counter::BytesRead));
+        let read: Vec<u64> = own.map(|it| it.value).collect();
+        prop_assert!(read.is_sorted(), "device {device}: what has been read stays read");
+        let own = || trace.records.iter().filter(move |record| record.device == device);
+        let last = read.last().copied().unwrap_or(0);
+        // Nothing is read that nobody asked for: to be used, or ahead of that, or around a fault of a step.
+        let ahead: u64 =
+            own().filter(|record| record.kind == Kind::Prefetch).map(|record| record.bytes).sum();
+        let used: u64 = own().filter_map(|record| record.cost).map(|cost| cost.faulted + cost.resident).sum();
+        let around = own().filter_map(|it| it.cost).filter(|cost| cost.faulted > 0).count() as u64 * WINDOW;
+        prop_assert!(last <= ahead + used + around, "device {device}: {last} of {ahead} + {used} + {around}");
+        // What a step faulted at has been read, but for one fault in each step that was given up. On a device that
+        // manages its residency a step also waits for a helper that finds the piece in memory.
+        let at = trace.readings.iter().filter(|it| it.device == device).map(|it| it.at).max().unwrap_or(0);
+        let before = own().filter(|record| record.end <= at).filter_map(|record| record.cost);
+        let faulted: u64 = before.map(|cost| cost.faulted).sum();
+        let given_up = trace.happenings.iter().filter(|it| it.sort == Sort::Replanned).count() as u64;
+        prop_assert!(
+            managed || faulted <= last + given_up * CHUNK,
+            "device {device}: {faulted} faulted, {last} read"
+        );
+    }
+    let metrics = metrics::compute(trace);
+    if let Some(tpot) = metrics.tpot_ms {
+        let sum = metrics.terms_ms.sum();
+        prop_assert!((sum - tpot.mean).abs() <= 1e-9 * tpot.mean, "{sum} and {}", tpot.mean);
+        prop_assert!(metrics.terms_ms.rows().iter().all(|(_, ms)| *ms > -1e-6), "{:?}", metrics.terms_ms);
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn every_run_ends_and_keeps_the_laws(
+        windows in prop::collection::vec(1u32..5, 1..4),
+        memory_mib in prop::collection::vec(64u64..1500, 3),
+        events in prop::collection::vec(event(), 0..6),
+        policy in prop_oneof![Just(Residency::Os), Just(Residency::Windowed), Just(Residency::Managed)],
+        replans: bool,
+        warm: bool,
+        generate in 1u32..8,
+        (sequences, micro_batch, drafts, air) in (1u32..4, 1u32..6, 0u32..4, any::<bool>()),
+    ) {
+        let memories: Vec<Bytes> = memory_mib.iter().map(|&mib| Bytes::mib(mib)).collect();
+        let mut cluster = cluster("1b", &memories, generate);
+        (cluster.workload.sequences, cluster.workload.micro_batch) = (sequences, micro_batch);
+        if air {
+            on_air(&mut cluster);
+        }
+        if drafts > 0 {
+            with_drafts(&mut cluster, drafts);
+        }
+        let residency = ResidencyOptions::of(policy);
+        let mut plan = planned(&cluster, &windows, residency);
+        for device in plan.devices.iter_mut().skip(1) {
+            device.role = Role::Worker;
+        }
+        prop_assume!(hearth_profiles::Document::validate(&plan).is_ok());
+        let replanner = TwoByTwo(residency);
+        let replanner: Option<&dyn Replanner> = if replans { Some(&replanner) } else { None };
+        let options = Options { warm, ..Options::default() };
+        let run = || {
+            let input = Input { cluster: &cluster, plan: &plan, options: &options };
+            simulate_in(&input, &Surroundings { events: &events, replanner }).expect("a run that ends").trace
+        };
+        let trace = run();
+        obeys_the_laws(&trace, generate * sequences, policy == Residency::Managed)?;
+        prop_assert_eq!(trace, run(), "the same once more");
+    }
+}

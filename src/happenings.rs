@@ -1,0 +1,59 @@
+//! How does the command line tell what happened during a run?
+//!
+//! One line for each happening of a trace: what, when, and what became of a token's time meanwhile.
+//!
+//! Not here: the numbers, which are `hearth_schema::happenings`.
+
+use hearth_profiles::Seconds;
+use hearth_schema::Trace;
+use hearth_schema::happenings::{Around, Happening, Phases, Sort, around};
+use serde::Serialize;
+
+/// What `--json` gives.
+#[derive(Debug, Serialize)]
+pub struct Told {
+    #[serde(flatten)]
+    happening: Happening,
+    #[serde(flatten)]
+    around: Around,
+}
+
+/// All of a trace.
+pub fn told(trace: &Trace) -> Vec<Told> {
+    let told =
+        |happening: &Happening| Told { happening: happening.clone(), around: around(trace, happening) };
+    trace.happenings.iter().map(told).collect()
+}
+
+/// As lines for people; nothing if nothing happened.
+pub fn lines(trace: &Trace) -> String {
+    use std::fmt::Write;
+    let mut text = String::new();
+    for Told { happening, around } in told(trace) {
+        let Happening { sort, device, start, end, what, .. } = &happening;
+        let time = |nanos: u64| Seconds::from_nanos(nanos).to_string();
+        let whom = device.as_ref().map_or(String::new(), |name| format!("{name}: "));
+        let what = if what.is_empty() { String::new() } else { format!(" ({what})") };
+        let until = end.map_or("the end".into(), time);
+        let _ = writeln!(text, "  {} to {until}  {whom}{}{what}", time(*start), sort.phrase());
+        if matches!(sort, Sort::Silent | Sort::NotReplanned | Sort::OutOfMemory) {
+            continue;
+        }
+        let _ = writeln!(
+            text,
+            "    ms a token: {}; the longest {}",
+            phases(&around.tpot_ms, 1.0),
+            phases(&around.longest_ms, 1.0)
+        );
+        if *sort == Sort::Memory {
+            let _ = writeln!(text, "    memory pressure in %: {}", phases(&around.pressure, 100.0));
+        }
+    }
+    if text.is_empty() { text } else { format!("what happened\n{text}") }
+}
+
+fn phases(phases: &Phases, factor: f64) -> String {
+    let number = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{:.1}", value * factor));
+    let Phases { before, beside, after } = phases;
+    format!("{} before, {} meanwhile, {} after", number(*before), number(*beside), number(*after))
+}
