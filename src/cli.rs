@@ -4,11 +4,13 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use hearth_profiles::Bytes;
+use hearth_profiles::{Bytes, Format, Seconds};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::scenario::PlannerOptions;
 
+use crate::commands::plan::DEFAULT_STRATEGY;
 use crate::diagnostics::Failure;
+use hearth_halda::systems::NAMES;
 use hearth_schema::scenario::RingOrder;
 
 /// Plan, simulate and run language models across the devices people already own.
@@ -92,7 +94,7 @@ Example: hearth sweep merge part-1.csv part-2.csv -o out.csv --chart out.svg";
 const REFINE_SECONDS: u64 = 30;
 
 /// The flags of [`Planning`], which say nothing where a plan is given.
-const PLANNING: [&str; 11] = [
+const PLANNING: [&str; 13] = [
     "strategy",
     "rounds",
     "windows",
@@ -104,6 +106,8 @@ const PLANNING: [&str; 11] = [
     "stream_buffer",
     "refine_seconds",
     "refine_evaluations",
+    "weights_as",
+    "air_time",
 ];
 
 /// Which plan to make.
@@ -111,7 +115,8 @@ const PLANNING: [&str; 11] = [
 pub struct Planning {
     /// Strategy by name: overlap, exact, halda, halda-shipped, single, mem, mem-total, perf, edgeshard, lingualinked,
     /// even, manual, exhaustive; or refine, which searches on from the default's plan, or from windows by hand, for
-    /// one that the simulator says is faster.
+    /// one that the simulator says is faster. Or another system's, whose plans are simulated only: exo, dllama,
+    /// tpi-llm, hepti, galaxy, airinfer.
     #[arg(long)]
     pub strategy: Option<String>,
     /// Rounds around the ring for one token.
@@ -146,6 +151,12 @@ pub struct Planning {
     /// nobody says, `overlap` chooses, and other strategies take 8 MiB. Some device must be said to be `managed`.
     #[arg(long, allow_hyphen_values = true)]
     pub stream_buffer: Option<Bytes>,
+    /// `tpi-llm`, `hepti`, `galaxy`, `airinfer`: the format of the weights, as `q4_0`; f32 if absent.
+    #[arg(long)]
+    pub weights_as: Option<Format>,
+    /// `airinfer`: what one all-reduce over the air takes, as `2ms`.
+    #[arg(long, allow_hyphen_values = true)]
+    pub air_time: Option<Seconds>,
 }
 
 /// Whose order the ring follows.
@@ -186,6 +197,15 @@ impl Planning {
                 .hint("leave one of the two out, or use `manual` or `refine`"));
         }
         let windows = self.windows.is_some() || scenario.windows.is_some();
+        let strategy = self.strategy.as_deref().or(scenario.strategy.as_deref()).unwrap_or(DEFAULT_STRATEGY);
+        for (flag, given) in
+            [("--weights-as", self.weights_as.is_some()), ("--air-time", self.air_time.is_some())]
+        {
+            if given && !NAMES.contains(&strategy) {
+                let what = format!("{flag}: is for the plans of other systems, and `{strategy}` is none");
+                return Err(Failure::unusable(what).hint(format!("use one of {}", NAMES.join(", "))));
+            }
+        }
         if self.gpu_layers.is_some() && !windows {
             return Err(Failure::unusable("--gpu-layers: there are no windows to which they belong")
                 .hint("add --windows"));
@@ -247,9 +267,15 @@ pub struct SimulateArgs {
     /// Tokens to generate instead of the scenario's.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub tokens: Option<u32>,
-    /// Begin with as much of the weights in memory as fits, as after an earlier request.
+    /// Take every memory to hold what a device pins: what a run would take that ends out of memory.
+    #[arg(long)]
+    pub ignore_memory: bool,
+    /// Begin with memory as earlier tokens would have left it.
     #[arg(long)]
     pub warm: bool,
+    /// How many times all parameters are drawn anew, to say how sure the time per token is; 0 leaves it out.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=100_000))]
+    pub draws: u32,
     /// Where to write the trace.
     #[arg(long)]
     pub trace: Option<PathBuf>,

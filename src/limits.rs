@@ -7,6 +7,7 @@
 
 use hearth_profiles::device::Memory;
 use hearth_profiles::{Bytes, Sourced};
+use hearth_schema::holdings::Holdings;
 use hearth_schema::scenario::{Limits, Scenario};
 use hearth_schema::{Cluster, Plan};
 
@@ -80,6 +81,10 @@ fn set_memory(memory: &mut Memory, limit: Bytes, held: Bytes) {
 
 /// Bytes of weights that a place maps and reads for each token.
 fn weights(cluster: &Cluster, plan: &Plan, place: usize) -> Bytes {
+    let device = cluster.member(&plan.devices[place].name).map(|member| &member.device);
+    if let Some(held) = device.and_then(|device| Holdings::new(plan, place, &cluster.model, device, true)) {
+        return held.weights;
+    }
     let layers = plan.windows(place).into_iter().flatten().map(|layer| cluster.model.layer_bytes(layer));
     let ends = if place == 0 { cluster.model.output_bytes() } else { Bytes::ZERO };
     layers.sum::<Bytes>() + ends

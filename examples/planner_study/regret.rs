@@ -8,7 +8,7 @@
 //! Not here: whether the simulator is right.
 
 use hearth_halda::{Assignment, LatencyModel, build, valid_rounds, violations};
-use hearth_schema::plan::{Origin, PlannedDevice, PlannedModel, PlannerRecord, Role};
+use hearth_schema::plan::{Origin, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Role};
 use hearth_schema::residency::Residency;
 use hearth_schema::schedule::Processor;
 use hearth_schema::{Cluster, Plan};
@@ -142,6 +142,7 @@ fn plan(cluster: &Cluster, assignment: &Assignment) -> Plan {
             layers: cluster.model.shape.layers.0,
         },
         planner: PlannerRecord { strategy: "every plan".into(), options: vec![] },
+        kind: PlanKind::Ring,
         rounds: assignment.rounds,
         context: cluster.context,
         kv_cache: cluster.kv_cache,

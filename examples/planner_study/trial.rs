@@ -85,7 +85,7 @@ pub fn trial(
 
 /// The simulated time per output token, in seconds; `None` where the run ends out of memory.
 pub fn simulated(cluster: &Cluster, plan: &Plan, chunk: Bytes) -> Result<Option<f64>, String> {
-    let options = hearth_sim::Options { chunk, warm: false };
+    let options = hearth_sim::Options { chunk, ..hearth_sim::Options::default() };
     let input = hearth_sim::Input { cluster, plan, options: &options };
     let trace = hearth_sim::simulate(&input).map_err(|error| error.to_string())?;
     Ok(metrics::compute(&trace).tpot_ms.map(|tpot| tpot.mean / 1e3))

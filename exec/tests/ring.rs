@@ -14,7 +14,7 @@ use hearth_exec::ring::{
 use hearth_profiles::{Bytes, Document};
 use hearth_schema::Plan;
 use hearth_schema::metrics;
-use hearth_schema::plan::{Origin, PlannedDevice, PlannedModel, PlannerRecord, Role};
+use hearth_schema::plan::{Origin, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Role};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::scenario::KvFormat;
 use hearth_schema::schedule::Part;
@@ -70,6 +70,7 @@ fn plan(model: &LocalModel, windows: &[u32], addresses: &[String], residency: Re
             layers: LAYERS,
         },
         planner: PlannerRecord { strategy: "manual".into(), options: vec![] },
+        kind: PlanKind::Ring,
         rounds: LAYERS.div_ceil(windows.iter().sum()),
         context: 128,
         kv_cache: KvFormat::F32,

@@ -50,6 +50,7 @@ pub mod sentences;
 pub mod single;
 pub mod steady_state;
 pub mod strategy;
+pub mod systems;
 pub mod tour;
 pub mod validation;
 

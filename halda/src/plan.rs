@@ -11,7 +11,8 @@
 use hearth_profiles::Seconds;
 use hearth_profiles::document::{Document, DocumentError};
 use hearth_schema::plan::{
-    DroppedDevice, Origin, Plan, PlannedDevice, PlannedModel, PlannerRecord, Predicted, PredictedTerms, Role,
+    DroppedDevice, Origin, Plan, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Predicted,
+    PredictedTerms, Role,
 };
 use hearth_schema::room::Room;
 use hearth_schema::schedule::Processor;
@@ -72,6 +73,7 @@ pub fn plan(solution: &Solution, cluster: &Cluster, scenario: &Origin) -> Result
         scenario: scenario.clone(),
         model: PlannedModel::of(&cluster.model),
         planner: PlannerRecord { strategy: solution.strategy.to_owned(), options: solution.options.clone() },
+        kind: PlanKind::Ring,
         rounds: solution.assignment.rounds,
         context: cluster.context,
         kv_cache: cluster.kv_cache,

@@ -409,6 +409,7 @@ fn gives_up(residency: &ResidencyOptions, share: i64) -> bool {
     match residency.policy {
         Residency::Managed => residency.most_kept(share as u64) < share as u64,
         Residency::Os | Residency::Windowed => residency.releases(),
+        Residency::Pinned | Residency::Sliding => false,
     }
 }
 

@@ -419,7 +419,11 @@ impl Seconds {
 
     /// To the nearest nanosecond.
     pub fn to_nanos(self) -> u64 {
-        (self.0 * 1e9).round() as u64
+        // As `round`, which without an instruction of its own is a call of a function that simulators would make
+        // for every event.
+        let nanos = self.0 * 1e9;
+        let whole = nanos as u64;
+        whole.saturating_add(u64::from(nanos - whole as f64 >= 0.5))
     }
 }
 
@@ -532,6 +536,17 @@ mod tests {
         // 400 MB at 200 MB/s.
         assert_eq!(Bytes(400_000_000) / BytesPerSecond(200e6), Seconds(2.0));
         assert_eq!(Flops(3e9) / FlopsPerSecond(1e9), Seconds(3.0));
+    }
+
+    #[test]
+    fn nanoseconds_are_the_nearest_whole_ones() {
+        for nanos in
+            [0.0, 0.2, 0.499_999_999_999_999_94, 0.5, 1.5, 2.5, 1e6 + 0.5, 9e15, 1e19, 1e300, f64::INFINITY]
+        {
+            let seconds = Seconds(nanos * 1e-9);
+            assert_eq!(seconds.to_nanos(), (seconds.0 * 1e9).round() as u64, "{nanos}");
+        }
+        assert_eq!((Seconds(-3e-9).to_nanos(), Seconds(f64::NAN).to_nanos()), (0, 0));
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //!
 //! ```
 //! use hearth_schema::trace::{Header, Kind, Origin, Outcome, Record, Resource, Trace, TracedDevice};
+//! use hearth_schema::plan::Parallelism;
 //! use hearth_schema::schedule::Pass;
 //! use hearth_reports::Report;
 //!
@@ -19,13 +20,14 @@
 //! let trace = Trace {
 //!     header: Header {
 //!         schema: Trace::SCHEMA.into(), origin: Origin::Simulated, scenario: "alone".into(),
-//!         plan: "sha256:0".into(), model: "psalm-7m".into(), seed: 1, version: "0.1.0".into(),
+//!         plan: "sha256:0".into(), model: "psalm-7m".into(), kind: Parallelism::Ring, seed: 1, version: "0.1.0".into(),
 //!         devices: vec![device],
 //!     },
 //!     passes: (0..3).map(|index| Pass::plain(index, index, 1, true)).collect(),
 //!     records: vec![output(0, 20), output(1, 50), output(2, 100)],
 //!     readings: vec![],
 //!     happenings: vec![],
+//!     shortages: vec![],
 //!     outcome: Outcome::Ok,
 //! };
 //! let report = Report::new(vec![trace])?;

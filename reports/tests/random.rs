@@ -2,6 +2,7 @@
 
 use hearth_reports::Report;
 use hearth_schema::Trace;
+use hearth_schema::plan::Parallelism;
 use hearth_schema::schedule::Pass;
 use hearth_schema::trace::{
     Cost, Counter, Header, Kind, Origin, Outcome, Reading, Record, Resource, TracedDevice,
@@ -85,6 +86,8 @@ fn trace() -> impl Strategy<Value = Trace> {
                     scenario: "odd".into(),
                     plan,
                     model: "odd".into(),
+                    // As odd as the rest of it.
+                    kind: if records.len() % 2 == 1 { Parallelism::Tensor } else { Parallelism::Ring },
                     seed: 0,
                     version: "0".into(),
                     devices: devices.into_iter().map(device).collect(),
@@ -93,6 +96,7 @@ fn trace() -> impl Strategy<Value = Trace> {
                 records,
                 readings,
                 happenings: vec![],
+                shortages: vec![],
                 outcome,
             }
         },

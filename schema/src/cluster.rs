@@ -110,7 +110,11 @@ impl LinkTable {
     pub fn carry(&self, plan: &Plan) -> Result<(), NoLink> {
         let shared = Arc::new(plan.clone());
         for (place, sender) in plan.devices.iter().enumerate() {
-            for to in Schedule::new(shared.clone(), place).receivers() {
+            let receivers = match plan.kind.tensor() {
+                None => Schedule::new(shared.clone(), place).receivers(),
+                Some(tensor) => tensor.all_reduce.receivers(place, plan.devices.len()),
+            };
+            for to in receivers {
                 let receiver = &plan.devices[to].name;
                 if self.joined(&sender.name, receiver).is_none() {
                     return Err(NoLink { from: sender.name.clone(), to: receiver.clone() });

@@ -182,6 +182,7 @@ mod tests {
                 scenario: "s".into(),
                 plan: "p".into(),
                 model: "m".into(),
+                kind: crate::plan::Parallelism::Ring,
                 seed: 1,
                 version: "0".into(),
                 devices: vec![TracedDevice {
@@ -195,6 +196,7 @@ mod tests {
             passes: (0..ends.len() as u32).map(pass).collect(),
             records: (0..).zip(ends).map(output).collect(),
             readings: (0..).zip(ends).map(reading).collect(),
+            shortages: vec![],
             happenings: vec![happening],
             outcome: Outcome::Ok,
         }

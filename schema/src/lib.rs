@@ -8,11 +8,13 @@
 //! `exec`).
 
 pub mod cluster;
+pub mod conversion;
 pub mod digest;
 pub mod draft;
 pub mod events;
 pub mod happenings;
 pub mod heartbeat;
+pub mod holdings;
 pub mod metrics;
 pub mod plan;
 pub mod rates;
@@ -21,6 +23,7 @@ pub mod residency;
 pub mod room;
 pub mod scenario;
 pub mod schedule;
+pub mod tensor;
 pub mod trace;
 pub mod workload;
 

@@ -14,6 +14,8 @@
 //!   the token, as when it is at work on another sequence;
 //! - `bubble`: what is left; zero where every pass is somewhere, unless the ring lost a device and had to begin again.
 //!
+//! In a `tensor` trace the token is everywhere at once, see [`lockstep`].
+//!
 //! `hidden_disk` is reading ahead, less what the computations of the same device waited beside it. It
 //! stands next to the sum, not in it.
 //!
@@ -22,13 +24,15 @@
 pub mod outputs;
 pub mod sequences;
 
+mod lockstep;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 use self::outputs::{First, Outputs, Turn};
 use self::sequences::{SequenceMetrics, SpeculationMetrics};
-use crate::trace::{Counter, Kind, Outcome, Record, Resource, Trace};
+use crate::trace::{Counter, Kind, MemoryKind, Outcome, Record, Resource, Trace};
 
 /// Mean, median and 95th percentile, in milliseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -101,11 +105,27 @@ pub struct DeviceMetrics {
     pub hidden_disk_ms: f64,
 }
 
+/// A device on which a run did not fit.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Short {
+    /// Its name.
+    pub device: String,
+    /// Which of its memories.
+    pub memory: MemoryKind,
+    /// What the run needs of it at least.
+    pub needed_bytes: u64,
+    /// What it can have.
+    pub available_bytes: u64,
+}
+
 /// The numbers of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Metrics {
     /// How it ended.
     pub outcome: Outcome,
+    /// Devices whose memory the run exceeds; absent unless it ended so.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub short_of_memory: Vec<Short>,
     /// Time per output token after the first; absent when none followed the first.
     pub tpot_ms: Option<Spread>,
     /// Time to the first token, the mean over the sequences; absent when there was none.
@@ -136,7 +156,13 @@ pub fn compute(trace: &Trace) -> Metrics {
     let tokens = outputs.tokens();
     let mut terms = Terms::default();
     for turn in &outputs.turns {
-        add(&mut terms, &decompose(&by_pass, turn, trace.header.devices.len()), tokens);
+        let devices = trace.header.devices.len();
+        let one = if trace.header.kind.is_ring() {
+            decompose(&by_pass, turn, devices)
+        } else {
+            lockstep::decompose(&by_pass, turn, devices)
+        };
+        add(&mut terms, &one, tokens);
     }
     let devices = devices(trace, &outputs);
     terms.hidden_disk = devices.iter().map(|device| device.hidden_disk_ms).fold(0.0, |sum, ms| sum + ms);
@@ -149,6 +175,7 @@ pub fn compute(trace: &Trace) -> Metrics {
     };
     Metrics {
         outcome: trace.outcome,
+        short_of_memory: short(trace),
         tpot_ms: tpot,
         ttft_ms: begin.and_then(to_first),
         tokens_per_s: mean.and_then(|mean| sequences::rate(&outputs, mean)),
@@ -158,6 +185,17 @@ pub fn compute(trace: &Trace) -> Metrics {
         devices,
         seed: trace.header.seed,
     }
+}
+
+fn short(trace: &Trace) -> Vec<Short> {
+    let name = |device: u16| trace.header.devices.get(usize::from(device)).map(|device| device.name.clone());
+    let named = |shortage: &crate::trace::Shortage| Short {
+        device: name(shortage.device).unwrap_or_default(),
+        memory: shortage.memory,
+        needed_bytes: shortage.needed,
+        available_bytes: shortage.available,
+    };
+    trace.shortages.iter().map(named).collect()
 }
 
 type ByPass<'t> = BTreeMap<(u32, u16), Vec<&'t Record>>;
@@ -329,7 +367,8 @@ fn devices(trace: &Trace, outputs: &Outputs) -> Vec<DeviceMetrics> {
                 memory_pressure: unreclaimable as f64 / device.memory_total.max(1) as f64,
                 bytes_read_per_token: if read_for == 0 { 0.0 } else { read as f64 / read_for as f64 },
                 resident_bytes: at(Counter::Resident, None),
-                busy_ms: work.iter().map(|record| millis(record.duration())).sum::<f64>() / count,
+                busy_ms: work.iter().map(|record| millis(record.duration())).fold(0.0, |sum, ms| sum + ms)
+                    / count,
                 demand_disk_ms: terms.demand_disk / count,
                 hidden_disk_ms: hidden(&ahead, &work) / count,
             }

@@ -7,6 +7,9 @@
 //! that follow its predecessor's, until the layers run out; the last round may be partial (paper,
 //! Section 3.1 and Eq. 3 with the remainder kept).
 //!
+//! That is the kind `ring`, which needs no word. In a plan of the kind `tensor` every device works on every layer,
+//! in one round ([`crate::tensor`]); such plans, and rings that pin their weights, are simulated only.
+//!
 //! Not here: how a plan is found (`halda`), and in which steps it is carried out ([`crate::schedule`]).
 
 use std::collections::BTreeSet;
@@ -17,9 +20,10 @@ use hearth_profiles::document::{Document, DocumentError};
 use hearth_profiles::model::ModelProfile;
 use serde::{Deserialize, Serialize};
 
-use crate::residency::ResidencyOptions;
+use crate::residency::{Residency, ResidencyOptions};
 use crate::scenario::KvFormat;
 use crate::schedule::Processor;
+use crate::tensor::TensorPlan;
 
 /// A layer-to-device assignment with everything a runner needs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -33,6 +37,9 @@ pub struct Plan {
     pub model: PlannedModel,
     /// Who made it, and with which options.
     pub planner: PlannerRecord,
+    /// How the work is shared out: by layers around a ring if absent.
+    #[serde(default, skip_serializing_if = "PlanKind::is_ring", with = "serde_yaml::with::singleton_map")]
+    pub kind: PlanKind,
     /// Rounds around the ring for one token, a partial last one included.
     pub rounds: u32,
     /// Tokens the key-value cache is made for.
@@ -59,6 +66,56 @@ pub struct Plan {
     /// Why this plan, in sentences.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub explanation: Vec<String>,
+}
+
+/// How the work is shared out.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PlanKind {
+    /// Each layer is one device's; activations go around the ring.
+    #[default]
+    Ring,
+    /// Each layer is sliced over all devices.
+    Tensor(TensorPlan),
+}
+
+impl PlanKind {
+    /// Whether layers go around a ring.
+    pub fn is_ring(&self) -> bool {
+        matches!(self, PlanKind::Ring)
+    }
+
+    /// The slices, if layers are sliced.
+    pub fn tensor(&self) -> Option<&TensorPlan> {
+        match self {
+            PlanKind::Ring => None,
+            PlanKind::Tensor(tensor) => Some(tensor),
+        }
+    }
+
+    /// Its name without what belongs to it.
+    pub fn parallelism(&self) -> Parallelism {
+        if self.is_ring() { Parallelism::Ring } else { Parallelism::Tensor }
+    }
+}
+
+/// The name of a kind of plan.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Parallelism {
+    /// Each layer is one device's.
+    #[default]
+    Ring,
+    /// Each layer is sliced over all devices.
+    Tensor,
+}
+
+impl Parallelism {
+    /// Whether layers go around a ring.
+    #[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
+    pub fn is_ring(&self) -> bool {
+        *self == Parallelism::Ring
+    }
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
@@ -204,11 +261,17 @@ impl PlannedModel {
 impl Plan {
     /// W, the layers of one full round.
     pub fn ring_layers(&self) -> u32 {
+        if !self.kind.is_ring() {
+            return self.model.layers;
+        }
         self.devices.iter().map(|device| device.window).sum()
     }
 
     /// The layers of device `m` in round `r` (both from 0); empty where the layers have run out.
     pub fn window(&self, device: usize, round: u32) -> Range<u32> {
+        if !self.kind.is_ring() {
+            return 0..if round == 0 { self.model.layers } else { 0 };
+        }
         let before: u32 = self.devices[..device].iter().map(|device| device.window).sum();
         let start = (round * self.ring_layers() + before).min(self.model.layers);
         start..(start + self.devices[device].window).min(self.model.layers)
@@ -228,6 +291,20 @@ impl Plan {
     /// Its digest: that of its text.
     pub fn digest(&self) -> String {
         crate::digest::of(&self.to_yaml())
+    }
+
+    /// Why it can be simulated and not executed, if so.
+    pub fn only_simulated(&self) -> Option<String> {
+        let why = if self.kind.is_ring() {
+            let held = self.devices.iter().find(|device| device.residency.holds())?;
+            format!("`{}` keeps its weights `{}`", held.name, held.residency.policy)
+        } else {
+            "it slices every layer over all devices (`kind: tensor`)".to_owned()
+        };
+        let strategy = &self.planner.strategy;
+        Some(format!(
+            "the plan of `{strategy}` is simulated only, because {why}; plan with another strategy, as `--strategy overlap`"
+        ))
     }
 
     /// A device's place in the ring by name.
@@ -278,7 +355,13 @@ impl Document for Plan {
                 head.name, head.gpu_layers, head.window
             ));
         }
-        self.validate_cover()
+        match &self.kind {
+            PlanKind::Ring => self.validate_cover(),
+            PlanKind::Tensor(tensor) => {
+                tensor.validate(self)?;
+                self.validate_context()
+            }
+        }
     }
 }
 
@@ -309,8 +392,22 @@ impl Plan {
                 self.devices[index].name
             )));
         }
+        let sliding = self.devices.iter().find(|device| device.residency.policy == Residency::Sliding);
+        if let Some(device) = sliding {
+            return Err(DocumentError::invalid(format!(
+                "device `{}`: `sliding` is for `kind: tensor`; in a ring use another residency",
+                device.name
+            )));
+        }
+        self.validate_context()
+    }
+
+    fn validate_context(&self) -> Result<(), DocumentError> {
         if self.context == 0 {
             return Err(DocumentError::invalid("`context` is 0; it must hold at least the prompt"));
+        }
+        if self.model.layers == 0 {
+            return Err(DocumentError::invalid("`model.layers` is 0: there is nothing to share out"));
         }
         if self.sequences == 0 || u64::from(self.sequences) * u64::from(self.context) > u64::from(u32::MAX) {
             return Err(DocumentError::invalid(format!(

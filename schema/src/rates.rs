@@ -70,7 +70,7 @@ impl<'a> Work<'a> {
     pub fn layer(&self, layer: u32, pass: Pass) -> Seconds {
         let shape = &self.model.shape;
         let new = shape.kv_bytes_per_layer(pass.tokens, self.kv_element);
-        self.weights(&self.model.layers[layer as usize], pass.tokens)
+        self.product(&self.model.layers[layer as usize], pass.tokens)
             + self.attention(pass)
             + self.kv_copy.time(new)
             + self.layer_overhead
@@ -83,7 +83,7 @@ impl<'a> Work<'a> {
 
     /// The output matrix for so many positions at once.
     pub fn outputs(&self, positions: u32) -> Seconds {
-        if positions == 0 { Seconds(0.0) } else { self.weights(&self.model.output, positions) }
+        if positions == 0 { Seconds(0.0) } else { self.product(&self.model.output, positions) }
     }
 
     /// Looking up the embedding rows of so many tokens.
@@ -91,7 +91,8 @@ impl<'a> Work<'a> {
         self.model.input_row_bytes() * u64::from(tokens) / self.bandwidth
     }
 
-    fn weights(&self, group: &TensorGroup, tokens: u32) -> Seconds {
+    /// Multiplying each token of a pass with the matrices of a group.
+    pub fn product(&self, group: &TensorGroup, tokens: u32) -> Seconds {
         group
             .by_format()
             .map(|(format, share)| {

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 
 use hearth_profiles::document::{Document, DocumentError};
 use hearth_profiles::link::air::Air;
-use hearth_profiles::{Bytes, BytesPerSecond, Fraction, Link, Seconds};
+use hearth_profiles::{Bytes, BytesPerSecond, Format, Fraction, Link, Seconds};
 use serde::{Deserialize, Serialize};
 
 use crate::events::{self, Event};
@@ -272,6 +272,13 @@ pub struct PlannerOptions {
     /// implementation's default).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slow_disk: Option<BytesPerSecond>,
+    /// The format that another system's weights are converted to, if not its own (`tpi-llm`, `hepti`, `galaxy`,
+    /// `airinfer`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weights_as: Option<Format>,
+    /// `airinfer`: what one all-reduce takes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub air_time: Option<Seconds>,
 }
 
 /// In which order the devices stand in the ring.
@@ -315,11 +322,11 @@ impl Document for Scenario {
             }
         }
         if let Some(residency) = &self.residency {
-            residency.validate("`residency`")?;
+            residency.validate_wish("`residency`")?;
         }
         for device in &self.devices {
             if let Some(residency) = &device.residency {
-                residency.validate(&format!("device `{}`: `residency`", device.name))?;
+                residency.validate_wish(&format!("device `{}`: `residency`", device.name))?;
             }
         }
         if self.devices.iter().filter(|device| device.head).count() > 1 {

@@ -19,6 +19,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use crate::happenings::Happening;
+use crate::plan::Parallelism;
 use crate::schedule::Pass;
 
 /// The longest line read, in bytes.
@@ -71,6 +72,9 @@ pub struct Header {
     pub plan: String,
     /// Name of the model.
     pub model: String,
+    /// The kind of the plan; in a `tensor` trace a step's `round` is its block, two a layer.
+    #[serde(default, skip_serializing_if = "Parallelism::is_ring")]
+    pub kind: Parallelism,
     /// The run's seed.
     pub seed: u64,
     /// Version of this program.
@@ -220,6 +224,30 @@ pub struct Reading {
     pub value: u64,
 }
 
+/// Which memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MemoryKind {
+    /// Main memory.
+    Main,
+    /// The GPU's own.
+    Gpu,
+}
+
+/// A device on which a run does not fit.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Shortage {
+    /// Place in the ring.
+    pub device: u16,
+    /// Which of its memories.
+    pub memory: MemoryKind,
+    /// What the run needs of it at least, in bytes.
+    pub needed: u64,
+    /// What it can have, in bytes.
+    pub available: u64,
+}
+
 /// How a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -240,6 +268,7 @@ enum Line {
     Step(Record),
     Counter(Reading),
     Event(Happening),
+    Shortage(Shortage),
     End(Outcome),
 }
 
@@ -256,6 +285,8 @@ pub struct Trace {
     pub readings: Vec<Reading>,
     /// What happened to the ring, in order of the starts.
     pub happenings: Vec<Happening>,
+    /// Devices whose memory the run exceeds; empty unless it ended so.
+    pub shortages: Vec<Shortage>,
     /// How it ended.
     pub outcome: Outcome,
 }
@@ -299,6 +330,9 @@ impl Trace {
         for reading in &self.readings {
             line(&Line::Counter(reading.clone()))?;
         }
+        for shortage in &self.shortages {
+            line(&Line::Shortage(shortage.clone()))?;
+        }
         for happening in &self.happenings {
             line(&Line::Event(happening.clone()))?;
         }
@@ -309,7 +343,7 @@ impl Trace {
     pub fn read(input: &mut impl BufRead) -> Result<Trace, TraceError> {
         let (mut header, mut outcome) = (None, None);
         let (mut passes, mut records, mut readings) = (Vec::new(), Vec::new(), Vec::new());
-        let mut happenings = Vec::new();
+        let (mut shortages, mut happenings) = (Vec::new(), Vec::new());
         let mut text = Vec::new();
         for number in 1..=MAX_LINES {
             text.clear();
@@ -337,6 +371,12 @@ impl Trace {
                     }
                     readings.push(reading);
                 }
+                (Line::Shortage(shortage), Some(header)) => {
+                    if usize::from(shortage.device) >= header.devices.len() {
+                        return Err(fail(format!("device {} is not in the header", shortage.device)));
+                    }
+                    shortages.push(shortage);
+                }
                 (Line::Event(_), _) if happenings.len() == MAX_HAPPENINGS => {
                     return Err(fail(format!("more than {MAX_HAPPENINGS} events")));
                 }
@@ -350,7 +390,7 @@ impl Trace {
             }
         }
         let (Some(header), Some(outcome)) = (header, outcome) else { return Err(TraceError::Truncated) };
-        Ok(Trace { header, passes, records, readings, happenings, outcome })
+        Ok(Trace { header, passes, records, readings, shortages, happenings, outcome })
     }
 }
 

@@ -70,6 +70,29 @@ predicted: {tpot: 5 ms}
 explanation: [because]
 ";
 
+const TENSOR: &str = "schema: plan/1
+scenario: {name: t, digest: 'sha256:0'}
+model: {name: m, shape_digest: 'shape:0', layers: 8}
+planner: {strategy: airinfer}
+kind:
+  tensor:
+    all_reduce: over-the-air
+    air_time: 2 ms
+    values: q8_0
+    head_loads: model
+    batch: 1
+    embedding_as: f32
+    slices:
+    - {device: a, kv_heads: 1, feed_forward: 64}
+    - {device: b, kv_heads: 0, feed_forward: 32}
+rounds: 1
+context: 64
+kv_cache: f16
+devices:
+- {name: a, role: head, window: 8, gpu_layers: 8, residency: {policy: pinned, weights_as: q4_0, gpu_weights_as: f32}}
+- {name: b, role: worker, window: 8, gpu_layers: 0, residency: {policy: sliding, weights_as: f32, blocks: 3}}
+";
+
 const TRACE: &str = r#"{"header":{"schema":"trace/1","origin":"measured","scenario":"s","plan":"p","model":"m","seed":1,"version":"0","devices":[{"name":"a","memory_total":5}]}}
 {"pass":{"index":0,"first_position":0,"tokens":4,"output":true}}
 {"pass":{"index":1,"first_position":4,"tokens":3,"output":true,"sequence":1,"drafted":2}}
@@ -111,6 +134,7 @@ fn damaged(text: &'static str) -> impl Strategy<Value = String> {
 fn the_texts_that_are_damaged_are_sound() {
     Scenario::from_yaml(SCENARIO).unwrap();
     Plan::from_yaml(PLAN).unwrap();
+    Plan::from_yaml(TENSOR).unwrap();
     Trace::read(&mut TRACE.as_bytes()).unwrap();
 }
 
@@ -142,7 +166,9 @@ proptest! {
     }
 
     #[test]
-    fn a_damaged_plan_is_refused_or_can_be_carried_out(text in damaged(PLAN)) {
+    fn a_damaged_plan_is_refused_or_can_be_carried_out(
+        text in prop_oneof![damaged(PLAN), damaged(TENSOR)]
+    ) {
         if let Ok(plan) = Plan::from_yaml(&text) {
             prop_assert!(plan.digest() == Plan::from_yaml(&plan.to_yaml()).unwrap().digest());
             let mut head = Schedule::new(plan.into(), 0);

@@ -4,30 +4,76 @@
 //! weights that the CPU reads through its mapping. A run whose unreclaimable part does not fit, in main memory or on
 //! the GPU, ends before it begins.
 //!
+//! Weights that are pinned cannot be taken back either ([`hearth_schema::holdings`]). What of them memory does not
+//! hold is swapped, which is read again as what a cache does not hold.
+//!
 //! Not here: which weights stay in the rest ([`crate::page_cache`]).
 
 use hearth_profiles::Bytes;
 use hearth_profiles::device::Device;
 use hearth_profiles::model::ModelProfile;
 use hearth_schema::Plan;
-use hearth_schema::room::Room;
+use hearth_schema::holdings::Holdings;
+use hearth_schema::room::{LEAST_ROOM, Room};
+use hearth_schema::trace::{MemoryKind, Shortage};
+
+use crate::tensor::short;
 
 /// Memory of one device under one plan.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Budget {
     /// Main memory that pressure cannot take back.
     pub unreclaimable: Bytes,
     /// Main memory left for cached weights.
     pub cache: Bytes,
-    /// Whether main and GPU memory hold what cannot be reclaimed.
-    pub fits: bool,
+    /// Memories that do not hold what cannot be reclaimed.
+    pub shortages: Vec<Shortage>,
+    /// What goes to the GPU again for every token, layer by layer; empty if nothing is pinned.
+    pub uploads: Vec<Bytes>,
 }
 
 impl Budget {
     /// The budget of the device at a place of the plan.
-    pub fn new(plan: &Plan, place: usize, model: &ModelProfile, device: &Device) -> Self {
+    pub fn new(
+        plan: &Plan,
+        place: usize,
+        model: &ModelProfile,
+        device: &Device,
+        ignore_limits: bool,
+    ) -> Self {
+        if let Some(held) = Holdings::new(plan, place, model, device, ignore_limits) {
+            return Self::pinned(place, held, ignore_limits);
+        }
         let room = Room::new(plan, place, model, device);
-        let gpu_fits = device.gpu.as_ref().is_none_or(|gpu| room.gpu_needed <= gpu.memory_available.value);
-        Self { unreclaimable: room.cache + room.buffers, cache: room.left, fits: room.fits && gpu_fits }
+        let gpu_available = device.gpu.as_ref().map_or(room.gpu_needed, |gpu| gpu.memory_available.value);
+        let (unreclaimable, device) = (room.cache + room.buffers, place as u16);
+        let shortage = |memory, needed: Bytes, available: Bytes| Shortage {
+            device,
+            memory,
+            needed: needed.0,
+            available: available.0,
+        };
+        let mut shortages = Vec::new();
+        if !room.fits {
+            let least = if room.share > Bytes::ZERO { LEAST_ROOM } else { Bytes::ZERO };
+            shortages.push(shortage(MemoryKind::Main, unreclaimable + least, room.available));
+        }
+        if room.gpu_needed > gpu_available {
+            shortages.push(shortage(MemoryKind::Gpu, room.gpu_needed, gpu_available));
+        }
+        Self { unreclaimable, cache: room.left, shortages, uploads: Vec::new() }
+    }
+
+    fn pinned(place: usize, held: Holdings, ignore_limits: bool) -> Self {
+        let swapped = if ignore_limits { Bytes::ZERO } else { held.excess() };
+        // The layout has room between parts, and beside them what other devices have.
+        let cache =
+            if swapped == Bytes::ZERO { Bytes(u64::MAX) } else { held.weights.saturating_sub(swapped) };
+        Self {
+            unreclaimable: held.main(),
+            cache,
+            shortages: short(place as u16, &held),
+            uploads: held.uploads,
+        }
     }
 }

@@ -124,6 +124,11 @@ impl Helper {
         self.jobs.is_empty() && self.readings.is_empty()
     }
 
+    /// Whether it is advising, call after call, and waits for nothing.
+    pub fn advises(&self) -> bool {
+        self.residency == Residency::Os && !self.jobs.is_empty()
+    }
+
     /// Works until it has spent time; returns when it goes on, if by itself.
     pub fn work(&mut self, now: Nanos, storage: &mut Storage) -> Option<Nanos> {
         self.awake = false;
@@ -160,23 +165,21 @@ impl Helper {
                     }
                     Fetch::Again => true,
                 },
-                (Task::ReadAhead, Residency::Windowed | Residency::Managed) => {
-                    match storage.touch(now, chunk, Flow::Prefetch) {
-                        Touch::Ready => {
-                            job.chunks.start += 1;
-                            continue;
-                        }
-                        Touch::Waits => {
-                            self.started(now, storage.chunk());
-                            self.waits = Some(chunk);
-                            false
-                        }
-                        Touch::NoRoom => {
-                            pause = NO_ROOM_PAUSE;
-                            true
-                        }
+                (Task::ReadAhead, _) => match storage.touch(now, chunk, Flow::Prefetch) {
+                    Touch::Ready => {
+                        job.chunks.start += 1;
+                        continue;
                     }
-                }
+                    Touch::Waits => {
+                        self.started(now, storage.chunk());
+                        self.waits = Some(chunk);
+                        false
+                    }
+                    Touch::NoRoom => {
+                        pause = NO_ROOM_PAUSE;
+                        true
+                    }
+                },
             };
             if !again {
                 return None;

@@ -76,6 +76,14 @@ impl Keeper {
         }
     }
 
+    /// Whether the thread is at work in the kernel, beside a computation that has a thread for every core.
+    pub fn takes_a_core(&self) -> bool {
+        match self {
+            Keeper::Ahead(helper) => helper.advises(),
+            Keeper::Managed(_) => false,
+        }
+    }
+
     /// How much of these chunks can be computed on.
     pub fn find(&self, chunks: Range<Chunk>, storage: &Storage) -> Found {
         let helper = match self {

@@ -115,7 +115,7 @@ fn chunks(start: u64, end: u64, chunk: Bytes) -> Range<Chunk> {
 #[cfg(test)]
 mod tests {
     use hearth_profiles::model::shipped;
-    use hearth_schema::plan::{Origin, PlannedDevice, PlannedModel, PlannerRecord, Role};
+    use hearth_schema::plan::{Origin, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Role};
     use hearth_schema::residency::ResidencyOptions;
     use hearth_schema::scenario::KvFormat;
     use hearth_schema::schedule::Processor;
@@ -144,6 +144,7 @@ mod tests {
                 layers: 32,
             },
             planner: PlannerRecord { strategy: "manual".into(), options: vec![] },
+            kind: PlanKind::Ring,
             rounds: 2,
             context: 1024,
             kv_cache: KvFormat::F16,

@@ -9,13 +9,16 @@
 //! What happens to the devices meanwhile is a scenario's business: loads, memory that others take, devices that leave
 //! ([`Surroundings`]; [`crate::agenda`], [`crate::renewal`]).
 //!
+//! Plans that slice layers run in [`crate::tensor`].
+//!
 //! Not here: of what stations and links are made ([`crate::setting`]), and speeds and times as numbers, which
 //! `hearth_schema::metrics` computes from the trace.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use hearth_profiles::device::Device;
-use hearth_profiles::model::DigestMatch;
+use hearth_profiles::model::{DigestMatch, ModelProfile};
 use hearth_profiles::{Bytes, Document, Seconds};
 use hearth_schema::draft;
 use hearth_schema::happenings::Sort;
@@ -62,11 +65,17 @@ pub struct Options {
     pub chunk: Bytes,
     /// Whether memory is at the start as tokens before the run would have left it.
     pub warm: bool,
+    /// Whether every memory is taken to hold whatever a device pins, and nothing ends because it does not fit.
+    pub ignore_memory: bool,
+    /// How much more than its profile says a device's process may hold of its room for weights. How much it is, the
+    /// seed decides: near the edge where a share just fits, this and where the first fault of a token lies (the
+    /// embedding row, which aligns the read-ahead) decide what a token reads.
+    pub process_spread: Bytes,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { chunk: Bytes(CHUNK_BYTES), warm: false }
+        Self { chunk: Bytes(CHUNK_BYTES), warm: false, ignore_memory: false, process_spread: Bytes::ZERO }
     }
 }
 
@@ -164,31 +173,41 @@ pub fn simulate(input: &Input) -> Result<Trace, SimError> {
 pub fn simulate_in(input: &Input, surroundings: &Surroundings) -> Result<Run, SimError> {
     let devices = check(input)?;
     crate::renewal::check(input, surroundings)?;
-    let budgets: Option<Vec<Budget>> = devices
-        .iter()
-        .enumerate()
-        .map(|(place, device)| setting::budget(input.cluster, input.plan, place, device))
-        .collect();
     let header = header(input, &devices);
-    let Some(budgets) = budgets else {
+    if let Some(tensor) = input.plan.kind.tensor() {
+        let trace = crate::tensor::simulate(input, tensor, &devices, header)?;
+        return Ok(Run { trace, plans: vec![], not_come: vec![] });
+    }
+    let ignore = input.options.ignore_memory;
+    let budgets = devices.iter().enumerate().map(|(place, device)| setting::budget(input, place, device));
+    let budgets: Vec<Option<Budget>> = budgets.collect();
+    let shortages: Vec<_> = budgets.iter().flatten().flat_map(|budget| budget.shortages.clone()).collect();
+    let drafts = budgets.iter().all(Option::is_some);
+    let budgets: Vec<Budget> = budgets.into_iter().flatten().collect();
+    if !drafts || !shortages.is_empty() && !ignore {
         // What would have been asked, as far as it does not depend on what is accepted.
         let passes = passes(&Workload { speculation: None, ..input.cluster.workload.clone() });
-        let (records, readings, happenings) = (Vec::new(), Vec::new(), Vec::new());
-        let outcome = Outcome::OutOfMemory;
+        let holds = input.plan.only_simulated().is_some();
+        let unreclaimable = budgets.iter().filter(|_| holds).map(|budget| budget.unreclaimable);
+        let (records, readings) = (Vec::new(), crate::tensor::needed(unreclaimable));
+        let (happenings, outcome) = (Vec::new(), Outcome::OutOfMemory);
         return Ok(Run {
-            trace: Trace { header, passes, records, readings, happenings, outcome },
+            trace: Trace { header, passes, records, readings, shortages, happenings, outcome },
             plans: vec![],
             not_come: (0..surroundings.events.len()).collect(),
         });
-    };
-    let mut world = World::new(*input, *surroundings, &devices, budgets, header);
+    }
+    let models = setting::models(input);
+    let mut world = World::new(*input, *surroundings, &devices, budgets, &models, header);
     world.run()?;
     let World { header, mut records, readings, passes, agenda, outcome, plans, .. } = world;
     records.sort_by_key(|record| record.start);
     let not_come = agenda.not_come();
     let mut happenings = agenda.happenings;
     happenings.sort_by_key(|happening| happening.start);
-    Ok(Run { trace: Trace { header, passes, records, readings, happenings, outcome }, plans, not_come })
+    let shortages = Vec::new();
+    let trace = Trace { header, passes, records, readings, shortages, happenings, outcome };
+    Ok(Run { trace, plans, not_come })
 }
 
 impl<'a> World<'a> {
@@ -197,6 +216,7 @@ impl<'a> World<'a> {
         surroundings: Surroundings<'a>,
         devices: &[&'a Device],
         budgets: Vec<Budget>,
+        models: &'a [Cow<'a, ModelProfile>],
         header: Header,
     ) -> Self {
         let mut engine = Engine::new();
@@ -206,8 +226,10 @@ impl<'a> World<'a> {
             .enumerate()
             .map(|(place, device)| {
                 let schedule = Schedule::new(plan.clone(), place);
-                let mut parts = setting::parts(input, device, schedule, place, budgets[place]);
-                if input.options.warm {
+                let holds = plan.devices[place].residency.holds();
+                let mut parts =
+                    setting::parts(input, device, &models[place], schedule, place, &budgets[place]);
+                if input.options.warm || holds {
                     setting::warm(&mut parts.storage, &parts.layout, &parts.keeper);
                 }
                 Station::new(parts, &mut engine)
@@ -444,6 +466,9 @@ pub(crate) fn check<'a>(input: &Input<'a>) -> Result<Vec<&'a Device>, SimError> 
         }
         devices.push(&member.device);
     }
+    if let Some(tensor) = plan.kind.tensor() {
+        tensor.validate_cover(plan, &cluster.model.shape)?;
+    }
     cluster.links.carry(plan)?;
     draft::check(plan, cluster)?;
     Ok(devices)
@@ -457,6 +482,7 @@ fn header(input: &Input, devices: &[&Device]) -> Header {
         scenario: input.plan.scenario.name.clone(),
         plan: input.plan.digest(),
         model: input.plan.model.name.clone(),
+        kind: input.plan.kind.parallelism(),
         seed: input.cluster.seed,
         version: env!("CARGO_PKG_VERSION").into(),
         devices: names.zip(devices).map(|(name, device)| traced(name, device)).collect(),

@@ -6,13 +6,19 @@
 //!
 //! Not here: what they do to each other ([`crate::run`]).
 
-use hearth_profiles::device::Device;
+use std::borrow::Cow;
+
+use hearth_profiles::device::{Device, PageCachePolicy};
+use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 use hearth_schema::cluster::Joined;
+use hearth_schema::conversion::{converted, model_as};
 use hearth_schema::plan::PlannedDevice;
 use hearth_schema::residency::Residency;
-use hearth_schema::schedule::{Part, Schedule, visits};
-use hearth_schema::{Cluster, Plan, draft};
+use hearth_schema::schedule::{Part, Processor, Schedule, visits};
+use hearth_schema::{Plan, draft};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
 
 use crate::budget::Budget;
 use crate::drafter::Drafter;
@@ -28,29 +34,64 @@ use crate::station::Parts;
 use crate::storage::Storage;
 use crate::stream::Stream;
 
+/// Which random stream draws what a process holds; places are added to it.
+const PROCESS_PAGES: u64 = 3 << 40;
+
 /// The read-ahead of an untuned Linux, where a profile does not say.
 const USUAL_READ_AHEAD: Bytes = Bytes(128 << 10);
 
-/// The memory of a device at a place of a plan, beside its draft model; none if all of it does not fit.
-pub fn budget(cluster: &Cluster, plan: &Plan, place: usize, device: &Device) -> Option<Budget> {
+/// The memory of a device at a place of the plan, beside its draft model; none if that does not fit.
+pub fn budget(input: &Input, place: usize, device: &Device) -> Option<Budget> {
+    let (cluster, plan) = (input.cluster, input.plan);
     let device = draft::beside(plan, place, cluster.draft.as_ref(), device)?;
-    Some(Budget::new(plan, place, &cluster.model, &device)).filter(|budget| budget.fits)
+    let mut budget = Budget::new(plan, place, &cluster.model, &device, input.options.ignore_memory);
+    budget.cache = budget.cache.saturating_sub(held_more(input, place));
+    Some(budget)
+}
+
+/// What a device's process holds beyond its profile, drawn from a stream of its own.
+fn held_more(input: &Input, place: usize) -> Bytes {
+    let mut stream = ChaCha8Rng::seed_from_u64(input.cluster.seed);
+    stream.set_stream(PROCESS_PAGES | place as u64);
+    let part = (stream.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+    Bytes((input.options.process_spread.as_f64() * part) as u64)
+}
+
+/// The model as each device has it: where weights are pinned, in the formats that they are converted to.
+pub fn models<'a>(input: &Input<'a>) -> Vec<Cow<'a, ModelProfile>> {
+    let (plan, model) = (input.plan, &input.cluster.model);
+    let of = |(place, planned): (usize, &PlannedDevice)| {
+        let residency = planned.residency;
+        if !residency.holds() {
+            return Cow::Borrowed(model);
+        }
+        let on_gpu =
+            |layer: u32| (0..plan.rounds).any(|round| plan.gpu_window(place, round).contains(&layer));
+        let as_planned = |layer: u32| residency.format_on(on_gpu(layer));
+        let mut own = model_as(model, residency.weights_as, as_planned);
+        own.output = converted(&model.output, residency.format_on(plan.output == Processor::Gpu));
+        Cow::Owned(own)
+    };
+    plan.devices.iter().enumerate().map(of).collect()
 }
 
 /// A device's part of the plan of its schedule, with an empty page cache.
 pub fn parts<'a>(
     input: Input<'a>,
     device: &'a Device,
+    model: &'a ModelProfile,
     schedule: Schedule,
     seat: usize,
-    budget: Budget,
+    budget: &Budget,
 ) -> Parts<'a> {
     let (plan, place, memory) = (schedule.plan().clone(), schedule.device(), budget.cache);
     let residency = plan.devices[place].residency;
     let managed = residency.policy == Residency::Managed;
     let chunk = if managed { residency.piece() } else { input.options.chunk };
-    let layout = Layout::new(&plan, place, &input.cluster.model, chunk);
-    let storage = storage((device, seat, input.cluster.seed), &layout, memory, chunk);
+    let layout = Layout::new(&plan, place, model, chunk);
+    let memory = if residency.holds() { memory.min(whole(&layout, chunk)) } else { memory };
+    let kept_by = if residency.holds() { &anonymous(device) } else { device };
+    let storage = storage((kept_by, seat, input.cluster.seed), &layout, memory, chunk);
     let keeper = if managed {
         let visits = chunks_of(&layout, &visits(&plan, place));
         let (cores, chunks) = (device.cpu.cores, layout.chunks());
@@ -62,7 +103,8 @@ pub fn parts<'a>(
         seat,
         device,
         drafter: drafter(&input, &plan, place, device),
-        model: &input.cluster.model,
+        model,
+        uploads: budget.uploads.clone(),
         kv_element: Bytes(plan.kv_cache.element_bytes()),
         schedule,
         seed: input.cluster.seed,
@@ -85,6 +127,20 @@ fn chunks_of(layout: &Layout, visits: &[Vec<Part>]) -> Vec<Vec<Chunk>> {
     visits.iter().map(chunks).collect()
 }
 
+/// The device with its own memory kept as anonymous pages are: by two lists, or by the paper's formula.
+fn anonymous(device: &Device) -> Device {
+    let mut device = device.clone();
+    if device.memory.page_cache != PageCachePolicy::PaperLinear {
+        device.memory.page_cache = PageCachePolicy::TwoList;
+    }
+    device
+}
+
+/// Memory for the whole file.
+fn whole(layout: &Layout, chunk: Bytes) -> Bytes {
+    chunk * (u64::from(layout.chunks()) + 2)
+}
+
 /// Leaves memory as tokens before the run would have: a share that fits is there; of one that does not, what the page
 /// cache keeps when it is read round and round.
 pub fn warm(storage: &mut Storage, layout: &Layout, keeper: &Keeper) {
@@ -96,6 +152,7 @@ pub fn warm(storage: &mut Storage, layout: &Layout, keeper: &Keeper) {
     for chunk in chunks {
         if cache.access(chunk) == Access::Absent && cache.prefetch_now(chunk) == Fetch::Started {
             cache.arrived(chunk);
+            cache.resume(chunk);
         }
     }
 }

@@ -28,7 +28,7 @@ use crate::keeper::Keeper;
 use crate::layout::Layout;
 use crate::resource::Cpu;
 use crate::run::Event;
-use crate::storage::Storage;
+use crate::storage::{Storage, TICK, WAKE};
 use crate::walk::{Next, Segment, Walk};
 
 /// Which random stream draws embedding rows; positions are added to it.
@@ -89,6 +89,7 @@ pub struct Station<'a> {
     device: &'a Device,
     model: &'a ModelProfile,
     kv_element: Bytes,
+    uploads: Vec<Bytes>,
     seed: u64,
     schedule: Schedule,
     layout: Layout,
@@ -121,6 +122,8 @@ pub struct Parts<'a> {
     pub device: &'a Device,
     /// The model.
     pub model: &'a ModelProfile,
+    /// What goes to the GPU again for every token, layer by layer; none beyond the list's end.
+    pub uploads: Vec<Bytes>,
     /// Bytes of an element of the key-value cache.
     pub kv_element: Bytes,
     /// The run's seed.
@@ -145,6 +148,7 @@ impl<'a> Station<'a> {
             device: parts.device,
             model: parts.model,
             kv_element: parts.kv_element,
+            uploads: parts.uploads,
             seed: parts.seed,
             schedule: parts.schedule,
             layout: parts.layout,
@@ -241,8 +245,9 @@ impl<'a> Station<'a> {
             if self.keeper.arrived(now, chunk) {
                 desk.engine.at(now, Event::Helper(self.place));
             }
+            let wake = if self.keeper.takes_a_core() { TICK } else { WAKE };
             if let Doing::Walking(walk) = &mut self.doing
-                && let Some(next) = walk.arrived(now, chunk)
+                && let Some(next) = walk.arrived(now, chunk, wake)
             {
                 self.next(next, desk);
             }
@@ -418,7 +423,10 @@ impl<'a> Station<'a> {
         if !gpu.unified_memory {
             let bytes = self.model.shape.activation_bytes() * u64::from(pass.tokens);
             let copy = Record { kind: Kind::Copy, bytes: bytes.0, layers: None, ..compute.clone() };
-            steps.insert(0, (copy.clone(), gpu.upload.time(bytes)));
+            let again: Bytes =
+                compute.layer_range().filter_map(|layer| self.uploads.get(layer as usize).copied()).sum();
+            let up = Record { bytes: (bytes + again).0, ..copy.clone() };
+            steps.insert(0, (up, gpu.upload.time(bytes + again)));
             steps.push((copy, gpu.download.time(bytes)));
         }
         steps

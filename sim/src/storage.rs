@@ -25,6 +25,11 @@ pub const NO_ROOM_PAUSE: Nanos = 100_000;
 /// loopback, which is one waking, took 23.5 us on the machine of the page cache's measurements.
 pub const WAKE: Nanos = 23_500;
 
+/// The same while a computation has a thread for each core and its helper is at work in the kernel as well: the
+/// scheduler lets what runs end its slice (`RUN_TO_PARITY` of kernel/sched/fair.c) and looks at ticks. A tick at the
+/// usual `HZ` of 250, which the machine of the page cache's measurements has.
+pub const TICK: Nanos = 4_000_000;
+
 /// The name of a read that has no place in the cache.
 pub const ASIDE: Chunk = Chunk::MAX;
 

@@ -17,7 +17,7 @@ use crate::engine::Nanos;
 use crate::keeper::{Found, Keeper};
 use crate::page_cache::Chunk;
 use crate::resource::Flow;
-use crate::storage::{ASIDE, NO_ROOM_PAUSE, Storage, Touch, WAKE};
+use crate::storage::{ASIDE, NO_ROOM_PAUSE, Storage, Touch};
 
 /// Chunks and the time that a processor needs for all of them.
 #[derive(Debug, Clone)]
@@ -179,14 +179,15 @@ impl Walk {
         }
     }
 
-    /// A chunk has arrived. If it is the one that the walk waits for, the walk goes on when it has been woken.
-    pub fn arrived(&mut self, now: Nanos, chunk: Chunk) -> Option<Next> {
+    /// A chunk has arrived. If it is the one that the walk waits for, the walk goes on when it has been woken, which
+    /// takes so long.
+    pub fn arrived(&mut self, now: Nanos, chunk: Chunk, wake: Nanos) -> Option<Next> {
         let first = self.segments.front()?.chunks.start;
         if self.waits != Waits::Chunk || (first != chunk && chunk != ASIDE) {
             return None;
         }
         self.waits = Waits::Woken(chunk);
-        Some(Next::Retry(now + WAKE))
+        Some(Next::Retry(now + wake))
     }
 
     /// A stretch is computed, or given up: what of its time was not work was waiting for a core. A slower clock has

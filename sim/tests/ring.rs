@@ -239,7 +239,7 @@ proptest! {
             device.role = Role::Relay;
         }
         prop_assume!(plan.validate().is_ok());
-        let options = Options { chunk: Bytes(1 << chunk), warm };
+        let options = Options { chunk: Bytes(1 << chunk), warm, ..Options::default() };
         let trace = simulate(&Input { cluster: &cluster, plan: &plan, options: &options }).expect("runs");
         if trace.outcome == Outcome::Ok {
             let outputs = trace.records.iter().filter(|record| record.kind == Kind::Output).count();

@@ -4,11 +4,13 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use hearth_halda::selection::{NAMES, Options, SelectionError};
+use hearth_halda::systems::{self, SystemOptions};
 use hearth_halda::{LatencyModel, Refusal, build, named, solve};
 use hearth_profiles::Document;
-use hearth_schema::plan::Role;
+use hearth_schema::plan::{Parallelism, Role};
 use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::scenario::{PlannerOptions, RingOrder};
+use hearth_schema::tensor::Slice;
 use hearth_schema::{Cluster, Plan};
 use serde::Serialize;
 
@@ -62,6 +64,8 @@ pub fn merged(scenario: &PlannerOptions, planning: &Planning) -> PlannerOptions 
         best_head: planning.best_head || scenario.best_head,
         order: order.map(RingOrder::from).or(scenario.order),
         slow_disk: scenario.slow_disk,
+        weights_as: planning.weights_as.or(scenario.weights_as),
+        air_time: planning.air_time.or(scenario.air_time),
     }
 }
 
@@ -95,6 +99,10 @@ pub fn make(
     if name == refinement::NAME {
         return refinement::plan(loaded, cluster, options, effort);
     }
+    if systems::NAMES.contains(&name) {
+        let told = SystemOptions { weights_as: options.weights_as, air_time: options.air_time };
+        return systems::plan(name, cluster, &loaded.origin, told).map_err(Failure::unusable);
+    }
     let instance = build::instance(cluster, options.slow_disk);
     let model = LatencyModel::new(&instance).map_err(Failure::unusable)?;
     let chosen = Options {
@@ -106,7 +114,12 @@ pub fn make(
     let strategy = named(name, &chosen).map_err(|error| match error {
         // The planner does not know the strategy that needs the simulator.
         SelectionError::Unknown { name } => Failure::unusable(format!("no strategy is called `{name}`"))
-            .hint(format!("use one of {}, {}", NAMES.join(", "), refinement::NAME)),
+            .hint(format!(
+                "use one of {}, {}, {}",
+                NAMES.join(", "),
+                refinement::NAME,
+                systems::NAMES.join(", ")
+            )),
         error @ SelectionError::Missing { .. } => Failure::unusable(error),
     })?;
     let solution = solve(strategy.as_ref(), &model).map_err(refused)?;
@@ -123,6 +136,8 @@ pub fn refused(refusal: Refusal) -> Failure {
 #[derive(Serialize)]
 pub struct Summary {
     strategy: String,
+    #[serde(skip_serializing_if = "Parallelism::is_ring")]
+    kind: Parallelism,
     /// Rounds around the ring.
     pub rounds: u32,
     /// What the latency model expects.
@@ -148,6 +163,9 @@ pub struct Device {
     window: u32,
     gpu_layers: u32,
     residency: ResidencyOptions,
+    /// Its part of every layer, where layers are sliced.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    slice: Option<Slice>,
 }
 
 impl Device {
@@ -163,7 +181,9 @@ impl Device {
 impl Summary {
     /// Of a plan.
     pub fn of(plan: &Plan) -> Summary {
-        let device = |device: &hearth_schema::plan::PlannedDevice| Device {
+        let slice = |place: usize| plan.kind.tensor().and_then(|tensor| tensor.slices.get(place).cloned());
+        let device = |(place, device): (usize, &hearth_schema::plan::PlannedDevice)| Device {
+            slice: slice(place),
             name: device.name.clone(),
             role: device.role,
             window: device.window,
@@ -172,9 +192,10 @@ impl Summary {
         };
         Summary {
             strategy: plan.planner.strategy.clone(),
+            kind: plan.kind.parallelism(),
             rounds: plan.rounds,
             predicted: Predicted { tpot_ms: plan.predicted.map(|predicted| predicted.tpot.as_millis()) },
-            devices: plan.devices.iter().map(device).collect(),
+            devices: plan.devices.iter().enumerate().map(device).collect(),
             dropped: plan.dropped.clone(),
             explanation: plan.explanation.clone(),
         }
@@ -210,7 +231,13 @@ pub fn table(plan: &Plan) -> String {
         };
         let (name, window, gpu) = (&device.name, device.window, device.gpu_layers);
         let policy = device.residency.policy;
-        let layers = windows.join(" ");
+        let layers = match plan.kind.tensor() {
+            None => windows.join(" "),
+            Some(tensor) => {
+                let slice = &tensor.slices[place];
+                format!("of each {} heads, {} rows", slice.kv_heads, slice.feed_forward)
+            }
+        };
         let _ = writeln!(text, "  {name:<14} {role:<7} {window:>6} {gpu:>5}  {policy:<9} {layers}");
     }
     for dropped in &plan.dropped {

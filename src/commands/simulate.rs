@@ -3,8 +3,9 @@
 use std::process::ExitCode;
 
 use hearth_profiles::{Bytes, Document};
+use hearth_reports::published::results::Spread;
 use hearth_schema::metrics::{self, Metrics};
-use hearth_schema::trace::{Outcome, Trace};
+use hearth_schema::trace::{MemoryKind, Outcome, Trace};
 use hearth_schema::{Cluster, Plan, Scenario};
 use hearth_sim::{Input, Options, Run, Surroundings};
 use serde::Serialize;
@@ -14,9 +15,9 @@ use crate::cli::SimulateArgs;
 use crate::diagnostics::{ENDED_BADLY, Failure};
 use crate::documents::{LoadedScenario, write, write_trace};
 use crate::happenings::{self, Told};
-use crate::limits;
 use crate::output::{say, tell};
 use crate::replanner::MidRun;
+use crate::{limits, progress, uncertainty};
 
 /// The page cache of a model this small is followed in fine chunks: still fast, and the edges where windows
 /// just fit are where they are.
@@ -38,13 +39,16 @@ pub struct Output {
     /// What happened to the ring.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub happenings: Vec<Told>,
+    /// How sure the time per token is, if that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spread: Option<Spread>,
 }
 
 impl Output {
     /// The numbers of a trace.
     pub fn of(trace: &Trace) -> Output {
         let events = trace.records.len() + trace.readings.len();
-        Output { metrics: metrics::compute(trace), events, happenings: happenings::told(trace) }
+        Output { metrics: metrics::compute(trace), events, happenings: happenings::told(trace), spread: None }
     }
 }
 
@@ -61,8 +65,9 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     limits::restrict_memory(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
     let replanner = MidRun::new(&loaded, &args.planning);
     let surroundings = Surroundings { events: &loaded.scenario.events, replanner: Some(&replanner) };
+    let memory = Memory { warm: args.warm, ignored: args.ignore_memory };
     let Run { trace, plans, not_come } =
-        simulate_in(&cluster, &plan, &loaded.scenario, args.warm, &surroundings)?;
+        simulate_in(&cluster, &plan, &loaded.scenario, memory, &surroundings)?;
     if let Some(path) = &args.trace {
         write_trace(path, &trace)?;
         for (number, plan) in plans.iter().enumerate() {
@@ -73,7 +78,14 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     for index in not_come {
         tell!("warning: events[{index}] did not come to happen before the run ended");
     }
-    let output = Output::of(&trace);
+    let mut output = Output::of(&trace);
+    if args.draws > 0 && trace.outcome == Outcome::Ok {
+        let line = progress::line();
+        line.set_message("drawing the parameters of devices and links");
+        let draws = args.draws as usize;
+        output.spread = Some(uncertainty::spread(&plan, &cluster, &loaded.scenario, args.warm, draws)?);
+        line.finish_and_clear();
+    }
     if json {
         print_json(&output)?;
     } else {
@@ -85,6 +97,9 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
             );
         }
         say!("\n{}{}\n", table(&output.metrics), happenings::lines(&trace));
+        if let Some(spread) = &output.spread {
+            say!("{}\n", spread.in_words());
+        }
     }
     Ok(match trace.outcome {
         Outcome::Ok => ExitCode::SUCCESS,
@@ -94,7 +109,17 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
 
 /// Runs a plan in the simulator, from disk or with weights in memory already, while nothing else happens.
 pub fn simulate(cluster: &Cluster, plan: &Plan, scenario: &Scenario, warm: bool) -> Result<Trace, Failure> {
-    simulate_in(cluster, plan, scenario, warm, &Surroundings::default()).map(|run| run.trace)
+    let memory = Memory { warm, ignored: false };
+    simulate_in(cluster, plan, scenario, memory, &Surroundings::default()).map(|run| run.trace)
+}
+
+/// What a run finds of memory.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Memory {
+    /// Weights are there already, as tokens before would have left them.
+    pub warm: bool,
+    /// Every memory holds whatever a device pins.
+    pub ignored: bool,
 }
 
 /// Runs a plan in the simulator, while these things happen.
@@ -102,50 +127,25 @@ pub fn simulate_in(
     cluster: &Cluster,
     plan: &Plan,
     scenario: &Scenario,
-    warm: bool,
+    memory: Memory,
     surroundings: &Surroundings,
 ) -> Result<Run, Failure> {
     let chunk = if cluster.model.total_bytes() > FINE_BELOW { Options::default().chunk } else { FINE_CHUNK };
-    let options = Options { chunk, warm };
+    let options = Options { chunk, warm: memory.warm, ignore_memory: memory.ignored, ..Options::default() };
     let input = Input { cluster, plan, options: &options };
     let mut run = hearth_sim::simulate_in(&input, surroundings).map_err(Failure::unusable)?;
     run.trace.header.scenario.clone_from(&scenario.name);
     Ok(run)
 }
 
-/// A run's numbers as a person reads them.
-pub fn table(metrics: &Metrics) -> String {
+/// A number that a run may not have.
+fn number(value: Option<f64>) -> String {
+    value.map_or("-".to_string(), |value| format!("{value:.1}"))
+}
+
+/// What each of several sequences took, and what drafting brought.
+fn several(text: &mut String, metrics: &Metrics) {
     use std::fmt::Write;
-    let mut text = String::new();
-    let number = |value: Option<f64>| value.map_or("-".to_string(), |value| format!("{value:.1}"));
-    let outcome = match metrics.outcome {
-        Outcome::Ok => "ok",
-        Outcome::OutOfMemory => "out of memory",
-        Outcome::Killed => "killed",
-    };
-    let tpot = metrics.tpot_ms;
-    let _ = writeln!(
-        text,
-        "{outcome}: {} ms a token (median {}, p95 {}), {} tokens/s, first token after {} ms",
-        number(tpot.map(|tpot| tpot.mean)),
-        number(tpot.map(|tpot| tpot.p50)),
-        number(tpot.map(|tpot| tpot.p95)),
-        metrics.tokens_per_s.map_or("-".into(), |rate| format!("{rate:.2}")),
-        number(metrics.ttft_ms),
-    );
-    let terms: Vec<String> = metrics
-        .terms_ms
-        .rows()
-        .iter()
-        .filter(|(_, ms)| *ms >= 0.005)
-        .map(|(name, ms)| format!("{} {ms:.2}", name.replace('_', " ")))
-        .collect();
-    let _ = writeln!(
-        text,
-        "  of a token, in ms: {}; hidden disk beside it {:.2}",
-        terms.join(", "),
-        metrics.terms_ms.hidden_disk
-    );
     for sequence in metrics.sequences.iter().take(MOST_SEQUENCES) {
         let _ = writeln!(
             text,
@@ -171,6 +171,65 @@ pub fn table(metrics: &Metrics) -> String {
             drafting.verify_ms
         );
     }
+}
+
+/// A run's numbers as a person reads them.
+pub fn table(metrics: &Metrics) -> String {
+    use std::fmt::Write;
+    let mut text = String::new();
+    let outcome = match metrics.outcome {
+        Outcome::Ok => "ok",
+        Outcome::OutOfMemory => "out of memory",
+        Outcome::Killed => "killed",
+    };
+    let tpot = metrics.tpot_ms;
+    let _ = writeln!(
+        text,
+        "{outcome}: {} ms a token (median {}, p95 {}), {} tokens/s, first token after {} ms",
+        number(tpot.map(|tpot| tpot.mean)),
+        number(tpot.map(|tpot| tpot.p50)),
+        number(tpot.map(|tpot| tpot.p95)),
+        metrics.tokens_per_s.map_or("-".into(), |rate| format!("{rate:.2}")),
+        number(metrics.ttft_ms),
+    );
+    text.push_str(&shortages(metrics));
+    let terms: Vec<String> = metrics
+        .terms_ms
+        .rows()
+        .iter()
+        .filter(|(_, ms)| *ms >= 0.005)
+        .map(|(name, ms)| format!("{} {ms:.2}", name.replace('_', " ")))
+        .collect();
+    let _ = writeln!(
+        text,
+        "  of a token, in ms: {}; hidden disk beside it {:.2}",
+        terms.join(", "),
+        metrics.terms_ms.hidden_disk
+    );
+    several(&mut text, metrics);
+    text.push_str(&devices(metrics));
+    text
+}
+
+/// Which devices have too little memory.
+fn shortages(metrics: &Metrics) -> String {
+    use std::fmt::Write;
+    let mut text = String::new();
+    for short in &metrics.short_of_memory {
+        let memory = match short.memory {
+            MemoryKind::Main => "memory",
+            MemoryKind::Gpu => "GPU memory",
+        };
+        let (needed, available) = (Bytes(short.needed_bytes), Bytes(short.available_bytes));
+        let _ = writeln!(text, "  {} needs {needed} of {memory} and can have {available}", short.device);
+    }
+    text
+}
+
+/// A row for each device.
+fn devices(metrics: &Metrics) -> String {
+    use std::fmt::Write;
+    let mut text = String::new();
     let _ = writeln!(
         text,
         "  {:<14} {:>10} {:>12} {:>12} {:>14} {:>12} {:>9}",

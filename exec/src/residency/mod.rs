@@ -84,7 +84,8 @@ impl Keeper {
             Residency::Os | Residency::Windowed if options.prefetches() || options.releases() => {
                 Keeper::Ahead(Prefetcher::start(weights.clone(), options))
             }
-            Residency::Os | Residency::Windowed => Keeper::Faults,
+            // `only_simulated` plans come no further than their refusal.
+            Residency::Os | Residency::Windowed | Residency::Pinned | Residency::Sliding => Keeper::Faults,
         }
     }
 

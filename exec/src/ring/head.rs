@@ -182,6 +182,7 @@ impl Ring {
             records: Vec::new(),
             readings: Vec::new(),
             happenings: Vec::new(),
+            shortages: Vec::new(),
             outcome: Outcome::Ok,
         };
         merge(&mut trace, lines, 0, started);
@@ -222,6 +223,7 @@ impl Ring {
             scenario,
             plan: self.plan.digest(),
             model: self.plan.model.name.clone(),
+            kind: self.plan.kind.parallelism(),
             seed,
             version: env!("CARGO_PKG_VERSION").into(),
             devices: devices.collect(),

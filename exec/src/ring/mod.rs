@@ -82,8 +82,11 @@ impl LocalModel {
         }
     }
 
-    /// Whether a plan was made for this model.
+    /// Whether a plan was made for this model, and for execution.
     pub fn check(&self, plan: &Plan) -> Result<(), RingError> {
+        if let Some(why) = plan.only_simulated() {
+            return Err(RingError::Plan(why));
+        }
         if plan.sequences > 1 || plan.draft.is_some() {
             let what = if plan.draft.is_some() { "a draft model" } else { "several sequences at once" };
             return Err(RingError::Plan(format!(

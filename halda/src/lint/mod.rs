@@ -31,11 +31,15 @@
 //! | `share-exceeds-memory` | note | a device reads from disk for every token |
 //! | `partial-last-round` | note | the layers do not divide into whole rounds |
 //! | `dropped-device-would-help` | note | by the latency model a device is left out wrongly |
+//! | `weights-swapped` | warning | pinned weights exceed memory and are swapped |
+//! | `gpu-uploads` | warning | converted weights exceed the GPU and are copied to it for every token |
+//! | `simulated-only` | note | the plan of another system, which `execute` refuses |
 //! | `no-address` | note | a worker that `execute` cannot reach |
 //!
 //! Not here: what documents refuse by themselves when they are read.
 
 mod devices;
+mod held;
 mod ring;
 mod scenario;
 

@@ -10,6 +10,7 @@ use hearth_schema::{Cluster, Plan, draft};
 
 use super::Finding;
 use super::devices::Part;
+use super::held;
 use crate::assignment::ring_order;
 use crate::build::{self, SLOW_DISK};
 use crate::explanation::Dropped;
@@ -36,6 +37,10 @@ pub fn plan(
     }
     let mut found = origin(plan, scenario, cluster);
     if found.iter().any(|finding| matches!(finding.code, "other-model" | "unknown-device" | "other-draft")) {
+        return found;
+    }
+    if plan.only_simulated().is_some() {
+        found.extend(held::findings(plan, cluster));
         return found;
     }
     let cluster = &match hosting(plan, cluster) {

@@ -3,11 +3,13 @@
 //! With X the channel's log-normal delay, c the overhead of a small message's own transmissions (X has them),
 //! `on air` the time that the message's transmissions take, r the rate of stalls and D their length:
 //!
-//!     time = on air - c + E max(X, c)                      when nothing stands still and nothing is lost
-//!          + sum of r E[D^2] / 2 + r E[D] * on air         stalls under way at the start, stalls that come meanwhile
-//!          + P(one of the last 3 segments lost) * rto      the retransmission timer
-//!          + P(another one lost, none of these) * 2 E X    fast retransmission
-//!          + sum over i of max(0, 2 E X - 2^i W / B)       a window W that has to open first, on a fresh connection
+//! ```text
+//! time = on air - c + E max(X, c)                      when nothing stands still and nothing is lost
+//!      + sum of r E[D^2] / 2 + r E[D] * on air         stalls under way at the start, stalls that come meanwhile
+//!      + P(one of the last 3 segments lost) * rto      the retransmission timer
+//!      + P(another one lost, none of these) * 2 E X    fast retransmission
+//!      + sum over i of max(0, 2 E X - 2^i W / B)       a window W that has to open first, on a fresh connection
+//! ```
 //!
 //! The sum over the stalls is of first order: two stalls that overlap count as if they did not. Over two channels, or a
 //! channel and a wire, a long message is under way on both; what it takes is that of a pipeline of two.

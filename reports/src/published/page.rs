@@ -17,6 +17,10 @@ use crate::document::{Block, Document, Section, Table, Text, Weight};
 use crate::{markdown, page, rounding};
 
 /// The files of a comparison: page, Markdown and JSON, by name.
+///
+/// # Panics
+///
+/// Never: numbers and texts are JSON.
 pub fn files(published: &Published, results: &Results) -> Vec<(String, Vec<u8>)> {
     let scores = Scores::of(published, results);
     let document = document(published, results, &scores);
@@ -90,37 +94,37 @@ fn document(published: &Published, results: &Results, scores: &Scores) -> Docume
 }
 
 fn summary(published: &Published, scores: &Scores) -> Text {
-    let mut said = String::new();
+    let mut said = Vec::new();
     let percent = |share: f64| format!("{:.1} %", share * 100.0);
     if let Some(median) = scores.median {
-        let outside = scores.tpot.iter().filter(|error| !error.within()).count();
-        said += &format!(
-            "Times per token: median error {}, {outside} of {} cells outside their tolerance.",
-            percent(median),
-            scores.tpot.len()
-        );
+        let (cells, outside) =
+            (scores.tpot.len(), scores.tpot.iter().filter(|error| !error.within()).count());
+        let median = percent(median);
+        said.push(format!(
+            "Times per token: median error {median}, {outside} of {cells} cells outside their tolerance."
+        ));
         if let Some(held_out) = scores.median_held_out.filter(|_| !published.fitted.is_empty()) {
-            said += &format!(" On the rows that nothing was fitted on the median is {}.", percent(held_out));
+            said.push(format!("On the rows that nothing was fitted on the median is {}.", percent(held_out)));
         }
     }
     let list = |what: &str, found: &[String]| match found {
-        [] => format!(" {what}: none."),
-        some => format!(" {what}: {}.", some.join("; ")),
+        [] => format!("{what}: none."),
+        some => format!("{what}: {}.", some.join("; ")),
     };
     if published.systems.len() > 1 && scores.median.is_some() {
-        said += &list("Pairs of systems in the wrong order", &scores.order);
+        said.push(list("Pairs of systems in the wrong order", &scores.order));
     }
     let rank = |(name, rank): &(String, f64)| format!("{name} {rank:.2}");
     if !scores.rank.is_empty() {
         let ranks: Vec<String> = scores.rank.iter().map(rank).collect();
-        said += &format!(" Rank correlation of the rows: {}.", ranks.join(", "));
+        said.push(format!("Rank correlation of the rows: {}.", ranks.join(", ")));
     }
-    said += &list("Runs that ended otherwise than published", &scores.outcomes);
+    said.push(list("Runs that ended otherwise than published", &scores.outcomes));
     if !scores.claims.is_empty() {
         let hold = scores.claims.iter().filter(|claim| claim.holds).count();
-        said += &format!(" Of {} claims {hold} hold.", scores.claims.len());
+        said.push(format!("Of {} claims {hold} hold.", scores.claims.len()));
     }
-    said.trim_start().to_owned().into()
+    said.join(" ").into()
 }
 
 fn times(published: &Published, errors: &[Error], what: &str) -> Vec<Block> {
@@ -146,7 +150,7 @@ fn times(published: &Published, errors: &[Error], what: &str) -> Vec<Block> {
 
 /// Milliseconds as a table has them.
 fn short(value: f64) -> String {
-    rounding::tick(value, if value < 100.0 { 1 } else { 0 })
+    rounding::tick(value, u32::from(value < 100.0))
 }
 
 fn missing(cell: Option<&Cell>) -> String {

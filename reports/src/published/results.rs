@@ -70,6 +70,27 @@ pub enum Result {
     },
 }
 
+impl Spread {
+    /// For people.
+    pub fn in_words(&self) -> String {
+        let moved: Vec<String> = self
+            .sensitive
+            .iter()
+            .map(|(name, change)| format!("{name} ({:+.0} %)", change * 100.0))
+            .collect();
+        let moved = if moved.is_empty() { "nothing by itself".to_owned() } else { moved.join(", ") };
+        let failed = match self.failed {
+            0 => String::new(),
+            failed => format!(", and {failed} could not be run"),
+        };
+        format!(
+            "  Of {} draws of all parameters eight in ten lie between {:.0} and {:.0} ms a token{failed}.\n  Moved most \
+             by {moved}.",
+            self.draws, self.p10_ms, self.p90_ms
+        )
+    }
+}
+
 impl Result {
     /// The run, if there was one.
     pub fn ran(&self) -> Option<&Simulated> {

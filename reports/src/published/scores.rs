@@ -13,7 +13,7 @@
 use hearth_schema::trace::Outcome;
 use serde::Serialize;
 
-use super::results::Results;
+use super::results::{Result, Results};
 use super::{Cell, Claim, Published};
 
 /// Published times nearer to each other than this may stand either way round.
@@ -155,7 +155,7 @@ fn order(published: &Published, results: &Results) -> Vec<String> {
             .enumerate()
             .filter_map(|(column, system)| {
                 let printed = published_time(row.cells.get(&system.name)?)?;
-                let here = results.get(&(place, column)).and_then(|result| result.tpot_ms());
+                let here = results.get(&(place, column)).and_then(Result::tpot_ms);
                 Some((system.name.as_str(), printed, here.unwrap_or(f64::INFINITY)))
             })
             .collect();
@@ -191,13 +191,13 @@ fn spearman(pairs: &[(f64, f64)]) -> f64 {
         let rank = |value: &f64| {
             let below = values.iter().filter(|other| *other < value).count();
             let equal = values.iter().filter(|other| *other == value).count();
-            below as f64 + (equal as f64 + 1.0) / 2.0
+            below as f64 + f64::midpoint(equal as f64, 1.0)
         };
         values.iter().map(rank).collect()
     };
     let (one, other) =
         (ranks(pairs.iter().map(|pair| pair.0).collect()), ranks(pairs.iter().map(|pair| pair.1).collect()));
-    let mean = (pairs.len() as f64 + 1.0) / 2.0;
+    let mean = f64::midpoint(pairs.len() as f64, 1.0);
     let product =
         |a: &[f64], b: &[f64]| -> f64 { a.iter().zip(b).map(|(x, y)| (x - mean) * (y - mean)).sum() };
     let scale = (product(&one, &one) * product(&other, &other)).sqrt();
@@ -234,7 +234,7 @@ mod tests {
 
     use hearth_profiles::document::Document;
 
-    use super::super::results::{Result, Simulated};
+    use super::super::results::Simulated;
     use super::*;
 
     const DOCUMENT: &str = "\

@@ -5,6 +5,7 @@
 //! so that every run of the tests and of the example sees the same traces.
 
 use hearth_schema::Trace;
+use hearth_schema::plan::Parallelism;
 use hearth_schema::schedule::Pass;
 use hearth_schema::trace::{
     Cost, Counter, Header, Kind, Origin, Outcome, Reading, Record, Resource, TracedDevice,
@@ -99,6 +100,7 @@ pub fn trace(origin: Origin, tokens: u32) -> Trace {
         records: run.records,
         readings: run.readings,
         happenings: vec![],
+        shortages: vec![],
         outcome: Outcome::Ok,
     }
 }
@@ -111,6 +113,7 @@ fn header(origin: Origin) -> Header {
         scenario: "kitchen-3".into(),
         plan: "sha256:5d0c1f9be2a47763".into(),
         model: "llama-8b-q4_k_m".into(),
+        kind: Parallelism::Ring,
         seed: 7,
         version: "0.1.0".into(),
         devices: DEVICES

@@ -41,6 +41,7 @@ fn trace() -> Trace {
             scenario: "s".into(),
             plan: "p".into(),
             model: "m".into(),
+            kind: crate::plan::Parallelism::Ring,
             seed: 1,
             version: "0".into(),
             devices: vec![device("head"), device("worker")],
@@ -60,6 +61,7 @@ fn trace() -> Trace {
         ],
         readings: vec![reading(0, 500), reading(1, 1500)],
         happenings: vec![],
+        shortages: vec![],
         outcome: Outcome::Ok,
     }
 }

@@ -9,13 +9,17 @@
 //! - [`Residency::Managed`]: a [`Share`] of pieces, of which those are kept that memory has room for
 //!   ([`KeptBudget`]), while the others stream through a bounded buffer.
 //!
+//! Two more are those of other systems, which the simulator alone carries out: [`Residency::Pinned`] and
+//! [`Residency::Sliding`] read weights into memory of their own, which the system cannot take back, and may convert
+//! them on the way. A scenario cannot ask for them; the planners of these systems do.
+//!
 //! Not here: how pages are read and given up. The executor does that, and the simulator models it.
 
 mod pressure;
 mod share;
 
-use hearth_profiles::Bytes;
 use hearth_profiles::document::DocumentError;
+use hearth_profiles::{Bytes, Format};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{IntoDeserializer, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -35,6 +39,11 @@ pub enum Residency {
     /// The device: a kept set is never evicted by itself, the rest streams through a buffer, read ahead of
     /// its turn and given up behind it.
     Managed,
+    /// Nobody: the weights are copied into memory of the device's own. Simulated only.
+    Pinned,
+    /// The device: some blocks of layers pass through memory of its own, loaded ahead of their turn as in TPI-LLM.
+    /// Simulated only.
+    Sliding,
 }
 
 impl std::fmt::Display for Residency {
@@ -43,6 +52,8 @@ impl std::fmt::Display for Residency {
             Residency::Os => "os",
             Residency::Windowed => "windowed",
             Residency::Managed => "managed",
+            Residency::Pinned => "pinned",
+            Residency::Sliding => "sliding",
         })
     }
 }
@@ -74,6 +85,16 @@ pub struct ResidencyOptions {
     /// `managed`: the kept set is at most this large; absent, as large as memory has room for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept: Option<Bytes>,
+    /// `pinned`, `sliding`: matrices are converted to this format; absent, they stay as they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weights_as: Option<Format>,
+    /// `pinned`: layers on the GPU are converted to this format there, and a copy in `weights_as` stays in main
+    /// memory; absent, the GPU alone holds them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_weights_as: Option<Format>,
+    /// `sliding`: so many blocks of layers are in memory at once, of which a layer has two.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blocks: Option<u32>,
 }
 
 /// The usual stream buffer: a few pieces under way while others are in use.
@@ -90,6 +111,9 @@ const LARGEST_STREAM_BUFFER: Bytes = Bytes(1 << 40);
 /// disk busy, more only fill its queue.
 /// source: measured; 200 MB/s need one piece, 1.5 GB/s need 4 MiB
 pub const UNDER_WAY: Bytes = Bytes::mib(4);
+
+/// More blocks than any model has.
+const MOST_BLOCKS: u32 = 20_000;
 
 /// The largest piece: short against a buffer, long against a disk's latency.
 const LARGEST_PIECE: u64 = 1 << 20;
@@ -190,7 +214,15 @@ impl ResidencyOptions {
             release: false,
             stream_buffer: None,
             kept: None,
+            weights_as: None,
+            gpu_weights_as: None,
+            blocks: None,
         }
+    }
+
+    /// Weights in memory of the device's own, in another format if one is given.
+    pub const fn pinned(weights_as: Option<Format>) -> Self {
+        Self { weights_as, ..Self::of(Residency::Pinned) }
     }
 
     /// The same without reading ahead.
@@ -201,7 +233,21 @@ impl ResidencyOptions {
 
     /// Whether anything is read ahead of its turn.
     pub fn prefetches(&self) -> bool {
-        self.policy == Residency::Managed || (self.prefetch && self.prefetch_budget != Some(Bytes::ZERO))
+        match self.policy {
+            Residency::Os | Residency::Windowed => self.prefetch && self.prefetch_budget != Some(Bytes::ZERO),
+            Residency::Managed => true,
+            Residency::Pinned | Residency::Sliding => false,
+        }
+    }
+
+    /// Whether the weights are in memory of the device's own.
+    pub fn holds(&self) -> bool {
+        matches!(self.policy, Residency::Pinned | Residency::Sliding)
+    }
+
+    /// The format that matrices are converted to on one of the processors.
+    pub fn format_on(&self, gpu: bool) -> Option<Format> {
+        if gpu { self.gpu_weights_as.or(self.weights_as) } else { self.weights_as }
     }
 
     /// Whether weights are given up behind the computation.
@@ -225,8 +271,21 @@ impl ResidencyOptions {
         Bytes((self.buffer().0 / 8).min(LARGEST_PIECE) >> 16 << 16)
     }
 
+    /// Refuses what a scenario cannot ask for, and what contradicts itself.
+    pub fn validate_wish(&self, place: &str) -> Result<(), DocumentError> {
+        if self.holds() {
+            return Err(DocumentError::invalid(format!(
+                "{place}: `{}` belongs to the plans of other systems: use `os`, `windowed` or `managed`, or plan with \
+                 `--strategy exo` or another of them",
+                self.policy
+            )));
+        }
+        self.validate(place)
+    }
+
     /// Refuses what contradicts itself. `place` says where it stands.
     pub fn validate(&self, place: &str) -> Result<(), DocumentError> {
+        self.validate_own_memory(place)?;
         let managed = self.policy == Residency::Managed;
         let stray = if managed {
             [("prefetch: false", !self.prefetch), ("prefetch_budget", self.prefetch_budget.is_some())]
@@ -257,6 +316,30 @@ impl ResidencyOptions {
                  {LARGEST_STREAM_BUFFER}",
                 self.buffer()
             )));
+        }
+        Ok(())
+    }
+
+    /// Refuses keys of policies with memory of their own where there is none, and the other way round.
+    fn validate_own_memory(&self, place: &str) -> Result<(), DocumentError> {
+        let refuse = |what: String| Err(DocumentError::invalid(format!("{place}: {what}")));
+        let (pinned, sliding) = (self.policy == Residency::Pinned, self.policy == Residency::Sliding);
+        let stray = [
+            ("weights_as", self.weights_as.is_some() && !self.holds(), "`pinned` and `sliding`"),
+            ("gpu_weights_as", self.gpu_weights_as.is_some() && !pinned, "`pinned`"),
+            ("blocks", self.blocks.is_some() && !sliding, "`sliding`"),
+            ("prefetch", !self.prefetch && self.holds(), "`os` and `windowed`"),
+            ("prefetch_budget", self.prefetch_budget.is_some() && self.holds(), "`os` and `windowed`"),
+            ("release", self.release && self.holds(), "`os` and `windowed`"),
+        ];
+        if let Some((key, _, policies)) = stray.into_iter().find(|(_, present, _)| *present) {
+            return refuse(format!(
+                "`{key}` is for {policies} and the policy is `{}`: remove it",
+                self.policy
+            ));
+        }
+        if sliding && !self.blocks.is_some_and(|blocks| (1..=MOST_BLOCKS).contains(&blocks)) {
+            return refuse(format!("`sliding` needs `blocks`, from 1 to {MOST_BLOCKS}"));
         }
         Ok(())
     }

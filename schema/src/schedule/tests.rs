@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::plan::{Origin, PlannedDevice, PlannedDraft, PlannedModel, PlannerRecord};
+use crate::plan::{Origin, PlanKind, PlannedDevice, PlannedDraft, PlannedModel, PlannerRecord};
 use crate::residency::{Residency, ResidencyOptions};
 use crate::scenario::{KvFormat, Workload};
 use hearth_profiles::Document;
@@ -28,6 +28,7 @@ pub(crate) fn plan(layers: u32, windows: &[u32], prefetch: bool) -> Plan {
         scenario: Origin { name: "test".into(), digest: String::new() },
         model: PlannedModel { name: "m".into(), digest: None, shape_digest: "shape:0".into(), layers },
         planner: PlannerRecord { strategy: "manual".into(), options: vec![] },
+        kind: PlanKind::Ring,
         rounds: layers.div_ceil(windows.iter().sum()),
         context: 1024,
         kv_cache: KvFormat::F16,

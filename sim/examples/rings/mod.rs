@@ -11,7 +11,7 @@ use hearth_profiles::model::{ModelProfile, shipped};
 use hearth_profiles::{Bytes, BytesPerSecond, Layers, Link, Seconds, Sourced};
 use hearth_schema::Trace;
 use hearth_schema::cluster::{Cluster, LinkTable, Member};
-use hearth_schema::plan::{Origin, Plan, PlannedDevice, PlannedModel, PlannerRecord, Role};
+use hearth_schema::plan::{Origin, Plan, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Role};
 use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::scenario::{KvFormat, Links, Workload};
 use hearth_schema::schedule::Processor;
@@ -146,6 +146,7 @@ fn plan(cluster: &Cluster, size: &Size) -> Plan {
             layers: size.layers,
         },
         planner: PlannerRecord { strategy: "manual".into(), options: vec![] },
+        kind: PlanKind::Ring,
         rounds: size.layers.div_ceil(size.windows.iter().sum()),
         context: cluster.context,
         kv_cache: cluster.kv_cache,

@@ -1,16 +1,13 @@
-//! Which pages does macOS evict, and which does Metal keep?
+//! Which pages does macOS evict?
 //!
-//! **Without Metal** (xnu, osfmk/vm/vm_pageout.c and vm_resident.c). Pages read ahead stand in a *speculative* queue,
+//! Where Metal does not hold the weights (xnu, osfmk/vm/vm_pageout.c and vm_resident.c). Pages read ahead stand in a *speculative* queue,
 //! which is evicted first, oldest first; used from there, a page becomes active. Pages that a fault needs are active at
-//! once. The active queue is shortened from its old end when it is longer than the inactive one, which clears `used`; an
-//! inactive page that was used meanwhile becomes active again, any other is evicted. Files keep a floor of memory
+//! once. The active queue is shortened from its old end when it is longer than the inactive one, which clears `used`;
+//! an inactive page that was used meanwhile becomes active again, any other is evicted. Files keep a floor of memory
 //! whatever others want, and what others hold is compressed: both are in the capacity ([`super::of_device`]).
 //!
-//! **With Metal** (prima.cpp paper, Eq. 16). Weights that the GPU uses are *wired* up to the recommended working set:
-//! nothing is taken. With a larger share the whole share is read again for every token. What has been idle for about a
-//! second is unwired, and is ordinary memory then, which others take.
-//!
-//! No machine here checks these rules. Not here: dirty pages, swap files, what others do with their memory.
+//! No machine here checks these rules. Not here: weights that Metal wires ([`super::MacosMetal`]), dirty pages, swap
+//! files, what others do with their memory.
 
 use super::Chunk;
 use super::listed::{Listed, Pages, Rules};
@@ -79,40 +76,6 @@ impl Rules for Queues {
     }
 }
 
-/// The set that the GPU has wired.
-#[derive(Debug, Clone)]
-pub struct Wired {
-    ordinary: u32,
-}
-
-/// macOS with Metal.
-pub type MacosMetal = Listed<Wired>;
-
-impl MacosMetal {
-    /// Nothing of a share is in memory yet. `wired` chunks may be; `ordinary` of them stay when idle.
-    pub fn new(share: u32, wired: u32, ordinary: u32) -> Self {
-        Self::with_rules(Wired { ordinary }, 1, share, wired)
-    }
-}
-
-impl Rules for Wired {
-    fn entrance(&mut self, _chunk: Chunk, _awaited: bool) -> usize {
-        0
-    }
-
-    fn used(&mut self, pages: &mut Pages, chunk: Chunk) {
-        pages.put(chunk, 0);
-    }
-
-    fn victim(&mut self, pages: &mut Pages) -> Option<Chunk> {
-        pages.oldest_idle(0)
-    }
-
-    fn after_idle(&self) -> Option<u32> {
-        Some(self.ordinary)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::tests::cyclic;
@@ -142,22 +105,5 @@ mod tests {
         cyclic(&mut cache, 1);
         cache.set_capacity(5);
         assert_eq!((cache.capacity(), cache.resident()), (15, 15));
-    }
-
-    #[test]
-    fn a_share_of_one_chunk_too_many_is_read_whole_with_metal() {
-        // The paper: all of it or nothing.
-        assert_eq!(cyclic(&mut MacosMetal::new(100, 100, 40), 4), 0);
-        assert_eq!(cyclic(&mut MacosMetal::new(100, 99, 40), 4), 100);
-    }
-
-    #[test]
-    fn what_is_idle_is_unwired_and_taken() {
-        let mut cache = MacosMetal::new(100, 100, 40);
-        cyclic(&mut cache, 1);
-        cache.idled();
-        assert_eq!(cache.resident(), 40);
-        // The last forty used are there, and one round brings the other sixty back.
-        assert_eq!((cyclic(&mut cache, 1), cyclic(&mut cache, 1)), (60, 0));
     }
 }

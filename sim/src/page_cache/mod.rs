@@ -25,6 +25,7 @@ mod android;
 mod listed;
 mod lists;
 mod macos;
+mod macos_metal;
 mod mglru;
 pub mod of_device;
 mod paper_linear;
@@ -36,7 +37,8 @@ mod two_list;
 mod paper_figures;
 
 pub use android::{Android, Others};
-pub use macos::{Macos, MacosMetal};
+pub use macos::Macos;
+pub use macos_metal::MacosMetal;
 pub use mglru::MgLru;
 pub use paper_linear::PaperLinear;
 pub use random::Random;

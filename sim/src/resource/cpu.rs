@@ -7,10 +7,9 @@
 //!
 //! Not here: how much work a layer is. That follows from the device's rates and the model's shape.
 
-use std::collections::BTreeMap;
-
 use hearth_profiles::Seconds;
 
+use super::nanos_until;
 use crate::engine::Nanos;
 
 /// The cores of one device and the computations on them.
@@ -21,12 +20,15 @@ pub struct Cpu {
     co_runners: f64,
     /// What is left of the clock, 1 if all.
     clock: f64,
-    jobs: BTreeMap<u64, Job>,
+    /// In the order of their keys. There are few, and one comes and goes with every stretch of computing: a list
+    /// needs no memory for that.
+    jobs: Vec<Job>,
     settled: Nanos,
 }
 
 #[derive(Debug, Clone)]
 struct Job {
+    key: u64,
     threads: f64,
     /// Seconds of undisturbed running left.
     remaining: f64,
@@ -37,7 +39,7 @@ struct Job {
 impl Cpu {
     /// An idle processor.
     pub fn new(cores: f64) -> Self {
-        Self { cores, co_runners: 0.0, clock: 1.0, jobs: BTreeMap::new(), settled: 0 }
+        Self { cores, co_runners: 0.0, clock: 1.0, jobs: Vec::new(), settled: 0 }
     }
 
     /// Other programs take this many threads from now on.
@@ -55,28 +57,32 @@ impl Cpu {
     /// How much longer a computation has run by `now` than at full clock.
     pub fn stretched(&mut self, now: Nanos, key: u64) -> Seconds {
         self.settle(now);
-        Seconds(self.jobs.get(&key).map_or(0.0, |job| job.stretched))
+        let job = self.jobs.iter().find(|job| job.key == key);
+        Seconds(job.map_or(0.0, |job| job.stretched))
     }
 
     /// Starts a computation that takes `seconds` on `threads` threads when undisturbed.
     pub fn start(&mut self, now: Nanos, key: u64, threads: f64, seconds: f64) {
         self.settle(now);
-        self.jobs.insert(key, Job { threads, remaining: seconds, stretched: 0.0 });
+        let job = Job { key, threads, remaining: seconds, stretched: 0.0 };
+        match self.jobs.binary_search_by_key(&key, |job| job.key) {
+            Ok(at) => self.jobs[at] = job,
+            Err(at) => self.jobs.insert(at, job),
+        }
     }
 
     /// When the next computation ends if nothing changes.
     pub fn next_end(&self) -> Option<Nanos> {
         let speed = self.speed();
-        let left = self.jobs.values().map(|job| job.remaining.max(0.0)).min_by(f64::total_cmp)?;
-        (speed > 0.0).then(|| self.settled + (left / speed * 1e9).ceil() as Nanos)
+        let left = self.jobs.iter().map(|job| job.remaining.max(0.0)).min_by(f64::total_cmp)?;
+        (speed > 0.0).then(|| self.settled + nanos_until(left / speed))
     }
 
     /// Takes one computation that has ended by `now`.
     pub fn ended(&mut self, now: Nanos) -> Option<u64> {
         self.settle(now);
-        let (&key, _) = self.jobs.iter().find(|(_, job)| job.remaining <= 1e-9)?;
-        self.jobs.remove(&key);
-        Some(key)
+        let at = self.jobs.iter().position(|job| job.remaining <= 1e-9)?;
+        Some(self.jobs.remove(at).key)
     }
 
     /// The speed of every thread, 1 when there is a core for each at full clock.
@@ -86,14 +92,15 @@ impl Cpu {
 
     /// The part of the time in which every thread runs.
     fn share(&self) -> f64 {
-        let wanted: f64 = self.jobs.values().map(|job| job.threads).sum::<f64>() + self.co_runners;
+        let wanted: f64 = self.jobs.iter().map(|job| job.threads).sum::<f64>() + self.co_runners;
         if wanted > self.cores { self.cores / wanted } else { 1.0 }
     }
 
     fn settle(&mut self, now: Nanos) {
         let seconds = now.saturating_sub(self.settled) as f64 * 1e-9;
-        let (speed, share) = (self.speed(), self.share());
-        for job in self.jobs.values_mut() {
+        let share = self.share();
+        let speed = share * self.clock;
+        for job in &mut self.jobs {
             job.remaining -= speed * seconds;
             job.stretched += share * (1.0 - self.clock) * seconds;
         }

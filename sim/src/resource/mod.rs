@@ -12,6 +12,29 @@ pub mod link;
 mod sharing;
 mod throttle;
 
+use crate::engine::Nanos;
+
 pub use cpu::Cpu;
 pub use disk::{Disk, DiskSpeed, Flow};
 pub use link::{AirLink, ConstantLink, Link};
+
+/// The first nanosecond by which so many seconds are over. As `ceil`, which without an instruction of its own is a
+/// call of a function, made for every event.
+fn nanos_until(seconds: f64) -> Nanos {
+    let nanos = seconds * 1e9;
+    let whole = nanos as Nanos;
+    whole.saturating_add(Nanos::from(nanos > whole as f64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_begun_nanosecond_counts() {
+        for seconds in [0.0, 1e-10, 1e-9, 1.000_000_1e-3, 0.1, 5e6, 1e10, 1e30, f64::INFINITY] {
+            assert_eq!(nanos_until(seconds), (seconds * 1e9).ceil() as Nanos, "{seconds}");
+        }
+        assert_eq!((nanos_until(-1.0), nanos_until(f64::NAN)), (0, 0));
+    }
+}

@@ -10,6 +10,7 @@
 //!
 //! Not here: what the work is. `disk` counts bytes, `cpu` thread-seconds.
 
+use super::nanos_until;
 use crate::engine::Nanos;
 
 /// Somebody being served.
@@ -55,7 +56,7 @@ impl Sharing {
     /// When the next job ends if nothing changes; `None` when nobody advances.
     pub fn next_end(&self) -> Option<Nanos> {
         let ends = self.jobs.iter().filter(|job| job.rate > 0.0);
-        ends.map(|job| self.settled + (job.remaining.max(0.0) / job.rate * 1e9).ceil() as Nanos).min()
+        ends.map(|job| self.settled + nanos_until(job.remaining.max(0.0) / job.rate)).min()
     }
 
     /// Takes one job that has ended by `now`, in order of arrival.

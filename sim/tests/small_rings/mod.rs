@@ -2,12 +2,14 @@
 //!
 //! Small rings of invented devices on a shipped model, so that every expectation can be computed by hand.
 
+#![allow(dead_code, reason = "each test binary uses its part")]
+
 use hearth_profiles::model::{ModelProfile, shipped};
 use hearth_profiles::{Bytes, BytesPerSecond, Device, Document, Link, Seconds, Sourced};
 use hearth_schema::Scenario;
 use hearth_schema::cluster::{Cluster, LinkTable, Member};
 use hearth_schema::metrics::{self, Metrics};
-use hearth_schema::plan::{Origin, Plan, PlannedDevice, PlannedModel, PlannerRecord, Role};
+use hearth_schema::plan::{Origin, Plan, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Role};
 use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::scenario::{KvFormat, Links, Workload};
 use hearth_schema::schedule::Processor;
@@ -87,6 +89,7 @@ pub fn plan(model: &ModelProfile, windows: &[u32], residency: ResidencyOptions) 
             layers,
         },
         planner: PlannerRecord { strategy: "manual".into(), options: vec![] },
+        kind: PlanKind::Ring,
         rounds: layers.div_ceil(windows.iter().sum()),
         context: 512,
         kv_cache: KvFormat::F16,

@@ -1,0 +1,347 @@
+//! What do other systems make of the prima.cpp paper's testbed, in the simulator?
+//!
+//!     cargo run --example other_systems > docs/studies/other-systems/report.md
+//!
+//! Prints a page: exo and dllama beside the times of the paper's Table 4 and the pressures of its Table 5, both
+//! without their memory check at 70B beside what the paper says of that, TPI-LLM on devices of 4 GiB, and every
+//! system side by side. Nothing is fitted here; the devices' numbers are those of their profiles.
+//!
+//! The links are constant, but for one section with the shared channel of `scenarios/home`.
+//!
+//! Not here: what to make of the numbers, which is `docs/studies/other-systems/reading.md`.
+
+use std::fmt::Write;
+use std::fs;
+use std::process::ExitCode;
+
+use hearth_halda::systems::{self, SystemOptions};
+use hearth_profiles::model::shipped;
+use hearth_profiles::{Bytes, BytesPerSecond, Document, Format, Seconds, Sourced, device};
+use hearth_schema::metrics::{self, Metrics};
+use hearth_schema::plan::{Origin, PlanKind};
+use hearth_schema::tensor::AllReduce;
+use hearth_schema::trace::Outcome;
+use hearth_schema::{Cluster, LinkTable, Member, Plan, Scenario};
+use hearth_sim::{Input, Options, simulate};
+
+/// Milliseconds a token and to the first.
+type Times = (f64, f64);
+
+/// By system and size; none where it is out of memory. source: prima.cpp paper, Table 4
+const PUBLISHED: [(&str, &str, Option<Times>); 4] = [
+    ("exo", "8b", Some((263.0, 960.0))),
+    ("exo", "70b", None),
+    ("dllama", "8b", Some((459.0, 1845.0))),
+    ("dllama", "70b", None),
+];
+
+/// Per cent of a device's memory at 8B. source: prima.cpp paper, Table 5
+const PRESSURE: [(&str, &[(&str, f64)]); 2] = [
+    ("exo", &[("d1", 20.0), ("d2", 51.3), ("d3", 42.5)]),
+    ("dllama", &[("d1", 13.5), ("d2", 12.8), ("d3", 55.8), ("d4", 12.8)]),
+];
+
+type Failed = Box<dyn std::error::Error>;
+
+fn main() -> ExitCode {
+    match page() {
+        Ok(page) => {
+            print!("{page}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn page() -> Result<String, Failed> {
+    let head = "# What do other systems make of the prima.cpp paper's testbed?\n\nWritten by\n\n    \
+        cargo run --example other_systems > docs/studies/other-systems/report.md\n\nfrom `scenarios/paper/*-on-d1-d4.yaml`, \
+        the same bytes on every machine, and read in [reading.md](reading.md). The links are constant, as the scenarios \
+        have them. Numbers of d1 to d4 and of the link are inferred from the paper's Table 4, see their sources; none from \
+        the column exo.\n";
+    let sections = [
+        head.to_owned(),
+        table_4()?,
+        table_5()?,
+        without_check()?,
+        on_one_channel()?,
+        four_gib()?,
+        side_by_side()?,
+    ];
+    Ok(sections.join("\n"))
+}
+
+/// The paper's four devices with one of its models.
+fn paper(size: &str) -> Result<Cluster, Failed> {
+    cluster(&format!("scenarios/paper/llama-{size}-on-d1-d4.yaml"))
+}
+
+/// The shipped devices and model of a scenario.
+fn cluster(path: &str) -> Result<Cluster, Failed> {
+    let scenario = Scenario::from_yaml(&fs::read_to_string(path)?)?;
+    let member = |entry: &hearth_schema::scenario::DeviceEntry| {
+        Ok(Member {
+            name: entry.name.clone(),
+            address: None,
+            device: device::shipped(&entry.profile)?,
+            residency: None,
+        })
+    };
+    Ok(Cluster {
+        members: scenario.devices.iter().map(member).collect::<Result<_, Failed>>()?,
+        head: scenario.head(),
+        links: LinkTable::new(scenario.links.clone()),
+        model: shipped(scenario.model.profile.as_deref().unwrap_or_default())?,
+        context: scenario.context,
+        kv_cache: scenario.kv_cache,
+        draft: None,
+        workload: scenario.workload,
+        seed: scenario.seed,
+    })
+}
+
+fn planned(system: &str, cluster: &Cluster, options: SystemOptions) -> Result<Plan, Failed> {
+    let origin = Origin { name: "study".into(), digest: String::new() };
+    Ok(systems::plan(system, cluster, &origin, options)?)
+}
+
+fn run(cluster: &Cluster, plan: &Plan, ignore_memory: bool) -> Result<Metrics, Failed> {
+    let options = Options { ignore_memory, ..Options::default() };
+    Ok(metrics::compute(&simulate(&Input { cluster, plan, options: &options })?))
+}
+
+/// The mean time of a token and the time to the first; a word if it ended otherwise.
+fn times(metrics: &Metrics) -> Result<Times, String> {
+    if let (Outcome::Ok, Some(tpot), Some(ttft)) = (metrics.outcome, metrics.tpot_ms, metrics.ttft_ms) {
+        return Ok((tpot.mean, ttft));
+    }
+    let short: Vec<&str> = metrics.short_of_memory.iter().map(|short| short.device.as_str()).collect();
+    Err(format!("out of memory: {}", short.join(", ")))
+}
+
+fn table_4() -> Result<String, Failed> {
+    let mut text = "## Table 4: times in ms\n\n| system | size | TPOT, paper | TPOT, simulated | error | TTFT, paper | TTFT, \
+                    simulated | terms of TPOT |\n| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |\n"
+        .to_owned();
+    for (system, size, published) in PUBLISHED {
+        let cluster = paper(size)?;
+        let metrics = run(&cluster, &planned(system, &cluster, SystemOptions::default())?, false)?;
+        let terms: Vec<String> = metrics
+            .terms_ms
+            .rows()
+            .iter()
+            .filter(|(_, ms)| *ms >= 0.5)
+            .map(|(name, ms)| format!("{name} {ms:.0}"))
+            .collect();
+        let row = match (times(&metrics), published) {
+            (Ok((tpot, ttft)), Some((paper, first))) => format!(
+                "{paper:.0} | {tpot:.0} | {:+.1} % | {first:.0} | {ttft:.0} | {}",
+                (tpot / paper - 1.0) * 100.0,
+                terms.join(", ")
+            ),
+            (Ok((tpot, ttft)), None) => format!("out of memory | {tpot:.0} | - | - | {ttft:.0} |"),
+            (Err(why), published) => {
+                let paper = published.map_or("out of memory".to_owned(), |(tpot, _)| format!("{tpot:.0}"));
+                format!("{paper} | {why} | - | - | - |")
+            }
+        };
+        let _ = writeln!(text, "| {system} | {size} | {row} |");
+    }
+    Ok(text)
+}
+
+fn table_5() -> Result<String, Failed> {
+    let mut text = "## Table 5: memory pressure at 8B, in % of the device's memory\n\n| system | device | paper | simulated |\n\
+                    | --- | --- | ---: | ---: |\n"
+        .to_owned();
+    let cluster = paper("8b")?;
+    for (system, published) in PRESSURE {
+        let metrics = run(&cluster, &planned(system, &cluster, SystemOptions::default())?, false)?;
+        for (name, paper) in published {
+            let device = metrics.devices.iter().find(|device| device.name == *name);
+            let found = device.map_or(f64::NAN, |device| device.memory_pressure * 100.0);
+            let _ = writeln!(text, "| {system} | {name} | {paper:.1} | {found:.1} |");
+        }
+    }
+    Ok(text)
+}
+
+fn without_check() -> Result<String, Failed> {
+    let cluster = paper("70b")?;
+    let dllama = planned("dllama", &cluster, SystemOptions::default())?;
+    let metrics = run(&cluster, &dllama, true)?;
+    let (tpot, _) = times(&metrics)?;
+    let sums = 2 * cluster.model.shape.layers.0;
+    let air = metrics.terms_ms.air;
+    let mut text = format!(
+        "## 70B with the memory check off\n\ndllama: {tpot:.0} ms a token, of these {air:.0} ms of messages: {:.2} ms for each of \
+         {sums} all-reduces. The paper's independent tests have about 150 ms, 24 s together, and about 30 s a token.\n\n",
+        air / f64::from(sums)
+    );
+    let exo = run(&cluster, &planned("exo", &cluster, SystemOptions::default())?, true)?;
+    let (tpot, _) = times(&exo)?;
+    let _ = writeln!(text, "exo: {tpot:.0} ms a token. The paper has no number.\n");
+    text.push_str("One all-reduce of 8192 numbers over four devices, on these links and idle:\n\n| pattern | numbers as | messages | \
+             bytes on the links | ms |\n| --- | --- | ---: | ---: | ---: |\n");
+    for (system, format) in
+        [("dllama", Format::Q8_0), ("dllama", Format::F32), ("tpi-llm", Format::F32), ("galaxy", Format::F32)]
+    {
+        text.push_str(&one_sum(&cluster, system, format)?);
+    }
+    Ok(text)
+}
+
+/// The same over a channel that all four share.
+fn on_one_channel() -> Result<String, Failed> {
+    let mut text = "## 70B over one Wi-Fi channel, with the memory check off\n\nThe shared channel of `scenarios/home`, whose \
+                    latency, stalls and losses are the simulator's model of one; 8 tokens each. Messages are ms for each of 160 \
+                    all-reduces.\n\n| channel | pattern | numbers as | ms a token | messages |\n| --- | --- | --- | ---: | ---: |\n"
+        .to_owned();
+    for (words, file) in [("quiet", "llama-70b-on-wifi"), ("a Mac's stalls", "llama-70b-on-wifi-stalls")] {
+        let mut cluster = cluster(&format!("scenarios/home/{file}.yaml"))?;
+        (cluster.workload.prompt, cluster.workload.generate) = (1, 9);
+        let plan = planned("dllama", &cluster, SystemOptions::default())?;
+        for (all_reduce, values) in [
+            (AllReduce::AllGather, Format::Q8_0),
+            (AllReduce::AllGather, Format::F32),
+            (AllReduce::Star, Format::F32),
+            (AllReduce::Ring, Format::F32),
+        ] {
+            let mut plan = plan.clone();
+            if let PlanKind::Tensor(tensor) = &mut plan.kind {
+                (tensor.all_reduce, tensor.values) = (all_reduce, values);
+            }
+            let metrics = run(&cluster, &plan, true)?;
+            let (tpot, _) = times(&metrics)?;
+            let pattern = serde_json::to_string(&all_reduce)?;
+            let each = metrics.terms_ms.air / f64::from(2 * cluster.model.shape.layers.0);
+            let _ = writeln!(
+                text,
+                "| {words} | {} | {values} | {tpot:.0} | {each:.1} |",
+                pattern.trim_matches('"')
+            );
+        }
+    }
+    Ok(text)
+}
+
+/// One row: what an all-reduce of a system's pattern costs by its messages alone.
+fn one_sum(cluster: &Cluster, system: &str, format: Format) -> Result<String, Failed> {
+    let options = SystemOptions { weights_as: Some(Format::Q4_0), air_time: None };
+    let roomy = roomy(cluster);
+    let told = if system == "dllama" { SystemOptions::default() } else { options };
+    let plan = planned(system, &roomy, told)?;
+    let tensor = plan.kind.tensor().ok_or("slices")?;
+    let devices = plan.devices.len();
+    let partial = Bytes(8192 / format.block_len() * format.block_bytes());
+    let message = tensor.all_reduce.message(partial, devices);
+    let link = roomy.links.usual();
+    let (count, steps) = (0..devices).fold((0, 0), |(count, steps), place| {
+        let awaited = tensor.all_reduce.awaited(place, devices);
+        (count + awaited, steps.max(awaited))
+    });
+    // One after another: everybody at once, there and back, or step by step around the ring.
+    let legs = match system {
+        "dllama" => 1,
+        "tpi-llm" => 2,
+        _ => steps,
+    };
+    let ms = link.time(message).as_millis() * legs as f64;
+    let pattern = serde_json::to_string(&tensor.all_reduce)?;
+    let (pattern, bytes) = (pattern.trim_matches('"'), message.0 * count as u64);
+    Ok(format!("| {pattern} | {format} | {count} | {bytes} | {ms:.1} |\n"))
+}
+
+/// The same devices with memory for everything.
+fn roomy(cluster: &Cluster) -> Cluster {
+    let mut roomy = cluster.clone();
+    for member in &mut roomy.members {
+        member.device.memory.total = Sourced::new(Bytes(1 << 40), "set");
+        member.device.memory.available = Sourced::new(Bytes(1 << 40), "set");
+        if let Some(gpu) = &mut member.device.gpu {
+            gpu.memory_available = Sourced::new(Bytes(1 << 40), "set");
+        }
+    }
+    roomy
+}
+
+/// TPI-LLM on devices of 4 GiB with the disks of the paper's Fig. 2.
+fn four_gib() -> Result<String, Failed> {
+    let mut text = "## TPI-LLM: 70B on devices of 4 GiB\n\nThe paper: 30 s a token, with weights in 32 bit; it does not say on how \
+                    many devices. Assumed: the processor of D2, and a disk of 2 GB/s as in the cluster of the paper's Fig. \
+                    2.\n\n| devices | weights | s a token | of these waiting for the disk | blocks at once |\n| ---: | --- | ---: | \
+                    ---: | --- |\n"
+        .to_owned();
+    let paper = paper("70b")?;
+    let mut member = paper.members[1].clone();
+    member.device.gpu = None;
+    member.device.memory.total = Sourced::new(Bytes(4 << 30), "prima.cpp paper, section 2");
+    member.device.memory.available = member.device.memory.total.clone();
+    member.device.memory.can_swap = None;
+    member.device.disk.sequential = Sourced::new(BytesPerSecond(2e9), "prima.cpp paper, Fig. 2");
+    for count in [4, 8] {
+        let members =
+            (0..count).map(|place| Member { name: format!("m{place}"), ..member.clone() }).collect();
+        let cluster = Cluster { members, head: 0, ..paper.clone() };
+        for weights in [Format::F32, Format::F16] {
+            let options = SystemOptions { weights_as: Some(weights), air_time: None };
+            let plan = planned("tpi-llm", &cluster, options)?;
+            let metrics = run(&cluster, &plan, false)?;
+            let (tpot, _) = times(&metrics)?;
+            let (disk, blocks) =
+                (metrics.terms_ms.demand_disk, plan.devices[1].residency.blocks.unwrap_or(0));
+            let _ =
+                writeln!(text, "| {count} | {weights} | {:.1} | {:.1} | {blocks} |", tpot / 1e3, disk / 1e3);
+        }
+    }
+    Ok(text)
+}
+
+fn side_by_side() -> Result<String, Failed> {
+    let mut text = "## Every system at 8B\n\nWeights as the system has them, and as q4_0. AirInfer's all-reduce takes 1 ms here, as \
+                    an input.\n\n| system | weights | ms a token | of these messages | slices (heads, rows) or layers |\n| --- | --- | \
+                    ---: | ---: | --- |\n"
+        .to_owned();
+    let cluster = paper("8b")?;
+    for system in systems::NAMES {
+        let formats: &[Option<Format>] =
+            if matches!(system, "exo" | "dllama") { &[None] } else { &[None, Some(Format::Q4_0)] };
+        for &weights_as in formats {
+            let air_time = (system == "airinfer").then_some(Seconds(0.001));
+            let format = match weights_as {
+                Some(format) => format.name(),
+                None if system == "exo" => "mixed",
+                None if system == "dllama" => "q4_0",
+                None => "f32",
+            };
+            let plan = match planned(system, &cluster, SystemOptions { weights_as, air_time }) {
+                Ok(plan) => plan,
+                Err(refusal) => {
+                    let _ = writeln!(text, "| {system} | {format} | no plan | - | {refusal} |");
+                    continue;
+                }
+            };
+            let metrics = run(&cluster, &plan, false)?;
+            let (time, air) = match times(&metrics) {
+                Ok((tpot, _)) => (format!("{tpot:.0}"), format!("{:.0}", metrics.terms_ms.air)),
+                Err(why) => (why, "-".into()),
+            };
+            let _ = writeln!(text, "| {system} | {format} | {time} | {air} | {} |", parts(&plan));
+        }
+    }
+    Ok(text)
+}
+
+fn parts(plan: &Plan) -> String {
+    let part = |(place, device): (usize, &hearth_schema::plan::PlannedDevice)| match plan.kind.tensor() {
+        None => format!("{} {}", device.name, device.window),
+        Some(tensor) => {
+            let slice = &tensor.slices[place];
+            format!("{} {}, {}", device.name, slice.kv_heads, slice.feed_forward)
+        }
+    };
+    plan.devices.iter().enumerate().map(part).collect::<Vec<_>>().join("; ")
+}

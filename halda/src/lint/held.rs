@@ -1,0 +1,79 @@
+//! What is wrong or doubtful about a plan whose weights nobody can take back?
+//!
+//! Plans of other systems. Their devices hold what [`hearth_schema::holdings`] counts, as a run of the simulator
+//! does.
+//!
+//! Not here: weights in a mapped file, which are in `devices`.
+
+use hearth_profiles::Bytes;
+use hearth_schema::holdings::Holdings;
+use hearth_schema::{Cluster, Plan};
+
+use super::Finding;
+
+/// The findings about devices that hold their weights, and about the plan as one that is simulated only.
+pub(super) fn findings(plan: &Plan, cluster: &Cluster) -> Vec<Finding> {
+    let mut found = Vec::new();
+    if let Some(tensor) = plan.kind.tensor()
+        && let Err(error) = tensor.validate_cover(plan, &cluster.model.shape)
+    {
+        let fix = "mend the slices, or plan again from this scenario";
+        return vec![Finding::error("plan-invalid", "plan kind.tensor.slices", error.what(), fix)];
+    }
+    for (place, planned) in plan.devices.iter().enumerate() {
+        let Some(member) = cluster.member(&planned.name) else { continue };
+        let Some(held) = Holdings::new(plan, place, &cluster.model, &member.device, false) else { continue };
+        let (name, at) = (&planned.name, format!("plan devices[{place}] `{}`", planned.name));
+        if planned.gpu_layers > 0 && member.device.gpu.as_ref().is_none_or(|gpu| gpu.matvec.is_empty()) {
+            let what = format!("`{name}` is to compute on a GPU and has none with a known speed");
+            found.push(Finding::error(
+                "no-gpu",
+                at,
+                what,
+                "set `gpu_layers: 0`, or complete the device's profile",
+            ));
+            continue;
+        }
+        found.extend(memory(&held, name, &at));
+    }
+    if let Some(why) = plan.only_simulated() {
+        let fix = "run it with `hearth simulate`";
+        found.push(Finding::note("simulated-only", "plan", why, fix));
+    }
+    found
+}
+
+/// Whether a device's memories hold it.
+fn memory(held: &Holdings, name: &str, at: &str) -> Vec<Finding> {
+    let mut found = Vec::new();
+    let (needed, can) = (held.main(), held.available + held.swap);
+    if needed > can {
+        let loading = match held.loading {
+            Bytes::ZERO => String::new(),
+            bytes => format!(", the whole model at loading {bytes}"),
+        };
+        let what = format!(
+            "weights take {}{loading}, the key-value cache {} and buffers {}: more than the {can} of `{name}`",
+            held.weights, held.cache, held.buffers
+        );
+        let fix = "use a smaller model or more devices";
+        found.push(Finding::error("memory-exceeded", at, what, fix));
+    } else if held.excess() > Bytes::ZERO {
+        let what =
+            format!("{} of what `{name}` holds are swapped, and read again for every token", held.excess());
+        found.push(Finding::warning("weights-swapped", at, what, "give the device less"));
+    }
+    if held.gpu > held.gpu_available {
+        let (needed, can) = (held.gpu, held.gpu_available);
+        let what =
+            format!("weights, cache and buffers take {needed} of the GPU of `{name}`, which has {can}");
+        found.push(Finding::error("gpu-memory", at, what, "give the device less"));
+    }
+    let again: Bytes = held.uploads.iter().copied().sum();
+    if again > Bytes::ZERO {
+        let what =
+            format!("{again} of weights do not fit the GPU of `{name}` and are copied to it for every token");
+        found.push(Finding::warning("gpu-uploads", at, what, "give the device fewer layers"));
+    }
+    found
+}

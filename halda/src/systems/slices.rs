@@ -1,0 +1,95 @@
+//! From which parts is a tensor-parallel plan put together?
+//!
+//! Every device of such a plan works on every layer, in one round. Feed-forward rows are shared out in blocks of the
+//! weights' format, because the matrix that leads back is cut along its rows; who comes last has what is left.
+//!
+//! Not here: who gets how much.
+
+use hearth_profiles::Format;
+use hearth_schema::plan::{
+    DroppedDevice, Origin, Plan, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Role,
+};
+use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::schedule::Processor;
+use hearth_schema::tensor::{Slice, TensorPlan};
+use hearth_schema::{Cluster, Member};
+
+use crate::assignment::ring_order;
+
+/// One device's part.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Share {
+    /// Of the key-value heads.
+    pub kv_heads: u32,
+    /// Of the feed-forward rows.
+    pub feed_forward: u32,
+    /// How it keeps its weights.
+    pub residency: ResidencyOptions,
+    /// Whether its GPU computes.
+    pub on_gpu: bool,
+}
+
+/// The members in the order of the ring, the head first.
+pub(super) fn members(cluster: &Cluster) -> Vec<&Member> {
+    ring_order(cluster.head, cluster.members.len()).map(|index| &cluster.members[index]).collect()
+}
+
+/// Rows that cannot be cut apart in a format; K-quants' where the weights stay as they are.
+pub(super) fn row_block(format: Option<Format>) -> u32 {
+    format.unwrap_or(Format::Q4K).block_len() as u32
+}
+
+/// What a plan says of who made it, and which devices it does without.
+pub(super) struct Made {
+    pub strategy: &'static str,
+    pub options: Vec<String>,
+    pub dropped: Vec<DroppedDevice>,
+    pub explanation: Vec<String>,
+}
+
+/// The plan of these parts; the head's is the first. Devices without any are dropped.
+pub(super) fn plan(
+    cluster: &Cluster,
+    scenario: &Origin,
+    made: Made,
+    tensor: &TensorPlan,
+    shares: &[(&Member, Share)],
+) -> Plan {
+    let layers = cluster.model.shape.layers.0;
+    let (mut devices, mut slices, mut dropped) = (Vec::new(), Vec::new(), made.dropped);
+    for &(member, share) in shares {
+        let name = member.name.clone();
+        if share.kv_heads == 0 && share.feed_forward == 0 {
+            dropped.push(DroppedDevice { name, reason: "its share rounds to nothing".into() });
+            continue;
+        }
+        let (kv_heads, feed_forward) = (share.kv_heads, share.feed_forward);
+        slices.push(Slice { device: name.clone(), kv_heads, feed_forward });
+        devices.push(PlannedDevice {
+            name,
+            address: member.address.clone(),
+            role: if devices.is_empty() { Role::Head } else { Role::Worker },
+            window: layers,
+            gpu_layers: if share.on_gpu { layers } else { 0 },
+            residency: share.residency,
+            predicted: None,
+        });
+    }
+    Plan {
+        schema: <Plan as hearth_profiles::Document>::SCHEMA.to_owned(),
+        scenario: scenario.clone(),
+        model: PlannedModel::of(&cluster.model),
+        planner: PlannerRecord { strategy: made.strategy.to_owned(), options: made.options },
+        kind: PlanKind::Tensor(TensorPlan { slices, ..tensor.clone() }),
+        rounds: 1,
+        context: cluster.context,
+        kv_cache: cluster.kv_cache,
+        output: Processor::Cpu,
+        sequences: cluster.workload.sequences,
+        draft: None,
+        devices,
+        dropped,
+        predicted: None,
+        explanation: made.explanation,
+    }
+}

@@ -1,0 +1,171 @@
+//! Do the planners of other systems share the model out as the prima.cpp paper says they do?
+
+use hearth_halda::systems::{NAMES, SystemOptions, SystemRefusal, plan};
+use hearth_profiles::model::shipped;
+use hearth_profiles::{BytesPerSecond, Document, Format, Link, Seconds, Sourced, device};
+use hearth_schema::holdings::Holdings;
+use hearth_schema::plan::{Origin, Plan};
+use hearth_schema::residency::Residency;
+use hearth_schema::scenario::{KvFormat, Links, Workload};
+use hearth_schema::{Cluster, LinkTable, Member};
+
+/// Shipped devices with a shipped model; the first is the head.
+fn cluster(model: &str, devices: &[&str]) -> Cluster {
+    let member = |(place, name): (usize, &&str)| Member {
+        name: if devices[..place].contains(name) { format!("{name}-{place}") } else { (*name).to_owned() },
+        address: None,
+        device: device::shipped(name).expect("shipped"),
+        residency: None,
+    };
+    let link = Link {
+        latency: Sourced::new(Seconds(0.005), "test"),
+        bandwidth: Sourced::new(BytesPerSecond(58e6), "test"),
+    };
+    Cluster {
+        members: devices.iter().enumerate().map(member).collect(),
+        head: 0,
+        links: LinkTable::new(Links::constant(link)),
+        model: shipped(model).expect("shipped"),
+        context: 1024,
+        kv_cache: KvFormat::F16,
+        draft: None,
+        workload: Workload::plain(32, 16),
+        seed: 1,
+    }
+}
+
+const PAPER: [&str; 4] = ["d3", "d2", "d1", "d4"];
+
+fn made(name: &str, cluster: &Cluster, weights_as: Option<Format>) -> Result<Plan, SystemRefusal> {
+    let air_time = Some(Seconds(0.002)).filter(|_| name == "airinfer");
+    let origin = Origin { name: "test".into(), digest: String::new() };
+    plan(name, cluster, &origin, SystemOptions { weights_as, air_time })
+}
+
+/// The formats that a system can be told.
+fn told(name: &str) -> Vec<Option<Format>> {
+    if matches!(name, "exo" | "dllama") {
+        vec![None]
+    } else {
+        vec![None, Some(Format::Q4_0), Some(Format::F16)]
+    }
+}
+
+#[test]
+fn exo_gives_the_papers_windows() {
+    let cluster = cluster("llama-8b", &PAPER);
+    let plan = made("exo", &cluster, None).expect("a plan");
+    let windows: Vec<(&str, u32, u32)> =
+        plan.devices.iter().map(|device| (device.name.as_str(), device.window, device.gpu_layers)).collect();
+    assert_eq!(windows, [("d3", 13, 13), ("d2", 10, 10), ("d1", 9, 0)]);
+    assert_eq!((plan.dropped[0].name.as_str(), plan.dropped.len()), ("d4", 1));
+    let [d3, _, d1] = &plan.devices[..] else { panic!("three devices") };
+    assert_eq!(
+        (d3.residency.weights_as, d3.residency.gpu_weights_as),
+        (Some(Format::F16), Some(Format::F32))
+    );
+    assert_eq!(
+        (d1.residency.policy, d1.residency.weights_as),
+        (Residency::Pinned, None),
+        "4 bits stay 4 bits"
+    );
+    // From D1, as the paper lists them.
+    let listed = self::cluster("llama-8b", &["d1", "d2", "d3"]);
+    let windows: Vec<u32> =
+        made("exo", &listed, None).expect("a plan").devices.iter().map(|device| device.window).collect();
+    assert_eq!(windows, [9, 10, 13]);
+    let phone = self::cluster("llama-8b", &["d4", "d3"]);
+    assert!(made("exo", &phone, None).unwrap_err().to_string().contains("does not run on `d4`, the head"));
+}
+
+#[test]
+fn dllama_slices_evenly_over_a_power_of_two() {
+    for (devices, used) in [(&PAPER[..], 4), (&PAPER[..3], 2), (&["d3"; 9][..], 8)] {
+        let cluster = cluster("llama-8b", devices);
+        let plan = made("dllama", &cluster, None).expect("a plan");
+        assert_eq!(plan.devices.len(), used);
+        assert_eq!(plan.devices.len() + plan.dropped.len(), devices.len());
+        let tensor = plan.kind.tensor().expect("slices");
+        let even = |slice: &hearth_schema::tensor::Slice| {
+            (slice.kv_heads as usize, slice.feed_forward as usize) == (8 / used, 14336 / used)
+        };
+        assert!(tensor.slices.iter().all(even), "{:?}", tensor.slices);
+    }
+}
+
+#[test]
+fn every_plan_covers_the_model_and_reads_back() {
+    for model in ["llama-8b", "llama-70b", "llama-30b", "tiny"] {
+        for devices in [&PAPER[..], &["d3"], &["d3", "d5", "d6"]] {
+            let cluster = cluster(model, devices);
+            for name in NAMES {
+                for format in told(name) {
+                    let Ok(plan) = made(name, &cluster, format) else { continue };
+                    assert_eq!(Plan::from_yaml(&plan.to_yaml()), Ok(plan.clone()), "{name}");
+                    assert!(plan.only_simulated().is_some());
+                    if let Some(tensor) = plan.kind.tensor() {
+                        assert_eq!(tensor.validate_cover(&plan, &cluster.model.shape), Ok(()), "{name}");
+                    } else {
+                        assert_eq!(plan.ring_layers(), cluster.model.shape.layers.0);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn budgets_hold_where_a_system_has_them() {
+    for model in ["llama-8b", "llama-30b", "llama-70b", "3b"] {
+        for name in ["hepti", "galaxy", "tpi-llm"] {
+            for format in [Format::F32, Format::F16, Format::Q4_0] {
+                let cluster = cluster(model, &PAPER);
+                let Ok(plan) = made(name, &cluster, Some(format)) else { continue };
+                for (place, planned) in plan.devices.iter().enumerate() {
+                    let member = cluster.member(&planned.name).expect("a member");
+                    let held = Holdings::new(&plan, place, &cluster.model, &member.device, false);
+                    let held = held.expect("weights of its own");
+                    assert!(
+                        held.fits() && held.excess().0 == 0,
+                        "{name} {format} on {}: {held:?}",
+                        planned.name
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn faster_devices_get_larger_slices() {
+    let cluster = cluster("llama-8b", &PAPER);
+    for name in ["hepti", "galaxy"] {
+        let plan = made(name, &cluster, Some(Format::Q4_0)).expect("a plan");
+        let tensor = plan.kind.tensor().expect("slices");
+        let rows = |device: &str| {
+            tensor.slices.iter().find(|slice| slice.device == device).map_or(0, |slice| slice.feed_forward)
+        };
+        // Reading bandwidths of 58.6, 41.9 and 7.5 GB/s on CPUs.
+        assert!(rows("d3") > rows("d2") && rows("d2") > rows("d4"), "{name}: {:?}", tensor.slices);
+    }
+}
+
+#[test]
+fn what_does_not_fit_or_is_passed_over_is_said() {
+    let cluster = cluster("llama-14b", &PAPER);
+    let refusal = |name: &str| made(name, &cluster, None).expect_err("a refusal").to_string();
+    // 14 billion weights of 4 bytes are 56 GB; D1 to D4 have less.
+    assert!(
+        refusal("hepti").contains("keeps all weights in memory as f32, and memory holds"),
+        "{}",
+        refusal("hepti")
+    );
+    assert!(refusal("nobody").contains("no system is called `nobody`: use one of exo, dllama"));
+    let origin = Origin { name: "test".into(), digest: String::new() };
+    let options = SystemOptions::default();
+    assert_eq!(plan("airinfer", &cluster, &origin, options), Err(SystemRefusal::NoAirTime));
+    let stray = SystemOptions { weights_as: Some(Format::F16), air_time: None };
+    assert!(plan("dllama", &cluster, &origin, stray).unwrap_err().to_string().contains("`--weights-as`"));
+    let stray = SystemOptions { weights_as: None, air_time: Some(Seconds(0.1)) };
+    assert!(plan("hepti", &cluster, &origin, stray).unwrap_err().to_string().contains("`--air-time`"));
+}

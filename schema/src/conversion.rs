@@ -1,0 +1,77 @@
+//! What does a model weigh when its matrices are stored in another format?
+//!
+//! Systems that do not compute in the file's format convert when they load: dllama keeps 32 weights in 18 bytes,
+//! exo on Linux takes two bytes a weight on a CPU and four on a GPU (prima.cpp paper, appendix A.8). The number of
+//! weights follows from the bytes and the format they are in. Norms stay as they are: they are in f32 and small.
+//!
+//! Not here: what conversion costs; it happens once, when the weights are loaded.
+
+use hearth_profiles::model::{ModelProfile, TensorGroup};
+use hearth_profiles::{Bytes, Flops, Format};
+
+/// Whether what a group has in a format are matrices. In a group of several formats those in f32 are norms.
+pub fn is_matrix(group: &TensorGroup, format: Format) -> bool {
+    format != Format::F32 || group.by_format().count() == 1
+}
+
+/// A group with its matrices in another format; the same if there is none.
+pub fn converted(group: &TensorGroup, format: Option<Format>) -> TensorGroup {
+    let Some(to) = format else { return group.clone() };
+    let mut result = TensorGroup::default();
+    let (mut weights, mut work) = (0u128, Flops(0.0));
+    for (from, share) in group.by_format() {
+        if is_matrix(group, from) {
+            weights +=
+                u128::from(share.bytes.0) * u128::from(from.block_len()) / u128::from(from.block_bytes());
+            work = Flops(work.0 + share.flops.0);
+        } else {
+            result.add(from, share.bytes, share.flops);
+        }
+    }
+    if weights > 0 {
+        let blocks = weights.div_ceil(u128::from(to.block_len()));
+        result.add(to, Bytes((blocks * u128::from(to.block_bytes())) as u64), work);
+    }
+    result
+}
+
+/// A model with each layer's matrices in the format that `of_layer` tells, embedding and output in `ends`.
+pub fn model_as(
+    model: &ModelProfile,
+    ends: Option<Format>,
+    of_layer: impl Fn(u32) -> Option<Format>,
+) -> ModelProfile {
+    let layers = (0..).zip(&model.layers).map(|(layer, group)| converted(group, of_layer(layer))).collect();
+    let (input, output) = (converted(&model.input, ends), converted(&model.output, ends));
+    ModelProfile { layers, input, output, ..model.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_profiles::model::shipped;
+
+    use super::*;
+
+    #[test]
+    fn a_layer_of_llama_8b_in_other_formats() {
+        let model = shipped("llama-8b").expect("shipped");
+        // 218 103 808 weights in matrices, and two norms of 4096 numbers of 4 bytes.
+        let bytes = |format| converted(&model.layers[0], Some(format)).bytes();
+        assert_eq!(bytes(Format::Q4_0), Bytes(218_103_808 / 32 * 18 + 32_768));
+        assert_eq!(bytes(Format::F16), Bytes(2 * 218_103_808 + 32_768));
+        // Then all is in one format, and what were norms are a few weights more.
+        assert_eq!(bytes(Format::F32), Bytes(4 * 218_103_808 + 32_768));
+        assert_eq!(converted(&model.layers[0], None), model.layers[0]);
+        assert_eq!(converted(&model.layers[0], Some(Format::F16)).flops(), model.layers[0].flops());
+    }
+
+    #[test]
+    fn each_layer_may_have_its_own_format() {
+        let model = shipped("llama-8b").expect("shipped");
+        let mixed = model_as(&model, Some(Format::F16), |layer| (layer < 2).then_some(Format::F32));
+        assert_eq!(mixed.layer_bytes(2), model.layer_bytes(2));
+        assert_eq!(mixed.layer_bytes(1), Bytes(4 * 218_103_808 + 32_768));
+        assert_eq!(mixed.output_bytes(), Bytes(2 * 128_256 * 4096 + 16_384));
+        assert_eq!(mixed.shape_digest(), model.shape_digest());
+    }
+}

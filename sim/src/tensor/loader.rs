@@ -1,0 +1,114 @@
+//! When is the next block of a sliding window in memory?
+//!
+//! TPI-LLM's memory scheduler: blocks are loaded one after another in the order of use, each as soon as the one
+//! before it is loaded and the one `tau` places before it is given up (prima.cpp paper, section 2: it "loads model
+//! layers on demand and hides disk loading with prefetching"):
+//!
+//! ```text
+//! loaded(b) = max(loaded(b - 1), released(b - tau)) + bytes(b) / s_disk
+//! ```
+//!
+//! A block is given up when it has been used, so that what the equation needs is known when a block is asked for.
+//!
+//! Not here: what a block has ([`hearth_schema::tensor::slicing`]).
+
+use std::collections::VecDeque;
+
+use hearth_profiles::{Bytes, BytesPerSecond};
+
+use crate::engine::Nanos;
+
+/// The loader of one device.
+#[derive(Debug, Clone)]
+pub struct Loader {
+    /// When the last blocks were given up, the oldest first; at most as many as the window has.
+    released: VecDeque<Nanos>,
+    window: usize,
+    loaded: Nanos,
+    disk: BytesPerSecond,
+    read: Bytes,
+}
+
+/// One block on its way into memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Loading {
+    /// When its reading began.
+    pub start: Nanos,
+    /// When it is there.
+    pub end: Nanos,
+    /// Its size.
+    pub bytes: Bytes,
+}
+
+impl Loader {
+    /// A loader that begins at time zero, with room for `window` blocks.
+    pub fn new(window: usize, disk: BytesPerSecond) -> Self {
+        Self { released: VecDeque::new(), window: window.max(1), loaded: 0, disk, read: Bytes::ZERO }
+    }
+
+    /// The next block in the order of use.
+    pub fn load(&mut self, bytes: Bytes) -> Loading {
+        let room = if self.released.len() < self.window { 0 } else { self.released.pop_front().unwrap_or(0) };
+        let start = self.loaded.max(room);
+        self.loaded = start + (bytes / self.disk).to_nanos();
+        self.read += bytes;
+        Loading { start, end: self.loaded, bytes }
+    }
+
+    /// The block that was asked for last is used up.
+    pub fn release(&mut self, now: Nanos) {
+        self.released.push_back(now);
+    }
+
+    /// Bytes read so far.
+    pub fn read(&self) -> Bytes {
+        self.read
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Nanos = 1_000_000;
+
+    /// Uses blocks of 10 ms of reading, `compute` ms each, and tells when each is done, in ms.
+    fn used(window: usize, compute: Nanos, count: usize) -> Vec<Nanos> {
+        let mut loader = Loader::new(window, BytesPerSecond(1e6));
+        let mut now = 0;
+        let each = |_| {
+            let loading = loader.load(Bytes(10_000));
+            now = now.max(loading.end) + compute * MS;
+            loader.release(now);
+            now / MS
+        };
+        (0..count).map(each).collect()
+    }
+
+    #[test]
+    fn a_window_of_one_reads_and_computes_in_turn() {
+        assert_eq!(used(1, 4, 3), [14, 28, 42]);
+    }
+
+    #[test]
+    fn a_window_of_two_hides_the_shorter_of_both() {
+        // Reading takes longer: a block is there every 10 ms.
+        assert_eq!(used(2, 4, 4), [14, 24, 34, 44]);
+        // Computing takes longer: the next block waits in memory.
+        assert_eq!(used(2, 30, 4), [40, 70, 100, 130]);
+    }
+
+    #[test]
+    fn a_block_waits_until_another_has_made_room() {
+        let mut loader = Loader::new(2, BytesPerSecond(1e6));
+        for _ in 0..2 {
+            loader.load(Bytes(10_000));
+            loader.release(50 * MS);
+        }
+        assert_eq!(
+            loader.load(Bytes(10_000)),
+            Loading { start: 50 * MS, end: 60 * MS, bytes: Bytes(10_000) }
+        );
+        assert_eq!(loader.read(), Bytes(30_000));
+    }
+}

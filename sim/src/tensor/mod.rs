@@ -1,0 +1,124 @@
+//! What happens when every layer is sliced over all devices?
+//!
+//! The ranks of a tensor-parallel plan go through the blocks of a token in lockstep ([`world`]): each computes its
+//! slice ([`rank`]), then all add their partial results up over the links. Arithmetic takes what
+//! [`hearth_schema::rates`] tells of the slice; what a rank holds in memory tells [`hearth_schema::holdings`].
+//!
+//! Where a device is out of memory the run ends before it begins, and the trace says on which and by how much.
+//!
+//! Deviations: adding up, converting partial results and the elementwise rest of a layer cost nothing; loading the
+//! model and handing slices out, which happens once, is over when the run begins, but for a sliding window.
+//!
+//! Not here: rings ([`crate::run`]).
+
+mod loader;
+mod rank;
+mod world;
+
+use hearth_profiles::Bytes;
+use hearth_profiles::device::Device;
+use hearth_schema::holdings::Holdings;
+use hearth_schema::plan::Plan;
+use hearth_schema::schedule::{Pass, ScheduleError, passes};
+use hearth_schema::tensor::TensorPlan;
+use hearth_schema::trace::{Counter, Header, MemoryKind, Outcome, Reading, Shortage, Trace};
+
+use crate::error::SimError;
+use crate::run::Input;
+
+use rank::Rank;
+use world::World;
+
+/// Runs a tensor-parallel plan that fits its cluster.
+pub(crate) fn simulate(
+    input: &Input,
+    tensor: &TensorPlan,
+    devices: &[&Device],
+    header: Header,
+) -> Result<Trace, SimError> {
+    let passes = tensor.batched(passes(&input.cluster.workload));
+    within_context(&passes, input.plan)?;
+    let ignore = input.options.ignore_memory;
+    let model = &input.cluster.model;
+    let holdings: Vec<Holdings> = devices
+        .iter()
+        .enumerate()
+        .filter_map(|(place, device)| Holdings::new(input.plan, place, model, device, ignore))
+        .collect();
+    let shortages: Vec<Shortage> =
+        (0..).zip(&holdings).flat_map(|(place, held)| short(place, held)).collect();
+    if !ignore && !shortages.is_empty() {
+        let (records, readings) = (Vec::new(), needed(holdings.iter().map(Holdings::main)));
+        return Ok(Trace {
+            header,
+            passes,
+            records,
+            readings,
+            shortages,
+            happenings: Vec::new(),
+            outcome: Outcome::OutOfMemory,
+        });
+    }
+    let ranks = devices
+        .iter()
+        .zip(holdings)
+        .enumerate()
+        .map(|(place, (device, held))| Rank::new(input, tensor, place, device, held))
+        .collect();
+    let (mut records, readings) = World::new(input, tensor, ranks, &passes).run();
+    records.sort_by_key(|record| record.start);
+    Ok(Trace {
+        header,
+        passes,
+        records,
+        readings,
+        shortages: Vec::new(),
+        happenings: Vec::new(),
+        outcome: Outcome::Ok,
+    })
+}
+
+/// Refuses a workload longer than the plan's context, as a ring's schedule does.
+fn within_context(passes: &[Pass], plan: &Plan) -> Result<(), ScheduleError> {
+    let beyond = passes
+        .iter()
+        .find(|pass| u64::from(pass.first_position) + u64::from(pass.tokens) > u64::from(plan.context));
+    match beyond {
+        None => Ok(()),
+        Some(pass) => Err(ScheduleError::BadPass {
+            pass: pass.index,
+            tokens: pass.tokens,
+            first: pass.first_position,
+            context: plan.context,
+        }),
+    }
+}
+
+/// The memories of a device that are too small.
+pub(crate) fn short(place: u16, held: &Holdings) -> Vec<Shortage> {
+    let main = Shortage {
+        device: place,
+        memory: MemoryKind::Main,
+        needed: held.main().0,
+        available: (held.available + held.swap).0,
+    };
+    let gpu = Shortage {
+        device: place,
+        memory: MemoryKind::Gpu,
+        needed: held.gpu.0,
+        available: held.gpu_available.0,
+    };
+    [main, gpu].into_iter().filter(|shortage| shortage.needed > shortage.available).collect()
+}
+
+/// What each device would have to hold, so that the pressure of a run that does not fit is known too.
+pub(crate) fn needed(unreclaimable: impl Iterator<Item = Bytes>) -> Vec<Reading> {
+    let reading = |(device, bytes): (u16, Bytes)| Reading {
+        device,
+        counter: Counter::Unreclaimable,
+        pass: 0,
+        at: 0,
+        value: bytes.0,
+    };
+    (0..).zip(unreclaimable).map(reading).collect()
+}

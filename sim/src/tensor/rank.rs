@@ -1,0 +1,221 @@
+//! How long does one device take for its slice of a block, and what does it wait for?
+//!
+//! On the CPU: the arithmetic of the slice, and before it, the block's weights. Pinned weights are there; beyond what
+//! memory holds they are swapped in again, all of them where the system gives up what was used longest ago, or what
+//! exceeds memory, as the device's page cache has it. Weights in a sliding window come from the [`Loader`]. On a GPU
+//! with memory of its own: activations up, the slice, the partial result down.
+//!
+//! Not here: the other devices.
+
+use hearth_profiles::device::{Device, PageCachePolicy};
+use hearth_profiles::model::TensorGroup;
+use hearth_profiles::{Bytes, Seconds};
+use hearth_schema::holdings::{Holdings, streamed};
+use hearth_schema::rates::Work;
+use hearth_schema::residency::Residency;
+use hearth_schema::schedule::Pass;
+use hearth_schema::tensor::{SlicedModel, TensorPlan};
+use hearth_schema::trace::{Cost, Kind, Record, Resource};
+
+use crate::engine::Nanos;
+use crate::run::Input;
+
+use super::loader::Loader;
+
+/// One device at work on its slices.
+#[derive(Debug, Clone)]
+pub struct Rank<'a> {
+    place: usize,
+    device: &'a Device,
+    sliced: SlicedModel,
+    kv_element: Bytes,
+    on_gpu: bool,
+    /// What its memory holds.
+    pub held: Holdings,
+    loader: Option<Loader>,
+    /// The output matrix as the window loads it; in one block without a window.
+    output: Vec<Bytes>,
+    /// Bytes swapped in for each byte of weights used.
+    swapped: f64,
+    swapped_in: Bytes,
+}
+
+impl<'a> Rank<'a> {
+    /// The device at a place of the plan.
+    pub fn new(
+        input: &Input<'a>,
+        tensor: &TensorPlan,
+        place: usize,
+        device: &'a Device,
+        held: Holdings,
+    ) -> Self {
+        let (plan, model) = (input.plan, &input.cluster.model);
+        let planned = &plan.devices[place];
+        let sliced = SlicedModel::new(plan, tensor, place, model);
+        let blocks = streamed(&sliced, place == 0);
+        let window = planned.residency.blocks.unwrap_or(0) as usize;
+        // A window that holds everything reads nothing again.
+        let slides = planned.residency.policy == Residency::Sliding && window < blocks.len();
+        let loader = slides.then(|| Loader::new(window, device.disk_read()));
+        let output = blocks[2 * model.layers.len()..].to_vec();
+        let excess = if input.options.ignore_memory { Bytes::ZERO } else { held.excess() };
+        let again = if excess == Bytes::ZERO || held.read == Bytes::ZERO {
+            0.0
+        } else if device.memory.page_cache == PageCachePolicy::PaperLinear {
+            (excess.as_f64() / held.read.as_f64()).min(1.0)
+        } else {
+            1.0
+        };
+        let kv_element = Bytes(plan.kv_cache.element_bytes());
+        let on_gpu = planned.gpu_layers > 0;
+        let (swapped, swapped_in) = (again, Bytes::ZERO);
+        Self { place, device, sliced, kv_element, on_gpu, held, loader, output, swapped, swapped_in }
+    }
+
+    /// Looking the embedding rows of a pass up. Head only.
+    pub fn embed(&self, pass: Pass) -> Seconds {
+        self.on_cpu().embed(pass.tokens)
+    }
+
+    /// Computes a block from now on, and tells when it is done. `record` has pass and round.
+    pub fn block(
+        &mut self,
+        now: Nanos,
+        block: usize,
+        pass: Pass,
+        record: &Record,
+        out: &mut Vec<Record>,
+    ) -> Nanos {
+        let layer = (block / 2) as u32;
+        let mut record = Record { layers: Some([layer, layer + 1]), ..record.clone() };
+        if self.on_gpu {
+            return self.block_on_gpu(now, block, pass, &record, out);
+        }
+        let mut time = slice_time(&self.on_cpu(), &self.sliced, block, pass);
+        if block == 0 {
+            time += self.device.cpu.window_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
+        }
+        record.bytes = self.sliced.block_bytes(block).0;
+        self.weighed(now, &[(self.sliced.block_bytes(block), time)], &record, out)
+    }
+
+    /// Computes the output of a pass. Head only.
+    pub fn output(&mut self, now: Nanos, record: &Record, out: &mut Vec<Record>) -> Nanos {
+        let whole: Bytes = self.output.iter().copied().sum();
+        let time = self.on_cpu().output();
+        let mut parts: Vec<(Bytes, Seconds)> = self
+            .output
+            .iter()
+            .map(|&bytes| (bytes, time * (bytes.as_f64() / whole.as_f64().max(1.0))))
+            .collect();
+        let fixed = self.device.cpu.token_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
+        parts.push((Bytes::ZERO, fixed));
+        let record = Record { kind: Kind::Output, bytes: whole.0, ..record.clone() };
+        self.weighed(now, &parts, &record, out)
+    }
+
+    /// Bytes read from disk so far.
+    pub fn read(&self) -> Bytes {
+        self.swapped_in + self.loader.as_ref().map_or(Bytes::ZERO, Loader::read)
+    }
+
+    /// A step through weights that have to be there, one part after another.
+    fn weighed(
+        &mut self,
+        now: Nanos,
+        parts: &[(Bytes, Seconds)],
+        record: &Record,
+        out: &mut Vec<Record>,
+    ) -> Nanos {
+        let (mut at, mut computed) = (now, 0);
+        for &(bytes, time) in parts {
+            if let Some(loader) = self.loader.as_mut().filter(|_| bytes > Bytes::ZERO) {
+                let loading = loader.load(bytes);
+                at = at.max(loading.end);
+                out.push(Record {
+                    resource: Resource::DiskPrefetch,
+                    kind: Kind::Prefetch,
+                    start: loading.start,
+                    end: loading.end,
+                    bytes: loading.bytes.0,
+                    ..record.clone()
+                });
+            }
+            let swapped = Bytes((bytes.as_f64() * self.swapped) as u64);
+            self.swapped_in += swapped;
+            at += (swapped / self.device.disk_read()).to_nanos() + time.to_nanos();
+            computed += time.to_nanos();
+            if let Some(loader) = self.loader.as_mut().filter(|_| bytes > Bytes::ZERO) {
+                loader.release(at);
+            }
+        }
+        let cost = Some(Cost { cpu: computed, ..Cost::default() });
+        out.push(Record { start: now, end: at, cost, ..record.clone() });
+        at
+    }
+
+    fn block_on_gpu(
+        &self,
+        now: Nanos,
+        block: usize,
+        pass: Pass,
+        record: &Record,
+        out: &mut Vec<Record>,
+    ) -> Nanos {
+        let Some(gpu) = &self.device.gpu else { return now };
+        let work = Work::on_gpu(gpu, &self.sliced.attention, self.kv_element);
+        let mut time = slice_time(&work, &self.sliced, block, pass);
+        if block == 0 {
+            time += gpu.window_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
+        }
+        let record = Record { resource: Resource::Gpu, ..record.clone() };
+        let mut steps = vec![(record.clone(), time)];
+        if !gpu.unified_memory {
+            let bytes = self.sliced.attention.shape.activation_bytes() * u64::from(pass.tokens);
+            let copy = Record { kind: Kind::Copy, bytes: bytes.0, layers: None, ..record };
+            steps.insert(0, (copy.clone(), gpu.upload.time(bytes)));
+            steps.push((copy, gpu.download.time(bytes)));
+        }
+        let mut at = now;
+        for (record, time) in steps {
+            let end = at + time.to_nanos();
+            out.push(Record { start: at, end, ..record });
+            at = end;
+        }
+        at
+    }
+
+    fn on_cpu(&self) -> Work<'_> {
+        Work::on_cpu(&self.device.cpu, &self.sliced.attention, self.kv_element)
+    }
+
+    /// A record of this rank.
+    pub fn record(&self, kind: Kind, pass: Pass, round: u32, now: Nanos) -> Record {
+        Record {
+            device: self.place as u16,
+            resource: Resource::Cpu,
+            kind,
+            pass: pass.index,
+            round,
+            layers: None,
+            start: now,
+            end: now,
+            bytes: 0,
+            peer: None,
+            cost: None,
+        }
+    }
+}
+
+/// The arithmetic of a slice of a block; nothing where the slice is empty.
+fn slice_time(work: &Work, sliced: &SlicedModel, block: usize, pass: Pass) -> Seconds {
+    let layer = block / 2;
+    let empty = |group: &TensorGroup| group.flops().0 == 0.0;
+    if block.is_multiple_of(2) {
+        if sliced.attention.shape.kv_heads == 0 { Seconds(0.0) } else { work.layer(layer as u32, pass) }
+    } else if empty(&sliced.feed_forward[layer]) {
+        Seconds(0.0)
+    } else {
+        work.product(&sliced.feed_forward[layer], pass.tokens)
+    }
+}

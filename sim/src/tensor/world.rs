@@ -1,0 +1,327 @@
+//! In which order do the ranks of a tensor-parallel run compute and send?
+//!
+//! The head looks a pass's rows up and hands them to every worker. Then, block by block: a rank computes its slice,
+//! takes part in the all-reduce, and begins the next block when it has the sum. Nobody waits for more than that, so
+//! that a rank which has its sum early is ahead of the others by as much. After the last block the head outputs.
+//!
+//! What a rank sends depends on how many messages it has had ([`hearth_schema::tensor::collective`]); messages of a
+//! block that it has not come to wait for it. Over the air nothing is sent: when the last rank is there, all have
+//! the sum after the given time.
+//!
+//! Not here: how long computing ([`super::rank`]) and a message ([`crate::resource`]) take.
+
+use std::collections::BTreeMap;
+
+use hearth_profiles::{Bytes, Seconds};
+use hearth_schema::schedule::Pass;
+use hearth_schema::tensor::{AllReduce, TensorPlan};
+use hearth_schema::trace::{Counter, Kind, Reading, Record, Resource};
+
+use crate::engine::{Engine, Nanos, Timer};
+use crate::resource::Link;
+use crate::resource::link::{Delivery, Sent};
+use crate::run::Input;
+
+use super::rank::Rank;
+
+/// Which sum a rank is at: the pass, and 0 for the token from the head or 1 + the block.
+type Stage = (usize, u32);
+
+/// Something that happens to a rank.
+#[derive(Debug, Clone, Copy)]
+enum Event {
+    /// The head has looked the rows up.
+    Embedded,
+    /// A rank has computed its slice.
+    Computed(usize),
+    /// A message is there.
+    Delivered(usize, Message),
+    /// The sum of a stage is there, over the air.
+    Summed(Stage),
+    /// The head has sampled.
+    Sampled,
+    /// A transmission on the air may be over.
+    Air,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Message {
+    stage: Stage,
+    from: usize,
+    bytes: Bytes,
+}
+
+/// How far a rank is.
+#[derive(Debug, Clone)]
+struct Progress {
+    stage: Stage,
+    /// Whether it waits in that stage, and since when.
+    waits: Option<Nanos>,
+    /// Messages sent in that stage.
+    sent: usize,
+    /// Messages had, of stages that are not over.
+    received: BTreeMap<Stage, usize>,
+}
+
+/// All ranks of a run.
+pub struct World<'a, L> {
+    engine: Engine<Event>,
+    ranks: Vec<Rank<'a>>,
+    progress: Vec<Progress>,
+    links: L,
+    air_timer: Timer,
+    /// Messages that have not left yet, with the index of their record, by their number.
+    leaving: BTreeMap<u64, (usize, Message, usize)>,
+    passes: &'a [Pass],
+    pattern: AllReduce,
+    air_time: Seconds,
+    tensor: &'a TensorPlan,
+    embedding: u32,
+    /// 2 L.
+    blocks: u32,
+    /// Ranks that have come to a stage, over the air.
+    gathered: BTreeMap<Stage, usize>,
+    ended: bool,
+    records: Vec<Record>,
+    readings: Vec<Reading>,
+}
+
+impl<'a> World<'a, ()> {
+    /// All ranks at the start.
+    #[allow(clippy::new_ret_no_self)] // which link it is, the cluster says
+    pub fn new(
+        input: &Input<'a>,
+        tensor: &'a TensorPlan,
+        ranks: Vec<Rank<'a>>,
+        passes: &'a [Pass],
+    ) -> World<'a, impl Link> {
+        let start = Progress { stage: (0, 0), waits: Some(0), sent: 0, received: BTreeMap::new() };
+        let shape = &input.cluster.model.shape;
+        let mut engine = Engine::new();
+        let air_timer = engine.timer();
+        World {
+            engine,
+            air_timer,
+            leaving: BTreeMap::new(),
+            progress: vec![start; ranks.len()],
+            ranks,
+            links: crate::setting::links(*input),
+            passes,
+            pattern: tensor.all_reduce,
+            air_time: tensor.air_time.unwrap_or(Seconds(0.0)),
+            tensor,
+            embedding: shape.embedding,
+            blocks: 2 * shape.layers.0,
+            gathered: BTreeMap::new(),
+            ended: false,
+            records: Vec::new(),
+            readings: Vec::new(),
+        }
+    }
+}
+
+impl<L: Link> World<'_, L> {
+    /// Runs all passes.
+    pub fn run(mut self) -> (Vec<Record>, Vec<Reading>) {
+        self.begin(0);
+        while !self.ended
+            && let Some(event) = self.engine.next_event()
+        {
+            match event {
+                Event::Embedded => self.hand_out(),
+                Event::Computed(place) => self.enter(place),
+                Event::Delivered(place, message) => self.delivered(place, message),
+                Event::Summed(stage) => self.summed(stage),
+                Event::Sampled => self.sampled(),
+                Event::Air => self.settle(),
+            }
+        }
+        (self.records, self.readings)
+    }
+
+    /// The head begins a pass.
+    fn begin(&mut self, index: usize) {
+        let (now, pass) = (self.engine.now(), self.passes[index]);
+        self.progress[0].stage = (index, 0);
+        let end = now + self.ranks[0].embed(pass).to_nanos();
+        let record = self.ranks[0].record(Kind::Embed, pass, 0, now);
+        let cost = Some(hearth_schema::trace::Cost { cpu: end - now, ..Default::default() });
+        self.records.push(Record { end, cost, ..record });
+        self.engine.at(end, Event::Embedded);
+    }
+
+    /// Every worker gets the rows, and the head goes on.
+    fn hand_out(&mut self) {
+        let stage = self.progress[0].stage;
+        let rows = Bytes(4 * u64::from(self.embedding)) * u64::from(self.passes[stage.0].tokens);
+        for to in 1..self.ranks.len() {
+            self.send(0, to, stage, rows);
+        }
+        self.compute(0, 0);
+    }
+
+    fn compute(&mut self, place: usize, block: u32) {
+        let now = self.engine.now();
+        let progress = &mut self.progress[place];
+        progress.received.remove(&progress.stage);
+        progress.stage.1 = block + 1;
+        (progress.waits, progress.sent) = (None, 0);
+        let pass = self.passes[progress.stage.0];
+        let rank = &mut self.ranks[place];
+        let record = rank.record(Kind::Compute, pass, block, now);
+        let end = rank.block(now, block as usize, pass, &record, &mut self.records);
+        self.engine.at(end, Event::Computed(place));
+    }
+
+    /// A rank has its partial result.
+    fn enter(&mut self, place: usize) {
+        let (now, stage) = (self.engine.now(), self.progress[place].stage);
+        self.progress[place].waits = Some(now);
+        if self.pattern == AllReduce::OverTheAir && self.ranks.len() > 1 {
+            let gathered = self.gathered.entry(stage).or_insert(0);
+            *gathered += 1;
+            if *gathered == self.ranks.len() {
+                self.gathered.remove(&stage);
+                self.engine.after(self.air_time.to_nanos(), Event::Summed(stage));
+            }
+        } else {
+            self.advance(place);
+        }
+    }
+
+    /// Sends what is due, and goes on if the sum is there.
+    fn advance(&mut self, place: usize) {
+        let (stage, devices) = (self.progress[place].stage, self.ranks.len());
+        let received = self.progress[place].received.get(&stage).copied().unwrap_or(0);
+        let due = self.pattern.due(place, devices, received);
+        let tokens = self.passes[stage.0].tokens;
+        let bytes = self.pattern.message(self.tensor.partial_bytes(self.embedding, tokens), devices);
+        for number in self.progress[place].sent..due {
+            self.send(place, self.pattern.receiver(place, devices, number), stage, bytes);
+        }
+        self.progress[place].sent = due;
+        if received >= self.pattern.awaited(place, devices) {
+            self.proceed(place);
+        }
+    }
+
+    /// A rank has the sum of its block.
+    fn proceed(&mut self, place: usize) {
+        let (now, (index, block)) = (self.engine.now(), self.progress[place].stage);
+        if block < self.blocks {
+            self.compute(place, block);
+        } else if place > 0 {
+            let progress = &mut self.progress[place];
+            progress.received.remove(&(index, block));
+            progress.stage = (index + 1, 0);
+            progress.waits = Some(now);
+            if progress.received.contains_key(&progress.stage) {
+                self.compute(place, 0);
+            }
+        } else {
+            self.progress[0].received.remove(&(index, block));
+            self.output(index);
+        }
+    }
+
+    /// The head ends a pass.
+    fn output(&mut self, index: usize) {
+        let (now, pass) = (self.engine.now(), self.passes[index]);
+        if !pass.output {
+            self.begin(index + 1);
+            return;
+        }
+        let rank = &mut self.ranks[0];
+        let record = rank.record(Kind::Output, pass, self.blocks, now);
+        let end = rank.output(now, &record, &mut self.records);
+        self.engine.at(end, Event::Sampled);
+    }
+
+    fn sampled(&mut self) {
+        let (at, index) = (self.engine.now(), self.progress[0].stage.0);
+        let pass = self.passes[index].index;
+        for (place, rank) in (0..).zip(&self.ranks) {
+            let counters = [
+                (Counter::BytesRead, rank.read().0),
+                (Counter::Resident, rank.held.weights.0),
+                (Counter::Unreclaimable, rank.held.main().0),
+            ];
+            let reading = |(counter, value)| Reading { device: place, counter, pass, at, value };
+            self.readings.extend(counters.map(reading));
+        }
+        if index + 1 < self.passes.len() {
+            self.begin(index + 1);
+        } else {
+            self.ended = true;
+        }
+    }
+
+    fn send(&mut self, from: usize, to: usize, stage: Stage, bytes: Bytes) {
+        let now = self.engine.now();
+        let sent = self.links.send(now, from, to, bytes);
+        let pass = self.passes[stage.0];
+        let record = self.ranks[from].record(Kind::Send, pass, stage.1.saturating_sub(1), now);
+        self.records.push(Record { resource: Resource::Tx, bytes: bytes.0, peer: Some(to as u16), ..record });
+        let (record, message) = (self.records.len() - 1, Message { stage, from, bytes });
+        match sent {
+            Sent::Known(delivery) => self.left(to, message, record, delivery),
+            Sent::Pending(number) => {
+                self.leaving.insert(number, (to, message, record));
+                self.settle();
+            }
+        }
+    }
+
+    /// Looks which messages have left over the air, and when to look again.
+    fn settle(&mut self) {
+        while let Some((number, delivery)) = self.links.settled(self.engine.now()) {
+            if let Some((to, message, record)) = self.leaving.remove(&number) {
+                self.left(to, message, record, delivery);
+            }
+        }
+        if let Some(at) = self.links.next_event() {
+            self.engine.set(self.air_timer, at, Event::Air);
+        }
+    }
+
+    /// A message is on its last way to its receiver.
+    fn left(&mut self, to: usize, message: Message, record: usize, delivery: Delivery) {
+        self.records[record].end = delivery.left.max(self.records[record].start);
+        self.engine.at(delivery.arrives, Event::Delivered(to, message));
+    }
+
+    fn delivered(&mut self, place: usize, message: Message) {
+        let now = self.engine.now();
+        let progress = &mut self.progress[place];
+        *progress.received.entry(message.stage).or_insert(0) += 1;
+        let waits = progress.waits.filter(|_| progress.stage == message.stage);
+        self.heard(place, message.stage, waits.unwrap_or(now), message.bytes, Some(message.from));
+        match (waits, message.stage.1) {
+            (None, _) => {}
+            (Some(_), 0) => self.compute(place, 0),
+            (Some(_), _) => self.advance(place),
+        }
+    }
+
+    /// Over the air, everybody has the sum at once.
+    fn summed(&mut self, stage: Stage) {
+        let bytes = self.tensor.partial_bytes(self.embedding, self.passes[stage.0].tokens);
+        for place in 0..self.ranks.len() {
+            let since = self.progress[place].waits.unwrap_or(self.engine.now());
+            self.heard(place, stage, since, bytes, None);
+            self.proceed(place);
+        }
+    }
+
+    fn heard(&mut self, place: usize, stage: Stage, since: Nanos, bytes: Bytes, from: Option<usize>) {
+        let (now, pass) = (self.engine.now(), self.passes[stage.0]);
+        let record = self.ranks[place].record(Kind::Receive, pass, stage.1.saturating_sub(1), since);
+        self.records.push(Record {
+            resource: Resource::Rx,
+            end: now,
+            bytes: bytes.0,
+            peer: from.map(|from| from as u16),
+            ..record
+        });
+    }
+}

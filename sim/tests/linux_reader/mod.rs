@@ -1,0 +1,311 @@
+//! The windowed reader of `examples/windowed_reader.rs`, on the storage that every simulated device has.
+//!
+//! A world of its own: readers that sum a share window by window, a helper that prefetches, a disk.
+
+use std::collections::VecDeque;
+
+use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
+use hearth_sim::engine::{Engine, Nanos, Timer};
+use hearth_sim::page_cache::{Chunk, Fetch, Policy, TwoList};
+use hearth_sim::resource::{DiskSpeed, Flow};
+use hearth_sim::storage::{Storage, Touch, WAKE};
+
+const CHUNK: Bytes = Bytes(128 << 10);
+const CHUNKS_PER_MIB: u32 = 8;
+/// `read_ahead_kb` 8192.
+const READ_AHEAD: Bytes = Bytes::mib(8);
+/// The reader sums 400 MiB in 45 ms.
+const SUM_CHUNK: Nanos = 45_000_000 / (400 * CHUNKS_PER_MIB as u64);
+/// The reading process, its page tables and kernel memory, which the cgroup counts as well: about 2 MiB for
+/// `examples/windowed_reader`, and what its `--ballast-mib` adds.
+pub const PROCESS_MIB: u32 = 3;
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Prefetch {
+    None,
+    Chunks,
+    One,
+    Populate,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct Setup {
+    pub share_mib: u32,
+    pub memory_mib: u32,
+    pub process_mib: u32,
+    pub disk_mbps: u32,
+    pub others: Nanos,
+    pub rounds: u32,
+    pub prefetch: Prefetch,
+    pub release: bool,
+    /// Spread evenly in pieces of 1 MiB, and neither read ahead nor released.
+    pub kept_mib: u32,
+    /// Threads that sum one window together, each a contiguous part.
+    pub threads: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Event {
+    /// The other devices have done their part of the ring.
+    OthersDone,
+    /// A reader has summed its chunk.
+    Summed(usize),
+    /// A reader tries again to find room for what it needs.
+    ReaderRetries(usize),
+    /// What a reader waited for has arrived, and it runs again.
+    Wakes(usize),
+    /// The helper goes on.
+    Helper,
+    /// Something may have arrived.
+    Disk,
+}
+
+/// A thread: its next chunk, the end of its part, whether it waits for the chunk.
+#[derive(Clone)]
+struct Reader {
+    at: Chunk,
+    end: Chunk,
+    waits: bool,
+    free_at: Nanos,
+}
+
+#[derive(Clone)]
+struct World {
+    setup: Setup,
+    engine: Engine<Event>,
+    storage: Storage,
+    disk_timer: Timer,
+    readers: Vec<Reader>,
+    round: u32,
+    /// Windows the helper has been asked for, the first being worked on.
+    asked: VecDeque<(Chunk, Chunk)>,
+    helper_waits: Option<Chunk>,
+    /// (end, bytes read until then) of each token.
+    tokens: Vec<(Nanos, u64)>,
+}
+
+impl World {
+    fn new(setup: Setup) -> Self {
+        let share = setup.share_mib * CHUNKS_PER_MIB;
+        let capacity = match setup.memory_mib {
+            0 => share,
+            limit => (limit - setup.process_mib) * CHUNKS_PER_MIB,
+        };
+        let speed = DiskSpeed {
+            bandwidth: BytesPerSecond(1500e6),
+            fault: BytesPerSecond(744e6),
+            explicit: BytesPerSecond(1438e6),
+            throttle: Some(BytesPerSecond(f64::from(setup.disk_mbps) * 1e6)),
+            latency: Seconds(0.0002),
+        };
+        let cache = Policy::TwoList(Box::new(TwoList::new(share, capacity)));
+        let mut engine = Engine::new();
+        let disk_timer = engine.timer();
+        Self {
+            setup,
+            engine,
+            storage: Storage::with_chunks(cache, READ_AHEAD, speed, CHUNK),
+            disk_timer,
+            readers: Vec::new(),
+            round: 0,
+            asked: VecDeque::new(),
+            helper_waits: None,
+            tokens: Vec::new(),
+        }
+    }
+
+    fn run(mut self, tokens: usize) -> Vec<(Nanos, u64)> {
+        self.engine.after(self.setup.others / u64::from(self.setup.rounds), Event::OthersDone);
+        while self.tokens.len() < tokens {
+            match self.engine.next_event().expect("the reader never ends by itself") {
+                Event::OthersDone => self.begin_window(),
+                Event::Summed(reader) => {
+                    self.readers[reader].at += 1;
+                    self.read(reader);
+                }
+                Event::ReaderRetries(reader) => {
+                    let touch = self.storage.retry(self.engine.now(), self.readers[reader].at, Flow::Fault);
+                    self.touched(reader, touch);
+                }
+                Event::Wakes(reader) => {
+                    if self.storage.resume(self.readers[reader].at) {
+                        self.touched(reader, Touch::Ready);
+                    } else {
+                        self.read(reader);
+                    }
+                }
+                Event::Helper => self.help(),
+                Event::Disk => self.arrivals(),
+            }
+            if let Some(at) = self.storage.next_end() {
+                self.engine.set(self.disk_timer, at, Event::Disk);
+            }
+        }
+        self.tokens
+    }
+
+    fn keeps(&self, chunk: Chunk) -> bool {
+        let (piece, share, kept) = (chunk / CHUNKS_PER_MIB, self.setup.share_mib, self.setup.kept_mib);
+        (piece + 1) * kept / share > piece * kept / share
+    }
+
+    fn window(&self, round: u32) -> (Chunk, Chunk) {
+        let chunks = self.setup.share_mib * CHUNKS_PER_MIB / self.setup.rounds;
+        (round * chunks, (round + 1) * chunks)
+    }
+
+    /// What the kernel has just done for a thread, at least the microsecond of a call.
+    fn toil(&mut self) -> Nanos {
+        self.storage.toil().to_nanos().max(1000)
+    }
+
+    fn begin_window(&mut self) {
+        let (start, end) = self.window(self.round);
+        let part = (end - start).div_ceil(self.setup.threads);
+        let reader = |at| Reader { at, end: (at + part).min(end), waits: false, free_at: 0 };
+        self.readers = (start..end).step_by(part as usize).map(reader).collect();
+        for reader in 0..self.readers.len() {
+            self.read(reader);
+        }
+    }
+
+    /// A reader touches its next chunk.
+    fn read(&mut self, reader: usize) {
+        let Reader { at, end, .. } = self.readers[reader];
+        if at < end {
+            let touch = self.storage.touch(self.engine.now(), at, Flow::Fault);
+            return self.touched(reader, touch);
+        }
+        if self.readers.iter().all(|reader| reader.at == reader.end) {
+            self.end_window();
+        }
+    }
+
+    fn touched(&mut self, reader: usize, touch: Touch) {
+        let (now, toil) = (self.engine.now(), self.toil());
+        match touch {
+            Touch::Ready => {
+                let begins = (now + toil).max(self.readers[reader].free_at);
+                self.readers[reader].free_at = 0;
+                self.engine.at(begins + SUM_CHUNK, Event::Summed(reader));
+            }
+            Touch::Waits => {
+                self.readers[reader].waits = true;
+                // The kernel's work for this fault is done while the disk reads.
+                self.readers[reader].free_at = now + toil;
+            }
+            Touch::NoRoom => self.engine.after(toil, Event::ReaderRetries(reader)),
+        }
+    }
+
+    fn end_window(&mut self) {
+        let (start, end) = self.window(self.round);
+        if self.setup.release {
+            for chunk in start..end {
+                if !self.keeps(chunk) {
+                    self.storage.release(chunk);
+                }
+            }
+        }
+        let released = self.toil();
+        self.round = (self.round + 1) % self.setup.rounds;
+        if self.setup.prefetch != Prefetch::None {
+            if self.asked.is_empty() {
+                self.engine.after(0, Event::Helper);
+            }
+            self.asked.push_back(self.window(self.round));
+        }
+        if self.round == 0 {
+            self.tokens.push((self.engine.now(), self.storage.delivered().0));
+        }
+        self.engine.after(released + self.setup.others / u64::from(self.setup.rounds), Event::OthersDone);
+    }
+
+    /// The helper works on the next chunk of the window asked for first.
+    fn help(&mut self) {
+        while self.asked.front().is_some_and(|&(start, end)| start < end && self.keeps(start)) {
+            self.asked[0].0 += 1;
+        }
+        let (now, start) = (self.engine.now(), self.asked.front().map(|window| window.0));
+        let Some(chunk) = start.filter(|&chunk| chunk < self.asked[0].1) else {
+            if self.asked.pop_front().is_some() {
+                self.engine.after(0, Event::Helper);
+            }
+            return;
+        };
+        if self.setup.prefetch == Prefetch::Populate {
+            // `MADV_POPULATE_READ` touches as a reader does and computes nothing.
+            match self.storage.touch(now, chunk, Flow::Prefetch) {
+                Touch::Ready => self.helped(),
+                Touch::Waits => self.helper_waits = Some(chunk),
+                Touch::NoRoom => {
+                    let toil = self.toil();
+                    self.engine.after(toil, Event::Helper);
+                }
+            }
+            return;
+        }
+        if self.storage.prefetch(now, chunk) == Fetch::Again {
+            let toil = self.toil();
+            self.engine.after(toil, Event::Helper);
+            return;
+        }
+        // Otherwise it is done with: a request that finds no room is dropped.
+        self.helped();
+        let done = chunk + 1 - self.window(0).1 * (chunk / self.window(0).1);
+        if self.setup.prefetch == Prefetch::One && done == self.storage.window() {
+            self.asked[0].0 = self.asked[0].1;
+        }
+    }
+
+    fn helped(&mut self) {
+        self.asked[0].0 += 1;
+        let toil = self.toil();
+        self.engine.after(toil, Event::Helper);
+    }
+
+    fn arrivals(&mut self) {
+        while let Some(chunk) = self.storage.arrived(self.engine.now()) {
+            for (place, reader) in self.readers.iter_mut().enumerate() {
+                if reader.waits && chunk == reader.at {
+                    reader.waits = false;
+                    self.engine.after(WAKE, Event::Wakes(place));
+                }
+            }
+            if self.helper_waits == Some(chunk) {
+                self.helper_waits = None;
+                self.helped();
+            }
+        }
+    }
+}
+
+/// Mean time and share multiple of a token, the first two left out.
+pub fn simulate(setup: Setup) -> (f64, f64) {
+    const WARM: usize = 2;
+    const TOKENS: usize = 14;
+    let ends = World::new(setup).run(TOKENS);
+    let (first, last) = (ends[WARM - 1], ends[TOKENS - 1]);
+    let tokens = (TOKENS - WARM) as f64;
+    let share = f64::from(setup.share_mib) * f64::from(1 << 20);
+    ((last.0 - first.0) as f64 * 1e-9 / tokens, (last.1 - first.1) as f64 / tokens / share)
+}
+
+/// What most rows have in common.
+pub const BASE: Setup = Setup {
+    share_mib: 400,
+    memory_mib: 305,
+    process_mib: PROCESS_MIB,
+    disk_mbps: 400,
+    others: 1_300_000_000,
+    rounds: 1,
+    prefetch: Prefetch::None,
+    release: false,
+    kept_mib: 0,
+    threads: 1,
+};
+
+/// A row of so many rounds a token.
+pub const fn windowed(rounds: u32, prefetch: Prefetch) -> Setup {
+    Setup { rounds, prefetch, ..BASE }
+}

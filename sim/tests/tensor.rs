@@ -1,0 +1,296 @@
+//! Does a run whose layers are sliced take the time that paper and pencil give it?
+//!
+//! The same invented devices as in the tests of rings, so that every expectation can be computed by hand, and the
+//! laws that hold for any slices: determinism, no byte lost, terms that sum to the token's time.
+
+mod small_rings;
+
+use hearth_profiles::{Bytes, Format, Seconds, Sourced};
+use hearth_schema::Cluster;
+use hearth_schema::metrics;
+use hearth_schema::plan::{Plan, PlanKind};
+use hearth_schema::residency::{Residency, ResidencyOptions};
+use hearth_schema::tensor::{AllReduce, HeadLoads, Slice, TensorPlan};
+use hearth_schema::trace::{Counter, Kind, MemoryKind, Outcome, Trace};
+use hearth_sim::{Input, Options, SimError, simulate};
+use proptest::prelude::*;
+
+use small_rings::{LATENCY, PLENTY, cluster, run};
+
+/// Slices of Llama 3 8B: 8 key-value heads and 14336 rows.
+fn plan(
+    cluster: &Cluster,
+    all_reduce: AllReduce,
+    slices: &[(u32, u32)],
+    residency: ResidencyOptions,
+) -> Plan {
+    let layers = cluster.model.shape.layers.0;
+    let mut plan = small_rings::plan(&cluster.model, &vec![layers; slices.len()], residency);
+    plan.rounds = 1;
+    let slice = |(place, &(kv_heads, feed_forward)): (usize, &(u32, u32))| Slice {
+        device: format!("d{place}"),
+        kv_heads,
+        feed_forward,
+    };
+    plan.kind = PlanKind::Tensor(TensorPlan {
+        all_reduce,
+        air_time: Some(Seconds(0.003)).filter(|_| all_reduce == AllReduce::OverTheAir),
+        values: Format::F32,
+        head_loads: HeadLoads::Slice,
+        batch: None,
+        embedding_as: None,
+        slices: slices.iter().enumerate().map(slice).collect(),
+    });
+    plan
+}
+
+const PINNED: ResidencyOptions = ResidencyOptions::pinned(None);
+
+/// Slices as even as they go.
+fn even(count: u32) -> Vec<(u32, u32)> {
+    (0..count).map(|_| (8 / count, 14336 / count)).collect()
+}
+
+fn traced(cluster: &Cluster, plan: &Plan, options: &Options) -> Trace {
+    simulate(&Input { cluster, plan, options }).expect("a plan that can be run")
+}
+
+fn tpot(cluster: &Cluster, plan: &Plan) -> f64 {
+    run(cluster, plan).tpot_ms.expect("tokens after the first").mean
+}
+
+#[test]
+fn one_device_takes_what_it_takes_alone() {
+    let cluster = cluster("llama-8b", &[PLENTY], 6);
+    let ring = tpot(&cluster, &small_rings::plan(&cluster.model, &[32], PINNED));
+    for pattern in [AllReduce::AllGather, AllReduce::Star, AllReduce::Ring, AllReduce::OverTheAir] {
+        let plan = plan(&cluster, pattern, &even(1), PINNED);
+        let trace = traced(&cluster, &plan, &Options::default());
+        assert!(trace.records.iter().all(|record| !matches!(record.kind, Kind::Send | Kind::Receive)));
+        let sliced = metrics::compute(&trace).tpot_ms.expect("tokens").mean;
+        // Steps are rounded to the nanosecond.
+        assert!((sliced / ring - 1.0).abs() < 1e-4, "{pattern:?}: {sliced} ms, in a ring {ring} ms");
+    }
+}
+
+#[test]
+fn a_token_is_the_slowest_slice_and_the_sums() {
+    let cluster = cluster("llama-8b", &[PLENTY; 4], 6);
+    let model = &cluster.model;
+    // 4096 numbers of 4 bytes at 100 MB/s.
+    let wire = 16384.0 / 100e6 * 1e3;
+    let latency = LATENCY.0 * 1e3;
+    let alone = model.output_bytes().as_f64() / 10e9 * 1e3;
+    let slice = model.layers_bytes().as_f64() / 4.0 / 10e9 * 1e3;
+    // The rows to the workers, and 64 sums. To three others there are three wires.
+    for (pattern, each) in [
+        (AllReduce::AllGather, latency + wire),
+        (AllReduce::Star, 2.0 * (latency + wire)),
+        (AllReduce::Ring, 6.0 * (latency + wire / 4.0)),
+        (AllReduce::OverTheAir, 3.0),
+    ] {
+        let found = tpot(&cluster, &plan(&cluster, pattern, &even(4), PINNED));
+        let expected = slice + alone + (latency + wire) + 64.0 * each;
+        // Norms on every device and attention over a dozen positions are not in the sum.
+        assert!((found / expected - 1.0).abs() < 0.01, "{pattern:?}: {found} ms, expected {expected}");
+    }
+}
+
+#[test]
+fn over_the_air_a_sum_takes_the_same_for_any_number_of_devices() {
+    let sums = |count: u32| {
+        let cluster = cluster("llama-8b", &vec![PLENTY; count as usize], 4);
+        let metrics = run(&cluster, &plan(&cluster, AllReduce::OverTheAir, &even(count), PINNED));
+        metrics.terms_ms.air
+    };
+    assert!((sums(2) - sums(8)).abs() < 1e-3, "{} and {}", sums(2), sums(8));
+}
+
+#[test]
+fn a_window_reads_every_block_again_and_hides_what_it_can() {
+    let cluster = cluster("llama-8b", &[PLENTY; 2], 6);
+    let sliding =
+        |blocks| ResidencyOptions { blocks: Some(blocks), ..ResidencyOptions::of(Residency::Sliding) };
+    let metrics = run(&cluster, &plan(&cluster, AllReduce::OverTheAir, &even(2), sliding(4)));
+    // 1 GB/s against 10 GB/s of computing: a token takes the head's reading, of its slice and the output.
+    let share = cluster.model.layers_bytes().as_f64() / 2.0;
+    let read = share + cluster.model.output_bytes().as_f64();
+    let found = metrics.tpot_ms.expect("tokens").mean;
+    assert!((found / (read / 1e6) - 1.0).abs() < 0.02, "{found} ms for {read} bytes");
+    assert!((metrics.devices[0].bytes_read_per_token / read - 1.0).abs() < 0.01, "{metrics:?}");
+    assert!(metrics.devices[0].resident_bytes < 400_000_000, "{metrics:?}");
+    assert!(metrics.terms_ms.demand_disk > 0.8 * found, "{:?}", metrics.terms_ms);
+    // A window that holds all reads nothing.
+    let whole = run(&cluster, &plan(&cluster, AllReduce::OverTheAir, &even(2), sliding(2000)));
+    assert_eq!(whole.devices[0].bytes_read_per_token, 0.0);
+}
+
+#[test]
+fn who_has_too_little_memory_is_named() {
+    let cluster = cluster("llama-8b", &[PLENTY, Bytes(3 << 29)], 3);
+    let plan = plan(&cluster, AllReduce::Star, &even(2), PINNED);
+    let trace = traced(&cluster, &plan, &Options::default());
+    assert_eq!((trace.outcome, trace.records.len()), (Outcome::OutOfMemory, 0));
+    let metrics = metrics::compute(&trace);
+    let [short] = &metrics.short_of_memory[..] else { panic!("{metrics:?}") };
+    assert_eq!((short.device.as_str(), short.memory), ("d1", MemoryKind::Main));
+    assert_eq!(short.available_bytes, 3 << 29);
+    assert!(short.needed_bytes > cluster.model.layers_bytes().0 / 2);
+    let mut text = Vec::new();
+    trace.write(&mut text).expect("memory");
+    assert_eq!(Trace::read(&mut &text[..]).expect("a trace").shortages, trace.shortages);
+    // With the check off it runs as if the memory were there.
+    let ignoring = Options { ignore_memory: true, ..Options::default() };
+    let found = metrics::compute(&traced(&cluster, &plan, &ignoring));
+    let roomy = self::cluster("llama-8b", &[PLENTY, PLENTY], 3);
+    assert_eq!(found.tpot_ms, run(&roomy, &plan).tpot_ms);
+}
+
+#[test]
+fn a_head_that_loads_the_model_needs_room_for_it() {
+    let cluster = cluster("llama-8b", &[PLENTY, PLENTY], 3);
+    let mut plan =
+        plan(&cluster, AllReduce::AllGather, &even(2), ResidencyOptions::pinned(Some(Format::Q4_0)));
+    let pressure = |plan: &Plan| run(&cluster, plan).devices[0].memory_pressure;
+    let slices = pressure(&plan);
+    let PlanKind::Tensor(tensor) = &mut plan.kind else { panic!("slices") };
+    (tensor.head_loads, tensor.embedding_as) = (HeadLoads::Model, Some(Format::F32));
+    // 8 030 261 248 weights, of which the embedding's 525 336 576 are in 4 bytes and twice there.
+    let (embedding, weights) = (525_336_576.0, 8_030_261_248.0);
+    let model = (weights - embedding) * 18.0 / 32.0 + embedding * 4.0;
+    let expected = model + embedding * (4.0 - 18.0 / 32.0);
+    let found = (pressure(&plan) - slices) * f64::from(64 << 10) * f64::from(1 << 20);
+    assert!((found / expected - 1.0).abs() < 0.001, "{found} bytes, expected {expected}");
+}
+
+#[test]
+fn what_memory_lacks_is_swapped_where_there_is_swap() {
+    let mut cluster = cluster("llama-8b", &[PLENTY, Bytes(3 << 29)], 4);
+    let plan = plan(&cluster, AllReduce::Star, &even(2), PINNED);
+    cluster.members[1].device.memory.swap_available = Some(Sourced::new(Bytes(1 << 30), "test"));
+    let metrics = run(&cluster, &plan);
+    assert_eq!(metrics.outcome, Outcome::Ok);
+    // What is used longest ago goes first, so that all of its slice comes back for every token.
+    let share = cluster.model.layers_bytes().as_f64() / 2.0;
+    let read = metrics.devices[1].bytes_read_per_token / share;
+    assert!((0.99..1.01).contains(&read), "{read} of the slice");
+    assert!(metrics.devices[1].demand_disk_ms > 0.99 * share / 1e6, "{metrics:?}");
+    // The same in a ring.
+    let ring = small_rings::plan(&cluster.model, &[16, 16], PINNED);
+    let ring = run(&cluster, &ring);
+    assert_eq!(ring.outcome, Outcome::Ok);
+    assert!(ring.devices[1].bytes_read_per_token > 0.9 * share, "{ring:?}");
+}
+
+#[test]
+fn a_ring_of_pinned_weights_reads_nothing_and_presses_on_memory() {
+    let cluster = cluster("llama-8b", &[PLENTY, PLENTY], 4);
+    let half = small_rings::plan(&cluster.model, &[16, 16], ResidencyOptions::pinned(Some(Format::F16)));
+    let metrics = run(&cluster, &half);
+    assert_eq!(metrics.devices[1].bytes_read_per_token, 0.0);
+    // 16 layers of 218 103 808 weights and two norms, keys and values of 512 tokens beside them.
+    let weights = 16.0 * (218_103_808.0 * 2.0 + 32_768.0);
+    let cache = 16.0 * 512.0 * 2.0 * 1024.0 * 2.0;
+    let found = metrics.devices[1].memory_pressure * f64::from(64 << 10) * f64::from(1 << 20);
+    assert!((found / (weights + cache) - 1.0).abs() < 1e-6, "{found}");
+    // Twice the bytes of a format that its rate does not know takes as long as its bytes: 3.5 times Q4_K_M's.
+    let plain = run(&cluster, &small_rings::plan(&cluster.model, &[16, 16], PINNED));
+    let ratio = metrics.devices[1].busy_ms / plain.devices[1].busy_ms;
+    let expected = weights / (16..32).map(|layer| cluster.model.layer_bytes(layer).as_f64()).sum::<f64>();
+    assert!((ratio / expected - 1.0).abs() < 0.01, "{ratio}, expected {expected}");
+}
+
+#[test]
+fn slices_of_another_model_are_refused() {
+    let cluster = cluster("llama-8b", &[PLENTY, PLENTY], 3);
+    let options = Options::default();
+    let refusal = |slices: &[(u32, u32)]| {
+        let plan = plan(&cluster, AllReduce::Star, slices, PINNED);
+        let error =
+            simulate(&Input { cluster: &cluster, plan: &plan, options: &options }).expect_err("a refusal");
+        assert!(matches!(error, SimError::Plan(_)), "{error:?}");
+        error.to_string()
+    };
+    assert!(refusal(&[(4, 7168), (4, 7000)]).contains("`feed_forward` add up to 14168"));
+    assert!(refusal(&[(8, 14336), (8, 14336)]).contains("`kv_heads` add up to 16"));
+    assert!(refusal(&[(8, 14336), (0, 0)]).contains("neither heads nor rows"));
+    let mut long = self::cluster("llama-8b", &[PLENTY, PLENTY], 3);
+    long.workload.prompt = 600;
+    let plan = plan(&cluster, AllReduce::Star, &even(2), PINNED);
+    let error = simulate(&Input { cluster: &long, plan: &plan, options: &options }).expect_err("a refusal");
+    assert!(matches!(error, SimError::Schedule(_)), "{error:?}");
+}
+
+#[test]
+fn a_long_prompt_goes_through_in_batches() {
+    let mut cluster = cluster("llama-8b", &[PLENTY, PLENTY], 3);
+    (cluster.context, cluster.workload.prompt) = (2048, 1100);
+    let mut plan = plan(&cluster, AllReduce::Star, &even(2), PINNED);
+    plan.context = 2048;
+    let trace = traced(&cluster, &plan, &Options::default());
+    assert_eq!(trace.passes.len(), 3 + 2);
+    let outputs = trace.records.iter().filter(|record| record.kind == Kind::Output).count();
+    assert_eq!((outputs, trace.outcome), (3, Outcome::Ok));
+    // Or token by token, where the system has it so.
+    let PlanKind::Tensor(tensor) = &mut plan.kind else { panic!("slices") };
+    tensor.batch = Some(1);
+    let trace = traced(&cluster, &plan, &Options::default());
+    assert_eq!(
+        (trace.passes.len(), trace.passes[1099].output, trace.passes[1098].output),
+        (1100 + 2, true, false)
+    );
+}
+
+fn patterns() -> impl Strategy<Value = AllReduce> {
+    prop_oneof![
+        Just(AllReduce::AllGather),
+        Just(AllReduce::Star),
+        Just(AllReduce::Ring),
+        Just(AllReduce::OverTheAir)
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn any_slices_obey_the_laws(
+        pattern in patterns(),
+        cuts in proptest::collection::vec((0u32..=8, 0u32..=14336), 0..4),
+        blocks in proptest::option::of(1u32..80),
+    ) {
+        let mut heads: Vec<u32> = cuts.iter().map(|cut| cut.0).chain([0, 8]).collect();
+        let mut rows: Vec<u32> = cuts.iter().map(|cut| cut.1).chain([0, 14336]).collect();
+        heads.sort_unstable();
+        rows.sort_unstable();
+        let slices: Vec<(u32, u32)> =
+            heads.windows(2).zip(rows.windows(2)).map(|(h, r)| (h[1] - h[0], r[1] - r[0])).collect();
+        prop_assume!(slices.iter().all(|slice| *slice != (0, 0)));
+        let residency =
+            blocks.map_or(PINNED, |_| ResidencyOptions { blocks, ..ResidencyOptions::of(Residency::Sliding) });
+        let cluster = cluster("llama-8b", &vec![PLENTY; slices.len()], 3);
+        let plan = plan(&cluster, pattern, &slices, residency);
+        let trace = traced(&cluster, &plan, &Options::default());
+        let total = |kind| {
+            let of = trace.records.iter().filter(|record| record.kind == kind && record.peer.is_some());
+            of.map(|record| record.bytes).sum::<u64>()
+        };
+        prop_assert_eq!(total(Kind::Send), total(Kind::Receive), "bytes were lost");
+        let computed: u64 = trace
+            .records
+            .iter()
+            .filter(|record| record.kind == Kind::Compute && record.pass == 1)
+            .map(|record| record.bytes)
+            .sum();
+        let norms = 32 * 32_768 * (slices.len() as u64 - 1);
+        prop_assert_eq!(computed, cluster.model.layers_bytes().0 + norms, "not each weight once");
+        let metrics = metrics::compute(&trace);
+        let tpot = metrics.tpot_ms.expect("tokens").mean;
+        prop_assert!((metrics.terms_ms.sum() / tpot - 1.0).abs() < 1e-9);
+        prop_assert!(metrics.terms_ms.bubble.abs() < 1e-6 * tpot, "{:?}", metrics.terms_ms);
+        prop_assert!(metrics.terms_ms.rows().iter().all(|(_, ms)| *ms > -1e-6), "{:?}", metrics.terms_ms);
+        let again = traced(&cluster, &plan, &Options::default());
+        prop_assert!(trace == again, "two runs differ");
+        let read = trace.readings.iter().rfind(|reading| reading.counter == Counter::BytesRead);
+        prop_assert!(blocks.is_some() || read.is_none_or(|reading| reading.value == 0));
+    }
+}
