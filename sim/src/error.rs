@@ -66,6 +66,14 @@ pub enum SimError {
         /// The size of a piece.
         bytes: u64,
     },
+    /// Events to a plan that is no ring of windows in the page cache.
+    #[error(
+        "events happen only to rings that the executor can run, and {why}; or remove the scenario's `events`"
+    )]
+    EventsWithoutRing {
+        /// Why it cannot.
+        why: String,
+    },
     /// An event swaps memory where the profile knows of none.
     #[error(
         "an event swaps memory of `{device}` out, and its profile has no `memory.can_swap` or no swap space; add them or \

@@ -22,6 +22,7 @@ use hearth_schema::{Cluster, Plan, heartbeat};
 
 use crate::absence::Held;
 use crate::agenda::Action;
+use crate::budget::Budget;
 use crate::engine::Nanos;
 use crate::error::SimError;
 use crate::run::{self, Event, Input, Surroundings, World};
@@ -30,6 +31,9 @@ use crate::station::{Message, Station};
 
 /// Whether what happens can happen to these devices.
 pub fn check(input: &Input, surroundings: &Surroundings) -> Result<(), SimError> {
+    if let Some(why) = input.plan.only_simulated().filter(|_| !surroundings.events.is_empty()) {
+        return Err(SimError::EventsWithoutRing { why });
+    }
     for event in surroundings.events {
         let (Some(Change::Swap(_)), Some(name)) = (event.change(), &event.device) else { continue };
         let memory = input.cluster.member(name).map(|member| &member.device.memory);
@@ -305,14 +309,19 @@ impl<'a> World<'a> {
 
     /// The plan if it can be carried out; why not.
     fn fitting(&self, plan: Plan, there: &Cluster) -> Result<Result<Plan, String>, SimError> {
-        let devices = run::check(&Input { cluster: there, plan: &plan, options: self.input.options })?;
+        let input = Input { cluster: there, plan: &plan, options: self.input.options };
+        let devices = run::check(&input)?;
+        if let Some(why) = plan.only_simulated() {
+            return Ok(Err(why));
+        }
         let (head, found) = (self.name(0).to_owned(), plan.devices[0].name.clone());
         if head != found {
             return Err(SimError::OtherHead { head, found });
         }
         for (place, device) in devices.iter().enumerate() {
             let name = &plan.devices[place].name;
-            let budget = setting::budget(there, &plan, place, device);
+            let fits = |budget: &Budget| budget.shortages.is_empty() || input.options.ignore_memory;
+            let budget = setting::budget(&input, place, device).filter(fits);
             let withheld = self.member(name).map_or(Bytes::ZERO, |member| self.to_swap(member));
             let conditions = self.agenda.conditions(name, withheld);
             let room = budget.as_ref().map(|budget| conditions.room(budget.cache));
@@ -388,7 +397,7 @@ impl<'a> World<'a> {
         };
         let device = &input.cluster.members[member].device;
         // `fitting` has seen that it fits.
-        let Some(budget) = setting::budget(input.cluster, plan, place, device) else {
+        let Some(budget) = setting::budget(&Input { plan, ..input }, place, device) else {
             return Err(SimError::UnknownDevice { place, name: name.to_owned() });
         };
         let known = self.seats.iter().position(|&seated| seated == member);
@@ -399,7 +408,7 @@ impl<'a> World<'a> {
             None => Schedule::new(plan.clone(), place),
         };
         schedule.react(&Incident::Replanned { plan: plan.clone(), first_pass })?;
-        let parts = setting::parts(input, device, schedule, seat, &budget, &input.cluster.model);
+        let parts = setting::parts(input, device, &input.cluster.model, schedule, seat, &budget);
         let (held, output) = match known {
             Some(seat) => (self.stations[seat].gpu_layers(), self.stations[seat].gpu_output()),
             None => (Vec::new(), false),

@@ -6,10 +6,10 @@
 //! Which pass enters when the head is free is `hearth_schema::schedule::Generation`'s to say. Weights are on disk when
 //! the run begins, unless [`Options::warm`]; those in GPU memory are loaded already.
 //!
-//! Plans that slice layers run in [`crate::tensor`].
-//!
 //! What happens to the devices meanwhile is a scenario's business: loads, memory that others take, devices that leave
 //! ([`Surroundings`]; [`crate::agenda`], [`crate::renewal`]).
+//!
+//! Plans that slice layers run in [`crate::tensor`].
 //!
 //! Not here: of what stations and links are made ([`crate::setting`]), and speeds and times as numbers, which
 //! `hearth_schema::metrics` computes from the trace.
@@ -27,7 +27,7 @@ use hearth_schema::residency::Residency;
 use hearth_schema::scenario::Workload;
 use hearth_schema::schedule::{Generation, Pass, Schedule, passes};
 use hearth_schema::trace::{
-    Counter, Header, Kind, Origin, Outcome, Reading, Record, Resource, Shortage, Trace, TracedDevice,
+    Counter, Header, Kind, Origin, Outcome, Reading, Record, Resource, Trace, TracedDevice,
 };
 use hearth_schema::{Cluster, Plan};
 
@@ -174,22 +174,28 @@ pub fn simulate_in(input: &Input, surroundings: &Surroundings) -> Result<Run, Si
     let devices = check(input)?;
     crate::renewal::check(input, surroundings)?;
     let header = header(input, &devices);
-    let undisturbed =
-        |trace| Run { trace, plans: vec![], not_come: (0..surroundings.events.len()).collect() };
     if let Some(tensor) = input.plan.kind.tensor() {
-        return crate::tensor::simulate(input, tensor, &devices, header).map(undisturbed);
+        let trace = crate::tensor::simulate(input, tensor, &devices, header)?;
+        return Ok(Run { trace, plans: vec![], not_come: vec![] });
     }
-    let (plan, ignore) = (input.plan, input.options.ignore_memory);
-    let budgets: Vec<Option<Budget>> = devices
-        .iter()
-        .enumerate()
-        .map(|(place, device)| setting::budget_of_all(input.cluster, plan, place, device, ignore))
-        .collect();
+    let ignore = input.options.ignore_memory;
+    let budgets = devices.iter().enumerate().map(|(place, device)| setting::budget(input, place, device));
+    let budgets: Vec<Option<Budget>> = budgets.collect();
     let shortages: Vec<_> = budgets.iter().flatten().flat_map(|budget| budget.shortages.clone()).collect();
     let drafts = budgets.iter().all(Option::is_some);
     let budgets: Vec<Budget> = budgets.into_iter().flatten().collect();
     if !drafts || !shortages.is_empty() && !ignore {
-        return Ok(undisturbed(out_of_memory(input, header, &budgets, shortages)));
+        // What would have been asked, as far as it does not depend on what is accepted.
+        let passes = passes(&Workload { speculation: None, ..input.cluster.workload.clone() });
+        let holds = input.plan.only_simulated().is_some();
+        let unreclaimable = budgets.iter().filter(|_| holds).map(|budget| budget.unreclaimable);
+        let (records, readings) = (Vec::new(), crate::tensor::needed(unreclaimable));
+        let (happenings, outcome) = (Vec::new(), Outcome::OutOfMemory);
+        return Ok(Run {
+            trace: Trace { header, passes, records, readings, shortages, happenings, outcome },
+            plans: vec![],
+            not_come: (0..surroundings.events.len()).collect(),
+        });
     }
     let models = setting::models(input);
     let mut world = World::new(*input, *surroundings, &devices, budgets, &models, header);
@@ -202,17 +208,6 @@ pub fn simulate_in(input: &Input, surroundings: &Surroundings) -> Result<Run, Si
     let shortages = Vec::new();
     let trace = Trace { header, passes, records, readings, shortages, happenings, outcome };
     Ok(Run { trace, plans, not_come })
-}
-
-/// The trace of a run that ends before it begins.
-fn out_of_memory(input: &Input, header: Header, budgets: &[Budget], shortages: Vec<Shortage>) -> Trace {
-    // What would have been asked, as far as it does not depend on what is accepted.
-    let passes = passes(&Workload { speculation: None, ..input.cluster.workload.clone() });
-    let holds = input.plan.only_simulated().is_some();
-    let unreclaimable = budgets.iter().filter(|_| holds).map(|budget| budget.unreclaimable);
-    let (records, readings) = (Vec::new(), crate::tensor::needed(unreclaimable));
-    let (happenings, outcome) = (Vec::new(), Outcome::OutOfMemory);
-    Trace { header, passes, records, readings, shortages, happenings, outcome }
 }
 
 impl<'a> World<'a> {
@@ -231,9 +226,10 @@ impl<'a> World<'a> {
             .enumerate()
             .map(|(place, device)| {
                 let schedule = Schedule::new(plan.clone(), place);
+                let holds = plan.devices[place].residency.holds();
                 let mut parts =
-                    setting::parts(input, device, schedule, place, &budgets[place], &models[place]);
-                if input.options.warm || plan.devices[place].residency.holds() {
+                    setting::parts(input, device, &models[place], schedule, place, &budgets[place]);
+                if input.options.warm || holds {
                     setting::warm(&mut parts.storage, &parts.layout, &parts.keeper);
                 }
                 Station::new(parts, &mut engine)

@@ -16,7 +16,7 @@ use hearth_schema::conversion::{converted, model_as};
 use hearth_schema::plan::PlannedDevice;
 use hearth_schema::residency::Residency;
 use hearth_schema::schedule::{Part, Processor, Schedule, visits};
-use hearth_schema::{Cluster, Plan, draft};
+use hearth_schema::{Plan, draft};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
@@ -34,28 +34,27 @@ use crate::station::Parts;
 use crate::storage::Storage;
 use crate::stream::Stream;
 
-/// The read-ahead of an untuned Linux, where a profile does not say.
-const USUAL_READ_AHEAD: Bytes = Bytes(128 << 10);
-
 /// Which random stream draws what a process holds; places are added to it.
 const PROCESS_PAGES: u64 = 3 << 40;
 
-/// The memory of a device at a place of a plan, beside its draft model; none if all of it does not fit.
-pub fn budget(cluster: &Cluster, plan: &Plan, place: usize, device: &Device) -> Option<Budget> {
-    let budget = budget_of_all(cluster, plan, place, device, false)?;
-    Some(budget).filter(|budget| budget.shortages.is_empty())
+/// The read-ahead of an untuned Linux, where a profile does not say.
+const USUAL_READ_AHEAD: Bytes = Bytes(128 << 10);
+
+/// The memory of a device at a place of the plan, beside its draft model; none if that does not fit.
+pub fn budget(input: &Input, place: usize, device: &Device) -> Option<Budget> {
+    let (cluster, plan) = (input.cluster, input.plan);
+    let device = draft::beside(plan, place, cluster.draft.as_ref(), device)?;
+    let mut budget = Budget::new(plan, place, &cluster.model, &device, input.options.ignore_memory);
+    budget.cache = budget.cache.saturating_sub(held_more(input, place));
+    Some(budget)
 }
 
-/// The same if its draft model fits, whether the rest does or not.
-pub fn budget_of_all(
-    cluster: &Cluster,
-    plan: &Plan,
-    place: usize,
-    device: &Device,
-    ignore_memory: bool,
-) -> Option<Budget> {
-    let device = draft::beside(plan, place, cluster.draft.as_ref(), device)?;
-    Some(Budget::new(plan, place, &cluster.model, &device, ignore_memory))
+/// What a device's process holds beyond its profile, drawn from a stream of its own.
+fn held_more(input: &Input, place: usize) -> Bytes {
+    let mut stream = ChaCha8Rng::seed_from_u64(input.cluster.seed);
+    stream.set_stream(PROCESS_PAGES | place as u64);
+    let part = (stream.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+    Bytes((input.options.process_spread.as_f64() * part) as u64)
 }
 
 /// The model as each device has it: where weights are pinned, in the formats that they are converted to.
@@ -76,25 +75,16 @@ pub fn models<'a>(input: &Input<'a>) -> Vec<Cow<'a, ModelProfile>> {
     plan.devices.iter().enumerate().map(of).collect()
 }
 
-/// What a device's process holds beyond its profile, drawn from a stream of its own.
-fn held_more(input: &Input, place: usize) -> Bytes {
-    let mut stream = ChaCha8Rng::seed_from_u64(input.cluster.seed);
-    stream.set_stream(PROCESS_PAGES | place as u64);
-    let part = (stream.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
-    Bytes((input.options.process_spread.as_f64() * part) as u64)
-}
-
-/// A device's part of the plan of its schedule, with an empty page cache. `model` is as the device has it.
+/// A device's part of the plan of its schedule, with an empty page cache.
 pub fn parts<'a>(
     input: Input<'a>,
     device: &'a Device,
+    model: &'a ModelProfile,
     schedule: Schedule,
     seat: usize,
     budget: &Budget,
-    model: &'a ModelProfile,
 ) -> Parts<'a> {
-    let (plan, place) = (schedule.plan().clone(), schedule.device());
-    let memory = budget.cache.saturating_sub(held_more(&input, seat));
+    let (plan, place, memory) = (schedule.plan().clone(), schedule.device(), budget.cache);
     let residency = plan.devices[place].residency;
     let managed = residency.policy == Residency::Managed;
     let chunk = if managed { residency.piece() } else { input.options.chunk };

@@ -36,19 +36,19 @@ pub struct Output {
     pub metrics: Metrics,
     /// Steps and counters in the trace.
     pub events: usize,
-    /// How sure the time per token is, if that was asked for.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub spread: Option<Spread>,
     /// What happened to the ring.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub happenings: Vec<Told>,
+    /// How sure the time per token is, if that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spread: Option<Spread>,
 }
 
 impl Output {
     /// The numbers of a trace.
     pub fn of(trace: &Trace) -> Output {
         let events = trace.records.len() + trace.readings.len();
-        Output { metrics: metrics::compute(trace), events, spread: None, happenings: happenings::told(trace) }
+        Output { metrics: metrics::compute(trace), events, happenings: happenings::told(trace), spread: None }
     }
 }
 
@@ -65,9 +65,9 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     limits::restrict_memory(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
     let replanner = MidRun::new(&loaded, &args.planning);
     let surroundings = Surroundings { events: &loaded.scenario.events, replanner: Some(&replanner) };
-    let options = Options { warm: args.warm, ignore_memory: args.ignore_memory, ..options(&cluster) };
+    let memory = Memory { warm: args.warm, ignored: args.ignore_memory };
     let Run { trace, plans, not_come } =
-        simulate_in(&cluster, &plan, &loaded.scenario, &options, &surroundings)?;
+        simulate_in(&cluster, &plan, &loaded.scenario, memory, &surroundings)?;
     if let Some(path) = &args.trace {
         write_trace(path, &trace)?;
         for (number, plan) in plans.iter().enumerate() {
@@ -109,14 +109,17 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
 
 /// Runs a plan in the simulator, from disk or with weights in memory already, while nothing else happens.
 pub fn simulate(cluster: &Cluster, plan: &Plan, scenario: &Scenario, warm: bool) -> Result<Trace, Failure> {
-    let options = Options { warm, ..options(cluster) };
-    simulate_in(cluster, plan, scenario, &options, &Surroundings::default()).map(|run| run.trace)
+    let memory = Memory { warm, ignored: false };
+    simulate_in(cluster, plan, scenario, memory, &Surroundings::default()).map(|run| run.trace)
 }
 
-/// As closely as a model of that size is looked at.
-pub fn options(cluster: &Cluster) -> Options {
-    let chunk = if cluster.model.total_bytes() > FINE_BELOW { Options::default().chunk } else { FINE_CHUNK };
-    Options { chunk, ..Options::default() }
+/// What a run finds of memory.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Memory {
+    /// Weights are there already, as tokens before would have left them.
+    pub warm: bool,
+    /// Every memory holds whatever a device pins.
+    pub ignored: bool,
 }
 
 /// Runs a plan in the simulator, while these things happen.
@@ -124,10 +127,12 @@ pub fn simulate_in(
     cluster: &Cluster,
     plan: &Plan,
     scenario: &Scenario,
-    options: &Options,
+    memory: Memory,
     surroundings: &Surroundings,
 ) -> Result<Run, Failure> {
-    let input = Input { cluster, plan, options };
+    let chunk = if cluster.model.total_bytes() > FINE_BELOW { Options::default().chunk } else { FINE_CHUNK };
+    let options = Options { chunk, warm: memory.warm, ignore_memory: memory.ignored, ..Options::default() };
+    let input = Input { cluster, plan, options: &options };
     let mut run = hearth_sim::simulate_in(&input, surroundings).map_err(Failure::unusable)?;
     run.trace.header.scenario.clone_from(&scenario.name);
     Ok(run)

@@ -26,7 +26,8 @@ use hearth_schema::{Plan, digest, metrics};
 use hearth_sim::Surroundings;
 
 use crate::cli::SweepArgs;
-use crate::commands::{plan, simulate};
+use crate::commands::plan;
+use crate::commands::simulate::{self, Memory};
 use crate::diagnostics::{Failure, UNUSABLE};
 use crate::documents::{LoadedScenario, read_plan};
 use crate::limits;
@@ -171,8 +172,7 @@ impl Sweep {
         limits::restrict_memory(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
         let replanner = MidRun::with(&loaded, loaded.scenario.planner.clone(), self.effort);
         let surroundings = Surroundings { events: &loaded.scenario.events, replanner: Some(&replanner) };
-        let options = simulate::options(&cluster);
-        let run = simulate::simulate_in(&cluster, &plan, &loaded.scenario, &options, &surroundings);
+        let run = simulate::simulate_in(&cluster, &plan, &loaded.scenario, Memory::default(), &surroundings);
         let run = run.map_err(|failure| {
             let word = if failure.code == UNUSABLE { "refused" } else { "failed" };
             format!("{word}: {}", failure.reason())

@@ -98,7 +98,8 @@ impl Cpu {
 
     fn settle(&mut self, now: Nanos) {
         let seconds = now.saturating_sub(self.settled) as f64 * 1e-9;
-        let (speed, share) = (self.speed(), self.share());
+        let share = self.share();
+        let speed = share * self.clock;
         for job in &mut self.jobs {
             job.remaining -= speed * seconds;
             job.stretched += share * (1.0 - self.clock) * seconds;

@@ -103,7 +103,7 @@ impl<'a> Station<'a> {
     /// follows it in other units.
     pub fn take_up(&mut self, parts: Parts<'a>) {
         (self.schedule, self.layout, self.keeper) = (parts.schedule, parts.layout, parts.keeper);
-        self.drafter = parts.drafter;
+        (self.drafter, self.uploads) = (parts.drafter, parts.uploads);
         if self.storage.chunk() != parts.storage.chunk() {
             self.read_before += self.storage.delivered();
             self.storage = parts.storage;

@@ -49,8 +49,15 @@ pub(crate) fn simulate(
         (0..).zip(&holdings).flat_map(|(place, held)| short(place, held)).collect();
     if !ignore && !shortages.is_empty() {
         let (records, readings) = (Vec::new(), needed(holdings.iter().map(Holdings::main)));
-        let (happenings, outcome) = (Vec::new(), Outcome::OutOfMemory);
-        return Ok(Trace { header, passes, records, readings, shortages, happenings, outcome });
+        return Ok(Trace {
+            header,
+            passes,
+            records,
+            readings,
+            shortages,
+            happenings: Vec::new(),
+            outcome: Outcome::OutOfMemory,
+        });
     }
     let ranks = devices
         .iter()
@@ -60,8 +67,15 @@ pub(crate) fn simulate(
         .collect();
     let (mut records, readings) = World::new(input, tensor, ranks, &passes).run();
     records.sort_by_key(|record| record.start);
-    let (shortages, happenings, outcome) = (Vec::new(), Vec::new(), Outcome::Ok);
-    Ok(Trace { header, passes, records, readings, shortages, happenings, outcome })
+    Ok(Trace {
+        header,
+        passes,
+        records,
+        readings,
+        shortages: Vec::new(),
+        happenings: Vec::new(),
+        outcome: Outcome::Ok,
+    })
 }
 
 /// Refuses a workload longer than the plan's context, as a ring's schedule does.
