@@ -2,9 +2,10 @@
 //!
 //! Every parameter of the devices and links has a source, and a source leaves a value more or less open: a measurement
 //! by the spread of its repeats, a published number by its rounding, an inferred one by the fit, an assumed one by much.
-//! All parameters are drawn together, log-normally around their values, and the plan is simulated for a few tokens with
-//! each draw: between the tenth and the ninetieth percentile lie eight of ten. Then each parameter alone is moved down
-//! and up by its own uncertainty; those that move the time most are named.
+//! All quantities with a unit and a source are drawn together, log-normally around their values, and the run is
+//! simulated with each draw: between the tenth and the ninetieth percentile lie eight of ten. A draw in which the plan
+//! does not fit takes endlessly. Then each parameter alone is moved down and up by its own uncertainty; those that move
+//! the time most are named. How much memory is built in is known, and not drawn.
 //!
 //! The plan stays as it is: the question is how fast this plan is, not what else would have been planned.
 //!
@@ -13,16 +14,14 @@
 use hearth_reports::published::results::Spread;
 use hearth_schema::trace::Outcome;
 use hearth_schema::{Cluster, LinkTable, Plan, Scenario, metrics};
+use hearth_sim::Surroundings;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use rand_distr::{Distribution, StandardNormal};
 use serde_yaml::Value;
 
-use crate::commands::simulate;
+use crate::commands::simulate::{self, Memory};
 use crate::diagnostics::Failure;
-
-/// Tokens simulated for each draw.
-const TOKENS: u32 = 4;
 
 /// How many parameters are named.
 const NAMED: usize = 3;
@@ -57,16 +56,15 @@ pub fn spread(
     plan: &Plan,
     cluster: &Cluster,
     scenario: &Scenario,
-    warm: bool,
+    memory: Memory,
     draws: usize,
 ) -> Result<Spread, Failure> {
-    let mut cluster = cluster.clone();
-    cluster.workload.generate = TOKENS.min(cluster.workload.generate);
-    let facts = Facts::of(&cluster, scenario)?;
+    let facts = Facts::of(cluster, scenario)?;
     let parameters = facts.parameters(plan);
     let time = |factors: &[f64]| -> Result<Option<f64>, Failure> {
-        let moved = facts.moved(&parameters, factors, &cluster)?;
-        let trace = simulate::simulate(&moved, plan, scenario, warm)?;
+        let moved = facts.moved(&parameters, factors, cluster)?;
+        let quiet = Surroundings::default();
+        let trace = simulate::simulate_in(&moved, plan, scenario, memory, &quiet)?.trace;
         let tpot = metrics::compute(&trace).tpot_ms.map(|tpot| tpot.mean);
         Ok(tpot.filter(|_| trace.outcome == Outcome::Ok))
     };
@@ -81,10 +79,10 @@ pub fn spread(
                 (parameter.open * normal).exp()
             })
             .collect();
-        times.extend(time(&factors)?);
+        times.push(time(&factors)?.unwrap_or(f64::INFINITY));
     }
     times.sort_by(f64::total_cmp);
-    let failed = draws - times.len();
+    let failed = times.iter().filter(|time| time.is_infinite()).count();
     let sensitive = sensitive(&facts, &parameters, &time)?;
     let at = |share: f64| times.get(((times.len() as f64 - 1.0) * share).round() as usize).copied();
     Ok(Spread {
@@ -178,8 +176,10 @@ fn walk(value: &Value, owner: usize, keys: &mut Vec<String>, found: &mut Vec<Par
             let source = map.get("source").and_then(Value::as_str);
             if let (Some(Value::String(_)), Some(source)) = (map.get("value"), source) {
                 let spread = map.get("spread").and_then(Value::as_str);
-                // How much is built in is known.
-                if keys.last().map(String::as_str) != Some("total") {
+                // How much is built in is known: all of main memory, and what a graphics card has.
+                let built_in = keys.ends_with(&["total".into()])
+                    || keys.ends_with(&["gpu".into(), "memory_available".into()]);
+                if !built_in {
                     found.push(Parameter { owner, keys: keys.clone(), open: open(source, spread) });
                 }
                 return;

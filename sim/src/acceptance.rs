@@ -9,13 +9,8 @@
 
 use hearth_schema::scenario::Workload;
 use hearth_schema::schedule::Pass;
-use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::{Rng, SeedableRng};
 
-/// Which random stream decides; sequences and positions are added to it.
-const ACCEPTANCE: u64 = 1 << 41;
-/// Where a stream's number has the sequence; below it is the position.
-const SEQUENCE: u32 = 44;
+use crate::streams::{self, Purpose};
 
 /// Draws for one run.
 #[derive(Debug, Clone, Copy)]
@@ -34,15 +29,9 @@ impl Acceptance {
     /// How many of a pass's drafts stand.
     pub fn of(&self, pass: Pass) -> u32 {
         let stands = |&draft: &u32| {
-            share(self.seed, ACCEPTANCE, pass.sequence, pass.first_position + draft) < self.chance
+            let position = u64::from(pass.first_position + draft);
+            streams::draw(self.seed, Purpose::Acceptance, pass.sequence, position) < self.chance
         };
         (1..=pass.drafted).take_while(stands).count() as u32
     }
-}
-
-/// A draw from 0 to below 1 that belongs to a purpose, a sequence and a position.
-pub fn share(seed: u64, purpose: u64, sequence: u32, position: u32) -> f64 {
-    let mut stream = ChaCha8Rng::seed_from_u64(seed);
-    stream.set_stream(purpose | u64::from(sequence) << SEQUENCE | u64::from(position));
-    (stream.next_u64() >> 11) as f64 / (1u64 << 53) as f64
 }

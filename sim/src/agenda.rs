@@ -139,7 +139,7 @@ impl Agenda {
             (1..=RAMP_STEPS).for_each(|count| self.enter(step(count), Action::Ramp(index, count)));
         }
         if let Some(lasts) = lasts {
-            self.enter(now + lasts.to_nanos(), Action::End(index));
+            self.enter(now.saturating_add(lasts.to_nanos()), Action::End(index));
         }
     }
 

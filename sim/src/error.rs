@@ -100,6 +100,17 @@ pub enum SimError {
         /// The new plan's.
         found: String,
     },
+    /// Nobody would wait for it.
+    #[error(
+        "after {tokens} tokens the simulated run has taken {at}, and goes on: some rate of a device or a link is far too \
+         small"
+    )]
+    TooLong {
+        /// Tokens that are out.
+        tokens: u32,
+        /// The simulated time.
+        at: Seconds,
+    },
     /// Every device waits for another: a fault of the simulator, told rather than waited out.
     #[error("the simulated ring stands still after {tokens} tokens, at {at}: nothing more would ever happen")]
     StandsStill {

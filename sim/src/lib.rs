@@ -24,6 +24,7 @@ mod setting;
 mod station;
 pub mod storage;
 mod stream;
+mod streams;
 mod tensor;
 mod walk;
 

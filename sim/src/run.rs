@@ -118,6 +118,9 @@ pub enum Event {
     Agenda,
 }
 
+/// Longer than anybody would wait, three years, and far from the end of the clock.
+pub(crate) const LONGEST: Nanos = 100_000_000_000_000_000;
+
 /// More events than this without a line in the trace are a ring that turns and gets nowhere.
 /// source: assumed, a hundred times what the longest step of a large model takes
 const MOST_IDLE_EVENTS: u32 = 20_000_000;
@@ -278,6 +281,10 @@ impl<'a> World<'a> {
                 let (tokens, at) = (self.tokens, Seconds::from_nanos(self.engine.now()));
                 return Err(SimError::StandsStill { tokens, at });
             };
+            if self.engine.now() > LONGEST {
+                let (tokens, at) = (self.tokens, Seconds::from_nanos(self.engine.now()));
+                return Err(SimError::TooLong { tokens, at });
+            }
             idle = if self.records.len() == lines { idle + 1 } else { 0 };
             lines = self.records.len();
             match event {

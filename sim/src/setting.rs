@@ -17,8 +17,6 @@ use hearth_schema::plan::PlannedDevice;
 use hearth_schema::residency::Residency;
 use hearth_schema::schedule::{Part, Processor, Schedule, visits};
 use hearth_schema::{Plan, draft};
-use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::{Rng, SeedableRng};
 
 use crate::budget::Budget;
 use crate::drafter::Drafter;
@@ -33,9 +31,7 @@ use crate::run::Input;
 use crate::station::Parts;
 use crate::storage::Storage;
 use crate::stream::Stream;
-
-/// Which random stream draws what a process holds; places are added to it.
-const PROCESS_PAGES: u64 = 3 << 40;
+use crate::streams::{self, Purpose};
 
 /// The read-ahead of an untuned Linux, where a profile does not say.
 const USUAL_READ_AHEAD: Bytes = Bytes(128 << 10);
@@ -51,9 +47,7 @@ pub fn budget(input: &Input, place: usize, device: &Device) -> Option<Budget> {
 
 /// What a device's process holds beyond its profile, drawn from a stream of its own.
 fn held_more(input: &Input, place: usize) -> Bytes {
-    let mut stream = ChaCha8Rng::seed_from_u64(input.cluster.seed);
-    stream.set_stream(PROCESS_PAGES | place as u64);
-    let part = (stream.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+    let part = streams::draw(input.cluster.seed, Purpose::Process, 0, place as u64);
     Bytes((input.options.process_spread.as_f64() * part) as u64)
 }
 

@@ -19,7 +19,6 @@ use hearth_schema::rates::Work;
 use hearth_schema::schedule::{Event as Incident, Part, Pass, Processor, Schedule, Step};
 use hearth_schema::trace::{Cost, Kind, Record, Resource};
 
-use crate::acceptance;
 use crate::drafter::Drafter;
 use crate::engine::{Engine, Nanos, Timer};
 use crate::error::SimError;
@@ -29,10 +28,8 @@ use crate::layout::Layout;
 use crate::resource::Cpu;
 use crate::run::Event;
 use crate::storage::{Storage, TICK, WAKE};
+use crate::streams::{self, Purpose};
 use crate::walk::{Next, Segment, Walk};
-
-/// Which random stream draws embedding rows; positions are added to it.
-const EMBEDDING_ROWS: u64 = 1 << 40;
 
 /// Activations on their way.
 #[derive(Debug, Clone, Copy)]
@@ -397,7 +394,7 @@ impl<'a> Station<'a> {
         let time = self.work().embed(1);
         let unit = self.keeper.row_unit(row_bytes, self.storage.chunk());
         let segment = |position: u32| {
-            let share = acceptance::share(self.seed, EMBEDDING_ROWS, pass.sequence, position);
+            let share = streams::draw(self.seed, Purpose::EmbeddingRow, pass.sequence, u64::from(position));
             let row = ((share * ((rows + 1) as f64).ln()).exp() as u64).saturating_sub(1).min(rows - 1);
             let chunks = self.layout.embedding_row(row, row_bytes, self.storage.chunk());
             Segment { chunks, time, unit }
@@ -455,7 +452,7 @@ impl<'a> Station<'a> {
     fn fixed(&mut self, steps: Vec<(Record, Seconds)>, output: Option<u32>, desk: &mut Desk) {
         let mut at = desk.engine.now();
         for (record, time) in steps {
-            let end = at + time.to_nanos();
+            let end = at.saturating_add(time.to_nanos());
             desk.records.push(Record { start: at, end, ..record });
             at = end;
         }

@@ -202,7 +202,7 @@ impl Walk {
 
     fn blocked(&mut self, now: Nanos, touch: Touch, storage: &mut Storage) -> Next {
         // The kernel's work for a fault is done while the disk reads.
-        let until = now + (storage.toil() * (1.0 / self.threads)).to_nanos();
+        let until = now.saturating_add((storage.toil() * (1.0 / self.threads)).to_nanos());
         if touch == Touch::NoRoom {
             return Next::Retry(until.max(now + NO_ROOM_PAUSE));
         }

@@ -11,16 +11,18 @@ use hearth_profiles::Bytes;
 use hearth_reports::published::results::{Footprint, Result as Cell, Results, Simulated};
 use hearth_reports::published::scores::Scores;
 use hearth_reports::published::{Published, System, page};
+use hearth_schema::holdings::Holdings;
 use hearth_schema::room::Room;
 use hearth_schema::trace::Outcome;
 use hearth_schema::{Cluster, Plan, Trace, metrics};
 use serde::Serialize;
 
+use super::simulate::Memory;
 use super::{plan, print_json, simulate};
 use crate::cli::ReproduceArgs;
 use crate::diagnostics::Failure;
 use crate::documents::{LoadedScenario, read, write};
-use crate::output::say;
+use crate::output::{say, tell};
 use crate::refinement::Effort;
 use crate::{limits, progress, uncertainty};
 
@@ -89,6 +91,9 @@ fn results(published: &Published, folder: &Path, args: &ReproduceArgs) -> Result
         ));
         let loaded = loaded(&folder.join(&entry.scenario), system_entry)?;
         let cell = cell(&loaded, published.warm, args);
+        if let Err(failure) = &cell {
+            tell!("{}, {}, {}: {}", published.name, entry.label, system_entry.name, failure.reason());
+        }
         results.insert(
             (row, system),
             cell.unwrap_or_else(|failure| Cell::Refused { refused: failure.reason() }),
@@ -114,9 +119,10 @@ fn cell(loaded: &LoadedScenario, warm: bool, args: &ReproduceArgs) -> Result<Cel
     let plan = plan::make(loaded, &cluster, &loaded.scenario.planner, EFFORT)?;
     limits::restrict_memory(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
     let trace = simulate::simulate(&cluster, &plan, &loaded.scenario, warm)?;
+    let memory = Memory { warm, ignored: false };
     let spread = match args.draws {
         draws if draws == 0 || trace.outcome != Outcome::Ok => None,
-        draws => Some(uncertainty::spread(&plan, &cluster, &loaded.scenario, warm, draws as usize)?),
+        draws => Some(uncertainty::spread(&plan, &cluster, &loaded.scenario, memory, draws as usize)?),
     };
     Ok(Cell::Ran(Simulated { spread, ..simulated(&plan, &cluster, &trace) }))
 }
@@ -147,12 +153,22 @@ fn footprint(plan: &Plan, cluster: &Cluster) -> Vec<Footprint> {
     let mut footprint = Vec::new();
     for (place, planned) in plan.devices.iter().enumerate() {
         let Some(member) = cluster.member(&planned.name) else { continue };
-        let room = Room::new(plan, place, &cluster.model, &member.device);
-        let (bytes, available) = ((room.share + room.cache + room.buffers).0, room.available.0);
-        footprint.push(Footprint { place: format!("{}-cpu", planned.name), bytes, available });
-        if let Some(gpu) = &member.device.gpu {
-            let (bytes, available) = (room.gpu_needed.0, gpu.memory_available.value.0);
-            footprint.push(Footprint { place: format!("{}-gpu", planned.name), bytes, available });
+        let (main, gpu) = match Holdings::new(plan, place, &cluster.model, &member.device, false) {
+            Some(held) => ([held.main(), held.available], [held.gpu, held.gpu_available]),
+            None => {
+                let room = Room::new(plan, place, &cluster.model, &member.device);
+                let available =
+                    member.device.gpu.as_ref().map_or(Bytes::ZERO, |gpu| gpu.memory_available.value);
+                let needed = room.share + room.cache + room.buffers;
+                ([needed, room.available], [room.gpu_needed, available])
+            }
+        };
+        for (processor, [needed, available]) in [("cpu", main), ("gpu", gpu)] {
+            if processor == "cpu" || member.device.gpu.is_some() {
+                let (place, bytes, available) =
+                    (format!("{}-{processor}", planned.name), needed.0, available.0);
+                footprint.push(Footprint { place, bytes, available });
+            }
         }
     }
     footprint

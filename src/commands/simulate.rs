@@ -83,7 +83,7 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
         let line = progress::line();
         line.set_message("drawing the parameters of devices and links");
         let draws = args.draws as usize;
-        output.spread = Some(uncertainty::spread(&plan, &cluster, &loaded.scenario, args.warm, draws)?);
+        output.spread = Some(uncertainty::spread(&plan, &cluster, &loaded.scenario, memory, draws)?);
         line.finish_and_clear();
     }
     if json {

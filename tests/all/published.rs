@@ -8,6 +8,12 @@ use serde_json::Value;
 
 use crate::processes::run;
 
+/// What fails of Fig. 2 and 8, and how much of Fig. 10. The caveats of the documents say why.
+const FIG_2: [&str; 0] = [];
+const FIG_8: [&str; 2] =
+    ["{D1, D2, D3, D4} is slower than {D2, D3, D5}", "All six are slower than {D2, D3, D5}"];
+const FIG_10: usize = 4;
+
 fn reproduce(document: &str) -> Value {
     let path = format!("{}/reports/published/{document}.yaml", env!("CARGO_MANIFEST_DIR"));
     let output = run(&["reproduce", &path, "--json"]);
@@ -20,17 +26,16 @@ fn cells(scores: &Value) -> &Vec<Value> {
     scores["tpot"].as_array().expect("times")
 }
 
-/// Cells whose error is above their tolerance; a tolerance of a half is meant as a factor both ways.
 fn outside(scores: &Value) -> Vec<String> {
-    let is_outside = |cell: &&Value| {
-        let (error, tolerance) = (cell["error"].as_f64(), cell["tolerance"].as_f64().expect("a tolerance"));
-        error.is_none_or(|error| {
-            let factor = (1.0 + error).max(1.0 / (1.0 + error));
-            if tolerance >= 0.5 { factor > 1.0 + tolerance } else { error.abs() > tolerance }
-        })
-    };
     let name = |cell: &Value| format!("{} {}: {}", cell["row"], cell["system"], cell["error"]);
-    cells(scores).iter().filter(is_outside).map(name).collect()
+    cells(scores).iter().filter(|cell| cell["within"] != true).map(name).collect()
+}
+
+/// The claims that do not hold.
+fn fails(scores: &Value) -> Vec<String> {
+    let claims = scores["claims"].as_array().expect("claims");
+    let text = |claim: &Value| claim["text"].as_str().expect("a text").to_owned();
+    claims.iter().filter(|claim| claim["holds"] != true).map(text).collect()
 }
 
 #[test]
@@ -39,8 +44,9 @@ fn the_papers_testbed_comes_out_within_its_tolerances() {
     // exo's own cost of a token, Python and its messages, is not known; see the remark of that cell.
     let outside = outside(&scores);
     assert!(matches!(&outside[..], [one] if one.contains("8B") && one.contains("exo")), "{outside:?}");
-    let median = scores["median"].as_f64().expect("a median");
-    assert!(median <= 0.10, "median error {median}");
+    let median = |key: &str| scores[key].as_f64().expect("a median");
+    assert!(median("median") <= 0.10, "median error {}", median("median"));
+    assert!(median("median_ttft") <= 0.25, "of times to the first token {}", median("median_ttft"));
     assert_eq!(scores["order"], serde_json::json!([]), "systems in another order");
     assert_eq!(scores["outcomes"], serde_json::json!([]), "runs that ended otherwise");
     for column in scores["rank"].as_array().expect("ranks") {
@@ -57,16 +63,9 @@ fn without_selection_small_models_take_what_the_first_version_of_the_paper_says(
 }
 
 #[test]
-fn more_rounds_cost_what_fits_little_and_save_much_of_what_does_not() {
-    let scores = reproduce("prima-fig-2");
-    for claim in scores["claims"].as_array().expect("claims") {
-        let ratio = claim["ratio"].as_f64().expect("a ratio");
-        let text = claim["text"].as_str().expect("a text");
-        if text.contains("cost little") {
-            assert!((1.0..1.2).contains(&ratio), "{text}: {ratio}");
-        } else {
-            // A half in the text, 0.48 to 0.75 here: part of what is read in two rounds is still evicted before its use.
-            assert!((0.3..0.8).contains(&ratio), "{text}: {ratio}");
-        }
-    }
+fn claims_hold_but_for_those_that_the_documents_explain() {
+    assert_eq!(fails(&reproduce("prima-fig-2")), FIG_2);
+    assert_eq!(fails(&reproduce("prima-fig-8")), FIG_8);
+    let heuristics = fails(&reproduce("prima-fig-10"));
+    assert_eq!(heuristics.len(), FIG_10, "{heuristics:?}");
 }

@@ -47,6 +47,18 @@ pub enum SystemRefusal {
         /// What was asked for.
         name: String,
     },
+    /// A workload that no such system takes.
+    #[error(
+        "`{system}` takes {takes}; take `{key}` out of the scenario's workload, or plan with another strategy"
+    )]
+    Workload {
+        /// The system.
+        system: &'static str,
+        /// What it takes.
+        takes: &'static str,
+        /// What to take out.
+        key: &'static str,
+    },
     /// Every device is left out.
     #[error("`{system}` runs on none of these devices: {why}")]
     NoDevice {
@@ -122,6 +134,13 @@ pub fn plan(
     let Some(system) = NAMES.into_iter().find(|known| *known == name) else {
         return Err(SystemRefusal::Unknown { name: name.to_owned() });
     };
+    let refuse = |takes, key| Err(SystemRefusal::Workload { system, takes, key });
+    if cluster.workload.speculation.is_some() {
+        return refuse("no draft model", "speculation");
+    }
+    if cluster.workload.sequences > 1 && system != "exo" {
+        return refuse("one sequence at a time", "sequences");
+    }
     if options.air_time.is_some() && system != "airinfer" {
         return Err(SystemRefusal::Unused { system, option: "`--air-time`" });
     }

@@ -97,15 +97,13 @@ fn summary(published: &Published, scores: &Scores) -> Text {
     let mut said = Vec::new();
     let percent = |share: f64| format!("{:.1} %", share * 100.0);
     if let Some(median) = scores.median {
-        let (cells, outside) =
-            (scores.tpot.len(), scores.tpot.iter().filter(|error| !error.within()).count());
-        let median = percent(median);
-        said.push(format!(
-            "Times per token: median error {median}, {outside} of {cells} cells outside their tolerance."
-        ));
+        said.push(errors_in_words("Times per token", median, &scores.tpot));
         if let Some(held_out) = scores.median_held_out.filter(|_| !published.fitted.is_empty()) {
             said.push(format!("On the rows that nothing was fitted on the median is {}.", percent(held_out)));
         }
+    }
+    if let Some(median) = scores.median_ttft {
+        said.push(errors_in_words("Times to the first token", median, &scores.ttft));
     }
     let list = |what: &str, found: &[String]| match found {
         [] => format!("{what}: none."),
@@ -127,6 +125,14 @@ fn summary(published: &Published, scores: &Scores) -> Text {
     said.join(" ").into()
 }
 
+fn errors_in_words(what: &str, median: f64, errors: &[Error]) -> String {
+    let (cells, outside) = (errors.len(), errors.iter().filter(|error| !error.within).count());
+    format!(
+        "{what}: median error {:.1} %, {outside} of {cells} cells outside their tolerance.",
+        median * 100.0
+    )
+}
+
 fn times(published: &Published, errors: &[Error], what: &str) -> Vec<Block> {
     let used = |name: &str| errors.iter().any(|error| error.system == name);
     let systems: Vec<&str> =
@@ -143,7 +149,10 @@ fn times(published: &Published, errors: &[Error], what: &str) -> Vec<Block> {
         }
         (Weight::Plain, cells)
     });
-    let caption = format!("{what}: published, simulated, error. In brackets what is outside its tolerance.");
+    let caption = format!(
+        "{what}: published, simulated, error. In brackets what is outside its tolerance, {:.0} % unless a cell has its own.",
+        published.tolerance.0 * 100.0
+    );
     let head = std::iter::once(String::new()).chain(systems.iter().map(|name| (*name).to_owned())).collect();
     vec![Block::Table(Table { caption: caption.into(), head, rows: rows.collect(), wordy: true })]
 }
@@ -166,7 +175,7 @@ fn time(error: &Error) -> String {
         return format!("{}, none", short(error.published_ms));
     };
     let said = format!("{}, {}, {:+.0} %", short(error.published_ms), short(simulated), off * 100.0);
-    if error.within() { said } else { format!("[{said}]") }
+    if error.within { said } else { format!("[{said}]") }
 }
 
 fn pressure(published: &Published, results: &Results) -> Vec<Block> {
@@ -179,15 +188,12 @@ fn pressure(published: &Published, results: &Results) -> Vec<Block> {
             let run = results.get(&(place, column)).and_then(Result::ran);
             let mut group = Weight::Group;
             for (device, share) in &cell.pressure {
-                let simulated = run.and_then(|run| run.pressure.get(device)).copied().unwrap_or(0.0);
                 let percent = |share: f64| format!("{:.1} %", share * 100.0);
-                let cells = [
-                    row.label.clone(),
-                    system.name.clone(),
-                    device.clone(),
-                    percent(share.0),
-                    percent(simulated),
-                ];
+                // A device that the plan leaves out holds nothing.
+                let simulated = run
+                    .map_or("-".to_owned(), |run| percent(run.pressure.get(device).copied().unwrap_or(0.0)));
+                let cells =
+                    [row.label.clone(), system.name.clone(), device.clone(), percent(share.0), simulated];
                 rows.push((group, cells.map(Text::from).to_vec()));
                 group = Weight::Plain;
             }
@@ -227,7 +233,7 @@ fn footprint(published: &Published, results: &Results) -> Vec<Block> {
             (Weight::Plain, std::iter::once(Text::from(*label)).chain(cells).collect())
         });
         let caption = format!(
-            "{}: weights, keys and values and buffers in GiB, of what a run can have; over: the CPU reads from disk.",
+            "{}: weights, keys and values and buffers in GiB, of what a run can have; over: read from disk for every token, or too much.",
             system.name
         );
         let head =
@@ -273,21 +279,17 @@ fn spreads(published: &Published, results: &Results) -> Vec<Block> {
         let Some((run, spread)) = result.ran().and_then(|run| Some((run, run.spread.as_ref()?))) else {
             continue;
         };
-        let failed = if spread.failed > 0 {
-            format!(" ({} of {} did not run)", spread.failed, spread.draws)
-        } else {
-            String::new()
-        };
         let cells = [
             published.rows[row].label.clone(),
             published.systems[system].name.clone(),
             run.tpot_ms.map_or_else(String::new, short),
-            format!("{} to {}{failed}", short(spread.p10_ms), short(spread.p90_ms)),
+            spread.between(),
             spread.moved_by(),
         ];
         rows.push((Weight::Plain, cells.map(Text::from).to_vec()));
     }
-    let head = ["", "system", "ms a token", "8 of 10 draws", "moved most by"].map(str::to_owned).to_vec();
+    let head =
+        ["", "system", "ms a token", "eight of ten draws take", "moved most by"].map(str::to_owned).to_vec();
     let caption = "Every parameter of the devices and links is drawn around its value, by as much as its source leaves \
                    open. The last column moves one parameter at a time by its own uncertainty; to its end: the run \
                    ends out of memory then."

@@ -48,7 +48,7 @@ pub struct Spread {
     pub p10_ms: f64,
     /// A tenth lies above.
     pub p90_ms: f64,
-    /// How many draws ran out of memory or could not be run.
+    /// How many draws ran out of memory, and so took endlessly.
     pub failed: usize,
     /// Draws.
     pub draws: usize,
@@ -86,16 +86,25 @@ impl Spread {
 
     /// For people.
     pub fn in_words(&self) -> String {
-        let moved = self.moved_by();
         let failed = match self.failed {
             0 => String::new(),
-            failed => format!(", and {failed} could not be run"),
+            failed => format!(" ({failed} do not fit into memory)"),
         };
+        let (draws, between, moved) = (self.draws, self.between(), self.moved_by());
         format!(
-            "  Of {} draws of all parameters eight in ten lie between {:.0} and {:.0} ms a token{failed}.\n  Moved most \
-             by {moved}.",
-            self.draws, self.p10_ms, self.p90_ms
+            "  Of {draws} draws of all parameters{failed} eight in ten take {between}.\n  Moved most by {moved}."
         )
+    }
+
+    /// The interval; a draw that does not fit takes endlessly.
+    pub fn between(&self) -> String {
+        let digits = |ms: f64| if ms < 100.0 { 1 } else { 0 };
+        let show = |ms: f64| format!("{ms:.*}", digits(ms));
+        match (self.p10_ms.is_finite(), self.p90_ms.is_finite()) {
+            (true, true) => format!("{} to {} ms a token", show(self.p10_ms), show(self.p90_ms)),
+            (true, false) => format!("{} ms a token or more, up to endlessly", show(self.p10_ms)),
+            (false, _) => "endlessly".to_owned(),
+        }
     }
 }
 

@@ -8,13 +8,12 @@
 //! Not here: second chances.
 
 use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::{Rng, SeedableRng};
+use rand_chacha::rand_core::Rng;
 
 use super::Chunk;
 use super::listed::{Listed, Pages, Rules};
+use crate::streams::{self, Purpose};
 
-/// Which random stream decides; the device's place is added to it.
-const EVICTIONS: u64 = 2 << 40;
 /// So many draws that hit chunks in flight, and the next one that is not is taken.
 const DRAWS: u32 = 64;
 
@@ -33,8 +32,7 @@ pub type Random = Listed<Lot>;
 impl Random {
     /// Nothing of a share of so many chunks is in memory yet. Devices at different places draw differently.
     pub fn new(share: u32, capacity: u32, seed: u64, place: u64) -> Self {
-        let mut stream = ChaCha8Rng::seed_from_u64(seed);
-        stream.set_stream(EVICTIONS | place);
+        let stream = streams::stream(seed, Purpose::Eviction, 0, place);
         let rules = Lot { stream, held: Vec::new(), at: vec![0; share as usize] };
         Self::with_rules(rules, 1, share, capacity)
     }

@@ -75,7 +75,7 @@ impl Cpu {
     pub fn next_end(&self) -> Option<Nanos> {
         let speed = self.speed();
         let left = self.jobs.iter().map(|job| job.remaining.max(0.0)).min_by(f64::total_cmp)?;
-        (speed > 0.0).then(|| self.settled + nanos_until(left / speed))
+        (speed > 0.0).then(|| self.settled.saturating_add(nanos_until(left / speed)))
     }
 
     /// Takes one computation that has ended by `now`.

@@ -106,7 +106,7 @@ impl<T> Disk<T> {
         if latency == 0 {
             self.serve(now, flow);
         } else {
-            queue.starts = Some(now + latency);
+            queue.starts = Some(now.saturating_add(latency));
         }
     }
 

@@ -56,7 +56,7 @@ impl Sharing {
     /// When the next job ends if nothing changes; `None` when nobody advances.
     pub fn next_end(&self) -> Option<Nanos> {
         let ends = self.jobs.iter().filter(|job| job.rate > 0.0);
-        ends.map(|job| self.settled + nanos_until(job.remaining.max(0.0) / job.rate)).min()
+        ends.map(|job| self.settled.saturating_add(nanos_until(job.remaining.max(0.0) / job.rate))).min()
     }
 
     /// Takes one job that has ended by `now`, in order of arrival.

@@ -50,7 +50,7 @@ impl Loader {
     pub fn load(&mut self, bytes: Bytes) -> Loading {
         let room = if self.released.len() < self.window { 0 } else { self.released.pop_front().unwrap_or(0) };
         let start = self.loaded.max(room);
-        self.loaded = start + (bytes / self.disk).to_nanos();
+        self.loaded = start.saturating_add((bytes / self.disk).to_nanos());
         self.read += bytes;
         Loading { start, end: self.loaded, bytes }
     }

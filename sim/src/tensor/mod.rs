@@ -65,7 +65,7 @@ pub(crate) fn simulate(
         .enumerate()
         .map(|(place, (device, held))| Rank::new(input, tensor, place, device, held))
         .collect();
-    let (mut records, readings) = World::new(input, tensor, ranks, &passes).run();
+    let (mut records, readings) = World::new(input, tensor, ranks, &passes).run()?;
     records.sort_by_key(|record| record.start);
     Ok(Trace {
         header,

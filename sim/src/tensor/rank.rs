@@ -143,7 +143,8 @@ impl<'a> Rank<'a> {
             }
             let swapped = Bytes((bytes.as_f64() * self.swapped) as u64);
             self.swapped_in += swapped;
-            at += (swapped / self.device.disk_read()).to_nanos() + time.to_nanos();
+            let swapping = (swapped / self.device.disk_read()).to_nanos();
+            at = at.saturating_add(swapping).saturating_add(time.to_nanos());
             computed += time.to_nanos();
             if let Some(loader) = self.loader.as_mut().filter(|_| bytes > Bytes::ZERO) {
                 loader.release(at);
@@ -178,7 +179,7 @@ impl<'a> Rank<'a> {
         }
         let mut at = now;
         for (record, time) in steps {
-            let end = at + time.to_nanos();
+            let end = at.saturating_add(time.to_nanos());
             out.push(Record { start: at, end, ..record });
             at = end;
         }

@@ -18,9 +18,10 @@ use hearth_schema::tensor::{AllReduce, TensorPlan};
 use hearth_schema::trace::{Counter, Kind, Reading, Record, Resource};
 
 use crate::engine::{Engine, Nanos, Timer};
+use crate::error::SimError;
 use crate::resource::Link;
 use crate::resource::link::{Delivery, Sent};
-use crate::run::Input;
+use crate::run::{Input, LONGEST};
 
 use super::rank::Rank;
 
@@ -122,11 +123,15 @@ impl<'a> World<'a, ()> {
 
 impl<L: Link> World<'_, L> {
     /// Runs all passes.
-    pub fn run(mut self) -> (Vec<Record>, Vec<Reading>) {
+    pub fn run(mut self) -> Result<(Vec<Record>, Vec<Reading>), SimError> {
         self.begin(0);
         while !self.ended
             && let Some(event) = self.engine.next_event()
         {
+            if self.engine.now() > LONGEST {
+                let tokens = self.readings.iter().filter(|reading| reading.device == 0).count() as u32;
+                return Err(SimError::TooLong { tokens, at: Seconds::from_nanos(self.engine.now()) });
+            }
             match event {
                 Event::Embedded => self.hand_out(),
                 Event::Computed(place) => self.enter(place),
@@ -136,14 +141,14 @@ impl<L: Link> World<'_, L> {
                 Event::Air => self.settle(),
             }
         }
-        (self.records, self.readings)
+        Ok((self.records, self.readings))
     }
 
     /// The head begins a pass.
     fn begin(&mut self, index: usize) {
         let (now, pass) = (self.engine.now(), self.passes[index]);
         self.progress[0].stage = (index, 0);
-        let end = now + self.ranks[0].embed(pass).to_nanos();
+        let end = now.saturating_add(self.ranks[0].embed(pass).to_nanos());
         let record = self.ranks[0].record(Kind::Embed, pass, 0, now);
         let cost = Some(hearth_schema::trace::Cost { cpu: end - now, ..Default::default() });
         self.records.push(Record { end, cost, ..record });

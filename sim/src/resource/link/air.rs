@@ -18,17 +18,13 @@ use std::collections::BTreeMap;
 use hearth_profiles::link::air::{Air, Tcp};
 use hearth_profiles::link::way::{End, Way};
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
-use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::SeedableRng;
 
 use super::connection::{Connection, Delays};
 use super::stalls::Stalls;
 use super::token::{Burst, Token};
 use super::{ConstantLink, Delivery, Link, Sent};
 use crate::engine::Nanos;
-
-/// Which random streams are the air's; channel and purpose are added to it.
-const AIR: u64 = 1 << 41;
+use crate::streams;
 
 /// What a channel draws for.
 #[derive(Clone, Copy)]
@@ -102,9 +98,7 @@ impl AirLink {
     /// Wires only, until [`AirLink::with`] puts pairs on the air.
     pub fn new(wires: ConstantLink, air: Option<&Air>, seed: u64) -> Self {
         let stream = |channel: usize, purpose: Purpose| {
-            let mut stream = ChaCha8Rng::seed_from_u64(seed);
-            stream.set_stream(AIR | (channel as u64) << 8 | purpose as u64);
-            stream
+            streams::stream(seed, streams::Purpose::Air, 0, (channel as u64) << 8 | purpose as u64)
         };
         let channels = || air.into_iter().flat_map(|air| air.channels.iter().enumerate());
         let token = |(index, channel): (usize, &hearth_profiles::link::air::Channel)| {
@@ -138,7 +132,8 @@ impl AirLink {
         let (up, down) = (half(&way.sender, Port::From(from)), half(&way.receiver, Port::To(to)));
         for port in [up.port, down.port] {
             // Wires never stand still, so that their stream is never asked.
-            let quiet = || Token::new(Stalls::new(Vec::new(), ChaCha8Rng::seed_from_u64(0)));
+            let quiet =
+                || Token::new(Stalls::new(Vec::new(), streams::stream(0, streams::Purpose::Air, 0, 0)));
             self.tokens.entry(port).or_insert_with(quiet);
         }
         let ((_, Port::Channel(delaying)) | (Port::Channel(delaying), _)) = (up.port, down.port) else {

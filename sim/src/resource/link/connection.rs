@@ -16,8 +16,8 @@ use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, LogNormal};
 
-use super::stalls::share;
 use crate::engine::Nanos;
+use crate::streams::uniform;
 
 /// The messages from one device to another.
 #[derive(Debug, Clone, Default)]
@@ -65,7 +65,7 @@ impl Delays {
     pub fn surcharge(&mut self, tcp: &Tcp, rate: BytesPerSecond, bytes: Bytes, fresh: bool) -> Seconds {
         let mut one_way = || log_normal(self.median, self.sigma, &mut self.tcp);
         let round_trip = one_way() + one_way();
-        let fate = share(&mut self.tcp);
+        let fate = uniform(&mut self.tcp);
         let opening =
             if fresh && tcp.idle_restart { opening(round_trip, tcp, rate, bytes) } else { Seconds(0.0) };
         let segments = bytes.0.div_ceil(SEGMENT.0).max(1);

@@ -12,9 +12,9 @@
 use hearth_profiles::Seconds;
 use hearth_profiles::link::air::{LONGEST_STALL, Stall};
 use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::Rng;
 
 use crate::engine::Nanos;
+use crate::streams::uniform;
 
 /// A window, in nanoseconds: no stall reaches beyond the next one.
 const WINDOW: Nanos = (LONGEST_STALL.0 * 1e9) as Nanos;
@@ -125,21 +125,16 @@ impl Stalls {
             let mut at = Seconds(0.0);
             loop {
                 // An exponential gap; the share is never 1.
-                at += Seconds(-(1.0 - share(stream)).ln() / kind.rate.0);
+                at += Seconds(-(1.0 - uniform(stream)).ln() / kind.rate.0);
                 if at >= LONGEST_STALL {
                     break;
                 }
                 let start = (window * WINDOW).saturating_add(at.to_nanos());
-                let length = kind.from + (kind.to - kind.from) * share(stream);
+                let length = kind.from + (kind.to - kind.from) * uniform(stream);
                 spans.push((start, start.saturating_add(length.to_nanos())));
             }
         }
     }
-}
-
-/// A uniform number from 0 to below 1.
-pub(super) fn share(stream: &mut impl Rng) -> f64 {
-    (stream.next_u64() >> 11) as f64 / (1u64 << 53) as f64
 }
 
 /// Overlapping spans as one.
