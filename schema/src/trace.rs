@@ -283,10 +283,10 @@ pub struct Trace {
     pub records: Vec<Record>,
     /// The counters.
     pub readings: Vec<Reading>,
-    /// What happened to the ring, in order of the starts.
-    pub happenings: Vec<Happening>,
     /// Devices whose memory the run exceeds; empty unless it ended so.
     pub shortages: Vec<Shortage>,
+    /// What happened to the ring, in order of the starts.
+    pub happenings: Vec<Happening>,
     /// How it ended.
     pub outcome: Outcome,
 }
