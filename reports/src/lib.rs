@@ -26,8 +26,8 @@
 //!     passes: (0..3).map(|index| Pass::plain(index, index, 1, true)).collect(),
 //!     records: vec![output(0, 20), output(1, 50), output(2, 100)],
 //!     readings: vec![],
-//!     happenings: vec![],
 //!     shortages: vec![],
+//!     happenings: vec![],
 //!     outcome: Outcome::Ok,
 //! };
 //! let report = Report::new(vec![trace])?;

@@ -95,8 +95,8 @@ fn trace() -> impl Strategy<Value = Trace> {
                 passes: (0..passes).map(pass).collect(),
                 records,
                 readings,
-                happenings: vec![],
                 shortages: vec![],
+                happenings: vec![],
                 outcome,
             }
         },

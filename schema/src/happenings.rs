@@ -147,6 +147,7 @@ fn pressure(trace: &Trace, happening: &Happening, from: u64, to: u64) -> Phases 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::Parallelism;
     use crate::schedule::Pass;
     use crate::trace::{Header, Kind, Origin, Outcome, Reading, Record, Resource, TracedDevice};
 
@@ -182,7 +183,7 @@ mod tests {
                 scenario: "s".into(),
                 plan: "p".into(),
                 model: "m".into(),
-                kind: crate::plan::Parallelism::Ring,
+                kind: Parallelism::Ring,
                 seed: 1,
                 version: "0".into(),
                 devices: vec![TracedDevice {

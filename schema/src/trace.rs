@@ -267,8 +267,8 @@ enum Line {
     Pass(Pass),
     Step(Record),
     Counter(Reading),
-    Event(Happening),
     Shortage(Shortage),
+    Event(Happening),
     End(Outcome),
 }
 
@@ -343,7 +343,8 @@ impl Trace {
     pub fn read(input: &mut impl BufRead) -> Result<Trace, TraceError> {
         let (mut header, mut outcome) = (None, None);
         let (mut passes, mut records, mut readings) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut shortages, mut happenings) = (Vec::new(), Vec::new());
+        let mut shortages = Vec::new();
+        let mut happenings = Vec::new();
         let mut text = Vec::new();
         for number in 1..=MAX_LINES {
             text.clear();

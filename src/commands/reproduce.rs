@@ -12,6 +12,7 @@ use hearth_reports::published::results::{Footprint, Result as Cell, Results, Sim
 use hearth_reports::published::scores::Scores;
 use hearth_reports::published::{Published, System, page};
 use hearth_schema::room::Room;
+use hearth_schema::trace::Outcome;
 use hearth_schema::{Cluster, Plan, Trace, metrics};
 use serde::Serialize;
 
@@ -114,7 +115,7 @@ fn cell(loaded: &LoadedScenario, warm: bool, args: &ReproduceArgs) -> Result<Cel
     limits::restrict_memory(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
     let trace = simulate::simulate(&cluster, &plan, &loaded.scenario, warm)?;
     let spread = match args.draws {
-        0 => None,
+        draws if draws == 0 || trace.outcome != Outcome::Ok => None,
         draws => Some(uncertainty::spread(&plan, &cluster, &loaded.scenario, warm, draws as usize)?),
     };
     Ok(Cell::Ran(Simulated { spread, ..simulated(&plan, &cluster, &trace) }))

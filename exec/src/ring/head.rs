@@ -181,8 +181,8 @@ impl Ring {
             passes,
             records: Vec::new(),
             readings: Vec::new(),
-            happenings: Vec::new(),
             shortages: Vec::new(),
+            happenings: Vec::new(),
             outcome: Outcome::Ok,
         };
         merge(&mut trace, lines, 0, started);

@@ -273,11 +273,6 @@ fn spreads(published: &Published, results: &Results) -> Vec<Block> {
         let Some((run, spread)) = result.ran().and_then(|run| Some((run, run.spread.as_ref()?))) else {
             continue;
         };
-        let moved: Vec<String> = spread
-            .sensitive
-            .iter()
-            .map(|(name, change)| format!("{name} {:+.0} %", change * 100.0))
-            .collect();
         let failed = if spread.failed > 0 {
             format!(" ({} of {} did not run)", spread.failed, spread.draws)
         } else {
@@ -288,13 +283,14 @@ fn spreads(published: &Published, results: &Results) -> Vec<Block> {
             published.systems[system].name.clone(),
             run.tpot_ms.map_or_else(String::new, short),
             format!("{} to {}{failed}", short(spread.p10_ms), short(spread.p90_ms)),
-            moved.join(", "),
+            spread.moved_by(),
         ];
         rows.push((Weight::Plain, cells.map(Text::from).to_vec()));
     }
     let head = ["", "system", "ms a token", "8 of 10 draws", "moved most by"].map(str::to_owned).to_vec();
     let caption = "Every parameter of the devices and links is drawn around its value, by as much as its source leaves \
-                   open. The last column moves one parameter at a time by its own uncertainty."
+                   open. The last column moves one parameter at a time by its own uncertainty; to its end: the run \
+                   ends out of memory then."
         .into();
     if rows.is_empty() { Vec::new() } else { vec![Block::Table(Table { caption, head, rows, wordy: true })] }
 }

@@ -53,7 +53,7 @@ pub struct Spread {
     /// Draws.
     pub draws: usize,
     /// The parameters that move it most, with the change of the time when each is moved by its own uncertainty, the
-    /// greater of both directions, as a share.
+    /// greater of both directions, as a share; endless if the run ends badly then.
     pub sensitive: Vec<(String, f64)>,
 }
 
@@ -71,14 +71,22 @@ pub enum Result {
 }
 
 impl Spread {
+    /// The parameters that move the time most, and how much.
+    pub fn moved_by(&self) -> String {
+        let change = |(name, change): &(String, f64)| {
+            if change.is_finite() {
+                format!("{name} {:+.0} %", change * 100.0)
+            } else {
+                format!("{name} to its end")
+            }
+        };
+        let moved: Vec<String> = self.sensitive.iter().map(change).collect();
+        if moved.is_empty() { "nothing by itself".to_owned() } else { moved.join(", ") }
+    }
+
     /// For people.
     pub fn in_words(&self) -> String {
-        let moved: Vec<String> = self
-            .sensitive
-            .iter()
-            .map(|(name, change)| format!("{name} ({:+.0} %)", change * 100.0))
-            .collect();
-        let moved = if moved.is_empty() { "nothing by itself".to_owned() } else { moved.join(", ") };
+        let moved = self.moved_by();
         let failed = match self.failed {
             0 => String::new(),
             failed => format!(", and {failed} could not be run"),

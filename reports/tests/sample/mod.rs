@@ -99,8 +99,8 @@ pub fn trace(origin: Origin, tokens: u32) -> Trace {
         passes,
         records: run.records,
         readings: run.readings,
-        happenings: vec![],
         shortages: vec![],
+        happenings: vec![],
         outcome: Outcome::Ok,
     }
 }

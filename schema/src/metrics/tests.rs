@@ -60,8 +60,8 @@ fn trace() -> Trace {
             with_cpu(record(0, Kind::Output, 1, 1, [160, 170]), 10),
         ],
         readings: vec![reading(0, 500), reading(1, 1500)],
-        happenings: vec![],
         shortages: vec![],
+        happenings: vec![],
         outcome: Outcome::Ok,
     }
 }
