@@ -251,6 +251,19 @@ fn a_process_that_android_kills_says_so() {
 }
 
 #[test]
+fn plans_that_only_the_simulator_knows_meet_no_events() {
+    let cluster = cluster("llama-8b", &[PLENTY, PLENTY], 4);
+    let plan = plan(&cluster.model, &[16, 16], ResidencyOptions::of(Residency::Pinned));
+    let options = Options::default();
+    let (input, events) = (Input { cluster: &cluster, plan: &plan, options: &options }, [on("d1", 2)]);
+    let events = events.map(|event| Event { slow: Some(Fraction(0.5)), ..event });
+    let quiet = simulate_in(&input, &Surroundings::default()).expect("a quiet run");
+    assert_eq!(quiet.trace.outcome, Outcome::Ok);
+    let refused = simulate_in(&input, &Surroundings { events: &events, replanner: None });
+    assert!(matches!(refused, Err(SimError::EventsWithoutRing { .. })), "{refused:?}");
+}
+
+#[test]
 fn without_a_plan_for_the_rest_the_run_is_over() {
     let leaves = [Event { leaves: true, ..on("d1", 4) }];
     let cluster = cluster("llama-8b", &[PLENTY, PLENTY], 12);
