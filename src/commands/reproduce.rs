@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use hearth_profiles::Bytes;
+use hearth_profiles::model::ModelProfile;
+use hearth_profiles::{Bytes, Device};
 use hearth_reports::published::results::{Footprint, Result as Cell, Results, Simulated};
 use hearth_reports::published::scores::Scores;
 use hearth_reports::published::{Published, System, page};
@@ -153,16 +154,7 @@ fn footprint(plan: &Plan, cluster: &Cluster) -> Vec<Footprint> {
     let mut footprint = Vec::new();
     for (place, planned) in plan.devices.iter().enumerate() {
         let Some(member) = cluster.member(&planned.name) else { continue };
-        let (main, gpu) = match Holdings::new(plan, place, &cluster.model, &member.device, false) {
-            Some(held) => ([held.main(), held.available], [held.gpu, held.gpu_available]),
-            None => {
-                let room = Room::new(plan, place, &cluster.model, &member.device);
-                let available =
-                    member.device.gpu.as_ref().map_or(Bytes::ZERO, |gpu| gpu.memory_available.value);
-                let needed = room.share + room.cache + room.buffers;
-                ([needed, room.available], [room.gpu_needed, available])
-            }
-        };
+        let (main, gpu) = held(plan, place, &cluster.model, &member.device);
         for (processor, [needed, available]) in [("cpu", main), ("gpu", gpu)] {
             if processor == "cpu" || member.device.gpu.is_some() {
                 let (place, bytes, available) =
@@ -172,6 +164,16 @@ fn footprint(plan: &Plan, cluster: &Cluster) -> Vec<Footprint> {
         }
     }
     footprint
+}
+
+/// What a device needs of main and of GPU memory, each with what a run can have there.
+fn held(plan: &Plan, place: usize, model: &ModelProfile, device: &Device) -> ([Bytes; 2], [Bytes; 2]) {
+    if let Some(held) = Holdings::new(plan, place, model, device, false) {
+        return ([held.main(), held.available], [held.gpu, held.gpu_available]);
+    }
+    let room = Room::new(plan, place, model, device);
+    let gpu = device.gpu.as_ref().map_or(Bytes::ZERO, |gpu| gpu.memory_available.value);
+    ([room.share + room.cache + room.buffers, room.available], [room.gpu_needed, gpu])
 }
 
 /// Layers by device, those on the GPU in brackets.

@@ -98,7 +98,7 @@ impl Spread {
 
     /// The interval; a draw that does not fit takes endlessly.
     pub fn between(&self) -> String {
-        let digits = |ms: f64| if ms < 100.0 { 1 } else { 0 };
+        let digits = |ms: f64| usize::from(ms < 100.0);
         let show = |ms: f64| format!("{ms:.*}", digits(ms));
         match (self.p10_ms.is_finite(), self.p90_ms.is_finite()) {
             (true, true) => format!("{} to {} ms a token", show(self.p10_ms), show(self.p90_ms)),
