@@ -14,7 +14,7 @@
 //!   the token, as when it is at work on another sequence;
 //! - `bubble`: what is left; zero where every pass is somewhere, unless the ring lost a device and had to begin again.
 //!
-//! In a `tensor` trace the token is everywhere at once, see [`lockstep`].
+//! In a `tensor` trace the token is everywhere at once, see `lockstep`.
 //!
 //! `hidden_disk` is reading ahead, less what the computations of the same device waited beside it. It
 //! stands next to the sum, not in it.

@@ -1,9 +1,9 @@
 //! When does a message arrive over air that others share?
 //!
 //! Its bytes go to the access point and from there to the receiver, in bursts that each hold the channel's token
-//! ([`super::token`]). Between two stations of one channel both halves take the same token, so that a long message gets
+//! (`token`). Between two stations of one channel both halves take the same token, so that a long message gets
 //! 1 / (1/up + 1/down); a device on a wire, or on another channel, takes a token of its own. After its last burst a
-//! message takes the rest of its delay, and what TCP adds ([`super::connection`]).
+//! message takes the rest of its delay, and what TCP adds (`connection`).
 //!
 //! The delay that a channel's document gives is what a small message takes one way when it has the air for itself; so
 //! the overheads of such a message are in it, and only what is left of it comes after the burst.
