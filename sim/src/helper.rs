@@ -17,6 +17,7 @@ use hearth_schema::schedule::Pass;
 use hearth_schema::trace::{Kind, Record, Resource};
 
 use crate::engine::Nanos;
+use crate::lines::begun;
 use crate::page_cache::{Chunk, Fetch};
 use crate::resource::Flow;
 use crate::storage::{NO_ROOM_PAUSE, Storage, Touch};
@@ -37,19 +38,9 @@ pub struct Job {
 impl Job {
     /// The line of a stretch of reading for it, which begins with so many bytes.
     pub fn record(&self, device: u16, now: Nanos, bytes: Bytes) -> Record {
-        Record {
-            device,
-            resource: Resource::DiskPrefetch,
-            kind: Kind::Prefetch,
-            pass: self.pass.index,
-            round: self.round,
-            layers: self.layers,
-            start: now,
-            end: now,
-            bytes: bytes.0,
-            peer: None,
-            cost: None,
-        }
+        let place = (self.pass.index, self.round);
+        let line = begun(device.into(), Resource::DiskPrefetch, Kind::Prefetch, place, now);
+        Record { layers: self.layers, bytes: bytes.0, ..line }
     }
 }
 

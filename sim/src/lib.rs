@@ -16,6 +16,7 @@ mod error;
 mod helper;
 mod keeper;
 mod layout;
+mod lines;
 pub mod page_cache;
 mod renewal;
 pub mod resource;

@@ -37,6 +37,7 @@ use crate::agenda::Agenda;
 use crate::budget::Budget;
 use crate::engine::{Engine, Nanos, Timer};
 use crate::error::SimError;
+use crate::lines::begun;
 use crate::page_cache::CHUNK_BYTES;
 use crate::page_cache::of_device::unvalidated;
 use crate::resource::link::{Delivery, Post};
@@ -361,19 +362,8 @@ impl<'a> World<'a> {
     /// Sends a message that was handed over then.
     pub(crate) fn put_on_the_way(&mut self, from: usize, to: usize, message: Message, handed: Nanos) {
         let now = self.engine.now();
-        self.records.push(Record {
-            device: from as u16,
-            resource: Resource::Tx,
-            kind: Kind::Send,
-            pass: message.pass.index,
-            round: message.sent_in,
-            layers: None,
-            start: handed,
-            end: now,
-            bytes: message.bytes.0,
-            peer: Some(to as u16),
-            cost: None,
-        });
+        let line = begun(from, Resource::Tx, Kind::Send, (message.pass.index, message.sent_in), handed);
+        self.records.push(Record { end: now, bytes: message.bytes.0, peer: Some(to as u16), ..line });
         let item = (to, message, self.records.len() - 1);
         let way = [from, to].map(|seat| self.place_on_links(seat));
         if let Some((item, delivery)) = self.post.send(now, way, message.bytes, item) {

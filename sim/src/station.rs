@@ -25,6 +25,7 @@ use crate::error::SimError;
 use crate::helper::Job;
 use crate::keeper::Keeper;
 use crate::layout::Layout;
+use crate::lines::begun;
 use crate::resource::Cpu;
 use crate::run::Event;
 use crate::storage::{Storage, TICK, WAKE};
@@ -508,19 +509,6 @@ impl<'a> Station<'a> {
     }
 
     fn record(&self, kind: Kind, pass: Pass, round: u32, desk: &Desk) -> Record {
-        let now = desk.engine.now();
-        Record {
-            device: self.place as u16,
-            resource: Resource::Cpu,
-            kind,
-            pass: pass.index,
-            round,
-            layers: None,
-            start: now,
-            end: now,
-            bytes: 0,
-            peer: None,
-            cost: None,
-        }
+        begun(self.place, Resource::Cpu, kind, (pass.index, round), desk.engine.now())
     }
 }

@@ -212,7 +212,7 @@ fn several_sequences_begin_again_with_all_their_tokens() {
 fn the_air_stands_still_for_all_and_goes_on() {
     let quiet = |events: &[Event]| {
         let mut cluster = cluster("llama-8b", &[PLENTY, PLENTY], 12);
-        on_air(&mut cluster);
+        on_air(&mut cluster, "", "");
         let plan = plan(&cluster.model, &[16, 16], OS);
         during(&cluster, &plan, events, None).trace
     };

@@ -157,7 +157,7 @@ proptest! {
         let mut cluster = cluster("1b", &memories, generate);
         (cluster.workload.sequences, cluster.workload.micro_batch) = (sequences, micro_batch);
         if air {
-            on_air(&mut cluster);
+            on_air(&mut cluster, "", "");
         }
         if drafts > 0 {
             with_drafts(&mut cluster, drafts);

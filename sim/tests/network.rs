@@ -4,42 +4,22 @@
 
 mod small_rings;
 
+use hearth_profiles::Bytes;
 use hearth_profiles::link::air::Air;
-use hearth_profiles::{Bytes, Document};
-use hearth_schema::cluster::{Cluster, Joined, LinkTable};
+use hearth_schema::cluster::{Cluster, Joined};
+use hearth_schema::metrics;
 use hearth_schema::plan::Plan;
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::trace::{Kind, Record, Trace};
-use hearth_schema::{Scenario, metrics};
 use hearth_sim::{Input, Options, simulate};
 use proptest::prelude::*;
 
-use small_rings::{PLENTY, cluster, plan};
+use small_rings::{PLENTY, cluster, on_air, plan};
 
 /// A ring of stations, warm, in windows.
 fn ring(devices: usize, generate: u32, channel: &str, tcp: &str) -> Cluster {
-    let names: Vec<String> = (0..devices).map(|index| format!("d{index}")).collect();
-    let entries: Vec<String> = names.iter().map(|name| format!("{{name: {name}, profile: d1}}")).collect();
-    let text = format!(
-        "schema: scenario/1
-name: t
-seed: 1
-model: {{profile: llama-8b}}
-context: 64
-workload: {{prompt: 8, generate: 4}}
-devices: [{}]
-links:
-  default: {{latency: {{value: 0.2 ms, source: t}}, bandwidth: {{value: 1 Gbit/s, source: t}}}}
-  air:
-    channels:
-      - {{name: w, bandwidth: {{value: 800 Mbit/s, source: t}}, stations: [{}]{channel}}}
-    tcp: {{{tcp}}}
-",
-        entries.join(", "),
-        names.join(", ")
-    );
     let mut cluster = cluster("llama-8b", &vec![PLENTY; devices], generate);
-    cluster.links = LinkTable::new(Scenario::from_yaml(&text).expect("a sound scenario").links);
+    on_air(&mut cluster, channel, tcp);
     cluster
 }
 

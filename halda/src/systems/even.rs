@@ -22,7 +22,7 @@ use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::tensor::{AllReduce, HeadLoads, SlicedModel, TensorPlan};
 use hearth_schema::{Cluster, Member};
 
-use super::slices::{Made, Share, members, plan, row_block};
+use super::slices::{Made, Share, members, plan, row_block, unsliced};
 use super::{SystemOptions, SystemRefusal};
 use crate::proportional::cumulative_rounding;
 
@@ -84,7 +84,7 @@ pub(super) fn tpi_llm(
         blocks: Some(blocks),
         ..ResidencyOptions::of(Residency::Sliding)
     };
-    let tensor = even_tensor(AllReduce::Star);
+    let tensor = unsliced(AllReduce::Star);
     let made = || Made {
         strategy: "tpi-llm",
         options: vec![format!("weights_as={format}")],
@@ -116,7 +116,7 @@ pub(super) fn airinfer(
 ) -> Result<Plan, SystemRefusal> {
     let format = options.weights_as.unwrap_or(Format::F32);
     let air_time = options.air_time.ok_or(SystemRefusal::NoAirTime)?;
-    let tensor = TensorPlan { air_time: Some(air_time), ..even_tensor(AllReduce::OverTheAir) };
+    let tensor = TensorPlan { air_time: Some(air_time), ..unsliced(AllReduce::OverTheAir) };
     let shares = even_shares(cluster, ResidencyOptions::pinned(Some(format)), format);
     let made = Made {
         strategy: "airinfer",
@@ -125,18 +125,6 @@ pub(super) fn airinfer(
         explanation: vec![format!("an all-reduce takes {air_time} whatever the number of devices, as given")],
     };
     Ok(plan(cluster, scenario, made, &tensor, &shares))
-}
-
-fn even_tensor(all_reduce: AllReduce) -> TensorPlan {
-    TensorPlan {
-        all_reduce,
-        air_time: None,
-        values: Format::F32,
-        head_loads: HeadLoads::Slice,
-        batch: None,
-        embedding_as: None,
-        slices: Vec::new(),
-    }
 }
 
 /// As even as heads and blocks of rows go; devices beyond the key-value heads get nothing.

@@ -13,15 +13,12 @@
 
 use hearth_profiles::Format;
 use hearth_profiles::device::{Device, Os};
-use hearth_schema::plan::{
-    DroppedDevice, Origin, Plan, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Role,
-};
+use hearth_schema::plan::{DroppedDevice, Origin, Plan, PlannedDevice, PlannerRecord, Role};
 use hearth_schema::residency::ResidencyOptions;
-use hearth_schema::schedule::Processor;
 use hearth_schema::{Cluster, Member};
 
 use super::SystemRefusal;
-use super::slices::members;
+use super::slices::{members, unassigned};
 use crate::build::total_memory;
 use crate::proportional::{cumulative_rounding, keep_head};
 
@@ -66,23 +63,8 @@ pub(super) fn plan(cluster: &Cluster, scenario: &Origin) -> Result<Plan, SystemR
             predicted: None,
         });
     }
-    Ok(Plan {
-        schema: <Plan as hearth_profiles::Document>::SCHEMA.to_owned(),
-        scenario: scenario.clone(),
-        model: PlannedModel::of(&cluster.model),
-        planner: PlannerRecord { strategy: "exo".into(), options: vec!["memory=total".into()] },
-        kind: PlanKind::Ring,
-        rounds: 1,
-        context: cluster.context,
-        kv_cache: cluster.kv_cache,
-        output: Processor::Cpu,
-        sequences: cluster.workload.sequences,
-        draft: None,
-        devices,
-        dropped,
-        predicted: None,
-        explanation,
-    })
+    let planner = PlannerRecord { strategy: "exo".into(), options: vec!["memory=total".into()] };
+    Ok(Plan { devices, dropped, explanation, ..unassigned(cluster, scenario, planner) })
 }
 
 /// In which formats a device has its weights, and whether its GPU computes.

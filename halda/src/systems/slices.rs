@@ -11,7 +11,7 @@ use hearth_schema::plan::{
 };
 use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::schedule::Processor;
-use hearth_schema::tensor::{Slice, TensorPlan};
+use hearth_schema::tensor::{AllReduce, HeadLoads, Slice, TensorPlan};
 use hearth_schema::{Cluster, Member};
 
 use crate::assignment::ring_order;
@@ -27,6 +27,19 @@ pub(super) struct Share {
     pub residency: ResidencyOptions,
     /// Whether its GPU computes.
     pub on_gpu: bool,
+}
+
+/// How most systems sum, before anybody has a slice: in 32 bit, with a head that loads no more than its own.
+pub(super) fn unsliced(all_reduce: AllReduce) -> TensorPlan {
+    TensorPlan {
+        all_reduce,
+        air_time: None,
+        values: Format::F32,
+        head_loads: HeadLoads::Slice,
+        batch: None,
+        embedding_as: None,
+        slices: Vec::new(),
+    }
 }
 
 /// The members in the order of the ring, the head first.
@@ -75,21 +88,28 @@ pub(super) fn plan(
             predicted: None,
         });
     }
+    let planner = PlannerRecord { strategy: made.strategy.to_owned(), options: made.options };
+    let kind = PlanKind::Tensor(TensorPlan { slices, ..tensor.clone() });
+    Plan { kind, devices, dropped, explanation: made.explanation, ..unassigned(cluster, scenario, planner) }
+}
+
+/// A plan of one round for this cluster, in which nobody has a part yet.
+pub(super) fn unassigned(cluster: &Cluster, scenario: &Origin, planner: PlannerRecord) -> Plan {
     Plan {
         schema: <Plan as hearth_profiles::Document>::SCHEMA.to_owned(),
         scenario: scenario.clone(),
         model: PlannedModel::of(&cluster.model),
-        planner: PlannerRecord { strategy: made.strategy.to_owned(), options: made.options },
-        kind: PlanKind::Tensor(TensorPlan { slices, ..tensor.clone() }),
+        planner,
+        kind: PlanKind::Ring,
         rounds: 1,
         context: cluster.context,
         kv_cache: cluster.kv_cache,
         output: Processor::Cpu,
         sequences: cluster.workload.sequences,
         draft: None,
-        devices,
-        dropped,
+        devices: Vec::new(),
+        dropped: Vec::new(),
         predicted: None,
-        explanation: made.explanation,
+        explanation: Vec::new(),
     }
 }

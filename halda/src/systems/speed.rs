@@ -20,10 +20,10 @@ use hearth_schema::plan::{Origin, Plan};
 use hearth_schema::rates::Work;
 use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::schedule::Pass;
-use hearth_schema::tensor::{AllReduce, HeadLoads, SlicedModel, TensorPlan};
+use hearth_schema::tensor::{AllReduce, SlicedModel};
 use hearth_schema::{Cluster, Member};
 
-use super::slices::{Made, Share, members, plan, row_block};
+use super::slices::{Made, Share, members, plan, row_block, unsliced};
 use super::{SystemOptions, SystemRefusal};
 use crate::proportional::{cumulative_rounding, speed_weights, within_room};
 
@@ -105,15 +105,7 @@ fn by_speed(
         let why = "its share rounds to nothing".to_owned();
         return Err(SystemRefusal::NotTheHead { system, head: members[0].name.clone(), why });
     }
-    let tensor = TensorPlan {
-        all_reduce,
-        air_time: None,
-        values: Format::F32,
-        head_loads: HeadLoads::Slice,
-        batch: None,
-        embedding_as: None,
-        slices: Vec::new(),
-    };
+    let tensor = unsliced(all_reduce);
     let options = vec![format!("weights_as={format}")];
     let explanation = vec!["slices follow the time that a slice takes, within what memory holds".into()];
     let made = Made { strategy: system, options, dropped: Vec::new(), explanation };

@@ -11,6 +11,7 @@ use hearth_schema::trace::{Kind, Record, Resource};
 
 use super::{Desk, Doing, Parts, Station};
 use crate::conditions::Conditions;
+use crate::lines::begun;
 use crate::page_cache::of_device::Placed;
 use crate::resource::Cpu;
 use crate::run::Event;
@@ -123,20 +124,8 @@ impl<'a> Station<'a> {
         let rate = disk.populate.as_ref().unwrap_or(&disk.sequential).value;
         let rate = disk.limit.as_ref().map_or(rate, |limit| BytesPerSecond(rate.0.min(limit.value.0)));
         let upload = if gpu.unified_memory { Seconds(0.0) } else { gpu.upload.time(bytes) };
-        let now = desk.engine.now();
-        let record = Record {
-            device: self.place as u16,
-            resource: Resource::DiskPrefetch,
-            kind: Kind::Prefetch,
-            pass: NO_PASS,
-            round: 0,
-            layers: span,
-            start: now,
-            end: now,
-            bytes: bytes.0,
-            peer: None,
-            cost: None,
-        };
+        let line = begun(self.place, Resource::DiskPrefetch, Kind::Prefetch, (NO_PASS, 0), desk.engine.now());
+        let record = Record { layers: span, bytes: bytes.0, ..line };
         self.read_before += bytes;
         self.fixed(vec![(record, bytes / rate + upload)], None, desk);
     }

@@ -18,6 +18,7 @@ use hearth_schema::tensor::{SlicedModel, TensorPlan};
 use hearth_schema::trace::{Cost, Kind, Record, Resource};
 
 use crate::engine::Nanos;
+use crate::lines::begun;
 use crate::run::Input;
 
 use super::loader::Loader;
@@ -192,19 +193,7 @@ impl<'a> Rank<'a> {
 
     /// A record of this rank.
     pub fn record(&self, kind: Kind, pass: Pass, round: u32, now: Nanos) -> Record {
-        Record {
-            device: self.place as u16,
-            resource: Resource::Cpu,
-            kind,
-            pass: pass.index,
-            round,
-            layers: None,
-            start: now,
-            end: now,
-            bytes: 0,
-            peer: None,
-            cost: None,
-        }
+        begun(self.place, Resource::Cpu, kind, (pass.index, round), now)
     }
 }
 

@@ -115,9 +115,9 @@ pub fn plan(model: &ModelProfile, windows: &[u32], residency: ResidencyOptions) 
     }
 }
 
-/// Puts all devices on one Wi-Fi channel.
+/// Puts all devices on one Wi-Fi channel, of which `channel` says more, with these options of TCP.
 #[allow(dead_code, reason = "most of the tests that share this have wires")]
-pub fn on_air(cluster: &mut Cluster) {
+pub fn on_air(cluster: &mut Cluster, channel: &str, tcp: &str) {
     let names: Vec<&str> = cluster.members.iter().map(|member| member.name.as_str()).collect();
     let entries: Vec<String> = names.iter().map(|name| format!("{{name: {name}, profile: d1}}")).collect();
     let text = format!(
@@ -130,7 +130,10 @@ workload: {{prompt: 8, generate: 4}}
 devices: [{}]
 links:
   default: {{latency: {{value: 0.2 ms, source: t}}, bandwidth: {{value: 1 Gbit/s, source: t}}}}
-  air: {{channels: [{{name: w, bandwidth: {{value: 800 Mbit/s, source: t}}, stations: [{}]}}]}}
+  air:
+    channels:
+      - {{name: w, bandwidth: {{value: 800 Mbit/s, source: t}}, stations: [{}]{channel}}}
+    tcp: {{{tcp}}}
 ",
         entries.join(", "),
         names.join(", ")
