@@ -36,8 +36,8 @@ macro_rules! compiled_for_each {
             match instructions.set() {
                 $crate::kernels::Set::Scalar => $generic($($argument),*),
                 #[cfg(target_arch = "x86_64")]
-                // SAFETY: this value exists only where the processor has AVX2, FMA and F16C.
-                $crate::kernels::Set::Avx2 => unsafe { avx2($($argument),*) },
+                // SAFETY: these values exist only where the processor has AVX2, FMA and F16C.
+                $crate::kernels::Set::Avx2 | $crate::kernels::Set::Avx512 => unsafe { avx2($($argument),*) },
             }
         }
     )+};
@@ -51,6 +51,7 @@ mod avx2;
 pub(crate) mod blocks;
 pub(crate) mod elementwise;
 mod exponential;
+mod panel;
 pub(crate) mod product;
 pub(crate) mod scalar;
 
@@ -140,6 +141,9 @@ pub(crate) enum Set {
     /// x86-64 with AVX2, FMA and F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    /// x86-64 with AVX-512 (F, BW, VL) and VNNI besides.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
 }
 
 impl Instructions {
@@ -153,6 +157,13 @@ impl Instructions {
             && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("f16c")
         {
+            if is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512vl")
+                && is_x86_feature_detected!("avx512vnni")
+            {
+                return Instructions(Set::Avx512);
+            }
             return Instructions(Set::Avx2);
         }
         Instructions::SCALAR
@@ -164,6 +175,8 @@ impl Instructions {
             Set::Scalar => "scalar",
             #[cfg(target_arch = "x86_64")]
             Set::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512 => "avx512",
         }
     }
 

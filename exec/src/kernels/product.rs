@@ -9,7 +9,7 @@
 use std::marker::PhantomData;
 
 use super::activations::Activations;
-use super::{Instructions, Set, Supported, scalar};
+use super::{Instructions, Set, Supported, panel, scalar};
 
 /// A matrix in the mapped file.
 #[derive(Debug, Clone, Copy)]
@@ -65,6 +65,20 @@ impl<'a> Output<'a> {
         // asserts once for all.
         unsafe { *self.values.add(token * self.rows + row) = value };
     }
+
+    /// Neighbouring rows from `first` on.
+    ///
+    /// # Safety
+    /// No other thread writes these places at the same time.
+    #[inline(always)]
+    pub(crate) unsafe fn set_rows(&self, token: usize, first: usize, values: &[f32]) {
+        assert!(token < self.tokens && first + values.len() <= self.rows);
+        // SAFETY: within the slice that `new` was given, which overlaps no borrowed values.
+        unsafe {
+            let place = self.values.add(token * self.rows + first);
+            std::ptr::copy_nonoverlapping(values.as_ptr(), place, values.len());
+        }
+    }
 }
 
 /// Computes rows `first..first + count` of `matrix` times `input`.
@@ -87,16 +101,28 @@ pub(crate) unsafe fn rows_product(
         #[cfg(target_arch = "x86_64")]
         // SAFETY: this value exists only where the processor has AVX2, FMA and F16C.
         Set::Avx2 => unsafe { avx2_tile(tile) },
+        #[cfg(target_arch = "x86_64")]
+        Set::Avx512 => {
+            // SAFETY: this value exists only where the processor has AVX-512 and all that AVX2 kernels need.
+            unsafe {
+                if panel::pays(matrix.format, input.tokens()) {
+                    panel::multiply(tile)
+                } else {
+                    avx2_tile(tile)
+                }
+            }
+        }
     }
 }
 
+/// Some rows of weights, and all tokens.
 #[derive(Clone, Copy)]
-struct Tile<'a> {
-    matrix: Matrix<'a>,
-    first: usize,
-    count: usize,
-    input: &'a Activations,
-    out: Output<'a>,
+pub(crate) struct Tile<'a> {
+    pub(crate) matrix: Matrix<'a>,
+    pub(crate) first: usize,
+    pub(crate) count: usize,
+    pub(crate) input: &'a Activations,
+    pub(crate) out: Output<'a>,
 }
 
 /// Walks a tile: token tiles outside, weight rows inside. `$view` gives a token's row, `$dot::<T>` its dots.
