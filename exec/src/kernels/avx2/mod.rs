@@ -1,0 +1,72 @@
+//! How are the dot products of [`super::scalar`] made fast on x86-64?
+//!
+//! AVX2, FMA and F16C. `maddubs` multiplies unsigned weights by signed activations and adds neighbours
+//! (largest: 2 * 127 * 127, below 2^15), `madd` multiplies by the integer scales and adds neighbours again:
+//! lane i of the result is elements 4i..4i+3, which is why the order in [`super`] is what it is. Each function
+//! takes T tokens, so that weights are unpacked once for all of them; per token the arithmetic is the same.
+//!
+//! Here: what all formats load and add up. The formats are in files by family.
+//!
+//! Not here: loops over rows. That is [`super::product`].
+
+mod blocks32;
+mod floats;
+mod k_quants;
+
+#[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
+use std::arch::x86_64::*;
+
+pub(super) use blocks32::dot_q8_0;
+pub(super) use floats::{dot_f16, dot_f32, mix_f16, scores_f16};
+pub(super) use k_quants::{dot_q4_k, dot_q6_k};
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn load(bytes: &[i8; 32]) -> __m256i {
+    // SAFETY: an unaligned load of the 32 bytes that the reference covers.
+    unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn load_unsigned(bytes: &[u8; 32]) -> __m256i {
+    // SAFETY: an unaligned load of the 32 bytes that the reference covers.
+    unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn half_bits(bits: u16) -> f32 {
+    _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(bits))))
+}
+
+/// How far ahead of the arithmetic weights are fetched. The processor's own prefetching stops at the end of a
+/// 4 KiB page; without this one core reads at 60 % of what it can.
+const AHEAD: usize = 4096;
+
+/// Asks for the cache lines `AHEAD` bytes after a block, which may belong to the next row or to nobody.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn fetch_ahead<B>(block: &B) {
+    let there = std::ptr::from_ref(block).cast::<i8>().wrapping_add(AHEAD);
+    for line in (0..size_of::<B>()).step_by(64) {
+        // It reads nothing and cannot fault, wherever it points.
+        _mm_prefetch::<_MM_HINT_T0>(there.wrapping_add(line));
+    }
+}
+
+/// One thing of each token. Closures of functions with target features are not inlined into library functions,
+/// so that this one, and its closures' callers outside of block loops, have none.
+#[inline(always)]
+fn each<'a, I, S: ?Sized, const T: usize>(input: &'a [I; T], of: impl Fn(&'a I) -> &'a S) -> [&'a S; T] {
+    std::array::from_fn(|t| of(&input[t]))
+}
+
+/// The tree of [`super::tree`].
+#[inline]
+#[target_feature(enable = "avx2")]
+fn tree(lanes: __m256) -> f32 {
+    let four = _mm_add_ps(_mm256_castps256_ps128(lanes), _mm256_extractf128_ps::<1>(lanes));
+    let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+}
