@@ -1,36 +1,138 @@
 //! How do weights in blocks of 32 meet rounded activations?
+//!
+//! A format says how its 32 weights become bytes; what follows is the same for all.
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::x86_64::*;
 
-use super::{each, fetch_ahead, half_bits, load, tree};
+use super::{each, fetch_ahead, half_bits, iq4_values, load, nibbles, signed, tree, unsigned};
 use crate::kernels::activations::QuantisedRow;
-use crate::kernels::blocks::{BlockQ8_0, blocks};
+use crate::kernels::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, blocks};
+
+/// Dots of blocks whose weights are bytes with a sign.
+macro_rules! signed_dots {
+    ($($name:ident: $block:ty, $weights:ident;)+) => {$(
+        #[inline]
+        #[target_feature(enable = "avx2,fma,f16c")]
+        pub(crate) fn $name<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]) -> [f32; T] {
+            let row = blocks::<$block>(row);
+            let quants: [&[[i8; 32]]; T] = each(input, |input| &input.quants.as_chunks().0[..row.len()]);
+            let scales: [&[f32]; T] = each(input, |input| &input.scales[..row.len()]);
+            let ones = _mm256_set1_epi16(1);
+            let mut lanes = [_mm256_setzero_ps(); T];
+            for (at, block) in row.iter().enumerate() {
+                fetch_ahead(block);
+                let weights = $weights(block);
+                let scale = half_bits(block.scale_bits());
+                for t in 0..T {
+                    let sum = _mm256_madd_epi16(signed(weights, load(&quants[t][at])), ones);
+                    let scale = _mm256_set1_ps(scale * scales[t][at]);
+                    lanes[t] = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(sum), lanes[t]);
+                }
+            }
+            let mut sums = [0.0; T];
+            for t in 0..T {
+                sums[t] = tree(lanes[t]);
+            }
+            sums
+        }
+    )+};
+}
+signed_dots! {
+    dot_q8_0: BlockQ8_0, q8_0;
+    dot_q4_0: BlockQ4_0, q4_0;
+    dot_q5_0: BlockQ5_0, q5_0;
+    dot_iq4_nl: BlockIq4Nl, iq4_nl;
+}
+
+/// Dots of blocks whose weights are bytes without a sign, and a minimum.
+macro_rules! minimum_dots {
+    ($($name:ident: $block:ty, $weights:ident;)+) => {$(
+        #[inline]
+        #[target_feature(enable = "avx2,fma,f16c")]
+        pub(crate) fn $name<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]) -> [f32; T] {
+            let row = blocks::<$block>(row);
+            let quants: [&[[i8; 32]]; T] = each(input, |input| &input.quants.as_chunks().0[..row.len()]);
+            let scales: [&[f32]; T] = each(input, |input| &input.scales[..row.len()]);
+            let (ones, byte_ones) = (_mm256_set1_epi16(1), _mm256_set1_epi8(1));
+            let mut lanes = [_mm256_setzero_ps(); T];
+            for (at, block) in row.iter().enumerate() {
+                fetch_ahead(block);
+                let weights = $weights(block);
+                let (scale, minimum) = (half_bits(block.scale_bits()), half_bits(block.minimum_bits()));
+                for t in 0..T {
+                    let activations = load(&quants[t][at]);
+                    let sum = _mm256_madd_epi16(unsigned(weights, activations), ones);
+                    let plain = _mm256_madd_epi16(unsigned(byte_ones, activations), ones);
+                    let scale = _mm256_set1_ps(scale * scales[t][at]);
+                    let minimum = _mm256_set1_ps(minimum * scales[t][at]);
+                    lanes[t] = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(sum), lanes[t]);
+                    lanes[t] = _mm256_fmadd_ps(minimum, _mm256_cvtepi32_ps(plain), lanes[t]);
+                }
+            }
+            let mut sums = [0.0; T];
+            for t in 0..T {
+                sums[t] = tree(lanes[t]);
+            }
+            sums
+        }
+    )+};
+}
+minimum_dots! {
+    dot_q4_1: BlockQ4_1, q4_1;
+    dot_q5_1: BlockQ5_1, q5_1;
+}
 
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) fn dot_q8_0<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]) -> [f32; T] {
-    let row = blocks::<BlockQ8_0>(row);
-    let quants: [&[[i8; 32]]; T] = each(input, |input| &input.quants.as_chunks().0[..row.len()]);
-    let scales: [&[f32]; T] = each(input, |input| &input.scales[..row.len()]);
-    let ones = _mm256_set1_epi16(1);
-    let mut lanes = [_mm256_setzero_ps(); T];
-    for (at, block) in row.iter().enumerate() {
-        fetch_ahead(block);
-        let weights = load(&block.quants);
-        // maddubs wants one side unsigned: |w| * (sign(w) a) = w a. -128 becomes 128 as an unsigned byte.
-        let magnitudes = _mm256_abs_epi8(weights);
-        let scale = half_bits(block.scale_bits());
-        for t in 0..T {
-            let signed = _mm256_sign_epi8(load(&quants[t][at]), weights);
-            let sum = _mm256_madd_epi16(_mm256_maddubs_epi16(magnitudes, signed), ones);
-            let scale = _mm256_set1_ps(scale * scales[t][at]);
-            lanes[t] = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(sum), lanes[t]);
-        }
-    }
-    let mut sums = [0.0; T];
-    for t in 0..T {
-        sums[t] = tree(lanes[t]);
-    }
-    sums
+#[target_feature(enable = "avx2")]
+fn q8_0(block: &BlockQ8_0) -> __m256i {
+    load(&block.quants)
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn q4_0(block: &BlockQ4_0) -> __m256i {
+    _mm256_sub_epi8(nibbles(&block.quants), _mm256_set1_epi8(8))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn q4_1(block: &BlockQ4_1) -> __m256i {
+    nibbles(&block.quants)
+}
+
+/// Where the fifth bit is clear, four bits set above the four there are give q - 16.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn q5_0(block: &BlockQ5_0) -> __m256i {
+    let below = _mm256_andnot_si256(set_bits(block.high), _mm256_set1_epi8(-16));
+    _mm256_or_si256(nibbles(&block.quants), below)
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn q5_1(block: &BlockQ5_1) -> __m256i {
+    let fifth = _mm256_and_si256(set_bits(block.high), _mm256_set1_epi8(16));
+    _mm256_or_si256(nibbles(&block.quants), fifth)
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn iq4_nl(block: &BlockIq4Nl) -> __m256i {
+    iq4_values(nibbles(&block.quants))
+}
+
+/// 32 bits as 32 bytes: all ones where the bit is set.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn set_bits(bits: [u8; 4]) -> __m256i {
+    let byte_of_eight = _mm256_set_epi64x(
+        0x0303_0303_0303_0303,
+        0x0202_0202_0202_0202,
+        0x0101_0101_0101_0101,
+        0x0000_0000_0000_0000,
+    );
+    let one_bit_each = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
+    let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(i32::from_le_bytes(bits)), byte_of_eight);
+    _mm256_cmpeq_epi8(_mm256_and_si256(bytes, one_bit_each), one_bit_each)
 }

@@ -1,4 +1,4 @@
-//! How do F32 and F16 weights meet plain activations?
+//! How do F32, F16 and BF16 weights meet plain activations?
 //!
 //! Four registers of eight lanes are the 32 lanes of [`super::super`]; also attention over f16 keys and values.
 
@@ -8,6 +8,7 @@ use std::arch::x86_64::*;
 use half::f16;
 
 use super::{each, fetch_ahead, load_unsigned};
+use crate::kernels::blocks::bf16;
 
 #[inline]
 #[target_feature(enable = "avx2")]
@@ -21,6 +22,15 @@ fn load_floats(values: &[f32; 8]) -> __m256 {
 fn widen(halves: &[u8; 16]) -> __m256 {
     // SAFETY: an unaligned load of the 16 bytes that the reference covers.
     _mm256_cvtph_ps(unsafe { _mm_loadu_si128(halves.as_ptr().cast()) })
+}
+
+/// Eight BF16 numbers are the upper halves of eight f32.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn upper(halves: &[u8; 16]) -> __m256 {
+    // SAFETY: an unaligned load of the 16 bytes that the reference covers.
+    let halves = unsafe { _mm_loadu_si128(halves.as_ptr().cast()) };
+    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves)))
 }
 
 /// Four registers of eight lanes, the elements after the last whole 32, and the tree.
@@ -57,6 +67,30 @@ pub(crate) fn dot_f16<const T: usize>(row: &[u8], input: &[&[f32]; T]) -> [f32; 
     let mut sums = [0.0; T];
     for t in 0..T {
         let rest = rest.as_chunks::<2>().0.iter().map(|bytes| f16::from_le_bytes(*bytes).to_f32());
+        sums[t] = finish(lanes[t], rest.zip(input[t][32 * chunks.len()..].iter().copied()));
+    }
+    sums
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+pub(crate) fn dot_bf16<const T: usize>(row: &[u8], input: &[&[f32]; T]) -> [f32; T] {
+    let (chunks, rest) = row.as_chunks::<64>();
+    let values: [&[[f32; 32]]; T] = each(input, |input| &input.as_chunks().0[..chunks.len()]);
+    let mut lanes = [[_mm256_setzero_ps(); 4]; T];
+    for (at, chunk) in chunks.iter().enumerate() {
+        fetch_ahead(chunk);
+        for (part, halves) in chunk.as_chunks::<16>().0.iter().enumerate() {
+            let weights = upper(halves);
+            for t in 0..T {
+                let values = load_floats(&values[t][at].as_chunks::<8>().0[part]);
+                lanes[t][part] = _mm256_fmadd_ps(weights, values, lanes[t][part]);
+            }
+        }
+    }
+    let mut sums = [0.0; T];
+    for t in 0..T {
+        let rest = rest.as_chunks::<2>().0.iter().map(|bytes| bf16(*bytes));
         sums[t] = finish(lanes[t], rest.zip(input[t][32 * chunks.len()..].iter().copied()));
     }
     sums

@@ -1,23 +1,19 @@
-//! How do weights in blocks of 256 meet rounded activations?
+//! How do K-quants, in blocks of 256 weights, meet rounded activations?
+//!
+//! `Q4_K` and `Q6_K` are written out, because most files consist of them; the others, and those of
+//! [`super::i_quants`], say what they load once a block, how they unpack a group of 32 and what they subtract.
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::x86_64::*;
 
-use super::{each, fetch_ahead, half_bits, load, load_unsigned, tree};
+use super::{each, fetch_ahead, half_bits, load, load_sums, load_unsigned, tree, unsigned};
 use crate::kernels::activations::QuantisedRow;
-use crate::kernels::blocks::{BlockQ4K, BlockQ6K, blocks};
-
-#[inline]
-#[target_feature(enable = "avx2")]
-fn load_sums(sums: &[i16; 16]) -> __m256i {
-    // SAFETY: an unaligned load of the 32 bytes that the reference covers.
-    unsafe { _mm256_loadu_si256(sums.as_ptr().cast()) }
-}
+use crate::kernels::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, blocks};
 
 /// One 8-bit number of each of eight sub-blocks, as an i16 pair in each 32-bit lane.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn pairs(bytes: u64) -> __m256i {
+pub(super) fn pairs(bytes: u64) -> __m256i {
     let wide = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(bytes as i64));
     _mm256_or_si256(wide, _mm256_slli_epi32::<16>(wide))
 }
@@ -154,4 +150,202 @@ pub(crate) fn dot_q6_k<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]
         sums[t] = tree(lanes[t]);
     }
     sums
+}
+
+/// Dots of blocks of 256: `$load` a block's scales, give `$group::<G>` (32 weights as bytes and their scales as 16
+/// i16), `$multiply` them, and `$finish` the block with what its format adds or subtracts.
+macro_rules! dots256 {
+    ($($name:ident: $block:ty, $load:ident, $group:ident, $multiply:ident, $finish:ident;)+) => {
+        $($crate::kernels::avx2::k_quants::dots256! {
+            @ $name: $block, $load, $group, $multiply, $finish, 0 1 2 3 4 5 6 7
+        })+
+    };
+    (@ $name:ident: $block:ty, $load:ident, $group:ident, $multiply:ident, $finish:ident, $($g:literal)+) => {
+        #[inline]
+        #[target_feature(enable = "avx2,fma,f16c")]
+        pub(crate) fn $name<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]) -> [f32; T] {
+            let row = blocks::<$block>(row);
+            let quants: [&[[i8; 256]]; T] = each(input, |input| &input.quants.as_chunks().0[..row.len()]);
+            let sums: [&[[i16; 16]]; T] = each(input, |input| &input.sums.as_chunks().0[..row.len()]);
+            let scales: [&[f32]; T] = each(input, |input| &input.scales[..row.len()]);
+            let mut lanes = [_mm256_setzero_ps(); T];
+            for (at, block) in row.iter().enumerate() {
+                fetch_ahead(block);
+                let loaded = $load(block);
+                let mut totals = [_mm256_setzero_si256(); T];
+                $(
+                    let (weights, scale) = $group::<$g>(block, &loaded);
+                    for t in 0..T {
+                        let activations = load(&quants[t][at].as_chunks::<32>().0[$g]);
+                        let sum = _mm256_madd_epi16($multiply(weights, activations), scale);
+                        totals[t] = _mm256_add_epi32(totals[t], sum);
+                    }
+                )+
+                for t in 0..T {
+                    lanes[t] = $finish(&loaded, totals[t], load_sums(&sums[t][at]), scales[t][at], lanes[t]);
+                }
+            }
+            let mut dots = [0.0; T];
+            for t in 0..T {
+                dots[t] = tree(lanes[t]);
+            }
+            dots
+        }
+    };
+}
+pub(super) use dots256;
+
+dots256! {
+    dot_q2_k: BlockQ2K, load_q2_k, group_q2_k, unsigned, subtract_minima16;
+    dot_q3_k: BlockQ3K, load_q3_k, group_q3_k, unsigned, subtract_offset16;
+    dot_q5_k: BlockQ5K, load_q5_k, group_q5_k, unsigned, subtract_minima32;
+}
+
+/// Of a block with sub-blocks of 16.
+struct Loaded16 {
+    scale: f32,
+    minimum: f32,
+    /// Eight scales twice, for each half of the block; i16.
+    scales: [__m256i; 2],
+    /// What each sum of 16 activations is multiplied by; i16.
+    subtracted: __m256i,
+    /// High bits, one a group.
+    high: __m256i,
+}
+
+/// Of a block with sub-blocks of 32.
+struct Loaded32 {
+    scale: f32,
+    minimum: f32,
+    /// In memory, because broadcasting from there leaves the shuffle port to the multiplications.
+    scale_pairs: [u32; 8],
+    /// What each sum of 16 activations is multiplied by; i16.
+    subtracted: __m256i,
+    /// High bits, one a group.
+    high: __m256i,
+}
+
+/// Moves the bits at `from` of every byte to `to`; what crosses into other bytes is for the caller to clear.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn moved(bytes: __m256i, from: i32, to: i32) -> __m256i {
+    if from > to {
+        _mm256_srl_epi16(bytes, _mm_cvtsi32_si128(from - to))
+    } else {
+        _mm256_sll_epi16(bytes, _mm_cvtsi32_si128(to - from))
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn twice(wide_scales: __m256i) -> [__m256i; 2] {
+    let (low, high) = (_mm256_castsi256_si128(wide_scales), _mm256_extracti128_si256::<1>(wide_scales));
+    [_mm256_broadcastsi128_si256(low), _mm256_broadcastsi128_si256(high)]
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn spread<const G: usize>(loaded: &Loaded16) -> __m256i {
+    _mm256_shuffle_epi8(loaded.scales[G / 4], load(&SPREAD[G % 4]))
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn two_halves(bits: u32) -> (f32, f32) {
+    let halves = _mm_cvtph_ps(_mm_cvtsi32_si128(bits as i32));
+    (_mm_cvtss_f32(halves), _mm_cvtss_f32(_mm_movehdup_ps(halves)))
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn load_q2_k(block: &BlockQ2K) -> Loaded16 {
+    // SAFETY: an unaligned load of the 16 bytes that the array has.
+    let packed = unsafe { _mm_loadu_si128(block.packed.as_ptr().cast()) };
+    let low_bits = _mm_set1_epi8(15);
+    let scales = _mm256_cvtepu8_epi16(_mm_and_si128(packed, low_bits));
+    let minima = _mm256_cvtepu8_epi16(_mm_and_si128(_mm_srli_epi16::<4>(packed), low_bits));
+    let (scale, minimum) = two_halves(block.scale_and_minimum_bits());
+    let high = _mm256_setzero_si256();
+    Loaded16 { scale, minimum, scales: twice(scales), subtracted: minima, high }
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn group_q2_k<const G: usize>(block: &BlockQ2K, loaded: &Loaded16) -> (__m256i, __m256i) {
+    let bytes = load_unsigned(&block.quants.as_chunks::<32>().0[G / 4]);
+    let weights = _mm256_and_si256(moved(bytes, 2 * (G as i32 % 4), 0), _mm256_set1_epi8(3));
+    (weights, spread::<G>(loaded))
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn load_q3_k(block: &BlockQ3K) -> Loaded16 {
+    let scales = block.scales();
+    // SAFETY: an unaligned load of the 16 bytes that the array has.
+    let scales = _mm256_cvtepi8_epi16(unsafe { _mm_loadu_si128(scales.as_ptr().cast()) });
+    let subtracted = _mm256_slli_epi16::<2>(scales);
+    let (scale, high) = (half_bits(block.scale_bits()), load_unsigned(&block.high));
+    Loaded16 { scale, minimum: 0.0, scales: twice(scales), subtracted, high }
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn group_q3_k<const G: usize>(block: &BlockQ3K, loaded: &Loaded16) -> (__m256i, __m256i) {
+    let bytes = load_unsigned(&block.quants.as_chunks::<32>().0[G / 4]);
+    let low = _mm256_and_si256(moved(bytes, 2 * (G as i32 % 4), 0), _mm256_set1_epi8(3));
+    let third = _mm256_and_si256(moved(loaded.high, G as i32, 2), _mm256_set1_epi8(4));
+    (_mm256_or_si256(low, third), spread::<G>(loaded))
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn load_q5_k(block: &BlockQ5K) -> Loaded32 {
+    let (scales, minima) = block.scales_and_minima();
+    let (scale, minimum) = two_halves(block.scale_and_minimum_bits());
+    let mut scale_pairs = [0u32; 8];
+    // SAFETY: an unaligned store of 32 bytes into the array.
+    unsafe { _mm256_storeu_si256(scale_pairs.as_mut_ptr().cast(), pairs(scales)) };
+    Loaded32 { scale, minimum, scale_pairs, subtracted: pairs(minima), high: load_unsigned(&block.high) }
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn group_q5_k<const G: usize>(block: &BlockQ5K, loaded: &Loaded32) -> (__m256i, __m256i) {
+    let bytes = load_unsigned(&block.quants.as_chunks::<32>().0[G / 2]);
+    let low = _mm256_and_si256(moved(bytes, 4 * (G as i32 % 2), 0), _mm256_set1_epi8(15));
+    let fifth = _mm256_and_si256(moved(loaded.high, G as i32, 4), _mm256_set1_epi8(16));
+    (_mm256_or_si256(low, fifth), _mm256_set1_epi32(loaded.scale_pairs[G] as i32))
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn subtract_minima16(loaded: &Loaded16, total: __m256i, sums: __m256i, scale: f32, lanes: __m256) -> __m256 {
+    with_minima((loaded.scale * scale, loaded.minimum * scale), total, sums, loaded.subtracted, lanes)
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn subtract_minima32(loaded: &Loaded32, total: __m256i, sums: __m256i, scale: f32, lanes: __m256) -> __m256 {
+    with_minima((loaded.scale * scale, loaded.minimum * scale), total, sums, loaded.subtracted, lanes)
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn with_minima(
+    (scale, minimum): (f32, f32),
+    total: __m256i,
+    sums: __m256i,
+    minima: __m256i,
+    lanes: __m256,
+) -> __m256 {
+    let subtracted = _mm256_madd_epi16(sums, minima);
+    let lanes = _mm256_fmadd_ps(_mm256_set1_ps(scale), _mm256_cvtepi32_ps(total), lanes);
+    _mm256_fnmadd_ps(_mm256_set1_ps(minimum), _mm256_cvtepi32_ps(subtracted), lanes)
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn subtract_offset16(loaded: &Loaded16, total: __m256i, sums: __m256i, scale: f32, lanes: __m256) -> __m256 {
+    let total = _mm256_sub_epi32(total, _mm256_madd_epi16(sums, loaded.subtracted));
+    _mm256_fmadd_ps(_mm256_set1_ps(loaded.scale * scale), _mm256_cvtepi32_ps(total), lanes)
 }

@@ -11,14 +11,18 @@
 
 mod blocks32;
 mod floats;
+mod i_quants;
 mod k_quants;
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::x86_64::*;
 
-pub(super) use blocks32::dot_q8_0;
-pub(super) use floats::{dot_f16, dot_f32, mix_f16, scores_f16};
-pub(super) use k_quants::{dot_q4_k, dot_q6_k};
+pub(super) use blocks32::{dot_iq4_nl, dot_q4_0, dot_q4_1, dot_q5_0, dot_q5_1, dot_q8_0};
+pub(super) use floats::{dot_bf16, dot_f16, dot_f32, mix_f16, scores_f16};
+pub(super) use i_quants::{dot_iq1_s, dot_iq4_xs};
+pub(super) use k_quants::{dot_q2_k, dot_q3_k, dot_q4_k, dot_q5_k, dot_q6_k};
+
+use super::blocks::IQ4_VALUES;
 
 #[inline]
 #[target_feature(enable = "avx2")]
@@ -69,4 +73,45 @@ fn tree(lanes: __m256) -> f32 {
     let four = _mm_add_ps(_mm256_castps256_ps128(lanes), _mm256_extractf128_ps::<1>(lanes));
     let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn load_sums(sums: &[i16; 16]) -> __m256i {
+    // SAFETY: an unaligned load of the 32 bytes that the reference covers.
+    unsafe { _mm256_loadu_si256(sums.as_ptr().cast()) }
+}
+
+/// The low four bits of 16 bytes, then the high four.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn nibbles(bytes: &[u8; 16]) -> __m256i {
+    // SAFETY: an unaligned load of the 16 bytes that the reference covers.
+    let low = unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) };
+    let both = _mm256_set_m128i(_mm_srli_epi16::<4>(low), low);
+    _mm256_and_si256(both, _mm256_set1_epi8(15))
+}
+
+/// Entries of the book of `IQ4_NL` and `IQ4_XS`.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn iq4_values(numbers: __m256i) -> __m256i {
+    // SAFETY: an unaligned load of the 16 bytes that the array has.
+    let book = unsafe { _mm_loadu_si128(IQ4_VALUES.as_ptr().cast()) };
+    _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(book), numbers)
+}
+
+/// Products of weights from 0 to 127 and activations, neighbours added.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn unsigned(weights: __m256i, activations: __m256i) -> __m256i {
+    _mm256_maddubs_epi16(weights, activations)
+}
+
+/// The same with signed weights. maddubs wants one side unsigned: |w| * (sign(w) a) = w a; -128 becomes 128 as an
+/// unsigned byte.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn signed(weights: __m256i, activations: __m256i) -> __m256i {
+    _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(activations, weights))
 }

@@ -2,20 +2,79 @@
 //!
 //! A block is one group of 32: lane i takes the integer sum of elements 4i..4i+3.
 
+use bytemuck::Pod;
+
 use crate::kernels::activations::QuantisedRow;
-use crate::kernels::blocks::{BlockQ8_0, blocks};
+use crate::kernels::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, blocks};
 use crate::kernels::tree;
 
-/// One block is one group of 32.
+/// Weights are bytes with a sign.
 pub(crate) fn dot_q8_0(row: &[u8], input: QuantisedRow<'_>) -> f32 {
+    signed(row, input, BlockQ8_0::scale, |block, j| block.quants[j])
+}
+
+/// Weights are -8 to 7.
+pub(crate) fn dot_q4_0(row: &[u8], input: QuantisedRow<'_>) -> f32 {
+    signed(row, input, BlockQ4_0::scale, BlockQ4_0::quant)
+}
+
+/// Weights are -16 to 15.
+pub(crate) fn dot_q5_0(row: &[u8], input: QuantisedRow<'_>) -> f32 {
+    signed(row, input, BlockQ5_0::scale, BlockQ5_0::quant)
+}
+
+/// Weights are entries of the book, -127 to 113.
+pub(crate) fn dot_iq4_nl(row: &[u8], input: QuantisedRow<'_>) -> f32 {
+    signed(row, input, BlockIq4Nl::scale, BlockIq4Nl::quant)
+}
+
+/// Weights are 0 to 15, and a minimum.
+pub(crate) fn dot_q4_1(row: &[u8], input: QuantisedRow<'_>) -> f32 {
+    with_minimum(row, input, BlockQ4_1::scale, BlockQ4_1::minimum, BlockQ4_1::quant)
+}
+
+/// Weights are 0 to 31, and a minimum.
+pub(crate) fn dot_q5_1(row: &[u8], input: QuantisedRow<'_>) -> f32 {
+    with_minimum(row, input, BlockQ5_1::scale, BlockQ5_1::minimum, BlockQ5_1::quant)
+}
+
+fn signed<B: Pod>(
+    row: &[u8],
+    input: QuantisedRow<'_>,
+    scale: fn(&B) -> f32,
+    quant: fn(&B, usize) -> i8,
+) -> f32 {
     let mut lanes = [0.0f32; 8];
-    for (at, block) in blocks::<BlockQ8_0>(row).iter().enumerate() {
-        let scale = block.scale() * input.scales[at];
+    for (at, block) in blocks::<B>(row).iter().enumerate() {
+        let scale = scale(block) * input.scales[at];
         for (i, lane) in lanes.iter_mut().enumerate() {
-            let sum: i32 = (4 * i..4 * i + 4)
-                .map(|j| i32::from(block.quants[j]) * i32::from(input.quants[32 * at + j]))
-                .sum();
+            let elements = 4 * i..4 * i + 4;
+            let product = |j| i32::from(quant(block, j)) * i32::from(input.quants[32 * at + j]);
+            let sum: i32 = elements.map(product).sum();
             *lane = scale.mul_add(sum as f32, *lane);
+        }
+    }
+    tree(lanes)
+}
+
+/// After its products, lane i takes `fma(minimum * activation_scale, sum of its four activations, lane)`.
+fn with_minimum<B: Pod>(
+    row: &[u8],
+    input: QuantisedRow<'_>,
+    scale: fn(&B) -> f32,
+    minimum: fn(&B) -> f32,
+    quant: fn(&B, usize) -> u8,
+) -> f32 {
+    let mut lanes = [0.0f32; 8];
+    for (at, block) in blocks::<B>(row).iter().enumerate() {
+        let (scale, minimum) = (scale(block) * input.scales[at], minimum(block) * input.scales[at]);
+        for (i, lane) in lanes.iter_mut().enumerate() {
+            let activation = |j: usize| i32::from(input.quants[32 * at + j]);
+            let elements = 4 * i..4 * i + 4;
+            let sum: i32 = elements.clone().map(|j| i32::from(quant(block, j)) * activation(j)).sum();
+            *lane = scale.mul_add(sum as f32, *lane);
+            let sum: i32 = elements.map(activation).sum();
+            *lane = minimum.mul_add(sum as f32, *lane);
         }
     }
     tree(lanes)

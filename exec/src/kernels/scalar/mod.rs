@@ -3,13 +3,20 @@
 //! The oracle: one function a format, written for reading. The SIMD kernels must give the same bits. The
 //! order of summation is that of [`super`]; each function states what is special to its format.
 
-// Indices are the definition here: lane i, element j.
-#![allow(clippy::needless_range_loop)]
-
 mod blocks32;
 mod floats;
+mod i_quants;
 mod k_quants;
 
-pub(crate) use blocks32::dot_q8_0;
-pub(crate) use floats::{dot_f16, dot_f32};
-pub(crate) use k_quants::{dot_q4_k, dot_q6_k};
+pub(crate) use blocks32::{dot_iq4_nl, dot_q4_0, dot_q4_1, dot_q5_0, dot_q5_1, dot_q8_0};
+pub(crate) use floats::{dot_bf16, dot_f16, dot_f32};
+pub(crate) use i_quants::{dot_iq1_s, dot_iq4_xs};
+pub(crate) use k_quants::{dot_q2_k, dot_q3_k, dot_q4_k, dot_q5_k, dot_q6_k};
+
+/// The products of a block of 256 that belong to lane i: elements 4i..4i+3 of every group of 32, each with the integer
+/// that it is multiplied by, scale included.
+#[inline(always)]
+fn lane_sum(i: usize, quants: &[i8], weight: impl Fn(usize) -> i32) -> i32 {
+    let elements = (0..8).flat_map(|group| 32 * group + 4 * i..32 * group + 4 * i + 4);
+    elements.map(|j| weight(j) * i32::from(quants[j])).sum()
+}
