@@ -101,17 +101,8 @@ fn minimum(format: Supported, row: &[u8], at: usize) -> f32 {
 }
 
 /// The sum of magnitudes of all that a kernel rounds: products and what is subtracted, apart.
-///
-/// Integers below 2^24 are exact as f32; those of `Q6_K` may be larger, before its offset is subtracted.
 fn magnitude(format: Supported, row: &[u8], weights: &[f32], input: &[f64]) -> f64 {
-    let part = |at: usize| {
-        if format == Supported::Q6K {
-            let block = &blocks::blocks::<blocks::BlockQ6K>(row)[at / 256];
-            let scale = block.scale() * f32::from(block.scales[at % 256 / 16]);
-            return f64::from(scale.abs()) * f64::from(block.quant(at % 256) + 32);
-        }
-        f64::from(weights[at].abs()) + 2.0 * f64::from(minimum(format, row, at).abs())
-    };
+    let part = |at: usize| f64::from(weights[at].abs()) + 2.0 * f64::from(minimum(format, row, at).abs());
     input.iter().enumerate().map(|(at, a)| part(at) * a.abs()).sum()
 }
 
@@ -148,8 +139,8 @@ proptest! {
 
             let rounded = seen(format, &input, 0);
             let exact: f64 = weights.iter().zip(&rounded).map(|(&w, a)| f64::from(w) * a).sum();
-            // One rounding for each addition in a lane, for each level of the tree and in each scale. Blocks of 32 with
-            // a minimum add twice.
+            // One rounding for each addition in a lane, for each level of the tree and in each scale; of quantised
+            // weights, for each integer and its addition. Blocks of 32 with a minimum add two integers.
             let additions = if matches!(format, Supported::Q4_1 | Supported::Q5_1) { 2 } else { 1 };
             let steps = (additions * length / 32 + 8) as f64;
             let bound = steps * f64::from(f32::EPSILON) / 2.0 * magnitude(format, &row, &weights, &rounded);

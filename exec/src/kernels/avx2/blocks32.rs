@@ -5,7 +5,9 @@
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::x86_64::*;
 
-use super::{each, fetch_ahead, half_bits, iq4_values, load, nibbles, signed, tree, unsigned};
+use super::{
+    each, fetch_ahead, half_bits, iq4_values, load, lowest, nibbles, one_sum, signed, two_sums, unsigned,
+};
 use crate::kernels::activations::QuantisedRow;
 use crate::kernels::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, blocks};
 
@@ -19,22 +21,17 @@ macro_rules! signed_dots {
             let quants: [&[[i8; 32]]; T] = each(input, |input| &input.quants.as_chunks().0[..row.len()]);
             let scales: [&[f32]; T] = each(input, |input| &input.scales[..row.len()]);
             let ones = _mm256_set1_epi16(1);
-            let mut lanes = [_mm256_setzero_ps(); T];
+            let mut dots = [_mm_setzero_ps(); T];
             for (at, block) in row.iter().enumerate() {
                 fetch_ahead(block);
                 let weights = $weights(block);
                 let scale = half_bits(block.scale_bits());
                 for t in 0..T {
                     let sum = _mm256_madd_epi16(signed(weights, load(&quants[t][at])), ones);
-                    let scale = _mm256_set1_ps(scale * scales[t][at]);
-                    lanes[t] = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(sum), lanes[t]);
+                    dots[t] = _mm_fmadd_ss(_mm_set_ss(scale * scales[t][at]), one_sum(sum), dots[t]);
                 }
             }
-            let mut sums = [0.0; T];
-            for t in 0..T {
-                sums[t] = tree(lanes[t]);
-            }
-            sums
+            lowest(dots)
         }
     )+};
 }
@@ -55,7 +52,7 @@ macro_rules! minimum_dots {
             let quants: [&[[i8; 32]]; T] = each(input, |input| &input.quants.as_chunks().0[..row.len()]);
             let scales: [&[f32]; T] = each(input, |input| &input.scales[..row.len()]);
             let (ones, byte_ones) = (_mm256_set1_epi16(1), _mm256_set1_epi8(1));
-            let mut lanes = [_mm256_setzero_ps(); T];
+            let mut dots = [_mm_setzero_ps(); T];
             for (at, block) in row.iter().enumerate() {
                 fetch_ahead(block);
                 let weights = $weights(block);
@@ -64,17 +61,13 @@ macro_rules! minimum_dots {
                     let activations = load(&quants[t][at]);
                     let sum = _mm256_madd_epi16(unsigned(weights, activations), ones);
                     let plain = _mm256_madd_epi16(unsigned(byte_ones, activations), ones);
-                    let scale = _mm256_set1_ps(scale * scales[t][at]);
-                    let minimum = _mm256_set1_ps(minimum * scales[t][at]);
-                    lanes[t] = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(sum), lanes[t]);
-                    lanes[t] = _mm256_fmadd_ps(minimum, _mm256_cvtepi32_ps(plain), lanes[t]);
+                    let both = two_sums(sum, plain);
+                    let (scale, minimum) = (scale * scales[t][at], minimum * scales[t][at]);
+                    dots[t] = _mm_fmadd_ss(_mm_set_ss(scale), both, dots[t]);
+                    dots[t] = _mm_fmadd_ss(_mm_set_ss(minimum), _mm_movehdup_ps(both), dots[t]);
                 }
             }
-            let mut sums = [0.0; T];
-            for t in 0..T {
-                sums[t] = tree(lanes[t]);
-            }
-            sums
+            lowest(dots)
         }
     )+};
 }

@@ -4,7 +4,9 @@
 use std::arch::x86_64::*;
 
 use super::k_quants::{dots256, pairs};
-use super::{each, fetch_ahead, half_bits, iq4_values, load, load_sums, nibbles, signed, tree, unsigned};
+use super::{
+    each, fetch_ahead, half_bits, iq4_values, load, load_sums, lowest, nibbles, one_sum, signed, unsigned,
+};
 use crate::kernels::activations::QuantisedRow;
 use crate::kernels::blocks::{BlockIq1S, BlockIq4Xs, blocks};
 
@@ -44,8 +46,8 @@ fn group_iq4_xs<const G: usize>(block: &BlockIq4Xs, loaded: &LoadedIq4Xs) -> (__
 
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn finish_iq4_xs(loaded: &LoadedIq4Xs, total: __m256i, _sums: __m256i, scale: f32, lanes: __m256) -> __m256 {
-    _mm256_fmadd_ps(_mm256_set1_ps(loaded.scale * scale), _mm256_cvtepi32_ps(total), lanes)
+fn finish_iq4_xs(loaded: &LoadedIq4Xs, total: __m256i, _sums: __m256i, scale: f32, dot: __m128) -> __m128 {
+    _mm_fmadd_ss(_mm_set_ss(loaded.scale * scale), one_sum(total), dot)
 }
 
 #[inline]
@@ -71,7 +73,7 @@ fn group_iq1_s<const G: usize>(block: &BlockIq1S, loaded: &LoadedIq1S) -> (__m25
 
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn finish_iq1_s(loaded: &LoadedIq1S, total: __m256i, sums: __m256i, scale: f32, lanes: __m256) -> __m256 {
+fn finish_iq1_s(loaded: &LoadedIq1S, total: __m256i, sums: __m256i, scale: f32, dot: __m128) -> __m128 {
     let total = _mm256_sub_epi32(total, _mm256_madd_epi16(sums, loaded.subtracted));
-    _mm256_fmadd_ps(_mm256_set1_ps(loaded.scale * scale), _mm256_cvtepi32_ps(total), lanes)
+    _mm_fmadd_ss(_mm_set_ss(loaded.scale * scale), one_sum(total), dot)
 }

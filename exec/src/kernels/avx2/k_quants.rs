@@ -6,7 +6,9 @@
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::x86_64::*;
 
-use super::{each, fetch_ahead, half_bits, load, load_sums, load_unsigned, tree, unsigned};
+use super::{
+    each, fetch_ahead, half_bits, load, load_sums, load_unsigned, lowest, one_sum, two_sums, unsigned,
+};
 use crate::kernels::activations::QuantisedRow;
 use crate::kernels::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, blocks};
 
@@ -26,7 +28,7 @@ pub(crate) fn dot_q4_k<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]
     let sums: [&[[i16; 16]]; T] = each(input, |input| &input.sums.as_chunks().0[..row.len()]);
     let scales: [&[f32]; T] = each(input, |input| &input.scales[..row.len()]);
     let low_bits = _mm256_set1_epi8(15);
-    let mut lanes = [_mm256_setzero_ps(); T];
+    let mut dots = [_mm_setzero_ps(); T];
     for (at, block) in row.iter().enumerate() {
         fetch_ahead(block);
         let (block_scales, minima) = block.scales_and_minima();
@@ -58,18 +60,13 @@ pub(crate) fn dot_q4_k<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]
             }
         }
         for t in 0..T {
-            let scale = _mm256_set1_ps(scale * scales[t][at]);
-            let minimum = _mm256_set1_ps(minimum * scales[t][at]);
             let subtracted = _mm256_madd_epi16(load_sums(&sums[t][at]), minima);
-            lanes[t] = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(totals[t]), lanes[t]);
-            lanes[t] = _mm256_fnmadd_ps(minimum, _mm256_cvtepi32_ps(subtracted), lanes[t]);
+            let both = two_sums(totals[t], subtracted);
+            dots[t] = _mm_fmadd_ss(_mm_set_ss(scale * scales[t][at]), both, dots[t]);
+            dots[t] = _mm_fnmadd_ss(_mm_set_ss(minimum * scales[t][at]), _mm_movehdup_ps(both), dots[t]);
         }
     }
-    let mut sums = [0.0; T];
-    for t in 0..T {
-        sums[t] = tree(lanes[t]);
-    }
-    sums
+    lowest(dots)
 }
 
 /// Byte shuffles that spread scales 2g and 2g + 1, of eight i16, over the halves of group g.
@@ -93,7 +90,7 @@ pub(crate) fn dot_q6_k<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]
     let scales: [&[f32]; T] = each(input, |input| &input.scales[..row.len()]);
     let low_bits = _mm256_set1_epi8(15);
     let top_bits = _mm256_set1_epi8(0x30);
-    let mut lanes = [_mm256_setzero_ps(); T];
+    let mut dots = [_mm_setzero_ps(); T];
     for (at, block) in row.iter().enumerate() {
         fetch_ahead(block);
         // SAFETY: an unaligned load of the 16 scales.
@@ -141,15 +138,10 @@ pub(crate) fn dot_q6_k<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]
         for t in 0..T {
             let offset = _mm256_madd_epi16(load_sums(&sums[t][at]), wide_scales);
             let total = _mm256_sub_epi32(totals[t], _mm256_slli_epi32::<5>(offset));
-            let scale = _mm256_set1_ps(scale * scales[t][at]);
-            lanes[t] = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(total), lanes[t]);
+            dots[t] = _mm_fmadd_ss(_mm_set_ss(scale * scales[t][at]), one_sum(total), dots[t]);
         }
     }
-    let mut sums = [0.0; T];
-    for t in 0..T {
-        sums[t] = tree(lanes[t]);
-    }
-    sums
+    lowest(dots)
 }
 
 /// Dots of blocks of 256: `$load` a block's scales, give `$group::<G>` (32 weights as bytes and their scales as 16
@@ -168,7 +160,7 @@ macro_rules! dots256 {
             let quants: [&[[i8; 256]]; T] = each(input, |input| &input.quants.as_chunks().0[..row.len()]);
             let sums: [&[[i16; 16]]; T] = each(input, |input| &input.sums.as_chunks().0[..row.len()]);
             let scales: [&[f32]; T] = each(input, |input| &input.scales[..row.len()]);
-            let mut lanes = [_mm256_setzero_ps(); T];
+            let mut dots = [_mm_setzero_ps(); T];
             for (at, block) in row.iter().enumerate() {
                 fetch_ahead(block);
                 let loaded = $load(block);
@@ -182,14 +174,10 @@ macro_rules! dots256 {
                     }
                 )+
                 for t in 0..T {
-                    lanes[t] = $finish(&loaded, totals[t], load_sums(&sums[t][at]), scales[t][at], lanes[t]);
+                    dots[t] = $finish(&loaded, totals[t], load_sums(&sums[t][at]), scales[t][at], dots[t]);
                 }
             }
-            let mut dots = [0.0; T];
-            for t in 0..T {
-                dots[t] = tree(lanes[t]);
-            }
-            dots
+            lowest(dots)
         }
     };
 }
@@ -319,14 +307,14 @@ fn group_q5_k<const G: usize>(block: &BlockQ5K, loaded: &Loaded32) -> (__m256i, 
 
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn subtract_minima16(loaded: &Loaded16, total: __m256i, sums: __m256i, scale: f32, lanes: __m256) -> __m256 {
-    with_minima((loaded.scale * scale, loaded.minimum * scale), total, sums, loaded.subtracted, lanes)
+fn subtract_minima16(loaded: &Loaded16, total: __m256i, sums: __m256i, scale: f32, dot: __m128) -> __m128 {
+    with_minima((loaded.scale * scale, loaded.minimum * scale), total, sums, loaded.subtracted, dot)
 }
 
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn subtract_minima32(loaded: &Loaded32, total: __m256i, sums: __m256i, scale: f32, lanes: __m256) -> __m256 {
-    with_minima((loaded.scale * scale, loaded.minimum * scale), total, sums, loaded.subtracted, lanes)
+fn subtract_minima32(loaded: &Loaded32, total: __m256i, sums: __m256i, scale: f32, dot: __m128) -> __m128 {
+    with_minima((loaded.scale * scale, loaded.minimum * scale), total, sums, loaded.subtracted, dot)
 }
 
 #[inline]
@@ -336,16 +324,17 @@ fn with_minima(
     total: __m256i,
     sums: __m256i,
     minima: __m256i,
-    lanes: __m256,
-) -> __m256 {
+    dot: __m128,
+) -> __m128 {
     let subtracted = _mm256_madd_epi16(sums, minima);
-    let lanes = _mm256_fmadd_ps(_mm256_set1_ps(scale), _mm256_cvtepi32_ps(total), lanes);
-    _mm256_fnmadd_ps(_mm256_set1_ps(minimum), _mm256_cvtepi32_ps(subtracted), lanes)
+    let both = two_sums(total, subtracted);
+    let dot = _mm_fmadd_ss(_mm_set_ss(scale), both, dot);
+    _mm_fnmadd_ss(_mm_set_ss(minimum), _mm_movehdup_ps(both), dot)
 }
 
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn subtract_offset16(loaded: &Loaded16, total: __m256i, sums: __m256i, scale: f32, lanes: __m256) -> __m256 {
+fn subtract_offset16(loaded: &Loaded16, total: __m256i, sums: __m256i, scale: f32, dot: __m128) -> __m128 {
     let total = _mm256_sub_epi32(total, _mm256_madd_epi16(sums, loaded.subtracted));
-    _mm256_fmadd_ps(_mm256_set1_ps(loaded.scale * scale), _mm256_cvtepi32_ps(total), lanes)
+    _mm_fmadd_ss(_mm_set_ss(loaded.scale * scale), one_sum(total), dot)
 }

@@ -1,9 +1,9 @@
 //! How are the dot products of [`super::scalar`] made fast on x86-64?
 //!
 //! AVX2, FMA and F16C. `maddubs` multiplies unsigned weights by signed activations and adds neighbours
-//! (largest: 2 * 127 * 127, below 2^15), `madd` multiplies by the integer scales and adds neighbours again:
-//! lane i of the result is elements 4i..4i+3, which is why the order in [`super`] is what it is. Each function
-//! takes T tokens, so that weights are unpacked once for all of them; per token the arithmetic is the same.
+//! (largest: 2 * 127 * 127, below 2^15), `madd` multiplies by the integer scales and adds neighbours again.
+//! All of a block is added up as integers before it meets an f32. Each function takes T tokens, so that weights
+//! are unpacked once for all of them; per token the arithmetic is the same.
 //!
 //! Here: what all formats load and add up. The formats are in files by family.
 //!
@@ -66,13 +66,32 @@ fn each<'a, I, S: ?Sized, const T: usize>(input: &'a [I; T], of: impl Fn(&'a I) 
     std::array::from_fn(|t| of(&input[t]))
 }
 
-/// The tree of [`super::tree`].
+/// The sums of both registers, as floats in the two lowest lanes.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn tree(lanes: __m256) -> f32 {
-    let four = _mm_add_ps(_mm256_castps256_ps128(lanes), _mm256_extractf128_ps::<1>(lanes));
-    let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+fn two_sums(first: __m256i, second: __m256i) -> __m128 {
+    let pairs = _mm256_hadd_epi32(first, second);
+    let four = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256::<1>(pairs));
+    _mm_cvtepi32_ps(_mm_hadd_epi32(four, four))
+}
+
+/// The sum of a register as a float in the lowest lane.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn one_sum(values: __m256i) -> __m128 {
+    let four = _mm_add_epi32(_mm256_castsi256_si128(values), _mm256_extracti128_si256::<1>(values));
+    let two = _mm_add_epi32(four, _mm_shuffle_epi32::<0b1110>(four));
+    _mm_cvtepi32_ps(_mm_add_epi32(two, _mm_shuffle_epi32::<1>(two)))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn lowest<const T: usize>(dots: [__m128; T]) -> [f32; T] {
+    let mut lowest = [0.0; T];
+    for t in 0..T {
+        lowest[t] = _mm_cvtss_f32(dots[t]);
+    }
+    lowest
 }
 
 #[inline]

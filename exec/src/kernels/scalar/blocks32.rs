@@ -1,12 +1,12 @@
 //! What is the dot product of weights in blocks of 32 and rounded activations?
 //!
-//! A block is one group of 32: lane i takes the integer sum of elements 4i..4i+3.
+//! Minima are added, not taken off: their integer is the sum of the block's activations.
 
 use bytemuck::Pod;
 
+use super::total;
 use crate::kernels::activations::QuantisedRow;
 use crate::kernels::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, blocks};
-use crate::kernels::tree;
 
 /// Weights are bytes with a sign.
 pub(crate) fn dot_q8_0(row: &[u8], input: QuantisedRow<'_>) -> f32 {
@@ -44,20 +44,15 @@ fn signed<B: Pod>(
     scale: fn(&B) -> f32,
     quant: fn(&B, usize) -> i8,
 ) -> f32 {
-    let mut lanes = [0.0f32; 8];
+    let mut sum = 0.0f32;
     for (at, block) in blocks::<B>(row).iter().enumerate() {
-        let scale = scale(block) * input.scales[at];
-        for (i, lane) in lanes.iter_mut().enumerate() {
-            let elements = 4 * i..4 * i + 4;
-            let product = |j| i32::from(quant(block, j)) * i32::from(input.quants[32 * at + j]);
-            let sum: i32 = elements.map(product).sum();
-            *lane = scale.mul_add(sum as f32, *lane);
-        }
+        let quants = &input.quants[32 * at..][..32];
+        let products = total(quants, |j| i32::from(quant(block, j)));
+        sum = (scale(block) * input.scales[at]).mul_add(products as f32, sum);
     }
-    tree(lanes)
+    sum
 }
 
-/// After its products, lane i takes `fma(minimum * activation_scale, sum of its four activations, lane)`.
 fn with_minimum<B: Pod>(
     row: &[u8],
     input: QuantisedRow<'_>,
@@ -65,17 +60,12 @@ fn with_minimum<B: Pod>(
     minimum: fn(&B) -> f32,
     quant: fn(&B, usize) -> u8,
 ) -> f32 {
-    let mut lanes = [0.0f32; 8];
+    let mut sum = 0.0f32;
     for (at, block) in blocks::<B>(row).iter().enumerate() {
-        let (scale, minimum) = (scale(block) * input.scales[at], minimum(block) * input.scales[at]);
-        for (i, lane) in lanes.iter_mut().enumerate() {
-            let activation = |j: usize| i32::from(input.quants[32 * at + j]);
-            let elements = 4 * i..4 * i + 4;
-            let sum: i32 = elements.clone().map(|j| i32::from(quant(block, j)) * activation(j)).sum();
-            *lane = scale.mul_add(sum as f32, *lane);
-            let sum: i32 = elements.map(activation).sum();
-            *lane = minimum.mul_add(sum as f32, *lane);
-        }
+        let quants = &input.quants[32 * at..][..32];
+        let products = total(quants, |j| i32::from(quant(block, j)));
+        sum = (scale(block) * input.scales[at]).mul_add(products as f32, sum);
+        sum = (minimum(block) * input.scales[at]).mul_add(total(quants, |_| 1) as f32, sum);
     }
-    tree(lanes)
+    sum
 }

@@ -1,111 +1,77 @@
 //! What is the dot product of K-quants, in blocks of 256 weights, and rounded activations?
 //!
-//! After the products of a format with minima, lane i takes what they subtract: `fma(-(minimum *
-//! activation_scale), integer, lane)`, where the integer is of sub-block i where sub-blocks have 32 weights, and
-//! of 2i and 2i + 1 where they have 16: their minima times the sums of their activations.
-//!
-//! A format with an offset instead multiplies q as stored, not below zero; lane i's integer then loses the
-//! offset times the scaled activation sums of sub-blocks 2i and 2i + 1, before it becomes an f32.
+//! An integer is a weight's number times its sub-block's scale; an offset (4 in `Q3_K`, 32 in `Q6_K`) is taken off the
+//! number first. Where there are minima, the second integer of a block is the sum over sub-blocks of their minima
+//! times the sums of their activations: `sum = fma(-(minimum * activation_scale), integer, sum)`.
 
-// Indices are the definition here: lane i, element j.
-#![allow(clippy::needless_range_loop)]
-
-use super::lane_sum;
+use super::total;
 use crate::kernels::activations::QuantisedRow;
 use crate::kernels::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, blocks};
-use crate::kernels::tree;
 
 /// Minima, sub-blocks of 16.
 pub(crate) fn dot_q2_k(row: &[u8], input: QuantisedRow<'_>) -> f32 {
-    let mut lanes = [0.0f32; 8];
+    let mut sum = 0.0f32;
     for (at, block) in blocks::<BlockQ2K>(row).iter().enumerate() {
         let (quants, sums) = of_block(input, at);
-        let scale = block.scale() * input.scales[at];
-        let minimum = -(block.minimum() * input.scales[at]);
-        for (i, lane) in lanes.iter_mut().enumerate() {
-            let weight = |j| i32::from(block.packed[j / 16] & 15) * i32::from(block.quant(j));
-            *lane = scale.mul_add(lane_sum(i, quants, weight) as f32, *lane);
-            let minimum_of = |j: usize| i32::from(block.packed[j] >> 4);
-            let subtracted: i32 = (2 * i..2 * i + 2).map(|j| minimum_of(j) * i32::from(sums[j])).sum();
-            *lane = minimum.mul_add(subtracted as f32, *lane);
-        }
+        let products = total(quants, |j| i32::from(block.packed[j / 16] & 15) * i32::from(block.quant(j)));
+        let subtracted: i32 = (0..16).map(|j| i32::from(block.packed[j] >> 4) * i32::from(sums[j])).sum();
+        sum = (block.scale() * input.scales[at]).mul_add(products as f32, sum);
+        sum = (-(block.minimum() * input.scales[at])).mul_add(subtracted as f32, sum);
     }
-    tree(lanes)
+    sum
 }
 
-/// Offset 4.
+/// Offset 4, sub-blocks of 16.
 pub(crate) fn dot_q3_k(row: &[u8], input: QuantisedRow<'_>) -> f32 {
-    let mut lanes = [0.0f32; 8];
+    let mut sum = 0.0f32;
     for (at, block) in blocks::<BlockQ3K>(row).iter().enumerate() {
-        let (quants, sums) = of_block(input, at);
         let scales = block.scales();
-        let scale = block.scale() * input.scales[at];
-        for (i, lane) in lanes.iter_mut().enumerate() {
-            let weight = |j| i32::from(scales[j / 16]) * i32::from(block.quant(j));
-            let mut sum = lane_sum(i, quants, weight);
-            for j in 2 * i..2 * i + 2 {
-                sum -= 4 * i32::from(scales[j]) * i32::from(sums[j]);
-            }
-            *lane = scale.mul_add(sum as f32, *lane);
-        }
+        let weight = |j| i32::from(scales[j / 16]) * (i32::from(block.quant(j)) - 4);
+        let products = total(of_block(input, at).0, weight);
+        sum = (block.scale() * input.scales[at]).mul_add(products as f32, sum);
     }
-    tree(lanes)
+    sum
 }
 
 /// Minima, sub-blocks of 32.
 pub(crate) fn dot_q4_k(row: &[u8], input: QuantisedRow<'_>) -> f32 {
-    let mut lanes = [0.0f32; 8];
+    let mut sum = 0.0f32;
     for (at, block) in blocks::<BlockQ4K>(row).iter().enumerate() {
         let (quants, sums) = of_block(input, at);
         let (scales, minima) = block.scales_and_minima();
         let (scales, minima) = (scales.to_le_bytes(), minima.to_le_bytes());
-        let scale = block.scale() * input.scales[at];
-        let minimum = -(block.minimum() * input.scales[at]);
-        for (i, lane) in lanes.iter_mut().enumerate() {
-            let weight = |j| i32::from(scales[j / 32]) * i32::from(block.quant(j));
-            *lane = scale.mul_add(lane_sum(i, quants, weight) as f32, *lane);
-            let subtracted = i32::from(minima[i]) * (i32::from(sums[2 * i]) + i32::from(sums[2 * i + 1]));
-            *lane = minimum.mul_add(subtracted as f32, *lane);
-        }
+        let products = total(quants, |j| i32::from(scales[j / 32]) * i32::from(block.quant(j)));
+        let subtracted: i32 = (0..16).map(|j| i32::from(minima[j / 2]) * i32::from(sums[j])).sum();
+        sum = (block.scale() * input.scales[at]).mul_add(products as f32, sum);
+        sum = (-(block.minimum() * input.scales[at])).mul_add(subtracted as f32, sum);
     }
-    tree(lanes)
+    sum
 }
 
 /// Minima, sub-blocks of 32.
 pub(crate) fn dot_q5_k(row: &[u8], input: QuantisedRow<'_>) -> f32 {
-    let mut lanes = [0.0f32; 8];
+    let mut sum = 0.0f32;
     for (at, block) in blocks::<BlockQ5K>(row).iter().enumerate() {
         let (quants, sums) = of_block(input, at);
         let (scales, minima) = block.scales_and_minima();
         let (scales, minima) = (scales.to_le_bytes(), minima.to_le_bytes());
-        let scale = block.scale() * input.scales[at];
-        let minimum = -(block.minimum() * input.scales[at]);
-        for (i, lane) in lanes.iter_mut().enumerate() {
-            let weight = |j| i32::from(scales[j / 32]) * i32::from(block.quant(j));
-            *lane = scale.mul_add(lane_sum(i, quants, weight) as f32, *lane);
-            let subtracted = i32::from(minima[i]) * (i32::from(sums[2 * i]) + i32::from(sums[2 * i + 1]));
-            *lane = minimum.mul_add(subtracted as f32, *lane);
-        }
+        let products = total(quants, |j| i32::from(scales[j / 32]) * i32::from(block.quant(j)));
+        let subtracted: i32 = (0..16).map(|j| i32::from(minima[j / 2]) * i32::from(sums[j])).sum();
+        sum = (block.scale() * input.scales[at]).mul_add(products as f32, sum);
+        sum = (-(block.minimum() * input.scales[at])).mul_add(subtracted as f32, sum);
     }
-    tree(lanes)
+    sum
 }
 
-/// Offset 32.
+/// Offset 32, sub-blocks of 16.
 pub(crate) fn dot_q6_k(row: &[u8], input: QuantisedRow<'_>) -> f32 {
-    let mut lanes = [0.0f32; 8];
+    let mut sum = 0.0f32;
     for (at, block) in blocks::<BlockQ6K>(row).iter().enumerate() {
-        let (quants, sums) = of_block(input, at);
-        let scale = block.scale() * input.scales[at];
-        for (i, lane) in lanes.iter_mut().enumerate() {
-            let weight = |j| i32::from(block.scales[j / 16]) * i32::from(block.quant(j));
-            let mut sum = lane_sum(i, quants, weight);
-            for j in 2 * i..2 * i + 2 {
-                sum -= 32 * i32::from(block.scales[j]) * i32::from(sums[j]);
-            }
-            *lane = scale.mul_add(sum as f32, *lane);
-        }
+        let weight = |j| i32::from(block.scales[j / 16]) * (i32::from(block.quant(j)) - 32);
+        let products = total(of_block(input, at).0, weight);
+        sum = (block.scale() * input.scales[at]).mul_add(products as f32, sum);
     }
-    tree(lanes)
+    sum
 }
 
 /// The activations that a block meets, and their sums of 16.

@@ -13,10 +13,8 @@ pub(crate) use floats::{dot_bf16, dot_f16, dot_f32};
 pub(crate) use i_quants::{dot_iq1_s, dot_iq4_xs};
 pub(crate) use k_quants::{dot_q2_k, dot_q3_k, dot_q4_k, dot_q5_k, dot_q6_k};
 
-/// The products of a block of 256 that belong to lane i: elements 4i..4i+3 of every group of 32, each with the integer
-/// that it is multiplied by, scale included.
+/// The sum over a block of the integers that stand for its weights times the activations they meet.
 #[inline(always)]
-fn lane_sum(i: usize, quants: &[i8], weight: impl Fn(usize) -> i32) -> i32 {
-    let elements = (0..8).flat_map(|group| 32 * group + 4 * i..32 * group + 4 * i + 4);
-    elements.map(|j| weight(j) * i32::from(quants[j])).sum()
+fn total(quants: &[i8], weight: impl Fn(usize) -> i32) -> i32 {
+    quants.iter().enumerate().map(|(j, &activation)| weight(j) * i32::from(activation)).sum()
 }
