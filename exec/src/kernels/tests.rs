@@ -114,8 +114,12 @@ proptest! {
         seed: u64, blocks in 1usize..6, rows in 1usize..5, tokens in 1usize..10,
     ) {
         for format in Supported::ALL {
-            // Rows of plain numbers need not be whole groups of 32 lanes.
-            let ragged = if format.format().block_len() == 1 { seed as usize % 31 } else { 0 };
+            // Rows of plain numbers need not be whole groups of 32 lanes, nor others whole groups of blocks.
+            let ragged = match format.format().block_len() {
+                1 => seed as usize % 31,
+                32 => 32 * (seed as usize % 8),
+                _ => 0,
+            };
             let length = blocks * 256 + ragged;
             let bytes = random_rows(format, rows, length, seed);
             let matrix = Matrix { format, length, rows, bytes: &bytes };
