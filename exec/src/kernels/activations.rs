@@ -1,9 +1,9 @@
 //! What do the weights of a matmul meet?
 //!
-//! The input rows, rounded once for all weight rows: to nothing for F32 and F16 weights, to eight bits in
-//! blocks of 32 for `Q8_0`, and in blocks of 256 with the sums of 16 for the K-quants, which need those sums
-//! for what they subtract. `scale = max |x| / 127`, `q = nearest even(x * (127 / max |x|))`. Unlike the
-//! `Q8_0` of a file the scale stays f32.
+//! The input rows, rounded once for all weight rows: to nothing for F32, F16 and BF16 weights, to eight bits
+//! in blocks of 32 for weights in blocks of 32, and in blocks of 256 with the sums of 16 for the others, many of
+//! which need those sums for what they subtract. `scale = max |x| / 127`, `q = nearest even(x * (127 / max |x|))`.
+//! Unlike the `Q8_0` of a file the scale stays f32.
 
 use super::Instructions;
 

@@ -159,9 +159,20 @@ fn avx2_tile(tile: Tile<'_>) {
     match tile.matrix.format {
         Supported::F32 => walk!(tile, plain_row, avx2::dot_f32),
         Supported::F16 => walk!(tile, plain_row, avx2::dot_f16),
+        Supported::Bf16 => walk!(tile, plain_row, avx2::dot_bf16),
+        Supported::Q4_0 => walk!(tile, row32, avx2::dot_q4_0),
+        Supported::Q4_1 => walk!(tile, row32, avx2::dot_q4_1),
+        Supported::Q5_0 => walk!(tile, row32, avx2::dot_q5_0),
+        Supported::Q5_1 => walk!(tile, row32, avx2::dot_q5_1),
         Supported::Q8_0 => walk!(tile, row32, avx2::dot_q8_0),
+        Supported::Iq4Nl => walk!(tile, row32, avx2::dot_iq4_nl),
+        Supported::Q2K => walk!(tile, row256, avx2::dot_q2_k),
+        Supported::Q3K => walk!(tile, row256, avx2::dot_q3_k),
         Supported::Q4K => walk!(tile, row256, avx2::dot_q4_k),
+        Supported::Q5K => walk!(tile, row256, avx2::dot_q5_k),
         Supported::Q6K => walk!(tile, row256, avx2::dot_q6_k),
+        Supported::Iq1S => walk!(tile, row256, avx2::dot_iq1_s),
+        Supported::Iq4Xs => walk!(tile, row256, avx2::dot_iq4_xs),
     }
 }
 
@@ -180,8 +191,19 @@ pub(crate) fn scalar_dot(format: Supported, row: &[u8], input: &Activations, tok
     match format {
         Supported::F32 => scalar::dot_f32(row, input.plain_row(token)),
         Supported::F16 => scalar::dot_f16(row, input.plain_row(token)),
+        Supported::Bf16 => scalar::dot_bf16(row, input.plain_row(token)),
+        Supported::Q4_0 => scalar::dot_q4_0(row, input.row32(token)),
+        Supported::Q4_1 => scalar::dot_q4_1(row, input.row32(token)),
+        Supported::Q5_0 => scalar::dot_q5_0(row, input.row32(token)),
+        Supported::Q5_1 => scalar::dot_q5_1(row, input.row32(token)),
         Supported::Q8_0 => scalar::dot_q8_0(row, input.row32(token)),
+        Supported::Iq4Nl => scalar::dot_iq4_nl(row, input.row32(token)),
+        Supported::Q2K => scalar::dot_q2_k(row, input.row256(token)),
+        Supported::Q3K => scalar::dot_q3_k(row, input.row256(token)),
         Supported::Q4K => scalar::dot_q4_k(row, input.row256(token)),
+        Supported::Q5K => scalar::dot_q5_k(row, input.row256(token)),
         Supported::Q6K => scalar::dot_q6_k(row, input.row256(token)),
+        Supported::Iq1S => scalar::dot_iq1_s(row, input.row256(token)),
+        Supported::Iq4Xs => scalar::dot_iq4_xs(row, input.row256(token)),
     }
 }
