@@ -23,6 +23,7 @@ pub mod residency;
 pub mod ring;
 mod rows;
 pub mod sampler;
+pub mod speed;
 pub mod stage;
 pub mod synth;
 pub mod tokenizer;
