@@ -11,20 +11,22 @@ pub mod cost;
 pub mod cpu;
 pub mod error;
 pub mod head;
+pub mod hyperparameters;
 pub mod kernels;
 #[cfg(target_os = "linux")]
 pub mod lab;
-pub mod llama;
 pub mod memory;
 pub mod oracle;
 pub mod pool;
 pub mod profile;
 pub mod residency;
 pub mod ring;
+pub mod rope;
 mod rows;
 pub mod sampler;
 pub mod stage;
 pub mod synth;
+mod tensors;
 pub mod tokenizer;
 pub mod weights;
 
