@@ -2,8 +2,9 @@
 
 use std::process::ExitCode;
 
-use hearth_exec::synth::{SynthOptions, synthesise};
+use hearth_exec::synth::{SynthOptions, Tokenizer, synthesise};
 use hearth_profiles::Layers;
+use hearth_profiles::model::Architecture;
 use serde::Serialize;
 
 use super::print_json;
@@ -43,13 +44,31 @@ pub fn run(args: &SynthArgs, json: bool) -> Result<ExitCode, Failure> {
 
 fn options(args: &SynthArgs) -> Result<SynthOptions, Failure> {
     let mut options = SynthOptions::preset(&args.preset).map_err(Failure::unusable)?;
-    options.seed = args.seed;
+    if !(args.gain.is_finite() && args.gain > 0.0) {
+        return Err(Failure::unusable(format!("`--gain` is {}: use a positive number, as 1", args.gain)));
+    }
+    (options.seed, options.gain) = (args.seed, args.gain);
     if let Some(quant) = &args.quant {
         options.quant = quant.parse().map_err(Failure::unusable)?;
     }
+    options.rope_frequencies = args.rope_factors;
     let shape = &mut options.shape;
-    let own = [args.layers, args.dim, args.ffn, args.heads, args.kv_heads, args.vocab];
-    if own.iter().all(Option::is_none) && !args.tied {
+    if let Some(name) = &args.arch {
+        shape.architecture = name.parse().map_err(Failure::unusable)?;
+        options.tokenizer = Tokenizer::of(shape.architecture);
+        shape.tied_embeddings |= matches!(shape.architecture, Architecture::Gemma | Architecture::Gemma2);
+    }
+    let own = [
+        args.layers,
+        args.dim,
+        args.ffn,
+        args.heads,
+        args.kv_heads,
+        args.head_length,
+        args.context,
+        args.vocab,
+    ];
+    if own.iter().all(Option::is_none) && !args.tied && args.arch.is_none() {
         return Ok(options);
     }
     options.name = format!("{}-custom", args.preset);
@@ -59,12 +78,16 @@ fn options(args: &SynthArgs) -> Result<SynthOptions, Failure> {
         (&mut shape.feed_forward, args.ffn),
         (&mut shape.heads, args.heads),
         (&mut shape.kv_heads, args.kv_heads),
+        (&mut shape.context_length, args.context),
         (&mut shape.vocabulary, args.vocab),
     ] {
         *field = value.unwrap_or(*field);
     }
     if args.dim.is_some() || args.heads.is_some() {
         let length = shape.embedding.checked_div(shape.heads).unwrap_or(0);
+        (shape.key_length, shape.value_length) = (length, length);
+    }
+    if let Some(length) = args.head_length {
         (shape.key_length, shape.value_length) = (length, length);
     }
     shape.tied_embeddings |= args.tied;
