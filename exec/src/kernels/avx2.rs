@@ -1,9 +1,9 @@
 //! How are the dot products of [`super::scalar`] made fast on x86-64?
 //!
 //! AVX2, FMA and F16C. `maddubs` multiplies unsigned weights by signed activations and adds neighbours
-//! (largest: 2 * 63 * 127, far from 2^15), `madd` multiplies by the integer scales and adds neighbours again:
-//! lane i of the result is elements 4i..4i+3, which is why the order in [`super`] is what it is. Each function
-//! takes T tokens, so that weights are unpacked once for all of them; per token the arithmetic is the same.
+//! (largest: 2 * 63 * 127, far from 2^15), `madd` multiplies by the integer scales and adds neighbours again.
+//! All of a block is added up as integers before it meets an f32. Each function takes T tokens, so that weights
+//! are unpacked once for all of them; per token the arithmetic is the same.
 //!
 //! Not here: loops over rows. That is [`super::product`].
 
@@ -78,13 +78,32 @@ fn each<'a, I, S: ?Sized, const T: usize>(input: &'a [I; T], of: impl Fn(&'a I) 
     std::array::from_fn(|t| of(&input[t]))
 }
 
-/// The tree of [`super::tree`].
+/// The sums of both registers, as floats in the two lowest lanes.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn tree(lanes: __m256) -> f32 {
-    let four = _mm_add_ps(_mm256_castps256_ps128(lanes), _mm256_extractf128_ps::<1>(lanes));
-    let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+fn two_sums(first: __m256i, second: __m256i) -> __m128 {
+    let pairs = _mm256_hadd_epi32(first, second);
+    let four = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256::<1>(pairs));
+    _mm_cvtepi32_ps(_mm_hadd_epi32(four, four))
+}
+
+/// The sum of a register as a float in the lowest lane.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn one_sum(values: __m256i) -> __m128 {
+    let four = _mm_add_epi32(_mm256_castsi256_si128(values), _mm256_extracti128_si256::<1>(values));
+    let two = _mm_add_epi32(four, _mm_shuffle_epi32::<0b1110>(four));
+    _mm_cvtepi32_ps(_mm_add_epi32(two, _mm_shuffle_epi32::<1>(two)))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn lowest<const T: usize>(dots: [__m128; T]) -> [f32; T] {
+    let mut lowest = [0.0; T];
+    for t in 0..T {
+        lowest[t] = _mm_cvtss_f32(dots[t]);
+    }
+    lowest
 }
 
 /// One 8-bit number of each of eight sub-blocks, as an i16 pair in each 32-bit lane.
@@ -103,7 +122,7 @@ pub(super) fn dot_q4_k<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]
     let sums: [&[[i16; 16]]; T] = each(input, |input| &input.sums.as_chunks().0[..row.len()]);
     let scales: [&[f32]; T] = each(input, |input| &input.scales[..row.len()]);
     let low_bits = _mm256_set1_epi8(15);
-    let mut lanes = [_mm256_setzero_ps(); T];
+    let mut dots = [_mm_setzero_ps(); T];
     for (at, block) in row.iter().enumerate() {
         fetch_ahead(block);
         let (block_scales, minima) = block.scales_and_minima();
@@ -135,18 +154,13 @@ pub(super) fn dot_q4_k<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]
             }
         }
         for t in 0..T {
-            let scale = _mm256_set1_ps(scale * scales[t][at]);
-            let minimum = _mm256_set1_ps(minimum * scales[t][at]);
             let subtracted = _mm256_madd_epi16(load_sums(&sums[t][at]), minima);
-            lanes[t] = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(totals[t]), lanes[t]);
-            lanes[t] = _mm256_fnmadd_ps(minimum, _mm256_cvtepi32_ps(subtracted), lanes[t]);
+            let both = two_sums(totals[t], subtracted);
+            dots[t] = _mm_fmadd_ss(_mm_set_ss(scale * scales[t][at]), both, dots[t]);
+            dots[t] = _mm_fnmadd_ss(_mm_set_ss(minimum * scales[t][at]), _mm_movehdup_ps(both), dots[t]);
         }
     }
-    let mut sums = [0.0; T];
-    for t in 0..T {
-        sums[t] = tree(lanes[t]);
-    }
-    sums
+    lowest(dots)
 }
 
 /// Byte shuffles that spread scales 2g and 2g + 1, of eight i16, over the halves of group g.
@@ -170,7 +184,7 @@ pub(super) fn dot_q6_k<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]
     let scales: [&[f32]; T] = each(input, |input| &input.scales[..row.len()]);
     let low_bits = _mm256_set1_epi8(15);
     let top_bits = _mm256_set1_epi8(0x30);
-    let mut lanes = [_mm256_setzero_ps(); T];
+    let mut dots = [_mm_setzero_ps(); T];
     for (at, block) in row.iter().enumerate() {
         fetch_ahead(block);
         // SAFETY: an unaligned load of the 16 scales.
@@ -218,15 +232,10 @@ pub(super) fn dot_q6_k<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]
         for t in 0..T {
             let offset = _mm256_madd_epi16(load_sums(&sums[t][at]), wide_scales);
             let total = _mm256_sub_epi32(totals[t], _mm256_slli_epi32::<5>(offset));
-            let scale = _mm256_set1_ps(scale * scales[t][at]);
-            lanes[t] = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(total), lanes[t]);
+            dots[t] = _mm_fmadd_ss(_mm_set_ss(scale * scales[t][at]), one_sum(total), dots[t]);
         }
     }
-    let mut sums = [0.0; T];
-    for t in 0..T {
-        sums[t] = tree(lanes[t]);
-    }
-    sums
+    lowest(dots)
 }
 
 #[inline]
@@ -236,7 +245,7 @@ pub(super) fn dot_q8_0<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]
     let quants: [&[[i8; 32]]; T] = each(input, |input| &input.quants.as_chunks().0[..row.len()]);
     let scales: [&[f32]; T] = each(input, |input| &input.scales[..row.len()]);
     let ones = _mm256_set1_epi16(1);
-    let mut lanes = [_mm256_setzero_ps(); T];
+    let mut dots = [_mm_setzero_ps(); T];
     for (at, block) in row.iter().enumerate() {
         fetch_ahead(block);
         let weights = load(&block.quants);
@@ -246,15 +255,10 @@ pub(super) fn dot_q8_0<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]
         for t in 0..T {
             let signed = _mm256_sign_epi8(load(&quants[t][at]), weights);
             let sum = _mm256_madd_epi16(_mm256_maddubs_epi16(magnitudes, signed), ones);
-            let scale = _mm256_set1_ps(scale * scales[t][at]);
-            lanes[t] = _mm256_fmadd_ps(scale, _mm256_cvtepi32_ps(sum), lanes[t]);
+            dots[t] = _mm_fmadd_ss(_mm_set_ss(scale * scales[t][at]), one_sum(sum), dots[t]);
         }
     }
-    let mut sums = [0.0; T];
-    for t in 0..T {
-        sums[t] = tree(lanes[t]);
-    }
-    sums
+    lowest(dots)
 }
 
 /// Four registers of eight lanes, the elements after the last whole 32, and the tree.

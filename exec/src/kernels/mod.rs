@@ -4,13 +4,13 @@
 //! token wherever it was computed (`docs/decisions/0002-one-reduction-order.md`):
 //!
 //! - **Quantised weights.** Activations are rounded once per matmul input to eight bits in blocks of 32
-//!   (`Q8_0`) or 256 (`Q4_K`, `Q6_K`) under an f32 scale. There are eight f32 lanes. In each block lane i
-//!   takes the exact integer sum of elements 4i..4i+3 of every group of 32, times the integer scales, as one
-//!   `lane = fma(weight_scale * activation_scale, sum as f32, lane)`. What the formats subtract (minima of
-//!   `Q4_K`, the offset 32 of `Q6_K`) is an integer too and is stated beside each kernel in `scalar`.
+//!   (`Q8_0`) or 256 (`Q4_K`, `Q6_K`) under an f32 scale. All products of a block, times the format's integer
+//!   scales, are added up as integers: that sum is exact, so that its order is free. Then `sum =
+//!   fma(weight_scale * activation_scale, total as f32, sum)`, block after block in one f32. Minima (`Q4_K`) are a
+//!   second integer of the block, taken off by a second fma; `scalar` states it for each format.
 //! - **F32 and F16 weights.** 32 lanes; element j is fma'd into lane j % 32; then lanes i, i+8, i+16, i+24
-//!   are added as (a + b) + (c + d).
-//! - **Last**, the eight lanes: `((l0 + l4) + (l2 + l6)) + ((l1 + l5) + (l3 + l7))`.
+//!   are added as (a + b) + (c + d), and the eight that are left as
+//!   `((l0 + l4) + (l2 + l6)) + ((l1 + l5) + (l3 + l7))`.
 //!
 //! Rust neither reorders nor contracts float operations, so code written once without intrinsics
 //! (`elementwise`, `attention`) has the same bits wherever it is compiled; only the dot products have

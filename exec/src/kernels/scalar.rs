@@ -35,65 +35,47 @@ pub(crate) fn dot_f16(row: &[u8], input: &[f32]) -> f32 {
 
 /// One block is one group of 32.
 pub(crate) fn dot_q8_0(row: &[u8], input: QuantisedRow<'_>) -> f32 {
-    let mut lanes = [0.0f32; 8];
+    let mut sum = 0.0f32;
     for (at, block) in blocks::<BlockQ8_0>(row).iter().enumerate() {
-        let scale = block.scale() * input.scales[at];
-        for (i, lane) in lanes.iter_mut().enumerate() {
-            let sum: i32 = (4 * i..4 * i + 4)
-                .map(|j| i32::from(block.quants[j]) * i32::from(input.quants[32 * at + j]))
-                .sum();
-            *lane = scale.mul_add(sum as f32, *lane);
-        }
+        let quants = &input.quants[32 * at..][..32];
+        let total: i32 = (0..32).map(|j| i32::from(block.quants[j]) * i32::from(quants[j])).sum();
+        sum = (block.scale() * input.scales[at]).mul_add(total as f32, sum);
     }
-    tree(lanes)
+    sum
 }
 
-/// After the products, lane j takes what sub-block j subtracts: `fma(-(minimum * activation_scale),
-/// minima[j] * sum of its activations, lane)`.
+/// What the minima subtract is the second integer of a block.
 pub(crate) fn dot_q4_k(row: &[u8], input: QuantisedRow<'_>) -> f32 {
-    let mut lanes = [0.0f32; 8];
+    let mut sum = 0.0f32;
     for (at, block) in blocks::<BlockQ4K>(row).iter().enumerate() {
         let quants = &input.quants[256 * at..][..256];
         let sums = &input.sums[16 * at..][..16];
         let (scales, minima) = block.scales_and_minima();
         let (scales, minima) = (scales.to_le_bytes(), minima.to_le_bytes());
-        let scale = block.scale() * input.scales[at];
-        let minimum = -(block.minimum() * input.scales[at]);
-        for (i, lane) in lanes.iter_mut().enumerate() {
-            let mut sum = 0;
-            for group in 0..8 {
-                for j in 32 * group + 4 * i..32 * group + 4 * i + 4 {
-                    sum += i32::from(scales[group]) * i32::from(block.quant(j)) * i32::from(quants[j]);
-                }
-            }
-            *lane = scale.mul_add(sum as f32, *lane);
-            let subtracted = i32::from(minima[i]) * (i32::from(sums[2 * i]) + i32::from(sums[2 * i + 1]));
-            *lane = minimum.mul_add(subtracted as f32, *lane);
+        let (mut total, mut subtracted) = (0, 0);
+        for j in 0..256 {
+            total += i32::from(scales[j / 32]) * i32::from(block.quant(j)) * i32::from(quants[j]);
         }
+        for j in 0..16 {
+            subtracted += i32::from(minima[j / 2]) * i32::from(sums[j]);
+        }
+        sum = (block.scale() * input.scales[at]).mul_add(total as f32, sum);
+        sum = (-(block.minimum() * input.scales[at])).mul_add(subtracted as f32, sum);
     }
-    tree(lanes)
+    sum
 }
 
-/// Products are of q in 0..63; lane i's integer then loses 32 times the scaled activation sums of sub-blocks
-/// 2i and 2i + 1, before it becomes an f32.
+/// The offset 32 is taken off each weight: it is part of the integer.
 pub(crate) fn dot_q6_k(row: &[u8], input: QuantisedRow<'_>) -> f32 {
-    let mut lanes = [0.0f32; 8];
+    let mut sum = 0.0f32;
     for (at, block) in blocks::<BlockQ6K>(row).iter().enumerate() {
         let quants = &input.quants[256 * at..][..256];
-        let sums = &input.sums[16 * at..][..16];
-        let scale = block.scale() * input.scales[at];
-        for (i, lane) in lanes.iter_mut().enumerate() {
-            let mut sum = 0;
-            for group in 0..8 {
-                for j in 32 * group + 4 * i..32 * group + 4 * i + 4 {
-                    sum += i32::from(block.scales[j / 16]) * i32::from(block.quant(j)) * i32::from(quants[j]);
-                }
-            }
-            for j in 2 * i..2 * i + 2 {
-                sum -= 32 * i32::from(block.scales[j]) * i32::from(sums[j]);
-            }
-            *lane = scale.mul_add(sum as f32, *lane);
+        let mut total = 0;
+        for j in 0..256 {
+            let weight = i32::from(block.quant(j)) - 32;
+            total += i32::from(block.scales[j / 16]) * weight * i32::from(quants[j]);
         }
+        sum = (block.scale() * input.scales[at]).mul_add(total as f32, sum);
     }
-    tree(lanes)
+    sum
 }
