@@ -162,6 +162,22 @@ pub enum ExecError {
         /// What would do.
         hint: &'static str,
     },
+    /// A rule for cutting words that is not known here.
+    #[error("pre-tokenizer `{found}` is not known: use a model with one of {known}")]
+    PreTokenizer {
+        /// The name in the file.
+        found: String,
+        /// Those that are.
+        known: String,
+    },
+    /// A chat template that is missing or fails.
+    #[error("{what}: {hint}")]
+    ChatTemplate {
+        /// What is wrong with it.
+        what: String,
+        /// What would do.
+        hint: &'static str,
+    },
     /// A sampling parameter outside its range.
     #[error("`{name}` is {value}: use {range}")]
     Sampling {

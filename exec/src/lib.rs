@@ -6,6 +6,7 @@
 
 pub mod backend;
 pub mod cache;
+pub mod chat;
 pub mod clock;
 pub mod cost;
 pub mod cpu;
@@ -32,6 +33,7 @@ pub mod weights;
 
 pub use backend::{Backend, CacheOptions};
 pub use cache::CacheFormat;
+pub use chat::{ChatTemplate, Message};
 pub use cost::ComputeCost;
 pub use cpu::Cpu;
 pub use error::ExecError;
