@@ -7,8 +7,8 @@
 //! - YaRN (Peng et al. 2023): pairs that turn often in the trained context keep their angle, pairs that turn seldom
 //!   are divided by f, those between are mixed by a ramp; and cosine and sine grow by `1 + 0.1 ln f`.
 //!
-//! Which dimensions are a pair depends on how the converter stored the rows of q and k: neighbours ([`Pairs::Neighbours`],
-//! "NORM" in llama.cpp) or i and i + d/2 ([`Pairs::Halves`], "NEOX").
+//! Which dimensions are a pair depends on how the converter stored the rows of q and k: neighbours
+//! ([`Pairs::Neighbours`], "NORM" in llama.cpp) or i and i + d/2 ([`Pairs::Halves`], "NEOX").
 //!
 //! Not here: turning. That is `kernels::elementwise`.
 

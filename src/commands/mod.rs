@@ -10,7 +10,7 @@ mod report;
 mod reproduce;
 pub mod simulate;
 mod sweep;
-mod synth;
+pub mod synth;
 mod worker;
 
 use std::process::ExitCode;

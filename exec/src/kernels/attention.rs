@@ -1,7 +1,8 @@
 //! What does one query head read from the cache?
 //!
-//! `scores[t] = scale * dot(query, key[t])` in the 32-lane order, a soft cap where there is one, softmax, then `out = sum of p[t] * value[t]`,
-//! t ascending, one fma each: nothing here depends on how the cache was filled or how tokens were batched.
+//! `scores[t] = scale * dot(query, key[t])` in the 32-lane order, a soft cap where there is one, softmax, then
+//! `out = sum of p[t] * value[t]`, t ascending, one fma each: nothing here depends on how the cache was filled or
+//! how tokens were batched.
 //! Grouped-query attention gives several query heads the same cache rows.
 //!
 //! Not here: the cache. That is [`crate::cache`].
