@@ -56,7 +56,7 @@ pub struct SynthArgs {
     /// Widens the weights; below 1 a layer changes less of what passes through it.
     #[arg(long, default_value_t = 1.0)]
     pub gain: f32,
-    /// Weight format, or the mix q4_k_m; the preset's if absent.
+    /// Weight format, or a mix such as q4_k_m; the preset's if absent.
     #[arg(long)]
     pub quant: Option<String>,
     /// Of the weights.

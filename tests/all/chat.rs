@@ -72,7 +72,8 @@ fn what_cannot_be_said_is_refused() {
     fs::write(&said, r#"[{"role": "user", "text": "Hello"}]"#).expect("the messages can be written");
     let text = error(&[&execute[..], &["--messages", &said]].concat(), 2);
     assert!(text.contains("unknown field `text`") && text.contains(r#""role""#), "{text}");
-    fs::write(&said, format!(r#"[{{"role": "user", "content": "{}"}}]"#, "word ".repeat(500))).expect("written");
+    fs::write(&said, format!(r#"[{{"role": "user", "content": "{}"}}]"#, "word ".repeat(500)))
+        .expect("written");
     let chatty = place("chat.gguf");
     with_template(Path::new(&chatty));
     let text = error(&["execute", &file, "--model", &chatty, "--messages", &said], 2);
