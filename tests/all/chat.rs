@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use hearth_exec::ring::LocalModel;
 use hearth_profiles::gguf::{GgufModel, HeaderWriter, Value};
 
 use crate::processes::{error, model, plan, run};
@@ -32,6 +33,12 @@ fn with_template(path: &Path) {
     fs::write(path, file).expect("the copy can be written");
 }
 
+/// The plan of one device for that copy, a model with a digest of its own.
+fn plan_for(path: &str) -> String {
+    let digest = |path: &str| LocalModel::open(Path::new(path)).expect("a model").profile.digest.clone();
+    plan("q4_k", &[8], &[], 128).replace(&digest(&model("q4_k")), &digest(path))
+}
+
 fn tokens(arguments: &[&str]) -> String {
     let output = run(arguments);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -44,8 +51,8 @@ fn what_is_said_goes_through_the_template() {
     let folder = tempfile::tempdir().expect("a folder");
     let place = |name: &str| folder.path().join(name).display().to_string();
     let (file, chatty, said) = (place("plan.yaml"), place("chat.gguf"), place("said.json"));
-    fs::write(&file, plan("q4_k", &[8], &[], 128)).expect("the plan can be written");
     with_template(Path::new(&chatty));
+    fs::write(&file, plan_for(&chatty)).expect("the plan can be written");
     let execute = ["execute", &file, "--model", &chatty, "--tokens", "8", "--ignore-end", "--json"];
     let asked = |more: &[&str]| tokens(&[&execute[..], more].concat());
     let chat = asked(&["--chat", "--system", "Speak as a king. ", "--prompt", "Who art thou?"]);
@@ -76,6 +83,7 @@ fn what_cannot_be_said_is_refused() {
         .expect("written");
     let chatty = place("chat.gguf");
     with_template(Path::new(&chatty));
+    fs::write(&file, plan_for(&chatty)).expect("the plan can be written");
     let text = error(&["execute", &file, "--model", &chatty, "--messages", &said], 2);
     assert!(text.contains("do not fit the plan's context of 128"), "{text}");
 }
