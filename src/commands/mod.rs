@@ -11,7 +11,7 @@ mod report;
 mod reproduce;
 pub mod simulate;
 mod sweep;
-mod synth;
+pub mod synth;
 mod worker;
 
 use std::process::ExitCode;
