@@ -7,6 +7,7 @@ mod bad_input;
 mod both_runners;
 mod comparison;
 mod events;
+mod faster_disks;
 mod glossary;
 mod lab;
 mod lint;
