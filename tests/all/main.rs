@@ -19,6 +19,7 @@ mod repository;
 mod residency;
 mod ring_key;
 mod rust_text;
+mod scenario_reference;
 mod scenarios;
 mod sweep;
 mod systems;
