@@ -14,6 +14,7 @@ mod lint;
 mod planning;
 mod processes;
 mod published;
+mod reasons;
 mod relays;
 mod repository;
 mod residency;
