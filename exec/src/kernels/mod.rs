@@ -51,7 +51,7 @@ mod avx2;
 pub(crate) mod blocks;
 pub(crate) mod elementwise;
 mod exponential;
-mod panel;
+pub(crate) mod panel;
 pub(crate) mod product;
 pub(crate) mod scalar;
 

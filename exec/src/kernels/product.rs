@@ -1,6 +1,7 @@
 //! How does a run of weight rows meet the input rows?
 //!
-//! `out[token, row] = dot(weights[row], input[token])` for some rows and all tokens. Tokens go in tiles of
+//! `out[token, row] = dot(weights[row], input[token])` for some rows and all tokens. Many tokens meet weights panel by
+//! panel, see [`super::panel`]. Few go in tiles of
 //! four, whose quantised rows stay in the first-level cache while the weight rows pass; with one token it is
 //! a matvec. Which tile a token falls into has no influence on its bits.
 //!
@@ -56,8 +57,13 @@ impl<'a> Output<'a> {
         Output { values: values.as_mut_ptr(), rows, tokens, lifetime: PhantomData }
     }
 
+    /// Number of tokens.
+    pub(crate) fn tokens(&self) -> usize {
+        self.tokens
+    }
+
     /// # Safety
-    /// No other thread writes this place at the same time.
+    /// Token and row are inside, and no other thread writes this place at the same time.
     #[inline(always)]
     unsafe fn set(&self, token: usize, row: usize, value: f32) {
         debug_assert!(token < self.tokens && row < self.rows);
