@@ -385,6 +385,7 @@ pub struct LintArgs {
 
 /// `hearth execute`.
 #[derive(Debug, Args)]
+#[allow(clippy::struct_excessive_bools)] // each is a flag of its own
 pub struct ExecuteArgs {
     /// The plan.
     pub plan: PathBuf,
@@ -426,9 +427,16 @@ pub struct ExecuteArgs {
     /// any text; if absent, the text in the variable HEARTH_KEY, if set.
     #[arg(long, value_name = "FILE")]
     pub key: Option<PathBuf>,
-    /// Where to write the trace.
+    /// Where to write the trace; plans made in mid-run are written beside it.
     #[arg(long)]
     pub trace: Option<PathBuf>,
+    /// The scenario that the plan was made from: when a device is gone, its planner plans again for the others. Without
+    /// it they take the layers in proportion to their own.
+    #[arg(long)]
+    pub scenario: Option<PathBuf>,
+    /// End the run when a device is gone.
+    #[arg(long, conflicts_with = "scenario")]
+    pub give_up: bool,
     /// End when standard input ends, so as not to outlive who started it.
     #[arg(long, hide = true)]
     pub exit_with_stdin: bool,

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hearth_exec::ring::{
-    Generated, Key, LocalModel, Memory, Network, Request, Ring, RingError, RingOptions, Sealed, Worker, bind,
+    Generated, Key, LocalModel, Memory, Network, Request, Ring, RingError, RingOptions, Sealed, Unfinished,
+    Worker, bind,
 };
 use hearth_profiles::{Bytes, Document};
 use hearth_schema::Plan;
@@ -114,7 +115,10 @@ fn largest(logits: &[f32]) -> u32 {
 }
 
 /// Greedy tokens, the bits of every step's logits, and the trace.
-async fn generate(ring: &mut Ring, prompt: &[u32]) -> Result<(Generated, Vec<Vec<u32>>), RingError> {
+async fn generate<N: Network>(
+    ring: &mut Ring<N>,
+    prompt: &[u32],
+) -> Result<(Generated, Vec<Vec<u32>>), Unfinished> {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let logits = seen.clone();
     let request = Request {
@@ -134,7 +138,7 @@ async fn generate(ring: &mut Ring, prompt: &[u32]) -> Result<(Generated, Vec<Vec
 }
 
 fn one_thread() -> RingOptions {
-    RingOptions { threads: 1, pass_deadline: Duration::from_mins(1) }
+    RingOptions { threads: 1, pass_deadline: Duration::from_mins(1), ..RingOptions::default() }
 }
 
 /// All windows of `devices` devices that each get a layer in the first round.

@@ -13,6 +13,7 @@ mod lint;
 mod planning;
 mod processes;
 mod published;
+mod recovery;
 mod relays;
 mod repository;
 mod residency;

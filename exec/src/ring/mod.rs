@@ -4,9 +4,13 @@
 //! activations back after the last window of each round. Every device's [`node::Node`] interprets
 //! `schema::schedule`. Frames travel over a [`network::Network`], which a [`Key`] seals ([`Sealed`]).
 
+mod chronicle;
+pub mod computing;
 mod control;
+pub mod data_link;
 pub mod deadline;
 pub mod error;
+pub mod greeting;
 pub mod head;
 mod head_address;
 mod head_link;
@@ -15,7 +19,11 @@ pub mod network;
 pub mod node;
 pub mod probe;
 pub mod recorder;
+pub mod recovery;
+mod renewal;
 pub mod sealed;
+mod strangers;
+pub mod tenure;
 pub mod wire;
 pub mod worker;
 
@@ -28,12 +36,14 @@ use hearth_schema::plan::Plan;
 use hearth_schema::scenario::KvFormat;
 use hearth_schema::schedule::MAX_PASS_TOKENS;
 
+pub use computing::Computing;
 pub use error::RingError;
-pub use head::{Generated, Request, Ring, RingOptions};
+pub use head::{Generated, Request, Ring, RingOptions, Stopper, Unfinished};
 pub use key::{Key, KeyError};
 pub use network::{Listener, Memory, Network, Tcp};
+pub use renewal::Renewal;
 pub use sealed::Sealed;
-pub use worker::{Worker, bind};
+pub use worker::{Worker, WorkerOptions, bind};
 
 use crate::backend::CacheOptions;
 use crate::cache::CacheFormat;
