@@ -575,7 +575,7 @@ pub struct SynthArgs {
     /// Reuse the embedding as output head.
     #[arg(long)]
     pub tied: bool,
-    /// Weight format, or the mix q4_k_m; the preset's if absent.
+    /// Weight format, or a mix such as q4_k_m; the preset's if absent.
     #[arg(long)]
     pub quant: Option<String>,
     /// Of the weights.

@@ -57,7 +57,8 @@ struct Strip<'a> {
 impl<'a> Strip<'a> {
     /// Rows in a chunk.
     fn chunk_rows(&self) -> usize {
-        (CHUNK_BYTES / self.matrix.row_bytes().max(1)).max(1)
+        let rows = (CHUNK_BYTES / self.matrix.row_bytes().max(1)).max(1);
+        rows.next_multiple_of(16)
     }
 
     /// The weights of its rows.

@@ -35,3 +35,23 @@ fn a_row_of_the_wrong_length_is_refused() {
     assert_eq!(error.to_string(), "a q4_k row of 512 weights cannot lie in 144 bytes");
     dequantise(Supported::Q8_0, &[0; 34], &mut [0.0; 31]).unwrap_err();
 }
+
+#[test]
+fn the_book_of_iq1_s_is_that_of_the_reference() {
+    // Row r is sum of (weight + 1) 3^position in the file.
+    let wanted: Vec<u16> =
+        data("iq1_s.book".into()).as_chunks::<2>().0.iter().map(|bytes| u16::from_le_bytes(*bytes)).collect();
+    assert_eq!(wanted.len(), 2048);
+    for (row, &wanted) in wanted.iter().enumerate() {
+        // The scale 1, row number `row` first, and no other bits: scale 1, shift +1/8.
+        let mut block = [0u8; 50];
+        block[..2].copy_from_slice(&0x3c00u16.to_le_bytes());
+        block[2] = row as u8;
+        block[34] = (row >> 8) as u8;
+        let mut weights = [0.0f32; 256];
+        dequantise(Supported::Iq1S, &block, &mut weights).unwrap();
+        let digits = weights[..8].iter().rev();
+        let found = digits.fold(0, |number, weight| number * 3 + (weight - 0.125 + 1.0) as u16);
+        assert_eq!(found, wanted, "row {row}");
+    }
+}

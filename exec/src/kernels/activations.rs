@@ -1,9 +1,9 @@
 //! What do the weights of a matmul meet?
 //!
-//! The input rows, rounded once for all weight rows: to nothing for F32 and F16 weights, to eight bits in
-//! blocks of 32 for `Q8_0`, and in blocks of 256 with the sums of 16 for the K-quants, which need those sums
-//! for what they subtract. `scale = max |x| / 127`, `q = nearest even(x * (127 / max |x|))`. Unlike the
-//! `Q8_0` of a file the scale stays f32.
+//! The input rows, rounded once for all weight rows: to nothing for F32, F16 and BF16 weights, to eight bits
+//! in blocks of 32 for weights in blocks of 32, and in blocks of 256 with the sums of 16 for the others, many of
+//! which need those sums for what they subtract. `scale = max |x| / 127`, `q = nearest even(x * (127 / max |x|))`.
+//! Unlike the `Q8_0` of a file the scale stays f32.
 
 use super::Instructions;
 
@@ -33,7 +33,7 @@ struct Quantised {
     ready: bool,
     quants: Vec<i8>,  // [tokens, length]
     scales: Vec<f32>, // [tokens, length / block]
-    sums: Vec<i16>,   // [tokens, length / 16], only for blocks of 256
+    sums: Vec<i16>,   // [tokens, length / 16] for blocks of 256, [tokens, length / 32] for blocks of 32
 }
 
 /// One token's row, rounded to eight bits.
@@ -41,7 +41,7 @@ struct Quantised {
 pub(crate) struct QuantisedRow<'a> {
     pub(crate) quants: &'a [i8],  // [length]
     pub(crate) scales: &'a [f32], // [length / block]
-    pub(crate) sums: &'a [i16],   // [length / 16]
+    pub(crate) sums: &'a [i16],   // [length / 16], or [length / 32] for blocks of 32
 }
 
 impl Activations {
@@ -86,11 +86,12 @@ impl Activations {
         assert!(self.length.is_multiple_of(block), "a row of {} in blocks of {block}", self.length);
         into.quants.resize(self.plain.len(), 0);
         into.scales.resize(self.plain.len() / block, 0.0);
-        let sums = if block == 256 { self.plain.len() / 16 } else { 0 };
-        into.sums.resize(sums, 0);
+        into.sums.resize(self.plain.len() / summed(block), 0);
         match kind {
             InputKind::Plain => {}
-            InputKind::Blocks32 => round32(instructions, &self.plain, &mut into.quants, &mut into.scales),
+            InputKind::Blocks32 => {
+                round32(instructions, &self.plain, &mut into.quants, &mut into.scales, &mut into.sums);
+            }
             InputKind::Blocks256 => {
                 round256(instructions, &self.plain, &mut into.quants, &mut into.scales, &mut into.sums);
             }
@@ -117,9 +118,14 @@ impl Quantised {
         QuantisedRow {
             quants: &self.quants[token * length..][..length],
             scales: &self.scales[token * (length / block)..][..length / block],
-            sums: if block == 256 { &self.sums[token * (length / 16)..][..length / 16] } else { &[] },
+            sums: &self.sums[token * (length / summed(block))..][..length / summed(block)],
         }
     }
+}
+
+/// Values that are added up in blocks of `block`.
+fn summed(block: usize) -> usize {
+    if block == 256 { 16 } else { 32 }
 }
 
 /// Adding and subtracting this rounds a small f32 to the nearest even integer, on any processor.
@@ -149,10 +155,11 @@ fn round_block<const N: usize>(values: &[f32; N], quants: &mut [i8; N]) -> f32 {
 }
 
 #[inline(always)]
-fn round32_generic(values: &[f32], quants: &mut [i8], scales: &mut [f32]) {
-    let blocks = values.as_chunks::<32>().0.iter().zip(quants.as_chunks_mut::<32>().0).zip(scales);
-    for ((values, quants), scale) in blocks {
+fn round32_generic(values: &[f32], quants: &mut [i8], scales: &mut [f32], sums: &mut [i16]) {
+    let blocks = values.as_chunks::<32>().0.iter().zip(quants.as_chunks_mut::<32>().0);
+    for ((values, quants), (scale, sum)) in blocks.zip(scales.iter_mut().zip(sums)) {
         *scale = round_block(values, quants);
+        *sum = quants.iter().map(|&quant| i16::from(quant)).sum();
     }
 }
 
@@ -168,7 +175,7 @@ fn round256_generic(values: &[f32], quants: &mut [i8], scales: &mut [f32], sums:
 }
 
 super::compiled_for_each! {
-    fn round32(values: &[f32], quants: &mut [i8], scales: &mut [f32]) = round32_generic;
+    fn round32(values: &[f32], quants: &mut [i8], scales: &mut [f32], sums: &mut [i16]) = round32_generic;
     fn round256(values: &[f32], quants: &mut [i8], scales: &mut [f32], sums: &mut [i16]) = round256_generic;
 }
 
@@ -183,7 +190,7 @@ mod tests {
         values[..4].copy_from_slice(&[2.0, 1.0, -0.01, -2.0]);
         let mut quants = [0i8; 32];
         let mut scales = [0.0f32];
-        round32(Instructions::SCALAR, &values, &mut quants, &mut scales);
+        round32(Instructions::SCALAR, &values, &mut quants, &mut scales, &mut [0]);
         assert_eq!(quants[..5], [127, 64, -1, -127, 0]);
         assert_eq!(scales[0], 2.0 / 127.0);
     }
@@ -192,7 +199,7 @@ mod tests {
     fn silence_has_scale_zero() {
         let mut quants = [1i8; 32];
         let mut scales = [1.0f32];
-        round32(Instructions::detect(), &[0.0; 32], &mut quants, &mut scales);
+        round32(Instructions::detect(), &[0.0; 32], &mut quants, &mut scales, &mut [0]);
         assert_eq!((quants, scales), ([0; 32], [0.0]));
     }
 }

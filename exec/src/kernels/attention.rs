@@ -75,7 +75,7 @@ fn scores_f16(instructions: Instructions, query: &[f32], scale: f32, keys: &[f16
         }
         #[cfg(target_arch = "x86_64")]
         // SAFETY: this value exists only where the processor has AVX2, FMA and F16C.
-        Set::Avx2 => unsafe { super::avx2::scores_f16(query, scale, keys, scores) },
+        Set::Avx2 | Set::Avx512 => unsafe { super::avx2::scores_f16(query, scale, keys, scores) },
     }
 }
 
@@ -91,6 +91,6 @@ fn mix_f16(instructions: Instructions, probabilities: &[f32], values: &[f16], ou
         }
         #[cfg(target_arch = "x86_64")]
         // SAFETY: this value exists only where the processor has AVX2, FMA and F16C.
-        Set::Avx2 => unsafe { super::avx2::mix_f16(probabilities, values, out) },
+        Set::Avx2 | Set::Avx512 => unsafe { super::avx2::mix_f16(probabilities, values, out) },
     }
 }

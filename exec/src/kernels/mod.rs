@@ -4,13 +4,13 @@
 //! token wherever it was computed (`docs/decisions/0002-one-reduction-order.md`):
 //!
 //! - **Quantised weights.** Activations are rounded once per matmul input to eight bits in blocks of 32
-//!   (`Q8_0`) or 256 (`Q4_K`, `Q6_K`) under an f32 scale. There are eight f32 lanes. In each block lane i
-//!   takes the exact integer sum of elements 4i..4i+3 of every group of 32, times the integer scales, as one
-//!   `lane = fma(weight_scale * activation_scale, sum as f32, lane)`. What the formats subtract (minima of
-//!   `Q4_K`, the offset 32 of `Q6_K`) is an integer too and is stated beside each kernel in `scalar`.
-//! - **F32 and F16 weights.** 32 lanes; element j is fma'd into lane j % 32; then lanes i, i+8, i+16, i+24
-//!   are added as (a + b) + (c + d).
-//! - **Last**, the eight lanes: `((l0 + l4) + (l2 + l6)) + ((l1 + l5) + (l3 + l7))`.
+//!   (weights in blocks of 32) or 256 (of 256) under an f32 scale. All products of a block, times the format's integer
+//!   scales, are added up as integers: that sum is exact, so that its order is free. Then `sum =
+//!   fma(weight_scale * activation_scale, total as f32, sum)`, block after block in one f32. Minima (`Q4_K`) are a
+//!   second integer of the block, taken off by a second fma; `scalar` states it for each format.
+//! - **F32, F16 and BF16 weights.** 32 lanes; element j is fma'd into lane j % 32; then lanes i, i+8, i+16, i+24
+//!   are added as (a + b) + (c + d), and the eight that are left as
+//!   `((l0 + l4) + (l2 + l6)) + ((l1 + l5) + (l3 + l7))`.
 //!
 //! Rust neither reorders nor contracts float operations, so code written once without intrinsics
 //! (`elementwise`, `attention`) has the same bits wherever it is compiled; only the dot products have
@@ -36,8 +36,8 @@ macro_rules! compiled_for_each {
             match instructions.set() {
                 $crate::kernels::Set::Scalar => $generic($($argument),*),
                 #[cfg(target_arch = "x86_64")]
-                // SAFETY: this value exists only where the processor has AVX2, FMA and F16C.
-                $crate::kernels::Set::Avx2 => unsafe { avx2($($argument),*) },
+                // SAFETY: these values exist only where the processor has AVX2, FMA and F16C.
+                $crate::kernels::Set::Avx2 | $crate::kernels::Set::Avx512 => unsafe { avx2($($argument),*) },
             }
         }
     )+};
@@ -51,6 +51,7 @@ mod avx2;
 pub(crate) mod blocks;
 pub(crate) mod elementwise;
 mod exponential;
+mod panel;
 pub(crate) mod product;
 pub(crate) mod scalar;
 
@@ -69,29 +70,60 @@ pub enum Supported {
     F32,
     /// IEEE half precision.
     F16,
+    /// The upper half of single precision.
+    Bf16,
+    /// Four bits, blocks of 32.
+    Q4_0,
+    /// Four bits and a minimum, blocks of 32.
+    Q4_1,
+    /// Five bits, blocks of 32.
+    Q5_0,
+    /// Five bits and a minimum, blocks of 32.
+    Q5_1,
     /// Eight bits, blocks of 32.
     Q8_0,
+    /// Two bits, blocks of 256.
+    Q2K,
+    /// Three bits, blocks of 256.
+    Q3K,
     /// Four bits, blocks of 256.
     Q4K,
+    /// Five bits, blocks of 256.
+    Q5K,
     /// Six bits, blocks of 256.
     Q6K,
+    /// Rows of eight weights from a book, blocks of 256.
+    Iq1S,
+    /// Four bits that choose from 16 values, blocks of 32.
+    Iq4Nl,
+    /// The same in blocks of 256.
+    Iq4Xs,
 }
 
 impl Supported {
     /// Every one of them.
-    pub const ALL: [Supported; 5] =
-        [Supported::F32, Supported::F16, Supported::Q8_0, Supported::Q4K, Supported::Q6K];
+    pub const ALL: [Supported; 16] = [
+        Supported::F32,
+        Supported::F16,
+        Supported::Bf16,
+        Supported::Q4_0,
+        Supported::Q4_1,
+        Supported::Q5_0,
+        Supported::Q5_1,
+        Supported::Q8_0,
+        Supported::Q2K,
+        Supported::Q3K,
+        Supported::Q4K,
+        Supported::Q5K,
+        Supported::Q6K,
+        Supported::Iq1S,
+        Supported::Iq4Nl,
+        Supported::Iq4Xs,
+    ];
 
     /// The kernels for a format of a file, if there are any.
     pub fn of(format: Format) -> Option<Supported> {
-        match format {
-            Format::F32 => Some(Supported::F32),
-            Format::F16 => Some(Supported::F16),
-            Format::Q8_0 => Some(Supported::Q8_0),
-            Format::Q4K => Some(Supported::Q4K),
-            Format::Q6K => Some(Supported::Q6K),
-            _ => None,
-        }
+        Supported::ALL.into_iter().find(|supported| supported.format() == format)
     }
 
     /// The format in the file.
@@ -99,9 +131,20 @@ impl Supported {
         match self {
             Supported::F32 => Format::F32,
             Supported::F16 => Format::F16,
+            Supported::Bf16 => Format::Bf16,
+            Supported::Q4_0 => Format::Q4_0,
+            Supported::Q4_1 => Format::Q4_1,
+            Supported::Q5_0 => Format::Q5_0,
+            Supported::Q5_1 => Format::Q5_1,
             Supported::Q8_0 => Format::Q8_0,
+            Supported::Q2K => Format::Q2K,
+            Supported::Q3K => Format::Q3K,
             Supported::Q4K => Format::Q4K,
+            Supported::Q5K => Format::Q5K,
             Supported::Q6K => Format::Q6K,
+            Supported::Iq1S => Format::Iq1S,
+            Supported::Iq4Nl => Format::Iq4Nl,
+            Supported::Iq4Xs => Format::Iq4Xs,
         }
     }
 
@@ -113,9 +156,20 @@ impl Supported {
     /// How the activations that meet these weights are stored.
     pub fn input_kind(self) -> InputKind {
         match self {
-            Supported::F32 | Supported::F16 => InputKind::Plain,
-            Supported::Q8_0 => InputKind::Blocks32,
-            Supported::Q4K | Supported::Q6K => InputKind::Blocks256,
+            Supported::F32 | Supported::F16 | Supported::Bf16 => InputKind::Plain,
+            Supported::Q4_0
+            | Supported::Q4_1
+            | Supported::Q5_0
+            | Supported::Q5_1
+            | Supported::Q8_0
+            | Supported::Iq4Nl => InputKind::Blocks32,
+            Supported::Q2K
+            | Supported::Q3K
+            | Supported::Q4K
+            | Supported::Q5K
+            | Supported::Q6K
+            | Supported::Iq1S
+            | Supported::Iq4Xs => InputKind::Blocks256,
         }
     }
 }
@@ -140,6 +194,9 @@ pub(crate) enum Set {
     /// x86-64 with AVX2, FMA and F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    /// x86-64 with AVX-512 (F, BW, VL) and VNNI besides.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
 }
 
 impl Instructions {
@@ -153,6 +210,13 @@ impl Instructions {
             && is_x86_feature_detected!("fma")
             && is_x86_feature_detected!("f16c")
         {
+            if is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512vl")
+                && is_x86_feature_detected!("avx512vnni")
+            {
+                return Instructions(Set::Avx512);
+            }
             return Instructions(Set::Avx2);
         }
         Instructions::SCALAR
@@ -164,6 +228,8 @@ impl Instructions {
             Set::Scalar => "scalar",
             #[cfg(target_arch = "x86_64")]
             Set::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512 => "avx512",
         }
     }
 

@@ -9,7 +9,7 @@
 use std::marker::PhantomData;
 
 use super::activations::Activations;
-use super::{Instructions, Set, Supported, scalar};
+use super::{Instructions, Set, Supported, panel, scalar};
 
 /// A matrix in the mapped file.
 #[derive(Debug, Clone, Copy)]
@@ -65,6 +65,20 @@ impl<'a> Output<'a> {
         // asserts once for all.
         unsafe { *self.values.add(token * self.rows + row) = value };
     }
+
+    /// Neighbouring rows from `first` on.
+    ///
+    /// # Safety
+    /// No other thread writes these places at the same time.
+    #[inline(always)]
+    pub(crate) unsafe fn set_rows(&self, token: usize, first: usize, values: &[f32]) {
+        assert!(token < self.tokens && first + values.len() <= self.rows);
+        // SAFETY: within the slice that `new` was given, which overlaps no borrowed values.
+        unsafe {
+            let place = self.values.add(token * self.rows + first);
+            std::ptr::copy_nonoverlapping(values.as_ptr(), place, values.len());
+        }
+    }
 }
 
 /// Computes rows `first..first + count` of `matrix` times `input`.
@@ -87,16 +101,28 @@ pub(crate) unsafe fn rows_product(
         #[cfg(target_arch = "x86_64")]
         // SAFETY: this value exists only where the processor has AVX2, FMA and F16C.
         Set::Avx2 => unsafe { avx2_tile(tile) },
+        #[cfg(target_arch = "x86_64")]
+        Set::Avx512 => {
+            // SAFETY: this value exists only where the processor has AVX-512 and all that AVX2 kernels need.
+            unsafe {
+                if panel::pays(matrix.format, input.tokens()) {
+                    panel::multiply(tile)
+                } else {
+                    avx2_tile(tile)
+                }
+            }
+        }
     }
 }
 
+/// Some rows of weights, and all tokens.
 #[derive(Clone, Copy)]
-struct Tile<'a> {
-    matrix: Matrix<'a>,
-    first: usize,
-    count: usize,
-    input: &'a Activations,
-    out: Output<'a>,
+pub(crate) struct Tile<'a> {
+    pub(crate) matrix: Matrix<'a>,
+    pub(crate) first: usize,
+    pub(crate) count: usize,
+    pub(crate) input: &'a Activations,
+    pub(crate) out: Output<'a>,
 }
 
 /// Walks a tile: token tiles outside, weight rows inside. `$view` gives a token's row, `$dot::<T>` its dots.
@@ -133,9 +159,20 @@ fn avx2_tile(tile: Tile<'_>) {
     match tile.matrix.format {
         Supported::F32 => walk!(tile, plain_row, avx2::dot_f32),
         Supported::F16 => walk!(tile, plain_row, avx2::dot_f16),
+        Supported::Bf16 => walk!(tile, plain_row, avx2::dot_bf16),
+        Supported::Q4_0 => walk!(tile, row32, avx2::dot_q4_0),
+        Supported::Q4_1 => walk!(tile, row32, avx2::dot_q4_1),
+        Supported::Q5_0 => walk!(tile, row32, avx2::dot_q5_0),
+        Supported::Q5_1 => walk!(tile, row32, avx2::dot_q5_1),
         Supported::Q8_0 => walk!(tile, row32, avx2::dot_q8_0),
+        Supported::Iq4Nl => walk!(tile, row32, avx2::dot_iq4_nl),
+        Supported::Q2K => walk!(tile, row256, avx2::dot_q2_k),
+        Supported::Q3K => walk!(tile, row256, avx2::dot_q3_k),
         Supported::Q4K => walk!(tile, row256, avx2::dot_q4_k),
+        Supported::Q5K => walk!(tile, row256, avx2::dot_q5_k),
         Supported::Q6K => walk!(tile, row256, avx2::dot_q6_k),
+        Supported::Iq1S => walk!(tile, row256, avx2::dot_iq1_s),
+        Supported::Iq4Xs => walk!(tile, row256, avx2::dot_iq4_xs),
     }
 }
 
@@ -154,8 +191,19 @@ pub(crate) fn scalar_dot(format: Supported, row: &[u8], input: &Activations, tok
     match format {
         Supported::F32 => scalar::dot_f32(row, input.plain_row(token)),
         Supported::F16 => scalar::dot_f16(row, input.plain_row(token)),
+        Supported::Bf16 => scalar::dot_bf16(row, input.plain_row(token)),
+        Supported::Q4_0 => scalar::dot_q4_0(row, input.row32(token)),
+        Supported::Q4_1 => scalar::dot_q4_1(row, input.row32(token)),
+        Supported::Q5_0 => scalar::dot_q5_0(row, input.row32(token)),
+        Supported::Q5_1 => scalar::dot_q5_1(row, input.row32(token)),
         Supported::Q8_0 => scalar::dot_q8_0(row, input.row32(token)),
+        Supported::Iq4Nl => scalar::dot_iq4_nl(row, input.row32(token)),
+        Supported::Q2K => scalar::dot_q2_k(row, input.row256(token)),
+        Supported::Q3K => scalar::dot_q3_k(row, input.row256(token)),
         Supported::Q4K => scalar::dot_q4_k(row, input.row256(token)),
+        Supported::Q5K => scalar::dot_q5_k(row, input.row256(token)),
         Supported::Q6K => scalar::dot_q6_k(row, input.row256(token)),
+        Supported::Iq1S => scalar::dot_iq1_s(row, input.row256(token)),
+        Supported::Iq4Xs => scalar::dot_iq4_xs(row, input.row256(token)),
     }
 }

@@ -17,24 +17,37 @@ fn random_rows(format: Supported, rows: usize, length: usize, seed: u64) -> Vec<
         let sign = if stream.next_u32() & 1 == 0 { 1.0 } else { -1.0 };
         sign * (0.001 + stream.next_u32() as f32 / u32::MAX as f32 * 0.02)
     };
-    let (block, halves): (usize, &[usize]) = match format {
-        Supported::F32 => {
-            bytes.as_chunks_mut::<4>().0.iter_mut().for_each(|value| *value = number().to_le_bytes());
-            return bytes;
-        }
-        Supported::F16 => (2, &[0]),
-        Supported::Q8_0 => (34, &[0]),
-        Supported::Q4K => (144, &[0, 2]),
-        Supported::Q6K => (210, &[208]),
-    };
-    for block in bytes.chunks_exact_mut(block) {
-        for &at in halves {
-            block[at..at + 2].copy_from_slice(&f16::from_f32(number()).to_le_bytes());
-        }
+    if format == Supported::F32 {
+        bytes.as_chunks_mut::<4>().0.iter_mut().for_each(|value| *value = number().to_le_bytes());
+    } else if format == Supported::Bf16 {
+        let upper = |value: f32| ((value.to_bits() >> 16) as u16).to_le_bytes();
+        bytes.as_chunks_mut::<2>().0.iter_mut().for_each(|value| *value = upper(number()));
     }
+    set_halves(format, &mut bytes, || f16::from_f32(number()));
     bytes
 }
 
+/// Where the f16 numbers of a block lie: scales, and minima after them.
+fn halves(format: Supported) -> &'static [usize] {
+    match format {
+        Supported::F32 | Supported::Bf16 => &[],
+        Supported::Q4_1 | Supported::Q5_1 | Supported::Q4K | Supported::Q5K => &[0, 2],
+        Supported::Q2K => &[80, 82],
+        Supported::Q3K => &[108],
+        Supported::Q6K => &[208],
+        _ => &[0],
+    }
+}
+
+fn set_halves(format: Supported, bytes: &mut [u8], mut number: impl FnMut() -> f16) {
+    for block in bytes.chunks_exact_mut(format.format().block_bytes() as usize) {
+        for &at in halves(format) {
+            block[at..at + 2].copy_from_slice(&number().to_le_bytes());
+        }
+    }
+}
+
+/// Random activations from -2 to 2.
 fn random_activations(tokens: usize, length: usize, seed: u64) -> Activations {
     let mut stream = ChaCha8Rng::seed_from_u64(seed ^ 0x5eed);
     let mut activations = Activations::default();
@@ -66,21 +79,30 @@ fn seen(format: Supported, input: &Activations, token: usize) -> Vec<f64> {
     quants.map(|(at, &quant)| f64::from(quant) * f64::from(row.scales[at / block])).collect()
 }
 
-/// The sum of magnitudes of all that a kernel adds: a K-quant's products and what it subtracts, apart.
-fn magnitude(format: Supported, row: &[u8], weights: &[f32], input: &[f64]) -> f64 {
-    let part = |at: usize| match format {
-        Supported::F32 | Supported::F16 | Supported::Q8_0 => f64::from(weights[at].abs()),
+/// What a format subtracts from, or adds to, the weight at `at`, beside its products.
+fn minimum(format: Supported, row: &[u8], at: usize) -> f32 {
+    match format {
+        Supported::Q2K => {
+            let block = &blocks::blocks::<blocks::BlockQ2K>(row)[at / 256];
+            block.minimum() * f32::from(block.packed[at % 256 / 16] >> 4)
+        }
         Supported::Q4K => {
             let block = &blocks::blocks::<blocks::BlockQ4K>(row)[at / 256];
-            let minimum = block.scales_and_minima().1.to_le_bytes()[at % 256 / 32];
-            f64::from(weights[at].abs()) + 2.0 * f64::from((block.minimum() * f32::from(minimum)).abs())
+            block.minimum() * f32::from(block.scales_and_minima().1.to_le_bytes()[at % 256 / 32])
         }
-        Supported::Q6K => {
-            let block = &blocks::blocks::<blocks::BlockQ6K>(row)[at / 256];
-            let scale = block.scale() * f32::from(block.scales[at % 256 / 16]);
-            f64::from(scale.abs()) * f64::from(block.quant(at % 256) + 32)
+        Supported::Q5K => {
+            let block = &blocks::blocks::<blocks::BlockQ5K>(row)[at / 256];
+            block.minimum() * f32::from(block.scales_and_minima().1.to_le_bytes()[at % 256 / 32])
         }
-    };
+        Supported::Q4_1 => blocks::blocks::<blocks::BlockQ4_1>(row)[at / 32].minimum(),
+        Supported::Q5_1 => blocks::blocks::<blocks::BlockQ5_1>(row)[at / 32].minimum(),
+        _ => 0.0,
+    }
+}
+
+/// The sum of magnitudes of all that a kernel rounds: products and what is subtracted, apart.
+fn magnitude(format: Supported, row: &[u8], weights: &[f32], input: &[f64]) -> f64 {
+    let part = |at: usize| f64::from(weights[at].abs()) + 2.0 * f64::from(minimum(format, row, at).abs());
     input.iter().enumerate().map(|(at, a)| part(at) * a.abs()).sum()
 }
 
@@ -89,11 +111,15 @@ proptest! {
 
     #[test]
     fn every_instruction_set_and_every_batch_has_the_bits_of_the_oracle(
-        seed: u64, blocks in 1usize..6, rows in 1usize..5, tokens in 1usize..10,
+        seed: u64, blocks in 1usize..6, rows in 1usize..40, tokens in 1usize..30,
     ) {
         for format in Supported::ALL {
-            // Rows of F32 and F16 need not be whole groups of 32 lanes.
-            let ragged = if format.format().block_len() == 1 { seed as usize % 31 } else { 0 };
+            // Rows of plain numbers need not be whole groups of 32 lanes, nor others whole groups of blocks.
+            let ragged = match format.format().block_len() {
+                1 => seed as usize % 31,
+                32 => 32 * (seed as usize % 8),
+                _ => 0,
+            };
             let length = blocks * 256 + ragged;
             let bytes = random_rows(format, rows, length, seed);
             let matrix = Matrix { format, length, rows, bytes: &bytes };
@@ -117,8 +143,10 @@ proptest! {
 
             let rounded = seen(format, &input, 0);
             let exact: f64 = weights.iter().zip(&rounded).map(|(&w, a)| f64::from(w) * a).sum();
-            // One rounding for each addition in a lane, for each level of the tree and in each scale.
-            let steps = (length / 32 + 8) as f64;
+            // One rounding for each addition in a lane, for each level of the tree and in each scale; of quantised
+            // weights, for each integer and its addition. Blocks of 32 with a minimum add two integers.
+            let additions = if matches!(format, Supported::Q4_1 | Supported::Q5_1) { 2 } else { 1 };
+            let steps = (additions * length / 32 + 8) as f64;
             let bound = steps * f64::from(f32::EPSILON) / 2.0 * magnitude(format, &row, &weights, &rounded);
             prop_assert!((found - exact).abs() <= bound, "{format}: {found} is not {exact} within {bound:e}");
 
@@ -135,24 +163,22 @@ proptest! {
     }
 }
 
+fn quantised() -> impl Iterator<Item = Supported> {
+    Supported::ALL.into_iter().filter(|format| format.input_kind() != InputKind::Plain)
+}
+
 #[test]
 fn the_largest_numbers_do_not_overflow() {
-    // Quants, scales and activations at their extremes: -128 in Q8_0, 63 with scale -128 in Q6_K.
-    for (format, fill) in [(Supported::Q8_0, 0x80), (Supported::Q4K, 0xff), (Supported::Q6K, 0xff)] {
+    // Every byte of a block at an extreme, which among others gives -128 in Q8_0, 63 in Q6_K under the scale -128, and
+    // the ends of the books. All activations at +127 or -127, which is also 127 times the sums of weights.
+    let fills = [0x00, 0xff, 0x80, 0x7f, 0x0f, 0xf0];
+    for (format, fill) in quantised().flat_map(|format| fills.map(|fill| (format, fill))) {
         let length = 256;
         let mut row = vec![fill; format.row_bytes(length).unwrap()];
-        let one = f16::ONE.to_le_bytes();
-        match format {
-            Supported::Q8_0 => row.chunks_exact_mut(34).for_each(|block| block[..2].copy_from_slice(&one)),
-            Supported::Q4K => row[..2].copy_from_slice(&one),
-            _ => {
-                row[192..208].fill(0x80);
-                row[208..].copy_from_slice(&one);
-            }
+        if format == Supported::Q6K && fill == 0xff {
+            row[192..208].fill(0x80);
         }
-        if format == Supported::Q4K {
-            row[2..4].copy_from_slice(&one);
-        }
+        set_halves(format, &mut row, || f16::ONE);
         for sign in [1.0, -1.0] {
             let mut input = Activations::default();
             input.resize(1, length);
@@ -162,9 +188,31 @@ fn the_largest_numbers_do_not_overflow() {
             assert_eq!(bits, product_bits(Instructions::SCALAR, matrix, &mut input), "{format}");
             let mut weights = vec![0.0; length];
             dequantise(format, &row, &mut weights).unwrap();
-            let exact: f64 = weights.iter().map(|&w| f64::from(w) * 127.0 * f64::from(sign)).sum();
+            let terms: Vec<f64> = weights.iter().map(|&w| f64::from(w) * 127.0 * f64::from(sign)).collect();
+            let exact: f64 = terms.iter().sum();
             let found = f64::from(f32::from_bits(bits[0]));
-            assert!((found - exact).abs() <= exact.abs() * 1e-6, "{format}: {found} is not {exact}");
+            let seen = vec![127.0; length];
+            let bound = 1e-6 * magnitude(format, &row, &weights, &seen);
+            assert!((found - exact).abs() <= bound, "{format}, {fill:#x}: {found} is not {exact}");
+        }
+    }
+}
+
+#[test]
+fn scales_that_are_no_numbers_make_results_that_are_none() {
+    for format in quantised() {
+        let mut row = random_rows(format, 1, 512, 3);
+        for scale in [f16::NAN, f16::INFINITY, f16::NEG_INFINITY] {
+            set_halves(format, &mut row, || scale);
+            let matrix = Matrix { format, length: 512, rows: 1, bytes: &row };
+            let mut input = random_activations(1, 512, 5);
+            for instructions in [Instructions::SCALAR, Instructions::detect()] {
+                let bits = product_bits(instructions, matrix, &mut input);
+                assert!(!f32::from_bits(bits[0]).is_finite(), "{format}, {}", instructions.name());
+            }
+            let mut weights = vec![0.0; 512];
+            dequantise(format, &row, &mut weights).unwrap();
+            assert!(weights.iter().any(|weight| !weight.is_finite()), "{format}");
         }
     }
 }

@@ -7,7 +7,7 @@ use hearth_profiles::Format;
 use hearth_profiles::gguf::{FileLayout, HeaderWriter, Value};
 use hearth_profiles::model::{Architecture, TensorKind, TensorSpec, layout};
 
-use super::blocks::{Spread, is_supported};
+use super::blocks::Spread;
 use super::{SynthError, SynthOptions};
 
 /// Everything that is decided before the first weight is made.
@@ -32,9 +32,6 @@ pub(super) fn plan(options: &SynthOptions) -> Result<SynthPlan, SynthError> {
     let mut spreads = Vec::new();
     for tensor in layout::tensors(shape) {
         let format = options.quant.format(&tensor, shape)?;
-        if !is_supported(format) {
-            return Err(SynthError::Format { tensor: tensor.name, format });
-        }
         writer.tensor(&tensor.name, &tensor.dims, format)?;
         spreads.push(spread(&tensor, options.gain));
         if options.rope_frequencies && tensor.kind == TensorKind::Embedding {

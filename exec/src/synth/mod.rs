@@ -1,9 +1,9 @@
 //! How can a 70B plan be rehearsed without a 40 GB download?
 //!
-//! With a model of the same shape and random weights: a valid GGUF file that llama.cpp opens, of any shape, in `f32`,
-//! `f16`, `q8_0`, `q4_0`, `q4_k`, `q6_k` or the mix `q4_k_m`. It says nothing sensible, but reads, computes and occupies as the
-//! real one does. Weights have mean zero and standard deviation `gain / sqrt(row length)`, so that activations stay
-//! of order one through all layers; norms are near one; the embedding has a deviation of one half.
+//! With a model of the same shape and random weights: a valid GGUF file that llama.cpp opens, of any shape and in
+//! every format there is, pure or mixed as in `q4_k_m`. It says nothing sensible, but reads, computes and occupies
+//! as the real one does. Weights have mean zero and standard deviation `gain / sqrt(row length)`, so that
+//! activations stay of order one through all layers; norms are near one; the embedding has a deviation of one half.
 //!
 //! Every chunk of every tensor has its own random stream, from (seed, tensor name, chunk): the same options give the
 //! same bytes whatever the number of threads, and a tensor does not depend on the tensors around it.
@@ -30,11 +30,11 @@ mod tokens;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use hearth_profiles::Bytes;
 use hearth_profiles::gguf::{HeaderError, TensorInfo};
 use hearth_profiles::model::{
     BlockError, ModelDocument, ModelShape, Quant, ShapeError, UnknownModel, shipped_document,
 };
-use hearth_profiles::{Bytes, Format};
 pub use tokens::Tokenizer;
 
 /// What to synthesise.
@@ -85,17 +85,6 @@ pub enum SynthError {
     /// Something that the format cannot express.
     #[error(transparent)]
     Header(#[from] HeaderError),
-    /// A format for which weights cannot be made.
-    #[error(
-        "`{tensor}` would be stored as {format}, which cannot be synthesised: \
-         use f32, f16, q8_0, q4_0, q4_k, q6_k or q4_k_m, and widths that are multiples of 256"
-    )]
-    Format {
-        /// The tensor.
-        tensor: String,
-        /// Its format.
-        format: Format,
-    },
     /// Too few tokens for the tokenizer's bytes, or more than letter n-grams can fill.
     #[error("a vocabulary of {found} tokens cannot be synthesised: at least {least}, at most about 900000")]
     Vocabulary {

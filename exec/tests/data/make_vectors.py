@@ -35,7 +35,30 @@ def write(name, quant, out):
 blocks("q8_0", Q.Q8_0, 16, [0])
 blocks("q4_k", Q.Q4_K, 8, [0, 2])
 blocks("q6_k", Q.Q6_K, 8, [208])
+blocks("q4_0", Q.Q4_0, 16, [0])
+blocks("q4_1", Q.Q4_1, 16, [0, 2])
+blocks("q5_0", Q.Q5_0, 16, [0])
+blocks("q5_1", Q.Q5_1, 16, [0, 2])
+blocks("q2_k", Q.Q2_K, 8, [80, 82])
+blocks("q3_k", Q.Q3_K, 8, [108])
+blocks("q5_k", Q.Q5_K, 8, [0, 2])
+blocks("iq1_s", Q.IQ1_S, 8, [0])
+blocks("iq4_nl", Q.IQ4_NL, 16, [0])
+blocks("iq4_xs", Q.IQ4_XS, 8, [0])
 halves = np.arange(0, 0x10000, 61, dtype=np.uint16)
 halves = halves[(halves & 0x7C00) != 0x7C00]
 write("f16", Q.F16, halves.view(np.uint8).reshape(1, -1))
+write("bf16", Q.BF16, halves.view(np.uint8).reshape(1, -1))
 write("f32", Q.F32, np.array([[0.0, -0.0, 1.5, -3.4e38, 1e-45]], np.float32).view(np.uint8))
+
+# The book of IQ1_S: row r as a 16-bit number, the sum of (weight + 1) 3^position. Read out of blocks that have 32 rows
+# each, under the scale 1.
+book = np.zeros((64, 50), np.uint8)
+book[:, 0:2] = np.array([1.0], np.float16).view(np.uint8)
+rows = np.arange(2048).reshape(64, 8, 4)
+book[:, 2:34] = (rows & 255).reshape(64, 32)
+high = (rows >> 8 << np.array([0, 3, 6, 9])).sum(axis=2).astype("<u2")
+book[:, 34:50] = high.view(np.uint8).reshape(64, 16)
+values = gguf.quants.dequantize(book, Q.IQ1_S).reshape(2048, 8)
+digits = np.rint(values - 0.125).astype(int) + 1
+(HERE / "iq1_s.book").write_bytes((digits * 3 ** np.arange(8)).sum(axis=1).astype("<u2").tobytes())

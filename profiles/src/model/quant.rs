@@ -1,12 +1,24 @@
 //! In which format does a quantised model store each of its tensors?
 //!
-//! A model is `pure` (every matrix in one format) or mixed by a rule. The rule here is llama.cpp's `Q4_K_M`: `Q4_K`,
-//! but `Q6_K` for the output head (the embedding, if it is the head), and for `attn_v` and `ffn_down` in about half
-//! of the layers: the first and last eighth and every third between. Vectors are always F32. Where a row is not a
-//! whole number of 256-weight blocks, llama.cpp falls back to a format with blocks of 32, and so does the rule.
+//! A model is `pure` (every matrix in one format) or mixed by a rule of llama.cpp's quantiser
+//! (`llama_tensor_get_type`), which stores the output head (the embedding, if it is the head) and a few matrices in
+//! more bits. Here v is `attn_v`, down `ffn_down` and out `attn_output`:
+//!
+//! - `q4_k_m`, `q5_k_m`: `Q4_K` or `Q5_K`; head `Q6_K`; v and down `Q6_K` in half of the layers, the first and last
+//!   eighth and every third between.
+//! - `q3_k_m`: `Q3_K`; head `Q6_K`; v `Q5_K` in the first two layers, down in the first sixteenth of them, both
+//!   `Q4_K` in the others; out `Q4_K`.
+//! - `q2_k_m`: `Q2_K`; head `Q6_K`; v `Q4_K` where four or more queries share a key, else `Q3_K`; down and out `Q3_K`.
+//! - `iq1_s_m`: `IQ1_S`; head `Q5_K`; embedding `Q2_K`; v `Q4_K` where four or more queries share a key, else `Q2_K`;
+//!   down `Q2_K` in the first eighth of the layers; out `Q2_K`.
+//!
+//! Vectors are always F32. Where a row is not a whole number of 256-weight blocks, llama.cpp falls back to a format
+//! with blocks of 32, and so do the rules. llama.cpp calls the last two files `Q2_K` and `IQ1_S`, which are the names
+//! of pure models here.
 //!
 //! Deviation: llama.cpp stores the other `attn_v` of the 80-layer model with 8 queries a key (Llama 2 and 3 70B) as
-//! `Q5_K`; that is 42 MB of 42.5 GB.
+//! `Q5_K`; that is 42 MB of 42.5 GB. And it stores `attn_output` of `IQ1_S` as `IQ2_XXS` (66 bytes a block), which is
+//! no format of ours; `Q2_K` (84 bytes) is the nearest.
 
 use std::fmt;
 use std::str::FromStr;
@@ -22,6 +34,14 @@ pub enum Quant {
     Pure(Format),
     /// llama.cpp's `Q4_K_M`.
     Q4KM,
+    /// llama.cpp's `Q5_K_M`.
+    Q5KM,
+    /// llama.cpp's `Q3_K_M`.
+    Q3KM,
+    /// llama.cpp's `Q2_K`.
+    Q2KM,
+    /// Nearly llama.cpp's `IQ1_S`.
+    Iq1SM,
 }
 
 /// A tensor whose rows do not fit the blocks of its format.
@@ -42,6 +62,21 @@ pub struct BlockError {
 }
 
 impl Quant {
+    /// Every rule that mixes formats.
+    pub const MIXES: &'static [Quant] = &[Quant::Q4KM, Quant::Q5KM, Quant::Q3KM, Quant::Q2KM, Quant::Iq1SM];
+
+    /// Its name in documents.
+    pub fn name(self) -> &'static str {
+        match self {
+            Quant::Pure(format) => format.name(),
+            Quant::Q4KM => "q4_k_m",
+            Quant::Q5KM => "q5_k_m",
+            Quant::Q3KM => "q3_k_m",
+            Quant::Q2KM => "q2_k_m",
+            Quant::Iq1SM => "iq1_s_m",
+        }
+    }
+
     /// The format of one tensor of a model of this shape.
     pub fn format(self, tensor: &TensorSpec, shape: &ModelShape) -> Result<Format, BlockError> {
         if tensor.dims.len() == 1 {
@@ -50,7 +85,7 @@ impl Quant {
         let row = tensor.dims[0];
         let format = match self {
             Quant::Pure(format) => format,
-            Quant::Q4KM => with_whole_blocks(q4_k_m(tensor, shape), row),
+            mix => with_whole_blocks(mix.mixed(tensor, shape), row),
         };
         if row.is_multiple_of(format.block_len()) {
             return Ok(format);
@@ -59,12 +94,60 @@ impl Quant {
     }
 }
 
-fn q4_k_m(tensor: &TensorSpec, shape: &ModelShape) -> Format {
-    let head =
-        tensor.name == "output.weight" || (shape.tied_embeddings && tensor.kind == TensorKind::Embedding);
-    let sensitive = tensor.name.ends_with(".attn_v.weight") || tensor.name.ends_with(".ffn_down.weight");
-    let more = tensor.layer.is_some_and(|layer| sensitive && use_more_bits(layer, shape.layers.0));
-    if head || more { Format::Q6K } else { Format::Q4K }
+/// What a rule distinguishes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Head,
+    Embedding,
+    Value(u32),
+    Down(u32),
+    AttentionOutput,
+    Other,
+}
+
+fn role(tensor: &TensorSpec, shape: &ModelShape) -> Role {
+    let embedding = tensor.kind == TensorKind::Embedding;
+    if tensor.name == "output.weight" || (shape.tied_embeddings && embedding) {
+        return Role::Head;
+    }
+    match tensor.layer {
+        Some(layer) if tensor.name.ends_with(".attn_v.weight") => Role::Value(layer),
+        Some(layer) if tensor.name.ends_with(".ffn_down.weight") => Role::Down(layer),
+        Some(_) if tensor.name.ends_with(".attn_output.weight") => Role::AttentionOutput,
+        _ if embedding => Role::Embedding,
+        _ => Role::Other,
+    }
+}
+
+impl Quant {
+    /// The format of a matrix by the rule's table, row by row.
+    #[allow(clippy::match_same_arms)] // arms follow the table
+    fn mixed(self, tensor: &TensorSpec, shape: &ModelShape) -> Format {
+        let layers = shape.layers.0;
+        let shared = shape.heads >= 4 * shape.kv_heads;
+        match (self, role(tensor, shape)) {
+            (Quant::Pure(format), _) => format,
+            (Quant::Q4KM | Quant::Q5KM, Role::Value(layer) | Role::Down(layer))
+                if use_more_bits(layer, layers) =>
+            {
+                Format::Q6K
+            }
+            (Quant::Iq1SM, Role::Head) => Format::Q5K,
+            (_, Role::Head) => Format::Q6K,
+            (Quant::Q4KM, _) => Format::Q4K,
+            (Quant::Q5KM, _) => Format::Q5K,
+            (Quant::Q3KM, Role::Value(layer)) if layer < 2 => Format::Q5K,
+            (Quant::Q3KM, Role::Down(layer)) if layer < layers / 16 => Format::Q5K,
+            (Quant::Q3KM, Role::Value(_) | Role::Down(_) | Role::AttentionOutput) => Format::Q4K,
+            (Quant::Q3KM, _) => Format::Q3K,
+            (Quant::Q2KM | Quant::Iq1SM, Role::Value(_)) if shared => Format::Q4K,
+            (Quant::Q2KM, Role::Value(_) | Role::Down(_) | Role::AttentionOutput) => Format::Q3K,
+            (Quant::Q2KM, _) => Format::Q2K,
+            (Quant::Iq1SM, Role::Value(_) | Role::AttentionOutput | Role::Embedding) => Format::Q2K,
+            (Quant::Iq1SM, Role::Down(layer)) if layer < layers / 8 => Format::Q2K,
+            (Quant::Iq1SM, _) => Format::Iq1S,
+        }
+    }
 }
 
 /// llama.cpp's rule of the same name: the outer eighths and every third layer between them.
@@ -77,22 +160,25 @@ fn with_whole_blocks(format: Format, row: u64) -> Format {
     if row.is_multiple_of(format.block_len()) {
         return format;
     }
-    let smaller = if format == Format::Q6K { Format::Q8_0 } else { Format::Q5_0 };
+    let smaller = match format {
+        Format::Q6K => Format::Q8_0,
+        Format::Q5K => Format::Q5_1,
+        Format::Q4K => Format::Q5_0,
+        _ => Format::Iq4Nl,
+    };
     if row.is_multiple_of(smaller.block_len()) { smaller } else { Format::F16 }
 }
 
 impl fmt::Display for Quant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Quant::Pure(format) => f.pad(format.name()),
-            Quant::Q4KM => f.pad("q4_k_m"),
-        }
+        f.pad(self.name())
     }
 }
 
 /// A name of neither a format nor a mixing rule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not a quantisation: use `q4_k_m` or one of {known}", known = known_formats())]
+#[error("`{0}` is not a quantisation: use {mixes} or one of {known}",
+    mixes = Quant::MIXES.iter().map(|mix| format!("`{mix}`")).collect::<Vec<_>>().join(", "), known = known_formats())]
 pub struct UnknownQuant(pub String);
 
 fn known_formats() -> String {
@@ -102,14 +188,15 @@ fn known_formats() -> String {
 impl FromStr for Quant {
     type Err = UnknownQuant;
     fn from_str(text: &str) -> Result<Self, UnknownQuant> {
-        if text.eq_ignore_ascii_case("q4_k_m") {
-            return Ok(Quant::Q4KM);
+        let mixed = Self::MIXES.iter().find(|mix| text.eq_ignore_ascii_case(mix.name()));
+        if let Some(&mix) = mixed {
+            return Ok(mix);
         }
         text.parse().map(Quant::Pure).map_err(|_| UnknownQuant(text.to_owned()))
     }
 }
 
-/// The name of `general.file_type` (llama.cpp, `enum llama_ftype`), lower case.
+/// The name of `general.file_type` (llama.cpp, `enum llama_ftype`), lower case; of mixes, the names they have here.
 pub(crate) fn file_type_name(number: u32) -> Option<&'static str> {
     Some(match number {
         0 => "f32",
@@ -119,7 +206,7 @@ pub(crate) fn file_type_name(number: u32) -> Option<&'static str> {
         7 => "q8_0",
         8 => "q5_0",
         9 => "q5_1",
-        10 => "q2_k",
+        10 => "q2_k_m",
         11 => "q3_k_s",
         12 => "q3_k_m",
         13 => "q3_k_l",
@@ -128,7 +215,7 @@ pub(crate) fn file_type_name(number: u32) -> Option<&'static str> {
         16 => "q5_k_s",
         17 => "q5_k_m",
         18 => "q6_k",
-        24 => "iq1_s",
+        24 => "iq1_s_m",
         25 => "iq4_nl",
         30 => "iq4_xs",
         32 => "bf16",
@@ -141,11 +228,12 @@ impl Quant {
     /// the mixed type with the same base is the nearest.
     pub fn file_type(self) -> Option<u32> {
         let name = match self {
-            Quant::Q4KM => "q4_k_m",
+            Quant::Pure(Format::Q2K) => "q2_k_m",
+            Quant::Pure(Format::Iq1S) => "iq1_s_m",
             Quant::Pure(Format::Q4K) => "q4_k_s",
             Quant::Pure(Format::Q5K) => "q5_k_s",
             Quant::Pure(Format::Q3K) => "q3_k_s",
-            Quant::Pure(format) => format.name(),
+            other => other.name(),
         };
         (0..64).find(|&number| file_type_name(number) == Some(name))
     }
@@ -182,6 +270,37 @@ mod tests {
     }
 
     #[test]
+    fn each_mix_spends_bits_by_its_table() {
+        use Format::{Iq1S, Q2K, Q3K, Q4K, Q5K, Q6K};
+
+        let shape = llama_8b();
+        let list = tensors(&shape);
+        let names = [
+            "token_embd",
+            "output",
+            "blk.1.attn_v",
+            "blk.9.attn_v",
+            "blk.1.ffn_down",
+            "blk.9.ffn_down",
+            "blk.9.attn_output",
+        ];
+        let formats = |quant: Quant| {
+            names.map(|name| {
+                let name = format!("{name}.weight");
+                quant.format(list.iter().find(|tensor| tensor.name == name).unwrap(), &shape).unwrap()
+            })
+        };
+        assert_eq!(formats(Quant::Q5KM), [Q5K, Q6K, Q6K, Q6K, Q6K, Q6K, Q5K]);
+        // 32 layers: the first sixteenth is two of them.
+        assert_eq!(formats(Quant::Q3KM), [Q3K, Q6K, Q5K, Q4K, Q5K, Q4K, Q4K]);
+        // 32 heads share 8 keys.
+        assert_eq!(formats(Quant::Q2KM), [Q2K, Q6K, Q4K, Q4K, Q3K, Q3K, Q3K]);
+        assert_eq!(formats(Quant::Iq1SM), [Q2K, Q5K, Q4K, Q4K, Q2K, Iq1S, Q2K]);
+        let plain = ModelShape { kv_heads: 32, ..shape.clone() };
+        assert_eq!(Quant::Q2KM.format(&list[4], &plain), Ok(Q3K), "{}", list[4].name);
+    }
+
+    #[test]
     fn odd_rows_fall_back_or_are_refused() {
         let shape = ModelShape { embedding: 896, ..llama_8b() };
         let list = tensors(&shape);
@@ -197,8 +316,10 @@ mod tests {
 
     #[test]
     fn names_read_back() {
-        for quant in Format::ALL.iter().map(|&format| Quant::Pure(format)).chain([Quant::Q4KM]) {
+        let pure = Format::ALL.iter().map(|&format| Quant::Pure(format));
+        for quant in pure.chain(Quant::MIXES.iter().copied()) {
             assert_eq!(quant.to_string().parse(), Ok(quant));
+            assert!(quant.file_type().is_some(), "{quant}");
         }
         assert_eq!(Quant::Q4KM.file_type(), Some(15));
         assert_eq!(Quant::Pure(Format::Q8_0).file_type(), Some(7));

@@ -1,0 +1,150 @@
+//! How do F32, F16 and BF16 weights meet plain activations?
+//!
+//! Four registers of eight lanes are the 32 lanes of [`super::super`]; also attention over f16 keys and values.
+
+#[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
+use std::arch::x86_64::*;
+
+use half::f16;
+
+use super::{each, fetch_ahead, load_unsigned};
+use crate::kernels::blocks::bf16;
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn load_floats(values: &[f32; 8]) -> __m256 {
+    // SAFETY: an unaligned load of the 32 bytes that the reference covers.
+    unsafe { _mm256_loadu_ps(values.as_ptr()) }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn widen(halves: &[u8; 16]) -> __m256 {
+    // SAFETY: an unaligned load of the 16 bytes that the reference covers.
+    _mm256_cvtph_ps(unsafe { _mm_loadu_si128(halves.as_ptr().cast()) })
+}
+
+/// Eight BF16 numbers are the upper halves of eight f32.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn upper(halves: &[u8; 16]) -> __m256 {
+    // SAFETY: an unaligned load of the 16 bytes that the reference covers.
+    let halves = unsafe { _mm_loadu_si128(halves.as_ptr().cast()) };
+    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves)))
+}
+
+/// Four registers of eight lanes, the elements after the last whole 32, and the tree.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn finish(lanes: [__m256; 4], rest: impl Iterator<Item = (f32, f32)>) -> f32 {
+    let mut all = [0.0f32; 32];
+    for (part, lanes) in all.as_chunks_mut::<8>().0.iter_mut().zip(lanes) {
+        // SAFETY: an unaligned store of the eight floats that the reference covers.
+        unsafe { _mm256_storeu_ps(part.as_mut_ptr(), lanes) };
+    }
+    for (lane, (weight, value)) in all.iter_mut().zip(rest) {
+        *lane = weight.mul_add(value, *lane);
+    }
+    crate::kernels::tree(crate::kernels::fold(all))
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn dot_f16<const T: usize>(row: &[u8], input: &[&[f32]; T]) -> [f32; T] {
+    let (chunks, rest) = row.as_chunks::<64>();
+    let values: [&[[f32; 32]]; T] = each(input, |input| &input.as_chunks().0[..chunks.len()]);
+    let mut lanes = [[_mm256_setzero_ps(); 4]; T];
+    for (at, chunk) in chunks.iter().enumerate() {
+        fetch_ahead(chunk);
+        for (part, halves) in chunk.as_chunks::<16>().0.iter().enumerate() {
+            let weights = widen(halves);
+            for t in 0..T {
+                let values = load_floats(&values[t][at].as_chunks::<8>().0[part]);
+                lanes[t][part] = _mm256_fmadd_ps(weights, values, lanes[t][part]);
+            }
+        }
+    }
+    let mut sums = [0.0; T];
+    for t in 0..T {
+        let rest = rest.as_chunks::<2>().0.iter().map(|bytes| f16::from_le_bytes(*bytes).to_f32());
+        sums[t] = finish(lanes[t], rest.zip(input[t][32 * chunks.len()..].iter().copied()));
+    }
+    sums
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+pub(crate) fn dot_bf16<const T: usize>(row: &[u8], input: &[&[f32]; T]) -> [f32; T] {
+    let (chunks, rest) = row.as_chunks::<64>();
+    let values: [&[[f32; 32]]; T] = each(input, |input| &input.as_chunks().0[..chunks.len()]);
+    let mut lanes = [[_mm256_setzero_ps(); 4]; T];
+    for (at, chunk) in chunks.iter().enumerate() {
+        fetch_ahead(chunk);
+        for (part, halves) in chunk.as_chunks::<16>().0.iter().enumerate() {
+            let weights = upper(halves);
+            for t in 0..T {
+                let values = load_floats(&values[t][at].as_chunks::<8>().0[part]);
+                lanes[t][part] = _mm256_fmadd_ps(weights, values, lanes[t][part]);
+            }
+        }
+    }
+    let mut sums = [0.0; T];
+    for t in 0..T {
+        let rest = rest.as_chunks::<2>().0.iter().map(|bytes| bf16(*bytes));
+        sums[t] = finish(lanes[t], rest.zip(input[t][32 * chunks.len()..].iter().copied()));
+    }
+    sums
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+pub(crate) fn dot_f32<const T: usize>(row: &[u8], input: &[&[f32]; T]) -> [f32; T] {
+    let (chunks, rest) = row.as_chunks::<128>();
+    let values: [&[[f32; 32]]; T] = each(input, |input| &input.as_chunks().0[..chunks.len()]);
+    let mut lanes = [[_mm256_setzero_ps(); 4]; T];
+    for (at, chunk) in chunks.iter().enumerate() {
+        fetch_ahead(chunk);
+        for (part, bytes) in chunk.as_chunks::<32>().0.iter().enumerate() {
+            let weights = _mm256_castsi256_ps(load_unsigned(bytes));
+            for t in 0..T {
+                let values = load_floats(&values[t][at].as_chunks::<8>().0[part]);
+                lanes[t][part] = _mm256_fmadd_ps(weights, values, lanes[t][part]);
+            }
+        }
+    }
+    let mut sums = [0.0; T];
+    for t in 0..T {
+        let rest = rest.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+        sums[t] = finish(lanes[t], rest.zip(input[t][32 * chunks.len()..].iter().copied()));
+    }
+    sums
+}
+
+/// `scores[t] = scale * dot(query, keys[t])` over f16 keys, `[positions, key_length]`.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn scores_f16(query: &[f32], scale: f32, keys: &[f16], scores: &mut [f32]) {
+    for (score, key) in scores.iter_mut().zip(keys.chunks_exact(query.len())) {
+        let [dot] = dot_f16(bytemuck::cast_slice(key), &[query]);
+        *score = dot * scale;
+    }
+}
+
+/// `out = sum of probabilities[t] * values[t]` over f16 values, `[positions, value_length]`, t ascending.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn mix_f16(probabilities: &[f32], values: &[f16], out: &mut [f32]) {
+    out.fill(0.0);
+    for (&probability, value) in probabilities.iter().zip(values.chunks_exact(out.len())) {
+        let factor = _mm256_set1_ps(probability);
+        let (chunks, rest) = out.as_chunks_mut::<8>();
+        let halves = value.as_chunks::<8>();
+        for (out, value) in chunks.iter_mut().zip(halves.0) {
+            let value: &[u8; 16] = bytemuck::cast_ref(value);
+            let sum = _mm256_fmadd_ps(factor, widen(value), load_floats(out));
+            // SAFETY: an unaligned store of the eight floats that the reference covers.
+            unsafe { _mm256_storeu_ps(out.as_mut_ptr(), sum) };
+        }
+        for (out, value) in rest.iter_mut().zip(halves.1) {
+            *out = probability.mul_add(value.to_f32(), *out);
+        }
+    }
+}

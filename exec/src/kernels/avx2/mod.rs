@@ -1,0 +1,136 @@
+//! How are the dot products of [`super::scalar`] made fast on x86-64?
+//!
+//! AVX2, FMA and F16C. `maddubs` multiplies unsigned weights by signed activations and adds neighbours
+//! (largest: 2 * 127 * 127, below 2^15), `madd` multiplies by the integer scales and adds neighbours again.
+//! All of a block is added up as integers before it meets an f32. Each function takes T tokens, so that weights
+//! are unpacked once for all of them; per token the arithmetic is the same.
+//!
+//! Here: what all formats load and add up. The formats are in files by family.
+//!
+//! Not here: loops over rows. That is [`super::product`].
+
+mod blocks32;
+mod floats;
+mod i_quants;
+mod k_quants;
+
+#[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
+use std::arch::x86_64::*;
+
+pub(super) use blocks32::{dot_iq4_nl, dot_q4_0, dot_q4_1, dot_q5_0, dot_q5_1, dot_q8_0};
+pub(super) use floats::{dot_bf16, dot_f16, dot_f32, mix_f16, scores_f16};
+pub(super) use i_quants::{dot_iq1_s, dot_iq4_xs};
+pub(super) use k_quants::{dot_q2_k, dot_q3_k, dot_q4_k, dot_q5_k, dot_q6_k};
+
+use super::blocks::IQ4_VALUES;
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn load(bytes: &[i8; 32]) -> __m256i {
+    // SAFETY: an unaligned load of the 32 bytes that the reference covers.
+    unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn load_unsigned(bytes: &[u8; 32]) -> __m256i {
+    // SAFETY: an unaligned load of the 32 bytes that the reference covers.
+    unsafe { _mm256_loadu_si256(bytes.as_ptr().cast()) }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn half_bits(bits: u16) -> f32 {
+    _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(bits))))
+}
+
+/// How far ahead of the arithmetic weights are fetched. The processor's own prefetching stops at the end of a
+/// 4 KiB page; without this one core reads at 60 % of what it can.
+const AHEAD: usize = 4096;
+
+/// Asks for the cache lines `AHEAD` bytes after a block, which may belong to the next row or to nobody.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn fetch_ahead<B>(block: &B) {
+    let there = std::ptr::from_ref(block).cast::<i8>().wrapping_add(AHEAD);
+    for line in (0..size_of::<B>()).step_by(64) {
+        // It reads nothing and cannot fault, wherever it points.
+        _mm_prefetch::<_MM_HINT_T0>(there.wrapping_add(line));
+    }
+}
+
+/// One thing of each token. Closures of functions with target features are not inlined into library functions,
+/// so that this one, and its closures' callers outside of block loops, have none.
+#[inline(always)]
+fn each<'a, I, S: ?Sized, const T: usize>(input: &'a [I; T], of: impl Fn(&'a I) -> &'a S) -> [&'a S; T] {
+    std::array::from_fn(|t| of(&input[t]))
+}
+
+/// The sums of both registers, as floats in the two lowest lanes.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn two_sums(first: __m256i, second: __m256i) -> __m128 {
+    let pairs = _mm256_hadd_epi32(first, second);
+    let four = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256::<1>(pairs));
+    _mm_cvtepi32_ps(_mm_hadd_epi32(four, four))
+}
+
+/// The sum of a register as a float in the lowest lane.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn one_sum(values: __m256i) -> __m128 {
+    let four = _mm_add_epi32(_mm256_castsi256_si128(values), _mm256_extracti128_si256::<1>(values));
+    let two = _mm_add_epi32(four, _mm_shuffle_epi32::<0b1110>(four));
+    _mm_cvtepi32_ps(_mm_add_epi32(two, _mm_shuffle_epi32::<1>(two)))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn lowest<const T: usize>(dots: [__m128; T]) -> [f32; T] {
+    let mut lowest = [0.0; T];
+    for t in 0..T {
+        lowest[t] = _mm_cvtss_f32(dots[t]);
+    }
+    lowest
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn load_sums(sums: &[i16; 16]) -> __m256i {
+    // SAFETY: an unaligned load of the 32 bytes that the reference covers.
+    unsafe { _mm256_loadu_si256(sums.as_ptr().cast()) }
+}
+
+/// The low four bits of 16 bytes, then the high four.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn nibbles(bytes: &[u8; 16]) -> __m256i {
+    // SAFETY: an unaligned load of the 16 bytes that the reference covers.
+    let low = unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) };
+    let both = _mm256_set_m128i(_mm_srli_epi16::<4>(low), low);
+    _mm256_and_si256(both, _mm256_set1_epi8(15))
+}
+
+/// Entries of the book of `IQ4_NL` and `IQ4_XS`.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn iq4_values(numbers: __m256i) -> __m256i {
+    // SAFETY: an unaligned load of the 16 bytes that the array has.
+    let book = unsafe { _mm_loadu_si128(IQ4_VALUES.as_ptr().cast()) };
+    _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(book), numbers)
+}
+
+/// Products of weights from 0 to 127 and activations, neighbours added.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn unsigned(weights: __m256i, activations: __m256i) -> __m256i {
+    _mm256_maddubs_epi16(weights, activations)
+}
+
+/// The same with signed weights. maddubs wants one side unsigned: |w| * (sign(w) a) = w a; -128 becomes 128 as an
+/// unsigned byte.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn signed(weights: __m256i, activations: __m256i) -> __m256i {
+    _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(activations, weights))
+}

@@ -1,0 +1,164 @@
+//! What do blocks of 32 weights mean?
+//!
+//! A scale, for some formats a minimum, and 32 integers; of four bits the low halves of 16 bytes are the first
+//! 16 weights and the high halves the others.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::{Stored, half};
+
+/// weight = `scale * (q - 8)`, q of four bits.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct BlockQ4_0 {
+    scale: [u8; 2],
+    pub(crate) quants: [u8; 16],
+}
+
+/// weight = `scale * q + minimum`, q of four bits.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct BlockQ4_1 {
+    scale: [u8; 2],
+    minimum: [u8; 2],
+    pub(crate) quants: [u8; 16],
+}
+
+/// weight = `scale * (q - 16)`, q of five bits.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct BlockQ5_0 {
+    scale: [u8; 2],
+    /// The fifth bit of weight j is bit j.
+    pub(crate) high: [u8; 4],
+    pub(crate) quants: [u8; 16],
+}
+
+/// weight = `scale * q + minimum`, q of five bits.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct BlockQ5_1 {
+    scale: [u8; 2],
+    minimum: [u8; 2],
+    /// The fifth bit of weight j is bit j.
+    pub(crate) high: [u8; 4],
+    pub(crate) quants: [u8; 16],
+}
+
+/// weight = `scale * q`, q of eight bits with a sign.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct BlockQ8_0 {
+    scale: [u8; 2],
+    pub(crate) quants: [i8; 32],
+}
+
+/// Number `index` of 32 of four bits.
+#[inline(always)]
+pub(super) fn nibble(bytes: &[u8; 16], index: usize) -> u8 {
+    bytes[index % 16] >> (4 * (index / 16)) & 15
+}
+
+#[inline(always)]
+fn fifth(bits: [u8; 4], index: usize) -> u8 {
+    (bits[index / 8] >> (index % 8) & 1) << 4
+}
+
+macro_rules! scaled {
+    ($($block:ident)+) => {$(
+        impl $block {
+            #[inline(always)]
+            pub(crate) fn scale(&self) -> f32 {
+                half(self.scale)
+            }
+            #[inline(always)]
+            pub(crate) fn scale_bits(&self) -> u16 {
+                u16::from_le_bytes(self.scale)
+            }
+        }
+    )+};
+}
+scaled! { BlockQ4_0 BlockQ4_1 BlockQ5_0 BlockQ5_1 BlockQ8_0 }
+
+macro_rules! with_minimum {
+    ($($block:ident)+) => {$(
+        impl $block {
+            #[inline(always)]
+            pub(crate) fn minimum(&self) -> f32 {
+                half(self.minimum)
+            }
+            #[inline(always)]
+            pub(crate) fn minimum_bits(&self) -> u16 {
+                u16::from_le_bytes(self.minimum)
+            }
+        }
+    )+};
+}
+with_minimum! { BlockQ4_1 BlockQ5_1 }
+
+impl BlockQ4_0 {
+    /// -8 to 7.
+    #[inline(always)]
+    pub(crate) fn quant(&self, index: usize) -> i8 {
+        nibble(&self.quants, index) as i8 - 8
+    }
+}
+
+impl BlockQ4_1 {
+    /// 0 to 15.
+    #[inline(always)]
+    pub(crate) fn quant(&self, index: usize) -> u8 {
+        nibble(&self.quants, index)
+    }
+}
+
+impl BlockQ5_0 {
+    /// -16 to 15.
+    #[inline(always)]
+    pub(crate) fn quant(&self, index: usize) -> i8 {
+        (nibble(&self.quants, index) | fifth(self.high, index)) as i8 - 16
+    }
+}
+
+impl BlockQ5_1 {
+    /// 0 to 31.
+    #[inline(always)]
+    pub(crate) fn quant(&self, index: usize) -> u8 {
+        nibble(&self.quants, index) | fifth(self.high, index)
+    }
+}
+
+impl Stored for BlockQ4_0 {
+    const LENGTH: usize = 32;
+    fn weight(&self, index: usize) -> f32 {
+        self.scale() * f32::from(self.quant(index))
+    }
+}
+
+impl Stored for BlockQ4_1 {
+    const LENGTH: usize = 32;
+    fn weight(&self, index: usize) -> f32 {
+        self.scale() * f32::from(self.quant(index)) + self.minimum()
+    }
+}
+
+impl Stored for BlockQ5_0 {
+    const LENGTH: usize = 32;
+    fn weight(&self, index: usize) -> f32 {
+        self.scale() * f32::from(self.quant(index))
+    }
+}
+
+impl Stored for BlockQ5_1 {
+    const LENGTH: usize = 32;
+    fn weight(&self, index: usize) -> f32 {
+        self.scale() * f32::from(self.quant(index)) + self.minimum()
+    }
+}
+
+impl Stored for BlockQ8_0 {
+    const LENGTH: usize = 32;
+    fn weight(&self, index: usize) -> f32 {
+        self.scale() * f32::from(self.quants[index])
+    }
+}

@@ -1,0 +1,154 @@
+//! What do blocks mean whose integers stand for entries of a code book?
+//!
+//! Four bits choose one of 16 values that lie closer together near zero (`IQ4_NL`, `IQ4_XS`), or eleven bits
+//! choose a row of eight weights (`IQ1_S`). The books are part of the format.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::blocks32::nibble;
+use super::{GRID, Stored, half};
+
+/// What the four bits of `IQ4_NL` and `IQ4_XS` stand for. source: `kvalues_iq4nl` of ggml-common.h
+pub(crate) const IQ4_VALUES: [i8; 16] =
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+
+/// 32 weights: weight = `scale * IQ4_VALUES[q]`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct BlockIq4Nl {
+    scale: [u8; 2],
+    pub(crate) quants: [u8; 16],
+}
+
+/// 256 weights: weight = `scale * scales[j] * IQ4_VALUES[q]`, j = index / 32.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct BlockIq4Xs {
+    scale: [u8; 2],
+    /// Upper two bits of the eight scales.
+    scales_high: [u8; 2],
+    /// Lower four bits.
+    scales_low: [u8; 4],
+    /// Each sub-block's 16 bytes as in `BlockIq4Nl`.
+    pub(crate) quants: [u8; 128],
+}
+
+/// 256 weights: weight = `scale * scales[j] * (g + shift)`, j = index / 32, g from -1, 0, 1, shift an eighth
+/// up or down for all of a sub-block.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub(crate) struct BlockIq1S {
+    scale: [u8; 2],
+    /// Lower eight bits of the number of each row of eight weights.
+    low: [u8; 32],
+    /// For each sub-block: upper three bits of four rows, three bits of the scale, one of the shift's sign.
+    high: [[u8; 2]; 8],
+}
+
+impl BlockIq4Nl {
+    #[inline(always)]
+    pub(crate) fn scale(&self) -> f32 {
+        half(self.scale)
+    }
+    #[inline(always)]
+    pub(crate) fn scale_bits(&self) -> u16 {
+        u16::from_le_bytes(self.scale)
+    }
+
+    /// Entry of the book for weight `index`.
+    #[inline(always)]
+    pub(crate) fn quant(&self, index: usize) -> i8 {
+        IQ4_VALUES[usize::from(nibble(&self.quants, index))]
+    }
+}
+
+impl BlockIq4Xs {
+    #[inline(always)]
+    pub(crate) fn scale(&self) -> f32 {
+        half(self.scale)
+    }
+    #[inline(always)]
+    pub(crate) fn scale_bits(&self) -> u16 {
+        u16::from_le_bytes(self.scale)
+    }
+
+    /// -32 to 31.
+    #[inline(always)]
+    pub(crate) fn sub_scale(&self, sub_block: usize) -> i8 {
+        let low = self.scales_low[sub_block / 2] >> (4 * (sub_block % 2)) & 15;
+        let high = (u16::from_le_bytes(self.scales_high) >> (2 * sub_block) & 3) as u8;
+        (low | high << 4) as i8 - 32
+    }
+
+    /// Entry of the book for weight `index`.
+    #[inline(always)]
+    pub(crate) fn quant(&self, index: usize) -> i8 {
+        let bytes = &self.quants.as_chunks::<16>().0[index / 32];
+        IQ4_VALUES[usize::from(nibble(bytes, index % 32))]
+    }
+}
+
+impl BlockIq1S {
+    #[inline(always)]
+    pub(crate) fn scale(&self) -> f32 {
+        half(self.scale)
+    }
+    #[inline(always)]
+    pub(crate) fn scale_bits(&self) -> u16 {
+        u16::from_le_bytes(self.scale)
+    }
+
+    #[inline(always)]
+    fn head(&self, sub_block: usize) -> u16 {
+        u16::from_le_bytes(self.high[sub_block])
+    }
+
+    /// An odd number from 1 to 15.
+    #[inline(always)]
+    pub(crate) fn sub_scale(&self, sub_block: usize) -> u8 {
+        2 * (self.head(sub_block) >> 12 & 7) as u8 + 1
+    }
+
+    /// What a sub-block's `GRID` entries are above eight times its weights: 8 less or more the shift.
+    #[inline(always)]
+    pub(crate) fn offset(&self, sub_block: usize) -> u8 {
+        if self.head(sub_block) >> 15 == 0 { 7 } else { 9 }
+    }
+
+    /// The eight weights of one of the 32 rows, as in `GRID`.
+    #[inline(always)]
+    pub(crate) fn row(&self, row: usize) -> u64 {
+        let high = self.head(row / 4) >> (3 * (row % 4)) & 7;
+        GRID[usize::from(u16::from(self.low[row]) | high << 8)]
+    }
+
+    /// 0, 8 or 16 for weight `index`.
+    #[inline(always)]
+    pub(crate) fn quant(&self, index: usize) -> u8 {
+        (self.row(index / 8) >> (8 * (index % 8))) as u8
+    }
+}
+
+impl Stored for BlockIq4Nl {
+    const LENGTH: usize = 32;
+    fn weight(&self, index: usize) -> f32 {
+        self.scale() * f32::from(self.quant(index))
+    }
+}
+
+impl Stored for BlockIq4Xs {
+    const LENGTH: usize = 256;
+    fn weight(&self, index: usize) -> f32 {
+        let scale = self.scale() * f32::from(self.sub_scale(index / 32));
+        scale * f32::from(self.quant(index))
+    }
+}
+
+impl Stored for BlockIq1S {
+    const LENGTH: usize = 256;
+    fn weight(&self, index: usize) -> f32 {
+        let scale = self.scale() * f32::from(self.sub_scale(index / 32));
+        let eighths = i16::from(self.quant(index)) - i16::from(self.offset(index / 32));
+        scale * (f32::from(eighths) * 0.125)
+    }
+}
