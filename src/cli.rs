@@ -452,8 +452,11 @@ pub struct WorkerArgs {
     #[arg(long)]
     pub listen: String,
     /// The model file on this device.
-    #[arg(long)]
-    pub model: PathBuf,
+    #[arg(long, required_unless_present = "fetch")]
+    pub model: Option<PathBuf>,
+    /// Have no model: fetch the layers that a plan gives this device from its head, and keep them in this folder.
+    #[arg(long, value_name = "FOLDER", conflicts_with = "model")]
+    pub fetch: Option<PathBuf>,
     /// The ring's key: seals every connection and lets the ring leave this machine. All devices need the
     /// same. A file that only you can read, with 64 random hexadecimal digits, or at least 16 bytes of
     /// any text; if absent, the text in the variable HEARTH_KEY, if set.

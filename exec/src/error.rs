@@ -25,6 +25,15 @@ pub enum ExecError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// Only some layers of the file are here.
+    #[error(
+        "only some layers of `{path}` were fetched: use it as the folder of `hearth worker --fetch`, or give the whole model",
+        path = .path.display()
+    )]
+    Partial {
+        /// The file.
+        path: PathBuf,
+    },
     /// There is no forward pass for the architecture.
     #[error("architecture `{found}` cannot be executed yet: use a model of architecture llama")]
     Architecture {

@@ -10,6 +10,7 @@ pub mod clock;
 pub mod cost;
 pub mod cpu;
 pub mod error;
+pub mod fetched;
 pub mod head;
 pub mod kernels;
 #[cfg(target_os = "linux")]

@@ -7,7 +7,7 @@
 //!
 //! Not here: when to fetch and drop pages. The ring decides that with the extents.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -18,6 +18,7 @@ use hearth_schema::schedule::Part;
 use memmap2::Mmap;
 
 use crate::error::ExecError;
+use crate::fetched::is_partial;
 use crate::kernels::Supported;
 use crate::kernels::product::Matrix;
 use crate::llama::Hyperparameters;
@@ -68,12 +69,36 @@ pub struct Weights {
     embedding: Tensor,
     output_norm: Tensor,
     output: Tensor,
+    /// The only layers that are here, where a part of the model was fetched.
+    held: Option<BTreeSet<u32>>,
 }
 
 impl Weights {
     /// Maps the model at `path`; of a split model, any part.
     pub fn open(path: impl AsRef<Path>) -> Result<Weights, ExecError> {
         let model = GgufModel::open(path)?;
+        match model.parts.iter().find(|part| is_partial(part)) {
+            Some(part) => Err(ExecError::Partial { path: part.clone() }),
+            None => Weights::of(model, None),
+        }
+    }
+
+    /// Maps a model of which these layers were fetched. Nothing else of it can be used.
+    pub(crate) fn open_fetched(path: &Path, layers: BTreeSet<u32>) -> Result<Weights, ExecError> {
+        Weights::of(GgufModel::open(path)?, Some(layers))
+    }
+
+    /// Whether these layers are here.
+    pub(crate) fn holds(&self, mut layers: Range<u32>) -> bool {
+        self.held.as_ref().is_none_or(|held| layers.all(|layer| held.contains(&layer)))
+    }
+
+    /// Whether the whole model is here.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.held.is_none()
+    }
+
+    fn of(model: GgufModel, held: Option<BTreeSet<u32>>) -> Result<Weights, ExecError> {
         let shape = model.shape()?;
         if shape.architecture != Architecture::Llama {
             return Err(ExecError::Architecture { found: shape.architecture.to_string() });
@@ -92,7 +117,18 @@ impl Weights {
         table.nothing_is_left_out(shape.layers.0)?;
         let hyperparameters =
             Hyperparameters::read(&model.metadata, &shape, table.rope_factors(&shape)?.as_deref())?;
-        Ok(Weights { model, shape, hyperparameters, maps, files, layers, embedding, output_norm, output })
+        Ok(Weights {
+            model,
+            shape,
+            hyperparameters,
+            maps,
+            files,
+            layers,
+            embedding,
+            output_norm,
+            output,
+            held,
+        })
     }
 
     /// The header.

@@ -1,16 +1,17 @@
 //! `hearth execute`: run a plan on real devices.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hearth_exec::ring::{
-    Generated, Key, LocalModel, Network, Renewal, Request, Ring, RingError, RingOptions, Sealed, Tcp,
-    Unfinished,
+    Generated, Key, LocalModel, Network, OnFetch, Renewal, Request, Ring, RingError, RingOptions, Sealed,
+    Tcp, Unfinished,
 };
 use hearth_exec::{Sampler, SamplerOptions, TextStream, Tokenizer};
-use hearth_profiles::Document;
+use hearth_profiles::{Bytes, Document};
 use hearth_schema::replan::{NoPlan, Replanner};
 use hearth_schema::{Cluster, Plan};
 use serde::Serialize;
@@ -22,7 +23,7 @@ use crate::diagnostics::Failure;
 use crate::documents::{LoadedScenario, open_model, read_plan, write, write_trace};
 use crate::happenings;
 use crate::interruption::INTERRUPTED;
-use crate::output::say;
+use crate::output::{say, tell};
 use crate::refinement::Effort;
 use crate::replanner::MidRun;
 
@@ -61,6 +62,7 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
         threads: args.threads.unwrap_or(0),
         pass_deadline: Duration::from_secs(args.deadline),
         renewal: renewal(args)?,
+        on_fetch: Some(told_of_fetching()),
         ..RingOptions::default()
     };
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
@@ -100,6 +102,18 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     Err(match &generated {
         Some(generated) => failure.at(reached(args, generated)),
         None => failure,
+    })
+}
+
+/// Says when another tenth of what a worker fetches is there.
+fn told_of_fetching() -> OnFetch {
+    let told: Mutex<BTreeMap<String, u64>> = Mutex::default();
+    Arc::new(move |name, done, total| {
+        let tenth = done.saturating_mul(10) / total.max(1);
+        let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.insert(name.to_owned(), tenth) != Some(tenth) {
+            tell!("{name} has fetched {} of {}", Bytes(done), Bytes(total));
+        }
     })
 }
 

@@ -322,6 +322,24 @@ fn an_interrupted_run_frees_its_workers_and_keeps_what_there_is() {
 }
 
 #[test]
+fn a_worker_without_the_model_fetches_its_layers() {
+    let (folder, kept) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+    let kept = kept.path().display().to_string();
+    let worker = Worker::fetching(&kept);
+    let file = write(folder.path(), "plan.yaml", &plan("q4_k", &[4, 4], &[&worker.address], 512));
+    let expected = undisturbed(8);
+    for session in ["fetched", "kept"] {
+        let seen = watch(&arguments(&file, &model("q4_k"), "8"), usize::MAX, || {});
+        assert_eq!(seen.tokens, expected, "{}", seen.said);
+        assert_eq!(seen.said.contains("d1 has fetched"), session == "fetched", "{}", seen.said);
+    }
+    let part = fs::read_dir(&kept).expect("a folder").next().expect("one model").expect("readable").path();
+    let part = part.join("model.gguf").display().to_string();
+    let text = error(&["worker", "--listen", "127.0.0.1:0", "--model", &part], 2);
+    assert!(text.contains("only some layers"), "{text}");
+}
+
+#[test]
 fn a_scenario_that_is_none_is_refused_before_anything_runs() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = write(folder.path(), "plan.yaml", &plan("q4_k", &[8], &[], 512));

@@ -104,7 +104,10 @@ pub(super) async fn greet<N: Network>(
 ) -> Result<Control, RingError> {
     let (name, at) = (device.name.clone(), address(device)?);
     let (stream, facts) = call(network, &name, at, session, Purpose::Control).await?;
-    check_digests(plan, &facts.model_digest, &facts.shape_digest, &format!("worker `{name}`"))?;
+    // A worker without a model fetches its layers of this one.
+    if !facts.model_digest.is_empty() {
+        check_digests(plan, &facts.model_digest, &facts.shape_digest, &format!("worker `{name}`"))?;
+    }
     let seen_from = network.local_host(&stream);
     let (reader, writer) = tokio::io::split(stream);
     let (orders, queue) = mpsc::unbounded_channel();

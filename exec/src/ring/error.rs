@@ -89,6 +89,16 @@ pub enum RingError {
     /// Somebody wants the run to end.
     #[error("the run was interrupted")]
     Interrupted,
+    /// The folder for fetched layers cannot be used.
+    #[error(
+        "cannot keep fetched layers in {path}: {why}; see whether there is room and it may be written to"
+    )]
+    Cache {
+        /// The folder or file.
+        path: String,
+        /// What the system said.
+        why: String,
+    },
     /// A wait went past its deadline.
     #[error("{what} took longer than {seconds} s; {hint}")]
     Deadline {

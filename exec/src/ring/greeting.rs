@@ -43,7 +43,8 @@ pub async fn call<N: Network>(
             Some(Frame { message: Message::Refuse { reason }, .. }) => {
                 Err(RingError::Refused { name: name.into(), reason })
             }
-            _ => Err(strange(name, "its first frame is no welcome")),
+            None => Err(RingError::Gone { name: name.into(), why: "it hung up".into() }),
+            Some(_) => Err(strange(name, "its first frame is no welcome")),
         }
     };
     within(CALL_DEADLINE, &format!("reaching `{name}`"), calling).await?

@@ -39,7 +39,7 @@ const COLLECT_DEADLINE: Duration = Duration::from_mins(1);
 const SALVAGE_DEADLINE: Duration = Duration::from_secs(2);
 
 /// How a ring is run.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct RingOptions {
     /// Threads the head computes with; 0 for all cores.
     pub threads: usize,
@@ -49,12 +49,23 @@ pub struct RingOptions {
     pub renewal: Renewal,
     /// Where the head computes.
     pub computing: Computing,
+    /// Hears of a worker that fetches its layers how many bytes of how many are there.
+    pub on_fetch: Option<OnFetch>,
 }
+
+/// Hears how far a worker by name has come with fetching: bytes that are there, and bytes to fetch.
+pub type OnFetch = Arc<dyn Fn(&str, u64, u64) + Send + Sync>;
 
 impl Default for RingOptions {
     fn default() -> Self {
         let pass_deadline = Duration::from_mins(10);
-        Self { threads: 0, pass_deadline, renewal: Renewal::default(), computing: Computing::default() }
+        Self {
+            threads: 0,
+            pass_deadline,
+            renewal: Renewal::default(),
+            computing: Computing::default(),
+            on_fetch: None,
+        }
     }
 }
 

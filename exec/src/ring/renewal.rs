@@ -21,7 +21,6 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::ring::LocalModel;
 use crate::ring::chronicle::Chronicle;
 use crate::ring::control::{Control, HeadEvent, address, greet};
 use crate::ring::data_link::{Cut, DataEvent, Deliver, Door, Sending, SharedDoor, admit};
@@ -34,6 +33,7 @@ use crate::ring::node::{Node, Outbox, Sample};
 use crate::ring::recovery::{Event, Recovery, Step};
 use crate::ring::strangers::{Known, Strangers};
 use crate::ring::wire::{Frame, Message, PeerAddress, Purpose, WorkerFacts};
+use crate::ring::{LocalModel, fetch};
 
 /// From the first order of a new ring until it is ready.
 const READY_DEADLINE: Duration = Duration::from_mins(1);
@@ -103,6 +103,8 @@ pub(super) struct Lead<N: Network> {
     pub(super) again: u32,
     /// Whether a device may be gone; not while the first ring comes up, when it is a mistake to be told.
     is_patient: bool,
+    /// When whoever is not ready counts as gone.
+    ready_by: Instant,
     accepting: JoinHandle<()>,
 }
 
@@ -132,7 +134,7 @@ impl<N: Network> Lead<N> {
         let at = listen_at(plan.devices[0].address.as_deref(), network.is_sealed(), &seen_from);
         let listener = crate::ring::bind(&network, &at).await?;
         let (head_address, door) = (listener.address(), SharedDoor::default());
-        let accepting = tokio::spawn(accept(listener, door.clone(), model.max_activation_bytes()));
+        let accepting = tokio::spawn(accept(listener, door.clone(), model.clone()));
         let mut facts: BTreeMap<_, _> =
             workers.iter().map(|(name, worker)| (name.clone(), worker.facts.clone())).collect();
         facts.insert(plan.devices[0].name.clone(), model.facts());
@@ -158,6 +160,7 @@ impl<N: Network> Lead<N> {
             first_pass: 0,
             again: 0,
             is_patient: false,
+            ready_by: Instant::now(),
             accepting,
             model,
         };
@@ -215,12 +218,12 @@ impl<N: Network> Lead<N> {
 
     /// Carries steps out, and those that follow, until passes may begin.
     pub(super) async fn settle(&mut self, mut steps: Vec<Step>) -> Result<(), RingError> {
-        let mut deadline = Instant::now() + READY_DEADLINE;
+        self.ready_by = Instant::now() + READY_DEADLINE;
         loop {
             let mut queue = VecDeque::from(steps);
             while let Some(step) = queue.pop_front() {
                 if matches!(step, Step::Prepare { .. } | Step::Reset { .. }) {
-                    deadline = Instant::now() + READY_DEADLINE;
+                    self.ready_by = Instant::now() + READY_DEADLINE;
                 }
                 let more = self.perform(step).await?;
                 if !more.is_empty() {
@@ -231,7 +234,7 @@ impl<N: Network> Lead<N> {
             if self.recovery.is_running() {
                 return Ok(());
             }
-            steps = match timeout_at(deadline, self.events.recv()).await {
+            steps = match timeout_at(self.ready_by, self.events.recv()).await {
                 Ok(Some(event)) => self.hear(event)?,
                 Ok(None) => return Err(RingError::Interrupted),
                 Err(_) => self.miss_who_dawdles()?,
@@ -307,7 +310,8 @@ impl<N: Network> Lead<N> {
                 receivers.push(PeerAddress { place: to as u16, address });
             }
             let (place, first_pass) = (place as u16, self.first_pass);
-            let message = Message::Configure { epoch, place, first_pass, receivers };
+            let head = announced(&self.head_address, worker.seen_from);
+            let message = Message::Configure { epoch, place, first_pass, head, receivers };
             worker.order(Frame { message, payload: plan.to_yaml().into_bytes() });
         }
         let outbox = match self.connect_neighbours(&plan, epoch).await {
@@ -380,6 +384,14 @@ impl<N: Network> Lead<N> {
                     Message::Prepared { epoch } => Ok(self.recovery.react(Event::Prepared { name, epoch })),
                     Message::Ready { epoch } => Ok(self.recovery.react(Event::Ready { name, epoch })),
                     Message::Cut { epoch, peer, why } => Ok(self.cut(&name, Cut { epoch, peer, why })),
+                    Message::Fetching { done, total } => {
+                        // Many gigabytes take longer than getting ready does.
+                        self.ready_by = Instant::now() + READY_DEADLINE;
+                        if let Some(on_fetch) = &self.options.on_fetch {
+                            on_fetch(&name, done, total);
+                        }
+                        Ok(vec![])
+                    }
                     // The trace of a request that has ended.
                     Message::Report { .. } => Ok(vec![]),
                     other => {
@@ -506,8 +518,8 @@ fn names(plan: &Plan) -> BTreeSet<String> {
     plan.devices.iter().map(|device| device.name.clone()).collect()
 }
 
-/// Lets in those who send activations to the head.
-async fn accept<L: Listener>(mut listener: L, door: SharedDoor, max_payload: usize)
+/// Lets in those who send activations to the head, and those who fetch layers from it.
+async fn accept<L: Listener>(mut listener: L, door: SharedDoor, model: Arc<LocalModel>)
 where
     L::Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -517,23 +529,28 @@ where
             tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;
         };
-        let door = door.clone();
-        strangers.let_in(move |known| take_activations(stream, door, max_payload, known));
+        let (door, model) = (door.clone(), model.clone());
+        strangers.let_in(move |known| take_connection(stream, door, model, known));
     }
 }
 
 /// Serves a connection to the head, from its first frame on.
-async fn take_activations<S>(mut stream: S, door: SharedDoor, max_payload: usize, known: Known)
+async fn take_connection<S>(mut stream: S, door: SharedDoor, model: Arc<LocalModel>, known: Known)
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let Ok((session, purpose)) = hear(&mut stream).await else { return };
     known.greeted();
-    if let Purpose::Data { from, epoch } = purpose {
-        // How it ends is told to the head by the door.
-        let _ = admit(stream, &door, session, (from, epoch), max_payload).await;
-    } else {
-        refuse(&mut stream, "this is a head, which takes activations only".into()).await;
+    let own = door.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|door| door.session);
+    // How these end is told to the head by the door, or by the worker that fetches.
+    match purpose {
+        Purpose::Data { from, epoch } => {
+            let _ = admit(stream, &door, session, (from, epoch), model.max_activation_bytes()).await;
+        }
+        Purpose::Fetch if own == Some(session) => {
+            let _ = fetch::serve(stream, model).await;
+        }
+        _ => drop(refuse(&mut stream, "this is the head of another session, or no worker".into()).await),
     }
 }
 

@@ -16,10 +16,12 @@ use tokio::task::JoinHandle;
 use crate::ring::LocalModel;
 use crate::ring::data_link::{Arrival, Cut, Deliver, Sending};
 use crate::ring::error::{RingError, strange};
+use crate::ring::fetch::Fetch;
 use crate::ring::network::Network;
 use crate::ring::node::{Node, Outbox};
 use crate::ring::recorder::Lines;
 use crate::ring::wire::PeerAddress;
+use crate::ring::worker::Source;
 
 /// What a node is told.
 #[derive(Debug)]
@@ -44,6 +46,8 @@ pub enum Said {
     Lines(Vec<(u32, Lines)>),
     /// A connection broke.
     Cut(Cut),
+    /// So many bytes of so many have been fetched.
+    Fetched(u64, u64),
     /// The worker cannot go on.
     Failed(RingError),
 }
@@ -51,7 +55,9 @@ pub enum Said {
 /// A worker's part in one ring.
 pub struct Tenure<N> {
     pub(super) network: N,
-    pub(super) model: Arc<LocalModel>,
+    pub(super) source: Source,
+    /// Where the head gives layers.
+    pub(super) head: String,
     pub(super) threads: usize,
     pub(super) session: u64,
     pub(super) epoch: u32,
@@ -84,10 +90,18 @@ impl<N: Network> Tenure<N> {
             Before::Idle(node) => Some(*node),
             Before::Serving(serving) => serving.await.ok().flatten(),
         };
+        let Some(model) = self.model().await else { return before };
+        let model = match model {
+            Ok(model) => model,
+            Err(error) => {
+                let _ = self.said.send(Said::Failed(error));
+                return None;
+            }
+        };
         let Some(outbox) = self.connect_neighbours().await else { return before };
         let node = match before {
-            Some(node) => node.renew(&self.plan, self.first_pass, &self.model, outbox, self.epoch),
-            None => self.new_node(outbox),
+            Some(node) => node.renew(&self.plan, self.first_pass, &model, outbox, self.epoch),
+            None => self.new_node(&model, outbox),
         };
         let mut node = match node {
             Ok(node) => node,
@@ -111,9 +125,32 @@ impl<N: Network> Tenure<N> {
         }
     }
 
-    fn new_node(&self, outbox: Outbox) -> Result<Node, RingError> {
+    /// The model, or of it what this place needs. None if another epoch is prepared meanwhile.
+    async fn model(&mut self) -> Option<Result<Arc<LocalModel>, RingError>> {
+        let folder = match &self.source {
+            Source::File(model) => return Some(Ok(model.clone())),
+            Source::Fetch(folder) => folder,
+        };
+        let fetch = Fetch {
+            network: &self.network,
+            head: &self.head,
+            session: self.session,
+            plan: &self.plan,
+            place: usize::from(self.place),
+            folder,
+        };
+        let said = self.said.clone();
+        let progress = move |done, total| drop(said.send(Said::Fetched(done, total)));
+        tokio::select! {
+            biased;
+            () = superseded(&mut self.prepared, self.epoch) => None,
+            fetched = fetch.model(progress) => Some(fetched.map(Arc::new)),
+        }
+    }
+
+    fn new_node(&self, model: &LocalModel, outbox: Outbox) -> Result<Node, RingError> {
         let place = usize::from(self.place);
-        let mut node = Node::new(&self.plan, place, &self.model, self.threads, outbox, self.epoch)?;
+        let mut node = Node::new(&self.plan, place, model, self.threads, outbox, self.epoch)?;
         node.begin_at(self.first_pass)?;
         Ok(node)
     }

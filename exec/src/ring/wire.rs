@@ -47,6 +47,17 @@ pub enum Purpose {
     },
     /// Link measurements.
     Probe,
+    /// Layers that the one who connects has not.
+    Fetch,
+}
+
+/// A file of a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Encode, Decode)]
+pub struct FileOutline {
+    /// Its bytes.
+    pub length: u64,
+    /// Of these before the first tensor.
+    pub header: u64,
 }
 
 /// What a worker tells about itself.
@@ -112,6 +123,8 @@ pub enum Message {
         place: u16,
         /// Earlier passes were given up with an earlier plan.
         first_pass: u32,
+        /// Where the head gives layers to those who have not the model.
+        head: String,
         /// Where it sends activations to.
         receivers: Vec<PeerAddress>,
     },
@@ -119,6 +132,13 @@ pub enum Message {
     Ready {
         /// The epoch.
         epoch: u32,
+    },
+    /// The worker is fetching layers before it can be ready.
+    Fetching {
+        /// Bytes that are there.
+        done: u64,
+        /// Bytes to fetch.
+        total: u64,
     },
     /// A new request over the same ring: forget keys and values, start a new trace.
     Reset {
@@ -169,6 +189,29 @@ pub enum Message {
         nonce: u64,
         /// Nanoseconds on the answerer's clock.
         clock: u64,
+    },
+    /// What files has the model?
+    Outline,
+    /// These.
+    Files {
+        /// In the order of the parts.
+        files: Vec<FileOutline>,
+    },
+    /// Asks for a chunk of a file.
+    Want {
+        /// Which file.
+        file: u16,
+        /// Which chunk, from 0.
+        chunk: u64,
+    },
+    /// A chunk, as payload.
+    Chunk {
+        /// Which file.
+        file: u16,
+        /// Which chunk, from 0.
+        chunk: u64,
+        /// Its SHA-256.
+        hash: [u8; 32],
     },
     /// The sender ends the session in order.
     Goodbye,

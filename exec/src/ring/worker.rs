@@ -11,18 +11,19 @@
 //! away, so that they cannot use up what the system has of connections.
 
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hearth_profiles::Document;
 use hearth_schema::Plan;
+use hearth_schema::schedule::MAX_PASS_TOKENS;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinError;
 use tokio::time::timeout;
 
 use crate::clock::wall_nanos;
-use crate::ring::LocalModel;
 use crate::ring::computing::Computing;
 use crate::ring::data_link::{DataEvent, Deliver, Door, SharedDoor, admit};
 use crate::ring::error::{RingError, strange};
@@ -34,7 +35,8 @@ use crate::ring::probe::answer_probes;
 use crate::ring::recorder::Lines;
 use crate::ring::strangers::{Known, Strangers};
 use crate::ring::tenure::{Before, NodeEvent, Said, Tenure};
-use crate::ring::wire::{Frame, Message, PeerAddress, Purpose};
+use crate::ring::wire::{Frame, Message, PeerAddress, Purpose, WorkerFacts};
+use crate::ring::{LocalModel, check_executable, facts};
 
 /// For the session before to end: its threads stop, its memory is given back.
 const ENTER_DEADLINE: Duration = Duration::from_secs(5);
@@ -46,6 +48,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const MAX_ACCEPT_FAILURES: u32 = 300;
 /// For the node to finish the step at hand when a session ends: a layer's worth of disk reads.
 const DRAIN_DEADLINE: Duration = Duration::from_mins(1);
+/// The largest activations taken before the model is known: a batch of the widest model, twice over.
+const MOST_ACTIVATION_BYTES: usize = 2 * MAX_PASS_TOKENS as usize * (16 << 10) * size_of::<f32>();
+
 /// How a worker works.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct WorkerOptions {
@@ -55,10 +60,43 @@ pub struct WorkerOptions {
     pub computing: Computing,
 }
 
+/// Where a worker's layers come from.
+#[derive(Debug, Clone)]
+pub enum Source {
+    /// A file that is here.
+    File(Arc<LocalModel>),
+    /// The head; what has come is kept in this folder.
+    Fetch(PathBuf),
+}
+
+impl Source {
+    fn facts(&self) -> WorkerFacts {
+        match self {
+            Source::File(model) => model.facts(),
+            Source::Fetch(_) => facts(),
+        }
+    }
+
+    /// The largest activations a pass can have, in bytes.
+    fn max_activation_bytes(&self) -> usize {
+        match self {
+            Source::File(model) => model.max_activation_bytes(),
+            Source::Fetch(_) => MOST_ACTIVATION_BYTES,
+        }
+    }
+
+    fn check(&self, plan: &Plan) -> Result<(), RingError> {
+        match self {
+            Source::File(model) => model.check(plan),
+            Source::Fetch(_) => check_executable(plan),
+        }
+    }
+}
+
 /// A worker: a model, and at most one session.
 pub struct Worker<N: Network> {
     network: N,
-    model: Arc<LocalModel>,
+    source: Source,
     options: WorkerOptions,
     /// Whether a session has it.
     taken: Arc<Mutex<bool>>,
@@ -69,7 +107,7 @@ impl<N: Network> Clone for Worker<N> {
     fn clone(&self) -> Self {
         Self {
             network: self.network.clone(),
-            model: self.model.clone(),
+            source: self.source.clone(),
             options: self.options,
             taken: self.taken.clone(),
             door: self.door.clone(),
@@ -93,12 +131,12 @@ pub async fn bind<N: Network>(network: &N, address: &str) -> Result<N::Listener,
 impl<N: Network> Worker<N> {
     /// A worker with a model that computes with so many threads; 0 takes every core.
     pub fn new(network: N, model: Arc<LocalModel>, threads: usize) -> Self {
-        Self::with(network, model, WorkerOptions { threads, ..WorkerOptions::default() })
+        Self::with(network, Source::File(model), WorkerOptions { threads, ..WorkerOptions::default() })
     }
 
-    /// A worker with a model.
-    pub fn with(network: N, model: Arc<LocalModel>, options: WorkerOptions) -> Self {
-        Self { network, model, options, taken: Arc::default(), door: Arc::default() }
+    /// A worker with a model, or one that fetches its layers.
+    pub fn with(network: N, source: Source, options: WorkerOptions) -> Self {
+        Self { network, source, options, taken: Arc::default(), door: Arc::default() }
     }
 
     /// Serves connections until the listener fails. `report` gets a line for each session's end.
@@ -139,10 +177,11 @@ impl<N: Network> Worker<N> {
         match purpose {
             Purpose::Control => self.control(stream, session).await,
             Purpose::Data { from, epoch } => {
-                let most = self.model.max_activation_bytes();
+                let most = self.source.max_activation_bytes();
                 admit(stream, &self.door, session, (from, epoch), most).await
             }
             Purpose::Probe => answer_probes(stream).await,
+            Purpose::Fetch => Err(refuse(&mut stream, "only a head gives layers".into()).await),
         }
     }
 
@@ -221,7 +260,7 @@ struct Session<'a, N: Network> {
 impl<N: Network> Session<'_, N> {
     /// Follows the head's orders until it says goodbye.
     async fn run(&mut self, mut heard: mpsc::UnboundedReceiver<Said>) -> Result<(), RingError> {
-        self.head.send(Message::Welcome(self.worker.model.facts())).await?;
+        self.head.send(Message::Welcome(self.worker.source.facts())).await?;
         loop {
             tokio::select! {
                 biased;
@@ -252,8 +291,9 @@ impl<N: Network> Session<'_, N> {
             Message::Goodbye => return Ok(false),
             Message::Ping { nonce } => self.head.send(Message::Pong { nonce, clock: wall_nanos() }).await?,
             Message::Prepare { epoch } => self.prepare(epoch).await?,
-            Message::Configure { epoch, place, first_pass, receivers } => {
-                self.configure(epoch, place, first_pass, receivers, &frame.payload)?;
+            Message::Configure { epoch, place, first_pass, head, receivers } => {
+                let plan = self.plan(&frame.payload, place)?;
+                self.configure(epoch, plan, (place, first_pass), head, receivers)?;
             }
             Message::Reset { epoch } => drop(self.inbox.send(NodeEvent::Reset { epoch })),
             Message::Collect => drop(self.inbox.send(NodeEvent::Collect)),
@@ -271,6 +311,7 @@ impl<N: Network> Session<'_, N> {
             Said::Cut(cut) => {
                 self.head.send(Message::Cut { epoch: cut.epoch, peer: cut.peer, why: cut.why }).await
             }
+            Said::Fetched(done, total) => self.head.send(Message::Fetching { done, total }).await,
             Said::Failed(error) => Err(error),
         }
     }
@@ -293,21 +334,21 @@ impl<N: Network> Session<'_, N> {
     fn configure(
         &mut self,
         epoch: u32,
-        place: u16,
-        first_pass: u32,
+        plan: Arc<Plan>,
+        (place, first_pass): (u16, u32),
+        head: String,
         receivers: Vec<PeerAddress>,
-        plan: &[u8],
     ) -> Result<(), RingError> {
         if epoch != *self.prepared.borrow() {
             return Err(strange("the head", "it configures another epoch than it prepared"));
         }
-        let plan = self.plan(plan, place)?;
         let Some(events) = self.events.take() else {
             return Err(strange("the head", "it configures an epoch twice"));
         };
         let tenure = Tenure {
             network: self.worker.network.clone(),
-            model: self.worker.model.clone(),
+            source: self.worker.source.clone(),
+            head,
             threads: self.worker.options.threads,
             session: self.id,
             epoch,
@@ -332,7 +373,7 @@ impl<N: Network> Session<'_, N> {
         if place == 0 || usize::from(place) >= plan.devices.len() {
             return Err(strange("the head", "it names a place that its plan does not have"));
         }
-        self.worker.model.check(&plan)?;
+        self.worker.source.check(&plan)?;
         Ok(Arc::new(plan))
     }
 

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hearth_exec::ring::{
-    Computing, Generated, LocalModel, Request, Ring, RingError, RingOptions, Unfinished, Worker,
+    Computing, Generated, LocalModel, Request, Ring, RingError, RingOptions, Source, Unfinished, Worker,
     WorkerOptions, bind,
 };
 use hearth_exec::synth::{SynthOptions, synthesise};
@@ -130,7 +130,7 @@ fn start(world: &World, place: usize, model: &Arc<LocalModel>) {
     tokio::spawn(async move {
         let listener = bind(&endpoint, &address(place)).await.expect("a free address");
         let options = WorkerOptions { threads: 1, computing: Computing::Inline };
-        Worker::with(endpoint, model, options).serve(listener, |_| {}).await
+        Worker::with(endpoint, Source::File(model), options).serve(listener, |_| {}).await
     });
 }
 
