@@ -13,14 +13,20 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod integers;
 
 use std::cell::RefCell;
 use std::ops::Range;
 
 use bytemuck::Zeroable;
 
+use integers::{Block32, Block256};
+
 use super::Supported;
-use super::blocks::{BlockQ4K, BlockQ6K, BlockQ8_0, blocks};
+use super::blocks::{
+    BlockIq1S, BlockIq4Nl, BlockIq4Xs, BlockQ2K, BlockQ3K, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0,
+    BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0, blocks,
+};
 use super::product::Tile;
 
 /// Rows of weights in a panel.
@@ -31,83 +37,6 @@ const COLUMNS: usize = 1024;
 
 /// Fewest tokens for which laying weights out anew pays.
 const FEWEST_TOKENS: usize = 12;
-
-/// A format of blocks of 256 as integers: weight j of group g = j / 16 is
-/// `scale * scales[g] * (quants[j] - OFFSET) - minimum * minima[g]`.
-trait Block256: bytemuck::Pod {
-    /// What a weight of zero is stored as.
-    const OFFSET: i32;
-    /// Whether there are minima.
-    const MINIMA: bool;
-    /// Whether a sum of 16 products, at most 16 * 127 times the largest quant, fits 16 bits.
-    const SMALL: bool;
-
-    /// Writes quants, scales and minima of groups; gives scale and minimum.
-    fn integers(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], minima: &mut [i8; 16]) -> [f32; 2];
-}
-
-/// A format of blocks of 32 as integers: weight j is `scale * (quants[j] - OFFSET)`.
-trait Block32: bytemuck::Pod {
-    /// What a weight of zero is stored as.
-    const OFFSET: i32;
-
-    /// Writes quants; gives the scale.
-    fn integers(&self, quants: &mut [u8; 32]) -> f32;
-}
-
-impl Block256 for BlockQ4K {
-    const OFFSET: i32 = 0;
-    const MINIMA: bool = true;
-    const SMALL: bool = true;
-
-    #[inline(always)]
-    fn integers(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], minima: &mut [i8; 16]) -> [f32; 2] {
-        for (out, bytes) in quants.as_chunks_mut::<64>().0.iter_mut().zip(self.quants.as_chunks::<32>().0) {
-            for (at, byte) in bytes.iter().enumerate() {
-                out[at] = byte & 15;
-                out[at + 32] = byte >> 4;
-            }
-        }
-        let (eight_scales, eight_minima) = self.scales_and_minima();
-        let (eight_scales, eight_minima) = (eight_scales.to_le_bytes(), eight_minima.to_le_bytes());
-        *scales = std::array::from_fn(|group| eight_scales[group / 2].cast_signed());
-        *minima = std::array::from_fn(|group| eight_minima[group / 2].cast_signed());
-        [self.scale(), self.minimum()]
-    }
-}
-
-impl Block256 for BlockQ6K {
-    const OFFSET: i32 = 32;
-    const MINIMA: bool = false;
-    const SMALL: bool = false;
-
-    #[inline(always)]
-    fn integers(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], _: &mut [i8; 16]) -> [f32; 2] {
-        let (low, high) = (self.low.as_chunks::<64>().0, self.high.as_chunks::<32>().0);
-        for (out, (low, high)) in quants.as_chunks_mut::<128>().0.iter_mut().zip(low.iter().zip(high)) {
-            for at in 0..32 {
-                out[at] = low[at] & 15 | (high[at] & 3) << 4;
-                out[at + 32] = low[at + 32] & 15 | (high[at] >> 2 & 3) << 4;
-                out[at + 64] = low[at] >> 4 | (high[at] >> 4 & 3) << 4;
-                out[at + 96] = low[at + 32] >> 4 | (high[at] >> 6) << 4;
-            }
-        }
-        *scales = self.scales;
-        [self.scale(), 0.0]
-    }
-}
-
-impl Block32 for BlockQ8_0 {
-    const OFFSET: i32 = 128;
-
-    #[inline(always)]
-    fn integers(&self, quants: &mut [u8; 32]) -> f32 {
-        for (out, quant) in quants.iter_mut().zip(&self.quants) {
-            *out = quant.cast_unsigned() ^ 0x80;
-        }
-        self.scale()
-    }
-}
 
 /// 64 bytes on a cache line of their own: four bytes, two 16-bit numbers or a float of each of sixteen rows.
 #[derive(Debug, Clone, Copy, Zeroable)]
@@ -131,12 +60,12 @@ struct Panel {
     /// Eight lines of pairs of scales, then eight of minima.
     numbers: [[Line; 16]; BLOCKS256],
     scales: [Line; BLOCKS32],
-    minima: [Line; BLOCKS256],
+    minima: [Line; BLOCKS32],
 }
 
 /// Whether `tokens` rows of input are best multiplied panel by panel.
 pub(crate) fn pays(format: Supported, tokens: usize) -> bool {
-    tokens >= FEWEST_TOKENS && matches!(format, Supported::Q8_0 | Supported::Q4K | Supported::Q6K)
+    tokens >= FEWEST_TOKENS && !matches!(format, Supported::F32 | Supported::F16 | Supported::Bf16)
 }
 
 impl Panel {
@@ -163,8 +92,10 @@ impl Panel {
         for (row, all) in rows.iter().enumerate() {
             let Some(blocks) = all.get(blocks.clone()) else { continue };
             let quants = self.unpacked[row].as_chunks_mut::<32>().0;
-            for ((block, quants), scale) in blocks.iter().zip(quants).zip(&mut self.scales) {
-                scale.0[row] = block.integers(quants).to_le_bytes();
+            for (at, (block, quants)) in blocks.iter().zip(quants).enumerate() {
+                let [scale, minimum] = block.integers(quants);
+                self.scales[at].0[row] = scale.to_le_bytes();
+                self.minima[at].0[row] = minimum.to_le_bytes();
             }
         }
     }
@@ -199,9 +130,19 @@ pub(crate) unsafe fn multiply(tile: Tile<'_>) {
         // SAFETY: the caller's promise.
         unsafe {
             match tile.matrix.format {
+                Supported::Q4_0 => avx512::multiply32::<BlockQ4_0>(tile, workspace),
+                Supported::Q4_1 => avx512::multiply32::<BlockQ4_1>(tile, workspace),
+                Supported::Q5_0 => avx512::multiply32::<BlockQ5_0>(tile, workspace),
+                Supported::Q5_1 => avx512::multiply32::<BlockQ5_1>(tile, workspace),
                 Supported::Q8_0 => avx512::multiply32::<BlockQ8_0>(tile, workspace),
+                Supported::Iq4Nl => avx512::multiply32::<BlockIq4Nl>(tile, workspace),
+                Supported::Q2K => avx512::multiply256::<BlockQ2K>(tile, workspace),
+                Supported::Q3K => avx512::multiply256::<BlockQ3K>(tile, workspace),
                 Supported::Q4K => avx512::multiply256::<BlockQ4K>(tile, workspace),
+                Supported::Q5K => avx512::multiply256::<BlockQ5K>(tile, workspace),
                 Supported::Q6K => avx512::multiply256::<BlockQ6K>(tile, workspace),
+                Supported::Iq1S => avx512::multiply256::<BlockIq1S>(tile, workspace),
+                Supported::Iq4Xs => avx512::multiply256::<BlockIq4Xs>(tile, workspace),
                 other => unreachable!("there are no panels of {other}"),
             }
         }

@@ -8,7 +8,10 @@
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::x86_64::*;
 
-use super::{BLOCKS32, BLOCKS256, Block32, Block256, COLUMNS, Line, Panel, ROWS, Workspace, rows_of};
+use bytemuck::Pod;
+
+use super::integers::{Block32, Block256};
+use super::{BLOCKS32, BLOCKS256, COLUMNS, Line, Panel, ROWS, Workspace, rows_of};
 use crate::kernels::activations::QuantisedRow;
 use crate::kernels::product::Tile;
 
@@ -22,11 +25,11 @@ fn load(line: &Line) -> __m512i {
     unsafe { _mm512_loadu_si512(std::ptr::from_ref(line).cast()) }
 }
 
-/// Two or four neighbouring numbers of a token, for all rows.
+/// Two or four neighbouring numbers of a token, 32 bits in all, for all rows.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn for_all_rows(bytes: [u8; 4]) -> __m512i {
-    _mm512_set1_epi32(i32::from_le_bytes(bytes))
+fn for_all_rows<N: Pod>(neighbours: &N) -> __m512i {
+    _mm512_set1_epi32(bytemuck::pod_read_unaligned(bytemuck::bytes_of(neighbours)))
 }
 
 /// Lays out what was unpacked, four columns a line.
@@ -162,9 +165,8 @@ pub(super) fn multiply256<B: Block256>(tile: Tile<'_>, workspace: &mut Workspace
 #[target_feature(enable = "avx512f,avx512vnni")]
 fn sums_of_sixteen(numbers: &[Line], sums: &[[i16; 2]]) -> __m512i {
     let mut total = _mm512_setzero_si512();
-    for (pair, [first, second]) in numbers.iter().zip(sums) {
-        let ([a, b], [c, d]) = (first.to_le_bytes(), second.to_le_bytes());
-        total = _mm512_dpwssd_epi32(total, load(pair), for_all_rows([a, b, c, d]));
+    for (pair, sums) in numbers.iter().zip(sums) {
+        total = _mm512_dpwssd_epi32(total, load(pair), for_all_rows(sums));
     }
     total
 }
@@ -201,7 +203,7 @@ fn tile256<B: Block256, const T: usize>(
                 for four in 4 * half..4 * half + 4 {
                     let weights = load(&lines[four]);
                     for t in 0..T {
-                        let values = for_all_rows(activations[t][8 * pair + four].map(i8::cast_unsigned));
+                        let values = for_all_rows(&activations[t][8 * pair + four]);
                         dots[t] = _mm512_dpbusd_epi32(dots[t], weights, values);
                     }
                 }
@@ -304,16 +306,22 @@ fn tile32<B: Block32, const T: usize>(
         for four in 0..8 {
             let weights = load(&quants[four]);
             for t in 0..T {
-                let values = for_all_rows(activations[t][four].map(i8::cast_unsigned));
+                let values = for_all_rows(&activations[t][four]);
                 dots[t] = _mm512_dpbusd_epi32(dots[t], weights, values);
             }
         }
         let block_scale = _mm512_castsi512_ps(load(&panel.scales[at]));
+        let block_minimum = _mm512_castsi512_ps(load(&panel.minima[at]));
         for t in 0..T {
-            let offset = _mm512_set1_epi32(B::OFFSET * i32::from(input[t].sums[from + at]));
-            let total = _mm512_cvtepi32_ps(_mm512_sub_epi32(dots[t], offset));
-            let scale = _mm512_mul_ps(block_scale, _mm512_set1_ps(input[t].scales[from + at]));
-            floats[t] = _mm512_fmadd_ps(scale, total, floats[t]);
+            let sum = i32::from(input[t].sums[from + at]);
+            let total = _mm512_sub_epi32(dots[t], _mm512_set1_epi32(B::OFFSET * sum));
+            let factor = _mm512_set1_ps(input[t].scales[from + at]);
+            let scale = _mm512_mul_ps(block_scale, factor);
+            floats[t] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(total), floats[t]);
+            if B::MINIMA {
+                let minimum = _mm512_mul_ps(block_minimum, factor);
+                floats[t] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(sum as f32), floats[t]);
+            }
         }
     }
     for t in 0..T {
