@@ -410,7 +410,7 @@ async fn workers_without_the_model_fetch_their_layers_once_and_give_the_same_tok
     assert!(fetched[0] > 0 && fetched[0] < whole, "{fetched:?} bytes of twice {whole}");
     assert_eq!(fetched[1..], [0, 1 << 20], "what is there is not fetched again, and what is damaged is");
     // What is there of the file is no model.
-    let refused = LocalModel::open(&found(&folders[0], "model.gguf")[0]).err().expect("layers are missing");
+    let refused = LocalModel::open(&found(&folders[0], "model.gguf")[0]).expect_err("layers are missing");
     assert!(refused.to_string().contains("only some layers"), "{refused}");
 }
 
