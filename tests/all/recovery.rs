@@ -322,6 +322,29 @@ fn an_interrupted_run_frees_its_workers_and_keeps_what_there_is() {
 }
 
 #[test]
+fn a_head_that_stood_still_misses_nobody() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let worker = Worker::start(&model("q4_k"));
+    let file = write(folder.path(), "plan.yaml", &plan("q4_k", &[4, 4], &[&worker.address], 512));
+    let (model, trace) = (model("q4_k"), folder.path().join("run.trace").display().to_string());
+    let mut arguments = arguments(&file, &model, "60");
+    arguments.extend(["--trace", &trace]);
+    let mut head = hearth(&arguments);
+    let mut head = head.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the head starts");
+    let mut lines = BufReader::new(head.stdout.take().expect("piped")).lines().map_while(Result::ok);
+    lines.by_ref().nth(9).expect("ten tokens");
+    for (signal, pause) in [("-STOP", 3), ("-CONT", 0)] {
+        let sent = Command::new("kill").args([signal, &head.id().to_string()]).status();
+        assert!(sent.is_ok_and(|status| status.success()));
+        std::thread::sleep(Duration::from_secs(pause));
+    }
+    assert_eq!(10 + lines.filter(|line| token(line).is_some()).count(), 60);
+    assert!(head.wait().expect("the head ends").success());
+    let trace = Trace::read(&mut fs::read(&trace).expect("a trace").as_slice()).expect("a trace");
+    assert_eq!((trace.outcome, trace.happenings), (Outcome::Ok, vec![]));
+}
+
+#[test]
 fn a_worker_without_the_model_fetches_its_layers() {
     let (folder, kept) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
     let kept = kept.path().display().to_string();

@@ -151,8 +151,15 @@ async fn watch(ear: Ear, orders: mpsc::UnboundedSender<Frame>) {
         if orders.send(Message::Ping { nonce: wall_nanos() }.into()).is_err() {
             return;
         }
+        let asked = Instant::now();
         tokio::time::sleep(HEARTBEAT).await;
-        let heard = ear.clock.lock().unwrap_or_else(PoisonError::into_inner).heard;
+        let mut clock = ear.clock.lock().unwrap_or_else(PoisonError::into_inner);
+        if asked.elapsed() > 2 * HEARTBEAT {
+            // This process stood still, not the worker: what it said meanwhile is still to be read.
+            clock.heard = Instant::now();
+        }
+        let heard = clock.heard;
+        drop(clock);
         if heard.elapsed() > SILENCE_DEADLINE {
             let why = format!("no sign of life for {} s", SILENCE_DEADLINE.as_secs_f64());
             ear.gone(RingError::Gone { name: ear.name.clone(), why });
