@@ -9,6 +9,7 @@ use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::scenario::PlannerOptions;
 
 use crate::commands::plan::DEFAULT_STRATEGY;
+use crate::commands::synth::SynthArgs;
 use crate::diagnostics::Failure;
 use hearth_halda::systems::NAMES;
 use hearth_schema::scenario::RingOrder;
@@ -65,6 +66,9 @@ pub enum Verb {
     /// Measure this machine.
     #[command(after_help = "Example: hearth profile --model model.gguf -o this.yaml")]
     Profile(ProfileArgs),
+    /// Time a model on this machine, beside llama.cpp where its Python package is present.
+    #[command(after_help = "Example: hearth bench model.gguf --threads 1,2 --peer ~/venv/bin/python")]
+    Bench(BenchArgs),
     /// Plan, simulate, execute and compare on this machine, with limits for each device.
     #[command(
         after_help = "Example: hearth lab scenarios/lab/three-half.yaml --model model.gguf --report report/"
@@ -385,16 +389,25 @@ pub struct LintArgs {
 
 /// `hearth execute`.
 #[derive(Debug, Args)]
-#[allow(clippy::struct_excessive_bools)] // each is a flag of its own
+#[allow(clippy::struct_excessive_bools)] // one a flag
 pub struct ExecuteArgs {
     /// The plan.
     pub plan: PathBuf,
     /// The model file on this device, the head.
     #[arg(long)]
     pub model: PathBuf,
-    /// The text to go on from.
-    #[arg(long, required_unless_present = "prompt_tokens")]
+    /// The text to go on from; with --chat, what the user says.
+    #[arg(long, required_unless_present_any = ["prompt_tokens", "messages"])]
     pub prompt: Option<String>,
+    /// Put the prompt into the model's chat template.
+    #[arg(long, requires = "prompt")]
+    pub chat: bool,
+    /// With --chat, what the model is told before.
+    #[arg(long, requires = "chat")]
+    pub system: Option<String>,
+    /// A conversation for the chat template instead: a JSON list of `{"role": .., "content": ..}`; - is standard input.
+    #[arg(long, conflicts_with_all = ["prompt", "prompt_tokens"])]
+    pub messages: Option<PathBuf>,
     /// So many tokens of a fixed text instead, for measurements.
     #[arg(long, conflicts_with = "prompt", value_parser = clap::value_parser!(u32).range(1..))]
     pub prompt_tokens: Option<u32>,
@@ -502,6 +515,34 @@ pub struct ProfileArgs {
     pub output: Option<PathBuf>,
 }
 
+/// `hearth bench`.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// The model file.
+    pub model: PathBuf,
+    /// Threads to compute with, one number or several; all cores if absent.
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: Vec<u32>,
+    /// Lengths of the prompts to read at once.
+    #[arg(long, value_delimiter = ',', default_value = "64,512", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub prompts: Vec<u32>,
+    /// Tokens to decode, one by one.
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub tokens: u32,
+    /// How often each engine is run, in turn; medians are printed.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub repeats: u32,
+    /// The Python that has the package llama-cpp-python; `none` leaves llama.cpp out.
+    #[arg(long, default_value = "python3", value_name = "PYTHON")]
+    pub peer: String,
+    /// Longest time that one run of an engine may take, in seconds.
+    #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub deadline: u64,
+    /// Time this engine once and print the result as JSON.
+    #[arg(long, hide = true)]
+    pub once: bool,
+}
+
 /// `hearth lab`.
 #[derive(Debug, Args)]
 pub struct LabArgs {
@@ -549,42 +590,4 @@ pub struct ReproduceArgs {
     /// The folder to write reports to, one folder in it for each document.
     #[arg(short, long)]
     pub output: Option<PathBuf>,
-}
-
-/// `hearth synth`.
-#[derive(Debug, Args)]
-pub struct SynthArgs {
-    /// A shape by name: tiny, 120m, 1b, 3b, 8b, 70b, or a shipped model.
-    #[arg(long, default_value = "tiny")]
-    pub preset: String,
-    /// Layers instead of the preset's.
-    #[arg(long)]
-    pub layers: Option<u32>,
-    /// Embedding length instead of the preset's.
-    #[arg(long)]
-    pub dim: Option<u32>,
-    /// Feed-forward length instead of the preset's.
-    #[arg(long)]
-    pub ffn: Option<u32>,
-    /// Attention heads instead of the preset's.
-    #[arg(long)]
-    pub heads: Option<u32>,
-    /// Key-value heads instead of the preset's.
-    #[arg(long)]
-    pub kv_heads: Option<u32>,
-    /// Vocabulary instead of the preset's.
-    #[arg(long)]
-    pub vocab: Option<u32>,
-    /// Reuse the embedding as output head.
-    #[arg(long)]
-    pub tied: bool,
-    /// Weight format, or a mix such as q4_k_m; the preset's if absent.
-    #[arg(long)]
-    pub quant: Option<String>,
-    /// Of the weights.
-    #[arg(long, default_value_t = 1)]
-    pub seed: u64,
-    /// Where to write the model.
-    #[arg(short, long)]
-    pub output: PathBuf,
 }

@@ -6,6 +6,8 @@
 //! A position is written once per pass and read by the same and later ones; going back to an earlier length
 //! needs no work here, because later rows are overwritten before they are read.
 
+use std::ops::Range;
+
 use half::f16;
 
 /// How cached numbers are stored.
@@ -88,9 +90,10 @@ impl HeadRows {
         }
     }
 
-    /// The first `positions` rows of `head`.
-    pub(crate) fn rows(&self, head: usize, positions: usize) -> Rows<'_> {
-        let (at, count) = (head * self.context * self.length, positions * self.length);
+    /// The rows of `head` at `positions`.
+    pub(crate) fn rows(&self, head: usize, positions: Range<usize>) -> Rows<'_> {
+        let at = (head * self.context + positions.start) * self.length;
+        let count = positions.len() * self.length;
         match &self.store {
             Store::F16(store) => Rows::F16(&store[at..][..count]),
             Store::F32(store) => Rows::F32(&store[at..][..count]),
@@ -117,8 +120,10 @@ mod tests {
         let mut cache = LayerCache::new(shape);
         cache.keys.set(1, 0, &[1.0, 2.0]);
         cache.keys.set(1, 1, &[3.0, 0.1]);
-        let Rows::F16(rows) = cache.keys.rows(1, 2) else { panic!("stored as f16") };
+        let Rows::F16(rows) = cache.keys.rows(1, 0..2) else { panic!("stored as f16") };
         assert_eq!(rows, [1.0, 2.0, 3.0, 0.1].map(f16::from_f32));
+        let Rows::F16(rows) = cache.keys.rows(1, 1..2) else { panic!("stored as f16") };
+        assert_eq!(rows, [3.0, 0.1].map(f16::from_f32));
         // 2 tables of 2 heads * 3 positions * 2 numbers * 2 bytes.
         assert_eq!(cache.keys.bytes() + cache.values.bytes(), 48);
     }

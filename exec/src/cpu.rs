@@ -16,12 +16,16 @@ use hearth_profiles::model::ModelShape;
 use crate::backend::{Backend, CacheOptions};
 use crate::cache::LayerCache;
 use crate::cost::ComputeCost;
+use crate::hyperparameters::Gating;
+use crate::kernels::attention::Scoring;
 use crate::kernels::product::{Matrix, Output, rows_product};
 use crate::kernels::{Activations, Instructions, attention, elementwise};
 use crate::pool::Pool;
 use crate::residency::Gate;
+use crate::rope::Pairs;
 use crate::rows::SharedRows;
-use crate::weights::{LayerTensors, Weights};
+use crate::tensors::{LayerTensors, Tensor};
+use crate::weights::Weights;
 
 /// Bytes of weights in a chunk.
 const CHUNK_BYTES: usize = 32 << 10;
@@ -81,7 +85,7 @@ impl Cpu {
     }
 
     /// Runs `body` on chunks of `0..count` tokens of `values` numbers each, on several threads if worth it.
-    fn by_token(&self, count: usize, values: usize, body: impl Fn(usize) + Sync) {
+    pub(crate) fn by_token(&self, count: usize, values: usize, body: impl Fn(usize) + Sync) {
         let grain = (PHASE_VALUES / values.max(1)).max(1);
         self.pool.for_each(count, grain, |_, range| range.for_each(&body));
     }
@@ -160,7 +164,7 @@ impl Cpu {
         });
     }
 
-    fn swiglu(&self, gate: &[f32], up: &[f32], width: usize, into: &mut Activations) {
+    fn gated(&self, gating: Gating, gate: &[f32], up: &[f32], width: usize, into: &mut Activations) {
         let tokens = gate.len() / width;
         into.resize(tokens, width);
         let out = SharedRows::new(into.rows_mut(), width);
@@ -168,7 +172,31 @@ impl Cpu {
             let range = token * width..(token + 1) * width;
             // SAFETY: each token is in one chunk.
             let out = unsafe { out.row(token) };
-            elementwise::swiglu(self.instructions, &gate[range.clone()], &up[range], out);
+            let (gate, up) = (&gate[range.clone()], &up[range]);
+            match gating {
+                Gating::Silu => elementwise::swiglu(self.instructions, gate, up, out),
+                Gating::Gelu => elementwise::geglu(self.instructions, gate, up, out),
+            }
+        });
+    }
+
+    /// Adds `bias` to each of `rows` and normalises their parts of the length of `norm`, where there are such.
+    fn finish(&self, rows: &mut [f32], tokens: usize, bias: Option<&[f32]>, norm: Option<(&[f32], f32)>) {
+        if bias.is_none() && norm.is_none() {
+            return;
+        }
+        let width = rows.len() / tokens;
+        let rows = SharedRows::new(rows, width);
+        self.by_token(tokens, width, |token| {
+            // SAFETY: each token is in one chunk.
+            let row = unsafe { rows.row(token) };
+            if let Some(bias) = bias {
+                elementwise::add(self.instructions, row, bias);
+            }
+            let Some((weight, epsilon)) = norm else { return };
+            for part in row.chunks_exact_mut(weight.len()) {
+                elementwise::rms_norm_in_place(self.instructions, part, weight, epsilon);
+            }
         });
     }
 
@@ -236,8 +264,8 @@ impl Backend for CpuLayers {
             buffers.prepare(weights, tokens, first);
             for layer in layers {
                 let cache = caches.get_mut(&layer).expect("a stage sends a backend its own layers");
-                let pass =
-                    Pass { weights, cpu, tensors: weights.layer(layer), tokens, first: first as usize };
+                let tensors = weights.layer(layer);
+                let pass = Pass { weights, cpu, layer, tensors, tokens, first: first as usize };
                 pass.attention_block(cache, buffers, hidden);
                 pass.feed_forward_block(buffers, hidden);
             }
@@ -270,10 +298,10 @@ impl Buffers {
         self.gate.resize(tokens * inner, 0.0);
         self.up.resize(tokens * inner, 0.0);
         self.change.resize(tokens * wide, 0.0);
-        let pairs = numbers.frequencies.len();
+        let pairs = numbers.rope.frequencies.len();
         self.turns.resize(tokens * pairs, [0.0; 2]);
         for (position, turns) in (first..).zip(self.turns.chunks_exact_mut(pairs)) {
-            numbers.turns(position, turns);
+            numbers.rope.turns(position, turns);
         }
     }
 }
@@ -282,6 +310,7 @@ impl Buffers {
 struct Pass<'a> {
     weights: &'a Weights,
     cpu: &'a Cpu,
+    layer: u32,
     tensors: &'a LayerTensors,
     tokens: usize,
     first: usize,
@@ -299,29 +328,43 @@ impl Pass<'_> {
             Product { matrix: weights.matrix(tensors.value), out: value },
         ];
         cpu.multiply(input, &mut products);
+        self.finish(query, tensors.biases.query, tensors.query_norm);
+        self.finish(key, tensors.biases.key, tensors.key_norm);
+        self.finish(value, tensors.biases.value, None);
         self.rotate_and_store(cache, query, key, value, &buffers.turns);
         self.attend(cache, query, &mut buffers.scores, mixed);
         let matrix = weights.matrix(tensors.attention_output);
         let width = matrix.rows;
         cpu.multiply(mixed, &mut [Product { matrix, out: change }]);
+        self.finish(change, tensors.biases.attention_output, tensors.post_attention_norm);
         cpu.add(hidden, change, width);
     }
 
     fn feed_forward_block(&self, buffers: &mut Buffers, hidden: &mut [f32]) {
         let (weights, cpu, tensors) = (self.weights, self.cpu, self.tensors);
-        let epsilon = weights.hyperparameters().epsilon;
+        let numbers = weights.hyperparameters();
         let Buffers { input, inner, gate, up, change, .. } = buffers;
-        cpu.normalise(hidden, weights.vector(tensors.feed_forward_norm), epsilon, input);
+        cpu.normalise(hidden, weights.vector(tensors.feed_forward_norm), numbers.epsilon, input);
         let mut products = [
             Product { matrix: weights.matrix(tensors.gate), out: gate },
             Product { matrix: weights.matrix(tensors.up), out: up },
         ];
         cpu.multiply(input, &mut products);
+        self.finish(gate, tensors.biases.gate, None);
+        self.finish(up, tensors.biases.up, None);
         let matrix = weights.matrix(tensors.down);
-        cpu.swiglu(gate, up, matrix.length, inner);
+        cpu.gated(numbers.gating, gate, up, matrix.length, inner);
         let width = matrix.rows;
         cpu.multiply(inner, &mut [Product { matrix, out: change }]);
+        self.finish(change, tensors.biases.down, tensors.post_feed_forward_norm);
         cpu.add(hidden, change, width);
+    }
+
+    fn finish(&self, rows: &mut [f32], bias: Option<Tensor>, norm: Option<Tensor>) {
+        let (weights, epsilon) = (self.weights, self.weights.hyperparameters().epsilon);
+        let bias = bias.map(|bias| weights.vector(bias));
+        let norm = norm.map(|norm| (weights.vector(norm), epsilon));
+        self.cpu.finish(rows, self.tokens, bias, norm);
     }
 
     fn rotate_and_store(
@@ -335,13 +378,17 @@ impl Pass<'_> {
         let shape = self.weights.shape();
         let (key_length, value_length) = (shape.key_length as usize, shape.value_length as usize);
         let (query_width, key_width) = (shape.query_width() as usize, shape.key_width() as usize);
-        let pairs = turns.len() / self.tokens;
+        let (pairs, style) = (turns.len() / self.tokens, self.weights.hyperparameters().rope.pairs);
         let (queries, keys) = (SharedRows::new(query, query_width), SharedRows::new(key, key_width));
         self.cpu.by_token(self.tokens, query_width + key_width, |token| {
             // SAFETY: each token is in one chunk.
             let (query, key) = unsafe { (queries.row(token), keys.row(token)) };
             for head in query.chunks_exact_mut(key_length).chain(key.chunks_exact_mut(key_length)) {
-                elementwise::rotate(self.cpu.instructions, head, &turns[token * pairs..][..pairs]);
+                let turns = &turns[token * pairs..][..pairs];
+                match style {
+                    Pairs::Neighbours => elementwise::rotate(self.cpu.instructions, head, turns),
+                    Pairs::Halves => elementwise::rotate_halves(self.cpu.instructions, head, turns),
+                }
             }
         });
         for (token, (keys, values)) in
@@ -361,7 +408,8 @@ impl Pass<'_> {
         let (key_length, value_length) = (shape.key_length as usize, shape.value_length as usize);
         let heads = shape.heads as usize;
         let group = heads / shape.kv_heads as usize;
-        let scale = 1.0 / (shape.key_length as f32).sqrt();
+        let numbers = self.weights.hyperparameters();
+        let scoring = Scoring { scale: numbers.attention_scale, cap: numbers.attention_cap };
         mixed.resize(self.tokens, heads * value_length);
         let out = SharedRows::new(mixed.rows_mut(), value_length);
         let context = scores.len() / self.cpu.pool.threads();
@@ -374,14 +422,15 @@ impl Pass<'_> {
             let scores = unsafe { scores.row(participant) };
             for item in range {
                 let (token, head) = (item / heads, item % heads);
-                let positions = self.first + token + 1;
-                let keys = cache.keys.rows(head / group, positions);
-                let values = cache.values.rows(head / group, positions);
+                let position = self.first + token;
+                let seen = numbers.first_seen(self.layer, position)..position + 1;
+                let keys = cache.keys.rows(head / group, seen.clone());
+                let values = cache.values.rows(head / group, seen.clone());
                 let query = &query[item * key_length..][..key_length];
                 // SAFETY: each pair of token and head is in one chunk.
                 let out = unsafe { out.row(item) };
-                let scores = &mut scores[..positions];
-                attention::attend(self.cpu.instructions, query, scale, keys, values, scores, out);
+                let scores = &mut scores[..seen.len()];
+                attention::attend(self.cpu.instructions, query, scoring, keys, values, scores, out);
             }
         });
     }

@@ -34,12 +34,6 @@ pub enum ExecError {
         /// The file.
         path: PathBuf,
     },
-    /// There is no forward pass for the architecture.
-    #[error("architecture `{found}` cannot be executed yet: use a model of architecture llama")]
-    Architecture {
-        /// The name in the file.
-        found: String,
-    },
     /// There is no kernel for a tensor's type.
     #[error(
         "tensor `{tensor}` has type {format}, for which there is no kernel: use a file with {known}",
@@ -67,12 +61,25 @@ pub enum ExecError {
     },
     /// A tensor that the forward pass would leave out; the result would be wrong.
     #[error(
-        "tensor `{tensor}` has no place in this architecture's forward pass: \
-         the model is a variant (biases, experts) that cannot be executed yet"
+        "tensor `{tensor}` has no place in the forward pass of {architecture}: \
+         the model is a variant (experts, adapters) that cannot be executed; use one without it"
     )]
     UnexpectedTensor {
         /// The tensor.
         tensor: String,
+        /// The file's architecture.
+        architecture: String,
+    },
+    /// Logits that are infinite or not numbers.
+    #[error(
+        "the logits after position {position} are not finite ({found}): weights are damaged or overflow; \
+         fetch the model again, or use another quantisation of it"
+    )]
+    NotFinite {
+        /// Row of the pass, counted from 0.
+        position: usize,
+        /// What was found instead of a number.
+        found: f32,
     },
     /// A tensor has other dimensions than the metadata implies.
     #[error(
@@ -159,6 +166,22 @@ pub enum ExecError {
     /// A tokenizer that cannot be built.
     #[error("{what}: {hint}")]
     Tokenizer {
+        /// What is wrong with it.
+        what: String,
+        /// What would do.
+        hint: &'static str,
+    },
+    /// A rule for cutting words that is not known here.
+    #[error("pre-tokenizer `{found}` is not known: use a model with one of {known}")]
+    PreTokenizer {
+        /// The name in the file.
+        found: String,
+        /// Those that are.
+        known: String,
+    },
+    /// A chat template that is missing or fails.
+    #[error("{what}: {hint}")]
+    ChatTemplate {
         /// What is wrong with it.
         what: String,
         /// What would do.

@@ -1,14 +1,16 @@
 //! How do tokens become hidden rows, and hidden rows logits?
 //!
 //! The two ends of the model, which only the head of the ring computes: a row of the embedding for each
-//! token, and RMSNorm and the output matrix (the embedding again where the two are tied).
+//! token, and RMSNorm and the output matrix (the embedding again where the two are tied). Gemma scales the rows;
+//! Gemma 2 caps the logits. Logits that are no numbers are an error here, whichever layer spoilt them.
 
 use std::sync::Arc;
 
 use crate::cost::ComputeCost;
 use crate::cpu::{Cpu, Product};
 use crate::error::ExecError;
-use crate::kernels::{Activations, dequantise};
+use crate::kernels::{Activations, dequantise, elementwise};
+use crate::rows::SharedRows;
 use crate::weights::Weights;
 
 /// The ends of a model.
@@ -37,6 +39,9 @@ impl Head {
             // Cannot fail: the tensor table was checked when the file was opened.
             let _ = dequantise(matrix.format, matrix.row(token as usize), row);
         }
+        if let Some(factor) = self.weights.hyperparameters().embedding_scale {
+            elementwise::scale(self.cpu.instructions, &mut hidden, factor);
+        }
         Ok(hidden)
     }
 
@@ -51,13 +56,27 @@ impl Head {
         }
         let mut logits = vec![0.0; tokens * matrix.rows];
         let (cpu, input) = (&self.cpu, &mut self.input);
-        let epsilon = weights.hyperparameters().epsilon;
+        let numbers = weights.hyperparameters();
         let ((), cost) = cpu.pool.measured(|| {
-            cpu.normalise(hidden, weights.output_norm(), epsilon, input);
+            cpu.normalise(hidden, weights.output_norm(), numbers.epsilon, input);
             cpu.multiply(input, &mut [Product { matrix, out: &mut logits }]);
+            let rows = SharedRows::new(&mut logits, matrix.rows);
+            cpu.by_token(tokens, matrix.rows, |token| {
+                // SAFETY: each token is in one chunk.
+                let row = unsafe { rows.row(token) };
+                if let Some(bias) = weights.output_bias() {
+                    elementwise::add(cpu.instructions, row, bias);
+                }
+                if let Some(cap) = numbers.logit_cap {
+                    elementwise::soft_cap(cpu.instructions, row, cap);
+                }
+            });
         });
         self.cost = cost;
-        Ok(logits)
+        match logits.iter().position(|logit| !logit.is_finite()) {
+            Some(at) => Err(ExecError::NotFinite { position: at / matrix.rows, found: logits[at] }),
+            None => Ok(logits),
+        }
     }
 
     /// The logits of the last row of `hidden`, `[vocabulary]`.

@@ -6,31 +6,36 @@
 
 pub mod backend;
 pub mod cache;
+pub mod chat;
 pub mod clock;
 pub mod cost;
 pub mod cpu;
 pub mod error;
 pub mod fetched;
 pub mod head;
+pub mod hyperparameters;
 pub mod kernels;
 #[cfg(target_os = "linux")]
 pub mod lab;
-pub mod llama;
 pub mod memory;
 pub mod oracle;
 pub mod pool;
 pub mod profile;
 pub mod residency;
 pub mod ring;
+pub mod rope;
 mod rows;
 pub mod sampler;
+pub mod speed;
 pub mod stage;
 pub mod synth;
+mod tensors;
 pub mod tokenizer;
 pub mod weights;
 
 pub use backend::{Backend, CacheOptions};
 pub use cache::CacheFormat;
+pub use chat::{ChatTemplate, Message};
 pub use cost::ComputeCost;
 pub use cpu::Cpu;
 pub use error::ExecError;

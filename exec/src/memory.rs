@@ -156,6 +156,11 @@ impl MemoryWatch {
         group.or_else(|| self.kibibytes("proc/self/status", "RssAnon:")).unwrap_or(0)
     }
 
+    /// Bytes of this process that are in memory, pages of mapped files included.
+    pub fn resident(&self) -> Option<u64> {
+        self.kibibytes("proc/self/status", "VmRSS:")
+    }
+
     /// Bytes of files that the process's own group had to read again because they had been reclaimed, since
     /// the group was made.
     pub fn refaults(&self) -> Option<u64> {

@@ -1,6 +1,6 @@
 //! What would the plainest forward pass give?
 //!
-//! One thread, one token at a time, one row at a time, scalar kernels: the equations of [`crate::llama`] in
+//! One thread, one token at a time, one row at a time, scalar kernels: the equations of [`crate::hyperparameters`] in
 //! their order, and nothing else. The fast backend must give the same bits.
 
 use std::collections::BTreeMap;
@@ -10,9 +10,13 @@ use std::sync::Arc;
 use crate::backend::{Backend, CacheOptions};
 use crate::cache::LayerCache;
 use crate::cost::ComputeCost;
+use crate::hyperparameters::Gating;
+use crate::kernels::attention::Scoring;
 use crate::kernels::product::{Matrix, scalar_dot};
 use crate::kernels::{Activations, Instructions, attention, elementwise};
 use crate::pool::{Pool, PoolOptions};
+use crate::rope::Pairs;
+use crate::tensors::Tensor;
 use crate::weights::Weights;
 
 const SCALAR: Instructions = Instructions::SCALAR;
@@ -79,18 +83,41 @@ fn normalised(row: &[f32], weight: &[f32], epsilon: f32) -> Vec<f32> {
     out
 }
 
+fn add_bias(weights: &Weights, row: &mut [f32], bias: Option<Tensor>) {
+    if let Some(bias) = bias {
+        elementwise::add(SCALAR, row, weights.vector(bias));
+    }
+}
+
+fn normalise_each(weights: &Weights, rows: &mut [f32], norm: Option<Tensor>) {
+    if let Some(norm) = norm {
+        let (weight, epsilon) = (weights.vector(norm), weights.hyperparameters().epsilon);
+        for row in rows.chunks_exact_mut(weight.len()) {
+            elementwise::rms_norm_in_place(SCALAR, row, weight, epsilon);
+        }
+    }
+}
+
 fn attention_block(weights: &Weights, layer: u32, cache: &mut LayerCache, row: &mut [f32], position: u32) {
     let (tensors, shape, numbers) = (weights.layer(layer), weights.shape(), weights.hyperparameters());
     let (key_length, value_length) = (shape.key_length as usize, shape.value_length as usize);
     let input = normalised(row, weights.vector(tensors.attention_norm), numbers.epsilon);
     let mut query = product(weights.matrix(tensors.query), &input);
     let mut key = product(weights.matrix(tensors.key), &input);
-    let value = product(weights.matrix(tensors.value), &input);
+    let mut value = product(weights.matrix(tensors.value), &input);
+    add_bias(weights, &mut query, tensors.biases.query);
+    add_bias(weights, &mut key, tensors.biases.key);
+    add_bias(weights, &mut value, tensors.biases.value);
+    normalise_each(weights, &mut query, tensors.query_norm);
+    normalise_each(weights, &mut key, tensors.key_norm);
 
-    let mut turns = vec![[0.0; 2]; numbers.frequencies.len()];
-    numbers.turns(position, &mut turns);
+    let mut turns = vec![[0.0; 2]; numbers.rope.frequencies.len()];
+    numbers.rope.turns(position, &mut turns);
     for head in query.chunks_exact_mut(key_length).chain(key.chunks_exact_mut(key_length)) {
-        elementwise::rotate(SCALAR, head, &turns);
+        match numbers.rope.pairs {
+            Pairs::Neighbours => elementwise::rotate(SCALAR, head, &turns),
+            Pairs::Halves => elementwise::rotate_halves(SCALAR, head, &turns),
+        }
     }
     for (head, key) in key.chunks_exact(key_length).enumerate() {
         cache.keys.set(head, position as usize, key);
@@ -99,29 +126,38 @@ fn attention_block(weights: &Weights, layer: u32, cache: &mut LayerCache, row: &
         cache.values.set(head, position as usize, value);
     }
 
-    let positions = position as usize + 1;
+    let seen = numbers.first_seen(layer, position as usize)..position as usize + 1;
     let group = (shape.heads / shape.kv_heads) as usize;
-    let scale = 1.0 / (shape.key_length as f32).sqrt();
+    let scoring = Scoring { scale: numbers.attention_scale, cap: numbers.attention_cap };
     let mut mixed = vec![0.0; shape.heads as usize * value_length];
-    let mut scores = vec![0.0; positions];
+    let mut scores = vec![0.0; seen.len()];
     for (head, (query, out)) in
         query.chunks_exact(key_length).zip(mixed.chunks_exact_mut(value_length)).enumerate()
     {
-        let keys = cache.keys.rows(head / group, positions);
-        let values = cache.values.rows(head / group, positions);
-        attention::attend(SCALAR, query, scale, keys, values, &mut scores, out);
+        let keys = cache.keys.rows(head / group, seen.clone());
+        let values = cache.values.rows(head / group, seen.clone());
+        attention::attend(SCALAR, query, scoring, keys, values, &mut scores, out);
     }
-    let change = product(weights.matrix(tensors.attention_output), &mixed);
+    let mut change = product(weights.matrix(tensors.attention_output), &mixed);
+    add_bias(weights, &mut change, tensors.biases.attention_output);
+    normalise_each(weights, &mut change, tensors.post_attention_norm);
     elementwise::add(SCALAR, row, &change);
 }
 
 fn feed_forward_block(weights: &Weights, layer: u32, row: &mut [f32]) {
     let (tensors, numbers) = (weights.layer(layer), weights.hyperparameters());
     let input = normalised(row, weights.vector(tensors.feed_forward_norm), numbers.epsilon);
-    let gate = product(weights.matrix(tensors.gate), &input);
-    let up = product(weights.matrix(tensors.up), &input);
+    let mut gate = product(weights.matrix(tensors.gate), &input);
+    let mut up = product(weights.matrix(tensors.up), &input);
+    add_bias(weights, &mut gate, tensors.biases.gate);
+    add_bias(weights, &mut up, tensors.biases.up);
     let mut inner = vec![0.0; gate.len()];
-    elementwise::swiglu(SCALAR, &gate, &up, &mut inner);
-    let change = product(weights.matrix(tensors.down), &inner);
+    match numbers.gating {
+        Gating::Silu => elementwise::swiglu(SCALAR, &gate, &up, &mut inner),
+        Gating::Gelu => elementwise::geglu(SCALAR, &gate, &up, &mut inner),
+    }
+    let mut change = product(weights.matrix(tensors.down), &inner);
+    add_bias(weights, &mut change, tensors.biases.down);
+    normalise_each(weights, &mut change, tensors.post_feed_forward_norm);
     elementwise::add(SCALAR, row, &change);
 }

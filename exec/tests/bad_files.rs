@@ -4,8 +4,11 @@
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use hearth_exec::{ExecError, Weights};
+use hearth_exec::synth::{SynthOptions, synthesise};
+use hearth_exec::{CacheFormat, CacheOptions, Cpu, ExecError, Head, Pool, PoolOptions, Stage, Weights};
+use hearth_profiles::gguf::GgufModel;
 
 fn good() -> Vec<u8> {
     let models = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/data/models");
@@ -22,16 +25,37 @@ fn open(file: &[u8]) -> ExecError {
     Weights::open(named.path()).expect_err("the file is bad")
 }
 
-#[test]
-fn an_architecture_without_a_forward_pass() {
+/// The good file as one of another architecture with a name as long.
+fn as_architecture(name: [u8; 5]) -> Vec<u8> {
     let mut file = good();
     for at in 0..20_000 {
         if file[at..].starts_with(b"llama") {
-            file[at..at + 5].copy_from_slice(b"qwen2");
+            file[at..at + 5].copy_from_slice(&name);
         }
     }
-    let error = open(&file);
-    assert!(matches!(&error, ExecError::Architecture { found } if found == "qwen2"), "{error}");
+    file
+}
+
+#[test]
+fn an_architecture_without_a_forward_pass() {
+    assert_eq!(
+        open(&as_architecture(*b"klama")).to_string(),
+        "architecture `klama` is not supported: use a model of one of llama, qwen2, qwen3, gemma, gemma2, internlm2"
+    );
+}
+
+#[test]
+fn an_architecture_whose_tensors_are_not_there() {
+    let error = open(&as_architecture(*b"qwen2"));
+    assert!(
+        matches!(&error, ExecError::MissingTensor { tensor } if tensor == "blk.0.attn_q.bias"),
+        "{error}"
+    );
+    let error = open(&as_architecture(*b"qwen3"));
+    assert!(
+        matches!(&error, ExecError::MissingTensor { tensor } if tensor == "blk.0.attn_q_norm.weight"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -69,7 +93,7 @@ fn a_tensor_that_would_be_left_out() {
     file[at..at + 4].copy_from_slice(&7u32.to_le_bytes());
     let error = open(&file);
     assert!(
-        matches!(&error, ExecError::UnexpectedTensor { tensor } if tensor.starts_with("blk.7.")),
+        matches!(&error, ExecError::UnexpectedTensor { tensor, .. } if tensor.starts_with("blk.7.")),
         "{error}"
     );
 }
@@ -85,6 +109,67 @@ fn a_matrix_lying_on_its_side() {
     let error = open(&file);
     let expected = matches!(&error, ExecError::Dimensions { found, expected, .. } if *found == [768, 256] && *expected == [256, 768]);
     assert!(expected, "{error}");
+}
+
+#[test]
+fn a_global_tensor_that_would_be_left_out() {
+    let mut options = SynthOptions::preset("tiny").unwrap();
+    options.shape.vocabulary = 400;
+    options.rope_frequencies = true;
+    let named = tempfile::NamedTempFile::new().unwrap();
+    synthesise(&options, named.path(), &mut |_, _| ()).unwrap();
+    let mut file = std::fs::read(named.path()).unwrap();
+    let at = find(&file, b"rope_freqs.weight");
+    file[at..at + 17].copy_from_slice(b"rope_fraqs.weight");
+    assert_eq!(
+        open(&file).to_string(),
+        "tensor `rope_fraqs.weight` has no place in the forward pass of llama: \
+         the model is a variant (experts, adapters) that cannot be executed; use one without it"
+    );
+}
+
+/// A token's logits, with `damage` done to the bytes of the tensor called `name`.
+fn logits_with(name: &str, damage: impl Fn(&mut [u8])) -> Result<Vec<f32>, ExecError> {
+    let models = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/data/models");
+    let path = models.join("psalm-7m-q4_k.gguf");
+    let tensor = GgufModel::open(&path).unwrap().tensor(name).unwrap().clone();
+    let mut file = std::fs::read(path).unwrap();
+    damage(&mut file[tensor.offset as usize..][..tensor.bytes.0 as usize]);
+    let mut named = tempfile::NamedTempFile::new().unwrap();
+    named.write_all(&file).unwrap();
+    let weights = Arc::new(Weights::open(named.path()).unwrap());
+    let pool = Pool::new(PoolOptions { threads: 1, pin: false, spin_ns: 0 }).unwrap();
+    let cpu = Cpu::new(Arc::new(pool));
+    let cache = CacheOptions { context: 4, format: CacheFormat::F16 };
+    let whole = std::slice::from_ref(&(0..8));
+    let mut stage = Stage::on_cpu(Arc::clone(&weights), whole, cache, cpu.clone()).unwrap();
+    let mut head = Head::new(weights, cpu);
+    let mut hidden = head.embed(&[5, 6]).unwrap();
+    stage.forward(0..8, &mut hidden, &[0, 1]).unwrap();
+    head.logits_of_last(&hidden)
+}
+
+#[test]
+fn weights_that_are_no_numbers_give_an_error_and_no_token() {
+    assert!(logits_with("blk.3.ffn_up.weight", |_| ()).is_ok());
+    // Infinity and NaN in f16: the scale of a block; in f32: a norm.
+    for (name, bytes) in [
+        ("blk.3.ffn_up.weight", vec![0x00, 0x7c]),
+        ("blk.0.attn_q.weight", vec![0x00, 0x7e]),
+        ("blk.5.ffn_down.weight", vec![0x01, 0x7e]),
+        ("blk.2.attn_norm.weight", vec![0x00, 0x00, 0xc0, 0x7f]),
+        ("output_norm.weight", vec![0x00, 0x00, 0x80, 0x7f]),
+    ] {
+        let result = logits_with(name, |tensor| tensor[..bytes.len()].copy_from_slice(&bytes));
+        let Err(error) = result else { panic!("{name}: no error") };
+        assert!(matches!(error, ExecError::NotFinite { .. }), "{name}: {error}");
+    }
+    let result = logits_with("blk.1.attn_norm.weight", |tensor| tensor.fill(0xff));
+    assert_eq!(
+        result.unwrap_err().to_string(),
+        "the logits after position 0 are not finite (NaN): weights are damaged or overflow; \
+         fetch the model again, or use another quantisation of it"
+    );
 }
 
 #[test]

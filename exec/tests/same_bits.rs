@@ -1,15 +1,18 @@
 //! Does anything but the tokens decide the bits?
 //!
-//! Threads, batches, windows and the plain oracle: for each trained file, the hidden rows after all layers
-//! must be equal bit for bit.
+//! Threads, batches, windows and the plain oracle: for each trained file and for a model of random weights of each
+//! architecture, the hidden rows after all layers must be equal bit for bit.
 
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
+use hearth_exec::synth::{SynthOptions, synthesise};
 use hearth_exec::{
     CacheFormat, CacheOptions, Cpu, ExecError, Head, Oracle, Pool, PoolOptions, Stage, Weights,
 };
+use hearth_profiles::Layers;
+use hearth_profiles::model::{Architecture, ModelShape};
 use proptest::prelude::*;
 
 const FILES: [&str; 3] = ["psalm-7m-f16.gguf", "psalm-7m-q4_k.gguf", "psalm-7m-q8_0.gguf"];
@@ -88,6 +91,56 @@ proptest! {
         let first = stage(&weights, &[0..a, b..c], options, cpu(2));
         let second = stage(&weights, &[a..b, c..8], options, cpu(1));
         prop_assert_eq!(&wanted, &run(&head, &mut [first, second], &tokens, &batches), "windows");
+    }
+}
+
+/// A small model of random weights.
+fn synthetic(architecture: Architecture, quant: &str) -> Arc<Weights> {
+    let mut options = SynthOptions::preset("tiny").unwrap();
+    options.quant = quant.parse().unwrap();
+    options.rope_frequencies = architecture == Architecture::Llama;
+    let gemma = matches!(architecture, Architecture::Gemma | Architecture::Gemma2);
+    // A window of 10 positions where there is one, half of the context.
+    options.shape = ModelShape {
+        architecture,
+        layers: Layers(4),
+        embedding: 256,
+        feed_forward: 512,
+        heads: 6,
+        kv_heads: 3,
+        key_length: 64,
+        value_length: 128,
+        vocabulary: 512,
+        context_length: 20,
+        tied_embeddings: gemma,
+    };
+    // The products' rows must be whole blocks: 6 values of 128 are 768.
+    let file = tempfile::NamedTempFile::new().unwrap();
+    synthesise(&options, file.path(), &mut |_, _| ()).unwrap();
+    Arc::new(Weights::open(file.path()).unwrap())
+}
+
+#[test]
+fn every_architecture_has_the_bits_of_the_oracle() {
+    for (&architecture, quant) in Architecture::ALL.iter().zip(["f16", "q8_0", "q4_k"].iter().cycle()) {
+        let weights = synthetic(architecture, quant);
+        let head = Head::new(Arc::clone(&weights), cpu(1));
+        let whole = std::slice::from_ref(&(0..4));
+        let tokens: Vec<u32> = (0..33).map(|at| (at * 37 + 11) % 512).collect();
+        for format in [CacheFormat::F16, CacheFormat::F32] {
+            let options = cache(format);
+            let oracle = Oracle::new(Arc::clone(&weights), 0..4, options).unwrap();
+            let oracle = Stage::new(Arc::clone(&weights), whole, options, Box::new(oracle)).unwrap();
+            let wanted = run(&head, &mut [oracle], &tokens, &[1]);
+            let own = stage(&weights, whole, options, cpu(2));
+            assert!(wanted == run(&head, &mut [own], &tokens, &[7, 1, 9]), "{architecture} {quant}");
+            let first = stage(&weights, &[0..1, 2..3], options, cpu(3));
+            let second = stage(&weights, &[1..2, 3..4], options, cpu(1));
+            assert!(
+                wanted == run(&head, &mut [first, second], &tokens, &[33]),
+                "{architecture} {quant}: windows"
+            );
+        }
     }
 }
 

@@ -2,10 +2,12 @@
 
 use std::path::Path;
 
+use hearth_exec::Weights;
 use hearth_exec::synth::{SynthError, SynthOptions, Tokenizer, synthesise};
 use hearth_profiles::gguf::GgufModel;
 use hearth_profiles::model::{Architecture, DigestMatch, ModelProfile, Quant, shipped};
 use hearth_profiles::{Bytes, Format};
+use hearth_schema::schedule::Part;
 
 fn tiny() -> SynthOptions {
     let mut options = SynthOptions::preset("tiny").unwrap();
@@ -81,13 +83,26 @@ fn every_format_and_architecture_opens() {
         assert_eq!(profile.shape, options.shape);
     }
     for &architecture in Architecture::ALL {
-        let mut options = SynthOptions { tokenizer: Tokenizer::Bpe, rope_frequencies: true, ..tiny() };
+        let mut options = SynthOptions { tokenizer: Tokenizer::Bpe, ..tiny() };
         options.shape.architecture = architecture;
         options.shape.tied_embeddings = true;
+        options.rope_frequencies = architecture == Architecture::Llama;
         make(&options, &path);
         let profile = ModelProfile::from_gguf(&GgufModel::open(&path).unwrap()).unwrap();
         assert_eq!(profile.shape, options.shape);
-        assert_eq!(profile.shared.bytes(), Bytes(4 * 32), "32 rope factors of 4 bytes");
+        let factors = if options.rope_frequencies { Bytes(4 * 32) } else { Bytes(0) };
+        assert_eq!(profile.shared.bytes(), factors, "32 rope factors of 4 bytes");
+        // A document of the shape has the file's digest, and its bytes to the last one.
+        let document = ModelProfile::from_shape("same", options.shape.clone(), options.quant).unwrap();
+        assert_eq!(profile.matches(&document.digest), DigestMatch::SameShape);
+        assert_eq!((&document.layers, &document.output), (&profile.layers, &profile.output));
+        let weights = Weights::open(&path).unwrap();
+        for (layer, group) in document.layers.iter().enumerate() {
+            let part = Part::Layers(layer as u32..layer as u32 + 1);
+            let small: u64 = weights.vectors_of(&part).iter().map(|extent| extent.length).sum();
+            let large: u64 = weights.matrices_of(&part).iter().map(|extent| extent.length).sum();
+            assert_eq!(Bytes(small + large), group.bytes(), "{architecture}, layer {layer}");
+        }
     }
 }
 
@@ -105,6 +120,9 @@ fn what_cannot_be_made_is_refused_and_leaves_nothing() {
     let mut gemma = tiny();
     gemma.shape.architecture = Architecture::Gemma2;
     assert!(matches!(refused(&gemma), SynthError::Untied { .. }));
+    let mut factors = SynthOptions { rope_frequencies: true, ..tiny() };
+    factors.shape.architecture = Architecture::Qwen3;
+    assert!(matches!(refused(&factors), SynthError::RopeFactors { .. }));
     let mut few = tiny();
     few.shape.vocabulary = 300;
     assert!(matches!(refused(&few), SynthError::Vocabulary { .. }));

@@ -10,7 +10,7 @@ use hearth_exec::ring::{
     Generated, Key, LocalModel, Network, OnFetch, Renewal, Request, Ring, RingError, RingOptions, Sealed,
     Tcp, Unfinished,
 };
-use hearth_exec::{Sampler, SamplerOptions, TextStream, Tokenizer};
+use hearth_exec::{ChatTemplate, Message, Sampler, SamplerOptions, TextStream, Tokenizer};
 use hearth_profiles::{Bytes, Document};
 use hearth_schema::replan::{NoPlan, Replanner};
 use hearth_schema::{Cluster, Plan};
@@ -45,7 +45,7 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
         super::worker::end_with_stdin();
     }
     let tokenizer = Arc::new(Tokenizer::new(&model.weights.model().metadata)?);
-    let prompt = prompt(args, &tokenizer)?;
+    let prompt = prompt(args, &model, &tokenizer)?;
     let (temperature, top_k, top_p, seed) = (args.temperature, args.top_k, args.top_p, args.seed);
     let mut sampler = Sampler::new(SamplerOptions { temperature, top_k, top_p, seed })?;
     let vocabulary = model.weights.shape().vocabulary;
@@ -170,7 +170,32 @@ fn show(generated: &Generated, tokenizer: &Tokenizer, json: bool) -> Result<(), 
 const FIXED_TEXT: &str =
     "In the evening the four of them sat around the fire and told each other what they knew. ";
 
-fn prompt(args: &ExecuteArgs, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failure> {
+/// What goes through the chat template, if anything does.
+fn messages(args: &ExecuteArgs) -> Result<Option<Vec<Message>>, Failure> {
+    if let Some(path) = &args.messages {
+        let standard = path.as_os_str() == "-";
+        let text =
+            if standard { std::io::read_to_string(std::io::stdin()) } else { std::fs::read_to_string(path) };
+        let shown = path.display();
+        let text =
+            text.map_err(|error| Failure::unusable(format!("cannot read messages from `{shown}`: {error}")))?;
+        let messages = serde_json::from_str(&text).map_err(|error| {
+            let form = r#"[{"role": "user", "content": "Hello"}]"#;
+            Failure::unusable(format!("`{shown}` is no list of messages: {error}; write {form}"))
+        })?;
+        return Ok(Some(messages));
+    }
+    let said = |role: &str, content: &String| Message { role: role.into(), content: content.clone() };
+    let system = args.system.iter().map(|text| said("system", text));
+    let user = args.prompt.iter().map(|text| said("user", text));
+    Ok(args.chat.then(|| system.chain(user).collect()))
+}
+
+fn prompt(args: &ExecuteArgs, model: &LocalModel, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failure> {
+    if let Some(messages) = messages(args)? {
+        let template = ChatTemplate::new(&model.weights.model().metadata, tokenizer)?;
+        return Ok(template.encode(tokenizer, &messages)?);
+    }
     let Some(count) = args.prompt_tokens else {
         return Ok(tokenizer.encode(args.prompt.as_deref().unwrap_or_default(), false)?);
     };

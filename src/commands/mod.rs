@@ -1,5 +1,6 @@
 //! One file a verb, and one for a verb's other side.
 
+mod bench;
 mod compare;
 mod execute;
 mod lab;
@@ -10,7 +11,7 @@ mod report;
 mod reproduce;
 pub mod simulate;
 mod sweep;
-mod synth;
+pub mod synth;
 mod worker;
 
 use std::process::ExitCode;
@@ -31,6 +32,7 @@ pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Verb::Lint(args) => lint::run(&args, json),
         Verb::Execute(args) => execute::run(&args, json),
         Verb::Worker(args) => worker::run(&args),
+        Verb::Bench(args) => bench::run(&args, json),
         Verb::Profile(args) => profile::run(&args, json),
         Verb::Lab(args) => lab::run(&args, json),
         Verb::Report(args) => report::run(&args, json),

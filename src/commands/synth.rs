@@ -1,16 +1,71 @@
 //! `hearth synth`: write a model of random weights, of any shape.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use hearth_exec::synth::{SynthOptions, synthesise};
+use clap::Args;
+use hearth_exec::synth::{SynthOptions, Tokenizer, synthesise};
 use hearth_profiles::Layers;
+use hearth_profiles::model::Architecture;
 use serde::Serialize;
 
 use super::print_json;
-use crate::cli::SynthArgs;
 use crate::diagnostics::Failure;
 use crate::output::say;
 use crate::progress;
+
+/// `hearth synth`.
+#[derive(Debug, Args)]
+pub struct SynthArgs {
+    /// A shape by name: tiny, 120m, 1b, 3b, 8b, 70b, or a shipped model.
+    #[arg(long, default_value = "tiny")]
+    pub preset: String,
+    /// Architecture instead of the preset's: llama, qwen2, qwen3, gemma, gemma2 or internlm2.
+    #[arg(long)]
+    pub arch: Option<String>,
+    /// Layers instead of the preset's.
+    #[arg(long)]
+    pub layers: Option<u32>,
+    /// Embedding length instead of the preset's.
+    #[arg(long)]
+    pub dim: Option<u32>,
+    /// Feed-forward length instead of the preset's.
+    #[arg(long)]
+    pub ffn: Option<u32>,
+    /// Attention heads instead of the preset's.
+    #[arg(long)]
+    pub heads: Option<u32>,
+    /// Key-value heads instead of the preset's.
+    #[arg(long)]
+    pub kv_heads: Option<u32>,
+    /// Numbers of a key and of a value; embedding length over heads if absent.
+    #[arg(long)]
+    pub head_length: Option<u32>,
+    /// Context length instead of the preset's; the window of gemma2 is half of it.
+    #[arg(long)]
+    pub context: Option<u32>,
+    /// Vocabulary instead of the preset's.
+    #[arg(long)]
+    pub vocab: Option<u32>,
+    /// Reuse the embedding as output head, as gemma and gemma2 always do.
+    #[arg(long)]
+    pub tied: bool,
+    /// Add factors of rotary frequencies, as Llama 3.1 has them.
+    #[arg(long)]
+    pub rope_factors: bool,
+    /// Widens the weights; below 1 a layer changes less of what passes through it.
+    #[arg(long, default_value_t = 1.0)]
+    pub gain: f32,
+    /// Weight format, or a mix such as q4_k_m; the preset's if absent.
+    #[arg(long)]
+    pub quant: Option<String>,
+    /// Of the weights.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Where to write the model.
+    #[arg(short, long)]
+    pub output: PathBuf,
+}
 
 /// What `--json` gives.
 #[derive(Serialize)]
@@ -43,13 +98,31 @@ pub fn run(args: &SynthArgs, json: bool) -> Result<ExitCode, Failure> {
 
 fn options(args: &SynthArgs) -> Result<SynthOptions, Failure> {
     let mut options = SynthOptions::preset(&args.preset).map_err(Failure::unusable)?;
-    options.seed = args.seed;
+    if !(args.gain.is_finite() && args.gain > 0.0) {
+        return Err(Failure::unusable(format!("`--gain` is {}: use a positive number, as 1", args.gain)));
+    }
+    (options.seed, options.gain) = (args.seed, args.gain);
     if let Some(quant) = &args.quant {
         options.quant = quant.parse().map_err(Failure::unusable)?;
     }
+    options.rope_frequencies = args.rope_factors;
     let shape = &mut options.shape;
-    let own = [args.layers, args.dim, args.ffn, args.heads, args.kv_heads, args.vocab];
-    if own.iter().all(Option::is_none) && !args.tied {
+    if let Some(name) = &args.arch {
+        shape.architecture = name.parse().map_err(Failure::unusable)?;
+        options.tokenizer = Tokenizer::of(shape.architecture);
+        shape.tied_embeddings |= matches!(shape.architecture, Architecture::Gemma | Architecture::Gemma2);
+    }
+    let own = [
+        args.layers,
+        args.dim,
+        args.ffn,
+        args.heads,
+        args.kv_heads,
+        args.head_length,
+        args.context,
+        args.vocab,
+    ];
+    if own.iter().all(Option::is_none) && !args.tied && args.arch.is_none() {
         return Ok(options);
     }
     options.name = format!("{}-custom", args.preset);
@@ -59,12 +132,16 @@ fn options(args: &SynthArgs) -> Result<SynthOptions, Failure> {
         (&mut shape.feed_forward, args.ffn),
         (&mut shape.heads, args.heads),
         (&mut shape.kv_heads, args.kv_heads),
+        (&mut shape.context_length, args.context),
         (&mut shape.vocabulary, args.vocab),
     ] {
         *field = value.unwrap_or(*field);
     }
     if args.dim.is_some() || args.heads.is_some() {
         let length = shape.embedding.checked_div(shape.heads).unwrap_or(0);
+        (shape.key_length, shape.value_length) = (length, length);
+    }
+    if let Some(length) = args.head_length {
         (shape.key_length, shape.value_length) = (length, length);
     }
     shape.tied_embeddings |= args.tied;

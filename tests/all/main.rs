@@ -5,6 +5,7 @@
 mod architecture;
 mod bad_input;
 mod both_runners;
+mod chat;
 mod comparison;
 mod events;
 mod glossary;

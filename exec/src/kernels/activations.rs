@@ -134,14 +134,25 @@ const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
 #[inline(always)]
 fn round_block<const N: usize>(values: &[f32; N], quants: &mut [i8; N]) -> f32 {
     let mut lanes = [0.0f32; 16];
+    // Zero, unless a value is infinite or not a number.
+    let mut spoilt = [0.0f32; 16];
     for chunk in values.as_chunks::<16>().0 {
         for (lane, value) in lanes.iter_mut().zip(chunk) {
             let magnitude = value.abs();
             *lane = if magnitude > *lane { magnitude } else { *lane };
         }
+        for (spoilt, value) in spoilt.iter_mut().zip(chunk) {
+            *spoilt = value.mul_add(0.0, *spoilt);
+        }
     }
     let largest = lanes.iter().fold(0.0f32, |a, &b| if b > a { b } else { a });
     let inverse = 127.0 / largest;
+    let spoilt: f32 = spoilt.iter().sum();
+    if spoilt.is_nan() {
+        // Eight bits cannot say that a value is not a number; the scale can, so that the logits show it.
+        quants.fill(1);
+        return f32::NAN;
+    }
     if !inverse.is_finite() {
         // All zero, or so small that it is zero in eight bits.
         quants.fill(0);

@@ -1,30 +1,41 @@
 //! What does one query head read from the cache?
 //!
-//! `scores[t] = scale * dot(query, key[t])` in the 32-lane order, softmax, then `out = sum of p[t] * value[t]`,
-//! t ascending, one fma each: nothing here depends on how the cache was filled or how tokens were batched.
+//! `scores[t] = scale * dot(query, key[t])` in the 32-lane order, a soft cap where there is one, softmax, then
+//! `out = sum of p[t] * value[t]`, t ascending, one fma each: nothing here depends on how the cache was filled or
+//! how tokens were batched.
 //! Grouped-query attention gives several query heads the same cache rows.
 //!
 //! Not here: the cache. That is [`crate::cache`].
 
 use half::f16;
 
-use super::elementwise::softmax;
+use super::elementwise::{soft_cap, softmax};
 use super::{Instructions, Set, fold, tree};
 use crate::cache::Rows;
 
-/// One head's attention over the first positions of its cache rows; `scores` has one place a position.
+/// What is done with a dot product before the softmax.
+#[derive(Clone, Copy)]
+pub(crate) struct Scoring {
+    pub(crate) scale: f32,
+    pub(crate) cap: Option<f32>,
+}
+
+/// One head's attention over some positions of its cache rows; `scores` has one place a position.
 pub(crate) fn attend(
     instructions: Instructions,
     query: &[f32], // [key_length]
-    scale: f32,
+    scoring: Scoring,
     keys: Rows<'_>,     // [positions, key_length]
     values: Rows<'_>,   // [positions, value_length]
     scores: &mut [f32], // [positions]
     out: &mut [f32],    // [value_length]
 ) {
     match keys {
-        Rows::F32(keys) => scores_f32(instructions, query, scale, keys, scores),
-        Rows::F16(keys) => scores_f16(instructions, query, scale, keys, scores),
+        Rows::F32(keys) => scores_f32(instructions, query, scoring.scale, keys, scores),
+        Rows::F16(keys) => scores_f16(instructions, query, scoring.scale, keys, scores),
+    }
+    if let Some(cap) = scoring.cap {
+        soft_cap(instructions, scores, cap);
     }
     softmax(instructions, scores);
     match values {

@@ -1,10 +1,10 @@
 //! How do the parts between two matmuls compute, in one order everywhere?
 //!
-//! RMSNorm, softmax, rotary embedding, SwiGLU and the residual addition, written once without intrinsics:
+//! RMSNorm, softmax, soft caps, rotary embedding, SwiGLU, GeGLU and additions, written once without intrinsics:
 //! the compiler may vectorise them, but neither reorders nor contracts, so that every instruction set has the
 //! same bits.
 
-use super::exponential::exponential;
+use super::exponential::{exponential, hyperbolic_tangent};
 use super::{fold, tree};
 
 /// Sum of squares in the 32-lane order of an f32 dot product.
@@ -29,6 +29,15 @@ fn rms_norm_generic(row: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]) 
     let scale = 1.0 / (mean + epsilon).sqrt();
     for ((out, value), weight) in out.iter_mut().zip(row).zip(weight) {
         *out = value * scale * weight;
+    }
+}
+
+#[inline(always)]
+fn rms_norm_in_place_generic(row: &mut [f32], weight: &[f32], epsilon: f32) {
+    let mean = sum_of_squares(row) / row.len() as f32;
+    let scale = 1.0 / (mean + epsilon).sqrt();
+    for (value, weight) in row.iter_mut().zip(weight) {
+        *value = *value * scale * weight;
     }
 }
 
@@ -70,6 +79,45 @@ fn rotate_generic(head: &mut [f32], turns: &[[f32; 2]]) {
     }
 }
 
+/// Turns each pair (i, i + d/2) of the d first dimensions of a head likewise.
+#[inline(always)]
+fn rotate_halves_generic(head: &mut [f32], turns: &[[f32; 2]]) {
+    let (first, rest) = head.split_at_mut(turns.len());
+    for ((first, second), [cosine, sine]) in first.iter_mut().zip(rest).zip(turns) {
+        let (x, y) = (*first, *second);
+        *first = x.mul_add(*cosine, -(y * sine));
+        *second = x.mul_add(*sine, y * cosine);
+    }
+}
+
+/// sqrt(2 / pi), and the weight of the cube in the tanh form of GELU.
+/// source: Hendrycks and Gimpel 2016, section 2
+const GELU_SLOPE: f32 = 0.797_884_6;
+const GELU_CUBE: f32 = 0.044_715;
+
+/// `x/2 (1 + tanh z)` is `x / (1 + e^(-2z))`, which loses nothing where tanh is near -1.
+#[inline(always)]
+fn geglu_generic(gate: &[f32], up: &[f32], out: &mut [f32]) {
+    for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
+        let z = GELU_SLOPE * gate * (GELU_CUBE * gate * gate + 1.0);
+        *out = gate / (1.0 + exponential(-2.0 * z)) * up;
+    }
+}
+
+#[inline(always)]
+fn soft_cap_generic(values: &mut [f32], cap: f32) {
+    for value in values {
+        *value = cap * hyperbolic_tangent(*value / cap);
+    }
+}
+
+#[inline(always)]
+fn scale_generic(values: &mut [f32], factor: f32) {
+    for value in values {
+        *value *= factor;
+    }
+}
+
 #[inline(always)]
 fn swiglu_generic(gate: &[f32], up: &[f32], out: &mut [f32]) {
     for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
@@ -87,10 +135,20 @@ fn add_generic(values: &mut [f32], more: &[f32]) {
 super::compiled_for_each! {
     /// `out = row / sqrt(mean(row^2) + epsilon) * weight`, all [length].
     pub(crate) fn rms_norm(row: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]) = rms_norm_generic;
+    /// The same in place.
+    pub(crate) fn rms_norm_in_place(row: &mut [f32], weight: &[f32], epsilon: f32) = rms_norm_in_place_generic;
     /// Scores become probabilities.
     pub(crate) fn softmax(scores: &mut [f32]) = softmax_generic;
     /// Rotary embedding of one head, NORM style: neighbours are a pair.
     pub(crate) fn rotate(head: &mut [f32], turns: &[[f32; 2]]) = rotate_generic;
+    /// The same, NEOX style: a dimension and the one half of the rotated ones later are a pair.
+    pub(crate) fn rotate_halves(head: &mut [f32], turns: &[[f32; 2]]) = rotate_halves_generic;
+    /// `out = gelu(gate) * up`, in the tanh form.
+    pub(crate) fn geglu(gate: &[f32], up: &[f32], out: &mut [f32]) = geglu_generic;
+    /// `values = cap * tanh(values / cap)`.
+    pub(crate) fn soft_cap(values: &mut [f32], cap: f32) = soft_cap_generic;
+    /// `values *= factor`.
+    pub(crate) fn scale(values: &mut [f32], factor: f32) = scale_generic;
     /// `out = gate * sigmoid(gate) * up`.
     pub(crate) fn swiglu(gate: &[f32], up: &[f32], out: &mut [f32]) = swiglu_generic;
     /// `values += more`.
@@ -118,6 +176,31 @@ mod tests {
         assert_eq!(head, [0.0, 1.0, 3.0, 4.0]);
     }
 
+    #[test]
+    fn halves_turn_as_neighbours_do() {
+        let turns = [[0.6, 0.8], [0.0, 1.0]];
+        let mut halves = [1.0, 2.0, 3.0, 4.0, 9.0];
+        let mut neighbours = [1.0, 3.0, 2.0, 4.0, 9.0];
+        rotate_halves(Instructions::detect(), &mut halves, &turns);
+        rotate(Instructions::detect(), &mut neighbours, &turns);
+        assert_eq!(halves, [neighbours[0], neighbours[2], neighbours[1], neighbours[3], 9.0]);
+    }
+
+    #[test]
+    fn gelu_and_soft_caps_are_near_their_definitions() {
+        for step in -400..=400 {
+            let x = step as f32 * 0.1;
+            let (mut gated, mut capped) = ([0.0], [x]);
+            geglu(Instructions::detect(), &[x], &[1.0], &mut gated);
+            soft_cap(Instructions::detect(), &mut capped, 30.0);
+            let x = f64::from(x);
+            let gelu = 0.5 * x * (1.0 + (0.797_884_560_802_865_4 * (x + 0.044_715 * x * x * x)).tanh());
+            let cap = 30.0 * (x / 30.0).tanh();
+            assert!((f64::from(gated[0]) - gelu).abs() <= 1e-6 * x.abs().max(1e-3), "gelu {x}: {}", gated[0]);
+            assert!((f64::from(capped[0]) - cap).abs() <= 1e-6 * cap.abs(), "cap {x}: {}", capped[0]);
+        }
+    }
+
     proptest! {
         #[test]
         fn the_same_bits_for_every_instruction_set(row in prop::collection::vec(-30.0f32..30.0, 1..200)) {
@@ -128,7 +211,15 @@ mod tests {
                 softmax(instructions, &mut probabilities);
                 let mut product = vec![0.0; row.len()];
                 swiglu(instructions, &row, &norm, &mut product);
-                norm.iter().chain(&probabilities).chain(&product).map(|v| v.to_bits()).collect::<Vec<_>>()
+                let mut gelu = vec![0.0; row.len()];
+                geglu(instructions, &row, &norm, &mut gelu);
+                let mut capped = row.clone();
+                soft_cap(instructions, &mut capped, 5.0);
+                let mut again = row.clone();
+                rms_norm_in_place(instructions, &mut again, &row, 1e-5);
+                assert_eq!(norm, again);
+                let all = norm.iter().chain(&probabilities).chain(&product).chain(&gelu).chain(&capped);
+                all.map(|v| v.to_bits()).collect::<Vec<_>>()
             };
             prop_assert_eq!(bits(Instructions::SCALAR), bits(Instructions::detect()));
         }

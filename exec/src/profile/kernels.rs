@@ -119,13 +119,14 @@ impl Kernels for CpuKernels {
             let scores = unsafe { scores.row(participant) };
             for head in heads {
                 let group = head / (HEADS / KV_HEADS);
-                let (keys, values) = (cache.keys.rows(group, POSITIONS), cache.values.rows(group, POSITIONS));
+                let (keys, values) =
+                    (cache.keys.rows(group, 0..POSITIONS), cache.values.rows(group, 0..POSITIONS));
                 // SAFETY: each head is in one chunk.
                 let out = unsafe { out.row(head) };
                 attention::attend(
                     instructions,
                     &query[head * LENGTH..][..LENGTH],
-                    0.1,
+                    attention::Scoring { scale: 0.1, cap: None },
                     keys,
                     values,
                     scores,

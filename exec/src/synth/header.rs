@@ -25,6 +25,9 @@ pub(super) fn plan(options: &SynthOptions) -> Result<SynthPlan, SynthError> {
     if always_tied && !shape.tied_embeddings {
         return Err(SynthError::Untied { architecture: shape.architecture.to_string() });
     }
+    if options.rope_frequencies && shape.architecture != Architecture::Llama {
+        return Err(SynthError::RopeFactors { architecture: shape.architecture.to_string() });
+    }
     let mut writer = HeaderWriter::default();
     for (key, value) in keys(options)? {
         writer.key(&key, value)?;
@@ -37,11 +40,15 @@ pub(super) fn plan(options: &SynthOptions) -> Result<SynthPlan, SynthError> {
         if options.rope_frequencies && tensor.kind == TensorKind::Embedding {
             let pairs = u64::from(shape.key_length / 2).max(1);
             writer.tensor("rope_freqs.weight", &[pairs], Format::F32)?;
-            spreads.push(Spread { mean: 1.0, deviation: 0.0 });
+            spreads.push(ROPE_FACTORS);
         }
     }
     Ok(SynthPlan { layout: writer.finish(), spreads })
 }
+
+/// Factors of rotary frequencies: positive, and not all one, so that they show.
+/// source: assumed; Llama 3.1 has them from 1 to 8
+const ROPE_FACTORS: Spread = Spread { mean: 2.0, deviation: 0.3 };
 
 fn spread(tensor: &TensorSpec, gain: f32) -> Spread {
     match tensor.kind {
@@ -73,16 +80,16 @@ fn keys(options: &SynthOptions) -> Result<Vec<(String, Value)>, SynthError> {
     add("rope.freq_base", Value::F32(options.rope_base));
     add("vocab_size", Value::U32(shape.vocabulary));
     if shape.architecture == Architecture::Gemma2 {
-        // The values of the published models.
+        // The values of the published models, whose window is half of their context.
         add("attn_logit_softcapping", Value::F32(50.0));
         add("final_logit_softcapping", Value::F32(30.0));
-        add("attention.sliding_window", Value::U32(4096));
+        add("attention.sliding_window", Value::U32((shape.context_length / 2).max(1)));
     }
     if let Some(number) = options.quant.file_type() {
         keys.push(("general.file_type".to_owned(), Value::U32(number)));
     }
     keys.push(("general.quantization_version".to_owned(), Value::U32(2)));
-    let tokenizer = options.tokenizer.keys(shape.vocabulary)?;
+    let tokenizer = options.tokenizer.keys(shape.vocabulary, shape.architecture)?;
     keys.extend(tokenizer.into_iter().map(|(key, value)| (key.to_owned(), value)));
     Ok(keys)
 }

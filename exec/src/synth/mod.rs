@@ -54,7 +54,7 @@ pub struct SynthOptions {
     pub tokenizer: Tokenizer,
     /// Base of the rotary embedding.
     pub rope_base: f32,
-    /// Whether to add `rope_freqs.weight`, all ones, as Llama 3.1 has it.
+    /// Whether to add `rope_freqs.weight`, factors of about two, as Llama 3.1 has it. Llama only.
     pub rope_frequencies: bool,
     /// Threads that make weights.
     pub threads: usize,
@@ -99,6 +99,12 @@ pub enum SynthError {
         /// The architecture.
         architecture: String,
     },
+    /// Factors that the forward pass of the architecture has no place for.
+    #[error("a {architecture} model has no factors of rotary frequencies: leave them out, or use llama")]
+    RopeFactors {
+        /// The architecture.
+        architecture: String,
+    },
     /// The disk is too full.
     #[error(
         "`{path}` needs {need} and its disk has {available} left: free some space or write elsewhere",
@@ -134,11 +140,11 @@ impl SynthOptions {
         let rope_base = if shape.embedding >= 2048 { 500_000.0 } else { 10_000.0 };
         SynthOptions {
             name: name.to_owned(),
+            tokenizer: Tokenizer::of(shape.architecture),
             shape,
             quant,
             seed: 1,
             gain: 1.0,
-            tokenizer: Tokenizer::default(),
             rope_base,
             rope_frequencies: false,
             threads: std::thread::available_parallelism().map_or(2, usize::from),

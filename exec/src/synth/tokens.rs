@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 
 use hearth_profiles::gguf::{Array, Value};
+use hearth_profiles::model::Architecture;
 
 use super::SynthError;
 
@@ -16,7 +17,7 @@ pub enum Tokenizer {
     /// Llama's `SentencePiece`.
     #[default]
     Spm,
-    /// GPT-2's byte-level BPE, with Llama 3's splitting.
+    /// GPT-2's byte-level BPE, with the splitting of Qwen 2 for Qwen models and of Llama 3 for others.
     Bpe,
 }
 
@@ -34,15 +35,27 @@ const CONTROL: i32 = 3;
 const BYTE: i32 = 6;
 
 impl Tokenizer {
+    /// The kind that models of this architecture have; Llama 1 and 2 for llama.
+    pub fn of(architecture: Architecture) -> Tokenizer {
+        match architecture {
+            Architecture::Qwen2 | Architecture::Qwen3 => Tokenizer::Bpe,
+            _ => Tokenizer::Spm,
+        }
+    }
+
     /// The keys of a tokenizer with a vocabulary of this size.
-    pub(super) fn keys(self, vocabulary: u32) -> Result<Vec<(&'static str, Value)>, SynthError> {
+    pub(super) fn keys(
+        self,
+        vocabulary: u32,
+        architecture: Architecture,
+    ) -> Result<Vec<(&'static str, Value)>, SynthError> {
         let wrong = SynthError::Vocabulary { found: vocabulary, least: LEAST_VOCABULARY };
         if vocabulary < LEAST_VOCABULARY {
             return Err(wrong);
         }
         match self {
             Tokenizer::Spm => spm(vocabulary as usize).ok_or(wrong),
-            Tokenizer::Bpe => bpe(vocabulary as usize).ok_or(wrong),
+            Tokenizer::Bpe => bpe(vocabulary as usize, architecture).ok_or(wrong),
         }
     }
 }
@@ -121,7 +134,7 @@ fn byte_characters() -> Vec<String> {
 }
 
 /// `None` if the n-grams do not suffice.
-fn bpe(vocabulary: usize) -> Option<Vec<(&'static str, Value)>> {
+fn bpe(vocabulary: usize, architecture: Architecture) -> Option<Vec<(&'static str, Value)>> {
     let mut tokens = byte_characters();
     let space = tokens[32].clone();
     let mut seen: BTreeSet<String> = tokens.iter().cloned().collect();
@@ -150,17 +163,19 @@ fn bpe(vocabulary: usize) -> Option<Vec<(&'static str, Value)>> {
         return None;
     }
     tokens.extend(["<|bos|>".to_owned(), "<|eos|>".to_owned()]);
+    let qwen = Tokenizer::of(architecture) == Tokenizer::Bpe;
+    let pre = if qwen { "qwen2" } else { "llama-bpe" };
     let mut types = vec![NORMAL; normal];
     types.extend([CONTROL, CONTROL]);
     Some(vec![
         ("tokenizer.ggml.model", Value::Str("gpt2".into())),
-        ("tokenizer.ggml.pre", Value::Str("llama-bpe".into())),
+        ("tokenizer.ggml.pre", Value::Str(pre.into())),
         ("tokenizer.ggml.tokens", Value::Array(Array::Str(tokens))),
         ("tokenizer.ggml.merges", Value::Array(Array::Str(merges))),
         ("tokenizer.ggml.token_type", Value::Array(Array::I32(types))),
         ("tokenizer.ggml.bos_token_id", Value::U32(vocabulary as u32 - 2)),
         ("tokenizer.ggml.eos_token_id", Value::U32(vocabulary as u32 - 1)),
-        ("tokenizer.ggml.add_bos_token", Value::Bool(true)),
+        ("tokenizer.ggml.add_bos_token", Value::Bool(!qwen)),
     ])
 }
 
@@ -169,7 +184,7 @@ mod tests {
     use super::*;
 
     fn tokens(tokenizer: Tokenizer, vocabulary: u32) -> Vec<String> {
-        let keys = tokenizer.keys(vocabulary).unwrap();
+        let keys = tokenizer.keys(vocabulary, Architecture::Llama).unwrap();
         let found = keys.into_iter().find(|(key, _)| *key == "tokenizer.ggml.tokens");
         let Some((_, Value::Array(Array::Str(tokens)))) = found else { panic!("no tokens") };
         tokens
@@ -183,8 +198,11 @@ mod tests {
                 assert_eq!(list.len(), size as usize);
                 assert_eq!(list.iter().collect::<BTreeSet<_>>().len(), size as usize, "{tokenizer:?} {size}");
             }
-            assert!(matches!(tokenizer.keys(399), Err(SynthError::Vocabulary { .. })));
-            assert!(matches!(tokenizer.keys(2_000_000), Err(SynthError::Vocabulary { .. })));
+            assert!(matches!(tokenizer.keys(399, Architecture::Llama), Err(SynthError::Vocabulary { .. })));
+            assert!(matches!(
+                tokenizer.keys(2_000_000, Architecture::Llama),
+                Err(SynthError::Vocabulary { .. })
+            ));
         }
     }
 

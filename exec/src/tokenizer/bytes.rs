@@ -1,9 +1,8 @@
 //! How does a byte-level BPE vocabulary cut a text?
 //!
-//! A regular expression cuts the text into words, every byte of a word becomes a visible character (GPT-2's
-//! table), and pairs are merged in the order of the merge list. The `tokenizers` crate does the cutting and
-//! merging; which expression it is depends on `tokenizer.ggml.pre`, and one that is not known here is an
-//! error, because a wrong one would give plausible but wrong tokens.
+//! Regular expressions cut the text into words ([`super::words`]), every byte of a word becomes a visible character
+//! (GPT-2's table), and pairs are merged in the order of the merge list. The `tokenizers` crate does the cutting and
+//! merging.
 
 use std::collections::BTreeSet;
 
@@ -15,37 +14,23 @@ use tokenizers::{
     Model, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, SplitDelimiterBehavior,
 };
 
+use super::words::Words;
 use super::{CONVERT, invalid};
 use crate::error::ExecError;
-
-/// The expression that Llama 3 publishes with its tokenizer.
-const LLAMA_3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-
-/// Which expression cuts words.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Words {
-    Gpt2,
-    Llama3,
-}
 
 #[derive(Debug)]
 pub(super) struct ByteLevelBpe {
     words: Words,
-    split: Option<Split>,
+    splits: Vec<Split>,
     to_visible: ByteLevel,
     merges: BPE,
 }
 
 impl ByteLevelBpe {
     pub(super) fn new(metadata: &Metadata, texts: &[String]) -> Result<ByteLevelBpe, ExecError> {
-        let words = match metadata.get_str("tokenizer.ggml.pre")? {
-            None | Some("default" | "gpt-2") => Words::Gpt2,
-            Some("llama-bpe" | "llama3" | "llama-v3") => Words::Llama3,
-            Some(other) => {
-                let hint = "use a model with one of default, gpt-2, llama-bpe";
-                return Err(invalid(format!("pre-tokenizer `{other}` is not known"), hint));
-            }
-        };
+        let name = metadata.get_str("tokenizer.ggml.pre")?.unwrap_or("default");
+        let words = Words::named(name)
+            .ok_or_else(|| ExecError::PreTokenizer { found: name.to_owned(), known: Words::names() })?;
         let pairs = metadata.get_str_array("tokenizer.ggml.merges")?;
         let pairs = pairs.ok_or_else(|| invalid("key `tokenizer.ggml.merges` is missing", CONVERT))?;
         let pair = |line: &String| {
@@ -68,29 +53,26 @@ impl ByteLevelBpe {
         let vocabulary = texts.iter().zip(0u32..).map(|(text, id)| (text.clone(), id)).collect();
         let merges = BPE::builder()
             .vocab_and_merges::<tokenizers::models::bpe::Vocab>(vocabulary, pairs)
-            .ignore_merges(words == Words::Llama3)
+            .ignore_merges(words.merges_skipped)
             .build()
             .map_err(broken)?;
-        let split = match words {
-            Words::Gpt2 => None,
-            Words::Llama3 => {
-                let pattern = SplitPattern::Regex(LLAMA_3.into());
-                Some(Split::new(pattern, SplitDelimiterBehavior::Isolated, false).map_err(broken)?)
-            }
+        let split = |pattern: &&str| {
+            let pattern = SplitPattern::Regex((*pattern).to_owned());
+            Split::new(pattern, SplitDelimiterBehavior::Isolated, false).map_err(broken)
         };
-        let to_visible = ByteLevel::new(false, false, words == Words::Gpt2);
-        Ok(ByteLevelBpe { words, split, to_visible, merges })
+        let splits = words.patterns.iter().map(split).collect::<Result<_, _>>()?;
+        Ok(ByteLevelBpe { words, splits, to_visible: ByteLevel::new(false, false, false), merges })
     }
 
     /// Whether texts begin with a token if the file does not say.
     pub(super) fn begins_by_default(&self) -> bool {
-        self.words == Words::Llama3
+        self.words.begins
     }
 
     pub(super) fn encode(&self, text: &str, ids: &mut Vec<u32>) -> Result<(), ExecError> {
         let failed = |error| invalid(format!("the text cannot be cut into tokens: {error}"), "shorten it");
         let mut words = PreTokenizedString::from(text);
-        if let Some(split) = &self.split {
+        for split in &self.splits {
             split.pre_tokenize(&mut words).map_err(failed)?;
         }
         self.to_visible.pre_tokenize(&mut words).map_err(failed)?;

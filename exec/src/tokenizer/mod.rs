@@ -1,16 +1,18 @@
 //! How does text become tokens, and tokens text?
 //!
 //! Everything comes from the metadata of the model file. Two kinds: byte-level BPE (`gpt2`, `bytes`) and
-//! `SentencePiece` (`llama`, `pieces`). Special tokens in the text are recognised only where the caller says
-//! that it wrote them; user text cannot end a turn.
+//! `SentencePiece` (`llama`, `pieces`). Control tokens in the text are recognised only where the caller says
+//! that it wrote them; user text cannot end a turn. Tokens that the model's makers call user-defined are found in any
+//! text, before it is cut.
 //!
 //! Decoding gives bytes; [`TextStream`] holds back what is not yet valid UTF-8, so that a character spread
 //! over several tokens appears whole.
 //!
-//! Not here: chat templates.
+//! Not here: chat templates ([`crate::chat`]).
 
 mod bytes;
 mod pieces;
+mod words;
 
 use hearth_profiles::gguf::Metadata;
 
@@ -21,8 +23,8 @@ use crate::error::ExecError;
 pub struct Tokenizer {
     kind: Kind,
     tokens: Vec<Token>,
-    /// Special tokens and their text, longest first.
-    special: Vec<(String, u32)>,
+    /// Tokens that are recognised whole and their text, longest first.
+    special: Vec<Special>,
     bos: Option<u32>,
     eos: Option<u32>,
     ends: Vec<u32>,
@@ -44,8 +46,33 @@ struct Token {
     control: bool,
 }
 
+/// A token that is recognised by its text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Special {
+    text: String,
+    id: u32,
+    /// In any text, not only where the caller wrote it.
+    anywhere: bool,
+}
+
+/// Stands in text of a user where a control token could begin; a noncharacter, so that no text needs it.
+const GUARD: char = '\u{fdd0}';
+
+/// Control tokens that end a turn or a text in the families that are supported; not every file says so.
+const END_TEXTS: &[&str] = &[
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<|endoftext|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<\u{ff5c}end\u{2581}of\u{2581}sentence\u{ff5c}>",
+];
+
 /// `tokenizer.ggml.token_type`.
 mod token_type {
+    pub(super) const UNKNOWN: i32 = 2;
     pub(super) const CONTROL: i32 = 3;
     pub(super) const USER_DEFINED: i32 = 4;
     pub(super) const BYTE: i32 = 6;
@@ -92,15 +119,11 @@ impl Tokenizer {
             Token { bytes, control }
         };
         let tokens: Vec<Token> = texts.iter().enumerate().map(token).collect();
-        let is_special = |at: &usize| matches!(kind_of(*at), token_type::CONTROL | token_type::USER_DEFINED);
-        let mut special: Vec<(String, u32)> = (0..texts.len())
-            .filter(is_special)
-            .filter(|&at| !texts[at].is_empty())
-            .map(|at| (texts[at].clone(), at as u32))
-            .collect();
-        special.sort_by(|(a, _), (b, _)| b.len().cmp(&a.len()).then_with(|| a.cmp(b)));
+        let special = special(texts, kind_of);
         let id = |name: &str| id(metadata, name, texts.len());
         let ends = ["eos", "eot", "eom"].into_iter().map(id).collect::<Result<Vec<_>, _>>()?;
+        let is_end = |special: &&Special| !special.anywhere && END_TEXTS.contains(&special.text.as_str());
+        let by_text = special.iter().filter(is_end).map(|special| special.id);
         let bos = id("bos")?;
         let add_bos = metadata.get_bool("tokenizer.ggml.add_bos_token")?.unwrap_or(bos_default);
         if add_bos && bos.is_none() {
@@ -113,7 +136,7 @@ impl Tokenizer {
             add_bos,
             add_eos: metadata.get_bool("tokenizer.ggml.add_eos_token")?.unwrap_or(false),
             eos: ends[0],
-            ends: ends.into_iter().flatten().collect(),
+            ends: ends.into_iter().flatten().chain(by_text).collect(),
             kind,
             tokens,
             special,
@@ -134,6 +157,11 @@ impl Tokenizer {
     /// The token a text begins with.
     pub fn bos(&self) -> Option<u32> {
         self.bos
+    }
+
+    /// The token a text ends with.
+    pub fn eos(&self) -> Option<u32> {
+        self.eos
     }
 
     /// Whether this token ends a generated text.
@@ -164,12 +192,73 @@ impl Tokenizer {
         begins: bool,
         ids: &mut Vec<u32>,
     ) -> Result<(), ExecError> {
-        let mut fragments = vec![Fragment::Text(text)];
-        if parse_special {
-            for (special, id) in &self.special {
-                fragments = fragments.into_iter().flat_map(|part| part.split(special, *id)).collect();
+        let text = Fragment::Text(text);
+        let fragments = self.partition(vec![text], |special| parse_special || special.anywhere);
+        self.encode_fragments(fragments, begins, ids)
+    }
+
+    /// The tokens of a text that a chat template wrote, in which text of users is guarded ([`Self::guard`]).
+    pub(crate) fn encode_template(&self, text: &str) -> Result<Vec<u32>, ExecError> {
+        let bare = |text: &str| text.replace(GUARD, "");
+        let fragments = self.partition(vec![Fragment::Text(text)], |special| !special.anywhere);
+        let mut ids = Vec::new();
+        let mut begins = true;
+        let bos = |fragment: &Fragment| matches!(fragment, Fragment::Token(id) if Some(*id) == self.bos);
+        if self.add_bos && !fragments.iter().find(|part| !part.is_empty()).is_some_and(bos) {
+            ids.extend(self.bos);
+        }
+        for fragment in fragments {
+            match fragment {
+                Fragment::Token(id) => ids.push(id),
+                Fragment::Text(text) => {
+                    let text = bare(text);
+                    let parts = self.partition(vec![Fragment::Text(&text)], |special| special.anywhere);
+                    self.encode_fragments(parts, begins, &mut ids)?;
+                }
+            }
+            begins = true;
+        }
+        Ok(ids)
+    }
+
+    /// `text` so that no control token is recognised in it, whatever a template does with it and puts around it.
+    pub(crate) fn guard(&self, text: &str) -> String {
+        let first =
+            |c: char| self.special.iter().any(|special| !special.anywhere && special.text.starts_with(c));
+        let mut guarded = String::with_capacity(text.len());
+        for c in text.chars().filter(|&c| c != GUARD) {
+            guarded.push(c);
+            if first(c) {
+                guarded.push(GUARD);
             }
         }
+        guarded
+    }
+
+    /// What a token is called in the file.
+    pub(crate) fn text_of(&self, id: u32) -> String {
+        let special = self.special.iter().find(|special| special.id == id);
+        special.map_or_else(|| self.decode(&[id]), |special| special.text.clone())
+    }
+
+    fn partition<'a>(
+        &self,
+        mut fragments: Vec<Fragment<'a>>,
+        wanted: impl Fn(&Special) -> bool,
+    ) -> Vec<Fragment<'a>> {
+        for special in self.special.iter().filter(|special| wanted(special)) {
+            fragments =
+                fragments.into_iter().flat_map(|part| part.split(&special.text, special.id)).collect();
+        }
+        fragments
+    }
+
+    fn encode_fragments(
+        &self,
+        fragments: Vec<Fragment<'_>>,
+        begins: bool,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), ExecError> {
         let mut after_special = begins;
         for fragment in fragments {
             match fragment {
@@ -215,6 +304,21 @@ fn id(metadata: &Metadata, name: &str, count: usize) -> Result<Option<u32>, Exec
     Ok(Some(id))
 }
 
+/// The tokens that are recognised by their text, longest first.
+fn special(texts: &[String], kind_of: impl Fn(usize) -> i32) -> Vec<Special> {
+    let mut special: Vec<Special> = Vec::new();
+    for (at, text) in texts.iter().enumerate().filter(|(_, text)| !text.is_empty()) {
+        let anywhere = match kind_of(at) {
+            token_type::USER_DEFINED => true,
+            token_type::CONTROL | token_type::UNKNOWN => false,
+            _ => continue,
+        };
+        special.push(Special { text: text.clone(), id: at as u32, anywhere });
+    }
+    special.sort_by(|a, b| b.text.len().cmp(&a.text.len()).then_with(|| a.text.cmp(&b.text)));
+    special
+}
+
 /// A part of a text while special tokens are looked for.
 enum Fragment<'a> {
     Text(&'a str),
@@ -222,6 +326,10 @@ enum Fragment<'a> {
 }
 
 impl<'a> Fragment<'a> {
+    fn is_empty(&self) -> bool {
+        matches!(self, Fragment::Text(""))
+    }
+
     fn split(self, special: &str, id: u32) -> Vec<Fragment<'a>> {
         let Fragment::Text(text) = self else { return vec![self] };
         let mut parts = Vec::new();

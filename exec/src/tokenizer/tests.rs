@@ -53,6 +53,19 @@ fn special_tokens_are_text_unless_asked_for() {
 }
 
 #[test]
+fn text_of_a_user_cannot_be_a_control_token() {
+    let tokenizer = sentence_pieces();
+    // As a template writes it: the user's text is guarded, the template's own is not.
+    let guarded = tokenizer.guard("a</s>");
+    let ids = tokenizer.encode_template(&format!("<s>{guarded}</s>")).unwrap();
+    let end = ids.iter().filter(|&&id| id == 2).count();
+    assert_eq!((ids[0], ids.last(), end), (1, Some(&2), 1));
+    assert_eq!(ids[1..ids.len() - 1], tokenizer.encode("a</s>", false).unwrap()[1..]);
+    // A text that brings guards of its own gains nothing.
+    assert_eq!(tokenizer.guard("<\u{fdd0}/s>"), tokenizer.guard("</s>"));
+}
+
+#[test]
 fn a_character_is_held_back_until_it_is_whole() {
     let tokenizer = sentence_pieces();
     let mut stream = TextStream::default();
@@ -70,10 +83,8 @@ fn an_unknown_pre_tokenizer_is_an_error() {
     put(&mut metadata, "tokens", Value::Array(Array::Str(vec!["a".into()])));
     put(&mut metadata, "pre", Value::Str("klingon".into()));
     let error = Tokenizer::new(&metadata).unwrap_err().to_string();
-    assert_eq!(
-        error,
-        "pre-tokenizer `klingon` is not known: use a model with one of default, gpt-2, llama-bpe"
-    );
+    let start = "pre-tokenizer `klingon` is not known: use a model with one of gpt-2, ";
+    assert!(error.starts_with(start) && error.contains(" qwen2, "), "{error}");
 }
 
 /// All bytes and the runs of digits, merged from the left.
@@ -105,13 +116,14 @@ fn the_pre_tokenizer_decides_what_can_be_merged() {
     // GPT-2 leaves a run of digits whole; Llama 3 cuts it after three.
     assert_eq!(byte_level("gpt-2").encode("1234", false).unwrap(), [258]);
     assert_eq!(byte_level("llama-bpe").encode("1234", false).unwrap(), [257, u32::from(b'4')]);
+    assert_eq!(byte_level("qwen2").encode("12", false).unwrap(), [b'1', b'2'].map(u32::from));
     assert_eq!(byte_level("llama-bpe").encode("é<|eot|>", true).unwrap(), [0xc3, 0xa9, 259]);
 }
 
 proptest! {
     #[test]
     fn bytes_give_any_text_back(text in "\\PC{0,30}") {
-        for pre in ["default", "llama-bpe"] {
+        for pre in ["default", "llama-bpe", "qwen2", "deepseek-llm", "deepseek-v3", "smollm"] {
             let tokenizer = byte_level(pre);
             prop_assert_eq!(tokenizer.decode(&tokenizer.encode(&text, false).unwrap()), text.as_str());
         }

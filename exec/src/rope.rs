@@ -1,0 +1,243 @@
+//! By which angle does each pair of a head turn at a position?
+//!
+//! Pair i of d rotated dimensions turns by `position * base^(-2i / d)`, changed by what the file says:
+//!
+//! - factors a pair, which divide (Llama 3.1, `rope_freqs.weight`);
+//! - linear scaling by f: every angle divided by f (Chen et al. 2023);
+//! - YaRN (Peng et al. 2023): pairs that turn often in the trained context keep their angle, pairs that turn seldom
+//!   are divided by f, those between are mixed by a ramp; and cosine and sine grow by `1 + 0.1 ln f`.
+//!
+//! Which dimensions are a pair depends on how the converter stored the rows of q and k: neighbours
+//! ([`Pairs::Neighbours`], "NORM" in llama.cpp) or i and i + d/2 ([`Pairs::Halves`], "NEOX").
+//!
+//! Not here: turning. That is `kernels::elementwise`.
+
+use hearth_profiles::gguf::Metadata;
+use hearth_profiles::model::{Architecture, ModelShape};
+
+use crate::error::ExecError;
+use crate::hyperparameters::positive;
+
+/// Which two dimensions of a head turn together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pairs {
+    /// 2i and 2i + 1.
+    Neighbours,
+    /// i and i + d/2, of d rotated ones.
+    Halves,
+}
+
+/// The rotary embedding of a model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rope {
+    /// Which dimensions are a pair.
+    pub pairs: Pairs,
+    /// Angle a position of each rotated pair, in radians. [rotated dimensions / 2]
+    pub frequencies: Vec<f64>,
+    /// Multiplies cosines and sines; 1 without YaRN.
+    pub magnitude: f64,
+}
+
+/// Turns in the trained context above which YaRN keeps a pair's angle.
+/// source: Peng et al. 2023, section 3.4
+const BETA_FAST: f32 = 32.0;
+/// Turns below which YaRN interpolates.
+/// source: Peng et al. 2023, section 3.4
+const BETA_SLOW: f32 = 1.0;
+/// Growth of the magnitude with the logarithm of the factor.
+/// source: Peng et al. 2023, section 3.5
+const MAGNITUDE_SLOPE: f64 = 0.1;
+
+/// What the file says of scaling.
+enum Scaling {
+    Linear { factor: f64 },
+    Yarn { factor: f64, low: f64, high: f64 },
+}
+
+impl Rope {
+    /// From the metadata; `factors` divide the frequencies.
+    pub(crate) fn read(
+        metadata: &Metadata,
+        shape: &ModelShape,
+        factors: Option<&[f32]>,
+    ) -> Result<Rope, ExecError> {
+        let key = |name: &str| format!("{}.rope.{name}", shape.architecture);
+        let base_key = key("freq_base");
+        let base = metadata.get_f32(&base_key)?.unwrap_or(10_000.0);
+        positive(&base_key, base)?;
+        let dimensions_key = key("dimension_count");
+        let dimensions = metadata.get_u32(&dimensions_key)?.unwrap_or(shape.key_length);
+        if dimensions == 0 || dimensions % 2 == 1 || dimensions > shape.key_length {
+            let hint = "it must be even and at most the key length";
+            return Err(ExecError::Metadata { key: dimensions_key, found: dimensions.to_string(), hint });
+        }
+        let base = f64::from(base);
+        let scaling = scaling(metadata, shape, base, dimensions)?;
+        let factor = |pair: u32| {
+            factors.and_then(|all| all.get(pair as usize)).map_or(1.0, |&factor| f64::from(factor))
+        };
+        // libm's functions are the same code on every platform; the system's are not.
+        let frequency = |pair: u32| {
+            let exponent = -2.0 * f64::from(pair) / f64::from(dimensions);
+            scaling.share(pair) * libm::pow(base, exponent) / factor(pair)
+        };
+        let frequencies: Vec<f64> = (0..dimensions / 2).map(frequency).collect();
+        if frequencies.iter().any(|frequency| !frequency.is_finite()) {
+            let (found, hint) = ("zero or not a number in places".into(), "fetch the model again");
+            return Err(ExecError::Metadata { key: "rope_freqs.weight".into(), found, hint });
+        }
+        let attention_key = key("scaling.attn_factor");
+        let attention = metadata.get_f32(&attention_key)?.unwrap_or(1.0);
+        positive(&attention_key, attention)?;
+        let magnitude = scaling.magnitude() * f64::from(attention);
+        Ok(Rope { pairs: pairs(shape.architecture), frequencies, magnitude })
+    }
+
+    /// Cosine and sine of every pair's angle at `position`, into `turns` [pairs].
+    pub(crate) fn turns(&self, position: u32, turns: &mut [[f32; 2]]) {
+        for (turn, frequency) in turns.iter_mut().zip(&self.frequencies) {
+            let angle = f64::from(position) * frequency;
+            *turn = [libm::cos(angle), libm::sin(angle)].map(|part| (part * self.magnitude) as f32);
+        }
+    }
+}
+
+/// As llama.cpp's converter leaves the rows of q and k.
+fn pairs(architecture: Architecture) -> Pairs {
+    match architecture {
+        Architecture::Llama | Architecture::InternLm2 => Pairs::Neighbours,
+        Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Gemma | Architecture::Gemma2 => {
+            Pairs::Halves
+        }
+    }
+}
+
+impl Scaling {
+    /// What is left of a pair's angle.
+    fn share(&self, pair: u32) -> f64 {
+        match *self {
+            Scaling::Linear { factor } => 1.0 / factor,
+            Scaling::Yarn { factor, low, high } => {
+                // source: ggml's guard against a ramp of no width
+                let ramp = (f64::from(pair) - low) / (high - low).max(0.001);
+                let kept = 1.0 - ramp.clamp(0.0, 1.0);
+                kept + (1.0 - kept) / factor
+            }
+        }
+    }
+
+    fn magnitude(&self) -> f64 {
+        match *self {
+            Scaling::Linear { .. } => 1.0,
+            Scaling::Yarn { factor, .. } => 1.0 + MAGNITUDE_SLOPE * libm::log(factor.max(1.0)),
+        }
+    }
+}
+
+fn scaling(
+    metadata: &Metadata,
+    shape: &ModelShape,
+    base: f64,
+    dimensions: u32,
+) -> Result<Scaling, ExecError> {
+    let key = |name: &str| format!("{}.rope.{name}", shape.architecture);
+    let type_key = key("scaling.type");
+    let (factor_key, old_key) = (key("scaling.factor"), key("scale_linear"));
+    let (factor, used) = match metadata.get_f32(&factor_key)? {
+        Some(factor) => (factor, &factor_key),
+        None => (metadata.get_f32(&old_key)?.unwrap_or(1.0), &old_key),
+    };
+    match metadata.get_str(&type_key)? {
+        Some("none") => Ok(Scaling::Linear { factor: 1.0 }),
+        None | Some("linear") => {
+            positive(used, factor)?;
+            Ok(Scaling::Linear { factor: f64::from(factor) })
+        }
+        Some("yarn") => {
+            positive(used, factor)?;
+            let trained = metadata.get_u32(&key("scaling.original_context_length"))?;
+            let trained = f64::from(trained.unwrap_or(shape.context_length).max(1));
+            let bound = |name: &str, default: f32| {
+                let key = key(name);
+                let turns = metadata.get_f32(&key)?.unwrap_or(default);
+                positive(&key, turns)?;
+                Ok::<f64, ExecError>(f64::from(turns))
+            };
+            // The pair that makes so many turns in the trained context.
+            let pair = |turns: f64| {
+                f64::from(dimensions) * libm::log(trained / (turns * std::f64::consts::TAU))
+                    / (2.0 * libm::log(base))
+            };
+            let fast = pair(bound("scaling.yarn_beta_fast", BETA_FAST)?);
+            let slow = pair(bound("scaling.yarn_beta_slow", BETA_SLOW)?);
+            let (low, high) = (fast.floor().max(0.0), slow.ceil().min(f64::from(dimensions) - 1.0));
+            Ok(Scaling::Yarn { factor: f64::from(factor), low, high })
+        }
+        Some(other) => Err(ExecError::Metadata {
+            key: type_key,
+            found: format!("`{other}`"),
+            hint: "none, linear and yarn scaling can be executed; use a model with one of these",
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_profiles::gguf::Value;
+
+    use super::*;
+    use crate::hyperparameters::tests::{metadata, shape};
+
+    fn text(name: &str) -> Value {
+        Value::Str(name.into())
+    }
+
+    #[test]
+    fn frequencies_fall_with_the_pair_and_are_scaled() {
+        let keys = metadata(&[
+            ("rope.freq_base", Value::F32(100.0)),
+            ("rope.scaling.type", text("linear")),
+            ("rope.scaling.factor", Value::F32(2.0)),
+        ]);
+        let rope = Rope::read(&keys, &shape(), Some(&[1.0, 4.0])).unwrap();
+        // 100^0 / 2 / 1 and 100^(-2/4) / 2 / 4.
+        assert_eq!(rope.frequencies, [0.5, 0.1 / 8.0]);
+        let mut turns = [[0.0; 2]; 2];
+        rope.turns(0, &mut turns);
+        assert_eq!(turns, [[1.0, 0.0]; 2]);
+        rope.turns(3, &mut turns);
+        assert_eq!(turns[0], [1.5f64.cos() as f32, 1.5f64.sin() as f32]);
+    }
+
+    #[test]
+    fn yarn_keeps_what_turns_often_and_divides_what_turns_seldom() {
+        let keys = metadata(&[
+            ("rope.freq_base", Value::F32(10.0)),
+            ("rope.scaling.type", text("yarn")),
+            ("rope.scaling.factor", Value::F32(4.0)),
+            ("rope.scaling.original_context_length", Value::U32(100)),
+            ("rope.scaling.yarn_beta_fast", Value::F32(16.0)),
+            ("rope.scaling.yarn_beta_slow", Value::F32(4.0)),
+        ]);
+        let rope = Rope::read(&keys, &shape(), None).unwrap();
+        // 4 ln(100 / (16 tau)) / (2 ln 10) = -0.004, so low is 0; 4 ln(100 / (4 tau)) / (2 ln 10) = 1.2, so high is 2:
+        // pair 0 is kept, pair 1 half a quarter and half kept.
+        assert_eq!(rope.frequencies, [1.0, libm::pow(10.0, -0.5) * 0.625]);
+        assert_eq!(rope.magnitude, 1.0 + 0.1 * libm::log(4.0));
+    }
+
+    #[test]
+    fn what_cannot_be_executed_is_named() {
+        let longrope = metadata(&[("rope.scaling.type", text("longrope"))]);
+        assert_eq!(
+            Rope::read(&longrope, &shape(), None).unwrap_err().to_string(),
+            "key `llama.rope.scaling.type` is `longrope`: \
+             none, linear and yarn scaling can be executed; use a model with one of these"
+        );
+        let odd = metadata(&[("rope.dimension_count", Value::U32(3))]);
+        assert!(Rope::read(&odd, &shape(), None).is_err());
+        assert!(Rope::read(&metadata(&[]), &shape(), Some(&[0.0, 1.0])).is_err());
+        let flat = metadata(&[("rope.scaling.type", text("yarn")), ("rope.scaling.factor", Value::F32(0.0))]);
+        assert!(Rope::read(&flat, &shape(), None).is_err());
+    }
+}

@@ -1,0 +1,166 @@
+//! How fast does this machine run a model?
+//!
+//! One pass over prompts of several lengths, then single tokens, on all layers and the output in this process; beside
+//! them the rate at which the same threads read the same weights and do nothing else, which is what no decoding can
+//! beat while the weights come from memory.
+//!
+//! Not here: a comparison with another engine, which takes processes of its own.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::cache::CacheFormat;
+use crate::clock::wall_nanos;
+use crate::error::ExecError;
+use crate::memory::MemoryWatch;
+use crate::sampler::greedy;
+use crate::{CacheOptions, Cpu, Head, Pool, PoolOptions, Stage, Weights};
+
+/// What is to be measured.
+#[derive(Debug, Clone)]
+pub struct SpeedOptions {
+    /// Threads; at least one.
+    pub threads: usize,
+    /// Lengths of prompts.
+    pub prompts: Vec<u32>,
+    /// Tokens to decode, one by one.
+    pub tokens: u32,
+}
+
+/// What was measured.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Speed {
+    /// Seconds from opening the file to the logits of a first token.
+    pub load_s: f64,
+    /// Prompts.
+    pub prefill: Vec<Prefill>,
+    /// Tokens a second, one by one: the median of all tokens.
+    pub decode_tokens_per_s: f64,
+    /// Bytes of the process that are in memory at the end, where the system tells.
+    pub resident_bytes: Option<u64>,
+    /// Bytes of weights that a token reads; another engine does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight_bytes_per_token: Option<u64>,
+    /// The best rate of reading those weights, all threads at once, in bytes a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub read_bytes_per_s: Option<f64>,
+    /// Which instructions the kernels use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instructions: Option<String>,
+}
+
+/// A prompt that was read at once.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Prefill {
+    /// Its length.
+    pub tokens: u32,
+    /// Tokens a second.
+    pub tokens_per_s: f64,
+}
+
+/// Passes over the weights when the rate of reading is measured.
+const READING_PASSES: usize = 5;
+
+/// Measures the model at `path`.
+pub fn measure(path: &Path, options: &SpeedOptions) -> Result<Speed, ExecError> {
+    let start = wall_nanos();
+    let weights = Arc::new(Weights::open(path)?);
+    let pool = PoolOptions { threads: options.threads.max(1), ..PoolOptions::default() };
+    let pool = Arc::new(Pool::new(pool).map_err(|source| ExecError::Threads { source })?);
+    let cpu = Cpu::new(Arc::clone(&pool));
+    let layers = weights.shape().layers.0;
+    let longest = options.prompts.iter().copied().max().unwrap_or(0);
+    let context = longest.max(options.tokens + 1);
+    let cache = CacheOptions { context, format: CacheFormat::F16 };
+    let mut engine = Engine {
+        stage: Stage::on_cpu(Arc::clone(&weights), std::slice::from_ref(&(0..layers)), cache, cpu.clone())?,
+        head: Head::new(Arc::clone(&weights), cpu.clone()),
+        layers,
+    };
+    engine.pass(&[0], 0)?;
+    let load_s = seconds_since(start);
+    let vocabulary = weights.shape().vocabulary;
+    let mut prefill = Vec::new();
+    for &tokens in &options.prompts {
+        // Any tokens do: the work does not depend on them.
+        let prompt: Vec<u32> = (0..tokens).map(|at| at.wrapping_mul(7919) % vocabulary).collect();
+        engine.stage.truncate(0);
+        let start = wall_nanos();
+        engine.pass(&prompt, 0)?;
+        prefill.push(Prefill { tokens, tokens_per_s: f64::from(tokens) / seconds_since(start) });
+    }
+    engine.stage.truncate(0);
+    let mut token = engine.pass(&[0], 0)?;
+    let mut times = Vec::new();
+    for position in 1..=options.tokens {
+        let start = wall_nanos();
+        token = engine.pass(&[token], position)?;
+        times.push(seconds_since(start));
+    }
+    times.sort_by(f64::total_cmp);
+    let median = times.get(times.len() / 2).copied().unwrap_or(f64::INFINITY);
+    Ok(Speed {
+        load_s,
+        prefill,
+        decode_tokens_per_s: 1.0 / median,
+        // Reading the weights once more touches all of them, so that this comes first.
+        resident_bytes: MemoryWatch::shared().resident(),
+        weight_bytes_per_token: Some(bytes_a_token(&weights)),
+        read_bytes_per_s: Some(reading(&weights, &pool)),
+        instructions: Some(cpu.instructions.name().into()),
+    })
+}
+
+fn seconds_since(start: u64) -> f64 {
+    (wall_nanos() - start) as f64 * 1e-9
+}
+
+/// All layers and both ends of a model.
+struct Engine {
+    stage: Stage,
+    head: Head,
+    layers: u32,
+}
+
+impl Engine {
+    /// Runs tokens at positions from `first` on and gives the likeliest next one.
+    fn pass(&mut self, tokens: &[u32], first: u32) -> Result<u32, ExecError> {
+        let positions: Vec<u32> = (first..).take(tokens.len()).collect();
+        let mut hidden = self.head.embed(tokens)?;
+        self.stage.forward(0..self.layers, &mut hidden, &positions)?;
+        Ok(greedy(&self.head.logits_of_last(&hidden)?))
+    }
+}
+
+/// Bytes read for every token: all layers and the output head.
+fn bytes_a_token(weights: &Weights) -> u64 {
+    let layers = weights.layers_extents(0..weights.shape().layers.0);
+    layers.iter().chain(&weights.head_extents()).map(|extent| extent.length).sum()
+}
+
+/// The best of some passes over the layers' bytes, all threads adding up words, in bytes a second.
+fn reading(weights: &Weights, pool: &Pool) -> f64 {
+    let extents = weights.layers_extents(0..weights.shape().layers.0);
+    let mut best = 0.0f64;
+    for _ in 0..READING_PASSES {
+        let start = wall_nanos();
+        let mut bytes = 0;
+        for &extent in &extents {
+            let lines = weights.bytes(extent).expect("an extent of this model").as_chunks::<64>().0;
+            bytes += lines.len() * 64;
+            pool.for_each(lines.len(), 4096, |_, range| {
+                let mut sums = [0u64; 8];
+                for line in &lines[range] {
+                    for (sum, word) in sums.iter_mut().zip(line.as_chunks::<8>().0) {
+                        *sum ^= u64::from_le_bytes(*word);
+                    }
+                }
+                std::hint::black_box(sums);
+            });
+        }
+        best = best.max(bytes as f64 / seconds_since(start));
+    }
+    best
+}

@@ -1,0 +1,78 @@
+//! Where does a byte-level vocabulary cut a text into words, within which alone it merges?
+//!
+//! Regular expressions cut the text one after another, each the pieces that those before it left; what matches is a
+//! word, and so is what lies between. `tokenizer.ggml.pre` names them. One that is not known is an error, because a
+//! wrong one gives plausible but wrong tokens. The expressions are those that each family publishes with its tokenizer
+//! (`tokenizer.json`), in the form in which llama.cpp applies them; `scripts/peers/llama_cpp_tokens.py` compares.
+//!
+//! Not here: merging. That is [`super::bytes`].
+
+/// GPT-2's, by Radford et al. 2019; what is left at the end of a text is a word too.
+const GPT_2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)";
+/// Llama 3: digits in threes.
+const LLAMA_3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// Qwen 2 and later: every digit by itself.
+const QWEN_2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// Chinese, Japanese and Korean, as DeepSeek has them.
+const DEEPSEEK_CJK: &str = r"[\x{4e00}-\x{9fa5}\x{800}-\x{4e00}\x{ac00}-\x{d7ff}]+";
+/// DeepSeek LLM: letters of cased scripts.
+const DEEPSEEK_LETTERS: &str = r"\s?[A-Za-z\x{b5}À-ÖØ-öø-ƺƼ-ƿ\x{1c4}-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-\x{3f5}Ϸ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-\x{1f7d}ᾀ-ᾴᾶ-ᾼ\x{1fbe}ῂ-ῄῆ-ῌῐ-\x{1fd3}ῖ-\x{1fdb}ῠ-Ῥῲ-ῴῶ-ῼ\x{2102}\x{2107}\x{210a}-\x{2113}\x{2115}\x{2119}-\x{211d}\x{2124}\x{2126}\x{2128}\x{212a}-\x{212d}\x{212f}-\x{2134}\x{2139}\x{213c}-\x{213f}\x{2145}-\x{2149}ⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿ\x{fb00}-\x{fb06}\x{fb13}-\x{fb17}\x{ff21}-\x{ff3a}\x{ff41}-\x{ff5a}𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+";
+
+/// How one family cuts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Words {
+    /// Applied in this order.
+    pub(super) patterns: &'static [&'static str],
+    /// Whether a word that is a token is taken whole, without merges.
+    pub(super) merges_skipped: bool,
+    /// Whether texts begin with a token if the file does not say.
+    pub(super) begins: bool,
+}
+
+/// Names in files, and what they mean.
+const FAMILIES: &[(&[&str], Words)] = &[
+    (&["gpt-2"], plain(&[GPT_2])),
+    (
+        &["llama-bpe", "llama3", "llama-v3"],
+        Words { patterns: &[LLAMA_3], merges_skipped: true, begins: true },
+    ),
+    (&["qwen2", "deepseek-r1-qwen"], plain(&[QWEN_2])),
+    (
+        &["deepseek-llm"],
+        plain(&[
+            r"[\r\n]",
+            DEEPSEEK_LETTERS,
+            r"\s?[!-/:-~\x{ff01}-\x{ff0f}\x{ff1a}-\x{ff5e}\x{2018}-\x{201f}\x{3000}-\x{3002}]+",
+            r"\s+$",
+            DEEPSEEK_CJK,
+            r"\p{N}+",
+        ]),
+    ),
+    (&["deepseek-coder"], plain(&[r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", DEEPSEEK_CJK, r"\p{N}"])),
+    (
+        &["deepseek-v3"],
+        plain(&[
+            r"\p{N}{1,3}",
+            r"[\x{4e00}-\x{9fa5}\x{3040}-\x{309f}\x{30a0}-\x{30ff}]+",
+            r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##,
+        ]),
+    ),
+    (&["smollm"], plain(&[r"\p{N}", GPT_2])),
+    (&["default"], plain(&[r"[\p{P}\$\+<=>\^~\|]+", GPT_2, r"\p{N}+", "[0-9][0-9][0-9]"])),
+];
+
+const fn plain(patterns: &'static [&'static str]) -> Words {
+    Words { patterns, merges_skipped: false, begins: false }
+}
+
+impl Words {
+    /// By the name in a file.
+    pub(super) fn named(name: &str) -> Option<Words> {
+        FAMILIES.iter().find(|(names, _)| names.contains(&name)).map(|&(_, words)| words)
+    }
+
+    /// All names.
+    pub(super) fn names() -> String {
+        FAMILIES.iter().flat_map(|(names, _)| *names).copied().collect::<Vec<_>>().join(", ")
+    }
+}

@@ -1,0 +1,345 @@
+#!/usr/bin/env python3
+"""Does hearth compute what llama.cpp computes, for every architecture and weight type?
+
+Needs the packages llama-cpp-python, gguf and numpy, and two programs of this workspace:
+
+    cargo build --release -p hearth -p hearth-exec --bin hearth --example logits
+    python3 scripts/peers/llama_cpp_agreement.py -o docs/studies/llama-cpp
+
+Makes a model of random weights for each case with `hearth synth`, runs the same 80 tokens through llama.cpp, through
+hearth and, for unquantised weights, through a pass in NumPy f32 that is written here, and prints a table. The KV cache
+is f32 everywhere. Ends with 1 if a case is out of bounds:
+
+- relative RMS of the logits against llama.cpp at most 1e-3 for F32 and F16, 1e-2 for other types;
+- relative RMS against NumPy at most 1e-4 (F32 and F16);
+- at the last 64 positions the same largest logit as llama.cpp, unless llama.cpp's two largest differ by less than four
+  times the RMS difference at that position.
+
+`--fixtures FOLDER` keeps the logits of some cases for the test `architectures` of hearth-exec.
+"""
+
+import argparse
+import hashlib
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import gguf
+import llama_cpp
+import numpy as np
+
+TOKENS, STEPS, VOCABULARY, CONTEXT = 80, 64, 512, 48
+ARCHITECTURES = ["llama", "qwen2", "qwen3", "gemma", "gemma2", "internlm2"]
+TYPES = ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq1_s",
+         "iq4_nl", "iq4_xs", "q4_k_m", "q5_k_m", "q3_k_m", "q2_k_m", "iq1_s_m"]
+# Bounds of the relative RMS against llama.cpp, and against NumPy.
+PLAIN, ROUNDED, NUMPY = 1e-3, 1e-2, 1e-4
+# Logits rows that a fixture keeps.
+FIXTURE_ROWS = [0, 1, 40, 79]
+FIXTURES = [("llama", "f16"), ("llama", "q4_k_m"), ("qwen2", "f16"), ("qwen2", "q8_0"), ("qwen3", "f16"),
+            ("qwen3", "q4_k"), ("gemma", "f16"), ("gemma", "q8_0"), ("gemma2", "f16"), ("gemma2", "q6_k"),
+            ("internlm2", "f16"), ("internlm2", "q8_0")]
+
+
+def tokens():
+    return [(at * at * 7 + at * 37 + 11) % VOCABULARY for at in range(TOKENS)]
+
+
+def synth(hearth, arch, quant, path, gain=None):
+    """A small model; None if this type cannot be synthesised."""
+    gain = gain or (1.0 if quant in ("f32", "f16") else 0.5)
+    command = [hearth, "synth", "--arch", arch, "--layers", "4", "--dim", "256", "--ffn", "512", "--heads", "4",
+               "--kv-heads", "2", "--head-length", "128" if arch == "qwen3" else "64", "--context", str(CONTEXT),
+               "--vocab", str(VOCABULARY), "--quant", quant, "--gain", str(gain), "-o", str(path)]
+    if arch == "llama":
+        command.append("--rope-factors")
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    return path if made.returncode == 0 else None
+
+
+def rewritten(path, out, keys=(), biases=False, parts=0):
+    """The model with more keys, with random biases, or in parts."""
+    reader = gguf.GGUFReader(path)
+    arch = reader.get_field("general.architecture").contents()
+    writer = gguf.GGUFWriter(out, arch, split_max_tensors=parts)
+    for name, field in reader.fields.items():
+        if name.startswith("GGUF.") or name in ("general.architecture", *(key for key, _ in keys)):
+            continue
+        kind = field.types[0]
+        sub = field.types[1] if kind == gguf.GGUFValueType.ARRAY else None
+        writer.add_key_value(name, field.contents(), kind, sub_type=sub)
+    for key, value in keys:
+        put = writer.add_string if isinstance(value, str) else \
+            writer.add_uint32 if isinstance(value, int) else writer.add_float32
+        put(key, value)
+    random = np.random.default_rng(5)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        stem, kind = tensor.name.rsplit(".", 1)
+        if biases and tensor.name.startswith("blk.") and len(tensor.shape) == 2 and kind == "weight":
+            bias = (random.standard_normal(int(tensor.shape[1])) * 0.1).astype(np.float32)
+            writer.add_tensor(f"{stem}.bias", bias)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def peer_logits(path):
+    llm = llama_cpp.Llama(str(path), n_ctx=256, n_batch=256, logits_all=True, type_k=0, type_v=0, n_threads=2,
+                          flash_attn=False, verbose=False)
+    llm.eval(tokens())
+    return np.array(llm.scores[:TOKENS], dtype=np.float64)
+
+
+def own_logits(program, path):
+    ran = subprocess.run([program, str(path), *map(str, tokens())], capture_output=True, check=False)
+    if ran.returncode:
+        raise RuntimeError(ran.stderr.decode().strip())
+    return np.frombuffer(ran.stdout, np.float32).reshape(TOKENS, VOCABULARY).astype(np.float64)
+
+
+class Plain:
+    """The forward pass in NumPy f32, all tokens at once."""
+
+    def __init__(self, path):
+        reader = gguf.GGUFReader(path)
+        self.keys = {name: field.contents() for name, field in reader.fields.items()}
+        self.arch = self.keys["general.architecture"]
+        self.weights = {tensor.name: gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+                        .reshape(tuple(int(n) for n in reversed(tensor.shape))) for tensor in reader.tensors}
+
+    def key(self, name, default=None):
+        return self.keys.get(f"{self.arch}.{name}", default)
+
+    def norm(self, x, name):
+        epsilon = np.float32(self.key("attention.layer_norm_rms_epsilon"))
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + epsilon) * self.weights[name]
+
+    def product(self, x, name):
+        y = x @ self.weights[f"{name}.weight"].T
+        return y + self.weights[f"{name}.bias"] if f"{name}.bias" in self.weights else y
+
+    def angles(self, count, size):
+        pairs = np.arange(size // 2, dtype=np.float64)
+        base, factor = float(self.key("rope.freq_base")), float(self.key("rope.scaling.factor", 1.0))
+        frequency = base ** (-2 * pairs / size)
+        magnitude = 1.0
+        if self.key("rope.scaling.type") == "yarn":
+            trained = self.key("rope.scaling.original_context_length", self.key("context_length"))
+            pair = [size * np.log(trained / (beta * 2 * np.pi)) / (2 * np.log(base)) for beta in (32, 1)]
+            low, high = max(np.floor(pair[0]), 0), min(np.ceil(pair[1]), size - 1)
+            kept = 1 - np.clip((pairs - low) / max(high - low, 0.001), 0, 1)
+            frequency = frequency * (kept + (1 - kept) / factor)
+            magnitude = 1 + 0.1 * np.log(factor)
+        else:
+            frequency = frequency / factor
+        if "rope_freqs.weight" in self.weights:
+            frequency = frequency / self.weights["rope_freqs.weight"]
+        angle = np.arange(count)[:, None] * frequency
+        return (magnitude * np.cos(angle)).astype(np.float32), (magnitude * np.sin(angle)).astype(np.float32)
+
+    def rotate(self, x):
+        cos, sin = (part[:, None] for part in self.angles(x.shape[0], x.shape[-1]))
+        if self.arch in ("llama", "internlm2"):
+            a, b = x[..., 0::2], x[..., 1::2]
+            return np.stack([a * cos - b * sin, a * sin + b * cos], -1).reshape(x.shape)
+        a, b = np.split(x, 2, -1)
+        return np.concatenate([a * cos - b * sin, a * sin + b * cos], -1)
+
+    def attention(self, x, layer):
+        name = f"blk.{layer}."
+        count, heads, groups = len(x), self.key("attention.head_count"), self.key("attention.head_count_kv")
+        q, k, v = (self.product(x, name + part).reshape(count, of, -1)
+                   for part, of in (("attn_q", heads), ("attn_k", groups), ("attn_v", groups)))
+        if self.arch == "qwen3":
+            q, k = self.norm(q, name + "attn_q_norm.weight"), self.norm(k, name + "attn_k_norm.weight")
+        q, k = self.rotate(q), self.rotate(k)
+        k, v = (np.repeat(part, heads // groups, 1) for part in (k, v))
+        scores = np.einsum("qhd,khd->hqk", q, k) / np.float32(np.sqrt(q.shape[-1]))
+        if self.arch == "gemma2":
+            cap = np.float32(self.key("attn_logit_softcapping"))
+            scores = cap * np.tanh(scores / cap)
+        at = np.arange(count)
+        hidden = at[None, :] > at[:, None]
+        if self.arch == "gemma2" and layer % 2 == 0:
+            hidden |= at[:, None] - at[None, :] >= self.key("attention.sliding_window")
+        scores = np.where(hidden, np.float32(-np.inf), scores)
+        scores = np.exp(scores - scores.max(-1, keepdims=True))
+        scores /= scores.sum(-1, keepdims=True)
+        return self.product(np.einsum("hqk,khd->qhd", scores, v).reshape(count, -1), name + "attn_output")
+
+    def feed_forward(self, x, layer):
+        name = f"blk.{layer}."
+        gate, up = self.product(x, name + "ffn_gate"), self.product(x, name + "ffn_up")
+        if self.arch.startswith("gemma"):
+            z = np.float32(np.sqrt(2 / np.pi)) * (gate + np.float32(0.044715) * gate ** 3)
+            gate = np.float32(0.5) * gate * (1 + np.tanh(z))
+        else:
+            gate = gate / (1 + np.exp(-gate))
+        return self.product(gate * up, name + "ffn_down")
+
+    def logits(self):
+        h = self.weights["token_embd.weight"][tokens()]
+        if self.arch.startswith("gemma"):
+            h = h * np.float32(np.sqrt(h.shape[-1]))
+        for layer in range(self.key("block_count")):
+            name = f"blk.{layer}."
+            change = self.attention(self.norm(h, name + "attn_norm.weight"), layer)
+            if self.arch == "gemma2":
+                change = self.norm(change, name + "post_attention_norm.weight")
+            h = h + change
+            change = self.feed_forward(self.norm(h, name + "ffn_norm.weight"), layer)
+            if self.arch == "gemma2":
+                change = self.norm(change, name + "post_ffw_norm.weight")
+            h = h + change
+        head = self.weights.get("output.weight", self.weights["token_embd.weight"])
+        logits = self.norm(h, "output_norm.weight") @ head.T
+        if self.arch == "gemma2":
+            cap = np.float32(self.key("final_logit_softcapping"))
+            logits = cap * np.tanh(logits / cap)
+        return logits.astype(np.float64)
+
+
+def rms(x):
+    return float(np.sqrt((x * x).mean()))
+
+
+def case(name, quant, path, program, opened=None):
+    """One row of the table. `opened` is what hearth is given: another part of a split model."""
+    peer, own = peer_logits(path), own_logits(program, opened or path)
+    error = rms(own - peer)
+    choices = np.flatnonzero(own[-STEPS:].argmax(-1) != peer[-STEPS:].argmax(-1))
+    top = np.sort(peer[-STEPS:], -1)
+    margins = top[:, -1] - top[:, -2]
+    ties = margins < 4 * np.sqrt(((own - peer)[-STEPS:] ** 2).mean(-1))
+    wrong = [int(step) for step in choices if not ties[step]]
+    row = {"case": name, "type": quant, "relative_rms": error / rms(peer), "equal": STEPS - len(choices),
+           "wrong": len(wrong), "near_ties": int(ties.sum()), "numpy": None, "peer_numpy": None}
+    bound = PLAIN if quant in ("f32", "f16") else ROUNDED
+    row["good"] = not wrong and row["relative_rms"] <= bound
+    if not opened:
+        plain = Plain(path).logits()
+        row["numpy"], row["peer_numpy"] = rms(own - plain) / rms(plain), rms(peer - plain) / rms(plain)
+        row["good"] &= quant not in ("f32", "f16") or row["numpy"] <= NUMPY
+    return row, peer
+
+
+def variants(hearth, program, folder):
+    """Rope scaling, biases, and files in parts."""
+    llama, qwen = folder / "llama-f32.gguf", folder / "qwen2-f32.gguf"
+    synth(hearth, "llama", "f32", llama)
+    synth(hearth, "qwen2", "f32", qwen)
+    yarn = [("rope.scaling.type", "yarn"), ("rope.scaling.factor", 4.0),
+            ("rope.scaling.original_context_length", 32)]
+    linear = [("rope.scaling.type", "linear"), ("rope.scaling.factor", 2.5)]
+    for name, source, keys, biases in [("qwen2, yarn", qwen, yarn, False), ("llama, yarn", llama, yarn, False),
+                                       ("llama, linear", llama, linear, False), ("llama, biases", llama, [], True)]:
+        path = folder / "variant.gguf"
+        arch = name.split(",")[0]
+        rewritten(source, path, [(f"{arch}.{key}", value) for key, value in keys], biases)
+        yield case(name, "f32", path, program)[0]
+    rewritten(qwen, folder / "parts.gguf", parts=15)
+    parts = sorted(folder.glob("parts-*-of-*.gguf"))
+    yield case(f"qwen2, part 2 of {len(parts)}", "f32", parts[0], program, opened=parts[1])[0]
+
+
+def table(rows):
+    lines = ["| model | type | relative RMS | NumPy | llama.cpp, NumPy | equal choices | near ties | |",
+             "| --- | --- | --- | --- | --- | --- | --- | --- |"]
+    number = lambda value: "" if value is None else f"{value:.1e}"
+    for row in rows:
+        lines.append(f"| {row['case']} | {row['type']} | {number(row['relative_rms'])} | {number(row['numpy'])} | "
+                     f"{number(row['peer_numpy'])} | {row['equal']} of {STEPS} | {row['near_ties']} | "
+                     f"{'' if row['good'] else '**out of bounds**'} |")
+    return "\n".join(lines)
+
+
+REPORT = """# The same logits as llama.cpp, for every architecture and weight type
+
+Models of random weights (4 layers, width 256, vocabulary {vocabulary}; `gemma2` with a window of {window} positions,
+`llama` with factors of rotary frequencies), {tokens} tokens, KV caches in f32, llama-cpp-python {version}. Made by
+
+    cargo build --release -p hearth -p hearth-exec --bin hearth --example logits
+    python3 scripts/peers/llama_cpp_agreement.py -o docs/studies/llama-cpp
+
+`relative RMS`: of the difference to llama.cpp's logits. `NumPy`: of the difference to a pass in NumPy f32, written in
+the script; `llama.cpp, NumPy`: llama.cpp's own difference to it. `equal choices`: positions, of the last {steps}, with
+the same largest logit; `near ties`: where llama.cpp's two largest differ by less than four times the RMS difference at
+that position, so that either may win.
+
+{table}
+
+Bounds: 1e-3 for F32 and F16 and 1e-2 for other types against llama.cpp, 1e-4 against NumPy, and another choice only at
+near ties. {verdict}
+
+Where the differences come from: llama.cpp rounds activations to f16 for F16 weights, to bf16 for BF16 weights, and to
+eight bits under a scale in f16 for quantised ones, where hearth's scale is f32
+([decision 2](../../decisions/0002-one-reduction-order.md)); and it takes GELU from a table in f16. A sum that differs
+in its last bit now and then rounds to the next of the 255 steps, which moves the logits as much as rounding itself
+does: both programs are as far from NumPy, which does not round, as from one another.
+
+Weights of unquantised models have a standard deviation of `1 / sqrt(row length)`, of the others half of that. At full
+width eight bits cost random models of this depth 2 to 3 % of the logits in either program (column `NumPy` with
+`--gain 1`), more than the bound; at half, as in a trained model, a layer changes less of what passes through it.
+{skipped}"""
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hearth", default="target/release/hearth")
+    parser.add_argument("--logits", default="target/release/examples/logits")
+    parser.add_argument("--architectures", default=",".join(ARCHITECTURES))
+    parser.add_argument("--types", default=",".join(TYPES))
+    parser.add_argument("-o", "--output", type=pathlib.Path)
+    parser.add_argument("--fixtures", type=pathlib.Path)
+    parser.add_argument("--gain", type=float, help="width of the weights; 1 for unquantised types, else 0.5")
+    options = parser.parse_args()
+    rows, kept, skipped = [], [], {}
+    with tempfile.TemporaryDirectory() as folder:
+        folder = pathlib.Path(folder)
+        for arch in options.architectures.split(","):
+            for quant in options.types.split(","):
+                path = folder / "model.gguf"
+                if not synth(options.hearth, arch, quant, path, options.gain):
+                    skipped[quant] = "`hearth synth` does not write it"
+                    continue
+                try:
+                    row, peer = case(arch, quant, path, options.logits)
+                except (RuntimeError, ValueError) as error:
+                    skipped[quant] = str(error).splitlines()[-1]
+                    continue
+                rows.append(row)
+                print(table([row]).splitlines()[-1], flush=True)
+                if (arch, quant) in FIXTURES:
+                    kept.append((arch, quant, hashlib.sha256(path.read_bytes()).hexdigest(), peer, row))
+        for row in variants(options.hearth, options.logits, folder):
+            rows.append(row)
+            print(table([row]).splitlines()[-1], flush=True)
+    bad = [row for row in rows if not row["good"]]
+    verdict = "All hold." if not bad else f"{len(bad)} of {len(rows)} do not hold."
+    print(verdict, *(f"skipped {quant}: {why}" for quant, why in skipped.items()), sep="\n")
+    if options.output:
+        options.output.mkdir(parents=True, exist_ok=True)
+        notes = "".join(f"\nNot compared: {quant}, {why}.\n" for quant, why in skipped.items())
+        (options.output / "report.md").write_text(REPORT.format(
+            vocabulary=VOCABULARY, window=CONTEXT // 2, tokens=TOKENS, steps=STEPS, version=llama_cpp.__version__,
+            table=table(rows), verdict=verdict, skipped=notes), encoding="utf-8")
+    if options.fixtures:
+        options.fixtures.mkdir(parents=True, exist_ok=True)
+        cases = []
+        for arch, quant, digest, peer, row in kept:
+            file = f"{arch}-{quant}.f32"
+            (options.fixtures / file).write_bytes(peer[FIXTURE_ROWS].astype("<f4").tobytes())
+            cases.append({"architecture": arch, "quant": quant, "sha256": digest, "logits": file,
+                          "relative_rms": round(row["relative_rms"], 7)})
+        text = json.dumps({"tokens": tokens(), "rows": FIXTURE_ROWS, "vocabulary": VOCABULARY, "context": CONTEXT,
+                           "llama_cpp_python": llama_cpp.__version__, "cases": cases}, indent=1)
+        (options.fixtures / "cases.json").write_text(text + "\n", encoding="utf-8")
+    sys.exit(1 if bad else 0)
+
+
+if __name__ == "__main__":
+    main()
