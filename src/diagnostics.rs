@@ -74,6 +74,11 @@ impl Failure {
         self.what.replace('\n', " ")
     }
 
+    /// How to mend it, if that is known.
+    pub fn advice(&self) -> Option<&str> {
+        self.hint.as_deref()
+    }
+
     /// With another exit code.
     #[must_use]
     pub fn code(mut self, code: u8) -> Self {

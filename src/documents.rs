@@ -53,12 +53,36 @@ pub fn read<D: Document>(path: &Path) -> Result<D, Failure> {
     D::from_yaml(&read_text(path)?).map_err(|error| Failure::document(path, &error))
 }
 
-/// Writes a text file.
-pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
-    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-        fs::create_dir_all(folder).map_err(|error| Failure::file(folder, "create", &error))?;
+/// Refuses a file whose folder is not there, before long work is done for it: a mistyped folder is not made.
+pub fn in_a_folder(path: &Path) -> Result<(), Failure> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    match folder.filter(|folder| !folder.is_dir()) {
+        Some(missing) => Err(Failure::unusable(format!("there is no folder `{}`", missing.display()))
+            .at(path.display())
+            .hint("check the path, or make the folder first")),
+        None => Ok(()),
     }
+}
+
+/// Writes a text file into a folder that is there.
+pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+    in_a_folder(path)?;
     fs::write(path, bytes).map_err(|error| Failure::file(path, "write", &error))
+}
+
+/// Makes a folder inside one that is there.
+pub fn make_folder(folder: &Path) -> Result<(), Failure> {
+    in_a_folder(folder)?;
+    fs::create_dir_all(folder).map_err(|error| Failure::file(folder, "create", &error))
+}
+
+/// Writes a file of a folder that is made for it, beside what is there already; `name` may have folders in it.
+pub fn write_in(folder: &Path, name: impl AsRef<Path>, bytes: &[u8]) -> Result<(), Failure> {
+    make_folder(folder)?;
+    let path = folder.join(name);
+    let own = path.parent().unwrap_or(folder);
+    fs::create_dir_all(own).map_err(|error| Failure::file(own, "create", &error))?;
+    fs::write(&path, bytes).map_err(|error| Failure::file(&path, "write", &error))
 }
 
 /// Writes a file as a whole or not at all: whoever reads it meanwhile sees the old one or the new one. What is no
@@ -80,7 +104,7 @@ pub fn can_write(path: &Path) -> Result<(), Failure> {
     tried.map_err(|error| Failure::file(path, "write", &error))
 }
 
-/// A file of this process beside the one to be written, where nothing or a file stands there. Makes the folder.
+/// A file of this process beside the one to be written, where nothing or a file stands there.
 fn beside(path: &Path) -> Result<Option<PathBuf>, Failure> {
     let there = fs::metadata(path);
     if there.as_ref().is_ok_and(fs::Metadata::is_dir) {
@@ -93,9 +117,7 @@ fn beside(path: &Path) -> Result<Option<PathBuf>, Failure> {
     let Some(name) = target.file_name() else {
         return Err(Failure::unusable("this names no file").at(path.display()).hint("check the path"));
     };
-    if let Some(folder) = target.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-        fs::create_dir_all(folder).map_err(|error| Failure::file(folder, "create", &error))?;
-    }
+    in_a_folder(&target)?;
     let name = format!(".{}.{}.part", name.to_string_lossy(), std::process::id());
     Ok(Some(target.with_file_name(name)))
 }

@@ -9,6 +9,7 @@ mod counters;
 mod diagnostics;
 mod documents;
 mod happenings;
+mod hints;
 mod interruption;
 mod judge;
 mod limits;

@@ -232,6 +232,7 @@ fn disk(os: Os, ranges: &Ranges, chance: &mut Chance) -> Disk {
         fault: None,
         random: (os == Os::Macos).then(|| rate(random)),
         populate: None,
+        turnover: None,
         latency: Some(Sourced::new(Seconds(1e-4), AS_SHIPPED)),
         limit: None,
         read_ahead: (os != Os::Macos).then(|| Sourced::new(Bytes(128 << 10), AS_SHIPPED)),

@@ -1,6 +1,6 @@
 //! How fast does this machine run a model?
 //!
-//! One pass over prompts of several lengths, then single tokens, on all layers and the output in this process; beside
+//! Single tokens, then one pass over prompts of several lengths, on all layers and the output in this process; beside
 //! them the rate at which the same threads read the same weights and do nothing else, which is what no decoding can
 //! beat while the weights come from memory.
 //!
@@ -38,8 +38,10 @@ pub struct Speed {
     pub prefill: Vec<Prefill>,
     /// Tokens a second, one by one: the median of all tokens.
     pub decode_tokens_per_s: f64,
-    /// Bytes of the process that are in memory at the end, where the system tells.
+    /// Bytes of the process that are in memory once it has decoded, where the system tells.
     pub resident_bytes: Option<u64>,
+    /// The same after the prompts, whose buffers grow with their length.
+    pub resident_bytes_after_prompts: Option<u64>,
     /// Bytes of weights that a token reads; another engine does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight_bytes_per_token: Option<u64>,
@@ -81,6 +83,14 @@ pub fn measure(path: &Path, options: &SpeedOptions) -> Result<Speed, ExecError> 
     };
     engine.pass(&[0], 0)?;
     let load_s = seconds_since(start);
+    let mut token = 0;
+    let mut times = Vec::new();
+    for position in 1..=options.tokens {
+        let start = wall_nanos();
+        token = engine.pass(&[token], position)?;
+        times.push(seconds_since(start));
+    }
+    let resident_bytes = MemoryWatch::shared().resident();
     let vocabulary = weights.shape().vocabulary;
     let mut prefill = Vec::new();
     for &tokens in &options.prompts {
@@ -91,22 +101,15 @@ pub fn measure(path: &Path, options: &SpeedOptions) -> Result<Speed, ExecError> 
         engine.pass(&prompt, 0)?;
         prefill.push(Prefill { tokens, tokens_per_s: f64::from(tokens) / seconds_since(start) });
     }
-    engine.stage.truncate(0);
-    let mut token = engine.pass(&[0], 0)?;
-    let mut times = Vec::new();
-    for position in 1..=options.tokens {
-        let start = wall_nanos();
-        token = engine.pass(&[token], position)?;
-        times.push(seconds_since(start));
-    }
+    let resident_bytes_after_prompts = MemoryWatch::shared().resident();
     times.sort_by(f64::total_cmp);
     let median = times.get(times.len() / 2).copied().unwrap_or(f64::INFINITY);
     Ok(Speed {
         load_s,
         prefill,
         decode_tokens_per_s: 1.0 / median,
-        // Reading the weights once more touches all of them, so that this comes first.
-        resident_bytes: MemoryWatch::shared().resident(),
+        resident_bytes,
+        resident_bytes_after_prompts,
         weight_bytes_per_token: Some(bytes_a_token(&weights)),
         read_bytes_per_s: Some(reading(&weights, &pool)),
         instructions: Some(cpu.instructions.name().into()),

@@ -31,14 +31,14 @@
 use hearth_profiles::device::{Gpu as GpuProfile, GpuKind, Os, PageCachePolicy};
 use hearth_profiles::model::{ModelProfile, TensorGroup};
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
-use hearth_schema::rates::Work;
+use hearth_schema::rates::{Work, advised_rate, stream_rate};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::schedule::Pass;
 use hearth_schema::{Cluster, Member, draft};
 
 use crate::assignment::ring_order;
 use crate::instance::{Device, Gpu, Instance, Model, OperatingSystem, PerFormat};
-use crate::practice::{Practice, Rereads, WorkTimes};
+use crate::practice::{Practice, ReadRates, Rereads, WorkTimes};
 
 /// The public implementation's default for a disk that is too slow to be used.
 pub const SLOW_DISK: BytesPerSecond = BytesPerSecond(1e8);
@@ -175,6 +175,11 @@ fn practice(cluster: &Cluster, member: &Member) -> Practice {
         },
         processors: profile.cpu.cores,
         token_overhead: profile.cpu.token_overhead.as_ref().map_or(0.0, |cost| cost.value.0),
+        reads: Some(ReadRates {
+            fault: profile.disk.fault_read().0,
+            ahead: advised_rate(&profile.disk).0,
+            stream: stream_rate(&profile.disk).0,
+        }),
         work: Some(work_times(cluster, member)),
     }
 }

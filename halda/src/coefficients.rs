@@ -17,6 +17,7 @@
 
 use crate::hops::Hops;
 use crate::instance::{Device, Gpu, Instance, OperatingSystem, PerFormat};
+use crate::practice::ReadRates;
 use crate::validation::InstanceError;
 
 /// What a device does with a share that exceeds its memory: the paper's sets M1 to M4.
@@ -91,6 +92,8 @@ pub(crate) struct DeviceCosts {
     pub head_memory: f64,
     /// `s_disk`.
     pub disk_read: f64,
+    /// The rates of its ways of reading; all of them `s_disk` where nothing else is known.
+    pub reads: ReadRates,
     /// Whether `s_disk` is under the threshold, so that the device may never be over.
     pub slow_disk: bool,
     /// Whether GPU layers stay in the same memory as CPU layers.
@@ -209,6 +212,7 @@ impl DeviceCosts {
             hop: hops.of_sender[index],
             head_memory: model.head_bytes(true) / device.cpu_memory_rate,
             disk_read: device.disk_read,
+            reads: device.practice.reads.unwrap_or(ReadRates::all(device.disk_read)),
             slow_disk: device.disk_read < instance.slow_disk_threshold,
             metal,
             buffer_bytes: device.cpu_buffer_bytes as i64
@@ -245,7 +249,7 @@ impl DeviceCosts {
             + self.output_compute
             + self.head_memory
             // In a conflict everything is read twice.
-            + 2.0 * bytes / self.disk_read
+            + 2.0 * bytes / self.disk_read.min(self.reads.slowest())
     }
 
     /// alpha: seconds of a layer on the CPU, nothing read from disk.

@@ -71,7 +71,7 @@ pub use memory_proportional::{MemoryProportional, MemorySizes};
 pub use overlap::Overlap;
 pub use performance_proportional::PerformanceProportional;
 pub use plan::{PlanError, plan};
-pub use practice::{Practice, Rereads, WorkTimes};
+pub use practice::{Practice, ReadRates, Rereads, WorkTimes};
 pub use refine::{Refine, Search, refine};
 pub use selection::{Options, SelectionError, named};
 pub use single::Single;

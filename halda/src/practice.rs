@@ -21,8 +21,34 @@ pub struct Practice {
     pub processors: u32,
     /// Seconds of each token on the head that no layer explains.
     pub token_overhead: f64,
+    /// How fast it reads, where more is known than the paper's one rate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reads: Option<ReadRates>,
     /// What work takes with all weights at hand, where that is known better than by the paper's coefficients.
     pub work: Option<WorkTimes>,
+}
+
+/// How fast weights come from disk, by the way in which they are read, in bytes a second.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReadRates {
+    /// A computation faults in what it touches.
+    pub fault: f64,
+    /// A helper reads ahead of its turn, and the system decides what goes.
+    pub ahead: f64,
+    /// A helper streams: what it brings in it gives up again, which takes the kernel's work for both.
+    pub stream: f64,
+}
+
+impl ReadRates {
+    /// One rate for everything.
+    pub(crate) fn all(rate: f64) -> Self {
+        Self { fault: rate, ahead: rate, stream: rate }
+    }
+
+    pub(crate) fn slowest(&self) -> f64 {
+        self.fault.min(self.ahead).min(self.stream)
+    }
 }
 
 /// Seconds of one token's work, layer by layer.
@@ -62,6 +88,7 @@ impl Default for Practice {
             rereads: Rereads::default(),
             processors: 1,
             token_overhead: 0.0,
+            reads: None,
             work: None,
         }
     }

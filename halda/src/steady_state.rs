@@ -3,14 +3,16 @@
 //! The paper's objective adds computing and reading. But a device reads while the others compute, and how much of
 //! that is hidden depends on the rounds, on its memory and on who decides what stays there. For a device with
 //! `stage = T_comp + T_mem` and `k` windows, `share` bytes of CPU weights, `room` for page cache beside what cannot
-//! be reclaimed, and a disk of `s` bytes a second:
+//! be reclaimed, and a disk of `f` bytes a second by page faults, `a` read ahead and `s` streamed ([`ReadRates`]; all of
+//! them the paper's `s_disk` where nothing else is known):
 //!
 //! ```text
 //! share fits in room       own = stage                                     busy = 0
-//! else, no prefetch        own = stage + read/s                            busy = 0
-//! os, windowed             own = stage + (conflict + uncovered) read/s     busy = stage + (1 + conflict) read/s
+//! else, no prefetch        own = stage + read/f                            busy = 0
+//! os, windowed             own = stage + (conflict + uncovered) read/f     busy = stage + read/a + conflict read/f
+//! the same, paper's cache  own = stage + (conflict + uncovered) read/f     busy = stage + read/a
 //! managed                  own = max(stage, (read - k q)/s)                busy = read/s
-//! Metal over its set       own = stage                                     busy = stage + share/s
+//! Metal over its set       own = stage                                     busy = stage + share/f
 //!
 //! T = max( sum of own + sum of hops ,  largest busy )
 //! ```
@@ -23,12 +25,14 @@
 //!
 //! `own` is what a device adds to a token whose reading is as far ahead as it can be; `busy` is how long its disk
 //! needs for one token, and no token can be faster than the slowest disk. `read` is `share` where the system evicts
-//! what was used longest ago, and `share - room` in the paper's page cache. A window of `w = share / k` is in
+//! what was used longest ago. The paper's page cache keeps the excess out: it reads `share - room`, and what is read ahead
+//! takes the place of as many kept weights, which are read again themselves. A window of `w = share / k` is in
 //! conflict with the one before it as far as both do not fit: `conflict = (w + ahead - room) / w`, within 0 and 1,
 //! with `ahead` = w or the prefetch budget, and without the first w if windows are given up behind the computation; what
 //! a budget leaves `uncovered`, `1 - ahead / w`, is read when it is touched; the two are at most 1 together. A device that
 //! manages its residency reads `share - kept` ([`hearth_schema::residency::kept_bytes`]), through a buffer of q
-//! bytes that is filled before each window and streams on while it computes.
+//! bytes that is filled before each window and streams on while it computes. The head's first window follows its output
+//! without a pause and is announced when that begins, so that before the output only the output's part is filled.
 //!
 //! Not here: the search ([`crate::overlap`]).
 
@@ -40,7 +44,7 @@ use crate::assignment::{Assignment, Share, ring_order};
 use crate::constraints::{Violation, shape_violations};
 use crate::instance::Gpu;
 use crate::latency::{Breakdown, DeviceTerms, LatencyModel};
-use crate::practice::{Practice, Rereads};
+use crate::practice::{Practice, ReadRates, Rereads};
 
 /// What a device adds to a token, and how fast tokens can follow each other there.
 #[derive(Debug, Clone, PartialEq)]
@@ -88,6 +92,8 @@ pub(crate) struct Quiet {
 struct Memory {
     /// Weights that the CPU reads for a token.
     share: i64,
+    /// Of these the output head.
+    output: i64,
     /// Page cache that they can have.
     room: i64,
 }
@@ -169,10 +175,16 @@ impl LatencyModel<'_> {
         let mut terms = self.terms(device, head, share);
         (terms.disk, terms.communication) = (0.0, 0.0);
         if share.layers == 0 {
-            return Some(Quiet { terms, memory: Memory { share: 0, room: 0 }, within_metal: true });
+            return Some(Quiet {
+                terms,
+                memory: Memory { share: 0, output: 0, room: 0 },
+                within_metal: true,
+            });
         }
         let costs = &self.devices[device];
-        let within_metal = !costs.metal || share.gpu_layers == 0 || !terms.over;
+        // A page cache that keeps the excess out keeps the rest whatever Metal has wired.
+        let keeps = self.instance().devices[device].practice.rereads == Rereads::Excess;
+        let within_metal = !costs.metal || share.gpu_layers == 0 || !terms.over || keeps;
         self.put_work(device, head, portion, &mut terms);
         let memory = self.memory(device, head, portion);
         terms.need = (costs.steady_capacity - memory.room + memory.share) as f64;
@@ -210,13 +222,13 @@ impl LatencyModel<'_> {
         let stage = terms.compute + terms.memory;
         let busy = if *within_metal {
             let windows = f64::from(terms.share.windows);
-            let reading = Reading { memory: *memory, stage, windows, disk: costs.disk_read };
+            let reading = Reading { memory: *memory, stage, windows, reads: costs.reads };
             let (waits, busy) = reading.waits(practice, residency);
             terms.disk = waits;
             busy
         } else {
             // Past its working set Metal gives everything up, whoever keeps what.
-            stage + memory.share as f64 / costs.disk_read
+            stage + memory.share as f64 / costs.reads.fault
         };
         Some(Pace { terms, busy })
     }
@@ -258,7 +270,8 @@ impl LatencyModel<'_> {
         let pinned = if costs.metal { portion.gpu_bytes + gpu * kv } else { 0 };
         let pinned = pinned + if on_gpu && costs.metal { model.output_head_bytes } else { 0 };
         let held = cpu * kv + pinned + costs.buffer_bytes;
-        Memory { share: portion.cpu_bytes + head_bytes, room: costs.steady_capacity - held }
+        let output = if head { output } else { 0 };
+        Memory { share: portion.cpu_bytes + head_bytes, output, room: costs.steady_capacity - held }
     }
 
     /// Whether GPU memory holds these layers, by their own bytes.
@@ -374,19 +387,29 @@ struct Reading {
     memory: Memory,
     stage: f64,
     windows: f64,
-    /// Bytes a second.
-    disk: f64,
+    reads: ReadRates,
 }
 
 impl Reading {
+    /// The output's part of what a head uses between two times of idleness, the end of a token and the first window of
+    /// the next.
+    fn output_of_first_visit(&self) -> f64 {
+        let (output, share) = (self.memory.output as f64, self.memory.share as f64);
+        output / (output + (share - output) / self.windows)
+    }
+
     /// What the device waits for although reading is as far ahead as it can be, and `busy`.
     fn waits(&self, practice: &Practice, residency: &ResidencyOptions) -> (f64, f64) {
-        let Reading { stage, windows, disk, .. } = *self;
+        let Reading { stage, windows, reads, .. } = *self;
         let (share, room) = (self.memory.share as u64, self.memory.room as u64);
         if residency.policy == Residency::Managed {
             let read = (share - kept_bytes(room, share, practice.processors, residency)) as f64;
             let buffer = stream_bytes(room, share, practice.processors, residency) as f64;
-            return (((read - windows * buffer) / disk - stage).max(0.0), read / disk);
+            let visit = |filled: f64| ((read / windows - filled) / reads.stream).max(stage / windows);
+            let first = visit(buffer.min(read / windows * self.output_of_first_visit()));
+            let others = (windows - 1.0) * visit(buffer);
+            let own = if self.memory.output > 0 { first + others } else { others + visit(buffer) };
+            return ((own - stage).max(0.0), read / reads.stream);
         }
         let (share, room) = (share as f64, room as f64);
         let excess = practice.rereads == Rereads::Excess && !residency.releases();
@@ -394,13 +417,19 @@ impl Reading {
         let window = share / windows;
         let ahead = read_ahead(residency).min(window);
         if ahead <= 0.0 {
-            return (read / disk, 0.0);
+            return (read / reads.fault, 0.0);
         }
         let held = if residency.releases() { 0.0 } else { window };
         let conflict = ((held + ahead - room) / window).clamp(0.0, 1.0);
         // What no budget covers, or was evicted in a conflict, is read when it is touched.
         let uncovered = 1.0 - ahead / window;
-        ((conflict + uncovered).min(1.0) * read / disk, stage + (1.0 + conflict) * read / disk)
+        if excess {
+            let read = read + (windows * ahead).min(read).min(room);
+            let touched = (conflict + uncovered).min(1.0) * read / reads.fault;
+            return (touched, stage + read / reads.ahead);
+        }
+        let touched = (conflict + uncovered).min(1.0) * read / reads.fault;
+        (touched, stage + read / reads.ahead + conflict * read / reads.fault)
     }
 }
 

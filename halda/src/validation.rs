@@ -238,6 +238,11 @@ impl Device {
             checked.bytes(field, value)?;
         }
         checked.not_negative("practice.token_overhead", self.practice.token_overhead)?;
+        if let Some(reads) = &self.practice.reads {
+            checked.positive("practice.reads.fault", reads.fault)?;
+            checked.positive("practice.reads.ahead", reads.ahead)?;
+            checked.positive("practice.reads.stream", reads.stream)?;
+        }
         self.validate_work(index, model)?;
         if self.practice.residencies.is_empty() {
             return Err(InstanceError::NoResidency { place: self.place(index) });

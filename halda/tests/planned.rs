@@ -59,6 +59,7 @@ fn device(name: &str, os: Os, gib: u64, gpu: Option<Gpu>) -> Member {
             fault: None,
             random: Some(assumed(BytesPerSecond(1e9))),
             populate: None,
+            turnover: None,
             latency: None,
             limit: None,
             read_ahead: None,

@@ -10,8 +10,8 @@ use hearth_halda::overlap::best_residencies;
 use hearth_halda::{
     Assignment, Device, EdgeShard, Even, Exact, Exhaustive, Gpu, Halda, HeadChoice, Instance, LatencyModel,
     LinguaLinked, Manual, MemoryProportional, MemorySizes, Model, Objective, OperatingSystem, OrderChoice,
-    Overlap, PerformanceProportional, Practice, Refusal, Rereads, Rules, Single, Strategy as Planner, Terms,
-    WorkTimes, constraints::ring_violations, solve, valid_rounds, violations,
+    Overlap, PerformanceProportional, Practice, ReadRates, Refusal, Rereads, Rules, Single,
+    Strategy as Planner, Terms, WorkTimes, constraints::ring_violations, solve, valid_rounds, violations,
 };
 use hearth_profiles::Bytes;
 use hearth_schema::residency::{Residency, ResidencyOptions};
@@ -31,9 +31,11 @@ prop_compose! {
         excess in any::<bool>(),
         processors in 1..=8_u32,
         token_overhead in prop_oneof![Just(0.0), 0.0..1e-2_f64],
+        rates in prop::option::of(prop::array::uniform3(5e7..5e9_f64)),
     ) -> Practice {
         let rereads = if excess { Rereads::Excess } else { Rereads::Everything };
-        Practice { residencies, rereads, processors, token_overhead, work: None }
+        let reads = rates.map(|[fault, ahead, stream]| ReadRates { fault, ahead, stream });
+        Practice { residencies, rereads, processors, token_overhead, reads, work: None }
     }
 }
 

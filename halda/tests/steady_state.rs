@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 
 use hearth_halda::{
-    Assignment, Device, Gpu, Instance, LatencyModel, Model, OperatingSystem, Overlap, Practice, Rereads,
-    Solution, Strategy, solve,
+    Assignment, Device, Gpu, Instance, LatencyModel, Model, OperatingSystem, Overlap, Practice, ReadRates,
+    Rereads, Solution, Strategy, solve,
 };
 use hearth_profiles::Bytes;
 use hearth_schema::residency::{Residency, ResidencyOptions, kept_bytes};
@@ -130,6 +130,41 @@ fn a_page_cache_that_keeps_what_fits_reads_the_excess() {
     let found = model.steady_state(&assignment, &[residency; 2]).unwrap();
     close(found.seconds, QUIET + 95.0 * MIB as f64 / DISK);
     close(found.devices[1].disk, 95.0 * MIB as f64 / DISK);
+}
+
+#[test]
+fn what_is_read_ahead_takes_the_place_of_what_was_kept() {
+    // Fig. 3 of the paper: twice as many layers as slots, one round: every layer is read twice, with prefetch and
+    // without room for another window all of it while somebody waits.
+    let mut instance = instance(200 * MIB, ResidencyOptions::default(), 0.0);
+    instance.devices[1].practice.rereads = Rereads::Excess;
+    let model = LatencyModel::new(&instance).unwrap();
+    let assignment = Assignment::new(0, 1, vec![8; 2], vec![0; 2]);
+    let seconds = |prefetch: bool| {
+        let residency = ResidencyOptions { prefetch, ..ResidencyOptions::default() };
+        model.steady_state(&assignment, &[residency; 2]).unwrap().seconds
+    };
+    close(seconds(false), QUIET + 200.0 * MIB as f64 / DISK);
+    close(seconds(true), QUIET + 400.0 * MIB as f64 / DISK);
+}
+
+#[test]
+fn each_way_of_reading_has_its_own_rate() {
+    let reads = ReadRates { fault: DISK / 4.0, ahead: DISK, stream: DISK / 2.0 };
+    let seconds = |residency: ResidencyOptions, rounds: u32| {
+        let mut instance = instance(305 * MIB, residency, 0.0);
+        instance.devices[1].practice.reads = Some(reads);
+        let model = LatencyModel::new(&instance).unwrap();
+        let assignment = Assignment::new(0, rounds, vec![8 / rounds; 2], vec![0; 2]);
+        model.steady_state(&assignment, &[ResidencyOptions::default(), residency]).unwrap().seconds
+    };
+    let share = 400.0 * MIB as f64;
+    close(seconds(ResidencyOptions::default().without_prefetch(), 1), QUIET + 4.0 * share / DISK);
+    // Four windows are read ahead of their turn, and nobody faults.
+    close(seconds(ResidencyOptions::default(), 4), QUIET);
+    let managed = ResidencyOptions::of(Residency::Managed);
+    let read = (400 * MIB - kept_bytes(305 * MIB, 400 * MIB, 1, &managed) - 8 * MIB) as f64;
+    close(seconds(managed, 1), QUIET - STAGE + 2.0 * read / DISK);
 }
 
 #[test]

@@ -16,7 +16,10 @@ use crate::units::{Bytes, BytesPerSecond, Seconds};
 
 /// A link in one direction.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "a link, as `{latency: {value: 5 ms, source: \"measured\"}, bandwidth: {value: 400 Mbit/s, source: \"measured\"}}`"
+)]
 pub struct Link {
     /// One-way delay of a small message.
     pub latency: Sourced<Seconds>,

@@ -9,7 +9,10 @@ use crate::units::Fraction;
 
 /// A quantity and where it comes from.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "a value and where it comes from, as `{value: 5 ms, source: \"measured\"}`"
+)]
 pub struct Sourced<T> {
     /// The quantity, with its unit.
     pub value: T,

@@ -32,7 +32,10 @@ const LEAST_LEFT: f64 = 0.01;
 
 /// Something that happens during a run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "an event, as `{at: 3 s, for: 10 s, device: laptop, load: 4 threads}`"
+)]
 pub struct Event {
     /// When: this long after the run's start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -97,7 +100,7 @@ pub struct Taken {
 
 /// Compressed swap in memory (zram).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "compressed swap, as `{rate: 200 MB/s, compression: 3}`")]
 pub struct Swap {
     /// How fast memory is swapped out.
     pub rate: BytesPerSecond,

@@ -7,16 +7,56 @@
 //! the keys and values of the positions so far. To that come the copy of the new keys and values and the fixed
 //! costs of a layer and of a window, where the profile has them.
 //!
+//! The kernel works too: for each page that comes into memory and goes again. A thread that streams weights does
+//! nothing else between two waits, so that this bounds it however fast the disk is ([`stream_rate`]).
+//!
 //! The planner and the simulator both ask here, so that a plan's expectation and its simulation differ in what they
-//! make of memory and links, never in the arithmetic.
+//! make of memory and links, never in the work.
 //!
 //! Not here: waiting for weights and sharing the cores, which is simulated.
 
-use hearth_profiles::device::{Cpu, Gpu, nearest};
+use hearth_profiles::device::{Cpu, Disk, Gpu, nearest};
 use hearth_profiles::model::{ModelProfile, TensorGroup};
 use hearth_profiles::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Format, PerFormat, Seconds, Sourced};
 
 use crate::schedule::Pass;
+
+/// What the kernel takes for so many bytes of pages that it brings into the page cache ahead of use: allocating,
+/// charging and queueing them. source: measured on Linux 6.18, 28 ms for 200 MiB of `WILLNEED` calls
+pub const INSERTING: (Seconds, Bytes) = (Seconds(0.028), Bytes::mib(200));
+
+/// The same for unmapping and freeing them by `MADV_DONTNEED` and `POSIX_FADV_DONTNEED`.
+/// source: measured on Linux 6.18, 0.10 ms for 1 MiB
+pub const DISCARDING: (Seconds, Bytes) = (Seconds(0.04), Bytes::mib(400));
+
+/// One look at so many bytes of pages in search of what to evict. source: measured on Linux 6.18: with 200 MiB to age and
+/// 200 MiB to evict the calls for 200 MiB took 60 to 70 ms instead of 28
+pub const LOOKING: (Seconds, Bytes) = (Seconds(0.035), Bytes::mib(400));
+
+/// What one thread brings into the page cache and gives up again, however fast the disk: as the profile says, or as
+/// measured on that machine.
+pub fn turnover(disk: &Disk) -> BytesPerSecond {
+    let usual = BytesPerSecond(1.0 / (a_byte(INSERTING) + a_byte(DISCARDING)));
+    disk.turnover.as_ref().map_or(usual, |rate| rate.value)
+}
+
+/// How fast a thread reads ahead that leaves it to the system what goes: as its disk does, and as it brings pages in and
+/// looks at as many in search of one to evict.
+pub fn advised_rate(disk: &Disk) -> BytesPerSecond {
+    let (inserting, discarding) = (a_byte(INSERTING), a_byte(DISCARDING));
+    let inserting = inserting / (inserting + discarding) / turnover(disk).0;
+    BytesPerSecond(disk.ahead_read().0.min(1.0 / (inserting + a_byte(LOOKING))))
+}
+
+/// Seconds for a byte.
+fn a_byte((time, bytes): (Seconds, Bytes)) -> f64 {
+    time.0 / bytes.as_f64()
+}
+
+/// How fast a device streams what it does not keep: as its disk reads ahead, and as its thread turns pages over.
+pub fn stream_rate(disk: &Disk) -> BytesPerSecond {
+    BytesPerSecond(disk.ahead_read().0.min(turnover(disk).0))
+}
 
 type Rates = PerFormat<Sourced<FlopsPerSecond>>;
 

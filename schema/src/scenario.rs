@@ -20,13 +20,14 @@ pub use crate::workload::{Speculation, Workload};
 
 /// A question about a cluster.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a scenario document, which begins with `schema: scenario/1`")]
 pub struct Scenario {
     /// `scenario/1`.
     pub schema: String,
     /// Short name.
     pub name: String,
-    /// Every random draw follows from it.
+    /// Every random draw follows from it; 1 if absent.
+    #[serde(default = "usual_seed")]
     pub seed: u64,
     /// Which model.
     pub model: ModelRef,
@@ -54,7 +55,10 @@ pub struct Scenario {
 
 /// A model by shipped name, by document or by file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "`{profile: llama-70b}`, a shipped model or a model document, or `{file: model.gguf}`"
+)]
 pub struct ModelRef {
     /// A shipped model, as `llama-3-70b-q4_k_m`, or the path of a `model/1` document.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -72,6 +76,11 @@ impl ModelRef {
         }
         Ok(())
     }
+}
+
+/// The seed of a scenario that says none: any will do, as long as it is always the same.
+fn usual_seed() -> u64 {
+    1
 }
 
 /// How a key or value is stored.
@@ -97,7 +106,7 @@ impl KvFormat {
 
 /// A device in a scenario.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a device, as `{name: desktop, profile: d3}`")]
 pub struct DeviceEntry {
     /// Its name, unique here.
     pub name: String,
@@ -120,7 +129,7 @@ pub struct DeviceEntry {
 
 /// What a lab device may use of this machine.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "limits, as `{memory: 2 GiB, threads: 2}`")]
 pub struct Limits {
     /// Memory as a share of the weights that the plan gives it, to which the process's own
     /// 64 MiB are added. Planners cannot know it.
@@ -139,7 +148,10 @@ pub struct Limits {
 
 /// The links of a cluster.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "links, as `default: {latency: {value: 5 ms, source: \"measured\"}, bandwidth: {value: 400 Mbit/s, source: \"measured\"}}`"
+)]
 pub struct Links {
     /// Between any two devices not named below.
     pub default: Link,
@@ -199,7 +211,10 @@ fn carries(place: &str, link: &Link) -> Result<(), DocumentError> {
 
 /// What is known of the link between two named devices. The first entry that names a pair counts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "a pair and its link, as `{devices: [one, other], unreachable: both}`"
+)]
 pub struct NamedLink {
     /// The two devices.
     pub devices: [String; 2],
@@ -245,7 +260,7 @@ impl NamedLink {
 
 /// How a plan is sought.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "planner options, as `{strategy: exact, rounds: 2}`")]
 pub struct PlannerOptions {
     /// Strategy by name; the command line's default if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]

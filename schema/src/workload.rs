@@ -20,7 +20,7 @@ const MAX_SEQUENCES: u32 = 1024;
 
 /// How many tokens go in and come out.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a workload, as `{prompt: 32, generate: 16}`")]
 pub struct Workload {
     /// Tokens of the prompt.
     pub prompt: u32,
@@ -39,7 +39,10 @@ pub struct Workload {
 
 /// Drafting tokens with a small model on the head, and verifying them in one batch.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "a draft, as `{draft: {profile: llama-8b}, tokens: 4, acceptance: {value: 70 %, source: \"assumed\"}}`"
+)]
 pub struct Speculation {
     /// The small model, with the large one's vocabulary. The head holds it whole.
     pub draft: ModelRef,

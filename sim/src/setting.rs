@@ -171,7 +171,9 @@ fn storage(
     };
     let read_ahead = read_ahead(device, chunk);
     let placed = Placed { device, place: seat, seed, room: cache, share: layout.chunks(), chunk };
-    Storage::with_chunks(placed.policy(), read_ahead, speed, chunk).unwired_after(unwired_after(device))
+    Storage::with_chunks(placed.policy(), read_ahead, speed, chunk)
+        .unwired_after(unwired_after(device))
+        .turned_over_at(device.disk.turnover.as_ref().map(|rate| rate.value))
 }
 
 /// How far reading by faults runs ahead of computing.

@@ -12,6 +12,7 @@
 //! Not here: who touches what and when.
 
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
+use hearth_schema::rates::{DISCARDING, INSERTING, LOOKING};
 
 use crate::engine::Nanos;
 use crate::page_cache::{Access, CHUNK_BYTES, Chunk, Counters, Fetch, Policy, Readahead};
@@ -36,22 +37,28 @@ pub const ASIDE: Chunk = Chunk::MAX;
 /// What memory management costs the thread that causes it.
 #[derive(Debug, Clone, Copy)]
 pub struct KernelCosts {
-    /// Allocating, charging and queueing one chunk that is read ahead: 28 ms for 200 MiB were measured.
+    /// Allocating, charging and queueing one chunk that is read ahead.
     pub insert: Seconds,
-    /// One look at a chunk in search of a victim. With 200 MiB to age and 200 MiB to evict the same `WILLNEED`
-    /// calls took 60 to 70 ms.
+    /// One look at a chunk in search of a victim.
     pub look: Seconds,
     /// Unmapping and freeing one chunk by `MADV_PAGEOUT`: 120 ms for 400 MiB.
     pub release: Seconds,
-    /// Unmapping and freeing one chunk by `MADV_DONTNEED` and `POSIX_FADV_DONTNEED`: 0.10 ms for 1 MiB.
+    /// Unmapping and freeing one chunk by `MADV_DONTNEED` and `POSIX_FADV_DONTNEED`.
     pub discard: Seconds,
 }
 
 impl KernelCosts {
     /// The measured costs, for chunks of a size.
     pub fn measured(chunk: Bytes) -> Self {
-        let of = |seconds: f64, mib: u64| Seconds(seconds * chunk.as_f64() / Bytes::mib(mib).as_f64());
-        Self { insert: of(0.028, 200), look: of(0.035, 400), release: of(0.12, 400), discard: of(0.04, 400) }
+        let of = |(time, bytes): (Seconds, Bytes)| Seconds(time.0 * chunk.as_f64() / bytes.as_f64());
+        let release = of((Seconds(0.12), Bytes::mib(400)));
+        Self { insert: of(INSERTING), look: of(LOOKING), release, discard: of(DISCARDING) }
+    }
+
+    /// The same where a thread turns pages over at another rate.
+    fn turned_over(self, chunk: Bytes, rate: BytesPerSecond) -> Self {
+        let share = (chunk / rate).0 / (self.insert + self.discard).0;
+        Self { insert: self.insert * share, discard: self.discard * share, ..self }
     }
 }
 
@@ -113,6 +120,15 @@ impl Storage {
     #[must_use]
     pub fn unwired_after(mut self, idle: Option<Seconds>) -> Self {
         self.unwired_after = idle.map(Seconds::to_nanos);
+        self
+    }
+
+    /// The same on a device whose kernel brings pages in and gives them up at this rate, if that is known.
+    #[must_use]
+    pub fn turned_over_at(mut self, rate: Option<BytesPerSecond>) -> Self {
+        if let Some(rate) = rate {
+            self.costs = self.costs.turned_over(self.chunk, rate);
+        }
         self
     }
 

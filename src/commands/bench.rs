@@ -213,9 +213,15 @@ fn table(comparison: &Comparison) -> String {
         row("decode, % of reading", 0, share(ours), theirs.map(share), None);
         row("reading, GB/s", 1, reading * 1e-9, None, None);
     }
-    let size = |speed: &Speed| speed.resident_bytes.map(|bytes| bytes as f64 / *file_bytes as f64);
-    if let Some(ours) = size(hearth) {
-        row("resident memory / file", 3, ours, peer.and_then(size), None);
+    let in_files = |bytes: Option<u64>| bytes.map(|bytes| bytes as f64 / *file_bytes as f64);
+    let resident: [(&str, fn(&Speed) -> Option<u64>); 2] = [
+        ("resident memory / file", |speed| speed.resident_bytes),
+        ("  after the prompts", |speed| speed.resident_bytes_after_prompts),
+    ];
+    for (name, bytes) in resident {
+        if let Some(ours) = in_files(bytes(hearth)) {
+            row(name, 3, ours, peer.and_then(|peer| in_files(bytes(peer))), None);
+        }
     }
     lines.push("\n".into());
     lines.join("\n")
@@ -233,6 +239,7 @@ mod tests {
             prefill: vec![Prefill { tokens: 64, tokens_per_s: 10.0 * decode }],
             decode_tokens_per_s: decode,
             resident_bytes: Some(100),
+            resident_bytes_after_prompts: None,
             weight_bytes_per_token: Some(1_000_000_000),
             read_bytes_per_s: Some(decode * 2e9),
             instructions: None,

@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 use super::{print_json, simulate};
 use crate::cli::ExecuteArgs;
 use crate::diagnostics::Failure;
-use crate::documents::{LoadedScenario, open_model, read_plan, write, write_trace};
+use crate::documents::{LoadedScenario, in_a_folder, open_model, read_plan, write, write_trace};
 use crate::happenings;
 use crate::interruption::INTERRUPTED;
 use crate::output::{say, tell};
@@ -38,6 +38,7 @@ struct Output {
 
 /// Runs the verb.
 pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
+    args.trace.as_deref().map_or(Ok(()), in_a_folder)?;
     let key = Key::given(args.key.as_deref())?;
     let plan = read_plan(&args.plan)?;
     let model = Arc::new(open_model(&args.model)?);

@@ -24,7 +24,9 @@ use super::{plan, print_json, simulate};
 use crate::cli::LabArgs;
 use crate::counters;
 use crate::diagnostics::Failure;
-use crate::documents::{LoadedScenario, open_model, read, read_trace, write, write_trace};
+use crate::documents::{
+    LoadedScenario, in_a_folder, make_folder, open_model, read, read_trace, write_in, write_trace,
+};
 use crate::limits;
 use crate::output::{say, tell};
 use crate::progress;
@@ -112,6 +114,7 @@ fn run_through(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
         loaded.generate(tokens)?;
     }
     check(args, &loaded.scenario)?;
+    args.report.as_deref().map_or(Ok(()), in_a_folder)?;
     let model = args.model.clone().or_else(|| loaded.model_file()).ok_or_else(|| {
         Failure::unusable("the lab runs a real model, and the scenario names none")
             .at(args.scenario.display())
@@ -139,7 +142,7 @@ fn run_through(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
     let report = Report::new(vec![predicted.clone(), measured.clone()]).map_err(Failure::running)?;
     if args.report.is_some() {
         for (name, bytes) in report.files() {
-            write(&folder.join(name), &bytes)?;
+            write_in(&folder, name, &bytes)?;
         }
     }
     let output = Output {
@@ -193,6 +196,7 @@ impl Lab {
             }
         }
         let folder = args.report.clone().unwrap_or_else(|| copies::folder(&scratch));
+        make_folder(&folder)?;
         let program = std::env::current_exe().map_err(Failure::running)?;
         let pass_tokens = loaded.scenario.workload.prompt.min(MAX_PASS_TOKENS);
         Ok(Lab { children: Vec::new(), groups, copies, program, folder, pass_tokens })
@@ -265,7 +269,7 @@ impl Lab {
         if let Some(address) = first {
             cluster.links = measured_links(&address)?;
         }
-        write(&self.folder.join("plan.yaml"), plan.to_yaml().as_bytes())?;
+        write_in(&self.folder, "plan.yaml", plan.to_yaml().as_bytes())?;
         Ok(plan)
     }
 
@@ -280,8 +284,8 @@ impl Lab {
     ) -> Result<(), Failure> {
         limits::restrict_memory(&loaded.scenario, cluster, plan, idle);
         for (entry, member) in loaded.scenario.devices.iter().zip(&cluster.members) {
-            let path = self.folder.join(format!("{}.device.yaml", entry.name));
-            write(&path, member.device.to_yaml().as_bytes())?;
+            let name = format!("{}.device.yaml", entry.name);
+            write_in(&self.folder, name, member.device.to_yaml().as_bytes())?;
         }
         Ok(())
     }
@@ -298,7 +302,7 @@ impl Lab {
         trace.write(&mut text).map_err(Failure::running)?;
         let hash = hearth_schema::digest::of(&String::from_utf8_lossy(&text));
         write_trace(&self.folder.join("predicted.trace"), &trace)?;
-        write(&self.folder.join("predicted.sha256"), format!("{hash}\n").as_bytes())?;
+        write_in(&self.folder, "predicted.sha256", format!("{hash}\n").as_bytes())?;
         Ok((trace, hash))
     }
 

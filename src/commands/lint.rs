@@ -47,7 +47,7 @@ fn of_plan(args: &LintArgs, loaded: &LoadedScenario, mut cluster: Cluster) -> Re
         None => match plan::read_or_make(None, loaded, &cluster, &args.planning) {
             Ok(plan) => plan,
             Err(failure) if failure.code == UNUSABLE => {
-                let fix = "try another strategy, fewer rounds, a shorter context or a smaller model";
+                let fix = failure.advice().unwrap_or("try another strategy or a smaller model").to_owned();
                 return Ok(vec![Finding::error("no-plan", "scenario", failure.reason(), fix)]);
             }
             Err(failure) => return Err(failure),

@@ -17,7 +17,8 @@ use serde::Serialize;
 use super::{compare, print_json};
 use crate::cli::{PlanArgs, Planning};
 use crate::diagnostics::Failure;
-use crate::documents::{LoadedScenario, read_plan, write};
+use crate::documents::{LoadedScenario, in_a_folder, read_plan, write};
+use crate::hints;
 use crate::output::{say, tell};
 use crate::refinement::{self, Effort};
 
@@ -26,6 +27,7 @@ pub const DEFAULT_STRATEGY: &str = "overlap";
 
 /// Runs the verb.
 pub fn run(args: &PlanArgs, json: bool) -> Result<ExitCode, Failure> {
+    args.output.as_deref().map_or(Ok(()), in_a_folder)?;
     let mut loaded = LoadedScenario::read(&args.scenario)?;
     loaded.keep_weights(&args.planning)?;
     let cluster = loaded.cluster(args.model.as_deref())?;
@@ -128,8 +130,8 @@ pub fn make(
 
 /// That a strategy has no plan.
 pub fn refused(refusal: Refusal) -> Failure {
-    Failure::unusable(refusal)
-        .hint("try another strategy, fewer rounds, a shorter context or a smaller model")
+    let hint = hints::of_refusal(&refusal);
+    Failure::unusable(refusal).hint(hint)
 }
 
 /// What `--json` gives.

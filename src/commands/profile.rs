@@ -9,12 +9,13 @@ use hearth_profiles::Document;
 use super::print_json;
 use crate::cli::ProfileArgs;
 use crate::diagnostics::Failure;
-use crate::documents::write;
+use crate::documents::{in_a_folder, write};
 use crate::output::say;
 use crate::progress;
 
 /// Runs the verb.
 pub fn run(args: &ProfileArgs, json: bool) -> Result<ExitCode, Failure> {
+    args.output.as_deref().map_or(Ok(()), in_a_folder)?;
     let options = ProfileOptions {
         name: args.name.clone(),
         model: args.model.clone(),

@@ -7,15 +7,16 @@ use hearth_reports::Report;
 use super::print_json;
 use crate::cli::ReportArgs;
 use crate::diagnostics::Failure;
-use crate::documents::{read_trace, write};
+use crate::documents::{in_a_folder, read_trace, write_in};
 use crate::output::say;
 
 /// Runs the verb.
 pub fn run(args: &ReportArgs, json: bool) -> Result<ExitCode, Failure> {
+    in_a_folder(&args.output)?;
     let traces = args.traces.iter().map(|path| read_trace(path)).collect::<Result<Vec<_>, _>>()?;
     let report = Report::new(traces).map_err(Failure::unusable)?;
     for (name, bytes) in report.files() {
-        write(&args.output.join(name), &bytes)?;
+        write_in(&args.output, name, &bytes)?;
     }
     if json {
         print_json(report.comparison())?;

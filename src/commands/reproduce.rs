@@ -22,7 +22,7 @@ use super::simulate::Memory;
 use super::{plan, print_json, simulate};
 use crate::cli::ReproduceArgs;
 use crate::diagnostics::Failure;
-use crate::documents::{LoadedScenario, read, write};
+use crate::documents::{LoadedScenario, in_a_folder, read, write_in};
 use crate::output::{say, tell};
 use crate::refinement::Effort;
 use crate::{limits, progress, uncertainty};
@@ -43,13 +43,14 @@ struct Output {
 /// Runs the verb.
 pub fn run(args: &ReproduceArgs, json: bool) -> Result<ExitCode, Failure> {
     let documents = if args.documents.is_empty() { shipped()? } else { args.documents.clone() };
+    args.output.as_deref().map_or(Ok(()), in_a_folder)?;
     let mut outputs = Vec::new();
     for path in &documents {
         let published: Published = read(path)?;
         let results = results(&published, path.parent().unwrap_or(Path::new("")), args)?;
         if let Some(folder) = &args.output {
             for (name, bytes) in page::files(&published, &results) {
-                write(&folder.join(&published.name).join(name), &bytes)?;
+                write_in(folder, Path::new(&published.name).join(name), &bytes)?;
             }
         }
         let scores = Scores::of(&published, &results);
@@ -62,6 +63,8 @@ pub fn run(args: &ReproduceArgs, json: bool) -> Result<ExitCode, Failure> {
         print_json(&outputs)?;
     } else if let Some(folder) = &args.output {
         say!("wrote {}\n", folder.display());
+    } else {
+        say!("Every cell with its plan, its error and what is known of it: add `-o FOLDER`.\n");
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -18,6 +18,9 @@ use crate::diagnostics::Failure;
 /// Keys that describe: nothing follows from them.
 const DESCRIBING: [&str; 6] = ["schema", "name", "about", "source", "spread", "address"];
 
+/// What is said where a value stands without its source.
+const WITHOUT_SOURCE: &str = "a value and where it comes from";
+
 /// Which document a place is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
@@ -151,7 +154,7 @@ impl Documents {
                     let mut keys = quoted(&plain).map(str::to_owned);
                     return Refused::Unknown { key: keys.next().unwrap_or_default(), beside: keys.collect() };
                 }
-                Refused::Value(if plain.contains("struct Sourced") { sourced } else { plain })
+                Refused::Value(if plain.contains(WITHOUT_SOURCE) { sourced } else { plain })
             })
         })
     }

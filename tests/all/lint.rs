@@ -148,3 +148,26 @@ fn a_limit_above_the_devices_memory_is_seen_although_it_counts() {
     let file = write(folder.path(), "s.yaml", &scenario(512, devices));
     assert_eq!(codes(&lint(&[&file], 0)), ["limit-above-memory"]);
 }
+
+#[test]
+fn numbers_that_nothing_on_sale_has_are_asked_about() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let text = scenario(512, TWO).replace("400 Mbit/s", "0.002 Mbit/s");
+    let file = write(folder.path(), "s.yaml", &text);
+    let found = lint(&[&file], 0);
+    let absurd: Vec<&Value> = found.iter().filter(|finding| finding["code"] == "absurd-number").collect();
+    assert_eq!(absurd.len(), 1, "{found:?}");
+    assert_eq!(absurd[0]["where"], "scenario links.default.bandwidth");
+    let device = hearth_profiles::device::shipped_yaml("d3").expect("d3 is shipped");
+    let device = device.replace("3.17 GB/s", "500 GB/s").replace("{value: 9.7 GiB", "{value: 3 MiB");
+    write(folder.path(), "d.yaml", &device);
+    let text = scenario(512, "  - {name: a, profile: d.yaml}\n  - {name: b, profile: d2, head: true}");
+    let file = write(folder.path(), "t.yaml", &text);
+    let output = run(&["lint", &file, "--json"]);
+    let found: Value = serde_json::from_slice(&output.stdout).expect("one JSON document");
+    let places: Vec<&str> =
+        found.as_array().expect("a list").iter().filter_map(|it| it["where"].as_str()).collect();
+    for place in ["device `a` disk.sequential", "device `a` memory.available"] {
+        assert!(places.contains(&place), "{places:?}");
+    }
+}

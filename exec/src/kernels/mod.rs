@@ -222,6 +222,20 @@ impl Instructions {
         Instructions::SCALAR
     }
 
+    /// All that this processor has, the best last.
+    pub fn available() -> Vec<Instructions> {
+        let best = Instructions::detect();
+        let mut all = vec![Instructions::SCALAR];
+        #[cfg(target_arch = "x86_64")]
+        if best.0 == Set::Avx512 {
+            all.push(Instructions(Set::Avx2));
+        }
+        if best != Instructions::SCALAR {
+            all.push(best);
+        }
+        all
+    }
+
     /// Its name in traces.
     pub fn name(self) -> &'static str {
         match self.0 {

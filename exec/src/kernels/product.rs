@@ -106,9 +106,9 @@ pub(crate) unsafe fn rows_product(
             // SAFETY: this value exists only where the processor has AVX-512 and all that AVX2 kernels need.
             unsafe {
                 if panel::pays(matrix.format, input.tokens()) {
-                    panel::multiply(tile)
+                    panel::multiply(tile);
                 } else {
-                    avx2_tile(tile)
+                    avx2_tile(tile);
                 }
             }
         }

@@ -125,8 +125,11 @@ proptest! {
             let matrix = Matrix { format, length, rows, bytes: &bytes };
             let mut input = random_activations(tokens, length, seed);
             let scalar = product_bits(Instructions::SCALAR, matrix, &mut input);
-            let mut again = random_activations(tokens, length, seed);
-            prop_assert_eq!(&scalar, &product_bits(Instructions::detect(), matrix, &mut again), "{}", format);
+            for instructions in Instructions::available() {
+                let mut again = random_activations(tokens, length, seed);
+                let found = product_bits(instructions, matrix, &mut again);
+                prop_assert_eq!(&scalar, &found, "{} with {}", format, instructions.name());
+            }
         }
     }
 

@@ -11,6 +11,7 @@
 //! | `limit-above-memory` | warning | a limit gives a device memory that it does not have |
 //! | `link-twice` | warning | a link that is never used |
 //! | `event-after-end` | warning | an event that never happens |
+//! | `absurd-number` | warning | a rate or a memory that nothing on sale has |
 //! | `slow-link` | warning | a hop takes long whatever the plan |
 //! | `memory-share-while-planning` | note | planners do not know this limit |
 //! | `no-plan` | error | the strategy refuses (found by the caller) |
@@ -40,6 +41,7 @@
 
 mod devices;
 mod held;
+mod rates;
 mod ring;
 mod scenario;
 

@@ -35,6 +35,8 @@ pub(crate) struct Choice {
 #[derive(Default)]
 struct Menu {
     choices: Vec<Choice>,
+    /// `busy` and `own` of each, close together: a search looks at them again and again.
+    paces: Vec<[f64; 2]>,
     /// Where the choices of `place * (W + 1) + window` end.
     ends: Vec<usize>,
 }
@@ -67,6 +69,7 @@ impl Menus {
                     menu.ends.push(menu.choices.len());
                 }
             }
+            menu.paces = menu.choices.iter().map(|choice| [choice.busy, choice.own]).collect();
             menu
         };
         let of: Vec<Menu> = (0..model.device_count()).map(menu).collect();
@@ -77,19 +80,24 @@ impl Menus {
         Self { of, columns, places, bounds, bound: 0.0 }
     }
 
-    /// The least `own` without being busier than the bound.
-    fn choice(&self, device: usize, window: u32, placed: usize) -> Option<&Choice> {
+    /// The least `own` without being busier than the bound: where it stands among the device's choices.
+    fn place(&self, device: usize, window: u32, placed: usize) -> Option<usize> {
         let menu = &self.of[device];
         let index = placed.min(self.places - 1) * self.columns + window as usize;
         let start = if index == 0 { 0 } else { menu.ends[index - 1] };
-        let all = &menu.choices[start..menu.ends[index]];
-        all[..all.partition_point(|choice| choice.busy <= self.bound)].last()
+        let all = &menu.paces[start..menu.ends[index]];
+        let within = all.iter().take_while(|[busy, _]| *busy <= self.bound).count();
+        (start + within).checked_sub(1).filter(|_| within > 0)
+    }
+
+    fn choice(&self, device: usize, window: u32, placed: usize) -> Option<&Choice> {
+        self.place(device, window, placed).map(|place| &self.of[device].choices[place])
     }
 }
 
 impl WindowTimes for Menus {
     fn seconds(&self, device: usize, window: u32, placed: usize) -> f64 {
-        self.choice(device, window, placed).map_or(f64::INFINITY, |choice| choice.own)
+        self.place(device, window, placed).map_or(f64::INFINITY, |place| self.of[device].paces[place][1])
     }
 
     fn places(&self) -> usize {
@@ -109,7 +117,9 @@ pub(crate) fn fastest(
         menus.bound = bound;
         problem.fastest(menus).map_or(f64::INFINITY, |ring| ring.seconds)
     };
-    // The first bound that the sum stays within: one that is known to be too small, and steps that double from there.
+    // The first bound that the sum stays within: from one that is known to be too small, as all below the sum without any
+    // bound are, in steps that double from there.
+    let at_least = at_least.max(sum(menus, f64::INFINITY));
     let mut low = menus.bounds.partition_point(|bound| *bound < at_least * (1.0 - 1e-9));
     let (mut high, mut step) = (low, 1);
     while high < count && sum(menus, menus.bounds[high]) > menus.bounds[high] {

@@ -74,7 +74,7 @@ pub enum PageCachePolicy {
 
 /// Numbers of the policies that need some; those that are absent are assumed by the simulator.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields, default, expecting = "keys of how memory is reclaimed, as `{keep_alive: true}`")]
 pub struct Reclaim {
     /// macOS and Android: what compressed memory takes of its size.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -98,7 +98,10 @@ pub struct Reclaim {
 
 /// A copy that costs a fixed time and a time per byte.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "a copy's `latency` and `bandwidth`, each with a source, as `latency: {value: 10 us, source: \"measured\"}`"
+)]
 pub struct Transfer {
     /// Time of an empty copy.
     pub latency: Sourced<Seconds>,
@@ -115,7 +118,10 @@ impl Transfer {
 
 /// The processor.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "the keys of a processor: `name`, `cores`, `matvec` and others, as `hearth profile` writes them"
+)]
 pub struct Cpu {
     /// Name as the system tells it.
     pub name: String,
@@ -152,7 +158,10 @@ pub struct Cpu {
 
 /// A graphics processor.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "the keys of a GPU: `kind`, `name`, `memory_available` and others, as in the shipped device `d3`"
+)]
 pub struct Gpu {
     /// How it is driven.
     pub kind: GpuKind,
@@ -184,7 +193,10 @@ pub struct Gpu {
 
 /// Main memory.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "the keys of memory, as `available: {value: 9.7 GiB, source: \"read from /proc/meminfo\"}`"
+)]
 pub struct Memory {
     /// Installed, or the limit of the control group.
     pub total: Sourced<Bytes>,
@@ -216,7 +228,10 @@ impl Memory {
 
 /// The disk that holds the model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "the keys of a disk, as `sequential: {value: 3 GB/s, source: \"measured\"}`"
+)]
 pub struct Disk {
     /// Explicit sequential reads: s_disk on Linux and Android.
     pub sequential: Sourced<BytesPerSecond>,
@@ -229,6 +244,10 @@ pub struct Disk {
     /// Populating a mapping ahead of use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub populate: Option<Sourced<BytesPerSecond>>,
+    /// What one thread brings into the page cache and gives up again at most, however fast the disk: the kernel's
+    /// work for pages, which bounds a device that streams its weights. Absent: as on a machine where it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turnover: Option<Sourced<BytesPerSecond>>,
     /// Time to the first byte of a request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency: Option<Sourced<Seconds>>,
@@ -243,7 +262,7 @@ pub struct Disk {
 
 /// A device, as measured or as published.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a device document, which begins with `schema: device/1`")]
 pub struct Device {
     /// `device/1`.
     pub schema: String,
@@ -276,7 +295,23 @@ impl Device {
             Os::Linux | Os::Android => self.disk.sequential.value,
             Os::Macos => self.disk.random.as_ref().unwrap_or(&self.disk.sequential).value,
         };
-        self.disk.limit.as_ref().map_or(rate, |limit| BytesPerSecond(rate.0.min(limit.value.0)))
+        self.disk.within_limit(rate)
+    }
+}
+
+impl Disk {
+    /// What a device gets that reads ahead of its turn: the rate of populating, or of sequential reads.
+    pub fn ahead_read(&self) -> BytesPerSecond {
+        self.within_limit(self.populate.as_ref().unwrap_or(&self.sequential).value)
+    }
+
+    /// What a device gets that computes on what is not there: the rate of page faults, or of sequential reads.
+    pub fn fault_read(&self) -> BytesPerSecond {
+        self.within_limit(self.fault.as_ref().unwrap_or(&self.sequential).value)
+    }
+
+    fn within_limit(&self, rate: BytesPerSecond) -> BytesPerSecond {
+        self.limit.as_ref().map_or(rate, |limit| BytesPerSecond(rate.0.min(limit.value.0)))
     }
 }
 
@@ -357,6 +392,7 @@ impl Device {
             ("fault", &self.disk.fault),
             ("random", &self.disk.random),
             ("populate", &self.disk.populate),
+            ("turnover", &self.disk.turnover),
             ("limit", &self.disk.limit),
         ];
         for (key, rate) in disk {

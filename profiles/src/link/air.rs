@@ -41,7 +41,10 @@ const MOST_CHANNELS: usize = 16;
 
 /// The Wi-Fi of a cluster.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "channels, as `channels: [{name: 5 GHz, bandwidth: {value: 400 Mbit/s, source: \"measured\"}, stations: [one, other]}]`"
+)]
 pub struct Air {
     /// Each with air time of its own.
     pub channels: Vec<Channel>,
@@ -52,7 +55,10 @@ pub struct Air {
 
 /// One channel: its stations share its air time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "a channel, as `{name: 5 GHz, bandwidth: {value: 400 Mbit/s, source: \"measured\"}, stations: [one, other]}`"
+)]
 pub struct Channel {
     /// As people call it, `5 GHz`.
     pub name: String,
@@ -79,7 +85,10 @@ pub struct Channel {
 
 /// A log-normal delay.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "a delay, as `{median: {value: 2 ms, source: \"measured\"}, sigma: {value: 0.5, source: \"measured\"}}`"
+)]
 pub struct Delay {
     /// Half of all delays are longer.
     pub median: Sourced<Seconds>,
@@ -112,7 +121,10 @@ pub enum Preset {
 
 /// One kind of stall. Its beginnings are a Poisson process and its lengths uniform.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "a kind of stall, as `{rate: 0.1 /s, from: 60 ms, to: 100 ms, source: \"measured\"}`"
+)]
 pub struct Stall {
     /// How often.
     pub rate: PerSecond,
@@ -126,7 +138,7 @@ pub struct Stall {
 
 /// What TCP adds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+#[serde(deny_unknown_fields, default, expecting = "what TCP adds, as `{idle_restart: true}`")]
 pub struct Tcp {
     /// Whether a connection that was idle for a retransmission timeout begins again with the initial window (RFC
     /// 5681, section 4.1; `net.ipv4.tcp_slow_start_after_idle`). What is longer than that window then waits for

@@ -1,7 +1,8 @@
 //! How fast is the disk that holds the model?
 //!
 //! Four ways of reading that a run uses, each cold: explicit reads, page faults on a mapping by the compute
-//! threads, populating a mapping ahead of use, and single pages at random places. The model's own file is
+//! threads, populating a mapping ahead of use, and single pages at random places; and the processor's time for a
+//! thread that streams, asking, populating and giving up, which bounds it on any disk. The model's own file is
 //! read where there is one, because file systems differ and files are laid out differently; else, or if
 //! other processes keep its pages in memory, a scratch file next to it.
 //!
@@ -88,6 +89,18 @@ pub fn disk(
         Err(MeasureError::File { source, .. }) if is_unsupported(&source) => None,
         Err(error) => return Err(error),
     };
+    progress("disk: streaming");
+    let turnover = match file.turnover(effort) {
+        Ok(samples) => Some(rate(
+            &samples,
+            &format!(
+                "processor time of one thread that asks for pieces of {what} of 1 MiB (MADV_WILLNEED), populates \
+                 them and gives them up (MADV_DONTNEED, fadvise), {cold}"
+            ),
+        )?),
+        Err(MeasureError::File { source, .. }) if is_unsupported(&source) => None,
+        Err(error) => return Err(error),
+    };
     progress("disk: random reads");
     let jumps = file.jumps(effort)?;
     let latency = jumps.sourced(Seconds, &format!("one read of 4 KiB at random places of {what}, {cold}"));
@@ -102,6 +115,7 @@ pub fn disk(
         fault: Some(fault),
         random: Some(random),
         populate,
+        turnover,
         latency: Some(latency),
         limit: None,
         read_ahead,
@@ -144,9 +158,8 @@ mod tests {
     use super::*;
 
     fn assert_usable(disk: &Disk) {
-        let rates =
-            [Some(&disk.sequential), disk.fault.as_ref(), disk.random.as_ref(), disk.populate.as_ref()];
-        for rate in rates.into_iter().flatten() {
+        let rates = [&disk.fault, &disk.random, &disk.populate, &disk.turnover].map(Option::as_ref);
+        for rate in rates.into_iter().flatten().chain([&disk.sequential]) {
             assert!(rate.value.0.is_finite() && rate.value.0 > 0.0, "{rate:?}");
             assert!(rate.source.contains("median of "), "{rate:?}");
         }

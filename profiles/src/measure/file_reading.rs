@@ -29,6 +29,10 @@ const CHUNK: u64 = 32 << 10;
 /// Bytes of one call of `MADV_POPULATE_READ`: the executor's.
 const POPULATE: usize = 2 << 20;
 
+/// Bytes of a piece that is streamed, and of those that are asked for before the first is waited for: the executor's.
+const PIECE: usize = 1 << 20;
+const UNDER_WAY: usize = 4 << 20;
+
 /// The share of a range that may stay in the page cache after it was dropped.
 const COLD: f64 = 0.1;
 
@@ -105,6 +109,29 @@ impl ColdFile {
                 return Ok(bytes as f64 / time);
             }
         }
+    }
+
+    /// Bytes for each second that a streaming thread spends on the processor. Waiting for the disk does not count.
+    pub(super) fn turnover(&mut self, effort: &Effort) -> Result<Samples, MeasureError> {
+        let begun = now();
+        let mut rates = Vec::with_capacity(effort.samples);
+        mapping::drop_cache(&self.file, &(0..self.length));
+        while rates.len() < effort.samples && (rates.is_empty() || now() - begun < effort.limit.0) {
+            let (mut bytes, mut busy) = (0, 0.0);
+            let until = now() + effort.disk_sample.0;
+            while bytes == 0 || now() < until {
+                let window = self.window();
+                let streamed = by_streaming(&self.file, &window, until);
+                let (done, seconds) = streamed.map_err(MeasureError::file("stream", &self.path))?;
+                mapping::drop_cache(&self.file, &window);
+                self.position = if window.start + done >= self.length { 0 } else { window.start + done };
+                bytes += done;
+                busy += seconds;
+            }
+            rates.push(bytes as f64 / busy.max(1e-9));
+        }
+        mapping::drop_cache(&self.file, &(0..self.length));
+        Ok(Samples::new(rates))
     }
 
     /// Seconds of single cold reads of 4 KiB at places all over the file.
@@ -193,6 +220,51 @@ pub(super) fn by_populating(file: &File, range: &Range<u64>, until: f64) -> io::
 pub(super) fn by_populating(_: &File, _: &Range<u64>, _: f64) -> io::Result<u64> {
     let _ = POPULATE;
     Err(io::ErrorKind::Unsupported.into())
+}
+
+/// Streams a part of a file on one thread, as the executor's does: how many bytes, and this thread's time on the
+/// processor for them.
+#[cfg(target_os = "linux")]
+fn by_streaming(file: &File, range: &Range<u64>, until: f64) -> io::Result<(u64, f64)> {
+    let map = mapping::map(file, range)?;
+    let piece = |at: usize| at..map.len().min(at + PIECE);
+    let begun = thread_seconds()?;
+    let (mut asked, mut done) = (0, 0);
+    while done < map.len() {
+        while asked < map.len() && asked - done < UNDER_WAY {
+            let own = piece(asked);
+            map.advise_range(memmap2::Advice::WillNeed, own.start, own.len())?;
+            asked = own.end;
+        }
+        let own = piece(done);
+        map.advise_range(memmap2::Advice::PopulateRead, own.start, own.len())?;
+        // SAFETY: the mapping is of a file, read-only and shared: what is unmapped comes back from the file.
+        unsafe { map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, own.start, own.len()) }?;
+        mapping::drop_cache(file, &(range.start + own.start as u64..range.start + own.end as u64));
+        done = own.end;
+        if now() >= until {
+            break;
+        }
+    }
+    Ok((done as u64, thread_seconds()? - begun))
+}
+
+/// Elsewhere pages cannot be given up one by one.
+#[cfg(not(target_os = "linux"))]
+fn by_streaming(_: &File, _: &Range<u64>, _: f64) -> io::Result<(u64, f64)> {
+    let _ = (PIECE, UNDER_WAY);
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// What this thread has spent on the processor.
+#[cfg(target_os = "linux")]
+fn thread_seconds() -> io::Result<f64> {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the clock exists on Linux, and `time` is a valid place for the answer.
+    if unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9)
 }
 
 #[cfg(unix)]

@@ -39,29 +39,32 @@ def forget():
     L.llama_memory_clear(L.llama_get_memory(context), True)
 
 
+def resident_bytes():
+    try:
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmRSS:"))
+    except (OSError, StopIteration):
+        return None
+
+
 run([0])
 load = time.perf_counter() - start
+token, times = 0, []
+for _ in range(tokens):
+    start = time.perf_counter()
+    token = run([token])
+    times.append(time.perf_counter() - start)
+resident = resident_bytes()
 prefill = []
 for length in prompts:
     forget()
     start = time.perf_counter()
     run([at * 7919 % vocabulary for at in range(length)])
     prefill.append({"tokens": length, "tokens_per_s": length / (time.perf_counter() - start)})
-forget()
-token, times = run([0]), []
-for _ in range(tokens):
-    start = time.perf_counter()
-    token = run([token])
-    times.append(time.perf_counter() - start)
-resident = None
-try:
-    with open("/proc/self/status") as status:
-        resident = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmRSS:"))
-except (OSError, StopIteration):
-    pass
 print(json.dumps({
     "load_s": load,
     "prefill": prefill,
     "decode_tokens_per_s": 1 / statistics.median(times),
     "resident_bytes": resident,
+    "resident_bytes_after_prompts": resident_bytes(),
 }))

@@ -36,7 +36,11 @@ fn upper(halves: &[u8; 16]) -> __m256 {
 /// Four registers of eight lanes, the elements after the last whole 32, and the tree.
 #[inline]
 #[target_feature(enable = "avx2,fma")]
-fn finish(lanes: [__m256; 4], rest: impl Iterator<Item = (f32, f32)>) -> f32 {
+fn finish(lanes: [__m256; 4], rest: impl ExactSizeIterator<Item = (f32, f32)>) -> f32 {
+    if rest.len() == 0 {
+        let [a, b, c, d] = lanes;
+        return tree(_mm256_add_ps(_mm256_add_ps(a, b), _mm256_add_ps(c, d)));
+    }
     let mut all = [0.0f32; 32];
     for (part, lanes) in all.as_chunks_mut::<8>().0.iter_mut().zip(lanes) {
         // SAFETY: an unaligned store of the eight floats that the reference covers.
@@ -46,6 +50,15 @@ fn finish(lanes: [__m256; 4], rest: impl Iterator<Item = (f32, f32)>) -> f32 {
         *lane = weight.mul_add(value, *lane);
     }
     crate::kernels::tree(crate::kernels::fold(all))
+}
+
+/// The tree of [`crate::kernels::tree`].
+#[inline]
+#[target_feature(enable = "avx2")]
+fn tree(lanes: __m256) -> f32 {
+    let four = _mm_add_ps(_mm256_castps256_ps128(lanes), _mm256_extractf128_ps::<1>(lanes));
+    let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
 }
 
 #[inline]
@@ -132,19 +145,37 @@ pub(crate) fn scores_f16(query: &[f32], scale: f32, keys: &[f16], scores: &mut [
 /// `out = sum of probabilities[t] * values[t]` over f16 values, `[positions, value_length]`, t ascending.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(crate) fn mix_f16(probabilities: &[f32], values: &[f16], out: &mut [f32]) {
-    out.fill(0.0);
-    for (&probability, value) in probabilities.iter().zip(values.chunks_exact(out.len())) {
+    let length = out.len();
+    let mut done = 0;
+    // Sums of a run of numbers stay in registers while all positions pass.
+    while done + 64 <= length {
+        mix_run::<8>(probabilities, &values[done..], length, &mut out[done..done + 64]);
+        done += 64;
+    }
+    while done + 8 <= length {
+        mix_run::<1>(probabilities, &values[done..], length, &mut out[done..done + 8]);
+        done += 8;
+    }
+    for (at, out) in out.iter_mut().enumerate().skip(done) {
+        let values = values.iter().skip(at).step_by(length);
+        *out = probabilities.iter().zip(values).fold(0.0, |sum, (p, value)| p.mul_add(value.to_f32(), sum));
+    }
+}
+
+/// Eight times R neighbouring numbers of every position; rows begin `length` apart.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn mix_run<const R: usize>(probabilities: &[f32], values: &[f16], length: usize, out: &mut [f32]) {
+    let mut sums = [_mm256_setzero_ps(); R];
+    for (&probability, row) in probabilities.iter().zip(values.chunks(length)) {
         let factor = _mm256_set1_ps(probability);
-        let (chunks, rest) = out.as_chunks_mut::<8>();
-        let halves = value.as_chunks::<8>();
-        for (out, value) in chunks.iter_mut().zip(halves.0) {
-            let value: &[u8; 16] = bytemuck::cast_ref(value);
-            let sum = _mm256_fmadd_ps(factor, widen(value), load_floats(out));
-            // SAFETY: an unaligned store of the eight floats that the reference covers.
-            unsafe { _mm256_storeu_ps(out.as_mut_ptr(), sum) };
+        let row = &row.as_chunks::<8>().0[..R];
+        for (sum, value) in sums.iter_mut().zip(row) {
+            *sum = _mm256_fmadd_ps(factor, widen(bytemuck::cast_ref(value)), *sum);
         }
-        for (out, value) in rest.iter_mut().zip(halves.1) {
-            *out = probability.mul_add(value.to_f32(), *out);
-        }
+    }
+    for (out, sum) in out.as_chunks_mut::<8>().0.iter_mut().zip(sums) {
+        // SAFETY: an unaligned store of the eight floats that the reference covers.
+        unsafe { _mm256_storeu_ps(out.as_mut_ptr(), sum) };
     }
 }

@@ -43,7 +43,7 @@ fn lay_out(unpacked: &[[u8; COLUMNS]; ROWS], columns: usize, lines: &mut [Line; 
             // SAFETY: a load of the 64 bytes that the reference covers.
             *row = unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) };
         }
-        store_all(transposed(rows), lines);
+        store_all(&transposed(&rows), lines);
     }
 }
 
@@ -56,23 +56,23 @@ fn lay_out_numbers(unpacked: &[[i8; 32]; ROWS], lines: &mut [Line; 16]) {
         // SAFETY: a load of the 32 bytes that the reference covers.
         *row = _mm512_cvtepi8_epi16(unsafe { _mm256_loadu_si256(numbers.as_ptr().cast()) });
     }
-    store_all(transposed(rows), lines);
+    store_all(&transposed(&rows), lines);
 }
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn store_all(values: [__m512i; 16], lines: &mut [Line; 16]) {
+fn store_all(values: &[__m512i; 16], lines: &mut [Line; 16]) {
     for (line, value) in lines.iter_mut().zip(values) {
         // SAFETY: a store of the 64 bytes that the reference covers.
-        unsafe { _mm512_storeu_si512(std::ptr::from_mut(line).cast(), value) };
+        unsafe { _mm512_storeu_si512(std::ptr::from_mut(line).cast(), *value) };
     }
 }
 
 /// A matrix of sixteen by sixteen 32-bit numbers, turned about its diagonal.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn transposed(rows: [__m512i; 16]) -> [__m512i; 16] {
-    let mut fours = rows;
+fn transposed(rows: &[__m512i; 16]) -> [__m512i; 16] {
+    let mut fours = *rows;
     for at in (0..16).step_by(4) {
         let low = [
             _mm512_unpacklo_epi32(rows[at], rows[at + 1]),
@@ -171,6 +171,47 @@ fn sums_of_sixteen(numbers: &[Line], sums: &[[i16; 2]]) -> __m512i {
     total
 }
 
+/// The integers of a block of sixteen rows and T tokens: weights times scales times activations.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
+fn products<B: Block256, const T: usize>(
+    quants: &[Line; 64],
+    pairs_of_scales: &[Line],
+    activations: &[&[[i8; 4]]; T],
+) -> [__m512i; T] {
+    let mut totals = [_mm512_setzero_si512(); T];
+    for (pair, pairs_of_sixteen) in pairs_of_scales.iter().zip(quants.as_chunks::<8>().0).enumerate() {
+        let (pair_of_scales, lines) = pairs_of_sixteen;
+        for half in 0..2 {
+            let mut dots = [_mm512_setzero_si512(); T];
+            for four in 4 * half..4 * half + 4 {
+                let weights = load(&lines[four]);
+                for t in 0..T {
+                    let values = for_all_rows(&activations[t][8 * pair + four]);
+                    dots[t] = _mm512_dpbusd_epi32(dots[t], weights, values);
+                }
+            }
+            let scales = load(pair_of_scales);
+            // Each lane has two scales. Of 32 bits the lower one, or the upper one where it lies; of 16
+            // bits the one that the lower half of the sum is to meet, and zero for the upper half.
+            let scales = match (B::SMALL, half) {
+                (true, 0) => _mm512_and_si512(scales, _mm512_set1_epi32(0xffff)),
+                (true, _) => _mm512_srli_epi32::<16>(scales),
+                (false, 0) => _mm512_srai_epi32::<16>(_mm512_slli_epi32::<16>(scales)),
+                (false, _) => _mm512_srai_epi32::<16>(scales),
+            };
+            for t in 0..T {
+                totals[t] = if B::SMALL {
+                    _mm512_dpwssd_epi32(totals[t], dots[t], scales)
+                } else {
+                    _mm512_add_epi32(totals[t], _mm512_mullo_epi32(dots[t], scales))
+                };
+            }
+        }
+    }
+    totals
+}
+
 /// T tokens on a panel of blocks `from..from + count`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
@@ -195,36 +236,7 @@ fn tile256<B: Block256, const T: usize>(
             activations[t] = &input[t].quants.as_chunks::<4>().0[(from + at) * 64..][..64];
             sums_of[t] = &input[t].sums.as_chunks::<2>().0[(from + at) * 8..][..8];
         }
-        let mut totals = [_mm512_setzero_si512(); T];
-        for (pair, pairs_of_sixteen) in pairs_of_scales.iter().zip(quants.as_chunks::<8>().0).enumerate() {
-            let (pair_of_scales, lines) = pairs_of_sixteen;
-            for half in 0..2 {
-                let mut dots = [_mm512_setzero_si512(); T];
-                for four in 4 * half..4 * half + 4 {
-                    let weights = load(&lines[four]);
-                    for t in 0..T {
-                        let values = for_all_rows(&activations[t][8 * pair + four]);
-                        dots[t] = _mm512_dpbusd_epi32(dots[t], weights, values);
-                    }
-                }
-                let scales = load(pair_of_scales);
-                // Each lane has two scales. Of 32 bits the lower one, or the upper one where it lies; of 16
-                // bits the one that the lower half of the sum is to meet, and zero for the upper half.
-                let scales = match (B::SMALL, half) {
-                    (true, 0) => _mm512_and_si512(scales, _mm512_set1_epi32(0xffff)),
-                    (true, _) => _mm512_srli_epi32::<16>(scales),
-                    (false, 0) => _mm512_srai_epi32::<16>(_mm512_slli_epi32::<16>(scales)),
-                    (false, _) => _mm512_srai_epi32::<16>(scales),
-                };
-                for t in 0..T {
-                    totals[t] = if B::SMALL {
-                        _mm512_dpwssd_epi32(totals[t], dots[t], scales)
-                    } else {
-                        _mm512_add_epi32(totals[t], _mm512_mullo_epi32(dots[t], scales))
-                    };
-                }
-            }
-        }
+        let mut totals = products::<B, T>(quants, pairs_of_scales, &activations);
         let block_scale = _mm512_castsi512_ps(load(&panel.scales[at]));
         let block_minimum = _mm512_castsi512_ps(load(&panel.minima[at]));
         for t in 0..T {

@@ -1,0 +1,88 @@
+//! Which numbers of a device or a link cannot be meant?
+//!
+//! A wrong unit makes a number that reads well and is a thousand times off. Each quantity has a range, wider than all that
+//! is sold, outside of which somebody should look again.
+//!
+//! Not here: numbers that a document refuses, as zero.
+
+use hearth_profiles::device::Device;
+use hearth_profiles::{Bytes, BytesPerSecond, Link, Seconds};
+use hearth_schema::{Cluster, Scenario};
+
+use super::Finding;
+
+/// Disks. source: a floppy disk reads 60 kB/s; a drive on PCI Express 6 x4 is specified with 28 GB/s
+const DISK: [f64; 2] = [5e4, 4e10];
+/// Main memory of a processor. source: a Raspberry Pi 1 reads about 0.3 GB/s; a server with 12 channels of DDR5 0.6 TB/s
+const MEMORY_READ: [f64; 2] = [1e8, 2e12];
+/// Memory of a GPU. source: as above, and 8 TB/s of HBM3E
+const GPU_READ: [f64; 2] = [1e8, 2e13];
+/// Links. source: a modem has 56 kbit/s; the fastest Ethernet that is sold 800 Gbit/s
+const LINK: [f64; 2] = [7e3, 1e11];
+/// What a run may have of memory. source: assumed; below it no process starts, and above it no computer at home is
+const MEMORY: [u64; 2] = [16 << 20, 8 << 40];
+
+/// The findings about the numbers of devices and links.
+pub(super) fn findings(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
+    for (entry, member) in scenario.devices.iter().zip(&cluster.members) {
+        device(&entry.name, &member.device, found);
+    }
+    link("scenario links.default", &scenario.links.default, found);
+    for (index, named) in scenario.links.between.iter().enumerate() {
+        if let Some(own) = &named.link {
+            link(&format!("scenario links.between[{index}]"), own, found);
+        }
+    }
+}
+
+fn device(name: &str, device: &Device, found: &mut Vec<Finding>) {
+    let disk = &device.disk;
+    let ways = [
+        ("disk.fault", &disk.fault),
+        ("disk.populate", &disk.populate),
+        ("disk.turnover", &disk.turnover),
+        ("disk.limit", &disk.limit),
+    ];
+    rate(name, "disk.sequential", disk.sequential.value, DISK, found);
+    for (key, own) in ways {
+        if let Some(own) = own {
+            rate(name, key, own.value, DISK, found);
+        }
+    }
+    rate(name, "cpu.read_bandwidth", device.cpu.read_bandwidth.value, MEMORY_READ, found);
+    if let Some(gpu) = &device.gpu {
+        rate(name, "gpu.read_bandwidth", gpu.read_bandwidth.value, GPU_READ, found);
+        bytes(name, "gpu.memory_available", gpu.memory_available.value, found);
+    }
+    bytes(name, "memory.available", device.memory.available.value, found);
+}
+
+fn rate(name: &str, key: &str, value: BytesPerSecond, range: [f64; 2], found: &mut Vec<Finding>) {
+    if !(range[0]..=range[1]).contains(&value.0) {
+        found.push(absurd(format!("device `{name}` {key}"), &value.to_string()));
+    }
+}
+
+fn bytes(name: &str, key: &str, value: Bytes, found: &mut Vec<Finding>) {
+    if !(MEMORY[0]..=MEMORY[1]).contains(&value.0) {
+        found.push(absurd(format!("device `{name}` {key}"), &value.to_string()));
+    }
+}
+
+/// The shortest latency of a link that is one. source: assumed; light needs it for 30 m
+const SHORTEST: Seconds = Seconds(1e-7);
+
+fn link(place: &str, link: &Link, found: &mut Vec<Finding>) {
+    let (latency, bandwidth) = (link.latency.value, link.bandwidth.value);
+    if !(LINK[0]..=LINK[1]).contains(&bandwidth.0) {
+        found.push(absurd(format!("{place}.bandwidth"), &bandwidth.to_string()));
+    }
+    if latency < SHORTEST && latency.0 > 0.0 {
+        found.push(absurd(format!("{place}.latency"), &latency.to_string()));
+    }
+}
+
+fn absurd(place: String, value: &str) -> Finding {
+    let what = format!("{value} is beyond anything that is sold: times follow from it all the same");
+    Finding::warning("absurd-number", place, what, "check the number and its unit")
+}
