@@ -4,6 +4,7 @@
 
 mod architecture;
 mod bad_input;
+mod bench;
 mod both_runners;
 mod chat;
 mod comparison;
