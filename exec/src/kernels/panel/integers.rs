@@ -189,8 +189,7 @@ impl Block256 for BlockIq1S {
     }
 }
 
-/// Entries of the book of `IQ4_NL` and `IQ4_XS`, 128 above themselves. Looking sixteen bytes up at once is a matter of
-/// instructions.
+/// Entries of the book of `IQ4_NL` and `IQ4_XS`, 128 above themselves.
 pub(super) const BOOK: [u8; 16] = {
     let mut book = [0; 16];
     let mut at = 0;
