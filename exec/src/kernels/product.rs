@@ -106,18 +106,22 @@ pub(crate) unsafe fn rows_product(
         Set::Scalar => scalar_tile(tile),
         #[cfg(target_arch = "x86_64")]
         // SAFETY: this value exists only where the processor has AVX2, FMA and F16C.
-        Set::Avx2 => unsafe { avx2_tile(tile) },
-        #[cfg(target_arch = "x86_64")]
-        Set::Avx512 => {
-            // SAFETY: this value exists only where the processor has AVX-512 and all that AVX2 kernels need.
-            unsafe {
-                if panel::pays(matrix.format, input.tokens()) {
-                    panel::multiply(tile);
-                } else {
-                    avx2_tile(tile);
-                }
+        Set::Avx2 => unsafe {
+            if panel::pays(matrix.format, input.tokens()) {
+                panel::avx2(tile);
+            } else {
+                avx2_tile(tile);
             }
-        }
+        },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: this value exists only where the processor has AVX-512 and all that AVX2 kernels need.
+        Set::Avx512 => unsafe {
+            if panel::pays(matrix.format, input.tokens()) {
+                panel::avx512(tile);
+            } else {
+                avx2_tile(tile);
+            }
+        },
     }
 }
 
