@@ -42,9 +42,9 @@ pub(crate) const ROWS: usize = 16;
 /// Most columns of a panel.
 const COLUMNS: usize = 1024;
 
-/// Fewest tokens for which laying weights out anew pays, in every format, with AVX2 and with AVX-512.
+/// Fewest tokens for which laying weights out anew pays.
 ///
-/// source: measured with `product_speed`, where weights are in the second-level cache and where they are not.
+/// source: measured with `product_speed`, see `docs/studies/kernels/batches.md`; a cautious choice, not the break-even.
 const FEWEST_TOKENS: usize = 12;
 
 /// 64 bytes on a cache line of their own: four bytes, two 16-bit numbers or a float of each of sixteen rows.
