@@ -440,9 +440,16 @@ pub struct ExecuteArgs {
     /// any text; if absent, the text in the variable HEARTH_KEY, if set.
     #[arg(long, value_name = "FILE")]
     pub key: Option<PathBuf>,
-    /// Where to write the trace.
+    /// Where to write the trace; plans made in mid-run are written beside it.
     #[arg(long)]
     pub trace: Option<PathBuf>,
+    /// The scenario that the plan was made from: when a device is gone, its planner plans again for the others. Without
+    /// it they take the layers in proportion to their own.
+    #[arg(long)]
+    pub scenario: Option<PathBuf>,
+    /// End the run when a device is gone.
+    #[arg(long, conflicts_with = "scenario")]
+    pub give_up: bool,
     /// End when standard input ends, so as not to outlive who started it.
     #[arg(long, hide = true)]
     pub exit_with_stdin: bool,
@@ -458,8 +465,11 @@ pub struct WorkerArgs {
     #[arg(long)]
     pub listen: String,
     /// The model file on this device.
-    #[arg(long)]
-    pub model: PathBuf,
+    #[arg(long, required_unless_present = "fetch")]
+    pub model: Option<PathBuf>,
+    /// Have no model: fetch the layers that a plan gives this device from its head, and keep them in this folder.
+    #[arg(long, value_name = "FOLDER", conflicts_with = "model")]
+    pub fetch: Option<PathBuf>,
     /// The ring's key: seals every connection and lets the ring leave this machine. All devices need the
     /// same. A file that only you can read, with 64 random hexadecimal digits, or at least 16 bytes of
     /// any text; if absent, the text in the variable HEARTH_KEY, if set.

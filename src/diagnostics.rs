@@ -108,7 +108,10 @@ impl fmt::Display for Failure {
 impl From<RingError> for Failure {
     fn from(error: RingError) -> Self {
         let code = match &error {
-            RingError::Gone { .. } | RingError::Deadline { .. } => ENDED_BADLY,
+            RingError::Gone { .. }
+            | RingError::Deadline { .. }
+            | RingError::CannotGoOn { .. }
+            | RingError::Interrupted => ENDED_BADLY,
             RingError::AnotherModel { .. }
             | RingError::NoAddress { .. }
             | RingError::NotLoopback { .. }

@@ -1,51 +1,120 @@
-//! How many multiplications a second does one thread do, of each format and for how many tokens at once?
+//! How many multiplications a second does a thread do, of each format and for how many tokens at once?
 //!
-//!     cargo run --release -p hearth-exec --example product_speed -- [rows] [columns]
+//!     cargo run --release -p hearth-exec --example product_speed -- \
+//!         [--rows N] [--columns N] [--format F] [--tokens T,..] [--instructions scalar|avx2|avx512]
+//!
+//! One thread multiplies a matrix of `--rows` rows of `--columns` weights by so many tokens at once. A line for each
+//! format: billions of multiplications a second of the thread's processor time, because the machine may be shared;
+//! the best of a few passes counts. `--instructions` asks for less than the best that the processor has. A few
+//! tokens are dot products, many meet the weights panel by panel, so that one line shows both ways.
 
 use std::error::Error;
 use std::sync::Arc;
 
+use hearth_exec::clock::thread_cpu_nanos;
+use hearth_exec::kernels::Instructions;
 use hearth_exec::profile::CpuKernels;
 use hearth_exec::{Cpu, Pool, PoolOptions};
 use hearth_profiles::measure::Kernels;
 
-/// Processor time of this thread, in nanoseconds.
-fn thread_nanos() -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call fills the structure it is given.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+/// Tokens that pass in a measured stretch, at least, so that the clock's own time does not count.
+const TOKENS_A_PASS: usize = 256;
+
+/// Passes; the best one counts.
+const PASSES: usize = 7;
+
+/// Every byte of plain numbers: as f32, f16 and bf16 an ordinary one, neither zero nor subnormal.
+const ORDINARY: u8 = 0x1c;
+
+/// What is measured.
+struct Choice {
+    rows: usize,
+    columns: usize,
+    /// All, if none is given.
+    format: Option<String>,
+    tokens: Vec<usize>,
+    instructions: Instructions,
+}
+
+impl Choice {
+    fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Choice, Box<dyn Error>> {
+        let mut choice = Choice {
+            rows: 512,
+            columns: 2048,
+            format: None,
+            tokens: vec![1, 8, 16, 64, 512],
+            instructions: Instructions::detect(),
+        };
+        while let Some(name) = arguments.next() {
+            let value = arguments.next().ok_or_else(|| format!("{name} needs a value"))?;
+            match name.as_str() {
+                "--rows" => choice.rows = positive(&value)?,
+                "--columns" => choice.columns = positive(&value)?,
+                "--format" => choice.format = Some(value),
+                "--tokens" => choice.tokens = value.split(',').map(positive).collect::<Result<_, _>>()?,
+                "--instructions" => choice.instructions = named(&value)?,
+                _ => {
+                    return Err(format!(
+                        "{name} is none of --rows, --columns, --format, --tokens, --instructions"
+                    )
+                    .into());
+                }
+            }
+        }
+        Ok(choice)
+    }
+}
+
+fn positive(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|&number| number > 0).ok_or_else(|| format!("{text} is not a number above zero"))
+}
+
+fn named(name: &str) -> Result<Instructions, String> {
+    let available = Instructions::available();
+    available.iter().copied().find(|instructions| instructions.name() == name).ok_or_else(|| {
+        let names: Vec<&str> = available.iter().map(|instructions| instructions.name()).collect();
+        format!("this processor has no {name}, but {}", names.join(", "))
+    })
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let mut arguments = std::env::args().skip(1);
-    let mut number = |default: usize| arguments.next().map_or(Ok(default), |text| text.parse());
-    let (rows, columns) = (number(512)?, number(2048)?);
-    let pool = Arc::new(Pool::new(PoolOptions { threads: 1, ..PoolOptions::default() })?);
-    let mut kernels = CpuKernels::new(Cpu::new(pool));
-    println!("G multiplications a second of processor time, {rows} rows of {columns}");
-    let only = std::env::var("FORMAT").ok();
-    let tokens_only: Option<usize> = std::env::var("TOKENS").ok().and_then(|t| t.parse().ok());
-    for format in kernels.formats() {
-        if only.as_ref().is_some_and(|only| *only != format.name()) {
-            continue;
-        }
-        let bytes = format.row_bytes(columns as u64).ok_or("columns are not whole blocks")?.0 as usize;
-        let weights: Vec<u8> = (0..rows * bytes).map(|at| (at % 59) as u8).collect();
-        print!("{format:>8}");
-        for tokens in [1, 4, 8, 16, 32, 64, 128, 512] {
-            if tokens_only.is_some_and(|only| only != tokens) {
-                continue;
-            }
-            let repeats = (256 / tokens).max(1);
+    let Choice { rows, columns, format: only, tokens, instructions } =
+        Choice::parse(std::env::args().skip(1))?;
+    let pool = Pool::new(PoolOptions { threads: 1, pin: false, spin_ns: 0 })?;
+    let mut cpu = Cpu::new(Arc::new(pool));
+    cpu.instructions = instructions;
+    let mut kernels = CpuKernels::new(cpu);
+    let mut formats = kernels.formats();
+    formats.retain(|format| only.as_ref().is_none_or(|only| only == format.name()));
+    if formats.is_empty() {
+        return Err(format!("there are no kernels of {}", only.unwrap_or_default()).into());
+    }
+    println!(
+        "G multiplications a second of processor time, {rows} rows of {columns}, {}",
+        instructions.name()
+    );
+    let heads: Vec<String> = tokens.iter().map(ToString::to_string).collect();
+    println!("| format \\ tokens | {} |", heads.join(" | "));
+    println!("| --- |{}", " --- |".repeat(tokens.len()));
+    for format in formats {
+        let row =
+            format.row_bytes(columns as u64).ok_or_else(|| format!("{columns} are no blocks of {format}"))?;
+        let bytes = usize::try_from(row.0)?;
+        let byte = |at: usize| if format.block_len() == 1 { ORDINARY } else { (at % 59) as u8 };
+        let weights: Vec<u8> = (0..rows * bytes).map(byte).collect();
+        print!("| {format} |");
+        for &tokens in &tokens {
+            let repeats = TOKENS_A_PASS.div_ceil(tokens);
+            let products = (rows * columns * tokens * repeats) as f64;
             let mut best = 0.0f64;
-            for _ in 0..if tokens_only.is_some() { 60 } else { 5 } {
-                let start = thread_nanos();
+            // The first pass fills buffers and is not counted.
+            for pass in 0..=PASSES {
+                let start = thread_cpu_nanos();
                 kernels.multiply(format, columns, &weights, tokens, repeats);
-                let products = rows * columns * tokens * repeats;
-                best = best.max(products as f64 / (thread_nanos() - start) as f64);
+                let speed = products / (thread_cpu_nanos() - start).max(1) as f64;
+                best = if pass == 0 { 0.0 } else { best.max(speed) };
             }
-            print!(" {tokens}: {best:.1}");
+            print!(" {best:.1} |");
         }
         println!();
     }

@@ -18,6 +18,7 @@ use crate::cache::LayerCache;
 use crate::cost::ComputeCost;
 use crate::hyperparameters::Gating;
 use crate::kernels::attention::Scoring;
+use crate::kernels::panel;
 use crate::kernels::product::{Matrix, Output, rows_product};
 use crate::kernels::{Activations, Instructions, attention, elementwise};
 use crate::pool::Pool;
@@ -27,7 +28,7 @@ use crate::rows::SharedRows;
 use crate::tensors::{LayerTensors, Tensor};
 use crate::weights::Weights;
 
-/// Bytes of weights in a chunk.
+/// Bytes of weights in a chunk; more where a few rows have more.
 const CHUNK_BYTES: usize = 32 << 10;
 /// Values that are worth a phase of their own; fewer are done by the caller before others would wake.
 const PHASE_VALUES: usize = 16 << 10;
@@ -59,10 +60,14 @@ struct Strip<'a> {
 }
 
 impl<'a> Strip<'a> {
-    /// Rows in a chunk.
+    /// Rows in a chunk; whole panels where tokens meet weights panel by panel.
     fn chunk_rows(&self) -> usize {
         let rows = (CHUNK_BYTES / self.matrix.row_bytes().max(1)).max(1);
-        rows.next_multiple_of(16)
+        if panel::pays(self.matrix.format, self.out.tokens()) {
+            rows.next_multiple_of(panel::ROWS)
+        } else {
+            rows
+        }
     }
 
     /// The weights of its rows.

@@ -25,6 +25,15 @@ pub enum ExecError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// Only some layers of the file are here.
+    #[error(
+        "only some layers of `{path}` were fetched: use it as the folder of `hearth worker --fetch`, or give the whole model",
+        path = .path.display()
+    )]
+    Partial {
+        /// The file.
+        path: PathBuf,
+    },
     /// There is no kernel for a tensor's type.
     #[error(
         "tensor `{tensor}` has type {format}, for which there is no kernel: use a file with {known}",

@@ -11,6 +11,7 @@ pub mod clock;
 pub mod cost;
 pub mod cpu;
 pub mod error;
+pub mod fetched;
 pub mod head;
 pub mod hyperparameters;
 pub mod kernels;

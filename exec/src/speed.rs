@@ -16,7 +16,7 @@ use crate::clock::wall_nanos;
 use crate::error::ExecError;
 use crate::memory::MemoryWatch;
 use crate::sampler::greedy;
-use crate::{CacheOptions, Cpu, Head, Pool, PoolOptions, Stage, Weights};
+use crate::{CacheOptions, Cpu, Extent, Head, Pool, PoolOptions, Stage, Weights};
 
 /// What is to be measured.
 #[derive(Debug, Clone)]
@@ -62,7 +62,7 @@ pub struct Prefill {
     pub tokens_per_s: f64,
 }
 
-/// Passes over the weights when the rate of reading is measured.
+/// Passes over the weights when the rate of reading is measured. source: assumed, the best of five is steady
 const READING_PASSES: usize = 5;
 
 /// Measures the model at `path`.
@@ -102,18 +102,26 @@ pub fn measure(path: &Path, options: &SpeedOptions) -> Result<Speed, ExecError> 
         prefill.push(Prefill { tokens, tokens_per_s: f64::from(tokens) / seconds_since(start) });
     }
     let resident_bytes_after_prompts = MemoryWatch::shared().resident();
-    times.sort_by(f64::total_cmp);
-    let median = times.get(times.len() / 2).copied().unwrap_or(f64::INFINITY);
+    let extents = read_a_token(&weights);
     Ok(Speed {
         load_s,
         prefill,
-        decode_tokens_per_s: 1.0 / median,
+        decode_tokens_per_s: 1.0 / median(&mut times),
         resident_bytes,
         resident_bytes_after_prompts,
-        weight_bytes_per_token: Some(bytes_a_token(&weights)),
-        read_bytes_per_s: Some(reading(&weights, &pool)),
+        weight_bytes_per_token: Some(extents.iter().map(|extent| extent.length).sum()),
+        read_bytes_per_s: Some(reading(&weights, &extents, &pool)),
         instructions: Some(cpu.instructions.name().into()),
     })
+}
+
+/// The middle one of some numbers, or the mean of the middle two; infinity of none.
+pub fn median(numbers: &mut [f64]) -> f64 {
+    numbers.sort_by(f64::total_cmp);
+    match numbers {
+        [] => f64::INFINITY,
+        _ => f64::midpoint(numbers[(numbers.len() - 1) / 2], numbers[numbers.len() / 2]),
+    }
 }
 
 fn seconds_since(start: u64) -> f64 {
@@ -137,20 +145,20 @@ impl Engine {
     }
 }
 
-/// Bytes read for every token: all layers and the output head.
-fn bytes_a_token(weights: &Weights) -> u64 {
-    let layers = weights.layers_extents(0..weights.shape().layers.0);
-    layers.iter().chain(&weights.head_extents()).map(|extent| extent.length).sum()
+/// What is read for every token: all layers and the output head.
+fn read_a_token(weights: &Weights) -> Vec<Extent> {
+    let mut extents = weights.layers_extents(0..weights.shape().layers.0);
+    extents.extend(weights.head_extents());
+    extents
 }
 
-/// The best of some passes over the layers' bytes, all threads adding up words, in bytes a second.
-fn reading(weights: &Weights, pool: &Pool) -> f64 {
-    let extents = weights.layers_extents(0..weights.shape().layers.0);
+/// The best of some passes over these bytes, all threads adding up words, in bytes a second.
+fn reading(weights: &Weights, extents: &[Extent], pool: &Pool) -> f64 {
     let mut best = 0.0f64;
     for _ in 0..READING_PASSES {
         let start = wall_nanos();
         let mut bytes = 0;
-        for &extent in &extents {
+        for &extent in extents {
             let lines = weights.bytes(extent).expect("an extent of this model").as_chunks::<64>().0;
             bytes += lines.len() * 64;
             pool.for_each(lines.len(), 4096, |_, range| {

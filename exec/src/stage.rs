@@ -145,7 +145,7 @@ fn check_owned(weights: &Weights, owned: &[Range<u32>]) -> Result<(), ExecError>
     let all = 0..weights.shape().layers.0;
     for (index, range) in owned.iter().enumerate() {
         let overlaps = owned[..index].iter().any(|other| range.start < other.end && other.start < range.end);
-        if range.start >= range.end || range.end > all.end || overlaps {
+        if range.start >= range.end || range.end > all.end || overlaps || !weights.holds(range.clone()) {
             return Err(ExecError::Layers { asked: range.clone(), owned: vec![all] });
         }
     }

@@ -6,6 +6,7 @@
 //!
 //! Not here: when to fetch and drop pages. The ring decides that with the extents.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -16,6 +17,7 @@ use hearth_schema::schedule::Part;
 use memmap2::Mmap;
 
 use crate::error::ExecError;
+use crate::fetched::is_partial;
 use crate::hyperparameters::Hyperparameters;
 use crate::kernels::product::Matrix;
 use crate::tensors::{LayerTensors, Table, Tensor};
@@ -42,6 +44,8 @@ pub struct Weights {
     layers: Vec<LayerTensors>,
     embedding: Tensor,
     output: OutputTensors,
+    /// The only layers that are here, where a part of the model was fetched.
+    held: Option<BTreeSet<u32>>,
 }
 
 /// What turns hidden rows into logits.
@@ -62,6 +66,28 @@ impl Weights {
     /// Maps the model at `path`; of a split model, any part.
     pub fn open(path: impl AsRef<Path>) -> Result<Weights, ExecError> {
         let model = GgufModel::open(path)?;
+        match model.parts.iter().find(|part| is_partial(part)) {
+            Some(part) => Err(ExecError::Partial { path: part.clone() }),
+            None => Weights::of(model, None),
+        }
+    }
+
+    /// Maps a model of which these layers were fetched. Nothing else of it can be used.
+    pub(crate) fn open_fetched(path: &Path, layers: BTreeSet<u32>) -> Result<Weights, ExecError> {
+        Weights::of(GgufModel::open(path)?, Some(layers))
+    }
+
+    /// Whether these layers are here.
+    pub(crate) fn holds(&self, mut layers: Range<u32>) -> bool {
+        self.held.as_ref().is_none_or(|held| layers.all(|layer| held.contains(&layer)))
+    }
+
+    /// Whether the whole model is here.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.held.is_none()
+    }
+
+    fn of(model: GgufModel, held: Option<BTreeSet<u32>>) -> Result<Weights, ExecError> {
         let shape = model.shape()?;
         let mapped = model.parts.iter().map(|part| map(part)).collect::<Result<Vec<_>, _>>()?;
         let (maps, files): (Vec<_>, Vec<_>) = mapped.into_iter().unzip();
@@ -79,7 +105,7 @@ impl Weights {
         table.nothing_is_left_out()?;
         let hyperparameters = Hyperparameters::read(&model.metadata, &shape, factors.as_deref())?;
         let output = OutputTensors { norm: output_norm, matrix: output, bias: output_bias };
-        Ok(Weights { model, shape, hyperparameters, maps, files, layers, embedding, output })
+        Ok(Weights { model, shape, hyperparameters, maps, files, layers, embedding, output, held })
     }
 
     /// The header.

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hearth_exec::ring::{
-    Generated, Key, LocalModel, Memory, Network, Request, Ring, RingError, RingOptions, Sealed, Worker, bind,
+    Generated, Key, LocalModel, Memory, Network, OnFetch, Request, Ring, RingError, RingOptions, Sealed,
+    Source, Unfinished, Worker, WorkerOptions, bind,
 };
 use hearth_profiles::{Bytes, Document};
 use hearth_schema::Plan;
@@ -114,7 +115,10 @@ fn largest(logits: &[f32]) -> u32 {
 }
 
 /// Greedy tokens, the bits of every step's logits, and the trace.
-async fn generate(ring: &mut Ring, prompt: &[u32]) -> Result<(Generated, Vec<Vec<u32>>), RingError> {
+async fn generate<N: Network>(
+    ring: &mut Ring<N>,
+    prompt: &[u32],
+) -> Result<(Generated, Vec<Vec<u32>>), Unfinished> {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let logits = seen.clone();
     let request = Request {
@@ -134,7 +138,7 @@ async fn generate(ring: &mut Ring, prompt: &[u32]) -> Result<(Generated, Vec<Vec
 }
 
 fn one_thread() -> RingOptions {
-    RingOptions { threads: 1, pass_deadline: Duration::from_mins(1) }
+    RingOptions { threads: 1, pass_deadline: Duration::from_mins(1), ..RingOptions::default() }
 }
 
 /// All windows of `devices` devices that each get a layer in the first round.
@@ -347,4 +351,85 @@ async fn an_address_that_others_can_reach_is_refused_without_a_key() {
     assert!(bind(&sealed, "0.0.0.0:1").await.is_ok(), "a key keeps strangers out");
     let _taken = network.bind("localhost:7").await.unwrap();
     assert!(matches!(bind(&network, "localhost:7").await, Err(RingError::CannotListen { .. })));
+}
+
+/// A plan's ring whose workers have no model, and one folder for what each fetches.
+async fn fetching(network: &Memory, folders: &[tempfile::TempDir]) -> Vec<String> {
+    let mut addresses = Vec::new();
+    for folder in folders {
+        let address = format!("localhost:{}", 9500 + addresses.len());
+        let listener = bind(network, &address).await.unwrap();
+        let options = WorkerOptions { threads: 1, ..WorkerOptions::default() };
+        let worker = Worker::with(network.clone(), Source::Fetch(folder.path().into()), options);
+        tokio::spawn(async move { worker.serve(listener, |_| {}).await });
+        addresses.push(address);
+    }
+    addresses
+}
+
+/// The files of this name in a folder's folders.
+fn found(folder: &tempfile::TempDir, name: &str) -> Vec<PathBuf> {
+    let folders = std::fs::read_dir(folder.path()).unwrap();
+    folders.map(|entry| entry.unwrap().path().join(name)).filter(|path| path.exists()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn workers_without_the_model_fetch_their_layers_once_and_give_the_same_tokens() {
+    let (model, prompt) = (open("psalm-7m-f16.gguf"), prompt());
+    let network = Memory::default();
+    let alone = plan(&model, &[LAYERS], &[], FAULTS);
+    let mut alone = Ring::connect(&network, alone, model.clone(), one_thread()).await.unwrap();
+    let (single, bits) = generate(&mut alone, &prompt).await.unwrap();
+    let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let addresses = fetching(&network, &folders).await;
+    let plan = plan(&model, &[6, 1, 1], &addresses, FAULTS);
+    let mut fetched = Vec::new();
+    for session in 0..3 {
+        let bytes = Arc::new(Mutex::new(0));
+        let total = bytes.clone();
+        let on_fetch: OnFetch = Arc::new(move |_, done, all| {
+            assert!(done <= all);
+            *total.lock().unwrap() += u64::from(done == all) * all;
+        });
+        let options = RingOptions { on_fetch: Some(on_fetch), ..one_thread() };
+        let mut ring = Ring::connect(&network, plan.clone(), model.clone(), options).await.unwrap();
+        let (generated, other) = generate(&mut ring, &prompt).await.unwrap();
+        ring.close().await;
+        assert!(generated.tokens == single.tokens && other == bits, "session {session}");
+        fetched.push(*bytes.lock().unwrap());
+        if session == 1 {
+            // Somebody damages a byte of what was fetched: the last that is not zero.
+            let file = &found(&folders[0], "model.gguf")[0];
+            let mut bytes = std::fs::read(file).unwrap();
+            let last = bytes.iter().rposition(|&byte| byte != 0).unwrap();
+            bytes[last] ^= 0x40;
+            std::fs::write(file, bytes).unwrap();
+        }
+    }
+    let whole = std::fs::metadata(data("psalm-7m-f16.gguf")).unwrap().len();
+    assert!(fetched[0] > 0 && fetched[0] < whole, "{fetched:?} bytes of twice {whole}");
+    assert_eq!(fetched[1..], [0, 1 << 20], "what is there is not fetched again, and what is damaged is");
+    // What is there of the file is no model.
+    let refused = LocalModel::open(&found(&folders[0], "model.gguf")[0]).expect_err("layers are missing");
+    assert!(refused.to_string().contains("only some layers"), "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn other_layers_of_another_plan_are_fetched_beside_those_that_are_there() {
+    let (model, prompt) = (open("psalm-7m-q4_k.gguf"), prompt());
+    let network = Memory::default();
+    let folders = [(); 1].map(|()| tempfile::tempdir().unwrap());
+    let mut addresses = fetching(&network, &folders).await;
+    addresses.extend(start(&network, &model, 1).await);
+    let alone = plan(&model, &[LAYERS], &[], FAULTS);
+    let mut alone = Ring::connect(&network, alone, model.clone(), one_thread()).await.unwrap();
+    let (single, bits) = generate(&mut alone, &prompt).await.unwrap();
+    // First a ring in which the one without the model has layer 2, then one in which it has 4 to 8.
+    for windows in [vec![2, 1, 5], vec![4, 4]] {
+        let plan = plan(&model, &windows, &addresses, FAULTS);
+        let mut ring = Ring::connect(&network, plan, model.clone(), one_thread()).await.unwrap();
+        let (generated, other) = generate(&mut ring, &prompt).await.unwrap();
+        ring.close().await;
+        assert!(generated.tokens == single.tokens && other == bits, "windows {windows:?}");
+    }
 }

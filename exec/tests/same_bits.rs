@@ -72,8 +72,9 @@ proptest! {
     fn threads_batches_and_windows_do_not_matter(
         file in 0usize..3,
         f32_cache: bool,
-        tokens in prop::collection::vec(0u32..2048, 1..24),
-        batches in prop::collection::vec(1usize..9, 1..4),
+        tokens in prop::collection::vec(0u32..2048, 1..40),
+        // From twelve tokens on a batch meets weights panel by panel.
+        batches in prop::collection::vec(1usize..30, 1..4),
         cuts in (1u32..4, 4u32..6, 6u32..8),
     ) {
         let weights = weights(file);

@@ -562,4 +562,4 @@ pub fn visits(plan: &Plan, device: usize) -> Vec<Vec<Part>> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -6,10 +6,13 @@
 //! Not here: the measurement, which is `hearth_exec::speed` for hearth and `bench/llama_cpp.py` for llama.cpp.
 
 use std::io::Read;
+use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
-use hearth_exec::speed::{Speed, SpeedOptions, measure};
+use hearth_exec::Weights;
+use hearth_exec::speed::{self, Speed, SpeedOptions, measure};
 use serde::Serialize;
 
 use super::print_json;
@@ -22,8 +25,10 @@ use crate::progress;
 const PEER: &str = include_str!("bench/llama_cpp.py");
 /// Exit code of [`PEER`] where the package is missing.
 const MISSING: i32 = 77;
-/// How often a running engine is looked at.
+/// How often a running engine is looked at. source: assumed, short beside a run
 const LOOK: Duration = Duration::from_millis(20);
+/// How long to wait for the rest of an ended engine's output. source: assumed, long beside reading a pipe
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// What `--json` gives: one entry for each number of threads.
 #[derive(Debug, Serialize)]
@@ -44,27 +49,28 @@ pub fn run(args: &BenchArgs, json: bool) -> Result<ExitCode, Failure> {
         print_json(&measure(&args.model, &options)?)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let file = std::fs::metadata(&args.model).map_err(|error| Failure::file(&args.model, "read", &error))?;
+    // What cannot be opened is found out here, before others try.
+    let file_bytes =
+        Weights::open(&args.model)?.parts().iter().map(|part| file_bytes(part)).sum::<Result<u64, _>>()?;
     let all = std::thread::available_parallelism().map_or(1, |threads| threads.get() as u32);
     let threads = if args.threads.is_empty() { vec![all] } else { args.threads.clone() };
     let bar = progress::count("runs", u64::from(args.repeats) * threads.len() as u64);
-    let (mut comparisons, mut peer) = (Vec::new(), args.peer != "none");
+    let (mut comparisons, mut alone) = (Vec::new(), (args.peer == "none").then(String::new));
     for &threads in &threads {
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         for _ in 0..args.repeats {
-            ours.push(
-                once(this(args, threads)?, args)?.ok_or_else(|| Failure::running("hearth left early"))?,
-            );
-            if peer {
-                let run = once(llama_cpp(args, threads), args)?;
-                peer = run.is_some();
-                theirs.extend(run);
+            ours.push(once(this(args, threads)?, args).map_err(Failure::running)?);
+            if alone.is_none() {
+                match once(llama_cpp(args, threads), args) {
+                    Ok(run) => theirs.push(run),
+                    Err(why) => alone = Some(why),
+                }
             }
             bar.inc(1);
         }
         comparisons.push(Comparison {
             model: args.model.display().to_string(),
-            file_bytes: file.len(),
+            file_bytes,
             threads,
             hearth: median(&ours).expect("at least one run"),
             llama_cpp: median(&theirs),
@@ -78,14 +84,15 @@ pub fn run(args: &BenchArgs, json: bool) -> Result<ExitCode, Failure> {
             say!("{}", table(comparison));
         }
     }
-    if args.peer != "none" && !peer {
-        tell!(
-            "note: `{}` has no package llama_cpp, so hearth is alone; `pip install llama-cpp-python`, or name \
-             another Python with --peer",
-            args.peer
-        );
+    if let Some(why) = alone.filter(|why| !why.is_empty()) {
+        tell!("note: hearth is not beside llama.cpp in every run: {why}");
+        tell!("hint: name a Python that has the package llama-cpp-python with --peer, or `--peer none`");
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn file_bytes(path: &Path) -> Result<u64, Failure> {
+    std::fs::metadata(path).map(|file| file.len()).map_err(|error| Failure::file(path, "read", &error))
 }
 
 /// This program, timing itself.
@@ -111,24 +118,18 @@ fn joined(numbers: &[u32]) -> String {
     numbers.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// Runs an engine. `None`: it is not there.
-fn once(mut command: Command, args: &BenchArgs) -> Result<Option<Speed>, Failure> {
+/// Runs an engine, or says why it gave nothing.
+fn once(mut command: Command, args: &BenchArgs) -> Result<Speed, String> {
     let name = command.get_program().to_string_lossy().into_owned();
-    let mut child = match command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn() {
-        Ok(child) => child,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(Failure::running(format!("cannot start `{name}`: {error}"))),
-    };
-    // Both pipes are read to their ends while it runs, so that it never waits for a reader.
-    let streams = (child.stdout.take(), child.stderr.take());
-    let (Some(output), Some(complaints)) = streams else {
-        return Err(Failure::running(format!("`{name}` has no pipes")));
-    };
-    let (output, complaints) = (reader(output), reader(complaints));
+    let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut child = started.map_err(|error| format!("cannot start `{name}`: {error}"))?;
+    // Both pipes are read while it runs, so that it never waits for a reader.
+    let output = child.stdout.take().map(reader);
+    let complaints = child.stderr.take().map(reader);
     let looks = Duration::from_secs(args.deadline).as_nanos() / LOOK.as_nanos();
     let mut status = None;
     for _ in 0..=looks {
-        status = child.try_wait().map_err(Failure::running)?;
+        status = child.try_wait().map_err(|error| error.to_string())?;
         if status.is_some() {
             break;
         }
@@ -137,38 +138,44 @@ fn once(mut command: Command, args: &BenchArgs) -> Result<Option<Speed>, Failure
     let Some(status) = status else {
         let _ = child.kill();
         let _ = child.wait();
-        let what = format!("`{name}` was not done within {} s", args.deadline);
-        return Err(Failure::running(what).hint("give it more time with --deadline, or less to do"));
+        return Err(format!(
+            "`{name}` was not done within {} s; give it more time with --deadline",
+            args.deadline
+        ));
     };
-    let text = |reader: std::thread::JoinHandle<String>| reader.join().unwrap_or_default();
+    // Something that it started may still hold a pipe, which is then left to itself.
+    let text = |reader: Option<Receiver<String>>| {
+        reader.and_then(|reader| reader.recv_timeout(LAST_WORDS).ok()).unwrap_or_default()
+    };
     let (output, complaints) = (text(output), text(complaints));
     if status.code() == Some(MISSING) {
-        return Ok(None);
+        return Err(format!("`{name}` has no package llama_cpp; `pip install llama-cpp-python`"));
     }
     if !status.success() {
-        let last = complaints.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it said nothing");
-        return Err(Failure::running(format!("`{name}` ended with {status}: {last}")));
+        let mut lines =
+            complaints.lines().filter(|line| !line.trim().is_empty() && !line.starts_with("hint:"));
+        return Err(format!(
+            "`{name}` ended with {status}: {}",
+            lines.next_back().unwrap_or("it said nothing")
+        ));
     }
-    let speed = serde_json::from_str(&output);
-    speed.map(Some).map_err(|error| Failure::running(format!("`{name}` printed no result: {error}")))
+    serde_json::from_str(&output).map_err(|error| format!("`{name}` printed no result: {error}"))
 }
 
-fn reader(mut from: impl Read + Send + 'static) -> std::thread::JoinHandle<String> {
+fn reader(mut from: impl Read + Send + 'static) -> Receiver<String> {
+    let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
         let mut text = String::new();
         let _ = from.read_to_string(&mut text);
-        text
-    })
+        let _ = sender.send(text);
+    });
+    receiver
 }
 
 /// The median of each number.
 fn median(runs: &[Speed]) -> Option<Speed> {
     let first = runs.first()?;
-    let of = |number: &dyn Fn(&Speed) -> f64| {
-        let mut numbers: Vec<f64> = runs.iter().map(number).collect();
-        numbers.sort_by(f64::total_cmp);
-        numbers[numbers.len() / 2]
-    };
+    let of = |number: &dyn Fn(&Speed) -> f64| speed::median(&mut runs.iter().map(number).collect::<Vec<_>>());
     let mut median = first.clone();
     median.load_s = of(&|run| run.load_s);
     median.decode_tokens_per_s = of(&|run| run.decode_tokens_per_s);

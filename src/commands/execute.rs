@@ -1,20 +1,31 @@
 //! `hearth execute`: run a plan on real devices.
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use hearth_exec::ring::{Generated, Key, LocalModel, Network, Request, Ring, RingOptions, Sealed, Tcp};
+use hearth_exec::ring::{
+    Generated, Key, LocalModel, Network, OnFetch, Renewal, Request, Ring, RingError, RingOptions, Sealed,
+    Tcp, Unfinished,
+};
 use hearth_exec::{ChatTemplate, Message, Sampler, SamplerOptions, TextStream, Tokenizer};
+use hearth_profiles::{Bytes, Document};
+use hearth_schema::replan::{NoPlan, Replanner};
+use hearth_schema::{Cluster, Plan};
 use serde::Serialize;
 use tokio::sync::mpsc;
 
 use super::{print_json, simulate};
 use crate::cli::ExecuteArgs;
 use crate::diagnostics::Failure;
-use crate::documents::{in_a_folder, open_model, read_plan, write_trace};
-use crate::output::say;
+use crate::documents::{LoadedScenario, in_a_folder, open_model, read_plan, write, write_trace};
+use crate::happenings;
+use crate::interruption::INTERRUPTED;
+use crate::output::{say, tell};
+use crate::refinement::Effort;
+use crate::replanner::MidRun;
 
 /// What `--json` gives.
 #[derive(Serialize)]
@@ -49,8 +60,13 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
         scenario: plan.scenario.name.clone(),
         seed,
     };
-    let options =
-        RingOptions { threads: args.threads.unwrap_or(0), pass_deadline: Duration::from_secs(args.deadline) };
+    let options = RingOptions {
+        threads: args.threads.unwrap_or(0),
+        pass_deadline: Duration::from_secs(args.deadline),
+        renewal: renewal(args)?,
+        on_fetch: Some(told_of_fetching()),
+        ..RingOptions::default()
+    };
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
     let run = Run {
         plan,
@@ -62,35 +78,94 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
         mark: args.mark_tokens,
     };
     let ended = runtime.block_on(async {
-        let generated = async {
-            match key {
-                Some(key) => run.generate(&Sealed::new(Tcp, key)).await,
-                None => run.generate(&Tcp).await,
-            }
-        };
-        tokio::select! {
-            generated = generated => generated,
-            _ = tokio::signal::ctrl_c() => Err(Failure::running("interrupted")),
+        match key {
+            Some(key) => run.generate(&Sealed::new(Tcp, key)).await,
+            None => run.generate(&Tcp).await,
         }
     });
-    // After an interruption the head's node may still wait for the ring; the process does not wait for it.
+    // After an interruption the head's node may still be in a step; the process does not wait for it.
     runtime.shutdown_background();
-    if ended.is_err() && !json {
+    let (generated, error) = match ended {
+        Ok(generated) => (Some(generated), None),
+        Err(Unfinished { error, so_far }) => (so_far.map(|generated| *generated), Some(error)),
+    };
+    if let Some(generated) = &generated {
+        write_run(args, generated)?;
+    }
+    if error.is_some() && !json {
         // What was generated so far stands on a line of its own.
         say!("\n");
     }
-    let generated = ended?;
-    if let Some(path) = &args.trace {
-        write_trace(path, &generated.trace)?;
+    if let (Some(generated), true) = (&generated, error.is_none() || json) {
+        show(generated, &tokenizer, json)?;
     }
+    let Some(error) = error else { return Ok(ExitCode::SUCCESS) };
+    let failure = Failure::from(error);
+    Err(match &generated {
+        Some(generated) => failure.at(reached(args, generated)),
+        None => failure,
+    })
+}
+
+/// Says when another tenth of what a worker fetches is there.
+fn told_of_fetching() -> OnFetch {
+    let told: Mutex<BTreeMap<String, u64>> = Mutex::default();
+    Arc::new(move |name, done, total| {
+        let tenth = done.saturating_mul(10) / total.max(1);
+        let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.insert(name.to_owned(), tenth) != Some(tenth) {
+            tell!("{name} has fetched {} of {}", Bytes(done), Bytes(total));
+        }
+    })
+}
+
+/// What a head does when a device is gone.
+fn renewal(args: &ExecuteArgs) -> Result<Renewal, Failure> {
+    let Some(scenario) = &args.scenario else {
+        return Ok(if args.give_up { Renewal::Never } else { Renewal::Spread });
+    };
+    let loaded = LoadedScenario::read(scenario)?;
+    let cluster = Arc::new(loaded.cluster(Some(&args.model))?);
+    Ok(Renewal::Planner { cluster, replanner: Arc::new(Again(loaded)) })
+}
+
+/// The planner of a scenario, for as long as a ring runs.
+#[derive(Debug)]
+struct Again(LoadedScenario);
+
+impl Replanner for Again {
+    fn replan(&self, there: &Cluster) -> Result<Plan, NoPlan> {
+        let options = self.0.scenario.planner.clone();
+        MidRun::with(&self.0, options, Effort { seconds: 0, evaluations: None }).replan(there)
+    }
+}
+
+/// Writes the trace, and the plans that followed the first beside it.
+fn write_run(args: &ExecuteArgs, generated: &Generated) -> Result<(), Failure> {
+    let Some(path) = &args.trace else { return Ok(()) };
+    write_trace(path, &generated.trace)?;
+    for (number, plan) in generated.plans.iter().enumerate() {
+        let path = path.with_extension(format!("plan-{}.yaml", number + 1));
+        write(&path, plan.to_yaml().as_bytes())?;
+    }
+    Ok(())
+}
+
+/// How far a run came that ended early.
+fn reached(args: &ExecuteArgs, generated: &Generated) -> String {
+    let trace =
+        args.trace.as_ref().map_or(String::new(), |path| format!("; the trace is {}", path.display()));
+    format!("after token {} of {}{trace}", generated.tokens.len(), args.tokens)
+}
+
+fn show(generated: &Generated, tokenizer: &Tokenizer, json: bool) -> Result<(), Failure> {
     let run = simulate::Output::of(&generated.trace);
     if json {
-        let text = tokenizer.decode(&generated.tokens);
-        print_json(&Output { token_ids: generated.tokens, text, run })?;
-    } else {
-        say!("\n\n{}\n", simulate::table(&run.metrics));
+        let (token_ids, text) = (generated.tokens.clone(), tokenizer.decode(&generated.tokens));
+        return print_json(&Output { token_ids, text, run });
     }
-    Ok(ExitCode::SUCCESS)
+    say!("\n\n{}{}\n", simulate::table(&run.metrics), happenings::lines(&generated.trace));
+    Ok(())
 }
 
 /// Any text does for a measurement; this one is repeated as often as needed.
@@ -150,7 +225,7 @@ fn prompt(
 
 /// A request and where it runs.
 struct Run {
-    plan: hearth_schema::Plan,
+    plan: Plan,
     model: Arc<LocalModel>,
     options: RingOptions,
     request: Request,
@@ -160,9 +235,16 @@ struct Run {
 }
 
 impl Run {
-    async fn generate(self, network: &impl Network) -> Result<Generated, Failure> {
+    async fn generate(self, network: &impl Network) -> Result<Generated, Unfinished> {
         let Run { plan, model, options, request, tokenizer, print, mark } = self;
-        let mut ring = Ring::connect(network, plan, model, options).await?;
+        let interrupted = || async {
+            stopped().await;
+            Err(RingError::Interrupted)
+        };
+        let mut ring = tokio::select! {
+            ring = Ring::connect(network, plan, model, options) => ring,
+            interrupted = interrupted() => interrupted,
+        }?;
         let (sender, mut tokens) = mpsc::unbounded_channel();
         // Printing beside the ring, so that a slow terminal does not slow the tokens.
         let printer = tokio::task::spawn_blocking(move || {
@@ -180,12 +262,37 @@ impl Run {
                 let _ = write!(out, "{}", stream.finish());
             }
         });
+        let stopper = ring.stopper();
+        let watch = tokio::spawn(async move {
+            stopped().await;
+            stopper.stop();
+            // Whoever asks twice does not want to wait for the workers' traces.
+            stopped().await;
+            std::process::exit(INTERRUPTED);
+        });
         let generated = ring.generate(request, move |token| {
             let _ = sender.send(token);
         });
-        let generated = generated.await?;
+        let generated = generated.await;
+        watch.abort();
         let _ = printer.await;
         ring.close().await;
-        Ok(generated)
+        generated
     }
+}
+
+/// Waits until a person or the system wants this process to end.
+async fn stopped() {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        if let Ok(mut terminated) = signal(SignalKind::terminate()) {
+            tokio::select! {
+                _ = tokio::signal::ctrl_c() => {}
+                _ = terminated.recv() => {}
+            }
+            return;
+        }
+    }
+    let _ = tokio::signal::ctrl_c().await;
 }

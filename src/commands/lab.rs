@@ -314,7 +314,7 @@ impl Lab {
         let trace = self.folder.join("measured.trace");
         let workload = &loaded.scenario.workload;
         let mut arguments =
-            strings(["execute", "--json", "--exit-with-stdin", "--ignore-end", "--mark-tokens"]);
+            strings(["execute", "--json", "--exit-with-stdin", "--ignore-end", "--mark-tokens", "--give-up"]);
         arguments.push(self.folder.join("plan.yaml").display().to_string());
         for (flag, value) in [
             ("--model", self.copies.file(index).display().to_string()),

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use hearth_exec::ring::{Key, Listener, LocalModel, Network, Sealed, Tcp, Worker, bind};
+use hearth_exec::ring::{Key, Listener, Network, Sealed, Source, Tcp, Worker, WorkerOptions, bind};
 
 use crate::cli::WorkerArgs;
 use crate::diagnostics::Failure;
@@ -13,15 +13,19 @@ use crate::output::{say, tell};
 /// Runs the verb, until it is stopped.
 pub fn run(args: &WorkerArgs) -> Result<ExitCode, Failure> {
     let key = Key::given(args.key.as_deref())?;
-    let model = Arc::new(open_model(&args.model)?);
+    let source = match (&args.fetch, &args.model) {
+        (Some(folder), _) => Source::Fetch(folder.clone()),
+        (None, Some(model)) => Source::File(Arc::new(open_model(model)?)),
+        (None, None) => return Err(Failure::unusable("neither --model nor --fetch is given")),
+    };
     if args.exit_with_stdin {
         end_with_stdin();
     }
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
     let ended = runtime.block_on(async {
         match key {
-            Some(key) => serve(Sealed::new(Tcp, key), args, model).await,
-            None => serve(Tcp, args, model).await,
+            Some(key) => serve(Sealed::new(Tcp, key), args, source).await,
+            None => serve(Tcp, args, source).await,
         }
     });
     // A node may be in the middle of a step; the process does not wait for it.
@@ -29,10 +33,15 @@ pub fn run(args: &WorkerArgs) -> Result<ExitCode, Failure> {
     ended.map(|()| ExitCode::SUCCESS)
 }
 
-async fn serve(network: impl Network, args: &WorkerArgs, model: Arc<LocalModel>) -> Result<(), Failure> {
+async fn serve(network: impl Network, args: &WorkerArgs, source: Source) -> Result<(), Failure> {
     let listener = bind(&network, &args.listen).await?;
-    say!("listening at {} with {}\n", listener.address(), model.profile.name);
-    let worker = Worker::new(network, model, args.threads.unwrap_or(0));
+    let with = match &source {
+        Source::File(model) => model.profile.name.clone(),
+        Source::Fetch(folder) => format!("what it fetches into {}", folder.display()),
+    };
+    say!("listening at {} with {with}\n", listener.address());
+    let options = WorkerOptions { threads: args.threads.unwrap_or(0), ..WorkerOptions::default() };
+    let worker = Worker::with(network, source, options);
     let report = |ended: Result<(), _>| {
         if let Err(error) = ended {
             tell!("a connection ended: {error}");

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use crate::processes::{error, model, run};
+use crate::processes::{data, error, model, run};
 
 /// A program that behaves as some Python might.
 fn program(folder: &Path, name: &str, lines: &str) -> String {
@@ -43,22 +43,30 @@ fn a_model_is_timed_for_each_number_of_threads() {
 fn an_engine_that_is_missing_fails_or_hangs_is_named() {
     let folder = tempfile::tempdir().expect("a folder");
     let model = model("q4_k");
-    let beside = |peer: &str| [&["bench", &model, "--peer", peer, "--deadline", "10"], &SHORT[..]].concat();
-    let bare = program(folder.path(), "bare", "exit 77");
-    let output = run(&beside(&bare));
-    assert!(output.status.success());
-    let note = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(note.contains("has no package llama_cpp"), "{note}");
-
-    let failing = program(folder.path(), "failing", "echo 'no memory left' >&2; exit 1");
-    assert!(error(&beside(&failing), 1).contains("no memory left"));
-    let silent = program(folder.path(), "silent", "echo '{}'");
-    assert!(error(&beside(&silent), 1).contains("printed no result"));
-    let slow = program(folder.path(), "slow", "exec sleep 60");
-    assert!(error(&beside(&slow), 1).contains("not done within 10 s"));
+    // Whatever the other engine does, what was measured here is printed.
+    let note_beside = |peer: &str| {
+        let output = run(&[&["bench", &model, "--peer", peer, "--deadline", "10"], &SHORT[..]].concat());
+        assert!(output.status.success());
+        let json: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        assert!(json[1]["hearth"]["decode_tokens_per_s"].as_f64().expect("a number") > 0.0);
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let program = |name: &str, lines: &str| program(folder.path(), name, lines);
+    for (name, lines, note) in [
+        ("bare", "exit 77", "has no package llama_cpp"),
+        ("failing", "echo 'no memory left' >&2; exit 1", "no memory left"),
+        ("silent", "echo '{}'", "printed no result"),
+        ("slow", "sleep 60", "not done within 10 s"),
+    ] {
+        let found = note_beside(&program(name, lines));
+        assert!(found.contains(note), "{name}: {found}");
+    }
+    assert!(note_beside("/no/such/python").contains("cannot start"));
 }
 
 #[test]
 fn a_model_that_cannot_be_opened_is_an_error() {
     assert!(error(&["bench", "no-such.gguf", "--peer", "none"], 2).contains("no-such.gguf"));
+    let text = data("models/README.md").display().to_string();
+    assert!(error(&["bench", &text, "--peer", "none"], 2).contains("not a GGUF file"));
 }

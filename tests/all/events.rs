@@ -87,12 +87,12 @@ fn a_ring_goes_on_without_the_phone_and_takes_it_in_again() {
     let sorts: Vec<&str> =
         json["happenings"].as_array().expect("a list").iter().filter_map(|it| it["sort"].as_str()).collect();
     assert_eq!(sorts, ["away", "silent", "replanned", "replanned"]);
-    // 2.0 to 2.5 s until it is missed; then the plan's way and back, and 52 tokens once more: 32 and 20.
+    // 1.5 to 2.0 s until it is missed; then the plan's way and back, and 52 tokens once more: 32 and 20.
     let [silence, again] = [1, 2].map(|at: usize| {
         let time = |key: &str| json["happenings"][at][key].as_u64().expect("a time");
         (time("end") - time("start")) as f64 / 1e6
     });
-    assert!((2000.0..2500.0).contains(&silence), "{silence} ms");
+    assert!((1500.0..2000.0).contains(&silence), "{silence} ms");
     let what = json["happenings"][2]["what"].as_str().expect("what");
     assert!(what.ends_with("52 tokens computed again") && !what.contains("phone"), "{what}");
     let lost = told(&json, 2, "longest_ms", "beside");
@@ -202,7 +202,7 @@ fn model() -> hearth_profiles::model::ModelProfile {
 }
 
 #[test]
-fn two_seconds_without_wi_fi_are_two_seconds_and_nobody_is_missed() {
+fn a_second_and_a_half_without_wi_fi_is_just_that_and_nobody_is_missed() {
     let folder = tempfile::tempdir().expect("a folder");
     let (json, _) = simulated(&home("wi-fi-stalls"), &[], folder.path());
     let (quiet, _) = simulated(&quiet("wi-fi-stalls", folder.path()), &[], folder.path());
@@ -212,7 +212,7 @@ fn two_seconds_without_wi_fi_are_two_seconds_and_nobody_is_missed() {
     // What the head computes before its first message is done while the link stands still.
     let longest = told(&json, 0, "longest_ms", "beside");
     assert!(
-        (2000.0 + usual - head..2000.0 + usual + 3.0).contains(&longest),
+        (1500.0 + usual - head..1500.0 + usual + 3.0).contains(&longest),
         "{longest} ms, {usual} usually"
     );
     let count = 23.0;
@@ -277,5 +277,5 @@ fn a_report_tells_what_happened() {
     assert!(run(&["report", &path("run.trace"), "--output", &path("report")]).status.success());
     let report = fs::read_to_string(folder.path().join("report/report.md")).expect("a report");
     assert!(report.contains("## What happened") && report.contains("52 tokens computed again"));
-    assert!(report.contains("phone was missed 2"), "{report}");
+    assert!(report.contains("phone was missed 1"), "{report}");
 }

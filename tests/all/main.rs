@@ -17,6 +17,7 @@ mod planning;
 mod processes;
 mod published;
 mod reasons;
+mod recovery;
 mod relays;
 mod repository;
 mod residency;

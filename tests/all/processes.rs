@@ -50,6 +50,12 @@ impl Worker {
         Self::spawn(&mut hearth(&["worker", "--listen", "127.0.0.1:0", "--threads", "1", "--model", model]))
     }
 
+    /// Starts a worker that fetches its layers into a folder.
+    pub fn fetching(folder: &str) -> Worker {
+        let arguments = ["worker", "--listen", "127.0.0.1:0", "--threads", "1", "--fetch", folder];
+        Self::spawn(&mut hearth(&arguments))
+    }
+
     /// Starts a worker that takes only those with a key.
     pub fn with_key(model: &str, listen: &str, key: &str) -> Worker {
         let arguments = ["worker", "--listen", listen, "--threads", "1", "--model", model, "--key", key];

@@ -105,3 +105,43 @@ fn mix_f16(instructions: Instructions, probabilities: &[f32], values: &[f16], ou
         Set::Avx2 | Set::Avx512 => unsafe { super::avx2::mix_f16(probabilities, values, out) },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn the_same_bits_for_every_instruction_set(
+            key_length in 1usize..140,
+            value_length in 1usize..140,
+            positions in 1usize..40,
+            halves: bool,
+            seed: u32,
+        ) {
+            let number = |at: usize| ((at as u32).wrapping_mul(2_654_435_761) ^ seed) as f32 / u32::MAX as f32 - 0.5;
+            let numbers = |count: usize, from: usize| (from..from + count).map(number).collect::<Vec<f32>>();
+            let (query, keys) = (numbers(key_length, 0), numbers(positions * key_length, 1000));
+            let values = numbers(positions * value_length, 20_000);
+            let half = |numbers: &[f32]| numbers.iter().map(|&n| f16::from_f32(n)).collect::<Vec<f16>>();
+            let (half_keys, half_values) = (half(&keys), half(&values));
+            let bits = |instructions| {
+                let (keys, values) = if halves {
+                    (Rows::F16(&half_keys), Rows::F16(&half_values))
+                } else {
+                    (Rows::F32(&keys), Rows::F32(&values))
+                };
+                let (mut scores, mut out) = (vec![0.0; positions], vec![0.0; value_length]);
+                let scoring = Scoring { scale: 0.3, cap: (seed % 2 == 0).then_some(5.0) };
+                attend(instructions, &query, scoring, keys, values, &mut scores, &mut out);
+                out.iter().map(|number| number.to_bits()).collect::<Vec<u32>>()
+            };
+            let wanted = bits(Instructions::SCALAR);
+            for instructions in Instructions::available() {
+                prop_assert_eq!(&wanted, &bits(instructions), "{}", instructions.name());
+            }
+        }
+    }
+}

@@ -6,15 +6,15 @@
 //! - **Quantised weights.** Activations are rounded once per matmul input to eight bits in blocks of 32
 //!   (weights in blocks of 32) or 256 (of 256) under an f32 scale. All products of a block, times the format's integer
 //!   scales, are added up as integers: that sum is exact, so that its order is free. Then `sum =
-//!   fma(weight_scale * activation_scale, total as f32, sum)`, block after block in one f32. Minima (`Q4_K`) are a
-//!   second integer of the block, taken off by a second fma; `scalar` states it for each format.
+//!   fma(weight_scale * activation_scale, total as f32, sum)`, block after block in one f32. Minima are a
+//!   second integer of the block, taken off (`Q4_K`) or added (`Q4_1`) by a second fma; `scalar` states it for each
+//!   format.
 //! - **F32, F16 and BF16 weights.** 32 lanes; element j is fma'd into lane j % 32; then lanes i, i+8, i+16, i+24
 //!   are added as (a + b) + (c + d), and the eight that are left as
 //!   `((l0 + l4) + (l2 + l6)) + ((l1 + l5) + (l3 + l7))`.
 //!
 //! Rust neither reorders nor contracts float operations, so code written once without intrinsics
-//! (`elementwise`, `attention`) has the same bits wherever it is compiled; only the dot products have
-//! intrinsics.
+//! (`elementwise`) has the same bits wherever it is compiled; dot products, and attention over f16, have intrinsics.
 //!
 //! Not here: which rows go to which thread. That is [`crate::cpu`].
 
@@ -51,7 +51,7 @@ mod avx2;
 pub(crate) mod blocks;
 pub(crate) mod elementwise;
 mod exponential;
-mod panel;
+pub(crate) mod panel;
 pub(crate) mod product;
 pub(crate) mod scalar;
 

@@ -9,8 +9,10 @@
 //!
 //! A panel has at most [`COLUMNS`] columns, so that it stays in the first-level cache beside a tile of tokens.
 //!
-//! Not here: the multiplication itself, which is a matter of instructions (`avx512`).
+//! Not here: the multiplication itself, which is a matter of instructions (`avx2`, `avx512`).
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod integers;
@@ -20,9 +22,14 @@ use std::ops::Range;
 
 use bytemuck::Zeroable;
 
+#[cfg(target_arch = "x86_64")]
+use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+use avx512::Avx512;
 use integers::{Block32, Block256};
 
 use super::Supported;
+use super::activations::QuantisedRow;
 use super::blocks::{
     BlockIq1S, BlockIq4Nl, BlockIq4Xs, BlockQ2K, BlockQ3K, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0,
     BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0, blocks,
@@ -35,7 +42,9 @@ pub(crate) const ROWS: usize = 16;
 /// Most columns of a panel.
 const COLUMNS: usize = 1024;
 
-/// Fewest tokens for which laying weights out anew pays.
+/// Fewest tokens for which laying weights out anew pays, in every format, with AVX2 and with AVX-512.
+///
+/// source: measured with `product_speed`, where weights are in the second-level cache and where they are not.
 const FEWEST_TOKENS: usize = 12;
 
 /// 64 bytes on a cache line of their own: four bytes, two 16-bit numbers or a float of each of sixteen rows.
@@ -120,31 +129,162 @@ thread_local! {
     static WORKSPACE: RefCell<Workspace> = RefCell::new(Workspace { panel: bytemuck::zeroed_box(), sums: Vec::new() });
 }
 
-/// All rows and tokens of a tile of a format for which [`pays`] is true.
+/// What depends on the instructions: how a panel is filled, and how T tokens meet it.
 ///
 /// # Safety
-/// The processor has AVX-512 (F, BW, VL) and VNNI.
+/// The processor has the instructions.
+trait Method {
+    /// Unpacks some blocks of each row and lays them out.
+    unsafe fn fill256<B: Block256>(panel: &mut Panel, rows: &[&[B]; ROWS], blocks: Range<usize>);
+
+    /// The same of blocks of 32.
+    unsafe fn fill32<B: Block32>(panel: &mut Panel, rows: &[&[B]; ROWS], blocks: Range<usize>);
+
+    /// Adds the products of the blocks that fill the panel and T tokens to `sums`.
+    unsafe fn meet256<B: Block256, const T: usize>(
+        panel: &Panel,
+        blocks: Range<usize>,
+        input: &[QuantisedRow<'_>; T],
+        sums: &mut [[f32; ROWS]; T],
+    );
+
+    /// The same of blocks of 32.
+    unsafe fn meet32<B: Block32, const T: usize>(
+        panel: &Panel,
+        blocks: Range<usize>,
+        input: &[QuantisedRow<'_>; T],
+        sums: &mut [[f32; ROWS]; T],
+    );
+}
+
+/// All rows and tokens of a tile of a format for which [`pays`] is true, with AVX2.
+///
+/// # Safety
+/// The processor has AVX2, FMA and F16C, and no other thread writes these rows.
 #[cfg(target_arch = "x86_64")]
-pub(crate) unsafe fn multiply(tile: Tile<'_>) {
+pub(crate) unsafe fn avx2(tile: Tile<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe { multiply::<Avx2, 4>(tile) };
+}
+
+/// The same with AVX-512.
+///
+/// # Safety
+/// The processor has AVX-512 (F, BW, VL) and VNNI besides, and no other thread writes these rows.
+#[cfg(target_arch = "x86_64")]
+pub(crate) unsafe fn avx512(tile: Tile<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe { multiply::<Avx512, 8>(tile) };
+}
+
+/// A tile; T tokens share a load of weights.
+///
+/// # Safety
+/// The processor has the instructions of `M`, and no other thread writes these rows.
+unsafe fn multiply<M: Method, const T: usize>(tile: Tile<'_>) {
     WORKSPACE.with_borrow_mut(|workspace| {
         // SAFETY: the caller's promise.
         unsafe {
             match tile.matrix.format {
-                Supported::Q4_0 => avx512::multiply32::<BlockQ4_0>(tile, workspace),
-                Supported::Q4_1 => avx512::multiply32::<BlockQ4_1>(tile, workspace),
-                Supported::Q5_0 => avx512::multiply32::<BlockQ5_0>(tile, workspace),
-                Supported::Q5_1 => avx512::multiply32::<BlockQ5_1>(tile, workspace),
-                Supported::Q8_0 => avx512::multiply32::<BlockQ8_0>(tile, workspace),
-                Supported::Iq4Nl => avx512::multiply32::<BlockIq4Nl>(tile, workspace),
-                Supported::Q2K => avx512::multiply256::<BlockQ2K>(tile, workspace),
-                Supported::Q3K => avx512::multiply256::<BlockQ3K>(tile, workspace),
-                Supported::Q4K => avx512::multiply256::<BlockQ4K>(tile, workspace),
-                Supported::Q5K => avx512::multiply256::<BlockQ5K>(tile, workspace),
-                Supported::Q6K => avx512::multiply256::<BlockQ6K>(tile, workspace),
-                Supported::Iq1S => avx512::multiply256::<BlockIq1S>(tile, workspace),
-                Supported::Iq4Xs => avx512::multiply256::<BlockIq4Xs>(tile, workspace),
+                Supported::Q4_0 => multiply32::<M, BlockQ4_0, T>(tile, workspace),
+                Supported::Q4_1 => multiply32::<M, BlockQ4_1, T>(tile, workspace),
+                Supported::Q5_0 => multiply32::<M, BlockQ5_0, T>(tile, workspace),
+                Supported::Q5_1 => multiply32::<M, BlockQ5_1, T>(tile, workspace),
+                Supported::Q8_0 => multiply32::<M, BlockQ8_0, T>(tile, workspace),
+                Supported::Iq4Nl => multiply32::<M, BlockIq4Nl, T>(tile, workspace),
+                Supported::Q2K => multiply256::<M, BlockQ2K, T>(tile, workspace),
+                Supported::Q3K => multiply256::<M, BlockQ3K, T>(tile, workspace),
+                Supported::Q4K => multiply256::<M, BlockQ4K, T>(tile, workspace),
+                Supported::Q5K => multiply256::<M, BlockQ5K, T>(tile, workspace),
+                Supported::Q6K => multiply256::<M, BlockQ6K, T>(tile, workspace),
+                Supported::Iq1S => multiply256::<M, BlockIq1S, T>(tile, workspace),
+                Supported::Iq4Xs => multiply256::<M, BlockIq4Xs, T>(tile, workspace),
                 other => unreachable!("there are no panels of {other}"),
             }
         }
     });
+}
+
+/// A tile whose weights are in blocks of 256.
+///
+/// # Safety
+/// That of [`multiply`].
+unsafe fn multiply256<M: Method, B: Block256, const T: usize>(tile: Tile<'_>, workspace: &mut Workspace) {
+    let Workspace { panel, sums } = workspace;
+    let blocks = tile.matrix.length / 256;
+    for first in (tile.first..tile.first + tile.count).step_by(ROWS) {
+        let rows = rows_of::<B>(&tile, first);
+        sums.clear();
+        sums.resize(tile.input.tokens(), [0.0; ROWS]);
+        for from in (0..blocks).step_by(BLOCKS256) {
+            let blocks = from..blocks.min(from + BLOCKS256);
+            // SAFETY: the caller's promise.
+            unsafe { M::fill256(panel, &rows, blocks.clone()) };
+            let (tiles, rest) = sums.as_chunks_mut::<T>();
+            let singles = tiles.len() * T;
+            for (at, sums) in tiles.iter_mut().enumerate() {
+                let input = std::array::from_fn(|t| tile.input.row256(at * T + t));
+                // SAFETY: the caller's promise.
+                unsafe { M::meet256::<B, T>(panel, blocks.clone(), &input, sums) };
+            }
+            for (at, sums) in rest.iter_mut().enumerate() {
+                let input = [tile.input.row256(singles + at)];
+                // SAFETY: the caller's promise.
+                unsafe { M::meet256::<B, 1>(panel, blocks.clone(), &input, std::array::from_mut(sums)) };
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { put_out(&tile, first, sums) };
+    }
+}
+
+/// A tile whose weights are in blocks of 32.
+///
+/// # Safety
+/// That of [`multiply`].
+unsafe fn multiply32<M: Method, B: Block32, const T: usize>(tile: Tile<'_>, workspace: &mut Workspace) {
+    let Workspace { panel, sums } = workspace;
+    let blocks = tile.matrix.length / 32;
+    for first in (tile.first..tile.first + tile.count).step_by(ROWS) {
+        let rows = rows_of::<B>(&tile, first);
+        sums.clear();
+        sums.resize(tile.input.tokens(), [0.0; ROWS]);
+        for from in (0..blocks).step_by(BLOCKS32) {
+            let blocks = from..blocks.min(from + BLOCKS32);
+            // SAFETY: the caller's promise.
+            unsafe { M::fill32(panel, &rows, blocks.clone()) };
+            let (tiles, rest) = sums.as_chunks_mut::<T>();
+            let singles = tiles.len() * T;
+            for (at, sums) in tiles.iter_mut().enumerate() {
+                let input = std::array::from_fn(|t| tile.input.row32(at * T + t));
+                // SAFETY: the caller's promise.
+                unsafe { M::meet32::<B, T>(panel, blocks.clone(), &input, sums) };
+            }
+            for (at, sums) in rest.iter_mut().enumerate() {
+                let input = [tile.input.row32(singles + at)];
+                // SAFETY: the caller's promise.
+                unsafe { M::meet32::<B, 1>(panel, blocks.clone(), &input, std::array::from_mut(sums)) };
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { put_out(&tile, first, sums) };
+    }
+}
+
+/// Writes the sums of the rows from `first` on, [tokens].
+///
+/// # Safety
+/// No other thread writes these rows.
+unsafe fn put_out(tile: &Tile<'_>, first: usize, sums: &[[f32; ROWS]]) {
+    let width = ROWS.min(tile.first + tile.count - first);
+    for (token, sums) in sums.iter().enumerate() {
+        // SAFETY: the rows are the tile's, and the caller promises the rest.
+        unsafe {
+            if width == ROWS {
+                tile.out.set_rows(token, first, sums);
+            } else {
+                tile.out.set_rows(token, first, &sums[..width]);
+            }
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! How does a run of weight rows meet the input rows?
 //!
-//! `out[token, row] = dot(weights[row], input[token])` for some rows and all tokens. Tokens go in tiles of
+//! `out[token, row] = dot(weights[row], input[token])` for some rows and all tokens. Many tokens meet weights panel by
+//! panel, see [`super::panel`]. Few go in tiles of
 //! four, whose quantised rows stay in the first-level cache while the weight rows pass; with one token it is
 //! a matvec. Which tile a token falls into has no influence on its bits.
 //!
@@ -56,8 +57,13 @@ impl<'a> Output<'a> {
         Output { values: values.as_mut_ptr(), rows, tokens, lifetime: PhantomData }
     }
 
+    /// Number of tokens.
+    pub(crate) fn tokens(&self) -> usize {
+        self.tokens
+    }
+
     /// # Safety
-    /// No other thread writes this place at the same time.
+    /// Token and row are inside, and no other thread writes this place at the same time.
     #[inline(always)]
     unsafe fn set(&self, token: usize, row: usize, value: f32) {
         debug_assert!(token < self.tokens && row < self.rows);
@@ -100,18 +106,22 @@ pub(crate) unsafe fn rows_product(
         Set::Scalar => scalar_tile(tile),
         #[cfg(target_arch = "x86_64")]
         // SAFETY: this value exists only where the processor has AVX2, FMA and F16C.
-        Set::Avx2 => unsafe { avx2_tile(tile) },
-        #[cfg(target_arch = "x86_64")]
-        Set::Avx512 => {
-            // SAFETY: this value exists only where the processor has AVX-512 and all that AVX2 kernels need.
-            unsafe {
-                if panel::pays(matrix.format, input.tokens()) {
-                    panel::multiply(tile);
-                } else {
-                    avx2_tile(tile);
-                }
+        Set::Avx2 => unsafe {
+            if panel::pays(matrix.format, input.tokens()) {
+                panel::avx2(tile);
+            } else {
+                avx2_tile(tile);
             }
-        }
+        },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: this value exists only where the processor has AVX-512 and all that AVX2 kernels need.
+        Set::Avx512 => unsafe {
+            if panel::pays(matrix.format, input.tokens()) {
+                panel::avx512(tile);
+            } else {
+                avx2_tile(tile);
+            }
+        },
     }
 }
 

@@ -182,13 +182,17 @@ fn the_largest_numbers_do_not_overflow() {
             row[192..208].fill(0x80);
         }
         set_halves(format, &mut row, || f16::ONE);
-        for sign in [1.0, -1.0] {
+        // One token is a dot product, 13 meet panels.
+        for (tokens, sign) in [(1, 1.0), (1, -1.0), (13, 1.0), (13, -1.0)] {
             let mut input = Activations::default();
-            input.resize(1, length);
+            input.resize(tokens, length);
             input.rows_mut().fill(127.0 * sign);
             let matrix = Matrix { format, length, rows: 1, bytes: &row };
-            let bits = product_bits(Instructions::detect(), matrix, &mut input);
-            assert_eq!(bits, product_bits(Instructions::SCALAR, matrix, &mut input), "{format}");
+            let bits = product_bits(Instructions::SCALAR, matrix, &mut input);
+            for instructions in Instructions::available() {
+                let found = product_bits(instructions, matrix, &mut input);
+                assert_eq!(found, bits, "{format}, {fill:#x}, {tokens} tokens with {}", instructions.name());
+            }
             let mut weights = vec![0.0; length];
             dequantise(format, &row, &mut weights).unwrap();
             let terms: Vec<f64> = weights.iter().map(|&w| f64::from(w) * 127.0 * f64::from(sign)).collect();

@@ -71,11 +71,32 @@ pub enum RingError {
         found: String,
     },
     /// A worker's connection ended in mid-run.
-    #[error("worker `{name}` is gone ({why}); see its output, start it again and repeat the run")]
+    #[error("worker `{name}` is gone ({why}); see its output and start it again")]
     Gone {
         /// Who.
         name: String,
         /// What was seen.
+        why: String,
+    },
+    /// A device is gone, and the others cannot go on without it.
+    #[error("the ring cannot go on: {lost}; and without it {reason}")]
+    CannotGoOn {
+        /// Who is gone, and why.
+        lost: String,
+        /// Why the rest cannot hold the model, without a full stop.
+        reason: String,
+    },
+    /// Somebody wants the run to end.
+    #[error("the run was interrupted")]
+    Interrupted,
+    /// The folder for fetched layers cannot be used.
+    #[error(
+        "cannot keep fetched layers in {path}: {why}; see whether there is room and it may be written to"
+    )]
+    Cache {
+        /// The folder or file.
+        path: String,
+        /// What the system said.
         why: String,
     },
     /// A wait went past its deadline.
@@ -112,8 +133,8 @@ pub enum RingError {
 
 impl RingError {
     /// Why a first frame did not come from, or go to, the peer of this name.
-    pub fn greeting(name: &str, error: WireError) -> RingError {
-        let of_key = match &error {
+    pub fn greeting(name: &str, error: &WireError) -> RingError {
+        let of_key = match error {
             WireError::Sealed => true,
             WireError::Io(io) => {
                 io.get_ref().is_some_and(<dyn std::error::Error + Send + Sync>::is::<SealError>)
@@ -123,7 +144,7 @@ impl RingError {
         if of_key {
             RingError::Key { name: name.into(), why: error.to_string() }
         } else {
-            RingError::Wire(error)
+            RingError::Gone { name: name.into(), why: error.to_string() }
         }
     }
 }

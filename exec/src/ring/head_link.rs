@@ -1,20 +1,18 @@
 //! How does a worker talk to its head while it does something else?
 //!
-//! A task reads the control connection's frames, so that no frame is lost when a wait is given up for
-//! another event. Pings are answered wherever the worker waits. Every wait and every write has a
-//! deadline.
+//! A task reads the control connection's frames, so that no frame is lost when a wait is given up for another event.
+//! Every wait and every write has a deadline.
 
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, WriteHalf};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::clock::wall_nanos;
 use crate::ring::deadline::WRITE_DEADLINE;
 use crate::ring::error::RingError;
-use crate::ring::wire::{Frame, MAX_DOCUMENT_PAYLOAD, Message, WireError};
+use crate::ring::wire::{Frame, MAX_DOCUMENT_PAYLOAD, WireError};
 
 /// Between two signs of life of the head, which sends one every half second.
 const SILENCE_DEADLINE: Duration = Duration::from_secs(10);
@@ -24,6 +22,7 @@ pub struct HeadLink<S> {
     frames: mpsc::Receiver<Result<Frame, WireError>>,
     writer: WriteHalf<S>,
     reader: JoinHandle<()>,
+    heard: Instant,
 }
 
 impl<S> HeadLink<S>
@@ -47,21 +46,19 @@ where
                 }
             }
         });
-        Self { frames, writer, reader }
+        Self { frames, writer, reader, heard: Instant::now() }
     }
 
-    /// The next frame that is not a ping. May be given up at any moment.
+    /// The next frame. May be given up at any moment.
     pub async fn next(&mut self) -> Result<Frame, RingError> {
-        loop {
-            let gone = |why: &str| RingError::Gone { name: "the head".into(), why: why.into() };
-            let frame = timeout(SILENCE_DEADLINE, self.frames.recv()).await;
-            let frame = frame.map_err(|_| gone("it fell silent"))?.ok_or_else(|| gone("it hung up"))??;
-            let Message::Ping { nonce } = frame.message else { return Ok(frame) };
-            self.send(Message::Pong { nonce, clock: wall_nanos() }).await?;
-        }
+        let gone = |why: &str| RingError::Gone { name: "the head".into(), why: why.into() };
+        let frame = timeout_at(self.heard + SILENCE_DEADLINE, self.frames.recv()).await;
+        let frame = frame.map_err(|_| gone("it fell silent"))?.ok_or_else(|| gone("it hung up"))??;
+        self.heard = Instant::now();
+        Ok(frame)
     }
 
-    /// Sends a frame.
+    /// Sends a frame. Given up half way it would leave half a frame behind.
     pub async fn send(&mut self, frame: impl Into<Frame>) -> Result<(), RingError> {
         let frame = frame.into();
         match timeout(WRITE_DEADLINE, frame.write(&mut self.writer)).await {
@@ -69,21 +66,6 @@ where
             Err(_) => {
                 Err(RingError::Gone { name: "the head".into(), why: "it takes nothing any more".into() })
             }
-        }
-    }
-
-    /// Answers pings until something else is done. What else the head says meanwhile is an error.
-    pub async fn while_doing<T>(&mut self, work: impl Future<Output = T>) -> Result<T, RingError> {
-        tokio::pin!(work);
-        tokio::select! {
-            done = &mut work => Ok(done),
-            frame = self.next() => Err(match frame?.message {
-                Message::Goodbye => RingError::Gone { name: "the head".into(), why: "it gave up".into() },
-                other => RingError::Protocol {
-                    name: "the head".into(),
-                    what: format!("{other:?} before this worker was ready"),
-                },
-            }),
         }
     }
 }

@@ -4,9 +4,14 @@
 //! activations back after the last window of each round. Every device's [`node::Node`] interprets
 //! `schema::schedule`. Frames travel over a [`network::Network`], which a [`Key`] seals ([`Sealed`]).
 
+mod chronicle;
+pub mod computing;
 mod control;
+pub mod data_link;
 pub mod deadline;
 pub mod error;
+pub mod fetch;
+pub mod greeting;
 pub mod head;
 mod head_address;
 mod head_link;
@@ -15,7 +20,11 @@ pub mod network;
 pub mod node;
 pub mod probe;
 pub mod recorder;
+pub mod recovery;
+mod renewal;
 pub mod sealed;
+mod strangers;
+pub mod tenure;
 pub mod wire;
 pub mod worker;
 
@@ -28,12 +37,14 @@ use hearth_schema::plan::Plan;
 use hearth_schema::scenario::KvFormat;
 use hearth_schema::schedule::MAX_PASS_TOKENS;
 
+pub use computing::Computing;
 pub use error::RingError;
-pub use head::{Generated, Request, Ring, RingOptions};
+pub use head::{Generated, OnFetch, Request, Ring, RingOptions, Stopper, Unfinished};
 pub use key::{Key, KeyError};
 pub use network::{Listener, Memory, Network, Tcp};
+pub use renewal::Renewal;
 pub use sealed::Sealed;
-pub use worker::{Worker, bind};
+pub use worker::{Source, Worker, WorkerOptions, bind};
 
 use crate::backend::CacheOptions;
 use crate::cache::CacheFormat;
@@ -74,26 +85,15 @@ impl LocalModel {
     /// What a worker with this model tells a head.
     pub fn facts(&self) -> WorkerFacts {
         WorkerFacts {
-            version: env!("CARGO_PKG_VERSION").into(),
             model_digest: self.profile.digest.clone(),
             shape_digest: self.profile.shape_digest(),
-            memory_total: measure::memory::total().0,
-            kernel: kernel(),
+            ..facts()
         }
     }
 
     /// Whether a plan was made for this model, and for execution.
     pub fn check(&self, plan: &Plan) -> Result<(), RingError> {
-        if let Some(why) = plan.only_simulated() {
-            return Err(RingError::Plan(why));
-        }
-        if plan.sequences > 1 || plan.draft.is_some() {
-            let what = if plan.draft.is_some() { "a draft model" } else { "several sequences at once" };
-            return Err(RingError::Plan(format!(
-                "the plan is for {what}, which this build simulates and does not execute; plan for a workload without \
-                 `speculation` and with `sequences: 1`"
-            )));
-        }
+        check_executable(plan)?;
         check_digests(plan, &self.profile.digest, &self.profile.shape_digest(), "this device")
     }
 
@@ -130,6 +130,11 @@ impl LocalModel {
             // More threads than processors only wait for each other.
             options.threads = threads.min(options.threads);
         }
+        if place == 0 && !self.weights.is_whole() {
+            return Err(RingError::Plan(
+                "a head needs the whole model, and this one was fetched in part".into(),
+            ));
+        }
         self.check_memory(plan, place)?;
         let pool = Pool::new(options).map_err(|source| ExecError::Threads { source })?;
         let cpu = Cpu::new(Arc::new(pool)).behind(gate);
@@ -141,6 +146,31 @@ impl LocalModel {
         let head = (place == 0).then(|| Head::new(self.weights.clone(), cpu.clone()));
         Ok((Stage::on_cpu(self.weights.clone(), &plan.windows(place), cache, cpu)?, head))
     }
+}
+
+/// What a worker without a model tells a head.
+fn facts() -> WorkerFacts {
+    WorkerFacts {
+        version: env!("CARGO_PKG_VERSION").into(),
+        memory_total: measure::memory::total().0,
+        kernel: kernel(),
+        ..WorkerFacts::default()
+    }
+}
+
+/// Whether a plan is for execution.
+fn check_executable(plan: &Plan) -> Result<(), RingError> {
+    if let Some(why) = plan.only_simulated() {
+        return Err(RingError::Plan(why));
+    }
+    if plan.sequences > 1 || plan.draft.is_some() {
+        let what = if plan.draft.is_some() { "a draft model" } else { "several sequences at once" };
+        return Err(RingError::Plan(format!(
+            "the plan is for {what}, which this build simulates and does not execute; plan for a workload without \
+             `speculation` and with `sequences: 1`"
+        )));
+    }
+    Ok(())
 }
 
 /// Whether a model with these digests is the plan's: the same file, or where the plan was made without

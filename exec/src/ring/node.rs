@@ -4,7 +4,10 @@
 //! starts prefetches, in the order the schedule says and with no choice of its own. What it does is
 //! recorded as the device's trace.
 //!
-//! Not here: where messages come from and go to ([`super::worker`], [`super::head`]).
+//! A node lives through the epochs of a session: a new request makes it forget the sequence ([`Node::reset`]), a new
+//! plan makes it forget that and take up other layers ([`Node::renew`]). Activations of an earlier epoch are dropped.
+//!
+//! Not here: where messages come from and go to ([`super::tenure`], [`super::head`]).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,7 +24,8 @@ use crate::head::Head;
 use crate::memory::MemoryWatch;
 use crate::residency::{Keeper, is_told, resident_bytes};
 use crate::ring::LocalModel;
-use crate::ring::error::RingError;
+use crate::ring::data_link::Arrival;
+use crate::ring::error::{RingError, strange};
 use crate::ring::recorder::{self, At, Lines, Recorder};
 use crate::ring::wire::{Frame, Message};
 use crate::stage::Stage;
@@ -30,6 +34,9 @@ use crate::weights::Weights;
 /// What turns logits into a token, on the head.
 pub type Sample = Box<dyn FnMut(&[f32]) -> u32 + Send>;
 
+/// A sender for each of the places that a device sends to.
+pub type Outbox = BTreeMap<usize, mpsc::UnboundedSender<Frame>>;
+
 /// A device of the ring.
 pub struct Node {
     schedule: Schedule,
@@ -37,7 +44,11 @@ pub struct Node {
     /// The ends of the model; on the head only.
     head: Option<Head>,
     weights: Arc<Weights>,
-    outbox: BTreeMap<usize, mpsc::UnboundedSender<Frame>>,
+    outbox: Outbox,
+    /// The epoch whose passes it takes.
+    epoch: u32,
+    /// Lines of the request's earlier epochs.
+    past: Vec<(u32, Lines)>,
     keeper: Keeper,
     recorder: Recorder,
     sample: Option<Sample>,
@@ -68,7 +79,8 @@ impl Node {
         place: usize,
         model: &LocalModel,
         threads: usize,
-        outbox: BTreeMap<usize, mpsc::UnboundedSender<Frame>>,
+        outbox: Outbox,
+        epoch: u32,
     ) -> Result<Self, RingError> {
         let weights = model.weights.clone();
         let keeper = Keeper::start(&weights, plan, place, || MemoryWatch::shared().room());
@@ -79,6 +91,8 @@ impl Node {
             head,
             weights,
             outbox,
+            epoch,
+            past: Vec::new(),
             keeper,
             recorder: Recorder::new(place as u16),
             sample: None,
@@ -93,8 +107,51 @@ impl Node {
         })
     }
 
-    /// Forgets the sequence and the trace; on the head, takes what samples its tokens.
-    pub fn reset(&mut self, sample: Option<Sample>) {
+    /// Takes up a plan for the passes from `first_pass` on, in another epoch. The trace so far is kept, and with the
+    /// plan of before so are the weights in memory.
+    pub fn renew(
+        mut self,
+        plan: &Arc<Plan>,
+        first_pass: u32,
+        model: &LocalModel,
+        outbox: Outbox,
+        epoch: u32,
+    ) -> Result<Node, RingError> {
+        let is_same = self.schedule.plan() == plan;
+        if first_pass == 0 {
+            // Before the first pass of a request: passes given up in the request before are none of this one's.
+            self.schedule = Schedule::new(self.schedule.plan().clone(), self.schedule.device());
+        }
+        self.schedule.react(&Event::Replanned { plan: plan.clone(), first_pass })?;
+        let lines = self.take_lines();
+        self.past.push((self.epoch, lines));
+        (self.outbox, self.epoch) = (outbox, epoch);
+        let place = self.schedule.device();
+        self.recorder.move_to(place as u16);
+        if is_same {
+            self.stage.truncate(0);
+            self.keeper.reset();
+            self.idle_since = wall_nanos();
+            return Ok(self);
+        }
+        let Node { schedule, stage, head, keeper, recorder, past, outbox, sample, threads, .. } = self;
+        // Two parts at once may be more than there is memory for.
+        drop((stage, head, keeper));
+        let (refaults_before, fresh) =
+            (self.refaults_before, Node::new(plan, place, model, threads, outbox, epoch)?);
+        Ok(Node { schedule, past, recorder, sample, refaults_before, ..fresh })
+    }
+
+    /// Refuses passes before this one: they were given up with an earlier plan.
+    pub fn begin_at(&mut self, first_pass: u32) -> Result<(), RingError> {
+        let plan = self.schedule.plan().clone();
+        self.schedule.react(&Event::Replanned { plan, first_pass })?;
+        Ok(())
+    }
+
+    /// Forgets the sequence and the trace of earlier epochs; on the head, takes what samples its tokens.
+    pub fn reset(&mut self, epoch: u32, sample: Option<Sample>) {
+        (self.epoch, self.past) = (epoch, Vec::new());
         self.schedule = Schedule::new(self.schedule.plan().clone(), self.schedule.device());
         self.stage.truncate(0);
         self.recorder.reset();
@@ -105,8 +162,15 @@ impl Node {
         self.idle_since = wall_nanos();
     }
 
-    /// The trace since the last reset.
-    pub fn take_lines(&mut self) -> Lines {
+    /// The trace since the last reset, epoch by epoch.
+    pub fn take_all_lines(&mut self) -> Vec<(u32, Lines)> {
+        let lines = self.take_lines();
+        let mut all = std::mem::take(&mut self.past);
+        all.push((self.epoch, lines));
+        all
+    }
+
+    fn take_lines(&mut self) -> Lines {
         for span in self.keeper.take_spans() {
             let record = self.recorder.span(span.at, Kind::Prefetch, span.start, span.end);
             record.bytes = span.bytes;
@@ -137,15 +201,16 @@ impl Node {
         self.perform(steps, tokens)
     }
 
-    /// Takes activations that arrived at a moment of this process's clock. A token, if one was sampled.
-    pub fn arrived(
-        &mut self,
-        pass: Pass,
-        round: u32,
-        activations: &[u8],
-        at: u64,
-        from: u16,
-    ) -> Result<Option<u32>, RingError> {
+    /// Takes activations. A token, if one was sampled. Late ones, of an earlier epoch, change nothing.
+    pub fn arrived(&mut self, arrival: &Arrival) -> Result<Option<u32>, RingError> {
+        let Arrival { from, epoch, pass, round, ref activations, at } = *arrival;
+        if epoch < self.epoch {
+            return Ok(None);
+        }
+        if epoch > self.epoch {
+            let what = format!("activations of epoch {epoch}, and this device is in {}", self.epoch);
+            return Err(strange(&format!("device {from}"), &what));
+        }
         let steps = self.schedule.react(&Event::Arrived { pass, round })?;
         let expected = pass.tokens as usize * self.embedding() * size_of::<f32>();
         if activations.len() != expected {
@@ -155,7 +220,7 @@ impl Node {
             });
         }
         self.make_room(pass);
-        self.hidden = bytemuck::pod_collect_to_vec(activations);
+        self.hidden = bytemuck::pod_collect_to_vec(activations.as_slice());
         let since = self.idle_since.min(at);
         let record = self.recorder.span(At { pass: pass.index, round }, Kind::Receive, since, at);
         record.bytes = activations.len() as u64;
@@ -296,12 +361,12 @@ impl Node {
         let start = wall_nanos();
         let payload = bytemuck::cast_slice(&self.hidden).to_vec();
         let length = payload.len() as u64;
-        let frame = Frame { message: Message::activations(pass, next_round), payload };
-        let sent = self.outbox.get(&to).is_some_and(|link| link.send(frame).is_ok());
-        if !sent {
-            let name = self.schedule.plan().devices[to].name.clone();
-            return Err(RingError::Gone { name, why: "its connection is closed".into() });
-        }
+        let frame = Frame { message: Message::activations(self.epoch, pass, next_round), payload };
+        let Some(link) = self.outbox.get(&to) else {
+            return Err(strange(self.name(), "its plan sends where it has no connection to"));
+        };
+        // If the connection is broken, its writer has told so and the pass is lost with it.
+        let _ = link.send(frame);
         let record = self.recorder.span(At { pass: pass.index, round }, Kind::Send, start, wall_nanos());
         record.bytes = length;
         record.peer = Some(to as u16);

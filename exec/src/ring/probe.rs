@@ -9,20 +9,23 @@
 //! another compute thread. [`hop`] sends them around a ring of two on this machine in the way that a run
 //! does, with nothing computed.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use hearth_profiles::link::PeerLink;
 use hearth_profiles::measure::Samples;
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 use hearth_schema::schedule::Pass;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 
 use crate::clock::wall_nanos;
+use crate::ring::data_link::{Arrival, DataEvent, Deliver, Sending, receive};
 use crate::ring::deadline::within;
 use crate::ring::error::{RingError, strange};
+use crate::ring::greeting::{call, hear, welcome};
 use crate::ring::network::{Listener, Network};
-use crate::ring::wire::{Frame, MAGIC, MAX_DOCUMENT_PAYLOAD, Message, PROTOCOL, Purpose, WorkerFacts};
-use crate::ring::worker::{NodeEvent, connect_data, probe, receive_activations};
+use crate::ring::wire::{Frame, MAX_DOCUMENT_PAYLOAD, Message, Purpose, WorkerFacts};
 
 /// The long message, in bytes.
 pub const LONG: usize = MAX_DOCUMENT_PAYLOAD;
@@ -38,6 +41,8 @@ const PAUSE: Duration = Duration::from_millis(2);
 
 /// For a peer to answer.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
+/// Between two exchanges, for the one who answers.
+const PROBE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// How much a link measurement may cost.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -68,7 +73,7 @@ pub async fn link<N: Network>(
     address: &str,
     effort: ProbeEffort,
 ) -> Result<PeerLink, RingError> {
-    let mut stream = within(ANSWER_DEADLINE, "connecting to a peer", greet(network, address)).await??;
+    let (mut stream, _) = call(network, address, address, 0, Purpose::Probe).await?;
     let mut times = Vec::with_capacity(effort.short);
     for nonce in 0..effort.short.max(1) as u64 {
         tokio::time::sleep(PAUSE).await;
@@ -95,29 +100,10 @@ pub async fn link<N: Network>(
     })
 }
 
-async fn greet<N: Network>(network: &N, address: &str) -> Result<N::Stream, RingError> {
-    let unreachable = |error: std::io::Error| RingError::Unreachable {
-        name: address.into(),
-        address: address.into(),
-        why: error.to_string(),
-    };
-    let mut stream = network.connect(address).await.map_err(unreachable)?;
-    let hello = Message::Hello { magic: MAGIC, protocol: PROTOCOL, session: 0, purpose: Purpose::Probe };
-    let greeting = |error| RingError::greeting(address, error);
-    Frame::from(hello).write(&mut stream).await.map_err(greeting)?;
-    match Frame::read(&mut stream, 0).await.map_err(greeting)? {
-        Some(Frame { message: Message::Welcome(_), .. }) => Ok(stream),
-        Some(Frame { message: Message::Refuse { reason }, .. }) => {
-            Err(RingError::Refused { name: address.into(), reason })
-        }
-        _ => Err(strange(address, "its first frame is no welcome")),
-    }
-}
-
 /// Seconds from sending a ping with so many bytes to having its answer.
 async fn exchange<S>(stream: &mut S, peer: &str, nonce: u64, bytes: usize) -> Result<f64, RingError>
 where
-    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+    S: AsyncRead + AsyncWrite + Unpin,
 {
     let ping = Frame { message: Message::Ping { nonce }, payload: vec![0x1c; bytes] };
     let begun = wall_nanos();
@@ -143,8 +129,8 @@ pub async fn link_to_self<N: Network>(
     let answerer = tokio::spawn(async move {
         if let Ok(mut stream) = listener.accept().await {
             // The asker sees what goes wrong here as a connection that ends.
-            if let Ok(Some(_)) = Frame::read(&mut stream, 0).await {
-                let _ = probe(stream).await;
+            if hear(&mut stream).await.is_ok() {
+                let _ = answer_probes(stream).await;
             }
         }
     });
@@ -165,12 +151,14 @@ pub async fn hop<N: Network>(network: &N, address: &str, effort: ProbeEffort) ->
     let (near_address, far_address) = (near.address(), far.address());
     let (near_inbox, mut near_events) = mpsc::unbounded_channel();
     let (far_inbox, mut far_events) = mpsc::unbounded_channel();
-    let receivers = [receive(near, near_inbox), receive(far, far_inbox)];
-    let to_far = connect_data(network, "hop", &far_address, 0, 0).await?;
-    let to_near = connect_data(network, "hop", &near_address, 0, 1).await?;
+    let (near_inbox, far_inbox) = (into(near_inbox), into(far_inbox));
+    let sending = |place, deliver| Sending { network, session: 0, epoch: 0, place, deliver };
+    let receivers = [accept_one(near, near_inbox.clone()), accept_one(far, far_inbox.clone())];
+    let to_far = sending(0, &near_inbox).connect(1, "hop", &far_address).await?;
+    let to_near = sending(1, &far_inbox).connect(0, "hop", &near_address).await?;
     let echo = tokio::task::spawn_blocking(move || {
-        while let Some(NodeEvent::Arrived { pass, round, activations, .. }) = far_events.blocking_recv() {
-            let frame = Frame { message: Message::activations(pass, round), payload: activations };
+        while let Some(Arrival { pass, round, activations, .. }) = far_events.blocking_recv() {
+            let frame = Frame { message: Message::activations(0, pass, round), payload: activations };
             if to_near.send(frame).is_err() {
                 return;
             }
@@ -181,10 +169,12 @@ pub async fn hop<N: Network>(network: &N, address: &str, effort: ProbeEffort) ->
         for index in 0..effort.short.max(1) as u32 {
             std::thread::sleep(PAUSE);
             let pass = Pass::plain(index, index, 1, true);
-            let frame = Frame { message: Message::activations(pass, 0), payload: vec![0; ACTIVATIONS] };
+            let frame = Frame { message: Message::activations(0, pass, 0), payload: vec![0; ACTIVATIONS] };
             let begun = wall_nanos();
             let back = to_far.send(frame).ok().and_then(|()| near_events.blocking_recv());
-            let Some(NodeEvent::Arrived { .. }) = back else { break };
+            if back.is_none() {
+                break;
+            }
             times.push((wall_nanos() - begun) as f64 * 0.5e-9);
         }
         times
@@ -201,21 +191,45 @@ pub async fn hop<N: Network>(network: &N, address: &str, effort: ProbeEffort) ->
     }
 }
 
-/// Accepts one connection for activations and hands what arrives to an inbox.
-fn receive<L>(mut listener: L, inbox: mpsc::UnboundedSender<NodeEvent>) -> tokio::task::JoinHandle<()>
+/// Takes the activations that arrive.
+fn into(inbox: mpsc::UnboundedSender<Arrival>) -> Deliver {
+    Arc::new(move |event| match event {
+        DataEvent::Arrived(arrival) => inbox.send(arrival).is_ok(),
+        DataEvent::Cut(_) => false,
+    })
+}
+
+/// Accepts one connection for activations and hands on what arrives.
+fn accept_one<L>(mut listener: L, deliver: Deliver) -> tokio::task::JoinHandle<()>
 where
     L: Listener,
-    L::Stream: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+    L::Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     tokio::spawn(async move {
         let Ok(mut stream) = listener.accept().await else { return };
-        let welcome = Frame::from(Message::Welcome(WorkerFacts::default()));
-        if matches!(Frame::read(&mut stream, 0).await, Ok(Some(_)))
-            && welcome.write(&mut stream).await.is_ok()
-        {
-            receive_activations(stream, inbox, ACTIVATIONS, 0).await;
+        if hear(&mut stream).await.is_ok() && welcome(&mut stream, WorkerFacts::default()).await.is_ok() {
+            receive(stream, (0, 0), ACTIVATIONS, &deliver).await;
         }
     })
+}
+
+/// Answers a link measurement: every ping, however long, with a short pong.
+pub(super) async fn answer_probes<S>(mut stream: S) -> Result<(), RingError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    welcome(&mut stream, WorkerFacts::default()).await?;
+    loop {
+        let frame =
+            within(PROBE_DEADLINE, "a probe", Frame::read(&mut stream, MAX_DOCUMENT_PAYLOAD)).await??;
+        match frame.map(|frame| frame.message) {
+            Some(Message::Ping { nonce }) => {
+                let pong = Frame::from(Message::Pong { nonce, clock: wall_nanos() });
+                within(PROBE_DEADLINE, "answering a probe", pong.write(&mut stream)).await??;
+            }
+            _ => return Ok(()),
+        }
+    }
 }
 
 #[cfg(test)]

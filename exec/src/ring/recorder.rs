@@ -53,6 +53,11 @@ impl Recorder {
         self.read_before = self.counter.bytes();
     }
 
+    /// The device has another place in the ring from now on.
+    pub fn move_to(&mut self, device: u16) {
+        self.device = device;
+    }
+
     /// The lines so far, taken out.
     pub fn take(&mut self) -> Lines {
         std::mem::take(&mut self.lines)

@@ -18,7 +18,7 @@ compile_error!("activations travel as little-endian f32; a big-endian host needs
 pub const MAGIC: u32 = 0x4854_5248;
 
 /// Version of the protocol; both ends must have the same.
-pub const PROTOCOL: u16 = 1;
+pub const PROTOCOL: u16 = 2;
 
 /// What a connection sealed with a key begins with. As the length of a header it is far beyond the limit,
 /// so no unsealed frame begins like this.
@@ -42,9 +42,22 @@ pub enum Purpose {
     Data {
         /// The neighbour's place in the ring.
         from: u16,
+        /// For which epoch both have taken up a plan.
+        epoch: u32,
     },
     /// Link measurements.
     Probe,
+    /// Layers that the one who connects has not.
+    Fetch,
+}
+
+/// A file of a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Encode, Decode)]
+pub struct FileOutline {
+    /// Its bytes.
+    pub length: u64,
+    /// Of these before the first tensor.
+    pub header: u64,
 }
 
 /// What a worker tells about itself.
@@ -92,19 +105,59 @@ pub enum Message {
         /// What, where and how to mend it.
         reason: String,
     },
-    /// The plan, as payload, and this worker's place in it.
+    /// A new epoch: stop what is under way, and let those in who send activations of the new one.
+    Prepare {
+        /// Greater than every one before.
+        epoch: u32,
+    },
+    /// The worker takes connections of that epoch, and of no other.
+    Prepared {
+        /// The epoch.
+        epoch: u32,
+    },
+    /// The plan of the epoch that was prepared, as payload, and this worker's place in it.
     Configure {
+        /// The epoch.
+        epoch: u32,
         /// The worker's place in the ring.
         place: u16,
+        /// Earlier passes were given up with an earlier plan.
+        first_pass: u32,
+        /// Where the head gives layers to those who have not the model.
+        head: String,
         /// Where it sends activations to.
         receivers: Vec<PeerAddress>,
     },
-    /// The worker holds its layers and its neighbours.
-    Ready,
-    /// A new sequence begins: forget keys and values, start a new trace.
-    Reset,
+    /// The worker holds its layers and its neighbours, and nothing of passes before the epoch.
+    Ready {
+        /// The epoch.
+        epoch: u32,
+    },
+    /// The worker is fetching layers before it can be ready.
+    Fetching {
+        /// Bytes that are there.
+        done: u64,
+        /// Bytes to fetch.
+        total: u64,
+    },
+    /// A new request over the same ring: forget keys and values, start a new trace.
+    Reset {
+        /// The request's epoch.
+        epoch: u32,
+    },
+    /// The worker can no longer exchange activations with another device.
+    Cut {
+        /// Since which epoch.
+        epoch: u32,
+        /// The other's place in the ring.
+        peer: u16,
+        /// What was seen.
+        why: String,
+    },
     /// Activations of a pass as payload, f32 `[tokens, embedding]`.
     Activations {
+        /// The epoch they were made in; late ones of an earlier one are dropped.
+        epoch: u32,
         /// Pass index.
         pass: u32,
         /// Position of its first token.
@@ -120,6 +173,8 @@ pub enum Message {
     Collect,
     /// Trace lines as payload.
     Report {
+        /// In which epoch the lines were written.
+        epoch: u32,
         /// Whether more follow.
         more: bool,
     },
@@ -135,15 +190,38 @@ pub enum Message {
         /// Nanoseconds on the answerer's clock.
         clock: u64,
     },
+    /// What files has the model?
+    Outline,
+    /// These.
+    Files {
+        /// In the order of the parts.
+        files: Vec<FileOutline>,
+    },
+    /// Asks for a chunk of a file.
+    Want {
+        /// Which file.
+        file: u16,
+        /// Which chunk, from 0.
+        chunk: u64,
+    },
+    /// A chunk, as payload.
+    Chunk {
+        /// Which file.
+        file: u16,
+        /// Which chunk, from 0.
+        chunk: u64,
+        /// Its SHA-256.
+        hash: [u8; 32],
+    },
     /// The sender ends the session in order.
     Goodbye,
 }
 
 impl Message {
     /// The header of a pass's activations. Plans for several sequences or drafts are refused, so that neither is in it.
-    pub fn activations(pass: Pass, round: u32) -> Message {
+    pub fn activations(epoch: u32, pass: Pass, round: u32) -> Message {
         let Pass { index, first_position, tokens, output, .. } = pass;
-        Message::Activations { pass: index, first_position, tokens, output, round }
+        Message::Activations { epoch, pass: index, first_position, tokens, output, round }
     }
 }
 
@@ -290,7 +368,7 @@ mod tests {
 
     fn sample() -> Frame {
         let pass = Pass::plain(7, 40, 2, true);
-        Frame { message: Message::activations(pass, 3), payload: vec![1, 2, 3, 4] }
+        Frame { message: Message::activations(5, pass, 3), payload: vec![1, 2, 3, 4] }
     }
 
     #[test]
@@ -319,7 +397,7 @@ mod tests {
 
     #[test]
     fn bytes_after_a_header_are_refused() {
-        let mut bytes = Frame::from(Message::Ready).encode().unwrap();
+        let mut bytes = Frame::from(Message::Ready { epoch: 0 }).encode().unwrap();
         bytes[0] += 1;
         bytes.push(0);
         assert!(matches!(Frame::decode(&bytes, 0), Err(WireError::Header(_))));

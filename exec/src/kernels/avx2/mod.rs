@@ -1,7 +1,7 @@
 //! How are the dot products of [`super::scalar`] made fast on x86-64?
 //!
 //! AVX2, FMA and F16C. `maddubs` multiplies unsigned weights by signed activations and adds neighbours
-//! (largest: 2 * 127 * 127, below 2^15), `madd` multiplies by the integer scales and adds neighbours again.
+//! (largest: 2 * 128 * 127, below 2^15), `madd` multiplies by the integer scales and adds neighbours again.
 //! All of a block is added up as integers before it meets an f32. Each function takes T tokens, so that weights
 //! are unpacked once for all of them; per token the arithmetic is the same.
 //!

@@ -7,16 +7,60 @@
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 use bytemuck::Pod;
 
-use super::integers::{Block32, Block256};
-use super::{BLOCKS32, BLOCKS256, COLUMNS, Line, Panel, ROWS, Workspace, rows_of};
+use super::integers::{BOOK, Block32, Block256};
+use super::{COLUMNS, Line, Method, Panel, ROWS};
 use crate::kernels::activations::QuantisedRow;
-use crate::kernels::product::Tile;
 
-/// Tokens that share a load of weights.
-const TOKENS: usize = 8;
+/// AVX-512 (F, BW, VL) and VNNI.
+pub(super) struct Avx512;
+
+impl Method for Avx512 {
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
+    unsafe fn fill256<B: Block256>(panel: &mut Panel, rows: &[&[B]; ROWS], blocks: Range<usize>) {
+        let count = blocks.len();
+        panel.unpack256(rows, blocks);
+        lay_out(&panel.unpacked, B::FROM_BOOK, count * 256, &mut panel.quants);
+        for (unpacked, lines) in panel.unpacked_numbers.iter().zip(&mut panel.numbers).take(count) {
+            lay_out_numbers(unpacked, lines);
+        }
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
+    unsafe fn fill32<B: Block32>(panel: &mut Panel, rows: &[&[B]; ROWS], blocks: Range<usize>) {
+        let count = blocks.len();
+        panel.unpack32(rows, blocks);
+        lay_out(&panel.unpacked, B::FROM_BOOK, count * 32, &mut panel.quants);
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
+    unsafe fn meet256<B: Block256, const T: usize>(
+        panel: &Panel,
+        blocks: Range<usize>,
+        input: &[QuantisedRow<'_>; T],
+        sums: &mut [[f32; ROWS]; T],
+    ) {
+        meet256::<B, T>(panel, blocks, input, sums);
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
+    unsafe fn meet32<B: Block32, const T: usize>(
+        panel: &Panel,
+        blocks: Range<usize>,
+        input: &[QuantisedRow<'_>; T],
+        sums: &mut [[f32; ROWS]; T],
+    ) {
+        meet32::<B, T>(panel, blocks, input, sums);
+    }
+}
+
+/// Whether a sum of 16 products fits 16 bits.
+const fn small(largest: i32) -> bool {
+    16 * 127 * largest <= i16::MAX as i32
+}
 
 #[inline]
 #[target_feature(enable = "avx512f")]
@@ -34,14 +78,24 @@ fn for_all_rows<N: Pod>(neighbours: &N) -> __m512i {
 
 /// Lays out what was unpacked, four columns a line.
 #[inline]
-#[target_feature(enable = "avx512f")]
-fn lay_out(unpacked: &[[u8; COLUMNS]; ROWS], columns: usize, lines: &mut [Line; COLUMNS / 4]) {
+#[target_feature(enable = "avx512f,avx512bw")]
+fn lay_out(
+    unpacked: &[[u8; COLUMNS]; ROWS],
+    from_book: bool,
+    columns: usize,
+    lines: &mut [Line; COLUMNS / 4],
+) {
+    // SAFETY: a load of the 16 bytes that the array has.
+    let book = _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(BOOK.as_ptr().cast()) });
     for (at, lines) in lines.as_chunks_mut::<16>().0.iter_mut().enumerate().take(columns.div_ceil(64)) {
         let mut rows = [_mm512_setzero_si512(); ROWS];
         for (row, bytes) in rows.iter_mut().zip(unpacked) {
             let bytes: &[u8; 64] = &bytes.as_chunks().0[at];
             // SAFETY: a load of the 64 bytes that the reference covers.
             *row = unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) };
+            if from_book {
+                *row = _mm512_shuffle_epi8(book, *row);
+            }
         }
         store_all(&transposed(&rows), lines);
     }
@@ -106,60 +160,6 @@ fn transposed(rows: &[__m512i; 16]) -> [__m512i; 16] {
     columns
 }
 
-/// Writes the sums of the rows from `first` on, [tokens].
-///
-/// # Safety
-/// No other thread writes these rows.
-unsafe fn put_out(tile: &Tile<'_>, first: usize, sums: &[[f32; ROWS]]) {
-    let width = ROWS.min(tile.first + tile.count - first);
-    for (token, sums) in sums.iter().enumerate() {
-        // SAFETY: the rows are the tile's, and the caller promises the rest.
-        unsafe {
-            if width == ROWS {
-                tile.out.set_rows(token, first, sums);
-            } else {
-                tile.out.set_rows(token, first, &sums[..width]);
-            }
-        }
-    }
-}
-
-/// All rows and tokens of a tile whose weights are in blocks of 256.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
-pub(super) fn multiply256<B: Block256>(tile: Tile<'_>, workspace: &mut Workspace) {
-    let Workspace { panel, sums } = workspace;
-    let (tokens, blocks) = (tile.input.tokens(), tile.matrix.length / 256);
-    for first in (tile.first..tile.first + tile.count).step_by(ROWS) {
-        let rows = rows_of::<B>(&tile, first);
-        sums.clear();
-        sums.resize(tokens, [0.0; ROWS]);
-        for from in (0..blocks).step_by(BLOCKS256) {
-            let count = (blocks - from).min(BLOCKS256);
-            panel.unpack256(&rows, from..from + count);
-            lay_out(&panel.unpacked, count * 256, &mut panel.quants);
-            for (unpacked, lines) in panel.unpacked_numbers.iter().zip(&mut panel.numbers).take(count) {
-                lay_out_numbers(unpacked, lines);
-            }
-            let mut token = 0;
-            while token + TOKENS <= tokens {
-                tile256::<B, TOKENS>(
-                    panel,
-                    from,
-                    count,
-                    &std::array::from_fn(|t| tile.input.row256(token + t)),
-                    &mut sums[token..],
-                );
-                token += TOKENS;
-            }
-            for token in token..tokens {
-                tile256::<B, 1>(panel, from, count, &[tile.input.row256(token)], &mut sums[token..]);
-            }
-        }
-        // SAFETY: the caller's promise.
-        unsafe { put_out(&tile, first, sums) };
-    }
-}
-
 /// Sixteen numbers of each row, times a token's sums of sixteen activations.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vnni")]
@@ -194,14 +194,14 @@ fn products<B: Block256, const T: usize>(
             let scales = load(pair_of_scales);
             // Each lane has two scales. Of 32 bits the lower one, or the upper one where it lies; of 16
             // bits the one that the lower half of the sum is to meet, and zero for the upper half.
-            let scales = match (B::SMALL, half) {
+            let scales = match (small(B::LARGEST), half) {
                 (true, 0) => _mm512_and_si512(scales, _mm512_set1_epi32(0xffff)),
                 (true, _) => _mm512_srli_epi32::<16>(scales),
                 (false, 0) => _mm512_srai_epi32::<16>(_mm512_slli_epi32::<16>(scales)),
                 (false, _) => _mm512_srai_epi32::<16>(scales),
             };
             for t in 0..T {
-                totals[t] = if B::SMALL {
+                totals[t] = if small(B::LARGEST) {
                     _mm512_dpwssd_epi32(totals[t], dots[t], scales)
                 } else {
                     _mm512_add_epi32(totals[t], _mm512_mullo_epi32(dots[t], scales))
@@ -212,35 +212,34 @@ fn products<B: Block256, const T: usize>(
     totals
 }
 
-/// T tokens on a panel of blocks `from..from + count`.
+/// T tokens on a panel of some blocks.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
-fn tile256<B: Block256, const T: usize>(
+fn meet256<B: Block256, const T: usize>(
     panel: &Panel,
-    from: usize,
-    count: usize,
+    blocks: Range<usize>,
     input: &[QuantisedRow<'_>; T],
-    sums: &mut [[f32; ROWS]],
+    sums: &mut [[f32; ROWS]; T],
 ) {
     let mut floats = [_mm512_setzero_ps(); T];
     for t in 0..T {
         // SAFETY: a load of the sixteen floats that the reference covers.
         floats[t] = unsafe { _mm512_loadu_ps(sums[t].as_ptr()) };
     }
-    for at in 0..count {
+    for (at, block) in blocks.enumerate() {
         let quants: &[Line; 64] = &panel.quants.as_chunks().0[at];
         let (pairs_of_scales, minima) = panel.numbers[at].split_at(8);
         let mut activations = [&input[0].quants.as_chunks::<4>().0[..64]; T];
         let mut sums_of = [&input[0].sums.as_chunks::<2>().0[..8]; T];
         for t in 0..T {
-            activations[t] = &input[t].quants.as_chunks::<4>().0[(from + at) * 64..][..64];
-            sums_of[t] = &input[t].sums.as_chunks::<2>().0[(from + at) * 8..][..8];
+            activations[t] = &input[t].quants.as_chunks::<4>().0[block * 64..][..64];
+            sums_of[t] = &input[t].sums.as_chunks::<2>().0[block * 8..][..8];
         }
         let mut totals = products::<B, T>(quants, pairs_of_scales, &activations);
         let block_scale = _mm512_castsi512_ps(load(&panel.scales[at]));
         let block_minimum = _mm512_castsi512_ps(load(&panel.minima[at]));
         for t in 0..T {
-            let factor = _mm512_set1_ps(input[t].scales[from + at]);
+            let factor = _mm512_set1_ps(input[t].scales[block]);
             if B::OFFSET != 0 {
                 let off = sums_of_sixteen(pairs_of_scales, sums_of[t]);
                 let off = _mm512_mullo_epi32(off, _mm512_set1_epi32(B::OFFSET));
@@ -260,59 +259,25 @@ fn tile256<B: Block256, const T: usize>(
     }
 }
 
-/// All rows and tokens of a tile whose weights are in blocks of 32.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
-pub(super) fn multiply32<B: Block32>(tile: Tile<'_>, workspace: &mut Workspace) {
-    let Workspace { panel, sums } = workspace;
-    let (tokens, blocks) = (tile.input.tokens(), tile.matrix.length / 32);
-    for first in (tile.first..tile.first + tile.count).step_by(ROWS) {
-        let rows = rows_of::<B>(&tile, first);
-        sums.clear();
-        sums.resize(tokens, [0.0; ROWS]);
-        for from in (0..blocks).step_by(BLOCKS32) {
-            let count = (blocks - from).min(BLOCKS32);
-            panel.unpack32(&rows, from..from + count);
-            lay_out(&panel.unpacked, count * 32, &mut panel.quants);
-            let mut token = 0;
-            while token + TOKENS <= tokens {
-                tile32::<B, TOKENS>(
-                    panel,
-                    from,
-                    count,
-                    &std::array::from_fn(|t| tile.input.row32(token + t)),
-                    &mut sums[token..],
-                );
-                token += TOKENS;
-            }
-            for token in token..tokens {
-                tile32::<B, 1>(panel, from, count, &[tile.input.row32(token)], &mut sums[token..]);
-            }
-        }
-        // SAFETY: the caller's promise.
-        unsafe { put_out(&tile, first, sums) };
-    }
-}
-
-/// T tokens on a panel of blocks `from..from + count`.
+/// T tokens on a panel of some blocks.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
-fn tile32<B: Block32, const T: usize>(
+fn meet32<B: Block32, const T: usize>(
     panel: &Panel,
-    from: usize,
-    count: usize,
+    blocks: Range<usize>,
     input: &[QuantisedRow<'_>; T],
-    sums: &mut [[f32; ROWS]],
+    sums: &mut [[f32; ROWS]; T],
 ) {
     let mut floats = [_mm512_setzero_ps(); T];
     for t in 0..T {
         // SAFETY: a load of the sixteen floats that the reference covers.
         floats[t] = unsafe { _mm512_loadu_ps(sums[t].as_ptr()) };
     }
-    for at in 0..count {
+    for (at, block) in blocks.enumerate() {
         let quants: &[Line; 8] = &panel.quants.as_chunks().0[at];
         let mut activations = [input[0].quants.as_chunks::<4>().0; T];
         for t in 0..T {
-            activations[t] = &input[t].quants.as_chunks::<4>().0[(from + at) * 8..][..8];
+            activations[t] = &input[t].quants.as_chunks::<4>().0[block * 8..][..8];
         }
         let mut dots = [_mm512_setzero_si512(); T];
         for four in 0..8 {
@@ -325,9 +290,9 @@ fn tile32<B: Block32, const T: usize>(
         let block_scale = _mm512_castsi512_ps(load(&panel.scales[at]));
         let block_minimum = _mm512_castsi512_ps(load(&panel.minima[at]));
         for t in 0..T {
-            let sum = i32::from(input[t].sums[from + at]);
+            let sum = i32::from(input[t].sums[block]);
             let total = _mm512_sub_epi32(dots[t], _mm512_set1_epi32(B::OFFSET * sum));
-            let factor = _mm512_set1_ps(input[t].scales[from + at]);
+            let factor = _mm512_set1_ps(input[t].scales[block]);
             let scale = _mm512_mul_ps(block_scale, factor);
             floats[t] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(total), floats[t]);
             if B::MINIMA {

@@ -1,7 +1,8 @@
 //! Which integers does each format store?
 //!
 //! One form for all formats of blocks of 256 and one for those of 32: unsigned bytes, from which an offset is taken,
-//! under integer and f32 scales. Eight neighbours are unpacked at once, as the bytes of a 64-bit number.
+//! under integer and f32 scales. Eight neighbours are unpacked at once, as the bytes of a 64-bit number. Two formats
+//! store numbers of entries of a book, which are looked up when they are laid out.
 //!
 //! Not here: what they stand for, see [`crate::kernels::blocks`].
 
@@ -18,8 +19,12 @@ pub(super) trait Block256: bytemuck::Pod {
     const OFFSET: i32 = 0;
     /// Whether there are minima.
     const MINIMA: bool = false;
-    /// Whether a sum of 16 products, at most 16 * 127 times the largest quant, fits 16 bits.
-    const SMALL: bool;
+    /// The largest quant, or entry of the book.
+    const LARGEST: i32;
+    /// Whether quants are numbers of entries of [`BOOK`].
+    const FROM_BOOK: bool = false;
+    /// Neighbours under one scale and minimum, 16 or 32; of 32 both groups of 16 have the same.
+    const GROUP: usize = 16;
 
     /// Writes quants, scales and minima of groups; gives scale and minimum.
     fn integers(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], minima: &mut [i8; 16]) -> [f32; 2];
@@ -31,6 +36,10 @@ pub(super) trait Block32: bytemuck::Pod {
     const OFFSET: i32 = 0;
     /// Whether there are minima.
     const MINIMA: bool = false;
+    /// The largest quant, or entry of the book.
+    const LARGEST: i32;
+    /// Whether quants are numbers of entries of [`BOOK`].
+    const FROM_BOOK: bool = false;
 
     /// Writes quants; gives scale and minimum.
     fn integers(&self, quants: &mut [u8; 32]) -> [f32; 2];
@@ -86,7 +95,7 @@ fn twice(eight: u64) -> [i8; 16] {
 
 impl Block256 for BlockQ2K {
     const MINIMA: bool = true;
-    const SMALL: bool = true;
+    const LARGEST: i32 = 3;
 
     #[inline(always)]
     fn integers(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], minima: &mut [i8; 16]) -> [f32; 2] {
@@ -99,7 +108,7 @@ impl Block256 for BlockQ2K {
 
 impl Block256 for BlockQ3K {
     const OFFSET: i32 = 4;
-    const SMALL: bool = true;
+    const LARGEST: i32 = 7;
 
     #[inline(always)]
     fn integers(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], _: &mut [i8; 16]) -> [f32; 2] {
@@ -114,7 +123,8 @@ impl Block256 for BlockQ3K {
 
 impl Block256 for BlockQ4K {
     const MINIMA: bool = true;
-    const SMALL: bool = true;
+    const LARGEST: i32 = 15;
+    const GROUP: usize = 32;
 
     #[inline(always)]
     fn integers(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], minima: &mut [i8; 16]) -> [f32; 2] {
@@ -127,7 +137,8 @@ impl Block256 for BlockQ4K {
 
 impl Block256 for BlockQ5K {
     const MINIMA: bool = true;
-    const SMALL: bool = false;
+    const LARGEST: i32 = 31;
+    const GROUP: usize = 32;
 
     #[inline(always)]
     fn integers(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], minima: &mut [i8; 16]) -> [f32; 2] {
@@ -143,7 +154,7 @@ impl Block256 for BlockQ5K {
 
 impl Block256 for BlockQ6K {
     const OFFSET: i32 = 32;
-    const SMALL: bool = false;
+    const LARGEST: i32 = 63;
 
     #[inline(always)]
     fn integers(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], _: &mut [i8; 16]) -> [f32; 2] {
@@ -163,7 +174,8 @@ impl Block256 for BlockQ6K {
 /// In eighths; entries of the grid are eight too large.
 impl Block256 for BlockIq1S {
     const OFFSET: i32 = 9;
-    const SMALL: bool = false;
+    const LARGEST: i32 = 18;
+    const GROUP: usize = 32;
 
     #[inline(always)]
     fn integers(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], _: &mut [i8; 16]) -> [f32; 2] {
@@ -177,8 +189,8 @@ impl Block256 for BlockIq1S {
     }
 }
 
-/// Entries of the book, 128 above themselves.
-const BOOK: [u8; 16] = {
+/// Entries of the book of `IQ4_NL` and `IQ4_XS`, 128 above themselves.
+pub(super) const BOOK: [u8; 16] = {
     let mut book = [0; 16];
     let mut at = 0;
     while at < 16 {
@@ -188,22 +200,16 @@ const BOOK: [u8; 16] = {
     book
 };
 
-#[inline(always)]
-fn from_book(out: &mut [u8; 32], bytes: &[u8; 16]) {
-    let [low, high] = out.as_chunks_mut::<16>().0 else { unreachable!("32 are twice 16") };
-    for ((low, high), byte) in low.iter_mut().zip(high).zip(bytes) {
-        (*low, *high) = (BOOK[usize::from(byte & 15)], BOOK[usize::from(byte >> 4)]);
-    }
-}
-
 impl Block256 for BlockIq4Xs {
     const OFFSET: i32 = 128;
-    const SMALL: bool = false;
+    const LARGEST: i32 = 241;
+    const FROM_BOOK: bool = true;
+    const GROUP: usize = 32;
 
     #[inline(always)]
     fn integers(&self, quants: &mut [u8; 256], scales: &mut [i8; 16], _: &mut [i8; 16]) -> [f32; 2] {
         for (out, bytes) in quants.as_chunks_mut::<32>().0.iter_mut().zip(self.quants.as_chunks::<16>().0) {
-            from_book(out, bytes);
+            nibbles(out, bytes);
         }
         *scales = array::from_fn(|group| self.sub_scale(group / 2));
         [self.scale(), 0.0]
@@ -231,6 +237,7 @@ fn fifth_bits(out: &mut [u8; 32], bits: [u8; 4]) {
 
 impl Block32 for BlockQ4_0 {
     const OFFSET: i32 = 8;
+    const LARGEST: i32 = 15;
 
     #[inline(always)]
     fn integers(&self, quants: &mut [u8; 32]) -> [f32; 2] {
@@ -241,6 +248,7 @@ impl Block32 for BlockQ4_0 {
 
 impl Block32 for BlockQ4_1 {
     const MINIMA: bool = true;
+    const LARGEST: i32 = 15;
 
     #[inline(always)]
     fn integers(&self, quants: &mut [u8; 32]) -> [f32; 2] {
@@ -251,6 +259,7 @@ impl Block32 for BlockQ4_1 {
 
 impl Block32 for BlockQ5_0 {
     const OFFSET: i32 = 16;
+    const LARGEST: i32 = 31;
 
     #[inline(always)]
     fn integers(&self, quants: &mut [u8; 32]) -> [f32; 2] {
@@ -262,6 +271,7 @@ impl Block32 for BlockQ5_0 {
 
 impl Block32 for BlockQ5_1 {
     const MINIMA: bool = true;
+    const LARGEST: i32 = 31;
 
     #[inline(always)]
     fn integers(&self, quants: &mut [u8; 32]) -> [f32; 2] {
@@ -273,6 +283,7 @@ impl Block32 for BlockQ5_1 {
 
 impl Block32 for BlockQ8_0 {
     const OFFSET: i32 = 128;
+    const LARGEST: i32 = 255;
 
     #[inline(always)]
     fn integers(&self, quants: &mut [u8; 32]) -> [f32; 2] {
@@ -283,10 +294,12 @@ impl Block32 for BlockQ8_0 {
 
 impl Block32 for BlockIq4Nl {
     const OFFSET: i32 = 128;
+    const LARGEST: i32 = 241;
+    const FROM_BOOK: bool = true;
 
     #[inline(always)]
     fn integers(&self, quants: &mut [u8; 32]) -> [f32; 2] {
-        from_book(quants, &self.quants);
+        nibbles(quants, &self.quants);
         [self.scale(), 0.0]
     }
 }
