@@ -4,6 +4,9 @@
 //! piece with the highest score are joined (the leftmost of equals), until no join is a piece. What is no
 //! piece is written as byte tokens. Source: Kudo and Richardson 2018, BPE mode; a text at its beginning, or
 //! after a special token, gets a space in front where the model was trained so.
+//!
+//! Deviation: llama.cpp also joins pieces to a control token where their joins are pieces; here none is, so that text
+//! of a user cannot end a turn.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BinaryHeap};
