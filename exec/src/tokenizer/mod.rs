@@ -117,10 +117,8 @@ impl Tokenizer {
         // Some files call their turns user-defined; a user who writes one must not end the turn.
         let kind_of = |at: usize| {
             let found = types.map_or(token_type::NORMAL, |types| types[at]);
-            let text = texts[at].as_str();
-            let turn =
-                END_TEXTS.contains(&text) || (found != token_type::NORMAL && START_TEXTS.contains(&text));
-            if turn || named.contains(&at) { token_type::CONTROL } else { found }
+            let control = named.contains(&at) || is_turn(&texts[at], found);
+            if control { token_type::CONTROL } else { found }
         };
         let (kind, bos_default) = match model {
             "gpt2" => {
@@ -333,6 +331,11 @@ impl Tokenizer {
             _ => text.into_owned(),
         }
     }
+}
+
+/// Whether a token of this text and type ends or begins a turn.
+fn is_turn(text: &str, found: i32) -> bool {
+    END_TEXTS.contains(&text) || (found != token_type::NORMAL && START_TEXTS.contains(&text))
 }
 
 fn id(metadata: &Metadata, name: &str, count: usize) -> Result<Option<u32>, ExecError> {
