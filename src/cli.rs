@@ -400,13 +400,13 @@ pub struct ExecuteArgs {
     #[arg(long, required_unless_present_any = ["prompt_tokens", "messages"])]
     pub prompt: Option<String>,
     /// Put the prompt into the model's chat template.
-    #[arg(long, requires = "prompt")]
+    #[arg(long, requires = "prompt", conflicts_with = "prompt_tokens")]
     pub chat: bool,
     /// With --chat, what the model is told before.
     #[arg(long, requires = "chat")]
     pub system: Option<String>,
     /// A conversation for the chat template instead: a JSON list of `{"role": .., "content": ..}`; - is standard input.
-    #[arg(long, conflicts_with_all = ["prompt", "prompt_tokens"])]
+    #[arg(long, conflicts_with_all = ["prompt", "prompt_tokens", "chat"])]
     pub messages: Option<PathBuf>,
     /// So many tokens of a fixed text instead, for measurements.
     #[arg(long, conflicts_with = "prompt", value_parser = clap::value_parser!(u32).range(1..))]

@@ -72,12 +72,12 @@ pub enum ExecError {
     },
     /// Logits that are infinite or not numbers.
     #[error(
-        "the logits after position {position} are not finite ({found}): weights are damaged or overflow; \
+        "the logits of row {row} of the pass are not finite ({found}): weights are damaged or overflow; \
          fetch the model again, or use another quantisation of it"
     )]
     NotFinite {
         /// Row of the pass, counted from 0.
-        position: usize,
+        row: usize,
         /// What was found instead of a number.
         found: f32,
     },
@@ -103,6 +103,17 @@ pub enum ExecError {
         offset: u64,
         /// Why that cannot be.
         problem: &'static str,
+    },
+    /// A factor of a rotary frequency that is no divisor.
+    #[error(
+        "tensor `rope_freqs.weight` has {found} as factor {pair}, but a frequency is divided by it: \
+         convert or fetch the model again"
+    )]
+    RopeFactor {
+        /// Pair of dimensions, counted from 0.
+        pair: usize,
+        /// Its factor.
+        found: f32,
     },
     /// A metadata value that the forward pass cannot use.
     #[error("key `{key}` is {found}: {hint}")]
@@ -172,7 +183,7 @@ pub enum ExecError {
         hint: &'static str,
     },
     /// A rule for cutting words that is not known here.
-    #[error("pre-tokenizer `{found}` is not known: use a model with one of {known}")]
+    #[error("pre-tokenizer `{}` is not known; use a model with one of {known}", harmless(.found))]
     PreTokenizer {
         /// The name in the file.
         found: String,
@@ -180,7 +191,7 @@ pub enum ExecError {
         known: String,
     },
     /// A chat template that is missing or fails.
-    #[error("{what}: {hint}")]
+    #[error("{what}; {hint}")]
     ChatTemplate {
         /// What is wrong with it.
         what: String,
@@ -201,4 +212,17 @@ pub enum ExecError {
 
 fn known_formats() -> String {
     Supported::ALL.map(|format| format.to_string()).join(", ")
+}
+
+/// Text of a file for a line of an error: without line ends, what a terminal obeys, or what begins a hint.
+pub(crate) fn harmless(text: &str) -> String {
+    /// source: assumed, some lines of a terminal
+    const LONGEST: usize = 300;
+    // Marks of direction change how the rest of a line looks.
+    let obeyed = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    let plain: String = text.chars().take(LONGEST).map(|c| if obeyed(c) { ' ' } else { c }).collect();
+    plain.replace("; ", ", ")
 }

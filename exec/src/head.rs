@@ -74,7 +74,7 @@ impl Head {
         });
         self.cost = cost;
         match logits.iter().position(|logit| !logit.is_finite()) {
-            Some(at) => Err(ExecError::NotFinite { position: at / matrix.rows, found: logits[at] }),
+            Some(at) => Err(ExecError::NotFinite { row: at / matrix.rows, found: logits[at] }),
             None => Ok(logits),
         }
     }

@@ -65,17 +65,11 @@ impl Rope {
         let base_key = key("freq_base");
         let base = metadata.get_f32(&base_key)?.unwrap_or(10_000.0);
         positive(&base_key, base)?;
-        let dimensions_key = key("dimension_count");
-        let dimensions = metadata.get_u32(&dimensions_key)?.unwrap_or(shape.key_length);
-        if dimensions == 0 || dimensions % 2 == 1 || dimensions > shape.key_length {
-            let hint = "it must be even and at most the key length";
-            return Err(ExecError::Metadata { key: dimensions_key, found: dimensions.to_string(), hint });
-        }
+        let dimensions = rotated(metadata, shape)?;
         let base = f64::from(base);
         let scaling = scaling(metadata, shape, base, dimensions)?;
-        let factor = |pair: u32| {
-            factors.and_then(|all| all.get(pair as usize)).map_or(1.0, |&factor| f64::from(factor))
-        };
+        // The table gives a factor for each pair; without one nothing divides.
+        let factor = |pair: u32| factors.map_or(1.0, |all| f64::from(all[pair as usize]));
         // libm's functions are the same code on every platform; the system's are not.
         let frequency = |pair: u32| {
             let exponent = -2.0 * f64::from(pair) / f64::from(dimensions);
@@ -83,8 +77,8 @@ impl Rope {
         };
         let frequencies: Vec<f64> = (0..dimensions / 2).map(frequency).collect();
         if frequencies.iter().any(|frequency| !frequency.is_finite()) {
-            let (found, hint) = ("zero or not a number in places".into(), "fetch the model again");
-            return Err(ExecError::Metadata { key: "rope_freqs.weight".into(), found, hint });
+            let hint = "with it frequencies are no numbers; convert the model again";
+            return Err(ExecError::Metadata { key: base_key, found: base.to_string(), hint });
         }
         let attention_key = key("scaling.attn_factor");
         let attention = metadata.get_f32(&attention_key)?.unwrap_or(1.0);
@@ -100,6 +94,17 @@ impl Rope {
             *turn = [libm::cos(angle), libm::sin(angle)].map(|part| (part * self.magnitude) as f32);
         }
     }
+}
+
+/// Dimensions of a head that are rotated.
+pub(crate) fn rotated(metadata: &Metadata, shape: &ModelShape) -> Result<u32, ExecError> {
+    let key = format!("{}.rope.dimension_count", shape.architecture);
+    let dimensions = metadata.get_u32(&key)?.unwrap_or(shape.key_length);
+    if dimensions == 0 || dimensions % 2 == 1 || dimensions > shape.key_length {
+        let hint = "it must be even and at most the key length";
+        return Err(ExecError::Metadata { key, found: dimensions.to_string(), hint });
+    }
+    Ok(dimensions)
 }
 
 /// As llama.cpp's converter leaves the rows of q and k.
@@ -129,7 +134,7 @@ impl Scaling {
     fn magnitude(&self) -> f64 {
         match *self {
             Scaling::Linear { .. } => 1.0,
-            Scaling::Yarn { factor, .. } => 1.0 + MAGNITUDE_SLOPE * libm::log(factor.max(1.0)),
+            Scaling::Yarn { factor, .. } => 1.0 + MAGNITUDE_SLOPE * libm::log(factor),
         }
     }
 }
@@ -154,7 +159,7 @@ fn scaling(
             Ok(Scaling::Linear { factor: f64::from(factor) })
         }
         Some("yarn") => {
-            positive(used, factor)?;
+            yarn_can_be_executed(metadata, shape, base, used, factor)?;
             let trained = metadata.get_u32(&key("scaling.original_context_length"))?;
             let trained = f64::from(trained.unwrap_or(shape.context_length).max(1));
             let bound = |name: &str, default: f32| {
@@ -179,6 +184,37 @@ fn scaling(
             hint: "none, linear and yarn scaling can be executed; use a model with one of these",
         }),
     }
+}
+
+/// Whether YaRN is as published: other weights of its parts are refused, and numbers with which it has no meaning.
+fn yarn_can_be_executed(
+    metadata: &Metadata,
+    shape: &ModelShape,
+    base: f64,
+    factor_key: &str,
+    factor: f32,
+) -> Result<(), ExecError> {
+    let key = |name: &str| format!("{}.rope.{name}", shape.architecture);
+    let refused = |key: String, found: String, hint| Err(ExecError::Metadata { key, found, hint });
+    positive(factor_key, factor)?;
+    if factor < 1.0 {
+        let hint = "yarn extends a context by a factor of at least 1; convert the model again";
+        return refused(factor_key.to_owned(), factor.to_string(), hint);
+    }
+    if base <= 1.0 {
+        let hint = "yarn needs a base above 1; convert the model again";
+        return refused(key("freq_base"), base.to_string(), hint);
+    }
+    // source: llama.cpp's defaults, with which the paper's formulas hold
+    let parts = [("yarn_ext_factor", 1.0), ("yarn_attn_factor", 1.0), ("yarn_log_multiplier", 0.0)];
+    for (name, plain) in parts {
+        let key = key(&format!("scaling.{name}"));
+        if let Some(found) = metadata.get_f32(&key)?.filter(|found| *found != plain) {
+            let hint = "only yarn without this change can be executed; use a model without it";
+            return refused(key, found.to_string(), hint);
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -236,7 +272,17 @@ mod tests {
         );
         let odd = metadata(&[("rope.dimension_count", Value::U32(3))]);
         assert!(Rope::read(&odd, &shape(), None).is_err());
-        assert!(Rope::read(&metadata(&[]), &shape(), Some(&[0.0, 1.0])).is_err());
+        for (name, value) in [
+            ("rope.freq_base", Value::F32(1.0)),
+            ("rope.scaling.factor", Value::F32(0.5)),
+            ("rope.scaling.yarn_ext_factor", Value::F32(0.0)),
+            ("rope.scaling.yarn_attn_factor", Value::F32(0.5)),
+            ("rope.scaling.yarn_log_multiplier", Value::F32(0.1)),
+        ] {
+            let keys = metadata(&[("rope.scaling.type", text("yarn")), (name, value)]);
+            let error = Rope::read(&keys, &shape(), None).unwrap_err().to_string();
+            assert!(error.contains(&format!("key `llama.{name}`")), "{error}");
+        }
         let flat = metadata(&[("rope.scaling.type", text("yarn")), ("rope.scaling.factor", Value::F32(0.0))]);
         assert!(Rope::read(&flat, &shape(), None).is_err());
     }

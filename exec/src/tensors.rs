@@ -190,16 +190,20 @@ impl<'a> Table<'a> {
         Ok(Tensor { format, length: *length as usize, rows: rows as usize, extent })
     }
 
-    /// Factors of the rotary frequencies (Llama 3.1), if the file has them.
-    pub(crate) fn rope_factors(&self, shape: &ModelShape) -> Result<Option<Vec<f32>>, ExecError> {
+    /// Factors of the rotary frequencies of `rotated` dimensions (Llama 3.1), if the file has them.
+    pub(crate) fn rope_factors(&self, rotated: u32) -> Result<Option<Vec<f32>>, ExecError> {
         let name = "rope_freqs.weight";
-        let Some(info) = self.find(name) else { return Ok(None) };
-        let longest = u64::from(shape.key_length / 2);
-        // One factor a pair; pairs that are not rotated have none.
-        let length = info.dims.first().copied().filter(|&pairs| pairs <= longest).unwrap_or(longest);
-        let extent = self.vector(name, length)?.extent;
+        if self.find(name).is_none() {
+            return Ok(None);
+        }
+        // One factor a rotated pair, as llama.cpp's converter writes them.
+        let extent = self.vector(name, u64::from(rotated / 2))?.extent;
         let bytes = &self.maps[extent.part][extent.offset as usize..][..extent.length as usize];
-        Ok(Some(bytemuck::cast_slice(bytes).to_vec()))
+        let factors: Vec<f32> = bytemuck::cast_slice(bytes).to_vec();
+        match factors.iter().position(|factor| !(factor.is_finite() && *factor > 0.0)) {
+            Some(at) => Err(ExecError::RopeFactor { pair: at, found: factors[at] }),
+            None => Ok(Some(factors)),
+        }
     }
 
     pub(crate) fn nothing_is_left_out(&self) -> Result<(), ExecError> {

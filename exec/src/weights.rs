@@ -101,7 +101,7 @@ impl Weights {
         };
         let output_norm = table.vector("output_norm.weight", wide)?;
         let output_bias = table.optional_vector("output.bias", vocabulary)?;
-        let factors = table.rope_factors(&shape)?;
+        let factors = table.rope_factors(crate::rope::rotated(&model.metadata, &shape)?)?;
         table.nothing_is_left_out()?;
         let hyperparameters = Hyperparameters::read(&model.metadata, &shape, factors.as_deref())?;
         let output = OutputTensors { norm: output_norm, matrix: output, bias: output_bias };

@@ -128,6 +128,31 @@ fn a_global_tensor_that_would_be_left_out() {
     );
 }
 
+#[test]
+fn factors_of_rotary_frequencies_that_are_none() {
+    let mut options = SynthOptions::preset("tiny").unwrap();
+    options.shape.vocabulary = 400;
+    options.rope_frequencies = true;
+    let named = tempfile::NamedTempFile::new().unwrap();
+    synthesise(&options, named.path(), &mut |_, _| ()).unwrap();
+    let tensor = GgufModel::open(named.path()).unwrap().tensor("rope_freqs.weight").unwrap().clone();
+    let good = std::fs::read(named.path()).unwrap();
+    for value in [0.0f32, -1.0, f32::NAN, f32::INFINITY] {
+        let mut file = good.clone();
+        file[tensor.offset as usize + 4..][..4].copy_from_slice(&value.to_le_bytes());
+        let error = open(&file).to_string();
+        assert!(error.contains("`rope_freqs.weight`") && error.contains("as factor 1"), "{error}");
+    }
+    // One factor less than there are pairs.
+    let mut file = good;
+    let at = find(&file, b"rope_freqs.weight") + 17 + 4;
+    let pairs = u64::from(options.shape.key_length / 2);
+    assert_eq!(file[at..at + 8], pairs.to_le_bytes());
+    file[at..at + 8].copy_from_slice(&(pairs - 1).to_le_bytes());
+    let error = open(&file).to_string();
+    assert!(error.contains(&format!("[{}]", pairs - 1)) && error.contains(&format!("[{pairs}]")), "{error}");
+}
+
 /// A token's logits, with `damage` done to the bytes of the tensor called `name`.
 fn logits_with(name: &str, damage: impl Fn(&mut [u8])) -> Result<Vec<f32>, ExecError> {
     let models = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/data/models");
@@ -167,7 +192,7 @@ fn weights_that_are_no_numbers_give_an_error_and_no_token() {
     let result = logits_with("blk.1.attn_norm.weight", |tensor| tensor.fill(0xff));
     assert_eq!(
         result.unwrap_err().to_string(),
-        "the logits after position 0 are not finite (NaN): weights are damaged or overflow; \
+        "the logits of row 0 of the pass are not finite (NaN): weights are damaged or overflow; \
          fetch the model again, or use another quantisation of it"
     );
 }

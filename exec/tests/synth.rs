@@ -136,3 +136,22 @@ fn what_cannot_be_made_is_refused_and_leaves_nothing() {
     assert!(matches!(nowhere, SynthError::Io { .. }));
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
+
+#[test]
+fn a_model_that_could_not_be_run_is_not_made() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let refused = |options: &SynthOptions| synthesise(options, &path, &mut |_, _| ()).unwrap_err();
+    let mut odd = tiny();
+    (odd.shape.key_length, odd.shape.value_length) = (33, 33);
+    assert!(matches!(refused(&odd), SynthError::KeyLength { found: 33 }));
+    for gain in [0.0, 1e-4, -1.0, 1e38, f32::INFINITY, f32::NAN] {
+        let wrong = SynthOptions { gain, ..tiny() };
+        assert!(matches!(refused(&wrong), SynthError::Gain { .. }), "{gain}");
+    }
+    for gain in [1e-3, 1e3] {
+        make(&SynthOptions { gain, ..tiny() }, &path);
+        Weights::open(&path).unwrap();
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+}

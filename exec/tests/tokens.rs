@@ -42,6 +42,10 @@ fn kept() -> Kept {
 /// has U+2003 (a wide space) in it, in a text whose spaces it has replaced.
 const DEPARTURES: [(&str, &str); 2] = [("deepseek-llm", "\u{2003}"), ("deepseek-coder", "\u{2003}")];
 
+/// Control tokens that llama.cpp joins from the pieces of a text in which none should be recognised; a space in front
+/// leads to other joins.
+const NEVER_JOINED: [&str; 3] = ["<s>", "<|im_start|>", "<|im_end|>"];
+
 /// The keys of a file, one of them with another value.
 fn with(file: &Metadata, key: &str, value: Value) -> Metadata {
     let mut metadata = Metadata::default();
@@ -59,7 +63,8 @@ fn check(name: &str, metadata: &Metadata, texts: &[String], answers: &Answers) -
     for (special, wanted) in [(false, &answers.plain), (true, &answers.special)] {
         for (text, wanted) in texts.iter().zip(wanted) {
             let found = tokenizer.encode(text, special).unwrap();
-            let departs = DEPARTURES.iter().any(|&(pre, part)| pre == name && text.contains(part));
+            let joined = name == "false" && !special && NEVER_JOINED.iter().any(|token| text.contains(token));
+            let departs = joined || DEPARTURES.iter().any(|&(pre, part)| pre == name && text.contains(part));
             if (&found != wanted) != departs {
                 let _ = writeln!(wrong, "{name}, special {special}: {text:?}\n  {wanted:?}\n  {found:?}");
             }

@@ -1,7 +1,7 @@
 //! `hearth execute`: run a plan on real devices.
 
 use std::collections::BTreeMap;
-use std::io::Write;
+use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -40,13 +40,14 @@ struct Output {
 pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     args.trace.as_deref().map_or(Ok(()), in_a_folder)?;
     let key = Key::given(args.key.as_deref())?;
+    let messages = messages(args)?;
     let plan = read_plan(&args.plan)?;
     let model = Arc::new(open_model(&args.model)?);
     if args.exit_with_stdin {
         super::worker::end_with_stdin();
     }
     let tokenizer = Arc::new(Tokenizer::new(&model.weights.model().metadata)?);
-    let prompt = prompt(args, &model, &tokenizer)?;
+    let prompt = prompt(args, messages.as_deref(), &model, &tokenizer)?;
     let (temperature, top_k, top_p, seed) = (args.temperature, args.top_k, args.top_p, args.seed);
     let mut sampler = Sampler::new(SamplerOptions { temperature, top_k, top_p, seed })?;
     let vocabulary = model.weights.shape().vocabulary;
@@ -175,14 +176,20 @@ const FIXED_TEXT: &str =
 fn messages(args: &ExecuteArgs) -> Result<Option<Vec<Message>>, Failure> {
     if let Some(path) = &args.messages {
         let standard = path.as_os_str() == "-";
-        let text =
-            if standard { std::io::read_to_string(std::io::stdin()) } else { std::fs::read_to_string(path) };
-        let shown = path.display();
-        let text =
-            text.map_err(|error| Failure::unusable(format!("cannot read messages from `{shown}`: {error}")))?;
+        if standard && args.exit_with_stdin {
+            let what = "`--messages -` and `--exit-with-stdin` cannot both have standard input";
+            return Err(Failure::unusable(what).hint("give the messages in a file"));
+        }
+        let text = if standard { io::read_to_string(io::stdin()) } else { std::fs::read_to_string(path) };
+        let text = text.map_err(|error| Failure::file(path, "read", &error))?;
         let messages = serde_json::from_str(&text).map_err(|error| {
-            let form = r#"[{"role": "user", "content": "Hello"}]"#;
-            Failure::unusable(format!("`{shown}` is no list of messages: {error}; write {form}"))
+            let (line, column) = (error.line(), error.column());
+            let said = error.to_string();
+            let place = format!(" at line {line} column {column}");
+            let said = said.strip_suffix(&place).unwrap_or(&said);
+            Failure::unusable(format!("this is no list of messages: {said}"))
+                .at(format!("{}:{line}:{column}", path.display()))
+                .hint(r#"write [{"role": "user", "content": "Hello"}]"#)
         })?;
         return Ok(Some(messages));
     }
@@ -192,10 +199,15 @@ fn messages(args: &ExecuteArgs) -> Result<Option<Vec<Message>>, Failure> {
     Ok(args.chat.then(|| system.chain(user).collect()))
 }
 
-fn prompt(args: &ExecuteArgs, model: &LocalModel, tokenizer: &Tokenizer) -> Result<Vec<u32>, Failure> {
-    if let Some(messages) = messages(args)? {
+fn prompt(
+    args: &ExecuteArgs,
+    messages: Option<&[Message]>,
+    model: &LocalModel,
+    tokenizer: &Tokenizer,
+) -> Result<Vec<u32>, Failure> {
+    if let Some(messages) = messages {
         let template = ChatTemplate::new(&model.weights.model().metadata, tokenizer)?;
-        return Ok(template.encode(tokenizer, &messages)?);
+        return Ok(template.encode(tokenizer, messages)?);
     }
     let Some(count) = args.prompt_tokens else {
         return Ok(tokenizer.encode(args.prompt.as_deref().unwrap_or_default(), false)?);
@@ -237,7 +249,7 @@ impl Run {
         // Printing beside the ring, so that a slow terminal does not slow the tokens.
         let printer = tokio::task::spawn_blocking(move || {
             let mut stream = TextStream::default();
-            let mut out = std::io::stdout();
+            let mut out = io::stdout();
             while let Some(token) = tokens.blocking_recv() {
                 if mark {
                     let _ = writeln!(out, "token {token}").and_then(|()| out.flush());

@@ -4,13 +4,14 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use hearth_exec::synth::{SynthOptions, Tokenizer, synthesise};
+use hearth_exec::synth::{SynthError, SynthOptions, Tokenizer, synthesise};
 use hearth_profiles::Layers;
 use hearth_profiles::model::Architecture;
 use serde::Serialize;
 
 use super::print_json;
 use crate::diagnostics::Failure;
+use crate::documents::in_a_folder;
 use crate::output::say;
 use crate::progress;
 
@@ -78,13 +79,14 @@ struct Output {
 
 /// Runs the verb.
 pub fn run(args: &SynthArgs, json: bool) -> Result<ExitCode, Failure> {
+    in_a_folder(&args.output)?;
     let options = options(args)?;
     let bar = progress::bytes("weights", 0);
     let made = synthesise(&options, &args.output, &mut |written, total| {
         bar.set_length(total);
         bar.set_position(written);
     })
-    .map_err(Failure::unusable)?;
+    .map_err(|error| refused(&error))?;
     bar.finish_and_clear();
     let path = made.path.display().to_string();
     if json {
@@ -98,34 +100,19 @@ pub fn run(args: &SynthArgs, json: bool) -> Result<ExitCode, Failure> {
 
 fn options(args: &SynthArgs) -> Result<SynthOptions, Failure> {
     let mut options = SynthOptions::preset(&args.preset).map_err(Failure::unusable)?;
-    if !(args.gain.is_finite() && args.gain > 0.0) {
-        return Err(Failure::unusable(format!("`--gain` is {}: use a positive number, as 1", args.gain)));
-    }
     (options.seed, options.gain) = (args.seed, args.gain);
     if let Some(quant) = &args.quant {
-        options.quant = quant.parse().map_err(Failure::unusable)?;
+        options.quant = quant.parse().map_err(|error| Failure::unusable(format!("`--quant`: {error}")))?;
     }
     options.rope_frequencies = args.rope_factors;
+    let preset = SynthOptions::preset(&args.preset).map_err(Failure::unusable)?;
     let shape = &mut options.shape;
     if let Some(name) = &args.arch {
-        shape.architecture = name.parse().map_err(Failure::unusable)?;
+        let parsed = name.parse();
+        shape.architecture = parsed.map_err(|error| Failure::unusable(format!("`--arch`: {error}")))?;
         options.tokenizer = Tokenizer::of(shape.architecture);
         shape.tied_embeddings |= matches!(shape.architecture, Architecture::Gemma | Architecture::Gemma2);
     }
-    let own = [
-        args.layers,
-        args.dim,
-        args.ffn,
-        args.heads,
-        args.kv_heads,
-        args.head_length,
-        args.context,
-        args.vocab,
-    ];
-    if own.iter().all(Option::is_none) && !args.tied && args.arch.is_none() {
-        return Ok(options);
-    }
-    options.name = format!("{}-custom", args.preset);
     shape.layers = args.layers.map_or(shape.layers, Layers);
     for (field, value) in [
         (&mut shape.embedding, args.dim),
@@ -145,5 +132,51 @@ fn options(args: &SynthArgs) -> Result<SynthOptions, Failure> {
         (shape.key_length, shape.value_length) = (length, length);
     }
     shape.tied_embeddings |= args.tied;
+    if options != preset {
+        options.name = format!("{}-custom", args.preset);
+    }
     Ok(options)
+}
+
+/// A model that cannot be made, by the flag that asked for it.
+fn refused(error: &SynthError) -> Failure {
+    let (flag, hint) = match error {
+        SynthError::KeyLength { .. } => {
+            ("--head-length", "give an even length, or other `--dim` and `--heads`")
+        }
+        SynthError::Gain { .. } => ("--gain", "give a number from 0.001 to 1000, as 1"),
+        SynthError::Vocabulary { .. } => ("--vocab", "give a number in this range"),
+        SynthError::RopeFactors { .. } => ("--rope-factors", "leave it out, or give `--arch llama`"),
+        SynthError::Block(_) => ("--quant", "give lengths that are whole blocks, or `--quant f16`"),
+        _ => return Failure::unusable(error),
+    };
+    Failure::unusable(format!("`{flag}`: {error}")).hint(hint)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Verb {
+        #[command(flatten)]
+        args: SynthArgs,
+    }
+
+    fn given(more: &[&str]) -> SynthOptions {
+        let verb = Verb::parse_from([&["synth", "--output", "x"], more].concat());
+        options(&verb.args).expect("options")
+    }
+
+    #[test]
+    fn only_the_presets_own_model_has_its_name() {
+        assert_eq!(given(&[]).name, "tiny");
+        assert_eq!(given(&["--gain", "1", "--seed", "1"]).name, "tiny");
+        let others = ["--gain=2", "--rope-factors", "--quant=f16", "--seed=2", "--layers=3", "--arch=qwen3"];
+        for other in others {
+            assert_eq!(given(&[other]).name, "tiny-custom", "{other}");
+        }
+    }
 }

@@ -73,12 +73,22 @@ fn what_cannot_be_said_is_refused() {
     fs::write(&file, plan("q4_k", &[8], &[], 128)).expect("the plan can be written");
     let execute = ["execute", &file, "--model", &model("q4_k")];
     let text = error(&[&execute[..], &["--chat", "--prompt", "Hello"]].concat(), 2);
-    assert!(text.contains("no chat template") && text.contains("without --chat"), "{text}");
+    assert!(
+        text.contains("no chat template") && text.contains("\nhint:  use an instruction-tuned"),
+        "{text}"
+    );
     let text = error(&[&execute[..], &["--messages", &place("none.json")]].concat(), 2);
-    assert!(text.contains("cannot read messages"), "{text}");
+    assert!(text.contains("cannot read the file") && text.contains("\nwhere: "), "{text}");
     fs::write(&said, r#"[{"role": "user", "text": "Hello"}]"#).expect("the messages can be written");
     let text = error(&[&execute[..], &["--messages", &said]].concat(), 2);
-    assert!(text.contains("unknown field `text`") && text.contains(r#""role""#), "{text}");
+    assert!(text.contains("unknown field `text`") && text.contains("said.json:1:"), "{text}");
+    assert!(text.contains("\nhint:  write [{\"role\""), "{text}");
+    for pair in [["--chat", "--prompt-tokens=8"], ["--chat", "--messages=x"]] {
+        let text = error(&[&execute[..], &["--prompt", "x"], &pair].concat(), 2);
+        assert!(text.contains("cannot be used with"), "{text}");
+    }
+    let text = error(&[&execute[..], &["--messages", "-", "--exit-with-stdin"]].concat(), 2);
+    assert!(text.contains("cannot both have standard input"), "{text}");
     fs::write(&said, format!(r#"[{{"role": "user", "content": "{}"}}]"#, "word ".repeat(500)))
         .expect("written");
     let chatty = place("chat.gguf");

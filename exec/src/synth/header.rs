@@ -8,7 +8,7 @@ use hearth_profiles::gguf::{FileLayout, HeaderWriter, Value};
 use hearth_profiles::model::{Architecture, TensorKind, TensorSpec, layout};
 
 use super::blocks::Spread;
-use super::{SynthError, SynthOptions};
+use super::{GAINS, SynthError, SynthOptions};
 
 /// Everything that is decided before the first weight is made.
 pub(super) struct SynthPlan {
@@ -21,6 +21,12 @@ pub(super) struct SynthPlan {
 pub(super) fn plan(options: &SynthOptions) -> Result<SynthPlan, SynthError> {
     let shape = &options.shape;
     shape.check()?;
+    if !shape.key_length.is_multiple_of(2) {
+        return Err(SynthError::KeyLength { found: shape.key_length });
+    }
+    if !GAINS.contains(&options.gain) {
+        return Err(SynthError::Gain { found: options.gain, least: *GAINS.start(), most: *GAINS.end() });
+    }
     let always_tied = matches!(shape.architecture, Architecture::Gemma | Architecture::Gemma2);
     if always_tied && !shape.tied_embeddings {
         return Err(SynthError::Untied { architecture: shape.architecture.to_string() });

@@ -93,6 +93,22 @@ pub enum SynthError {
         /// The least possible.
         least: u32,
     },
+    /// Rotated dimensions come in pairs.
+    #[error("a key length of {found} cannot be rotated in pairs: use an even one")]
+    KeyLength {
+        /// The length asked for.
+        found: u32,
+    },
+    /// Weights that would overflow or vanish.
+    #[error("a gain of {found} gives weights that overflow or vanish: use one from {least} to {most}")]
+    Gain {
+        /// The gain asked for.
+        found: f32,
+        /// The least possible.
+        least: f32,
+        /// The largest possible.
+        most: f32,
+    },
     /// Gemma has no output head of its own.
     #[error("a {architecture} model always ties its head to the embedding: set `tied_embeddings`")]
     Untied {
@@ -129,6 +145,10 @@ pub enum SynthError {
         source: io::Error,
     },
 }
+
+/// Gains that keep weights and their blocks' scales within f16.
+/// source: assumed; 1 keeps activations of order one
+const GAINS: std::ops::RangeInclusive<f32> = 1e-3..=1e3;
 
 /// Short names of shipped models that are large.
 const ALIASES: &[(&str, &str)] = &[("8b", "llama-8b"), ("70b", "llama-70b")];

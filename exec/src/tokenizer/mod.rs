@@ -12,22 +12,26 @@
 
 mod bytes;
 mod pieces;
+mod special;
 mod words;
+
+use std::collections::BTreeSet;
 
 use hearth_profiles::gguf::Metadata;
 
 use crate::error::ExecError;
+use special::{Fragment, Specials};
 
 /// Tokens of one model.
 #[derive(Debug)]
 pub struct Tokenizer {
     kind: Kind,
     tokens: Vec<Token>,
-    /// Tokens that are recognised whole and their text, longest first.
-    special: Vec<Special>,
+    /// Tokens that are recognised whole.
+    special: Specials,
     bos: Option<u32>,
     eos: Option<u32>,
-    ends: Vec<u32>,
+    ends: BTreeSet<u32>,
     add_bos: bool,
     add_eos: bool,
 }
@@ -46,15 +50,6 @@ struct Token {
     control: bool,
 }
 
-/// A token that is recognised by its text.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Special {
-    text: String,
-    id: u32,
-    /// In any text, not only where the caller wrote it.
-    anywhere: bool,
-}
-
 /// Stands in text of a user where a control token could begin; a noncharacter, so that no text needs it.
 const GUARD: char = '\u{fdd0}';
 
@@ -70,8 +65,28 @@ const END_TEXTS: &[&str] = &[
     "<\u{ff5c}end\u{2581}of\u{2581}sentence\u{ff5c}>",
 ];
 
+/// Control tokens that begin a turn or a text, or name who speaks, in these families.
+const START_TEXTS: &[&str] = &[
+    "<s>",
+    "<bos>",
+    "<start_of_turn>",
+    "<|im_start|>",
+    "<|begin_of_text|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+    "[INST]",
+    "[/INST]",
+    "<\u{ff5c}begin\u{2581}of\u{2581}sentence\u{ff5c}>",
+    "<\u{ff5c}User\u{ff5c}>",
+    "<\u{ff5c}Assistant\u{ff5c}>",
+];
+
 /// `tokenizer.ggml.token_type`.
 mod token_type {
+    pub(super) const NORMAL: i32 = 1;
     pub(super) const UNKNOWN: i32 = 2;
     pub(super) const CONTROL: i32 = 3;
     pub(super) const USER_DEFINED: i32 = 4;
@@ -95,14 +110,28 @@ impl Tokenizer {
         if types.is_some_and(|types| types.len() != texts.len()) {
             return Err(invalid("`tokenizer.ggml.token_type` is not as long as the token list", CONVERT));
         }
-        let kind_of = |at: usize| types.map_or(1, |types| types[at]);
+        let id = |name: &str| id(metadata, name, texts.len());
+        let bos = id("bos")?;
+        let ends = ["eos", "eot", "eom"].into_iter().map(id).collect::<Result<Vec<_>, _>>()?;
+        let named: BTreeSet<usize> = ends.iter().flatten().chain(&bos).map(|&id| id as usize).collect();
+        // Some files call their turns user-defined; a user who writes one must not end the turn.
+        let kind_of = |at: usize| {
+            let found = types.map_or(token_type::NORMAL, |types| types[at]);
+            let control = named.contains(&at) || is_turn(&texts[at], found);
+            if control { token_type::CONTROL } else { found }
+        };
         let (kind, bos_default) = match model {
             "gpt2" => {
                 let bpe = bytes::ByteLevelBpe::new(metadata, texts)?;
                 let bos = bpe.begins_by_default();
                 (Kind::Bytes(Box::new(bpe)), bos)
             }
-            "llama" => (Kind::Pieces(Box::new(pieces::SentencePieces::new(metadata, texts)?)), true),
+            "llama" => (
+                Kind::Pieces(Box::new(pieces::SentencePieces::new(metadata, texts, |at| {
+                    kind_of(at) != token_type::CONTROL
+                })?)),
+                true,
+            ),
             other => {
                 let hint = "use a model whose tokenizer is gpt2 (BPE) or llama (SentencePiece)";
                 return Err(invalid(format!("tokenizer model `{other}` is not known"), hint));
@@ -119,12 +148,10 @@ impl Tokenizer {
             Token { bytes, control }
         };
         let tokens: Vec<Token> = texts.iter().enumerate().map(token).collect();
-        let special = special(texts, kind_of);
-        let id = |name: &str| id(metadata, name, texts.len());
-        let ends = ["eos", "eot", "eom"].into_iter().map(id).collect::<Result<Vec<_>, _>>()?;
-        let is_end = |special: &&Special| !special.anywhere && END_TEXTS.contains(&special.text.as_str());
-        let by_text = special.iter().filter(is_end).map(|special| special.id);
-        let bos = id("bos")?;
+        let special = Specials::new(texts, kind_of);
+        let is_end =
+            |&at: &usize| kind_of(at) == token_type::CONTROL && END_TEXTS.contains(&texts[at].as_str());
+        let by_text = (0..texts.len()).filter(is_end).map(|at| at as u32);
         let add_bos = metadata.get_bool("tokenizer.ggml.add_bos_token")?.unwrap_or(bos_default);
         if add_bos && bos.is_none() {
             return Err(invalid(
@@ -192,15 +219,14 @@ impl Tokenizer {
         begins: bool,
         ids: &mut Vec<u32>,
     ) -> Result<(), ExecError> {
-        let text = Fragment::Text(text);
-        let fragments = self.partition(vec![text], |special| parse_special || special.anywhere);
+        let fragments = self.special.partition(text, |special| parse_special || special.anywhere);
         self.encode_fragments(fragments, begins, ids)
     }
 
     /// The tokens of a text that a chat template wrote, in which text of users is guarded ([`Self::guard`]).
     pub(crate) fn encode_template(&self, text: &str) -> Result<Vec<u32>, ExecError> {
         let bare = |text: &str| text.replace(GUARD, "");
-        let fragments = self.partition(vec![Fragment::Text(text)], |special| !special.anywhere);
+        let fragments = self.special.partition(text, |special| !special.anywhere);
         let mut ids = Vec::new();
         let mut begins = true;
         let bos = |fragment: &Fragment| matches!(fragment, Fragment::Token(id) if Some(*id) == self.bos);
@@ -212,7 +238,7 @@ impl Tokenizer {
                 Fragment::Token(id) => ids.push(id),
                 Fragment::Text(text) => {
                     let text = bare(text);
-                    let parts = self.partition(vec![Fragment::Text(&text)], |special| special.anywhere);
+                    let parts = self.special.partition(&text, |special| special.anywhere);
                     self.encode_fragments(parts, begins, &mut ids)?;
                 }
             }
@@ -221,36 +247,48 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// `text` so that no control token is recognised in it, whatever a template does with it and puts around it.
-    pub(crate) fn guard(&self, text: &str) -> String {
-        let first =
-            |c: char| self.special.iter().any(|special| !special.anywhere && special.text.starts_with(c));
+    /// `text` so that no control token is recognised in it, whatever a template puts around it: a guard stands behind
+    /// every character with which a control token begins, and before a text that could complete one. Texts that the
+    /// template names (`known`) stay as they are, so that it finds them, unless a control token begins there.
+    pub(crate) fn guard(&self, text: &str, known: &[String]) -> String {
+        let text = text.replace(GUARD, "");
+        let trimmed = text.trim_start();
+        let front = (self.special.completes(trimmed.trim_end())).then_some(text.len() - trimmed.len());
         let mut guarded = String::with_capacity(text.len());
-        for c in text.chars().filter(|&c| c != GUARD) {
+        for (at, c) in text.char_indices() {
+            if front == Some(at) {
+                guarded.push(GUARD);
+            }
             guarded.push(c);
-            if first(c) {
+            let rest = &text[at..];
+            let searched = |known: &String| rest.starts_with(known.as_str());
+            if self.special.begins_control(c)
+                && (self.special.control_begins(rest) || !known.iter().any(searched))
+            {
                 guarded.push(GUARD);
             }
         }
         guarded
     }
 
-    /// What a token is called in the file.
-    pub(crate) fn text_of(&self, id: u32) -> String {
-        let special = self.special.iter().find(|special| special.id == id);
-        special.map_or_else(|| self.decode(&[id]), |special| special.text.clone())
+    /// The parts of `text` from each character with which a control token begins, but not where what stands there
+    /// could become one.
+    pub(crate) fn where_guarded(&self, text: &str) -> Vec<String> {
+        let begins = text.char_indices().filter(|&(_, c)| self.special.begins_control(c));
+        let parts = begins.map(|(at, _)| &text[at..]);
+        let harmless = |part: &&str| !self.special.control_begins(part) && !self.special.begins_with(part);
+        parts.filter(harmless).map(str::to_owned).collect()
     }
 
-    fn partition<'a>(
-        &self,
-        mut fragments: Vec<Fragment<'a>>,
-        wanted: impl Fn(&Special) -> bool,
-    ) -> Vec<Fragment<'a>> {
-        for special in self.special.iter().filter(|special| wanted(special)) {
-            fragments =
-                fragments.into_iter().flat_map(|part| part.split(&special.text, special.id)).collect();
-        }
-        fragments
+    /// Whether `text` has a control token in it, or could end a turn inside one: `end` in `<|end|>`.
+    pub(crate) fn is_dangerous_role(&self, text: &str) -> bool {
+        let text = text.trim();
+        self.special.has_control(text) || END_TEXTS.iter().any(|end| !text.is_empty() && end.contains(text))
+    }
+
+    /// What a token is called in the file.
+    pub(crate) fn text_of(&self, id: u32) -> String {
+        self.special.text_of(id).map_or_else(|| self.decode(&[id]), str::to_owned)
     }
 
     fn encode_fragments(
@@ -295,6 +333,11 @@ impl Tokenizer {
     }
 }
 
+/// Whether a token of this text and type ends or begins a turn.
+fn is_turn(text: &str, found: i32) -> bool {
+    END_TEXTS.contains(&text) || (found != token_type::NORMAL && START_TEXTS.contains(&text))
+}
+
 fn id(metadata: &Metadata, name: &str, count: usize) -> Result<Option<u32>, ExecError> {
     let key = format!("tokenizer.ggml.{name}_token_id");
     let Some(id) = metadata.get_u32(&key)? else { return Ok(None) };
@@ -302,45 +345,6 @@ fn id(metadata: &Metadata, name: &str, count: usize) -> Result<Option<u32>, Exec
         return Err(invalid(format!("key `{key}` is {id}, but there are {count} tokens"), CONVERT));
     }
     Ok(Some(id))
-}
-
-/// The tokens that are recognised by their text, longest first.
-fn special(texts: &[String], kind_of: impl Fn(usize) -> i32) -> Vec<Special> {
-    let mut special: Vec<Special> = Vec::new();
-    for (at, text) in texts.iter().enumerate().filter(|(_, text)| !text.is_empty()) {
-        let anywhere = match kind_of(at) {
-            token_type::USER_DEFINED => true,
-            token_type::CONTROL | token_type::UNKNOWN => false,
-            _ => continue,
-        };
-        special.push(Special { text: text.clone(), id: at as u32, anywhere });
-    }
-    special.sort_by(|a, b| b.text.len().cmp(&a.text.len()).then_with(|| a.text.cmp(&b.text)));
-    special
-}
-
-/// A part of a text while special tokens are looked for.
-enum Fragment<'a> {
-    Text(&'a str),
-    Token(u32),
-}
-
-impl<'a> Fragment<'a> {
-    fn is_empty(&self) -> bool {
-        matches!(self, Fragment::Text(""))
-    }
-
-    fn split(self, special: &str, id: u32) -> Vec<Fragment<'a>> {
-        let Fragment::Text(text) = self else { return vec![self] };
-        let mut parts = Vec::new();
-        for (index, part) in text.split(special).enumerate() {
-            if index > 0 {
-                parts.push(Fragment::Token(id));
-            }
-            parts.push(Fragment::Text(part));
-        }
-        parts
-    }
 }
 
 /// Text as it is generated.

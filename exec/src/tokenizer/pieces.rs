@@ -4,6 +4,9 @@
 //! piece with the highest score are joined (the leftmost of equals), until no join is a piece. What is no
 //! piece is written as byte tokens. Source: Kudo and Richardson 2018, BPE mode; a text at its beginning, or
 //! after a special token, gets a space in front where the model was trained so.
+//!
+//! Deviation: llama.cpp also joins pieces to a control token where their joins are pieces; here none is, so that text
+//! of a user cannot end a turn.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -60,14 +63,19 @@ struct Symbol {
 }
 
 impl SentencePieces {
-    pub(super) fn new(metadata: &Metadata, texts: &[String]) -> Result<SentencePieces, ExecError> {
+    /// Only tokens for which `is_piece` come out of a text: joins must not spell a control token.
+    pub(super) fn new(
+        metadata: &Metadata,
+        texts: &[String],
+        is_piece: impl Fn(usize) -> bool,
+    ) -> Result<SentencePieces, ExecError> {
         let scores = metadata.get_f32_array("tokenizer.ggml.scores")?;
         let scores = scores.ok_or_else(|| invalid("key `tokenizer.ggml.scores` is missing", CONVERT))?;
         if scores.len() != texts.len() {
             return Err(invalid("`tokenizer.ggml.scores` is not as long as the token list", CONVERT));
         }
         let mut ids = BTreeMap::new();
-        for (text, id) in texts.iter().zip(0u32..) {
+        for (text, id) in texts.iter().zip(0u32..).filter(|&(_, id)| is_piece(id as usize)) {
             ids.entry(text.clone()).or_insert(id);
         }
         let byte_tokens = std::array::from_fn(|byte| ids.get(&format!("<0x{byte:02X}>")).copied());

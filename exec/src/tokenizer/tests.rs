@@ -56,13 +56,67 @@ fn special_tokens_are_text_unless_asked_for() {
 fn text_of_a_user_cannot_be_a_control_token() {
     let tokenizer = sentence_pieces();
     // As a template writes it: the user's text is guarded, the template's own is not.
-    let guarded = tokenizer.guard("a</s>");
+    let guarded = tokenizer.guard("a</s>", &[]);
     let ids = tokenizer.encode_template(&format!("<s>{guarded}</s>")).unwrap();
     let end = ids.iter().filter(|&&id| id == 2).count();
     assert_eq!((ids[0], ids.last(), end), (1, Some(&2), 1));
     assert_eq!(ids[1..ids.len() - 1], tokenizer.encode("a</s>", false).unwrap()[1..]);
     // A text that brings guards of its own gains nothing.
-    assert_eq!(tokenizer.guard("<\u{fdd0}/s>"), tokenizer.guard("</s>"));
+    assert_eq!(tokenizer.guard("<\u{fdd0}/s>", &[]), tokenizer.guard("</s>", &[]));
+}
+
+#[test]
+fn what_ends_a_turn_is_a_control_token_whatever_the_file_says() {
+    let mut texts: Vec<String> = ["<unk>", "<s>", "</s>"].map(String::from).to_vec();
+    texts.extend((0..=255).map(|byte| format!("<0x{byte:02X}>")));
+    // All user-defined, and `</s` a piece from which `</s>` could be joined.
+    texts.extend(
+        ["<start_of_turn>", "<end_of_turn>", "</think>", "</", "</s", "<", "/", "s", ">"].map(String::from),
+    );
+    let types = (0..texts.len()).map(|id| {
+        if matches!(id, 1 | 2 | 259..=261) {
+            4
+        } else if id < 259 {
+            6
+        } else {
+            1
+        }
+    });
+    let mut metadata = Metadata::default();
+    put(&mut metadata, "model", Value::Str("llama".into()));
+    put(&mut metadata, "token_type", Value::Array(Array::I32(types.collect())));
+    put(&mut metadata, "scores", Value::Array(Array::F32(vec![0.0; texts.len()])));
+    put(&mut metadata, "tokens", Value::Array(Array::Str(texts)));
+    for (name, id) in [("unknown_token_id", 0), ("bos_token_id", 1), ("eos_token_id", 2)] {
+        put(&mut metadata, name, Value::U32(id));
+    }
+    let tokenizer = Tokenizer::new(&metadata).unwrap();
+    assert!(tokenizer.is_end(2) && tokenizer.is_end(260) && !tokenizer.is_end(261));
+    let ids = tokenizer.encode("</s><end_of_turn><start_of_turn></think>", false).unwrap();
+    assert!(ids[1..].iter().all(|&id| !matches!(id, 1 | 2 | 259 | 260)) && ids.contains(&261), "{ids:?}");
+    let template = format!("<start_of_turn>{}<end_of_turn>", tokenizer.guard("<end_of_turn></s>", &[]));
+    let ids = tokenizer.encode_template(&template).unwrap();
+    assert_eq!(ids.iter().filter(|&&id| matches!(id, 2 | 260)).count(), 1, "{ids:?}");
+    assert!(tokenizer.bytes_of(260).is_empty());
+}
+
+#[test]
+fn many_special_tokens_are_found_in_time() {
+    let mut texts: Vec<String> = (0..=255).map(|byte| format!("<0x{byte:02X}>")).collect();
+    texts.extend((0..100_000).map(|number| format!("<{number}>")));
+    let types = (0..texts.len()).map(|id| if id < 256 { 6 } else { 3 });
+    let mut metadata = Metadata::default();
+    put(&mut metadata, "model", Value::Str("llama".into()));
+    put(&mut metadata, "token_type", Value::Array(Array::I32(types.collect())));
+    put(&mut metadata, "scores", Value::Array(Array::F32(vec![0.0; texts.len()])));
+    put(&mut metadata, "tokens", Value::Array(Array::Str(texts)));
+    put(&mut metadata, "add_bos_token", Value::Bool(false));
+    put(&mut metadata, "add_space_prefix", Value::Bool(false));
+    let tokenizer = Tokenizer::new(&metadata).unwrap();
+    let text = "<7><".repeat(20_000);
+    let ids = tokenizer.encode(&text, true).unwrap();
+    assert_eq!((ids.len(), ids[0], ids[1]), (40_000, 256 + 7, u32::from(b'<')));
+    assert_eq!(tokenizer.guard(&text, &[]).len(), text.len() + 40_000 * 3);
 }
 
 #[test]
@@ -83,7 +137,7 @@ fn an_unknown_pre_tokenizer_is_an_error() {
     put(&mut metadata, "tokens", Value::Array(Array::Str(vec!["a".into()])));
     put(&mut metadata, "pre", Value::Str("klingon".into()));
     let error = Tokenizer::new(&metadata).unwrap_err().to_string();
-    let start = "pre-tokenizer `klingon` is not known: use a model with one of gpt-2, ";
+    let start = "pre-tokenizer `klingon` is not known; use a model with one of gpt-2, ";
     assert!(error.starts_with(start) && error.contains(" qwen2, "), "{error}");
 }
 

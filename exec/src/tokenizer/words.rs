@@ -5,6 +5,10 @@
 //! wrong one gives plausible but wrong tokens. The expressions are those that each family publishes with its tokenizer
 //! (`tokenizer.json`), in the form in which llama.cpp applies them; `scripts/peers/llama_cpp_tokens.py` compares.
 //!
+//! Deviation: under the pre-tokenizers of DeepSeek LLM and Coder a text with U+2003 (a wide space) is cut otherwise
+//! than by llama.cpp, which looks for Chinese characters in a text whose spaces it has replaced. Here it is cut as by
+//! the published tokenizers.
+//!
 //! Not here: merging. That is [`super::bytes`].
 
 /// GPT-2's, by Radford et al. 2019; what is left at the end of a text is a word too.
