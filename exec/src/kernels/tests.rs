@@ -212,10 +212,13 @@ fn scales_that_are_no_numbers_make_results_that_are_none() {
         for scale in [f16::NAN, f16::INFINITY, f16::NEG_INFINITY] {
             set_halves(format, &mut row, || scale);
             let matrix = Matrix { format, length: 512, rows: 1, bytes: &row };
-            let mut input = random_activations(1, 512, 5);
-            for instructions in [Instructions::SCALAR, Instructions::detect()] {
+            for (instructions, tokens) in
+                Instructions::available().into_iter().flat_map(|set| [1, 13].map(|tokens| (set, tokens)))
+            {
+                let mut input = random_activations(tokens, 512, 5);
                 let bits = product_bits(instructions, matrix, &mut input);
-                assert!(!f32::from_bits(bits[0]).is_finite(), "{format}, {}", instructions.name());
+                let none = bits.iter().all(|&bits| !f32::from_bits(bits).is_finite());
+                assert!(none, "{format}, {} tokens with {}", tokens, instructions.name());
             }
             let mut weights = vec![0.0; 512];
             dequantise(format, &row, &mut weights).unwrap();
