@@ -221,15 +221,13 @@ fn table(comparison: &Comparison) -> String {
         row("reading, GB/s", 1, reading * 1e-9, None, None);
     }
     let in_files = |bytes: Option<u64>| bytes.map(|bytes| bytes as f64 / *file_bytes as f64);
-    let resident: [(&str, fn(&Speed) -> Option<u64>); 2] = [
-        ("resident memory / file", |speed| speed.resident_bytes),
-        ("  after the prompts", |speed| speed.resident_bytes_after_prompts),
-    ];
-    for (name, bytes) in resident {
+    let mut memory = |name: &str, bytes: fn(&Speed) -> Option<u64>| {
         if let Some(ours) = in_files(bytes(hearth)) {
             row(name, 3, ours, peer.and_then(|peer| in_files(bytes(peer))), None);
         }
-    }
+    };
+    memory("resident memory / file", |speed| speed.resident_bytes);
+    memory("  after the prompts", |speed| speed.resident_bytes_after_prompts);
     lines.push("\n".into());
     lines.join("\n")
 }
