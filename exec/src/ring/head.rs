@@ -2,7 +2,7 @@
 //!
 //! A request runs on the head's own node: a pass enters, activations come back after each round, the last output
 //! samples a token, which enters as the next pass. When the ring gives way to another in mid-request
-//! ([`super::renewal`]), all tokens so far enter the new one as a prompt, because their keys and values were spread
+//! (`renewal`), all tokens so far enter the new one as a prompt, because their keys and values were spread
 //! over the old one; a token that is out stays out and is never sampled again. Afterwards the workers' traces are
 //! collected and shifted to the head's clock.
 //!

@@ -10,7 +10,7 @@
 //! is out, the device that could not be reached counts as gone. So between two tokens there are at most as many
 //! epochs as devices and cuts that were forgiven, and no sequence of failures makes a head try for ever.
 //!
-//! Not here: who plans, and how steps are carried out ([`super::renewal`]); which pass enters
+//! Not here: who plans, and how steps are carried out (`renewal`); which pass enters
 //! (`hearth_schema::schedule::Generation`).
 
 use std::collections::BTreeSet;

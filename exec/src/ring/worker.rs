@@ -1,7 +1,7 @@
 //! How does a worker serve one head after another?
 //!
 //! It listens, and each connection first says what it is for. A head's control connection opens a session: the worker
-//! tells what model it has and follows the head's orders ([`Session`]). It prepares for an epoch, which opens its door
+//! tells what model it has and follows the head's orders (`Session`). It prepares for an epoch, which opens its door
 //! to those who will send it activations and to nobody else; it takes the plan and its place in it, and from then on
 //! its node computes ([`super::tenure`]). A ring may give way to another in mid-session. The session ends when the head
 //! says goodbye, falls silent or disappears; the worker then waits for the next.
