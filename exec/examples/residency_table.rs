@@ -23,6 +23,7 @@ mod table {
 
     use hearth_exec::lab::{Copies, DeviceLimits, Limited};
     use hearth_exec::{Weights, clock::wall_nanos};
+    use hearth_profiles::measure::Samples;
     use hearth_profiles::{Bytes, BytesPerSecond};
     use hearth_schema::Trace;
     use hearth_schema::schedule::Part;
@@ -126,10 +127,7 @@ mod table {
     }
 
     fn median(numbers: impl Iterator<Item = f64>) -> f64 {
-        let mut sorted: Vec<f64> = numbers.collect();
-        sorted.sort_unstable_by(f64::total_cmp);
-        let middle = |at: usize| sorted.get(at).copied().unwrap_or(f64::NAN);
-        f64::midpoint(middle(sorted.len().saturating_sub(1) / 2), middle(sorted.len() / 2))
+        Samples::new(numbers.collect()).median()
     }
 
     fn print(share: f64, rows: &[(&str, Vec<Run>)]) {

@@ -9,6 +9,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use hearth_profiles::measure::Samples;
 use serde::{Deserialize, Serialize};
 
 use crate::cache::CacheFormat;
@@ -25,7 +26,7 @@ pub struct SpeedOptions {
     pub threads: usize,
     /// Lengths of prompts.
     pub prompts: Vec<u32>,
-    /// Tokens to decode, one by one.
+    /// Tokens to decode, one by one; at least one.
     pub tokens: u32,
 }
 
@@ -106,22 +107,13 @@ pub fn measure(path: &Path, options: &SpeedOptions) -> Result<Speed, ExecError> 
     Ok(Speed {
         load_s,
         prefill,
-        decode_tokens_per_s: 1.0 / median(&mut times),
+        decode_tokens_per_s: 1.0 / Samples::new(times).median(),
         resident_bytes,
         resident_bytes_after_prompts,
         weight_bytes_per_token: Some(extents.iter().map(|extent| extent.length).sum()),
         read_bytes_per_s: Some(reading(&weights, &extents, &pool)),
         instructions: Some(cpu.instructions.name().into()),
     })
-}
-
-/// The middle one of some numbers, or the mean of the middle two; infinity of none.
-pub fn median(numbers: &mut [f64]) -> f64 {
-    numbers.sort_by(f64::total_cmp);
-    match numbers {
-        [] => f64::INFINITY,
-        _ => f64::midpoint(numbers[(numbers.len() - 1) / 2], numbers[numbers.len() / 2]),
-    }
 }
 
 fn seconds_since(start: u64) -> f64 {

@@ -12,7 +12,8 @@ use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
 use hearth_exec::Weights;
-use hearth_exec::speed::{self, Speed, SpeedOptions, measure};
+use hearth_exec::speed::{Speed, SpeedOptions, measure};
+use hearth_profiles::measure::Samples;
 use serde::Serialize;
 
 use super::print_json;
@@ -175,7 +176,7 @@ fn reader(mut from: impl Read + Send + 'static) -> Receiver<String> {
 /// The median of each number.
 fn median(runs: &[Speed]) -> Option<Speed> {
     let first = runs.first()?;
-    let of = |number: &dyn Fn(&Speed) -> f64| speed::median(&mut runs.iter().map(number).collect::<Vec<_>>());
+    let of = |number: &dyn Fn(&Speed) -> f64| Samples::new(runs.iter().map(number).collect()).median();
     let mut median = first.clone();
     median.load_s = of(&|run| run.load_s);
     median.decode_tokens_per_s = of(&|run| run.decode_tokens_per_s);

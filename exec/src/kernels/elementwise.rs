@@ -23,10 +23,16 @@ fn sum_of_squares(row: &[f32]) -> f32 {
     tree(fold(lanes))
 }
 
+/// What RMSNorm multiplies a row by.
+#[inline(always)]
+fn rms_scale(row: &[f32], epsilon: f32) -> f32 {
+    let mean = sum_of_squares(row) / row.len() as f32;
+    1.0 / (mean + epsilon).sqrt()
+}
+
 #[inline(always)]
 fn rms_norm_generic(row: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]) {
-    let mean = sum_of_squares(row) / row.len() as f32;
-    let scale = 1.0 / (mean + epsilon).sqrt();
+    let scale = rms_scale(row, epsilon);
     for ((out, value), weight) in out.iter_mut().zip(row).zip(weight) {
         *out = value * scale * weight;
     }
@@ -34,8 +40,7 @@ fn rms_norm_generic(row: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]) 
 
 #[inline(always)]
 fn rms_norm_in_place_generic(row: &mut [f32], weight: &[f32], epsilon: f32) {
-    let mean = sum_of_squares(row) / row.len() as f32;
-    let scale = 1.0 / (mean + epsilon).sqrt();
+    let scale = rms_scale(row, epsilon);
     for (value, weight) in row.iter_mut().zip(weight) {
         *value = *value * scale * weight;
     }

@@ -44,7 +44,8 @@ const COLUMNS: usize = 1024;
 
 /// Fewest tokens for which laying weights out anew pays.
 ///
-/// source: measured with `product_speed`, see `docs/studies/kernels/batches.md`; a cautious choice, not the break-even.
+/// source: measured with `product_speed`, see `docs/studies/kernels/batches.md`; a cautious choice, not where it
+/// breaks even.
 const FEWEST_TOKENS: usize = 12;
 
 /// 64 bytes on a cache line of their own: four bytes, two 16-bit numbers or a float of each of sixteen rows.
@@ -280,6 +281,7 @@ unsafe fn put_out(tile: &Tile<'_>, first: usize, sums: &[[f32; ROWS]]) {
     for (token, sums) in sums.iter().enumerate() {
         // SAFETY: the rows are the tile's, and the caller promises the rest.
         unsafe {
+            // Of a length that the compiler knows a copy is one instruction, not a call.
             if width == ROWS {
                 tile.out.set_rows(token, first, sums);
             } else {

@@ -105,21 +105,12 @@ pub(crate) unsafe fn rows_product(
     match instructions.set() {
         Set::Scalar => scalar_tile(tile),
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: this value exists only where the processor has AVX2, FMA and F16C.
-        Set::Avx2 => unsafe {
-            if panel::pays(matrix.format, input.tokens()) {
-                panel::avx2(tile);
-            } else {
-                avx2_tile(tile);
-            }
-        },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: this value exists only where the processor has AVX-512 and all that AVX2 kernels need.
-        Set::Avx512 => unsafe {
-            if panel::pays(matrix.format, input.tokens()) {
-                panel::avx512(tile);
-            } else {
-                avx2_tile(tile);
+        // SAFETY: these values exist only where the processor has the instructions, AVX-512 only beside AVX2.
+        set => unsafe {
+            match (set, panel::pays(matrix.format, input.tokens())) {
+                (Set::Avx512, true) => panel::avx512(tile),
+                (_, true) => panel::avx2(tile),
+                (_, false) => avx2_tile(tile),
             }
         },
     }

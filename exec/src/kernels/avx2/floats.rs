@@ -61,76 +61,45 @@ fn tree(lanes: __m256) -> f32 {
     _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
 }
 
+/// Eight F32 numbers.
 #[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) fn dot_f16<const T: usize>(row: &[u8], input: &[&[f32]; T]) -> [f32; T] {
-    let (chunks, rest) = row.as_chunks::<64>();
-    let values: [&[[f32; 32]]; T] = each(input, |input| &input.as_chunks().0[..chunks.len()]);
-    let mut lanes = [[_mm256_setzero_ps(); 4]; T];
-    for (at, chunk) in chunks.iter().enumerate() {
-        fetch_ahead(chunk);
-        for (part, halves) in chunk.as_chunks::<16>().0.iter().enumerate() {
-            let weights = widen(halves);
-            for t in 0..T {
-                let values = load_floats(&values[t][at].as_chunks::<8>().0[part]);
-                lanes[t][part] = _mm256_fmadd_ps(weights, values, lanes[t][part]);
-            }
-        }
-    }
-    let mut sums = [0.0; T];
-    for t in 0..T {
-        let rest = rest.as_chunks::<2>().0.iter().map(|bytes| f16::from_le_bytes(*bytes).to_f32());
-        sums[t] = finish(lanes[t], rest.zip(input[t][32 * chunks.len()..].iter().copied()));
-    }
-    sums
+#[target_feature(enable = "avx2")]
+fn plain(bytes: &[u8; 32]) -> __m256 {
+    _mm256_castsi256_ps(load_unsigned(bytes))
 }
 
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-pub(crate) fn dot_bf16<const T: usize>(row: &[u8], input: &[&[f32]; T]) -> [f32; T] {
-    let (chunks, rest) = row.as_chunks::<64>();
-    let values: [&[[f32; 32]]; T] = each(input, |input| &input.as_chunks().0[..chunks.len()]);
-    let mut lanes = [[_mm256_setzero_ps(); 4]; T];
-    for (at, chunk) in chunks.iter().enumerate() {
-        fetch_ahead(chunk);
-        for (part, halves) in chunk.as_chunks::<16>().0.iter().enumerate() {
-            let weights = upper(halves);
-            for t in 0..T {
-                let values = load_floats(&values[t][at].as_chunks::<8>().0[part]);
-                lanes[t][part] = _mm256_fmadd_ps(weights, values, lanes[t][part]);
+/// Dots of weights of some bytes each: how eight become a register, and one a number.
+macro_rules! dots {
+    ($($name:ident: $bytes:literal, $eight:ident, $one:expr;)+) => {$(
+        #[inline]
+        #[target_feature(enable = "avx2,fma,f16c")]
+        pub(crate) fn $name<const T: usize>(row: &[u8], input: &[&[f32]; T]) -> [f32; T] {
+            let (chunks, rest) = row.as_chunks::<{ 32 * $bytes }>();
+            let values: [&[[f32; 32]]; T] = each(input, |input| &input.as_chunks().0[..chunks.len()]);
+            let mut lanes = [[_mm256_setzero_ps(); 4]; T];
+            for (at, chunk) in chunks.iter().enumerate() {
+                fetch_ahead(chunk);
+                for (part, bytes) in chunk.as_chunks::<{ 8 * $bytes }>().0.iter().enumerate() {
+                    let weights = $eight(bytes);
+                    for t in 0..T {
+                        let values = load_floats(&values[t][at].as_chunks::<8>().0[part]);
+                        lanes[t][part] = _mm256_fmadd_ps(weights, values, lanes[t][part]);
+                    }
+                }
             }
+            let mut sums = [0.0; T];
+            for t in 0..T {
+                let rest = rest.as_chunks::<$bytes>().0.iter().map($one);
+                sums[t] = finish(lanes[t], rest.zip(input[t][32 * chunks.len()..].iter().copied()));
+            }
+            sums
         }
-    }
-    let mut sums = [0.0; T];
-    for t in 0..T {
-        let rest = rest.as_chunks::<2>().0.iter().map(|bytes| bf16(*bytes));
-        sums[t] = finish(lanes[t], rest.zip(input[t][32 * chunks.len()..].iter().copied()));
-    }
-    sums
+    )+};
 }
-
-#[inline]
-#[target_feature(enable = "avx2,fma")]
-pub(crate) fn dot_f32<const T: usize>(row: &[u8], input: &[&[f32]; T]) -> [f32; T] {
-    let (chunks, rest) = row.as_chunks::<128>();
-    let values: [&[[f32; 32]]; T] = each(input, |input| &input.as_chunks().0[..chunks.len()]);
-    let mut lanes = [[_mm256_setzero_ps(); 4]; T];
-    for (at, chunk) in chunks.iter().enumerate() {
-        fetch_ahead(chunk);
-        for (part, bytes) in chunk.as_chunks::<32>().0.iter().enumerate() {
-            let weights = _mm256_castsi256_ps(load_unsigned(bytes));
-            for t in 0..T {
-                let values = load_floats(&values[t][at].as_chunks::<8>().0[part]);
-                lanes[t][part] = _mm256_fmadd_ps(weights, values, lanes[t][part]);
-            }
-        }
-    }
-    let mut sums = [0.0; T];
-    for t in 0..T {
-        let rest = rest.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
-        sums[t] = finish(lanes[t], rest.zip(input[t][32 * chunks.len()..].iter().copied()));
-    }
-    sums
+dots! {
+    dot_f16: 2, widen, |bytes| f16::from_le_bytes(*bytes).to_f32();
+    dot_bf16: 2, upper, |bytes| bf16(*bytes);
+    dot_f32: 4, plain, |bytes| f32::from_le_bytes(*bytes);
 }
 
 /// `scores[t] = scale * dot(query, keys[t])` over f16 keys, `[positions, key_length]`.

@@ -5,7 +5,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Stored, half};
+use super::Stored;
 
 /// weight = `scale * (q - 8)`, q of four bits.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -64,36 +64,7 @@ fn fifth(bits: [u8; 4], index: usize) -> u8 {
     (bits[index / 8] >> (index % 8) & 1) << 4
 }
 
-macro_rules! scaled {
-    ($($block:ident)+) => {$(
-        impl $block {
-            #[inline(always)]
-            pub(crate) fn scale(&self) -> f32 {
-                half(self.scale)
-            }
-            #[inline(always)]
-            pub(crate) fn scale_bits(&self) -> u16 {
-                u16::from_le_bytes(self.scale)
-            }
-        }
-    )+};
-}
 scaled! { BlockQ4_0 BlockQ4_1 BlockQ5_0 BlockQ5_1 BlockQ8_0 }
-
-macro_rules! with_minimum {
-    ($($block:ident)+) => {$(
-        impl $block {
-            #[inline(always)]
-            pub(crate) fn minimum(&self) -> f32 {
-                half(self.minimum)
-            }
-            #[inline(always)]
-            pub(crate) fn minimum_bits(&self) -> u16 {
-                u16::from_le_bytes(self.minimum)
-            }
-        }
-    )+};
-}
 with_minimum! { BlockQ4_1 BlockQ5_1 }
 
 impl BlockQ4_0 {

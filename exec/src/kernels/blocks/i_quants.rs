@@ -6,7 +6,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::blocks32::nibble;
-use super::{GRID, Stored, half};
+use super::{GRID, Stored};
 
 /// What the four bits of `IQ4_NL` and `IQ4_XS` stand for. source: `kvalues_iq4nl` of ggml-common.h
 pub(crate) const IQ4_VALUES: [i8; 16] =
@@ -45,16 +45,9 @@ pub(crate) struct BlockIq1S {
     high: [[u8; 2]; 8],
 }
 
-impl BlockIq4Nl {
-    #[inline(always)]
-    pub(crate) fn scale(&self) -> f32 {
-        half(self.scale)
-    }
-    #[inline(always)]
-    pub(crate) fn scale_bits(&self) -> u16 {
-        u16::from_le_bytes(self.scale)
-    }
+scaled! { BlockIq4Nl BlockIq4Xs BlockIq1S }
 
+impl BlockIq4Nl {
     /// Entry of the book for weight `index`.
     #[inline(always)]
     pub(crate) fn quant(&self, index: usize) -> i8 {
@@ -63,15 +56,6 @@ impl BlockIq4Nl {
 }
 
 impl BlockIq4Xs {
-    #[inline(always)]
-    pub(crate) fn scale(&self) -> f32 {
-        half(self.scale)
-    }
-    #[inline(always)]
-    pub(crate) fn scale_bits(&self) -> u16 {
-        u16::from_le_bytes(self.scale)
-    }
-
     /// -32 to 31.
     #[inline(always)]
     pub(crate) fn sub_scale(&self, sub_block: usize) -> i8 {
@@ -89,15 +73,6 @@ impl BlockIq4Xs {
 }
 
 impl BlockIq1S {
-    #[inline(always)]
-    pub(crate) fn scale(&self) -> f32 {
-        half(self.scale)
-    }
-    #[inline(always)]
-    pub(crate) fn scale_bits(&self) -> u16 {
-        u16::from_le_bytes(self.scale)
-    }
-
     #[inline(always)]
     fn head(&self, sub_block: usize) -> u16 {
         u16::from_le_bytes(self.high[sub_block])

@@ -5,7 +5,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Stored, half};
+use super::Stored;
 
 /// weight = `scale * scales[j] * q - minimum * minima[j]`, q of two bits, j = index / 16.
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -96,34 +96,21 @@ fn four_bits(quants: &[u8; 128], index: usize) -> u8 {
     quants[index / 64 * 32 + index % 32] >> (4 * (index % 64 / 32)) & 15
 }
 
-macro_rules! scaled {
-    ($($block:ident)+) => {$(
-        impl $block {
-            #[inline(always)]
-            pub(crate) fn scale(&self) -> f32 {
-                half(self.scale)
-            }
-        }
-    )+};
-}
 scaled! { BlockQ2K BlockQ3K BlockQ4K BlockQ5K BlockQ6K }
+with_minimum! { BlockQ2K BlockQ4K BlockQ5K }
 
-macro_rules! with_minimum {
+macro_rules! side_by_side {
     ($($block:ident)+) => {$(
         impl $block {
-            #[inline(always)]
-            pub(crate) fn minimum(&self) -> f32 {
-                half(self.minimum)
-            }
             /// Scale in the low half, minimum in the high half, as they lie.
             #[inline(always)]
             pub(crate) fn scale_and_minimum_bits(&self) -> u32 {
-                u32::from(u16::from_le_bytes(self.scale)) | u32::from(u16::from_le_bytes(self.minimum)) << 16
+                u32::from(self.scale_bits()) | u32::from(self.minimum_bits()) << 16
             }
         }
     )+};
 }
-with_minimum! { BlockQ2K BlockQ4K BlockQ5K }
+side_by_side! { BlockQ2K BlockQ4K BlockQ5K }
 
 impl BlockQ2K {
     /// 0 to 3.
@@ -134,11 +121,6 @@ impl BlockQ2K {
 }
 
 impl BlockQ3K {
-    #[inline(always)]
-    pub(crate) fn scale_bits(&self) -> u16 {
-        u16::from_le_bytes(self.scale)
-    }
-
     /// The sixteen scales, -32 to 31.
     #[inline(always)]
     pub(crate) fn scales(&self) -> [i8; 16] {
@@ -192,11 +174,6 @@ impl BlockQ5K {
 }
 
 impl BlockQ6K {
-    #[inline(always)]
-    pub(crate) fn scale_bits(&self) -> u16 {
-        u16::from_le_bytes(self.scale)
-    }
-
     /// The 6-bit number of weight `index`, 0 to 63; 32 stands for zero.
     #[inline(always)]
     pub(crate) fn quant(&self, index: usize) -> u8 {

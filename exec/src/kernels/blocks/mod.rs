@@ -6,6 +6,38 @@
 //!
 //! Not here: dot products, which never build the f32 weights; see [`super::scalar`].
 
+/// Blocks with an f16 `scale`: its value, and its bits for kernels that convert several at once.
+macro_rules! scaled {
+    ($($block:ident)+) => {$(
+        impl $block {
+            #[inline(always)]
+            pub(crate) fn scale(&self) -> f32 {
+                $crate::kernels::blocks::half(self.scale)
+            }
+            #[inline(always)]
+            pub(crate) fn scale_bits(&self) -> u16 {
+                u16::from_le_bytes(self.scale)
+            }
+        }
+    )+};
+}
+
+/// Blocks with an f16 `minimum` besides.
+macro_rules! with_minimum {
+    ($($block:ident)+) => {$(
+        impl $block {
+            #[inline(always)]
+            pub(crate) fn minimum(&self) -> f32 {
+                $crate::kernels::blocks::half(self.minimum)
+            }
+            #[inline(always)]
+            pub(crate) fn minimum_bits(&self) -> u16 {
+                u16::from_le_bytes(self.minimum)
+            }
+        }
+    )+};
+}
+
 mod blocks32;
 mod i_quants;
 mod iq1_s_grid;

@@ -69,6 +69,27 @@ fn load(line: &Line) -> __m512i {
     unsafe { _mm512_loadu_si512(std::ptr::from_ref(line).cast()) }
 }
 
+/// Sums so far of sixteen rows and T tokens.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn load_floats<const T: usize>(sums: &[[f32; ROWS]; T]) -> [__m512; T] {
+    let mut floats = [_mm512_setzero_ps(); T];
+    for t in 0..T {
+        // SAFETY: a load of the sixteen floats that the reference covers.
+        floats[t] = unsafe { _mm512_loadu_ps(sums[t].as_ptr()) };
+    }
+    floats
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn store_floats<const T: usize>(sums: &mut [[f32; ROWS]; T], floats: &[__m512; T]) {
+    for t in 0..T {
+        // SAFETY: a store of the sixteen floats that the reference covers.
+        unsafe { _mm512_storeu_ps(sums[t].as_mut_ptr(), floats[t]) };
+    }
+}
+
 /// Two or four neighbouring numbers of a token, 32 bits in all, for all rows.
 #[inline]
 #[target_feature(enable = "avx512f")]
@@ -221,11 +242,7 @@ fn meet256<B: Block256, const T: usize>(
     input: &[QuantisedRow<'_>; T],
     sums: &mut [[f32; ROWS]; T],
 ) {
-    let mut floats = [_mm512_setzero_ps(); T];
-    for t in 0..T {
-        // SAFETY: a load of the sixteen floats that the reference covers.
-        floats[t] = unsafe { _mm512_loadu_ps(sums[t].as_ptr()) };
-    }
+    let mut floats = load_floats(sums);
     for (at, block) in blocks.enumerate() {
         let quants: &[Line; 64] = &panel.quants.as_chunks().0[at];
         let (pairs_of_scales, minima) = panel.numbers[at].split_at(8);
@@ -253,10 +270,7 @@ fn meet256<B: Block256, const T: usize>(
             }
         }
     }
-    for t in 0..T {
-        // SAFETY: a store of the sixteen floats that the reference covers.
-        unsafe { _mm512_storeu_ps(sums[t].as_mut_ptr(), floats[t]) };
-    }
+    store_floats(sums, &floats);
 }
 
 /// T tokens on a panel of some blocks.
@@ -268,11 +282,7 @@ fn meet32<B: Block32, const T: usize>(
     input: &[QuantisedRow<'_>; T],
     sums: &mut [[f32; ROWS]; T],
 ) {
-    let mut floats = [_mm512_setzero_ps(); T];
-    for t in 0..T {
-        // SAFETY: a load of the sixteen floats that the reference covers.
-        floats[t] = unsafe { _mm512_loadu_ps(sums[t].as_ptr()) };
-    }
+    let mut floats = load_floats(sums);
     for (at, block) in blocks.enumerate() {
         let quants: &[Line; 8] = &panel.quants.as_chunks().0[at];
         let mut activations = [input[0].quants.as_chunks::<4>().0; T];
@@ -301,8 +311,5 @@ fn meet32<B: Block32, const T: usize>(
             }
         }
     }
-    for t in 0..T {
-        // SAFETY: a store of the sixteen floats that the reference covers.
-        unsafe { _mm512_storeu_ps(sums[t].as_mut_ptr(), floats[t]) };
-    }
+    store_floats(sums, &floats);
 }

@@ -34,33 +34,26 @@ pub(crate) fn dot_q3_k(row: &[u8], input: QuantisedRow<'_>) -> f32 {
 }
 
 /// Minima, sub-blocks of 32.
-pub(crate) fn dot_q4_k(row: &[u8], input: QuantisedRow<'_>) -> f32 {
-    let mut sum = 0.0f32;
-    for (at, block) in blocks::<BlockQ4K>(row).iter().enumerate() {
-        let (quants, sums) = of_block(input, at);
-        let (scales, minima) = block.scales_and_minima();
-        let (scales, minima) = (scales.to_le_bytes(), minima.to_le_bytes());
-        let products = total(quants, |j| i32::from(scales[j / 32]) * i32::from(block.quant(j)));
-        let subtracted: i32 = (0..16).map(|j| i32::from(minima[j / 2]) * i32::from(sums[j])).sum();
-        sum = (block.scale() * input.scales[at]).mul_add(products as f32, sum);
-        sum = (-(block.minimum() * input.scales[at])).mul_add(subtracted as f32, sum);
-    }
-    sum
+macro_rules! minima_of_32 {
+    ($($name:ident: $block:ty;)+) => {$(
+        pub(crate) fn $name(row: &[u8], input: QuantisedRow<'_>) -> f32 {
+            let mut sum = 0.0f32;
+            for (at, block) in blocks::<$block>(row).iter().enumerate() {
+                let (quants, sums) = of_block(input, at);
+                let (scales, minima) = block.scales_and_minima();
+                let (scales, minima) = (scales.to_le_bytes(), minima.to_le_bytes());
+                let products = total(quants, |j| i32::from(scales[j / 32]) * i32::from(block.quant(j)));
+                let subtracted: i32 = (0..16).map(|j| i32::from(minima[j / 2]) * i32::from(sums[j])).sum();
+                sum = (block.scale() * input.scales[at]).mul_add(products as f32, sum);
+                sum = (-(block.minimum() * input.scales[at])).mul_add(subtracted as f32, sum);
+            }
+            sum
+        }
+    )+};
 }
-
-/// Minima, sub-blocks of 32.
-pub(crate) fn dot_q5_k(row: &[u8], input: QuantisedRow<'_>) -> f32 {
-    let mut sum = 0.0f32;
-    for (at, block) in blocks::<BlockQ5K>(row).iter().enumerate() {
-        let (quants, sums) = of_block(input, at);
-        let (scales, minima) = block.scales_and_minima();
-        let (scales, minima) = (scales.to_le_bytes(), minima.to_le_bytes());
-        let products = total(quants, |j| i32::from(scales[j / 32]) * i32::from(block.quant(j)));
-        let subtracted: i32 = (0..16).map(|j| i32::from(minima[j / 2]) * i32::from(sums[j])).sum();
-        sum = (block.scale() * input.scales[at]).mul_add(products as f32, sum);
-        sum = (-(block.minimum() * input.scales[at])).mul_add(subtracted as f32, sum);
-    }
-    sum
+minima_of_32! {
+    dot_q4_k: BlockQ4K;
+    dot_q5_k: BlockQ5K;
 }
 
 /// Offset 32, sub-blocks of 16.
