@@ -57,11 +57,13 @@ pub enum Verb {
     Lint(LintArgs),
     /// Run a plan on real devices.
     #[command(
-        after_help = "Example: hearth execute plan.yaml --model model.gguf --prompt 'Once upon' --tokens 32"
+        after_help = "Example: hearth execute plan.yaml --model model.gguf --prompt 'Once upon' --tokens 32\n\
+                      Example: hearth execute plan.yaml --model model.gguf --prompt 'Once upon' --key ring.key --discover"
     )]
     Execute(ExecuteArgs),
     /// Serve layers to a head.
-    #[command(after_help = "Example: hearth worker --listen 127.0.0.1:9001 --model model.gguf")]
+    #[command(after_help = "Example: hearth worker --listen 127.0.0.1:9001 --model model.gguf\n\
+                      Example: hearth worker --listen 0.0.0.0:9001 --model model.gguf --key ring.key --name laptop")]
     Worker(WorkerArgs),
     /// Measure this machine.
     #[command(after_help = "Example: hearth profile --model model.gguf -o this.yaml")]
@@ -450,6 +452,11 @@ pub struct ExecuteArgs {
     /// End the run when a device is gone.
     #[arg(long, conflicts_with = "scenario")]
     pub give_up: bool,
+    /// Look for workers whose address the plan does not say by multicast DNS, for so many seconds at most. What is heard
+    /// is a hint: only who has the key is taken.
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "5",
+        value_parser = clap::value_parser!(u64).range(1..=600))]
+    pub discover: Option<u64>,
     /// End when standard input ends, so as not to outlive who started it.
     #[arg(long, hide = true)]
     pub exit_with_stdin: bool,
@@ -478,9 +485,27 @@ pub struct WorkerArgs {
     /// Threads to compute with; all cores if absent.
     #[arg(long)]
     pub threads: Option<usize>,
+    /// This device's name in plans, by which `hearth execute --discover` finds it; if absent, what the system calls
+    /// itself.
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Whether to say by multicast DNS that this worker is here: its name, its port and the protocol's version.
+    #[arg(long, value_enum, default_value_t = Announce::Auto)]
+    pub announce: Announce,
     /// End when standard input ends, so as not to outlive who started it.
     #[arg(long, hide = true)]
     pub exit_with_stdin: bool,
+}
+
+/// Whether a worker announces itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Announce {
+    /// With a key, when other machines can reach it.
+    Auto,
+    /// On this machine too.
+    Always,
+    /// Never.
+    Never,
 }
 
 /// `hearth profile`.

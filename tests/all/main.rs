@@ -8,6 +8,7 @@ mod bench;
 mod both_runners;
 mod chat;
 mod comparison;
+mod discovery;
 mod events;
 mod faster_disks;
 mod gate;

@@ -80,9 +80,14 @@ impl Worker {
 
     /// Starts a worker in a network namespace.
     pub fn inside(namespace: &str, model: &str, listen: &str, key: &str) -> Worker {
+        Self::inside_as(namespace, model, listen, key, "far")
+    }
+
+    /// Starts a worker in a network namespace, of this name.
+    pub fn inside_as(namespace: &str, model: &str, listen: &str, key: &str, name: &str) -> Worker {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", namespace, &program(), "worker", "--threads", "1"]);
-        command.args(["--listen", listen, "--model", model, "--key", key]);
+        command.args(["--listen", listen, "--model", model, "--key", key, "--name", name]);
         Self::spawn(command.stdin(Stdio::null()).env_remove("HEARTH_KEY"))
     }
 

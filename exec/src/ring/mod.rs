@@ -4,11 +4,13 @@
 //! activations back after the last window of each round. Every device's [`node::Node`] interprets
 //! `schema::schedule`. Frames travel over a [`network::Network`], which a [`Key`] seals ([`Sealed`]).
 
+pub mod announcement;
 mod chronicle;
 pub mod computing;
 mod control;
 pub mod data_link;
 pub mod deadline;
+pub mod discovery;
 pub mod error;
 pub mod fetch;
 pub mod greeting;
@@ -37,7 +39,9 @@ use hearth_schema::plan::Plan;
 use hearth_schema::scenario::KvFormat;
 use hearth_schema::schedule::MAX_PASS_TOKENS;
 
+pub use announcement::{Announcement, AnnouncementError, Medium};
 pub use computing::Computing;
+pub use discovery::DiscoveryError;
 pub use error::RingError;
 pub use head::{Generated, OnFetch, Request, Ring, RingOptions, Stopper, Unfinished};
 pub use key::{Key, KeyError};
