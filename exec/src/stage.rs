@@ -42,6 +42,8 @@ pub struct Stage {
     context: u32,
     /// Positions that the cache of each layer holds.
     filled: BTreeMap<u32, u32>,
+    /// What is done to the hidden rows after every layer.
+    after_layer: Option<fn(&mut [f32])>,
     backend: Box<dyn Backend>,
 }
 
@@ -68,7 +70,21 @@ impl Stage {
     ) -> Result<Stage, ExecError> {
         check_owned(&weights, owned)?;
         let filled = owned.iter().cloned().flatten().map(|layer| (layer, 0)).collect();
-        Ok(Stage { weights, owned: owned.to_vec(), context: cache.context, filled, backend })
+        Ok(Stage {
+            weights,
+            owned: owned.to_vec(),
+            context: cache.context,
+            filled,
+            after_layer: None,
+            backend,
+        })
+    }
+
+    /// Does this to the hidden rows after every layer: rounds them, so that they can travel in fewer bytes.
+    #[must_use]
+    pub fn after_layer(mut self, rounding: fn(&mut [f32])) -> Stage {
+        self.after_layer = Some(rounding);
+        self
     }
 
     /// Runs `layers`, all of one owned range, over `hidden` [tokens, embedding] in place.
@@ -92,7 +108,15 @@ impl Stage {
         let Some((first, end)) = self.check_positions(&layers, positions)? else {
             return Ok(ComputeCost::default());
         };
-        let cost = self.backend.forward(layers.clone(), hidden, first);
+        let mut cost = ComputeCost::default();
+        if let Some(rounding) = self.after_layer {
+            for layer in layers.clone() {
+                cost += self.backend.forward(layer..layer + 1, hidden, first);
+                rounding(hidden);
+            }
+        } else {
+            cost = self.backend.forward(layers.clone(), hidden, first);
+        }
         for layer in layers {
             self.filled.insert(layer, end);
         }

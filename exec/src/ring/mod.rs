@@ -4,6 +4,7 @@
 //! activations back after the last window of each round. Every device's [`node::Node`] interprets
 //! `schema::schedule`. Frames travel over a [`network::Network`], which a [`Key`] seals ([`Sealed`]).
 
+pub mod activations;
 pub mod announcement;
 mod chronicle;
 pub mod computing;
@@ -36,7 +37,7 @@ use std::sync::Arc;
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, measure};
 use hearth_schema::plan::Plan;
-use hearth_schema::scenario::KvFormat;
+use hearth_schema::scenario::{ActivationFormat, KvFormat};
 use hearth_schema::schedule::MAX_PASS_TOKENS;
 
 pub use announcement::{Announcement, AnnouncementError, Medium};
@@ -148,7 +149,11 @@ impl LocalModel {
         };
         let cache = CacheOptions { context: plan.context, format };
         let head = (place == 0).then(|| Head::new(self.weights.clone(), cpu.clone()));
-        Ok((Stage::on_cpu(self.weights.clone(), &plan.windows(place), cache, cpu)?, head))
+        let stage = Stage::on_cpu(self.weights.clone(), &plan.windows(place), cache, cpu)?;
+        Ok(match plan.activations {
+            ActivationFormat::F16 => (stage.after_layer(activations::round), head),
+            ActivationFormat::F32 => (stage, head),
+        })
     }
 }
 

@@ -12,13 +12,13 @@ use hearth_schema::schedule::Pass;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 #[cfg(target_endian = "big")]
-compile_error!("activations travel as little-endian f32; a big-endian host needs a conversion here");
+compile_error!("activations travel as little-endian numbers; a big-endian host needs a conversion here");
 
 /// First field of every handshake.
 pub const MAGIC: u32 = 0x4854_5248;
 
 /// Version of the protocol; both ends must have the same.
-pub const PROTOCOL: u16 = 2;
+pub const PROTOCOL: u16 = 3;
 
 /// What a connection sealed with a key begins with. As the length of a header it is far beyond the limit,
 /// so no unsealed frame begins like this.
@@ -154,7 +154,7 @@ pub enum Message {
         /// What was seen.
         why: String,
     },
-    /// Activations of a pass as payload, f32 `[tokens, embedding]`.
+    /// Activations of a pass as payload, `[tokens, embedding]`.
     Activations {
         /// The epoch they were made in; late ones of an earlier one are dropped.
         epoch: u32,
@@ -168,6 +168,8 @@ pub enum Message {
         output: bool,
         /// The round to take up.
         round: u32,
+        /// Whether they are f16 instead of f32.
+        in_half: bool,
     },
     /// Asks for the trace since the last reset.
     Collect,
@@ -221,7 +223,18 @@ impl Message {
     /// The header of a pass's activations. Plans for several sequences or drafts are refused, so that neither is in it.
     pub fn activations(epoch: u32, pass: Pass, round: u32) -> Message {
         let Pass { index, first_position, tokens, output, .. } = pass;
-        Message::Activations { epoch, pass: index, first_position, tokens, output, round }
+        Message::Activations { epoch, pass: index, first_position, tokens, output, round, in_half: false }
+    }
+}
+
+impl Message {
+    /// The header of activations in f16.
+    #[must_use]
+    pub fn halved(mut self, halved: bool) -> Message {
+        if let Message::Activations { in_half, .. } = &mut self {
+            *in_half = halved;
+        }
+        self
     }
 }
 

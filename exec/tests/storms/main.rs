@@ -24,7 +24,7 @@ use hearth_profiles::{Format, Layers};
 use hearth_schema::Plan;
 use hearth_schema::plan::{Origin, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Role};
 use hearth_schema::residency::{Residency, ResidencyOptions};
-use hearth_schema::scenario::KvFormat;
+use hearth_schema::scenario::{ActivationFormat, KvFormat};
 use hearth_schema::schedule::Processor;
 use network::{Endpoint, World};
 use rand::{RngExt, SeedableRng};
@@ -46,6 +46,7 @@ struct Storm {
     /// Whether something happens before the ring is up.
     early: bool,
     blows: Vec<(Duration, usize, Blow)>,
+    activations: ActivationFormat,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -87,11 +88,13 @@ impl Storm {
         let mut blows: Vec<_> = (0..blows).map(|_| blow(&mut random)).collect();
         blows.sort_by_key(|blow| blow.0);
         let (requests, early) = (random.random_range(1..=2), random.random_bool(0.1));
-        Storm { windows, prompt, generate, requests, slowest, early, blows }
+        // In every third, whatever else is drawn.
+        let activations = if seed % 3 == 1 { ActivationFormat::F16 } else { ActivationFormat::F32 };
+        Storm { windows, prompt, generate, requests, slowest, early, blows, activations }
     }
 }
 
-fn plan(model: &LocalModel, windows: &[u32]) -> Plan {
+fn plan(model: &LocalModel, windows: &[u32], activations: ActivationFormat) -> Plan {
     let residency = ResidencyOptions::of(Residency::Windowed).without_prefetch();
     let devices = windows.iter().enumerate().map(|(place, &window)| PlannedDevice {
         name: format!("d{place}"),
@@ -111,6 +114,7 @@ fn plan(model: &LocalModel, windows: &[u32]) -> Plan {
         rounds: LAYERS.div_ceil(windows.iter().sum()),
         context: CONTEXT,
         kv_cache: KvFormat::F32,
+        activations,
         output: Processor::Cpu,
         sequences: 1,
         draft: None,
@@ -216,7 +220,8 @@ async fn weather(seed: u64, model: &Arc<LocalModel>, expected: &[u32], tally: &m
         blows();
     }
     let own = world.seen_by(0);
-    let connecting = Ring::connect(&own, plan(model, &storm.windows), model.clone(), inline());
+    let connecting =
+        Ring::connect(&own, plan(model, &storm.windows, storm.activations), model.clone(), inline());
     let mut ring = match timeout(HANGS, connecting).await.expect("coming up hangs") {
         Ok(ring) => ring,
         Err(error) => {
@@ -280,7 +285,7 @@ fn under_a_paused_clock<T>(work: impl Future<Output = T>) -> T {
 fn alone(storm: &Storm, model: &Arc<LocalModel>) -> Vec<u32> {
     under_a_paused_clock(async {
         let world = World::new(0, 1, Duration::from_millis(1));
-        let plan = plan(model, &[LAYERS]);
+        let plan = plan(model, &[LAYERS], storm.activations);
         let mut ring =
             Ring::connect(&world.seen_by(0), plan, model.clone(), inline()).await.expect("a ring of one");
         ask(&mut ring, storm).await.result.expect("tokens").tokens
