@@ -70,7 +70,9 @@ impl Decode<'_> {
         let (one, both) = (self.soc.bus.one.value.0, self.soc.bus.together.value.0);
         let on_gpu = self.gpu.a_weight(self.tokens);
         let on_npu = self.stages() * self.gpu.weight / (both - one);
-        let weight = if on_npu.is_finite() { on_gpu * on_npu / (on_gpu + on_npu) } else { on_gpu };
+        // A bus that gives two no more than one leaves the NPU nothing.
+        let shares = on_npu.is_finite() && on_npu > 0.0;
+        let weight = if shares { on_gpu * on_npu / (on_gpu + on_npu) } else { on_gpu };
         weight * matmul.weights()
     }
 
