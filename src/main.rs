@@ -17,6 +17,7 @@ mod output;
 mod progress;
 mod refinement;
 mod replanner;
+mod soc;
 mod sweep;
 mod uncertainty;
 
