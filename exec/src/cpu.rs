@@ -14,7 +14,7 @@ use std::sync::Arc;
 use hearth_profiles::model::ModelShape;
 
 use crate::backend::{Backend, CacheOptions};
-use crate::cache::LayerCache;
+use crate::cache::{LayerCache, caches};
 use crate::cost::ComputeCost;
 use crate::hyperparameters::Gating;
 use crate::kernels::attention::Scoring;
@@ -221,7 +221,8 @@ impl Cpu {
 pub struct CpuLayers {
     weights: Arc<Weights>,
     cpu: Cpu,
-    caches: BTreeMap<u32, LayerCache>,
+    /// By sequence and layer.
+    caches: BTreeMap<(u32, u32), LayerCache>,
     buffers: Buffers,
 }
 
@@ -250,7 +251,7 @@ impl CpuLayers {
         cpu: Cpu,
     ) -> CpuLayers {
         let shape = cache.shape(weights.shape());
-        let caches = layers.into_iter().map(|layer| (layer, LayerCache::new(shape))).collect();
+        let caches = caches(layers, cache.sequences, shape);
         let buffers =
             Buffers { scores: vec![0.0; cpu.pool.threads() * shape.context.max(1)], ..Buffers::default() };
         CpuLayers { weights, cpu, caches, buffers }
@@ -262,13 +263,14 @@ impl Backend for CpuLayers {
         self.cpu.instructions.name()
     }
 
-    fn forward(&mut self, layers: Range<u32>, hidden: &mut [f32], first: u32) -> ComputeCost {
+    fn forward(&mut self, sequence: u32, layers: Range<u32>, hidden: &mut [f32], first: u32) -> ComputeCost {
         let CpuLayers { weights, cpu, caches, buffers } = self;
         let tokens = hidden.len() / weights.shape().embedding as usize;
         let ((), cost) = cpu.pool.measured(|| {
             buffers.prepare(weights, tokens, first);
             for layer in layers {
-                let cache = caches.get_mut(&layer).expect("a stage sends a backend its own layers");
+                let cache =
+                    caches.get_mut(&(sequence, layer)).expect("a stage sends a backend its own layers");
                 let tensors = weights.layer(layer);
                 let pass = Pass { weights, cpu, layer, tensors, tokens, first: first as usize };
                 pass.attention_block(cache, buffers, hidden);
