@@ -153,12 +153,11 @@ fn feed_forward_block(weights: &Weights, layer: u32, row: &mut [f32]) {
     let mut up = product(weights.matrix(tensors.up), &input);
     add_bias(weights, &mut gate, tensors.biases.gate);
     add_bias(weights, &mut up, tensors.biases.up);
-    let mut inner = vec![0.0; gate.len()];
     match numbers.gating {
-        Gating::Silu => elementwise::swiglu(SCALAR, &gate, &up, &mut inner),
-        Gating::Gelu => elementwise::geglu(SCALAR, &gate, &up, &mut inner),
+        Gating::Silu => elementwise::swiglu(SCALAR, &mut gate, &up),
+        Gating::Gelu => elementwise::geglu(SCALAR, &mut gate, &up),
     }
-    let mut change = product(weights.matrix(tensors.down), &inner);
+    let mut change = product(weights.matrix(tensors.down), &gate);
     add_bias(weights, &mut change, tensors.biases.down);
     normalise_each(weights, &mut change, tensors.post_feed_forward_norm);
     elementwise::add(SCALAR, row, &change);
