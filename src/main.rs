@@ -15,6 +15,7 @@ mod judge;
 mod limits;
 mod output;
 mod progress;
+mod prompts;
 mod refinement;
 mod replanner;
 mod soc;

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use hearth_profiles::model::ModelShape;
 
 use crate::backend::{Backend, CacheOptions};
-use crate::cache::LayerCache;
+use crate::cache::{LayerCache, caches};
 use crate::cost::ComputeCost;
 use crate::hyperparameters::Gating;
 use crate::kernels::attention::Scoring;
@@ -224,7 +224,8 @@ impl Cpu {
 pub struct CpuLayers {
     weights: Arc<Weights>,
     cpu: Cpu,
-    caches: BTreeMap<u32, LayerCache>,
+    /// By sequence and layer.
+    caches: BTreeMap<(u32, u32), LayerCache>,
     buffers: Buffers,
 }
 
@@ -252,7 +253,7 @@ impl CpuLayers {
         cpu: Cpu,
     ) -> CpuLayers {
         let shape = cache.shape(weights.shape());
-        let caches = layers.into_iter().map(|layer| (layer, LayerCache::new(shape))).collect();
+        let caches = caches(layers, cache.sequences, shape);
         let buffers =
             Buffers { scores: vec![0.0; cpu.pool.threads() * shape.context.max(1)], ..Buffers::default() };
         CpuLayers { weights, cpu, caches, buffers }
@@ -264,7 +265,7 @@ impl Backend for CpuLayers {
         self.cpu.instructions.name()
     }
 
-    fn forward(&mut self, layers: Range<u32>, hidden: &mut [f32], first: u32) -> ComputeCost {
+    fn forward(&mut self, sequence: u32, layers: Range<u32>, hidden: &mut [f32], first: u32) -> ComputeCost {
         let CpuLayers { weights, cpu, caches, buffers } = self;
         let embedding = weights.shape().embedding as usize;
         // Behind a gate weights are given back as soon as they were used, so that a second part would read them again.
@@ -272,7 +273,8 @@ impl Backend for CpuLayers {
         let ((), cost) = cpu.pool.measured(|| {
             buffers.turn(weights, hidden.len() / embedding, first);
             for layer in layers {
-                let cache = caches.get_mut(&layer).expect("a stage sends a backend its own layers");
+                let cache =
+                    caches.get_mut(&(sequence, layer)).expect("a stage sends a backend its own layers");
                 let tensors = weights.layer(layer);
                 for (index, hidden) in hidden.chunks_mut(part * embedding).enumerate() {
                     let (tokens, before) = (hidden.len() / embedding, index * part);

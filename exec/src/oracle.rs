@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::backend::{Backend, CacheOptions};
-use crate::cache::LayerCache;
+use crate::cache::{LayerCache, caches};
 use crate::cost::ComputeCost;
 use crate::hyperparameters::Gating;
 use crate::kernels::attention::Scoring;
@@ -25,7 +25,8 @@ const SCALAR: Instructions = Instructions::SCALAR;
 #[derive(Debug)]
 pub struct Oracle {
     weights: Arc<Weights>,
-    caches: BTreeMap<u32, LayerCache>,
+    /// By sequence and layer.
+    caches: BTreeMap<(u32, u32), LayerCache>,
     /// Of one thread; it measures.
     pool: Pool,
 }
@@ -38,7 +39,7 @@ impl Oracle {
         cache: CacheOptions,
     ) -> std::io::Result<Oracle> {
         let shape = cache.shape(weights.shape());
-        let caches = layers.into_iter().map(|layer| (layer, LayerCache::new(shape))).collect();
+        let caches = caches(layers, cache.sequences, shape);
         let pool = Pool::new(PoolOptions { threads: 1, pin: false, spin_ns: 0 })?;
         Ok(Oracle { weights, caches, pool })
     }
@@ -49,12 +50,13 @@ impl Backend for Oracle {
         "oracle"
     }
 
-    fn forward(&mut self, layers: Range<u32>, hidden: &mut [f32], first: u32) -> ComputeCost {
+    fn forward(&mut self, sequence: u32, layers: Range<u32>, hidden: &mut [f32], first: u32) -> ComputeCost {
         let Oracle { weights, caches, pool } = self;
         let width = weights.shape().embedding as usize;
         let ((), cost) = pool.measured(|| {
             for layer in layers {
-                let cache = caches.get_mut(&layer).expect("a stage sends a backend its own layers");
+                let cache =
+                    caches.get_mut(&(sequence, layer)).expect("a stage sends a backend its own layers");
                 for (position, row) in (first..).zip(hidden.chunks_exact_mut(width)) {
                     attention_block(weights, layer, cache, row, position);
                     feed_forward_block(weights, layer, row);

@@ -10,6 +10,7 @@ mod chat;
 mod comparison;
 mod events;
 mod faster_disks;
+mod flight;
 mod glossary;
 mod lab;
 mod lint;

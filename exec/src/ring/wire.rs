@@ -18,7 +18,7 @@ compile_error!("activations travel as little-endian f32; a big-endian host needs
 pub const MAGIC: u32 = 0x4854_5248;
 
 /// Version of the protocol; both ends must have the same.
-pub const PROTOCOL: u16 = 2;
+pub const PROTOCOL: u16 = 3;
 
 /// What a connection sealed with a key begins with. As the length of a header it is far beyond the limit,
 /// so no unsealed frame begins like this.
@@ -166,6 +166,10 @@ pub enum Message {
         tokens: u32,
         /// Whether a token will be sampled.
         output: bool,
+        /// Whose tokens, of the sequences under way.
+        sequence: u32,
+        /// How many of the tokens, the last ones, are drafts.
+        drafted: u32,
         /// The round to take up.
         round: u32,
     },
@@ -218,10 +222,30 @@ pub enum Message {
 }
 
 impl Message {
-    /// The header of a pass's activations. Plans for several sequences or drafts are refused, so that neither is in it.
+    /// The header of a pass's activations.
     pub fn activations(epoch: u32, pass: Pass, round: u32) -> Message {
-        let Pass { index, first_position, tokens, output, .. } = pass;
-        Message::Activations { epoch, pass: index, first_position, tokens, output, round }
+        let Pass { index, first_position, tokens, output, sequence, drafted } = pass;
+        Message::Activations { epoch, pass: index, first_position, tokens, output, sequence, drafted, round }
+    }
+}
+
+impl Message {
+    /// If activations follow: their epoch, their pass, and the round to take up.
+    pub fn pass(&self) -> Option<(u32, Pass, u32)> {
+        let Message::Activations {
+            epoch,
+            pass: index,
+            first_position,
+            tokens,
+            output,
+            sequence,
+            drafted,
+            round,
+        } = *self
+        else {
+            return None;
+        };
+        Some((epoch, Pass { index, first_position, tokens, output, sequence, drafted }, round))
     }
 }
 
@@ -367,7 +391,7 @@ mod tests {
     use super::*;
 
     fn sample() -> Frame {
-        let pass = Pass::plain(7, 40, 2, true);
+        let pass = Pass { sequence: 3, drafted: 1, ..Pass::plain(7, 40, 2, true) };
         Frame { message: Message::activations(5, pass, 3), payload: vec![1, 2, 3, 4] }
     }
 
