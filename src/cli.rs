@@ -1,5 +1,7 @@
 //! Which verbs and flags are there?
 
+mod execute;
+
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -8,6 +10,8 @@ use hearth_profiles::{Bytes, Format, Seconds};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::scenario::PlannerOptions;
 
+pub use self::execute::ExecuteArgs;
+use self::execute::parse_delay;
 use crate::commands::plan::DEFAULT_STRATEGY;
 use crate::commands::synth::SynthArgs;
 use crate::diagnostics::Failure;
@@ -58,7 +62,9 @@ pub enum Verb {
     /// Run a plan on real devices.
     #[command(
         after_help = "Example: hearth execute plan.yaml --model model.gguf --prompt 'Once upon' --tokens 32\n\
-                      Example: hearth execute plan.yaml --model model.gguf --prompt 'Once upon' --key ring.key --discover"
+                      Example: hearth execute plan.yaml --model model.gguf --prompt 'Once upon' --key ring.key --discover\n\
+                      Two sequences at once, with a draft: hearth execute plan.yaml --model model.gguf --prompt 'Once \
+                      upon' --prompt 'In the end' --draft-model small.gguf --draft-tokens 4"
     )]
     Execute(ExecuteArgs),
     /// Serve layers to a head.
@@ -389,82 +395,6 @@ pub struct LintArgs {
     pub model: Option<PathBuf>,
 }
 
-/// `hearth execute`.
-#[derive(Debug, Args)]
-#[allow(clippy::struct_excessive_bools)] // one a flag
-pub struct ExecuteArgs {
-    /// The plan.
-    pub plan: PathBuf,
-    /// The model file on this device, the head.
-    #[arg(long)]
-    pub model: PathBuf,
-    /// The text to go on from; with --chat, what the user says.
-    #[arg(long, required_unless_present_any = ["prompt_tokens", "messages"])]
-    pub prompt: Option<String>,
-    /// Put the prompt into the model's chat template.
-    #[arg(long, requires = "prompt", conflicts_with = "prompt_tokens")]
-    pub chat: bool,
-    /// With --chat, what the model is told before.
-    #[arg(long, requires = "chat")]
-    pub system: Option<String>,
-    /// A conversation for the chat template instead: a JSON list of `{"role": .., "content": ..}`; - is standard input.
-    #[arg(long, conflicts_with_all = ["prompt", "prompt_tokens", "chat"])]
-    pub messages: Option<PathBuf>,
-    /// So many tokens of a fixed text instead, for measurements.
-    #[arg(long, conflicts_with = "prompt", value_parser = clap::value_parser!(u32).range(1..))]
-    pub prompt_tokens: Option<u32>,
-    /// Tokens to generate.
-    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
-    pub tokens: u32,
-    /// Go on after an end-of-text token.
-    #[arg(long)]
-    pub ignore_end: bool,
-    /// 0 is greedy.
-    #[arg(long, default_value_t = 0.0)]
-    pub temperature: f32,
-    /// The k most likely tokens only; 0 for all.
-    #[arg(long, default_value_t = 40)]
-    pub top_k: usize,
-    /// The fewest tokens that together are so likely.
-    #[arg(long, default_value_t = 0.95)]
-    pub top_p: f32,
-    /// Of the random stream.
-    #[arg(long, default_value_t = 0)]
-    pub seed: u64,
-    /// Threads to compute with; all cores if absent.
-    #[arg(long)]
-    pub threads: Option<usize>,
-    /// Longest time for one pass through the ring, in seconds.
-    #[arg(long, default_value_t = 600)]
-    pub deadline: u64,
-    /// The ring's key: seals every connection and lets the ring leave this machine. All devices need the
-    /// same. A file that only you can read, with 64 random hexadecimal digits, or at least 16 bytes of
-    /// any text; if absent, the text in the variable HEARTH_KEY, if set.
-    #[arg(long, value_name = "FILE")]
-    pub key: Option<PathBuf>,
-    /// Where to write the trace; plans made in mid-run are written beside it.
-    #[arg(long)]
-    pub trace: Option<PathBuf>,
-    /// The scenario that the plan was made from: when a device is gone, its planner plans again for the others. Without
-    /// it they take the layers in proportion to their own.
-    #[arg(long)]
-    pub scenario: Option<PathBuf>,
-    /// End the run when a device is gone.
-    #[arg(long, conflicts_with = "scenario")]
-    pub give_up: bool,
-    /// Look for workers whose address the plan does not say by multicast DNS, for so many seconds at most. What is heard
-    /// is a hint: only who has the key is taken.
-    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "5",
-        value_parser = clap::value_parser!(u64).range(1..=600))]
-    pub discover: Option<u64>,
-    /// End when standard input ends, so as not to outlive who started it.
-    #[arg(long, hide = true)]
-    pub exit_with_stdin: bool,
-    /// Print a line for each token, at once: whoever reads it looks at counters then.
-    #[arg(long, hide = true)]
-    pub mark_tokens: bool,
-}
-
 /// `hearth worker`.
 #[derive(Debug, Args)]
 pub struct WorkerArgs {
@@ -492,6 +422,9 @@ pub struct WorkerArgs {
     /// Whether to say by multicast DNS that this worker is here: its name, its port and the protocol's version.
     #[arg(long, value_enum, default_value_t = Announce::Auto)]
     pub announce: Announce,
+    /// Rehearse a slow network: what this device sends arrives so much later, as `5ms`.
+    #[arg(long, value_name = "TIME", value_parser = parse_delay)]
+    pub link_delay: Option<std::time::Duration>,
     /// End when standard input ends, so as not to outlive who started it.
     #[arg(long, hide = true)]
     pub exit_with_stdin: bool,

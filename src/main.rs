@@ -15,8 +15,10 @@ mod judge;
 mod limits;
 mod output;
 mod progress;
+mod prompts;
 mod refinement;
 mod replanner;
+mod soc;
 mod sweep;
 mod uncertainty;
 

@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let pool = Pool::new(PoolOptions::default()).map_err(|source| ExecError::Threads { source })?;
     let cpu = Cpu::new(Arc::new(pool));
     let layers = 0..weights.shape().layers.0;
-    let cache = CacheOptions { context: tokens.len() as u32, format: CacheFormat::F32 };
+    let cache = CacheOptions { context: tokens.len() as u32, format: CacheFormat::F32, sequences: 1 };
     let mut stage = Stage::on_cpu(Arc::clone(&weights), std::slice::from_ref(&layers), cache, cpu.clone())?;
     let mut head = Head::new(weights, cpu);
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());

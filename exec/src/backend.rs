@@ -20,6 +20,8 @@ pub struct CacheOptions {
     pub context: u32,
     /// How numbers are stored.
     pub format: CacheFormat,
+    /// Sequences, each with so many positions of its own; at least 1.
+    pub sequences: u32,
 }
 
 impl CacheOptions {
@@ -39,10 +41,10 @@ pub trait Backend: Send {
     /// Its name in traces.
     fn name(&self) -> &'static str;
 
-    /// Runs `layers` over `hidden` [tokens, embedding], the tokens at positions `first`, `first + 1`, .. Their
-    /// keys and values are cached; all earlier positions are. The layers are this backend's, and the positions
-    /// are inside the context.
-    fn forward(&mut self, layers: Range<u32>, hidden: &mut [f32], first: u32) -> ComputeCost;
+    /// Runs `layers` over `hidden` [tokens, embedding], the tokens of a sequence at positions `first`, `first + 1`, ..
+    /// Their keys and values are cached; all earlier positions are. The layers are this backend's, the sequence is one
+    /// of those it has caches for, and the positions are inside the context.
+    fn forward(&mut self, sequence: u32, layers: Range<u32>, hidden: &mut [f32], first: u32) -> ComputeCost;
 
     /// Bytes of its caches.
     fn cache_bytes(&self) -> u64;

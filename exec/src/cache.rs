@@ -6,6 +6,7 @@
 //! A position is written once per pass and read by the same and later ones; going back to an earlier length
 //! needs no work here, because later rows are overwritten before they are read.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use half::f16;
@@ -48,6 +49,16 @@ enum Store {
 pub(crate) struct LayerCache {
     pub(crate) keys: HeadRows,
     pub(crate) values: HeadRows,
+}
+
+/// Caches of some layers for each of so many sequences, by sequence and layer.
+pub(crate) fn caches(
+    layers: impl IntoIterator<Item = u32>,
+    sequences: u32,
+    shape: CacheShape,
+) -> BTreeMap<(u32, u32), LayerCache> {
+    let of_layer = |layer| (0..sequences).map(move |sequence| ((sequence, layer), LayerCache::new(shape)));
+    layers.into_iter().flat_map(of_layer).collect()
 }
 
 /// The size of a cache.

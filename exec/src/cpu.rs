@@ -14,7 +14,7 @@ use std::sync::Arc;
 use hearth_profiles::model::ModelShape;
 
 use crate::backend::{Backend, CacheOptions};
-use crate::cache::LayerCache;
+use crate::cache::{LayerCache, caches};
 use crate::cost::ComputeCost;
 use crate::hyperparameters::Gating;
 use crate::kernels::attention::Scoring;
@@ -32,6 +32,10 @@ use crate::weights::Weights;
 const CHUNK_BYTES: usize = 32 << 10;
 /// Values that are worth a phase of their own; fewer are done by the caller before others would wake.
 const PHASE_VALUES: usize = 16 << 10;
+
+/// Tokens of a batch that pass through a layer together. More gain next to nothing, since a part is bound by
+/// arithmetic by then, and take memory for their buffers (`docs/studies/kernels/parts.md`).
+const PART_TOKENS: usize = 96;
 
 /// Threads and the instructions they use.
 #[derive(Debug, Clone)]
@@ -169,18 +173,17 @@ impl Cpu {
         });
     }
 
-    fn gated(&self, gating: Gating, gate: &[f32], up: &[f32], width: usize, into: &mut Activations) {
+    /// `gate = activation(gate) * up`, both [tokens, width].
+    fn gated(&self, gating: Gating, gate: &mut [f32], up: &[f32], width: usize) {
         let tokens = gate.len() / width;
-        into.resize(tokens, width);
-        let out = SharedRows::new(into.rows_mut(), width);
+        let gate = SharedRows::new(gate, width);
         self.by_token(tokens, width, |token| {
-            let range = token * width..(token + 1) * width;
             // SAFETY: each token is in one chunk.
-            let out = unsafe { out.row(token) };
-            let (gate, up) = (&gate[range.clone()], &up[range]);
+            let gate = unsafe { gate.row(token) };
+            let up = &up[token * width..][..width];
             match gating {
-                Gating::Silu => elementwise::swiglu(self.instructions, gate, up, out),
-                Gating::Gelu => elementwise::geglu(self.instructions, gate, up, out),
+                Gating::Silu => elementwise::swiglu(self.instructions, gate, up),
+                Gating::Gelu => elementwise::geglu(self.instructions, gate, up),
             }
         });
     }
@@ -221,7 +224,8 @@ impl Cpu {
 pub struct CpuLayers {
     weights: Arc<Weights>,
     cpu: Cpu,
-    caches: BTreeMap<u32, LayerCache>,
+    /// By sequence and layer.
+    caches: BTreeMap<(u32, u32), LayerCache>,
     buffers: Buffers,
 }
 
@@ -230,14 +234,13 @@ pub struct CpuLayers {
 struct Buffers {
     input: Activations,   // [tokens, embedding]
     mixed: Activations,   // [tokens, heads * value_length]
-    inner: Activations,   // [tokens, feed_forward]
+    inner: Activations,   // [tokens, feed_forward], first the gate
     query: Vec<f32>,      // [tokens, heads * key_length]
     key: Vec<f32>,        // [tokens, kv_heads * key_length]
     value: Vec<f32>,      // [tokens, kv_heads * value_length]
-    gate: Vec<f32>,       // [tokens, feed_forward]
     up: Vec<f32>,         // [tokens, feed_forward]
     change: Vec<f32>,     // [tokens, embedding]
-    turns: Vec<[f32; 2]>, // [tokens, rope_dimensions / 2]
+    turns: Vec<[f32; 2]>, // [tokens of the batch, rope_dimensions / 2]
     scores: Vec<f32>,     // [threads, context]
 }
 
@@ -250,7 +253,7 @@ impl CpuLayers {
         cpu: Cpu,
     ) -> CpuLayers {
         let shape = cache.shape(weights.shape());
-        let caches = layers.into_iter().map(|layer| (layer, LayerCache::new(shape))).collect();
+        let caches = caches(layers, cache.sequences, shape);
         let buffers =
             Buffers { scores: vec![0.0; cpu.pool.threads() * shape.context.max(1)], ..Buffers::default() };
         CpuLayers { weights, cpu, caches, buffers }
@@ -262,17 +265,25 @@ impl Backend for CpuLayers {
         self.cpu.instructions.name()
     }
 
-    fn forward(&mut self, layers: Range<u32>, hidden: &mut [f32], first: u32) -> ComputeCost {
+    fn forward(&mut self, sequence: u32, layers: Range<u32>, hidden: &mut [f32], first: u32) -> ComputeCost {
         let CpuLayers { weights, cpu, caches, buffers } = self;
-        let tokens = hidden.len() / weights.shape().embedding as usize;
+        let embedding = weights.shape().embedding as usize;
+        // Behind a gate weights are given back as soon as they were used, so that a second part would read them again.
+        let part = if cpu.gate.is_open() { PART_TOKENS } else { usize::MAX / embedding };
         let ((), cost) = cpu.pool.measured(|| {
-            buffers.prepare(weights, tokens, first);
+            buffers.turn(weights, hidden.len() / embedding, first);
             for layer in layers {
-                let cache = caches.get_mut(&layer).expect("a stage sends a backend its own layers");
+                let cache =
+                    caches.get_mut(&(sequence, layer)).expect("a stage sends a backend its own layers");
                 let tensors = weights.layer(layer);
-                let pass = Pass { weights, cpu, layer, tensors, tokens, first: first as usize };
-                pass.attention_block(cache, buffers, hidden);
-                pass.feed_forward_block(buffers, hidden);
+                for (index, hidden) in hidden.chunks_mut(part * embedding).enumerate() {
+                    let (tokens, before) = (hidden.len() / embedding, index * part);
+                    buffers.resize(weights.shape(), tokens);
+                    let first = first as usize + before;
+                    let pass = Pass { weights, cpu, layer, tensors, tokens, before, first };
+                    pass.attention_block(cache, buffers, hidden);
+                    pass.feed_forward_block(buffers, hidden);
+                }
             }
         });
         cost
@@ -283,41 +294,49 @@ impl Backend for CpuLayers {
     }
 }
 
-/// Bytes of the buffers of one pass, of its hidden rows, and of one row of logits.
+/// Bytes of the buffers of one pass, of its hidden rows, and of one row of logits. Less where a pass goes in parts.
 pub fn buffer_bytes(shape: &ModelShape, tokens: u32, threads: usize) -> u64 {
     let (wide, inner) = (u64::from(shape.embedding), u64::from(shape.feed_forward));
     let (heads, keys) = (shape.query_width() * 2, shape.key_width() + shape.value_width());
-    let numbers = u64::from(tokens) * (3 * wide + heads + keys + 3 * inner)
+    let numbers = u64::from(tokens) * (3 * wide + heads + keys + 5 * inner / 2)
         + threads as u64 * u64::from(shape.context_length.min(4096))
         + u64::from(shape.vocabulary);
     4 * numbers
 }
 
 impl Buffers {
-    fn prepare(&mut self, weights: &Weights, tokens: usize, first: u32) {
-        let (shape, numbers) = (weights.shape(), weights.hyperparameters());
+    /// For a part of so many tokens.
+    fn resize(&mut self, shape: &ModelShape, tokens: usize) {
         let (inner, wide) = (shape.feed_forward as usize, shape.embedding as usize);
         self.query.resize(tokens * shape.query_width() as usize, 0.0);
         self.key.resize(tokens * shape.key_width() as usize, 0.0);
         self.value.resize(tokens * shape.value_width() as usize, 0.0);
-        self.gate.resize(tokens * inner, 0.0);
+        self.inner.resize(tokens, inner);
         self.up.resize(tokens * inner, 0.0);
         self.change.resize(tokens * wide, 0.0);
-        let pairs = numbers.rope.frequencies.len();
+    }
+
+    /// How far the rotary embedding turns each token of a batch.
+    fn turn(&mut self, weights: &Weights, tokens: usize, first: u32) {
+        let rope = &weights.hyperparameters().rope;
+        let pairs = rope.frequencies.len();
         self.turns.resize(tokens * pairs, [0.0; 2]);
         for (position, turns) in (first..).zip(self.turns.chunks_exact_mut(pairs)) {
-            numbers.rope.turns(position, turns);
+            rope.turns(position, turns);
         }
     }
 }
 
-/// One layer over one batch.
+/// One layer over one part of a batch.
 struct Pass<'a> {
     weights: &'a Weights,
     cpu: &'a Cpu,
     layer: u32,
     tensors: &'a LayerTensors,
     tokens: usize,
+    /// Tokens of the batch before this part.
+    before: usize,
+    /// Position of its first token.
     first: usize,
 }
 
@@ -336,7 +355,9 @@ impl Pass<'_> {
         self.finish(query, tensors.biases.query, tensors.query_norm);
         self.finish(key, tensors.biases.key, tensors.key_norm);
         self.finish(value, tensors.biases.value, None);
-        self.rotate_and_store(cache, query, key, value, &buffers.turns);
+        let pairs = weights.hyperparameters().rope.frequencies.len();
+        let turns = &buffers.turns[self.before * pairs..][..self.tokens * pairs];
+        self.rotate_and_store(cache, query, key, value, turns);
         self.attend(cache, query, &mut buffers.scores, mixed);
         let matrix = weights.matrix(tensors.attention_output);
         let width = matrix.rows;
@@ -348,17 +369,17 @@ impl Pass<'_> {
     fn feed_forward_block(&self, buffers: &mut Buffers, hidden: &mut [f32]) {
         let (weights, cpu, tensors) = (self.weights, self.cpu, self.tensors);
         let numbers = weights.hyperparameters();
-        let Buffers { input, inner, gate, up, change, .. } = buffers;
+        let Buffers { input, inner, up, change, .. } = buffers;
         cpu.normalise(hidden, weights.vector(tensors.feed_forward_norm), numbers.epsilon, input);
         let mut products = [
-            Product { matrix: weights.matrix(tensors.gate), out: gate },
+            Product { matrix: weights.matrix(tensors.gate), out: inner.rows_mut() },
             Product { matrix: weights.matrix(tensors.up), out: up },
         ];
         cpu.multiply(input, &mut products);
-        self.finish(gate, tensors.biases.gate, None);
+        self.finish(inner.rows_mut(), tensors.biases.gate, None);
         self.finish(up, tensors.biases.up, None);
         let matrix = weights.matrix(tensors.down);
-        cpu.gated(numbers.gating, gate, up, matrix.length, inner);
+        cpu.gated(numbers.gating, inner.rows_mut(), up, matrix.length);
         let width = matrix.rows;
         cpu.multiply(inner, &mut [Product { matrix, out: change }]);
         self.finish(change, tensors.biases.down, tensors.post_feed_forward_norm);

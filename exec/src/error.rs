@@ -166,6 +166,14 @@ pub enum ExecError {
         /// Size of the cache.
         context: u32,
     },
+    /// A sequence that there is no cache for.
+    #[error(
+        "there is no cache for sequence {sequence}, counted from 0; plan for as many `sequences` as are asked"
+    )]
+    Sequence {
+        /// Which.
+        sequence: u32,
+    },
     /// A token id outside the vocabulary.
     #[error("token {token} is not in the vocabulary of {vocabulary}: the tokenizer is of another model")]
     Token {

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::backend::{Backend, CacheOptions};
-use crate::cache::LayerCache;
+use crate::cache::{LayerCache, caches};
 use crate::cost::ComputeCost;
 use crate::hyperparameters::Gating;
 use crate::kernels::attention::Scoring;
@@ -25,7 +25,8 @@ const SCALAR: Instructions = Instructions::SCALAR;
 #[derive(Debug)]
 pub struct Oracle {
     weights: Arc<Weights>,
-    caches: BTreeMap<u32, LayerCache>,
+    /// By sequence and layer.
+    caches: BTreeMap<(u32, u32), LayerCache>,
     /// Of one thread; it measures.
     pool: Pool,
 }
@@ -38,7 +39,7 @@ impl Oracle {
         cache: CacheOptions,
     ) -> std::io::Result<Oracle> {
         let shape = cache.shape(weights.shape());
-        let caches = layers.into_iter().map(|layer| (layer, LayerCache::new(shape))).collect();
+        let caches = caches(layers, cache.sequences, shape);
         let pool = Pool::new(PoolOptions { threads: 1, pin: false, spin_ns: 0 })?;
         Ok(Oracle { weights, caches, pool })
     }
@@ -49,12 +50,13 @@ impl Backend for Oracle {
         "oracle"
     }
 
-    fn forward(&mut self, layers: Range<u32>, hidden: &mut [f32], first: u32) -> ComputeCost {
+    fn forward(&mut self, sequence: u32, layers: Range<u32>, hidden: &mut [f32], first: u32) -> ComputeCost {
         let Oracle { weights, caches, pool } = self;
         let width = weights.shape().embedding as usize;
         let ((), cost) = pool.measured(|| {
             for layer in layers {
-                let cache = caches.get_mut(&layer).expect("a stage sends a backend its own layers");
+                let cache =
+                    caches.get_mut(&(sequence, layer)).expect("a stage sends a backend its own layers");
                 for (position, row) in (first..).zip(hidden.chunks_exact_mut(width)) {
                     attention_block(weights, layer, cache, row, position);
                     feed_forward_block(weights, layer, row);
@@ -151,12 +153,11 @@ fn feed_forward_block(weights: &Weights, layer: u32, row: &mut [f32]) {
     let mut up = product(weights.matrix(tensors.up), &input);
     add_bias(weights, &mut gate, tensors.biases.gate);
     add_bias(weights, &mut up, tensors.biases.up);
-    let mut inner = vec![0.0; gate.len()];
     match numbers.gating {
-        Gating::Silu => elementwise::swiglu(SCALAR, &gate, &up, &mut inner),
-        Gating::Gelu => elementwise::geglu(SCALAR, &gate, &up, &mut inner),
+        Gating::Silu => elementwise::swiglu(SCALAR, &mut gate, &up),
+        Gating::Gelu => elementwise::geglu(SCALAR, &mut gate, &up),
     }
-    let mut change = product(weights.matrix(tensors.down), &inner);
+    let mut change = product(weights.matrix(tensors.down), &gate);
     add_bias(weights, &mut change, tensors.biases.down);
     normalise_each(weights, &mut change, tensors.post_feed_forward_norm);
     elementwise::add(SCALAR, row, &change);

@@ -53,6 +53,15 @@ impl Sampler {
         Ok(Sampler { options, stream, candidates: Vec::new() })
     }
 
+    /// The same choices from a stream of its own: that of the seed and the number of a sequence. Number 0 has the
+    /// stream of the seed alone.
+    #[must_use]
+    pub fn for_sequence(&self, sequence: u32) -> Sampler {
+        let mut stream = ChaCha8Rng::seed_from_u64(self.options.seed);
+        stream.set_stream(u64::from(sequence));
+        Sampler { options: self.options, stream, candidates: Vec::new() }
+    }
+
     /// The next token after these logits, `[vocabulary]`.
     pub fn sample(&mut self, logits: &[f32]) -> u32 {
         if self.options.temperature == 0.0 {
@@ -151,6 +160,16 @@ mod tests {
             (0..100).map(|_| sampler.sample(&logits)).collect::<Vec<_>>()
         };
         assert_eq!(draw(), draw());
+    }
+
+    #[test]
+    fn a_sequence_has_a_stream_of_its_own() {
+        let logits: Vec<f32> = (0..50).map(|token| (token * 7 % 11) as f32).collect();
+        let draw = |mut sampler: Sampler| (0..30).map(|_| sampler.sample(&logits)).collect::<Vec<_>>();
+        let seed = sampler(0.8, 40, 0.95);
+        let [first, second, third] = [0, 1, 2].map(|sequence| draw(seed.for_sequence(sequence)));
+        assert_eq!(first, draw(seed.clone()));
+        assert!(first != second && second != third && first != third, "{first:?}");
     }
 
     #[test]

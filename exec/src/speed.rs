@@ -76,7 +76,7 @@ pub fn measure(path: &Path, options: &SpeedOptions) -> Result<Speed, ExecError> 
     let layers = weights.shape().layers.0;
     let longest = options.prompts.iter().copied().max().unwrap_or(0);
     let context = longest.max(options.tokens + 1);
-    let cache = CacheOptions { context, format: CacheFormat::F16 };
+    let cache = CacheOptions { context, format: CacheFormat::F16, sequences: 1 };
     let mut engine = Engine {
         stage: Stage::on_cpu(Arc::clone(&weights), std::slice::from_ref(&(0..layers)), cache, cpu.clone())?,
         head: Head::new(Arc::clone(&weights), cpu.clone()),

@@ -13,7 +13,7 @@
 //! let pool = Pool::new(PoolOptions::default()).map_err(|source| hearth_exec::ExecError::Threads { source })?;
 //! let cpu = Cpu::new(Arc::new(pool));
 //! let layers = 0..weights.shape().layers.0;
-//! let cache = CacheOptions { context: 2048, format: CacheFormat::F16 };
+//! let cache = CacheOptions { context: 2048, format: CacheFormat::F16, sequences: 1 };
 //! let mut stage = Stage::on_cpu(Arc::clone(&weights), std::slice::from_ref(&layers), cache, cpu.clone())?;
 //! let mut head = Head::new(weights, cpu);
 //!
@@ -40,8 +40,8 @@ pub struct Stage {
     weights: Arc<Weights>,
     owned: Vec<Range<u32>>,
     context: u32,
-    /// Positions that the cache of each layer holds.
-    filled: BTreeMap<u32, u32>,
+    /// Positions that the cache of each sequence and layer holds.
+    filled: BTreeMap<(u32, u32), u32>,
     /// What is done to the hidden rows after every layer.
     after_layer: Option<fn(&mut [f32])>,
     backend: Box<dyn Backend>,
@@ -69,7 +69,9 @@ impl Stage {
         backend: Box<dyn Backend>,
     ) -> Result<Stage, ExecError> {
         check_owned(&weights, owned)?;
-        let filled = owned.iter().cloned().flatten().map(|layer| (layer, 0)).collect();
+        let layers = || owned.iter().cloned().flatten();
+        let of = |sequence| layers().map(move |layer| ((sequence, layer), 0));
+        let filled = (0..cache.sequences).flat_map(of).collect();
         Ok(Stage {
             weights,
             owned: owned.to_vec(),
@@ -87,12 +89,23 @@ impl Stage {
         self
     }
 
-    /// Runs `layers`, all of one owned range, over `hidden` [tokens, embedding] in place.
+    /// Runs `layers` over tokens of the first sequence, see [`Stage::forward_of`].
+    pub fn forward(
+        &mut self,
+        layers: Range<u32>,
+        hidden: &mut [f32],
+        positions: &[u32],
+    ) -> Result<ComputeCost, ExecError> {
+        self.forward_of(0, layers, hidden, positions)
+    }
+
+    /// Runs `layers`, all of one owned range, over `hidden` [tokens, embedding] of a sequence in place.
     ///
     /// `positions` are consecutive. They may begin before the end of what was cached, which forgets the rest
     /// (a rejected draft), but not after it.
-    pub fn forward(
+    pub fn forward_of(
         &mut self,
+        sequence: u32,
         layers: Range<u32>,
         hidden: &mut [f32],
         positions: &[u32],
@@ -105,27 +118,34 @@ impl Stage {
             let (found, tokens) = (hidden.len(), positions.len());
             return Err(ExecError::Hidden { found, tokens, embedding });
         }
-        let Some((first, end)) = self.check_positions(&layers, positions)? else {
+        let Some((first, end)) = self.check_positions(sequence, &layers, positions)? else {
             return Ok(ComputeCost::default());
         };
         let mut cost = ComputeCost::default();
         if let Some(rounding) = self.after_layer {
             for layer in layers.clone() {
-                cost += self.backend.forward(layer..layer + 1, hidden, first);
+                cost += self.backend.forward(sequence, layer..layer + 1, hidden, first);
                 rounding(hidden);
             }
         } else {
-            cost = self.backend.forward(layers.clone(), hidden, first);
+            cost = self.backend.forward(sequence, layers.clone(), hidden, first);
         }
         for layer in layers {
-            self.filled.insert(layer, end);
+            self.filled.insert((sequence, layer), end);
         }
         Ok(cost)
     }
 
-    /// Forgets cached positions from `length` on.
+    /// Forgets cached positions of all sequences from `length` on.
     pub fn truncate(&mut self, length: u32) {
         for filled in self.filled.values_mut() {
+            *filled = (*filled).min(length);
+        }
+    }
+
+    /// Forgets those of one sequence.
+    pub fn roll_back(&mut self, sequence: u32, length: u32) {
+        for (_, filled) in self.filled.iter_mut().filter(|((of, _), _)| *of == sequence) {
             *filled = (*filled).min(length);
         }
     }
@@ -148,12 +168,16 @@ impl Stage {
     /// First position and end, or nothing to do.
     fn check_positions(
         &self,
+        sequence: u32,
         layers: &Range<u32>,
         positions: &[u32],
     ) -> Result<Option<(u32, u32)>, ExecError> {
         let Some(&first) = positions.first() else { return Ok(None) };
-        let filled = layers.clone().filter_map(|layer| self.filled.get(&layer)).min().copied();
-        let filled = filled.unwrap_or(self.context);
+        // A sequence without a cache holds nothing, and can hold nothing.
+        let filled = layers.clone().map(|layer| self.filled.get(&(sequence, layer)).copied());
+        let Some(filled) = filled.min().flatten() else {
+            return Err(ExecError::Sequence { sequence });
+        };
         let end = u64::from(first) + positions.len() as u64;
         let consecutive =
             positions.iter().zip(u64::from(first)..).all(|(&at, wanted)| u64::from(at) == wanted);

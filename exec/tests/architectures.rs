@@ -77,7 +77,7 @@ fn logits(path: &Path, tokens: &[u32]) -> Vec<f32> {
     let weights = Arc::new(Weights::open(path).unwrap());
     let pool = Pool::new(PoolOptions { threads: 2, pin: false, ..PoolOptions::default() }).unwrap();
     let cpu = Cpu::new(Arc::new(pool));
-    let cache = CacheOptions { context: tokens.len() as u32, format: CacheFormat::F32 };
+    let cache = CacheOptions { context: tokens.len() as u32, format: CacheFormat::F32, sequences: 1 };
     let whole = std::slice::from_ref(&(0..4));
     let mut stage = Stage::on_cpu(Arc::clone(&weights), whole, cache, cpu.clone()).unwrap();
     let mut head = Head::new(weights, cpu);

@@ -165,7 +165,7 @@ fn logits_with(name: &str, damage: impl Fn(&mut [u8])) -> Result<Vec<f32>, ExecE
     let weights = Arc::new(Weights::open(named.path()).unwrap());
     let pool = Pool::new(PoolOptions { threads: 1, pin: false, spin_ns: 0 }).unwrap();
     let cpu = Cpu::new(Arc::new(pool));
-    let cache = CacheOptions { context: 4, format: CacheFormat::F16 };
+    let cache = CacheOptions { context: 4, format: CacheFormat::F16, sequences: 1 };
     let whole = std::slice::from_ref(&(0..8));
     let mut stage = Stage::on_cpu(Arc::clone(&weights), whole, cache, cpu.clone()).unwrap();
     let mut head = Head::new(weights, cpu);

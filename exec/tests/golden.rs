@@ -54,7 +54,7 @@ impl Model {
         let pool = Pool::new(PoolOptions { threads, pin: false, ..PoolOptions::default() }).unwrap();
         let cpu = Cpu::new(Arc::new(pool));
         let layers = weights.shape().layers.0;
-        let cache = CacheOptions { context: 256, format: CacheFormat::F32 };
+        let cache = CacheOptions { context: 256, format: CacheFormat::F32, sequences: 1 };
         let stage =
             Stage::on_cpu(Arc::clone(&weights), std::slice::from_ref(&(0..layers)), cache, cpu.clone())
                 .unwrap();

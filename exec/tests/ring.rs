@@ -122,18 +122,12 @@ async fn generate<N: Network>(
 ) -> Result<(Generated, Vec<Vec<u32>>), Unfinished> {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let logits = seen.clone();
-    let request = Request {
-        prompt: prompt.to_vec(),
-        generate: generated(),
-        sample: Box::new(move |row| {
-            logits.lock().unwrap().push(row.iter().map(|logit| logit.to_bits()).collect());
-            largest(row)
-        }),
-        stop: vec![],
-        scenario: "test".into(),
-        seed: 0,
+    let sample = move |row: &[f32]| {
+        logits.lock().unwrap().push(row.iter().map(|logit| logit.to_bits()).collect());
+        largest(row)
     };
-    let generated = ring.generate(request, |_| {}).await?;
+    let request = Request::one(prompt.to_vec(), generated(), Box::new(sample));
+    let generated = ring.generate(request, |_, _| {}).await?;
     let bits = std::mem::take(&mut *seen.lock().unwrap());
     Ok((generated, bits))
 }
@@ -184,7 +178,7 @@ async fn activations_in_f16_take_half_the_bytes_and_are_other_bits() {
         let mut ring = Ring::connect(&network, plan, model.clone(), one_thread()).await.unwrap();
         let (generated, bits) = generate(&mut ring, &prompt).await.unwrap();
         ring.close().await;
-        told.push((sent(&generated), bits, generated.tokens));
+        told.push((sent(&generated), bits, generated.tokens().to_vec()));
     }
     let [(wide, wide_bits, wide_tokens), (half, half_bits, half_tokens)] = &told[..] else { unreachable!() };
     assert_eq!(*wide, 2 * half);
@@ -223,7 +217,7 @@ async fn every_ring_is_one_process(file: &str, activations: ActivationFormat) {
         let mut ring = Ring::connect(&network, plan, model.clone(), one_thread()).await.unwrap();
         let (generated, other) = generate(&mut ring, &prompt).await.unwrap();
         ring.close().await;
-        assert_eq!(generated.tokens, single.tokens, "windows {windows:?}");
+        assert_eq!(generated.tokens(), single.tokens(), "windows {windows:?}");
         assert!(other == bits, "windows {windows:?}: logits differ");
         rings += 1;
         partial += u32::from(!LAYERS.is_multiple_of(windows.iter().sum::<u32>()));
@@ -271,8 +265,8 @@ async fn what_is_not_kept_is_read_again_for_every_token() {
         let plan = plan(&model, &[LAYERS], &[], managed(kept));
         let mut ring = Ring::connect(&network, plan, model.clone(), one_thread()).await.unwrap();
         let (generated, _) = generate(&mut ring, &prompt).await.unwrap();
-        let first = tokens.get_or_insert(generated.tokens.clone());
-        assert_eq!(&generated.tokens, first, "{kept} bytes kept");
+        let first = tokens.get_or_insert(generated.tokens().to_vec());
+        assert_eq!(generated.tokens(), first, "{kept} bytes kept");
         let passes = generated.trace.passes.len() as u64;
         let ahead = generated.trace.records.iter().filter(|record| record.kind == Kind::Prefetch);
         let read = ahead.map(|record| record.bytes).sum::<u64>();
@@ -343,7 +337,7 @@ async fn a_sealed_ring_gives_the_tokens_and_logits_of_one_process_to_who_has_the
     let mut ring = Ring::connect(&sealed, plan, model, one_thread()).await.unwrap();
     let (generated, other) = generate(&mut ring, &prompt).await.unwrap();
     ring.close().await;
-    assert_eq!(generated.tokens, single.tokens);
+    assert_eq!(generated.tokens(), single.tokens());
     assert!(other == bits, "logits differ");
 }
 
@@ -436,7 +430,7 @@ async fn workers_without_the_model_fetch_their_layers_once_and_give_the_same_tok
         let mut ring = Ring::connect(&network, plan.clone(), model.clone(), options).await.unwrap();
         let (generated, other) = generate(&mut ring, &prompt).await.unwrap();
         ring.close().await;
-        assert!(generated.tokens == single.tokens && other == bits, "session {session}");
+        assert!(generated.tokens() == single.tokens() && other == bits, "session {session}");
         fetched.push(*bytes.lock().unwrap());
         if session == 1 {
             // Somebody damages a byte of what was fetched: the last that is not zero.
@@ -471,6 +465,6 @@ async fn other_layers_of_another_plan_are_fetched_beside_those_that_are_there() 
         let mut ring = Ring::connect(&network, plan, model.clone(), one_thread()).await.unwrap();
         let (generated, other) = generate(&mut ring, &prompt).await.unwrap();
         ring.close().await;
-        assert!(generated.tokens == single.tokens && other == bits, "windows {windows:?}");
+        assert!(generated.tokens() == single.tokens() && other == bits, "windows {windows:?}");
     }
 }

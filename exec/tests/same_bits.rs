@@ -30,7 +30,7 @@ fn cpu(threads: usize) -> Cpu {
 }
 
 fn cache(format: CacheFormat) -> CacheOptions {
-    CacheOptions { context: 40, format }
+    CacheOptions { context: 40, format, sequences: 1 }
 }
 
 /// Runs `tokens` in batches of the sizes in `batches` (the last one again and again), each through `stages`

@@ -277,6 +277,11 @@ impl Schedule {
         self.device
     }
 
+    /// Whether this device still expects something of a pass.
+    pub fn is_under_way(&self, pass: u32) -> bool {
+        self.under_way.contains_key(&pass)
+    }
+
     /// The places that this device ever sends to.
     pub fn receivers(&self) -> Vec<usize> {
         let mut places: Vec<usize> = self.visits.iter().map(|&round| self.hop(round).0).collect();

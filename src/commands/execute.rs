@@ -7,12 +7,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hearth_exec::ring::{
-    Generated, Key, LocalModel, Medium, Network, OnFetch, Renewal, Request, Ring, RingError, RingOptions,
-    Sealed, Tcp, Unfinished, discovery,
+    Asked, Delayed, Generated, Key, LocalModel, Medium, Network, OnFetch, Renewal, Request, Ring, RingError,
+    RingOptions, Sealed, Tcp, Unfinished, discovery, for_sequences, with_draft,
 };
-use hearth_exec::{ChatTemplate, Message, Sampler, SamplerOptions, TextStream, Tokenizer};
+use hearth_exec::{Sampler, SamplerOptions, TextStream, Tokenizer};
 use hearth_profiles::{Bytes, Document};
+use hearth_schema::metrics::sequences::SequenceMetrics;
 use hearth_schema::replan::{NoPlan, Replanner};
+use hearth_schema::scenario::Workload;
+use hearth_schema::schedule::MAX_PASS_TOKENS;
 use hearth_schema::{Cluster, Plan};
 use serde::Serialize;
 use tokio::sync::mpsc;
@@ -24,46 +27,59 @@ use crate::documents::{LoadedScenario, in_a_folder, open_model, read_plan, write
 use crate::happenings;
 use crate::interruption::INTERRUPTED;
 use crate::output::{say, tell};
+use crate::prompts;
 use crate::refinement::Effort;
 use crate::replanner::MidRun;
+
+/// Tokens drafted at a time, if nothing says how many.
+/// source: assumed; appendix A.9 of the prima.cpp paper drafts a few at a time
+const DRAFT_TOKENS: u32 = 4;
 
 /// What `--json` gives.
 #[derive(Serialize)]
 struct Output {
+    /// Of the first sequence, which may be the only one.
+    token_ids: Vec<u32>,
+    text: String,
+    sequences: Vec<Sequence>,
+    #[serde(flatten)]
+    run: simulate::Output,
+}
+
+/// What came out of one sequence.
+#[derive(Serialize)]
+struct Sequence {
     token_ids: Vec<u32>,
     text: String,
     #[serde(flatten)]
-    run: simulate::Output,
+    times: Option<SequenceMetrics>,
 }
 
 /// Runs the verb.
 pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     args.trace.as_deref().map_or(Ok(()), in_a_folder)?;
     let key = Key::given(args.key.as_deref())?;
-    let messages = messages(args)?;
+    let asked = prompts::Asked::by(args)?;
     let plan = read_plan(&args.plan)?;
     let model = Arc::new(open_model(&args.model)?);
     if args.exit_with_stdin {
         super::worker::end_with_stdin();
     }
     let tokenizer = Arc::new(Tokenizer::new(&model.weights.model().metadata)?);
-    let prompt = prompt(args, messages.as_deref(), &model, &tokenizer)?;
-    let (temperature, top_k, top_p, seed) = (args.temperature, args.top_k, args.top_p, args.seed);
-    let mut sampler = Sampler::new(SamplerOptions { temperature, top_k, top_p, seed })?;
-    let vocabulary = model.weights.shape().vocabulary;
-    let ends = (0..vocabulary).filter(|&token| !args.ignore_end && tokenizer.is_end(token)).collect();
-    let request = Request {
-        prompt,
-        generate: args.tokens,
-        sample: Box::new(move |logits| sampler.sample(logits)),
-        stop: ends,
-        scenario: plan.scenario.name.clone(),
-        seed,
-    };
+    let prompts = asked.tokens(&model, &tokenizer)?;
+    let scenario = args.scenario.as_deref().map(LoadedScenario::read).transpose()?;
+    let mut plan = for_sequences(plan, u32::try_from(prompts.len()).unwrap_or(u32::MAX));
+    let draft = args.draft_model.as_deref().map(open_model).transpose()?.map(Arc::new);
+    if let (Some(draft), None) = (&draft, &plan.draft) {
+        plan = with_draft(plan, &model, draft)?;
+    }
+    let request = request(args, scenario.as_ref(), &plan, (prompts, &model, &tokenizer))?;
+    request.generation(&plan)?;
     let options = RingOptions {
         threads: args.threads.unwrap_or(0),
         pass_deadline: Duration::from_secs(args.deadline),
-        renewal: renewal(args)?,
+        draft,
+        renewal: renewal(args, scenario)?,
         on_fetch: Some(told_of_fetching()),
         ..RingOptions::default()
     };
@@ -74,14 +90,14 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
         options,
         request,
         tokenizer: tokenizer.clone(),
-        print: !json,
+        print: !json && asked.count() == 1,
         mark: args.mark_tokens,
         discover: args.discover.map(Duration::from_secs),
     };
     let ended = runtime.block_on(async {
         match key {
-            Some(key) => run.generate(&Sealed::new(Tcp, key)).await,
-            None => run.generate(&Tcp).await,
+            Some(key) => run.delayed(Sealed::new(Tcp, key), args.link_delay).await,
+            None => run.delayed(Tcp, args.link_delay).await,
         }
     });
     // After an interruption the head's node may still be in a step; the process does not wait for it.
@@ -108,6 +124,35 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     })
 }
 
+/// What is asked of the ring: the prompts, and what the command line or else the scenario says of how they run.
+fn request(
+    args: &ExecuteArgs,
+    scenario: Option<&LoadedScenario>,
+    plan: &Plan,
+    (prompts, model, tokenizer): (Vec<Vec<u32>>, &LocalModel, &Tokenizer),
+) -> Result<Request, Failure> {
+    let (temperature, top_k, top_p, seed) = (args.temperature, args.top_k, args.top_p, args.seed);
+    let sampler = Sampler::new(SamplerOptions { temperature, top_k, top_p, seed })?;
+    let asked = |(prompt, number)| {
+        let mut sampler = sampler.for_sequence(number);
+        Asked { prompt, sample: Box::new(move |logits| sampler.sample(logits)) }
+    };
+    let vocabulary = model.weights.shape().vocabulary;
+    let workload = scenario.map(|loaded| &loaded.scenario.workload);
+    let drafts = args.draft_tokens.or_else(|| workload.map(Workload::drafts).filter(|&drafts| drafts > 0));
+    Ok(Request {
+        sequences: prompts.into_iter().zip(0..).map(asked).collect(),
+        generate: args.tokens,
+        micro_batch: args
+            .micro_batch
+            .unwrap_or_else(|| workload.map_or(MAX_PASS_TOKENS, |workload| workload.micro_batch)),
+        drafts: plan.draft.as_ref().map_or(0, |_| drafts.unwrap_or(DRAFT_TOKENS)),
+        stop: (0..vocabulary).filter(|&token| !args.ignore_end && tokenizer.is_end(token)).collect(),
+        scenario: plan.scenario.name.clone(),
+        seed,
+    })
+}
+
 /// Says when another tenth of what a worker fetches is there.
 fn told_of_fetching() -> OnFetch {
     let told: Mutex<BTreeMap<String, u64>> = Mutex::default();
@@ -121,11 +166,10 @@ fn told_of_fetching() -> OnFetch {
 }
 
 /// What a head does when a device is gone.
-fn renewal(args: &ExecuteArgs) -> Result<Renewal, Failure> {
-    let Some(scenario) = &args.scenario else {
+fn renewal(args: &ExecuteArgs, scenario: Option<LoadedScenario>) -> Result<Renewal, Failure> {
+    let Some(loaded) = scenario else {
         return Ok(if args.give_up { Renewal::Never } else { Renewal::Spread });
     };
-    let loaded = LoadedScenario::read(scenario)?;
     let cluster = Arc::new(loaded.cluster(Some(&args.model))?);
     Ok(Renewal::Planner { cluster, replanner: Arc::new(Again(loaded)) })
 }
@@ -156,72 +200,32 @@ fn write_run(args: &ExecuteArgs, generated: &Generated) -> Result<(), Failure> {
 fn reached(args: &ExecuteArgs, generated: &Generated) -> String {
     let trace =
         args.trace.as_ref().map_or(String::new(), |path| format!("; the trace is {}", path.display()));
-    format!("after token {} of {}{trace}", generated.tokens.len(), args.tokens)
+    let tokens: usize = generated.sequences.iter().map(Vec::len).sum();
+    let wanted = args.tokens as usize * generated.sequences.len().max(1);
+    format!("after token {tokens} of {wanted}{trace}")
 }
 
 fn show(generated: &Generated, tokenizer: &Tokenizer, json: bool) -> Result<(), Failure> {
-    let run = simulate::Output::of(&generated.trace);
+    let mut run = simulate::Output::of(&generated.trace);
+    let texts = generated.sequences.iter().map(|tokens| tokenizer.decode(tokens));
     if json {
-        let (token_ids, text) = (generated.tokens.clone(), tokenizer.decode(&generated.tokens));
-        return print_json(&Output { token_ids, text, run });
+        let mut times = std::mem::take(&mut run.metrics.sequences);
+        let sequence = |((token_ids, text), number): ((&Vec<u32>, String), u32)| {
+            let at = times.iter().position(|times| times.sequence == number);
+            Sequence { token_ids: token_ids.clone(), text, times: at.map(|at| times.swap_remove(at)) }
+        };
+        let sequences: Vec<_> = generated.sequences.iter().zip(texts).zip(0..).map(sequence).collect();
+        let (token_ids, text) =
+            sequences.first().map(|first| (first.token_ids.clone(), first.text.clone())).unwrap_or_default();
+        return print_json(&Output { token_ids, text, sequences, run });
+    }
+    if generated.sequences.len() > 1 {
+        for (number, text) in texts.enumerate() {
+            say!("[{number}] {text}\n");
+        }
     }
     say!("\n\n{}{}\n", simulate::table(&run.metrics), happenings::lines(&generated.trace));
     Ok(())
-}
-
-/// Any text does for a measurement; this one is repeated as often as needed.
-const FIXED_TEXT: &str =
-    "In the evening the four of them sat around the fire and told each other what they knew. ";
-
-/// What goes through the chat template, if anything does.
-fn messages(args: &ExecuteArgs) -> Result<Option<Vec<Message>>, Failure> {
-    if let Some(path) = &args.messages {
-        let standard = path.as_os_str() == "-";
-        if standard && args.exit_with_stdin {
-            let what = "`--messages -` and `--exit-with-stdin` cannot both have standard input";
-            return Err(Failure::unusable(what).hint("give the messages in a file"));
-        }
-        let text = if standard { io::read_to_string(io::stdin()) } else { std::fs::read_to_string(path) };
-        let text = text.map_err(|error| Failure::file(path, "read", &error))?;
-        let messages = serde_json::from_str(&text).map_err(|error| {
-            let (line, column) = (error.line(), error.column());
-            let said = error.to_string();
-            let place = format!(" at line {line} column {column}");
-            let said = said.strip_suffix(&place).unwrap_or(&said);
-            Failure::unusable(format!("this is no list of messages: {said}"))
-                .at(format!("{}:{line}:{column}", path.display()))
-                .hint(r#"write [{"role": "user", "content": "Hello"}]"#)
-        })?;
-        return Ok(Some(messages));
-    }
-    let said = |role: &str, content: &String| Message { role: role.into(), content: content.clone() };
-    let system = args.system.iter().map(|text| said("system", text));
-    let user = args.prompt.iter().map(|text| said("user", text));
-    Ok(args.chat.then(|| system.chain(user).collect()))
-}
-
-fn prompt(
-    args: &ExecuteArgs,
-    messages: Option<&[Message]>,
-    model: &LocalModel,
-    tokenizer: &Tokenizer,
-) -> Result<Vec<u32>, Failure> {
-    if let Some(messages) = messages {
-        let template = ChatTemplate::new(&model.weights.model().metadata, tokenizer)?;
-        return Ok(template.encode(tokenizer, messages)?);
-    }
-    let Some(count) = args.prompt_tokens else {
-        return Ok(tokenizer.encode(args.prompt.as_deref().unwrap_or_default(), false)?);
-    };
-    let mut text = FIXED_TEXT.to_string();
-    loop {
-        let mut tokens = tokenizer.encode(&text, false)?;
-        if tokens.len() >= count as usize {
-            tokens.truncate(count as usize);
-            return Ok(tokens);
-        }
-        text.push_str(FIXED_TEXT);
-    }
 }
 
 /// A request and where it runs.
@@ -238,6 +242,14 @@ struct Run {
 }
 
 impl Run {
+    /// Over a network whose links are slower by so much.
+    async fn delayed(self, network: impl Network, delay: Option<Duration>) -> Result<Generated, Unfinished> {
+        match delay {
+            Some(delay) => self.generate(&Delayed::new(network, delay)).await,
+            None => self.generate(&network).await,
+        }
+    }
+
     async fn generate(self, network: &impl Network) -> Result<Generated, Unfinished> {
         let Run { plan, model, options, request, tokenizer, print, mark, discover } = self;
         let interrupted = || async {
@@ -273,7 +285,7 @@ impl Run {
             stopped().await;
             std::process::exit(INTERRUPTED);
         });
-        let generated = ring.generate(request, move |token| {
+        let generated = ring.generate(request, move |_, token| {
             let _ = sender.send(token);
         });
         let generated = generated.await;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use hearth_exec::ring::announcement::host_name;
 use hearth_exec::ring::{
-    Announcement, Key, Listener, Medium, Network, Sealed, Source, Tcp, Worker, WorkerOptions, bind,
+    Announcement, Delayed, Key, Listener, Medium, Network, Sealed, Source, Tcp, Worker, WorkerOptions, bind,
 };
 
 use crate::cli::{Announce, WorkerArgs};
@@ -28,13 +28,20 @@ pub fn run(args: &WorkerArgs) -> Result<ExitCode, Failure> {
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
     let ended = runtime.block_on(async {
         match key {
-            Some(key) => serve(Sealed::new(Tcp, key), args, source).await,
-            None => serve(Tcp, args, source).await,
+            Some(key) => delayed(Sealed::new(Tcp, key), args, source).await,
+            None => delayed(Tcp, args, source).await,
         }
     });
     // A node may be in the middle of a step; the process does not wait for it.
     runtime.shutdown_background();
     ended.map(|()| ExitCode::SUCCESS)
+}
+
+async fn delayed(network: impl Network, args: &WorkerArgs, source: Source) -> Result<(), Failure> {
+    match args.link_delay {
+        Some(delay) => serve(Delayed::new(network, delay), args, source).await,
+        None => serve(network, args, source).await,
+    }
 }
 
 async fn serve(network: impl Network, args: &WorkerArgs, source: Source) -> Result<(), Failure> {

@@ -7,7 +7,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use hearth_exec::ring::{LocalModel, Memory, Request, Ring, RingOptions, Worker, bind};
+use hearth_exec::ring::{Asked, LocalModel, Memory, Request, Ring, RingOptions, Worker, bind, for_sequences};
 use hearth_profiles::{Document, device};
 use hearth_schema::scenario::{ActivationFormat, KvFormat, Scenario, Workload};
 use hearth_schema::trace::{Kind, Trace};
@@ -42,15 +42,16 @@ fn steps(trace: &Trace, device: u16) -> Vec<Done> {
 async fn executed(plan: Plan, model: &Arc<LocalModel>, network: &Memory, workload: &Workload) -> Trace {
     let options = RingOptions { threads: 1, ..RingOptions::default() };
     let mut ring = Ring::connect(network, plan, model.clone(), options).await.expect("the ring comes up");
-    let request = Request {
+    let asked = |_| Asked {
         prompt: (0..workload.prompt).map(|index| index % 2000).collect(),
-        generate: workload.generate,
         sample: Box::new(|_| 7),
-        stop: vec![],
-        scenario: "test".into(),
-        seed: 1,
     };
-    let generated = ring.generate(request, |_| {}).await.expect("tokens");
+    let request = Request {
+        sequences: (0..workload.sequences).map(asked).collect(),
+        micro_batch: workload.micro_batch,
+        ..Request::one(vec![], workload.generate, Box::new(|_| 7))
+    };
+    let generated = ring.generate(request, |_, _| {}).await.expect("tokens");
     ring.close().await;
     generated.trace
 }
@@ -92,12 +93,20 @@ async fn the_same_plan_is_the_same_steps() {
         addresses.push(address);
     }
     let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
-    // One round, several, a partial last one; a prompt of one batch and of three.
-    for (windows, prompt) in
-        [(vec![8], 5), (vec![3, 3, 2], 5), (vec![2, 1, 1], 5), (vec![2, 2, 1], 5), (vec![1, 2], 1100)]
-    {
+    // One round, several, a partial last one; a prompt of one batch and of three; several sequences.
+    for (windows, prompt, sequences, micro_batch) in [
+        (vec![8], 5, 1, 512),
+        (vec![3, 3, 2], 5, 1, 512),
+        (vec![2, 1, 1], 5, 1, 512),
+        (vec![2, 2, 1], 5, 1, 512),
+        (vec![1, 2], 1100, 1, 512),
+        (vec![3, 3, 2], 10, 2, 4),
+        (vec![2, 1, 1], 9, 3, 512),
+        (vec![1, 2], 40, 4, 7),
+    ] {
         let plan = Plan::from_yaml(&plan("q8_0", &windows, &addresses, 1200)).expect("a plan");
-        let workload = Workload::plain(prompt, 3);
+        let plan = for_sequences(plan, sequences);
+        let workload = Workload { sequences, micro_batch, ..Workload::plain(prompt, 3) };
         let (real, model) = (
             executed(plan.clone(), &local, &network, &workload).await,
             simulated(&plan, &local, workload.clone()),

@@ -11,6 +11,7 @@ mod comparison;
 mod discovery;
 mod events;
 mod faster_disks;
+mod flight;
 mod gate;
 mod glossary;
 mod lab;

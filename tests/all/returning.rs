@@ -60,20 +60,14 @@ impl<N: Network> Session<N> {
     ) -> (Seen, Option<Trace>) {
         let options = SamplerOptions { temperature: 0.0, ..SamplerOptions::default() };
         let mut sampler = Sampler::new(options).expect("greedy");
-        let request = Request {
-            prompt: self.prompt.clone(),
-            generate: count as u32,
-            sample: Box::new(move |logits| {
-                std::thread::sleep(pause);
-                sampler.sample(logits)
-            }),
-            stop: vec![],
-            scenario: "test".into(),
-            seed: 0,
-        };
+        let sample = Box::new(move |logits: &[f32]| {
+            std::thread::sleep(pause);
+            sampler.sample(logits)
+        });
+        let request = Request::one(self.prompt.clone(), count as u32, sample);
         let times: Arc<Mutex<Vec<Instant>>> = Arc::default();
         let out = times.clone();
-        let asked = self.ring.generate(request, move |_| {
+        let asked = self.ring.generate(request, move |_, _| {
             let mut out = out.lock().expect("no panic");
             out.push(Instant::now());
             at(out.len());
@@ -83,11 +77,11 @@ impl<N: Network> Session<N> {
         let times = times.lock().expect("no panic");
         let longest = times.windows(2).map(|pair| (pair[1] - pair[0]).saturating_sub(pause)).max();
         let (tokens, trace, said, hung) = match ended {
-            Ok(Ok(generated)) => (generated.tokens, Some(generated.trace), String::new(), false),
+            Ok(Ok(generated)) => (generated.tokens().to_vec(), Some(generated.trace), String::new(), false),
             Ok(Err(unfinished)) => {
                 let said = unfinished.error.to_string();
                 let so_far = unfinished.so_far.map(|generated| *generated);
-                let (tokens, trace) = so_far.map(|it| (it.tokens, it.trace)).unzip();
+                let (tokens, trace) = so_far.map(|it| (it.tokens().to_vec(), it.trace)).unzip();
                 (tokens.unwrap_or_default(), trace, said, false)
             }
             Err(_) => (vec![], None, "it hung".into(), true),

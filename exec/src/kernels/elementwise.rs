@@ -102,10 +102,11 @@ const GELU_CUBE: f32 = 0.044_715;
 
 /// `x/2 (1 + tanh z)` is `x / (1 + e^(-2z))`, which loses nothing where tanh is near -1.
 #[inline(always)]
-fn geglu_generic(gate: &[f32], up: &[f32], out: &mut [f32]) {
-    for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
+fn geglu_generic(gate: &mut [f32], up: &[f32]) {
+    for (value, up) in gate.iter_mut().zip(up) {
+        let gate = *value;
         let z = GELU_SLOPE * gate * (GELU_CUBE * gate * gate + 1.0);
-        *out = gate / (1.0 + exponential(-2.0 * z)) * up;
+        *value = gate / (1.0 + exponential(-2.0 * z)) * up;
     }
 }
 
@@ -124,9 +125,10 @@ fn scale_generic(values: &mut [f32], factor: f32) {
 }
 
 #[inline(always)]
-fn swiglu_generic(gate: &[f32], up: &[f32], out: &mut [f32]) {
-    for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
-        *out = gate / (1.0 + exponential(-gate)) * up;
+fn swiglu_generic(gate: &mut [f32], up: &[f32]) {
+    for (value, up) in gate.iter_mut().zip(up) {
+        let gate = *value;
+        *value = gate / (1.0 + exponential(-gate)) * up;
     }
 }
 
@@ -148,14 +150,14 @@ super::compiled_for_each! {
     pub(crate) fn rotate(head: &mut [f32], turns: &[[f32; 2]]) = rotate_generic;
     /// The same, NEOX style: a dimension and the one half of the rotated ones later are a pair.
     pub(crate) fn rotate_halves(head: &mut [f32], turns: &[[f32; 2]]) = rotate_halves_generic;
-    /// `out = gelu(gate) * up`, in the tanh form.
-    pub(crate) fn geglu(gate: &[f32], up: &[f32], out: &mut [f32]) = geglu_generic;
+    /// `gate = gelu(gate) * up`, in the tanh form.
+    pub(crate) fn geglu(gate: &mut [f32], up: &[f32]) = geglu_generic;
     /// `values = cap * tanh(values / cap)`.
     pub(crate) fn soft_cap(values: &mut [f32], cap: f32) = soft_cap_generic;
     /// `values *= factor`.
     pub(crate) fn scale(values: &mut [f32], factor: f32) = scale_generic;
-    /// `out = gate * sigmoid(gate) * up`.
-    pub(crate) fn swiglu(gate: &[f32], up: &[f32], out: &mut [f32]) = swiglu_generic;
+    /// `gate = gate * sigmoid(gate) * up`.
+    pub(crate) fn swiglu(gate: &mut [f32], up: &[f32]) = swiglu_generic;
     /// `values += more`.
     pub(crate) fn add(values: &mut [f32], more: &[f32]) = add_generic;
 }
@@ -195,8 +197,8 @@ mod tests {
     fn gelu_and_soft_caps_are_near_their_definitions() {
         for step in -400..=400 {
             let x = step as f32 * 0.1;
-            let (mut gated, mut capped) = ([0.0], [x]);
-            geglu(Instructions::detect(), &[x], &[1.0], &mut gated);
+            let (mut gated, mut capped) = ([x], [x]);
+            geglu(Instructions::detect(), &mut gated, &[1.0]);
             soft_cap(Instructions::detect(), &mut capped, 30.0);
             let x = f64::from(x);
             let gelu = 0.5 * x * (1.0 + (0.797_884_560_802_865_4 * (x + 0.044_715 * x * x * x)).tanh());
@@ -214,10 +216,10 @@ mod tests {
                 rms_norm(instructions, &row, &row, 1e-5, &mut norm);
                 let mut probabilities = row.clone();
                 softmax(instructions, &mut probabilities);
-                let mut product = vec![0.0; row.len()];
-                swiglu(instructions, &row, &norm, &mut product);
-                let mut gelu = vec![0.0; row.len()];
-                geglu(instructions, &row, &norm, &mut gelu);
+                let mut product = row.clone();
+                swiglu(instructions, &mut product, &norm);
+                let mut gelu = row.clone();
+                geglu(instructions, &mut gelu, &norm);
                 let mut capped = row.clone();
                 soft_cap(instructions, &mut capped, 5.0);
                 let mut again = row.clone();

@@ -91,7 +91,7 @@ pub(super) fn measure(cpu: &Cpu, rates: &ComputeRates, effort: &Effort) -> Resul
     let layer_weights = wide * (2 * wide + key_value + 3 * inner);
     let layers = shape.layers.0;
 
-    let cache = CacheOptions { context: CONTEXT, format: CacheFormat::F16 };
+    let cache = CacheOptions { context: CONTEXT, format: CacheFormat::F16, sequences: 1 };
     let owned: Vec<_> = std::iter::once(0..layers).collect();
     let mut stage = Stage::on_cpu(weights.clone(), &owned, cache, cpu.clone())?;
     let mut head = Head::new(weights.clone(), cpu.clone());

@@ -19,6 +19,11 @@ impl Gate {
         Gate::default()
     }
 
+    /// Whether nobody is asked.
+    pub fn is_open(&self) -> bool {
+        self.core.is_none()
+    }
+
     pub(super) fn at(core: Arc<Core>) -> Gate {
         Gate { core: Some(core) }
     }

@@ -23,7 +23,7 @@ use crate::ring::deadline::WRITE_DEADLINE;
 use crate::ring::error::RingError;
 use crate::ring::greeting::{call, refuse, welcome};
 use crate::ring::network::Network;
-use crate::ring::wire::{Frame, Message, Purpose, WorkerFacts};
+use crate::ring::wire::{Frame, Purpose, WorkerFacts};
 
 /// From a neighbour's hanging up to when that counts as a cut: the usual end of an epoch, which the head is about to
 /// announce, or of a device, which the head sees for itself.
@@ -115,12 +115,9 @@ where
         match Frame::read(&mut stream, max_payload).await {
             Ok(Some(Frame { message, payload })) => {
                 let at = wall_nanos();
-                let Message::Activations { epoch, pass, first_position, tokens, output, round, in_half } =
-                    message
-                else {
+                let Some((epoch, pass, round, in_half)) = message.pass() else {
                     break "it sent something else than activations".into();
                 };
-                let pass = Pass::plain(pass, first_position, tokens, output);
                 let arrival = Arrival { from, epoch, pass, round, activations: payload, in_half, at };
                 if !deliver(DataEvent::Arrived(arrival)) {
                     return;

@@ -1,7 +1,8 @@
 //! How does the head get tokens out of a ring?
 //!
-//! A request runs on the head's own node: a pass enters, activations come back after each round, the last output
-//! samples a token, which enters as the next pass. When the ring gives way to another in mid-request
+//! A request runs on the head's own node: passes enter as soon as the head is free (`schema::schedule::Generation`),
+//! activations come back after each round, outputs give tokens, which enter as the next passes. So several passes are
+//! under way: batches of a prompt, and passes of several sequences. When the ring gives way to another in mid-request
 //! (`renewal`), all tokens so far enter the new one as a prompt, because their keys and values were spread
 //! over the old one; a token that is out stays out and is never sampled again. Afterwards the workers' traces are
 //! collected and shifted to the head's clock.
@@ -9,12 +10,10 @@
 //! A request that ends early, whatever the reason, still gives its tokens and its trace. Every wait has a deadline.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use hearth_schema::Plan;
-use hearth_schema::scenario::Workload;
 use hearth_schema::schedule::{Generation, Pass};
 use hearth_schema::trace::{Header, Origin, Outcome, Reading, Record, Trace, TracedDevice};
 use tokio::sync::mpsc;
@@ -22,15 +21,17 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::clock::wall_nanos;
 use crate::ring::LocalModel;
+use crate::ring::choosing::Choosing;
 use crate::ring::computing::Computing;
 use crate::ring::control::HeadEvent;
 use crate::ring::data_link::DataEvent;
 use crate::ring::error::{RingError, strange};
 use crate::ring::network::Network;
-use crate::ring::node::Sample;
+use crate::ring::node::Out;
 use crate::ring::recorder::Lines;
 use crate::ring::recovery::Event;
 use crate::ring::renewal::{Lead, Renewal};
+use crate::ring::request::{Asked, Request};
 use crate::ring::wire::{Frame, Message};
 
 /// For the workers to hand their traces over after a request that ended well.
@@ -43,8 +44,10 @@ const SALVAGE_DEADLINE: Duration = Duration::from_secs(2);
 pub struct RingOptions {
     /// Threads the head computes with; 0 for all cores.
     pub threads: usize,
-    /// The longest that one pass may take.
+    /// The longest that one pass may take, without waiting for those before it.
     pub pass_deadline: Duration,
+    /// The model that drafts on the head, for a plan that has one.
+    pub draft: Option<Arc<LocalModel>>,
     /// What to do when a device is gone.
     pub renewal: Renewal,
     /// Where the head computes.
@@ -62,6 +65,7 @@ impl Default for RingOptions {
         Self {
             threads: 0,
             pass_deadline,
+            draft: None,
             renewal: Renewal::default(),
             computing: Computing::default(),
             on_fetch: None,
@@ -69,31 +73,22 @@ impl Default for RingOptions {
     }
 }
 
-/// What to generate.
-pub struct Request {
-    /// The prompt's tokens, at least one.
-    pub prompt: Vec<u32>,
-    /// At most so many new tokens.
-    pub generate: u32,
-    /// Turns logits into a token.
-    pub sample: Sample,
-    /// After which token to stop, if any.
-    pub stop: Vec<u32>,
-    /// Name and seed for the trace.
-    pub scenario: String,
-    /// The run's seed.
-    pub seed: u64,
-}
-
 /// What came out.
 #[derive(Debug)]
 pub struct Generated {
-    /// New tokens; a stop token is the last.
-    pub tokens: Vec<u32>,
+    /// New tokens of each sequence; a stop token is the last.
+    pub sequences: Vec<Vec<u32>>,
     /// What every device did.
     pub trace: Trace,
     /// The plans that followed the first, as devices were lost or taken in.
     pub plans: Vec<Plan>,
+}
+
+impl Generated {
+    /// New tokens of the first sequence, which may be the only one.
+    pub fn tokens(&self) -> &[u32] {
+        self.sequences.first().map_or(&[], Vec::as_slice)
+    }
 }
 
 /// A request that ended before it was done.
@@ -150,11 +145,11 @@ impl<N: Network> Ring<N> {
         Ok(Ring { lead: Some(Box::new(lead)), plan, computing, stopper })
     }
 
-    /// Runs a request. `on_token` sees each token as it comes, from another thread.
+    /// Runs a request. `on_token` sees each token as it comes, after the number of its sequence, from another thread.
     pub async fn generate(
         &mut self,
         request: Request,
-        on_token: impl FnMut(u32) + Send + 'static,
+        on_token: impl FnMut(u32, u32) + Send + 'static,
     ) -> Result<Generated, Unfinished> {
         let lead = self.lead.take();
         let mut lead =
@@ -193,60 +188,58 @@ impl<N: Network> Drop for Ring<N> {
     }
 }
 
-/// A request under way.
-struct Progress<F> {
-    generation: Generation,
+/// A sequence under way.
+struct Text {
     /// The prompt, and behind it the tokens that are out.
     all: Vec<u32>,
     prompt: usize,
+}
+
+/// A request under way.
+struct Progress<F> {
+    generation: Generation,
+    texts: Vec<Text>,
     stop: Vec<u32>,
     passes: Vec<Pass>,
     on_token: F,
-    /// When the pass under way takes too long.
-    alarm: Option<Instant>,
-    is_over: bool,
+    /// When each pass under way entered.
+    under_way: BTreeMap<u32, Instant>,
+    /// When a pass came out last.
+    last_out: Option<Instant>,
 }
 
 impl<F> Progress<F> {
-    /// The tokens of a pass.
-    fn input(&self, pass: Pass) -> Result<&[u32], RingError> {
-        let range: Range<usize> =
-            pass.first_position as usize..pass.first_position as usize + pass.tokens as usize;
-        self.all.get(range).ok_or_else(|| strange("the head", "a pass of tokens that are not there"))
+    /// When the pass that is to come out next takes too long. Passes do not overtake each other, so that it had the
+    /// ring to itself since it entered, or since the one before it was out.
+    fn alarm(&self, limit: Duration) -> Instant {
+        let entered = self.under_way.values().next().copied();
+        entered.max(self.last_out).unwrap_or_else(Instant::now) + limit
+    }
+
+    /// What was under way is given up.
+    fn begin_again(&mut self, generation: Generation) {
+        self.generation = generation;
+        self.under_way.clear();
+        self.last_out = None;
     }
 }
 
 impl<N: Network> Lead<N> {
-    async fn request<F: FnMut(u32) + Send>(
+    async fn request<F: FnMut(u32, u32) + Send>(
         &mut self,
         request: Request,
         on_token: F,
     ) -> Result<Generated, Unfinished> {
-        let Request { prompt, generate, sample, stop, scenario, seed } = request;
-        let workload = Workload::plain(prompt.len() as u32, generate);
-        if prompt.is_empty()
-            || generate == 0
-            || prompt.len() as u64 + u64::from(generate) > u64::from(self.plan.context)
-        {
-            return Err(RingError::Plan(format!(
-                "{} prompt tokens and {generate} new ones do not fit the plan's context of {}: shorten them or \
-                 plan with a larger `context`",
-                prompt.len(),
-                self.plan.context
-            ))
-            .into());
-        }
-        let mut progress = Progress {
-            generation: Generation::new(&workload),
-            prompt: prompt.len(),
-            all: prompt,
-            stop,
-            passes: Vec::new(),
-            on_token,
-            alarm: None,
-            is_over: false,
-        };
-        let begun = self.renew_for_request(sample).await;
+        let generation = request.generation(&self.plan)?;
+        let Request { sequences, stop, scenario, seed, .. } = request;
+        let (texts, samples) = sequences
+            .into_iter()
+            .map(|Asked { prompt, sample }| (Text { prompt: prompt.len(), all: prompt }, sample))
+            .unzip();
+        let choosing = Choosing::new(samples, stop.clone());
+        let (passes, under_way, last_out) = (Vec::new(), BTreeMap::new(), None);
+        let mut progress = Progress { generation, texts, stop, passes, on_token, under_way, last_out };
+        let begun = self.renew_for_request(choosing).await;
         let first = self.plan.digest();
         let ended = match begun {
             Ok(()) => self.run(&mut progress).await,
@@ -259,8 +252,9 @@ impl<N: Network> Lead<N> {
         let plans = std::mem::take(&mut chronicle.plans);
         let header = self.header(chronicle.seats(), (first, scenario, seed));
         let trace = chronicle.trace(header, progress.passes, outcome);
-        let tokens = progress.all.split_off(progress.prompt);
-        let generated = Generated { tokens, trace, plans };
+        let tokens = |text: Text| text.all[text.prompt..].to_vec();
+        let sequences = progress.texts.into_iter().map(tokens).collect();
+        let generated = Generated { sequences, trace, plans };
         match ended {
             Ok(()) => Ok(generated),
             Err(error) => Err(Unfinished { error, so_far: Some(Box::new(generated)) }),
@@ -268,29 +262,25 @@ impl<N: Network> Lead<N> {
     }
 
     /// Lets passes enter until all tokens are out.
-    async fn run<F: FnMut(u32)>(&mut self, progress: &mut Progress<F>) -> Result<(), RingError> {
+    async fn run<F: FnMut(u32, u32)>(&mut self, progress: &mut Progress<F>) -> Result<(), RingError> {
         loop {
             // What is there comes first: news of the ring should not wait for a step.
             while let Ok(event) = self.events.try_recv() {
                 self.take(event, progress).await?;
             }
-            if progress.is_over {
-                return Ok(());
-            }
             if let Some(pass) = progress.generation.begin() {
                 progress.passes.push(pass);
-                // One deadline for the prompt, whose passes follow each other through the ring, and one for each token.
-                progress.alarm.get_or_insert_with(|| Instant::now() + self.options.pass_deadline);
-                let sampled = self.node()?.begin(pass, progress.input(pass)?)?;
-                self.sampled(sampled, pass, progress)?;
+                progress.under_way.insert(pass.index, Instant::now());
+                let so_far = progress.texts.get(pass.sequence as usize).map_or(&[][..], |text| &text.all);
+                let out = self.node()?.begin(pass, so_far)?;
+                self.out(out, progress)?;
                 continue;
             }
             if progress.generation.is_over() {
                 return Ok(());
             }
             let limit = self.options.pass_deadline;
-            let alarm = progress.alarm.unwrap_or_else(|| Instant::now() + limit);
-            let event = match timeout_at(alarm, self.events.recv()).await {
+            let event = match timeout_at(progress.alarm(limit), self.events.recv()).await {
                 Ok(Some(event)) => event,
                 Ok(None) => HeadEvent::Stop,
                 Err(_) => HeadEvent::Late(limit),
@@ -300,44 +290,50 @@ impl<N: Network> Lead<N> {
     }
 
     /// What an event makes of the request.
-    async fn take<F: FnMut(u32)>(
+    async fn take<F: FnMut(u32, u32)>(
         &mut self,
         event: HeadEvent,
         progress: &mut Progress<F>,
     ) -> Result<(), RingError> {
         if let HeadEvent::Data(DataEvent::Arrived(arrival)) = &event {
-            let sampled = self.node()?.arrived(arrival)?;
-            return self.sampled(sampled, arrival.pass, progress);
+            let out = self.node()?.arrived(arrival)?;
+            return self.out(out, progress);
         }
         // The next ring begins with all tokens so far. Asked twice, the reducer answers the same.
         let mut renewed = progress.generation.clone();
         (self.again, self.first_pass) = (renewed.again(), renewed.next_pass());
         let steps = self.hear(event)?;
         if !steps.is_empty() {
-            progress.generation = renewed;
-            progress.alarm = None;
+            progress.begin_again(renewed);
             self.settle(steps).await?;
         }
         Ok(())
     }
 
-    /// A token may have come of a step.
-    fn sampled<F: FnMut(u32)>(
+    /// A pass may be out after a step, and with it tokens.
+    fn out<F: FnMut(u32, u32)>(
         &mut self,
-        sampled: Option<u32>,
-        pass: Pass,
+        out: Option<Out>,
         progress: &mut Progress<F>,
     ) -> Result<(), RingError> {
-        let Some(token) = sampled else { return Ok(()) };
+        let Some(Out { pass, tokens }) = out else { return Ok(()) };
+        progress.under_way.remove(&pass.index);
+        progress.last_out = Some(Instant::now());
+        let Some(accepted) = tokens.len().checked_sub(1) else { return Ok(()) };
         let broken =
             |error: hearth_schema::schedule::GenerationError| strange("the ring", &error.to_string());
-        progress.generation.output(pass.index, 0).map_err(broken)?;
-        progress.alarm = None;
-        progress.all.push(token);
-        progress.is_over = progress.stop.contains(&token);
+        progress.generation.output(pass.index, accepted as u32).map_err(broken)?;
+        if progress.stop.contains(&tokens[accepted]) {
+            progress.generation.end(pass.sequence);
+        }
+        let text = progress.texts.get_mut(pass.sequence as usize);
+        let text = text.ok_or_else(|| strange("the ring", "a token of a sequence that is not there"))?;
+        text.all.extend_from_slice(&tokens);
         self.recovery.react(Event::Token);
         self.chronicle.token();
-        (progress.on_token)(token);
+        for token in tokens {
+            (progress.on_token)(pass.sequence, token);
+        }
         Ok(())
     }
 

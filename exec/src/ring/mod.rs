@@ -6,12 +6,15 @@
 
 pub mod activations;
 pub mod announcement;
+mod choosing;
 mod chronicle;
 pub mod computing;
 mod control;
 pub mod data_link;
 pub mod deadline;
+mod delayed;
 pub mod discovery;
+mod drafter;
 pub mod error;
 pub mod fetch;
 pub mod greeting;
@@ -25,6 +28,7 @@ pub mod probe;
 pub mod recorder;
 pub mod recovery;
 mod renewal;
+mod request;
 pub mod sealed;
 mod strangers;
 pub mod tenure;
@@ -36,18 +40,22 @@ use std::sync::Arc;
 
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, measure};
-use hearth_schema::plan::Plan;
+use hearth_schema::plan::{Plan, PlannedDevice, PlannedModel};
 use hearth_schema::scenario::{ActivationFormat, KvFormat};
 use hearth_schema::schedule::MAX_PASS_TOKENS;
 
 pub use announcement::{Announcement, AnnouncementError, Medium};
+pub use choosing::Sample;
 pub use computing::Computing;
+pub use delayed::Delayed;
 pub use discovery::DiscoveryError;
+pub use drafter::with_draft;
 pub use error::RingError;
-pub use head::{Generated, OnFetch, Request, Ring, RingOptions, Stopper, Unfinished};
+pub use head::{Generated, OnFetch, Ring, RingOptions, Stopper, Unfinished};
 pub use key::{Key, KeyError};
 pub use network::{Listener, Memory, Network, Tcp};
 pub use renewal::Renewal;
+pub use request::{Asked, Request, for_sequences};
 pub use sealed::Sealed;
 pub use worker::{Source, Worker, WorkerOptions, bind};
 
@@ -61,6 +69,7 @@ use crate::pool::{Pool, PoolOptions};
 use crate::residency::Gate;
 use crate::stage::Stage;
 use crate::weights::Weights;
+use drafter::Drafter;
 use wire::WorkerFacts;
 
 /// A model file on this device.
@@ -106,18 +115,30 @@ impl LocalModel {
     fn check_memory(&self, plan: &Plan, place: usize) -> Result<(), RingError> {
         let layers: u64 = plan.windows(place).iter().map(|window| window.len() as u64).sum();
         let element = Bytes(plan.kv_cache.element_bytes());
-        let cache = self.profile.shape.kv_bytes_per_layer(plan.context, element).0.saturating_mul(layers);
+        let of_layer = self.profile.shape.kv_bytes_per_layer(plan.context, element).0;
+        let cache = of_layer.saturating_mul(layers).saturating_mul(u64::from(plan.sequences));
         let available = measure::memory::available();
         if cache <= available.0 {
             return Ok(());
         }
         let name = &plan.devices[place].name;
+        let several = if plan.sequences > 1 { format!(", {} times", plan.sequences) } else { String::new() };
         Err(RingError::Plan(format!(
-            "the key-value cache of {layers} layers for a context of {} takes {} on `{name}`, which has {available}; \
-             plan with a smaller `context`",
+            "the key-value cache of {layers} layers for a context of {}{several} takes {} on `{name}`, which has \
+             {available}; plan with a smaller `context`",
             plan.context,
             Bytes(cache)
         )))
+    }
+
+    /// This model as the draft of a plan's head.
+    fn drafter(&self, plan: &Plan, pool: &Arc<Pool>) -> Result<Drafter, RingError> {
+        let layers = self.profile.shape.layers.0;
+        let whole = Plan { rounds: 1, devices: vec![plan.devices[0].clone()], ..plan.clone() };
+        let whole = Plan { model: PlannedModel { layers, ..plan.model.clone() }, ..whole };
+        let head = PlannedDevice { window: layers, ..plan.devices[0].clone() };
+        self.check_memory(&Plan { devices: vec![head], ..whole }, 0)?;
+        Drafter::new(self, cache_options(plan), Cpu::new(pool.clone()))
     }
 
     /// The layers of a place in the ring, with their cache, and on the head the model's ends.
@@ -126,28 +147,17 @@ impl LocalModel {
         &self,
         plan: &Plan,
         place: usize,
-        threads: usize,
+        pool: &Arc<Pool>,
         gate: Gate,
     ) -> Result<(Stage, Option<Head>), RingError> {
-        // Several workers may share this machine; pinned, their threads would all share one processor.
-        let mut options = PoolOptions { pin: false, ..PoolOptions::default() };
-        if threads > 0 {
-            // More threads than processors only wait for each other.
-            options.threads = threads.min(options.threads);
-        }
         if place == 0 && !self.weights.is_whole() {
             return Err(RingError::Plan(
                 "a head needs the whole model, and this one was fetched in part".into(),
             ));
         }
         self.check_memory(plan, place)?;
-        let pool = Pool::new(options).map_err(|source| ExecError::Threads { source })?;
-        let cpu = Cpu::new(Arc::new(pool)).behind(gate);
-        let format = match plan.kv_cache {
-            KvFormat::F16 => CacheFormat::F16,
-            KvFormat::F32 => CacheFormat::F32,
-        };
-        let cache = CacheOptions { context: plan.context, format };
+        let cpu = Cpu::new(pool.clone()).behind(gate);
+        let cache = cache_options(plan);
         let head = (place == 0).then(|| Head::new(self.weights.clone(), cpu.clone()));
         let stage = Stage::on_cpu(self.weights.clone(), &plan.windows(place), cache, cpu)?;
         Ok(match plan.activations {
@@ -155,6 +165,26 @@ impl LocalModel {
             ActivationFormat::F32 => (stage, head),
         })
     }
+}
+
+/// The threads that a device computes with: so many, or 0 for all cores.
+fn pool(threads: usize) -> Result<Arc<Pool>, RingError> {
+    // Several workers may share this machine; pinned, their threads would all share one processor.
+    let mut options = PoolOptions { pin: false, ..PoolOptions::default() };
+    if threads > 0 {
+        // More threads than processors only wait for each other.
+        options.threads = threads.min(options.threads);
+    }
+    Ok(Arc::new(Pool::new(options).map_err(|source| ExecError::Threads { source })?))
+}
+
+/// The caches that a plan asks for.
+fn cache_options(plan: &Plan) -> CacheOptions {
+    let format = match plan.kv_cache {
+        KvFormat::F16 => CacheFormat::F16,
+        KvFormat::F32 => CacheFormat::F32,
+    };
+    CacheOptions { context: plan.context, format, sequences: plan.sequences }
 }
 
 /// What a worker without a model tells a head.
@@ -169,17 +199,7 @@ fn facts() -> WorkerFacts {
 
 /// Whether a plan is for execution.
 fn check_executable(plan: &Plan) -> Result<(), RingError> {
-    if let Some(why) = plan.only_simulated() {
-        return Err(RingError::Plan(why));
-    }
-    if plan.sequences > 1 || plan.draft.is_some() {
-        let what = if plan.draft.is_some() { "a draft model" } else { "several sequences at once" };
-        return Err(RingError::Plan(format!(
-            "the plan is for {what}, which this build simulates and does not execute; plan for a workload without \
-             `speculation` and with `sequences: 1`"
-        )));
-    }
-    Ok(())
+    plan.only_simulated().map_or(Ok(()), |why| Err(RingError::Plan(why)))
 }
 
 /// Whether a model with these digests is the plan's: the same file, or where the plan was made without

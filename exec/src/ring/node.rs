@@ -23,18 +23,27 @@ use crate::cost::ComputeCost;
 use crate::cpu::buffer_bytes;
 use crate::head::Head;
 use crate::memory::MemoryWatch;
+use crate::pool::Pool;
 use crate::residency::{Keeper, is_told, resident_bytes};
-use crate::ring::LocalModel;
 use crate::ring::activations;
+use crate::ring::choosing::Choosing;
 use crate::ring::data_link::Arrival;
+use crate::ring::drafter::Drafter;
 use crate::ring::error::{RingError, strange};
 use crate::ring::recorder::{self, At, Lines, Recorder};
 use crate::ring::wire::{Frame, Message};
+use crate::ring::{LocalModel, pool};
 use crate::stage::Stage;
 use crate::weights::Weights;
 
-/// What turns logits into a token, on the head.
-pub type Sample = Box<dyn FnMut(&[f32]) -> u32 + Send>;
+/// A pass that has come out of the ring.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Out {
+    /// Which.
+    pub pass: Pass,
+    /// The tokens it gave: none if no output was wanted, else the drafts that stood, and one.
+    pub tokens: Vec<u32>,
+}
 
 /// A sender for each of the places that a device sends to.
 pub type Outbox = BTreeMap<usize, mpsc::UnboundedSender<Frame>>;
@@ -53,7 +62,12 @@ pub struct Node {
     past: Vec<(u32, Lines)>,
     keeper: Keeper,
     recorder: Recorder,
-    sample: Option<Sample>,
+    /// Chooses tokens, on the head.
+    choosing: Option<Choosing>,
+    /// Makes drafts, on a head that has a draft model.
+    drafter: Option<Drafter>,
+    /// The drafts of each pass under way, on the head.
+    drafts: BTreeMap<u32, Vec<u32>>,
     /// Activations of the pass at hand, [tokens, embedding].
     hidden: Vec<f32>,
     /// Since when this device has had nothing to do.
@@ -64,12 +78,15 @@ pub struct Node {
     next_look: u64,
     /// Tokens of the largest pass so far.
     largest_pass: u32,
-    threads: usize,
+    pool: Arc<Pool>,
     /// Bytes that the keeper had read when the trace began.
     ahead_before: u64,
     /// Bytes that its control group had read again by then.
     refaults_before: u64,
 }
+
+/// What a pass of tokens that nobody has is.
+const MISSING: &str = "a pass of tokens that are not there";
 
 /// Looking at its memory takes a device at most one part in so many of its time.
 const LOOK_SHARE: u64 = 100;
@@ -84,9 +101,20 @@ impl Node {
         outbox: Outbox,
         epoch: u32,
     ) -> Result<Self, RingError> {
+        Self::on(pool(threads)?, plan, place, model, outbox, epoch)
+    }
+
+    fn on(
+        pool: Arc<Pool>,
+        plan: &Arc<Plan>,
+        place: usize,
+        model: &LocalModel,
+        outbox: Outbox,
+        epoch: u32,
+    ) -> Result<Self, RingError> {
         let weights = model.weights.clone();
         let keeper = Keeper::start(&weights, plan, place, || MemoryWatch::shared().room());
-        let (stage, head) = model.stage(plan, place, threads, keeper.gate())?;
+        let (stage, head) = model.stage(plan, place, &pool, keeper.gate())?;
         Ok(Self {
             schedule: Schedule::new(plan.clone(), place),
             stage,
@@ -97,16 +125,28 @@ impl Node {
             past: Vec::new(),
             keeper,
             recorder: Recorder::new(place as u16),
-            sample: None,
+            choosing: None,
+            drafter: None,
+            drafts: BTreeMap::new(),
             hidden: Vec::new(),
             idle_since: wall_nanos(),
             last_pass: 0,
             next_look: 0,
             largest_pass: 0,
-            threads,
+            pool,
             ahead_before: 0,
             refaults_before: recorder::refaults(),
         })
+    }
+
+    /// Drafts with this model where its plan says so. Head only.
+    pub fn drafting_with(mut self, draft: Option<&LocalModel>) -> Result<Self, RingError> {
+        let plan = self.schedule.plan();
+        self.drafter = match draft.filter(|_| plan.draft.is_some()) {
+            Some(draft) => Some(draft.drafter(plan, &self.pool)?),
+            None => None,
+        };
+        Ok(self)
     }
 
     /// Takes up a plan for the passes from `first_pass` on, in another epoch. The trace so far is kept, and with the
@@ -128,6 +168,7 @@ impl Node {
         let lines = self.take_lines();
         self.past.push((self.epoch, lines));
         (self.outbox, self.epoch) = (outbox, epoch);
+        self.drafts.clear();
         let place = self.schedule.device();
         self.recorder.move_to(place as u16);
         if is_same {
@@ -136,12 +177,13 @@ impl Node {
             self.idle_since = wall_nanos();
             return Ok(self);
         }
-        let Node { schedule, stage, head, keeper, recorder, past, outbox, sample, threads, .. } = self;
+        let Node { schedule, stage, head, keeper, recorder, past, outbox, choosing, drafter, pool, .. } =
+            self;
         // Two parts at once may be more than there is memory for.
         drop((stage, head, keeper));
         let (refaults_before, fresh) =
-            (self.refaults_before, Node::new(plan, place, model, threads, outbox, epoch)?);
-        Ok(Node { schedule, past, recorder, sample, refaults_before, ..fresh })
+            (self.refaults_before, Node::on(pool, plan, place, model, outbox, epoch)?);
+        Ok(Node { schedule, past, recorder, choosing, drafter, refaults_before, ..fresh })
     }
 
     /// Refuses passes before this one: they were given up with an earlier plan.
@@ -151,8 +193,8 @@ impl Node {
         Ok(())
     }
 
-    /// Forgets the sequence and the trace of earlier epochs; on the head, takes what samples its tokens.
-    pub fn reset(&mut self, epoch: u32, sample: Option<Sample>) {
+    /// Forgets all sequences and the trace of earlier epochs; on the head, takes what chooses tokens.
+    pub fn reset(&mut self, epoch: u32, choosing: Option<Choosing>) {
         (self.epoch, self.past) = (epoch, Vec::new());
         self.schedule = Schedule::new(self.schedule.plan().clone(), self.schedule.device());
         self.stage.truncate(0);
@@ -160,7 +202,11 @@ impl Node {
         self.keeper.reset();
         self.ahead_before = self.keeper.bytes_read();
         self.refaults_before = recorder::refaults();
-        self.sample = sample;
+        self.choosing = choosing;
+        self.drafts.clear();
+        if let Some(drafter) = &mut self.drafter {
+            drafter.forget();
+        }
         self.idle_since = wall_nanos();
     }
 
@@ -196,15 +242,16 @@ impl Node {
         self.next_look = end + (end - start) * LOOK_SHARE;
     }
 
-    /// Lets a batch of tokens enter the ring. Head only. A token, if one was sampled without leaving.
-    pub fn begin(&mut self, pass: Pass, tokens: &[u32]) -> Result<Option<u32>, RingError> {
+    /// Lets a pass of a sequence enter the ring, of which these are all tokens so far. Head only. The pass, if it is out
+    /// without having left.
+    pub fn begin(&mut self, pass: Pass, so_far: &[u32]) -> Result<Option<Out>, RingError> {
         let steps = self.schedule.react(&Event::Begin(pass))?;
         self.make_room(pass);
-        self.perform(steps, tokens)
+        self.perform(pass, steps, so_far)
     }
 
-    /// Takes activations. A token, if one was sampled. Late ones, of an earlier epoch, change nothing.
-    pub fn arrived(&mut self, arrival: &Arrival) -> Result<Option<u32>, RingError> {
+    /// Takes activations. The pass, if it is out. Late ones, of an earlier epoch, change nothing.
+    pub fn arrived(&mut self, arrival: &Arrival) -> Result<Option<Out>, RingError> {
         let Arrival { from, epoch, pass, round, activations: ref bytes, in_half, at } = *arrival;
         if epoch < self.epoch {
             return Ok(None);
@@ -229,14 +276,18 @@ impl Node {
         let record = self.recorder.span(At { pass: pass.index, round }, Kind::Receive, since, at);
         record.bytes = bytes.len() as u64;
         record.peer = Some(from);
-        self.perform(steps, &[])
+        self.perform(pass, steps, &[])
     }
 
     /// A pass that is larger than any before takes memory for its buffers, which the weights must not fill.
     fn make_room(&mut self, pass: Pass) {
         if pass.tokens > self.largest_pass {
-            let cache = self.stage.cache_bytes() / u64::from(self.schedule.plan().context).max(1);
-            let buffers = buffer_bytes(self.weights.shape(), pass.tokens, self.threads);
+            let plan = self.schedule.plan();
+            let positions = u64::from(plan.context) * u64::from(plan.sequences);
+            let cache = self.stage.cache_bytes() / positions.max(1);
+            let shape = self.weights.shape();
+            let logits = u64::from(pass.drafted) * u64::from(shape.vocabulary) * size_of::<f32>() as u64;
+            let buffers = buffer_bytes(shape, pass.tokens, self.pool.threads()) + logits;
             self.keeper.reserve(buffers + cache * u64::from(pass.tokens));
             self.largest_pass = pass.tokens;
         }
@@ -266,15 +317,13 @@ impl Node {
         }
     }
 
-    fn perform(&mut self, steps: Vec<Step>, tokens: &[u32]) -> Result<Option<u32>, RingError> {
-        let mut sampled = None;
+    fn perform(&mut self, pass: Pass, steps: Vec<Step>, so_far: &[u32]) -> Result<Option<Out>, RingError> {
+        let mut tokens = Vec::new();
         for step in steps {
             match step {
-                Step::Rollback { position, .. } => self.stage.truncate(position),
-                Step::Draft { .. } => {
-                    return Err(RingError::Plan("this build does not run draft models".into()));
-                }
-                Step::Embed { pass } => self.embed(pass, tokens)?,
+                Step::Rollback { sequence, position } => self.stage.roll_back(sequence, position),
+                Step::Draft { pass } => self.draft(pass, so_far)?,
+                Step::Embed { pass } => self.embed(pass, so_far)?,
                 Step::Compute { pass, round, layers, processor } => {
                     self.check_processor(processor)?;
                     let positions: Vec<u32> =
@@ -282,7 +331,8 @@ impl Node {
                     let at = At { pass: pass.index, round };
                     self.keeper.begin(&Part::Layers(layers.clone()), at);
                     let ((), measured) = self.measure(|node| {
-                        let cost = node.stage.forward(layers.clone(), &mut node.hidden, &positions)?;
+                        let (stage, hidden) = (&mut node.stage, &mut node.hidden);
+                        let cost = stage.forward_of(pass.sequence, layers.clone(), hidden, &positions)?;
                         Ok(((), cost))
                     })?;
                     let touched = self.weights.part_bytes(&Part::Layers(layers.clone()));
@@ -290,7 +340,7 @@ impl Node {
                 }
                 Step::Output { pass, processor } => {
                     self.check_processor(processor)?;
-                    sampled = self.output(pass)?;
+                    tokens = self.output(pass)?;
                 }
                 Step::Send { pass, round, next_round, to } => self.send(pass, round, next_round, to)?,
                 Step::Prefetch { part, pass, round } => {
@@ -300,10 +350,37 @@ impl Node {
             }
         }
         self.idle_since = wall_nanos();
-        Ok(sampled)
+        let is_out = self.schedule.device() == 0 && !self.schedule.is_under_way(pass.index);
+        Ok(is_out.then_some(Out { pass, tokens }))
     }
 
-    fn embed(&mut self, pass: Pass, tokens: &[u32]) -> Result<(), RingError> {
+    /// The draft model reads a batch of a prompt, or proposes the last tokens of a pass.
+    fn draft(&mut self, pass: Pass, so_far: &[u32]) -> Result<(), RingError> {
+        let end = pass.first_position as usize + (pass.tokens - pass.drafted) as usize;
+        let so_far = so_far.get(..end).ok_or_else(|| strange("the head", MISSING))?;
+        let (passes, measured) = self.measure(|node| {
+            let drafter = node.drafter.as_mut();
+            let drafter = drafter.ok_or_else(|| RingError::Plan("this head has no draft model".into()))?;
+            if pass.drafted == 0 {
+                drafter.read(pass.sequence, so_far)?;
+            } else {
+                let drafts = drafter.draft(pass.sequence, so_far, pass.drafted)?;
+                node.drafts.insert(pass.index, drafts);
+            }
+            let (cost, passes) = drafter.take_cost();
+            Ok((passes, cost))
+        })?;
+        let bytes = self.drafter.as_ref().map_or(0, |drafter| drafter.weight_bytes);
+        self.computed(At { pass: pass.index, round: 0 }, Kind::Draft, measured, bytes * u64::from(passes));
+        Ok(())
+    }
+
+    fn embed(&mut self, pass: Pass, so_far: &[u32]) -> Result<(), RingError> {
+        let first = pass.first_position as usize;
+        let known = so_far.get(first..first + (pass.tokens - pass.drafted) as usize);
+        let mut tokens = known.ok_or_else(|| strange("the head", MISSING))?.to_vec();
+        tokens.extend(self.drafts.get(&pass.index).into_iter().flatten());
+        let tokens = &tokens[..];
         let ((), measured) = self.measure(|node| {
             let mut watch = Stopwatch::start();
             node.hidden = node.head()?.embed(tokens)?;
@@ -321,22 +398,30 @@ impl Node {
         Ok(())
     }
 
-    fn output(&mut self, pass: Pass) -> Result<Option<u32>, RingError> {
+    fn output(&mut self, pass: Pass) -> Result<Vec<u32>, RingError> {
         let at = At { pass: pass.index, round: self.schedule.plan().rounds };
         self.keeper.begin(&Part::Output, at);
-        let (sampled, measured) = self.measure(|node| {
+        let drafts = self.drafts.remove(&pass.index).unwrap_or_default();
+        let (tokens, measured) = self.measure(|node| {
             let hidden = std::mem::take(&mut node.hidden);
-            let logits = node.head()?.logits_of_last(&hidden)?;
+            let wanted = pass.outputs() as usize * node.embedding();
+            let logits = node.head()?.logits(&hidden[hidden.len().saturating_sub(wanted)..])?;
             let mut cost = node.head()?.last_cost();
             let mut watch = Stopwatch::start();
-            let sampled = node.sample.as_mut().map(|sample| sample(&logits));
+            let choosing = node.choosing.as_mut();
+            let tokens = choosing.and_then(|choosing| choosing.tokens(pass.sequence, &logits, &drafts));
             cost += cost_of(watch.cut());
-            Ok((sampled, cost))
+            Ok((tokens, cost))
         })?;
+        let tokens = tokens.ok_or_else(|| strange("the head", "nobody samples for this sequence"))?;
         let touched = self.weights.part_bytes(&Part::Output);
         self.computed(at, Kind::Output, measured, touched);
+        if pass.drafted > 0 {
+            let accepted = tokens.len().saturating_sub(1) as u64;
+            self.recorder.counter(pass.index, Counter::Accepted, accepted);
+        }
         self.count(pass.index);
-        Ok(sampled)
+        Ok(tokens)
     }
 
     fn head(&mut self) -> Result<&mut Head, RingError> {

@@ -21,6 +21,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 
+use crate::ring::choosing::Choosing;
 use crate::ring::chronicle::Chronicle;
 use crate::ring::control::{Control, HeadEvent, address, greet};
 use crate::ring::data_link::{Cut, DataEvent, Deliver, Door, Sending, SharedDoor, admit};
@@ -29,11 +30,11 @@ use crate::ring::greeting::{hear, refuse};
 use crate::ring::head::RingOptions;
 use crate::ring::head_address::{announced, listen_at};
 use crate::ring::network::{Listener, Network};
-use crate::ring::node::{Node, Outbox, Sample};
+use crate::ring::node::{Node, Outbox};
 use crate::ring::recovery::{Event, Recovery, Step};
 use crate::ring::strangers::{Known, Strangers};
 use crate::ring::wire::{Frame, Message, PeerAddress, Purpose, WorkerFacts};
-use crate::ring::{LocalModel, fetch};
+use crate::ring::{LocalModel, drafter, fetch};
 
 /// From the first order of a new ring until it is ready.
 const READY_DEADLINE: Duration = Duration::from_mins(1);
@@ -90,7 +91,7 @@ pub(super) struct Lead<N: Network> {
     pub(super) recovery: Recovery,
     pub(super) node: Option<Node>,
     /// For the node, when the next request begins.
-    pub(super) sample: Option<Sample>,
+    pub(super) choosing: Option<Choosing>,
     pub(super) chronicle: Chronicle,
     pub(super) inbox: mpsc::UnboundedSender<HeadEvent>,
     pub(super) events: mpsc::UnboundedReceiver<HeadEvent>,
@@ -125,6 +126,7 @@ impl<N: Network> Lead<N> {
         session: u64,
     ) -> Result<Self, RingError> {
         model.check(&plan)?;
+        drafter::check(&plan, &model, options.draft.as_deref())?;
         let mut workers = BTreeMap::new();
         for (device, link) in plan.devices.iter().skip(1).zip(1..) {
             let control = greet(&network, &plan, device, (session, link), &inbox).await?;
@@ -152,7 +154,7 @@ impl<N: Network> Lead<N> {
             lost: BTreeMap::new(),
             no_plan: String::new(),
             node: None,
-            sample: None,
+            choosing: None,
             inbox,
             events,
             door,
@@ -171,7 +173,7 @@ impl<N: Network> Lead<N> {
     }
 
     /// Makes the ring ready for a request: takes in who is back, and has all forget the request before.
-    pub(super) async fn renew_for_request(&mut self, sample: Sample) -> Result<(), RingError> {
+    pub(super) async fn renew_for_request(&mut self, choosing: Choosing) -> Result<(), RingError> {
         while let Ok(event) = self.events.try_recv() {
             match event {
                 // What the request before left behind.
@@ -180,7 +182,7 @@ impl<N: Network> Lead<N> {
             }
         }
         self.take_in_who_is_back().await;
-        (self.first_pass, self.again, self.sample) = (0, 0, Some(sample));
+        (self.first_pass, self.again, self.choosing) = (0, 0, Some(choosing));
         if !self.recovery.is_running() {
             let steps = self.recovery.react(Event::Request);
             self.settle(steps).await?;
@@ -253,8 +255,8 @@ impl<N: Network> Lead<N> {
                     worker.set_clock();
                     worker.order(Message::Reset { epoch });
                 }
-                let sample = self.sample.take();
-                self.node()?.reset(epoch, sample);
+                let choosing = self.choosing.take();
+                self.node()?.reset(epoch, choosing);
                 Ok(self.own_part_is_ready(epoch))
             }
             Step::Begin { .. } => Ok(vec![]),
@@ -320,7 +322,8 @@ impl<N: Network> Lead<N> {
         };
         let node = match self.node.take() {
             Some(node) => node.renew(&plan, self.first_pass, &self.model, outbox, epoch)?,
-            None => Node::new(&plan, 0, &self.model, self.options.threads, outbox, epoch)?,
+            None => Node::new(&plan, 0, &self.model, self.options.threads, outbox, epoch)?
+                .drafting_with(self.options.draft.as_deref())?,
         };
         self.node = Some(node);
         Ok(self.own_part_is_ready(epoch))
@@ -486,6 +489,9 @@ impl<N: Network> Lead<N> {
                 reason: format!("its head would be `{other}`, and the tokens are elsewhere"),
             });
         }
+        // What is under way has caches of this size.
+        (plan.context, plan.sequences) = (self.first.context, self.first.sequences);
+        plan.draft.clone_from(&self.first.draft);
         for device in &mut plan.devices {
             // The plan that was begun with says where devices listen, whatever the scenario says.
             let known =

@@ -166,6 +166,10 @@ pub enum Message {
         tokens: u32,
         /// Whether a token will be sampled.
         output: bool,
+        /// Whose tokens, of the sequences under way.
+        sequence: u32,
+        /// How many of the tokens, the last ones, are drafts.
+        drafted: u32,
         /// The round to take up.
         round: u32,
         /// Whether they are f16 instead of f32.
@@ -220,10 +224,20 @@ pub enum Message {
 }
 
 impl Message {
-    /// The header of a pass's activations. Plans for several sequences or drafts are refused, so that neither is in it.
+    /// The header of a pass's activations.
     pub fn activations(epoch: u32, pass: Pass, round: u32) -> Message {
-        let Pass { index, first_position, tokens, output, .. } = pass;
-        Message::Activations { epoch, pass: index, first_position, tokens, output, round, in_half: false }
+        let Pass { index, first_position, tokens, output, sequence, drafted } = pass;
+        Message::Activations {
+            epoch,
+            pass: index,
+            first_position,
+            tokens,
+            output,
+            sequence,
+            drafted,
+            round,
+            in_half: false,
+        }
     }
 }
 
@@ -235,6 +249,25 @@ impl Message {
             *in_half = halved;
         }
         self
+    }
+
+    /// If activations follow: their epoch, their pass, the round to take up, and whether they are f16.
+    pub fn pass(&self) -> Option<(u32, Pass, u32, bool)> {
+        let Message::Activations {
+            epoch,
+            pass: index,
+            first_position,
+            tokens,
+            output,
+            sequence,
+            drafted,
+            round,
+            in_half,
+        } = *self
+        else {
+            return None;
+        };
+        Some((epoch, Pass { index, first_position, tokens, output, sequence, drafted }, round, in_half))
     }
 }
 
@@ -380,7 +413,7 @@ mod tests {
     use super::*;
 
     fn sample() -> Frame {
-        let pass = Pass::plain(7, 40, 2, true);
+        let pass = Pass { sequence: 3, drafted: 1, ..Pass::plain(7, 40, 2, true) };
         Frame { message: Message::activations(5, pass, 3), payload: vec![1, 2, 3, 4] }
     }
 

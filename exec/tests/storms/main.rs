@@ -1,7 +1,7 @@
 //! Does a ring give the tokens of an undisturbed run, or a clear error, whatever happens to its devices and links?
 //!
 //! The code of a real ring, over a simulated network and a simulated clock ([`network`]). A seed draws a ring of two to
-//! five devices, its windows, a prompt, and what happens and when: crashes with and without a restart, devices that
+//! five devices, its windows, prompts of one to four sequences, batches, drafts, and what happens and when: crashes with and without a restart, devices that
 //! freeze, pairs that are cut off from each other, connections that break, also while the ring comes up, while it plans
 //! again, and between two requests. Tokens are sampled, so that one that was drawn twice would change all after it.
 //!
@@ -14,18 +14,19 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hearth_exec::ring::{
-    Computing, Generated, LocalModel, Request, Ring, RingError, RingOptions, Source, Unfinished, Worker,
-    WorkerOptions, bind,
+    Asked, Computing, Generated, LocalModel, Request, Ring, RingError, RingOptions, Source, Unfinished,
+    Worker, WorkerOptions, bind,
 };
 use hearth_exec::synth::{SynthOptions, synthesise};
 use hearth_exec::{Sampler, SamplerOptions};
 use hearth_profiles::model::Quant;
 use hearth_profiles::{Format, Layers};
 use hearth_schema::Plan;
-use hearth_schema::plan::{Origin, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Role};
+use hearth_schema::plan::{Origin, PlanKind, PlannedDevice, PlannedDraft, PlannedModel, PlannerRecord, Role};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::scenario::{ActivationFormat, KvFormat};
 use hearth_schema::schedule::Processor;
+use hearth_schema::trace::Counter;
 use network::{Endpoint, World};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -37,10 +38,14 @@ const CONTEXT: u32 = 64;
 const HANGS: Duration = Duration::from_mins(30);
 
 /// What is drawn from a seed.
+#[derive(Clone)]
 struct Storm {
     windows: Vec<u32>,
-    prompt: Vec<u32>,
+    prompts: Vec<Vec<u32>>,
     generate: u32,
+    micro_batch: u32,
+    drafts: u32,
+    temperature: f32,
     requests: usize,
     slowest: Duration,
     /// Whether something happens before the ring is up.
@@ -66,7 +71,12 @@ impl Storm {
         (0..more).for_each(|_| windows[random.random_range(0..devices)] += 1);
         let slowest = Duration::from_millis(random.random_range(1..=40));
         let generate = random.random_range(4..=12);
-        let prompt = (0..random.random_range(1..=12)).map(|_| random.random_range(0..500)).collect();
+        let prompt = |random: &mut ChaCha8Rng| {
+            (0..random.random_range(1..=12)).map(|_| random.random_range(0..500)).collect()
+        };
+        let prompts = (0..random.random_range(1..=4)).map(|_| prompt(&mut random)).collect();
+        let (micro_batch, drafts) = (random.random_range(1..=12), random.random_range(0..=3));
+        let temperature = if random.random_bool(0.5) { 0.2 } else { 1.0 };
         // About as long as the tokens take.
         let hops = LAYERS.div_ceil(windows.iter().sum::<u32>()) * devices as u32;
         let span = slowest * hops * generate / 2;
@@ -90,11 +100,25 @@ impl Storm {
         let (requests, early) = (random.random_range(1..=2), random.random_bool(0.1));
         // In every third, whatever else is drawn.
         let activations = if seed % 3 == 1 { ActivationFormat::F16 } else { ActivationFormat::F32 };
-        Storm { windows, prompt, generate, requests, slowest, early, blows, activations }
+        Storm {
+            windows,
+            prompts,
+            generate,
+            micro_batch,
+            drafts,
+            temperature,
+            requests,
+            slowest,
+            early,
+            blows,
+            activations,
+        }
     }
 }
 
-fn plan(model: &LocalModel, windows: &[u32], activations: ActivationFormat) -> Plan {
+/// A plan for the storm's sequences. The draft is the model itself, of which a sampler takes what it likes best now and
+/// then.
+fn plan(storm: &Storm, model: &LocalModel, windows: &[u32]) -> Plan {
     let residency = ResidencyOptions::of(Residency::Windowed).without_prefetch();
     let devices = windows.iter().enumerate().map(|(place, &window)| PlannedDevice {
         name: format!("d{place}"),
@@ -114,10 +138,11 @@ fn plan(model: &LocalModel, windows: &[u32], activations: ActivationFormat) -> P
         rounds: LAYERS.div_ceil(windows.iter().sum()),
         context: CONTEXT,
         kv_cache: KvFormat::F32,
-        activations,
+        activations: storm.activations,
         output: Processor::Cpu,
-        sequences: 1,
-        draft: None,
+        sequences: storm.prompts.len() as u32,
+        draft: (storm.drafts > 0)
+            .then(|| PlannedDraft { model: PlannedModel::of(&model.profile), processor: Processor::Cpu }),
         devices: devices.collect(),
         dropped: vec![],
         predicted: None,
@@ -139,20 +164,23 @@ fn start(world: &World, place: usize, model: &Arc<LocalModel>) {
 }
 
 fn request(storm: &Storm) -> Request {
-    let options = SamplerOptions { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 5 };
-    let mut sampler = Sampler::new(options).expect("sound options");
+    let options = SamplerOptions { temperature: storm.temperature, top_k: 0, top_p: 1.0, seed: 5 };
+    let sampler = Sampler::new(options).expect("sound options");
+    let asked = |(prompt, number): (&Vec<u32>, u32)| {
+        let mut sampler = sampler.for_sequence(number);
+        Asked { prompt: prompt.clone(), sample: Box::new(move |logits| sampler.sample(logits)) }
+    };
     Request {
-        prompt: storm.prompt.clone(),
-        generate: storm.generate,
-        sample: Box::new(move |logits| sampler.sample(logits)),
-        stop: vec![],
-        scenario: "storm".into(),
-        seed: 5,
+        sequences: storm.prompts.iter().zip(0..).map(asked).collect(),
+        micro_batch: storm.micro_batch,
+        drafts: storm.drafts,
+        ..Request::one(vec![], storm.generate, Box::new(|_| 0))
     }
 }
 
-fn inline() -> RingOptions {
+fn inline(model: &Arc<LocalModel>) -> RingOptions {
     RingOptions {
+        draft: Some(model.clone()),
         threads: 1,
         pass_deadline: Duration::from_mins(5),
         computing: Computing::Inline,
@@ -187,13 +215,16 @@ async fn blow(world: World, blows: Vec<(Duration, usize, Blow)>, model: Arc<Loca
 /// How a request ended, and what the listener saw.
 struct Ended {
     result: Result<Generated, Unfinished>,
-    seen: Vec<u32>,
+    seen: Vec<Vec<u32>>,
 }
 
 async fn ask(ring: &mut Ring<Endpoint>, storm: &Storm) -> Ended {
-    let seen = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::new(Mutex::new(vec![Vec::new(); storm.prompts.len()]));
     let listener = seen.clone();
-    let asked = ring.generate(request(storm), move |token| listener.lock().expect("one thread").push(token));
+    let on_token = move |sequence: u32, token| {
+        listener.lock().expect("one thread")[sequence as usize].push(token);
+    };
+    let asked = ring.generate(request(storm), on_token);
     let result = timeout(HANGS, asked).await.expect("a request hangs");
     let seen = seen.lock().expect("one thread").clone();
     Ended { result, seen }
@@ -208,9 +239,11 @@ struct Tally {
     unfinished: BTreeMap<String, u32>,
     not_up: BTreeMap<String, u32>,
     rings_again: u32,
+    drafted: u64,
+    accepted: u64,
 }
 
-async fn weather(seed: u64, model: &Arc<LocalModel>, expected: &[u32], tally: &mut Tally) {
+async fn weather(seed: u64, model: &Arc<LocalModel>, expected: &[Vec<u32>], tally: &mut Tally) {
     let storm = Storm::of(seed);
     let world = World::new(seed, storm.windows.len(), storm.slowest);
     (1..storm.windows.len()).for_each(|place| start(&world, place, model));
@@ -220,8 +253,7 @@ async fn weather(seed: u64, model: &Arc<LocalModel>, expected: &[u32], tally: &m
         blows();
     }
     let own = world.seen_by(0);
-    let connecting =
-        Ring::connect(&own, plan(model, &storm.windows, storm.activations), model.clone(), inline());
+    let connecting = Ring::connect(&own, plan(&storm, model, &storm.windows), model.clone(), inline(model));
     let mut ring = match timeout(HANGS, connecting).await.expect("coming up hangs") {
         Ok(ring) => ring,
         Err(error) => {
@@ -238,7 +270,7 @@ async fn weather(seed: u64, model: &Arc<LocalModel>, expected: &[u32], tally: &m
         tally.runs += 1;
         let generated = match result {
             Ok(generated) => {
-                assert_eq!(generated.tokens.len(), expected.len(), "tokens were lost or doubled");
+                assert_eq!(generated.sequences, expected, "wrong tokens, lost or doubled ones");
                 generated
             }
             Err(Unfinished { error, so_far }) => {
@@ -247,8 +279,15 @@ async fn weather(seed: u64, model: &Arc<LocalModel>, expected: &[u32], tally: &m
                 *so_far.expect("what there is of it")
             }
         };
-        assert_eq!(generated.tokens, expected[..generated.tokens.len()], "wrong tokens");
-        assert_eq!(generated.tokens, seen, "the listener saw others");
+        for (tokens, expected) in generated.sequences.iter().zip(expected) {
+            assert_eq!(tokens[..], expected[..tokens.len()], "wrong tokens");
+        }
+        assert_eq!(generated.sequences, seen, "the listener saw others");
+        let readings = generated.trace.readings.iter();
+        let accepted = readings.filter(|reading| reading.counter == Counter::Accepted);
+        tally.accepted += accepted.map(|reading| reading.value).sum::<u64>();
+        let drafted = generated.trace.passes.iter().map(|pass| u64::from(pass.drafted));
+        tally.drafted += drafted.sum::<u64>();
         let renewals = generated.plans.len();
         tally.rings_again += renewals as u32;
         *(if renewals == 0 { &mut tally.undisturbed } else { &mut tally.renewed }) += 1;
@@ -282,13 +321,16 @@ fn under_a_paused_clock<T>(work: impl Future<Output = T>) -> T {
 }
 
 /// What a ring of one device gives: the head alone, to which nothing can happen.
-fn alone(storm: &Storm, model: &Arc<LocalModel>) -> Vec<u32> {
+fn alone(storm: &Storm, model: &Arc<LocalModel>) -> Vec<Vec<u32>> {
     under_a_paused_clock(async {
         let world = World::new(0, 1, Duration::from_millis(1));
-        let plan = plan(model, &[LAYERS], storm.activations);
-        let mut ring =
-            Ring::connect(&world.seen_by(0), plan, model.clone(), inline()).await.expect("a ring of one");
-        ask(&mut ring, storm).await.result.expect("tokens").tokens
+        // Without drafts, and the prompts as wholes: neither changes a token.
+        let storm = &Storm { drafts: 0, micro_batch: 512, ..storm.clone() };
+        let plan = plan(storm, model, &[LAYERS]);
+        let mut ring = Ring::connect(&world.seen_by(0), plan, model.clone(), inline(model))
+            .await
+            .expect("a ring of one");
+        ask(&mut ring, storm).await.result.expect("tokens").sequences
     })
 }
 
@@ -305,7 +347,7 @@ fn any_storm_leaves_the_tokens_of_an_undisturbed_run_or_a_clear_error() {
     for seed in first..first + count {
         let storm = Storm::of(seed);
         let expected = alone(&storm, &model);
-        different.extend(expected.iter().copied());
+        different.extend(expected.iter().flatten().copied());
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             under_a_paused_clock(weather(seed, &model, &expected, &mut tally));
         }));
@@ -313,5 +355,7 @@ fn any_storm_leaves_the_tokens_of_an_undisturbed_run_or_a_clear_error() {
     }
     println!("{count} storms from seed {first}: {tally:?}");
     assert!(different.len() > 50 || count < 100, "too few different tokens to tell them apart");
+    let some = 0 < tally.accepted && tally.accepted < tally.drafted;
+    assert!(some || count < 100, "some drafts stand and some do not");
     assert!(tally.renewed > 0 || count < 100, "some storm makes a ring plan again");
 }

@@ -51,19 +51,13 @@ async fn start(network: &Memory, model: &Arc<LocalModel>) {
 async fn tokens(network: &impl Network, model: &Arc<LocalModel>) -> Result<Vec<u32>, RingError> {
     let options = RingOptions { threads: 1, ..RingOptions::default() };
     let mut ring = Ring::connect(network, plan(model), model.clone(), options).await?;
-    let request = Request {
-        prompt: vec![1, 2, 3],
-        generate: 4,
-        sample: Box::new(|logits| {
-            (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap_or(0) as u32
-        }),
-        stop: vec![],
-        scenario: "test".into(),
-        seed: 0,
+    let sample = |logits: &[f32]| {
+        (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap_or(0) as u32
     };
-    let generated = ring.generate(request, |_| {}).await.map_err(|unfinished| unfinished.error)?;
+    let request = Request::one(vec![1, 2, 3], 4, Box::new(sample));
+    let generated = ring.generate(request, |_, _| {}).await.map_err(|unfinished| unfinished.error)?;
     ring.close().await;
-    Ok(generated.tokens)
+    Ok(generated.tokens().to_vec())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

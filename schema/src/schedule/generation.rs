@@ -28,13 +28,9 @@ use crate::workload::Workload;
 /// How far the sequences of a workload are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Generation {
-    prompt: u32,
-    generate: u32,
     micro_batch: u32,
     drafts: u32,
-    /// Those whose prompt has begun to enter.
     sequences: Vec<Sequence>,
-    count: u32,
     /// All prompts before this sequence's are through the head.
     entering: usize,
     /// Whose last token is out and who want another, in the order of their tokens.
@@ -48,8 +44,14 @@ pub struct Generation {
 /// One of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Sequence {
+    /// Tokens of the prompt that was asked.
+    asked: u32,
+    /// Tokens wanted.
+    wanted: u32,
     /// Tokens that enter as its prompt.
     prompt: u32,
+    /// Whether any of them ever has.
+    begun: bool,
     /// Where its next pass begins.
     position: u32,
     generated: u32,
@@ -81,13 +83,25 @@ pub enum GenerationError {
 impl Generation {
     /// Nothing has entered yet. The workload must be valid.
     pub fn new(workload: &Workload) -> Self {
+        let prompts = vec![workload.prompt; workload.sequences as usize];
+        Self::of_prompts(&prompts, workload.generate, workload.micro_batch, workload.drafts())
+    }
+
+    /// The same for prompts of these lengths, each at least 1, of which each generates so many tokens.
+    pub fn of_prompts(prompts: &[u32], wanted: u32, micro_batch: u32, drafts: u32) -> Self {
+        let sequence = |&asked: &u32| Sequence {
+            asked,
+            wanted,
+            prompt: asked,
+            begun: false,
+            position: 0,
+            generated: 0,
+            awaited: None,
+        };
         Self {
-            prompt: workload.prompt,
-            generate: workload.generate,
-            micro_batch: workload.micro_batch.max(1),
-            drafts: workload.drafts(),
-            sequences: Vec::new(),
-            count: workload.sequences,
+            micro_batch: micro_batch.max(1),
+            drafts,
+            sequences: prompts.iter().map(sequence).collect(),
             entering: 0,
             ready: VecDeque::new(),
             over: 0,
@@ -118,12 +132,22 @@ impl Generation {
         // What was rejected is taken back, and the token that corrects it stands in its place.
         sequence.position -= drafted - accepted;
         sequence.generated += accepted + 1;
-        if sequence.generated < self.generate {
+        if sequence.generated < sequence.wanted {
             self.ready.push_back(index as u32);
         } else {
             self.over += 1;
         }
         Ok(accepted + 1)
+    }
+
+    /// A sequence whose tokens are out and that has no pass under way wants no more: its text has come to an end.
+    pub fn end(&mut self, sequence: u32) {
+        let before = self.ready.len();
+        self.ready.retain(|&ready| ready != sequence);
+        if let Some(ended) = self.sequences.get_mut(sequence as usize).filter(|_| self.ready.len() < before) {
+            ended.wanted = ended.generated;
+            self.over += 1;
+        }
     }
 
     /// The ring begins again: passes under way are given up, and keys and values are computed once more. Returns how
@@ -132,10 +156,10 @@ impl Generation {
         self.ready.clear();
         self.entering = 0;
         let mut tokens = 0;
-        for sequence in self.sequences.iter_mut().filter(|sequence| sequence.generated < self.generate) {
-            let prompt = self.prompt + sequence.generated;
+        for sequence in self.sequences.iter_mut().filter(|sequence| sequence.generated < sequence.wanted) {
+            let prompt = sequence.asked + sequence.generated;
             *sequence = Sequence { prompt, position: 0, awaited: None, ..*sequence };
-            tokens += prompt;
+            tokens += if sequence.begun { prompt } else { 0 };
         }
         tokens
     }
@@ -147,7 +171,7 @@ impl Generation {
 
     /// Whether all tokens are out.
     pub fn is_over(&self) -> bool {
-        self.over == self.count
+        self.over as usize == self.sequences.len()
     }
 
     /// The next batch of the prompt that is entering, or the first of the next one.
@@ -156,12 +180,6 @@ impl Generation {
         while self.sequences.get(self.entering).is_some_and(is_in) {
             self.entering += 1;
         }
-        if self.entering == self.sequences.len() {
-            if self.sequences.len() as u64 >= u64::from(self.count) {
-                return None;
-            }
-            self.sequences.push(Sequence { prompt: self.prompt, position: 0, generated: 0, awaited: None });
-        }
         let number = self.entering as u32;
         let sequence = self.sequences.get_mut(self.entering)?;
         let tokens = (sequence.prompt - sequence.position).min(self.micro_batch);
@@ -169,6 +187,7 @@ impl Generation {
         let plain = Pass::plain(self.begun, sequence.position, tokens, output);
         let pass = Pass { sequence: number, ..plain };
         sequence.position += tokens;
+        sequence.begun = true;
         sequence.awaited = Some(pass).filter(|pass| pass.output);
         Some(pass)
     }
@@ -177,7 +196,7 @@ impl Generation {
     fn token_pass(&mut self) -> Option<Pass> {
         let number = self.ready.pop_front()?;
         let sequence = self.sequences.get_mut(number as usize)?;
-        let wanted = self.generate - sequence.generated;
+        let wanted = sequence.wanted - sequence.generated;
         let drafted = self.drafts.min(wanted - 1);
         let pass = Pass {
             sequence: number,

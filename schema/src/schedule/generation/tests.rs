@@ -84,6 +84,25 @@ fn a_ring_that_begins_again_computes_all_tokens_so_far_as_prompts() {
     assert_eq!(enter(&mut generation), ["0:13+3/2!"]);
 }
 
+#[test]
+fn prompts_have_lengths_of_their_own_and_a_text_may_come_to_an_end() {
+    let mut generation = Generation::of_prompts(&[3, 9], 7, 4, 2);
+    let entered: Vec<_> = std::iter::from_fn(|| generation.begin()).map(shape).collect();
+    assert_eq!(entered, ["0:0+3/0!", "1:0+4/0", "1:4+4/0", "1:8+1/0!"]);
+    generation.end(1);
+    assert_eq!(generation.output(3, 0), Ok(1), "a sequence that is waited for does not end");
+    assert_eq!(generation.output(0, 0), Ok(1));
+    generation.end(1);
+    generation.end(1);
+    assert_eq!(generation.begin().map(shape).as_deref(), Some("0:3+3/2!"));
+    assert_eq!((generation.begin(), generation.is_over()), (None, false));
+    assert_eq!(generation.again(), 4, "what has ended does not enter again");
+    assert_eq!(generation.begin().map(shape).as_deref(), Some("0:0+4/0!"));
+    assert_eq!(generation.output(5, 0), Ok(1));
+    generation.end(0);
+    assert!(generation.is_over() && generation.begin().is_none());
+}
+
 proptest! {
     /// Outputs come in any order, with anything accepted, and the ring begins again now and then: every sequence gets
     /// its tokens, no position is skipped, and none past the last token wanted is computed.

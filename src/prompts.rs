@@ -1,0 +1,136 @@
+//! What is the ring asked to go on from?
+//!
+//! One prompt or several: texts of the command line, of a file with one a line, a conversation, or a fixed text of so
+//! many tokens. Here they become tokens, through the model's chat template where that is wanted.
+
+use std::io;
+use std::path::Path;
+
+use hearth_exec::ring::LocalModel;
+use hearth_exec::{ChatTemplate, Message, Tokenizer};
+use serde::Deserialize;
+
+use crate::cli::ExecuteArgs;
+use crate::diagnostics::Failure;
+
+/// Any text does for a measurement; this one is repeated as often as needed.
+const FIXED_TEXT: &str =
+    "In the evening the four of them sat around the fire and told each other what they knew. ";
+
+/// What is asked, before there is a model.
+pub enum Asked {
+    /// Go on from these texts.
+    Texts(Vec<String>),
+    /// Answer these conversations.
+    Conversations(Vec<Vec<Message>>),
+    /// So many tokens.
+    Fixed(u32),
+}
+
+/// A line of a file of prompts.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Line {
+    Text(String),
+    Named { prompt: String },
+}
+
+impl Asked {
+    /// What the command line says, and the files that it names.
+    pub fn by(args: &ExecuteArgs) -> Result<Self, Failure> {
+        if let Some(path) = &args.messages {
+            let standard = path.as_os_str() == "-";
+            if standard && args.exit_with_stdin {
+                let what = "`--messages -` and `--exit-with-stdin` cannot both have standard input";
+                return Err(Failure::unusable(what).hint("give the messages in a file"));
+            }
+            let text = if standard { io::read_to_string(io::stdin()) } else { std::fs::read_to_string(path) };
+            let text = text.map_err(|error| Failure::file(path, "read", &error))?;
+            return Ok(Asked::Conversations(vec![conversation(path, &text)?]));
+        }
+        if let Some(count) = args.prompt_tokens {
+            return Ok(Asked::Fixed(count));
+        }
+        let mut texts = args.prompt.clone();
+        if let Some(path) = &args.prompts {
+            let text = std::fs::read_to_string(path).map_err(|error| Failure::file(path, "read", &error))?;
+            texts.extend(lines(path, &text)?);
+        }
+        if !args.chat {
+            return Ok(Asked::Texts(texts));
+        }
+        let said = |role: &str, content: String| Message { role: role.into(), content };
+        let system = || args.system.iter().map(|text| said("system", text.clone()));
+        let conversation = |text| system().chain([said("user", text)]).collect();
+        Ok(Asked::Conversations(texts.into_iter().map(conversation).collect()))
+    }
+
+    /// How many sequences that makes.
+    pub fn count(&self) -> usize {
+        match self {
+            Asked::Texts(texts) => texts.len(),
+            Asked::Conversations(conversations) => conversations.len(),
+            Asked::Fixed(_) => 1,
+        }
+    }
+
+    /// The tokens of each.
+    pub fn tokens(&self, model: &LocalModel, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>, Failure> {
+        match self {
+            Asked::Texts(texts) => texts.iter().map(|text| Ok(tokenizer.encode(text, false)?)).collect(),
+            Asked::Conversations(conversations) => {
+                let template = ChatTemplate::new(&model.weights.model().metadata, tokenizer)?;
+                conversations.iter().map(|messages| Ok(template.encode(tokenizer, messages)?)).collect()
+            }
+            Asked::Fixed(count) => Ok(vec![fixed(tokenizer, *count as usize)?]),
+        }
+    }
+}
+
+fn fixed(tokenizer: &Tokenizer, count: usize) -> Result<Vec<u32>, Failure> {
+    let mut text = FIXED_TEXT.to_string();
+    loop {
+        let mut tokens = tokenizer.encode(&text, false)?;
+        if tokens.len() >= count {
+            tokens.truncate(count);
+            return Ok(tokens);
+        }
+        text.push_str(FIXED_TEXT);
+    }
+}
+
+fn conversation(path: &Path, text: &str) -> Result<Vec<Message>, Failure> {
+    serde_json::from_str(text).map_err(|error| {
+        let (line, column) = (error.line(), error.column());
+        let said = error.to_string();
+        let place = format!(" at line {line} column {column}");
+        let said = said.strip_suffix(&place).unwrap_or(&said);
+        Failure::unusable(format!("this is no list of messages: {said}"))
+            .at(format!("{}:{line}:{column}", path.display()))
+            .hint(r#"write [{"role": "user", "content": "Hello"}]"#)
+    })
+}
+
+/// A prompt a line; one that begins as JSON does must be a string or have a `prompt`. Empty lines are none.
+fn lines(path: &Path, text: &str) -> Result<Vec<String>, Failure> {
+    let prompt = |(number, line): (usize, &str)| {
+        if !line.starts_with(['"', '{']) {
+            return Ok(line.to_owned());
+        }
+        let read = serde_json::from_str(line).map(|line| match line {
+            Line::Text(text) | Line::Named { prompt: text } => text,
+        });
+        read.map_err(|_| {
+            Failure::unusable("this line begins as JSON does, and is no prompt")
+                .at(format!("{}:{}", path.display(), number + 1))
+                .hint(r#"write "Once upon" or {"prompt": "Once upon"}, or the text without quotes"#)
+        })
+    };
+    let filled = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    let prompts: Vec<String> = filled.map(prompt).collect::<Result<_, _>>()?;
+    if prompts.is_empty() {
+        let what = "there is no prompt in this file";
+        return Err(Failure::unusable(what).at(path.display()).hint("write one on each line"));
+    }
+    Ok(prompts)
+}
