@@ -245,15 +245,17 @@ impl LoadedScenario {
     /// The cluster of these devices, in the scenario's order, and a model. Nothing but a draft model is read.
     pub fn assemble(&self, devices: Vec<Device>, model: ModelProfile) -> Result<Cluster, Failure> {
         let scenario = &self.scenario;
-        let member = |(entry, device): (&DeviceEntry, Device)| Member {
-            name: entry.name.clone(),
-            address: entry.address.clone(),
-            device,
-            residency: entry.residency.or(scenario.residency),
+        let member = |(entry, device): (&DeviceEntry, Device)| -> Result<Member, Failure> {
+            Ok(Member {
+                name: entry.name.clone(),
+                address: entry.address.clone(),
+                device: used_so(entry, device)?,
+                residency: entry.residency.or(scenario.residency),
+            })
         };
         let draft = scenario.workload.speculation.as_ref();
         let mut cluster = Cluster {
-            members: scenario.devices.iter().zip(devices).map(member).collect(),
+            members: scenario.devices.iter().zip(devices).map(member).collect::<Result<_, _>>()?,
             head: scenario.head(),
             links: LinkTable::new(scenario.links.clone()),
             model,
@@ -309,6 +311,26 @@ impl LoadedScenario {
         }
         device::shipped(name).map_err(Failure::unusable)
     }
+}
+
+/// The device with its SoC used as the scenario says.
+fn used_so(entry: &DeviceEntry, mut device: Device) -> Result<Device, Failure> {
+    let Some(options) = entry.soc else { return Ok(device) };
+    let name = &entry.name;
+    let Some(soc) = &mut device.soc else {
+        let what = format!(
+            "device `{name}`: `soc` says how a SoC is used, and its profile `{}` has none",
+            entry.profile
+        );
+        return Err(Failure::unusable(what)
+            .hint("remove `soc`, or choose a profile with one, as `snapdragon-8-gen-3`"));
+    };
+    if let Some(why) = soc.wrong_options(&options) {
+        return Err(Failure::unusable(format!("device `{name}`: `soc` {why}"))
+            .hint("docs/scenarios.md says what each strategy needs"));
+    }
+    soc.usual = options;
+    Ok(device)
 }
 
 /// Whether a reference is a path rather than a shipped name.

@@ -18,6 +18,7 @@ mod progress;
 mod prompts;
 mod refinement;
 mod replanner;
+mod soc;
 mod sweep;
 mod uncertainty;
 

@@ -177,6 +177,7 @@ pub fn device(name: &str, kind: Kind, chance: &mut Chance) -> Device {
         },
         disk,
         gpu,
+        soc: None,
         peers: vec![],
     }
 }

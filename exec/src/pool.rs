@@ -344,7 +344,7 @@ fn enter(shared: &Shared, mut state: u64) -> bool {
 
 /// Keeps the calling thread on the `index`-th processor it may use, counted round.
 pub fn pin_to_processor(index: usize) {
-    #[cfg(target_os = "linux")]
+    #[cfg(any(target_os = "android", target_os = "linux"))]
     {
         // SAFETY: the sets are plain bit masks, zero is a valid one, and the calls only read or fill them.
         unsafe {
@@ -360,7 +360,7 @@ pub fn pin_to_processor(index: usize) {
             libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const one);
         }
     }
-    #[cfg(not(target_os = "linux"))]
+    #[cfg(not(any(target_os = "android", target_os = "linux")))]
     let _ = index;
 }
 

@@ -30,7 +30,7 @@
 
 use hearth_profiles::device::{Gpu as GpuProfile, GpuKind, Os, PageCachePolicy};
 use hearth_profiles::model::{ModelProfile, TensorGroup};
-use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
+use hearth_profiles::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
 use hearth_schema::rates::{Work, advised_rate, stream_rate};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::schedule::Pass;
@@ -129,13 +129,17 @@ fn device(cluster: &Cluster, member: &Member, hop: Seconds) -> Device {
     let new_cache = model.shape.kv_bytes_per_layer(1, Bytes(cluster.kv_cache.element_bytes()));
     let gpu_bytes = gpu.map_or(0, |gpu| gpu.memory_available.value.0);
     let shared = kind == Gpu::Cuda && gpu.is_some_and(|gpu| gpu.unified_memory);
+    let soc = soc_rates(cluster, member);
     Device {
         name: member.name.clone(),
         os,
         gpu: kind,
-        cpu_speed: speeds(model, |format| profile.cpu.matvec_rate(format)),
+        cpu_speed: soc.as_ref().map_or_else(
+            || speeds(model, |format| profile.cpu.matvec_rate(format)),
+            |(speed, _)| speeds(model, |_| Some(*speed)),
+        ),
         gpu_speed: gpu.map_or_else(PerFormat::new, |gpu| speeds(model, |format| gpu.matvec_rate(format))),
-        cpu_memory_rate: profile.cpu.read_bandwidth.value.0,
+        cpu_memory_rate: soc.map_or(profile.cpu.read_bandwidth.value.0, |(_, rate)| rate.0),
         gpu_memory_rate: gpu.map_or(0.0, |gpu| gpu.read_bandwidth.value.0),
         cpu_cache_write: (profile.cpu.kv_copy.time(new_cache) + layer_extras(cluster, member)).0,
         gpu_cache_write: gpu.map_or(0.0, |gpu| gpu.kv_copy.time(new_cache).0),
@@ -190,7 +194,7 @@ fn work_times(cluster: &Cluster, member: &Member) -> WorkTimes {
     let pass = Pass::plain(0, mean_length(cluster), 1, true);
     let element = Bytes(cluster.kv_cache.element_bytes());
     let layers = |work: &Work| (0..model.shape.layers.0).map(|layer| work.layer(layer, pass).0).collect();
-    let cpu = Work::on_cpu(&profile.cpu, model, element);
+    let cpu = Work::in_main_memory(profile, model, element);
     let gpu = profile.gpu.as_ref().map(|gpu| Work::on_gpu(gpu, model, element));
     WorkTimes {
         cpu_layers: layers(&cpu),
@@ -204,6 +208,16 @@ fn work_times(cluster: &Cluster, member: &Member) -> WorkTimes {
             .and_then(|gpu| gpu.window_overhead.as_ref())
             .map_or(0.0, |cost| cost.value.0),
     }
+}
+
+/// Of a SoC, the rates in whose terms the paper's latency model knows a device: weights at the rate at which a layer goes
+/// through, and arithmetic that adds a hundredth.
+fn soc_rates(cluster: &Cluster, member: &Member) -> Option<(FlopsPerSecond, BytesPerSecond)> {
+    member.device.soc.as_ref()?;
+    let (model, element) = (&cluster.model, Bytes(cluster.kv_cache.element_bytes()));
+    let work = Work::in_main_memory(&member.device, model, element);
+    let time = work.layer(0, Pass::plain(0, mean_length(cluster), 1, false));
+    Some((model.mean_layer().flops() / (time * 0.01), model.mean_layer_bytes() / time))
 }
 
 /// Attention over the mean length of the cache while tokens are generated, and the fixed cost of a layer.
@@ -223,7 +237,7 @@ fn mean_length(cluster: &Cluster) -> u32 {
 /// Speeds for the formats that the model has work in.
 fn speeds(
     model: &ModelProfile,
-    rate: impl Fn(hearth_profiles::Format) -> Option<hearth_profiles::FlopsPerSecond>,
+    rate: impl Fn(hearth_profiles::Format) -> Option<FlopsPerSecond>,
 ) -> PerFormat {
     let mean = model.mean_layer();
     let formats = mean.by_format().chain(model.output.by_format()).map(|(format, _)| format);

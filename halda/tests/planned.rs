@@ -65,6 +65,7 @@ fn device(name: &str, os: Os, gib: u64, gpu: Option<Gpu>) -> Member {
             read_ahead: None,
         },
         gpu,
+        soc: None,
         peers: Vec::new(),
     };
     Member { name: name.to_owned(), address: None, device, residency: None }

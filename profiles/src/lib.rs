@@ -19,4 +19,4 @@ pub use format::Format;
 pub use link::Link;
 pub use per_format::PerFormat;
 pub use sourced::Sourced;
-pub use units::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Fraction, Layers, PerSecond, Seconds};
+pub use units::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Fraction, Layers, PerSecond, Seconds, Watts};

@@ -43,6 +43,10 @@ pub struct Layers(pub u32);
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Default)]
 pub struct PerSecond(pub f64);
 
+/// Power in watts.
+#[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Default)]
+pub struct Watts(pub f64);
+
 /// A share of a whole, written in percent.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Default)]
 pub struct Fraction(pub f64);
@@ -312,6 +316,7 @@ quantity!(
     |r: &PerSecond| r.0,
     [("/s", 1.0), ("/min", 1.0 / 60.0)]
 );
+quantity!(Watts, "a power", "2.7 W", |v| Some(Watts(v)), |p: &Watts| p.0, [("W", 1.0), ("mW", 1e-3)]);
 quantity!(Fraction, "a share", "90 %", |v| Some(Fraction(v)), |s: &Fraction| s.0, [("%", 0.01)]);
 
 macro_rules! additive {

@@ -58,7 +58,10 @@ pub struct Block {
 
 /// Whether a record is work of a processor.
 pub fn is_work(record: &Record) -> bool {
-    matches!(record.kind, Kind::Embed | Kind::Compute | Kind::Output | Kind::Copy | Kind::Draft)
+    matches!(
+        record.kind,
+        Kind::Embed | Kind::Compute | Kind::Output | Kind::Copy | Kind::Draft | Kind::Prepare
+    )
 }
 
 /// The parts of a step on the CPU, in the order they are drawn, in nanoseconds.

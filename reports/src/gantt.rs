@@ -167,6 +167,9 @@ fn hover(record: &Record, meaning: &str, nanos: u64) -> String {
         Kind::Draft => "drafting".into(),
         Kind::Copy => "copy".into(),
         Kind::Receive | Kind::Send => "message".into(),
+        Kind::Kernel => "kernel".into(),
+        Kind::Synchronise => "waiting".into(),
+        Kind::Prepare => "making graphs".into(),
         Kind::Compute | Kind::Prefetch => match record.layers {
             Some([start, end]) if end > start + 1 => format!("layers {start} to {}", end - 1),
             Some([start, _]) => format!("layer {start}"),

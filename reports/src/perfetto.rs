@@ -22,14 +22,21 @@ use crate::happenings;
 use crate::messages;
 
 /// Threads of a device, in the order of their numbers, from 1.
-const THREADS: [(Resource, &str); 6] = [
+const THREADS: [(Resource, &str); 7] = [
     (Resource::Cpu, "cpu"),
     (Resource::Gpu, "gpu"),
     (Resource::DiskDemand, "disk demand"),
     (Resource::DiskPrefetch, "disk prefetch"),
     (Resource::Tx, "tx"),
     (Resource::Rx, "rx"),
+    (Resource::Npu, "npu"),
 ];
+
+/// Of these, those whose second, third, .. threads follow all their first ones.
+const INTERLEAVED: usize = 6;
+
+/// The first thread of the NPU, beyond all threads of other steps.
+const NPU: usize = 500_000;
 
 /// The first thread of happenings: beyond all threads of steps.
 const HAPPENED: usize = 1_000_000;
@@ -200,7 +207,10 @@ struct Slice {
 
 impl Slice {
     fn thread(&self) -> usize {
-        1 + self.resource + THREADS.len() * self.side
+        if self.resource < INTERLEAVED {
+            return 1 + self.resource + INTERLEAVED * self.side;
+        }
+        NPU + self.side
     }
 }
 
@@ -352,7 +362,9 @@ fn flows(events: &mut Events, trace: &Trace, slices: &[Slice], base: usize) {
 
 fn category(kind: Kind) -> &'static str {
     match kind {
-        Kind::Embed | Kind::Compute | Kind::Output | Kind::Draft => "compute",
+        Kind::Embed | Kind::Compute | Kind::Output | Kind::Draft | Kind::Kernel => "compute",
+        Kind::Synchronise => "wait",
+        Kind::Prepare => "prepare",
         Kind::Copy => "copy",
         Kind::Receive | Kind::Send => "ring",
         Kind::Prefetch => "disk",
@@ -371,6 +383,9 @@ fn title(record: &Record) -> String {
         Kind::Prefetch if record.layers.is_none() => "read ahead the output head".into(),
         Kind::Prefetch => format!("read ahead{layers}"),
         Kind::Copy => "copy".into(),
+        Kind::Kernel => format!("kernel, stage {}", record.round),
+        Kind::Synchronise => format!("wait, stage {}", record.round),
+        Kind::Prepare => "make graphs".into(),
     }
 }
 

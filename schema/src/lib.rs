@@ -23,6 +23,7 @@ pub mod residency;
 pub mod room;
 pub mod scenario;
 pub mod schedule;
+pub mod soc;
 pub mod spread;
 pub mod tensor;
 pub mod trace;

@@ -232,7 +232,10 @@ fn spread(turns: &[Turn]) -> Option<Spread> {
 }
 
 fn is_work(record: &Record) -> bool {
-    matches!(record.kind, Kind::Embed | Kind::Compute | Kind::Output | Kind::Copy | Kind::Draft)
+    matches!(
+        record.kind,
+        Kind::Embed | Kind::Compute | Kind::Output | Kind::Copy | Kind::Draft | Kind::Prepare
+    )
 }
 
 /// Adds a step's time to the terms.

@@ -13,13 +13,16 @@
 //! The planner and the simulator both ask here, so that a plan's expectation and its simulation differ in what they
 //! make of memory and links, never in the work.
 //!
+//! A device with a SoC computes on its GPU and NPU what another computes on its cores ([`crate::soc`]).
+//!
 //! Not here: waiting for weights and sharing the cores, which is simulated.
 
-use hearth_profiles::device::{Cpu, Disk, Gpu, nearest};
+use hearth_profiles::device::{Cpu, Device, Disk, Gpu, nearest};
 use hearth_profiles::model::{ModelProfile, TensorGroup};
 use hearth_profiles::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Format, PerFormat, Seconds, Sourced};
 
 use crate::schedule::Pass;
+use crate::soc::Chip;
 
 /// What the kernel takes for so many bytes of pages that it brings into the page cache ahead of use: allocating,
 /// charging and queueing them. source: measured on Linux 6.18, 28 ms for 200 MiB of `WILLNEED` calls
@@ -61,7 +64,7 @@ pub fn stream_rate(disk: &Disk) -> BytesPerSecond {
 type Rates = PerFormat<Sourced<FlopsPerSecond>>;
 
 /// One processor working on one model: what each of its steps takes with all weights at hand.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Work<'a> {
     model: &'a ModelProfile,
     /// Bytes of an element of the key-value cache.
@@ -73,9 +76,17 @@ pub struct Work<'a> {
     attention: Option<FlopsPerSecond>,
     kv_copy: &'a hearth_profiles::device::Transfer,
     layer_overhead: Seconds,
+    /// Computes layers and outputs instead.
+    chip: Option<Chip<'a>>,
 }
 
 impl<'a> Work<'a> {
+    /// What a device computes with on weights in main memory: its SoC, or its CPU.
+    pub fn in_main_memory(device: &'a Device, model: &'a ModelProfile, kv_element: Bytes) -> Self {
+        let chip = device.soc.as_ref().map(|soc| Chip::new(soc, model, kv_element));
+        Self { chip, ..Self::on_cpu(&device.cpu, model, kv_element) }
+    }
+
     /// The CPU of a device.
     pub fn on_cpu(cpu: &'a Cpu, model: &'a ModelProfile, kv_element: Bytes) -> Self {
         Self {
@@ -88,6 +99,7 @@ impl<'a> Work<'a> {
             attention: cpu.attention.as_ref().map(|rate| rate.value),
             kv_copy: &cpu.kv_copy,
             layer_overhead: cpu.layer_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value),
+            chip: None,
         }
     }
 
@@ -103,11 +115,15 @@ impl<'a> Work<'a> {
             attention: None,
             kv_copy: &gpu.kv_copy,
             layer_overhead: Seconds(0.0),
+            chip: None,
         }
     }
 
     /// One layer for all tokens of a pass.
     pub fn layer(&self, layer: u32, pass: Pass) -> Seconds {
+        if let Some(chip) = &self.chip {
+            return chip.layer_time(pass);
+        }
         let shape = &self.model.shape;
         let new = shape.kv_bytes_per_layer(pass.tokens, self.kv_element);
         self.product(&self.model.layers[layer as usize], pass.tokens)
@@ -123,7 +139,11 @@ impl<'a> Work<'a> {
 
     /// The output matrix for so many positions at once.
     pub fn outputs(&self, positions: u32) -> Seconds {
-        if positions == 0 { Seconds(0.0) } else { self.product(&self.model.output, positions) }
+        match &self.chip {
+            _ if positions == 0 => Seconds(0.0),
+            Some(chip) => chip.output_time(positions),
+            None => self.product(&self.model.output, positions),
+        }
     }
 
     /// Looking up the embedding rows of so many tokens.

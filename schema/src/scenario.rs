@@ -8,6 +8,7 @@
 
 use std::collections::BTreeSet;
 
+use hearth_profiles::device::SocOptions;
 use hearth_profiles::document::{Document, DocumentError};
 use hearth_profiles::link::air::Air;
 use hearth_profiles::{Bytes, BytesPerSecond, Format, Fraction, Link, Seconds};
@@ -122,6 +123,9 @@ pub struct DeviceEntry {
     /// How it keeps its weights, if not as the scenario's other devices do.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub residency: Option<ResidencyOptions>,
+    /// How its GPU and NPU are used, if its profile has a SoC and not as that says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub soc: Option<SocOptions>,
     /// What the lab lets it have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<Limits>,

@@ -10,6 +10,7 @@
 //! lasts until the message has left). What the head receives and outputs last has the round `rounds`.
 //! `prefetch` lines are those that read something. The head's token begins with
 //! `embed` and ends with `output`; a `draft` line may stand before, and a pass with drafts has an `accepted` counter.
+//! A SoC that runs alone has `kernel` and `synchronise` lines beside the `compute` line that they are part of.
 //!
 //! Not here: what is computed from a trace ([`crate::metrics`]).
 
@@ -91,6 +92,8 @@ pub enum Resource {
     Cpu,
     /// Graphics processor.
     Gpu,
+    /// Neural processor of a SoC.
+    Npu,
     /// Disk, because a computation waited for it.
     DiskDemand,
     /// Disk, ahead of the data's turn.
@@ -121,6 +124,14 @@ pub enum Kind {
     Copy,
     /// Tokens drafted by a small model, or a batch of the prompt read by it.
     Draft,
+    /// A kernel of a SoC's GPU or a graph of its NPU: detail of a `compute` or `output` line, whose time it is part of.
+    /// Its round counts the stages of a layer.
+    Kernel,
+    /// The CPU of a SoC waiting for GPU and NPU, and handing on: detail as well. Its `cpu` cost is polling, its `copy`
+    /// cost what the events take.
+    Synchronise,
+    /// Graphs made at run time for a SoC's NPU.
+    Prepare,
 }
 
 /// Where the time of a computing step went, in nanoseconds, and what it read.

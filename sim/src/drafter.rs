@@ -66,7 +66,11 @@ impl<'a> Drafter<'a> {
             (Work::on_gpu(gpu, self.model, self.kv_element), &gpu.window_overhead, copies)
         } else {
             let cpu = &self.device.cpu;
-            (Work::on_cpu(cpu, self.model, self.kv_element), &cpu.window_overhead, Seconds(0.0))
+            (
+                Work::in_main_memory(self.device, self.model, self.kv_element),
+                &cpu.window_overhead,
+                Seconds(0.0),
+            )
         };
         let layers: Seconds = (0..self.model.layers.len() as u32).map(|layer| work.layer(layer, pass)).sum();
         let fixed = fixed.as_ref().map_or(Seconds(0.0), |cost| cost.value);

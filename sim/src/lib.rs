@@ -22,6 +22,7 @@ mod renewal;
 pub mod resource;
 mod run;
 mod setting;
+mod soc;
 mod station;
 pub mod storage;
 mod stream;

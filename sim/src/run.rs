@@ -9,7 +9,7 @@
 //! What happens to the devices meanwhile is a scenario's business: loads, memory that others take, devices that leave
 //! ([`Surroundings`]; [`crate::agenda`], [`crate::renewal`]).
 //!
-//! Plans that slice layers run in [`crate::tensor`].
+//! Plans that slice layers run in [`crate::tensor`], a phone whose GPU and NPU compute alone in [`crate::soc`].
 //!
 //! Not here: of what stations and links are made ([`crate::setting`]), and speeds and times as numbers, which
 //! `hearth_schema::metrics` computes from the trace.
@@ -200,6 +200,10 @@ pub fn simulate_in(input: &Input, surroundings: &Surroundings) -> Result<Run, Si
             plans: vec![],
             not_come: (0..surroundings.events.len()).collect(),
         });
+    }
+    if let Some(soc) = crate::soc::alone(input, surroundings, devices[0], &budgets[0]) {
+        let trace = crate::soc::simulate(input, soc, devices[0], &budgets[0], header)?;
+        return Ok(Run { trace, plans: vec![], not_come: vec![] });
     }
     let models = setting::models(input);
     let mut world = World::new(*input, *surroundings, &devices, budgets, &models, header);

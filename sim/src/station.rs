@@ -505,7 +505,7 @@ impl<'a> Station<'a> {
     }
 
     fn work(&self) -> Work<'a> {
-        Work::on_cpu(&self.device.cpu, self.model, self.kv_element)
+        Work::in_main_memory(self.device, self.model, self.kv_element)
     }
 
     fn record(&self, kind: Kind, pass: Pass, round: u32, desk: &Desk) -> Record {

@@ -25,7 +25,7 @@ use crate::diagnostics::Failure;
 use crate::documents::{LoadedScenario, in_a_folder, read, write_in};
 use crate::output::{say, tell};
 use crate::refinement::Effort;
-use crate::{limits, progress, uncertainty};
+use crate::{limits, progress, soc, uncertainty};
 
 /// For a system that is planned with `refine`: by count, so that the same comes out on every machine.
 const EFFORT: Effort = Effort { seconds: u64::MAX, evaluations: Some(500) };
@@ -115,6 +115,9 @@ fn loaded(path: &Path, system: &System) -> Result<LoadedScenario, Failure> {
         loaded.scenario.residency = Some(residency);
         loaded.scenario.devices.iter_mut().for_each(|device| device.residency = None);
     }
+    if let Some(soc) = system.soc {
+        loaded.scenario.devices.iter_mut().for_each(|device| device.soc = Some(soc));
+    }
     Ok(loaded)
 }
 
@@ -139,6 +142,7 @@ fn simulated(plan: &Plan, cluster: &Cluster, trace: &Trace) -> Simulated {
         outcome: trace.outcome,
         tpot_ms: metrics.tpot_ms.map(|tpot| tpot.mean),
         ttft_ms: metrics.ttft_ms,
+        energy_j: soc::numbers(cluster, plan, trace).and_then(|numbers| numbers.prefill_energy_j),
         pressure,
         footprint: footprint(plan, cluster),
         plan: in_short(plan),

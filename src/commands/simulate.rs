@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use hearth_profiles::{Bytes, Document};
 use hearth_reports::published::results::Spread;
 use hearth_schema::metrics::{self, Metrics};
+use hearth_schema::soc::SocNumbers;
 use hearth_schema::trace::{MemoryKind, Outcome, Trace};
 use hearth_schema::{Cluster, Plan, Scenario};
 use hearth_sim::{Input, Options, Run, Surroundings};
@@ -17,7 +18,7 @@ use crate::documents::{LoadedScenario, in_a_folder, write, write_trace};
 use crate::happenings::{self, Told};
 use crate::output::{say, tell};
 use crate::replanner::MidRun;
-use crate::{limits, progress, uncertainty};
+use crate::{limits, progress, soc, uncertainty};
 
 /// The page cache of a model this small is followed in fine chunks: still fast, and the edges where windows
 /// just fit are where they are.
@@ -50,13 +51,22 @@ pub struct Output {
     /// How sure the time per token is, if that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spread: Option<Spread>,
+    /// What a phone came to that ran alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub soc: Option<SocNumbers>,
 }
 
 impl Output {
     /// The numbers of a trace.
     pub fn of(trace: &Trace) -> Output {
         let events = trace.records.len() + trace.readings.len();
-        Output { metrics: metrics::compute(trace), events, happenings: happenings::told(trace), spread: None }
+        Output {
+            metrics: metrics::compute(trace),
+            events,
+            happenings: happenings::told(trace),
+            spread: None,
+            soc: None,
+        }
     }
 }
 
@@ -88,6 +98,7 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
         tell!("warning: events[{index}] did not come to happen before the run ended");
     }
     let mut output = Output::of(&trace);
+    output.soc = soc::numbers(&cluster, &plan, &trace);
     if args.draws > 0 && trace.outcome == Outcome::Ok {
         let line = progress::line();
         line.set_message("drawing the parameters of devices and links");
@@ -107,6 +118,9 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
         }
         let ignored = if memory.ignored { MEMORY_IGNORED } else { "" };
         say!("\n{ignored}{}{}\n", table(&output.metrics), happenings::lines(&trace));
+        if let Some(numbers) = &output.soc {
+            say!("{}", soc::lines(numbers));
+        }
         if let Some(note) = disagreement(&plan, &output.metrics) {
             say!("{note}\n");
         }

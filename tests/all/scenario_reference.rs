@@ -6,6 +6,9 @@
 use std::fs;
 use std::path::Path;
 
+use hearth_profiles::device::soc::{
+    Bus, Graphs, Profiled, Shape, Soc, SocGpu, SocNpu, SocOptions, SocPower, SyncCosts,
+};
 use hearth_profiles::device::{Cpu, Disk, Gpu, Memory, Reclaim, Transfer};
 use hearth_profiles::link::PeerLink;
 use hearth_profiles::link::air::{Air, Channel, Delay, Stall, Tcp};
@@ -57,6 +60,16 @@ fn the_reference_of_scenarios_names_every_key() {
         keys::<Reclaim>(),
         keys::<Disk>(),
         keys::<Transfer>(),
+        keys::<Soc>(),
+        keys::<SocGpu>(),
+        keys::<SocNpu>(),
+        keys::<Bus>(),
+        keys::<SyncCosts>(),
+        keys::<Graphs>(),
+        keys::<SocPower>(),
+        keys::<SocOptions>(),
+        keys::<Profiled>(),
+        keys::<Shape>(),
         keys::<PeerLink>(),
         keys::<Link>(),
         keys::<Sourced<Seconds>>(),

@@ -51,3 +51,23 @@ fn a_macs_stalls_make_tokens_late_and_no_finding() {
     let (wifi, stalls) = (mean("llama-70b-on-wifi"), mean("llama-70b-on-wifi-stalls"));
     assert!(stalls > wifi + 0.5 && stalls < wifi + 10.0, "{wifi} and {stalls} ms");
 }
+
+#[test]
+fn every_scenario_of_a_phone_runs_and_says_what_its_processors_did() {
+    let scenarios: Vec<String> = text_files()
+        .into_iter()
+        .filter(|file| file.path.starts_with("scenarios/soc/") && file.extension() == "yaml")
+        .map(|file| file.path)
+        .filter(|path| !path.contains("/models/"))
+        .collect();
+    assert!(scenarios.len() >= 20, "{scenarios:?}");
+    for path in scenarios {
+        let output = run(&["simulate", &root().join(&path).display().to_string(), "--json"]);
+        assert!(output.status.success(), "{path}: {}", String::from_utf8_lossy(&output.stderr));
+        let told: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one JSON document");
+        let is_home = path.contains("/home-");
+        let speed = told["soc"]["prefill_tokens_per_s"].as_f64();
+        assert!(is_home || speed > Some(10.0), "{path}: {}", told["soc"]);
+        assert!(is_home || told["soc"]["prefill_queue"]["longest_ms"].as_f64() > Some(0.0), "{path}");
+    }
+}

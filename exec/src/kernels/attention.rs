@@ -84,9 +84,7 @@ fn scores_f16(instructions: Instructions, query: &[f32], scale: f32, keys: &[f16
                 *score = super::scalar::dot_f16(bytemuck::cast_slice(key), query) * scale;
             }
         }
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: this value exists only where the processor has AVX2, FMA and F16C.
-        Set::Avx2 | Set::Avx512 => unsafe { super::avx2::scores_f16(query, scale, keys, scores) },
+        Set::Native(native) => native.scores_f16(query, scale, keys, scores),
     }
 }
 
@@ -100,9 +98,7 @@ fn mix_f16(instructions: Instructions, probabilities: &[f32], values: &[f16], ou
                 }
             }
         }
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: this value exists only where the processor has AVX2, FMA and F16C.
-        Set::Avx2 | Set::Avx512 => unsafe { super::avx2::mix_f16(probabilities, values, out) },
+        Set::Native(native) => native.mix_f16(probabilities, values, out),
     }
 }
 

@@ -21,23 +21,24 @@
 // Code that is compiled once for every instruction set must become part of the function that has it enabled.
 #![allow(clippy::inline_always)]
 
-/// Compiles generic code once for every instruction set and dispatches to it: `fn name(instructions, ..)`.
+/// Compiles generic code once more for the instructions that [`native`] has, and dispatches to it:
+/// `fn name(instructions, ..)`.
 macro_rules! compiled_for_each {
     ($($(#[$doc:meta])* $visibility:vis fn $name:ident($($argument:ident: $type:ty),* $(,)?) = $generic:ident;)+) => {$(
         $(#[$doc])*
         #[allow(clippy::too_many_arguments)]
         $visibility fn $name(instructions: $crate::kernels::Instructions, $($argument: $type),*) {
-            #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx2,fma,f16c")]
+            // Elsewhere the compiler has the vector instructions anyway.
+            #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
             #[allow(clippy::too_many_arguments)]
-            fn avx2($($argument: $type),*) {
+            fn native($($argument: $type),*) {
                 $generic($($argument),*);
             }
             match instructions.set() {
                 $crate::kernels::Set::Scalar => $generic($($argument),*),
-                #[cfg(target_arch = "x86_64")]
-                // SAFETY: these values exist only where the processor has AVX2, FMA and F16C.
-                $crate::kernels::Set::Avx2 | $crate::kernels::Set::Avx512 => unsafe { avx2($($argument),*) },
+                // SAFETY: these values exist only where the processor has the instructions.
+                #[allow(unused_unsafe)]
+                $crate::kernels::Set::Native(_) => unsafe { native($($argument),*) },
             }
         }
     )+};
@@ -46,14 +47,32 @@ pub(crate) use compiled_for_each;
 
 pub(crate) mod activations;
 pub(crate) mod attention;
-#[cfg(target_arch = "x86_64")]
-mod avx2;
 pub(crate) mod blocks;
 pub(crate) mod elementwise;
 mod exponential;
 pub(crate) mod panel;
 pub(crate) mod product;
 pub(crate) mod scalar;
+
+// What this processor may have beside plain Rust: the only place that asks for whom this is compiled, but for
+// the files of a panel.
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+#[cfg(not(any(target_arch = "aarch64", target_arch = "x86_64")))]
+mod portable;
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
+
+#[cfg(target_arch = "aarch64")]
+use aarch64 as native;
+#[cfg(not(any(target_arch = "aarch64", target_arch = "x86_64")))]
+use portable as native;
+#[cfg(target_arch = "x86_64")]
+use x86_64 as native;
 
 use std::fmt;
 
@@ -62,6 +81,7 @@ use hearth_profiles::Format;
 pub use activations::{Activations, InputKind};
 pub use blocks::dequantise;
 pub use exponential::exponential;
+pub(crate) use native::Native;
 
 /// The formats there are kernels for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -191,12 +211,8 @@ pub struct Instructions(Set);
 pub(crate) enum Set {
     /// Plain Rust: the oracle the others are compared with.
     Scalar,
-    /// x86-64 with AVX2, FMA and F16C.
-    #[cfg(target_arch = "x86_64")]
-    Avx2,
-    /// x86-64 with AVX-512 (F, BW, VL) and VNNI besides.
-    #[cfg(target_arch = "x86_64")]
-    Avx512,
+    /// One that this kind of processor may have.
+    Native(Native),
 }
 
 impl Instructions {
@@ -205,45 +221,22 @@ impl Instructions {
 
     /// The best that this processor has.
     pub fn detect() -> Instructions {
-        #[cfg(target_arch = "x86_64")]
-        if is_x86_feature_detected!("avx2")
-            && is_x86_feature_detected!("fma")
-            && is_x86_feature_detected!("f16c")
-        {
-            if is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx512bw")
-                && is_x86_feature_detected!("avx512vl")
-                && is_x86_feature_detected!("avx512vnni")
-            {
-                return Instructions(Set::Avx512);
-            }
-            return Instructions(Set::Avx2);
-        }
-        Instructions::SCALAR
+        let best = Native::ALL.into_iter().rev().find(|native| native.present());
+        best.map_or(Instructions::SCALAR, |native| Instructions(Set::Native(native)))
     }
 
     /// All that this processor has, the best last.
     pub fn available() -> Vec<Instructions> {
-        let best = Instructions::detect();
-        let mut all = vec![Instructions::SCALAR];
-        #[cfg(target_arch = "x86_64")]
-        if best.0 == Set::Avx512 {
-            all.push(Instructions(Set::Avx2));
-        }
-        if best != Instructions::SCALAR {
-            all.push(best);
-        }
-        all
+        let native = Native::ALL.into_iter().filter(|native| native.present());
+        let native = native.map(|native| Instructions(Set::Native(native)));
+        std::iter::once(Instructions::SCALAR).chain(native).collect()
     }
 
     /// Its name in traces.
     pub fn name(self) -> &'static str {
         match self.0 {
             Set::Scalar => "scalar",
-            #[cfg(target_arch = "x86_64")]
-            Set::Avx2 => "avx2",
-            #[cfg(target_arch = "x86_64")]
-            Set::Avx512 => "avx512",
+            Set::Native(native) => native.name(),
         }
     }
 

@@ -9,23 +9,24 @@
 //!
 //! A panel has at most [`COLUMNS`] columns, so that it stays in the first-level cache beside a tile of tokens.
 //!
-//! Not here: the multiplication itself, which is a matter of instructions (`avx2`, `avx512`).
+//! Not here: the multiplication itself, which is a matter of instructions (`avx2`, `avx512`, `neon`).
+
+// Processors without kernels of their own compute everything by the oracle.
+#![cfg_attr(not(any(target_arch = "aarch64", target_arch = "x86_64")), allow(dead_code))]
 
 #[cfg(target_arch = "x86_64")]
-mod avx2;
+pub(super) mod avx2;
 #[cfg(target_arch = "x86_64")]
-mod avx512;
+pub(super) mod avx512;
 mod integers;
+#[cfg(target_arch = "aarch64")]
+pub(super) mod neon;
 
 use std::cell::RefCell;
 use std::ops::Range;
 
 use bytemuck::Zeroable;
 
-#[cfg(target_arch = "x86_64")]
-use avx2::Avx2;
-#[cfg(target_arch = "x86_64")]
-use avx512::Avx512;
 use integers::{Block32, Block256};
 
 use super::Supported;
@@ -158,27 +159,7 @@ trait Method {
     );
 }
 
-/// All rows and tokens of a tile of a format for which [`pays`] is true, with AVX2.
-///
-/// # Safety
-/// The processor has AVX2, FMA and F16C, and no other thread writes these rows.
-#[cfg(target_arch = "x86_64")]
-pub(crate) unsafe fn avx2(tile: Tile<'_>) {
-    // SAFETY: the caller's promise.
-    unsafe { multiply::<Avx2, 4>(tile) };
-}
-
-/// The same with AVX-512.
-///
-/// # Safety
-/// The processor has AVX-512 (F, BW, VL) and VNNI besides, and no other thread writes these rows.
-#[cfg(target_arch = "x86_64")]
-pub(crate) unsafe fn avx512(tile: Tile<'_>) {
-    // SAFETY: the caller's promise.
-    unsafe { multiply::<Avx512, 8>(tile) };
-}
-
-/// A tile; T tokens share a load of weights.
+/// All rows and tokens of a tile of a format for which [`pays`] is true; T tokens share a load of weights.
 ///
 /// # Safety
 /// The processor has the instructions of `M`, and no other thread writes these rows.

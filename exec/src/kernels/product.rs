@@ -10,7 +10,7 @@
 use std::marker::PhantomData;
 
 use super::activations::Activations;
-use super::{Instructions, Set, Supported, panel, scalar};
+use super::{Instructions, Set, Supported, scalar};
 
 /// A matrix in the mapped file.
 #[derive(Debug, Clone, Copy)]
@@ -65,7 +65,7 @@ impl<'a> Output<'a> {
     /// # Safety
     /// Token and row are inside, and no other thread writes this place at the same time.
     #[inline(always)]
-    unsafe fn set(&self, token: usize, row: usize, value: f32) {
+    pub(super) unsafe fn set(&self, token: usize, row: usize, value: f32) {
         debug_assert!(token < self.tokens && row < self.rows);
         // SAFETY: within the slice that `new` was given, by the callers' row ranges, which `rows_product`
         // asserts once for all.
@@ -104,15 +104,8 @@ pub(crate) unsafe fn rows_product(
     let tile = Tile { matrix, first, count, input, out };
     match instructions.set() {
         Set::Scalar => scalar_tile(tile),
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: these values exist only where the processor has the instructions, AVX-512 only beside AVX2.
-        set => unsafe {
-            match (set, panel::pays(matrix.format, input.tokens())) {
-                (Set::Avx512, true) => panel::avx512(tile),
-                (_, true) => panel::avx2(tile),
-                (_, false) => avx2_tile(tile),
-            }
-        },
+        // SAFETY: the caller's promise, and these values exist only where the processor has the instructions.
+        Set::Native(native) => unsafe { native.multiply(tile) },
     }
 }
 
@@ -126,7 +119,7 @@ pub(crate) struct Tile<'a> {
     pub(crate) out: Output<'a>,
 }
 
-/// Walks a tile: token tiles outside, weight rows inside. `$view` gives a token's row, `$dot::<T>` its dots.
+/// Walks a tile, for [`Native::multiply`](super::Native): token tiles outside, weight rows inside. `$view` gives a token's row, `$dot::<T>` its dots.
 macro_rules! walk {
     ($tile:ident, $view:ident, $dot:path) => {{
         let tokens = $tile.input.tokens();
@@ -153,29 +146,8 @@ macro_rules! walk {
     }};
 }
 
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn avx2_tile(tile: Tile<'_>) {
-    use super::avx2;
-    match tile.matrix.format {
-        Supported::F32 => walk!(tile, plain_row, avx2::dot_f32),
-        Supported::F16 => walk!(tile, plain_row, avx2::dot_f16),
-        Supported::Bf16 => walk!(tile, plain_row, avx2::dot_bf16),
-        Supported::Q4_0 => walk!(tile, row32, avx2::dot_q4_0),
-        Supported::Q4_1 => walk!(tile, row32, avx2::dot_q4_1),
-        Supported::Q5_0 => walk!(tile, row32, avx2::dot_q5_0),
-        Supported::Q5_1 => walk!(tile, row32, avx2::dot_q5_1),
-        Supported::Q8_0 => walk!(tile, row32, avx2::dot_q8_0),
-        Supported::Iq4Nl => walk!(tile, row32, avx2::dot_iq4_nl),
-        Supported::Q2K => walk!(tile, row256, avx2::dot_q2_k),
-        Supported::Q3K => walk!(tile, row256, avx2::dot_q3_k),
-        Supported::Q4K => walk!(tile, row256, avx2::dot_q4_k),
-        Supported::Q5K => walk!(tile, row256, avx2::dot_q5_k),
-        Supported::Q6K => walk!(tile, row256, avx2::dot_q6_k),
-        Supported::Iq1S => walk!(tile, row256, avx2::dot_iq1_s),
-        Supported::Iq4Xs => walk!(tile, row256, avx2::dot_iq4_xs),
-    }
-}
+#[allow(unused_imports)] // there are processors without kernels of their own
+pub(super) use walk;
 
 fn scalar_tile(tile: Tile<'_>) {
     for token in 0..tile.input.tokens() {

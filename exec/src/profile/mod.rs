@@ -168,6 +168,7 @@ pub fn with_effort(
         memory,
         disk,
         gpu: None,
+        soc: None,
         peers: links.peers,
     };
     device.validate()?;

@@ -79,7 +79,9 @@ impl Keeper {
         let options = plan.devices[place].residency;
         match options.policy {
             // Elsewhere pages can be neither looked at nor asked for, and the system keeps what it likes.
-            Residency::Managed if cfg!(not(target_os = "linux")) => Keeper::Faults,
+            Residency::Managed if cfg!(not(any(target_os = "android", target_os = "linux"))) => {
+                Keeper::Faults
+            }
             Residency::Managed => Keeper::Managed(Stream::start(weights.clone(), plan, place, room)),
             Residency::Os | Residency::Windowed if options.prefetches() || options.releases() => {
                 Keeper::Ahead(Prefetcher::start(weights.clone(), options))

@@ -15,7 +15,7 @@ use hearth_profiles::measure::drop_cache;
 const WILL_NEED_BYTES: usize = 128 << 10;
 
 /// The system's page, in bytes: 4096 on most machines, 16384 on some.
-#[cfg(target_os = "linux")]
+#[cfg(any(target_os = "android", target_os = "linux"))]
 pub fn page_bytes() -> usize {
     static PAGE: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
     *PAGE.get_or_init(|| {
@@ -26,13 +26,13 @@ pub fn page_bytes() -> usize {
 }
 
 /// The system's page, in bytes.
-#[cfg(not(target_os = "linux"))]
+#[cfg(not(any(target_os = "android", target_os = "linux")))]
 pub fn page_bytes() -> usize {
     4096
 }
 
 /// Bytes of a mapped region that are in memory.
-#[cfg(target_os = "linux")]
+#[cfg(any(target_os = "android", target_os = "linux"))]
 pub fn resident(region: &[u8]) -> u64 {
     let page = page_bytes();
     let begin = region.as_ptr() as usize & !(page - 1);
@@ -49,21 +49,21 @@ pub fn resident(region: &[u8]) -> u64 {
 }
 
 /// Bytes of a mapped region that are in memory.
-#[cfg(not(target_os = "linux"))]
+#[cfg(not(any(target_os = "android", target_os = "linux")))]
 pub fn resident(_region: &[u8]) -> u64 {
     0
 }
 
 /// Whether [`resident`] tells the truth about a mapped file: since Linux 5.0 only its owner is told.
 pub fn is_told(file: &File) -> bool {
-    #[cfg(target_os = "linux")]
+    #[cfg(any(target_os = "android", target_os = "linux"))]
     {
         use std::os::unix::fs::MetadataExt;
         // SAFETY: the call has no preconditions and touches no memory of this process.
         let user = unsafe { libc::geteuid() };
         user == 0 || file.metadata().is_ok_and(|it| it.uid() == user)
     }
-    #[cfg(not(target_os = "linux"))]
+    #[cfg(not(any(target_os = "android", target_os = "linux")))]
     {
         let _ = file;
         false
@@ -99,13 +99,13 @@ pub fn expect_order(mapping: &[u8]) {
 
 /// Processors that may hold a stock of memory charges: all that run, whatever this process may use of them.
 pub fn processors() -> u32 {
-    #[cfg(target_os = "linux")]
+    #[cfg(any(target_os = "android", target_os = "linux"))]
     {
         // SAFETY: the call takes a number and touches no memory of this process.
         let online = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
         u32::try_from(online).unwrap_or(1).max(1)
     }
-    #[cfg(not(target_os = "linux"))]
+    #[cfg(not(any(target_os = "android", target_os = "linux")))]
     1
 }
 
@@ -132,7 +132,7 @@ enum Advice {
 }
 
 /// Advises a region, widened to whole pages, in calls of `step` bytes; how many bytes the kernel took up.
-#[cfg(target_os = "linux")]
+#[cfg(any(target_os = "android", target_os = "linux"))]
 fn advise(region: &[u8], step: usize, advice: Advice) -> u64 {
     let advice = match advice {
         Advice::WillNeed => libc::MADV_WILLNEED,
@@ -157,7 +157,7 @@ fn advise(region: &[u8], step: usize, advice: Advice) -> u64 {
     at.saturating_sub(begin).min(region.len()) as u64
 }
 
-#[cfg(not(target_os = "linux"))]
+#[cfg(not(any(target_os = "android", target_os = "linux")))]
 fn advise(_region: &[u8], _step: usize, _advice: Advice) -> u64 {
     0
 }

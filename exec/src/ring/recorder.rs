@@ -70,7 +70,15 @@ impl Recorder {
             Kind::Send => Resource::Tx,
             Kind::Receive => Resource::Rx,
             Kind::Prefetch => Resource::DiskPrefetch,
-            Kind::Embed | Kind::Compute | Kind::Output | Kind::Copy | Kind::Draft => Resource::Cpu,
+            // The last three only a simulated SoC has.
+            Kind::Embed
+            | Kind::Compute
+            | Kind::Output
+            | Kind::Copy
+            | Kind::Draft
+            | Kind::Kernel
+            | Kind::Synchronise
+            | Kind::Prepare => Resource::Cpu,
         };
         self.lines.records.push(Record {
             device: self.device,

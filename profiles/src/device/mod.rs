@@ -15,10 +15,12 @@
 //! ([`crate::link`]).
 
 pub mod shipped;
+pub mod soc;
 
 use serde::{Deserialize, Serialize};
 
 pub use shipped::{UnknownDevice, shipped, shipped_names, shipped_yaml};
+pub use soc::{Soc, SocOptions};
 
 use crate::document::{Document, DocumentError};
 use crate::format::Format;
@@ -282,6 +284,9 @@ pub struct Device {
     /// Graphics processor, if a run may use one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<Gpu>,
+    /// GPU and NPU that compute together over main memory, if a run may use them. They compute what the processor would.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub soc: Option<Soc>,
     /// Links measured from this device to others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub peers: Vec<PeerLink>,
@@ -376,7 +381,10 @@ impl Document for Device {
                 return refuse(&format!("memory.reclaim.{key}"), what);
             }
         }
-        Ok(())
+        if self.soc.is_some() && self.gpu.is_some() {
+            return refuse("soc", "it has `gpu` and `soc`; a GPU of a SoC stands in `soc.gpu` only".into());
+        }
+        self.soc.as_ref().map_or(Ok(()), |soc| soc.validate(name))
     }
 }
 

@@ -1,6 +1,7 @@
 //! Which devices are known without measuring them?
 //!
-//! The six of the prima.cpp paper's testbed (its Table 3). The documents lie in `profiles/devices/` and are
+//! The six of the prima.cpp paper's testbed (its Table 3), and the five SoCs of the HeteroLLM paper's Table 1, of which one
+//! was measured there. The documents lie in `profiles/devices/` and are
 //! part of the program. What the paper does not say is inferred from its Table 4 or assumed, and each number
 //! says which.
 
@@ -14,7 +15,19 @@ macro_rules! shipped {
     };
 }
 
-shipped!("d1", "d2", "d3", "d4", "d5", "d6");
+shipped!(
+    "d1",
+    "d2",
+    "d3",
+    "d4",
+    "d5",
+    "d6",
+    "snapdragon-8-gen-3",
+    "dimensity-9300",
+    "apple-a18",
+    "nvidia-orin",
+    "tesla-fsd",
+);
 
 /// A name that no shipped device has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -57,7 +70,7 @@ mod tests {
         if map.contains_key("value") {
             *count += 1;
             let source = map.get("source").and_then(|source| source.as_str()).unwrap_or_default();
-            let known = ["prima.cpp paper", "inferred: ", "assumed: "];
+            let known = ["prima.cpp paper", "HeteroLLM paper", "inferred: ", "assumed: "];
             let said = known.iter().any(|start| source.starts_with(start) && source.len() > start.len());
             assert!(said, "{place}: `{source}`");
         }
@@ -77,7 +90,10 @@ mod tests {
             assert_eq!(Device::from_yaml(&device.to_yaml()).unwrap(), device);
         }
         let error = shipped("d7").unwrap_err().to_string();
-        assert_eq!(error, "no device `d7` is shipped: use one of d1, d2, d3, d4, d5, d6");
+        assert_eq!(
+            error,
+            "no device `d7` is shipped: use one of d1, d2, d3, d4, d5, d6, snapdragon-8-gen-3, dimensity-9300, apple-a18, nvidia-orin, tesla-fsd"
+        );
     }
 
     #[test]

@@ -137,16 +137,16 @@ fn rate(samples: &Samples, what: &str) -> Result<Sourced<BytesPerSecond>, Measur
 
 /// The read-ahead window of the block device that holds a folder, as Linux tells it.
 pub fn read_ahead(folder: &Path) -> Option<Sourced<Bytes>> {
-    #[cfg(target_os = "linux")]
+    #[cfg(any(target_os = "android", target_os = "linux"))]
     {
-        use std::os::linux::fs::MetadataExt;
-        let device = fs::metadata(folder).ok()?.st_dev();
+        use std::os::unix::fs::MetadataExt;
+        let device = fs::metadata(folder).ok()?.dev();
         let number = format!("{}:{}", libc::major(device), libc::minor(device));
         let path = Path::new("/sys/class/bdi").join(number).join("read_ahead_kb");
         let kib: u64 = fs::read_to_string(&path).ok()?.trim().parse().ok()?;
         Some(Sourced::new(Bytes(kib * 1024), format!("read from {}", path.display())))
     }
-    #[cfg(not(target_os = "linux"))]
+    #[cfg(not(any(target_os = "android", target_os = "linux")))]
     {
         let _ = fs::metadata(folder);
         None

@@ -36,7 +36,7 @@ impl Buffer {
         let bytes = Bytes(wanted.0.min(memory::available().0 / MEMORY_SHARE).max(1 << 20));
         let failed = |source| MeasureError::Memory { bytes, source };
         let mut map = MmapMut::map_anon(bytes.0 as usize).map_err(failed)?;
-        #[cfg(target_os = "linux")]
+        #[cfg(any(target_os = "android", target_os = "linux"))]
         // Refused only by kernels without huge pages.
         let _ = map.advise(memmap2::Advice::NoHugePage);
         map.fill(FILL);
@@ -66,36 +66,38 @@ pub(super) fn map(file: &File, range: &Range<u64>) -> io::Result<Mmap> {
 /// Asks that the file's clean pages in this range leave the page cache. Pages that some process has mapped
 /// stay, so the caller unmaps its own first.
 pub fn drop_cache(file: &File, range: &Range<u64>) {
-    #[cfg(target_os = "linux")]
+    #[cfg(any(target_os = "android", target_os = "linux"))]
     {
         use std::os::fd::AsRawFd;
         let (offset, length) = (range.start as libc::off_t, (range.end - range.start) as libc::off_t);
         // SAFETY: the call takes numbers and an open file; it is advice and touches no memory of ours.
         unsafe { libc::posix_fadvise(file.as_raw_fd(), offset, length, libc::POSIX_FADV_DONTNEED) };
     }
-    #[cfg(not(target_os = "linux"))]
+    #[cfg(not(any(target_os = "android", target_os = "linux")))]
     let _ = (file, range);
 }
 
 /// Tells the system that reads of this open file jump about, so that it reads nothing ahead.
 pub(super) fn expect_jumps(file: &File) {
-    #[cfg(target_os = "linux")]
+    #[cfg(any(target_os = "android", target_os = "linux"))]
     {
         use std::os::fd::AsRawFd;
         // SAFETY: as in `drop_cache`.
         unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
     }
-    #[cfg(not(target_os = "linux"))]
+    #[cfg(not(any(target_os = "android", target_os = "linux")))]
     let _ = file;
 }
 
 /// The share of a file's range that is in the page cache.
 pub(super) fn resident(file: &File, range: &Range<u64>) -> io::Result<f64> {
     let map = map(file, range)?;
-    #[cfg(target_os = "linux")]
+    #[cfg(any(target_os = "android", target_os = "linux"))]
     {
-        let mut pages = vec![0u8; map.len().div_ceil(PAGE)];
-        // SAFETY: the mapping is live, and `pages` has a byte for each of its pages.
+        // SAFETY: the call takes a number and touches no memory of this process.
+        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(PAGE).max(PAGE);
+        let mut pages = vec![0u8; map.len().div_ceil(page)];
+        // SAFETY: the mapping is live, and `pages` has a byte for each of its pages, of 16 KiB on some ARM systems.
         let failed = unsafe { libc::mincore(map.as_ptr() as *mut _, map.len(), pages.as_mut_ptr()) } != 0;
         if failed {
             return Err(io::Error::last_os_error());
@@ -103,7 +105,7 @@ pub(super) fn resident(file: &File, range: &Range<u64>) -> io::Result<f64> {
         let count = pages.iter().filter(|&&page| page & 1 == 1).count();
         Ok(count as f64 / pages.len().max(1) as f64)
     }
-    #[cfg(not(target_os = "linux"))]
+    #[cfg(not(any(target_os = "android", target_os = "linux")))]
     {
         drop(map);
         Ok(0.0)
@@ -123,7 +125,7 @@ mod tests {
         assert!(half::f16::from_le_bytes([FILL, FILL]).is_normal());
     }
 
-    #[cfg(target_os = "linux")]
+    #[cfg(any(target_os = "android", target_os = "linux"))]
     #[test]
     fn a_file_that_was_synced_leaves_the_cache() {
         let mut file = tempfile::tempfile_in(".").unwrap();

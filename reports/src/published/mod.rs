@@ -13,6 +13,7 @@ pub mod scores;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use hearth_profiles::device::SocOptions;
 use hearth_profiles::document::{Document, DocumentError};
 use hearth_profiles::{Fraction, Seconds};
 use hearth_schema::residency::ResidencyOptions;
@@ -69,6 +70,9 @@ pub struct System {
     /// How its devices keep their weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub residency: Option<ResidencyOptions>,
+    /// How its SoCs use their processors.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub soc: Option<SocOptions>,
 }
 
 /// One experiment with each system.
@@ -108,12 +112,35 @@ pub struct Cell {
     pub remark: Option<String>,
 }
 
-/// The time per token of one cell over that of another, as a text states it.
+/// What two cells are compared by.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Ratio {
+    /// Times per output token.
+    #[default]
+    Tpot,
+    /// Times to the first token.
+    Ttft,
+    /// Energies until the first token.
+    Energy,
+}
+
+impl Ratio {
+    #[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
+    fn is_tpot(&self) -> bool {
+        *self == Ratio::Tpot
+    }
+}
+
+/// The time per token of one cell over that of another, as a text states it, or another number of both.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Claim {
     /// In words.
     pub text: String,
+    /// Of what it is a ratio.
+    #[serde(default, skip_serializing_if = "Ratio::is_tpot")]
+    pub ratio: Ratio,
     /// Row and system of the numerator.
     pub of: [String; 2],
     /// Row and system of the denominator.

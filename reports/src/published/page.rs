@@ -12,7 +12,7 @@ use hearth_schema::trace::Outcome;
 
 use super::results::{Result, Results, Simulated};
 use super::scores::{Error, Scores};
-use super::{Cell, Published};
+use super::{Cell, Published, Ratio};
 use crate::document::{Block, Document, Section, Table, Text, Weight};
 use crate::{markdown, page, rounding};
 
@@ -82,7 +82,7 @@ fn document(published: &Published, results: &Results, scores: &Scores) -> Docume
     );
     section("Memory pressure", "pressure", pressure(published, results));
     section("Memory by device and processor", "footprint", footprint(published, results));
-    section("What the text says", "claims", claims(scores));
+    section("What the text says", "claims", claims(published, scores));
     section("Remarks", "remarks", remarks(published));
     section("How sure", "spread", spreads(published, results));
     section("Plans", "plans", plans(published, results));
@@ -243,7 +243,7 @@ fn footprint(published: &Published, results: &Results) -> Vec<Block> {
     blocks
 }
 
-fn claims(scores: &Scores) -> Vec<Block> {
+fn claims(published: &Published, scores: &Scores) -> Vec<Block> {
     let row = |claim: &super::scores::Judgement| {
         let ratio = claim.ratio.map_or("none".to_owned(), |ratio| format!("{ratio:.2}"));
         let range = format!("{} to {}", claim.range[0], claim.range[1]);
@@ -253,7 +253,9 @@ fn claims(scores: &Scores) -> Vec<Block> {
     };
     let rows: Vec<_> = scores.claims.iter().map(row).collect();
     let head = ["claim", "can mean", "simulated", "holds"].map(str::to_owned).to_vec();
-    let caption = "Ratios of times per token.".into();
+    let mixed = published.claims.iter().any(|claim| claim.ratio != Ratio::Tpot);
+    let caption =
+        if mixed { "Ratios, of what each claim names." } else { "Ratios of times per token." }.into();
     if rows.is_empty() { Vec::new() } else { vec![Block::Table(Table { caption, head, rows, wordy: true })] }
 }
 

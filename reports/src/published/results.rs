@@ -9,6 +9,8 @@ use std::collections::BTreeMap;
 use hearth_schema::trace::Outcome;
 use serde::Serialize;
 
+use super::Ratio;
+
 /// A run of one cell.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Simulated {
@@ -18,6 +20,9 @@ pub struct Simulated {
     pub tpot_ms: Option<f64>,
     /// Time to the first token, in milliseconds.
     pub ttft_ms: Option<f64>,
+    /// Energy until the first token, in joules, of a SoC that ran alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub energy_j: Option<f64>,
     /// Memory pressure by device, as a share.
     pub pressure: BTreeMap<String, f64>,
     /// What each processor's memory holds, in the plan's order.
@@ -119,7 +124,17 @@ impl Result {
 
     /// The time per token of a run that ended well, in milliseconds.
     pub fn tpot_ms(&self) -> Option<f64> {
-        self.ran().filter(|run| run.outcome == Outcome::Ok)?.tpot_ms
+        self.compared(Ratio::Tpot)
+    }
+
+    /// What two runs are compared by, of one that ended well.
+    pub fn compared(&self, by: Ratio) -> Option<f64> {
+        let run = self.ran().filter(|run| run.outcome == Outcome::Ok)?;
+        match by {
+            Ratio::Tpot => run.tpot_ms,
+            Ratio::Ttft => run.ttft_ms,
+            Ratio::Energy => run.energy_j,
+        }
     }
 }
 

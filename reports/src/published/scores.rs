@@ -223,7 +223,7 @@ fn outcomes(published: &Published, results: &Results) -> Vec<String> {
 }
 
 fn judge(published: &Published, results: &Results, claim: &Claim) -> Judgement {
-    let time = |cell| published.place(cell).and_then(|place| results.get(&place)?.tpot_ms());
+    let time = |cell| published.place(cell).and_then(|place| results.get(&place)?.compared(claim.ratio));
     let ratio =
         time(&claim.of).zip(time(&claim.over)).map(|(of, over)| of / over).filter(|ratio| ratio.is_finite());
     let range = [claim.from, claim.to];
@@ -263,6 +263,7 @@ claims:
             outcome,
             tpot_ms: Some(tpot_ms),
             ttft_ms: None,
+            energy_j: None,
             pressure: BTreeMap::new(),
             footprint: Vec::new(),
             plan: String::new(),

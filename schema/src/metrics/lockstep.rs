@@ -30,7 +30,8 @@ pub(super) fn decompose(by_pass: &ByPass<'_>, token: &Turn, devices: usize) -> T
                 let end = ends.entry(record.round).or_insert(record.end);
                 *end = (*end).max(record.end);
             }
-            Kind::Send | Kind::Prefetch | Kind::Draft => {}
+            // The last three a SoC has when it runs alone, and slices nothing.
+            Kind::Send | Kind::Prefetch | Kind::Draft | Kind::Kernel | Kind::Synchronise | Kind::Prepare => {}
         }
         if record.kind == Kind::Embed {
             from = from.max(record.end);

@@ -17,11 +17,21 @@ use std::ops::Range;
 use bytemuck::Pod;
 
 use super::integers::{BOOK, Block32, Block256};
-use super::{COLUMNS, Line, Method, Panel, ROWS};
+use super::{COLUMNS, Line, Method, Panel, ROWS, multiply};
 use crate::kernels::activations::QuantisedRow;
+use crate::kernels::product::Tile;
+
+/// All rows and tokens of a tile of a format for which [`pays`](super::pays) is true.
+///
+/// # Safety
+/// The processor has AVX2, FMA and F16C, and no other thread writes these rows.
+pub(crate) unsafe fn all_rows(tile: Tile<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe { multiply::<Avx2, 4>(tile) };
+}
 
 /// AVX2, FMA and F16C.
-pub(super) struct Avx2;
+struct Avx2;
 
 impl Method for Avx2 {
     #[target_feature(enable = "avx2,fma,f16c")]

@@ -12,11 +12,21 @@ use std::ops::Range;
 use bytemuck::Pod;
 
 use super::integers::{BOOK, Block32, Block256};
-use super::{COLUMNS, Line, Method, Panel, ROWS};
+use super::{COLUMNS, Line, Method, Panel, ROWS, multiply};
 use crate::kernels::activations::QuantisedRow;
+use crate::kernels::product::Tile;
+
+/// All rows and tokens of a tile of a format for which [`pays`](super::pays) is true.
+///
+/// # Safety
+/// The processor has AVX-512 (F, BW, VL) and VNNI, and no other thread writes these rows.
+pub(crate) unsafe fn all_rows(tile: Tile<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe { multiply::<Avx512, 8>(tile) };
+}
 
 /// AVX-512 (F, BW, VL) and VNNI.
-pub(super) struct Avx512;
+struct Avx512;
 
 impl Method for Avx512 {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]

@@ -1,0 +1,179 @@
+//! How does a phone's prefill speed follow the length of a prompt, and a product's time the way it is cut?
+//!
+//!     cargo run --example soc_study
+//!
+//! Writes two drawings to `docs/studies/soc`, the same bytes on every machine, and prints the numbers that have no
+//! scenario of their own: averages over lengths and models. The phone is the shipped `snapdragon-8-gen-3`.
+//!
+//! Not here: what to make of the numbers, which is `docs/studies/soc/README.md`.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use hearth_profiles::device::soc::{Soc, Strategy, Synchronisation, Upkeep};
+use hearth_profiles::device::{SocOptions, shipped};
+use hearth_profiles::model::{self, ModelDocument, ModelProfile};
+use hearth_profiles::{Bytes, Document};
+use hearth_reports::lines::{Line, Lines, Place};
+use hearth_schema::schedule::Pass;
+use hearth_schema::soc::stage::total;
+use hearth_schema::soc::{Chip, Matmul};
+
+type Failed = Box<dyn std::error::Error>;
+
+/// The lengths at which strategies are compared: every 32 tokens and the one after, where a stage begins.
+const LONGEST: u32 = 1024;
+
+fn main() -> ExitCode {
+    match study() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn study() -> Result<(), Failed> {
+    let folder = Path::new("docs/studies/soc");
+    std::fs::create_dir_all(folder)?;
+    for (name, lines) in [("prefill", prefill()?), ("partition", partition()?)] {
+        let drawing = lines.standalone().ok_or("there is nothing to draw")?;
+        std::fs::write(folder.join(format!("{name}.svg")), drawing)?;
+    }
+    averages()
+}
+
+fn soc(options: SocOptions) -> Result<Soc, Failed> {
+    let mut soc = shipped("snapdragon-8-gen-3")?.soc.ok_or("the device has no SoC")?;
+    soc.usual = options;
+    Ok(soc)
+}
+
+/// Seconds for a pass through a whole model.
+fn time(options: SocOptions, model: &ModelProfile, pass: Pass) -> Result<f64, Failed> {
+    let soc = soc(options)?;
+    let forward = Chip::new(&soc, model, Bytes(2)).forward(pass);
+    let layers = f64::from(model.shape.layers.0);
+    Ok((total(&forward.layer) * layers + forward.head.time() + forward.preparation).0)
+}
+
+/// Speed over length, by strategy.
+fn prefill() -> Result<Lines, Failed> {
+    let model = model::shipped("llama-8b")?;
+    let lengths: Vec<u32> =
+        (0..LONGEST / 32).flat_map(|step| [32 * step + 1, 32 * (step + 1)]).skip(1).collect();
+    let mut lines = Vec::new();
+    for strategy in Strategy::ALL {
+        let mut values = Vec::new();
+        for &tokens in &lengths {
+            let pass = Pass::plain(0, 0, tokens, true);
+            values.push(Some(f64::from(tokens) / time(SocOptions::of(strategy), &model, pass)?));
+        }
+        lines.push(Line { name: strategy.name().to_owned(), values });
+    }
+    let place =
+        |&tokens: &u32| Place { share: f64::from(tokens) / f64::from(LONGEST), label: tokens.to_string() };
+    Ok(Lines {
+        title: "Prefill speed of Llama-8B over the length of the prompt".into(),
+        across: "tokens of the prompt".into(),
+        unit: "tokens/s".into(),
+        places: lengths.iter().map(place).collect(),
+        lines,
+    })
+}
+
+/// Time of the feed-forward block's last product over the tokens that the NPU gets of 256, and of gate over rows.
+fn partition() -> Result<Lines, Failed> {
+    let (soc, model) = (soc(SocOptions::of(Strategy::HeteroTensor))?, model::shipped("llama-8b")?);
+    let chip = Chip::new(&soc, &model, Bytes(2));
+    let solver = chip.solver().ok_or("the SoC has no NPU")?;
+    let parts: Vec<u64> = (0..=16).collect();
+    let (down, pair) = (Matmul { inputs: 14336, outputs: 4096 }, solver.sync.pair());
+    let by_tokens = |part: u64, matmul: Matmul| {
+        let on_npu = part * 16;
+        let (gpu, npu) = (solver.gpu.product(matmul, 256 - on_npu), solver.npu.product(matmul, on_npu));
+        1e3 * (gpu.max(npu) + if on_npu == 0 { 0.0 } else { pair })
+    };
+    let by_rows = |part: u64, matmul: Matmul| {
+        let rows = matmul.outputs / 16 * part;
+        let gpu = solver.gpu.product(matmul.with_outputs(matmul.outputs - rows), 256);
+        1e3 * (gpu.max(solver.npu.product(matmul.with_outputs(rows), 256))
+            + if rows == 0 { 0.0 } else { pair })
+    };
+    let line = |name: &str, time: &dyn Fn(u64) -> f64| Line {
+        name: name.to_owned(),
+        values: parts.iter().map(|&part| Some(time(part))).collect(),
+    };
+    let place = |&part: &u64| Place {
+        share: part as f64 / 16.0,
+        label: format!("{:.0} %", part as f64 * 100.0 / 16.0),
+    };
+    let gate = Matmul { inputs: 4096, outputs: 14336 };
+    Ok(Lines {
+        title: "Time of a product with 256 tokens over the part of it that the NPU computes".into(),
+        across: "part of the product on the NPU".into(),
+        unit: "ms".into(),
+        places: parts.iter().map(place).collect(),
+        lines: vec![
+            line("down, cut by tokens", &|part| by_tokens(part, down)),
+            line("down, cut by rows", &|part| by_rows(part, down)),
+            line("gate, cut by tokens", &|part| by_tokens(part, gate)),
+            line("gate, cut by rows", &|part| by_rows(part, gate)),
+        ],
+    })
+}
+
+/// What is published as an average, and what is shown only.
+fn averages() -> Result<(), Failed> {
+    let read = |name: &str| -> Result<ModelProfile, Failed> {
+        let text = std::fs::read_to_string(format!("scenarios/soc/models/{name}.yaml"))?;
+        Ok(ModelDocument::from_yaml(&text)?.profile()?)
+    };
+    let models = [model::shipped("llama-8b")?, read("llama-7b")?, read("internlm-1.8b")?];
+    println!(
+        "What fast synchronisation gains: prefill at 64, 256 and 1024 tokens, their mean, and decoding.\n"
+    );
+    println!(
+        "| model | strategy | 64 | 256 | 1024 | mean | decoding |\n| --- | --- | --- | --- | --- | --- | --- |"
+    );
+    for model in &models {
+        for strategy in [Strategy::HeteroLayer, Strategy::HeteroTensor] {
+            let fast = SocOptions::of(strategy);
+            let slow =
+                SocOptions { synchronisation: Synchronisation::Slow, partitions: Upkeep::Fixed, ..fast };
+            let gain = |pass: Pass| -> Result<f64, Failed> {
+                Ok(time(slow, model, pass)? / time(fast, model, pass)? - 1.0)
+            };
+            let lengths = [64, 256, 1024].map(|tokens| gain(Pass::plain(0, 0, tokens, true)));
+            let [short, middle, long] = lengths;
+            let (short, middle, long) = (short?, middle?, long?);
+            let decoding = 1.0 + gain(Pass::plain(1, 256, 1, true))?;
+            let mean = (short + middle + long) / 3.0;
+            let [short, middle, long, mean] = [short, middle, long, mean].map(|gain| gain * 100.0);
+            println!(
+                "| {} | {} | {short:.1} % | {middle:.1} % | {long:.1} % | {mean:.1} % | {decoding:.2} times |",
+                model.name,
+                strategy.name()
+            );
+        }
+    }
+    println!("\nOver hetero-tensor, just above a graph's size, on Llama-8B:\n");
+    println!("| tokens | online-prepare | padding | pipe |\n| --- | --- | --- | --- |");
+    let mut sums = [0.0; 3];
+    let lengths = [33, 65, 135, 300, 525, 600, 1000];
+    for tokens in lengths {
+        let pass = Pass::plain(0, 0, tokens, true);
+        let tensor = time(SocOptions::of(Strategy::HeteroTensor), &models[0], pass)?;
+        let mut cells = [0.0; 3];
+        for (at, strategy) in
+            [Strategy::OnlinePrepare, Strategy::Padding, Strategy::Pipe].into_iter().enumerate()
+        {
+            cells[at] = time(SocOptions::of(strategy), &models[0], pass)? / tensor;
+            sums[at] += cells[at] / lengths.len() as f64;
+        }
+        println!("| {tokens} | {:.2} | {:.2} | {:.2} |", cells[0], cells[1], cells[2]);
+    }
+    println!("| mean | {:.2} | {:.2} | {:.2} |", sums[0], sums[1], sums[2]);
+    Ok(())
+}

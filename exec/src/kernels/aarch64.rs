@@ -1,0 +1,111 @@
+//! Which instructions may a 64-bit ARM processor have, and which kernels use them?
+//!
+//! All of them have NEON. Dot products of bytes (`dotprod`, ARMv8.4, in phones since 2018) and products of matrices of
+//! bytes (`i8mm`, ARMv8.6) are asked for when the program runs.
+//!
+//! Not here: the kernels; see [`super::neon`] and [`super::panel`].
+
+use std::arch::is_aarch64_feature_detected;
+
+use half::f16;
+
+use super::neon::{self, Dotprod, Plain, Products};
+use super::product::{Tile, walk};
+use super::{Supported, panel};
+
+/// An instruction set that not every compiler target has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Native {
+    /// What every processor has.
+    Neon,
+    /// Dot products of four bytes.
+    Dotprod,
+    /// Products of matrices of two by eight bytes besides.
+    I8mm,
+}
+
+impl Native {
+    /// Every one of them, the best last.
+    pub(super) const ALL: [Native; 3] = [Native::Neon, Native::Dotprod, Native::I8mm];
+
+    /// Whether this processor has it.
+    pub(super) fn present(self) -> bool {
+        let dotprod = is_aarch64_feature_detected!("dotprod");
+        is_aarch64_feature_detected!("neon")
+            && match self {
+                Native::Neon => true,
+                Native::Dotprod => dotprod,
+                Native::I8mm => dotprod && is_aarch64_feature_detected!("i8mm"),
+            }
+    }
+
+    /// Its name in traces.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Native::Neon => "neon",
+            Native::Dotprod => "dotprod",
+            Native::I8mm => "i8mm",
+        }
+    }
+
+    /// Computes a tile.
+    ///
+    /// # Safety
+    /// The processor has the instructions, and no other thread writes the tile's rows of the output.
+    pub(super) unsafe fn multiply(self, tile: Tile<'_>) {
+        // SAFETY: the caller's promise; products of matrices are present only beside dot products.
+        unsafe {
+            match (self, panel::pays(tile.matrix.format, tile.input.tokens())) {
+                (Native::Neon, true) => panel::neon::all_rows_plain(tile),
+                (Native::Dotprod, true) => panel::neon::all_rows_dotprod(tile),
+                (Native::I8mm, true) => panel::neon::all_rows_i8mm(tile),
+                (Native::Neon, false) => dots::<Plain>(tile),
+                (Native::Dotprod | Native::I8mm, false) => dots::<Dotprod>(tile),
+            }
+        }
+    }
+
+    /// `scores[t] = scale * dot(query, keys[t])` over f16 keys, `[positions, key_length]`.
+    #[allow(clippy::unused_self)] // the value proves that the processor has the instructions
+    pub(super) fn scores_f16(self, query: &[f32], scale: f32, keys: &[f16], scores: &mut [f32]) {
+        // SAFETY: this value exists only where the processor has NEON.
+        unsafe { neon::scores_f16(query, scale, keys, scores) };
+    }
+
+    /// `out = sum of probabilities[t] * values[t]` over f16 values, `[positions, value_length]`, t ascending.
+    #[allow(clippy::unused_self)] // the value proves that the processor has the instructions
+    pub(super) fn mix_f16(self, probabilities: &[f32], values: &[f16], out: &mut [f32]) {
+        // SAFETY: this value exists only where the processor has NEON.
+        unsafe { neon::mix_f16(probabilities, values, out) };
+    }
+}
+
+/// All rows and tokens of a tile, by dot products.
+///
+/// # Safety
+/// The processor has the instructions of `P`, and no other thread writes the tile's rows of the output.
+#[target_feature(enable = "neon")]
+#[allow(unused_unsafe)] // the walk has blocks of its own
+unsafe fn dots<P: Products>(tile: Tile<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match tile.matrix.format {
+            Supported::F32 => walk!(tile, plain_row, neon::dot_f32),
+            Supported::F16 => walk!(tile, plain_row, neon::dot_f16),
+            Supported::Bf16 => walk!(tile, plain_row, neon::dot_bf16),
+            Supported::Q4_0 => walk!(tile, row32, neon::dot_q4_0::<P, _>),
+            Supported::Q4_1 => walk!(tile, row32, neon::dot_q4_1::<P, _>),
+            Supported::Q5_0 => walk!(tile, row32, neon::dot_q5_0::<P, _>),
+            Supported::Q5_1 => walk!(tile, row32, neon::dot_q5_1::<P, _>),
+            Supported::Q8_0 => walk!(tile, row32, neon::dot_q8_0::<P, _>),
+            Supported::Iq4Nl => walk!(tile, row32, neon::dot_iq4_nl::<P, _>),
+            Supported::Q2K => walk!(tile, row256, neon::dot_q2_k::<P, _>),
+            Supported::Q3K => walk!(tile, row256, neon::dot_q3_k::<P, _>),
+            Supported::Q4K => walk!(tile, row256, neon::dot_q4_k::<P, _>),
+            Supported::Q5K => walk!(tile, row256, neon::dot_q5_k::<P, _>),
+            Supported::Q6K => walk!(tile, row256, neon::dot_q6_k::<P, _>),
+            Supported::Iq1S => walk!(tile, row256, neon::dot_iq1_s::<P, _>),
+            Supported::Iq4Xs => walk!(tile, row256, neon::dot_iq4_xs::<P, _>),
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Which instructions may an x86-64 processor have, and which kernels use them?
+//!
+//! Not here: the kernels; see [`super::avx2`] and [`super::panel`].
+
+use half::f16;
+
+use super::product::{Tile, walk};
+use super::{Supported, avx2, panel};
+
+/// An instruction set beyond that of every x86-64 processor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Native {
+    /// AVX2, FMA and F16C.
+    Avx2,
+    /// AVX-512 (F, BW, VL) and VNNI besides.
+    Avx512,
+}
+
+impl Native {
+    /// Every one of them, the best last.
+    pub(super) const ALL: [Native; 2] = [Native::Avx2, Native::Avx512];
+
+    /// Whether this processor has it.
+    pub(super) fn present(self) -> bool {
+        let avx2 = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
+        match self {
+            Native::Avx2 => avx2,
+            Native::Avx512 => {
+                avx2 && is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512vnni")
+            }
+        }
+    }
+
+    /// Its name in traces.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Native::Avx2 => "avx2",
+            Native::Avx512 => "avx512",
+        }
+    }
+
+    /// Computes a tile.
+    ///
+    /// # Safety
+    /// The processor has the instructions, and no other thread writes the tile's rows of the output.
+    pub(super) unsafe fn multiply(self, tile: Tile<'_>) {
+        // SAFETY: the caller's promise; AVX-512 is present only beside AVX2.
+        unsafe {
+            match (self, panel::pays(tile.matrix.format, tile.input.tokens())) {
+                (Native::Avx512, true) => panel::avx512::all_rows(tile),
+                (Native::Avx2, true) => panel::avx2::all_rows(tile),
+                (_, false) => dots(tile),
+            }
+        }
+    }
+
+    /// `scores[t] = scale * dot(query, keys[t])` over f16 keys, `[positions, key_length]`.
+    #[allow(clippy::unused_self)] // the value proves that the processor has the instructions
+    pub(super) fn scores_f16(self, query: &[f32], scale: f32, keys: &[f16], scores: &mut [f32]) {
+        // SAFETY: this value exists only where the processor has AVX2, FMA and F16C.
+        unsafe { avx2::scores_f16(query, scale, keys, scores) };
+    }
+
+    /// `out = sum of probabilities[t] * values[t]` over f16 values, `[positions, value_length]`, t ascending.
+    #[allow(clippy::unused_self)] // the value proves that the processor has the instructions
+    pub(super) fn mix_f16(self, probabilities: &[f32], values: &[f16], out: &mut [f32]) {
+        // SAFETY: this value exists only where the processor has AVX2, FMA and F16C.
+        unsafe { avx2::mix_f16(probabilities, values, out) };
+    }
+}
+
+/// All rows and tokens of a tile, by dot products.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn dots(tile: Tile<'_>) {
+    match tile.matrix.format {
+        Supported::F32 => walk!(tile, plain_row, avx2::dot_f32),
+        Supported::F16 => walk!(tile, plain_row, avx2::dot_f16),
+        Supported::Bf16 => walk!(tile, plain_row, avx2::dot_bf16),
+        Supported::Q4_0 => walk!(tile, row32, avx2::dot_q4_0),
+        Supported::Q4_1 => walk!(tile, row32, avx2::dot_q4_1),
+        Supported::Q5_0 => walk!(tile, row32, avx2::dot_q5_0),
+        Supported::Q5_1 => walk!(tile, row32, avx2::dot_q5_1),
+        Supported::Q8_0 => walk!(tile, row32, avx2::dot_q8_0),
+        Supported::Iq4Nl => walk!(tile, row32, avx2::dot_iq4_nl),
+        Supported::Q2K => walk!(tile, row256, avx2::dot_q2_k),
+        Supported::Q3K => walk!(tile, row256, avx2::dot_q3_k),
+        Supported::Q4K => walk!(tile, row256, avx2::dot_q4_k),
+        Supported::Q5K => walk!(tile, row256, avx2::dot_q5_k),
+        Supported::Q6K => walk!(tile, row256, avx2::dot_q6_k),
+        Supported::Iq1S => walk!(tile, row256, avx2::dot_iq1_s),
+        Supported::Iq4Xs => walk!(tile, row256, avx2::dot_iq4_xs),
+    }
+}

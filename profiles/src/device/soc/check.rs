@@ -1,0 +1,142 @@
+//! Which numbers can no SoC have?
+//!
+//! Quantities with a unit are finite and not below zero already; plain numbers may be anything.
+
+use super::{Profiled, Soc, SocNpu, SocOptions};
+use crate::document::DocumentError;
+
+/// The largest graph, tile and chunk. source: assumed, the longest context of a model
+const MOST_TOKENS: u32 = 1 << 20;
+/// The most graphs: choosing among cuts of them tries every set of four.
+const MOST_SIZES: usize = 16;
+/// Products that are looked through for every partition. source: assumed, more than a day of measuring
+const MOST_SHAPES: usize = 20_000;
+/// More bits than a weight has.
+const MOST_BITS: f64 = 64.0;
+/// Beyond it no processor would have been built. source: assumed
+const MOST_PENALTY: f64 = 1e6;
+/// The longest wait that is none of a hung processor. source: assumed
+const LONGEST_SECONDS: f64 = 3600.0;
+
+type Wrong = Option<(String, String)>;
+
+impl Soc {
+    /// What of a document makes no sense, beside what its types say.
+    pub(in crate::device) fn validate(&self, device: &str) -> Result<(), DocumentError> {
+        let found = self
+            .rates()
+            .or_else(|| self.times())
+            .or_else(|| self.bandwidths())
+            .or_else(|| self.sizes())
+            .or_else(|| self.npu.as_ref().and_then(wrong_npu))
+            .or_else(|| wrong_bits("gpu.weight_bits", self.gpu.weight_bits.value))
+            .or_else(|| self.wrong_options(&self.usual).map(|what| ("usual".to_owned(), what)));
+        found.map_or(Ok(()), |(key, what)| {
+            let what = format!("device `{device}`: `soc.{key}` {what}");
+            Err(DocumentError::invalid_at(format!("soc.{key}"), what))
+        })
+    }
+
+    /// Why this SoC cannot be used so, if it cannot.
+    pub fn wrong_options(&self, options: &SocOptions) -> Option<String> {
+        if self.npu.is_none() && !options.strategy.needs_no_npu() {
+            return Some(format!(
+                "asks for `{}`, and the SoC has no NPU that computes in FP16: choose `gpu-only`",
+                options.strategy.name()
+            ));
+        }
+        let chunk = options.chunk.filter(|chunk| !(1..=MOST_TOKENS).contains(chunk))?;
+        Some(format!("has a chunk of {chunk} tokens: choose 1 to {MOST_TOKENS}"))
+    }
+
+    fn rates(&self) -> Wrong {
+        let npu = self.npu.as_ref().map(|npu| ("npu.matmul", npu.matmul.value.0));
+        let rates = [
+            ("gpu.matmul", self.gpu.matmul.value.0),
+            ("bus.peak", self.bus.peak.value.0),
+            ("bus.one", self.bus.one.value.0),
+            ("bus.together", self.bus.together.value.0),
+        ];
+        let zero = rates.into_iter().chain(npu).find(|(_, rate)| *rate <= 0.0);
+        zero.map(|(key, _)| {
+            (key.to_owned(), "is zero, so nothing would ever finish; measure it again".into())
+        })
+    }
+
+    fn times(&self) -> Wrong {
+        let times = [
+            ("gpu.submission", self.gpu.submission.value),
+            ("synchronisation.fast", self.synchronisation.fast.value),
+            ("synchronisation.copy", self.synchronisation.copy.value),
+            ("synchronisation.submission", self.synchronisation.submission.value),
+            ("synchronisation.sleep", self.synchronisation.sleep.value),
+            ("graphs.preparation", self.graphs.preparation.value),
+            ("graphs.each_token", self.graphs.each_token.value),
+        ];
+        let long = times.into_iter().find(|(_, time)| time.0 > LONGEST_SECONDS);
+        long.map(|(key, time)| (key.to_owned(), format!("is {time}: choose at most an hour")))
+    }
+
+    fn bandwidths(&self) -> Wrong {
+        let (one, together, peak) = (self.bus.one.value, self.bus.together.value, self.bus.peak.value);
+        let more = |key: &str, what: &str| Some((format!("bus.{key}"), what.to_owned()));
+        if together > peak {
+            return more("together", "is more than `soc.bus.peak`; the memory cannot give it");
+        }
+        if one > together {
+            return more("one", "is more than `soc.bus.together`: one processor gets no more than two");
+        }
+        None
+    }
+
+    fn sizes(&self) -> Wrong {
+        let sizes = &self.graphs.sizes.value;
+        let say = |what: String| Some(("graphs.sizes".to_owned(), what));
+        if sizes.is_empty() || sizes.len() > MOST_SIZES {
+            return say(format!("has {} sizes: give 1 to {MOST_SIZES}", sizes.len()));
+        }
+        if !sizes.iter().all(|size| (1..=MOST_TOKENS).contains(size)) {
+            return say(format!("has a size that is not 1 to {MOST_TOKENS} tokens"));
+        }
+        if !sizes.windows(2).all(|pair| pair[0] < pair[1]) {
+            return say("is not in ascending order".to_owned());
+        }
+        None
+    }
+}
+
+fn wrong_npu(npu: &SocNpu) -> Wrong {
+    let tile = npu.tile.value;
+    if !(1..=MOST_TOKENS).contains(&tile) {
+        return Some(("npu.tile".into(), format!("is {tile}: the array has 1 to {MOST_TOKENS} rows")));
+    }
+    let penalty = npu.order_penalty.value;
+    if !(0.0..=MOST_PENALTY).contains(&penalty) {
+        return Some(("npu.order_penalty".into(), format!("is {penalty}: give 0 to {MOST_PENALTY}")));
+    }
+    wrong_bits("npu.weight_bits", npu.weight_bits.value)
+        .or_else(|| npu.profiled.as_ref().and_then(wrong_profile))
+}
+
+fn wrong_bits(key: &str, bits: f64) -> Wrong {
+    let wrong = !(bits > 0.0 && bits <= MOST_BITS);
+    wrong.then(|| {
+        (key.to_owned(), format!("is {bits}: a weight has more than 0 and at most {MOST_BITS} bits"))
+    })
+}
+
+fn wrong_profile(profiled: &Profiled) -> Wrong {
+    let say = |what: String| Some(("npu.profiled.shapes".to_owned(), what));
+    let shapes = &profiled.shapes;
+    if shapes.is_empty() || shapes.len() > MOST_SHAPES {
+        return say(format!("has {} products: give 1 to {MOST_SHAPES}", shapes.len()));
+    }
+    let plain = |side: u32| (1..=MOST_TOKENS).contains(&side);
+    let wrong = shapes.iter().position(|shape| {
+        let sides = [shape.outputs, shape.inputs, shape.tokens];
+        !sides.into_iter().all(plain) || shape.time.0 <= 0.0 || shape.time.0 > LONGEST_SECONDS
+    });
+    wrong.and_then(|at| {
+        say(format!("[{at}]: sides are 1 to {MOST_TOKENS}, and a time is above zero and at most an hour"))
+    })
+}

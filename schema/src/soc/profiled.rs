@@ -1,0 +1,146 @@
+//! What does a table of measured products say of those that were not measured?
+//!
+//! The two modes of the HeteroLLM paper's profiler (section 4.3). In either, what is taken from the table is a rate: work,
+//! padded to whole tiles, over time. By `table` a product has the rate of the nearest one that was measured, nearest by
+//! the logarithms of its sides; one that was measured takes what it took. By `tree` it has the mean rate of a leaf of a
+//! regression tree, grown by splitting where the squares of the rates' logarithms around their means shrink most.
+//!
+//! Not here: measuring. No NPU is at hand to this program; its tests fill tables from the formula of [`super::npu`].
+
+use hearth_profiles::device::soc::{Mode, Profiled, Shape};
+
+use super::matmul::Matmul;
+
+/// Leaves have at least so many products. source: assumed, so that a single bad measurement does not make a leaf
+const LEAST_IN_A_LEAF: usize = 2;
+/// Levels of a tree. source: assumed
+const MOST_LEVELS: u32 = 12;
+/// What a split is made by: logarithms of the three sides, and of the ratios that order and shape are about.
+const FEATURES: usize = 5;
+
+/// A table ready to be asked.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Measured {
+    tile: u64,
+    samples: Vec<Sample>,
+    tree: Option<Node>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Sample {
+    features: [f64; FEATURES],
+    /// The logarithm of the rate.
+    rate: f64,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Node {
+    Leaf(f64),
+    Split { feature: usize, at: f64, below: Box<Node>, above: Box<Node> },
+}
+
+impl Measured {
+    /// A valid table of an array of so many rows.
+    pub fn new(profiled: &Profiled, tile: u32) -> Self {
+        let tile = u64::from(tile.max(1));
+        let samples: Vec<Sample> = profiled.shapes.iter().map(|shape| sample(shape, tile)).collect();
+        let tree = (profiled.mode == Mode::Tree).then(|| grow(samples.clone(), 0));
+        Self { tile, samples, tree }
+    }
+
+    /// Seconds for a product.
+    pub fn time(&self, matmul: Matmul, tokens: u64) -> f64 {
+        let tokens = padded(tokens, self.tile);
+        let features = features(matmul, tokens);
+        let rate = match &self.tree {
+            Some(tree) => tree.predict(&features),
+            None => self.nearest(&features),
+        };
+        work(matmul, tokens) / rate.exp()
+    }
+
+    fn nearest(&self, features: &[f64; FEATURES]) -> f64 {
+        // The sides only: the ratios follow from them.
+        let distance = |sample: &Sample| -> f64 {
+            (0..3).map(|side| (sample.features[side] - features[side]).powi(2)).sum()
+        };
+        let near = self.samples.iter().min_by(|one, other| distance(one).total_cmp(&distance(other)));
+        near.map_or(0.0, |sample| sample.rate)
+    }
+}
+
+impl Node {
+    fn predict(&self, features: &[f64; FEATURES]) -> f64 {
+        match self {
+            Node::Leaf(rate) => *rate,
+            Node::Split { feature, at, below, above } => {
+                if features[*feature] <= *at {
+                    below.predict(features)
+                } else {
+                    above.predict(features)
+                }
+            }
+        }
+    }
+}
+
+fn sample(shape: &Shape, tile: u64) -> Sample {
+    let matmul = Matmul { inputs: u64::from(shape.inputs), outputs: u64::from(shape.outputs) };
+    let tokens = padded(u64::from(shape.tokens), tile);
+    Sample { features: features(matmul, tokens), rate: (work(matmul, tokens) / shape.time.0).ln() }
+}
+
+fn padded(tokens: u64, tile: u64) -> u64 {
+    tokens.max(1).div_ceil(tile) * tile
+}
+
+fn work(matmul: Matmul, tokens: u64) -> f64 {
+    2.0 * matmul.weights() * tokens as f64
+}
+
+fn features(matmul: Matmul, tokens: u64) -> [f64; FEATURES] {
+    let [inputs, outputs, tokens] =
+        [matmul.inputs, matmul.outputs, tokens].map(|side| (side.max(1) as f64).ln());
+    [inputs, outputs, tokens, inputs - outputs, inputs - tokens]
+}
+
+fn grow(mut samples: Vec<Sample>, level: u32) -> Node {
+    let mean = samples.iter().map(|sample| sample.rate).sum::<f64>() / samples.len().max(1) as f64;
+    let split = if level < MOST_LEVELS { best_split(&mut samples) } else { None };
+    let Some((feature, at)) = split else { return Node::Leaf(mean) };
+    let (below, above) = samples.into_iter().partition(|sample| sample.features[feature] <= at);
+    let [below, above] = [below, above].map(|part| Box::new(grow(part, level + 1)));
+    Node::Split { feature, at, below, above }
+}
+
+/// The feature and the place that leave the least square error on both sides; none if none is left to gain.
+fn best_split(samples: &mut [Sample]) -> Option<(usize, f64)> {
+    let count = samples.len();
+    let (sum, squares) = sums(samples);
+    let whole = squares - sum * sum / count.max(1) as f64;
+    let mut best: Option<(f64, usize, f64)> = None;
+    for feature in 0..FEATURES {
+        samples.sort_by(|one, other| one.features[feature].total_cmp(&other.features[feature]));
+        let mut left = 0.0;
+        for at in 1..count {
+            left += samples[at - 1].rate;
+            let (here, next) = (samples[at - 1].features[feature], samples[at].features[feature]);
+            if at < LEAST_IN_A_LEAF || count - at < LEAST_IN_A_LEAF || next <= here {
+                continue;
+            }
+            let right = sum - left;
+            // What the squares shrink by is what the squared sums grow by.
+            let error = squares - left * left / at as f64 - right * right / (count - at) as f64;
+            if best.is_none_or(|(least, ..)| error < least) {
+                best = Some((error, feature, f64::midpoint(here, next)));
+            }
+        }
+    }
+    best.filter(|(error, ..)| *error < whole * (1.0 - 1e-9) - 1e-12).map(|(_, feature, at)| (feature, at))
+}
+
+fn sums(samples: &[Sample]) -> (f64, f64) {
+    samples
+        .iter()
+        .fold((0.0, 0.0), |(sum, squares), sample| (sum + sample.rate, squares + sample.rate * sample.rate))
+}

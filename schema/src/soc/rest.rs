@@ -1,0 +1,53 @@
+//! What does a layer cost beside its products?
+//!
+//! Two norms, the rotation of queries and keys, the scores, their softmax, the weighted values, two residual additions and
+//! the activation of the feed-forward block: nine kernels on the GPU, each bound by its arithmetic or its bytes, in FP16.
+//! Attention is not masked: each token of a prompt computes all scores of the prompt.
+//!
+//! Not here: decoding, where only the cached keys and values count ([`super::decode`]).
+
+use hearth_profiles::model::ModelShape;
+
+use super::gpu::Gpu;
+
+/// The kernels between the products, in the order of computing.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rest {
+    /// The norm before attention.
+    pub before: Vec<f64>,
+    /// Rotation, scores, softmax, values.
+    pub attention: Vec<f64>,
+    /// Residual and norm between attention and feed-forward.
+    pub between: Vec<f64>,
+    /// `silu(gate) * up`.
+    pub activation: Vec<f64>,
+    /// The last residual.
+    pub after: Vec<f64>,
+}
+
+impl Rest {
+    /// For so many tokens that see `context` positions, in seconds.
+    pub fn new(gpu: &Gpu, shape: &ModelShape, tokens: u64, context: u64) -> Self {
+        let (count, seen) = (tokens as f64, context as f64);
+        let width = f64::from(shape.embedding);
+        let (heads, key) = (f64::from(shape.heads), f64::from(shape.key_length));
+        let value = f64::from(shape.value_length);
+        let keys = f64::from(shape.kv_heads);
+        let moved = |bytes: f64| gpu.kernel(0.0, bytes);
+        let scores =
+            |length: f64| gpu.kernel(2.0 * heads * length * count * seen, 2.0 * heads * count * seen);
+        let (norm, add) = (moved(4.0 * count * width), moved(6.0 * count * width));
+        Self {
+            before: vec![norm],
+            attention: vec![
+                moved(4.0 * count * (heads + keys) * key),
+                scores(key),
+                moved(4.0 * heads * count * seen),
+                scores(value),
+            ],
+            between: vec![add, norm],
+            activation: vec![moved(6.0 * count * f64::from(shape.feed_forward))],
+            after: vec![add],
+        }
+    }
+}

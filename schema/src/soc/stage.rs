@@ -1,0 +1,46 @@
+//! What happens between two moments at which the processors have waited for one another?
+//!
+//! Kernels on the GPU and graphs on the NPU side by side, and the events that this costs. A stage without events is a
+//! stretch of the GPU's queue: the next one follows without a gap.
+
+use hearth_profiles::Seconds;
+
+/// A stage.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Stage {
+    /// Kernels on the GPU, one after another, in seconds.
+    pub gpu: Vec<f64>,
+    /// Graphs on the NPU, one after another, in seconds.
+    pub npu: Vec<f64>,
+    /// Events at which one waits for the other.
+    pub events: u32,
+    /// What they cost together, in seconds.
+    pub waiting: f64,
+}
+
+impl Stage {
+    /// Kernels that nobody waits for.
+    pub fn queued(gpu: Vec<f64>) -> Self {
+        Self { gpu, ..Self::default() }
+    }
+
+    /// How long it takes.
+    pub fn time(&self) -> Seconds {
+        Seconds(self.gpu_time().max(self.npu_time()) + self.waiting)
+    }
+
+    /// The GPU's part, in seconds.
+    pub fn gpu_time(&self) -> f64 {
+        self.gpu.iter().sum()
+    }
+
+    /// The NPU's part, in seconds.
+    pub fn npu_time(&self) -> f64 {
+        self.npu.iter().sum()
+    }
+}
+
+/// Of stages one after another.
+pub fn total(stages: &[Stage]) -> Seconds {
+    stages.iter().map(Stage::time).sum()
+}

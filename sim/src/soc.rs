@@ -1,0 +1,226 @@
+//! What do the processors of a phone do that runs a model alone?
+//!
+//! Stage by stage: kernels on the GPU and graphs on the NPU begin together, each processor takes up its next one when it is
+//! done, the CPU waits for the later of the two and hands on. What the stages are, `hearth_schema::soc` says; the weights
+//! are in memory when the run begins. The trace has a `compute` line for each pass, and beside it a line for every kernel
+//! and every wait, until there are [`MOST_DETAIL`] of them.
+//!
+//! Not here: a phone in a ring, or one whose memory does not hold the model. There a layer takes what its stages take
+//! together, and weights may have to be read ([`crate::station`]).
+
+use hearth_profiles::device::{Device, Soc};
+use hearth_profiles::{Bytes, Seconds};
+use hearth_schema::rates::Work;
+use hearth_schema::room::Room;
+use hearth_schema::scenario::Workload;
+use hearth_schema::schedule::{Generation, MAX_PASS_TOKENS, Pass, Processor};
+use hearth_schema::soc::sync::Wait;
+use hearth_schema::soc::{Chip, Stage};
+use hearth_schema::trace::{Cost, Counter, Header, Kind, Outcome, Reading, Record, Resource, Trace};
+
+use crate::acceptance::Acceptance;
+use crate::budget::Budget;
+use crate::drafter::Drafter;
+use crate::engine::{Engine, Nanos};
+use crate::error::SimError;
+use crate::lines::begun;
+use crate::run::{Input, LONGEST, Surroundings};
+
+/// Lines of detail: those of some hundred passes through a model of 8B. Later passes only have their `compute` line.
+const MOST_DETAIL: usize = 400_000;
+
+/// The SoC of a device that runs its plan alone with all weights in memory; none if it is not so.
+pub fn alone<'a>(
+    input: &Input,
+    surroundings: &Surroundings,
+    device: &'a Device,
+    budget: &Budget,
+) -> Option<&'a Soc> {
+    let plan = input.plan;
+    let is_alone = plan.devices.len() == 1 && surroundings.events.is_empty();
+    let room = Room::new(plan, 0, &input.cluster.model, device);
+    let is_held = input.options.ignore_memory || room.share <= budget.cache;
+    let is_plain = !plan.devices[0].residency.holds() && plan.kind.is_ring();
+    device.soc.as_ref().filter(|_| is_alone && is_held && is_plain)
+}
+
+/// A processor is done with what it was at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Event {
+    Gpu,
+    Npu,
+    /// The CPU has handed on.
+    Handed,
+}
+
+/// Runs a plan on the SoC of its only device.
+pub fn simulate(
+    input: &Input,
+    soc: &Soc,
+    device: &Device,
+    budget: &Budget,
+    header: Header,
+) -> Result<Trace, SimError> {
+    let (cluster, plan) = (input.cluster, input.plan);
+    let kv_element = Bytes(plan.kv_cache.element_bytes());
+    let chip = Chip::new(soc, &cluster.model, kv_element);
+    let workload = in_graphs(&cluster.workload, chip.largest_graph());
+    let drafter = plan.draft.as_ref().zip(cluster.draft.as_ref());
+    let mut run = Run {
+        layers: cluster.model.shape.layers.0,
+        bytes: cluster.model.layers_bytes(),
+        work: Work::in_main_memory(device, &cluster.model, kv_element),
+        chip,
+        sleep: soc.synchronisation.sleep.value,
+        drafter: drafter.map(|(planned, model)| Drafter::new(device, model, kv_element, planned.processor)),
+        engine: Engine::new(),
+        records: Vec::new(),
+        detail: 0,
+    };
+    let acceptance = Acceptance::new(cluster.seed, &workload);
+    let mut generation = Generation::new(&workload);
+    let (mut passes, mut readings, mut tokens) = (Vec::new(), Vec::new(), 0);
+    while let Some(pass) = generation.begin() {
+        passes.push(pass);
+        let at = run.pass(pass);
+        if at > LONGEST {
+            return Err(SimError::TooLong { tokens, at: Seconds::from_nanos(at) });
+        }
+        if !pass.output {
+            continue;
+        }
+        let accepted = acceptance.of(pass);
+        tokens += generation.output(pass.index, accepted)?;
+        let counters = [
+            (Counter::BytesRead, 0),
+            (Counter::Resident, cluster.model.total_bytes().0),
+            (Counter::Unreclaimable, budget.unreclaimable.0),
+        ];
+        let drafted = (pass.drafted > 0).then_some((Counter::Accepted, u64::from(accepted)));
+        let reading = |(counter, value)| Reading { device: 0, counter, pass: pass.index, at, value };
+        readings.extend(counters.into_iter().chain(drafted).map(reading));
+    }
+    let mut records = run.records;
+    records.sort_by_key(|record| record.start);
+    let (shortages, happenings, outcome) = (Vec::new(), Vec::new(), Outcome::Ok);
+    Ok(Trace { header, passes, records, readings, shortages, happenings, outcome })
+}
+
+/// The prompt in as few batches as graphs allow, unless the scenario wants smaller ones.
+fn in_graphs(workload: &Workload, largest: u64) -> Workload {
+    let largest = u32::try_from(largest).unwrap_or(u32::MAX);
+    let micro_batch = if workload.micro_batch < MAX_PASS_TOKENS { workload.micro_batch } else { largest };
+    Workload { micro_batch, ..workload.clone() }
+}
+
+/// A SoC on its way through the passes.
+#[derive(Debug)]
+struct Run<'a> {
+    layers: u32,
+    /// Of all layers.
+    bytes: Bytes,
+    work: Work<'a>,
+    chip: Chip<'a>,
+    /// The shortest sleep.
+    sleep: Seconds,
+    drafter: Option<Drafter<'a>>,
+    engine: Engine<Event>,
+    records: Vec<Record>,
+    /// Lines of detail so far.
+    detail: usize,
+}
+
+impl Run<'_> {
+    /// Computes a pass and says when it is over.
+    fn pass(&mut self, pass: Pass) -> Nanos {
+        if let Some(drafter) = &mut self.drafter {
+            let (time, processor) = (drafter.time(pass), drafter.processor());
+            let resource = if processor == Processor::Gpu { Resource::Gpu } else { Resource::Cpu };
+            self.step(Kind::Draft, resource, pass, time);
+        }
+        let embed = self.work.embed(pass.tokens);
+        self.step(Kind::Embed, Resource::Cpu, pass, embed);
+        let forward = self.chip.forward(pass);
+        if forward.preparation.0 > 0.0 {
+            self.step(Kind::Prepare, Resource::Cpu, pass, forward.preparation);
+        }
+        let compute = Record {
+            layers: Some([0, self.layers]),
+            bytes: self.bytes.0,
+            ..begun(0, Resource::Gpu, Kind::Compute, (pass.index, 0), self.engine.now())
+        };
+        for layer in 0..self.layers {
+            for (index, stage) in (0..).zip(&forward.layer) {
+                self.stage(stage, pass, index, Some([layer, layer + 1]));
+            }
+        }
+        self.records.push(Record { end: self.engine.now(), ..compute });
+        if pass.output {
+            let output = begun(0, Resource::Gpu, Kind::Output, (pass.index, 1), self.engine.now());
+            self.stage(&forward.head, pass, forward.layer.len() as u32, None);
+            self.records.push(Record { end: self.engine.now(), ..output });
+        }
+        self.engine.now()
+    }
+
+    /// A step of known length that nobody else works beside.
+    fn step(&mut self, kind: Kind, resource: Resource, pass: Pass, time: Seconds) {
+        let (start, line) = (self.engine.now(), (pass.index, 0));
+        self.engine.after(time.to_nanos(), Event::Handed);
+        while self.engine.next_event().is_some_and(|event| event != Event::Handed) {}
+        let cost = (resource == Resource::Cpu).then(|| Cost { cpu: time.to_nanos(), ..Cost::default() });
+        let end = self.engine.now();
+        self.records.push(Record { end, cost, ..begun(0, resource, kind, line, start) });
+    }
+
+    /// Runs a stage until the CPU has handed on.
+    fn stage(&mut self, stage: &Stage, pass: Pass, index: u32, layers: Option<[u32; 2]>) {
+        let begins = self.engine.now();
+        let mut next = [0, 0];
+        for processor in [Event::Gpu, Event::Npu] {
+            self.begin(stage, processor, next[lane(processor)]);
+        }
+        while next != [stage.gpu.len(), stage.npu.len()] {
+            let Some(event) = self.engine.next_event() else { break };
+            let (at, kernels) = (&mut next[lane(event)], kernels(stage, event));
+            let (end, time) = (self.engine.now(), Seconds(kernels[*at]).to_nanos());
+            *at += 1;
+            let at = *at;
+            let resource = if event == Event::Gpu { Resource::Gpu } else { Resource::Npu };
+            let line = begun(0, resource, Kind::Kernel, (pass.index, index), end.saturating_sub(time));
+            self.detail(Record { end, layers, ..line });
+            self.begin(stage, event, at);
+        }
+        if stage.events > 0 {
+            let (waited, events) = (self.engine.now() - begins, Seconds(stage.waiting).to_nanos());
+            self.engine.after(events, Event::Handed);
+            while self.engine.next_event().is_some_and(|event| event != Event::Handed) {}
+            let wait = Wait::until(Seconds::from_nanos(waited), self.sleep);
+            let cost = Some(Cost { cpu: wait.polled.to_nanos(), copy: events, ..Cost::default() });
+            let line = begun(0, Resource::Cpu, Kind::Synchronise, (pass.index, index), begins);
+            self.detail(Record { end: self.engine.now(), cost, layers, ..line });
+        }
+    }
+
+    /// A processor takes up its next kernel, if there is one.
+    fn begin(&mut self, stage: &Stage, processor: Event, index: usize) {
+        if let Some(&time) = kernels(stage, processor).get(index) {
+            self.engine.after(Seconds(time).to_nanos(), processor);
+        }
+    }
+
+    fn detail(&mut self, record: Record) {
+        if self.detail < MOST_DETAIL {
+            self.detail += 1;
+            self.records.push(record);
+        }
+    }
+}
+
+fn lane(processor: Event) -> usize {
+    usize::from(processor == Event::Npu)
+}
+
+fn kernels(stage: &Stage, processor: Event) -> &[f64] {
+    if processor == Event::Gpu { &stage.gpu } else { &stage.npu }
+}

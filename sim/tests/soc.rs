@@ -1,0 +1,178 @@
+//! Does a simulated phone take what its stages take, alone and in a ring, and is its trace whole?
+
+use hearth_profiles::device::shipped;
+use hearth_profiles::device::soc::{SocOptions, Strategy, Synchronisation, Upkeep};
+use hearth_profiles::{Bytes, BytesPerSecond, Fraction, Link, Seconds, Sourced, model};
+use hearth_schema::events::Event;
+use hearth_schema::plan::{Origin, Plan, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Role};
+use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::scenario::{KvFormat, Links, Workload};
+use hearth_schema::schedule::{Pass, Processor};
+use hearth_schema::soc::stage::total;
+use hearth_schema::soc::{Chip, SocNumbers};
+use hearth_schema::trace::{Kind, Outcome, Record, Resource, Trace};
+use hearth_schema::{Cluster, LinkTable, Member, metrics};
+use hearth_sim::{Input, Options, Surroundings, simulate, simulate_in};
+use proptest::prelude::*;
+
+fn cluster(options: SocOptions, prompt: u32, generate: u32) -> Cluster {
+    let mut device = shipped("snapdragon-8-gen-3").expect("it is shipped");
+    device.soc.as_mut().expect("a SoC").usual = options;
+    let link = Link {
+        latency: Sourced::new(Seconds(1e-3), "test"),
+        bandwidth: Sourced::new(BytesPerSecond(1e8), "test"),
+    };
+    Cluster {
+        members: vec![Member { name: "phone".into(), address: None, device, residency: None }],
+        head: 0,
+        links: LinkTable::new(Links::constant(link)),
+        model: model::shipped("llama-8b").expect("it is shipped"),
+        draft: None,
+        context: 4096,
+        kv_cache: KvFormat::F16,
+        workload: Workload::plain(prompt, generate),
+        seed: 1,
+    }
+}
+
+fn plan(cluster: &Cluster) -> Plan {
+    let layers = cluster.model.shape.layers.0;
+    Plan {
+        schema: "plan/1".into(),
+        scenario: Origin { name: "test".into(), digest: String::new() },
+        model: PlannedModel::of(&cluster.model),
+        planner: PlannerRecord { strategy: "test".into(), options: vec![] },
+        kind: PlanKind::Ring,
+        rounds: 1,
+        context: cluster.context,
+        kv_cache: cluster.kv_cache,
+        output: Processor::Cpu,
+        sequences: 1,
+        draft: None,
+        devices: vec![PlannedDevice {
+            name: "phone".into(),
+            address: None,
+            role: Role::Head,
+            window: layers,
+            gpu_layers: 0,
+            residency: ResidencyOptions::default(),
+            predicted: None,
+        }],
+        dropped: vec![],
+        predicted: None,
+        explanation: vec![],
+    }
+}
+
+fn run(cluster: &Cluster) -> Trace {
+    let options = Options { warm: true, ..Options::default() };
+    let plan = plan(cluster);
+    let trace = simulate(&Input { cluster, plan: &plan, options: &options }).expect("a run");
+    assert_eq!(trace.outcome, Outcome::Ok);
+    trace
+}
+
+fn numbers(cluster: &Cluster) -> SocNumbers {
+    let soc = cluster.members[0].device.soc.as_ref().expect("a SoC");
+    SocNumbers::of(&run(cluster), soc, soc.usual.strategy).expect("a SoC's trace")
+}
+
+#[test]
+fn alone_it_takes_what_the_stages_add_up_to() {
+    for strategy in Strategy::ALL {
+        let cluster = cluster(SocOptions::of(strategy), 256, 3);
+        let metrics = metrics::compute(&run(&cluster));
+        let soc = cluster.members[0].device.soc.as_ref().expect("a SoC");
+        let chip = Chip::new(soc, &cluster.model, Bytes(2));
+        let time = |pass| {
+            let forward = chip.forward(pass);
+            (total(&forward.layer) * 32.0 + forward.head.time() + forward.preparation).as_millis()
+        };
+        let ttft = time(Pass::plain(0, 0, 256, true));
+        // Nanoseconds are rounded a thousand times, and 256 rows of the embedding are read.
+        assert!((metrics.ttft_ms.expect("a token") / ttft - 1.0).abs() < 1e-4, "{}", strategy.name());
+        let tpot = f64::midpoint(time(Pass::plain(1, 256, 1, true)), time(Pass::plain(2, 257, 1, true)));
+        assert!((metrics.tpot_ms.expect("tokens").mean / tpot - 1.0).abs() < 1e-4, "{}", strategy.name());
+        assert!((metrics.terms_ms.sum() - metrics.tpot_ms.expect("tokens").mean).abs() < 1e-6);
+    }
+}
+
+#[test]
+fn a_ring_of_one_that_pages_agrees_where_everything_is_in_memory() {
+    let options = SocOptions::of(Strategy::HeteroTensor);
+    let alone = metrics::compute(&run(&cluster(options, 256, 4)));
+    // An event, though it does not come, makes it a ring with a page cache.
+    let cluster = cluster(options, 256, 4);
+    let plan = plan(&cluster);
+    let event = Event {
+        at: Some(Seconds(1000.0)),
+        device: Some("phone".into()),
+        slow: Some(Fraction(0.5)),
+        ..Event::default()
+    };
+    let input =
+        Input { cluster: &cluster, plan: &plan, options: &Options { warm: true, ..Options::default() } };
+    let surroundings = Surroundings { events: &[event], replanner: None };
+    let trace = simulate_in(&input, &surroundings).expect("a run").trace;
+    let ring = metrics::compute(&trace);
+    let (one, other) = (alone.tpot_ms.expect("tokens").mean, ring.tpot_ms.expect("tokens").mean);
+    assert!((other / one - 1.0).abs() < 0.005, "{one} and {other}");
+}
+
+#[test]
+fn a_game_keeps_its_frames_unless_the_gpu_computes_alone() {
+    let longest = |strategy| numbers(&cluster(SocOptions::of(strategy), 256, 1)).prefill_queue;
+    let tensor = longest(Strategy::HeteroTensor);
+    assert!(tensor.longest_kernel_ms <= 14.0 && tensor.leaves_frames, "{tensor:?}");
+    let gpu = longest(Strategy::GpuOnly);
+    assert!(gpu.longest_ms > 4000.0 && !gpu.leaves_frames, "{gpu:?}");
+    assert!(longest(Strategy::HeteroLayer).leaves_frames);
+}
+
+#[test]
+fn fast_synchronisation_costs_14_events_a_layer_cut_and_8_whole() {
+    let events = |strategy| numbers(&cluster(SocOptions::of(strategy), 256, 1)).waiting.events_ms;
+    assert!((events(Strategy::HeteroTensor) - 14.0 * 32.0 * 15.9e-3).abs() < 1e-3);
+    assert!((events(Strategy::HeteroLayer) - 8.0 * 32.0 * 15.9e-3).abs() < 1e-3);
+    assert!(events(Strategy::GpuOnly) == 0.0);
+}
+
+#[test]
+fn long_prompts_come_in_pieces_of_the_largest_graph() {
+    let trace = run(&cluster(SocOptions::of(Strategy::HeteroTensor), 2500, 1));
+    let tokens: Vec<u32> = trace.passes.iter().map(|pass| pass.tokens).collect();
+    assert_eq!(tokens, [1024, 1024, 452]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_run_ends_and_its_details_lie_in_their_lines(
+        prompt in 1_u32..700, generate in 1_u32..4, strategy in 0_usize..8, slow: bool, fixed: bool,
+    ) {
+        let options = SocOptions {
+            synchronisation: if slow { Synchronisation::Slow } else { Synchronisation::Fast },
+            partitions: if fixed { Upkeep::Fixed } else { Upkeep::Solved },
+            ..SocOptions::of(Strategy::ALL[strategy])
+        };
+        let cluster = cluster(options, prompt, generate);
+        let trace = run(&cluster);
+        prop_assert_eq!(&trace, &run(&cluster), "the same again");
+        let details = [Kind::Kernel, Kind::Synchronise];
+        let whole: Vec<_> = trace.records.iter().filter(|it| !details.contains(&it.kind)).collect();
+        for detail in trace.records.iter().filter(|it| details.contains(&it.kind)) {
+            let within = |line: &&Record| {
+                line.pass == detail.pass && line.start <= detail.start && line.end >= detail.end
+            };
+            prop_assert!(whole.iter().any(within));
+        }
+        // One kernel at a time on a processor.
+        for processor in [Resource::Gpu, Resource::Npu] {
+            let kernels = trace.records.iter().filter(|it| it.kind == Kind::Kernel && it.resource == processor);
+            let mut spans: Vec<_> = kernels.map(|it| (it.start, it.end)).collect();
+            spans.sort_unstable();
+            prop_assert!(spans.windows(2).all(|pair| pair[0].1 <= pair[1].0));
+        }
+    }
+}
