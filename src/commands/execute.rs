@@ -245,7 +245,12 @@ impl Run {
     /// Over a network whose links are slower by so much.
     async fn delayed(self, network: impl Network, delay: Option<Duration>) -> Result<Generated, Unfinished> {
         match delay {
-            Some(delay) => self.generate(&Delayed::new(network, delay)).await,
+            Some(delay) => {
+                let generated = self.generate(&Delayed::new(network, delay)).await;
+                // The goodbye is still on its way when it has been written.
+                tokio::time::sleep(2 * delay).await;
+                generated
+            }
             None => self.generate(&network).await,
         }
     }

@@ -1,7 +1,7 @@
 //! Which instructions may a 64-bit ARM processor have, and which kernels use them?
 //!
-//! All of them have NEON. Dot products of bytes (`dotprod`, ARMv8.4, in phones since 2018) and products of matrices of
-//! bytes (`i8mm`, ARMv8.6) are asked for when the program runs.
+//! All of them have NEON. Dot products of bytes (`dotprod`, of ARMv8.4) and products of matrices of bytes (`i8mm`, of
+//! ARMv8.6) are asked for when the program runs.
 //!
 //! Not here: the kernels; see [`super::neon`] and [`super::panel`].
 
