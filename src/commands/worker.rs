@@ -87,6 +87,10 @@ fn announced(
         return Ok(None);
     }
     let Some(name) = args.name.clone().or_else(host_name) else {
+        if args.announce == Announce::Auto {
+            tell!("not announced: this system has no name; give the device one with --name");
+            return Ok(None);
+        }
         return Err(
             Failure::unusable("this system has no name to announce").hint("give the device one with --name")
         );
