@@ -97,6 +97,7 @@ fn cluster(path: &str) -> Result<Cluster, Failed> {
         model: shipped(scenario.model.profile.as_deref().unwrap_or_default())?,
         context: scenario.context,
         kv_cache: scenario.kv_cache,
+        activations: scenario.activations,
         draft: None,
         workload: scenario.workload,
         seed: scenario.seed,

@@ -62,12 +62,14 @@ pub enum Verb {
     /// Run a plan on real devices.
     #[command(
         after_help = "Example: hearth execute plan.yaml --model model.gguf --prompt 'Once upon' --tokens 32\n\
+                      Example: hearth execute plan.yaml --model model.gguf --prompt 'Once upon' --key ring.key --discover\n\
                       Two sequences at once, with a draft: hearth execute plan.yaml --model model.gguf --prompt 'Once \
                       upon' --prompt 'In the end' --draft-model small.gguf --draft-tokens 4"
     )]
     Execute(ExecuteArgs),
     /// Serve layers to a head.
-    #[command(after_help = "Example: hearth worker --listen 127.0.0.1:9001 --model model.gguf")]
+    #[command(after_help = "Example: hearth worker --listen 127.0.0.1:9001 --model model.gguf\n\
+                      Example: hearth worker --listen 0.0.0.0:9001 --model model.gguf --key ring.key --name laptop")]
     Worker(WorkerArgs),
     /// Measure this machine.
     #[command(after_help = "Example: hearth profile --model model.gguf -o this.yaml")]
@@ -413,12 +415,30 @@ pub struct WorkerArgs {
     /// Threads to compute with; all cores if absent.
     #[arg(long)]
     pub threads: Option<usize>,
+    /// This device's name in plans, by which `hearth execute --discover` finds it; if absent, what the system calls
+    /// itself.
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Whether to say by multicast DNS that this worker is here: its name, its port and the protocol's version.
+    #[arg(long, value_enum, default_value_t = Announce::Auto)]
+    pub announce: Announce,
     /// Rehearse a slow network: what this device sends arrives so much later, as `5ms`.
     #[arg(long, value_name = "TIME", value_parser = parse_delay)]
     pub link_delay: Option<std::time::Duration>,
     /// End when standard input ends, so as not to outlive who started it.
     #[arg(long, hide = true)]
     pub exit_with_stdin: bool,
+}
+
+/// Whether a worker announces itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Announce {
+    /// With a key, when other machines can reach it.
+    Auto,
+    /// On this machine too.
+    Always,
+    /// Never.
+    Never,
 }
 
 /// `hearth profile`.

@@ -261,6 +261,7 @@ impl LoadedScenario {
             model,
             context: scenario.context,
             kv_cache: scenario.kv_cache,
+            activations: scenario.activations,
             draft: draft.map(|draft| self.model(&draft.draft)).transpose()?,
             workload: scenario.workload.clone(),
             seed: scenario.seed,

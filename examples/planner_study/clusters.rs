@@ -91,6 +91,7 @@ fn drawn(
         model,
         context: *chance.pick(&CONTEXTS),
         kv_cache: KvFormat::F16,
+        activations: hearth_schema::scenario::ActivationFormat::F32,
         draft: None,
         workload,
         seed: 1,

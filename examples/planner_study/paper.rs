@@ -131,6 +131,7 @@ fn cluster(scenario: &Scenario) -> Result<Cluster, String> {
         model: shipped(model).map_err(|error| error.to_string())?,
         context: scenario.context,
         kv_cache: scenario.kv_cache,
+        activations: scenario.activations,
         draft: None,
         workload: scenario.workload.clone(),
         seed: scenario.seed,

@@ -146,6 +146,7 @@ fn plan(cluster: &Cluster, assignment: &Assignment) -> Plan {
         rounds: assignment.rounds,
         context: cluster.context,
         kv_cache: cluster.kv_cache,
+        activations: cluster.activations,
         output: Processor::Cpu,
         sequences: 1,
         draft: None,

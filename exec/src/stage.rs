@@ -42,6 +42,8 @@ pub struct Stage {
     context: u32,
     /// Positions that the cache of each sequence and layer holds.
     filled: BTreeMap<(u32, u32), u32>,
+    /// What is done to the hidden rows after every layer.
+    after_layer: Option<fn(&mut [f32])>,
     backend: Box<dyn Backend>,
 }
 
@@ -70,7 +72,21 @@ impl Stage {
         let layers = || owned.iter().cloned().flatten();
         let of = |sequence| layers().map(move |layer| ((sequence, layer), 0));
         let filled = (0..cache.sequences).flat_map(of).collect();
-        Ok(Stage { weights, owned: owned.to_vec(), context: cache.context, filled, backend })
+        Ok(Stage {
+            weights,
+            owned: owned.to_vec(),
+            context: cache.context,
+            filled,
+            after_layer: None,
+            backend,
+        })
+    }
+
+    /// Does this to the hidden rows after every layer: rounds them, so that they can travel in fewer bytes.
+    #[must_use]
+    pub fn after_layer(mut self, rounding: fn(&mut [f32])) -> Stage {
+        self.after_layer = Some(rounding);
+        self
     }
 
     /// Runs `layers` over tokens of the first sequence, see [`Stage::forward_of`].
@@ -105,7 +121,15 @@ impl Stage {
         let Some((first, end)) = self.check_positions(sequence, &layers, positions)? else {
             return Ok(ComputeCost::default());
         };
-        let cost = self.backend.forward(sequence, layers.clone(), hidden, first);
+        let mut cost = ComputeCost::default();
+        if let Some(rounding) = self.after_layer {
+            for layer in layers.clone() {
+                cost += self.backend.forward(sequence, layer..layer + 1, hidden, first);
+                rounding(hidden);
+            }
+        } else {
+            cost = self.backend.forward(sequence, layers.clone(), hidden, first);
+        }
         for layer in layers {
             self.filled.insert((sequence, layer), end);
         }

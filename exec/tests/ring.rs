@@ -17,7 +17,7 @@ use hearth_schema::Plan;
 use hearth_schema::metrics;
 use hearth_schema::plan::{Origin, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Role};
 use hearth_schema::residency::{Residency, ResidencyOptions};
-use hearth_schema::scenario::KvFormat;
+use hearth_schema::scenario::{ActivationFormat, KvFormat};
 use hearth_schema::schedule::Part;
 use hearth_schema::schedule::Processor;
 use hearth_schema::trace::Kind;
@@ -75,6 +75,7 @@ fn plan(model: &LocalModel, windows: &[u32], addresses: &[String], residency: Re
         rounds: LAYERS.div_ceil(windows.iter().sum()),
         context: 128,
         kv_cache: KvFormat::F32,
+        activations: ActivationFormat::F32,
         output: Processor::Cpu,
         sequences: 1,
         draft: None,
@@ -151,18 +152,56 @@ fn feasible(devices: usize) -> Vec<Vec<u32>> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_feasible_ring_gives_the_tokens_and_logits_of_one_process() {
     for format in ["q4_k", "q8_0", "f16"] {
-        every_ring_is_one_process(&format!("psalm-7m-{format}.gguf")).await;
+        every_ring_is_one_process(&format!("psalm-7m-{format}.gguf"), ActivationFormat::F32).await;
     }
 }
 
-async fn every_ring_is_one_process(file: &str) {
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_activations_in_f16_every_feasible_ring_gives_the_logits_of_one_process_too() {
+    every_ring_is_one_process("psalm-7m-q4_k.gguf", ActivationFormat::F16).await;
+}
+
+/// Bytes that all devices sent.
+fn sent(generated: &Generated) -> u64 {
+    let sends = generated.trace.records.iter().filter(|record| record.kind == Kind::Send);
+    sends.map(|record| record.bytes).sum()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn activations_in_f16_take_half_the_bytes_and_are_other_bits() {
+    let (model, prompt) = (open("psalm-7m-q4_k.gguf"), prompt());
+    let network = Memory::default();
+    let addresses = start(&network, &model, 2).await;
+    let mut told = Vec::new();
+    for activations in [ActivationFormat::F32, ActivationFormat::F16] {
+        let plan = Plan { activations, ..plan(&model, &[1, 2, 1], &addresses, FAULTS) };
+        let mut ring = Ring::connect(&network, plan, model.clone(), one_thread()).await.unwrap();
+        let (generated, bits) = generate(&mut ring, &prompt).await.unwrap();
+        ring.close().await;
+        told.push((sent(&generated), bits, generated.tokens().to_vec()));
+    }
+    let [(wide, wide_bits, wide_tokens), (half, half_bits, half_tokens)] = &told[..] else { unreachable!() };
+    assert_eq!(*wide, 2 * half);
+    assert!(wide_bits != half_bits, "rounding changes logits");
+    // The trained model is sure of what it says: none of its choices is a near tie.
+    assert_eq!(wide_tokens, half_tokens);
+    let close = |(one, other): (&u32, &u32)| {
+        let (one, other) = (f32::from_bits(*one), f32::from_bits(*other));
+        f64::from(one - other).powi(2)
+    };
+    let (one, other) = (&wide_bits[0], &half_bits[0]);
+    let error: f64 = one.iter().zip(other).map(close).sum();
+    let size: f64 = one.iter().map(|&bits| f64::from(f32::from_bits(bits)).powi(2)).sum();
+    println!("relative RMS of the first logits: {:e}", (error / size).sqrt());
+    assert!((error / size).sqrt() < 1e-2, "{error} of {size}");
+}
+
+async fn every_ring_is_one_process(file: &str, activations: ActivationFormat) {
     let (model, prompt) = (open(file), prompt());
     let network = Memory::default();
     let addresses = start(&network, &model, 3).await;
-    let mut alone =
-        Ring::connect(&network, plan(&model, &[LAYERS], &[], FAULTS), model.clone(), one_thread())
-            .await
-            .unwrap();
+    let alone = Plan { activations, ..plan(&model, &[LAYERS], &[], FAULTS) };
+    let mut alone = Ring::connect(&network, alone, model.clone(), one_thread()).await.unwrap();
     let (single, bits) = generate(&mut alone, &prompt).await.unwrap();
     let (mut rings, mut partial, mut unequal) = (0usize, 0, 0);
     for windows in (2..=4).flat_map(feasible) {
@@ -173,7 +212,7 @@ async fn every_ring_is_one_process(file: &str) {
             even if even % 2 == 0 => AHEAD,
             _ => FAULTS,
         };
-        let plan = plan(&model, &windows, &addresses, residency);
+        let plan = Plan { activations, ..plan(&model, &windows, &addresses, residency) };
         plan.validate().expect("a feasible plan");
         let mut ring = Ring::connect(&network, plan, model.clone(), one_thread()).await.unwrap();
         let (generated, other) = generate(&mut ring, &prompt).await.unwrap();
@@ -184,7 +223,9 @@ async fn every_ring_is_one_process(file: &str) {
         partial += u32::from(!LAYERS.is_multiple_of(windows.iter().sum::<u32>()));
         unequal += u32::from(windows.windows(2).any(|pair| pair[0] != pair[1]));
     }
-    println!("{file}: {rings} rings, {partial} with a partial last round, {unequal} with unequal windows");
+    println!(
+        "{file}, {activations:?}: {rings} rings, {partial} with a partial last round, {unequal} with unequal windows"
+    );
     assert_eq!(rings, 28 + 56 + 70, "C(8, 2) + C(8, 3) + C(8, 4) ways to leave layers to later rounds");
 }
 

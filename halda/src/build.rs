@@ -87,7 +87,7 @@ fn hop(cluster: &Cluster, from: usize, to: usize) -> Option<Seconds> {
     }
     let (sender, receiver) = (&cluster.members[from], &cluster.members[to]);
     let link = cluster.links.between(&sender.name, &receiver.name)?;
-    Some(link.time(cluster.model.shape.activation_bytes()))
+    Some(link.time(cluster.activations.bytes(&cluster.model.shape)))
 }
 
 fn model(cluster: &Cluster) -> Model {

@@ -77,6 +77,7 @@ pub fn plan(solution: &Solution, cluster: &Cluster, scenario: &Origin) -> Result
         rounds: solution.assignment.rounds,
         context: cluster.context,
         kv_cache: cluster.kv_cache,
+        activations: cluster.activations,
         output: Processor::Cpu,
         sequences: cluster.workload.sequences,
         draft: draft::planned(cluster),

@@ -47,6 +47,7 @@ impl Case {
             model: shipped(scenario.model.profile.as_deref().unwrap()).unwrap(),
             context: scenario.context,
             kv_cache: scenario.kv_cache,
+            activations: scenario.activations,
             draft: None,
             workload: scenario.workload.clone(),
             seed: scenario.seed,

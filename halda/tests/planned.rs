@@ -110,6 +110,7 @@ fn cluster(model: &str) -> Cluster {
         model: shipped(model).unwrap(),
         context: 1024,
         kv_cache: KvFormat::F16,
+        activations: hearth_schema::scenario::ActivationFormat::F32,
         draft: None,
         workload: Workload::plain(100, 100),
         seed: 1,

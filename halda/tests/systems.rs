@@ -28,6 +28,7 @@ fn cluster(model: &str, devices: &[&str]) -> Cluster {
         model: shipped(model).expect("shipped"),
         context: 1024,
         kv_cache: KvFormat::F16,
+        activations: hearth_schema::scenario::ActivationFormat::F32,
         draft: None,
         workload: Workload::plain(32, 16),
         seed: 1,

@@ -14,7 +14,7 @@ use hearth_profiles::{Device, Link};
 
 use crate::plan::Plan;
 use crate::residency::ResidencyOptions;
-use crate::scenario::{KvFormat, Links, Unreachable, Workload};
+use crate::scenario::{ActivationFormat, KvFormat, Links, Unreachable, Workload};
 use crate::schedule::Schedule;
 
 /// A device of the cluster.
@@ -155,6 +155,8 @@ pub struct Cluster {
     pub context: u32,
     /// How keys and values are stored.
     pub kv_cache: KvFormat,
+    /// How activations travel.
+    pub activations: ActivationFormat,
     /// What is asked.
     pub workload: Workload,
     /// The seed of every random draw.

@@ -21,7 +21,7 @@ use hearth_profiles::model::ModelProfile;
 use serde::{Deserialize, Serialize};
 
 use crate::residency::{Residency, ResidencyOptions};
-use crate::scenario::KvFormat;
+use crate::scenario::{ActivationFormat, KvFormat};
 use crate::schedule::Processor;
 use crate::tensor::TensorPlan;
 
@@ -46,6 +46,9 @@ pub struct Plan {
     pub context: u32,
     /// How keys and values are stored.
     pub kv_cache: KvFormat,
+    /// How activations travel from device to device.
+    #[serde(default, skip_serializing_if = "ActivationFormat::is_usual")]
+    pub activations: ActivationFormat,
     /// Where the head keeps the output matrix and multiplies with it. On the GPU only where all its layers are too.
     #[serde(default, skip_serializing_if = "on_the_cpu")]
     pub output: Processor,
@@ -323,6 +326,9 @@ impl Document for Plan {
         }
         if self.devices.len() > MAX_DEVICES || self.model.layers > MAX_LAYERS {
             return refuse(format!("a plan holds at most {MAX_DEVICES} devices and {MAX_LAYERS} layers"));
+        }
+        if !self.kind.is_ring() && !self.activations.is_usual() {
+            return refuse("`activations: f16` is for rings; slices travel as `kind` says".into());
         }
         let mut names = BTreeSet::new();
         for (index, device) in self.devices.iter().enumerate() {

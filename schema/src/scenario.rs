@@ -11,6 +11,7 @@ use std::collections::BTreeSet;
 use hearth_profiles::device::SocOptions;
 use hearth_profiles::document::{Document, DocumentError};
 use hearth_profiles::link::air::Air;
+use hearth_profiles::model::ModelShape;
 use hearth_profiles::{Bytes, BytesPerSecond, Format, Fraction, Link, Seconds};
 use serde::{Deserialize, Serialize};
 
@@ -37,6 +38,9 @@ pub struct Scenario {
     /// How keys and values are stored.
     #[serde(default)]
     pub kv_cache: KvFormat,
+    /// How activations travel from device to device.
+    #[serde(default, skip_serializing_if = "ActivationFormat::is_usual")]
+    pub activations: ActivationFormat,
     /// What is asked of it.
     pub workload: Workload,
     /// The devices; the first is the head unless another says `head: true`.
@@ -101,6 +105,34 @@ impl KvFormat {
         match self {
             KvFormat::F16 => 2,
             KvFormat::F32 => 4,
+        }
+    }
+}
+
+/// How activations travel from device to device.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ActivationFormat {
+    /// Two bytes a number: half the air. They are rounded after every layer, so that no split changes a bit.
+    F16,
+    /// Four bytes a number, as they were computed.
+    #[default]
+    F32,
+}
+
+impl ActivationFormat {
+    /// Whether it needs no word.
+    #[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
+    pub fn is_usual(&self) -> bool {
+        *self == ActivationFormat::F32
+    }
+
+    /// What travels from device to device for one token.
+    pub fn bytes(self, shape: &ModelShape) -> Bytes {
+        let wide = shape.activation_bytes();
+        match self {
+            ActivationFormat::F16 => Bytes(wide.0 / 2),
+            ActivationFormat::F32 => wide,
         }
     }
 }

@@ -148,6 +148,7 @@ mod tests {
             rounds: 2,
             context: 1024,
             kv_cache: KvFormat::F16,
+            activations: hearth_schema::scenario::ActivationFormat::F32,
             output: Processor::Cpu,
             sequences: 1,
             draft: None,

@@ -335,7 +335,8 @@ impl<'a> Station<'a> {
                 self.walk(record, [segment], desk);
             }
             Step::Send { pass, round, next_round, to } => {
-                let bytes = self.model.shape.activation_bytes() * u64::from(pass.tokens);
+                let format = self.schedule.plan().activations;
+                let bytes = format.bytes(&self.model.shape) * u64::from(pass.tokens);
                 let (from, at) = (self.place as u16, desk.engine.now());
                 let message = Message { pass, round: next_round, sent_in: round, from, bytes, at };
                 desk.outgoing.push(Outgoing::Send(to, message));

@@ -30,6 +30,7 @@ fn cluster(options: SocOptions, prompt: u32, generate: u32) -> Cluster {
         draft: None,
         context: 4096,
         kv_cache: KvFormat::F16,
+        activations: hearth_schema::scenario::ActivationFormat::F32,
         workload: Workload::plain(prompt, generate),
         seed: 1,
     }
@@ -46,6 +47,7 @@ fn plan(cluster: &Cluster) -> Plan {
         rounds: 1,
         context: cluster.context,
         kv_cache: cluster.kv_cache,
+        activations: cluster.activations,
         output: Processor::Cpu,
         sequences: 1,
         draft: None,

@@ -87,6 +87,11 @@ pub struct ExecuteArgs {
     /// End the run when a device is gone.
     #[arg(long, conflicts_with = "scenario")]
     pub give_up: bool,
+    /// Look for workers whose address the plan does not say by multicast DNS, for so many seconds at most. What is heard
+    /// is a hint: only who has the key is taken.
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "5",
+        value_parser = clap::value_parser!(u64).range(1..=600))]
+    pub discover: Option<u64>,
     /// End when standard input ends, so as not to outlive who started it.
     #[arg(long, hide = true)]
     pub exit_with_stdin: bool,

@@ -1,14 +1,14 @@
 //! `hearth execute`: run a plan on real devices.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hearth_exec::ring::{
-    Asked, Delayed, Generated, Key, LocalModel, Network, OnFetch, Renewal, Request, Ring, RingError,
-    RingOptions, Sealed, Tcp, Unfinished, for_sequences, with_draft,
+    Asked, Delayed, Generated, Key, LocalModel, Medium, Network, OnFetch, Renewal, Request, Ring, RingError,
+    RingOptions, Sealed, Tcp, Unfinished, discovery, for_sequences, with_draft,
 };
 use hearth_exec::{Sampler, SamplerOptions, TextStream, Tokenizer};
 use hearth_profiles::{Bytes, Document};
@@ -92,6 +92,7 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
         tokenizer: tokenizer.clone(),
         print: !json && asked.count() == 1,
         mark: args.mark_tokens,
+        discover: args.discover.map(Duration::from_secs),
     };
     let ended = runtime.block_on(async {
         match key {
@@ -236,25 +237,32 @@ struct Run {
     tokenizer: Arc<Tokenizer>,
     print: bool,
     mark: bool,
+    /// How long workers without an address are looked for, if they are.
+    discover: Option<Duration>,
 }
 
 impl Run {
     /// Over a network whose links are slower by so much.
     async fn delayed(self, network: impl Network, delay: Option<Duration>) -> Result<Generated, Unfinished> {
         match delay {
-            Some(delay) => self.generate(&Delayed::new(network, delay)).await,
+            Some(delay) => {
+                let generated = self.generate(&Delayed::new(network, delay)).await;
+                // The goodbye is still on its way when it has been written.
+                tokio::time::sleep(2 * delay).await;
+                generated
+            }
             None => self.generate(&network).await,
         }
     }
 
     async fn generate(self, network: &impl Network) -> Result<Generated, Unfinished> {
-        let Run { plan, model, options, request, tokenizer, print, mark } = self;
+        let Run { plan, model, options, request, tokenizer, print, mark, discover } = self;
         let interrupted = || async {
             stopped().await;
             Err(RingError::Interrupted)
         };
         let mut ring = tokio::select! {
-            ring = Ring::connect(network, plan, model, options) => ring,
+            ring = connected(network, plan, discover, model, options) => ring,
             interrupted = interrupted() => interrupted,
         }?;
         let (sender, mut tokens) = mpsc::unbounded_channel();
@@ -291,6 +299,30 @@ impl Run {
         ring.close().await;
         generated
     }
+}
+
+/// Brings the ring up, and finds its workers before if they are to be looked for.
+async fn connected<N: Network>(
+    network: &N,
+    mut plan: Plan,
+    discover: Option<Duration>,
+    model: Arc<LocalModel>,
+    options: RingOptions,
+) -> Result<Ring<N>, RingError> {
+    if let Some(limit) = discover {
+        let unknown = plan.devices.iter().skip(1).filter(|device| device.address.is_none());
+        let names: BTreeSet<String> = unknown.map(|device| device.name.clone()).collect();
+        if !names.is_empty() {
+            let found = discovery::find(network, &names, limit, Medium::default()).await?;
+            for (name, address) in &found {
+                tell!("found {name} at {address}");
+            }
+            for device in plan.devices.iter_mut().skip(1) {
+                device.address = device.address.take().or_else(|| found.get(&device.name).cloned());
+            }
+        }
+    }
+    Ring::connect(network, plan, model, options).await
 }
 
 /// Waits until a person or the system wants this process to end.

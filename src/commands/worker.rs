@@ -1,11 +1,15 @@
 //! `hearth worker`: serve layers to a head.
 
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use hearth_exec::ring::{Delayed, Key, Listener, Network, Sealed, Source, Tcp, Worker, WorkerOptions, bind};
+use hearth_exec::ring::announcement::host_name;
+use hearth_exec::ring::{
+    Announcement, Delayed, Key, Listener, Medium, Network, Sealed, Source, Tcp, Worker, WorkerOptions, bind,
+};
 
-use crate::cli::WorkerArgs;
+use crate::cli::{Announce, WorkerArgs};
 use crate::diagnostics::Failure;
 use crate::documents::open_model;
 use crate::output::{say, tell};
@@ -46,7 +50,9 @@ async fn serve(network: impl Network, args: &WorkerArgs, source: Source) -> Resu
         Source::File(model) => model.profile.name.clone(),
         Source::Fetch(folder) => format!("what it fetches into {}", folder.display()),
     };
-    say!("listening at {} with {with}\n", listener.address());
+    let announcement = announced(args, &listener.address(), network.is_sealed())?;
+    let known = announcement.as_ref().map_or(String::new(), |(name, _)| format!(", announced as {name}"));
+    say!("listening at {} with {with}{known}\n", listener.address());
     let options = WorkerOptions { threads: args.threads.unwrap_or(0), ..WorkerOptions::default() };
     let worker = Worker::with(network, source, options);
     let report = |ended: Result<(), _>| {
@@ -54,9 +60,48 @@ async fn serve(network: impl Network, args: &WorkerArgs, source: Source) -> Resu
             tell!("a connection ended: {error}");
         }
     };
-    tokio::select! {
+    let ended = tokio::select! {
         error = worker.serve(listener, report) => Err(error.into()),
         interrupted = tokio::signal::ctrl_c() => interrupted.map_err(Failure::running),
+    };
+    // Others are told that it is gone.
+    drop(announcement);
+    ended
+}
+
+/// Says that this worker is here, if it may: under which name, until that is dropped.
+fn announced(
+    args: &WorkerArgs,
+    listening: &str,
+    sealed: bool,
+) -> Result<Option<(String, Announcement)>, Failure> {
+    // An address that is none was bound all the same: a network of another kind.
+    let Ok(address) = listening.parse::<SocketAddr>() else { return Ok(None) };
+    let loopback = address.ip().is_loopback();
+    let wanted = match args.announce {
+        Announce::Auto => sealed && !loopback,
+        Announce::Always => true,
+        Announce::Never => false,
+    };
+    if !wanted {
+        return Ok(None);
+    }
+    let Some(name) = args.name.clone().or_else(host_name) else {
+        return Err(
+            Failure::unusable("this system has no name to announce").hint("give the device one with --name")
+        );
+    };
+    let begun = Announcement::begin(&name, address, Medium { loopback, ..Medium::default() });
+    match begun {
+        Ok(announcement) => Ok(Some((name, announcement))),
+        // Asked for, it is an error; else the worker serves those who know where it is.
+        Err(error) if args.announce == Announce::Always || args.name.is_some() => {
+            Err(Failure::unusable(error))
+        }
+        Err(error) => {
+            tell!("not announced: {error}");
+            Ok(None)
+        }
     }
 }
 

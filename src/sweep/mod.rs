@@ -295,7 +295,7 @@ fn check(fields: &[Field], args: &SweepArgs, planned: bool) -> Result<(), Failur
     for field in fields {
         let path = &field.path;
         let under = |key: &str| path == key || path.starts_with(&format!("{key}."));
-        let fixed = under("context") || under("kv_cache") || under("planner");
+        let fixed = under("context") || under("kv_cache") || under("activations") || under("planner");
         if planned && (fixed || field.has_key("residency") || field.has_key("head")) {
             return Err(Failure::unusable(format!("`{path}` stands in the plan already"))
                 .at("--plan")

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use hearth_exec::ring::{Asked, LocalModel, Memory, Request, Ring, RingOptions, Worker, bind, for_sequences};
 use hearth_profiles::{Document, device};
-use hearth_schema::scenario::{KvFormat, Scenario, Workload};
+use hearth_schema::scenario::{ActivationFormat, KvFormat, Scenario, Workload};
 use hearth_schema::trace::{Kind, Trace};
 use hearth_schema::{Cluster, LinkTable, Member, Plan};
 use hearth_sim::{Input, Options, simulate};
@@ -71,6 +71,7 @@ fn simulated(plan: &Plan, model: &LocalModel, workload: Workload) -> Trace {
         model: model.profile.clone(),
         context: plan.context,
         kv_cache: KvFormat::F32,
+        activations: plan.activations,
         draft: None,
         workload,
         seed: 1,
@@ -114,5 +115,16 @@ async fn the_same_plan_is_the_same_steps() {
         for place in 0..windows.len() as u16 {
             assert_eq!(steps(&real, place), steps(&model, place), "windows {windows:?}, device {place}");
         }
+        assert_eq!(sent(&real), sent(&model), "windows {windows:?}");
+        // In half the bytes the same is done, by both.
+        let halved = Plan { activations: ActivationFormat::F16, ..plan };
+        let other = executed(halved.clone(), &local, &network, &workload).await;
+        assert_eq!(2 * sent(&other), sent(&real), "windows {windows:?}");
+        assert_eq!(sent(&other), sent(&simulated(&halved, &local, workload)), "windows {windows:?}");
     }
+}
+
+/// Bytes that all devices sent.
+fn sent(trace: &Trace) -> u64 {
+    trace.records.iter().filter(|record| record.kind == Kind::Send).map(|record| record.bytes).sum()
 }

@@ -4,9 +4,14 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-/// The program under test.
+/// The program under test: this build's, or the one that `HEARTH_PROGRAM` names, as a release build for long trials.
+fn program() -> String {
+    std::env::var("HEARTH_PROGRAM").unwrap_or_else(|_| env!("CARGO_BIN_EXE_hearth").into())
+}
+
+/// The program under test with arguments.
 pub fn hearth(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_hearth"));
+    let mut command = Command::new(program());
     // A key of whoever runs the tests is none of their business.
     command.args(arguments).stdin(Stdio::null()).env_remove("HEARTH_KEY");
     command
@@ -37,6 +42,12 @@ pub fn model(format: &str) -> String {
     data(&format!("models/psalm-7m-{format}.gguf")).display().to_string()
 }
 
+/// Sends a process a signal by name.
+pub fn signal(process: u32, name: &str) {
+    let sent = Command::new("kill").args([format!("-{name}"), process.to_string()]).status();
+    assert!(sent.is_ok_and(|status| status.success()));
+}
+
 /// A worker process at a free port.
 pub struct Worker {
     process: Child,
@@ -62,6 +73,24 @@ impl Worker {
         Self::spawn(&mut hearth(&arguments))
     }
 
+    /// Starts a worker with a model at an address where one was before.
+    pub fn again(model: &str, address: &str) -> Worker {
+        Self::spawn(&mut hearth(&["worker", "--listen", address, "--threads", "1", "--model", model]))
+    }
+
+    /// Starts a worker in a network namespace.
+    pub fn inside(namespace: &str, model: &str, listen: &str, key: &str) -> Worker {
+        Self::inside_as(namespace, model, listen, key, "far")
+    }
+
+    /// Starts a worker in a network namespace, of this name.
+    pub fn inside_as(namespace: &str, model: &str, listen: &str, key: &str, name: &str) -> Worker {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", namespace, &program(), "worker", "--threads", "1"]);
+        command.args(["--listen", listen, "--model", model, "--key", key, "--name", name]);
+        Self::spawn(command.stdin(Stdio::null()).env_remove("HEARTH_KEY"))
+    }
+
     fn spawn(command: &mut Command) -> Worker {
         let mut process =
             command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("the worker starts");
@@ -72,10 +101,14 @@ impl Worker {
         Worker { process, address }
     }
 
+    /// Its process.
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+
     /// Sends it a signal by name.
     pub fn signal(&self, name: &str) {
-        let sent = Command::new("kill").args([format!("-{name}"), self.process.id().to_string()]).status();
-        assert!(sent.is_ok_and(|status| status.success()));
+        signal(self.process.id(), name);
     }
 
     /// Kills it without warning.

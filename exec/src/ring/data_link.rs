@@ -41,8 +41,10 @@ pub struct Arrival {
     pub pass: Pass,
     /// The round to take up.
     pub round: u32,
-    /// f32 `[tokens, embedding]`, little-endian.
+    /// `[tokens, embedding]`, little-endian.
     pub activations: Vec<u8>,
+    /// Whether they are f16 instead of f32.
+    pub in_half: bool,
     /// When the last byte was there, on this process's clock.
     pub at: u64,
 }
@@ -113,10 +115,10 @@ where
         match Frame::read(&mut stream, max_payload).await {
             Ok(Some(Frame { message, payload })) => {
                 let at = wall_nanos();
-                let Some((epoch, pass, round)) = message.pass() else {
+                let Some((epoch, pass, round, in_half)) = message.pass() else {
                     break "it sent something else than activations".into();
                 };
-                let arrival = Arrival { from, epoch, pass, round, activations: payload, at };
+                let arrival = Arrival { from, epoch, pass, round, activations: payload, in_half, at };
                 if !deliver(DataEvent::Arrived(arrival)) {
                     return;
                 }

@@ -2,6 +2,7 @@
 
 use hearth_schema::schedule::ScheduleError;
 
+use crate::ring::discovery::DiscoveryError;
 use crate::ring::sealed::SealError;
 use crate::ring::wire::WireError;
 
@@ -20,8 +21,13 @@ pub enum RingError {
         /// What the system said.
         why: String,
     },
+    /// The workers of the plan are not where it could be asked.
+    #[error(transparent)]
+    Discovery(#[from] DiscoveryError),
     /// A worker of the plan has no address.
-    #[error("the plan gives worker `{name}` no address; add `address: HOST:PORT` to it")]
+    #[error(
+        "the plan gives worker `{name}` no address; add `address: HOST:PORT` to it, or look for it with --discover"
+    )]
     NoAddress {
         /// The worker.
         name: String,

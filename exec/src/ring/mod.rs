@@ -4,6 +4,8 @@
 //! activations back after the last window of each round. Every device's [`node::Node`] interprets
 //! `schema::schedule`. Frames travel over a [`network::Network`], which a [`Key`] seals ([`Sealed`]).
 
+pub mod activations;
+pub mod announcement;
 mod choosing;
 mod chronicle;
 pub mod computing;
@@ -11,6 +13,7 @@ mod control;
 pub mod data_link;
 pub mod deadline;
 mod delayed;
+pub mod discovery;
 mod drafter;
 pub mod error;
 pub mod fetch;
@@ -38,12 +41,14 @@ use std::sync::Arc;
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, measure};
 use hearth_schema::plan::{Plan, PlannedDevice, PlannedModel};
-use hearth_schema::scenario::KvFormat;
+use hearth_schema::scenario::{ActivationFormat, KvFormat};
 use hearth_schema::schedule::MAX_PASS_TOKENS;
 
+pub use announcement::{Announcement, AnnouncementError, Medium};
 pub use choosing::Sample;
 pub use computing::Computing;
 pub use delayed::Delayed;
+pub use discovery::DiscoveryError;
 pub use drafter::with_draft;
 pub use error::RingError;
 pub use head::{Generated, OnFetch, Ring, RingOptions, Stopper, Unfinished};
@@ -154,7 +159,11 @@ impl LocalModel {
         let cpu = Cpu::new(pool.clone()).behind(gate);
         let cache = cache_options(plan);
         let head = (place == 0).then(|| Head::new(self.weights.clone(), cpu.clone()));
-        Ok((Stage::on_cpu(self.weights.clone(), &plan.windows(place), cache, cpu)?, head))
+        let stage = Stage::on_cpu(self.weights.clone(), &plan.windows(place), cache, cpu)?;
+        Ok(match plan.activations {
+            ActivationFormat::F16 => (stage.after_layer(activations::round), head),
+            ActivationFormat::F32 => (stage, head),
+        })
     }
 }
 

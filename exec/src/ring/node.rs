@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hearth_schema::Plan;
+use hearth_schema::scenario::ActivationFormat;
 use hearth_schema::schedule::{Event, Part, Pass, Processor, Schedule, Step, visits};
 use hearth_schema::trace::{Counter, Kind, Record};
 use tokio::sync::mpsc;
@@ -24,6 +25,7 @@ use crate::head::Head;
 use crate::memory::MemoryWatch;
 use crate::pool::Pool;
 use crate::residency::{Keeper, is_told, resident_bytes};
+use crate::ring::activations;
 use crate::ring::choosing::Choosing;
 use crate::ring::data_link::Arrival;
 use crate::ring::drafter::Drafter;
@@ -250,7 +252,7 @@ impl Node {
 
     /// Takes activations. The pass, if it is out. Late ones, of an earlier epoch, change nothing.
     pub fn arrived(&mut self, arrival: &Arrival) -> Result<Option<Out>, RingError> {
-        let Arrival { from, epoch, pass, round, ref activations, at } = *arrival;
+        let Arrival { from, epoch, pass, round, activations: ref bytes, in_half, at } = *arrival;
         if epoch < self.epoch {
             return Ok(None);
         }
@@ -259,18 +261,20 @@ impl Node {
             return Err(strange(&format!("device {from}"), &what));
         }
         let steps = self.schedule.react(&Event::Arrived { pass, round })?;
-        let expected = pass.tokens as usize * self.embedding() * size_of::<f32>();
-        if activations.len() != expected {
-            return Err(RingError::Protocol {
-                name: self.name().into(),
-                what: format!("{} bytes of activations instead of {expected}", activations.len()),
-            });
+        let wrong = |what: String| RingError::Protocol { name: self.name().into(), what };
+        if in_half && !self.is_halved() {
+            return Err(wrong("activations in f16, and the plan says f32".into()));
         }
+        let count = pass.tokens as usize * self.embedding();
+        let Some(hidden) = activations::decode(bytes, in_half, count) else {
+            let format = if in_half { "f16" } else { "f32" };
+            return Err(wrong(format!("{} bytes of activations for {count} {format}", bytes.len())));
+        };
         self.make_room(pass);
-        self.hidden = bytemuck::pod_collect_to_vec(activations.as_slice());
+        self.hidden = hidden;
         let since = self.idle_since.min(at);
         let record = self.recorder.span(At { pass: pass.index, round }, Kind::Receive, since, at);
-        record.bytes = activations.len() as u64;
+        record.bytes = bytes.len() as u64;
         record.peer = Some(from);
         self.perform(pass, steps, &[])
     }
@@ -291,6 +295,11 @@ impl Node {
 
     fn embedding(&self) -> usize {
         self.weights.shape().embedding as usize
+    }
+
+    /// Whether activations travel in f16.
+    fn is_halved(&self) -> bool {
+        self.schedule.plan().activations == ActivationFormat::F16
     }
 
     fn name(&self) -> &str {
@@ -375,6 +384,9 @@ impl Node {
         let ((), measured) = self.measure(|node| {
             let mut watch = Stopwatch::start();
             node.hidden = node.head()?.embed(tokens)?;
+            if node.is_halved() {
+                activations::round(&mut node.hidden);
+            }
             Ok(((), cost_of(watch.cut())))
         })?;
         self.keeper.embedded(&self.weights, tokens);
@@ -444,9 +456,10 @@ impl Node {
 
     fn send(&mut self, pass: Pass, round: u32, next_round: u32, to: usize) -> Result<(), RingError> {
         let start = wall_nanos();
-        let payload = bytemuck::cast_slice(&self.hidden).to_vec();
+        let (payload, in_half) = activations::encode(&self.hidden, self.is_halved());
         let length = payload.len() as u64;
-        let frame = Frame { message: Message::activations(self.epoch, pass, next_round), payload };
+        let message = Message::activations(self.epoch, pass, next_round).halved(in_half);
+        let frame = Frame { message, payload };
         let Some(link) = self.outbox.get(&to) else {
             return Err(strange(self.name(), "its plan sends where it has no connection to"));
         };

@@ -12,7 +12,7 @@ use hearth_schema::schedule::Pass;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 #[cfg(target_endian = "big")]
-compile_error!("activations travel as little-endian f32; a big-endian host needs a conversion here");
+compile_error!("activations travel as little-endian numbers; a big-endian host needs a conversion here");
 
 /// First field of every handshake.
 pub const MAGIC: u32 = 0x4854_5248;
@@ -154,7 +154,7 @@ pub enum Message {
         /// What was seen.
         why: String,
     },
-    /// Activations of a pass as payload, f32 `[tokens, embedding]`.
+    /// Activations of a pass as payload, `[tokens, embedding]`.
     Activations {
         /// The epoch they were made in; late ones of an earlier one are dropped.
         epoch: u32,
@@ -172,6 +172,8 @@ pub enum Message {
         drafted: u32,
         /// The round to take up.
         round: u32,
+        /// Whether they are f16 instead of f32.
+        in_half: bool,
     },
     /// Asks for the trace since the last reset.
     Collect,
@@ -225,13 +227,32 @@ impl Message {
     /// The header of a pass's activations.
     pub fn activations(epoch: u32, pass: Pass, round: u32) -> Message {
         let Pass { index, first_position, tokens, output, sequence, drafted } = pass;
-        Message::Activations { epoch, pass: index, first_position, tokens, output, sequence, drafted, round }
+        Message::Activations {
+            epoch,
+            pass: index,
+            first_position,
+            tokens,
+            output,
+            sequence,
+            drafted,
+            round,
+            in_half: false,
+        }
     }
 }
 
 impl Message {
-    /// If activations follow: their epoch, their pass, and the round to take up.
-    pub fn pass(&self) -> Option<(u32, Pass, u32)> {
+    /// The header of activations in f16.
+    #[must_use]
+    pub fn halved(mut self, halved: bool) -> Message {
+        if let Message::Activations { in_half, .. } = &mut self {
+            *in_half = halved;
+        }
+        self
+    }
+
+    /// If activations follow: their epoch, their pass, the round to take up, and whether they are f16.
+    pub fn pass(&self) -> Option<(u32, Pass, u32, bool)> {
         let Message::Activations {
             epoch,
             pass: index,
@@ -241,11 +262,12 @@ impl Message {
             sequence,
             drafted,
             round,
+            in_half,
         } = *self
         else {
             return None;
         };
-        Some((epoch, Pass { index, first_position, tokens, output, sequence, drafted }, round))
+        Some((epoch, Pass { index, first_position, tokens, output, sequence, drafted }, round, in_half))
     }
 }
 

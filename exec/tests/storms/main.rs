@@ -24,7 +24,7 @@ use hearth_profiles::{Format, Layers};
 use hearth_schema::Plan;
 use hearth_schema::plan::{Origin, PlanKind, PlannedDevice, PlannedDraft, PlannedModel, PlannerRecord, Role};
 use hearth_schema::residency::{Residency, ResidencyOptions};
-use hearth_schema::scenario::KvFormat;
+use hearth_schema::scenario::{ActivationFormat, KvFormat};
 use hearth_schema::schedule::Processor;
 use hearth_schema::trace::Counter;
 use network::{Endpoint, World};
@@ -51,6 +51,7 @@ struct Storm {
     /// Whether something happens before the ring is up.
     early: bool,
     blows: Vec<(Duration, usize, Blow)>,
+    activations: ActivationFormat,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -97,6 +98,8 @@ impl Storm {
         let mut blows: Vec<_> = (0..blows).map(|_| blow(&mut random)).collect();
         blows.sort_by_key(|blow| blow.0);
         let (requests, early) = (random.random_range(1..=2), random.random_bool(0.1));
+        // In every third, whatever else is drawn.
+        let activations = if seed % 3 == 1 { ActivationFormat::F16 } else { ActivationFormat::F32 };
         Storm {
             windows,
             prompts,
@@ -108,6 +111,7 @@ impl Storm {
             slowest,
             early,
             blows,
+            activations,
         }
     }
 }
@@ -134,6 +138,7 @@ fn plan(storm: &Storm, model: &LocalModel, windows: &[u32]) -> Plan {
         rounds: LAYERS.div_ceil(windows.iter().sum()),
         context: CONTEXT,
         kv_cache: KvFormat::F32,
+        activations: storm.activations,
         output: Processor::Cpu,
         sequences: storm.prompts.len() as u32,
         draft: (storm.drafts > 0)

@@ -180,7 +180,7 @@ fn rounds(plan: &Plan, parts: &[Part], cluster: &Cluster, found: &mut Vec<Findin
 
 /// The hops of a whole turn of the ring.
 fn turn(plan: &Plan, cluster: &Cluster) -> Seconds {
-    let activation = cluster.model.shape.activation_bytes();
+    let activation = plan.activations.bytes(&cluster.model.shape);
     let devices = &plan.devices;
     let hop = |(place, device): (usize, &hearth_schema::plan::PlannedDevice)| {
         let next = &devices[(place + 1) % devices.len()];

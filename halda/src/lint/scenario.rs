@@ -116,7 +116,7 @@ fn memory(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
 
 fn links(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
     let between = &scenario.links.between;
-    let activation = cluster.model.shape.activation_bytes();
+    let activation = cluster.activations.bytes(&cluster.model.shape);
     let mut slow = |place: String, time: Seconds| {
         // What is no number is not fast either.
         if time.0.is_nan() || time > SLOW_HOP {

@@ -104,6 +104,7 @@ pub(super) fn unassigned(cluster: &Cluster, scenario: &Origin, planner: PlannerR
         rounds: 1,
         context: cluster.context,
         kv_cache: cluster.kv_cache,
+        activations: cluster.activations,
         output: Processor::Cpu,
         sequences: cluster.workload.sequences,
         draft: None,

@@ -32,6 +32,9 @@ impl Schedule {
         if !same_model || (new.context, new.kv_cache) != (old.context, old.kv_cache) {
             return refuse("it is for another model, context or key-value format".into());
         }
+        if new.activations != old.activations {
+            return refuse("its activations travel in another format, which changes their bits".into());
+        }
         if (new.sequences, new.draft.is_some()) != (old.sequences, old.draft.is_some()) {
             return refuse("it is for other sequences, or only one of the two has a draft model".into());
         }

@@ -32,6 +32,7 @@ pub(crate) fn plan(layers: u32, windows: &[u32], prefetch: bool) -> Plan {
         rounds: layers.div_ceil(windows.iter().sum()),
         context: 1024,
         kv_cache: KvFormat::F16,
+        activations: crate::scenario::ActivationFormat::F32,
         output: Processor::Cpu,
         sequences: 1,
         draft: None,
