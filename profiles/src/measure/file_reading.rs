@@ -200,7 +200,7 @@ pub(super) fn by_faults(threads: usize, file: &File, range: &Range<u64>, until: 
 }
 
 /// Populates a mapping piece by piece on one thread, as the executor's prefetcher does.
-#[cfg(any(target_os = "android", target_os = "linux"))]
+#[cfg(target_os = "linux")]
 pub(super) fn by_populating(file: &File, range: &Range<u64>, until: f64) -> io::Result<u64> {
     let map = mapping::map(file, range)?;
     let mut at = 0;
@@ -216,7 +216,7 @@ pub(super) fn by_populating(file: &File, range: &Range<u64>, until: f64) -> io::
 }
 
 /// Elsewhere there is no such call.
-#[cfg(not(any(target_os = "android", target_os = "linux")))]
+#[cfg(not(target_os = "linux"))]
 pub(super) fn by_populating(_: &File, _: &Range<u64>, _: f64) -> io::Result<u64> {
     let _ = POPULATE;
     Err(io::ErrorKind::Unsupported.into())
@@ -224,7 +224,7 @@ pub(super) fn by_populating(_: &File, _: &Range<u64>, _: f64) -> io::Result<u64>
 
 /// Streams a part of a file on one thread, as the executor's does: how many bytes, and this thread's time on the
 /// processor for them.
-#[cfg(any(target_os = "android", target_os = "linux"))]
+#[cfg(target_os = "linux")]
 fn by_streaming(file: &File, range: &Range<u64>, until: f64) -> io::Result<(u64, f64)> {
     let map = mapping::map(file, range)?;
     let piece = |at: usize| at..map.len().min(at + PIECE);
@@ -250,14 +250,14 @@ fn by_streaming(file: &File, range: &Range<u64>, until: f64) -> io::Result<(u64,
 }
 
 /// Elsewhere pages cannot be given up one by one.
-#[cfg(not(any(target_os = "android", target_os = "linux")))]
+#[cfg(not(target_os = "linux"))]
 fn by_streaming(_: &File, _: &Range<u64>, _: f64) -> io::Result<(u64, f64)> {
     let _ = (PIECE, UNDER_WAY);
     Err(io::ErrorKind::Unsupported.into())
 }
 
 /// What this thread has spent on the processor.
-#[cfg(any(target_os = "android", target_os = "linux"))]
+#[cfg(target_os = "linux")]
 fn thread_seconds() -> io::Result<f64> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the clock exists on Linux, and `time` is a valid place for the answer.

@@ -36,7 +36,7 @@ impl Buffer {
         let bytes = Bytes(wanted.0.min(memory::available().0 / MEMORY_SHARE).max(1 << 20));
         let failed = |source| MeasureError::Memory { bytes, source };
         let mut map = MmapMut::map_anon(bytes.0 as usize).map_err(failed)?;
-        #[cfg(any(target_os = "android", target_os = "linux"))]
+        #[cfg(target_os = "linux")]
         // Refused only by kernels without huge pages.
         let _ = map.advise(memmap2::Advice::NoHugePage);
         map.fill(FILL);
