@@ -32,7 +32,14 @@ pub enum Asked {
 #[serde(untagged)]
 enum Line {
     Text(String),
-    Named { prompt: String },
+    Named(Named),
+}
+
+/// A prompt by its key.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Named {
+    prompt: String,
 }
 
 impl Asked {
@@ -118,7 +125,7 @@ fn lines(path: &Path, text: &str) -> Result<Vec<String>, Failure> {
             return Ok(line.to_owned());
         }
         let read = serde_json::from_str(line).map(|line| match line {
-            Line::Text(text) | Line::Named { prompt: text } => text,
+            Line::Text(text) | Line::Named(Named { prompt: text }) => text,
         });
         read.map_err(|_| {
             Failure::unusable("this line begins as JSON does, and is no prompt")

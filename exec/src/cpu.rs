@@ -34,7 +34,7 @@ const CHUNK_BYTES: usize = 32 << 10;
 const PHASE_VALUES: usize = 16 << 10;
 
 /// Tokens of a batch that pass through a layer together. More gain next to nothing, since a part is bound by
-/// arithmetic by then, and take memory for their buffers (`docs/studies/kernels/parts.md`).
+/// arithmetic by then, and take memory for their buffers (measured: `docs/studies/kernels/batches.md`).
 const PART_TOKENS: usize = 96;
 
 /// Threads and the instructions they use.

@@ -24,6 +24,7 @@ use crate::residency::{Residency, ResidencyOptions};
 use crate::scenario::{ActivationFormat, KvFormat};
 use crate::schedule::Processor;
 use crate::tensor::TensorPlan;
+use crate::workload::MAX_SEQUENCES;
 
 /// A layer-to-device assignment with everything a runner needs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -415,9 +416,10 @@ impl Plan {
         if self.model.layers == 0 {
             return Err(DocumentError::invalid("`model.layers` is 0: there is nothing to share out"));
         }
-        if self.sequences == 0 || u64::from(self.sequences) * u64::from(self.context) > u64::from(u32::MAX) {
+        let positions = u64::from(self.sequences) * u64::from(self.context);
+        if !(1..=MAX_SEQUENCES).contains(&self.sequences) || positions > u64::from(u32::MAX) {
             return Err(DocumentError::invalid(format!(
-                "`sequences` is {}: it must be at least 1, and times the `context` of {} at most {}",
+                "`sequences` is {}: it must be 1 to {MAX_SEQUENCES}, and times the `context` of {} at most {}",
                 self.sequences,
                 self.context,
                 u32::MAX

@@ -171,6 +171,14 @@ pub enum ScheduleError {
         /// What should have come.
         expected: String,
     },
+    /// Another pass than the one that began under this index.
+    #[error("`{device}` got pass {pass} with other tokens than before")]
+    ChangedPass {
+        /// Who.
+        device: String,
+        /// Which pass.
+        pass: u32,
+    },
     /// A message of a pass that was given up when the ring changed.
     #[error("`{device}` got pass {pass} of an earlier plan; since the last one passes begin at {since}")]
     GivenUp {
@@ -248,8 +256,8 @@ pub struct Schedule {
     device: usize,
     /// Rounds in which this device is visited, in order.
     visits: Vec<u32>,
-    /// For each pass under way, the index into `visits` that comes next.
-    under_way: BTreeMap<u32, usize>,
+    /// Each pass under way as it began here, and the index into `visits` that comes next.
+    under_way: BTreeMap<u32, (Pass, usize)>,
     /// For each sequence seen, the positions whose keys and values are there or under way here. What came before a
     /// device saw the sequence first is not its to check.
     held: BTreeMap<u32, u32>,
@@ -309,7 +317,7 @@ impl Schedule {
                     steps.push(Step::Draft { pass });
                 }
                 steps.push(Step::Embed { pass });
-                self.under_way.insert(pass.index, 0);
+                self.under_way.insert(pass.index, (pass, 0));
                 self.visit(pass, 0, &mut steps);
                 if self.plan.draft.is_some() && pass.drafted == 0 && (pass.tokens > 1 || !pass.output) {
                     steps.push(Step::Draft { pass });
@@ -319,7 +327,10 @@ impl Schedule {
                 self.check(pass)?;
                 let next = self.under_way.get(&pass.index).copied();
                 let expected = match next {
-                    Some(visit) => self.visits.get(visit).copied().unwrap_or(self.plan.rounds),
+                    Some((begun, _)) if begun != pass => {
+                        return Err(ScheduleError::ChangedPass { device: self.name(), pass: pass.index });
+                    }
+                    Some((_, visit)) => self.visits.get(visit).copied().unwrap_or(self.plan.rounds),
                     None if self.device == 0 => return Err(self.unexpected(pass, round)),
                     None => self.visits.first().copied().unwrap_or(0),
                 };
@@ -332,7 +343,7 @@ impl Schedule {
                     if next.is_none() {
                         self.hold(pass, &mut steps)?;
                     }
-                    self.under_way.entry(pass.index).or_insert(0);
+                    self.under_way.entry(pass.index).or_insert((pass, 0));
                     self.visit(pass, round, &mut steps);
                 }
             }
@@ -373,7 +384,7 @@ impl Schedule {
                     steps.push(Step::Compute { pass, round, layers, processor });
                 }
             }
-            let visit = self.under_way.get_mut(&pass.index).expect("a pass under way");
+            let (_, visit) = self.under_way.get_mut(&pass.index).expect("a pass under way");
             *visit += 1;
             let last = *visit == self.visits.len();
             let (to, next_round) = self.hop(round);
@@ -507,7 +518,7 @@ impl Schedule {
 
     fn unexpected(&self, pass: Pass, got: u32) -> ScheduleError {
         let expected = match self.under_way.get(&pass.index) {
-            Some(&visit) => {
+            Some(&(_, visit)) => {
                 format!("round {}", self.visits.get(visit).copied().unwrap_or(self.plan.rounds))
             }
             None if self.device == 0 => "only passes that it began itself".into(),

@@ -16,7 +16,7 @@ use crate::schedule::{MAX_PASS_TOKENS, Processor};
 
 /// More requests at once than a home has. Keeps products of counts far from overflow.
 /// source: assumed
-const MAX_SEQUENCES: u32 = 1024;
+pub const MAX_SEQUENCES: u32 = 1024;
 
 /// How many tokens go in and come out.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -59,7 +59,7 @@ fn slow(partitions: Upkeep) -> SocOptions {
 
 #[test]
 fn prompts_take_what_the_formulas_give_another_program() {
-    // Computed by an independent program from the same formulas, in tokens a second.
+    // Pinned: what another program, which is not here, made of the same formulas, in tokens a second.
     for (strategy, speeds) in [
         (Strategy::GpuOnly, [63.6, 63.7, 61.8]),
         (Strategy::HeteroLayer, [140.0, 190.5, 174.7]),
@@ -117,8 +117,6 @@ fn energy_and_queue_are_as_published() {
     let power = soc.power.as_ref().expect("it is known");
     let energy = |strategy| power.of(strategy).0 * prompt(strategy, 256);
     near(energy(Strategy::GpuOnly) / energy(Strategy::HeteroTensor), 5.87, 0.10);
-    // 1.232 times the power for 1.244 times the speed is less energy, not the 3.3 % more that the paper prints.
-    near(1.232 / 1.244, 0.990, 1e-3);
     let longest = |strategy| {
         let chip_soc = self::soc(SocOptions::of(strategy));
         let forward = Chip::new(&chip_soc, &llama(), Bytes(2)).forward(Pass::plain(0, 0, 256, true));

@@ -29,7 +29,7 @@ use crate::run::{Input, LONGEST, Surroundings};
 /// Lines of detail: those of some hundred passes through a model of 8B. Later passes only have their `compute` line.
 const MOST_DETAIL: usize = 400_000;
 
-/// The SoC of a device that runs its plan alone with all weights in memory; none if it is not so.
+/// The SoC of a device that runs its plan alone with all weights in memory from the start; none if it is not so.
 pub fn alone<'a>(
     input: &Input,
     surroundings: &Surroundings,
@@ -39,7 +39,7 @@ pub fn alone<'a>(
     let plan = input.plan;
     let is_alone = plan.devices.len() == 1 && surroundings.events.is_empty();
     let room = Room::new(plan, 0, &input.cluster.model, device);
-    let is_held = input.options.ignore_memory || room.share <= budget.cache;
+    let is_held = input.options.warm && (input.options.ignore_memory || room.share <= budget.cache);
     let is_plain = !plan.devices[0].residency.holds() && plan.kind.is_ring();
     device.soc.as_ref().filter(|_| is_alone && is_held && is_plain)
 }

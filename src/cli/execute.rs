@@ -100,12 +100,12 @@ pub struct ExecuteArgs {
     pub mark_tokens: bool,
 }
 
-/// A delay of at most a minute, as `5ms`.
+/// A delay of at most half a second, as `5ms`.
 pub(super) fn parse_delay(text: &str) -> Result<std::time::Duration, String> {
     let seconds = Seconds::from_str(text).map_err(|error| error.to_string())?.0;
-    if (0.0..=60.0).contains(&seconds) {
+    if (0.0..=0.5).contains(&seconds) {
         Ok(std::time::Duration::from_secs_f64(seconds))
     } else {
-        Err("a delay is 0 to 60 s".into())
+        Err("a delay is 0 to 500 ms: with more the signs of life of a device would come too late".into())
     }
 }

@@ -113,7 +113,9 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
         // What was generated so far stands on a line of its own.
         say!("\n");
     }
-    if let (Some(generated), true) = (&generated, error.is_none() || json) {
+    // Of several sequences nothing was said while they ran.
+    let is_to_be_told = |generated: &Generated| error.is_none() || json || generated.sequences.len() > 1;
+    if let Some(generated) = generated.as_ref().filter(|generated| is_to_be_told(generated)) {
         show(generated, &tokenizer, json)?;
     }
     let Some(error) = error else { return Ok(ExitCode::SUCCESS) };

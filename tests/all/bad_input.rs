@@ -142,18 +142,6 @@ fn a_plan_that_does_not_cover_the_model_is_refused() {
 }
 
 #[test]
-fn a_plan_that_only_the_simulator_runs_is_refused() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let draft = "draft: {model: {name: n, shape_digest: 'shape:1', layers: 2}, processor: cpu}";
-    for (more, what) in [("sequences: 2", "several sequences at once"), (draft, "a draft model")] {
-        let text = plan("q4_k", &[8], &[], 64).replace("kv_cache: f32", &format!("kv_cache: f32\n{more}"));
-        let file = write(folder.path(), "plan.yaml", text);
-        let text = error(&["execute", &file, "--model", &model("q4_k"), "--prompt", "And"], 2);
-        assert!(text.contains(what) && text.contains("simulates and does not execute"), "{text}");
-    }
-}
-
-#[test]
 fn a_plan_for_another_model_is_refused_by_the_head() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = write(folder.path(), "plan.yaml", plan("q4_k", &[8], &[], 64));

@@ -62,7 +62,7 @@ fn every_scenario_of_a_phone_runs_and_says_what_its_processors_did() {
         .collect();
     assert!(scenarios.len() >= 20, "{scenarios:?}");
     for path in scenarios {
-        let output = run(&["simulate", &root().join(&path).display().to_string(), "--json"]);
+        let output = run(&["simulate", &root().join(&path).display().to_string(), "--warm", "--json"]);
         assert!(output.status.success(), "{path}: {}", String::from_utf8_lossy(&output.stderr));
         let told: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one JSON document");
         let is_home = path.contains("/home-");

@@ -188,6 +188,10 @@ impl<N: Network> Drop for Ring<N> {
     }
 }
 
+/// Passes under way at a time, for each device of the ring. Two keep a device at work while the next pass is on its
+/// way; more would only wait, each with its activations in somebody's memory.
+const PASSES_A_DEVICE: usize = 2;
+
 /// A sequence under way.
 struct Text {
     /// The prompt, and behind it the tokens that are out.
@@ -209,11 +213,13 @@ struct Progress<F> {
 }
 
 impl<F> Progress<F> {
-    /// When the pass that is to come out next takes too long. Passes do not overtake each other, so that it had the
-    /// ring to itself since it entered, or since the one before it was out.
-    fn alarm(&self, limit: Duration) -> Instant {
+    /// When the pass that is to come out next takes too long. Passes do not overtake each other, so that in one round
+    /// it had the ring to itself since it entered, or since the one before it was out; in every further round it may
+    /// stand behind all that entered after it.
+    fn alarm(&self, limit: Duration, rounds: u32) -> Instant {
         let entered = self.under_way.values().next().copied();
-        entered.max(self.last_out).unwrap_or_else(Instant::now) + limit
+        let before = if rounds > 1 { self.under_way.len().max(1) } else { 1 };
+        entered.max(self.last_out).unwrap_or_else(Instant::now) + limit * before as u32
     }
 
     /// What was under way is given up.
@@ -268,7 +274,8 @@ impl<N: Network> Lead<N> {
             while let Ok(event) = self.events.try_recv() {
                 self.take(event, progress).await?;
             }
-            if let Some(pass) = progress.generation.begin() {
+            let has_room = progress.under_way.len() < PASSES_A_DEVICE * self.plan.devices.len();
+            if let Some(pass) = has_room.then(|| progress.generation.begin()).flatten() {
                 progress.passes.push(pass);
                 progress.under_way.insert(pass.index, Instant::now());
                 let so_far = progress.texts.get(pass.sequence as usize).map_or(&[][..], |text| &text.all);
@@ -280,7 +287,7 @@ impl<N: Network> Lead<N> {
                 return Ok(());
             }
             let limit = self.options.pass_deadline;
-            let event = match timeout_at(progress.alarm(limit), self.events.recv()).await {
+            let event = match timeout_at(progress.alarm(limit, self.plan.rounds), self.events.recv()).await {
                 Ok(Some(event)) => event,
                 Ok(None) => HeadEvent::Stop,
                 Err(_) => HeadEvent::Late(limit),

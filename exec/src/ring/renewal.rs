@@ -489,8 +489,9 @@ impl<N: Network> Lead<N> {
                 reason: format!("its head would be `{other}`, and the tokens are elsewhere"),
             });
         }
-        // What is under way has caches of this size.
+        // What is under way has caches of this size, and keys and values of activations in this format.
         (plan.context, plan.sequences) = (self.first.context, self.first.sequences);
+        (plan.activations, plan.kv_cache) = (self.first.activations, self.first.kv_cache);
         plan.draft.clone_from(&self.first.draft);
         for device in &mut plan.devices {
             // The plan that was begun with says where devices listen, whatever the scenario says.

@@ -18,7 +18,7 @@ compile_error!("activations travel as little-endian numbers; a big-endian host n
 pub const MAGIC: u32 = 0x4854_5248;
 
 /// Version of the protocol; both ends must have the same.
-pub const PROTOCOL: u16 = 3;
+pub const PROTOCOL: u16 = 4;
 
 /// What a connection sealed with a key begins with. As the length of a header it is far beyond the limit,
 /// so no unsealed frame begins like this.

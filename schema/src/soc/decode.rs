@@ -4,8 +4,10 @@
 //! one processor gets. Cut by rows between GPU and NPU the weights come at the rate of both (HeteroLLM paper, sections
 //! 4.1.2 and 5.3); keys and values still come to the GPU, and each of the seven products has two events. In closed form,
 //!
-//!     GPU only         (weights + keys and values) / B_g
-//!     cut by rows      weights / B_soc + keys and values / B_g + 14 T_sync
+//! ```text
+//! GPU only         (weights + keys and values) / B_g
+//! cut by rows      weights / B_soc + keys and values / B_g + 14 T_sync
+//! ```
 //!
 //! with n tokens at once (drafts that are verified) a weight keeps the GPU for `a = max(2 n / F_g, w / B_g)` and the NPU,
 //! whose graph for n rows is one stage of its array for up to a tile, for `b = ceil(n / tile) w / (B_soc - B_g)`. The cut

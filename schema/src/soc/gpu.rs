@@ -2,7 +2,9 @@
 //!
 //! HeteroLLM paper, section 3.1: its speed is the same for every shape, bound by arithmetic or by the bus,
 //!
-//!     T = max(2 S i o / F_g, (weights + 2 S (i + o)) / B_g) + t_async
+//! ```text
+//! T = max(2 S i o / F_g, (weights + 2 S (i + o)) / B_g) + t_async
+//! ```
 //!
 //! with activations of two bytes and the cost of submitting a kernel behind another.
 //!

@@ -3,7 +3,9 @@
 //! HeteroLLM paper, section 3.2. An array of processing elements holds a tile of one matrix while the rows of the other
 //! stream through it. For `M` streamed rows of `N` numbers and `K` held columns, all padded to the array,
 //!
-//!     t(M, N, K) = 2 M N K / F0 * (1 + lambda N / M)
+//! ```text
+//! t(M, N, K) = 2 M N K / F0 * (1 + lambda N / M)
+//! ```
 //!
 //! which has the three effects of the paper: stages (padding), order (streaming the weights or the activations), and
 //! shape (a held matrix that is large beside the stream is loaded again and again). The compiler takes the faster order.

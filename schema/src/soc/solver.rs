@@ -2,7 +2,9 @@
 //!
 //! HeteroLLM paper, section 4.3: the least of
 //!
-//!     max(T_gpu(part 1), T_npu(part 2)) + T_sync,    T_gpu(all),    T_npu(all) + T_sync
+//! ```text
+//! max(T_gpu(part 1), T_npu(part 2)) + T_sync,    T_gpu(all),    T_npu(all) + T_sync
+//! ```
 //!
 //! over all parts that add up to the whole. Rows of the weights (columns of the result) go to the GPU in multiples of 256,
 //! tokens to the NPU in multiples of 32.
