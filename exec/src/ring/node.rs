@@ -458,7 +458,7 @@ impl Node {
         let start = wall_nanos();
         let (payload, in_half) = activations::encode(&self.hidden, self.is_halved());
         let length = payload.len() as u64;
-        let message = Message::activations(self.epoch, pass, next_round).halved(in_half);
+        let message = Message::activations(self.epoch, pass, next_round, in_half);
         let frame = Frame { message, payload };
         let Some(link) = self.outbox.get(&to) else {
             return Err(strange(self.name(), "its plan sends where it has no connection to"));
