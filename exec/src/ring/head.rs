@@ -39,6 +39,9 @@ const COLLECT_DEADLINE: Duration = Duration::from_mins(1);
 /// After one that did not: whoever cannot answer at once is left out.
 const SALVAGE_DEADLINE: Duration = Duration::from_secs(2);
 
+/// For a pass whose deadline is beyond what a clock holds. source: assumed, longer than any pass
+const LONGEST_WAIT: Duration = Duration::from_hours(24 * 365);
+
 /// How a ring is run.
 #[derive(Clone)]
 pub struct RingOptions {
@@ -219,7 +222,8 @@ impl<F> Progress<F> {
     fn alarm(&self, limit: Duration, rounds: u32) -> Instant {
         let entered = self.under_way.values().next().copied();
         let before = if rounds > 1 { self.under_way.len().max(1) } else { 1 };
-        entered.max(self.last_out).unwrap_or_else(Instant::now) + limit * before as u32
+        let since = entered.max(self.last_out).unwrap_or_else(Instant::now);
+        since.checked_add(limit.saturating_mul(before as u32)).unwrap_or(since + LONGEST_WAIT)
     }
 
     /// What was under way is given up.
