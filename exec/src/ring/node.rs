@@ -26,7 +26,7 @@ use crate::memory::MemoryWatch;
 use crate::pool::Pool;
 use crate::residency::{Keeper, is_told, resident_bytes};
 use crate::ring::activations;
-use crate::ring::choosing::Choosing;
+use crate::ring::choosing::{Choosing, Sample};
 use crate::ring::data_link::Arrival;
 use crate::ring::drafter::Drafter;
 use crate::ring::error::{RingError, strange};
@@ -208,6 +208,11 @@ impl Node {
             drafter.forget();
         }
         self.idle_since = wall_nanos();
+    }
+
+    /// Gives a sequence another sampler, on the head.
+    pub fn choose_with(&mut self, sequence: u32, sample: Sample) {
+        self.choosing.get_or_insert_with(|| Choosing::new(Vec::new(), Vec::new())).put(sequence, sample);
     }
 
     /// The trace since the last reset, epoch by epoch.

@@ -3,6 +3,8 @@
 //! Prompts in batches, several sequences, and drafts, over rings of the trained model and its trained draft, against
 //! one sequence in one process. Devices are tasks of this process, joined by pipes.
 
+mod serving;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
