@@ -1,6 +1,8 @@
 //! Which verbs and flags are there?
 
 mod execute;
+mod ring;
+mod serve;
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -11,7 +13,9 @@ use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::scenario::PlannerOptions;
 
 pub use self::execute::ExecuteArgs;
-use self::execute::parse_delay;
+pub use self::ring::RingArgs;
+use self::ring::parse_delay;
+pub use self::serve::ServeArgs;
 use crate::commands::plan::DEFAULT_STRATEGY;
 use crate::commands::synth::SynthArgs;
 use crate::diagnostics::Failure;
@@ -67,6 +71,11 @@ pub enum Verb {
                       upon' --prompt 'In the end' --draft-model small.gguf --draft-tokens 4"
     )]
     Execute(ExecuteArgs),
+    /// Offer a ring to programs and people: OpenAI's API, metrics, and a page to chat on.
+    #[command(after_help = "Example: hearth serve plan.yaml --model model.gguf --sequences 4\n\
+                      Then: curl http://127.0.0.1:8080/v1/completions -H 'Content-Type: application/json' -d '{\"prompt\": \
+                      \"Once upon\", \"max_tokens\": 20}'")]
+    Serve(ServeArgs),
     /// Serve layers to a head.
     #[command(after_help = "Example: hearth worker --listen 127.0.0.1:9001 --model model.gguf\n\
                       Example: hearth worker --listen 0.0.0.0:9001 --model model.gguf --key ring.key --name laptop")]

@@ -18,6 +18,8 @@ mod progress;
 mod prompts;
 mod refinement;
 mod replanner;
+mod ring;
+mod serve;
 mod soc;
 mod sweep;
 mod uncertainty;

@@ -9,6 +9,7 @@ pub mod plan;
 mod profile;
 mod report;
 mod reproduce;
+mod serve;
 pub mod simulate;
 mod sweep;
 pub mod synth;
@@ -32,6 +33,7 @@ pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Verb::Lint(args) => lint::run(&args, json),
         Verb::Execute(args) => execute::run(&args, json),
         Verb::Worker(args) => worker::run(&args),
+        Verb::Serve(args) => serve::run(&args),
         Verb::Bench(args) => bench::run(&args, json),
         Verb::Profile(args) => profile::run(&args, json),
         Verb::Lab(args) => lab::run(&args, json),

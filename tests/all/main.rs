@@ -30,6 +30,7 @@ mod ring_key;
 mod rust_text;
 mod scenario_reference;
 mod scenarios;
+mod serve;
 mod soc;
 mod sweep;
 mod systems;
