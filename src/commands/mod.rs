@@ -3,15 +3,18 @@
 mod bench;
 mod compare;
 mod execute;
+mod init;
 mod lab;
 mod lint;
 pub mod plan;
 mod profile;
 mod report;
 mod reproduce;
+mod shell;
 pub mod simulate;
 mod sweep;
 pub mod synth;
+mod whatif;
 mod worker;
 
 use std::process::ExitCode;
@@ -38,6 +41,10 @@ pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Verb::Report(args) => report::run(&args, json),
         Verb::Reproduce(args) => reproduce::run(&args, json),
         Verb::Synth(args) => synth::run(&args, json),
+        Verb::Whatif(args) => whatif::run(&args, json),
+        Verb::Init(args) => init::run(&args, json),
+        Verb::Completions(args) => shell::completions(&args, json),
+        Verb::Man(args) => shell::man(&args, json),
     }
 }
 
