@@ -33,6 +33,7 @@ mod ring_key;
 mod rust_text;
 mod scenario_reference;
 mod scenarios;
+mod soc;
 mod sweep;
 mod systems;
 mod tidy;
