@@ -1,7 +1,7 @@
 //! `hearth init`: write a first scenario.
 //!
-//! Flags answer; what they leave open is asked for at a terminal, and is usual elsewhere. Not here: the document, which is
-//! [`crate::first_scenario`].
+//! Flags answer; what they leave open is asked for at a terminal, and is usual elsewhere. Not here: the document, which
+//! is [`crate::first_scenario`].
 
 use std::io::{IsTerminal, stdin};
 use std::path::Path;

@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::print_json;
 use crate::cli::{Cli, CompletionsArgs, ManArgs};
 use crate::diagnostics::Failure;
-use crate::documents::write_in;
+use crate::documents::make_folder;
 use crate::output::say;
 
 /// The program's name.
@@ -45,15 +45,12 @@ pub fn completions(args: &CompletionsArgs, json: bool) -> Result<ExitCode, Failu
 
 /// Runs `man`.
 pub fn man(args: &ManArgs, json: bool) -> Result<ExitCode, Failure> {
-    let mut command = Cli::command();
-    command.build();
+    make_folder(&args.folder)?;
+    let failed = |error: std::io::Error| Failure::file(&args.folder, "write", &error);
+    clap_mangen::generate_to(Cli::command(), &args.folder).map_err(failed)?;
     let mut pages = Vec::new();
-    page(&command, NAME.to_owned(), &mut pages)?;
-    for (name, text) in &pages {
-        write_in(&args.folder, name, text)?;
-    }
+    names(&Cli::command(), NAME.to_owned(), &mut pages);
     if json {
-        let pages = pages.into_iter().map(|(name, _)| name).collect();
         print_json(&Pages { folder: args.folder.display().to_string(), pages })?;
     } else {
         say!("wrote {} pages to {}\n", pages.len(), args.folder.display());
@@ -62,13 +59,9 @@ pub fn man(args: &ManArgs, json: bool) -> Result<ExitCode, Failure> {
 }
 
 /// The page of a command, and those of its own commands.
-fn page(command: &clap::Command, name: String, pages: &mut Vec<(String, Vec<u8>)>) -> Result<(), Failure> {
-    for one in command.get_subcommands().filter(|one| !one.is_hide_set() && one.get_name() != "help") {
-        page(one, format!("{name}-{}", one.get_name()), pages)?;
+fn names(command: &clap::Command, name: String, pages: &mut Vec<String>) {
+    for one in command.get_subcommands().filter(|one| !one.is_hide_set()) {
+        names(one, format!("{name}-{}", one.get_name()), pages);
     }
-    let titled = command.clone().name(name.clone()).display_name(name.clone());
-    let mut text = Vec::new();
-    clap_mangen::Man::new(titled).render(&mut text).map_err(Failure::running)?;
-    pages.push((format!("{name}.1"), text));
-    Ok(())
+    pages.push(format!("{name}.1"));
 }

@@ -1,7 +1,7 @@
 //! What is a person asked who wants a first scenario, and what counts as an answer?
 //!
-//! Questions go to standard error, answers come line by line; an empty one takes what stands in brackets. An answer that
-//! cannot be is asked for again, and the end of the input ends the asking.
+//! Questions go to standard error, answers come line by line; an empty one takes what stands in brackets. An answer
+//! that cannot be is asked for again, and the end of the input ends the asking.
 //!
 //! Not here: what becomes of the answers ([`super::Answers`]).
 

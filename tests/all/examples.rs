@@ -1,7 +1,7 @@
 //! Do the examples of `hearth VERB --help` work?
 //!
-//! Each is run as it stands, in a folder that has what it names. Those that cannot be run everywhere are listed with the
-//! reason; that they are understood is a test of the command line itself.
+//! Each is run as it stands, in a folder that has what it names. Those that cannot be run everywhere are listed with
+//! the reason; that they are understood is a test of the command line itself.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
