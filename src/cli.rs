@@ -1,8 +1,15 @@
 //! Which verbs and flags are there?
 
 mod execute;
+mod init;
+mod report;
 mod ring;
 mod serve;
+mod shell;
+mod whatif;
+
+#[cfg(test)]
+mod tests;
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -13,9 +20,13 @@ use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::scenario::PlannerOptions;
 
 pub use self::execute::ExecuteArgs;
+pub use self::init::{InitArgs, Network};
+pub use self::report::ReportArgs;
 pub use self::ring::RingArgs;
 use self::ring::parse_delay;
 pub use self::serve::ServeArgs;
+pub use self::shell::{CompletionsArgs, ManArgs};
+pub use self::whatif::WhatifArgs;
 use crate::commands::plan::DEFAULT_STRATEGY;
 use crate::commands::synth::SynthArgs;
 use crate::diagnostics::Failure;
@@ -29,11 +40,16 @@ use hearth_schema::scenario::RingOrder;
 /// the two side by side. `lab` does all four on this machine.
 ///
 /// Exit codes: 0 done; 1 something failed while running; 2 what was given cannot be used; 3 the run
-/// ended, but not well, or `lint` found an error.
+/// ended, but not well, or `lint` found an error; 130 ended by Ctrl-C.
 #[derive(Debug, Parser)]
-#[command(version, arg_required_else_help = true)]
+#[command(
+    version,
+    arg_required_else_help = true,
+    after_help = "Example: hearth init home.yaml --device desktop=d3 --device laptop=d2\n\
+                  Example: hearth simulate scenarios/home/llama-70b-on-four.yaml"
+)]
 pub struct Cli {
-    /// Print one JSON document instead of text.
+    /// Print one JSON document instead of text; an error is one too, on standard error.
     #[arg(long, global = true)]
     pub json: bool,
     /// What to do.
@@ -52,7 +68,7 @@ pub enum Verb {
     Plan(PlanArgs),
     /// Tell how fast a plan will be, and why.
     #[command(
-        after_help = "Example: hearth simulate scenarios/home/llama-70b-on-four.yaml --trace sim.trace"
+        after_help = "Example: hearth simulate scenarios/paper/llama-70b-on-d1-d4.yaml --tokens 8 --trace sim.trace"
     )]
     Simulate(SimulateArgs),
     /// Plan and simulate at every value of one or two fields of a scenario.
@@ -67,7 +83,7 @@ pub enum Verb {
     #[command(
         after_help = "Example: hearth execute plan.yaml --model model.gguf --prompt 'Once upon' --tokens 32\n\
                       Example: hearth execute plan.yaml --model model.gguf --prompt 'Once upon' --key ring.key --discover\n\
-                      Two sequences at once, with a draft: hearth execute plan.yaml --model model.gguf --prompt 'Once \
+                      Example: hearth execute plan.yaml --model model.gguf --prompt 'Once \
                       upon' --prompt 'In the end' --draft-model small.gguf --draft-tokens 4"
     )]
     Execute(ExecuteArgs),
@@ -92,7 +108,8 @@ pub enum Verb {
     )]
     Lab(LabArgs),
     /// Put traces side by side.
-    #[command(after_help = "Example: hearth report sim.trace run.trace -o report/")]
+    #[command(after_help = "Example: hearth report sim.trace run.trace -o report/\n\
+                      Example: hearth report sim.trace --published prima-table-4 --system prima.cpp --sweep out.csv -o report/")]
     Report(ReportArgs),
     /// Simulate what others have published, and put both side by side.
     #[command(
@@ -102,6 +119,26 @@ pub enum Verb {
     /// Write a model of random weights, of any shape.
     #[command(after_help = "Example: hearth synth --preset 1b --quant q4_k_m -o model.gguf")]
     Synth(SynthArgs),
+    /// Say what would be gained by another device, disk, network or model.
+    ///
+    /// Leaves out each device, doubles each one's memory, gives it a faster disk, lays cables, and takes the model in
+    /// other formats, one at a time: each is planned again and simulated.
+    #[command(after_help = "Example: hearth whatif scenarios/home/llama-70b-on-four.yaml --tokens 8")]
+    Whatif(Box<WhatifArgs>),
+    /// Write a first scenario: by flags, by what is heard of workers, and by questions at a terminal.
+    #[command(
+        after_help = "Example: hearth init home.yaml --model llama-8b --device desktop=d3 --device laptop=d2\n\
+                      Example: hearth init home.yaml --discover --network cable"
+    )]
+    Init(InitArgs),
+    /// Print what a shell needs to complete commands and flags.
+    #[command(
+        after_help = "Example: hearth completions bash > ~/.local/share/bash-completion/completions/hearth"
+    )]
+    Completions(CompletionsArgs),
+    /// Write a man page for each command.
+    #[command(after_help = "Example: hearth man ~/.local/share/man/man1")]
+    Man(ManArgs),
 }
 
 /// How a sweep is asked for.
@@ -533,17 +570,6 @@ pub struct LabArgs {
     /// Where to put the devices' private copies of the model: a folder on the disk to be limited.
     #[arg(long)]
     pub scratch: Option<PathBuf>,
-}
-
-/// `hearth report`.
-#[derive(Debug, Args)]
-pub struct ReportArgs {
-    /// The traces.
-    #[arg(required = true)]
-    pub traces: Vec<PathBuf>,
-    /// The folder to write to.
-    #[arg(short, long)]
-    pub output: PathBuf,
 }
 
 /// `hearth reproduce`.

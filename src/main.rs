@@ -8,6 +8,7 @@ mod commands;
 mod counters;
 mod diagnostics;
 mod documents;
+mod first_scenario;
 mod happenings;
 mod hints;
 mod interruption;
@@ -23,18 +24,28 @@ mod serve;
 mod soc;
 mod sweep;
 mod uncertainty;
+mod whatif;
 
 use std::process::ExitCode;
 
 use clap::Parser;
 
+use crate::diagnostics::Failure;
+
 fn main() -> ExitCode {
-    let cli = cli::Cli::parse();
-    match commands::run(cli) {
-        Ok(code) => code,
-        Err(failure) => {
-            output::tell!("{}", failure.to_string().trim_end());
-            ExitCode::from(failure.code)
+    let (json, result) = match cli::Cli::try_parse() {
+        Ok(cli) => (cli.json, commands::run(cli)),
+        // Help and the version are no errors, and are printed as they are.
+        Err(error) if !error.use_stderr() => error.exit(),
+        // The command line was not understood, so that its flags are only words.
+        Err(error) if std::env::args().skip(1).any(|word| word == "--json") => {
+            (true, Err(Failure::usage(&error)))
         }
-    }
+        Err(error) => error.exit(),
+    };
+    result.unwrap_or_else(|failure| {
+        let text = if json { failure.json() } else { failure.to_string() };
+        output::tell!("{}", text.trim_end());
+        ExitCode::from(failure.code)
+    })
 }

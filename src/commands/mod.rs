@@ -3,6 +3,7 @@
 mod bench;
 mod compare;
 mod execute;
+mod init;
 mod lab;
 mod lint;
 pub mod plan;
@@ -10,9 +11,11 @@ mod profile;
 mod report;
 mod reproduce;
 mod serve;
+mod shell;
 pub mod simulate;
 mod sweep;
 pub mod synth;
+mod whatif;
 mod worker;
 
 use std::process::ExitCode;
@@ -40,6 +43,10 @@ pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Verb::Report(args) => report::run(&args, json),
         Verb::Reproduce(args) => reproduce::run(&args, json),
         Verb::Synth(args) => synth::run(&args, json),
+        Verb::Whatif(args) => whatif::run(&args, json),
+        Verb::Init(args) => init::run(&args, json),
+        Verb::Completions(args) => shell::completions(&args, json),
+        Verb::Man(args) => shell::man(&args, json),
     }
 }
 
