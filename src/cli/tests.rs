@@ -14,13 +14,12 @@ fn words(line: &str) -> Vec<String> {
     for c in line.chars() {
         match (c, quote) {
             (c, Some(open)) if c == open => quote = None,
-            (c, Some(_)) => word.get_or_insert_default().push(c),
             ('\'' | '"', None) => {
                 quote = Some(c);
                 word.get_or_insert_default();
             }
             (c, None) if c.is_whitespace() => words.extend(word.take()),
-            (c, None) => word.get_or_insert_default().push(c),
+            (c, _) => word.get_or_insert_default().push(c),
         }
     }
     words.extend(word);

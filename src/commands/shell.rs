@@ -49,7 +49,7 @@ pub fn man(args: &ManArgs, json: bool) -> Result<ExitCode, Failure> {
     let failed = |error: std::io::Error| Failure::file(&args.folder, "write", &error);
     clap_mangen::generate_to(Cli::command(), &args.folder).map_err(failed)?;
     let mut pages = Vec::new();
-    names(&Cli::command(), NAME.to_owned(), &mut pages);
+    names(&Cli::command(), NAME, &mut pages);
     if json {
         print_json(&Pages { folder: args.folder.display().to_string(), pages })?;
     } else {
@@ -59,9 +59,9 @@ pub fn man(args: &ManArgs, json: bool) -> Result<ExitCode, Failure> {
 }
 
 /// The page of a command, and those of its own commands.
-fn names(command: &clap::Command, name: String, pages: &mut Vec<String>) {
+fn names(command: &clap::Command, name: &str, pages: &mut Vec<String>) {
     for one in command.get_subcommands().filter(|one| !one.is_hide_set()) {
-        names(one, format!("{name}-{}", one.get_name()), pages);
+        names(one, &format!("{name}-{}", one.get_name()), pages);
     }
     pages.push(format!("{name}.1"));
 }

@@ -60,9 +60,9 @@ fn prepare(folder: &Path) {
 }
 
 fn shell(folder: &Path, line: &str) {
-    let program = hearth(&[]).get_program().to_owned();
+    let program = hearth(&[]).get_program().to_string_lossy().into_owned();
     // The program's own name, wherever it lies.
-    let script = format!("hearth() {{ {:?} \"$@\"; }}\nset -e\n{line}\n", program);
+    let script = format!("hearth() {{ '{program}' \"$@\"; }}\nset -e\n{line}\n");
     let output = std::process::Command::new("bash")
         .args(["-c", &script])
         .current_dir(folder)
