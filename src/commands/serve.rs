@@ -3,13 +3,14 @@
 //! The ring is kept up for as long as the server runs: when it fails altogether, those who wait are told, and another is
 //! brought up as soon as its devices are there.
 
+use std::cell::RefCell;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use hearth_exec::ring::{Guest, Key, Network, Service};
+use hearth_exec::ring::{Guest, Key, Network, Ring, Said, Service, Stopper};
 use hearth_exec::{ChatTemplate, Tokenizer};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -19,7 +20,7 @@ use crate::diagnostics::Failure;
 use crate::documents::{open_model, read_plan};
 use crate::output::{print, tell};
 use crate::ring::{OverNetwork, Raising, over, stopped};
-use crate::serve::{Counters, House, is_token, now, router};
+use crate::serve::{House, is_token, now, router, serve};
 
 /// The variable that holds the token.
 const VARIABLE: &str = "HEARTH_TOKEN";
@@ -122,7 +123,6 @@ impl OverNetwork for Serving<'_> {
             ring = raising.connect(&network) => ring?,
             () = stopped() => return Ok(()),
         };
-        house.counters.ring(true);
         let chat = if house.template.is_ok() { "" } else { " (no chat: the model has no chat template)" };
         let ring_of = raising.plan.devices.len();
         print(format_args!(
@@ -131,62 +131,91 @@ impl OverNetwork for Serving<'_> {
             raising.plan.sequences,
             if ring_of == 1 { "" } else { "s" }
         ))?;
-        let service = || Service {
-            micro_batch: raising.micro_batch,
-            drafts: raising.drafts,
-            stop: (0..house.vocabulary).filter(|&token| house.tokenizer.is_end(token)).collect(),
-            on_work: Some(on_work(house.counters.clone())),
-        };
-        let http = async { axum::serve(listener, router(house.clone())).await };
-        let mut ring = Some(ring);
-        let stopper = std::cell::RefCell::new(ring.as_ref().map(hearth_exec::ring::Ring::stopper));
-        let keep = async {
-            let mut guests = guests;
-            loop {
-                let Some(mut up) = ring.take() else {
-                    // Whoever has come meanwhile has been told by the handler, or is told now.
-                    while guests.try_recv().is_ok() {}
-                    tokio::time::sleep(AGAIN_AFTER).await;
-                    match raising.connect(&network).await {
-                        Ok(up) => {
-                            stopper.replace(Some(up.stopper()));
-                            house.counters.ring(true);
-                            tell!("the ring is up again");
-                            ring = Some(up);
-                        }
-                        Err(error) => tell!("the ring is down: {error}"),
-                    }
-                    continue;
-                };
-                let (back, ended) = up.serve(service(), guests).await;
-                guests = back;
-                up.close().await;
-                house.counters.ring(false);
-                match ended {
-                    Ok(()) => return Err(Failure::running("the ring ended although the server did not")),
-                    Err(error) => tell!("the ring failed: {error}"),
-                }
+        let keeper = Keeper { raising: &raising, house: &house, stopper: RefCell::default() };
+        let ended_by = tokio::select! {
+            () = serve(listener, router(house.clone())) => Failure::running("no connection is accepted any more"),
+            failure = keeper.keep(&network, ring, guests) => failure,
+            () = stopped() => {
+                keeper.farewell().await;
+                return Ok(());
             }
         };
-        let ended_by = tokio::select! {
-            ended = http => ended.map_err(Failure::running),
-            ended = keep => ended,
-            () = stopped() => Ok(()),
-        };
-        if let Some(stopper) = stopper.borrow().as_ref() {
+        keeper.farewell().await;
+        Err(ended_by)
+    }
+}
+
+/// Keeps a ring up for those who come.
+struct Keeper<'a> {
+    raising: &'a Raising,
+    house: &'a House,
+    /// Of the ring that is up.
+    stopper: RefCell<Option<Stopper>>,
+}
+
+impl Keeper<'_> {
+    /// For as long as guests can come.
+    async fn keep<N: Network>(
+        &self,
+        network: &N,
+        mut ring: Ring<N>,
+        mut guests: mpsc::UnboundedReceiver<Guest>,
+    ) -> Failure {
+        loop {
+            self.stopper.replace(Some(ring.stopper()));
+            self.house.counters.ring(true);
+            let (back, ended) = ring.serve(self.service(), guests).await;
+            guests = back;
+            ring.close().await;
+            self.house.counters.ring(false);
+            match ended {
+                Ok(()) => return Failure::running("the ring ended although the server did not"),
+                Err(error) => tell!("the ring failed: {error}"),
+            }
+            ring = self.again(network, &mut guests).await;
+        }
+    }
+
+    /// Another ring, as soon as its devices are there. Who comes meanwhile is told that there is none.
+    async fn again<N: Network>(&self, network: &N, guests: &mut mpsc::UnboundedReceiver<Guest>) -> Ring<N> {
+        loop {
+            tokio::time::sleep(AGAIN_AFTER).await;
+            while let Ok(guest) = guests.try_recv() {
+                let _ = guest.said.send(Said::Failed("the ring is down".into()));
+            }
+            match self.raising.connect(network).await {
+                Ok(ring) => {
+                    tell!("the ring is up again");
+                    return ring;
+                }
+                Err(error) => tell!("the ring is down: {error}"),
+            }
+        }
+    }
+
+    fn service(&self) -> Service {
+        let House { vocabulary, tokenizer, counters, .. } = self.house;
+        let counters = counters.clone();
+        Service {
+            micro_batch: self.raising.micro_batch,
+            drafts: self.raising.drafts,
+            stop: (0..*vocabulary).filter(|&token| tokenizer.is_end(token)).collect(),
+            on_work: Some(Arc::new(move |name, lines| {
+                counters.worked(name, &lines.records, &lines.readings);
+            })),
+        }
+    }
+
+    /// Ends what is under way, and lets those who wait be told.
+    async fn farewell(&self) {
+        if let Some(stopper) = self.stopper.borrow().as_ref() {
             stopper.stop();
         }
         let told = async {
-            while house.counters.seen().active > 0 {
+            while self.house.counters.seen().active > 0 {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
         let _ = tokio::time::timeout(FAREWELL, told).await;
-        ended_by
     }
-}
-
-/// Counts what devices do.
-fn on_work(counters: Arc<Counters>) -> hearth_exec::ring::OnWork {
-    Arc::new(move |name, lines| counters.worked(name, &lines.records, &lines.readings))
 }

@@ -9,6 +9,7 @@
 
 mod answer;
 mod asked;
+mod connections;
 mod counters;
 mod told;
 
@@ -16,7 +17,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use axum::extract::rejection::JsonRejection;
 use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{self, Next};
@@ -31,6 +31,8 @@ use tokio::sync::mpsc;
 
 use self::answer::{Answer, Finish, Piece};
 use self::asked::{Chat, Common, Complete, How, Prompt, Refused, shortened};
+use self::connections::Document;
+pub use self::connections::serve;
 pub use self::counters::Counters;
 use self::counters::UnderWay;
 use self::told::{Heading, Sort};
@@ -216,33 +218,21 @@ fn of_model(house: &House, name: Option<&str>) -> Result<(), Refused> {
     }
 }
 
-async fn chat(State(house): State<Arc<House>>, request: Result<Json<Chat>, JsonRejection>) -> Response {
-    let asked = |house: &House| {
-        let Json(chat) = request.as_ref().map_err(unreadable)?;
+async fn chat(State(house): State<Arc<House>>, Document(chat): Document<Chat>) -> Response {
+    let asked = chat.and_then(|chat| {
         let how = house.how(&chat.common)?;
-        let prompt = house.conversation(chat)?;
-        Ok((vec![prompt], how))
-    };
-    answered(&house, Sort::Chat, "chat", asked(&house)).await
+        Ok((vec![house.conversation(&chat)?], how))
+    });
+    answered(&house, Sort::Chat, "chat", asked).await
 }
 
-async fn complete(
-    State(house): State<Arc<House>>,
-    request: Result<Json<Complete>, JsonRejection>,
-) -> Response {
-    let asked = |house: &House| {
-        let Json(complete) = request.as_ref().map_err(unreadable)?;
+async fn complete(State(house): State<Arc<House>>, Document(complete): Document<Complete>) -> Response {
+    let asked = complete.and_then(|complete| {
         let how = house.how(&complete.common)?;
         let prompts = complete.prompts()?.into_iter().map(|prompt| house.tokens(prompt));
         Ok((prompts.collect::<Result<_, _>>()?, How { most: how.most.or(Some(USUAL_COMPLETION)), ..how }))
-    };
-    answered(&house, Sort::Completion, "completions", asked(&house)).await
-}
-
-/// A body that is no request.
-fn unreadable(rejection: &JsonRejection) -> Refused {
-    let status = rejection.status().as_u16();
-    Refused { status, message: rejection.body_text(), param: None, code: "invalid_request" }
+    });
+    answered(&house, Sort::Completion, "completions", asked).await
 }
 
 async fn answered(

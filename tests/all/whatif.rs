@@ -48,7 +48,8 @@ fn what_cannot_be_planned_is_shown_with_its_reason() {
     let path = folder.path().join("by-hand.yaml");
     let text = fs::read_to_string(HOME).expect("the scenario");
     // Windows by hand are for a ring of four.
-    fs::write(&path, format!("{text}planner: {{windows: [40, 20, 16, 4]}}\n")).expect("written");
+    fs::write(&path, format!("{text}planner: {{strategy: manual, windows: [40, 20, 16, 4]}}\n"))
+        .expect("written");
     let path = path.display().to_string();
     let all = json(&["whatif", &path, "--tokens", "2", "--json"]);
     let without: Vec<&Value> =
