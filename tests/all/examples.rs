@@ -10,11 +10,12 @@ use std::path::Path;
 use crate::processes::{hearth, model, run};
 
 /// Verbs whose examples are not run here, and why.
-const NOT_RUN: [(&str, &str); 6] = [
+const NOT_RUN: [(&str, &str); 7] = [
     ("bench", "times a model for minutes"),
     ("lab", "needs control groups; its own tests run it where they are"),
     ("profile", "measures this machine for a minute"),
     ("reproduce", "with draws it takes minutes; its own tests run it without"),
+    ("serve", "serves until it is ended; its own tests end it"),
     ("synth", "writes a gigabyte; its own tests write smaller models"),
     ("worker", "serves until it is ended; its own tests end it"),
 ];
@@ -63,8 +64,9 @@ fn shell(folder: &Path, line: &str) {
     let program = hearth(&[]).get_program().to_string_lossy().into_owned();
     // The program's own name, wherever it lies.
     let script = format!("hearth() {{ '{program}' \"$@\"; }}\nset -e\n{line}\n");
-    let output = std::process::Command::new("bash")
-        .args(["-c", &script])
+    // None of them takes minutes.
+    let output = std::process::Command::new("timeout")
+        .args(["120", "bash", "-c", &script])
         .current_dir(folder)
         .env("HOME", folder)
         .env_remove("HEARTH_KEY")
