@@ -15,7 +15,7 @@ pub struct ServeArgs {
     /// The model file on this device, the head.
     #[arg(long)]
     pub model: PathBuf,
-    /// Where to listen for requests, as HOST:PORT; port 0 takes a free one. Without a token only 127.0.0.1 or [::1].
+    /// Where to listen for requests, as HOST:PORT; port 0 takes a free one. Without a token only loopback, as 127.0.0.1.
     #[arg(long, default_value = "127.0.0.1:8080")]
     pub listen: SocketAddr,
     /// Who asks needs this token, as an API key: a file with at least 16 characters in one line; if absent, the text in
