@@ -291,7 +291,7 @@ fn sightings(medium: Medium) -> Result<mpsc::Receiver<Sighting>, DiscoveryError>
 }
 
 /// Who announces itself within a time, by name, with the likeliest of its addresses. Nobody is called: these are hints,
-/// at most [`MOST_OTHERS`] of them.
+/// at most sixteen of them.
 pub async fn listen(limit: Duration, medium: Medium) -> Result<BTreeMap<String, SocketAddr>, DiscoveryError> {
     let mut sightings = sightings(medium)?;
     let (mut heard, mut count) = (BTreeMap::new(), 0);
