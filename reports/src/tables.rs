@@ -101,6 +101,7 @@ pub fn pair(comparison: &Comparison, pair: &Pair) -> Table {
     let (left, right) = (&comparison.runs[pair.predicted], &comparison.runs[pair.measured]);
     let printed_of = comparison.printed(pair.measured);
     let digits = Digits::of(&[left, right]);
+    let ms = |ms: f64| Fixed::new(ms, digits.time);
     let quantities = left.quantities();
     let (predicted, measured) = (printed(&quantities, digits), printed(&right.quantities(), digits));
     let cell = |value: Option<Fixed>, show: fn(Fixed) -> String| {
@@ -111,9 +112,9 @@ pub fn pair(comparison: &Comparison, pair: &Pair) -> Table {
         quantities.iter().zip(&pair.rows).zip(predicted.into_iter().zip(measured))
     {
         let (error, percent) = errors(predicted, measured);
-        let sure = row.interval.map(|half| Fixed::new(half, digits.time));
+        let sure = row.interval.map(ms);
         let mut cells = vec![Text::from(label(quantity)), cell(predicted, Fixed::text)];
-        cells.extend(printed_of.map(|printed| cell(theirs(printed, quantity, digits), Fixed::text)));
+        cells.extend(printed_of.map(|printed| cell(theirs(printed, quantity).map(ms), Fixed::text)));
         cells.extend([
             cell(measured, Fixed::text),
             cell(error, Fixed::signed),
@@ -138,13 +139,12 @@ pub fn pair(comparison: &Comparison, pair: &Pair) -> Table {
 }
 
 /// A published number of a quantity: times per token and to the first token are printed, terms are not.
-fn theirs(printed: &Printed, quantity: &Quantity, digits: Digits) -> Option<Fixed> {
-    let value = match quantity.key.as_str() {
+fn theirs(printed: &Printed, quantity: &Quantity) -> Option<f64> {
+    match quantity.key.as_str() {
         "tpot" => printed.tpot_ms,
         "ttft" => printed.ttft_ms,
         _ => None,
-    };
-    value.map(|ms| Fixed::new(ms, digits.time))
+    }
 }
 
 /// The error of printed numbers, and its share of the measured one in percent.
@@ -161,6 +161,7 @@ fn errors(predicted: Option<Fixed>, measured: Option<Fixed>) -> (Option<Fixed>, 
 pub fn side_by_side(comparison: &Comparison, indices: &[usize]) -> Table {
     let runs: Vec<&Run> = indices.iter().map(|index| &comparison.runs[*index]).collect();
     let digits = Digits::of(&runs);
+    let ms = |ms: f64| Fixed::new(ms, digits.time);
     let columns: Vec<Vec<Option<Fixed>>> =
         runs.iter().map(|run| printed(&run.quantities(), digits)).collect();
     let mut head = vec![String::new()];
@@ -178,10 +179,10 @@ pub fn side_by_side(comparison: &Comparison, indices: &[usize]) -> Table {
             let mut cells = vec![Text::from(label(quantity))];
             for ((run, index), column) in runs.iter().zip(indices).zip(&columns) {
                 cells.push(show(column[place]));
-                let sure = run.quantities()[place].interval.map(|half| Fixed::new(half, digits.time));
+                let sure = run.quantities()[place].interval.map(ms);
                 cells.extend(run.intervals.map(|_| show(sure)));
                 let printed = comparison.printed(*index);
-                cells.extend(printed.map(|printed| show(theirs(printed, quantity, digits))));
+                cells.extend(printed.map(|printed| show(theirs(printed, quantity).map(ms))));
             }
             (weight(quantity), cells)
         })
@@ -258,11 +259,7 @@ pub fn csv(comparison: &Comparison) -> String {
         };
         let mut fields = line(comparison, ["", &quantity.key, unit], &values);
         let sure = runs.iter().map(|run| run.quantities()[index].interval);
-        let theirs = chosen(comparison).map(|(_, printed)| match quantity.key.as_str() {
-            "tpot" => printed.tpot_ms,
-            "ttft" => printed.ttft_ms,
-            _ => None,
-        });
+        let theirs = chosen(comparison).map(|(_, printed)| theirs(printed, quantity));
         let more = sure.chain(theirs);
         fields.extend(
             more.map(|value| value.map_or_else(String::new, |ms| Fixed::new(ms, CSV_DIGITS).plain())),

@@ -212,7 +212,7 @@ impl Keeper<'_> {
             stopper.stop();
         }
         let told = async {
-            while self.house.counters.seen().active > 0 {
+            while self.house.counters.active() > 0 {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };

@@ -93,6 +93,11 @@ impl Counters {
         UnderWay { counters: self.clone(), begun: Instant::now(), is_first: true, is_over: false }
     }
 
+    /// Answers under way or waiting.
+    pub fn active(&self) -> u64 {
+        self.all().active
+    }
+
     /// The ring is up, or is not.
     pub fn ring(&self, is_up: bool) {
         let mut all = self.all();

@@ -8,19 +8,16 @@
 
 pub mod variants;
 
+use hearth_profiles::Device;
 use hearth_profiles::model::ModelProfile;
-use hearth_profiles::{Bytes, Device};
 use hearth_schema::metrics;
-use hearth_sim::Surroundings;
 use serde::Serialize;
 
-use crate::commands::plan;
-use crate::commands::simulate::{self, Memory};
+use crate::commands::{plan, simulate};
 use crate::diagnostics::Failure;
 use crate::documents::LoadedScenario;
 use crate::limits;
 use crate::refinement::Effort;
-use crate::replanner::MidRun;
 use crate::sweep::row::{Planned, Ran, word};
 
 /// What came of a scenario.
@@ -68,10 +65,7 @@ fn fill(
     limits::bound_memory(scenario, &mut cluster);
     let plan = plan::make(loaded, &cluster, &scenario.planner, effort)?;
     tried.plan = Some(Planned::of(&plan));
-    limits::restrict_memory(scenario, &mut cluster, &plan, Bytes::ZERO);
-    let replanner = MidRun::with(loaded, scenario.planner.clone(), effort);
-    let surroundings = Surroundings { events: &scenario.events, replanner: Some(&replanner) };
-    let run = simulate::simulate_in(&cluster, &plan, scenario, Memory::default(), &surroundings)?;
+    let run = simulate::as_it_says(loaded, cluster, &plan, effort)?;
     let metrics = metrics::compute(&run.trace);
     word(metrics.outcome).clone_into(&mut tried.outcome);
     tried.ran = Ran::of(&metrics);
