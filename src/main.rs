@@ -8,6 +8,7 @@ mod commands;
 mod counters;
 mod diagnostics;
 mod documents;
+mod emulation;
 mod happenings;
 mod hints;
 mod interruption;
@@ -25,8 +26,14 @@ mod uncertainty;
 use std::process::ExitCode;
 
 use clap::Parser;
+use hearth_exec::lab::{Busy, Hog};
 
 fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).take(5).collect();
+    // In a lab this program also plays the other programs of a device.
+    if Hog::become_one(&arguments) || Busy::become_one(&arguments) {
+        return ExitCode::SUCCESS;
+    }
     let cli = cli::Cli::parse();
     match commands::run(cli) {
         Ok(code) => code,

@@ -36,6 +36,10 @@ pub struct ExecuteArgs {
     /// So many tokens of a fixed text instead, for measurements.
     #[arg(long, conflicts_with = "prompt", value_parser = clap::value_parser!(u32).range(1..))]
     pub prompt_tokens: Option<u32>,
+    /// So many sequences of that text at once, for measurements.
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "prompt_tokens",
+        value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub sequences: u32,
     /// Tokens to generate after each prompt.
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     pub tokens: u32,
@@ -71,6 +75,9 @@ pub struct ExecuteArgs {
     /// Rehearse a slow network: what this device sends arrives so much later, as `5ms`. Give the workers the same.
     #[arg(long, value_name = "TIME", value_parser = parse_delay)]
     pub link_delay: Option<std::time::Duration>,
+    /// Run over the links in this file, which the lab writes: what this device sends is as late as they make it.
+    #[arg(long, hide = true, value_name = "FILE", conflicts_with = "link_delay")]
+    pub emulate_links: Option<PathBuf>,
     /// Longest time for one pass through the ring, in seconds; at most a week.
     #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=604_800))]
     pub deadline: u64,

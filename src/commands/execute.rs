@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hearth_exec::ring::{
-    Asked, Delayed, Generated, Key, LocalModel, Medium, Network, OnFetch, Renewal, Request, Ring, RingError,
-    RingOptions, Sealed, Tcp, Unfinished, discovery, for_sequences, with_draft,
+    Asked, Delayed, Emulated, Generated, Key, LocalModel, Medium, Network, OnFetch, Renewal, Request, Ring,
+    RingError, RingOptions, Sealed, Tcp, Unfinished, discovery, for_sequences, with_draft,
 };
 use hearth_exec::{Sampler, SamplerOptions, TextStream, Tokenizer};
 use hearth_profiles::{Bytes, Document};
@@ -24,12 +24,16 @@ use super::{print_json, simulate};
 use crate::cli::ExecuteArgs;
 use crate::diagnostics::Failure;
 use crate::documents::{LoadedScenario, in_a_folder, open_model, read_plan, write, write_trace};
+use crate::emulation;
 use crate::happenings;
 use crate::interruption::INTERRUPTED;
 use crate::output::{say, tell};
 use crate::prompts;
 use crate::refinement::Effort;
 use crate::replanner::MidRun;
+
+/// What a head that marks its tokens prints when the ring is up and the prompt enters it.
+pub const BEGINS: &str = "begins";
 
 /// Tokens drafted at a time, if nothing says how many.
 /// source: assumed; appendix A.9 of the prima.cpp paper drafts a few at a time
@@ -96,8 +100,8 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     };
     let ended = runtime.block_on(async {
         match key {
-            Some(key) => run.delayed(Sealed::new(Tcp, key), args.link_delay).await,
-            None => run.delayed(Tcp, args.link_delay).await,
+            Some(key) => run.delayed(Sealed::new(Tcp, key), args).await,
+            None => run.delayed(Tcp, args).await,
         }
     });
     // After an interruption the head's node may still be in a step; the process does not wait for it.
@@ -244,17 +248,19 @@ struct Run {
 }
 
 impl Run {
-    /// Over a network whose links are slower by so much.
-    async fn delayed(self, network: impl Network, delay: Option<Duration>) -> Result<Generated, Unfinished> {
-        match delay {
-            Some(delay) => {
-                let generated = self.generate(&Delayed::new(network, delay)).await;
-                // The goodbye is still on its way when it has been written.
-                tokio::time::sleep(2 * delay).await;
-                generated
+    /// Over a network whose links are slower, if they are to be.
+    async fn delayed(self, network: impl Network, args: &ExecuteArgs) -> Result<Generated, Unfinished> {
+        let (generated, way) = match (&args.emulate_links, args.link_delay) {
+            (Some(file), _) => {
+                let network = Emulated::new(network, emulation::ways(file));
+                (self.generate(&network).await, emulation::longest(file))
             }
-            None => self.generate(&network).await,
-        }
+            (None, Some(delay)) => (self.generate(&Delayed::new(network, delay)).await, delay),
+            (None, None) => return self.generate(&network).await,
+        };
+        // The goodbye is still on its way when it has been written.
+        tokio::time::sleep(2 * way).await;
+        generated
     }
 
     async fn generate(self, network: &impl Network) -> Result<Generated, Unfinished> {
@@ -284,6 +290,11 @@ impl Run {
                 let _ = write!(out, "{}", stream.finish());
             }
         });
+        if mark {
+            // Whoever reads it makes things happen from here on.
+            let mut out = io::stdout();
+            let _ = writeln!(out, "{BEGINS}").and_then(|()| out.flush());
+        }
         let stopper = ring.stopper();
         let watch = tokio::spawn(async move {
             stopped().await;

@@ -6,12 +6,14 @@ use std::sync::Arc;
 
 use hearth_exec::ring::announcement::host_name;
 use hearth_exec::ring::{
-    Announcement, Delayed, Key, Listener, Medium, Network, Sealed, Source, Tcp, Worker, WorkerOptions, bind,
+    Announcement, Delayed, Emulated, Key, Listener, Medium, Network, Sealed, Source, Tcp, Worker,
+    WorkerOptions, bind,
 };
 
 use crate::cli::{Announce, WorkerArgs};
 use crate::diagnostics::Failure;
 use crate::documents::open_model;
+use crate::emulation;
 use crate::output::{say, tell};
 
 /// Runs the verb, until it is stopped.
@@ -38,9 +40,10 @@ pub fn run(args: &WorkerArgs) -> Result<ExitCode, Failure> {
 }
 
 async fn delayed(network: impl Network, args: &WorkerArgs, source: Source) -> Result<(), Failure> {
-    match args.link_delay {
-        Some(delay) => serve(Delayed::new(network, delay), args, source).await,
-        None => serve(network, args, source).await,
+    match (&args.emulate_links, args.link_delay) {
+        (Some(file), _) => serve(Emulated::new(network, emulation::ways(file)), args, source).await,
+        (None, Some(delay)) => serve(Delayed::new(network, delay), args, source).await,
+        (None, None) => serve(network, args, source).await,
     }
 }
 
