@@ -161,9 +161,13 @@ pub fn open_model(path: &Path) -> Result<LocalModel, Failure> {
 impl LoadedScenario {
     /// Reads a scenario.
     pub fn read(path: &Path) -> Result<Self, Failure> {
-        let text = read_text(path)?;
-        let scenario = Scenario::from_yaml(&text).map_err(|error| Failure::document(path, &error))?;
-        let origin = Origin { name: scenario.name.clone(), digest: hearth_schema::digest::of(&text) };
+        Self::parse(&read_text(path)?, path)
+    }
+
+    /// A scenario by its text, as if it stood in this file.
+    pub fn parse(text: &str, path: &Path) -> Result<Self, Failure> {
+        let scenario = Scenario::from_yaml(text).map_err(|error| Failure::document(path, &error))?;
+        let origin = Origin { name: scenario.name.clone(), digest: hearth_schema::digest::of(text) };
         let folder = path.parent().unwrap_or(Path::new("")).to_path_buf();
         let first = text.lines().find_map(|line| line.strip_prefix("# "));
         Ok(Self { scenario, origin, question: first.unwrap_or_default().trim().to_owned(), folder })

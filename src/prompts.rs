@@ -47,7 +47,7 @@ impl Asked {
     pub fn by(args: &ExecuteArgs) -> Result<Self, Failure> {
         if let Some(path) = &args.messages {
             let standard = path.as_os_str() == "-";
-            if standard && args.exit_with_stdin {
+            if standard && args.ring.exit_with_stdin {
                 let what = "`--messages -` and `--exit-with-stdin` cannot both have standard input";
                 return Err(Failure::unusable(what).hint("give the messages in a file"));
             }

@@ -455,6 +455,7 @@ impl<N: Network> Lead<N> {
                 memory_total: facts.memory_total,
                 kernel: Some(facts.kernel).filter(|kernel| !kernel.is_empty()),
                 unvalidated: None,
+                policy: None,
             }
         });
         Header {

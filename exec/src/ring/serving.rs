@@ -24,8 +24,11 @@ use crate::ring::recorder::Lines;
 use crate::ring::renewal::Lead;
 
 /// Passes after which traces are ordered, so that no device keeps the lines of days.
-/// source: assumed, some seconds of a fast ring and some minutes of a slow one
+/// source: assumed, some seconds of a fast ring
 const ACCOUNT_EVERY: usize = 256;
+/// Or after so long, so that whoever looks at a slow ring sees it work.
+/// source: assumed
+const ACCOUNT_AFTER: Duration = Duration::from_secs(2);
 /// Between two tries to take a device in that was lost.
 /// source: assumed, what a person does not mind who waits for a first token
 const TAKE_IN_EVERY: Duration = Duration::from_secs(30);
@@ -84,6 +87,8 @@ struct Desk {
     guests: u64,
     /// When it is tried again to take in who was lost.
     take_in_at: Instant,
+    /// When traces were ordered last.
+    accounted_at: Instant,
     is_open: bool,
 }
 
@@ -100,6 +105,7 @@ impl Desk {
             waiting: VecDeque::new(),
             guests: 0,
             take_in_at: Instant::now(),
+            accounted_at: Instant::now(),
             is_open: true,
         }
     }
@@ -277,7 +283,9 @@ impl<N: Network> Lead<N> {
     /// Has the devices hand over what they have written down, and passes on what came.
     fn account(&mut self, desk: &mut Desk, service: &Service) -> Result<(), RingError> {
         let progress = &mut desk.progress;
-        if progress.passes.len() >= ACCOUNT_EVERY {
+        let is_due = desk.accounted_at.elapsed() >= ACCOUNT_AFTER && !progress.passes.is_empty();
+        if is_due || progress.passes.len() >= ACCOUNT_EVERY {
+            desk.accounted_at = Instant::now();
             progress.passes.clear();
             self.order_lines();
             let name = self.plan.devices[0].name.clone();

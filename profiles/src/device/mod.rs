@@ -76,6 +76,21 @@ pub enum PageCachePolicy {
     Android,
 }
 
+impl PageCachePolicy {
+    /// As documents have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::PaperLinear => "paper-linear",
+            Self::TwoList => "two-list",
+            Self::MgLru => "mglru",
+            Self::Random => "random",
+            Self::Macos => "macos",
+            Self::MacosMetal => "macos-metal",
+            Self::Android => "android",
+        }
+    }
+}
+
 /// Numbers of the policies that need some; those that are absent are assumed by the simulator.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default, expecting = "keys of how memory is reclaimed, as `{keep_alive: true}`")]

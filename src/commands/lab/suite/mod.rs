@@ -170,14 +170,23 @@ fn one(entry: &Entry, args: &LabArgs, output: &Path) -> Result<Case, String> {
     let ended = ended.map_err(|error| said(&error))?;
     let errors = String::from_utf8_lossy(&ended.stderr);
     if !ended.status.success() {
-        let first = errors.trim();
-        return Err(if first.is_empty() { ended.status.to_string() } else { first.to_owned() });
+        return Err(why(&errors).unwrap_or_else(|| ended.status.to_string()));
     }
     for line in errors.lines().filter(|line| line.starts_with("warning")) {
         tell!("  {line}");
     }
     let told: Told = serde_json::from_slice(&ended.stdout).map_err(|error| said(&error))?;
     Ok(case(entry, &told))
+}
+
+/// What a lab that failed has said: with `--json` its error is one line of JSON.
+fn why(errors: &str) -> Option<String> {
+    let what = |line: &str| {
+        let error: serde_json::Value = serde_json::from_str(line).ok()?;
+        Some(error.get("error")?.get("what")?.as_str()?.to_owned())
+    };
+    let said = errors.lines().rev().find_map(what).unwrap_or_else(|| errors.trim().to_owned());
+    (!said.is_empty()).then_some(said)
 }
 
 fn case(entry: &Entry, told: &Told) -> Case {
@@ -233,6 +242,14 @@ mod tests {
     fn the_time_left_follows_from_what_was_run() {
         assert_eq!(expected(Duration::from_mins(1), 0, 9), "");
         assert_eq!(expected(Duration::from_mins(2), 2, 3), " (2 min so far, about 3 min left)");
+    }
+
+    #[test]
+    fn why_a_lab_failed_is_in_its_json_or_its_words() {
+        let json = "warning: w\n{\"error\":{\"code\":2,\"what\":\"no disk\"}}\n";
+        assert_eq!(why(json).as_deref(), Some("no disk"));
+        assert_eq!(why("Killed\n").as_deref(), Some("Killed"));
+        assert_eq!(why(" \n"), None);
     }
 
     #[test]
