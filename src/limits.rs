@@ -1,9 +1,10 @@
 //! What do a scenario's limits make of its devices?
 //!
-//! A disk limit is a throttle on the device, a limit of its processor a quota. A memory limit is its memory, which planners know. One given as a
-//! share is relative to the weights that a plan gives the device, so it can only be applied to a plan that exists:
-//! planners see the device's own memory then. The lab sets the same limits on real processes, so that `simulate` and
-//! `lab` mean the same by them. What a process holds beside its cache, buffers and weights is taken from a limit.
+//! A disk limit is a throttle on the device, a limit of its processor a quota. A memory limit is its memory, which
+//! planners know. One given as a share is relative to the weights that a plan gives the device, so it can only be
+//! applied to a plan that exists: planners see the device's own memory then. The lab sets the same limits on real
+//! processes, so that `simulate` and `lab` mean the same by them. What a process holds beside its cache, buffers
+//! and weights is taken from a limit.
 
 use hearth_profiles::device::{Memory, Quota, quota};
 use hearth_profiles::{Bytes, Sourced};

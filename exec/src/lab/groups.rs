@@ -3,8 +3,8 @@
 //! Linux control groups: version 2 has one tree with `memory.max`, `memory.swap.max`, `io.max` and `cpu.max`;
 //! version 1 has a tree for each controller with `memory.limit_in_bytes`, `blkio.throttle.read_bps_device` and
 //! `cpu.cfs_quota_us`. Only a device with a limit on its processor is in a group of that controller, since such a
-//! group also changes how its threads stand against those of other programs. A group is named after the lab's process, so that the groups of a lab
-//! that is gone can be told and removed.
+//! group also changes how its threads stand against those of other programs. A group is named after the lab's
+//! process, so that the groups of a lab that is gone can be told and removed.
 
 use std::fs;
 use std::io;

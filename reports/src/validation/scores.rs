@@ -1,11 +1,11 @@
 //! How near do predictions come to measurements?
 //!
 //! - The error of a number: predicted over the median of the repeats, less 1.
-//! - A scenario whose own repeats spread by more than 15 % (largest less smallest, over the median) stands on an edge: no
-//!   single number is right. It is judged by interval: within the repeats there is no error, beyond them the error is
-//!   to the nearest of them.
-//! - The order: every pair of scenarios whose measured times differ by more than a margin must not stand the other way round
-//!   in the prediction.
+//! - A scenario whose own repeats spread by more than 15 % (largest less smallest, over the median) stands on an edge:
+//!   no single number is right. It is judged by interval: within the repeats there is no error, beyond them the error
+//!   is to the nearest of them.
+//! - The order: every pair of scenarios whose measured times differ by more than a margin must not stand the other
+//!   way round in the prediction.
 //! - The terms of a token's time: predicted less measured, as a share of the measured time per token.
 //!
 //! Not here: laying it out ([`super::page`]).

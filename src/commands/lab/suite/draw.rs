@@ -1,8 +1,8 @@
 //! Which scenarios does `--random` draw?
 //!
-//! The axes of the scenarios in `scenarios/lab`: devices, memory, disk, a weak processor, links, rounds, residency, batches
-//! and sequences. Each scenario has a random stream of its own, by the seed and its number, so that more of them change
-//! none. They are written as files, so that each can be run again.
+//! The axes of the scenarios in `scenarios/lab`: devices, memory, disk, a weak processor, links, rounds, residency,
+//! batches and sequences. Each scenario has a random stream of its own, by the seed and its number, so that more of
+//! them change none. They are written as files, so that each can be run again.
 //!
 //! Windows are drawn by hand: what a planner avoids is predicted too.
 
