@@ -2,6 +2,7 @@
 
 mod execute;
 mod init;
+mod lab;
 mod report;
 mod ring;
 mod serve;
@@ -21,6 +22,7 @@ use hearth_schema::scenario::PlannerOptions;
 
 pub use self::execute::ExecuteArgs;
 pub use self::init::{InitArgs, Network};
+pub use self::lab::LabArgs;
 pub use self::report::ReportArgs;
 pub use self::ring::RingArgs;
 use self::ring::parse_delay;
@@ -104,9 +106,11 @@ pub enum Verb {
     Bench(BenchArgs),
     /// Plan, simulate, execute and compare on this machine, with limits for each device.
     #[command(
-        after_help = "Example: hearth lab scenarios/lab/three-half.yaml --model model.gguf --report report/"
+        after_help = "Example: hearth lab scenarios/lab/three-half.yaml --model model.gguf --report report/\n\
+                      Example: hearth lab --suite scenarios/lab --repeats 3 -o out/suite\n\
+                      Example: hearth lab --random 12 --seed 7 -o out/random"
     )]
-    Lab(LabArgs),
+    Lab(Box<LabArgs>),
     /// Put traces side by side.
     #[command(after_help = "Example: hearth report sim.trace run.trace -o report/\n\
                       Example: hearth report sim.trace --published prima-table-4 --system prima.cpp --sweep out.csv -o report/")]
@@ -471,6 +475,9 @@ pub struct WorkerArgs {
     /// Rehearse a slow network: what this device sends arrives so much later, as `5ms`.
     #[arg(long, value_name = "TIME", value_parser = parse_delay)]
     pub link_delay: Option<std::time::Duration>,
+    /// Run over the links in this file, which the lab writes: what this device sends is as late as they make it.
+    #[arg(long, hide = true, value_name = "FILE", conflicts_with = "link_delay")]
+    pub emulate_links: Option<PathBuf>,
     /// End when standard input ends, so as not to outlive who started it.
     #[arg(long, hide = true)]
     pub exit_with_stdin: bool,
@@ -545,31 +552,6 @@ pub struct BenchArgs {
     /// Time this engine once and print the result as JSON.
     #[arg(long, hide = true)]
     pub once: bool,
-}
-
-/// `hearth lab`.
-#[derive(Debug, Args)]
-pub struct LabArgs {
-    /// The scenario.
-    pub scenario: PathBuf,
-    /// A model file instead of the scenario's.
-    #[arg(long)]
-    pub model: Option<PathBuf>,
-    /// A plan made before.
-    #[arg(long, conflicts_with_all = PLANNING)]
-    pub plan: Option<PathBuf>,
-    /// How to plan, if there is no plan.
-    #[command(flatten)]
-    pub planning: Planning,
-    /// Tokens to generate instead of the scenario's.
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
-    pub tokens: Option<u32>,
-    /// Where to write plan, profiles, traces and report.
-    #[arg(long)]
-    pub report: Option<PathBuf>,
-    /// Where to put the devices' private copies of the model: a folder on the disk to be limited.
-    #[arg(long)]
-    pub scratch: Option<PathBuf>,
 }
 
 /// `hearth reproduce`.

@@ -8,6 +8,7 @@ mod commands;
 mod counters;
 mod diagnostics;
 mod documents;
+mod emulation;
 mod first_scenario;
 mod happenings;
 mod hints;
@@ -29,10 +30,16 @@ mod whatif;
 use std::process::ExitCode;
 
 use clap::Parser;
+use hearth_exec::lab::{Busy, Hog};
 
 use crate::diagnostics::Failure;
 
 fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).take(5).collect();
+    // In a lab this program also plays the other programs of a device.
+    if Hog::become_one(&arguments) || Busy::become_one(&arguments) {
+        return ExitCode::SUCCESS;
+    }
     let (json, result) = match cli::Cli::try_parse() {
         Ok(cli) => (cli.json, commands::run(cli)),
         // Help and the version are no errors, and are printed as they are.

@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hearth_exec::ring::{
-    Delayed, Key, LocalModel, Medium, Network, OnFetch, Renewal, Ring, RingError, RingOptions, Sealed, Tcp,
-    discovery, for_sequences, with_draft,
+    Delayed, Emulated, Key, LocalModel, Medium, Network, OnFetch, Renewal, Ring, RingError, RingOptions,
+    Sealed, Tcp, discovery, for_sequences, with_draft,
 };
 use hearth_profiles::Bytes;
 use hearth_schema::replan::{NoPlan, Replanner};
@@ -23,6 +23,7 @@ use hearth_schema::{Cluster, Plan};
 use crate::cli::RingArgs;
 use crate::diagnostics::Failure;
 use crate::documents::{LoadedScenario, open_model};
+use crate::emulation;
 use crate::output::tell;
 use crate::refinement::Effort;
 use crate::replanner::MidRun;
@@ -107,20 +108,45 @@ pub trait OverNetwork {
     async fn over<N: Network>(self, network: N) -> Self::Output;
 }
 
+/// How links are made slower than they are.
+#[derive(Debug, Clone, Copy, Default)]
+pub enum Slower<'a> {
+    /// Not at all.
+    #[default]
+    No,
+    /// What this device sends arrives so much later.
+    By(Duration),
+    /// It arrives as late as the ways of this file make it.
+    As(&'a Path),
+}
+
+impl<'a> Slower<'a> {
+    /// As two flags say, of which one is given at most.
+    pub fn of(delay: Option<Duration>, links: Option<&'a Path>) -> Self {
+        links.map(Slower::As).or(delay.map(Slower::By)).unwrap_or_default()
+    }
+}
+
 /// Does it over TCP, sealed with the key and with slower links, if those are given.
-pub async fn over<V: OverNetwork>(key: Option<Key>, delay: Option<Duration>, what: V) -> V::Output {
-    let Some(delay) = delay else {
-        return match key {
-            Some(key) => what.over(Sealed::new(Tcp, key)).await,
-            None => what.over(Tcp).await,
-        };
-    };
-    let output = match key {
-        Some(key) => what.over(Delayed::new(Sealed::new(Tcp, key), delay)).await,
-        None => what.over(Delayed::new(Tcp, delay)).await,
+pub async fn over<V: OverNetwork>(key: Option<Key>, slower: Slower<'_>, what: V) -> V::Output {
+    let (output, way) = match (slower, key) {
+        (Slower::No, Some(key)) => return what.over(Sealed::new(Tcp, key)).await,
+        (Slower::No, None) => return what.over(Tcp).await,
+        (Slower::By(delay), Some(key)) => {
+            (what.over(Delayed::new(Sealed::new(Tcp, key), delay)).await, delay)
+        }
+        (Slower::By(delay), None) => (what.over(Delayed::new(Tcp, delay)).await, delay),
+        (Slower::As(file), key) => {
+            let ways = emulation::ways(file);
+            let output = match key {
+                Some(key) => what.over(Emulated::new(Sealed::new(Tcp, key), ways)).await,
+                None => what.over(Emulated::new(Tcp, ways)).await,
+            };
+            (output, emulation::longest(file))
+        }
     };
     // The goodbye is still on its way when it has been written.
-    tokio::time::sleep(2 * delay).await;
+    tokio::time::sleep(2 * way).await;
     output
 }
 

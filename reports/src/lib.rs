@@ -65,6 +65,7 @@ mod svg;
 mod tables;
 mod terms;
 mod tokens;
+pub mod validation;
 
 pub use comparison::Comparison;
 pub use escape::csv as csv_cell;

@@ -35,6 +35,10 @@ pub struct ExecuteArgs {
     /// So many tokens of a fixed text instead, for measurements.
     #[arg(long, conflicts_with = "prompt", value_parser = clap::value_parser!(u32).range(1..))]
     pub prompt_tokens: Option<u32>,
+    /// So many sequences of that text at once, for measurements.
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "prompt_tokens",
+        value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub sequences: u32,
     /// Tokens to generate after each prompt.
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     pub tokens: u32,

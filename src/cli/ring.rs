@@ -6,6 +6,8 @@ use std::str::FromStr;
 use clap::Args;
 use hearth_profiles::Seconds;
 
+use crate::ring::Slower;
+
 /// How a head brings its ring up and keeps it.
 #[derive(Debug, Args)]
 pub struct RingArgs {
@@ -26,6 +28,9 @@ pub struct RingArgs {
     /// Rehearse a slow network: what this device sends arrives so much later, as `5ms`. Give the workers the same.
     #[arg(long, value_name = "TIME", value_parser = parse_delay)]
     pub link_delay: Option<std::time::Duration>,
+    /// Run over the links in this file, which the lab writes: what this device sends is as late as they make it.
+    #[arg(long, hide = true, value_name = "FILE", conflicts_with = "link_delay")]
+    pub emulate_links: Option<PathBuf>,
     /// Longest time for one pass through the ring, in seconds; at most a week.
     #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=604_800))]
     pub deadline: u64,
@@ -49,6 +54,13 @@ pub struct RingArgs {
     /// End when standard input ends, so as not to outlive who started it.
     #[arg(long, hide = true)]
     pub exit_with_stdin: bool,
+}
+
+impl RingArgs {
+    /// How the links are made slower.
+    pub fn slower(&self) -> Slower<'_> {
+        Slower::of(self.link_delay, self.emulate_links.as_deref())
+    }
 }
 
 /// A delay of at most half a second, as `5ms`.

@@ -21,6 +21,9 @@ use crate::output::say;
 use crate::prompts;
 use crate::ring::{OverNetwork, Raising, over, stopped};
 
+/// What a head that marks its tokens prints when the ring is up and the prompt enters it.
+pub const BEGINS: &str = "begins";
+
 /// What `--json` gives.
 #[derive(Serialize)]
 struct Output {
@@ -65,7 +68,7 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
         print: !json && asked.count() == 1,
         mark: args.mark_tokens,
     };
-    let ended = runtime.block_on(over(key, args.ring.link_delay, run));
+    let ended = runtime.block_on(over(key, args.ring.slower(), run));
     // After an interruption the head's node may still be in a step; the process does not wait for it.
     runtime.shutdown_background();
     let (generated, error) = match ended {
@@ -199,6 +202,11 @@ impl OverNetwork for Run {
                 let _ = write!(out, "{}", stream.finish());
             }
         });
+        if mark {
+            // Whoever reads it makes things happen from here on.
+            let mut out = io::stdout();
+            let _ = writeln!(out, "{BEGINS}").and_then(|()| out.flush());
+        }
         let stopper = ring.stopper();
         let watch = tokio::spawn(async move {
             stopped().await;

@@ -70,7 +70,7 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode, Failure> {
     });
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
     let serving = Serving { args, raising, house, guests };
-    let ended = runtime.block_on(over(key, args.ring.link_delay, serving));
+    let ended = runtime.block_on(over(key, args.ring.slower(), serving));
     // The head's node may still be in a step; the process does not wait for it.
     runtime.shutdown_background();
     ended.map(|()| ExitCode::SUCCESS)

@@ -11,7 +11,7 @@ use crate::cli::{Announce, WorkerArgs};
 use crate::diagnostics::Failure;
 use crate::documents::open_model;
 use crate::output::{say, tell};
-use crate::ring::{OverNetwork, over};
+use crate::ring::{OverNetwork, Slower, over};
 
 /// Runs the verb, until it is stopped.
 pub fn run(args: &WorkerArgs) -> Result<ExitCode, Failure> {
@@ -25,7 +25,11 @@ pub fn run(args: &WorkerArgs) -> Result<ExitCode, Failure> {
         end_with_stdin();
     }
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
-    let ended = runtime.block_on(over(key, args.link_delay, Serving { args, source }));
+    let ended = runtime.block_on(over(
+        key,
+        Slower::of(args.link_delay, args.emulate_links.as_deref()),
+        Serving { args, source },
+    ));
     // A node may be in the middle of a step; the process does not wait for it.
     runtime.shutdown_background();
     ended.map(|()| ExitCode::SUCCESS)

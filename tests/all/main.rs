@@ -17,6 +17,7 @@ mod flight;
 mod gate;
 mod glossary;
 mod lab;
+mod lab_suite;
 mod lint;
 mod namespace;
 mod planning;

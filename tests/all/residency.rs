@@ -90,7 +90,7 @@ fn execution(folder: &Path, tokens: &str) -> Vec<String> {
 }
 
 fn limited(folder: &Path, hog: Hog, deadline: Duration, words: &[String]) -> Usage {
-    let limits = DeviceLimits { memory: Some(MEMORY), disk_read: Some(DISK) };
+    let limits = DeviceLimits { memory: Some(MEMORY), disk_read: Some(DISK), ..DeviceLimits::default() };
     let limited = Limited { limits, files: vec![folder.join("model.gguf")], hog: Some(hog), deadline };
     limited.run(Path::new(env!("CARGO_BIN_EXE_hearth")), words, true).expect("control groups can be made")
 }
