@@ -179,8 +179,8 @@ impl Lab {
             let name = format!("{}.device.yaml", entry.name);
             write_in(&self.folder, name, member.device.to_yaml().as_bytes())?;
         }
-        if let Some(address) = plan.devices.iter().find_map(|device| device.address.clone()) {
-            scenario.links = links::measured(&scenario.links, &address)?;
+        if plan.devices.len() > 1 {
+            scenario.links = links::measured(&scenario.links)?;
             cluster.links = LinkTable::new(scenario.links.clone());
         }
         if loses_a_device(&loaded.scenario) {
