@@ -21,6 +21,10 @@ pub const EDGE: f64 = 0.15;
 pub const MEDIAN_BAR: f64 = 0.10;
 /// No error may be more.
 pub const WORST_BAR: f64 = 0.25;
+/// The median error of the time to the first token may be this much.
+pub const FIRST_TOKEN_BAR: f64 = 0.15;
+/// The median error of the bytes read for a token may be this much.
+pub const BYTES_BAR: f64 = 0.05;
 /// Measured times that differ by more than this are to be ordered right, nearly always.
 pub const APART: f64 = 0.10;
 /// The share of them that has to be.
@@ -170,7 +174,7 @@ impl Scores {
         let (tpot, ttft) = (errors(|case| case.tpot), errors(|case| case.ttft));
         let bytes_read = errors(|case| case.bytes_read);
         let order = [APART, FAR_APART].map(|apart| order(&cases, apart));
-        let bars = bars(&tpot, &order);
+        let bars = bars(&tpot, &ttft, &bytes_read, &order);
         Scores { terms: terms(&cases), tpot, ttft, bytes_read, order, bars, cases }
     }
 }
@@ -262,7 +266,7 @@ fn order(cases: &[Scored], apart: f64) -> Order {
     found
 }
 
-fn bars(tpot: &Errors, order: &[Order; 2]) -> Vec<Bar> {
+fn bars(tpot: &Errors, ttft: &Errors, bytes: &Errors, order: &[Order; 2]) -> Vec<Bar> {
     let percent = |share: f64| format!("{:.0} %", share * 100.0);
     let at_most = |text: String, found: Option<f64>, bar: f64| Bar {
         text,
@@ -291,6 +295,20 @@ fn bars(tpot: &Errors, order: &[Order; 2]) -> Vec<Bar> {
             tpot.worst,
             WORST_BAR,
         ),
+        at_most(
+            format!("median error of the time to the first token: at most {}", percent(FIRST_TOKEN_BAR)),
+            ttft.median,
+            FIRST_TOKEN_BAR,
+        ),
+        Bar {
+            // Where nothing streams, no bytes are compared.
+            met: bytes.median.is_none_or(|median| median <= BYTES_BAR),
+            ..at_most(
+                format!("median error of the bytes read for a token: at most {}", percent(BYTES_BAR)),
+                bytes.median,
+                BYTES_BAR,
+            )
+        },
         ordered(near, ORDERED_BAR),
         ordered(far, 1.0),
     ]
@@ -355,7 +373,7 @@ mod tests {
         assert!((worst - 0.3).abs() < 1e-12);
         let met: Vec<bool> = scores.bars.iter().map(|bar| bar.met).collect();
         // The median of 0, 4.3, 14.3 and 30 % is 9.3 %.
-        assert_eq!(met, [true, false, false, true]);
+        assert_eq!(met, [true, false, true, false, false, true]);
     }
 
     #[test]
@@ -371,7 +389,8 @@ mod tests {
     #[test]
     fn without_anything_no_bar_is_met_that_needs_a_number() {
         let scores = Scores::of(&[]);
-        assert!(!scores.bars[0].met && !scores.bars[1].met);
+        let met: Vec<bool> = scores.bars.iter().map(|bar| bar.met).collect();
+        assert_eq!(met, [false, false, false, true, true, true]);
         assert_eq!(scores.terms, []);
     }
 }
