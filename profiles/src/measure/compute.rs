@@ -32,6 +32,10 @@ pub const BATCH: usize = 128;
 /// Weights in a row: whole blocks of every format, and a usual width.
 const COLUMNS: usize = 2048;
 
+/// So many formats are measured in all turns, as a model has them.
+/// source: assumed
+const FEW_FORMATS: usize = 3;
+
 /// Products in one go of a cached matrix.
 const REPEATS: usize = 32;
 
@@ -86,8 +90,10 @@ pub fn compute(
     let mut measured: Vec<(Format, [Samples; 3])> =
         wanted.into_iter().map(|one| (one, Default::default())).collect();
     let mut attention = Samples::default();
-    // In turns: what disturbs the machine for a while then disturbs some samples of each number, and not all of one.
-    for _ in 0..effort.rounds {
+    // In turns: what disturbs the machine for a while then disturbs some samples of each number, and not all of one. Many
+    // formats are spread over as much time by fewer turns.
+    let most = effort.rounds.max(1);
+    for _ in 0..(most * FEW_FORMATS / measured.len().max(1)).clamp(most.min(2), most) {
         for (format, samples) in &mut measured {
             progress(&format!("kernels: {format}"));
             samples[0].add(cached(kernels, *format, buffer, effort));

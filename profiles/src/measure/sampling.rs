@@ -43,11 +43,11 @@ pub struct Effort {
 }
 
 impl Effort {
-    /// About ten seconds for a whole device.
+    /// About fifteen seconds for a whole device.
     pub fn quick() -> Effort {
         Effort {
             samples: 5,
-            rounds: 3,
+            rounds: 8,
             sample: Seconds(0.02),
             disk_sample: Seconds(0.2),
             limit: Seconds(1.5),
