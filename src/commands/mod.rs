@@ -35,7 +35,7 @@ pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Verb::Sweep(args) => sweep::run(&args, json),
         Verb::Lint(args) => lint::run(&args, json),
         Verb::Execute(args) => execute::run(&args, json),
-        Verb::Worker(args) => worker::run(&args),
+        Verb::Worker(args) => worker::run(&args, json),
         Verb::Serve(args) => serve::run(&args),
         Verb::Bench(args) => bench::run(&args, json),
         Verb::Profile(args) => profile::run(&args, json),
