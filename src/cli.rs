@@ -74,6 +74,11 @@ pub enum Verb {
     /// Measure this machine.
     #[command(after_help = "Example: hearth profile --model model.gguf -o this.yaml")]
     Profile(ProfileArgs),
+    /// List the GPUs that layers can be computed on, with what is used of them.
+    ///
+    /// Exit code 0 also where there is none.
+    #[command(after_help = "Example: hearth gpu --tune")]
+    Gpu(GpuArgs),
     /// Time a model on this machine, beside llama.cpp where its Python package is present.
     #[command(after_help = "Example: hearth bench model.gguf --threads 1,2 --peer ~/venv/bin/python")]
     Bench(BenchArgs),
@@ -471,6 +476,14 @@ pub struct ProfileArgs {
     /// Where to write the document; standard output if absent.
     #[arg(short, long)]
     pub output: Option<PathBuf>,
+}
+
+/// `hearth gpu`.
+#[derive(Debug, Args)]
+pub struct GpuArgs {
+    /// Time the candidates of its kernels, and remember the fastest for this adapter and driver.
+    #[arg(long)]
+    pub tune: bool,
 }
 
 /// `hearth bench`.

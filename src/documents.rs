@@ -19,6 +19,7 @@ use hearth_schema::{Cluster, LinkTable, Member, Plan, Scenario, Trace};
 
 use crate::cli::Planning;
 use crate::diagnostics::Failure;
+use crate::gpu;
 use crate::limits;
 use crate::output::tell;
 use crate::progress;
@@ -148,7 +149,8 @@ pub fn write_trace(path: &Path, trace: &Trace) -> Result<(), Failure> {
 
 /// Opens a model file.
 pub fn open_model(path: &Path) -> Result<LocalModel, Failure> {
-    LocalModel::open(path).map_err(|error| Failure::from(error).at(path.display()))
+    let model = LocalModel::open(path).map_err(|error| Failure::from(error).at(path.display()))?;
+    Ok(model.accelerated_by(gpu::accelerator()))
 }
 
 impl LoadedScenario {

@@ -8,6 +8,7 @@ mod commands;
 mod counters;
 mod diagnostics;
 mod documents;
+mod gpu;
 mod happenings;
 mod hints;
 mod interruption;

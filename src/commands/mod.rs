@@ -3,6 +3,7 @@
 mod bench;
 mod compare;
 mod execute;
+mod gpu;
 mod lab;
 mod lint;
 pub mod plan;
@@ -32,6 +33,7 @@ pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Verb::Lint(args) => lint::run(&args, json),
         Verb::Execute(args) => execute::run(&args, json),
         Verb::Worker(args) => worker::run(&args),
+        Verb::Gpu(args) => gpu::run(&args, json),
         Verb::Bench(args) => bench::run(&args, json),
         Verb::Profile(args) => profile::run(&args, json),
         Verb::Lab(args) => lab::run(&args, json),

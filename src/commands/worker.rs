@@ -12,6 +12,7 @@ use hearth_exec::ring::{
 use crate::cli::{Announce, WorkerArgs};
 use crate::diagnostics::Failure;
 use crate::documents::open_model;
+use crate::gpu;
 use crate::output::{say, tell};
 
 /// Runs the verb, until it is stopped.
@@ -53,7 +54,11 @@ async fn serve(network: impl Network, args: &WorkerArgs, source: Source) -> Resu
     let announcement = announced(args, &listener.address(), network.is_sealed())?;
     let known = announcement.as_ref().map_or(String::new(), |(name, _)| format!(", announced as {name}"));
     say!("listening at {} with {with}{known}\n", listener.address());
-    let options = WorkerOptions { threads: args.threads.unwrap_or(0), ..WorkerOptions::default() };
+    let options = WorkerOptions {
+        threads: args.threads.unwrap_or(0),
+        accelerator: gpu::accelerator(),
+        ..WorkerOptions::default()
+    };
     let worker = Worker::with(network, source, options);
     let report = |ended: Result<(), _>| {
         if let Err(error) = ended {

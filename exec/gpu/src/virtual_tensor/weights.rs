@@ -109,16 +109,15 @@ impl WeightShape {
         WeightTexel { object: o % SLICE, u, v: o / SLICE, lane: i % SLICE }
     }
 
-    /// The element of a weight as WGSL, of the expressions of its output and its input; one tap.
-    pub fn wgsl(&self, order: WeightOrder, o: &str, i: &str) -> String {
-        let (slices, inputs) = (self.group_slices, self.input_slices());
-        let rows = slices * SLICE;
+    /// The texel of four inputs `input` of an output as WGSL, both of them expressions; one tap.
+    pub fn wgsl(&self, order: WeightOrder, output: &str, input: &str) -> String {
+        let (inputs, rows) = (self.input_slices(), self.group_slices * SLICE);
         match order {
-            // Groups of rows one after another are rows one after another.
-            WeightOrder::ByOutput => format!("(({o}) * {}u + ({i}))", inputs * SLICE),
-            WeightOrder::Interleaved => format!(
-                "(((({o}) / {rows}u * {inputs}u + ({i}) / 4u) * {rows}u + ({o}) % {rows}u) * 4u + ({i}) % 4u)"
-            ),
+            // Groups of outputs one after another are outputs one after another.
+            WeightOrder::ByOutput => format!("(({output}) * {inputs}u + ({input}))"),
+            WeightOrder::Interleaved => {
+                format!("((({output}) / {rows}u * {inputs}u + ({input})) * {rows}u + ({output}) % {rows}u)")
+            }
         }
     }
 }
