@@ -464,6 +464,12 @@ pub struct ProfileArgs {
     /// Threads to measure with; all cores if absent.
     #[arg(long)]
     pub threads: Option<usize>,
+    /// Measure the GPU too: if there is one whose driver is no software, whatever there is, or never.
+    #[arg(long, value_enum, default_value_t = MeasureGpu::Auto)]
+    pub gpu: MeasureGpu,
+    /// Memory that a run may use on a GPU with memory of its own, as `8 GiB`: no interface tells it.
+    #[arg(long, value_name = "SIZE", value_parser = Bytes::from_str)]
+    pub gpu_memory: Option<Bytes>,
     /// Shorter, and less certain.
     #[arg(long)]
     pub quick: bool,
@@ -476,6 +482,17 @@ pub struct ProfileArgs {
     /// Where to write the document; standard output if absent.
     #[arg(short, long)]
     pub output: Option<PathBuf>,
+}
+
+/// Which GPU `hearth profile` measures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum MeasureGpu {
+    /// One whose driver is no software.
+    Auto,
+    /// Whatever there is.
+    Always,
+    /// None.
+    Never,
 }
 
 /// `hearth gpu`.

@@ -149,6 +149,11 @@ pub fn write_trace(path: &Path, trace: &Trace) -> Result<(), Failure> {
 
 /// Opens a model file.
 pub fn open_model(path: &Path) -> Result<LocalModel, Failure> {
+    fs::metadata(path).map_err(|error| {
+        let hint =
+            "check the path, or make a model: `hearth synth --preset tiny --quant q4_k_m -o tiny.gguf`";
+        Failure::file(path, "open", &error).hint(hint)
+    })?;
     let model = LocalModel::open(path).map_err(|error| Failure::from(error).at(path.display()))?;
     Ok(model.accelerated_by(gpu::accelerator()))
 }
@@ -205,8 +210,10 @@ impl LoadedScenario {
 
     /// The cluster, as if the scenario had no memory limits.
     pub fn cluster_with_all_memory(&self, model: Option<&Path>) -> Result<Cluster, Failure> {
+        // A model that is not there is told before ten seconds of measuring.
+        let model = self.model_profile(model)?;
         let devices = self.devices(|_, entry| self.device(entry))?;
-        self.cluster_of(devices, model)
+        self.assemble(devices, model)
     }
 
     /// The scenario's devices, found by place and entry. Those of equal profile and limits are found once.
@@ -282,7 +289,10 @@ impl LoadedScenario {
 
     fn model(&self, model: &ModelRef) -> Result<ModelProfile, Failure> {
         if let Some(file) = &model.file {
-            return Ok(open_model(&self.folder.join(file))?.profile);
+            let path = self.folder.join(file);
+            let opened = open_model(&path);
+            let hint = "`model.file` is relative to the scenario's folder: correct it, or give --model";
+            return Ok(opened.map_err(|why| if path.exists() { why } else { why.hint(hint) })?.profile);
         }
         let name = model.profile.as_deref().unwrap_or_default();
         if !is_path(name) {

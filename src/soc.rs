@@ -8,6 +8,16 @@ use hearth_schema::soc::SocNumbers;
 use hearth_schema::soc::numbers::{FRAME, Queue};
 use hearth_schema::{Cluster, Plan, Trace};
 
+/// Said of a phone whose weights come from its disk.
+pub const COLD: &str = "note: the weights came from the disk first, which the times of passes contain. Add --warm to see \
+                        what GPU and NPU do with a model that is in memory.";
+
+/// Whether a SoC runs the whole plan.
+pub fn is_alone(cluster: &Cluster, plan: &Plan) -> bool {
+    let [planned] = &plan.devices[..] else { return false };
+    cluster.member(&planned.name).is_some_and(|member| member.device.soc.is_some())
+}
+
 /// The numbers of a trace, if a SoC made it alone.
 pub fn numbers(cluster: &Cluster, plan: &Plan, trace: &Trace) -> Option<SocNumbers> {
     let [planned] = &plan.devices[..] else { return None };

@@ -64,12 +64,7 @@ fn plan(model: &LocalModel, windows: &[u32], addresses: &[String], residency: Re
     Plan {
         schema: "plan/1".into(),
         scenario: Origin { name: "test".into(), digest: String::new() },
-        model: PlannedModel {
-            name: model.profile.name.clone(),
-            digest: Some(model.profile.digest.clone()),
-            shape_digest: model.profile.shape_digest(),
-            layers: LAYERS,
-        },
+        model: PlannedModel::of(&model.profile),
         planner: PlannerRecord { strategy: "manual".into(), options: vec![] },
         kind: PlanKind::Ring,
         rounds: LAYERS.div_ceil(windows.iter().sum()),

@@ -12,7 +12,7 @@
 //! os, windowed             own = stage + (conflict + uncovered) read/f     busy = stage + read/a + conflict read/f
 //! the same, paper's cache  own = stage + (conflict + uncovered) read/f     busy = stage + read/a
 //! managed                  own = max(stage, (read - k q)/s)                busy = read/s
-//! Metal over its set       own = stage                                     busy = stage + share/f
+//! Metal over its set       own = stage                                     busy = stage + (share + gpu)/f
 //!
 //! T = max( sum of own + sum of hops ,  largest busy )
 //! ```
@@ -96,6 +96,8 @@ struct Memory {
     output: i64,
     /// Page cache that they can have.
     room: i64,
+    /// Weights that Metal keeps wired for the GPU.
+    wired: i64,
 }
 
 impl Pace {
@@ -177,7 +179,7 @@ impl LatencyModel<'_> {
         if share.layers == 0 {
             return Some(Quiet {
                 terms,
-                memory: Memory { share: 0, output: 0, room: 0 },
+                memory: Memory { share: 0, output: 0, room: 0, wired: 0 },
                 within_metal: true,
             });
         }
@@ -228,7 +230,7 @@ impl LatencyModel<'_> {
             busy
         } else {
             // Past its working set Metal gives everything up, whoever keeps what.
-            stage + memory.share as f64 / costs.reads.fault
+            stage + (memory.share + memory.wired) as f64 / costs.reads.fault
         };
         Some(Pace { terms, busy })
     }
@@ -266,12 +268,12 @@ impl LatencyModel<'_> {
         let on_gpu = head && self.output_on_gpu(device, portion).is_some();
         let output = if on_gpu { 0 } else { model.output_head_bytes };
         let head_bytes = if head { output + model.row_bytes_up } else { 0 };
-        // On Metal the GPU's layers lie in the same memory and stay there.
-        let pinned = if costs.metal { portion.gpu_bytes + gpu * kv } else { 0 };
-        let pinned = pinned + if on_gpu && costs.metal { model.output_head_bytes } else { 0 };
-        let held = cpu * kv + pinned + costs.buffer_bytes;
+        // On Metal the GPU's layers lie in the same memory, and stay there within its working set.
+        let wired = portion.gpu_bytes + if on_gpu { model.output_head_bytes } else { 0 };
+        let (wired, gpu_kv) = if costs.metal { (wired, gpu * kv) } else { (0, 0) };
+        let held = cpu * kv + gpu_kv + wired + costs.buffer_bytes;
         let output = if head { output } else { 0 };
-        Memory { share: portion.cpu_bytes + head_bytes, output, room: costs.steady_capacity - held }
+        Memory { share: portion.cpu_bytes + head_bytes, output, room: costs.steady_capacity - held, wired }
     }
 
     /// Whether GPU memory holds these layers, by their own bytes.

@@ -1,9 +1,10 @@
 //! How much of a device's memory does its part of a plan need, and what is left for weights?
 //!
-//! The key-value cache for the whole context of every sequence, reserved before the first token, and the compute buffers cannot be taken back; nor can weights in GPU
-//! memory, where that is main memory. The rest is room for the weights that the CPU reads, which may be more than
-//! fits: they are read again then. A run whose other part does not fit ends before it begins. The simulator and `lint`
-//! both ask here.
+//! The key-value cache for the whole context of every sequence, reserved before the first token, and the compute buffers
+//! cannot be taken back; nor can a GPU's copy of weights, where its memory is main memory. The rest is room for the
+//! weights of the mapped file, which may be more than fits: they are read again then. They are the CPU's, and with Metal
+//! the GPU's too, as far as its working set goes. A run whose other part does not fit ends before it begins. The
+//! simulator and `lint` both ask here.
 //!
 //! A head that drafts has less to begin with ([`crate::draft::beside`]).
 //!
@@ -34,14 +35,18 @@ pub struct Room {
     pub left: Bytes,
     /// Whether what cannot be taken back fits, and something of the weights beside it.
     pub fits: bool,
-    /// Weights that the CPU reads for a token; the output head's on the head.
+    /// Weights that are read through the mapping for a token; the output head's on the head.
     pub share: Bytes,
     /// Of these the output head, and a row of the embedding.
     pub head: Bytes,
-    /// The most that the CPU reads in one window.
+    /// The most that is read so in one window.
     pub window: Bytes,
     /// What the GPU has to hold: weights, keys and values, buffers.
     pub gpu_needed: Bytes,
+    /// Of these the weights that are read through the mapping.
+    pub gpu_mapped: Bytes,
+    /// The most of the weights that Metal keeps wired, where it does that.
+    pub wired: Option<Bytes>,
 }
 
 impl Room {
@@ -55,29 +60,34 @@ impl Room {
                 * Layers(layers as u32)
                 * u64::from(plan.sequences)
         };
-        let (mut cache, mut gpu_needed, mut share, mut largest) =
-            (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
+        let maps = device.gpu_maps_weights();
+        let (mut cache, mut gpu_needed, mut gpu_mapped, mut share, mut largest) =
+            (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
         for round in 0..plan.rounds {
             let (window, gpu) = (plan.window(place, round), plan.gpu_window(place, round));
             let cpu = gpu.end.max(window.start)..window.end;
-            gpu_needed += kv(gpu.len()) + bytes(gpu);
+            let (on_gpu, mapped) = (bytes(gpu.clone()), if maps { bytes(gpu.clone()) } else { Bytes::ZERO });
+            gpu_needed += kv(gpu.len()) + on_gpu;
+            gpu_mapped += mapped;
             cache += kv(cpu.len());
-            let read = bytes(cpu);
+            let read = bytes(cpu) + mapped;
             share += read;
             largest = largest.max(read);
         }
         let output_on_gpu = place == 0 && plan.output == Processor::Gpu;
         if output_on_gpu {
             gpu_needed += model.output_bytes();
+            gpu_mapped += if maps { model.output_bytes() } else { Bytes::ZERO };
         }
         let mut buffers = device.cpu.compute_buffer.value;
         if let Some(gpu) = device.gpu.as_ref().filter(|_| gpu_needed > Bytes::ZERO) {
             gpu_needed += gpu.compute_buffer.value;
-            buffers += if gpu.unified_memory { gpu_needed } else { Bytes::ZERO };
+            buffers += if gpu.unified_memory { gpu_needed - gpu_mapped } else { Bytes::ZERO };
         }
-        let output = if output_on_gpu { Bytes::ZERO } else { model.output_bytes() };
+        let output = if output_on_gpu && !maps { Bytes::ZERO } else { model.output_bytes() };
         let head = if place == 0 { output + model.input_row_bytes() } else { Bytes::ZERO };
         let available = device.memory.obtainable();
+        let working_set = device.gpu.as_ref().filter(|_| maps).map(|gpu| gpu.memory_available.value);
         let least = if share + head > Bytes::ZERO { LEAST_ROOM } else { Bytes::ZERO };
         Self {
             available,
@@ -89,11 +99,23 @@ impl Room {
             head,
             window: largest,
             gpu_needed,
+            gpu_mapped,
+            wired: working_set.map(|set| set.saturating_sub(cache + buffers)),
         }
     }
 
-    /// Whether the CPU reads again from disk for every token.
+    /// The most of the weights that can stay.
+    pub fn keeps(&self) -> Bytes {
+        self.wired.map_or(self.left, |wired| wired.min(self.left))
+    }
+
+    /// Whether weights are read again from disk for every token.
     pub fn over(&self) -> bool {
-        self.share > self.left
+        self.share > self.keeps()
+    }
+
+    /// What the GPU has to hold and cannot read again.
+    pub fn gpu_pinned(&self) -> Bytes {
+        self.gpu_needed.saturating_sub(self.gpu_mapped)
     }
 }

@@ -1,7 +1,7 @@
 //! How much of a device's memory is left for the page cache?
 //!
 //! What a run can have of main memory, less what cannot be taken back ([`hearth_schema::room`]). The rest holds the
-//! weights that the CPU reads through its mapping. A run whose unreclaimable part does not fit, in main memory or on
+//! weights that are read through the mapping. A run whose unreclaimable part does not fit, in main memory or on
 //! the GPU, ends before it begins.
 //!
 //! Weights that are pinned cannot be taken back either ([`hearth_schema::holdings`]). What of them memory does not
@@ -45,7 +45,7 @@ impl Budget {
             return Self::pinned(place, held, ignore_limits);
         }
         let room = Room::new(plan, place, model, device);
-        let gpu_available = device.gpu.as_ref().map_or(room.gpu_needed, |gpu| gpu.memory_available.value);
+        let gpu_available = device.gpu.as_ref().map_or(room.gpu_pinned(), |gpu| gpu.memory_available.value);
         let (unreclaimable, device) = (room.cache + room.buffers, place as u16);
         let shortage = |memory, needed: Bytes, available: Bytes| Shortage {
             device,
@@ -58,8 +58,8 @@ impl Budget {
             let least = if room.share > Bytes::ZERO { LEAST_ROOM } else { Bytes::ZERO };
             shortages.push(shortage(MemoryKind::Main, unreclaimable + least, room.available));
         }
-        if room.gpu_needed > gpu_available {
-            shortages.push(shortage(MemoryKind::Gpu, room.gpu_needed, gpu_available));
+        if room.gpu_pinned() > gpu_available {
+            shortages.push(shortage(MemoryKind::Gpu, room.gpu_pinned(), gpu_available));
         }
         Self { unreclaimable, cache: room.left, shortages, uploads: Vec::new() }
     }

@@ -1,13 +1,13 @@
 //! Where in the model's file does each part of a device's share lie?
 //!
-//! A device maps the whole file and touches its own parts of it: the windows that its CPU computes, and on the
-//! head the embedding and the output matrix. Places are those of a file as converters write it: the embedding,
+//! A device maps the whole file and touches its own parts of it: the windows that its CPU computes, with Metal those of
+//! its GPU too, and on the head the embedding and the output matrix. Places are those of a file as converters write it: the embedding,
 //! the layers in order, the output. They matter, because the kernel reads around what a device touches, into
 //! layers that are another device's: every window costs some MiB beyond its ends.
 //!
 //! Deviation: a chunk in which one layer ends and the next begins belongs to the first alone.
 //!
-//! Not here: layers in GPU memory, which are never read again.
+//! Not here: layers copied to GPU memory, which are never read again.
 
 use std::ops::Range;
 
@@ -21,7 +21,7 @@ use crate::page_cache::Chunk;
 /// Chunks of the file, and which of them a device uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
-    /// For each layer of the model, its chunks, if this device's CPU computes it.
+    /// For each layer of the model, its chunks, if this device reads it through the mapping.
     layers: Vec<Option<Range<Chunk>>>,
     embedding: Range<Chunk>,
     output: Range<Chunk>,
@@ -29,12 +29,13 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The parts of the device at a place of the plan.
-    pub fn new(plan: &Plan, place: usize, model: &ModelProfile, chunk: Bytes) -> Self {
+    /// The parts of the device at a place of the plan. `gpu_maps`: its GPU reads through the mapping as well.
+    pub fn new(plan: &Plan, place: usize, model: &ModelProfile, chunk: Bytes, gpu_maps: bool) -> Self {
         let mut owned = vec![false; model.layers.len()];
         for round in 0..plan.rounds {
             let (window, gpu) = (plan.window(place, round), plan.gpu_window(place, round));
-            for layer in gpu.end.max(window.start)..window.end {
+            let from = if gpu_maps { window.start } else { gpu.end.max(window.start) };
+            for layer in from..window.end {
                 owned[layer as usize] = true;
             }
         }
@@ -78,7 +79,7 @@ impl Layout {
         })
     }
 
-    /// The chunks of one layer; none if it is not this device's CPU's.
+    /// The chunks of one layer; none if this device does not read it through the mapping.
     pub fn layer(&self, layer: u32) -> Range<Chunk> {
         self.layers.get(layer as usize).cloned().flatten().unwrap_or(0..0)
     }
@@ -158,11 +159,12 @@ mod tests {
             explanation: vec![],
         };
         let chunk = Bytes::mib(2);
-        let layout = Layout::new(&plan, 0, &model, chunk);
+        let layout = Layout::new(&plan, 0, &model, chunk, false);
         // Layers 2..10 and 18..26 are the head's CPU's.
         assert!(layout.layer(0).is_empty() && layout.layer(10).is_empty());
         let before = model.input_bytes().0 + model.layer_bytes(0).0 + model.layer_bytes(1).0;
         assert_eq!(u64::from(layout.layer(2).start), before.div_ceil(chunk.0));
+        assert!(!Layout::new(&plan, 0, &model, chunk, true).layer(0).is_empty(), "Metal maps its layers");
         let (third, fourth) = (layout.layer(3), layout.layer(4));
         assert_eq!(third.end, fourth.start, "every chunk belongs to one layer");
         assert_eq!(layout.part(&Part::Layers(0..10)), layout.part(&Part::Layers(2..10)));
@@ -174,7 +176,9 @@ mod tests {
         let row = layout.embedding_row(64128, model.input_row_bytes(), chunk);
         assert_eq!(u64::from(row.start), model.input_bytes().0 / 2 / chunk.0);
         assert!(
-            Layout::new(&plan, 1, &model, chunk).embedding_row(5, model.input_row_bytes(), chunk).is_empty()
+            Layout::new(&plan, 1, &model, chunk, false)
+                .embedding_row(5, model.input_row_bytes(), chunk)
+                .is_empty()
         );
     }
 }

@@ -82,7 +82,7 @@ pub fn parts<'a>(
     let residency = plan.devices[place].residency;
     let managed = residency.policy == Residency::Managed;
     let chunk = if managed { residency.piece() } else { input.options.chunk };
-    let layout = Layout::new(&plan, place, model, chunk);
+    let layout = Layout::new(&plan, place, model, chunk, device.gpu_maps_weights());
     let memory = if residency.holds() { memory.min(whole(&layout, chunk)) } else { memory };
     let kept_by = if residency.holds() { &anonymous(device) } else { device };
     let storage = storage((kept_by, seat, input.cluster.seed), &layout, memory, chunk);

@@ -166,8 +166,7 @@ impl Run<'_> {
     /// A step of known length that nobody else works beside.
     fn step(&mut self, kind: Kind, resource: Resource, pass: Pass, time: Seconds) {
         let (start, line) = (self.engine.now(), (pass.index, 0));
-        self.engine.after(time.to_nanos(), Event::Handed);
-        while self.engine.next_event().is_some_and(|event| event != Event::Handed) {}
+        self.hand_on(time.to_nanos());
         let cost = (resource == Resource::Cpu).then(|| Cost { cpu: time.to_nanos(), ..Cost::default() });
         let end = self.engine.now();
         self.records.push(Record { end, cost, ..begun(0, resource, kind, line, start) });
@@ -193,13 +192,18 @@ impl Run<'_> {
         }
         if stage.events > 0 {
             let (waited, events) = (self.engine.now() - begins, Seconds(stage.waiting).to_nanos());
-            self.engine.after(events, Event::Handed);
-            while self.engine.next_event().is_some_and(|event| event != Event::Handed) {}
+            self.hand_on(events);
             let wait = Wait::until(Seconds::from_nanos(waited), self.sleep);
             let cost = Some(Cost { cpu: wait.polled.to_nanos(), copy: events, ..Cost::default() });
             let line = begun(0, Resource::Cpu, Kind::Synchronise, (pass.index, index), begins);
             self.detail(Record { end: self.engine.now(), cost, layers, ..line });
         }
+    }
+
+    /// The CPU hands on after so long, in which nobody else works.
+    fn hand_on(&mut self, after: Nanos) {
+        self.engine.after(after, Event::Handed);
+        while self.engine.next_event().is_some_and(|event| event != Event::Handed) {}
     }
 
     /// A processor takes up its next kernel, if there is one.

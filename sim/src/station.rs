@@ -2,8 +2,8 @@
 //!
 //! It interprets the steps of its schedule, one after another, on one thread of control, as the executor does:
 //! a message is taken up when the steps of the one before it are done. Computing on the CPU is a walk through
-//! the mapped weights ([`crate::walk`]); on the GPU it takes its time without the disk; sending and reading
-//! ahead are handed to the link and the helper and cost this thread nothing.
+//! the mapped weights ([`crate::walk`]); on the GPU it takes its time without the disk, but that Metal brings its mapped
+//! weights in before; sending and reading ahead are handed to the link and the helper and cost this thread nothing.
 //!
 //! Not here: which steps there are (`hearth_schema::schedule`), and what the devices do to each other
 //! ([`crate::run`]).
@@ -60,6 +60,19 @@ enum Doing {
     },
 }
 
+/// Steps of known length, one after another, and the pass whose tokens are out at their end.
+#[derive(Debug, Clone)]
+struct Timed {
+    steps: Vec<(Record, Seconds)>,
+    output: Option<u32>,
+}
+
+impl From<Vec<(Record, Seconds)>> for Timed {
+    fn from(steps: Vec<(Record, Seconds)>) -> Self {
+        Self { steps, output: None }
+    }
+}
+
 /// What happened that others must hear of.
 #[derive(Debug, Clone, Copy)]
 pub enum Outgoing {
@@ -94,6 +107,8 @@ pub struct Station<'a> {
     inbox: VecDeque<Message>,
     steps: VecDeque<Step>,
     doing: Doing,
+    /// Steps of the GPU that wait for the walk that brings their weights in.
+    wired_for: Option<Timed>,
     idle_since: Nanos,
     cpu: Cpu,
     cpu_timer: Timer,
@@ -153,6 +168,7 @@ impl<'a> Station<'a> {
             inbox: VecDeque::new(),
             steps: VecDeque::new(),
             doing: Doing::Nothing,
+            wired_for: None,
             idle_since: 0,
             cpu: Cpu::new(f64::from(parts.device.cpu.cores)),
             cpu_timer: engine.timer(),
@@ -318,12 +334,15 @@ impl<'a> Station<'a> {
                 let mut record = self.record(Kind::Compute, pass, round, desk);
                 record.layers = Some([layers.start, layers.end]);
                 let steps = self.on_gpu(&record, pass);
-                self.fixed(steps, None, desk);
+                self.wired(&Part::Layers(layers), record, pass, steps.into(), desk);
             }
             Step::Output { pass, processor: Processor::Gpu } => {
-                let record = self.record(Kind::Output, pass, self.schedule.plan().rounds, desk);
+                let round = self.schedule.plan().rounds;
+                let record = self.record(Kind::Output, pass, round, desk);
                 let steps = self.output_on_gpu(&record, pass.outputs());
-                self.fixed(steps, Some(pass.index), desk);
+                let timed = Timed { steps, output: Some(pass.index) };
+                let wiring = Record { kind: Kind::Compute, ..record };
+                self.wired(&Part::Output, wiring, pass, timed, desk);
             }
             Step::Output { pass, processor: Processor::Cpu } => {
                 let fixed = self.device.cpu.token_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
@@ -368,7 +387,7 @@ impl<'a> Station<'a> {
             }
             Processor::Gpu => {
                 let time = time * (1.0 / self.gpu_speed);
-                self.fixed(vec![(Record { resource: Resource::Gpu, ..record }, time)], None, desk);
+                self.fixed(vec![(Record { resource: Resource::Gpu, ..record }, time)].into(), desk);
             }
         }
     }
@@ -450,8 +469,21 @@ impl<'a> Station<'a> {
         steps
     }
 
-    /// Steps of known length, one after another.
-    fn fixed(&mut self, steps: Vec<(Record, Seconds)>, output: Option<u32>, desk: &mut Desk) {
+    /// Steps of the GPU. Where it reads through the mapping its weights come in before: what waits is a thread of the
+    /// CPU, which computes nothing meanwhile.
+    fn wired(&mut self, part: &Part, record: Record, pass: Pass, timed: Timed, desk: &mut Desk) {
+        if !self.device.gpu_maps_weights() {
+            return self.fixed(timed, desk);
+        }
+        self.wired_for = Some(timed);
+        self.needed(part, pass, record.round, desk);
+        let segment =
+            Segment { chunks: self.layout.part(part), time: Seconds(0.0), unit: self.storage.chunk() };
+        self.walk(record, [segment], desk);
+    }
+
+    /// Takes up steps that nothing can disturb.
+    fn fixed(&mut self, Timed { steps, output }: Timed, desk: &mut Desk) {
         let mut at = desk.engine.now();
         for (record, time) in steps {
             let end = at.saturating_add(time.to_nanos());
@@ -490,6 +522,9 @@ impl<'a> Station<'a> {
                     desk.records.push(record);
                 }
                 self.idle_since = now;
+                if let Some(timed) = self.wired_for.take() {
+                    self.fixed(timed, desk);
+                }
             }
         }
     }

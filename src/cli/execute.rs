@@ -3,11 +3,13 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use clap::Args;
+use clap::{ArgGroup, Args};
 use hearth_profiles::Seconds;
 
 /// `hearth execute`.
 #[derive(Debug, Args)]
+#[command(group(ArgGroup::new("asked").required(true).multiple(true)
+    .args(["prompt", "prompts", "messages", "prompt_tokens"])))]
 #[allow(clippy::struct_excessive_bools)] // one a flag
 pub struct ExecuteArgs {
     /// The plan.
@@ -17,7 +19,7 @@ pub struct ExecuteArgs {
     pub model: PathBuf,
     /// The text to go on from; with --chat, what the user says. Given several times, all are under way in the ring at
     /// once, and each gives the tokens that it would give alone. They share the positions that the plan has caches for.
-    #[arg(long, required_unless_present_any = ["prompts", "prompt_tokens", "messages"])]
+    #[arg(long)]
     pub prompt: Vec<String>,
     /// More prompts, one a line: any text, or as JSON "TEXT" or {"prompt": "TEXT"}.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt_tokens", "messages"])]
@@ -69,8 +71,8 @@ pub struct ExecuteArgs {
     /// Rehearse a slow network: what this device sends arrives so much later, as `5ms`. Give the workers the same.
     #[arg(long, value_name = "TIME", value_parser = parse_delay)]
     pub link_delay: Option<std::time::Duration>,
-    /// Longest time for one pass through the ring, in seconds.
-    #[arg(long, default_value_t = 600)]
+    /// Longest time for one pass through the ring, in seconds; at most a week.
+    #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=604_800))]
     pub deadline: u64,
     /// The ring's key: seals every connection and lets the ring leave this machine. All devices need the
     /// same. A file that only you can read, with 64 random hexadecimal digits, or at least 16 bytes of

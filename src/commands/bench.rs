@@ -87,7 +87,7 @@ pub fn run(args: &BenchArgs, json: bool) -> Result<ExitCode, Failure> {
     }
     if let Some(why) = alone.filter(|why| !why.is_empty()) {
         tell!("note: hearth is not beside llama.cpp in every run: {why}");
-        tell!("hint: name a Python that has the package llama-cpp-python with --peer, or `--peer none`");
+        tell!("hint:  name a Python that has the package llama-cpp-python with --peer, or `--peer none`");
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -7,6 +7,7 @@ use hearth_halda::selection::{NAMES, Options, SelectionError};
 use hearth_halda::systems::{self, SystemOptions};
 use hearth_halda::{LatencyModel, Refusal, build, named, solve};
 use hearth_profiles::Document;
+use hearth_profiles::device::soc::Strategy as SocStrategy;
 use hearth_schema::plan::{Parallelism, Role};
 use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::scenario::{PlannerOptions, RingOrder};
@@ -115,17 +116,23 @@ pub fn make(
     };
     let strategy = named(name, &chosen).map_err(|error| match error {
         // The planner does not know the strategy that needs the simulator.
-        SelectionError::Unknown { name } => Failure::unusable(format!("no strategy is called `{name}`"))
-            .hint(format!(
-                "use one of {}, {}, {}",
-                NAMES.join(", "),
-                refinement::NAME,
-                systems::NAMES.join(", ")
-            )),
+        SelectionError::Unknown { name } => unknown(&name),
         error @ SelectionError::Missing { .. } => Failure::unusable(error),
     })?;
     let solution = solve(strategy.as_ref(), &model).map_err(refused)?;
     hearth_halda::plan(&solution, cluster, &loaded.origin).map_err(Failure::running)
+}
+
+/// That no planner has this name.
+fn unknown(name: &str) -> Failure {
+    let failure = Failure::unusable(format!("no strategy is called `{name}`"));
+    if SocStrategy::ALL.iter().any(|strategy| strategy.name() == name) {
+        return failure.hint(format!(
+            "it is one of a phone's processors: write `soc: {{strategy: {name}}}` at the device in the scenario"
+        ));
+    }
+    let (own, others) = (NAMES.join(", "), systems::NAMES.join(", "));
+    failure.hint(format!("use one of {own}, {}, {others}", refinement::NAME))
 }
 
 /// That a strategy has no plan.

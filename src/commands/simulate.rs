@@ -118,8 +118,10 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
         }
         let ignored = if memory.ignored { MEMORY_IGNORED } else { "" };
         say!("\n{ignored}{}{}\n", table(&output.metrics), happenings::lines(&trace));
-        if let Some(numbers) = &output.soc {
-            say!("{}", soc::lines(numbers));
+        match &output.soc {
+            Some(numbers) => say!("{}", soc::lines(numbers)),
+            None if !memory.warm && soc::is_alone(&cluster, &plan) => say!("{}\n", soc::COLD),
+            None => {}
         }
         if let Some(note) = disagreement(&plan, &output.metrics) {
             say!("{note}\n");

@@ -279,3 +279,36 @@ fn a_report_tells_what_happened() {
     assert!(report.contains("## What happened") && report.contains("52 tokens computed again"));
     assert!(report.contains("phone was missed 1"), "{report}");
 }
+
+/// The scenario of a Mac beside a desktop, with other windows.
+fn mac(windows: &str, folder: &Path) -> PathBuf {
+    let text = fs::read_to_string(home("metal-one-layer-over")).expect("a tracked file");
+    let device = root().join("scenarios/home/devices/metal-mac.yaml").display().to_string();
+    let text = text.replace("devices/metal-mac.yaml", &device).replace("windows: [27, 33]", windows);
+    let path = folder.join("mac.yaml");
+    fs::write(&path, text).expect("the folder can be written");
+    path
+}
+
+#[test]
+fn a_layer_too_many_for_metal_costs_all_of_them() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (over, trace) = simulated(&home("metal-one-layer-over"), &[], folder.path());
+    let over_read = read(&trace, 1, 4, 20);
+    let (within, trace) = simulated(&mac("windows: [28, 32]", folder.path()), &[], folder.path());
+    assert_eq!(read(&trace, 1, 4, 20), 0.0);
+    // The whole share, of which 32 layers stayed before.
+    let model = hearth_profiles::model::shipped("llama-30b").expect("shipped");
+    let share: Bytes = (27..60).map(|layer| model.layer_bytes(layer)).sum();
+    assert!(near(over_read, share.as_f64(), 0.01), "{over_read} of {share}");
+    // That it comes from the disk before the GPU can begin is what a token takes longer.
+    let tpot = |json: &Value| json["tpot_ms"]["mean"].as_f64().expect("tokens");
+    let disk = share.as_f64() / 2e9 * 1e3;
+    assert!(near(tpot(&over) - tpot(&within), disk, 0.05), "{over} {within}");
+    assert!(near(over["terms_ms"]["demand_disk"].as_f64().expect("a term"), disk, 0.05), "{over}");
+    assert!(within["terms_ms"]["demand_disk"].as_f64().expect("a term") < 1.0);
+    // Said before anything runs.
+    let said = run(&["lint", &home("metal-one-layer-over").display().to_string(), "--strategy", "manual"]);
+    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    assert!(said.contains("working-set-exceeded") && said.contains("all of it is read again"), "{said}");
+}

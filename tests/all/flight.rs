@@ -60,7 +60,7 @@ fn what_cannot_be_drafted_or_held_is_said_before_anything_runs() {
     let said = error(&[&common[..], &["--prompt", "A", "--draft-model", other]].concat(), 2);
     assert!(said.contains("cannot draft for") && said.contains("same tokenizer"), "{said}");
     let said = error(&[&common[..], &["--prompt", "A", "--prompt", "B", "--prompt", "C"]].concat(), 2);
-    assert!(said.contains("context of 21 of each sequence"), "{said}");
+    assert!(said.contains("context of 21 positions for each sequence"), "{said}");
     let said = error(&[&common[..], &["--prompt", "A", "--draft-tokens", "3"]].concat(), 2);
     assert!(said.contains("--draft-model"), "{said}");
     fs::write(&file, "{\"text\": 3}\n").expect("a file");

@@ -40,8 +40,13 @@ fn ip(arguments: &[&str]) -> Result<(), String> {
 }
 
 impl Namespace {
+    /// A new one; where there can be none, the test is skipped with the reason.
+    pub fn for_test(test: &str) -> Option<Namespace> {
+        Namespace::new().map_err(|why| eprintln!("SKIPPED {test}: {why}")).ok()
+    }
+
     /// A new one, or why there can be none.
-    pub fn new() -> Result<Namespace, String> {
+    fn new() -> Result<Namespace, String> {
         let (process, count) = (std::process::id(), MADE.fetch_add(1, Ordering::SeqCst));
         // Four addresses each of the network for measurements (RFC 2544): 2^15 such nets, by process and count.
         let net = (process.wrapping_mul(64).wrapping_add(count) % (1 << 15)) * 4;

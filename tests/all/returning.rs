@@ -197,13 +197,7 @@ fn a_worker_that_wakes_up_disturbs_nothing_and_is_in_the_ring_at_the_next_reques
 
 #[test]
 fn a_worker_whose_link_was_down_is_in_the_ring_at_the_next_request() {
-    let namespace = match Namespace::new() {
-        Ok(namespace) => namespace,
-        Err(why) => {
-            eprintln!("SKIPPED a_worker_whose_link_was_down: {why}");
-            return;
-        }
-    };
+    let Some(namespace) = Namespace::for_test("a_worker_whose_link_was_down") else { return };
     let (folder, q4_k) = (tempfile::tempdir().expect("a folder"), model("q4_k"));
     let key = crate::recovery::key(folder.path());
     let near = Worker::with_key(&q4_k, &format!("{}:0", namespace.here), &key);

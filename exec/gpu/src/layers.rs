@@ -14,12 +14,15 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use hearth_exec::{CacheOptions, Weights};
+use hearth_profiles::model::ModelShape;
 
 use crate::device::{Gpu, Launch, Params, Tensor};
 use crate::error::GpuError;
+use crate::graph::{Fusion, Numbers, decoder, fuse};
 use crate::kernels::norm::NormKernel;
 use crate::kernels::product::{Product, Stage, Tiling};
 use crate::kernels::{attention::AttentionKernel, quantise, rotate::RotateKernel};
+use crate::memory::{Record, improved};
 use weights::{GpuLayer, OutputMatrix};
 
 /// Tokens that pass through the layers together; more take more memory and gain little.
@@ -87,6 +90,18 @@ impl Grid {
             Grid::Attention(kernel) => kernel.groups(tokens),
         }
     }
+}
+
+/// Bytes of the intermediate tensors that a run of one layer needs beside weights and cache.
+pub fn buffer_bytes(shape: &ModelShape) -> u64 {
+    let tokens = u64::from(PART_TOKENS);
+    let numbers = Numbers { layers: 1, tokens, context: 0, element_bytes: size_of::<f32>() as u64 };
+    let graph = fuse(decoder(shape, numbers), Fusion::ALL);
+    let records: Vec<Record> = graph.records().into_iter().map(|(_, record)| record).collect();
+    let mixed = u64::from(shape.heads) * u64::from(shape.value_length);
+    let longest = u64::from(shape.embedding.max(shape.feed_forward)).max(mixed);
+    // Codes, scales and sums of rounded inputs.
+    improved(&records).total() + tokens * (longest + longest / 8 + longest / 4)
 }
 
 impl GpuLayers {

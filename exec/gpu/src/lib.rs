@@ -12,6 +12,7 @@ pub mod graph;
 pub mod kernels;
 pub mod layers;
 pub mod matrix;
+pub mod measure;
 pub mod memory;
 pub mod tuning;
 pub mod virtual_tensor;

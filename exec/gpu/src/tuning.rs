@@ -12,11 +12,11 @@ use std::fmt::Write;
 use hearth_exec::clock::wall_nanos;
 use hearth_exec::kernels::{Matrix, Supported};
 
-use crate::device::{Binding, Gpu, Params};
+use crate::device::Gpu;
 use crate::error::GpuError;
-use crate::kernels::Variant;
-use crate::kernels::product::{Product, Stage, Tiling};
+use crate::kernels::product::Tiling;
 use crate::matrix::GpuMatrix;
+use crate::measure::product_launches;
 use crate::virtual_tensor::WeightOrder;
 
 /// Rows and inputs of the product that is timed.
@@ -124,25 +124,7 @@ pub fn measure(gpu: &Gpu) -> Result<Vec<Timed>, GpuError> {
 /// What one product of a token takes.
 pub fn product_seconds(gpu: &Gpu, matrix: Matrix<'_>, tiling: Tiling) -> Result<f64, GpuError> {
     let weights = GpuMatrix::upload(gpu, matrix, tiling)?;
-    let input: Vec<f32> = (0..matrix.length).map(|at| (at % 17) as f32 - 8.0).collect();
-    let (params, x) = (gpu.params()?, gpu.upload("inputs", &input)?);
-    gpu.write(&params, &[Params::pass(1, 0)])?;
-    let out = gpu.zeros("results", matrix.rows as u64 * 4)?;
-    let mut launches = Vec::new();
-    for part in &weights.parts {
-        let product = Product {
-            stage: Stage::Decode,
-            rows: part.rows,
-            first_row: part.first_row,
-            variant: Variant::of(gpu.capabilities()),
-            ..weights.product_shape()
-        };
-        let mut bound = vec![&params, &part.texels];
-        bound.extend(&part.scales);
-        bound.extend([&x, &out]);
-        let bound: Vec<Binding<'_>> = bound.into_iter().map(Binding::Buffer).collect();
-        launches.push(gpu.launch("product", &product.kernel()?, &bound, product.groups(1))?);
-    }
+    let launches = product_launches(gpu, &weights, 1)?;
     let mut best = f64::INFINITY;
     for _ in 0..REPEATS {
         let begin = wall_nanos();

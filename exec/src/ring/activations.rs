@@ -16,14 +16,29 @@ use half::slice::HalfFloatSliceExt;
 /// Numbers that are converted at once.
 const CHUNK: usize = 512;
 
-/// Rounds what f16 can hold to f16, and leaves the rest.
-pub fn round(numbers: &mut [f32]) {
-    let (mut halves, mut wide) = ([f16::ZERO; CHUNK], [0.0; CHUNK]);
-    for chunk in numbers.chunks_mut(CHUNK) {
-        let (halves, wide) = (&mut halves[..chunk.len()], &mut wide[..chunk.len()]);
+/// A chunk of numbers in f16, and what these are in f32.
+struct Converted {
+    halves: [f16; CHUNK],
+    wide: [f32; CHUNK],
+}
+
+impl Converted {
+    const EMPTY: Self = Self { halves: [f16::ZERO; CHUNK], wide: [0.0; CHUNK] };
+
+    fn of(&mut self, chunk: &[f32]) -> (&[f16], &[f32]) {
+        let (halves, wide) = (&mut self.halves[..chunk.len()], &mut self.wide[..chunk.len()]);
         halves.convert_from_f32_slice(chunk);
         halves.convert_to_f32_slice(wide);
-        for (number, &rounded) in chunk.iter_mut().zip(&*wide) {
+        (halves, wide)
+    }
+}
+
+/// Rounds what f16 can hold to f16, and leaves the rest.
+pub fn round(numbers: &mut [f32]) {
+    let mut converted = Converted::EMPTY;
+    for chunk in numbers.chunks_mut(CHUNK) {
+        let (_, wide) = converted.of(chunk);
+        for (number, &rounded) in chunk.iter_mut().zip(wide) {
             if rounded.is_finite() {
                 *number = rounded;
             }
@@ -41,12 +56,10 @@ pub fn encode(numbers: &[f32], in_half: bool) -> (Vec<u8>, bool) {
 
 fn halved(numbers: &[f32]) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(numbers.len() * size_of::<f16>());
-    let (mut halves, mut wide) = ([f16::ZERO; CHUNK], [0.0_f32; CHUNK]);
+    let mut converted = Converted::EMPTY;
     for chunk in numbers.chunks(CHUNK) {
-        let (halves, wide) = (&mut halves[..chunk.len()], &mut wide[..chunk.len()]);
-        halves.convert_from_f32_slice(chunk);
-        halves.convert_to_f32_slice(wide);
-        if chunk.iter().zip(&*wide).any(|(number, back)| number.to_bits() != back.to_bits()) {
+        let (halves, wide) = converted.of(chunk);
+        if chunk.iter().zip(wide).any(|(number, back)| number.to_bits() != back.to_bits()) {
             return None;
         }
         bytes.extend(halves.iter().flat_map(|half| half.to_le_bytes()));

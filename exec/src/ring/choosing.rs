@@ -7,26 +7,33 @@
 //!
 //! Not here: the logits ([`crate::head`]).
 
+use std::collections::BTreeMap;
+
 /// What turns logits into a token, on the head.
 pub type Sample = Box<dyn FnMut(&[f32]) -> u32 + Send>;
 
-/// The samplers of a request.
+/// The samplers of a request, or of whoever a server has seated.
 pub struct Choosing {
-    samples: Vec<Sample>,
+    samples: BTreeMap<u32, Sample>,
     stop: Vec<u32>,
 }
 
 impl Choosing {
     /// One sampler a sequence; a token in `stop` is a sequence's last.
     pub fn new(samples: Vec<Sample>, stop: Vec<u32>) -> Self {
-        Self { samples, stop }
+        Self { samples: (0..).zip(samples).collect(), stop }
+    }
+
+    /// Gives a sequence a sampler, in place of the one before.
+    pub fn put(&mut self, sequence: u32, sample: Sample) {
+        self.samples.insert(sequence, sample);
     }
 
     /// The tokens that come out, at least one: the drafts that stand, and one more. `logits` are those after the token
     /// before the drafts and after each of these, `[drafts + 1, vocabulary]`. None for an unknown sequence.
     pub fn tokens(&mut self, sequence: u32, logits: &[f32], drafts: &[u32]) -> Option<Vec<u32>> {
         let Self { samples, stop } = self;
-        let sample = samples.get_mut(sequence as usize)?;
+        let sample = samples.get_mut(&sequence)?;
         let vocabulary = (logits.len() / (drafts.len() + 1)).max(1);
         let mut tokens = Vec::new();
         for (at, row) in logits.chunks_exact(vocabulary).enumerate() {

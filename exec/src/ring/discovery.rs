@@ -48,8 +48,8 @@ const LOOK: Duration = Duration::from_millis(100);
 pub enum DiscoveryError {
     /// Some are missing.
     #[error(
-        "not found within {seconds} s: {missing}{found}{others}; start them with the same --key and `--name`, give \
-         more time with `--discover SECONDS`, or write `address: HOST:PORT` into the plan"
+        "not found within {seconds} s: {missing}{found}{others}; start them with the same --key and `--name` (on \
+         loopback with `--announce always` too), give more time with `--discover SECONDS`, or write `address: HOST:PORT` into the plan"
     )]
     Missing {
         /// How long it was looked for them.

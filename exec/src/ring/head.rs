@@ -17,6 +17,7 @@ use hearth_schema::Plan;
 use hearth_schema::schedule::{Generation, Pass};
 use hearth_schema::trace::{Header, Origin, Outcome, Reading, Record, Trace, TracedDevice};
 use tokio::sync::mpsc;
+use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout_at};
 
 use crate::clock::wall_nanos;
@@ -32,12 +33,16 @@ use crate::ring::recorder::Lines;
 use crate::ring::recovery::Event;
 use crate::ring::renewal::{Lead, Renewal};
 use crate::ring::request::{Asked, Request};
+use crate::ring::serving::{Guest, Service};
 use crate::ring::wire::{Frame, Message};
 
 /// For the workers to hand their traces over after a request that ended well.
 const COLLECT_DEADLINE: Duration = Duration::from_mins(1);
 /// After one that did not: whoever cannot answer at once is left out.
 const SALVAGE_DEADLINE: Duration = Duration::from_secs(2);
+
+/// For a pass whose deadline is beyond what a clock holds. source: assumed, longer than any pass
+const LONGEST_WAIT: Duration = Duration::from_hours(24 * 365);
 
 /// How a ring is run.
 #[derive(Clone)]
@@ -163,6 +168,31 @@ impl<N: Network> Ring<N> {
         ended
     }
 
+    /// Answers guests as they come, until nobody can come any more or the ring fails; whoever is under way is told then.
+    /// `guests` comes back, for another ring.
+    pub async fn serve(
+        &mut self,
+        service: Service,
+        mut guests: mpsc::UnboundedReceiver<Guest>,
+    ) -> (mpsc::UnboundedReceiver<Guest>, Result<(), RingError>) {
+        let Some(mut lead) = self.lead.take() else {
+            let error = RingError::Plan("a request that was given up is under way".into());
+            return (guests, Err(error));
+        };
+        let serving = async move {
+            let ended = lead.serve(service, &mut guests).await;
+            (lead, guests, ended)
+        };
+        match self.computing.run(serving).await {
+            Ok((lead, guests, ended)) => {
+                self.lead = Some(lead);
+                (guests, ended)
+            }
+            // The thread that served is gone, and with it whoever waited.
+            Err(error) => (mpsc::unbounded_channel().1, Err(error)),
+        }
+    }
+
     /// What ends a request under way.
     pub fn stopper(&self) -> Stopper {
         self.stopper.clone()
@@ -193,33 +223,52 @@ impl<N: Network> Drop for Ring<N> {
 const PASSES_A_DEVICE: usize = 2;
 
 /// A sequence under way.
-struct Text {
+#[derive(Debug, Clone, Default)]
+pub(super) struct Text {
     /// The prompt, and behind it the tokens that are out.
-    all: Vec<u32>,
-    prompt: usize,
+    pub(super) all: Vec<u32>,
+    pub(super) prompt: usize,
 }
 
-/// A request under way.
-struct Progress<F> {
-    generation: Generation,
-    texts: Vec<Text>,
-    stop: Vec<u32>,
-    passes: Vec<Pass>,
-    on_token: F,
+/// What is under way in the ring.
+pub(super) struct Progress {
+    pub(super) generation: Generation,
+    pub(super) texts: Vec<Text>,
+    pub(super) stop: Vec<u32>,
+    pub(super) passes: Vec<Pass>,
+    /// Where traces go that were ordered meanwhile, each with its device; nowhere if nobody wants them.
+    pub(super) reports: Option<Vec<(String, Lines)>>,
     /// When each pass under way entered.
-    under_way: BTreeMap<u32, Instant>,
+    pub(super) under_way: BTreeMap<u32, Instant>,
     /// When a pass came out last.
     last_out: Option<Instant>,
 }
 
-impl<F> Progress<F> {
+/// What the head has just done.
+pub(super) enum Done {
+    /// Something that gave no token.
+    Work,
+    /// These tokens of a sequence are out.
+    Tokens(u32, Vec<u32>),
+    /// Nothing: no pass can enter and no news is there.
+    Nothing,
+}
+
+impl Progress {
+    /// Nothing has entered yet.
+    pub(super) fn new(generation: Generation, texts: Vec<Text>, stop: Vec<u32>) -> Self {
+        let (passes, under_way) = (Vec::new(), BTreeMap::new());
+        Self { generation, texts, stop, passes, reports: None, under_way, last_out: None }
+    }
+
     /// When the pass that is to come out next takes too long. Passes do not overtake each other, so that in one round
     /// it had the ring to itself since it entered, or since the one before it was out; in every further round it may
     /// stand behind all that entered after it.
-    fn alarm(&self, limit: Duration, rounds: u32) -> Instant {
+    pub(super) fn alarm(&self, limit: Duration, rounds: u32) -> Instant {
         let entered = self.under_way.values().next().copied();
         let before = if rounds > 1 { self.under_way.len().max(1) } else { 1 };
-        entered.max(self.last_out).unwrap_or_else(Instant::now) + limit * before as u32
+        let since = entered.max(self.last_out).unwrap_or_else(Instant::now);
+        since.checked_add(limit.saturating_mul(before as u32)).unwrap_or(since + LONGEST_WAIT)
     }
 
     /// What was under way is given up.
@@ -234,7 +283,7 @@ impl<N: Network> Lead<N> {
     async fn request<F: FnMut(u32, u32) + Send>(
         &mut self,
         request: Request,
-        on_token: F,
+        mut on_token: F,
     ) -> Result<Generated, Unfinished> {
         let generation = request.generation(&self.plan)?;
         let Request { sequences, stop, scenario, seed, .. } = request;
@@ -243,12 +292,11 @@ impl<N: Network> Lead<N> {
             .map(|Asked { prompt, sample }| (Text { prompt: prompt.len(), all: prompt }, sample))
             .unzip();
         let choosing = Choosing::new(samples, stop.clone());
-        let (passes, under_way, last_out) = (Vec::new(), BTreeMap::new(), None);
-        let mut progress = Progress { generation, texts, stop, passes, on_token, under_way, last_out };
+        let mut progress = Progress::new(generation, texts, stop);
         let begun = self.renew_for_request(choosing).await;
         let first = self.plan.digest();
         let ended = match begun {
-            Ok(()) => self.run(&mut progress).await,
+            Ok(()) => self.run(&mut progress, &mut on_token).await,
             Err(error) => Err(error),
         };
         let limit = if ended.is_ok() { COLLECT_DEADLINE } else { SALVAGE_DEADLINE };
@@ -268,43 +316,61 @@ impl<N: Network> Lead<N> {
     }
 
     /// Lets passes enter until all tokens are out.
-    async fn run<F: FnMut(u32, u32)>(&mut self, progress: &mut Progress<F>) -> Result<(), RingError> {
+    async fn run(
+        &mut self,
+        progress: &mut Progress,
+        on_token: &mut impl FnMut(u32, u32),
+    ) -> Result<(), RingError> {
         loop {
-            // What is there comes first: news of the ring should not wait for a step.
-            while let Ok(event) = self.events.try_recv() {
-                self.take(event, progress).await?;
-            }
-            let has_room = progress.under_way.len() < PASSES_A_DEVICE * self.plan.devices.len();
-            if let Some(pass) = has_room.then(|| progress.generation.begin()).flatten() {
-                progress.passes.push(pass);
-                progress.under_way.insert(pass.index, Instant::now());
-                let so_far = progress.texts.get(pass.sequence as usize).map_or(&[][..], |text| &text.all);
-                let out = self.node()?.begin(pass, so_far)?;
-                self.out(out, progress)?;
-                continue;
-            }
-            if progress.generation.is_over() {
-                return Ok(());
-            }
-            let limit = self.options.pass_deadline;
-            let event = match timeout_at(progress.alarm(limit, self.plan.rounds), self.events.recv()).await {
-                Ok(Some(event)) => event,
-                Ok(None) => HeadEvent::Stop,
-                Err(_) => HeadEvent::Late(limit),
+            let done = match self.advance(progress).await? {
+                Done::Nothing if progress.generation.is_over() => return Ok(()),
+                Done::Nothing => {
+                    let limit = self.options.pass_deadline;
+                    let event = timeout_at(progress.alarm(limit, self.plan.rounds), self.events.recv()).await;
+                    self.take(heard(event, limit), progress).await?
+                }
+                done => done,
             };
-            self.take(event, progress).await?;
+            if let Done::Tokens(sequence, tokens) = done {
+                for token in tokens {
+                    on_token(sequence, token);
+                }
+            }
         }
     }
 
-    /// What an event makes of the request.
-    async fn take<F: FnMut(u32, u32)>(
+    /// Takes the news that is there, or lets a pass enter.
+    pub(super) async fn advance(&mut self, progress: &mut Progress) -> Result<Done, RingError> {
+        // What is there comes first: news of the ring should not wait for a step.
+        if let Ok(event) = self.events.try_recv() {
+            return self.take(event, progress).await;
+        }
+        let has_room = progress.under_way.len() < PASSES_A_DEVICE * self.plan.devices.len();
+        let Some(pass) = has_room.then(|| progress.generation.begin()).flatten() else {
+            return Ok(Done::Nothing);
+        };
+        progress.passes.push(pass);
+        progress.under_way.insert(pass.index, Instant::now());
+        let so_far = progress.texts.get(pass.sequence as usize).map_or(&[][..], |text| &text.all);
+        let out = self.node()?.begin(pass, so_far)?;
+        self.out(out, progress)
+    }
+
+    /// What an event makes of what is under way.
+    pub(super) async fn take(
         &mut self,
         event: HeadEvent,
-        progress: &mut Progress<F>,
-    ) -> Result<(), RingError> {
+        progress: &mut Progress,
+    ) -> Result<Done, RingError> {
         if let HeadEvent::Data(DataEvent::Arrived(arrival)) = &event {
             let out = self.node()?.arrived(arrival)?;
             return self.out(out, progress);
+        }
+        if let (HeadEvent::Said { link, frame }, Some(reports)) = (&event, &mut progress.reports)
+            && let Message::Report { .. } = frame.message
+        {
+            reports.extend(self.name_of(*link).zip(lines(&frame.payload)));
+            return Ok(Done::Work);
         }
         // The next ring begins with all tokens so far. Asked twice, the reducer answers the same.
         let mut renewed = progress.generation.clone();
@@ -314,38 +380,31 @@ impl<N: Network> Lead<N> {
             progress.begin_again(renewed);
             self.settle(steps).await?;
         }
-        Ok(())
+        Ok(Done::Work)
     }
 
     /// A pass may be out after a step, and with it tokens.
-    fn out<F: FnMut(u32, u32)>(
-        &mut self,
-        out: Option<Out>,
-        progress: &mut Progress<F>,
-    ) -> Result<(), RingError> {
-        let Some(Out { pass, tokens }) = out else { return Ok(()) };
+    fn out(&mut self, out: Option<Out>, progress: &mut Progress) -> Result<Done, RingError> {
+        let Some(Out { pass, tokens }) = out else { return Ok(Done::Work) };
         progress.under_way.remove(&pass.index);
         progress.last_out = Some(Instant::now());
-        let Some(accepted) = tokens.len().checked_sub(1) else { return Ok(()) };
+        let Some(accepted) = tokens.len().checked_sub(1) else { return Ok(Done::Work) };
         let broken =
             |error: hearth_schema::schedule::GenerationError| strange("the ring", &error.to_string());
         progress.generation.output(pass.index, accepted as u32).map_err(broken)?;
         if progress.stop.contains(&tokens[accepted]) {
-            progress.generation.end(pass.sequence);
+            progress.generation.give_up(pass.sequence);
         }
         let text = progress.texts.get_mut(pass.sequence as usize);
         let text = text.ok_or_else(|| strange("the ring", "a token of a sequence that is not there"))?;
         text.all.extend_from_slice(&tokens);
         self.recovery.react(Event::Token);
         self.chronicle.token();
-        for token in tokens {
-            (progress.on_token)(pass.sequence, token);
-        }
-        Ok(())
+        Ok(Done::Tokens(pass.sequence, tokens))
     }
 
     /// Takes the traces of all devices that answer in time.
-    async fn collect(&mut self, limit: Duration) {
+    pub(super) async fn collect(&mut self, limit: Duration) {
         let deadline = Instant::now() + limit;
         if let Some(node) = &mut self.node {
             let (lines, name) = (node.take_all_lines(), self.plan.devices[0].name.clone());
@@ -361,9 +420,7 @@ impl<N: Network> Lead<N> {
                     frame: Frame { message: Message::Report { epoch, more }, payload },
                 } => {
                     let Some(name) = self.name_of(link) else { continue };
-                    let read = serde_json::from_slice::<(Vec<Record>, Vec<Reading>)>(&payload);
-                    if let Ok((records, readings)) = read {
-                        let lines = Lines { records, readings };
+                    if let Some(lines) = lines(&payload) {
                         collected.entry(name.clone()).or_default().push((epoch, lines));
                     }
                     if !more {
@@ -411,6 +468,21 @@ impl<N: Network> Lead<N> {
             version: env!("CARGO_PKG_VERSION").into(),
             devices: devices.collect(),
         }
+    }
+}
+
+/// What a worker's report says, if it says anything.
+fn lines(payload: &[u8]) -> Option<Lines> {
+    let (records, readings) = serde_json::from_slice::<(Vec<Record>, Vec<Reading>)>(payload).ok()?;
+    Some(Lines { records, readings })
+}
+
+/// What is heard when news were waited for with a limit.
+pub(super) fn heard(event: Result<Option<HeadEvent>, Elapsed>, limit: Duration) -> HeadEvent {
+    match event {
+        Ok(Some(event)) => event,
+        Ok(None) => HeadEvent::Stop,
+        Err(_) => HeadEvent::Late(limit),
     }
 }
 

@@ -30,6 +30,7 @@ pub mod recovery;
 mod renewal;
 mod request;
 pub mod sealed;
+mod serving;
 mod strangers;
 pub mod tenure;
 pub mod wire;
@@ -58,6 +59,7 @@ pub use network::{Listener, Memory, Network, Tcp};
 pub use renewal::Renewal;
 pub use request::{Asked, Request, for_sequences};
 pub use sealed::Sealed;
+pub use serving::{Guest, OnWork, Said, Service};
 pub use worker::{Source, Worker, WorkerOptions, bind};
 
 use crate::accelerator::{AcceleratedPlace, Accelerator};

@@ -26,7 +26,7 @@ use crate::memory::MemoryWatch;
 use crate::pool::Pool;
 use crate::residency::{Keeper, is_told, resident_bytes};
 use crate::ring::activations;
-use crate::ring::choosing::Choosing;
+use crate::ring::choosing::{Choosing, Sample};
 use crate::ring::data_link::Arrival;
 use crate::ring::drafter::Drafter;
 use crate::ring::error::{RingError, strange};
@@ -208,6 +208,11 @@ impl Node {
             drafter.forget();
         }
         self.idle_since = wall_nanos();
+    }
+
+    /// Gives a sequence another sampler, on the head.
+    pub fn choose_with(&mut self, sequence: u32, sample: Sample) {
+        self.choosing.get_or_insert_with(|| Choosing::new(Vec::new(), Vec::new())).put(sequence, sample);
     }
 
     /// The trace since the last reset, epoch by epoch.
@@ -463,7 +468,7 @@ impl Node {
         let start = wall_nanos();
         let (payload, in_half) = activations::encode(&self.hidden, self.is_halved());
         let length = payload.len() as u64;
-        let message = Message::activations(self.epoch, pass, next_round).halved(in_half);
+        let message = Message::activations(self.epoch, pass, next_round, in_half);
         let frame = Frame { message, payload };
         let Some(link) = self.outbox.get(&to) else {
             return Err(strange(self.name(), "its plan sends where it has no connection to"));

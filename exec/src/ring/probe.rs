@@ -158,7 +158,7 @@ pub async fn hop<N: Network>(network: &N, address: &str, effort: ProbeEffort) ->
     let to_near = sending(1, &far_inbox).connect(0, "hop", &near_address).await?;
     let echo = tokio::task::spawn_blocking(move || {
         while let Some(Arrival { pass, round, activations, .. }) = far_events.blocking_recv() {
-            let frame = Frame { message: Message::activations(0, pass, round), payload: activations };
+            let frame = Frame { message: Message::activations(0, pass, round, false), payload: activations };
             if to_near.send(frame).is_err() {
                 return;
             }
@@ -169,7 +169,8 @@ pub async fn hop<N: Network>(network: &N, address: &str, effort: ProbeEffort) ->
         for index in 0..effort.short.max(1) as u32 {
             std::thread::sleep(PAUSE);
             let pass = Pass::plain(index, index, 1, true);
-            let frame = Frame { message: Message::activations(0, pass, 0), payload: vec![0; ACTIVATIONS] };
+            let message = Message::activations(0, pass, 0, false);
+            let frame = Frame { message, payload: vec![0; ACTIVATIONS] };
             let begun = wall_nanos();
             let back = to_far.send(frame).ok().and_then(|()| near_events.blocking_recv());
             if back.is_none() {

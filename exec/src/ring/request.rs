@@ -65,9 +65,9 @@ impl Request {
             let tokens = asked.prompt.len();
             let fits = tokens as u64 + u64::from(generate) <= u64::from(plan.context);
             if tokens == 0 || generate == 0 || !fits {
-                let each = if planned > 1 { " of each sequence" } else { "" };
+                let each = if planned > 1 { " for each sequence" } else { "" };
                 return refuse(format!(
-                    "{tokens} prompt tokens and {generate} new ones do not fit the plan's context of {}{each}: shorten \
+                    "{tokens} prompt tokens and {generate} new ones do not fit the plan's context of {} positions{each}: shorten \
                      them or plan with a larger `context`",
                     plan.context
                 ));

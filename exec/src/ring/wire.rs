@@ -224,8 +224,8 @@ pub enum Message {
 }
 
 impl Message {
-    /// The header of a pass's activations.
-    pub fn activations(epoch: u32, pass: Pass, round: u32) -> Message {
+    /// The header of a pass's activations, which are f16 if `in_half`.
+    pub fn activations(epoch: u32, pass: Pass, round: u32, in_half: bool) -> Message {
         let Pass { index, first_position, tokens, output, sequence, drafted } = pass;
         Message::Activations {
             epoch,
@@ -236,19 +236,8 @@ impl Message {
             sequence,
             drafted,
             round,
-            in_half: false,
+            in_half,
         }
-    }
-}
-
-impl Message {
-    /// The header of activations in f16.
-    #[must_use]
-    pub fn halved(mut self, halved: bool) -> Message {
-        if let Message::Activations { in_half, .. } = &mut self {
-            *in_half = halved;
-        }
-        self
     }
 
     /// If activations follow: their epoch, their pass, the round to take up, and whether they are f16.
@@ -414,7 +403,7 @@ mod tests {
 
     fn sample() -> Frame {
         let pass = Pass { sequence: 3, drafted: 1, ..Pass::plain(7, 40, 2, true) };
-        Frame { message: Message::activations(5, pass, 3), payload: vec![1, 2, 3, 4] }
+        Frame { message: Message::activations(5, pass, 3, false), payload: vec![1, 2, 3, 4] }
     }
 
     #[test]

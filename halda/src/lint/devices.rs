@@ -51,7 +51,9 @@ impl Part<'_> {
             return;
         };
         let (needed, available) = (self.room.gpu_needed, gpu.memory_available.value);
-        if needed > available {
+        if self.room.gpu_mapped > Bytes::ZERO {
+            self.working_set(needed, available, found);
+        } else if needed > available {
             found.push(Finding::error(
                 "gpu-memory",
                 self.at(".gpu_layers"),
@@ -59,6 +61,21 @@ impl Part<'_> {
                 "lower `gpu_layers` or `context`",
             ));
         }
+    }
+
+    /// Metal reads again what it does not keep wired.
+    fn working_set(&self, needed: Bytes, available: Bytes, found: &mut Vec<Finding>) {
+        let Some(wired) = self.room.wired.filter(|&wired| self.room.share > wired) else { return };
+        let (name, share) = (&self.planned.name, self.room.share);
+        found.push(Finding::warning(
+            "working-set-exceeded",
+            self.at(".gpu_layers"),
+            format!(
+                "Metal's working set on `{name}` has {available}, of which the GPU's layers take {needed}: it keeps {wired} \
+                 of weights wired, the share is {share}, and all of it is read again for every token"
+            ),
+            "give the device fewer layers, on its CPU too, or lower `context`",
+        ));
     }
 
     fn memory(&self, found: &mut Vec<Finding>) {
@@ -90,7 +107,8 @@ impl Part<'_> {
 
     /// What is doubtful about a device that reads from disk for every token.
     fn reading(&self, slow_disk: BytesPerSecond, found: &mut Vec<Finding>) {
-        let Room { left: room, share, window, .. } = self.room;
+        let Room { share, window, .. } = self.room;
+        let room = self.room.keeps();
         let (name, options) = (&self.planned.name, self.planned.residency);
         let managed = options.policy == Residency::Managed;
         let excess = share.saturating_sub(room);

@@ -302,6 +302,13 @@ impl Device {
         };
         self.disk.within_limit(rate)
     }
+
+    /// Whether the GPU's weights are pages of the mapped file, as Metal has them: they are read again when memory does
+    /// not keep them. Other GPUs have copies that stay.
+    pub fn gpu_maps_weights(&self) -> bool {
+        let unified = self.gpu.as_ref().is_some_and(|gpu| gpu.unified_memory);
+        unified && self.memory.page_cache == PageCachePolicy::MacosMetal
+    }
 }
 
 impl Disk {

@@ -8,10 +8,12 @@
 
 use serde::Serialize;
 
+use std::fmt::Write;
+
 use hearth_schema::trace::Outcome;
 
 use super::results::{Result, Results, Simulated};
-use super::scores::{Error, Scores};
+use super::scores::{Error, Judgement, Scores};
 use super::{Cell, Published, Ratio};
 use crate::document::{Block, Document, Section, Table, Text, Weight};
 use crate::{markdown, page, rounding};
@@ -36,7 +38,16 @@ pub fn files(published: &Published, results: &Results) -> Vec<(String, Vec<u8>)>
 
 /// What a comparison comes to, in a few sentences.
 pub fn summary_text(published: &Published, results: &Results) -> String {
-    format!("{}: {}\n", published.name, summary(published, &Scores::of(published, results)).plain())
+    let scores = Scores::of(published, results);
+    let mut text = format!("{}: {}\n", published.name, summary(published, &scores).plain());
+    for Judgement { text: claim, range: [from, to], ratio, .. } in
+        scores.claims.iter().filter(|claim| !claim.holds)
+    {
+        let ratio = ratio.map_or("no ratio".into(), |ratio| format!("{ratio:.2}"));
+        let _ =
+            writeln!(text, "  does not hold: {claim} (simulated {ratio}, the text can mean {from} to {to})");
+    }
+    text
 }
 
 #[derive(Serialize)]
@@ -244,7 +255,7 @@ fn footprint(published: &Published, results: &Results) -> Vec<Block> {
 }
 
 fn claims(published: &Published, scores: &Scores) -> Vec<Block> {
-    let row = |claim: &super::scores::Judgement| {
+    let row = |claim: &Judgement| {
         let ratio = claim.ratio.map_or("none".to_owned(), |ratio| format!("{ratio:.2}"));
         let range = format!("{} to {}", claim.range[0], claim.range[1]);
         let holds = if claim.holds { "yes" } else { "no" };

@@ -14,6 +14,10 @@
 //! acceptance `a` and `n` drafts, a pass gives `(1 - a^(n+1)) / (1 - a)` tokens on average (Leviathan et al., 2023,
 //! Eq. 1). Drafts never run past the tokens wanted.
 //!
+//! A server's sequences come and go: each is a slot whose caches outlive a text ([`Generation::vacant`],
+//! [`Generation::enter`]). A new text that begins as the slot's tokens do enters behind what they have in common, and one
+//! that nobody waits for any more is given up ([`Generation::give_up`]).
+//!
 //! When a ring gives way to another in mid-run ([`Generation::again`]), what was under way is given up, and each
 //! sequence that wants more tokens enters again: all its tokens so far are its prompt.
 //!
@@ -31,8 +35,8 @@ pub struct Generation {
     micro_batch: u32,
     drafts: u32,
     sequences: Vec<Sequence>,
-    /// All prompts before this sequence's are through the head.
-    entering: usize,
+    /// Whose prompts are not through the head yet, in the order in which they enter.
+    entering: VecDeque<u32>,
     /// Whose last token is out and who want another, in the order of their tokens.
     ready: VecDeque<u32>,
     /// Sequences that have all their tokens.
@@ -59,6 +63,12 @@ struct Sequence {
     awaited: Option<Pass>,
 }
 
+impl Sequence {
+    fn is_over(&self) -> bool {
+        self.generated >= self.wanted
+    }
+}
+
 /// What cannot have come out of the ring.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GenerationError {
@@ -77,6 +87,12 @@ pub enum GenerationError {
         drafted: u32,
         /// What was said of them.
         accepted: u32,
+    },
+    /// A text enters where another is under way, or nowhere.
+    #[error("no text can enter as sequence {sequence}: it is under way, or there is none")]
+    NotVacant {
+        /// Which sequence.
+        sequence: u32,
     },
 }
 
@@ -102,11 +118,71 @@ impl Generation {
             micro_batch: micro_batch.max(1),
             drafts,
             sequences: prompts.iter().map(sequence).collect(),
-            entering: 0,
+            entering: (0..prompts.len() as u32).collect(),
             ready: VecDeque::new(),
             over: 0,
             begun: 0,
         }
+    }
+
+    /// Slots for so many sequences, none of which has a text yet.
+    pub fn vacant(sequences: u32, micro_batch: u32, drafts: u32) -> Self {
+        let vacant = Sequence {
+            asked: 0,
+            wanted: 0,
+            prompt: 0,
+            begun: false,
+            position: 0,
+            generated: 0,
+            awaited: None,
+        };
+        let sequences = vec![vacant; sequences as usize];
+        let over = sequences.len() as u32;
+        Self { sequences, over, ..Self::of_prompts(&[], 0, micro_batch, drafts) }
+    }
+
+    /// A text of `prompt` tokens, at least 1, enters as a sequence that is vacant, and wants so many more, at least 1.
+    /// Of its tokens the first `held` are those of the text before, whose keys and values are still there; the last
+    /// one enters all the same. Returns how many do not.
+    pub fn enter(
+        &mut self,
+        sequence: u32,
+        prompt: u32,
+        held: u32,
+        wanted: u32,
+    ) -> Result<u32, GenerationError> {
+        let vacant = self.sequences.get_mut(sequence as usize).filter(|it| it.is_over());
+        let Some(slot) = vacant else { return Err(GenerationError::NotVacant { sequence }) };
+        let position = held.min(slot.position).min(prompt.saturating_sub(1));
+        *slot =
+            Sequence { asked: prompt, wanted, prompt, begun: false, position, generated: 0, awaited: None };
+        self.over -= 1;
+        self.entering.push_back(sequence);
+        Ok(position)
+    }
+
+    /// Whether a text can enter as this sequence.
+    pub fn is_vacant(&self, sequence: u32) -> bool {
+        self.sequences.get(sequence as usize).is_some_and(Sequence::is_over)
+    }
+
+    /// How many tokens of a sequence have entered and stand: their keys and values are there.
+    pub fn held(&self, sequence: u32) -> u32 {
+        self.sequences.get(sequence as usize).map_or(0, |sequence| sequence.position)
+    }
+
+    /// Nobody waits for more of a sequence: its text has come to an end, or whoever asked is gone. If a token of it is
+    /// under way it is over when that is out, else at once.
+    pub fn give_up(&mut self, sequence: u32) {
+        let Some(slot) = self.sequences.get_mut(sequence as usize).filter(|it| !it.is_over()) else { return };
+        if slot.awaited.is_some() {
+            slot.wanted = slot.generated + 1;
+            return;
+        }
+        slot.wanted = slot.generated;
+        self.over += 1;
+        self.entering.retain(|&entering| entering != sequence);
+        self.ready.retain(|&ready| ready != sequence);
     }
 
     /// The head is free: the pass that it takes up, if one can enter now.
@@ -132,31 +208,26 @@ impl Generation {
         // What was rejected is taken back, and the token that corrects it stands in its place.
         sequence.position -= drafted - accepted;
         sequence.generated += accepted + 1;
-        if sequence.generated < sequence.wanted {
-            self.ready.push_back(index as u32);
-        } else {
+        if sequence.is_over() {
             self.over += 1;
+        } else {
+            self.ready.push_back(index as u32);
         }
         Ok(accepted + 1)
-    }
-
-    /// A sequence whose tokens are out and that has no pass under way wants no more: its text has come to an end.
-    pub fn end(&mut self, sequence: u32) {
-        let before = self.ready.len();
-        self.ready.retain(|&ready| ready != sequence);
-        if let Some(ended) = self.sequences.get_mut(sequence as usize).filter(|_| self.ready.len() < before) {
-            ended.wanted = ended.generated;
-            self.over += 1;
-        }
     }
 
     /// The ring begins again: passes under way are given up, and keys and values are computed once more. Returns how
     /// many tokens enter again.
     pub fn again(&mut self) -> u32 {
         self.ready.clear();
-        self.entering = 0;
+        self.entering.clear();
         let mut tokens = 0;
-        for sequence in self.sequences.iter_mut().filter(|sequence| sequence.generated < sequence.wanted) {
+        for (number, sequence) in self.sequences.iter_mut().enumerate() {
+            if sequence.is_over() {
+                sequence.position = 0;
+                continue;
+            }
+            self.entering.push_back(number as u32);
             let prompt = sequence.asked + sequence.generated;
             *sequence = Sequence { prompt, position: 0, awaited: None, ..*sequence };
             tokens += if sequence.begun { prompt } else { 0 };
@@ -176,12 +247,8 @@ impl Generation {
 
     /// The next batch of the prompt that is entering, or the first of the next one.
     fn prompt_pass(&mut self) -> Option<Pass> {
-        let is_in = |sequence: &Sequence| sequence.position >= sequence.prompt;
-        while self.sequences.get(self.entering).is_some_and(is_in) {
-            self.entering += 1;
-        }
-        let number = self.entering as u32;
-        let sequence = self.sequences.get_mut(self.entering)?;
+        let number = *self.entering.front()?;
+        let sequence = self.sequences.get_mut(number as usize)?;
         let tokens = (sequence.prompt - sequence.position).min(self.micro_batch);
         let output = sequence.position + tokens == sequence.prompt;
         let plain = Pass::plain(self.begun, sequence.position, tokens, output);
@@ -189,6 +256,9 @@ impl Generation {
         sequence.position += tokens;
         sequence.begun = true;
         sequence.awaited = Some(pass).filter(|pass| pass.output);
+        if output {
+            self.entering.pop_front();
+        }
         Some(pass)
     }
 

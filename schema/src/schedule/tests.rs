@@ -215,6 +215,24 @@ fn a_message_out_of_turn_is_refused_and_changes_nothing() {
     assert_eq!(worker, before);
 }
 
+#[test]
+fn a_pass_that_changes_on_its_way_is_refused_and_changes_nothing() {
+    let mut worker = Schedule::new(Arc::new(plan(8, &[2, 2], false)), 1);
+    worker.react(&Event::Arrived { pass: DECODE, round: 0 }).expect("its first round");
+    let before = worker.clone();
+    let longer = Pass { tokens: DECODE.tokens + 1, ..DECODE };
+    let elsewhere = Pass { first_position: DECODE.first_position + 1, ..DECODE };
+    for changed in [longer, elsewhere, Pass { output: !DECODE.output, ..DECODE }] {
+        let refused = worker.react(&Event::Arrived { pass: changed, round: 1 });
+        assert!(
+            matches!(refused, Err(ScheduleError::ChangedPass { pass, .. }) if pass == DECODE.index),
+            "{refused:?}"
+        );
+        assert_eq!(worker, before);
+    }
+    worker.react(&Event::Arrived { pass: DECODE, round: 1 }).expect("its second round");
+}
+
 /// A ring with a draft model and caches for two sequences.
 fn drafting() -> Plan {
     let model = PlannedModel { name: "n".into(), digest: None, shape_digest: "shape:1".into(), layers: 2 };

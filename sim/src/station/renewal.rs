@@ -68,6 +68,7 @@ impl<'a> Station<'a> {
     pub fn stop(&mut self, desk: &mut Desk) {
         let now = desk.engine.now();
         self.keeper.flush(now, desk.records);
+        self.wired_for = None;
         match std::mem::replace(&mut self.doing, Doing::Nothing) {
             Doing::Walking(walk) => self.give_up(*walk, desk),
             Doing::Fixed { output: Some(pass) } => {
@@ -114,6 +115,10 @@ impl<'a> Station<'a> {
     /// Loads layers into the GPU's memory, and the output matrix if so, which keeps the thread of control busy.
     pub fn load(&mut self, layers: &[u32], output: bool, desk: &mut Desk) {
         let Some(gpu) = &self.device.gpu else { return };
+        if self.device.gpu_maps_weights() {
+            // They come in with the first token.
+            return;
+        }
         let span = layers.first().zip(layers.last()).map(|(&first, &last)| [first, last + 1]);
         if span.is_none() && !output {
             return;
@@ -127,6 +132,6 @@ impl<'a> Station<'a> {
         let line = begun(self.place, Resource::DiskPrefetch, Kind::Prefetch, (NO_PASS, 0), desk.engine.now());
         let record = Record { layers: span, bytes: bytes.0, ..line };
         self.read_before += bytes;
-        self.fixed(vec![(record, bytes / rate + upload)], None, desk);
+        self.fixed(vec![(record, bytes / rate + upload)].into(), desk);
     }
 }

@@ -7,6 +7,7 @@ use wgpu::BufferUsages;
 
 use super::Gpu;
 use crate::error::GpuError;
+use crate::virtual_tensor::Storage;
 
 /// Numbers in the GPU's memory.
 #[derive(Debug, Clone)]
@@ -48,6 +49,30 @@ impl Params {
 }
 
 impl Gpu {
+    /// A texture of halves that kernels write and read: 3-D if it has a depth, else 2-D.
+    pub fn texture(
+        &self,
+        what: &str,
+        storage: Storage,
+        extent: [u32; 3],
+    ) -> Result<wgpu::TextureView, GpuError> {
+        let [width, height, depth_or_array_layers] = extent;
+        let is_volume = storage == Storage::Texture3d;
+        let descriptor = wgpu::TextureDescriptor {
+            label: Some(what),
+            size: wgpu::Extent3d { width, height, depth_or_array_layers },
+            mip_level_count: 1,
+            sample_count: 1,
+            dimension: if is_volume { wgpu::TextureDimension::D3 } else { wgpu::TextureDimension::D2 },
+            format: wgpu::TextureFormat::Rgba16Float,
+            usage: wgpu::TextureUsages::STORAGE_BINDING | wgpu::TextureUsages::TEXTURE_BINDING,
+            view_formats: &[],
+        };
+        self.checked(what, |device| {
+            device.create_texture(&descriptor).create_view(&wgpu::TextureViewDescriptor::default())
+        })
+    }
+
     /// Zeros.
     pub fn zeros(&self, what: &str, bytes: u64) -> Result<Tensor, GpuError> {
         self.buffer(what, bytes, BufferUsages::STORAGE | BufferUsages::COPY_DST | BufferUsages::COPY_SRC)

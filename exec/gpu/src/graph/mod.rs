@@ -7,6 +7,7 @@
 //! Not here: what a node computes. Kernels are in `crate::kernels`.
 
 pub mod decoder;
+pub mod diffusion;
 pub mod fusion;
 
 pub use decoder::{Numbers, decoder};
@@ -94,6 +95,8 @@ pub enum Operation {
     Multiply,
     /// A residual connection.
     Add,
+    /// One of an image model, by name: these are planned and not executed.
+    Image(&'static str),
 }
 
 impl Operation {

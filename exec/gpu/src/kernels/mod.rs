@@ -11,6 +11,7 @@ pub mod norm;
 pub mod packing;
 pub mod product;
 pub mod quantise;
+pub mod reorder;
 pub mod rotate;
 
 use std::fmt::Write;

@@ -5,7 +5,8 @@
 //! [`super::layout`] spliced in: nothing is decided on the GPU. An extent that changes from pass to pass, as the number
 //! of tokens does, is an expression of the shader instead of a number.
 //!
-//! Depth is 1 here: only convolutions over volumes have more.
+//! Depth is 1 here: only convolutions over volumes have more. Textures hold halves, which every device can write and
+//! read.
 
 use std::fmt::Write;
 
@@ -107,8 +108,8 @@ impl Accessor {
             }
             (Storage::Texture2d, Direction::Read) => ("", "texture_2d<f32>".to_owned()),
             (Storage::Texture3d, Direction::Read) => ("", "texture_3d<f32>".to_owned()),
-            (Storage::Texture2d, _) => ("", "texture_storage_2d<rgba32float, write>".to_owned()),
-            (Storage::Texture3d, _) => ("", "texture_storage_3d<rgba32float, write>".to_owned()),
+            (Storage::Texture2d, _) => ("", "texture_storage_2d<rgba16float, write>".to_owned()),
+            (Storage::Texture3d, _) => ("", "texture_storage_3d<rgba16float, write>".to_owned()),
         };
         format!("@group(0) @binding({binding}) var{variable} {name}_object: {kind};\n")
     }

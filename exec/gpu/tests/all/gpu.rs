@@ -32,7 +32,7 @@ pub fn numbers(count: usize, seed: u32) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
-/// Bytes of as many weights, with scales that are small numbers.
+/// The largest absolute difference.
 pub fn largest_difference(own: &[f32], wanted: &[f32]) -> f32 {
     assert_eq!(own.len(), wanted.len());
     own.iter().zip(wanted).map(|(own, wanted)| (own - wanted).abs()).fold(0.0, f32::max)

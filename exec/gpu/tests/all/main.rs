@@ -2,6 +2,9 @@
 //!
 //! On whatever adapter there is; a software driver will do. Without one each test says `SKIPPED` and passes.
 
+mod attention;
 mod gpu;
+mod layouts;
 mod models;
 mod products;
+mod tuning;

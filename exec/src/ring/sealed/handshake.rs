@@ -99,7 +99,9 @@ where
     }
     let (mut flight, mut empty) = ([0; FLIGHT], [0; FLIGHT]);
     link.read_exact(&mut flight).await.map_err(hung_up)?;
-    state.read_message(&flight, &mut empty).map_err(|_| SealError::Key { seen: "its greeting is forged" })?;
+    state
+        .read_message(&flight, &mut empty)
+        .map_err(|_| SealError::Key { seen: "its greeting is sealed with another key" })?;
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Quantities with a unit are finite and not below zero already; plain numbers may be anything.
 
-use super::{Profiled, Soc, SocNpu, SocOptions};
+use super::{Profiled, Soc, SocNpu, SocOptions, Strategy, Synchronisation, Upkeep};
 use crate::document::DocumentError;
 
 /// The largest graph, tile and chunk. source: assumed, the longest context of a model
@@ -41,12 +41,14 @@ impl Soc {
     pub fn wrong_options(&self, options: &SocOptions) -> Option<String> {
         if self.npu.is_none() && !options.strategy.needs_no_npu() {
             return Some(format!(
-                "asks for `{}`, and the SoC has no NPU that computes in FP16: choose `gpu-only`",
+                "asks for `{}`, and the SoC has no NPU that computes in FP16: choose `gpu-only` or `best`",
                 options.strategy.name()
             ));
         }
-        let chunk = options.chunk.filter(|chunk| !(1..=MOST_TOKENS).contains(chunk))?;
-        Some(format!("has a chunk of {chunk} tokens: choose 1 to {MOST_TOKENS}"))
+        useless(options).or_else(|| {
+            let chunk = options.chunk.filter(|chunk| !(1..=MOST_TOKENS).contains(chunk))?;
+            Some(format!("has a chunk of {chunk} tokens: choose 1 to {MOST_TOKENS}"))
+        })
     }
 
     fn rates(&self) -> Wrong {
@@ -103,6 +105,23 @@ impl Soc {
         }
         None
     }
+}
+
+/// A key that changes nothing for this strategy: whoever wrote it expects something else.
+fn useless(options: &SocOptions) -> Option<String> {
+    let strategy = options.strategy;
+    if options.chunk.is_some() && strategy != Strategy::Chunked {
+        return Some(format!(
+            "gives `chunk`, which `{}` does not use: leave it out, or choose `chunked`",
+            strategy.name()
+        ));
+    }
+    // One processor alone waits for nobody.
+    let waits =
+        options.synchronisation != Synchronisation::default() || options.partitions != Upkeep::default();
+    (strategy == Strategy::GpuOnly && waits).then(|| {
+        "gives `synchronisation` or `partitions`, which `gpu-only` does not use: leave them out".to_owned()
+    })
 }
 
 fn wrong_npu(npu: &SocNpu) -> Wrong {

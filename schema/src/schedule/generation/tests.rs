@@ -89,21 +89,127 @@ fn prompts_have_lengths_of_their_own_and_a_text_may_come_to_an_end() {
     let mut generation = Generation::of_prompts(&[3, 9], 7, 4, 2);
     let entered: Vec<_> = std::iter::from_fn(|| generation.begin()).map(shape).collect();
     assert_eq!(entered, ["0:0+3/0!", "1:0+4/0", "1:4+4/0", "1:8+1/0!"]);
-    generation.end(1);
-    assert_eq!(generation.output(3, 0), Ok(1), "a sequence that is waited for does not end");
+    assert_eq!(generation.output(3, 0), Ok(1));
     assert_eq!(generation.output(0, 0), Ok(1));
-    generation.end(1);
-    generation.end(1);
+    generation.give_up(1);
+    generation.give_up(1);
     assert_eq!(generation.begin().map(shape).as_deref(), Some("0:3+3/2!"));
     assert_eq!((generation.begin(), generation.is_over()), (None, false));
     assert_eq!(generation.again(), 4, "what has ended does not enter again");
     assert_eq!(generation.begin().map(shape).as_deref(), Some("0:0+4/0!"));
     assert_eq!(generation.output(5, 0), Ok(1));
-    generation.end(0);
+    generation.give_up(0);
+    assert!(generation.is_over() && generation.begin().is_none());
+}
+
+#[test]
+fn a_text_enters_behind_what_its_slot_holds() {
+    let mut generation = Generation::vacant(2, 4, 0);
+    assert!(generation.is_over() && generation.begin().is_none());
+    assert_eq!(generation.enter(0, 6, 0, 2), Ok(0));
+    assert_eq!(generation.enter(0, 6, 0, 2), Err(GenerationError::NotVacant { sequence: 0 }));
+    assert_eq!(generation.enter(2, 6, 0, 2), Err(GenerationError::NotVacant { sequence: 2 }));
+    let enter = |generation: &mut Generation| {
+        std::iter::from_fn(|| generation.begin()).map(shape).collect::<Vec<_>>()
+    };
+    assert_eq!(enter(&mut generation), ["0:0+4/0", "0:4+2/0!"]);
+    assert_eq!(generation.output(1, 0), Ok(1));
+    assert_eq!(enter(&mut generation), ["0:6+1/0!"]);
+    assert_eq!(generation.output(2, 0), Ok(1));
+    // The last token never entered.
+    assert!(generation.is_vacant(0) && generation.is_over());
+    assert_eq!(generation.held(0), 7);
+    // The conversation goes on: the next prompt has all of it and five tokens more.
+    assert_eq!(generation.enter(0, 13, 7, 3), Ok(7));
+    assert_eq!(enter(&mut generation), ["0:7+4/0", "0:11+2/0!"]);
+    // One that is the same as what is held has its last token enter again.
+    assert_eq!(generation.output(4, 0), Ok(1));
+    generation.give_up(0);
+    assert_eq!(generation.enter(0, 5, 9, 1), Ok(4));
+    assert_eq!(enter(&mut generation), ["0:4+1/0!"]);
+    // After the ring has begun again nothing is held.
+    assert_eq!(generation.output(5, 0), Ok(1));
+    generation.again();
+    assert_eq!((generation.held(0), generation.enter(0, 5, 9, 1)), (0, Ok(0)));
+}
+
+#[test]
+fn who_is_given_up_is_vacant_when_nothing_of_it_is_under_way() {
+    let mut generation = Generation::vacant(3, 4, 0);
+    for sequence in 0..3 {
+        assert_eq!(generation.enter(sequence, 6, 0, 9), Ok(0));
+    }
+    generation.begin();
+    generation.begin();
+    generation.begin();
+    // The first waits for a token, the second is in the middle of its prompt, the third has not entered.
+    for sequence in 0..3 {
+        generation.give_up(sequence);
+    }
+    assert_eq!([0, 1, 2].map(|it| generation.is_vacant(it)), [false, true, true]);
+    assert_eq!([0, 1, 2].map(|it| generation.held(it)), [6, 4, 0]);
+    assert!(generation.begin().is_none() && !generation.is_over());
+    assert_eq!(generation.output(1, 0), Ok(1));
     assert!(generation.is_over() && generation.begin().is_none());
 }
 
 proptest! {
+    /// Texts come and are given up at any time, outputs come in any order, and the ring begins again now and then: what
+    /// a pass begins with is what stands, and who was promised a token gets it.
+    #[test]
+    fn slots_take_any_text(
+        sequences in 1u32..4,
+        micro_batch in 1u32..9,
+        drafts in 0u32..3,
+        acts in prop::collection::vec((0u8..16, any::<u32>(), any::<u32>()), 1..200),
+    ) {
+        let mut generation = Generation::vacant(sequences, micro_batch, drafts);
+        let mut known = vec![0u32; sequences as usize];
+        let mut under_way: Vec<Pass> = Vec::new();
+        for (act, which, much) in acts {
+            let sequence = which % sequences;
+            match act {
+                0..3 => {
+                    let (prompt, held) = (much % 20 + 1, much / 32 % 25);
+                    let vacant = generation.is_vacant(sequence);
+                    let entered = generation.enter(sequence, prompt, held, much % 7 + 1);
+                    prop_assert_eq!(entered.is_ok(), vacant);
+                    if let Ok(position) = entered {
+                        prop_assert!(position <= known[sequence as usize] && position < prompt);
+                        known[sequence as usize] = position;
+                    }
+                }
+                3 => generation.give_up(sequence),
+                4 if much % 8 == 0 => {
+                    generation.again();
+                    under_way.clear();
+                    known.fill(0);
+                }
+                5..10 if !under_way.is_empty() => {
+                    let pass = under_way.remove(which as usize % under_way.len());
+                    let accepted = much % (pass.drafted + 1);
+                    prop_assert_eq!(generation.output(pass.index, accepted), Ok(accepted + 1));
+                    known[pass.sequence as usize] -= pass.drafted - accepted;
+                }
+                _ => {
+                    if let Some(pass) = generation.begin() {
+                        let known = &mut known[pass.sequence as usize];
+                        prop_assert_eq!(pass.first_position, *known, "what stands is what came before");
+                        *known += pass.tokens;
+                        under_way.extend(Some(pass).filter(|pass| pass.output));
+                    }
+                }
+            }
+            for sequence in 0..sequences {
+                prop_assert_eq!(generation.held(sequence), known[sequence as usize]);
+            }
+            let vacant = (0..sequences).all(|sequence| generation.is_vacant(sequence));
+            prop_assert_eq!(generation.is_over(), vacant);
+        }
+        (0..sequences).for_each(|sequence| generation.give_up(sequence));
+        prop_assert!(generation.begin().is_none(), "nobody is waited for");
+    }
+
     /// Outputs come in any order, with anything accepted, and the ring begins again now and then: every sequence gets
     /// its tokens, no position is skipped, and none past the last token wanted is computed.
     #[test]

@@ -3,6 +3,8 @@
 //! Prompts in batches, several sequences, and drafts, over rings of the trained model and its trained draft, against
 //! one sequence in one process. Devices are tasks of this process, joined by pipes.
 
+mod serving;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -262,7 +264,7 @@ async fn what_there_is_no_room_or_no_draft_for_is_refused() {
     let said = refused(whole(), request(&[0, 1], 0.0, 512, 0)).await;
     assert!(said.contains("2 sequences at once") && said.contains("1 to 1"), "{said}");
     let said = refused(for_sequences(whole(), 4), request(&[0, 3], 0.0, 512, 0)).await;
-    assert!(said.contains("context of 32 of each sequence"), "{said}");
+    assert!(said.contains("context of 32 positions for each sequence"), "{said}");
     let said = refused(whole(), request(&[0], 0.0, 0, 0)).await;
     assert!(said.contains("batches of 0 tokens"), "{said}");
     let said = refused(whole(), request(&[0], 0.0, 512, 3)).await;
