@@ -80,6 +80,7 @@ fn prefill() -> Result<Lines, Failed> {
         unit: "tokens/s".into(),
         places: lengths.iter().map(place).collect(),
         lines,
+        gaps: true,
     })
 }
 
@@ -121,6 +122,7 @@ fn partition() -> Result<Lines, Failed> {
             line("gate, cut by tokens", &|part| by_tokens(part, gate)),
             line("gate, cut by rows", &|part| by_rows(part, gate)),
         ],
+        gaps: true,
     })
 }
 

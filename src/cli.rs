@@ -1,6 +1,16 @@
 //! Which verbs and flags are there?
 
 mod execute;
+mod init;
+mod lab;
+mod report;
+mod ring;
+mod serve;
+mod shell;
+mod whatif;
+
+#[cfg(test)]
+mod tests;
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -11,7 +21,14 @@ use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::scenario::PlannerOptions;
 
 pub use self::execute::ExecuteArgs;
-use self::execute::parse_delay;
+pub use self::init::{InitArgs, Network};
+pub use self::lab::LabArgs;
+pub use self::report::ReportArgs;
+pub use self::ring::RingArgs;
+use self::ring::parse_delay;
+pub use self::serve::ServeArgs;
+pub use self::shell::{CompletionsArgs, ManArgs};
+pub use self::whatif::WhatifArgs;
 use crate::commands::plan::DEFAULT_STRATEGY;
 use crate::commands::synth::SynthArgs;
 use crate::diagnostics::Failure;
@@ -25,11 +42,16 @@ use hearth_schema::scenario::RingOrder;
 /// the two side by side. `lab` does all four on this machine.
 ///
 /// Exit codes: 0 done; 1 something failed while running; 2 what was given cannot be used; 3 the run
-/// ended, but not well, or `lint` found an error.
+/// ended, but not well, or `lint` found an error; 130 ended by Ctrl-C.
 #[derive(Debug, Parser)]
-#[command(version, arg_required_else_help = true)]
+#[command(
+    version,
+    arg_required_else_help = true,
+    after_help = "Example: hearth init home.yaml --device desktop=d3 --device laptop=d2\n\
+                  Example: hearth simulate scenarios/home/llama-70b-on-four.yaml"
+)]
 pub struct Cli {
-    /// Print one JSON document instead of text.
+    /// Print one JSON document instead of text; an error is one too, on standard error.
     #[arg(long, global = true)]
     pub json: bool,
     /// What to do.
@@ -48,7 +70,7 @@ pub enum Verb {
     Plan(PlanArgs),
     /// Tell how fast a plan will be, and why.
     #[command(
-        after_help = "Example: hearth simulate scenarios/home/llama-70b-on-four.yaml --trace sim.trace"
+        after_help = "Example: hearth simulate scenarios/paper/llama-70b-on-d1-d4.yaml --tokens 8 --trace sim.trace"
     )]
     Simulate(SimulateArgs),
     /// Plan and simulate at every value of one or two fields of a scenario.
@@ -63,10 +85,15 @@ pub enum Verb {
     #[command(
         after_help = "Example: hearth execute plan.yaml --model model.gguf --prompt 'Once upon' --tokens 32\n\
                       Example: hearth execute plan.yaml --model model.gguf --prompt 'Once upon' --key ring.key --discover\n\
-                      Two sequences at once, with a draft: hearth execute plan.yaml --model model.gguf --prompt 'Once \
+                      Example: hearth execute plan.yaml --model model.gguf --prompt 'Once \
                       upon' --prompt 'In the end' --draft-model small.gguf --draft-tokens 4"
     )]
     Execute(ExecuteArgs),
+    /// Offer a ring to programs and people: OpenAI's API, metrics, and a page to chat on.
+    #[command(after_help = "Example: hearth serve plan.yaml --model model.gguf --sequences 4\n\
+                      Then: curl http://127.0.0.1:8080/v1/completions -H 'Content-Type: application/json' -d '{\"prompt\": \
+                      \"Once upon\", \"max_tokens\": 20}'")]
+    Serve(ServeArgs),
     /// Serve layers to a head.
     #[command(after_help = "Example: hearth worker --listen 127.0.0.1:9001 --model model.gguf\n\
                       Example: hearth worker --listen 0.0.0.0:9001 --model model.gguf --key ring.key --name laptop")]
@@ -84,11 +111,14 @@ pub enum Verb {
     Bench(BenchArgs),
     /// Plan, simulate, execute and compare on this machine, with limits for each device.
     #[command(
-        after_help = "Example: hearth lab scenarios/lab/three-half.yaml --model model.gguf --report report/"
+        after_help = "Example: hearth lab scenarios/lab/three-half.yaml --model model.gguf --report report/\n\
+                      Example: hearth lab --suite scenarios/lab --repeats 3 -o out/suite\n\
+                      Example: hearth lab --random 12 --seed 7 -o out/random"
     )]
-    Lab(LabArgs),
+    Lab(Box<LabArgs>),
     /// Put traces side by side.
-    #[command(after_help = "Example: hearth report sim.trace run.trace -o report/")]
+    #[command(after_help = "Example: hearth report sim.trace run.trace -o report/\n\
+                      Example: hearth report sim.trace --published prima-table-4 --system prima.cpp --sweep out.csv -o report/")]
     Report(ReportArgs),
     /// Simulate what others have published, and put both side by side.
     #[command(
@@ -98,6 +128,26 @@ pub enum Verb {
     /// Write a model of random weights, of any shape.
     #[command(after_help = "Example: hearth synth --preset 1b --quant q4_k_m -o model.gguf")]
     Synth(SynthArgs),
+    /// Say what would be gained by another device, disk, network or model.
+    ///
+    /// Leaves out each device, doubles each one's memory, gives it a faster disk, lays cables, and takes the model in
+    /// other formats, one at a time: each is planned again and simulated.
+    #[command(after_help = "Example: hearth whatif scenarios/home/llama-70b-on-four.yaml --tokens 8")]
+    Whatif(Box<WhatifArgs>),
+    /// Write a first scenario: by flags, by what is heard of workers, and by questions at a terminal.
+    #[command(
+        after_help = "Example: hearth init home.yaml --model llama-8b --device desktop=d3 --device laptop=d2\n\
+                      Example: hearth init home.yaml --discover --network cable"
+    )]
+    Init(InitArgs),
+    /// Print what a shell needs to complete commands and flags.
+    #[command(
+        after_help = "Example: hearth completions bash > ~/.local/share/bash-completion/completions/hearth"
+    )]
+    Completions(CompletionsArgs),
+    /// Write a man page for each command.
+    #[command(after_help = "Example: hearth man ~/.local/share/man/man1")]
+    Man(ManArgs),
 }
 
 /// How a sweep is asked for.
@@ -430,6 +480,9 @@ pub struct WorkerArgs {
     /// Rehearse a slow network: what this device sends arrives so much later, as `5ms`.
     #[arg(long, value_name = "TIME", value_parser = parse_delay)]
     pub link_delay: Option<std::time::Duration>,
+    /// Run over the links in this file, which the lab writes: what this device sends is as late as they make it.
+    #[arg(long, hide = true, value_name = "FILE", conflicts_with = "link_delay")]
+    pub emulate_links: Option<PathBuf>,
     /// End when standard input ends, so as not to outlive who started it.
     #[arg(long, hide = true)]
     pub exit_with_stdin: bool,
@@ -529,42 +582,6 @@ pub struct BenchArgs {
     /// Time this engine once and print the result as JSON.
     #[arg(long, hide = true)]
     pub once: bool,
-}
-
-/// `hearth lab`.
-#[derive(Debug, Args)]
-pub struct LabArgs {
-    /// The scenario.
-    pub scenario: PathBuf,
-    /// A model file instead of the scenario's.
-    #[arg(long)]
-    pub model: Option<PathBuf>,
-    /// A plan made before.
-    #[arg(long, conflicts_with_all = PLANNING)]
-    pub plan: Option<PathBuf>,
-    /// How to plan, if there is no plan.
-    #[command(flatten)]
-    pub planning: Planning,
-    /// Tokens to generate instead of the scenario's.
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
-    pub tokens: Option<u32>,
-    /// Where to write plan, profiles, traces and report.
-    #[arg(long)]
-    pub report: Option<PathBuf>,
-    /// Where to put the devices' private copies of the model: a folder on the disk to be limited.
-    #[arg(long)]
-    pub scratch: Option<PathBuf>,
-}
-
-/// `hearth report`.
-#[derive(Debug, Args)]
-pub struct ReportArgs {
-    /// The traces.
-    #[arg(required = true)]
-    pub traces: Vec<PathBuf>,
-    /// The folder to write to.
-    #[arg(short, long)]
-    pub output: PathBuf,
 }
 
 /// `hearth reproduce`.

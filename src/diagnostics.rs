@@ -1,8 +1,8 @@
 //! How is a person told what is wrong?
 //!
-//! Three lines: what, where, and a hint. Exit codes: 0 done; 1 something failed while running; 2 what was
-//! given cannot be used (arguments, documents, models); 3 the run ended, but not well (out of memory, a
-//! device died), or a lint found an error.
+//! Three lines: what, where, and a hint; with `--json` one line of JSON. Exit codes: 0 done; 1 something failed while
+//! running; 2 what was given cannot be used (arguments, documents, models); 3 the run ended, but not well (out of
+//! memory, a device died), or a lint found an error.
 
 use std::fmt;
 use std::path::Path;
@@ -55,6 +55,37 @@ impl Failure {
         Self::unusable(format!("cannot {verb} the file: {error}")).at(path.display()).hint(hint)
     }
 
+    /// A command line that cannot be understood, as clap says it.
+    pub fn usage(error: &clap::Error) -> Self {
+        let text = error.render().to_string();
+        let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+        let what = lines.next().unwrap_or_default().trim_start_matches("error: ").to_owned();
+        Self::unusable(what).hint("see `hearth --help`, and `hearth VERB --help` for each verb")
+    }
+
+    /// One line of JSON: what a person reads, and the exit code.
+    pub fn json(&self) -> String {
+        let (what, inner) = self.parts();
+        let error = serde_json::json!({
+            "error": {
+                "what": what,
+                "where": self.place,
+                "hint": self.hint.as_deref().or(inner),
+                "code": self.code,
+            }
+        });
+        error.to_string()
+    }
+
+    /// What is wrong, and the hint within it: a library's message may end in its own after a semicolon, which reads better on
+    /// a line of its own.
+    fn parts(&self) -> (&str, Option<&str>) {
+        match (&self.hint, self.what.rsplit_once("; ")) {
+            (None, Some((what, hint))) => (what, Some(hint)),
+            _ => (self.what.as_str(), None),
+        }
+    }
+
     /// Adds where.
     #[must_use]
     pub fn at(mut self, place: impl fmt::Display) -> Self {
@@ -89,11 +120,7 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // A library's message may end in its own hint after a semicolon; it reads better on its own line.
-        let (what, inner) = match (&self.hint, self.what.rsplit_once("; ")) {
-            (None, Some((what, hint))) => (what, Some(hint)),
-            _ => (self.what.as_str(), None),
-        };
+        let (what, inner) = self.parts();
         writeln!(f, "error: {what}")?;
         if let Some(place) = &self.place {
             writeln!(f, "where: {place}")?;

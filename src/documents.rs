@@ -35,6 +35,8 @@ pub struct LoadedScenario {
     pub scenario: Scenario,
     /// Its name and digest.
     pub origin: Origin,
+    /// The first line of its comment, which asks what it is for.
+    pub question: String,
     /// The folder that its paths are relative to.
     folder: PathBuf,
 }
@@ -161,11 +163,16 @@ pub fn open_model(path: &Path) -> Result<LocalModel, Failure> {
 impl LoadedScenario {
     /// Reads a scenario.
     pub fn read(path: &Path) -> Result<Self, Failure> {
-        let text = read_text(path)?;
-        let scenario = Scenario::from_yaml(&text).map_err(|error| Failure::document(path, &error))?;
-        let origin = Origin { name: scenario.name.clone(), digest: hearth_schema::digest::of(&text) };
+        Self::parse(&read_text(path)?, path)
+    }
+
+    /// A scenario by its text, as if it stood in this file.
+    pub fn parse(text: &str, path: &Path) -> Result<Self, Failure> {
+        let scenario = Scenario::from_yaml(text).map_err(|error| Failure::document(path, &error))?;
+        let origin = Origin { name: scenario.name.clone(), digest: hearth_schema::digest::of(text) };
         let folder = path.parent().unwrap_or(Path::new("")).to_path_buf();
-        Ok(Self { scenario, origin, folder })
+        let first = text.lines().find_map(|line| line.strip_prefix("# "));
+        Ok(Self { scenario, origin, question: first.unwrap_or_default().trim().to_owned(), folder })
     }
 
     /// Changes how many tokens are generated, within the context.
@@ -198,6 +205,12 @@ impl LoadedScenario {
     /// The model's file, if the scenario names one.
     pub fn model_file(&self) -> Option<PathBuf> {
         self.scenario.model.file.as_ref().map(|file| self.folder.join(file))
+    }
+
+    /// The draft model's file, if the scenario names one.
+    pub fn draft_file(&self) -> Option<PathBuf> {
+        let draft = &self.scenario.workload.speculation.as_ref()?.draft;
+        draft.file.as_ref().map(|file| self.folder.join(file))
     }
 
     /// The cluster, with every reference read, in the scenario's absolute limits. `model` stands for the scenario's
@@ -284,7 +297,8 @@ impl LoadedScenario {
 
     /// The same with another scenario in place of its own.
     pub fn with(&self, scenario: Scenario) -> Self {
-        Self { scenario, origin: self.origin.clone(), folder: self.folder.clone() }
+        let (origin, question, folder) = (self.origin.clone(), self.question.clone(), self.folder.clone());
+        Self { scenario, origin, question, folder }
     }
 
     fn model(&self, model: &ModelRef) -> Result<ModelProfile, Failure> {

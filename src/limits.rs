@@ -1,11 +1,12 @@
 //! What do a scenario's limits make of its devices?
 //!
-//! A disk limit is a throttle on the device. A memory limit is its memory, which planners know. One given as a
-//! share is relative to the weights that a plan gives the device, so it can only be applied to a plan that exists:
-//! planners see the device's own memory then. The lab sets the same limits on real processes, so that `simulate` and
-//! `lab` mean the same by them. What a process holds beside its cache, buffers and weights is taken from a limit.
+//! A disk limit is a throttle on the device, a limit of its processor a quota. A memory limit is its memory, which
+//! planners know. One given as a share is relative to the weights that a plan gives the device, so it can only be
+//! applied to a plan that exists: planners see the device's own memory then. The lab sets the same limits on real
+//! processes, so that `simulate` and `lab` mean the same by them. What a process holds beside its cache, buffers
+//! and weights is taken from a limit.
 
-use hearth_profiles::device::Memory;
+use hearth_profiles::device::{Memory, Quota, quota};
 use hearth_profiles::{Bytes, Sourced};
 use hearth_schema::holdings::Holdings;
 use hearth_schema::scenario::{Limits, Scenario};
@@ -22,12 +23,17 @@ const IDLE: Bytes = Bytes::mib(4);
 /// source: measured in the lab, 4.6 MB for 128256 tokens
 const VOCABULARY_ENTRY: Bytes = Bytes(36);
 
-/// Puts the scenario's disk limits on its devices, which stand in its order.
+/// Puts the scenario's limits of disk and processor on its devices, which stand in its order.
 pub fn throttle(scenario: &Scenario, cluster: &mut Cluster) {
+    let set = "set: the scenario's limit";
     for (entry, member) in scenario.devices.iter().zip(&mut cluster.members) {
-        let limit = entry.limits.as_ref().and_then(|limits| limits.disk_read);
-        if let Some(rate) = limit {
-            member.device.disk.limit = Some(Sourced::new(rate, "set: the scenario's limit"));
+        let Some(limits) = &entry.limits else { continue };
+        if let Some(rate) = limits.disk_read {
+            member.device.disk.limit = Some(Sourced::new(rate, set));
+        }
+        if let Some(cores) = limits.cpu {
+            let period = Sourced::new(quota::PERIOD, "set: the lab's");
+            member.device.cpu.quota = Some(Quota { cores: Sourced::new(cores, set), period });
         }
     }
 }

@@ -8,6 +8,8 @@ mod commands;
 mod counters;
 mod diagnostics;
 mod documents;
+mod emulation;
+mod first_scenario;
 mod gpu;
 mod happenings;
 mod hints;
@@ -19,21 +21,39 @@ mod progress;
 mod prompts;
 mod refinement;
 mod replanner;
+mod ring;
+mod serve;
 mod soc;
 mod sweep;
 mod uncertainty;
+mod whatif;
 
 use std::process::ExitCode;
 
 use clap::Parser;
+use hearth_exec::lab::{Busy, Hog};
+
+use crate::diagnostics::Failure;
 
 fn main() -> ExitCode {
-    let cli = cli::Cli::parse();
-    match commands::run(cli) {
-        Ok(code) => code,
-        Err(failure) => {
-            output::tell!("{}", failure.to_string().trim_end());
-            ExitCode::from(failure.code)
-        }
+    let arguments: Vec<String> = std::env::args().skip(1).take(5).collect();
+    // In a lab this program also plays the other programs of a device.
+    if Hog::become_one(&arguments) || Busy::become_one(&arguments) {
+        return ExitCode::SUCCESS;
     }
+    let (json, result) = match cli::Cli::try_parse() {
+        Ok(cli) => (cli.json, commands::run(cli)),
+        // Help and the version are no errors, and are printed as they are.
+        Err(error) if !error.use_stderr() => error.exit(),
+        // The command line was not understood, so that its flags are only words.
+        Err(error) if std::env::args().skip(1).any(|word| word == "--json") => {
+            (true, Err(Failure::usage(&error)))
+        }
+        Err(error) => error.exit(),
+    };
+    result.unwrap_or_else(|failure| {
+        let text = if json { failure.json() } else { failure.to_string() };
+        output::tell!("{}", text.trim_end());
+        ExitCode::from(failure.code)
+    })
 }

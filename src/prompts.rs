@@ -23,8 +23,8 @@ pub enum Asked {
     Texts(Vec<String>),
     /// Answer these conversations.
     Conversations(Vec<Vec<Message>>),
-    /// So many tokens.
-    Fixed(u32),
+    /// So many tokens, for so many sequences.
+    Fixed(u32, u32),
 }
 
 /// A line of a file of prompts.
@@ -47,7 +47,7 @@ impl Asked {
     pub fn by(args: &ExecuteArgs) -> Result<Self, Failure> {
         if let Some(path) = &args.messages {
             let standard = path.as_os_str() == "-";
-            if standard && args.exit_with_stdin {
+            if standard && args.ring.exit_with_stdin {
                 let what = "`--messages -` and `--exit-with-stdin` cannot both have standard input";
                 return Err(Failure::unusable(what).hint("give the messages in a file"));
             }
@@ -56,7 +56,7 @@ impl Asked {
             return Ok(Asked::Conversations(vec![conversation(path, &text)?]));
         }
         if let Some(count) = args.prompt_tokens {
-            return Ok(Asked::Fixed(count));
+            return Ok(Asked::Fixed(count, args.sequences));
         }
         let mut texts = args.prompt.clone();
         if let Some(path) = &args.prompts {
@@ -77,7 +77,7 @@ impl Asked {
         match self {
             Asked::Texts(texts) => texts.len(),
             Asked::Conversations(conversations) => conversations.len(),
-            Asked::Fixed(_) => 1,
+            Asked::Fixed(_, sequences) => *sequences as usize,
         }
     }
 
@@ -89,7 +89,9 @@ impl Asked {
                 let template = ChatTemplate::new(&model.weights.model().metadata, tokenizer)?;
                 conversations.iter().map(|messages| Ok(template.encode(tokenizer, messages)?)).collect()
             }
-            Asked::Fixed(count) => Ok(vec![fixed(tokenizer, *count as usize)?]),
+            Asked::Fixed(count, sequences) => {
+                Ok(vec![fixed(tokenizer, *count as usize)?; *sequences as usize])
+            }
         }
     }
 }

@@ -166,6 +166,7 @@ pub fn device(name: &str, kind: Kind, chance: &mut Chance) -> Device {
             token_overhead: None,
             kv_copy: copy(0.0, read),
             compute_buffer: Sourced::new(Bytes::mib(256), AS_SHIPPED),
+            quota: None,
         },
         memory: Memory {
             total: bytes(total * GIB),

@@ -164,7 +164,11 @@ mod table {
     }
 
     fn peer(options: &Options, model: &Path, touched: u64, limit: u64) -> Result<Run, Failure> {
-        let limits = DeviceLimits { memory: Some(Bytes(limit)), disk_read: Some(options.disk) };
+        let limits = DeviceLimits {
+            memory: Some(Bytes(limit)),
+            disk_read: Some(options.disk),
+            ..DeviceLimits::default()
+        };
         let deadline = Duration::from_mins(20);
         let limited = Limited { limits, files: vec![model.into()], hog: None, deadline };
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/peers/llama_cpp_decode.py");

@@ -28,6 +28,8 @@
 //!
 //! Not here: which device comes next.
 
+use std::borrow::Cow;
+
 use hearth_profiles::device::{Gpu as GpuProfile, GpuKind, Os, PageCachePolicy};
 use hearth_profiles::model::{ModelProfile, TensorGroup};
 use hearth_profiles::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
@@ -54,7 +56,7 @@ pub fn instance(cluster: &Cluster, slow_disk: Option<BytesPerSecond>) -> Instanc
         .map(|(position, &member)| {
             let next = order[(position + 1) % order.len()];
             let neighbour_hop = hop(cluster, member, next).unwrap_or(Seconds(0.0));
-            device(cluster, &cluster.members[member], neighbour_hop)
+            device(cluster, &sustained(&cluster.members[member]), neighbour_hop)
         })
         .collect();
     let row = |&from: &usize| order.iter().map(|&to| Some(hop(cluster, from, to)?.0)).collect();
@@ -66,6 +68,16 @@ pub fn instance(cluster: &Cluster, slow_disk: Option<BytesPerSecond>) -> Instanc
         devices,
         hops: Some(hops),
     }
+}
+
+/// A member as it computes for long: a quota of processor time slows it then.
+fn sustained(member: &Member) -> Cow<'_, Member> {
+    if member.device.cpu.quota.is_none() {
+        return Cow::Borrowed(member);
+    }
+    let mut slowed = member.clone();
+    slowed.device.cpu = member.device.cpu.sustained();
+    Cow::Owned(slowed)
 }
 
 /// The memory that exo counts on each device, in the instance's order: that of a GPU of its own if there is one,

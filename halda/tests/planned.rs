@@ -5,7 +5,9 @@ use hearth_halda::{
     plan, solve,
 };
 use hearth_profiles::device::shipped as shipped_device;
-use hearth_profiles::device::{Cpu, Device, Disk, Gpu, GpuKind, Memory, Os, PageCachePolicy, Transfer};
+use hearth_profiles::device::{
+    Cpu, Device, Disk, Gpu, GpuKind, Memory, Os, PageCachePolicy, Quota, Transfer,
+};
 use hearth_profiles::document::Document;
 use hearth_profiles::model::shipped;
 use hearth_profiles::{Bytes, BytesPerSecond, FlopsPerSecond, Format, Link, PerFormat, Seconds, Sourced};
@@ -45,6 +47,7 @@ fn device(name: &str, os: Os, gib: u64, gpu: Option<Gpu>) -> Member {
             token_overhead: None,
             kv_copy: transfer(1e-6, 10e9),
             compute_buffer: assumed(Bytes::mib(100)),
+            quota: None,
         },
         memory: Memory {
             total: assumed(Bytes::mib(gib * 1024)),
@@ -115,6 +118,27 @@ fn cluster(model: &str) -> Cluster {
         workload: Workload::plain(100, 100),
         seed: 1,
     }
+}
+
+#[test]
+fn a_quota_slows_a_device_for_the_planner() {
+    let mut cluster = cluster("llama-8b");
+    let of = |cluster: &Cluster| build::instance(cluster, None).devices.swap_remove(1);
+    let free = of(&cluster);
+    let quota = |cores: f64| Quota { cores: assumed(cores), period: assumed(Seconds(0.01)) };
+    let cores = f64::from(cluster.members[2].device.cpu.cores);
+    cluster.members[2].device.cpu.quota = Some(quota(cores / 4.0));
+    let slowed = of(&cluster);
+    assert_eq!((free.name.as_str(), slowed.name.as_str()), ("laptop", "laptop"));
+    assert_eq!(slowed.cpu_memory_rate, free.cpu_memory_rate / 4.0);
+    let layer = |device: &hearth_halda::instance::Device| {
+        device.practice.work.as_ref().and_then(|work| work.cpu_layers.first().copied()).expect("a layer")
+    };
+    let ratio = layer(&slowed) / layer(&free);
+    // What copying keys and values takes is counted as before.
+    assert!((3.9..=4.0).contains(&ratio), "{ratio}");
+    cluster.members[2].device.cpu.quota = Some(quota(cores));
+    assert_eq!(of(&cluster), free, "a quota of all it has");
 }
 
 #[test]

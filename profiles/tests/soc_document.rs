@@ -32,7 +32,7 @@ fn what_no_soc_can_have_is_refused_with_its_place() {
         ("  bus:", &TABLE.replace("1 ms", "0 ms"), "a time is above zero"),
         ("  bus:", &TABLE.replace("mode: table", "mode: guess"), "unknown variant `guess`"),
         ("  bus:", "  usual: {strategy: turbo}\n  bus:", "unknown variant `turbo`"),
-        ("  bus:", "  usual: {chunk: 0}\n  bus:", "a chunk of 0 tokens"),
+        ("  bus:", "  usual: {strategy: chunked, chunk: 0}\n  bus:", "a chunk of 0 tokens"),
         ("  bus:", "  turbo: true\n  bus:", "unknown field `turbo`"),
     ] {
         let text = error(from, to);

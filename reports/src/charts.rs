@@ -7,7 +7,7 @@
 
 use hearth_schema::Trace;
 use hearth_schema::happenings::{Happening, Sort};
-use hearth_schema::metrics::DeviceMetrics;
+use hearth_schema::metrics::{DeviceMetrics, Terms, device_terms};
 use hearth_schema::trace::Counter;
 
 use crate::comparison::Run;
@@ -18,7 +18,7 @@ use crate::svg::{self, Anchor, Drawing};
 use crate::terms;
 use crate::tokens::{self, Token};
 
-const GUTTER: u32 = 40;
+const GUTTER: u32 = 58;
 const BAR_HEIGHT: f64 = 20.0;
 const BAR_STEP: f64 = 48.0;
 /// Height of a plot of curves, in pixels.
@@ -67,8 +67,7 @@ fn bar(
     top: f64,
 ) -> f64 {
     let (at, value) = (from.0, from.1.max(0.0));
-    // What is left over by floating-point noise is no bubble.
-    if value > most * 1e-6 {
+    if seen(value, most) {
         drawing.explain(class, label);
         let hover = format!("{label}: {}", rounding::milliseconds(value));
         drawing.block(class, [at / most, (at + value) / most], [top, top + BAR_HEIGHT], &hover);
@@ -90,22 +89,30 @@ fn axis(drawing: &mut Drawing, most: f64, top: f64, unit: &str) {
     drawing.reach(top + 22.0);
 }
 
-/// For each device of a run: computing, waiting for the disk, and reading ahead.
-pub fn devices(run: &Run, most: f64) -> Option<Drawing> {
+/// For each device of a run: what its steps took of a token, and reading ahead.
+pub fn devices(run: &Run, trace: &Trace, most: f64) -> Option<Drawing> {
     if most <= 0.0 || run.metrics.tpot_ms.is_none() {
         return None;
     }
     let title = format!("{}: each device's share of a token", run.heading());
     let mut drawing = Drawing::new(&format!("devices-{}", run.label), &title, 0);
+    let rows: Vec<(&DeviceMetrics, [Piece; 6])> = run
+        .metrics
+        .devices
+        .iter()
+        .zip(device_terms(trace))
+        .map(|(device, terms)| (device, pieces(device, &terms)))
+        .collect();
+    // In one order, whichever device has a piece first.
+    for place in 0..6 {
+        if let Some((_, pieces)) = rows.iter().find(|(_, pieces)| seen(pieces[place].2, most)) {
+            drawing.explain(pieces[place].0, pieces[place].1);
+        }
+    }
     let mut top = 0.0;
-    for device in &run.metrics.devices {
-        drawing.text("name", (0.0, 0.0), top + 14.0, Anchor::Start, &device.name);
-        let computing = (device.busy_ms - device.demand_disk_ms).max(0.0);
-        let pieces = [
-            ("cpu", "computing", computing),
-            ("demand", "waiting for the disk", device.demand_disk_ms),
-            ("hidden", "reading ahead, hidden", device.hidden_disk_ms),
-        ];
+    for (device, pieces) in rows {
+        let busy = rounding::milliseconds(device.busy_ms);
+        drawing.text("name", (0.0, 0.0), top + 14.0, Anchor::Start, &format!("{}, busy {busy}", device.name));
         let mut at = 0.0;
         for (class, label, value) in pieces {
             at = bar(&mut drawing, class, label, (at, value), most, top + 20.0);
@@ -114,6 +121,26 @@ pub fn devices(run: &Run, most: f64) -> Option<Drawing> {
     }
     axis(&mut drawing, most, top, "ms");
     Some(drawing)
+}
+
+/// Class, meaning and milliseconds of a piece of a bar.
+type Piece = (&'static str, &'static str, f64);
+
+/// What a device's bar is made of.
+fn pieces(device: &DeviceMetrics, terms: &Terms) -> [Piece; 6] {
+    [
+        ("cpu", "computing, CPU", terms.cpu),
+        ("gpu", "computing, GPU", terms.gpu),
+        ("memory", "copying", terms.memory),
+        ("queue", "waiting for a processor", terms.queue),
+        ("demand", "waiting for the disk", terms.demand_disk),
+        ("hidden", "reading ahead, hidden", device.hidden_disk_ms),
+    ]
+}
+
+/// Whether a piece has a width: what is left over by floating-point noise is no bubble.
+fn seen(value: f64, most: f64) -> bool {
+    value > most * 1e-6
 }
 
 /// The longest bar that [`devices`] draws for a run.
@@ -177,11 +204,14 @@ pub fn spread(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
     let (from, width) = ((least - margin).max(0.0), most + margin - (least - margin).max(0.0));
     let across = |time: f64| (time - from) / width;
     let mut drawing = Drawing::new("spread", "Share of the tokens done within a time", GUTTER);
-    for share in [0.0, 0.5, 0.95] {
+    for share in [0.0, 0.5, 0.95, 1.0] {
         let y = PLOT_TOP + PLOT_HEIGHT * (1.0 - share);
         drawing.line("grid", (0.0, y), (1.0, y));
-        let text = format!("{} %", Fixed::new(share * 100.0, 0).text());
-        drawing.label("tick", 0.0, y + 4.0, &text);
+        // 100 % has no room of its own above 95 %.
+        if share < 1.0 {
+            let text = format!("{} %", Fixed::new(share * 100.0, 0).text());
+            drawing.label("tick", 0.0, y + 4.0, &text);
+        }
     }
     for (index, times) in times.iter().enumerate().filter(|(_, times)| times.len() > 1) {
         let mut points = vec![(0.0, 0.0), (across(times[0]), 0.0)];
@@ -198,10 +228,12 @@ pub fn spread(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
     }
     let y = PLOT_TOP + PLOT_HEIGHT + 17.0;
     let (ticks, digits) = svg::ticks_between(from, from + width, 5);
-    for tick in ticks {
-        drawing.text("tick", (across(tick), 0.0), y, Anchor::Middle, &rounding::tick(tick, digits));
+    let last = ticks.len() - 1;
+    for (index, tick) in ticks.into_iter().enumerate() {
+        let unit = if index == last { " ms" } else { "" };
+        let text = format!("{}{unit}", rounding::tick(tick, digits));
+        drawing.text("tick", (across(tick), 0.0), y, Anchor::Middle, &text);
     }
-    drawing.label("tick", 0.0, y, "ms");
     drawing.reach(y + 5.0);
     Some(drawing)
 }

@@ -2,7 +2,8 @@
 //!
 //! Every trace becomes a [`Run`] with its numbers. A simulated and a measured run of the same plan
 //! become a [`Pair`]: a row a quantity, the error of the prediction being predicted less measured. The
-//! terms of a pair sum to its TPOT.
+//! terms of a pair sum to its TPOT. Where a run has several tokens, its time per token and the terms have the
+//! interval of [`hearth_schema::metrics::intervals`], and the error has that of both.
 //!
 //! With more than two traces each run finds a partner: the first run of the other origin with the same
 //! plan. Runs without a partner stand alone, and a note says why.
@@ -12,11 +13,13 @@
 use std::collections::BTreeSet;
 
 use hearth_schema::Trace;
+use hearth_schema::metrics::intervals::Intervals;
 use hearth_schema::metrics::outputs::Outputs;
 use hearth_schema::metrics::{self, Metrics};
 use hearth_schema::trace::{Origin, Outcome};
 use serde::{Deserialize, Serialize};
 
+use crate::published::beside::Printed;
 use crate::{escape, terms};
 
 /// Where a quantity stands in a table.
@@ -56,6 +59,8 @@ pub struct Quantity {
     pub place: Place,
     /// Its value; absent if the run did not get that far.
     pub value: Option<f64>,
+    /// Half the width of the interval around it; absent where nothing is known of it.
+    pub interval: Option<f64>,
 }
 
 /// A trace's numbers.
@@ -73,6 +78,8 @@ pub struct Run {
     pub plan: String,
     /// How many tokens after the first were made.
     pub tokens: usize,
+    /// How sure its means are, with more than one turn.
+    pub intervals: Option<Intervals>,
     /// Its numbers.
     pub metrics: Metrics,
 }
@@ -94,6 +101,8 @@ pub struct Row {
     pub error: Option<f64>,
     /// The error in percent of the measured value; absent where that is zero.
     pub error_percent: Option<f64>,
+    /// Half the width of the interval around the error.
+    pub interval: Option<f64>,
 }
 
 /// A simulated and a measured run of the same plan.
@@ -116,6 +125,12 @@ pub struct Comparison {
     pub pairs: Vec<Pair>,
     /// What a reader has to know before comparing.
     pub notes: Vec<String>,
+    /// What others published of the same scenarios, if that was asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub published: Vec<Printed>,
+    /// What the documents say of these numbers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub caveats: Vec<String>,
 }
 
 impl Run {
@@ -132,6 +147,7 @@ impl Run {
             model: escape::name(&trace.header.model),
             plan: escape::name(&trace.header.plan),
             tokens: Outputs::of(trace).tokens(),
+            intervals: Intervals::of(trace),
             metrics,
         }
     }
@@ -144,17 +160,26 @@ impl Run {
 
     /// Its numbers in the order of a table, the parts first and in a row.
     pub fn quantities(&self) -> Vec<Quantity> {
-        let metrics = &self.metrics;
+        let (metrics, known) = (&self.metrics, self.intervals);
         let tpot = metrics.tpot_ms;
-        let ms =
-            |key: &str, place, value| Quantity { key: key.into(), unit: Unit::Milliseconds, place, value };
+        let sure = |key: &str, place, value, interval| Quantity {
+            key: key.into(),
+            unit: Unit::Milliseconds,
+            place,
+            value,
+            interval,
+        };
+        let ms = |key: &str, place, value| sure(key, place, value, None);
         let mut rows: Vec<Quantity> = metrics
             .terms_ms
             .rows()
             .into_iter()
-            .map(|(key, value)| ms(key, Place::Part, tpot.map(|_| value)))
+            .enumerate()
+            .map(|(place, (key, value))| {
+                sure(key, Place::Part, tpot.map(|_| value), known.map(|known| known.terms[place]))
+            })
             .collect();
-        rows.push(ms("tpot", Place::Total, tpot.map(|tpot| tpot.mean)));
+        rows.push(sure("tpot", Place::Total, tpot.map(|tpot| tpot.mean), known.map(|known| known.tpot)));
         rows.push(ms(terms::HIDDEN.key, Place::Beside, tpot.map(|_| metrics.terms_ms.hidden_disk)));
         rows.push(ms("tpot_p50", Place::Beside, tpot.map(|tpot| tpot.p50)));
         rows.push(ms("tpot_p95", Place::Beside, tpot.map(|tpot| tpot.p95)));
@@ -164,12 +189,14 @@ impl Run {
             unit: Unit::TokensPerSecond,
             place: Place::Beside,
             value: metrics.tokens_per_s,
+            interval: None,
         });
         rows.push(Quantity {
             key: "bytes_read_per_token".into(),
             unit: Unit::Bytes,
             place: Place::Beside,
             value: tpot.map(|_| self.bytes_read_per_token()),
+            interval: None,
         });
         rows
     }
@@ -190,7 +217,7 @@ impl Comparison {
             .map(|(predicted, measured)| Pair::new(predicted, measured, &runs))
             .collect();
         let notes = notes(traces, &runs, &pairs);
-        Self { runs, pairs, notes }
+        Self { runs, pairs, notes, published: Vec::new(), caveats: Vec::new() }
     }
 
     /// The runs that are in no pair.
@@ -224,6 +251,8 @@ impl Pair {
                     measured: right.value,
                     error,
                     error_percent: error.zip(base).map(|(error, base)| 100.0 * error / base),
+                    // Of a difference of two that do not depend on each other.
+                    interval: left.interval.zip(right.interval).map(|(one, other)| one.hypot(other)),
                 }
             })
             .collect();
@@ -317,7 +346,7 @@ fn notes(traces: &[Trace], runs: &[Run], pairs: &[Pair]) -> Vec<String> {
             ));
         }
     }
-    for (run, trace) in runs.iter().zip(traces) {
+    for run in runs {
         let ended = match run.metrics.outcome {
             Outcome::Ok => None,
             Outcome::OutOfMemory => Some("a device ran out of memory"),
@@ -331,14 +360,26 @@ fn notes(traces: &[Trace], runs: &[Run], pairs: &[Pair]) -> Vec<String> {
                 run.heading()
             ));
         }
+    }
+    notes.extend(unvalidated(traces, runs));
+    notes
+}
+
+/// What has not been checked of devices, each once with the runs that it is said of.
+fn unvalidated(traces: &[Trace], runs: &[Run]) -> Vec<String> {
+    let mut said: Vec<(String, Vec<String>)> = Vec::new();
+    for (run, trace) in runs.iter().zip(traces) {
         for device in &trace.header.devices {
-            if let Some(what) = &device.unvalidated {
-                let (name, what) = (escape::name(&device.name), escape::phrase(what));
-                notes.push(format!("{}: {name} is unvalidated ({what}).", run.heading()));
+            let Some(what) = &device.unvalidated else { continue };
+            let (name, what) = (escape::name(&device.name), escape::phrase(what));
+            let sentence = format!("{name} is unvalidated ({what}).");
+            match said.iter_mut().find(|(known, _)| *known == sentence) {
+                Some((_, of)) => of.push(run.heading()),
+                None => said.push((sentence, vec![run.heading()])),
             }
         }
     }
-    notes
+    said.into_iter().map(|(sentence, of)| format!("{}: {sentence}", of.join(", "))).collect()
 }
 
 fn spell(tokens: usize) -> String {

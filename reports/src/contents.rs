@@ -1,36 +1,42 @@
 //! Which sections does a report have, and in which order?
 //!
 //! What a reader asks first comes first: how fast and why (summary), how good the prediction is, which
-//! device does what, what happened meanwhile, what a token looks like, how even the tokens are, and where it all comes from.
+//! device does what, what happened meanwhile, what a token looks like, how even the tokens are, how the time follows
+//! rounds and model, and where it all comes from.
 //!
 //! Not here: what a section looks like ([`crate::page`], [`crate::markdown`]).
 
+use hearth_profiles::device::PageCachePolicy;
 use hearth_schema::Trace;
 use hearth_schema::trace::Origin;
 
 use crate::comparison::{Comparison, Run};
 use crate::document::{Block, Document, Figure, Section, Table, Text, Weight};
+use crate::lines::Lines;
+use crate::published::beside;
 use crate::svg::Drawing;
 use crate::tokens::{self, Token};
-use crate::{charts, drafting, escape, gantt, happenings, summary, tables, terms};
+use crate::{against, charts, drafting, escape, gantt, happenings, parity, summary, tables, terms};
 
 /// Runs whose longest and shortest token differ by more than this are drawn in scales of their own.
 const SAME_SCALE: u64 = 4;
 
 /// The whole report.
-pub fn of(comparison: &Comparison, traces: &[Trace]) -> Document {
+pub fn of(comparison: &Comparison, traces: &[Trace], sweeps: &[Lines]) -> Document {
     let runs: Vec<(&Run, &Trace)> = comparison.runs.iter().zip(traces).collect();
     let leading = &comparison.runs[comparison.leading()];
     let mut opening = vec![Block::Paragraph(summary::of(comparison))];
     opening.extend(comparison.notes.iter().map(|note| Block::Note(Text::from(note.clone()))));
     let sections = [
         times(comparison),
+        beside::section(comparison),
         drafting::section(comparison.runs.iter()),
         happenings::section(&runs),
         devices(&runs),
         one_token(&runs),
         every_token(&runs),
         memory(&runs),
+        against(&runs, sweeps),
     ];
     let mut sections: Vec<Section> =
         sections.into_iter().filter(|section| !section.blocks.is_empty()).collect();
@@ -54,14 +60,24 @@ fn times(comparison: &Comparison) -> Section {
         blocks.push(figure(drawing, "breakdown", caption));
     }
     blocks.extend(comparison.pairs.iter().map(|pair| Block::Table(tables::pair(comparison, pair))));
-    let single: Vec<&Run> = comparison.single().into_iter().map(|index| &comparison.runs[index]).collect();
+    let single = comparison.single();
     if !single.is_empty() {
-        blocks.push(Block::Table(tables::side_by_side(&single)));
+        blocks.push(Block::Table(tables::side_by_side(comparison, &single)));
+    }
+    if let Some(drawing) = parity::draw(&parity::dots(comparison)) {
+        let caption =
+            "Upwards what was predicted, across what was measured or published, both in equal ratios.";
+        blocks.push(figure(drawing, "parity", caption));
     }
     let meanings = terms::SUMMED.iter().chain([&terms::HIDDEN]).map(|term| (term.label, term.meaning));
     let more = [
         ("TPOT", "Time per output token, of the tokens after the first."),
         ("TTFT", "Time to the first token, from when the prompt entered the ring."),
+        (
+            "\u{b1}",
+            "Half the interval that holds the mean of an endless run in 95 of 100 cases, by the means of up to ten \
+             stretches of the run. It says how sure the mean is, not how sure the prediction.",
+        ),
     ];
     blocks.push(Block::Meanings("What the terms mean", meanings.chain(more).collect()));
     let title = if comparison.pairs.is_empty() { "Time per token" } else { "Predicted and measured" };
@@ -71,11 +87,11 @@ fn times(comparison: &Comparison) -> Section {
 fn devices(runs: &[(&Run, &Trace)]) -> Section {
     let mut blocks = Vec::new();
     let most = runs.iter().map(|(run, _)| charts::longest(run)).fold(0.0, f64::max);
-    for (run, _) in runs {
+    for (run, trace) in runs {
         if run.metrics.devices.is_empty() {
             continue;
         }
-        if let Some(drawing) = charts::devices(run, most) {
+        if let Some(drawing) = charts::devices(run, trace, most) {
             let caption = "Computing and waiting for the disk make the ring wait; reading ahead does not.";
             blocks.push(figure(drawing, format!("devices-{}", run.label), caption));
         }
@@ -124,7 +140,11 @@ fn every_token(runs: &[(&Run, &Trace)]) -> Section {
         blocks.push(figure(drawing, "tokens", "The tokens after the first, in order."));
     }
     if let Some(drawing) = charts::spread(runs) {
-        blocks.push(figure(drawing, "spread", "The lines across are the median and the 95th percentile."));
+        blocks.push(figure(
+            drawing,
+            "spread",
+            "The lines across are the median, the 95th percentile and all tokens.",
+        ));
     }
     Section { title: "Every token".into(), anchor: "tokens", blocks }
 }
@@ -143,6 +163,20 @@ fn memory(runs: &[(&Run, &Trace)]) -> Section {
         }
     }
     Section { title: "Weights in memory".into(), anchor: "memory", blocks }
+}
+
+fn against(runs: &[(&Run, &Trace)], sweeps: &[Lines]) -> Section {
+    let own = [("rounds", against::rounds(runs)), ("sizes", against::sizes(runs))];
+    let own =
+        own.into_iter().filter_map(|(name, lines)| Some((name.to_owned(), lines?, "From the runs above.")));
+    let caption =
+        "From the table of a sweep. A cross stands where a point has no time: no plan, or no memory.";
+    let tables = sweeps.iter().enumerate();
+    let tables = tables.map(|(index, lines)| (format!("sweep-{}", index + 1), lines.clone(), caption));
+    let blocks = own.chain(tables);
+    let blocks =
+        blocks.filter_map(|(name, lines, caption)| Some(figure(lines.drawing(&name)?, name, caption)));
+    Section { title: "What it depends on".into(), anchor: "against", blocks: blocks.collect() }
 }
 
 fn provenance(runs: &[(&Run, &Trace)]) -> Section {
@@ -200,6 +234,7 @@ fn device_origins(run: &Run, trace: &Trace) -> Table {
                 Text::default().name(escape::name(&device.name)),
                 digest(&device.profile, "not recorded"),
                 given(&device.kernel, "not recorded"),
+                Text::from(device.policy.map_or("\u{2013}", PageCachePolicy::name)),
                 given(&device.unvalidated, "\u{2013}"),
             ];
             (Weight::Plain, cells)
@@ -207,7 +242,7 @@ fn device_origins(run: &Run, trace: &Trace) -> Table {
         .collect();
     Table {
         caption: Text::from(format!("{}: the devices' profiles and systems.", run.heading())),
-        head: ["Device", "Profile", "System", "Unvalidated"].map(String::from).to_vec(),
+        head: ["Device", "Profile", "System", "Page cache", "Unvalidated"].map(String::from).to_vec(),
         rows,
         wordy: true,
     }

@@ -119,6 +119,8 @@ pub enum Block {
     Figure(Figure),
     /// Words and what they mean, under a heading, folded away where possible.
     Meanings(&'static str, Vec<(&'static str, &'static str)>),
+    /// Sentences under a heading, folded away where possible.
+    Folded(&'static str, Vec<String>),
 }
 
 /// A part of a report under a heading.

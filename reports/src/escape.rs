@@ -10,6 +10,8 @@
 const MAX_NAME_CHARS: usize = 60;
 /// The longest sentence of a trace printed, in characters.
 const MAX_PHRASE_CHARS: usize = 240;
+/// The longest paragraph of a document printed, in characters.
+const MAX_PARAGRAPH_CHARS: usize = 2000;
 
 /// A name short enough to print, without characters that cannot be shown.
 pub fn name(text: &str) -> String {
@@ -20,6 +22,11 @@ pub fn name(text: &str) -> String {
 /// A sentence short enough to print, without characters that cannot be shown.
 pub fn phrase(text: &str) -> String {
     cut(text, MAX_PHRASE_CHARS)
+}
+
+/// A paragraph of a document short enough to print, without characters that cannot be shown.
+pub fn paragraph(text: &str) -> String {
+    cut(text, MAX_PARAGRAPH_CHARS)
 }
 
 fn cut(text: &str, most: usize) -> String {

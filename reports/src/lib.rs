@@ -11,7 +11,7 @@
 //! use hearth_reports::Report;
 //!
 //! let device = TracedDevice {
-//!     name: "laptop".into(), profile: None, memory_total: 8 << 30, kernel: None, unvalidated: None,
+//!     name: "laptop".into(), profile: None, memory_total: 8 << 30, kernel: None, unvalidated: None, policy: None,
 //! };
 //! let output = |pass: u32, end_ms: u64| Record {
 //!     device: 0, resource: Resource::Cpu, kind: Kind::Output, pass, round: 0, layers: None,
@@ -41,6 +41,7 @@
 //! Not here: reading traces and writing files (the command line), and the numbers themselves
 //! ([`hearth_schema::metrics`]).
 
+mod against;
 mod blocks;
 mod charts;
 pub mod comparison;
@@ -54,6 +55,7 @@ pub mod lines;
 mod markdown;
 mod messages;
 mod page;
+mod parity;
 pub mod perfetto;
 pub mod published;
 mod report;
@@ -63,6 +65,7 @@ mod svg;
 mod tables;
 mod terms;
 mod tokens;
+pub mod validation;
 
 pub use comparison::Comparison;
 pub use escape::csv as csv_cell;

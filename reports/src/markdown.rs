@@ -42,6 +42,12 @@ fn blocks(out: &mut String, blocks: &[Block]) {
                     let _ = writeln!(out, "- **{word}**: {meaning}");
                 }
             }
+            Block::Folded(title, sentences) => {
+                let _ = writeln!(out, "{title}:\n");
+                for sentence in sentences {
+                    let _ = writeln!(out, "- {}", escape::markdown(sentence));
+                }
+            }
         }
     }
 }

@@ -9,7 +9,7 @@ use std::fmt::Write;
 
 use crate::document::{Block, Document, Span, Table, Text, Weight};
 use crate::escape::markup;
-use crate::svg;
+use crate::{lines, svg};
 
 const STYLE: &str = include_str!("page.css");
 
@@ -22,9 +22,10 @@ pub fn render(document: &Document) -> String {
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
          <meta name=\"color-scheme\" content=\"light dark\"/>\n\
          <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\"/>\n\
-         <title>{}</title>\n<style>\n{}{STYLE}</style>\n</head>\n<body>\n<main>\n<h1>{}</h1>\n",
+         <title>{}</title>\n<style>\n{}{}{STYLE}</style>\n</head>\n<body>\n<main>\n<h1>{}</h1>\n",
         markup(&document.title.plain()),
         svg::STYLE,
+        lines::STYLE,
         text(&document.title)
     );
     blocks(&mut out, &document.opening);
@@ -68,6 +69,13 @@ fn blocks(out: &mut String, blocks: &[Block]) {
                 }
                 writeln!(out, "</dl>\n</details>")
             }
+            Block::Folded(title, sentences) => {
+                let _ = write!(out, "<details>\n<summary>{}</summary>\n<ul>\n", markup(title));
+                for sentence in sentences {
+                    let _ = writeln!(out, "<li>{}</li>", markup(sentence));
+                }
+                writeln!(out, "</ul>\n</details>")
+            }
         };
     }
 }
@@ -80,7 +88,8 @@ fn print(out: &mut String, table: &Table) {
         text(&table.caption)
     );
     for head in &table.head {
-        let _ = write!(out, "<th scope=\"col\">{}</th>", markup(head));
+        // A run's label is one word, though it has a hyphen.
+        let _ = write!(out, "<th scope=\"col\">{}</th>", markup(head).replace('-', "&#8209;"));
     }
     out.push_str("</tr></thead>\n<tbody>\n");
     for (weight, row) in &table.rows {
@@ -113,7 +122,7 @@ fn text(text: &Text) -> String {
 
 /// Puts a space that does not break between a number and its unit.
 fn keep_units(words: &str) -> String {
-    const UNITS: [&str; 7] = ["ms", "%", "B", "KiB", "MiB", "GiB", "TiB"];
+    const UNITS: [&str; 8] = ["ms", "s", "%", "B", "KiB", "MiB", "GiB", "TiB"];
     let mut out = String::with_capacity(words.len());
     for (index, word) in words.split(' ').enumerate() {
         if index > 0 {

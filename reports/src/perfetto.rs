@@ -298,7 +298,10 @@ fn steps(events: &mut Events, trace: &Trace, slices: &[Slice], base: usize) {
 }
 
 fn counters(events: &mut Events, trace: &Trace, base: usize) {
-    for reading in &trace.readings {
+    // Traces of several devices are not in order of time, and viewers draw what comes late as a step back.
+    let mut readings: Vec<_> = trace.readings.iter().collect();
+    readings.sort_by_key(|reading| reading.at);
+    for reading in readings {
         let name = match reading.counter {
             Counter::BytesRead => "bytes read",
             Counter::Resident => "resident bytes",
@@ -348,10 +351,14 @@ fn flows(events: &mut Events, trace: &Trace, slices: &[Slice], base: usize) {
     let place = |record: usize| places.get(&record).copied().unwrap_or(0);
     for message in messages::among(&trace.records) {
         let (sent, received) = (&trace.records[message.sent], &trace.records[message.received]);
-        events.flows += 1;
-        let (from, to) = (base + usize::from(sent.device), base + usize::from(received.device));
         // A slice holds its start but not its end: the arrow lands a nanosecond before it.
         let landing = received.end.saturating_sub(1).max(received.start);
+        // Clocks of two devices agree to their handshake's precision only, and viewers refuse an arrow back in time.
+        if landing < sent.start {
+            continue;
+        }
+        events.flows += 1;
+        let (from, to) = (base + usize::from(sent.device), base + usize::from(received.device));
         let (cat, id) = (Some("ring"), Some(events.flows));
         let start = Event::new("activations", "s", from, place(message.sent));
         events.push(&Event { cat, id, ts: Some(micros(sent.start)), ..start });

@@ -9,7 +9,10 @@ use hearth_schema::Trace;
 
 use crate::comparison::Comparison;
 use crate::document::Document;
-use crate::{contents, markdown, page, perfetto, tables, tokens};
+use crate::lines::Lines;
+use crate::published::Published;
+use crate::published::beside::{self, BesideError};
+use crate::{contents, escape, markdown, page, perfetto, tables, tokens};
 
 /// The latest moment in a trace: 104 days, up to which a nanosecond is exact in a `f64`.
 const LATEST: u64 = 1 << 53;
@@ -71,6 +74,7 @@ pub enum ReportError {
 pub struct Report {
     traces: Vec<Trace>,
     comparison: Comparison,
+    sweeps: Vec<Lines>,
 }
 
 impl Report {
@@ -83,7 +87,25 @@ impl Report {
             check(index + 1, trace)?;
         }
         let comparison = Comparison::new(&traces);
-        Ok(Report { traces, comparison })
+        Ok(Report { traces, comparison, sweeps: Vec::new() })
+    }
+
+    /// With what a document prints of the same scenarios beside the runs; of one system if it is named.
+    pub fn with_published(
+        mut self,
+        published: &Published,
+        system: Option<&str>,
+    ) -> Result<Report, BesideError> {
+        self.comparison.published.extend(beside::find(published, system, &self.comparison.runs)?);
+        self.comparison.caveats.extend(published.caveats.iter().map(|caveat| escape::paragraph(caveat)));
+        Ok(self)
+    }
+
+    /// With the times of a sweep as lines.
+    #[must_use]
+    pub fn with_sweep(mut self, lines: Lines) -> Report {
+        self.sweeps.push(lines);
+        self
     }
 
     /// The numbers.
@@ -117,7 +139,7 @@ impl Report {
     }
 
     fn document(&self) -> Document {
-        contents::of(&self.comparison, &self.traces)
+        contents::of(&self.comparison, &self.traces, &self.sweeps)
     }
 
     fn json(&self) -> Vec<u8> {

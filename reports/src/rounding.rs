@@ -81,8 +81,12 @@ pub fn digits_for(value: f64) -> u32 {
     (3.0 - magnitude.log10().floor()).clamp(1.0, 6.0) as u32
 }
 
-/// A time in milliseconds to three figures, as a sentence says it.
+/// A time given in milliseconds to three figures, as a sentence says it: from ten seconds on in seconds.
 pub fn milliseconds(value: f64) -> String {
+    if value.abs() >= 1e4 {
+        let seconds = value * 1e-3;
+        return format!("{} s", Fixed::new(seconds, digits_for(seconds).saturating_sub(1)).text());
+    }
     let digits = digits_for(value).saturating_sub(1);
     format!("{} ms", Fixed::new(value, digits).text())
 }
@@ -144,6 +148,7 @@ mod tests {
     fn numbers_get_the_digits_they_need() {
         assert_eq!(milliseconds(74.24), "74.2 ms");
         assert_eq!(milliseconds(812.4), "812 ms");
+        assert_eq!((milliseconds(9_999.0), milliseconds(16_473.0)), ("9999 ms".into(), "16.5 s".into()));
         assert_eq!(bytes(1536.0), "1.50 KiB");
         assert_eq!(bytes(0.0), "0 B");
         assert_eq!(Fixed::new(f64::NAN, 2).text(), "0.00");

@@ -25,6 +25,7 @@ pub fn of(comparison: &Comparison) -> Text {
     for pair in &comparison.pairs {
         text = text.then(prediction(comparison, pair));
     }
+    text = text.then(published(comparison, run));
     if run.metrics.tpot_ms.is_some() {
         text = text.then(where_it_goes(run)).then(bottleneck(run));
     }
@@ -219,6 +220,25 @@ fn prediction(comparison: &Comparison, pair: &Pair) -> Text {
     }
     text.push_str(". ");
     Text::from(text)
+}
+
+/// What was published of it, if one cell stands for it.
+fn published(comparison: &Comparison, run: &Run) -> Text {
+    let cell = comparison.printed(comparison.leading());
+    let times = cell.and_then(|cell| Some((cell, cell.tpot_ms?, run.metrics.tpot_ms?.mean)));
+    let Some((cell, theirs, ours)) = times.filter(|(_, theirs, _)| *theirs > 0.0) else {
+        return Text::default();
+    };
+    let said = match ours / theirs {
+        ratio if ratio >= 2.0 => format!("{} times as long", Fixed::new(ratio, 1).text()),
+        ratio if ratio >= 1.0 => format!("{} longer", percent(ratio - 1.0)),
+        ratio => format!("{} shorter", percent(1.0 - ratio)),
+    };
+    Text::from("Published for ")
+        .name(&cell.system)
+        .words(", ")
+        .name(&cell.row)
+        .words(format!(", are {}: this run's token takes {said}. ", milliseconds(theirs)))
 }
 
 fn direction(error: f64) -> String {

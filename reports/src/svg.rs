@@ -44,6 +44,8 @@ pub struct Drawing {
     arrows: bool,
     /// Rules beyond [`STYLE`], for a file of its own.
     more_style: &'static str,
+    /// The most pixels across, gutter included.
+    most_width: Option<u32>,
 }
 
 impl Drawing {
@@ -58,6 +60,7 @@ impl Drawing {
             legend: Vec::new(),
             arrows: false,
             more_style: "",
+            most_width: None,
         }
     }
 
@@ -69,6 +72,11 @@ impl Drawing {
     /// Adds rules that only this kind of drawing needs, in a file of its own.
     pub fn style(&mut self, rules: &'static str) {
         self.more_style = rules;
+    }
+
+    /// Makes it at most this wide, in pixels.
+    pub fn narrow(&mut self, width: u32) {
+        self.most_width = Some(width + self.gutter + MARGIN_RIGHT);
     }
 
     /// Makes it at least this high, in pixels.
@@ -157,11 +165,20 @@ impl Drawing {
         );
     }
 
-    /// A line through points (share of the width, share of the height between `top` and `bottom`).
+    /// A line through points (share of the width, share of the height between `top` and `bottom`, upwards).
     pub fn curve(&mut self, class: &str, top: f64, bottom: f64, points: &[(f64, f64)]) {
+        self.points("polyline", class, [top, bottom], points);
+    }
+
+    /// The area within points, as those of a curve.
+    pub fn area(&mut self, class: &str, top: f64, bottom: f64, points: &[(f64, f64)]) {
+        self.points("polygon", class, [top, bottom], points);
+    }
+
+    fn points(&mut self, element: &str, class: &str, [top, bottom]: [f64; 2], points: &[(f64, f64)]) {
         let _ = write!(
             self.body,
-            r#"<svg x="0" y="{}" width="100%" height="{}" viewBox="0 0 1000 1000" preserveAspectRatio="none" overflow="visible"><polyline class="{class}" vector-effect="non-scaling-stroke" points=""#,
+            r#"<svg x="0" y="{}" width="100%" height="{}" viewBox="0 0 1000 1000" preserveAspectRatio="none" overflow="visible"><{element} class="{class}" vector-effect="non-scaling-stroke" points=""#,
             number(top),
             number(bottom - top)
         );
@@ -175,9 +192,10 @@ impl Drawing {
     /// The drawing as part of a page that has [`STYLE`].
     pub fn inline(&self) -> String {
         let mut out = String::new();
+        let narrow = self.most_width.map_or_else(String::new, |width| format!(";max-width:{width}px"));
         let _ = write!(
             out,
-            "<div class=\"drawing\" style=\"padding-left:{}px;padding-right:{MARGIN_RIGHT}px\">\
+            "<div class=\"drawing\" style=\"padding-left:{}px;padding-right:{MARGIN_RIGHT}px{narrow}\">\
              <svg width=\"100%\" height=\"{}\" role=\"img\" aria-label=\"{}\" overflow=\"visible\">\n{}{}</svg></div>",
             self.gutter,
             number(self.height),
@@ -198,7 +216,8 @@ impl Drawing {
 
     /// The drawing as a file of its own.
     pub fn standalone(&self) -> String {
-        let inner = FILE_WIDTH - self.gutter - MARGIN_RIGHT - 32;
+        let beside = self.gutter + MARGIN_RIGHT;
+        let inner = (FILE_WIDTH - 32).min(self.most_width.unwrap_or(FILE_WIDTH)) - beside;
         let rows = self.legend.len().div_ceil(4) as f64;
         let height = TITLE_HEIGHT + self.height + 16.0 + rows * LEGEND_ROW;
         let mut out = String::new();

@@ -9,6 +9,7 @@
 use crate::comparison::{Comparison, Pair, Place, Quantity, Run, Unit};
 use crate::document::{Table, Text, Weight};
 use crate::escape;
+use crate::published::beside::Printed;
 use crate::rounding::{self, Fixed, column, digits_for};
 use crate::terms;
 
@@ -95,37 +96,54 @@ fn weight(quantity: &Quantity) -> Weight {
     }
 }
 
-/// Predicted against measured.
+/// Predicted against measured, and what was published between them.
 pub fn pair(comparison: &Comparison, pair: &Pair) -> Table {
     let (left, right) = (&comparison.runs[pair.predicted], &comparison.runs[pair.measured]);
+    let printed_of = comparison.printed(pair.measured);
     let digits = Digits::of(&[left, right]);
+    let ms = |ms: f64| Fixed::new(ms, digits.time);
     let quantities = left.quantities();
     let (predicted, measured) = (printed(&quantities, digits), printed(&right.quantities(), digits));
-    let cell = |value: Option<String>| Text::from(value.unwrap_or_else(|| NOTHING.into()));
-    let rows = quantities
-        .iter()
-        .zip(predicted.into_iter().zip(measured))
-        .map(|(quantity, (predicted, measured))| {
-            let (error, percent) = errors(predicted, measured);
-            let cells = vec![
-                Text::from(label(quantity)),
-                cell(predicted.map(Fixed::text)),
-                cell(measured.map(Fixed::text)),
-                cell(error.map(Fixed::signed)),
-                cell(percent.map(Fixed::signed)),
-            ];
-            (weight(quantity), cells)
-        })
-        .collect();
-    Table {
-        caption: Text::from(format!(
-            "{} against {}. The error is predicted less measured. The terms sum to TPOT.",
-            left.heading(),
-            right.label
-        )),
-        head: ["", "Predicted", "Measured", "Error", "Error, %"].map(String::from).to_vec(),
-        rows,
-        wordy: false,
+    let cell = |value: Option<Fixed>, show: fn(Fixed) -> String| {
+        Text::from(value.map_or_else(|| NOTHING.into(), show))
+    };
+    let mut rows = Vec::new();
+    for ((quantity, row), (predicted, measured)) in
+        quantities.iter().zip(&pair.rows).zip(predicted.into_iter().zip(measured))
+    {
+        let (error, percent) = errors(predicted, measured);
+        let sure = row.interval.map(ms);
+        let mut cells = vec![Text::from(label(quantity)), cell(predicted, Fixed::text)];
+        cells.extend(printed_of.map(|printed| cell(theirs(printed, quantity).map(ms), Fixed::text)));
+        cells.extend([
+            cell(measured, Fixed::text),
+            cell(error, Fixed::signed),
+            cell(sure, Fixed::text),
+            cell(percent, Fixed::signed),
+        ]);
+        rows.push((weight(quantity), cells));
+    }
+    let mut caption = Text::from(format!(
+        "{} against {}. The error is predicted less measured. The terms sum to TPOT.",
+        left.heading(),
+        right.label
+    ));
+    if let Some(printed) = printed_of {
+        caption =
+            caption.words(" Published: ").name(&printed.system).words(", ").name(&printed.row).words(".");
+    }
+    let mut head = vec!["", "Predicted"];
+    head.extend(printed_of.map(|_| "Published"));
+    head.extend(["Measured", "Error", "\u{b1}", "Error, %"]);
+    Table { caption, head: head.into_iter().map(String::from).collect(), rows, wordy: false }
+}
+
+/// A published number of a quantity: times per token and to the first token are printed, terms are not.
+fn theirs(printed: &Printed, quantity: &Quantity) -> Option<f64> {
+    match quantity.key.as_str() {
+        "tpot" => printed.tpot_ms,
+        "ttft" => printed.ttft_ms,
+        _ => None,
     }
 }
 
@@ -139,21 +157,33 @@ fn errors(predicted: Option<Fixed>, measured: Option<Fixed>) -> (Option<Fixed>, 
     (error, percent)
 }
 
-/// Runs side by side, without errors.
-pub fn side_by_side(runs: &[&Run]) -> Table {
-    let digits = Digits::of(runs);
+/// Runs side by side, without errors; with the interval of each, and what was published of it.
+pub fn side_by_side(comparison: &Comparison, indices: &[usize]) -> Table {
+    let runs: Vec<&Run> = indices.iter().map(|index| &comparison.runs[*index]).collect();
+    let digits = Digits::of(&runs);
+    let ms = |ms: f64| Fixed::new(ms, digits.time);
     let columns: Vec<Vec<Option<Fixed>>> =
         runs.iter().map(|run| printed(&run.quantities(), digits)).collect();
     let mut head = vec![String::new()];
-    head.extend(runs.iter().map(|run| run.heading()));
+    for (run, index) in runs.iter().zip(indices) {
+        head.push(run.heading());
+        head.extend(run.intervals.map(|_| "\u{b1}".to_owned()));
+        head.extend(comparison.printed(*index).map(|printed| format!("Published, {}", printed.system)));
+    }
     let quantities = runs.first().map(|run| run.quantities()).unwrap_or_default();
+    let show = |value: Option<Fixed>| Text::from(value.map_or(NOTHING.into(), Fixed::text));
     let rows = quantities
         .iter()
         .enumerate()
-        .map(|(index, quantity)| {
+        .map(|(place, quantity)| {
             let mut cells = vec![Text::from(label(quantity))];
-            let value = |column: &Vec<Option<Fixed>>| column[index].map_or(NOTHING.into(), Fixed::text);
-            cells.extend(columns.iter().map(|column| Text::from(value(column))));
+            for ((run, index), column) in runs.iter().zip(indices).zip(&columns) {
+                cells.push(show(column[place]));
+                let sure = run.quantities()[place].interval.map(ms);
+                cells.extend(run.intervals.map(|_| show(sure)));
+                let printed = comparison.printed(*index);
+                cells.extend(printed.map(|printed| show(theirs(printed, quantity).map(ms))));
+            }
             (weight(quantity), cells)
         })
         .collect();
@@ -212,6 +242,11 @@ pub fn csv(comparison: &Comparison) -> String {
         head.push(format!("error {left} less {right}"));
         head.push(format!("error % {left} less {right}"));
     }
+    head.extend(runs.iter().map(|run| format!("\u{b1} {}", run.label)));
+    head.extend(
+        chosen(comparison)
+            .map(|(run, printed)| escape::csv(&format!("published {} for {run}", printed.system))),
+    );
     let mut lines = vec![head];
     let columns: Vec<Vec<Option<Fixed>>> =
         runs.iter().map(|run| printed(&run.quantities(), Digits::csv())).collect();
@@ -222,8 +257,16 @@ pub fn csv(comparison: &Comparison) -> String {
             Unit::TokensPerSecond => "tokens/s",
             Unit::Bytes => "bytes",
         };
-        lines.push(line(comparison, ["", &quantity.key, unit], &values));
+        let mut fields = line(comparison, ["", &quantity.key, unit], &values);
+        let sure = runs.iter().map(|run| run.quantities()[index].interval);
+        let theirs = chosen(comparison).map(|(_, printed)| theirs(printed, quantity));
+        let more = sure.chain(theirs);
+        fields.extend(
+            more.map(|value| value.map_or_else(String::new, |ms| Fixed::new(ms, CSV_DIGITS).plain())),
+        );
+        lines.push(fields);
     }
+    let width = lines.first().map_or(0, Vec::len);
     for name in device_names(&runs) {
         for (key, unit, digits) in DEVICE_COLUMNS {
             let value = |run: &&Run| {
@@ -243,7 +286,9 @@ pub fn csv(comparison: &Comparison) -> String {
                 Some(Fixed::new(value, digits))
             };
             let values: Vec<Option<Fixed>> = runs.iter().map(value).collect();
-            lines.push(line(comparison, [&name, key, unit], &values));
+            let mut fields = line(comparison, [&name, key, unit], &values);
+            fields.resize(width, String::new());
+            lines.push(fields);
         }
     }
     let mut out = String::new();
@@ -252,6 +297,12 @@ pub fn csv(comparison: &Comparison) -> String {
         out.push('\n');
     }
     out
+}
+
+/// The runs that stand for one published cell, by label.
+fn chosen(comparison: &Comparison) -> impl Iterator<Item = (&String, &Printed)> {
+    let runs = comparison.runs.iter().enumerate();
+    runs.filter_map(|(index, run)| Some((&run.label, comparison.printed(index)?)))
 }
 
 const DEVICE_COLUMNS: [(&str, &str, u32); 6] = [

@@ -12,6 +12,8 @@ use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
 
+mod checker;
+
 fn resource() -> impl Strategy<Value = Resource> {
     select(vec![
         Resource::Cpu,
@@ -77,6 +79,7 @@ fn trace() -> impl Strategy<Value = Trace> {
                 memory_total,
                 kernel: None,
                 unvalidated: None,
+                policy: None,
             };
             let pass = |index| Pass::plain(index, index, 1, true);
             Trace {
@@ -123,6 +126,8 @@ proptest! {
         ordered in any::<bool>(),
     ) {
         let traces = if ordered { traces.into_iter().map(in_order).collect() } else { traces };
+        // Later than that a nanosecond is lost in the microseconds of a time line.
+        let exact = traces.iter().flat_map(|trace| &trace.records).all(|record| record.end < 1 << 51);
         let Ok(report) = Report::new(traces) else { return Ok(()) };
         for (name, contents) in report.files() {
             prop_assert!(!contents.is_empty(), "{name} is empty");
@@ -131,6 +136,10 @@ proptest! {
             let text = text.unwrap_or_default();
             if name.rsplit('.').next() == Some("json") {
                 prop_assert!(serde_json::from_str::<serde_json::Value>(&text).is_ok(), "{name} is not JSON");
+            }
+            if exact && name.ends_with(".perfetto.json") {
+                let checked = checker::check(text.as_bytes());
+                prop_assert!(checked.is_ok(), "{name}: {checked:?}");
             }
             if name == "comparison.csv" {
                 sums(&text, report.comparison().runs.len())?;

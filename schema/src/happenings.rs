@@ -192,6 +192,7 @@ mod tests {
                     memory_total: 1000,
                     kernel: None,
                     unvalidated: None,
+                    policy: None,
                 }],
             },
             passes: (0..ends.len() as u32).map(pass).collect(),

@@ -19,14 +19,16 @@
 //! `hidden_disk` is reading ahead, less what the computations of the same device waited beside it. It
 //! stands next to the sum, not in it.
 //!
-//! Not here: what came out when ([`outputs`]), and the numbers of several sequences and of drafts ([`sequences`]).
+//! Not here: what came out when ([`outputs`]), how sure a mean is ([`intervals`]), and the numbers of several sequences
+//! and of drafts ([`sequences`]).
 
+pub mod intervals;
 pub mod outputs;
 pub mod sequences;
 
 mod lockstep;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -156,13 +158,7 @@ pub fn compute(trace: &Trace) -> Metrics {
     let tokens = outputs.tokens();
     let mut terms = Terms::default();
     for turn in &outputs.turns {
-        let devices = trace.header.devices.len();
-        let one = if trace.header.kind.is_ring() {
-            decompose(&by_pass, turn, devices)
-        } else {
-            lockstep::decompose(&by_pass, turn, devices)
-        };
-        add(&mut terms, &one, tokens);
+        add(&mut terms, &turn_terms(trace, &by_pass, turn), tokens);
     }
     let devices = devices(trace, &outputs);
     terms.hidden_disk = devices.iter().map(|device| device.hidden_disk_ms).fold(0.0, |sum, ms| sum + ms);
@@ -185,6 +181,35 @@ pub fn compute(trace: &Trace) -> Metrics {
         devices,
         seed: trace.header.seed,
     }
+}
+
+/// The terms of one turn, in milliseconds, as the kind of the plan has them.
+fn turn_terms(trace: &Trace, by_pass: &ByPass<'_>, turn: &Turn) -> Terms {
+    let devices = trace.header.devices.len();
+    if trace.header.kind.is_ring() {
+        decompose(by_pass, turn, devices)
+    } else {
+        lockstep::decompose(by_pass, turn, devices)
+    }
+}
+
+/// What the steps of each device took of the mean token, in the header's order, in milliseconds: its share of `cpu`, `gpu`,
+/// `memory` and `demand_disk`, and of `queue` what it waited for a processor within its steps.
+pub fn device_terms(trace: &Trace) -> Vec<Terms> {
+    let outputs = Outputs::of(trace);
+    let passes: BTreeSet<u32> = outputs.turns.iter().map(|turn| turn.pass).collect();
+    let mut sums = vec![Terms::default(); trace.header.devices.len()];
+    for record in trace.records.iter().filter(|record| is_work(record) && passes.contains(&record.pass)) {
+        if let Some(sum) = sums.get_mut(usize::from(record.device)) {
+            charge(sum, record);
+        }
+    }
+    let mean = |sum: &Terms| {
+        let mut mean = Terms::default();
+        add(&mut mean, sum, outputs.tokens().max(1));
+        mean
+    };
+    sums.iter().map(mean).collect()
 }
 
 fn short(trace: &Trace) -> Vec<Short> {

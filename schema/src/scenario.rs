@@ -8,7 +8,7 @@
 
 use std::collections::BTreeSet;
 
-use hearth_profiles::device::SocOptions;
+use hearth_profiles::device::{Quota, SocOptions};
 use hearth_profiles::document::{Document, DocumentError};
 use hearth_profiles::link::air::Air;
 use hearth_profiles::model::ModelShape;
@@ -180,6 +180,39 @@ pub struct Limits {
     /// Threads it computes with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<u32>,
+    /// Processor time of all its threads together, in processors: `0.5` is half of one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<f64>,
+    /// The processors of this machine that it may run on, by number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub affinity: Option<Vec<u32>>,
+}
+
+/// More processors than a machine has. source: the largest `CONFIG_NR_CPUS`, arch/x86/Kconfig
+const MOST_PROCESSORS: u32 = 8192;
+
+impl Limits {
+    fn validate(&self, device: &str) -> Result<(), DocumentError> {
+        let refuse = |what: String| Err(DocumentError::invalid(format!("device `{device}`: {what}")));
+        if self.memory.is_some() && self.memory_share.is_some() {
+            return refuse("give `memory` or `memory_share`, not both".into());
+        }
+        if let Some(cpu) = self.cpu.filter(|&cpu| !Quota::takes(cpu)) {
+            return refuse(format!("`limits.cpu` is {cpu}: give processors, as `0.5`, from 0.01 to 1024"));
+        }
+        let Some(affinity) = &self.affinity else { return Ok(()) };
+        let distinct: BTreeSet<u32> = affinity.iter().copied().collect();
+        if distinct.is_empty() || distinct.len() < affinity.len() {
+            return refuse("`limits.affinity` is empty or names a processor twice: write `[0, 1]`".into());
+        }
+        match distinct.last() {
+            Some(&last) if last >= MOST_PROCESSORS => refuse(format!(
+                "`limits.affinity` names processor {last}; the last can be {}",
+                MOST_PROCESSORS - 1
+            )),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// The links of a cluster.
@@ -198,12 +231,15 @@ pub struct Links {
     /// with the default's numbers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub air: Option<Air>,
+    /// Whether the lab makes its connections so slow; else it takes this machine's loopback for all links.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub emulated: bool,
 }
 
 impl Links {
     /// The same constant link between any two devices.
     pub fn constant(default: Link) -> Self {
-        Self { default, between: Vec::new(), air: None }
+        Self { default, between: Vec::new(), air: None, emulated: false }
     }
 
     fn validate(&self, devices: &BTreeSet<&str>) -> Result<(), DocumentError> {
@@ -363,14 +399,7 @@ impl Document for Scenario {
             if device.name.is_empty() || !names.insert(device.name.as_str()) {
                 return refuse(format!("device name `{}` is empty or used twice", device.name));
             }
-            if let Some(limits) = &device.limits
-                && (limits.memory.is_some() && limits.memory_share.is_some())
-            {
-                return refuse(format!(
-                    "device `{}`: give `memory` or `memory_share`, not both",
-                    device.name
-                ));
-            }
+            device.limits.as_ref().map_or(Ok(()), |limits| limits.validate(&device.name))?;
         }
         if let Some(residency) = &self.residency {
             residency.validate_wish("`residency`")?;

@@ -17,6 +17,7 @@
 use std::io::{BufRead, Write};
 use std::ops::Range;
 
+use hearth_profiles::device::PageCachePolicy;
 use serde::{Deserialize, Serialize};
 
 use crate::happenings::Happening;
@@ -57,6 +58,9 @@ pub struct TracedDevice {
     /// What the numbers of this device have not been checked against, if anything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unvalidated: Option<String>,
+    /// How its page cache was simulated, as its profile says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<PageCachePolicy>,
 }
 
 /// The first line.

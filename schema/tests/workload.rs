@@ -63,3 +63,31 @@ fn hostile_values_are_refused() {
     let best_head = scenario(64, &drafting("5", "70 %"), "planner: {best_head: true}").expect_err("no head");
     assert!(best_head.contains("best_head"), "{best_head}");
 }
+
+#[test]
+fn limits_that_no_machine_has_are_refused() {
+    let limited = |limits: &str| {
+        let yaml = format!(
+            "schema: scenario/1\nname: test\nmodel: {{profile: llama-8b}}\ncontext: 64\nworkload: {{prompt: 8, generate: \
+             4}}\ndevices:\n  - {{name: a, profile: d3, limits: {{{limits}}}}}\nlinks:\n  default:\n    latency: {{value: 5 \
+             ms, source: test}}\n    bandwidth: {{value: 400 Mbit/s, source: test}}\n  emulated: true\n"
+        );
+        Scenario::from_yaml(&yaml).map_err(|error| error.to_string())
+    };
+    let said = limited("cpu: 0.5, affinity: [1, 0]").expect("valid");
+    assert!(said.links.emulated);
+    assert_eq!(Scenario::from_yaml(&said.to_yaml()).expect("written and read"), said);
+    for (limits, complaint) in [
+        ("cpu: 0", "`limits.cpu` is 0"),
+        ("cpu: -1", "from 0.01 to 1024"),
+        ("cpu: .nan", "`limits.cpu`"),
+        ("cpu: 5000", "from 0.01 to 1024"),
+        ("affinity: []", "is empty"),
+        ("affinity: [0, 0]", "twice"),
+        ("affinity: [9000]", "the last can be 8191"),
+        ("memory: 1 GiB, memory_share: 50 %", "not both"),
+    ] {
+        let error = limited(limits).expect_err(limits);
+        assert!(error.contains(complaint) && error.contains("device `a`"), "{limits}: {error}");
+    }
+}

@@ -5,22 +5,28 @@
 //! beside the naive model (work / rate) and, for the disk, beside the simulator's `resource::Disk`; for the
 //! processor beside a model of bandwidth control that knows the period. Needs root; see `cgroups`.
 //!
+//! `--duty` has several threads that meet after each burst, beside the simulator's `resource::Cpu`.
+//!
 //!     cargo run --release -p hearth-sim --example limits -- --cpu
+//!     cargo run --release -p hearth-sim --example limits -- --duty
 //!     cargo run --release -p hearth-sim --example limits -- --disk
 //!
-//! The numbers are in `docs/decisions/0012-limits-are-the-physics-we-model.md`.
+//! The numbers are in `docs/decisions/0012-limits-are-the-physics-we-model.md` and, of `--duty`, in
+//! `docs/decisions/0031-a-quota-is-a-bucket.md`.
 #![allow(clippy::disallowed_methods, reason = "a physical experiment measures time")]
 
 use std::fs::File;
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use cgroups::{
     Cgroups, Failure, Limits, MIB, ShareFile, advise, drop_from_cache, map_cold, median, number, require_root,
 };
-use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
-use hearth_sim::resource::{Disk, DiskSpeed, Flow};
+use hearth_profiles::device::Quota;
+use hearth_profiles::{Bytes, BytesPerSecond, Seconds, Sourced};
+use hearth_sim::resource::{Cpu, Disk, DiskSpeed, Flow};
 
 #[path = "cgroups/mod.rs"]
 mod cgroups;
@@ -47,8 +53,12 @@ fn run(arguments: &[String]) -> Result<(), Failure> {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words[..] {
         ["--cpu"] => cpu_rows(),
+        ["--duty"] => duty_rows(),
         ["--disk"] => disk_rows(),
         ["--child-cpu", rounds, bursts, idle] => spin(number(rounds)?, number(bursts)?, number(idle)?),
+        ["--child-duty", threads, rounds, bursts, idle] => {
+            meet(number(threads)?, number(rounds)?, number(bursts)?, number(idle)?)
+        }
         ["--child-disk", file, burst, bursts, pause] => {
             read(Path::new(file), number(burst)?, number(bursts)?, number(pause)?)
         }
@@ -135,6 +145,93 @@ fn cpu_rows() -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+/// As [`spin`], with threads that begin and end each burst together. Charged is the mean of all threads.
+fn meet(threads: usize, rounds: u64, bursts: usize, idle_ms: u64) -> Result<(), Failure> {
+    let _groups = Cgroups::join()?;
+    let together = Barrier::new(threads);
+    let burst = || {
+        together.wait();
+        let before = processor_time();
+        std::hint::black_box(work(rounds));
+        let charged = processor_time() - before;
+        together.wait();
+        charged
+    };
+    let lines = std::thread::scope(|scope| {
+        let others: Vec<_> = (1..threads)
+            .map(|_| scope.spawn(|| (0..bursts).map(|_| burst()).collect::<Vec<f64>>()))
+            .collect();
+        let mut rows = Vec::new();
+        for _ in 0..bursts {
+            std::thread::sleep(Duration::from_millis(idle_ms));
+            let begin = Instant::now();
+            let charged = burst();
+            rows.push((begin.elapsed().as_secs_f64() * 1e3, charged));
+        }
+        let others: Vec<Vec<f64>> = others.into_iter().filter_map(|other| other.join().ok()).collect();
+        let mean = |(at, (took, own)): (usize, &(f64, f64))| {
+            let sum: f64 = others.iter().map(|other| other[at]).sum::<f64>() + own;
+            format!("{took} {}", sum / threads as f64)
+        };
+        rows.iter().enumerate().map(mean).collect::<Vec<_>>()
+    });
+    println!("{}", lines.join("\n"));
+    Ok(())
+}
+
+fn duty_rows() -> Result<(), Failure> {
+    const PERIOD_MS: u64 = 10;
+    require_root()?;
+    let rate = rounds_per_milli();
+    println!(
+        "| processors | threads | charged ms | idle ms | work / rate ms | simulated ms | measured ms | measured / (work / \
+         rate) | measured / simulated |\n|---|---|---|---|---|---|---|---|---|"
+    );
+    for (cores, threads) in [(0.5, 1usize), (0.25, 1), (0.5, 2), (1.0, 2), (1.5, 2)] {
+        for work_ms in [1u64, 3, 10, 30] {
+            for idle_ms in [10u64, 50] {
+                let bursts = (800 / (3 * work_ms + idle_ms)).clamp(8, 40);
+                let quota = (PERIOD_MS as f64 * 1e3 * cores) as u64;
+                let limits = Limits { cpu: Some((quota, PERIOD_MS * 1000)), ..Limits::default() };
+                let rounds = (rate * work_ms as f64) as u64;
+                let words = [threads as u64, rounds, bursts, idle_ms].map(|number| number.to_string());
+                let words: Vec<String> = ["--child-duty".to_string()].into_iter().chain(words).collect();
+                let pairs = in_child(limits, Path::new("/"), &words)?;
+                let mean = |skip: usize| {
+                    let values: Vec<f64> = pairs.iter().copied().skip(2 + skip).step_by(2).collect();
+                    values.iter().sum::<f64>() / values.len() as f64
+                };
+                let (took, charged) = (mean(0), mean(1));
+                let naive = charged * (threads as f64 / cores).max(1.0);
+                let simulated = on_a_bucket(cores, threads as f64, charged, idle_ms, bursts);
+                println!(
+                    "| {cores} | {threads} | {charged:.1} | {idle_ms} | {naive:.1} | {simulated:.1} | {took:.1} | {:.2} \
+                     | {:.2} |",
+                    took / naive,
+                    took / simulated
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The mean time of the same bursts on the simulator's processor.
+fn on_a_bucket(cores: f64, threads: f64, work_ms: f64, idle_ms: u64, bursts: u64) -> f64 {
+    let (value, period) = (Sourced::new(cores, "set"), Sourced::new(Seconds(0.01), "set"));
+    let mut cpu = Cpu::new(2.0).under(Some(&Quota { cores: value, period }));
+    let (mut now, mut total) = (0, 0);
+    for _ in 0..bursts {
+        now += idle_ms * 1_000_000;
+        let begin = now;
+        cpu.start(now, 0, threads, work_ms * 1e-3);
+        now = cpu.next_end().expect("it ends");
+        cpu.ended(now).expect("it has ended");
+        total += now - begin;
+    }
+    total as f64 * 1e-6 / bursts as f64
 }
 
 /// The mean time of a burst under bandwidth control as kernel/sched/fair.c has it, but with an exact stop: a

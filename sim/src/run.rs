@@ -498,5 +498,6 @@ pub(crate) fn traced(name: &str, device: &Device) -> TracedDevice {
         memory_total: device.memory.total.value.0,
         kernel: None,
         unvalidated: unvalidated(device),
+        policy: Some(device.memory.page_cache),
     }
 }

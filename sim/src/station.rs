@@ -153,6 +153,11 @@ pub struct Parts<'a> {
     pub keeper: Keeper,
 }
 
+/// An idle processor of a device.
+fn processor(device: &Device) -> Cpu {
+    Cpu::new(f64::from(device.cpu.cores)).under(device.cpu.quota.as_ref())
+}
+
 impl<'a> Station<'a> {
     /// A device that has done nothing yet.
     pub fn new(parts: Parts<'a>, engine: &mut Engine<Event>) -> Self {
@@ -170,7 +175,7 @@ impl<'a> Station<'a> {
             doing: Doing::Nothing,
             wired_for: None,
             idle_since: 0,
-            cpu: Cpu::new(f64::from(parts.device.cpu.cores)),
+            cpu: processor(parts.device),
             cpu_timer: engine.timer(),
             wake_timer: engine.timer(),
             gpu_speed: 1.0,

@@ -36,7 +36,7 @@ fn quick(model: &str, devices: usize, workload: Workload) -> Cluster {
         latency: Sourced::new(Seconds(1e-6), "test"),
         bandwidth: Sourced::new(BytesPerSecond(1e12), "test"),
     };
-    cluster.links = LinkTable::new(Links { default: link, between: vec![], air: None });
+    cluster.links = LinkTable::new(Links::constant(link));
     cluster.workload = workload;
     cluster
 }

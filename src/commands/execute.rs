@@ -1,39 +1,28 @@
 //! `hearth execute`: run a plan on real devices.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
 
-use hearth_exec::ring::{
-    Asked, Delayed, Generated, Key, LocalModel, Medium, Network, OnFetch, Renewal, Request, Ring, RingError,
-    RingOptions, Sealed, Tcp, Unfinished, discovery, for_sequences, with_draft,
-};
+use hearth_exec::ring::{Asked, Generated, Key, Network, Request, RingError, Unfinished};
 use hearth_exec::{Sampler, SamplerOptions, TextStream, Tokenizer};
-use hearth_profiles::{Bytes, Document};
+use hearth_profiles::Document;
 use hearth_schema::metrics::sequences::SequenceMetrics;
-use hearth_schema::replan::{NoPlan, Replanner};
-use hearth_schema::scenario::Workload;
-use hearth_schema::schedule::MAX_PASS_TOKENS;
-use hearth_schema::{Cluster, Plan};
 use serde::Serialize;
 use tokio::sync::mpsc;
 
 use super::{print_json, simulate};
 use crate::cli::ExecuteArgs;
 use crate::diagnostics::Failure;
-use crate::documents::{LoadedScenario, in_a_folder, open_model, read_plan, write, write_trace};
+use crate::documents::{in_a_folder, open_model, read_plan, write, write_trace};
 use crate::happenings;
 use crate::interruption::INTERRUPTED;
-use crate::output::{say, tell};
+use crate::output::say;
 use crate::prompts;
-use crate::refinement::Effort;
-use crate::replanner::MidRun;
+use crate::ring::{OverNetwork, Raising, over, stopped};
 
-/// Tokens drafted at a time, if nothing says how many.
-/// source: assumed; appendix A.9 of the prima.cpp paper drafts a few at a time
-const DRAFT_TOKENS: u32 = 4;
+/// What a head that marks its tokens prints when the ring is up and the prompt enters it.
+pub const BEGINS: &str = "begins";
 
 /// What `--json` gives.
 #[derive(Serialize)]
@@ -58,48 +47,28 @@ struct Sequence {
 /// Runs the verb.
 pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     args.trace.as_deref().map_or(Ok(()), in_a_folder)?;
-    let key = Key::given(args.key.as_deref())?;
+    let key = Key::given(args.ring.key.as_deref())?;
     let asked = prompts::Asked::by(args)?;
     let plan = read_plan(&args.plan)?;
     let model = Arc::new(open_model(&args.model)?);
-    if args.exit_with_stdin {
+    if args.ring.exit_with_stdin {
         super::worker::end_with_stdin();
     }
     let tokenizer = Arc::new(Tokenizer::new(&model.weights.model().metadata)?);
     let prompts = asked.tokens(&model, &tokenizer)?;
-    let scenario = args.scenario.as_deref().map(LoadedScenario::read).transpose()?;
-    let mut plan = for_sequences(plan, u32::try_from(prompts.len()).unwrap_or(u32::MAX));
-    let draft = args.draft_model.as_deref().map(open_model).transpose()?.map(Arc::new);
-    if let (Some(draft), None) = (&draft, &plan.draft) {
-        plan = with_draft(plan, &model, draft)?;
-    }
-    let request = request(args, scenario.as_ref(), &plan, (prompts, &model, &tokenizer))?;
-    request.generation(&plan)?;
-    let options = RingOptions {
-        threads: args.threads.unwrap_or(0),
-        pass_deadline: Duration::from_secs(args.deadline),
-        draft,
-        renewal: renewal(args, scenario)?,
-        on_fetch: Some(told_of_fetching()),
-        ..RingOptions::default()
-    };
+    let sequences = u32::try_from(prompts.len()).unwrap_or(u32::MAX);
+    let raising = Raising::new(&args.ring, (plan, sequences), (model, &args.model))?;
+    let request = request(args, &raising, prompts, &tokenizer)?;
+    request.generation(&raising.plan)?;
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
     let run = Run {
-        plan,
-        model,
-        options,
+        raising,
         request,
         tokenizer: tokenizer.clone(),
         print: !json && asked.count() == 1,
         mark: args.mark_tokens,
-        discover: args.discover.map(Duration::from_secs),
     };
-    let ended = runtime.block_on(async {
-        match key {
-            Some(key) => run.delayed(Sealed::new(Tcp, key), args.link_delay).await,
-            None => run.delayed(Tcp, args.link_delay).await,
-        }
-    });
+    let ended = runtime.block_on(over(key, args.ring.slower(), run));
     // After an interruption the head's node may still be in a step; the process does not wait for it.
     runtime.shutdown_background();
     let (generated, error) = match ended {
@@ -126,12 +95,12 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     })
 }
 
-/// What is asked of the ring: the prompts, and what the command line or else the scenario says of how they run.
+/// What is asked of the ring: the prompts, and how they run.
 fn request(
     args: &ExecuteArgs,
-    scenario: Option<&LoadedScenario>,
-    plan: &Plan,
-    (prompts, model, tokenizer): (Vec<Vec<u32>>, &LocalModel, &Tokenizer),
+    raising: &Raising,
+    prompts: Vec<Vec<u32>>,
+    tokenizer: &Tokenizer,
 ) -> Result<Request, Failure> {
     let (temperature, top_k, top_p, seed) = (args.temperature, args.top_k, args.top_p, args.seed);
     let sampler = Sampler::new(SamplerOptions { temperature, top_k, top_p, seed })?;
@@ -139,52 +108,16 @@ fn request(
         let mut sampler = sampler.for_sequence(number);
         Asked { prompt, sample: Box::new(move |logits| sampler.sample(logits)) }
     };
-    let vocabulary = model.weights.shape().vocabulary;
-    let workload = scenario.map(|loaded| &loaded.scenario.workload);
-    let drafts = args.draft_tokens.or_else(|| workload.map(Workload::drafts).filter(|&drafts| drafts > 0));
+    let vocabulary = raising.model.weights.shape().vocabulary;
     Ok(Request {
         sequences: prompts.into_iter().zip(0..).map(asked).collect(),
         generate: args.tokens,
-        micro_batch: args
-            .micro_batch
-            .unwrap_or_else(|| workload.map_or(MAX_PASS_TOKENS, |workload| workload.micro_batch)),
-        drafts: plan.draft.as_ref().map_or(0, |_| drafts.unwrap_or(DRAFT_TOKENS)),
+        micro_batch: raising.micro_batch,
+        drafts: raising.drafts,
         stop: (0..vocabulary).filter(|&token| !args.ignore_end && tokenizer.is_end(token)).collect(),
-        scenario: plan.scenario.name.clone(),
+        scenario: raising.plan.scenario.name.clone(),
         seed,
     })
-}
-
-/// Says when another tenth of what a worker fetches is there.
-fn told_of_fetching() -> OnFetch {
-    let told: Mutex<BTreeMap<String, u64>> = Mutex::default();
-    Arc::new(move |name, done, total| {
-        let tenth = done.saturating_mul(10) / total.max(1);
-        let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.insert(name.to_owned(), tenth) != Some(tenth) {
-            tell!("{name} has fetched {} of {}", Bytes(done), Bytes(total));
-        }
-    })
-}
-
-/// What a head does when a device is gone.
-fn renewal(args: &ExecuteArgs, scenario: Option<LoadedScenario>) -> Result<Renewal, Failure> {
-    let Some(loaded) = scenario else {
-        return Ok(if args.give_up { Renewal::Never } else { Renewal::Spread });
-    };
-    let cluster = Arc::new(loaded.cluster(Some(&args.model))?);
-    Ok(Renewal::Planner { cluster, replanner: Arc::new(Again(loaded)) })
-}
-
-/// The planner of a scenario, for as long as a ring runs.
-#[derive(Debug)]
-struct Again(LoadedScenario);
-
-impl Replanner for Again {
-    fn replan(&self, there: &Cluster) -> Result<Plan, NoPlan> {
-        let options = self.0.scenario.planner.clone();
-        MidRun::with(&self.0, options, Effort { seconds: 0, evaluations: None }).replan(there)
-    }
 }
 
 /// Writes the trace, and the plans that followed the first beside it.
@@ -232,39 +165,24 @@ fn show(generated: &Generated, tokenizer: &Tokenizer, json: bool) -> Result<(), 
 
 /// A request and where it runs.
 struct Run {
-    plan: Plan,
-    model: Arc<LocalModel>,
-    options: RingOptions,
+    raising: Raising,
     request: Request,
     tokenizer: Arc<Tokenizer>,
     print: bool,
     mark: bool,
-    /// How long workers without an address are looked for, if they are.
-    discover: Option<Duration>,
 }
 
-impl Run {
-    /// Over a network whose links are slower by so much.
-    async fn delayed(self, network: impl Network, delay: Option<Duration>) -> Result<Generated, Unfinished> {
-        match delay {
-            Some(delay) => {
-                let generated = self.generate(&Delayed::new(network, delay)).await;
-                // The goodbye is still on its way when it has been written.
-                tokio::time::sleep(2 * delay).await;
-                generated
-            }
-            None => self.generate(&network).await,
-        }
-    }
+impl OverNetwork for Run {
+    type Output = Result<Generated, Unfinished>;
 
-    async fn generate(self, network: &impl Network) -> Result<Generated, Unfinished> {
-        let Run { plan, model, options, request, tokenizer, print, mark, discover } = self;
+    async fn over<N: Network>(self, network: N) -> Self::Output {
+        let Run { raising, request, tokenizer, print, mark } = self;
         let interrupted = || async {
             stopped().await;
             Err(RingError::Interrupted)
         };
         let mut ring = tokio::select! {
-            ring = connected(network, plan, discover, model, options) => ring,
+            ring = raising.connect(&network) => ring,
             interrupted = interrupted() => interrupted,
         }?;
         let (sender, mut tokens) = mpsc::unbounded_channel();
@@ -284,6 +202,11 @@ impl Run {
                 let _ = write!(out, "{}", stream.finish());
             }
         });
+        if mark {
+            // Whoever reads it makes things happen from here on.
+            let mut out = io::stdout();
+            let _ = writeln!(out, "{BEGINS}").and_then(|()| out.flush());
+        }
         let stopper = ring.stopper();
         let watch = tokio::spawn(async move {
             stopped().await;
@@ -301,44 +224,4 @@ impl Run {
         ring.close().await;
         generated
     }
-}
-
-/// Brings the ring up, and finds its workers before if they are to be looked for.
-async fn connected<N: Network>(
-    network: &N,
-    mut plan: Plan,
-    discover: Option<Duration>,
-    model: Arc<LocalModel>,
-    options: RingOptions,
-) -> Result<Ring<N>, RingError> {
-    if let Some(limit) = discover {
-        let unknown = plan.devices.iter().skip(1).filter(|device| device.address.is_none());
-        let names: BTreeSet<String> = unknown.map(|device| device.name.clone()).collect();
-        if !names.is_empty() {
-            let found = discovery::find(network, &names, limit, Medium::default()).await?;
-            for (name, address) in &found {
-                tell!("found {name} at {address}");
-            }
-            for device in plan.devices.iter_mut().skip(1) {
-                device.address = device.address.take().or_else(|| found.get(&device.name).cloned());
-            }
-        }
-    }
-    Ring::connect(network, plan, model, options).await
-}
-
-/// Waits until a person or the system wants this process to end.
-async fn stopped() {
-    #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        if let Ok(mut terminated) = signal(SignalKind::terminate()) {
-            tokio::select! {
-                _ = tokio::signal::ctrl_c() => {}
-                _ = terminated.recv() => {}
-            }
-            return;
-        }
-    }
-    let _ = tokio::signal::ctrl_c().await;
 }

@@ -4,15 +4,19 @@ mod bench;
 mod compare;
 mod execute;
 mod gpu;
+mod init;
 mod lab;
 mod lint;
 pub mod plan;
 mod profile;
 mod report;
 mod reproduce;
+mod serve;
+mod shell;
 pub mod simulate;
 mod sweep;
 pub mod synth;
+mod whatif;
 mod worker;
 
 use std::process::ExitCode;
@@ -34,12 +38,17 @@ pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Verb::Execute(args) => execute::run(&args, json),
         Verb::Worker(args) => worker::run(&args),
         Verb::Gpu(args) => gpu::run(&args, json),
+        Verb::Serve(args) => serve::run(&args),
         Verb::Bench(args) => bench::run(&args, json),
         Verb::Profile(args) => profile::run(&args, json),
         Verb::Lab(args) => lab::run(&args, json),
         Verb::Report(args) => report::run(&args, json),
         Verb::Reproduce(args) => reproduce::run(&args, json),
         Verb::Synth(args) => synth::run(&args, json),
+        Verb::Whatif(args) => whatif::run(&args, json),
+        Verb::Init(args) => init::run(&args, json),
+        Verb::Completions(args) => shell::completions(&args, json),
+        Verb::Man(args) => shell::man(&args, json),
     }
 }
 

@@ -1,20 +1,50 @@
 //! `hearth report`: put traces side by side.
 
+use std::path::Path;
 use std::process::ExitCode;
 
+use hearth_profiles::Document;
 use hearth_reports::Report;
+use hearth_reports::published::{Published, SHIPPED, shipped};
 
 use super::print_json;
 use crate::cli::ReportArgs;
 use crate::diagnostics::Failure;
-use crate::documents::{in_a_folder, read_trace, write_in};
+use crate::documents::{in_a_folder, read, read_table, read_trace, write_in};
 use crate::output::say;
+use crate::sweep::chart;
+
+/// A document of published numbers, shipped or in a file.
+fn published(name: &str) -> Result<Published, Failure> {
+    if let Some(document) = shipped(name) {
+        return Published::from_yaml(document).map_err(|error| Failure::unusable(error.what()).at(name));
+    }
+    let path = Path::new(name);
+    if path.extension().is_none() && !path.exists() {
+        let what = format!("no document of published numbers is called `{name}`");
+        return Err(Failure::unusable(what).hint(format!(
+            "use one of {}, or the path of a document",
+            SHIPPED.map(|(name, _)| name).join(", ")
+        )));
+    }
+    read(path)
+}
 
 /// Runs the verb.
 pub fn run(args: &ReportArgs, json: bool) -> Result<ExitCode, Failure> {
     in_a_folder(&args.output)?;
     let traces = args.traces.iter().map(|path| read_trace(path)).collect::<Result<Vec<_>, _>>()?;
-    let report = Report::new(traces).map_err(Failure::unusable)?;
+    let mut report = Report::new(traces).map_err(Failure::unusable)?;
+    for name in &args.published {
+        let published = published(name)?;
+        let system = args.system.as_deref();
+        report =
+            report.with_published(&published, system).map_err(|error| Failure::unusable(error).at(name))?;
+    }
+    for path in &args.sweep {
+        let lines = chart::lines(&read_table(path)?).map_err(|failure| failure.at(path.display()))?;
+        report = report.with_sweep(lines);
+    }
     for (name, bytes) in report.files() {
         write_in(&args.output, name, &bytes)?;
     }

@@ -17,6 +17,7 @@ use crate::diagnostics::{ENDED_BADLY, Failure};
 use crate::documents::{LoadedScenario, in_a_folder, write, write_trace};
 use crate::happenings::{self, Told};
 use crate::output::{say, tell};
+use crate::refinement::Effort;
 use crate::replanner::MidRun;
 use crate::{limits, progress, soc, uncertainty};
 
@@ -140,6 +141,20 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
 pub fn simulate(cluster: &Cluster, plan: &Plan, scenario: &Scenario, warm: bool) -> Result<Trace, Failure> {
     let memory = Memory { warm, ignored: false };
     simulate_in(cluster, plan, scenario, memory, &Surroundings::default()).map(|run| run.trace)
+}
+
+/// Runs a plan as its scenario has it: within its limits, while its events happen, planning again with this effort.
+pub fn as_it_says(
+    loaded: &LoadedScenario,
+    mut cluster: Cluster,
+    plan: &Plan,
+    effort: Effort,
+) -> Result<Run, Failure> {
+    let scenario = &loaded.scenario;
+    limits::restrict_memory(scenario, &mut cluster, plan, Bytes::ZERO);
+    let replanner = MidRun::with(loaded, scenario.planner.clone(), effort);
+    let surroundings = Surroundings { events: &scenario.events, replanner: Some(&replanner) };
+    simulate_in(&cluster, plan, scenario, Memory::default(), &surroundings)
 }
 
 /// What a run finds of memory.

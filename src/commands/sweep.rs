@@ -38,9 +38,7 @@ pub fn run(args: &SweepArgs, json: bool) -> Result<ExitCode, Failure> {
     let shard = args.shard.map(|Shard { part, of }| (part, of));
     let (first, step) = shard.map_or((0, 1), |(part, of)| (part - 1, of));
     let indices: Vec<usize> = (first..sweep.rows()).step_by(step).collect();
-    let threads = args
-        .jobs
-        .map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), |jobs| jobs as usize);
+    let threads = workers::threads(args.jobs);
     let save = |rows: &[Row]| match &args.output {
         Some(path) => write_at_once(path, table::text(&sweep, shard, rows).as_bytes()),
         None => Ok(()),

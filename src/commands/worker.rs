@@ -5,15 +5,14 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use hearth_exec::ring::announcement::host_name;
-use hearth_exec::ring::{
-    Announcement, Delayed, Key, Listener, Medium, Network, Sealed, Source, Tcp, Worker, WorkerOptions, bind,
-};
+use hearth_exec::ring::{Announcement, Key, Listener, Medium, Network, Source, Worker, WorkerOptions, bind};
 
 use crate::cli::{Announce, WorkerArgs};
 use crate::diagnostics::Failure;
 use crate::documents::open_model;
 use crate::gpu;
 use crate::output::{say, tell};
+use crate::ring::{OverNetwork, Slower, over};
 
 /// Runs the verb, until it is stopped.
 pub fn run(args: &WorkerArgs) -> Result<ExitCode, Failure> {
@@ -27,51 +26,54 @@ pub fn run(args: &WorkerArgs) -> Result<ExitCode, Failure> {
         end_with_stdin();
     }
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
-    let ended = runtime.block_on(async {
-        match key {
-            Some(key) => delayed(Sealed::new(Tcp, key), args, source).await,
-            None => delayed(Tcp, args, source).await,
-        }
-    });
+    let ended = runtime.block_on(over(
+        key,
+        Slower::of(args.link_delay, args.emulate_links.as_deref()),
+        Serving { args, source },
+    ));
     // A node may be in the middle of a step; the process does not wait for it.
     runtime.shutdown_background();
     ended.map(|()| ExitCode::SUCCESS)
 }
 
-async fn delayed(network: impl Network, args: &WorkerArgs, source: Source) -> Result<(), Failure> {
-    match args.link_delay {
-        Some(delay) => serve(Delayed::new(network, delay), args, source).await,
-        None => serve(network, args, source).await,
-    }
+/// A worker at its door.
+struct Serving<'a> {
+    args: &'a WorkerArgs,
+    source: Source,
 }
 
-async fn serve(network: impl Network, args: &WorkerArgs, source: Source) -> Result<(), Failure> {
-    let listener = bind(&network, &args.listen).await?;
-    let with = match &source {
-        Source::File(model) => model.profile.name.clone(),
-        Source::Fetch(folder) => format!("what it fetches into {}", folder.display()),
-    };
-    let announcement = announced(args, &listener.address(), network.is_sealed())?;
-    let known = announcement.as_ref().map_or(String::new(), |(name, _)| format!(", announced as {name}"));
-    say!("listening at {} with {with}{known}\n", listener.address());
-    let options = WorkerOptions {
-        threads: args.threads.unwrap_or(0),
-        accelerator: gpu::accelerator(),
-        ..WorkerOptions::default()
-    };
-    let worker = Worker::with(network, source, options);
-    let report = |ended: Result<(), _>| {
-        if let Err(error) = ended {
-            tell!("a connection ended: {error}");
-        }
-    };
-    let ended = tokio::select! {
-        error = worker.serve(listener, report) => Err(error.into()),
-        interrupted = tokio::signal::ctrl_c() => interrupted.map_err(Failure::running),
-    };
-    // Others are told that it is gone.
-    drop(announcement);
-    ended
+impl OverNetwork for Serving<'_> {
+    type Output = Result<(), Failure>;
+
+    async fn over<N: Network>(self, network: N) -> Self::Output {
+        let Serving { args, source } = self;
+        let listener = bind(&network, &args.listen).await?;
+        let with = match &source {
+            Source::File(model) => model.profile.name.clone(),
+            Source::Fetch(folder) => format!("what it fetches into {}", folder.display()),
+        };
+        let announcement = announced(args, &listener.address(), network.is_sealed())?;
+        let known = announcement.as_ref().map_or(String::new(), |(name, _)| format!(", announced as {name}"));
+        say!("listening at {} with {with}{known}\n", listener.address());
+        let options = WorkerOptions {
+            threads: args.threads.unwrap_or(0),
+            accelerator: gpu::accelerator(),
+            ..WorkerOptions::default()
+        };
+        let worker = Worker::with(network, source, options);
+        let report = |ended: Result<(), _>| {
+            if let Err(error) = ended {
+                tell!("a connection ended: {error}");
+            }
+        };
+        let ended = tokio::select! {
+            error = worker.serve(listener, report) => Err(error.into()),
+            interrupted = tokio::signal::ctrl_c() => interrupted.map_err(Failure::running),
+        };
+        // Others are told that it is gone.
+        drop(announcement);
+        ended
+    }
 }
 
 /// Says that this worker is here, if it may: under which name, until that is dropped.

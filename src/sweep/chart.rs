@@ -5,6 +5,7 @@
 //!
 //! Not here: drawing, which is `hearth_reports`.
 
+use hearth_profiles::model::shipped;
 use hearth_reports::lines::{Line, Lines, Place};
 
 use super::table::{AFTER, BEFORE, cells};
@@ -13,6 +14,12 @@ use crate::diagnostics::Failure;
 
 /// The drawing of a table with one or two fields, as SVG.
 pub fn draw(table: &str) -> Result<String, Failure> {
+    let hint = "see the column `outcome` of the table";
+    lines(table)?.standalone().ok_or_else(|| Failure::unusable("no row has a time to draw").hint(hint))
+}
+
+/// A table with one or two fields as lines.
+pub fn lines(table: &str) -> Result<Lines, Failure> {
     let mut lines = table.lines().skip(1);
     let columns = lines.next().map(cells).unwrap_or_default();
     let fields = columns.len().saturating_sub(BEFORE.len() + AFTER.len());
@@ -35,21 +42,35 @@ pub fn draw(table: &str) -> Result<String, Failure> {
         values: names.iter().map(|name| time(name, other)).collect(),
     };
     let by = second.map_or_else(String::new, |second| format!(", by {}", columns[second]));
-    let lines = Lines {
-        title: format!("Time per token over {across}{by}"),
+    let over = match across.as_str() {
+        "planner.rounds" => "k (planner.rounds)",
+        "model.profile" => "model size (model.profile)",
+        path => path,
+    };
+    Ok(Lines {
+        title: format!("Time per token over {over}{by}"),
         across: across.clone(),
         unit: "ms".to_owned(),
-        places: places(&names),
+        places: by_size(across, &names).unwrap_or_else(|| places(&names)),
         lines: others.iter().map(line).collect(),
-    };
-    let hint = "see the column `outcome` of the table";
-    lines.standalone().ok_or_else(|| Failure::unusable("no row has a time to draw").hint(hint))
+        gaps: true,
+    })
 }
 
 /// Each once, in the order of the first.
 fn in_order<'t>(texts: impl Iterator<Item = &'t str>) -> Vec<&'t str> {
     let mut seen = std::collections::BTreeSet::new();
     texts.filter(|text| seen.insert(*text)).collect()
+}
+
+/// Shipped models stand where the bytes of their weights say.
+fn by_size(field: &str, names: &[&str]) -> Option<Vec<Place>> {
+    let bytes = |name: &&str| Some(shipped(name).ok()?.total_bytes().as_f64());
+    let sizes: Vec<f64> =
+        names.iter().map(bytes).collect::<Option<_>>().filter(|_| field == "model.profile")?;
+    let most = sizes.iter().copied().fold(0.0, f64::max);
+    let place = |(name, size): (&&str, f64)| Place { share: size / most, label: (*name).to_owned() };
+    Some(names.iter().zip(sizes).map(place).collect())
 }
 
 /// Where each value stands on the axis.

@@ -20,19 +20,16 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use hearth_profiles::model::ModelProfile;
-use hearth_profiles::{Bytes, Device, Document};
+use hearth_profiles::{Device, Document};
 use hearth_schema::scenario::{DeviceEntry, ModelRef};
 use hearth_schema::{Plan, digest, metrics};
-use hearth_sim::Surroundings;
 
 use crate::cli::SweepArgs;
-use crate::commands::plan;
-use crate::commands::simulate::{self, Memory};
+use crate::commands::{plan, simulate};
 use crate::diagnostics::{Failure, UNUSABLE};
 use crate::documents::{LoadedScenario, read_plan};
 use crate::limits;
 use crate::refinement::{self, Effort};
-use crate::replanner::MidRun;
 use field::{Documents, Field};
 use row::{Ran, Row};
 use values::{MOST_ROWS, Setting};
@@ -169,10 +166,7 @@ impl Sweep {
                 .map_err(|failure| format!("no plan: {}", failure.reason()))?,
         };
         row.plan = Some(row::Planned::of(&plan));
-        limits::restrict_memory(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
-        let replanner = MidRun::with(&loaded, loaded.scenario.planner.clone(), self.effort);
-        let surroundings = Surroundings { events: &loaded.scenario.events, replanner: Some(&replanner) };
-        let run = simulate::simulate_in(&cluster, &plan, &loaded.scenario, Memory::default(), &surroundings);
+        let run = simulate::as_it_says(&loaded, cluster, &plan, self.effort);
         let run = run.map_err(|failure| {
             let word = if failure.code == UNUSABLE { "refused" } else { "failed" };
             format!("{word}: {}", failure.reason())

@@ -21,6 +21,46 @@ use crate::progress;
 /// Rows are shown to whoever saves them no more often.
 const SAVE_EVERY: Duration = Duration::from_secs(10);
 
+/// So many threads as are asked for, or as there are cores.
+pub fn threads(jobs: Option<u32>) -> usize {
+    jobs.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), |jobs| jobs as usize)
+}
+
+/// Makes things by their number on so many threads, in order; fewer if Ctrl-C asked to stop.
+pub fn each<T: Send>(
+    what: &str,
+    count: usize,
+    threads: usize,
+    make: impl Fn(usize) -> T + Sync,
+) -> Vec<(usize, T)> {
+    let bar = progress::count(what, count as u64);
+    let _until_the_end = Stoppable::begin();
+    let (sender, receiver) = mpsc::channel();
+    let next = AtomicUsize::new(0);
+    let mut made: Vec<(usize, T)> = Vec::with_capacity(count);
+    std::thread::scope(|scope| {
+        for _ in 0..threads.clamp(1, count.max(1)) {
+            let (sender, next, make) = (sender.clone(), &next, &make);
+            scope.spawn(move || {
+                loop {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    if index >= count || Stoppable::asked() || sender.send((index, make(index))).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        drop(sender);
+        for one in receiver {
+            made.push(one);
+            bar.inc(1);
+        }
+    });
+    bar.finish_and_clear();
+    made.sort_by_key(|(index, _)| *index);
+    made
+}
+
 /// Makes rows on so many threads; fewer than asked for if it was stopped. `save` is shown what there is.
 pub fn make(
     sweep: &Sweep,

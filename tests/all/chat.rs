@@ -12,7 +12,7 @@ const TEMPLATE: &str = "{% for message in messages %}{{ message.role | upper }}:
      {% endfor %}{% if add_generation_prompt %}{{ 'ANSWER:' }}{% endif %}";
 
 /// The trained model with a chat template.
-fn with_template(path: &Path) {
+pub fn with_template(path: &Path) {
     let source = model("q4_k");
     let (model, bytes) = (GgufModel::open(&source).expect("a model"), fs::read(&source).expect("a model"));
     let mut writer = HeaderWriter::default();
@@ -33,10 +33,10 @@ fn with_template(path: &Path) {
     fs::write(path, file).expect("the copy can be written");
 }
 
-/// The plan of one device for that copy, a model with a digest of its own.
-fn plan_for(path: &str) -> String {
+/// A plan for that copy, a model with a digest of its own.
+pub fn plan_for(path: &str, windows: &[u32], addresses: &[&str], context: u32) -> String {
     let digest = |path: &str| LocalModel::open(Path::new(path)).expect("a model").profile.digest.clone();
-    plan("q4_k", &[8], &[], 128).replace(&digest(&model("q4_k")), &digest(path))
+    plan("q4_k", windows, addresses, context).replace(&digest(&model("q4_k")), &digest(path))
 }
 
 fn tokens(arguments: &[&str]) -> String {
@@ -52,7 +52,7 @@ fn what_is_said_goes_through_the_template() {
     let place = |name: &str| folder.path().join(name).display().to_string();
     let (file, chatty, said) = (place("plan.yaml"), place("chat.gguf"), place("said.json"));
     with_template(Path::new(&chatty));
-    fs::write(&file, plan_for(&chatty)).expect("the plan can be written");
+    fs::write(&file, plan_for(&chatty, &[8], &[], 128)).expect("the plan can be written");
     let execute = ["execute", &file, "--model", &chatty, "--tokens", "8", "--ignore-end", "--json"];
     let asked = |more: &[&str]| tokens(&[&execute[..], more].concat());
     let chat = asked(&["--chat", "--system", "Speak as a king. ", "--prompt", "Who art thou?"]);
@@ -93,7 +93,7 @@ fn what_cannot_be_said_is_refused() {
         .expect("written");
     let chatty = place("chat.gguf");
     with_template(Path::new(&chatty));
-    fs::write(&file, plan_for(&chatty)).expect("the plan can be written");
+    fs::write(&file, plan_for(&chatty, &[8], &[], 128)).expect("the plan can be written");
     let text = error(&["execute", &file, "--model", &chatty, "--messages", &said], 2);
     assert!(text.contains("do not fit the plan's context of 128"), "{text}");
 }

@@ -90,7 +90,7 @@ fn execution(folder: &Path, tokens: &str) -> Vec<String> {
 }
 
 fn limited(folder: &Path, hog: Hog, deadline: Duration, words: &[String]) -> Usage {
-    let limits = DeviceLimits { memory: Some(MEMORY), disk_read: Some(DISK) };
+    let limits = DeviceLimits { memory: Some(MEMORY), disk_read: Some(DISK), ..DeviceLimits::default() };
     let limited = Limited { limits, files: vec![folder.join("model.gguf")], hog: Some(hog), deadline };
     limited.run(Path::new(env!("CARGO_BIN_EXE_hearth")), words, true).expect("control groups can be made")
 }
@@ -203,7 +203,7 @@ fn the_lab_runs_a_ring_of_managed_devices() {
     }
     let folder = folder_on_disk();
     let model = synthetic(folder.path()).display().to_string();
-    let limits = "profile: measured, limits: {memory: 24 MiB, disk_read: 200 MB/s, threads: 1}";
+    let limits = "profile: measured, limits: {memory: 26 MiB, disk_read: 200 MB/s, threads: 1}";
     let devices = ["a", "b", "c"].map(|name| format!("  - {{name: {name}, {limits}}}")).join("\n");
     let more =
         "planner: {strategy: manual, windows: [3, 4, 5]}\nresidency: {policy: managed, stream_buffer: 4 MiB}";

@@ -9,7 +9,7 @@ use std::path::Path;
 use hearth_profiles::device::soc::{
     Bus, Graphs, Profiled, Shape, Soc, SocGpu, SocNpu, SocOptions, SocPower, SyncCosts,
 };
-use hearth_profiles::device::{Cpu, Disk, Gpu, Memory, Reclaim, Transfer};
+use hearth_profiles::device::{Cpu, Disk, Gpu, Memory, Quota, Reclaim, Transfer};
 use hearth_profiles::link::PeerLink;
 use hearth_profiles::link::air::{Air, Channel, Delay, Stall, Tcp};
 use hearth_profiles::{Device, Document, Link, Seconds, Sourced};
@@ -55,6 +55,7 @@ fn the_reference_of_scenarios_names_every_key() {
         keys::<Tcp>(),
         keys::<Device>(),
         keys::<Cpu>(),
+        keys::<Quota>(),
         keys::<Gpu>(),
         keys::<Memory>(),
         keys::<Reclaim>(),

@@ -1,15 +1,17 @@
-//! How is a process kept to a device's memory and disk?
+//! How is a process kept to a device's memory, disk and processor?
 //!
-//! Linux control groups: version 2 has one tree with `memory.max`, `memory.swap.max` and `io.max`;
-//! version 1 has a tree for each controller with `memory.limit_in_bytes` and
-//! `blkio.throttle.read_bps_device`. A group is named after the lab's process, so that the groups of a lab
-//! that is gone can be told and removed.
+//! Linux control groups: version 2 has one tree with `memory.max`, `memory.swap.max`, `io.max` and `cpu.max`;
+//! version 1 has a tree for each controller with `memory.limit_in_bytes`, `blkio.throttle.read_bps_device` and
+//! `cpu.cfs_quota_us`. Only a device with a limit on its processor is in a group of that controller, since such a
+//! group also changes how its threads stand against those of other programs. A group is named after the lab's
+//! process, so that the groups of a lab that is gone can be told and removed.
 
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use hearth_profiles::device::quota;
 use hearth_profiles::measure::control_group::Version;
 use hearth_profiles::{Bytes, BytesPerSecond};
 
@@ -23,6 +25,8 @@ pub struct DeviceLimits {
     pub memory: Option<Bytes>,
     /// Reads from the disk that holds its model.
     pub disk_read: Option<BytesPerSecond>,
+    /// Processor time of all its threads together, in processors.
+    pub cpu: Option<f64>,
 }
 
 /// The machine's control groups.
@@ -34,6 +38,8 @@ pub enum Groups {
         memory: PathBuf,
         /// Where the block controller is mounted.
         blkio: PathBuf,
+        /// Where the processor controller is mounted, if it is.
+        cpu: Option<PathBuf>,
     },
     /// Version 2: one folder.
     V2 {
@@ -47,6 +53,7 @@ pub enum Groups {
 pub struct Group {
     memory: PathBuf,
     disk: PathBuf,
+    cpu: Option<PathBuf>,
     version: Version,
     device: String,
 }
@@ -64,7 +71,8 @@ impl Groups {
                 return Err(LabError::NoGroups { what, why });
             }
         }
-        Ok(Groups::V1 { memory, blkio })
+        let cpu = Some(root.join("cpu")).filter(|cpu| cpu.join("cgroup.procs").exists());
+        Ok(Groups::V1 { memory, blkio, cpu })
     }
 
     /// Removes the groups of labs whose process is gone.
@@ -78,9 +86,9 @@ impl Groups {
     }
 
     fn remove(&self, which: impl Fn(u32) -> bool) {
-        let folders: &[&PathBuf] = match self {
-            Groups::V1 { memory, blkio } => &[memory, blkio],
-            Groups::V2 { root } => &[root],
+        let folders = match self {
+            Groups::V1 { memory, blkio, cpu } => [memory, blkio].into_iter().chain(cpu).collect(),
+            Groups::V2 { root } => vec![root],
         };
         for entry in folders.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten() {
             if super::owner(&entry.file_name()).is_some_and(&which) {
@@ -98,17 +106,29 @@ impl Groups {
             why: format!("{}: {error}", file.display()),
         })?;
         let group = match self {
-            Groups::V1 { memory, blkio } => {
-                Group { memory: memory.join(&name), disk: blkio.join(&name), version: Version::One, device }
+            Groups::V1 { memory, blkio, cpu } => {
+                let (memory, disk) = (memory.join(&name), blkio.join(&name));
+                let missing = || LabError::NoGroups {
+                    what: "processor time",
+                    why: "the controller `cpu` is not mounted".into(),
+                };
+                let cpu = limits.cpu.map(|_| cpu.as_ref().ok_or_else(missing)).transpose()?;
+                Group { memory, disk, cpu: cpu.map(|cpu| cpu.join(&name)), version: Version::One, device }
             }
             Groups::V2 { root } => {
                 // A controller must be switched on above before a group below can limit by it. Where it
                 // already is, or the system refuses, writing the limit will tell.
-                let _ = fs::write(root.join("cgroup.subtree_control"), "+memory +io");
-                Group { memory: root.join(&name), disk: root.join(&name), version: Version::Two, device }
+                let own = root.join(&name);
+                let control = root.join("cgroup.subtree_control");
+                let _ = fs::write(&control, "+memory +io");
+                if limits.cpu.is_some() {
+                    let _ = fs::write(&control, "+cpu");
+                }
+                let cpu = limits.cpu.map(|_| own.clone());
+                Group { memory: own.clone(), disk: own, cpu, version: Version::Two, device }
             }
         };
-        for folder in [&group.memory, &group.disk] {
+        for folder in group.folders() {
             match fs::create_dir(folder) {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                     let why = format!("cannot make {}: {error}", folder.display());
@@ -142,14 +162,33 @@ impl Group {
             };
             set(&self.disk.join(name), &value)?;
         }
-        Ok(())
+        limits.cpu.map_or(Ok(()), |cpu| self.limit_processor(Some(cpu)))
+    }
+
+    /// Sets the quota of processor time, or lifts it, of a group that was made with one.
+    pub fn limit_processor(&self, processors: Option<f64>) -> Result<(), LabError> {
+        let Some(folder) = &self.cpu else { return Ok(()) };
+        let period = (quota::PERIOD.0 * 1e6).round() as u64;
+        let quota = processors.map(|processors| (processors * period as f64).round() as u64);
+        if self.version == Version::Two {
+            let quota = quota.map_or("max".to_string(), |quota| quota.to_string());
+            return set(&folder.join("cpu.max"), &format!("{quota} {period}"));
+        }
+        // The shorter period first: the quota that is there may be too small a part of a longer one.
+        set(&folder.join("cpu.cfs_period_us"), &period.to_string())?;
+        set(&folder.join("cpu.cfs_quota_us"), &quota.map_or("-1".to_string(), |quota| quota.to_string()))
+    }
+
+    fn folders(&self) -> Vec<&PathBuf> {
+        let mut folders: Vec<&PathBuf> =
+            [&self.memory, &self.disk].into_iter().chain(self.cpu.as_ref()).collect();
+        folders.dedup();
+        folders
     }
 
     /// The files into which a process writes its number to join.
     pub fn entries(&self) -> Vec<PathBuf> {
-        let mut entries = vec![self.memory.join("cgroup.procs"), self.disk.join("cgroup.procs")];
-        entries.dedup();
-        entries
+        self.folders().into_iter().map(|folder| folder.join("cgroup.procs")).collect()
     }
 
     /// Bytes read from the disk by its members, by the throttle's own count.
@@ -197,7 +236,7 @@ impl Throttle {
 impl Drop for Group {
     fn drop(&mut self) {
         kill_members(&self.memory);
-        for folder in [&self.memory, &self.disk] {
+        for folder in self.folders() {
             remove_group(folder);
         }
     }
@@ -260,7 +299,11 @@ mod tests {
         let tree = tempfile::tempdir().unwrap();
         touch(&tree.path().join("cgroup.controllers"));
         let groups = Groups::find(tree.path()).unwrap();
-        let limits = DeviceLimits { memory: Some(Bytes::mib(100)), disk_read: Some(BytesPerSecond(200e6)) };
+        let limits = DeviceLimits {
+            memory: Some(Bytes::mib(100)),
+            disk_read: Some(BytesPerSecond(200e6)),
+            ..DeviceLimits::default()
+        };
         let group = groups.create(1, tree.path(), limits).unwrap();
         let read = |name: &str| fs::read_to_string(group.memory.join(name)).unwrap();
         assert_eq!(read("memory.max"), "104857600");
@@ -284,11 +327,47 @@ mod tests {
         assert!(Groups::find(tree.path()).unwrap_err().to_string().contains("disk reads"));
         touch(&tree.path().join("blkio/cgroup.procs"));
         let groups = Groups::find(tree.path()).unwrap();
-        let limits = DeviceLimits { memory: Some(Bytes::mib(1)), disk_read: Some(BytesPerSecond(1e6)) };
+        let limits = DeviceLimits {
+            memory: Some(Bytes::mib(1)),
+            disk_read: Some(BytesPerSecond(1e6)),
+            ..DeviceLimits::default()
+        };
         let group = groups.create(1, tree.path(), limits).unwrap();
         assert_eq!(fs::read_to_string(group.memory.join("memory.limit_in_bytes")).unwrap(), "1048576");
         let throttle = fs::read_to_string(group.disk.join("blkio.throttle.read_bps_device")).unwrap();
         assert!(throttle.ends_with(" 1000000"));
         assert_eq!(group.entries().len(), 2);
+    }
+
+    #[test]
+    fn a_quota_is_written_for_either_version_and_lifted() {
+        let tree = tempfile::tempdir().unwrap();
+        touch(&tree.path().join("cgroup.controllers"));
+        let half = DeviceLimits { cpu: Some(0.5), ..DeviceLimits::default() };
+        let second = Groups::find(tree.path()).unwrap();
+        let group = second.create(1, tree.path(), half).unwrap();
+        let max = || fs::read_to_string(group.memory.join("cpu.max")).unwrap();
+        assert_eq!(max(), "5000 10000");
+        assert_eq!(fs::read_to_string(tree.path().join("cgroup.subtree_control")).unwrap(), "+cpu");
+        group.limit_processor(None).unwrap();
+        assert_eq!(max(), "max 10000");
+        let free = second.create(2, tree.path(), DeviceLimits::default()).unwrap();
+        assert!(free.limit_processor(Some(1.0)).is_ok() && !free.memory.join("cpu.max").exists());
+
+        let tree = tempfile::tempdir().unwrap();
+        for name in ["memory", "blkio"] {
+            touch(&tree.path().join(name).join("cgroup.procs"));
+        }
+        let first = || Groups::find(tree.path()).unwrap();
+        let refused = first().create(1, tree.path(), half).unwrap_err().to_string();
+        assert!(refused.contains("processor time"), "{refused}");
+        touch(&tree.path().join("cpu/cgroup.procs"));
+        let group = first().create(1, tree.path(), half).unwrap();
+        let folder = group.cpu.clone().unwrap();
+        let quota = || fs::read_to_string(folder.join("cpu.cfs_quota_us")).unwrap();
+        assert_eq!(fs::read_to_string(folder.join("cpu.cfs_period_us")).unwrap(), "10000");
+        assert_eq!((quota().as_str(), group.entries().len()), ("5000", 3));
+        group.limit_processor(None).unwrap();
+        assert_eq!(quota(), "-1");
     }
 }

@@ -8,6 +8,7 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hearth_profiles::Bytes;
@@ -39,7 +40,7 @@ pub const HOG: &str = "--be-a-hog";
 
 impl Hog {
     /// What its program is started with.
-    fn arguments(&self) -> [String; 4] {
+    pub fn arguments(&self) -> [String; 4] {
         let millis = |time: Duration| time.as_millis().to_string();
         [HOG.into(), self.memory.0.to_string(), millis(self.after), millis(self.hold)]
     }
@@ -54,6 +55,46 @@ impl Hog {
         let held = vec![1u8; usize::try_from(bytes).unwrap_or(0)];
         std::thread::sleep(Duration::from_millis(hold));
         std::hint::black_box(&held);
+        true
+    }
+}
+
+/// Another program of the same device that computes until its standard input ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Busy {
+    /// On how many threads.
+    pub threads: u32,
+}
+
+/// The first argument of a busy program.
+pub const BUSY: &str = "--be-busy";
+
+impl Busy {
+    /// What its program is started with, which calls [`Busy::become_one`] with its arguments first of all.
+    pub fn arguments(self) -> [String; 2] {
+        [BUSY.into(), self.threads.to_string()]
+    }
+
+    /// Computes, if the arguments are a busy program's; whether they were.
+    pub fn become_one(arguments: &[String]) -> bool {
+        let [first, threads] = arguments else { return false };
+        let (BUSY, Ok(threads)) = (first.as_str(), threads.parse::<u32>()) else { return false };
+        let ended = std::sync::Arc::new(AtomicBool::new(false));
+        let spinners: Vec<_> = (0..threads)
+            .map(|_| {
+                let ended = ended.clone();
+                std::thread::spawn(move || {
+                    while !ended.load(Ordering::Relaxed) {
+                        std::hint::spin_loop();
+                    }
+                })
+            })
+            .collect();
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        ended.store(true, Ordering::Relaxed);
+        for spinner in spinners {
+            let _ = spinner.join();
+        }
         true
     }
 }
@@ -181,6 +222,15 @@ mod tests {
     }
 
     #[test]
+    fn only_a_busy_programs_arguments_make_one() {
+        let words = |text: &str| text.split(' ').map(String::from).collect::<Vec<_>>();
+        for other in ["--be-busy", "--be-busy many", "--be-busy 1 2", "--be-a-hog 1"] {
+            assert!(!Busy::become_one(&words(other)), "{other}");
+        }
+        assert_eq!(Busy { threads: 3 }.arguments(), ["--be-busy", "3"]);
+    }
+
+    #[test]
     fn a_command_is_measured_inside_its_limits() {
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let file = folder.path().join("file");
@@ -188,6 +238,7 @@ mod tests {
         let limits = DeviceLimits {
             memory: Some(Bytes::mib(64)),
             disk_read: Some(hearth_profiles::BytesPerSecond(100e6)),
+            ..DeviceLimits::default()
         };
         let limited =
             Limited { limits, files: vec![file.clone()], hog: None, deadline: Duration::from_secs(30) };

@@ -149,6 +149,9 @@ fn clock_offset(trace: &Trace, marks: &[u64]) -> Option<i64> {
     let outputs = trace.records.iter().filter(|record| record.device == 0 && record.kind == Kind::Output);
     let mut ends: Vec<u64> = outputs.map(|record| record.end).collect();
     ends.sort_unstable();
+    // Where one output brings several tokens, only the first mark is known to be that of the first.
+    let pairs = if ends.len() == marks.len() { ends.len() } else { 1 };
+    ends.truncate(pairs);
     ends.iter().zip(marks).map(|(&end, &mark)| (mark as i64).wrapping_sub(end as i64)).min()
 }
 

@@ -15,9 +15,9 @@ pub mod process;
 
 pub use copies::Copies;
 pub use groups::{DeviceLimits, Group, Groups, Throttle};
-pub use limited::{Hog, Limited, Usage};
+pub use limited::{Busy, Hog, Limited, Usage};
 pub use meter::{Meter, Metered, Watched};
-pub use process::Child;
+pub use process::{Child, Seat, Stopper, processors};
 
 /// First part of the name of everything a lab makes; its process's number follows.
 const PREFIX: &str = "hearth-lab-";
@@ -40,7 +40,7 @@ pub enum LabError {
         "cannot limit {what}: {why}; run as root on Linux with control groups, or leave the device's `limits` out"
     )]
     NoGroups {
-        /// Memory or disk.
+        /// Memory, disk or processor.
         what: &'static str,
         /// What is missing.
         why: String,

@@ -164,6 +164,7 @@ pub fn with_effort(
             token_overhead: Some(overheads.token),
             kv_copy,
             compute_buffer: compute_buffer(model.as_ref(), threads, options.pass_tokens),
+            quota: None,
         },
         memory,
         disk,

@@ -4,7 +4,8 @@
 //! rehearsal of Wi-Fi on one machine. Each end delays what it sends, so that a link is slow in both directions if both
 //! of its ends say so. Time is the runtime's, to about a millisecond.
 //!
-//! Not here: limits of bandwidth, and loss, which TCP turns into more delay.
+//! Not here: limits of bandwidth, delays that vary and media that others use ([`super::emulated`]); loss, which TCP
+//! turns into more delay.
 
 use std::io;
 use std::net::IpAddr;
@@ -50,6 +51,16 @@ pub struct DelayedStream {
 pub struct DelayedListener<L> {
     listener: L,
     delay: Duration,
+}
+
+impl DelayedStream {
+    pub(super) fn new(near: DuplexStream, host: Option<IpAddr>) -> Self {
+        Self { near, host }
+    }
+
+    pub(super) fn host(&self) -> Option<IpAddr> {
+        self.host
+    }
 }
 
 impl<N: Network> Network for Delayed<N> {
@@ -98,8 +109,8 @@ where
     S: AsyncRead + AsyncWrite + Send + 'static,
 {
     let (near, far) = tokio::io::duplex(PIECE_BYTES);
-    let (mut from_near, mut to_near) = tokio::io::split(far);
-    let (mut from_peer, mut to_peer) = tokio::io::split(stream);
+    let (mut from_near, to_near) = tokio::io::split(far);
+    let (from_peer, to_peer) = tokio::io::split(stream);
     let (pieces, mut due) = mpsc::channel::<(Instant, Vec<u8>)>(MOST_PIECES);
     tokio::spawn(async move {
         let mut buffer = vec![0; PIECE_BYTES];
@@ -109,25 +120,38 @@ where
             }
         }
     });
+    let (arrived, now_due) = mpsc::channel(1);
     tokio::spawn(async move {
         while let Some((at, piece)) = due.recv().await {
             sleep_until(at).await;
-            let written = match to_peer.write_all(&piece).await {
-                Ok(()) => to_peer.flush().await,
-                broken => broken,
-            };
-            if written.is_err() {
+            if arrived.send(piece).await.is_err() {
                 return;
             }
         }
-        let _ = to_peer.shutdown().await;
     });
-    tokio::spawn(async move {
-        // However the peer's way ends, this end reads an end.
-        let _ = tokio::io::copy(&mut from_peer, &mut to_near).await;
-        let _ = to_near.shutdown().await;
-    });
+    tokio::spawn(write_on(now_due, to_peer));
+    tokio::spawn(read_on(from_peer, to_near));
     DelayedStream { near, host }
+}
+
+/// Writes pieces as they come, and an end after the last.
+pub(super) async fn write_on(mut due: mpsc::Receiver<Vec<u8>>, mut to_peer: impl AsyncWrite + Unpin) {
+    while let Some(piece) = due.recv().await {
+        let written = match to_peer.write_all(&piece).await {
+            Ok(()) => to_peer.flush().await,
+            broken => broken,
+        };
+        if written.is_err() {
+            return;
+        }
+    }
+    let _ = to_peer.shutdown().await;
+}
+
+/// Hands on what the peer sends. However that way ends, this end reads an end.
+pub(super) async fn read_on(mut from_peer: impl AsyncRead + Unpin, mut to_near: impl AsyncWrite + Unpin) {
+    let _ = tokio::io::copy(&mut from_peer, &mut to_near).await;
+    let _ = to_near.shutdown().await;
 }
 
 impl AsyncRead for DelayedStream {

@@ -274,17 +274,12 @@ impl Drop for Search {
     }
 }
 
-/// Finds where the workers of these names listen. Whoever is said to be somewhere has answered the handshake there.
-pub async fn find<N: Network>(
-    network: &N,
-    names: &BTreeSet<String>,
-    limit: Duration,
-    medium: Medium,
-) -> Result<BTreeMap<String, String>, DiscoveryError> {
+/// Announcements as they are heard, until nobody takes them any more.
+fn sightings(medium: Medium) -> Result<mpsc::Receiver<Sighting>, DiscoveryError> {
     let daemon = daemon(medium)?;
     let events = daemon.browse(SERVICE).map_err(|error| cannot(&error))?;
     let search = Search { daemon, events };
-    let (sender, mut sightings) = mpsc::channel(QUEUE);
+    let (sender, sightings) = mpsc::channel(QUEUE);
     tokio::task::spawn_blocking(move || {
         while !sender.is_closed() && !search.events.is_disconnected() {
             if let Ok(ServiceEvent::ServiceResolved(service)) = search.events.recv_timeout(LOOK) {
@@ -292,6 +287,51 @@ pub async fn find<N: Network>(
             }
         }
     });
+    Ok(sightings)
+}
+
+/// Who announces itself within a time, by name, with the likeliest of its addresses. Nobody is called: these are hints,
+/// at most sixteen of them.
+pub async fn listen(limit: Duration, medium: Medium) -> Result<BTreeMap<String, SocketAddr>, DiscoveryError> {
+    let mut sightings = sightings(medium)?;
+    let (mut heard, mut count) = (BTreeMap::new(), 0);
+    let until = Instant::now() + limit;
+    loop {
+        tokio::select! {
+            () = sleep_until(until) => return Ok(heard),
+            Some(sighting) = sightings.recv() => {
+                count += 1;
+                if count <= MOST_SIGHTINGS {
+                    note(&mut heard, &sighting);
+                }
+            }
+        }
+    }
+}
+
+/// Takes an announcement of a name that is one, if there is room. An address on the network is better than one of this
+/// machine only, and one with numbers that people know better than others.
+fn note(heard: &mut BTreeMap<String, SocketAddr>, sighting: &Sighting) {
+    let known = heard.contains_key(&sighting.name);
+    if !is_name(&sighting.name) || (!known && heard.len() >= MOST_OTHERS) {
+        return;
+    }
+    let usable =
+        sighting.addresses.iter().take(MOST_CALLS).filter(|address| useless(**address, false).is_none());
+    let best = |address: &&SocketAddr| (address.ip().is_loopback(), address.is_ipv6(), **address);
+    if let Some(address) = usable.min_by_key(best) {
+        heard.entry(sighting.name.clone()).or_insert(*address);
+    }
+}
+
+/// Finds where the workers of these names listen. Whoever is said to be somewhere has answered the handshake there.
+pub async fn find<N: Network>(
+    network: &N,
+    names: &BTreeSet<String>,
+    limit: Duration,
+    medium: Medium,
+) -> Result<BTreeMap<String, String>, DiscoveryError> {
+    let mut sightings = sightings(medium)?;
     let mut heard = Heard::of(names, !network.is_sealed());
     let mut calls = JoinSet::new();
     let mut until = Instant::now() + limit;

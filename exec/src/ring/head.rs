@@ -41,8 +41,8 @@ const COLLECT_DEADLINE: Duration = Duration::from_mins(1);
 /// After one that did not: whoever cannot answer at once is left out.
 const SALVAGE_DEADLINE: Duration = Duration::from_secs(2);
 
-/// For a pass whose deadline is beyond what a clock holds. source: assumed, longer than any pass
-const LONGEST_WAIT: Duration = Duration::from_hours(24 * 365);
+/// For a deadline beyond what a clock holds. source: assumed, longer than any pass
+pub(super) const LONGEST_WAIT: Duration = Duration::from_hours(24 * 365);
 
 /// How a ring is run.
 #[derive(Clone)]
@@ -455,6 +455,7 @@ impl<N: Network> Lead<N> {
                 memory_total: facts.memory_total,
                 kernel: Some(facts.kernel).filter(|kernel| !kernel.is_empty()),
                 unvalidated: None,
+                policy: None,
             }
         });
         Header {

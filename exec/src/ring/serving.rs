@@ -18,19 +18,20 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::ring::choosing::{Choosing, Sample};
 use crate::ring::error::{RingError, strange};
-use crate::ring::head::{Done, Progress, Text, heard};
+use crate::ring::head::{Done, LONGEST_WAIT, Progress, Text, heard};
 use crate::ring::network::Network;
 use crate::ring::recorder::Lines;
 use crate::ring::renewal::Lead;
 
 /// Passes after which traces are ordered, so that no device keeps the lines of days.
-/// source: assumed, some seconds of a fast ring and some minutes of a slow one
+/// source: assumed, some seconds of a fast ring
 const ACCOUNT_EVERY: usize = 256;
+/// Or after so long, so that whoever looks at a slow ring sees it work.
+/// source: assumed
+const ACCOUNT_AFTER: Duration = Duration::from_secs(2);
 /// Between two tries to take a device in that was lost.
 /// source: assumed, what a person does not mind who waits for a first token
 const TAKE_IN_EVERY: Duration = Duration::from_secs(30);
-/// Without anything under way nothing can be late.
-const NEVER: Duration = Duration::from_hours(24 * 365);
 
 /// Somebody who wants a text continued.
 pub struct Guest {
@@ -84,22 +85,22 @@ struct Desk {
     guests: u64,
     /// When it is tried again to take in who was lost.
     take_in_at: Instant,
+    /// When traces were ordered last.
+    accounted_at: Instant,
     is_open: bool,
 }
 
 impl Desk {
     fn new(seats: u32, service: &Service) -> Self {
         let count = seats as usize;
-        let generation = Generation::vacant(seats, service.micro_batch, service.drafts);
-        let mut progress = Progress::new(generation, vec![Text::default(); count], service.stop.clone());
-        progress.reports = Some(Vec::new());
         Self {
-            progress,
+            progress: nothing_held(seats, service),
             seated: vec![None; count],
             taken: vec![0; count],
             waiting: VecDeque::new(),
             guests: 0,
             take_in_at: Instant::now(),
+            accounted_at: Instant::now(),
             is_open: true,
         }
     }
@@ -168,6 +169,15 @@ impl Desk {
             let _ = said.send(Said::Failed(why.to_string()));
         }
     }
+}
+
+/// Seats that hold nothing.
+fn nothing_held(seats: u32, service: &Service) -> Progress {
+    let generation = Generation::vacant(seats, service.micro_batch, service.drafts);
+    let texts = vec![Text::default(); seats as usize];
+    let mut progress = Progress::new(generation, texts, service.stop.clone());
+    progress.reports = Some(Vec::new());
+    progress
 }
 
 impl<N: Network> Lead<N> {
@@ -248,7 +258,8 @@ impl<N: Network> Lead<N> {
     ) -> Result<Done, RingError> {
         let limit = self.options.pass_deadline;
         let alarm = if desk.progress.under_way.is_empty() {
-            Instant::now() + NEVER
+            // Nothing can be late.
+            Instant::now() + LONGEST_WAIT
         } else {
             desk.progress.alarm(limit, self.plan.rounds)
         };
@@ -270,14 +281,16 @@ impl<N: Network> Lead<N> {
             return Ok(());
         }
         desk.take_in_at = Instant::now() + TAKE_IN_EVERY;
-        desk.progress = Desk::new(self.plan.sequences, service).progress;
+        desk.progress = nothing_held(self.plan.sequences, service);
         self.renew_for_request(Choosing::new(Vec::new(), service.stop.clone())).await
     }
 
     /// Has the devices hand over what they have written down, and passes on what came.
     fn account(&mut self, desk: &mut Desk, service: &Service) -> Result<(), RingError> {
         let progress = &mut desk.progress;
-        if progress.passes.len() >= ACCOUNT_EVERY {
+        let is_due = desk.accounted_at.elapsed() >= ACCOUNT_AFTER && !progress.passes.is_empty();
+        if is_due || progress.passes.len() >= ACCOUNT_EVERY {
+            desk.accounted_at = Instant::now();
             progress.passes.clear();
             self.order_lines();
             let name = self.plan.devices[0].name.clone();

@@ -14,11 +14,13 @@
 //! Not here: how the numbers are measured ([`crate::measure`]), and the links between devices
 //! ([`crate::link`]).
 
+pub mod quota;
 pub mod shipped;
 pub mod soc;
 
 use serde::{Deserialize, Serialize};
 
+pub use quota::Quota;
 pub use shipped::{UnknownDevice, shipped, shipped_names, shipped_yaml};
 pub use soc::{Soc, SocOptions};
 
@@ -72,6 +74,21 @@ pub enum PageCachePolicy {
     MacosMetal,
     /// Android: other applications are compressed, and the run may be killed.
     Android,
+}
+
+impl PageCachePolicy {
+    /// As documents have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::PaperLinear => "paper-linear",
+            Self::TwoList => "two-list",
+            Self::MgLru => "mglru",
+            Self::Random => "random",
+            Self::Macos => "macos",
+            Self::MacosMetal => "macos-metal",
+            Self::Android => "android",
+        }
+    }
 }
 
 /// Numbers of the policies that need some; those that are absent are assumed by the simulator.
@@ -156,6 +173,10 @@ pub struct Cpu {
     pub kv_copy: Transfer,
     /// Compute buffers: c_cpu.
     pub compute_buffer: Sourced<Bytes>,
+    /// A quota on all its threads together, as a control group sets it; absent: none. The rates above are then those
+    /// without it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quota: Option<Quota>,
 }
 
 /// A graphics processor.
@@ -368,6 +389,9 @@ impl Document for Device {
         if self.cpu.matvec.is_empty() {
             let what = "`cpu.matvec` names no format; give at least the model's main one";
             return refuse("cpu.matvec", what.into());
+        }
+        if let Some(what) = self.cpu.quota.as_ref().and_then(Quota::wrong) {
+            return refuse("cpu.quota", what);
         }
         for (place, zero) in self.rates() {
             if zero {

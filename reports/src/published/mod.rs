@@ -5,8 +5,10 @@
 //! claims: ratios that a text states without a table. Nothing here is used to set a parameter; which of its rows
 //! were, elsewhere, the document says itself.
 //!
-//! Not here: running them (the command line), and how near the simulator comes ([`scores`]).
+//! Not here: running them (the command line), how near the simulator comes ([`scores`]), and which cells belong beside a
+//! run that was made already ([`beside`]).
 
+pub mod beside;
 pub mod page;
 pub mod results;
 pub mod scores;
@@ -20,6 +22,21 @@ use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::scenario::PlannerOptions;
 use hearth_schema::trace::Outcome;
 use serde::{Deserialize, Serialize};
+
+/// The documents of `published/`, by name.
+pub const SHIPPED: [(&str, &str); 6] = [
+    ("heterollm", include_str!("../../published/heterollm.yaml")),
+    ("prima-fig-10", include_str!("../../published/prima-fig-10.yaml")),
+    ("prima-fig-2", include_str!("../../published/prima-fig-2.yaml")),
+    ("prima-fig-8", include_str!("../../published/prima-fig-8.yaml")),
+    ("prima-table-4", include_str!("../../published/prima-table-4.yaml")),
+    ("prima-v1-all-kept", include_str!("../../published/prima-v1-all-kept.yaml")),
+];
+
+/// The text of a shipped document.
+pub fn shipped(name: &str) -> Option<&'static str> {
+    SHIPPED.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
+}
 
 /// Published numbers and how they are run again.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

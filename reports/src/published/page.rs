@@ -15,8 +15,9 @@ use hearth_schema::trace::Outcome;
 use super::results::{Result, Results, Simulated};
 use super::scores::{Error, Judgement, Scores};
 use super::{Cell, Published, Ratio};
-use crate::document::{Block, Document, Section, Table, Text, Weight};
-use crate::{markdown, page, rounding};
+use crate::document::{Block, Document, Figure, Section, Table, Text, Weight};
+use crate::parity::{self, Dot};
+use crate::{lines, markdown, page, rounding};
 
 /// The files of a comparison: page, Markdown and JSON, by name.
 ///
@@ -29,11 +30,16 @@ pub fn files(published: &Published, results: &Results) -> Vec<(String, Vec<u8>)>
     let mut json = serde_json::to_vec_pretty(&Everything::new(published, results, &scores))
         .expect("numbers and texts are JSON, and memory takes them");
     json.push(b'\n');
-    vec![
+    let mut files = vec![
         ("index.html".to_owned(), page::render(&document).into_bytes()),
         ("report.md".to_owned(), markdown::render(&document).into_bytes()),
         ("comparison.json".to_owned(), json),
-    ]
+    ];
+    let drawings = document.figures();
+    files.extend(
+        drawings.map(|figure| (format!("{}.svg", figure.name), figure.drawing.standalone().into_bytes())),
+    );
+    files
 }
 
 /// What a comparison comes to, in a few sentences.
@@ -85,7 +91,9 @@ fn document(published: &Published, results: &Results, scores: &Scores) -> Docume
             sections.push(Section { title: title.to_owned(), anchor, blocks });
         }
     };
-    section("Time per token", "tpot", times(published, &scores.tpot, "Time per output token in ms"));
+    let mut tpot = times(published, &scores.tpot, "Time per output token in ms");
+    tpot.extend(parity(published, &scores.tpot));
+    section("Time per token", "tpot", tpot);
     section(
         "Time to the first token",
         "ttft",
@@ -187,6 +195,24 @@ fn time(error: &Error) -> String {
     };
     let said = format!("{}, {}, {:+.0} %", short(error.published_ms), short(simulated), off * 100.0);
     if error.within { said } else { format!("[{said}]") }
+}
+
+/// Every cell as a dot, a colour a system.
+fn parity(published: &Published, errors: &[Error]) -> Option<Block> {
+    let dot = |error: &Error| {
+        let system = published.systems.iter().position(|system| system.name == error.system)?;
+        Some(Dot {
+            sort: error.system.clone(),
+            class: lines::CLASSES[system % lines::CLASSES.len()],
+            name: format!("{}, {}", error.row, error.system),
+            truth: error.published_ms,
+            predicted: error.simulated_ms?,
+        })
+    };
+    let dots: Vec<Dot> = errors.iter().filter_map(dot).collect();
+    let drawing = parity::draw(&dots)?;
+    let caption = "Upwards the simulated time, across the published one, both in equal ratios.".into();
+    Some(Block::Figure(Figure { name: "parity".into(), drawing, caption }))
 }
 
 fn pressure(published: &Published, results: &Results) -> Vec<Block> {

@@ -4,6 +4,7 @@
 //! a phone that is short of memory. Times come from constants and a small fixed sequence of deviations,
 //! so that every run of the tests and of the example sees the same traces.
 
+use hearth_profiles::device::PageCachePolicy;
 use hearth_schema::Trace;
 use hearth_schema::plan::Parallelism;
 use hearth_schema::schedule::Pass;
@@ -125,6 +126,7 @@ fn header(origin: Origin) -> Header {
                 kernel: measured.then(|| "Linux 6.12.48".into()),
                 unvalidated: (device.name == "phone" && !measured)
                     .then(|| "page cache policy of this kernel".into()),
+                policy: (!measured).then_some(PageCachePolicy::TwoList),
             })
             .collect(),
     }

@@ -6,7 +6,7 @@ use crate::trace::{Cost, Header, Origin, Reading, TracedDevice};
 
 const MS: u64 = 1_000_000;
 
-fn record(device: u16, kind: Kind, pass: u32, round: u32, span: [u64; 2]) -> Record {
+pub fn record(device: u16, kind: Kind, pass: u32, round: u32, span: [u64; 2]) -> Record {
     let resource = match kind {
         Kind::Send => Resource::Tx,
         Kind::Receive => Resource::Rx,
@@ -17,20 +17,21 @@ fn record(device: u16, kind: Kind, pass: u32, round: u32, span: [u64; 2]) -> Rec
     Record { device, resource, kind, pass, round, layers: None, start, end, bytes: 0, peer: None, cost: None }
 }
 
-fn with_cpu(mut record: Record, cpu_ms: u64) -> Record {
+pub fn with_cpu(mut record: Record, cpu_ms: u64) -> Record {
     record.cost = Some(Cost { cpu: cpu_ms * MS, ..Cost::default() });
     record
 }
 
 /// A prompt pass that ends at 100 ms and one decode pass around a ring of two. The worker's clock is 5
 /// seconds ahead: only durations of its steps may matter.
-fn trace() -> Trace {
+pub fn trace() -> Trace {
     let device = |name: &str| TracedDevice {
         name: name.into(),
         profile: None,
         memory_total: 1000,
         kernel: None,
         unvalidated: None,
+        policy: None,
     };
     let pass = |index, tokens| Pass::plain(index, 0, tokens, true);
     let reading = |pass, value| Reading { device: 1, counter: Counter::BytesRead, pass, at: 0, value };
@@ -171,4 +172,11 @@ fn each_sequence_has_its_own_times() {
     // Three tokens after the very first, in 90 ms.
     assert!((metrics.tokens_per_s.unwrap() - 3.0 / 0.09).abs() < 1e-9);
     assert!((metrics.terms_ms.sum() - 65.0).abs() < 1e-9);
+}
+
+#[test]
+fn the_terms_of_the_devices_are_those_of_their_steps() {
+    let terms = device_terms(&trace());
+    assert_eq!((terms[0].cpu, terms[0].demand_disk), (12.0 + 10.0, 8.0));
+    assert_eq!((terms[1].cpu, terms[1].sum()), (30.0, 30.0));
 }

@@ -4,11 +4,14 @@
 //! all to itself. The kernel's fair scheduler gives every runnable thread the same share, so with more
 //! runnable threads than cores everybody slows down by cores / threads. Other programs are threads that never
 //! end ("co-runner load"). A clock that is slowed, as by heat, stretches what a thread runs and not what it waits.
+//! Under a quota (`bucket`) all threads wait for the next period when together they have run for what one allows.
 //!
 //! Not here: how much work a layer is. That follows from the device's rates and the model's shape.
 
 use hearth_profiles::Seconds;
+use hearth_profiles::device::Quota;
 
+use super::bucket::Bucket;
 use super::nanos_until;
 use crate::engine::Nanos;
 
@@ -24,6 +27,7 @@ pub struct Cpu {
     /// needs no memory for that.
     jobs: Vec<Job>,
     settled: Nanos,
+    bucket: Option<Bucket>,
 }
 
 #[derive(Debug, Clone)]
@@ -39,7 +43,13 @@ struct Job {
 impl Cpu {
     /// An idle processor.
     pub fn new(cores: f64) -> Self {
-        Self { cores, co_runners: 0.0, clock: 1.0, jobs: Vec::new(), settled: 0 }
+        Self { cores, co_runners: 0.0, clock: 1.0, jobs: Vec::new(), settled: 0, bucket: None }
+    }
+
+    /// The same under a quota, if there is one.
+    #[must_use]
+    pub fn under(self, quota: Option<&Quota>) -> Self {
+        Self { bucket: quota.map(Bucket::new), ..self }
     }
 
     /// Other programs take this many threads from now on.
@@ -75,7 +85,13 @@ impl Cpu {
     pub fn next_end(&self) -> Option<Nanos> {
         let speed = self.speed();
         let left = self.jobs.iter().map(|job| job.remaining.max(0.0)).min_by(f64::total_cmp)?;
-        (speed > 0.0).then(|| self.settled.saturating_add(nanos_until(left / speed)))
+        if speed <= 0.0 {
+            return None;
+        }
+        Some(match &self.bucket {
+            None => self.settled.saturating_add(nanos_until(left / speed)),
+            Some(bucket) => bucket.done(self.settled, left / speed, self.running()),
+        })
     }
 
     /// Takes one computation that has ended by `now`.
@@ -92,12 +108,25 @@ impl Cpu {
 
     /// The part of the time in which every thread runs.
     fn share(&self) -> f64 {
-        let wanted: f64 = self.jobs.iter().map(|job| job.threads).sum::<f64>() + self.co_runners;
+        let wanted = self.wanted();
         if wanted > self.cores { self.cores / wanted } else { 1.0 }
     }
 
+    fn wanted(&self) -> f64 {
+        self.jobs.iter().map(|job| job.threads).sum::<f64>() + self.co_runners
+    }
+
+    /// Threads that run at a time.
+    fn running(&self) -> f64 {
+        self.wanted().min(self.cores)
+    }
+
     fn settle(&mut self, now: Nanos) {
-        let seconds = now.saturating_sub(self.settled) as f64 * 1e-9;
+        let running = self.running();
+        let seconds = match &mut self.bucket {
+            None => now.saturating_sub(self.settled) as f64 * 1e-9,
+            Some(bucket) => bucket.run(self.settled, now, running),
+        };
         let share = self.share();
         let speed = share * self.clock;
         for job in &mut self.jobs {
@@ -110,6 +139,8 @@ impl Cpu {
 
 #[cfg(test)]
 mod tests {
+    use hearth_profiles::Sourced;
+
     use super::*;
 
     const SECOND: Nanos = 1_000_000_000;
@@ -156,5 +187,19 @@ mod tests {
         cpu.set_co_runners(0, 4.0);
         cpu.start(0, 1, 4.0, 1.0);
         assert_eq!(cpu.next_end(), Some(SECOND));
+    }
+
+    #[test]
+    fn under_a_quota_all_threads_wait_for_the_next_period() {
+        let (cores, period) = (Sourced::new(1.0, "test"), Sourced::new(Seconds(0.01), "test"));
+        let mut cpu = Cpu::new(2.0).under(Some(&Quota { cores, period }));
+        // Two threads have 5 ms of every 10.
+        cpu.start(0, 1, 2.0, 0.012);
+        assert_eq!(cpu.next_end(), Some(22_000_000));
+        // A neighbour in the same group runs too, and uses up what there is: of 2 cores three threads have two thirds,
+        // for 5 ms of each period.
+        cpu.set_co_runners(10_000_000, 1.0);
+        assert_eq!(cpu.next_end().map(|end| end.abs_diff(30_500_000) <= 1), Some(true));
+        assert_eq!(cpu.ended(30_500_001), Some(1));
     }
 }

@@ -6,6 +6,7 @@
 //!
 //! Not here: memory. What is kept in it is a question without time, see [`crate::page_cache`].
 
+mod bucket;
 pub mod cpu;
 pub mod disk;
 pub mod link;

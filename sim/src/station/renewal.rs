@@ -13,7 +13,6 @@ use super::{Desk, Doing, Parts, Station};
 use crate::conditions::Conditions;
 use crate::lines::begun;
 use crate::page_cache::of_device::Placed;
-use crate::resource::Cpu;
 use crate::run::Event;
 use crate::walk::Walk;
 
@@ -82,7 +81,7 @@ impl<'a> Station<'a> {
             }
             Doing::Fixed { output: None } | Doing::Nothing => {}
         }
-        self.cpu = Cpu::new(f64::from(self.device.cpu.cores));
+        self.cpu = super::processor(self.device);
         self.steps.clear();
         self.inbox.clear();
         self.idle_since = now;

@@ -244,3 +244,18 @@ fn what_is_no_name_is_not_announced() {
         assert!(refused.to_string().contains("--name"), "{refused}");
     }
 }
+
+#[test]
+fn what_is_only_listened_to_is_bounded_too() {
+    let mut heard = BTreeMap::new();
+    note(&mut heard, &sighting("b", "x", &["127.0.0.1:9", "[2001:db8::1]:9", "10.0.0.2:9", "0.0.0.0:9"]));
+    assert_eq!(heard["b"], "10.0.0.2:9".parse().unwrap());
+    note(&mut heard, &sighting("b", "y", &["10.0.0.3:9"]));
+    note(&mut heard, &sighting("tab\u{7}let", "z", &["10.0.0.4:9"]));
+    note(&mut heard, &sighting("nowhere", "z", &["10.0.0.4:0"]));
+    assert_eq!(heard.len(), 1);
+    for number in 0..1000 {
+        note(&mut heard, &sighting(&format!("n{number}"), "x", &["10.0.0.2:9"]));
+    }
+    assert_eq!(heard.len(), MOST_OTHERS);
+}

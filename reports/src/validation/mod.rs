@@ -1,0 +1,79 @@
+//! How right is the simulator, over many scenarios that were predicted and then measured?
+//!
+//! A [`Case`] is one scenario: its prediction, and what was measured, once or several times. [`scores`] says how far
+//! apart they are and in what order they stand, [`page`] lays it out.
+//!
+//! Not here: running them (the command line), and the numbers of one run ([`hearth_schema::metrics`]).
+
+mod chart;
+pub mod page;
+pub mod scores;
+
+use hearth_schema::metrics::{Metrics, Terms};
+use hearth_schema::trace::Outcome;
+use serde::{Deserialize, Serialize};
+
+/// The numbers of a run that are compared.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Numbers {
+    /// Mean time per token after the first, in milliseconds; absent where none followed the first.
+    pub tpot_ms: Option<f64>,
+    /// Time to the first token, in milliseconds.
+    pub ttft_ms: Option<f64>,
+    /// Bytes read from disk for each token after the first, by all devices together.
+    pub bytes_read: f64,
+    /// Where a token's time went.
+    pub terms: Terms,
+}
+
+impl Numbers {
+    /// Those of a run; of one that ended badly there are no times.
+    pub fn of(metrics: &Metrics) -> Self {
+        let ok = metrics.outcome == Outcome::Ok;
+        Self {
+            tpot_ms: metrics.tpot_ms.map(|tpot| tpot.mean).filter(|_| ok),
+            ttft_ms: metrics.ttft_ms.filter(|_| ok),
+            bytes_read: metrics.devices.iter().fold(0.0, |sum, device| sum + device.bytes_read_per_token),
+            terms: metrics.terms_ms,
+        }
+    }
+}
+
+/// A scenario that was predicted, and perhaps measured.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Case {
+    /// The scenario's name.
+    pub name: String,
+    /// Its question.
+    #[serde(default)]
+    pub question: String,
+    /// The digest of the prediction, which was written before anything was executed.
+    #[serde(default)]
+    pub prediction: String,
+    /// What was predicted.
+    pub predicted: Numbers,
+    /// What was measured, once or several times.
+    pub measured: Vec<Numbers>,
+}
+
+/// A scenario without numbers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Failed {
+    /// The scenario's name.
+    pub name: String,
+    /// Why.
+    pub why: String,
+}
+
+/// All that a report on a suite says.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Validation {
+    /// What was run, as `scenarios/lab`.
+    pub title: String,
+    /// The machine, a line for each of its properties.
+    pub machine: Vec<(String, String)>,
+    /// The scenarios that were measured.
+    pub cases: Vec<Case>,
+    /// Those that were not.
+    pub failed: Vec<Failed>,
+}

@@ -1,0 +1,377 @@
+//! How near do predictions come to measurements?
+//!
+//! - The error of a number: predicted over the median of the repeats, less 1.
+//! - A scenario whose own repeats spread by more than 15 % (largest less smallest, over the median) stands on an edge:
+//!   no single number is right. It is judged by interval: within the repeats there is no error, beyond them the error
+//!   is to the nearest of them.
+//! - The order: every pair of scenarios whose measured times differ by more than a margin must not stand the other
+//!   way round in the prediction.
+//! - The terms of a token's time: predicted less measured, as a share of the measured time per token.
+//!
+//! Not here: laying it out ([`super::page`]).
+
+use hearth_schema::metrics::Terms;
+use serde::Serialize;
+
+use super::{Case, Numbers};
+
+/// Repeats that spread by more than this have no single number.
+pub const EDGE: f64 = 0.15;
+/// The median of all errors may be this much.
+pub const MEDIAN_BAR: f64 = 0.10;
+/// No error may be more.
+pub const WORST_BAR: f64 = 0.25;
+/// Measured times that differ by more than this are to be ordered right, nearly always.
+pub const APART: f64 = 0.10;
+/// The share of them that has to be.
+pub const ORDERED_BAR: f64 = 0.95;
+/// Those that differ by more than this, always.
+pub const FAR_APART: f64 = 0.35;
+/// Fewer bytes than this a token are pages of the programs, whose share has no meaning.
+/// source: assumed
+pub const WORTH_COMPARING: f64 = 2e6;
+
+/// A number of a scenario, predicted and measured.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Judged {
+    /// What was predicted.
+    pub predicted: f64,
+    /// The median of what was measured.
+    pub measured: f64,
+    /// The smallest and the largest of what was measured.
+    pub range: [f64; 2],
+    /// Largest less smallest, over the median.
+    pub spread: f64,
+    /// Whether the repeats spread too far for a single number.
+    pub edge: bool,
+    /// By how much the prediction is too large, as a share.
+    pub error: f64,
+}
+
+impl Judged {
+    /// Of a prediction and its repeats; none without a repeat, or where nothing was measured to divide by.
+    pub fn of(predicted: Option<f64>, measured: &[Option<f64>]) -> Option<Judged> {
+        let predicted = predicted.filter(|value| value.is_finite())?;
+        let mut values: Vec<f64> =
+            measured.iter().copied().flatten().filter(|value| value.is_finite()).collect();
+        if values.len() < measured.len() {
+            return None;
+        }
+        values.sort_by(f64::total_cmp);
+        let range = [*values.first()?, *values.last()?];
+        let median = median(&values)?;
+        if median <= 0.0 || range[0] <= 0.0 {
+            return None;
+        }
+        let spread = (range[1] - range[0]) / median;
+        let edge = spread > EDGE;
+        let nearest = predicted.clamp(range[0], range[1]);
+        let error = if edge { predicted / nearest - 1.0 } else { predicted / median - 1.0 };
+        Some(Judged { predicted, measured: median, range, spread, edge, error })
+    }
+}
+
+/// Everything that is asked of one scenario.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Scored {
+    /// Its name.
+    pub name: String,
+    /// Time per token, in milliseconds.
+    pub tpot: Option<Judged>,
+    /// Time to the first token, in milliseconds.
+    pub ttft: Option<Judged>,
+    /// Bytes read for a token.
+    pub bytes_read: Option<Judged>,
+    /// Each term: predicted, the mean of what was measured, and the difference as a share of the time per token.
+    pub terms: Vec<Term>,
+}
+
+/// A term of a token's time.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Term {
+    /// Its name.
+    pub name: &'static str,
+    /// In milliseconds.
+    pub predicted: f64,
+    /// The mean of the repeats.
+    pub measured: f64,
+    /// Predicted less measured, over the measured time per token.
+    pub error: f64,
+}
+
+/// The errors of one quantity over all scenarios.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Errors {
+    /// Scenarios that have it.
+    pub count: usize,
+    /// The median of the errors' sizes.
+    pub median: Option<f64>,
+    /// The largest of them.
+    pub worst: Option<f64>,
+    /// Scenarios judged by interval.
+    pub edges: usize,
+}
+
+/// How many pairs of scenarios stand in the right order.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Order {
+    /// By how much the measured times differ at least.
+    pub apart: f64,
+    /// Pairs that do.
+    pub pairs: usize,
+    /// Of these, pairs that the prediction orders as the measurement.
+    pub right: usize,
+    /// The others, as `faster, slower` by measurement.
+    pub wrong: Vec<[String; 2]>,
+}
+
+impl Order {
+    /// The share that is right; none without pairs.
+    pub fn share(&self) -> Option<f64> {
+        (self.pairs > 0).then(|| self.right as f64 / self.pairs as f64)
+    }
+}
+
+/// Something that is demanded.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Bar {
+    /// In words.
+    pub text: String,
+    /// What was found; none if there was nothing to look at.
+    pub found: Option<f64>,
+    /// Whether it is met.
+    pub met: bool,
+}
+
+/// All scores of a suite.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Scores {
+    /// By scenario.
+    pub cases: Vec<Scored>,
+    /// Times per token.
+    pub tpot: Errors,
+    /// Times to the first token.
+    pub ttft: Errors,
+    /// Bytes read.
+    pub bytes_read: Errors,
+    /// The mean size of each term's error, as a share of the time per token.
+    pub terms: Vec<(&'static str, f64)>,
+    /// Pairs that differ by more than [`APART`] and by more than [`FAR_APART`].
+    pub order: [Order; 2],
+    /// What is demanded.
+    pub bars: Vec<Bar>,
+}
+
+impl Scores {
+    /// Of measured scenarios.
+    pub fn of(cases: &[Case]) -> Scores {
+        let cases: Vec<Scored> = cases.iter().map(scored).collect();
+        let errors = |of: fn(&Scored) -> Option<Judged>| errors(cases.iter().filter_map(of));
+        let (tpot, ttft) = (errors(|case| case.tpot), errors(|case| case.ttft));
+        let bytes_read = errors(|case| case.bytes_read);
+        let order = [APART, FAR_APART].map(|apart| order(&cases, apart));
+        let bars = bars(&tpot, &order);
+        Scores { terms: terms(&cases), tpot, ttft, bytes_read, order, bars, cases }
+    }
+}
+
+fn scored(case: &Case) -> Scored {
+    let judged = |of: fn(&Numbers) -> Option<f64>| {
+        Judged::of(of(&case.predicted), &case.measured.iter().map(of).collect::<Vec<_>>())
+    };
+    let tpot = judged(|numbers| numbers.tpot_ms);
+    let bytes = judged(|numbers| Some(numbers.bytes_read));
+    Scored {
+        name: case.name.clone(),
+        ttft: judged(|numbers| numbers.ttft_ms),
+        bytes_read: bytes.filter(|bytes| bytes.measured >= WORTH_COMPARING),
+        terms: tpot.map_or(Vec::new(), |tpot| term_errors(case, tpot.measured)),
+        tpot,
+    }
+}
+
+/// The terms, hidden reading after those that sum.
+fn rows(terms: &Terms) -> Vec<(&'static str, f64)> {
+    terms.rows().into_iter().chain([("hidden_disk", terms.hidden_disk)]).collect()
+}
+
+fn term_errors(case: &Case, tpot: f64) -> Vec<Term> {
+    let count = case.measured.len().max(1) as f64;
+    let measured: Vec<Vec<(&str, f64)>> = case.measured.iter().map(|numbers| rows(&numbers.terms)).collect();
+    let term = |(at, (name, predicted)): (usize, (&'static str, f64))| {
+        let measured = measured.iter().fold(0.0, |sum, terms| sum + terms[at].1) / count;
+        Term { name, predicted, measured, error: (predicted - measured) / tpot }
+    };
+    rows(&case.predicted.terms).into_iter().enumerate().map(term).collect()
+}
+
+fn errors(judged: impl Iterator<Item = Judged>) -> Errors {
+    let judged: Vec<Judged> = judged.collect();
+    let mut sizes: Vec<f64> = judged.iter().map(|one| one.error.abs()).collect();
+    sizes.sort_by(f64::total_cmp);
+    Errors {
+        count: sizes.len(),
+        median: median(&sizes),
+        worst: sizes.last().copied(),
+        edges: judged.iter().filter(|one| one.edge).count(),
+    }
+}
+
+/// Of sorted values.
+fn median(sorted: &[f64]) -> Option<f64> {
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => None,
+        count if count % 2 == 1 => Some(sorted[middle]),
+        _ => Some(f64::midpoint(sorted[middle - 1], sorted[middle])),
+    }
+}
+
+fn terms(cases: &[Scored]) -> Vec<(&'static str, f64)> {
+    let with: Vec<&Scored> = cases.iter().filter(|case| !case.terms.is_empty()).collect();
+    let names = with.first().map_or(Vec::new(), |case| case.terms.iter().map(|term| term.name).collect());
+    let mean = |(at, name): (usize, &'static str)| {
+        let sum = with.iter().fold(0.0, |sum, case| sum + case.terms[at].error.abs());
+        (name, sum / with.len() as f64)
+    };
+    names.into_iter().enumerate().map(mean).collect()
+}
+
+fn order(cases: &[Scored], apart: f64) -> Order {
+    let timed: Vec<(&str, Judged)> =
+        cases.iter().filter_map(|case| Some((case.name.as_str(), case.tpot?))).collect();
+    let mut found = Order { apart, pairs: 0, right: 0, wrong: Vec::new() };
+    for (index, &(name, one)) in timed.iter().enumerate() {
+        for &(other_name, other) in &timed[index + 1..] {
+            let ((fast, faster), (slow, slower)) = if one.measured <= other.measured {
+                ((name, one), (other_name, other))
+            } else {
+                ((other_name, other), (name, one))
+            };
+            if slower.measured <= faster.measured * (1.0 + apart) {
+                continue;
+            }
+            found.pairs += 1;
+            if faster.predicted < slower.predicted {
+                found.right += 1;
+            } else {
+                found.wrong.push([fast.to_owned(), slow.to_owned()]);
+            }
+        }
+    }
+    found
+}
+
+fn bars(tpot: &Errors, order: &[Order; 2]) -> Vec<Bar> {
+    let percent = |share: f64| format!("{:.0} %", share * 100.0);
+    let at_most = |text: String, found: Option<f64>, bar: f64| Bar {
+        text,
+        found,
+        met: found.is_some_and(|found| found <= bar),
+    };
+    let [near, far] = order;
+    let ordered = |order: &Order, bar: f64| Bar {
+        text: format!(
+            "pairs that differ by more than {}: at least {} ordered right",
+            percent(order.apart),
+            percent(bar)
+        ),
+        found: order.share(),
+        // Without such a pair nothing is out of order.
+        met: order.share().is_none_or(|share| share >= bar),
+    };
+    vec![
+        at_most(
+            format!("median error of the time per token: at most {}", percent(MEDIAN_BAR)),
+            tpot.median,
+            MEDIAN_BAR,
+        ),
+        at_most(
+            format!("largest error of the time per token: at most {}", percent(WORST_BAR)),
+            tpot.worst,
+            WORST_BAR,
+        ),
+        ordered(near, ORDERED_BAR),
+        ordered(far, 1.0),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn case(name: &str, predicted: f64, measured: &[f64]) -> Case {
+        let numbers = |ms: f64| Numbers {
+            tpot_ms: Some(ms),
+            ttft_ms: Some(2.0 * ms),
+            bytes_read: ms * 1e6,
+            terms: Terms { cpu: 0.5 * ms, demand_disk: 0.5 * ms, ..Terms::default() },
+        };
+        Case {
+            name: name.into(),
+            question: String::new(),
+            prediction: String::new(),
+            predicted: numbers(predicted),
+            measured: measured.iter().map(|&ms| numbers(ms)).collect(),
+        }
+    }
+
+    #[test]
+    fn an_error_is_against_the_median_or_on_an_edge_against_the_interval() {
+        let judged = |predicted: f64, measured: &[f64]| {
+            let measured: Vec<Option<f64>> = measured.iter().map(|&ms| Some(ms)).collect();
+            Judged::of(Some(predicted), &measured).expect("numbers")
+        };
+        let calm = judged(110.0, &[99.0, 104.0, 100.0]);
+        assert!((calm.error - 0.1).abs() < 1e-12 && !calm.edge && calm.measured == 100.0);
+        let within = judged(150.0, &[100.0, 200.0, 180.0]);
+        assert!(within.edge && within.error == 0.0 && within.range == [100.0, 200.0]);
+        let beyond = judged(50.0, &[100.0, 200.0]);
+        assert_eq!((beyond.error, beyond.measured), (-0.5, 150.0));
+        for nothing in
+            [Judged::of(None, &[Some(1.0)]), Judged::of(Some(1.0), &[]), Judged::of(Some(1.0), &[None])]
+        {
+            assert_eq!(nothing, None);
+        }
+        assert_eq!(Judged::of(Some(1.0), &[Some(0.0)]), None, "nothing to divide by");
+        assert_eq!(Judged::of(Some(f64::NAN), &[Some(1.0)]), None);
+    }
+
+    #[test]
+    fn pairs_far_enough_apart_have_an_order() {
+        // b is 5 % slower than a, which is no pair; c and d stand the other way round in the prediction.
+        let cases = [
+            case("a", 100.0, &[100.0]),
+            case("b", 90.0, &[105.0]),
+            case("c", 260.0, &[200.0]),
+            case("d", 240.0, &[230.0]),
+        ];
+        let scores = Scores::of(&cases);
+        let [near, far] = &scores.order;
+        assert_eq!((near.pairs, near.right, near.wrong.as_slice()), (5, 4, &[["c".into(), "d".into()]][..]));
+        assert_eq!((far.pairs, far.right), (4, 4));
+        assert_eq!(scores.tpot.count, 4);
+        let worst = scores.tpot.worst.expect("errors");
+        assert!((worst - 0.3).abs() < 1e-12);
+        let met: Vec<bool> = scores.bars.iter().map(|bar| bar.met).collect();
+        // The median of 0, 4.3, 14.3 and 30 % is 9.3 %.
+        assert_eq!(met, [true, false, false, true]);
+    }
+
+    #[test]
+    fn terms_are_shares_of_the_measured_time() {
+        let scores = Scores::of(&[case("a", 120.0, &[100.0, 100.0])]);
+        let cpu = scores.cases[0].terms[0];
+        assert_eq!((cpu.name, cpu.predicted, cpu.measured), ("cpu", 60.0, 50.0));
+        assert!((cpu.error - 0.1).abs() < 1e-12);
+        assert_eq!(scores.terms.len(), 8, "seven that sum, and hidden reading");
+        assert!((scores.terms[3].1 - 0.1).abs() < 1e-12);
+    }
+
+    #[test]
+    fn without_anything_no_bar_is_met_that_needs_a_number() {
+        let scores = Scores::of(&[]);
+        assert!(!scores.bars[0].met && !scores.bars[1].met);
+        assert_eq!(scores.terms, []);
+    }
+}

@@ -1,0 +1,60 @@
+"""How does a report look in a browser: in light and dark, on a desk and on a phone?
+
+    python scripts/report-screens.py PAGE.html FOLDER NAME
+
+Writes NAME-light-1280.png and three others, of the whole page, and says what a picture does not show: whether the page
+is wider than the screen, whether it asked for anything beside itself, whether labels of drawings touch each other.
+Not here: making the page (report-screens.sh). Needs playwright, Pillow and the system's chromium.
+"""
+
+import pathlib
+import sys
+
+from PIL import Image
+from playwright.sync_api import sync_playwright
+
+# Pairs of texts of one drawing that overlap by more than a pixel.
+TOUCHING = """
+() => {
+  const found = [];
+  for (const svg of document.querySelectorAll('.drawing > svg')) {
+    const texts = [...svg.querySelectorAll('text')].map(text => [text.textContent, text.getBoundingClientRect()]);
+    texts.forEach(([one, a], index) => texts.slice(index + 1).forEach(([other, b]) => {
+      const across = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+      const down = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+      if (across > 1 && down > 3) found.push(`${svg.getAttribute('aria-label')}: "${one}" on "${other}"`);
+    }));
+  }
+  return found;
+}
+"""
+
+
+def main(page: str, folder: str, name: str) -> int:
+    target, wrong = pathlib.Path(folder), 0
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        for scheme in ("light", "dark"):
+            for width in (1280, 390):
+                tab = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+                asked, said = [], []
+                tab.on("request", lambda request: asked.append(request.url))
+                tab.on("console", lambda message: said.append(message.text))
+                tab.goto(pathlib.Path(page).resolve().as_uri())
+                picture = target / f"{name}-{scheme}-{width}.png"
+                tab.screenshot(path=picture, full_page=True)
+                # Few colours are in it: a quarter of the bytes.
+                Image.open(picture).convert("RGB").quantize(64).save(picture, optimize=True)
+                wide = tab.evaluate("document.documentElement.scrollWidth") - width
+                touching = tab.evaluate(TOUCHING)
+                wrong += (wide > 0) + (len(asked) > 1) + len(said) + len(touching)
+                print(f"{picture}: {picture.stat().st_size >> 10} KiB, {wide} px too wide, {len(asked) - 1} requests beside it")
+                for line in said + touching:
+                    print(f"  {line}")
+                tab.close()
+        browser.close()
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:4]))

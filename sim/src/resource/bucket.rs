@@ -1,0 +1,167 @@
+//! When may threads under a quota run?
+//!
+//! kernel/sched/fair.c, bandwidth control: periods follow each other from the beginning, whatever runs. Each begins with
+//! its quota of processor time, which all threads of the group use up together; then all wait for the next period. What
+//! is not used is lost. So a burst that is shorter than the quota runs at full speed.
+//!
+//! Deviation: the kernel stops a thread at a tick, up to 4 ms late, and takes what it ran too long from the next
+//! periods; here it stops to the nanosecond. docs/decisions/0031 has what that makes.
+//!
+//! Not here: who shares the cores.
+
+use hearth_profiles::device::Quota;
+
+use super::nanos_until;
+use crate::engine::Nanos;
+
+/// Processor time below this is none: less than a nanosecond of one thread.
+const NOTHING: f64 = 1e-10;
+
+/// The quota of a group and what is left of it.
+#[derive(Debug, Clone)]
+pub struct Bucket {
+    period: Nanos,
+    /// Seconds of processor time in a period.
+    allows: f64,
+    /// Of the period that ends at `ends`.
+    left: f64,
+    ends: Nanos,
+}
+
+impl Bucket {
+    pub fn new(quota: &Quota) -> Self {
+        let period = quota.period.value.to_nanos().max(1);
+        let allows = quota.cores.value * period as f64 * 1e-9;
+        Self { period, allows, left: allows, ends: period }
+    }
+
+    /// So many threads run from one moment to another, when they may. Returns for how many seconds each did.
+    pub fn run(&mut self, from: Nanos, to: Nanos, threads: f64) -> f64 {
+        let (mut at, mut ran) = (from, 0.0);
+        while at < to {
+            self.begin(at);
+            let until = self.ends.min(to);
+            let runs = self.runs(threads, (until - at) as f64 * 1e-9);
+            self.left -= runs * threads;
+            ran += runs;
+            at = until;
+        }
+        ran
+    }
+
+    /// When so many threads have run for `seconds` each, beginning now.
+    pub fn done(&self, now: Nanos, seconds: f64, threads: f64) -> Nanos {
+        let (mut ahead, mut at, mut todo) = (self.clone(), now, seconds);
+        // A period in which each thread runs all of its time is nothing to wait for.
+        let each = ahead.runs_in_full(threads);
+        loop {
+            ahead.begin(at);
+            let runs = ahead.runs(threads, (ahead.ends - at) as f64 * 1e-9);
+            if todo <= runs {
+                return at.saturating_add(nanos_until(todo));
+            }
+            todo -= runs;
+            at = ahead.ends;
+            // Whole periods are all the same.
+            let whole = ((todo / each).floor() - 1.0).max(0.0) as u64;
+            todo -= whole as f64 * each;
+            at = at.saturating_add(whole.saturating_mul(ahead.period));
+            if at == Nanos::MAX {
+                return at;
+            }
+        }
+    }
+
+    /// The period that holds a moment.
+    fn begin(&mut self, at: Nanos) {
+        if at >= self.ends {
+            self.ends = (at / self.period + 1).saturating_mul(self.period);
+            self.left = self.allows;
+        }
+    }
+
+    /// Seconds that each thread can run of so many.
+    fn runs(&self, threads: f64, seconds: f64) -> f64 {
+        if threads <= 0.0 {
+            return seconds;
+        }
+        if self.left <= NOTHING { 0.0 } else { seconds.min(self.left / threads) }
+    }
+
+    /// The same for a whole period.
+    fn runs_in_full(&self, threads: f64) -> f64 {
+        let period = self.period as f64 * 1e-9;
+        if threads <= 0.0 { period } else { period.min(self.allows / threads) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_profiles::{Seconds, Sourced};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MS: Nanos = 1_000_000;
+
+    fn bucket(cores: f64) -> Bucket {
+        let (cores, period) = (Sourced::new(cores, "test"), Sourced::new(Seconds(0.01), "test"));
+        Bucket::new(&Quota { cores, period })
+    }
+
+    #[test]
+    fn what_fits_a_quota_runs_at_full_speed_and_more_waits_for_periods() {
+        // Half a processor in periods of 10 ms: 5 ms each.
+        let half = bucket(0.5);
+        assert_eq!(half.done(0, 0.004, 1.0), 4 * MS);
+        assert_eq!(half.done(0, 0.012, 1.0), 22 * MS);
+        // Two threads have 2.5 ms each of a period; from 8 ms on two of them fit before the next.
+        assert_eq!(half.done(8 * MS, 0.004, 2.0), 12 * MS);
+        assert_eq!(half.done(0, 0.004, 2.0), 11 * MS + MS / 2);
+        // As many processors as threads slow nothing.
+        // A sum of a hundred periods may be a nanosecond late.
+        assert!(bucket(2.0).done(3 * MS, 1.0, 2.0).abs_diff(1003 * MS) <= 1);
+    }
+
+    #[test]
+    fn what_is_not_used_is_lost() {
+        let mut half = bucket(0.5);
+        assert!((half.run(0, 3 * MS, 1.0) - 0.003).abs() < 1e-12);
+        assert_eq!(half.done(3 * MS, 0.003, 1.0), 11 * MS, "2 ms are left");
+        assert!((half.run(3 * MS, 10 * MS, 1.0) - 0.002).abs() < 1e-12);
+        // Idle for ten periods: one quota, not ten.
+        assert_eq!(half.done(110 * MS, 0.006, 1.0), 121 * MS);
+    }
+
+    proptest! {
+        /// However a stretch of running is cut, as much is done; and it is done when it was said to be.
+        #[test]
+        fn cutting_a_stretch_changes_nothing(
+            cores in 0.05f64..3.0,
+            threads in 1u32..4,
+            begin in 0u64..50_000_000,
+            work in 1e-6f64..0.2,
+            cuts in prop::collection::vec(0u64..400_000_000, 0..6),
+        ) {
+            let threads = f64::from(threads);
+            let mut whole = bucket(cores);
+            let end = whole.done(begin, work, threads);
+            let mut parts = whole.clone();
+            let at_once = whole.run(begin, end, threads);
+            prop_assert!((at_once - work).abs() < 1e-7, "{at_once} and {work}");
+            let mut cuts: Vec<u64> = cuts.into_iter().map(|cut| begin + cut).filter(|&cut| cut < end).collect();
+            cuts.sort_unstable();
+            cuts.push(end);
+            let (mut at, mut ran) = (begin, 0.0);
+            for cut in cuts {
+                ran += parts.run(at, cut, threads);
+                at = cut;
+            }
+            prop_assert!((ran - at_once).abs() < 1e-9, "{ran} and {at_once}");
+            // Never faster than the threads, nor than the quota and one period more.
+            let seconds = (end - begin) as f64 * 1e-9;
+            prop_assert!(seconds >= work - 1e-9);
+            prop_assert!(work * threads <= cores * (seconds + 0.02) + 1e-9);
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! What of a scenario can a lab not do?
+//!
+//! It is refused, not left out: a prediction and a run that differ in what they do prove nothing.
+
+use hearth_exec::lab::processors;
+use hearth_schema::Scenario;
+use hearth_schema::events::{Change, Event};
+use hearth_schema::scenario::{DeviceEntry, Limits};
+use hearth_schema::schedule::Processor;
+
+use super::links;
+use crate::diagnostics::Failure;
+
+/// Refuses what the lab cannot do.
+pub fn check(scenario: &Scenario) -> Result<(), Failure> {
+    let here = processors();
+    for entry in &scenario.devices {
+        let wanted = entry.limits.iter().flat_map(|limits| limits.affinity.iter().flatten());
+        if let Some(missing) = wanted.into_iter().find(|cpu| !here.contains(*cpu)) {
+            let what = format!("device `{}`: this machine has no processor {missing} to run on", entry.name);
+            return Err(Failure::unusable(what).hint(format!("`limits.affinity` can name of {here:?}")));
+        }
+    }
+    links::check(&scenario.links).map_err(|why| {
+        Failure::unusable(format!("the lab {why}")).hint("change `links`, or leave `links.emulated` out")
+    })?;
+    if let Some(speculation) = &scenario.workload.speculation {
+        if speculation.draft.file.is_none() {
+            return Err(Failure::unusable("the lab runs a real draft model, and the scenario names no file")
+                .hint("say `workload.speculation.draft: {file: draft.gguf}`"));
+        }
+        if speculation.processor == Some(Processor::Gpu) {
+            return Err(Failure::unusable("the lab drafts on the head's CPU")
+                .hint("leave `workload.speculation.processor` out"));
+        }
+    }
+    for (index, event) in scenario.events.iter().enumerate() {
+        event_can_be(scenario, event, here.len()).map_err(|why| {
+            Failure::unusable(format!("events[{index}]: the lab cannot make this happen: {why}"))
+                .hint("leave the event out, or use `hearth simulate`")
+        })?;
+    }
+    Ok(())
+}
+
+fn event_can_be(scenario: &Scenario, event: &Event, machine: usize) -> Result<(), String> {
+    let Some(change) = event.change() else { return Ok(()) };
+    let named = |entry: &&DeviceEntry| Some(&entry.name) == event.device.as_ref();
+    let entry = scenario.devices.iter().find(named);
+    let limits = entry.and_then(|entry| entry.limits.clone()).unwrap_or_default();
+    match change {
+        Change::Load(load) => {
+            if load.gpu.is_some() {
+                return Err("there is no GPU to load".into());
+            }
+            // A neighbour slows a device only where both want the same processors.
+            let own = limits.affinity.as_ref().map_or(machine, Vec::len);
+            let threads = limits.threads.map_or(own, |threads| threads as usize);
+            if threads == own {
+                return Ok(());
+            }
+            Err(format!(
+                "the device computes with {threads} threads and may run on {own} processors, where a load would \
+                 find room beside it; give it `affinity` with {threads} processors"
+            ))
+        }
+        Change::Memory(taken) => {
+            if taken.over.is_some() {
+                return Err("it takes memory at once, not `over` a time".into());
+            }
+            match &limits {
+                Limits { memory: Some(all), .. } if taken.taken >= *all => {
+                    Err(format!("{} do not fit into the device's limit of {all}", taken.taken))
+                }
+                Limits { memory: None, memory_share: None, .. } => {
+                    Err("the device has no limit of memory, so that nothing would be short".into())
+                }
+                _ => Ok(()),
+            }
+        }
+        Change::Leaves if entry.is_some_and(|entry| entry.name == scenario.devices[scenario.head()].name) => {
+            Err("the head is where the tokens are, and does not leave".into())
+        }
+        Change::Leaves => Ok(()),
+        Change::Swap(_) => Err("nothing is swapped inside a control group's limit here".into()),
+        Change::Slow(_) => {
+            Err("the machine's clock is not the lab's to change; `limits.cpu` makes a slow device".into())
+        }
+        Change::DiskLoad(_) => Err("a load on a throttled disk is another's share of the throttle".into()),
+        Change::Returns(_) => Err("a device that has left stays away".into()),
+        Change::Stalls => Err("its links do not stand still".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(limits: &str, rest: &str) -> Option<String> {
+        let yaml = format!(
+            "{{schema: scenario/1, name: n, model: {{profile: tiny}}, context: 64,
+devices: [{{name: a, profile: d1}}, {{name: b, profile: d1{limits}}}],
+links: {{default: {{latency: {{value: 5 ms, source: t}}, bandwidth: {{value: 1 MB/s, source: t}}}}}}, {rest}}}"
+        );
+        let scenario: Scenario = serde_yaml::from_str(&yaml).expect("a scenario");
+        check(&scenario).err().map(|failure| failure.reason())
+    }
+
+    #[test]
+    fn what_the_lab_cannot_do_is_named() {
+        let plain = "workload: {prompt: 1, generate: 1}";
+        assert_eq!(refusal("", plain), None);
+        let event =
+            |limits: &str, event: &str| refusal(limits, &format!("{plain}, events: [{{at: 1 s, {event}}}]"));
+        let (one, memory) = (", limits: {threads: 1, affinity: [0]}", ", limits: {memory: 1 GiB}");
+        assert_eq!(event(one, "device: b, load: 2 threads"), None);
+        assert_eq!(event(memory, "for: 1 s, device: b, memory: 100 MiB"), None);
+        assert_eq!(event("", "device: b, leaves: true"), None);
+        for (limits, what, complaint) in [
+            (", limits: {threads: 1, affinity: [7777]}", "device: b, load: 1 threads", "no processor 7777"),
+            (memory, "device: b, memory: {taken: 1 MiB, over: 1 s}", "at once"),
+            (memory, "device: b, memory: 2 GiB", "do not fit"),
+            ("", "device: b, memory: 1 MiB", "no limit of memory"),
+            ("", "device: a, leaves: true", "the head"),
+            ("", "device: b, slow: 50 %", "clock"),
+            ("", "device: b, disk_load: 50 %", "throttle"),
+            ("", "for: 1 s, stalls: true", "links"),
+            ("", "device: b, load: {threads: 1, gpu: 50 %}", "GPU"),
+        ] {
+            let said = event(limits, what).expect(what);
+            assert!(said.contains(complaint), "{what}: {said}");
+        }
+        let draft = "workload: {prompt: 1, generate: 1, speculation: {draft: {profile: tiny}, tokens: 2, acceptance: \
+                     {value: 50 %, source: t}}}";
+        assert!(refusal("", draft).is_some_and(|why| why.contains("draft model")));
+    }
+}

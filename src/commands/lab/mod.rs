@@ -1,0 +1,196 @@
+//! `hearth lab`: plan, simulate, execute and compare on this machine, with limits for each device.
+//!
+//! One scenario here; many in [`suite`].
+
+mod checks;
+mod happening;
+mod links;
+mod stage;
+mod suite;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::Ordering;
+
+use hearth_exec::lab::{LabError, Metered};
+use hearth_reports::Report;
+use hearth_schema::Trace;
+use hearth_schema::metrics::{self, Metrics};
+use serde::Serialize;
+
+use self::stage::{INTERRUPTED, Lab};
+use super::{plan, print_json, simulate};
+use crate::cli::LabArgs;
+use crate::counters;
+use crate::diagnostics::Failure;
+use crate::documents::{LoadedScenario, in_a_folder, write_in};
+use crate::output::{say, tell};
+use crate::progress;
+
+/// What `--json` gives.
+#[derive(Serialize)]
+struct Output {
+    predicted: simulate::Output,
+    measured: simulate::Output,
+    error: Errors,
+    /// Each device by the counters of its own control group, in ring order.
+    groups: Vec<Metered>,
+    /// What was measured again, where it was.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    repeats: Vec<simulate::Output>,
+    /// The digest of the prediction, which was written before anything was executed.
+    prediction: String,
+}
+
+/// Relative errors of the prediction; absent where nothing was measured.
+#[derive(Serialize)]
+struct Errors {
+    tpot: Option<f64>,
+    ttft: Option<f64>,
+    bytes_read: Option<f64>,
+}
+
+impl From<LabError> for Failure {
+    fn from(error: LabError) -> Self {
+        match error {
+            LabError::NoGroups { .. } | LabError::Copy { .. } | LabError::Cache { .. } => {
+                Failure::unusable(error)
+            }
+            LabError::Limit { .. } | LabError::Process { .. } => Failure::running(error),
+        }
+    }
+}
+
+/// Runs the verb.
+pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
+    let Some(scenario) = &args.scenario else { return suite::run(args, json) };
+    let result = run_through(args, scenario, json);
+    while INTERRUPTED.load(Ordering::SeqCst) {
+        std::thread::park();
+    }
+    result
+}
+
+fn run_through(args: &LabArgs, scenario: &std::path::Path, json: bool) -> Result<ExitCode, Failure> {
+    let mut loaded = LoadedScenario::read(scenario)?;
+    loaded.keep_weights(&args.planning)?;
+    if let Some(tokens) = args.tokens {
+        loaded.generate(tokens)?;
+    }
+    checks::check(&loaded.scenario).map_err(|failure| failure.at(scenario.display()))?;
+    for folder in [&args.report, &args.profiles].into_iter().flatten() {
+        in_a_folder(folder)?;
+    }
+    let model = args.model.clone().or_else(|| loaded.model_file()).ok_or_else(|| {
+        Failure::unusable("the lab runs a real model, and the scenario names none")
+            .at(scenario.display())
+            .hint("give --model GGUF, or make one with `hearth synth`")
+    })?;
+    let line = progress::line();
+    line.set_message("copying the model");
+    let mut lab = Lab::set_up(&loaded, &model, args)?;
+    line.set_message("measuring the devices inside their limits");
+    let devices = lab.profiles(&loaded)?;
+    let mut cluster = loaded.cluster_of(devices, Some(&model))?;
+    crate::limits::bound_memory(&loaded.scenario, &mut cluster);
+    let plan = plan::read_or_make(args.plan.as_deref(), &loaded, &cluster, &args.planning)?;
+    line.set_message("starting the workers");
+    // Here every device reaches every other; the devices that this machine stands for do not.
+    cluster.links.carry(&plan).map_err(Failure::unusable)?;
+    let mut plan = lab.prepare(&loaded, &mut cluster, plan, &args.planning)?;
+    let (predicted, prediction) = lab.predict(&cluster, &plan, &loaded, &args.planning)?;
+    let mut measured: Vec<(Trace, Vec<Metered>)> = Vec::new();
+    for repeat in 0..args.repeats {
+        line.set_message(format!(
+            "prediction {prediction} is written; executing, {} of {}",
+            repeat + 1,
+            args.repeats
+        ));
+        if repeat > 0 {
+            lab.start_workers(&loaded, &mut plan)?;
+        }
+        measured.push(lab.execute(&loaded, &plan, repeat)?);
+    }
+    line.finish_and_clear();
+    let folder = lab.finish();
+    tell_all(args, json, &folder, &plan, predicted, prediction, measured)
+}
+
+/// Prints and writes what was predicted and measured.
+fn tell_all(
+    args: &LabArgs,
+    json: bool,
+    folder: &std::path::Path,
+    plan: &hearth_schema::Plan,
+    predicted: Trace,
+    prediction: String,
+    measured: Vec<(Trace, Vec<Metered>)>,
+) -> Result<ExitCode, Failure> {
+    let (mut traces, mut groups): (Vec<Trace>, Vec<Vec<Metered>>) = measured.into_iter().unzip();
+    if groups.is_empty() {
+        return Err(Failure::running("nothing was executed"));
+    }
+    let first = simulate::Output::of(&traces[0]);
+    let repeats: Vec<simulate::Output> = traces[1..].iter().map(simulate::Output::of).collect();
+    let output = Output {
+        error: Errors::of(&metrics::compute(&predicted), &first.metrics),
+        predicted: simulate::Output::of(&predicted),
+        measured: first,
+        groups: groups.swap_remove(0),
+        repeats,
+        prediction,
+    };
+    traces.insert(0, predicted);
+    let report = Report::new(traces).map_err(Failure::running)?;
+    if args.report.is_some() {
+        for (name, bytes) in report.files() {
+            write_in(folder, name, &bytes)?;
+        }
+    }
+    for warning in output.groups.iter().flat_map(counters::warnings) {
+        tell!("warning: {warning}");
+    }
+    if json {
+        print_json(&output)?;
+    } else {
+        say!("{}", plan::table(plan));
+        say!("\nprediction {}, written before the run\n", output.prediction);
+        say!("predicted: {}\n", simulate::table(&output.predicted.metrics));
+        say!("measured:  {}\n", simulate::table(&output.measured.metrics));
+        for again in &output.repeats {
+            say!("again:     {}\n", simulate::table(&again.metrics));
+        }
+        say!("{}\n", counters::table(&output.groups));
+        say!("{}\n", output.error.sentence());
+        if args.report.is_some() {
+            say!("report: {}\n", PathBuf::from(folder).join("index.html").display());
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl Errors {
+    fn of(predicted: &Metrics, measured: &Metrics) -> Errors {
+        let relative = |predicted: Option<f64>, measured: Option<f64>| {
+            let (predicted, measured) = predicted.zip(measured)?;
+            (measured != 0.0).then(|| predicted / measured - 1.0)
+        };
+        let read = |run: &Metrics| run.devices.iter().map(|device| device.bytes_read_per_token).sum::<f64>();
+        Errors {
+            tpot: relative(predicted.tpot_ms.map(|tpot| tpot.mean), measured.tpot_ms.map(|tpot| tpot.mean)),
+            ttft: relative(predicted.ttft_ms, measured.ttft_ms),
+            bytes_read: relative(Some(read(predicted)), Some(read(measured))),
+        }
+    }
+
+    fn sentence(&self) -> String {
+        let percent =
+            |error: Option<f64>| error.map_or("-".into(), |error| format!("{:+.1} %", error * 100.0));
+        format!(
+            "error of the prediction: TPOT {}, TTFT {}, bytes read {}",
+            percent(self.tpot),
+            percent(self.ttft),
+            percent(self.bytes_read)
+        )
+    }
+}

@@ -1,0 +1,430 @@
+//! How is a lab set up, run and taken down?
+//!
+//! Groups and copies are made, devices are measured inside their limits, workers are started, the prediction is written,
+//! and the head runs while counters are read and events happen. What a lab holds is undone when it is dropped, processes
+//! first.
+//!
+//! Not here: what is left out and refused ([`super::checks`]), links ([`super::links`]), events ([`super::happening`]).
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use hearth_exec::lab::{Child, Copies, DeviceLimits, Group, Groups, Meter, Metered, Seat, Watched, copies};
+use hearth_profiles::{Bytes, Device, Document};
+use hearth_schema::events::Change;
+use hearth_schema::scenario::Limits;
+use hearth_schema::schedule::MAX_PASS_TOKENS;
+use hearth_schema::{Cluster, LinkTable, Plan, Scenario, Trace};
+use hearth_sim::{Run, Surroundings};
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::happening::{self, Hand, Said};
+use super::links;
+use crate::cli::{LabArgs, Planning};
+use crate::commands::execute::BEGINS;
+use crate::commands::{plan, simulate};
+use crate::diagnostics::Failure;
+use crate::documents::{LoadedScenario, make_folder, open_model, read, read_trace, write_in, write_trace};
+use crate::limits;
+use crate::output::tell;
+use crate::replanner::MidRun;
+
+/// For a profile under a slow disk.
+const PROFILE_DEADLINE: Duration = Duration::from_mins(3);
+/// For a worker to map its model.
+const START_DEADLINE: Duration = Duration::from_secs(30);
+/// Between two lines of the head.
+const RUN_DEADLINE: Duration = Duration::from_mins(30);
+
+/// A lab that is set up.
+pub struct Lab {
+    children: BTreeMap<String, Child>,
+    groups: BTreeMap<String, Group>,
+    copies: Copies,
+    program: PathBuf,
+    folder: PathBuf,
+    /// Where profiles are kept for other labs.
+    profiles: Option<PathBuf>,
+    /// What tells one model from another.
+    model_digest: String,
+    draft: Option<PathBuf>,
+    /// Tokens of the largest pass.
+    pass_tokens: u32,
+}
+
+/// Set when a signal has come: the thread that undoes everything ends the process.
+pub static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+impl Lab {
+    pub fn set_up(loaded: &LoadedScenario, model: &Path, args: &LabArgs) -> Result<Lab, Failure> {
+        let opened = open_model(model)?;
+        let parts = opened.weights.parts().to_vec();
+        let scratch =
+            args.scratch.clone().or_else(|| model.parent().map(Path::to_path_buf)).unwrap_or_default();
+        let names: Vec<String> = loaded.scenario.devices.iter().map(|entry| entry.name.clone()).collect();
+        let limited = loaded.scenario.devices.iter().any(|entry| entry.limits.as_ref().is_some_and(bounds));
+        let found = Groups::find(Path::new("/sys/fs/cgroup"));
+        // Also by a lab that needs no groups itself: what a killed one left behind takes memory.
+        if let Ok(found) = &found {
+            found.sweep();
+        }
+        let found = limited.then_some(found).transpose()?;
+        undo_when_interrupted(found.clone(), copies::folder(&scratch));
+        let copies = Copies::make(&scratch, &parts, &names)?;
+        let mut groups = BTreeMap::new();
+        for (place, entry) in loaded.scenario.devices.iter().enumerate() {
+            let Some(found) = &found else { break };
+            let limits = entry.limits.clone().unwrap_or_default();
+            // Disk and processor are measured first and limited then: a throttle passes bytes in slices and a
+            // quota lets short work run at full speed, which the simulator models and a measurement would blur.
+            let limits = DeviceLimits { memory: limits.memory, disk_read: None, cpu: limits.cpu };
+            let group = found.create(place, copies.file(place), limits)?;
+            group.limit_processor(None)?;
+            groups.insert(entry.name.clone(), group);
+        }
+        let folder = args.report.clone().unwrap_or_else(|| copies::folder(&scratch));
+        make_folder(&folder)?;
+        if let Some(folder) = &args.profiles {
+            make_folder(folder)?;
+        }
+        let workload = &loaded.scenario.workload;
+        Ok(Lab {
+            children: BTreeMap::new(),
+            groups,
+            copies,
+            program: std::env::current_exe().map_err(Failure::running)?,
+            folder,
+            profiles: args.profiles.clone(),
+            model_digest: opened.profile.digest.clone(),
+            draft: loaded.draft_file(),
+            pass_tokens: workload.prompt.min(workload.micro_batch).min(MAX_PASS_TOKENS),
+        })
+    }
+
+    /// Where a device's processes run.
+    fn seat<'s>(&'s self, name: &str, limits: &'s Limits) -> Seat<'s> {
+        Seat { group: self.groups.get(name), processors: limits.affinity.as_deref().unwrap_or_default() }
+    }
+
+    /// Measures each device inside its limits; devices with equal limits are measured once.
+    pub fn profiles(&self, loaded: &LoadedScenario) -> Result<Vec<Device>, Failure> {
+        let devices = loaded.devices(|place, entry| {
+            let limits = entry.limits.clone().unwrap_or_default();
+            self.profile(place, &entry.name, &limits)
+        })?;
+        for entry in &loaded.scenario.devices {
+            let limits = entry.limits.clone().unwrap_or_default();
+            if let Some(group) = self.groups.get(&entry.name) {
+                group.limit(DeviceLimits { memory: None, disk_read: limits.disk_read, cpu: limits.cpu })?;
+            }
+        }
+        self.copies.drop_cache()?;
+        Ok(devices)
+    }
+
+    fn profile(&self, place: usize, name: &str, limits: &Limits) -> Result<Device, Failure> {
+        let kept = self.profiles.as_ref().map(|folder| folder.join(self.profile_name(limits)));
+        if let Some(kept) = kept.as_ref().filter(|kept| kept.exists()) {
+            return read(kept);
+        }
+        let output = self.folder.join(format!("{name}.device.yaml"));
+        let pass = self.pass_tokens.to_string();
+        let mut arguments = strings(["profile", "--quick", "--exit-with-stdin", "--pass-tokens", &pass]);
+        arguments.extend(strings(["--name", name, "--model"]));
+        arguments.push(self.copies.file(place).display().to_string());
+        arguments.extend(strings(["--output", &output.display().to_string()]));
+        arguments.extend(threads(limits));
+        Child::start(name, self.seat(name, limits), &self.program, &arguments)?
+            .each_line(PROFILE_DEADLINE, |_| {})?;
+        let device: Device = read(&output)?;
+        if let (Some(folder), Some(kept)) = (&self.profiles, kept) {
+            write_in(folder, kept.file_name().unwrap_or_default(), device.to_yaml().as_bytes())?;
+        }
+        Ok(device)
+    }
+
+    /// The name of a profile by all that decides it: the model, what limited the measurement, and the largest pass.
+    fn profile_name(&self, limits: &Limits) -> String {
+        let Limits { memory, threads, affinity, .. } = limits;
+        let said = format!("{} {memory:?} {threads:?} {affinity:?} {}", self.model_digest, self.pass_tokens);
+        format!("{}.device.yaml", hearth_schema::digest::of(&said).replace(':', "-"))
+    }
+
+    /// Sets the limits that follow from the plan, starts the workers, and tells the cluster what memory and links there
+    /// are.
+    pub fn prepare(
+        &mut self,
+        loaded: &LoadedScenario,
+        cluster: &mut Cluster,
+        mut plan: Plan,
+        planning: &Planning,
+    ) -> Result<Plan, Failure> {
+        let mut scenario = as_measured(loaded, planning);
+        for (place, device) in plan.devices.iter().enumerate() {
+            let (_, limits) = entry(loaded, &device.name)?;
+            if let (Some(_), Some(group)) = (limits.memory_share, self.groups.get(&device.name)) {
+                let memory = limits::memory(&limits, cluster, &plan, place);
+                group.limit(DeviceLimits { memory, ..DeviceLimits::default() })?;
+            }
+        }
+        self.start_workers(loaded, &mut plan)?;
+        // What a worker that does nothing yet takes of its memory for itself.
+        let idle = |name: &String| self.groups.get(name).and_then(|group| group.memory().unreclaimable());
+        let idle = self.children.keys().filter_map(idle).max().map_or(Bytes::ZERO, Bytes);
+        limits::restrict_memory(&loaded.scenario, cluster, &plan, idle);
+        for (entry, member) in loaded.scenario.devices.iter().zip(&cluster.members) {
+            let name = format!("{}.device.yaml", entry.name);
+            write_in(&self.folder, name, member.device.to_yaml().as_bytes())?;
+        }
+        if let Some(address) = plan.devices.iter().find_map(|device| device.address.clone()) {
+            scenario.links = links::measured(&scenario.links, &address)?;
+            cluster.links = LinkTable::new(scenario.links.clone());
+        }
+        if loses_a_device(&loaded.scenario) {
+            write_in(&self.folder, "scenario.yaml", scenario.to_yaml().as_bytes())?;
+        }
+        Ok(plan)
+    }
+
+    /// Starts a worker for each place but the head's; those of an earlier run end. The plan gets their addresses.
+    pub fn start_workers(&mut self, loaded: &LoadedScenario, plan: &mut Plan) -> Result<(), Failure> {
+        self.children.clear();
+        self.copies.drop_cache()?;
+        for place in 1..plan.devices.len() {
+            let name = plan.devices[place].name.clone();
+            let (index, limits) = entry(loaded, &name)?;
+            let mut arguments =
+                strings(["worker", "--listen", "127.0.0.1:0", "--exit-with-stdin", "--model"]);
+            arguments.push(self.copies.file(index).display().to_string());
+            arguments.extend(threads(&limits));
+            arguments.extend(self.emulated(loaded, &name));
+            let mut child = Child::start(&name, self.seat(&name, &limits), &self.program, &arguments)?;
+            let said = child.line(START_DEADLINE)?;
+            let address = said.split_ascii_whitespace().nth(2).unwrap_or_default().to_string();
+            plan.devices[place].address = Some(address);
+            self.children.insert(name, child);
+        }
+        if loaded.scenario.links.emulated && plan.devices.len() > 1 {
+            links::write(&self.folder, &loaded.scenario, plan)?;
+        }
+        write_in(&self.folder, "plan.yaml", plan.to_yaml().as_bytes())
+    }
+
+    fn emulated(&self, loaded: &LoadedScenario, name: &str) -> Vec<String> {
+        let file = self.folder.join(links::file_name(name)).display().to_string();
+        if loaded.scenario.links.emulated { vec!["--emulate-links".into(), file] } else { Vec::new() }
+    }
+
+    /// Simulates, and writes the prediction with its hash before anything is executed.
+    pub fn predict(
+        &self,
+        cluster: &Cluster,
+        plan: &Plan,
+        loaded: &LoadedScenario,
+        planning: &Planning,
+    ) -> Result<(Trace, String), Failure> {
+        let replanner = MidRun::new(loaded, planning);
+        let surroundings = Surroundings { events: &loaded.scenario.events, replanner: Some(&replanner) };
+        let memory = simulate::Memory::default();
+        let Run { trace, not_come, .. } =
+            simulate::simulate_in(cluster, plan, &loaded.scenario, memory, &surroundings)?;
+        for index in not_come {
+            tell!("warning: events[{index}] did not come to happen before the predicted run ended");
+        }
+        let mut text = Vec::new();
+        trace.write(&mut text).map_err(Failure::running)?;
+        let hash = hearth_schema::digest::of(&String::from_utf8_lossy(&text));
+        write_trace(&self.folder.join("predicted.trace"), &trace)?;
+        write_in(&self.folder, "predicted.sha256", format!("{hash}\n").as_bytes())?;
+        Ok((trace, hash))
+    }
+
+    /// Runs the head inside its limits, makes the scenario's events happen, and looks at every device's counters after
+    /// each token.
+    pub fn execute(
+        &self,
+        loaded: &LoadedScenario,
+        plan: &Plan,
+        repeat: u32,
+    ) -> Result<(Trace, Vec<Metered>), Failure> {
+        let name = &plan.devices[0].name;
+        let (index, limits) = entry(loaded, name)?;
+        self.copies.drop_cache()?;
+        if let Some(draft) = &self.draft {
+            copies::drop_cache(draft)?;
+        }
+        let number = if repeat == 0 { String::new() } else { format!("-{}", repeat + 1) };
+        let trace = self.folder.join(format!("measured{number}.trace"));
+        let mut arguments = self.head(loaded, index, &trace);
+        arguments.extend(threads(&limits));
+        arguments.extend(self.emulated(loaded, name));
+        let mut watched = Vec::new();
+        for device in &plan.devices {
+            let (index, limits) = entry(loaded, &device.name)?;
+            watched.push(Watched {
+                name: device.name.clone(),
+                group: self.groups.get(&device.name),
+                throttled: limits.disk_read.is_some(),
+                resident_before: self.copies.resident_bytes(index),
+            });
+        }
+        let mut meter = Meter::start(watched);
+        let head = Child::start(name, self.seat(name, &limits), &self.program, &arguments)?;
+        let missed = self.follow(loaded, head, || meter.token())?;
+        for index in missed {
+            tell!("warning: events[{index}] did not come to happen before the run ended");
+        }
+        let trace = read_trace(&trace)?;
+        let seen = meter.finish(&trace);
+        Ok((trace, seen))
+    }
+
+    /// Listens to the head while events happen.
+    fn follow(
+        &self,
+        loaded: &LoadedScenario,
+        head: Child,
+        mut token: impl FnMut(),
+    ) -> Result<Vec<usize>, Failure> {
+        let scenario = &loaded.scenario;
+        let limits: Vec<Limits> =
+            scenario.devices.iter().map(|entry| entry.limits.clone().unwrap_or_default()).collect();
+        let hand = |(entry, limits)| {
+            let entry: &hearth_schema::scenario::DeviceEntry = entry;
+            let (seat, worker) =
+                (self.seat(&entry.name, limits), self.children.get(&entry.name).map(Child::stopper));
+            (entry.name.clone(), Hand { seat, worker })
+        };
+        let hands: BTreeMap<String, Hand> = scenario.devices.iter().zip(&limits).map(hand).collect();
+        let (sender, said) = mpsc::channel();
+        #[allow(clippy::disallowed_methods)] // events happen to real processes at real times
+        let start = std::time::Instant::now();
+        std::thread::scope(|scope| {
+            let (events, hands, program) = (&scenario.events, &hands, &self.program);
+            let happening =
+                scope.spawn(move || happening::happen(events, hands, program, &said, || start.elapsed()));
+            let ended = head.each_line(RUN_DEADLINE, |line| {
+                let word = if line.starts_with("token ") {
+                    token();
+                    Said::Token
+                } else if line == BEGINS {
+                    Said::Begins
+                } else {
+                    return;
+                };
+                // Nobody listens if an event could not be made to happen, which is told below.
+                let _ = sender.send(word);
+            });
+            drop(sender);
+            let happened = happening.join().map_err(|_| Failure::running("making events happen failed"))?;
+            let missed = happened?;
+            ended?;
+            Ok(missed)
+        })
+    }
+
+    /// What the head is started with.
+    fn head(&self, loaded: &LoadedScenario, index: usize, trace: &Path) -> Vec<String> {
+        let workload = &loaded.scenario.workload;
+        let mut arguments =
+            strings(["execute", "--json", "--exit-with-stdin", "--ignore-end", "--mark-tokens"]);
+        arguments.push(self.folder.join("plan.yaml").display().to_string());
+        for (flag, value) in [
+            ("--model", self.copies.file(index).display().to_string()),
+            ("--prompt-tokens", workload.prompt.to_string()),
+            ("--sequences", workload.sequences.to_string()),
+            ("--micro-batch", workload.micro_batch.to_string()),
+            ("--tokens", workload.generate.to_string()),
+            ("--trace", trace.display().to_string()),
+            ("--seed", loaded.scenario.seed.to_string()),
+        ] {
+            arguments.extend([flag.to_string(), value]);
+        }
+        if let (Some(draft), drafts @ 1..) = (&self.draft, workload.drafts()) {
+            arguments.extend(strings(["--draft-model", &draft.display().to_string()]));
+            arguments.extend(strings(["--draft-tokens", &drafts.to_string()]));
+        }
+        if loses_a_device(&loaded.scenario) {
+            let scenario = self.folder.join("scenario.yaml").display().to_string();
+            arguments.extend(strings(["--scenario", &scenario]));
+        } else {
+            arguments.push("--give-up".into());
+        }
+        arguments
+    }
+
+    /// Ends the workers and removes limits and copies; the folder of the results, if it was to be kept.
+    pub fn finish(self) -> PathBuf {
+        self.folder.clone()
+    }
+}
+
+/// Whether the head has to go on without somebody.
+fn loses_a_device(scenario: &Scenario) -> bool {
+    scenario.events.iter().any(|event| event.change() == Some(Change::Leaves))
+}
+
+/// The scenario with the devices as they were measured, from which the head plans again in mid-run as the simulator does.
+/// What limits make of a device stands in its profile.
+fn as_measured(loaded: &LoadedScenario, planning: &Planning) -> Scenario {
+    let mut scenario = loaded.scenario.clone();
+    for entry in &mut scenario.devices {
+        (entry.profile, entry.limits) = (format!("./{}.device.yaml", entry.name), None);
+    }
+    // Given to the head by name.
+    scenario.model = hearth_schema::scenario::ModelRef { profile: Some("unused".into()), file: None };
+    scenario.workload.speculation = None;
+    scenario.planner = plan::merged(&scenario.planner, planning);
+    scenario.events.clear();
+    scenario
+}
+
+/// A device's place in the scenario and its limits.
+fn entry(loaded: &LoadedScenario, name: &str) -> Result<(usize, Limits), Failure> {
+    let devices = &loaded.scenario.devices;
+    let index = devices
+        .iter()
+        .position(|entry| entry.name == name)
+        .ok_or_else(|| Failure::unusable(format!("the plan's device `{name}` is not in the scenario")))?;
+    Ok((index, devices[index].limits.clone().unwrap_or_default()))
+}
+
+/// Undoes what the lab has set up when a person or the system stops it; destructors do not run then.
+fn undo_when_interrupted(groups: Option<Groups>, copies: PathBuf) {
+    std::thread::spawn(move || {
+        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
+        runtime.block_on(async {
+            let Ok(mut terminated) = signal(SignalKind::terminate()) else { return };
+            tokio::select! {
+                _ = tokio::signal::ctrl_c() => {}
+                _ = terminated.recv() => {}
+            }
+            INTERRUPTED.store(true, Ordering::SeqCst);
+            if let Some(groups) = groups {
+                groups.remove_own();
+            }
+            let _ = std::fs::remove_dir_all(copies);
+            tell!("interrupted; limits and copies are removed");
+            std::process::exit(130);
+        });
+    });
+}
+
+/// Whether limits need control groups.
+fn bounds(limits: &Limits) -> bool {
+    limits.memory.is_some()
+        || limits.memory_share.is_some()
+        || limits.disk_read.is_some()
+        || limits.cpu.is_some()
+}
+
+fn strings<const N: usize>(words: [&str; N]) -> Vec<String> {
+    words.map(str::to_string).into()
+}
+
+fn threads(limits: &Limits) -> Vec<String> {
+    limits.threads.map_or(Vec::new(), |threads| vec!["--threads".into(), threads.to_string()])
+}

@@ -1,0 +1,44 @@
+//! On what machine was a suite run?
+//!
+//! What a reader needs to judge the numbers: processor, memory, kernel, how pages are reclaimed, and whether anything
+//! else ran. What the system does not tell is left out.
+
+use std::fs;
+
+/// A line for each property.
+pub fn describe() -> Vec<(String, String)> {
+    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+    let field = |path: &str, key: &str| {
+        let text = read(path);
+        let line = text.lines().find(|line| line.starts_with(key))?;
+        Some(line.split_once(':')?.1.trim().to_owned())
+    };
+    let first = |path: &str| Some(read(path).lines().next()?.trim().to_owned());
+    let cores = hearth_exec::lab::processors().len();
+    let groups = if fs::exists("/sys/fs/cgroup/cgroup.controllers").unwrap_or(false) { "2" } else { "1" };
+    let found = [
+        ("processor", field("/proc/cpuinfo", "model name")),
+        ("processors this process may use", Some(cores.to_string())),
+        ("memory", field("/proc/meminfo", "MemTotal")),
+        ("swap", field("/proc/meminfo", "SwapTotal")),
+        ("kernel", first("/proc/sys/kernel/osrelease")),
+        ("control groups", Some(format!("version {groups}"))),
+        ("multi-generational page lists", first("/sys/kernel/mm/lru_gen/enabled")),
+        ("load before the report", first("/proc/loadavg")),
+        ("hearth", Some(env!("CARGO_PKG_VERSION").to_owned())),
+    ];
+    let there =
+        |(key, value): (&str, Option<String>)| Some((key.to_owned(), value.filter(|it| !it.is_empty())?));
+    found.into_iter().filter_map(there).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_machine_has_a_kernel_and_processors() {
+        let found = super::describe();
+        let value = |key: &str| found.iter().find(|(name, _)| name == key).map(|(_, value)| value.as_str());
+        assert!(value("kernel").is_some());
+        assert!(value("processors this process may use").is_some_and(|cores| cores != "0"));
+    }
+}

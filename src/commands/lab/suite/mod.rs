@@ -1,0 +1,263 @@
+//! `hearth lab --suite` and `--random`: how right is the simulator over many scenarios?
+//!
+//! Every scenario is a lab of its own, in a process of its own, so that one that fails ends nothing else. Its result goes
+//! into a file at once: a suite that was interrupted goes on where it was. Profiles are measured once for each model and
+//! set of limits.
+//!
+//! Not here: one lab ([`super::stage`]), and what the numbers mean (`hearth_reports::validation`).
+
+mod draw;
+mod machine;
+mod results;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use hearth_reports::validation::{Case, Failed, Validation, page};
+use hearth_schema::metrics::Metrics;
+use serde::Deserialize;
+use tokio::signal::unix::{SignalKind, signal};
+
+use self::results::{Kept, Results};
+use crate::cli::LabArgs;
+use crate::commands::print_json;
+use crate::diagnostics::{ENDED_BADLY, Failure};
+use crate::documents::{LoadedScenario, make_folder, write_in};
+use crate::interruption::INTERRUPTED;
+use crate::output::{say, tell};
+
+/// A scenario of a suite.
+struct Entry {
+    path: PathBuf,
+    name: String,
+    /// The first line of its comment.
+    question: String,
+    /// What its result depends on: the document, and what the command line adds.
+    key: String,
+}
+
+/// What a lab prints with `--json`, as far as a suite reads it.
+#[derive(Debug, Deserialize)]
+struct Told {
+    predicted: Metrics,
+    measured: Metrics,
+    #[serde(default)]
+    repeats: Vec<Metrics>,
+    prediction: String,
+}
+
+/// Runs a suite.
+pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
+    let Some(output) = &args.output else { return Err(Failure::unusable("a suite needs --output")) };
+    make_folder(output)?;
+    let (folder, title) = match (&args.suite, args.random) {
+        (Some(folder), _) => (folder.clone(), folder.display().to_string()),
+        (None, Some(count)) => {
+            let folder = output.join("scenarios");
+            draw::write(&folder, count, args.seed, args.model.as_deref())?;
+            (folder, format!("{count} scenarios drawn by seed {}", args.seed))
+        }
+        (None, None) => return Err(Failure::unusable("give a scenario, --suite or --random")),
+    };
+    let entries = entries(&folder, args)?;
+    let mut results = Results::open(&output.join("results.jsonl"))?;
+    forward_interruptions();
+    let start = elapsed();
+    let mut ran = 0u32;
+    for (index, entry) in entries.iter().enumerate() {
+        let place = format!("{} of {}", index + 1, entries.len());
+        if results.has(&entry.name, &entry.key) {
+            tell!("{place}: {} is done already", entry.name);
+            continue;
+        }
+        let left = entries[index..].iter().filter(|entry| !results.has(&entry.name, &entry.key)).count();
+        tell!("{place}: {}{}", entry.name, expected(elapsed().saturating_sub(start), ran, left));
+        let kept = match one(entry, args, output) {
+            Ok(case) => Kept::Done(case),
+            Err(why) => {
+                tell!("  failed: {}", why.lines().next().unwrap_or_default());
+                Kept::Failed(Failed { name: entry.name.clone(), why })
+            }
+        };
+        if IS_INTERRUPTED.load(Ordering::SeqCst) {
+            tell!("interrupted; the same command goes on where this one was");
+            return Ok(ExitCode::from(INTERRUPTED as u8));
+        }
+        results.add(&entry.key, kept)?;
+        ran += 1;
+    }
+    let (cases, failed) = results.of(entries.iter().map(|entry| (entry.name.as_str(), entry.key.as_str())));
+    let validation = Validation { title, machine: machine::describe(), cases, failed };
+    for (name, bytes) in page::files(&validation) {
+        write_in(output, name, &bytes)?;
+    }
+    if json {
+        print_json(&validation)?;
+    } else {
+        say!("{}report: {}\n", page::summary_text(&validation), output.join("index.html").display());
+    }
+    Ok(if validation.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(ENDED_BADLY) })
+}
+
+/// What is expected of the time that is left, once something has been run.
+fn expected(so_far: Duration, ran: u32, left: usize) -> String {
+    if ran == 0 {
+        return String::new();
+    }
+    let rest = so_far.as_secs_f64() / f64::from(ran) * left as f64;
+    format!(" ({:.0} min so far, about {:.0} min left)", so_far.as_secs_f64() / 60.0, (rest / 60.0).ceil())
+}
+
+/// The scenarios of a folder, by name of file. All are read before anything is run.
+fn entries(folder: &Path, args: &LabArgs) -> Result<Vec<Entry>, Failure> {
+    let found = std::fs::read_dir(folder).map_err(|error| Failure::file(folder, "open", &error))?;
+    let is_yaml = |path: &PathBuf| path.extension().is_some_and(|kind| kind == "yaml" || kind == "yml");
+    let mut paths: Vec<PathBuf> = found.flatten().map(|entry| entry.path()).filter(is_yaml).collect();
+    paths.sort();
+    let added = format!("{:?} {} {:?}", args.model, args.repeats, args.tokens);
+    let mut entries: Vec<Entry> = Vec::new();
+    for path in paths {
+        let loaded = LoadedScenario::read(&path)?;
+        let name = loaded.scenario.name.clone();
+        if let Some(twin) = entries.iter().find(|entry| entry.name == name) {
+            let what = format!("two scenarios are called `{name}`: {}", twin.path.display());
+            return Err(Failure::unusable(what).at(path.display()).hint("give each a name of its own"));
+        }
+        if !is_folder_name(&name) {
+            return Err(Failure::unusable(format!("the name `{name}` cannot be that of a folder"))
+                .at(path.display())
+                .hint("use letters, digits, `-`, `_` and `.`"));
+        }
+        let key = hearth_schema::digest::of(&format!("{} {added}", loaded.origin.digest));
+        entries.push(Entry { question: loaded.question, path, name, key });
+    }
+    if entries.is_empty() {
+        return Err(Failure::unusable("there is no scenario in this folder")
+            .at(folder.display())
+            .hint("scenarios are files that end in .yaml"));
+    }
+    Ok(entries)
+}
+
+fn is_folder_name(name: &str) -> bool {
+    let plain = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
+    !name.is_empty() && !name.starts_with('.') && name.chars().all(plain)
+}
+
+/// Runs one scenario in a process of its own.
+fn one(entry: &Entry, args: &LabArgs, output: &Path) -> Result<Case, String> {
+    let said = |error: &dyn std::fmt::Display| error.to_string();
+    let report = output.join("runs").join(&entry.name);
+    std::fs::create_dir_all(output.join("runs")).map_err(|error| said(&error))?;
+    let mut command = Command::new(std::env::current_exe().map_err(|error| said(&error))?);
+    command.arg("lab").arg(&entry.path).arg("--json").args(["--repeats", &args.repeats.to_string()]);
+    command.arg("--report").arg(report).arg("--profiles").arg(output.join("profiles"));
+    for (flag, path) in [("--model", &args.model), ("--scratch", &args.scratch)] {
+        if let Some(path) = path {
+            command.arg(flag).arg(path);
+        }
+    }
+    if let Some(tokens) = args.tokens {
+        command.args(["--tokens", &tokens.to_string()]);
+    }
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let child = child.map_err(|error| said(&error))?;
+    CHILD.store(child.id(), Ordering::SeqCst);
+    let ended = child.wait_with_output();
+    CHILD.store(0, Ordering::SeqCst);
+    let ended = ended.map_err(|error| said(&error))?;
+    let errors = String::from_utf8_lossy(&ended.stderr);
+    if !ended.status.success() {
+        return Err(why(&errors).unwrap_or_else(|| ended.status.to_string()));
+    }
+    for line in errors.lines().filter(|line| line.starts_with("warning")) {
+        tell!("  {line}");
+    }
+    let told: Told = serde_json::from_slice(&ended.stdout).map_err(|error| said(&error))?;
+    Ok(case(entry, &told))
+}
+
+/// What a lab that failed has said: with `--json` its error is one line of JSON.
+fn why(errors: &str) -> Option<String> {
+    let what = |line: &str| {
+        let error: serde_json::Value = serde_json::from_str(line).ok()?;
+        Some(error.get("error")?.get("what")?.as_str()?.to_owned())
+    };
+    let said = errors.lines().rev().find_map(what).unwrap_or_else(|| errors.trim().to_owned());
+    (!said.is_empty()).then_some(said)
+}
+
+fn case(entry: &Entry, told: &Told) -> Case {
+    use hearth_reports::validation::Numbers;
+    Case {
+        name: entry.name.clone(),
+        question: entry.question.clone(),
+        prediction: told.prediction.clone(),
+        predicted: Numbers::of(&told.predicted),
+        measured: [&told.measured].into_iter().chain(&told.repeats).map(Numbers::of).collect(),
+    }
+}
+
+/// The lab that runs now; none if zero.
+static CHILD: AtomicU32 = AtomicU32::new(0);
+static IS_INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// A signal ends the lab that runs, which undoes what it did, and the suite after it.
+fn forward_interruptions() {
+    std::thread::spawn(|| {
+        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
+        runtime.block_on(async {
+            let Ok(mut terminated) = signal(SignalKind::terminate()) else { return };
+            loop {
+                tokio::select! {
+                    _ = tokio::signal::ctrl_c() => {}
+                    _ = terminated.recv() => {}
+                }
+                IS_INTERRUPTED.store(true, Ordering::SeqCst);
+                let child = CHILD.load(Ordering::SeqCst);
+                if child != 0 {
+                    // SAFETY: kill takes two numbers and touches no memory of this process; the child is waited for
+                    // after its number is taken back.
+                    unsafe { libc::kill(child as libc::pid_t, libc::SIGTERM) };
+                }
+            }
+        });
+    });
+}
+
+/// Since this process first asked.
+#[allow(clippy::disallowed_methods)] // a suite takes real time
+fn elapsed() -> Duration {
+    static START: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
+    START.get_or_init(std::time::Instant::now).elapsed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_left_follows_from_what_was_run() {
+        assert_eq!(expected(Duration::from_mins(1), 0, 9), "");
+        assert_eq!(expected(Duration::from_mins(2), 2, 3), " (2 min so far, about 3 min left)");
+    }
+
+    #[test]
+    fn why_a_lab_failed_is_in_its_json_or_its_words() {
+        let json = "warning: w\n{\"error\":{\"code\":2,\"what\":\"no disk\"}}\n";
+        assert_eq!(why(json).as_deref(), Some("no disk"));
+        assert_eq!(why("Killed\n").as_deref(), Some("Killed"));
+        assert_eq!(why(" \n"), None);
+    }
+
+    #[test]
+    fn a_name_that_leaves_its_folder_is_none() {
+        for (name, fits) in
+            [("three-half_2.0", true), ("", false), ("..", false), ("a/b", false), (".git", false)]
+        {
+            assert_eq!(is_folder_name(name), fits, "{name}");
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! `hearth completions` and `hearth man`: what a shell and `man` need to know of the command line.
+//!
+//! Both are made from the command line's own definition, so that they cannot lag behind it.
+
+use std::process::ExitCode;
+
+use clap::CommandFactory;
+use serde::Serialize;
+
+use super::print_json;
+use crate::cli::{Cli, CompletionsArgs, ManArgs};
+use crate::diagnostics::Failure;
+use crate::documents::make_folder;
+use crate::output::say;
+
+/// The program's name.
+const NAME: &str = "hearth";
+
+/// What `completions --json` gives.
+#[derive(Serialize)]
+struct Completions {
+    shell: String,
+    script: String,
+}
+
+/// What `man --json` gives.
+#[derive(Serialize)]
+struct Pages {
+    folder: String,
+    pages: Vec<String>,
+}
+
+/// Runs `completions`.
+pub fn completions(args: &CompletionsArgs, json: bool) -> Result<ExitCode, Failure> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), NAME, &mut script);
+    let script = String::from_utf8(script).map_err(Failure::running)?;
+    if json {
+        print_json(&Completions { shell: args.shell.to_string(), script })?;
+    } else {
+        say!("{script}");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Runs `man`.
+pub fn man(args: &ManArgs, json: bool) -> Result<ExitCode, Failure> {
+    make_folder(&args.folder)?;
+    let failed = |error: std::io::Error| Failure::file(&args.folder, "write", &error);
+    clap_mangen::generate_to(Cli::command(), &args.folder).map_err(failed)?;
+    let mut pages = Vec::new();
+    names(&Cli::command(), NAME, &mut pages);
+    if json {
+        print_json(&Pages { folder: args.folder.display().to_string(), pages })?;
+    } else {
+        say!("wrote {} pages to {}\n", pages.len(), args.folder.display());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The page of a command, and those of its own commands.
+fn names(command: &clap::Command, name: &str, pages: &mut Vec<String>) {
+    for one in command.get_subcommands().filter(|one| !one.is_hide_set()) {
+        names(one, &format!("{name}-{}", one.get_name()), pages);
+    }
+    pages.push(format!("{name}.1"));
+}

@@ -1,0 +1,199 @@
+//! How does a head bring its ring up, and over what network?
+//!
+//! What the flags of every verb that leads a ring say: the key, delays of the links, the draft model, what to do when
+//! a device is gone, where workers are that the plan has no address of.
+//!
+//! Not here: what the ring is asked.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use hearth_exec::ring::{
+    Delayed, Emulated, Key, LocalModel, Medium, Network, OnFetch, Renewal, Ring, RingError, RingOptions,
+    Sealed, Tcp, discovery, for_sequences, with_draft,
+};
+use hearth_profiles::Bytes;
+use hearth_schema::replan::{NoPlan, Replanner};
+use hearth_schema::scenario::Workload;
+use hearth_schema::schedule::MAX_PASS_TOKENS;
+use hearth_schema::{Cluster, Plan};
+
+use crate::cli::RingArgs;
+use crate::diagnostics::Failure;
+use crate::documents::{LoadedScenario, open_model};
+use crate::emulation;
+use crate::output::tell;
+use crate::refinement::Effort;
+use crate::replanner::MidRun;
+
+/// Tokens drafted at a time, if nothing says how many.
+/// source: assumed; appendix A.9 of the prima.cpp paper drafts a few at a time
+const DRAFT_TOKENS: u32 = 4;
+
+/// A ring that can be brought up.
+pub struct Raising {
+    /// What runs where.
+    pub plan: Plan,
+    /// The model on this device.
+    pub model: Arc<LocalModel>,
+    /// How the ring is run.
+    pub options: RingOptions,
+    /// The most tokens of a prompt that enter as one batch.
+    pub micro_batch: u32,
+    /// Tokens that are drafted at a time.
+    pub drafts: u32,
+    /// How long workers without an address are looked for, if they are.
+    discover: Option<Duration>,
+}
+
+impl Raising {
+    /// For so many sequences at once. `path` is where the model lies.
+    pub fn new(
+        args: &RingArgs,
+        (plan, sequences): (Plan, u32),
+        (model, path): (Arc<LocalModel>, &Path),
+    ) -> Result<Self, Failure> {
+        let scenario = args.scenario.as_deref().map(LoadedScenario::read).transpose()?;
+        let mut plan = for_sequences(plan, sequences);
+        let draft = args.draft_model.as_deref().map(open_model).transpose()?.map(Arc::new);
+        if let (Some(draft), None) = (&draft, &plan.draft) {
+            plan = with_draft(plan, &model, draft)?;
+        }
+        let workload = scenario.as_ref().map(|loaded| &loaded.scenario.workload);
+        let drafts =
+            args.draft_tokens.or_else(|| workload.map(Workload::drafts).filter(|&drafts| drafts > 0));
+        let drafts = plan.draft.as_ref().map_or(0, |_| drafts.unwrap_or(DRAFT_TOKENS));
+        let usual = workload.map_or(MAX_PASS_TOKENS, |workload| workload.micro_batch);
+        let options = RingOptions {
+            threads: args.threads.unwrap_or(0),
+            pass_deadline: Duration::from_secs(args.deadline),
+            draft,
+            renewal: renewal(args, scenario, path)?,
+            on_fetch: Some(told_of_fetching()),
+            ..RingOptions::default()
+        };
+        let (micro_batch, discover) =
+            (args.micro_batch.unwrap_or(usual), args.discover.map(Duration::from_secs));
+        Ok(Self { plan, model, options, micro_batch, drafts, discover })
+    }
+
+    /// Brings it up, and finds its workers before if they are to be looked for.
+    pub async fn connect<N: Network>(&self, network: &N) -> Result<Ring<N>, RingError> {
+        let mut plan = self.plan.clone();
+        if let Some(limit) = self.discover {
+            let unknown = plan.devices.iter().skip(1).filter(|device| device.address.is_none());
+            let names: BTreeSet<String> = unknown.map(|device| device.name.clone()).collect();
+            if !names.is_empty() {
+                let found = discovery::find(network, &names, limit, Medium::default()).await?;
+                for (name, address) in &found {
+                    tell!("found {name} at {address}");
+                }
+                for device in plan.devices.iter_mut().skip(1) {
+                    device.address = device.address.take().or_else(|| found.get(&device.name).cloned());
+                }
+            }
+        }
+        Ring::connect(network, plan, self.model.clone(), self.options.clone()).await
+    }
+}
+
+/// Something that is done over whatever network the flags say.
+pub trait OverNetwork {
+    /// What comes of it.
+    type Output;
+
+    /// Does it.
+    async fn over<N: Network>(self, network: N) -> Self::Output;
+}
+
+/// How links are made slower than they are.
+#[derive(Debug, Clone, Copy, Default)]
+pub enum Slower<'a> {
+    /// Not at all.
+    #[default]
+    No,
+    /// What this device sends arrives so much later.
+    By(Duration),
+    /// It arrives as late as the ways of this file make it.
+    As(&'a Path),
+}
+
+impl<'a> Slower<'a> {
+    /// As two flags say, of which one is given at most.
+    pub fn of(delay: Option<Duration>, links: Option<&'a Path>) -> Self {
+        links.map(Slower::As).or(delay.map(Slower::By)).unwrap_or_default()
+    }
+}
+
+/// Does it over TCP, sealed with the key and with slower links, if those are given.
+pub async fn over<V: OverNetwork>(key: Option<Key>, slower: Slower<'_>, what: V) -> V::Output {
+    let (output, way) = match (slower, key) {
+        (Slower::No, Some(key)) => return what.over(Sealed::new(Tcp, key)).await,
+        (Slower::No, None) => return what.over(Tcp).await,
+        (Slower::By(delay), Some(key)) => {
+            (what.over(Delayed::new(Sealed::new(Tcp, key), delay)).await, delay)
+        }
+        (Slower::By(delay), None) => (what.over(Delayed::new(Tcp, delay)).await, delay),
+        (Slower::As(file), key) => {
+            let ways = emulation::ways(file);
+            let output = match key {
+                Some(key) => what.over(Emulated::new(Sealed::new(Tcp, key), ways)).await,
+                None => what.over(Emulated::new(Tcp, ways)).await,
+            };
+            (output, emulation::longest(file))
+        }
+    };
+    // The goodbye is still on its way when it has been written.
+    tokio::time::sleep(2 * way).await;
+    output
+}
+
+/// Says when another tenth of what a worker fetches is there.
+fn told_of_fetching() -> OnFetch {
+    let told: Mutex<BTreeMap<String, u64>> = Mutex::default();
+    Arc::new(move |name, done, total| {
+        let tenth = done.saturating_mul(10) / total.max(1);
+        let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.insert(name.to_owned(), tenth) != Some(tenth) {
+            tell!("{name} has fetched {} of {}", Bytes(done), Bytes(total));
+        }
+    })
+}
+
+/// What a head does when a device is gone.
+fn renewal(args: &RingArgs, scenario: Option<LoadedScenario>, model: &Path) -> Result<Renewal, Failure> {
+    let Some(loaded) = scenario else {
+        return Ok(if args.give_up { Renewal::Never } else { Renewal::Spread });
+    };
+    let cluster = Arc::new(loaded.cluster(Some(model))?);
+    Ok(Renewal::Planner { cluster, replanner: Arc::new(Again(loaded)) })
+}
+
+/// The planner of a scenario, for as long as a ring runs.
+#[derive(Debug)]
+struct Again(LoadedScenario);
+
+impl Replanner for Again {
+    fn replan(&self, there: &Cluster) -> Result<Plan, NoPlan> {
+        let options = self.0.scenario.planner.clone();
+        MidRun::with(&self.0, options, Effort { seconds: 0, evaluations: None }).replan(there)
+    }
+}
+
+/// Waits until a person or the system wants this process to end.
+pub async fn stopped() {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        if let Ok(mut terminated) = signal(SignalKind::terminate()) {
+            tokio::select! {
+                _ = tokio::signal::ctrl_c() => {}
+                _ = terminated.recv() => {}
+            }
+            return;
+        }
+    }
+    let _ = tokio::signal::ctrl_c().await;
+}
