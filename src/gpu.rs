@@ -18,6 +18,7 @@ pub fn accelerator() -> Option<Accelerator> {
 
 /// What a model's layers can be given to. No GPU is looked for before a plan asks for one.
 #[cfg(feature = "gpu")]
+#[allow(clippy::unnecessary_wraps)] // the other build has none
 pub fn accelerator() -> Option<Accelerator> {
     let notes = std::sync::Arc::new(|note: &str| crate::output::tell!("{note}"));
     let tiling = |gpu: &hearth_gpu::Gpu| remembered::choices().get(gpu).unwrap_or(Tiling::USUAL);

@@ -139,14 +139,13 @@ mod listing {
         };
         let mut choices = remembered::choices();
         choices.set(&gpu, best.tiling);
-        match remembered::path() {
-            Some(path) => {
-                if let Some(folder) = path.parent() {
-                    std::fs::create_dir_all(folder).map_err(|error| Failure::file(folder, "make", &error))?;
-                }
-                write(&path, choices.text().as_bytes())?;
+        if let Some(path) = remembered::path() {
+            if let Some(folder) = path.parent() {
+                std::fs::create_dir_all(folder).map_err(|error| Failure::file(folder, "make", &error))?;
             }
-            None => tell!("the choice is not remembered: there is neither XDG_CACHE_HOME nor HOME"),
+            write(&path, choices.text().as_bytes())?;
+        } else {
+            tell!("the choice is not remembered: there is neither XDG_CACHE_HOME nor HOME");
         }
         let (product_us, naive_product_us) = (Some(micros(best)), naive.map(micros));
         Ok(Kernels { product_us, naive_product_us, ..kernels(best.tiling, "measured") })
@@ -160,9 +159,8 @@ mod listing {
         for (at, adapter) in list.iter().enumerate() {
             let used = if at == 0 { ", used" } else { "" };
             let yes = |has: bool| if has { "yes" } else { "no" };
-            let lanes = adapter.subgroups.map_or("no".to_owned(), |(least, most)| match least == most {
-                true => format!("{least} lanes"),
-                false => format!("{least} to {most} lanes"),
+            let lanes = adapter.subgroups.map_or("no".to_owned(), |(least, most)| {
+                if least == most { format!("{least} lanes") } else { format!("{least} to {most} lanes") }
             });
             let _ = writeln!(text, "{} ({}{used})", adapter.name, adapter.kind);
             let _ = writeln!(text, "  driver          {}, {}", adapter.interface, adapter.driver);

@@ -116,8 +116,8 @@ fn a_model_that_no_gpu_kernel_knows_is_refused_with_the_types_that_are_known() {
     let layers = opened.profile.shape.layers.0;
     let text = format!(
         "schema: plan/1\nscenario: {{name: test, digest: 'sha256:0'}}\nmodel: {{name: tiny, digest: '{}', \
-         shape_digest: '{}', layers: {layers}}}\nplanner: {{strategy: manual}}\nrounds: 1\ncontext: 64\ndevices:\n\
-         - {{name: a, role: head, window: {layers}, gpu_layers: 1, residency: {{policy: os}}}}\n",
+         shape_digest: '{}', layers: {layers}}}\nplanner: {{strategy: manual}}\nrounds: 1\ncontext: 64\n\
+         kv_cache: f16\ndevices:\n- {{name: a, role: head, window: {layers}, gpu_layers: 1, residency: {{policy: os}}}}\n",
         opened.profile.digest,
         opened.profile.shape_digest()
     );

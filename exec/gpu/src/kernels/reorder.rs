@@ -2,11 +2,9 @@
 //!
 //! The plainest kernel there is: read a texel, write it. It is written once; from which object to which is spliced in.
 
+use super::packing::{self, GROUPS_ALONG, THREADS};
 use crate::device::Params;
 use crate::virtual_tensor::{Accessor, Direction, Extent, Shape, Storage};
-
-/// Threads of a group.
-const THREADS: u32 = 64;
 
 fn accessor(name: &'static str, shape: &Shape, storage: Storage, direction: Direction) -> Accessor {
     let [batch, height, width, _] = shape.places();
@@ -24,7 +22,7 @@ pub fn kernel(shape: &Shape, from: Storage, to: Storage) -> String {
         "{}{}{}{}{}\
          @compute @workgroup_size({THREADS})\n\
          fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{\n    \
-         _ = params.tokens;\n    let at = group.x * {THREADS}u + lane;\n    \
+         _ = params.tokens;\n    let at = (group.y * {GROUPS_ALONG}u + group.x) * {THREADS}u + lane;\n    \
          if (at >= {texels}u) {{ return; }}\n    \
          let s = at % {slices}u;\n    let x = at / {slices}u % {width}u;\n    \
          let y = at / {slices}u / {width}u % {height}u;\n    \
@@ -40,5 +38,5 @@ pub fn kernel(shape: &Shape, from: Storage, to: Storage) -> String {
 
 /// Groups for a tensor.
 pub fn groups(shape: &Shape) -> [u32; 3] {
-    [shape.texels().div_ceil(THREADS), 1, 1]
+    packing::groups(u64::from(shape.texels()))
 }

@@ -125,11 +125,8 @@ mod tests {
             assert_eq!(largest_live_bytes(&records), number(&graph["max_live_bytes"]), "{name}");
             assert_eq!(arena(&records).total, number(&graph["offsets_total"]), "{name}");
             assert_eq!(plain(&records).total(), number(&graph["plain_objects_total"]), "{name}");
-            let (own, other) = (improved(&records).total(), number(&graph["improved_objects_total"]));
-            println!("{name}: improved {own}, the other planner {other}");
-            // The strategy does not say which of several equally near objects a tensor takes. For the VAE another
-            // choice gives an object of 32 MiB less; all other graphs come out alike.
-            assert_eq!(own == other, name != "sd14-vae-decoder", "{name}: {own}, {other}");
+            let own = improved(&records).total();
+            assert_eq!(own, number(&graph["improved_objects_total"]), "{name}");
             assert!(own <= number(&graph["plain_objects_total"]), "{name}");
         }
     }

@@ -6,7 +6,7 @@
 //!
 //! The stages come from positional maxima: the i-th is the largest among the i-th largest tensors that live at an
 //! operation, so that whatever is done there is an object at least as large. First come the tensors as large as the
-//! first maximum, then those between it and the second, then those as large as the second, and so on.
+//! first maximum with those between it and the second, then those as large as the second with those below it, and so on.
 
 use super::{Record, largest_first};
 
@@ -124,11 +124,8 @@ fn positional_maxima(records: &[Record]) -> Vec<u64> {
     maxima
 }
 
-/// An even number as large as a maximum, an odd one between two.
+/// Which maximum a size is as large as, or next below.
 fn stage(maxima: &[u64], size: u64) -> usize {
     let at = maxima.partition_point(|&maximum| maximum > size);
-    match maxima.get(at) {
-        Some(&maximum) if maximum == size => 2 * at,
-        _ => (2 * at).saturating_sub(1),
-    }
+    if maxima.get(at) == Some(&size) { at } else { at.saturating_sub(1) }
 }
