@@ -3,7 +3,7 @@
 # is there.
 #
 #   scripts/setup.sh            to build and run
-#   scripts/setup.sh --tests    also what the checks need: rustfmt and clippy
+#   scripts/setup.sh --tests    also what the checks need: rustfmt, clippy, and a Vulkan driver that needs no GPU
 #
 # Rust itself is expected. HiGHS, which the planners use, is compiled from source: that takes cmake, a C++ compiler, and
 # libclang, which reads its header. The crates need a C compiler as linker, and no other library of the system.
@@ -41,16 +41,31 @@ if [[ -z "${LIBCLANG_PATH:-}" ]] && ! compgen -G '/usr/lib/*/libclang*.so*' >/de
     packages+=(libclang-dev)
 fi
 
-if ((${#packages[@]})); then
-    has apt-get || fail "these are missing: ${packages[*]}" "install them with this system's package manager"
-    root=()
+# install PACKAGE...: with this system's package manager.
+install() {
+    has apt-get || fail "these are missing: $*" "install them with this system's package manager"
+    local root=()
     if [[ "$(id -u)" -ne 0 ]]; then
-        has sudo || fail "these are missing: ${packages[*]}" "run as root: apt-get install ${packages[*]}"
+        has sudo || fail "these are missing: $*" "run as root: apt-get install $*"
         root=(sudo)
     fi
-    say "installing ${packages[*]}"
+    say "installing $*"
     "${root[@]}" apt-get update -qq
-    "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}"
+    "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"
+}
+
+if ((${#packages[@]})); then
+    install "${packages[@]}"
+fi
+
+# The tests of the GPU backend run on a software driver where there is no GPU, and are skipped without either.
+if [[ "${1:-}" == "--tests" ]]; then
+    optional=()
+    compgen -G '/usr/lib/*/libvulkan.so.1' >/dev/null || optional+=(libvulkan1)
+    compgen -G '/usr/share/vulkan/icd.d/*.json' >/dev/null || optional+=(mesa-vulkan-drivers)
+    if ((${#optional[@]})); then
+        (install "${optional[@]}") || say "no Vulkan driver can be installed; tests that need one are skipped"
+    fi
 fi
 
 if [[ "${1:-}" == "--tests" ]]; then

@@ -101,6 +101,11 @@ pub enum Verb {
     /// Measure this machine.
     #[command(after_help = "Example: hearth profile --model model.gguf -o this.yaml")]
     Profile(ProfileArgs),
+    /// List the GPUs that layers can be computed on, with what is used of them.
+    ///
+    /// Exit code 0 also where there is none.
+    #[command(after_help = "Example: hearth gpu --tune")]
+    Gpu(GpuArgs),
     /// Time a model on this machine, beside llama.cpp where its Python package is present.
     #[command(after_help = "Example: hearth bench model.gguf --threads 1,2 --peer ~/venv/bin/python")]
     Bench(BenchArgs),
@@ -512,6 +517,12 @@ pub struct ProfileArgs {
     /// Threads to measure with; all cores if absent.
     #[arg(long)]
     pub threads: Option<usize>,
+    /// Measure the GPU too: if there is one whose driver is no software, whatever there is, or never.
+    #[arg(long, value_enum, default_value_t = MeasureGpu::Auto)]
+    pub gpu: MeasureGpu,
+    /// Memory that a run may use on a GPU with memory of its own, as `8 GiB`: no interface tells it.
+    #[arg(long, value_name = "SIZE", value_parser = Bytes::from_str)]
+    pub gpu_memory: Option<Bytes>,
     /// Shorter, and less certain.
     #[arg(long)]
     pub quick: bool,
@@ -524,6 +535,25 @@ pub struct ProfileArgs {
     /// Where to write the document; standard output if absent.
     #[arg(short, long)]
     pub output: Option<PathBuf>,
+}
+
+/// Which GPU `hearth profile` measures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum MeasureGpu {
+    /// One whose driver is no software.
+    Auto,
+    /// Whatever there is.
+    Always,
+    /// None.
+    Never,
+}
+
+/// `hearth gpu`.
+#[derive(Debug, Args)]
+pub struct GpuArgs {
+    /// Time the candidates of its kernels, and remember the fastest for this adapter and driver.
+    #[arg(long)]
+    pub tune: bool,
 }
 
 /// `hearth bench`.

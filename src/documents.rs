@@ -19,6 +19,7 @@ use hearth_schema::{Cluster, LinkTable, Member, Plan, Scenario, Trace};
 
 use crate::cli::Planning;
 use crate::diagnostics::Failure;
+use crate::gpu;
 use crate::limits;
 use crate::output::tell;
 use crate::progress;
@@ -155,7 +156,8 @@ pub fn open_model(path: &Path) -> Result<LocalModel, Failure> {
             "check the path, or make a model: `hearth synth --preset tiny --quant q4_k_m -o tiny.gguf`";
         Failure::file(path, "open", &error).hint(hint)
     })?;
-    LocalModel::open(path).map_err(|error| Failure::from(error).at(path.display()))
+    let model = LocalModel::open(path).map_err(|error| Failure::from(error).at(path.display()))?;
+    Ok(model.accelerated_by(gpu::accelerator()))
 }
 
 impl LoadedScenario {

@@ -10,6 +10,7 @@ mod diagnostics;
 mod documents;
 mod emulation;
 mod first_scenario;
+mod gpu;
 mod happenings;
 mod hints;
 mod interruption;

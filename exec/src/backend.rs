@@ -2,7 +2,7 @@
 //!
 //! A backend owns the KV caches of its layers and runs layers over rows of activations. There are two here:
 //! [`crate::oracle`], plain and slow, and [`crate::cpu`], threads and SIMD; they give the same bits. A GPU
-//! backend is a crate of its own.
+//! backend is a crate of its own, see [`crate::accelerator`]; its bits differ within a stated bound.
 //!
 //! Not here: checks. [`crate::stage::Stage`] has made them before it calls a backend.
 
@@ -45,6 +45,12 @@ pub trait Backend: Send {
     /// Their keys and values are cached; all earlier positions are. The layers are this backend's, the sequence is one
     /// of those it has caches for, and the positions are inside the context.
     fn forward(&mut self, sequence: u32, layers: Range<u32>, hidden: &mut [f32], first: u32) -> ComputeCost;
+
+    /// The logits [tokens, vocabulary] of `hidden` [tokens, embedding], if it holds the output matrix.
+    fn logits(&mut self, hidden: &[f32]) -> Option<(Vec<f32>, ComputeCost)> {
+        let _ = hidden;
+        None
+    }
 
     /// Bytes of its caches.
     fn cache_bytes(&self) -> u64;

@@ -73,8 +73,16 @@ impl Head {
             });
         });
         self.cost = cost;
+        self.finite(logits)
+    }
+
+    /// These logits [tokens, vocabulary], whoever made them, or an error if one is no number.
+    pub fn finite(&self, logits: Vec<f32>) -> Result<Vec<f32>, ExecError> {
         match logits.iter().position(|logit| !logit.is_finite()) {
-            Some(at) => Err(ExecError::NotFinite { row: at / matrix.rows, found: logits[at] }),
+            Some(at) => {
+                let row = at / self.weights.output_matrix().rows;
+                Err(ExecError::NotFinite { row, found: logits[at] })
+            }
             None => Ok(logits),
         }
     }

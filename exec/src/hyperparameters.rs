@@ -102,12 +102,14 @@ impl Hyperparameters {
         })
     }
 
+    /// Positions that `layer` sees, the token's own among them; nothing if it sees all.
+    pub fn window_of(&self, layer: u32) -> Option<u32> {
+        self.window.filter(|_| layer.is_multiple_of(2))
+    }
+
     /// The first position that the token at `position` sees in `layer`.
     pub(crate) fn first_seen(&self, layer: u32, position: usize) -> usize {
-        match self.window {
-            Some(window) if layer.is_multiple_of(2) => (position + 1).saturating_sub(window as usize),
-            _ => 0,
-        }
+        self.window_of(layer).map_or(0, |window| (position + 1).saturating_sub(window as usize))
     }
 }
 

@@ -4,6 +4,7 @@
 //! head turns tokens into rows and rows into logits ([`Head`]), a tokenizer and a sampler stand at the ends.
 //! Kernels have one reduction order, so that results do not depend on threads, batches, windows or processors.
 
+pub mod accelerator;
 pub mod backend;
 pub mod cache;
 pub mod chat;
@@ -33,11 +34,12 @@ mod tensors;
 pub mod tokenizer;
 pub mod weights;
 
+pub use accelerator::{AcceleratedPlace, Accelerator, NoBackend};
 pub use backend::{Backend, CacheOptions};
 pub use cache::CacheFormat;
 pub use chat::{ChatTemplate, Message};
 pub use cost::ComputeCost;
-pub use cpu::Cpu;
+pub use cpu::{Cpu, CpuLayers};
 pub use error::ExecError;
 pub use head::Head;
 pub use oracle::Oracle;

@@ -71,7 +71,8 @@ impl Backend for Oracle {
     }
 }
 
-fn product(matrix: Matrix<'_>, input: &[f32]) -> Vec<f32> {
+/// One row of input times a matrix, with the input rounded as its format asks for: what every kernel is compared with.
+pub fn product(matrix: Matrix<'_>, input: &[f32]) -> Vec<f32> {
     let mut activations = Activations::default();
     activations.resize(1, input.len());
     activations.rows_mut().copy_from_slice(input);

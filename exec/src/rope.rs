@@ -88,7 +88,7 @@ impl Rope {
     }
 
     /// Cosine and sine of every pair's angle at `position`, into `turns` [pairs].
-    pub(crate) fn turns(&self, position: u32, turns: &mut [[f32; 2]]) {
+    pub fn turns(&self, position: u32, turns: &mut [[f32; 2]]) {
         for (turn, frequency) in turns.iter_mut().zip(&self.frequencies) {
             let angle = f64::from(position) * frequency;
             *turn = [libm::cos(angle), libm::sin(angle)].map(|part| (part * self.magnitude) as f32);

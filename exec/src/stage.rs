@@ -136,6 +136,12 @@ impl Stage {
         Ok(cost)
     }
 
+    /// The logits of rows after all layers, if the backend holds the output matrix. Not finite where weights are no
+    /// numbers.
+    pub fn logits(&mut self, hidden: &[f32]) -> Option<(Vec<f32>, ComputeCost)> {
+        self.backend.logits(hidden)
+    }
+
     /// Forgets cached positions of all sequences from `length` on.
     pub fn truncate(&mut self, length: u32) {
         for filled in self.filled.values_mut() {

@@ -20,7 +20,7 @@ use crate::error::ExecError;
 use crate::fetched::is_partial;
 use crate::hyperparameters::Hyperparameters;
 use crate::kernels::product::Matrix;
-use crate::tensors::{LayerTensors, Table, Tensor};
+use crate::tensors::{Biases, LayerTensors, Table, Tensor};
 
 /// A run of bytes in one of a model's files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,6 +46,28 @@ pub struct Weights {
     output: OutputTensors,
     /// The only layers that are here, where a part of the model was fetched.
     held: Option<BTreeSet<u32>>,
+}
+
+/// A layer's tensors in the mapped files. Matrices and biases are those of query, key, value, attention output, gate, up
+/// and down, in this order.
+#[derive(Debug, Clone, Copy)]
+pub struct LayerWeights<'a> {
+    /// As they are stored.
+    pub matrices: [Matrix<'a>; 7],
+    /// What is added to their products, [rows] each.
+    pub biases: [Option<&'a [f32]>; 7],
+    /// Before attention, [embedding].
+    pub attention_norm: &'a [f32],
+    /// Before the feed-forward block, [embedding].
+    pub feed_forward_norm: &'a [f32],
+    /// Of each head of queries, [key_length].
+    pub query_norm: Option<&'a [f32]>,
+    /// Of each head of keys, [key_length].
+    pub key_norm: Option<&'a [f32]>,
+    /// Of what attention adds, [embedding].
+    pub post_attention_norm: Option<&'a [f32]>,
+    /// Of what the feed-forward block adds, [embedding].
+    pub post_feed_forward_norm: Option<&'a [f32]>,
 }
 
 /// What turns hidden rows into logits.
@@ -212,6 +234,31 @@ impl Weights {
     /// The mapped files.
     pub fn mappings(&self) -> impl Iterator<Item = &[u8]> {
         self.maps.iter().map(|map| &map[..])
+    }
+
+    /// The tensors of a layer, for a backend that keeps them elsewhere.
+    ///
+    /// # Panics
+    /// If the model has no such layer; a stage sends a backend only its own.
+    pub fn layer_weights(&self, layer: u32) -> LayerWeights<'_> {
+        let tensors = self.layer(layer);
+        let vector = |tensor: Option<Tensor>| tensor.map(|tensor| self.vector(tensor));
+        let Biases { query, key, value, attention_output, gate, up, down } = tensors.biases;
+        LayerWeights {
+            matrices: tensors.matrices().map(|tensor| self.matrix(tensor)),
+            biases: [query, key, value, attention_output, gate, up, down].map(vector),
+            attention_norm: self.vector(tensors.attention_norm),
+            feed_forward_norm: self.vector(tensors.feed_forward_norm),
+            query_norm: vector(tensors.query_norm),
+            key_norm: vector(tensors.key_norm),
+            post_attention_norm: vector(tensors.post_attention_norm),
+            post_feed_forward_norm: vector(tensors.post_feed_forward_norm),
+        }
+    }
+
+    /// The norm before the logits, their matrix, and what is added to them.
+    pub fn output_weights(&self) -> (&[f32], Matrix<'_>, Option<&[f32]>) {
+        (self.output_norm(), self.output_matrix(), self.output_bias())
     }
 
     pub(crate) fn layer(&self, layer: u32) -> &LayerTensors {

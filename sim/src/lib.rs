@@ -17,6 +17,7 @@ mod helper;
 mod keeper;
 mod layout;
 mod lines;
+pub mod mobile_gpu;
 pub mod page_cache;
 mod renewal;
 pub mod resource;

@@ -3,6 +3,7 @@
 mod bench;
 mod compare;
 mod execute;
+mod gpu;
 mod init;
 mod lab;
 mod lint;
@@ -36,6 +37,7 @@ pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Verb::Lint(args) => lint::run(&args, json),
         Verb::Execute(args) => execute::run(&args, json),
         Verb::Worker(args) => worker::run(&args, json),
+        Verb::Gpu(args) => gpu::run(&args, json),
         Verb::Serve(args) => serve::run(&args),
         Verb::Bench(args) => bench::run(&args, json),
         Verb::Profile(args) => profile::run(&args, json),

@@ -10,6 +10,7 @@ use super::print_json;
 use crate::cli::ProfileArgs;
 use crate::diagnostics::Failure;
 use crate::documents::{in_a_folder, write};
+use crate::gpu;
 use crate::output::say;
 use crate::progress;
 
@@ -29,7 +30,11 @@ pub fn run(args: &ProfileArgs, json: bool) -> Result<ExitCode, Failure> {
         super::worker::end_with_stdin();
     }
     let line = progress::line();
-    let device = profile(&options, |what| line.set_message(what.to_string())).map_err(Failure::running)?;
+    let mut device =
+        profile(&options, |what| line.set_message(what.to_string())).map_err(Failure::running)?;
+    line.set_message("GPU");
+    device.gpu = gpu::measured(args, &device)?;
+    device.validate().map_err(Failure::running)?;
     line.finish_and_clear();
     if let Some(path) = &args.output {
         write(path, device.to_yaml().as_bytes())?;

@@ -12,6 +12,7 @@ use serde::Serialize;
 use crate::cli::{Announce, WorkerArgs};
 use crate::diagnostics::Failure;
 use crate::documents::open_model;
+use crate::gpu;
 use crate::output::{say, tell};
 use crate::ring::{OverNetwork, Slower, over};
 
@@ -78,7 +79,11 @@ impl OverNetwork for Serving<'_> {
             let known = name.map_or(String::new(), |name| format!(", announced as {name}"));
             say!("listening at {address} with {with}{known}\n");
         }
-        let options = WorkerOptions { threads: args.threads.unwrap_or(0), ..WorkerOptions::default() };
+        let options = WorkerOptions {
+            threads: args.threads.unwrap_or(0),
+            accelerator: gpu::accelerator(),
+            ..WorkerOptions::default()
+        };
         let worker = Worker::with(network, source, options);
         let report = |ended: Result<(), _>| {
             if let Err(error) = ended {

@@ -115,7 +115,7 @@ fn only_the_command_line_opens_documents() {
 
 #[test]
 fn libraries_neither_print_nor_exit() {
-    for folder in ["profiles", "schema", "halda", "sim", "exec", "reports"] {
+    for folder in ["profiles", "schema", "halda", "sim", "exec", "exec/gpu", "reports"] {
         for file in library(folder) {
             for (line, text) in shipped(&file) {
                 let speaks = ["println!", "eprintln!", "print!", "eprint!", "process::exit"];

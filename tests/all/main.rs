@@ -17,6 +17,7 @@ mod first_scenario;
 mod flight;
 mod gate;
 mod glossary;
+mod gpu;
 mod lab;
 mod lab_suite;
 mod lint;

@@ -82,6 +82,7 @@ pub use activations::{Activations, InputKind};
 pub use blocks::dequantise;
 pub use exponential::exponential;
 pub(crate) use native::Native;
+pub use product::Matrix;
 
 /// The formats there are kernels for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

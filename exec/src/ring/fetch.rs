@@ -21,6 +21,7 @@ use hearth_profiles::model::ModelProfile;
 use hearth_schema::Plan;
 use tokio::io::{AsyncRead, AsyncWrite};
 
+use crate::accelerator::Accelerator;
 use crate::error::ExecError;
 use crate::fetched::{CHUNK, FetchedFile, hash};
 use crate::ring::LocalModel;
@@ -99,6 +100,8 @@ pub struct Fetch<'a, N> {
     pub place: usize,
     /// Where fetched files are kept, one folder a model.
     pub folder: &'a Path,
+    /// What computes layers on a GPU.
+    pub accelerator: Option<&'a Accelerator>,
 }
 
 impl<N: Network> Fetch<'_, N> {
@@ -129,7 +132,7 @@ impl<N: Network> Fetch<'_, N> {
         self.chunks(&mut stream, &mut files, missing, &progress).await?;
         let own = self.plan.windows(self.place).into_iter().flatten().collect();
         let weights = Arc::new(Weights::open_fetched(&paths[0], own)?);
-        Ok(LocalModel { weights, profile })
+        Ok(LocalModel { weights, profile, accelerator: self.accelerator.cloned() })
     }
 
     /// The files of the plan's model, in a folder named by its digest.

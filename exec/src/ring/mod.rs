@@ -37,6 +37,7 @@ pub mod tenure;
 pub mod wire;
 pub mod worker;
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -44,7 +45,7 @@ use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, measure};
 use hearth_schema::plan::{Plan, PlannedDevice, PlannedModel};
 use hearth_schema::scenario::{ActivationFormat, KvFormat};
-use hearth_schema::schedule::MAX_PASS_TOKENS;
+use hearth_schema::schedule::{MAX_PASS_TOKENS, Processor};
 
 pub use announcement::{Announcement, AnnouncementError, Medium};
 pub use choosing::Sample;
@@ -63,6 +64,7 @@ pub use sealed::Sealed;
 pub use serving::{Guest, OnWork, Said, Service};
 pub use worker::{Source, Worker, WorkerOptions, bind};
 
+use crate::accelerator::{AcceleratedPlace, Accelerator};
 use crate::backend::CacheOptions;
 use crate::cache::CacheFormat;
 use crate::cpu::Cpu;
@@ -83,6 +85,8 @@ pub struct LocalModel {
     pub weights: Arc<Weights>,
     /// Its shape, sizes and digests.
     pub profile: ModelProfile,
+    /// What computes the layers that a plan puts on this device's GPU.
+    pub accelerator: Option<Accelerator>,
 }
 
 impl LocalModel {
@@ -92,7 +96,13 @@ impl LocalModel {
         MemoryWatch::shared();
         let weights = Arc::new(Weights::open(path)?);
         let profile = ModelProfile::from_gguf(weights.model())?;
-        Ok(LocalModel { weights, profile })
+        Ok(LocalModel { weights, profile, accelerator: None })
+    }
+
+    /// The same with what computes layers on a GPU.
+    #[must_use]
+    pub fn accelerated_by(self, accelerator: Option<Accelerator>) -> LocalModel {
+        LocalModel { accelerator, ..self }
     }
 
     /// The largest activations a pass can have, in bytes.
@@ -163,7 +173,25 @@ impl LocalModel {
         let cpu = Cpu::new(pool.clone()).behind(gate);
         let cache = cache_options(plan);
         let head = (place == 0).then(|| Head::new(self.weights.clone(), cpu.clone()));
-        let stage = Stage::on_cpu(self.weights.clone(), &plan.windows(place), cache, cpu)?;
+        let output = place == 0 && plan.output == Processor::Gpu;
+        let windows = (0..plan.rounds).map(|round| plan.gpu_window(place, round));
+        let accelerated: Vec<Range<u32>> = windows.filter(|window| !window.is_empty()).collect();
+        let stage = if accelerated.is_empty() && !output {
+            Stage::on_cpu(self.weights.clone(), &plan.windows(place), cache, cpu)?
+        } else {
+            let owned = plan.windows(place);
+            let (weights, name) = (self.weights.clone(), &plan.devices[place].name);
+            let accelerator = self.accelerator.as_ref().ok_or_else(|| {
+                RingError::Plan(format!(
+                    "the plan puts layers of `{name}` on a GPU, and this device computes on its processors only; \
+                     plan with `gpu_layers: 0`"
+                ))
+            })?;
+            let part = AcceleratedPlace { weights, owned: owned.clone(), accelerated, output, cache, cpu };
+            let backend = accelerator.backend(part);
+            let backend = backend.map_err(|why| RingError::Plan(format!("on `{name}`: {why}")))?;
+            Stage::new(self.weights.clone(), &owned, cache, backend)?
+        };
         Ok(match plan.activations {
             ActivationFormat::F16 => (stage.after_layer(activations::round), head),
             ActivationFormat::F32 => (stage, head),

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use hearth_schema::Plan;
 use hearth_schema::scenario::ActivationFormat;
 use hearth_schema::schedule::{Event, Part, Pass, Processor, Schedule, Step, visits};
-use hearth_schema::trace::{Counter, Kind, Record};
+use hearth_schema::trace::{Counter, Kind, Record, Resource};
 use tokio::sync::mpsc;
 
 use crate::clock::{Stopwatch, Stretch, wall_nanos};
@@ -311,17 +311,6 @@ impl Node {
         &self.schedule.plan().devices[self.schedule.device()].name
     }
 
-    fn check_processor(&self, processor: Processor) -> Result<(), RingError> {
-        match processor {
-            Processor::Cpu => Ok(()),
-            Processor::Gpu => Err(RingError::Plan(format!(
-                "the plan puts layers of `{}` on a GPU, and this build computes on CPUs only; plan with \
-                 `gpu_layers: 0`",
-                self.name()
-            ))),
-        }
-    }
-
     fn perform(&mut self, pass: Pass, steps: Vec<Step>, so_far: &[u32]) -> Result<Option<Out>, RingError> {
         let mut tokens = Vec::new();
         for step in steps {
@@ -330,22 +319,24 @@ impl Node {
                 Step::Draft { pass } => self.draft(pass, so_far)?,
                 Step::Embed { pass } => self.embed(pass, so_far)?,
                 Step::Compute { pass, round, layers, processor } => {
-                    self.check_processor(processor)?;
                     let positions: Vec<u32> =
                         (pass.first_position..pass.first_position + pass.tokens).collect();
                     let at = At { pass: pass.index, round };
-                    self.keeper.begin(&Part::Layers(layers.clone()), at);
+                    if processor == Processor::Cpu {
+                        self.keeper.begin(&Part::Layers(layers.clone()), at);
+                    }
                     let ((), measured) = self.measure(|node| {
                         let (stage, hidden) = (&mut node.stage, &mut node.hidden);
                         let cost = stage.forward_of(pass.sequence, layers.clone(), hidden, &positions)?;
                         Ok(((), cost))
                     })?;
                     let touched = self.weights.part_bytes(&Part::Layers(layers.clone()));
-                    self.computed(at, Kind::Compute, measured, touched).layers = recorder::layers(&layers);
+                    let record = self.computed(at, Kind::Compute, measured, touched);
+                    record.layers = recorder::layers(&layers);
+                    on(record, processor);
                 }
                 Step::Output { pass, processor } => {
-                    self.check_processor(processor)?;
-                    tokens = self.output(pass)?;
+                    tokens = self.output(pass, processor)?;
                 }
                 Step::Send { pass, round, next_round, to } => self.send(pass, round, next_round, to)?,
                 Step::Prefetch { part, pass, round } => {
@@ -403,15 +394,17 @@ impl Node {
         Ok(())
     }
 
-    fn output(&mut self, pass: Pass) -> Result<Vec<u32>, RingError> {
+    fn output(&mut self, pass: Pass, processor: Processor) -> Result<Vec<u32>, RingError> {
         let at = At { pass: pass.index, round: self.schedule.plan().rounds };
-        self.keeper.begin(&Part::Output, at);
+        if processor == Processor::Cpu {
+            self.keeper.begin(&Part::Output, at);
+        }
         let drafts = self.drafts.remove(&pass.index).unwrap_or_default();
         let (tokens, measured) = self.measure(|node| {
             let hidden = std::mem::take(&mut node.hidden);
             let wanted = pass.outputs() as usize * node.embedding();
-            let logits = node.head()?.logits(&hidden[hidden.len().saturating_sub(wanted)..])?;
-            let mut cost = node.head()?.last_cost();
+            let (logits, mut cost) =
+                node.logits(&hidden[hidden.len().saturating_sub(wanted)..], processor)?;
             let mut watch = Stopwatch::start();
             let choosing = node.choosing.as_mut();
             let tokens = choosing.and_then(|choosing| choosing.tokens(pass.sequence, &logits, &drafts));
@@ -420,13 +413,25 @@ impl Node {
         })?;
         let tokens = tokens.ok_or_else(|| strange("the head", "nobody samples for this sequence"))?;
         let touched = self.weights.part_bytes(&Part::Output);
-        self.computed(at, Kind::Output, measured, touched);
+        on(self.computed(at, Kind::Output, measured, touched), processor);
         if pass.drafted > 0 {
             let accepted = tokens.len().saturating_sub(1) as u64;
             self.recorder.counter(pass.index, Counter::Accepted, accepted);
         }
         self.count(pass.index);
         Ok(tokens)
+    }
+
+    /// On the processor that the plan says, as long as that can.
+    fn logits(&mut self, hidden: &[f32], processor: Processor) -> Result<(Vec<f32>, ComputeCost), RingError> {
+        if processor == Processor::Gpu
+            && let Some((logits, cost)) = self.stage.logits(hidden)
+        {
+            return Ok((self.head()?.finite(logits)?, cost));
+        }
+        let head = self.head()?;
+        let logits = head.logits(hidden)?;
+        Ok((logits, head.last_cost()))
     }
 
     fn head(&mut self) -> Result<&mut Head, RingError> {
@@ -489,6 +494,14 @@ impl Node {
         let refaults = recorder::refaults().saturating_sub(self.refaults_before);
         self.recorder.counter(pass, Counter::Refaults, refaults);
         self.recorder.counter(pass, Counter::Unreclaimable, recorder::unreclaimable());
+    }
+}
+
+/// A step on a GPU occupies that, and its time is not divided further.
+fn on(record: &mut Record, processor: Processor) {
+    if processor == Processor::Gpu {
+        record.resource = Resource::Gpu;
+        record.cost = None;
     }
 }
 

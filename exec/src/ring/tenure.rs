@@ -13,6 +13,7 @@ use hearth_schema::schedule::Schedule;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
+use crate::accelerator::Accelerator;
 use crate::ring::LocalModel;
 use crate::ring::data_link::{Arrival, Cut, Deliver, Sending};
 use crate::ring::error::{RingError, strange};
@@ -59,6 +60,7 @@ pub struct Tenure<N> {
     /// Where the head gives layers.
     pub(super) head: String,
     pub(super) threads: usize,
+    pub(super) accelerator: Option<Accelerator>,
     pub(super) session: u64,
     pub(super) epoch: u32,
     pub(super) place: u16,
@@ -138,6 +140,7 @@ impl<N: Network> Tenure<N> {
             plan: &self.plan,
             place: usize::from(self.place),
             folder,
+            accelerator: self.accelerator.as_ref(),
         };
         let said = self.said.clone();
         let progress = move |done, total| drop(said.send(Said::Fetched(done, total)));

@@ -23,6 +23,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinError;
 use tokio::time::timeout;
 
+use crate::accelerator::Accelerator;
 use crate::clock::wall_nanos;
 use crate::ring::computing::Computing;
 use crate::ring::data_link::{DataEvent, Deliver, Door, SharedDoor, admit};
@@ -52,12 +53,14 @@ const DRAIN_DEADLINE: Duration = Duration::from_mins(1);
 const MOST_ACTIVATION_BYTES: usize = 2 * MAX_PASS_TOKENS as usize * (16 << 10) * size_of::<f32>();
 
 /// How a worker works.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct WorkerOptions {
     /// Threads it computes with; 0 for all cores.
     pub threads: usize,
     /// Where its node computes.
     pub computing: Computing,
+    /// What computes layers on a GPU, of a model that is fetched; a file has its own.
+    pub accelerator: Option<Accelerator>,
 }
 
 /// Where a worker's layers come from.
@@ -108,7 +111,7 @@ impl<N: Network> Clone for Worker<N> {
         Self {
             network: self.network.clone(),
             source: self.source.clone(),
-            options: self.options,
+            options: self.options.clone(),
             taken: self.taken.clone(),
             door: self.door.clone(),
         }
@@ -350,6 +353,7 @@ impl<N: Network> Session<'_, N> {
             source: self.worker.source.clone(),
             head,
             threads: self.worker.options.threads,
+            accelerator: self.worker.options.accelerator.clone(),
             session: self.id,
             epoch,
             place,

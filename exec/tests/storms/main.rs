@@ -158,7 +158,7 @@ fn start(world: &World, place: usize, model: &Arc<LocalModel>) {
     let (endpoint, model) = (world.seen_by(place), model.clone());
     tokio::spawn(async move {
         let listener = bind(&endpoint, &address(place)).await.expect("a free address");
-        let options = WorkerOptions { threads: 1, computing: Computing::Inline };
+        let options = WorkerOptions { threads: 1, computing: Computing::Inline, accelerator: None };
         Worker::with(endpoint, Source::File(model), options).serve(listener, |_| {}).await
     });
 }

@@ -1,0 +1,146 @@
+//! What does an adapter have that kernels can use?
+//!
+//! ML Drift paper, section 3.4: what a device has selects the variant of a kernel. Here it is asked; a [`Mask`] takes
+//! away, so that every variant can be run on one machine.
+
+/// What kernels can use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capabilities {
+    /// A product of four bytes with four bytes in one instruction, at least of the shading language.
+    pub packed_dot: bool,
+    /// Lanes of the smallest and the largest subgroup, if lanes can exchange values.
+    pub subgroups: Option<(u32, u32)>,
+    /// Arithmetic in half precision.
+    pub half: bool,
+    /// Kernels can be timed.
+    pub timestamps: bool,
+    /// Bytes of a buffer as a kernel may see it.
+    pub binding_bytes: u64,
+    /// Bytes of a buffer.
+    pub buffer_bytes: u64,
+    /// Bytes that threads of a group share.
+    pub shared_bytes: u32,
+    /// Threads of a group.
+    pub group_threads: u32,
+}
+
+/// What is not used although it is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Mask {
+    /// No packed products.
+    pub packed_dot: bool,
+    /// No exchange between lanes.
+    pub subgroups: bool,
+    /// No half precision.
+    pub half: bool,
+    /// At most so many bytes a buffer, so that large weights are split.
+    pub binding_bytes: Option<u64>,
+}
+
+/// What a driver says of an adapter.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AdapterFacts {
+    /// Its name.
+    pub name: String,
+    /// Discrete, integrated, virtual, or the processor itself.
+    pub kind: &'static str,
+    /// Vulkan, Metal or DX12.
+    pub interface: String,
+    /// The driver and its version.
+    pub driver: String,
+    /// What kernels can use.
+    pub capabilities: Capabilities,
+}
+
+impl Capabilities {
+    /// What is left without what the mask takes away.
+    #[must_use]
+    pub fn without(self, mask: Mask) -> Capabilities {
+        let most = mask.binding_bytes.unwrap_or(u64::MAX);
+        Capabilities {
+            packed_dot: self.packed_dot && !mask.packed_dot,
+            subgroups: self.subgroups.filter(|_| !mask.subgroups),
+            half: self.half && !mask.half,
+            binding_bytes: self.binding_bytes.min(most),
+            buffer_bytes: self.buffer_bytes.min(most),
+            ..self
+        }
+    }
+
+    /// What a device is opened with.
+    pub(super) fn features(self) -> wgpu::Features {
+        let mut features = wgpu::Features::empty();
+        features.set(wgpu::Features::SUBGROUP, self.subgroups.is_some());
+        features.set(wgpu::Features::SHADER_F16, self.half);
+        features.set(wgpu::Features::TIMESTAMP_QUERY, self.timestamps);
+        features
+    }
+}
+
+impl AdapterFacts {
+    /// What a choice that was measured on this adapter is kept under.
+    pub fn key(&self) -> String {
+        format!("{} | {} | {}", self.name, self.interface, self.driver)
+    }
+
+    /// Whether it is a program on the processor.
+    pub fn is_software(&self) -> bool {
+        self.kind == "software"
+    }
+
+    fn of(adapter: &wgpu::Adapter, packed_dot: bool) -> AdapterFacts {
+        let (info, features, limits) = (adapter.get_info(), adapter.features(), adapter.limits());
+        let lanes = (info.subgroup_min_size, info.subgroup_max_size);
+        let kind = match info.device_type {
+            wgpu::DeviceType::DiscreteGpu => "discrete",
+            wgpu::DeviceType::IntegratedGpu => "integrated",
+            wgpu::DeviceType::VirtualGpu => "virtual",
+            wgpu::DeviceType::Cpu => "software",
+            wgpu::DeviceType::Other => "other",
+        };
+        AdapterFacts {
+            name: info.name,
+            kind,
+            interface: info.backend.to_string(),
+            driver: [info.driver, info.driver_info].join(" ").trim().to_owned(),
+            capabilities: Capabilities {
+                packed_dot,
+                subgroups: features.contains(wgpu::Features::SUBGROUP).then_some(lanes),
+                half: features.contains(wgpu::Features::SHADER_F16),
+                timestamps: features.contains(wgpu::Features::TIMESTAMP_QUERY),
+                binding_bytes: limits.max_storage_buffer_binding_size,
+                buffer_bytes: limits.max_buffer_size,
+                shared_bytes: limits.max_compute_workgroup_storage_size,
+                group_threads: limits.max_compute_invocations_per_workgroup,
+            },
+        }
+    }
+}
+
+/// All adapters, the one that is opened first.
+pub fn adapters() -> Vec<AdapterFacts> {
+    found().into_iter().map(|(_, facts)| facts).collect()
+}
+
+pub(super) fn best() -> Option<(wgpu::Adapter, AdapterFacts)> {
+    found().into_iter().next()
+}
+
+fn found() -> Vec<(wgpu::Adapter, AdapterFacts)> {
+    let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle());
+    let packed = wgpu::WgslLanguageFeatures::Packed4x8IntegerDotProduct;
+    let packed = instance.wgsl_language_features().contains(packed);
+    let adapters = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::PRIMARY));
+    let mut found: Vec<(wgpu::Adapter, AdapterFacts)> = adapters
+        .into_iter()
+        .map(|adapter| {
+            let facts = AdapterFacts::of(&adapter, packed);
+            (adapter, facts)
+        })
+        .collect();
+    let rank = |facts: &AdapterFacts| {
+        ["discrete", "integrated", "virtual", "other", "software"].iter().position(|kind| *kind == facts.kind)
+    };
+    found.sort_by(|(_, one), (_, other)| (rank(one), &one.name).cmp(&(rank(other), &other.name)));
+    found
+}

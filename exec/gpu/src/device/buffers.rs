@@ -1,0 +1,157 @@
+//! How do numbers get to the GPU and back?
+
+use std::sync::mpsc;
+
+use bytemuck::{Pod, Zeroable};
+use wgpu::BufferUsages;
+
+use super::Gpu;
+use crate::error::GpuError;
+use crate::virtual_tensor::Storage;
+
+/// Numbers in the GPU's memory.
+#[derive(Debug, Clone)]
+pub struct Tensor {
+    pub(crate) buffer: wgpu::Buffer,
+    bytes: u64,
+}
+
+impl Tensor {
+    /// Its size.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+/// What changes from pass to pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Params {
+    /// Tokens of the pass.
+    pub tokens: u32,
+    /// Position of the first.
+    pub first: u32,
+    /// For kernels that work on a part of something.
+    pub offset: u32,
+    /// The end of that part.
+    pub end: u32,
+}
+
+impl Params {
+    /// As WGSL, with the uniform at binding 0.
+    pub const WGSL: &str = "struct Params { tokens: u32, first: u32, offset: u32, end: u32 }\n\
+                            @group(0) @binding(0) var<uniform> params: Params;\n";
+
+    /// Of a pass.
+    pub fn pass(tokens: u32, first: u32) -> Params {
+        Params { tokens, first, offset: 0, end: 0 }
+    }
+}
+
+impl Gpu {
+    /// A texture of halves that kernels write and read: 3-D if it has a depth, else 2-D.
+    pub fn texture(
+        &self,
+        what: &str,
+        storage: Storage,
+        extent: [u32; 3],
+    ) -> Result<wgpu::TextureView, GpuError> {
+        let [width, height, depth_or_array_layers] = extent;
+        let is_volume = storage == Storage::Texture3d;
+        let descriptor = wgpu::TextureDescriptor {
+            label: Some(what),
+            size: wgpu::Extent3d { width, height, depth_or_array_layers },
+            mip_level_count: 1,
+            sample_count: 1,
+            dimension: if is_volume { wgpu::TextureDimension::D3 } else { wgpu::TextureDimension::D2 },
+            format: wgpu::TextureFormat::Rgba16Float,
+            usage: wgpu::TextureUsages::STORAGE_BINDING | wgpu::TextureUsages::TEXTURE_BINDING,
+            view_formats: &[],
+        };
+        self.checked(what, |device| {
+            device.create_texture(&descriptor).create_view(&wgpu::TextureViewDescriptor::default())
+        })
+    }
+
+    /// Zeros.
+    pub fn zeros(&self, what: &str, bytes: u64) -> Result<Tensor, GpuError> {
+        self.buffer(what, bytes, BufferUsages::STORAGE | BufferUsages::COPY_DST | BufferUsages::COPY_SRC)
+    }
+
+    /// A place for [`Params`].
+    pub fn params(&self) -> Result<Tensor, GpuError> {
+        let bytes = size_of::<Params>() as u64;
+        self.buffer("parameters of a pass", bytes, BufferUsages::UNIFORM | BufferUsages::COPY_DST)
+    }
+
+    fn buffer(&self, what: &str, bytes: u64, usage: BufferUsages) -> Result<Tensor, GpuError> {
+        // A binding has at least one texel.
+        let size = bytes.next_multiple_of(16).max(16);
+        let most = self.capabilities().binding_bytes.min(self.capabilities().buffer_bytes);
+        if size > most {
+            return Err(GpuError::OutOfMemory {
+                what: format!("{what}: {size} bytes in one buffer, which may have {most}"),
+            });
+        }
+        let descriptor = wgpu::BufferDescriptor { label: Some(what), size, usage, mapped_at_creation: false };
+        let buffer = self.checked(what, |device| device.create_buffer(&descriptor))?;
+        Ok(Tensor { buffer, bytes: size })
+    }
+
+    /// A tensor of these numbers.
+    pub fn upload<T: Pod>(&self, what: &str, values: &[T]) -> Result<Tensor, GpuError> {
+        let tensor = self.zeros(what, size_of_val(values) as u64)?;
+        self.write(&tensor, values)?;
+        Ok(tensor)
+    }
+
+    /// Writes numbers to the front of a tensor; they arrive before what is submitted next.
+    pub fn write<T: Pod>(&self, tensor: &Tensor, values: &[T]) -> Result<(), GpuError> {
+        let bytes: &[u8] = bytemuck::cast_slice(values);
+        // Copies are of whole words.
+        let (whole, rest) = bytes.split_at(bytes.len() / 4 * 4);
+        self.checked("a copy to the GPU", |_| {
+            self.queue.write_buffer(&tensor.buffer, 0, whole);
+            if !rest.is_empty() {
+                let mut word = [0; 4];
+                word[..rest.len()].copy_from_slice(rest);
+                self.queue.write_buffer(&tensor.buffer, whole.len() as u64, &word);
+            }
+        })
+    }
+
+    /// The first `count` numbers of a tensor, after all that was submitted.
+    pub fn read<T: Pod>(&self, tensor: &Tensor, count: usize) -> Result<Vec<T>, GpuError> {
+        let mut values = vec![T::zeroed(); count];
+        self.read_into(tensor, &mut values)?;
+        Ok(values)
+    }
+
+    /// The same into a slice.
+    pub fn read_into<T: Pod>(&self, tensor: &Tensor, values: &mut [T]) -> Result<(), GpuError> {
+        let what = "a copy from the GPU";
+        let bytes = size_of_val(values);
+        let size = (bytes as u64).next_multiple_of(16).min(tensor.bytes);
+        let usage = BufferUsages::MAP_READ | BufferUsages::COPY_DST;
+        let staging = self.buffer(what, size, usage)?;
+        let (tell, told) = mpsc::channel();
+        self.checked(what, |device| {
+            let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+            encoder.copy_buffer_to_buffer(&tensor.buffer, 0, &staging.buffer, 0, size);
+            self.queue.submit([encoder.finish()]);
+            // If nobody waits any more, nobody needs to be told.
+            staging.buffer.map_async(wgpu::MapMode::Read, .., move |mapped| drop(tell.send(mapped)));
+        })?;
+        self.wait(what)?;
+        let refused = |why: String| GpuError::Refused { what: what.into(), why };
+        match told.try_recv() {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => return Err(refused(error.to_string())),
+            Err(error) => return Err(refused(error.to_string())),
+        }
+        let mapped = staging.buffer.get_mapped_range(..).map_err(|error| refused(error.to_string()))?;
+        let into: &mut [u8] = bytemuck::cast_slice_mut(values);
+        into.copy_from_slice(mapped.get(..bytes).ok_or_else(|| refused("a short copy".into()))?);
+        Ok(())
+    }
+}

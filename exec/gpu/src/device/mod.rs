@@ -1,0 +1,128 @@
+//! Which GPU is there, what can it do, and how is it spoken to?
+//!
+//! An adapter is what a driver shows; [`Gpu`] is one that was opened. Everything that can fail on it runs inside
+//! [`Gpu::checked`], which turns what the driver says into a [`GpuError`]: nothing here panics because a device went
+//! away.
+//!
+//! Not here: kernels, and which variant of one a device gets.
+
+mod adapter;
+mod buffers;
+mod pipelines;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+pub use adapter::{AdapterFacts, Capabilities, Mask, adapters};
+pub use buffers::{Params, Tensor};
+pub use pipelines::{Binding, Launch};
+
+use crate::error::GpuError;
+
+/// How long a submission may take.
+/// source: assumed, far more than a batch takes on the slowest software driver in the tests
+const DEADLINE: Duration = Duration::from_mins(2);
+
+/// An opened GPU.
+pub struct Gpu {
+    device: wgpu::Device,
+    queue: wgpu::Queue,
+    facts: AdapterFacts,
+    capabilities: Capabilities,
+    lost: Arc<Mutex<Option<String>>>,
+    pipelines: Mutex<BTreeMap<String, Arc<wgpu::ComputePipeline>>>,
+}
+
+impl std::fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Gpu").field("facts", &self.facts).finish_non_exhaustive()
+    }
+}
+
+/// The value, whoever panicked while holding it.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Gpu {
+    /// Opens the best adapter: a discrete GPU before an integrated one before a software driver. What `mask` takes away
+    /// is not used, whatever the adapter has.
+    pub fn open(mask: Mask) -> Result<Gpu, GpuError> {
+        let (adapter, facts) = adapter::best().ok_or(GpuError::NoAdapter)?;
+        let capabilities = facts.capabilities.without(mask);
+        let failed = |why: String| GpuError::Open { adapter: facts.name.clone(), why };
+        let descriptor = wgpu::DeviceDescriptor {
+            label: Some("hearth"),
+            required_features: capabilities.features(),
+            required_limits: adapter.limits(),
+            ..wgpu::DeviceDescriptor::default()
+        };
+        let opened = pollster::block_on(adapter.request_device(&descriptor));
+        let (device, queue) = opened.map_err(|error| failed(error.to_string()))?;
+        let lost: Arc<Mutex<Option<String>>> = Arc::default();
+        let told = Arc::clone(&lost);
+        device.set_device_lost_callback(move |reason, message| {
+            *lock(&told) = Some(format!("{reason:?}: {message}"));
+        });
+        // What no scope catches must not end the process; the next check tells of it.
+        let told = Arc::clone(&lost);
+        device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
+            lock(&told).get_or_insert_with(|| error.to_string());
+        }));
+        let pipelines = Mutex::default();
+        Ok(Gpu { device, queue, facts, capabilities, lost, pipelines })
+    }
+
+    /// What the driver says of it.
+    pub fn facts(&self) -> &AdapterFacts {
+        &self.facts
+    }
+
+    /// What is used of it.
+    pub fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+
+    /// Gives it up, as if the driver had lost it. What is done with it later fails.
+    pub fn destroy(&self) {
+        self.device.destroy();
+        lock(&self.lost).get_or_insert_with(|| "it was given up".into());
+    }
+
+    /// An error if it is lost.
+    pub fn alive(&self) -> Result<(), GpuError> {
+        lock(&self.lost).clone().map_or(Ok(()), |why| Err(GpuError::Lost { why }))
+    }
+
+    /// Does something, and tells what the device says of it.
+    pub(crate) fn checked<T>(
+        &self,
+        what: &str,
+        work: impl FnOnce(&wgpu::Device) -> T,
+    ) -> Result<T, GpuError> {
+        self.alive()?;
+        let internal = self.device.push_error_scope(wgpu::ErrorFilter::Internal);
+        let validation = self.device.push_error_scope(wgpu::ErrorFilter::Validation);
+        let memory = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
+        let done = work(&self.device);
+        let memory = pollster::block_on(memory.pop());
+        let others = [pollster::block_on(validation.pop()), pollster::block_on(internal.pop())];
+        self.alive()?;
+        if memory.is_some() {
+            return Err(GpuError::OutOfMemory { what: what.into() });
+        }
+        match others.into_iter().flatten().next() {
+            Some(error) => Err(GpuError::Refused { what: what.into(), why: error.to_string() }),
+            None => Ok(done),
+        }
+    }
+
+    /// Waits until all that was submitted is done.
+    pub(crate) fn wait(&self, what: &str) -> Result<(), GpuError> {
+        let poll = wgpu::PollType::Wait { submission_index: None, timeout: Some(DEADLINE) };
+        let waited = self.device.poll(poll);
+        self.alive()?;
+        waited.map(drop).map_err(|_| GpuError::Timeout { what: what.into(), seconds: DEADLINE.as_secs() })
+    }
+}

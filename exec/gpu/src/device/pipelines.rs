@@ -1,0 +1,109 @@
+//! How does the text of a kernel become a launch?
+//!
+//! A text is compiled once; two kernels of the same text are the same kernel. Bindings are numbered in their order, from
+//! the parameters at 0.
+
+use std::sync::Arc;
+
+use super::{Gpu, Tensor, lock};
+use crate::error::GpuError;
+
+/// What a kernel is given.
+#[derive(Debug, Clone, Copy)]
+pub enum Binding<'a> {
+    /// A buffer, whole.
+    Buffer(&'a Tensor),
+    /// A texture.
+    Texture(&'a wgpu::TextureView),
+}
+
+/// A kernel with its tensors, ready to run.
+#[derive(Debug, Clone)]
+pub struct Launch {
+    pipeline: Arc<wgpu::ComputePipeline>,
+    bindings: wgpu::BindGroup,
+    /// Groups in each direction.
+    pub groups: [u32; 3],
+}
+
+impl Launch {
+    /// The same with other groups.
+    #[must_use]
+    pub fn of(&self, groups: [u32; 3]) -> Launch {
+        Launch { groups, ..self.clone() }
+    }
+}
+
+impl Gpu {
+    fn pipeline(&self, name: &str, text: &str) -> Result<Arc<wgpu::ComputePipeline>, GpuError> {
+        if let Some(known) = lock(&self.pipelines).get(text) {
+            return Ok(Arc::clone(known));
+        }
+        let pipeline = self.checked(&format!("the kernel `{name}`"), |device| {
+            let source = wgpu::ShaderSource::Wgsl(text.into());
+            let module =
+                device.create_shader_module(wgpu::ShaderModuleDescriptor { label: Some(name), source });
+            device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+                label: Some(name),
+                layout: None,
+                module: &module,
+                entry_point: None,
+                compilation_options: wgpu::PipelineCompilationOptions {
+                    // Every kernel writes what it shares before it reads it.
+                    zero_initialize_workgroup_memory: false,
+                    ..wgpu::PipelineCompilationOptions::default()
+                },
+                cache: None,
+            })
+        })?;
+        let pipeline = Arc::new(pipeline);
+        lock(&self.pipelines).insert(text.to_owned(), Arc::clone(&pipeline));
+        Ok(pipeline)
+    }
+
+    /// A kernel of this text on these tensors.
+    pub fn launch(
+        &self,
+        name: &str,
+        text: &str,
+        bindings: &[Binding<'_>],
+        groups: [u32; 3],
+    ) -> Result<Launch, GpuError> {
+        let pipeline = self.pipeline(name, text)?;
+        let entries: Vec<wgpu::BindGroupEntry<'_>> = (0..)
+            .zip(bindings)
+            .map(|(binding, bound)| wgpu::BindGroupEntry {
+                binding,
+                resource: match bound {
+                    Binding::Buffer(tensor) => tensor.buffer.as_entire_binding(),
+                    Binding::Texture(view) => wgpu::BindingResource::TextureView(view),
+                },
+            })
+            .collect();
+        let bindings = self.checked(&format!("the tensors of `{name}`"), |device| {
+            device.create_bind_group(&wgpu::BindGroupDescriptor {
+                label: Some(name),
+                layout: &pipeline.get_bind_group_layout(0),
+                entries: &entries,
+            })
+        })?;
+        Ok(Launch { pipeline, bindings, groups })
+    }
+
+    /// Submits launches, which run in their order and see what those before wrote.
+    pub fn submit<'a>(&self, launches: impl IntoIterator<Item = &'a Launch>) -> Result<(), GpuError> {
+        self.checked("a pass", |device| {
+            let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+            {
+                let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
+                for launch in launches {
+                    let [x, y, z] = launch.groups;
+                    pass.set_pipeline(&launch.pipeline);
+                    pass.set_bind_group(0, &launch.bindings, &[]);
+                    pass.dispatch_workgroups(x, y, z);
+                }
+            }
+            self.queue.submit([encoder.finish()]);
+        })
+    }
+}

@@ -1,0 +1,122 @@
+//! Which operations make the decoder of each architecture?
+//!
+//! The equations of `hearth_exec::hyperparameters`, one operation a node, in the order in which they are computed.
+//! Biases are those of Qwen 2, norms of heads those of Qwen 3, norms after a block and caps of scores those of Gemma 2,
+//! and Gemma's embeddings are scaled.
+
+use hearth_profiles::model::{Architecture, ModelShape};
+
+use super::{Graph, Matrix, Norm, Operation, Side};
+use crate::virtual_tensor::SLICE;
+
+/// How large a pass is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Numbers {
+    /// Layers.
+    pub layers: u32,
+    /// Tokens of the pass.
+    pub tokens: u64,
+    /// Positions that attention looks at.
+    pub context: u64,
+    /// Bytes of a number.
+    pub element_bytes: u64,
+}
+
+/// A decoder under construction.
+struct Builder<'a> {
+    graph: Graph,
+    shape: &'a ModelShape,
+    numbers: Numbers,
+}
+
+/// The plain graph of a decoder, from the embedding to the norm before the logits, which needs the last token only.
+pub fn decoder(shape: &ModelShape, numbers: Numbers) -> Graph {
+    let mut builder = Builder { graph: Graph::default(), shape, numbers };
+    let wide = u64::from(shape.embedding);
+    let bytes = builder.rows(wide);
+    let mut hidden = builder.graph.node(Operation::Embed, &[], "embed", bytes);
+    if matches!(shape.architecture, Architecture::Gemma | Architecture::Gemma2) {
+        hidden = builder.graph.node(Operation::Scale, &[hidden], "embed", bytes);
+    }
+    for _ in 0..numbers.layers {
+        hidden = builder.attention(hidden);
+        hidden = builder.feed_forward(hidden);
+    }
+    let last = padded(wide) * numbers.element_bytes;
+    builder.graph.node(Operation::Norm(Norm::Output), &[hidden], "norm", last);
+    builder.graph
+}
+
+fn padded(channels: u64) -> u64 {
+    channels.next_multiple_of(u64::from(SLICE))
+}
+
+impl Builder<'_> {
+    /// Bytes of a row for each token.
+    fn rows(&self, channels: u64) -> u64 {
+        self.numbers.tokens * padded(channels) * self.numbers.element_bytes
+    }
+
+    fn is(&self, architecture: Architecture) -> bool {
+        self.shape.architecture == architecture
+    }
+
+    fn attention(&mut self, hidden: usize) -> usize {
+        let shape = self.shape;
+        let wide = u64::from(shape.embedding);
+        let widths =
+            [shape.query_width(), shape.key_width(), shape.value_width()].map(|width| self.rows(width));
+        let x = self.graph.node(Operation::Norm(Norm::Attention), &[hidden], "rmsnorm", self.rows(wide));
+        let [mut q, mut k, mut v] = [(Matrix::Query, "q"), (Matrix::Key, "k"), (Matrix::Value, "v")]
+            .map(|(matrix, name)| {
+                let bytes = widths[matrix as usize];
+                let result = self.graph.node(Operation::Product(matrix), &[x], name, bytes);
+                (result, matrix, name, bytes)
+            })
+            .map(|(result, matrix, name, bytes)| {
+                let biased = self.is(Architecture::Qwen2);
+                if biased { self.graph.node(Operation::Bias(matrix), &[result], name, bytes) } else { result }
+            });
+        if self.is(Architecture::Qwen3) {
+            q = self.graph.node(Operation::Norm(Norm::QueryHeads), &[q], "q", widths[0]);
+            k = self.graph.node(Operation::Norm(Norm::KeyHeads), &[k], "k", widths[1]);
+        }
+        q = self.graph.node(Operation::Rotate(Side::Query), &[q], "q.rope", widths[0]);
+        k = self.graph.node(Operation::Rotate(Side::Key), &[k], "k.rope", widths[1]);
+        v = self.graph.node(Operation::TransposeValues, &[v], "v.t", widths[2]);
+        let scores = self.rows(self.numbers.context) * u64::from(shape.heads);
+        let mut s = self.graph.node(Operation::Scores, &[q, k], "qk", scores);
+        if self.is(Architecture::Gemma2) {
+            s = self.graph.node(Operation::Cap, &[s], "qk", scores);
+        }
+        let p = self.graph.node(Operation::SoftMax, &[s], "softmax", scores);
+        let mixed = self.rows(u64::from(shape.heads) * u64::from(shape.value_length));
+        let m = self.graph.node(Operation::Mix, &[p, v], "pv", mixed);
+        let o = self.graph.node(Operation::Product(Matrix::AttentionOutput), &[m], "o", self.rows(wide));
+        self.add(o, hidden, Norm::PostAttention, "o+add")
+    }
+
+    fn feed_forward(&mut self, hidden: usize) -> usize {
+        let (wide, inner) = (u64::from(self.shape.embedding), u64::from(self.shape.feed_forward));
+        let (wide, inner) = (self.rows(wide), self.rows(inner));
+        let graph = &mut self.graph;
+        let x = graph.node(Operation::Norm(Norm::FeedForward), &[hidden], "rmsnorm", wide);
+        let gate = graph.node(Operation::Product(Matrix::Gate), &[x], "gate", inner);
+        let gate = graph.node(Operation::Activate, &[gate], "gate", inner);
+        let up = graph.node(Operation::Product(Matrix::Up), &[x], "up", inner);
+        let up = graph.node(Operation::Multiply, &[up, gate], "up*silu", inner);
+        let down = graph.node(Operation::Product(Matrix::Down), &[up], "down", wide);
+        self.add(down, hidden, Norm::PostFeedForward, "down+add")
+    }
+
+    /// What a block adds to the hidden rows, after a norm where there is one.
+    fn add(&mut self, change: usize, hidden: usize, norm: Norm, name: &'static str) -> usize {
+        let bytes = self.rows(u64::from(self.shape.embedding));
+        let change = if self.is(Architecture::Gemma2) {
+            self.graph.node(Operation::Norm(norm), &[change], "post norm", bytes)
+        } else {
+            change
+        };
+        self.graph.node(Operation::Add, &[change, hidden], name, bytes)
+    }
+}

@@ -1,0 +1,291 @@
+//! Which operations make the parts of Stable Diffusion 1.4?
+//!
+//! ML Drift paper, section 3.5 and Figure 3, plans their memory. The architecture is that of Rombach et al. 2022 as
+//! released: a text encoder of twelve layers (CLIP ViT-L/14), a UNet over latents of 64 by 64 with skips from its way down to
+//! its way up, and a decoder of latents to 512 by 512. Text encoder and UNet have a batch of two, with and without the
+//! prompt; numbers are halves.
+//!
+//! What is fused decides what memory is needed: [`Kernels`] says it. Not here: executing them.
+
+use super::{Graph, Operation};
+use crate::virtual_tensor::SLICE;
+
+/// Bytes of a number.
+const HALF: u64 = 2;
+/// Tokens of a prompt. source: CLIP's context length
+const PROMPT: u64 = 77;
+/// Heads of the UNet. source: its configuration, `attention_head_dim: 8`
+const HEADS: u64 = 8;
+/// Side of the latents: an eighth of 512. source: the configuration's `sample_size`
+const LATENTS: u64 = 64;
+
+/// Which kernels do several operations at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kernels {
+    /// Attention that never writes its scores, where an image attends to itself.
+    pub attention: bool,
+    /// The gate's GELU and product, in the second of the two products they follow.
+    pub gate: bool,
+    /// GroupNorm with the SiLU after it.
+    pub norm: bool,
+}
+
+impl Kernels {
+    /// As the ML Drift paper has them.
+    pub const FUSED: Kernels = Kernels { attention: true, gate: true, norm: true };
+}
+
+/// A tensor of an image: its number, channels, and side.
+#[derive(Debug, Clone, Copy)]
+struct Image {
+    tensor: usize,
+    channels: u64,
+    side: u64,
+}
+
+struct Builder {
+    graph: Graph,
+    batch: u64,
+    kernels: Kernels,
+}
+
+/// The text encoder.
+pub fn text_encoder(kernels: Kernels) -> Graph {
+    let mut builder = Builder::new(2, kernels);
+    let (wide, heads) = (768, 12);
+    let row = builder.bytes(PROMPT, wide);
+    let tokens = builder.node("tok", &[], row);
+    let mut hidden = builder.node("pos", &[tokens], row);
+    for _ in 0..12 {
+        let x = builder.node("ln", &[hidden], row);
+        let [q, k, v] = builder.projections([(Some(x), row); 3]);
+        let scores = builder.bytes(PROMPT * heads, PROMPT);
+        let scores = builder.node("qk", &[q, k], scores);
+        let mixed = builder.node("pv", &[scores, v], row);
+        hidden = builder.joined(mixed, hidden, row);
+        let x = builder.node("ln", &[hidden], row);
+        let inner = builder.bytes(PROMPT, 4 * wide);
+        let first = builder.node("fc1", &[x], inner);
+        let gelu = builder.node("gelu", &[first], inner);
+        let second = builder.node("lin", &[gelu], row);
+        hidden = builder.node("add", &[second, hidden], row);
+    }
+    builder.node("final_ln", &[hidden], row);
+    builder.graph
+}
+
+/// The UNet, for one step.
+pub fn unet(kernels: Kernels) -> Graph {
+    let mut builder = Builder::new(2, kernels);
+    let widths = [320, 640, 1280, 1280];
+    let time = builder.bytes(1, 4 * 320);
+    let step = builder.node("temb", &[], time);
+    let step = builder.node("temb", &[step], time);
+    let step = builder.node("temb", &[step], time);
+    let mut image = builder.image("conv_in", &[], 320, LATENTS);
+    let mut skips = vec![image];
+    for (level, &width) in widths.iter().enumerate() {
+        for _ in 0..2 {
+            image = builder.residual(image, width, Some(step));
+            if level < 3 {
+                image = builder.transformer(image);
+            }
+            skips.push(image);
+        }
+        if level < 3 {
+            image = builder.image("down", &[image.tensor], width, image.side / 2);
+            skips.push(image);
+        }
+    }
+    image = builder.residual(image, 1280, Some(step));
+    image = builder.transformer(image);
+    image = builder.residual(image, 1280, Some(step));
+    for (level, &width) in widths.iter().rev().enumerate() {
+        for _ in 0..3 {
+            if let Some(skip) = skips.pop() {
+                let reads = [image.tensor, skip.tensor];
+                image = builder.image("concat", &reads, image.channels + skip.channels, image.side);
+            }
+            image = builder.residual(image, width, Some(step));
+            if level > 0 {
+                image = builder.transformer(image);
+            }
+        }
+        if level < 3 {
+            image = builder.image("upconv", &[image.tensor], width, image.side * 2);
+        }
+    }
+    let x = builder.normalised("gn", image);
+    builder.image("conv_out", &[x], 4, LATENTS);
+    builder.graph
+}
+
+/// The decoder of latents.
+pub fn decoder_of_latents(kernels: Kernels) -> Graph {
+    let mut builder = Builder::new(1, kernels);
+    let latents = builder.image("lat", &[], 4, LATENTS);
+    let latents = builder.image("post_quant", &[latents.tensor], 4, LATENTS);
+    let mut image = builder.image("conv_in", &[latents.tensor], 512, LATENTS);
+    image = builder.residual(image, 512, None);
+    let places = image.side * image.side;
+    let bytes = builder.bytes(places, 512);
+    let x = builder.node("gn", &[image.tensor], bytes);
+    let qkv = builder.projections([(Some(x), bytes); 3]);
+    let mixed = builder.attend(qkv, [places; 2], 1, bytes);
+    image.tensor = builder.joined(mixed, image.tensor, bytes);
+    image = builder.residual(image, 512, None);
+    for (level, width) in [512, 512, 256, 128].into_iter().enumerate() {
+        for _ in 0..3 {
+            image = builder.residual(image, width, None);
+        }
+        if level < 3 {
+            image = builder.image("upconv", &[image.tensor], width, image.side * 2);
+        }
+    }
+    let x = builder.normalised("gn", image);
+    builder.image("conv_out", &[x], 3, image.side);
+    builder.graph
+}
+
+impl Builder {
+    fn new(batch: u64, kernels: Kernels) -> Builder {
+        Builder { graph: Graph::default(), batch, kernels }
+    }
+
+    /// Of so many places with so many channels each.
+    fn bytes(&self, places: u64, channels: u64) -> u64 {
+        self.batch * places * channels.next_multiple_of(u64::from(SLICE)) * HALF
+    }
+
+    fn node(&mut self, name: &'static str, reads: &[usize], bytes: u64) -> usize {
+        self.graph.node(Operation::Image(name), reads, name, bytes)
+    }
+
+    fn image(&mut self, name: &'static str, reads: &[usize], channels: u64, side: u64) -> Image {
+        let bytes = self.bytes(side * side, channels);
+        Image { tensor: self.node(name, reads, bytes), channels, side }
+    }
+
+    /// GroupNorm and SiLU.
+    fn normalised(&mut self, name: &'static str, image: Image) -> usize {
+        let bytes = self.bytes(image.side * image.side, image.channels);
+        let x = self.node(name, &[image.tensor], bytes);
+        if self.kernels.norm { x } else { self.node("silu", &[x], bytes) }
+    }
+
+    fn residual(&mut self, image: Image, width: u64, step: Option<usize>) -> Image {
+        let side = image.side;
+        let x = self.normalised("gn1", image);
+        let mut x = self.image("conv1", &[x], width, side);
+        if let Some(step) = step {
+            x = self.image("temb", &[x.tensor, step], width, side);
+        }
+        let x = self.normalised("gn2", x);
+        let x = self.image("conv2", &[x], width, side);
+        let around = if image.channels == width {
+            image
+        } else {
+            self.image("shortcut", &[image.tensor], width, side)
+        };
+        self.image("add", &[x.tensor, around.tensor], width, side)
+    }
+
+    /// Queries, keys and values of these inputs, with the layouts that attention reads.
+    fn projections(&mut self, [q, k, v]: [(Option<usize>, u64); 3]) -> [usize; 3] {
+        let names = ["q", "k", "v"];
+        let made = [0, 1, 2].map(|at| {
+            let (x, bytes) = [q, k, v][at];
+            self.node(names[at], x.as_slice(), bytes)
+        });
+        let names = ["q.r", "k.r", "v.r"];
+        [0, 1, 2].map(|at| self.node(names[at], &[made[at]], [q, k, v][at].1))
+    }
+
+    /// Attention of so many places to so many others.
+    fn attend(&mut self, [q, k, v]: [usize; 3], [from, to]: [u64; 2], heads: u64, bytes: u64) -> usize {
+        // An image attends to itself over many places; where there are few, scores are small.
+        if self.kernels.attention && to > PROMPT {
+            return self.node("flash", &[q, k, v], bytes);
+        }
+        let scores = self.bytes(from * heads, to);
+        let scores_of = self.node("qk", &[q, k], scores);
+        let powers = self.node("softmax", &[scores_of], scores);
+        self.node("pv", &[powers, v], bytes)
+    }
+
+    /// What attention gives, projected and added.
+    fn joined(&mut self, mixed: usize, hidden: usize, bytes: u64) -> usize {
+        let rows = self.node("o.r", &[mixed], bytes);
+        let change = self.node("lin", &[rows], bytes);
+        self.node("add", &[change, hidden], bytes)
+    }
+
+    /// Attention to the image, attention to the prompt, and a gated feed-forward block.
+    fn transformer(&mut self, image: Image) -> Image {
+        let (places, width) = (image.side * image.side, image.channels);
+        let [row, prompt] = [self.bytes(places, width), self.bytes(PROMPT, width)];
+        let x = self.node("gn", &[image.tensor], row);
+        let mut hidden = self.node("proj_in", &[x], row);
+        let x = self.node("ln", &[hidden], row);
+        let qkv = self.projections([(Some(x), row); 3]);
+        let mixed = self.attend(qkv, [places; 2], HEADS, row);
+        hidden = self.joined(mixed, hidden, row);
+        let x = self.node("ln", &[hidden], row);
+        // The prompt's rows belong to the text encoder.
+        let qkv = self.projections([(Some(x), row), (None, prompt), (None, prompt)]);
+        let mixed = self.attend(qkv, [places, PROMPT], HEADS, row);
+        hidden = self.joined(mixed, hidden, row);
+        let x = self.node("ln", &[hidden], row);
+        let inner = self.bytes(places, 4 * width);
+        let first = self.node("ffa", &[x], inner);
+        let gated = if self.kernels.gate {
+            self.node("ffb+gelu+mul", &[x, first], inner)
+        } else {
+            let second = self.node("ffb", &[x], inner);
+            let gelu = self.node("gelu", &[second], inner);
+            self.node("mul", &[gelu, first], inner)
+        };
+        let change = self.node("lin", &[gated], row);
+        hidden = self.node("add", &[change, hidden], row);
+        let change = self.node("proj_out", &[hidden], row);
+        Image { tensor: self.node("add", &[change, image.tensor], row), ..image }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::{Record, arena, naive_bytes};
+
+    /// MiB of all tensors, and planned.
+    fn mib(graph: &Graph) -> [f64; 2] {
+        let records: Vec<Record> = graph.records().into_iter().map(|(_, record)| record).collect();
+        [naive_bytes(&records), arena(&records).total].map(|bytes| bytes as f64 / f64::from(1 << 20))
+    }
+
+    #[test]
+    fn plans_are_as_large_as_published() {
+        // ML Drift paper, Figure 3. Its sums of all tensors depend on launches that it does not list.
+        for (name, graph, naive, planned) in [
+            ("text encoder", text_encoder(Kernels::FUSED), 62.0, 2.0),
+            ("UNet", unet(Kernels::FUSED), 2075.0, 65.0),
+            ("decoder", decoder_of_latents(Kernels::FUSED), 2274.0, 320.0),
+        ] {
+            let [sum, own] = mib(&graph);
+            println!("{name}: {} launches, {sum:.1} MiB, planned {own:.2}", graph.launches());
+            assert!((own - planned).abs() < 0.05, "{name}: {own}");
+            assert!((sum / naive - 1.0).abs() < 0.06, "{name}: {sum}");
+        }
+    }
+
+    #[test]
+    fn each_fusion_is_needed_for_its_size() {
+        let all = Kernels::FUSED;
+        let of_unet = |kernels| mib(&unet(kernels))[1];
+        let fused = of_unet(all);
+        assert!(of_unet(Kernels { attention: false, ..all }) > 2.0 * fused);
+        assert!(of_unet(Kernels { gate: false, ..all }) > fused);
+        let of_latents = |kernels| mib(&decoder_of_latents(kernels))[1];
+        assert!(of_latents(Kernels { norm: false, ..all }) > of_latents(all));
+    }
+}

@@ -1,0 +1,183 @@
+//! Which operations does a pass run, in which order, on which tensors?
+//!
+//! A graph is a list of nodes, each one launch of a kernel, over tensors that are written once. [`decoder`] builds the
+//! plainest graph of an architecture, one operation a node; [`fusion`] makes fewer launches of it. From a graph come
+//! the records that [`crate::memory`] plans with.
+//!
+//! Not here: what a node computes. Kernels are in `crate::kernels`.
+
+pub mod decoder;
+pub mod diffusion;
+pub mod fusion;
+
+pub use decoder::{Numbers, decoder};
+pub use fusion::{Fusion, Residual, fuse};
+
+use crate::memory::Record;
+
+/// A matrix of a layer, or the one that makes logits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Matrix {
+    /// Of queries.
+    Query,
+    /// Of keys.
+    Key,
+    /// Of values.
+    Value,
+    /// After attention.
+    AttentionOutput,
+    /// Of the gate.
+    Gate,
+    /// Of what the gate lets through.
+    Up,
+    /// After the gate.
+    Down,
+}
+
+/// Which weights a norm has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Norm {
+    /// Before attention.
+    Attention,
+    /// Of each head of queries.
+    QueryHeads,
+    /// Of each head of keys.
+    KeyHeads,
+    /// Of what attention adds.
+    PostAttention,
+    /// Before the feed-forward block.
+    FeedForward,
+    /// Of what that block adds.
+    PostFeedForward,
+    /// After the last layer.
+    Output,
+}
+
+/// Queries or keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Side {
+    /// Queries.
+    Query,
+    /// Keys.
+    Key,
+}
+
+/// One operation of the forward pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Operation {
+    /// Rows of the embedding.
+    Embed,
+    /// Multiplies by a number.
+    Scale,
+    /// RMSNorm.
+    Norm(Norm),
+    /// Rounds a product's input to eight bits.
+    Quantise,
+    /// A matrix times the input.
+    Product(Matrix),
+    /// Adds a vector to each row.
+    Bias(Matrix),
+    /// Rotary embedding, and the order of rows in which attention reads them.
+    Rotate(Side),
+    /// Values in the order in which they are summed.
+    TransposeValues,
+    /// Queries times keys.
+    Scores,
+    /// Soft cap.
+    Cap,
+    /// Probabilities.
+    SoftMax,
+    /// Probabilities times values.
+    Mix,
+    /// The gate's function.
+    Activate,
+    /// Element by element.
+    Multiply,
+    /// A residual connection.
+    Add,
+    /// One of an image model, by name: these are planned and not executed.
+    Image(&'static str),
+}
+
+impl Operation {
+    /// Whether an element of the result needs one element of the first input only.
+    fn is_pointwise(self) -> bool {
+        matches!(
+            self,
+            Operation::Scale
+                | Operation::Bias(_)
+                | Operation::Cap
+                | Operation::Activate
+                | Operation::Multiply
+                | Operation::Add
+        )
+    }
+}
+
+/// An intermediate tensor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tensor {
+    /// What it holds.
+    pub name: &'static str,
+    /// Bytes, padded to whole slices.
+    pub bytes: u64,
+}
+
+/// One launch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Node {
+    /// What it does, in this order.
+    pub operations: Vec<Operation>,
+    /// Tensors read; of a pointwise operation the first is what it changes.
+    pub reads: Vec<usize>,
+    /// Tensors written.
+    pub writes: Vec<usize>,
+}
+
+/// Launches in their order.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Graph {
+    /// By number.
+    pub tensors: Vec<Tensor>,
+    /// In their order.
+    pub nodes: Vec<Node>,
+}
+
+impl Graph {
+    /// A tensor that a node will write.
+    pub fn tensor(&mut self, name: &'static str, bytes: u64) -> usize {
+        self.tensors.push(Tensor { name, bytes });
+        self.tensors.len() - 1
+    }
+
+    /// Adds a node with one result.
+    pub fn node(&mut self, operation: Operation, reads: &[usize], name: &'static str, bytes: u64) -> usize {
+        let result = self.tensor(name, bytes);
+        self.nodes.push(Node { operations: vec![operation], reads: reads.to_vec(), writes: vec![result] });
+        result
+    }
+
+    /// Launches.
+    pub fn launches(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// For each tensor that a node writes: its number, and when it needs memory.
+    pub fn records(&self) -> Vec<(usize, Record)> {
+        let mut records = Vec::new();
+        for (first, node) in self.nodes.iter().enumerate() {
+            for &tensor in &node.writes {
+                let last = self.nodes.iter().rposition(|node| node.reads.contains(&tensor));
+                let last = last.unwrap_or(first).max(first) as u32;
+                let size = self.tensors[tensor].bytes;
+                records.push((tensor, Record { size, first: first as u32, last }));
+            }
+        }
+        records
+    }
+
+    /// Nodes that read a tensor.
+    fn readers(&self, tensor: usize) -> usize {
+        self.nodes.iter().filter(|node| node.reads.contains(&tensor)).count()
+    }
+}

@@ -1,0 +1,115 @@
+//! How does attention read the cache on the GPU?
+//!
+//! `softmax(cap(scale * q K^T)) V` over the positions that a token sees. ML Drift paper, section 3.8: keys are weights with
+//! an output for each position, values weights with an input for each. Scores are never written: a group has one query
+//! head of one token and goes over the positions in tiles, with the largest score so far and what was summed under it
+//! (Milakov and Gimelshein 2018).
+//!
+//! Deviation: the paper leaves this fusion out for its measurements; here it saves the memory of the scores.
+
+use std::fmt::Write;
+
+use super::Variant;
+use super::rotate::Heads;
+use crate::device::Params;
+use crate::virtual_tensor::{Accessor, Direction, ShapeError, Storage};
+
+/// Positions of a tile, and threads of a group.
+const TILE: u32 = 64;
+
+/// One kernel.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionKernel {
+    /// The layer's heads.
+    pub heads: Heads,
+    /// Multiplies scores.
+    pub scale: f32,
+    /// Soft cap of scores.
+    pub cap: Option<f32>,
+    /// Positions that a token sees, its own among them.
+    pub window: Option<u32>,
+    /// Where the result lies.
+    pub storage: Storage,
+    /// What of the device is used.
+    pub variant: Variant,
+}
+
+impl AttentionKernel {
+    /// The kernel. Bindings after the parameters: queries, keys, values, out [tokens, heads * value_length].
+    pub fn kernel(&self) -> Result<String, ShapeError> {
+        let heads = &self.heads;
+        let (slices, width) = (heads.key_length / 4, heads.heads * heads.value_length);
+        let queries = heads.queries(Direction::Read);
+        let out = Accessor::rows("out", self.storage, width, Direction::Write);
+        let mut text = format!("{}const QUERY_GROUP: u32 = {}u;\n", Params::WGSL, heads.group());
+        text += &queries.declaration(1);
+        text += &queries.functions();
+        text += &heads.cache("k", 2, &heads.keys()?, Direction::Read);
+        text += &heads.cache("v", 3, &heads.values()?, Direction::Read);
+        text += &out.declaration(4);
+        text += &out.functions();
+        let _ = write!(
+            text,
+            "var<workgroup> query: array<vec4<f32>, {slices}>;\n\
+             var<workgroup> scores: array<f32, {TILE}>;\nvar<workgroup> powers: array<vec4<f32>, {}>;\n\
+             var<workgroup> result: array<f32, {}>;\n",
+            TILE / 4,
+            heads.value_length,
+        );
+        text += &self.main();
+        Ok(text)
+    }
+
+    /// Groups for so many tokens.
+    pub fn groups(&self, tokens: u32) -> [u32; 3] {
+        [tokens * self.heads.group(), self.heads.kv_heads, 1]
+    }
+
+    fn main(&self) -> String {
+        let heads = &self.heads;
+        let (slices, value_slices) = (heads.key_length / 4, heads.value_length / 4);
+        let (scale, group) = (self.scale, heads.group());
+        let dimensions = heads.value_length.div_ceil(TILE);
+        let seen = self
+            .window
+            .map_or("0u".to_owned(), |window| format!("max(position + 1u, {window}u) - {window}u"));
+        let cap = self.cap.map_or(String::new(), |cap| {
+            // Beyond 10 the tangent is one.
+            format!("            score = {cap:e} * tanh(clamp(score / {cap:e}, -10.0, 10.0));\n")
+        });
+        format!(
+            "@compute @workgroup_size({TILE})\n\
+             fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{\n    \
+             let kv = group.y;\n    let token = group.x / {group}u;\n    let position = params.first + token;\n    \
+             let seen = {seen};\n    \
+             for (var s = lane; s < {slices}u; s += {TILE}u) {{ query[s] = q_read(kv, group.x, 0u, s); }}\n    \
+             var largest = -3e38;\n    var sum = 0.0;\n    var acc: array<f32, {dimensions}>;\n    \
+             for (var d = 0u; d < {dimensions}u; d++) {{ acc[d] = 0.0; }}\n    workgroupBarrier();\n    \
+             for (var tile = seen / {TILE}u * {TILE}u; tile <= position; tile += {TILE}u) {{\n        \
+             let at = tile + lane;\n        var score = -3e38;\n        \
+             if (at >= seen && at <= position) {{\n            var products = 0.0;\n            \
+             for (var s = 0u; s < {slices}u; s++) {{ products += dot(query[s], k_load(kv, at, s)); }}\n            \
+             score = products * {scale:e};\n{cap}        }}\n        \
+             scores[lane] = score;\n        workgroupBarrier();\n        var next = largest;\n        \
+             for (var i = 0u; i < {TILE}u; i++) {{ next = max(next, scores[i]); }}\n        \
+             let power = select(exp(score - next), 0.0, score <= -3e38);\n        \
+             powers[lane / 4u][lane % 4u] = power;\n        let kept = exp(largest - next);\n        \
+             workgroupBarrier();\n        largest = next;\n        sum *= kept;\n        \
+             for (var i = 0u; i < {tile_slices}u; i++) {{ sum += dot(powers[i], vec4<f32>(1.0)); }}\n        \
+             for (var d = 0u; d < {dimensions}u; d++) {{\n            let dimension = d * {TILE}u + lane;\n            \
+             if (dimension >= {length}u) {{ break; }}\n            var mixed = acc[d] * kept;\n            \
+             let last = min(position / 4u - tile / 4u, {last_slice}u);\n            \
+             for (var i = 0u; i <= last; i++) {{ mixed += dot(powers[i], v_load(kv, dimension, tile / 4u + i)); }}\n            \
+             acc[d] = mixed;\n        }}\n        workgroupBarrier();\n    }}\n    \
+             for (var d = 0u; d < {dimensions}u; d++) {{\n        let dimension = d * {TILE}u + lane;\n        \
+             if (dimension < {length}u) {{ result[dimension] = acc[d] / sum; }}\n    }}\n    workgroupBarrier();\n    \
+             let head = kv * {group}u + group.x % {group}u;\n    \
+             for (var s = lane; s < {value_slices}u; s += {TILE}u) {{\n        \
+             let texel = vec4<f32>(result[4u * s], result[4u * s + 1u], result[4u * s + 2u], result[4u * s + 3u]);\n        \
+             out_write(0u, token, 0u, head * {value_slices}u + s, texel);\n    }}\n}}\n",
+            tile_slices = TILE / 4,
+            last_slice = TILE / 4 - 1,
+            length = heads.value_length,
+        )
+    }
+}

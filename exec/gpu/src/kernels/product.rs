@@ -1,0 +1,412 @@
+//! How does a matrix meet its inputs on the GPU?
+//!
+//! `out[token, row] = dot(weights[row], x[token])`. A thread works for a slice of four rows. ML Drift paper, section 3.7:
+//! there are two stages.
+//!
+//! - [`Stage::Decode`], one token: the threads of a group share the row's blocks and add up at the end. Inputs of quantised
+//!   weights are rounded in the kernel, a chunk of them at a time, into shared memory.
+//! - [`Stage::Prefill`]: a thread works for several tokens, so that weights are read once for them. Inputs were rounded
+//!   by a kernel of their own (`super::quantise`).
+//!
+//! Weights are dequantised here and nowhere else. All products of a block times its integer factors are added up as
+//! integers, so that both stages, and the CPU, have the same ones; only the floats that they become are added in another
+//! order. What is done with a result at once is part of the kernel: a bias, and the gate's function and product.
+
+mod blocks;
+
+use std::fmt::Write;
+
+use hearth_exec::hyperparameters::Gating;
+
+use super::Variant;
+use super::packing::{Packed, scale_texel};
+use super::quantise::{self, UNIT};
+use crate::device::Params;
+use crate::virtual_tensor::{Accessor, Direction, Storage, WeightOrder, WeightShape};
+use blocks::{DOTS, FACTORS};
+
+/// What a pass is like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stage {
+    /// One token.
+    Decode,
+    /// Several.
+    Prefill,
+}
+
+/// How a group's threads share the work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Tiling {
+    /// Which layout of weights.
+    pub order: WeightOrder,
+    /// Slices of four rows of a group.
+    pub slices: u32,
+    /// Threads that share the blocks of a row, in decode.
+    pub splits: u32,
+    /// Threads with tokens of their own, in prefill.
+    pub rows_of_tokens: u32,
+    /// Tokens of such a thread.
+    pub tokens: u32,
+}
+
+impl Tiling {
+    /// What a device gets that nobody has measured.
+    /// source: assumed, 128 threads a group
+    pub const USUAL: Tiling =
+        Tiling { order: WeightOrder::Interleaved, slices: 16, splits: 8, rows_of_tokens: 8, tokens: 4 };
+    /// The naive layout, each row's weights together.
+    pub const BY_OUTPUT: Tiling = Tiling { order: WeightOrder::ByOutput, ..Tiling::USUAL };
+
+    fn threads(&self, stage: Stage) -> u32 {
+        self.slices * if stage == Stage::Decode { self.splits } else { self.rows_of_tokens }
+    }
+}
+
+/// One product.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Product {
+    /// How weights are stored.
+    pub packed: Packed,
+    /// Inputs.
+    pub length: u32,
+    /// Rows of this part of the matrix.
+    pub rows: u32,
+    /// Rows of the matrix before it.
+    pub first_row: u32,
+    /// Rows of the matrix.
+    pub all_rows: u32,
+    /// Decode or prefill.
+    pub stage: Stage,
+    /// How threads share the work.
+    pub tiling: Tiling,
+    /// What of the device is used.
+    pub variant: Variant,
+    /// Where inputs and outputs lie.
+    pub storage: Storage,
+    /// A vector is added.
+    pub bias: bool,
+    /// This function is applied to the result.
+    pub activation: Option<Gating>,
+    /// The result is multiplied with another tensor.
+    pub multiplies: bool,
+    /// Instead of results, the integers of each block are written: [tokens, blocks, rows].
+    pub integers: bool,
+}
+
+impl Product {
+    /// Whether inputs are rounded.
+    fn is_quantised(&self) -> bool {
+        self.packed.block() > 0
+    }
+
+    /// Whether they are rounded in this kernel.
+    fn rounds(&self) -> bool {
+        self.is_quantised() && self.stage == Stage::Decode
+    }
+
+    /// The weights of this part.
+    pub fn shape(&self) -> Result<WeightShape, crate::virtual_tensor::ShapeError> {
+        let words = self.packed.texels(self.length) * 4;
+        WeightShape::new(self.rows, [1, 1, 1], words, self.tiling.slices)
+    }
+
+    /// Tokens that a thread works for.
+    fn tokens(&self) -> u32 {
+        if self.stage == Stage::Decode { 1 } else { self.tiling.tokens }
+    }
+
+    /// Groups for so many tokens.
+    pub fn groups(&self, tokens: u32) -> [u32; 3] {
+        let slices = self.rows.div_ceil(4).div_ceil(self.tiling.slices);
+        let tile = self.tiling.rows_of_tokens * self.tiling.tokens;
+        [slices, if self.stage == Stage::Decode { 1 } else { tokens.div_ceil(tile) }, 1]
+    }
+
+    /// The kernel. Bindings after the parameters: weights; scales if the format has them; x, or codes, scales and sums of
+    /// it if another kernel rounded them; out; the bias; the gate's tensor.
+    pub fn kernel(&self) -> Result<String, crate::virtual_tensor::ShapeError> {
+        let mut binding = 1;
+        let mut text = format!("{}{}", self.variant.enables(), Params::WGSL);
+        let mut declare = |text: &mut String, declaration: &dyn Fn(u32) -> String| {
+            *text += &declaration(binding);
+            binding += 1;
+        };
+        let read = |name: &'static str, kind: &'static str| {
+            move |at: u32| format!("@group(0) @binding({at}) var<storage, read> {name}: array<{kind}>;\n")
+        };
+        // naga 30 cannot cast two words to four halves, so that the texels themselves are halves.
+        let halves = self.variant.half && self.packed == Packed::F16;
+        if halves {
+            text += "struct Halves { first: vec4<f16>, second: vec4<f16> }\n";
+        }
+        declare(&mut text, &read("weights", if halves { "Halves" } else { "vec4<u32>" }));
+        if self.packed.scale_words(self.length) > 0 {
+            declare(&mut text, &read("scales", "vec4<u32>"));
+        }
+        let x = Accessor::rows("x", self.storage, self.length, Direction::Read);
+        if self.is_quantised() && !self.rounds() {
+            declare(&mut text, &read("codes_object", "vec4<u32>"));
+            declare(&mut text, &read("scales_object", "f32"));
+            declare(&mut text, &read("sums_object", "i32"));
+        } else {
+            declare(&mut text, &|at| x.declaration(at));
+            text += &x.functions();
+        }
+        let out = Accessor::rows("out", self.storage, self.all_rows, Direction::Write);
+        if self.integers {
+            declare(&mut text, &|at| {
+                format!("@group(0) @binding({at}) var<storage, read_write> integers: array<vec4<i32>>;\n")
+            });
+        } else {
+            declare(&mut text, &|at| out.declaration(at));
+            text += &out.functions();
+        }
+        if self.bias {
+            declare(&mut text, &read("bias", "vec4<f32>"));
+        }
+        if self.multiplies {
+            let gate = Accessor::rows("gate", self.storage, self.all_rows, Direction::Read);
+            declare(&mut text, &|at| gate.declaration(at));
+            text += &gate.functions();
+        }
+        text += &self.functions()?;
+        text += &self.main();
+        Ok(text)
+    }
+
+    fn functions(&self) -> Result<String, crate::virtual_tensor::ShapeError> {
+        let mut text = format!("{DOTS}{FACTORS}");
+        text += if self.variant.packed_dot {
+            "fn dot4(a: u32, b: u32) -> i32 { return dot4I8Packed(a, b); }\n"
+        } else {
+            "fn dot4(a: u32, b: u32) -> i32 { return dot(unpack4xI8(a), unpack4xI8(b)); }\n"
+        };
+        let texel = self.shape()?.wgsl(self.tiling.order, "slice * 4u + r", "t");
+        let _ = writeln!(
+            text,
+            "fn weight(slice: u32, r: u32, t: u32) -> {} {{ return weights[{texel}]; }}",
+            if self.variant.half && self.packed == Packed::F16 { "Halves" } else { "vec4<u32>" }
+        );
+        let words = self.packed.scale_words(self.length);
+        if words > 0 {
+            let texel = scale_texel(self.tiling.order, self.tiling.slices, words);
+            let _ = writeln!(
+                text,
+                "fn scale(slice: u32, block: u32) -> vec4<f32> {{\n    let word = block / 2u;\n    \
+                 let pairs = scales[{texel}];\n    let a = unpack2x16float(pairs.x);\n    \
+                 let b = unpack2x16float(pairs.y);\n    let c = unpack2x16float(pairs.z);\n    \
+                 let d = unpack2x16float(pairs.w);\n    \
+                 return select(vec4<f32>(a.x, b.x, c.x, d.x), vec4<f32>(a.y, b.y, c.y, d.y), block % 2u == 1u);\n}}"
+            );
+        }
+        if self.is_quantised() {
+            text += &self.inputs();
+        } else {
+            text += self.widening();
+        }
+        if let Some(gating) = self.activation {
+            text += match gating {
+                Gating::Silu => SILU,
+                Gating::Gelu => GELU,
+            };
+        }
+        Ok(text)
+    }
+
+    /// `codes`, `input_scale` and `input_sum` of a block of this chunk, or of all.
+    fn inputs(&self) -> String {
+        let block = self.packed.block();
+        if !self.rounds() {
+            let (units, blocks) = (self.length / UNIT, self.length / block);
+            return format!(
+                "fn codes(token: u32, texel: u32) -> vec4<u32> {{ return codes_object[token * {}u + texel]; }}\n\
+                 fn input_scale(token: u32, block: u32) -> f32 {{ return scales_object[token * {blocks}u + block]; }}\n\
+                 fn input_sum(token: u32, at: u32) -> i32 {{ return sums_object[token * {}u + at]; }}\n",
+                units * 2,
+                units * 2,
+            );
+        }
+        let threads = self.tiling.threads(Stage::Decode);
+        let in_block = block / UNIT;
+        let stored = format!(
+            "    codes_shared[2u * lane] = low;\n    codes_shared[2u * lane + 1u] = high;\n    \
+             code_sums_shared[2u * lane] = sums.x;\n    code_sums_shared[2u * lane + 1u] = sums.y;\n    \
+             if (lane % {in_block}u == 0u) {{ scale_shared[lane / {in_block}u] = scale; }}\n"
+        );
+        format!(
+            "var<workgroup> codes_shared: array<vec4<u32>, {}>;\n\
+             var<workgroup> code_sums_shared: array<i32, {}>;\n\
+             var<workgroup> scale_shared: array<f32, {threads}>;\n\
+             fn codes(token: u32, texel: u32) -> vec4<u32> {{ return codes_shared[texel]; }}\n\
+             fn input_scale(token: u32, block: u32) -> f32 {{ return scale_shared[block]; }}\n\
+             fn input_sum(token: u32, at: u32) -> i32 {{ return code_sums_shared[at]; }}\n{}",
+            2 * threads,
+            2 * threads,
+            quantise::functions(block, threads, &stored),
+        )
+    }
+
+    /// A texel of weights that need no scale, as numbers.
+    fn widening(&self) -> &'static str {
+        match (self.packed, self.variant.half) {
+            (Packed::F16, true) => {
+                "fn first(w: Halves) -> vec4<f32> { return vec4<f32>(w.first); }\n\
+                 fn second(w: Halves) -> vec4<f32> { return vec4<f32>(w.second); }\n"
+            }
+            (Packed::F16, false) => {
+                "fn first(w: vec4<u32>) -> vec4<f32> \
+                 { return vec4<f32>(unpack2x16float(w.x), unpack2x16float(w.y)); }\n\
+                 fn second(w: vec4<u32>) -> vec4<f32> \
+                 { return vec4<f32>(unpack2x16float(w.z), unpack2x16float(w.w)); }\n"
+            }
+            (Packed::Bf16, _) => {
+                "fn pair(w: u32) -> vec2<f32> \
+                 { return vec2<f32>(bitcast<f32>(w << 16u), bitcast<f32>(w & 0xffff0000u)); }\n\
+                 fn first(w: vec4<u32>) -> vec4<f32> { return vec4<f32>(pair(w.x), pair(w.y)); }\n\
+                 fn second(w: vec4<u32>) -> vec4<f32> { return vec4<f32>(pair(w.z), pair(w.w)); }\n"
+            }
+            _ => "fn first(w: vec4<u32>) -> vec4<f32> { return bitcast<vec4<f32>>(w); }\n",
+        }
+    }
+
+    fn main(&self) -> String {
+        let (tiling, tokens) = (&self.tiling, self.tokens());
+        let is_decode = self.stage == Stage::Decode;
+        let depth = if is_decode { tiling.splits } else { tiling.rows_of_tokens };
+        // Lanes that are neighbours read neighbouring texels: of several slices, or of one slice along its row.
+        let along = tiling.order == WeightOrder::ByOutput && is_decode;
+        let (x, y) = if along { (depth, tiling.slices) } else { (tiling.slices, depth) };
+        let (slice, part) = if along { ("local.y", "local.x") } else { ("local.x", "local.y") };
+        let mut text = String::new();
+        if is_decode {
+            let _ = writeln!(text, "var<workgroup> parts_shared: array<vec4<f32>, {}>;", x * y);
+        }
+        let _ = write!(
+            text,
+            "@compute @workgroup_size({x}, {y})\n\
+             fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>, \
+             @builtin(local_invocation_index) lane: u32) {{\n    \
+             let slice = group.x * {}u + {slice};\n    let part = {part};\n",
+            tiling.slices
+        );
+        // A binding that a kernel does not name is none.
+        text += "    _ = params.tokens;\n";
+        if self.is_quantised() && !self.rounds() {
+            text += "    _ = sums_object[0];\n";
+        }
+        if self.integers && self.packed.scale_words(self.length) > 0 {
+            text += "    _ = scale(0u, 0u);\n";
+        }
+        if self.integers {
+            text += "    _ = input_scale(0u, 0u);\n";
+        }
+        for t in 0..tokens {
+            if is_decode {
+                text += "    let token0 = 0u;\n";
+            } else {
+                let _ = writeln!(
+                    text,
+                    "    let token{t} = min((group.y * {depth}u + part) * {tokens}u + {t}u, params.tokens - 1u);"
+                );
+            }
+            let _ = writeln!(text, "    var acc{t} = vec4<f32>(0.0);");
+        }
+        text += &self.walk();
+        text += &self.ending(slice);
+        text += "}\n";
+        text
+    }
+
+    /// The loop over blocks, or over texels of plain weights.
+    fn walk(&self) -> String {
+        let (block, step) =
+            (self.packed.block(), if self.stage == Stage::Decode { self.tiling.splits } else { 1 });
+        let first = if self.stage == Stage::Decode { "part" } else { "0u" };
+        if block == 0 {
+            let texels = self.packed.texels(self.length);
+            return format!(
+                "    for (var t = {first}; t < {texels}u; t += {step}u) {{\n{}    }}\n",
+                self.plain_texel()
+            );
+        }
+        let blocks = self.length / block;
+        let body = match self.packed {
+            Packed::Q8_0 | Packed::Q4_0 => self.block32(),
+            Packed::Q4K => self.block_q4_k(),
+            _ => self.block_q6_k(),
+        };
+        if !self.rounds() {
+            return format!(
+                "    for (var block = {first}; block < {blocks}u; block += {step}u) {{\n        \
+                 let here = block;\n{body}    }}\n"
+            );
+        }
+        let threads = self.tiling.threads(Stage::Decode);
+        let (units, in_chunk) = (self.length / UNIT, threads * UNIT / block);
+        let chunks = units.div_ceil(threads);
+        format!(
+            "    for (var chunk = 0u; chunk < {chunks}u; chunk++) {{\n    \
+             let unit = chunk * {threads}u + lane;\n    let inside = unit < {units}u;\n    \
+             quantise_load(0u, unit, lane, inside);\n    workgroupBarrier();\n    \
+             if (inside) {{ quantise_finish(0u, unit, lane); }}\n    workgroupBarrier();\n    \
+             let end = min({in_chunk}u, {blocks}u - chunk * {in_chunk}u);\n    \
+             for (var here = {first}; here < end; here += {step}u) {{\n        \
+             let block = chunk * {in_chunk}u + here;\n{body}    }}\n    workgroupBarrier();\n    }}\n"
+        )
+    }
+
+    /// Adds up what a group's threads have, and writes it.
+    fn ending(&self, slice: &str) -> String {
+        if self.integers {
+            return String::new();
+        }
+        let (splits, slices) = (self.tiling.splits, self.tiling.slices);
+        let mut text = String::new();
+        if self.stage == Stage::Decode {
+            let _ = write!(
+                text,
+                "    parts_shared[part * {slices}u + {slice}] = acc0;\n    workgroupBarrier();\n    \
+                 if (part > 0u) {{ return; }}\n    \
+                 for (var i = 1u; i < {splits}u; i++) {{ acc0 += parts_shared[i * {slices}u + {slice}]; }}\n"
+            );
+        }
+        let (own, first) = (self.rows.div_ceil(4), self.first_row / 4);
+        let _ = writeln!(text, "    if (slice >= {own}u) {{ return; }}\n    let s = slice + {first}u;");
+        for t in 0..self.tokens() {
+            if self.bias {
+                let _ = writeln!(text, "    acc{t} += bias[s];");
+            }
+            if self.activation.is_some() {
+                let _ = writeln!(text, "    acc{t} = activate(acc{t});");
+            }
+            if self.multiplies {
+                let _ = writeln!(text, "    acc{t} *= gate_read(0u, token{t}, 0u, s);");
+            }
+            if self.stage == Stage::Decode {
+                text += "    out_write(0u, 0u, 0u, s, acc0);\n";
+            } else {
+                let (depth, tokens) = (self.tiling.rows_of_tokens, self.tokens());
+                let _ = writeln!(
+                    text,
+                    "    if ((group.y * {depth}u + part) * {tokens}u + {t}u < params.tokens) \
+                     {{ out_write(0u, token{t}, 0u, s, acc{t}); }}"
+                );
+            }
+        }
+        text
+    }
+}
+
+/// `x sigmoid(x)`; an exponent beyond 80 changes nothing.
+const SILU: &str = "\
+fn activate(x: vec4<f32>) -> vec4<f32> { return x / (1.0 + exp(min(-x, vec4<f32>(80.0)))); }
+";
+
+/// `x/2 (1 + tanh z)` is `x / (1 + e^(-2z))`.
+/// source: Hendrycks and Gimpel 2016, section 2
+const GELU: &str = "\
+fn activate(x: vec4<f32>) -> vec4<f32> {
+    let z = 0.7978846 * x * (0.044715 * x * x + 1.0);
+    return x / (1.0 + exp(min(-2.0 * z, vec4<f32>(80.0))));
+}
+";

@@ -1,0 +1,247 @@
+//! How do queries, keys and values get to where attention reads them?
+//!
+//! ML Drift paper, sections 3.6 and 3.8. One kernel: the norms of heads where an architecture has them, the rotary
+//! embedding, and the layouts: queries from (1, tokens, h_q * d_h) to (h_kv, tokens * h_q / h_kv, d_h); keys to the cache
+//! as weights OHWI with O = cache size and I = d_h; values as weights with O = d_h and I = cache size.
+//!
+//! A group has a head of a token, or for values a head of four neighbouring positions: these share a texel of the cache,
+//! which one thread writes whole. What lies behind the end of the sequence becomes zero.
+
+use std::fmt::Write;
+
+use hearth_exec::CacheFormat;
+use hearth_exec::rope::Pairs;
+
+use super::{Variant, group_sum, lane_arguments};
+use crate::device::Params;
+use crate::virtual_tensor::{Accessor, Direction, Extent, ShapeError, Storage, WeightOrder, WeightShape};
+
+/// Threads of a group.
+const THREADS: u32 = 32;
+
+/// What attention of a layer is like.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Heads {
+    /// Of queries.
+    pub heads: u32,
+    /// Of keys and values.
+    pub kv_heads: u32,
+    /// Numbers of a head of queries and keys.
+    pub key_length: u32,
+    /// Numbers of a head of values.
+    pub value_length: u32,
+    /// Positions of the cache.
+    pub context: u32,
+    /// How the cache stores numbers.
+    pub format: CacheFormat,
+    /// Layout of the cache.
+    pub order: WeightOrder,
+}
+
+impl Heads {
+    /// Queries that share a head of keys.
+    pub fn group(&self) -> u32 {
+        self.heads / self.kv_heads
+    }
+
+    /// The keys of one head.
+    pub fn keys(&self) -> Result<WeightShape, ShapeError> {
+        WeightShape::new(self.context, [1, 1, 1], self.key_length, 1)
+    }
+
+    /// The values of one head.
+    pub fn values(&self) -> Result<WeightShape, ShapeError> {
+        WeightShape::new(self.value_length, [1, 1, 1], self.context, 1)
+    }
+
+    /// Bytes of four cached numbers.
+    fn texel_bytes(&self) -> u64 {
+        match self.format {
+            CacheFormat::F16 => 8,
+            CacheFormat::F32 => 16,
+        }
+    }
+
+    /// Bytes of the keys, and of the values.
+    pub fn cache_bytes(&self) -> Result<[u64; 2], ShapeError> {
+        let bytes = |shape: WeightShape| u64::from(shape.elements() / 4) * self.texel_bytes();
+        Ok([bytes(self.keys()?), bytes(self.values()?)].map(|bytes| bytes * u64::from(self.kv_heads)))
+    }
+
+    /// Queries as attention reads them.
+    pub(crate) fn queries(&self, direction: Direction) -> Accessor {
+        // Rows of a head: each token's queries that share it.
+        let rows = Extent::Named("params.tokens * QUERY_GROUP");
+        let places = [Extent::Fixed(self.kv_heads), Extent::Fixed(1), rows];
+        Accessor {
+            name: "q",
+            storage: Storage::Linear,
+            places,
+            slices: Extent::Fixed(self.key_length / 4),
+            direction,
+        }
+    }
+
+    /// A cache's declaration, `NAME_load` and, to write, `NAME_store` of the texel of an output and a slice of inputs.
+    pub(crate) fn cache(
+        &self,
+        name: &str,
+        binding: u32,
+        shape: &WeightShape,
+        direction: Direction,
+    ) -> String {
+        let access = if direction == Direction::Read { "read" } else { "read_write" };
+        let texels = shape.elements() / 4;
+        let place = shape.wgsl(self.order, "output", "input");
+        let (kind, load, store) = match self.format {
+            CacheFormat::F16 => (
+                "vec2<u32>",
+                "vec4<f32>(unpack2x16float(texel.x), unpack2x16float(texel.y))",
+                "vec2<u32>(pack2x16float(value.xy), pack2x16float(value.zw))",
+            ),
+            CacheFormat::F32 => ("vec4<f32>", "texel", "value"),
+        };
+        let mut text = format!(
+            "@group(0) @binding({binding}) var<storage, {access}> {name}_object: array<{kind}>;\n\
+             fn {name}_load(head: u32, output: u32, input: u32) -> vec4<f32> {{\n    \
+             let texel = {name}_object[head * {texels}u + {place}];\n    return {load};\n}}\n"
+        );
+        if direction != Direction::Read {
+            let _ = write!(
+                text,
+                "fn {name}_store(head: u32, output: u32, input: u32, value: vec4<f32>) {{\n    \
+                 {name}_object[head * {texels}u + {place}] = {store};\n}}\n"
+            );
+        }
+        text
+    }
+}
+
+/// One kernel.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RotateKernel {
+    /// The layer's heads.
+    pub heads: Heads,
+    /// Which numbers turn together.
+    pub pairs: Pairs,
+    /// Pairs that turn.
+    pub pair_count: u32,
+    /// Where q, k and v lie.
+    pub storage: Storage,
+    /// Whether heads of queries and keys are normalised, with this epsilon.
+    pub norms: Option<f32>,
+    /// What of the device is used.
+    pub variant: Variant,
+}
+
+impl RotateKernel {
+    /// The kernel. Bindings after the parameters: products q, k, v; turns [tokens, pairs] of cosine and sine; queries;
+    /// keys; values; then the norms' weights of queries and of keys if there are some.
+    pub fn kernel(&self) -> Result<String, ShapeError> {
+        let heads = &self.heads;
+        let row = |name, count: u32, length: u32| {
+            Accessor::rows(name, self.storage, count * length, Direction::Read)
+        };
+        let inputs = [
+            row("query", heads.heads, heads.key_length),
+            row("key", heads.kv_heads, heads.key_length),
+            row("value", heads.kv_heads, heads.value_length),
+        ];
+        let queries = heads.queries(Direction::Write);
+        let mut text = format!("{}{}", self.variant.enables(), Params::WGSL);
+        let _ = writeln!(text, "const QUERY_GROUP: u32 = {}u;", heads.group());
+        for (binding, input) in (1..).zip(&inputs) {
+            text += &input.declaration(binding);
+            text += &input.functions();
+        }
+        text += "@group(0) @binding(4) var<storage, read> turns: array<vec2<f32>>;\n";
+        text += &queries.declaration(5);
+        text += &queries.functions();
+        text += &heads.cache("k", 6, &heads.keys()?, Direction::ReadWrite);
+        text += &heads.cache("v", 7, &heads.values()?, Direction::ReadWrite);
+        if self.norms.is_some() {
+            text += "@group(0) @binding(8) var<storage, read> query_weight: array<f32>;\n\
+                     @group(0) @binding(9) var<storage, read> key_weight: array<f32>;\n";
+            text += &group_sum(self.variant, THREADS);
+        }
+        let _ = writeln!(text, "var<workgroup> head: array<f32, {}>;", heads.key_length);
+        text += &self.turning();
+        text += &self.main();
+        Ok(text)
+    }
+
+    /// Groups for so many tokens.
+    pub fn groups(&self, tokens: u32) -> [u32; 3] {
+        [self.heads.heads + 2 * self.heads.kv_heads, tokens, 1]
+    }
+
+    /// `finish_head` normalises and turns the head in shared memory.
+    fn turning(&self) -> String {
+        let (length, pairs) = (self.heads.key_length, self.pair_count);
+        let mut text = String::from(
+            "fn finish_head(token: u32, of_query: bool, lane: u32, sublane: u32) {\n    workgroupBarrier();\n",
+        );
+        if let Some(epsilon) = self.norms {
+            let _ = write!(
+                text,
+                "    var squares = 0.0;\n    \
+                 for (var i = lane; i < {length}u; i += {THREADS}u) {{ squares += head[i] * head[i]; }}\n    \
+                 let scale = 1.0 / sqrt(group_sum(squares, lane, sublane) / {length}.0 + {epsilon:e});\n    \
+                 for (var i = lane; i < {length}u; i += {THREADS}u) {{\n        \
+                 let weight = select(key_weight[i], query_weight[i], of_query);\n        \
+                 head[i] = head[i] * scale * weight;\n    }}\n    workgroupBarrier();\n"
+            );
+        }
+        let (one, other) = match self.pairs {
+            Pairs::Neighbours => ("2u * i".to_owned(), "2u * i + 1u".to_owned()),
+            Pairs::Halves => ("i".to_owned(), format!("i + {pairs}u")),
+        };
+        let _ = write!(
+            text,
+            "    for (var i = lane; i < {pairs}u; i += {THREADS}u) {{\n        \
+             let turn = turns[token * {pairs}u + i];\n        \
+             let x = head[{one}];\n        let y = head[{other}];\n        \
+             head[{one}] = fma(x, turn.x, -(y * turn.y));\n        head[{other}] = fma(x, turn.y, y * turn.x);\n    }}\n    \
+             workgroupBarrier();\n}}\n"
+        );
+        text + "fn head_texel(s: u32) -> vec4<f32> {\n    \
+             return vec4<f32>(head[4u * s], head[4u * s + 1u], head[4u * s + 2u], head[4u * s + 3u]);\n}\n\
+             fn keep(s: u32, texel: vec4<f32>) {\n    head[4u * s] = texel.x;\n    head[4u * s + 1u] = texel.y;\n    \
+             head[4u * s + 2u] = texel.z;\n    head[4u * s + 3u] = texel.w;\n}\n"
+    }
+
+    fn main(&self) -> String {
+        let Heads { heads, kv_heads, key_length, value_length, .. } = self.heads;
+        let (slices, value_slices) = (key_length / 4, value_length / 4);
+        let (arguments, sublane) = lane_arguments(self.variant);
+        let lanes = |slices: u32| format!("for (var s = lane; s < {slices}u; s += {THREADS}u)");
+        let (each, each_value) = (lanes(slices), lanes(value_slices));
+        format!(
+            "@compute @workgroup_size({THREADS})\n\
+             fn main(@builtin(workgroup_id) group: vec3<u32>, {arguments}) {{\n{sublane}    \
+             let position = params.first + group.y;\n    \
+             if (group.x < {heads}u) {{\n        \
+             {each} {{ keep(s, query_read(0u, group.y, 0u, group.x * {slices}u + s)); }}\n        \
+             finish_head(group.y, true, lane, sublane);\n        \
+             let row = group.y * QUERY_GROUP + group.x % QUERY_GROUP;\n        \
+             {each} {{ q_write(group.x / QUERY_GROUP, row, 0u, s, head_texel(s)); }}\n    \
+             }} else if (group.x < {keys_end}u) {{\n        let kv = group.x - {heads}u;\n        \
+             {each} {{ keep(s, key_read(0u, group.y, 0u, kv * {slices}u + s)); }}\n        \
+             finish_head(group.y, false, lane, sublane);\n        \
+             {each} {{ k_store(kv, position, s, head_texel(s)); }}\n    \
+             }} else {{\n        let kv = group.x - {keys_end}u;\n        \
+             let input = params.first / 4u + group.y;\n        let end = params.first + params.tokens;\n        \
+             if (4u * input >= end) {{ return; }}\n        \
+             {each_value} {{\n            \
+             var old = array<vec4<f32>, 4>(v_load(kv, 4u * s, input), v_load(kv, 4u * s + 1u, input), \
+             v_load(kv, 4u * s + 2u, input), v_load(kv, 4u * s + 3u, input));\n            \
+             for (var i = 0u; i < 4u; i++) {{\n                let at = 4u * input + i;\n                \
+             if (at < params.first) {{ continue; }}\n                var texel = vec4<f32>(0.0);\n                \
+             if (at < end) {{ texel = value_read(0u, at - params.first, 0u, kv * {value_slices}u + s); }}\n                \
+             old[0][i] = texel.x;\n                old[1][i] = texel.y;\n                old[2][i] = texel.z;\n                \
+             old[3][i] = texel.w;\n            }}\n            \
+             for (var i = 0u; i < 4u; i++) {{ v_store(kv, 4u * s + i, input, old[i]); }}\n        }}\n    }}\n}}\n",
+            keys_end = heads + kv_heads,
+        )
+    }
+}

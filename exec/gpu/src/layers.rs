@@ -1,0 +1,243 @@
+//! How does a run of layers become launches?
+//!
+//! The decoder's graph, fused ([`crate::graph`]), is walked once for each run of layers that is asked for and for each
+//! stage; its nodes become launches on the layers' weights and caches. Intermediate tensors lie in shared objects
+//! ([`crate::memory`]); the hidden rows stay in one buffer, to which blocks add.
+//!
+//! Not here: what happens when the device fails. That is [`crate::backend`].
+
+mod assembly;
+mod weights;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use hearth_exec::{CacheOptions, Weights};
+use hearth_profiles::model::ModelShape;
+
+use crate::device::{Gpu, Launch, Params, Tensor};
+use crate::error::GpuError;
+use crate::graph::{Fusion, Numbers, decoder, fuse};
+use crate::kernels::norm::NormKernel;
+use crate::kernels::product::{Product, Stage, Tiling};
+use crate::kernels::{attention::AttentionKernel, quantise, rotate::RotateKernel};
+use crate::memory::{Record, improved};
+use weights::{GpuLayer, OutputMatrix};
+
+/// Tokens that pass through the layers together; more take more memory and gain little.
+/// source: assumed
+const PART_TOKENS: u32 = 128;
+
+/// Layers in GPU memory.
+#[derive(Debug)]
+pub struct GpuLayers {
+    gpu: Arc<Gpu>,
+    model: Arc<Weights>,
+    options: CacheOptions,
+    layers: BTreeMap<u32, GpuLayer>,
+    output: Option<OutputMatrix>,
+    room: Room,
+    /// By first layer and end.
+    runs: BTreeMap<(u32, u32), Runs>,
+}
+
+/// What all runs share.
+#[derive(Debug)]
+struct Room {
+    params: Tensor,
+    /// [part, embedding]
+    hidden: Tensor,
+    /// [part, pairs], cosine and sine.
+    turns: Tensor,
+    /// Rounded inputs: codes, scales, sums.
+    rounded: [Tensor; 3],
+    /// Shared by intermediate tensors, the largest first.
+    objects: Vec<Tensor>,
+}
+
+/// A run of layers in both stages.
+#[derive(Debug)]
+struct Runs {
+    decode: Vec<Step>,
+    prefill: Vec<Step>,
+}
+
+/// A launch, of one or of each sequence.
+#[derive(Debug)]
+struct Step {
+    grid: Grid,
+    launches: Vec<Launch>,
+}
+
+/// How many groups a launch has.
+#[derive(Debug, Clone, Copy)]
+enum Grid {
+    Norm,
+    Quantise { length: u32 },
+    Product(Product),
+    Rotate(RotateKernel),
+    Attention(AttentionKernel),
+}
+
+impl Grid {
+    fn groups(&self, tokens: u32) -> [u32; 3] {
+        match self {
+            Grid::Norm => [tokens, 1, 1],
+            Grid::Quantise { length } => quantise::groups(*length, tokens),
+            Grid::Product(product) => product.groups(tokens),
+            Grid::Rotate(kernel) => kernel.groups(tokens),
+            Grid::Attention(kernel) => kernel.groups(tokens),
+        }
+    }
+}
+
+/// Bytes of the intermediate tensors that a run of one layer needs beside weights and cache.
+pub fn buffer_bytes(shape: &ModelShape) -> u64 {
+    let tokens = u64::from(PART_TOKENS);
+    let numbers = Numbers { layers: 1, tokens, context: 0, element_bytes: size_of::<f32>() as u64 };
+    let graph = fuse(decoder(shape, numbers), Fusion::ALL);
+    let records: Vec<Record> = graph.records().into_iter().map(|(_, record)| record).collect();
+    let mixed = u64::from(shape.heads) * u64::from(shape.value_length);
+    let longest = u64::from(shape.embedding.max(shape.feed_forward)).max(mixed);
+    // Codes, scales and sums of rounded inputs.
+    improved(&records).total() + tokens * (longest + longest / 8 + longest / 4)
+}
+
+impl GpuLayers {
+    /// Uploads these layers, and the output matrix if `output`; makes room for their caches.
+    pub fn new(
+        gpu: Arc<Gpu>,
+        model: Arc<Weights>,
+        layers: impl IntoIterator<Item = u32>,
+        output: bool,
+        options: CacheOptions,
+        tiling: Tiling,
+    ) -> Result<GpuLayers, GpuError> {
+        weights::check(model.shape(), model.hyperparameters())?;
+        let upload = |layer| Ok((layer, GpuLayer::upload(&gpu, &model, layer, options, tiling)?));
+        let layers: BTreeMap<u32, GpuLayer> =
+            layers.into_iter().map(upload).collect::<Result<_, GpuError>>()?;
+        let output = output.then(|| OutputMatrix::upload(&gpu, &model, tiling)).transpose()?;
+        let room = Room::new(&gpu, &model)?;
+        Ok(GpuLayers { gpu, model, options, layers, output, room, runs: BTreeMap::new() })
+    }
+
+    /// Runs `layers` over `hidden` [tokens, embedding] of a sequence, at positions `first`, `first + 1`, ..
+    pub fn forward(
+        &mut self,
+        sequence: u32,
+        layers: Range<u32>,
+        hidden: &mut [f32],
+        first: u32,
+    ) -> Result<(), GpuError> {
+        let key = (layers.start, layers.end);
+        if !self.runs.contains_key(&key) {
+            let runs = self.assemble(layers)?;
+            self.runs.insert(key, runs);
+        }
+        let runs = &self.runs[&key];
+        let embedding = self.model.shape().embedding as usize;
+        let rope = &self.model.hyperparameters().rope;
+        let mut turns = vec![[0.0f32; 2]; PART_TOKENS as usize * rope.frequencies.len()];
+        let mut position = first;
+        for part in hidden.chunks_mut(PART_TOKENS as usize * embedding) {
+            let tokens = (part.len() / embedding) as u32;
+            let turns = &mut turns[..tokens as usize * rope.frequencies.len()];
+            for (position, turns) in (position..).zip(turns.chunks_exact_mut(rope.frequencies.len())) {
+                rope.turns(position, turns);
+            }
+            self.gpu.write(&self.room.params, &[Params::pass(tokens, position)])?;
+            self.gpu.write(&self.room.turns, turns)?;
+            self.gpu.write(&self.room.hidden, part)?;
+            let steps = if tokens == 1 { &runs.decode } else { &runs.prefill };
+            let launches: Vec<Launch> = steps
+                .iter()
+                .map(|step| {
+                    let own = (sequence as usize).min(step.launches.len() - 1);
+                    step.launches[own].of(step.grid.groups(tokens))
+                })
+                .collect();
+            self.gpu.submit(&launches)?;
+            self.gpu.read_into(&self.room.hidden, part)?;
+            position += tokens;
+        }
+        Ok(())
+    }
+
+    /// The logits of rows after all layers, if the output matrix is here.
+    pub fn logits(&mut self, hidden: &[f32]) -> Option<Result<Vec<f32>, GpuError>> {
+        let output = self.output.as_ref()?;
+        let numbers = self.model.hyperparameters();
+        Some(output.logits(&self.gpu, hidden).map(|mut logits| {
+            if let Some(cap) = numbers.logit_cap {
+                for logit in &mut logits {
+                    *logit = cap * (*logit / cap).tanh();
+                }
+            }
+            logits
+        }))
+    }
+
+    /// Bytes of weights, and of caches.
+    pub fn bytes(&self) -> [u64; 2] {
+        let of = |bytes: fn(&GpuLayer) -> u64| self.layers.values().map(bytes).sum::<u64>();
+        let output = self.output.as_ref().map_or(0, OutputMatrix::bytes);
+        [of(GpuLayer::weight_bytes) + output, of(GpuLayer::cache_bytes)]
+    }
+
+    /// Launches of a token, and of a batch, through these layers.
+    pub fn launches(&mut self, layers: Range<u32>) -> Result<[usize; 2], GpuError> {
+        let runs = self.assemble(layers)?;
+        Ok([runs.decode.len(), runs.prefill.len()])
+    }
+
+    /// The device.
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    /// The norm of this width with what is open set to nothing.
+    fn plain_norm(&self) -> NormKernel {
+        weights::plain_norm(&self.gpu, &self.model)
+    }
+
+    fn assemble(&mut self, layers: Range<u32>) -> Result<Runs, GpuError> {
+        let decode = self.steps(layers.clone(), Stage::Decode)?;
+        let prefill = self.steps(layers, Stage::Prefill)?;
+        Ok(Runs { decode, prefill })
+    }
+}
+
+impl Room {
+    fn new(gpu: &Gpu, model: &Weights) -> Result<Room, GpuError> {
+        let shape = model.shape();
+        let part = u64::from(PART_TOKENS);
+        let pairs = model.hyperparameters().rope.frequencies.len() as u64;
+        let mixed = u64::from(shape.heads) * u64::from(shape.value_length);
+        let longest = u64::from(shape.embedding.max(shape.feed_forward)).max(mixed);
+        Ok(Room {
+            params: gpu.params()?,
+            hidden: gpu.zeros("hidden rows", part * u64::from(shape.embedding) * 4)?,
+            turns: gpu.zeros("angles", part * pairs * 8)?,
+            rounded: [
+                gpu.zeros("rounded inputs", part * longest)?,
+                gpu.zeros("scales of inputs", part * longest / 32 * 4)?,
+                gpu.zeros("sums of inputs", part * longest / 16 * 4)?,
+            ],
+            objects: Vec::new(),
+        })
+    }
+
+    /// Objects of at least these sizes, the largest first.
+    fn objects(&mut self, gpu: &Gpu, sizes: &[u64]) -> Result<(), GpuError> {
+        for (at, &size) in sizes.iter().enumerate() {
+            match self.objects.get(at) {
+                Some(object) if object.bytes() >= size => {}
+                Some(_) => self.objects[at] = gpu.zeros("intermediate tensors", size)?,
+                None => self.objects.push(gpu.zeros("intermediate tensors", size)?),
+            }
+        }
+        Ok(())
+    }
+}

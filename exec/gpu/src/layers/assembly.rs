@@ -1,0 +1,248 @@
+//! Which launches does a graph become?
+//!
+//! The nodes of the fused graph in their order. Before a product of rounded inputs in prefill comes the kernel that rounds
+//! them, unless the product before it had the same. The last node of a run adds and normalises nothing: what follows
+//! is another run's.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::{GpuLayers, Grid, PART_TOKENS, Step, weights};
+use crate::device::{Binding, Launch, Tensor};
+use crate::error::GpuError;
+use crate::graph::{Fusion, Graph, Matrix, Node, Norm, Numbers, Operation, decoder, fuse};
+use crate::kernels::attention::AttentionKernel;
+use crate::kernels::norm::NormKernel;
+use crate::kernels::product::{Product, Stage};
+use crate::kernels::rotate::RotateKernel;
+use crate::kernels::{Variant, quantise};
+use crate::memory::{Record, improved};
+use crate::virtual_tensor::Storage;
+
+/// A run being assembled.
+struct Assembly<'a> {
+    own: &'a GpuLayers,
+    stage: Stage,
+    /// The object of each tensor; of hidden rows none.
+    objects: BTreeMap<usize, usize>,
+    /// The layer at hand; before the first, none.
+    layer: Option<u32>,
+    first: u32,
+    /// The tensor that was rounded last, and in blocks of how many.
+    rounded: Option<(usize, u32)>,
+    steps: Vec<Step>,
+}
+
+impl GpuLayers {
+    /// The launches of these layers in one stage.
+    pub(super) fn steps(&mut self, layers: Range<u32>, stage: Stage) -> Result<Vec<Step>, GpuError> {
+        let numbers = Numbers {
+            layers: layers.end - layers.start,
+            tokens: u64::from(PART_TOKENS),
+            context: u64::from(self.options.context),
+            element_bytes: size_of::<f32>() as u64,
+        };
+        let graph = fuse(decoder(self.model.shape(), numbers), Fusion::ALL);
+        let hidden = hidden_rows(&graph);
+        let records: Vec<(usize, Record)> = graph
+            .records()
+            .into_iter()
+            .filter(|(tensor, record)| !hidden.contains(tensor) && record.size > 0)
+            .collect();
+        let plan = improved(&records.iter().map(|&(_, record)| record).collect::<Vec<_>>());
+        // Runs share objects, the largest with the largest.
+        let mut order: Vec<usize> = (0..plan.sizes.len()).collect();
+        order.sort_by_key(|&object| std::cmp::Reverse(plan.sizes[object]));
+        let sizes: Vec<u64> = order.iter().map(|&object| plan.sizes[object]).collect();
+        self.room.objects(&self.gpu, &sizes)?;
+        let rank: BTreeMap<usize, usize> = order.into_iter().zip(0..).collect();
+        let objects = records.iter().zip(&plan.ids).map(|((tensor, _), id)| (*tensor, rank[id])).collect();
+        let (own, first) = (&*self, layers.start);
+        let mut assembly =
+            Assembly { own, stage, objects, layer: None, first, rounded: None, steps: Vec::new() };
+        for node in graph.nodes.iter().filter(|node| node.operations[0] != Operation::Embed) {
+            assembly.node(node)?;
+        }
+        Ok(assembly.steps)
+    }
+}
+
+/// Tensors that lie in the buffer of hidden rows: the embedding, and what is added to it.
+fn hidden_rows(graph: &Graph) -> Vec<usize> {
+    let of = |node: &Node| {
+        let first = node.writes.first().copied();
+        first.filter(|_| {
+            node.operations.iter().any(|operation| matches!(operation, Operation::Embed | Operation::Add))
+        })
+    };
+    graph.nodes.iter().filter_map(of).collect()
+}
+
+impl Assembly<'_> {
+    fn node(&mut self, node: &Node) -> Result<(), GpuError> {
+        for operation in &node.operations {
+            match *operation {
+                Operation::Product(matrix) => return self.product(matrix, node),
+                Operation::Rotate(_) => return self.rotate(node),
+                Operation::Scores => return self.attention(node),
+                _ => {}
+            }
+        }
+        self.norm(node)
+    }
+
+    /// The buffer of a tensor.
+    fn tensor(&self, tensor: usize) -> &Tensor {
+        match self.objects.get(&tensor) {
+            Some(&object) => &self.own.room.objects[object],
+            None => &self.own.room.hidden,
+        }
+    }
+
+    fn layer(&self) -> u32 {
+        self.layer.unwrap_or(self.first)
+    }
+
+    fn launch(&self, name: &str, text: &str, tensors: &[&Tensor]) -> Result<Launch, GpuError> {
+        let bound: Vec<Binding<'_>> = tensors.iter().map(|tensor| Binding::Buffer(tensor)).collect();
+        self.own.gpu.launch(name, text, &bound, [1, 1, 1])
+    }
+
+    fn push(&mut self, grid: Grid, launches: Vec<Launch>) {
+        self.steps.push(Step { grid, launches });
+    }
+
+    fn variant(&self) -> Variant {
+        Variant::of(self.own.gpu.capabilities())
+    }
+
+    fn norm(&mut self, node: &Node) -> Result<(), GpuError> {
+        let adds = node.operations.contains(&Operation::Add);
+        let before = self.layer();
+        let mut post = None;
+        let mut after = None;
+        for operation in &node.operations {
+            match *operation {
+                Operation::Norm(norm @ (Norm::PostAttention | Norm::PostFeedForward)) => {
+                    post = self.own.layers[&before].norm(norm);
+                }
+                Operation::Norm(Norm::Attention) => {
+                    self.layer = Some(self.layer.map_or(self.first, |layer| layer + 1));
+                    after = self.own.layers[&self.layer()].norm(Norm::Attention);
+                }
+                Operation::Norm(norm) => after = self.own.layers[&before].norm(norm),
+                _ => {}
+            }
+        }
+        let kernel =
+            NormKernel { adds, post: post.is_some(), normalises: after.is_some(), ..self.own.plain_norm() };
+        let room = &self.own.room;
+        let mut tensors = vec![&room.params, &room.hidden];
+        if adds {
+            tensors.push(self.tensor(node.reads[0]));
+        }
+        tensors.extend(post);
+        if let (Some(weight), Some(&out)) = (after, node.writes.last()) {
+            tensors.extend([weight, self.tensor(out)]);
+        }
+        let launch = self.launch("norm", &kernel.kernel(), &tensors)?;
+        self.push(Grid::Norm, vec![launch]);
+        Ok(())
+    }
+
+    fn product(&mut self, matrix: Matrix, node: &Node) -> Result<(), GpuError> {
+        let own = &self.own.layers[&self.layer()];
+        let (weights, bias) = (&own.matrices[matrix as usize], own.biases[matrix as usize].as_ref());
+        let (length, block, input) = (weights.length, weights.packed.block(), node.reads[0]);
+        let apart = self.stage == Stage::Prefill && block > 0;
+        if apart && self.rounded != Some((input, block)) {
+            let room = &self.own.room;
+            let [codes, scales, sums] = &room.rounded;
+            let text = quantise::kernel(length, block, Storage::Linear);
+            let launch =
+                self.launch("round", &text, &[&room.params, self.tensor(input), codes, scales, sums])?;
+            self.push(Grid::Quantise { length }, vec![launch]);
+            self.rounded = Some((input, block));
+        }
+        let gating = self.own.model.hyperparameters().gating;
+        let activates = node.operations.contains(&Operation::Activate);
+        let multiplies = node.operations.contains(&Operation::Multiply);
+        for part in &weights.parts {
+            let product = Product {
+                stage: self.stage,
+                rows: part.rows,
+                first_row: part.first_row,
+                variant: self.variant(),
+                bias: bias.is_some(),
+                activation: activates.then_some(gating),
+                multiplies,
+                ..weights.product_shape()
+            };
+            let room = &self.own.room;
+            let mut tensors = vec![&room.params, &part.texels];
+            tensors.extend(&part.scales);
+            if apart {
+                tensors.extend(&room.rounded);
+            } else {
+                tensors.push(self.tensor(input));
+            }
+            tensors.push(self.tensor(node.writes[0]));
+            tensors.extend(bias);
+            if multiplies {
+                tensors.push(self.tensor(node.reads[1]));
+            }
+            let launch = self.launch("product", &product.kernel()?, &tensors)?;
+            self.push(Grid::Product(product), vec![launch]);
+        }
+        Ok(())
+    }
+
+    fn rotate(&mut self, node: &Node) -> Result<(), GpuError> {
+        let own = &self.own.layers[&self.layer()];
+        let (shape, numbers) = (self.own.model.shape(), self.own.model.hyperparameters());
+        let norms = own.norm(Norm::QueryHeads).zip(own.norm(Norm::KeyHeads));
+        let kernel = RotateKernel {
+            heads: weights::heads(shape, self.own.options),
+            pairs: numbers.rope.pairs,
+            pair_count: numbers.rope.frequencies.len() as u32,
+            storage: Storage::Linear,
+            norms: norms.map(|_| numbers.epsilon),
+            variant: self.variant(),
+        };
+        let (text, room) = (kernel.kernel()?, &self.own.room);
+        let mut launches = Vec::new();
+        for [keys, values] in &own.caches {
+            let mut tensors = vec![&room.params];
+            tensors.extend(node.reads.iter().map(|&read| self.tensor(read)));
+            tensors.extend([&room.turns, self.tensor(node.writes[0]), keys, values]);
+            if let Some((query, key)) = norms {
+                tensors.extend([query, key]);
+            }
+            launches.push(self.launch("rotate", &text, &tensors)?);
+        }
+        self.push(Grid::Rotate(kernel), launches);
+        Ok(())
+    }
+
+    fn attention(&mut self, node: &Node) -> Result<(), GpuError> {
+        let own = &self.own.layers[&self.layer()];
+        let (shape, numbers) = (self.own.model.shape(), self.own.model.hyperparameters());
+        let kernel = AttentionKernel {
+            heads: weights::heads(shape, self.own.options),
+            scale: numbers.attention_scale,
+            cap: numbers.attention_cap,
+            window: numbers.window_of(self.layer()),
+            storage: Storage::Linear,
+            variant: self.variant(),
+        };
+        let (text, room) = (kernel.kernel()?, &self.own.room);
+        let mut launches = Vec::new();
+        for [keys, values] in &own.caches {
+            let tensors =
+                [&room.params, self.tensor(node.reads[0]), keys, values, self.tensor(node.writes[0])];
+            launches.push(self.launch("attention", &text, &tensors)?);
+        }
+        self.push(Grid::Attention(kernel), launches);
+        Ok(())
+    }
+}

@@ -1,0 +1,216 @@
+//! What of a layer is in GPU memory?
+
+use hearth_exec::hyperparameters::Hyperparameters;
+use hearth_exec::{CacheOptions, Weights};
+use hearth_profiles::model::ModelShape;
+
+use crate::device::{Binding, Gpu, Params, Tensor};
+use crate::error::GpuError;
+use crate::graph::Norm;
+use crate::kernels::Variant;
+use crate::kernels::norm::NormKernel;
+use crate::kernels::product::{Product, Stage, Tiling};
+use crate::kernels::rotate::Heads;
+use crate::matrix::GpuMatrix;
+use crate::virtual_tensor::{Storage, WeightOrder};
+
+/// Weights and caches of a layer.
+#[derive(Debug)]
+pub(super) struct GpuLayer {
+    /// In the order of `crate::graph::Matrix`.
+    pub(super) matrices: Vec<GpuMatrix>,
+    pub(super) biases: Vec<Option<Tensor>>,
+    attention_norm: Tensor,
+    feed_forward_norm: Tensor,
+    query_norm: Option<Tensor>,
+    key_norm: Option<Tensor>,
+    post_attention_norm: Option<Tensor>,
+    post_feed_forward_norm: Option<Tensor>,
+    /// Keys and values of each sequence.
+    pub(super) caches: Vec<[Tensor; 2]>,
+}
+
+/// Whether kernels can work with a model's dimensions.
+pub(super) fn check(shape: &ModelShape, numbers: &Hyperparameters) -> Result<(), GpuError> {
+    let need = "a multiple of 4";
+    for (what, found) in [
+        ("the width of hidden rows", shape.embedding),
+        ("the length of keys", shape.key_length),
+        ("the length of values", shape.value_length),
+        ("the width of the feed-forward block", shape.feed_forward),
+    ] {
+        if !found.is_multiple_of(4) || found == 0 {
+            return Err(GpuError::Dimension { what, found: found as usize, need });
+        }
+    }
+    if shape.kv_heads == 0 || !shape.heads.is_multiple_of(shape.kv_heads) {
+        let found = shape.heads as usize;
+        return Err(GpuError::Dimension {
+            what: "the number of heads",
+            found,
+            need: "a multiple of that of keys",
+        });
+    }
+    if numbers.rope.frequencies.len() * 2 > shape.key_length as usize {
+        let found = numbers.rope.frequencies.len();
+        return Err(GpuError::Dimension {
+            what: "the number of rotated pairs",
+            found,
+            need: "half a head at most",
+        });
+    }
+    Ok(())
+}
+
+/// What attention of a model is like.
+pub(super) fn heads(shape: &ModelShape, options: CacheOptions) -> Heads {
+    Heads {
+        heads: shape.heads,
+        kv_heads: shape.kv_heads,
+        key_length: shape.key_length,
+        value_length: shape.value_length,
+        context: options.context,
+        format: options.format,
+        order: WeightOrder::Interleaved,
+    }
+}
+
+/// A norm of hidden rows, with what is open set to nothing.
+pub(super) fn plain_norm(gpu: &Gpu, model: &Weights) -> NormKernel {
+    NormKernel {
+        width: model.shape().embedding,
+        epsilon: model.hyperparameters().epsilon,
+        adds: false,
+        post: false,
+        normalises: true,
+        hidden: Storage::Linear,
+        storage: Storage::Linear,
+        variant: Variant::of(gpu.capabilities()),
+    }
+}
+
+impl GpuLayer {
+    pub(super) fn upload(
+        gpu: &Gpu,
+        model: &Weights,
+        layer: u32,
+        options: CacheOptions,
+        tiling: Tiling,
+    ) -> Result<GpuLayer, GpuError> {
+        let own = model.layer_weights(layer);
+        let vector = |values: &[f32]| gpu.upload("a norm or a bias", values);
+        let optional = |values: Option<&[f32]>| values.map(vector).transpose();
+        let heads = heads(model.shape(), options);
+        let cache = |bytes| gpu.zeros("the key-value cache", bytes);
+        let caches = (0..options.sequences.max(1)).map(|_| {
+            let [keys, values] = heads.cache_bytes()?;
+            Ok([cache(keys)?, cache(values)?])
+        });
+        Ok(GpuLayer {
+            matrices: own
+                .matrices
+                .into_iter()
+                .map(|matrix| GpuMatrix::upload(gpu, matrix, tiling))
+                .collect::<Result<_, _>>()?,
+            biases: own.biases.into_iter().map(optional).collect::<Result<_, _>>()?,
+            attention_norm: vector(own.attention_norm)?,
+            feed_forward_norm: vector(own.feed_forward_norm)?,
+            query_norm: optional(own.query_norm)?,
+            key_norm: optional(own.key_norm)?,
+            post_attention_norm: optional(own.post_attention_norm)?,
+            post_feed_forward_norm: optional(own.post_feed_forward_norm)?,
+            caches: caches.collect::<Result<_, GpuError>>()?,
+        })
+    }
+
+    /// The weights of a norm, if it has it.
+    pub(super) fn norm(&self, norm: Norm) -> Option<&Tensor> {
+        match norm {
+            Norm::Attention => Some(&self.attention_norm),
+            Norm::FeedForward => Some(&self.feed_forward_norm),
+            Norm::QueryHeads => self.query_norm.as_ref(),
+            Norm::KeyHeads => self.key_norm.as_ref(),
+            Norm::PostAttention => self.post_attention_norm.as_ref(),
+            Norm::PostFeedForward => self.post_feed_forward_norm.as_ref(),
+            Norm::Output => None,
+        }
+    }
+
+    pub(super) fn weight_bytes(&self) -> u64 {
+        let norms = [&self.attention_norm, &self.feed_forward_norm].into_iter();
+        let optional =
+            [&self.query_norm, &self.key_norm, &self.post_attention_norm, &self.post_feed_forward_norm];
+        let vectors = norms.chain(optional.into_iter().flatten()).chain(self.biases.iter().flatten());
+        self.matrices.iter().map(GpuMatrix::bytes).sum::<u64>() + vectors.map(Tensor::bytes).sum::<u64>()
+    }
+
+    pub(super) fn cache_bytes(&self) -> u64 {
+        self.caches.iter().flatten().map(Tensor::bytes).sum()
+    }
+}
+
+/// The matrix that makes logits, and the norm before it.
+#[derive(Debug)]
+pub(super) struct OutputMatrix {
+    matrix: GpuMatrix,
+    params: Tensor,
+    /// [embedding]
+    hidden: Tensor,
+    /// [vocabulary]
+    logits: Tensor,
+    launches: Vec<crate::device::Launch>,
+    width: usize,
+}
+
+impl OutputMatrix {
+    pub(super) fn upload(gpu: &Gpu, model: &Weights, tiling: Tiling) -> Result<OutputMatrix, GpuError> {
+        let (norm, matrix, bias) = model.output_weights();
+        let width = matrix.length;
+        let matrix = GpuMatrix::upload(gpu, matrix, tiling)?;
+        let bias = bias.map(|bias| gpu.upload("a bias", bias)).transpose()?;
+        let norm = gpu.upload("a norm", norm)?;
+        let params = gpu.params()?;
+        gpu.write(&params, &[Params::pass(1, 0)])?;
+        let [hidden, x] =
+            [gpu.zeros("a hidden row", width as u64 * 4)?, gpu.zeros("a row", width as u64 * 4)?];
+        let logits = gpu.zeros("logits", u64::from(matrix.rows) * 4)?;
+        let bound = |tensors: &[&Tensor], text: &str, groups| {
+            let bound: Vec<Binding<'_>> = tensors.iter().map(|tensor| Binding::Buffer(tensor)).collect();
+            gpu.launch("logits", text, &bound, groups)
+        };
+        let first = plain_norm(gpu, model).kernel();
+        let mut launches = vec![bound(&[&params, &hidden, &norm, &x], &first, [1, 1, 1])?];
+        for part in &matrix.parts {
+            let product = Product {
+                stage: Stage::Decode,
+                rows: part.rows,
+                first_row: part.first_row,
+                variant: Variant::of(gpu.capabilities()),
+                bias: bias.is_some(),
+                ..matrix.product_shape()
+            };
+            let mut tensors = vec![&params, &part.texels];
+            tensors.extend(&part.scales);
+            tensors.extend([&x, &logits]);
+            tensors.extend(&bias);
+            launches.push(bound(&tensors, &product.kernel()?, product.groups(1))?);
+        }
+        Ok(OutputMatrix { matrix, params, hidden, logits, launches, width })
+    }
+
+    /// [rows, vocabulary], one row after another: few are asked for.
+    pub(super) fn logits(&self, gpu: &Gpu, hidden: &[f32]) -> Result<Vec<f32>, GpuError> {
+        let rows = self.matrix.rows as usize;
+        let mut all = vec![0.0; hidden.len() / self.width * rows];
+        for (row, logits) in hidden.chunks_exact(self.width).zip(all.chunks_exact_mut(rows)) {
+            gpu.write(&self.hidden, row)?;
+            gpu.submit(&self.launches)?;
+            gpu.read_into(&self.logits, logits)?;
+        }
+        Ok(all)
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.matrix.bytes() + self.params.bytes() + self.hidden.bytes() + self.logits.bytes()
+    }
+}

@@ -1,0 +1,142 @@
+//! How does a matrix of the file get into GPU memory?
+//!
+//! Raw bytes go up in chunks and a kernel rearranges them ([`crate::kernels::packing`]), so that the file's weights exist
+//! on the GPU once, in the layout that products read. A matrix that is larger than a binding may be is several parts, each
+//! of some rows.
+
+use hearth_exec::kernels::Matrix;
+
+use crate::device::{Binding, Gpu, Params, Tensor};
+use crate::error::GpuError;
+use crate::kernels::packing::{self, Packed};
+use crate::kernels::product::{Product, Tiling};
+
+/// Raw bytes that go up at once.
+/// source: assumed, a few transfers a matrix and little memory beside the weights
+const CHUNK_BYTES: usize = 16 << 20;
+
+/// A matrix in GPU memory.
+#[derive(Debug, Clone)]
+pub struct GpuMatrix {
+    /// Its format.
+    pub packed: Packed,
+    /// Weights of a row.
+    pub length: u32,
+    /// Rows.
+    pub rows: u32,
+    /// In the order of their rows.
+    pub parts: Vec<MatrixPart>,
+    /// The layout.
+    pub tiling: Tiling,
+}
+
+/// Some of its rows.
+#[derive(Debug, Clone)]
+pub struct MatrixPart {
+    /// Rows before these.
+    pub first_row: u32,
+    /// Rows.
+    pub rows: u32,
+    /// Weights.
+    pub texels: Tensor,
+    /// Their scales, if those lie apart.
+    pub scales: Option<Tensor>,
+}
+
+impl GpuMatrix {
+    /// Uploads a matrix.
+    pub fn upload(gpu: &Gpu, matrix: Matrix<'_>, tiling: Tiling) -> Result<GpuMatrix, GpuError> {
+        let packed = Packed::of(matrix.format, matrix.length)?;
+        if !matrix.rows.is_multiple_of(4) {
+            let what = "the number of rows of a matrix";
+            return Err(GpuError::Dimension { what, found: matrix.rows, need: "a multiple of 4" });
+        }
+        let (length, rows) = (matrix.length as u32, matrix.rows as u32);
+        let group = tiling.slices * 4;
+        let row_texels = u64::from(packed.texels(length)) * 16;
+        let most = gpu.capabilities().binding_bytes.min(gpu.capabilities().buffer_bytes) / row_texels.max(1);
+        let most =
+            (most / u64::from(group) * u64::from(group)).min(u64::from(u32::MAX / group * group)) as u32;
+        if most == 0 {
+            return Err(GpuError::OutOfMemory {
+                what: format!("{group} rows of {row_texels} bytes each in one buffer"),
+            });
+        }
+        let mut made = GpuMatrix { packed, length, rows, parts: Vec::new(), tiling };
+        let mut first_row = 0;
+        while first_row < rows {
+            let own = most.min(rows - first_row);
+            let part = made.part(gpu, matrix, first_row, own)?;
+            made.parts.push(part);
+            first_row += own;
+        }
+        Ok(made)
+    }
+
+    /// Bytes in GPU memory.
+    pub fn bytes(&self) -> u64 {
+        let of = |part: &MatrixPart| part.texels.bytes() + part.scales.as_ref().map_or(0, Tensor::bytes);
+        self.parts.iter().map(of).sum()
+    }
+
+    fn part(&self, gpu: &Gpu, matrix: Matrix<'_>, first_row: u32, rows: u32) -> Result<MatrixPart, GpuError> {
+        let (packed, length, order) = (self.packed, self.length, self.tiling.order);
+        let slices = self.tiling.slices;
+        let row_bytes = matrix.row_bytes();
+        let product = Product { rows, ..self.product_shape() };
+        let shape = product.shape()?;
+        let texels = gpu.zeros("weights", u64::from(shape.elements()) * 4)?;
+        let words = packed.scale_words(length);
+        let padded = u64::from(rows.next_multiple_of(slices * 4));
+        let scales = match words {
+            0 => None,
+            words => Some(gpu.zeros("scales of weights", padded * u64::from(words) * 4)?),
+        };
+        let most = usize::try_from(gpu.capabilities().binding_bytes).unwrap_or(usize::MAX).saturating_sub(16);
+        let chunk = (CHUNK_BYTES.min(most) / row_bytes.max(1)).clamp(1, rows as usize);
+        // A word beyond the end is read and thrown away.
+        let raw = gpu.zeros("weights on their way", (chunk * row_bytes + 4) as u64)?;
+        let params = gpu.params()?;
+        let groups = |count: u32| packing::groups(chunk as u64 * u64::from(count));
+        let texels_text = packing::texels_kernel(packed, length, row_bytes as u32, &shape, order);
+        let bound = |out| [Binding::Buffer(&params), Binding::Buffer(&raw), Binding::Buffer(out)];
+        let name = "rearrange weights";
+        let mut launches =
+            vec![gpu.launch(name, &texels_text, &bound(&texels), groups(packed.texels(length)))?];
+        if let Some(scales) = &scales {
+            let text = packing::scales_kernel(packed, length, row_bytes as u32, slices, order);
+            launches.push(gpu.launch("gather scales", &text, &bound(scales), groups(words))?);
+        }
+        for start in (0..rows as usize).step_by(chunk) {
+            let end = (start + chunk).min(rows as usize);
+            let from = (first_row as usize + start) * row_bytes;
+            gpu.write(&raw, &matrix.bytes[from..][..(end - start) * row_bytes])?;
+            gpu.write(&params, &[Params { offset: start as u32, end: end as u32, ..Params::pass(0, 0) }])?;
+            gpu.submit(&launches)?;
+            gpu.wait("a copy of weights")?;
+        }
+        Ok(MatrixPart { first_row, rows, texels, scales })
+    }
+
+    /// A product with this matrix, of which rows, stage and what goes around it are still open.
+    pub fn product_shape(&self) -> Product {
+        use crate::kernels::Variant;
+        use crate::kernels::product::Stage;
+        use crate::virtual_tensor::Storage;
+        Product {
+            packed: self.packed,
+            length: self.length,
+            rows: self.rows,
+            first_row: 0,
+            all_rows: self.rows,
+            stage: Stage::Decode,
+            tiling: self.tiling,
+            variant: Variant { packed_dot: false, lanes: None, half: false },
+            storage: Storage::Linear,
+            bias: false,
+            activation: None,
+            multiplies: false,
+            integers: false,
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! How does a kernel read and write a tensor without knowing where it lies?
+//!
+//! ML Drift paper, section 3.3. A kernel is written against `NAME_read(b, x, y, s)` and `NAME_write(b, x, y, s, value)`.
+//! When its shader is generated, these functions are written for the object at hand, with the arithmetic of
+//! [`super::layout`] spliced in: nothing is decided on the GPU. An extent that changes from pass to pass, as the number
+//! of tokens does, is an expression of the shader instead of a number.
+//!
+//! Depth is 1 here: only convolutions over volumes have more. Textures hold halves, which every device can write and
+//! read.
+
+use std::fmt::Write;
+
+use super::layout::Storage;
+
+/// An extent of an axis in the shader.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extent {
+    /// Known when the shader is generated.
+    Fixed(u32),
+    /// An expression of type u32.
+    Named(&'static str),
+}
+
+/// What a kernel does with a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// It reads texels.
+    Read,
+    /// It writes texels.
+    Write,
+    /// Both; buffers only.
+    ReadWrite,
+}
+
+/// A tensor as a kernel sees it.
+#[derive(Debug, Clone, Copy)]
+pub struct Accessor {
+    /// What its functions begin with.
+    pub name: &'static str,
+    /// The object.
+    pub storage: Storage,
+    /// Batch, height and width.
+    pub places: [Extent; 3],
+    /// Slices of four channels.
+    pub slices: Extent,
+    /// What the kernel does with it.
+    pub direction: Direction,
+}
+
+impl Extent {
+    fn text(self) -> String {
+        match self {
+            Extent::Fixed(count) => format!("{count}u"),
+            Extent::Named(expression) => format!("({expression})"),
+        }
+    }
+
+    fn is_one(self) -> bool {
+        self == Extent::Fixed(1)
+    }
+}
+
+/// `index * extent + next`, without what is known to be nothing.
+fn nested(index: &str, extent: Extent, next: &str) -> String {
+    if extent.is_one() && next == "0u" {
+        return index.into();
+    }
+    let scaled = match (index, extent) {
+        ("0u", _) => return next.into(),
+        (index, extent) if extent.is_one() => index.to_owned(),
+        (index, extent) => format!("({index}) * {}", extent.text()),
+    };
+    if next == "0u" { scaled } else { format!("{scaled} + {next}") }
+}
+
+impl Accessor {
+    /// A tensor [tokens, width] that lies along the width axis, in a buffer.
+    pub fn rows(name: &'static str, storage: Storage, width: u32, direction: Direction) -> Accessor {
+        let places = [Extent::Fixed(1), Extent::Fixed(1), Extent::Named("params.tokens")];
+        Accessor { name, storage, places, slices: Extent::Fixed(width / super::SLICE), direction }
+    }
+
+    /// The place of texel `(b, x, y, s)` in the object.
+    fn place(&self) -> String {
+        let [batch, height, width] = self.places;
+        // An axis of one element has one index, which need not be calculated.
+        let index = |extent: Extent, name| if extent.is_one() { "0u" } else { name };
+        let (b, y, x) = (index(batch, "b"), index(height, "y"), index(width, "x"));
+        let s = index(self.slices, "s");
+        let column = nested(x, batch, b);
+        match self.storage {
+            Storage::Buffer => nested(&nested(&nested(s, height, y), width, x), batch, b),
+            Storage::Linear => nested(&nested(&nested(b, height, y), width, x), self.slices, s),
+            Storage::Texture2d => format!("vec2<u32>({column}, {})", nested(y, self.slices, s)),
+            Storage::Texture3d => format!("vec3<u32>({column}, {y}, {s})"),
+        }
+    }
+
+    /// The declaration of the object at a binding.
+    pub fn declaration(&self, binding: u32) -> String {
+        let name = self.name;
+        let (variable, kind) = match (self.storage, self.direction) {
+            (Storage::Buffer | Storage::Linear, Direction::Read) => {
+                ("<storage, read>", "array<vec4<f32>>".to_owned())
+            }
+            (Storage::Buffer | Storage::Linear, _) => {
+                ("<storage, read_write>", "array<vec4<f32>>".to_owned())
+            }
+            (Storage::Texture2d, Direction::Read) => ("", "texture_2d<f32>".to_owned()),
+            (Storage::Texture3d, Direction::Read) => ("", "texture_3d<f32>".to_owned()),
+            (Storage::Texture2d, _) => ("", "texture_storage_2d<rgba16float, write>".to_owned()),
+            (Storage::Texture3d, _) => ("", "texture_storage_3d<rgba16float, write>".to_owned()),
+        };
+        format!("@group(0) @binding({binding}) var{variable} {name}_object: {kind};\n")
+    }
+
+    /// The functions through which the kernel reaches the tensor.
+    pub fn functions(&self) -> String {
+        let (name, place) = (self.name, self.place());
+        let is_buffer = matches!(self.storage, Storage::Buffer | Storage::Linear);
+        let mut text = String::new();
+        if self.direction != Direction::Write {
+            let texel = if is_buffer {
+                format!("{name}_object[{place}]")
+            } else {
+                format!("textureLoad({name}_object, {place}, 0)")
+            };
+            let _ = writeln!(
+                text,
+                "fn {name}_read(b: u32, x: u32, y: u32, s: u32) -> vec4<f32> {{ return {texel}; }}"
+            );
+        }
+        if self.direction != Direction::Read {
+            let store = if is_buffer {
+                format!("{name}_object[{place}] = value")
+            } else {
+                format!("textureStore({name}_object, {place}, value)")
+            };
+            let _ = writeln!(
+                text,
+                "fn {name}_write(b: u32, x: u32, y: u32, s: u32, value: vec4<f32>) {{ {store}; }}"
+            );
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::layout::{Shape, Texel};
+    use super::*;
+
+    fn accessor(storage: Storage, [batch, height, width]: [u32; 3], slices: u32) -> Accessor {
+        let places = [batch, height, width].map(Extent::Fixed);
+        Accessor { name: "src", storage, places, slices: Extent::Fixed(slices), direction: Direction::Read }
+    }
+
+    /// The value of an expression of u32 sums, products and brackets.
+    fn value(text: &str, texel: Texel) -> u32 {
+        fn sum(rest: &mut &str, texel: Texel) -> u32 {
+            let mut all = 0;
+            loop {
+                let mut part = atom(rest, texel);
+                while let Some(after) = rest.strip_prefix(" * ") {
+                    *rest = after;
+                    part *= atom(rest, texel);
+                }
+                all += part;
+                match rest.strip_prefix(" + ") {
+                    Some(after) => *rest = after,
+                    None => return all,
+                }
+            }
+        }
+        fn atom(rest: &mut &str, texel: Texel) -> u32 {
+            if let Some(after) = rest.strip_prefix('(') {
+                *rest = after;
+                let inner = sum(rest, texel);
+                *rest = rest.strip_prefix(')').expect("a closed bracket");
+                return inner;
+            }
+            let end = rest.find(|c: char| !c.is_ascii_alphanumeric()).unwrap_or(rest.len());
+            let (word, after) = rest.split_at(end);
+            *rest = after;
+            match word {
+                "b" => texel.b,
+                "x" => texel.x,
+                "y" => texel.y,
+                "s" => texel.s,
+                number => number.strip_suffix('u').expect("a u32").parse().expect("a number"),
+            }
+        }
+        let mut rest = text;
+        let all = sum(&mut rest, texel);
+        assert_eq!(rest, "", "{text}");
+        all
+    }
+
+    #[test]
+    fn the_translation_is_text_of_the_shader() {
+        let text = accessor(Storage::Buffer, [2, 3, 4], 3).functions();
+        assert_eq!(
+            text,
+            "fn src_read(b: u32, x: u32, y: u32, s: u32) -> vec4<f32> \
+             { return src_object[(((s) * 3u + y) * 4u + x) * 2u + b]; }\n"
+        );
+        let text = accessor(Storage::Texture2d, [2, 3, 4], 3).functions();
+        assert!(text.contains("textureLoad(src_object, vec2<u32>((x) * 2u + b, (y) * 3u + s), 0)"), "{text}");
+        let rows = Accessor::rows("out", Storage::Buffer, 64, Direction::Write);
+        assert_eq!(
+            rows.functions(),
+            "fn out_write(b: u32, x: u32, y: u32, s: u32, value: vec4<f32>) \
+             { out_object[(s) * (params.tokens) + x] = value; }\n"
+        );
+        let declared = rows.declaration(3);
+        assert_eq!(
+            declared,
+            "@group(0) @binding(3) var<storage, read_write> out_object: array<vec4<f32>>;\n"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn the_text_says_what_the_layout_says(
+            places in prop::array::uniform3(1u32..5), channels in 1u32..14,
+        ) {
+            let [batch, height, width] = places;
+            let shape = Shape::bhwc(batch, height, width, channels).unwrap();
+            for storage in Storage::ALL {
+                let text = accessor(storage, places, shape.slices()).place();
+                let inner = text.split_once(">(").map_or(&text[..], |(_, rest)| &rest[..rest.len() - 1]);
+                for texel in shape.all() {
+                    let found: Vec<u32> = inner.split(", ").map(|part| value(part, texel)).collect();
+                    let wanted = storage.place(&shape, texel);
+                    prop_assert_eq!(&found[..], &wanted[..found.len()], "{:?}: {}", storage, text);
+                }
+            }
+        }
+    }
+}

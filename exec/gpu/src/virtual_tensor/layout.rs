@@ -1,0 +1,192 @@
+//! Which texel holds an element of an activation tensor?
+//!
+//! ML Drift paper, section 3.1 and Table 1, with S = ceil(C / 4) slices:
+//!
+//! ```text
+//! 1-D buffer, DSHWBC4     (((d * S + s) * H + y) * W + x) * B + b
+//! 2-D texture, HSWBDC4    ((x * B + b) * D + d,  y * S + s)
+//! 3-D texture, DSHWBC4    (x * B + b,  y,  d * S + s)
+//! 1-D buffer, BHWDSC4     (((b * H + y) * W + x) * D + d) * S + s
+//! ```
+//!
+//! The last is the naive one, in which the channels of a place lie together as a CPU has them; it is what crosses the
+//! bus, and what the others are compared with. Channels are padded with zeros to whole slices.
+
+use super::{SLICE, ShapeError, product};
+
+/// The axes of a logical tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    batch: u32,
+    height: u32,
+    width: u32,
+    depth: u32,
+    channels: u32,
+}
+
+/// A texel of a logical tensor: four channels of one place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Texel {
+    /// Along the batch.
+    pub b: u32,
+    /// Along the height.
+    pub y: u32,
+    /// Along the width.
+    pub x: u32,
+    /// Along the depth.
+    pub d: u32,
+    /// Slice of channels.
+    pub s: u32,
+}
+
+/// A kind of physical object, with the order of its texels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Storage {
+    /// 1-D buffer, DSHWBC4.
+    Buffer,
+    /// 1-D buffer, BHWDSC4: the naive layout.
+    Linear,
+    /// 2-D texture, HSWBDC4.
+    Texture2d,
+    /// 3-D texture, DSHWBC4.
+    Texture3d,
+}
+
+impl Shape {
+    /// With these axes, each of at least one element; together at most 2^32 texels in any layout.
+    pub fn new(batch: u32, height: u32, width: u32, depth: u32, channels: u32) -> Result<Shape, ShapeError> {
+        let shape = Shape { batch, height, width, depth, channels };
+        let axes = || format!("B={batch} H={height} W={width} D={depth} C={channels}");
+        product(&[batch, height, width, depth, channels.div_ceil(SLICE)], axes)?;
+        Ok(shape)
+    }
+
+    /// Of the four axes BHWC.
+    pub fn bhwc(batch: u32, height: u32, width: u32, channels: u32) -> Result<Shape, ShapeError> {
+        Shape::new(batch, height, width, 1, channels)
+    }
+
+    /// Extents in the order B, H, W, D.
+    pub fn places(&self) -> [u32; 4] {
+        [self.batch, self.height, self.width, self.depth]
+    }
+
+    /// Channels.
+    pub fn channels(&self) -> u32 {
+        self.channels
+    }
+
+    /// Slices of four channels, the last padded.
+    pub fn slices(&self) -> u32 {
+        self.channels.div_ceil(SLICE)
+    }
+
+    /// Texels of the object.
+    pub fn texels(&self) -> u32 {
+        self.batch * self.height * self.width * self.depth * self.slices()
+    }
+
+    /// The texel of a channel, and its lane there.
+    pub fn texel_of(&self, b: u32, y: u32, x: u32, d: u32, c: u32) -> (Texel, u32) {
+        (Texel { b, y, x, d, s: c / SLICE }, c % SLICE)
+    }
+
+    /// All texels, in no particular order.
+    pub fn all(&self) -> impl Iterator<Item = Texel> + use<> {
+        let Shape { batch, height, width, depth, .. } = *self;
+        let slices = self.slices();
+        (0..self.texels()).map(move |at| {
+            let (at, s) = (at / slices, at % slices);
+            let (at, d) = (at / depth, at % depth);
+            let (at, x) = (at / width, at % width);
+            Texel { b: at / height % batch, y: at % height, x, d, s }
+        })
+    }
+}
+
+impl Storage {
+    /// Every one of them.
+    pub const ALL: [Storage; 4] = [Storage::Buffer, Storage::Linear, Storage::Texture2d, Storage::Texture3d];
+
+    /// Width, height and depth of the object that holds a tensor, in texels.
+    pub fn extent(self, shape: &Shape) -> [u32; 3] {
+        let Shape { batch, height, width, depth, .. } = *shape;
+        match self {
+            Storage::Buffer | Storage::Linear => [shape.texels(), 1, 1],
+            Storage::Texture2d => [width * batch * depth, height * shape.slices(), 1],
+            Storage::Texture3d => [width * batch, height, depth * shape.slices()],
+        }
+    }
+
+    /// Where a texel lies in the object.
+    pub fn place(self, shape: &Shape, at: Texel) -> [u32; 3] {
+        let (Shape { batch, height, width, depth, .. }, slices) = (*shape, shape.slices());
+        let Texel { b, y, x, d, s } = at;
+        match self {
+            Storage::Buffer => [(((d * slices + s) * height + y) * width + x) * batch + b, 0, 0],
+            Storage::Linear => [(((b * height + y) * width + x) * depth + d) * slices + s, 0, 0],
+            Storage::Texture2d => [(x * batch + b) * depth + d, y * slices + s, 0],
+            Storage::Texture3d => [x * batch + b, y, d * slices + s],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Buffer, 2-D and 3-D place, and lane.
+    fn places(shape: Shape, b: u32, y: u32, x: u32, c: u32) -> (u32, [u32; 2], [u32; 3], u32) {
+        let (texel, lane) = shape.texel_of(b, y, x, 0, c);
+        let [at, ..] = Storage::Buffer.place(&shape, texel);
+        let [u, v, _] = Storage::Texture2d.place(&shape, texel);
+        (at, [u, v], Storage::Texture3d.place(&shape, texel), lane)
+    }
+
+    #[test]
+    fn places_that_can_be_counted_by_hand() {
+        // Two slices: ((1 * 2 + 1) * 3 + 2) * 1 + 0 = 11; row 1 * 2 + 1 = 3.
+        let shape = Shape::bhwc(1, 2, 3, 5).unwrap();
+        assert_eq!(places(shape, 0, 1, 2, 4), (11, [2, 3], [2, 1, 1], 0));
+        // Three slices: ((2 * 3 + 2) * 4 + 3) * 2 + 1 = 71; column 3 * 2 + 1 = 7, row 2 * 3 + 2 = 8.
+        let shape = Shape::bhwc(2, 3, 4, 9).unwrap();
+        assert_eq!(places(shape, 1, 2, 3, 8), (71, [7, 8], [7, 2, 2], 0));
+        // ML Drift paper, Figure 1: a texture of 3 by 4 is 2 * 2 rows of 3, a buffer has 12 texels.
+        let shape = Shape::bhwc(1, 2, 3, 5).unwrap();
+        assert_eq!(Storage::Buffer.extent(&shape), [12, 1, 1]);
+        assert_eq!(Storage::Texture2d.extent(&shape), [3, 4, 1]);
+        assert_eq!(Storage::Texture3d.extent(&shape), [3, 2, 2]);
+    }
+
+    #[test]
+    fn what_cannot_be_addressed_is_refused() {
+        assert!(matches!(Shape::new(1, 0, 1, 1, 4), Err(ShapeError::Empty { .. })));
+        assert!(matches!(Shape::new(1, 1, 1, 1, 0), Err(ShapeError::Empty { .. })));
+        let error = Shape::new(1 << 16, 1 << 16, 1, 1, 8).unwrap_err();
+        assert!(error.to_string().contains("split it"), "{error}");
+    }
+
+    proptest! {
+        #[test]
+        fn every_texel_has_a_place_of_its_own_inside(
+            batch in 1u32..4, height in 1u32..5, width in 1u32..5, depth in 1u32..4, channels in 1u32..14,
+        ) {
+            let shape = Shape::new(batch, height, width, depth, channels).unwrap();
+            for storage in Storage::ALL {
+                let extent = storage.extent(&shape);
+                let mut seen = BTreeSet::new();
+                for texel in shape.all() {
+                    let place = storage.place(&shape, texel);
+                    prop_assert!(place.iter().zip(extent).all(|(&at, end)| at < end), "{storage:?} {place:?}");
+                    prop_assert!(seen.insert(place), "{:?} has {:?} twice", storage, place);
+                }
+                // As many places as texels: nothing of the object is unused.
+                prop_assert_eq!(seen.len() as u32, extent.iter().product::<u32>());
+            }
+        }
+    }
+}

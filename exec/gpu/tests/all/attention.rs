@@ -1,0 +1,167 @@
+//! Is attention over a cache of weights what plain attention is?
+//!
+//! Queries, keys and values of several passes go through the kernels, and through a plain loop in f64. Stated bound: 1e-5
+//! where the cache holds f32, and 2e-3 where it holds halves, whose own rounding that is.
+
+use hearth_exec::CacheFormat;
+use hearth_exec::rope::Pairs;
+use hearth_gpu::device::{Binding, Params, Tensor};
+use hearth_gpu::kernels::Variant;
+use hearth_gpu::kernels::attention::AttentionKernel;
+use hearth_gpu::kernels::rotate::{Heads, RotateKernel};
+use hearth_gpu::virtual_tensor::{Storage, WeightOrder};
+use hearth_gpu::{Gpu, Mask};
+
+use crate::gpu::{alone, largest_difference, numbers, open};
+
+/// All queries, keys and values of a sequence: [positions, heads * length].
+struct Sequence {
+    heads: Heads,
+    query: Vec<f32>,
+    key: Vec<f32>,
+    value: Vec<f32>,
+    cap: Option<f32>,
+    window: Option<u32>,
+}
+
+const SCALE: f32 = 0.2;
+
+impl Sequence {
+    fn new(heads: Heads, positions: usize, cap: Option<f32>, window: Option<u32>) -> Sequence {
+        let of = |heads: u32, length: u32, seed| numbers(positions * (heads * length) as usize, seed);
+        let query = of(heads.heads, heads.key_length, 1);
+        let key = of(heads.kv_heads, heads.key_length, 2);
+        let value = of(heads.kv_heads, heads.value_length, 3);
+        Sequence { heads, query, key, value, cap, window }
+    }
+
+    fn plain(&self, position: usize) -> Vec<f32> {
+        let Heads { heads, kv_heads, key_length, value_length, .. } = self.heads;
+        let (keys, values) = (key_length as usize, value_length as usize);
+        let seen = self.window.map_or(0, |window| (position + 1).saturating_sub(window as usize));
+        let mut out = Vec::new();
+        for head in 0..heads as usize {
+            let kv = head / (heads / kv_heads) as usize;
+            let query = &self.query[(position * heads as usize + head) * keys..][..keys];
+            let score = |at: usize| {
+                let key = &self.key[(at * kv_heads as usize + kv) * keys..][..keys];
+                let dot: f64 = query.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
+                let score = dot * f64::from(SCALE);
+                self.cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
+            };
+            let powers: Vec<f64> = (seen..=position).map(|at| score(at).exp()).collect();
+            let sum: f64 = powers.iter().sum();
+            for dimension in 0..values {
+                let of =
+                    |at: usize| f64::from(self.value[(at * kv_heads as usize + kv) * values + dimension]);
+                let mixed: f64 = (seen..=position).zip(&powers).map(|(at, power)| power * of(at)).sum();
+                out.push((mixed / sum) as f32);
+            }
+        }
+        out
+    }
+
+    /// In passes of these sizes.
+    fn on_gpu(&self, gpu: &Gpu, passes: &[usize], storage: Storage) -> Vec<f32> {
+        let heads = self.heads;
+        let variant = Variant::of(gpu.capabilities());
+        let pair_count = heads.key_length / 2;
+        let rotate = RotateKernel { heads, pairs: Pairs::Halves, pair_count, storage, norms: None, variant };
+        let (scale, cap, window) = (SCALE, self.cap, self.window);
+        let attention = AttentionKernel { heads, scale, cap, window, storage, variant };
+        let [key_bytes, value_bytes] = heads.cache_bytes().unwrap();
+        let [keys, values] = [gpu.zeros("k", key_bytes).unwrap(), gpu.zeros("v", value_bytes).unwrap()];
+        let params = gpu.params().unwrap();
+        let widths = [
+            heads.heads * heads.key_length,
+            heads.kv_heads * heads.key_length,
+            heads.kv_heads * heads.value_length,
+        ]
+        .map(|width| width as usize);
+        let mixed = (heads.heads * heads.value_length) as usize;
+        let (mut first, mut out) = (0, Vec::new());
+        for &tokens in passes {
+            gpu.write(&params, &[Params::pass(tokens as u32, first as u32)]).unwrap();
+            let part = |all: &[f32], width: usize| {
+                gpu.upload("part", &laid(&all[first * width..][..tokens * width], tokens, storage)).unwrap()
+            };
+            let parts =
+                [part(&self.query, widths[0]), part(&self.key, widths[1]), part(&self.value, widths[2])];
+            // No rotation: cosine one, sine nothing.
+            let turns = gpu.upload("turns", &vec![[1.0f32, 0.0]; tokens * pair_count as usize]).unwrap();
+            let queries = gpu.zeros("q", (tokens * widths[0] * 4) as u64).unwrap();
+            let result = gpu.zeros("out", (tokens * mixed * 4) as u64).unwrap();
+            let bound = |tensors: &[&Tensor], text: &str, groups| {
+                let bound: Vec<Binding> = tensors.iter().map(|tensor| Binding::Buffer(tensor)).collect();
+                gpu.launch("attention", text, &bound, groups).unwrap()
+            };
+            let [q, k, v] = &parts;
+            let tensors = [&params, q, k, v, &turns, &queries, &keys, &values];
+            let one = bound(&tensors, &rotate.kernel().unwrap(), rotate.groups(tokens as u32));
+            let tensors = [&params, &queries, &keys, &values, &result];
+            let two = bound(&tensors, &attention.kernel().unwrap(), attention.groups(tokens as u32));
+            gpu.submit([&one, &two]).unwrap();
+            let found: Vec<f32> = gpu.read(&result, tokens * mixed).unwrap();
+            out.extend(laid_back(&found, tokens, storage));
+            first += tokens;
+        }
+        out
+    }
+}
+
+/// Rows [tokens, width] as a layout has them: DSHWBC4 has a slice of all tokens together.
+fn laid(rows: &[f32], tokens: usize, storage: Storage) -> Vec<f32> {
+    let slices = rows.len() / tokens / 4;
+    let texel = |token: usize, slice: usize| &rows[(token * slices + slice) * 4..][..4];
+    match storage {
+        Storage::Buffer => (0..slices)
+            .flat_map(|slice| (0..tokens).flat_map(move |token| texel(token, slice).iter().copied()))
+            .collect(),
+        _ => rows.to_vec(),
+    }
+}
+
+fn laid_back(found: &[f32], tokens: usize, storage: Storage) -> Vec<f32> {
+    match storage {
+        Storage::Buffer => {
+            let slices = found.len() / tokens / 4;
+            (0..tokens)
+                .flat_map(|token| {
+                    (0..slices)
+                        .flat_map(move |slice| found[(slice * tokens + token) * 4..][..4].iter().copied())
+                })
+                .collect()
+        }
+        _ => found.to_vec(),
+    }
+}
+
+#[test]
+fn attention_over_a_cache_of_weights_is_plain_attention() {
+    let _alone = alone();
+    let Some(gpu) = open("attention_over_a_cache_of_weights_is_plain_attention", Mask::default()) else {
+        return;
+    };
+    let mut worst = [0.0f32; 2];
+    // More positions than a tile has, and a cache of no whole slices.
+    for (heads, kv_heads, key_length, value_length) in [(6, 3, 32, 64), (8, 1, 16, 72), (4, 4, 64, 16)] {
+        for (cap, window) in [(None, None), (Some(1.5), Some(50))] {
+            for (format, order) in
+                [(CacheFormat::F32, WeightOrder::Interleaved), (CacheFormat::F16, WeightOrder::ByOutput)]
+            {
+                let heads = Heads { heads, kv_heads, key_length, value_length, context: 147, format, order };
+                let sequence = Sequence::new(heads, 147, cap, window);
+                let wanted: Vec<f32> = (0..147).flat_map(|position| sequence.plain(position)).collect();
+                for storage in [Storage::Linear, Storage::Buffer] {
+                    let own = sequence.on_gpu(&gpu, &[1, 2, 1, 70, 3, 70], storage);
+                    let off = largest_difference(&own, &wanted);
+                    let at = usize::from(format == CacheFormat::F16);
+                    worst[at] = worst[at].max(off);
+                    let bound = [1e-5, 2e-3][at];
+                    assert!(off < bound, "{heads:?} {cap:?} {window:?} {storage:?}: {off}");
+                }
+            }
+        }
+    }
+    println!("attention is off by at most {:.1e} with f32, {:.1e} with f16", worst[0], worst[1]);
+}

@@ -1,0 +1,54 @@
+//! Does a tensor come through every layout as it was?
+
+use hearth_gpu::device::{Binding, Params};
+use hearth_gpu::kernels::reorder;
+use hearth_gpu::virtual_tensor::{Shape, Storage};
+use hearth_gpu::{Gpu, Mask};
+
+use crate::gpu::{alone, open};
+
+/// Whole numbers, which halves hold exactly.
+fn values(shape: &Shape) -> Vec<f32> {
+    (0..shape.texels() * 4).map(|at| (at % 1000) as f32 - 500.0).collect()
+}
+
+fn through(gpu: &Gpu, shape: &Shape, storage: Storage) -> (Vec<f32>, Vec<f32>) {
+    let params = gpu.params().unwrap();
+    gpu.write(&params, &[Params::pass(0, 0)]).unwrap();
+    let sent = values(shape);
+    let (from, to) = (gpu.upload("from", &sent).unwrap(), gpu.zeros("to", sent.len() as u64 * 4).unwrap());
+    let there = reorder::kernel(shape, Storage::Linear, storage);
+    let back = reorder::kernel(shape, storage, Storage::Linear);
+    let groups = reorder::groups(shape);
+    let extent = storage.extent(shape);
+    let buffer = gpu.zeros("between", u64::from(shape.texels()) * 16).unwrap();
+    let view;
+    let between = match storage {
+        Storage::Buffer | Storage::Linear => Binding::Buffer(&buffer),
+        Storage::Texture2d | Storage::Texture3d => {
+            view = gpu.texture("between", storage, extent).unwrap();
+            Binding::Texture(&view)
+        }
+    };
+    let first = [Binding::Buffer(&params), Binding::Buffer(&from), between];
+    let second = [Binding::Buffer(&params), between, Binding::Buffer(&to)];
+    let launches = [
+        gpu.launch("there", &there, &first, groups).unwrap(),
+        gpu.launch("back", &back, &second, groups).unwrap(),
+    ];
+    gpu.submit(&launches).unwrap();
+    (sent.clone(), gpu.read(&to, sent.len()).unwrap())
+}
+
+#[test]
+fn a_tensor_comes_back_from_every_layout() {
+    let _alone = alone();
+    let Some(gpu) = open("a_tensor_comes_back_from_every_layout", Mask::default()) else { return };
+    for shape in [Shape::bhwc(1, 2, 3, 5), Shape::bhwc(2, 3, 4, 9), Shape::bhwc(3, 1, 70, 64)] {
+        let shape = shape.unwrap();
+        for storage in Storage::ALL {
+            let (sent, back) = through(&gpu, &shape, storage);
+            assert!(sent == back, "{storage:?} {shape:?}");
+        }
+    }
+}

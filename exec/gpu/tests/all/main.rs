@@ -1,0 +1,10 @@
+//! Does the GPU compute what the plain CPU computes?
+//!
+//! On whatever adapter there is; a software driver will do. Without one each test says `SKIPPED` and passes.
+
+mod attention;
+mod gpu;
+mod layouts;
+mod models;
+mod products;
+mod tuning;

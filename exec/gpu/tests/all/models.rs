@@ -1,0 +1,248 @@
+//! Do whole models choose on the GPU what they choose on the CPU?
+//!
+//! The trained model, with none, some and all of its layers on the GPU: teacher-forced along llama.cpp's golden tokens, the
+//! choice is the same wherever the margin is above 0.05. Models of random weights of every architecture: logits within a
+//! relative RMS of 1e-4 of the oracle's where activations are not rounded, which is what another order of additions
+//! makes, and of 2e-2 where they are: a number near a tie can be rounded the other way, and random weights do not
+//! forget it. (The executor is within 1e-2 of llama.cpp, for the same reason.)
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use hearth_exec::sampler::greedy;
+use hearth_exec::synth::{SynthOptions, synthesise};
+use hearth_exec::{
+    AcceleratedPlace, Backend, CacheFormat, CacheOptions, Cpu, Head, Oracle, Pool, PoolOptions, Stage,
+    Weights,
+};
+use hearth_gpu::backend::Accelerated;
+use hearth_gpu::kernels::product::Tiling;
+use hearth_gpu::{Gpu, Mask, Notes};
+use hearth_profiles::Layers;
+use hearth_profiles::model::{Architecture, ModelShape};
+use serde_json::Value;
+
+use crate::gpu::{alone, open};
+
+fn cpu() -> Cpu {
+    Cpu::new(Arc::new(Pool::new(PoolOptions { threads: 2, pin: false, spin_ns: 10_000 }).unwrap()))
+}
+
+/// A model of which some layers are on the GPU.
+struct Model {
+    head: Head,
+    stage: Stage,
+    windows: Vec<Range<u32>>,
+    length: u32,
+    notes: Arc<Mutex<Vec<String>>>,
+}
+
+impl Model {
+    fn new(
+        gpu: &Arc<Gpu>,
+        weights: &Arc<Weights>,
+        windows: &[Range<u32>],
+        on_gpu: &[Range<u32>],
+        cache: CacheOptions,
+    ) -> Model {
+        let notes: Arc<Mutex<Vec<String>>> = Arc::default();
+        let told = notes.clone();
+        let tell: Notes = Arc::new(move |note| told.lock().unwrap().push(note.to_owned()));
+        let place = AcceleratedPlace {
+            weights: weights.clone(),
+            owned: windows.to_vec(),
+            accelerated: on_gpu.to_vec(),
+            output: true,
+            cache,
+            cpu: cpu(),
+        };
+        let backend = Accelerated::new(gpu.clone(), Tiling::USUAL, place, tell).unwrap();
+        let stage = Stage::new(weights.clone(), windows, cache, Box::new(backend)).unwrap();
+        let head = Head::new(weights.clone(), cpu());
+        Model { head, stage, windows: windows.to_vec(), length: 0, notes }
+    }
+
+    /// Hidden rows after `tokens`, which follow those before.
+    fn pass(&mut self, tokens: &[u32]) -> Vec<f32> {
+        let mut hidden = self.head.embed(tokens).unwrap();
+        let positions: Vec<u32> = (self.length..).take(tokens.len()).collect();
+        for window in self.windows.clone() {
+            self.stage.forward(window, &mut hidden, &positions).unwrap();
+        }
+        self.length += tokens.len() as u32;
+        hidden
+    }
+
+    fn step(&mut self, tokens: &[u32]) -> Vec<f32> {
+        let hidden = self.pass(tokens);
+        let last = &hidden[hidden.len() - hidden.len() / tokens.len()..];
+        match self.stage.logits(last) {
+            Some((logits, _)) => self.head.finite(logits).unwrap(),
+            None => self.head.logits(last).unwrap(),
+        }
+    }
+
+    fn restart(&mut self) {
+        self.stage.truncate(0);
+        self.length = 0;
+    }
+}
+
+fn models() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/models")
+}
+
+fn golden(file: &str) -> Vec<Value> {
+    let text = std::fs::read_to_string(models().join("golden.json")).unwrap();
+    let golden: BTreeMap<String, Value> = serde_json::from_str(&text).unwrap();
+    golden["files"][file].as_array().unwrap().clone()
+}
+
+fn tokens(value: &Value) -> Vec<u32> {
+    value.as_array().unwrap().iter().map(|token| token.as_u64().unwrap() as u32).collect()
+}
+
+/// Steps whose margin is at most this may go either way.
+const NEAR_TIE: f64 = 0.05;
+
+fn teacher_forced(gpu: &Arc<Gpu>, file: &str, on_gpu: &[Range<u32>]) {
+    let weights = Arc::new(Weights::open(models().join(file)).unwrap());
+    let cache = CacheOptions { context: 256, format: CacheFormat::F32, sequences: 1 };
+    let mut model = Model::new(gpu, &weights, &[0..4, 4..8], on_gpu, cache);
+    let (mut checked, mut all) = (0, 0);
+    for run in golden(file) {
+        model.restart();
+        let mut logits = model.step(&tokens(&run["prompt_ids"]));
+        for (wanted, margin) in tokens(&run["greedy_ids"]).into_iter().zip(run["margins"].as_array().unwrap())
+        {
+            let margin = margin.as_f64().unwrap();
+            if margin > NEAR_TIE {
+                assert_eq!(greedy(&logits), wanted, "{file} {on_gpu:?}, token {all}, margin {margin}");
+                checked += 1;
+            }
+            all += 1;
+            logits = model.step(&[wanted]);
+        }
+    }
+    println!("{file}, layers {on_gpu:?} on the GPU: {checked} of {all} steps checked");
+    assert!(checked > all * 9 / 10, "{checked} of {all} steps are too few to mean anything");
+    assert!(model.notes.lock().unwrap().is_empty());
+}
+
+#[test]
+fn the_trained_model_chooses_the_golden_tokens() {
+    let _alone = alone();
+    let test = "the_trained_model_chooses_the_golden_tokens";
+    let Some(gpu) = open(test, Mask::default()).map(Arc::new) else { return };
+    let all = std::slice::from_ref(&(0..8));
+    teacher_forced(&gpu, "psalm-7m-q4_k.gguf", &[]);
+    teacher_forced(&gpu, "psalm-7m-q4_k.gguf", &[0..2, 4..7]);
+    teacher_forced(&gpu, "psalm-7m-q4_k.gguf", all);
+    teacher_forced(&gpu, "psalm-7m-q8_0.gguf", all);
+    teacher_forced(&gpu, "psalm-7m-f16.gguf", all);
+}
+
+/// A small model of random weights.
+fn synthetic(architecture: Architecture, quant: &str) -> Arc<Weights> {
+    let mut options = SynthOptions::preset("tiny").unwrap();
+    options.quant = quant.parse().unwrap();
+    options.gain = 0.5;
+    options.rope_frequencies = architecture == Architecture::Llama;
+    let gemma = matches!(architecture, Architecture::Gemma | Architecture::Gemma2);
+    options.shape = ModelShape {
+        architecture,
+        layers: Layers(4),
+        embedding: 256,
+        feed_forward: 512,
+        heads: 6,
+        kv_heads: 3,
+        key_length: 64,
+        value_length: 128,
+        vocabulary: 512,
+        context_length: 40,
+        tied_embeddings: gemma,
+    };
+    let file = tempfile::NamedTempFile::new().unwrap();
+    synthesise(&options, file.path(), &mut |_, _| ()).unwrap();
+    Arc::new(Weights::open(file.path()).unwrap())
+}
+
+fn relative_rms(own: &[f32], wanted: &[f32]) -> f64 {
+    let rms = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
+    let off = rms(&mut own.iter().zip(wanted).map(|(own, wanted)| f64::from(own - wanted)));
+    off / rms(&mut wanted.iter().map(|&value| f64::from(value)))
+}
+
+/// Logits of all tokens, by the oracle, in one pass.
+fn wanted(weights: &Arc<Weights>, tokens: &[u32], cache: CacheOptions) -> Vec<f32> {
+    let oracle: Box<dyn Backend> = Box::new(Oracle::new(weights.clone(), 0..4, cache).unwrap());
+    let whole = std::slice::from_ref(&(0..4));
+    let mut stage = Stage::new(weights.clone(), whole, cache, oracle).unwrap();
+    let mut head = Head::new(weights.clone(), cpu());
+    let mut hidden = head.embed(tokens).unwrap();
+    let positions: Vec<u32> = (0..tokens.len() as u32).collect();
+    stage.forward(0..4, &mut hidden, &positions).unwrap();
+    head.logits(&hidden).unwrap()
+}
+
+#[test]
+fn every_architecture_has_the_logits_of_the_oracle() {
+    let _alone = alone();
+    let test = "every_architecture_has_the_logits_of_the_oracle";
+    let plain = Mask { packed_dot: true, subgroups: true, half: true, ..Mask::default() };
+    let [Some(full), Some(plain)] = [Mask::default(), plain].map(|mask| open(test, mask).map(Arc::new))
+    else {
+        return;
+    };
+    let tokens: Vec<u32> = (0..39).map(|at| (at * 37 + 11) % 512).collect();
+    let quants = ["f16", "q8_0", "q4_k", "q6_k", "q4_0", "f32"];
+    for (index, &architecture) in Architecture::ALL.iter().enumerate() {
+        for (gpu, quant) in [(&full, quants[index % 6]), (&plain, quants[(index + 2) % 6])] {
+            let weights = synthetic(architecture, quant);
+            for format in [CacheFormat::F16, CacheFormat::F32] {
+                let cache = CacheOptions { context: 40, format, sequences: 2 };
+                let wanted = wanted(&weights, &tokens, cache);
+                let mut model = Model::new(gpu, &weights, &[0..2, 2..4], &[0..2, 2..4], cache);
+                // A batch, single tokens, another batch: in the second sequence, so that the first stays empty.
+                let mut own = Vec::new();
+                for part in [&tokens[..7], &tokens[7..8], &tokens[8..9], &tokens[9..]] {
+                    let hidden = model.pass(part);
+                    own.extend(model.head.logits(&hidden).unwrap());
+                }
+                let off = relative_rms(&own, &wanted);
+                println!("{architecture} {quant} {format:?}: relative RMS {off:.1e}");
+                let bound = if matches!(quant, "f16" | "f32") { 1e-4 } else { 2e-2 };
+                assert!(off < bound, "{architecture} {quant} {format:?}: {off}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_run_goes_on_when_the_gpu_is_lost() {
+    let _alone = alone();
+    let test = "a_run_goes_on_when_the_gpu_is_lost";
+    let Some(gpu) = open(test, Mask::default()).map(Arc::new) else { return };
+    let weights = synthetic(Architecture::Llama, "q4_k");
+    let cache = CacheOptions { context: 40, format: CacheFormat::F16, sequences: 1 };
+    let tokens: Vec<u32> = (0..30).map(|at| (at * 37 + 11) % 512).collect();
+    let wanted = wanted(&weights, &tokens, cache);
+    let mut model = Model::new(&gpu, &weights, &[0..2, 2..4], &[0..1, 2..4], cache);
+    assert_eq!(model.stage.backend_name(), "gpu");
+    let mut own = Vec::new();
+    for (number, part) in
+        [&tokens[..12], &tokens[12..13], &tokens[13..14], &tokens[14..]].into_iter().enumerate()
+    {
+        if number == 2 {
+            gpu.destroy();
+        }
+        let hidden = model.pass(part);
+        own.extend(model.head.logits(&hidden).unwrap());
+    }
+    assert!(relative_rms(&own, &wanted) < 1e-2);
+    assert_eq!(model.stage.backend_name(), "gpu lost");
+    let notes = model.notes.lock().unwrap();
+    assert!(notes.len() == 1 && notes[0].contains("the GPU was lost"), "{notes:?}");
+}

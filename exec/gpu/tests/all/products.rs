@@ -1,0 +1,220 @@
+//! Are products those of the scalar oracle, in every format, layout, stage and variant?
+//!
+//! The oracle rounds its input as the GPU does, so that the integers are the same ones. What differs is the order in which
+//! floats are added up, and now and then a code at a tie. Stated bound: 1e-4 of the largest result of the row.
+
+use hearth_exec::kernels::{Matrix, Supported};
+use hearth_exec::oracle;
+use hearth_gpu::device::{Binding, Gpu, Params, Tensor};
+use hearth_gpu::kernels::packing::Packed;
+use hearth_gpu::kernels::product::{Product, Stage, Tiling};
+use hearth_gpu::kernels::{Variant, quantise};
+use hearth_gpu::matrix::GpuMatrix;
+use hearth_gpu::virtual_tensor::Storage;
+use hearth_gpu::{GpuError, Mask};
+
+use crate::gpu::{alone, largest_difference, numbers, open};
+
+/// Bytes of a matrix of this format: any bytes are weights, if the f16 scales among them are small numbers.
+pub fn bytes(format: Supported, rows: usize, length: usize, seed: u32) -> Vec<u8> {
+    let row = format.row_bytes(length).unwrap();
+    let values = numbers(rows * length, seed);
+    if format == Supported::F32 {
+        return bytemuck::cast_slice(&values).to_vec();
+    }
+    if format == Supported::F16 {
+        return values.iter().flat_map(|&value| half::f16::from_f32(value).to_le_bytes()).collect();
+    }
+    if format == Supported::Bf16 {
+        return values.iter().flat_map(|&value| half::bf16::from_f32(value).to_le_bytes()).collect();
+    }
+    let mut state = seed;
+    let mut bytes: Vec<u8> = (0..rows * row)
+        .map(|_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 24) as u8
+        })
+        .collect();
+    // Where a block has its scale, and its minimum.
+    let (block, places): (usize, &[usize]) = match format {
+        Supported::Q8_0 => (34, &[0]),
+        Supported::Q4_0 => (18, &[0]),
+        Supported::Q4K => (144, &[0, 2]),
+        _ => (210, &[208]),
+    };
+    for (at, block) in bytes.chunks_exact_mut(block).enumerate() {
+        for place in places {
+            let scale = half::f16::from_f32(0.01 + 0.001 * (at % 7) as f32);
+            block[*place..place + 2].copy_from_slice(&scale.to_le_bytes());
+        }
+    }
+    bytes
+}
+
+/// A matrix with its inputs and what the oracle makes of them.
+struct Case {
+    bytes: Vec<u8>,
+    format: Supported,
+    rows: usize,
+    length: usize,
+    tokens: usize,
+    input: Vec<f32>,
+    wanted: Vec<f32>,
+}
+
+impl Case {
+    fn new(format: Supported, rows: usize, length: usize, tokens: usize) -> Case {
+        let bytes = bytes(format, rows, length, 7);
+        let input = numbers(tokens * length, 3);
+        let mut case = Case { bytes, format, rows, length, tokens, input, wanted: Vec::new() };
+        case.wanted =
+            case.input.chunks_exact(length).flat_map(|row| oracle::product(case.matrix(), row)).collect();
+        case
+    }
+
+    fn matrix(&self) -> Matrix<'_> {
+        Matrix { format: self.format, length: self.length, rows: self.rows, bytes: &self.bytes }
+    }
+
+    /// Rounded inputs: codes, scales, sums.
+    fn rounded(&self, gpu: &Gpu, x: &Tensor, params: &Tensor, block: u32) -> [Tensor; 3] {
+        let (length, tokens) = (self.length as u32, self.tokens as u32);
+        let numbers = u64::from(length) * u64::from(tokens);
+        let codes = gpu.zeros("codes", numbers).unwrap();
+        let scales = gpu.zeros("scales", numbers / u64::from(block) * 4).unwrap();
+        let sums = gpu.zeros("sums", numbers / 16 * 4).unwrap();
+        let text = quantise::kernel(length, block, Storage::Linear);
+        let bound = [params, x, &codes, &scales, &sums].map(Binding::Buffer);
+        let launch = gpu.launch("round", &text, &bound, quantise::groups(length, tokens)).unwrap();
+        gpu.submit([&launch]).unwrap();
+        [codes, scales, sums]
+    }
+
+    /// Launches of the product, and the tensor they write.
+    fn run(&self, gpu: &Gpu, stage: Stage, tiling: Tiling, integers: bool) -> Tensor {
+        let matrix = GpuMatrix::upload(gpu, self.matrix(), tiling).unwrap();
+        let params = gpu.params().unwrap();
+        gpu.write(&params, &[Params::pass(self.tokens as u32, 0)]).unwrap();
+        let x = gpu.upload("x", &self.input).unwrap();
+        let blocks = if integers { self.length / matrix.packed.block() as usize } else { 1 };
+        let out = gpu.zeros("out", (self.tokens * self.rows * blocks * 4) as u64).unwrap();
+        let variant = Variant::of(gpu.capabilities());
+        let apart = stage == Stage::Prefill && matrix.packed.block() > 0;
+        let rounded = apart.then(|| self.rounded(gpu, &x, &params, matrix.packed.block()));
+        for part in &matrix.parts {
+            let (rows, first_row) = (part.rows, part.first_row);
+            let product = Product { stage, variant, integers, rows, first_row, ..matrix.product_shape() };
+            let mut bound = vec![&params, &part.texels];
+            bound.extend(&part.scales);
+            match &rounded {
+                Some(rounded) => bound.extend(rounded),
+                None => bound.push(&x),
+            }
+            bound.push(&out);
+            let bound: Vec<Binding> = bound.into_iter().map(Binding::Buffer).collect();
+            let text = product.kernel().unwrap();
+            let launch = gpu.launch("product", &text, &bound, product.groups(self.tokens as u32)).unwrap();
+            gpu.submit([&launch]).unwrap();
+        }
+        out
+    }
+
+    fn check(&self, gpu: &Gpu, stage: Stage, tiling: Tiling, what: &str) {
+        let out = self.run(gpu, stage, tiling, false);
+        let own: Vec<f32> = gpu.read(&out, self.wanted.len()).unwrap();
+        let largest = self.wanted.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+        let off = largest_difference(&own, &self.wanted) / largest;
+        assert!(off < 1e-4, "{} {stage:?} {tiling:?} {what}: off by {off}", self.format);
+    }
+}
+
+/// Every way to use the device.
+fn masks() -> [(Mask, &'static str); 4] {
+    let all = Mask::default();
+    [
+        (all, "all of the device"),
+        (Mask { packed_dot: true, ..all }, "no packed products"),
+        (Mask { half: true, ..all }, "no half precision"),
+        (Mask { packed_dot: true, subgroups: true, half: true, ..all }, "nothing of the device"),
+    ]
+}
+
+#[test]
+fn products_are_those_of_the_oracle_in_every_variant() {
+    let _alone = alone();
+    for (mask, what) in masks() {
+        let Some(gpu) = open("products_are_those_of_the_oracle_in_every_variant", mask) else { return };
+        for packed in Packed::ALL {
+            // Rows and tokens that fill no tile.
+            let [one, many] = [1, 37].map(|tokens| Case::new(packed.stored(), 100, 768, tokens));
+            for tiling in [Tiling::USUAL, Tiling::BY_OUTPUT] {
+                one.check(&gpu, Stage::Decode, tiling, what);
+                many.check(&gpu, Stage::Prefill, tiling, what);
+            }
+        }
+    }
+}
+
+#[test]
+fn long_rows_are_rounded_in_chunks() {
+    let _alone = alone();
+    let Some(gpu) = open("long_rows_are_rounded_in_chunks", Mask::default()) else { return };
+    for packed in [Packed::Q8_0, Packed::Q4K, Packed::F16] {
+        // 128 threads round 4096 inputs at once; the last chunk is not full.
+        let case = Case::new(packed.stored(), 8, 4096 * 2 + 512, 1);
+        case.check(&gpu, Stage::Decode, Tiling::USUAL, "long rows");
+    }
+}
+
+#[test]
+fn a_matrix_that_is_larger_than_a_binding_is_split() {
+    let _alone = alone();
+    let mask = Mask { binding_bytes: Some(128 << 10), ..Mask::default() };
+    let Some(gpu) = open("a_matrix_that_is_larger_than_a_binding_is_split", mask) else { return };
+    for packed in [Packed::Q8_0, Packed::Q6K] {
+        let [one, many] = [1, 5].map(|tokens| Case::new(packed.stored(), 1000, 512, tokens));
+        let parts = GpuMatrix::upload(&gpu, one.matrix(), Tiling::USUAL).unwrap().parts.len();
+        assert!(parts > 1, "{parts} parts");
+        one.check(&gpu, Stage::Decode, Tiling::USUAL, "split");
+        many.check(&gpu, Stage::Prefill, Tiling::USUAL, "split");
+    }
+    // Not even a group of rows fits.
+    let wide = Case::new(Supported::F32, 64, 4096, 1);
+    let error = GpuMatrix::upload(&gpu, wide.matrix(), Tiling::USUAL).unwrap_err();
+    assert!(matches!(error, GpuError::OutOfMemory { .. }), "{error}");
+}
+
+#[test]
+fn both_stages_have_the_same_integers() {
+    let _alone = alone();
+    for (mask, what) in masks() {
+        let Some(gpu) = open("both_stages_have_the_same_integers", mask) else { return };
+        for packed in Packed::ALL.into_iter().filter(|packed| packed.block() > 0) {
+            let case = Case::new(packed.stored(), 64, 1024, 1);
+            let count = 64 * 1024 / packed.block() as usize;
+            let mut seen: Option<Vec<i32>> = None;
+            for stage in [Stage::Decode, Stage::Prefill] {
+                for tiling in [Tiling::USUAL, Tiling::BY_OUTPUT] {
+                    let integers = gpu.read(&case.run(&gpu, stage, tiling, true), count).unwrap();
+                    assert!(integers.iter().any(|&integer| integer != 0), "{what}");
+                    let first = seen.get_or_insert_with(|| integers.clone());
+                    assert!(*first == integers, "{} {stage:?} {tiling:?}, {what}", case.format);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_there_is_no_kernel_for_is_named() {
+    let _alone = alone();
+    let Some(gpu) = open("what_there_is_no_kernel_for_is_named", Mask::default()) else { return };
+    let upload = |format: Supported, rows: usize, length: usize| {
+        let bytes = vec![0; rows * format.row_bytes(length).unwrap()];
+        GpuMatrix::upload(&gpu, Matrix { format, length, rows, bytes: &bytes }, Tiling::USUAL).unwrap_err()
+    };
+    let error = upload(Supported::Q2K, 4, 256).to_string();
+    assert!(error.contains("q2_k") && error.contains("q4_k"), "{error}");
+    assert!(matches!(upload(Supported::F32, 4, 6), GpuError::Dimension { found: 6, .. }));
+    assert!(matches!(upload(Supported::F32, 3, 8), GpuError::Dimension { found: 3, .. }));
+}

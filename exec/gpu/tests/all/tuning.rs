@@ -1,0 +1,43 @@
+//! Does measuring choose something that can be remembered and used, and say how fast a GPU is?
+
+use hearth_gpu::kernels::product::Tiling;
+use hearth_gpu::tuning::{self, Choices, candidates};
+use hearth_gpu::{Mask, measure};
+use hearth_profiles::measure::Effort;
+use hearth_profiles::{Bytes, Format, Sourced};
+
+use crate::gpu::{alone, open};
+
+#[test]
+fn the_fastest_candidate_is_remembered_for_the_adapter() {
+    let _alone = alone();
+    let test = "the_fastest_candidate_is_remembered_for_the_adapter";
+    let Some(gpu) = open(test, Mask::default()) else { return };
+    let timed = tuning::measure(&gpu).unwrap();
+    assert_eq!(timed.len(), candidates(gpu.capabilities().group_threads).len());
+    assert!(timed.is_sorted_by(|one, other| one.seconds <= other.seconds));
+    assert!(timed.iter().all(|timed| timed.seconds > 0.0 && timed.seconds.is_finite()));
+    let mut choices = Choices::default();
+    assert_eq!(choices.get(&gpu), None);
+    choices.set(&gpu, timed[0].tiling);
+    assert_eq!(Choices::of_text(&choices.text()).get(&gpu), Some(timed[0].tiling));
+}
+
+#[test]
+fn a_gpu_is_measured_in_the_terms_of_a_device_document() {
+    let _alone = alone();
+    let test = "a_gpu_is_measured_in_the_terms_of_a_device_document";
+    let Some(gpu) = open(test, Mask::default()) else { return };
+    let (memory, buffers) = (Sourced::new(Bytes::mib(512), "a test"), Sourced::new(Bytes::mib(8), "a test"));
+    let formats = [Format::Q4K, Format::F16, Format::Q2K];
+    let profile = measure::measure(&gpu, Tiling::USUAL, &formats, memory, buffers, &Effort::token()).unwrap();
+    // There is no kernel for the third.
+    assert_eq!((profile.matvec.iter().count(), profile.matmul.iter().count()), (2, 2));
+    let rates = profile.matvec.iter().chain(profile.matmul.iter()).map(|(_, rate)| rate.value.0);
+    let rates: Vec<f64> =
+        rates.chain([profile.read_bandwidth.value.0, profile.upload.bandwidth.value.0]).collect();
+    assert!(rates.iter().all(|rate| rate.is_finite() && *rate > 0.0), "{rates:?}");
+    let times = [&profile.kv_copy, &profile.upload, &profile.download].map(|copy| copy.latency.value.0);
+    assert!(times.iter().all(|time| time.is_finite() && *time > 0.0), "{times:?}");
+    assert!(profile.read_bandwidth.source.starts_with("measured"), "{}", profile.read_bandwidth.source);
+}

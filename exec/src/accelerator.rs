@@ -1,0 +1,61 @@
+//! Who computes what a plan puts on a GPU?
+//!
+//! A backend for GPUs is a crate of its own, heavier than all of this one, and the command line hands it in: an
+//! [`Accelerator`] makes the backend of a place in the ring, of which it may compute some layers itself and leave the
+//! others to the processors.
+//!
+//! Not here: which layers those are. The plan says that.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::backend::{Backend, CacheOptions};
+use crate::cpu::Cpu;
+use crate::weights::Weights;
+
+/// A place in the ring, part of which is on a GPU.
+#[derive(Debug, Clone)]
+pub struct AcceleratedPlace {
+    /// The model.
+    pub weights: Arc<Weights>,
+    /// All layers of the place, window by window.
+    pub owned: Vec<Range<u32>>,
+    /// Those of them that are on the GPU, window by window.
+    pub accelerated: Vec<Range<u32>>,
+    /// Whether the output matrix is there too.
+    pub output: bool,
+    /// What the caches are to hold.
+    pub cache: CacheOptions,
+    /// What computes the others, and goes on with all of them if the GPU fails.
+    pub cpu: Cpu,
+}
+
+/// Why there is no backend for a place.
+pub type NoBackend = Box<dyn std::error::Error + Send + Sync>;
+
+type Make = dyn Fn(AcceleratedPlace) -> Result<Box<dyn Backend>, NoBackend> + Send + Sync;
+
+/// Makes backends.
+#[derive(Clone)]
+pub struct Accelerator(Arc<Make>);
+
+impl Accelerator {
+    /// That makes them so.
+    pub fn new(
+        make: impl Fn(AcceleratedPlace) -> Result<Box<dyn Backend>, NoBackend> + Send + Sync + 'static,
+    ) -> Accelerator {
+        Accelerator(Arc::new(make))
+    }
+
+    /// The backend of a place.
+    pub fn backend(&self, place: AcceleratedPlace) -> Result<Box<dyn Backend>, NoBackend> {
+        (self.0)(place)
+    }
+}
+
+impl fmt::Debug for Accelerator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Accelerator")
+    }
+}

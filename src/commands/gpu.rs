@@ -1,0 +1,198 @@
+//! `hearth gpu`: which GPUs can layers be computed on, and with which kernels?
+
+use std::process::ExitCode;
+
+use crate::cli::GpuArgs;
+use crate::diagnostics::Failure;
+
+/// Runs the verb.
+#[cfg(not(feature = "gpu"))]
+pub fn run(_: &GpuArgs, json: bool) -> Result<ExitCode, Failure> {
+    if json {
+        super::print_json(&Vec::<u8>::new())?;
+    } else {
+        crate::output::say!(
+            "this build computes on processors only: it was made without the feature `gpu`\n"
+        );
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Runs the verb.
+#[cfg(feature = "gpu")]
+pub fn run(args: &GpuArgs, json: bool) -> Result<ExitCode, Failure> {
+    listing::run(args, json)
+}
+
+#[cfg(feature = "gpu")]
+mod listing {
+    use std::fmt::Write;
+    use std::process::ExitCode;
+
+    use hearth_gpu::tuning::{self, Timed};
+    use hearth_gpu::virtual_tensor::WeightOrder;
+    use hearth_gpu::{AdapterFacts, Gpu, Mask, adapters};
+    use hearth_profiles::Bytes;
+    use serde::Serialize;
+
+    use crate::cli::GpuArgs;
+    use crate::commands::print_json;
+    use crate::diagnostics::Failure;
+    use crate::documents::write;
+    use crate::gpu::{Tiling, remembered};
+    use crate::output::{say, tell};
+
+    /// What `--json` gives of an adapter. The first is the one that is used.
+    #[derive(Serialize)]
+    struct Adapter {
+        name: String,
+        kind: &'static str,
+        interface: String,
+        driver: String,
+        packed_dot: bool,
+        /// Lanes of the smallest and the largest subgroup.
+        subgroups: Option<(u32, u32)>,
+        half: bool,
+        timestamps: bool,
+        binding_bytes: u64,
+        shared_bytes: u32,
+        group_threads: u32,
+        /// Of the one that is used.
+        kernels: Option<Kernels>,
+    }
+
+    /// How kernels share their work.
+    #[derive(Serialize, Clone)]
+    struct Kernels {
+        /// `measured`, or `usual` where nobody has.
+        choice: &'static str,
+        layout: &'static str,
+        slices: u32,
+        splits: u32,
+        /// Of a product of 2048 rows and inputs in q8_0.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        product_us: Option<f64>,
+        /// The same in the naive layout, at its best.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        naive_product_us: Option<f64>,
+    }
+
+    pub fn run(args: &GpuArgs, json: bool) -> Result<ExitCode, Failure> {
+        let found = adapters();
+        let kernels = match found.first() {
+            Some(_) if args.tune => Some(tuned()?),
+            Some(_) => Some(chosen()?),
+            None => None,
+        };
+        let mut list: Vec<Adapter> = found.into_iter().map(adapter).collect();
+        if let Some(first) = list.first_mut() {
+            first.kernels = kernels;
+        }
+        if json {
+            print_json(&list)?;
+        } else {
+            say!("{}", text(&list));
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn adapter(facts: AdapterFacts) -> Adapter {
+        let AdapterFacts { name, kind, interface, driver, capabilities } = facts;
+        Adapter {
+            name,
+            kind,
+            interface,
+            driver,
+            packed_dot: capabilities.packed_dot,
+            subgroups: capabilities.subgroups,
+            half: capabilities.half,
+            timestamps: capabilities.timestamps,
+            binding_bytes: capabilities.binding_bytes,
+            shared_bytes: capabilities.shared_bytes,
+            group_threads: capabilities.group_threads,
+            kernels: None,
+        }
+    }
+
+    fn kernels(tiling: Tiling, choice: &'static str) -> Kernels {
+        let layout = match tiling.order {
+            WeightOrder::ByOutput => "by output",
+            WeightOrder::Interleaved => "interleaved",
+        };
+        let (slices, splits) = (tiling.slices, tiling.splits);
+        Kernels { choice, layout, slices, splits, product_us: None, naive_product_us: None }
+    }
+
+    fn chosen() -> Result<Kernels, Failure> {
+        let gpu = Gpu::open(Mask::default()).map_err(Failure::running)?;
+        let measured = remembered::choices().get(&gpu);
+        Ok(measured.map_or(kernels(Tiling::USUAL, "usual"), |tiling| kernels(tiling, "measured")))
+    }
+
+    fn tuned() -> Result<Kernels, Failure> {
+        let gpu = Gpu::open(Mask::default()).map_err(Failure::running)?;
+        let timed = tuning::measure(&gpu).map_err(Failure::running)?;
+        let naive = timed.iter().find(|timed| timed.tiling.order == WeightOrder::ByOutput);
+        let micros = |timed: &Timed| (timed.seconds * 1e7).round() / 10.0;
+        let Some(best) = timed.first() else {
+            return Err(Failure::running("the GPU has too few threads for any candidate"));
+        };
+        let mut choices = remembered::choices();
+        choices.set(&gpu, best.tiling);
+        if let Some(path) = remembered::path() {
+            if let Some(folder) = path.parent() {
+                std::fs::create_dir_all(folder).map_err(|error| Failure::file(folder, "make", &error))?;
+            }
+            write(&path, choices.text().as_bytes())?;
+        } else {
+            tell!("the choice is not remembered: there is neither XDG_CACHE_HOME nor HOME");
+        }
+        let (product_us, naive_product_us) = (Some(micros(best)), naive.map(micros));
+        Ok(Kernels { product_us, naive_product_us, ..kernels(best.tiling, "measured") })
+    }
+
+    fn text(list: &[Adapter]) -> String {
+        if list.is_empty() {
+            return "no GPU that Vulkan, Metal or DX12 can reach: layers are computed on processors\n".into();
+        }
+        let mut text = String::new();
+        for (at, adapter) in list.iter().enumerate() {
+            let used = if at == 0 { ", used" } else { "" };
+            let yes = |has: bool| if has { "yes" } else { "no" };
+            let lanes = adapter.subgroups.map_or("no".to_owned(), |(least, most)| {
+                if least == most { format!("{least} lanes") } else { format!("{least} to {most} lanes") }
+            });
+            let _ = writeln!(text, "{} ({}{used})", adapter.name, adapter.kind);
+            let _ = writeln!(text, "  driver          {}, {}", adapter.interface, adapter.driver);
+            let _ = writeln!(text, "  packed products {}", yes(adapter.packed_dot));
+            let _ = writeln!(text, "  subgroups       {lanes}");
+            let _ = writeln!(text, "  half precision  {}", yes(adapter.half));
+            let _ = writeln!(text, "  largest buffer  {}", Bytes(adapter.binding_bytes));
+            let _ = writeln!(
+                text,
+                "  groups          {} threads, {} shared",
+                adapter.group_threads,
+                Bytes(u64::from(adapter.shared_bytes))
+            );
+            if let Some(kernels) = &adapter.kernels {
+                let _ = writeln!(
+                    text,
+                    "  kernels         {}: weights {}, {} slices a group, {} threads a row{}",
+                    kernels.choice,
+                    kernels.layout,
+                    kernels.slices,
+                    kernels.splits,
+                    if kernels.choice == "usual" { "; --tune measures" } else { "" }
+                );
+                if let (Some(own), Some(naive)) = (kernels.product_us, kernels.naive_product_us) {
+                    let _ = writeln!(
+                        text,
+                        "  a product       {own:.1} us; {naive:.1} us in the naive layout, {:+.0} %",
+                        (naive / own - 1.0) * 100.0
+                    );
+                }
+            }
+        }
+        text
+    }
+}

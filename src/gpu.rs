@@ -1,0 +1,122 @@
+//! What computes layers on this machine's GPU, and how fast is that?
+//!
+//! A build without the feature `gpu` has nothing, and says so where a plan asks for it. Choices of kernels that were
+//! measured are kept in a file of the user's cache folder; without one, kernels share their work as usual.
+
+use hearth_exec::Accelerator;
+use hearth_profiles::Device;
+use hearth_profiles::device::Gpu as Profile;
+
+use crate::cli::ProfileArgs;
+use crate::diagnostics::Failure;
+
+/// What a model's layers can be given to.
+#[cfg(not(feature = "gpu"))]
+pub fn accelerator() -> Option<Accelerator> {
+    None
+}
+
+/// What a model's layers can be given to. No GPU is looked for before a plan asks for one.
+#[cfg(feature = "gpu")]
+#[allow(clippy::unnecessary_wraps)] // the other build has none
+pub fn accelerator() -> Option<Accelerator> {
+    let notes = std::sync::Arc::new(|note: &str| crate::output::tell!("{note}"));
+    let tiling = |gpu: &hearth_gpu::Gpu| remembered::choices().get(gpu).unwrap_or(Tiling::USUAL);
+    Some(hearth_gpu::accelerator(hearth_gpu::Mask::default(), tiling, notes))
+}
+
+#[cfg(feature = "gpu")]
+pub use hearth_gpu::kernels::product::Tiling;
+
+/// The file of choices.
+#[cfg(feature = "gpu")]
+pub mod remembered {
+    use std::path::PathBuf;
+
+    use hearth_gpu::tuning::Choices;
+
+    /// Where choices are kept, if there is a place.
+    pub fn path() -> Option<PathBuf> {
+        let folder =
+            |name: &str| std::env::var_os(name).filter(|folder| !folder.is_empty()).map(PathBuf::from);
+        let cache = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))?;
+        Some(cache.join("hearth").join("gpu-kernels"))
+    }
+
+    /// What was chosen so far; nothing if there is no file or none that can be read.
+    pub fn choices() -> Choices {
+        let text = path().and_then(|path| std::fs::read_to_string(path).ok());
+        Choices::of_text(&text.unwrap_or_default())
+    }
+}
+
+/// What `hearth profile` says of the GPU.
+#[cfg(not(feature = "gpu"))]
+pub fn measured(args: &ProfileArgs, _: &Device) -> Result<Option<Profile>, Failure> {
+    match args.gpu {
+        crate::cli::MeasureGpu::Always => Err(Failure::unusable(
+            "this build computes on processors only: it was made without the feature `gpu`",
+        )),
+        _ => Ok(None),
+    }
+}
+
+/// What `hearth profile` says of the GPU.
+#[cfg(feature = "gpu")]
+pub fn measured(args: &ProfileArgs, device: &Device) -> Result<Option<Profile>, Failure> {
+    use hearth_gpu::{Gpu, Mask, adapters, layers, measure};
+    use hearth_profiles::measure::Effort;
+    use hearth_profiles::{Bytes, Format, Sourced};
+
+    use crate::cli::MeasureGpu;
+    use crate::documents::open_model;
+
+    let found = adapters().into_iter().next();
+    let wanted = match (args.gpu, &found) {
+        (MeasureGpu::Never, _) | (MeasureGpu::Auto, None) => false,
+        (MeasureGpu::Auto, Some(facts)) => !facts.is_software(),
+        (MeasureGpu::Always, _) => true,
+    };
+    let Some(facts) = found.filter(|_| wanted) else {
+        return match args.gpu {
+            MeasureGpu::Always => Err(Failure::unusable(hearth_gpu::GpuError::NoAdapter)),
+            _ => Ok(None),
+        };
+    };
+    let shares = matches!(facts.kind, "integrated" | "software");
+    let memory = match args.gpu_memory {
+        Some(memory) => Sourced::new(memory, "given with --gpu-memory"),
+        None if shares => device.memory.available.clone(),
+        // A device is profiled all the same, unless its GPU was asked for.
+        None if args.gpu == MeasureGpu::Auto => {
+            crate::output::tell!(
+                "`{}` is not measured: say with --gpu-memory what a run may use of it",
+                facts.name
+            );
+            return Ok(None);
+        }
+        None => {
+            return Err(Failure::unusable(format!(
+                "no interface tells how much memory `{}` has",
+                facts.name
+            ))
+            .hint("say with --gpu-memory what a run may use of it"));
+        }
+    };
+    let gpu = Gpu::open(Mask::default()).map_err(Failure::running)?;
+    let tiling = remembered::choices().get(&gpu).unwrap_or(Tiling::USUAL);
+    let model = args.model.as_deref().map(open_model).transpose()?;
+    let formats: Vec<Format> = model.as_ref().map_or_else(Vec::new, |model| {
+        let groups = model.profile.layers.iter().chain([&model.profile.output]);
+        groups.flat_map(|group| group.by_format().map(|(format, _)| format)).collect()
+    });
+    let buffers = match &model {
+        Some(model) => Sourced::new(
+            Bytes(layers::buffer_bytes(&model.profile.shape)),
+            format!("planned for a part of a prompt of {}", model.profile.name),
+        ),
+        None => Sourced::new(Bytes::mib(64), "assumed: a part of a prompt of a model of 8 billion weights"),
+    };
+    let effort = if args.quick { Effort::quick() } else { Effort::full() };
+    measure::measure(&gpu, tiling, &formats, memory, buffers, &effort).map(Some).map_err(Failure::running)
+}

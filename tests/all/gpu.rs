@@ -1,0 +1,127 @@
+//! Does a plan with layers on a GPU run as one without?
+//!
+//! On whatever adapter there is; a software driver will do. Without one the test says `SKIPPED` and passes.
+
+use std::fs;
+
+use serde_json::Value;
+
+use crate::processes::{Worker, data, error, model, plan, run};
+
+/// What `hearth gpu` knows.
+fn adapters() -> Vec<Value> {
+    let output = run(&["gpu", "--json"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let list: Value = serde_json::from_slice(&output.stdout).expect("one JSON document");
+    list.as_array().expect("a list").clone()
+}
+
+#[test]
+fn the_gpus_of_this_machine_are_listed_or_it_is_said_that_there_are_none() {
+    let output = run(&["gpu"]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let list = adapters();
+    match list.first() {
+        None => assert!(text.contains("layers are computed on processors"), "{text}"),
+        Some(first) => {
+            assert!(text.contains(first["name"].as_str().expect("a name")), "{text}");
+            assert!(first["kernels"]["slices"].as_u64().expect("a choice") > 0);
+        }
+    }
+}
+
+/// The golden tokens of a prompt, as far as the choice is no near tie.
+fn golden(file: &str) -> (String, Vec<u64>) {
+    let text = fs::read_to_string(data("models/golden.json")).expect("the golden texts");
+    let golden: Value = serde_json::from_str(&text).expect("JSON");
+    let first = &golden["files"][file][0];
+    let tokens = first["greedy_ids"].as_array().expect("tokens").iter().filter_map(Value::as_u64);
+    let margins = first["margins"].as_array().expect("margins").iter().filter_map(Value::as_f64);
+    let sure = tokens.zip(margins).take_while(|(_, margin)| *margin > 0.05).map(|(token, _)| token);
+    (first["prompt"].as_str().expect("a prompt").to_owned(), sure.take(24).collect())
+}
+
+#[test]
+fn a_ring_with_layers_on_gpus_gives_the_golden_tokens() {
+    if adapters().is_empty() {
+        eprintln!(
+            "SKIPPED a_ring_with_layers_on_gpus_gives_the_golden_tokens: no Vulkan, Metal or DX12 adapter"
+        );
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("plan.yaml").display().to_string();
+    let (prompt, wanted) = golden("psalm-7m-q4_k.gguf");
+    assert!(wanted.len() > 8, "{wanted:?}");
+    let model = model("q4_k");
+    let worker = Worker::start(&model);
+    // Two rounds: the head has three layers and two of them on its GPU, the worker one, on its GPU.
+    let text = plan("q4_k", &[3, 1], &[&worker.address], 128);
+    let text =
+        text.replacen("gpu_layers: 0", "gpu_layers: 2", 1).replacen("gpu_layers: 0", "gpu_layers: 1", 1);
+    fs::write(&path, text).expect("a plan");
+    let count = wanted.len().to_string();
+    let arguments = ["execute", &path, "--model", &model, "--prompt", &prompt, "--tokens", &count, "--json"];
+    let output = run(&arguments);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let result: Value = serde_json::from_slice(&output.stdout).expect("one JSON document");
+    let tokens: Vec<u64> =
+        result["token_ids"].as_array().expect("tokens").iter().filter_map(Value::as_u64).collect();
+    assert_eq!(tokens, wanted);
+    assert!(result["terms_ms"]["gpu"].as_f64().expect("a term") > 0.0, "{result}");
+}
+
+#[test]
+fn a_head_with_all_layers_and_the_output_on_its_gpu_gives_the_golden_tokens() {
+    if adapters().is_empty() {
+        eprintln!(
+            "SKIPPED a_head_with_all_layers_and_the_output_on_its_gpu_gives_the_golden_tokens: no Vulkan, Metal or \
+             DX12 adapter"
+        );
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("plan.yaml").display().to_string();
+    let (prompt, wanted) = golden("psalm-7m-q8_0.gguf");
+    let model = model("q8_0");
+    let text = plan("q8_0", &[8], &[], 128).replace("gpu_layers: 0", "gpu_layers: 8");
+    fs::write(&path, text.replace("kv_cache: f32", "kv_cache: f32\noutput: gpu")).expect("a plan");
+    let count = wanted.len().to_string();
+    let arguments = ["execute", &path, "--model", &model, "--prompt", &prompt, "--tokens", &count, "--json"];
+    let output = run(&arguments);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let result: Value = serde_json::from_slice(&output.stdout).expect("one JSON document");
+    let tokens: Vec<u64> =
+        result["token_ids"].as_array().expect("tokens").iter().filter_map(Value::as_u64).collect();
+    assert_eq!(tokens, wanted);
+    assert!(result["terms_ms"]["gpu"].as_f64().expect("a term") > 0.0, "{result}");
+}
+
+#[test]
+fn a_model_that_no_gpu_kernel_knows_is_refused_with_the_types_that_are_known() {
+    if adapters().is_empty() {
+        eprintln!(
+            "SKIPPED a_model_that_no_gpu_kernel_knows_is_refused_with_the_types_that_are_known: no Vulkan, Metal or \
+             DX12 adapter"
+        );
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let (file, plan) = (at("model.gguf"), at("plan.yaml"));
+    let made = run(&["synth", "--preset", "tiny", "--quant", "q2_k", "-o", &file]);
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let opened = hearth_exec::ring::LocalModel::open(std::path::Path::new(&file)).expect("a model");
+    let layers = opened.profile.shape.layers.0;
+    let text = format!(
+        "schema: plan/1\nscenario: {{name: test, digest: 'sha256:0'}}\nmodel: {{name: tiny, digest: '{}', \
+         shape_digest: '{}', layers: {layers}}}\nplanner: {{strategy: manual}}\nrounds: 1\ncontext: 64\n\
+         kv_cache: f16\ndevices:\n- {{name: a, role: head, window: {layers}, gpu_layers: 1, residency: {{policy: os}}}}\n",
+        opened.profile.digest,
+        opened.profile.shape_digest()
+    );
+    fs::write(&plan, text).expect("a plan");
+    let said = error(&["execute", &plan, "--model", &file, "--prompt", "a", "--tokens", "1"], 2);
+    assert!(said.contains("no GPU kernel for weights of type q2_k") && said.contains("q4_k"), "{said}");
+}
