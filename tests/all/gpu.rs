@@ -6,7 +6,7 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::processes::{Worker, data, error, model, plan, run};
+use crate::processes::{Worker, data, error, hearth, model, plan, run};
 
 /// What `hearth gpu` knows.
 fn adapters() -> Vec<Value> {
@@ -29,6 +29,35 @@ fn the_gpus_of_this_machine_are_listed_or_it_is_said_that_there_are_none() {
             assert!(first["kernels"]["slices"].as_u64().expect("a choice") > 0);
         }
     }
+}
+
+#[test]
+fn what_was_measured_is_remembered_for_the_next_run() {
+    if adapters().is_empty() {
+        eprintln!(
+            "SKIPPED what_was_measured_is_remembered_for_the_next_run: no Vulkan, Metal or DX12 adapter"
+        );
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let kernels = |arguments: &[&str]| {
+        let output = hearth(arguments).env("XDG_CACHE_HOME", folder.path()).output().expect("it starts");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let list: Value = serde_json::from_slice(&output.stdout).expect("one JSON document");
+        list[0]["kernels"].clone()
+    };
+    assert_eq!(kernels(&["gpu", "--json"])["choice"], "usual");
+    let tuned = kernels(&["gpu", "--tune", "--json"]);
+    assert!(tuned["product_us"].as_f64() > Some(0.0), "{tuned}");
+    assert!(tuned["product_us"].as_f64() <= tuned["naive_product_us"].as_f64(), "{tuned}");
+    let remembered = kernels(&["gpu", "--json"]);
+    for key in ["choice", "layout", "slices", "splits"] {
+        assert_eq!(remembered[key], tuned[key], "{key}");
+    }
+    assert_eq!(remembered["choice"], "measured");
+    // What is not understood is no choice.
+    fs::write(folder.path().join("hearth/gpu-kernels"), "diagonal 8 8 8 4 x\n\u{fffd}").expect("a file");
+    assert_eq!(kernels(&["gpu", "--json"])["choice"], "usual");
 }
 
 /// The golden tokens of a prompt, as far as the choice is no near tie.
