@@ -128,6 +128,40 @@ fn a_head_with_all_layers_and_the_output_on_its_gpu_gives_the_golden_tokens() {
 }
 
 #[test]
+fn coarser_weights_still_give_most_of_the_golden_tokens() {
+    if adapters().is_empty() {
+        eprintln!(
+            "SKIPPED coarser_weights_still_give_most_of_the_golden_tokens: no Vulkan, Metal or DX12 adapter"
+        );
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("plan.yaml").display().to_string();
+    let (prompt, wanted) = golden("psalm-7m-f16.gguf");
+    let model = model("f16");
+    let text = plan("f16", &[8], &[], 128).replace("gpu_layers: 0", "gpu_layers: 8");
+    fs::write(&path, text.replace("kv_cache: f32", "kv_cache: f32\noutput: gpu")).expect("a plan");
+    let count = wanted.len().to_string();
+    for weights in ["q8", "8/4/4"] {
+        let arguments = [
+            ["execute", &path, "--model", &model, "--prompt", &prompt],
+            ["--tokens", &count, "--gpu-weights", weights, "--ignore-end", "--json"],
+        ];
+        let output = run(&arguments.concat());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let result: Value = serde_json::from_slice(&output.stdout).expect("one JSON document");
+        let tokens = result["token_ids"].as_array().expect("tokens");
+        assert_eq!(tokens.len(), wanted.len());
+        // Nothing leads the text back once it went another way, so the first tokens count.
+        let same =
+            tokens.iter().zip(&wanted).take_while(|(own, wanted)| own.as_u64() == Some(**wanted)).count();
+        println!("{weights}: {same} of {count} tokens before another");
+        assert!(same >= 4, "{weights}: {same} of {count} tokens");
+        assert!(result["terms_ms"]["gpu"].as_f64() > Some(0.0), "{result}");
+    }
+}
+
+#[test]
 fn a_model_that_no_gpu_kernel_knows_is_refused_with_the_types_that_are_known() {
     if adapters().is_empty() {
         eprintln!(
