@@ -24,7 +24,8 @@ pub struct LabArgs {
     /// Tokens to generate instead of the scenario's.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub tokens: Option<u32>,
-    /// How often it is executed; the prediction is made once, before.
+    /// How often it is executed; the prediction is made once, before. A suite is gone through so often, with new
+    /// predictions each time.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub repeats: u32,
     /// Where to write plan, profiles, traces and report.

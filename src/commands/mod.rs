@@ -36,7 +36,7 @@ pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Verb::Sweep(args) => sweep::run(&args, json),
         Verb::Lint(args) => lint::run(&args, json),
         Verb::Execute(args) => execute::run(&args, json),
-        Verb::Worker(args) => worker::run(&args),
+        Verb::Worker(args) => worker::run(&args, json),
         Verb::Gpu(args) => gpu::run(&args, json),
         Verb::Serve(args) => serve::run(&args),
         Verb::Bench(args) => bench::run(&args, json),

@@ -1,11 +1,13 @@
 //! `hearth worker`: serve layers to a head.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use hearth_exec::ring::announcement::host_name;
 use hearth_exec::ring::{Announcement, Key, Listener, Medium, Network, Source, Worker, WorkerOptions, bind};
+use serde::Serialize;
 
 use crate::cli::{Announce, WorkerArgs};
 use crate::diagnostics::Failure;
@@ -15,7 +17,7 @@ use crate::output::{say, tell};
 use crate::ring::{OverNetwork, Slower, over};
 
 /// Runs the verb, until it is stopped.
-pub fn run(args: &WorkerArgs) -> Result<ExitCode, Failure> {
+pub fn run(args: &WorkerArgs, json: bool) -> Result<ExitCode, Failure> {
     let key = Key::given(args.key.as_deref())?;
     let source = match (&args.fetch, &args.model) {
         (Some(folder), _) => Source::Fetch(folder.clone()),
@@ -29,7 +31,7 @@ pub fn run(args: &WorkerArgs) -> Result<ExitCode, Failure> {
     let ended = runtime.block_on(over(
         key,
         Slower::of(args.link_delay, args.emulate_links.as_deref()),
-        Serving { args, source },
+        Serving { args, source, json },
     ));
     // A node may be in the middle of a step; the process does not wait for it.
     runtime.shutdown_background();
@@ -40,21 +42,43 @@ pub fn run(args: &WorkerArgs) -> Result<ExitCode, Failure> {
 struct Serving<'a> {
     args: &'a WorkerArgs,
     source: Source,
+    json: bool,
+}
+
+/// What `--json` gives once requests can come, on one line, because a worker goes on after it.
+#[derive(Serialize)]
+struct Ready<'a> {
+    listening: &'a str,
+    /// The model, if the worker has its file.
+    model: Option<&'a str>,
+    /// Where fetched layers go, if it has none.
+    fetch: Option<&'a Path>,
+    /// The name under which others hear of it.
+    announced: Option<&'a str>,
 }
 
 impl OverNetwork for Serving<'_> {
     type Output = Result<(), Failure>;
 
     async fn over<N: Network>(self, network: N) -> Self::Output {
-        let Serving { args, source } = self;
+        let Serving { args, source, json } = self;
         let listener = bind(&network, &args.listen).await?;
-        let with = match &source {
-            Source::File(model) => model.profile.name.clone(),
-            Source::Fetch(folder) => format!("what it fetches into {}", folder.display()),
+        let address = listener.address();
+        let announcement = announced(args, &address, network.is_sealed())?;
+        let (model, fetch) = match &source {
+            Source::File(model) => (Some(model.profile.name.as_str()), None),
+            Source::Fetch(folder) => (None, Some(folder.as_path())),
         };
-        let announcement = announced(args, &listener.address(), network.is_sealed())?;
-        let known = announcement.as_ref().map_or(String::new(), |(name, _)| format!(", announced as {name}"));
-        say!("listening at {} with {with}{known}\n", listener.address());
+        let name = announcement.as_ref().map(|(name, _)| name.as_str());
+        if json {
+            let said = Ready { listening: &address, model, fetch, announced: name };
+            say!("{}\n", serde_json::to_string(&said).map_err(Failure::running)?);
+        } else {
+            let fetched = fetch.map(|folder| format!("what it fetches into {}", folder.display()));
+            let with = fetched.as_deref().or(model).unwrap_or_default();
+            let known = name.map_or(String::new(), |name| format!(", announced as {name}"));
+            say!("listening at {address} with {with}{known}\n");
+        }
         let options = WorkerOptions {
             threads: args.threads.unwrap_or(0),
             accelerator: gpu::accelerator(args.gpu_weights),

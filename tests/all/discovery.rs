@@ -114,3 +114,18 @@ fn a_name_that_is_none_is_refused() {
     let text = error(&[&worker[..], &[&"n".repeat(64)]].concat(), 2);
     assert!(text.contains("longer than 63 bytes") && text.contains("--name"), "{text}");
 }
+
+#[test]
+fn a_worker_says_as_json_where_it_listens() {
+    let q4_k = model("q4_k");
+    let arguments = ["worker", "--json", "--listen", "127.0.0.1:0", "--threads", "1", "--model", &q4_k];
+    let mut worker = hearth(&arguments).stdout(Stdio::piped()).spawn().expect("it starts");
+    let mut line = String::new();
+    let said = worker.stdout.take().map(BufReader::new).expect("a pipe").read_line(&mut line);
+    worker.kill().and_then(|()| worker.wait()).expect("it ends");
+    said.expect("a line");
+    let said: serde_json::Value = serde_json::from_str(&line).expect("one line of JSON");
+    let address = said["listening"].as_str().expect("an address");
+    assert!(address.starts_with("127.0.0.1:") && !address.ends_with(":0"), "{line}");
+    assert_eq!((said["model"].as_str(), said["announced"].as_str()), (Some("psalm-7m"), None), "{line}");
+}

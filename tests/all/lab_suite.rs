@@ -32,14 +32,17 @@ fn a_suite_runs_every_scenario_and_goes_on_where_it_was() {
     assert_eq!(names, ["ci-dies", "ci-drafts", "ci-links", "ci-weak"], "{said}");
     for case in cases {
         let time = |run: &serde_json::Value| run["tpot_ms"].as_f64().expect("a time");
-        let (predicted, measured) = (time(&case["predicted"]), time(&case["measured"][0]));
+        let (predicted, measured) = (time(&case["runs"][0]["predicted"]), time(&case["runs"][0]["measured"]));
         assert!(predicted > 0.0 && measured > 0.0, "{case}");
-        assert!(case["prediction"].as_str().is_some_and(|hash| hash.starts_with("sha256:")), "{case}");
-        let air = case["measured"][0]["terms"]["air"].as_f64().expect("a term");
+        assert!(
+            case["runs"][0]["prediction"].as_str().is_some_and(|hash| hash.starts_with("sha256:")),
+            "{case}"
+        );
+        let air = case["runs"][0]["measured"]["terms"]["air"].as_f64().expect("a term");
         // Two messages a token, of 3 ms each.
         if case["name"] == "ci-links" {
             assert!(air >= 6.0, "{case}");
-            let air = case["predicted"]["terms"]["air"].as_f64().expect("a term");
+            let air = case["runs"][0]["predicted"]["terms"]["air"].as_f64().expect("a term");
             assert!(air >= 6.0, "{case}");
         }
     }
@@ -56,7 +59,7 @@ fn a_suite_runs_every_scenario_and_goes_on_where_it_was() {
     assert_eq!(said.matches("is done already").count(), 4, "{said}");
     let predictions = |result: &serde_json::Value| {
         let cases = result["cases"].as_array().cloned().unwrap_or_default();
-        cases.iter().map(|case| case["prediction"].to_string()).collect::<Vec<_>>()
+        cases.iter().map(|case| case["runs"][0]["prediction"].to_string()).collect::<Vec<_>>()
     };
     assert_eq!(predictions(&again), predictions(&result));
     // One that fails does not stop the others.

@@ -9,6 +9,7 @@ mod both_runners;
 mod chat;
 mod comparison;
 mod discovery;
+mod documented;
 mod events;
 mod examples;
 mod faster_disks;

@@ -54,7 +54,7 @@ pub struct ProfileOptions {
     pub model: Option<PathBuf>,
     /// Threads that compute; 0 takes every core.
     pub threads: usize,
-    /// About ten seconds with a model, twice that without one, instead of a minute or more.
+    /// About fifteen seconds with a model, more without one, instead of a minute or more.
     pub quick: bool,
     /// Tokens of the largest pass, for which buffers are counted; 0 for 64.
     pub pass_tokens: u32,

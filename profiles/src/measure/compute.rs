@@ -32,6 +32,10 @@ pub const BATCH: usize = 128;
 /// Weights in a row: whole blocks of every format, and a usual width.
 const COLUMNS: usize = 2048;
 
+/// So many formats are measured in all turns, as a model has them.
+/// source: assumed
+const FEW_FORMATS: usize = 3;
+
 /// Products in one go of a cached matrix.
 const REPEATS: usize = 32;
 
@@ -83,18 +87,36 @@ pub fn compute(
     if wanted.is_empty() {
         wanted = known;
     }
-    let mut tables = [const { Vec::new() }; 3];
-    for format in wanted {
-        progress(&format!("kernels: {format}"));
-        tables[0].push((format, cached(kernels, format, buffer, effort)?));
-        tables[1].push((format, streamed(kernels, format, buffer, effort)?));
-        tables[2].push((format, batched(kernels, format, buffer, effort)?));
+    let mut measured: Vec<(Format, [Samples; 3])> =
+        wanted.into_iter().map(|one| (one, Default::default())).collect();
+    let mut attention = Samples::default();
+    // In turns: what disturbs the machine for a while then disturbs some samples of each number, and not all of one. Many
+    // formats are spread over as much time by fewer turns.
+    let most = effort.rounds.max(1);
+    for _ in 0..(most * FEW_FORMATS / measured.len().max(1)).clamp(most.min(2), most) {
+        for (format, samples) in &mut measured {
+            progress(&format!("kernels: {format}"));
+            samples[0].add(cached(kernels, *format, buffer, effort));
+            samples[1].add(streamed(kernels, *format, buffer, effort));
+            samples[2].add(batched(kernels, *format, buffer, effort));
+        }
+        progress("kernels: attention");
+        attention.add(rate(effort, || kernels.attend().0));
     }
-    let [matvec, matvec_streamed, matmul] = tables.map(PerFormat::from_iter);
-    progress("kernels: attention");
     let name = kernels.name();
-    let rates = rate(effort, || kernels.attend().0);
-    let attention = speed(&rates, &format!("one token's attention in one layer with {name}"))?;
+    let table = |kind: usize, what: &dyn Fn(Format) -> String| {
+        let row = |(format, samples): &(Format, [Samples; 3])| {
+            Ok((*format, speed(&samples[kind], &format!("{}, {name}", what(*format)))?))
+        };
+        measured.iter().map(row).collect::<Result<PerFormat<_>, MeasureError>>()
+    };
+    let matvec = table(0, &|format| {
+        format!("{format} matrix times vector, {} in cache", Bytes(rows(format, CACHED).1 as u64))
+    })?;
+    let streamed = |format| format!("{format} matrix times vector, streamed through {}", buffer.size());
+    let matvec_streamed = table(1, &streamed)?;
+    let matmul = table(2, &|format| format!("{format} matrix times {BATCH} vectors"))?;
+    let attention = speed(&attention, &format!("one token's attention in one layer with {name}"))?;
     let kv_copy = kv_copy(kernels, effort)?;
     Ok(ComputeRates { matvec, matvec_streamed, matmul, attention, kv_copy })
 }
@@ -110,32 +132,19 @@ fn work(rows: usize, tokens: usize) -> f64 {
     (2 * rows * COLUMNS * tokens) as f64
 }
 
-fn cached(
-    kernels: &mut dyn Kernels,
-    format: Format,
-    buffer: &Buffer,
-    effort: &Effort,
-) -> Result<Sourced<FlopsPerSecond>, MeasureError> {
+fn cached(kernels: &mut dyn Kernels, format: Format, buffer: &Buffer, effort: &Effort) -> Samples {
     let (count, bytes) = rows(format, CACHED);
     let weights = &buffer.bytes()[..bytes];
-    let name = kernels.name();
-    let rates = rate(effort, || {
+    rate(effort, || {
         kernels.multiply(format, COLUMNS, weights, 1, REPEATS);
         work(count * REPEATS, 1)
-    });
-    speed(&rates, &format!("{format} matrix times vector, {} in cache, {name}", Bytes(bytes as u64)))
+    })
 }
 
-fn streamed(
-    kernels: &mut dyn Kernels,
-    format: Format,
-    buffer: &Buffer,
-    effort: &Effort,
-) -> Result<Sourced<FlopsPerSecond>, MeasureError> {
+fn streamed(kernels: &mut dyn Kernels, format: Format, buffer: &Buffer, effort: &Effort) -> Samples {
     let (count, bytes) = rows(format, STREAMED.min(buffer.bytes().len()));
-    let name = kernels.name();
     let mut at = 0;
-    let rates = rate(effort, || {
+    rate(effort, || {
         if at + bytes > buffer.bytes().len() {
             at = 0;
         }
@@ -143,24 +152,15 @@ fn streamed(
         // Page by page, so that rows begin where the memory allows any format to begin.
         at += bytes.next_multiple_of(4096);
         work(count, 1)
-    });
-    let what = format!("{format} matrix times vector, streamed through {}, {name}", buffer.size());
-    speed(&rates, &what)
+    })
 }
 
-fn batched(
-    kernels: &mut dyn Kernels,
-    format: Format,
-    buffer: &Buffer,
-    effort: &Effort,
-) -> Result<Sourced<FlopsPerSecond>, MeasureError> {
+fn batched(kernels: &mut dyn Kernels, format: Format, buffer: &Buffer, effort: &Effort) -> Samples {
     let (count, bytes) = rows(format, BATCHED.min(buffer.bytes().len()));
-    let name = kernels.name();
-    let rates = rate(effort, || {
+    rate(effort, || {
         kernels.multiply(format, COLUMNS, &buffer.bytes()[..bytes], BATCH, 1);
         work(count, BATCH)
-    });
-    speed(&rates, &format!("{format} matrix times {BATCH} vectors, {name}"))
+    })
 }
 
 /// A batch gives the rate; what a single token takes beyond it is the latency.

@@ -28,6 +28,8 @@ const QUOTA_PERIODS: f64 = 4.0;
 pub struct Effort {
     /// Samples of a number.
     pub samples: usize,
+    /// Times that all rates of arithmetic are sampled so, in turns.
+    pub rounds: usize,
     /// Least time of a sample of arithmetic or memory.
     pub sample: Seconds,
     /// Least time of a sample of disk reads.
@@ -41,10 +43,11 @@ pub struct Effort {
 }
 
 impl Effort {
-    /// About ten seconds for a whole device.
+    /// About fifteen seconds for a whole device.
     pub fn quick() -> Effort {
         Effort {
             samples: 5,
+            rounds: 8,
             sample: Seconds(0.02),
             disk_sample: Seconds(0.2),
             limit: Seconds(1.5),
@@ -57,6 +60,7 @@ impl Effort {
     pub fn full() -> Effort {
         Effort {
             samples: 9,
+            rounds: 3,
             sample: Seconds(0.1),
             disk_sample: Seconds(0.5),
             limit: Seconds(6.0),
@@ -69,6 +73,7 @@ impl Effort {
     pub fn token() -> Effort {
         Effort {
             samples: 2,
+            rounds: 2,
             sample: Seconds(1e-4),
             disk_sample: Seconds(1e-4),
             limit: Seconds(0.05),
@@ -103,6 +108,12 @@ impl Samples {
     pub fn new(mut values: Vec<f64>) -> Samples {
         values.sort_by(f64::total_cmp);
         Samples { sorted: values }
+    }
+
+    /// Adds others of the same number.
+    pub(super) fn add(&mut self, others: Samples) {
+        self.sorted.extend(others.sorted);
+        self.sorted.sort_by(f64::total_cmp);
     }
 
     /// The value below which this share of the samples lies, interpolated.

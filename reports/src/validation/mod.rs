@@ -1,7 +1,7 @@
 //! How right is the simulator, over many scenarios that were predicted and then measured?
 //!
-//! A [`Case`] is one scenario: its prediction, and what was measured, once or several times. [`scores`] says how far
-//! apart they are and in what order they stand, [`page`] lays it out.
+//! A [`Case`] is one scenario: predictions, and what was measured after each. [`scores`] says how far apart they are and in
+//! what order they stand, [`page`] lays it out.
 //!
 //! Not here: running them (the command line), and the numbers of one run ([`hearth_schema::metrics`]).
 
@@ -39,7 +39,7 @@ impl Numbers {
     }
 }
 
-/// A scenario that was predicted, and perhaps measured.
+/// A scenario that was predicted and then measured, once or several times.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Case {
     /// The scenario's name.
@@ -47,13 +47,20 @@ pub struct Case {
     /// Its question.
     #[serde(default)]
     pub question: String,
+    /// Each time that it was.
+    pub runs: Vec<Run>,
+}
+
+/// A prediction, and what was measured after it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Run {
     /// The digest of the prediction, which was written before anything was executed.
     #[serde(default)]
     pub prediction: String,
     /// What was predicted.
     pub predicted: Numbers,
-    /// What was measured, once or several times.
-    pub measured: Vec<Numbers>,
+    /// What was measured.
+    pub measured: Numbers,
 }
 
 /// A scenario without numbers.

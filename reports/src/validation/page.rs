@@ -9,7 +9,7 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
-use super::scores::{Bar, Errors, Judged, Scored, Scores};
+use super::scores::{self, Bar, Errors, Judged, Scored, Scores};
 use super::{Validation, chart};
 use crate::document::{Block, Document, Figure, Section, Table, Text, Weight};
 use crate::{escape, markdown, page};
@@ -95,6 +95,7 @@ fn document(validation: &Validation, scores: &Scores) -> Document {
         }
     };
     section("What is demanded", "bars", vec![bars(scores)]);
+    section("Once and again", "passes", passes(validation));
     section("Predicted and measured", "parity", parities(scores));
     section("Every scenario", "cases", cases(validation, scores));
     section("Where the time goes", "terms", terms(scores));
@@ -121,6 +122,23 @@ fn bars(scores: &Scores) -> Block {
     table("What was found", &["bar", "found", ""], scores.bars.iter().map(row).collect(), true)
 }
 
+/// What each pass over the scenarios would have said alone.
+fn passes(validation: &Validation) -> Vec<Block> {
+    let passes = scores::by_pass(&validation.cases);
+    if passes.len() < 2 {
+        return Vec::new();
+    }
+    let row = |(at, scores): (usize, &Scores)| {
+        let bars = scores.bars.iter().map(|bar| Text::from(found(bar)));
+        [Text::from((at + 1).to_string())].into_iter().chain(bars).collect()
+    };
+    let head: Vec<&str> =
+        ["pass"].into_iter().chain(passes[0].bars.iter().map(|bar| bar.text.as_str())).collect();
+    let caption =
+        "Every pass predicts all scenarios anew and then measures them; errors of one pass have no intervals";
+    vec![table(caption, &head, passes.iter().enumerate().map(row).collect(), true)]
+}
+
 fn parities(scores: &Scores) -> Vec<Block> {
     type Of = fn(&Scored) -> Option<Judged>;
     let quantities: [(&str, &str, &str, f64, Of); 3] = [
@@ -139,7 +157,8 @@ fn parities(scores: &Scores) -> Vec<Block> {
         let points: Vec<(&str, Judged)> =
             scores.cases.iter().filter_map(|case| Some((case.name.as_str(), scaled(of(case)?)))).collect();
         if let Some(drawing) = chart::parity(id, title, unit, &points) {
-            let caption = "A point is a scenario; lines beside it reach over its repeats.".into();
+            let caption =
+                "A point is a scenario; lines beside it reach over all that was measured of it.".into();
             blocks.push(Block::Figure(Figure { name: id.into(), drawing, caption }));
         }
     }
@@ -186,20 +205,25 @@ fn cases(validation: &Validation, scores: &Scores) -> Vec<Block> {
     if rows.is_empty() {
         return Vec::new();
     }
-    let caption =
-        "Medians of the repeats; where they spread by more than 15 % the range, and the error beyond it";
+    let caption = "Medians of all passes; where what was measured spreads by more than 15 % the range, and the error beyond it";
     let asked = |case: &super::Case| {
         vec![
             Text::default().name(&case.name),
             Text::default().name(&case.question),
-            Text::default().code(&case.prediction),
+            Text::default().code(predictions(case)),
         ]
     };
     let asked: Vec<Vec<Text>> = validation.cases.iter().map(asked).collect();
     vec![
         table(caption, &head, rows, false),
-        table("What each asks", &["scenario", "question", "prediction"], asked, true),
+        table("What each asks", &["scenario", "question", "predictions"], asked, true),
     ]
+}
+
+/// The digests of a scenario's predictions.
+fn predictions(case: &super::Case) -> String {
+    let digests: Vec<&str> = case.runs.iter().map(|run| run.prediction.as_str()).collect();
+    digests.join(" ")
 }
 
 fn terms(scores: &Scores) -> Vec<Block> {
@@ -213,7 +237,7 @@ fn terms(scores: &Scores) -> Vec<Block> {
     let mut head = vec!["scenario".to_owned()];
     head.extend(scores.terms.iter().map(|(name, _)| name.replace('_', " ")));
     let row = |case: &Scored| {
-        let error = |term: &super::scores::Term| Text::from(format!("{:+.1} %", term.error * 100.0));
+        let error = |term: &scores::Term| Text::from(format!("{:+.1} %", term.error * 100.0));
         let cells: Vec<Text> =
             [Text::default().name(&case.name)].into_iter().chain(case.terms.iter().map(error)).collect();
         (Weight::Plain, cells)
@@ -312,7 +336,7 @@ mod tests {
     use hearth_schema::metrics::Terms;
 
     use super::*;
-    use crate::validation::{Case, Failed, Numbers};
+    use crate::validation::{Case, Failed, Numbers, Run};
 
     fn validation() -> Validation {
         let numbers = |ms: f64| Numbers {
@@ -324,9 +348,14 @@ mod tests {
         let case = |name: &str, predicted: f64, measured: &[f64]| Case {
             name: name.into(),
             question: "Is <it> right?".into(),
-            prediction: "sha256:1".into(),
-            predicted: numbers(predicted),
-            measured: measured.iter().map(|&ms| numbers(ms)).collect(),
+            runs: measured
+                .iter()
+                .map(|&ms| Run {
+                    prediction: "sha256:1".into(),
+                    predicted: numbers(predicted),
+                    measured: numbers(ms),
+                })
+                .collect(),
         };
         Validation {
             title: "suite".into(),
@@ -346,6 +375,7 @@ mod tests {
         let files = files(&validation());
         let markdown = text(&files, "report.md");
         assert!(markdown.contains("+5.0 %") && markdown.contains("40.0 to 80.0"), "{markdown}");
+        assert!(markdown.contains("Once and again"), "{markdown}");
         assert!(markdown.contains("not met") || markdown.contains("met"));
         let html = text(&files, "index.html");
         assert!(html.contains("Is &lt;it&gt; right?") && !html.contains("<disk>"));

@@ -1,6 +1,7 @@
 //! How near do predictions come to measurements?
 //!
-//! - The error of a number: predicted over the median of the repeats, less 1.
+//! - The error of a number: the median of its predictions over the median of what was measured, less 1. Each prediction
+//!   was made before its measurement, from profiles of its own time.
 //! - A scenario whose own repeats spread by more than 15 % (largest less smallest, over the median) stands on an edge:
 //!   no single number is right. It is judged by interval: within the repeats there is no error, beyond them the error
 //!   is to the nearest of them.
@@ -13,7 +14,7 @@
 use hearth_schema::metrics::Terms;
 use serde::Serialize;
 
-use super::{Case, Numbers};
+use super::{Case, Numbers, Run};
 
 /// Repeats that spread by more than this have no single number.
 pub const EDGE: f64 = 0.15;
@@ -21,6 +22,10 @@ pub const EDGE: f64 = 0.15;
 pub const MEDIAN_BAR: f64 = 0.10;
 /// No error may be more.
 pub const WORST_BAR: f64 = 0.25;
+/// The median error of the time to the first token may be this much.
+pub const FIRST_TOKEN_BAR: f64 = 0.15;
+/// The median error of the bytes read for a token may be this much.
+pub const BYTES_BAR: f64 = 0.05;
 /// Measured times that differ by more than this are to be ordered right, nearly always.
 pub const APART: f64 = 0.10;
 /// The share of them that has to be.
@@ -34,7 +39,7 @@ pub const WORTH_COMPARING: f64 = 2e6;
 /// A number of a scenario, predicted and measured.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Judged {
-    /// What was predicted.
+    /// The median of what was predicted.
     pub predicted: f64,
     /// The median of what was measured.
     pub measured: f64,
@@ -49,15 +54,10 @@ pub struct Judged {
 }
 
 impl Judged {
-    /// Of a prediction and its repeats; none without a repeat, or where nothing was measured to divide by.
-    pub fn of(predicted: Option<f64>, measured: &[Option<f64>]) -> Option<Judged> {
-        let predicted = predicted.filter(|value| value.is_finite())?;
-        let mut values: Vec<f64> =
-            measured.iter().copied().flatten().filter(|value| value.is_finite()).collect();
-        if values.len() < measured.len() {
-            return None;
-        }
-        values.sort_by(f64::total_cmp);
+    /// Of predictions and what was measured after each; none without any, or where nothing was measured to divide by.
+    pub fn of(predicted: &[Option<f64>], measured: &[Option<f64>]) -> Option<Judged> {
+        let predicted = median(&sorted(predicted)?)?;
+        let values = sorted(measured)?;
         let range = [*values.first()?, *values.last()?];
         let median = median(&values)?;
         if median <= 0.0 || range[0] <= 0.0 {
@@ -82,7 +82,7 @@ pub struct Scored {
     pub ttft: Option<Judged>,
     /// Bytes read for a token.
     pub bytes_read: Option<Judged>,
-    /// Each term: predicted, the mean of what was measured, and the difference as a share of the time per token.
+    /// Each term: the means of what was predicted and measured, and the difference as a share of the time per token.
     pub terms: Vec<Term>,
 }
 
@@ -91,9 +91,9 @@ pub struct Scored {
 pub struct Term {
     /// Its name.
     pub name: &'static str,
-    /// In milliseconds.
+    /// The mean of the predictions, in milliseconds.
     pub predicted: f64,
-    /// The mean of the repeats.
+    /// The mean of what was measured.
     pub measured: f64,
     /// Predicted less measured, over the measured time per token.
     pub error: f64,
@@ -170,14 +170,27 @@ impl Scores {
         let (tpot, ttft) = (errors(|case| case.tpot), errors(|case| case.ttft));
         let bytes_read = errors(|case| case.bytes_read);
         let order = [APART, FAR_APART].map(|apart| order(&cases, apart));
-        let bars = bars(&tpot, &order);
+        let bars = bars(&tpot, &ttft, &bytes_read, &order);
         Scores { terms: terms(&cases), tpot, ttft, bytes_read, order, bars, cases }
     }
 }
 
+/// The scores of each time by itself: of all scenarios' first runs, of all second ones, and so on.
+pub fn by_pass(cases: &[Case]) -> Vec<Scores> {
+    let most = cases.iter().map(|case| case.runs.len()).max().unwrap_or(0);
+    let only = |case: &Case, pass: usize| {
+        let runs = vec![case.runs.get(pass)?.clone()];
+        Some(Case { name: case.name.clone(), question: case.question.clone(), runs })
+    };
+    let pass = |pass| Scores::of(&cases.iter().filter_map(|case| only(case, pass)).collect::<Vec<_>>());
+    (0..most).map(pass).collect()
+}
+
 fn scored(case: &Case) -> Scored {
     let judged = |of: fn(&Numbers) -> Option<f64>| {
-        Judged::of(of(&case.predicted), &case.measured.iter().map(of).collect::<Vec<_>>())
+        let predicted: Vec<_> = case.runs.iter().map(|run| of(&run.predicted)).collect();
+        let measured: Vec<_> = case.runs.iter().map(|run| of(&run.measured)).collect();
+        Judged::of(&predicted, &measured)
     };
     let tpot = judged(|numbers| numbers.tpot_ms);
     let bytes = judged(|numbers| Some(numbers.bytes_read));
@@ -196,13 +209,22 @@ fn rows(terms: &Terms) -> Vec<(&'static str, f64)> {
 }
 
 fn term_errors(case: &Case, tpot: f64) -> Vec<Term> {
-    let count = case.measured.len().max(1) as f64;
-    let measured: Vec<Vec<(&str, f64)>> = case.measured.iter().map(|numbers| rows(&numbers.terms)).collect();
-    let term = |(at, (name, predicted)): (usize, (&'static str, f64))| {
-        let measured = measured.iter().fold(0.0, |sum, terms| sum + terms[at].1) / count;
-        Term { name, predicted, measured, error: (predicted - measured) / tpot }
+    let count = case.runs.len().max(1) as f64;
+    let mean = |of: fn(&Run) -> &Numbers| {
+        let mut sums = rows(&Terms::default());
+        for run in &case.runs {
+            sums.iter_mut().zip(rows(&of(run).terms)).for_each(|(sum, (_, term))| sum.1 += term / count);
+        }
+        sums
     };
-    rows(&case.predicted.terms).into_iter().enumerate().map(term).collect()
+    let (predicted, measured) = (mean(|run| &run.predicted), mean(|run| &run.measured));
+    let term = |((name, predicted), (_, measured)): ((&'static str, f64), (&str, f64))| Term {
+        name,
+        predicted,
+        measured,
+        error: (predicted - measured) / tpot,
+    };
+    predicted.into_iter().zip(measured).map(term).collect()
 }
 
 fn errors(judged: impl Iterator<Item = Judged>) -> Errors {
@@ -215,6 +237,13 @@ fn errors(judged: impl Iterator<Item = Judged>) -> Errors {
         worst: sizes.last().copied(),
         edges: judged.iter().filter(|one| one.edge).count(),
     }
+}
+
+/// All of these, if each is a number.
+fn sorted(values: &[Option<f64>]) -> Option<Vec<f64>> {
+    let mut found: Vec<f64> = values.iter().copied().flatten().filter(|value| value.is_finite()).collect();
+    found.sort_by(f64::total_cmp);
+    (found.len() == values.len()).then_some(found)
 }
 
 /// Of sorted values.
@@ -262,7 +291,7 @@ fn order(cases: &[Scored], apart: f64) -> Order {
     found
 }
 
-fn bars(tpot: &Errors, order: &[Order; 2]) -> Vec<Bar> {
+fn bars(tpot: &Errors, ttft: &Errors, bytes: &Errors, order: &[Order; 2]) -> Vec<Bar> {
     let percent = |share: f64| format!("{:.0} %", share * 100.0);
     let at_most = |text: String, found: Option<f64>, bar: f64| Bar {
         text,
@@ -291,6 +320,20 @@ fn bars(tpot: &Errors, order: &[Order; 2]) -> Vec<Bar> {
             tpot.worst,
             WORST_BAR,
         ),
+        at_most(
+            format!("median error of the time to the first token: at most {}", percent(FIRST_TOKEN_BAR)),
+            ttft.median,
+            FIRST_TOKEN_BAR,
+        ),
+        Bar {
+            // Where nothing streams, no bytes are compared.
+            met: bytes.median.is_none_or(|median| median <= BYTES_BAR),
+            ..at_most(
+                format!("median error of the bytes read for a token: at most {}", percent(BYTES_BAR)),
+                bytes.median,
+                BYTES_BAR,
+            )
+        },
         ordered(near, ORDERED_BAR),
         ordered(far, 1.0),
     ]
@@ -307,20 +350,19 @@ mod tests {
             bytes_read: ms * 1e6,
             terms: Terms { cpu: 0.5 * ms, demand_disk: 0.5 * ms, ..Terms::default() },
         };
-        Case {
-            name: name.into(),
-            question: String::new(),
+        let run = |&ms: &f64| Run {
             prediction: String::new(),
             predicted: numbers(predicted),
-            measured: measured.iter().map(|&ms| numbers(ms)).collect(),
-        }
+            measured: numbers(ms),
+        };
+        Case { name: name.into(), question: String::new(), runs: measured.iter().map(run).collect() }
     }
 
     #[test]
     fn an_error_is_against_the_median_or_on_an_edge_against_the_interval() {
         let judged = |predicted: f64, measured: &[f64]| {
             let measured: Vec<Option<f64>> = measured.iter().map(|&ms| Some(ms)).collect();
-            Judged::of(Some(predicted), &measured).expect("numbers")
+            Judged::of(&[Some(predicted)], &measured).expect("numbers")
         };
         let calm = judged(110.0, &[99.0, 104.0, 100.0]);
         assert!((calm.error - 0.1).abs() < 1e-12 && !calm.edge && calm.measured == 100.0);
@@ -328,13 +370,15 @@ mod tests {
         assert!(within.edge && within.error == 0.0 && within.range == [100.0, 200.0]);
         let beyond = judged(50.0, &[100.0, 200.0]);
         assert_eq!((beyond.error, beyond.measured), (-0.5, 150.0));
-        for nothing in
-            [Judged::of(None, &[Some(1.0)]), Judged::of(Some(1.0), &[]), Judged::of(Some(1.0), &[None])]
-        {
+        for nothing in [
+            Judged::of(&[None], &[Some(1.0)]),
+            Judged::of(&[Some(1.0)], &[]),
+            Judged::of(&[Some(1.0)], &[None]),
+        ] {
             assert_eq!(nothing, None);
         }
-        assert_eq!(Judged::of(Some(1.0), &[Some(0.0)]), None, "nothing to divide by");
-        assert_eq!(Judged::of(Some(f64::NAN), &[Some(1.0)]), None);
+        assert_eq!(Judged::of(&[Some(1.0)], &[Some(0.0)]), None, "nothing to divide by");
+        assert_eq!(Judged::of(&[Some(f64::NAN)], &[Some(1.0)]), None);
     }
 
     #[test]
@@ -355,7 +399,21 @@ mod tests {
         assert!((worst - 0.3).abs() < 1e-12);
         let met: Vec<bool> = scores.bars.iter().map(|bar| bar.met).collect();
         // The median of 0, 4.3, 14.3 and 30 % is 9.3 %.
-        assert_eq!(met, [true, false, false, true]);
+        assert_eq!(met, [true, false, true, false, false, true]);
+    }
+
+    #[test]
+    fn each_pass_has_scores_of_its_own() {
+        let mut several = case("a", 110.0, &[100.0, 110.0]);
+        several.runs[1].predicted = several.runs[1].measured.clone();
+        let passes = by_pass(&[several.clone(), case("b", 50.0, &[50.0])]);
+        let worst: Vec<_> =
+            passes.iter().map(|scores| scores.tpot.worst.map(|worst| (worst * 1e3).round())).collect();
+        assert_eq!(worst, [Some(100.0), Some(0.0)]);
+        assert_eq!(passes[1].cases.len(), 1, "b was run once");
+        // Both are off by as much in the median, so that the medians agree.
+        assert_eq!(Scores::of(&[several]).cases[0].tpot.map(|tpot| tpot.predicted), Some(110.0));
+        assert!(by_pass(&[]).is_empty());
     }
 
     #[test]
@@ -371,7 +429,8 @@ mod tests {
     #[test]
     fn without_anything_no_bar_is_met_that_needs_a_number() {
         let scores = Scores::of(&[]);
-        assert!(!scores.bars[0].met && !scores.bars[1].met);
+        let met: Vec<bool> = scores.bars.iter().map(|bar| bar.met).collect();
+        assert_eq!(met, [false, false, false, true, true, true]);
         assert_eq!(scores.terms, []);
     }
 }

@@ -26,6 +26,8 @@ use crate::emulation::Emulation;
 /// The latency of the way that measures what emulating costs.
 /// source: assumed, as a cable's
 const PROBED: Seconds = Seconds(1e-3);
+/// Where a link to this process itself is measured: any port.
+const PLACE: &str = "127.0.0.1:0";
 /// The longest way: later signs of life would be missed.
 /// source: as of `--link-delay`
 const LONGEST: Seconds = Seconds(0.5);
@@ -126,16 +128,18 @@ pub fn write(folder: &Path, scenario: &Scenario, plan: &Plan) -> Result<(), Fail
     Ok(())
 }
 
-/// What the simulator is told: the loopback, or the scenario's links with what emulating them costs.
-pub fn measured(links: &Links, worker: &str) -> Result<Links, Failure> {
+/// What the simulator is told: the loopback, or the scenario's links with what emulating them costs. Measured within this
+/// process: a worker that was measured would keep the memory that this takes.
+pub fn measured(links: &Links) -> Result<Links, Failure> {
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
+    let effort = ProbeEffort::quick();
     if !links.emulated {
-        let link = runtime.block_on(probe::link(&ring::Tcp, worker, ProbeEffort::quick()))?;
+        let link = runtime.block_on(probe::link_to_self(&ring::Tcp, PLACE, effort))?;
         let default = Link { latency: link.latency, bandwidth: link.bandwidth };
         return Ok(Links::constant(default));
     }
     let network = Emulated::new(ring::Tcp, Arc::new(|_| Ok(Way::of(PROBED))));
-    let probed = runtime.block_on(probe::link_to_self(&network, "127.0.0.1:0", ProbeEffort::quick()))?;
+    let probed = runtime.block_on(probe::link_to_self(&network, PLACE, effort))?;
     Ok(with_cost(links, &probed))
 }
 

@@ -1,8 +1,11 @@
 //! `hearth lab --suite` and `--random`: how right is the simulator over many scenarios?
 //!
 //! Every scenario is a lab of its own, in a process of its own, so that one that fails ends nothing else. Its result goes
-//! into a file at once: a suite that was interrupted goes on where it was. Profiles are measured once for each model and
-//! set of limits.
+//! into a file at once: a suite that was interrupted goes on where it was. Profiles are kept for some minutes, for each
+//! model and set of limits.
+//!
+//! With `--repeats` all scenarios are gone through so often, each time with predictions of its own: what changes on the
+//! machine in minutes is then seen as the spread that it is.
 //!
 //! Not here: one lab ([`super::stage`]), and what the numbers mean (`hearth_reports::validation`).
 
@@ -15,12 +18,12 @@ use std::process::{Command, ExitCode, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use hearth_reports::validation::{Case, Failed, Validation, page};
+use hearth_reports::validation::{Case, Failed, Numbers, Run, Validation, page};
 use hearth_schema::metrics::Metrics;
 use serde::Deserialize;
 use tokio::signal::unix::{SignalKind, signal};
 
-use self::results::{Kept, Results};
+use self::results::{Kept, Results, Which};
 use crate::cli::LabArgs;
 use crate::commands::print_json;
 use crate::diagnostics::{ENDED_BADLY, Failure};
@@ -38,13 +41,17 @@ struct Entry {
     key: String,
 }
 
+impl Entry {
+    fn which(&self, pass: u32) -> Which {
+        Which { name: self.name.clone(), key: self.key.clone(), pass }
+    }
+}
+
 /// What a lab prints with `--json`, as far as a suite reads it.
 #[derive(Debug, Deserialize)]
 struct Told {
     predicted: Metrics,
     measured: Metrics,
-    #[serde(default)]
-    repeats: Vec<Metrics>,
     prediction: String,
 }
 
@@ -64,31 +71,34 @@ pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
     let entries = entries(&folder, args)?;
     let mut results = Results::open(&output.join("results.jsonl"))?;
     forward_interruptions();
+    let labs: Vec<(&Entry, Which)> = (0..args.repeats)
+        .flat_map(|pass| entries.iter().map(move |entry| (entry, entry.which(pass))))
+        .collect();
     let start = elapsed();
     let mut ran = 0u32;
-    for (index, entry) in entries.iter().enumerate() {
-        let place = format!("{} of {}", index + 1, entries.len());
-        if results.has(&entry.name, &entry.key) {
+    for (index, (entry, which)) in labs.iter().enumerate() {
+        let place = format!("{} of {}", index + 1, labs.len());
+        if results.has(which) {
             tell!("{place}: {} is done already", entry.name);
             continue;
         }
-        let left = entries[index..].iter().filter(|entry| !results.has(&entry.name, &entry.key)).count();
+        let left = labs[index..].iter().filter(|(_, which)| !results.has(which)).count();
         tell!("{place}: {}{}", entry.name, expected(elapsed().saturating_sub(start), ran, left));
-        let kept = match one(entry, args, output) {
-            Ok(case) => Kept::Done(case),
+        let kept = match one(entry, which.pass, args, output) {
+            Ok(run) => Kept::Done(Box::new(run)),
             Err(why) => {
                 tell!("  failed: {}", why.lines().next().unwrap_or_default());
-                Kept::Failed(Failed { name: entry.name.clone(), why })
+                Kept::Failed(why)
             }
         };
         if IS_INTERRUPTED.load(Ordering::SeqCst) {
             tell!("interrupted; the same command goes on where this one was");
             return Ok(ExitCode::from(INTERRUPTED as u8));
         }
-        results.add(&entry.key, kept)?;
+        results.add(which.clone(), kept)?;
         ran += 1;
     }
-    let (cases, failed) = results.of(entries.iter().map(|entry| (entry.name.as_str(), entry.key.as_str())));
+    let (cases, failed) = collected(&entries, args.repeats, &results);
     let validation = Validation { title, machine: machine::describe(), cases, failed };
     for (name, bytes) in page::files(&validation) {
         write_in(output, name, &bytes)?;
@@ -99,6 +109,20 @@ pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
         say!("{}report: {}\n", page::summary_text(&validation), output.join("index.html").display());
     }
     Ok(if validation.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(ENDED_BADLY) })
+}
+
+/// Each scenario with its runs, and those of which at least one failed.
+fn collected(entries: &[Entry], passes: u32, results: &Results) -> (Vec<Case>, Vec<Failed>) {
+    let (mut cases, mut failed) = (Vec::new(), Vec::new());
+    for entry in entries {
+        let (runs, why) = results.of((0..passes).map(|pass| entry.which(pass)));
+        let name = entry.name.clone();
+        failed.extend(why.map(|why| Failed { name: name.clone(), why }));
+        if !runs.is_empty() {
+            cases.push(Case { name, question: entry.question.clone(), runs });
+        }
+    }
+    (cases, failed)
 }
 
 /// What is expected of the time that is left, once something has been run.
@@ -116,7 +140,7 @@ fn entries(folder: &Path, args: &LabArgs) -> Result<Vec<Entry>, Failure> {
     let is_yaml = |path: &PathBuf| path.extension().is_some_and(|kind| kind == "yaml" || kind == "yml");
     let mut paths: Vec<PathBuf> = found.flatten().map(|entry| entry.path()).filter(is_yaml).collect();
     paths.sort();
-    let added = format!("{:?} {} {:?}", args.model, args.repeats, args.tokens);
+    let added = format!("{:?} {:?}", args.model, args.tokens);
     let mut entries: Vec<Entry> = Vec::new();
     for path in paths {
         let loaded = LoadedScenario::read(&path)?;
@@ -147,12 +171,13 @@ fn is_folder_name(name: &str) -> bool {
 }
 
 /// Runs one scenario in a process of its own.
-fn one(entry: &Entry, args: &LabArgs, output: &Path) -> Result<Case, String> {
+fn one(entry: &Entry, pass: u32, args: &LabArgs, output: &Path) -> Result<Run, String> {
     let said = |error: &dyn std::fmt::Display| error.to_string();
-    let report = output.join("runs").join(&entry.name);
+    let again = if pass == 0 { String::new() } else { format!("-{}", pass + 1) };
+    let report = output.join("runs").join(format!("{}{again}", entry.name));
     std::fs::create_dir_all(output.join("runs")).map_err(|error| said(&error))?;
     let mut command = Command::new(std::env::current_exe().map_err(|error| said(&error))?);
-    command.arg("lab").arg(&entry.path).arg("--json").args(["--repeats", &args.repeats.to_string()]);
+    command.arg("lab").arg(&entry.path).arg("--json");
     command.arg("--report").arg(report).arg("--profiles").arg(output.join("profiles"));
     for (flag, path) in [("--model", &args.model), ("--scratch", &args.scratch)] {
         if let Some(path) = path {
@@ -176,7 +201,8 @@ fn one(entry: &Entry, args: &LabArgs, output: &Path) -> Result<Case, String> {
         tell!("  {line}");
     }
     let told: Told = serde_json::from_slice(&ended.stdout).map_err(|error| said(&error))?;
-    Ok(case(entry, &told))
+    let (predicted, measured) = (Numbers::of(&told.predicted), Numbers::of(&told.measured));
+    Ok(Run { prediction: told.prediction, predicted, measured })
 }
 
 /// What a lab that failed has said: with `--json` its error is one line of JSON.
@@ -187,17 +213,6 @@ fn why(errors: &str) -> Option<String> {
     };
     let said = errors.lines().rev().find_map(what).unwrap_or_else(|| errors.trim().to_owned());
     (!said.is_empty()).then_some(said)
-}
-
-fn case(entry: &Entry, told: &Told) -> Case {
-    use hearth_reports::validation::Numbers;
-    Case {
-        name: entry.name.clone(),
-        question: entry.question.clone(),
-        prediction: told.prediction.clone(),
-        predicted: Numbers::of(&told.predicted),
-        measured: [&told.measured].into_iter().chain(&told.repeats).map(Numbers::of).collect(),
-    }
 }
 
 /// The lab that runs now; none if zero.

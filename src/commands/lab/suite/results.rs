@@ -1,8 +1,8 @@
 //! How does a suite keep what it has found?
 //!
-//! A line for each scenario that was run, appended when it is done, with a key of all that the result depends on. A
-//! scenario that has changed since is run again; one that failed, too. The last line of a name and key counts, and a
-//! line that was cut off is none.
+//! A line for each lab that was run, appended when it is done: the scenario, the pass, and a key of all that the result
+//! depends on. A scenario that has changed since is run again; one that failed, too. The last line counts, and a line that
+//! was cut off is none.
 //!
 //! Not here: running.
 
@@ -11,7 +11,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use hearth_reports::validation::{Case, Failed};
+use hearth_reports::validation::Run;
 use serde::{Deserialize, Serialize};
 
 use crate::diagnostics::Failure;
@@ -20,19 +20,31 @@ use crate::diagnostics::Failure;
 /// source: assumed
 const MOST_BYTES: u64 = 64 << 20;
 
-/// What came of a scenario.
+/// What came of a lab.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kept {
     /// Its numbers.
-    Done(Case),
+    Done(Box<Run>),
     /// Why there are none.
-    Failed(Failed),
+    Failed(String),
+}
+
+/// Which lab it was.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Which {
+    /// The scenario's name.
+    pub name: String,
+    /// What the result depends on.
+    pub key: String,
+    /// How often the suite was gone through before.
+    pub pass: u32,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Line {
-    key: String,
+    #[serde(flatten)]
+    which: Which,
     #[serde(flatten)]
     kept: Kept,
 }
@@ -41,8 +53,7 @@ struct Line {
 #[derive(Debug)]
 pub struct Results {
     path: PathBuf,
-    /// By name and key.
-    kept: BTreeMap<(String, String), Kept>,
+    kept: BTreeMap<Which, Kept>,
 }
 
 impl Results {
@@ -56,22 +67,22 @@ impl Results {
             }
             let text = fs::read_to_string(path).map_err(|error| Failure::file(path, "read", &error))?;
             for line in text.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok()) {
-                kept.insert((name(&line.kept).to_owned(), line.key), line.kept);
+                kept.insert(line.which, line.kept);
             }
         }
         Ok(Results { path: path.into(), kept })
     }
 
-    /// Whether a scenario has its numbers.
-    pub fn has(&self, name: &str, key: &str) -> bool {
-        matches!(self.kept.get(&(name.to_owned(), key.to_owned())), Some(Kept::Done(_)))
+    /// Whether a lab has its numbers.
+    pub fn has(&self, which: &Which) -> bool {
+        matches!(self.kept.get(which), Some(Kept::Done(_)))
     }
 
     /// Adds one, and writes it.
-    pub fn add(&mut self, key: &str, kept: Kept) -> Result<(), Failure> {
+    pub fn add(&mut self, which: Which, kept: Kept) -> Result<(), Failure> {
         let failed = |error: &std::io::Error| Failure::file(&self.path, "write", error);
-        let mut line = serde_json::to_vec(&Line { key: key.to_owned(), kept: kept.clone() })
-            .map_err(Failure::running)?;
+        let line = Line { which: which.clone(), kept: kept.clone() };
+        let mut line = serde_json::to_vec(&line).map_err(Failure::running)?;
         line.push(b'\n');
         // A line that was cut off is ended first, so that it does not spoil this one.
         let text = fs::read(&self.path).unwrap_or_default();
@@ -80,28 +91,20 @@ impl Results {
         }
         let file = File::options().create(true).append(true).open(&self.path);
         file.and_then(|mut file| file.write_all(&line)).map_err(|error| failed(&error))?;
-        self.kept.insert((name(&kept).to_owned(), key.to_owned()), kept);
+        self.kept.insert(which, kept);
         Ok(())
     }
 
-    /// Those of a suite's scenarios by name and key: what was measured, and what failed.
-    pub fn of<'a>(&self, wanted: impl Iterator<Item = (&'a str, &'a str)>) -> (Vec<Case>, Vec<Failed>) {
-        let (mut cases, mut failures) = (Vec::new(), Vec::new());
-        for (name, key) in wanted {
-            match self.kept.get(&(name.to_owned(), key.to_owned())) {
-                Some(Kept::Done(case)) => cases.push(case.clone()),
-                Some(Kept::Failed(failed)) => failures.push(failed.clone()),
-                None => {}
+    /// What each pass came to.
+    pub fn of(&self, which: impl Iterator<Item = Which>) -> (Vec<Run>, Option<String>) {
+        let (mut runs, mut why) = (Vec::new(), None);
+        for kept in which.filter_map(|which| self.kept.get(&which)) {
+            match kept {
+                Kept::Done(run) => runs.push((**run).clone()),
+                Kept::Failed(because) => why = Some(because.clone()),
             }
         }
-        (cases, failures)
-    }
-}
-
-fn name(kept: &Kept) -> &str {
-    match kept {
-        Kept::Done(case) => &case.name,
-        Kept::Failed(failed) => &failed.name,
+        (runs, why)
     }
 }
 
@@ -111,40 +114,34 @@ mod tests {
 
     use super::*;
 
+    fn which(name: &str, key: &str, pass: u32) -> Which {
+        Which { name: name.into(), key: key.into(), pass }
+    }
+
     #[test]
     fn results_stay_after_a_cut_and_failures_are_run_again() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let file = folder.path().join("results.jsonl");
-        let case = |name: &str| {
-            let numbers = Numbers { tpot_ms: Some(1.5), ..Numbers::default() };
-            let (question, prediction) = (String::new(), String::new());
-            Case {
-                name: name.into(),
-                question,
-                prediction,
-                predicted: numbers.clone(),
-                measured: vec![numbers],
-            }
-        };
+        let numbers = Numbers { tpot_ms: Some(1.5), ..Numbers::default() };
+        let run =
+            Box::new(Run { prediction: "sha256:1".into(), predicted: numbers.clone(), measured: numbers });
         let mut results = Results::open(&file).expect("nothing is there yet");
-        results.add("1", Kept::Done(case("a"))).expect("it is written");
-        results
-            .add("1", Kept::Failed(Failed { name: "b".into(), why: "why".into() }))
-            .expect("it is written");
+        results.add(which("a", "1", 0), Kept::Done(run.clone())).expect("it is written");
+        results.add(which("b", "1", 0), Kept::Failed("why".into())).expect("it is written");
+        assert_eq!(results.of([which("b", "1", 0)].into_iter()), (vec![], Some("why".into())));
         let mut text = fs::read(&file).expect("a file");
         text.extend(b"{\"key\":\"1\",\"done\":{\"na");
         fs::write(&file, text).expect("it is written");
         let mut results = Results::open(&file).expect("what is whole");
-        assert!(
-            results.has("a", "1")
-                && !results.has("a", "2")
-                && !results.has("b", "1")
-                && !results.has("c", "1")
-        );
-        results.add("1", Kept::Done(case("b"))).expect("it is written");
+        assert!(results.has(&which("a", "1", 0)));
+        for missing in [which("a", "2", 0), which("a", "1", 1), which("b", "1", 0), which("c", "1", 0)] {
+            assert!(!results.has(&missing), "{missing:?}");
+        }
+        results.add(which("b", "1", 0), Kept::Done(run.clone())).expect("it is written");
+        results.add(which("b", "1", 1), Kept::Done(run.clone())).expect("it is written");
         let results = Results::open(&file).expect("results");
-        assert!(results.has("b", "1"), "the last line counts");
-        let (cases, failed) = results.of([("b", "1"), ("a", "1"), ("a", "2")].into_iter());
-        assert_eq!((cases, failed), (vec![case("b"), case("a")], vec![]));
+        assert!(results.has(&which("b", "1", 0)), "the last line counts");
+        let all = (0..3).map(|pass| which("b", "1", pass));
+        assert_eq!(results.of(all), (vec![(*run).clone(), *run], None));
     }
 }
