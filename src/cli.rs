@@ -1,6 +1,7 @@
 //! Which verbs and flags are there?
 
 mod execute;
+mod gpu;
 mod init;
 mod lab;
 mod report;
@@ -21,6 +22,7 @@ use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::scenario::PlannerOptions;
 
 pub use self::execute::ExecuteArgs;
+pub use self::gpu::{GpuArgs, GpuWeights, MeasureGpu};
 pub use self::init::{InitArgs, Network};
 pub use self::lab::LabArgs;
 pub use self::report::ReportArgs;
@@ -470,6 +472,9 @@ pub struct WorkerArgs {
     /// Threads to compute with; all cores if absent.
     #[arg(long)]
     pub threads: Option<usize>,
+    /// What becomes of weights on this device's GPU, as with `hearth execute`.
+    #[arg(long, value_enum, default_value_t = GpuWeights::AsStored)]
+    pub gpu_weights: GpuWeights,
     /// This device's name in plans, by which `hearth execute --discover` finds it; if absent, what the system calls
     /// itself.
     #[arg(long)]
@@ -535,25 +540,6 @@ pub struct ProfileArgs {
     /// Where to write the document; standard output if absent.
     #[arg(short, long)]
     pub output: Option<PathBuf>,
-}
-
-/// Which GPU `hearth profile` measures.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum MeasureGpu {
-    /// One whose driver is no software.
-    Auto,
-    /// Whatever there is.
-    Always,
-    /// None.
-    Never,
-}
-
-/// `hearth gpu`.
-#[derive(Debug, Args)]
-pub struct GpuArgs {
-    /// Time the candidates of its kernels, and remember the fastest for this adapter and driver.
-    #[arg(long)]
-    pub tune: bool,
 }
 
 /// `hearth bench`.

@@ -17,7 +17,7 @@ use hearth_schema::residency::Residency;
 use hearth_schema::scenario::{DeviceEntry, ModelRef};
 use hearth_schema::{Cluster, LinkTable, Member, Plan, Scenario, Trace};
 
-use crate::cli::Planning;
+use crate::cli::{GpuWeights, Planning};
 use crate::diagnostics::Failure;
 use crate::gpu;
 use crate::limits;
@@ -157,7 +157,7 @@ pub fn open_model(path: &Path) -> Result<LocalModel, Failure> {
         Failure::file(path, "open", &error).hint(hint)
     })?;
     let model = LocalModel::open(path).map_err(|error| Failure::from(error).at(path.display()))?;
-    Ok(model.accelerated_by(gpu::accelerator()))
+    Ok(model.accelerated_by(gpu::accelerator(GpuWeights::AsStored)))
 }
 
 impl LoadedScenario {

@@ -7,22 +7,33 @@ use hearth_exec::Accelerator;
 use hearth_profiles::Device;
 use hearth_profiles::device::Gpu as Profile;
 
-use crate::cli::ProfileArgs;
+use crate::cli::{GpuWeights, ProfileArgs};
 use crate::diagnostics::Failure;
 
 /// What a model's layers can be given to.
 #[cfg(not(feature = "gpu"))]
-pub fn accelerator() -> Option<Accelerator> {
+pub fn accelerator(_: GpuWeights) -> Option<Accelerator> {
     None
 }
 
 /// What a model's layers can be given to. No GPU is looked for before a plan asks for one.
 #[cfg(feature = "gpu")]
 #[allow(clippy::unnecessary_wraps)] // the other build has none
-pub fn accelerator() -> Option<Accelerator> {
+pub fn accelerator(weights: GpuWeights) -> Option<Accelerator> {
+    use hearth_gpu::Conversion;
+    use hearth_gpu::layers::Upload;
+
+    let conversion = match weights {
+        GpuWeights::AsStored => Conversion::None,
+        GpuWeights::Q8 => Conversion::Q8,
+        GpuWeights::Mixed => Conversion::Mixed,
+    };
     let notes = std::sync::Arc::new(|note: &str| crate::output::tell!("{note}"));
-    let tiling = |gpu: &hearth_gpu::Gpu| remembered::choices().get(gpu).unwrap_or(Tiling::USUAL);
-    Some(hearth_gpu::accelerator(hearth_gpu::Mask::default(), tiling, notes))
+    let upload = move |gpu: &hearth_gpu::Gpu| Upload {
+        tiling: remembered::choices().get(gpu).unwrap_or(Tiling::USUAL),
+        conversion,
+    };
+    Some(hearth_gpu::accelerator(hearth_gpu::Mask::default(), upload, notes))
 }
 
 #[cfg(feature = "gpu")]

@@ -22,6 +22,7 @@ mod prompts;
 mod refinement;
 mod replanner;
 mod ring;
+mod roofline;
 mod serve;
 mod soc;
 mod sweep;

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use clap::Args;
 use hearth_profiles::Seconds;
 
+use super::GpuWeights;
 use crate::ring::Slower;
 
 /// How a head brings its ring up and keeps it.
@@ -25,6 +26,10 @@ pub struct RingArgs {
     /// Threads to compute with; all cores if absent.
     #[arg(long)]
     pub threads: Option<usize>,
+    /// What becomes of weights on this device's GPU, if the plan gives it layers. Others than those of the file are coarser:
+    /// the text changes.
+    #[arg(long, value_enum, default_value_t = GpuWeights::AsStored)]
+    pub gpu_weights: GpuWeights,
     /// Rehearse a slow network: what this device sends arrives so much later, as `5ms`. Give the workers the same.
     #[arg(long, value_name = "TIME", value_parser = parse_delay)]
     pub link_delay: Option<std::time::Duration>,

@@ -15,6 +15,7 @@ use super::{print_json, simulate};
 use crate::cli::ExecuteArgs;
 use crate::diagnostics::Failure;
 use crate::documents::{in_a_folder, open_model, read_plan, write, write_trace};
+use crate::gpu;
 use crate::happenings;
 use crate::interruption::INTERRUPTED;
 use crate::output::say;
@@ -50,7 +51,8 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     let key = Key::given(args.ring.key.as_deref())?;
     let asked = prompts::Asked::by(args)?;
     let plan = read_plan(&args.plan)?;
-    let model = Arc::new(open_model(&args.model)?);
+    let accelerator = gpu::accelerator(args.ring.gpu_weights);
+    let model = Arc::new(open_model(&args.model)?.accelerated_by(accelerator));
     if args.ring.exit_with_stdin {
         super::worker::end_with_stdin();
     }

@@ -57,6 +57,8 @@ mod listing {
         binding_bytes: u64,
         shared_bytes: u32,
         group_threads: u32,
+        /// What may be taken of the memory of the one that is used, where that is known: of one that shares the machine's.
+        memory_bytes: Option<u64>,
         /// Of the one that is used.
         kernels: Option<Kernels>,
     }
@@ -79,14 +81,17 @@ mod listing {
 
     pub fn run(args: &GpuArgs, json: bool) -> Result<ExitCode, Failure> {
         let found = adapters();
-        let kernels = match found.first() {
-            Some(_) if args.tune => Some(tuned()?),
-            Some(_) => Some(chosen()?),
+        let opened = found.first().map(|_| Gpu::open(Mask::default())).transpose();
+        let opened = opened.map_err(Failure::running)?;
+        let kernels = match &opened {
+            Some(gpu) if args.tune => Some(tuned(gpu)?),
+            Some(gpu) => Some(chosen(gpu)),
             None => None,
         };
         let mut list: Vec<Adapter> = found.into_iter().map(adapter).collect();
         if let Some(first) = list.first_mut() {
             first.kernels = kernels;
+            first.memory_bytes = opened.as_ref().and_then(Gpu::memory_most);
         }
         if json {
             print_json(&list)?;
@@ -110,6 +115,7 @@ mod listing {
             binding_bytes: capabilities.binding_bytes,
             shared_bytes: capabilities.shared_bytes,
             group_threads: capabilities.group_threads,
+            memory_bytes: None,
             kernels: None,
         }
     }
@@ -123,22 +129,20 @@ mod listing {
         Kernels { choice, layout, slices, splits, product_us: None, naive_product_us: None }
     }
 
-    fn chosen() -> Result<Kernels, Failure> {
-        let gpu = Gpu::open(Mask::default()).map_err(Failure::running)?;
-        let measured = remembered::choices().get(&gpu);
-        Ok(measured.map_or(kernels(Tiling::USUAL, "usual"), |tiling| kernels(tiling, "measured")))
+    fn chosen(gpu: &Gpu) -> Kernels {
+        let measured = remembered::choices().get(gpu);
+        measured.map_or(kernels(Tiling::USUAL, "usual"), |tiling| kernels(tiling, "measured"))
     }
 
-    fn tuned() -> Result<Kernels, Failure> {
-        let gpu = Gpu::open(Mask::default()).map_err(Failure::running)?;
-        let timed = tuning::measure(&gpu).map_err(Failure::running)?;
+    fn tuned(gpu: &Gpu) -> Result<Kernels, Failure> {
+        let timed = tuning::measure(gpu).map_err(Failure::running)?;
         let naive = timed.iter().find(|timed| timed.tiling.order == WeightOrder::ByOutput);
         let micros = |timed: &Timed| (timed.seconds * 1e7).round() / 10.0;
         let Some(best) = timed.first() else {
             return Err(Failure::running("the GPU has too few threads for any candidate"));
         };
         let mut choices = remembered::choices();
-        choices.set(&gpu, best.tiling);
+        choices.set(gpu, best.tiling);
         if let Some(path) = remembered::path() {
             if let Some(folder) = path.parent() {
                 std::fs::create_dir_all(folder).map_err(|error| Failure::file(folder, "make", &error))?;
@@ -174,6 +178,14 @@ mod listing {
                 adapter.group_threads,
                 Bytes(u64::from(adapter.shared_bytes))
             );
+            if at == 0 {
+                let memory = adapter
+                    .memory_bytes
+                    .map_or("no interface tells; the driver refuses what is too much".to_owned(), |bytes| {
+                        format!("{} available of what it shares with the machine", Bytes(bytes))
+                    });
+                let _ = writeln!(text, "  memory          {memory}");
+            }
             if let Some(kernels) = &adapter.kernels {
                 let _ = writeln!(
                     text,

@@ -1,7 +1,7 @@
 //! `hearth reproduce`: simulate what others have published, and put both side by side.
 //!
 //! Each document names scenarios and systems; every cell with a published number is planned and simulated as the
-//! document says. A cell that cannot be planned or run is a result too.
+//! document says, or predicted by two numbers of a GPU. A cell that cannot be planned or run is a result too.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ use crate::diagnostics::Failure;
 use crate::documents::{LoadedScenario, in_a_folder, read, write_in};
 use crate::output::{say, tell};
 use crate::refinement::Effort;
-use crate::{limits, progress, soc, uncertainty};
+use crate::{limits, progress, roofline, soc, uncertainty};
 
 /// For a system that is planned with `refine`: by count, so that the same comes out on every machine.
 const EFFORT: Effort = Effort { seconds: u64::MAX, evaluations: Some(500) };
@@ -93,8 +93,14 @@ fn results(published: &Published, folder: &Path, args: &ReproduceArgs) -> Result
             entry.label,
             system_entry.name
         ));
-        let loaded = loaded(&folder.join(&entry.scenario), system_entry)?;
-        let cell = cell(&loaded, published.warm, args);
+        let cell = match (&entry.scenario, &entry.roofline, &system_entry.gpu) {
+            (Some(scenario), ..) => {
+                cell(&loaded(&folder.join(scenario), system_entry)?, published.warm, args)
+            }
+            (None, Some(pass), Some(gpu)) => Ok(roofline::predicted(folder, pass, gpu)?),
+            // The document's own check has refused such a row.
+            _ => Err(Failure::running(format!("`{}` says nothing of how it is run", entry.label))),
+        };
         if let Err(failure) = &cell {
             tell!("{}, {}, {}: {}", published.name, entry.label, system_entry.name, failure.reason());
         }
@@ -110,7 +116,9 @@ fn results(published: &Published, folder: &Path, args: &ReproduceArgs) -> Result
 /// The scenario as a system runs it.
 fn loaded(path: &Path, system: &System) -> Result<LoadedScenario, Failure> {
     let mut loaded = LoadedScenario::read(path)?;
-    loaded.scenario.planner = system.planner.clone();
+    if let Some(planner) = &system.planner {
+        loaded.scenario.planner = planner.clone();
+    }
     if let Some(residency) = system.residency {
         loaded.scenario.residency = Some(residency);
         loaded.scenario.devices.iter_mut().for_each(|device| device.residency = None);

@@ -18,6 +18,7 @@ use tokio::sync::mpsc;
 use crate::cli::ServeArgs;
 use crate::diagnostics::Failure;
 use crate::documents::{open_model, read_plan};
+use crate::gpu;
 use crate::output::{print, tell};
 use crate::ring::{OverNetwork, Raising, over, stopped};
 use crate::serve::{House, is_token, now, router, serve};
@@ -43,7 +44,8 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode, Failure> {
             .hint("give --token FILE, made with `openssl rand -hex 32 > token`, or listen on 127.0.0.1"));
     }
     let plan = read_plan(&args.plan)?;
-    let model = Arc::new(open_model(&args.model)?);
+    let accelerator = gpu::accelerator(args.ring.gpu_weights);
+    let model = Arc::new(open_model(&args.model)?.accelerated_by(accelerator));
     if args.ring.exit_with_stdin {
         super::worker::end_with_stdin();
     }

@@ -81,7 +81,7 @@ impl OverNetwork for Serving<'_> {
         }
         let options = WorkerOptions {
             threads: args.threads.unwrap_or(0),
-            accelerator: gpu::accelerator(),
+            accelerator: gpu::accelerator(args.gpu_weights),
             ..WorkerOptions::default()
         };
         let worker = Worker::with(network, source, options);

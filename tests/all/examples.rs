@@ -70,6 +70,7 @@ fn shell(folder: &Path, line: &str) {
         .current_dir(folder)
         .env("HOME", folder)
         .env_remove("HEARTH_KEY")
+        .env_remove("XDG_CACHE_HOME")
         .stdin(std::process::Stdio::null())
         .output()
         .expect("bash runs");

@@ -6,7 +6,7 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::processes::{Worker, data, error, model, plan, run};
+use crate::processes::{Worker, data, error, hearth, model, plan, run};
 
 /// What `hearth gpu` knows.
 fn adapters() -> Vec<Value> {
@@ -29,6 +29,35 @@ fn the_gpus_of_this_machine_are_listed_or_it_is_said_that_there_are_none() {
             assert!(first["kernels"]["slices"].as_u64().expect("a choice") > 0);
         }
     }
+}
+
+#[test]
+fn what_was_measured_is_remembered_for_the_next_run() {
+    if adapters().is_empty() {
+        eprintln!(
+            "SKIPPED what_was_measured_is_remembered_for_the_next_run: no Vulkan, Metal or DX12 adapter"
+        );
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let kernels = |arguments: &[&str]| {
+        let output = hearth(arguments).env("XDG_CACHE_HOME", folder.path()).output().expect("it starts");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let list: Value = serde_json::from_slice(&output.stdout).expect("one JSON document");
+        list[0]["kernels"].clone()
+    };
+    assert_eq!(kernels(&["gpu", "--json"])["choice"], "usual");
+    let tuned = kernels(&["gpu", "--tune", "--json"]);
+    assert!(tuned["product_us"].as_f64() > Some(0.0), "{tuned}");
+    assert!(tuned["product_us"].as_f64() <= tuned["naive_product_us"].as_f64(), "{tuned}");
+    let remembered = kernels(&["gpu", "--json"]);
+    for key in ["choice", "layout", "slices", "splits"] {
+        assert_eq!(remembered[key], tuned[key], "{key}");
+    }
+    assert_eq!(remembered["choice"], "measured");
+    // What is not understood is no choice.
+    fs::write(folder.path().join("hearth/gpu-kernels"), "diagonal 8 8 8 4 x\n\u{fffd}").expect("a file");
+    assert_eq!(kernels(&["gpu", "--json"])["choice"], "usual");
 }
 
 /// The golden tokens of a prompt, as far as the choice is no near tie.
@@ -96,6 +125,40 @@ fn a_head_with_all_layers_and_the_output_on_its_gpu_gives_the_golden_tokens() {
         result["token_ids"].as_array().expect("tokens").iter().filter_map(Value::as_u64).collect();
     assert_eq!(tokens, wanted);
     assert!(result["terms_ms"]["gpu"].as_f64().expect("a term") > 0.0, "{result}");
+}
+
+#[test]
+fn coarser_weights_still_give_most_of_the_golden_tokens() {
+    if adapters().is_empty() {
+        eprintln!(
+            "SKIPPED coarser_weights_still_give_most_of_the_golden_tokens: no Vulkan, Metal or DX12 adapter"
+        );
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("plan.yaml").display().to_string();
+    let (prompt, wanted) = golden("psalm-7m-f16.gguf");
+    let model = model("f16");
+    let text = plan("f16", &[8], &[], 128).replace("gpu_layers: 0", "gpu_layers: 8");
+    fs::write(&path, text.replace("kv_cache: f32", "kv_cache: f32\noutput: gpu")).expect("a plan");
+    let count = wanted.len().to_string();
+    for weights in ["q8", "8/4/4"] {
+        let arguments = [
+            ["execute", &path, "--model", &model, "--prompt", &prompt],
+            ["--tokens", &count, "--gpu-weights", weights, "--ignore-end", "--json"],
+        ];
+        let output = run(&arguments.concat());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let result: Value = serde_json::from_slice(&output.stdout).expect("one JSON document");
+        let tokens = result["token_ids"].as_array().expect("tokens");
+        assert_eq!(tokens.len(), wanted.len());
+        // Nothing leads the text back once it went another way, so the first tokens count.
+        let same =
+            tokens.iter().zip(&wanted).take_while(|(own, wanted)| own.as_u64() == Some(**wanted)).count();
+        println!("{weights}: {same} of {count} tokens before another");
+        assert!(same >= 4, "{weights}: {same} of {count} tokens");
+        assert!(result["terms_ms"]["gpu"].as_f64() > Some(0.0), "{result}");
+    }
 }
 
 #[test]

@@ -84,3 +84,60 @@ fn a_phone_with_gpu_and_npu_comes_out_within_its_tolerances() {
     assert_eq!(scores["outcomes"], serde_json::json!([]), "runs that ended otherwise");
     assert_eq!(fails(&scores), HETEROLLM);
 }
+
+/// What two numbers of a GPU miss on average: reading a prompt of 1024 tokens, and generating.
+const MEANS: [f64; 2] = [0.08, 0.05];
+
+#[test]
+fn two_numbers_of_a_gpu_predict_other_models_within_a_few_percent() {
+    let scores = reproduce("ml-drift");
+    let speeds = &scores["speeds"];
+    for ((stage, bar), cells) in ["prefill", "decode"].into_iter().zip(MEANS).zip([26, 25]) {
+        assert!(speeds[stage]["error"].as_f64() <= Some(bar), "{stage}: {}", speeds[stage]);
+        assert_eq!(speeds[stage]["cells"], cells, "{stage}");
+    }
+    // Every printed number of Table 2: 37 cells of two.
+    let all = speeds["all"].as_array().expect("speeds");
+    assert_eq!(all.len(), 74);
+    // What is left out is far off; if it were not, it would have to count.
+    let left_out: Vec<&Value> = all.iter().filter(|speed| !speed["left_out"].is_null()).collect();
+    assert_eq!(left_out.len(), 3);
+    assert!(left_out.iter().all(|speed| speed["error"].as_f64() > Some(0.15)), "{left_out:?}");
+    assert!(
+        outside(&scores).iter().all(|cell| cell.contains("Immortalis") || cell.contains("Mali")),
+        "{scores}"
+    );
+}
+
+#[test]
+fn the_two_numbers_are_those_of_the_rows_they_are_fitted_on() {
+    use hearth_profiles::Document;
+    use hearth_profiles::model::ModelDocument;
+    use hearth_reports::published::speeds::Stored;
+    use hearth_reports::published::{Published, shipped};
+    use hearth_sim::mobile_gpu::{Measured, MobileGpu, Weights};
+
+    let published = Published::from_yaml(shipped("ml-drift").expect("shipped")).expect("a document");
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("reports/published");
+    let rows: Vec<_> = published.rows.iter().filter(|row| published.fitted.contains(&row.label)).collect();
+    assert_eq!(rows.len(), 2);
+    for system in &published.systems {
+        let gpu = system.gpu.as_ref().expect("a GPU");
+        let mut measured = Vec::new();
+        let mut shape = None;
+        for row in &rows {
+            let (pass, cell) = (row.roofline.as_ref().expect("a pass"), &row.cells[&system.name]);
+            let weights = if pass.weights == Stored::Q8 { Weights::Q8 } else { Weights::Mixed };
+            let [prefill, decode] = [cell.prefill, cell.decode].map(|speed| speed.expect("a speed").0);
+            measured.push(Measured { weights, prefill, decode });
+            let text = std::fs::read_to_string(folder.join(&pass.model)).expect("a model");
+            shape = Some(ModelDocument::from_yaml(&text).expect("a model").shape());
+        }
+        let shape = shape.expect("a row");
+        let own = MobileGpu::fitted(&shape, &measured, 1024, 1024 + 128).expect("speeds");
+        // Written with three digits.
+        let near = |own: f64, written: f64| (own / written - 1.0).abs() < 2e-3;
+        assert!(near(own.compute.0, gpu.compute.value.0), "{}: {own:?}", system.name);
+        assert!(near(own.bandwidth.0, gpu.bandwidth.value.0), "{}: {own:?}", system.name);
+    }
+}

@@ -16,23 +16,22 @@ use hearth_exec::{AcceleratedPlace, Accelerator, Backend, ComputeCost, Cpu, CpuL
 
 use crate::device::{Gpu, Mask};
 use crate::error::GpuError;
-use crate::kernels::product::Tiling;
-use crate::layers::GpuLayers;
+use crate::layers::{GpuLayers, Upload};
 
 /// Told what a person should know: that a GPU is gone.
 pub type Notes = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// Makes backends that use this machine's GPU, as long as there is one: it is opened when a plan first needs it.
-/// `tiling` says how its kernels share their work.
+/// `upload` says how layers are put there, and how its kernels share their work.
 pub fn accelerator(
     mask: Mask,
-    tiling: impl Fn(&Gpu) -> Tiling + Send + Sync + 'static,
+    upload: impl Fn(&Gpu) -> Upload + Send + Sync + 'static,
     notes: Notes,
 ) -> Accelerator {
     Accelerator::new(move |place| {
         let gpu = Arc::new(Gpu::open(mask)?);
-        let tiling = tiling(&gpu);
-        Ok(Box::new(Accelerated::new(gpu, tiling, place, notes.clone())?))
+        let upload = upload(&gpu);
+        Ok(Box::new(Accelerated::new(gpu, upload, place, notes.clone())?))
     })
 }
 
@@ -62,14 +61,14 @@ impl Accelerated {
     /// Uploads the layers of a place.
     pub fn new(
         gpu: Arc<Gpu>,
-        tiling: Tiling,
+        upload: Upload,
         place: AcceleratedPlace,
         notes: Notes,
     ) -> Result<Accelerated, GpuError> {
         let on_gpu: BTreeSet<u32> = place.accelerated.iter().cloned().flatten().collect();
         let (weights, cache) = (place.weights.clone(), place.cache);
         let layers = on_gpu.iter().copied();
-        let gpu = GpuLayers::new(gpu, weights.clone(), layers, place.output, cache, tiling)?;
+        let gpu = GpuLayers::new(gpu, weights.clone(), layers, place.output, cache, upload)?;
         let others = place.owned.iter().cloned().flatten().filter(|layer| !on_gpu.contains(layer));
         let others = CpuLayers::new(weights, others, cache, place.cpu.clone());
         let (gpu, instead, kept) = (Some(gpu), None, BTreeMap::new());

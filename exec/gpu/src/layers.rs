@@ -16,18 +16,35 @@ use std::sync::Arc;
 use hearth_exec::{CacheOptions, Weights};
 use hearth_profiles::model::ModelShape;
 
+use crate::conversion::Conversion;
 use crate::device::{Gpu, Launch, Params, Tensor};
 use crate::error::GpuError;
 use crate::graph::{Fusion, Numbers, decoder, fuse};
 use crate::kernels::norm::NormKernel;
 use crate::kernels::product::{Product, Stage, Tiling};
-use crate::kernels::{attention::AttentionKernel, quantise, rotate::RotateKernel};
+use crate::kernels::quantise::{self, Scaled};
+use crate::kernels::{attention::AttentionKernel, rotate::RotateKernel};
 use crate::memory::{Record, improved};
 use weights::{GpuLayer, OutputMatrix};
 
 /// Tokens that pass through the layers together; more take more memory and gain little.
 /// source: assumed
 const PART_TOKENS: u32 = 128;
+
+/// How layers are put into GPU memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Upload {
+    /// How threads share a product's work, and the layout that this asks for.
+    pub tiling: Tiling,
+    /// What becomes of weights.
+    pub conversion: Conversion,
+}
+
+impl From<Tiling> for Upload {
+    fn from(tiling: Tiling) -> Upload {
+        Upload { tiling, conversion: Conversion::None }
+    }
+}
 
 /// Layers in GPU memory.
 #[derive(Debug)]
@@ -74,7 +91,7 @@ struct Step {
 #[derive(Debug, Clone, Copy)]
 enum Grid {
     Norm,
-    Quantise { length: u32 },
+    Quantise { length: u32, scaled: Scaled },
     Product(Product),
     Rotate(RotateKernel),
     Attention(AttentionKernel),
@@ -84,7 +101,7 @@ impl Grid {
     fn groups(&self, tokens: u32) -> [u32; 3] {
         match self {
             Grid::Norm => [tokens, 1, 1],
-            Grid::Quantise { length } => quantise::groups(*length, tokens),
+            Grid::Quantise { length, scaled } => quantise::groups(*length, *scaled, tokens),
             Grid::Product(product) => product.groups(tokens),
             Grid::Rotate(kernel) => kernel.groups(tokens),
             Grid::Attention(kernel) => kernel.groups(tokens),
@@ -112,13 +129,12 @@ impl GpuLayers {
         layers: impl IntoIterator<Item = u32>,
         output: bool,
         options: CacheOptions,
-        tiling: Tiling,
+        upload: Upload,
     ) -> Result<GpuLayers, GpuError> {
         weights::check(model.shape(), model.hyperparameters())?;
-        let upload = |layer| Ok((layer, GpuLayer::upload(&gpu, &model, layer, options, tiling)?));
-        let layers: BTreeMap<u32, GpuLayer> =
-            layers.into_iter().map(upload).collect::<Result<_, GpuError>>()?;
-        let output = output.then(|| OutputMatrix::upload(&gpu, &model, tiling)).transpose()?;
+        let one = |layer| Ok((layer, GpuLayer::upload(&gpu, &model, layer, options, upload)?));
+        let layers: BTreeMap<u32, GpuLayer> = layers.into_iter().map(one).collect::<Result<_, GpuError>>()?;
+        let output = output.then(|| OutputMatrix::upload(&gpu, &model, upload)).transpose()?;
         let room = Room::new(&gpu, &model)?;
         Ok(GpuLayers { gpu, model, options, layers, output, room, runs: BTreeMap::new() })
     }

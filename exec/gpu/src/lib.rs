@@ -6,6 +6,7 @@
 //! of it what a node of the ring computes with.
 
 pub mod backend;
+pub mod conversion;
 pub mod device;
 pub mod error;
 pub mod graph;
@@ -18,5 +19,6 @@ pub mod tuning;
 pub mod virtual_tensor;
 
 pub use backend::{Notes, accelerator};
+pub use conversion::Conversion;
 pub use device::{AdapterFacts, Capabilities, Gpu, Mask, adapters};
 pub use error::GpuError;

@@ -6,6 +6,7 @@
 
 use hearth_exec::kernels::Matrix;
 
+use crate::conversion::Source;
 use crate::device::{Binding, Gpu, Params, Tensor};
 use crate::error::GpuError;
 use crate::kernels::packing::{self, Packed};
@@ -44,9 +45,20 @@ pub struct MatrixPart {
 }
 
 impl GpuMatrix {
-    /// Uploads a matrix.
+    /// Uploads a matrix as it is.
     pub fn upload(gpu: &Gpu, matrix: Matrix<'_>, tiling: Tiling) -> Result<GpuMatrix, GpuError> {
-        let packed = Packed::of(matrix.format, matrix.length)?;
+        GpuMatrix::converted(gpu, matrix, None, tiling)
+    }
+
+    /// Uploads a matrix, and makes other weights of it if they are said.
+    pub fn converted(
+        gpu: &Gpu,
+        matrix: Matrix<'_>,
+        to: Option<Packed>,
+        tiling: Tiling,
+    ) -> Result<GpuMatrix, GpuError> {
+        let source = Source::new(matrix, to)?;
+        let packed = source.packed;
         if !matrix.rows.is_multiple_of(4) {
             let what = "the number of rows of a matrix";
             return Err(GpuError::Dimension { what, found: matrix.rows, need: "a multiple of 4" });
@@ -66,7 +78,7 @@ impl GpuMatrix {
         let mut first_row = 0;
         while first_row < rows {
             let own = most.min(rows - first_row);
-            let part = made.part(gpu, matrix, first_row, own)?;
+            let part = made.part(gpu, &source, first_row, own)?;
             made.parts.push(part);
             first_row += own;
         }
@@ -79,10 +91,16 @@ impl GpuMatrix {
         self.parts.iter().map(of).sum()
     }
 
-    fn part(&self, gpu: &Gpu, matrix: Matrix<'_>, first_row: u32, rows: u32) -> Result<MatrixPart, GpuError> {
+    fn part(
+        &self,
+        gpu: &Gpu,
+        source: &Source<'_>,
+        first_row: u32,
+        rows: u32,
+    ) -> Result<MatrixPart, GpuError> {
         let (packed, length, order) = (self.packed, self.length, self.tiling.order);
         let slices = self.tiling.slices;
-        let row_bytes = matrix.row_bytes();
+        let row_bytes = source.row_bytes();
         let product = Product { rows, ..self.product_shape() };
         let shape = product.shape()?;
         let texels = gpu.zeros("weights", u64::from(shape.elements()) * 4)?;
@@ -107,14 +125,22 @@ impl GpuMatrix {
             let text = packing::scales_kernel(packed, length, row_bytes as u32, slices, order);
             launches.push(gpu.launch("gather scales", &text, &bound(scales), groups(words))?);
         }
+        let mut of_rows = Vec::new();
         for start in (0..rows as usize).step_by(chunk) {
             let end = (start + chunk).min(rows as usize);
-            let from = (first_row as usize + start) * row_bytes;
-            gpu.write(&raw, &matrix.bytes[from..][..(end - start) * row_bytes])?;
+            let bytes = source.rows(first_row as usize + start..first_row as usize + end, &mut of_rows)?;
+            gpu.write(&raw, &bytes[..])?;
             gpu.write(&params, &[Params { offset: start as u32, end: end as u32, ..Params::pass(0, 0) }])?;
             gpu.submit(&launches)?;
             gpu.wait("a copy of weights")?;
         }
+        let scales = if of_rows.is_empty() {
+            scales
+        } else {
+            // Threads of the last group read scales of rows that there are not.
+            of_rows.resize(padded as usize, 0.0);
+            Some(gpu.upload("scales of rows", &of_rows)?)
+        };
         Ok(MatrixPart { first_row, rows, texels, scales })
     }
 

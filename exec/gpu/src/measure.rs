@@ -59,15 +59,16 @@ pub fn measure(
     buffers: Sourced<Bytes>,
     effort: &Effort,
 ) -> Result<Profile, GpuError> {
-    let mut wanted: Vec<Packed> =
-        Packed::ALL.into_iter().filter(|packed| formats.contains(&packed.stored().format())).collect();
+    let all: Vec<Supported> = Packed::ALL.into_iter().filter_map(Packed::stored).collect();
+    let mut wanted: Vec<Supported> =
+        all.iter().copied().filter(|stored| formats.contains(&stored.format())).collect();
     if wanted.is_empty() {
-        wanted = Packed::ALL.to_vec();
+        wanted = all;
     }
     let [mut matvec, mut matmul] = [Vec::new(), Vec::new()];
-    for packed in wanted {
-        let weights = random(gpu, packed, tiling)?;
-        let format = packed.stored().format();
+    for stored in wanted {
+        let weights = random(gpu, stored, tiling)?;
+        let format = stored.format();
         matvec.push((format, product(gpu, &weights, 1, effort)?));
         matmul.push((format, product(gpu, &weights, BATCH, effort)?));
     }
@@ -105,8 +106,7 @@ pub fn measure(
 }
 
 /// A matrix of any bytes.
-fn random(gpu: &Gpu, packed: Packed, tiling: Tiling) -> Result<GpuMatrix, GpuError> {
-    let format: Supported = packed.stored();
+fn random(gpu: &Gpu, format: Supported, tiling: Tiling) -> Result<GpuMatrix, GpuError> {
     let row = format.row_bytes(SIDE).unwrap_or(0);
     let bytes: Vec<u8> =
         (0..SIDE * row).map(|at| (at.wrapping_mul(2_654_435_761) >> 9) as u8 & 0x3f).collect();
@@ -116,7 +116,7 @@ fn random(gpu: &Gpu, packed: Packed, tiling: Tiling) -> Result<GpuMatrix, GpuErr
 /// The launches of a product of so many tokens, with the rounding of its inputs where that is a kernel of its own.
 pub fn product_launches(gpu: &Gpu, weights: &GpuMatrix, tokens: u32) -> Result<Vec<Launch>, GpuError> {
     let stage = if tokens == 1 { Stage::Decode } else { Stage::Prefill };
-    let (length, block) = (weights.length, weights.packed.block());
+    let length = weights.length;
     let input: Vec<f32> = (0..length * tokens).map(|at| (at % 17) as f32 - 8.0).collect();
     let (params, x) = (gpu.params()?, gpu.upload("inputs", &input)?);
     gpu.write(&params, &[Params::pass(tokens, 0)])?;
@@ -126,11 +126,11 @@ pub fn product_launches(gpu: &Gpu, weights: &GpuMatrix, tokens: u32) -> Result<V
     let [codes, scales, sums] =
         [gpu.zeros("codes", rounded[0])?, gpu.zeros("scales", rounded[1])?, gpu.zeros("sums", rounded[2])?];
     let mut launches = Vec::new();
-    let apart = stage == Stage::Prefill && block > 0;
-    if apart {
-        let text = quantise::kernel(length, block, Storage::Linear);
+    let apart = weights.packed.inputs().filter(|_| stage == Stage::Prefill);
+    if let Some(scaled) = apart {
+        let text = quantise::kernel(length, scaled, Storage::Linear);
         let bound = [&params, &x, &codes, &scales, &sums].map(Binding::Buffer);
-        launches.push(gpu.launch("round", &text, &bound, quantise::groups(length, tokens))?);
+        launches.push(gpu.launch("round", &text, &bound, quantise::groups(length, scaled, tokens))?);
     }
     for part in &weights.parts {
         let product = Product {
@@ -142,7 +142,7 @@ pub fn product_launches(gpu: &Gpu, weights: &GpuMatrix, tokens: u32) -> Result<V
         };
         let mut bound = vec![&params, &part.texels];
         bound.extend(&part.scales);
-        bound.extend(if apart { vec![&codes, &scales, &sums] } else { vec![&x] });
+        bound.extend(if apart.is_some() { vec![&codes, &scales, &sums] } else { vec![&x] });
         bound.push(&out);
         let bound: Vec<Binding<'_>> = bound.into_iter().map(Binding::Buffer).collect();
         launches.push(gpu.launch("product", &product.kernel()?, &bound, product.groups(tokens))?);

@@ -125,8 +125,8 @@ fn printed(published: &Published, row: &Row, system: &str, (run, chosen): (usize
         row: escape::name(&row.label),
         system: escape::name(system),
         chosen,
-        tpot_ms: cell.tpot.map(|time| time.0 * 1e3),
-        ttft_ms: cell.ttft.map(|time| time.0 * 1e3),
+        tpot_ms: row.tpot(&cell).map(|time| time.0 * 1e3),
+        ttft_ms: row.ttft(&cell).map(|time| time.0 * 1e3),
         outcome: cell.outcome,
         tolerance: cell.tolerance.unwrap_or(published.tolerance).0,
         fitted: published.fitted.contains(&row.label),
@@ -135,7 +135,7 @@ fn printed(published: &Published, row: &Row, system: &str, (run, chosen): (usize
 
 /// The name of a row's scenario.
 fn scenario(row: &Row) -> Option<&str> {
-    Path::new(&row.scenario).file_stem()?.to_str()
+    Path::new(row.scenario.as_deref()?).file_stem()?.to_str()
 }
 
 fn list<'n>(names: impl Iterator<Item = &'n str>) -> String {

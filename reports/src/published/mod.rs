@@ -5,6 +5,9 @@
 //! claims: ratios that a text states without a table. Nothing here is used to set a parameter; which of its rows
 //! were, elsewhere, the document says itself.
 //!
+//! A row is a scenario, which is planned and simulated with each system, or a pass of a model through one GPU, which is
+//! predicted by two numbers of each ([`speeds`]).
+//!
 //! Not here: running them (the command line), how near the simulator comes ([`scores`]), and which cells belong beside a
 //! run that was made already ([`beside`]).
 
@@ -12,20 +15,24 @@ pub mod beside;
 pub mod page;
 pub mod results;
 pub mod scores;
+pub mod speeds;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use hearth_profiles::device::SocOptions;
 use hearth_profiles::document::{Document, DocumentError};
-use hearth_profiles::{Fraction, Seconds};
+use hearth_profiles::{Fraction, PerSecond, Seconds};
 use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::scenario::PlannerOptions;
 use hearth_schema::trace::Outcome;
 use serde::{Deserialize, Serialize};
 
+use speeds::{LeftOut, Roofline, TwoNumbers};
+
 /// The documents of `published/`, by name.
-pub const SHIPPED: [(&str, &str); 6] = [
+pub const SHIPPED: [(&str, &str); 7] = [
     ("heterollm", include_str!("../../published/heterollm.yaml")),
+    ("ml-drift", include_str!("../../published/ml-drift.yaml")),
     ("prima-fig-10", include_str!("../../published/prima-fig-10.yaml")),
     ("prima-fig-2", include_str!("../../published/prima-fig-2.yaml")),
     ("prima-fig-8", include_str!("../../published/prima-fig-8.yaml")),
@@ -83,7 +90,11 @@ pub struct System {
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub about: String,
     /// What it plans with, instead of what the scenario says.
-    pub planner: PlannerOptions,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub planner: Option<PlannerOptions>,
+    /// The GPU that it is, for rows that are passes through one GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<TwoNumbers>,
     /// How its devices keep their weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub residency: Option<ResidencyOptions>,
@@ -99,7 +110,11 @@ pub struct Row {
     /// As printed.
     pub label: String,
     /// The path of the scenario, from the folder of this document.
-    pub scenario: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scenario: Option<String>,
+    /// A pass through one GPU instead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub roofline: Option<Roofline>,
     /// What was published of a system; a system without a cell here is run where a claim names it.
     #[serde(default)]
     pub cells: BTreeMap<String, Cell>,
@@ -115,6 +130,15 @@ pub struct Cell {
     /// Time to the first token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttft: Option<Seconds>,
+    /// Tokens of the prompt a second, instead of `ttft`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefill: Option<PerSecond>,
+    /// Tokens a second after it, instead of `tpot`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decode: Option<PerSecond>,
+    /// Numbers that look like something else than what the row is about, and count in no mean.
+    #[serde(default, skip_serializing_if = "LeftOut::is_empty")]
+    pub left_out: LeftOut,
     /// How it ended, if not well.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outcome: Option<Outcome>,
@@ -205,6 +229,7 @@ impl Document for Published {
         if let Some(twice) = self.systems.iter().find(|system| !systems.insert(&system.name)) {
             return refuse(format!("two systems are called `{}`", twice.name));
         }
+        self.systems.iter().find_map(speeds::check_system).map_or(Ok(()), refuse)?;
         let mut rows = BTreeSet::new();
         if let Some(twice) = self.rows.iter().find(|row| !rows.insert(&row.label)) {
             return refuse(format!("two rows are called `{}`", twice.label));
@@ -220,6 +245,7 @@ impl Document for Published {
             if times.into_iter().any(|time| time.0 <= 0.0) {
                 return refuse(format!("row `{}` has a time that is not above zero", row.label));
             }
+            speeds::check(row, &self.systems).map_or(Ok(()), refuse)?;
         }
         if let Some(unknown) = self.fitted.iter().find(|label| !rows.contains(label)) {
             return refuse(format!("`fitted` names `{unknown}`, which is no row here"));

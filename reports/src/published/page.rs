@@ -14,6 +14,7 @@ use hearth_schema::trace::Outcome;
 
 use super::results::{Result, Results, Simulated};
 use super::scores::{Error, Judgement, Scores};
+use super::speeds::Speeds;
 use super::{Cell, Published, Ratio};
 use crate::document::{Block, Document, Figure, Section, Table, Text, Weight};
 use crate::parity::{self, Dot};
@@ -52,6 +53,9 @@ pub fn summary_text(published: &Published, results: &Results) -> String {
         let ratio = ratio.map_or("no ratio".into(), |ratio| format!("{ratio:.2}"));
         let _ =
             writeln!(text, "  does not hold: {claim} (simulated {ratio}, the text can mean {from} to {to})");
+    }
+    if let Some(speeds) = &scores.speeds {
+        text += &speeds.text();
     }
     text
 }
@@ -99,6 +103,7 @@ fn document(published: &Published, results: &Results, scores: &Scores) -> Docume
         "ttft",
         times(published, &scores.ttft, "Time to the first token in ms"),
     );
+    section("Speeds", "speeds", scores.speeds.iter().flat_map(Speeds::blocks).collect());
     section("Memory pressure", "pressure", pressure(published, results));
     section("Memory by device and processor", "footprint", footprint(published, results));
     section("What the text says", "claims", claims(published, scores));
@@ -145,7 +150,8 @@ fn summary(published: &Published, scores: &Scores) -> Text {
 }
 
 fn errors_in_words(what: &str, median: f64, errors: &[Error]) -> String {
-    let (cells, outside) = (errors.len(), errors.iter().filter(|error| !error.within).count());
+    let counted = || errors.iter().filter(|error| !error.left_out);
+    let (cells, outside) = (counted().count(), counted().filter(|error| !error.within).count());
     format!(
         "{what}: median error {:.1} %, {outside} of {cells} cells outside their tolerance.",
         median * 100.0

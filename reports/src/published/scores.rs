@@ -7,14 +7,16 @@
 //! - The order of the rows in a column: Spearman's rank correlation of published and simulated times.
 //! - Outcomes: whether a run is out of memory where it was.
 //! - Claims: whether a ratio lies within what the text can mean.
+//! - Speeds, where they were published instead of times ([`super::speeds`]).
 //!
 //! Not here: laying it out ([`super::page`]).
 
 use hearth_schema::trace::Outcome;
 use serde::Serialize;
 
-use super::results::{Result, Results};
-use super::{Cell, Claim, Published};
+use super::results::{Result, Results, Simulated};
+use super::speeds::Speeds;
+use super::{Cell, Claim, Published, Row};
 
 /// Published times nearer to each other than this may stand either way round.
 const TIE: f64 = 1.2;
@@ -38,6 +40,9 @@ pub struct Error {
     pub fitted: bool,
     /// Whether the simulated time is within the tolerance. From a half on a tolerance is a factor, both ways.
     pub within: bool,
+    /// Whether it counts in no median: the document says why.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub left_out: bool,
 }
 
 fn within(error: Option<f64>, tolerance: f64) -> bool {
@@ -68,6 +73,9 @@ pub struct Scores {
     pub outcomes: Vec<String>,
     /// Each claim's ratio.
     pub claims: Vec<Judgement>,
+    /// Speeds of the rows that are passes through one GPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub speeds: Option<Speeds>,
 }
 
 /// A claim and what the simulator makes of it.
@@ -86,17 +94,33 @@ pub struct Judgement {
 impl Scores {
     /// Puts results beside what was published.
     pub fn of(published: &Published, results: &Results) -> Self {
-        let tpot = errors(published, results, |cell| cell.tpot.map(|time| time.0), |run| run.tpot_ms);
-        let ttft = errors(published, results, |cell| cell.ttft.map(|time| time.0), |run| run.ttft_ms);
-        let held_out = tpot.iter().filter(|error| !error.fitted);
+        let left_out = |of: &Option<String>| of.is_some();
+        let tpot = errors(
+            published,
+            results,
+            |row, cell| Some((row.tpot(cell)?.0, left_out(&cell.left_out.decode))),
+            |run| run.tpot_ms,
+        );
+        let ttft = errors(
+            published,
+            results,
+            |row, cell| Some((row.ttft(cell)?.0, left_out(&cell.left_out.prefill))),
+            |run| run.ttft_ms,
+        );
+        let counted = |errors: &[Error]| -> Vec<(f64, bool)> {
+            let counted = errors.iter().filter(|error| !error.left_out);
+            counted.filter_map(|error| Some((error.error?, error.fitted))).collect()
+        };
+        let held_out = counted(&tpot).into_iter().filter(|(_, fitted)| !fitted);
         Self {
-            median: median(tpot.iter().filter_map(|error| error.error)),
-            median_ttft: median(ttft.iter().filter_map(|error| error.error)),
-            median_held_out: median(held_out.filter_map(|error| error.error)),
+            median: median(counted(&tpot).into_iter().map(|(error, _)| error)),
+            median_ttft: median(counted(&ttft).into_iter().map(|(error, _)| error)),
+            median_held_out: median(held_out.map(|(error, _)| error)),
             order: order(published, results),
             rank: rank(published, &tpot),
             outcomes: outcomes(published, results),
             claims: published.claims.iter().map(|claim| judge(published, results, claim)).collect(),
+            speeds: Speeds::of(published, results),
             tpot,
             ttft,
         }
@@ -106,14 +130,15 @@ impl Scores {
 fn errors(
     published: &Published,
     results: &Results,
-    time: impl Fn(&Cell) -> Option<f64>,
-    simulated: impl Fn(&super::results::Simulated) -> Option<f64>,
+    time: impl Fn(&Row, &Cell) -> Option<(f64, bool)>,
+    simulated: impl Fn(&Simulated) -> Option<f64>,
 ) -> Vec<Error> {
     let mut errors = Vec::new();
     for (place, row) in published.rows.iter().enumerate() {
         for (column, system) in published.systems.iter().enumerate() {
             let Some(cell) = row.cells.get(&system.name) else { continue };
-            let Some(published_ms) = time(cell).map(|seconds| seconds * 1e3) else { continue };
+            let Some((seconds, left_out)) = time(row, cell) else { continue };
+            let published_ms = seconds * 1e3;
             let run = results.get(&(place, column)).and_then(|result| result.ran());
             let simulated_ms = run.filter(|run| run.outcome == Outcome::Ok).and_then(&simulated);
             let error = simulated_ms.map(|simulated| simulated / published_ms - 1.0);
@@ -127,6 +152,7 @@ fn errors(
                 tolerance,
                 fitted: published.fitted.contains(&row.label),
                 within: within(error, tolerance),
+                left_out,
             });
         }
     }
@@ -142,10 +168,10 @@ fn median(errors: impl Iterator<Item = f64>) -> Option<f64> {
 }
 
 /// The time of a cell as published, endless if it ran out of memory.
-fn published_time(cell: &Cell) -> Option<f64> {
+fn published_time(row: &Row, cell: &Cell) -> Option<f64> {
     match cell.outcome {
         Some(Outcome::OutOfMemory | Outcome::Killed) => Some(f64::INFINITY),
-        _ => cell.tpot.map(|time| time.0 * 1e3),
+        _ => row.tpot(cell).map(|time| time.0 * 1e3),
     }
 }
 
@@ -157,7 +183,7 @@ fn order(published: &Published, results: &Results) -> Vec<String> {
             .iter()
             .enumerate()
             .filter_map(|(column, system)| {
-                let printed = published_time(row.cells.get(&system.name)?)?;
+                let printed = published_time(row, row.cells.get(&system.name)?)?;
                 let here = results.get(&(place, column)).and_then(Result::tpot_ms);
                 Some((system.name.as_str(), printed, here.unwrap_or(f64::INFINITY)))
             })
@@ -237,7 +263,6 @@ mod tests {
 
     use hearth_profiles::document::Document;
 
-    use super::super::results::Simulated;
     use super::*;
 
     const DOCUMENT: &str = "\

@@ -3,6 +3,8 @@
 //! ML Drift paper, section 3.4: what a device has selects the variant of a kernel. Here it is asked; a [`Mask`] takes
 //! away, so that every variant can be run on one machine.
 
+use super::memory::BUDGET_PERCENT;
+
 /// What kernels can use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
@@ -35,6 +37,8 @@ pub struct Mask {
     pub half: bool,
     /// At most so many bytes a buffer, so that large weights are split.
     pub binding_bytes: Option<u64>,
+    /// At most so many bytes in all.
+    pub memory_bytes: Option<u64>,
 }
 
 /// What a driver says of an adapter.
@@ -127,7 +131,13 @@ pub(super) fn best() -> Option<(wgpu::Adapter, AdapterFacts)> {
 }
 
 fn found() -> Vec<(wgpu::Adapter, AdapterFacts)> {
-    let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle());
+    let instance = wgpu::Instance::new(wgpu::InstanceDescriptor {
+        memory_budget_thresholds: wgpu::MemoryBudgetThresholds {
+            for_resource_creation: Some(BUDGET_PERCENT),
+            ..wgpu::MemoryBudgetThresholds::default()
+        },
+        ..wgpu::InstanceDescriptor::new_without_display_handle()
+    });
     let packed = wgpu::WgslLanguageFeatures::Packed4x8IntegerDotProduct;
     let packed = instance.wgsl_language_features().contains(packed);
     let adapters = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::PRIMARY));

@@ -1,11 +1,12 @@
 //! How do numbers get to the GPU and back?
 
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 
 use bytemuck::{Pod, Zeroable};
 use wgpu::BufferUsages;
 
 use super::Gpu;
+use super::memory::Lease;
 use crate::error::GpuError;
 use crate::virtual_tensor::Storage;
 
@@ -14,6 +15,8 @@ use crate::virtual_tensor::Storage;
 pub struct Tensor {
     pub(crate) buffer: wgpu::Buffer,
     bytes: u64,
+    /// Clones are the same memory.
+    _lease: Arc<Lease>,
 }
 
 impl Tensor {
@@ -93,9 +96,10 @@ impl Gpu {
                 what: format!("{what}: {size} bytes in one buffer, which may have {most}"),
             });
         }
+        let lease = Arc::new(self.account.take(what, size)?);
         let descriptor = wgpu::BufferDescriptor { label: Some(what), size, usage, mapped_at_creation: false };
         let buffer = self.checked(what, |device| device.create_buffer(&descriptor))?;
-        Ok(Tensor { buffer, bytes: size })
+        Ok(Tensor { buffer, bytes: size, _lease: lease })
     }
 
     /// A tensor of these numbers.

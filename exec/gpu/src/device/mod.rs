@@ -8,6 +8,7 @@
 
 mod adapter;
 mod buffers;
+mod memory;
 mod pipelines;
 
 use std::collections::BTreeMap;
@@ -31,6 +32,7 @@ pub struct Gpu {
     facts: AdapterFacts,
     capabilities: Capabilities,
     lost: Arc<Mutex<Option<String>>>,
+    account: Arc<memory::Account>,
     pipelines: Mutex<BTreeMap<String, Arc<wgpu::ComputePipeline>>>,
 }
 
@@ -70,8 +72,8 @@ impl Gpu {
         device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
             lock(&told).get_or_insert_with(|| error.to_string());
         }));
-        let pipelines = Mutex::default();
-        Ok(Gpu { device, queue, facts, capabilities, lost, pipelines })
+        let (pipelines, account) = (Mutex::default(), memory::Account::new(&facts, mask.memory_bytes));
+        Ok(Gpu { device, queue, facts, capabilities, lost, account, pipelines })
     }
 
     /// What the driver says of it.
@@ -119,6 +121,11 @@ impl Gpu {
     }
 
     /// Waits until all that was submitted is done.
+    pub fn finished(&self) -> Result<(), GpuError> {
+        self.wait("what was submitted")
+    }
+
+    /// The same, said of something.
     pub(crate) fn wait(&self, what: &str) -> Result<(), GpuError> {
         let poll = wgpu::PollType::Wait { submission_index: None, timeout: Some(DEADLINE) };
         let waited = self.device.poll(poll);

@@ -34,6 +34,19 @@ pub enum Matrix {
     Down,
 }
 
+impl Matrix {
+    /// Of a layer, in the order of `hearth_exec::LayerWeights`.
+    pub const ALL: [Matrix; 7] = [
+        Matrix::Query,
+        Matrix::Key,
+        Matrix::Value,
+        Matrix::AttentionOutput,
+        Matrix::Gate,
+        Matrix::Up,
+        Matrix::Down,
+    ];
+}
+
 /// Which weights a norm has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Norm {

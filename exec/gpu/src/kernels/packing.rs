@@ -10,12 +10,16 @@
 //! Q8_0        2 texels for 32 weights    Q4_0        1 texel for 32: byte j has weights j and j + 16
 //! Q4_K        9 texels for 256: scale, minimum and their 6-bit factors; then 8 as in Q4_0
 //! Q6_K        13 texels for 256: factors; 8 of low bits as in Q4_0; 4 of high bits, two weights' bits a field
+//! Row8        16 weights a texel         Row4        1 texel for 32, as Q4_0
 //! ```
+//!
+//! The last two have one scale a row and are in no file: weights are converted to them (`crate::conversion`).
 //!
 //! The rearrangement is a kernel of its own, run once over the raw bytes of the file.
 
 use hearth_exec::kernels::Supported;
 
+use super::quantise::{Scaled, UNIT};
 use crate::device::Params;
 use crate::error::GpuError;
 use crate::virtual_tensor::{WeightOrder, WeightShape};
@@ -43,33 +47,50 @@ pub enum Packed {
     Q4K,
     /// Six bits in blocks of 256.
     Q6K,
+    /// Eight bits with a scale a row.
+    Row8,
+    /// Four bits with a scale a row.
+    Row4,
 }
 
 impl Packed {
-    /// Every one of them.
+    /// Every one that files have.
     pub const ALL: [Packed; 7] =
         [Packed::F32, Packed::F16, Packed::Bf16, Packed::Q8_0, Packed::Q4_0, Packed::Q4K, Packed::Q6K];
 
-    /// As it is stored in a file.
-    pub fn stored(self) -> Supported {
+    /// As it is stored in a file, if it is.
+    pub fn stored(self) -> Option<Supported> {
         match self {
-            Packed::F32 => Supported::F32,
-            Packed::F16 => Supported::F16,
-            Packed::Bf16 => Supported::Bf16,
-            Packed::Q8_0 => Supported::Q8_0,
-            Packed::Q4_0 => Supported::Q4_0,
-            Packed::Q4K => Supported::Q4K,
-            Packed::Q6K => Supported::Q6K,
+            Packed::F32 => Some(Supported::F32),
+            Packed::F16 => Some(Supported::F16),
+            Packed::Bf16 => Some(Supported::Bf16),
+            Packed::Q8_0 => Some(Supported::Q8_0),
+            Packed::Q4_0 => Some(Supported::Q4_0),
+            Packed::Q4K => Some(Supported::Q4K),
+            Packed::Q6K => Some(Supported::Q6K),
+            Packed::Row8 | Packed::Row4 => None,
         }
+    }
+
+    /// Whether it has one scale a row.
+    pub fn is_by_row(self) -> bool {
+        matches!(self, Packed::Row8 | Packed::Row4)
     }
 
     /// The kernels for a format, for rows of this length.
     pub fn of(format: Supported, length: usize) -> Result<Packed, GpuError> {
-        let found = Packed::ALL.into_iter().find(|packed| packed.stored() == format);
+        let found = Packed::ALL.into_iter().find(|packed| packed.stored() == Some(format));
         let packed = found.ok_or_else(|| {
-            let known = Packed::ALL.map(|packed| packed.stored().to_string()).join(", ");
-            GpuError::Format { format, known }
+            let known: Vec<String> =
+                Packed::ALL.iter().filter_map(|packed| Some(packed.stored()?.to_string())).collect();
+            GpuError::Format { format, known: known.join(", ") }
         })?;
+        packed.for_rows(length)
+    }
+
+    /// These kernels, for rows of this length.
+    pub(crate) fn for_rows(self, length: usize) -> Result<Packed, GpuError> {
+        let packed = self;
         if !length.is_multiple_of(packed.granule() as usize) {
             let need = "whole texels and blocks";
             return Err(GpuError::Dimension { what: "the length of a row of weights", found: length, need });
@@ -86,12 +107,21 @@ impl Packed {
         }
     }
 
-    /// Weights under one scale of activations; 0 if those are not rounded.
+    /// Weights that are multiplied together; 0 if they are single numbers.
     pub fn block(self) -> u32 {
         match self {
             Packed::F32 | Packed::F16 | Packed::Bf16 => 0,
-            Packed::Q8_0 | Packed::Q4_0 => 32,
+            Packed::Q8_0 | Packed::Q4_0 | Packed::Row8 | Packed::Row4 => UNIT,
             Packed::Q4K | Packed::Q6K => 256,
+        }
+    }
+
+    /// How inputs are rounded, if they are.
+    pub fn inputs(self) -> Option<Scaled> {
+        match self.block() {
+            0 => None,
+            _ if self.is_by_row() => Some(Scaled::Row),
+            block => Some(Scaled::Blocks(block)),
         }
     }
 
@@ -101,7 +131,8 @@ impl Packed {
             Packed::F32 => length / 4,
             Packed::F16 | Packed::Bf16 => length / 8,
             Packed::Q8_0 => length / 32 * 2,
-            Packed::Q4_0 => length / 32,
+            Packed::Row8 => length / 16,
+            Packed::Q4_0 | Packed::Row4 => length / 32,
             Packed::Q4K => length / 256 * 9,
             Packed::Q6K => length / 256 * 13,
         }
@@ -112,7 +143,7 @@ impl Packed {
         match self {
             Packed::Q8_0 | Packed::Q4_0 => (length / 32).div_ceil(2),
             Packed::Q6K => (length / 256).div_ceil(2),
-            Packed::F32 | Packed::F16 | Packed::Bf16 | Packed::Q4K => 0,
+            Packed::F32 | Packed::F16 | Packed::Bf16 | Packed::Q4K | Packed::Row8 | Packed::Row4 => 0,
         }
     }
 
@@ -122,14 +153,16 @@ impl Packed {
             Packed::Q8_0 => (34, 0),
             Packed::Q4_0 => (18, 0),
             Packed::Q6K => (210, 208),
-            Packed::F32 | Packed::F16 | Packed::Bf16 | Packed::Q4K => (0, 0),
+            Packed::F32 | Packed::F16 | Packed::Bf16 | Packed::Q4K | Packed::Row8 | Packed::Row4 => (0, 0),
         }
     }
 
     /// The texel `t` of the row whose bytes begin at `row`.
     fn texel(self) -> &'static str {
         match self {
-            Packed::F32 | Packed::F16 | Packed::Bf16 => "    return bytes16(row + t * 16u);\n",
+            Packed::F32 | Packed::F16 | Packed::Bf16 | Packed::Row8 | Packed::Row4 => {
+                "    return bytes16(row + t * 16u);\n"
+            }
             Packed::Q8_0 => "    return bytes16(row + t / 2u * 34u + 2u + t % 2u * 16u);\n",
             Packed::Q4_0 => "    return bytes16(row + t * 18u + 2u);\n",
             Packed::Q4K => {

@@ -10,9 +10,11 @@
 //!
 //! Weights are dequantised here and nowhere else. All products of a block times its integer factors are added up as
 //! integers, so that both stages, and the CPU, have the same ones; only the floats that they become are added in another
-//! order. What is done with a result at once is part of the kernel: a bias, and the gate's function and product.
+//! order. With one scale a row a whole product is one integer ([`rows`]). What is done with a result at once is part of
+//! the kernel: a bias, and the gate's function and product.
 
 mod blocks;
+mod rows;
 
 use std::fmt::Write;
 
@@ -20,7 +22,7 @@ use hearth_exec::hyperparameters::Gating;
 
 use super::Variant;
 use super::packing::{Packed, scale_texel};
-use super::quantise::{self, UNIT};
+use super::quantise::{self, Scaled, UNIT};
 use crate::device::Params;
 use crate::virtual_tensor::{Accessor, Direction, Storage, WeightOrder, WeightShape};
 use blocks::{DOTS, FACTORS};
@@ -89,14 +91,15 @@ pub struct Product {
     pub activation: Option<Gating>,
     /// The result is multiplied with another tensor.
     pub multiplies: bool,
-    /// Instead of results, the integers of each block are written: [tokens, blocks, rows].
+    /// Instead of results, the integers of each block are written: [tokens, blocks, rows]. With a scale a row a row is
+    /// one block.
     pub integers: bool,
 }
 
 impl Product {
     /// Whether inputs are rounded.
     fn is_quantised(&self) -> bool {
-        self.packed.block() > 0
+        self.packed.inputs().is_some()
     }
 
     /// Whether they are rounded in this kernel.
@@ -142,6 +145,8 @@ impl Product {
         declare(&mut text, &read("weights", if halves { "Halves" } else { "vec4<u32>" }));
         if self.packed.scale_words(self.length) > 0 {
             declare(&mut text, &read("scales", "vec4<u32>"));
+        } else if self.packed.is_by_row() {
+            declare(&mut text, &read("row_scales", "vec4<f32>"));
         }
         let x = Accessor::rows("x", self.storage, self.length, Direction::Read);
         if self.is_quantised() && !self.rounds() {
@@ -215,7 +220,8 @@ impl Product {
 
     /// `codes`, `input_scale` and `input_sum` of a block of this chunk, or of all.
     fn inputs(&self) -> String {
-        let block = self.packed.block();
+        let scaled = self.packed.inputs().unwrap_or(Scaled::Row);
+        let block = scaled.block(self.length);
         if !self.rounds() {
             let (units, blocks) = (self.length / UNIT, self.length / block);
             return format!(
@@ -227,22 +233,32 @@ impl Product {
             );
         }
         let threads = self.tiling.threads(Stage::Decode);
-        let in_block = block / UNIT;
-        let stored = format!(
+        let mut stored = String::from(
             "    codes_shared[2u * lane] = low;\n    codes_shared[2u * lane + 1u] = high;\n    \
-             code_sums_shared[2u * lane] = sums.x;\n    code_sums_shared[2u * lane + 1u] = sums.y;\n    \
-             if (lane % {in_block}u == 0u) {{ scale_shared[lane / {in_block}u] = scale; }}\n"
+             code_sums_shared[2u * lane] = sums.x;\n    code_sums_shared[2u * lane + 1u] = sums.y;\n",
         );
+        let scale = match scaled {
+            Scaled::Row => rows::INPUT_SCALE.to_owned(),
+            Scaled::Blocks(block) => {
+                let in_block = block / UNIT;
+                let _ = writeln!(
+                    stored,
+                    "    if (lane % {in_block}u == 0u) {{ scale_shared[lane / {in_block}u] = scale; }}"
+                );
+                format!(
+                    "var<workgroup> scale_shared: array<f32, {threads}>;\n\
+                     fn input_scale(token: u32, block: u32) -> f32 {{ return scale_shared[block]; }}\n"
+                )
+            }
+        };
         format!(
             "var<workgroup> codes_shared: array<vec4<u32>, {}>;\n\
-             var<workgroup> code_sums_shared: array<i32, {}>;\n\
-             var<workgroup> scale_shared: array<f32, {threads}>;\n\
+             var<workgroup> code_sums_shared: array<i32, {}>;\n{scale}\
              fn codes(token: u32, texel: u32) -> vec4<u32> {{ return codes_shared[texel]; }}\n\
-             fn input_scale(token: u32, block: u32) -> f32 {{ return scale_shared[block]; }}\n\
              fn input_sum(token: u32, at: u32) -> i32 {{ return code_sums_shared[at]; }}\n{}",
             2 * threads,
             2 * threads,
-            quantise::functions(block, threads, &stored),
+            quantise::functions(scaled, self.length, threads, &stored),
         )
     }
 
@@ -279,7 +295,8 @@ impl Product {
         let (slice, part) = if along { ("local.y", "local.x") } else { ("local.x", "local.y") };
         let mut text = String::new();
         if is_decode {
-            let _ = writeln!(text, "var<workgroup> parts_shared: array<vec4<f32>, {}>;", x * y);
+            let kind = if self.packed.is_by_row() { "i32" } else { "f32" };
+            let _ = writeln!(text, "var<workgroup> parts_shared: array<vec4<{kind}>, {}>;", x * y);
         }
         let _ = write!(
             text,
@@ -297,7 +314,10 @@ impl Product {
         if self.integers && self.packed.scale_words(self.length) > 0 {
             text += "    _ = scale(0u, 0u);\n";
         }
-        if self.integers {
+        if self.integers && self.packed.is_by_row() {
+            text += "    _ = row_scales[0];\n";
+        }
+        if self.integers && !(self.packed.is_by_row() && is_decode) {
             text += "    _ = input_scale(0u, 0u);\n";
         }
         for t in 0..tokens {
@@ -310,6 +330,9 @@ impl Product {
                 );
             }
             let _ = writeln!(text, "    var acc{t} = vec4<f32>(0.0);");
+            if self.packed.is_by_row() {
+                let _ = writeln!(text, "    var n{t} = vec4<i32>(0);");
+            }
         }
         text += &self.walk();
         text += &self.ending(slice);
@@ -332,6 +355,7 @@ impl Product {
         let blocks = self.length / block;
         let body = match self.packed {
             Packed::Q8_0 | Packed::Q4_0 => self.block32(),
+            Packed::Row8 | Packed::Row4 => self.unit(),
             Packed::Q4K => self.block_q4_k(),
             _ => self.block_q6_k(),
         };
@@ -344,12 +368,19 @@ impl Product {
         let threads = self.tiling.threads(Stage::Decode);
         let (units, in_chunk) = (self.length / UNIT, threads * UNIT / block);
         let chunks = units.div_ceil(threads);
+        let (before, rounding) = if self.packed.is_by_row() {
+            (rows::BEFORE, rows::ROUNDING)
+        } else {
+            (
+                "",
+                "    quantise_load(0u, unit, lane, inside);\n    workgroupBarrier();\n    \
+                 if (inside) { quantise_finish(0u, unit, lane); }\n",
+            )
+        };
         format!(
-            "    for (var chunk = 0u; chunk < {chunks}u; chunk++) {{\n    \
-             let unit = chunk * {threads}u + lane;\n    let inside = unit < {units}u;\n    \
-             quantise_load(0u, unit, lane, inside);\n    workgroupBarrier();\n    \
-             if (inside) {{ quantise_finish(0u, unit, lane); }}\n    workgroupBarrier();\n    \
-             let end = min({in_chunk}u, {blocks}u - chunk * {in_chunk}u);\n    \
+            "{before}    for (var chunk = 0u; chunk < {chunks}u; chunk++) {{\n    \
+             let unit = chunk * {threads}u + lane;\n    let inside = unit < {units}u;\n{rounding}    \
+             workgroupBarrier();\n    let end = min({in_chunk}u, {blocks}u - chunk * {in_chunk}u);\n    \
              for (var here = {first}; here < end; here += {step}u) {{\n        \
              let block = chunk * {in_chunk}u + here;\n{body}    }}\n    workgroupBarrier();\n    }}\n"
         )
@@ -357,18 +388,25 @@ impl Product {
 
     /// Adds up what a group's threads have, and writes it.
     fn ending(&self, slice: &str) -> String {
-        if self.integers {
+        if self.integers && !self.packed.is_by_row() {
             return String::new();
         }
         let (splits, slices) = (self.tiling.splits, self.tiling.slices);
         let mut text = String::new();
         if self.stage == Stage::Decode {
+            let sum = if self.packed.is_by_row() { "n0" } else { "acc0" };
             let _ = write!(
                 text,
-                "    parts_shared[part * {slices}u + {slice}] = acc0;\n    workgroupBarrier();\n    \
+                "    parts_shared[part * {slices}u + {slice}] = {sum};\n    workgroupBarrier();\n    \
                  if (part > 0u) {{ return; }}\n    \
-                 for (var i = 1u; i < {splits}u; i++) {{ acc0 += parts_shared[i * {slices}u + {slice}]; }}\n"
+                 for (var i = 1u; i < {splits}u; i++) {{ {sum} += parts_shared[i * {slices}u + {slice}]; }}\n"
             );
+        }
+        if self.packed.is_by_row() {
+            text += &self.scaled();
+            if self.integers {
+                return text;
+            }
         }
         let (own, first) = (self.rows.div_ceil(4), self.first_row / 4);
         let _ = writeln!(text, "    if (slice >= {own}u) {{ return; }}\n    let s = slice + {first}u;");

@@ -1,10 +1,10 @@
 //! How are the inputs of a product rounded to eight bits on the GPU?
 //!
 //! As on the CPU: in blocks of 32 or 256, `scale = max |x| / 127`, `code = nearest even(x * (127 / max |x|))`, and the
-//! sums of 16 codes for what is subtracted. ML Drift paper, section 3.7: in prefill this is a kernel of its own, in
-//! decode the same text is part of the product's kernel.
+//! sums of 16 codes for what is subtracted; for weights with a scale a row, one scale for the whole of x. ML Drift paper,
+//! section 3.7: in prefill this is a kernel of its own, in decode the same text is part of the product's kernel.
 //!
-//! Each thread has a unit of 32 values; eight units under one scale compare their largest values through shared memory.
+//! Each thread has a unit of 32 values; units under one scale compare their largest values through shared memory.
 //! A block with a value that is not finite gets a scale that is no number, so that the logits show it.
 
 use crate::device::Params;
@@ -16,41 +16,96 @@ pub const UNIT: u32 = 32;
 /// Threads of the kernel's groups.
 const THREADS: u32 = 64;
 
-/// Rounding in the shader: `quantise_load` before a barrier, `quantise_finish` after it. The shader has
-/// `x_read`, and says with `stored` what is done with codes, sums and scale.
-pub(crate) fn functions(block: u32, threads: u32, stored: &str) -> String {
-    let units = block / UNIT;
+/// Which values have one scale.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scaled {
+    /// So many after one another.
+    Blocks(u32),
+    /// All of a row.
+    Row,
+}
+
+impl Scaled {
+    /// Values under one scale, of rows of this length.
+    pub fn block(self, length: u32) -> u32 {
+        match self {
+            Scaled::Blocks(block) => block,
+            Scaled::Row => length,
+        }
+    }
+}
+
+/// Rounding in the shader. In blocks: `quantise_load` before a barrier, `quantise_finish` after it. Rows: `row_largest`,
+/// which has a barrier, then `unit_load` and `unit_store` for each unit. The shader has `x_read`, and says with `stored`
+/// what is done with codes, sums and scale.
+pub(crate) fn functions(scaled: Scaled, length: u32, threads: u32, stored: &str) -> String {
+    let own = match scaled {
+        Scaled::Blocks(block) => {
+            let units = block / UNIT;
+            format!(
+                "fn quantise_load(token: u32, unit: u32, lane: u32, inside: bool) {{\n\
+                 \x20   var largest = 0u;\n\
+                 \x20   if (inside) {{ largest = unit_load(token, unit); }}\n\
+                 \x20   largest_shared[lane] = largest;\n\
+                 }}\n\
+                 fn quantise_finish(token: u32, unit: u32, lane: u32) {{\n\
+                 \x20   var largest = 0u;\n\
+                 \x20   let first = lane / {units}u * {units}u;\n\
+                 \x20   for (var i = 0u; i < {units}u; i++) {{ largest = max(largest, largest_shared[first + i]); }}\n\
+                 \x20   unit_store(token, unit, lane, largest);\n\
+                 }}\n"
+            )
+        }
+        Scaled::Row => format!(
+            "fn row_largest(token: u32, lane: u32) -> u32 {{\n\
+             \x20   var largest = 0u;\n\
+             \x20   for (var unit = lane; unit < {}u; unit += {threads}u) {{\n\
+             \x20       largest = max(largest, unit_load(token, unit));\n\
+             \x20   }}\n\
+             \x20   largest_shared[lane] = largest;\n\
+             \x20   workgroupBarrier();\n\
+             \x20   for (var i = 0u; i < {threads}u; i++) {{ largest = max(largest, largest_shared[i]); }}\n\
+             \x20   return largest;\n\
+             }}\n",
+            length / UNIT
+        ),
+    };
+    format!("{}{own}", unit_functions(threads, stored))
+}
+
+/// Loading a unit, and rounding it when the largest value under its scale is known.
+fn unit_functions(threads: u32, stored: &str) -> String {
     format!(
         "var<workgroup> largest_shared: array<u32, {threads}>;\n\
          var<private> unit_values: array<vec4<f32>, 8>;\n\
-         fn quantise_load(token: u32, unit: u32, lane: u32, inside: bool) {{\n\
+         fn unit_load(token: u32, unit: u32) -> u32 {{\n\
          \x20   var largest = 0u;\n\
-         \x20   if (inside) {{\n\
-         \x20       for (var i = 0u; i < 8u; i++) {{\n\
-         \x20           let value = x_read(0u, token, 0u, unit * 8u + i);\n\
-         \x20           unit_values[i] = value;\n\
-         \x20           // Without their sign, floats are ordered as their bits are; the largest are not finite.\n\
-         \x20           let bits = bitcast<vec4<u32>>(value) & vec4<u32>(0x7fffffffu);\n\
-         \x20           largest = max(largest, max(max(bits.x, bits.y), max(bits.z, bits.w)));\n\
-         \x20       }}\n\
+         \x20   for (var i = 0u; i < 8u; i++) {{\n\
+         \x20       let value = x_read(0u, token, 0u, unit * 8u + i);\n\
+         \x20       unit_values[i] = value;\n\
+         \x20       // Without their sign, floats are ordered as their bits are; the largest are not finite.\n\
+         \x20       let bits = bitcast<vec4<u32>>(value) & vec4<u32>(0x7fffffffu);\n\
+         \x20       largest = max(largest, max(max(bits.x, bits.y), max(bits.z, bits.w)));\n\
          \x20   }}\n\
-         \x20   largest_shared[lane] = largest;\n\
+         \x20   return largest;\n\
          }}\n\
-         fn quantise_finish(token: u32, unit: u32, lane: u32) {{\n\
-         \x20   var largest = 0u;\n\
-         \x20   let first = lane / {units}u * {units}u;\n\
-         \x20   for (var i = 0u; i < {units}u; i++) {{ largest = max(largest, largest_shared[first + i]); }}\n\
+         fn scales_of(largest: u32) -> vec2<f32> {{\n\
          \x20   let magnitude = bitcast<f32>(min(largest, 0x7f7fffffu));\n\
          \x20   var scale = magnitude / 127.0;\n\
          \x20   var inverse = 127.0 / magnitude;\n\
          \x20   // Below 127 / the largest number, the inverse would not be finite.\n\
          \x20   if (magnitude < 3.7323e-37) {{ scale = 0.0; inverse = 0.0; }}\n\
+         \x20   if (largest >= 0x7f800000u) {{ scale = bitcast<f32>(largest | 0x00400000u); }}\n\
+         \x20   return vec2<f32>(scale, inverse);\n\
+         }}\n\
+         fn unit_store(token: u32, unit: u32, lane: u32, largest: u32) {{\n\
+         \x20   let scales = scales_of(largest);\n\
+         \x20   let scale = scales.x;\n\
          \x20   let spoilt = largest >= 0x7f800000u;\n\
-         \x20   if (spoilt) {{ scale = bitcast<f32>(largest | 0x00400000u); }}\n\
          \x20   var codes: array<u32, 8>;\n\
          \x20   var sums = vec2<i32>(0, 0);\n\
          \x20   for (var i = 0u; i < 8u; i++) {{\n\
-         \x20       var code = vec4<i32>(round(unit_values[i] * inverse));\n\
+         \x20       var code = vec4<i32>(round(unit_values[i] * scales.y));\n\
          \x20       if (spoilt) {{ code = vec4<i32>(1); }}\n\
          \x20       codes[i] = pack4xI8(code);\n\
          \x20       let sum = code.x + code.y + code.z + code.w;\n\
@@ -65,8 +120,9 @@ pub(crate) fn functions(block: u32, threads: u32, stored: &str) -> String {
 
 /// The kernel: bindings are parameters, x, codes [tokens, units * 2] of 16 bytes, scales [tokens, blocks] and sums
 /// [tokens, units * 2].
-pub fn kernel(length: u32, block: u32, storage: Storage) -> String {
-    let (units, blocks) = (length / UNIT, length / block);
+pub fn kernel(length: u32, scaled: Scaled, storage: Storage) -> String {
+    let (units, block) = (length / UNIT, scaled.block(length));
+    let blocks = length / block;
     let x = Accessor::rows("x", storage, length, Direction::Read);
     let in_block = block / UNIT;
     let stored = format!(
@@ -75,6 +131,22 @@ pub fn kernel(length: u32, block: u32, storage: Storage) -> String {
          sums_object[at] = sums.x;\n    sums_object[at + 1u] = sums.y;\n    \
          if (unit % {in_block}u == 0u) {{ scales_object[token * {blocks}u + unit / {in_block}u] = scale; }}\n"
     );
+    let main = match scaled {
+        Scaled::Blocks(_) => format!(
+            "    let unit = group.x * {THREADS}u + lane;\n\
+             \x20   let inside = unit < {units}u;\n\
+             \x20   quantise_load(group.y, unit, lane, inside);\n\
+             \x20   workgroupBarrier();\n\
+             \x20   if (inside) {{ quantise_finish(group.y, unit, lane); }}\n"
+        ),
+        Scaled::Row => format!(
+            "    let largest = row_largest(group.y, lane);\n\
+             \x20   for (var unit = lane; unit < {units}u; unit += {THREADS}u) {{\n\
+             \x20       _ = unit_load(group.y, unit);\n\
+             \x20       unit_store(group.y, unit, lane, largest);\n\
+             \x20   }}\n"
+        ),
+    };
     format!(
         "{}{}{}\
          @group(0) @binding(2) var<storage, read_write> codes_object: array<vec4<u32>>;\n\
@@ -84,20 +156,20 @@ pub fn kernel(length: u32, block: u32, storage: Storage) -> String {
          @compute @workgroup_size({THREADS})\n\
          fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{\n\
          \x20   _ = params.tokens;\n\
-         \x20   let unit = group.x * {THREADS}u + lane;\n\
-         \x20   let inside = unit < {units}u;\n\
-         \x20   quantise_load(group.y, unit, lane, inside);\n\
-         \x20   workgroupBarrier();\n\
-         \x20   if (inside) {{ quantise_finish(group.y, unit, lane); }}\n\
+         {main}\
          }}\n",
         Params::WGSL,
         x.declaration(1),
         x.functions(),
-        functions(block, THREADS, &stored),
+        functions(scaled, length, THREADS, &stored),
     )
 }
 
 /// Groups for so many tokens.
-pub fn groups(length: u32, tokens: u32) -> [u32; 3] {
-    [(length / UNIT).div_ceil(THREADS), tokens, 1]
+pub fn groups(length: u32, scaled: Scaled, tokens: u32) -> [u32; 3] {
+    let groups = match scaled {
+        Scaled::Blocks(_) => (length / UNIT).div_ceil(THREADS),
+        Scaled::Row => 1,
+    };
+    [groups, tokens, 1]
 }

@@ -11,11 +11,12 @@ use super::{GpuLayers, Grid, PART_TOKENS, Step, weights};
 use crate::device::{Binding, Launch, Tensor};
 use crate::error::GpuError;
 use crate::graph::{Fusion, Graph, Matrix, Node, Norm, Numbers, Operation, decoder, fuse};
+use crate::kernels::Variant;
 use crate::kernels::attention::AttentionKernel;
 use crate::kernels::norm::NormKernel;
 use crate::kernels::product::{Product, Stage};
+use crate::kernels::quantise::{self, Scaled};
 use crate::kernels::rotate::RotateKernel;
-use crate::kernels::{Variant, quantise};
 use crate::memory::{Record, improved};
 use crate::virtual_tensor::Storage;
 
@@ -28,8 +29,8 @@ struct Assembly<'a> {
     /// The layer at hand; before the first, none.
     layer: Option<u32>,
     first: u32,
-    /// The tensor that was rounded last, and in blocks of how many.
-    rounded: Option<(usize, u32)>,
+    /// The tensor that was rounded last, and how.
+    rounded: Option<(usize, Scaled)>,
     steps: Vec<Step>,
 }
 
@@ -153,16 +154,16 @@ impl Assembly<'_> {
     fn product(&mut self, matrix: Matrix, node: &Node) -> Result<(), GpuError> {
         let own = &self.own.layers[&self.layer()];
         let (weights, bias) = (&own.matrices[matrix as usize], own.biases[matrix as usize].as_ref());
-        let (length, block, input) = (weights.length, weights.packed.block(), node.reads[0]);
-        let apart = self.stage == Stage::Prefill && block > 0;
-        if apart && self.rounded != Some((input, block)) {
+        let (length, input) = (weights.length, node.reads[0]);
+        let apart = weights.packed.inputs().filter(|_| self.stage == Stage::Prefill);
+        if let Some(scaled) = apart.filter(|&scaled| self.rounded != Some((input, scaled))) {
             let room = &self.own.room;
             let [codes, scales, sums] = &room.rounded;
-            let text = quantise::kernel(length, block, Storage::Linear);
+            let text = quantise::kernel(length, scaled, Storage::Linear);
             let launch =
                 self.launch("round", &text, &[&room.params, self.tensor(input), codes, scales, sums])?;
-            self.push(Grid::Quantise { length }, vec![launch]);
-            self.rounded = Some((input, block));
+            self.push(Grid::Quantise { length, scaled }, vec![launch]);
+            self.rounded = Some((input, scaled));
         }
         let gating = self.own.model.hyperparameters().gating;
         let activates = node.operations.contains(&Operation::Activate);
@@ -181,7 +182,7 @@ impl Assembly<'_> {
             let room = &self.own.room;
             let mut tensors = vec![&room.params, &part.texels];
             tensors.extend(&part.scales);
-            if apart {
+            if apart.is_some() {
                 tensors.extend(&room.rounded);
             } else {
                 tensors.push(self.tensor(input));

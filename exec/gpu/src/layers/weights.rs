@@ -4,12 +4,13 @@ use hearth_exec::hyperparameters::Hyperparameters;
 use hearth_exec::{CacheOptions, Weights};
 use hearth_profiles::model::ModelShape;
 
+use super::Upload;
 use crate::device::{Binding, Gpu, Params, Tensor};
 use crate::error::GpuError;
-use crate::graph::Norm;
+use crate::graph::{self, Norm};
 use crate::kernels::Variant;
 use crate::kernels::norm::NormKernel;
-use crate::kernels::product::{Product, Stage, Tiling};
+use crate::kernels::product::{Product, Stage};
 use crate::kernels::rotate::Heads;
 use crate::matrix::GpuMatrix;
 use crate::virtual_tensor::{Storage, WeightOrder};
@@ -95,7 +96,7 @@ impl GpuLayer {
         model: &Weights,
         layer: u32,
         options: CacheOptions,
-        tiling: Tiling,
+        upload: Upload,
     ) -> Result<GpuLayer, GpuError> {
         let own = model.layer_weights(layer);
         let vector = |values: &[f32]| gpu.upload("a norm or a bias", values);
@@ -110,7 +111,10 @@ impl GpuLayer {
             matrices: own
                 .matrices
                 .into_iter()
-                .map(|matrix| GpuMatrix::upload(gpu, matrix, tiling))
+                .zip(graph::Matrix::ALL)
+                .map(|(matrix, role)| {
+                    GpuMatrix::converted(gpu, matrix, upload.conversion.of_layer(role), upload.tiling)
+                })
                 .collect::<Result<_, _>>()?,
             biases: own.biases.into_iter().map(optional).collect::<Result<_, _>>()?,
             attention_norm: vector(own.attention_norm)?,
@@ -163,10 +167,11 @@ pub(super) struct OutputMatrix {
 }
 
 impl OutputMatrix {
-    pub(super) fn upload(gpu: &Gpu, model: &Weights, tiling: Tiling) -> Result<OutputMatrix, GpuError> {
+    pub(super) fn upload(gpu: &Gpu, model: &Weights, upload: Upload) -> Result<OutputMatrix, GpuError> {
         let (norm, matrix, bias) = model.output_weights();
         let width = matrix.length;
-        let matrix = GpuMatrix::upload(gpu, matrix, tiling)?;
+        let Upload { tiling, conversion } = upload;
+        let matrix = GpuMatrix::converted(gpu, matrix, conversion.of_output(), tiling)?;
         let bias = bias.map(|bias| gpu.upload("a bias", bias)).transpose()?;
         let norm = gpu.upload("a norm", norm)?;
         let params = gpu.params()?;

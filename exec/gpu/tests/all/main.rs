@@ -3,6 +3,7 @@
 //! On whatever adapter there is; a software driver will do. Without one each test says `SKIPPED` and passes.
 
 mod attention;
+mod converted;
 mod gpu;
 mod layouts;
 mod models;

@@ -19,7 +19,8 @@ use hearth_exec::{
 };
 use hearth_gpu::backend::Accelerated;
 use hearth_gpu::kernels::product::Tiling;
-use hearth_gpu::{Gpu, Mask, Notes};
+use hearth_gpu::layers::{GpuLayers, Upload};
+use hearth_gpu::{Gpu, GpuError, Mask, Notes};
 use hearth_profiles::Layers;
 use hearth_profiles::model::{Architecture, ModelShape};
 use serde_json::Value;
@@ -46,6 +47,7 @@ impl Model {
         windows: &[Range<u32>],
         on_gpu: &[Range<u32>],
         cache: CacheOptions,
+        upload: Upload,
     ) -> Model {
         let notes: Arc<Mutex<Vec<String>>> = Arc::default();
         let told = notes.clone();
@@ -58,7 +60,7 @@ impl Model {
             cache,
             cpu: cpu(),
         };
-        let backend = Accelerated::new(gpu.clone(), Tiling::USUAL, place, tell).unwrap();
+        let backend = Accelerated::new(gpu.clone(), upload, place, tell).unwrap();
         let stage = Stage::new(weights.clone(), windows, cache, Box::new(backend)).unwrap();
         let head = Head::new(weights.clone(), cpu());
         Model { head, stage, windows: windows.to_vec(), length: 0, notes }
@@ -107,28 +109,52 @@ fn tokens(value: &Value) -> Vec<u32> {
 /// Steps whose margin is at most this may go either way.
 const NEAR_TIE: f64 = 0.05;
 
-fn teacher_forced(gpu: &Arc<Gpu>, file: &str, on_gpu: &[Range<u32>]) {
+/// A choice along golden tokens.
+pub struct Step {
+    chosen: u32,
+    wanted: u32,
+    margin: f64,
+}
+
+impl Step {
+    /// Whether the golden choice is no near tie.
+    pub fn is_sure(&self) -> bool {
+        self.margin > NEAR_TIE
+    }
+
+    /// Whether it is the golden one.
+    pub fn is_golden(&self) -> bool {
+        self.chosen == self.wanted
+    }
+}
+
+/// What the trained model chooses along llama.cpp's tokens, whatever it chose before.
+pub fn teacher_forced(gpu: &Arc<Gpu>, file: &str, on_gpu: &[Range<u32>], upload: Upload) -> Vec<Step> {
     let weights = Arc::new(Weights::open(models().join(file)).unwrap());
     let cache = CacheOptions { context: 256, format: CacheFormat::F32, sequences: 1 };
-    let mut model = Model::new(gpu, &weights, &[0..4, 4..8], on_gpu, cache);
-    let (mut checked, mut all) = (0, 0);
+    let mut model = Model::new(gpu, &weights, &[0..4, 4..8], on_gpu, cache, upload);
+    let mut steps = Vec::new();
     for run in golden(file) {
         model.restart();
         let mut logits = model.step(&tokens(&run["prompt_ids"]));
         for (wanted, margin) in tokens(&run["greedy_ids"]).into_iter().zip(run["margins"].as_array().unwrap())
         {
-            let margin = margin.as_f64().unwrap();
-            if margin > NEAR_TIE {
-                assert_eq!(greedy(&logits), wanted, "{file} {on_gpu:?}, token {all}, margin {margin}");
-                checked += 1;
-            }
-            all += 1;
+            steps.push(Step { chosen: greedy(&logits), wanted, margin: margin.as_f64().unwrap() });
             logits = model.step(&[wanted]);
         }
     }
+    assert!(model.notes.lock().unwrap().is_empty());
+    steps
+}
+
+fn check(gpu: &Arc<Gpu>, file: &str, on_gpu: &[Range<u32>]) {
+    let steps = teacher_forced(gpu, file, on_gpu, Tiling::USUAL.into());
+    for (number, step) in steps.iter().enumerate().filter(|(_, step)| step.is_sure()) {
+        assert!(step.is_golden(), "{file} {on_gpu:?}, token {number}, margin {}", step.margin);
+    }
+    let (checked, all) = (steps.iter().filter(|step| step.is_sure()).count(), steps.len());
     println!("{file}, layers {on_gpu:?} on the GPU: {checked} of {all} steps checked");
     assert!(checked > all * 9 / 10, "{checked} of {all} steps are too few to mean anything");
-    assert!(model.notes.lock().unwrap().is_empty());
 }
 
 #[test]
@@ -137,15 +163,15 @@ fn the_trained_model_chooses_the_golden_tokens() {
     let test = "the_trained_model_chooses_the_golden_tokens";
     let Some(gpu) = open(test, Mask::default()).map(Arc::new) else { return };
     let all = std::slice::from_ref(&(0..8));
-    teacher_forced(&gpu, "psalm-7m-q4_k.gguf", &[]);
-    teacher_forced(&gpu, "psalm-7m-q4_k.gguf", &[0..2, 4..7]);
-    teacher_forced(&gpu, "psalm-7m-q4_k.gguf", all);
-    teacher_forced(&gpu, "psalm-7m-q8_0.gguf", all);
-    teacher_forced(&gpu, "psalm-7m-f16.gguf", all);
+    check(&gpu, "psalm-7m-q4_k.gguf", &[]);
+    check(&gpu, "psalm-7m-q4_k.gguf", &[0..2, 4..7]);
+    check(&gpu, "psalm-7m-q4_k.gguf", all);
+    check(&gpu, "psalm-7m-q8_0.gguf", all);
+    check(&gpu, "psalm-7m-f16.gguf", all);
 }
 
 /// A small model of random weights.
-fn synthetic(architecture: Architecture, quant: &str) -> Arc<Weights> {
+pub fn synthetic(architecture: Architecture, quant: &str) -> Arc<Weights> {
     let mut options = SynthOptions::preset("tiny").unwrap();
     options.quant = quant.parse().unwrap();
     options.gain = 0.5;
@@ -169,22 +195,27 @@ fn synthetic(architecture: Architecture, quant: &str) -> Arc<Weights> {
     Arc::new(Weights::open(file.path()).unwrap())
 }
 
-fn relative_rms(own: &[f32], wanted: &[f32]) -> f64 {
+pub fn relative_rms(own: &[f32], wanted: &[f32]) -> f64 {
     let rms = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
     let off = rms(&mut own.iter().zip(wanted).map(|(own, wanted)| f64::from(own - wanted)));
     off / rms(&mut wanted.iter().map(|&value| f64::from(value)))
 }
 
-/// Logits of all tokens, by the oracle, in one pass.
-fn wanted(weights: &Arc<Weights>, tokens: &[u32], cache: CacheOptions) -> Vec<f32> {
+/// Rows of all tokens before and after all layers, by the oracle, in one pass.
+pub fn oracle_rows(weights: &Arc<Weights>, tokens: &[u32], cache: CacheOptions) -> (Vec<f32>, Vec<f32>) {
     let oracle: Box<dyn Backend> = Box::new(Oracle::new(weights.clone(), 0..4, cache).unwrap());
     let whole = std::slice::from_ref(&(0..4));
     let mut stage = Stage::new(weights.clone(), whole, cache, oracle).unwrap();
-    let mut head = Head::new(weights.clone(), cpu());
-    let mut hidden = head.embed(tokens).unwrap();
+    let before = Head::new(weights.clone(), cpu()).embed(tokens).unwrap();
+    let mut hidden = before.clone();
     let positions: Vec<u32> = (0..tokens.len() as u32).collect();
     stage.forward(0..4, &mut hidden, &positions).unwrap();
-    head.logits(&hidden).unwrap()
+    (before, hidden)
+}
+
+/// Logits of all tokens, by the oracle.
+fn wanted(weights: &Arc<Weights>, tokens: &[u32], cache: CacheOptions) -> Vec<f32> {
+    Head::new(weights.clone(), cpu()).logits(&oracle_rows(weights, tokens, cache).1).unwrap()
 }
 
 #[test]
@@ -196,7 +227,8 @@ fn every_architecture_has_the_logits_of_the_oracle() {
     else {
         return;
     };
-    let tokens: Vec<u32> = (0..39).map(|at| (at * 37 + 11) % 512).collect();
+    let (tokens, upload): (Vec<u32>, Upload) =
+        ((0..39).map(|at| (at * 37 + 11) % 512).collect(), Tiling::USUAL.into());
     let quants = ["f16", "q8_0", "q4_k", "q6_k", "q4_0", "f32"];
     for (index, &architecture) in Architecture::ALL.iter().enumerate() {
         for (gpu, quant) in [(&full, quants[index % 6]), (&plain, quants[(index + 2) % 6])] {
@@ -204,7 +236,7 @@ fn every_architecture_has_the_logits_of_the_oracle() {
             for format in [CacheFormat::F16, CacheFormat::F32] {
                 let cache = CacheOptions { context: 40, format, sequences: 2 };
                 let wanted = wanted(&weights, &tokens, cache);
-                let mut model = Model::new(gpu, &weights, &[0..2, 2..4], &[0..2, 2..4], cache);
+                let mut model = Model::new(gpu, &weights, &[0..2, 2..4], &[0..2, 2..4], cache, upload);
                 // A batch, single tokens, another batch: in the second sequence, so that the first stays empty.
                 let mut own = Vec::new();
                 for part in [&tokens[..7], &tokens[7..8], &tokens[8..9], &tokens[9..]] {
@@ -220,23 +252,22 @@ fn every_architecture_has_the_logits_of_the_oracle() {
     }
 }
 
-#[test]
-fn a_run_goes_on_when_the_gpu_is_lost() {
+/// Something happens to a GPU after two passes; the tokens are those of the oracle, and one note says what it was.
+fn goes_on(test: &str, happens: impl Fn(&Gpu), said: &str) {
     let _alone = alone();
-    let test = "a_run_goes_on_when_the_gpu_is_lost";
     let Some(gpu) = open(test, Mask::default()).map(Arc::new) else { return };
     let weights = synthetic(Architecture::Llama, "q4_k");
     let cache = CacheOptions { context: 40, format: CacheFormat::F16, sequences: 1 };
     let tokens: Vec<u32> = (0..30).map(|at| (at * 37 + 11) % 512).collect();
     let wanted = wanted(&weights, &tokens, cache);
-    let mut model = Model::new(&gpu, &weights, &[0..2, 2..4], &[0..1, 2..4], cache);
+    let mut model = Model::new(&gpu, &weights, &[0..2, 2..4], &[0..1, 2..4], cache, Tiling::USUAL.into());
     assert_eq!(model.stage.backend_name(), "gpu");
     let mut own = Vec::new();
     for (number, part) in
         [&tokens[..12], &tokens[12..13], &tokens[13..14], &tokens[14..]].into_iter().enumerate()
     {
         if number == 2 {
-            gpu.destroy();
+            happens(&gpu);
         }
         let hidden = model.pass(part);
         own.extend(model.head.logits(&hidden).unwrap());
@@ -244,5 +275,45 @@ fn a_run_goes_on_when_the_gpu_is_lost() {
     assert!(relative_rms(&own, &wanted) < 1e-2);
     assert_eq!(model.stage.backend_name(), "gpu lost");
     let notes = model.notes.lock().unwrap();
-    assert!(notes.len() == 1 && notes[0].contains("the GPU was lost"), "{notes:?}");
+    assert!(notes.len() == 1 && notes[0].contains(said), "{notes:?}");
+}
+
+#[test]
+fn a_run_goes_on_when_the_gpu_is_lost() {
+    goes_on("a_run_goes_on_when_the_gpu_is_lost", Gpu::destroy, "the GPU was lost");
+}
+
+#[test]
+fn a_run_goes_on_when_the_gpu_is_out_of_memory() {
+    let test = "a_run_goes_on_when_the_gpu_is_out_of_memory";
+    // Not even the next row finds a place on its way back.
+    goes_on(
+        test,
+        |gpu| gpu.limit_memory(gpu.memory_taken()),
+        "has not enough memory for a copy from the GPU",
+    );
+}
+
+#[test]
+fn what_does_not_fit_is_refused_before_it_begins_and_gives_back_what_it_took() {
+    let _alone = alone();
+    let test = "what_does_not_fit_is_refused_before_it_begins_and_gives_back_what_it_took";
+    let weights = synthetic(Architecture::Llama, "q8_0");
+    let cache = CacheOptions { context: 40, format: CacheFormat::F16, sequences: 1 };
+    let fits = |bytes: u64| {
+        let gpu = Arc::new(open(test, Mask { memory_bytes: Some(bytes), ..Mask::default() })?);
+        let made = GpuLayers::new(gpu.clone(), weights.clone(), 0..4, true, cache, Tiling::USUAL.into());
+        assert!(gpu.memory_most() <= Some(bytes));
+        let taken = gpu.memory_taken();
+        Some(made.map(|layers| (layers, taken)).map_err(|error| (error, taken)))
+    };
+    let Some(made) = fits(1 << 30) else { return };
+    let (layers, taken) = made.unwrap();
+    let [weight_bytes, cache_bytes] = layers.bytes();
+    assert!(taken > weight_bytes + cache_bytes, "{taken} of {weight_bytes} and {cache_bytes}");
+    drop(layers);
+    let (error, left) = fits(taken / 2).unwrap().map(drop).unwrap_err();
+    assert!(matches!(error, GpuError::OutOfMemory { .. }), "{error}");
+    assert!(error.to_string().contains("fewer layers"), "{error}");
+    assert_eq!(left, 0);
 }

@@ -1,0 +1,158 @@
+//! How are weights of a file made into those of ML Drift?
+//!
+//! ML Drift paper, section 4.2: q8 has eight bits and a scale for each channel everywhere; 8/4/4 has eight in attention and
+//! four in the embedding and the feed-forward block. No file has them, so that a row is dequantised, rounded and sent up,
+//! row by row: `scale = max |w| / most`, `code = nearest even(w * (most / max |w|))`, with 127 and 7 for the largest codes.
+//!
+//! One scale a row is coarse where blocks of a file have one each: what a model says changes, and by how much is
+//! measured in docs/studies/ml-drift. So this happens only where it is asked for.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use hearth_exec::kernels::{Matrix, dequantise};
+
+use crate::error::GpuError;
+use crate::graph;
+use crate::kernels::packing::Packed;
+
+/// What weights become on their way to the GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Conversion {
+    /// They stay what they are.
+    #[default]
+    None,
+    /// Eight bits everywhere.
+    Q8,
+    /// Eight bits in attention, four in the feed-forward block and the output matrix.
+    Mixed,
+}
+
+impl Conversion {
+    /// What a matrix of a layer becomes, if anything else than it is.
+    pub fn of_layer(self, matrix: graph::Matrix) -> Option<Packed> {
+        use graph::Matrix::{Down, Gate, Up};
+        match (self, matrix) {
+            (Conversion::None, _) => None,
+            (Conversion::Mixed, Gate | Up | Down) => Some(Packed::Row4),
+            _ => Some(Packed::Row8),
+        }
+    }
+
+    /// What the output matrix becomes.
+    pub fn of_output(self) -> Option<Packed> {
+        match self {
+            Conversion::None => None,
+            Conversion::Q8 => Some(Packed::Row8),
+            Conversion::Mixed => Some(Packed::Row4),
+        }
+    }
+}
+
+/// A matrix of a file on its way to the GPU.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Source<'a> {
+    matrix: Matrix<'a>,
+    /// What its weights become.
+    pub(crate) packed: Packed,
+}
+
+impl<'a> Source<'a> {
+    /// As it is in the file, or converted.
+    pub(crate) fn new(matrix: Matrix<'a>, to: Option<Packed>) -> Result<Source<'a>, GpuError> {
+        let packed = match to {
+            None => Packed::of(matrix.format, matrix.length)?,
+            Some(packed) => packed.for_rows(matrix.length)?,
+        };
+        Ok(Source { matrix, packed })
+    }
+
+    /// Bytes of a row as it goes up.
+    pub(crate) fn row_bytes(&self) -> usize {
+        if self.packed.is_by_row() {
+            self.packed.texels(self.matrix.length as u32) as usize * 16
+        } else {
+            self.matrix.row_bytes()
+        }
+    }
+
+    /// Some rows; scales of rows are added to `scales`, for weights that have them.
+    pub(crate) fn rows(&self, rows: Range<usize>, scales: &mut Vec<f32>) -> Result<Cow<'a, [u8]>, GpuError> {
+        let bytes = self.matrix.row_bytes();
+        if !self.packed.is_by_row() {
+            return Ok(Cow::Borrowed(&self.matrix.bytes[rows.start * bytes..rows.end * bytes]));
+        }
+        let mut values = vec![0.0; self.matrix.length];
+        let mut all = Vec::with_capacity(rows.len() * self.row_bytes());
+        for row in rows {
+            dequantise(self.matrix.format, self.matrix.row(row), &mut values)
+                .map_err(|error| GpuError::Refused { what: "weights".into(), why: error.to_string() })?;
+            scales.push(round_row(self.packed, &values, &mut all));
+        }
+        Ok(Cow::Owned(all))
+    }
+}
+
+/// Adds the codes of a row to `out`, in the order of texels, and gives its scale. A row with a weight that is no number
+/// has a scale that is none.
+pub fn round_row(packed: Packed, row: &[f32], out: &mut Vec<u8>) -> f32 {
+    let larger =
+        |most: f32, weight: &f32| if weight.abs() > most || weight.is_nan() { weight.abs() } else { most };
+    let largest = row.iter().fold(0.0, larger);
+    let most = if packed == Packed::Row4 { 7.0 } else { 127.0 };
+    // Below it the inverse is not finite.
+    let inverse = if largest > most / f32::MAX { most / largest } else { 0.0 };
+    let code = |weight: f32| (weight * inverse).round_ties_even() as i8;
+    if packed == Packed::Row4 {
+        for unit in row.chunks_exact(32) {
+            let nibble = |weight: f32| (code(weight) + 8) as u8;
+            out.extend((0..16).map(|at| nibble(unit[at]) | (nibble(unit[at + 16]) << 4)));
+        }
+    } else {
+        out.extend(row.iter().map(|&weight| code(weight) as u8));
+    }
+    if largest.is_finite() { largest / most } else { f32::NAN }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_and_scales_that_can_be_worked_out_by_hand() {
+        let mut row = [0.0f32; 32];
+        (row[0], row[1], row[17], row[31]) = (3.5, -7.0, 1.0, 0.4);
+        let mut eight = Vec::new();
+        let scale = round_row(Packed::Row8, &row, &mut eight);
+        // 7 / 127 a code: 3.5 is 63.5, a tie, and goes to the even one.
+        assert_eq!((scale, eight.len()), (7.0 / 127.0, 32));
+        assert_eq!([eight[0], eight[1], eight[17], eight[31]].map(|code| code as i8), [64, -127, 18, 7]);
+        let mut four = Vec::new();
+        // 7 / 7 a code: 3.5 is a tie, 4. Byte j has weights j and j + 16, both 8 higher: c and 8.
+        assert_eq!(round_row(Packed::Row4, &row, &mut four), 1.0);
+        assert_eq!(four.len(), 16);
+        assert_eq!([four[0], four[1], four[15]], [0x8c, 0x91, 0x88]);
+    }
+
+    #[test]
+    fn what_is_no_number_is_seen_in_the_scale_and_zeros_stay_zeros() {
+        for wrong in [f32::NAN, f32::INFINITY] {
+            let mut row = [1.0; 32];
+            row[7] = wrong;
+            assert!(round_row(Packed::Row8, &row, &mut Vec::new()).is_nan(), "{wrong}");
+        }
+        let mut codes = Vec::new();
+        assert_eq!(round_row(Packed::Row8, &[0.0; 32], &mut codes), 0.0);
+        assert!(codes.iter().all(|&code| code == 0));
+    }
+
+    #[test]
+    fn attention_has_eight_bits_and_the_rest_four() {
+        use graph::Matrix::{Down, Gate, Query, Value};
+        assert_eq!([Query, Value].map(|matrix| Conversion::Mixed.of_layer(matrix)), [Some(Packed::Row8); 2]);
+        assert_eq!([Gate, Down].map(|matrix| Conversion::Mixed.of_layer(matrix)), [Some(Packed::Row4); 2]);
+        assert_eq!(Conversion::Mixed.of_output(), Some(Packed::Row4));
+        assert_eq!(Conversion::Q8.of_layer(Down), Some(Packed::Row8));
+        assert_eq!((Conversion::None.of_layer(Down), Conversion::None.of_output()), (None, None));
+    }
+}

@@ -1,0 +1,87 @@
+//! How much memory may be taken on a GPU?
+//!
+//! wgpu tells nobody how much memory a GPU has, so that three others are asked:
+//!
+//! - The driver. Where it has a budget for this process (VK_EXT_memory_budget, DXGI), wgpu refuses what goes beyond
+//!   [`BUDGET_PERCENT`] of it.
+//! - The system, for a GPU that shares the machine's memory, or is a program: what was available when the GPU was opened
+//!   (`hearth_profiles::measure`). Nothing else would stop such a GPU before the system ends somebody's program.
+//! - The plan, before that: it gives a GPU what its device document says is available.
+//!
+//! A discrete GPU whose driver has no budget refuses by itself. Whoever refuses, it is one error, [`GpuError::OutOfMemory`]:
+//! a plan that asks for too much does not begin, and a run that is refused in the middle goes on without the GPU.
+//!
+//! Not counted: textures, which no run has.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use hearth_profiles::Bytes;
+use hearth_profiles::measure;
+
+use super::{AdapterFacts, Gpu};
+use crate::error::GpuError;
+
+/// The share of the driver's budget that may be taken.
+/// source: assumed, what is left is for the driver's own buffers and for other programs' changes
+pub(super) const BUDGET_PERCENT: u8 = 95;
+
+/// What is taken, and how much may be.
+#[derive(Debug)]
+pub(super) struct Account {
+    taken: AtomicU64,
+    most: AtomicU64,
+}
+
+/// Bytes that are taken until this is dropped.
+#[derive(Debug)]
+pub(super) struct Lease {
+    account: Arc<Account>,
+    bytes: u64,
+}
+
+impl Account {
+    /// For an adapter, with at most so many bytes if that is said.
+    pub(super) fn new(facts: &AdapterFacts, most: Option<u64>) -> Arc<Account> {
+        let is_shared = matches!(facts.kind, "integrated" | "software");
+        // A system that does not tell has nothing available.
+        let available = is_shared.then(|| measure::memory::available().0).filter(|&available| available > 0);
+        let most = available.unwrap_or(u64::MAX).min(most.unwrap_or(u64::MAX));
+        Arc::new(Account { taken: AtomicU64::new(0), most: AtomicU64::new(most) })
+    }
+
+    /// Takes bytes, or says why not.
+    pub(super) fn take(self: &Arc<Self>, what: &str, bytes: u64) -> Result<Lease, GpuError> {
+        let most = self.most.load(Ordering::Relaxed);
+        let added = |taken: u64| taken.checked_add(bytes).filter(|&taken| taken <= most);
+        match self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, added) {
+            Ok(_) => Ok(Lease { account: Arc::clone(self), bytes }),
+            Err(taken) => Err(GpuError::OutOfMemory {
+                what: format!("{what}: {} beside {} of {}", Bytes(bytes), Bytes(taken), Bytes(most)),
+            }),
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.account.taken.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+impl Gpu {
+    /// Bytes that are taken.
+    pub fn memory_taken(&self) -> u64 {
+        self.account.taken.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that may be taken, as far as that is known.
+    pub fn memory_most(&self) -> Option<u64> {
+        Some(self.account.most.load(Ordering::Relaxed)).filter(|&most| most < u64::MAX)
+    }
+
+    /// From now on at most so many, as if other programs had taken the rest.
+    pub fn limit_memory(&self, most: u64) {
+        self.account.most.store(most, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,96 @@
+//! What does a product do with weights that have one scale a row?
+//!
+//! ML Drift paper, section 4.2: q8 and 8/4/4 have a scale for each channel, which is a row here. Inputs have one scale for
+//! the whole row too, so that a product is an integer until its end:
+//!
+//! ```text
+//! out[row] = (sum over i of code[row, i] * code(x)[i]) * scale[row] * scale(x)
+//! ```
+//!
+//! An integer holds 2^31 / 127^2 products of the largest codes, rows of 133 000 weights. In decode the largest value of the
+//! row must be known before the first is rounded: the threads of a group read it all, which it is in the cache for, and
+//! round a chunk at a time after that.
+
+use std::fmt::Write;
+
+use super::Product;
+use crate::kernels::packing::Packed;
+
+/// The scale of x in decode; `scales_of` is of the rounding, `largest` what a group found.
+pub(super) const INPUT_SCALE: &str = "\
+var<private> row_input_scale: f32;
+fn input_scale(token: u32, block: u32) -> f32 { return row_input_scale; }
+";
+
+/// Before the loop over chunks.
+pub(super) const BEFORE: &str =
+    "    let largest = row_largest(0u, lane);\n    row_input_scale = scales_of(largest).x;\n";
+
+/// Rounding a chunk.
+pub(super) const ROUNDING: &str = "    if (inside) {\n        _ = unit_load(0u, unit);\n        \
+                                   unit_store(0u, unit, lane, largest);\n    }\n";
+
+impl Product {
+    /// The body of the loop: 32 inputs of each token with four rows.
+    pub(super) fn unit(&self) -> String {
+        let mut text = String::new();
+        let four = self.packed == Packed::Row4;
+        for r in 0..4 {
+            let _ = if four {
+                writeln!(
+                    text,
+                    "        let p{r} = weight(slice, {r}u, block);\n        let v{r} = low(p{r});\n        \
+                     let w{r} = high(p{r});"
+                )
+            } else {
+                writeln!(
+                    text,
+                    "        let v{r} = weight(slice, {r}u, 2u * block);\n        \
+                     let w{r} = weight(slice, {r}u, 2u * block + 1u);"
+                )
+            };
+        }
+        for t in 0..self.tokens() {
+            let dot = |r: u32| format!("dot16(v{r}, a{t}) + dot16(w{r}, b{t})");
+            let _ = writeln!(
+                text,
+                "        let a{t} = codes(token{t}, 2u * here);\n        \
+                 let b{t} = codes(token{t}, 2u * here + 1u);\n        \
+                 n{t} += vec4<i32>({}, {}, {}, {});",
+                dot(0),
+                dot(1),
+                dot(2),
+                dot(3)
+            );
+            if four {
+                // The numbers 0 to 15 stand for -8 to 7.
+                let _ = writeln!(
+                    text,
+                    "        n{t} -= vec4<i32>(8 * (input_sum(token{t}, 2u * here) + \
+                     input_sum(token{t}, 2u * here + 1u)));"
+                );
+            }
+        }
+        text
+    }
+
+    /// Makes results of the integers, or writes these.
+    pub(super) fn scaled(&self) -> String {
+        let mut text = String::new();
+        let slices = self.all_rows.div_ceil(4);
+        for t in 0..self.tokens() {
+            let _ = if self.integers {
+                writeln!(
+                    text,
+                    "    if (slice < {slices}u) {{ integers[token{t} * {slices}u + slice] = n{t}; }}"
+                )
+            } else {
+                writeln!(
+                    text,
+                    "    acc{t} = vec4<f32>(n{t}) * (row_scales[slice] * input_scale(token{t}, 0u));"
+                )
+            };
+        }
+        text
+    }
+}

@@ -1,0 +1,429 @@
+//! How fast is a GPU that two numbers stand for, beside published speeds?
+//!
+//! A row of a `published/1` document may be a pass of a model through one GPU instead of a scenario, and a system of it a
+//! GPU: its arithmetic and its bandwidth as achieved. Speeds are given as printed, in tokens a second; a prompt of P
+//! tokens at v a second is a time to the first token of P / v.
+//!
+//! The error of a speed: predicted over published, less 1. The mean of their sizes is taken over what nothing was fitted on
+//! and the document does not leave out; what it leaves out is shown beside, with its reason.
+//!
+//! Not here: the prediction (`hearth_sim::mobile_gpu`).
+
+use std::fmt::Write;
+
+use hearth_profiles::{BytesPerSecond, FlopsPerSecond, Seconds, Sourced};
+use serde::{Deserialize, Serialize};
+
+use super::results::{Result, Results};
+use super::{Cell, Published, Row, System};
+use crate::document::{Block, Table, Text, Weight};
+use crate::rounding;
+
+/// The longest prompt and the most tokens after it. source: assumed, the longest context of a model
+const MOST_TOKENS: u32 = 1 << 20;
+
+/// How weights are stored. ML Drift paper, section 4.2: with a scale for each channel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Stored {
+    /// Eight bits everywhere.
+    #[serde(rename = "q8")]
+    Q8,
+    /// Eight bits in attention, four in the embedding and the feed-forward block.
+    #[serde(rename = "8/4/4")]
+    Mixed,
+}
+
+/// A prompt and what is generated after it, through one GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Roofline {
+    /// The path of the model's document, from the folder of this one.
+    pub model: String,
+    /// How its weights are stored.
+    pub weights: Stored,
+    /// Tokens of the prompt.
+    pub prompt: u32,
+    /// Tokens after it.
+    pub generate: u32,
+}
+
+/// What a GPU reaches.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TwoNumbers {
+    /// Arithmetic.
+    pub compute: Sourced<FlopsPerSecond>,
+    /// Reading weights and cache.
+    pub bandwidth: Sourced<BytesPerSecond>,
+}
+
+/// Why speeds of a cell count in no mean.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LeftOut {
+    /// Reading the prompt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefill: Option<String>,
+    /// Generating.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decode: Option<String>,
+}
+
+/// What is done with tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Stage {
+    /// Reading a prompt.
+    Prefill,
+    /// Generating.
+    Decode,
+}
+
+/// A published speed beside the predicted one, in tokens a second.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Speed {
+    /// The row's label.
+    pub row: String,
+    /// The GPU.
+    pub system: String,
+    /// Of what.
+    pub stage: Stage,
+    /// As printed.
+    pub published: f64,
+    /// By the two numbers; absent if it could not be predicted.
+    pub predicted: Option<f64>,
+    /// Predicted over published, less 1.
+    pub error: Option<f64>,
+    /// Whether the two numbers were fitted on this row.
+    pub fitted: bool,
+    /// Why it counts in no mean.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub left_out: Option<String>,
+}
+
+/// A mean of errors' sizes.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Mean {
+    /// As a share.
+    pub error: f64,
+    /// Of so many cells.
+    pub cells: usize,
+}
+
+/// All speeds of a document.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Speeds {
+    /// In the order of rows and systems.
+    pub all: Vec<Speed>,
+    /// Of reading prompts.
+    pub prefill: Option<Mean>,
+    /// Of generating.
+    pub decode: Option<Mean>,
+}
+
+impl LeftOut {
+    /// Whether all counts.
+    pub fn is_empty(&self) -> bool {
+        *self == LeftOut::default()
+    }
+}
+
+impl Row {
+    /// Time per token as published.
+    pub fn tpot(&self, cell: &Cell) -> Option<Seconds> {
+        cell.tpot.or_else(|| Some(Seconds(1.0 / cell.decode?.0)))
+    }
+
+    /// Time to the first token as published.
+    pub fn ttft(&self, cell: &Cell) -> Option<Seconds> {
+        let prompt = self.roofline.as_ref().map(|roofline| f64::from(roofline.prompt));
+        cell.ttft.or_else(|| Some(Seconds(prompt? / cell.prefill?.0)))
+    }
+}
+
+/// What of a row makes no sense.
+pub(super) fn check(row: &Row, systems: &[System]) -> Option<String> {
+    let say = |what: &str| Some(format!("row `{}` {what}", row.label));
+    match (&row.scenario, &row.roofline) {
+        (Some(_), Some(_)) => return say("has both a `scenario` and a `roofline`: choose one"),
+        (None, None) => return say("has neither a `scenario` nor a `roofline`"),
+        (_, Some(roofline)) => {
+            let [prompt, generate] = [roofline.prompt, roofline.generate];
+            if ![prompt, generate].iter().all(|tokens| (1..=MOST_TOKENS).contains(tokens)) {
+                return say(&format!("has {prompt} and {generate} tokens: give 1 to {MOST_TOKENS} each"));
+            }
+        }
+        (Some(_), None) => {}
+    }
+    let is_pass = row.roofline.is_some();
+    for (name, cell) in &row.cells {
+        let Some(system) = systems.iter().find(|system| system.name == *name) else { continue };
+        match (is_pass, &system.gpu, &system.planner) {
+            (true, Some(_), _) | (false, _, Some(_)) => {}
+            (true, None, _) => return say(&format!("is a `roofline`, and `{name}` has no `gpu`")),
+            (false, _, None) => return say(&format!("is a `scenario`, and `{name}` has no `planner`")),
+        }
+        let speeds = [cell.prefill, cell.decode];
+        if !is_pass && (speeds.iter().any(Option::is_some) || !cell.left_out.is_empty()) {
+            return say("is a `scenario`: give `ttft` and `tpot` instead of `prefill` and `decode`");
+        }
+        if speeds.iter().flatten().any(|speed| speed.0 <= 0.0) {
+            return say("has a speed that is not above zero");
+        }
+        if (cell.prefill.is_some() && cell.ttft.is_some()) || (cell.decode.is_some() && cell.tpot.is_some()) {
+            return say(&format!("has a speed and a time of the same in the cell of `{name}`"));
+        }
+        let missing = |reason: &Option<String>, speed: bool| reason.is_some() && !speed;
+        if missing(&cell.left_out.prefill, cell.prefill.is_some())
+            || missing(&cell.left_out.decode, cell.decode.is_some())
+        {
+            return say(&format!("leaves out a speed that the cell of `{name}` does not have"));
+        }
+    }
+    None
+}
+
+/// Which numbers of a system make no sense.
+pub(super) fn check_system(system: &System) -> Option<String> {
+    let say = |what: &str| Some(format!("system `{}` {what}", system.name));
+    match (&system.gpu, &system.planner) {
+        (Some(_), Some(_)) => say("has both a `gpu` and a `planner`: choose one"),
+        (None, None) => say("has neither a `planner` nor a `gpu`"),
+        (Some(gpu), None) if gpu.compute.value.0 <= 0.0 || gpu.bandwidth.value.0 <= 0.0 => {
+            say("has a GPU that computes or reads nothing")
+        }
+        _ => None,
+    }
+}
+
+impl Speeds {
+    /// Puts predictions beside what was published; nothing if no row is a pass through one GPU.
+    pub fn of(published: &Published, results: &Results) -> Option<Speeds> {
+        let mut all = Vec::new();
+        for (place, row) in published.rows.iter().enumerate() {
+            let Some(roofline) = &row.roofline else { continue };
+            for (column, system) in published.systems.iter().enumerate() {
+                let Some(cell) = row.cells.get(&system.name) else { continue };
+                let run = results.get(&(place, column)).and_then(Result::ran);
+                let prompt = f64::from(roofline.prompt) * 1e3;
+                let prefill = run.and_then(|run| Some(prompt / run.ttft_ms?));
+                let decode = run.and_then(|run| Some(1e3 / run.tpot_ms?));
+                for (stage, printed, predicted, left_out) in [
+                    (Stage::Prefill, cell.prefill, prefill, &cell.left_out.prefill),
+                    (Stage::Decode, cell.decode, decode, &cell.left_out.decode),
+                ] {
+                    let Some(printed) = printed else { continue };
+                    all.push(Speed {
+                        row: row.label.clone(),
+                        system: system.name.clone(),
+                        stage,
+                        published: printed.0,
+                        predicted,
+                        error: predicted.map(|predicted| predicted / printed.0 - 1.0),
+                        fitted: published.fitted.contains(&row.label),
+                        left_out: left_out.clone(),
+                    });
+                }
+            }
+        }
+        let mean = |stage: Stage| {
+            let counted = all.iter().filter(|speed| speed.counts() && speed.stage == stage);
+            let errors: Vec<f64> = counted.filter_map(|speed| Some(speed.error?.abs())).collect();
+            let cells = errors.len();
+            (cells > 0).then(|| Mean { error: errors.iter().sum::<f64>() / cells as f64, cells })
+        };
+        let (prefill, decode) = (mean(Stage::Prefill), mean(Stage::Decode));
+        (!all.is_empty()).then_some(Speeds { all, prefill, decode })
+    }
+
+    /// Rows and means, for a terminal.
+    pub fn text(&self) -> String {
+        let mut text = String::from("  tokens a second: published, predicted, error\n");
+        let of = |list: &mut dyn Iterator<Item = usize>| list.max().unwrap_or(0);
+        let wide = of(&mut self.all.iter().map(|speed| speed.row.len()));
+        let name = of(&mut self.all.iter().map(|speed| speed.system.len()));
+        for pair in self.all.chunk_by(|one, other| (&one.row, &one.system) == (&other.row, &other.system)) {
+            let _ = write!(text, "  {:wide$}  {:name$}", pair[0].row, pair[0].system);
+            for speed in pair {
+                let what = if speed.stage == Stage::Prefill { "prefill" } else { "decode" };
+                let _ = write!(text, "  {what} {:>19}", speed.numbers());
+            }
+            text += if pair[0].fitted { "  (fitted)\n" } else { "\n" };
+        }
+        for (speed, why) in self.all.iter().filter_map(|speed| Some((speed, speed.left_out.as_ref()?))) {
+            let _ = writeln!(text, "  * {}, {}: {why}", speed.row, speed.system);
+        }
+        let _ = writeln!(text, "  {}", self.means());
+        text
+    }
+
+    fn means(&self) -> String {
+        let mean = |mean: Option<Mean>| {
+            mean.map_or("none".into(), |mean| format!("{:.2} % of {}", mean.error * 100.0, mean.cells))
+        };
+        let left_out = self.all.iter().filter(|speed| speed.left_out.is_some()).count();
+        format!(
+            "Mean error without fitted rows and the {left_out} numbers that are left out (*): prefill {}, decode {}.",
+            mean(self.prefill),
+            mean(self.decode)
+        )
+    }
+
+    /// The same for a page.
+    pub fn blocks(&self) -> Vec<Block> {
+        let mut blocks = Vec::new();
+        for (stage, what) in [(Stage::Prefill, "Reading the prompt"), (Stage::Decode, "Generating")] {
+            let speeds: Vec<&Speed> = self.all.iter().filter(|speed| speed.stage == stage).collect();
+            let mut systems: Vec<&str> = Vec::new();
+            for speed in &speeds {
+                if !systems.contains(&speed.system.as_str()) {
+                    systems.push(&speed.system);
+                }
+            }
+            let rows = speeds.chunk_by(|one, other| one.row == other.row).map(|row| {
+                let fitted = if row[0].fitted { " (fitted)" } else { "" };
+                let cell = |name: &&str| {
+                    let found = row.iter().find(|speed| speed.system == **name);
+                    Text::from(found.map_or_else(|| "-".to_owned(), |speed| speed.numbers()))
+                };
+                let first = Text::from(format!("{}{fitted}", row[0].row));
+                (Weight::Plain, std::iter::once(first).chain(systems.iter().map(cell)).collect())
+            });
+            let caption =
+                format!("{what}, tokens a second: published, predicted, error. * is left out below.");
+            let head = std::iter::once("").chain(systems.iter().copied()).map(str::to_owned).collect();
+            let rows = rows.collect();
+            blocks.push(Block::Table(Table { caption: caption.into(), head, rows, wordy: true }));
+        }
+        blocks.push(Block::Paragraph(self.means().into()));
+        for (speed, why) in self.all.iter().filter_map(|speed| Some((speed, speed.left_out.as_ref()?))) {
+            blocks.push(Block::Paragraph(format!("* {}, {}: {why}", speed.row, speed.system).into()));
+        }
+        blocks
+    }
+}
+
+impl Speed {
+    /// Whether it is a prediction that the mean is over.
+    fn counts(&self) -> bool {
+        !self.fitted && self.left_out.is_none()
+    }
+
+    fn numbers(&self) -> String {
+        let star = if self.left_out.is_some() { " *" } else { "" };
+        let Some((predicted, error)) = self.predicted.zip(self.error) else {
+            return format!("{}, none{star}", self.published);
+        };
+        let digits = if predicted >= 100.0 { 0 } else { 2 - u32::from(predicted >= 10.0) };
+        format!("{}, {}, {:+.1} %{star}", self.published, rounding::tick(predicted, digits), error * 100.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use hearth_profiles::document::Document;
+    use hearth_schema::trace::Outcome;
+
+    use super::super::results::Simulated;
+    use super::*;
+
+    const DOCUMENT: &str = "\
+schema: published/1
+name: made-up
+title: Two models
+source: nobody
+fitted: [a]
+tolerance: 25 %
+systems:
+  - {name: small, gpu: {compute: {value: 1 TFLOP/s, source: made up}, bandwidth: {value: 10 GB/s, source: made up}}}
+rows:
+  - label: a
+    roofline: {model: a.yaml, weights: q8, prompt: 100, generate: 10}
+    cells: {small: {prefill: 200 /s, decode: 10 /s}}
+  - label: b
+    roofline: {model: b.yaml, weights: 8/4/4, prompt: 100, generate: 10}
+    cells: {small: {prefill: 100 /s, decode: 20 /s}}
+  - label: c
+    roofline: {model: c.yaml, weights: 8/4/4, prompt: 100, generate: 10}
+    cells: {small: {prefill: 50 /s, decode: 40 /s, left_out: {decode: It is a misprint.}}}
+";
+
+    fn ran(ttft_ms: f64, tpot_ms: f64) -> Result {
+        Result::Ran(Simulated {
+            outcome: Outcome::Ok,
+            tpot_ms: Some(tpot_ms),
+            ttft_ms: Some(ttft_ms),
+            energy_j: None,
+            pressure: BTreeMap::new(),
+            footprint: Vec::new(),
+            plan: String::new(),
+            unvalidated: Vec::new(),
+            spread: None,
+        })
+    }
+
+    #[test]
+    fn means_are_over_what_is_neither_fitted_nor_left_out() {
+        let published = Published::from_yaml(DOCUMENT).expect("a valid document");
+        let results: Results =
+            [((0, 0), ran(500.0, 100.0)), ((1, 0), ran(800.0, 40.0)), ((2, 0), ran(2500.0, 100.0))].into();
+        let speeds = Speeds::of(&published, &results).expect("speeds");
+        // b: 100 / 0.8 = 125 beside 100, 1 / 0.04 = 25 beside 20. c: 40 beside 50; 10 beside 40 does not count.
+        let close = |mean: Option<Mean>, error: f64, cells: usize| {
+            let mean = mean.expect("a mean");
+            (mean.error - error).abs() < 1e-12 && mean.cells == cells
+        };
+        assert!(close(speeds.prefill, 0.225, 2), "{:?}", speeds.prefill);
+        assert!(close(speeds.decode, 0.25, 1), "{:?}", speeds.decode);
+        let text = speeds.text();
+        assert!(text.contains("50, 40.0, -20.0 %") && text.contains("40, 10.0, -75.0 % *"), "{text}");
+        assert!(text.contains("* c, small: It is a misprint.") && text.contains("(fitted)"), "{text}");
+        let scores = super::super::scores::Scores::of(&published, &results);
+        assert!(scores.tpot.iter().any(|error| error.left_out) && scores.speeds.is_some());
+        // In times: 0, 40 over 50 and the one that is left out.
+        assert!((scores.median.expect("times") - 0.1).abs() < 1e-12, "{:?}", scores.median);
+    }
+
+    #[test]
+    fn what_is_neither_a_scenario_nor_a_pass_is_refused() {
+        for (from, to, expected) in [
+            (
+                "prompt: 100, generate: 10}\n    cells: {small: {prefill: 200",
+                "prompt: 0, generate: 10}\n    cells: {small: {prefill: 200",
+                "0 and 10 tokens",
+            ),
+            (
+                "roofline: {model: a.yaml, weights: q8, prompt: 100, generate: 10}",
+                "about: x",
+                "unknown field `about`",
+            ),
+            (
+                "    roofline: {model: a.yaml, weights: q8, prompt: 100, generate: 10}\n",
+                "",
+                "neither a `scenario`",
+            ),
+            ("  - label: a\n", "  - label: a\n    scenario: a.yaml\n", "both a `scenario`"),
+            ("weights: q8", "weights: q9", "unknown variant `q9`"),
+            ("decode: 10 /s", "decode: 0 /s", "not above zero"),
+            ("decode: 10 /s", "decode: 10 /s, tpot: 1 s", "a speed and a time"),
+            ("prefill: 50 /s, decode: 40 /s", "prefill: 50 /s", "leaves out a speed"),
+            ("value: 10 GB/s", "value: 0 GB/s", "computes or reads nothing"),
+            ("{name: small, gpu", "{name: small, planner: {strategy: single}, gpu", "both a `gpu`"),
+            ("  - {name: small", "  - {name: other, planner: {strategy: single}}\n  - {name: small", ""),
+        ] {
+            let text = DOCUMENT.replacen(from, to, 1);
+            assert_ne!(text, DOCUMENT);
+            match Published::from_yaml(&text) {
+                Ok(_) => assert!(expected.is_empty(), "{to} was accepted"),
+                Err(error) => assert!(error.to_string().contains(expected), "{to}: {error}"),
+            }
+        }
+        let planned = DOCUMENT
+            .replace("  - {name: small", "  - {name: other, planner: {strategy: single}}\n  - {name: small");
+        let wrong = planned.replacen("cells: {small:", "cells: {other:", 1);
+        let error = Published::from_yaml(&wrong).expect_err("no GPU").to_string();
+        assert!(error.contains("has no `gpu`"), "{error}");
+    }
+}
