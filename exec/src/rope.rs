@@ -87,7 +87,7 @@ impl Rope {
         Ok(Rope { pairs: pairs(shape.architecture), frequencies, magnitude })
     }
 
-    /// Cosine and sine of every pair's angle at `position`, into `turns` [pairs].
+    /// Cosine and sine of every pair's angle at `position`, into `turns` `[pairs]`.
     pub fn turns(&self, position: u32, turns: &mut [[f32; 2]]) {
         for (turn, frequency) in turns.iter_mut().zip(&self.frequencies) {
             let angle = f64::from(position) * frequency;

@@ -54,19 +54,19 @@ pub struct Weights {
 pub struct LayerWeights<'a> {
     /// As they are stored.
     pub matrices: [Matrix<'a>; 7],
-    /// What is added to their products, [rows] each.
+    /// What is added to their products, `[rows]` each.
     pub biases: [Option<&'a [f32]>; 7],
-    /// Before attention, [embedding].
+    /// Before attention, `[embedding]`.
     pub attention_norm: &'a [f32],
-    /// Before the feed-forward block, [embedding].
+    /// Before the feed-forward block, `[embedding]`.
     pub feed_forward_norm: &'a [f32],
-    /// Of each head of queries, [key_length].
+    /// Of each head of queries, `[key_length]`.
     pub query_norm: Option<&'a [f32]>,
-    /// Of each head of keys, [key_length].
+    /// Of each head of keys, `[key_length]`.
     pub key_norm: Option<&'a [f32]>,
-    /// Of what attention adds, [embedding].
+    /// Of what attention adds, `[embedding]`.
     pub post_attention_norm: Option<&'a [f32]>,
-    /// Of what the feed-forward block adds, [embedding].
+    /// Of what the feed-forward block adds, `[embedding]`.
     pub post_feed_forward_norm: Option<&'a [f32]>,
 }
 

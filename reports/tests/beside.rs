@@ -81,7 +81,10 @@ fn what_has_no_place_is_refused() {
 #[test]
 fn every_shipped_document_is_there_by_its_name() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("published");
-    let count = std::fs::read_dir(folder).unwrap().count();
+    // Folders have what documents refer to.
+    let documents =
+        std::fs::read_dir(folder).unwrap().filter(|entry| entry.as_ref().unwrap().path().is_file());
+    let count = documents.count();
     assert_eq!(SHIPPED.len(), count);
     for (name, text) in SHIPPED {
         assert_eq!(Published::from_yaml(text).expect(name).name, name);

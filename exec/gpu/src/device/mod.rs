@@ -1,7 +1,7 @@
 //! Which GPU is there, what can it do, and how is it spoken to?
 //!
 //! An adapter is what a driver shows; [`Gpu`] is one that was opened. Everything that can fail on it runs inside
-//! [`Gpu::checked`], which turns what the driver says into a [`GpuError`]: nothing here panics because a device went
+//! `Gpu::checked`, which turns what the driver says into a [`GpuError`]: nothing here panics because a device went
 //! away.
 //!
 //! Not here: kernels, and which variant of one a device gets.

@@ -1,6 +1,6 @@
 //! Which operations does a pass run, in which order, on which tensors?
 //!
-//! A graph is a list of nodes, each one launch of a kernel, over tensors that are written once. [`decoder`] builds the
+//! A graph is a list of nodes, each one launch of a kernel, over tensors that are written once. [`decoder()`] builds the
 //! plainest graph of an architecture, one operation a node; [`fusion`] makes fewer launches of it. From a graph come
 //! the records that [`crate::memory`] plans with.
 //!
