@@ -6,24 +6,10 @@
 use hearth_gpu::graph::diffusion::{Kernels, decoder_of_latents, text_encoder, unet};
 use hearth_gpu::graph::{Fusion, Graph, Numbers, Residual, decoder, fuse};
 use hearth_gpu::memory::{Record, arena, improved, naive_bytes, plain};
-use hearth_profiles::Layers;
-use hearth_profiles::model::{Architecture, ModelShape};
+use hearth_profiles::model::{Architecture, ModelShape, shipped_document};
 
-/// source: config.json of Llama 3.1 8B
 fn shape(architecture: Architecture) -> ModelShape {
-    ModelShape {
-        architecture,
-        layers: Layers(32),
-        embedding: 4096,
-        feed_forward: 14336,
-        heads: 32,
-        kv_heads: 8,
-        key_length: 128,
-        value_length: 128,
-        vocabulary: 128_256,
-        tied_embeddings: false,
-        context_length: 131_072,
-    }
+    ModelShape { architecture, ..shipped_document("llama-8b").expect("it is shipped").shape() }
 }
 
 /// One kind of fusion after another, each with those before it.

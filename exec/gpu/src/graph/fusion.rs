@@ -156,29 +156,15 @@ fn gather(graph: &mut Graph, belongs: impl Fn(Operation) -> bool) {
 
 #[cfg(test)]
 mod tests {
-    use hearth_profiles::Layers;
-    use hearth_profiles::model::{Architecture, ModelShape};
+    use hearth_profiles::model::{Architecture, ModelShape, shipped_document};
     use serde_json::Value;
 
     use super::super::{Numbers, decoder};
     use super::*;
     use crate::memory::{Record, arena, naive_bytes};
 
-    /// Llama 3.1 8B. source: its config.json
     fn shape(architecture: Architecture) -> ModelShape {
-        ModelShape {
-            architecture,
-            layers: Layers(32),
-            embedding: 4096,
-            feed_forward: 14336,
-            heads: 32,
-            kv_heads: 8,
-            key_length: 128,
-            value_length: 128,
-            vocabulary: 128_256,
-            tied_embeddings: false,
-            context_length: 131_072,
-        }
+        ModelShape { architecture, ..shipped_document("llama-8b").unwrap().shape() }
     }
 
     fn numbers(tokens: u64) -> Numbers {
