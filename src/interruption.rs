@@ -1,11 +1,14 @@
-//! How does a long search end early without losing what it has found?
+//! How does long work end early without losing what it has found?
 //!
-//! The first Ctrl-C while a search is under way asks it to stop; any other ends the program, as usual.
+//! The first Ctrl-C while a search is under way asks it to stop; any other ends the program, as usual. What has more to
+//! undo reacts itself ([`at_each_signal`]).
 //!
 //! Not here: what the lab undoes when it is interrupted.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::signal::unix::{SignalKind, signal};
 
 /// The exit code of a program that Ctrl-C has ended, by convention 128 and the signal's number.
 pub const INTERRUPTED: i32 = 130;
@@ -38,6 +41,23 @@ impl Drop for Stoppable {
     fn drop(&mut self) {
         UNDER_WAY.store(false, Ordering::SeqCst);
     }
+}
+
+/// Reacts, in a thread of its own, whenever a person or the system asks this program to end.
+pub fn at_each_signal(mut react: impl FnMut() + Send + 'static) {
+    std::thread::spawn(move || {
+        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
+        runtime.block_on(async {
+            let Ok(mut terminated) = signal(SignalKind::terminate()) else { return };
+            loop {
+                tokio::select! {
+                    _ = tokio::signal::ctrl_c() => {}
+                    _ = terminated.recv() => {}
+                }
+                react();
+            }
+        });
+    });
 }
 
 fn listen() {

@@ -19,7 +19,6 @@ use hearth_schema::scenario::Limits;
 use hearth_schema::schedule::MAX_PASS_TOKENS;
 use hearth_schema::{Cluster, LinkTable, Plan, Scenario, Trace};
 use hearth_sim::{Run, Surroundings};
-use tokio::signal::unix::{SignalKind, signal};
 
 use super::happening::{self, Hand, Said};
 use super::links;
@@ -28,6 +27,7 @@ use crate::commands::execute::BEGINS;
 use crate::commands::{plan, simulate};
 use crate::diagnostics::Failure;
 use crate::documents::{LoadedScenario, make_folder, open_model, read, read_trace, write_in, write_trace};
+use crate::interruption;
 use crate::limits;
 use crate::output::tell;
 use crate::replanner::MidRun;
@@ -403,22 +403,14 @@ fn entry(loaded: &LoadedScenario, name: &str) -> Result<(usize, Limits), Failure
 
 /// Undoes what the lab has set up when a person or the system stops it; destructors do not run then.
 fn undo_when_interrupted(groups: Option<Groups>, copies: PathBuf) {
-    std::thread::spawn(move || {
-        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
-        runtime.block_on(async {
-            let Ok(mut terminated) = signal(SignalKind::terminate()) else { return };
-            tokio::select! {
-                _ = tokio::signal::ctrl_c() => {}
-                _ = terminated.recv() => {}
-            }
-            INTERRUPTED.store(true, Ordering::SeqCst);
-            if let Some(groups) = groups {
-                groups.remove_own();
-            }
-            let _ = std::fs::remove_dir_all(copies);
-            tell!("interrupted; limits and copies are removed");
-            std::process::exit(130);
-        });
+    interruption::at_each_signal(move || {
+        INTERRUPTED.store(true, Ordering::SeqCst);
+        if let Some(groups) = &groups {
+            groups.remove_own();
+        }
+        let _ = std::fs::remove_dir_all(&copies);
+        tell!("interrupted; limits and copies are removed");
+        std::process::exit(interruption::INTERRUPTED);
     });
 }
 

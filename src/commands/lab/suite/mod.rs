@@ -21,14 +21,13 @@ use std::time::Duration;
 use hearth_reports::validation::{Case, Failed, Numbers, Run, Validation, page};
 use hearth_schema::metrics::Metrics;
 use serde::Deserialize;
-use tokio::signal::unix::{SignalKind, signal};
 
 use self::results::{Kept, Results, Which};
 use crate::cli::LabArgs;
 use crate::commands::print_json;
 use crate::diagnostics::{ENDED_BADLY, Failure};
 use crate::documents::{LoadedScenario, make_folder, write_in};
-use crate::interruption::INTERRUPTED;
+use crate::interruption::{self, INTERRUPTED};
 use crate::output::{say, tell};
 
 /// A scenario of a suite.
@@ -221,24 +220,13 @@ static IS_INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 /// A signal ends the lab that runs, which undoes what it did, and the suite after it.
 fn forward_interruptions() {
-    std::thread::spawn(|| {
-        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
-        runtime.block_on(async {
-            let Ok(mut terminated) = signal(SignalKind::terminate()) else { return };
-            loop {
-                tokio::select! {
-                    _ = tokio::signal::ctrl_c() => {}
-                    _ = terminated.recv() => {}
-                }
-                IS_INTERRUPTED.store(true, Ordering::SeqCst);
-                let child = CHILD.load(Ordering::SeqCst);
-                if child != 0 {
-                    // SAFETY: kill takes two numbers and touches no memory of this process; the child is waited for
-                    // after its number is taken back.
-                    unsafe { libc::kill(child as libc::pid_t, libc::SIGTERM) };
-                }
-            }
-        });
+    interruption::at_each_signal(|| {
+        IS_INTERRUPTED.store(true, Ordering::SeqCst);
+        let child = CHILD.load(Ordering::SeqCst);
+        if child != 0 {
+            // SAFETY: kill takes two numbers and touches no memory of this process.
+            unsafe { libc::kill(child as libc::pid_t, libc::SIGTERM) };
+        }
     });
 }
 
