@@ -113,9 +113,7 @@ fn every_scenario_of_the_suite_can_be_read_and_all_axes_are_there() {
             Scenario::from_yaml(&text).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         assert_eq!(file.file_stem().and_then(|stem| stem.to_str()), Some(scenario.name.as_str()));
         let mut limits = scenario.devices.iter().filter_map(|device| device.limits.as_ref());
-        // 150 MiB of the 1B shape's third are some 70 %; of `unequal-50` the name says it.
-        let below = limits.any(|limits| limits.memory_share.is_some_and(|share| share.0 < 0.75))
-            || ["three-150", "unequal-50"].contains(&scenario.name.as_str());
+        let below = limits.any(|limits| limits.memory_share.is_some_and(|share| share.0 < 0.75));
         counts.0 += 1;
         counts.1 += u32::from(below);
         counts.2 += u32::from(scenario.devices.len() == 3);
