@@ -44,7 +44,7 @@ use hearth_schema::scenario::RingOrder;
 /// the two side by side. `lab` does all four on this machine.
 ///
 /// Exit codes: 0 done; 1 something failed while running; 2 what was given cannot be used; 3 the run
-/// ended, but not well, or `lint` found an error; 130 ended by Ctrl-C.
+/// ended, but not well, `lint` found an error, or a suite of labs misses a bar; 130 ended by Ctrl-C.
 #[derive(Debug, Parser)]
 #[command(
     version,

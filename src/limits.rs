@@ -58,12 +58,12 @@ pub fn memory(limits: &Limits, cluster: &Cluster, plan: &Plan, place: usize) -> 
     limits.memory.or_else(|| {
         let share = limits.memory_share?.0;
         let device = &cluster.member(&plan.devices[place].name)?.device;
-        let (weights, beside) = match Holdings::new(plan, place, &cluster.model, device, true) {
-            Some(held) => (held.weights, held.cache + held.buffers),
-            None => {
-                let room = Room::new(plan, place, &cluster.model, device);
-                (room.share, room.cache + room.buffers)
-            }
+        let held_weights = Holdings::new(plan, place, &cluster.model, device, true);
+        let (weights, beside) = if let Some(held) = held_weights {
+            (held.weights, held.cache + held.buffers)
+        } else {
+            let room = Room::new(plan, place, &cluster.model, device);
+            (room.share, room.cache + room.buffers)
         };
         Some(Bytes((weights.as_f64() * share) as u64) + beside + held(cluster, place == 0, Bytes::ZERO))
     })

@@ -16,7 +16,8 @@ fn suite(output: &Path) -> (serde_json::Value, String) {
     let scratch = output.display().to_string();
     let ran = run(&["lab", "--suite", &scenarios, "--scratch", &scratch, "-o", &out, "--json"]);
     let said = String::from_utf8_lossy(&ran.stderr).into_owned();
-    assert!(ran.status.success(), "{said}");
+    // 3 if a bar is missed, as it may be where other programs run beside.
+    assert!([Some(0), Some(3)].contains(&ran.status.code()), "{said}");
     (serde_json::from_slice(&ran.stdout).expect("one JSON document"), said)
 }
 
@@ -27,6 +28,7 @@ fn a_suite_runs_every_scenario_and_goes_on_where_it_was() {
     }
     let folder = folder_on_disk();
     let (result, said) = suite(folder.path());
+    assert_eq!(result["failed"], serde_json::json!([]), "{said}");
     let cases = result["cases"].as_array().expect("cases");
     let names: Vec<&str> = cases.iter().map(|case| case["name"].as_str().expect("a name")).collect();
     assert_eq!(names, ["ci-dies", "ci-drafts", "ci-links", "ci-weak"], "{said}");

@@ -83,8 +83,9 @@ fn document(validation: &Validation, scores: &Scores) -> Document {
     let opening = vec![
         Block::Paragraph(Text::from(format!("Time per token: {}.", in_words(&scores.tpot)))),
         Block::Note(
-            "Each scenario was planned and simulated from profiles measured inside its limits, and the prediction was \
-             written before anything was executed. Nothing is fitted to these runs."
+            "Each scenario was planned and simulated from profiles of micro-workloads inside its limits of memory, threads \
+             and processors; its throttle of the disk and its quota are the simulator's to know. The prediction was written \
+             before anything was executed. Nothing is fitted to these runs."
                 .into(),
         ),
     ];

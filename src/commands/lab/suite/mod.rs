@@ -13,6 +13,7 @@ mod draw;
 mod machine;
 mod results;
 
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -197,6 +198,7 @@ fn one(entry: &Entry, pass: u32, args: &LabArgs, output: &Path) -> Result<Run, S
     if let Some(tokens) = args.tokens {
         command.args(["--tokens", &tokens.to_string()]);
     }
+    end_with_this_thread(&mut command);
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let child = child.map_err(|error| said(&error))?;
     CHILD.store(child.id(), Ordering::SeqCst);
@@ -245,6 +247,17 @@ fn forward_interruptions() {
             unsafe { libc::kill(child as libc::pid_t, libc::SIGTERM) };
         }
     });
+}
+
+/// A lab whose suite is killed undoes what it did.
+fn end_with_this_thread(command: &mut Command) {
+    // SAFETY: between fork and exec only one system call is made, which takes two numbers.
+    unsafe {
+        command.pre_exec(|| {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
+            Ok(())
+        });
+    }
 }
 
 /// Since this process first asked.
