@@ -10,6 +10,7 @@
 //!
 //! Not here: measuring ([`hearth_exec::profile`]).
 
+use hearth_profiles::units::Rounded;
 use hearth_profiles::{Device, Document, FlopsPerSecond, PerFormat, Sourced};
 use hearth_schema::Trace;
 use hearth_schema::trace::{Kind, Origin, Resource};
@@ -65,8 +66,14 @@ fn slow(
 }
 
 /// Changes a value, and has its source say why.
-fn put<T>(number: &mut Sourced<T>, said: impl Fn(f64, &str) -> String, factor: f64, change: impl Fn(&mut T)) {
+fn put<T: Rounded + Copy>(
+    number: &mut Sourced<T>,
+    said: impl Fn(f64, &str) -> String,
+    factor: f64,
+    change: impl Fn(&mut T),
+) {
     change(&mut number.value);
+    number.value = number.value.rounded();
     number.source = said(factor, &number.source);
 }
 
