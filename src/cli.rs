@@ -531,7 +531,7 @@ pub struct ProfileArgs {
     pub gpu_memory: Option<Bytes>,
     /// Measure nothing: take the document in `--profile`, and put on its rates how much longer or shorter than in
     /// `--predicted` the device `--name` computed in this trace of a run.
-    #[arg(long, value_name = "TRACE", requires_all = ["predicted", "profile"], conflicts_with_all = ["model", "peer", "quick"])]
+    #[arg(long, value_name = "TRACE", requires_all = ["predicted", "profile"], conflicts_with_all = ["model", "peer", "quick", "threads", "gpu", "gpu_memory", "key"])]
     pub from_trace: Option<PathBuf>,
     /// The trace of the same plan as it was simulated with that document.
     #[arg(long, value_name = "TRACE", requires = "from_trace")]

@@ -48,10 +48,11 @@ pub fn at_each_signal(mut react: impl FnMut() + Send + 'static) {
     std::thread::spawn(move || {
         let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
         runtime.block_on(async {
-            let Ok(mut terminated) = signal(SignalKind::terminate()) else { return };
+            let signals = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()));
+            let (Ok(mut interrupted), Ok(mut terminated)) = signals else { return };
             loop {
                 tokio::select! {
-                    _ = tokio::signal::ctrl_c() => {}
+                    _ = interrupted.recv() => {}
                     _ = terminated.recv() => {}
                 }
                 react();

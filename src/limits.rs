@@ -8,6 +8,7 @@
 
 use hearth_profiles::device::{Memory, Quota, quota};
 use hearth_profiles::{Bytes, Sourced};
+use hearth_schema::draft;
 use hearth_schema::holdings::Holdings;
 use hearth_schema::room::Room;
 use hearth_schema::scenario::{Limits, Scenario};
@@ -60,9 +61,11 @@ pub fn memory(limits: &Limits, cluster: &Cluster, plan: &Plan, place: usize) -> 
         let device = &cluster.member(&plan.devices[place].name)?.device;
         let held_weights = Holdings::new(plan, place, &cluster.model, device, true);
         let (weights, beside) = if let Some(held) = held_weights {
-            (held.weights, held.cache + held.buffers)
+            (held.weights, held.loading + held.cache + held.buffers)
         } else {
-            let room = Room::new(plan, place, &cluster.model, device);
+            // A model that drafts lies beside.
+            let device = draft::beside(plan, place, cluster.draft.as_ref(), device)?;
+            let room = Room::new(plan, place, &cluster.model, &device);
             (room.share, room.cache + room.buffers)
         };
         Some(Bytes((weights.as_f64() * share) as u64) + beside + held(cluster, place == 0, Bytes::ZERO))
@@ -102,23 +105,33 @@ mod tests {
 
     #[test]
     fn a_share_of_memory_is_that_share_of_the_weights() {
-        let text = "# How much of the weights stays?
+        for draft in
+            ["", ", speculation: {draft: {profile: 1b}, tokens: 2, acceptance: {value: 50 %, source: t}}"]
+        {
+            shares_hold(draft);
+        }
+    }
+
+    fn shares_hold(speculation: &str) {
+        let text = format!("# How much of the weights stays?
 schema: scenario/1
 name: n
-model: {profile: 1b}
+model: {{profile: 1b}}
 context: 256
-workload: {prompt: 8, generate: 2}
-devices: [{name: a, profile: d2, limits: {memory_share: 50 %}}, {name: b, profile: d3, limits: {memory_share: 35 %}}]
-links: {default: {latency: {value: 1 ms, source: t}, bandwidth: {value: 1 GB/s, source: t}}}
-planner: {strategy: manual, windows: [4, 4]}
-";
-        let loaded = LoadedScenario::parse(text, Path::new("n.yaml")).expect("a scenario");
+workload: {{prompt: 8, generate: 2{speculation}}}
+devices: [{{name: a, profile: d2, limits: {{memory_share: 50 %}}}}, {{name: b, profile: d3, limits: {{memory_share: 35 %}}}}]
+links: {{default: {{latency: {{value: 1 ms, source: t}}, bandwidth: {{value: 1 GB/s, source: t}}}}}}
+planner: {{strategy: manual, windows: [4, 4]}}
+");
+        let loaded = LoadedScenario::parse(&text, Path::new("n.yaml")).expect("a scenario");
         let mut cluster = loaded.cluster(None).expect("a cluster");
         let effort = Effort { seconds: 1, evaluations: None };
         let plan = plan::make(&loaded, &cluster, &loaded.scenario.planner, effort).expect("a plan");
         restrict_memory(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
         for (place, share) in [(0, 0.5), (1, 0.35)] {
-            let room = Room::new(&plan, place, &cluster.model, &cluster.members[place].device);
+            let device = &cluster.members[place].device;
+            let device = draft::beside(&plan, place, cluster.draft.as_ref(), device).expect("the draft fits");
+            let room = Room::new(&plan, place, &cluster.model, &device);
             assert!(room.share > Bytes::mib(100) && room.cache > Bytes::ZERO && room.buffers > Bytes::ZERO);
             let left = room.left.as_f64() / room.share.as_f64();
             assert!((left - share).abs() < 1e-6, "{left} of the weights, not {share}");

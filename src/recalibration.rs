@@ -1,83 +1,68 @@
 //! What does a run that somebody has made tell of a device's profile?
 //!
 //! Micro-workloads measure a device for seconds; a run of hours knows better how fast it stays. Given the trace of a run
-//! and that of its prediction, made with the device's profile, the processor time of the device's passes stands beside
-//! what was predicted: of passes of one token for the rates and overheads of decoding, of larger ones for those of
-//! prompts. The medians' ratio is put on these rates, and their sources say so.
+//! and that of its prediction, made with the device's profile, the processor time of the device's passes of one token
+//! stands beside what was predicted. The medians' ratio is put on all that such a pass takes of a processor, and the
+//! sources say so.
 //!
-//! Disk, memory and links stay as they are: their waits have causes in other devices too. A prediction of the recalibrated
-//! profile for the same run proves nothing, and one for another run does.
+//! What only prompts take (`matmul`) stays as it is, and so do disk, memory and links, whose waits have causes in other
+//! devices too. A prediction of the recalibrated profile for the same run proves nothing, and one for another run does.
 //!
 //! Not here: measuring ([`hearth_exec::profile`]).
 
+use std::collections::BTreeMap;
+
 use hearth_profiles::units::Rounded;
-use hearth_profiles::{Device, Document, FlopsPerSecond, PerFormat, Sourced};
+use hearth_profiles::{Device, Document, Sourced};
 use hearth_schema::Trace;
+use hearth_schema::schedule::Pass;
 use hearth_schema::trace::{Kind, Origin, Resource};
 
 use crate::diagnostics::Failure;
 
-/// Fewer passes of a kind tell nothing of the usual one.
+/// Fewer passes tell nothing of the usual one.
 /// source: assumed
 const LEAST_PASSES: usize = 3;
 
-/// How much longer computing took than predicted, as a factor; absent where there were too few passes.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Factors {
-    decoding: Option<f64>,
-    prompts: Option<f64>,
-}
-
 /// The device with the rates that explain a run, given what was predicted with the device as it is.
 pub fn recalibrated(mut device: Device, predicted: &Trace, measured: &Trace) -> Result<Device, Failure> {
-    let factors = factors(&device.name, predicted, measured)?;
+    let factor = factor(&device.name, predicted, measured)?;
     let plan = &measured.header.plan;
-    let said = |factor: f64, source: &str| {
+    let said = |source: &str| {
         format!(
             "measured: a run of plan {plan} took {factor:.3} times the processor time predicted with this: {source}"
         )
     };
     let cpu = &mut device.cpu;
-    if let Some(factor) = factors.decoding {
-        slow(&mut cpu.matvec, factor, said);
-        slow(&mut cpu.matvec_streamed, factor, said);
-        put(&mut cpu.read_bandwidth, said, factor, |rate| rate.0 /= factor);
-        if let Some(attention) = &mut cpu.attention {
-            put(attention, said, factor, |rate| rate.0 /= factor);
-        }
-        let overheads = [&mut cpu.layer_overhead, &mut cpu.window_overhead, &mut cpu.token_overhead];
-        for overhead in overheads.into_iter().flatten() {
-            put(overhead, said, factor, |time| time.0 *= factor);
-        }
+    let rates = cpu.matvec.0.values_mut().chain(cpu.matvec_streamed.0.values_mut()).chain(&mut cpu.attention);
+    rates.for_each(|rate| put(rate, said, |rate| rate.0 /= factor));
+    let transfers = [&mut cpu.read_bandwidth, &mut cpu.kv_copy.bandwidth];
+    for rate in transfers {
+        put(rate, said, |rate| rate.0 /= factor);
     }
-    if let Some(factor) = factors.prompts {
-        slow(&mut cpu.matmul, factor, said);
-    }
+    let overheads = [&mut cpu.layer_overhead, &mut cpu.window_overhead, &mut cpu.token_overhead];
+    let times = overheads.into_iter().flatten().chain([&mut cpu.kv_copy.latency]);
+    times.for_each(|time| put(time, said, |time| time.0 *= factor));
     device.validate().map_err(Failure::unusable)?;
     Ok(device)
 }
 
-fn slow(
-    rates: &mut PerFormat<Sourced<FlopsPerSecond>>,
-    factor: f64,
-    said: impl Fn(f64, &str) -> String + Copy,
-) {
-    rates.0.values_mut().for_each(|rate| put(rate, said, factor, |rate| rate.0 /= factor));
+/// Whether a prediction was made with this device as it is: limits of a scenario make another of it.
+pub fn is_of(device: &Device, predicted: &Trace) -> bool {
+    let own = predicted.header.devices.iter().find(|traced| traced.name == device.name);
+    let profile = own.and_then(|traced| traced.profile.as_ref());
+    profile.is_none_or(|profile| *profile == hearth_schema::digest::of(&device.to_yaml()))
 }
 
 /// Changes a value, and has its source say why.
-fn put<T: Rounded + Copy>(
-    number: &mut Sourced<T>,
-    said: impl Fn(f64, &str) -> String,
-    factor: f64,
-    change: impl Fn(&mut T),
-) {
+fn put<T: Rounded + Copy>(number: &mut Sourced<T>, said: impl Fn(&str) -> String, change: impl Fn(&mut T)) {
     change(&mut number.value);
     number.value = number.value.rounded();
-    number.source = said(factor, &number.source);
+    number.source = said(&number.source);
 }
 
-fn factors(name: &str, predicted: &Trace, measured: &Trace) -> Result<Factors, Failure> {
+/// How much longer a pass of one token took than predicted.
+fn factor(name: &str, predicted: &Trace, measured: &Trace) -> Result<f64, Failure> {
     for (trace, origin, flag) in
         [(predicted, Origin::Simulated, "--predicted"), (measured, Origin::Measured, "--from-trace")]
     {
@@ -91,46 +76,47 @@ fn factors(name: &str, predicted: &Trace, measured: &Trace) -> Result<Factors, F
             "simulate the plan file that was executed: `hearth simulate SCENARIO --plan PLAN --trace FILE`",
         ));
     }
-    let ratio = |prompt: bool| {
-        let (predicted, measured) = (usual(name, predicted, prompt)?, usual(name, measured, prompt)?);
-        (predicted > 0.0 && measured > 0.0).then(|| measured / predicted)
-    };
-    let factors = Factors { decoding: ratio(false), prompts: ratio(true) };
-    if factors == (Factors { decoding: None, prompts: None }) {
-        let what = format!(
-            "the traces have neither {LEAST_PASSES} passes of one token nor one of a prompt that device `{name}` \
-             computed on its processor"
-        );
-        return Err(
-            Failure::unusable(what).hint("`--name` names the device as the plan does; generate more tokens")
-        );
+    // Attention takes longer the further a text is.
+    let first =
+        |trace: &Trace| trace.passes.iter().find(|pass| is_decoding(pass)).map(|pass| pass.first_position);
+    if first(predicted) != first(measured) {
+        return Err(Failure::unusable("the two traces begin with prompts of different lengths")
+            .hint("give the scenario's `workload.prompt` the tokens of the run's prompt"));
     }
-    Ok(factors)
+    match usual(name, predicted).zip(usual(name, measured)) {
+        Some((predicted, measured)) if predicted > 0.0 && measured > 0.0 => Ok(measured / predicted),
+        _ => {
+            let what = format!(
+                "one of the traces has fewer than {LEAST_PASSES} passes of one token that device `{name}` computed on its \
+                 processor"
+            );
+            Err(Failure::unusable(what)
+                .hint("`--name` names the device as the plan does; generate more tokens"))
+        }
+    }
 }
 
-/// The median over the passes of one token, or of more, of a device's processor time, in nanoseconds a token.
-fn usual(name: &str, trace: &Trace, prompt: bool) -> Option<f64> {
+/// Whether a pass is of one token that nobody has drafted.
+fn is_decoding(pass: &Pass) -> bool {
+    pass.tokens == 1 && pass.drafted == 0
+}
+
+/// The median over the passes of one token of a device's processor time, in nanoseconds.
+fn usual(name: &str, trace: &Trace) -> Option<f64> {
     let place = trace.header.devices.iter().position(|device| device.name == name)?;
-    let mut passes: Vec<f64> = trace
-        .passes
-        .iter()
-        .filter(|pass| (pass.tokens > 1) == prompt)
-        .map(|pass| {
-            let computed = |kind: Kind| matches!(kind, Kind::Embed | Kind::Compute | Kind::Output);
-            let own = trace.records.iter().filter(|record| {
-                record.pass == pass.index
-                    && usize::from(record.device) == place
-                    && record.resource == Resource::Cpu
-                    && computed(record.kind)
-            });
-            own.filter_map(|record| record.cost).map(|cost| cost.cpu as f64).sum::<f64>()
-                / f64::from(pass.tokens)
-        })
-        .filter(|time| *time > 0.0)
-        .collect();
-    passes.sort_by(f64::total_cmp);
-    let enough = passes.len() >= if prompt { 1 } else { LEAST_PASSES };
-    enough.then(|| passes[passes.len() / 2])
+    let mut passes: BTreeMap<u32, u64> =
+        trace.passes.iter().filter(|pass| is_decoding(pass)).map(|pass| (pass.index, 0)).collect();
+    for record in &trace.records {
+        let computed = matches!(record.kind, Kind::Embed | Kind::Compute | Kind::Output);
+        let own = usize::from(record.device) == place && record.resource == Resource::Cpu;
+        if let Some((time, cost)) = passes.get_mut(&record.pass).zip(record.cost).filter(|_| own && computed)
+        {
+            *time += cost.cpu;
+        }
+    }
+    let mut times: Vec<u64> = passes.into_values().filter(|time| *time > 0).collect();
+    times.sort_unstable();
+    (times.len() >= LEAST_PASSES).then(|| times[times.len() / 2] as f64)
 }
 
 #[cfg(test)]
@@ -175,17 +161,22 @@ planner: {strategy: manual, windows: [8, 8]}
     fn a_recalibrated_device_takes_the_time_that_was_measured() {
         let (predicted, device) = run(|device| device);
         let slower = |mut device: Device| {
-            slow(&mut device.cpu.matvec, 1.3, |_, source| source.into());
-            slow(&mut device.cpu.matvec_streamed, 1.3, |_, source| source.into());
-            device.cpu.read_bandwidth.value.0 /= 1.3;
+            let cpu = &mut device.cpu;
+            cpu.matvec
+                .0
+                .values_mut()
+                .chain(cpu.matvec_streamed.0.values_mut())
+                .for_each(|rate| rate.value.0 /= 1.3);
+            cpu.read_bandwidth.value.0 /= 1.3;
             device
         };
         let measured = executed(run(slower).0);
         let found = recalibrated(device, &predicted, &measured).expect("a device");
+        assert_eq!(found.cpu.matmul, run(|device| device).1.cpu.matmul, "prompts are not told of");
         let source = &found.cpu.read_bandwidth.source;
         assert!(source.starts_with("measured: a run of plan sha256:"), "{source}");
         let (again, _) = run(|_| found.clone());
-        let time = |trace: &Trace| usual("b", trace, false).expect("passes");
+        let time = |trace: &Trace| usual("b", trace).expect("passes");
         assert!(time(&measured) > 1.1 * time(&predicted), "the slower device takes longer");
         let error = time(&again) / time(&measured) - 1.0;
         assert!(error.abs() < 0.01, "{error}");
@@ -203,6 +194,12 @@ planner: {strategy: manual, windows: [8, 8]}
         let mut other = measured.clone();
         other.header.plan = "sha256:0".into();
         assert!(refused(device.clone(), &predicted, &other).contains("different plans"));
+        let mut other = measured.clone();
+        other.passes.iter_mut().for_each(|pass| pass.first_position += 1);
+        assert!(refused(device.clone(), &predicted, &other).contains("different lengths"));
+        assert!(
+            is_of(&device, &predicted) && !is_of(&Device { about: "x".into(), ..device.clone() }, &predicted)
+        );
         assert!(refused(Device { name: "c".into(), ..device }, &predicted, &measured).contains("device `c`"));
     }
 }

@@ -11,9 +11,9 @@ use crate::cli::ProfileArgs;
 use crate::diagnostics::Failure;
 use crate::documents::{in_a_folder, read, read_trace, write};
 use crate::gpu;
-use crate::output::say;
+use crate::output::{say, tell};
 use crate::progress;
-use crate::recalibration::recalibrated;
+use crate::recalibration::{is_of, recalibrated};
 
 /// Runs the verb.
 pub fn run(args: &ProfileArgs, json: bool) -> Result<ExitCode, Failure> {
@@ -22,7 +22,13 @@ pub fn run(args: &ProfileArgs, json: bool) -> Result<ExitCode, Failure> {
         (Some(measured), Some(predicted), Some(profile)) => {
             let mut device: Device = read(profile)?;
             device.name.clone_from(&args.name);
-            recalibrated(device, &read_trace(predicted)?, &read_trace(measured)?)?
+            let predicted = read_trace(predicted)?;
+            if !is_of(&device, &predicted) {
+                tell!(
+                    "warning: the prediction was made with another profile, or inside limits of its scenario"
+                );
+            }
+            recalibrated(device, &predicted, &read_trace(measured)?)?
         }
         _ => measured(args)?,
     };

@@ -137,8 +137,9 @@ impl Groups {
             }
         };
         for folder in group.folders() {
-            // One of a process that is gone and had this process's number has limits of its own.
-            let _ = fs::remove_dir(folder);
+            // One of a process that is gone and had this process's number has members and limits of its own.
+            kill_members(folder);
+            remove_group(folder);
             fs::create_dir(folder).map_err(|error| LabError::NoGroups {
                 what: "memory",
                 why: format!("cannot make {}: {error}", folder.display()),

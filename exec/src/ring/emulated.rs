@@ -29,7 +29,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::sync::mpsc;
 
 use super::delayed::{self, DelayedStream};
-use crate::clock::{machine_nanos, wall_nanos};
+use crate::clock::machine_nanos;
 use crate::ring::network::{Listener, Network};
 
 /// The most that goes over a medium as one message.
@@ -38,6 +38,10 @@ const PIECE_BYTES: usize = 1 << 20;
 /// Messages on their way in one direction before the writer waits.
 /// source: assumed
 const MOST_PIECES: usize = 256;
+
+/// The longest that a medium is taken by all who wait for it, in nanoseconds: an hour.
+/// source: assumed
+const LONGEST_HOLD: u64 = 3_600_000_000_000;
 
 /// What it takes from this end to a peer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -166,8 +170,6 @@ struct Pacer {
     chance: ChaCha8Rng,
     /// When the medium is free.
     free: u64,
-    /// What the machine's clock, by which a shared medium is taken, is ahead of this process's.
-    ahead: u64,
     /// When the last message was there.
     last: u64,
 }
@@ -179,8 +181,7 @@ impl Pacer {
         chance.set_stream((way.stream << 16) | (count.fetch_add(1, Ordering::Relaxed) & 0xffff));
         let open = |path| File::options().read(true).write(true).open(path);
         let medium = way.medium.as_ref().map(open).transpose()?;
-        let ahead = machine_nanos().saturating_sub(wall_nanos());
-        Ok(Self { way, medium, chance, free: 0, ahead, last: 0 })
+        Ok(Self { way, medium, chance, free: 0, last: 0 })
     }
 
     /// When a message arrives that is handed over at a moment. It takes its turn on a shared medium.
@@ -188,7 +189,7 @@ impl Pacer {
         let hold = self.way.hold(bytes);
         self.free = match &self.medium {
             None => self.free.max(handed) + hold,
-            Some(medium) => taken(medium, handed + self.ahead, hold)?.saturating_sub(self.ahead),
+            Some(medium) => taken(medium, handed, hold)?,
         };
         let sent = self.free;
         let after = (self.delay() - self.way.overhead.0).max(0.0);
@@ -210,18 +211,30 @@ impl Pacer {
 /// Takes a shared medium for a time from a moment on, or from when it is free. Until when it is then taken.
 ///
 /// The lock is held for a write only: a process that is stopped while its message is on the medium keeps nobody off.
+/// A medium that is said to be taken for longer than [`LONGEST_HOLD`] is some other file.
 fn taken(mut medium: &File, from: u64, hold: u64) -> io::Result<u64> {
     medium.lock()?;
     let mut free = Vec::new();
     medium.rewind()?;
     medium.read_to_end(&mut free)?;
-    // Nobody has written before the first.
-    let free = free.try_into().map_or(0, u64::from_le_bytes);
+    let free = match <[u8; 8]>::try_from(free.as_slice()) {
+        Ok(free) => u64::from_le_bytes(free),
+        // Nobody has written before the first.
+        Err(_) if free.is_empty() => 0,
+        Err(_) => return Err(no_medium()),
+    };
+    if free > from.saturating_add(LONGEST_HOLD) {
+        return Err(no_medium());
+    }
     let until = free.max(from).saturating_add(hold);
     medium.rewind()?;
     medium.write_all(&until.to_le_bytes())?;
     medium.unlock()?;
     Ok(until)
+}
+
+fn no_medium() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "the medium's file holds something else than when it is free")
 }
 
 /// A draw of the standard normal distribution (Box and Muller, 1958).
@@ -232,7 +245,7 @@ fn normal(chance: &mut ChaCha8Rng) -> f64 {
 }
 
 fn sleep_until(at: u64) {
-    let now = wall_nanos();
+    let now = machine_nanos();
     if at > now {
         std::thread::sleep(Duration::from_nanos(at - now));
     }
@@ -261,7 +274,7 @@ where
         let mut buffer = vec![0; PIECE_BYTES];
         while let Ok(count @ 1..) = from_near.read(&mut buffer).await {
             // A medium that is gone ends the connection.
-            let Ok(at) = pacer.arrival(wall_nanos(), count) else { return };
+            let Ok(at) = pacer.arrival(machine_nanos(), count) else { return };
             if pieces.send((at, buffer[..count].to_vec())).await.is_err() {
                 return;
             }
@@ -344,7 +357,7 @@ mod tests {
         let mut listener = network.bind("a").await.unwrap();
         let mut near = network.connect("a").await.unwrap();
         let mut far = listener.accept().await.unwrap();
-        let begin = wall_nanos();
+        let begin = machine_nanos();
         let frame = |nonce: u64| Frame { message: Message::Ping { nonce }, payload: vec![7; 500_000] };
         for nonce in 0..3 {
             frame(nonce).write(&mut near).await.unwrap();
@@ -353,7 +366,7 @@ mod tests {
             assert_eq!(Frame::read(&mut far, 1 << 20).await.unwrap(), Some(frame(nonce)));
         }
         // 1.5 MB at 100 MB/s and 20 ms.
-        assert!(wall_nanos() - begin >= 35_000_000, "{}", wall_nanos() - begin);
+        assert!(machine_nanos() - begin >= 35_000_000, "{}", machine_nanos() - begin);
         drop(near);
         assert_eq!(Frame::read(&mut far, 1 << 20).await.unwrap(), None, "an end stays an end");
     }
@@ -364,7 +377,7 @@ mod tests {
         let file = folder.path().join("air");
         std::fs::write(&file, "").unwrap();
         let way = Way { overhead: Seconds(0.01), medium: Some(file.clone()), ..Way::of(Seconds(0.01)) };
-        let begin = wall_nanos();
+        let begin = machine_nanos();
         let senders: Vec<_> = (0..3)
             .map(|_| {
                 let way = way.clone();
@@ -373,14 +386,16 @@ mod tests {
             .collect();
         let mut ends: Vec<u64> = senders.into_iter().map(|sender| sender.join().unwrap() - begin).collect();
         ends.sort_unstable();
-        // Their clocks are read one after the other.
-        let near = |end: u64, ms: u64| end.abs_diff(ms * 1_000_000) < 1_000_000;
-        assert!(near(ends[0], 10) && near(ends[1], 20) && near(ends[2], 30), "{ends:?}");
+        assert_eq!(ends, [10_000_000, 20_000_000, 30_000_000]);
         // The next waits for the one before to be off the medium, not for its arrival; and later it is free.
         let mut far = pacer(Way { latency: Seconds(0.05), ..way.clone() });
         let mut after = |at: u64| far.arrival(begin + at * 1_000_000, 5).unwrap() - begin;
         let arrivals = [after(100), after(100), after(200)];
-        assert!(near(arrivals[0], 150) && near(arrivals[1], 160) && near(arrivals[2], 250), "{arrivals:?}");
+        assert_eq!(arrivals, [150_000_000, 160_000_000, 250_000_000]);
+        for other in ["", "what", "20261122"] {
+            std::fs::write(&file, other).unwrap();
+            assert_eq!(pacer(way.clone()).arrival(begin, 5).is_ok(), other.is_empty(), "{other}");
+        }
         std::fs::remove_file(&file).unwrap();
         assert!(Pacer::new(way, &AtomicU64::new(0)).is_err(), "a medium must be there");
     }

@@ -90,6 +90,8 @@ pub struct Validation {
 impl Validation {
     /// How right the predictions were.
     pub fn scores(&self) -> Scores {
-        Scores::of(&self.cases, self.failed.len())
+        let mut scores = Scores::of(&self.cases);
+        scores.bars.push(scores::complete(&self.cases, &self.failed));
+        scores
     }
 }

@@ -71,7 +71,7 @@ fn share(share: f64) -> String {
 fn in_words(errors: &Errors) -> String {
     let number = |error: Option<f64>| error.map_or("none".into(), share);
     format!(
-        "median error {}, largest {}, over {} scenarios, {} of them judged by interval and not in the median",
+        "median error {}, largest {}, over {} scenarios, {} of them judged by interval",
         number(errors.median),
         number(errors.worst),
         errors.count,
@@ -83,9 +83,9 @@ fn document(validation: &Validation, scores: &Scores) -> Document {
     let opening = vec![
         Block::Paragraph(Text::from(format!("Time per token: {}.", in_words(&scores.tpot)))),
         Block::Note(
-            "Each scenario was planned and simulated from profiles of micro-workloads inside its limits of memory, threads \
-             and processors; its throttle of the disk and its quota are the simulator's to know. The prediction was written \
-             before anything was executed. Nothing is fitted to these runs."
+            "Each scenario was planned and simulated from profiles of micro-workloads, with its threads, on its processors; \
+             throttles of disks, quotas and shares of memory were set afterwards, and are the simulator's to know. The \
+             prediction was written before anything was executed. Nothing is fitted to these runs."
                 .into(),
         ),
     ];
@@ -377,7 +377,10 @@ mod tests {
         let markdown = text(&files, "report.md");
         assert!(markdown.contains("+5.0 %") && markdown.contains("40.0 to 80.0"), "{markdown}");
         assert!(markdown.contains("Once and again"), "{markdown}");
-        assert!(markdown.contains("| scenarios that have numbers: all | 66.7 % | not met |"), "{markdown}");
+        assert!(
+            markdown.contains("| scenarios that have all their numbers: all | 66.7 % | not met |"),
+            "{markdown}"
+        );
         let html = text(&files, "index.html");
         assert!(html.contains("Is &lt;it&gt; right?") && !html.contains("<disk>"));
         let csv = text(&files, "validation.csv");

@@ -2,7 +2,8 @@
 //!
 //! It is refused, not left out: a prediction and a run that differ in what they do prove nothing.
 
-use hearth_exec::lab::processors;
+use std::collections::BTreeSet;
+
 use hearth_schema::Scenario;
 use hearth_schema::events::{Change, Event};
 use hearth_schema::scenario::{DeviceEntry, Limits};
@@ -11,11 +12,15 @@ use hearth_schema::schedule::Processor;
 use super::links;
 use crate::diagnostics::Failure;
 
-/// Refuses what the lab cannot do.
-pub fn check(scenario: &Scenario) -> Result<(), Failure> {
-    let here = processors();
-    processors_suffice(scenario, here.len())?;
+/// Refuses what the lab cannot do on these processors.
+pub fn check(scenario: &Scenario, here: &[u32]) -> Result<(), Failure> {
+    processors_suffice(scenario, here)?;
     for entry in &scenario.devices {
+        if entry.limits.iter().any(|limits| limits.cpu.is_some_and(|cpu| cpu < LEAST_QUOTA)) {
+            let what =
+                format!("device `{}`: the kernel takes no quota below {LEAST_QUOTA} processors", entry.name);
+            return Err(Failure::unusable(what).hint("raise `limits.cpu`"));
+        }
         let wanted = entry.limits.iter().flat_map(|limits| limits.affinity.iter().flatten());
         if let Some(missing) = wanted.into_iter().find(|cpu| !here.contains(*cpu)) {
             let what = format!("device `{}`: this machine has no processor {missing} to run on", entry.name);
@@ -48,29 +53,36 @@ pub fn check(scenario: &Scenario) -> Result<(), Failure> {
 /// source: `kernel/sched/core.c`, `min_cfs_quota_period`: 1 ms of the lab's periods of 10 ms
 const LEAST_QUOTA: f64 = 0.1;
 
-/// Refuses devices that would want the same processors at once, where each of the scenario's has its own.
-fn processors_suffice(scenario: &Scenario, machine: usize) -> Result<(), Failure> {
-    let mut wanted = 0.0;
-    for entry in &scenario.devices {
-        let limits = entry.limits.clone().unwrap_or_default();
-        if limits.cpu.is_some_and(|cpu| cpu < LEAST_QUOTA) {
-            let what =
-                format!("device `{}`: the kernel takes no quota below {LEAST_QUOTA} processors", entry.name);
-            return Err(Failure::unusable(what).hint("raise `limits.cpu`"));
-        }
-        let threads = limits.threads.map_or(machine as f64, f64::from);
-        wanted += limits.cpu.unwrap_or(threads).min(threads);
-    }
+/// Refuses devices that would want the same processors at once, where each of the scenario's has its own: those that may
+/// run nowhere but on some processors may not want more than these.
+fn processors_suffice(scenario: &Scenario, here: &[u32]) -> Result<(), Failure> {
     let workload = &scenario.workload;
     let at_once = workload.sequences > 1 || workload.micro_batch < workload.prompt;
-    if scenario.devices.len() < 2 || !at_once || wanted <= machine as f64 {
+    if scenario.devices.len() < 2 || !at_once {
         return Ok(());
     }
-    let what = format!(
-        "sequences or batches keep several devices busy at once, which would take {wanted} processors together; this \
-         machine has {machine}"
-    );
-    Err(Failure::unusable(what).hint("give the devices `limits.cpu` or `limits.threads` that fit together"))
+    let own = |entry: &DeviceEntry| -> BTreeSet<u32> {
+        let affinity = entry.limits.as_ref().and_then(|limits| limits.affinity.as_deref());
+        affinity.unwrap_or(here).iter().copied().collect()
+    };
+    let wanted = |entry: &DeviceEntry| {
+        let limits = entry.limits.clone().unwrap_or_default();
+        let threads = limits.threads.map_or(own(entry).len() as f64, f64::from);
+        limits.cpu.map_or(threads, |cpu| cpu.min(threads))
+    };
+    for some in scenario.devices.iter().map(own).chain([here.iter().copied().collect()]) {
+        let kept = scenario.devices.iter().filter(|entry| own(entry).is_subset(&some));
+        let wanted: f64 = kept.map(wanted).sum();
+        if wanted > some.len() as f64 + 1e-9 {
+            let what = format!(
+                "sequences or batches keep several devices busy at once, which want {wanted} of the processors {some:?}"
+            );
+            return Err(Failure::unusable(what).hint(
+                "give the devices `limits.affinity`, `limits.cpu` or `limits.threads` that fit together",
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// What the lab does other than the scenario says, and goes on.
@@ -154,7 +166,7 @@ devices: [{{name: a, profile: d1}}, {{name: b, profile: d1{limits}}}],
 links: {{default: {{latency: {{value: 5 ms, source: t}}, bandwidth: {{value: 1 MB/s, source: t}}}}}}, {rest}}}"
         );
         let scenario: Scenario = serde_yaml::from_str(&yaml).expect("a scenario");
-        check(&scenario).err().map(|failure| failure.reason())
+        check(&scenario, &[0, 1]).err().map(|failure| failure.reason())
     }
 
     fn scenario(devices: &str, workload: &str) -> Scenario {
@@ -172,12 +184,23 @@ links: {{default: {{latency: {{value: 5 ms, source: t}}, bandwidth: {{value: 1 M
         let plain = scenario(devices, "prompt: 8, generate: 1");
         let batches = scenario(devices, "prompt: 8, generate: 1, micro_batch: 4");
         let sequences = scenario(devices, "prompt: 8, generate: 1, sequences: 2");
-        assert!(processors_suffice(&plain, 2).is_ok());
-        for together in [batches, sequences] {
-            let refused = processors_suffice(&together, 2).expect_err("2.5 processors").reason();
-            assert!(refused.contains("2.5 processors"), "{refused}");
-            assert!(processors_suffice(&together, 3).is_ok());
+        assert!(processors_suffice(&plain, &[0, 1]).is_ok());
+        for together in [&batches, &sequences] {
+            let refused = processors_suffice(together, &[0, 1]).expect_err("2.5 of 2 processors").reason();
+            assert!(refused.contains("2.5 of the processors {0, 1}"), "{refused}");
+            assert!(processors_suffice(together, &[0, 1, 2]).is_ok());
         }
+        let one = |cpu| format!("limits: {{threads: 1, affinity: [{cpu}]}}");
+        let pair = |cpu| {
+            let devices = format!(
+                "{{name: a, profile: measured, {}}}, {{name: b, profile: measured, {}}}",
+                one(0),
+                one(cpu)
+            );
+            scenario(&devices, "prompt: 8, generate: 1, sequences: 2")
+        };
+        assert!(processors_suffice(&pair(1), &[0, 1]).is_ok());
+        assert!(processors_suffice(&pair(0), &[0, 1, 2, 3]).is_err(), "both on one");
     }
 
     #[test]

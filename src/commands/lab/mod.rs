@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 
-use hearth_exec::lab::{LabError, Metered};
+use hearth_exec::lab::{LabError, Metered, processors};
 use hearth_reports::Report;
 use hearth_schema::Trace;
 use hearth_schema::metrics::{self, Metrics};
@@ -77,7 +77,7 @@ fn run_through(args: &LabArgs, scenario: &std::path::Path, json: bool) -> Result
     if let Some(tokens) = args.tokens {
         loaded.generate(tokens)?;
     }
-    checks::check(&loaded.scenario).map_err(|failure| failure.at(scenario.display()))?;
+    checks::check(&loaded.scenario, &processors()).map_err(|failure| failure.at(scenario.display()))?;
     for warning in checks::warnings(&loaded.scenario) {
         tell!("warning: {warning}");
     }

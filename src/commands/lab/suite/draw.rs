@@ -182,7 +182,7 @@ mod tests {
             let text = scenario(7, number, 16, "/models/1b.gguf");
             assert_eq!(text, scenario(7, number, 16, "/models/1b.gguf"));
             let drawn = Scenario::from_yaml(&text).unwrap_or_else(|error| panic!("{error}:\n{text}"));
-            assert!(checks::check(&drawn).is_ok(), "{text}");
+            assert!(checks::check(&drawn, &[0, 1]).is_ok(), "{text}");
             let windows: u32 = drawn.planner.windows.iter().flatten().sum();
             assert!(
                 16 % windows == 0

@@ -143,7 +143,8 @@ fn entries(folder: &Path, args: &LabArgs) -> Result<Vec<Entry>, Failure> {
     let mut paths: Vec<PathBuf> = found.flatten().map(|entry| entry.path()).filter(is_yaml).collect();
     paths.sort();
     let program = std::env::current_exe().map_err(Failure::running)?;
-    let added = format!("{:?} {:?} {:?}", args.tokens, stamp(&program), machine::lasting());
+    let added =
+        format!("{:?} {:?} {:?} {:?}", args.tokens, args.scratch, stamp(&program), machine::lasting());
     let mut entries: Vec<Entry> = Vec::new();
     for path in paths {
         let loaded = LoadedScenario::read(&path)?;
