@@ -4,6 +4,7 @@
 
 mod attention;
 mod converted;
+mod deadlines;
 mod gpu;
 mod layouts;
 mod models;

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use hearth_exec::sampler::greedy;
 use hearth_exec::synth::{SynthOptions, synthesise};
@@ -281,6 +282,12 @@ fn goes_on(test: &str, happens: impl Fn(&Gpu), said: &str) {
 #[test]
 fn a_run_goes_on_when_the_gpu_is_lost() {
     goes_on("a_run_goes_on_when_the_gpu_is_lost", Gpu::destroy, "the GPU was lost");
+}
+
+#[test]
+fn a_run_goes_on_when_the_gpu_does_not_answer_in_time() {
+    let test = "a_run_goes_on_when_the_gpu_does_not_answer_in_time";
+    goes_on(test, |gpu| gpu.limit_wait(Duration::ZERO), "the GPU did not finish a copy from the GPU");
 }
 
 #[test]
