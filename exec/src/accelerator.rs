@@ -27,8 +27,19 @@ pub struct AcceleratedPlace {
     pub output: bool,
     /// What the caches are to hold.
     pub cache: CacheOptions,
+    /// What is done to the hidden rows after every layer; with it layers are asked for one at a time.
+    pub after_layer: Option<fn(&mut [f32])>,
     /// What computes the others, and goes on with all of them if the GPU fails.
     pub cpu: Cpu,
+}
+
+impl AcceleratedPlace {
+    /// Bytes of the rows that go up to these windows in a context, which a backend may have to keep for the case that
+    /// its GPU is lost.
+    pub fn kept_bytes(windows: usize, cache: CacheOptions, embedding: u32) -> u64 {
+        let rows = (windows as u64).saturating_mul(u64::from(cache.sequences.max(1)) * u64::from(cache.context));
+        rows.saturating_mul(u64::from(embedding) * size_of::<f32>() as u64)
+    }
 }
 
 /// Why there is no backend for a place.

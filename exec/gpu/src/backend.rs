@@ -1,10 +1,14 @@
 //! How does a place in the ring compute with a GPU and processors?
 //!
 //! Layers that the plan puts on the GPU run there, the others on the processors. Activations go up once and come down once
-//! for each window. A GPU can go away in mid-run, and its caches with it: so the rows that went up are kept, and if it does,
-//! the processors compute its layers from them again and go on. Such a run is slower, and ends with its tokens.
+//! for each window. A GPU can go away in mid-run, and its caches with it: so the rows that entered a window are kept, and if
+//! it does, the processors compute its layers from them again and go on. Such a run is slower, and ends with its tokens.
 //!
-//! A window comes in the same ranges of layers pass after pass, as a schedule asks for them.
+//! Rows are kept once a window, also where layers are asked for one at a time: what is done to them between two layers
+//! is known here. Their memory is taken at the beginning, and counts as the caches' does.
+//!
+//! A window is entered by its first layer, and comes in the same ranges of layers pass after pass, as a schedule asks for
+//! them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -35,14 +39,6 @@ pub fn accelerator(
     })
 }
 
-/// The rows that went up for a run of layers.
-#[derive(Debug, Default)]
-struct Kept {
-    end: u32,
-    /// [positions, embedding]
-    rows: Vec<f32>,
-}
-
 /// A GPU and the processors.
 pub struct Accelerated {
     place: AcceleratedPlace,
@@ -52,8 +48,8 @@ pub struct Accelerated {
     others: CpuLayers,
     /// Computes those that were, if the GPU is gone.
     instead: Option<CpuLayers>,
-    /// By sequence and first layer of a run.
-    kept: BTreeMap<(u32, u32), Kept>,
+    /// The rows that entered each window, [positions, embedding], by sequence and first layer.
+    kept: BTreeMap<(u32, u32), Vec<f32>>,
     notes: Notes,
 }
 
@@ -71,8 +67,8 @@ impl Accelerated {
         let gpu = GpuLayers::new(gpu, weights.clone(), layers, place.output, cache, upload)?;
         let others = place.owned.iter().cloned().flatten().filter(|layer| !on_gpu.contains(layer));
         let others = CpuLayers::new(weights, others, cache, place.cpu.clone());
-        let (gpu, instead, kept) = (Some(gpu), None, BTreeMap::new());
-        Ok(Accelerated { place, on_gpu, gpu, others, instead, kept, notes })
+        let kept = room_for_rows(&place)?;
+        Ok(Accelerated { place, on_gpu, gpu: Some(gpu), others, instead: None, kept, notes })
     }
 
     /// Whether the GPU still computes.
@@ -90,16 +86,19 @@ impl Accelerated {
             return instead.forward(sequence, layers, hidden, first);
         }
         let before = first as usize * self.embedding();
-        let kept = self.kept.entry((sequence, layers.start)).or_default();
-        kept.end = layers.end;
-        kept.rows.truncate(before);
+        let mut kept = self.kept.get_mut(&(sequence, layers.start));
+        if let Some(kept) = &mut kept {
+            kept.truncate(before);
+        }
         if let Some(gpu) = &mut self.gpu {
             // The rows are needed as they went up if the pass fails in the middle.
             let sent = hidden.to_vec();
             let (wall, cpu) = (wall_nanos(), thread_cpu_nanos());
             match gpu.forward(sequence, layers.clone(), hidden, first) {
                 Ok(()) => {
-                    kept.rows.extend_from_slice(&sent);
+                    if let Some(kept) = kept {
+                        kept.extend_from_slice(&sent);
+                    }
                     let cpu_ns = thread_cpu_nanos().saturating_sub(cpu);
                     let wall_ns = wall_nanos().saturating_sub(wall);
                     return ComputeCost { wall_ns, cpu_ns, queue_ns: 0, all_cpu_ns: cpu_ns };
@@ -120,18 +119,40 @@ impl Accelerated {
     fn give_up(&mut self, error: &GpuError) {
         (self.notes)(&format!("{error}; its layers are computed on the processors"));
         self.gpu = None;
-        let AcceleratedPlace { weights, cache, cpu, .. } = &self.place;
+        let AcceleratedPlace { weights, cache, cpu, accelerated, after_layer, .. } = &self.place;
         // Nobody reads these layers ahead: they are mapped, and come when they are touched.
         let cpu = Cpu { gate: Gate::open(), ..cpu.clone() };
         let mut instead = CpuLayers::new(weights.clone(), self.on_gpu.iter().copied(), *cache, cpu);
-        for ((sequence, start), kept) in std::mem::take(&mut self.kept) {
-            let mut rows = kept.rows;
-            if !rows.is_empty() {
-                instead.forward(sequence, start..kept.end, &mut rows, 0);
+        for ((sequence, start), mut rows) in std::mem::take(&mut self.kept) {
+            let window = accelerated.iter().find(|window| window.start == start);
+            let Some(window) = window.filter(|_| !rows.is_empty()) else { continue };
+            for layer in window.clone() {
+                instead.forward(sequence, layer..layer + 1, &mut rows, 0);
+                if let Some(rounding) = after_layer {
+                    rounding(&mut rows);
+                }
             }
         }
         self.instead = Some(instead);
     }
+}
+
+/// Room for the rows of all positions, for each sequence and window.
+fn room_for_rows(place: &AcceleratedPlace) -> Result<BTreeMap<(u32, u32), Vec<f32>>, GpuError> {
+    let (context, embedding) = (place.cache.context as usize, place.weights.shape().embedding as usize);
+    let mut all = BTreeMap::new();
+    for sequence in 0..place.cache.sequences.max(1) {
+        for window in &place.accelerated {
+            let mut rows = Vec::new();
+            let room = context.checked_mul(embedding).map(|numbers| rows.try_reserve_exact(numbers));
+            if !matches!(room, Some(Ok(()))) {
+                let what = format!("the rows of {context} positions, which are kept beside it");
+                return Err(GpuError::OutOfMemory { what });
+            }
+            all.insert((sequence, window.start), rows);
+        }
+    }
+    Ok(all)
 }
 
 impl Backend for Accelerated {
@@ -173,7 +194,7 @@ impl Backend for Accelerated {
 
     fn cache_bytes(&self) -> u64 {
         let gpu = self.gpu.as_ref().map_or(0, |gpu| gpu.bytes()[1]);
-        let kept: u64 = self.kept.values().map(|kept| size_of_val(&kept.rows[..]) as u64).sum();
+        let kept: u64 = self.kept.values().map(|rows| (rows.capacity() * size_of::<f32>()) as u64).sum();
         gpu + kept + self.others.cache_bytes() + self.instead.as_ref().map_or(0, Backend::cache_bytes)
     }
 }

@@ -9,4 +9,5 @@ mod gpu;
 mod layouts;
 mod models;
 mod products;
+mod sequences;
 mod tuning;

@@ -28,8 +28,38 @@ use serde_json::Value;
 
 use crate::gpu::{alone, open};
 
-fn cpu() -> Cpu {
+pub fn cpu() -> Cpu {
     Cpu::new(Arc::new(Pool::new(PoolOptions { threads: 2, pin: false, spin_ns: 10_000 }).unwrap()))
+}
+
+/// Some layers of a model on a GPU, all of them owned; what it has to say is noted.
+pub fn accelerated(
+    gpu: &Arc<Gpu>,
+    place: AcceleratedPlace,
+    upload: Upload,
+) -> (Accelerated, Arc<Mutex<Vec<String>>>) {
+    let notes: Arc<Mutex<Vec<String>>> = Arc::default();
+    let told = notes.clone();
+    let tell: Notes = Arc::new(move |note| told.lock().unwrap().push(note.to_owned()));
+    (Accelerated::new(gpu.clone(), upload, place, tell).unwrap(), notes)
+}
+
+/// A place with these windows and layers on the GPU.
+pub fn place(
+    weights: &Arc<Weights>,
+    windows: &[Range<u32>],
+    on_gpu: &[Range<u32>],
+    cache: CacheOptions,
+) -> AcceleratedPlace {
+    AcceleratedPlace {
+        weights: weights.clone(),
+        owned: windows.to_vec(),
+        accelerated: on_gpu.to_vec(),
+        output: true,
+        cache,
+        after_layer: None,
+        cpu: cpu(),
+    }
 }
 
 /// A model of which some layers are on the GPU.
@@ -50,18 +80,7 @@ impl Model {
         cache: CacheOptions,
         upload: Upload,
     ) -> Model {
-        let notes: Arc<Mutex<Vec<String>>> = Arc::default();
-        let told = notes.clone();
-        let tell: Notes = Arc::new(move |note| told.lock().unwrap().push(note.to_owned()));
-        let place = AcceleratedPlace {
-            weights: weights.clone(),
-            owned: windows.to_vec(),
-            accelerated: on_gpu.to_vec(),
-            output: true,
-            cache,
-            cpu: cpu(),
-        };
-        let backend = Accelerated::new(gpu.clone(), upload, place, tell).unwrap();
+        let (backend, notes) = accelerated(gpu, place(weights, windows, on_gpu, cache), upload);
         let stage = Stage::new(weights.clone(), windows, cache, Box::new(backend)).unwrap();
         let head = Head::new(weights.clone(), cpu());
         Model { head, stage, windows: windows.to_vec(), length: 0, notes }
@@ -235,10 +254,10 @@ fn every_architecture_has_the_logits_of_the_oracle() {
         for (gpu, quant) in [(&full, quants[index % 6]), (&plain, quants[(index + 2) % 6])] {
             let weights = synthetic(architecture, quant);
             for format in [CacheFormat::F16, CacheFormat::F32] {
-                let cache = CacheOptions { context: 40, format, sequences: 2 };
+                let cache = CacheOptions { context: 40, format, sequences: 1 };
                 let wanted = wanted(&weights, &tokens, cache);
                 let mut model = Model::new(gpu, &weights, &[0..2, 2..4], &[0..2, 2..4], cache, upload);
-                // A batch, single tokens, another batch: in the second sequence, so that the first stays empty.
+                // A batch, single tokens, another batch: what came before is in the cache.
                 let mut own = Vec::new();
                 for part in [&tokens[..7], &tokens[7..8], &tokens[8..9], &tokens[9..]] {
                     let hidden = model.pass(part);
