@@ -64,7 +64,8 @@ impl Accelerated {
         let on_gpu: BTreeSet<u32> = place.accelerated.iter().cloned().flatten().collect();
         let (weights, cache) = (place.weights.clone(), place.cache);
         let layers = on_gpu.iter().copied();
-        let gpu = GpuLayers::new(gpu, weights.clone(), layers, place.output, cache, upload)?;
+        let gpu =
+            GpuLayers::telling(gpu, weights.clone(), layers, place.output, cache, upload, &place.progress)?;
         let others = place.owned.iter().cloned().flatten().filter(|layer| !on_gpu.contains(layer));
         let others = CpuLayers::new(weights, others, cache, place.cpu.clone());
         let kept = room_for_rows(&place)?;

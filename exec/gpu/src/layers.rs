@@ -13,7 +13,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use hearth_exec::{CacheOptions, Weights};
+use hearth_exec::kernels::Matrix;
+use hearth_exec::{CacheOptions, Progress, Weights};
 use hearth_profiles::model::ModelShape;
 
 use crate::conversion::Conversion;
@@ -131,10 +132,37 @@ impl GpuLayers {
         options: CacheOptions,
         upload: Upload,
     ) -> Result<GpuLayers, GpuError> {
+        GpuLayers::telling(gpu, model, layers, output, options, upload, &Progress::default())
+    }
+
+    /// The same, and tells how far it is.
+    pub fn telling(
+        gpu: Arc<Gpu>,
+        model: Arc<Weights>,
+        layers: impl IntoIterator<Item = u32>,
+        output: bool,
+        options: CacheOptions,
+        upload: Upload,
+        progress: &Progress,
+    ) -> Result<GpuLayers, GpuError> {
         weights::check(model.shape(), model.hyperparameters())?;
-        let one = |layer| Ok((layer, GpuLayer::upload(&gpu, &model, layer, options, upload)?));
-        let layers: BTreeMap<u32, GpuLayer> = layers.into_iter().map(one).collect::<Result<_, GpuError>>()?;
-        let output = output.then(|| OutputMatrix::upload(&gpu, &model, upload)).transpose()?;
+        let layers: Vec<u32> = layers.into_iter().collect();
+        let stored = |matrix: Matrix<'_>| matrix.rows as u64 * matrix.row_bytes() as u64;
+        let of_layer =
+            |&layer: &u32| model.layer_weights(layer).matrices.into_iter().map(stored).sum::<u64>();
+        let of_output = if output { stored(model.output_weights().1) } else { 0 };
+        let total = layers.iter().map(of_layer).sum::<u64>() + of_output;
+        let mut done = 0;
+        let mut tell = |bytes: u64| {
+            done += bytes;
+            progress.tell(done, total);
+        };
+        let mut all = BTreeMap::new();
+        for layer in layers {
+            all.insert(layer, GpuLayer::upload(&gpu, &model, layer, options, upload, &mut tell)?);
+        }
+        let output = output.then(|| OutputMatrix::upload(&gpu, &model, upload, &mut tell)).transpose()?;
+        let layers = all;
         let room = Room::new(&gpu, &model)?;
         Ok(GpuLayers { gpu, model, options, layers, output, room, runs: BTreeMap::new() })
     }

@@ -64,7 +64,7 @@ pub use sealed::Sealed;
 pub use serving::{Guest, OnWork, Said, Service};
 pub use worker::{Source, Worker, WorkerOptions, bind};
 
-use crate::accelerator::{AcceleratedPlace, Accelerator};
+use crate::accelerator::{AcceleratedPlace, Accelerator, Progress};
 use crate::backend::CacheOptions;
 use crate::cache::CacheFormat;
 use crate::cpu::Cpu;
@@ -162,13 +162,14 @@ impl LocalModel {
     }
 
     /// The layers of a place in the ring, with their cache, and on the head the model's ends.
-    /// `gate` lets their weights pass.
+    /// `gate` lets their weights pass; `progress` hears of those that go to a GPU.
     fn stage(
         &self,
         plan: &Plan,
         place: usize,
         pool: &Arc<Pool>,
         gate: Gate,
+        progress: &Progress,
     ) -> Result<(Stage, Option<Head>), RingError> {
         if place == 0 && !self.weights.is_whole() {
             return Err(RingError::Plan(
@@ -196,9 +197,16 @@ impl LocalModel {
                      plan with `gpu_layers: 0`"
                 ))
             })?;
-            let owned_too = owned.clone();
-            let part =
-                AcceleratedPlace { weights, owned: owned_too, accelerated, output, cache, after_layer, cpu };
+            let part = AcceleratedPlace {
+                weights,
+                owned: owned.clone(),
+                accelerated,
+                output,
+                cache,
+                after_layer,
+                cpu,
+                progress: progress.clone(),
+            };
             let backend = accelerator.backend(part);
             let backend = backend.map_err(|why| RingError::Plan(format!("on `{name}`: {why}")))?;
             Stage::new(self.weights.clone(), &owned, cache, backend)?

@@ -18,6 +18,7 @@ use hearth_schema::schedule::{Event, Part, Pass, Processor, Schedule, Step, visi
 use hearth_schema::trace::{Counter, Kind, Record, Resource};
 use tokio::sync::mpsc;
 
+use crate::accelerator::Progress;
 use crate::clock::{Stopwatch, Stretch, wall_nanos};
 use crate::cost::ComputeCost;
 use crate::cpu::buffer_bytes;
@@ -92,7 +93,8 @@ const MISSING: &str = "a pass of tokens that are not there";
 const LOOK_SHARE: u64 = 100;
 
 impl Node {
-    /// A device that holds its layers. `outbox` has a sender for each of the schedule's receivers.
+    /// A device that holds its layers. `outbox` has a sender for each of the schedule's receivers, and `progress` hears
+    /// how far the layers of its GPU have come.
     pub fn new(
         plan: &Arc<Plan>,
         place: usize,
@@ -100,8 +102,9 @@ impl Node {
         threads: usize,
         outbox: Outbox,
         epoch: u32,
+        progress: &Progress,
     ) -> Result<Self, RingError> {
-        Self::on(pool(threads)?, plan, place, model, outbox, epoch)
+        Self::on(pool(threads)?, plan, place, model, outbox, epoch, progress)
     }
 
     fn on(
@@ -111,10 +114,11 @@ impl Node {
         model: &LocalModel,
         outbox: Outbox,
         epoch: u32,
+        progress: &Progress,
     ) -> Result<Self, RingError> {
         let weights = model.weights.clone();
         let keeper = Keeper::start(&weights, plan, place, || MemoryWatch::shared().room());
-        let (stage, head) = model.stage(plan, place, &pool, keeper.gate())?;
+        let (stage, head) = model.stage(plan, place, &pool, keeper.gate(), progress)?;
         Ok(Self {
             schedule: Schedule::new(plan.clone(), place),
             stage,
@@ -158,6 +162,7 @@ impl Node {
         model: &LocalModel,
         outbox: Outbox,
         epoch: u32,
+        progress: &Progress,
     ) -> Result<Node, RingError> {
         let is_same = self.schedule.plan() == plan;
         if first_pass == 0 {
@@ -182,7 +187,7 @@ impl Node {
         // Two parts at once may be more than there is memory for.
         drop((stage, head, keeper));
         let (refaults_before, fresh) =
-            (self.refaults_before, Node::on(pool, plan, place, model, outbox, epoch)?);
+            (self.refaults_before, Node::on(pool, plan, place, model, outbox, epoch, progress)?);
         Ok(Node { schedule, past, recorder, choosing, drafter, refaults_before, ..fresh })
     }
 

@@ -15,8 +15,8 @@ use std::time::Duration;
 use hearth_exec::sampler::greedy;
 use hearth_exec::synth::{SynthOptions, synthesise};
 use hearth_exec::{
-    AcceleratedPlace, Backend, CacheFormat, CacheOptions, Cpu, Head, Oracle, Pool, PoolOptions, Stage,
-    Weights,
+    AcceleratedPlace, Backend, CacheFormat, CacheOptions, Cpu, Head, Oracle, Pool, PoolOptions, Progress,
+    Stage, Weights,
 };
 use hearth_gpu::backend::Accelerated;
 use hearth_gpu::kernels::product::Tiling;
@@ -59,6 +59,7 @@ pub fn place(
         cache,
         after_layer: None,
         cpu: cpu(),
+        progress: Progress::default(),
     }
 }
 
@@ -342,4 +343,24 @@ fn what_does_not_fit_is_refused_before_it_begins_and_gives_back_what_it_took() {
     assert!(matches!(error, GpuError::OutOfMemory { .. }), "{error}");
     assert!(error.to_string().contains("fewer layers"), "{error}");
     assert_eq!(left, 0);
+}
+
+#[test]
+fn whoever_waits_for_the_weights_hears_how_far_they_are() {
+    let _alone = alone();
+    let test = "whoever_waits_for_the_weights_hears_how_far_they_are";
+    let Some(gpu) = open(test, Mask::default()).map(Arc::new) else { return };
+    let weights = synthetic(Architecture::Llama, "q8_0");
+    let heard: Arc<Mutex<Vec<(u64, u64)>>> = Arc::default();
+    let hears = heard.clone();
+    let progress = Progress::new(move |done, total| hears.lock().unwrap().push((done, total)));
+    let cache = CacheOptions { context: 40, format: CacheFormat::F16, sequences: 1 };
+    let whole = std::slice::from_ref(&(0..4));
+    let part = AcceleratedPlace { progress, ..place(&weights, whole, whole, cache) };
+    drop(accelerated(&gpu, part, Tiling::USUAL.into()));
+    let heard = heard.lock().unwrap();
+    // Seven matrices a layer, and the output's.
+    assert_eq!(heard.len(), 4 * 7 + 1);
+    assert!(heard.is_sorted() && heard[0].0 > 0);
+    assert!(heard.iter().all(|&(_, total)| total == heard[28].0), "{heard:?}");
 }

@@ -109,9 +109,13 @@ fn what_was_rolled_back_leaves_nothing_behind() {
     {
         // In the last round all sequences are forgotten at once, as for another request.
         if back_to == 0 {
-            [&mut pair.gpu, &mut pair.oracle].map(|stage| stage.truncate(0));
+            for stage in [&mut pair.gpu, &mut pair.oracle] {
+                stage.truncate(0);
+            }
         } else {
-            [&mut pair.gpu, &mut pair.oracle].map(|stage| stage.roll_back(1, back_to));
+            for stage in [&mut pair.gpu, &mut pair.oracle] {
+                stage.roll_back(1, back_to);
+            }
         }
         let rows = pair.rows(&tokens(count, number as u32));
         let off = pair.pass(1, &rows, back_to);
@@ -135,7 +139,9 @@ fn keys_and_values_that_are_no_numbers_are_gone_when_they_are_rolled_back() {
     }
     assert!(spoilt.iter().all(|number| number.is_nan()));
     for (first, count) in [(9, 1), (10, 3), (8, 1), (9, 2)] {
-        [&mut pair.gpu, &mut pair.oracle].map(|stage| stage.roll_back(0, first));
+        for stage in [&mut pair.gpu, &mut pair.oracle] {
+            stage.roll_back(0, first);
+        }
         let rows = pair.rows(&tokens(count, first));
         let off = pair.pass(0, &rows, first);
         assert!(off < BOUND, "{count} tokens from {first}: {off}");
