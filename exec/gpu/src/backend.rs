@@ -161,6 +161,10 @@ impl Backend for Accelerated {
         if self.is_on_gpu() { "gpu" } else { "gpu lost" }
     }
 
+    fn has_gpu(&self) -> bool {
+        self.is_on_gpu()
+    }
+
     fn forward(&mut self, sequence: u32, layers: Range<u32>, hidden: &mut [f32], first: u32) -> ComputeCost {
         let mut cost = ComputeCost::default();
         let mut start = layers.start;

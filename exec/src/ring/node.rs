@@ -336,6 +336,7 @@ impl Node {
                         Ok(((), cost))
                     })?;
                     let touched = self.weights.part_bytes(&Part::Layers(layers.clone()));
+                    let processor = self.carried_out_by(processor);
                     let record = self.computed(at, Kind::Compute, measured, touched);
                     record.layers = recorder::layers(&layers);
                     on(record, processor);
@@ -418,6 +419,7 @@ impl Node {
         })?;
         let tokens = tokens.ok_or_else(|| strange("the head", "nobody samples for this sequence"))?;
         let touched = self.weights.part_bytes(&Part::Output);
+        let processor = self.carried_out_by(processor);
         on(self.computed(at, Kind::Output, measured, touched), processor);
         if pass.drafted > 0 {
             let accepted = tokens.len().saturating_sub(1) as u64;
@@ -425,6 +427,12 @@ impl Node {
         }
         self.count(pass.index);
         Ok(tokens)
+    }
+
+    /// Who has carried out a step that the plan gave to this processor: a GPU that is lost has none of it, not even the
+    /// step in which it was.
+    fn carried_out_by(&self, planned: Processor) -> Processor {
+        if self.stage.has_gpu() { planned } else { Processor::Cpu }
     }
 
     /// On the processor that the plan says, as long as that can.
