@@ -55,6 +55,8 @@ pub struct AcceleratedPlace {
     pub after_layer: Option<fn(&mut [f32])>,
     /// What computes the others, and goes on with all of them if the GPU fails.
     pub cpu: Cpu,
+    /// Whether a run that has begun goes on with it: then processors compute what a GPU that cannot be opened would.
+    pub renews: bool,
     /// Hears how far the GPU's layers have come.
     pub progress: Progress,
 }

@@ -32,11 +32,8 @@ pub fn accelerator(
     upload: impl Fn(&Gpu) -> Upload + Send + Sync + 'static,
     notes: Notes,
 ) -> Accelerator {
-    Accelerator::new(move |place| {
-        let gpu = Arc::new(Gpu::open(mask)?);
-        let upload = upload(&gpu);
-        Ok(Box::new(Accelerated::new(gpu, upload, place, notes.clone())?))
-    })
+    let open = move || Gpu::open(mask).map(Arc::new);
+    Accelerator::new(move |place| Ok(Box::new(Accelerated::opened(open, &upload, place, notes.clone())?)))
 }
 
 /// A GPU and the processors.
@@ -54,6 +51,33 @@ pub struct Accelerated {
 }
 
 impl Accelerated {
+    /// Opens a GPU and uploads the layers of a place. If that fails where a run goes on, as a lost GPU's may, processors
+    /// compute them; a run that has not begun is told why it cannot.
+    pub fn opened(
+        open: impl Fn() -> Result<Arc<Gpu>, GpuError>,
+        upload: impl Fn(&Gpu) -> Upload,
+        place: AcceleratedPlace,
+        notes: Notes,
+    ) -> Result<Accelerated, GpuError> {
+        let made = open().and_then(|gpu| {
+            let upload = upload(&gpu);
+            Accelerated::new(gpu, upload, place.clone(), notes.clone())
+        });
+        match made {
+            Err(error) if place.renews => Ok(Accelerated::without_gpu(place, notes, &error)),
+            made => made,
+        }
+    }
+
+    /// All layers of a place on the processors, because of an error.
+    fn without_gpu(place: AcceleratedPlace, notes: Notes, error: &GpuError) -> Accelerated {
+        let (on_gpu, others) = parts(&place);
+        let mut own =
+            Accelerated { place, on_gpu, gpu: None, others, instead: None, kept: BTreeMap::new(), notes };
+        own.give_up(error);
+        own
+    }
+
     /// Uploads the layers of a place.
     pub fn new(
         gpu: Arc<Gpu>,
@@ -61,13 +85,10 @@ impl Accelerated {
         place: AcceleratedPlace,
         notes: Notes,
     ) -> Result<Accelerated, GpuError> {
-        let on_gpu: BTreeSet<u32> = place.accelerated.iter().cloned().flatten().collect();
+        let (on_gpu, others) = parts(&place);
         let (weights, cache) = (place.weights.clone(), place.cache);
         let layers = on_gpu.iter().copied();
-        let gpu =
-            GpuLayers::telling(gpu, weights.clone(), layers, place.output, cache, upload, &place.progress)?;
-        let others = place.owned.iter().cloned().flatten().filter(|layer| !on_gpu.contains(layer));
-        let others = CpuLayers::new(weights, others, cache, place.cpu.clone());
+        let gpu = GpuLayers::telling(gpu, weights, layers, place.output, cache, upload, &place.progress)?;
         let kept = room_for_rows(&place)?;
         Ok(Accelerated { place, on_gpu, gpu: Some(gpu), others, instead: None, kept, notes })
     }
@@ -136,6 +157,14 @@ impl Accelerated {
         }
         self.instead = Some(instead);
     }
+}
+
+/// The layers of a place that are on the GPU, and what computes the others.
+fn parts(place: &AcceleratedPlace) -> (BTreeSet<u32>, CpuLayers) {
+    let on_gpu: BTreeSet<u32> = place.accelerated.iter().cloned().flatten().collect();
+    let others = place.owned.iter().cloned().flatten().filter(|layer| !on_gpu.contains(layer));
+    let others = CpuLayers::new(place.weights.clone(), others, place.cache, place.cpu.clone());
+    (on_gpu, others)
 }
 
 /// Room for the rows of all positions, for each sequence and window.

@@ -162,14 +162,14 @@ impl LocalModel {
     }
 
     /// The layers of a place in the ring, with their cache, and on the head the model's ends.
-    /// `gate` lets their weights pass; `progress` hears of those that go to a GPU.
+    /// `gate` lets their weights pass.
     fn stage(
         &self,
         plan: &Plan,
         place: usize,
         pool: &Arc<Pool>,
         gate: Gate,
-        progress: &Progress,
+        beginning: Beginning<'_>,
     ) -> Result<(Stage, Option<Head>), RingError> {
         if place == 0 && !self.weights.is_whole() {
             return Err(RingError::Plan(
@@ -205,7 +205,8 @@ impl LocalModel {
                 cache,
                 after_layer,
                 cpu,
-                progress: progress.clone(),
+                renews: beginning.renews,
+                progress: beginning.progress.clone(),
             };
             let backend = accelerator.backend(part);
             let backend = backend.map_err(|why| RingError::Plan(format!("on `{name}`: {why}")))?;
@@ -216,6 +217,15 @@ impl LocalModel {
             None => (stage, head),
         })
     }
+}
+
+/// How a place is taken up.
+#[derive(Clone, Copy)]
+struct Beginning<'a> {
+    /// Whether a run goes on with it.
+    renews: bool,
+    /// Hears how far the layers of its GPU have come.
+    progress: &'a Progress,
 }
 
 /// The layers of a place that are on its GPU, window by window.

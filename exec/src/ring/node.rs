@@ -33,7 +33,7 @@ use crate::ring::drafter::Drafter;
 use crate::ring::error::{RingError, strange};
 use crate::ring::recorder::{self, At, Lines, Recorder};
 use crate::ring::wire::{Frame, Message};
-use crate::ring::{LocalModel, pool};
+use crate::ring::{Beginning, LocalModel, pool};
 use crate::stage::Stage;
 use crate::weights::Weights;
 
@@ -104,7 +104,8 @@ impl Node {
         epoch: u32,
         progress: &Progress,
     ) -> Result<Self, RingError> {
-        Self::on(pool(threads)?, plan, place, model, outbox, epoch, progress)
+        let beginning = Beginning { renews: false, progress };
+        Self::on(pool(threads)?, plan, place, model, outbox, epoch, beginning)
     }
 
     fn on(
@@ -114,11 +115,11 @@ impl Node {
         model: &LocalModel,
         outbox: Outbox,
         epoch: u32,
-        progress: &Progress,
+        beginning: Beginning<'_>,
     ) -> Result<Self, RingError> {
         let weights = model.weights.clone();
         let keeper = Keeper::start(&weights, plan, place, || MemoryWatch::shared().room());
-        let (stage, head) = model.stage(plan, place, &pool, keeper.gate(), progress)?;
+        let (stage, head) = model.stage(plan, place, &pool, keeper.gate(), beginning)?;
         Ok(Self {
             schedule: Schedule::new(plan.clone(), place),
             stage,
@@ -184,10 +185,11 @@ impl Node {
         }
         let Node { schedule, stage, head, keeper, recorder, past, outbox, choosing, drafter, pool, .. } =
             self;
+        let beginning = Beginning { renews: true, progress };
         // Two parts at once may be more than there is memory for.
         drop((stage, head, keeper));
         let (refaults_before, fresh) =
-            (self.refaults_before, Node::on(pool, plan, place, model, outbox, epoch, progress)?);
+            (self.refaults_before, Node::on(pool, plan, place, model, outbox, epoch, beginning)?);
         Ok(Node { schedule, past, recorder, choosing, drafter, refaults_before, ..fresh })
     }
 

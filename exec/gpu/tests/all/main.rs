@@ -9,5 +9,6 @@ mod gpu;
 mod layouts;
 mod models;
 mod products;
+mod rings;
 mod sequences;
 mod tuning;

@@ -59,6 +59,7 @@ pub fn place(
         cache,
         after_layer: None,
         cpu: cpu(),
+        renews: false,
         progress: Progress::default(),
     }
 }
@@ -113,17 +114,17 @@ impl Model {
     }
 }
 
-fn models() -> PathBuf {
+pub fn models() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/models")
 }
 
-fn golden(file: &str) -> Vec<Value> {
+pub fn golden(file: &str) -> Vec<Value> {
     let text = std::fs::read_to_string(models().join("golden.json")).unwrap();
     let golden: BTreeMap<String, Value> = serde_json::from_str(&text).unwrap();
     golden["files"][file].as_array().unwrap().clone()
 }
 
-fn tokens(value: &Value) -> Vec<u32> {
+pub fn tokens(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|token| token.as_u64().unwrap() as u32).collect()
 }
 
