@@ -90,7 +90,20 @@ impl Accelerated {
         let layers = on_gpu.iter().copied();
         let gpu = GpuLayers::telling(gpu, weights, layers, place.output, cache, upload, &place.progress)?;
         let kept = room_for_rows(&place)?;
-        Ok(Accelerated { place, on_gpu, gpu: Some(gpu), others, instead: None, kept, notes })
+        let mut own = Accelerated { place, on_gpu, gpu: Some(gpu), others, instead: None, kept, notes };
+        own.prepare()?;
+        Ok(own)
+    }
+
+    /// Makes all launches that a pass will ask for, so that the first token waits for no compiler, and what a device
+    /// refuses is told before a run begins.
+    fn prepare(&mut self) -> Result<(), GpuError> {
+        let asked: Vec<Range<u32>> = match self.place.after_layer {
+            Some(_) => self.on_gpu.iter().map(|&layer| layer..layer + 1).collect(),
+            None => self.place.owned.iter().flat_map(|window| runs(&self.on_gpu, window.clone())).collect(),
+        };
+        let Some(gpu) = &mut self.gpu else { return Ok(()) };
+        asked.into_iter().filter(|run| self.on_gpu.contains(&run.start)).try_for_each(|run| gpu.prepare(run))
     }
 
     /// Whether the GPU still computes.
@@ -159,6 +172,18 @@ impl Accelerated {
     }
 }
 
+/// Layers as far as they are all on the GPU, or all not.
+fn runs(on_gpu: &BTreeSet<u32>, layers: Range<u32>) -> Vec<Range<u32>> {
+    let mut all: Vec<Range<u32>> = Vec::new();
+    for layer in layers {
+        match all.last_mut() {
+            Some(last) if on_gpu.contains(&last.start) == on_gpu.contains(&layer) => last.end = layer + 1,
+            _ => all.push(layer..layer + 1),
+        }
+    }
+    all
+}
+
 /// The layers of a place that are on the GPU, and what computes the others.
 fn parts(place: &AcceleratedPlace) -> (BTreeSet<u32>, CpuLayers) {
     let on_gpu: BTreeSet<u32> = place.accelerated.iter().cloned().flatten().collect();
@@ -196,13 +221,8 @@ impl Backend for Accelerated {
 
     fn forward(&mut self, sequence: u32, layers: Range<u32>, hidden: &mut [f32], first: u32) -> ComputeCost {
         let mut cost = ComputeCost::default();
-        let mut start = layers.start;
-        while start < layers.end {
-            let on_gpu = self.on_gpu.contains(&start);
-            let mut run = start..layers.end;
-            run.end = run.clone().find(|layer| self.on_gpu.contains(layer) != on_gpu).unwrap_or(layers.end);
-            start = run.end;
-            cost += if on_gpu {
+        for run in runs(&self.on_gpu, layers) {
+            cost += if self.on_gpu.contains(&run.start) {
                 self.run(sequence, run, hidden, first)
             } else {
                 self.others.forward(sequence, run, hidden, first)

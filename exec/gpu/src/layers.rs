@@ -167,6 +167,16 @@ impl GpuLayers {
         Ok(GpuLayers { gpu, model, options, layers, output, room, runs: BTreeMap::new() })
     }
 
+    /// Makes the launches of these layers, if there are none yet.
+    pub fn prepare(&mut self, layers: Range<u32>) -> Result<(), GpuError> {
+        let key = (layers.start, layers.end);
+        if !self.runs.contains_key(&key) {
+            let runs = self.assemble(layers)?;
+            self.runs.insert(key, runs);
+        }
+        Ok(())
+    }
+
     /// Runs `layers` over `hidden` [tokens, embedding] of a sequence, at positions `first`, `first + 1`, ..
     pub fn forward(
         &mut self,
@@ -176,10 +186,7 @@ impl GpuLayers {
         first: u32,
     ) -> Result<(), GpuError> {
         let key = (layers.start, layers.end);
-        if !self.runs.contains_key(&key) {
-            let runs = self.assemble(layers)?;
-            self.runs.insert(key, runs);
-        }
+        self.prepare(layers)?;
         let runs = &self.runs[&key];
         let embedding = self.model.shape().embedding as usize;
         let rope = &self.model.hyperparameters().rope;

@@ -80,6 +80,8 @@ fn sequences_have_caches_of_their_own() {
     let _alone = alone();
     let Some(gpu) = open("sequences_have_caches_of_their_own", Mask::default()).map(Arc::new) else { return };
     let mut pair = Pair::new(&gpu, CACHE, None);
+    let (kernels, taken) = (gpu.kernels(), gpu.memory_taken());
+    assert!(kernels > 0);
     // Of different lengths, one after the other and in turns.
     for (sequence, first, count) in [
         (0, 0, 7),
@@ -96,6 +98,7 @@ fn sequences_have_caches_of_their_own() {
         let off = pair.pass(sequence, &rows, first);
         assert!(off < BOUND, "sequence {sequence} from {first}: {off}");
     }
+    assert_eq!((gpu.kernels(), gpu.memory_taken()), (kernels, taken), "a pass finds all that it needs");
 }
 
 #[test]
@@ -154,13 +157,14 @@ fn rows_that_are_rounded_after_every_layer_are_those_of_the_oracle() {
     let test = "rows_that_are_rounded_after_every_layer_are_those_of_the_oracle";
     let Some(gpu) = open(test, Mask::default()).map(Arc::new) else { return };
     let mut pair = Pair::new(&gpu, CACHE, Some(round));
-    let bytes = pair.gpu.cache_bytes();
+    let (bytes, kernels, taken) = (pair.gpu.cache_bytes(), gpu.kernels(), gpu.memory_taken());
     for (first, count) in [(0, 12), (12, 1), (13, 1), (14, 20)] {
         let rows = pair.rows(&tokens(count, first));
         let off = pair.pass(0, &rows, first);
         println!("{count} tokens in f16 from {first}: relative RMS {off:.1e}");
         assert!(off < ROUNDED_BOUND, "{count} tokens from {first}: {off}");
         assert_eq!(pair.gpu.cache_bytes(), bytes, "memory is taken at the beginning");
+        assert_eq!((gpu.kernels(), gpu.memory_taken()), (kernels, taken), "so are kernels made");
     }
     // What is kept for the case of a loss is kept once a window, whether rows are rounded between layers or not.
     let plain = Pair::new(&gpu, CACHE, None).gpu.cache_bytes();
