@@ -18,7 +18,7 @@ use hearth_exec::clock::{thread_cpu_nanos, wall_nanos};
 use hearth_exec::residency::Gate;
 use hearth_exec::{AcceleratedPlace, Accelerator, Backend, ComputeCost, Cpu, CpuLayers};
 
-use crate::device::{Gpu, Mask};
+use crate::device::{Gpu, Lease, Mask};
 use crate::error::GpuError;
 use crate::layers::{GpuLayers, Upload};
 
@@ -36,6 +36,13 @@ pub fn accelerator(
     Accelerator::new(move |place| Ok(Box::new(Accelerated::opened(open, &upload, place, notes.clone())?)))
 }
 
+/// The rows that entered each window, [positions, embedding], by sequence and first layer.
+type Kept = BTreeMap<(u32, u32), Vec<f32>>;
+
+fn bytes_of(kept: &Kept) -> u64 {
+    kept.values().map(|rows| (rows.capacity() * size_of::<f32>()) as u64).sum()
+}
+
 /// A GPU and the processors.
 pub struct Accelerated {
     place: AcceleratedPlace,
@@ -45,8 +52,9 @@ pub struct Accelerated {
     others: CpuLayers,
     /// Computes those that were, if the GPU is gone.
     instead: Option<CpuLayers>,
-    /// The rows that entered each window, [positions, embedding], by sequence and first layer.
-    kept: BTreeMap<(u32, u32), Vec<f32>>,
+    kept: Kept,
+    /// What of the GPU's memory is that of all the others.
+    _aside: Option<Lease>,
     notes: Notes,
 }
 
@@ -72,8 +80,16 @@ impl Accelerated {
     /// All layers of a place on the processors, because of an error.
     fn without_gpu(place: AcceleratedPlace, notes: Notes, error: &GpuError) -> Accelerated {
         let (on_gpu, others) = parts(&place);
-        let mut own =
-            Accelerated { place, on_gpu, gpu: None, others, instead: None, kept: BTreeMap::new(), notes };
+        let mut own = Accelerated {
+            place,
+            on_gpu,
+            gpu: None,
+            others,
+            instead: None,
+            kept: Kept::new(),
+            _aside: None,
+            notes,
+        };
         own.give_up(error);
         own
     }
@@ -86,11 +102,14 @@ impl Accelerated {
         notes: Notes,
     ) -> Result<Accelerated, GpuError> {
         let (on_gpu, others) = parts(&place);
+        let kept = room_for_rows(&place)?;
+        let aside = others.cache_bytes() + bytes_of(&kept);
+        let aside = gpu.set_aside("caches and rows of the processors, whose memory it shares", aside)?;
         let (weights, cache) = (place.weights.clone(), place.cache);
         let layers = on_gpu.iter().copied();
         let gpu = GpuLayers::telling(gpu, weights, layers, place.output, cache, upload, &place.progress)?;
-        let kept = room_for_rows(&place)?;
-        let mut own = Accelerated { place, on_gpu, gpu: Some(gpu), others, instead: None, kept, notes };
+        let gpu = Some(gpu);
+        let mut own = Accelerated { place, on_gpu, gpu, others, instead: None, kept, _aside: aside, notes };
         own.prepare()?;
         Ok(own)
     }
@@ -193,9 +212,9 @@ fn parts(place: &AcceleratedPlace) -> (BTreeSet<u32>, CpuLayers) {
 }
 
 /// Room for the rows of all positions, for each sequence and window.
-fn room_for_rows(place: &AcceleratedPlace) -> Result<BTreeMap<(u32, u32), Vec<f32>>, GpuError> {
+fn room_for_rows(place: &AcceleratedPlace) -> Result<Kept, GpuError> {
     let (context, embedding) = (place.cache.context as usize, place.weights.shape().embedding as usize);
-    let mut all = BTreeMap::new();
+    let mut all = Kept::new();
     for sequence in 0..place.cache.sequences.max(1) {
         for window in &place.accelerated {
             let mut rows = Vec::new();
@@ -248,7 +267,8 @@ impl Backend for Accelerated {
 
     fn cache_bytes(&self) -> u64 {
         let gpu = self.gpu.as_ref().map_or(0, |gpu| gpu.bytes()[1]);
-        let kept: u64 = self.kept.values().map(|rows| (rows.capacity() * size_of::<f32>()) as u64).sum();
-        gpu + kept + self.others.cache_bytes() + self.instead.as_ref().map_or(0, Backend::cache_bytes)
+        gpu + bytes_of(&self.kept)
+            + self.others.cache_bytes()
+            + self.instead.as_ref().map_or(0, Backend::cache_bytes)
     }
 }

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 pub use adapter::{AdapterFacts, Capabilities, Mask, adapters};
 pub use buffers::{Params, Tensor};
+pub(crate) use memory::Lease;
 pub use pipelines::{Binding, Launch};
 
 use crate::error::GpuError;

@@ -365,3 +365,46 @@ fn whoever_waits_for_the_weights_hears_how_far_they_are() {
     assert!(heard.is_sorted() && heard[0].0 > 0);
     assert!(heard.iter().all(|&(_, total)| total == heard[28].0), "{heard:?}");
 }
+
+#[test]
+fn a_cache_that_is_larger_than_a_binding_is_refused_with_what_to_do() {
+    let _alone = alone();
+    let test = "a_cache_that_is_larger_than_a_binding_is_refused_with_what_to_do";
+    let mask = Mask { binding_bytes: Some(1 << 20), ..Mask::default() };
+    let Some(gpu) = open(test, mask).map(Arc::new) else { return };
+    let weights = synthetic(Architecture::Llama, "q8_0");
+    let made = |context| {
+        let cache = CacheOptions { context, format: CacheFormat::F32, sequences: 1 };
+        GpuLayers::new(gpu.clone(), weights.clone(), 0..1, false, cache, Tiling::USUAL.into())
+    };
+    // Three heads of 64 or 128 numbers.
+    assert!(made(512).is_ok());
+    let error = made(1024).unwrap_err();
+    assert!(matches!(error, GpuError::OutOfMemory { .. }), "{error}");
+    assert!(
+        error.to_string().contains("key-value cache") && error.to_string().contains("`context`"),
+        "{error}"
+    );
+    // Nor can kernels number what 32 bits cannot.
+    let error = made(1 << 30).unwrap_err().to_string();
+    assert!(error.contains("32 bits"), "{error}");
+}
+
+#[test]
+fn memory_that_processors_share_is_promised_once() {
+    let _alone = alone();
+    let test = "memory_that_processors_share_is_promised_once";
+    let weights = synthetic(Architecture::Llama, "q8_0");
+    let cache = CacheOptions { context: 4000, format: CacheFormat::F32, sequences: 1 };
+    let taken = |owned: Range<u32>| {
+        let gpu = Arc::new(open(test, Mask::default())?);
+        let part = place(&weights, &[owned], std::slice::from_ref(&(0..1)), cache);
+        let (backend, _) = accelerated(&gpu, part, Tiling::USUAL.into());
+        Some((gpu.memory_taken(), backend.cache_bytes(), gpu.facts().kind))
+    };
+    let Some((alone, own_caches, kind)) = taken(0..1) else { return };
+    let (beside, all_caches, _) = taken(0..4).unwrap();
+    let others = if matches!(kind, "integrated" | "software") { all_caches - own_caches } else { 0 };
+    assert!(all_caches > own_caches);
+    assert_eq!(beside - alone, others);
+}
