@@ -53,6 +53,7 @@ pub struct GpuLayers {
     gpu: Arc<Gpu>,
     model: Arc<Weights>,
     options: CacheOptions,
+    tiling: Tiling,
     layers: BTreeMap<u32, GpuLayer>,
     output: Option<OutputMatrix>,
     room: Room,
@@ -78,7 +79,18 @@ struct Room {
 #[derive(Debug)]
 struct Runs {
     decode: Vec<Step>,
-    prefill: Vec<Step>,
+    /// For batches of at most so many tokens, and the last for all.
+    prefill: Vec<(u32, Vec<Step>)>,
+}
+
+impl Runs {
+    fn steps(&self, tokens: u32) -> &[Step] {
+        if tokens == 1 {
+            return &self.decode;
+        }
+        let fitting = self.prefill.iter().find(|(most, _)| tokens <= *most);
+        fitting.or(self.prefill.last()).map_or(&self.decode, |(_, steps)| steps)
+    }
 }
 
 /// A launch, of one or of each sequence.
@@ -164,7 +176,8 @@ impl GpuLayers {
         let output = output.then(|| OutputMatrix::upload(&gpu, &model, upload, &mut tell)).transpose()?;
         let layers = all;
         let room = Room::new(&gpu, &model)?;
-        Ok(GpuLayers { gpu, model, options, layers, output, room, runs: BTreeMap::new() })
+        let tiling = upload.tiling;
+        Ok(GpuLayers { gpu, model, options, tiling, layers, output, room, runs: BTreeMap::new() })
     }
 
     /// Makes the launches of these layers, if there are none yet.
@@ -201,8 +214,8 @@ impl GpuLayers {
             self.gpu.write(&self.room.params, &[Params::pass(tokens, position)])?;
             self.gpu.write(&self.room.turns, turns)?;
             self.gpu.write(&self.room.hidden, part)?;
-            let steps = if tokens == 1 { &runs.decode } else { &runs.prefill };
-            let launches: Vec<Launch> = steps
+            let launches: Vec<Launch> = runs
+                .steps(tokens)
                 .iter()
                 .map(|step| {
                     let own = (sequence as usize).min(step.launches.len() - 1);
@@ -240,7 +253,7 @@ impl GpuLayers {
     /// Launches of a token, and of a batch, through these layers.
     pub fn launches(&mut self, layers: Range<u32>) -> Result<[usize; 2], GpuError> {
         let runs = self.assemble(layers)?;
-        Ok([runs.decode.len(), runs.prefill.len()])
+        Ok([runs.decode.len(), runs.steps(PART_TOKENS).len()])
     }
 
     /// The device.
@@ -254,8 +267,11 @@ impl GpuLayers {
     }
 
     fn assemble(&mut self, layers: Range<u32>) -> Result<Runs, GpuError> {
-        let decode = self.steps(layers.clone(), Stage::Decode)?;
-        let prefill = self.steps(layers, Stage::Prefill)?;
+        let decode = self.steps(layers.clone(), Stage::Decode, self.tiling)?;
+        let mut prefill = Vec::new();
+        for tiling in self.tiling.of_batches() {
+            prefill.push((tiling.tile(), self.steps(layers.clone(), Stage::Prefill, tiling)?));
+        }
         Ok(Runs { decode, prefill })
     }
 }
