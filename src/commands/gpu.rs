@@ -74,7 +74,7 @@ mod listing {
         layout: &'static str,
         slices: u32,
         splits: u32,
-        /// Of a product of 2048 rows and inputs in q8_0.
+        /// Of a product of 2048 rows and inputs: the geometric mean over formats, a token and a batch.
         #[serde(skip_serializing_if = "Option::is_none")]
         product_us: Option<f64>,
         /// The same in the naive layout, at its best.
@@ -147,7 +147,7 @@ mod listing {
     fn tuned(gpu: &Gpu) -> Result<Kernels, Failure> {
         let timed = tuning::measure(gpu).map_err(Failure::running)?;
         let naive = timed.iter().find(|timed| timed.tiling.order == WeightOrder::ByOutput);
-        let micros = |timed: &Timed| (timed.seconds * 1e7).round() / 10.0;
+        let micros = |timed: &Timed| (timed.mean() * 1e7).round() / 10.0;
         let Some(best) = timed.first() else {
             return Err(Failure::running("the GPU has too few threads for any candidate"));
         };

@@ -8,6 +8,7 @@ mod deadlines;
 mod gpu;
 mod layouts;
 mod models;
+mod norms;
 mod products;
 mod rings;
 mod sequences;
