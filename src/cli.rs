@@ -44,7 +44,7 @@ use hearth_schema::scenario::RingOrder;
 /// the two side by side. `lab` does all four on this machine.
 ///
 /// Exit codes: 0 done; 1 something failed while running; 2 what was given cannot be used; 3 the run
-/// ended, but not well, or `lint` found an error; 130 ended by Ctrl-C.
+/// ended, but not well, `lint` found an error, or a suite of labs misses a bar; 130 ended by Ctrl-C.
 #[derive(Debug, Parser)]
 #[command(
     version,
@@ -100,8 +100,9 @@ pub enum Verb {
     #[command(after_help = "Example: hearth worker --listen 127.0.0.1:9001 --model model.gguf\n\
                       Example: hearth worker --listen 0.0.0.0:9001 --model model.gguf --key ring.key --name laptop")]
     Worker(WorkerArgs),
-    /// Measure this machine.
-    #[command(after_help = "Example: hearth profile --model model.gguf -o this.yaml")]
+    /// Measure this machine, or learn from a run of it.
+    #[command(after_help = "Example: hearth profile --model model.gguf -o this.yaml\n\
+                      Example: hearth profile --from-trace run.trace --predicted sim.trace --profile this.yaml --name a -o new.yaml")]
     Profile(ProfileArgs),
     /// List the GPUs that layers can be computed on, with what is used of them.
     ///
@@ -528,6 +529,16 @@ pub struct ProfileArgs {
     /// Memory that a run may use on a GPU with memory of its own, as `8 GiB`: no interface tells it.
     #[arg(long, value_name = "SIZE", value_parser = Bytes::from_str)]
     pub gpu_memory: Option<Bytes>,
+    /// Measure nothing: take the document in `--profile`, and put on its rates how much longer or shorter than in
+    /// `--predicted` the device `--name` computed in this trace of a run.
+    #[arg(long, value_name = "TRACE", requires_all = ["predicted", "profile"], conflicts_with_all = ["model", "peer", "quick"])]
+    pub from_trace: Option<PathBuf>,
+    /// The trace of the same plan as it was simulated with that document.
+    #[arg(long, value_name = "TRACE", requires = "from_trace")]
+    pub predicted: Option<PathBuf>,
+    /// The document of the device that is to be recalibrated.
+    #[arg(long, value_name = "DEVICE", requires = "from_trace")]
+    pub profile: Option<PathBuf>,
     /// Shorter, and less certain.
     #[arg(long)]
     pub quick: bool,

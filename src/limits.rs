@@ -1,19 +1,17 @@
 //! What do a scenario's limits make of its devices?
 //!
 //! A disk limit is a throttle on the device, a limit of its processor a quota. A memory limit is its memory, which
-//! planners know. One given as a share is relative to the weights that a plan gives the device, so it can only be
-//! applied to a plan that exists: planners see the device's own memory then. The lab sets the same limits on real
-//! processes, so that `simulate` and `lab` mean the same by them. What a process holds beside its cache, buffers
-//! and weights is taken from a limit.
+//! planners know. One given as a share leaves so much of the weights that a plan gives the device, beside all else that
+//! its process holds, so it can only be applied to a plan that exists: planners see the device's own memory then. The
+//! lab sets the same limits on real processes, so that `simulate` and `lab` mean the same by them. What a process holds
+//! beside its cache, buffers and weights is taken from a limit.
 
 use hearth_profiles::device::{Memory, Quota, quota};
 use hearth_profiles::{Bytes, Sourced};
 use hearth_schema::holdings::Holdings;
+use hearth_schema::room::Room;
 use hearth_schema::scenario::{Limits, Scenario};
 use hearth_schema::{Cluster, Plan};
-
-/// What a process needs besides its share of the weights.
-const PROCESS_MEMORY: Bytes = Bytes::mib(64);
 
 /// What a process holds that does nothing yet, where nobody has measured it.
 /// source: measured in the lab, 4.0 MiB with one or two threads
@@ -58,8 +56,16 @@ fn held(cluster: &Cluster, head: bool, idle: Bytes) -> Bytes {
 /// The memory that limits leave the device at a place of the plan, if they bound it.
 pub fn memory(limits: &Limits, cluster: &Cluster, plan: &Plan, place: usize) -> Option<Bytes> {
     limits.memory.or_else(|| {
-        let share = limits.memory_share?;
-        Some(Bytes((weights(cluster, plan, place).as_f64() * share.0) as u64) + PROCESS_MEMORY)
+        let share = limits.memory_share?.0;
+        let device = &cluster.member(&plan.devices[place].name)?.device;
+        let held_weights = Holdings::new(plan, place, &cluster.model, device, true);
+        let (weights, beside) = if let Some(held) = held_weights {
+            (held.weights, held.cache + held.buffers)
+        } else {
+            let room = Room::new(plan, place, &cluster.model, device);
+            (room.share, room.cache + room.buffers)
+        };
+        Some(Bytes((weights.as_f64() * share) as u64) + beside + held(cluster, place == 0, Bytes::ZERO))
     })
 }
 
@@ -85,13 +91,37 @@ fn set_memory(memory: &mut Memory, limit: Bytes, held: Bytes) {
     (memory.can_swap, memory.swap_available) = (None, None);
 }
 
-/// Bytes of weights that a place maps and reads for each token.
-fn weights(cluster: &Cluster, plan: &Plan, place: usize) -> Bytes {
-    let device = cluster.member(&plan.devices[place].name).map(|member| &member.device);
-    if let Some(held) = device.and_then(|device| Holdings::new(plan, place, &cluster.model, device, true)) {
-        return held.weights;
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::commands::plan;
+    use crate::documents::LoadedScenario;
+    use crate::refinement::Effort;
+
+    #[test]
+    fn a_share_of_memory_is_that_share_of_the_weights() {
+        let text = "# How much of the weights stays?
+schema: scenario/1
+name: n
+model: {profile: 1b}
+context: 256
+workload: {prompt: 8, generate: 2}
+devices: [{name: a, profile: d2, limits: {memory_share: 50 %}}, {name: b, profile: d3, limits: {memory_share: 35 %}}]
+links: {default: {latency: {value: 1 ms, source: t}, bandwidth: {value: 1 GB/s, source: t}}}
+planner: {strategy: manual, windows: [4, 4]}
+";
+        let loaded = LoadedScenario::parse(text, Path::new("n.yaml")).expect("a scenario");
+        let mut cluster = loaded.cluster(None).expect("a cluster");
+        let effort = Effort { seconds: 1, evaluations: None };
+        let plan = plan::make(&loaded, &cluster, &loaded.scenario.planner, effort).expect("a plan");
+        restrict_memory(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
+        for (place, share) in [(0, 0.5), (1, 0.35)] {
+            let room = Room::new(&plan, place, &cluster.model, &cluster.members[place].device);
+            assert!(room.share > Bytes::mib(100) && room.cache > Bytes::ZERO && room.buffers > Bytes::ZERO);
+            let left = room.left.as_f64() / room.share.as_f64();
+            assert!((left - share).abs() < 1e-6, "{left} of the weights, not {share}");
+        }
     }
-    let layers = plan.windows(place).into_iter().flatten().map(|layer| cluster.model.layer_bytes(layer));
-    let ends = if place == 0 { cluster.model.output_bytes() } else { Bytes::ZERO };
-    layers.sum::<Bytes>() + ends
 }

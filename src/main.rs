@@ -19,6 +19,7 @@ mod limits;
 mod output;
 mod progress;
 mod prompts;
+mod recalibration;
 mod refinement;
 mod replanner;
 mod ring;

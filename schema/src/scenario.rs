@@ -167,8 +167,8 @@ pub struct DeviceEntry {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "limits, as `{memory: 2 GiB, threads: 2}`")]
 pub struct Limits {
-    /// Memory as a share of the weights that the plan gives it, to which the process's own
-    /// 64 MiB are added. Planners cannot know it.
+    /// Memory for this share of the weights that the plan gives it, beside all else that its process holds.
+    /// Planners cannot know it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_share: Option<Fraction>,
     /// Memory outright. Planners know it.

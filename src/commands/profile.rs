@@ -1,22 +1,44 @@
-//! `hearth profile`: measure this machine.
+//! `hearth profile`: measure this machine, or learn from a run of it.
 
 use std::process::ExitCode;
 
 use hearth_exec::profile::{ProfileOptions, profile};
 use hearth_exec::ring::Key;
-use hearth_profiles::Document;
+use hearth_profiles::{Device, Document};
 
 use super::print_json;
 use crate::cli::ProfileArgs;
 use crate::diagnostics::Failure;
-use crate::documents::{in_a_folder, write};
+use crate::documents::{in_a_folder, read, read_trace, write};
 use crate::gpu;
 use crate::output::say;
 use crate::progress;
+use crate::recalibration::recalibrated;
 
 /// Runs the verb.
 pub fn run(args: &ProfileArgs, json: bool) -> Result<ExitCode, Failure> {
     args.output.as_deref().map_or(Ok(()), in_a_folder)?;
+    let device = match (&args.from_trace, &args.predicted, &args.profile) {
+        (Some(measured), Some(predicted), Some(profile)) => {
+            let mut device: Device = read(profile)?;
+            device.name.clone_from(&args.name);
+            recalibrated(device, &read_trace(predicted)?, &read_trace(measured)?)?
+        }
+        _ => measured(args)?,
+    };
+    if let Some(path) = &args.output {
+        write(path, device.to_yaml().as_bytes())?;
+    }
+    if json {
+        print_json(&device)?;
+    } else if args.output.is_none() {
+        say!("{}", device.to_yaml());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// This machine.
+fn measured(args: &ProfileArgs) -> Result<Device, Failure> {
     let options = ProfileOptions {
         name: args.name.clone(),
         model: args.model.clone(),
@@ -36,13 +58,5 @@ pub fn run(args: &ProfileArgs, json: bool) -> Result<ExitCode, Failure> {
     device.gpu = gpu::measured(args, &device)?;
     device.validate().map_err(Failure::running)?;
     line.finish_and_clear();
-    if let Some(path) = &args.output {
-        write(path, device.to_yaml().as_bytes())?;
-    }
-    if json {
-        print_json(&device)?;
-    } else if args.output.is_none() {
-        say!("{}", device.to_yaml());
-    }
-    Ok(ExitCode::SUCCESS)
+    Ok(device)
 }

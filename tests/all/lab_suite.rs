@@ -16,7 +16,8 @@ fn suite(output: &Path) -> (serde_json::Value, String) {
     let scratch = output.display().to_string();
     let ran = run(&["lab", "--suite", &scenarios, "--scratch", &scratch, "-o", &out, "--json"]);
     let said = String::from_utf8_lossy(&ran.stderr).into_owned();
-    assert!(ran.status.success(), "{said}");
+    // 3 if a bar is missed, as it may be where other programs run beside.
+    assert!([Some(0), Some(3)].contains(&ran.status.code()), "{said}");
     (serde_json::from_slice(&ran.stdout).expect("one JSON document"), said)
 }
 
@@ -27,6 +28,7 @@ fn a_suite_runs_every_scenario_and_goes_on_where_it_was() {
     }
     let folder = folder_on_disk();
     let (result, said) = suite(folder.path());
+    assert_eq!(result["failed"], serde_json::json!([]), "{said}");
     let cases = result["cases"].as_array().expect("cases");
     let names: Vec<&str> = cases.iter().map(|case| case["name"].as_str().expect("a name")).collect();
     assert_eq!(names, ["ci-dies", "ci-drafts", "ci-links", "ci-weak"], "{said}");
@@ -113,9 +115,7 @@ fn every_scenario_of_the_suite_can_be_read_and_all_axes_are_there() {
             Scenario::from_yaml(&text).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         assert_eq!(file.file_stem().and_then(|stem| stem.to_str()), Some(scenario.name.as_str()));
         let mut limits = scenario.devices.iter().filter_map(|device| device.limits.as_ref());
-        // 150 MiB of the 1B shape's third are some 70 %; of `unequal-50` the name says it.
-        let below = limits.any(|limits| limits.memory_share.is_some_and(|share| share.0 < 0.75))
-            || ["three-150", "unequal-50"].contains(&scenario.name.as_str());
+        let below = limits.any(|limits| limits.memory_share.is_some_and(|share| share.0 < 0.75));
         counts.0 += 1;
         counts.1 += u32::from(below);
         counts.2 += u32::from(scenario.devices.len() == 3);

@@ -91,16 +91,25 @@ pub fn folder(scratch: &Path) -> PathBuf {
 fn sweep(scratch: &Path) {
     for entry in fs::read_dir(scratch).into_iter().flatten().flatten() {
         if owner(&entry.file_name()).is_some_and(is_gone) {
-            end_users(&entry.path());
-            let _ = fs::remove_dir_all(entry.path());
+            remove(&entry.path());
         }
     }
+}
+
+/// Removes a folder of copies, and ends the processes that use them: for an end that runs no destructors.
+pub fn remove(folder: &Path) {
+    end_users(folder);
+    let _ = fs::remove_dir_all(folder);
 }
 
 /// Ends the processes of this program that were started with a file of a folder. A device ends when its lab
 /// does; one that was stopped, or hangs, does not.
 fn end_users(folder: &Path) {
-    let program = |process: &str| fs::read_link(process).ok()?.file_name().map(std::ffi::OsStr::to_owned);
+    let program = |process: &str| {
+        let name = fs::read_link(process).ok()?.file_name()?.to_string_lossy().into_owned();
+        // Of one that was built anew since.
+        Some(name.trim_end_matches(" (deleted)").to_owned())
+    };
     let own = program("/proc/self/exe");
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(number) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else {

@@ -80,6 +80,15 @@ impl Groups {
         self.remove(super::is_gone);
     }
 
+    /// Whether a lab of another process is set up.
+    pub fn others(&self) -> bool {
+        let other = |name: &std::ffi::OsStr| {
+            super::owner(name).is_some_and(|owner| owner != std::process::id() && !super::is_gone(owner))
+        };
+        let (Groups::V1 { memory: folder, .. } | Groups::V2 { root: folder }) = self;
+        fs::read_dir(folder).into_iter().flatten().flatten().any(|entry| other(&entry.file_name()))
+    }
+
     /// Removes this process's groups and ends their members, for an end that runs no destructors.
     pub fn remove_own(&self) {
         self.remove(|owner| owner == std::process::id());
@@ -120,22 +129,20 @@ impl Groups {
                 // already is, or the system refuses, writing the limit will tell.
                 let own = root.join(&name);
                 let control = root.join("cgroup.subtree_control");
-                let _ = fs::write(&control, "+memory +io");
-                if limits.cpu.is_some() {
-                    let _ = fs::write(&control, "+cpu");
+                for controller in ["+memory", "+io"].into_iter().chain(limits.cpu.map(|_| "+cpu")) {
+                    let _ = fs::write(&control, controller);
                 }
                 let cpu = limits.cpu.map(|_| own.clone());
                 Group { memory: own.clone(), disk: own, cpu, version: Version::Two, device }
             }
         };
         for folder in group.folders() {
-            match fs::create_dir(folder) {
-                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                    let why = format!("cannot make {}: {error}", folder.display());
-                    return Err(LabError::NoGroups { what: "memory", why });
-                }
-                _ => {}
-            }
+            // One of a process that is gone and had this process's number has limits of its own.
+            let _ = fs::remove_dir(folder);
+            fs::create_dir(folder).map_err(|error| LabError::NoGroups {
+                what: "memory",
+                why: format!("cannot make {}: {error}", folder.display()),
+            })?;
         }
         group.limit(limits)?;
         Ok(group)
@@ -146,10 +153,22 @@ impl Group {
     /// Sets the limits.
     pub fn limit(&self, limits: DeviceLimits) -> Result<(), LabError> {
         if let Some(memory) = limits.memory {
-            let name = if self.version == Version::One { "memory.limit_in_bytes" } else { "memory.max" };
-            set(&self.memory.join(name), &memory.0.to_string())?;
-            if self.version == Version::Two {
-                // A device without swap: what does not fit must be read again, not swapped.
+            let memory = memory.0.to_string();
+            // A device without swap: what does not fit must be read again, not swapped. Where the kernel does not
+            // count swap there is no such file.
+            if self.version == Version::One {
+                let with_swap = self.memory.join("memory.memsw.limit_in_bytes");
+                let counts = with_swap.exists();
+                if counts {
+                    // It may not be below the other, which may grow.
+                    set(&with_swap, "-1")?;
+                }
+                set(&self.memory.join("memory.limit_in_bytes"), &memory)?;
+                if counts {
+                    set(&with_swap, &memory)?;
+                }
+            } else {
+                set(&self.memory.join("memory.max"), &memory)?;
                 let _ = fs::write(self.memory.join("memory.swap.max"), "0");
             }
         }
@@ -309,7 +328,8 @@ mod tests {
         assert_eq!(read("memory.max"), "104857600");
         assert_eq!(read("memory.swap.max"), "0");
         assert!(read("io.max").ends_with(" rbps=200000000"));
-        assert_eq!(fs::read_to_string(tree.path().join("cgroup.subtree_control")).unwrap(), "+memory +io");
+        // A file keeps the last that was written to it.
+        assert_eq!(fs::read_to_string(tree.path().join("cgroup.subtree_control")).unwrap(), "+io");
         let device = &group.device;
         let stat = format!("9:9 rbytes=7 wbytes=0\n{device} rbytes=4096 wbytes=1 rios=1\n");
         fs::write(group.memory.join("io.stat"), stat).unwrap();
@@ -333,6 +353,13 @@ mod tests {
             ..DeviceLimits::default()
         };
         let group = groups.create(1, tree.path(), limits).unwrap();
+        touch(&group.memory.join("memory.memsw.limit_in_bytes"));
+        group.limit(limits).unwrap();
+        let with_swap = fs::read_to_string(group.memory.join("memory.memsw.limit_in_bytes")).unwrap();
+        assert_eq!(with_swap, "1048576");
+        assert!(!groups.others(), "this process's own");
+        touch(&tree.path().join("memory/hearth-lab-1-0/cgroup.procs"));
+        assert!(groups.others(), "the first process of a system lives");
         assert_eq!(fs::read_to_string(group.memory.join("memory.limit_in_bytes")).unwrap(), "1048576");
         let throttle = fs::read_to_string(group.disk.join("blkio.throttle.read_bps_device")).unwrap();
         assert!(throttle.ends_with(" 1000000"));

@@ -9,6 +9,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use hearth_profiles::Bytes;
@@ -22,7 +23,8 @@ use crate::clock::wall_nanos;
 /// Between two looks at the counters.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Another program of the same device: takes memory, holds it, and gives it back.
+/// Another program of the same device: takes memory, holds it, and gives it back, at the latest when its standard input
+/// ends.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hog {
     /// A program that calls [`Hog::become_one`] with its arguments first of all.
@@ -50,11 +52,20 @@ impl Hog {
         let [first, numbers @ ..] = arguments else { return false };
         let numbers: Vec<u64> = numbers.iter().map_while(|number| number.parse().ok()).collect();
         let (HOG, &[bytes, after, hold]) = (first.as_str(), numbers.as_slice()) else { return false };
-        std::thread::sleep(Duration::from_millis(after));
-        // Written, not only reserved, so that every page is charged.
-        let held = vec![1u8; usize::try_from(bytes).unwrap_or(0)];
-        std::thread::sleep(Duration::from_millis(hold));
-        std::hint::black_box(&held);
+        // Whoever has started it holds its standard input, and is gone when that ends.
+        let (ended, is_over) = mpsc::channel::<()>();
+        std::thread::spawn(move || {
+            let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+            drop(ended);
+        });
+        let wait =
+            |time: u64| is_over.recv_timeout(Duration::from_millis(time)) == Err(RecvTimeoutError::Timeout);
+        if wait(after) {
+            // Written, not only reserved, so that every page is charged.
+            let held = vec![1u8; usize::try_from(bytes).unwrap_or(0)];
+            wait(hold);
+            std::hint::black_box(&held);
+        }
         true
     }
 }
@@ -159,7 +170,7 @@ impl Limited {
         });
         let mut hog = self.hog.as_ref().map(|hog| {
             let mut command = joined(Some(&group), &hog.program, &hog.arguments());
-            started(command.stdin(Stdio::null()), &hog.program)
+            started(command.stdin(Stdio::piped()), &hog.program)
         });
         let (status, peak) = watch(&mut process, &group, start + self.deadline.as_nanos() as u64);
         let seconds = (wall_nanos() - start) as f64 * 1e-9;
@@ -256,7 +267,7 @@ mod tests {
             eprintln!("SKIPPED a_command_is_measured_inside_its_limits: no disk is under this folder");
             return;
         }
-        let read = usage.bytes_read.unwrap_or(0);
+        let read = usage.bytes_read.unwrap();
         // The program itself may be read as well.
         assert!((3 << 20..16 << 20).contains(&read), "{read} bytes");
     }

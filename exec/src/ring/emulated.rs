@@ -3,7 +3,7 @@
 //! A [`Network`] whose connections deliver what this end writes as late as a given [`Way`] would: a message waits until
 //! the medium is free, is on it for its overhead and its bytes at the bandwidth, and arrives a delay later, which may be
 //! drawn anew for each. The medium is the connection's own (a wire) or one that others take turns on (air): then all who
-//! name the same file hold its lock while they send. Each end delays what it sends.
+//! name the same file keep in it until when the medium is taken, first come, first served. Each end delays what it sends.
 //!
 //! What one write hands over is one message, as long as it is at most [`PIECE_BYTES`]; more are several.
 //!
@@ -13,7 +13,7 @@
 //! Not here: loss, and connections that open slowly, which TCP turns into more delay.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read, Seek, Write};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::sync::mpsc;
 
 use super::delayed::{self, DelayedStream};
-use crate::clock::wall_nanos;
+use crate::clock::{machine_nanos, wall_nanos};
 use crate::ring::network::{Listener, Network};
 
 /// The most that goes over a medium as one message.
@@ -164,8 +164,10 @@ struct Pacer {
     way: Way,
     medium: Option<File>,
     chance: ChaCha8Rng,
-    /// When the own medium is free.
+    /// When the medium is free.
     free: u64,
+    /// What the machine's clock, by which a shared medium is taken, is ahead of this process's.
+    ahead: u64,
     /// When the last message was there.
     last: u64,
 }
@@ -175,26 +177,20 @@ impl Pacer {
         let mut chance = ChaCha8Rng::seed_from_u64(way.seed);
         // Sixteen bits of connections of each way.
         chance.set_stream((way.stream << 16) | (count.fetch_add(1, Ordering::Relaxed) & 0xffff));
-        let medium = way.medium.as_ref().map(|path| File::options().write(true).open(path)).transpose()?;
-        Ok(Self { way, medium, chance, free: 0, last: 0 })
+        let open = |path| File::options().read(true).write(true).open(path);
+        let medium = way.medium.as_ref().map(open).transpose()?;
+        let ahead = machine_nanos().saturating_sub(wall_nanos());
+        Ok(Self { way, medium, chance, free: 0, ahead, last: 0 })
     }
 
-    /// When a message arrives that was handed over at a moment. Takes its turn on a shared medium.
+    /// When a message arrives that is handed over at a moment. It takes its turn on a shared medium.
     fn arrival(&mut self, handed: u64, bytes: usize) -> io::Result<u64> {
         let hold = self.way.hold(bytes);
-        let sent = match &self.medium {
-            None => {
-                self.free = self.free.max(handed) + hold;
-                self.free
-            }
-            Some(file) => {
-                file.lock()?;
-                let end = wall_nanos() + hold;
-                sleep_until(end);
-                file.unlock()?;
-                end
-            }
+        self.free = match &self.medium {
+            None => self.free.max(handed) + hold,
+            Some(medium) => taken(medium, handed + self.ahead, hold)?.saturating_sub(self.ahead),
         };
+        let sent = self.free;
         let after = (self.delay() - self.way.overhead.0).max(0.0);
         // Messages of one connection arrive in their order.
         self.last = self.last.max(sent + nanos(after));
@@ -209,6 +205,23 @@ impl Pacer {
             median * (self.way.sigma * normal(&mut self.chance)).exp()
         }
     }
+}
+
+/// Takes a shared medium for a time from a moment on, or from when it is free. Until when it is then taken.
+///
+/// The lock is held for a write only: a process that is stopped while its message is on the medium keeps nobody off.
+fn taken(mut medium: &File, from: u64, hold: u64) -> io::Result<u64> {
+    medium.lock()?;
+    let mut free = Vec::new();
+    medium.rewind()?;
+    medium.read_to_end(&mut free)?;
+    // Nobody has written before the first.
+    let free = free.try_into().map_or(0, u64::from_le_bytes);
+    let until = free.max(from).saturating_add(hold);
+    medium.rewind()?;
+    medium.write_all(&until.to_le_bytes())?;
+    medium.unlock()?;
+    Ok(until)
 }
 
 /// A draw of the standard normal distribution (Box and Muller, 1958).
@@ -247,16 +260,16 @@ where
     tokio::spawn(async move {
         let mut buffer = vec![0; PIECE_BYTES];
         while let Ok(count @ 1..) = from_near.read(&mut buffer).await {
-            if pieces.send((wall_nanos(), buffer[..count].to_vec())).await.is_err() {
+            // A medium that is gone ends the connection.
+            let Ok(at) = pacer.arrival(wall_nanos(), count) else { return };
+            if pieces.send((at, buffer[..count].to_vec())).await.is_err() {
                 return;
             }
         }
     });
     std::thread::Builder::new().name("link".into()).spawn(move || {
         wake_in_time();
-        while let Some((handed, piece)) = waiting.blocking_recv() {
-            // A medium that is gone ends the connection.
-            let Ok(at) = pacer.arrival(handed, piece.len()) else { return };
+        while let Some((at, piece)) = waiting.blocking_recv() {
             sleep_until(at);
             if arrived.blocking_send(piece).is_err() {
                 return;
@@ -355,12 +368,19 @@ mod tests {
         let senders: Vec<_> = (0..3)
             .map(|_| {
                 let way = way.clone();
-                std::thread::spawn(move || pacer(way).arrival(wall_nanos(), 5).unwrap())
+                std::thread::spawn(move || pacer(way).arrival(begin, 5).unwrap())
             })
             .collect();
         let mut ends: Vec<u64> = senders.into_iter().map(|sender| sender.join().unwrap() - begin).collect();
         ends.sort_unstable();
-        assert!(ends[2] >= 30_000_000 && ends[1] - ends[0] >= 10_000_000, "{ends:?}");
+        // Their clocks are read one after the other.
+        let near = |end: u64, ms: u64| end.abs_diff(ms * 1_000_000) < 1_000_000;
+        assert!(near(ends[0], 10) && near(ends[1], 20) && near(ends[2], 30), "{ends:?}");
+        // The next waits for the one before to be off the medium, not for its arrival; and later it is free.
+        let mut far = pacer(Way { latency: Seconds(0.05), ..way.clone() });
+        let mut after = |at: u64| far.arrival(begin + at * 1_000_000, 5).unwrap() - begin;
+        let arrivals = [after(100), after(100), after(200)];
+        assert!(near(arrivals[0], 150) && near(arrivals[1], 160) && near(arrivals[2], 250), "{arrivals:?}");
         std::fs::remove_file(&file).unwrap();
         assert!(Pacer::new(way, &AtomicU64::new(0)).is_err(), "a medium must be there");
     }

@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     fn judged(predicted: f64, measured: f64) -> Judged {
-        Judged::of(&[Some(predicted)], &[Some(measured)]).expect("numbers")
+        Judged::of(&[(Some(predicted), Some(measured))]).expect("numbers")
     }
 
     #[test]

@@ -13,6 +13,8 @@ use hearth_schema::metrics::{Metrics, Terms};
 use hearth_schema::trace::Outcome;
 use serde::{Deserialize, Serialize};
 
+use self::scores::Scores;
+
 /// The numbers of a run that are compared.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Numbers {
@@ -83,4 +85,11 @@ pub struct Validation {
     pub cases: Vec<Case>,
     /// Those that were not.
     pub failed: Vec<Failed>,
+}
+
+impl Validation {
+    /// How right the predictions were.
+    pub fn scores(&self) -> Scores {
+        Scores::of(&self.cases, self.failed.len())
+    }
 }

@@ -1,10 +1,11 @@
 //! How near do predictions come to measurements?
 //!
-//! - The error of a number: the median of its predictions over the median of what was measured, less 1. Each prediction
-//!   was made before its measurement, from profiles of its own time.
+//! - The error of a number: a prediction over what was measured after it, less 1; of several runs the median. Each
+//!   prediction was made before its measurement, from profiles of its own time, so errors of different runs do not even
+//!   out.
 //! - A scenario whose own repeats spread by more than 15 % (largest less smallest, over the median) stands on an edge:
 //!   no single number is right. It is judged by interval: within the repeats there is no error, beyond them the error
-//!   is to the nearest of them.
+//!   is to the nearest of them. It has no part in the median of all errors.
 //! - The order: every pair of scenarios whose measured times differ by more than a margin must not stand the other
 //!   way round in the prediction.
 //! - The terms of a token's time: predicted less measured, as a share of the measured time per token.
@@ -32,7 +33,8 @@ pub const APART: f64 = 0.10;
 pub const ORDERED_BAR: f64 = 0.95;
 /// Those that differ by more than this, always.
 pub const FAR_APART: f64 = 0.35;
-/// Fewer bytes than this a token are pages of the programs, whose share has no meaning.
+/// Where fewer bytes than this a token were both predicted and read they are pages of the programs, whose share has no
+/// meaning.
 /// source: assumed
 pub const WORTH_COMPARING: f64 = 2e6;
 
@@ -54,20 +56,27 @@ pub struct Judged {
 }
 
 impl Judged {
-    /// Of predictions and what was measured after each; none without any, or where nothing was measured to divide by.
-    pub fn of(predicted: &[Option<f64>], measured: &[Option<f64>]) -> Option<Judged> {
-        let predicted = median(&sorted(predicted)?)?;
-        let values = sorted(measured)?;
+    /// Of runs, each with what was predicted and then measured; none without any, or where nothing was measured to
+    /// divide by.
+    pub fn of(runs: &[(Option<f64>, Option<f64>)]) -> Option<Judged> {
+        let (predictions, measurements): (Vec<_>, Vec<_>) = runs.iter().copied().unzip();
+        let predicted = median(&sorted(&predictions)?)?;
+        let values = sorted(&measurements)?;
         let range = [*values.first()?, *values.last()?];
-        let median = median(&values)?;
-        if median <= 0.0 || range[0] <= 0.0 {
+        let measured = median(&values)?;
+        if range[0] <= 0.0 {
             return None;
         }
-        let spread = (range[1] - range[0]) / median;
+        let spread = (range[1] - range[0]) / measured;
         let edge = spread > EDGE;
-        let nearest = predicted.clamp(range[0], range[1]);
-        let error = if edge { predicted / nearest - 1.0 } else { predicted / median - 1.0 };
-        Some(Judged { predicted, measured: median, range, spread, edge, error })
+        let error = if edge {
+            predicted / predicted.clamp(range[0], range[1]) - 1.0
+        } else {
+            let errors =
+                runs.iter().map(|(predicted, measured)| Some(predicted.as_ref()? / measured.as_ref()? - 1.0));
+            median(&sorted(&errors.collect::<Vec<_>>())?)?
+        };
+        Some(Judged { predicted, measured, range, spread, edge, error })
     }
 }
 
@@ -104,9 +113,9 @@ pub struct Term {
 pub struct Errors {
     /// Scenarios that have it.
     pub count: usize,
-    /// The median of the errors' sizes.
+    /// The median of the errors' sizes, without those judged by interval.
     pub median: Option<f64>,
-    /// The largest of them.
+    /// The largest of all.
     pub worst: Option<f64>,
     /// Scenarios judged by interval.
     pub edges: usize,
@@ -163,14 +172,15 @@ pub struct Scores {
 }
 
 impl Scores {
-    /// Of measured scenarios.
-    pub fn of(cases: &[Case]) -> Scores {
+    /// Of measured scenarios, and how many have no numbers.
+    pub fn of(cases: &[Case], failed: usize) -> Scores {
         let cases: Vec<Scored> = cases.iter().map(scored).collect();
         let errors = |of: fn(&Scored) -> Option<Judged>| errors(cases.iter().filter_map(of));
         let (tpot, ttft) = (errors(|case| case.tpot), errors(|case| case.ttft));
         let bytes_read = errors(|case| case.bytes_read);
         let order = [APART, FAR_APART].map(|apart| order(&cases, apart));
-        let bars = bars(&tpot, &ttft, &bytes_read, &order);
+        let mut bars = bars(&tpot, &ttft, &bytes_read, &order);
+        bars.push(complete(cases.len(), failed));
         Scores { terms: terms(&cases), tpot, ttft, bytes_read, order, bars, cases }
     }
 }
@@ -182,22 +192,21 @@ pub fn by_pass(cases: &[Case]) -> Vec<Scores> {
         let runs = vec![case.runs.get(pass)?.clone()];
         Some(Case { name: case.name.clone(), question: case.question.clone(), runs })
     };
-    let pass = |pass| Scores::of(&cases.iter().filter_map(|case| only(case, pass)).collect::<Vec<_>>());
+    let pass = |pass| Scores::of(&cases.iter().filter_map(|case| only(case, pass)).collect::<Vec<_>>(), 0);
     (0..most).map(pass).collect()
 }
 
 fn scored(case: &Case) -> Scored {
     let judged = |of: fn(&Numbers) -> Option<f64>| {
-        let predicted: Vec<_> = case.runs.iter().map(|run| of(&run.predicted)).collect();
-        let measured: Vec<_> = case.runs.iter().map(|run| of(&run.measured)).collect();
-        Judged::of(&predicted, &measured)
+        Judged::of(&case.runs.iter().map(|run| (of(&run.predicted), of(&run.measured))).collect::<Vec<_>>())
     };
     let tpot = judged(|numbers| numbers.tpot_ms);
-    let bytes = judged(|numbers| Some(numbers.bytes_read));
+    // A byte at least, so that there is something to divide by.
+    let bytes = judged(|numbers| Some(numbers.bytes_read.max(1.0)));
     Scored {
         name: case.name.clone(),
         ttft: judged(|numbers| numbers.ttft_ms),
-        bytes_read: bytes.filter(|bytes| bytes.measured >= WORTH_COMPARING),
+        bytes_read: bytes.filter(|bytes| bytes.measured.max(bytes.predicted) >= WORTH_COMPARING),
         terms: tpot.map_or(Vec::new(), |tpot| term_errors(case, tpot.measured)),
         tpot,
     }
@@ -229,12 +238,15 @@ fn term_errors(case: &Case, tpot: f64) -> Vec<Term> {
 
 fn errors(judged: impl Iterator<Item = Judged>) -> Errors {
     let judged: Vec<Judged> = judged.collect();
-    let mut sizes: Vec<f64> = judged.iter().map(|one| one.error.abs()).collect();
-    sizes.sort_by(f64::total_cmp);
+    let sizes = |which: fn(&&Judged) -> bool| {
+        let mut sizes: Vec<f64> = judged.iter().filter(which).map(|one| one.error.abs()).collect();
+        sizes.sort_by(f64::total_cmp);
+        sizes
+    };
     Errors {
-        count: sizes.len(),
-        median: median(&sizes),
-        worst: sizes.last().copied(),
+        count: judged.len(),
+        median: median(&sizes(|one| !one.edge)),
+        worst: sizes(|_| true).last().copied(),
         edges: judged.iter().filter(|one| one.edge).count(),
     }
 }
@@ -289,6 +301,16 @@ fn order(cases: &[Scored], apart: f64) -> Order {
         }
     }
     found
+}
+
+/// Whether every scenario has numbers: one that was predicted to end badly, or did, tells of no time.
+fn complete(measured: usize, failed: usize) -> Bar {
+    let all = measured + failed;
+    Bar {
+        text: "scenarios that have numbers: all".into(),
+        found: (all > 0).then(|| measured as f64 / all as f64),
+        met: failed == 0 && measured > 0,
+    }
 }
 
 fn bars(tpot: &Errors, ttft: &Errors, bytes: &Errors, order: &[Order; 2]) -> Vec<Bar> {
@@ -361,8 +383,8 @@ mod tests {
     #[test]
     fn an_error_is_against_the_median_or_on_an_edge_against_the_interval() {
         let judged = |predicted: f64, measured: &[f64]| {
-            let measured: Vec<Option<f64>> = measured.iter().map(|&ms| Some(ms)).collect();
-            Judged::of(&[Some(predicted)], &measured).expect("numbers")
+            let runs: Vec<_> = measured.iter().map(|&ms| (Some(predicted), Some(ms))).collect();
+            Judged::of(&runs).expect("numbers")
         };
         let calm = judged(110.0, &[99.0, 104.0, 100.0]);
         assert!((calm.error - 0.1).abs() < 1e-12 && !calm.edge && calm.measured == 100.0);
@@ -370,15 +392,43 @@ mod tests {
         assert!(within.edge && within.error == 0.0 && within.range == [100.0, 200.0]);
         let beyond = judged(50.0, &[100.0, 200.0]);
         assert_eq!((beyond.error, beyond.measured), (-0.5, 150.0));
-        for nothing in [
-            Judged::of(&[None], &[Some(1.0)]),
-            Judged::of(&[Some(1.0)], &[]),
-            Judged::of(&[Some(1.0)], &[None]),
-        ] {
-            assert_eq!(nothing, None);
+        for nothing in
+            [(None, Some(1.0)), (Some(1.0), None), (Some(f64::NAN), Some(1.0)), (Some(1.0), Some(0.0))]
+        {
+            assert_eq!(Judged::of(&[nothing]), None);
         }
-        assert_eq!(Judged::of(&[Some(1.0)], &[Some(0.0)]), None, "nothing to divide by");
-        assert_eq!(Judged::of(&[Some(f64::NAN)], &[Some(1.0)]), None);
+        assert_eq!(Judged::of(&[]), None);
+    }
+
+    #[test]
+    fn errors_of_different_runs_do_not_even_out() {
+        // Too much once and too little once: the medians of both sides agree, and every prediction was off.
+        let runs = [(Some(112.0), Some(100.0)), (Some(98.0), Some(110.0)), (Some(111.0), Some(100.0))];
+        let error = Judged::of(&runs).expect("numbers").error;
+        assert!((error - 0.11).abs() < 1e-12, "{error}");
+    }
+
+    #[test]
+    fn what_is_judged_by_interval_makes_no_median_smaller() {
+        let edges = [
+            case("a", 120.0, &[100.0]),
+            case("b", 150.0, &[100.0, 200.0]),
+            case("c", 150.0, &[100.0, 200.0]),
+        ];
+        let scores = Scores::of(&edges, 1);
+        assert_eq!((scores.tpot.count, scores.tpot.edges), (3, 2));
+        assert!(scores.tpot.median.is_some_and(|median| (median - 0.2).abs() < 1e-12));
+        assert_eq!(scores.bars.last().map(|bar| (bar.found, bar.met)), Some((Some(0.75), false)));
+    }
+
+    #[test]
+    fn bytes_that_only_one_side_has_are_an_error() {
+        let mut unread = case("a", 100.0, &[100.0]);
+        unread.runs[0].measured.bytes_read = 0.0;
+        let error = |case: &Case| Scores::of(std::slice::from_ref(case), 0).bytes_read.worst;
+        assert!(error(&unread).is_some_and(|worst| worst > 1.0));
+        unread.runs[0].predicted.bytes_read = 1e6;
+        assert_eq!(error(&unread), None, "pages of the programs");
     }
 
     #[test]
@@ -390,7 +440,7 @@ mod tests {
             case("c", 260.0, &[200.0]),
             case("d", 240.0, &[230.0]),
         ];
-        let scores = Scores::of(&cases);
+        let scores = Scores::of(&cases, 0);
         let [near, far] = &scores.order;
         assert_eq!((near.pairs, near.right, near.wrong.as_slice()), (5, 4, &[["c".into(), "d".into()]][..]));
         assert_eq!((far.pairs, far.right), (4, 4));
@@ -399,7 +449,7 @@ mod tests {
         assert!((worst - 0.3).abs() < 1e-12);
         let met: Vec<bool> = scores.bars.iter().map(|bar| bar.met).collect();
         // The median of 0, 4.3, 14.3 and 30 % is 9.3 %.
-        assert_eq!(met, [true, false, true, false, false, true]);
+        assert_eq!(met, [true, false, true, false, false, true, true]);
     }
 
     #[test]
@@ -412,13 +462,13 @@ mod tests {
         assert_eq!(worst, [Some(100.0), Some(0.0)]);
         assert_eq!(passes[1].cases.len(), 1, "b was run once");
         // Both are off by as much in the median, so that the medians agree.
-        assert_eq!(Scores::of(&[several]).cases[0].tpot.map(|tpot| tpot.predicted), Some(110.0));
+        assert_eq!(Scores::of(&[several], 0).cases[0].tpot.map(|tpot| tpot.predicted), Some(110.0));
         assert!(by_pass(&[]).is_empty());
     }
 
     #[test]
     fn terms_are_shares_of_the_measured_time() {
-        let scores = Scores::of(&[case("a", 120.0, &[100.0, 100.0])]);
+        let scores = Scores::of(&[case("a", 120.0, &[100.0, 100.0])], 0);
         let cpu = scores.cases[0].terms[0];
         assert_eq!((cpu.name, cpu.predicted, cpu.measured), ("cpu", 60.0, 50.0));
         assert!((cpu.error - 0.1).abs() < 1e-12);
@@ -428,9 +478,9 @@ mod tests {
 
     #[test]
     fn without_anything_no_bar_is_met_that_needs_a_number() {
-        let scores = Scores::of(&[]);
+        let scores = Scores::of(&[], 0);
         let met: Vec<bool> = scores.bars.iter().map(|bar| bar.met).collect();
-        assert_eq!(met, [false, false, false, true, true, true]);
+        assert_eq!(met, [false, false, false, true, true, true, false]);
         assert_eq!(scores.terms, []);
     }
 }

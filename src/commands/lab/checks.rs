@@ -14,6 +14,7 @@ use crate::diagnostics::Failure;
 /// Refuses what the lab cannot do.
 pub fn check(scenario: &Scenario) -> Result<(), Failure> {
     let here = processors();
+    processors_suffice(scenario, here.len())?;
     for entry in &scenario.devices {
         let wanted = entry.limits.iter().flat_map(|limits| limits.affinity.iter().flatten());
         if let Some(missing) = wanted.into_iter().find(|cpu| !here.contains(*cpu)) {
@@ -41,6 +42,56 @@ pub fn check(scenario: &Scenario) -> Result<(), Failure> {
         })?;
     }
     Ok(())
+}
+
+/// The least part of a processor that a quota can be.
+/// source: `kernel/sched/core.c`, `min_cfs_quota_period`: 1 ms of the lab's periods of 10 ms
+const LEAST_QUOTA: f64 = 0.1;
+
+/// Refuses devices that would want the same processors at once, where each of the scenario's has its own.
+fn processors_suffice(scenario: &Scenario, machine: usize) -> Result<(), Failure> {
+    let mut wanted = 0.0;
+    for entry in &scenario.devices {
+        let limits = entry.limits.clone().unwrap_or_default();
+        if limits.cpu.is_some_and(|cpu| cpu < LEAST_QUOTA) {
+            let what =
+                format!("device `{}`: the kernel takes no quota below {LEAST_QUOTA} processors", entry.name);
+            return Err(Failure::unusable(what).hint("raise `limits.cpu`"));
+        }
+        let threads = limits.threads.map_or(machine as f64, f64::from);
+        wanted += limits.cpu.unwrap_or(threads).min(threads);
+    }
+    let workload = &scenario.workload;
+    let at_once = workload.sequences > 1 || workload.micro_batch < workload.prompt;
+    if scenario.devices.len() < 2 || !at_once || wanted <= machine as f64 {
+        return Ok(());
+    }
+    let what = format!(
+        "sequences or batches keep several devices busy at once, which would take {wanted} processors together; this \
+         machine has {machine}"
+    );
+    Err(Failure::unusable(what).hint("give the devices `limits.cpu` or `limits.threads` that fit together"))
+}
+
+/// What the lab does other than the scenario says, and goes on.
+pub fn warnings(scenario: &Scenario) -> Vec<String> {
+    let others = scenario.devices.iter().filter(|entry| entry.profile != "measured");
+    let mut found: Vec<String> = others
+        .map(|entry| {
+            let (name, profile) = (&entry.name, &entry.profile);
+            format!("device `{name}` is this machine inside its limits, not `{profile}`")
+        })
+        .collect();
+    let links = &scenario.links;
+    let told = !links.between.is_empty()
+        || links.air.is_some()
+        || !links.default.latency.source.starts_with("assumed");
+    if scenario.devices.len() > 1 && !links.emulated && told {
+        found.push(
+            "the links are this machine's own; `links.emulated: true` makes them the scenario's".into(),
+        );
+    }
+    found
 }
 
 fn event_can_be(scenario: &Scenario, event: &Event, machine: usize) -> Result<(), String> {
@@ -106,6 +157,42 @@ links: {{default: {{latency: {{value: 5 ms, source: t}}, bandwidth: {{value: 1 M
         check(&scenario).err().map(|failure| failure.reason())
     }
 
+    fn scenario(devices: &str, workload: &str) -> Scenario {
+        let yaml = format!(
+            "{{schema: scenario/1, name: n, model: {{profile: tiny}}, context: 64, devices: [{devices}], links: {{default: \
+             {{latency: {{value: 5 ms, source: t}}, bandwidth: {{value: 1 MB/s, source: t}}}}}}, workload: {{{workload}}}}}"
+        );
+        serde_yaml::from_str(&yaml).expect("a scenario")
+    }
+
+    #[test]
+    fn devices_that_compute_at_once_share_the_processors_out() {
+        let devices = "{name: a, profile: measured, limits: {threads: 2}}, {name: b, profile: measured, limits: {threads: 2, \
+                       cpu: 0.5}}";
+        let plain = scenario(devices, "prompt: 8, generate: 1");
+        let batches = scenario(devices, "prompt: 8, generate: 1, micro_batch: 4");
+        let sequences = scenario(devices, "prompt: 8, generate: 1, sequences: 2");
+        assert!(processors_suffice(&plain, 2).is_ok());
+        for together in [batches, sequences] {
+            let refused = processors_suffice(&together, 2).expect_err("2.5 processors").reason();
+            assert!(refused.contains("2.5 processors"), "{refused}");
+            assert!(processors_suffice(&together, 3).is_ok());
+        }
+    }
+
+    #[test]
+    fn what_the_lab_does_otherwise_is_said() {
+        let said = warnings(&scenario(
+            "{name: a, profile: measured}, {name: b, profile: d1}",
+            "prompt: 8, generate: 1",
+        ));
+        assert!(said[0].contains("not `d1`") && said[1].contains("links.emulated"), "{said:?}");
+        assert_eq!(
+            warnings(&scenario("{name: a, profile: measured}", "prompt: 8, generate: 1")),
+            Vec::<String>::new()
+        );
+    }
+
     #[test]
     fn what_the_lab_cannot_do_is_named() {
         let plain = "workload: {prompt: 1, generate: 1}";
@@ -130,6 +217,9 @@ links: {{default: {{latency: {{value: 5 ms, source: t}}, bandwidth: {{value: 1 M
             let said = event(limits, what).expect(what);
             assert!(said.contains(complaint), "{what}: {said}");
         }
+        let cpu = |cpu: &str| refusal(&format!(", limits: {{threads: 1, cpu: {cpu}}}"), plain);
+        assert!(cpu("0.05").is_some_and(|why| why.contains("0.1 processors")));
+        assert_eq!(cpu("0.1"), None);
         let draft = "workload: {prompt: 1, generate: 1, speculation: {draft: {profile: tiny}, tokens: 2, acceptance: \
                      {value: 50 %, source: t}}}";
         assert!(refusal("", draft).is_some_and(|why| why.contains("draft model")));

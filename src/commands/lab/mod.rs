@@ -78,6 +78,9 @@ fn run_through(args: &LabArgs, scenario: &std::path::Path, json: bool) -> Result
         loaded.generate(tokens)?;
     }
     checks::check(&loaded.scenario).map_err(|failure| failure.at(scenario.display()))?;
+    for warning in checks::warnings(&loaded.scenario) {
+        tell!("warning: {warning}");
+    }
     for folder in [&args.report, &args.profiles].into_iter().flatten() {
         in_a_folder(folder)?;
     }

@@ -73,6 +73,9 @@ impl Lab {
         // Also by a lab that needs no groups itself: what a killed one left behind takes memory.
         if let Ok(found) = &found {
             found.sweep();
+            if found.others() {
+                tell!("warning: another lab runs on this machine; each is part of what the other measures");
+            }
         }
         let found = limited.then_some(found).transpose()?;
         undo_when_interrupted(found.clone(), copies::folder(&scratch));
@@ -402,13 +405,14 @@ fn entry(loaded: &LoadedScenario, name: &str) -> Result<(usize, Limits), Failure
 }
 
 /// Undoes what the lab has set up when a person or the system stops it; destructors do not run then.
-fn undo_when_interrupted(groups: Option<Groups>, copies: PathBuf) {
+fn undo_when_interrupted(groups: Option<Groups>, folder: PathBuf) {
     interruption::at_each_signal(move || {
         INTERRUPTED.store(true, Ordering::SeqCst);
         if let Some(groups) = &groups {
             groups.remove_own();
         }
-        let _ = std::fs::remove_dir_all(&copies);
+        // Also a worker that is stopped, which its end of input would not end.
+        copies::remove(&folder);
         tell!("interrupted; limits and copies are removed");
         std::process::exit(interruption::INTERRUPTED);
     });

@@ -5,6 +5,9 @@
 
 use std::fs;
 
+/// The one property that changes all the time.
+const LOAD: &str = "load before the report";
+
 /// A line for each property.
 pub fn describe() -> Vec<(String, String)> {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
@@ -24,12 +27,17 @@ pub fn describe() -> Vec<(String, String)> {
         ("kernel", first("/proc/sys/kernel/osrelease")),
         ("control groups", Some(format!("version {groups}"))),
         ("multi-generational page lists", first("/sys/kernel/mm/lru_gen/enabled")),
-        ("load before the report", first("/proc/loadavg")),
+        (LOAD, first("/proc/loadavg")),
         ("hearth", Some(env!("CARGO_PKG_VERSION").to_owned())),
     ];
     let there =
         |(key, value): (&str, Option<String>)| Some((key.to_owned(), value.filter(|it| !it.is_empty())?));
     found.into_iter().filter_map(there).collect()
+}
+
+/// What of it stays from run to run.
+pub fn lasting() -> Vec<(String, String)> {
+    describe().into_iter().filter(|(key, _)| key != LOAD).collect()
 }
 
 #[cfg(test)]

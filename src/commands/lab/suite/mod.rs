@@ -13,13 +13,15 @@ mod draw;
 mod machine;
 mod results;
 
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use hearth_reports::validation::{Case, Failed, Numbers, Run, Validation, page};
 use hearth_schema::metrics::Metrics;
+use hearth_schema::trace::Outcome;
 use serde::Deserialize;
 
 use self::results::{Kept, Results, Which};
@@ -36,7 +38,7 @@ struct Entry {
     name: String,
     /// The first line of its comment.
     question: String,
-    /// What its result depends on: the document, and what the command line adds.
+    /// What its result depends on: the document, its models' files, this program, the machine, and the command line.
     key: String,
 }
 
@@ -107,7 +109,8 @@ pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
     } else {
         say!("{}report: {}\n", page::summary_text(&validation), output.join("index.html").display());
     }
-    Ok(if validation.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(ENDED_BADLY) })
+    let met = validation.scores().bars.iter().all(|bar| bar.met);
+    Ok(if met { ExitCode::SUCCESS } else { ExitCode::from(ENDED_BADLY) })
 }
 
 /// Each scenario with its runs, and those of which at least one failed.
@@ -139,7 +142,8 @@ fn entries(folder: &Path, args: &LabArgs) -> Result<Vec<Entry>, Failure> {
     let is_yaml = |path: &PathBuf| path.extension().is_some_and(|kind| kind == "yaml" || kind == "yml");
     let mut paths: Vec<PathBuf> = found.flatten().map(|entry| entry.path()).filter(is_yaml).collect();
     paths.sort();
-    let added = format!("{:?} {:?}", args.model, args.tokens);
+    let program = std::env::current_exe().map_err(Failure::running)?;
+    let added = format!("{:?} {:?} {:?}", args.tokens, stamp(&program), machine::lasting());
     let mut entries: Vec<Entry> = Vec::new();
     for path in paths {
         let loaded = LoadedScenario::read(&path)?;
@@ -153,7 +157,9 @@ fn entries(folder: &Path, args: &LabArgs) -> Result<Vec<Entry>, Failure> {
                 .at(path.display())
                 .hint("use letters, digits, `-`, `_` and `.`"));
         }
-        let key = hearth_schema::digest::of(&format!("{} {added}", loaded.origin.digest));
+        let model = args.model.clone().or_else(|| loaded.model_file());
+        let files = [model.as_deref().map(stamp), loaded.draft_file().as_deref().map(stamp)];
+        let key = hearth_schema::digest::of(&format!("{} {files:?} {added}", loaded.origin.digest));
         entries.push(Entry { question: loaded.question, path, name, key });
     }
     if entries.is_empty() {
@@ -162,6 +168,12 @@ fn entries(folder: &Path, args: &LabArgs) -> Result<Vec<Entry>, Failure> {
             .hint("scenarios are files that end in .yaml"));
     }
     Ok(entries)
+}
+
+/// What tells a file from what it was before.
+fn stamp(path: &Path) -> (PathBuf, Option<(u64, Option<SystemTime>)>) {
+    let known = path.metadata().ok().map(|file| (file.len(), file.modified().ok()));
+    (path.to_path_buf(), known)
 }
 
 fn is_folder_name(name: &str) -> bool {
@@ -186,6 +198,7 @@ fn one(entry: &Entry, pass: u32, args: &LabArgs, output: &Path) -> Result<Run, S
     if let Some(tokens) = args.tokens {
         command.args(["--tokens", &tokens.to_string()]);
     }
+    end_with_this_thread(&mut command);
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
     let child = child.map_err(|error| said(&error))?;
     CHILD.store(child.id(), Ordering::SeqCst);
@@ -200,6 +213,12 @@ fn one(entry: &Entry, pass: u32, args: &LabArgs, output: &Path) -> Result<Run, S
         tell!("  {line}");
     }
     let told: Told = serde_json::from_slice(&ended.stdout).map_err(|error| said(&error))?;
+    for (run, metrics) in [("predicted", &told.predicted), ("measured", &told.measured)] {
+        if metrics.outcome != Outcome::Ok {
+            let outcome = serde_json::to_value(metrics.outcome).map_err(|error| said(&error))?;
+            return Err(format!("the {run} run ended badly: {outcome}"));
+        }
+    }
     let (predicted, measured) = (Numbers::of(&told.predicted), Numbers::of(&told.measured));
     Ok(Run { prediction: told.prediction, predicted, measured })
 }
@@ -228,6 +247,17 @@ fn forward_interruptions() {
             unsafe { libc::kill(child as libc::pid_t, libc::SIGTERM) };
         }
     });
+}
+
+/// A lab whose suite is killed undoes what it did.
+fn end_with_this_thread(command: &mut Command) {
+    // SAFETY: between fork and exec only one system call is made, which takes two numbers.
+    unsafe {
+        command.pre_exec(|| {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
+            Ok(())
+        });
+    }
 }
 
 /// Since this process first asked.
