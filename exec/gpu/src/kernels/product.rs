@@ -67,10 +67,8 @@ impl Tiling {
     /// The same for batches of any size, the smallest first: a group computes its whole tile, so that a batch of few tokens
     /// gets threads with fewer of them.
     pub fn of_batches(self) -> Vec<Tiling> {
-        let mut all: Vec<Tiling> = (0..self.tokens.ilog2().min(5) + 1)
-            .map(|power| Tiling { tokens: 1 << power, ..self })
-            .filter(|tiling| tiling.tokens < self.tokens)
-            .collect();
+        let few = [1, 2, 4, 8, 16].into_iter().filter(|&tokens| tokens < self.tokens);
+        let mut all: Vec<Tiling> = few.map(|tokens| Tiling { tokens, ..self }).collect();
         all.push(self);
         all
     }

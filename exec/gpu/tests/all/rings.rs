@@ -48,7 +48,7 @@ impl Ring {
         let plan = plan(&model, 8);
         let progress = Progress::default();
         let mut node = Node::new(&plan, 0, &model, 2, Outbox::new(), 1, &progress).unwrap();
-        node.choose_with(0, Box::new(|logits| greedy(logits)));
+        node.choose_with(0, Box::new(greedy));
         Ring { model, node: Some(node), notes, so_far, prompt: prompt.len() }
     }
 
