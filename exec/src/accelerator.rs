@@ -14,6 +14,30 @@ use crate::backend::{Backend, CacheOptions};
 use crate::cpu::Cpu;
 use crate::weights::Weights;
 
+/// Hears how many bytes of how many are on the GPU: many gigabytes take longer than anybody waits for silence.
+#[derive(Clone, Default)]
+pub struct Progress(Option<Arc<dyn Fn(u64, u64) + Send + Sync>>);
+
+impl Progress {
+    /// That tells it so.
+    pub fn new(tell: impl Fn(u64, u64) + Send + Sync + 'static) -> Progress {
+        Progress(Some(Arc::new(tell)))
+    }
+
+    /// So many bytes of so many are there.
+    pub fn tell(&self, done: u64, total: u64) {
+        if let Some(tell) = &self.0 {
+            tell(done, total);
+        }
+    }
+}
+
+impl fmt::Debug for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Progress")
+    }
+}
+
 /// A place in the ring, part of which is on a GPU.
 #[derive(Debug, Clone)]
 pub struct AcceleratedPlace {
@@ -27,8 +51,24 @@ pub struct AcceleratedPlace {
     pub output: bool,
     /// What the caches are to hold.
     pub cache: CacheOptions,
+    /// What is done to the hidden rows after every layer; with it layers are asked for one at a time.
+    pub after_layer: Option<fn(&mut [f32])>,
     /// What computes the others, and goes on with all of them if the GPU fails.
     pub cpu: Cpu,
+    /// Whether a run that has begun goes on with it: then processors compute what a GPU that cannot be opened would.
+    pub renews: bool,
+    /// Hears how far the GPU's layers have come.
+    pub progress: Progress,
+}
+
+impl AcceleratedPlace {
+    /// Bytes of the rows that go up to these windows in a context, which a backend may have to keep for the case that
+    /// its GPU is lost.
+    pub fn kept_bytes(windows: usize, cache: CacheOptions, embedding: u32) -> u64 {
+        let rows =
+            (windows as u64).saturating_mul(u64::from(cache.sequences.max(1)) * u64::from(cache.context));
+        rows.saturating_mul(u64::from(embedding) * size_of::<f32>() as u64)
+    }
 }
 
 /// Why there is no backend for a place.

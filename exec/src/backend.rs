@@ -41,6 +41,11 @@ pub trait Backend: Send {
     /// Its name in traces.
     fn name(&self) -> &'static str;
 
+    /// Whether it has a GPU that computes what the plan gave to one; not any more when that is lost.
+    fn has_gpu(&self) -> bool {
+        false
+    }
+
     /// Runs `layers` over `hidden` [tokens, embedding], the tokens of a sequence at positions `first`, `first + 1`, ..
     /// Their keys and values are cached; all earlier positions are. The layers are this backend's, the sequence is one
     /// of those it has caches for, and the positions are inside the context.

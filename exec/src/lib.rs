@@ -34,7 +34,7 @@ mod tensors;
 pub mod tokenizer;
 pub mod weights;
 
-pub use accelerator::{AcceleratedPlace, Accelerator, NoBackend};
+pub use accelerator::{AcceleratedPlace, Accelerator, NoBackend, Progress};
 pub use backend::{Backend, CacheOptions};
 pub use cache::CacheFormat;
 pub use chat::{ChatTemplate, Message};

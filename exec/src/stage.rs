@@ -166,6 +166,11 @@ impl Stage {
         self.backend.name()
     }
 
+    /// Whether what the plan gave to a GPU is computed there.
+    pub fn has_gpu(&self) -> bool {
+        self.backend.has_gpu()
+    }
+
     /// Bytes of its KV caches.
     pub fn cache_bytes(&self) -> u64 {
         self.backend.cache_bytes()

@@ -12,6 +12,7 @@ use hearth_exec::ring::{
     Generated, Key, LocalModel, Memory, Network, OnFetch, Request, Ring, RingError, RingOptions, Sealed,
     Source, Unfinished, Worker, WorkerOptions, bind,
 };
+use hearth_exec::{AcceleratedPlace, Accelerator, CpuLayers};
 use hearth_profiles::{Bytes, Document};
 use hearth_schema::Plan;
 use hearth_schema::metrics;
@@ -462,5 +463,47 @@ async fn other_layers_of_another_plan_are_fetched_beside_those_that_are_there() 
         let (generated, other) = generate(&mut ring, &prompt).await.unwrap();
         ring.close().await;
         assert!(generated.tokens() == single.tokens() && other == bits, "windows {windows:?}");
+    }
+}
+
+/// What puts layers somewhere in eight steps of so long, and computes them on processors all the same.
+fn slow_upload(step: Duration, tells: bool) -> Accelerator {
+    Accelerator::new(move |place: AcceleratedPlace| {
+        for done in 0..8 {
+            std::thread::sleep(step);
+            if tells {
+                place.progress.tell(done, 8);
+            }
+        }
+        let layers = place.owned.iter().cloned().flatten();
+        Ok(Box::new(CpuLayers::new(place.weights.clone(), layers, place.cache, place.cpu.clone())))
+    })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_says_how_far_its_upload_is_may_take_longer_than_the_deadline() {
+    let (model, prompt) = (open("psalm-7m-q4_k.gguf"), prompt());
+    // Together far more than the deadline, and each step far less.
+    let (step, ready_deadline) = (Duration::from_millis(500), Duration::from_secs(2));
+    for tells in [true, false] {
+        let network = Memory::default();
+        let accelerated = LocalModel::open(&data("psalm-7m-q4_k.gguf")).unwrap();
+        let accelerated = Arc::new(accelerated.accelerated_by(Some(slow_upload(step, tells))));
+        let addresses = start(&network, &accelerated, 1).await;
+        let mut plan = plan(&model, &[6, 2], &addresses, FAULTS);
+        plan.devices[1].gpu_layers = 1;
+        let options = RingOptions { ready_deadline, ..one_thread() };
+        match Ring::connect(&network, plan, model.clone(), options).await {
+            Ok(mut ring) => {
+                assert!(tells, "a worker that says nothing is waited for");
+                let (generated, _) = generate(&mut ring, &prompt).await.unwrap();
+                assert_eq!(generated.tokens().len(), self::generated() as usize);
+                ring.close().await;
+            }
+            Err(error) => {
+                assert!(!tells, "{error}");
+                assert!(matches!(error, RingError::Deadline { .. }), "{error}");
+            }
+        }
     }
 }

@@ -268,6 +268,6 @@ fn gpu_interface(os: OperatingSystem, gpu: &GpuProfile) -> Gpu {
     match gpu.kind {
         _ if os == OperatingSystem::Macos => Gpu::Metal,
         GpuKind::Metal => Gpu::Metal,
-        GpuKind::Cuda | GpuKind::Vulkan => Gpu::Cuda,
+        GpuKind::Cuda | GpuKind::Vulkan | GpuKind::Dx12 => Gpu::Cuda,
     }
 }

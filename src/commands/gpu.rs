@@ -61,6 +61,9 @@ mod listing {
         memory_bytes: Option<u64>,
         /// Of the one that is used.
         kernels: Option<Kernels>,
+        /// Why the one that would be used cannot be.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        cannot_open: Option<String>,
     }
 
     /// How kernels share their work.
@@ -71,7 +74,7 @@ mod listing {
         layout: &'static str,
         slices: u32,
         splits: u32,
-        /// Of a product of 2048 rows and inputs in q8_0.
+        /// Of a product of 2048 rows and inputs: the geometric mean over formats, a token and a batch.
         #[serde(skip_serializing_if = "Option::is_none")]
         product_us: Option<f64>,
         /// The same in the naive layout, at its best.
@@ -81,8 +84,13 @@ mod listing {
 
     pub fn run(args: &GpuArgs, json: bool) -> Result<ExitCode, Failure> {
         let found = adapters();
-        let opened = found.first().map(|_| Gpu::open(Mask::default())).transpose();
-        let opened = opened.map_err(Failure::running)?;
+        let (opened, cannot_open) = match found.first().map(|_| Gpu::open(Mask::default())) {
+            None => (None, None),
+            Some(Ok(gpu)) => (Some(gpu), None),
+            // There is nothing to time.
+            Some(Err(error)) if args.tune => return Err(Failure::running(error)),
+            Some(Err(error)) => (None, Some(error.to_string())),
+        };
         let kernels = match &opened {
             Some(gpu) if args.tune => Some(tuned(gpu)?),
             Some(gpu) => Some(chosen(gpu)),
@@ -91,6 +99,7 @@ mod listing {
         let mut list: Vec<Adapter> = found.into_iter().map(adapter).collect();
         if let Some(first) = list.first_mut() {
             first.kernels = kernels;
+            first.cannot_open = cannot_open;
             first.memory_bytes = opened.as_ref().and_then(Gpu::memory_most);
         }
         if json {
@@ -117,6 +126,7 @@ mod listing {
             group_threads: capabilities.group_threads,
             memory_bytes: None,
             kernels: None,
+            cannot_open: None,
         }
     }
 
@@ -137,7 +147,7 @@ mod listing {
     fn tuned(gpu: &Gpu) -> Result<Kernels, Failure> {
         let timed = tuning::measure(gpu).map_err(Failure::running)?;
         let naive = timed.iter().find(|timed| timed.tiling.order == WeightOrder::ByOutput);
-        let micros = |timed: &Timed| (timed.seconds * 1e7).round() / 10.0;
+        let micros = |timed: &Timed| (timed.mean() * 1e7).round() / 10.0;
         let Some(best) = timed.first() else {
             return Err(Failure::running("the GPU has too few threads for any candidate"));
         };
@@ -161,13 +171,16 @@ mod listing {
         }
         let mut text = String::new();
         for (at, adapter) in list.iter().enumerate() {
-            let used = if at == 0 { ", used" } else { "" };
+            let used = if at == 0 && adapter.cannot_open.is_none() { ", used" } else { "" };
             let yes = |has: bool| if has { "yes" } else { "no" };
             let lanes = adapter.subgroups.map_or("no".to_owned(), |(least, most)| {
                 if least == most { format!("{least} lanes") } else { format!("{least} to {most} lanes") }
             });
             let _ = writeln!(text, "{} ({}{used})", adapter.name, adapter.kind);
             let _ = writeln!(text, "  driver          {}, {}", adapter.interface, adapter.driver);
+            if let Some(why) = &adapter.cannot_open {
+                let _ = writeln!(text, "  not usable      {why}");
+            }
             let _ = writeln!(text, "  packed products {}", yes(adapter.packed_dot));
             let _ = writeln!(text, "  subgroups       {lanes}");
             let _ = writeln!(text, "  half precision  {}", yes(adapter.half));
@@ -178,7 +191,7 @@ mod listing {
                 adapter.group_threads,
                 Bytes(u64::from(adapter.shared_bytes))
             );
-            if at == 0 {
+            if at == 0 && adapter.cannot_open.is_none() {
                 let memory = adapter
                     .memory_bytes
                     .map_or("no interface tells; the driver refuses what is too much".to_owned(), |bytes| {
@@ -206,5 +219,35 @@ mod listing {
             }
         }
         text
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use hearth_gpu::Capabilities;
+
+        use super::*;
+
+        #[test]
+        fn an_adapter_that_cannot_be_opened_is_listed_with_the_reason_beside_the_others() {
+            let capabilities = Capabilities {
+                packed_dot: true,
+                subgroups: Some((8, 32)),
+                half: false,
+                timestamps: false,
+                binding_bytes: 1 << 27,
+                buffer_bytes: 1 << 28,
+                shared_bytes: 32 << 10,
+                group_threads: 256,
+            };
+            let named = |name: &str| {
+                let (interface, driver) = ("vulkan".to_owned(), "a driver".to_owned());
+                adapter(AdapterFacts { name: name.into(), kind: "discrete", interface, driver, capabilities })
+            };
+            let broken = Adapter { cannot_open: Some("the driver is too old".into()), ..named("one") };
+            let said = text(&[broken, named("other")]);
+            assert!(said.contains("one (discrete)\n") && said.contains("other (discrete)\n"), "{said}");
+            assert!(said.contains("not usable      the driver is too old"), "{said}");
+            assert!(!said.contains("used") && !said.contains("memory  "), "{said}");
+        }
     }
 }

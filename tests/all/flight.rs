@@ -41,7 +41,8 @@ fn several_prompts_have_the_texts_of_each_alone() {
     assert_eq!(several["token_ids"], several["sequences"][0]["token_ids"]);
     let drafting = &several["speculation"];
     assert!(
-        drafting["accepted"].as_u64() > Some(0) && drafting["acceptance"].as_f64() < Some(1.0),
+        drafting["accepted"].as_u64() > Some(0)
+            && drafting["acceptance"].as_f64().is_some_and(|share| share < 1.0),
         "{drafting}"
     );
     assert!(fs::read_to_string(trace).expect("a trace").contains("\"accepted\""));

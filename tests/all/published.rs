@@ -64,7 +64,7 @@ fn the_papers_testbed_comes_out_within_its_tolerances() {
 fn without_selection_small_models_take_what_the_first_version_of_the_paper_says() {
     let scores = reproduce("prima-v1-all-kept");
     // 54 and 65 ms; nothing was fitted on them.
-    assert!(scores["median"].as_f64() < Some(0.06), "{}", scores["median"]);
+    assert!(scores["median"].as_f64().expect("a number") < 0.06, "{}", scores["median"]);
     assert!(outside(&scores).is_empty(), "{scores}");
 }
 
@@ -93,7 +93,7 @@ fn two_numbers_of_a_gpu_predict_other_models_within_a_few_percent() {
     let scores = reproduce("ml-drift");
     let speeds = &scores["speeds"];
     for ((stage, bar), cells) in ["prefill", "decode"].into_iter().zip(MEANS).zip([26, 25]) {
-        assert!(speeds[stage]["error"].as_f64() <= Some(bar), "{stage}: {}", speeds[stage]);
+        assert!(speeds[stage]["error"].as_f64().expect("a number") <= bar, "{stage}: {}", speeds[stage]);
         assert_eq!(speeds[stage]["cells"], cells, "{stage}");
     }
     // Every printed number of Table 2: 37 cells of two.

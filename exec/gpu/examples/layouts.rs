@@ -1,7 +1,7 @@
 //! What does a layout of weights gain over the naive one, on this machine's GPU?
 //!
 //! ML Drift paper, section 3.1: up to 20 %. Products of one token and of 64 with each layout, at the best of the candidates
-//! that `hearth gpu --tune` tries for one token. Times of a software driver say what they say of the processor under it.
+//! that `hearth gpu --tune` tries. Times of a software driver say what they say of the processor under it.
 
 use hearth_exec::clock::wall_nanos;
 use hearth_exec::kernels::{Matrix, Supported};
@@ -48,7 +48,7 @@ fn main() -> Result<(), GpuError> {
         let matrix = Matrix { format, length: SIDE, rows: SIDE, bytes: &bytes };
         for tokens in [1, 64] {
             let mut best = [f64::INFINITY; 2];
-            for tiling in candidates(gpu.capabilities().group_threads) {
+            for tiling in candidates(gpu.capabilities()) {
                 let of = &mut best[usize::from(tiling.order == WeightOrder::Interleaved)];
                 *of = of.min(seconds(&gpu, matrix, tokens, tiling)?);
             }

@@ -76,6 +76,11 @@ impl<'a> Source<'a> {
         }
     }
 
+    /// Bytes of a row in the file.
+    pub(crate) fn stored_row_bytes(&self) -> u64 {
+        self.matrix.row_bytes() as u64
+    }
+
     /// Some rows; scales of rows are added to `scales`, for weights that have them.
     pub(crate) fn rows(&self, rows: Range<usize>, scales: &mut Vec<f32>) -> Result<Cow<'a, [u8]>, GpuError> {
         let bytes = self.matrix.row_bytes();

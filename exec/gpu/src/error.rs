@@ -43,7 +43,7 @@ pub enum GpuError {
         /// What it was to do.
         what: String,
         /// How long it was given.
-        seconds: u64,
+        seconds: f64,
     },
     /// A generated kernel or a call that the device refuses.
     #[error("the GPU refuses {what}: {why}; plan with `gpu_layers: 0`, and report this")]

@@ -13,7 +13,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use hearth_exec::{CacheOptions, Weights};
+use hearth_exec::kernels::Matrix;
+use hearth_exec::{CacheOptions, Progress, Weights};
 use hearth_profiles::model::ModelShape;
 
 use crate::conversion::Conversion;
@@ -52,6 +53,7 @@ pub struct GpuLayers {
     gpu: Arc<Gpu>,
     model: Arc<Weights>,
     options: CacheOptions,
+    tiling: Tiling,
     layers: BTreeMap<u32, GpuLayer>,
     output: Option<OutputMatrix>,
     room: Room,
@@ -77,7 +79,18 @@ struct Room {
 #[derive(Debug)]
 struct Runs {
     decode: Vec<Step>,
-    prefill: Vec<Step>,
+    /// For batches of at most so many tokens, and the last for all.
+    prefill: Vec<(u32, Vec<Step>)>,
+}
+
+impl Runs {
+    fn steps(&self, tokens: u32) -> &[Step] {
+        if tokens == 1 {
+            return &self.decode;
+        }
+        let fitting = self.prefill.iter().find(|(most, _)| tokens <= *most);
+        fitting.or(self.prefill.last()).map_or(&self.decode, |(_, steps)| steps)
+    }
 }
 
 /// A launch, of one or of each sequence.
@@ -131,12 +144,50 @@ impl GpuLayers {
         options: CacheOptions,
         upload: Upload,
     ) -> Result<GpuLayers, GpuError> {
+        GpuLayers::telling(gpu, model, layers, output, options, upload, &Progress::default())
+    }
+
+    /// The same, and tells how far it is.
+    pub fn telling(
+        gpu: Arc<Gpu>,
+        model: Arc<Weights>,
+        layers: impl IntoIterator<Item = u32>,
+        output: bool,
+        options: CacheOptions,
+        upload: Upload,
+        progress: &Progress,
+    ) -> Result<GpuLayers, GpuError> {
         weights::check(model.shape(), model.hyperparameters())?;
-        let one = |layer| Ok((layer, GpuLayer::upload(&gpu, &model, layer, options, upload)?));
-        let layers: BTreeMap<u32, GpuLayer> = layers.into_iter().map(one).collect::<Result<_, GpuError>>()?;
-        let output = output.then(|| OutputMatrix::upload(&gpu, &model, upload)).transpose()?;
+        let layers: Vec<u32> = layers.into_iter().collect();
+        let stored = |matrix: Matrix<'_>| matrix.rows as u64 * matrix.row_bytes() as u64;
+        let of_layer =
+            |&layer: &u32| model.layer_weights(layer).matrices.into_iter().map(stored).sum::<u64>();
+        let of_output = if output { stored(model.output_weights().1) } else { 0 };
+        let total = layers.iter().map(of_layer).sum::<u64>() + of_output;
+        let mut done = 0;
+        let mut tell = |bytes: u64| {
+            done += bytes;
+            progress.tell(done, total);
+        };
+        let mut all = BTreeMap::new();
+        for layer in layers {
+            all.insert(layer, GpuLayer::upload(&gpu, &model, layer, options, upload, &mut tell)?);
+        }
+        let output = output.then(|| OutputMatrix::upload(&gpu, &model, upload, &mut tell)).transpose()?;
+        let layers = all;
         let room = Room::new(&gpu, &model)?;
-        Ok(GpuLayers { gpu, model, options, layers, output, room, runs: BTreeMap::new() })
+        let tiling = upload.tiling;
+        Ok(GpuLayers { gpu, model, options, tiling, layers, output, room, runs: BTreeMap::new() })
+    }
+
+    /// Makes the launches of these layers, if there are none yet.
+    pub fn prepare(&mut self, layers: Range<u32>) -> Result<(), GpuError> {
+        let key = (layers.start, layers.end);
+        if !self.runs.contains_key(&key) {
+            let runs = self.assemble(layers)?;
+            self.runs.insert(key, runs);
+        }
+        Ok(())
     }
 
     /// Runs `layers` over `hidden` [tokens, embedding] of a sequence, at positions `first`, `first + 1`, ..
@@ -148,10 +199,7 @@ impl GpuLayers {
         first: u32,
     ) -> Result<(), GpuError> {
         let key = (layers.start, layers.end);
-        if !self.runs.contains_key(&key) {
-            let runs = self.assemble(layers)?;
-            self.runs.insert(key, runs);
-        }
+        self.prepare(layers)?;
         let runs = &self.runs[&key];
         let embedding = self.model.shape().embedding as usize;
         let rope = &self.model.hyperparameters().rope;
@@ -166,8 +214,8 @@ impl GpuLayers {
             self.gpu.write(&self.room.params, &[Params::pass(tokens, position)])?;
             self.gpu.write(&self.room.turns, turns)?;
             self.gpu.write(&self.room.hidden, part)?;
-            let steps = if tokens == 1 { &runs.decode } else { &runs.prefill };
-            let launches: Vec<Launch> = steps
+            let launches: Vec<Launch> = runs
+                .steps(tokens)
                 .iter()
                 .map(|step| {
                     let own = (sequence as usize).min(step.launches.len() - 1);
@@ -205,7 +253,7 @@ impl GpuLayers {
     /// Launches of a token, and of a batch, through these layers.
     pub fn launches(&mut self, layers: Range<u32>) -> Result<[usize; 2], GpuError> {
         let runs = self.assemble(layers)?;
-        Ok([runs.decode.len(), runs.prefill.len()])
+        Ok([runs.decode.len(), runs.steps(PART_TOKENS).len()])
     }
 
     /// The device.
@@ -219,8 +267,11 @@ impl GpuLayers {
     }
 
     fn assemble(&mut self, layers: Range<u32>) -> Result<Runs, GpuError> {
-        let decode = self.steps(layers.clone(), Stage::Decode)?;
-        let prefill = self.steps(layers, Stage::Prefill)?;
+        let decode = self.steps(layers.clone(), Stage::Decode, self.tiling)?;
+        let mut prefill = Vec::new();
+        for tiling in self.tiling.of_batches() {
+            prefill.push((tiling.tile(), self.steps(layers.clone(), Stage::Prefill, tiling)?));
+        }
         Ok(Runs { decode, prefill })
     }
 }

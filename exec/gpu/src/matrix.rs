@@ -4,6 +4,8 @@
 //! on the GPU once, in the layout that products read. A matrix that is larger than a binding may be is several parts, each
 //! of some rows.
 
+use std::ops::Range;
+
 use hearth_exec::kernels::Matrix;
 
 use crate::conversion::Source;
@@ -57,6 +59,17 @@ impl GpuMatrix {
         to: Option<Packed>,
         tiling: Tiling,
     ) -> Result<GpuMatrix, GpuError> {
+        GpuMatrix::telling(gpu, matrix, to, tiling, &mut |_| ())
+    }
+
+    /// The same, and tells of each of the file's bytes that it is there.
+    pub(crate) fn telling(
+        gpu: &Gpu,
+        matrix: Matrix<'_>,
+        to: Option<Packed>,
+        tiling: Tiling,
+        tell: &mut dyn FnMut(u64),
+    ) -> Result<GpuMatrix, GpuError> {
         let source = Source::new(matrix, to)?;
         let packed = source.packed;
         if !matrix.rows.is_multiple_of(4) {
@@ -78,7 +91,7 @@ impl GpuMatrix {
         let mut first_row = 0;
         while first_row < rows {
             let own = most.min(rows - first_row);
-            let part = made.part(gpu, &source, first_row, own)?;
+            let part = made.part(gpu, &source, first_row..first_row + own, tell)?;
             made.parts.push(part);
             first_row += own;
         }
@@ -95,9 +108,10 @@ impl GpuMatrix {
         &self,
         gpu: &Gpu,
         source: &Source<'_>,
-        first_row: u32,
-        rows: u32,
+        of: Range<u32>,
+        tell: &mut dyn FnMut(u64),
     ) -> Result<MatrixPart, GpuError> {
+        let (first_row, rows) = (of.start, of.end - of.start);
         let (packed, length, order) = (self.packed, self.length, self.tiling.order);
         let slices = self.tiling.slices;
         let row_bytes = source.row_bytes();
@@ -133,6 +147,7 @@ impl GpuMatrix {
             gpu.write(&params, &[Params { offset: start as u32, end: end as u32, ..Params::pass(0, 0) }])?;
             gpu.submit(&launches)?;
             gpu.wait("a copy of weights")?;
+            tell((end - start) as u64 * source.stored_row_bytes());
         }
         let scales = if of_rows.is_empty() {
             scales

@@ -4,6 +4,9 @@
 //! it, to it and from it; and what a pass through a window costs beside its work: submitting, waiting, and a short copy each
 //! way. Every number is a median of samples and says so.
 //!
+//! Products of a token and reads are bound by memory, so what they read must not be in a cache, nor be what hardware
+//! compresses: they go over more bytes than caches have, which are no zeros, and several of them are waited for at once.
+//!
 //! Not here: how much memory a run may use, which no interface tells. The caller knows, or asks the person.
 
 use std::cell::RefCell;
@@ -28,9 +31,25 @@ const SIDE: usize = 4096;
 /// Tokens of a batch.
 /// source: assumed, a part of a prompt
 const BATCH: u32 = 64;
-/// Bytes that are read or copied at once.
-/// source: assumed, far more than a cache
+/// Bytes that are copied at once.
+/// source: assumed, far more than a latency
 const LONG: u64 = 64 << 20;
+/// The share of the memory that a run may use which is taken here, in all.
+/// source: assumed, so that what else is there has room
+const SHARE: u64 = 4;
+/// Bytes of the matrices that products of a token go over in turn.
+/// source: assumed, twice the 128 MiB of the largest cache of a graphics card
+const SPREAD: u64 = 256 << 20;
+/// Products of a batch that are waited for at once; on a software driver one.
+/// source: assumed, so that waiting counts little
+const BATCHES: usize = 4;
+/// Reads of the whole buffer that are waited for at once.
+/// source: assumed, as above
+const READS: usize = 4;
+/// Threads of a group that reads, and what each of them reads, in texels of 16 bytes.
+/// source: assumed; 64 KiB a group, so that a buffer of a gigabyte has four million threads
+const READERS: u64 = 256;
+const TEXELS_OF_A_READER: u64 = 16;
 /// Bytes of a copy that is all latency.
 /// source: assumed
 const SHORT: u64 = 256;
@@ -66,21 +85,24 @@ pub fn measure(
         wanted = all;
     }
     let [mut matvec, mut matmul] = [Vec::new(), Vec::new()];
+    let most = (memory.value.0 / SHARE).min(effort.buffer.0);
     for stored in wanted {
-        let weights = random(gpu, stored, tiling)?;
+        let weights = random(gpu, stored, tiling, most.min(SPREAD))?;
         let format = stored.format();
         matvec.push((format, product(gpu, &weights, 1, effort)?));
-        matmul.push((format, product(gpu, &weights, BATCH, effort)?));
+        let batches = if gpu.facts().is_software() { 1 } else { BATCHES };
+        matmul.push((format, product(gpu, &weights[..batches.min(weights.len())], BATCH, effort)?));
     }
     let facts = gpu.facts();
     let long = LONG.min(gpu.capabilities().binding_bytes / 2);
+    let read = most.min(gpu.capabilities().binding_bytes).min(gpu.capabilities().buffer_bytes);
     Ok(Profile {
-        kind: if facts.interface.eq_ignore_ascii_case("metal") { GpuKind::Metal } else { GpuKind::Vulkan },
+        kind: kind(&facts.interface)?,
         name: facts.name.clone(),
         unified_memory: matches!(facts.kind, "integrated" | "software"),
         matvec: matvec.into_iter().collect(),
         matmul: matmul.into_iter().collect(),
-        read_bandwidth: reading(gpu, long, effort)?,
+        read_bandwidth: reading(gpu, read, effort)?,
         memory_available: memory,
         kv_copy: transfer(
             long,
@@ -105,12 +127,27 @@ pub fn measure(
     })
 }
 
-/// A matrix of any bytes.
-fn random(gpu: &Gpu, format: Supported, tiling: Tiling) -> Result<GpuMatrix, GpuError> {
+/// What a device document calls an interface.
+fn kind(interface: &str) -> Result<GpuKind, GpuError> {
+    match interface.to_ascii_lowercase().as_str() {
+        "vulkan" => Ok(GpuKind::Vulkan),
+        "metal" => Ok(GpuKind::Metal),
+        "dx12" => Ok(GpuKind::Dx12),
+        other => Err(GpuError::Refused {
+            what: "to be described".into(),
+            why: format!("a device document has no word for a GPU that is reached through {other}"),
+        }),
+    }
+}
+
+/// Equal matrices of any bytes, of so many bytes together; at least one.
+fn random(gpu: &Gpu, format: Supported, tiling: Tiling, spread: u64) -> Result<Vec<GpuMatrix>, GpuError> {
     let row = format.row_bytes(SIDE).unwrap_or(0);
     let bytes: Vec<u8> =
         (0..SIDE * row).map(|at| (at.wrapping_mul(2_654_435_761) >> 9) as u8 & 0x3f).collect();
-    GpuMatrix::upload(gpu, Matrix { format, length: SIDE, rows: SIDE, bytes: &bytes }, tiling)
+    let count = spread.div_ceil(bytes.len().max(1) as u64).max(1);
+    let matrix = Matrix { format, length: SIDE, rows: SIDE, bytes: &bytes };
+    (0..count).map(|_| GpuMatrix::upload(gpu, matrix, tiling)).collect()
 }
 
 /// The launches of a product of so many tokens, with the rounding of its inputs where that is a kernel of its own.
@@ -150,58 +187,87 @@ pub fn product_launches(gpu: &Gpu, weights: &GpuMatrix, tokens: u32) -> Result<V
     Ok(launches)
 }
 
+/// A product with each of these matrices.
 fn product(
     gpu: &Gpu,
-    weights: &GpuMatrix,
+    weights: &[GpuMatrix],
     tokens: u32,
     effort: &Effort,
 ) -> Result<Sourced<FlopsPerSecond>, GpuError> {
-    // Several at once, so that waiting counts little.
-    let launches = product_launches(gpu, weights, tokens)?;
-    let repeats = if tokens == 1 { 8 } else { 1 };
-    let work =
-        2.0 * f64::from(weights.rows) * f64::from(weights.length) * f64::from(tokens) * f64::from(repeats);
+    let mut launches = Vec::new();
+    for weights in weights {
+        launches.extend(product_launches(gpu, weights, tokens)?);
+    }
+    let one = |weights: &GpuMatrix| f64::from(weights.rows) * f64::from(weights.length);
+    let work = 2.0 * weights.iter().map(one).sum::<f64>() * f64::from(tokens);
     let failed = Failed::default();
     let rates = rate(effort, || {
-        let all = (0..repeats).flat_map(|_| &launches);
-        failed.keep(gpu.submit(all).and_then(|()| gpu.wait("a product")));
+        failed.keep(gpu.submit(&launches).and_then(|()| gpu.wait("a product")));
         work
     });
     failed.told()?;
-    let what = format!("{SIDE} by {SIDE} weights times {tokens} tokens on {}", gpu.facts().name);
+    let what = format!(
+        "{} times {SIDE} by {SIDE} weights times {tokens} tokens on {}",
+        weights.len(),
+        gpu.facts().name
+    );
     Ok(rates.sourced(FlopsPerSecond, &what))
 }
 
-/// Threads that read all of a buffer, and one number of each so that they have to.
+/// Threads that read all of a buffer; what they found is needed, and never written.
 fn reading(gpu: &Gpu, bytes: u64, effort: &Effort) -> Result<Sourced<BytesPerSecond>, GpuError> {
-    let (texels, groups) = (bytes / 16, 256u32);
-    let each = texels / u64::from(groups * 64);
-    let text = format!(
-        "{}@group(0) @binding(1) var<storage, read> raw: array<vec4<u32>>;\n\
-         @group(0) @binding(2) var<storage, read_write> out: array<u32>;\n\
-         @compute @workgroup_size(64)\n\
-         fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{\n    \
-         _ = params.tokens;\n    let own = group.x * 64u + lane;\n    var all = vec4<u32>(0u);\n    \
-         for (var i = 0u; i < {each}u; i++) {{ all ^= raw[i * {}u + own]; }}\n    \
-         out[own] = all.x ^ all.y ^ all.z ^ all.w;\n}}\n",
-        Params::WGSL,
-        groups * 64,
-    );
-    let (params, raw) = (gpu.params()?, gpu.zeros("a buffer to read", bytes)?);
-    let out = gpu.zeros("what was read", u64::from(groups) * 64 * 4)?;
+    let of_group = READERS * TEXELS_OF_A_READER * 16;
+    // Groups in one direction.
+    let groups = (bytes / of_group).clamp(1, 65_535) as u32;
+    let bytes = u64::from(groups) * of_group;
+    let raw = gpu.zeros("a buffer to read", bytes)?;
+    let (params, out) = (gpu.params()?, gpu.zeros("what was read", 16)?);
+    gpu.write(&params, &[Params::pass(1, 0)])?;
     let bound = [&params, &raw, &out].map(Binding::Buffer);
-    let launch = gpu.launch("read", &text, &bound, [groups, 1, 1])?;
+    let fill = gpu.launch("fill", &walk("read_write", FILLING), &bound, [groups, 1, 1])?;
+    let read = gpu.launch("read", &walk("read", READING), &bound, [groups, 1, 1])?;
+    gpu.submit([&fill])?;
+    gpu.wait("filling a buffer")?;
     let failed = Failed::default();
     let rates = rate(effort, || {
-        failed.keep(gpu.submit([&launch]).and_then(|()| gpu.wait("reading")));
-        (each * u64::from(groups) * 64 * 16) as f64
+        let all = std::iter::repeat_n(&read, READS);
+        failed.keep(gpu.submit(all).and_then(|()| gpu.wait("reading")));
+        (bytes * READS as u64) as f64
     });
     failed.told()?;
     Ok(rates.sourced(BytesPerSecond, &format!("reading {} of its memory", Bytes(bytes))))
 }
 
+/// Numbers without a pattern, which no hardware compresses.
+/// source: Jarzynski and Olano 2020, the hash PCG
+const FILLING: &str = "\
+        var word = vec4<u32>(4u * at, 4u * at + 1u, 4u * at + 2u, 4u * at + 3u) * 747796405u + 2891336453u;
+        word = ((word >> ((word >> vec4<u32>(28u)) + 4u)) ^ word) * 277803737u;
+        raw[at] = (word >> vec4<u32>(22u)) ^ word;
+        all = raw[at];
+";
+
+const READING: &str = "        all ^= raw[at];\n";
+
+/// A kernel that goes over a buffer once. Neighbouring threads have neighbouring texels.
+fn walk(access: &str, body: &str) -> String {
+    format!(
+        "{}@group(0) @binding(1) var<storage, {access}> raw: array<vec4<u32>>;\n\
+         @group(0) @binding(2) var<storage, read_write> out: array<u32>;\n\
+         @compute @workgroup_size({READERS})\n\
+         fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {{\n    \
+         var all = vec4<u32>(params.tokens);\n    \
+         for (var i = 0u; i < {TEXELS_OF_A_READER}u; i++) {{\n        \
+         let at = (group.x * {TEXELS_OF_A_READER}u + i) * {READERS}u + lane;\n{body}    }}\n    \
+         // As good as never.\n    \
+         if (all.x == 0x9e3779b9u && all.y == all.z && all.z == all.w) {{ out[0] = all.x; }}\n}}\n",
+        Params::WGSL,
+    )
+}
+
 fn uploading(gpu: &Gpu, bytes: u64) -> Result<impl Fn() -> Result<(), GpuError>, GpuError> {
-    let (tensor, values) = (gpu.zeros("a copy", bytes)?, vec![0u8; bytes as usize]);
+    let values: Vec<u8> = (0..bytes).map(|at| (at.wrapping_mul(2_654_435_761) >> 11) as u8).collect();
+    let tensor = gpu.zeros("a copy", bytes)?;
     Ok(move || {
         gpu.write(&tensor, &values)?;
         gpu.submit([])?;
@@ -265,4 +331,23 @@ fn window(gpu: &Gpu, effort: &Effort) -> Result<Sourced<Seconds>, GpuError> {
     });
     failed.told()?;
     Ok(times.sourced(Seconds, "a short copy up, one launch, and a short copy down"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_is_called_what_it_is_reached_through() {
+        assert_eq!(kind("vulkan").unwrap(), GpuKind::Vulkan);
+        assert_eq!((kind("metal").unwrap(), kind("Dx12").unwrap()), (GpuKind::Metal, GpuKind::Dx12));
+        assert!(kind("webgpu").unwrap_err().to_string().contains("webgpu"));
+    }
+
+    #[test]
+    fn a_buffer_of_a_gigabyte_is_read_by_more_threads_than_a_gpu_has_at_once() {
+        let groups = (1 << 30) / (READERS * TEXELS_OF_A_READER * 16);
+        // source: the largest graphics cards have about 300 000 threads in flight.
+        assert!(groups < 65_536 && groups * READERS > 1_000_000, "{groups} groups");
+    }
 }

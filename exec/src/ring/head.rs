@@ -51,6 +51,8 @@ pub struct RingOptions {
     pub threads: usize,
     /// The longest that one pass may take, without waiting for those before it.
     pub pass_deadline: Duration,
+    /// The longest that a worker may say nothing of how far it has come before it is ready.
+    pub ready_deadline: Duration,
     /// The model that drafts on the head, for a plan that has one.
     pub draft: Option<Arc<LocalModel>>,
     /// What to do when a device is gone.
@@ -64,12 +66,17 @@ pub struct RingOptions {
 /// Hears how far a worker by name has come with fetching: bytes that are there, and bytes to fetch.
 pub type OnFetch = Arc<dyn Fn(&str, u64, u64) + Send + Sync>;
 
+/// What a worker has until it is ready, or says how far it is.
+/// source: assumed, far more than taking up mapped layers needs
+const READY_DEADLINE: Duration = Duration::from_mins(1);
+
 impl Default for RingOptions {
     fn default() -> Self {
         let pass_deadline = Duration::from_mins(10);
         Self {
             threads: 0,
             pass_deadline,
+            ready_deadline: READY_DEADLINE,
             draft: None,
             renewal: Renewal::default(),
             computing: Computing::default(),

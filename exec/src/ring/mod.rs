@@ -64,7 +64,7 @@ pub use sealed::Sealed;
 pub use serving::{Guest, OnWork, Said, Service};
 pub use worker::{Source, Worker, WorkerOptions, bind};
 
-use crate::accelerator::{AcceleratedPlace, Accelerator};
+use crate::accelerator::{AcceleratedPlace, Accelerator, Progress};
 use crate::backend::CacheOptions;
 use crate::cache::CacheFormat;
 use crate::cpu::Cpu;
@@ -131,15 +131,21 @@ impl LocalModel {
         let element = Bytes(plan.kv_cache.element_bytes());
         let of_layer = self.profile.shape.kv_bytes_per_layer(plan.context, element).0;
         let cache = of_layer.saturating_mul(layers).saturating_mul(u64::from(plan.sequences));
+        let (windows, embedding) = (gpu_windows(plan, place).len(), self.profile.shape.embedding);
+        let kept = AcceleratedPlace::kept_bytes(windows, cache_options(plan), embedding);
         let available = measure::memory::available();
-        if cache <= available.0 {
+        if cache.saturating_add(kept) <= available.0 {
             return Ok(());
         }
         let name = &plan.devices[place].name;
         let several = if plan.sequences > 1 { format!(", {} times", plan.sequences) } else { String::new() };
+        let beside = match kept {
+            0 => String::new(),
+            kept => format!(", and {} more for what goes to its GPU,", Bytes(kept)),
+        };
         Err(RingError::Plan(format!(
-            "the key-value cache of {layers} layers for a context of {}{several} takes {} on `{name}`, which has \
-             {available}; plan with a smaller `context`",
+            "the key-value cache of {layers} layers for a context of {}{several} takes {}{beside} on `{name}`, which \
+             has {available}; plan with a smaller `context`",
             plan.context,
             Bytes(cache)
         )))
@@ -163,6 +169,7 @@ impl LocalModel {
         place: usize,
         pool: &Arc<Pool>,
         gate: Gate,
+        beginning: Beginning<'_>,
     ) -> Result<(Stage, Option<Head>), RingError> {
         if place == 0 && !self.weights.is_whole() {
             return Err(RingError::Plan(
@@ -174,8 +181,11 @@ impl LocalModel {
         let cache = cache_options(plan);
         let head = (place == 0).then(|| Head::new(self.weights.clone(), cpu.clone()));
         let output = place == 0 && plan.output == Processor::Gpu;
-        let windows = (0..plan.rounds).map(|round| plan.gpu_window(place, round));
-        let accelerated: Vec<Range<u32>> = windows.filter(|window| !window.is_empty()).collect();
+        let accelerated = gpu_windows(plan, place);
+        let after_layer: Option<fn(&mut [f32])> = match plan.activations {
+            ActivationFormat::F16 => Some(activations::round),
+            ActivationFormat::F32 => None,
+        };
         let stage = if accelerated.is_empty() && !output {
             Stage::on_cpu(self.weights.clone(), &plan.windows(place), cache, cpu)?
         } else {
@@ -187,16 +197,41 @@ impl LocalModel {
                      plan with `gpu_layers: 0`"
                 ))
             })?;
-            let part = AcceleratedPlace { weights, owned: owned.clone(), accelerated, output, cache, cpu };
+            let part = AcceleratedPlace {
+                weights,
+                owned: owned.clone(),
+                accelerated,
+                output,
+                cache,
+                after_layer,
+                cpu,
+                renews: beginning.renews,
+                progress: beginning.progress.clone(),
+            };
             let backend = accelerator.backend(part);
             let backend = backend.map_err(|why| RingError::Plan(format!("on `{name}`: {why}")))?;
             Stage::new(self.weights.clone(), &owned, cache, backend)?
         };
-        Ok(match plan.activations {
-            ActivationFormat::F16 => (stage.after_layer(activations::round), head),
-            ActivationFormat::F32 => (stage, head),
+        Ok(match after_layer {
+            Some(rounding) => (stage.after_layer(rounding), head),
+            None => (stage, head),
         })
     }
+}
+
+/// How a place is taken up.
+#[derive(Clone, Copy)]
+struct Beginning<'a> {
+    /// Whether a run goes on with it.
+    renews: bool,
+    /// Hears how far the layers of its GPU have come.
+    progress: &'a Progress,
+}
+
+/// The layers of a place that are on its GPU, window by window.
+fn gpu_windows(plan: &Plan, place: usize) -> Vec<Range<u32>> {
+    let windows = (0..plan.rounds).map(|round| plan.gpu_window(place, round));
+    windows.filter(|window| !window.is_empty()).collect()
 }
 
 /// The threads that a device computes with: so many, or 0 for all cores.

@@ -18,6 +18,7 @@ use hearth_schema::schedule::{Event, Part, Pass, Processor, Schedule, Step, visi
 use hearth_schema::trace::{Counter, Kind, Record, Resource};
 use tokio::sync::mpsc;
 
+use crate::accelerator::Progress;
 use crate::clock::{Stopwatch, Stretch, wall_nanos};
 use crate::cost::ComputeCost;
 use crate::cpu::buffer_bytes;
@@ -32,7 +33,7 @@ use crate::ring::drafter::Drafter;
 use crate::ring::error::{RingError, strange};
 use crate::ring::recorder::{self, At, Lines, Recorder};
 use crate::ring::wire::{Frame, Message};
-use crate::ring::{LocalModel, pool};
+use crate::ring::{Beginning, LocalModel, pool};
 use crate::stage::Stage;
 use crate::weights::Weights;
 
@@ -92,7 +93,8 @@ const MISSING: &str = "a pass of tokens that are not there";
 const LOOK_SHARE: u64 = 100;
 
 impl Node {
-    /// A device that holds its layers. `outbox` has a sender for each of the schedule's receivers.
+    /// A device that holds its layers. `outbox` has a sender for each of the schedule's receivers, and `progress` hears
+    /// how far the layers of its GPU have come.
     pub fn new(
         plan: &Arc<Plan>,
         place: usize,
@@ -100,8 +102,10 @@ impl Node {
         threads: usize,
         outbox: Outbox,
         epoch: u32,
+        progress: &Progress,
     ) -> Result<Self, RingError> {
-        Self::on(pool(threads)?, plan, place, model, outbox, epoch)
+        let beginning = Beginning { renews: false, progress };
+        Self::on(pool(threads)?, plan, place, model, outbox, epoch, beginning)
     }
 
     fn on(
@@ -111,10 +115,11 @@ impl Node {
         model: &LocalModel,
         outbox: Outbox,
         epoch: u32,
+        beginning: Beginning<'_>,
     ) -> Result<Self, RingError> {
         let weights = model.weights.clone();
         let keeper = Keeper::start(&weights, plan, place, || MemoryWatch::shared().room());
-        let (stage, head) = model.stage(plan, place, &pool, keeper.gate())?;
+        let (stage, head) = model.stage(plan, place, &pool, keeper.gate(), beginning)?;
         Ok(Self {
             schedule: Schedule::new(plan.clone(), place),
             stage,
@@ -158,6 +163,7 @@ impl Node {
         model: &LocalModel,
         outbox: Outbox,
         epoch: u32,
+        progress: &Progress,
     ) -> Result<Node, RingError> {
         let is_same = self.schedule.plan() == plan;
         if first_pass == 0 {
@@ -179,10 +185,11 @@ impl Node {
         }
         let Node { schedule, stage, head, keeper, recorder, past, outbox, choosing, drafter, pool, .. } =
             self;
+        let beginning = Beginning { renews: true, progress };
         // Two parts at once may be more than there is memory for.
         drop((stage, head, keeper));
         let (refaults_before, fresh) =
-            (self.refaults_before, Node::on(pool, plan, place, model, outbox, epoch)?);
+            (self.refaults_before, Node::on(pool, plan, place, model, outbox, epoch, beginning)?);
         Ok(Node { schedule, past, recorder, choosing, drafter, refaults_before, ..fresh })
     }
 
@@ -331,6 +338,7 @@ impl Node {
                         Ok(((), cost))
                     })?;
                     let touched = self.weights.part_bytes(&Part::Layers(layers.clone()));
+                    let processor = self.carried_out_by(processor);
                     let record = self.computed(at, Kind::Compute, measured, touched);
                     record.layers = recorder::layers(&layers);
                     on(record, processor);
@@ -413,6 +421,7 @@ impl Node {
         })?;
         let tokens = tokens.ok_or_else(|| strange("the head", "nobody samples for this sequence"))?;
         let touched = self.weights.part_bytes(&Part::Output);
+        let processor = self.carried_out_by(processor);
         on(self.computed(at, Kind::Output, measured, touched), processor);
         if pass.drafted > 0 {
             let accepted = tokens.len().saturating_sub(1) as u64;
@@ -420,6 +429,12 @@ impl Node {
         }
         self.count(pass.index);
         Ok(tokens)
+    }
+
+    /// Who has carried out a step that the plan gave to this processor: a GPU that is lost has none of it, not even the
+    /// step in which it was.
+    fn carried_out_by(&self, planned: Processor) -> Processor {
+        if self.stage.has_gpu() { planned } else { Processor::Cpu }
     }
 
     /// On the processor that the plan says, as long as that can.

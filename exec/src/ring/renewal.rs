@@ -21,6 +21,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 
+use crate::accelerator::Progress;
 use crate::ring::choosing::Choosing;
 use crate::ring::chronicle::Chronicle;
 use crate::ring::control::{Control, HeadEvent, address, greet};
@@ -36,8 +37,6 @@ use crate::ring::strangers::{Known, Strangers};
 use crate::ring::wire::{Frame, Message, PeerAddress, Purpose, WorkerFacts};
 use crate::ring::{LocalModel, drafter, fetch};
 
-/// From the first order of a new ring until it is ready.
-const READY_DEADLINE: Duration = Duration::from_mins(1);
 /// For a neighbour that has just said that it is prepared.
 const NEIGHBOUR_DEADLINE: Duration = Duration::from_nanos(heartbeat::SILENCE);
 /// For a device that was gone to answer before a request begins without it.
@@ -220,12 +219,12 @@ impl<N: Network> Lead<N> {
 
     /// Carries steps out, and those that follow, until passes may begin.
     pub(super) async fn settle(&mut self, mut steps: Vec<Step>) -> Result<(), RingError> {
-        self.ready_by = Instant::now() + READY_DEADLINE;
+        self.ready_by = Instant::now() + self.options.ready_deadline;
         loop {
             let mut queue = VecDeque::from(steps);
             while let Some(step) = queue.pop_front() {
                 if matches!(step, Step::Prepare { .. } | Step::Reset { .. }) {
-                    self.ready_by = Instant::now() + READY_DEADLINE;
+                    self.ready_by = Instant::now() + self.options.ready_deadline;
                 }
                 let more = self.perform(step).await?;
                 if !more.is_empty() {
@@ -320,12 +319,16 @@ impl<N: Network> Lead<N> {
             Ok(outbox) => outbox,
             Err(cut) => return Ok(self.cut_off(cut)),
         };
+        // Nobody waits for the head's own part but the head.
+        let own = Progress::default();
         let node = match self.node.take() {
-            Some(node) => node.renew(&plan, self.first_pass, &self.model, outbox, epoch)?,
-            None => Node::new(&plan, 0, &self.model, self.options.threads, outbox, epoch)?
+            Some(node) => node.renew(&plan, self.first_pass, &self.model, outbox, epoch, &own)?,
+            None => Node::new(&plan, 0, &self.model, self.options.threads, outbox, epoch, &own)?
                 .drafting_with(self.options.draft.as_deref())?,
         };
         self.node = Some(node);
+        // What others said while the head was busy with its own part is still to be heard.
+        self.ready_by = Instant::now() + self.options.ready_deadline;
         Ok(self.own_part_is_ready(epoch))
     }
 
@@ -389,10 +392,14 @@ impl<N: Network> Lead<N> {
                     Message::Cut { epoch, peer, why } => Ok(self.cut(&name, Cut { epoch, peer, why })),
                     Message::Fetching { done, total } => {
                         // Many gigabytes take longer than getting ready does.
-                        self.ready_by = Instant::now() + READY_DEADLINE;
+                        self.ready_by = Instant::now() + self.options.ready_deadline;
                         if let Some(on_fetch) = &self.options.on_fetch {
                             on_fetch(&name, done, total);
                         }
+                        Ok(vec![])
+                    }
+                    Message::Uploading { .. } => {
+                        self.ready_by = Instant::now() + self.options.ready_deadline;
                         Ok(vec![])
                     }
                     // The trace of a request that has ended.
@@ -439,7 +446,7 @@ impl<N: Network> Lead<N> {
         for name in self.recovery.awaited().clone() {
             let error = RingError::Deadline {
                 what: format!("worker `{name}` getting ready"),
-                seconds: READY_DEADLINE.as_secs_f64(),
+                seconds: self.options.ready_deadline.as_secs_f64(),
                 hint: "see whether the other end still runs and the network is up",
             };
             steps.extend(self.lose(&name, error, crate::clock::wall_nanos())?);

@@ -13,7 +13,7 @@ use hearth_schema::schedule::Schedule;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
-use crate::accelerator::Accelerator;
+use crate::accelerator::{Accelerator, Progress};
 use crate::ring::LocalModel;
 use crate::ring::data_link::{Arrival, Cut, Deliver, Sending};
 use crate::ring::error::{RingError, strange};
@@ -49,6 +49,8 @@ pub enum Said {
     Cut(Cut),
     /// So many bytes of so many have been fetched.
     Fetched(u64, u64),
+    /// So many bytes of so many are on the GPU.
+    Uploaded(u64, u64),
     /// The worker cannot go on.
     Failed(RingError),
 }
@@ -102,7 +104,9 @@ impl<N: Network> Tenure<N> {
         };
         let Some(outbox) = self.connect_neighbours().await else { return before };
         let node = match before {
-            Some(node) => node.renew(&self.plan, self.first_pass, &model, outbox, self.epoch),
+            Some(node) => {
+                node.renew(&self.plan, self.first_pass, &model, outbox, self.epoch, &self.progress())
+            }
             None => self.new_node(&model, outbox),
         };
         let mut node = match node {
@@ -151,9 +155,16 @@ impl<N: Network> Tenure<N> {
         }
     }
 
+    /// Tells the head how far the GPU's layers have come.
+    fn progress(&self) -> Progress {
+        let said = self.said.clone();
+        Progress::new(move |done, total| drop(said.send(Said::Uploaded(done, total))))
+    }
+
     fn new_node(&self, model: &LocalModel, outbox: Outbox) -> Result<Node, RingError> {
         let place = usize::from(self.place);
-        let mut node = Node::new(&self.plan, place, model, self.threads, outbox, self.epoch)?;
+        let mut node =
+            Node::new(&self.plan, place, model, self.threads, outbox, self.epoch, &self.progress())?;
         node.begin_at(self.first_pass)?;
         Ok(node)
     }

@@ -18,7 +18,7 @@ compile_error!("activations travel as little-endian numbers; a big-endian host n
 pub const MAGIC: u32 = 0x4854_5248;
 
 /// Version of the protocol; both ends must have the same.
-pub const PROTOCOL: u16 = 4;
+pub const PROTOCOL: u16 = 5;
 
 /// What a connection sealed with a key begins with. As the length of a header it is far beyond the limit,
 /// so no unsealed frame begins like this.
@@ -138,6 +138,13 @@ pub enum Message {
         /// Bytes that are there.
         done: u64,
         /// Bytes to fetch.
+        total: u64,
+    },
+    /// The worker is putting layers on its GPU before it can be ready.
+    Uploading {
+        /// Bytes that are there.
+        done: u64,
+        /// Bytes in all.
         total: u64,
     },
     /// A new request over the same ring: forget keys and values, start a new trace.

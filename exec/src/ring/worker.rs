@@ -315,6 +315,7 @@ impl<N: Network> Session<'_, N> {
                 self.head.send(Message::Cut { epoch: cut.epoch, peer: cut.peer, why: cut.why }).await
             }
             Said::Fetched(done, total) => self.head.send(Message::Fetching { done, total }).await,
+            Said::Uploaded(done, total) => self.head.send(Message::Uploading { done, total }).await,
             Said::Failed(error) => Err(error),
         }
     }

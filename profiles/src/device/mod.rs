@@ -53,6 +53,8 @@ pub enum GpuKind {
     Metal,
     /// Any vendor through Vulkan.
     Vulkan,
+    /// Any vendor through DX12.
+    Dx12,
 }
 
 /// How the device's kernel reclaims page cache.

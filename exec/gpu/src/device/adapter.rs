@@ -14,7 +14,8 @@ pub struct Capabilities {
     pub subgroups: Option<(u32, u32)>,
     /// Arithmetic in half precision.
     pub half: bool,
-    /// Kernels can be timed.
+    /// Kernels could be timed on the device. It is told of an adapter and not used: what is timed here is whole
+    /// submissions, as a run waits for them.
     pub timestamps: bool,
     /// Bytes of a buffer as a kernel may see it.
     pub binding_bytes: u64,
@@ -76,7 +77,6 @@ impl Capabilities {
         let mut features = wgpu::Features::empty();
         features.set(wgpu::Features::SUBGROUP, self.subgroups.is_some());
         features.set(wgpu::Features::SHADER_F16, self.half);
-        features.set(wgpu::Features::TIMESTAMP_QUERY, self.timestamps);
         features
     }
 }

@@ -11,6 +11,8 @@
 //! A discrete GPU whose driver has no budget refuses by itself. Whoever refuses, it is one error, [`GpuError::OutOfMemory`]:
 //! a plan that asks for too much does not begin, and a run that is refused in the middle goes on without the GPU.
 //!
+//! Of memory that is shared, what the processors keep for the same run is taken first ([`Gpu::set_aside`]).
+//!
 //! Not counted: textures, which no run has.
 
 use std::sync::Arc;
@@ -31,11 +33,13 @@ pub(super) const BUDGET_PERCENT: u8 = 95;
 pub(super) struct Account {
     taken: AtomicU64,
     most: AtomicU64,
+    /// Whether it is the machine's memory.
+    is_shared: bool,
 }
 
 /// Bytes that are taken until this is dropped.
 #[derive(Debug)]
-pub(super) struct Lease {
+pub(crate) struct Lease {
     account: Arc<Account>,
     bytes: u64,
 }
@@ -47,7 +51,7 @@ impl Account {
         // A system that does not tell has nothing available.
         let available = is_shared.then(|| measure::memory::available().0).filter(|&available| available > 0);
         let most = available.unwrap_or(u64::MAX).min(most.unwrap_or(u64::MAX));
-        Arc::new(Account { taken: AtomicU64::new(0), most: AtomicU64::new(most) })
+        Arc::new(Account { taken: AtomicU64::new(0), most: AtomicU64::new(most), is_shared })
     }
 
     /// Takes bytes, or says why not.
@@ -78,6 +82,12 @@ impl Gpu {
     /// Bytes that may be taken, as far as that is known.
     pub fn memory_most(&self) -> Option<u64> {
         Some(self.account.most.load(Ordering::Relaxed)).filter(|&most| most < u64::MAX)
+    }
+
+    /// Takes what processors need of the memory that they share with this GPU, so that nobody is promised it twice. Of a
+    /// GPU with memory of its own nothing.
+    pub(crate) fn set_aside(&self, what: &str, bytes: u64) -> Result<Option<Lease>, GpuError> {
+        self.account.is_shared.then(|| self.account.take(what, bytes)).transpose()
     }
 
     /// From now on at most so many, as if other programs had taken the rest.

@@ -12,11 +12,13 @@ mod memory;
 mod pipelines;
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 pub use adapter::{AdapterFacts, Capabilities, Mask, adapters};
 pub use buffers::{Params, Tensor};
+pub(crate) use memory::Lease;
 pub use pipelines::{Binding, Launch};
 
 use crate::error::GpuError;
@@ -33,6 +35,8 @@ pub struct Gpu {
     capabilities: Capabilities,
     lost: Arc<Mutex<Option<String>>>,
     account: Arc<memory::Account>,
+    /// How long a submission may take, in nanoseconds.
+    deadline: AtomicU64,
     pipelines: Mutex<BTreeMap<String, Arc<wgpu::ComputePipeline>>>,
 }
 
@@ -73,7 +77,8 @@ impl Gpu {
             lock(&told).get_or_insert_with(|| error.to_string());
         }));
         let (pipelines, account) = (Mutex::default(), memory::Account::new(&facts, mask.memory_bytes));
-        Ok(Gpu { device, queue, facts, capabilities, lost, account, pipelines })
+        let deadline = AtomicU64::new(DEADLINE.as_nanos() as u64);
+        Ok(Gpu { device, queue, facts, capabilities, lost, account, deadline, pipelines })
     }
 
     /// What the driver says of it.
@@ -120,6 +125,12 @@ impl Gpu {
         }
     }
 
+    /// From now on a submission may take so long; one that takes longer makes the device a lost one.
+    pub fn limit_wait(&self, deadline: Duration) {
+        let deadline = u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX);
+        self.deadline.store(deadline, Ordering::Relaxed);
+    }
+
     /// Waits until all that was submitted is done.
     pub fn finished(&self) -> Result<(), GpuError> {
         self.wait("what was submitted")
@@ -127,9 +138,33 @@ impl Gpu {
 
     /// The same, said of something.
     pub(crate) fn wait(&self, what: &str) -> Result<(), GpuError> {
-        let poll = wgpu::PollType::Wait { submission_index: None, timeout: Some(DEADLINE) };
+        let deadline = Duration::from_nanos(self.deadline.load(Ordering::Relaxed));
+        let poll = wgpu::PollType::Wait { submission_index: None, timeout: Some(deadline) };
         let waited = self.device.poll(poll);
         self.alive()?;
-        waited.map(drop).map_err(|_| GpuError::Timeout { what: what.into(), seconds: DEADLINE.as_secs() })
+        // No time at all is over before the device is asked.
+        if waited.is_ok() && !deadline.is_zero() {
+            return Ok(());
+        }
+        let error = GpuError::Timeout { what: what.into(), seconds: deadline.as_secs_f64() };
+        self.abandon(&error);
+        Err(error)
+    }
+
+    /// Never speaks to the device again. wgpu's queue waits without end for what was submitted when it is dropped, and
+    /// this device does not finish: so it is kept for as long as the process lives.
+    fn abandon(&self, why: &GpuError) {
+        lock(&self.lost).get_or_insert_with(|| why.to_string());
+        std::mem::forget((self.device.clone(), self.queue.clone()));
+    }
+}
+
+impl Drop for Gpu {
+    /// Waits, but not longer than the deadline.
+    fn drop(&mut self) {
+        if self.alive().is_ok() {
+            // Whoever drops it has no use for what went wrong.
+            let _ = self.finished();
+        }
     }
 }

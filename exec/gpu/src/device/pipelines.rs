@@ -61,6 +61,11 @@ impl Gpu {
         Ok(pipeline)
     }
 
+    /// Kernels that were compiled so far.
+    pub fn kernels(&self) -> usize {
+        lock(&self.pipelines).len()
+    }
+
     /// A kernel of this text on these tensors.
     pub fn launch(
         &self,

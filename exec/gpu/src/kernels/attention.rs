@@ -51,9 +51,10 @@ impl AttentionKernel {
         let _ = write!(
             text,
             "var<workgroup> query: array<vec4<f32>, {slices}>;\n\
-             var<workgroup> scores: array<f32, {TILE}>;\nvar<workgroup> powers: array<vec4<f32>, {}>;\n\
-             var<workgroup> result: array<f32, {}>;\n",
-            TILE / 4,
+             var<workgroup> scores: array<f32, {TILE}>;\nvar<workgroup> powers: array<f32, {TILE}>;\n\
+             var<workgroup> result: array<f32, {}>;\n\
+             fn four_powers(i: u32) -> vec4<f32> {{\n    \
+             return vec4<f32>(powers[4u * i], powers[4u * i + 1u], powers[4u * i + 2u], powers[4u * i + 3u]);\n}}\n",
             heads.value_length,
         );
         text += &self.main();
@@ -93,13 +94,13 @@ impl AttentionKernel {
              scores[lane] = score;\n        workgroupBarrier();\n        var next = largest;\n        \
              for (var i = 0u; i < {TILE}u; i++) {{ next = max(next, scores[i]); }}\n        \
              let power = select(exp(score - next), 0.0, score <= -3e38);\n        \
-             powers[lane / 4u][lane % 4u] = power;\n        let kept = exp(largest - next);\n        \
+             powers[lane] = power;\n        let kept = exp(largest - next);\n        \
              workgroupBarrier();\n        largest = next;\n        sum *= kept;\n        \
-             for (var i = 0u; i < {tile_slices}u; i++) {{ sum += dot(powers[i], vec4<f32>(1.0)); }}\n        \
+             for (var i = 0u; i < {tile_slices}u; i++) {{ sum += dot(four_powers(i), vec4<f32>(1.0)); }}\n        \
              for (var d = 0u; d < {dimensions}u; d++) {{\n            let dimension = d * {TILE}u + lane;\n            \
              if (dimension >= {length}u) {{ break; }}\n            var mixed = acc[d] * kept;\n            \
              let last = min(position / 4u - tile / 4u, {last_slice}u);\n            \
-             for (var i = 0u; i <= last; i++) {{ mixed += dot(powers[i], v_load(kv, dimension, tile / 4u + i)); }}\n            \
+             for (var i = 0u; i <= last; i++) {{ mixed += dot(four_powers(i), v_load(kv, dimension, tile / 4u + i)); }}\n            \
              acc[d] = mixed;\n        }}\n        workgroupBarrier();\n    }}\n    \
              for (var d = 0u; d < {dimensions}u; d++) {{\n        let dimension = d * {TILE}u + lane;\n        \
              if (dimension < {length}u) {{ result[dimension] = acc[d] / sum; }}\n    }}\n    workgroupBarrier();\n    \
@@ -111,5 +112,34 @@ impl AttentionKernel {
             last_slice = TILE / 4 - 1,
             length = heads.value_length,
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_exec::CacheFormat;
+
+    use super::*;
+    use crate::virtual_tensor::WeightOrder;
+
+    #[test]
+    fn no_two_threads_write_the_same_shared_vector() {
+        let (format, order) = (CacheFormat::F16, WeightOrder::Interleaved);
+        let (heads, kv_heads, key_length, value_length) = (8, 2, 64, 64);
+        let heads = Heads { heads, kv_heads, key_length, value_length, context: 256, format, order };
+        let variant = Variant { packed_dot: false, lanes: None, half: false };
+        let (scale, cap, window, storage) = (0.1, None, None, Storage::Linear);
+        let text = AttentionKernel { heads, scale, cap, window, storage, variant }.kernel().unwrap();
+        // To write a component is to write the vector: WGSL, "Memory Locations" and "Data Races".
+        let shared = text.lines().filter_map(|line| line.strip_prefix("var<workgroup> "));
+        let vectors: Vec<&str> = shared
+            .filter(|line| line.contains("array<vec"))
+            .filter_map(|line| line.split_once(':').map(|(name, _)| name))
+            .collect();
+        assert_eq!(vectors, ["query"]);
+        let writes = |line: &&str| line.contains("query[") && line.contains("] =");
+        for line in text.lines().filter(writes) {
+            assert!(line.contains("query[s] = q_read("), "{line}");
+        }
     }
 }

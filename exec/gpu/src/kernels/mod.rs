@@ -23,7 +23,7 @@ use crate::device::Capabilities;
 pub struct Variant {
     /// Products of four packed bytes in one instruction.
     pub packed_dot: bool,
-    /// Sums over the lanes of a subgroup, of at least so many lanes.
+    /// Sums over the lanes of a subgroup, of at least so many lanes. No kernel counts on their number.
     pub lanes: Option<u32>,
     /// Half precision is converted by the type, not by unpacking.
     pub half: bool,
@@ -61,10 +61,11 @@ pub(crate) fn group_sum(variant: Variant, threads: u32) -> String {
         text
     };
     let all = if variant.lanes.is_some() {
-        // How many lanes a subgroup has is not known before, and its sum is the same in all of them: lane 0 of each
-        // leaves it, the others leave nothing.
+        // How many lanes a subgroup has is not known before, nor which threads they are, nor whether all are there. Its
+        // sum is the same in all of them: the first that is there leaves it, the others leave nothing.
         format!(
-            "    let own = subgroupAdd(value);\n    sums_shared[lane] = select(0.0, own, sublane == 0u);\n    \
+            "    let own = subgroupAdd(value);\n    let first = subgroupMin(sublane);\n    \
+             sums_shared[lane] = select(0.0, own, sublane == first);\n    \
              workgroupBarrier();\n{}",
             tree(threads)
         )

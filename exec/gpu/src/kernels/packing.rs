@@ -30,6 +30,9 @@ pub const THREADS: u32 = 64;
 /// Groups along x; the rest go along y.
 pub const GROUPS_ALONG: u32 = 32_768;
 
+/// The largest code of an input.
+const LARGEST_INPUT: usize = 127;
+
 /// A format that there are kernels for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Packed {
@@ -95,6 +98,15 @@ impl Packed {
             let need = "whole texels and blocks";
             return Err(GpuError::Dimension { what: "the length of a row of weights", found: length, need });
         }
+        if length > packed.longest() {
+            let what = "the length of a row of weights";
+            let need = if packed.is_by_row() {
+                "no more products under one scale than 32 bits can add up"
+            } else {
+                "no more than 32 bits can number"
+            };
+            return Err(GpuError::Dimension { what, found: length, need });
+        }
         Ok(packed)
     }
 
@@ -104,6 +116,19 @@ impl Packed {
             Packed::F32 => 4,
             Packed::F16 | Packed::Bf16 => 8,
             _ => self.block(),
+        }
+    }
+
+    /// Weights of the longest row: sums of integers are those of a block, or of the whole row where that has one scale,
+    /// and bytes of a row are numbered in 32 bits.
+    fn longest(self) -> usize {
+        let largest_sum = |code: usize| i32::MAX as usize / (code * LARGEST_INPUT);
+        match self {
+            Packed::Row8 => largest_sum(127),
+            // Nibbles count from 0 to 15, and what that is too much is taken off after each unit.
+            Packed::Row4 => largest_sum(15),
+            // Four bytes a weight at most.
+            _ => u32::MAX as usize / 4,
         }
     }
 
@@ -291,4 +316,26 @@ pub fn groups(threads: u64) -> [u32; 3] {
     let groups = threads.div_ceil(u64::from(THREADS)).max(1);
     let along = u64::from(GROUPS_ALONG);
     [groups.min(along) as u32, groups.div_ceil(along) as u32, 1]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_whose_sums_would_overflow_are_refused() {
+        // So many products of the largest codes an i32 holds, and not one more.
+        assert!(
+            133_144i64 * 127 * 127 <= i64::from(i32::MAX) && 133_145i64 * 127 * 127 > i64::from(i32::MAX)
+        );
+        assert_eq!(Packed::Row8.longest(), 133_144);
+        assert!(Packed::Row8.for_rows(133_120).is_ok());
+        let error = Packed::Row8.for_rows(133_152).unwrap_err();
+        assert!(error.to_string().contains("133152") && error.to_string().contains("32 bits"), "{error}");
+        assert!(Packed::Row4.for_rows(133_152).is_ok());
+        assert!(Packed::Row4.for_rows(1 << 21).is_err());
+        // A block is no longer than it is, however long the row.
+        assert!(Packed::Q8_0.for_rows(1 << 22).is_ok());
+        assert!(Packed::F32.for_rows(1 << 31).is_err());
+    }
 }

@@ -59,6 +59,20 @@ impl Tiling {
     /// The naive layout, each row's weights together.
     pub const BY_OUTPUT: Tiling = Tiling { order: WeightOrder::ByOutput, ..Tiling::USUAL };
 
+    /// Tokens that a group has in a batch.
+    pub fn tile(&self) -> u32 {
+        self.rows_of_tokens * self.tokens
+    }
+
+    /// The same for batches of any size, the smallest first: a group computes its whole tile, so that a batch of few tokens
+    /// gets threads with fewer of them.
+    pub fn of_batches(self) -> Vec<Tiling> {
+        let few = [1, 2, 4, 8, 16].into_iter().filter(|&tokens| tokens < self.tokens);
+        let mut all: Vec<Tiling> = few.map(|tokens| Tiling { tokens, ..self }).collect();
+        all.push(self);
+        all
+    }
+
     fn threads(&self, stage: Stage) -> u32 {
         self.slices * if stage == Stage::Decode { self.splits } else { self.rows_of_tokens }
     }
@@ -121,8 +135,7 @@ impl Product {
     /// Groups for so many tokens.
     pub fn groups(&self, tokens: u32) -> [u32; 3] {
         let slices = self.rows.div_ceil(4).div_ceil(self.tiling.slices);
-        let tile = self.tiling.rows_of_tokens * self.tiling.tokens;
-        [slices, if self.stage == Stage::Decode { 1 } else { tokens.div_ceil(tile) }, 1]
+        [slices, if self.stage == Stage::Decode { 1 } else { tokens.div_ceil(self.tiling.tile()) }, 1]
     }
 
     /// The kernel. Bindings after the parameters: weights; scales if the format has them; x, or codes, scales and sums of
@@ -448,3 +461,26 @@ fn activate(x: vec4<f32>) -> vec4<f32> {
     return x / (1.0 + exp(min(-2.0 * z, vec4<f32>(80.0))));
 }
 ";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_of_few_tokens_is_no_batch_of_many() {
+        let all = Tiling::USUAL.of_batches();
+        assert_eq!(all.iter().map(Tiling::tile).collect::<Vec<_>>(), [8, 16, 32]);
+        assert_eq!(all.last(), Some(&Tiling::USUAL));
+        for tokens in 2..=64u32 {
+            let tiling = all.iter().find(|tiling| tiling.tile() >= tokens).unwrap_or(&Tiling::USUAL);
+            let computed = tokens.next_multiple_of(tiling.tile());
+            assert!(
+                computed < tokens + 32 && (tokens > 8 || computed == 8),
+                "{tokens} tokens cost {computed}"
+            );
+            assert!(tokens > 32 || computed < 2 * tokens.max(8), "{tokens} tokens cost {computed}");
+        }
+        let odd = Tiling { tokens: 6, ..Tiling::USUAL };
+        assert_eq!(odd.of_batches().iter().map(|tiling| tiling.tokens).collect::<Vec<_>>(), [1, 2, 4, 6]);
+    }
+}

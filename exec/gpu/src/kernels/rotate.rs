@@ -64,8 +64,19 @@ impl Heads {
 
     /// Bytes of the keys, and of the values.
     pub fn cache_bytes(&self) -> Result<[u64; 2], ShapeError> {
-        let bytes = |shape: WeightShape| u64::from(shape.elements() / 4) * self.texel_bytes();
-        Ok([bytes(self.keys()?), bytes(self.values()?)].map(|bytes| bytes * u64::from(self.kv_heads)))
+        let bytes = |shape: WeightShape| {
+            let texels = shape.elements() / 4;
+            // Kernels number the texels of all heads in 32 bits.
+            texels.checked_mul(self.kv_heads).map(|texels| u64::from(texels) * self.texel_bytes()).ok_or_else(
+                || {
+                    let Heads { kv_heads, context, .. } = self;
+                    ShapeError::Large {
+                        shape: format!("a key-value cache of {kv_heads} heads and {context} positions"),
+                    }
+                },
+            )
+        };
+        Ok([bytes(self.keys()?)?, bytes(self.values()?)?])
     }
 
     /// Queries as attention reads them.

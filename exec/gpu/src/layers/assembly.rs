@@ -14,7 +14,7 @@ use crate::graph::{Fusion, Graph, Matrix, Node, Norm, Numbers, Operation, decode
 use crate::kernels::Variant;
 use crate::kernels::attention::AttentionKernel;
 use crate::kernels::norm::NormKernel;
-use crate::kernels::product::{Product, Stage};
+use crate::kernels::product::{Product, Stage, Tiling};
 use crate::kernels::quantise::{self, Scaled};
 use crate::kernels::rotate::RotateKernel;
 use crate::memory::{Record, improved};
@@ -24,6 +24,7 @@ use crate::virtual_tensor::Storage;
 struct Assembly<'a> {
     own: &'a GpuLayers,
     stage: Stage,
+    tiling: Tiling,
     /// The object of each tensor; of hidden rows none.
     objects: BTreeMap<usize, usize>,
     /// The layer at hand; before the first, none.
@@ -36,7 +37,12 @@ struct Assembly<'a> {
 
 impl GpuLayers {
     /// The launches of these layers in one stage.
-    pub(super) fn steps(&mut self, layers: Range<u32>, stage: Stage) -> Result<Vec<Step>, GpuError> {
+    pub(super) fn steps(
+        &mut self,
+        layers: Range<u32>,
+        stage: Stage,
+        tiling: Tiling,
+    ) -> Result<Vec<Step>, GpuError> {
         let numbers = Numbers {
             layers: layers.end - layers.start,
             tokens: u64::from(PART_TOKENS),
@@ -60,7 +66,7 @@ impl GpuLayers {
         let objects = records.iter().zip(&plan.ids).map(|((tensor, _), id)| (*tensor, rank[id])).collect();
         let (own, first) = (&*self, layers.start);
         let mut assembly =
-            Assembly { own, stage, objects, layer: None, first, rounded: None, steps: Vec::new() };
+            Assembly { own, stage, tiling, objects, layer: None, first, rounded: None, steps: Vec::new() };
         for node in graph.nodes.iter().filter(|node| node.operations[0] != Operation::Embed) {
             assembly.node(node)?;
         }
@@ -171,6 +177,7 @@ impl Assembly<'_> {
         for part in &weights.parts {
             let product = Product {
                 stage: self.stage,
+                tiling: self.tiling,
                 rows: part.rows,
                 first_row: part.first_row,
                 variant: self.variant(),

@@ -97,6 +97,7 @@ impl GpuLayer {
         layer: u32,
         options: CacheOptions,
         upload: Upload,
+        tell: &mut dyn FnMut(u64),
     ) -> Result<GpuLayer, GpuError> {
         let own = model.layer_weights(layer);
         let vector = |values: &[f32]| gpu.upload("a norm or a bias", values);
@@ -113,7 +114,7 @@ impl GpuLayer {
                 .into_iter()
                 .zip(graph::Matrix::ALL)
                 .map(|(matrix, role)| {
-                    GpuMatrix::converted(gpu, matrix, upload.conversion.of_layer(role), upload.tiling)
+                    GpuMatrix::telling(gpu, matrix, upload.conversion.of_layer(role), upload.tiling, tell)
                 })
                 .collect::<Result<_, _>>()?,
             biases: own.biases.into_iter().map(optional).collect::<Result<_, _>>()?,
@@ -167,11 +168,16 @@ pub(super) struct OutputMatrix {
 }
 
 impl OutputMatrix {
-    pub(super) fn upload(gpu: &Gpu, model: &Weights, upload: Upload) -> Result<OutputMatrix, GpuError> {
+    pub(super) fn upload(
+        gpu: &Gpu,
+        model: &Weights,
+        upload: Upload,
+        tell: &mut dyn FnMut(u64),
+    ) -> Result<OutputMatrix, GpuError> {
         let (norm, matrix, bias) = model.output_weights();
         let width = matrix.length;
         let Upload { tiling, conversion } = upload;
-        let matrix = GpuMatrix::converted(gpu, matrix, conversion.of_output(), tiling)?;
+        let matrix = GpuMatrix::telling(gpu, matrix, conversion.of_output(), tiling, tell)?;
         let bias = bias.map(|bias| gpu.upload("a bias", bias)).transpose()?;
         let norm = gpu.upload("a norm", norm)?;
         let params = gpu.params()?;

@@ -24,7 +24,7 @@ use hearth_profiles::model::Architecture;
 
 use crate::gpu::{alone, numbers, open};
 use crate::models::{Step, oracle_rows, relative_rms, synthetic, teacher_forced};
-use crate::products::{bytes, masks};
+use crate::products::{bytes, masks, tilings};
 
 /// Codes of a row and their scale, one code a byte.
 fn rounded(packed: Packed, row: &[f32]) -> (Vec<i32>, f32) {
@@ -124,8 +124,9 @@ fn both_stages_have_the_integers_of_the_oracle() {
                 let mut seen: Option<Vec<i32>> = None;
                 let stages: &[Stage] =
                     if tokens == 1 { &[Stage::Decode, Stage::Prefill] } else { &[Stage::Prefill] };
-                for (&stage, tiling) in
-                    stages.iter().flat_map(|stage| [(stage, Tiling::USUAL), (stage, Tiling::BY_OUTPUT)])
+                for (&stage, tiling) in stages
+                    .iter()
+                    .flat_map(|stage| tilings(&gpu, mask).into_iter().map(move |tiling| (stage, tiling)))
                 {
                     let made = GpuMatrix::converted(&gpu, matrix, Some(packed), tiling).unwrap();
                     let variant = Variant::of(gpu.capabilities());

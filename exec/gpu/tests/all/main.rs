@@ -4,8 +4,12 @@
 
 mod attention;
 mod converted;
+mod deadlines;
 mod gpu;
 mod layouts;
 mod models;
+mod norms;
 mod products;
+mod rings;
+mod sequences;
 mod tuning;

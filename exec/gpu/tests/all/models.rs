@@ -10,12 +10,13 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use hearth_exec::sampler::greedy;
 use hearth_exec::synth::{SynthOptions, synthesise};
 use hearth_exec::{
-    AcceleratedPlace, Backend, CacheFormat, CacheOptions, Cpu, Head, Oracle, Pool, PoolOptions, Stage,
-    Weights,
+    AcceleratedPlace, Backend, CacheFormat, CacheOptions, Cpu, Head, Oracle, Pool, PoolOptions, Progress,
+    Stage, Weights,
 };
 use hearth_gpu::backend::Accelerated;
 use hearth_gpu::kernels::product::Tiling;
@@ -27,8 +28,40 @@ use serde_json::Value;
 
 use crate::gpu::{alone, open};
 
-fn cpu() -> Cpu {
+pub fn cpu() -> Cpu {
     Cpu::new(Arc::new(Pool::new(PoolOptions { threads: 2, pin: false, spin_ns: 10_000 }).unwrap()))
+}
+
+/// Some layers of a model on a GPU, all of them owned; what it has to say is noted.
+pub fn accelerated(
+    gpu: &Arc<Gpu>,
+    place: AcceleratedPlace,
+    upload: Upload,
+) -> (Accelerated, Arc<Mutex<Vec<String>>>) {
+    let notes: Arc<Mutex<Vec<String>>> = Arc::default();
+    let told = notes.clone();
+    let tell: Notes = Arc::new(move |note| told.lock().unwrap().push(note.to_owned()));
+    (Accelerated::new(gpu.clone(), upload, place, tell).unwrap(), notes)
+}
+
+/// A place with these windows and layers on the GPU.
+pub fn place(
+    weights: &Arc<Weights>,
+    windows: &[Range<u32>],
+    on_gpu: &[Range<u32>],
+    cache: CacheOptions,
+) -> AcceleratedPlace {
+    AcceleratedPlace {
+        weights: weights.clone(),
+        owned: windows.to_vec(),
+        accelerated: on_gpu.to_vec(),
+        output: true,
+        cache,
+        after_layer: None,
+        cpu: cpu(),
+        renews: false,
+        progress: Progress::default(),
+    }
 }
 
 /// A model of which some layers are on the GPU.
@@ -49,18 +82,7 @@ impl Model {
         cache: CacheOptions,
         upload: Upload,
     ) -> Model {
-        let notes: Arc<Mutex<Vec<String>>> = Arc::default();
-        let told = notes.clone();
-        let tell: Notes = Arc::new(move |note| told.lock().unwrap().push(note.to_owned()));
-        let place = AcceleratedPlace {
-            weights: weights.clone(),
-            owned: windows.to_vec(),
-            accelerated: on_gpu.to_vec(),
-            output: true,
-            cache,
-            cpu: cpu(),
-        };
-        let backend = Accelerated::new(gpu.clone(), upload, place, tell).unwrap();
+        let (backend, notes) = accelerated(gpu, place(weights, windows, on_gpu, cache), upload);
         let stage = Stage::new(weights.clone(), windows, cache, Box::new(backend)).unwrap();
         let head = Head::new(weights.clone(), cpu());
         Model { head, stage, windows: windows.to_vec(), length: 0, notes }
@@ -92,17 +114,17 @@ impl Model {
     }
 }
 
-fn models() -> PathBuf {
+pub fn models() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/models")
 }
 
-fn golden(file: &str) -> Vec<Value> {
+pub fn golden(file: &str) -> Vec<Value> {
     let text = std::fs::read_to_string(models().join("golden.json")).unwrap();
     let golden: BTreeMap<String, Value> = serde_json::from_str(&text).unwrap();
     golden["files"][file].as_array().unwrap().clone()
 }
 
-fn tokens(value: &Value) -> Vec<u32> {
+pub fn tokens(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|token| token.as_u64().unwrap() as u32).collect()
 }
 
@@ -234,10 +256,10 @@ fn every_architecture_has_the_logits_of_the_oracle() {
         for (gpu, quant) in [(&full, quants[index % 6]), (&plain, quants[(index + 2) % 6])] {
             let weights = synthetic(architecture, quant);
             for format in [CacheFormat::F16, CacheFormat::F32] {
-                let cache = CacheOptions { context: 40, format, sequences: 2 };
+                let cache = CacheOptions { context: 40, format, sequences: 1 };
                 let wanted = wanted(&weights, &tokens, cache);
                 let mut model = Model::new(gpu, &weights, &[0..2, 2..4], &[0..2, 2..4], cache, upload);
-                // A batch, single tokens, another batch: in the second sequence, so that the first stays empty.
+                // A batch, single tokens, another batch: what came before is in the cache.
                 let mut own = Vec::new();
                 for part in [&tokens[..7], &tokens[7..8], &tokens[8..9], &tokens[9..]] {
                     let hidden = model.pass(part);
@@ -284,6 +306,12 @@ fn a_run_goes_on_when_the_gpu_is_lost() {
 }
 
 #[test]
+fn a_run_goes_on_when_the_gpu_does_not_answer_in_time() {
+    let test = "a_run_goes_on_when_the_gpu_does_not_answer_in_time";
+    goes_on(test, |gpu| gpu.limit_wait(Duration::ZERO), "the GPU did not finish a copy from the GPU");
+}
+
+#[test]
 fn a_run_goes_on_when_the_gpu_is_out_of_memory() {
     let test = "a_run_goes_on_when_the_gpu_is_out_of_memory";
     // Not even the next row finds a place on its way back.
@@ -316,4 +344,67 @@ fn what_does_not_fit_is_refused_before_it_begins_and_gives_back_what_it_took() {
     assert!(matches!(error, GpuError::OutOfMemory { .. }), "{error}");
     assert!(error.to_string().contains("fewer layers"), "{error}");
     assert_eq!(left, 0);
+}
+
+#[test]
+fn whoever_waits_for_the_weights_hears_how_far_they_are() {
+    let _alone = alone();
+    let test = "whoever_waits_for_the_weights_hears_how_far_they_are";
+    let Some(gpu) = open(test, Mask::default()).map(Arc::new) else { return };
+    let weights = synthetic(Architecture::Llama, "q8_0");
+    let heard: Arc<Mutex<Vec<(u64, u64)>>> = Arc::default();
+    let hears = heard.clone();
+    let progress = Progress::new(move |done, total| hears.lock().unwrap().push((done, total)));
+    let cache = CacheOptions { context: 40, format: CacheFormat::F16, sequences: 1 };
+    let whole = std::slice::from_ref(&(0..4));
+    let part = AcceleratedPlace { progress, ..place(&weights, whole, whole, cache) };
+    drop(accelerated(&gpu, part, Tiling::USUAL.into()));
+    let heard = heard.lock().unwrap();
+    // Seven matrices a layer, and the output's.
+    assert_eq!(heard.len(), 4 * 7 + 1);
+    assert!(heard.is_sorted() && heard[0].0 > 0);
+    assert!(heard.iter().all(|&(_, total)| total == heard[28].0), "{heard:?}");
+}
+
+#[test]
+fn a_cache_that_is_larger_than_a_binding_is_refused_with_what_to_do() {
+    let _alone = alone();
+    let test = "a_cache_that_is_larger_than_a_binding_is_refused_with_what_to_do";
+    let mask = Mask { binding_bytes: Some(1 << 20), ..Mask::default() };
+    let Some(gpu) = open(test, mask).map(Arc::new) else { return };
+    let weights = synthetic(Architecture::Llama, "q8_0");
+    let made = |context| {
+        let cache = CacheOptions { context, format: CacheFormat::F32, sequences: 1 };
+        GpuLayers::new(gpu.clone(), weights.clone(), 0..1, false, cache, Tiling::USUAL.into())
+    };
+    // Three heads of 64 or 128 numbers.
+    assert!(made(512).is_ok());
+    let error = made(1024).unwrap_err();
+    assert!(matches!(error, GpuError::OutOfMemory { .. }), "{error}");
+    assert!(
+        error.to_string().contains("key-value cache") && error.to_string().contains("`context`"),
+        "{error}"
+    );
+    // Nor can kernels number what 32 bits cannot.
+    let error = made(1 << 30).unwrap_err().to_string();
+    assert!(error.contains("32 bits"), "{error}");
+}
+
+#[test]
+fn memory_that_processors_share_is_promised_once() {
+    let _alone = alone();
+    let test = "memory_that_processors_share_is_promised_once";
+    let weights = synthetic(Architecture::Llama, "q8_0");
+    let cache = CacheOptions { context: 4000, format: CacheFormat::F32, sequences: 1 };
+    let taken = |owned: Range<u32>| {
+        let gpu = Arc::new(open(test, Mask::default())?);
+        let part = place(&weights, &[owned], std::slice::from_ref(&(0..1)), cache);
+        let (backend, _) = accelerated(&gpu, part, Tiling::USUAL.into());
+        Some((gpu.memory_taken(), backend.cache_bytes(), gpu.facts().kind))
+    };
+    let Some((alone, own_caches, kind)) = taken(0..1) else { return };
+    let (beside, all_caches, _) = taken(0..4).unwrap();
+    let others = if matches!(kind, "integrated" | "software") { all_caches - own_caches } else { 0 };
+    assert!(all_caches > own_caches);
+    assert_eq!(beside - alone, others);
 }

@@ -11,6 +11,7 @@ use hearth_gpu::kernels::packing::Packed;
 use hearth_gpu::kernels::product::{Product, Stage, Tiling};
 use hearth_gpu::kernels::quantise::{self, Scaled};
 use hearth_gpu::matrix::GpuMatrix;
+use hearth_gpu::tuning::candidates;
 use hearth_gpu::virtual_tensor::Storage;
 use hearth_gpu::{GpuError, Mask};
 
@@ -132,14 +133,22 @@ impl Case {
 }
 
 /// Every way to use the device.
-pub fn masks() -> [(Mask, &'static str); 4] {
+pub fn masks() -> [(Mask, &'static str); 5] {
     let all = Mask::default();
     [
         (all, "all of the device"),
         (Mask { packed_dot: true, ..all }, "no packed products"),
         (Mask { half: true, ..all }, "no half precision"),
+        (Mask { subgroups: true, ..all }, "no subgroups"),
         (Mask { packed_dot: true, subgroups: true, half: true, ..all }, "nothing of the device"),
     ]
+}
+
+/// All that tuning may choose, where all of the device is used; else one of each layout.
+pub fn tilings(gpu: &Gpu, mask: Mask) -> Vec<Tiling> {
+    let all = candidates(gpu.capabilities());
+    assert!(all.contains(&Tiling::USUAL) && all.contains(&Tiling::BY_OUTPUT));
+    if mask == Mask::default() { all } else { vec![Tiling::USUAL, Tiling::BY_OUTPUT] }
 }
 
 #[test]
@@ -151,11 +160,28 @@ fn products_are_those_of_the_oracle_in_every_variant() {
             // Rows and tokens that fill no tile.
             let [one, many] = [1, 37].map(|tokens| Case::new(packed.stored().unwrap(), 100, 768, tokens));
             let mut worst = [0.0f32; 2];
-            for tiling in [Tiling::USUAL, Tiling::BY_OUTPUT] {
+            for tiling in tilings(&gpu, mask) {
                 worst[0] = worst[0].max(one.check(&gpu, Stage::Decode, tiling, what));
                 worst[1] = worst[1].max(many.check(&gpu, Stage::Prefill, tiling, what));
             }
             println!("{packed:?}, {what}: decode off by {:.1e}, prefill {:.1e}", worst[0], worst[1]);
+        }
+    }
+}
+
+#[test]
+fn batches_of_every_size_are_those_of_the_oracle_in_their_tiles() {
+    let _alone = alone();
+    let Some(gpu) = open("batches_of_every_size_are_those_of_the_oracle_in_their_tiles", Mask::default())
+    else {
+        return;
+    };
+    for packed in [Packed::Q8_0, Packed::Q4K, Packed::F16] {
+        for tokens in [2, 7, 8, 9, 16, 17, 31, 33] {
+            let case = Case::new(packed.stored().unwrap(), 100, 512, tokens);
+            for tiling in Tiling::USUAL.of_batches() {
+                case.check(&gpu, Stage::Prefill, tiling, "a batch");
+            }
         }
     }
 }

@@ -7,9 +7,9 @@
 //! out[row] = (sum over i of code[row, i] * code(x)[i]) * scale[row] * scale(x)
 //! ```
 //!
-//! An integer holds 2^31 / 127^2 products of the largest codes, rows of 133 000 weights. In decode the largest value of the
-//! row must be known before the first is rounded: the threads of a group read it all, which it is in the cache for, and
-//! round a chunk at a time after that.
+//! An integer holds 2^31 / 127^2 products of the largest codes: longer rows than 133 144 weights are refused. In decode
+//! the largest value of the row must be known before the first is rounded: the threads of a group read it all, which it
+//! is in the cache for, and round a chunk at a time after that.
 
 use std::fmt::Write;
 

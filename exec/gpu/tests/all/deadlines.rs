@@ -1,0 +1,67 @@
+//! Does a device that does not finish hold up whoever waits for it?
+
+use std::time::Duration;
+
+use hearth_exec::clock::wall_nanos;
+use hearth_gpu::device::{Binding, Params};
+use hearth_gpu::{GpuError, Mask};
+
+use crate::gpu::{alone, open};
+
+/// One thread that is busy for some seconds: each step needs the one before.
+const STEPS: u32 = 300_000_000;
+
+/// What a wait may take: far less than those seconds.
+const SOON: Duration = Duration::from_millis(1500);
+
+fn busy() -> String {
+    format!(
+        "{}@group(0) @binding(1) var<storage, read_write> out: array<u32>;\n\
+         @compute @workgroup_size(1)\n\
+         fn main() {{\n    var x = params.first + 1u;\n    \
+         for (var i = 0u; i < params.end; i++) {{\n        \
+         x ^= x << 13u;\n        x ^= x >> 17u;\n        x ^= x << 5u;\n    }}\n    out[0] = x;\n}}\n",
+        Params::WGSL
+    )
+}
+
+#[test]
+fn a_device_that_is_given_no_time_is_a_lost_one_from_then_on() {
+    let _alone = alone();
+    let test = "a_device_that_is_given_no_time_is_a_lost_one_from_then_on";
+    let Some(gpu) = open(test, Mask::default()) else { return };
+    let tensor = gpu.zeros("a tensor", 16).unwrap();
+    gpu.limit_wait(Duration::ZERO);
+    let error = gpu.read::<f32>(&tensor, 4).unwrap_err();
+    assert!(matches!(error, GpuError::Timeout { .. }), "{error}");
+    // Time alone does not bring it back.
+    gpu.limit_wait(Duration::from_mins(1));
+    let error = gpu.write(&tensor, &[1.0f32]).unwrap_err();
+    assert!(
+        matches!(error, GpuError::Lost { .. }) && error.to_string().contains("did not finish"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_device_that_does_not_finish_holds_nobody_up() {
+    let _alone = alone();
+    let test = "a_device_that_does_not_finish_holds_nobody_up";
+    let Some(gpu) = open(test, Mask::default()) else { return };
+    if gpu.facts().is_software() {
+        eprintln!("SKIPPED {test}: a software driver computes while it takes a submission");
+        return;
+    }
+    gpu.limit_wait(Duration::from_millis(50));
+    let (params, out) = (gpu.params().unwrap(), gpu.zeros("out", 16).unwrap());
+    gpu.write(&params, &[Params { end: STEPS, ..Params::pass(1, 0) }]).unwrap();
+    let bound = [&params, &out].map(Binding::Buffer);
+    let launch = gpu.launch("busy", &busy(), &bound, [1, 1, 1]).unwrap();
+    gpu.submit([&launch]).unwrap();
+    let begin = wall_nanos();
+    let error = gpu.finished().unwrap_err();
+    assert!(matches!(error, GpuError::Timeout { .. }), "{error}");
+    drop((launch, gpu));
+    let waited = Duration::from_nanos(wall_nanos() - begin);
+    assert!(waited < SOON, "{waited:?}");
+}

@@ -1,0 +1,75 @@
+//! Is a norm what its formula says, with the lanes of subgroups and without?
+//!
+//! Against a plain loop in f64. Stated bound: 1e-6 of the largest number, which is the rounding of f32.
+
+use hearth_gpu::Gpu;
+use hearth_gpu::device::{Binding, Params};
+use hearth_gpu::kernels::Variant;
+use hearth_gpu::kernels::norm::NormKernel;
+use hearth_gpu::virtual_tensor::Storage;
+
+use crate::gpu::{alone, largest_difference, numbers, open};
+use crate::products::masks;
+
+const TOKENS: usize = 5;
+const EPSILON: f32 = 1e-5;
+
+/// Rows [TOKENS, width], to which a change is added that was normalised itself; the sums, and their norm.
+fn plain(hidden: &[f32], change: &[f32], weights: [&[f32]; 2], width: usize) -> (Vec<f32>, Vec<f32>) {
+    let normalised = |row: &[f64], weight: &[f32]| -> Vec<f64> {
+        let square: f64 = row.iter().map(|number| number * number).sum::<f64>() / width as f64;
+        let scale = 1.0 / (square + f64::from(EPSILON)).sqrt();
+        row.iter().zip(weight).map(|(number, weight)| number * scale * f64::from(*weight)).collect()
+    };
+    let wide = |row: &[f32]| -> Vec<f64> { row.iter().map(|&number| f64::from(number)).collect() };
+    let (mut sums, mut norms) = (Vec::new(), Vec::new());
+    for (hidden, change) in hidden.chunks_exact(width).zip(change.chunks_exact(width)) {
+        let change = normalised(&wide(change), weights[0]);
+        let sum: Vec<f64> = wide(hidden).iter().zip(change).map(|(one, other)| one + other).collect();
+        norms.extend(normalised(&sum, weights[1]).iter().map(|&number| number as f32));
+        sums.extend(sum.iter().map(|&number| number as f32));
+    }
+    (sums, norms)
+}
+
+fn check(gpu: &Gpu, width: usize, what: &str) {
+    let [hidden, change] = [1, 2].map(|seed| numbers(TOKENS * width, seed));
+    let [post, weight] = [3, 4].map(|seed| numbers(width, seed));
+    let kernel = NormKernel {
+        width: width as u32,
+        epsilon: EPSILON,
+        adds: true,
+        post: true,
+        normalises: true,
+        hidden: Storage::Linear,
+        storage: Storage::Linear,
+        variant: Variant::of(gpu.capabilities()),
+    };
+    let params = gpu.params().unwrap();
+    gpu.write(&params, &[Params::pass(TOKENS as u32, 0)]).unwrap();
+    let upload = |values: &[f32]| gpu.upload("rows", values).unwrap();
+    let tensors = [upload(&hidden), upload(&change), upload(&post), upload(&weight), upload(&hidden)];
+    let bound: Vec<Binding> = std::iter::once(&params).chain(&tensors).map(Binding::Buffer).collect();
+    let launch = gpu.launch("norm", &kernel.kernel(), &bound, [TOKENS as u32, 1, 1]).unwrap();
+    gpu.submit([&launch]).unwrap();
+    let (sums, norms) = plain(&hidden, &change, [&post, &weight], width);
+    for (own, wanted) in [(&tensors[0], sums), (&tensors[4], norms)] {
+        let own: Vec<f32> = gpu.read(own, wanted.len()).unwrap();
+        let largest = wanted.iter().fold(0.0f32, |most, number| most.max(number.abs()));
+        let off = largest_difference(&own, &wanted) / largest;
+        assert!(off < 1e-6, "{width} numbers, {what}: off by {off}");
+    }
+}
+
+#[test]
+fn norms_are_those_of_their_formula_in_every_variant() {
+    let _alone = alone();
+    for (mask, what) in masks() {
+        let Some(gpu) = open("norms_are_those_of_their_formula_in_every_variant", mask) else { return };
+        assert!(!(mask.subgroups && gpu.capabilities().subgroups.is_some()));
+        // Fewer slices than threads, as many, and more.
+        for width in [12, 256, 1000] {
+            check(&gpu, width, what);
+        }
+    }
+}

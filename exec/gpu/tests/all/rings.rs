@@ -1,0 +1,141 @@
+//! Does a device of a ring go on when its GPU is gone, and does its trace say who computed?
+//!
+//! The trained model on one device, whose node carries a plan out as in any ring, along the golden tokens.
+
+use std::sync::{Arc, Mutex};
+
+use hearth_exec::ring::LocalModel;
+use hearth_exec::ring::node::{Node, Outbox};
+use hearth_exec::sampler::greedy;
+use hearth_exec::{Accelerator, Progress};
+use hearth_gpu::backend::Accelerated;
+use hearth_gpu::kernels::product::Tiling;
+use hearth_gpu::{Gpu, Mask, Notes};
+use hearth_profiles::Document;
+use hearth_schema::Plan;
+use hearth_schema::schedule::Pass;
+use hearth_schema::trace::{Kind, Record, Resource};
+
+use crate::gpu::{alone, open};
+use crate::models::{golden, models, tokens};
+
+const FILE: &str = "psalm-7m-q8_0.gguf";
+
+/// A node that computes with a GPU, and what it has to say.
+struct Ring {
+    model: LocalModel,
+    node: Option<Node>,
+    notes: Arc<Mutex<Vec<String>>>,
+    /// The prompt, and the golden tokens.
+    so_far: Vec<u32>,
+    prompt: usize,
+}
+
+impl Ring {
+    fn new(gpu: &Arc<Gpu>) -> Ring {
+        let notes: Arc<Mutex<Vec<String>>> = Arc::default();
+        let told = notes.clone();
+        let tell: Notes = Arc::new(move |note| told.lock().unwrap().push(note.to_owned()));
+        let gpu = gpu.clone();
+        let accelerator = Accelerator::new(move |place| {
+            let open = || gpu.alive().map(|()| gpu.clone());
+            Ok(Box::new(Accelerated::opened(open, |_| Tiling::USUAL.into(), place, tell.clone())?))
+        });
+        let model = LocalModel::open(&models().join(FILE)).unwrap().accelerated_by(Some(accelerator));
+        let run = &golden(FILE)[0];
+        let (prompt, greedy_ids) = (tokens(&run["prompt_ids"]), tokens(&run["greedy_ids"]));
+        let so_far = [&prompt[..], &greedy_ids].concat();
+        let plan = plan(&model, 8);
+        let progress = Progress::default();
+        let mut node = Node::new(&plan, 0, &model, 2, Outbox::new(), 1, &progress).unwrap();
+        node.choose_with(0, Box::new(greedy));
+        Ring { model, node: Some(node), notes, so_far, prompt: prompt.len() }
+    }
+
+    fn node(&mut self) -> &mut Node {
+        self.node.as_mut().unwrap()
+    }
+
+    /// The pass of these positions gives the golden token.
+    fn pass(&mut self, index: u32, from: usize, to: usize) {
+        let known = self.so_far[..to].to_vec();
+        let pass = Pass::plain(index, from as u32, (to - from) as u32, true);
+        let out = self.node().begin(pass, &known).unwrap().expect("one device is the whole ring");
+        assert_eq!(out.tokens, [self.so_far[to]], "pass {index}");
+    }
+}
+
+/// All layers on one device, so many of them on its GPU; the output too if they all are.
+fn plan(model: &LocalModel, gpu_layers: u32) -> Arc<Plan> {
+    let output = if gpu_layers == 8 { "gpu" } else { "cpu" };
+    let text = format!(
+        "schema: plan/1\nscenario: {{name: test, digest: 'sha256:0'}}\nmodel: {{name: psalm, digest: '{}', \
+         shape_digest: '{}', layers: 8}}\nplanner: {{strategy: manual}}\nrounds: 1\ncontext: 128\n\
+         kv_cache: f32\noutput: {output}\ndevices:\n\
+         - {{name: a, role: head, window: 8, gpu_layers: {gpu_layers}, residency: {{policy: os}}}}\n",
+        model.profile.digest,
+        model.profile.shape_digest()
+    );
+    Arc::new(Plan::from_yaml(&text).unwrap())
+}
+
+/// Who computed what of the plan's GPU part.
+fn resources(records: &[Record], pass: u32) -> Vec<Resource> {
+    let of_gpu = |record: &&Record| {
+        let layers = record.kind == Kind::Compute && record.layers.is_some_and(|[first, _]| first == 0);
+        record.pass == pass && (layers || record.kind == Kind::Output)
+    };
+    records.iter().filter(of_gpu).map(|record| record.resource).collect()
+}
+
+#[test]
+fn steps_that_the_processors_do_for_a_lost_gpu_are_theirs_in_the_trace() {
+    let _alone = alone();
+    let test = "steps_that_the_processors_do_for_a_lost_gpu_are_theirs_in_the_trace";
+    let Some(gpu) = open(test, Mask::default()).map(Arc::new) else { return };
+    let mut ring = Ring::new(&gpu);
+    let prompt = ring.prompt;
+    ring.pass(0, 0, prompt);
+    ring.pass(1, prompt, prompt + 1);
+    gpu.destroy();
+    ring.pass(2, prompt + 1, prompt + 2);
+    ring.pass(3, prompt + 2, prompt + 3);
+    assert_eq!(ring.notes.lock().unwrap().len(), 1);
+    let all = ring.node().take_all_lines();
+    let records = &all[0].1.records;
+    for pass in 0..4 {
+        let wanted = if pass < 2 { Resource::Gpu } else { Resource::Cpu };
+        assert_eq!(resources(records, pass), [wanted; 2], "pass {pass}");
+    }
+    // What processors did has its cost, and is found in memory or read.
+    let costs = records.iter().filter(|record| record.kind == Kind::Compute && record.pass == 3);
+    assert!(costs.clone().count() == 1 && costs.clone().all(|record| record.cost.is_some()));
+}
+
+#[test]
+fn a_ring_is_renewed_on_processors_when_the_gpu_cannot_be_opened_again() {
+    let _alone = alone();
+    let test = "a_ring_is_renewed_on_processors_when_the_gpu_cannot_be_opened_again";
+    let Some(gpu) = open(test, Mask::default()).map(Arc::new) else { return };
+    let mut ring = Ring::new(&gpu);
+    let prompt = ring.prompt;
+    ring.pass(0, 0, prompt);
+    gpu.destroy();
+    let (plan, node) = (plan(&ring.model, 6), ring.node.take().unwrap());
+    let node = node.renew(&plan, 1, &ring.model, Outbox::new(), 2, &Progress::default()).unwrap();
+    ring.node = Some(node);
+    // A renewed ring computes again what was there.
+    ring.pass(1, 0, prompt + 1);
+    ring.pass(2, prompt + 1, prompt + 2);
+    let notes = ring.notes.lock().unwrap().clone();
+    assert!(
+        notes.len() == 1 && notes[0].contains("was lost") && notes[0].contains("processors"),
+        "{notes:?}"
+    );
+    let all = ring.node().take_all_lines();
+    assert_eq!(resources(&all[1].1.records, 2), [Resource::Cpu; 2]);
+    // A run that has not begun does not begin without what its plan asks for.
+    let begun = Node::new(&plan, 0, &ring.model, 2, Outbox::new(), 3, &Progress::default());
+    let error = begun.err().expect("the GPU is gone").to_string();
+    assert!(error.contains("the GPU was lost"), "{error}");
+}
