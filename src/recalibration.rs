@@ -24,8 +24,13 @@ use crate::diagnostics::Failure;
 /// source: assumed
 const LEAST_PASSES: usize = 3;
 
-/// The device with the rates that explain a run, given what was predicted with the device as it is.
-pub fn recalibrated(mut device: Device, predicted: &Trace, measured: &Trace) -> Result<Device, Failure> {
+/// The device with the rates that explain a run, given what was predicted with the device as it is; and how much longer
+/// it computed than that.
+pub fn recalibrated(
+    mut device: Device,
+    predicted: &Trace,
+    measured: &Trace,
+) -> Result<(Device, f64), Failure> {
     let factor = factor(&device.name, predicted, measured)?;
     let plan = &measured.header.plan;
     let said = |source: &str| {
@@ -44,7 +49,7 @@ pub fn recalibrated(mut device: Device, predicted: &Trace, measured: &Trace) -> 
     let times = overheads.into_iter().flatten().chain([&mut cpu.kv_copy.latency]);
     times.for_each(|time| put(time, said, |time| time.0 *= factor));
     device.validate().map_err(Failure::unusable)?;
-    Ok(device)
+    Ok((device, factor))
 }
 
 /// Whether a prediction was made with this device as it is: limits of a scenario make another of it.
@@ -79,19 +84,24 @@ fn factor(name: &str, predicted: &Trace, measured: &Trace) -> Result<f64, Failur
     // Attention takes longer the further a text is.
     let first =
         |trace: &Trace| trace.passes.iter().find(|pass| is_decoding(pass)).map(|pass| pass.first_position);
-    if first(predicted) != first(measured) {
-        return Err(Failure::unusable("the two traces begin with prompts of different lengths")
-            .hint("give the scenario's `workload.prompt` the tokens of the run's prompt"));
+    if let (Some(simulated), Some(real)) = (first(predicted), first(measured))
+        && simulated != real
+    {
+        let what = format!("the run's prompt has {real} tokens, and the prediction's {simulated}");
+        return Err(Failure::unusable(what)
+            .hint(format!("say `workload: {{prompt: {real}, ..}}` in the scenario and simulate again")));
     }
     match usual(name, predicted).zip(usual(name, measured)) {
         Some((predicted, measured)) if predicted > 0.0 && measured > 0.0 => Ok(measured / predicted),
         _ => {
+            let devices = measured.header.devices.iter().map(|device| format!("`{}`", device.name));
+            let devices = devices.collect::<Vec<_>>().join(", ");
             let what = format!(
                 "one of the traces has fewer than {LEAST_PASSES} passes of one token that device `{name}` computed on its \
                  processor"
             );
             Err(Failure::unusable(what)
-                .hint("`--name` names the device as the plan does; generate more tokens"))
+                .hint(format!("say which device it is, `--name` one of {devices}; or generate more tokens")))
         }
     }
 }
@@ -171,7 +181,8 @@ planner: {strategy: manual, windows: [8, 8]}
             device
         };
         let measured = executed(run(slower).0);
-        let found = recalibrated(device, &predicted, &measured).expect("a device");
+        let (found, factor) = recalibrated(device, &predicted, &measured).expect("a device");
+        assert!(factor > 1.1, "{factor}");
         assert_eq!(found.cpu.matmul, run(|device| device).1.cpu.matmul, "prompts are not told of");
         let source = &found.cpu.read_bandwidth.source;
         assert!(source.starts_with("measured: a run of plan sha256:"), "{source}");
@@ -196,7 +207,7 @@ planner: {strategy: manual, windows: [8, 8]}
         assert!(refused(device.clone(), &predicted, &other).contains("different plans"));
         let mut other = measured.clone();
         other.passes.iter_mut().for_each(|pass| pass.first_position += 1);
-        assert!(refused(device.clone(), &predicted, &other).contains("different lengths"));
+        assert!(refused(device.clone(), &predicted, &other).contains("the run's prompt has"));
         assert!(
             is_of(&device, &predicted) && !is_of(&Device { about: "x".into(), ..device.clone() }, &predicted)
         );

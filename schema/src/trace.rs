@@ -368,7 +368,13 @@ impl Trace {
                 break;
             }
             let fail = |what: String| TraceError::Line { line: number, what };
-            let line: Line = serde_json::from_slice(&text).map_err(|error| fail(error.to_string()))?;
+            let line: Line = serde_json::from_slice(&text).map_err(|error| {
+                let begins = String::from_utf8_lossy(&text).chars().take(40).collect::<String>();
+                fail(match number {
+                    1 => format!("this is no {} file: it begins with `{}`", Self::SCHEMA, begins.trim_end()),
+                    _ => error.to_string(),
+                })
+            })?;
             match (line, &header) {
                 (Line::Header(found), None) if found.schema == Self::SCHEMA => header = Some(found),
                 (Line::Header(found), None) => {

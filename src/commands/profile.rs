@@ -25,15 +25,19 @@ pub fn run(args: &ProfileArgs, json: bool) -> Result<ExitCode, Failure> {
             let predicted = read_trace(predicted)?;
             if !is_of(&device, &predicted) {
                 tell!(
-                    "warning: the prediction was made with another profile, or inside limits of its scenario"
+                    "warning: the prediction was made with another profile, or inside limits of its scenario; simulate \
+                     again with this one, or what is put on it counts twice"
                 );
             }
-            recalibrated(device, &predicted, &read_trace(measured)?)?
+            let (device, factor) = recalibrated(device, &predicted, &read_trace(measured)?)?;
+            tell!("`{}` computed for {factor:.3} times as long as predicted", device.name);
+            device
         }
         _ => measured(args)?,
     };
     if let Some(path) = &args.output {
         write(path, device.to_yaml().as_bytes())?;
+        tell!("wrote {}", path.display());
     }
     if json {
         print_json(&device)?;

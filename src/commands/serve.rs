@@ -6,12 +6,14 @@
 use std::cell::RefCell;
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hearth_exec::ring::{Guest, Key, Network, Ring, Said, Service, Stopper};
 use hearth_exec::{ChatTemplate, Tokenizer};
+use hearth_schema::Plan;
+use hearth_schema::happenings::{Happening, Sort};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
@@ -55,7 +57,7 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode, Failure> {
     let template = ChatTemplate::new(metadata, &tokenizer).map_err(|error| error.to_string());
     let name = args.name.clone().unwrap_or_else(|| model.profile.name.clone());
     let vocabulary = model.weights.shape().vocabulary;
-    let raising = Raising::new(&args.ring, (plan, sequences), (model, &args.model))?;
+    let mut raising = Raising::new(&args.ring, (plan, sequences), (model, &args.model))?;
     let (door, guests) = mpsc::unbounded_channel();
     let house = Arc::new(House {
         door,
@@ -66,16 +68,32 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode, Failure> {
         vocabulary,
         counters: Arc::default(),
         token,
-        plan: raising.plan.clone(),
+        plan: Mutex::new(raising.plan.clone()),
         since: now(),
         asked: AtomicU64::new(0),
     });
+    let told = house.clone();
+    raising.options.on_happening = Some(Arc::new(move |happening, plan| tell_of(&told, happening, plan)));
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
     let serving = Serving { args, raising, house, guests };
     let ended = runtime.block_on(over(key, args.ring.slower(), serving));
     // The head's node may still be in a step; the process does not wait for it.
     runtime.shutdown_background();
     ended.map(|()| ExitCode::SUCCESS)
+}
+
+/// Says what happens to the ring, and shows it as it is then.
+fn tell_of(house: &House, happening: &Happening, plan: Option<&Plan>) {
+    let Happening { sort, device, what, .. } = happening;
+    match (sort, device) {
+        (Sort::Silent, Some(name)) => tell!("{name} is gone: {what}"),
+        (Sort::Replanned, _) => tell!("the ring goes on with {what}"),
+        (Sort::NotReplanned, Some(name)) => tell!("the ring is not planned again without {name}: {what}"),
+        _ => tell!("the ring: {what}"),
+    }
+    if let Some(plan) = plan {
+        house.goes_by(plan);
+    }
 }
 
 /// What who asks must know, if anything.
@@ -166,6 +184,7 @@ impl Keeper<'_> {
         loop {
             self.stopper.replace(Some(ring.stopper()));
             self.house.counters.ring(true);
+            self.house.goes_by(&self.raising.plan);
             let (back, ended) = ring.serve(self.service(), guests).await;
             guests = back;
             ring.close().await;

@@ -13,8 +13,8 @@ mod connections;
 mod counters;
 mod told;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::extract::{DefaultBodyLimit, Request, State};
@@ -65,8 +65,8 @@ pub struct House {
     pub counters: Arc<Counters>,
     /// What who asks must know, unless it is somebody on this machine.
     pub token: Option<String>,
-    /// Which device does what.
-    pub plan: Plan,
+    /// Which device does what, now.
+    pub plan: Mutex<Plan>,
     /// When the server began, in seconds since 1970.
     pub since: u64,
     /// Requests so far.
@@ -177,15 +177,16 @@ async fn metrics(State(house): State<Arc<House>>) -> Response {
 }
 
 async fn ring(State(house): State<Arc<House>>) -> Json<Value> {
+    let plan = house.plan.lock().unwrap_or_else(PoisonError::into_inner);
     let device = |(place, device): (usize, &hearth_schema::plan::PlannedDevice)| {
-        let layers: u32 = house.plan.windows(place).iter().map(|window| window.len() as u32).sum();
+        let layers: u32 = plan.windows(place).iter().map(|window| window.len() as u32).sum();
         json!({"name": device.name, "layers": layers, "window": device.window})
     };
-    let devices: Vec<Value> = house.plan.devices.iter().enumerate().map(device).collect();
+    let devices: Vec<Value> = plan.devices.iter().enumerate().map(device).collect();
     Json(json!({
         "model": &*house.model,
-        "rounds": house.plan.rounds,
-        "sequences": house.plan.sequences,
+        "rounds": plan.rounds,
+        "sequences": plan.sequences,
         "context": house.context,
         "can_chat": house.template.is_ok(),
         "devices": devices,
@@ -287,6 +288,11 @@ async fn whole(heading: &Heading, answers: Vec<(Answer, UnderWay)>) -> Response 
 }
 
 impl House {
+    /// From now on the ring is one of this plan.
+    pub fn goes_by(&self, plan: &Plan) {
+        self.plan.lock().unwrap_or_else(PoisonError::into_inner).clone_from(plan);
+    }
+
     fn how(&self, common: &Common) -> Result<How, Refused> {
         of_model(self, common.model.as_deref())?;
         // Each request draws of its own; with `seed` it can be asked again.

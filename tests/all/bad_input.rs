@@ -162,7 +162,7 @@ fn a_worker_with_another_model_is_named() {
 fn a_port_in_use_is_refused() {
     let worker = Worker::start(&model("q4_k"));
     let text = error(&["worker", "--listen", &worker.address, "--model", &model("q4_k")], 1);
-    assert!(text.contains("cannot listen at") && text.contains("choose another port"), "{text}");
+    assert!(text.contains("cannot listen at") && text.contains("no other program uses"), "{text}");
 }
 
 #[test]

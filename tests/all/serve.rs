@@ -257,6 +257,12 @@ fn a_killed_worker_takes_no_text_from_anybody() {
         }
     });
     assert!((server.metric("ring_up") - 1.0).abs() < 0.5);
+    // Whoever looks sees the ring as it is now.
+    let (_, body) = server.get("/ring");
+    let ring: Value = serde_json::from_str(&body).expect("JSON");
+    let devices = ring["devices"].as_array().expect("devices");
+    let layers: u64 = devices.iter().map(|device| device["layers"].as_u64().expect("a number")).sum();
+    assert_eq!((devices.len(), layers), (2, 8), "{body}");
 }
 
 #[test]

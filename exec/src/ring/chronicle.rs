@@ -14,6 +14,7 @@ use hearth_schema::happenings::{Happening, Sort};
 use hearth_schema::trace::{Header, Outcome, Reading, Record, Trace};
 
 use crate::clock::wall_nanos;
+use crate::ring::head::OnHappening;
 use crate::ring::recorder::Lines;
 
 /// The most lines of one worker's trace: a day of a fast ring.
@@ -23,8 +24,10 @@ const MAX_LINES: usize = 50_000_000;
 const MAX_HAPPENINGS: usize = 1000;
 
 /// A request's trace while it is written.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Chronicle {
+    /// Hears of each happening.
+    on_happening: Option<OnHappening>,
     /// When the request began, on this process's clock.
     started: u64,
     /// The plan of each epoch.
@@ -40,9 +43,9 @@ pub(super) struct Chronicle {
 
 impl Chronicle {
     /// Of a request that begins now over this ring.
-    pub(super) fn new(plan: &Plan) -> Self {
+    pub(super) fn new(plan: &Plan, on_happening: Option<OnHappening>) -> Self {
         let seats = plan.devices.iter().map(|device| device.name.clone()).collect();
-        Self { started: wall_nanos(), seats, ..Self::default() }
+        Self { on_happening, started: wall_nanos(), seats, ..Self::default() }
     }
 
     /// An epoch begins.
@@ -57,7 +60,7 @@ impl Chronicle {
     pub(super) fn missed(&mut self, name: &str, since: u64, what: String) {
         let start = since.saturating_sub(self.started);
         let end = Some(self.now());
-        self.happened(Happening { start, end, ..happening(Sort::Silent, Some(name), what) });
+        self.happened(Happening { start, end, ..happening(Sort::Silent, Some(name), what) }, None);
     }
 
     /// Another ring takes over, until the next token is out.
@@ -66,7 +69,8 @@ impl Chronicle {
         let what = format!("{}; {again} tokens computed again", windows.collect::<Vec<_>>().join(", "));
         let (start, digest) = (self.now(), Some(plan.digest()));
         self.close_open(start);
-        self.happened(Happening { start, plan: digest, ..happening(Sort::Replanned, missing, what) });
+        let renewed = Happening { start, plan: digest, ..happening(Sort::Replanned, missing, what) };
+        self.happened(renewed, Some(plan));
         self.plans.push(plan.clone());
     }
 
@@ -74,7 +78,7 @@ impl Chronicle {
     pub(super) fn not_renewed(&mut self, missing: Option<&str>, why: &str) {
         let start = self.now();
         self.close_open(start);
-        self.happened(Happening { start, ..happening(Sort::NotReplanned, missing, why.into()) });
+        self.happened(Happening { start, ..happening(Sort::NotReplanned, missing, why.into()) }, None);
     }
 
     /// A token is out.
@@ -152,7 +156,10 @@ impl Chronicle {
         seat as u16
     }
 
-    fn happened(&mut self, happening: Happening) {
+    fn happened(&mut self, happening: Happening, goes_on: Option<&Plan>) {
+        if let Some(tell) = &self.on_happening {
+            tell(&happening, goes_on);
+        }
         if self.happenings.len() < MAX_HAPPENINGS {
             self.happenings.push(happening);
         }

@@ -33,7 +33,10 @@ pub enum RingError {
         name: String,
     },
     /// The address to listen at cannot be had.
-    #[error("cannot listen at {address}: {why}; choose another port, or stop the program that uses it")]
+    #[error(
+        "cannot listen at {address}: {why}; say HOST:PORT, as 127.0.0.1:9001, with an address of this machine and a port \
+         that no other program uses"
+    )]
     CannotListen {
         /// The address.
         address: String,

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hearth_schema::Plan;
+use hearth_schema::happenings::Happening;
 use hearth_schema::schedule::{Generation, Pass};
 use hearth_schema::trace::{Header, Origin, Outcome, Reading, Record, Trace, TracedDevice};
 use tokio::sync::mpsc;
@@ -61,10 +62,15 @@ pub struct RingOptions {
     pub computing: Computing,
     /// Hears of a worker that fetches its layers how many bytes of how many are there.
     pub on_fetch: Option<OnFetch>,
+    /// Hears what happens to the ring, as it does.
+    pub on_happening: Option<OnHappening>,
 }
 
 /// Hears how far a worker by name has come with fetching: bytes that are there, and bytes to fetch.
 pub type OnFetch = Arc<dyn Fn(&str, u64, u64) + Send + Sync>;
+
+/// Hears what has happened to the ring, and by which plan it goes on, if by another.
+pub type OnHappening = Arc<dyn Fn(&Happening, Option<&Plan>) + Send + Sync>;
 
 /// What a worker has until it is ready, or says how far it is.
 /// source: assumed, far more than taking up mapped layers needs
@@ -81,6 +87,7 @@ impl Default for RingOptions {
             renewal: Renewal::default(),
             computing: Computing::default(),
             on_fetch: None,
+            on_happening: None,
         }
     }
 }

@@ -139,12 +139,13 @@ impl<N: Network> Lead<N> {
         let mut facts: BTreeMap<_, _> =
             workers.iter().map(|(name, worker)| (name.clone(), worker.facts.clone())).collect();
         facts.insert(plan.devices[0].name.clone(), model.facts());
+        let on_happening = options.on_happening.clone();
         let mut lead = Self {
             network,
             options,
             session,
             recovery: Recovery::new(&plan.devices[0].name),
-            chronicle: Chronicle::new(&plan),
+            chronicle: Chronicle::new(&plan, on_happening),
             first: plan.clone(),
             plan: Arc::new(plan),
             links: workers.len() as u64,
@@ -186,7 +187,7 @@ impl<N: Network> Lead<N> {
             let steps = self.recovery.react(Event::Request);
             self.settle(steps).await?;
         }
-        self.chronicle = Chronicle::new(&self.plan);
+        self.chronicle = Chronicle::new(&self.plan, self.options.on_happening.clone());
         let steps = self.recovery.react(Event::Request);
         self.settle(steps).await
     }
