@@ -216,13 +216,13 @@ fn two_devices_with_limits() {
         return;
     }
     let folder = folder_on_disk();
-    let result = lab(folder.path(), ", memory: 24 MiB, disk_read: 100 MB/s");
+    let result = lab(folder.path(), ", memory: 26 MiB, disk_read: 100 MB/s");
     check(folder.path(), &result);
     let devices = result["groups"].as_array().expect("the groups' counters");
     assert_eq!(devices.len(), 2);
     for device in devices {
         let number = |name: &str| device[name].as_f64().expect(name);
-        assert_eq!(number("memory_limit"), f64::from(24 << 20), "{device}");
+        assert_eq!(number("memory_limit"), f64::from(26 << 20), "{device}");
         assert_eq!(number("oom_kills"), 0.0, "{device}");
         assert!(number("peak_unreclaimable") > 0.0 && number("resident_before") < 7e6, "{device}");
         let (throttle, trace) = (number("throttle_bytes_per_token"), number("trace_bytes_per_token"));

@@ -203,7 +203,7 @@ fn the_lab_runs_a_ring_of_managed_devices() {
     }
     let folder = folder_on_disk();
     let model = synthetic(folder.path()).display().to_string();
-    let limits = "profile: measured, limits: {memory: 26 MiB, disk_read: 200 MB/s, threads: 1}";
+    let limits = "profile: measured, limits: {memory: 28 MiB, disk_read: 200 MB/s, threads: 1}";
     let devices = ["a", "b", "c"].map(|name| format!("  - {{name: {name}, {limits}}}")).join("\n");
     let more =
         "planner: {strategy: manual, windows: [3, 4, 5]}\nresidency: {policy: managed, stream_buffer: 4 MiB}";
