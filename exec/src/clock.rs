@@ -23,12 +23,8 @@ pub fn wall_nanos() -> u64 {
 #[allow(clippy::disallowed_methods)] // as above; the date is for systems without such a clock
 pub fn machine_nanos() -> u64 {
     #[cfg(unix)]
-    {
-        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: the call writes into the structure it is given and nowhere else.
-        if unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) } == 0 {
-            return time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64;
-        }
+    if let Some(nanos) = clock_nanos(libc::CLOCK_MONOTONIC) {
+        return nanos;
     }
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(0, |since| since.as_nanos() as u64)
@@ -38,15 +34,21 @@ pub fn machine_nanos() -> u64 {
 pub fn thread_cpu_nanos() -> u64 {
     #[cfg(unix)]
     {
-        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: the call writes into the structure it is given and nowhere else.
-        let result = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
-        if result == 0 { time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64 } else { 0 }
+        clock_nanos(libc::CLOCK_THREAD_CPUTIME_ID).unwrap_or(0)
     }
     #[cfg(not(unix))]
     {
         wall_nanos()
     }
+}
+
+/// What a clock of the system says, if there is one.
+#[cfg(unix)]
+fn clock_nanos(clock: libc::clockid_t) -> Option<u64> {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the call writes into the structure it is given and nowhere else.
+    let result = unsafe { libc::clock_gettime(clock, &raw mut time) };
+    (result == 0).then(|| time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }
 
 thread_local! {
