@@ -35,9 +35,21 @@ packages=()
 has cc || packages+=(gcc libc6-dev)
 has c++ || packages+=(g++)
 has cmake || packages+=(cmake make)
-# bindgen asks for the library and for the headers of the compiler it belongs to.
-if [[ -z "${LIBCLANG_PATH:-}" ]] && ! compgen -G '/usr/lib/*/libclang*.so*' >/dev/null &&
-    ! compgen -G '/usr/lib/llvm*/lib*/libclang*.so*' >/dev/null && ! compgen -G '/usr/lib*/libclang*.so*' >/dev/null; then
+# there PATTERN...: whether a file matches one of them.
+there() {
+    local pattern
+    for pattern in "$@"; do
+        if compgen -G "$pattern" >/dev/null; then return 0; fi
+    done
+    return 1
+}
+# bindgen asks for the library, which is another than libclang-cpp, and for the headers of the compiler that it belongs to.
+libraries=() headers=()
+for folder in '/usr/lib' '/usr/lib64' '/usr/lib/*' '/usr/lib/llvm*/lib*'; do
+    libraries+=("$folder/libclang.so*" "$folder/libclang-[0-9]*.so*")
+    headers+=("$folder/clang/*/include/stddef.h")
+done
+if [[ -z "${LIBCLANG_PATH:-}" ]] && { ! there "${libraries[@]}" || ! there "${headers[@]}"; }; then
     packages+=(libclang-dev)
 fi
 
@@ -61,8 +73,8 @@ fi
 # The tests of the GPU backend run on a software driver where there is no GPU, and are skipped without either.
 if [[ "${1:-}" == "--tests" ]]; then
     optional=()
-    compgen -G '/usr/lib/*/libvulkan.so.1' >/dev/null || optional+=(libvulkan1)
-    compgen -G '/usr/share/vulkan/icd.d/*.json' >/dev/null || optional+=(mesa-vulkan-drivers)
+    there '/usr/lib/*/libvulkan.so.1' || optional+=(libvulkan1)
+    there '/usr/share/vulkan/icd.d/*.json' || optional+=(mesa-vulkan-drivers)
     if ((${#optional[@]})); then
         (install "${optional[@]}") || say "no Vulkan driver can be installed; tests that need one are skipped"
     fi
