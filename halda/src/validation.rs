@@ -11,7 +11,7 @@
 use crate::instance::{Device, Gpu, Instance, Model, OperatingSystem, PerFormat};
 
 /// Byte counts may be at most this: 1 PiB.
-pub const BYTES_LIMIT: u64 = 1 << 50;
+pub const BYTES_LIMIT: u64 = hearth_profiles::device::MOST_BYTES.0;
 
 /// L may be at most this.
 pub const MODEL_LAYERS_LIMIT: u32 = 512;

@@ -7,6 +7,7 @@
 //! Not here: opening files (the command line), finding plans (`halda`), and running them (`sim`,
 //! `exec`).
 
+pub mod address;
 pub mod cluster;
 pub mod conversion;
 pub mod digest;

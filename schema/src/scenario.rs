@@ -8,13 +8,14 @@
 
 use std::collections::BTreeSet;
 
-use hearth_profiles::device::{Quota, SocOptions};
+use hearth_profiles::device::{MOST_BYTES, Quota, SocOptions};
 use hearth_profiles::document::{Document, DocumentError};
 use hearth_profiles::link::air::Air;
 use hearth_profiles::model::ModelShape;
 use hearth_profiles::{Bytes, BytesPerSecond, Format, Fraction, Link, Seconds};
 use serde::{Deserialize, Serialize};
 
+use crate::address::host_and_port;
 use crate::events::{self, Event};
 use crate::residency::ResidencyOptions;
 
@@ -65,7 +66,7 @@ pub struct Scenario {
     expecting = "`{profile: llama-70b}`, a shipped model or a model document, or `{file: model.gguf}`"
 )]
 pub struct ModelRef {
-    /// A shipped model, as `llama-3-70b-q4_k_m`, or the path of a `model/1` document.
+    /// A shipped model, as `llama-70b`, or the path of a `model/1` document.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
     /// The path of a GGUF file.
@@ -163,6 +164,20 @@ pub struct DeviceEntry {
     pub limits: Option<Limits>,
 }
 
+impl DeviceEntry {
+    fn validate(&self) -> Result<(), DocumentError> {
+        let nowhere = |address: &&String| host_and_port(address).is_none_or(|(_, port)| port == 0);
+        if let Some(address) = self.address.as_ref().filter(nowhere) {
+            let what = format!(
+                "device `{}`: nobody listens at `{address}`; say `address: HOST:PORT`, as 192.168.1.7:9001",
+                self.name
+            );
+            return Err(DocumentError::invalid(what));
+        }
+        self.limits.as_ref().map_or(Ok(()), |limits| limits.validate(&self.name))
+    }
+}
+
 /// What a lab device may use of this machine.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "limits, as `{memory: 2 GiB, threads: 2}`")]
@@ -196,6 +211,20 @@ impl Limits {
         let refuse = |what: String| Err(DocumentError::invalid(format!("device `{device}`: {what}")));
         if self.memory.is_some() && self.memory_share.is_some() {
             return refuse("give `memory` or `memory_share`, not both".into());
+        }
+        let nothing = [
+            ("memory", self.memory == Some(Bytes::ZERO)),
+            ("memory_share", self.memory_share.is_some_and(|share| share.0 <= 0.0)),
+            ("disk_read", self.disk_read.is_some_and(|rate| rate.0 <= 0.0)),
+            ("threads", self.threads == Some(0)),
+        ];
+        if let Some((key, _)) = nothing.into_iter().find(|(_, nothing)| *nothing) {
+            return refuse(format!(
+                "`limits.{key}` is 0: nothing would ever finish; give more, or leave it out"
+            ));
+        }
+        if let Some(memory) = self.memory.filter(|memory| *memory > MOST_BYTES) {
+            return refuse(format!("`limits.memory` is {memory}, more than {MOST_BYTES}: check its unit"));
         }
         if let Some(cpu) = self.cpu.filter(|&cpu| !Quota::takes(cpu)) {
             return refuse(format!("`limits.cpu` is {cpu}: give processors, as `0.5`, from 0.01 to 1024"));
@@ -399,7 +428,7 @@ impl Document for Scenario {
             if device.name.is_empty() || !names.insert(device.name.as_str()) {
                 return refuse(format!("device name `{}` is empty or used twice", device.name));
             }
-            device.limits.as_ref().map_or(Ok(()), |limits| limits.validate(&device.name))?;
+            device.validate()?;
         }
         if let Some(residency) = &self.residency {
             residency.validate_wish("`residency`")?;

@@ -310,7 +310,9 @@ pub struct Trace {
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// A line is not a line of a trace.
-    #[error("line {line}: {what}")]
+    #[error(
+        "line {line}: {what}; give a trace that `hearth simulate` or `hearth execute` wrote with this version, whole"
+    )]
     Line {
         /// From 1.
         line: usize,

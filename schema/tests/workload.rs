@@ -38,7 +38,7 @@ fn hostile_values_are_refused() {
         (64, "sequences: 0".to_owned(), "`workload.sequences` is 0"),
         (64, "sequences: 1000000000".into(), "1 to 1024"),
         (64, format!("sequences: {most}"), "1 to 1024"),
-        (64, "sequences: -1".into(), "u32"),
+        (64, "sequences: -1".into(), "expected a whole number from 0"),
         (u32::MAX, "sequences: 2".into(), "more than 4294967295 positions"),
         (64, "micro_batch: 0".into(), "1 to 512"),
         (64, "micro_batch: 513".into(), "1 to 512"),
@@ -86,6 +86,11 @@ fn limits_that_no_machine_has_are_refused() {
         ("affinity: [0, 0]", "twice"),
         ("affinity: [9000]", "the last can be 8191"),
         ("memory: 1 GiB, memory_share: 50 %", "not both"),
+        ("memory: 0 B", "`limits.memory` is 0"),
+        ("memory: 2000 TiB", "check its unit"),
+        ("memory_share: 0 %", "`limits.memory_share` is 0"),
+        ("disk_read: 0 B/s", "`limits.disk_read` is 0"),
+        ("threads: 0", "`limits.threads` is 0"),
     ] {
         let error = limited(limits).expect_err(limits);
         assert!(error.contains(complaint) && error.contains("device `a`"), "{limits}: {error}");

@@ -10,6 +10,8 @@ pub mod questions;
 use std::fmt::Write;
 use std::path::Path;
 
+use hearth_schema::address::host_and_port;
+
 use crate::cli::Network;
 use crate::diagnostics::Failure;
 
@@ -57,11 +59,11 @@ impl Answered {
             Some((profile, address)) => (profile, Some(address)),
             None => (rest, None),
         };
-        if name.trim().is_empty() || profile.trim().is_empty() || address.is_some_and(|at| !at.contains(':'))
-        {
+        let address = address.map(|at| at.trim().to_owned());
+        let nowhere = address.as_deref().is_some_and(|at| host_and_port(at).is_none());
+        if name.trim().is_empty() || profile.trim().is_empty() || nowhere {
             return Err(wrong());
         }
-        let address = address.map(|at| at.trim().to_owned());
         let (name, profile) = (name.trim().to_owned(), profile.trim().to_owned());
         Ok(Self { name, profile, address, stands_in: false })
     }
@@ -199,7 +201,7 @@ mod tests {
 
     #[test]
     fn what_is_no_device_is_refused() {
-        for text in ["laptop", "=d2", "laptop=", "laptop=d2@here", "laptop=@1:2"] {
+        for text in ["laptop", "=d2", "laptop=", "laptop=d2@here", "laptop=d2@10.0.0.7", "laptop=@1:2"] {
             assert!(Answered::parse(text).is_err(), "{text}");
         }
     }

@@ -31,6 +31,10 @@ use crate::per_format::PerFormat;
 use crate::sourced::Sourced;
 use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond, Fraction, Seconds};
 
+/// More than a device has of any memory: below it sums of sizes never overflow.
+/// source: assumed, a thousand times the memory of a large server
+pub const MOST_BYTES: Bytes = Bytes(1 << 50);
+
 /// The operating system, as far as it decides how memory is reclaimed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -401,6 +405,12 @@ impl Document for Device {
                 return refuse(&place, what);
             }
         }
+        for (place, bytes) in self.sizes() {
+            if bytes > MOST_BYTES {
+                let what = format!("`{place}` is {bytes}, more than {MOST_BYTES}: check its unit");
+                return refuse(place, what);
+            }
+        }
         if self.memory.available.value > self.memory.total.value {
             let what = "`memory.available` is more than `memory.total`";
             return refuse("memory.available", what.into());
@@ -422,6 +432,27 @@ impl Document for Device {
 }
 
 impl Device {
+    /// Every size by its place.
+    fn sizes(&self) -> Vec<(&'static str, Bytes)> {
+        let memory = &self.memory;
+        let mut sizes = vec![
+            ("memory.total", memory.total.value),
+            ("memory.available", memory.available.value),
+            ("cpu.compute_buffer", self.cpu.compute_buffer.value),
+        ];
+        let more = [
+            ("memory.can_swap", &memory.can_swap),
+            ("memory.swap_available", &memory.swap_available),
+            ("disk.read_ahead", &self.disk.read_ahead),
+        ];
+        sizes.extend(more.into_iter().filter_map(|(place, size)| Some((place, size.as_ref()?.value))));
+        if let Some(gpu) = &self.gpu {
+            sizes.push(("gpu.memory_available", gpu.memory_available.value));
+            sizes.push(("gpu.compute_buffer", gpu.compute_buffer.value));
+        }
+        sizes
+    }
+
     /// Every rate by its place, and whether it is zero.
     fn rates(&self) -> Vec<(String, bool)> {
         let mut rates = vec![

@@ -7,6 +7,7 @@
 //! Not here: opening files. That is the command line's.
 
 mod key_place;
+mod wording;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -149,7 +150,7 @@ fn content(error: &serde_yaml::Error, document: &str) -> DocumentError {
     if let Some(second) = twice.and_then(|key| key_place::second(document, at, key)) {
         at = second;
     }
-    DocumentError::Content { what, line: at.0, column: at.1 }
+    DocumentError::Content { what: wording::of(what), line: at.0, column: at.1 }
 }
 
 /// The `schema:` key must be the first one: a reader decides by it how to read the rest.
@@ -184,7 +185,10 @@ fn check_depth(text: &str) -> Result<(), DocumentError> {
     let mut flow = 0usize;
     for (number, line) in text.lines().enumerate() {
         let indent = line.len() - line.trim_start_matches([' ', '-', '?', '\t']).len();
-        flow = line.bytes().fold(flow, |depth, byte| match byte {
+        // What stands behind a mark of a comment opens nothing; a quoted text may, and has few such letters.
+        let said = line.split_once(" #").map_or(line, |(said, _)| said);
+        let said = if said.starts_with('#') { "" } else { said };
+        flow = said.bytes().fold(flow, |depth, byte| match byte {
             b'[' | b'{' => depth + 1,
             b']' | b'}' => depth.saturating_sub(1),
             _ => depth,

@@ -141,7 +141,10 @@ pub enum HeaderError {
         dims: Vec<u64>,
     },
     /// A row that is not a whole number of blocks.
-    #[error("tensor `{tensor}` has rows of {row} weights, not a multiple of the {block} of a {format} block")]
+    #[error(
+        "tensor `{tensor}` has rows of {row} weights, not a multiple of the {block} of a {format} block; \
+         convert the model again, or choose a format of smaller blocks"
+    )]
     PartialBlock {
         /// The tensor.
         tensor: String,
@@ -153,7 +156,10 @@ pub enum HeaderError {
         block: u64,
     },
     /// `general.alignment` is not a power of two in the accepted range.
-    #[error("`general.alignment` is {found}: a power of two from {least} to {most} is accepted")]
+    #[error(
+        "`general.alignment` is {found}: a power of two from {least} to {most} is accepted; convert the \
+         model again"
+    )]
     Alignment {
         /// What was found.
         found: String,
@@ -163,7 +169,8 @@ pub enum HeaderError {
         most: u64,
     },
     /// A tensor that does not start on the alignment.
-    #[error("tensor `{tensor}` starts at data offset {offset}, not a multiple of the alignment {alignment}",
+    #[error("tensor `{tensor}` starts at data offset {offset}, not a multiple of the alignment {alignment}; the file is \
+         damaged: download or convert it again",
         offset = grouped(*.offset))]
     Misaligned {
         /// The tensor.

@@ -154,11 +154,6 @@ impl ModelProfile {
         self.layers_bytes() + self.input.bytes() + self.output.bytes() + self.shared.bytes() - tied
     }
 
-    /// What decoding one token reads of the weights.
-    pub fn decode_bytes(&self) -> Bytes {
-        self.layers_bytes() + self.input_row_bytes() + self.output.bytes()
-    }
-
     /// The digest of shape and quantisation, which a file and a document have in common.
     pub fn shape_digest(&self) -> String {
         digest::of_shape(&self.shape, &self.quant)

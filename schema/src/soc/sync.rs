@@ -44,15 +44,6 @@ impl Sync {
     }
 }
 
-/// Who is waited for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Dominant {
-    /// The GPU's part takes longer.
-    Gpu,
-    /// The NPU's part takes longer.
-    Npu,
-}
-
 /// How a thread spends the time until a kernel is done.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Wait {

@@ -1,0 +1,72 @@
+//! How does a mistake in a document read to the person who made it?
+//!
+//! The parser speaks of Rust's types, and lists every key that it knows. Here types become what a person writes, and
+//! the key that was probably meant is named.
+//!
+//! Not here: the place of the mistake, which the parser knows.
+
+/// Rust's types, as the parser names them, and what a person writes.
+const TYPES: [(&str, &str); 6] = [
+    ("u8", "a whole number from 0 to 255"),
+    ("u16", "a whole number from 0 to 65535"),
+    ("u32", "a whole number from 0 to 4294967295"),
+    ("u64", "a whole number, 0 or more"),
+    ("usize", "a whole number, 0 or more"),
+    ("f64", "a number"),
+];
+
+/// The parser's message for people.
+pub(super) fn of(message: String) -> String {
+    if let Some(meant) = meant(&message) {
+        return format!("{message}; did you mean `{meant}`?");
+    }
+    let typed = TYPES.iter().find_map(|(name, words)| {
+        message.strip_suffix(&format!("expected {name}")).map(|start| format!("{start}expected {words}"))
+    });
+    typed.unwrap_or(message)
+}
+
+/// The known key or word that is nearest to the unknown one, if it is near enough to be a slip: with swapped letters
+/// as one slip, at most a third of it is wrong.
+fn meant(message: &str) -> Option<&str> {
+    let (_, rest) =
+        message.split_once("unknown field `").or_else(|| message.split_once("unknown variant `"))?;
+    // Names stand between every second pair of marks: the unknown one, then those that are known.
+    let mut names = rest.split('`').step_by(2);
+    let unknown = names.next()?;
+    let slips = |known: &str| strsim::osa_distance(unknown, known);
+    let nearest = names.filter(|name| !name.is_empty()).min_by_key(|known| slips(known))?;
+    (slips(nearest) <= unknown.chars().count().div_ceil(3)).then_some(nearest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_key_that_was_meant_is_named_and_no_other() {
+        let keys = "expected one of `schema`, `name`, `seed`, `model`";
+        let cases = [
+            ("sede", Some("seed")),
+            ("modle", Some("model")),
+            ("models", Some("model")),
+            ("colour", None),
+            ("", None),
+        ];
+        for (key, near) in cases {
+            assert_eq!(meant(&format!("seed: unknown field `{key}`, {keys}")), near, "{key}");
+        }
+        assert_eq!(meant("unknown variant `pinnned`, expected `mapped` or `pinned`"), Some("pinned"));
+        assert_eq!(meant("unknown field `x`, there are no fields"), None);
+        assert_eq!(meant("missing field `seed`"), None);
+    }
+
+    #[test]
+    fn types_are_told_in_words() {
+        let told = of("seed: invalid type: string \"x\", expected u64".to_owned());
+        assert_eq!(told, "seed: invalid type: string \"x\", expected a whole number, 0 or more");
+        let told = of("invalid value: integer `-1`, expected u32".to_owned());
+        assert!(told.ends_with("expected a whole number from 0 to 4294967295"), "{told}");
+        assert_eq!(of("expected a string".to_owned()), "expected a string");
+    }
+}

@@ -1,0 +1,71 @@
+//! Where does a device listen?
+//!
+//! `HOST:PORT`, where the host is a name, an IPv4 address or an IPv6 address in brackets. Not here: whether anybody is
+//! there, which only calling tells.
+
+use core::net::Ipv6Addr;
+
+/// Host and port of an address, if it is one; port 0, which only who listens may say, is one as well.
+///
+/// ```
+/// use hearth_schema::address::host_and_port;
+/// assert_eq!(host_and_port("laptop.local:9001"), Some(("laptop.local", 9001)));
+/// assert_eq!(host_and_port("[fe80::1]:9001"), Some(("[fe80::1]", 9001)));
+/// assert_eq!(host_and_port("192.168.1.7"), None);
+/// ```
+pub fn host_and_port(address: &str) -> Option<(&str, u16)> {
+    let (host, port) = address.rsplit_once(':')?;
+    let bracketed = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).is_some_and(|inside| {
+        let address = inside.split_once('%').map_or(inside, |(address, _)| address);
+        address.parse::<Ipv6Addr>().is_ok()
+    });
+    let named =
+        !host.is_empty() && !host.contains([':', '[', ']', '/', '@']) && !host.contains(char::is_whitespace);
+    // A sign would be read as part of the number.
+    let digits = port.bytes().all(|byte| byte.is_ascii_digit());
+    (digits && (bracketed || named)).then(|| Some((host, port.parse().ok()?)))?
+}
+
+/// The address as it is, or what is wrong with it, for a flag of the command line.
+pub fn checked(address: &str) -> Result<String, String> {
+    match host_and_port(address) {
+        Some(_) => Ok(address.to_owned()),
+        None => Err("write HOST:PORT, as 127.0.0.1:9001, with a port up to 65535".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_host_with_a_port_is_an_address() {
+        for wrong in [
+            "",
+            ":",
+            "9001",
+            ":9001",
+            "laptop",
+            "laptop:",
+            "laptop:http",
+            "laptop:65536",
+            "laptop:+1",
+            "laptop:-1",
+            "fe80::1",
+            "[]:9001",
+            "[::1]",
+            "::1:9001",
+            "[a b]:1",
+            "[http://x]:1",
+            "[::1]]:1",
+            "http://laptop:9001",
+            "a b:1",
+            "me@laptop:9001",
+        ] {
+            assert_eq!(host_and_port(wrong), None, "{wrong}");
+            assert!(checked(wrong).is_err());
+        }
+        assert_eq!(host_and_port("0.0.0.0:0"), Some(("0.0.0.0", 0)));
+        assert_eq!(checked("[::1]:9001").as_deref(), Ok("[::1]:9001"));
+    }
+}
