@@ -4,7 +4,7 @@
 //! that stops it from taking more, and what one more layer there would cost; for each device left out, how
 //! much slower the best plan that uses it would be; and how far the plan is from the optimum.
 //!
-//! Not here: wording. The command line and the reports render these.
+//! Not here: wording, which is `sentences`.
 
 use crate::assignment::{Assignment, Share, ring_order};
 use crate::constraints::Rules;

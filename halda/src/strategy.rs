@@ -7,6 +7,8 @@
 //!
 //! Not here: any particular strategy.
 
+use std::mem::discriminant;
+
 use hearth_schema::residency::ResidencyOptions;
 
 use crate::assignment::Assignment;
@@ -192,7 +194,7 @@ pub enum Infeasible {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Refusal {
     /// Nothing searched is feasible.
-    #[error("no plan exists: {}", listed(.0, describe))]
+    #[error("no plan exists: {}", reasons(.0))]
     Infeasible(Vec<SearchStep>),
     /// The strategy's only answer is not allowed.
     #[error("the plan of `{strategy}` is not allowed: {}", listed(.violations, ToString::to_string))]
@@ -284,11 +286,24 @@ fn listed<T>(items: &[T], describe: impl Fn(&T) -> String) -> String {
     items.iter().map(describe).collect::<Vec<_>>().join("; ")
 }
 
-fn describe(step: &SearchStep) -> String {
-    match &step.outcome {
-        Ok(seconds) => format!("k = {}: {seconds} s", step.rounds),
-        Err(reason) => format!("k = {}: {reason}", step.rounds),
+/// Why no step has a plan: each sort of reason once, as it is of the first step, and of which others it is.
+fn reasons(steps: &[SearchStep]) -> String {
+    let mut said: Vec<(&Infeasible, Vec<u32>)> = Vec::new();
+    for step in steps {
+        let Err(reason) = &step.outcome else { continue };
+        match said.iter_mut().find(|(known, _)| discriminant(*known) == discriminant(reason)) {
+            Some((_, rounds)) if rounds.contains(&step.rounds) => {}
+            Some((_, rounds)) => rounds.push(step.rounds),
+            None => said.push((reason, vec![step.rounds])),
+        }
     }
+    listed(&said, |(reason, rounds)| match rounds.as_slice() {
+        [first, more @ ..] if !more.is_empty() => {
+            let more: Vec<String> = more.iter().map(u32::to_string).collect();
+            format!("k = {first}: {reason} (the like for k = {})", more.join(", "))
+        }
+        rounds => format!("k = {}: {reason}", rounds.first().copied().unwrap_or_default()),
+    })
 }
 
 /// A plan with its time and its reasons.

@@ -5,7 +5,7 @@
 
 use hearth_halda::lint::{self, Finding, Severity};
 use hearth_halda::{LatencyModel, Manual, Overlap, build, plan, solve};
-use hearth_profiles::{Bytes, BytesPerSecond, Document, Seconds, device, model::shipped};
+use hearth_profiles::{Bytes, BytesPerSecond, Document, Format, Fraction, Seconds, device, model::shipped};
 use hearth_schema::plan::{Origin, Role};
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::{Cluster, LinkTable, Member, Plan, Scenario};
@@ -107,6 +107,8 @@ fn what_is_doubtful_about_a_scenario() {
     codes(&lint("profile: d2", &by_hand), &[]);
     codes(&lint("value: 2 ms", "value: 60 ms"), &["slow-link"]);
     codes(&lint("400 Mbit/s", "1 Mbit/s"), &["slow-link"]);
+    codes(&lint("profile: d2", "profile: d2, limits: {threads: 64}"), &["threads-above-cores"]);
+    codes(&lint("profile: d2", "profile: d2, limits: {threads: 2}"), &[]);
     let both = SCENARIO
         .replace("profile: d3", "profile: d3, address: '10.0.0.1:9'")
         .replace("profile: d2", "profile: d2, address: '10.0.0.1:9'");
@@ -120,6 +122,37 @@ fn what_is_doubtful_about_a_scenario() {
     let case = Case::new(&format!("{}  between:\n{links}", SCENARIO.replace("value: 2 ms", "value: 1 s")));
     // Every pair has a link of its own, so the default's second is nobody's.
     codes(&lint::scenario(&case.scenario, &case.cluster), &["link-twice"]);
+}
+
+#[test]
+fn what_a_profile_leaves_open_is_named() {
+    let lint = |change: &dyn Fn(&mut Case)| {
+        let mut case = Case::new(SCENARIO);
+        change(&mut case);
+        lint::scenario(&case.scenario, &case.cluster)
+    };
+    let cpu = |case: &mut Case, spread: f64| {
+        let cpu = &mut case.cluster.members[1].device.cpu;
+        cpu.read_bandwidth.spread = Some(Fraction(spread));
+        let rate = cpu.matvec.0.get_mut(&Format::Q4K).unwrap();
+        rate.spread = Some(Fraction(spread));
+        // Of a format that the model does not have.
+        let rate = rate.clone();
+        cpu.matvec.0.insert(Format::Iq1S, rate);
+    };
+    let found = lint(&|case| cpu(case, 0.25));
+    codes(&found, &["noisy-measurement"]);
+    let what = "measurements of `b` spread widely around their medians: `cpu.read_bandwidth` by 25 %, `cpu.matvec.q4_k` \
+                by 25 %";
+    assert_eq!(found[0].what, what);
+    codes(&lint(&|case| cpu(case, 0.1)), &[]);
+    let found = lint(&|case| {
+        case.cluster.members[0].device.cpu.matvec.0.retain(|&format, _| format == Format::F32);
+    });
+    codes(&found, &["format-without-rate"]);
+    assert!(found[0].what.contains("no rate for q4_k, q6_k,"), "{}", found[0].what);
+    let found = lint(&|case| case.cluster.model = shipped("tiny").unwrap());
+    assert!(found.iter().any(|finding| finding.code == "model-too-small"), "{found:?}");
 }
 
 #[test]
@@ -263,4 +296,26 @@ fn a_device_that_is_left_out_wrongly() {
     let model = LatencyModel::new(&instance).unwrap();
     let best = plan(&solve(&Overlap::default(), &model).unwrap(), &case.cluster, &case.origin).unwrap();
     assert!(case.lint(&best).iter().all(|finding| finding.code != "dropped-device-would-help"));
+}
+
+#[test]
+fn every_code_stands_in_the_table() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/lint");
+    let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
+    let table = read("mod.rs");
+    let mut codes = 0;
+    for entry in std::fs::read_dir(&folder).unwrap() {
+        let text = read(entry.unwrap().file_name().to_str().unwrap());
+        for made in ["Finding::error(", "Finding::warning(", "Finding::note("] {
+            for rest in text.split(made).skip(1) {
+                let Some(code) = rest.trim_start().strip_prefix('"').and_then(|rest| rest.split('"').next())
+                else {
+                    continue;
+                };
+                codes += 1;
+                assert!(table.contains(&format!("`{code}`")), "the table of lint/mod.rs has no `{code}`");
+            }
+        }
+    }
+    assert!(codes > 30, "{codes}");
 }

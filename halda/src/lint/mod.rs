@@ -12,6 +12,10 @@
 //! | `link-twice` | warning | a link that is never used |
 //! | `event-after-end` | warning | an event that never happens |
 //! | `absurd-number` | warning | a rate or a memory that nothing on sale has |
+//! | `noisy-measurement` | warning | a profile's numbers that its repeats leave open |
+//! | `threads-above-cores` | warning | a limit gives a device threads that wait for each other |
+//! | `format-without-rate` | note | another format's rate stands for the model's |
+//! | `model-too-small` | note | predictions of such models have not been compared with runs |
 //! | `slow-link` | warning | a hop takes long whatever the plan |
 //! | `memory-share-while-planning` | note | planners do not know this limit |
 //! | `no-plan` | error | the strategy refuses (found by the caller) |
@@ -29,6 +33,9 @@
 //! | `one-round-over-memory` | warning | with one round nothing hides the reading |
 //! | `rounds-without-reading` | warning | more than one round, and nothing to read |
 //! | `hops-dominate` | warning | most of a token's time is hops |
+//! | `working-set-exceeded` | warning | Metal reads again what exceeds its working set |
+//! | `draft-memory` | error | the head's memory does not hold the model that drafts |
+//! | `other-draft` | error | the plan is for another draft model |
 //! | `share-exceeds-memory` | note | a device reads from disk for every token |
 //! | `partial-last-round` | note | the layers do not divide into whole rounds |
 //! | `dropped-device-would-help` | note | by the latency model a device is left out wrongly |
@@ -41,12 +48,14 @@
 
 mod devices;
 mod held;
+mod profiles;
 mod rates;
 mod ring;
 mod scenario;
 
 use serde::Serialize;
 
+pub use profiles::spread_widely;
 pub use ring::plan;
 pub use scenario::{late, scenario};
 

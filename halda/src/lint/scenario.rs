@@ -7,7 +7,7 @@ use hearth_schema::cluster::Joined;
 use hearth_schema::scenario::DeviceEntry;
 use hearth_schema::{Cluster, Plan, Scenario};
 
-use super::{Finding, rates};
+use super::{Finding, profiles, rates};
 
 /// A hop this long is no home network's.
 /// source: assumed, seven times the longest of the 3-7 ms of Wi-Fi in the prima.cpp paper, section 4
@@ -21,6 +21,7 @@ pub fn scenario(scenario: &Scenario, cluster: &Cluster) -> Vec<Finding> {
     links(scenario, cluster, &mut found);
     late_events(scenario, &mut found);
     rates::findings(scenario, cluster, &mut found);
+    profiles::findings(scenario, cluster, &mut found);
     let (devices, layers) = (scenario.devices.len(), cluster.model.shape.layers.0);
     if devices > layers as usize {
         let what =

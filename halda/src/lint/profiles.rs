@@ -1,0 +1,126 @@
+//! Which profiles say too little of a device for this model, or too unsurely?
+//!
+//! A prediction is as good as the numbers that it is made of. These findings name the numbers to measure again, or for
+//! the first time.
+//!
+//! Not here: numbers that cannot be meant at all (`rates`).
+
+use hearth_profiles::device::Device;
+use hearth_profiles::model::ModelProfile;
+use hearth_profiles::{Bytes, Format, PerFormat};
+use hearth_schema::scenario::DeviceEntry;
+use hearth_schema::{Cluster, Scenario};
+
+use super::Finding;
+
+/// Quartiles of a measurement this far from its median, on both sides together twice as far.
+/// source: assumed, the error that predictions of a token's time are held to
+const NOISY: f64 = 0.1;
+/// A format with less than this part of a layer's bytes hardly moves its time. source: assumed
+const WORTH_A_RATE: f64 = 0.05;
+/// Predictions of smaller models have been compared with nothing. source: the smallest model of the lab, a 1B Llama, has
+/// 638 MB; with a tenth of that fixed costs outweigh reading
+const SMALLEST: Bytes = Bytes(64_000_000);
+
+/// The findings about what the profiles know.
+pub(super) fn findings(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
+    let formats = formats(&cluster.model);
+    for (entry, member) in scenario.devices.iter().zip(&cluster.members) {
+        noisy(&entry.name, &member.device, &formats, found);
+        unknown_formats(&entry.name, &member.device, &formats, found);
+        threads(entry, &member.device, found);
+    }
+    let weights = cluster.model.total_bytes();
+    if weights < SMALLEST {
+        let what = format!(
+            "all weights of `{}` are {weights}: fixed costs of layers and messages outweigh reading them, and predictions \
+             have not been compared with runs of models so small",
+            cluster.model.name
+        );
+        let fix = "trust the order of such predictions more than their numbers";
+        found.push(Finding::note("model-too-small", "scenario model", what, fix));
+    }
+}
+
+/// The formats that the layers mostly consist of.
+fn formats(model: &ModelProfile) -> Vec<Format> {
+    let layer = model.mean_layer();
+    let least = layer.bytes().as_f64() * WORTH_A_RATE;
+    layer.by_format().filter(|(_, share)| share.bytes.as_f64() >= least).map(|(format, _)| format).collect()
+}
+
+/// Which of a device's numbers its repeats leave open, as `cpu.matvec.q4_k by 14 %`; of rates for formats only those of
+/// the formats that are wanted.
+pub fn spread_widely(device: &Device, wanted: impl Fn(Format) -> bool) -> Vec<String> {
+    let (cpu, disk) = (&device.cpu, &device.disk);
+    let plain = [
+        ("cpu.read_bandwidth", cpu.read_bandwidth.spread),
+        ("disk.sequential", disk.sequential.spread),
+        ("disk.fault", disk.fault.as_ref().and_then(|rate| rate.spread)),
+        ("disk.populate", disk.populate.as_ref().and_then(|rate| rate.spread)),
+        ("disk.turnover", disk.turnover.as_ref().and_then(|rate| rate.spread)),
+        ("gpu.read_bandwidth", device.gpu.as_ref().and_then(|gpu| gpu.read_bandwidth.spread)),
+    ];
+    let gpu = device.gpu.iter().flat_map(|gpu| [("gpu.matvec", &gpu.matvec), ("gpu.matmul", &gpu.matmul)]);
+    let by_format = [
+        ("cpu.matvec", &cpu.matvec),
+        ("cpu.matvec_streamed", &cpu.matvec_streamed),
+        ("cpu.matmul", &cpu.matmul),
+    ];
+    let rates = by_format.into_iter().chain(gpu).flat_map(|(key, rates)| {
+        let known = rates.iter().filter(|(format, _)| wanted(*format));
+        known.map(move |(format, rate)| (format!("{key}.{format}"), rate.spread)).collect::<Vec<_>>()
+    });
+    let all = plain.into_iter().map(|(key, spread)| (key.to_owned(), spread)).chain(rates);
+    all.filter_map(|(key, spread)| Some((key, spread.filter(|spread| spread.0 > NOISY)?)))
+        .map(|(key, spread)| format!("`{key}` by {:.0} %", 100.0 * spread.0))
+        .collect()
+}
+
+fn noisy(name: &str, device: &Device, formats: &[Format], found: &mut Vec<Finding>) {
+    let said = spread_widely(device, |format| formats.contains(&format));
+    if !said.is_empty() {
+        let what =
+            format!("measurements of `{name}` spread widely around their medians: {}", said.join(", "));
+        let fix = "measure again with nothing else running, and without `--quick`";
+        found.push(Finding::warning("noisy-measurement", format!("device `{name}`"), what, fix));
+    }
+}
+
+/// What a device computes in a format that it was not measured in, it computes at the rate of another.
+fn unknown_formats(name: &str, device: &Device, formats: &[Format], found: &mut Vec<Finding>) {
+    let without = |rates: &PerFormat<_>| -> Vec<String> {
+        formats.iter().filter(|&&format| rates.get(format).is_none()).map(ToString::to_string).collect()
+    };
+    // A SoC has rates of its own, for all formats.
+    let cpu = Some(&device.cpu.matvec).filter(|_| device.soc.is_none());
+    let gpu = device.gpu.as_ref().map(|gpu| &gpu.matvec).filter(|rates| !rates.is_empty());
+    for (key, rates) in [("cpu.matvec", cpu), ("gpu.matvec", gpu)] {
+        let missing = rates.map(without).unwrap_or_default();
+        if !missing.is_empty() {
+            let what = format!(
+                "`{name}` has no rate for {}, in which the model is: that of the format nearest in size stands for it",
+                missing.join(", ")
+            );
+            let fix = "measure the device with the model: `hearth profile --model MODEL.gguf`";
+            found.push(Finding::note("format-without-rate", format!("device `{name}` {key}"), what, fix));
+        }
+    }
+}
+
+fn threads(entry: &DeviceEntry, device: &Device, found: &mut Vec<Finding>) {
+    let cores = device.cpu.cores;
+    let Some(threads) = entry.limits.as_ref().and_then(|limits| limits.threads).filter(|&all| all > cores)
+    else {
+        return;
+    };
+    let name = &entry.name;
+    found.push(Finding::warning(
+        "threads-above-cores",
+        format!("device `{name}` limits.threads"),
+        format!(
+            "`{name}` is to compute with {threads} threads and has {cores} cores: threads wait for each other"
+        ),
+        "give it as many threads as it has cores, or fewer",
+    ));
+}
