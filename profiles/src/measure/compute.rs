@@ -141,7 +141,8 @@ fn cached(kernels: &mut dyn Kernels, format: Format, buffer: &Buffer, effort: &E
     })
 }
 
-fn streamed(kernels: &mut dyn Kernels, format: Format, buffer: &Buffer, effort: &Effort) -> Samples {
+/// Matrices times one vector, one after another through the buffer: operations a second.
+pub fn streamed(kernels: &mut dyn Kernels, format: Format, buffer: &Buffer, effort: &Effort) -> Samples {
     let (count, bytes) = rows(format, STREAMED.min(buffer.bytes().len()));
     let mut at = 0;
     rate(effort, || {

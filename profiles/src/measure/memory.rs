@@ -60,12 +60,12 @@ pub fn memory() -> Memory {
         can_swap: (!limited)
             .then(|| Sourced::new(can_swap(), "read from /proc/meminfo: inactive anonymous pages")),
         swap_available: (!limited).then(|| Sourced::new(swap_available(), "read from /proc/meminfo")),
-        page_cache: PageCachePolicy::TwoList,
+        page_cache: if has_generations() { PageCachePolicy::MgLru } else { PageCachePolicy::TwoList },
         reclaim: None,
     }
 }
 
-/// Whether the kernel reclaims by generations (MGLRU), for which there is no model yet.
+/// Whether the kernel reclaims by generations (MGLRU).
 pub fn has_generations() -> bool {
     // A bit mask in hexadecimal; the lowest bit is the main switch.
     let text = fs::read_to_string("/sys/kernel/mm/lru_gen/enabled").unwrap_or_default();

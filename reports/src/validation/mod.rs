@@ -63,6 +63,17 @@ pub struct Run {
     pub predicted: Numbers,
     /// What was measured.
     pub measured: Numbers,
+    /// Whether the machine computed then as fast as when it was measured for the prediction.
+    #[serde(default = "yes")]
+    pub steady: bool,
+    /// How often this was begun before and given up because it did not.
+    #[serde(default)]
+    pub started_over: u32,
+}
+
+/// Where nobody watched.
+fn yes() -> bool {
+    true
 }
 
 /// A scenario without numbers.

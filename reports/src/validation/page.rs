@@ -61,7 +61,7 @@ pub fn summary_text(validation: &Validation) -> String {
 }
 
 fn found(bar: &Bar) -> String {
-    bar.found.map_or("nothing to look at".into(), share)
+    bar.found.map_or("no scenario says anything of it".into(), share)
 }
 
 fn share(share: f64) -> String {
@@ -80,7 +80,7 @@ fn in_words(errors: &Errors) -> String {
 }
 
 fn document(validation: &Validation, scores: &Scores) -> Document {
-    let opening = vec![
+    let mut opening = vec![
         Block::Paragraph(Text::from(format!("Time per token: {}.", in_words(&scores.tpot)))),
         Block::Note(
             "Each scenario was planned and simulated from profiles of micro-workloads, with its threads, on its processors; \
@@ -89,6 +89,7 @@ fn document(validation: &Validation, scores: &Scores) -> Document {
                 .into(),
         ),
     ];
+    opening.extend(unsteady(validation));
     let mut sections = Vec::new();
     let mut section = |title: &str, anchor: &'static str, blocks: Vec<Block>| {
         if !blocks.is_empty() {
@@ -106,6 +107,21 @@ fn document(validation: &Validation, scores: &Scores) -> Document {
     Document { title: Text::from("How right the simulator is: ").name(&validation.title), opening, sections }
 }
 
+/// How often the machine changed under a lab; nothing where it never did.
+fn unsteady(validation: &Validation) -> Option<Block> {
+    let runs = || validation.cases.iter().flat_map(|case| &case.runs);
+    let over: u32 = runs().map(|run| run.started_over).sum();
+    let changed = runs().filter(|run| !run.steady).count();
+    (over > 0 || changed > 0).then(|| {
+        let all = runs().count();
+        let text = format!(
+            "Beside the {all} runs here {over} were given up, because the machine computed faster or slower before or after \
+             them than when it was measured; {changed} of those that are here are still such."
+        );
+        Block::Note(text.into())
+    })
+}
+
 fn table(caption: &str, head: &[&str], rows: Vec<Vec<Text>>, wordy: bool) -> Block {
     Block::Table(Table {
         caption: caption.into(),
@@ -117,7 +133,11 @@ fn table(caption: &str, head: &[&str], rows: Vec<Vec<Text>>, wordy: bool) -> Blo
 
 fn bars(scores: &Scores) -> Block {
     let row = |bar: &Bar| {
-        let met = if bar.met { "met" } else { "not met" };
+        let met = match (bar.found, bar.met) {
+            (None, true) => "-",
+            (_, true) => "met",
+            (_, false) => "not met",
+        };
         vec![Text::from(bar.text.as_str()), found(bar).into(), met.into()]
     };
     table("What was found", &["bar", "found", ""], scores.bars.iter().map(row).collect(), true)
@@ -181,7 +201,8 @@ fn cases(validation: &Validation, scores: &Scores) -> Vec<Block> {
         }
     };
     let row = |case: &Scored| {
-        let spread = case.tpot.map_or("-".into(), |tpot| share(tpot.spread));
+        let repeated = case.tpot.filter(|tpot| tpot.runs > 1);
+        let spread = repeated.map_or("-".into(), |tpot| share(tpot.spread));
         let mut row = vec![Text::default().name(&case.name)];
         row.extend(cells(case.tpot, 1.0));
         row.push(spread.into());
@@ -355,6 +376,8 @@ mod tests {
                     prediction: "sha256:1".into(),
                     predicted: numbers(predicted),
                     measured: numbers(ms),
+                    steady: true,
+                    started_over: 0,
                 })
                 .collect(),
         };

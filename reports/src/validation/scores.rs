@@ -49,6 +49,8 @@ pub struct Judged {
     pub measured: f64,
     /// The smallest and the largest of what was measured.
     pub range: [f64; 2],
+    /// How many were measured.
+    pub runs: usize,
     /// Largest less smallest, over the median.
     pub spread: f64,
     /// Whether the repeats spread too far for a single number.
@@ -80,7 +82,7 @@ impl Judged {
             errors.sort_by(|one, other| one.abs().total_cmp(&other.abs()));
             *errors.get(errors.len() / 2)?
         };
-        Some(Judged { predicted, measured, range, spread, edge, error })
+        Some(Judged { predicted, measured, range, runs: values.len(), spread, edge, error })
     }
 }
 
@@ -381,6 +383,8 @@ mod tests {
             prediction: String::new(),
             predicted: numbers(predicted),
             measured: numbers(ms),
+            steady: true,
+            started_over: 0,
         };
         Case { name: name.into(), question: String::new(), runs: measured.iter().map(run).collect() }
     }

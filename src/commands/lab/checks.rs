@@ -15,6 +15,11 @@ use crate::diagnostics::Failure;
 /// Refuses what the lab cannot do on these processors.
 pub fn check(scenario: &Scenario, here: &[u32]) -> Result<(), Failure> {
     processors_suffice(scenario, here)?;
+    if let Some(entry) = scenario.devices.iter().find(|entry| !is_file_name(&entry.name)) {
+        let what =
+            format!("device `{}`: the lab names files after devices, and this is no name of one", entry.name);
+        return Err(Failure::unusable(what).hint(OF_FILES));
+    }
     for entry in &scenario.devices {
         if entry.limits.iter().any(|limits| limits.cpu.is_some_and(|cpu| cpu < LEAST_QUOTA)) {
             let what =
@@ -47,6 +52,15 @@ pub fn check(scenario: &Scenario, here: &[u32]) -> Result<(), Failure> {
         })?;
     }
     Ok(())
+}
+
+/// What names of files and folders are made of.
+pub const OF_FILES: &str = "use letters, digits, `-`, `_` and `.`";
+
+/// Whether a file or a folder can have this name, inside any other.
+pub fn is_file_name(name: &str) -> bool {
+    let plain = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
+    !name.is_empty() && !name.starts_with('.') && name.chars().all(plain)
 }
 
 /// The least part of a processor that a quota can be.
@@ -158,6 +172,18 @@ fn event_can_be(scenario: &Scenario, event: &Event, machine: usize) -> Result<()
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_that_leaves_its_folder_is_none() {
+        for (name, fits) in
+            [("three-half_2.0", true), ("", false), ("..", false), ("a/b", false), (".git", false)]
+        {
+            assert_eq!(is_file_name(name), fits, "{name}");
+        }
+        let devices = "{name: a, profile: measured}, {name: '../../b', profile: measured}";
+        let refused = check(&scenario(devices, "prompt: 1, generate: 1"), &[0]).expect_err("no file");
+        assert!(refused.reason().contains("`../../b`"), "{}", refused.reason());
+    }
 
     fn refusal(limits: &str, rest: &str) -> Option<String> {
         let yaml = format!(

@@ -6,6 +6,7 @@ mod checks;
 mod happening;
 mod links;
 mod stage;
+mod steadiness;
 mod suite;
 
 use std::path::PathBuf;
@@ -19,6 +20,7 @@ use hearth_schema::metrics::{self, Metrics};
 use serde::Serialize;
 
 use self::stage::{INTERRUPTED, Lab};
+use self::steadiness::{Steadiness, watched};
 use super::{plan, print_json, simulate};
 use crate::cli::LabArgs;
 use crate::counters;
@@ -40,6 +42,8 @@ struct Output {
     repeats: Vec<simulate::Output>,
     /// The digest of the prediction, which was written before anything was executed.
     prediction: String,
+    /// Whether the machine stayed as it was measured, for each run.
+    steadiness: Vec<Steadiness>,
 }
 
 /// Relative errors of the prediction; absent where nothing was measured.
@@ -93,7 +97,7 @@ fn run_through(args: &LabArgs, scenario: &std::path::Path, json: bool) -> Result
     line.set_message("copying the model");
     let mut lab = Lab::set_up(&loaded, &model, args)?;
     line.set_message("measuring the devices inside their limits");
-    let devices = lab.profiles(&loaded)?;
+    let (devices, pace) = lab.profiles(&loaded)?;
     let mut cluster = loaded.cluster_of(devices, Some(&model))?;
     crate::limits::bound_memory(&loaded.scenario, &mut cluster);
     let plan = plan::read_or_make(args.plan.as_deref(), &loaded, &cluster, &args.planning)?;
@@ -102,7 +106,9 @@ fn run_through(args: &LabArgs, scenario: &std::path::Path, json: bool) -> Result
     cluster.links.carry(&plan).map_err(Failure::unusable)?;
     let mut plan = lab.prepare(&loaded, &mut cluster, plan, &args.planning)?;
     let (predicted, prediction) = lab.predict(&cluster, &plan, &loaded, &args.planning)?;
+    let told = metrics::compute(&predicted);
     let mut measured: Vec<(Trace, Vec<Metered>)> = Vec::new();
+    let mut steadiness = Vec::new();
     for repeat in 0..args.repeats {
         line.set_message(format!(
             "prediction {prediction} is written; executing, {} of {}",
@@ -112,11 +118,20 @@ fn run_through(args: &LabArgs, scenario: &std::path::Path, json: bool) -> Result
         if repeat > 0 {
             lab.start_workers(&loaded, &mut plan)?;
         }
-        measured.push(lab.execute(&loaded, &plan, repeat)?);
+        let (ran, steady) = watched(pace, &told, || lab.execute(&loaded, &plan, repeat))?;
+        measured.push(ran);
+        steadiness.push(steady);
     }
     line.finish_and_clear();
     let folder = lab.finish();
-    tell_all(args, json, &folder, &plan, predicted, prediction, measured)
+    let prediction = Prediction { trace: predicted, digest: prediction };
+    tell_all(args, json, &folder, &plan, prediction, (measured, steadiness))
+}
+
+/// What was written before anything was executed.
+struct Prediction {
+    trace: Trace,
+    digest: String,
 }
 
 /// Prints and writes what was predicted and measured.
@@ -125,10 +140,10 @@ fn tell_all(
     json: bool,
     folder: &std::path::Path,
     plan: &hearth_schema::Plan,
-    predicted: Trace,
-    prediction: String,
-    measured: Vec<(Trace, Vec<Metered>)>,
+    prediction: Prediction,
+    (measured, steadiness): (Vec<(Trace, Vec<Metered>)>, Vec<Steadiness>),
 ) -> Result<ExitCode, Failure> {
+    let Prediction { trace: predicted, digest: prediction } = prediction;
     let (mut traces, mut groups): (Vec<Trace>, Vec<Vec<Metered>>) = measured.into_iter().unzip();
     if groups.is_empty() {
         return Err(Failure::running("nothing was executed"));
@@ -142,6 +157,7 @@ fn tell_all(
         groups: groups.swap_remove(0),
         repeats,
         prediction,
+        steadiness,
     };
     traces.insert(0, predicted);
     let report = Report::new(traces).map_err(Failure::running)?;
@@ -150,7 +166,8 @@ fn tell_all(
             write_in(folder, name, &bytes)?;
         }
     }
-    for warning in output.groups.iter().flat_map(counters::warnings) {
+    let unsteady = output.steadiness.iter().filter_map(Steadiness::warning);
+    for warning in output.groups.iter().flat_map(counters::warnings).chain(unsteady) {
         tell!("warning: {warning}");
     }
     if json {

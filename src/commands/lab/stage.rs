@@ -21,7 +21,7 @@ use hearth_schema::{Cluster, LinkTable, Plan, Scenario, Trace};
 use hearth_sim::{Run, Surroundings};
 
 use super::happening::{self, Hand, Said};
-use super::links;
+use super::{links, steadiness};
 use crate::cli::{LabArgs, Planning};
 use crate::commands::execute::BEGINS;
 use crate::commands::{plan, simulate};
@@ -115,11 +115,16 @@ impl Lab {
         Seat { group: self.groups.get(name), processors: limits.affinity.as_deref().unwrap_or_default() }
     }
 
-    /// Measures each device inside its limits; devices with equal limits are measured once.
-    pub fn profiles(&self, loaded: &LoadedScenario) -> Result<Vec<Device>, Failure> {
+    /// Measures each device inside its limits; devices with equal limits are measured once. Also tells the machine's pace
+    /// when they were.
+    pub fn profiles(&self, loaded: &LoadedScenario) -> Result<(Vec<Device>, f64), Failure> {
+        let now = steadiness::now()?;
+        let mut paces = Vec::new();
         let devices = loaded.devices(|place, entry| {
             let limits = entry.limits.clone().unwrap_or_default();
-            self.profile(place, &entry.name, &limits)
+            let (device, pace) = self.profile(place, &entry.name, &limits, now)?;
+            paces.push(pace);
+            Ok(device)
         })?;
         for entry in &loaded.scenario.devices {
             let limits = entry.limits.clone().unwrap_or_default();
@@ -128,13 +133,17 @@ impl Lab {
             }
         }
         self.copies.drop_cache()?;
-        Ok(devices)
+        let pace = paces.iter().sum::<f64>() / paces.len().max(1) as f64;
+        Ok((devices, pace))
     }
 
-    fn profile(&self, place: usize, name: &str, limits: &Limits) -> Result<Device, Failure> {
+    /// A device's profile, kept or measured, and the machine's pace when it was; `now` is the pace at present.
+    fn profile(&self, place: usize, name: &str, limits: &Limits, now: f64) -> Result<(Device, f64), Failure> {
         let kept = self.profiles.as_ref().map(|folder| folder.join(self.profile_name(limits)));
-        if let Some(kept) = kept.as_ref().filter(|kept| is_recent(kept)) {
-            return read(kept);
+        if let Some(kept) = kept.as_ref().filter(|kept| is_recent(kept))
+            && let Some(pace) = pace_of(kept).filter(|then| steadiness::holds(*then, now))
+        {
+            return Ok((read(kept)?, pace));
         }
         let output = self.folder.join(format!("{name}.device.yaml"));
         let pass = self.pass_tokens.to_string();
@@ -146,10 +155,13 @@ impl Lab {
         Child::start(name, self.seat(name, limits), &self.program, &arguments)?
             .each_line(PROFILE_DEADLINE, |_| {})?;
         let device: Device = read(&output)?;
+        let pace = steadiness::now()?;
         if let (Some(folder), Some(kept)) = (&self.profiles, kept) {
-            write_in(folder, kept.file_name().unwrap_or_default(), device.to_yaml().as_bytes())?;
+            let name = |path: &Path| path.file_name().map(PathBuf::from).unwrap_or_default();
+            write_in(folder, name(&kept), device.to_yaml().as_bytes())?;
+            write_in(folder, name(&beside(&kept)), pace.to_string().as_bytes())?;
         }
-        Ok(device)
+        Ok((device, pace))
     }
 
     /// The name of a profile by all that decides it: the model, what limited the measurement, and the largest pass.
@@ -366,6 +378,16 @@ impl Lab {
     pub fn finish(self) -> PathBuf {
         self.folder.clone()
     }
+}
+
+/// Where the machine's pace is kept that a kept profile was measured at.
+fn beside(kept: &Path) -> PathBuf {
+    kept.with_extension("pace")
+}
+
+fn pace_of(kept: &Path) -> Option<f64> {
+    let text = std::fs::read_to_string(beside(kept)).ok()?;
+    text.trim().parse().ok().filter(|pace: &f64| pace.is_finite() && *pace > 0.0)
 }
 
 /// Whether a profile was kept that still holds.

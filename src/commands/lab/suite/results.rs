@@ -15,6 +15,7 @@ use hearth_reports::validation::Run;
 use serde::{Deserialize, Serialize};
 
 use crate::diagnostics::Failure;
+use crate::documents::read_at_most;
 
 /// More than any suite writes.
 /// source: assumed
@@ -61,11 +62,7 @@ impl Results {
     pub fn open(path: &Path) -> Result<Results, Failure> {
         let mut kept = BTreeMap::new();
         if path.exists() {
-            let length = fs::metadata(path).map_err(|error| Failure::file(path, "open", &error))?.len();
-            if length > MOST_BYTES {
-                return Err(Failure::unusable("this is no file of a suite's results").at(path.display()));
-            }
-            let text = fs::read_to_string(path).map_err(|error| Failure::file(path, "read", &error))?;
+            let text = read_at_most(path, MOST_BYTES)?;
             for line in text.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok()) {
                 kept.insert(line.which, line.kept);
             }
@@ -123,8 +120,13 @@ mod tests {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let file = folder.path().join("results.jsonl");
         let numbers = Numbers { tpot_ms: Some(1.5), ..Numbers::default() };
-        let run =
-            Box::new(Run { prediction: "sha256:1".into(), predicted: numbers.clone(), measured: numbers });
+        let run = Box::new(Run {
+            prediction: "sha256:1".into(),
+            predicted: numbers.clone(),
+            measured: numbers,
+            steady: true,
+            started_over: 0,
+        });
         let mut results = Results::open(&file).expect("nothing is there yet");
         results.add(which("a", "1", 0), Kept::Done(run.clone())).expect("it is written");
         results.add(which("b", "1", 0), Kept::Failed("why".into())).expect("it is written");
