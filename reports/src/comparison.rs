@@ -76,6 +76,9 @@ pub struct Run {
     pub model: String,
     /// The plan's digest.
     pub plan: String,
+    /// Tokens of its prompts, as far as they were read to their ends.
+    #[serde(default)]
+    pub prompts: u64,
     /// How many tokens after the first were made.
     pub tokens: usize,
     /// How sure its means are, with more than one turn.
@@ -140,13 +143,15 @@ impl Run {
         for device in &mut metrics.devices {
             device.name = escape::name(&device.name);
         }
+        let outputs = Outputs::of(trace);
         Self {
             label,
             origin: trace.header.origin,
             scenario: escape::name(&trace.header.scenario),
             model: escape::name(&trace.header.model),
             plan: escape::name(&trace.header.plan),
-            tokens: Outputs::of(trace).tokens(),
+            prompts: outputs.prompts(trace),
+            tokens: outputs.tokens(),
             intervals: Intervals::of(trace),
             metrics,
         }
@@ -334,6 +339,15 @@ fn notes(traces: &[Trace], runs: &[Run], pairs: &[Pair]) -> Vec<String> {
                 "{} and {} name their devices differently, although the plan is the same.",
                 left.heading(),
                 right.label
+            ));
+        }
+        if left.prompts != right.prompts && left.prompts > 0 && right.prompts > 0 {
+            notes.push(format!(
+                "{} read a prompt of {} tokens and {} one of {}: their times to the first token are of different work.",
+                left.heading(),
+                left.prompts,
+                right.label,
+                right.prompts
             ));
         }
         if left.tokens != right.tokens && left.tokens > 0 && right.tokens > 0 {

@@ -34,7 +34,9 @@ pub enum ReportError {
         devices: usize,
     },
     /// A step or counter of a device that the header does not name.
-    #[error("trace {trace}, {what} {index}: device {device} is not in the header")]
+    #[error(
+        "trace {trace}, {what} {index}: device {device} is not in the header; the trace is damaged: make it again"
+    )]
     UnknownDevice {
         /// Which trace, from 1.
         trace: usize,
@@ -46,7 +48,9 @@ pub enum ReportError {
         device: u16,
     },
     /// A step ends before it starts, or later than can be computed with.
-    #[error("trace {trace}, {what} {index}: {start} to {end} ns is not a span of time within 104 days")]
+    #[error(
+        "trace {trace}, {what} {index}: {start} to {end} ns is not a span of time within 104 days; the trace is damaged: make it again"
+    )]
     BadSpan {
         /// Which trace, from 1.
         trace: usize,
@@ -60,7 +64,9 @@ pub enum ReportError {
         end: u64,
     },
     /// A token ends before the one in front of it.
-    #[error("trace {trace}: the token of pass {pass} ends before the token in front of it")]
+    #[error(
+        "trace {trace}: the token of pass {pass} ends before the token in front of it; the trace is damaged: make it again"
+    )]
     TokenOrder {
         /// Which trace, from 1.
         trace: usize,

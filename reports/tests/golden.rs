@@ -155,9 +155,12 @@ fn traces_that_cannot_be_computed_with_are_refused() {
         Report::new(vec![trace]).unwrap_err().to_string()
     };
     let error = broken(|trace| trace.records[2].device = 9);
-    assert_eq!(error, "trace 1, step 2: device 9 is not in the header");
+    assert_eq!(error, "trace 1, step 2: device 9 is not in the header; the trace is damaged: make it again");
     let error = broken(|trace| trace.records[0].end = u64::MAX);
     assert!(error.contains("not a span of time"), "{error}");
     let error = broken(|trace| trace.passes.reverse());
-    assert_eq!(error, "trace 1: the token of pass 1 ends before the token in front of it");
+    assert_eq!(
+        error,
+        "trace 1: the token of pass 1 ends before the token in front of it; the trace is damaged: make it again"
+    );
 }

@@ -259,6 +259,14 @@ impl Document for Published {
             {
                 return refuse(format!("a claim names [{row}, {system}], which is no cell here"));
             }
+            let mut cells = [&claim.of, &claim.over].into_iter().filter_map(|cell| self.place(cell));
+            let unfit = |(row, system): (usize, usize)| {
+                let why = speeds::unfit(&self.rows[row], &self.systems[system])?;
+                Some(format!("a claim names row `{}`, which {why}", self.rows[row].label))
+            };
+            if let Some(what) = cells.find_map(unfit) {
+                return refuse(what);
+            }
             if !(claim.from.is_finite() && claim.to.is_finite() && 0.0 < claim.from && claim.from <= claim.to)
             {
                 return refuse(format!("the claim \"{}\" needs 0 < from <= to", claim.text));

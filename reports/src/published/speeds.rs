@@ -141,6 +141,16 @@ impl Row {
     }
 }
 
+/// Why a system does not run a row, if it does not.
+pub(super) fn unfit(row: &Row, system: &System) -> Option<String> {
+    let name = &system.name;
+    match (row.roofline.is_some(), &system.gpu, &system.planner) {
+        (true, Some(_), _) | (false, _, Some(_)) => None,
+        (true, None, _) => Some(format!("is a `roofline`, and `{name}` has no `gpu`")),
+        (false, _, None) => Some(format!("is a `scenario`, and `{name}` has no `planner`")),
+    }
+}
+
 /// What of a row makes no sense.
 pub(super) fn check(row: &Row, systems: &[System]) -> Option<String> {
     let say = |what: &str| Some(format!("row `{}` {what}", row.label));
@@ -158,10 +168,8 @@ pub(super) fn check(row: &Row, systems: &[System]) -> Option<String> {
     let is_pass = row.roofline.is_some();
     for (name, cell) in &row.cells {
         let Some(system) = systems.iter().find(|system| system.name == *name) else { continue };
-        match (is_pass, &system.gpu, &system.planner) {
-            (true, Some(_), _) | (false, _, Some(_)) => {}
-            (true, None, _) => return say(&format!("is a `roofline`, and `{name}` has no `gpu`")),
-            (false, _, None) => return say(&format!("is a `scenario`, and `{name}` has no `planner`")),
+        if let Some(what) = unfit(row, system) {
+            return say(&what);
         }
         let speeds = [cell.prefill, cell.decode];
         if !is_pass && (speeds.iter().any(Option::is_some) || !cell.left_out.is_empty()) {

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 
 use super::{ByPass, millis};
-use crate::schedule::MAX_PASS_TOKENS;
+use crate::schedule::{MAX_PASS_TOKENS, Pass};
 use crate::trace::{Counter, Kind, Trace};
 
 /// The time in which a pass gave tokens.
@@ -106,6 +106,13 @@ impl Outputs {
             }
         }
         outputs
+    }
+
+    /// Tokens of all prompts that were read to their ends.
+    pub fn prompts(&self, trace: &Trace) -> u64 {
+        let last = |first: &First| trace.passes.iter().find(|pass| pass.index == first.pass);
+        let tokens = |pass: &Pass| u64::from(pass.first_position) + u64::from(pass.tokens);
+        self.first.iter().filter_map(last).map(tokens).sum()
     }
 
     /// Tokens after the first of each sequence.
