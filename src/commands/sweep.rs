@@ -26,10 +26,20 @@ struct Output<'s> {
     rows: &'s [Row],
 }
 
+/// What `merge --json` gives.
+#[derive(Serialize)]
+struct Merged<'t> {
+    tables: usize,
+    rows: usize,
+    /// The whole table, unless it was written to a file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    table: Option<&'t str>,
+}
+
 /// Runs the verb.
 pub fn run(args: &SweepArgs, json: bool) -> Result<ExitCode, Failure> {
     if let Some(SweepVerb::Merge(args)) = &args.verb {
-        return merge_tables(args);
+        return merge_tables(args, json);
     }
     for path in args.output.iter().chain(&args.chart) {
         can_write(path)?;
@@ -65,13 +75,21 @@ pub fn run(args: &SweepArgs, json: bool) -> Result<ExitCode, Failure> {
 }
 
 /// `hearth sweep merge`.
-fn merge_tables(args: &MergeArgs) -> Result<ExitCode, Failure> {
+fn merge_tables(args: &MergeArgs, json: bool) -> Result<ExitCode, Failure> {
+    for path in args.output.iter().chain(&args.chart) {
+        can_write(path)?;
+    }
     let part = |path: &PathBuf| Ok(merge::Part { path: path.clone(), text: read_table(path)? });
     let parts: Vec<merge::Part> = args.tables.iter().map(part).collect::<Result<_, Failure>>()?;
     let text = merge::merge(&parts)?;
-    match &args.output {
-        Some(path) => write_at_once(path, text.as_bytes())?,
-        None => say!("{text}"),
+    if let Some(path) = &args.output {
+        write_at_once(path, text.as_bytes())?;
+    }
+    if json {
+        let table = args.output.is_none().then_some(text.as_str());
+        print_json(&Merged { tables: parts.len(), rows: text.lines().count().saturating_sub(2), table })?;
+    } else if args.output.is_none() {
+        say!("{text}");
     }
     if let Some(path) = &args.chart {
         write_at_once(path, chart::draw(&text)?.as_bytes())?;

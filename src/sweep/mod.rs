@@ -22,7 +22,7 @@ use std::fmt::Write;
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Device, Document};
 use hearth_schema::scenario::{DeviceEntry, ModelRef};
-use hearth_schema::{Plan, digest, metrics};
+use hearth_schema::{Plan, Scenario, digest, metrics};
 
 use crate::cli::SweepArgs;
 use crate::commands::{plan, simulate};
@@ -74,7 +74,7 @@ impl Sweep {
         let fields: Vec<Field> =
             args.vary.iter().map(|text| Field::parse(text, &documents)).collect::<Result<_, _>>()?;
         let given = args.plan.as_deref().map(read_plan).transpose()?;
-        check(&fields, args, given.is_some())?;
+        check(&fields, args, &loaded.scenario, given.is_some())?;
         let repeat = args.repeat as usize;
         let mut sweep = Self {
             loaded,
@@ -157,7 +157,10 @@ impl Sweep {
         }
         let model = self.models.get(&model_name(&loaded.scenario.model));
         let model = model.cloned().ok_or_else(|| refused("its model was not read".into()))?;
-        let mut cluster = loaded.assemble(devices, model).map_err(|failure| refused(failure.reason()))?;
+        let draft = loaded.scenario.workload.speculation.as_ref();
+        let draft = draft.and_then(|drafts| self.models.get(&model_name(&drafts.draft)).cloned());
+        let cluster = loaded.assemble(devices, model, draft);
+        let mut cluster = cluster.map_err(|failure| refused(failure.reason()))?;
         limits::bound_memory(&loaded.scenario, &mut cluster);
         cluster.seed = row.seed;
         let plan = match &self.plan {
@@ -206,9 +209,10 @@ impl Sweep {
         Ok(())
     }
 
-    /// Reads the models of all points.
+    /// Reads the models of all points, and those that draft for them.
     fn read_models(&mut self, args: &SweepArgs) -> Result<(), Failure> {
-        let varies = self.fields.iter().any(|field| field.in_scenario() && field.has_key("model"));
+        let varies = |key: &str| self.fields.iter().any(|field| field.in_scenario() && field.has_key(key));
+        let (varies, drafts_vary) = (varies("model"), varies("draft"));
         if varies && args.model.is_some() {
             return Err(Failure::unusable("--model stands for the model that `--vary` changes")
                 .hint("leave one of the two out"));
@@ -216,15 +220,23 @@ impl Sweep {
         if !varies {
             let model = self.loaded.model_profile(args.model.as_deref())?;
             self.models.insert(model_name(&self.loaded.scenario.model), model);
-            return Ok(());
         }
-        for index in (0..self.rows()).step_by(self.repeat) {
-            let settings = self.settings(index);
-            let set = self.fields.iter().zip(settings);
+        let points = if varies || drafts_vary { self.rows() } else { 1 };
+        for index in (0..points).step_by(self.repeat) {
+            let set = self.fields.iter().zip(self.settings(index));
             let scenario = self.documents.scenario(set).map_err(Failure::unusable)?;
-            let name = model_name(&scenario.model);
-            if scenario.validate().is_ok() && !self.models.contains_key(&name) {
-                let model = self.loaded.with(scenario).model_profile(None)?;
+            if scenario.validate().is_err() {
+                continue;
+            }
+            let point = self.loaded.with(scenario);
+            let name = model_name(&point.scenario.model);
+            if varies && !self.models.contains_key(&name) {
+                self.models.insert(name, point.model_profile(None)?);
+            }
+            let draft = point.scenario.workload.speculation.as_ref().map(|drafts| model_name(&drafts.draft));
+            if let Some(name) = draft.filter(|name| !self.models.contains_key(name))
+                && let Some(model) = point.draft_profile()?
+            {
                 self.models.insert(name, model);
             }
         }
@@ -263,7 +275,7 @@ fn model_name(model: &ModelRef) -> (Option<String>, Option<String>) {
 }
 
 /// Refuses fields that would be passed over, or counted twice.
-fn check(fields: &[Field], args: &SweepArgs, planned: bool) -> Result<(), Failure> {
+fn check(fields: &[Field], args: &SweepArgs, scenario: &Scenario, planned: bool) -> Result<(), Failure> {
     if fields.len() > MOST_FIELDS {
         return Err(Failure::unusable(format!("{} fields vary; at most {MOST_FIELDS} can", fields.len()))
             .hint("make a sweep for each value of the others"));
@@ -279,7 +291,8 @@ fn check(fields: &[Field], args: &SweepArgs, planned: bool) -> Result<(), Failur
     let searches = |name: &str| name == refinement::NAME;
     let varied = fields.iter().filter(|field| field.path == "planner.strategy");
     let strategies = varied.flat_map(|field| &field.values.0).map(|setting| setting.spelled.as_str());
-    if strategies.chain(planning.strategy.as_deref()).any(searches) {
+    let own = Some(scenario).filter(|_| !planned).and_then(|scenario| scenario.planner.strategy.as_deref());
+    if strategies.chain(planning.strategy.as_deref()).chain(own).any(searches) {
         return Err(Failure::unusable(format!(
             "strategy `{}` ends by the clock, not by its input",
             refinement::NAME

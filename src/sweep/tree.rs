@@ -54,22 +54,7 @@ pub fn leaves(tree: &Value, prefix: &str, found: &mut Vec<String>) {
 /// to change.
 pub fn nearest<'p>(path: &str, known: &'p [String]) -> Option<&'p String> {
     let end = format!(".{path}");
-    known.iter().min_by_key(|other| (!other.ends_with(&end), distance(path, other)))
-}
-
-/// Letters to insert, remove or replace (Levenshtein).
-fn distance(from: &str, to: &str) -> usize {
-    let to: Vec<char> = to.chars().collect();
-    let mut row: Vec<usize> = (0..=to.len()).collect();
-    for (done, letter) in from.chars().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], done + 1);
-        for (at, other) in to.iter().enumerate() {
-            let replaced = diagonal + usize::from(letter != *other);
-            diagonal = row[at + 1];
-            row[at + 1] = replaced.min(diagonal + 1).min(row[at] + 1);
-        }
-    }
-    row[to.len()]
+    known.iter().min_by_key(|other| (!other.ends_with(&end), strsim::osa_distance(path, other)))
 }
 
 #[cfg(test)]
@@ -103,6 +88,5 @@ mod tests {
         assert_eq!(known, ["d1.memory.available", "d1.memory.total", "seed"]);
         assert_eq!(nearest("d1.memory.avaliable", &known).unwrap(), "d1.memory.available");
         assert_eq!(nearest("memory.total", &known).unwrap(), "d1.memory.total");
-        assert_eq!(distance("kitten", "sitting"), 3);
     }
 }

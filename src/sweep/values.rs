@@ -11,7 +11,9 @@
 
 use std::collections::BTreeSet;
 
-use hearth_profiles::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Fraction, Layers, Seconds};
+use hearth_profiles::{
+    Bytes, BytesPerSecond, Flops, FlopsPerSecond, Fraction, Layers, PerSecond, Seconds, Watts,
+};
 use serde_json::Value;
 
 use crate::diagnostics::Failure;
@@ -74,6 +76,10 @@ pub enum Kind {
     Share,
     /// Layers of a model.
     Layers,
+    /// Happenings per second.
+    Frequency,
+    /// Power.
+    Power,
 }
 
 impl Kind {
@@ -88,6 +94,8 @@ impl Kind {
             Kind::Speed => serde_json::to_value(FlopsPerSecond(number)),
             Kind::Share => serde_json::to_value(Fraction(number)),
             Kind::Layers => serde_json::to_value(Layers(number.round() as u32)),
+            Kind::Frequency => serde_json::to_value(PerSecond(number)),
+            Kind::Power => serde_json::to_value(Watts(number)),
         };
         let json = json.map_err(|error| error.to_string())?;
         let spelled = json.as_str().map_or_else(|| json.to_string(), str::to_owned);
@@ -107,6 +115,8 @@ pub fn quantity(text: &str) -> Option<(Kind, f64)> {
         .or_else(|| text.parse().ok().map(|FlopsPerSecond(speed)| (Kind::Speed, speed)))
         .or_else(share)
         .or_else(|| text.parse().ok().map(|Layers(layers)| (Kind::Layers, f64::from(layers))))
+        .or_else(|| text.parse().ok().map(|PerSecond(often)| (Kind::Frequency, often)))
+        .or_else(|| text.parse().ok().map(|Watts(power)| (Kind::Power, power)))
 }
 
 fn list(text: &str) -> Result<Vec<Setting>, String> {

@@ -33,32 +33,9 @@ pub fn each<T: Send>(
     threads: usize,
     make: impl Fn(usize) -> T + Sync,
 ) -> Vec<(usize, T)> {
-    let bar = progress::count(what, count as u64);
-    let _until_the_end = Stoppable::begin();
-    let (sender, receiver) = mpsc::channel();
-    let next = AtomicUsize::new(0);
-    let mut made: Vec<(usize, T)> = Vec::with_capacity(count);
-    std::thread::scope(|scope| {
-        for _ in 0..threads.clamp(1, count.max(1)) {
-            let (sender, next, make) = (sender.clone(), &next, &make);
-            scope.spawn(move || {
-                loop {
-                    let index = next.fetch_add(1, Ordering::Relaxed);
-                    if index >= count || Stoppable::asked() || sender.send((index, make(index))).is_err() {
-                        return;
-                    }
-                }
-            });
-        }
-        drop(sender);
-        for one in receiver {
-            made.push(one);
-            bar.inc(1);
-        }
-    });
-    bar.finish_and_clear();
-    made.sort_by_key(|(index, _)| *index);
-    made
+    let numbered = |index| (index, make(index));
+    gather(what, count, threads, numbered, |(index, _)| *index, |_| Ok(()))
+        .expect("nothing is saved, so that nothing fails")
 }
 
 /// Makes rows on so many threads; fewer than asked for if it was stopped. `save` is shown what there is.
@@ -66,19 +43,33 @@ pub fn make(
     sweep: &Sweep,
     indices: &[usize],
     threads: usize,
-    mut save: impl FnMut(&[Row]) -> Result<(), Failure>,
+    save: impl FnMut(&[Row]) -> Result<(), Failure>,
 ) -> Result<Vec<Row>, Failure> {
-    let bar = progress::count("simulating", indices.len() as u64);
+    let row = |place: usize| sweep.row(indices[place]);
+    gather("simulating", indices.len(), threads, row, |row| row.index, save)
+}
+
+/// Makes so many things on so many threads and puts them in order; now and then `save` is shown those that are made.
+fn gather<T: Send>(
+    what: &str,
+    count: usize,
+    threads: usize,
+    make: impl Fn(usize) -> T + Sync,
+    order: impl Fn(&T) -> usize,
+    mut save: impl FnMut(&[T]) -> Result<(), Failure>,
+) -> Result<Vec<T>, Failure> {
+    let bar = progress::count(what, count as u64);
     let _until_the_end = Stoppable::begin();
     let (sender, receiver) = mpsc::channel();
     let next = AtomicUsize::new(0);
-    let mut rows: Vec<Row> = Vec::with_capacity(indices.len());
+    let mut made: Vec<T> = Vec::with_capacity(count);
     let saved = std::thread::scope(|scope| {
-        for _ in 0..threads.clamp(1, indices.len().max(1)) {
-            let (sender, next) = (sender.clone(), &next);
+        for _ in 0..threads.clamp(1, count.max(1)) {
+            let (sender, next, make) = (sender.clone(), &next, &make);
             scope.spawn(move || {
-                while let Some(&index) = indices.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    if Stoppable::asked() || sender.send(sweep.row(index)).is_err() {
+                loop {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    if index >= count || Stoppable::asked() || sender.send(make(index)).is_err() {
                         return;
                     }
                 }
@@ -86,19 +77,19 @@ pub fn make(
         }
         drop(sender);
         let mut saved = Instant::now();
-        for row in receiver {
-            rows.push(row);
+        for one in receiver {
+            made.push(one);
             bar.inc(1);
             if saved.elapsed() >= SAVE_EVERY {
-                rows.sort_unstable_by_key(|row| row.index);
+                made.sort_by_key(&order);
                 // An error ends the loop; without a receiver the threads end as well.
-                save(&rows)?;
+                save(&made)?;
                 saved = Instant::now();
             }
         }
         Ok(())
     });
     bar.finish_and_clear();
-    rows.sort_unstable_by_key(|row| row.index);
-    saved.map(|()| rows)
+    made.sort_by_key(&order);
+    saved.map(|()| made)
 }

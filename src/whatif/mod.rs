@@ -61,7 +61,7 @@ fn fill(
     effort: Effort,
 ) -> Result<(), Failure> {
     let scenario = &loaded.scenario;
-    let mut cluster = loaded.assemble(devices, model)?;
+    let mut cluster = loaded.assemble(devices, model, loaded.draft_profile()?)?;
     limits::bound_memory(scenario, &mut cluster);
     let plan = plan::make(loaded, &cluster, &scenario.planner, effort)?;
     tried.plan = Some(Planned::of(&plan));

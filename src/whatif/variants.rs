@@ -3,7 +3,8 @@
 //! - Each device left out. Without the head, the first device that is left becomes the head.
 //! - Twice the memory in each device: what is installed once more, all of it free. A GPU that shares the memory, and a
 //!   limit of the scenario, grow in proportion.
-//! - A faster disk in each device: its rates all grow by the factor by which sequential reads do; a throttle is gone.
+//! - A faster disk in each device: its rates grow by the factor by which sequential reads do, but for the kernel's own
+//!   (`turnover`); a throttle is gone.
 //! - Cables instead of Wi-Fi, or of links slower than a cable.
 //! - The model in other formats. Nothing is said of what that does to its answers.
 //!
@@ -158,15 +159,16 @@ impl Base<'_> {
         if fast.0 < FASTER * now.0 {
             return None;
         }
-        let what = format!("{}: {kind}, {fast} instead of {now}", entry.name);
+        // The disk behind a throttle may be faster already.
+        let then = BytesPerSecond(fast.0.max(own.0));
+        let what = format!("{}: {kind}, {then} instead of {now}", entry.name);
         let mut variant = self.variant(Kind::Disk, Some(at), what);
         if let Some(limits) = &mut variant.scenario.devices[at].limits {
             limits.disk_read = None;
         }
         let disk = &mut variant.devices[at].disk;
         disk.limit = None;
-        // The disk behind a throttle may be fast already.
-        let factor = (fast.0 / own.0).max(1.0);
+        let factor = then.0 / own.0;
         for rate in
             [Some(&mut disk.sequential), disk.fault.as_mut(), disk.random.as_mut(), disk.populate.as_mut()]
                 .into_iter()
