@@ -18,6 +18,7 @@ use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use hearth_profiles::{Bytes, Format, Seconds};
+use hearth_schema::address;
 use hearth_schema::residency::{Residency, ResidencyOptions};
 use hearth_schema::scenario::PlannerOptions;
 
@@ -43,8 +44,9 @@ use hearth_schema::scenario::RingOrder;
 /// tells how fast that will be and why, `execute` runs the same plan on real devices, `report` puts
 /// the two side by side. `lab` does all four on this machine.
 ///
-/// Exit codes: 0 done; 1 something failed while running; 2 what was given cannot be used; 3 the run
-/// ended, but not well, `lint` found an error, or a suite of labs misses a bar; 130 ended by Ctrl-C.
+/// Exit codes: 0 done; 1 something failed while running; 2 what was given cannot be used; 3 the run ended, but not well,
+/// `lint` found an error, a suite of labs misses a bar, or Ctrl-C stopped what keeps its results (`execute`, `sweep`,
+/// `whatif`); 130 ended by Ctrl-C otherwise; `worker` and `serve` end with 0.
 #[derive(Debug, Parser)]
 #[command(
     version,
@@ -456,8 +458,8 @@ pub struct LintArgs {
 /// `hearth worker`.
 #[derive(Debug, Args)]
 pub struct WorkerArgs {
-    /// Where to listen, as HOST:PORT; port 0 takes a free one. Without a key only 127.0.0.1.
-    #[arg(long)]
+    /// Where to listen; port 0 takes a free one. Without a key only 127.0.0.1.
+    #[arg(long, value_name = "HOST:PORT", value_parser = address::checked)]
     pub listen: String,
     /// The model file on this device.
     #[arg(long, required_unless_present = "fetch")]
@@ -512,7 +514,7 @@ pub struct ProfileArgs {
     #[arg(long)]
     pub model: Option<PathBuf>,
     /// Measure the link to a worker at this address; may be repeated.
-    #[arg(long)]
+    #[arg(long, value_name = "HOST:PORT", value_parser = address::checked)]
     pub peer: Vec<String>,
     /// The key that those workers have; if absent, the text in the variable HEARTH_KEY, if set.
     #[arg(long, value_name = "FILE")]
@@ -531,7 +533,7 @@ pub struct ProfileArgs {
     pub gpu_memory: Option<Bytes>,
     /// Measure nothing: take the document in `--profile`, and put on its rates how much longer or shorter than in
     /// `--predicted` the device `--name` computed in this trace of a run.
-    #[arg(long, value_name = "TRACE", requires_all = ["predicted", "profile"], conflicts_with_all = ["model", "peer", "quick", "threads", "gpu", "gpu_memory", "key"])]
+    #[arg(long, value_name = "TRACE", requires_all = ["predicted", "profile"], conflicts_with_all = ["model", "peer", "quick", "threads", "gpu", "gpu_memory", "key", "pass_tokens"])]
     pub from_trace: Option<PathBuf>,
     /// The trace of the same plan as it was simulated with that document.
     #[arg(long, value_name = "TRACE", requires = "from_trace")]

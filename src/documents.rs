@@ -4,13 +4,13 @@
 //! a shipped name, by the path of its document (from the scenario's folder), or as `measured`.
 
 use std::fs;
-use std::io::{BufReader, BufWriter, Write};
+use std::io::{BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
 use hearth_exec::profile::{ProfileOptions, profile};
 use hearth_exec::ring::LocalModel;
 use hearth_profiles::document::MAX_DOCUMENT_BYTES;
-use hearth_profiles::model::{ModelDocument, ModelProfile, shipped};
+use hearth_profiles::model::{ModelDocument, ModelProfile, shipped, shipped_names};
 use hearth_profiles::{Device, Document, DocumentError, device};
 use hearth_schema::plan::Origin;
 use hearth_schema::residency::Residency;
@@ -37,18 +37,26 @@ pub struct LoadedScenario {
     pub origin: Origin,
     /// The first line of its comment, which asks what it is for.
     pub question: String,
-    /// The folder that its paths are relative to.
-    folder: PathBuf,
+    /// Its file; the document's paths are relative to its folder.
+    path: PathBuf,
+}
+
+/// Reads a text file of at most so many bytes, whatever it says of its own length: a pipe says nothing.
+pub fn read_at_most(path: &Path, most: u64) -> Result<String, Failure> {
+    let file = fs::File::open(path).map_err(|error| Failure::file(path, "open", &error))?;
+    let mut text = String::new();
+    let read = file.take(most + 1).read_to_string(&mut text);
+    if text.len() as u64 > most {
+        let what = format!("the file has more than the {most} bytes that are read");
+        return Err(Failure::unusable(what).at(path.display()).hint("is this the file you meant?"));
+    }
+    read.map_err(|error| Failure::file(path, "read", &error))?;
+    Ok(text)
 }
 
 /// Reads a text file within the limit of documents.
 fn read_text(path: &Path) -> Result<String, Failure> {
-    let length = fs::metadata(path).map_err(|error| Failure::file(path, "open", &error))?.len();
-    if length > MAX_DOCUMENT_BYTES as u64 {
-        let what = format!("the file has {length} bytes; a document has at most {MAX_DOCUMENT_BYTES}");
-        return Err(Failure::unusable(what).at(path.display()).hint("is this the file you meant?"));
-    }
-    fs::read_to_string(path).map_err(|error| Failure::file(path, "read", &error))
+    read_at_most(path, MAX_DOCUMENT_BYTES as u64)
 }
 
 /// Reads a document.
@@ -91,9 +99,17 @@ pub fn write_in(folder: &Path, name: impl AsRef<Path>, bytes: &[u8]) -> Result<(
 /// Writes a file as a whole or not at all: whoever reads it meanwhile sees the old one or the new one. What is no
 /// file (a pipe, a device) is written to as it is.
 pub fn write_at_once(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
-    let Some(beside) = beside(path)? else { return write(path, bytes) };
+    at_once(path, |path| fs::write(path, bytes))
+}
+
+/// The same with whatever writes the file at the path that it is given.
+fn at_once(path: &Path, fill: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<(), Failure> {
+    let Some(beside) = beside(path)? else {
+        in_a_folder(path)?;
+        return fill(path).map_err(|error| Failure::file(path, "write", &error));
+    };
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
-    fs::write(&beside, bytes).and_then(|()| fs::rename(&beside, &target)).map_err(|error| {
+    fill(&beside).and_then(|()| fs::rename(&beside, &target)).map_err(|error| {
         // What is left of it is of no use to anybody.
         let _ = fs::remove_file(&beside);
         Failure::file(path, "write", &error)
@@ -127,12 +143,7 @@ fn beside(path: &Path) -> Result<Option<PathBuf>, Failure> {
 
 /// Reads the table of a sweep.
 pub fn read_table(path: &Path) -> Result<String, Failure> {
-    let length = fs::metadata(path).map_err(|error| Failure::file(path, "open", &error))?.len();
-    if length > MOST_TABLE_BYTES {
-        let what = format!("the file has {length} bytes; a sweep's table has at most {MOST_TABLE_BYTES}");
-        return Err(Failure::unusable(what).at(path.display()).hint("is this the file you meant?"));
-    }
-    fs::read_to_string(path).map_err(|error| Failure::file(path, "read", &error))
+    read_at_most(path, MOST_TABLE_BYTES)
 }
 
 /// Reads a trace.
@@ -141,19 +152,34 @@ pub fn read_trace(path: &Path) -> Result<Trace, Failure> {
     Trace::read(&mut BufReader::new(file)).map_err(|error| Failure::unusable(error).at(path.display()))
 }
 
-/// Writes a trace.
+/// Writes a trace as a whole or not at all.
 pub fn write_trace(path: &Path, trace: &Trace) -> Result<(), Failure> {
-    write(path, &[])?;
-    let failed = |error: std::io::Error| Failure::file(path, "write", &error);
-    let mut out = BufWriter::new(fs::File::create(path).map_err(failed)?);
-    trace.write(&mut out).and_then(|()| out.flush()).map_err(failed)
+    at_once(path, |path| {
+        let mut out = BufWriter::new(fs::File::create(path)?);
+        trace.write(&mut out).and_then(|()| out.flush())
+    })
+}
+
+/// Writes a run's trace, and beside it the plans that followed the first.
+pub fn write_run(path: &Path, trace: &Trace, plans: &[Plan]) -> Result<(), Failure> {
+    write_trace(path, trace)?;
+    for (number, plan) in plans.iter().enumerate() {
+        let path = path.with_extension(format!("plan-{}.yaml", number + 1));
+        write(&path, plan.to_yaml().as_bytes())?;
+    }
+    Ok(())
 }
 
 /// Opens a model file.
 pub fn open_model(path: &Path) -> Result<LocalModel, Failure> {
     fs::metadata(path).map_err(|error| {
-        let hint =
-            "check the path, or make a model: `hearth synth --preset tiny --quant q4_k_m -o tiny.gguf`";
+        let named = path.to_str().filter(|name| shipped_names().any(|it| it == *name));
+        let hint = match named {
+            Some(name) => format!(
+                "a file is wanted here; the shape `{name}` without one stands in a scenario, as `model: {{profile: {name}}}`"
+            ),
+            None => "check the path, or make a model: `hearth synth --preset tiny --quant q4_k_m -o tiny.gguf`".to_owned(),
+        };
         Failure::file(path, "open", &error).hint(hint)
     })?;
     let model = LocalModel::open(path).map_err(|error| Failure::from(error).at(path.display()))?;
@@ -170,9 +196,9 @@ impl LoadedScenario {
     pub fn parse(text: &str, path: &Path) -> Result<Self, Failure> {
         let scenario = Scenario::from_yaml(text).map_err(|error| Failure::document(path, &error))?;
         let origin = Origin { name: scenario.name.clone(), digest: hearth_schema::digest::of(text) };
-        let folder = path.parent().unwrap_or(Path::new("")).to_path_buf();
+        let path = path.to_path_buf();
         let first = text.lines().find_map(|line| line.strip_prefix("# "));
-        Ok(Self { scenario, origin, question: first.unwrap_or_default().trim().to_owned(), folder })
+        Ok(Self { scenario, origin, question: first.unwrap_or_default().trim().to_owned(), path })
     }
 
     /// Changes how many tokens are generated, within the context.
@@ -202,15 +228,20 @@ impl LoadedScenario {
         scenario.validate().map_err(Failure::unusable)
     }
 
+    /// A path that the document names.
+    fn path_of(&self, named: impl AsRef<Path>) -> PathBuf {
+        self.path.parent().unwrap_or(Path::new("")).join(named)
+    }
+
     /// The model's file, if the scenario names one.
     pub fn model_file(&self) -> Option<PathBuf> {
-        self.scenario.model.file.as_ref().map(|file| self.folder.join(file))
+        self.scenario.model.file.as_ref().map(|file| self.path_of(file))
     }
 
     /// The draft model's file, if the scenario names one.
     pub fn draft_file(&self) -> Option<PathBuf> {
         let draft = &self.scenario.workload.speculation.as_ref()?.draft;
-        draft.file.as_ref().map(|file| self.folder.join(file))
+        draft.file.as_ref().map(|file| self.path_of(file))
     }
 
     /// The cluster, with every reference read, in the scenario's absolute limits. `model` stands for the scenario's
@@ -226,7 +257,7 @@ impl LoadedScenario {
         // A model that is not there is told before ten seconds of measuring.
         let model = self.model_profile(model)?;
         let devices = self.devices(|_, entry| self.device(entry))?;
-        self.assemble(devices, model)
+        self.assemble(devices, model, self.draft_profile()?)
     }
 
     /// The scenario's devices, found by place and entry. Those of equal profile and limits are found once.
@@ -253,7 +284,7 @@ impl LoadedScenario {
     /// The cluster of devices that were measured for this scenario, inside its memory limits, in its order.
     pub fn cluster_of(&self, devices: Vec<Device>, model: Option<&Path>) -> Result<Cluster, Failure> {
         let model = self.model_profile(model)?;
-        self.assemble(devices, model)
+        self.assemble(devices, model, self.draft_profile()?)
     }
 
     /// The scenario's model, or the one in a file that stands for it.
@@ -264,8 +295,19 @@ impl LoadedScenario {
         }
     }
 
-    /// The cluster of these devices, in the scenario's order, and a model. Nothing but a draft model is read.
-    pub fn assemble(&self, devices: Vec<Device>, model: ModelProfile) -> Result<Cluster, Failure> {
+    /// The model that drafts, if the scenario has one.
+    pub fn draft_profile(&self) -> Result<Option<ModelProfile>, Failure> {
+        let drafts = self.scenario.workload.speculation.as_ref();
+        drafts.map(|drafts| self.model(&drafts.draft)).transpose()
+    }
+
+    /// The cluster of these devices, in the scenario's order, a model, and one that drafts. Nothing is read.
+    pub fn assemble(
+        &self,
+        devices: Vec<Device>,
+        model: ModelProfile,
+        draft: Option<ModelProfile>,
+    ) -> Result<Cluster, Failure> {
         let scenario = &self.scenario;
         let member = |(entry, device): (&DeviceEntry, Device)| -> Result<Member, Failure> {
             Ok(Member {
@@ -275,7 +317,6 @@ impl LoadedScenario {
                 residency: entry.residency.or(scenario.residency),
             })
         };
-        let draft = scenario.workload.speculation.as_ref();
         let mut cluster = Cluster {
             members: scenario.devices.iter().zip(devices).map(member).collect::<Result<_, _>>()?,
             head: scenario.head(),
@@ -284,7 +325,7 @@ impl LoadedScenario {
             context: scenario.context,
             kv_cache: scenario.kv_cache,
             activations: scenario.activations,
-            draft: draft.map(|draft| self.model(&draft.draft)).transpose()?,
+            draft,
             workload: scenario.workload.clone(),
             seed: scenario.seed,
         };
@@ -297,22 +338,26 @@ impl LoadedScenario {
 
     /// The same with another scenario in place of its own.
     pub fn with(&self, scenario: Scenario) -> Self {
-        let (origin, question, folder) = (self.origin.clone(), self.question.clone(), self.folder.clone());
-        Self { scenario, origin, question, folder }
+        let (origin, question, path) = (self.origin.clone(), self.question.clone(), self.path.clone());
+        Self { scenario, origin, question, path }
     }
 
     fn model(&self, model: &ModelRef) -> Result<ModelProfile, Failure> {
         if let Some(file) = &model.file {
-            let path = self.folder.join(file);
+            let path = self.path_of(file);
             let opened = open_model(&path);
-            let hint = "`model.file` is relative to the scenario's folder: correct it, or give --model";
+            let hint = format!(
+                "`model.file` is relative to the scenario's folder: correct it, give --model, or make one of random \
+                 weights: `hearth synth --preset 1b --quant q4_k_m -o {}`",
+                path.display()
+            );
             return Ok(opened.map_err(|why| if path.exists() { why } else { why.hint(hint) })?.profile);
         }
         let name = model.profile.as_deref().unwrap_or_default();
         if !is_path(name) {
-            return shipped(name).map_err(Failure::unusable);
+            return shipped(name).map_err(|unknown| Failure::unusable(unknown).at(self.path.display()));
         }
-        let path = self.folder.join(name);
+        let path = self.path_of(name);
         let document: ModelDocument = read(&path)?;
         document.profile().map_err(|error| Failure::document(&path, &error))
     }
@@ -334,9 +379,10 @@ impl LoadedScenario {
                 .map_err(Failure::running);
         }
         if is_path(name) {
-            return read(&self.folder.join(name));
+            return read(&self.path_of(name));
         }
-        device::shipped(name).map_err(Failure::unusable)
+        let place = || format!("{}, `profile` of `{}`", self.path.display(), entry.name);
+        device::shipped(name).map_err(|unknown| Failure::unusable(unknown).at(place()))
     }
 }
 

@@ -3,7 +3,7 @@
 //! One prompt or several: texts of the command line, of a file with one a line, a conversation, or a fixed text of so
 //! many tokens. Here they become tokens, through the model's chat template where that is wanted.
 
-use std::io;
+use std::io::{self, Read};
 use std::path::Path;
 
 use hearth_exec::ring::LocalModel;
@@ -12,6 +12,11 @@ use serde::Deserialize;
 
 use crate::cli::ExecuteArgs;
 use crate::diagnostics::Failure;
+use crate::documents::read_at_most;
+
+/// The longest file of prompts or messages, in bytes.
+/// source: assumed, far beyond the longest context of a model
+const LONGEST_TEXT: u64 = 16 << 20;
 
 /// Any text does for a measurement; this one is repeated as often as needed.
 const FIXED_TEXT: &str =
@@ -51,8 +56,7 @@ impl Asked {
                 let what = "`--messages -` and `--exit-with-stdin` cannot both have standard input";
                 return Err(Failure::unusable(what).hint("give the messages in a file"));
             }
-            let text = if standard { io::read_to_string(io::stdin()) } else { std::fs::read_to_string(path) };
-            let text = text.map_err(|error| Failure::file(path, "read", &error))?;
+            let text = if standard { from_standard_input(path)? } else { read_at_most(path, LONGEST_TEXT)? };
             return Ok(Asked::Conversations(vec![conversation(path, &text)?]));
         }
         if let Some(count) = args.prompt_tokens {
@@ -60,7 +64,7 @@ impl Asked {
         }
         let mut texts = args.prompt.clone();
         if let Some(path) = &args.prompts {
-            let text = std::fs::read_to_string(path).map_err(|error| Failure::file(path, "read", &error))?;
+            let text = read_at_most(path, LONGEST_TEXT)?;
             texts.extend(lines(path, &text)?);
         }
         if !args.chat {
@@ -82,12 +86,21 @@ impl Asked {
     }
 
     /// The tokens of each.
-    pub fn tokens(&self, model: &LocalModel, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>, Failure> {
+    pub fn tokens(
+        &self,
+        model: &LocalModel,
+        tokenizer: &Tokenizer,
+        context: u32,
+    ) -> Result<Vec<Vec<u32>>, Failure> {
         match self {
             Asked::Texts(texts) => texts.iter().map(|text| Ok(tokenizer.encode(text, false)?)).collect(),
             Asked::Conversations(conversations) => {
                 let template = ChatTemplate::new(&model.weights.model().metadata, tokenizer)?;
                 conversations.iter().map(|messages| Ok(template.encode(tokenizer, messages)?)).collect()
+            }
+            Asked::Fixed(count, _) if *count > context => {
+                let what = format!("a prompt of {count} tokens does not fit the plan's context of {context}");
+                Err(Failure::unusable(what).hint("ask for fewer tokens, or plan with a larger `context`"))
             }
             Asked::Fixed(count, sequences) => {
                 Ok(vec![fixed(tokenizer, *count as usize)?; *sequences as usize])
@@ -96,15 +109,26 @@ impl Asked {
     }
 }
 
+fn from_standard_input(path: &Path) -> Result<String, Failure> {
+    let read = io::read_to_string(io::stdin().take(LONGEST_TEXT));
+    read.map_err(|error| Failure::file(path, "read", &error))
+}
+
 fn fixed(tokenizer: &Tokenizer, count: usize) -> Result<Vec<u32>, Failure> {
     let mut text = FIXED_TEXT.to_string();
+    let mut before = 0;
     loop {
         let mut tokens = tokenizer.encode(&text, false)?;
         if tokens.len() >= count {
             tokens.truncate(count);
             return Ok(tokens);
         }
-        text.push_str(FIXED_TEXT);
+        if tokens.len() <= before {
+            return Err(Failure::unusable("the model's tokenizer makes no tokens of plain English")
+                .hint("give a text that it knows with --prompt"));
+        }
+        before = tokens.len();
+        text = text.repeat(2);
     }
 }
 

@@ -73,7 +73,8 @@ fn factor(name: &str, predicted: &Trace, measured: &Trace) -> Result<f64, Failur
     {
         if trace.header.origin != origin {
             let is = format!("{origin:?}").to_lowercase();
-            return Err(Failure::unusable(format!("`{flag}` wants a trace that was {is}")));
+            let hint = "`hearth simulate --trace` writes the one, `hearth execute --trace` the other";
+            return Err(Failure::unusable(format!("`{flag}` wants a trace that was {is}")).hint(hint));
         }
     }
     if predicted.header.plan != measured.header.plan {

@@ -19,6 +19,7 @@ use hearth_schema::replan::{NoPlan, Replanner};
 use hearth_schema::scenario::Workload;
 use hearth_schema::schedule::MAX_PASS_TOKENS;
 use hearth_schema::{Cluster, Plan};
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cli::RingArgs;
 use crate::diagnostics::Failure;
@@ -184,16 +185,12 @@ impl Replanner for Again {
 
 /// Waits until a person or the system wants this process to end.
 pub async fn stopped() {
-    #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        if let Ok(mut terminated) = signal(SignalKind::terminate()) {
-            tokio::select! {
-                _ = tokio::signal::ctrl_c() => {}
-                _ = terminated.recv() => {}
-            }
-            return;
-        }
+    let Ok(mut terminated) = signal(SignalKind::terminate()) else {
+        let _ = tokio::signal::ctrl_c().await;
+        return;
+    };
+    tokio::select! {
+        _ = tokio::signal::ctrl_c() => {}
+        _ = terminated.recv() => {}
     }
-    let _ = tokio::signal::ctrl_c().await;
 }

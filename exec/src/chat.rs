@@ -74,7 +74,7 @@ impl ChatTemplate {
     pub fn new(metadata: &Metadata, tokenizer: &Tokenizer) -> Result<ChatTemplate, ExecError> {
         let source = metadata.get_str("tokenizer.chat_template")?;
         let source = source.ok_or_else(|| {
-            let hint = "use an instruction-tuned model, or give the text without --chat";
+            let hint = "use an instruction-tuned model, or let it go on from a text: without --chat, or by /v1/completions";
             failed("the model has no chat template (key `tokenizer.chat_template`)", hint)
         })?;
         if source.len() > LONGEST {
@@ -362,7 +362,7 @@ mod tests {
         assert_eq!(
             missing.to_string(),
             "the model has no chat template (key `tokenizer.chat_template`); \
-             use an instruction-tuned model, or give the text without --chat"
+             use an instruction-tuned model, or let it go on from a text: without --chat, or by /v1/completions"
         );
         let open = written("{% if messages %}", &[say("user", "x")]).unwrap_err().to_string();
         assert!(open.starts_with("the model's chat template is not valid: "), "{open}");

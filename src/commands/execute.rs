@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use hearth_exec::ring::{Asked, Generated, Key, Network, Request, RingError, Unfinished};
 use hearth_exec::{Sampler, SamplerOptions, TextStream, Tokenizer};
-use hearth_profiles::Document;
+use hearth_schema::metrics::outputs::Outputs;
 use hearth_schema::metrics::sequences::SequenceMetrics;
 use serde::Serialize;
 use tokio::sync::mpsc;
@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use super::{print_json, simulate};
 use crate::cli::ExecuteArgs;
 use crate::diagnostics::Failure;
-use crate::documents::{in_a_folder, open_model, read_plan, write, write_trace};
+use crate::documents::{in_a_folder, open_model, read_plan, write_run};
 use crate::gpu;
 use crate::happenings;
 use crate::interruption::INTERRUPTED;
@@ -57,7 +57,7 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
         super::worker::end_with_stdin();
     }
     let tokenizer = Arc::new(Tokenizer::new(&model.weights.model().metadata)?);
-    let prompts = asked.tokens(&model, &tokenizer)?;
+    let prompts = asked.tokens(&model, &tokenizer, plan.context)?;
     let sequences = u32::try_from(prompts.len()).unwrap_or(u32::MAX);
     let raising = Raising::new(&args.ring, (plan, sequences), (model, &args.model))?;
     let request = request(args, &raising, prompts, &tokenizer)?;
@@ -77,8 +77,8 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
         Ok(generated) => (Some(generated), None),
         Err(Unfinished { error, so_far }) => (so_far.map(|generated| *generated), Some(error)),
     };
-    if let Some(generated) = &generated {
-        write_run(args, generated)?;
+    if let (Some(generated), Some(path)) = (&generated, &args.trace) {
+        write_run(path, &generated.trace, &generated.plans)?;
     }
     if error.is_some() && !json {
         // What was generated so far stands on a line of its own.
@@ -122,17 +122,6 @@ fn request(
     })
 }
 
-/// Writes the trace, and the plans that followed the first beside it.
-fn write_run(args: &ExecuteArgs, generated: &Generated) -> Result<(), Failure> {
-    let Some(path) = &args.trace else { return Ok(()) };
-    write_trace(path, &generated.trace)?;
-    for (number, plan) in generated.plans.iter().enumerate() {
-        let path = path.with_extension(format!("plan-{}.yaml", number + 1));
-        write(&path, plan.to_yaml().as_bytes())?;
-    }
-    Ok(())
-}
-
 /// How far a run came that ended early.
 fn reached(args: &ExecuteArgs, generated: &Generated) -> String {
     let trace =
@@ -161,7 +150,14 @@ fn show(generated: &Generated, tokenizer: &Tokenizer, json: bool) -> Result<(), 
             say!("[{number}] {text}\n");
         }
     }
-    say!("\n\n{}{}\n", simulate::table(&run.metrics), happenings::lines(&generated.trace));
+    let outputs = Outputs::of(&generated.trace);
+    let made: usize = generated.sequences.iter().map(Vec::len).sum();
+    let prompts = outputs.prompts(&generated.trace);
+    say!(
+        "\n\n{prompts} tokens read, {made} generated\n{}{}\n",
+        simulate::table(&run.metrics),
+        happenings::lines(&generated.trace)
+    );
     Ok(())
 }
 

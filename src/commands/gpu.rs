@@ -149,7 +149,8 @@ mod listing {
         let naive = timed.iter().find(|timed| timed.tiling.order == WeightOrder::ByOutput);
         let micros = |timed: &Timed| (timed.mean() * 1e7).round() / 10.0;
         let Some(best) = timed.first() else {
-            return Err(Failure::running("the GPU has too few threads for any candidate"));
+            return Err(Failure::running("the GPU has too few threads for any candidate")
+                .hint("leave --tune out: the layout for GPUs that are not tuned needs fewer"));
         };
         let mut choices = remembered::choices();
         choices.set(gpu, best.tiling);

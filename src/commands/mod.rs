@@ -38,7 +38,7 @@ pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Verb::Execute(args) => execute::run(&args, json),
         Verb::Worker(args) => worker::run(&args, json),
         Verb::Gpu(args) => gpu::run(&args, json),
-        Verb::Serve(args) => serve::run(&args),
+        Verb::Serve(args) => serve::run(&args, json),
         Verb::Bench(args) => bench::run(&args, json),
         Verb::Profile(args) => profile::run(&args, json),
         Verb::Lab(args) => lab::run(&args, json),

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use hearth_exec::profile::{ProfileOptions, profile};
 use hearth_exec::ring::Key;
+use hearth_halda::lint;
 use hearth_profiles::{Device, Document};
 
 use super::print_json;
@@ -68,5 +69,12 @@ fn measured(args: &ProfileArgs) -> Result<Device, Failure> {
     device.gpu = gpu::measured(args, &device)?;
     device.validate().map_err(Failure::running)?;
     line.finish_and_clear();
+    let wide = lint::spread_widely(&device, |_| true);
+    if !wide.is_empty() {
+        tell!(
+            "warning: repeats spread widely around their medians: {}; measure again with nothing else running",
+            wide.join(", ")
+        );
+    }
     Ok(device)
 }

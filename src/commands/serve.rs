@@ -4,6 +4,7 @@
 //! brought up as soon as its devices are there.
 
 use std::cell::RefCell;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::AtomicU64;
@@ -14,12 +15,13 @@ use hearth_exec::ring::{Guest, Key, Network, Ring, Said, Service, Stopper};
 use hearth_exec::{ChatTemplate, Tokenizer};
 use hearth_schema::Plan;
 use hearth_schema::happenings::{Happening, Sort};
+use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
 use crate::cli::ServeArgs;
 use crate::diagnostics::Failure;
-use crate::documents::{open_model, read_plan};
+use crate::documents::{open_model, read_at_most, read_plan};
 use crate::gpu;
 use crate::output::{print, tell};
 use crate::ring::{OverNetwork, Raising, over, stopped};
@@ -37,7 +39,7 @@ const AGAIN_AFTER: Duration = Duration::from_secs(2);
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// Runs the verb, until it is stopped.
-pub fn run(args: &ServeArgs) -> Result<ExitCode, Failure> {
+pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
     let key = Key::given(args.ring.key.as_deref())?;
     let token = token(args.token.as_deref())?;
     if token.is_none() && !args.listen.ip().is_loopback() {
@@ -75,7 +77,7 @@ pub fn run(args: &ServeArgs) -> Result<ExitCode, Failure> {
     let told = house.clone();
     raising.options.on_happening = Some(Arc::new(move |happening, plan| tell_of(&told, happening, plan)));
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
-    let serving = Serving { args, raising, house, guests };
+    let serving = Serving { args, raising, house, guests, json };
     let ended = runtime.block_on(over(key, args.ring.slower(), serving));
     // The head's node may still be in a step; the process does not wait for it.
     runtime.shutdown_background();
@@ -99,15 +101,7 @@ fn tell_of(house: &House, happening: &Happening, plan: Option<&Plan>) {
 /// What who asks must know, if anything.
 fn token(path: Option<&Path>) -> Result<Option<String>, Failure> {
     let (text, place) = match path {
-        Some(path) => {
-            let length = std::fs::metadata(path).map_err(|error| Failure::file(path, "open", &error))?.len();
-            if length > LONGEST_TOKEN {
-                let what = format!("a token of {length} bytes; it has at most {LONGEST_TOKEN}");
-                return Err(Failure::unusable(what).at(path.display()).hint("is this the file you meant?"));
-            }
-            let text = std::fs::read_to_string(path).map_err(|error| Failure::file(path, "read", &error))?;
-            (text, path.display().to_string())
-        }
+        Some(path) => (read_at_most(path, LONGEST_TOKEN)?, path.display().to_string()),
         None => match std::env::var(VARIABLE) {
             Ok(text) => (text, VARIABLE.to_owned()),
             Err(_) => return Ok(None),
@@ -127,13 +121,24 @@ struct Serving<'a> {
     raising: Raising,
     house: Arc<House>,
     guests: mpsc::UnboundedReceiver<Guest>,
+    json: bool,
+}
+
+/// What `--json` gives once requests can come, on one line, because the server goes on after it.
+#[derive(Serialize)]
+struct Ready<'a> {
+    listening: &'a str,
+    model: &'a str,
+    sequences: u32,
+    devices: usize,
+    can_chat: bool,
 }
 
 impl OverNetwork for Serving<'_> {
     type Output = Result<(), Failure>;
 
     async fn over<N: Network>(self, network: N) -> Self::Output {
-        let Serving { args, raising, house, guests } = self;
+        let Serving { args, raising, house, guests, json } = self;
         let listener = TcpListener::bind(args.listen).await.map_err(|error| {
             Failure::running(format!("cannot listen at {}: {error}", args.listen))
                 .hint("choose another port with --listen, or stop the program that uses it")
@@ -143,14 +148,18 @@ impl OverNetwork for Serving<'_> {
             ring = raising.connect(&network) => ring?,
             () = stopped() => return Ok(()),
         };
-        let chat = if house.template.is_ok() { "" } else { " (no chat: the model has no chat template)" };
-        let ring_of = raising.plan.devices.len();
-        print(format_args!(
-            "serving {} at http://{address}, {} at once over {ring_of} device{}{chat}\n",
-            house.model,
-            raising.plan.sequences,
-            if ring_of == 1 { "" } else { "s" }
-        ))?;
+        if json {
+            let said = Ready {
+                listening: &address.to_string(),
+                model: &house.model,
+                sequences: raising.plan.sequences,
+                devices: raising.plan.devices.len(),
+                can_chat: house.template.is_ok(),
+            };
+            print(format_args!("{}\n", serde_json::to_string(&said).map_err(Failure::running)?))?;
+        } else {
+            announce(&house, &raising.plan, address)?;
+        }
         let keeper = Keeper { raising: &raising, house: &house, stopper: RefCell::default() };
         let ended_by = tokio::select! {
             () = serve(listener, router(house.clone())) => Failure::running("no connection is accepted any more"),
@@ -163,6 +172,18 @@ impl OverNetwork for Serving<'_> {
         keeper.farewell().await;
         Err(ended_by)
     }
+}
+
+/// Says that requests can come.
+fn announce(house: &House, plan: &Plan, address: SocketAddr) -> Result<(), Failure> {
+    let chat = if house.template.is_ok() { "" } else { " (no chat: the model has no chat template)" };
+    let ring_of = plan.devices.len();
+    print(format_args!(
+        "serving {} at http://{address}, {} at once over {ring_of} device{}{chat}\n",
+        house.model,
+        plan.sequences,
+        if ring_of == 1 { "" } else { "s" }
+    ))
 }
 
 /// Keeps a ring up for those who come.

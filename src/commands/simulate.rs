@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use hearth_profiles::{Bytes, Document};
+use hearth_profiles::Bytes;
 use hearth_reports::published::results::Spread;
 use hearth_schema::metrics::{self, Metrics};
 use hearth_schema::soc::SocNumbers;
@@ -14,7 +14,7 @@ use serde::Serialize;
 use super::{plan, print_json};
 use crate::cli::SimulateArgs;
 use crate::diagnostics::{ENDED_BADLY, Failure};
-use crate::documents::{LoadedScenario, in_a_folder, write, write_trace};
+use crate::documents::{LoadedScenario, in_a_folder, write_run};
 use crate::happenings::{self, Told};
 use crate::output::{say, tell};
 use crate::refinement::Effort;
@@ -89,11 +89,7 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     let Run { trace, plans, not_come } =
         simulate_in(&cluster, &plan, &loaded.scenario, memory, &surroundings)?;
     if let Some(path) = &args.trace {
-        write_trace(path, &trace)?;
-        for (number, plan) in plans.iter().enumerate() {
-            let path = path.with_extension(format!("plan-{}.yaml", number + 1));
-            write(&path, plan.to_yaml().as_bytes())?;
-        }
+        write_run(path, &trace, &plans)?;
     }
     for index in not_come {
         tell!("warning: events[{index}] did not come to happen before the run ended");

@@ -14,14 +14,16 @@ use crate::diagnostics::Failure;
 use crate::documents::open_model;
 use crate::gpu;
 use crate::output::{say, tell};
-use crate::ring::{OverNetwork, Slower, over};
+use crate::ring::{OverNetwork, Slower, over, stopped};
 
 /// Runs the verb, until it is stopped.
 pub fn run(args: &WorkerArgs, json: bool) -> Result<ExitCode, Failure> {
     let key = Key::given(args.key.as_deref())?;
     let source = match (&args.fetch, &args.model) {
         (Some(folder), _) => Source::Fetch(folder.clone()),
-        (None, Some(model)) => Source::File(Arc::new(open_model(model)?)),
+        (None, Some(model)) => {
+            Source::File(Arc::new(open_model(model)?.accelerated_by(gpu::accelerator(args.gpu_weights))))
+        }
         (None, None) => return Err(Failure::unusable("neither --model nor --fetch is given")),
     };
     if args.exit_with_stdin {
@@ -92,7 +94,7 @@ impl OverNetwork for Serving<'_> {
         };
         let ended = tokio::select! {
             error = worker.serve(listener, report) => Err(error.into()),
-            interrupted = tokio::signal::ctrl_c() => interrupted.map_err(Failure::running),
+            () = stopped() => Ok(()),
         };
         // Others are told that it is gone.
         drop(announcement);

@@ -115,13 +115,13 @@ impl Counters {
         let mut all = self.all();
         let work = all.devices.entry(device.to_owned()).or_default();
         for record in records {
-            let seconds = record.end.saturating_sub(record.start) as f64 * 1e-9;
+            let seconds = record.duration() as f64 * 1e-9;
             match (record.kind, record.cost) {
                 (Kind::Receive, _) => work.waiting_s += seconds,
                 (Kind::Prefetch, _) => work.read_bytes += record.bytes,
                 (_, Some(cost)) => {
                     work.computing_s += cost.cpu as f64 * 1e-9;
-                    let waited = (record.end - record.start).saturating_sub(cost.cpu + cost.queue);
+                    let waited = record.duration().saturating_sub(cost.cpu.saturating_add(cost.queue));
                     work.disk_wait_s += waited as f64 * 1e-9;
                     work.read_bytes += cost.faulted;
                 }

@@ -23,7 +23,7 @@ use axum::middleware::{self, Next};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use hearth_exec::ring::Guest;
+use hearth_exec::ring::{Guest, Said};
 use hearth_exec::{ChatTemplate, Sampler, Tokenizer};
 use hearth_schema::Plan;
 use serde_json::{Value, json};
@@ -94,6 +94,7 @@ pub fn router(house: Arc<House>) -> Router {
         .route("/", get(page))
         .route("/health", get(health))
         .fallback(nothing_here)
+        .method_not_allowed_fallback(not_so)
         .layer(DefaultBodyLimit::max(LONGEST_REQUEST))
         .layer(middleware::from_fn_with_state(house.clone(), by_own_name))
         .with_state(house)
@@ -159,6 +160,13 @@ async fn nothing_here(request: Request) -> Response {
         shortened(request.uri().path())
     );
     refuse(&Refused { status: 404, message, param: None, code: "unknown_url" })
+}
+
+/// The axum layer below adds which methods there are.
+async fn not_so(request: Request) -> Response {
+    let path = shortened(request.uri().path());
+    let message = format!("`{path}` is not asked with {}: the `Allow` header says how", request.method());
+    refuse(&Refused { status: 405, message, param: None, code: "method_not_allowed" })
 }
 
 async fn page() -> Html<&'static str> {
@@ -345,7 +353,7 @@ impl House {
             Sampler::new(how.sampler).map_err(|error| Refused::invalid("temperature", error.to_string()))?;
         let mut guests = Vec::new();
         for (number, prompt) in (0..).zip(prompts) {
-            let generate = self.room(prompt.len() as u64, how.most)?;
+            let generate = self.room(prompt.len() as u64, how)?;
             let (said, heard) = mpsc::unbounded_channel();
             let answer = Answer::new(heard, self.tokenizer.clone(), prompt.len() as u32, how.stops.clone());
             let mut sampler = sampler.for_sequence(number);
@@ -353,18 +361,20 @@ impl House {
             guests.push((Guest { prompt, generate, sample, said }, answer));
         }
         let begin = |(guest, answer)| {
-            // If nobody takes it, the answer says that it has failed.
-            let _ = self.door.send(guest);
+            // Nobody takes it at the very end.
+            if let Err(mpsc::error::SendError(guest)) = self.door.send(guest) {
+                let _ = guest.said.send(Said::Failed("the server is stopping".into()));
+            }
             (answer, self.counters.begin())
         };
         Ok(guests.into_iter().map(begin).collect())
     }
 
     /// How many tokens an answer to so many can have.
-    fn room(&self, prompt: u64, most: Option<u32>) -> Result<u32, Refused> {
+    fn room(&self, prompt: u64, how: &How) -> Result<u32, Refused> {
         let context = u64::from(self.context);
         let left = context.saturating_sub(prompt);
-        let wanted = most.map_or(left, u64::from);
+        let wanted = how.most.map_or(left, u64::from);
         if left == 0 || wanted > left {
             let message = format!(
                 "a request has a context of {context} tokens; {prompt} of the prompt and {wanted} of the answer do not \

@@ -109,7 +109,15 @@ fn mistakes_in_a_scenario_are_found_where_they_were_made() {
             "which this release does not read",
             "newer.yaml",
         ),
-        ("nobody.yaml", SCENARIO.replace("profile: d3", "profile: d9"), "d9", ""),
+        ("slip.yaml", SCENARIO.replace("workload:", "worklaod:"), "hint:  did you mean `workload`?", ":6:1"),
+        ("nobody.yaml", SCENARIO.replace("profile: d3", "profile: d9"), "d9", "nobody.yaml, `profile` of `"),
+        (
+            "nowhere.yaml",
+            SCENARIO.replace("profile: d3", "profile: d3, address: 192.168.1.7"),
+            "nobody listens at `192.168.1.7`",
+            "nowhere.yaml",
+        ),
+        ("words.yaml", SCENARIO.replace("seed: 1", "seed: one"), "a whole number, 0 or more", ":3:"),
         ("none.yaml", with("sequences: 0"), "`workload.sequences` is 0", "none.yaml"),
         ("many.yaml", with("sequences: 1000000000"), "it must be 1 to 1024", "many.yaml"),
         ("batch.yaml", with("micro_batch: 0"), "`workload.micro_batch` is 0", "batch.yaml"),
@@ -163,6 +171,24 @@ fn a_port_in_use_is_refused() {
     let worker = Worker::start(&model("q4_k"));
     let text = error(&["worker", "--listen", &worker.address, "--model", &model("q4_k")], 1);
     assert!(text.contains("cannot listen at") && text.contains("no other program uses"), "{text}");
+}
+
+#[test]
+fn what_is_no_address_is_told_how_to_write_one() {
+    for wrong in ["9001", "laptop", "127.0.0.1:99999"] {
+        for flags in [["worker", "--model", "m.gguf", "--listen"], ["profile", "--name", "n", "--peer"]] {
+            let text = error(&[&flags[..], &[wrong]].concat(), 2);
+            assert!(text.contains("write HOST:PORT, as 127.0.0.1:9001"), "{text}");
+        }
+    }
+}
+
+#[test]
+fn a_name_where_a_file_is_wanted_says_where_names_go() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = write(folder.path(), "s.yaml", SCENARIO);
+    let text = error(&["plan", &file, "--model", "llama-8b"], 2);
+    assert!(text.contains("as `model: {profile: llama-8b}`"), "{text}");
 }
 
 #[test]

@@ -78,7 +78,7 @@ fn what_cannot_be_said_is_refused() {
         "{text}"
     );
     let text = error(&[&execute[..], &["--messages", &place("none.json")]].concat(), 2);
-    assert!(text.contains("cannot read the file") && text.contains("\nwhere: "), "{text}");
+    assert!(text.contains("cannot open the file") && text.contains("\nwhere: "), "{text}");
     fs::write(&said, r#"[{"role": "user", "text": "Hello"}]"#).expect("the messages can be written");
     let text = error(&[&execute[..], &["--messages", &said]].concat(), 2);
     assert!(text.contains("unknown field `text`") && text.contains("said.json:1:"), "{text}");

@@ -324,6 +324,8 @@ fn what_cannot_be_answered_is_told_why() {
         );
     }
     assert_eq!(server.ask("POST", "/v1/completions", "", "{\"prompt\": ").0, 400);
+    let (status, answer) = server.get("/v1/chat/completions");
+    assert!(status == 405 && answer.contains("method_not_allowed"), "{status} {answer}");
     // Said to be longer than anything that is read.
     let mut answer = String::new();
     let head = "POST /v1/completions HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n";
