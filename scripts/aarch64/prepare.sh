@@ -11,7 +11,7 @@
 #
 #   SUITE    the release of Debian; its rustc must not be older than the rust-version of Cargo.toml. Default: forky
 #   MIRROR   where packages come from. Default: the first one that apt knows on this machine
-#   SNAPSHOT 1 if the mirror stands still on purpose, so that its lists are older than they say they may be
+#   SNAPSHOT 1 if the mirror is a snapshot, whose lists are older than they say they may be
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -33,7 +33,7 @@ if ! has debootstrap; then
 fi
 
 suite="${SUITE:-forky}"
-# Of the mirrors of third parties none has the suite; Debian's own is the one whose label says so.
+# Apt may know other repositories; Debian's own is the one whose label says so.
 known="$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Label: Debian' | head -n 1)"
 mirror="${MIRROR:-${known:-http://deb.debian.org/debian}}"
 keys=/usr/share/keyrings/debian-archive-keyring.gpg
