@@ -58,8 +58,11 @@ impl Failure {
     /// A command line that cannot be understood, as clap says it.
     pub fn usage(error: &clap::Error) -> Self {
         let text = error.render().to_string();
-        let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-        let what = lines.next().unwrap_or_default().trim_start_matches("error: ").to_owned();
+        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+        // What is missing is listed on lines of its own, before clap's advice.
+        let told =
+            lines.take_while(|line| !["Usage:", "tip:", "For more"].iter().any(|end| line.starts_with(end)));
+        let what = told.collect::<Vec<_>>().join(" ").trim_start_matches("error: ").to_owned();
         Self::unusable(what).hint("see `hearth --help`, and `hearth VERB --help` for each verb")
     }
 

@@ -75,6 +75,18 @@ pub fn in_a_folder(path: &Path) -> Result<(), Failure> {
     }
 }
 
+/// Refuses to write over a file that is read for it.
+pub fn no_input(output: &Path, inputs: &[&Path]) -> Result<(), Failure> {
+    in_a_folder(output)?;
+    let real = |path: &Path| fs::canonicalize(path).ok();
+    match real(output).filter(|output| inputs.iter().any(|input| real(input).as_ref() == Some(output))) {
+        Some(_) => Err(Failure::unusable("this file is read here, and would be lost")
+            .at(output.display())
+            .hint("name another file to write to")),
+        None => Ok(()),
+    }
+}
+
 /// Writes a text file into a folder that is there.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
     in_a_folder(path)?;

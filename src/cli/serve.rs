@@ -15,8 +15,8 @@ pub struct ServeArgs {
     /// The model file on this device, the head.
     #[arg(long)]
     pub model: PathBuf,
-    /// Where to listen for requests, as HOST:PORT; port 0 takes a free one. Without a token only loopback, as 127.0.0.1.
-    #[arg(long, default_value = "127.0.0.1:8080")]
+    /// Where to listen for requests; port 0 takes a free one. Without a token only loopback, as 127.0.0.1.
+    #[arg(long, default_value = "127.0.0.1:8080", value_name = "IP:PORT", value_parser = own_address)]
     pub listen: SocketAddr,
     /// Who asks needs this token, as an API key: a file with at least 16 characters in one line; if absent, the text in
     /// the variable HEARTH_TOKEN, if set.
@@ -31,4 +31,9 @@ pub struct ServeArgs {
     /// How the ring is brought up.
     #[command(flatten)]
     pub ring: RingArgs,
+}
+
+/// An address of this machine.
+fn own_address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| "write IP:PORT, as 127.0.0.1:8080 or 0.0.0.0:8080, without a name".into())
 }

@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use super::{print_json, simulate};
 use crate::cli::ExecuteArgs;
 use crate::diagnostics::Failure;
-use crate::documents::{in_a_folder, open_model, read_plan, write_run};
+use crate::documents::{no_input, open_model, read_plan, write_run};
 use crate::gpu;
 use crate::happenings;
 use crate::interruption::INTERRUPTED;
@@ -47,7 +47,7 @@ struct Sequence {
 
 /// Runs the verb.
 pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
-    args.trace.as_deref().map_or(Ok(()), in_a_folder)?;
+    args.trace.as_deref().map_or(Ok(()), |trace| no_input(trace, &[&args.plan, &args.model]))?;
     let key = Key::given(args.ring.key.as_deref())?;
     let asked = prompts::Asked::by(args)?;
     let plan = read_plan(&args.plan)?;

@@ -18,7 +18,7 @@ use serde::Serialize;
 use super::{compare, print_json};
 use crate::cli::{PlanArgs, Planning};
 use crate::diagnostics::Failure;
-use crate::documents::{LoadedScenario, in_a_folder, read_plan, write};
+use crate::documents::{LoadedScenario, no_input, read_plan, write};
 use crate::hints;
 use crate::output::{say, tell};
 use crate::refinement::{self, Effort};
@@ -28,7 +28,7 @@ pub const DEFAULT_STRATEGY: &str = "overlap";
 
 /// Runs the verb.
 pub fn run(args: &PlanArgs, json: bool) -> Result<ExitCode, Failure> {
-    args.output.as_deref().map_or(Ok(()), in_a_folder)?;
+    args.output.as_deref().map_or(Ok(()), |output| no_input(output, &[&args.scenario]))?;
     let mut loaded = LoadedScenario::read(&args.scenario)?;
     loaded.keep_weights(&args.planning)?;
     let cluster = loaded.cluster(args.model.as_deref())?;

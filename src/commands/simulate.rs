@@ -1,5 +1,6 @@
 //! `hearth simulate`: tell how fast a plan will be, and why.
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use hearth_profiles::Bytes;
@@ -14,7 +15,7 @@ use serde::Serialize;
 use super::{plan, print_json};
 use crate::cli::SimulateArgs;
 use crate::diagnostics::{ENDED_BADLY, Failure};
-use crate::documents::{LoadedScenario, in_a_folder, write_run};
+use crate::documents::{LoadedScenario, no_input, write_run};
 use crate::happenings::{self, Told};
 use crate::output::{say, tell};
 use crate::refinement::Effort;
@@ -73,7 +74,8 @@ impl Output {
 
 /// Runs the verb.
 pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
-    args.trace.as_deref().map_or(Ok(()), in_a_folder)?;
+    let inputs: Vec<&Path> = args.plan.as_deref().into_iter().chain([args.scenario.as_path()]).collect();
+    args.trace.as_deref().map_or(Ok(()), |trace| no_input(trace, &inputs))?;
     let mut loaded = LoadedScenario::read(&args.scenario)?;
     loaded.keep_weights(&args.planning)?;
     if let Some(tokens) = args.tokens {

@@ -6,7 +6,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use hearth_exec::ring::announcement::host_name;
-use hearth_exec::ring::{Announcement, Key, Listener, Medium, Network, Source, Worker, WorkerOptions, bind};
+use hearth_exec::ring::{
+    Announcement, Key, Listener, Medium, Network, RingError, Source, Worker, WorkerOptions, bind,
+};
 use serde::Serialize;
 
 use crate::cli::{Announce, WorkerArgs};
@@ -87,10 +89,11 @@ impl OverNetwork for Serving<'_> {
             ..WorkerOptions::default()
         };
         let worker = Worker::with(network, source, options);
-        let report = |ended: Result<(), _>| {
-            if let Err(error) = ended {
-                tell!("a connection ended: {error}");
-            }
+        let report = |ended: Result<(), RingError>| match ended {
+            Ok(()) => {}
+            // Heads come and go, and whoever else tries the port.
+            Err(RingError::Gone { name, why }) => tell!("{name} left: {why}"),
+            Err(error) => tell!("a connection ended: {error}"),
         };
         let ended = tokio::select! {
             error = worker.serve(listener, report) => Err(error.into()),

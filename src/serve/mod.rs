@@ -378,12 +378,12 @@ impl House {
         if left == 0 || wanted > left {
             let message = format!(
                 "a request has a context of {context} tokens; {prompt} of the prompt and {wanted} of the answer do not \
-                 fit: shorten the messages or `max_tokens`"
+                 fit: shorten what is asked, or `max_tokens`"
             );
             return Err(Refused {
                 status: 400,
                 message,
-                param: Some("messages"),
+                param: Some("max_tokens"),
                 code: "context_length_exceeded",
             });
         }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use hearth_profiles::gguf::GgufModel;
 
-use crate::processes::{Worker, error, hearth, model, plan};
+use crate::processes::{Worker, error, hearth, model, plan, run};
 
 fn write(folder: &Path, name: &str, bytes: impl AsRef<[u8]>) -> String {
     let path = folder.join(name);
@@ -189,6 +189,24 @@ fn a_name_where_a_file_is_wanted_says_where_names_go() {
     let file = write(folder.path(), "s.yaml", SCENARIO);
     let text = error(&["plan", &file, "--model", "llama-8b"], 2);
     assert!(text.contains("as `model: {profile: llama-8b}`"), "{text}");
+}
+
+#[test]
+fn what_is_read_is_not_written_over() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = write(folder.path(), "s.yaml", SCENARIO);
+    for arguments in [["plan", &file, "-o", &file], ["simulate", &file, "--trace", &file]] {
+        let text = error(&arguments, 2);
+        assert!(text.contains("would be lost"), "{text}");
+    }
+    assert_eq!(fs::read_to_string(&file).expect("it is there"), SCENARIO);
+}
+
+#[test]
+fn a_missing_argument_is_named_to_programs_too() {
+    let text = run(&["--json", "profile", "--from-trace", "run.trace"]).stderr;
+    let said: serde_json::Value = serde_json::from_slice(&text).expect("one JSON document");
+    assert!(said["error"]["what"].as_str().is_some_and(|what| what.contains("--predicted")), "{said}");
 }
 
 #[test]
