@@ -165,12 +165,23 @@ impl Weights {
         merged([self.embedding])
     }
 
+    /// Bytes of the input embedding, unless the table is the output matrix as well, which is read in order.
+    pub fn embedding_alone(&self) -> Option<Extent> {
+        Some(self.embedding.extent).filter(|table| *table != self.output.matrix.extent)
+    }
+
     /// The embedding rows of tokens, unless the table is the output matrix as well.
     pub fn embedding_rows<'a>(&'a self, tokens: &'a [u32]) -> impl Iterator<Item = Extent> + 'a {
-        let table = self.embedding.extent;
-        let row = table.length / self.embedding.rows.max(1) as u64;
-        let own = tokens.iter().filter(move |_| table != self.output.matrix.extent);
-        own.map(move |&token| Extent { offset: table.offset + u64::from(token) * row, length: row, ..table })
+        let row = self.embedding.extent.length / self.embedding.rows.max(1) as u64;
+        let table = self.embedding_alone().into_iter();
+        table.flat_map(move |table| {
+            let row_of = move |&token: &u32| Extent {
+                offset: table.offset + u64::from(token) * row,
+                length: row,
+                ..table
+            };
+            tokens.iter().map(row_of)
+        })
     }
 
     /// Bytes of what turns hidden rows into logits; those of the embedding if the two are tied.

@@ -21,9 +21,6 @@ use crate::stream::Stream;
 /// Chunks computed as one stretch while others may evict them.
 const STRETCH: u32 = 4;
 
-/// A page.
-const PAGE: u64 = 4096;
-
 /// What a computation finds where it stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found {
@@ -102,17 +99,17 @@ impl Keeper {
     /// The computation faults at a missing chunk, of which it needs `unit` bytes.
     pub fn fault(&mut self, now: Nanos, chunk: Chunk, unit: Bytes, storage: &mut Storage) -> Touch {
         match self {
+            // A row of the embedding; of all else a whole chunk is needed.
+            Keeper::Ahead(_) if unit < storage.chunk() => storage.read_aside(now, unit),
             Keeper::Ahead(_) => storage.touch(now, chunk, Flow::Fault),
             Keeper::Managed(stream) => stream.fault(now, chunk, unit, storage),
         }
     }
 
-    /// How much is read with an embedding row that is not in memory.
-    pub fn row_unit(&self, row: Bytes, chunk: Bytes) -> Bytes {
-        match self {
-            Keeper::Ahead(_) => chunk,
-            Keeper::Managed(_) => Bytes(row.0.next_multiple_of(PAGE)),
-        }
+    /// Whether what has been read of the embedding stays in memory: it is little and often used, but a device that
+    /// counts its bytes gives it up at once.
+    pub fn keeps_rows(&self) -> bool {
+        matches!(self, Keeper::Ahead(_))
     }
 
     /// These chunks have been used. True if the thread must be woken.

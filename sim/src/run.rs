@@ -72,11 +72,20 @@ pub struct Options {
     /// seed decides: near the edge where a share just fits, this and where the first fault of a token lies (the
     /// embedding row, which aligns the read-ahead) decide what a token reads.
     pub process_spread: Bytes,
+    /// Whether a row of the embedding is read with what lies around it, as an engine reads it that tells the system
+    /// nothing of the table.
+    pub rows_read_around: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { chunk: Bytes(CHUNK_BYTES), warm: false, ignore_memory: false, process_spread: Bytes::ZERO }
+        Self {
+            chunk: Bytes(CHUNK_BYTES),
+            warm: false,
+            ignore_memory: false,
+            process_spread: Bytes::ZERO,
+            rows_read_around: false,
+        }
     }
 }
 

@@ -93,6 +93,8 @@ pub fn parts<'a>(
     } else {
         Keeper::Ahead(Helper::new(seat, residency, chunk, storage.window()))
     };
+    // A table that is the output matrix as well is read in order; memory of its own is nobody's to advise.
+    let in_order = model.shape.tied_embeddings || residency.holds() || input.options.rows_read_around;
     Parts {
         seat,
         device,
@@ -105,6 +107,7 @@ pub fn parts<'a>(
         storage,
         layout,
         keeper,
+        rows_alone: managed || !in_order,
     }
 }
 

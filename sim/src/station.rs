@@ -10,7 +10,7 @@
 
 mod renewal;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use hearth_profiles::device::Device;
 use hearth_profiles::model::ModelProfile;
@@ -31,6 +31,9 @@ use crate::run::Event;
 use crate::storage::{Storage, TICK, WAKE};
 use crate::streams::{self, Purpose};
 use crate::walk::{Next, Segment, Walk};
+
+/// A page.
+const PAGE: u64 = 4096;
 
 /// Activations on their way.
 #[derive(Debug, Clone, Copy)]
@@ -121,6 +124,9 @@ pub struct Station<'a> {
     disk_timer: Timer,
     disk_set: Option<Nanos>,
     keeper: Keeper,
+    rows_alone: bool,
+    /// What has been read of the embedding, in units of a row's read.
+    rows: BTreeSet<u64>,
     /// Bytes read beside the page cache, and before it was replaced.
     read_before: Bytes,
     drafter: Option<Drafter<'a>>,
@@ -151,6 +157,8 @@ pub struct Parts<'a> {
     pub storage: Storage,
     /// Who reads ahead for it.
     pub keeper: Keeper,
+    /// Whether a row of the embedding is read alone.
+    pub rows_alone: bool,
 }
 
 /// An idle processor of a device.
@@ -183,6 +191,8 @@ impl<'a> Station<'a> {
             disk_timer: engine.timer(),
             disk_set: None,
             keeper: parts.keeper,
+            rows_alone: parts.rows_alone,
+            rows: BTreeSet::new(),
             read_before: Bytes::ZERO,
             drafter: parts.drafter,
         }
@@ -415,14 +425,18 @@ impl<'a> Station<'a> {
 
     /// The embedding rows of a pass. Which tokens they are nobody knows: each is drawn from a stream of its own,
     /// log-uniformly, because vocabularies list frequent tokens first and their frequencies follow Zipf's law.
-    fn embedding_rows(&self, pass: Pass) -> Vec<Segment> {
+    fn embedding_rows(&mut self, pass: Pass) -> Vec<Segment> {
         let (rows, row_bytes) = (u64::from(self.model.shape.vocabulary).max(1), self.model.input_row_bytes());
         let time = self.work().embed(1);
-        let unit = self.keeper.row_unit(row_bytes, self.storage.chunk());
+        let chunk = self.storage.chunk();
+        let unit = if self.rows_alone { Bytes(row_bytes.0.next_multiple_of(PAGE)) } else { chunk };
         let segment = |position: u32| {
             let share = streams::draw(self.seed, Purpose::EmbeddingRow, pass.sequence, u64::from(position));
             let row = ((share * ((rows + 1) as f64).ln()).exp() as u64).saturating_sub(1).min(rows - 1);
-            let chunks = self.layout.embedding_row(row, row_bytes, self.storage.chunk());
+            let chunks = self.layout.embedding_row(row, row_bytes, chunk);
+            let kept = self.rows_alone && self.keeper.keeps_rows();
+            let had = kept && !self.rows.insert(row * row_bytes.0 / unit.0.max(1));
+            let chunks = if had { chunks.start..chunks.start } else { chunks };
             Segment { chunks, time, unit }
         };
         (pass.first_position..pass.first_position + pass.tokens).map(segment).collect()

@@ -77,6 +77,9 @@ impl Keeper {
         room: impl Fn() -> Option<u64> + Send + 'static,
     ) -> Self {
         let options = plan.devices[place].residency;
+        if let Some(table) = weights.embedding_alone().and_then(|table| weights.bytes(table)) {
+            pages::expect_no_order(table);
+        }
         match options.policy {
             // Elsewhere pages can be neither looked at nor asked for, and the system keeps what it likes.
             Residency::Managed if cfg!(not(any(target_os = "android", target_os = "linux"))) => {

@@ -49,7 +49,13 @@ impl Run {
     /// Seconds and bytes of each token that counts.
     pub fn tokens(&self, seed: u64, spread: Bytes) -> Vec<(f64, f64)> {
         let (cluster, plan) = self.input(seed);
-        let options = Options { chunk: Bytes(128 << 10), process_spread: spread, ..Options::default() };
+        // What was measured told the system nothing of the embedding, whoever ran.
+        let options = Options {
+            chunk: Bytes(128 << 10),
+            process_spread: spread,
+            rows_read_around: true,
+            ..Options::default()
+        };
         let trace =
             simulate(&Input { cluster: &cluster, plan: &plan, options: &options }).expect("it can be run");
         tokens(&trace, plan.devices.len())[SETTLING..].to_vec()
