@@ -111,8 +111,12 @@ pub fn devices(run: &Run, trace: &Trace, most: f64) -> Option<Drawing> {
     }
     let mut top = 0.0;
     for (device, pieces) in rows {
-        let busy = rounding::milliseconds(device.busy_ms);
-        drawing.text("name", (0.0, 0.0), top + 14.0, Anchor::Start, &format!("{}, busy {busy}", device.name));
+        let heading = if device.trace_lost {
+            format!("{}, unknown: its trace is lost", device.name)
+        } else {
+            format!("{}, busy {}", device.name, rounding::milliseconds(device.busy_ms))
+        };
+        drawing.text("name", (0.0, 0.0), top + 14.0, Anchor::Start, &heading);
         let mut at = 0.0;
         for (class, label, value) in pieces {
             at = bar(&mut drawing, class, label, (at, value), most, top + 20.0);

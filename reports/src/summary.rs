@@ -166,7 +166,13 @@ fn memory(run: &Run) -> Text {
     if devices.is_empty() {
         return Text::default();
     }
-    let pressure = |device: &DeviceMetrics| percent(device.memory_pressure);
+    let pressure = |device: &DeviceMetrics| {
+        if device.trace_lost {
+            "an unknown height (its trace is lost)".to_owned()
+        } else {
+            percent(device.memory_pressure)
+        }
+    };
     if devices.len() > MOST_NAMED {
         let Some(most) = devices
             .iter()

@@ -195,21 +195,22 @@ pub fn devices(run: &Run) -> Table {
     let digits = Digits::of(&[run]);
     // Without tokens nothing is known for each token.
     let any = run.metrics.tpot_ms.is_some();
-    let known = |text: String| Text::from(if any { text } else { NOTHING.into() });
-    let time = |value: f64| known(Fixed::new(value, digits.time).text());
     let rows = run
         .metrics
         .devices
         .iter()
         .map(|device| {
+            let told = |known: bool, text: String| Text::from(if known { text } else { NOTHING.into() });
+            let (each, whole) = (any && !device.trace_lost, !device.trace_lost);
+            let time = |value: f64| told(each, Fixed::new(value, digits.time).text());
             let cells = vec![
                 Text::default().name(&device.name),
                 time(device.busy_ms),
                 time(device.demand_disk_ms),
                 time(device.hidden_disk_ms),
-                known(rounding::bytes(device.bytes_read_per_token)),
-                Text::from(rounding::bytes(device.resident_bytes as f64)),
-                Text::from(rounding::percent(device.memory_pressure)),
+                told(each, rounding::bytes(device.bytes_read_per_token)),
+                told(whole, rounding::bytes(device.resident_bytes as f64)),
+                told(whole, rounding::percent(device.memory_pressure)),
             ];
             (Weight::Plain, cells)
         })
@@ -272,7 +273,7 @@ pub fn csv(comparison: &Comparison) -> String {
             let value = |run: &&Run| {
                 let device = run.metrics.devices.iter().find(|device| device.name == name)?;
                 let for_each_token = !matches!(key, "resident" | "memory_pressure");
-                if for_each_token && run.metrics.tpot_ms.is_none() {
+                if device.trace_lost || for_each_token && run.metrics.tpot_ms.is_none() {
                     return None;
                 }
                 let value = match key {

@@ -34,6 +34,7 @@ use serde::{Deserialize, Serialize};
 
 use self::outputs::{First, Outputs, Turn};
 use self::sequences::{SequenceMetrics, SpeculationMetrics};
+use crate::happenings::{Happening, Sort};
 use crate::trace::{Counter, Kind, MemoryKind, Outcome, Record, Resource, Trace};
 
 /// Mean, median and 95th percentile, in milliseconds.
@@ -105,6 +106,9 @@ pub struct DeviceMetrics {
     pub demand_disk_ms: f64,
     /// Milliseconds of each token in which it read ahead without making anyone wait.
     pub hidden_disk_ms: f64,
+    /// It fell silent, and what it wrote down is lost with it: its numbers are unknown, not zero.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub trace_lost: bool,
 }
 
 /// A device on which a run did not fit.
@@ -399,9 +403,19 @@ fn devices(trace: &Trace, outputs: &Outputs) -> Vec<DeviceMetrics> {
                     / count,
                 demand_disk_ms: terms.demand_disk / count,
                 hidden_disk_ms: hidden(&ahead, &work) / count,
+                trace_lost: is_lost(trace, index),
             }
         })
         .collect()
+}
+
+/// Whether a device was missed and left nothing behind.
+fn is_lost(trace: &Trace, index: u16) -> bool {
+    let name = trace.header.devices.get(usize::from(index)).map(|device| device.name.as_str());
+    let missed = |it: &Happening| it.sort == Sort::Silent && it.device.as_deref() == name;
+    trace.happenings.iter().any(missed)
+        && !trace.records.iter().any(|record| record.device == index)
+        && !trace.readings.iter().any(|reading| reading.device == index)
 }
 
 /// Milliseconds of reading ahead for which none of the device's own steps waited. A step's waiting is not placed

@@ -97,10 +97,14 @@ fn watch(arguments: &[&str], at: usize, mut blow: impl FnMut()) -> Seen {
         }
     });
     let (mut tokens, mut last, mut longest, mut hung) = (Vec::new(), None, Duration::ZERO, false);
+    let mut printed = String::new();
     loop {
         match lines.recv_timeout(Duration::from_mins(1)) {
             Ok((now, line)) => {
-                let Some(token) = token(&line) else { continue };
+                let Some(token) = token(&line) else {
+                    printed += &line;
+                    continue;
+                };
                 longest = last.map_or(longest, |last: Instant| longest.max(now - last));
                 last = Some(now);
                 tokens.push(token);
@@ -117,7 +121,7 @@ fn watch(arguments: &[&str], at: usize, mut blow: impl FnMut()) -> Seen {
         }
     }
     let output = head.wait_with_output().expect("the head ends");
-    Seen { tokens, longest, hung, said: String::from_utf8_lossy(&output.stderr).into_owned() }
+    Seen { tokens, longest, hung, said: printed + &String::from_utf8_lossy(&output.stderr) }
 }
 
 /// One blow to a ring of four at a random token; none if it cannot be dealt here.
@@ -267,6 +271,7 @@ fn the_trace_tells_what_happened_and_the_plan_is_kept() {
     assert_eq!(renewed.plan, Some(hearth_schema::digest::of(&text)));
     let layers = |device: u16| trace.records.iter().any(|record| record.device == device);
     assert!(layers(0) && layers(1), "those who are left hand their traces over");
+    assert!(seen.said.contains("\"trace_lost\": true"), "{}", seen.said);
 }
 
 #[test]

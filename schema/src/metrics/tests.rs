@@ -180,3 +180,22 @@ fn the_terms_of_the_devices_are_those_of_their_steps() {
     assert_eq!((terms[0].cpu, terms[0].demand_disk), (12.0 + 10.0, 8.0));
     assert_eq!((terms[1].cpu, terms[1].sum()), (30.0, 30.0));
 }
+
+#[test]
+fn a_device_that_left_nothing_behind_is_unknown_and_not_idle() {
+    let mut trace = trace();
+    let silent = Happening {
+        sort: Sort::Silent,
+        device: Some("worker".into()),
+        start: 0,
+        end: Some(1),
+        what: String::new(),
+        plan: None,
+    };
+    trace.happenings = vec![silent];
+    assert!(!compute(&trace).devices[1].trace_lost, "it handed its trace over before");
+    trace.records.retain(|record| record.device == 0);
+    trace.readings.retain(|reading| reading.device == 0);
+    let lost: Vec<bool> = compute(&trace).devices.iter().map(|device| device.trace_lost).collect();
+    assert_eq!(lost, [false, true]);
+}
