@@ -8,6 +8,7 @@ mod report;
 mod ring;
 mod serve;
 mod shell;
+mod sweep;
 mod whatif;
 
 #[cfg(test)]
@@ -30,7 +31,8 @@ pub use self::report::ReportArgs;
 pub use self::ring::RingArgs;
 use self::ring::parse_delay;
 pub use self::serve::ServeArgs;
-pub use self::shell::{CompletionsArgs, ManArgs};
+pub use self::shell::{CompletionsArgs, ManArgs, SchemaArgs};
+pub use self::sweep::{MergeArgs, Shard, SweepArgs, SweepVerb};
 pub use self::whatif::WhatifArgs;
 use crate::commands::plan::DEFAULT_STRATEGY;
 use crate::commands::synth::SynthArgs;
@@ -78,7 +80,7 @@ pub enum Verb {
     )]
     Simulate(SimulateArgs),
     /// Plan and simulate at every value of one or two fields of a scenario.
-    #[command(after_help = SWEEP_EXAMPLES)]
+    #[command(after_help = sweep::EXAMPLES)]
     Sweep(Box<SweepArgs>),
     /// Say what is wrong or doubtful about a scenario and a plan for it.
     ///
@@ -150,16 +152,13 @@ pub enum Verb {
         after_help = "Example: hearth completions bash > ~/.local/share/bash-completion/completions/hearth"
     )]
     Completions(CompletionsArgs),
+    /// Print what an editor needs to complete and check a kind of document: its JSON Schema.
+    #[command(after_help = "Example: hearth schema scenario > scenario.schema.json")]
+    Schema(SchemaArgs),
     /// Write a man page for each command.
     #[command(after_help = "Example: hearth man ~/.local/share/man/man1")]
     Man(ManArgs),
 }
-
-/// How a sweep is asked for.
-const SWEEP_EXAMPLES: &str = "\
-Example: hearth sweep scenarios/paper/llama-70b-on-d1-d4.yaml --vary devices.d2.memory.available=2GiB..8GiB/7 -o out.csv
-Example: hearth sweep SCENARIO --vary links.default.latency=1ms..100ms/5/log --shard 1/2 -o part-1.csv
-Example: hearth sweep merge part-1.csv part-2.csv -o out.csv --chart out.svg";
 
 /// How long a search goes on if nobody says.
 /// source: assumed, what a person waits for
@@ -353,92 +352,6 @@ pub struct SimulateArgs {
     pub trace: Option<PathBuf>,
 }
 
-/// `hearth sweep`.
-#[derive(Debug, Args)]
-#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
-pub struct SweepArgs {
-    /// Put tables of shards together instead.
-    #[command(subcommand)]
-    pub verb: Option<SweepVerb>,
-    /// The scenario.
-    #[arg(required = true)]
-    pub scenario: Option<PathBuf>,
-    /// A field and its values: `PATH=FROM..TO/COUNT`, with `/log` at its end by equal ratios, or `PATH=A,B,C`. Once or
-    /// twice. A path is that of the scenario's document, with a device's own document under its name, as
-    /// `devices.d2.memory.available`.
-    #[arg(long, required = true, value_name = "PATH=VALUES", allow_hyphen_values = true)]
-    pub vary: Vec<String>,
-    /// A plan made before, for every point; else each point is planned anew.
-    #[arg(long, conflicts_with_all = PLANNING)]
-    pub plan: Option<PathBuf>,
-    /// How to plan, if there is no plan.
-    #[command(flatten)]
-    pub planning: Planning,
-    /// A model file instead of the scenario's model.
-    #[arg(long)]
-    pub model: Option<PathBuf>,
-    /// Tokens to generate instead of the scenario's.
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
-    pub tokens: Option<u32>,
-    /// Seeds for each point: the scenario's and those that follow it.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
-    pub repeat: u32,
-    /// Threads; all cores if absent. Their number changes no result.
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
-    pub jobs: Option<u32>,
-    /// Only part I of N: rows I, I + N, I + 2 N and so on, counted from 1.
-    #[arg(long, value_name = "I/N", conflicts_with = "chart")]
-    pub shard: Option<Shard>,
-    /// Where to write the table; standard output if absent.
-    #[arg(short, long)]
-    pub output: Option<PathBuf>,
-    /// Where to draw time per token over the first field, a line for each value of the second.
-    #[arg(long)]
-    pub chart: Option<PathBuf>,
-}
-
-/// What can be done with tables of a sweep.
-#[derive(Debug, Subcommand)]
-pub enum SweepVerb {
-    /// Put the tables of all shards together.
-    Merge(MergeArgs),
-}
-
-/// `hearth sweep merge`.
-#[derive(Debug, Args)]
-pub struct MergeArgs {
-    /// The tables.
-    #[arg(required = true)]
-    pub tables: Vec<PathBuf>,
-    /// Where to write the whole; standard output if absent.
-    #[arg(short, long)]
-    pub output: Option<PathBuf>,
-    /// Where to draw it.
-    #[arg(long)]
-    pub chart: Option<PathBuf>,
-}
-
-/// A part of the rows of a sweep.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shard {
-    /// Which, from 1.
-    pub part: usize,
-    /// Of how many.
-    pub of: usize,
-}
-
-impl FromStr for Shard {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let numbers = text.split_once('/').map(|(part, of)| (part.parse().ok(), of.parse().ok()));
-        match numbers {
-            Some((Some(part), Some(of))) if 1 <= part && part <= of => Ok(Shard { part, of }),
-            _ => Err("write I/N with 1 <= I <= N, as 2/8".to_owned()),
-        }
-    }
-}
-
 /// `hearth lint`.
 #[derive(Debug, Args)]
 pub struct LintArgs {
@@ -572,8 +485,8 @@ pub struct BenchArgs {
     /// How often each engine is run, in turn; medians are printed.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub repeats: u32,
-    /// The Python that has the package llama-cpp-python; `none` leaves llama.cpp out.
-    #[arg(long, default_value = "python3", value_name = "PYTHON")]
+    /// The Python with the package llama-cpp-python; `llama.cpp` is `python3`; `none` leaves llama.cpp out.
+    #[arg(long, default_value = "llama.cpp", value_name = "PYTHON")]
     pub peer: String,
     /// Longest time that one run of an engine may take, in seconds.
     #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]

@@ -43,15 +43,24 @@ pub struct LoadedScenario {
 
 /// Reads a text file of at most so many bytes, whatever it says of its own length: a pipe says nothing.
 pub fn read_at_most(path: &Path, most: u64) -> Result<String, Failure> {
-    let file = fs::File::open(path).map_err(|error| Failure::file(path, "open", &error))?;
-    let mut text = String::new();
-    let read = file.take(most + 1).read_to_string(&mut text);
-    if text.len() as u64 > most {
-        let what = format!("the file has more than the {most} bytes that are read");
+    text_of(fs::File::open(path).map_err(|error| Failure::file(path, "open", &error))?, path, most)
+}
+
+/// The same of what is open already; `path` is its name.
+pub fn text_of(from: impl Read, path: &Path, most: u64) -> Result<String, Failure> {
+    let mut bytes = Vec::new();
+    from.take(most + 1).read_to_end(&mut bytes).map_err(|error| Failure::file(path, "read", &error))?;
+    if bytes.starts_with(b"GGUF") {
+        return Err(Failure::unusable("this is a model, and a text is wanted here").at(path.display()));
+    }
+    if bytes.len() as u64 > most {
+        let what = format!("there are more than the {most} bytes that are read");
         return Err(Failure::unusable(what).at(path.display()).hint("is this the file you meant?"));
     }
-    read.map_err(|error| Failure::file(path, "read", &error))?;
-    Ok(text)
+    String::from_utf8(bytes).map_err(|error| {
+        let what = format!("this is no text: byte {} is not UTF-8", error.utf8_error().valid_up_to() + 1);
+        Failure::unusable(what).at(path.display()).hint("is this the file you meant?")
+    })
 }
 
 /// Reads a text file within the limit of documents.
@@ -76,10 +85,11 @@ pub fn in_a_folder(path: &Path) -> Result<(), Failure> {
 }
 
 /// Refuses to write over a file that is read for it.
-pub fn no_input(output: &Path, inputs: &[&Path]) -> Result<(), Failure> {
+pub fn no_input<P: AsRef<Path>>(output: &Path, inputs: impl IntoIterator<Item = P>) -> Result<(), Failure> {
     in_a_folder(output)?;
     let real = |path: &Path| fs::canonicalize(path).ok();
-    match real(output).filter(|output| inputs.iter().any(|input| real(input).as_ref() == Some(output))) {
+    let mut inputs = inputs.into_iter();
+    match real(output).filter(|output| inputs.any(|input| real(input.as_ref()).as_ref() == Some(output))) {
         Some(_) => Err(Failure::unusable("this file is read here, and would be lost")
             .at(output.display())
             .hint("name another file to write to")),
@@ -390,10 +400,16 @@ impl LoadedScenario {
             return profile(&options, |what| line.set_message(format!("{}: {what}", entry.name)))
                 .map_err(Failure::running);
         }
-        if is_path(name) {
-            return read(&self.path_of(name));
-        }
         let place = || format!("{}, `profile` of `{}`", self.path.display(), entry.name);
+        if is_path(name) {
+            let path = self.path_of(name);
+            if path.exists() {
+                return read(&path);
+            }
+            return Err(Failure::unusable(format!("there is no file `{}`", path.display()))
+                .at(place())
+                .hint("a profile's path is relative to the scenario's folder; `hearth profile -o FILE` writes one"));
+        }
         device::shipped(name).map_err(|unknown| Failure::unusable(unknown).at(place()))
     }
 }

@@ -3,7 +3,7 @@
 //! One prompt or several: texts of the command line, of a file with one a line, a conversation, or a fixed text of so
 //! many tokens. Here they become tokens, through the model's chat template where that is wanted.
 
-use std::io::{self, Read};
+use std::io;
 use std::path::Path;
 
 use hearth_exec::ring::LocalModel;
@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 use crate::cli::ExecuteArgs;
 use crate::diagnostics::Failure;
-use crate::documents::read_at_most;
+use crate::documents::{read_at_most, text_of};
 
 /// The longest file of prompts or messages, in bytes.
 /// source: assumed, far beyond the longest context of a model
@@ -56,7 +56,11 @@ impl Asked {
                 let what = "`--messages -` and `--exit-with-stdin` cannot both have standard input";
                 return Err(Failure::unusable(what).hint("give the messages in a file"));
             }
-            let text = if standard { from_standard_input(path)? } else { read_at_most(path, LONGEST_TEXT)? };
+            let text = if standard {
+                text_of(io::stdin(), path, LONGEST_TEXT)?
+            } else {
+                read_at_most(path, LONGEST_TEXT)?
+            };
             return Ok(Asked::Conversations(vec![conversation(path, &text)?]));
         }
         if let Some(count) = args.prompt_tokens {
@@ -107,11 +111,6 @@ impl Asked {
             }
         }
     }
-}
-
-fn from_standard_input(path: &Path) -> Result<String, Failure> {
-    let read = io::read_to_string(io::stdin().take(LONGEST_TEXT));
-    read.map_err(|error| Failure::file(path, "read", &error))
 }
 
 fn fixed(tokenizer: &Tokenizer, count: usize) -> Result<Vec<u32>, Failure> {

@@ -446,8 +446,8 @@ fn gives_up(residency: &ResidencyOptions, share: i64) -> bool {
 
 /// Bytes of a window that are read ahead of its turn at most.
 fn read_ahead(residency: &ResidencyOptions) -> f64 {
-    if !residency.prefetches() || residency.one_call {
+    if residency.one_call {
         return 0.0;
     }
-    residency.prefetch_budget.map_or(f64::INFINITY, Bytes::as_f64)
+    residency.budget().map_or(f64::INFINITY, Bytes::as_f64)
 }

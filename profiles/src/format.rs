@@ -8,6 +8,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::units::Bytes;
@@ -15,7 +16,7 @@ use crate::units::Bytes;
 macro_rules! formats {
     ($(#[doc = $doc:literal] $name:ident = $id:literal, $text:literal, $len:literal, $bytes:literal;)+) => {
         /// A GGUF tensor type.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
         pub enum Format {
             $(#[doc = $doc] #[serde(rename = $text)] $name,)+
         }

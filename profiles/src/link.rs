@@ -9,13 +9,14 @@
 pub mod air;
 pub mod way;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::sourced::Sourced;
 use crate::units::{Bytes, BytesPerSecond, Seconds};
 
 /// A link in one direction.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "a link, as `{latency: {value: 5 ms, source: \"measured\"}, bandwidth: {value: 400 Mbit/s, source: \"measured\"}}`"
@@ -35,7 +36,7 @@ impl Link {
 }
 
 /// A link measured to a named peer.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PeerLink {
     /// The peer's name or address.

@@ -3,10 +3,12 @@
 //! A map whose keys are format names. A plain map would let the second of two equal keys win in
 //! silence; here it is an error.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
 use serde::ser::{Serialize, Serializer};
 
@@ -42,6 +44,20 @@ impl<T> PerFormat<T> {
 impl<T> FromIterator<(Format, T)> for PerFormat<T> {
     fn from_iter<I: IntoIterator<Item = (Format, T)>>(items: I) -> Self {
         Self(items.into_iter().collect())
+    }
+}
+
+impl<T: JsonSchema> JsonSchema for PerFormat<T> {
+    fn schema_name() -> Cow<'static, str> {
+        format!("PerFormat_{}", T::schema_name()).into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "type": "object",
+            "propertyNames": generator.subschema_for::<Format>(),
+            "additionalProperties": generator.subschema_for::<T>(),
+        })
     }
 }
 

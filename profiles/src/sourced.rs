@@ -3,12 +3,13 @@
 //! No constant ships without its source: a citation, a measurement of ours, or the word `assumed`.
 //! A measured number also carries the spread of its repeats.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::units::Fraction;
 
 /// A quantity and where it comes from.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "a value and where it comes from, as `{value: 5 ms, source: \"measured\"}`"

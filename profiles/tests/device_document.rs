@@ -32,7 +32,9 @@ fn a_mistake_is_named_with_its_line_and_column() {
     check("    q6_k:", "    q4_k:", "duplicate entry `q4_k`", "q4_k: {value: 14.3");
     check("os: linux", "os: dos", "unknown variant `dos`", "os:");
     check("schema: device/1", "schema: device/2", "which this release does not read", "schema:");
-    check("schema: device/1", "schema: plan/1", "it has schema `plan/1`", "schema:");
+    check("schema: device/1", "schema: plan/1", "it has schema `plan/1`; check which file", "schema:");
+    check("schema: device/1", "schema: device", "the first line must be `schema: device/1`", "schema:");
+    check("  cores: 16", "\tcores: 16", "indent with spaces", "cores: 16");
 }
 
 /// A document that was accepted can be written and read again.

@@ -17,9 +17,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hearth_profiles::document::DocumentError;
 use hearth_profiles::{Bytes, BytesPerSecond, Fraction, Seconds};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::editor::or_text;
 
 /// More than a person writes, and few enough to look through for every change.
 const MOST_EVENTS: usize = 1000;
@@ -31,7 +34,7 @@ const MOST_THREADS: u32 = 1024;
 const LEAST_LEFT: f64 = 0.01;
 
 /// Something that happens during a run.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "an event, as `{at: 3 s, for: 10 s, device: laptop, load: 4 threads}`"
@@ -77,8 +80,9 @@ pub struct Event {
 
 /// Other programs' threads that are runnable all the time. In a document the threads alone may stand for the whole:
 /// `load: 4 threads`.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, remote = "Self")]
+#[schemars(!remote, transform = or_threads)]
 pub struct Load {
     /// How many.
     pub threads: u32,
@@ -88,8 +92,9 @@ pub struct Load {
 }
 
 /// Memory that other programs take. In a document the size alone may stand for the whole: `memory: 2 GiB`.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, remote = "Self")]
+#[schemars(!remote, transform = or_size)]
 pub struct Taken {
     /// How much.
     pub taken: Bytes,
@@ -99,7 +104,7 @@ pub struct Taken {
 }
 
 /// Compressed swap in memory (zram).
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "compressed swap, as `{rate: 200 MB/s, compression: 3}`")]
 pub struct Swap {
     /// How fast memory is swapped out.
@@ -109,7 +114,7 @@ pub struct Swap {
 }
 
 /// When a device that is back is taken into the ring again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Return {
     /// By planning again before the next token: the ring computes all tokens so far once more.
@@ -321,6 +326,14 @@ fn coming_and_going(events: &[Event], changes: &[Change]) -> Result<(), Document
         }
     }
     Ok(())
+}
+
+fn or_threads(map: &mut Schema) {
+    or_text(map, &json_schema!({"type": "string", "pattern": r"^[0-9]+\s*threads?$"}));
+}
+
+fn or_size(map: &mut Schema) {
+    or_text(map, &Bytes::json_schema(&mut SchemaGenerator::default()));
 }
 
 impl Serialize for Load {

@@ -12,6 +12,7 @@ pub mod cluster;
 pub mod conversion;
 pub mod digest;
 pub mod draft;
+pub mod editor;
 pub mod events;
 pub mod happenings;
 pub mod heartbeat;

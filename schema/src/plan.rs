@@ -18,6 +18,7 @@ use std::ops::Range;
 use hearth_profiles::Seconds;
 use hearth_profiles::document::{Document, DocumentError};
 use hearth_profiles::model::ModelProfile;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::residency::{Residency, ResidencyOptions};
@@ -27,7 +28,7 @@ use crate::tensor::TensorPlan;
 use crate::workload::MAX_SEQUENCES;
 
 /// A layer-to-device assignment with everything a runner needs.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
     /// `plan/1`.
@@ -40,6 +41,7 @@ pub struct Plan {
     pub planner: PlannerRecord,
     /// How the work is shared out: by layers around a ring if absent.
     #[serde(default, skip_serializing_if = "PlanKind::is_ring", with = "serde_yaml::with::singleton_map")]
+    #[schemars(with = "PlanKind")]
     pub kind: PlanKind,
     /// Rounds around the ring for one token, a partial last one included.
     pub rounds: u32,
@@ -73,7 +75,7 @@ pub struct Plan {
 }
 
 /// How the work is shared out.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum PlanKind {
     /// Each layer is one device's; activations go around the ring.
@@ -104,7 +106,7 @@ impl PlanKind {
 }
 
 /// The name of a kind of plan.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Parallelism {
     /// Each layer is one device's.
@@ -128,7 +130,7 @@ fn on_the_cpu(processor: &Processor) -> bool {
 }
 
 /// A document's name and digest.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Origin {
     /// Its name.
@@ -138,7 +140,7 @@ pub struct Origin {
 }
 
 /// The model a plan is for.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlannedModel {
     /// Its name.
@@ -153,7 +155,7 @@ pub struct PlannedModel {
 }
 
 /// The model that drafts, and where on the head.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlannedDraft {
     /// Which model.
@@ -172,7 +174,7 @@ fn is_one(count: &u32) -> bool {
 }
 
 /// Who made a plan.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlannerRecord {
     /// Strategy by name.
@@ -183,7 +185,7 @@ pub struct PlannerRecord {
 }
 
 /// What a device does in the ring.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
     /// Embeds, outputs and samples, and computes its window.
@@ -195,7 +197,7 @@ pub enum Role {
 }
 
 /// A device's part.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlannedDevice {
     /// Its name in the scenario.
@@ -218,7 +220,7 @@ pub struct PlannedDevice {
 }
 
 /// A device that got nothing.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DroppedDevice {
     /// Its name.
@@ -228,7 +230,7 @@ pub struct DroppedDevice {
 }
 
 /// The latency model's terms of one device (paper, Eq. 11).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PredictedTerms {
     /// Arithmetic.
@@ -242,7 +244,7 @@ pub struct PredictedTerms {
 }
 
 /// What the planner's latency model expects of the plan.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Predicted {
     /// Time per output token.

@@ -13,6 +13,7 @@ use hearth_profiles::document::{Document, DocumentError};
 use hearth_profiles::link::air::Air;
 use hearth_profiles::model::ModelShape;
 use hearth_profiles::{Bytes, BytesPerSecond, Format, Fraction, Link, Seconds};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::address::host_and_port;
@@ -22,7 +23,7 @@ use crate::residency::ResidencyOptions;
 pub use crate::workload::{Speculation, Workload};
 
 /// A question about a cluster.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a scenario document, which begins with `schema: scenario/1`")]
 pub struct Scenario {
     /// `scenario/1`.
@@ -60,7 +61,7 @@ pub struct Scenario {
 }
 
 /// A model by shipped name, by document or by file.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "`{profile: llama-70b}`, a shipped model or a model document, or `{file: model.gguf}`"
@@ -90,7 +91,7 @@ fn usual_seed() -> u64 {
 }
 
 /// How a key or value is stored.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum KvFormat {
     /// Two bytes an element.
@@ -111,7 +112,7 @@ impl KvFormat {
 }
 
 /// How activations travel from device to device.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ActivationFormat {
     /// Two bytes a number: half the air. They are rounded after every layer, so that no split changes a bit.
@@ -139,7 +140,7 @@ impl ActivationFormat {
 }
 
 /// A device in a scenario.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a device, as `{name: desktop, profile: d3}`")]
 pub struct DeviceEntry {
     /// Its name, unique here.
@@ -179,7 +180,7 @@ impl DeviceEntry {
 }
 
 /// What a lab device may use of this machine.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "limits, as `{memory: 2 GiB, threads: 2}`")]
 pub struct Limits {
     /// Memory for this share of the weights that the plan gives it, beside all else that its process holds.
@@ -245,7 +246,7 @@ impl Limits {
 }
 
 /// The links of a cluster.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "links, as `default: {latency: {value: 5 ms, source: \"measured\"}, bandwidth: {value: 400 Mbit/s, source: \"measured\"}}`"
@@ -311,7 +312,7 @@ fn carries(place: &str, link: &Link) -> Result<(), DocumentError> {
 }
 
 /// What is known of the link between two named devices. The first entry that names a pair counts.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "a pair and its link, as `{devices: [one, other], unreachable: both}`"
@@ -328,7 +329,7 @@ pub struct NamedLink {
 }
 
 /// Who cannot send to whom.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Unreachable {
     /// Neither of the two to the other.
@@ -360,7 +361,7 @@ impl NamedLink {
 }
 
 /// How a plan is sought.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "planner options, as `{strategy: exact, rounds: 2}`")]
 pub struct PlannerOptions {
     /// Strategy by name; the command line's default if absent.
@@ -398,7 +399,7 @@ pub struct PlannerOptions {
 }
 
 /// In which order the devices stand in the ring.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum RingOrder {
     /// As the scenario lists them.

@@ -25,6 +25,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::plan::{Plan, Role};
@@ -37,7 +38,7 @@ pub use generation::{Generation, GenerationError, passes};
 pub use pass::{MAX_PASS_TOKENS, Pass};
 
 /// Where layers are computed.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Processor {
     /// The CPU, from the mapped file.
@@ -48,7 +49,7 @@ pub enum Processor {
 }
 
 /// Weights that are read as one.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Part {
     /// These layers.

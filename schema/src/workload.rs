@@ -9,6 +9,7 @@
 
 use hearth_profiles::document::DocumentError;
 use hearth_profiles::{Fraction, Sourced};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::scenario::ModelRef;
@@ -19,7 +20,7 @@ use crate::schedule::{MAX_PASS_TOKENS, Processor};
 pub const MAX_SEQUENCES: u32 = 1024;
 
 /// How many tokens go in and come out.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a workload, as `{prompt: 32, generate: 16}`")]
 pub struct Workload {
     /// Tokens of the prompt.
@@ -38,7 +39,7 @@ pub struct Workload {
 }
 
 /// Drafting tokens with a small model on the head, and verifying them in one batch.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "a draft, as `{draft: {profile: llama-8b}, tokens: 4, acceptance: {value: 70 %, source: \"assumed\"}}`"

@@ -1,9 +1,11 @@
-//! Which flags have `hearth completions` and `hearth man`?
+//! Which flags have `hearth completions`, `hearth man` and `hearth schema`?
 
 use std::path::PathBuf;
 
 use clap::Args;
+use clap::builder::PossibleValuesParser;
 use clap_complete::Shell;
+use hearth_schema::editor;
 
 /// `hearth completions`.
 #[derive(Debug, Args)]
@@ -18,4 +20,12 @@ pub struct CompletionsArgs {
 pub struct ManArgs {
     /// The folder to write to; it is made if it is not there.
     pub folder: PathBuf,
+}
+
+/// `hearth schema`.
+#[derive(Debug, Args)]
+pub struct SchemaArgs {
+    /// Of which kind of document.
+    #[arg(value_parser = PossibleValuesParser::new(editor::KINDS))]
+    pub kind: String,
 }

@@ -12,7 +12,7 @@ use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
 use hearth_exec::Weights;
-use hearth_exec::speed::{Speed, SpeedOptions, measure};
+use hearth_exec::speed::{Prefill, Speed, SpeedOptions, measure};
 use hearth_profiles::measure::Samples;
 use serde::Serialize;
 
@@ -24,6 +24,8 @@ use crate::progress;
 
 /// What times llama.cpp.
 const PEER: &str = include_str!("bench/llama_cpp.py");
+/// The word for llama.cpp in the usual Python, and that.
+const USUAL: (&str, &str) = ("llama.cpp", "python3");
 /// Exit code of [`PEER`] where the package is missing.
 const MISSING: i32 = 77;
 /// How often a running engine is looked at. source: assumed, short beside a run
@@ -31,15 +33,62 @@ const LOOK: Duration = Duration::from_millis(20);
 /// How long to wait for the rest of an ended engine's output. source: assumed, long beside reading a pipe
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// What `--json` gives: one entry for each number of threads.
+/// What `--json` gives for one number of threads; for several a list of them.
 #[derive(Debug, Serialize)]
 struct Comparison {
     model: String,
     file_bytes: u64,
     threads: u32,
+    /// hearth's tokens a second, one by one.
+    decode_tokens_per_s: f64,
+    /// hearth's tokens a second within the longest prompt.
+    prefill_tokens_per_s: Option<f64>,
+    /// hearth's share of the rate at which the same threads read the same weights and do nothing else.
+    bandwidth_share: Option<f64>,
+    /// hearth's speeds over llama.cpp's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ratio: Option<Ratio>,
     hearth: Speed,
     #[serde(skip_serializing_if = "Option::is_none")]
     llama_cpp: Option<Speed>,
+}
+
+/// One engine's speeds over the other's.
+#[derive(Debug, Serialize)]
+struct Ratio {
+    decode: f64,
+    prefill: Option<f64>,
+}
+
+impl Comparison {
+    fn new(args: &BenchArgs, file_bytes: u64, threads: u32, hearth: Speed, llama_cpp: Option<Speed>) -> Self {
+        let prefill = |speed: &Speed| longest(speed).map(|prefill| prefill.tokens_per_s);
+        let ratio = llama_cpp.as_ref().map(|theirs| Ratio {
+            decode: hearth.decode_tokens_per_s / theirs.decode_tokens_per_s,
+            prefill: prefill(&hearth).zip(prefill(theirs)).map(|(ours, theirs)| ours / theirs),
+        });
+        Self {
+            model: args.model.display().to_string(),
+            file_bytes,
+            threads,
+            decode_tokens_per_s: hearth.decode_tokens_per_s,
+            prefill_tokens_per_s: prefill(&hearth),
+            bandwidth_share: share_of_reading(&hearth, hearth.decode_tokens_per_s),
+            ratio,
+            hearth,
+            llama_cpp,
+        }
+    }
+}
+
+fn longest(speed: &Speed) -> Option<&Prefill> {
+    speed.prefill.iter().max_by_key(|prefill| prefill.tokens)
+}
+
+/// The share of the rate of reading that `hearth` measured which so many tokens a second need.
+fn share_of_reading(hearth: &Speed, tokens_per_s: f64) -> Option<f64> {
+    let needed = tokens_per_s * hearth.weight_bytes_per_token? as f64;
+    Some(needed / hearth.read_bytes_per_s?)
 }
 
 /// Runs the verb.
@@ -69,21 +118,17 @@ pub fn run(args: &BenchArgs, json: bool) -> Result<ExitCode, Failure> {
             }
             bar.inc(1);
         }
-        comparisons.push(Comparison {
-            model: args.model.display().to_string(),
-            file_bytes,
-            threads,
-            hearth: median(&ours).expect("at least one run"),
-            llama_cpp: median(&theirs),
-        });
+        let ours = median(&ours).expect("at least one run");
+        comparisons.push(Comparison::new(args, file_bytes, threads, ours, median(&theirs)));
     }
     bar.finish_and_clear();
-    if json {
-        print_json(&comparisons)?;
-    } else {
-        for comparison in &comparisons {
+    match &comparisons[..] {
+        [only] if json => print_json(only)?,
+        several if json => print_json(&several)?,
+        all => all.iter().try_for_each(|comparison| {
             say!("{}", table(comparison));
-        }
+            Ok::<_, Failure>(())
+        })?,
     }
     if let Some(why) = alone.filter(|why| !why.is_empty()) {
         tell!("note: hearth is not beside llama.cpp in every run: {why}");
@@ -109,7 +154,8 @@ fn this(args: &BenchArgs, threads: u32) -> Result<Command, Failure> {
 
 /// Python, timing llama.cpp.
 fn llama_cpp(args: &BenchArgs, threads: u32) -> Command {
-    let mut command = Command::new(&args.peer);
+    let python = if args.peer == USUAL.0 { USUAL.1 } else { &args.peer };
+    let mut command = Command::new(python);
     command.arg("-c").arg(PEER).arg(&args.model);
     command.arg(threads.to_string()).arg(joined(&args.prompts)).arg(args.tokens.to_string());
     command
@@ -216,9 +262,9 @@ fn table(comparison: &Comparison) -> String {
     }
     let (ours, theirs) = (hearth.decode_tokens_per_s, peer.map(|peer| peer.decode_tokens_per_s));
     row("decode, tokens/s", 2, ours, theirs, theirs.map(|theirs| ours / theirs));
-    if let (Some(bytes), Some(reading)) = (hearth.weight_bytes_per_token, hearth.read_bytes_per_s) {
-        let share = |tokens: f64| 100.0 * tokens * bytes as f64 / reading;
-        row("decode, % of reading", 0, share(ours), theirs.map(share), None);
+    if let (Some(share), Some(reading)) = (comparison.bandwidth_share, hearth.read_bytes_per_s) {
+        let theirs = theirs.and_then(|theirs| share_of_reading(hearth, theirs));
+        row("decode, % of reading", 0, 100.0 * share, theirs.map(|share| 100.0 * share), None);
         row("reading, GB/s", 1, reading * 1e-9, None, None);
     }
     let in_files = |bytes: Option<u64>| bytes.map(|bytes| bytes as f64 / *file_bytes as f64);
@@ -235,9 +281,10 @@ fn table(comparison: &Comparison) -> String {
 
 #[cfg(test)]
 mod tests {
-    use hearth_exec::speed::Prefill;
+    use clap::Parser;
 
     use super::*;
+    use crate::cli::{Cli, Verb};
 
     fn speed(decode: f64) -> Speed {
         Speed {
@@ -262,15 +309,14 @@ mod tests {
 
     #[test]
     fn a_ratio_is_of_speeds() {
-        let comparison = Comparison {
-            model: "m.gguf".into(),
-            file_bytes: 100,
-            threads: 1,
-            hearth: speed(3.0),
-            llama_cpp: Some(speed(2.0)),
+        let Verb::Bench(args) = Cli::parse_from(["hearth", "bench", "m.gguf"]).verb else {
+            unreachable!("this is the verb")
         };
+        let comparison = Comparison::new(&args, 100, 1, speed(3.0), Some(speed(2.0)));
         let table = table(&comparison);
         assert!(table.contains("decode, tokens/s                  3.00       2.00    1.50"), "{table}");
         assert!(table.contains("decode, % of reading                50         33\n"), "{table}");
+        let ratio = comparison.ratio.expect("there is a peer");
+        assert_eq!((ratio.decode, ratio.prefill, comparison.bandwidth_share), (1.5, Some(1.5), Some(0.5)));
     }
 }

@@ -47,7 +47,7 @@ struct Sequence {
 
 /// Runs the verb.
 pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
-    args.trace.as_deref().map_or(Ok(()), |trace| no_input(trace, &[&args.plan, &args.model]))?;
+    args.trace.as_deref().map_or(Ok(()), |trace| no_input(trace, [&args.plan, &args.model]))?;
     let key = Key::given(args.ring.key.as_deref())?;
     let asked = prompts::Asked::by(args)?;
     let plan = read_plan(&args.plan)?;

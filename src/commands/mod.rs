@@ -49,6 +49,7 @@ pub fn run(cli: Cli) -> Result<ExitCode, Failure> {
         Verb::Init(args) => init::run(&args, json),
         Verb::Completions(args) => shell::completions(&args, json),
         Verb::Man(args) => shell::man(&args, json),
+        Verb::Schema(args) => shell::schema(&args),
     }
 }
 

@@ -28,7 +28,7 @@ pub const DEFAULT_STRATEGY: &str = "overlap";
 
 /// Runs the verb.
 pub fn run(args: &PlanArgs, json: bool) -> Result<ExitCode, Failure> {
-    args.output.as_deref().map_or(Ok(()), |output| no_input(output, &[&args.scenario]))?;
+    args.output.as_deref().map_or(Ok(()), |output| no_input(output, [&args.scenario]))?;
     let mut loaded = LoadedScenario::read(&args.scenario)?;
     loaded.keep_weights(&args.planning)?;
     let cluster = loaded.cluster(args.model.as_deref())?;
@@ -172,6 +172,8 @@ pub struct Device {
     window: u32,
     gpu_layers: u32,
     residency: ResidencyOptions,
+    /// The most that it reads ahead of its turn, in bytes; null is a whole window.
+    budget: Option<u64>,
     /// Its part of every layer, where layers are sliced.
     #[serde(skip_serializing_if = "Option::is_none")]
     slice: Option<Slice>,
@@ -198,6 +200,7 @@ impl Summary {
             window: device.window,
             gpu_layers: device.gpu_layers,
             residency: device.residency,
+            budget: device.residency.budget().map(|budget| budget.0),
         };
         Summary {
             strategy: plan.planner.strategy.clone(),

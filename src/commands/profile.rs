@@ -10,7 +10,7 @@ use hearth_profiles::{Device, Document};
 use super::print_json;
 use crate::cli::ProfileArgs;
 use crate::diagnostics::Failure;
-use crate::documents::{in_a_folder, read, read_trace, write};
+use crate::documents::{no_input, read, read_trace, write};
 use crate::gpu;
 use crate::output::{say, tell};
 use crate::progress;
@@ -18,7 +18,8 @@ use crate::recalibration::{is_of, recalibrated};
 
 /// Runs the verb.
 pub fn run(args: &ProfileArgs, json: bool) -> Result<ExitCode, Failure> {
-    args.output.as_deref().map_or(Ok(()), in_a_folder)?;
+    let inputs = [&args.model, &args.from_trace, &args.predicted, &args.profile];
+    args.output.as_deref().map_or(Ok(()), |output| no_input(output, inputs.into_iter().flatten()))?;
     let device = match (&args.from_trace, &args.predicted, &args.profile) {
         (Some(measured), Some(predicted), Some(profile)) => {
             let mut device: Device = read(profile)?;

@@ -1,14 +1,15 @@
-//! `hearth completions` and `hearth man`: what a shell and `man` need to know of the command line.
+//! `hearth completions`, `hearth man` and `hearth schema`: what a shell, `man` and an editor need to know.
 //!
-//! Both are made from the command line's own definition, so that they cannot lag behind it.
+//! They are made from the definitions of the command line and of the documents, so that they cannot lag behind them.
 
 use std::process::ExitCode;
 
 use clap::CommandFactory;
+use hearth_schema::editor;
 use serde::Serialize;
 
 use super::print_json;
-use crate::cli::{Cli, CompletionsArgs, ManArgs};
+use crate::cli::{Cli, CompletionsArgs, ManArgs, SchemaArgs};
 use crate::diagnostics::Failure;
 use crate::documents::make_folder;
 use crate::output::say;
@@ -40,6 +41,14 @@ pub fn completions(args: &CompletionsArgs, json: bool) -> Result<ExitCode, Failu
     } else {
         say!("{script}");
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Runs `schema`. It is JSON with and without `--json`.
+pub fn schema(args: &SchemaArgs) -> Result<ExitCode, Failure> {
+    let schema = editor::schema(&args.kind)
+        .ok_or_else(|| Failure::unusable(format!("no kind of document is called `{}`", args.kind)))?;
+    print_json(&schema)?;
     Ok(ExitCode::SUCCESS)
 }
 

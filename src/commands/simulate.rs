@@ -1,6 +1,5 @@
 //! `hearth simulate`: tell how fast a plan will be, and why.
 
-use std::path::Path;
 use std::process::ExitCode;
 
 use hearth_profiles::Bytes;
@@ -74,8 +73,8 @@ impl Output {
 
 /// Runs the verb.
 pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
-    let inputs: Vec<&Path> = args.plan.as_deref().into_iter().chain([args.scenario.as_path()]).collect();
-    args.trace.as_deref().map_or(Ok(()), |trace| no_input(trace, &inputs))?;
+    let inputs = args.plan.iter().chain([&args.scenario]);
+    args.trace.as_deref().map_or(Ok(()), |trace| no_input(trace, inputs))?;
     let mut loaded = LoadedScenario::read(&args.scenario)?;
     loaded.keep_weights(&args.planning)?;
     if let Some(tokens) = args.tokens {
@@ -308,6 +307,10 @@ fn devices(metrics: &Metrics) -> String {
         "device", "busy ms", "disk wait ms", "hidden ms", "read MB/token", "resident MB", "pressure"
     );
     for device in &metrics.devices {
+        if device.trace_lost {
+            let _ = writeln!(text, "  {:<14} fell silent; what it wrote down is lost with it", device.name);
+            continue;
+        }
         let _ = writeln!(
             text,
             "  {:<14} {:>10.2} {:>12.2} {:>12.2} {:>14.2} {:>12.1} {:>8.1}%",

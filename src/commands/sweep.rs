@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::print_json;
 use crate::cli::{MergeArgs, Shard, SweepArgs, SweepVerb};
 use crate::diagnostics::{ENDED_BADLY, Failure};
-use crate::documents::{can_write, read_table, write_at_once};
+use crate::documents::{can_write, no_input, read_table, write_at_once};
 use crate::output::{say, tell};
 use crate::sweep::row::Row;
 use crate::sweep::{Sweep, chart, merge, table, workers};
@@ -42,6 +42,7 @@ pub fn run(args: &SweepArgs, json: bool) -> Result<ExitCode, Failure> {
         return merge_tables(args, json);
     }
     for path in args.output.iter().chain(&args.chart) {
+        no_input(path, &args.scenario)?;
         can_write(path)?;
     }
     let sweep = Sweep::read(args)?;
@@ -77,6 +78,7 @@ pub fn run(args: &SweepArgs, json: bool) -> Result<ExitCode, Failure> {
 /// `hearth sweep merge`.
 fn merge_tables(args: &MergeArgs, json: bool) -> Result<ExitCode, Failure> {
     for path in args.output.iter().chain(&args.chart) {
+        no_input(path, &args.tables)?;
         can_write(path)?;
     }
     let part = |path: &PathBuf| Ok(merge::Part { path: path.clone(), text: read_table(path)? });

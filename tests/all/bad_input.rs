@@ -195,8 +195,10 @@ fn a_name_where_a_file_is_wanted_says_where_names_go() {
 fn what_is_read_is_not_written_over() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = write(folder.path(), "s.yaml", SCENARIO);
-    for arguments in [["plan", &file, "-o", &file], ["simulate", &file, "--trace", &file]] {
-        let text = error(&arguments, 2);
+    for verb in
+        [&["plan", &file, "-o"][..], &["simulate", &file, "--trace"], &["sweep", "merge", &file, "-o"]]
+    {
+        let text = error(&[verb, &[&file]].concat(), 2);
         assert!(text.contains("would be lost"), "{text}");
     }
     assert_eq!(fs::read_to_string(&file).expect("it is there"), SCENARIO);
@@ -273,4 +275,12 @@ fn a_context_larger_than_memory_is_refused() {
     let file = write(folder.path(), "plan.yaml", plan("q4_k", &[8], &[], 4_000_000_000));
     let text = error(&["execute", &file, "--model", &model("q4_k"), "--prompt", "And"], 2);
     assert!(text.contains("key-value cache") && text.contains("smaller `context`"), "{text}");
+}
+
+#[test]
+fn what_is_no_text_is_named() {
+    assert!(error(&["simulate", &model("q4_k")], 2).contains("this is a model"));
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = write(folder.path(), "picture.yaml", b"schema: \xff\xd8");
+    assert!(error(&["simulate", &file], 2).contains("byte 9 is not UTF-8"));
 }

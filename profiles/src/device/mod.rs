@@ -18,6 +18,7 @@ pub mod quota;
 pub mod shipped;
 pub mod soc;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use quota::Quota;
@@ -36,7 +37,7 @@ use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond, Fraction, Seconds};
 pub const MOST_BYTES: Bytes = Bytes(1 << 50);
 
 /// The operating system, as far as it decides how memory is reclaimed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Os {
     /// Linux on a desktop, laptop or server.
@@ -48,7 +49,7 @@ pub enum Os {
 }
 
 /// How a GPU is driven.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum GpuKind {
     /// NVIDIA, own memory.
@@ -62,7 +63,7 @@ pub enum GpuKind {
 }
 
 /// How the device's kernel reclaims page cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum PageCachePolicy {
     /// Reload what does not fit, as the paper's latency model has it.
@@ -98,7 +99,7 @@ impl PageCachePolicy {
 }
 
 /// Numbers of the policies that need some; those that are absent are assumed by the simulator.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default, expecting = "keys of how memory is reclaimed, as `{keep_alive: true}`")]
 pub struct Reclaim {
     /// macOS and Android: what compressed memory takes of its size.
@@ -122,7 +123,7 @@ pub struct Reclaim {
 }
 
 /// A copy that costs a fixed time and a time per byte.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "a copy's `latency` and `bandwidth`, each with a source, as `latency: {value: 10 us, source: \"measured\"}`"
@@ -142,7 +143,7 @@ impl Transfer {
 }
 
 /// The processor.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "the keys of a processor: `name`, `cores`, `matvec` and others, as `hearth profile` writes them"
@@ -186,7 +187,7 @@ pub struct Cpu {
 }
 
 /// A graphics processor.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "the keys of a GPU: `kind`, `name`, `memory_available` and others, as in the shipped device `d3`"
@@ -221,7 +222,7 @@ pub struct Gpu {
 }
 
 /// Main memory.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "the keys of memory, as `available: {value: 9.7 GiB, source: \"read from /proc/meminfo\"}`"
@@ -256,7 +257,7 @@ impl Memory {
 }
 
 /// The disk that holds the model.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "the keys of a disk, as `sequential: {value: 3 GB/s, source: \"measured\"}`"
@@ -290,7 +291,7 @@ pub struct Disk {
 }
 
 /// A device, as measured or as published.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a device document, which begins with `schema: device/1`")]
 pub struct Device {
     /// `device/1`.

@@ -6,6 +6,7 @@
 //!
 //! Not here: when a thread waits, which is simulated.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Cpu;
@@ -24,7 +25,7 @@ const PERIODS: [f64; 2] = [1e-3, 1.0];
 pub const PERIOD: Seconds = Seconds(0.01);
 
 /// A quota of processor time.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "a quota, as `{cores: {value: 0.5, source: \"set\"}, period: {value: 10 ms, source: \"set\"}}`"

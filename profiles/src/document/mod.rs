@@ -19,6 +19,9 @@ pub const MAX_DOCUMENT_BYTES: usize = 4 << 20;
 /// The deepest nesting accepted, in levels. No schema goes beyond eight.
 const MAX_DEPTH: usize = 32;
 
+/// The kinds of documents there are.
+const KINDS: [&str; 6] = ["device", "model", "plan", "published", "scenario", "trace"];
+
 /// Why a document cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DocumentError {
@@ -34,7 +37,8 @@ pub enum DocumentError {
     },
     /// The first key does not name the expected schema.
     #[error(
-        "this is not a {expected} document: {found}; the first line must be `schema: {expected}`{}",
+        "this is not a {expected} document: {found}; {}{}",
+        if *.other { "check which file is meant".to_owned() } else { format!("the first line must be `schema: {expected}`") },
         place(*.line, 1)
     )]
     Schema {
@@ -42,6 +46,8 @@ pub enum DocumentError {
         expected: &'static str,
         /// What stands there instead.
         found: String,
+        /// Whether it is a document of another kind.
+        other: bool,
         /// Line, from 1; 0 if nothing stands there.
         line: usize,
     },
@@ -90,8 +96,12 @@ impl DocumentError {
     pub fn what(&self) -> String {
         match self {
             DocumentError::Content { what, .. } => what.clone(),
-            DocumentError::Schema { expected, found, .. } => {
-                DocumentError::Schema { expected, found: found.clone(), line: 0 }.to_string()
+            DocumentError::Schema { .. } => {
+                let mut unplaced = self.clone();
+                if let DocumentError::Schema { line, .. } = &mut unplaced {
+                    *line = 0;
+                }
+                unplaced.to_string()
             }
             other => other.to_string(),
         }
@@ -150,7 +160,16 @@ fn content(error: &serde_yaml::Error, document: &str) -> DocumentError {
     if let Some(second) = twice.and_then(|key| key_place::second(document, at, key)) {
         at = second;
     }
-    DocumentError::Content { what: wording::of(what), line: at.0, column: at.1 }
+    let what = match letter(document, at) {
+        Some('\t') => format!("{what}: a tab; indent with spaces"),
+        _ => wording::of(what),
+    };
+    DocumentError::Content { what, line: at.0, column: at.1 }
+}
+
+/// The letter at a line and a column, both from 1.
+fn letter(text: &str, (line, column): (usize, usize)) -> Option<char> {
+    text.lines().nth(line.checked_sub(1)?)?.chars().nth(column.checked_sub(1)?)
 }
 
 /// The `schema:` key must be the first one: a reader decides by it how to read the rest.
@@ -162,22 +181,17 @@ fn check_schema(text: &str, expected: &'static str) -> Result<(), DocumentError>
         let found = first.map_or("it is empty".into(), |(line, _)| {
             format!("it begins with `{}`", line.chars().take(40).collect::<String>())
         });
-        return Err(DocumentError::Schema { expected, found, line });
+        return Err(DocumentError::Schema { expected, found, other: false, line });
     };
     let value = value.split('#').next().unwrap_or_default().trim().trim_matches(['"', '\'']);
     if value == expected {
         return Ok(());
     }
-    Err(DocumentError::Schema { expected, found: explain_schema(value, expected), line })
-}
-
-fn explain_schema(found: &str, expected: &str) -> String {
     let kind = |text: &str| text.split('/').next().unwrap_or_default().to_string();
-    if kind(found) == kind(expected) {
-        format!("it has schema `{found}`, which this release does not read")
-    } else {
-        format!("it has schema `{found}`")
-    }
+    let own = kind(value) == kind(expected);
+    let unread = if own { ", which this release does not read" } else { "" };
+    let other = !own && KINDS.contains(&kind(value).as_str());
+    Err(DocumentError::Schema { expected, found: format!("it has schema `{value}`{unread}"), other, line })
 }
 
 /// Refuses deep nesting before the parser recurses into it.

@@ -11,6 +11,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::document::DocumentError;
@@ -40,7 +41,7 @@ const MOST_STALLED: f64 = 0.5;
 const MOST_CHANNELS: usize = 16;
 
 /// The Wi-Fi of a cluster.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "channels, as `channels: [{name: 5 GHz, bandwidth: {value: 400 Mbit/s, source: \"measured\"}, stations: [one, other]}]`"
@@ -54,7 +55,7 @@ pub struct Air {
 }
 
 /// One channel: its stations share its air time.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "a channel, as `{name: 5 GHz, bandwidth: {value: 400 Mbit/s, source: \"measured\"}, stations: [one, other]}`"
@@ -84,7 +85,7 @@ pub struct Channel {
 }
 
 /// A log-normal delay.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "a delay, as `{median: {value: 2 ms, source: \"measured\"}, sigma: {value: 0.5, source: \"measured\"}}`"
@@ -97,7 +98,7 @@ pub struct Delay {
 }
 
 /// The times in which nothing leaves a channel.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "`clean`, `awdl`, or a list of stalls with `rate`, `from`, `to` and `source`")]
 pub enum Stalls {
     /// Known ones by name.
@@ -107,7 +108,7 @@ pub enum Stalls {
 }
 
 /// Stalls by name.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Preset {
     /// None.
@@ -120,7 +121,7 @@ pub enum Preset {
 }
 
 /// One kind of stall. Its beginnings are a Poisson process and its lengths uniform.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "a kind of stall, as `{rate: 0.1 /s, from: 60 ms, to: 100 ms, source: \"measured\"}`"
@@ -137,7 +138,7 @@ pub struct Stall {
 }
 
 /// What TCP adds.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default, expecting = "what TCP adds, as `{idle_restart: true}`")]
 pub struct Tcp {
     /// Whether a connection that was idle for a retransmission timeout begins again with the initial window (RFC

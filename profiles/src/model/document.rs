@@ -28,6 +28,7 @@
 //! assert_eq!(profile.total_bytes().to_string(), "4.58 GiB");
 //! ```
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::profile::ModelProfile;
@@ -37,7 +38,7 @@ use crate::document::{Document, DocumentError};
 use crate::units::Layers;
 
 /// A `model/1` document.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ModelDocument {
     /// `model/1`.

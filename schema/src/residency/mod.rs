@@ -20,15 +20,18 @@ mod share;
 
 use hearth_profiles::document::DocumentError;
 use hearth_profiles::{Bytes, Format};
+use schemars::{JsonSchema, Schema, json_schema};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{IntoDeserializer, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::editor::or_text;
 
 pub use pressure::KeptBudget;
 pub use share::Share;
 
 /// Who decides what stays in memory.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Residency {
     /// The operating system, advised of the next window in chunks it honours.
@@ -59,8 +62,9 @@ impl std::fmt::Display for Residency {
 }
 
 /// How a device keeps its weights. In a document the policy alone may stand for the whole: `residency: managed`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, remote = "Self")]
+#[schemars(!remote, transform = or_policy)]
 pub struct ResidencyOptions {
     /// Who decides.
     #[serde(default)]
@@ -160,6 +164,11 @@ fn margin(processors: u32) -> u64 {
     (1 << 20) + u64::from(processors) * (256 << 10)
 }
 
+/// A policy alone may stand for the whole.
+fn or_policy(map: &mut Schema) {
+    or_text(map, &json_schema!({"enum": ["os", "windowed", "managed"]}));
+}
+
 fn yes() -> bool {
     true
 }
@@ -237,6 +246,17 @@ impl ResidencyOptions {
             Residency::Os | Residency::Windowed => self.prefetch && self.prefetch_budget != Some(Bytes::ZERO),
             Residency::Managed => true,
             Residency::Pinned | Residency::Sliding => false,
+        }
+    }
+
+    /// The most that is read ahead of its turn: the prefetch budget, or the stream buffer of a managed device. None:
+    /// the whole next window, or blocks of layers.
+    pub fn budget(&self) -> Option<Bytes> {
+        match self.policy {
+            Residency::Managed => Some(self.buffer()),
+            Residency::Sliding => None,
+            _ if !self.prefetches() => Some(Bytes::ZERO),
+            _ => self.prefetch_budget,
         }
     }
 

@@ -16,6 +16,7 @@ pub mod slicing;
 use hearth_profiles::document::DocumentError;
 use hearth_profiles::model::ModelShape;
 use hearth_profiles::{Bytes, Format, Seconds};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::plan::{Plan, Role};
@@ -25,7 +26,7 @@ use crate::schedule::{Pass, Processor};
 pub use slicing::SlicedModel;
 
 /// How partial results are added up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum AllReduce {
     /// Every device sends its partial result to every other, and each adds up for itself.
@@ -39,7 +40,7 @@ pub enum AllReduce {
 }
 
 /// What the head has in memory beside its slice.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum HeadLoads {
     /// Nothing: each device loads its own slice.
@@ -50,7 +51,7 @@ pub enum HeadLoads {
 }
 
 /// One device's share of every layer.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Slice {
     /// Whose; the plan's devices in order.
@@ -62,7 +63,7 @@ pub struct Slice {
 }
 
 /// A tensor-parallel plan's slices and messages.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TensorPlan {
     /// How partial results are added up.

@@ -11,6 +11,7 @@ mod check;
 pub mod options;
 pub mod profiled;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use options::{SocOptions, Strategy, Synchronisation, Upkeep};
@@ -20,7 +21,7 @@ use crate::sourced::Sourced;
 use crate::units::{BytesPerSecond, FlopsPerSecond, Seconds, Watts};
 
 /// A system on a chip.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "the keys of a SoC: `gpu`, `npu`, `bus`, `synchronisation` and others"
@@ -46,7 +47,7 @@ pub struct Soc {
 }
 
 /// The GPU of a SoC.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "the keys of a SoC's GPU: `name`, `matmul`, `weight_bits`, `submission`"
@@ -66,7 +67,7 @@ pub struct SocGpu {
 }
 
 /// The NPU of a SoC: an array that holds a tile of one matrix while rows of the other stream through it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "the keys of a SoC's NPU: `name`, `matmul`, `order_penalty`, `tile`, `weight_bits`"
@@ -91,7 +92,7 @@ pub struct SocNpu {
 }
 
 /// The shared memory.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "the bandwidths of a bus: `peak`, `one` and `together`")]
 pub struct Bus {
     /// What the memory could give.
@@ -103,7 +104,7 @@ pub struct Bus {
 }
 
 /// What an event costs at which one processor waits for another.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "the costs of synchronisation: `fast`, `copy`, `submission` and `sleep`"
@@ -120,7 +121,7 @@ pub struct SyncCosts {
 }
 
 /// Graphs of the NPU.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "the graphs of an NPU: `sizes` in tokens, `preparation`, `prepared_for` and `each_token`"
@@ -137,7 +138,7 @@ pub struct Graphs {
 }
 
 /// Power of the whole SoC while a prompt is read, by what computes.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "the powers of a SoC: `gpu`, `layers` and `tensors`")]
 pub struct SocPower {
     /// The GPU alone.

@@ -5,10 +5,11 @@
 //!
 //! Not here: what each of them does (`hearth_schema::soc`).
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Who computes what.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Strategy {
     /// Whichever of the others is fastest, pass by pass; those that make graphs at run time aside.
@@ -67,7 +68,7 @@ impl Strategy {
 }
 
 /// How one processor learns that another is done.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Synchronisation {
     /// Over shared memory, polled after a predicted sleep.
@@ -78,7 +79,7 @@ pub enum Synchronisation {
 }
 
 /// Whether partitions follow the cost of synchronisation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Upkeep {
     /// Solved for the synchronisation that is used.
@@ -89,7 +90,7 @@ pub enum Upkeep {
 }
 
 /// What a scenario says of a SoC.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     default,

@@ -6,12 +6,13 @@
 //!
 //! Not here: looking up and growing trees (`hearth_schema::soc::profiled`).
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::units::Seconds;
 
 /// Measured products.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "measured products, as `{mode: table, source: \"measured\", shapes: [{outputs: 4096, inputs: 4096, tokens: 32, time: 0.8 ms}]}`"
@@ -26,7 +27,7 @@ pub struct Profiled {
 }
 
 /// How a table is used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
     /// A product takes what it took, or what the nearest one took by the work.
@@ -36,7 +37,7 @@ pub enum Mode {
 }
 
 /// A product `[tokens, inputs] x [inputs, outputs]` and its time.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "a product, as `{outputs: 4096, inputs: 4096, tokens: 32, time: 0.8 ms}`"

@@ -1,0 +1,43 @@
+//! What may an editor know of a document before anybody reads it?
+//!
+//! JSON Schemas of `scenario/1`, `plan/1`, `device/1` and `model/1`, made from the types that read them, with their
+//! comments: an editor completes keys, explains them, and marks what cannot be. A schema says less than a reader checks:
+//! what contradicts itself is found by reading.
+
+use hearth_profiles::model::ModelDocument;
+use hearth_profiles::{Device, Document};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+
+use crate::{Plan, Scenario};
+
+/// The kinds of documents that have a schema.
+pub const KINDS: [&str; 4] = ["scenario", "plan", "device", "model"];
+
+/// The schema of a kind of document.
+pub fn schema(kind: &str) -> Option<Schema> {
+    match kind {
+        "scenario" => Some(of::<Scenario>()),
+        "plan" => Some(of::<Plan>()),
+        "device" => Some(of::<Device>()),
+        "model" => Some(of::<ModelDocument>()),
+        _ => None,
+    }
+}
+
+/// The schema of a document, whose first key is fixed.
+fn of<D: Document + JsonSchema>() -> Schema {
+    let mut schema = SchemaGenerator::default().into_root_schema_for::<D>();
+    if let Some(first) = schema.pointer_mut("/properties/schema") {
+        first["const"] = D::SCHEMA.into();
+    }
+    schema
+}
+
+/// A text may stand for a map.
+pub(crate) fn or_text(map: &mut Schema, text: &Schema) {
+    let (words, described) = (map.remove("description"), map.clone());
+    *map = json_schema!({"anyOf": [text, described]});
+    if let Some(words) = words {
+        map.insert("description".into(), words);
+    }
+}
