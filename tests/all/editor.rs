@@ -4,12 +4,13 @@
 //! mistake that a schema can see do not.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use regex::Regex;
 use serde_json::Value;
 
 use crate::processes::run;
+use crate::repository::{TextFile, text_files};
 
 /// Keywords that restrict nothing a document of this repository could break.
 const TOLD: [&str; 9] =
@@ -101,18 +102,6 @@ fn schema(kind: &str) -> Value {
     serde_json::from_slice(&run(&["schema", kind]).stdout).expect("JSON")
 }
 
-/// The documents below a folder.
-fn documents(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).expect("a folder") {
-        let path = entry.expect("an entry").path();
-        if path.is_dir() {
-            documents(&path, found);
-        } else if path.extension().is_some_and(|kind| kind == "yaml") {
-            found.push(path);
-        }
-    }
-}
-
 #[test]
 fn every_document_passes_the_schema_of_its_kind() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -121,18 +110,18 @@ fn every_document_passes_the_schema_of_its_kind() {
     let home = root.join("scenarios/home/llama-70b-on-four.yaml").display().to_string();
     let plan = folder.path().join("plan.yaml").display().to_string();
     assert!(run(&["plan", &home, "-o", &plan]).status.success());
-    let mut paths = vec![];
-    for folder in [&root.join("scenarios"), &root.join("profiles"), folder.path()] {
-        documents(folder, &mut paths);
-    }
+    let made = TextFile { path: "plan.yaml".into(), text: fs::read_to_string(&plan).expect("a plan") };
+    let kept = text_files().into_iter().filter(|file| {
+        ["scenarios/", "profiles/"].iter().any(|folder| file.path.starts_with(folder))
+            && file.extension() == "yaml"
+    });
     let mut seen = [0; 4];
-    for path in paths {
-        let text = fs::read_to_string(&path).expect("a document");
-        let document: Value = serde_yaml::from_str(&text).expect("YAML");
+    for file in kept.chain([made]) {
+        let document: Value = serde_yaml::from_str(&file.text).expect("YAML");
         let at = schemas.iter().position(|(name, _)| document["schema"] == **name);
-        let at = at.unwrap_or_else(|| panic!("{}: no known kind", path.display()));
+        let at = at.unwrap_or_else(|| panic!("{}: no known kind", file.path));
         let passed = refused(&document, &schemas[at].1, &schemas[at].1);
-        assert_eq!(passed, Ok(()), "{}", path.display());
+        assert_eq!(passed, Ok(()), "{}", file.path);
         seen[at] += 1;
     }
     assert!(seen.iter().all(|&count| count > 0) && seen[0] > 100, "{seen:?}");
