@@ -65,13 +65,13 @@ pub enum UnitError {
         example: &'static str,
     },
     /// The unit is not one of this kind of quantity.
-    #[error("`{unit}` is not a unit of {kind}: use one of {known}")]
+    #[error("`{unit}` is not a unit of {kind}: {known}")]
     UnknownUnit {
         /// The unit found.
         unit: String,
         /// The kind of quantity expected.
         kind: &'static str,
-        /// The units accepted.
+        /// The unit that was probably meant, or all that there are.
         known: String,
     },
     /// The number part cannot be read, is not finite, or is negative.
@@ -122,7 +122,11 @@ trait Unit: Sized {
             return Err(UnitError::Bare { text: text.into(), example: Self::EXAMPLE });
         }
         let Some((_, factor)) = Self::UNITS.iter().find(|(name, _)| *name == unit) else {
-            let known = Self::UNITS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+            let names = || Self::UNITS.iter().map(|(name, _)| *name);
+            let known = match names().find(|name| likely(name, unit)) {
+                Some(name) => format!("did you mean `{name}`?"),
+                None => format!("use one of {}", names().collect::<Vec<_>>().join(", ")),
+            };
             return Err(UnitError::UnknownUnit { unit: unit.into(), kind: Self::KIND, known });
         };
         let base = times(number, *factor);
@@ -167,6 +171,17 @@ trait Unit: Sized {
             decimal.map(|(name, factor)| format!("{} {name}", significant(over(base, *factor), 4)));
         Self::parse(&spellings.min_by_key(|text| length(text))?).ok()
     }
+}
+
+/// Whether somebody who wrote this may have meant a unit: it is in other letters, or a rate's with a `p` for per and a
+/// small `b` for bits.
+fn likely(name: &str, written: &str) -> bool {
+    let rate =
+        written.strip_suffix("ps").or(written.strip_suffix("/s")).map(|of| match of.strip_suffix('b') {
+            Some(prefix) => format!("{prefix}bit/s"),
+            None => format!("{of}/s"),
+        });
+    name.eq_ignore_ascii_case(rate.as_deref().unwrap_or(written))
 }
 
 /// `number * factor`; a factor below one is a whole number's inverse, and dividing by that number gives what

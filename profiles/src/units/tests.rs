@@ -26,6 +26,27 @@ fn a_bare_number_and_a_foreign_unit_are_refused() {
 }
 
 #[test]
+fn a_unit_in_other_letters_is_recognised() {
+    let told = |text: &str| text.parse::<BytesPerSecond>().unwrap_err().to_string();
+    for (written, meant) in [
+        ("100 Mbps", "Mbit/s"),
+        ("1 GBps", "GB/s"),
+        ("1 gbps", "Gbit/s"),
+        ("2 Gb/s", "Gbit/s"),
+        ("3 KiBps", "KiB/s"),
+    ] {
+        assert!(told(written).ends_with(&format!("did you mean `{meant}`?")), "{}", told(written));
+    }
+    assert!(told("400 MB").contains("use one of B/s, kB/s"), "{}", told("400 MB"));
+    let told = |text: &str| text.parse::<Bytes>().unwrap_err().to_string();
+    assert!(
+        told("4 gib").ends_with("did you mean `GiB`?") && told("1 k").contains("use one of"),
+        "{}",
+        told("4 gib")
+    );
+}
+
+#[test]
 fn measured_numbers_are_rounded_to_what_people_would_write() {
     assert_eq!(FlopsPerSecond(27_247_151_540.762_77).rounded().spell(), "27.25 GFLOP/s");
     assert_eq!(Seconds(57_011.052e-9).rounded().spell(), "57.01 us");
