@@ -107,10 +107,17 @@ fn trace(path: &Path) -> Trace {
     trace
 }
 
-/// A counter of a device after each pass.
+/// A counter of a device, whenever it was read.
 fn counted(trace: &Trace, device: u16, counter: Counter) -> Vec<u64> {
     let own = trace.readings.iter().filter(|it| (it.device, it.counter) == (device, counter));
     own.map(|reading| reading.value).collect()
+}
+
+/// A counter of a device after each pass, as it was when it was last read.
+fn after_each_pass(trace: &Trace, device: u16, counter: Counter) -> Vec<u64> {
+    let of = |counter| trace.readings.iter().filter(move |it| (it.device, it.counter) == (device, counter));
+    let last = |pass| of(counter).rfind(|reading| reading.pass <= pass).map_or(0, |reading| reading.value);
+    of(Counter::BytesRead).map(|reading| last(reading.pass)).collect()
 }
 
 /// Bytes that a device read for each pass after the first.
@@ -154,7 +161,7 @@ fn a_device_gives_way_to_another_program_and_comes_back() {
     assert_eq!(token_ids(&usage.output), expected, "the tokens of a run with all the memory there is");
 
     let trace = trace(&folder.path().join("run.trace"));
-    let (read, held) = (read(&trace, 0), counted(&trace, 0, Counter::Unreclaimable));
+    let (read, held) = (read(&trace, 0), after_each_pass(&trace, 0, Counter::Unreclaimable));
     // The hog's memory is charged to the same group.
     let hogged: Vec<bool> = held[1..].iter().map(|&bytes| bytes > held[0] + HOGGED.0 / 2).collect();
     let first = hogged.iter().position(|&it| it).expect("tokens beside the hog");

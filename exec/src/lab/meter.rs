@@ -23,8 +23,10 @@ use crate::memory::GroupMemory;
 pub const TOLERANCE: f64 = 0.05;
 /// Below this many bytes for a token, pages of the program itself are a large share.
 const WORTH_COMPARING: f64 = (1 << 20) as f64;
-/// Between two readings of the throttles.
+/// Between two readings of the throttles. Looking takes the devices' processors some microseconds.
 const STEP: Duration = Duration::from_millis(10);
+/// Between two looks at the devices' memory, at least, in nanoseconds: as rarely as tells a peak that lasts.
+const BETWEEN_LOOKS: u64 = 100_000_000;
 
 /// A device to look at.
 #[derive(Debug)]
@@ -49,6 +51,7 @@ pub struct Meter<'g> {
     /// Refaults and kills before the run.
     before: Vec<(u64, u64)>,
     peaks: Vec<u64>,
+    next_look: u64,
     marks: Vec<u64>,
     sampler: Sampler,
 }
@@ -84,15 +87,20 @@ impl<'g> Meter<'g> {
             (read(GroupMemory::refaults), read(GroupMemory::oom_kills))
         };
         let before = devices.iter().map(count).collect();
-        let sampler =
-            Sampler::start(devices.iter().map(|device| device.group.map(Group::throttle)).collect());
+        let throttle = |device: &Watched| device.group.filter(|_| device.throttled).map(Group::throttle);
+        let sampler = Sampler::start(devices.iter().map(throttle).collect());
         let peaks = vec![0; devices.len()];
-        Self { devices, before, peaks, marks: Vec::new(), sampler }
+        Self { devices, before, peaks, next_look: 0, marks: Vec::new(), sampler }
     }
 
     /// A token is out.
     pub fn token(&mut self) {
-        self.marks.push(wall_nanos());
+        let now = wall_nanos();
+        self.marks.push(now);
+        if now < self.next_look {
+            return;
+        }
+        self.next_look = now + BETWEEN_LOOKS;
         for (device, peak) in self.devices.iter().zip(&mut self.peaks) {
             let now = device.group.and_then(|group| group.memory().unreclaimable());
             *peak = (*peak).max(now.unwrap_or(0));
@@ -188,8 +196,9 @@ impl Sampler {
     fn start(throttles: Vec<Option<Throttle>>) -> Self {
         let (samples, stop) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicBool::new(false)));
         let (kept, ended) = (samples.clone(), stop.clone());
+        let any = throttles.iter().any(Option::is_some);
         let thread = std::thread::spawn(move || {
-            while !ended.load(Ordering::Relaxed) {
+            while any && !ended.load(Ordering::Relaxed) {
                 let bytes =
                     |throttle: &Option<Throttle>| throttle.as_ref().and_then(Throttle::bytes).unwrap_or(0);
                 let counts = throttles.iter().map(bytes).collect();

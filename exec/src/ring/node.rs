@@ -240,16 +240,18 @@ impl Node {
         self.recorder.take()
     }
 
-    /// Counts what of its weights is in memory, where the system tells.
+    /// Looks at its memory: what cannot be taken back, what was read again, and what of its weights is there, where the
+    /// system tells.
     fn look(&mut self, pass: u32) {
-        if !is_told(&self.weights) {
-            self.next_look = u64::MAX;
-            return;
-        }
         let start = wall_nanos();
-        let own = visits(self.schedule.plan(), self.schedule.device());
-        let resident = own.iter().flatten().map(|part| resident_bytes(&self.weights, part)).sum();
-        self.recorder.counter(pass, Counter::Resident, resident);
+        let refaults = recorder::refaults().saturating_sub(self.refaults_before);
+        self.recorder.counter(pass, Counter::Refaults, refaults);
+        self.recorder.counter(pass, Counter::Unreclaimable, recorder::unreclaimable());
+        if is_told(&self.weights) {
+            let own = visits(self.schedule.plan(), self.schedule.device());
+            let resident = own.iter().flatten().map(|part| resident_bytes(&self.weights, part)).sum();
+            self.recorder.counter(pass, Counter::Resident, resident);
+        }
         let end = wall_nanos();
         self.next_look = end + (end - start) * LOOK_SHARE;
     }
@@ -506,9 +508,6 @@ impl Node {
         if wall_nanos() >= self.next_look {
             self.look(pass);
         }
-        let refaults = recorder::refaults().saturating_sub(self.refaults_before);
-        self.recorder.counter(pass, Counter::Refaults, refaults);
-        self.recorder.counter(pass, Counter::Unreclaimable, recorder::unreclaimable());
     }
 }
 
