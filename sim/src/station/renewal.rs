@@ -101,13 +101,14 @@ impl<'a> Station<'a> {
     }
 
     /// Takes up a part of another plan, after [`Station::stop`]. The page cache stays as it is, unless the new part
-    /// follows it in other units.
+    /// follows it in other units; then nothing is known to be in it.
     pub fn take_up(&mut self, parts: Parts<'a>) {
         (self.schedule, self.layout, self.keeper) = (parts.schedule, parts.layout, parts.keeper);
-        (self.drafter, self.uploads) = (parts.drafter, parts.uploads);
+        (self.drafter, self.uploads, self.rows_alone) = (parts.drafter, parts.uploads, parts.rows_alone);
         if self.storage.chunk() != parts.storage.chunk() {
             self.read_before += self.storage.delivered();
             self.storage = parts.storage;
+            self.rows.clear();
         }
     }
 
