@@ -299,6 +299,20 @@ impl Planning {
     }
 }
 
+/// Which plan, and of which model.
+#[derive(Debug, Clone, Args)]
+pub struct PlanAndModel {
+    /// A plan made before.
+    #[arg(long, conflicts_with_all = PLANNING)]
+    pub plan: Option<PathBuf>,
+    /// How to plan, if there is no plan.
+    #[command(flatten)]
+    pub planning: Planning,
+    /// A model file instead of the scenario's model.
+    #[arg(long)]
+    pub model: Option<PathBuf>,
+}
+
 /// `hearth plan`.
 #[derive(Debug, Args)]
 pub struct PlanArgs {
@@ -310,8 +324,9 @@ pub struct PlanArgs {
     /// A model file instead of the scenario's model.
     #[arg(long)]
     pub model: Option<PathBuf>,
-    /// Plan with every strategy, simulate each plan for a few tokens, and compare; writes no plan.
-    #[arg(long, conflicts_with = "output")]
+    /// Plan with every strategy but `exhaustive` and other systems', simulate each plan for a few tokens, and compare;
+    /// writes no plan.
+    #[arg(long, conflicts_with_all = ["output", "strategy"])]
     pub compare: bool,
     /// Where to write the plan; standard output if absent.
     #[arg(short, long)]
@@ -323,15 +338,9 @@ pub struct PlanArgs {
 pub struct SimulateArgs {
     /// The scenario.
     pub scenario: PathBuf,
-    /// A plan made before.
-    #[arg(long, conflicts_with_all = PLANNING)]
-    pub plan: Option<PathBuf>,
-    /// How to plan, if there is no plan.
+    /// How it is planned.
     #[command(flatten)]
-    pub planning: Planning,
-    /// A model file instead of the scenario's model.
-    #[arg(long)]
-    pub model: Option<PathBuf>,
+    pub planned: PlanAndModel,
     /// Seed instead of the scenario's.
     #[arg(long)]
     pub seed: Option<u64>,
@@ -357,15 +366,9 @@ pub struct SimulateArgs {
 pub struct LintArgs {
     /// The scenario.
     pub scenario: PathBuf,
-    /// A plan made before.
-    #[arg(long, conflicts_with_all = PLANNING)]
-    pub plan: Option<PathBuf>,
-    /// How to plan, if there is no plan.
+    /// How it is planned.
     #[command(flatten)]
-    pub planning: Planning,
-    /// A model file instead of the scenario's model.
-    #[arg(long)]
-    pub model: Option<PathBuf>,
+    pub planned: PlanAndModel,
 }
 
 /// `hearth worker`.
@@ -436,8 +439,8 @@ pub struct ProfileArgs {
     #[arg(long, default_value = "this")]
     pub name: String,
     /// Threads to measure with; all cores if absent.
-    #[arg(long)]
-    pub threads: Option<usize>,
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: Option<u32>,
     /// Measure the GPU too: if there is one whose driver is no software, whatever there is, or never.
     #[arg(long, value_enum, default_value_t = MeasureGpu::Auto)]
     pub gpu: MeasureGpu,

@@ -1,10 +1,10 @@
 //! How do the names in a scenario become numbers?
 //!
-//! The one place that opens scenario, plan, device, model and trace files. A device or model is named by
+//! The one place that knows what stands in scenario, plan, device, model and trace files. A device or model is named by
 //! a shipped name, by the path of its document (from the scenario's folder), or as `measured`.
 
 use std::fs;
-use std::io::{BufReader, BufWriter, Read, Write};
+use std::io::{BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use hearth_exec::profile::{ProfileOptions, profile};
@@ -19,6 +19,7 @@ use hearth_schema::{Cluster, LinkTable, Member, Plan, Scenario, Trace};
 
 use crate::cli::{GpuWeights, Planning};
 use crate::diagnostics::Failure;
+use crate::files::{can_write, read_at_most, real, write, write_by};
 use crate::gpu;
 use crate::limits;
 use crate::output::tell;
@@ -27,6 +28,9 @@ use crate::progress;
 /// The largest table of a sweep that is read.
 /// source: computed, a kilobyte for each of the most rows, rounded up
 const MOST_TABLE_BYTES: u64 = 128 << 20;
+
+/// Of so many later plans it is seen to that none is written over an input. source: assumed, more than a home has devices
+const MOST_LATER_PLANS: usize = 64;
 
 /// A scenario and where it came from.
 #[derive(Debug)]
@@ -41,28 +45,6 @@ pub struct LoadedScenario {
     path: PathBuf,
 }
 
-/// Reads a text file of at most so many bytes, whatever it says of its own length: a pipe says nothing.
-pub fn read_at_most(path: &Path, most: u64) -> Result<String, Failure> {
-    text_of(fs::File::open(path).map_err(|error| Failure::file(path, "open", &error))?, path, most)
-}
-
-/// The same of what is open already; `path` is its name.
-pub fn text_of(from: impl Read, path: &Path, most: u64) -> Result<String, Failure> {
-    let mut bytes = Vec::new();
-    from.take(most + 1).read_to_end(&mut bytes).map_err(|error| Failure::file(path, "read", &error))?;
-    if bytes.starts_with(b"GGUF") {
-        return Err(Failure::unusable("this is a model, and a text is wanted here").at(path.display()));
-    }
-    if bytes.len() as u64 > most {
-        let what = format!("there are more than the {most} bytes that are read");
-        return Err(Failure::unusable(what).at(path.display()).hint("is this the file you meant?"));
-    }
-    String::from_utf8(bytes).map_err(|error| {
-        let what = format!("this is no text: byte {} is not UTF-8", error.utf8_error().valid_up_to() + 1);
-        Failure::unusable(what).at(path.display()).hint("is this the file you meant?")
-    })
-}
-
 /// Reads a text file within the limit of documents.
 fn read_text(path: &Path) -> Result<String, Failure> {
     read_at_most(path, MAX_DOCUMENT_BYTES as u64)
@@ -71,96 +53,6 @@ fn read_text(path: &Path) -> Result<String, Failure> {
 /// Reads a document.
 pub fn read<D: Document>(path: &Path) -> Result<D, Failure> {
     D::from_yaml(&read_text(path)?).map_err(|error| Failure::document(path, &error))
-}
-
-/// Refuses a file whose folder is not there, before long work is done for it: a mistyped folder is not made.
-pub fn in_a_folder(path: &Path) -> Result<(), Failure> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    match folder.filter(|folder| !folder.is_dir()) {
-        Some(missing) => Err(Failure::unusable(format!("there is no folder `{}`", missing.display()))
-            .at(path.display())
-            .hint("check the path, or make the folder first")),
-        None => Ok(()),
-    }
-}
-
-/// Refuses to write over a file that is read for it.
-pub fn no_input<P: AsRef<Path>>(output: &Path, inputs: impl IntoIterator<Item = P>) -> Result<(), Failure> {
-    in_a_folder(output)?;
-    let real = |path: &Path| fs::canonicalize(path).ok();
-    let mut inputs = inputs.into_iter();
-    match real(output).filter(|output| inputs.any(|input| real(input.as_ref()).as_ref() == Some(output))) {
-        Some(_) => Err(Failure::unusable("this file is read here, and would be lost")
-            .at(output.display())
-            .hint("name another file to write to")),
-        None => Ok(()),
-    }
-}
-
-/// Writes a text file into a folder that is there.
-pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
-    in_a_folder(path)?;
-    fs::write(path, bytes).map_err(|error| Failure::file(path, "write", &error))
-}
-
-/// Makes a folder inside one that is there.
-pub fn make_folder(folder: &Path) -> Result<(), Failure> {
-    in_a_folder(folder)?;
-    fs::create_dir_all(folder).map_err(|error| Failure::file(folder, "create", &error))
-}
-
-/// Writes a file of a folder that is made for it, beside what is there already; `name` may have folders in it.
-pub fn write_in(folder: &Path, name: impl AsRef<Path>, bytes: &[u8]) -> Result<(), Failure> {
-    make_folder(folder)?;
-    let path = folder.join(name);
-    let own = path.parent().unwrap_or(folder);
-    fs::create_dir_all(own).map_err(|error| Failure::file(own, "create", &error))?;
-    fs::write(&path, bytes).map_err(|error| Failure::file(&path, "write", &error))
-}
-
-/// Writes a file as a whole or not at all: whoever reads it meanwhile sees the old one or the new one. What is no
-/// file (a pipe, a device) is written to as it is.
-pub fn write_at_once(path: &Path, bytes: &[u8]) -> Result<(), Failure> {
-    at_once(path, |path| fs::write(path, bytes))
-}
-
-/// The same with whatever writes the file at the path that it is given.
-fn at_once(path: &Path, fill: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<(), Failure> {
-    let Some(beside) = beside(path)? else {
-        in_a_folder(path)?;
-        return fill(path).map_err(|error| Failure::file(path, "write", &error));
-    };
-    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
-    fill(&beside).and_then(|()| fs::rename(&beside, &target)).map_err(|error| {
-        // What is left of it is of no use to anybody.
-        let _ = fs::remove_file(&beside);
-        Failure::file(path, "write", &error)
-    })
-}
-
-/// Whether a file can be written there, before long work is done for it.
-pub fn can_write(path: &Path) -> Result<(), Failure> {
-    let Some(beside) = beside(path)? else { return Ok(()) };
-    let tried = fs::write(&beside, []).and_then(|()| fs::remove_file(&beside));
-    tried.map_err(|error| Failure::file(path, "write", &error))
-}
-
-/// A file of this process beside the one to be written, where nothing or a file stands there.
-fn beside(path: &Path) -> Result<Option<PathBuf>, Failure> {
-    let there = fs::metadata(path);
-    if there.as_ref().is_ok_and(fs::Metadata::is_dir) {
-        return Err(Failure::unusable("this is a folder").at(path.display()).hint("name a file in it"));
-    }
-    if there.is_ok_and(|there| !there.is_file()) {
-        return Ok(None);
-    }
-    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
-    let Some(name) = target.file_name() else {
-        return Err(Failure::unusable("this names no file").at(path.display()).hint("check the path"));
-    };
-    in_a_folder(&target)?;
-    let name = format!(".{}.{}.part", name.to_string_lossy(), std::process::id());
-    Ok(Some(target.with_file_name(name)))
 }
 
 /// Reads the table of a sweep.
@@ -174,22 +66,46 @@ pub fn read_trace(path: &Path) -> Result<Trace, Failure> {
     Trace::read(&mut BufReader::new(file)).map_err(|error| Failure::unusable(error).at(path.display()))
 }
 
-/// Writes a trace as a whole or not at all.
-pub fn write_trace(path: &Path, trace: &Trace) -> Result<(), Failure> {
-    at_once(path, |path| {
-        let mut out = BufWriter::new(fs::File::create(path)?);
-        trace.write(&mut out).and_then(|()| out.flush())
-    })
+/// Refuses a run's trace, and the plans that may come to stand beside it, where something that is read would be lost.
+pub fn can_write_run<'p>(
+    trace: Option<&'p PathBuf>,
+    inputs: impl IntoIterator<Item = &'p PathBuf>,
+) -> Result<(), Failure> {
+    let Some(trace) = trace else { return Ok(()) };
+    let inputs: Vec<&PathBuf> = inputs.into_iter().collect();
+    can_write([trace], inputs.iter().copied())?;
+    let later: Vec<PathBuf> = (1..=MOST_LATER_PLANS).map(|number| real(&later_plan(trace, number))).collect();
+    let later = inputs.into_iter().find(|input| later.contains(&real(input)));
+    match later {
+        Some(input) => Err(Failure::unusable("a plan made in mid-run would be written over this file")
+            .at(input.display())
+            .hint("give the trace another name than that of the run which this plan is from")),
+        None => Ok(()),
+    }
 }
 
 /// Writes a run's trace, and beside it the plans that followed the first.
 pub fn write_run(path: &Path, trace: &Trace, plans: &[Plan]) -> Result<(), Failure> {
-    write_trace(path, trace)?;
-    for (number, plan) in plans.iter().enumerate() {
-        let path = path.with_extension(format!("plan-{}.yaml", number + 1));
-        write(&path, plan.to_yaml().as_bytes())?;
+    write_by(path, |path| {
+        let mut out = BufWriter::new(fs::File::create(path)?);
+        trace.write(&mut out).and_then(|()| out.flush())
+    })?;
+    for (number, plan) in (1..).zip(plans) {
+        write(&later_plan(path, number), plan.to_yaml().as_bytes())?;
     }
     Ok(())
+}
+
+/// Where the plan is written that is so many plans after a run's first: `run.plan-1.yaml` beside `run.trace`.
+fn later_plan(trace: &Path, number: usize) -> PathBuf {
+    let named = if trace.extension().is_some_and(|kind| kind == "trace") {
+        trace.with_extension("")
+    } else {
+        trace.into()
+    };
+    let mut path = named.into_os_string();
+    path.push(format!(".plan-{number}.yaml"));
+    path.into()
 }
 
 /// Opens a model file.
@@ -253,6 +169,20 @@ impl LoadedScenario {
     /// A path that the document names.
     fn path_of(&self, named: impl AsRef<Path>) -> PathBuf {
         self.path.parent().unwrap_or(Path::new("")).join(named)
+    }
+
+    /// The files that the scenario is read from: its own, and those that it names.
+    pub fn files(&self) -> Vec<PathBuf> {
+        let scenario = &self.scenario;
+        let model = scenario.model.profile.as_deref();
+        let profiles = scenario.devices.iter().map(|device| device.profile.as_str()).chain(model);
+        let documents = profiles.filter(|name| is_path(name)).map(|name| self.path_of(name));
+        [self.path.clone()]
+            .into_iter()
+            .chain(self.model_file())
+            .chain(self.draft_file())
+            .chain(documents)
+            .collect()
     }
 
     /// The model's file, if the scenario names one.

@@ -3,12 +3,14 @@
 //! The command line is the only place that opens scenario, plan, trace and report files. Each verb reads
 //! its files, calls one crate, and writes its files.
 
+mod attempt;
 mod cli;
 mod commands;
 mod counters;
 mod diagnostics;
 mod documents;
 mod emulation;
+mod files;
 mod first_scenario;
 mod gpu;
 mod happenings;
@@ -28,7 +30,7 @@ mod serve;
 mod soc;
 mod sweep;
 mod uncertainty;
-mod whatif;
+mod variants;
 
 use std::process::ExitCode;
 
@@ -38,7 +40,7 @@ use hearth_exec::lab::{Busy, Hog};
 use crate::diagnostics::Failure;
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).take(5).collect();
+    let arguments: Vec<String> = words().take(5).collect();
     // In a lab this program also plays the other programs of a device.
     if Hog::become_one(&arguments) || Busy::become_one(&arguments) {
         return ExitCode::SUCCESS;
@@ -48,9 +50,7 @@ fn main() -> ExitCode {
         // Help and the version are no errors, and are printed as they are.
         Err(error) if !error.use_stderr() => error.exit(),
         // The command line was not understood, so that its flags are only words.
-        Err(error) if std::env::args().skip(1).any(|word| word == "--json") => {
-            (true, Err(Failure::usage(&error)))
-        }
+        Err(error) if words().any(|word| word == "--json") => (true, Err(Failure::usage(&error))),
         Err(error) => error.exit(),
     };
     result.unwrap_or_else(|failure| {
@@ -58,4 +58,9 @@ fn main() -> ExitCode {
         output::tell!("{}", text.trim_end());
         ExitCode::from(failure.code)
     })
+}
+
+/// The words behind the program's name. A path may be no text.
+fn words() -> impl Iterator<Item = String> {
+    std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned())
 }

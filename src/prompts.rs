@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 use crate::cli::ExecuteArgs;
 use crate::diagnostics::Failure;
-use crate::documents::{read_at_most, text_of};
+use crate::files::{read_at_most, text_of};
 
 /// The longest file of prompts or messages, in bytes.
 /// source: assumed, far beyond the longest context of a model

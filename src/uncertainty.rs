@@ -51,20 +51,20 @@ struct Facts {
     documents: Vec<Value>,
 }
 
-/// The spread of a plan's time per token over `draws` draws of the parameters.
+/// The spread of a plan's time per token over `draws` draws of the parameters, each while the same things happen.
 pub fn spread(
     plan: &Plan,
     cluster: &Cluster,
     scenario: &Scenario,
     memory: Memory,
+    surroundings: &Surroundings,
     draws: usize,
 ) -> Result<Spread, Failure> {
     let facts = Facts::of(cluster, scenario)?;
     let parameters = facts.parameters(plan);
     let time = |factors: &[f64]| -> Result<Option<f64>, Failure> {
         let moved = facts.moved(&parameters, factors, cluster)?;
-        let quiet = Surroundings::default();
-        let trace = simulate::simulate_in(&moved, plan, scenario, memory, &quiet)?.trace;
+        let trace = simulate::simulate_in(&moved, plan, scenario, memory, surroundings)?.trace;
         let tpot = metrics::compute(&trace).tpot_ms.map(|tpot| tpot.mean);
         Ok(tpot.filter(|_| trace.outcome == Outcome::Ok))
     };

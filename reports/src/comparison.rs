@@ -200,15 +200,10 @@ impl Run {
             key: "bytes_read_per_token".into(),
             unit: Unit::Bytes,
             place: Place::Beside,
-            value: tpot.map(|_| self.bytes_read_per_token()),
+            value: metrics.bytes_read_per_token().filter(|_| tpot.is_some()),
             interval: None,
         });
         rows
-    }
-
-    /// Bytes that all devices together read from disk for a token.
-    pub fn bytes_read_per_token(&self) -> f64 {
-        self.metrics.devices.iter().map(|device| device.bytes_read_per_token).sum()
     }
 }
 

@@ -8,7 +8,7 @@
 
 use hearth_profiles::device::PageCachePolicy;
 use hearth_schema::Trace;
-use hearth_schema::trace::Origin;
+use hearth_schema::trace::{Origin, Outcome};
 
 use crate::comparison::{Comparison, Run};
 use crate::document::{Block, Document, Figure, Section, Table, Text, Weight};
@@ -210,9 +210,8 @@ fn provenance(runs: &[(&Run, &Trace)]) -> Section {
 
 fn outcome(run: &Run) -> &'static str {
     match run.metrics.outcome {
-        hearth_schema::trace::Outcome::Ok => "finished",
-        hearth_schema::trace::Outcome::OutOfMemory => "out of memory",
-        hearth_schema::trace::Outcome::Killed => "killed",
+        Outcome::Ok => "finished",
+        ended => ended.word(),
     }
 }
 

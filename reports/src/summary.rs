@@ -148,7 +148,7 @@ fn bottleneck(run: &Run) -> Text {
 
 fn hidden(run: &Run) -> Text {
     let hidden = run.metrics.terms_ms.hidden_disk;
-    let read = run.bytes_read_per_token();
+    let read = run.metrics.bytes_read_per_token().unwrap_or(0.0);
     Text::from(match (read > 0.0, hidden > 0.0) {
         (false, _) => String::new(),
         (true, false) => format!("The ring reads {} from disk for each token. ", bytes(read)),

@@ -38,7 +38,7 @@ impl Digits {
         Self {
             time: most(&mut runs.iter().map(|run| run.metrics.tpot_ms.map(|tpot| tpot.mean))),
             rate: most(&mut runs.iter().map(|run| run.metrics.tokens_per_s)),
-            bytes: most(&mut runs.iter().map(|run| Some(run.bytes_read_per_token() / MIB))).min(3),
+            bytes: most(&mut runs.iter().map(|run| Some(run.metrics.bytes_read_per_token()? / MIB))).min(3),
             byte_unit: MIB,
         }
     }

@@ -152,6 +152,16 @@ pub struct Metrics {
     pub seed: u64,
 }
 
+impl Metrics {
+    /// Bytes that all devices together read from disk for a generated token after the first; unknown if a device took
+    /// what it read with it.
+    pub fn bytes_read_per_token(&self) -> Option<f64> {
+        let known = |device: &DeviceMetrics| (!device.trace_lost).then_some(device.bytes_read_per_token);
+        // A sum of no terms is -0.
+        self.devices.iter().map(known).try_fold(0.0, |sum, read| Some(sum + read?))
+    }
+}
+
 /// Computes a trace's numbers.
 pub fn compute(trace: &Trace) -> Metrics {
     let by_pass = group(&trace.records);

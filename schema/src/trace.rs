@@ -275,6 +275,17 @@ pub enum Outcome {
     Killed,
 }
 
+impl Outcome {
+    /// What people call it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Outcome::Ok => "ok",
+            Outcome::OutOfMemory => "out of memory",
+            Outcome::Killed => "killed",
+        }
+    }
+}
+
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Line {

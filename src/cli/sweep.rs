@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use clap::{Args, Subcommand};
 
-use super::{PLANNING, Planning};
+use super::PlanAndModel;
 
 /// How a sweep is asked for.
 pub(super) const EXAMPLES: &str = "\
@@ -28,15 +28,9 @@ pub struct SweepArgs {
     /// `devices.d2.memory.available`.
     #[arg(long, required = true, value_name = "PATH=VALUES", allow_hyphen_values = true)]
     pub vary: Vec<String>,
-    /// A plan made before, for every point; else each point is planned anew.
-    #[arg(long, conflicts_with_all = PLANNING)]
-    pub plan: Option<PathBuf>,
-    /// How to plan, if there is no plan.
+    /// How it is planned: a plan given is every point's, and without one each point is planned anew.
     #[command(flatten)]
-    pub planning: Planning,
-    /// A model file instead of the scenario's model.
-    #[arg(long)]
-    pub model: Option<PathBuf>,
+    pub planned: PlanAndModel,
     /// Tokens to generate instead of the scenario's.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub tokens: Option<u32>,
@@ -61,6 +55,7 @@ pub struct SweepArgs {
 #[derive(Debug, Subcommand)]
 pub enum SweepVerb {
     /// Put the tables of all shards together.
+    #[command(after_help = "Example: hearth sweep merge part-1.csv part-2.csv -o out.csv --chart out.svg")]
     Merge(MergeArgs),
 }
 

@@ -44,7 +44,8 @@ fn examples(command: &Command) -> Vec<String> {
 #[test]
 fn every_command_has_an_example_that_is_understood() {
     let command = Cli::command();
-    for verb in command.get_subcommands() {
+    let verbs = command.get_subcommands();
+    for verb in verbs.flat_map(|verb| std::iter::once(verb).chain(verb.get_subcommands())) {
         let found = examples(verb);
         assert!(!found.is_empty(), "`hearth {} --help` has no example", verb.get_name());
         for line in found {

@@ -226,8 +226,11 @@ fn median(runs: &[Speed]) -> Option<Speed> {
     let mut median = first.clone();
     median.load_s = of(&|run| run.load_s);
     median.decode_tokens_per_s = of(&|run| run.decode_tokens_per_s);
-    median.resident_bytes =
-        first.resident_bytes.map(|_| of(&|run| run.resident_bytes.unwrap_or(0) as f64) as u64);
+    let bytes = |bytes: fn(&Speed) -> Option<u64>| {
+        bytes(first).map(|_| of(&|run| bytes(run).unwrap_or(0) as f64) as u64)
+    };
+    median.resident_bytes = bytes(|run| run.resident_bytes);
+    median.resident_bytes_after_prompts = bytes(|run| run.resident_bytes_after_prompts);
     // The rate of reading is a bound, so that the best run tells most.
     median.read_bytes_per_s = runs.iter().filter_map(|run| run.read_bytes_per_s).max_by(f64::total_cmp);
     for (at, prefill) in median.prefill.iter_mut().enumerate() {

@@ -135,7 +135,6 @@ fn simulated(judged: Judged) -> String {
     match (judged.outcome, judged.tpot_ms) {
         (Outcome::Ok, Some(ms)) => format!("{ms:.1}"),
         (Outcome::Ok, None) => "-".into(),
-        (Outcome::OutOfMemory, _) => "out of memory".into(),
-        (Outcome::Killed, _) => "killed".into(),
+        (ended, _) => ended.word().into(),
     }
 }

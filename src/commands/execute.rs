@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 use super::{print_json, simulate};
 use crate::cli::ExecuteArgs;
 use crate::diagnostics::Failure;
-use crate::documents::{no_input, open_model, read_plan, write_run};
+use crate::documents::{can_write_run, open_model, read_plan, write_run};
 use crate::gpu;
 use crate::happenings;
 use crate::interruption::INTERRUPTED;
@@ -47,7 +47,9 @@ struct Sequence {
 
 /// Runs the verb.
 pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
-    args.trace.as_deref().map_or(Ok(()), |trace| no_input(trace, [&args.plan, &args.model]))?;
+    let (ring, named) = (&args.ring, [&args.prompts, &args.messages]);
+    let named = named.into_iter().chain([&ring.draft_model, &ring.key, &ring.scenario]).flatten();
+    can_write_run(args.trace.as_ref(), named.chain([&args.plan, &args.model]))?;
     let key = Key::given(args.ring.key.as_deref())?;
     let asked = prompts::Asked::by(args)?;
     let plan = read_plan(&args.plan)?;
@@ -77,10 +79,11 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
         Ok(generated) => (Some(generated), None),
         Err(Unfinished { error, so_far }) => (so_far.map(|generated| *generated), Some(error)),
     };
-    if let (Some(generated), Some(path)) = (&generated, &args.trace) {
-        write_run(path, &generated.trace, &generated.plans)?;
-    }
-    if error.is_some() && !json {
+    // What was generated is shown even where its trace cannot be written.
+    let written = generated.as_ref().zip(args.trace.as_ref());
+    let written = written.map_or(Ok(()), |(made, path)| write_run(path, &made.trace, &made.plans));
+    let any = |generated: &Generated| generated.sequences.iter().any(|tokens| !tokens.is_empty());
+    if error.is_some() && !json && generated.as_ref().is_some_and(any) {
         // What was generated so far stands on a line of its own.
         say!("\n");
     }
@@ -89,6 +92,7 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     if let Some(generated) = generated.as_ref().filter(|generated| is_to_be_told(generated)) {
         show(generated, &tokenizer, json)?;
     }
+    written?;
     let Some(error) = error else { return Ok(ExitCode::SUCCESS) };
     let failure = Failure::from(error);
     Err(match &generated {

@@ -38,7 +38,7 @@ mod listing {
     use crate::cli::GpuArgs;
     use crate::commands::print_json;
     use crate::diagnostics::Failure;
-    use crate::documents::write;
+    use crate::files::write;
     use crate::gpu::{Tiling, remembered};
     use crate::output::{say, tell};
 

@@ -14,7 +14,8 @@ use serde::Serialize;
 use super::print_json;
 use crate::cli::{InitArgs, Network};
 use crate::diagnostics::Failure;
-use crate::documents::{LoadedScenario, in_a_folder, write_at_once};
+use crate::documents::LoadedScenario;
+use crate::files::{can_write, in_a_folder, write};
 use crate::first_scenario::questions::Questions;
 use crate::first_scenario::{Answered, Answers};
 use crate::output::{say, tell};
@@ -48,8 +49,10 @@ pub fn run(args: &InitArgs, json: bool) -> Result<ExitCode, Failure> {
     }
     let answers = answers(args)?;
     let text = answers.yaml();
-    check(&text, path)?;
-    write_at_once(path, text.as_bytes())?;
+    let loaded = check(&text, path)?;
+    // Behind its own file come those that it names.
+    can_write([path], loaded.files().iter().skip(1))?;
+    write(path, text.as_bytes())?;
     let of = |devices: &mut dyn Iterator<Item = &Answered>| devices.map(|it| it.name.clone()).collect();
     let stand_ins: Vec<String> = of(&mut answers.devices.iter().filter(|device| device.stands_in));
     if json {
@@ -135,11 +138,12 @@ fn discovered(devices: &mut Vec<Answered>, seconds: u64, like: &str) -> Result<(
     Ok(())
 }
 
-/// What is written can be read, with every device and model that it names.
-fn check(text: &str, path: &Path) -> Result<(), Failure> {
+/// What is to be written can be read, with every device and model that it names.
+fn check(text: &str, path: &Path) -> Result<LoadedScenario, Failure> {
     let loaded = LoadedScenario::parse(text, path)?;
     for entry in loaded.scenario.devices.iter().filter(|entry| entry.profile != "measured") {
         loaded.device(entry)?;
     }
-    loaded.model_profile(None).map(|_| ())
+    loaded.model_profile(None)?;
+    Ok(loaded)
 }

@@ -10,7 +10,7 @@ use hearth_profiles::Bytes;
 use hearth_schema::Cluster;
 
 use super::{plan, print_json};
-use crate::cli::LintArgs;
+use crate::cli::{LintArgs, PlanAndModel};
 use crate::diagnostics::{ENDED_BADLY, Failure, UNUSABLE};
 use crate::documents::{LoadedScenario, read_doubtful_plan};
 use crate::limits;
@@ -19,11 +19,11 @@ use crate::output::say;
 /// Runs the verb.
 pub fn run(args: &LintArgs, json: bool) -> Result<ExitCode, Failure> {
     let mut loaded = LoadedScenario::read(&args.scenario)?;
-    loaded.keep_weights(&args.planning)?;
-    let mut cluster = loaded.cluster_with_all_memory(args.model.as_deref())?;
+    loaded.keep_weights(&args.planned.planning)?;
+    let mut cluster = loaded.cluster_with_all_memory(args.planned.model.as_deref())?;
     let mut found = lint::scenario(&loaded.scenario, &cluster);
     limits::bound_memory(&loaded.scenario, &mut cluster);
-    found.extend(of_plan(args, &loaded, cluster)?);
+    found.extend(of_plan(&args.planned, &loaded, cluster)?);
     found.sort_by_key(|finding| finding.severity);
     if json {
         print_json(&found)?;
@@ -35,8 +35,12 @@ pub fn run(args: &LintArgs, json: bool) -> Result<ExitCode, Failure> {
 }
 
 /// The findings about the plan, given or made.
-fn of_plan(args: &LintArgs, loaded: &LoadedScenario, mut cluster: Cluster) -> Result<Vec<Finding>, Failure> {
-    let plan = match &args.plan {
+fn of_plan(
+    asked: &PlanAndModel,
+    loaded: &LoadedScenario,
+    mut cluster: Cluster,
+) -> Result<Vec<Finding>, Failure> {
+    let plan = match &asked.plan {
         Some(path) => match read_doubtful_plan(path)? {
             Ok(plan) => plan,
             Err(error) => {
@@ -44,7 +48,7 @@ fn of_plan(args: &LintArgs, loaded: &LoadedScenario, mut cluster: Cluster) -> Re
                 return Ok(vec![Finding::error("plan-invalid", place, error.what(), fix)]);
             }
         },
-        None => match plan::read_or_make(None, loaded, &cluster, &args.planning) {
+        None => match plan::read_or_make(None, loaded, &cluster, &asked.planning) {
             Ok(plan) => plan,
             Err(failure) if failure.code == UNUSABLE => {
                 let fix = failure.advice().unwrap_or("try another strategy or a smaller model").to_owned();

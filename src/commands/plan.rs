@@ -18,7 +18,8 @@ use serde::Serialize;
 use super::{compare, print_json};
 use crate::cli::{PlanArgs, Planning};
 use crate::diagnostics::Failure;
-use crate::documents::{LoadedScenario, no_input, read_plan, write};
+use crate::documents::{LoadedScenario, read_plan};
+use crate::files::{can_write, write};
 use crate::hints;
 use crate::output::{say, tell};
 use crate::refinement::{self, Effort};
@@ -28,8 +29,8 @@ pub const DEFAULT_STRATEGY: &str = "overlap";
 
 /// Runs the verb.
 pub fn run(args: &PlanArgs, json: bool) -> Result<ExitCode, Failure> {
-    args.output.as_deref().map_or(Ok(()), |output| no_input(output, [&args.scenario]))?;
     let mut loaded = LoadedScenario::read(&args.scenario)?;
+    can_write(&args.output, loaded.files().iter().chain(&args.model))?;
     loaded.keep_weights(&args.planning)?;
     let cluster = loaded.cluster(args.model.as_deref())?;
     let options = merged(&loaded.scenario.planner, &args.planning);

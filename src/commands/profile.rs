@@ -10,7 +10,8 @@ use hearth_profiles::{Device, Document};
 use super::print_json;
 use crate::cli::ProfileArgs;
 use crate::diagnostics::Failure;
-use crate::documents::{no_input, read, read_trace, write};
+use crate::documents::{read, read_trace};
+use crate::files::{can_write, write};
 use crate::gpu;
 use crate::output::{say, tell};
 use crate::progress;
@@ -18,8 +19,8 @@ use crate::recalibration::{is_of, recalibrated};
 
 /// Runs the verb.
 pub fn run(args: &ProfileArgs, json: bool) -> Result<ExitCode, Failure> {
-    let inputs = [&args.model, &args.from_trace, &args.predicted, &args.profile];
-    args.output.as_deref().map_or(Ok(()), |output| no_input(output, inputs.into_iter().flatten()))?;
+    let inputs = [&args.model, &args.from_trace, &args.predicted, &args.profile, &args.key];
+    can_write(&args.output, inputs.into_iter().flatten())?;
     let device = match (&args.from_trace, &args.predicted, &args.profile) {
         (Some(measured), Some(predicted), Some(profile)) => {
             let mut device: Device = read(profile)?;
@@ -54,7 +55,7 @@ fn measured(args: &ProfileArgs) -> Result<Device, Failure> {
     let options = ProfileOptions {
         name: args.name.clone(),
         model: args.model.clone(),
-        threads: args.threads.unwrap_or(0),
+        threads: args.threads.unwrap_or(0) as usize,
         quick: args.quick,
         pass_tokens: args.pass_tokens,
         peers: args.peer.clone(),
@@ -73,8 +74,8 @@ fn measured(args: &ProfileArgs) -> Result<Device, Failure> {
     let wide = lint::spread_widely(&device, |_| true);
     if !wide.is_empty() {
         tell!(
-            "warning: repeats spread widely around their medians: {}; measure again with nothing else running",
-            wide.join(", ")
+            "warning: repeats spread widely around their medians; measure again with nothing else running\n  {}",
+            wide.join("\n  ")
         );
     }
     Ok(device)

@@ -10,7 +10,8 @@ use hearth_reports::published::{Published, SHIPPED, shipped};
 use super::print_json;
 use crate::cli::ReportArgs;
 use crate::diagnostics::Failure;
-use crate::documents::{in_a_folder, read, read_table, read_trace, write_in};
+use crate::documents::{read, read_table, read_trace};
+use crate::files::{in_a_folder, write_in};
 use crate::output::say;
 use crate::sweep::chart;
 

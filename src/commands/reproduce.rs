@@ -16,13 +16,15 @@ use hearth_schema::holdings::Holdings;
 use hearth_schema::room::Room;
 use hearth_schema::trace::Outcome;
 use hearth_schema::{Cluster, Plan, Trace, metrics};
+use hearth_sim::Surroundings;
 use serde::Serialize;
 
 use super::simulate::Memory;
 use super::{plan, print_json, simulate};
 use crate::cli::ReproduceArgs;
 use crate::diagnostics::Failure;
-use crate::documents::{LoadedScenario, in_a_folder, read, write_in};
+use crate::documents::{LoadedScenario, read};
+use crate::files::{in_a_folder, write_in};
 use crate::output::{say, tell};
 use crate::refinement::Effort;
 use crate::{limits, progress, roofline, soc, uncertainty};
@@ -137,7 +139,10 @@ fn cell(loaded: &LoadedScenario, warm: bool, args: &ReproduceArgs) -> Result<Cel
     let memory = Memory { warm, ignored: false };
     let spread = match args.draws {
         draws if draws == 0 || trace.outcome != Outcome::Ok => None,
-        draws => Some(uncertainty::spread(&plan, &cluster, &loaded.scenario, memory, draws as usize)?),
+        draws => {
+            let (quiet, draws) = (Surroundings::default(), draws as usize);
+            Some(uncertainty::spread(&plan, &cluster, &loaded.scenario, memory, &quiet, draws)?)
+        }
     };
     Ok(Cell::Ran(Simulated { spread, ..simulated(&plan, &cluster, &trace) }))
 }

@@ -21,7 +21,8 @@ use tokio::sync::mpsc;
 
 use crate::cli::ServeArgs;
 use crate::diagnostics::Failure;
-use crate::documents::{open_model, read_at_most, read_plan};
+use crate::documents::{open_model, read_plan};
+use crate::files::read_at_most;
 use crate::gpu;
 use crate::output::{print, tell};
 use crate::ring::{OverNetwork, Raising, over, stopped};

@@ -11,7 +11,7 @@ use serde::Serialize;
 use super::print_json;
 use crate::cli::{Cli, CompletionsArgs, ManArgs, SchemaArgs};
 use crate::diagnostics::Failure;
-use crate::documents::make_folder;
+use crate::files::make_folder;
 use crate::output::say;
 
 /// The program's name.

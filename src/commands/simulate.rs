@@ -12,9 +12,9 @@ use hearth_sim::{Input, Options, Run, Surroundings};
 use serde::Serialize;
 
 use super::{plan, print_json};
-use crate::cli::SimulateArgs;
+use crate::cli::{PlanAndModel, SimulateArgs};
 use crate::diagnostics::{ENDED_BADLY, Failure};
-use crate::documents::{LoadedScenario, no_input, write_run};
+use crate::documents::{LoadedScenario, can_write_run, write_run};
 use crate::happenings::{self, Told};
 use crate::output::{say, tell};
 use crate::refinement::Effort;
@@ -73,18 +73,18 @@ impl Output {
 
 /// Runs the verb.
 pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
-    let inputs = args.plan.iter().chain([&args.scenario]);
-    args.trace.as_deref().map_or(Ok(()), |trace| no_input(trace, inputs))?;
+    let PlanAndModel { plan, planning, model } = &args.planned;
     let mut loaded = LoadedScenario::read(&args.scenario)?;
-    loaded.keep_weights(&args.planning)?;
+    can_write_run(args.trace.as_ref(), loaded.files().iter().chain(plan).chain(model))?;
+    loaded.keep_weights(planning)?;
     if let Some(tokens) = args.tokens {
         loaded.generate(tokens)?;
     }
-    let mut cluster = loaded.cluster(args.model.as_deref())?;
+    let mut cluster = loaded.cluster(model.as_deref())?;
     cluster.seed = args.seed.unwrap_or(cluster.seed);
-    let plan = plan::read_or_make(args.plan.as_deref(), &loaded, &cluster, &args.planning)?;
+    let plan = plan::read_or_make(plan.as_deref(), &loaded, &cluster, planning)?;
     limits::restrict_memory(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
-    let replanner = MidRun::new(&loaded, &args.planning);
+    let replanner = MidRun::new(&loaded, planning);
     let surroundings = Surroundings { events: &loaded.scenario.events, replanner: Some(&replanner) };
     let memory = Memory { warm: args.warm, ignored: args.ignore_memory };
     let Run { trace, plans, not_come } =
@@ -101,7 +101,8 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
         let line = progress::line();
         line.set_message("drawing the parameters of devices and links");
         let draws = args.draws as usize;
-        output.spread = Some(uncertainty::spread(&plan, &cluster, &loaded.scenario, memory, draws)?);
+        output.spread =
+            Some(uncertainty::spread(&plan, &cluster, &loaded.scenario, memory, &surroundings, draws)?);
         line.finish_and_clear();
     }
     if json {
@@ -229,11 +230,7 @@ fn disagreement(plan: &Plan, metrics: &Metrics) -> Option<String> {
 
 /// The first line: how it ended, and the times, or why there are none.
 fn headline(metrics: &Metrics) -> String {
-    let outcome = match metrics.outcome {
-        Outcome::Ok => "ok",
-        Outcome::OutOfMemory => "out of memory",
-        Outcome::Killed => "killed",
-    };
+    let outcome = metrics.outcome.word();
     let ended_badly = metrics.outcome != Outcome::Ok;
     let Some(tpot) = metrics.tpot_ms.as_ref() else {
         if let (true, None) = (ended_badly, metrics.ttft_ms) {

@@ -11,10 +11,10 @@ use serde::Serialize;
 use super::print_json;
 use crate::cli::{MergeArgs, Shard, SweepArgs, SweepVerb};
 use crate::diagnostics::{ENDED_BADLY, Failure};
-use crate::documents::{can_write, no_input, read_table, write_at_once};
+use crate::documents::read_table;
+use crate::files::{can_write, write};
 use crate::output::{say, tell};
-use crate::sweep::row::Row;
-use crate::sweep::{Sweep, chart, merge, table, workers};
+use crate::sweep::{Row, Sweep, chart, merge, table, workers};
 
 /// What `--json` gives.
 #[derive(Serialize)]
@@ -41,17 +41,13 @@ pub fn run(args: &SweepArgs, json: bool) -> Result<ExitCode, Failure> {
     if let Some(SweepVerb::Merge(args)) = &args.verb {
         return merge_tables(args, json);
     }
-    for path in args.output.iter().chain(&args.chart) {
-        no_input(path, &args.scenario)?;
-        can_write(path)?;
-    }
     let sweep = Sweep::read(args)?;
     let shard = args.shard.map(|Shard { part, of }| (part, of));
     let (first, step) = shard.map_or((0, 1), |(part, of)| (part - 1, of));
     let indices: Vec<usize> = (first..sweep.rows()).step_by(step).collect();
     let threads = workers::threads(args.jobs);
     let save = |rows: &[Row]| match &args.output {
-        Some(path) => write_at_once(path, table::text(&sweep, shard, rows).as_bytes()),
+        Some(path) => write(path, table::text(&sweep, shard, rows).as_bytes()),
         None => Ok(()),
     };
     let rows = workers::make(&sweep, &indices, threads, save)?;
@@ -66,7 +62,7 @@ pub fn run(args: &SweepArgs, json: bool) -> Result<ExitCode, Failure> {
         say!("{}\n", summary(&sweep, &rows));
     }
     if let Some(path) = &args.chart {
-        write_at_once(path, chart::draw(&text)?.as_bytes())?;
+        write(path, chart::draw(&text)?.as_bytes())?;
     }
     if rows.len() < indices.len() {
         tell!("stopped: {} of {} rows were made", rows.len(), indices.len());
@@ -77,15 +73,12 @@ pub fn run(args: &SweepArgs, json: bool) -> Result<ExitCode, Failure> {
 
 /// `hearth sweep merge`.
 fn merge_tables(args: &MergeArgs, json: bool) -> Result<ExitCode, Failure> {
-    for path in args.output.iter().chain(&args.chart) {
-        no_input(path, &args.tables)?;
-        can_write(path)?;
-    }
+    can_write(args.output.iter().chain(&args.chart), &args.tables)?;
     let part = |path: &PathBuf| Ok(merge::Part { path: path.clone(), text: read_table(path)? });
     let parts: Vec<merge::Part> = args.tables.iter().map(part).collect::<Result<_, Failure>>()?;
     let text = merge::merge(&parts)?;
     if let Some(path) = &args.output {
-        write_at_once(path, text.as_bytes())?;
+        write(path, text.as_bytes())?;
     }
     if json {
         let table = args.output.is_none().then_some(text.as_str());
@@ -94,24 +87,29 @@ fn merge_tables(args: &MergeArgs, json: bool) -> Result<ExitCode, Failure> {
         say!("{text}");
     }
     if let Some(path) = &args.chart {
-        write_at_once(path, chart::draw(&text)?.as_bytes())?;
+        write(path, chart::draw(&text)?.as_bytes())?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// How the rows ended, and which was the fastest.
 fn summary(sweep: &Sweep, rows: &[Row]) -> String {
-    let ran = rows.iter().filter(|row| row.outcome == "ok").count();
+    let ran = rows.iter().filter(|row| row.attempt.is_ok()).count();
     let mut text = format!("{} rows, {ran} of them ok", rows.len());
-    let time = |row: &Row| row.ran.and_then(|ran| ran.tpot_ms);
-    let timed = rows.iter().filter_map(|row| Some((time(row)?, row)));
-    if let Some((ms, row)) = timed.min_by(|(one, _), (other, _)| one.total_cmp(other)) {
+    let timed = rows.iter().filter_map(|row| Some((row.attempt.tpot_ms?, row)));
+    let fastest = timed.clone().min_by(|(one, _), (other, _)| one.total_cmp(other));
+    let slowest = timed.max_by(|(one, _), (other, _)| one.total_cmp(other));
+    if let (Some((least, row)), Some((most, _))) = (fastest, slowest) {
         let values = sweep.fields.iter().zip(&row.values);
         let at: Vec<String> = values.map(|(field, value)| format!("{} = {value}", field.path)).collect();
-        let _ = write!(text, "\nfastest: {ms:.1} ms a token at {}", at.join(", "));
+        let _ = if least < most {
+            write!(text, "\nfastest: {least:.1} ms a token at {}", at.join(", "))
+        } else {
+            write!(text, "\nall alike: {least:.1} ms a token")
+        };
     }
-    if let Some(row) = rows.iter().find(|row| row.outcome != "ok") {
-        let _ = write!(text, "\nfirst not ok: row {}: {}", row.index, row.outcome);
+    if let Some(row) = rows.iter().find(|row| !row.attempt.is_ok()) {
+        let _ = write!(text, "\nfirst not ok: row {}: {}", row.index, row.attempt.outcome);
     }
     text
 }

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::print_json;
 use crate::diagnostics::Failure;
-use crate::documents::in_a_folder;
+use crate::files::can_write;
 use crate::output::say;
 use crate::progress;
 
@@ -79,7 +79,7 @@ struct Output {
 
 /// Runs the verb.
 pub fn run(args: &SynthArgs, json: bool) -> Result<ExitCode, Failure> {
-    in_a_folder(&args.output)?;
+    can_write([&args.output], [])?;
     let options = options(args)?;
     let bar = progress::bytes("weights", 0);
     let made = synthesise(&options, &args.output, &mut |written, total| {

@@ -1,6 +1,6 @@
 //! `hearth whatif`: say what would be gained by another device, disk, network or model.
 //!
-//! Not here: what is tried, which is [`crate::whatif`].
+//! Not here: what is tried, which is [`crate::variants`].
 
 use std::fmt::Write;
 use std::process::ExitCode;
@@ -10,14 +10,14 @@ use hearth_profiles::model::ModelProfile;
 use serde::Serialize;
 
 use super::{plan, print_json};
+use crate::attempt::Attempt;
 use crate::cli::WhatifArgs;
 use crate::diagnostics::{ENDED_BADLY, Failure};
 use crate::documents::LoadedScenario;
 use crate::output::{say, tell};
 use crate::refinement::{self, Effort};
 use crate::sweep::workers;
-use crate::whatif::variants::{self, Kind, Variant};
-use crate::whatif::{Tried, attempt};
+use crate::variants::{self, Kind, Variant};
 
 /// What `--json` gives.
 #[derive(Serialize)]
@@ -25,7 +25,7 @@ struct Output<'o> {
     scenario: &'o str,
     seed: u64,
     /// The scenario as it is.
-    base: &'o Tried,
+    base: &'o Attempt,
     /// Those that save most first, then those without a time.
     variants: &'o [Ranked],
     /// Ctrl-C ended it before all were tried.
@@ -42,7 +42,7 @@ struct Ranked {
     /// What a token takes less than in the scenario as it is; below zero it takes more.
     saved_ms: Option<f64>,
     #[serde(flatten)]
-    tried: Tried,
+    tried: Attempt,
 }
 
 /// Runs the verb.
@@ -72,7 +72,7 @@ pub fn run(args: &WhatifArgs, json: bool) -> Result<ExitCode, Failure> {
         tell!("stopped before the scenario as it is was simulated");
         return Ok(ExitCode::from(ENDED_BADLY));
     };
-    let ranked = rank(&variants, tried, base.tpot_ms());
+    let ranked = rank(&variants, tried, base.tpot_ms);
     let stopped = ranked.len() < variants.len();
     if json {
         let (scenario, seed) = (loaded.scenario.name.as_str(), loaded.scenario.seed);
@@ -83,59 +83,69 @@ pub fn run(args: &WhatifArgs, json: bool) -> Result<ExitCode, Failure> {
     if stopped {
         tell!("stopped: {} of {} variants were tried", ranked.len(), variants.len());
     }
-    let any = base.ran.is_some() || ranked.iter().any(|it| it.tried.ran.is_some());
+    let any = base.is_ok() || ranked.iter().any(|it| it.tried.is_ok());
     Ok(if any && !stopped { ExitCode::SUCCESS } else { ExitCode::from(ENDED_BADLY) })
 }
 
-fn variant(loaded: &LoadedScenario, variant: &Variant, effort: Effort) -> Tried {
-    if let Some(why) = variant.contradiction() {
-        return Tried::refused(why);
+/// Plans and simulates a variant.
+fn variant(loaded: &LoadedScenario, variant: &Variant, effort: Effort) -> Attempt {
+    match (variant.contradiction(), &variant.model) {
+        (Some(why), _) => Attempt::refused(&why),
+        (None, Err(why)) => Attempt::refused(why),
+        (None, Ok(model)) => {
+            let loaded = loaded.with(variant.scenario.clone());
+            attempt(&loaded, variant.devices.clone(), model.clone(), effort)
+        }
     }
-    let model: Result<ModelProfile, String> = variant.model.clone();
-    let devices: Vec<Device> = variant.devices.clone();
-    match model {
-        Ok(model) => attempt(&loaded.with(variant.scenario.clone()), devices, model, effort),
-        Err(why) => Tried::refused(why),
+}
+
+/// Plans and simulates a scenario with these devices, in its order, and this model.
+fn attempt(loaded: &LoadedScenario, devices: Vec<Device>, model: ModelProfile, effort: Effort) -> Attempt {
+    let cluster = loaded.draft_profile().and_then(|draft| loaded.assemble(devices, model, draft));
+    match cluster {
+        Ok(cluster) => Attempt::of(loaded, cluster, None, effort),
+        Err(failure) => Attempt::refused(&failure.reason()),
     }
 }
 
 /// Those that save most first; where the scenario itself has no time, those that take least; then the rest, in their
 /// order.
-fn rank(variants: &[Variant], tried: impl Iterator<Item = (usize, Tried)>, base: Option<f64>) -> Vec<Ranked> {
+fn rank(
+    variants: &[Variant],
+    tried: impl Iterator<Item = (usize, Attempt)>,
+    base: Option<f64>,
+) -> Vec<Ranked> {
     let mut ranked: Vec<Ranked> = tried
         .map(|(index, tried)| {
             let Variant { kind, device, what, .. } = &variants[index - 1];
-            let saved_ms = base.zip(tried.tpot_ms()).map(|(base, time)| base - time);
+            let saved_ms = base.zip(tried.tpot_ms).map(|(base, time)| base - time);
             Ranked { what: what.clone(), kind: *kind, device: device.clone(), saved_ms, tried }
         })
         .collect();
-    let key = |it: &Ranked| it.tried.tpot_ms().unwrap_or(f64::INFINITY);
+    let key = |it: &Ranked| it.tried.tpot_ms.unwrap_or(f64::INFINITY);
     ranked.sort_by(|one, other| key(one).total_cmp(&key(other)));
     ranked
 }
 
-fn table(base: &Tried, ranked: &[Ranked]) -> String {
+fn table(base: &Attempt, ranked: &[Ranked]) -> String {
     let mut text = String::new();
-    let windows = |tried: &Tried| tried.plan.as_ref().map_or(String::new(), |plan| plan.windows.clone());
-    let rounds = |tried: &Tried| match &tried.plan {
-        Some(plan) if plan.rounds > 1 => format!(", {} rounds", plan.rounds),
-        _ => String::new(),
+    let plan = |tried: &Attempt| {
+        let rounds = tried.rounds.filter(|rounds| *rounds > 1);
+        let rounds = rounds.map_or_else(String::new, |rounds| format!(", {rounds} rounds"));
+        format!("{}{rounds}", tried.windows.as_deref().unwrap_or_default())
     };
-    let _ = match base.tpot_ms() {
-        Some(time) => writeln!(text, "as it is: {time:.1} ms a token with {}{}", windows(base), rounds(base)),
+    let _ = match base.tpot_ms {
+        Some(time) => writeln!(text, "as it is: {time:.1} ms a token with {}", plan(base)),
         None => writeln!(text, "as it is: {}", base.outcome),
     };
     let width = ranked.iter().map(|it| it.what.chars().count()).max().unwrap_or(0);
     let _ = writeln!(text, "  {:>10} {:>11}  {:<width$}  plan", "saves, ms", "ms a token", "what if");
     for Ranked { what, saved_ms, tried, .. } in ranked {
         let saved = saved_ms.map_or("-".to_owned(), |saved| format!("{saved:+.1}"));
-        let _ = match tried.tpot_ms() {
-            Some(time) => writeln!(
-                text,
-                "  {saved:>10} {time:>11.1}  {what:<width$}  {}{}",
-                windows(tried),
-                rounds(tried)
-            ),
+        let _ = match tried.tpot_ms {
+            Some(time) => {
+                writeln!(text, "  {saved:>10} {time:>11.1}  {what:<width$}  {}", plan(tried))
+            }
             None => writeln!(text, "  {saved:>10} {:>11}  {what:<width$}  {}", "-", tried.outcome),
         };
     }

@@ -13,6 +13,7 @@ mod connections;
 mod counters;
 mod told;
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -24,12 +25,13 @@ use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use hearth_exec::ring::{Guest, Said};
-use hearth_exec::{ChatTemplate, Sampler, Tokenizer};
+use hearth_exec::{ChatTemplate, ExecError, Sampler, Tokenizer};
 use hearth_schema::Plan;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 
-use self::answer::{Answer, Finish, Piece};
+use self::answer::{Answer, Finish, Piece, Usage};
 use self::asked::{Chat, Common, Complete, How, Prompt, Refused, shortened};
 use self::connections::Document;
 pub use self::connections::serve;
@@ -228,25 +230,27 @@ fn of_model(house: &House, name: Option<&str>) -> Result<(), Refused> {
 }
 
 async fn chat(State(house): State<Arc<House>>, Document(chat): Document<Chat>) -> Response {
+    let number = house.number();
     let asked = chat.and_then(|chat| {
-        let how = house.how(&chat.common)?;
+        let how = house.how(&chat.common, number)?;
         Ok((vec![house.conversation(&chat)?], how))
     });
-    answered(&house, Sort::Chat, "chat", asked).await
+    answered(&house, (Sort::Chat, number), "chat", asked).await
 }
 
 async fn complete(State(house): State<Arc<House>>, Document(complete): Document<Complete>) -> Response {
+    let number = house.number();
     let asked = complete.and_then(|complete| {
-        let how = house.how(&complete.common)?;
+        let how = house.how(&complete.common, number)?;
         let prompts = complete.prompts()?.into_iter().map(|prompt| house.tokens(prompt));
         Ok((prompts.collect::<Result<_, _>>()?, How { most: how.most.or(Some(USUAL_COMPLETION)), ..how }))
     });
-    answered(&house, Sort::Completion, "completions", asked).await
+    answered(&house, (Sort::Completion, number), "completions", asked).await
 }
 
 async fn answered(
     house: &Arc<House>,
-    sort: Sort,
+    (sort, number): (Sort, u64),
     endpoint: &'static str,
     asked: Result<(Vec<Vec<u32>>, How), Refused>,
 ) -> Response {
@@ -254,7 +258,6 @@ async fn answered(
     let response = match begun {
         Err(refused) => refuse(&refused),
         Ok((answers, how)) => {
-            let number = house.asked.fetch_add(1, Ordering::Relaxed);
             let prefix = if sort == Sort::Chat { "chatcmpl" } else { "cmpl" };
             let id = format!("{prefix}-{}-{number}", house.since);
             let heading = Heading { sort, id, created: now(), model: house.model.clone() };
@@ -269,30 +272,45 @@ async fn answered(
     response
 }
 
-/// Waits for all of the answers.
+/// Waits for all of the answers, at once: each one's first token is seen when it comes. Given up, it gives them up.
 async fn whole(heading: &Heading, answers: Vec<(Answer, UnderWay)>) -> Response {
-    let (mut texts, mut usages) = (Vec::new(), Vec::new());
-    for (mut answer, mut under_way) in answers {
-        let (mut text, mut finish) = (String::new(), Finish::Length);
-        while let Some(piece) = answer.next().await {
-            match piece {
-                Piece::Text(more) => {
-                    under_way.text();
-                    text += &more;
-                }
-                Piece::End(why) => finish = why,
-                Piece::Failed(why) => {
-                    under_way.over();
-                    return refuse(&Refused { status: 503, message: why, param: None, code: "ring_failed" });
-                }
+    let mut coming = JoinSet::new();
+    for (place, (answer, under_way)) in answers.into_iter().enumerate() {
+        coming.spawn(async move { (place, in_full(answer, under_way).await) });
+    }
+    let mut ended = BTreeMap::new();
+    while let Some(one) = coming.join_next().await {
+        let one = one.map_err(|error| error.to_string()).and_then(|(place, one)| Ok((place, one?)));
+        match one {
+            Ok((place, one)) => ended.insert(place, one),
+            Err(message) => {
+                return refuse(&Refused { status: 503, message, param: None, code: "ring_failed" });
+            }
+        };
+    }
+    let (texts, usages): (Vec<_>, Vec<_>) = ended.into_values().unzip();
+    Json(heading.whole(texts, told::sum(usages.into_iter()))).into_response()
+}
+
+/// Waits for an answer: its text, why it ended, and what it took; or why it failed.
+async fn in_full(mut answer: Answer, mut under_way: UnderWay) -> Result<((String, Finish), Usage), String> {
+    let (mut text, mut finish) = (String::new(), Finish::Length);
+    while let Some(piece) = answer.next().await {
+        match piece {
+            Piece::Text(more) => {
+                under_way.text();
+                text += &more;
+            }
+            Piece::End(why) => finish = why,
+            Piece::Failed(why) => {
+                under_way.over();
+                return Err(why);
             }
         }
-        under_way.over();
-        under_way.took(answer.usage());
-        usages.push(answer.usage());
-        texts.push((text, finish));
     }
-    Json(heading.whole(texts, told::sum(usages.into_iter()))).into_response()
+    under_way.over();
+    under_way.took(answer.usage());
+    Ok(((text, finish), answer.usage()))
 }
 
 impl House {
@@ -301,10 +319,15 @@ impl House {
         self.plan.lock().unwrap_or_else(PoisonError::into_inner).clone_from(plan);
     }
 
-    fn how(&self, common: &Common) -> Result<How, Refused> {
+    /// A number that no other request has.
+    fn number(&self) -> u64 {
+        self.asked.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn how(&self, common: &Common, number: u64) -> Result<How, Refused> {
         of_model(self, common.model.as_deref())?;
         // Each request draws of its own; with `seed` it can be asked again.
-        common.how(self.since.wrapping_mul(1 << 20).wrapping_add(self.asked.load(Ordering::Relaxed)))
+        common.how(self.since.wrapping_mul(1 << 20).wrapping_add(number))
     }
 
     fn conversation(&self, chat: &Chat) -> Result<Vec<u32>, Refused> {
@@ -349,8 +372,10 @@ impl House {
         if self.counters.active() + prompts.len() as u64 > MOST_ACTIVE {
             return busy("too many requests wait already: try later", "overloaded");
         }
-        let sampler =
-            Sampler::new(how.sampler).map_err(|error| Refused::invalid("temperature", error.to_string()))?;
+        let sampler = Sampler::new(how.sampler).map_err(|error| {
+            let param = if let ExecError::Sampling { name, .. } = &error { *name } else { "temperature" };
+            Refused::invalid(param, error.to_string())
+        })?;
         let mut guests = Vec::new();
         for (number, prompt) in (0..).zip(prompts) {
             let generate = self.room(prompt.len() as u64, how)?;

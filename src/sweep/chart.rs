@@ -5,6 +5,8 @@
 //!
 //! Not here: drawing, which is `hearth_reports`.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use hearth_profiles::model::shipped;
 use hearth_reports::lines::{Line, Lines, Place};
 
@@ -31,12 +33,15 @@ pub fn lines(table: &str) -> Result<Lines, Failure> {
     let (first, second) = (BEFORE.len(), (fields > 1).then_some(BEFORE.len() + 1));
     let names = in_order(rows.iter().map(|row| row[first].as_str()));
     let others = in_order(rows.iter().map(|row| second.map_or("", |second| row[second].as_str())));
-    let time = |name: &str, other: &str| {
-        let same =
-            |row: &&Vec<String>| row[first] == name && second.is_none_or(|second| row[second] == other);
-        let times: Vec<f64> = rows.iter().filter(same).filter_map(|row| row[tpot].parse().ok()).collect();
-        (!times.is_empty()).then(|| times.iter().sum::<f64>() / times.len() as f64)
-    };
+    let mut times: BTreeMap<(&str, &str), (f64, f64)> = BTreeMap::new();
+    for row in &rows {
+        if let Ok(time) = row[tpot].parse::<f64>() {
+            let (sum, count) =
+                times.entry((&row[first], second.map_or("", |second| &row[second]))).or_default();
+            (*sum, *count) = (*sum + time, *count + 1.0);
+        }
+    }
+    let time = |name: &str, other: &str| times.get(&(name, other)).map(|(sum, count)| sum / count);
     let line = |other: &&str| Line {
         name: (*other).to_owned(),
         values: names.iter().map(|name| time(name, other)).collect(),
@@ -59,7 +64,7 @@ pub fn lines(table: &str) -> Result<Lines, Failure> {
 
 /// Each once, in the order of the first.
 fn in_order<'t>(texts: impl Iterator<Item = &'t str>) -> Vec<&'t str> {
-    let mut seen = std::collections::BTreeSet::new();
+    let mut seen = BTreeSet::new();
     texts.filter(|text| seen.insert(*text)).collect()
 }
 

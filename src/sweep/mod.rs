@@ -10,7 +10,6 @@
 pub mod chart;
 pub mod field;
 pub mod merge;
-pub mod row;
 pub mod table;
 pub mod tree;
 pub mod values;
@@ -22,20 +21,35 @@ use std::fmt::Write;
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Device, Document};
 use hearth_schema::scenario::{DeviceEntry, ModelRef};
-use hearth_schema::{Plan, Scenario, digest, metrics};
+use hearth_schema::{Cluster, Plan, Scenario, digest};
+use serde::Serialize;
 
-use crate::cli::SweepArgs;
-use crate::commands::{plan, simulate};
-use crate::diagnostics::{Failure, UNUSABLE};
+use crate::attempt::Attempt;
+use crate::cli::{PlanAndModel, SweepArgs};
+use crate::commands::plan;
+use crate::diagnostics::Failure;
 use crate::documents::{LoadedScenario, read_plan};
-use crate::limits;
+use crate::files::can_write;
 use crate::refinement::{self, Effort};
 use field::{Documents, Field};
-use row::{Ran, Row};
 use values::{MOST_ROWS, Setting};
 
 /// The most fields that vary at once: an axis and a line for each value of the other.
 const MOST_FIELDS: usize = 2;
+
+/// A row.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Row {
+    /// Its place in the whole sweep, from 0.
+    pub index: usize,
+    /// The fields' values, as a document has them.
+    pub values: Vec<String>,
+    /// The run's seed.
+    pub seed: u64,
+    /// What came of it.
+    #[serde(flatten)]
+    pub attempt: Attempt,
+}
 
 /// A sweep with everything read that its rows need.
 pub struct Sweep {
@@ -59,9 +73,12 @@ impl Sweep {
     /// Reads everything that the rows need.
     pub fn read(args: &SweepArgs) -> Result<Self, Failure> {
         let Some(path) = &args.scenario else { return Err(Failure::unusable("no scenario is given")) };
+        let PlanAndModel { plan: given, planning, model } = &args.planned;
         let mut loaded = LoadedScenario::read(path)?;
-        loaded.keep_weights(&args.planning)?;
-        loaded.scenario.planner = plan::merged(&loaded.scenario.planner, &args.planning);
+        let inputs = loaded.files();
+        can_write(args.output.iter().chain(&args.chart), inputs.iter().chain(given).chain(model))?;
+        loaded.keep_weights(planning)?;
+        loaded.scenario.planner = plan::merged(&loaded.scenario.planner, planning);
         if let Some(tokens) = args.tokens {
             loaded.generate(tokens)?;
         }
@@ -73,7 +90,7 @@ impl Sweep {
         let documents = Documents::new(&loaded.scenario, &own)?;
         let fields: Vec<Field> =
             args.vary.iter().map(|text| Field::parse(text, &documents)).collect::<Result<_, _>>()?;
-        let given = args.plan.as_deref().map(read_plan).transpose()?;
+        let given = given.as_deref().map(read_plan).transpose()?;
         check(&fields, args, &loaded.scenario, given.is_some())?;
         let repeat = args.repeat as usize;
         let mut sweep = Self {
@@ -83,7 +100,7 @@ impl Sweep {
             devices,
             models: BTreeMap::new(),
             plan: given,
-            effort: Effort::of(&args.planning),
+            effort: Effort::of(planning),
             repeat,
             digest: String::new(),
         };
@@ -123,61 +140,39 @@ impl Sweep {
     pub fn row(&self, index: usize) -> Row {
         let settings = self.settings(index);
         let repetition = (index % self.repeat) as u64;
-        let mut row = Row {
-            index,
-            values: settings.iter().map(|setting| setting.spelled.clone()).collect(),
-            seed: self.loaded.scenario.seed.wrapping_add(repetition),
-            plan: None,
-            ran: None,
-            outcome: String::new(),
-        };
-        if let Err(why) = self.run(&settings, repetition, &mut row) {
-            row.outcome = why;
-        }
-        row
+        let values = settings.iter().map(|setting| setting.spelled.clone()).collect();
+        let mut seed = self.loaded.scenario.seed.wrapping_add(repetition);
+        let attempt = self.documents.scenario(self.set(index)).and_then(|scenario| {
+            scenario.validate().map_err(|error| error.to_string())?;
+            seed = scenario.seed.wrapping_add(repetition);
+            let loaded = self.loaded.with(scenario);
+            let cluster = Cluster { seed, ..self.cluster(&loaded, index)? };
+            Ok(Attempt::of(&loaded, cluster, self.plan.as_ref(), self.effort))
+        });
+        Row { index, values, seed, attempt: attempt.unwrap_or_else(|why| Attempt::refused(&why)) }
     }
 
-    /// Fills a row in. An error is its outcome.
-    fn run(&self, settings: &[&Setting], repetition: u64, row: &mut Row) -> Result<(), String> {
-        let refused = |why: String| format!("refused: {}", why.replace('\n', " "));
-        let set = || self.fields.iter().zip(settings.iter().copied());
-        let scenario = self.documents.scenario(set()).map_err(refused)?;
-        scenario.validate().map_err(|error| refused(error.to_string()))?;
-        row.seed = scenario.seed.wrapping_add(repetition);
-        let loaded = self.loaded.with(scenario);
+    /// What a row sets, field by field.
+    fn set(&self, index: usize) -> impl Iterator<Item = (&Field, &Setting)> {
+        self.fields.iter().zip(self.settings(index))
+    }
+
+    /// The devices and the models of a row's scenario.
+    fn cluster(&self, loaded: &LoadedScenario, index: usize) -> Result<Cluster, String> {
         let mut devices = Vec::new();
-        for (index, entry) in loaded.scenario.devices.iter().enumerate() {
-            let found = self.devices.get(&name_of(index, entry));
-            let mut device =
-                found.cloned().ok_or_else(|| refused(format!("no device `{}`", entry.profile)))?;
+        for (place, entry) in loaded.scenario.devices.iter().enumerate() {
+            let found = self.devices.get(&name_of(place, entry));
+            let mut device = found.cloned().ok_or_else(|| format!("no device `{}`", entry.profile))?;
             device.name.clone_from(&entry.name);
-            let device = Documents::device(index, device, set()).map_err(refused)?;
-            device.validate().map_err(|error| refused(error.to_string()))?;
+            let device = Documents::device(place, device, self.set(index))?;
+            device.validate().map_err(|error| error.to_string())?;
             devices.push(device);
         }
         let model = self.models.get(&model_name(&loaded.scenario.model));
-        let model = model.cloned().ok_or_else(|| refused("its model was not read".into()))?;
+        let model = model.cloned().ok_or("its model was not read")?;
         let draft = loaded.scenario.workload.speculation.as_ref();
         let draft = draft.and_then(|drafts| self.models.get(&model_name(&drafts.draft)).cloned());
-        let cluster = loaded.assemble(devices, model, draft);
-        let mut cluster = cluster.map_err(|failure| refused(failure.reason()))?;
-        limits::bound_memory(&loaded.scenario, &mut cluster);
-        cluster.seed = row.seed;
-        let plan = match &self.plan {
-            Some(plan) => plan.clone(),
-            None => plan::make(&loaded, &cluster, &loaded.scenario.planner, self.effort)
-                .map_err(|failure| format!("no plan: {}", failure.reason()))?,
-        };
-        row.plan = Some(row::Planned::of(&plan));
-        let run = simulate::as_it_says(&loaded, cluster, &plan, self.effort);
-        let run = run.map_err(|failure| {
-            let word = if failure.code == UNUSABLE { "refused" } else { "failed" };
-            format!("{word}: {}", failure.reason())
-        })?;
-        let metrics = metrics::compute(&run.trace);
-        row::word(metrics.outcome).clone_into(&mut row.outcome);
-        row.ran = Ran::of(&metrics);
-        Ok(())
+        loaded.assemble(devices, model, draft).map_err(|failure| failure.reason())
     }
 
     /// Refuses more rows than anybody would wait for.
@@ -213,12 +208,12 @@ impl Sweep {
     fn read_models(&mut self, args: &SweepArgs) -> Result<(), Failure> {
         let varies = |key: &str| self.fields.iter().any(|field| field.in_scenario() && field.has_key(key));
         let (varies, drafts_vary) = (varies("model"), varies("draft"));
-        if varies && args.model.is_some() {
+        if varies && args.planned.model.is_some() {
             return Err(Failure::unusable("--model stands for the model that `--vary` changes")
                 .hint("leave one of the two out"));
         }
         if !varies {
-            let model = self.loaded.model_profile(args.model.as_deref())?;
+            let model = self.loaded.model_profile(args.planned.model.as_deref())?;
             self.models.insert(model_name(&self.loaded.scenario.model), model);
         }
         let points = if varies || drafts_vary { self.rows() } else { 1 };
@@ -287,7 +282,7 @@ fn check(fields: &[Field], args: &SweepArgs, scenario: &Scenario, planned: bool)
             .at("--vary")
             .hint("name each field once, with all its values"));
     }
-    let planning = &args.planning;
+    let planning = &args.planned.planning;
     let searches = |name: &str| name == refinement::NAME;
     let varied = fields.iter().filter(|field| field.path == "planner.strategy");
     let strategies = varied.flat_map(|field| &field.values.0).map(|setting| setting.spelled.as_str());
@@ -312,6 +307,12 @@ fn check(fields: &[Field], args: &SweepArgs, scenario: &Scenario, planned: bool)
             return Err(Failure::unusable(format!("{flag} and `{path}` say the same thing"))
                 .hint("leave one of the two out"));
         }
+        if let Some(limit) = overwriting(path, scenario) {
+            return Err(Failure::unusable(format!(
+                "`{limit}` of the scenario stands for `{path}`: rows would be alike"
+            ))
+            .hint("vary the limit, or take it out of the scenario"));
+        }
         if path.ends_with(".limits.threads") {
             return Err(Failure::unusable(format!(
                 "`{path}` is how a device is measured, which happens once"
@@ -322,25 +323,44 @@ fn check(fields: &[Field], args: &SweepArgs, scenario: &Scenario, planned: bool)
     Ok(())
 }
 
+/// The scenario's limit that is put in a field's place.
+fn overwriting(path: &str, scenario: &Scenario) -> Option<String> {
+    scenario.devices.iter().find_map(|entry| {
+        let (name, limits) = (&entry.name, entry.limits.as_ref()?);
+        let key = path.strip_prefix("devices.")?.strip_prefix(name.as_str())?.strip_prefix('.')?;
+        let stand_in = [
+            (limits.memory.is_some(), "memory", ["memory.available", "memory.total"].as_slice()),
+            (limits.disk_read.is_some(), "disk_read", &["disk.limit"]),
+            (limits.cpu.is_some(), "cpu", &["cpu.quota"]),
+        ];
+        let found =
+            stand_in.into_iter().find(|(given, _, keys)| *given && keys.iter().any(|it| key.starts_with(it)));
+        found.map(|(_, limit, _)| format!("devices.{name}.limits.{limit}"))
+    })
+}
+
 /// The flag that says what a field says.
 fn overruling(field: &Field, args: &SweepArgs) -> Option<&'static str> {
-    let planning = &args.planning;
-    let residency = field.has_key("residency");
+    let planning = &args.planned.planning;
+    let (path, residency) = (field.path.as_str(), field.has_key("residency"));
     let said = [
-        (planning.strategy.is_some(), field.path == "planner.strategy", "--strategy"),
-        (planning.rounds.is_some(), field.path == "planner.rounds", "--rounds"),
-        (planning.windows.is_some(), field.path == "planner.strategy", "--windows"),
-        (planning.keep_all, field.path == "planner.keep_all", "--keep-all"),
-        (planning.best_head, field.path == "planner.best_head", "--best-head"),
-        (planning.order.is_some(), field.path == "planner.order", "--order"),
+        (planning.strategy.is_some(), path == "planner.strategy", "--strategy"),
+        (planning.rounds.is_some(), path == "planner.rounds", "--rounds"),
+        (planning.windows.is_some(), ["planner.strategy", "planner.windows"].contains(&path), "--windows"),
+        (planning.gpu_layers.is_some(), path == "planner.gpu_layers", "--gpu-layers"),
+        (planning.weights_as.is_some(), path == "planner.weights_as", "--weights-as"),
+        (planning.air_time.is_some(), path == "planner.air_time", "--air-time"),
+        (planning.keep_all, path == "planner.keep_all", "--keep-all"),
+        (planning.best_head, path == "planner.best_head", "--best-head"),
+        (planning.order.is_some(), path == "planner.order", "--order"),
         (
             planning.residency.is_some(),
-            residency && (field.path.ends_with("residency") || field.has_key("policy")),
+            residency && (path.ends_with("residency") || field.has_key("policy")),
             "--residency",
         ),
         (planning.stream_buffer.is_some(), field.has_key("stream_buffer"), "--stream-buffer"),
-        (args.tokens.is_some(), field.path == "workload.generate", "--tokens"),
-        (args.repeat > 1, field.path == "seed", "--repeat"),
+        (args.tokens.is_some(), path == "workload.generate", "--tokens"),
+        (args.repeat > 1, path == "seed", "--repeat"),
     ];
     said.into_iter().find(|(given, same, _)| *given && *same).map(|(_, _, flag)| flag)
 }

@@ -10,8 +10,8 @@ use std::fmt;
 
 use hearth_reports::csv_cell;
 
-use super::Sweep;
-use super::row::Row;
+use super::{Row, Sweep};
+use crate::attempt::Attempt;
 
 /// With which the first line begins.
 const MARK: &str = "# hearth sweep/1, ";
@@ -82,19 +82,21 @@ fn line(row: &Row) -> String {
     let number = |value: Option<f64>, digits: usize| {
         value.filter(|value| value.is_finite()).map_or_else(String::new, |value| format!("{value:.digits$}"))
     };
+    let Attempt { strategy, rounds, windows, outcome, .. } = &row.attempt;
+    let Attempt { tpot_ms, ttft_ms, tokens_per_s, bytes_read_per_token, memory_pressure, .. } = row.attempt;
+    let text = |text: &Option<String>| text.as_deref().map_or_else(String::new, csv_cell);
     let mut cells = vec![row.index.to_string()];
     cells.extend(row.values.iter().map(|value| csv_cell(value)));
     cells.push(row.seed.to_string());
-    cells.push(row.plan.as_ref().map_or_else(String::new, |plan| csv_cell(&plan.strategy)));
-    cells.push(row.plan.as_ref().map_or_else(String::new, |plan| plan.rounds.to_string()));
-    cells.push(row.plan.as_ref().map_or_else(String::new, |plan| csv_cell(&plan.windows)));
-    let ran = row.ran.as_ref();
-    cells.push(number(ran.and_then(|ran| ran.tpot_ms), 6));
-    cells.push(number(ran.and_then(|ran| ran.ttft_ms), 6));
-    cells.push(number(ran.and_then(|ran| ran.tokens_per_s), 6));
-    cells.push(number(ran.map(|ran| ran.bytes_read_per_token), 0));
-    cells.push(number(ran.map(|ran| ran.memory_pressure), 6));
-    cells.push(csv_cell(&row.outcome));
+    cells.push(text(strategy));
+    cells.push(rounds.map_or_else(String::new, |rounds| rounds.to_string()));
+    cells.push(text(windows));
+    cells.push(number(tpot_ms, 6));
+    cells.push(number(ttft_ms, 6));
+    cells.push(number(tokens_per_s, 6));
+    cells.push(number(bytes_read_per_token, 0));
+    cells.push(number(memory_pressure, 6));
+    cells.push(csv_cell(outcome));
     cells.join(",")
 }
 

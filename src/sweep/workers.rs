@@ -4,7 +4,7 @@
 //! are put in order, so their number and speed change nothing. Whoever waits is shown them now and then, so that a
 //! machine that is switched off loses little.
 //!
-//! Not here: what a row is ([`crate::sweep::row`]).
+//! Not here: what a row is ([`crate::sweep`]).
 
 #![allow(clippy::disallowed_methods)] // the clock says when to save; it decides nothing about the rows
 
@@ -12,8 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use super::Sweep;
-use super::row::Row;
+use super::{Row, Sweep};
 use crate::diagnostics::Failure;
 use crate::interruption::Stoppable;
 use crate::progress;

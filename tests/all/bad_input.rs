@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use hearth_profiles::Document;
 use hearth_profiles::gguf::GgufModel;
 
 use crate::processes::{Worker, error, hearth, model, plan, run};
@@ -195,13 +196,53 @@ fn a_name_where_a_file_is_wanted_says_where_names_go() {
 fn what_is_read_is_not_written_over() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = write(folder.path(), "s.yaml", SCENARIO);
-    for verb in
-        [&["plan", &file, "-o"][..], &["simulate", &file, "--trace"], &["sweep", "merge", &file, "-o"]]
-    {
-        let text = error(&[verb, &[&file]].concat(), 2);
-        assert!(text.contains("would be lost"), "{text}");
+    let weights = model("q4_k");
+    let profile =
+        write(folder.path(), "own.yaml", hearth_profiles::device::shipped("d3").expect("a device").to_yaml());
+    let named = write(folder.path(), "named.yaml", SCENARIO.replace("d3", "own.yaml"));
+    let later = write(folder.path(), "run.plan-1.yaml", plan("q4_k", &[4], &[], 4096));
+    let (trace, device) = (folder.path().join("run.trace").display().to_string(), format!("one={profile}"));
+    let commands: [&[&str]; 9] = [
+        &["plan", &file, "-o", &file],
+        &["plan", &file, "--model", &weights, "-o", &weights],
+        &["plan", &named, "-o", &profile],
+        &["simulate", &file, "--trace", &file],
+        &["sweep", &file, "--vary", "seed=1,2", "-o", &file],
+        &["sweep", &file, "--vary", "seed=1,2", "-o", &trace, "--chart", &trace],
+        &["sweep", "merge", &file, "-o", &file],
+        &["execute", &later, "--model", &weights, "--prompt", "a", "--trace", &trace],
+        &["init", &profile, "--device", &device, "--force"],
+    ];
+    let before = [&file, &profile, &later].map(|path| fs::read(path).expect("it is there"));
+    for command in commands {
+        let text = error(command, 2);
+        assert!(text.contains("would be lost") || text.contains("written over"), "{command:?}: {text}");
     }
-    assert_eq!(fs::read_to_string(&file).expect("it is there"), SCENARIO);
+    assert_eq!([&file, &profile, &later].map(|path| fs::read(path).expect("it is there")), before);
+}
+
+#[test]
+#[cfg(unix)]
+fn a_name_that_is_no_text_is_a_name() {
+    use std::os::unix::ffi::OsStrExt;
+    let name = std::ffi::OsStr::from_bytes(b"\xff.yaml");
+    let output = hearth(&["lint"]).arg(name).output().expect("it runs");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && text.contains("error: "), "{text}");
+}
+
+#[test]
+fn a_text_may_speak_of_gguf_and_a_model_is_no_text() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let text = write(folder.path(), "prompts", "GGUF is a file format");
+    let alone = write(folder.path(), "plan.yaml", plan("q4_k", &[4], &[], 4096));
+    let (weights, tokens) = (model("q4_k"), ["--tokens", "1"]);
+    let ask = |prompts: &str| {
+        run(&[&["execute", &alone, "--model", &weights, "--prompts", prompts][..], &tokens].concat())
+    };
+    let said = ask(&text);
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    assert!(String::from_utf8_lossy(&ask(&weights).stderr).contains("this is a model"));
 }
 
 #[test]

@@ -43,8 +43,11 @@ fn refused(value: &Value, schema: &Value, root: &Value) -> Result<(), String> {
                     return Err(format!("{value} does not match {of}"));
                 }
             }
-            "anyOf" | "oneOf" if !list(of).iter().any(|schema| passes(schema).is_ok()) => {
-                return Err(format!("{value} passes none of {of}"));
+            "anyOf" | "oneOf" => {
+                let passed = list(of).iter().filter(|schema| passes(schema).is_ok()).count();
+                if passed == 0 || passed > 1 && rule == "oneOf" {
+                    return Err(format!("{value} passes {passed} of {of}"));
+                }
             }
             "allOf" => list(of).iter().try_for_each(passes)?,
             "items" => {
@@ -57,13 +60,7 @@ fn refused(value: &Value, schema: &Value, root: &Value) -> Result<(), String> {
                     return Err(format!("{key} is missing"));
                 }
             }
-            "properties"
-            | "additionalProperties"
-            | "propertyNames"
-            | "const"
-            | "enum"
-            | "anyOf"
-            | "oneOf" => {}
+            "properties" | "additionalProperties" | "propertyNames" | "const" | "enum" => {}
             told => assert!(TOLD.contains(&told), "this test does not know `{told}`"),
         }
     }
@@ -108,15 +105,18 @@ fn every_document_passes_the_schema_of_its_kind() {
     let schemas = ["scenario", "plan", "device", "model"].map(|kind| (format!("{kind}/1"), schema(kind)));
     let folder = tempfile::tempdir().expect("a folder");
     let home = root.join("scenarios/home/llama-70b-on-four.yaml").display().to_string();
-    let plan = folder.path().join("plan.yaml").display().to_string();
-    assert!(run(&["plan", &home, "-o", &plan]).status.success());
-    let made = TextFile { path: "plan.yaml".into(), text: fs::read_to_string(&plan).expect("a plan") };
+    let made = ["overlap", "mem", "exo", "dllama", "tpi-llm"].map(|strategy| {
+        let path = folder.path().join(strategy).display().to_string();
+        let output = run(&["plan", &home, "--strategy", strategy, "-o", &path]);
+        assert!(output.status.success(), "{strategy}: {}", String::from_utf8_lossy(&output.stderr));
+        TextFile { path: strategy.into(), text: fs::read_to_string(&path).expect("a plan") }
+    });
     let kept = text_files().into_iter().filter(|file| {
         ["scenarios/", "profiles/"].iter().any(|folder| file.path.starts_with(folder))
             && file.extension() == "yaml"
     });
     let mut seen = [0; 4];
-    for file in kept.chain([made]) {
+    for file in kept.chain(made) {
         let document: Value = serde_yaml::from_str(&file.text).expect("YAML");
         let at = schemas.iter().position(|(name, _)| document["schema"] == **name);
         let at = at.unwrap_or_else(|| panic!("{}: no known kind", file.path));
@@ -136,6 +136,7 @@ fn mistakes_that_a_schema_can_see_are_seen() {
                 links: {default: {latency: {value: 1 ms, source: a}, bandwidth: {value: 1 Gbit/s, source: a}}}\n";
     let check = |text: &str| refused(&serde_yaml::from_str(text).expect("YAML"), &schema, &schema);
     assert_eq!(check(good), Ok(()));
+    assert_eq!(check(&good.replace("managed", "pinned")), Ok(()));
     for (right, wrong) in [
         ("scenario/1", "plan/1"),
         ("context: 128", "context: many"),
@@ -144,6 +145,7 @@ fn mistakes_that_a_schema_can_see_are_seen() {
         ("2 GiB", "2"),
         ("2 GiB", "2 ms"),
         ("managed", "mangaed"),
+        ("residency: managed", "residency: {policy: mangaed}"),
         ("4 threads", "4 cores"),
         ("source: a}}", "source: 1}}"),
     ] {

@@ -186,9 +186,8 @@ fn table(run: &Run, first: &Printed, cells: &[&Printed]) -> Table {
                 name = name.words(" (fitted)");
             }
             let theirs = match cell.outcome {
-                Some(Outcome::OutOfMemory) => Text::from("out of memory"),
-                Some(Outcome::Killed) => Text::from("killed"),
                 Some(Outcome::Ok) | None => number(cell.tpot_ms),
+                Some(ended) => Text::from(ended.word()),
             };
             let cells = vec![
                 name,

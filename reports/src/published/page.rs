@@ -189,9 +189,8 @@ fn short(value: f64) -> String {
 
 fn missing(cell: Option<&Cell>) -> String {
     match cell.and_then(|cell| cell.outcome) {
-        Some(Outcome::OutOfMemory) => "out of memory".to_owned(),
-        Some(Outcome::Killed) => "killed".to_owned(),
-        _ => "-".to_owned(),
+        Some(Outcome::Ok) | None => "-".to_owned(),
+        Some(ended) => ended.word().to_owned(),
     }
 }
 

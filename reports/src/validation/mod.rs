@@ -22,8 +22,8 @@ pub struct Numbers {
     pub tpot_ms: Option<f64>,
     /// Time to the first token, in milliseconds.
     pub ttft_ms: Option<f64>,
-    /// Bytes read from disk for each token after the first, by all devices together.
-    pub bytes_read: f64,
+    /// Bytes read from disk for each token after the first, by all devices together; absent if that of one is lost.
+    pub bytes_read: Option<f64>,
     /// Where a token's time went.
     pub terms: Terms,
 }
@@ -35,7 +35,7 @@ impl Numbers {
         Self {
             tpot_ms: metrics.tpot_ms.map(|tpot| tpot.mean).filter(|_| ok),
             ttft_ms: metrics.ttft_ms.filter(|_| ok),
-            bytes_read: metrics.devices.iter().fold(0.0, |sum, device| sum + device.bytes_read_per_token),
+            bytes_read: metrics.bytes_read_per_token(),
             terms: metrics.terms_ms,
         }
     }

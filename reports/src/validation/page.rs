@@ -364,7 +364,7 @@ mod tests {
         let numbers = |ms: f64| Numbers {
             tpot_ms: Some(ms),
             ttft_ms: Some(3.0 * ms),
-            bytes_read: ms * 1e6,
+            bytes_read: Some(ms * 1e6),
             terms: Terms { cpu: ms, ..Terms::default() },
         };
         let case = |name: &str, predicted: f64, measured: &[f64]| Case {

@@ -207,7 +207,7 @@ fn scored(case: &Case) -> Scored {
     };
     let tpot = judged(|numbers| numbers.tpot_ms);
     // A byte at least, so that there is something to divide by.
-    let bytes = judged(|numbers| Some(numbers.bytes_read.max(1.0)));
+    let bytes = judged(|numbers| numbers.bytes_read.map(|read| read.max(1.0)));
     Scored {
         name: case.name.clone(),
         ttft: judged(|numbers| numbers.ttft_ms),
@@ -376,7 +376,7 @@ mod tests {
         let numbers = |ms: f64| Numbers {
             tpot_ms: Some(ms),
             ttft_ms: Some(2.0 * ms),
-            bytes_read: ms * 1e6,
+            bytes_read: Some(ms * 1e6),
             terms: Terms { cpu: 0.5 * ms, demand_disk: 0.5 * ms, ..Terms::default() },
         };
         let run = |&ms: &f64| Run {
@@ -444,11 +444,15 @@ mod tests {
     #[test]
     fn bytes_that_only_one_side_has_are_an_error() {
         let mut unread = case("a", 100.0, &[100.0]);
-        unread.runs[0].measured.bytes_read = 0.0;
+        let mut lost = unread.runs[0].clone();
+        lost.measured.bytes_read = None;
+        unread.runs[0].measured.bytes_read = Some(0.0);
         let error = |case: &Case| Scores::of(std::slice::from_ref(case)).bytes_read.worst;
         assert!(error(&unread).is_some_and(|worst| worst > 1.0));
-        unread.runs[0].predicted.bytes_read = 1e6;
+        unread.runs[0].predicted.bytes_read = Some(1e6);
         assert_eq!(error(&unread), None, "pages of the programs");
+        unread.runs[0] = lost;
+        assert_eq!(error(&unread), None, "nobody knows what was read");
     }
 
     #[test]

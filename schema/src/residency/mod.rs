@@ -166,7 +166,7 @@ fn margin(processors: u32) -> u64 {
 
 /// A policy alone may stand for the whole.
 fn or_policy(map: &mut Schema) {
-    or_text(map, &json_schema!({"enum": ["os", "windowed", "managed"]}));
+    or_text(map, &json_schema!({"enum": ["os", "windowed", "managed", "pinned", "sliding"]}));
 }
 
 fn yes() -> bool {

@@ -20,8 +20,8 @@ use hearth_schema::scenario::Links;
 use hearth_schema::{LinkTable, Plan, Scenario};
 
 use crate::diagnostics::Failure;
-use crate::documents::write_in;
 use crate::emulation::Emulation;
+use crate::files::write_in;
 
 /// The latency of the way that measures what emulating costs.
 /// source: assumed, as a cable's

@@ -25,7 +25,8 @@ use super::{plan, print_json, simulate};
 use crate::cli::LabArgs;
 use crate::counters;
 use crate::diagnostics::Failure;
-use crate::documents::{LoadedScenario, in_a_folder, write_in};
+use crate::documents::LoadedScenario;
+use crate::files::{in_a_folder, write_in};
 use crate::output::{say, tell};
 use crate::progress;
 
@@ -195,11 +196,10 @@ impl Errors {
             let (predicted, measured) = predicted.zip(measured)?;
             (measured != 0.0).then(|| predicted / measured - 1.0)
         };
-        let read = |run: &Metrics| run.devices.iter().map(|device| device.bytes_read_per_token).sum::<f64>();
         Errors {
             tpot: relative(predicted.tpot_ms.map(|tpot| tpot.mean), measured.tpot_ms.map(|tpot| tpot.mean)),
             ttft: relative(predicted.ttft_ms, measured.ttft_ms),
-            bytes_read: relative(Some(read(predicted)), Some(read(measured))),
+            bytes_read: relative(predicted.bytes_read_per_token(), measured.bytes_read_per_token()),
         }
     }
 

@@ -26,7 +26,8 @@ use crate::cli::{LabArgs, Planning};
 use crate::commands::execute::BEGINS;
 use crate::commands::{plan, simulate};
 use crate::diagnostics::Failure;
-use crate::documents::{LoadedScenario, make_folder, open_model, read, read_trace, write_in, write_trace};
+use crate::documents::{LoadedScenario, open_model, read, read_trace, write_run};
+use crate::files::{make_folder, write_in};
 use crate::interruption;
 use crate::limits;
 use crate::output::tell;
@@ -255,7 +256,7 @@ impl Lab {
         let mut text = Vec::new();
         trace.write(&mut text).map_err(Failure::running)?;
         let hash = hearth_schema::digest::of(&String::from_utf8_lossy(&text));
-        write_trace(&self.folder.join("predicted.trace"), &trace)?;
+        write_run(&self.folder.join("predicted.trace"), &trace, &[])?;
         write_in(&self.folder, "predicted.sha256", format!("{hash}\n").as_bytes())?;
         Ok((trace, hash))
     }

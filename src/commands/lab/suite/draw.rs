@@ -16,7 +16,8 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
 use crate::diagnostics::Failure;
-use crate::documents::{make_folder, open_model, write_in};
+use crate::documents::open_model;
+use crate::files::{make_folder, write_in};
 
 /// The first of the random streams that scenarios are drawn from.
 const STREAM: u64 = 0x4c41_425f_0000_0000;

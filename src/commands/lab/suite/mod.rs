@@ -31,7 +31,8 @@ use super::steadiness::Steadiness;
 use crate::cli::LabArgs;
 use crate::commands::print_json;
 use crate::diagnostics::{ENDED_BADLY, Failure};
-use crate::documents::{LoadedScenario, make_folder, write_in};
+use crate::documents::LoadedScenario;
+use crate::files::{make_folder, write_in};
 use crate::interruption::{self, INTERRUPTED};
 use crate::output::{say, tell};
 

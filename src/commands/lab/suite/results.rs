@@ -15,7 +15,7 @@ use hearth_reports::validation::Run;
 use serde::{Deserialize, Serialize};
 
 use crate::diagnostics::Failure;
-use crate::documents::read_at_most;
+use crate::files::read_at_most;
 
 /// More than any suite writes.
 /// source: assumed

@@ -1,4 +1,8 @@
-//! Which things could be different, one at a time?
+//! Which things of a scenario could be different, one at a time?
+//!
+//! Each variant is planned again by the same planner and simulated as `hearth simulate` does, so that a variant's gain
+//! is what a new plan makes of it, not what the old plan would. Variants do not add up: two that save a second each may
+//! save nothing more together.
 //!
 //! - Each device left out. Without the head, the first device that is left becomes the head.
 //! - Twice the memory in each device: what is installed once more, all of it free. A GPU that shares the memory, and a
@@ -8,12 +12,12 @@
 //! - Cables instead of Wi-Fi, or of links slower than a cable.
 //! - The model in other formats. Nothing is said of what that does to its answers.
 //!
-//! Not here: what comes of them ([`super::attempt`]).
+//! Not here: what comes of them ([`crate::attempt`]), and how it is printed (`commands::whatif`).
 
 use hearth_profiles::device::Os;
 use hearth_profiles::document::Document;
 use hearth_profiles::model::{ModelProfile, Quant};
-use hearth_profiles::{Bytes, BytesPerSecond, Device, Link, Seconds, Sourced};
+use hearth_profiles::{Bytes, BytesPerSecond, Device, Fraction, Link, Seconds, Sourced};
 use hearth_schema::Scenario;
 use hearth_schema::scenario::{Links, NamedLink, Unreachable};
 use serde::Serialize;
@@ -125,15 +129,20 @@ impl Base<'_> {
 
     fn memory(&self, at: usize) -> Variant {
         let (entry, device) = (&self.scenario.devices[at], &self.devices[at]);
-        let limit = entry.limits.as_ref().and_then(|limits| limits.memory);
-        let (now, then) = match limit {
-            Some(limit) => (limit, limit * 2),
-            None => (device.memory.total.value, device.memory.total.value * 2),
+        let (limit, share) =
+            entry.limits.as_ref().map_or((None, None), |limits| (limits.memory, limits.memory_share));
+        let now = limit.unwrap_or(device.memory.total.value);
+        let what = match share {
+            Some(share) => {
+                let (now, then) = (100.0 * share.0, 200.0 * share.0);
+                format!("{}: memory for {then:.0} % of its weights instead of {now:.0} %", entry.name)
+            }
+            None => format!("{}: {} of memory instead of {now}", entry.name, now * 2),
         };
-        let what = format!("{}: {then} of memory instead of {now}", entry.name);
         let mut variant = self.variant(Kind::Memory, Some(at), what);
         if let Some(limits) = &mut variant.scenario.devices[at].limits {
-            limits.memory = limits.memory.map(|limit| limit * 2);
+            limits.memory = limit.map(|limit| limit * 2);
+            limits.memory_share = share.map(|share| Fraction(share.0 * 2.0));
         }
         let device = &mut variant.devices[at];
         let more = device.memory.total.value;
@@ -250,6 +259,7 @@ workload: {prompt: 8, generate: 4}
 devices:
   - {name: laptop, profile: d2, head: true}
   - {name: mac, profile: d1}
+  - {name: tablet, profile: d1, limits: {memory_share: 45 %}}
   - {name: phone, profile: d4, limits: {memory: 3 GiB, disk_read: 100 MB/s}}
 links:
   default: {latency: {value: 5 ms, source: a}, bandwidth: {value: 100 Mbit/s, source: a}}
@@ -281,14 +291,14 @@ events:
         let count = |kind| variants.iter().filter(|variant| variant.kind == kind).count();
         assert_eq!(
             [Kind::Without, Kind::Memory, Kind::Disk, Kind::Wired, Kind::Quant].map(count),
-            [3, 3, 3, 1, Quant::MIXES.len() - 1]
+            [4, 4, 4, 1, Quant::MIXES.len() - 1]
         );
     }
 
     #[test]
     fn what_belongs_to_a_device_goes_with_it() {
         let head = find(Kind::Without, "laptop");
-        assert_eq!((head.scenario.head(), head.scenario.devices.len()), (0, 2));
+        assert_eq!((head.scenario.head(), head.scenario.devices.len()), (0, 3));
         assert!(head.scenario.links.between.is_empty() && head.what.contains("mac as head"), "{}", head.what);
         assert!(find(Kind::Without, "mac").scenario.events.is_empty());
         assert_eq!(find(Kind::Wired, "").scenario.links.between.len(), 1);
@@ -298,15 +308,19 @@ events:
     fn memory_and_disk_grow_with_their_limits() {
         let phone = find(Kind::Memory, "phone");
         assert_eq!(
-            phone.scenario.devices[2].limits.as_ref().and_then(|it| it.memory),
+            phone.scenario.devices[3].limits.as_ref().and_then(|it| it.memory),
             Some(Bytes::mib(6144))
         );
+        let tablet = find(Kind::Memory, "tablet");
+        assert!(tablet.what.ends_with("memory for 90 % of its weights instead of 45 %"), "{}", tablet.what);
+        let share = tablet.scenario.devices[2].limits.as_ref().and_then(|it| it.memory_share);
+        assert_eq!(share, Some(Fraction(0.9)));
         let (then, now) = (find(Kind::Memory, "mac").devices, shipped("d1").expect("a device"));
         assert_eq!(then[1].memory.total.value, now.memory.total.value * 2);
         assert_eq!(then[1].memory.available.value, now.memory.available.value + now.memory.total.value);
         let phone = find(Kind::Disk, "phone");
-        assert_eq!(phone.scenario.devices[2].limits.as_ref().and_then(|it| it.disk_read), None);
-        let sequential = phone.devices[2].disk.sequential.value;
+        assert_eq!(phone.scenario.devices[3].limits.as_ref().and_then(|it| it.disk_read), None);
+        let sequential = phone.devices[3].disk.sequential.value;
         assert!((sequential.0 / FAST_FLASH.0 - 1.0).abs() < 1e-9, "{sequential}");
     }
 }
