@@ -34,10 +34,14 @@ pub fn text_of(from: impl Read, path: &Path, most: u64) -> Result<String, Failur
     })
 }
 
+/// The folder that a path names before its last part.
+fn folder_of(path: &Path) -> Option<&Path> {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty())
+}
+
 /// Refuses a file whose folder is not there, before long work is done for it: a mistyped folder is not made.
 pub fn in_a_folder(path: &Path) -> Result<(), Failure> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    match folder.filter(|folder| !folder.is_dir()) {
+    match folder_of(path).filter(|folder| !folder.is_dir()) {
         Some(missing) => Err(Failure::unusable(format!("there is no folder `{}`", missing.display()))
             .at(path.display())
             .hint("check the path, or make the folder first")),
@@ -67,7 +71,7 @@ pub fn can_write<'p>(
 
 /// Which file a path names, whether or not it is there.
 pub fn real(path: &Path) -> PathBuf {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = folder_of(path).unwrap_or(Path::new("."));
     let made = || Some(fs::canonicalize(folder).ok()?.join(path.file_name()?));
     fs::canonicalize(path).ok().or_else(made).unwrap_or_else(|| path.to_path_buf())
 }
@@ -121,5 +125,5 @@ pub fn write_in(folder: &Path, name: impl AsRef<Path>, bytes: &[u8]) -> Result<(
     let path = folder.join(name);
     let own = path.parent().unwrap_or(folder);
     fs::create_dir_all(own).map_err(|error| Failure::file(own, "create", &error))?;
-    fs::write(&path, bytes).map_err(|error| Failure::file(&path, "write", &error))
+    write(&path, bytes)
 }
