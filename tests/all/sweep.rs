@@ -214,6 +214,23 @@ fn fields_that_do_not_exist_or_cannot_be_so_are_refused() {
 }
 
 #[test]
+fn a_field_for_which_a_limit_stands_is_refused() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = scenario(folder.path(), "9.7 GiB");
+    let text = fs::read_to_string(&file).expect("the scenario");
+    let limits = "./d3.yaml, limits: {memory: 8 GiB, disk_read: 1 GB/s, cpu: 4}}";
+    fs::write(&file, text.replace("./d3.yaml}", limits)).expect("the temporary folder can be written");
+    for (vary, limit) in [
+        ("devices.b.memory.available=4GiB,6GiB", "devices.b.limits.memory"),
+        ("devices.b.disk.limit=1GB/s,2GB/s", "devices.b.limits.disk_read"),
+    ] {
+        let text = error(&["sweep", &file, "--vary", vary], 2);
+        assert!(text.contains(&format!("`{limit}` of the scenario stands for")), "{vary}: {text}");
+    }
+    assert!(run(&["sweep", &file, "--vary", "devices.a.memory.available=4GiB,6GiB"]).status.success());
+}
+
+#[test]
 fn flags_that_would_be_passed_over_are_refused() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = scenario(folder.path(), "9.7 GiB");
