@@ -96,6 +96,16 @@ impl GroupMemory {
     }
 }
 
+/// What the system says of the page cache that a process may hold.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Told {
+    /// Bytes that can be held without anything being taken, if anyone knows.
+    pub room: Option<u64>,
+    /// Bytes of files that had been taken while in use and were read again, in the group whose limit is the tightest;
+    /// none without a limit.
+    pub read_again: Option<u64>,
+}
+
 /// The memory of this process: its groups, found once, and the machine.
 #[derive(Debug, Clone)]
 pub struct MemoryWatch {
@@ -142,6 +152,11 @@ impl MemoryWatch {
             limit.saturating_sub(group.unreclaimable().unwrap_or(0))
         };
         self.limited().map(left).chain(self.machine("MemAvailable:")).min()
+    }
+
+    /// The same with what tells whether that was so.
+    pub fn told(&self) -> Told {
+        Told { room: self.room(), read_again: self.tightest().and_then(|(group, _)| group.refaults()) }
     }
 
     /// The tightest limit, if there is one below what the machine has.

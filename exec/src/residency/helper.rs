@@ -18,6 +18,7 @@ use super::pages::{expect_no_order, expect_order, populate, processors, resident
 use super::stream::{Core, Stage, State};
 use super::{Span, give_up, is_told};
 use crate::clock::wall_nanos;
+use crate::memory::Told;
 use crate::ring::recorder::{At, ReadCounter};
 
 /// What the helper does next.
@@ -32,9 +33,11 @@ enum Action {
 }
 
 /// The thread's own side.
-pub(super) struct Helper<'a, Room> {
+pub(super) struct Helper<'a, Memory> {
     core: &'a Core,
-    room: Room,
+    memory: Memory,
+    /// What had been read again when a token was last over.
+    read_again: Option<u64>,
     counter: ReadCounter,
     /// Whether the system tells what is in memory. Otherwise every piece is asked for.
     told: bool,
@@ -44,11 +47,12 @@ pub(super) struct Helper<'a, Room> {
     started: bool,
 }
 
-impl<'a, Room: Fn() -> Option<u64>> Helper<'a, Room> {
-    pub(super) fn new(core: &'a Core, room: Room) -> Self {
+impl<'a, Memory: Fn() -> Told> Helper<'a, Memory> {
+    pub(super) fn new(core: &'a Core, memory: Memory) -> Self {
         let (counter, under_way) = (ReadCounter::of_this_thread(), VecDeque::new());
         let told = is_told(&core.weights);
-        Self { core, room, counter, told, under_way, processors: processors(), started: false }
+        let processors = processors();
+        Self { core, memory, read_again: None, counter, told, under_way, processors, started: false }
     }
 
     pub(super) fn run(mut self) {
@@ -216,7 +220,8 @@ impl<'a, Room: Fn() -> Option<u64>> Helper<'a, Room> {
     /// Chooses the kept set anew: at the start, and after each token.
     fn follow_room(&mut self) {
         let share = self.core.pieces.share.total();
-        let room = (self.room)().map(|room| {
+        let Told { room, read_again } = (self.memory)();
+        let room = room.map(|room| {
             // After the first token the kernel has what it needs for the share, and has taken it from the room.
             let room = if self.started { room + kernel_bytes(share) } else { room };
             let room = room.saturating_sub(self.core.lock().reserved);
@@ -232,7 +237,10 @@ impl<'a, Room: Fn() -> Option<u64>> Helper<'a, Room> {
         }
         let mut state = self.core.lock();
         state.token_over = false;
-        let lost = std::mem::take(&mut state.lost);
+        // What was taken between the helper's look and its use comes back by faults, and only the system's count has it.
+        let taken = read_again.zip(self.read_again).map_or(0, |(now, before)| now.saturating_sub(before));
+        self.read_again = read_again;
+        let lost = std::mem::take(&mut state.lost).max(taken);
         if state.budget.after_token(lost, room) || !self.started {
             let kept = self.core.pieces.share.kept(state.budget.now());
             for (piece, kept) in kept.into_iter().enumerate() {

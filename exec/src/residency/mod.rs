@@ -22,6 +22,7 @@ use hearth_schema::Plan;
 use hearth_schema::residency::Residency;
 use hearth_schema::schedule::Part;
 
+use crate::memory::Told;
 use crate::ring::recorder::At;
 use crate::weights::{Extent, Weights};
 
@@ -68,13 +69,13 @@ impl Span {
 }
 
 impl Keeper {
-    /// What the plan says for the device at a place. `room` tells how much page cache this process may hold
-    /// without anything being taken from it, if anyone knows.
+    /// What the plan says for the device at a place. `memory` tells how much page cache this process may hold, and what
+    /// was taken from it all the same.
     pub fn start(
         weights: &Arc<Weights>,
         plan: &Plan,
         place: usize,
-        room: impl Fn() -> Option<u64> + Send + 'static,
+        memory: impl Fn() -> Told + Send + 'static,
     ) -> Self {
         let options = plan.devices[place].residency;
         if let Some(table) = weights.embedding_alone().and_then(|table| weights.bytes(table)) {
@@ -85,7 +86,7 @@ impl Keeper {
             Residency::Managed if cfg!(not(any(target_os = "android", target_os = "linux"))) => {
                 Keeper::Faults
             }
-            Residency::Managed => Keeper::Managed(Stream::start(weights.clone(), plan, place, room)),
+            Residency::Managed => Keeper::Managed(Stream::start(weights.clone(), plan, place, memory)),
             Residency::Os | Residency::Windowed if options.prefetches() || options.releases() => {
                 Keeper::Ahead(Prefetcher::start(weights.clone(), options))
             }

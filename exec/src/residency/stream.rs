@@ -20,6 +20,7 @@ use super::Span;
 use super::gate::Gate;
 use super::helper::Helper;
 use super::pieces::Pieces;
+use crate::memory::Told;
 use crate::ring::recorder::At;
 use crate::weights::Weights;
 
@@ -97,16 +98,16 @@ impl Stream {
         weights: Arc<Weights>,
         plan: &Plan,
         place: usize,
-        room: impl Fn() -> Option<u64> + Send + 'static,
+        memory: impl Fn() -> Told + Send + 'static,
     ) -> Self {
-        Self::with_patience(weights, plan, place, room, PATIENCE)
+        Self::with_patience(weights, plan, place, memory, PATIENCE)
     }
 
     pub(super) fn with_patience(
         weights: Arc<Weights>,
         plan: &Plan,
         place: usize,
-        room: impl Fn() -> Option<u64> + Send + 'static,
+        memory: impl Fn() -> Told + Send + 'static,
         patience: Duration,
     ) -> Self {
         let pieces = Pieces::new(&weights, plan, place);
@@ -136,7 +137,7 @@ impl Stream {
         let core =
             Arc::new(Core { weights, pieces, options, patience, state: Mutex::new(state), work, arrival });
         let mine = Ending(core.clone());
-        let thread = std::thread::spawn(move || Helper::new(&mine.0, room).run());
+        let thread = std::thread::spawn(move || Helper::new(&mine.0, memory).run());
         Self { core, thread: Some(thread) }
     }
 

@@ -118,7 +118,7 @@ impl Node {
         beginning: Beginning<'_>,
     ) -> Result<Self, RingError> {
         let weights = model.weights.clone();
-        let keeper = Keeper::start(&weights, plan, place, || MemoryWatch::shared().room());
+        let keeper = Keeper::start(&weights, plan, place, || MemoryWatch::shared().told());
         let (stage, head) = model.stage(plan, place, &pool, keeper.gate(), beginning)?;
         Ok(Self {
             schedule: Schedule::new(plan.clone(), place),
