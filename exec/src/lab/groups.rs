@@ -199,6 +199,18 @@ impl Group {
         set(&folder.join("cpu.cfs_quota_us"), &quota.map_or("-1".to_string(), |quota| quota.to_string()))
     }
 
+    /// Gives back the page cache that is charged to it, of a group without members. Whoever touches a page first is
+    /// charged for it as long as it stays, and what one program has left there is not the next one's to give up.
+    pub fn empty(&self) {
+        let used = || self.memory().usage().unwrap_or(0).to_string();
+        // What cannot be given back, because others use it, is refused and stays.
+        let _ = if self.version == Version::One {
+            fs::write(self.memory.join("memory.force_empty"), "0")
+        } else {
+            fs::write(self.memory.join("memory.reclaim"), used())
+        };
+    }
+
     fn folders(&self) -> Vec<&PathBuf> {
         let mut folders: Vec<&PathBuf> =
             [&self.memory, &self.disk].into_iter().chain(self.cpu.as_ref()).collect();

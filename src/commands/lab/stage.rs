@@ -7,6 +7,8 @@
 //! Not here: what is left out and refused ([`super::checks`]), links ([`super::links`]), events ([`super::happening`]).
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
@@ -211,7 +213,7 @@ impl Lab {
     /// Starts a worker for each place but the head's; those of an earlier run end. The plan gets their addresses.
     pub fn start_workers(&mut self, loaded: &LoadedScenario, plan: &mut Plan) -> Result<(), Failure> {
         self.children.clear();
-        self.copies.drop_cache()?;
+        self.clear_memory()?;
         for place in 1..plan.devices.len() {
             let name = plan.devices[place].name.clone();
             let (index, limits) = entry(loaded, &name)?;
@@ -230,6 +232,18 @@ impl Lab {
             links::write(&self.folder, &loaded.scenario, plan)?;
         }
         write_in(&self.folder, "plan.yaml", plan.to_yaml().as_bytes())
+    }
+
+    /// Makes every device begin with an empty memory. The program's own pages are charged to whoever reads them first: to
+    /// the lab, which is none of the devices.
+    fn clear_memory(&self) -> Result<(), Failure> {
+        self.copies.drop_cache()?;
+        self.groups.values().for_each(Group::empty);
+        let mut program =
+            File::open(&self.program).map_err(|error| Failure::file(&self.program, "open", &error))?;
+        io::copy(&mut program, &mut io::sink())
+            .map_err(|error| Failure::file(&self.program, "read", &error))?;
+        Ok(())
     }
 
     fn emulated(&self, loaded: &LoadedScenario, name: &str) -> Vec<String> {
