@@ -100,8 +100,11 @@ fn scenario(seed: u64, number: u32, layers: u32, model: &str) -> String {
         ("managed", true),
     ]);
     let (prompt, batches) = (chance.between(8.0, 64.0) as u32, chance.is(0.25));
-    let generate = chance.between(6.0, 14.0) as u32;
+    let tokens = chance.between(6.0, 14.0) as u32;
     let sequences = if chance.is(0.15) { 2 } else { 1 };
+    let memory = chance.one_of(&[None, Some(90), Some(75), Some(75), Some(50), Some(50), Some(35)]);
+    // Where nothing is read a token takes some tens of ms, and a few of them tell of a moment of the machine only.
+    let generate = if memory.is_none() { tokens * 8 } else { tokens };
     let mut text = format!(
         "# What does drawn scenario {number} of seed {seed} take?\nschema: scenario/1\nname: random-{seed}-{number:03}\nseed: \
          {number}\nmodel:\n  file: {}\ncontext: 256\nworkload:\n  prompt: {prompt}\n  generate: {generate}\n",
@@ -114,12 +117,13 @@ fn scenario(seed: u64, number: u32, layers: u32, model: &str) -> String {
         let _ = writeln!(text, "  micro_batch: {}", (prompt / 4).max(1));
     }
     text.push_str("devices:\n");
-    let memory = chance.one_of(&[None, Some(90), Some(75), Some(75), Some(50), Some(50), Some(35)]);
     let weak = if chance.is(0.25) { chance.one_of(&(0..devices).collect::<Vec<_>>()) } else { devices };
     // Where sequences or batches compute at once, the devices share the machine's processors out.
     let together = sequences > 1 || batches;
     for device in 0..devices {
-        let disk = (chance.between(150.0, 600.0) / 10.0).round() * 10.0;
+        // A throttle passes the bytes of a tenth of a second at once, so that a visit is off by that much where a few
+        // bytes more or less decide how many it takes. It should read for several.
+        let disk = (chance.between(60.0, 240.0) / 10.0).round() * 10.0;
         let mut limits = format!("disk_read: {disk} MB/s");
         if let Some(memory) = memory {
             let _ = write!(limits, ", memory_share: {memory} %");
