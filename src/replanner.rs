@@ -1,8 +1,8 @@
 //! Who plans again when a simulated ring loses a device?
 //!
-//! The planner that made the first plan, with the options of `hearth plan`, for the devices that are left. Two options
-//! cannot be kept: the head stays where the tokens are, and `refine` gives way to its start, because a ring that stands
-//! still cannot wait for a search. Windows by hand fit one ring only, so that without one of its devices there is no plan.
+//! The planner that made the first plan, with the options of `hearth plan`, for the devices that are left. Some options
+//! cannot be kept: the head stays where the tokens are, and `refine` gives way to the default planner, because a ring that
+//! stands still cannot wait for a search. So do windows by hand, which fit one ring only.
 //!
 //! Not here: when a ring plans again, which is the runner's business.
 
@@ -32,8 +32,9 @@ impl<'a> MidRun<'a> {
     /// With these options.
     pub fn with(loaded: &'a LoadedScenario, mut options: PlannerOptions, effort: Effort) -> Self {
         options.best_head = false;
-        if options.strategy.as_deref() == Some(refinement::NAME) {
-            options.strategy = options.windows.as_ref().map(|_| "manual".to_owned());
+        if matches!(options.strategy.as_deref(), Some(refinement::NAME | "manual")) {
+            (options.strategy, options.rounds) = (None, None);
+            (options.windows, options.gpu_layers) = (None, None);
         }
         Self { loaded, options, effort }
     }

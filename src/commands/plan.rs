@@ -57,10 +57,12 @@ pub fn run(args: &PlanArgs, json: bool) -> Result<ExitCode, Failure> {
 /// The scenario's options, overruled by the command line's.
 pub fn merged(scenario: &PlannerOptions, planning: &Planning) -> PlannerOptions {
     let Planning { strategy, rounds, windows, gpu_layers, keep_all, order, .. } = planning.clone();
-    // Windows by hand are the `manual` strategy, whoever else was named in the scenario.
-    let strategy = strategy.or_else(|| windows.as_ref().map(|_| "manual".into()));
+    // Windows by hand are the `manual` strategy: on the command line whoever else was named in the scenario, and there if
+    // nobody was.
+    let manual = |windows: &Option<Vec<u32>>| windows.as_ref().map(|_| "manual".to_owned());
+    let strategy = strategy.or_else(|| manual(&windows)).or_else(|| scenario.strategy.clone());
     PlannerOptions {
-        strategy: strategy.or_else(|| scenario.strategy.clone()),
+        strategy: strategy.or_else(|| manual(&scenario.windows)),
         rounds: rounds.or(scenario.rounds),
         windows: windows.or_else(|| scenario.windows.clone()),
         gpu_layers: gpu_layers.or_else(|| scenario.gpu_layers.clone()),

@@ -117,21 +117,22 @@ fn a_ring_goes_on_without_the_phone_and_takes_it_in_again() {
 }
 
 #[test]
-fn windows_by_hand_cannot_do_without_a_device() {
+fn windows_by_hand_give_way_when_a_device_is_gone() {
     let folder = tempfile::tempdir().expect("a folder");
     let text = fs::read_to_string(home("phone-leaves")).expect("a tracked file");
     let path = folder.path().join("by-hand.yaml");
-    fs::write(&path, text.replace("keep_all: true", "windows: [30, 20, 10]\n  strategy: manual"))
-        .expect("written");
-    let output = run(&["simulate", &path.display().to_string(), "--json"]);
-    assert_eq!(output.status.code(), Some(3));
-    let json: Value = serde_json::from_slice(&output.stdout).expect("one JSON document");
-    assert_eq!(
-        (&json["outcome"], &json["happenings"][2]["sort"]),
-        (&"killed".into(), &"not_replanned".into())
-    );
-    let reason = json["happenings"][2]["what"].as_str().expect("why");
-    assert!(reason.contains("windows"), "{reason}");
+    fs::write(&path, text.replace("keep_all: true", "windows: [30, 20, 10]")).expect("written");
+    let (json, _) = simulated(&path, &[], folder.path());
+    assert_eq!((&json["outcome"], &json["happenings"][2]["sort"]), (&"ok".into(), &"replanned".into()));
+    let plan = |name: &str| {
+        let path = folder.path().join(name);
+        Plan::from_yaml(&fs::read_to_string(path).expect("a plan")).expect("a plan")
+    };
+    assert_eq!(plan("run.plan-1.yaml").planner.strategy, "overlap");
+    // Windows without a strategy are `manual`.
+    let planned = folder.path().join("plan.yaml").display().to_string();
+    assert!(run(&["plan", &path.display().to_string(), "--output", &planned]).status.success());
+    assert_eq!(plan("plan.yaml").planner.strategy, "manual");
 }
 
 #[test]
