@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use hearth_exec::synth::{SynthError, SynthOptions, Tokenizer, synthesise};
+use hearth_exec::synth::{SynthError, SynthOptions, Tokenizer, synthesise, unfinished};
 use hearth_profiles::Layers;
 use hearth_profiles::model::Architecture;
 use serde::Serialize;
@@ -12,6 +12,7 @@ use serde::Serialize;
 use super::print_json;
 use crate::diagnostics::Failure;
 use crate::files::can_write;
+use crate::interruption::{self, INTERRUPTED};
 use crate::output::say;
 use crate::progress;
 
@@ -81,6 +82,12 @@ struct Output {
 pub fn run(args: &SynthArgs, json: bool) -> Result<ExitCode, Failure> {
     can_write([&args.output], [])?;
     let options = options(args)?;
+    let unfinished = unfinished(&args.output);
+    interruption::at_each_signal(move || {
+        // Nobody else knows what it is.
+        let _ = std::fs::remove_file(&unfinished);
+        std::process::exit(INTERRUPTED);
+    });
     let bar = progress::bytes("weights", 0);
     let made = synthesise(&options, &args.output, &mut |written, total| {
         bar.set_length(total);

@@ -19,6 +19,7 @@ mod flight;
 mod gate;
 mod glossary;
 mod gpu;
+mod interrupted;
 mod json;
 mod lab;
 mod lab_suite;

@@ -35,6 +35,7 @@ use hearth_profiles::gguf::{HeaderError, TensorInfo};
 use hearth_profiles::model::{
     BlockError, ModelDocument, ModelShape, Quant, ShapeError, UnknownModel, shipped_document,
 };
+pub use stream::unfinished;
 pub use tokens::Tokenizer;
 
 /// What to synthesise.

@@ -56,7 +56,7 @@ pub(super) fn write(
     path: &Path,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(), SynthError> {
-    let mut unfinished = Unfinished { path: temporary(path), finished: false };
+    let mut unfinished = Unfinished { path: unfinished(path), finished: false };
     let failed = |verb| {
         let path = unfinished.path.clone();
         move |source| SynthError::Io { verb, path, source }
@@ -75,8 +75,8 @@ pub(super) fn write(
     Ok(())
 }
 
-/// A name beside `path` that no model has.
-fn temporary(path: &Path) -> PathBuf {
+/// Where this process writes a model until it is whole: beside `path`, by a name that no model has.
+pub fn unfinished(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.partial", std::process::id()));
     path.with_file_name(name)
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn the_unfinished_file_lies_beside_the_finished_one() {
-        let path = temporary(Path::new("folder/model.gguf"));
+        let path = unfinished(Path::new("folder/model.gguf"));
         assert_eq!(path.parent(), Some(Path::new("folder")));
         assert!(path.to_string_lossy().ends_with(".partial"));
     }
