@@ -5,10 +5,11 @@ use std::process::ExitCode;
 use hearth_profiles::Bytes;
 use hearth_reports::published::results::Spread;
 use hearth_schema::metrics::{self, Metrics};
+use hearth_schema::schedule::ScheduleError;
 use hearth_schema::soc::SocNumbers;
 use hearth_schema::trace::{MemoryKind, Outcome, Trace};
 use hearth_schema::{Cluster, Plan, Scenario};
-use hearth_sim::{Input, Options, Run, Surroundings};
+use hearth_sim::{Input, Options, Run, SimError, Surroundings};
 use serde::Serialize;
 
 use super::{plan, print_json};
@@ -83,6 +84,13 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     let mut cluster = loaded.cluster(model.as_deref())?;
     cluster.seed = args.seed.unwrap_or(cluster.seed);
     let plan = plan::read_or_make(plan.as_deref(), &loaded, &cluster, planning)?;
+    if !plan.scenario.digest.is_empty() && plan.scenario.digest != loaded.origin.digest {
+        tell!(
+            "warning: the plan was made from another scenario, `{}`: what it says of times and of devices left out is about \
+             that one",
+            plan.scenario.name
+        );
+    }
     limits::restrict_memory(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
     let replanner = MidRun::new(&loaded, planning);
     let surroundings = Surroundings { events: &loaded.scenario.events, replanner: Some(&replanner) };
@@ -175,7 +183,11 @@ pub fn simulate_in(
     let chunk = if cluster.model.total_bytes() > FINE_BELOW { Options::default().chunk } else { FINE_CHUNK };
     let options = Options { chunk, warm: memory.warm, ignore_memory: memory.ignored, ..Options::default() };
     let input = Input { cluster, plan, options: &options };
-    let mut run = hearth_sim::simulate_in(&input, surroundings).map_err(Failure::unusable)?;
+    let mut run = hearth_sim::simulate_in(&input, surroundings).map_err(|error| {
+        let short = matches!(error, SimError::Schedule(ScheduleError::BadPass { .. }));
+        let refused = Failure::unusable(error);
+        if short { refused.hint("the plan was made for a shorter context: plan again") } else { refused }
+    })?;
     run.trace.header.scenario.clone_from(&scenario.name);
     Ok(run)
 }
