@@ -50,6 +50,7 @@ impl Failure {
         let hint = match error.kind() {
             std::io::ErrorKind::NotFound => "check the path",
             std::io::ErrorKind::PermissionDenied => "check the file's permissions",
+            std::io::ErrorKind::IsADirectory => "this is a folder: name a file in it",
             _ => "check the disk and the path",
         };
         Self::unusable(format!("cannot {verb} the file: {error}")).at(path.display()).hint(hint)

@@ -22,7 +22,9 @@ pub fn text_of(from: impl Read, path: &Path, most: u64) -> Result<String, Failur
     from.take(most + 1).read_to_end(&mut bytes).map_err(|error| Failure::file(path, "read", &error))?;
     // A text may begin with these letters too, but its next byte is none below a space.
     if bytes.starts_with(b"GGUF") && bytes.get(4).is_some_and(|byte| *byte < b'\t') {
-        return Err(Failure::unusable("this is a model, and a text is wanted here").at(path.display()));
+        return Err(Failure::unusable("this is a model, and a text is wanted here, as a scenario or a plan")
+            .at(path.display())
+            .hint("a scenario names its model; some verbs take another with `--model GGUF`"));
     }
     if bytes.len() as u64 > most {
         let what = format!("there are more than the {most} bytes that are read");

@@ -29,9 +29,16 @@ pub fn accelerator(weights: GpuWeights) -> Option<Accelerator> {
         GpuWeights::Mixed => Conversion::Mixed,
     };
     let notes = std::sync::Arc::new(|note: &str| crate::output::tell!("{note}"));
-    let upload = move |gpu: &hearth_gpu::Gpu| Upload {
-        tiling: remembered::choices().get(gpu).unwrap_or(Tiling::USUAL),
-        conversion,
+    let upload = move |gpu: &hearth_gpu::Gpu| {
+        let facts = gpu.facts();
+        if facts.is_software() {
+            crate::output::tell!(
+                "warning: the plan gives layers to a GPU, and `{}` is a software driver: the processor computes them, far \
+                 slower than by itself; plan with a profile of this machine",
+                facts.name
+            );
+        }
+        Upload { tiling: remembered::choices().get(gpu).unwrap_or(Tiling::USUAL), conversion }
     };
     Some(hearth_gpu::accelerator(hearth_gpu::Mask::default(), upload, notes))
 }

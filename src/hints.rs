@@ -48,8 +48,8 @@ fn of_infeasible(reason: &Infeasible) -> &'static str {
             "leave `keep_all` out, use fewer rounds, or fewer devices"
         }
         Infeasible::HoldsNothing { .. } => {
-            "give it more memory, leave `keep_all` out so that it may stay idle, shorten `context`, or lower \
-             `planner.slow_disk` so that its disk may be read"
+            "give it more memory, shorten `context`, lower `planner.slow_disk` so that its disk may be read, or leave \
+             `keep_all` out, if it is said, so that the device may stay idle"
         }
         Infeasible::HoldsTooLittle { .. } => {
             "add devices or memory, shorten `context`, or lower `planner.slow_disk` so that disks may be read"

@@ -304,8 +304,18 @@ fn partners(traces: &[Trace]) -> Vec<(usize, usize)> {
     ordered
 }
 
+/// That not all traces are of the first one's model.
+fn other_model(traces: &[Trace]) -> Option<String> {
+    let first = &traces.first()?.header.model;
+    let other = &traces.iter().find(|trace| trace.header.model != *first)?.header.model;
+    Some(format!(
+        "The traces are of different models, `{first}` and `{other}`: their times say nothing of each other."
+    ))
+}
+
 fn notes(traces: &[Trace], runs: &[Run], pairs: &[Pair]) -> Vec<String> {
     let mut notes = Vec::new();
+    notes.extend(other_model(traces));
     if runs.iter().any(|run| run.plan != runs[0].plan) {
         notes.push(
             "The traces are of different plans. Runs of different plans do different work: they stand side by \
