@@ -32,7 +32,7 @@ impl<'a> MidRun<'a> {
     /// With these options.
     pub fn with(loaded: &'a LoadedScenario, mut options: PlannerOptions, effort: Effort) -> Self {
         options.best_head = false;
-        if matches!(options.strategy.as_deref(), Some(refinement::NAME | "manual")) {
+        if matches!(plan::strategy(&options), refinement::NAME | "manual") {
             (options.strategy, options.rounds) = (None, None);
             (options.windows, options.gpu_layers) = (None, None);
         }

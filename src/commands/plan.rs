@@ -54,15 +54,19 @@ pub fn run(args: &PlanArgs, json: bool) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The strategy that options mean: windows by hand are `manual`, where nobody is named.
+pub fn strategy(options: &PlannerOptions) -> &str {
+    let unnamed = if options.windows.is_some() { "manual" } else { DEFAULT_STRATEGY };
+    options.strategy.as_deref().unwrap_or(unnamed)
+}
+
 /// The scenario's options, overruled by the command line's.
 pub fn merged(scenario: &PlannerOptions, planning: &Planning) -> PlannerOptions {
     let Planning { strategy, rounds, windows, gpu_layers, keep_all, order, .. } = planning.clone();
-    // Windows by hand are the `manual` strategy: on the command line whoever else was named in the scenario, and there if
-    // nobody was.
-    let manual = |windows: &Option<Vec<u32>>| windows.as_ref().map(|_| "manual".to_owned());
-    let strategy = strategy.or_else(|| manual(&windows)).or_else(|| scenario.strategy.clone());
+    // Windows by hand are the `manual` strategy, whoever else was named in the scenario.
+    let strategy = strategy.or_else(|| windows.as_ref().map(|_| "manual".into()));
     PlannerOptions {
-        strategy: strategy.or_else(|| manual(&scenario.windows)),
+        strategy: strategy.or_else(|| scenario.strategy.clone()),
         rounds: rounds.or(scenario.rounds),
         windows: windows.or_else(|| scenario.windows.clone()),
         gpu_layers: gpu_layers.or_else(|| scenario.gpu_layers.clone()),
@@ -101,7 +105,7 @@ pub fn make(
         )
         .hint("leave `--best-head` out, and say `head: true` of a device"));
     }
-    let name = options.strategy.as_deref().unwrap_or(DEFAULT_STRATEGY);
+    let name = strategy(options);
     if name == refinement::NAME {
         return refinement::plan(loaded, cluster, options, effort);
     }
@@ -117,12 +121,12 @@ pub fn make(
         total_memory: Some(build::total_memory(cluster)),
         ..Options::from(options)
     };
-    let strategy = named(name, &chosen).map_err(|error| match error {
+    let chosen = named(name, &chosen).map_err(|error| match error {
         // The planner does not know the strategy that needs the simulator.
         SelectionError::Unknown { name } => unknown(&name),
         error @ SelectionError::Missing { .. } => Failure::unusable(error),
     })?;
-    let solution = solve(strategy.as_ref(), &model).map_err(refused)?;
+    let solution = solve(chosen.as_ref(), &model).map_err(refused)?;
     hearth_halda::plan(&solution, cluster, &loaded.origin).map_err(Failure::running)
 }
 

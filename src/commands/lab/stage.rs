@@ -238,6 +238,9 @@ impl Lab {
     /// the lab, which is none of the devices.
     fn clear_memory(&self) -> Result<(), Failure> {
         self.copies.drop_cache()?;
+        if self.groups.is_empty() {
+            return Ok(());
+        }
         self.groups.values().for_each(Group::empty);
         let mut program =
             File::open(&self.program).map_err(|error| Failure::file(&self.program, "open", &error))?;
