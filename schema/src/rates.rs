@@ -44,11 +44,9 @@ pub fn turnover(disk: &Disk) -> BytesPerSecond {
 }
 
 /// How fast a thread reads ahead that leaves it to the system what goes: as its disk does, and as it brings pages in and
-/// looks at as many in search of one to evict.
+/// looks at as many, unmaps and frees them.
 pub fn advised_rate(disk: &Disk) -> BytesPerSecond {
-    let (inserting, discarding) = (a_byte(INSERTING), a_byte(DISCARDING));
-    let inserting = inserting / (inserting + discarding) / turnover(disk).0;
-    BytesPerSecond(disk.ahead_read().0.min(1.0 / (inserting + a_byte(LOOKING))))
+    BytesPerSecond(disk.ahead_read().0.min(1.0 / (1.0 / turnover(disk).0 + a_byte(LOOKING))))
 }
 
 /// Seconds for a byte.

@@ -115,11 +115,6 @@ impl Helper {
         self.jobs.is_empty() && self.readings.is_empty()
     }
 
-    /// Whether it is advising, call after call, and waits for nothing.
-    pub fn advises(&self) -> bool {
-        self.residency == Residency::Os && !self.jobs.is_empty()
-    }
-
     /// Works until it has spent time; returns when it goes on, if by itself.
     pub fn work(&mut self, now: Nanos, storage: &mut Storage) -> Option<Nanos> {
         self.awake = false;

@@ -73,14 +73,6 @@ impl Keeper {
         }
     }
 
-    /// Whether the thread is at work in the kernel, beside a computation that has a thread for every core.
-    pub fn takes_a_core(&self) -> bool {
-        match self {
-            Keeper::Ahead(helper) => helper.advises(),
-            Keeper::Managed(_) => false,
-        }
-    }
-
     /// How much of these chunks can be computed on.
     pub fn find(&self, chunks: Range<Chunk>, storage: &Storage) -> Found {
         let helper = match self {
@@ -106,9 +98,10 @@ impl Keeper {
         }
     }
 
-    /// Whether what has been read of the embedding stays in memory: it is little and often used, but a device that
-    /// counts its bytes gives it up at once.
-    pub fn keeps_rows(&self) -> bool {
+    /// Whether the system decides what stays. Then what has been read of the embedding does: it is little and often used,
+    /// but a device that counts its bytes gives it up at once. And what has just been used may go at any time, while such a
+    /// device gives nothing up before it is done with it.
+    pub fn leaves_it_to_the_system(&self) -> bool {
         matches!(self, Keeper::Ahead(_))
     }
 

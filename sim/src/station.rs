@@ -28,7 +28,7 @@ use crate::layout::Layout;
 use crate::lines::begun;
 use crate::resource::Cpu;
 use crate::run::Event;
-use crate::storage::{Storage, TICK, WAKE};
+use crate::storage::{Storage, WAKE};
 use crate::streams::{self, Purpose};
 use crate::walk::{Next, Segment, Walk};
 
@@ -274,9 +274,8 @@ impl<'a> Station<'a> {
             if self.keeper.arrived(now, chunk) {
                 desk.engine.at(now, Event::Helper(self.place));
             }
-            let wake = if self.keeper.takes_a_core() { TICK } else { WAKE };
             if let Doing::Walking(walk) = &mut self.doing
-                && let Some(next) = walk.arrived(now, chunk, wake)
+                && let Some(next) = walk.arrived(now, chunk, WAKE)
             {
                 self.next(next, desk);
             }
@@ -434,7 +433,7 @@ impl<'a> Station<'a> {
             let share = streams::draw(self.seed, Purpose::EmbeddingRow, pass.sequence, u64::from(position));
             let row = ((share * ((rows + 1) as f64).ln()).exp() as u64).saturating_sub(1).min(rows - 1);
             let chunks = self.layout.embedding_row(row, row_bytes, chunk);
-            let kept = self.rows_alone && self.keeper.keeps_rows();
+            let kept = self.rows_alone && self.keeper.leaves_it_to_the_system();
             let had = kept && !self.rows.insert(row * row_bytes.0 / unit.0.max(1));
             let chunks = if had { chunks.start..chunks.start } else { chunks };
             Segment { chunks, time, unit }
@@ -514,7 +513,7 @@ impl<'a> Station<'a> {
     }
 
     fn walk(&mut self, record: Record, segments: impl IntoIterator<Item = Segment>, desk: &mut Desk) {
-        let mut walk = Walk::new(record, segments, f64::from(self.device.cpu.cores));
+        let mut walk = Walk::new(record, segments, f64::from(self.device.cpu.cores), self.seed);
         let next = walk.advance(desk.engine.now(), &mut self.storage, &mut self.keeper);
         self.doing = Doing::Walking(Box::new(walk));
         self.next(next, desk);

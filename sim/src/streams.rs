@@ -26,6 +26,8 @@ pub enum Purpose {
     Air = 4,
     /// Which chunk a cache evicts that evicts at random.
     Eviction = 5,
+    /// Whether a border of pages lies inside a load.
+    PageBorder = 6,
 }
 
 /// The stream of one thing of a sequence; 0 where there are no sequences.
@@ -52,8 +54,14 @@ mod tests {
 
     #[test]
     fn no_two_things_share_a_stream() {
-        let purposes =
-            [Purpose::EmbeddingRow, Purpose::Acceptance, Purpose::Process, Purpose::Air, Purpose::Eviction];
+        let purposes = [
+            Purpose::EmbeddingRow,
+            Purpose::Acceptance,
+            Purpose::Process,
+            Purpose::Air,
+            Purpose::Eviction,
+            Purpose::PageBorder,
+        ];
         let mut first = Vec::new();
         for purpose in purposes {
             for sequence in [0, 1, 15, 16, 300] {

@@ -18,6 +18,13 @@ use crate::keeper::{Found, Keeper};
 use crate::page_cache::Chunk;
 use crate::resource::Flow;
 use crate::storage::{ASIDE, NO_ROOM_PAUSE, Storage, Touch};
+use crate::streams::{self, Purpose};
+
+/// How often a thread that was woken for a page needs the page before it as well: the border lies inside the load that
+/// faulted, which is made again as a whole.
+/// source: computed for `Q4_K`, of whose blocks of 144 bytes 128 are loaded by 32 bytes, from multiples of 16: of nine
+/// places for a border four lie inside a load. Other formats are taken to be like it.
+const REACHING: f64 = 4.0 / 9.0;
 
 /// Chunks and the time that a processor needs for all of them.
 #[derive(Debug, Clone)]
@@ -47,9 +54,9 @@ pub enum Next {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Waits {
     No,
-    /// The first chunk of the first segment, or its pages read aside.
-    Chunk,
-    /// Its chunk is there, or its pages aside: the processor.
+    /// This chunk, or pages read aside.
+    Chunk(Chunk),
+    /// The chunk is there, or the pages aside: the processor.
     Woken(Chunk),
     /// The helper.
     Helper,
@@ -63,6 +70,8 @@ pub struct Walk {
     segments: VecDeque<Segment>,
     /// Threads that fault and compute together: the kernel's work is divided among them as well.
     threads: f64,
+    /// Of the run.
+    seed: u64,
     /// Time for each chunk of the first segment.
     each: Seconds,
     /// Time of segments too short to have a chunk of their own, to be spent with the next.
@@ -72,6 +81,8 @@ pub struct Walk {
     waits: Waits,
     /// The first chunk of the first segment is in the record already.
     counted: bool,
+    /// What lies behind the chunk at which it waits was in memory when it began to.
+    held_behind: bool,
     /// The chunks being computed.
     stretch: Range<Chunk>,
     /// Computing since then.
@@ -81,18 +92,20 @@ pub struct Walk {
 
 impl Walk {
     /// A walk of so many threads through segments in order.
-    pub fn new(record: Record, segments: impl IntoIterator<Item = Segment>, threads: f64) -> Self {
+    pub fn new(record: Record, segments: impl IntoIterator<Item = Segment>, threads: f64, seed: u64) -> Self {
         let segments = segments.into_iter().collect();
         let zero = Seconds(0.0);
         let mut walk = Self {
             record,
             segments,
             threads,
+            seed,
             each: zero,
             owed: zero,
             fault_until: 0,
             waits: Waits::No,
             counted: false,
+            held_behind: false,
             stretch: 0..0,
             since: 0,
             work: zero,
@@ -147,7 +160,7 @@ impl Walk {
             Found::Missing => {
                 let touch = keeper.fault(now, first, unit, storage);
                 self.count_faulted(unit);
-                self.blocked(now, touch, storage)
+                self.blocked(now, first, touch, storage)
             }
         }
     }
@@ -164,26 +177,48 @@ impl Walk {
     pub fn retry(&mut self, now: Nanos, storage: &mut Storage, keeper: &mut Keeper) -> Next {
         let Some(segment) = self.segments.front() else { return Next::Done };
         let first = segment.chunks.start;
-        if let Waits::Woken(chunk) = self.waits {
-            if chunk != ASIDE && !storage.resume(chunk) {
-                // Evicted before this thread came to it: it faults once more.
-                return self.advance(now, storage, keeper);
-            }
-            (self.waits, self.counted) = (Waits::No, false);
-            let toil = Seconds::from_nanos(self.fault_until.saturating_sub(now));
-            return self.compute(now, first..first + 1, self.each + toil);
+        let Waits::Woken(chunk) = self.waits else {
+            return match storage.retry(now, first, Flow::Fault) {
+                Touch::Ready => self.advance(now, storage, keeper),
+                touch => self.blocked(now, first, touch, storage),
+            };
+        };
+        if chunk != ASIDE && !(storage.resume(chunk) && storage.resume(first)) {
+            // Evicted before this thread came to it: it faults once more.
+            return self.advance(now, storage, keeper);
         }
-        match storage.retry(now, first, Flow::Fault) {
-            Touch::Ready => self.advance(now, storage, keeper),
-            touch => self.blocked(now, touch, storage),
+        if let Some(behind) = self.lost_behind(first, storage, keeper) {
+            // When it has waited for both, one after the other, it goes on with them.
+            self.held_behind = false;
+            let touch = storage.touch(now, behind, Flow::Fault);
+            return self.blocked(now, behind, touch, storage);
         }
+        (self.waits, self.counted) = (Waits::No, false);
+        let toil = Seconds::from_nanos(self.fault_until.saturating_sub(now));
+        self.compute(now, first..first + 1, self.each + toil)
+    }
+
+    /// The chunk behind the one at which it stands, if that has been used.
+    fn behind(&self, first: Chunk) -> Option<Chunk> {
+        (!self.stretch.is_empty() && self.stretch.end == first).then(|| first - 1)
+    }
+
+    /// The same, if it was evicted while the thread waited, and the load reaches into it.
+    fn lost_behind(&self, first: Chunk, storage: &Storage, keeper: &Keeper) -> Option<Chunk> {
+        let behind = self.behind(first)?;
+        let evicted = self.held_behind && !storage.view().view().holds(behind);
+        let reaches = || {
+            let drawn = streams::draw(self.seed, Purpose::PageBorder, self.record.pass, first.into());
+            drawn < 1.0 - (1.0 - REACHING).powf(self.threads)
+        };
+        (keeper.leaves_it_to_the_system() && evicted && reaches()).then_some(behind)
     }
 
     /// A chunk has arrived. If it is the one that the walk waits for, the walk goes on when it has been woken, which
     /// takes so long.
     pub fn arrived(&mut self, now: Nanos, chunk: Chunk, wake: Nanos) -> Option<Next> {
-        let first = self.segments.front()?.chunks.start;
-        if self.waits != Waits::Chunk || (first != chunk && chunk != ASIDE) {
+        let Waits::Chunk(waited) = self.waits else { return None };
+        if waited != chunk && chunk != ASIDE {
             return None;
         }
         self.waits = Waits::Woken(chunk);
@@ -200,20 +235,21 @@ impl Walk {
         self.stretch.clone()
     }
 
-    fn blocked(&mut self, now: Nanos, touch: Touch, storage: &mut Storage) -> Next {
+    fn blocked(&mut self, now: Nanos, chunk: Chunk, touch: Touch, storage: &mut Storage) -> Next {
         // The kernel's work for a fault is done while the disk reads.
         let until = now.saturating_add((storage.toil() * (1.0 / self.threads)).to_nanos());
         if touch == Touch::NoRoom {
             return Next::Retry(until.max(now + NO_ROOM_PAUSE));
         }
         self.fault_until = until;
-        self.waits = Waits::Chunk;
+        self.held_behind |= self.behind(chunk).is_some_and(|behind| storage.view().view().holds(behind));
+        self.waits = Waits::Chunk(chunk);
         Next::Wait
     }
 
     fn compute(&mut self, now: Nanos, stretch: Range<Chunk>, time: Seconds) -> Next {
         let work = time + std::mem::replace(&mut self.owed, Seconds(0.0));
-        (self.since, self.work) = (now, work);
+        (self.since, self.work, self.held_behind) = (now, work, false);
         if let Some(segment) = self.segments.front_mut() {
             segment.chunks.start = stretch.end;
             if segment.chunks.is_empty() {

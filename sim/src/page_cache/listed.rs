@@ -41,9 +41,12 @@ pub struct Pages {
 }
 
 #[derive(Debug, Clone, Copy, Default)]
+#[allow(clippy::struct_excessive_bools, reason = "they are page flags")]
 struct Page {
     list: Option<u8>,
     young: bool,
+    /// It has been used since it was read.
+    mapped: bool,
     locked: bool,
     awaited: bool,
 }
@@ -145,12 +148,14 @@ impl<R: Rules> Listed<R> {
     fn shrink_to(&mut self, chunks: u32) {
         while self.pages.resident > chunks {
             let Some(victim) = self.rules.victim(&mut self.pages) else { return };
+            self.counters.unmapped += u64::from(self.pages.chunks[victim as usize].mapped);
             self.evict(victim);
         }
     }
 
     fn use_it(&mut self, chunk: Chunk) {
-        self.pages.chunks[chunk as usize].young = true;
+        let page = &mut self.pages.chunks[chunk as usize];
+        (page.young, page.mapped) = (true, true);
         self.rules.used(&mut self.pages, chunk);
     }
 }

@@ -92,6 +92,8 @@ pub struct Counters {
     pub released: u64,
     /// Of these, chunks given up by [`PageCache::discard`].
     pub discarded: u64,
+    /// Of those that were neither, chunks that had been used: reclaim unmaps them.
+    pub unmapped: u64,
     /// Chunks that came back after an eviction.
     pub refaults: u64,
     /// Chunks that became active.
@@ -161,7 +163,7 @@ pub trait PageCache {
 #[derive(Debug, Clone)]
 pub enum Policy {
     /// See [`PaperLinear`].
-    PaperLinear(PaperLinear),
+    PaperLinear(Box<PaperLinear>),
     /// See [`TwoList`].
     TwoList(Box<TwoList>),
     /// See [`MgLru`].
@@ -180,7 +182,7 @@ impl Policy {
     /// The policy as a trait object.
     pub fn cache(&mut self) -> &mut dyn PageCache {
         match self {
-            Policy::PaperLinear(policy) => policy,
+            Policy::PaperLinear(policy) => policy.as_mut(),
             Policy::TwoList(policy) => policy.as_mut(),
             Policy::MgLru(policy) => policy.as_mut(),
             Policy::Random(policy) => policy.as_mut(),
@@ -193,7 +195,7 @@ impl Policy {
     /// The same, for reading.
     pub fn view(&self) -> &dyn PageCache {
         match self {
-            Policy::PaperLinear(policy) => policy,
+            Policy::PaperLinear(policy) => policy.as_ref(),
             Policy::TwoList(policy) => policy.as_ref(),
             Policy::MgLru(policy) => policy.as_ref(),
             Policy::Random(policy) => policy.as_ref(),

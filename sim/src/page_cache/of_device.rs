@@ -51,7 +51,7 @@ impl Placed<'_> {
         let two_list = || TwoList::new(share, capacity).with_size(self.room.0 >> 30);
         let reclaim = memory.reclaim.clone().unwrap_or_default();
         match memory.page_cache {
-            PageCachePolicy::PaperLinear => Policy::PaperLinear(PaperLinear::new(share, capacity)),
+            PageCachePolicy::PaperLinear => Policy::PaperLinear(Box::new(PaperLinear::new(share, capacity))),
             PageCachePolicy::TwoList => Policy::TwoList(Box::new(two_list())),
             PageCachePolicy::MgLru => Policy::MgLru(Box::new(MgLru::new(share, capacity))),
             PageCachePolicy::Random => {

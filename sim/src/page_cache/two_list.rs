@@ -71,6 +71,8 @@ struct Page {
     young: bool,
     /// A look found it young.
     referenced: bool,
+    /// It has been used since it was read.
+    mapped: bool,
     /// Somebody populates, and waits for it.
     populated: bool,
     /// Being read: cannot be evicted.
@@ -250,6 +252,7 @@ impl TwoList {
             self.activate(chunk);
             false
         } else {
+            self.counters.unmapped += u64::from(page.mapped);
             self.evict(chunk);
             true
         }
@@ -292,7 +295,7 @@ impl PageCache for TwoList {
         self.counters.requested += 1;
         let page = &mut self.chunks[chunk as usize];
         if page.place != Place::Absent && !page.locked {
-            page.young = true;
+            (page.young, page.mapped) = (true, true);
             self.counters.hits += 1;
             return Access::Hit;
         }
@@ -339,7 +342,7 @@ impl PageCache for TwoList {
         let page = &mut self.chunks[chunk as usize];
         page.locked = false;
         if std::mem::take(&mut page.populated) {
-            page.young = true;
+            (page.young, page.mapped) = (true, true);
             self.mark_accessed(chunk);
         }
     }
@@ -348,6 +351,7 @@ impl PageCache for TwoList {
         let page = &mut self.chunks[chunk as usize];
         let held = page.place != Place::Absent && !page.locked;
         page.young |= held;
+        page.mapped |= held;
         held
     }
 
