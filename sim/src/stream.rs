@@ -163,9 +163,12 @@ impl Stream {
     /// Makes the kept set what the budget says; pieces that are kept no longer go.
     fn keep(&mut self) {
         let kept = self.share.kept(self.budget.now());
+        // What has been asked for and is still to be used goes when it has been used.
+        let parts = &self.parts;
+        let awaited = |chunk| parts.iter().any(|part| (part.job.chunks.start..part.asked).contains(&chunk));
         for (&chunk, kept) in self.order.iter().zip(kept) {
             let piece = &mut self.pieces[chunk as usize];
-            if piece.kept && !kept {
+            if piece.kept && !kept && !awaited(chunk) {
                 self.used.push_back(chunk);
             }
             piece.had &= kept;

@@ -58,7 +58,10 @@ impl KeptBudget {
             self.wait = (self.wait * 2).min(LONGEST_WAIT);
             (self.lasted, self.grown, self.settling) = (0, false, true);
         } else {
-            self.now = self.now.min(ceiling);
+            // What is found to be taken after a fall in the room is the same loss, told twice.
+            let fall = self.now.saturating_sub(ceiling);
+            self.settling = fall > self.now / NOISE;
+            self.now -= fall;
             self.lasted = self.lasted.saturating_add(1);
             if self.lasted >= self.wait && self.now < ceiling {
                 self.now = ceiling.min(self.now + (self.most / STEPS).max(1));
@@ -99,6 +102,15 @@ mod tests {
             budget.now() < 1000
         });
         assert!(tokens.count() < 6, "a few tokens after the memory is back, everything is kept again");
+    }
+
+    #[test]
+    fn what_was_announced_is_not_lost_twice() {
+        let mut budget = KeptBudget::new(1000);
+        assert!(budget.after_token(0, Some(600)), "less memory, before anything is missing");
+        assert!(!budget.after_token(900, Some(600)), "a scan of what no longer fitted took the rest");
+        assert_eq!(budget.now(), 600);
+        assert!(budget.after_token(300, Some(600)), "but what is lost now does not fit");
     }
 
     #[test]
