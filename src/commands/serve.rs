@@ -149,6 +149,9 @@ impl OverNetwork for Serving<'_> {
             ring = raising.connect(&network) => ring?,
             () = stopped() => return Ok(()),
         };
+        let keeper = Keeper { raising: &raising, house: &house, stopper: RefCell::default() };
+        // First: who reads that requests can come may ask at once.
+        keeper.is_up(&ring);
         if json {
             let said = Ready {
                 listening: &address.to_string(),
@@ -161,7 +164,6 @@ impl OverNetwork for Serving<'_> {
         } else {
             announce(&house, &raising.plan, address)?;
         }
-        let keeper = Keeper { raising: &raising, house: &house, stopper: RefCell::default() };
         let ended_by = tokio::select! {
             () = serve(listener, router(house.clone())) => Failure::running("no connection is accepted any more"),
             failure = keeper.keep(&network, ring, guests) => failure,
@@ -204,9 +206,6 @@ impl Keeper<'_> {
         mut guests: mpsc::UnboundedReceiver<Guest>,
     ) -> Failure {
         loop {
-            self.stopper.replace(Some(ring.stopper()));
-            self.house.counters.ring(true);
-            self.house.goes_by(&self.raising.plan);
             let (back, ended) = ring.serve(self.service(), guests).await;
             guests = back;
             ring.close().await;
@@ -216,7 +215,15 @@ impl Keeper<'_> {
                 Err(error) => tell!("the ring failed: {error}"),
             }
             ring = self.again(network, &mut guests).await;
+            self.is_up(&ring);
         }
+    }
+
+    /// From now on requests go to this ring.
+    fn is_up<N: Network>(&self, ring: &Ring<N>) {
+        self.stopper.replace(Some(ring.stopper()));
+        self.house.counters.ring(true);
+        self.house.goes_by(&self.raising.plan);
     }
 
     /// Another ring, as soon as its devices are there. Who comes meanwhile is told that there is none.

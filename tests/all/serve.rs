@@ -229,7 +229,9 @@ fn who_hangs_up_makes_room_for_others() {
     );
     let stream = server.open(&request);
     let mut lines = BufReader::new(stream).lines();
-    assert!(lines.by_ref().map_while(Result::ok).any(|line| line.starts_with("data: ")));
+    let mut before = Vec::new();
+    let mut told = lines.by_ref().map_while(Result::ok).inspect(|line| before.push(line.clone()));
+    assert!(told.any(|line| line.starts_with("data: ")), "{before:#?}");
     assert!((server.metric("requests_active") - 1.0).abs() < 0.5);
     drop(lines);
     let is_over = (0..500).any(|_| {
