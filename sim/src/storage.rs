@@ -15,7 +15,7 @@ use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 use hearth_schema::rates::{DISCARDING, INSERTING, LOOKING};
 
 use crate::engine::Nanos;
-use crate::page_cache::{Access, CHUNK_BYTES, Chunk, Counters, Fetch, Policy, Readahead};
+use crate::page_cache::{Access, CHUNK_BYTES, Chunk, Counters, Fetch, PageCache, Policy, Readahead};
 use crate::resource::{Disk, DiskSpeed, Flow};
 
 /// Who found no room tries again no sooner than this: something must arrive first, and disks need that long.
@@ -83,6 +83,8 @@ pub struct Storage {
     reads: Vec<Chunk>,
     /// The counters when the kernel's work was last accounted for.
     accounted: Counters,
+    /// Work that has been accounted for, and that no thread has spent yet.
+    owed: Seconds,
     /// After so long without a touch the system takes back what it had kept.
     unwired_after: Option<Nanos>,
     /// When something was last touched.
@@ -107,6 +109,7 @@ impl Storage {
             costs: KernelCosts::measured(chunk),
             reads: Vec::new(),
             accounted: Counters::default(),
+            owed: Seconds(0.0),
             unwired_after: None,
             touched: 0,
         }
@@ -130,7 +133,7 @@ impl Storage {
 
     fn wake_up(&mut self, now: Nanos) {
         if self.unwired_after.is_some_and(|after| now - self.touched >= after) {
-            self.cache.cache().idled();
+            self.at_others_expense(|cache| cache.idled());
         }
         self.touched = now;
     }
@@ -212,6 +215,20 @@ impl Storage {
 
     /// The kernel's work since the last call: what the thread that touched or prefetched spends on it.
     pub fn toil(&mut self) -> Seconds {
+        let owed = std::mem::replace(&mut self.owed, Seconds(0.0));
+        owed + self.account()
+    }
+
+    /// Whoever takes memory of this device makes the room, not a thread of its own.
+    fn at_others_expense(&mut self, take: impl FnOnce(&mut dyn PageCache)) {
+        let owed = self.account();
+        self.owed += owed;
+        take(self.cache.cache());
+        self.account();
+    }
+
+    /// The work since the last account.
+    fn account(&mut self) -> Seconds {
         let (now, last) = (self.cache.view().counters(), self.accounted);
         self.accounted = now;
         let cost = |each: Seconds, now: u64, last: u64| each * (now - last) as f64;
@@ -263,9 +280,7 @@ impl Storage {
     /// The page cache has room for so many chunks from now on.
     pub fn set_room(&mut self, chunks: u32) {
         if self.cache.view().capacity() != chunks {
-            self.cache.cache().set_capacity(chunks);
-            // Whoever takes the memory makes the room, not a thread of this device.
-            self.toil();
+            self.at_others_expense(|cache| cache.set_capacity(chunks));
         }
     }
 

@@ -174,6 +174,12 @@ impl Stream {
             piece.had &= kept;
             piece.kept = kept;
         }
+        let Self { used, pieces, buffered, .. } = self;
+        used.retain(|&chunk| {
+            let piece = &mut pieces[chunk as usize];
+            *buffered -= u32::from(piece.kept && std::mem::take(&mut piece.buffered));
+            !piece.kept
+        });
     }
 
     /// A part will be needed. True if the helper must be woken.
@@ -222,10 +228,10 @@ impl Stream {
         }
     }
 
-    /// Everything in the buffer that was read for a part is to be paged out.
+    /// Everything that was read for a part and is not kept is to be paged out.
     fn give_up(&mut self, part: &Part) {
         let read = part.job.chunks.start..part.asked;
-        self.used.extend(read.filter(|&chunk| self.pieces[chunk as usize].buffered));
+        self.used.extend(read.filter(|&chunk| !self.pieces[chunk as usize].kept));
     }
 
     /// How much of these chunks the computation can use now. A streamed piece ends a stretch, so that it can be
@@ -354,12 +360,11 @@ impl Stream {
         let piece = self.pieces[chunk as usize];
         // One that has been used and not given up yet is needed again, and stays. One that has still to be used is
         // used once more before it is needed again.
-        let stays = piece.buffered
-            && self.used.iter().position(|&used| used == chunk).is_some_and(|at| {
-                self.used.remove(at);
-                true
-            });
-        if stays {
+        let of_used = (!piece.kept).then(|| self.used.iter().position(|&used| used == chunk)).flatten();
+        if of_used.and_then(|at| self.used.remove(at)).is_some() {
+            if !std::mem::replace(&mut self.pieces[chunk as usize].buffered, true) {
+                self.buffered += 1;
+            }
             self.parts[at].asked += 1;
             return Asked::ForNothing;
         }

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use hearth_profiles::{Bytes, Seconds};
-use hearth_schema::trace::{Cost, Record};
+use hearth_schema::trace::{Cost, Kind, Record};
 
 use crate::engine::Nanos;
 use crate::keeper::{Found, Keeper};
@@ -54,6 +54,8 @@ pub enum Next {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Waits {
     No,
+    /// Room for this chunk.
+    Room(Chunk),
     /// This chunk, or pages read aside.
     Chunk(Chunk),
     /// The chunk is there, or the pages aside: the processor.
@@ -177,18 +179,22 @@ impl Walk {
     pub fn retry(&mut self, now: Nanos, storage: &mut Storage, keeper: &mut Keeper) -> Next {
         let Some(segment) = self.segments.front() else { return Next::Done };
         let first = segment.chunks.start;
-        let Waits::Woken(chunk) = self.waits else {
-            return match storage.retry(now, first, Flow::Fault) {
-                Touch::Ready => self.advance(now, storage, keeper),
-                touch => self.blocked(now, first, touch, storage),
-            };
+        let chunk = match self.waits {
+            Waits::Woken(chunk) => chunk,
+            Waits::Room(chunk) => {
+                return match storage.retry(now, chunk, Flow::Fault) {
+                    Touch::Ready => self.advance(now, storage, keeper),
+                    touch => self.blocked(now, chunk, touch, storage),
+                };
+            }
+            Waits::No | Waits::Chunk(_) | Waits::Helper => return self.advance(now, storage, keeper),
         };
         if chunk != ASIDE && !(storage.resume(chunk) && storage.resume(first)) {
             // Evicted before this thread came to it: it faults once more.
             return self.advance(now, storage, keeper);
         }
         if let Some(behind) = self.lost_behind(first, storage, keeper) {
-            // When it has waited for both, one after the other, it goes on with them.
+            // When that is there and this still is, it goes on.
             self.held_behind = false;
             let touch = storage.touch(now, behind, Flow::Fault);
             return self.blocked(now, behind, touch, storage);
@@ -205,7 +211,8 @@ impl Walk {
 
     /// The same, if it was evicted while the thread waited, and the load reaches into it.
     fn lost_behind(&self, first: Chunk, storage: &Storage, keeper: &Keeper) -> Option<Chunk> {
-        let behind = self.behind(first)?;
+        // Rows of the embedding that follow each other by chance are no matrix.
+        let behind = self.behind(first).filter(|_| self.record.kind != Kind::Embed)?;
         let evicted = self.held_behind && !storage.view().view().holds(behind);
         let reaches = || {
             let drawn = streams::draw(self.seed, Purpose::PageBorder, self.record.pass, first.into());
@@ -239,6 +246,7 @@ impl Walk {
         // The kernel's work for a fault is done while the disk reads.
         let until = now.saturating_add((storage.toil() * (1.0 / self.threads)).to_nanos());
         if touch == Touch::NoRoom {
+            self.waits = Waits::Room(chunk);
             return Next::Retry(until.max(now + NO_ROOM_PAUSE));
         }
         self.fault_until = until;
@@ -261,3 +269,6 @@ impl Walk {
         Next::Compute(work)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -50,17 +50,17 @@ impl KeptBudget {
         let before = self.now;
         let ceiling = self.most.min(room.unwrap_or(self.most));
         let pressed = lost > self.now / NOISE;
-        if std::mem::take(&mut self.settling) {
-            self.now = self.now.min(ceiling);
+        let fall = self.now.saturating_sub(ceiling);
+        // What is found to be taken after a fall in the room is the same loss, told twice.
+        let told = fall > self.now / NOISE;
+        if std::mem::replace(&mut self.settling, told) {
+            self.now -= fall;
         } else if pressed {
             let left = if ceiling < self.now { ceiling } else { self.now - lost.min(self.now / 2) };
             self.now = left;
             self.wait = (self.wait * 2).min(LONGEST_WAIT);
             (self.lasted, self.grown, self.settling) = (0, false, true);
         } else {
-            // What is found to be taken after a fall in the room is the same loss, told twice.
-            let fall = self.now.saturating_sub(ceiling);
-            self.settling = fall > self.now / NOISE;
             self.now -= fall;
             self.lasted = self.lasted.saturating_add(1);
             if self.lasted >= self.wait && self.now < ceiling {
@@ -111,6 +111,11 @@ mod tests {
         assert!(!budget.after_token(900, Some(600)), "a scan of what no longer fitted took the rest");
         assert_eq!(budget.now(), 600);
         assert!(budget.after_token(300, Some(600)), "but what is lost now does not fit");
+        let mut budget = KeptBudget::new(1000);
+        for room in [900, 700, 500] {
+            assert!(budget.after_token(0, Some(room)), "less and less");
+        }
+        assert!(!budget.after_token(400, Some(500)), "and each fall is told before it is found");
     }
 
     #[test]

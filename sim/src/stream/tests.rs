@@ -114,8 +114,8 @@ fn a_kept_set_that_memory_cannot_hold_is_lost_and_gives_way() {
     let mut world = World::new(PIECE * 90, 60);
     assert_eq!(world.stream.kept().count(), 80);
     let reads: Vec<u64> = (0..12).map(|pass| world.token(pass)).collect();
-    // Many of them are evicted and read again. The set gives way twice, because losses of the first token are
-    // found in the second, and some tokens later it is what fits.
+    // Many of them are evicted and read again. The room tells after the first token what fits, and what the second
+    // finds lost shrinks nothing more.
     assert!(reads[1] > 60, "{reads:?}");
     assert!(reads[10..].iter().all(|&read| read.abs_diff(50) <= 1), "{reads:?}");
     assert_eq!(world.stream.kept().count(), 50, "{reads:?}");
