@@ -57,6 +57,9 @@ fn check(folder: &Path, result: &serde_json::Value) {
         assert_eq!(run["devices"].as_array().map(Vec::len), Some(2));
     }
     assert!(result["error"]["tpot"].is_number());
+    let machine = &result["steadiness"][0];
+    let stolen = machine["stolen"].as_f64().expect("a share");
+    assert!((0.0..=1.0).contains(&stolen) && machine["steady"].is_boolean(), "{machine}");
     let html = fs::read_to_string(folder.join("report/index.html")).expect("a report");
     assert!(html.contains("lab-test"));
     let left = fs::read_dir(folder).expect("the folder").flatten();

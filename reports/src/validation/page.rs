@@ -116,7 +116,8 @@ fn unsteady(validation: &Validation) -> Option<Block> {
         let all = runs().count();
         let text = format!(
             "Beside the {all} runs here {over} were given up, because the machine computed faster or slower before or after \
-             them than when it was measured; {changed} of those that are here are still such."
+             them than when it was measured, or others had its processors during them; {changed} of those that are here \
+             are still such."
         );
         Block::Note(text.into())
     })
