@@ -49,10 +49,10 @@ impl Steadiness {
     ///
     /// A processor that stands still takes no interrupts of disks and links either: what is stolen counts whole.
     fn of(pace: [f64; 2], stolen: f64, computing: f64) -> Steadiness {
-        let slowed = |share: f64, pace: f64| (share * (1.0 / pace - 1.0)).abs();
-        let most =
-            pace.map(|pace| slowed(computing, pace)).into_iter().fold(slowed(1.0, 1.0 - stolen), f64::max);
-        Steadiness { pace, stolen, steady: most <= BEARABLE }
+        // A pace that is no number bears nothing.
+        let bears = |share: f64, pace: f64| (share * (1.0 / pace - 1.0)).abs() <= BEARABLE;
+        let steady = pace.iter().all(|&pace| bears(computing, pace)) && bears(1.0, 1.0 - stolen);
+        Steadiness { pace, stolen, steady }
     }
 
     /// What to tell of a machine that changed.
@@ -131,8 +131,10 @@ mod tests {
         assert!(bears(1.0, [1.0, 0.96]) && bears(1.0, [1.05, 1.0]));
         assert!(!bears(1.0, [1.0, 0.8]) && !bears(1.0, [1.3, 1.0]));
         assert!(bears(0.1, [0.7, 1.3]), "most of it waits for disks");
+        assert!(!bears(0.0, [0.0, 1.0]) && !bears(0.0, [1.0, f64::NAN]), "no pace at all");
         assert!(holds(10.0, 10.9) && !holds(10.0, 8.0));
     }
+
     #[test]
     fn a_run_is_judged_by_what_others_had_of_the_processors() {
         let bears = |stolen| Steadiness::of([1.0, 1.0], stolen, 0.05).steady;
@@ -144,7 +146,7 @@ mod tests {
 
     #[test]
     fn stolen_time_is_the_eighth() {
-        let of = |line| ProcessorTimes::of(line);
+        let of = ProcessorTimes::of;
         let then =
             of("cpu  10 1 5 100 2 1 1 30 7 7\ncpu0 1 2 3 4 5 6 7 8\n").expect("a line of all processors");
         assert_eq!(then, ProcessorTimes { stolen: 30, all: 150 });
