@@ -56,8 +56,7 @@ impl KeptBudget {
         if std::mem::replace(&mut self.settling, told) {
             self.now -= fall;
         } else if pressed {
-            let left = if ceiling < self.now { ceiling } else { self.now - lost.min(self.now / 2) };
-            self.now = left;
+            self.now -= if fall > 0 { fall } else { lost.min(self.now / 2) };
             self.wait = (self.wait * 2).min(LONGEST_WAIT);
             (self.lasted, self.grown, self.settling) = (0, false, true);
         } else {
