@@ -14,14 +14,20 @@ use std::fmt::Write;
 use std::fs;
 use std::process::ExitCode;
 
+use hearth_core::Cluster;
+use hearth_core::LinkTable;
+use hearth_core::Member;
+use hearth_core::metrics;
+use hearth_core::metrics::Metrics;
 use hearth_halda::systems::{self, SystemOptions};
 use hearth_profiles::model::shipped;
 use hearth_profiles::{Bytes, BytesPerSecond, Document, Format, Seconds, Sourced, device};
-use hearth_schema::metrics::{self, Metrics};
-use hearth_schema::plan::{Origin, PlanKind};
+use hearth_schema::Plan;
+use hearth_schema::Scenario;
+use hearth_schema::plan::Origin;
+use hearth_schema::plan::PlanKind;
 use hearth_schema::tensor::AllReduce;
 use hearth_schema::trace::Outcome;
-use hearth_schema::{Cluster, LinkTable, Member, Plan, Scenario};
 use hearth_sim::{Input, Options, simulate};
 
 /// Milliseconds a token and to the first.
@@ -238,10 +244,11 @@ fn one_sum(cluster: &Cluster, system: &str, format: Format) -> Result<String, Fa
     let tensor = plan.kind.tensor().ok_or("slices")?;
     let devices = plan.devices.len();
     let partial = Bytes(8192 / format.block_len() * format.block_bytes());
-    let message = tensor.all_reduce.message(partial, devices);
+    let all_reduce = hearth_core::tensor::Collective { pattern: tensor.all_reduce, devices };
+    let message = all_reduce.message(partial);
     let link = roomy.links.usual();
     let (count, steps) = (0..devices).fold((0, 0), |(count, steps), place| {
-        let awaited = tensor.all_reduce.awaited(place, devices);
+        let awaited = all_reduce.awaited(place);
         (count + awaited, steps.max(awaited))
     });
     // One after another: everybody at once, there and back, or step by step around the ring.

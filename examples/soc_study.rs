@@ -10,14 +10,15 @@
 use std::path::Path;
 use std::process::ExitCode;
 
+use hearth_core::soc::Chip;
+use hearth_core::soc::Matmul;
+use hearth_core::soc::stage::total;
 use hearth_profiles::device::soc::{Soc, Strategy, Synchronisation, Upkeep};
 use hearth_profiles::device::{SocOptions, shipped};
 use hearth_profiles::model::{self, ModelDocument, ModelProfile};
 use hearth_profiles::{Bytes, Document};
 use hearth_reports::lines::{Line, Lines, Place};
-use hearth_schema::schedule::Pass;
-use hearth_schema::soc::stage::total;
-use hearth_schema::soc::{Chip, Matmul};
+use hearth_schema::pass::Pass;
 
 type Failed = Box<dyn std::error::Error>;
 

@@ -35,6 +35,7 @@ packages=()
 has cc || packages+=(gcc libc6-dev)
 has c++ || packages+=(g++)
 has cmake || packages+=(cmake make)
+has pkg-config || packages+=(pkg-config)
 # there PATTERN...: whether a file matches one of them.
 there() {
     local pattern
@@ -92,5 +93,7 @@ if [[ "${1:-}" == "--tests" ]]; then
         fi
     done
 fi
+
+scripts/highs.sh
 
 say "ready: $(rustc --version), $(cc --version | head -n 1)"

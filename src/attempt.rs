@@ -6,9 +6,11 @@
 //!
 //! Not here: which clusters are tried ([`crate::sweep`], [`crate::variants`]).
 
-use hearth_schema::metrics::{self, Metrics};
+use hearth_core::Cluster;
+use hearth_core::metrics;
+use hearth_core::metrics::Metrics;
+use hearth_schema::Plan;
 use hearth_schema::trace::Outcome;
-use hearth_schema::{Cluster, Plan};
 use serde::Serialize;
 
 use crate::commands::{plan, simulate};

@@ -20,7 +20,8 @@ use std::str::FromStr;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use hearth_profiles::{Bytes, Format, Seconds};
 use hearth_schema::address;
-use hearth_schema::residency::{Residency, ResidencyOptions};
+use hearth_schema::residency::Residency;
+use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::scenario::PlannerOptions;
 
 pub use self::execute::ExecuteArgs;

@@ -7,15 +7,21 @@ use std::fs;
 use std::io::{BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+use hearth_core::Cluster;
+use hearth_core::LinkTable;
+use hearth_core::Member;
 use hearth_exec::profile::{ProfileOptions, profile};
 use hearth_exec::ring::LocalModel;
 use hearth_profiles::document::MAX_DOCUMENT_BYTES;
 use hearth_profiles::model::{ModelDocument, ModelProfile, shipped, shipped_names};
 use hearth_profiles::{Device, Document, DocumentError, device};
+use hearth_schema::Plan;
+use hearth_schema::Scenario;
+use hearth_schema::Trace;
 use hearth_schema::plan::Origin;
 use hearth_schema::residency::Residency;
-use hearth_schema::scenario::{DeviceEntry, ModelRef};
-use hearth_schema::{Cluster, LinkTable, Member, Plan, Scenario, Trace};
+use hearth_schema::scenario::DeviceEntry;
+use hearth_schema::scenario::ModelRef;
 
 use crate::cli::{GpuWeights, Planning};
 use crate::diagnostics::Failure;
@@ -282,7 +288,7 @@ impl LoadedScenario {
             seed: scenario.seed,
         };
         if let Some(draft) = &cluster.draft {
-            hearth_schema::draft::same_vocabulary(draft, &cluster.model).map_err(Failure::unusable)?;
+            hearth_core::draft::same_vocabulary(draft, &cluster.model).map_err(Failure::unusable)?;
         }
         limits::throttle(scenario, &mut cluster);
         Ok(cluster)

@@ -4,9 +4,13 @@
 //!
 //! Not here: the numbers, which are `hearth_schema::happenings`.
 
+use hearth_core::metrics::around::Around;
+use hearth_core::metrics::around::Phases;
+use hearth_core::metrics::around::around;
 use hearth_profiles::Seconds;
 use hearth_schema::Trace;
-use hearth_schema::happenings::{Around, Happening, Phases, Sort, around};
+use hearth_schema::happenings::Happening;
+use hearth_schema::happenings::Sort;
 use serde::Serialize;
 
 /// What `--json` gives.

@@ -5,10 +5,12 @@
 //!
 //! Not here: the full picture of a run, which is `hearth simulate`.
 
+use hearth_core::Cluster;
+use hearth_core::metrics;
 use hearth_profiles::Bytes;
-use hearth_schema::metrics;
+use hearth_schema::Plan;
+use hearth_schema::Scenario;
 use hearth_schema::trace::Outcome;
-use hearth_schema::{Cluster, Plan, Scenario};
 use serde::Serialize;
 
 use crate::commands::simulate;

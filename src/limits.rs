@@ -7,13 +7,15 @@
 //! of a device stands in its measured profile. What a process holds
 //! beside its cache, buffers and weights is taken from a limit.
 
+use hearth_core::Cluster;
+use hearth_core::draft;
+use hearth_core::holdings::Holdings;
+use hearth_core::room::Room;
 use hearth_profiles::device::{Memory, Quota, quota};
 use hearth_profiles::{Bytes, Sourced};
-use hearth_schema::draft;
-use hearth_schema::holdings::Holdings;
-use hearth_schema::room::Room;
-use hearth_schema::scenario::{Limits, Scenario};
-use hearth_schema::{Cluster, Plan};
+use hearth_schema::Plan;
+use hearth_schema::scenario::Limits;
+use hearth_schema::scenario::Scenario;
 
 /// What a process holds that does nothing yet, where nobody has measured it.
 /// source: measured in the lab, 4.0 MiB with one or two threads

@@ -15,8 +15,10 @@ use std::collections::BTreeMap;
 use hearth_profiles::units::Rounded;
 use hearth_profiles::{Device, Document, Sourced};
 use hearth_schema::Trace;
-use hearth_schema::schedule::Pass;
-use hearth_schema::trace::{Kind, Origin, Resource};
+use hearth_schema::pass::Pass;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Origin;
+use hearth_schema::trace::Resource;
 
 use crate::diagnostics::Failure;
 

@@ -10,12 +10,13 @@
 
 use std::time::{Duration, Instant};
 
+use hearth_core::Cluster;
 use hearth_halda::refine::{DraftError, Ended, Progress, Refined};
 use hearth_halda::selection::Options;
 use hearth_halda::{Assignment, LatencyModel, Refine, Rules, Search, build, named, refine, solve};
 use hearth_profiles::Seconds;
+use hearth_schema::Plan;
 use hearth_schema::scenario::PlannerOptions;
-use hearth_schema::{Cluster, Plan};
 
 use crate::cli::Planning;
 use crate::commands::plan::{DEFAULT_STRATEGY, refused};

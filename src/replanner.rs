@@ -6,9 +6,11 @@
 //!
 //! Not here: when a ring plans again, which is the runner's business.
 
-use hearth_schema::replan::{NoPlan, Replanner};
+use hearth_core::Cluster;
+use hearth_core::replan::NoPlan;
+use hearth_core::replan::Replanner;
+use hearth_schema::Plan;
 use hearth_schema::scenario::PlannerOptions;
-use hearth_schema::{Cluster, Plan};
 
 use crate::cli::Planning;
 use crate::commands::plan;

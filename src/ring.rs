@@ -10,15 +10,17 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use hearth_core::Cluster;
+use hearth_core::replan::NoPlan;
+use hearth_core::replan::Replanner;
 use hearth_exec::ring::{
     Delayed, Emulated, Key, LocalModel, Medium, Network, OnFetch, Renewal, Ring, RingError, RingOptions,
     Sealed, Tcp, discovery, for_sequences, with_draft,
 };
 use hearth_profiles::Bytes;
-use hearth_schema::replan::{NoPlan, Replanner};
+use hearth_schema::Plan;
+use hearth_schema::pass::MAX_PASS_TOKENS;
 use hearth_schema::scenario::Workload;
-use hearth_schema::schedule::MAX_PASS_TOKENS;
-use hearth_schema::{Cluster, Plan};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cli::RingArgs;

@@ -1,12 +1,15 @@
 //! What does a phone that ran alone come to, in numbers and in words?
 //!
-//! Not here: the numbers themselves (`hearth_schema::soc::numbers`).
+//! Not here: the numbers themselves (`hearth_core::soc::numbers`).
 
 use std::fmt::Write;
 
-use hearth_schema::soc::SocNumbers;
-use hearth_schema::soc::numbers::{FRAME, Queue};
-use hearth_schema::{Cluster, Plan, Trace};
+use hearth_core::Cluster;
+use hearth_core::soc::SocNumbers;
+use hearth_core::soc::numbers::FRAME;
+use hearth_core::soc::numbers::Queue;
+use hearth_schema::Plan;
+use hearth_schema::Trace;
 
 /// Said of a phone whose weights come from its disk.
 pub const COLD: &str = "note: the weights came from the disk first, which the times of passes contain. Add --warm to see \

@@ -11,9 +11,13 @@
 //!
 //! Not here: what the model of a device leaves out. No draw of parameters tells that; only measured runs do.
 
+use hearth_core::Cluster;
+use hearth_core::LinkTable;
+use hearth_core::metrics;
 use hearth_reports::published::results::Spread;
+use hearth_schema::Plan;
+use hearth_schema::Scenario;
 use hearth_schema::trace::Outcome;
-use hearth_schema::{Cluster, LinkTable, Plan, Scenario, metrics};
 use hearth_sim::Surroundings;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;

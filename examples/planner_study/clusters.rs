@@ -9,11 +9,17 @@
 //!
 //! Not here: which strategies plan for them ([`crate::trial`]).
 
+use hearth_core::Cluster;
+use hearth_core::LinkTable;
+use hearth_core::Member;
 use hearth_profiles::model::{ModelProfile, shipped, shipped_document};
 use hearth_profiles::{Bytes, BytesPerSecond, Layers, Link, Seconds, Sourced};
-use hearth_schema::residency::{Residency, ResidencyOptions};
-use hearth_schema::scenario::{KvFormat, Links, NamedLink, Workload};
-use hearth_schema::{Cluster, LinkTable, Member};
+use hearth_schema::residency::Residency;
+use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::scenario::KvFormat;
+use hearth_schema::scenario::Links;
+use hearth_schema::scenario::NamedLink;
+use hearth_schema::scenario::Workload;
 
 use crate::chance::Chance;
 use crate::devices::{KINDS, Kind, device};

@@ -8,11 +8,15 @@
 use std::fs;
 use std::path::Path;
 
+use hearth_core::Cluster;
+use hearth_core::LinkTable;
+use hearth_core::Member;
 use hearth_halda::{LatencyModel, Rules, build};
 use hearth_profiles::model::shipped;
 use hearth_profiles::{Device, Document, device};
+use hearth_schema::Plan;
+use hearth_schema::Scenario;
 use hearth_schema::scenario::DeviceEntry;
-use hearth_schema::{Cluster, LinkTable, Member, Plan, Scenario};
 
 use crate::clusters::under;
 use crate::population::RESIDENCIES;

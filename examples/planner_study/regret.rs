@@ -7,11 +7,17 @@
 //!
 //! Not here: whether the simulator is right.
 
+use hearth_core::Cluster;
 use hearth_halda::{Assignment, LatencyModel, build, valid_rounds, violations};
-use hearth_schema::plan::{Origin, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Role};
+use hearth_schema::Plan;
+use hearth_schema::plan::Origin;
+use hearth_schema::plan::PlanKind;
+use hearth_schema::plan::PlannedDevice;
+use hearth_schema::plan::PlannedModel;
+use hearth_schema::plan::PlannerRecord;
+use hearth_schema::plan::Processor;
+use hearth_schema::plan::Role;
 use hearth_schema::residency::Residency;
-use hearth_schema::schedule::Processor;
-use hearth_schema::{Cluster, Plan};
 
 use crate::clusters::{memory_ratio, small, under};
 use crate::population::{RESIDENCIES, SELECTION};

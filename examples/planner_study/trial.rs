@@ -6,12 +6,14 @@
 //!
 //! Not here: which clusters ([`crate::clusters`]), and what follows from many scores ([`crate::population`]).
 
+use hearth_core::Cluster;
+use hearth_core::metrics;
 use hearth_halda::selection::{NAMES, Options};
 use hearth_halda::{LatencyModel, Rules, build, named, solve};
 use hearth_profiles::Bytes;
+use hearth_schema::Plan;
 use hearth_schema::plan::Origin;
 use hearth_schema::scenario::Workload;
-use hearth_schema::{Cluster, Plan, metrics};
 
 /// What is simulated: so few tokens that a plan takes some ten milliseconds.
 pub const WORKLOAD: Workload = Workload::plain(1, 16);

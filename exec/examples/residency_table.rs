@@ -21,13 +21,15 @@ mod table {
     use std::process::Command;
     use std::time::Duration;
 
+    use hearth_core::schedule::Part;
     use hearth_exec::lab::{Copies, DeviceLimits, Limited};
     use hearth_exec::{Weights, clock::wall_nanos};
     use hearth_profiles::measure::Samples;
     use hearth_profiles::{Bytes, BytesPerSecond};
     use hearth_schema::Trace;
-    use hearth_schema::schedule::Part;
-    use hearth_schema::trace::{Counter, Kind, Reading};
+    use hearth_schema::trace::Counter;
+    use hearth_schema::trace::Kind;
+    use hearth_schema::trace::Reading;
 
     type Failure = Box<dyn Error>;
 

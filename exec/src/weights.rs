@@ -11,9 +11,9 @@ use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use hearth_core::schedule::Part;
 use hearth_profiles::gguf::GgufModel;
 use hearth_profiles::model::ModelShape;
-use hearth_schema::schedule::Part;
 use memmap2::Mmap;
 
 use crate::error::ExecError;

@@ -8,6 +8,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use hearth_core::metrics;
+use hearth_core::schedule::Part;
 use hearth_exec::ring::{
     Generated, Key, LocalModel, Memory, Network, OnFetch, Request, Ring, RingError, RingOptions, Sealed,
     Source, Unfinished, Worker, WorkerOptions, bind,
@@ -15,12 +17,17 @@ use hearth_exec::ring::{
 use hearth_exec::{AcceleratedPlace, Accelerator, CpuLayers};
 use hearth_profiles::{Bytes, Document};
 use hearth_schema::Plan;
-use hearth_schema::metrics;
-use hearth_schema::plan::{Origin, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Role};
-use hearth_schema::residency::{Residency, ResidencyOptions};
-use hearth_schema::scenario::{ActivationFormat, KvFormat};
-use hearth_schema::schedule::Part;
-use hearth_schema::schedule::Processor;
+use hearth_schema::plan::Origin;
+use hearth_schema::plan::PlanKind;
+use hearth_schema::plan::PlannedDevice;
+use hearth_schema::plan::PlannedModel;
+use hearth_schema::plan::PlannerRecord;
+use hearth_schema::plan::Processor;
+use hearth_schema::plan::Role;
+use hearth_schema::residency::Residency;
+use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::scenario::ActivationFormat;
+use hearth_schema::scenario::KvFormat;
 use hearth_schema::trace::Kind;
 
 const LAYERS: u32 = 8;

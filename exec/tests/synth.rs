@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
+use hearth_core::schedule::Part;
 use hearth_exec::Weights;
 use hearth_exec::synth::{SynthError, SynthOptions, Tokenizer, synthesise};
 use hearth_profiles::gguf::GgufModel;
 use hearth_profiles::model::{Architecture, DigestMatch, ModelProfile, Quant, shipped};
 use hearth_profiles::{Bytes, Format};
-use hearth_schema::schedule::Part;
 
 fn tiny() -> SynthOptions {
     let mut options = SynthOptions::preset("tiny").unwrap();

@@ -15,7 +15,8 @@ use std::time::Instant;
 
 use hearth_halda::selection::NAMES;
 use hearth_halda::{Gpu, Instance, LatencyModel, Options, WorkTimes, named, solve};
-use hearth_schema::residency::{Residency, ResidencyOptions};
+use hearth_schema::residency::Residency;
+use hearth_schema::residency::ResidencyOptions;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut instances: Vec<Instance> = Vec::new();

@@ -30,13 +30,18 @@
 
 use std::borrow::Cow;
 
+use hearth_core::Cluster;
+use hearth_core::Member;
+use hearth_core::draft;
+use hearth_core::rates::Work;
+use hearth_core::rates::advised_rate;
+use hearth_core::rates::stream_rate;
 use hearth_profiles::device::{Gpu as GpuProfile, GpuKind, Os, PageCachePolicy};
 use hearth_profiles::model::{ModelProfile, TensorGroup};
 use hearth_profiles::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
-use hearth_schema::rates::{Work, advised_rate, stream_rate};
-use hearth_schema::residency::{Residency, ResidencyOptions};
-use hearth_schema::schedule::Pass;
-use hearth_schema::{Cluster, Member, draft};
+use hearth_schema::pass::Pass;
+use hearth_schema::residency::Residency;
+use hearth_schema::residency::ResidencyOptions;
 
 use crate::assignment::ring_order;
 use crate::instance::{Device, Gpu, Instance, Model, OperatingSystem, PerFormat};

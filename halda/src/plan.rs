@@ -8,15 +8,22 @@
 //!
 //! Not here: who becomes a relay ([`crate::relays`]).
 
+use hearth_core::Cluster;
+use hearth_core::draft;
+use hearth_core::room::Room;
 use hearth_profiles::Seconds;
 use hearth_profiles::document::{Document, DocumentError};
-use hearth_schema::plan::{
-    DroppedDevice, Origin, Plan, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Predicted,
-    PredictedTerms, Role,
-};
-use hearth_schema::room::Room;
-use hearth_schema::schedule::Processor;
-use hearth_schema::{Cluster, draft};
+use hearth_schema::plan::DroppedDevice;
+use hearth_schema::plan::Origin;
+use hearth_schema::plan::Plan;
+use hearth_schema::plan::PlanKind;
+use hearth_schema::plan::PlannedDevice;
+use hearth_schema::plan::PlannedModel;
+use hearth_schema::plan::PlannerRecord;
+use hearth_schema::plan::Predicted;
+use hearth_schema::plan::PredictedTerms;
+use hearth_schema::plan::Processor;
+use hearth_schema::plan::Role;
 
 use crate::latency::DeviceTerms;
 use crate::sentences::{dropped_reason, sentences};

@@ -20,8 +20,9 @@
 
 use std::collections::BTreeMap;
 
+use hearth_core::Cluster;
+use hearth_schema::Plan;
 use hearth_schema::plan::Origin;
-use hearth_schema::{Cluster, Plan};
 
 use crate::assignment::{Assignment, valid_rounds};
 use crate::constraints::{Rules, Violation, ring_violations, shape_violations};

@@ -5,7 +5,8 @@
 //!
 //! Not here: the strategies.
 
-use hearth_schema::scenario::{PlannerOptions, RingOrder};
+use hearth_schema::scenario::PlannerOptions;
+use hearth_schema::scenario::RingOrder;
 
 use crate::constraints::Rules;
 use crate::edgeshard::EdgeShard;

@@ -21,7 +21,7 @@
 //! behind the computation (`release`), or because less may be kept (`kept`).
 //!
 //! Where a device's work is known layer by layer, as from a profile, `stage` is what the simulator charges for it
-//! ([`hearth_schema::rates`]: the longer of arithmetic and reading, not their sum as in the paper).
+//! ([`hearth_core::rates`]: the longer of arithmetic and reading, not their sum as in the paper).
 //!
 //! `own` is what a device adds to a token whose reading is as far ahead as it can be; `busy` is how long its disk
 //! needs for one token, and no token can be faster than the slowest disk. `read` is `share` where the system evicts
@@ -30,15 +30,19 @@
 //! conflict with the one before it as far as both do not fit: `conflict = (w + ahead - room) / w`, within 0 and 1,
 //! with `ahead` = w or the prefetch budget, and without the first w if windows are given up behind the computation; what
 //! a budget leaves `uncovered`, `1 - ahead / w`, is read when it is touched; the two are at most 1 together. A device that
-//! manages its residency reads `share - kept` ([`hearth_schema::residency::kept_bytes`]), through a buffer of q
+//! manages its residency reads `share - kept` ([`hearth_core::residency::kept_bytes`]), through a buffer of q
 //! bytes that is filled before each window and streams on while it computes. The head's first window follows its output
 //! without a pause and is announced when that begins, so that before the output only the output's part is filled.
 //!
 //! Not here: the search ([`crate::overlap`]).
 
+use hearth_core::residency::fits;
+use hearth_core::residency::kept_bytes;
+use hearth_core::residency::stream_bytes;
+use hearth_core::room::LEAST_ROOM;
 use hearth_profiles::Bytes;
-use hearth_schema::residency::{Residency, ResidencyOptions, fits, kept_bytes, stream_bytes};
-use hearth_schema::room::LEAST_ROOM;
+use hearth_schema::residency::Residency;
+use hearth_schema::residency::ResidencyOptions;
 
 use crate::assignment::{Assignment, Share, ring_order};
 use crate::constraints::{Violation, shape_violations};

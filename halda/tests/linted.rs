@@ -3,12 +3,18 @@
 //! Each case is a sound scenario and plan with one thing changed; the codes of what is found are compared as a whole.
 //! Whether an error about memory is a run that ends before it begins is a test of the command line.
 
+use hearth_core::Cluster;
+use hearth_core::LinkTable;
+use hearth_core::Member;
 use hearth_halda::lint::{self, Finding, Severity};
 use hearth_halda::{LatencyModel, Manual, Overlap, build, plan, solve};
 use hearth_profiles::{Bytes, BytesPerSecond, Document, Format, Fraction, Seconds, device, model::shipped};
-use hearth_schema::plan::{Origin, Role};
-use hearth_schema::residency::{Residency, ResidencyOptions};
-use hearth_schema::{Cluster, LinkTable, Member, Plan, Scenario};
+use hearth_schema::Plan;
+use hearth_schema::Scenario;
+use hearth_schema::plan::Origin;
+use hearth_schema::plan::Role;
+use hearth_schema::residency::Residency;
+use hearth_schema::residency::ResidencyOptions;
 
 const SCENARIO: &str = "schema: scenario/1
 name: t

@@ -1,5 +1,8 @@
 //! Does a cluster become the right problem, and a solution a plan that a runner can follow?
 
+use hearth_core::Cluster;
+use hearth_core::LinkTable;
+use hearth_core::Member;
 use hearth_halda::{
     Exact, HeadChoice, LatencyModel, Manual, MemoryProportional, MemorySizes, Rules, Single, Strategy, build,
     plan, solve,
@@ -11,9 +14,14 @@ use hearth_profiles::device::{
 use hearth_profiles::document::Document;
 use hearth_profiles::model::shipped;
 use hearth_profiles::{Bytes, BytesPerSecond, FlopsPerSecond, Format, Link, PerFormat, Seconds, Sourced};
-use hearth_schema::plan::{Origin, Plan, Role};
-use hearth_schema::scenario::{KvFormat, Links, NamedLink, Unreachable, Workload};
-use hearth_schema::{Cluster, LinkTable, Member};
+use hearth_schema::plan::Origin;
+use hearth_schema::plan::Plan;
+use hearth_schema::plan::Role;
+use hearth_schema::scenario::KvFormat;
+use hearth_schema::scenario::Links;
+use hearth_schema::scenario::NamedLink;
+use hearth_schema::scenario::Unreachable;
+use hearth_schema::scenario::Workload;
 
 fn assumed<T>(value: T) -> Sourced<T> {
     Sourced::new(value, "assumed, for a test")

@@ -14,7 +14,8 @@ use hearth_halda::{
     Strategy as Planner, Terms, WorkTimes, constraints::ring_violations, solve, valid_rounds, violations,
 };
 use hearth_profiles::Bytes;
-use hearth_schema::residency::{Residency, ResidencyOptions};
+use hearth_schema::residency::Residency;
+use hearth_schema::residency::ResidencyOptions;
 use proptest::prelude::*;
 
 /// Bytes of a layer in the small instances.

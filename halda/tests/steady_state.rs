@@ -5,12 +5,14 @@
 
 use std::collections::BTreeMap;
 
+use hearth_core::residency::kept_bytes;
 use hearth_halda::{
     Assignment, Device, Gpu, Instance, LatencyModel, Model, OperatingSystem, Overlap, Practice, ReadRates,
     Rereads, Solution, Strategy, solve,
 };
 use hearth_profiles::Bytes;
-use hearth_schema::residency::{Residency, ResidencyOptions, kept_bytes};
+use hearth_schema::residency::Residency;
+use hearth_schema::residency::ResidencyOptions;
 
 const MIB: u64 = 1 << 20;
 /// Weight bytes of a layer.

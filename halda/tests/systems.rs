@@ -1,13 +1,18 @@
 //! Do the planners of other systems share the model out as the prima.cpp paper says they do?
 
+use hearth_core::Cluster;
+use hearth_core::LinkTable;
+use hearth_core::Member;
+use hearth_core::holdings::Holdings;
 use hearth_halda::systems::{NAMES, SystemOptions, SystemRefusal, plan};
 use hearth_profiles::model::shipped;
 use hearth_profiles::{BytesPerSecond, Document, Format, Link, Seconds, Sourced, device};
-use hearth_schema::holdings::Holdings;
-use hearth_schema::plan::{Origin, Plan};
+use hearth_schema::plan::Origin;
+use hearth_schema::plan::Plan;
 use hearth_schema::residency::Residency;
-use hearth_schema::scenario::{KvFormat, Links, Workload};
-use hearth_schema::{Cluster, LinkTable, Member};
+use hearth_schema::scenario::KvFormat;
+use hearth_schema::scenario::Links;
+use hearth_schema::scenario::Workload;
 
 /// Shipped devices with a shipped model; the first is the head.
 fn cluster(model: &str, devices: &[&str]) -> Cluster {

@@ -10,7 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use hearth_profiles::model::shipped;
 use hearth_schema::Trace;
-use hearth_schema::trace::{Kind, Origin};
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Origin;
 
 use crate::comparison::Run;
 use crate::lines::{Line, Lines, Place};

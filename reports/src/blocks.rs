@@ -7,7 +7,9 @@
 //!
 //! Not here: drawing ([`crate::gantt`]) and the time line export ([`crate::perfetto`]).
 
-use hearth_schema::trace::{Kind, Record, Resource};
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Record;
+use hearth_schema::trace::Resource;
 
 /// A row of a device in the picture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -5,9 +5,12 @@
 //!
 //! Not here: the picture of one token ([`crate::gantt`]).
 
+use hearth_core::metrics::DeviceMetrics;
+use hearth_core::metrics::Terms;
+use hearth_core::metrics::device_terms;
 use hearth_schema::Trace;
-use hearth_schema::happenings::{Happening, Sort};
-use hearth_schema::metrics::{DeviceMetrics, Terms, device_terms};
+use hearth_schema::happenings::Happening;
+use hearth_schema::happenings::Sort;
 use hearth_schema::trace::Counter;
 
 use crate::comparison::Run;

@@ -3,7 +3,7 @@
 //! Every trace becomes a [`Run`] with its numbers. A simulated and a measured run of the same plan
 //! become a [`Pair`]: a row a quantity, the error of the prediction being predicted less measured. The
 //! terms of a pair sum to its TPOT. Where a run has several tokens, its time per token and the terms have the
-//! interval of [`hearth_schema::metrics::intervals`], and the error has that of both.
+//! interval of [`hearth_core::metrics::intervals`], and the error has that of both.
 //!
 //! With more than two traces each run finds a partner: the first run of the other origin with the same
 //! plan. Runs without a partner stand alone, and a note says why.
@@ -12,11 +12,13 @@
 
 use std::collections::BTreeSet;
 
+use hearth_core::metrics;
+use hearth_core::metrics::Metrics;
+use hearth_core::metrics::intervals::Intervals;
+use hearth_core::metrics::outputs::Outputs;
 use hearth_schema::Trace;
-use hearth_schema::metrics::intervals::Intervals;
-use hearth_schema::metrics::outputs::Outputs;
-use hearth_schema::metrics::{self, Metrics};
-use hearth_schema::trace::{Origin, Outcome};
+use hearth_schema::trace::Origin;
+use hearth_schema::trace::Outcome;
 use serde::{Deserialize, Serialize};
 
 use crate::published::beside::Printed;

@@ -8,7 +8,8 @@
 
 use hearth_profiles::device::PageCachePolicy;
 use hearth_schema::Trace;
-use hearth_schema::trace::{Origin, Outcome};
+use hearth_schema::trace::Origin;
+use hearth_schema::trace::Outcome;
 
 use crate::comparison::{Comparison, Run};
 use crate::document::{Block, Document, Figure, Section, Table, Text, Weight};

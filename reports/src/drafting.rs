@@ -2,9 +2,9 @@
 //!
 //! Nothing for runs of one sequence without drafts, which the other tables describe.
 //!
-//! Not here: how these numbers are computed (`hearth_schema::metrics::sequences`).
+//! Not here: how these numbers are computed (`hearth_core::metrics::sequences`).
 
-use hearth_schema::metrics::sequences::SpeculationMetrics;
+use hearth_core::metrics::sequences::SpeculationMetrics;
 
 use crate::comparison::Run;
 use crate::document::{Block, Section, Table, Text, Weight};
@@ -47,7 +47,7 @@ fn milliseconds(value: f64) -> Text {
 
 fn sequences(run: &Run) -> Option<Table> {
     let all = &run.metrics.sequences;
-    let row = |one: &hearth_schema::metrics::sequences::SequenceMetrics| {
+    let row = |one: &hearth_core::metrics::sequences::SequenceMetrics| {
         let cells = vec![
             Text::from(one.sequence.to_string()),
             milliseconds(one.ttft_ms),

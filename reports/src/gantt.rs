@@ -9,7 +9,9 @@
 use std::collections::BTreeSet;
 
 use hearth_schema::Trace;
-use hearth_schema::trace::{Kind, Record, Resource};
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Record;
+use hearth_schema::trace::Resource;
 
 use crate::blocks::{self, Activity, Block, Lane};
 use crate::comparison::Run;

@@ -6,8 +6,12 @@
 //!
 //! Not here: the numbers ([`hearth_schema::happenings`]).
 
+use hearth_core::metrics::around::Around;
+use hearth_core::metrics::around::Phases;
+use hearth_core::metrics::around::around;
 use hearth_schema::Trace;
-use hearth_schema::happenings::{Around, Happening, Phases, Sort, around};
+use hearth_schema::happenings::Happening;
+use hearth_schema::happenings::Sort;
 
 use crate::comparison::Run;
 use crate::document::{Block, Section, Table, Text, Weight};

@@ -39,7 +39,7 @@
 //! ```
 //!
 //! Not here: reading traces and writing files (the command line), and the numbers themselves
-//! ([`hearth_schema::metrics`]).
+//! ([`hearth_core::metrics`]).
 
 mod against;
 mod blocks;

@@ -8,7 +8,8 @@
 
 use std::collections::BTreeMap;
 
-use hearth_schema::trace::{Kind, Record};
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Record;
 
 /// A message: indices of its two records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

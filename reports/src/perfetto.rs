@@ -14,7 +14,11 @@
 use std::collections::BTreeMap;
 
 use hearth_schema::Trace;
-use hearth_schema::trace::{Counter, Kind, Origin, Record, Resource};
+use hearth_schema::trace::Counter;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Origin;
+use hearth_schema::trace::Record;
+use hearth_schema::trace::Resource;
 use serde::Serialize;
 
 use crate::blocks;

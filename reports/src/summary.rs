@@ -7,7 +7,7 @@
 
 use std::fmt::Write;
 
-use hearth_schema::metrics::DeviceMetrics;
+use hearth_core::metrics::DeviceMetrics;
 use hearth_schema::trace::Origin;
 
 use crate::comparison::{Comparison, Pair, Place, Run};

@@ -1,6 +1,6 @@
 //! How is each part of a token's time called, coloured and explained?
 //!
-//! The order is that of [`hearth_schema::metrics::Terms::rows`].
+//! The order is that of [`hearth_core::metrics::Terms::rows`].
 
 /// What a reader needs to know of a term.
 #[derive(Debug, Clone, Copy)]

@@ -1,13 +1,14 @@
 //! When did each token begin and end?
 //!
 //! A token ends when the head has sampled it and begins where the one before it in its sequence ended, as in
-//! [`hearth_schema::metrics`]. Only tokens after the first count: the first ends the prompt. Tokens of one pass, whose
+//! [`hearth_core::metrics`]. Only tokens after the first count: the first ends the prompt. Tokens of one pass, whose
 //! drafts were accepted, are one here.
 //!
 //! Not here: how long the parts of a token took.
 
+use hearth_core::metrics::outputs::Outputs;
+use hearth_core::metrics::outputs::Turn;
 use hearth_schema::Trace;
-use hearth_schema::metrics::outputs::{Outputs, Turn};
 
 /// The interval of a pass's tokens on the head's clock, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,7 +4,8 @@ use hearth_profiles::Document;
 use hearth_reports::Report;
 use hearth_reports::lines::{Line, Lines, Place};
 use hearth_reports::published::{Published, SHIPPED};
-use hearth_schema::trace::{Kind, Origin};
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Origin;
 
 mod sample;
 

@@ -7,8 +7,11 @@ use std::fs;
 use std::path::Path;
 
 use hearth_reports::Report;
-use hearth_schema::happenings::{Happening, Sort};
-use hearth_schema::trace::{Kind, Origin, Outcome};
+use hearth_schema::happenings::Happening;
+use hearth_schema::happenings::Sort;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Origin;
+use hearth_schema::trace::Outcome;
 
 mod sample;
 

@@ -2,7 +2,8 @@
 
 use hearth_reports::Report;
 use hearth_reports::perfetto;
-use hearth_schema::trace::{Kind, Origin};
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Origin;
 use serde_json::{Value, json};
 
 mod checker;

@@ -8,7 +8,8 @@ use hearth_profiles::model::ModelDocument;
 use hearth_profiles::{Device, Document};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 
-use crate::{Plan, Scenario};
+use crate::Plan;
+use crate::Scenario;
 
 /// The kinds of documents that have a schema.
 pub const KINDS: [&str; 4] = ["scenario", "plan", "device", "model"];

@@ -10,7 +10,7 @@
 //! That is the kind `ring`, which needs no word. In a plan of the kind `tensor` every device works on every layer,
 //! in one round ([`crate::tensor`]); such plans, and rings that pin their weights, are simulated only.
 //!
-//! Not here: how a plan is found (`halda`), and in which steps it is carried out ([`crate::schedule`]).
+//! Not here: how a plan is found (`halda`), and in which steps it is carried out (`hearth_core::schedule`).
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -21,11 +21,23 @@ use hearth_profiles::model::ModelProfile;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::residency::{Residency, ResidencyOptions};
-use crate::scenario::{ActivationFormat, KvFormat};
-use crate::schedule::Processor;
+use crate::residency::Residency;
+use crate::residency::ResidencyOptions;
+use crate::scenario::ActivationFormat;
+use crate::scenario::KvFormat;
 use crate::tensor::TensorPlan;
 use crate::workload::MAX_SEQUENCES;
+
+/// Where layers are computed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Processor {
+    /// The CPU, from the mapped file.
+    #[default]
+    Cpu,
+    /// The GPU, from its own memory.
+    Gpu,
+}
 
 /// A layer-to-device assignment with everything a runner needs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]

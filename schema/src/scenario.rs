@@ -4,7 +4,7 @@
 //! workload and a seed. Everything downstream follows from it.
 //!
 //! Not here: what a device or a model is (`profiles`), and the numbers a reference to one stands for
-//! ([`crate::cluster`]).
+//! ([`hearth_core::cluster`]).
 
 use std::collections::BTreeSet;
 
@@ -17,10 +17,12 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::address::host_and_port;
-use crate::events::{self, Event};
+use crate::events;
+use crate::events::Event;
 use crate::residency::ResidencyOptions;
 
-pub use crate::workload::{Speculation, Workload};
+pub use crate::workload::Speculation;
+pub use crate::workload::Workload;
 
 /// A question about a cluster.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]

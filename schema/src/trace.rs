@@ -12,7 +12,7 @@
 //! `embed` and ends with `output`; a `draft` line may stand before, and a pass with drafts has an `accepted` counter.
 //! A SoC that runs alone has `kernel` and `synchronise` lines beside the `compute` line that they are part of.
 //!
-//! Not here: what is computed from a trace ([`crate::metrics`]).
+//! Not here: what is computed from a trace ([`hearth_core::metrics`]).
 
 use std::io::{BufRead, Write};
 use std::ops::Range;
@@ -21,8 +21,8 @@ use hearth_profiles::device::PageCachePolicy;
 use serde::{Deserialize, Serialize};
 
 use crate::happenings::Happening;
+use crate::pass::Pass;
 use crate::plan::Parallelism;
-use crate::schedule::Pass;
 
 /// The longest line read, in bytes.
 const MAX_LINE_BYTES: u64 = 1 << 20;

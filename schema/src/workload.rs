@@ -4,16 +4,17 @@
 //! small model drafts tokens that the large one verifies in one batch (Leviathan et al., 2023; prima.cpp paper,
 //! appendix A.9).
 //!
-//! Not here: the draft's numbers ([`crate::Cluster::draft`]), and in which passes the tokens go around the ring
-//! ([`crate::schedule::Generation`]).
+//! Not here: the draft's numbers ([`hearth_core::Cluster::draft`]), and in which passes the tokens go around the ring
+//! ([`hearth_core::schedule::Generation`]).
 
 use hearth_profiles::document::DocumentError;
 use hearth_profiles::{Fraction, Sourced};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::pass::MAX_PASS_TOKENS;
+use crate::plan::Processor;
 use crate::scenario::ModelRef;
-use crate::schedule::{MAX_PASS_TOKENS, Processor};
 
 /// More requests at once than a home has. Keeps products of counts far from overflow.
 /// source: assumed

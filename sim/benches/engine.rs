@@ -14,7 +14,8 @@ mod queues;
 mod rings;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use hearth_schema::residency::{Residency, ResidencyOptions};
+use hearth_schema::residency::Residency;
+use hearth_schema::residency::ResidencyOptions;
 use rings::{Ring, Size};
 
 const EVENTS: u64 = 100_000;

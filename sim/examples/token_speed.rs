@@ -8,8 +8,9 @@
 mod rings;
 mod stopwatch;
 
-use hearth_schema::metrics;
-use hearth_schema::residency::{Residency, ResidencyOptions};
+use hearth_core::metrics;
+use hearth_schema::residency::Residency;
+use hearth_schema::residency::ResidencyOptions;
 use rings::{Ring, Size};
 
 const GENERATE: u32 = 64;

@@ -4,7 +4,7 @@
 //! holds it, and goes on when the device is back. If the ring has a new plan before that, the held messages are given
 //! up with everything else of the old one.
 //!
-//! Not here: who notices ([`hearth_schema::heartbeat`]), and what a ring does then ([`crate::renewal`]).
+//! Not here: who notices ([`hearth_core::heartbeat`]), and what a ring does then ([`crate::renewal`]).
 
 use crate::engine::Nanos;
 use crate::station::Message;

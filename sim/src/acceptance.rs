@@ -5,10 +5,10 @@
 //! sequence and the position, and a position is looked at once: after a rejection the token that stands there is the
 //! large model's own. So the number of drafts does not disturb the draws.
 //!
-//! Not here: what acceptance does to the positions (`hearth_schema::schedule::Generation`).
+//! Not here: what acceptance does to the positions (`hearth_core::schedule::Generation`).
 
+use hearth_schema::pass::Pass;
 use hearth_schema::scenario::Workload;
-use hearth_schema::schedule::Pass;
 
 use crate::streams::{self, Purpose};
 

@@ -8,8 +8,10 @@
 use std::collections::BTreeMap;
 
 use hearth_profiles::{Bytes, Fraction, Seconds};
-use hearth_schema::events::{Change, Event};
-use hearth_schema::happenings::{Happening, Sort};
+use hearth_schema::events::Change;
+use hearth_schema::events::Event;
+use hearth_schema::happenings::Happening;
+use hearth_schema::happenings::Sort;
 
 use crate::conditions::Conditions;
 use crate::engine::Nanos;

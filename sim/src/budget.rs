@@ -1,21 +1,23 @@
 //! How much of a device's memory is left for the page cache?
 //!
-//! What a run can have of main memory, less what cannot be taken back ([`hearth_schema::room`]). The rest holds the
+//! What a run can have of main memory, less what cannot be taken back ([`hearth_core::room`]). The rest holds the
 //! weights that are read through the mapping. A run whose unreclaimable part does not fit, in main memory or on
 //! the GPU, ends before it begins.
 //!
-//! Weights that are pinned cannot be taken back either ([`hearth_schema::holdings`]). What of them memory does not
+//! Weights that are pinned cannot be taken back either ([`hearth_core::holdings`]). What of them memory does not
 //! hold is swapped, which is read again as what a cache does not hold.
 //!
 //! Not here: which weights stay in the rest ([`crate::page_cache`]).
 
+use hearth_core::holdings::Holdings;
+use hearth_core::room::LEAST_ROOM;
+use hearth_core::room::Room;
 use hearth_profiles::Bytes;
 use hearth_profiles::device::Device;
 use hearth_profiles::model::ModelProfile;
 use hearth_schema::Plan;
-use hearth_schema::holdings::Holdings;
-use hearth_schema::room::{LEAST_ROOM, Room};
-use hearth_schema::trace::{MemoryKind, Shortage};
+use hearth_schema::trace::MemoryKind;
+use hearth_schema::trace::Shortage;
 
 use crate::tensor::short;
 

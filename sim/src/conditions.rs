@@ -8,9 +8,9 @@
 //!
 //! Not here: when events begin and end ([`crate::agenda`]).
 
+use hearth_core::room::LEAST_ROOM;
 use hearth_profiles::Bytes;
 use hearth_schema::events::Change;
-use hearth_schema::room::LEAST_ROOM;
 
 /// What a device has beside its own work.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -74,7 +74,9 @@ impl Conditions {
 #[cfg(test)]
 mod tests {
     use hearth_profiles::{BytesPerSecond, Fraction};
-    use hearth_schema::events::{Load, Swap, Taken};
+    use hearth_schema::events::Load;
+    use hearth_schema::events::Swap;
+    use hearth_schema::events::Taken;
 
     use super::*;
 

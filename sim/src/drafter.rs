@@ -9,15 +9,16 @@
 //! Deviation: the fixed cost of a token on the head (`cpu.token_overhead`) is charged for tokens of the large model
 //! only. It holds whatever else a ring costs.
 //!
-//! Not here: the memory it takes (`hearth_schema::draft`).
+//! Not here: the memory it takes (`hearth_core::draft`).
 
 use std::collections::BTreeMap;
 
+use hearth_core::rates::Work;
 use hearth_profiles::device::Device;
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, Seconds};
-use hearth_schema::rates::Work;
-use hearth_schema::schedule::{Pass, Processor};
+use hearth_schema::pass::Pass;
+use hearth_schema::plan::Processor;
 
 /// Bytes of a token's number and of one logit.
 const NUMBER: Bytes = Bytes(4);

@@ -3,10 +3,11 @@
 //! Everything here is about the input. That a device runs out of memory is not an error but an outcome of the
 //! run, which the trace tells.
 
+use hearth_core::cluster::NoLink;
+use hearth_core::draft::DraftError;
+use hearth_core::schedule::GenerationError;
+use hearth_core::schedule::ScheduleError;
 use hearth_profiles::{DocumentError, Seconds};
-use hearth_schema::cluster::NoLink;
-use hearth_schema::draft::DraftError;
-use hearth_schema::schedule::{GenerationError, ScheduleError};
 
 /// Why a plan cannot be simulated.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

@@ -12,9 +12,12 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use hearth_profiles::Bytes;
-use hearth_schema::residency::{Residency, ResidencyOptions};
-use hearth_schema::schedule::Pass;
-use hearth_schema::trace::{Kind, Record, Resource};
+use hearth_schema::pass::Pass;
+use hearth_schema::residency::Residency;
+use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Record;
+use hearth_schema::trace::Resource;
 
 use crate::engine::Nanos;
 use crate::lines::begun;

@@ -11,10 +11,10 @@
 
 use std::ops::Range;
 
+use hearth_core::schedule::Part;
 use hearth_profiles::Bytes;
 use hearth_profiles::model::ModelProfile;
 use hearth_schema::Plan;
-use hearth_schema::schedule::Part;
 
 use crate::page_cache::Chunk;
 
@@ -116,10 +116,15 @@ fn chunks(start: u64, end: u64, chunk: Bytes) -> Range<Chunk> {
 #[cfg(test)]
 mod tests {
     use hearth_profiles::model::shipped;
-    use hearth_schema::plan::{Origin, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Role};
+    use hearth_schema::plan::Origin;
+    use hearth_schema::plan::PlanKind;
+    use hearth_schema::plan::PlannedDevice;
+    use hearth_schema::plan::PlannedModel;
+    use hearth_schema::plan::PlannerRecord;
+    use hearth_schema::plan::Processor;
+    use hearth_schema::plan::Role;
     use hearth_schema::residency::ResidencyOptions;
     use hearth_schema::scenario::KvFormat;
-    use hearth_schema::schedule::Processor;
 
     use super::*;
 

@@ -2,7 +2,9 @@
 //!
 //! Not here: what becomes of it. Whoever begins it sets its end, its cost and what else it has.
 
-use hearth_schema::trace::{Kind, Record, Resource};
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Record;
+use hearth_schema::trace::Resource;
 
 use crate::engine::Nanos;
 

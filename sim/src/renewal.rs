@@ -1,24 +1,30 @@
 //! What does a ring make of what happens around it?
 //!
 //! Loads, clocks and memory change a device's conditions, and it goes on. A device that is cut off holds the ring up
-//! until it is back, or until the head misses it ([`hearth_schema::heartbeat`]). Then the head plans again for those that
+//! until it is back, or until the head misses it ([`hearth_core::heartbeat`]). Then the head plans again for those that
 //! are there. Its new plan takes one way to each device and the answer one way back; after that all tokens so far enter
 //! the new ring as a prompt, because their keys and values were spread over the old one.
 //!
 //! Deviation: planning takes no time, and a head knows the devices' profiles, not what other programs do on them.
 //!
-//! Not here: who finds the plan ([`hearth_schema::replan`]), and what one device makes of it ([`crate::station`]).
+//! Not here: who finds the plan ([`hearth_core::replan`]), and what one device makes of it ([`crate::station`]).
 
 use std::sync::Arc;
 
+use hearth_core::Cluster;
+use hearth_core::heartbeat;
+use hearth_core::replan::NoPlan;
+use hearth_core::schedule::Event as Incident;
+use hearth_core::schedule::Schedule;
 use hearth_profiles::device::PageCachePolicy;
 use hearth_profiles::{Bytes, Seconds};
-use hearth_schema::events::{Change, Return};
-use hearth_schema::happenings::{Happening, Sort};
-use hearth_schema::replan::NoPlan;
-use hearth_schema::schedule::{Event as Incident, Schedule};
-use hearth_schema::trace::{Kind, Outcome};
-use hearth_schema::{Cluster, Plan, heartbeat};
+use hearth_schema::Plan;
+use hearth_schema::events::Change;
+use hearth_schema::events::Return;
+use hearth_schema::happenings::Happening;
+use hearth_schema::happenings::Sort;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Outcome;
 
 use crate::absence::Held;
 use crate::agenda::Action;

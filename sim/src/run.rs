@@ -3,7 +3,7 @@
 //! One world: a station for each device of the plan, the links between them, and the engine that orders their
 //! events. The schedule says what is done, the stations how long it takes; the trace is the executor's.
 //!
-//! Which pass enters when the head is free is `hearth_schema::schedule::Generation`'s to say. Weights are on disk when
+//! Which pass enters when the head is free is `hearth_core::schedule::Generation`'s to say. Weights are on disk when
 //! the run begins, unless [`Options::warm`]; those in GPU memory are loaded already.
 //!
 //! What happens to the devices meanwhile is a scenario's business: loads, memory that others take, devices that leave
@@ -12,24 +12,35 @@
 //! Plans that slice layers run in [`crate::tensor`], a phone whose GPU and NPU compute alone in [`crate::soc`].
 //!
 //! Not here: of what stations and links are made ([`crate::setting`]), and speeds and times as numbers, which
-//! `hearth_schema::metrics` computes from the trace.
+//! `hearth_core::metrics` computes from the trace.
 
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use hearth_core::Cluster;
+use hearth_core::draft;
+use hearth_core::replan::Replanner;
+use hearth_core::schedule::Generation;
+use hearth_core::schedule::Schedule;
+use hearth_core::schedule::passes;
 use hearth_profiles::device::Device;
 use hearth_profiles::model::{DigestMatch, ModelProfile};
 use hearth_profiles::{Bytes, Document, Seconds};
-use hearth_schema::draft;
+use hearth_schema::Plan;
 use hearth_schema::happenings::Sort;
-use hearth_schema::replan::Replanner;
+use hearth_schema::pass::Pass;
 use hearth_schema::residency::Residency;
 use hearth_schema::scenario::Workload;
-use hearth_schema::schedule::{Generation, Pass, Schedule, passes};
-use hearth_schema::trace::{
-    Counter, Header, Kind, Origin, Outcome, Reading, Record, Resource, Trace, TracedDevice,
-};
-use hearth_schema::{Cluster, Plan};
+use hearth_schema::trace::Counter;
+use hearth_schema::trace::Header;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Origin;
+use hearth_schema::trace::Outcome;
+use hearth_schema::trace::Reading;
+use hearth_schema::trace::Record;
+use hearth_schema::trace::Resource;
+use hearth_schema::trace::Trace;
+use hearth_schema::trace::TracedDevice;
 
 use crate::absence::{Absence, Held};
 use crate::acceptance::Acceptance;

@@ -8,15 +8,20 @@
 
 use std::borrow::Cow;
 
+use hearth_core::cluster::Joined;
+use hearth_core::conversion::converted;
+use hearth_core::conversion::model_as;
+use hearth_core::draft;
+use hearth_core::schedule::Part;
+use hearth_core::schedule::Schedule;
+use hearth_core::schedule::visits;
 use hearth_profiles::device::{Device, PageCachePolicy};
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
-use hearth_schema::cluster::Joined;
-use hearth_schema::conversion::{converted, model_as};
+use hearth_schema::Plan;
 use hearth_schema::plan::PlannedDevice;
+use hearth_schema::plan::Processor;
 use hearth_schema::residency::Residency;
-use hearth_schema::schedule::{Part, Processor, Schedule, visits};
-use hearth_schema::{Plan, draft};
 
 use crate::budget::Budget;
 use crate::drafter::Drafter;

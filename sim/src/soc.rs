@@ -1,22 +1,34 @@
 //! What do the processors of a phone do that runs a model alone?
 //!
 //! Stage by stage: kernels on the GPU and graphs on the NPU begin together, each processor takes up its next one when it is
-//! done, the CPU waits for the later of the two and hands on. What the stages are, `hearth_schema::soc` says; the weights
+//! done, the CPU waits for the later of the two and hands on. What the stages are, `hearth_core::soc` says; the weights
 //! are in memory when the run begins. The trace has a `compute` line for each pass, and beside it a line for every kernel
 //! and every wait, until there are [`MOST_DETAIL`] of them.
 //!
 //! Not here: a phone in a ring, or one whose memory does not hold the model. There a layer takes what its stages take
 //! together, and weights may have to be read ([`crate::station`]).
 
+use hearth_core::rates::Work;
+use hearth_core::room::Room;
+use hearth_core::schedule::Generation;
+use hearth_core::soc::Chip;
+use hearth_core::soc::Stage;
+use hearth_core::soc::sync::Wait;
 use hearth_profiles::device::{Device, Soc};
 use hearth_profiles::{Bytes, Seconds};
-use hearth_schema::rates::Work;
-use hearth_schema::room::Room;
+use hearth_schema::pass::MAX_PASS_TOKENS;
+use hearth_schema::pass::Pass;
+use hearth_schema::plan::Processor;
 use hearth_schema::scenario::Workload;
-use hearth_schema::schedule::{Generation, MAX_PASS_TOKENS, Pass, Processor};
-use hearth_schema::soc::sync::Wait;
-use hearth_schema::soc::{Chip, Stage};
-use hearth_schema::trace::{Cost, Counter, Header, Kind, Outcome, Reading, Record, Resource, Trace};
+use hearth_schema::trace::Cost;
+use hearth_schema::trace::Counter;
+use hearth_schema::trace::Header;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Outcome;
+use hearth_schema::trace::Reading;
+use hearth_schema::trace::Record;
+use hearth_schema::trace::Resource;
+use hearth_schema::trace::Trace;
 
 use crate::acceptance::Acceptance;
 use crate::budget::Budget;

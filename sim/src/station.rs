@@ -5,19 +5,27 @@
 //! the mapped weights ([`crate::walk`]); on the GPU it takes its time without the disk, but that Metal brings its mapped
 //! weights in before; sending and reading ahead are handed to the link and the helper and cost this thread nothing.
 //!
-//! Not here: which steps there are (`hearth_schema::schedule`), and what the devices do to each other
+//! Not here: which steps there are (`hearth_core::schedule`), and what the devices do to each other
 //! ([`crate::run`]).
 
 mod renewal;
 
 use std::collections::{BTreeSet, VecDeque};
 
+use hearth_core::rates::Work;
+use hearth_core::schedule::Event as Incident;
+use hearth_core::schedule::Part;
+use hearth_core::schedule::Schedule;
+use hearth_core::schedule::Step;
 use hearth_profiles::device::Device;
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, Seconds};
-use hearth_schema::rates::Work;
-use hearth_schema::schedule::{Event as Incident, Part, Pass, Processor, Schedule, Step};
-use hearth_schema::trace::{Cost, Kind, Record, Resource};
+use hearth_schema::pass::Pass;
+use hearth_schema::plan::Processor;
+use hearth_schema::trace::Cost;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Record;
+use hearth_schema::trace::Resource;
 
 use crate::drafter::Drafter;
 use crate::engine::{Engine, Nanos, Timer};

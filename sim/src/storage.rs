@@ -11,8 +11,10 @@
 //!
 //! Not here: who touches what and when.
 
+use hearth_core::rates::DISCARDING;
+use hearth_core::rates::INSERTING;
+use hearth_core::rates::LOOKING;
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
-use hearth_schema::rates::{DISCARDING, INSERTING, LOOKING};
 
 use crate::engine::Nanos;
 use crate::page_cache::{Access, CHUNK_BYTES, Chunk, Counters, Fetch, PageCache, Policy, Readahead};

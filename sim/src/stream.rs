@@ -15,8 +15,13 @@
 
 use std::collections::VecDeque;
 
+use hearth_core::residency::KeptBudget;
+use hearth_core::residency::Share;
+use hearth_core::residency::UNDER_WAY;
+use hearth_core::residency::kept_bytes;
+use hearth_core::residency::stream_bytes;
 use hearth_profiles::Bytes;
-use hearth_schema::residency::{KeptBudget, ResidencyOptions, Share, UNDER_WAY, kept_bytes, stream_bytes};
+use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::trace::Record;
 
 use crate::engine::Nanos;

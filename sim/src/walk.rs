@@ -4,14 +4,16 @@
 //! page fault on what is not, or waiting for the helper that is to bring it. Chunks that can be used one after
 //! another are computed as one stretch.
 //!
-//! Not here: what can be used ([`crate::keeper`]), how long a layer takes ([`hearth_schema::rates`]), and what to do when
+//! Not here: what can be used ([`crate::keeper`]), how long a layer takes ([`hearth_core::rates`]), and what to do when
 //! the walk is over ([`crate::station`]).
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
 use hearth_profiles::{Bytes, Seconds};
-use hearth_schema::trace::{Cost, Kind, Record};
+use hearth_schema::trace::Cost;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Record;
 
 use crate::engine::Nanos;
 use crate::keeper::{Found, Keeper};

@@ -5,16 +5,29 @@
 
 mod small_rings;
 
+use hearth_core::cluster::Cluster;
+use hearth_core::metrics;
+use hearth_core::metrics::Metrics;
+use hearth_core::metrics::around::Around;
+use hearth_core::metrics::around::around;
+use hearth_core::replan::NoPlan;
+use hearth_core::replan::Replanner;
 use hearth_profiles::device::PageCachePolicy;
 use hearth_profiles::{Bytes, BytesPerSecond, Fraction, Seconds, Sourced};
-use hearth_schema::cluster::Cluster;
-use hearth_schema::events::{Event, Load, Return, Swap, Taken};
-use hearth_schema::happenings::{Around, Sort, around};
-use hearth_schema::metrics::{self, Metrics};
-use hearth_schema::plan::{Plan, Role};
-use hearth_schema::replan::{NoPlan, Replanner};
-use hearth_schema::residency::{Residency, ResidencyOptions};
-use hearth_schema::trace::{Counter, Kind, Outcome, Trace};
+use hearth_schema::events::Event;
+use hearth_schema::events::Load;
+use hearth_schema::events::Return;
+use hearth_schema::events::Swap;
+use hearth_schema::events::Taken;
+use hearth_schema::happenings::Sort;
+use hearth_schema::plan::Plan;
+use hearth_schema::plan::Role;
+use hearth_schema::residency::Residency;
+use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::trace::Counter;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Outcome;
+use hearth_schema::trace::Trace;
 use hearth_sim::{Input, Options, Run, SimError, Surroundings, simulate_in};
 
 use small_rings::{PLENTY, cluster, on_air, plan};

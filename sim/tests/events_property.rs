@@ -6,18 +6,28 @@
 
 mod small_rings;
 
+use hearth_core::cluster::Cluster;
+use hearth_core::draft;
+use hearth_core::metrics;
+use hearth_core::replan::NoPlan;
+use hearth_core::replan::Replanner;
 use hearth_profiles::{Bytes, Fraction, Seconds};
 use hearth_profiles::{Sourced, model};
-use hearth_schema::cluster::Cluster;
-use hearth_schema::draft;
-use hearth_schema::events::{Event, Load, Return, Taken};
+use hearth_schema::events::Event;
+use hearth_schema::events::Load;
+use hearth_schema::events::Return;
+use hearth_schema::events::Taken;
 use hearth_schema::happenings::Sort;
-use hearth_schema::metrics;
-use hearth_schema::plan::{Plan, Role};
-use hearth_schema::replan::{NoPlan, Replanner};
-use hearth_schema::residency::{Residency, ResidencyOptions};
-use hearth_schema::scenario::{ModelRef, Speculation};
-use hearth_schema::trace::{Counter, Kind, Outcome, Trace};
+use hearth_schema::plan::Plan;
+use hearth_schema::plan::Role;
+use hearth_schema::residency::Residency;
+use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::scenario::ModelRef;
+use hearth_schema::scenario::Speculation;
+use hearth_schema::trace::Counter;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Outcome;
+use hearth_schema::trace::Trace;
 use hearth_sim::{Input, Options, Surroundings, simulate_in};
 use proptest::prelude::*;
 

@@ -13,7 +13,8 @@ mod small_rings;
 use std::ops::RangeInclusive;
 
 use hearth_profiles::Bytes;
-use hearth_schema::residency::{Residency, ResidencyOptions};
+use hearth_schema::residency::Residency;
+use hearth_schema::residency::ResidencyOptions;
 
 use linux_device::{HELD, PEER_HELD, Run};
 use linux_reader::{BASE, Prefetch, Setup, windowed};

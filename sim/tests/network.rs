@@ -4,13 +4,17 @@
 
 mod small_rings;
 
+use hearth_core::cluster::Cluster;
+use hearth_core::cluster::Joined;
+use hearth_core::metrics;
 use hearth_profiles::Bytes;
 use hearth_profiles::link::air::Air;
-use hearth_schema::cluster::{Cluster, Joined};
-use hearth_schema::metrics;
 use hearth_schema::plan::Plan;
-use hearth_schema::residency::{Residency, ResidencyOptions};
-use hearth_schema::trace::{Kind, Record, Trace};
+use hearth_schema::residency::Residency;
+use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Record;
+use hearth_schema::trace::Trace;
 use hearth_sim::{Input, Options, simulate};
 use proptest::prelude::*;
 

@@ -5,12 +5,13 @@
 
 mod small_rings;
 
+use hearth_core::metrics;
 use hearth_profiles::device::{Device, Os, PageCachePolicy, Reclaim};
 use hearth_profiles::model::shipped;
 use hearth_profiles::{Bytes, Document, Fraction, Seconds, Sourced};
-use hearth_schema::metrics;
 use hearth_schema::residency::ResidencyOptions;
-use hearth_schema::trace::{Outcome, Trace};
+use hearth_schema::trace::Outcome;
+use hearth_schema::trace::Trace;
 use hearth_sim::{Input, Options, simulate};
 
 use small_rings::{PLENTY, cluster, plan, run};

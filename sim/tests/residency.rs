@@ -6,16 +6,23 @@
 
 mod small_rings;
 
+use hearth_core::cluster::Cluster;
+use hearth_core::metrics;
+use hearth_core::residency::kept_bytes;
+use hearth_core::schedule::Part;
+use hearth_core::schedule::visits;
 use hearth_profiles::device::PageCachePolicy;
 use hearth_profiles::model::{ModelProfile, shipped};
 use hearth_profiles::{Bytes, BytesPerSecond, Document, Seconds, Sourced};
 use hearth_schema::Plan;
-use hearth_schema::cluster::Cluster;
-use hearth_schema::metrics;
 use hearth_schema::plan::Role;
-use hearth_schema::residency::{Residency, ResidencyOptions, kept_bytes};
-use hearth_schema::schedule::{Part, visits};
-use hearth_schema::trace::{Counter, Kind, Outcome, Reading, Trace};
+use hearth_schema::residency::Residency;
+use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::trace::Counter;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Outcome;
+use hearth_schema::trace::Reading;
+use hearth_schema::trace::Trace;
 use hearth_sim::{Input, Options, simulate};
 use proptest::prelude::*;
 

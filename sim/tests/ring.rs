@@ -5,14 +5,17 @@
 
 mod small_rings;
 
+use hearth_core::cluster::Cluster;
+use hearth_core::metrics;
 use hearth_profiles::device::PageCachePolicy;
 use hearth_profiles::model::{ModelProfile, shipped};
 use hearth_profiles::{Bytes, Device, Document};
-use hearth_schema::cluster::Cluster;
-use hearth_schema::metrics;
-use hearth_schema::plan::{Plan, Role};
-use hearth_schema::residency::{Residency, ResidencyOptions};
-use hearth_schema::trace::{Kind, Outcome};
+use hearth_schema::plan::Plan;
+use hearth_schema::plan::Role;
+use hearth_schema::residency::Residency;
+use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Outcome;
 use hearth_sim::{Input, Options, SimError, simulate};
 use proptest::prelude::*;
 

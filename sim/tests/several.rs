@@ -7,18 +7,29 @@ mod small_rings;
 
 use std::collections::BTreeMap;
 
+use hearth_core::cluster::Cluster;
+use hearth_core::cluster::LinkTable;
+use hearth_core::draft;
+use hearth_core::draft::DraftError;
+use hearth_core::metrics;
+use hearth_core::metrics::Metrics;
 use hearth_profiles::device::shipped;
 use hearth_profiles::model::{self, ModelProfile};
 use hearth_profiles::{Bytes, BytesPerSecond, Device, Document, Fraction, Seconds, Sourced};
-use hearth_schema::cluster::{Cluster, LinkTable};
-use hearth_schema::draft;
-use hearth_schema::draft::DraftError;
-use hearth_schema::metrics::{self, Metrics};
-use hearth_schema::plan::{Plan, PlannedDraft, PlannedModel};
-use hearth_schema::residency::{Residency, ResidencyOptions};
-use hearth_schema::scenario::{Links, ModelRef, Speculation, Workload};
-use hearth_schema::schedule::Processor;
-use hearth_schema::trace::{Counter, Kind, Outcome, Trace};
+use hearth_schema::plan::Plan;
+use hearth_schema::plan::PlannedDraft;
+use hearth_schema::plan::PlannedModel;
+use hearth_schema::plan::Processor;
+use hearth_schema::residency::Residency;
+use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::scenario::Links;
+use hearth_schema::scenario::ModelRef;
+use hearth_schema::scenario::Speculation;
+use hearth_schema::scenario::Workload;
+use hearth_schema::trace::Counter;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Outcome;
+use hearth_schema::trace::Trace;
 use hearth_sim::{Input, Options, SimError, simulate};
 use proptest::prelude::*;
 

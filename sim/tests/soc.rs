@@ -1,17 +1,34 @@
 //! Does a simulated phone take what its stages take, alone and in a ring, and is its trace whole?
 
+use hearth_core::Cluster;
+use hearth_core::LinkTable;
+use hearth_core::Member;
+use hearth_core::metrics;
+use hearth_core::soc::Chip;
+use hearth_core::soc::SocNumbers;
+use hearth_core::soc::stage::total;
 use hearth_profiles::device::shipped;
 use hearth_profiles::device::soc::{SocOptions, Strategy, Synchronisation, Upkeep};
 use hearth_profiles::{Bytes, BytesPerSecond, Fraction, Link, Seconds, Sourced, model};
 use hearth_schema::events::Event;
-use hearth_schema::plan::{Origin, Plan, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Role};
+use hearth_schema::pass::Pass;
+use hearth_schema::plan::Origin;
+use hearth_schema::plan::Plan;
+use hearth_schema::plan::PlanKind;
+use hearth_schema::plan::PlannedDevice;
+use hearth_schema::plan::PlannedModel;
+use hearth_schema::plan::PlannerRecord;
+use hearth_schema::plan::Processor;
+use hearth_schema::plan::Role;
 use hearth_schema::residency::ResidencyOptions;
-use hearth_schema::scenario::{KvFormat, Links, Workload};
-use hearth_schema::schedule::{Pass, Processor};
-use hearth_schema::soc::stage::total;
-use hearth_schema::soc::{Chip, SocNumbers};
-use hearth_schema::trace::{Kind, Outcome, Record, Resource, Trace};
-use hearth_schema::{Cluster, LinkTable, Member, metrics};
+use hearth_schema::scenario::KvFormat;
+use hearth_schema::scenario::Links;
+use hearth_schema::scenario::Workload;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Outcome;
+use hearth_schema::trace::Record;
+use hearth_schema::trace::Resource;
+use hearth_schema::trace::Trace;
 use hearth_sim::{Input, Options, Surroundings, simulate, simulate_in};
 use proptest::prelude::*;
 

@@ -5,13 +5,22 @@
 
 mod small_rings;
 
+use hearth_core::Cluster;
+use hearth_core::metrics;
 use hearth_profiles::{Bytes, Format, Seconds, Sourced};
-use hearth_schema::Cluster;
-use hearth_schema::metrics;
-use hearth_schema::plan::{Plan, PlanKind};
-use hearth_schema::residency::{Residency, ResidencyOptions};
-use hearth_schema::tensor::{AllReduce, HeadLoads, Slice, TensorPlan};
-use hearth_schema::trace::{Counter, Kind, MemoryKind, Outcome, Trace};
+use hearth_schema::plan::Plan;
+use hearth_schema::plan::PlanKind;
+use hearth_schema::residency::Residency;
+use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::tensor::AllReduce;
+use hearth_schema::tensor::HeadLoads;
+use hearth_schema::tensor::Slice;
+use hearth_schema::tensor::TensorPlan;
+use hearth_schema::trace::Counter;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::MemoryKind;
+use hearth_schema::trace::Outcome;
+use hearth_schema::trace::Trace;
 use hearth_sim::{Input, Options, SimError, simulate};
 use proptest::prelude::*;
 

@@ -6,8 +6,8 @@
 
 use std::process::ExitCode;
 
+use hearth_core::Cluster;
 use hearth_halda::selection::NAMES;
-use hearth_schema::Cluster;
 use hearth_schema::scenario::PlannerOptions;
 use hearth_schema::trace::Outcome;
 use serde::Serialize;

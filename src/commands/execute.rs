@@ -4,10 +4,10 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use hearth_core::metrics::outputs::Outputs;
+use hearth_core::metrics::sequences::SequenceMetrics;
 use hearth_exec::ring::{Asked, Generated, Key, Network, Request, RingError, Unfinished};
 use hearth_exec::{Sampler, SamplerOptions, TextStream, Tokenizer};
-use hearth_schema::metrics::outputs::Outputs;
-use hearth_schema::metrics::sequences::SequenceMetrics;
 use serde::Serialize;
 use tokio::sync::mpsc;
 

@@ -5,9 +5,9 @@
 
 use std::process::ExitCode;
 
+use hearth_core::Cluster;
 use hearth_halda::lint::{self, Finding, Severity};
 use hearth_profiles::Bytes;
-use hearth_schema::Cluster;
 
 use super::{plan, print_json};
 use crate::cli::{LintArgs, PlanAndModel};

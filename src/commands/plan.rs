@@ -3,16 +3,19 @@
 use std::path::Path;
 use std::process::ExitCode;
 
+use hearth_core::Cluster;
 use hearth_halda::selection::{NAMES, Options, SelectionError};
 use hearth_halda::systems::{self, SystemOptions};
 use hearth_halda::{LatencyModel, Refusal, build, named, solve};
 use hearth_profiles::Document;
 use hearth_profiles::device::soc::Strategy as SocStrategy;
-use hearth_schema::plan::{Parallelism, Role};
+use hearth_schema::Plan;
+use hearth_schema::plan::Parallelism;
+use hearth_schema::plan::Role;
 use hearth_schema::residency::ResidencyOptions;
-use hearth_schema::scenario::{PlannerOptions, RingOrder};
+use hearth_schema::scenario::PlannerOptions;
+use hearth_schema::scenario::RingOrder;
 use hearth_schema::tensor::Slice;
-use hearth_schema::{Cluster, Plan};
 use serde::Serialize;
 
 use super::{compare, print_json};

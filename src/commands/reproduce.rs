@@ -7,15 +7,18 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use hearth_core::Cluster;
+use hearth_core::holdings::Holdings;
+use hearth_core::metrics;
+use hearth_core::room::Room;
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, Device};
 use hearth_reports::published::results::{Footprint, Result as Cell, Results, Simulated};
 use hearth_reports::published::scores::Scores;
 use hearth_reports::published::{Published, System, page};
-use hearth_schema::holdings::Holdings;
-use hearth_schema::room::Room;
+use hearth_schema::Plan;
+use hearth_schema::Trace;
 use hearth_schema::trace::Outcome;
-use hearth_schema::{Cluster, Plan, Trace, metrics};
 use hearth_sim::Surroundings;
 use serde::Serialize;
 

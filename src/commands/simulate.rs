@@ -2,13 +2,18 @@
 
 use std::process::ExitCode;
 
+use hearth_core::Cluster;
+use hearth_core::metrics;
+use hearth_core::metrics::Metrics;
+use hearth_core::schedule::ScheduleError;
+use hearth_core::soc::SocNumbers;
 use hearth_profiles::Bytes;
 use hearth_reports::published::results::Spread;
-use hearth_schema::metrics::{self, Metrics};
-use hearth_schema::schedule::ScheduleError;
-use hearth_schema::soc::SocNumbers;
-use hearth_schema::trace::{MemoryKind, Outcome, Trace};
-use hearth_schema::{Cluster, Plan, Scenario};
+use hearth_schema::Plan;
+use hearth_schema::Scenario;
+use hearth_schema::trace::MemoryKind;
+use hearth_schema::trace::Outcome;
+use hearth_schema::trace::Trace;
 use hearth_sim::{Input, Options, Run, SimError, Surroundings};
 use serde::Serialize;
 

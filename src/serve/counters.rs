@@ -7,7 +7,11 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use hearth_schema::trace::{Counter, Kind, Reading, Record, Resource};
+use hearth_schema::trace::Counter;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Reading;
+use hearth_schema::trace::Record;
+use hearth_schema::trace::Resource;
 use serde::Serialize;
 use tokio::time::Instant;
 

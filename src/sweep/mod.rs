@@ -18,10 +18,14 @@ pub mod workers;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use hearth_core::Cluster;
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Device, Document};
-use hearth_schema::scenario::{DeviceEntry, ModelRef};
-use hearth_schema::{Cluster, Plan, Scenario, digest};
+use hearth_schema::Plan;
+use hearth_schema::Scenario;
+use hearth_schema::digest;
+use hearth_schema::scenario::DeviceEntry;
+use hearth_schema::scenario::ModelRef;
 use serde::Serialize;
 
 use crate::attempt::Attempt;

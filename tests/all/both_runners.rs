@@ -7,11 +7,18 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use hearth_core::Cluster;
+use hearth_core::LinkTable;
+use hearth_core::Member;
 use hearth_exec::ring::{Asked, LocalModel, Memory, Request, Ring, RingOptions, Worker, bind, for_sequences};
 use hearth_profiles::{Document, device};
-use hearth_schema::scenario::{ActivationFormat, KvFormat, Scenario, Workload};
-use hearth_schema::trace::{Kind, Trace};
-use hearth_schema::{Cluster, LinkTable, Member, Plan};
+use hearth_schema::Plan;
+use hearth_schema::scenario::ActivationFormat;
+use hearth_schema::scenario::KvFormat;
+use hearth_schema::scenario::Scenario;
+use hearth_schema::scenario::Workload;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Trace;
 use hearth_sim::{Input, Options, simulate};
 
 use crate::processes::{model, plan};

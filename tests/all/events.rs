@@ -6,13 +6,15 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use hearth_core::residency::kept_bytes;
+use hearth_core::room::Room;
+use hearth_core::schedule::Part;
+use hearth_core::schedule::visits;
 use hearth_profiles::device::shipped;
 use hearth_profiles::{Bytes, Device, Document};
-use hearth_schema::residency::kept_bytes;
-use hearth_schema::room::Room;
-use hearth_schema::schedule::{Part, visits};
+use hearth_schema::Plan;
+use hearth_schema::Trace;
 use hearth_schema::trace::Counter;
-use hearth_schema::{Plan, Trace};
 use serde_json::Value;
 
 use crate::processes::{error, run};

@@ -6,9 +6,11 @@
 use std::fs;
 
 use hearth_profiles::Document;
+use hearth_schema::Plan;
+use hearth_schema::Trace;
 use hearth_schema::plan::Role;
-use hearth_schema::trace::{Kind, Outcome};
-use hearth_schema::{Plan, Trace};
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Outcome;
 
 use crate::processes::{error, run};
 

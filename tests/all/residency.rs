@@ -15,7 +15,9 @@ use hearth_exec::lab::limited::HOG;
 use hearth_exec::lab::{DeviceLimits, Hog, Limited, Usage};
 use hearth_profiles::{Bytes, BytesPerSecond};
 use hearth_schema::Trace;
-use hearth_schema::trace::{Counter, Kind, Outcome};
+use hearth_schema::trace::Counter;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Outcome;
 
 use crate::lab::{folder_on_disk, groups};
 use crate::processes::{hearth, run};

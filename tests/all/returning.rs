@@ -16,9 +16,10 @@ use hearth_exec::ring::{
 };
 use hearth_exec::{Sampler, SamplerOptions, Tokenizer};
 use hearth_profiles::Document;
+use hearth_schema::Plan;
+use hearth_schema::Trace;
 use hearth_schema::happenings::Sort;
 use hearth_schema::trace::Kind;
-use hearth_schema::{Plan, Trace};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
 

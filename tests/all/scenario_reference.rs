@@ -14,11 +14,19 @@ use hearth_profiles::link::PeerLink;
 use hearth_profiles::link::air::{Air, Channel, Delay, Stall, Tcp};
 use hearth_profiles::{Device, Document, Link, Seconds, Sourced};
 use hearth_schema::Scenario;
-use hearth_schema::events::{Event, Load, Swap, Taken};
+use hearth_schema::events::Event;
+use hearth_schema::events::Load;
+use hearth_schema::events::Swap;
+use hearth_schema::events::Taken;
 use hearth_schema::residency::ResidencyOptions;
-use hearth_schema::scenario::{
-    DeviceEntry, Limits, Links, ModelRef, NamedLink, PlannerOptions, Speculation, Workload,
-};
+use hearth_schema::scenario::DeviceEntry;
+use hearth_schema::scenario::Limits;
+use hearth_schema::scenario::Links;
+use hearth_schema::scenario::ModelRef;
+use hearth_schema::scenario::NamedLink;
+use hearth_schema::scenario::PlannerOptions;
+use hearth_schema::scenario::Speculation;
+use hearth_schema::scenario::Workload;
 use serde::de::DeserializeOwned;
 
 /// The keys of a type.

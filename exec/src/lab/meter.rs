@@ -12,7 +12,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use hearth_schema::Trace;
-use hearth_schema::trace::{Counter, Kind, Reading};
+use hearth_schema::trace::Counter;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Reading;
 use serde::{Deserialize, Serialize};
 
 use super::{Group, Throttle};

@@ -34,7 +34,7 @@ use hearth_profiles::{Bytes, Document, DocumentError, Format, Seconds, Sourced};
 pub use kernels::CpuKernels;
 pub use pace::pace;
 
-use hearth_schema::schedule::MAX_PASS_TOKENS;
+use hearth_schema::pass::MAX_PASS_TOKENS;
 
 use crate::cpu::{Cpu, buffer_bytes};
 use crate::error::ExecError;

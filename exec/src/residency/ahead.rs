@@ -17,8 +17,9 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use hearth_schema::residency::{Residency, ResidencyOptions};
-use hearth_schema::schedule::Part;
+use hearth_core::schedule::Part;
+use hearth_schema::residency::Residency;
+use hearth_schema::residency::ResidencyOptions;
 
 use crate::clock::wall_nanos;
 use crate::ring::recorder::{At, ReadCounter};

@@ -12,7 +12,10 @@
 use std::collections::VecDeque;
 use std::sync::PoisonError;
 
-use hearth_schema::residency::{UNDER_WAY, kept_bytes, kernel_bytes, stream_bytes};
+use hearth_core::residency::UNDER_WAY;
+use hearth_core::residency::kept_bytes;
+use hearth_core::residency::kernel_bytes;
+use hearth_core::residency::stream_bytes;
 
 use super::pages::{expect_no_order, expect_order, populate, processors, resident, will_need};
 use super::stream::{Core, Stage, State};

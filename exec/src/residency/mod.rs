@@ -18,9 +18,9 @@ mod tests;
 
 use std::sync::Arc;
 
+use hearth_core::schedule::Part;
 use hearth_schema::Plan;
 use hearth_schema::residency::Residency;
-use hearth_schema::schedule::Part;
 
 use crate::memory::Told;
 use crate::ring::recorder::At;

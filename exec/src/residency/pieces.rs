@@ -7,9 +7,10 @@
 
 use std::ops::Range;
 
+use hearth_core::residency::Share;
+use hearth_core::schedule::Part;
+use hearth_core::schedule::visits;
 use hearth_schema::Plan;
-use hearth_schema::residency::Share;
-use hearth_schema::schedule::{Part, visits};
 
 use super::pages::page_bytes;
 use crate::weights::{Extent, Weights};

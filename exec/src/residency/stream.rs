@@ -12,9 +12,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use hearth_core::residency::KeptBudget;
+use hearth_core::schedule::Part;
 use hearth_schema::Plan;
-use hearth_schema::residency::{KeptBudget, ResidencyOptions};
-use hearth_schema::schedule::Part;
+use hearth_schema::residency::ResidencyOptions;
 
 use super::Span;
 use super::gate::Gate;

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use hearth_core::schedule::Part;
 use hearth_profiles::{Bytes, Document};
 use hearth_schema::Plan;
-use hearth_schema::schedule::Part;
 
 use super::stream::{PATIENCE, Stream};
 use super::{Gate, resident_bytes};

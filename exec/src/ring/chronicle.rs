@@ -10,8 +10,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hearth_schema::Plan;
-use hearth_schema::happenings::{Happening, Sort};
-use hearth_schema::trace::{Header, Outcome, Reading, Record, Trace};
+use hearth_schema::happenings::Happening;
+use hearth_schema::happenings::Sort;
+use hearth_schema::trace::Header;
+use hearth_schema::trace::Outcome;
+use hearth_schema::trace::Reading;
+use hearth_schema::trace::Record;
+use hearth_schema::trace::Trace;
 
 use crate::clock::wall_nanos;
 use crate::ring::head::OnHappening;
@@ -128,7 +133,7 @@ impl Chronicle {
     pub(super) fn trace(
         mut self,
         header: Header,
-        passes: Vec<hearth_schema::schedule::Pass>,
+        passes: Vec<hearth_schema::pass::Pass>,
         outcome: Outcome,
     ) -> Trace {
         self.records.sort_by_key(|record| (record.start, record.device, record.end));

@@ -13,8 +13,9 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use hearth_schema::heartbeat;
-use hearth_schema::plan::{Plan, PlannedDevice};
+use hearth_core::heartbeat;
+use hearth_schema::plan::Plan;
+use hearth_schema::plan::PlannedDevice;
 use tokio::io::{AsyncRead, AsyncWrite, ReadHalf, WriteHalf};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;

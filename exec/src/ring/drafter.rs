@@ -4,12 +4,16 @@
 //! what it has not seen of a sequence and proposes the tokens that it likes best. Its proposals decide nothing: the
 //! large model gives the tokens (`choosing`), so that a bad draft costs time and changes no text.
 //!
-//! Not here: when it drafts (`hearth_schema::schedule`), and how many tokens (`hearth_schema::schedule::Generation`).
+//! Not here: when it drafts (`hearth_core::schedule`), and how many tokens (`hearth_core::schedule::Generation`).
 
 use std::ops::Range;
 
-use hearth_schema::plan::{Plan, PlannedDraft, PlannedModel};
-use hearth_schema::schedule::{MAX_PASS_TOKENS, Part, Processor};
+use hearth_core::schedule::Part;
+use hearth_schema::pass::MAX_PASS_TOKENS;
+use hearth_schema::plan::Plan;
+use hearth_schema::plan::PlannedDraft;
+use hearth_schema::plan::PlannedModel;
+use hearth_schema::plan::Processor;
 
 use crate::backend::CacheOptions;
 use crate::cost::ComputeCost;

@@ -1,6 +1,6 @@
 //! What can go wrong in a ring, said so that a person can mend it.
 
-use hearth_schema::schedule::ScheduleError;
+use hearth_core::schedule::ScheduleError;
 
 use crate::ring::discovery::DiscoveryError;
 use crate::ring::sealed::SealError;

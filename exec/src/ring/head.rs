@@ -13,10 +13,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hearth_core::schedule::Generation;
 use hearth_schema::Plan;
 use hearth_schema::happenings::Happening;
-use hearth_schema::schedule::{Generation, Pass};
-use hearth_schema::trace::{Header, Origin, Outcome, Reading, Record, Trace, TracedDevice};
+use hearth_schema::pass::Pass;
+use hearth_schema::trace::Header;
+use hearth_schema::trace::Origin;
+use hearth_schema::trace::Outcome;
+use hearth_schema::trace::Reading;
+use hearth_schema::trace::Record;
+use hearth_schema::trace::Trace;
+use hearth_schema::trace::TracedDevice;
 use tokio::sync::mpsc;
 use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout_at};
@@ -403,8 +410,7 @@ impl<N: Network> Lead<N> {
         progress.under_way.remove(&pass.index);
         progress.last_out = Some(Instant::now());
         let Some(accepted) = tokens.len().checked_sub(1) else { return Ok(Done::Work) };
-        let broken =
-            |error: hearth_schema::schedule::GenerationError| strange("the ring", &error.to_string());
+        let broken = |error: hearth_core::schedule::GenerationError| strange("the ring", &error.to_string());
         progress.generation.output(pass.index, accepted as u32).map_err(broken)?;
         if progress.stop.contains(&tokens[accepted]) {
             progress.generation.give_up(pass.sequence);

@@ -43,9 +43,13 @@ use std::sync::Arc;
 
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, measure};
-use hearth_schema::plan::{Plan, PlannedDevice, PlannedModel};
-use hearth_schema::scenario::{ActivationFormat, KvFormat};
-use hearth_schema::schedule::{MAX_PASS_TOKENS, Processor};
+use hearth_schema::pass::MAX_PASS_TOKENS;
+use hearth_schema::plan::Plan;
+use hearth_schema::plan::PlannedDevice;
+use hearth_schema::plan::PlannedModel;
+use hearth_schema::plan::Processor;
+use hearth_schema::scenario::ActivationFormat;
+use hearth_schema::scenario::KvFormat;
 
 pub use announcement::{Announcement, AnnouncementError, Medium};
 pub use choosing::Sample;

@@ -12,10 +12,19 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use hearth_core::schedule::Event;
+use hearth_core::schedule::Part;
+use hearth_core::schedule::Schedule;
+use hearth_core::schedule::Step;
+use hearth_core::schedule::visits;
 use hearth_schema::Plan;
+use hearth_schema::pass::Pass;
+use hearth_schema::plan::Processor;
 use hearth_schema::scenario::ActivationFormat;
-use hearth_schema::schedule::{Event, Part, Pass, Processor, Schedule, Step, visits};
-use hearth_schema::trace::{Counter, Kind, Record, Resource};
+use hearth_schema::trace::Counter;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Record;
+use hearth_schema::trace::Resource;
 use tokio::sync::mpsc;
 
 use crate::accelerator::Progress;

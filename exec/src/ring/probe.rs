@@ -15,7 +15,7 @@ use std::time::Duration;
 use hearth_profiles::link::PeerLink;
 use hearth_profiles::measure::Samples;
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
-use hearth_schema::schedule::Pass;
+use hearth_schema::pass::Pass;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 

@@ -8,7 +8,12 @@
 use std::fs;
 use std::ops::Range;
 
-use hearth_schema::trace::{Cost, Counter, Kind, Reading, Record, Resource};
+use hearth_schema::trace::Cost;
+use hearth_schema::trace::Counter;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Reading;
+use hearth_schema::trace::Record;
+use hearth_schema::trace::Resource;
 
 use crate::clock::wall_nanos;
 use crate::memory::MemoryWatch;

@@ -11,7 +11,7 @@
 //! epochs as devices and cuts that were forgiven, and no sequence of failures makes a head try for ever.
 //!
 //! Not here: who plans, and how steps are carried out (`renewal`); which pass enters
-//! (`hearth_schema::schedule::Generation`).
+//! (`hearth_core::schedule::Generation`).
 
 use std::collections::BTreeSet;
 

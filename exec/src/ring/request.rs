@@ -3,10 +3,11 @@
 //! One sequence or several at once, how their prompts enter, and how many tokens are drafted at a time. Whether the
 //! ring's plan has room for that is checked here, before anything is computed.
 //!
-//! Not here: in which passes it goes around the ring (`hearth_schema::schedule::Generation`).
+//! Not here: in which passes it goes around the ring (`hearth_core::schedule::Generation`).
 
+use hearth_core::schedule::Generation;
+use hearth_schema::pass::MAX_PASS_TOKENS;
 use hearth_schema::plan::Plan;
-use hearth_schema::schedule::{Generation, MAX_PASS_TOKENS};
 
 use crate::ring::choosing::Sample;
 use crate::ring::error::RingError;

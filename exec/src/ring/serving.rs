@@ -6,13 +6,13 @@
 //! noticing. A guest who is gone (nobody listens to its tokens) leaves its seat with the token that is under way. When a
 //! device is lost, all texts under way are computed again, as in any request; what vacant seats held is lost.
 //!
-//! Not here: which pass enters next (`hearth_schema::schedule::Generation`), and what a text is in letters.
+//! Not here: which pass enters next (`hearth_core::schedule::Generation`), and what a text is in letters.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearth_schema::schedule::Generation;
+use hearth_core::schedule::Generation;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 

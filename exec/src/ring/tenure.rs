@@ -8,8 +8,8 @@
 
 use std::sync::Arc;
 
+use hearth_core::schedule::Schedule;
 use hearth_schema::Plan;
-use hearth_schema::schedule::Schedule;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 

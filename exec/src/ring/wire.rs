@@ -8,7 +8,7 @@
 //! Not here: what a message means ([`super::worker`], [`super::head`]).
 
 use bincode::{Decode, Encode};
-use hearth_schema::schedule::Pass;
+use hearth_schema::pass::Pass;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 #[cfg(target_endian = "big")]

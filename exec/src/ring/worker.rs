@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use hearth_profiles::Document;
 use hearth_schema::Plan;
-use hearth_schema::schedule::MAX_PASS_TOKENS;
+use hearth_schema::pass::MAX_PASS_TOKENS;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinError;

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hearth_core::metrics;
 use hearth_exec::ring::{
     Asked, Generated, LocalModel, Memory, Request, Ring, RingError, RingOptions, Worker, bind, for_sequences,
     with_draft,
@@ -16,8 +17,9 @@ use hearth_exec::ring::{
 use hearth_exec::{Sampler, SamplerOptions};
 use hearth_profiles::Document;
 use hearth_schema::Plan;
-use hearth_schema::metrics;
-use hearth_schema::trace::{Counter, Kind, Trace};
+use hearth_schema::trace::Counter;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Trace;
 
 const FILE: &str = "psalm-7m-q4_k.gguf";
 const DRAFT: &str = "psalm-draft-1m-q8_0.gguf";

@@ -2,11 +2,12 @@
 //!
 //! Not here: what concerns the ring as a whole.
 
+use hearth_core::Member;
+use hearth_core::room::Room;
 use hearth_profiles::{Bytes, BytesPerSecond};
+use hearth_schema::Plan;
 use hearth_schema::plan::PlannedDevice;
 use hearth_schema::residency::Residency;
-use hearth_schema::room::Room;
-use hearth_schema::{Member, Plan};
 
 use super::{Finding, Severity};
 

@@ -1,13 +1,14 @@
 //! What is wrong or doubtful about a plan whose weights nobody can take back?
 //!
-//! Plans of other systems. Their devices hold what [`hearth_schema::holdings`] counts, as a run of the simulator
+//! Plans of other systems. Their devices hold what [`hearth_core::holdings`] counts, as a run of the simulator
 //! does.
 //!
 //! Not here: weights in a mapped file, which are in `devices`.
 
+use hearth_core::Cluster;
+use hearth_core::holdings::Holdings;
 use hearth_profiles::Bytes;
-use hearth_schema::holdings::Holdings;
-use hearth_schema::{Cluster, Plan};
+use hearth_schema::Plan;
 
 use super::Finding;
 

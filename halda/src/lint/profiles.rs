@@ -5,11 +5,12 @@
 //!
 //! Not here: numbers that cannot be meant at all (`rates`).
 
+use hearth_core::Cluster;
 use hearth_profiles::device::Device;
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, Format, PerFormat};
+use hearth_schema::Scenario;
 use hearth_schema::scenario::DeviceEntry;
-use hearth_schema::{Cluster, Scenario};
 
 use super::Finding;
 

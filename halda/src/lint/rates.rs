@@ -5,9 +5,10 @@
 //!
 //! Not here: numbers that a document refuses, as zero.
 
+use hearth_core::Cluster;
 use hearth_profiles::device::Device;
 use hearth_profiles::{Bytes, BytesPerSecond, Link, Seconds};
-use hearth_schema::{Cluster, Scenario};
+use hearth_schema::Scenario;
 
 use super::Finding;
 

@@ -2,11 +2,14 @@
 //!
 //! Not here: one device's part, which is in `devices`.
 
+use hearth_core::Cluster;
+use hearth_core::draft;
 use hearth_profiles::model::DigestMatch;
 use hearth_profiles::{BytesPerSecond, Document, Seconds};
-use hearth_schema::plan::{Origin, Role};
+use hearth_schema::Plan;
+use hearth_schema::plan::Origin;
+use hearth_schema::plan::Role;
 use hearth_schema::residency::ResidencyOptions;
-use hearth_schema::{Cluster, Plan, draft};
 
 use super::Finding;
 use super::devices::Part;
@@ -17,7 +20,7 @@ use crate::explanation::Dropped;
 use crate::latency::LatencyModel;
 use crate::manual::Manual;
 use crate::strategy::solve;
-use hearth_schema::room::Room;
+use hearth_core::room::Room;
 
 /// More than this part of a token's time in hops is more than there is to gain by sharing.
 /// source: assumed

@@ -2,10 +2,12 @@
 //!
 //! Not here: what a scenario document refuses when it is read, and anything that depends on who gets which layers.
 
+use hearth_core::Cluster;
+use hearth_core::cluster::Joined;
 use hearth_profiles::{Bytes, Seconds};
-use hearth_schema::cluster::Joined;
+use hearth_schema::Plan;
+use hearth_schema::Scenario;
 use hearth_schema::scenario::DeviceEntry;
-use hearth_schema::{Cluster, Plan, Scenario};
 
 use super::{Finding, profiles, rates};
 

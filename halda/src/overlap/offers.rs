@@ -7,7 +7,8 @@
 //! Not here: what a choice costs ([`crate::steady_state`]).
 
 use hearth_profiles::Bytes;
-use hearth_schema::residency::{Residency, ResidencyOptions};
+use hearth_schema::residency::Residency;
+use hearth_schema::residency::ResidencyOptions;
 
 use crate::assignment::Assignment;
 use crate::constraints::shape_violations;

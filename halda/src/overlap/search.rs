@@ -13,7 +13,8 @@
 //!
 //! Not here: which ring sizes, heads and orders are searched.
 
-use hearth_schema::residency::{Residency, ResidencyOptions};
+use hearth_schema::residency::Residency;
+use hearth_schema::residency::ResidencyOptions;
 
 use crate::latency::LatencyModel;
 use crate::overlap::offers::offers;

@@ -15,12 +15,20 @@
 //!
 //! Not here: whether the slices fit. A device may be out of memory, as the paper found.
 
+use hearth_core::Cluster;
+use hearth_core::Member;
+use hearth_core::holdings::Holdings;
+use hearth_core::holdings::streamed;
+use hearth_core::tensor::SlicedModel;
 use hearth_profiles::{Bytes, Format};
-use hearth_schema::holdings::{Holdings, streamed};
-use hearth_schema::plan::{DroppedDevice, Origin, Plan};
-use hearth_schema::residency::{Residency, ResidencyOptions};
-use hearth_schema::tensor::{AllReduce, HeadLoads, SlicedModel, TensorPlan};
-use hearth_schema::{Cluster, Member};
+use hearth_schema::plan::DroppedDevice;
+use hearth_schema::plan::Origin;
+use hearth_schema::plan::Plan;
+use hearth_schema::residency::Residency;
+use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::tensor::AllReduce;
+use hearth_schema::tensor::HeadLoads;
+use hearth_schema::tensor::TensorPlan;
 
 use super::slices::{Made, Share, members, plan, row_block, unsliced};
 use super::{SystemOptions, SystemRefusal};

@@ -9,13 +9,19 @@
 //!
 //! Deviation: exo has the output matrix on the last device. Here it is the head's, on its CPU.
 //!
-//! Not here: what happens where that does not fit ([`hearth_schema::holdings`]).
+//! Not here: what happens where that does not fit ([`hearth_core::holdings`]).
 
+use hearth_core::Cluster;
+use hearth_core::Member;
 use hearth_profiles::Format;
 use hearth_profiles::device::{Device, Os};
-use hearth_schema::plan::{DroppedDevice, Origin, Plan, PlannedDevice, PlannerRecord, Role};
+use hearth_schema::plan::DroppedDevice;
+use hearth_schema::plan::Origin;
+use hearth_schema::plan::Plan;
+use hearth_schema::plan::PlannedDevice;
+use hearth_schema::plan::PlannerRecord;
+use hearth_schema::plan::Role;
 use hearth_schema::residency::ResidencyOptions;
-use hearth_schema::{Cluster, Member};
 
 use super::SystemRefusal;
 use super::slices::{members, unassigned};

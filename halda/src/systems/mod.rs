@@ -22,9 +22,10 @@ mod exo;
 mod slices;
 mod speed;
 
+use hearth_core::Cluster;
 use hearth_profiles::{Document, DocumentError, Format, Seconds};
-use hearth_schema::Cluster;
-use hearth_schema::plan::{Origin, Plan};
+use hearth_schema::plan::Origin;
+use hearth_schema::plan::Plan;
 
 /// Every name, in the order in which they are told.
 pub const NAMES: [&str; 6] = ["exo", "dllama", "tpi-llm", "hepti", "galaxy", "airinfer"];

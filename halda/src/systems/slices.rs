@@ -5,14 +5,23 @@
 //!
 //! Not here: who gets how much.
 
+use hearth_core::Cluster;
+use hearth_core::Member;
 use hearth_profiles::Format;
-use hearth_schema::plan::{
-    DroppedDevice, Origin, Plan, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Role,
-};
+use hearth_schema::plan::DroppedDevice;
+use hearth_schema::plan::Origin;
+use hearth_schema::plan::Plan;
+use hearth_schema::plan::PlanKind;
+use hearth_schema::plan::PlannedDevice;
+use hearth_schema::plan::PlannedModel;
+use hearth_schema::plan::PlannerRecord;
+use hearth_schema::plan::Processor;
+use hearth_schema::plan::Role;
 use hearth_schema::residency::ResidencyOptions;
-use hearth_schema::schedule::Processor;
-use hearth_schema::tensor::{AllReduce, HeadLoads, Slice, TensorPlan};
-use hearth_schema::{Cluster, Member};
+use hearth_schema::tensor::AllReduce;
+use hearth_schema::tensor::HeadLoads;
+use hearth_schema::tensor::Slice;
+use hearth_schema::tensor::TensorPlan;
 
 use crate::assignment::ring_order;
 

@@ -13,15 +13,18 @@
 //!
 //! Not here: what a sum costs. A device that slows every sum down still gets its share.
 
+use hearth_core::Cluster;
+use hearth_core::Member;
+use hearth_core::rates::Work;
+use hearth_core::tensor::SlicedModel;
 use hearth_profiles::device::Device;
 use hearth_profiles::model::TensorGroup;
 use hearth_profiles::{Bytes, Format};
-use hearth_schema::plan::{Origin, Plan};
-use hearth_schema::rates::Work;
+use hearth_schema::pass::Pass;
+use hearth_schema::plan::Origin;
+use hearth_schema::plan::Plan;
 use hearth_schema::residency::ResidencyOptions;
-use hearth_schema::schedule::Pass;
-use hearth_schema::tensor::{AllReduce, SlicedModel};
-use hearth_schema::{Cluster, Member};
+use hearth_schema::tensor::AllReduce;
 
 use super::slices::{Made, Share, members, plan, row_block, unsliced};
 use super::{SystemOptions, SystemRefusal};

@@ -3,13 +3,14 @@
 //! A [`Case`] is one scenario: predictions, and what was measured after each. [`scores`] says how far apart they are and in
 //! what order they stand, [`page`] lays it out.
 //!
-//! Not here: running them (the command line), and the numbers of one run ([`hearth_schema::metrics`]).
+//! Not here: running them (the command line), and the numbers of one run ([`hearth_core::metrics`]).
 
 mod chart;
 pub mod page;
 pub mod scores;
 
-use hearth_schema::metrics::{Metrics, Terms};
+use hearth_core::metrics::Metrics;
+use hearth_core::metrics::Terms;
 use hearth_schema::trace::Outcome;
 use serde::{Deserialize, Serialize};
 

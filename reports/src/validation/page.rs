@@ -356,7 +356,7 @@ fn csv(scores: &Scores) -> String {
 
 #[cfg(test)]
 mod tests {
-    use hearth_schema::metrics::Terms;
+    use hearth_core::metrics::Terms;
 
     use super::*;
     use crate::validation::{Case, Failed, Numbers, Run};

@@ -14,7 +14,7 @@
 
 use std::collections::BTreeSet;
 
-use hearth_schema::metrics::Terms;
+use hearth_core::metrics::Terms;
 use serde::Serialize;
 
 use super::{Case, Failed, Numbers, Run};

@@ -6,15 +6,25 @@
 //!
 //! Not here: how fast that is.
 
+use hearth_core::cluster::Cluster;
+use hearth_core::cluster::LinkTable;
+use hearth_core::cluster::Member;
 use hearth_profiles::device::shipped as shipped_device;
 use hearth_profiles::model::{ModelProfile, shipped};
 use hearth_profiles::{Bytes, BytesPerSecond, Layers, Link, Seconds, Sourced};
 use hearth_schema::Trace;
-use hearth_schema::cluster::{Cluster, LinkTable, Member};
-use hearth_schema::plan::{Origin, Plan, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Role};
+use hearth_schema::plan::Origin;
+use hearth_schema::plan::Plan;
+use hearth_schema::plan::PlanKind;
+use hearth_schema::plan::PlannedDevice;
+use hearth_schema::plan::PlannedModel;
+use hearth_schema::plan::PlannerRecord;
+use hearth_schema::plan::Processor;
+use hearth_schema::plan::Role;
 use hearth_schema::residency::ResidencyOptions;
-use hearth_schema::scenario::{KvFormat, Links, Workload};
-use hearth_schema::schedule::Processor;
+use hearth_schema::scenario::KvFormat;
+use hearth_schema::scenario::Links;
+use hearth_schema::scenario::Workload;
 use hearth_sim::{Input, Options, SimError, simulate};
 
 /// What is simulated.

@@ -5,9 +5,12 @@
 //!
 //! Deviation: a new part in GPU memory is read from disk and then copied, not both at once.
 
+use hearth_core::schedule::Schedule;
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
-use hearth_schema::schedule::{Processor, Schedule};
-use hearth_schema::trace::{Kind, Record, Resource};
+use hearth_schema::plan::Processor;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Record;
+use hearth_schema::trace::Resource;
 
 use super::{Desk, Doing, Parts, Station};
 use crate::conditions::Conditions;

@@ -3,8 +3,8 @@
 //! A computation that takes no time, one part round and round, on a disk that reads a piece a millisecond.
 
 use hearth_profiles::{BytesPerSecond, Seconds};
+use hearth_schema::pass::Pass;
 use hearth_schema::residency::Residency;
-use hearth_schema::schedule::Pass;
 
 use super::*;
 use crate::page_cache::{Policy, TwoList};

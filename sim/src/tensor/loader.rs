@@ -10,7 +10,7 @@
 //!
 //! A block is given up when it has been used, so that what the equation needs is known when a block is asked for.
 //!
-//! Not here: what a block has ([`hearth_schema::tensor::slicing`]).
+//! Not here: what a block has ([`hearth_core::tensor::slicing`]).
 
 use std::collections::VecDeque;
 

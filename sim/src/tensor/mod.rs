@@ -2,7 +2,7 @@
 //!
 //! The ranks of a tensor-parallel plan go through the blocks of a token in lockstep ([`world`]): each computes its
 //! slice ([`rank`]), then all add their partial results up over the links. Arithmetic takes what
-//! [`hearth_schema::rates`] tells of the slice; what a rank holds in memory tells [`hearth_schema::holdings`].
+//! [`hearth_core::rates`] tells of the slice; what a rank holds in memory tells [`hearth_core::holdings`].
 //!
 //! Where a device is out of memory the run ends before it begins, and the trace says on which and by how much.
 //!
@@ -15,13 +15,21 @@ mod loader;
 mod rank;
 mod world;
 
+use hearth_core::holdings::Holdings;
+use hearth_core::schedule::ScheduleError;
+use hearth_core::schedule::passes;
 use hearth_profiles::Bytes;
 use hearth_profiles::device::Device;
-use hearth_schema::holdings::Holdings;
+use hearth_schema::pass::Pass;
 use hearth_schema::plan::Plan;
-use hearth_schema::schedule::{Pass, ScheduleError, passes};
 use hearth_schema::tensor::TensorPlan;
-use hearth_schema::trace::{Counter, Header, MemoryKind, Outcome, Reading, Shortage, Trace};
+use hearth_schema::trace::Counter;
+use hearth_schema::trace::Header;
+use hearth_schema::trace::MemoryKind;
+use hearth_schema::trace::Outcome;
+use hearth_schema::trace::Reading;
+use hearth_schema::trace::Shortage;
+use hearth_schema::trace::Trace;
 
 use crate::error::SimError;
 use crate::run::Input;

@@ -7,15 +7,20 @@
 //!
 //! Not here: the other devices.
 
+use hearth_core::holdings::Holdings;
+use hearth_core::holdings::streamed;
+use hearth_core::rates::Work;
+use hearth_core::tensor::SlicedModel;
 use hearth_profiles::device::{Device, PageCachePolicy};
 use hearth_profiles::model::TensorGroup;
 use hearth_profiles::{Bytes, Seconds};
-use hearth_schema::holdings::{Holdings, streamed};
-use hearth_schema::rates::Work;
+use hearth_schema::pass::Pass;
 use hearth_schema::residency::Residency;
-use hearth_schema::schedule::Pass;
-use hearth_schema::tensor::{SlicedModel, TensorPlan};
-use hearth_schema::trace::{Cost, Kind, Record, Resource};
+use hearth_schema::tensor::TensorPlan;
+use hearth_schema::trace::Cost;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Record;
+use hearth_schema::trace::Resource;
 
 use crate::engine::Nanos;
 use crate::lines::begun;

@@ -4,7 +4,7 @@
 //! takes part in the all-reduce, and begins the next block when it has the sum. Nobody waits for more than that, so
 //! that a rank which has its sum early is ahead of the others by as much. After the last block the head outputs.
 //!
-//! What a rank sends depends on how many messages it has had ([`hearth_schema::tensor::collective`]); messages of a
+//! What a rank sends depends on how many messages it has had ([`hearth_core::tensor::collective`]); messages of a
 //! block that it has not come to wait for it. Over the air nothing is sent: when the last rank is there, all have
 //! the sum after the given time.
 //!
@@ -12,10 +12,16 @@
 
 use std::collections::BTreeMap;
 
+use hearth_core::tensor::Collective;
 use hearth_profiles::{Bytes, Seconds};
-use hearth_schema::schedule::Pass;
-use hearth_schema::tensor::{AllReduce, TensorPlan};
-use hearth_schema::trace::{Counter, Kind, Reading, Record, Resource};
+use hearth_schema::pass::Pass;
+use hearth_schema::tensor::AllReduce;
+use hearth_schema::tensor::TensorPlan;
+use hearth_schema::trace::Counter;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Reading;
+use hearth_schema::trace::Record;
+use hearth_schema::trace::Resource;
 
 use crate::engine::{Engine, Nanos, Timer};
 use crate::error::SimError;
@@ -74,7 +80,7 @@ pub struct World<'a, L> {
     /// Messages that have not left yet, with the index of their record, by their number.
     leaving: BTreeMap<u64, (usize, Message, usize)>,
     passes: &'a [Pass],
-    pattern: AllReduce,
+    all_reduce: Collective,
     air_time: Seconds,
     tensor: &'a TensorPlan,
     embedding: u32,
@@ -105,10 +111,10 @@ impl<'a> World<'a, ()> {
             air_timer,
             leaving: BTreeMap::new(),
             progress: vec![start; ranks.len()],
+            all_reduce: Collective { pattern: tensor.all_reduce, devices: ranks.len() },
             ranks,
             links: crate::setting::links(*input),
             passes,
-            pattern: tensor.all_reduce,
             air_time: tensor.air_time.unwrap_or(Seconds(0.0)),
             tensor,
             embedding: shape.embedding,
@@ -182,7 +188,7 @@ impl<L: Link> World<'_, L> {
     fn enter(&mut self, place: usize) {
         let (now, stage) = (self.engine.now(), self.progress[place].stage);
         self.progress[place].waits = Some(now);
-        if self.pattern == AllReduce::OverTheAir && self.ranks.len() > 1 {
+        if self.all_reduce.pattern == AllReduce::OverTheAir && self.ranks.len() > 1 {
             let gathered = self.gathered.entry(stage).or_insert(0);
             *gathered += 1;
             if *gathered == self.ranks.len() {
@@ -196,16 +202,16 @@ impl<L: Link> World<'_, L> {
 
     /// Sends what is due, and goes on if the sum is there.
     fn advance(&mut self, place: usize) {
-        let (stage, devices) = (self.progress[place].stage, self.ranks.len());
+        let stage = self.progress[place].stage;
         let received = self.progress[place].received.get(&stage).copied().unwrap_or(0);
-        let due = self.pattern.due(place, devices, received);
+        let due = self.all_reduce.due(place, received);
         let tokens = self.passes[stage.0].tokens;
-        let bytes = self.pattern.message(self.tensor.partial_bytes(self.embedding, tokens), devices);
+        let bytes = self.all_reduce.message(self.tensor.partial_bytes(self.embedding, tokens));
         for number in self.progress[place].sent..due {
-            self.send(place, self.pattern.receiver(place, devices, number), stage, bytes);
+            self.send(place, self.all_reduce.receiver(place, number), stage, bytes);
         }
         self.progress[place].sent = due;
-        if received >= self.pattern.awaited(place, devices) {
+        if received >= self.all_reduce.awaited(place) {
             self.proceed(place);
         }
     }

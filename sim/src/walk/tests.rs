@@ -1,7 +1,8 @@
 //! What does a thread need when it has been woken?
 
 use hearth_profiles::BytesPerSecond;
-use hearth_schema::residency::{Residency, ResidencyOptions};
+use hearth_schema::residency::Residency;
+use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::trace::Resource;
 
 use super::*;

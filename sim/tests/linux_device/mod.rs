@@ -3,13 +3,15 @@
 //! What the executor does under `os` and `windowed`, and llama.cpp, which only faults. The limits are those of
 //! `exec/examples/residency_table.rs`: memory for a part of the file and 64 MiB, reads at 200 MB/s.
 
+use hearth_core::cluster::Cluster;
 use hearth_profiles::device::Device;
 use hearth_profiles::model::{ModelProfile, shipped};
 use hearth_profiles::{Bytes, Document};
-use hearth_schema::cluster::Cluster;
 use hearth_schema::plan::Plan;
 use hearth_schema::residency::ResidencyOptions;
-use hearth_schema::trace::{Counter, Kind, Trace};
+use hearth_schema::trace::Counter;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Trace;
 use hearth_sim::{Input, Options, simulate};
 
 use crate::small_rings::{cluster, plan};

@@ -4,15 +4,26 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+use hearth_core::cluster::Cluster;
+use hearth_core::cluster::LinkTable;
+use hearth_core::cluster::Member;
+use hearth_core::metrics;
+use hearth_core::metrics::Metrics;
 use hearth_profiles::model::{ModelProfile, shipped};
 use hearth_profiles::{Bytes, BytesPerSecond, Device, Document, Link, Seconds, Sourced};
 use hearth_schema::Scenario;
-use hearth_schema::cluster::{Cluster, LinkTable, Member};
-use hearth_schema::metrics::{self, Metrics};
-use hearth_schema::plan::{Origin, Plan, PlanKind, PlannedDevice, PlannedModel, PlannerRecord, Role};
+use hearth_schema::plan::Origin;
+use hearth_schema::plan::Plan;
+use hearth_schema::plan::PlanKind;
+use hearth_schema::plan::PlannedDevice;
+use hearth_schema::plan::PlannedModel;
+use hearth_schema::plan::PlannerRecord;
+use hearth_schema::plan::Processor;
+use hearth_schema::plan::Role;
 use hearth_schema::residency::ResidencyOptions;
-use hearth_schema::scenario::{KvFormat, Links, Workload};
-use hearth_schema::schedule::Processor;
+use hearth_schema::scenario::KvFormat;
+use hearth_schema::scenario::Links;
+use hearth_schema::scenario::Workload;
 use hearth_sim::{Input, Options, simulate};
 
 /// Memory for everything.

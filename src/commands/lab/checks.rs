@@ -5,9 +5,11 @@
 use std::collections::BTreeSet;
 
 use hearth_schema::Scenario;
-use hearth_schema::events::{Change, Event};
-use hearth_schema::scenario::{DeviceEntry, Limits};
-use hearth_schema::schedule::Processor;
+use hearth_schema::events::Change;
+use hearth_schema::events::Event;
+use hearth_schema::plan::Processor;
+use hearth_schema::scenario::DeviceEntry;
+use hearth_schema::scenario::Limits;
 
 use super::links;
 use crate::diagnostics::Failure;

@@ -13,7 +13,8 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use hearth_exec::lab::{Busy, Child, Hog, LabError, Seat, Stopper};
-use hearth_schema::events::{Change, Event};
+use hearth_schema::events::Change;
+use hearth_schema::events::Event;
 
 /// Longer than any run.
 const TO_THE_END: Duration = Duration::from_hours(24);

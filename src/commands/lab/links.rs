@@ -9,15 +9,17 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use hearth_core::LinkTable;
+use hearth_core::cluster::Joined;
 use hearth_exec::ring::probe::{self, ProbeEffort};
 use hearth_exec::ring::{self, Emulated, Way};
 use hearth_profiles::link::air::Air;
 use hearth_profiles::link::way::End;
 use hearth_profiles::link::{PeerLink, way};
 use hearth_profiles::{BytesPerSecond, Link, Seconds, Sourced};
-use hearth_schema::cluster::Joined;
+use hearth_schema::Plan;
+use hearth_schema::Scenario;
 use hearth_schema::scenario::Links;
-use hearth_schema::{LinkTable, Plan, Scenario};
 
 use crate::diagnostics::Failure;
 use crate::emulation::Emulation;

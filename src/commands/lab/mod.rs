@@ -13,10 +13,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 
+use hearth_core::metrics;
+use hearth_core::metrics::Metrics;
 use hearth_exec::lab::{LabError, Metered, processors};
 use hearth_reports::Report;
 use hearth_schema::Trace;
-use hearth_schema::metrics::{self, Metrics};
 use serde::Serialize;
 
 use self::stage::{INTERRUPTED, Lab};

@@ -14,12 +14,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use hearth_core::Cluster;
+use hearth_core::LinkTable;
 use hearth_exec::lab::{Child, Copies, DeviceLimits, Group, Groups, Meter, Metered, Seat, Watched, copies};
 use hearth_profiles::{Bytes, Device, Document};
+use hearth_schema::Plan;
+use hearth_schema::Scenario;
+use hearth_schema::Trace;
 use hearth_schema::events::Change;
+use hearth_schema::pass::MAX_PASS_TOKENS;
 use hearth_schema::scenario::Limits;
-use hearth_schema::schedule::MAX_PASS_TOKENS;
-use hearth_schema::{Cluster, LinkTable, Plan, Scenario, Trace};
 use hearth_sim::{Run, Surroundings};
 
 use super::happening::{self, Hand, Said};

@@ -10,8 +10,8 @@
 
 use std::fs;
 
+use hearth_core::metrics::Metrics;
 use hearth_exec::profile::pace;
-use hearth_schema::metrics::Metrics;
 use serde::{Deserialize, Serialize};
 
 use crate::diagnostics::Failure;

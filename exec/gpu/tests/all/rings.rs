@@ -13,8 +13,10 @@ use hearth_gpu::kernels::product::Tiling;
 use hearth_gpu::{Gpu, Mask, Notes};
 use hearth_profiles::Document;
 use hearth_schema::Plan;
-use hearth_schema::schedule::Pass;
-use hearth_schema::trace::{Kind, Record, Resource};
+use hearth_schema::pass::Pass;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Record;
+use hearth_schema::trace::Resource;
 
 use crate::gpu::{alone, open};
 use crate::models::{golden, models, tokens};

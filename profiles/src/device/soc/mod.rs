@@ -1,6 +1,6 @@
 //! What can a system on a chip do that computes with a GPU and an NPU over one memory?
 //!
-//! The key `soc` of a `device/1` document: the numbers that the model of `hearth_schema::soc` takes (HeteroLLM paper,
+//! The key `soc` of a `device/1` document: the numbers that the model of `hearth_core::soc` takes (HeteroLLM paper,
 //! sections 3 and 4), each with its source. A phone is not one number: its NPU is fast or slow by the shape and the order of
 //! a product, its GPU is neither, and waiting for one another costs them.
 //!

@@ -3,7 +3,7 @@
 //! The strategies of the HeteroLLM paper and of what it is compared with (sections 4.1 and 5.2.2), with fast or slow
 //! synchronisation, and with partitions that are solved again when synchronisation costs more, or stay as they were.
 //!
-//! Not here: what each of them does (`hearth_schema::soc`).
+//! Not here: what each of them does (`hearth_core::soc`).
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

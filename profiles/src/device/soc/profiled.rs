@@ -4,7 +4,7 @@
 //! predicts their times by a regression tree that was grown from some of them. Both fill a profile with the same thing,
 //! a table of shapes and times; `mode` says whether a time is looked up in it or predicted from it.
 //!
-//! Not here: looking up and growing trees (`hearth_schema::soc::profiled`).
+//! Not here: looking up and growing trees (`hearth_core::soc::profiled`).
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

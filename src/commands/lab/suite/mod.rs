@@ -20,8 +20,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, SystemTime};
 
+use hearth_core::metrics::Metrics;
 use hearth_reports::validation::{Case, Failed, Numbers, Run, Validation, page};
-use hearth_schema::metrics::Metrics;
 use hearth_schema::trace::Outcome;
 use serde::Deserialize;
 

@@ -1,0 +1,57 @@
+//! In which steps does a ring compute one token?
+//!
+//! `cargo run -p hearth-schema --example token_steps`: 8 layers, three devices with windows 2, 2 and 1, so
+//! two rounds of which the last is partial. Carries one token around the ring, message by message.
+
+use std::sync::Arc;
+
+use hearth_core::schedule::Event;
+use hearth_core::schedule::Schedule;
+use hearth_core::schedule::Step;
+use hearth_profiles::Document;
+use hearth_schema::Plan;
+use hearth_schema::pass::Pass;
+
+const PLAN: &str = "schema: plan/1
+scenario: {name: example, digest: 'sha256:0'}
+model: {name: eight-layers, shape_digest: 'shape:0', layers: 8}
+planner: {strategy: manual}
+rounds: 2
+context: 64
+kv_cache: f16
+devices:
+- {name: desktop, role: head, window: 2, gpu_layers: 0, residency: {policy: os}}
+- {name: laptop, role: worker, window: 2, gpu_layers: 1, residency: {policy: os}}
+- {name: phone, role: worker, window: 1, gpu_layers: 0, residency: {policy: windowed, prefetch: false}}
+";
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let plan = Arc::new(Plan::from_yaml(PLAN)?);
+    let mut ring: Vec<_> = (0..plan.devices.len()).map(|place| Schedule::new(plan.clone(), place)).collect();
+    let token = Pass::plain(0, 0, 1, true);
+    let mut next = Some((0, Event::Begin(token)));
+    while let Some((place, event)) = next.take() {
+        for step in ring[place].react(&event)? {
+            println!("{:<8} {}", plan.devices[place].name, told(&plan, &step));
+            if let Step::Send { pass, next_round, to, .. } = step {
+                next = Some((to, Event::Arrived { pass, round: next_round }));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn told(plan: &Plan, step: &Step) -> String {
+    match step {
+        Step::Rollback { position, .. } => format!("forgets positions from {position} on"),
+        Step::Draft { pass } => format!("drafts {} tokens", pass.drafted),
+        Step::Embed { .. } => "embeds".into(),
+        Step::Compute { layers, processor, round, .. } => {
+            format!("computes layers {}..{} on {processor:?}, round {round}", layers.start, layers.end)
+        }
+        Step::Output { .. } => "outputs and samples".into(),
+        Step::Send { to, .. } => format!("sends to {}", plan.devices[*to].name),
+        Step::Prefetch { part, .. } => format!("begins to read {part:?} ahead"),
+        Step::Release { part, .. } => format!("gives up {part:?}"),
+    }
+}

@@ -1,0 +1,178 @@
+//! A scenario's devices and links with every reference resolved to numbers.
+//!
+//! The command line reads the files that a scenario names and builds this; planners and the simulator
+//! take it and open nothing themselves.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use hearth_profiles::link::air::{Air, Channel};
+use hearth_profiles::link::way::{End, Way};
+use hearth_profiles::model::ModelProfile;
+use hearth_profiles::{Device, Link};
+
+use crate::schedule::Schedule;
+use crate::tensor::Collective;
+use hearth_schema::plan::Plan;
+use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::scenario::ActivationFormat;
+use hearth_schema::scenario::KvFormat;
+use hearth_schema::scenario::Links;
+use hearth_schema::scenario::Unreachable;
+use hearth_schema::scenario::Workload;
+
+/// A device of the cluster.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Member {
+    /// Its name in the scenario.
+    pub name: String,
+    /// Where its worker listens.
+    pub address: Option<String>,
+    /// What it can do.
+    pub device: Device,
+    /// How it keeps its weights; the planner's choice if absent.
+    pub residency: Option<ResidencyOptions>,
+}
+
+/// Every link of the cluster.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LinkTable {
+    links: Links,
+    /// The channel of each station.
+    channels: BTreeMap<String, usize>,
+}
+
+/// How two devices are joined.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Joined<'a> {
+    /// By a link of their own.
+    Link(&'a Link),
+    /// Over air that others share.
+    Air(Way<'a>),
+}
+
+impl LinkTable {
+    /// The links of a scenario.
+    pub fn new(links: Links) -> Self {
+        let channels = links.air.iter().flat_map(|air| air.channels.iter().enumerate());
+        let stations = |(index, channel): (usize, &Channel)| {
+            channel.stations.iter().map(move |station| (station.clone(), index)).collect::<Vec<_>>()
+        };
+        Self { channels: channels.flat_map(stations).collect(), links }
+    }
+
+    /// The link between devices of which nothing else is known.
+    pub fn usual(&self) -> &Link {
+        &self.links.default
+    }
+
+    /// The Wi-Fi, if there is any.
+    pub fn air(&self) -> Option<&Air> {
+        self.links.air.as_ref()
+    }
+
+    /// How one device by name is joined to another, `None` if the first cannot send to the second.
+    pub fn joined(&self, from: &str, to: &str) -> Option<Joined<'_>> {
+        let forward = |pair: &[String; 2]| pair[0] == from && pair[1] == to;
+        let joins = |pair: &[String; 2]| forward(pair) || (pair[0] == to && pair[1] == from);
+        let named = self.links.between.iter().find(|named| joins(&named.devices));
+        match named.and_then(|named| named.unreachable) {
+            Some(Unreachable::Both) => return None,
+            Some(Unreachable::Forward) if named.is_some_and(|named| forward(&named.devices)) => return None,
+            _ => {}
+        }
+        if let Some(link) = named.and_then(|named| named.link.as_ref()) {
+            return Some(Joined::Link(link));
+        }
+        Some(self.way(from, to).map_or(Joined::Link(&self.links.default), Joined::Air))
+    }
+
+    /// The link from one device to another by name, `None` if the first cannot send to the second. Over the air it is
+    /// the one that takes what a small message takes on average when it is alone, [`Way::expected`].
+    pub fn between(&self, from: &str, to: &str) -> Option<Cow<'_, Link>> {
+        Some(match self.joined(from, to)? {
+            Joined::Link(link) => Cow::Borrowed(link),
+            Joined::Air(way) => Cow::Owned(way.expected()),
+        })
+    }
+
+    /// The way over the air, if one of the two is on it.
+    fn way(&self, from: &str, to: &str) -> Option<Way<'_>> {
+        let air = self.links.air.as_ref()?;
+        let end = |name: &str| match self.channels.get(name) {
+            Some(&index) => {
+                let channel = &air.channels[index];
+                End::Station { index, channel, rate: channel.rate(name) }
+            }
+            None => End::Wire(&self.links.default),
+        };
+        let on_air = self.channels.contains_key(from) || self.channels.contains_key(to);
+        on_air.then(|| Way { sender: end(from), receiver: end(to), tcp: &air.tcp })
+    }
+
+    /// Checks that every device of a valid plan can send to those that it has to send to.
+    pub fn carry(&self, plan: &Plan) -> Result<(), NoLink> {
+        let shared = Arc::new(plan.clone());
+        for (place, sender) in plan.devices.iter().enumerate() {
+            let receivers = match plan.kind.tensor() {
+                None => Schedule::new(shared.clone(), place).receivers(),
+                Some(tensor) => {
+                    Collective { pattern: tensor.all_reduce, devices: plan.devices.len() }.receivers(place)
+                }
+            };
+            for to in receivers {
+                let receiver = &plan.devices[to].name;
+                if self.joined(&sender.name, receiver).is_none() {
+                    return Err(NoLink { from: sender.name.clone(), to: receiver.clone() });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A plan sends where the scenario says that nothing can be sent.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the plan sends from `{from}` to `{to}`, which the scenario says cannot be reached from there; plan again \
+     from this scenario"
+)]
+pub struct NoLink {
+    /// Who sends.
+    pub from: String,
+    /// Who would receive.
+    pub to: String,
+}
+
+/// A scenario with every reference resolved.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Cluster {
+    /// The devices, in the scenario's order.
+    pub members: Vec<Member>,
+    /// Index of the head in `members`.
+    pub head: usize,
+    /// The links between them.
+    pub links: LinkTable,
+    /// The model.
+    pub model: ModelProfile,
+    /// The small model that drafts for it, where the workload speculates.
+    pub draft: Option<ModelProfile>,
+    /// Tokens the key-value cache is made for.
+    pub context: u32,
+    /// How keys and values are stored.
+    pub kv_cache: KvFormat,
+    /// How activations travel.
+    pub activations: ActivationFormat,
+    /// What is asked.
+    pub workload: Workload,
+    /// The seed of every random draw.
+    pub seed: u64,
+}
+
+impl Cluster {
+    /// A member by name.
+    pub fn member(&self, name: &str) -> Option<&Member> {
+        self.members.iter().find(|member| member.name == name)
+    }
+}

@@ -1,0 +1,21 @@
+//! The pure decisions and accounts that the simulator and the executor share.
+//!
+//! The [`schedule`] says what each device does next, [`residency`] which weights stay in memory, [`metrics`] what the
+//! numbers of a trace are. Nothing here waits, opens a file or reads a clock.
+
+pub mod cluster;
+pub mod conversion;
+pub mod draft;
+pub mod heartbeat;
+pub mod holdings;
+pub mod metrics;
+pub mod rates;
+pub mod replan;
+pub mod residency;
+pub mod room;
+pub mod schedule;
+pub mod soc;
+pub mod spread;
+pub mod tensor;
+
+pub use cluster::{Cluster, LinkTable, Member};

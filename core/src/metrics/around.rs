@@ -1,0 +1,166 @@
+//! The time of a token before, beside and after an event of a trace, and the memory pressure of its device.
+
+use hearth_schema::happenings::Happening;
+use hearth_schema::trace::{Counter, Trace};
+use serde::{Deserialize, Serialize};
+
+use super::outputs::Outputs;
+
+/// Something before, beside and after a happening; absent where there is no token.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Phases {
+    /// Of tokens that were out before it began.
+    pub before: Option<f64>,
+    /// Of tokens of which a part lay within it.
+    pub beside: Option<f64>,
+    /// Of tokens begun after it ended.
+    pub after: Option<f64>,
+}
+
+/// What a happening did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Around {
+    /// Mean time per output token after the first, in milliseconds.
+    pub tpot_ms: Phases,
+    /// The longest of these tokens, in milliseconds.
+    pub longest_ms: Phases,
+    /// The highest memory pressure of its device: what cannot be taken back, over the memory it has.
+    pub pressure: Phases,
+}
+
+/// The times of tokens around a happening of a trace.
+pub fn around(trace: &Trace, happening: &Happening) -> Around {
+    let (from, to) = (happening.start, happening.end.unwrap_or(u64::MAX));
+    let mut phases = [const { Vec::new() }; 3];
+    for turn in Outputs::of(trace).turns {
+        let phase = if turn.end <= from { 0 } else { 1 + usize::from(turn.start >= to) };
+        // The tokens of a turn share its time.
+        phases[phase].extend(std::iter::repeat_n(turn.pace(), turn.tokens() as usize));
+    }
+    let each = |of: &dyn Fn(&[f64]) -> f64| {
+        let [before, beside, after] =
+            [0, 1, 2].map(|phase: usize| Some(of(&phases[phase])).filter(|_| !phases[phase].is_empty()));
+        Phases { before, beside, after }
+    };
+    let mean = |times: &[f64]| times.iter().sum::<f64>() / times.len() as f64;
+    let longest = |times: &[f64]| times.iter().copied().fold(0.0, f64::max);
+    Around {
+        tpot_ms: each(&mean),
+        longest_ms: each(&longest),
+        pressure: pressure(trace, happening, from, to),
+    }
+}
+
+fn pressure(trace: &Trace, happening: &Happening, from: u64, to: u64) -> Phases {
+    let place =
+        trace.header.devices.iter().position(|device| Some(&device.name) == happening.device.as_ref());
+    let Some(place) = place else { return Phases::default() };
+    let total = trace.header.devices[place].memory_total.max(1) as f64;
+    let highest = |within: &dyn Fn(u64) -> bool| {
+        let own = trace.readings.iter().filter(|reading| {
+            (usize::from(reading.device), reading.counter) == (place, Counter::Unreclaimable)
+                && within(reading.at)
+        });
+        own.map(|reading| reading.value as f64 / total).reduce(f64::max)
+    };
+    Phases {
+        before: highest(&|at| at < from),
+        beside: highest(&|at| (from..=to).contains(&at)),
+        after: highest(&|at| at > to),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_schema::happenings::Sort;
+
+    use super::*;
+    use hearth_schema::pass::Pass;
+    use hearth_schema::plan::Parallelism;
+    use hearth_schema::trace::Header;
+    use hearth_schema::trace::Kind;
+    use hearth_schema::trace::Origin;
+    use hearth_schema::trace::Outcome;
+    use hearth_schema::trace::Reading;
+    use hearth_schema::trace::Record;
+    use hearth_schema::trace::Resource;
+    use hearth_schema::trace::TracedDevice;
+
+    const MS: u64 = 1_000_000;
+
+    /// Tokens that are out at these milliseconds, on one device of 1000 bytes.
+    fn trace(ends: &[u64], happening: Happening) -> Trace {
+        let pass = |index| Pass::plain(index, index, 1, true);
+        let output = |(pass, end): (u32, &u64)| Record {
+            device: 0,
+            resource: Resource::Cpu,
+            kind: Kind::Output,
+            pass,
+            round: 1,
+            layers: None,
+            start: end * MS - 1,
+            end: end * MS,
+            bytes: 0,
+            peer: None,
+            cost: None,
+        };
+        let reading = |(pass, end): (u32, &u64)| Reading {
+            device: 0,
+            counter: Counter::Unreclaimable,
+            pass,
+            at: end * MS,
+            value: if (25..=60).contains(end) { 500 } else { 100 },
+        };
+        Trace {
+            header: Header {
+                schema: Trace::SCHEMA.into(),
+                origin: Origin::Simulated,
+                scenario: "s".into(),
+                plan: "p".into(),
+                model: "m".into(),
+                kind: Parallelism::Ring,
+                seed: 1,
+                version: "0".into(),
+                devices: vec![TracedDevice {
+                    name: "a".into(),
+                    profile: None,
+                    memory_total: 1000,
+                    kernel: None,
+                    unvalidated: None,
+                    policy: None,
+                }],
+            },
+            passes: (0..ends.len() as u32).map(pass).collect(),
+            records: (0..).zip(ends).map(output).collect(),
+            readings: (0..).zip(ends).map(reading).collect(),
+            shortages: vec![],
+            happenings: vec![happening],
+            outcome: Outcome::Ok,
+        }
+    }
+
+    #[test]
+    fn tokens_are_told_by_when_they_were_made() {
+        let game = Happening {
+            sort: Sort::Load,
+            device: Some("a".into()),
+            start: 25 * MS,
+            end: Some(60 * MS),
+            what: "4 threads".into(),
+            plan: None,
+        };
+        // Tokens of 10 ms, then 20, 20 and 10 ms of which some part is beside the game, then 10 ms.
+        let trace = trace(&[10, 20, 40, 60, 70, 80], game.clone());
+        let around = around(&trace, &game);
+        let phases =
+            |before, beside, after| Phases { before: Some(before), beside: Some(beside), after: Some(after) };
+        assert_eq!(around.tpot_ms, phases(10.0, 20.0, 10.0));
+        assert_eq!(around.longest_ms, phases(10.0, 20.0, 10.0));
+        assert_eq!(around.pressure, phases(0.1, 0.5, 0.1));
+        let mut text = Vec::new();
+        trace.write(&mut text).expect("memory");
+        assert_eq!(Trace::read(&mut text.as_slice()).expect("a trace"), trace);
+        let endless = Happening { end: None, ..game };
+        assert_eq!(super::around(&trace, &endless).tpot_ms.after, None);
+    }
+}

@@ -1,0 +1,88 @@
+//! Where did a token's time go that all devices worked on at once?
+//!
+//! In a tensor-parallel run a token takes one block after another, each ended by an all-reduce. A block lasts, on the
+//! head's clock, from the end of the one before it to the head's last step with the block's number. Of this time the
+//! work of the device that was done last is that device's (`cpu`, `gpu`, `memory`, `demand_disk`, `queue`, as its
+//! steps have it), as far as it lies within; the rest is `air`: sums on their way, and waiting for them. So the terms
+//! add up to TPOT, and slow devices show as work. Who waited for whom is told by the devices' `busy_ms`.
+//!
+//! The steps of a simulated run are on one clock; no run of this kind is measured.
+//!
+//! Not here: rings ([`super`]).
+
+use std::collections::BTreeMap;
+
+use super::outputs::Turn;
+use super::{ByPass, Terms, charge, is_work, millis};
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Record;
+
+/// The terms of one token, in milliseconds.
+pub(super) fn decompose(by_pass: &ByPass<'_>, token: &Turn, devices: usize) -> Terms {
+    let mut terms = Terms::default();
+    let none = Vec::new();
+    let steps = |device: usize| by_pass.get(&(token.pass, device as u16)).unwrap_or(&none).iter().copied();
+    let mut ends: BTreeMap<u32, u64> = BTreeMap::new();
+    let mut from = token.start;
+    for record in steps(0) {
+        match record.kind {
+            Kind::Embed | Kind::Output => charge(&mut terms, record),
+            Kind::Compute | Kind::Copy | Kind::Receive => {
+                let end = ends.entry(record.round).or_insert(record.end);
+                *end = (*end).max(record.end);
+            }
+            // The last three a SoC has when it runs alone, and slices nothing.
+            Kind::Send | Kind::Prefetch | Kind::Draft | Kind::Kernel | Kind::Synchronise | Kind::Prepare => {}
+        }
+        if record.kind == Kind::Embed {
+            from = from.max(record.end);
+        }
+    }
+    let mut work: BTreeMap<u32, Vec<Vec<&Record>>> = BTreeMap::new();
+    for device in 0..devices {
+        let blocks = steps(device).filter(|record| is_block(record));
+        for record in blocks {
+            work.entry(record.round).or_insert_with(|| vec![Vec::new(); devices])[device].push(record);
+        }
+    }
+    for (round, end) in ends {
+        let block = [from, end.max(from)];
+        let last = work.get(&round).and_then(|devices| devices.iter().max_by_key(|steps| done(steps)));
+        let mut inside = 0.0;
+        for record in last.into_iter().flatten() {
+            inside += charge_inside(&mut terms, record, block);
+        }
+        terms.air += (millis(block[1] - block[0]) - inside).max(0.0);
+        from = block[1];
+    }
+    terms.queue += (millis(token.duration()) - terms.sum()).max(0.0);
+    terms.bubble = millis(token.duration()) - terms.sum();
+    terms
+}
+
+/// Whether a step is work on a block.
+fn is_block(record: &Record) -> bool {
+    is_work(record) && !matches!(record.kind, Kind::Embed | Kind::Output)
+}
+
+/// When a device was done with a block.
+fn done(steps: &[&Record]) -> u64 {
+    steps.iter().map(|record| record.end).max().unwrap_or(0)
+}
+
+/// Adds what of a step lies inside a span, in the step's proportions, and tells how long that is.
+fn charge_inside(terms: &mut Terms, record: &Record, span: [u64; 2]) -> f64 {
+    let inside = record.end.min(span[1]).saturating_sub(record.start.max(span[0]));
+    if inside == 0 {
+        return 0.0;
+    }
+    let mut whole = Terms::default();
+    charge(&mut whole, record);
+    let share = inside as f64 / record.duration().max(1) as f64;
+    terms.cpu += whole.cpu * share;
+    terms.gpu += whole.gpu * share;
+    terms.memory += whole.memory * share;
+    terms.demand_disk += whole.demand_disk * share;
+    terms.queue += whole.queue * share;
+    millis(inside)
+}

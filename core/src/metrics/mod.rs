@@ -1,0 +1,464 @@
+//! How fast was it, and where did the time go?
+//!
+//! One function computes the numbers of a trace, simulated or measured, so that neither runner reports
+//! its own speed. TPOT is over the tokens after the first of each sequence: the time between two outputs of one
+//! sequence, shared by the tokens of the later one, which are several where drafts were accepted. Its terms sum to it
+//! exactly:
+//!
+//! - `cpu`, `gpu`, `memory`: thread CPU time of computing steps, wall time of GPU steps, explicit
+//!   copies, on whichever device the token was at; drafting is computing on the head;
+//! - `demand_disk`: wall time of a CPU step less its CPU time, run-queue delay and copies;
+//! - `air`: from the head's `send` to its `receive`, less the time the message was with other devices
+//!   by their own clocks (there is no shared clock);
+//! - `queue`: ready but not running: run-queue delay, and gaps between the steps of a device that holds
+//!   the token, as when it is at work on another sequence;
+//! - `bubble`: what is left; zero where every pass is somewhere, unless the ring lost a device and had to begin again.
+//!
+//! In a `tensor` trace the token is everywhere at once, see `lockstep`.
+//!
+//! `hidden_disk` is reading ahead, less what the computations of the same device waited beside it. It
+//! stands next to the sum, not in it.
+//!
+//! Not here: what came out when ([`outputs`]), how sure a mean is ([`intervals`]), and the numbers of several sequences
+//! and of drafts ([`sequences`]).
+
+pub mod around;
+pub mod intervals;
+pub mod outputs;
+pub mod sequences;
+
+mod lockstep;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use self::outputs::{First, Outputs, Turn};
+use self::sequences::{SequenceMetrics, SpeculationMetrics};
+use hearth_schema::happenings::Happening;
+use hearth_schema::happenings::Sort;
+use hearth_schema::trace::Counter;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::MemoryKind;
+use hearth_schema::trace::Outcome;
+use hearth_schema::trace::Record;
+use hearth_schema::trace::Resource;
+use hearth_schema::trace::Trace;
+
+/// Mean, median and 95th percentile, in milliseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Spread {
+    /// Arithmetic mean.
+    pub mean: f64,
+    /// Median.
+    pub p50: f64,
+    /// 95th percentile (nearest rank).
+    pub p95: f64,
+}
+
+/// Where a token's time went, in milliseconds; all but `hidden_disk` sum to the mean TPOT.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Terms {
+    /// Thread CPU time in computing steps.
+    pub cpu: f64,
+    /// Wall time of GPU steps.
+    pub gpu: f64,
+    /// Explicit copies.
+    pub memory: f64,
+    /// Waiting for the disk inside computing steps.
+    pub demand_disk: f64,
+    /// Messages on their way.
+    pub air: f64,
+    /// Ready but not running.
+    pub queue: f64,
+    /// Waiting for the ring.
+    pub bubble: f64,
+    /// Disk time that cost nothing. Not in the sum.
+    pub hidden_disk: f64,
+}
+
+impl Terms {
+    /// What sums to the mean TPOT, in milliseconds.
+    pub fn sum(&self) -> f64 {
+        self.cpu + self.gpu + self.memory + self.demand_disk + self.air + self.queue + self.bubble
+    }
+
+    /// The terms with their names, in the order of a report's rows.
+    pub fn rows(&self) -> [(&'static str, f64); 7] {
+        [
+            ("cpu", self.cpu),
+            ("gpu", self.gpu),
+            ("memory", self.memory),
+            ("demand_disk", self.demand_disk),
+            ("air", self.air),
+            ("queue", self.queue),
+            ("bubble", self.bubble),
+        ]
+    }
+}
+
+/// What one device did for a token.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct DeviceMetrics {
+    /// Its name.
+    pub name: String,
+    /// Unreclaimable bytes over the memory it has.
+    pub memory_pressure: f64,
+    /// Bytes read from disk for each generated token after the first.
+    pub bytes_read_per_token: f64,
+    /// Bytes of weights in memory at the end.
+    pub resident_bytes: u64,
+    /// Milliseconds of each token in which it computed, disk waits included.
+    pub busy_ms: f64,
+    /// Of these, milliseconds of waiting for the disk.
+    pub demand_disk_ms: f64,
+    /// Milliseconds of each token in which it read ahead without making anyone wait.
+    pub hidden_disk_ms: f64,
+    /// It fell silent, and what it wrote down is lost with it: its numbers are unknown, not zero.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub trace_lost: bool,
+}
+
+/// A device on which a run did not fit.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Short {
+    /// Its name.
+    pub device: String,
+    /// Which of its memories.
+    pub memory: MemoryKind,
+    /// What the run needs of it at least.
+    pub needed_bytes: u64,
+    /// What it can have.
+    pub available_bytes: u64,
+}
+
+/// The numbers of a run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Metrics {
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Devices whose memory the run exceeds; absent unless it ended so.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub short_of_memory: Vec<Short>,
+    /// Time per output token after the first; absent when none followed the first.
+    pub tpot_ms: Option<Spread>,
+    /// Time to the first token, the mean over the sequences; absent when there was none.
+    pub ttft_ms: Option<f64>,
+    /// Output tokens after the first per second, of all sequences together.
+    pub tokens_per_s: Option<f64>,
+    /// Where the mean token's time went.
+    pub terms_ms: Terms,
+    /// Each sequence's numbers, where there are several.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sequences: Vec<SequenceMetrics>,
+    /// What drafting brought, where there were drafts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub speculation: Option<SpeculationMetrics>,
+    /// What each device did.
+    pub devices: Vec<DeviceMetrics>,
+    /// The run's seed.
+    pub seed: u64,
+}
+
+impl Metrics {
+    /// Bytes that all devices together read from disk for a generated token after the first; unknown if a device took
+    /// what it read with it.
+    pub fn bytes_read_per_token(&self) -> Option<f64> {
+        let known = |device: &DeviceMetrics| (!device.trace_lost).then_some(device.bytes_read_per_token);
+        // A sum of no terms is -0.
+        self.devices.iter().map(known).try_fold(0.0, |sum, read| Some(sum + read?))
+    }
+}
+
+/// Computes a trace's numbers.
+pub fn compute(trace: &Trace) -> Metrics {
+    let by_pass = group(&trace.records);
+    let none = Vec::new();
+    let head = |pass: u32| by_pass.get(&(pass, 0)).unwrap_or(&none).iter().copied();
+    let begin = trace.passes.first().and_then(|pass| head(pass.index).map(|record| record.start).min());
+    let outputs = Outputs::grouped(trace, &by_pass);
+    let tokens = outputs.tokens();
+    let mut terms = Terms::default();
+    for turn in &outputs.turns {
+        add(&mut terms, &turn_terms(trace, &by_pass, turn), tokens);
+    }
+    let devices = devices(trace, &outputs);
+    terms.hidden_disk = devices.iter().map(|device| device.hidden_disk_ms).fold(0.0, |sum, ms| sum + ms);
+    let tpot = spread(&outputs.turns);
+    let mean = tpot.map(|tpot| tpot.mean);
+    let to_first = |begin: u64| {
+        let times = outputs.first.iter().map(|first| millis(first.end.saturating_sub(begin)));
+        let sum = times.fold(0.0, |sum, ms| sum + ms);
+        (!outputs.first.is_empty()).then(|| sum / outputs.first.len() as f64)
+    };
+    Metrics {
+        outcome: trace.outcome,
+        short_of_memory: short(trace),
+        tpot_ms: tpot,
+        ttft_ms: begin.and_then(to_first),
+        tokens_per_s: mean.and_then(|mean| sequences::rate(&outputs, mean)),
+        terms_ms: terms,
+        sequences: sequences::sequences(&outputs, begin),
+        speculation: sequences::speculation(&outputs, &by_pass, mean),
+        devices,
+        seed: trace.header.seed,
+    }
+}
+
+/// The terms of one turn, in milliseconds, as the kind of the plan has them.
+fn turn_terms(trace: &Trace, by_pass: &ByPass<'_>, turn: &Turn) -> Terms {
+    let devices = trace.header.devices.len();
+    if trace.header.kind.is_ring() {
+        decompose(by_pass, turn, devices)
+    } else {
+        lockstep::decompose(by_pass, turn, devices)
+    }
+}
+
+/// What the steps of each device took of the mean token, in the header's order, in milliseconds: its share of `cpu`, `gpu`,
+/// `memory` and `demand_disk`, and of `queue` what it waited for a processor within its steps.
+pub fn device_terms(trace: &Trace) -> Vec<Terms> {
+    let outputs = Outputs::of(trace);
+    let passes: BTreeSet<u32> = outputs.turns.iter().map(|turn| turn.pass).collect();
+    let mut sums = vec![Terms::default(); trace.header.devices.len()];
+    for record in trace.records.iter().filter(|record| is_work(record) && passes.contains(&record.pass)) {
+        if let Some(sum) = sums.get_mut(usize::from(record.device)) {
+            charge(sum, record);
+        }
+    }
+    let mean = |sum: &Terms| {
+        let mut mean = Terms::default();
+        add(&mut mean, sum, outputs.tokens().max(1));
+        mean
+    };
+    sums.iter().map(mean).collect()
+}
+
+fn short(trace: &Trace) -> Vec<Short> {
+    let name = |device: u16| trace.header.devices.get(usize::from(device)).map(|device| device.name.clone());
+    let named = |shortage: &hearth_schema::trace::Shortage| Short {
+        device: name(shortage.device).unwrap_or_default(),
+        memory: shortage.memory,
+        needed_bytes: shortage.needed,
+        available_bytes: shortage.available,
+    };
+    trace.shortages.iter().map(named).collect()
+}
+
+type ByPass<'t> = BTreeMap<(u32, u16), Vec<&'t Record>>;
+
+fn group(records: &[Record]) -> ByPass<'_> {
+    let mut groups: ByPass<'_> = BTreeMap::new();
+    for record in records {
+        groups.entry((record.pass, record.device)).or_default().push(record);
+    }
+    groups
+}
+
+fn millis(nanos: u64) -> f64 {
+    nanos as f64 * 1e-6
+}
+
+/// Over the tokens, of which those of one turn share its time.
+fn spread(turns: &[Turn]) -> Option<Spread> {
+    let mut sorted: Vec<(f64, u64)> =
+        turns.iter().map(|turn| (turn.pace(), u64::from(turn.tokens()))).collect();
+    let count: u64 = sorted.iter().map(|(_, tokens)| tokens).sum();
+    let time = turns.iter().map(|turn| millis(turn.duration())).fold(0.0, |sum, ms| sum + ms);
+    sorted.sort_unstable_by(|left, right| left.0.total_cmp(&right.0));
+    let rank = |share: f64| {
+        let wanted = ((share * count as f64).ceil() as u64).clamp(1, count);
+        let mut passed = 0;
+        let found = sorted.iter().find(|(_, tokens)| {
+            passed += tokens;
+            passed >= wanted
+        });
+        found.map_or(0.0, |(pace, _)| *pace)
+    };
+    (count > 0).then(|| Spread { mean: time / count as f64, p50: rank(0.5), p95: rank(0.95) })
+}
+
+fn is_work(record: &Record) -> bool {
+    matches!(
+        record.kind,
+        Kind::Embed | Kind::Compute | Kind::Output | Kind::Copy | Kind::Draft | Kind::Prepare
+    )
+}
+
+/// Adds a step's time to the terms.
+fn charge(terms: &mut Terms, record: &Record) {
+    let wall = millis(record.duration());
+    if record.resource == Resource::Gpu {
+        terms.gpu += wall;
+        return;
+    }
+    if record.kind == Kind::Copy {
+        terms.memory += wall;
+        return;
+    }
+    let cost = record.cost.unwrap_or_default();
+    let cpu = millis(cost.cpu).min(wall);
+    let queue = millis(cost.queue).min(wall - cpu);
+    let copy = millis(cost.copy).min(wall - cpu - queue);
+    terms.cpu += cpu;
+    terms.queue += queue;
+    terms.memory += copy;
+    terms.demand_disk += wall - cpu - queue - copy;
+}
+
+/// The terms of one turn, in milliseconds.
+fn decompose(by_pass: &ByPass<'_>, token: &Turn, devices: usize) -> Terms {
+    let mut terms = Terms::default();
+    let none = Vec::new();
+    let head = by_pass.get(&(token.pass, 0)).unwrap_or(&none);
+    let mut explained = 0.0;
+    for record in head.iter().filter(|record| is_work(record)) {
+        charge(&mut terms, record);
+        explained += millis(record.duration());
+    }
+    // One leg for each message that left the head and came back.
+    for sent in head.iter().filter(|record| record.kind == Kind::Send) {
+        let back = head
+            .iter()
+            .filter(|record| record.kind == Kind::Receive && record.end >= sent.start)
+            .min_by_key(|record| record.end);
+        let Some(back) = back else { continue };
+        let leg = millis(back.end - sent.start);
+        explained += leg;
+        let mut away = 0.0;
+        for device in 1..devices as u16 {
+            let visit = by_pass.get(&(token.pass, device)).unwrap_or(&none);
+            let visit = visit.iter().copied().filter(|record| record.round == sent.round);
+            away += charge_visit(&mut terms, visit);
+        }
+        terms.air += leg - away;
+    }
+    // Whatever came between two tokens was the ring's: it was without a device, or computed tokens again.
+    let begun = head.iter().map(|record| record.start).min().filter(|_| token.interrupted);
+    let lost = millis(begun.map_or(0, |begun| begun.saturating_sub(token.start)));
+    terms.queue += (millis(token.duration()) - explained - lost).max(0.0);
+    terms.bubble = millis(token.duration()) - terms.sum();
+    terms
+}
+
+/// Adds a visit's steps to the terms and returns how long the message stayed, in milliseconds.
+fn charge_visit<'t>(terms: &mut Terms, visit: impl Iterator<Item = &'t Record>) -> f64 {
+    let (mut arrived, mut left, mut worked) = (None, None, 0.0);
+    for record in visit {
+        match record.kind {
+            Kind::Receive => arrived = Some(record.end),
+            Kind::Send => left = Some(record.start),
+            _ if is_work(record) => {
+                charge(terms, record);
+                worked += millis(record.duration());
+            }
+            _ => {}
+        }
+    }
+    let (Some(arrived), Some(left)) = (arrived, left) else { return worked };
+    let stayed = millis(left.saturating_sub(arrived)).max(worked);
+    terms.queue += stayed - worked;
+    stayed
+}
+
+fn add(total: &mut Terms, one: &Terms, count: usize) {
+    let share = 1.0 / count as f64;
+    total.cpu += one.cpu * share;
+    total.gpu += one.gpu * share;
+    total.memory += one.memory * share;
+    total.demand_disk += one.demand_disk * share;
+    total.air += one.air * share;
+    total.queue += one.queue * share;
+    total.bubble += one.bubble * share;
+}
+
+fn devices(trace: &Trace, outputs: &Outputs) -> Vec<DeviceMetrics> {
+    let turns = &outputs.turns;
+    let last = turns.last().map(|turn| turn.pass);
+    let count = outputs.tokens().max(1) as f64;
+    // What is read once all prompts are through belongs to the tokens that follow.
+    let prompt = outputs.first.last().map(|first: &First| first.pass);
+    let after = turns.iter().filter(|turn| prompt.is_none_or(|prompt| turn.pass > prompt));
+    let read_for: u64 = after.map(|turn| u64::from(turn.tokens())).sum();
+    trace
+        .header
+        .devices
+        .iter()
+        .enumerate()
+        .map(|(index, device)| {
+            let index = index as u16;
+            let mine = |record: &&Record| {
+                record.device == index && turns.binary_search_by_key(&record.pass, |turn| turn.pass).is_ok()
+            };
+            let work: Vec<&Record> =
+                trace.records.iter().filter(mine).filter(|record| is_work(record)).collect();
+            let mut terms = Terms::default();
+            for record in &work {
+                charge(&mut terms, record);
+            }
+            let ahead: Vec<&Record> =
+                trace.records.iter().filter(mine).filter(|record| record.kind == Kind::Prefetch).collect();
+            let at = |counter: Counter, pass: Option<u32>| {
+                let mut readings = trace.readings.iter().rev();
+                let found = readings.find(|reading| {
+                    (reading.device, reading.counter) == (index, counter)
+                        && pass.is_none_or(|pass| reading.pass <= pass)
+                });
+                found.map_or(0, |reading| reading.value)
+            };
+            let highest = trace
+                .readings
+                .iter()
+                .filter(|reading| (reading.device, reading.counter) == (index, Counter::Unreclaimable));
+            let unreclaimable = highest.map(|reading| reading.value).max().unwrap_or(0);
+            let read = at(Counter::BytesRead, last).saturating_sub(at(Counter::BytesRead, prompt));
+            DeviceMetrics {
+                name: device.name.clone(),
+                memory_pressure: unreclaimable as f64 / device.memory_total.max(1) as f64,
+                bytes_read_per_token: if read_for == 0 { 0.0 } else { read as f64 / read_for as f64 },
+                resident_bytes: at(Counter::Resident, None),
+                busy_ms: work.iter().map(|record| millis(record.duration())).fold(0.0, |sum, ms| sum + ms)
+                    / count,
+                demand_disk_ms: terms.demand_disk / count,
+                hidden_disk_ms: hidden(&ahead, &work) / count,
+                trace_lost: is_lost(trace, index),
+            }
+        })
+        .collect()
+}
+
+/// Whether a device was missed and left nothing behind.
+fn is_lost(trace: &Trace, index: u16) -> bool {
+    let name = trace.header.devices.get(usize::from(index)).map(|device| device.name.as_str());
+    let missed = |it: &Happening| it.sort == Sort::Silent && it.device.as_deref() == name;
+    trace.happenings.iter().any(missed)
+        && !trace.records.iter().any(|record| record.device == index)
+        && !trace.readings.iter().any(|reading| reading.device == index)
+}
+
+/// Milliseconds of reading ahead for which none of the device's own steps waited. A step's waiting is not placed
+/// within the step, so that it counts against all reading beside it. `work` is in order, but steps on different
+/// processors may overlap, so that one of them can have ended before the reading began.
+fn hidden(ahead: &[&Record], work: &[&Record]) -> f64 {
+    let mut beside = vec![0u64; work.len()];
+    for reading in ahead {
+        let from = work.partition_point(|record| record.end <= reading.start);
+        for (at, record) in work.iter().enumerate().skip(from) {
+            if record.start >= reading.end {
+                break;
+            }
+            let overlap = record.end.min(reading.end).saturating_sub(record.start.max(reading.start));
+            beside[at] = beside[at].saturating_add(overlap);
+        }
+    }
+    let waited = |(beside, record): (&u64, &&Record)| {
+        let mut terms = Terms::default();
+        charge(&mut terms, record);
+        millis(*beside).min(terms.demand_disk)
+    };
+    let all = ahead.iter().map(|record| millis(record.duration())).fold(0.0, |sum, ms| sum + ms);
+    (beside.iter().zip(work).map(waited).fold(all, |left, ms| left - ms)).max(0.0)
+}
+
+#[cfg(test)]
+mod tests;

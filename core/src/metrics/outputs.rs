@@ -1,0 +1,125 @@
+//! When did which tokens come out of the ring?
+//!
+//! Sequence by sequence, on the head's clock. The first output of a sequence ends its prompt; each later one is a
+//! [`Turn`], from the end of the sequence's output before it to its own. A turn with drafts gives as many tokens as
+//! were accepted, and one.
+//!
+//! Not here: how long the parts of a turn took.
+
+use std::collections::BTreeMap;
+
+use super::{ByPass, millis};
+use hearth_schema::pass::MAX_PASS_TOKENS;
+use hearth_schema::pass::Pass;
+use hearth_schema::trace::Counter;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Trace;
+
+/// The time in which a pass gave tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Turn {
+    /// The pass that gave them.
+    pub pass: u32,
+    /// Its sequence.
+    pub sequence: u32,
+    /// The end of the sequence's output before it, in nanoseconds.
+    pub start: u64,
+    /// When they were sampled.
+    pub end: u64,
+    /// Drafts that were accepted.
+    pub accepted: u32,
+    /// Drafts that there were.
+    pub drafted: u32,
+    /// Other passes of the sequence lie between this one and the output before it: they were given up, or computed
+    /// tokens again.
+    pub interrupted: bool,
+}
+
+impl Turn {
+    /// Tokens that came out.
+    pub fn tokens(&self) -> u32 {
+        self.accepted + 1
+    }
+
+    /// How long it took, in nanoseconds.
+    pub fn duration(&self) -> u64 {
+        self.end.saturating_sub(self.start)
+    }
+
+    /// Milliseconds for each token.
+    pub fn pace(&self) -> f64 {
+        millis(self.duration()) / f64::from(self.tokens())
+    }
+}
+
+/// The first output of a sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct First {
+    /// Which sequence.
+    pub sequence: u32,
+    /// The pass that gave it.
+    pub pass: u32,
+    /// When it was sampled, in nanoseconds.
+    pub end: u64,
+}
+
+/// All outputs of a run.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Outputs {
+    /// One for each sequence that has a token, in the order of their passes.
+    pub first: Vec<First>,
+    /// In the order of the passes.
+    pub turns: Vec<Turn>,
+}
+
+impl Outputs {
+    /// Those of a trace.
+    pub fn of(trace: &Trace) -> Self {
+        Self::grouped(trace, &super::group(&trace.records))
+    }
+
+    pub(super) fn grouped(trace: &Trace, by_pass: &ByPass<'_>) -> Self {
+        let accepted: BTreeMap<u32, u64> = trace
+            .readings
+            .iter()
+            .filter(|reading| reading.counter == Counter::Accepted)
+            .map(|reading| (reading.pass, reading.value))
+            .collect();
+        let mut outputs = Self::default();
+        // For each sequence, the end of its last output, and whether a pass without one came after that.
+        let mut last: BTreeMap<u32, (u64, bool)> = BTreeMap::new();
+        for pass in &trace.passes {
+            let records = by_pass.get(&(pass.index, 0)).map_or(&[][..], Vec::as_slice);
+            let output = records.iter().find(|record| pass.output && record.kind == Kind::Output);
+            let Some(output) = output else {
+                last.entry(pass.sequence).and_modify(|(_, interrupted)| *interrupted = true);
+                continue;
+            };
+            let (sequence, end) = (pass.sequence, output.end);
+            match last.insert(sequence, (end, false)) {
+                None => outputs.first.push(First { sequence, pass: pass.index, end }),
+                Some((start, interrupted)) => {
+                    // A trace may say anything; a pass has at most so many drafts.
+                    let drafted = pass.drafted.min(MAX_PASS_TOKENS);
+                    let stood = accepted.get(&pass.index).copied().unwrap_or(0).min(u64::from(drafted));
+                    let accepted = stood as u32;
+                    let pass = pass.index;
+                    outputs.turns.push(Turn { pass, sequence, start, end, accepted, drafted, interrupted });
+                }
+            }
+        }
+        outputs
+    }
+
+    /// Tokens of all prompts that were read to their ends.
+    pub fn prompts(&self, trace: &Trace) -> u64 {
+        let last = |first: &First| trace.passes.iter().find(|pass| pass.index == first.pass);
+        let tokens = |pass: &Pass| u64::from(pass.first_position) + u64::from(pass.tokens);
+        self.first.iter().filter_map(last).map(tokens).sum()
+    }
+
+    /// Tokens after the first of each sequence.
+    pub fn tokens(&self) -> usize {
+        self.turns.iter().map(|turn| turn.tokens() as usize).sum()
+    }
+}

@@ -1,0 +1,108 @@
+//! How did each of several sequences do, and what did drafting bring?
+//!
+//! All sequences are asked for when the run begins: the time to the first token of each is from there, waiting for
+//! the prompts before it included. The rate of all is the tokens after the very first, over the time from that one to
+//! the last.
+//!
+//! Drafting stands in a token's terms as what it is, `cpu` or `gpu` of the head. Beside them, the mean time per token
+//! is split in two: `draft_ms`, in which the head drafted for the pass, and `verify_ms`, the rest.
+//!
+//! `acceptance` counts the drafts that were looked at: those accepted and in each pass the first rejected one. What
+//! comes after that one says nothing of the draft model.
+
+use serde::{Deserialize, Serialize};
+
+use super::{ByPass, Outputs, Turn, millis};
+use hearth_schema::trace::Kind;
+
+/// The numbers of one sequence of several.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SequenceMetrics {
+    /// Which, from 0.
+    pub sequence: u32,
+    /// From the run's begin to its first token.
+    pub ttft_ms: f64,
+    /// Its tokens after the first.
+    pub tokens: u64,
+    /// Mean time of these; absent if there are none.
+    pub tpot_ms: Option<f64>,
+}
+
+/// What drafting brought.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SpeculationMetrics {
+    /// Passes that had drafts.
+    pub steps: u64,
+    /// Tokens that came out of one of these on average.
+    pub tokens_per_step: f64,
+    /// Tokens drafted.
+    pub drafted: u64,
+    /// Of these, accepted by the large model.
+    pub accepted: u64,
+    /// Of those that were looked at, the share accepted.
+    pub acceptance: f64,
+    /// Of the mean time per token, drafting.
+    pub draft_ms: f64,
+    /// Of the mean time per token, the rest.
+    pub verify_ms: f64,
+}
+
+/// Each sequence's numbers, if there are several.
+pub(super) fn sequences(outputs: &Outputs, begin: Option<u64>) -> Vec<SequenceMetrics> {
+    let Some(begin) = begin.filter(|_| outputs.first.len() > 1) else { return Vec::new() };
+    let one = |first: &super::First| {
+        let turns = outputs.turns.iter().filter(|turn| turn.sequence == first.sequence);
+        let (time, tokens) = turns.fold((0.0, 0), |(time, tokens), turn| {
+            (time + millis(turn.duration()), tokens + u64::from(turn.tokens()))
+        });
+        SequenceMetrics {
+            sequence: first.sequence,
+            ttft_ms: millis(first.end.saturating_sub(begin)),
+            tokens,
+            tpot_ms: (tokens > 0).then(|| time / tokens as f64),
+        }
+    };
+    outputs.first.iter().map(one).collect()
+}
+
+/// Tokens a second of all sequences together; with one it is the inverse of its mean time per token.
+pub(super) fn rate(outputs: &Outputs, mean_ms: f64) -> Option<f64> {
+    let ends = outputs.first.iter().map(|first| first.end);
+    let from = ends.clone().min()?;
+    let until = ends.chain(outputs.turns.iter().map(|turn| turn.end)).max()?;
+    let span = millis(until.saturating_sub(from));
+    let (tokens, span) = match outputs.first.len() {
+        1 => (1, mean_ms),
+        several => (outputs.tokens() + several - 1, span),
+    };
+    (span > 0.0).then(|| tokens as f64 * (1e3 / span))
+}
+
+/// What drafting brought, if there were drafts. `mean_ms` is the mean time per token.
+pub(super) fn speculation(
+    outputs: &Outputs,
+    by_pass: &ByPass<'_>,
+    mean_ms: Option<f64>,
+) -> Option<SpeculationMetrics> {
+    let with_drafts = || outputs.turns.iter().filter(|turn| turn.drafted > 0);
+    let sum = |count: fn(&Turn) -> u32| with_drafts().map(|turn| u64::from(count(turn))).sum::<u64>();
+    let steps = with_drafts().count() as u64;
+    let mean_ms = mean_ms.filter(|_| steps > 0)?;
+    let (drafted, accepted) = (sum(|turn| turn.drafted), sum(|turn| turn.accepted));
+    let looked_at = sum(|turn| turn.drafted.min(turn.accepted + 1));
+    let drafting = |turn: &Turn| {
+        let records = by_pass.get(&(turn.pass, 0)).into_iter().flatten();
+        let drafts = records.filter(|record| record.kind == Kind::Draft);
+        drafts.map(|record| millis(record.duration())).fold(0.0, |sum, ms| sum + ms)
+    };
+    let draft_ms = outputs.turns.iter().map(drafting).fold(0.0, |sum, ms| sum + ms) / outputs.tokens() as f64;
+    Some(SpeculationMetrics {
+        steps,
+        tokens_per_step: (accepted + steps) as f64 / steps as f64,
+        drafted,
+        accepted,
+        acceptance: accepted as f64 / looked_at as f64,
+        draft_ms,
+        verify_ms: mean_ms - draft_ms,
+    })
+}

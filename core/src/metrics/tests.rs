@@ -1,0 +1,209 @@
+//! Do the terms of a token add up, on traces that can be checked by hand?
+
+use super::*;
+use hearth_schema::pass::Pass;
+use hearth_schema::trace::Cost;
+use hearth_schema::trace::Header;
+use hearth_schema::trace::Origin;
+use hearth_schema::trace::Reading;
+use hearth_schema::trace::TracedDevice;
+
+const MS: u64 = 1_000_000;
+
+pub fn record(device: u16, kind: Kind, pass: u32, round: u32, span: [u64; 2]) -> Record {
+    let resource = match kind {
+        Kind::Send => Resource::Tx,
+        Kind::Receive => Resource::Rx,
+        Kind::Prefetch => Resource::DiskPrefetch,
+        _ => Resource::Cpu,
+    };
+    let [start, end] = span.map(|ms| ms * MS);
+    Record { device, resource, kind, pass, round, layers: None, start, end, bytes: 0, peer: None, cost: None }
+}
+
+pub fn with_cpu(mut record: Record, cpu_ms: u64) -> Record {
+    record.cost = Some(Cost { cpu: cpu_ms * MS, ..Cost::default() });
+    record
+}
+
+/// A prompt pass that ends at 100 ms and one decode pass around a ring of two. The worker's clock is 5
+/// seconds ahead: only durations of its steps may matter.
+pub fn trace() -> Trace {
+    let device = |name: &str| TracedDevice {
+        name: name.into(),
+        profile: None,
+        memory_total: 1000,
+        kernel: None,
+        unvalidated: None,
+        policy: None,
+    };
+    let pass = |index, tokens| Pass::plain(index, 0, tokens, true);
+    let reading = |pass, value| Reading { device: 1, counter: Counter::BytesRead, pass, at: 0, value };
+    Trace {
+        header: Header {
+            schema: Trace::SCHEMA.into(),
+            origin: Origin::Simulated,
+            scenario: "s".into(),
+            plan: "p".into(),
+            model: "m".into(),
+            kind: hearth_schema::plan::Parallelism::Ring,
+            seed: 1,
+            version: "0".into(),
+            devices: vec![device("head"), device("worker")],
+        },
+        passes: vec![pass(0, 4), pass(1, 1)],
+        records: vec![
+            with_cpu(record(0, Kind::Embed, 0, 0, [0, 10]), 10),
+            with_cpu(record(0, Kind::Output, 0, 0, [90, 100]), 10),
+            with_cpu(record(0, Kind::Compute, 1, 0, [101, 121]), 12),
+            record(0, Kind::Send, 1, 0, [121, 122]),
+            record(1, Kind::Receive, 1, 0, [5000, 5125]),
+            with_cpu(record(1, Kind::Compute, 1, 0, [5126, 5156]), 30),
+            record(1, Kind::Send, 1, 0, [5156, 5157]),
+            record(1, Kind::Prefetch, 1, 0, [5150, 5170]),
+            record(0, Kind::Receive, 1, 1, [122, 160]),
+            with_cpu(record(0, Kind::Output, 1, 1, [160, 170]), 10),
+        ],
+        readings: vec![reading(0, 500), reading(1, 1500)],
+        shortages: vec![],
+        happenings: vec![],
+        outcome: Outcome::Ok,
+    }
+}
+
+#[test]
+fn the_terms_sum_to_the_token_time() {
+    let metrics = compute(&trace());
+    assert_eq!(metrics.ttft_ms, Some(100.0));
+    // From the end of the first output, 100 ms, to the second, 170 ms.
+    assert_eq!(metrics.tpot_ms.unwrap().mean, 70.0);
+    let terms = metrics.terms_ms;
+    assert_eq!(terms.cpu, 12.0 + 30.0 + 10.0);
+    assert_eq!(terms.demand_disk, 8.0);
+    // The message was away 160 - 121 = 39 ms, of these with the worker 5156 - 5125 = 31 ms.
+    assert_eq!(terms.air, 8.0);
+    // 1 ms before the head began, 1 ms before the worker did.
+    assert_eq!(terms.queue, 2.0);
+    assert_eq!(terms.bubble, 0.0);
+    assert!((terms.sum() - 70.0).abs() < 1e-9);
+    // 20 ms of reading ahead, 6 of them beside the worker's own computation, which waited for nothing.
+    assert_eq!(terms.hidden_disk, 20.0);
+    assert_eq!(metrics.devices[1].bytes_read_per_token, 1000.0);
+}
+
+#[test]
+fn a_trace_reads_back_as_it_was_written() {
+    let trace = trace();
+    let mut text = Vec::new();
+    trace.write(&mut text).unwrap();
+    assert_eq!(Trace::read(&mut text.as_slice()).unwrap(), trace);
+    let cut = &text[..text.len() - 6];
+    assert!(Trace::read(&mut &cut[..]).is_err());
+}
+
+#[test]
+fn a_run_without_tokens_has_no_times() {
+    let mut trace = trace();
+    trace.records.clear();
+    let metrics = compute(&trace);
+    assert_eq!((metrics.tpot_ms, metrics.ttft_ms), (None, None));
+}
+
+#[test]
+fn what_a_step_waited_for_is_not_hidden() {
+    // Of its 30 ms the worker waits for 2, or for 10; 6 of them are beside the 20 ms of reading ahead.
+    for (cpu, hidden) in [(28, 18.0), (20, 14.0)] {
+        let mut trace = trace();
+        trace.records[5] = with_cpu(trace.records[5].clone(), cpu);
+        assert_eq!(compute(&trace).devices[1].hidden_disk_ms, hidden);
+        // The same reading in two records.
+        let mut second = trace.records[7].clone();
+        trace.records[7].end = 5153 * MS;
+        second.start = 5153 * MS;
+        trace.records.insert(8, second);
+        assert_eq!(compute(&trace).devices[1].hidden_disk_ms, hidden);
+    }
+}
+
+#[test]
+fn steps_that_overlap_are_no_reason_to_panic() {
+    let mut trace = trace();
+    // A long step on one processor beside a short one on another, which ends before the prefetch begins.
+    trace.records.insert(8, with_cpu(record(1, Kind::Compute, 1, 0, [5151, 5300]), 10));
+    trace.records.insert(9, with_cpu(record(1, Kind::Compute, 1, 0, [5140, 5149]), 9));
+    let hidden = compute(&trace).devices[1].hidden_disk_ms;
+    assert!((0.0..=20.0).contains(&hidden));
+}
+
+#[test]
+fn tokens_of_one_pass_share_its_time() {
+    let mut trace = trace();
+    trace.passes[1].tokens = 4;
+    trace.passes[1].drafted = 3;
+    trace.records.insert(2, with_cpu(record(0, Kind::Draft, 1, 0, [100, 101]), 1));
+    let accepted = |value| Reading { device: 0, counter: Counter::Accepted, pass: 1, at: 0, value };
+    trace.readings.push(accepted(2));
+    let metrics = compute(&trace);
+    // Two drafts and a token of the large model in 70 ms, of which one is drafting.
+    let (tpot, drafting) = (metrics.tpot_ms.unwrap(), metrics.speculation.unwrap());
+    assert!((tpot.mean - 70.0 / 3.0).abs() < 1e-9 && (tpot.p95 - 70.0 / 3.0).abs() < 1e-9);
+    assert_eq!((drafting.steps, drafting.drafted, drafting.accepted), (1, 3, 2));
+    assert!((drafting.tokens_per_step - 3.0).abs() < 1e-9);
+    // The third was looked at and rejected.
+    assert!((drafting.acceptance - 2.0 / 3.0).abs() < 1e-9);
+    assert!((drafting.draft_ms - 1.0 / 3.0).abs() < 1e-9);
+    assert!((drafting.draft_ms + drafting.verify_ms - tpot.mean).abs() < 1e-9);
+    assert!((metrics.terms_ms.sum() - tpot.mean).abs() < 1e-9);
+    assert!((metrics.terms_ms.cpu - 53.0 / 3.0).abs() < 1e-9, "drafting is computing");
+    // Nobody accepts more than there was.
+    trace.readings.pop();
+    trace.readings.push(accepted(u64::MAX));
+    assert_eq!(compute(&trace).speculation.unwrap().accepted, 3);
+}
+
+#[test]
+fn each_sequence_has_its_own_times() {
+    let mut trace = trace();
+    // A second sequence with one token of the prompt and one after it, at 130 and 190 ms.
+    let second = |index, first_position| Pass { sequence: 1, ..Pass::plain(index, first_position, 1, true) };
+    trace.passes.extend([second(2, 0), second(3, 1)]);
+    trace.records.push(with_cpu(record(0, Kind::Output, 2, 1, [125, 130]), 5));
+    trace.records.push(with_cpu(record(0, Kind::Output, 3, 1, [185, 190]), 5));
+    let metrics = compute(&trace);
+    let own: Vec<_> = metrics.sequences.iter().map(|one| (one.sequence, one.ttft_ms, one.tpot_ms)).collect();
+    assert_eq!(own, [(0, 100.0, Some(70.0)), (1, 130.0, Some(60.0))]);
+    assert_eq!((metrics.ttft_ms, metrics.tpot_ms.map(|tpot| tpot.mean)), (Some(115.0), Some(65.0)));
+    // Three tokens after the very first, in 90 ms.
+    assert!((metrics.tokens_per_s.unwrap() - 3.0 / 0.09).abs() < 1e-9);
+    assert!((metrics.terms_ms.sum() - 65.0).abs() < 1e-9);
+}
+
+#[test]
+fn the_terms_of_the_devices_are_those_of_their_steps() {
+    let terms = device_terms(&trace());
+    assert_eq!((terms[0].cpu, terms[0].demand_disk), (12.0 + 10.0, 8.0));
+    assert_eq!((terms[1].cpu, terms[1].sum()), (30.0, 30.0));
+}
+
+#[test]
+fn a_device_that_left_nothing_behind_is_unknown_and_not_idle() {
+    let mut trace = trace();
+    let silent = Happening {
+        sort: Sort::Silent,
+        device: Some("worker".into()),
+        start: 0,
+        end: Some(1),
+        what: String::new(),
+        plan: None,
+    };
+    trace.happenings = vec![silent];
+    let before = compute(&trace);
+    assert!(
+        !before.devices[1].trace_lost && before.bytes_read_per_token().is_some(),
+        "it handed its trace over"
+    );
+    trace.records.retain(|record| record.device == 0);
+    trace.readings.retain(|reading| reading.device == 0);
+    let lost: Vec<bool> = compute(&trace).devices.iter().map(|device| device.trace_lost).collect();
+    assert_eq!((lost.as_slice(), compute(&trace).bytes_read_per_token()), ([false, true].as_slice(), None));
+}

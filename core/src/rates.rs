@@ -1,0 +1,189 @@
+//! How long does a processor work on a layer when all its weights are at hand?
+//!
+//! Roofline, format by format: a matrix costs the longer of its arithmetic at the processor's rate for the
+//! format and its bytes at the processor's read bandwidth. Decoding streams every weight once for one token;
+//! where the rate was measured with weights streamed from memory, that rate holds both. A batch of tokens
+//! reads the weights once and multiplies with each. Attention costs the longer of its arithmetic and reading
+//! the keys and values of the positions so far. To that come the copy of the new keys and values and the fixed
+//! costs of a layer and of a window, where the profile has them.
+//!
+//! The kernel works too: for each page that comes into memory and goes again. A thread that streams weights does
+//! nothing else between two waits, so that this bounds it however fast the disk is ([`stream_rate`]).
+//!
+//! The planner and the simulator both ask here, so that a plan's expectation and its simulation differ in what they
+//! make of memory and links, never in the work.
+//!
+//! A device with a SoC computes on its GPU and NPU what another computes on its cores ([`crate::soc`]).
+//!
+//! Not here: waiting for weights and sharing the cores, which is simulated.
+
+use hearth_profiles::device::{Cpu, Device, Disk, Gpu, nearest};
+use hearth_profiles::model::{ModelProfile, TensorGroup};
+use hearth_profiles::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Format, PerFormat, Seconds, Sourced};
+
+use crate::soc::Chip;
+use hearth_schema::pass::Pass;
+
+/// What the kernel takes for so many bytes of pages that it brings into the page cache ahead of use: allocating,
+/// charging and queueing them. source: measured on Linux 6.18, 28 ms for 200 MiB of `WILLNEED` calls
+pub const INSERTING: (Seconds, Bytes) = (Seconds(0.028), Bytes::mib(200));
+
+/// The same for unmapping and freeing them by `MADV_DONTNEED` and `POSIX_FADV_DONTNEED`.
+/// source: measured on Linux 6.18, 0.10 ms for 1 MiB
+pub const DISCARDING: (Seconds, Bytes) = (Seconds(0.04), Bytes::mib(400));
+
+/// One look at so many bytes of pages in search of what to evict. source: measured on Linux 6.18: with 200 MiB to age and
+/// 200 MiB to evict the calls for 200 MiB took 60 to 70 ms instead of 28
+pub const LOOKING: (Seconds, Bytes) = (Seconds(0.035), Bytes::mib(400));
+
+/// What one thread brings into the page cache and gives up again, however fast the disk: as the profile says, or as
+/// measured on that machine.
+pub fn turnover(disk: &Disk) -> BytesPerSecond {
+    let usual = BytesPerSecond(1.0 / (a_byte(INSERTING) + a_byte(DISCARDING)));
+    disk.turnover.as_ref().map_or(usual, |rate| rate.value)
+}
+
+/// How fast a thread reads ahead that leaves it to the system what goes: as its disk does, and as it brings pages in and
+/// looks at as many, unmaps and frees them.
+pub fn advised_rate(disk: &Disk) -> BytesPerSecond {
+    BytesPerSecond(disk.ahead_read().0.min(1.0 / (1.0 / turnover(disk).0 + a_byte(LOOKING))))
+}
+
+/// Seconds for a byte.
+fn a_byte((time, bytes): (Seconds, Bytes)) -> f64 {
+    time.0 / bytes.as_f64()
+}
+
+/// How fast a device streams what it does not keep: as its disk reads ahead, and as its thread turns pages over.
+pub fn stream_rate(disk: &Disk) -> BytesPerSecond {
+    BytesPerSecond(disk.ahead_read().0.min(turnover(disk).0))
+}
+
+type Rates = PerFormat<Sourced<FlopsPerSecond>>;
+
+/// One processor working on one model: what each of its steps takes with all weights at hand.
+#[derive(Debug, Clone)]
+pub struct Work<'a> {
+    model: &'a ModelProfile,
+    /// Bytes of an element of the key-value cache.
+    kv_element: Bytes,
+    matvec: &'a Rates,
+    streamed: Option<&'a Rates>,
+    matmul: &'a Rates,
+    bandwidth: BytesPerSecond,
+    attention: Option<FlopsPerSecond>,
+    kv_copy: &'a hearth_profiles::device::Transfer,
+    layer_overhead: Seconds,
+    /// Computes layers and outputs instead.
+    chip: Option<Chip<'a>>,
+}
+
+impl<'a> Work<'a> {
+    /// What a device computes with on weights in main memory: its SoC, or its CPU.
+    pub fn in_main_memory(device: &'a Device, model: &'a ModelProfile, kv_element: Bytes) -> Self {
+        let chip = device.soc.as_ref().map(|soc| Chip::new(soc, model, kv_element));
+        Self { chip, ..Self::on_cpu(&device.cpu, model, kv_element) }
+    }
+
+    /// The CPU of a device.
+    pub fn on_cpu(cpu: &'a Cpu, model: &'a ModelProfile, kv_element: Bytes) -> Self {
+        Self {
+            model,
+            kv_element,
+            matvec: &cpu.matvec,
+            streamed: Some(&cpu.matvec_streamed).filter(|rates| !rates.is_empty()),
+            matmul: &cpu.matmul,
+            bandwidth: cpu.read_bandwidth.value,
+            attention: cpu.attention.as_ref().map(|rate| rate.value),
+            kv_copy: &cpu.kv_copy,
+            layer_overhead: cpu.layer_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value),
+            chip: None,
+        }
+    }
+
+    /// The GPU of a device.
+    pub fn on_gpu(gpu: &'a Gpu, model: &'a ModelProfile, kv_element: Bytes) -> Self {
+        Self {
+            model,
+            kv_element,
+            matvec: &gpu.matvec,
+            streamed: None,
+            matmul: &gpu.matmul,
+            bandwidth: gpu.read_bandwidth.value,
+            attention: None,
+            kv_copy: &gpu.kv_copy,
+            layer_overhead: Seconds(0.0),
+            chip: None,
+        }
+    }
+
+    /// One layer for all tokens of a pass.
+    pub fn layer(&self, layer: u32, pass: Pass) -> Seconds {
+        if let Some(chip) = &self.chip {
+            return chip.layer_time(pass);
+        }
+        let shape = &self.model.shape;
+        let new = shape.kv_bytes_per_layer(pass.tokens, self.kv_element);
+        self.product(&self.model.layers[layer as usize], pass.tokens)
+            + self.attention(pass)
+            + self.kv_copy.time(new)
+            + self.layer_overhead
+    }
+
+    /// The output matrix for one position.
+    pub fn output(&self) -> Seconds {
+        self.outputs(1)
+    }
+
+    /// The output matrix for so many positions at once.
+    pub fn outputs(&self, positions: u32) -> Seconds {
+        match &self.chip {
+            _ if positions == 0 => Seconds(0.0),
+            Some(chip) => chip.output_time(positions),
+            None => self.product(&self.model.output, positions),
+        }
+    }
+
+    /// Looking up the embedding rows of so many tokens.
+    pub fn embed(&self, tokens: u32) -> Seconds {
+        self.model.input_row_bytes() * u64::from(tokens) / self.bandwidth
+    }
+
+    /// Multiplying each token of a pass with the matrices of a group.
+    pub fn product(&self, group: &TensorGroup, tokens: u32) -> Seconds {
+        group
+            .by_format()
+            .map(|(format, share)| {
+                let streamed = self.streamed.filter(|_| tokens == 1).and_then(|rates| nearest(rates, format));
+                if let Some(rate) = streamed {
+                    return share.flops / rate;
+                }
+                longer(
+                    share.flops * f64::from(tokens) / self.rate(format, tokens),
+                    share.bytes / self.bandwidth,
+                )
+            })
+            .sum()
+    }
+
+    /// Summed over the tokens of a pass, each of which sees one position more than the one before it.
+    fn attention(&self, pass: Pass) -> Seconds {
+        let shape = &self.model.shape;
+        let (first, tokens) = (f64::from(pass.first_position), f64::from(pass.tokens));
+        let positions = tokens * first + tokens * (tokens + 1.0) / 2.0;
+        let work = Flops(shape.attention_flops_per_layer(1).0 * positions);
+        let rate = self.attention.unwrap_or_else(|| self.rate(Format::F16, pass.tokens));
+        let seen = shape.kv_bytes_per_layer(pass.first_position + pass.tokens, self.kv_element);
+        longer(work / rate, seen / self.bandwidth)
+    }
+
+    /// The arithmetic rate; a profile has at least one, or the run was refused.
+    fn rate(&self, format: Format, tokens: u32) -> FlopsPerSecond {
+        let batched = if tokens > 1 { nearest(self.matmul, format) } else { None };
+        batched.or_else(|| nearest(self.matvec, format)).unwrap_or(FlopsPerSecond(f64::INFINITY))
+    }
+}
+
+fn longer(one: Seconds, other: Seconds) -> Seconds {
+    Seconds(one.0.max(other.0))
+}

@@ -1,0 +1,301 @@
+//! Which tokens enter the ring next?
+//!
+//! A pure reducer that both runners use. It knows two events: the head is free ([`Generation::begin`]), and the
+//! tokens of a pass are out ([`Generation::output`]).
+//!
+//! Prompts go first, one sequence after the other, each in batches that follow one another into the ring as soon as
+//! the head is free. So devices work at once: `m` batches over `d` equal devices take `m + d - 1` steps instead of
+//! `m d`. Then every sequence has one pass under way at a time, and those that have their last token out enter in the
+//! order in which it came.
+//!
+//! With a draft model a pass holds the last token and the drafts after it. The large model accepts some of them, up to
+//! the first that it would not have chosen, and gives one token of its own: its correction of that one, or the token
+//! after the last draft. What follows is forgotten: the next pass begins at the last token that stands. With
+//! acceptance `a` and `n` drafts, a pass gives `(1 - a^(n+1)) / (1 - a)` tokens on average (Leviathan et al., 2023,
+//! Eq. 1). Drafts never run past the tokens wanted.
+//!
+//! A server's sequences come and go: each is a slot whose caches outlive a text ([`Generation::vacant`],
+//! [`Generation::enter`]). A new text that begins as the slot's tokens do enters behind what they have in common, and one
+//! that nobody waits for any more is given up ([`Generation::give_up`]).
+//!
+//! When a ring gives way to another in mid-run ([`Generation::again`]), what was under way is given up, and each
+//! sequence that wants more tokens enters again: all its tokens so far are its prompt.
+//!
+//! Not here: who accepts a draft, which the executor computes and the simulator draws, and what a pass does on a
+//! device ([`super::Schedule`]).
+
+use std::collections::VecDeque;
+
+use hearth_schema::pass::Pass;
+use hearth_schema::workload::Workload;
+
+/// How far the sequences of a workload are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Generation {
+    micro_batch: u32,
+    drafts: u32,
+    sequences: Vec<Sequence>,
+    /// Whose prompts are not through the head yet, in the order in which they enter.
+    entering: VecDeque<u32>,
+    /// Whose last token is out and who want another, in the order of their tokens.
+    ready: VecDeque<u32>,
+    /// Sequences that have all their tokens.
+    over: u32,
+    /// Passes begun.
+    begun: u32,
+}
+
+/// One of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Sequence {
+    /// Tokens of the prompt that was asked.
+    asked: u32,
+    /// Tokens wanted.
+    wanted: u32,
+    /// Tokens that enter as its prompt.
+    prompt: u32,
+    /// Whether any of them ever has.
+    begun: bool,
+    /// Where its next pass begins.
+    position: u32,
+    generated: u32,
+    /// The pass whose tokens must be out before it goes on.
+    awaited: Option<Pass>,
+}
+
+impl Sequence {
+    fn is_over(&self) -> bool {
+        self.generated >= self.wanted
+    }
+}
+
+/// What cannot have come out of the ring.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum GenerationError {
+    /// No token of that pass is waited for.
+    #[error("pass {pass} gave a token, and nobody waits for one of it")]
+    NotAwaited {
+        /// Which pass.
+        pass: u32,
+    },
+    /// More drafts accepted than there were.
+    #[error("pass {pass} had {drafted} drafted tokens, and {accepted} were accepted")]
+    TooManyAccepted {
+        /// Which pass.
+        pass: u32,
+        /// Its drafts.
+        drafted: u32,
+        /// What was said of them.
+        accepted: u32,
+    },
+    /// A text enters where another is under way, or nowhere.
+    #[error("no text can enter as sequence {sequence}: it is under way, or there is none")]
+    NotVacant {
+        /// Which sequence.
+        sequence: u32,
+    },
+}
+
+impl Generation {
+    /// Nothing has entered yet. The workload must be valid.
+    pub fn new(workload: &Workload) -> Self {
+        let prompts = vec![workload.prompt; workload.sequences as usize];
+        Self::of_prompts(&prompts, workload.generate, workload.micro_batch, workload.drafts())
+    }
+
+    /// The same for prompts of these lengths, each at least 1, of which each generates so many tokens.
+    pub fn of_prompts(prompts: &[u32], wanted: u32, micro_batch: u32, drafts: u32) -> Self {
+        let sequence = |&asked: &u32| Sequence {
+            asked,
+            wanted,
+            prompt: asked,
+            begun: false,
+            position: 0,
+            generated: 0,
+            awaited: None,
+        };
+        Self {
+            micro_batch: micro_batch.max(1),
+            drafts,
+            sequences: prompts.iter().map(sequence).collect(),
+            entering: (0..prompts.len() as u32).collect(),
+            ready: VecDeque::new(),
+            over: 0,
+            begun: 0,
+        }
+    }
+
+    /// Slots for so many sequences, none of which has a text yet.
+    pub fn vacant(sequences: u32, micro_batch: u32, drafts: u32) -> Self {
+        let vacant = Sequence {
+            asked: 0,
+            wanted: 0,
+            prompt: 0,
+            begun: false,
+            position: 0,
+            generated: 0,
+            awaited: None,
+        };
+        let sequences = vec![vacant; sequences as usize];
+        let over = sequences.len() as u32;
+        Self { sequences, over, ..Self::of_prompts(&[], 0, micro_batch, drafts) }
+    }
+
+    /// A text of `prompt` tokens, at least 1, enters as a sequence that is vacant, and wants so many more, at least 1.
+    /// Of its tokens the first `held` are those of the text before, whose keys and values are still there; the last
+    /// one enters all the same. Returns how many do not.
+    pub fn enter(
+        &mut self,
+        sequence: u32,
+        prompt: u32,
+        held: u32,
+        wanted: u32,
+    ) -> Result<u32, GenerationError> {
+        let vacant = self.sequences.get_mut(sequence as usize).filter(|it| it.is_over());
+        let Some(slot) = vacant else { return Err(GenerationError::NotVacant { sequence }) };
+        let position = held.min(slot.position).min(prompt.saturating_sub(1));
+        *slot =
+            Sequence { asked: prompt, wanted, prompt, begun: false, position, generated: 0, awaited: None };
+        self.over -= 1;
+        self.entering.push_back(sequence);
+        Ok(position)
+    }
+
+    /// Whether a text can enter as this sequence.
+    pub fn is_vacant(&self, sequence: u32) -> bool {
+        self.sequences.get(sequence as usize).is_some_and(Sequence::is_over)
+    }
+
+    /// How many tokens of a sequence have entered and stand: their keys and values are there.
+    pub fn held(&self, sequence: u32) -> u32 {
+        self.sequences.get(sequence as usize).map_or(0, |sequence| sequence.position)
+    }
+
+    /// Nobody waits for more of a sequence: its text has come to an end, or whoever asked is gone. If a token of it is
+    /// under way it is over when that is out, else at once.
+    pub fn give_up(&mut self, sequence: u32) {
+        let Some(slot) = self.sequences.get_mut(sequence as usize).filter(|it| !it.is_over()) else { return };
+        if slot.awaited.is_some() {
+            slot.wanted = slot.generated + 1;
+            return;
+        }
+        slot.wanted = slot.generated;
+        self.over += 1;
+        self.entering.retain(|&entering| entering != sequence);
+        self.ready.retain(|&ready| ready != sequence);
+    }
+
+    /// The head is free: the pass that it takes up, if one can enter now.
+    pub fn begin(&mut self) -> Option<Pass> {
+        let pass = self.prompt_pass().or_else(|| self.token_pass())?;
+        self.begun += 1;
+        Some(pass)
+    }
+
+    /// The tokens of a pass are out, so many of its drafts accepted. Returns how many tokens that are. On an error
+    /// nothing has changed.
+    pub fn output(&mut self, pass: u32, accepted: u32) -> Result<u32, GenerationError> {
+        let waits = |sequence: &Sequence| sequence.awaited.is_some_and(|awaited| awaited.index == pass);
+        let Some(index) = self.sequences.iter().position(waits) else {
+            return Err(GenerationError::NotAwaited { pass });
+        };
+        let sequence = &mut self.sequences[index];
+        let drafted = sequence.awaited.map_or(0, |awaited| awaited.drafted);
+        if accepted > drafted {
+            return Err(GenerationError::TooManyAccepted { pass, drafted, accepted });
+        }
+        sequence.awaited = None;
+        // What was rejected is taken back, and the token that corrects it stands in its place.
+        sequence.position -= drafted - accepted;
+        sequence.generated += accepted + 1;
+        if sequence.is_over() {
+            self.over += 1;
+        } else {
+            self.ready.push_back(index as u32);
+        }
+        Ok(accepted + 1)
+    }
+
+    /// The ring begins again: passes under way are given up, and keys and values are computed once more. Returns how
+    /// many tokens enter again.
+    pub fn again(&mut self) -> u32 {
+        self.ready.clear();
+        self.entering.clear();
+        let mut tokens = 0;
+        for (number, sequence) in self.sequences.iter_mut().enumerate() {
+            if sequence.is_over() {
+                sequence.position = 0;
+                continue;
+            }
+            self.entering.push_back(number as u32);
+            let prompt = sequence.asked + sequence.generated;
+            *sequence = Sequence { prompt, position: 0, awaited: None, ..*sequence };
+            tokens += if sequence.begun { prompt } else { 0 };
+        }
+        tokens
+    }
+
+    /// The index of the next pass.
+    pub fn next_pass(&self) -> u32 {
+        self.begun
+    }
+
+    /// Whether all tokens are out.
+    pub fn is_over(&self) -> bool {
+        self.over as usize == self.sequences.len()
+    }
+
+    /// The next batch of the prompt that is entering, or the first of the next one.
+    fn prompt_pass(&mut self) -> Option<Pass> {
+        let number = *self.entering.front()?;
+        let sequence = self.sequences.get_mut(number as usize)?;
+        let tokens = (sequence.prompt - sequence.position).min(self.micro_batch);
+        let output = sequence.position + tokens == sequence.prompt;
+        let plain = Pass::plain(self.begun, sequence.position, tokens, output);
+        let pass = Pass { sequence: number, ..plain };
+        sequence.position += tokens;
+        sequence.begun = true;
+        sequence.awaited = Some(pass).filter(|pass| pass.output);
+        if output {
+            self.entering.pop_front();
+        }
+        Some(pass)
+    }
+
+    /// The last token of the sequence whose turn it is, and drafts that may follow it.
+    fn token_pass(&mut self) -> Option<Pass> {
+        let number = self.ready.pop_front()?;
+        let sequence = self.sequences.get_mut(number as usize)?;
+        let wanted = sequence.wanted - sequence.generated;
+        let drafted = self.drafts.min(wanted - 1);
+        let pass = Pass {
+            sequence: number,
+            drafted,
+            ..Pass::plain(self.begun, sequence.position, drafted + 1, true)
+        };
+        sequence.position += pass.tokens;
+        sequence.awaited = Some(pass);
+        Some(pass)
+    }
+}
+
+/// The passes that a workload takes if no draft is ever accepted: the prompt in batches, then one pass for each
+/// generated token but the last, which nothing follows.
+///
+/// # Panics
+///
+/// Never: a pass that has just begun is waited for.
+pub fn passes(workload: &Workload) -> Vec<Pass> {
+    let mut generation = Generation::new(workload);
+    let mut passes = Vec::new();
+    while let Some(pass) = generation.begin() {
+        if pass.output {
+            generation.output(pass.index, 0).expect("the pass has just begun");
+        }
+        passes.push(pass);
+    }
+    passes
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,99 @@
+//! How does a device take up a new plan in the middle of a run?
+//!
+//! The plan comes as the payload of an event. What was under way is given up: messages of earlier passes are refused
+//! from then on, and the passes that follow begin with empty keys and values. The event has no steps: the device waits
+//! for the first message of the new ring, and its runner has given it the weights of its new part.
+//!
+//! Not here: who makes the plan ([`crate::replan`]).
+
+use std::sync::Arc;
+
+use hearth_profiles::Document;
+
+use super::{Schedule, ScheduleError};
+use hearth_schema::plan::Plan;
+
+impl Schedule {
+    /// Takes up a plan for the passes from `first_pass` on. On an error nothing has changed.
+    pub(super) fn renew(&mut self, plan: &Arc<Plan>, first_pass: u32) -> Result<(), ScheduleError> {
+        let refuse = |what: String| Err(ScheduleError::OtherPlan { device: self.name(), what });
+        if let Err(error) = plan.validate() {
+            return refuse(error.what());
+        }
+        let (old, new) = (&self.plan, plan.as_ref());
+        let Some(place) = new.position(&self.name()) else {
+            return refuse("it has no part in it".into());
+        };
+        if new.devices[0].name != old.devices[0].name {
+            return refuse(format!("its head is `{}`, and the tokens are elsewhere", new.devices[0].name));
+        }
+        let same_model =
+            (&new.model.shape_digest, new.model.layers) == (&old.model.shape_digest, old.model.layers);
+        if !same_model || (new.context, new.kv_cache) != (old.context, old.kv_cache) {
+            return refuse("it is for another model, context or key-value format".into());
+        }
+        if new.activations != old.activations {
+            return refuse("its activations travel in another format, which changes their bits".into());
+        }
+        if (new.sequences, new.draft.is_some()) != (old.sequences, old.draft.is_some()) {
+            return refuse("it is for other sequences, or only one of the two has a draft model".into());
+        }
+        if first_pass < self.first_pass {
+            return refuse(format!("it is for pass {first_pass}, and a newer one is at work"));
+        }
+        let mut renewed = Schedule::new(plan.clone(), place);
+        renewed.first_pass = first_pass;
+        *self = renewed;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::plan;
+    use super::super::{Event, Pass, Schedule, ScheduleError, Step};
+    use std::sync::Arc;
+
+    fn pass(index: u32) -> Pass {
+        Pass::plain(index, index, 1, true)
+    }
+
+    #[test]
+    fn what_was_under_way_is_given_up() {
+        let (old, new) = (Arc::new(plan(8, &[2, 2, 4], false)), Arc::new(plan(8, &[5, 3], false)));
+        let mut worker = Schedule::new(old, 1);
+        worker.react(&Event::Arrived { pass: pass(3), round: 0 }).expect("its turn");
+        let renewal = Event::Replanned { plan: new, first_pass: 4 };
+        assert_eq!(worker.react(&renewal), Ok(vec![]));
+        let late = worker.react(&Event::Arrived { pass: pass(3), round: 0 });
+        assert!(matches!(late, Err(ScheduleError::GivenUp { pass: 3, since: 4, .. })), "{late:?}");
+        let steps = worker.react(&Event::Arrived { pass: pass(4), round: 0 }).expect("the new ring's");
+        assert!(matches!(&steps[0], Step::Compute { layers, .. } if *layers == (5..8)), "{steps:?}");
+        assert!(matches!(steps[1], Step::Send { to: 0, next_round: 1, .. }), "{steps:?}");
+    }
+
+    #[test]
+    fn a_plan_that_cannot_follow_changes_nothing() {
+        let old = Arc::new(plan(8, &[2, 2, 4], false));
+        let mut last = Schedule::new(old.clone(), 2);
+        let [mut other_model, mut other_head, mut broken, mut several] =
+            [(); 4].map(|()| plan(8, &[2, 2, 4], false));
+        other_model.model.shape_digest = "shape:1".into();
+        other_head.devices[0].name = "somebody".into();
+        broken.rounds = 3;
+        several.sequences = 2;
+        let before = last.clone();
+        for (plan, complaint) in [
+            (plan(8, &[5, 3], false), "no part"),
+            (other_model, "another model"),
+            (other_head, "the tokens are elsewhere"),
+            (broken, "rounds"),
+            (several, "other sequences"),
+        ] {
+            let refused = last.react(&Event::Replanned { plan: Arc::new(plan), first_pass: 1 });
+            let text = refused.expect_err("cannot follow").to_string();
+            assert!(text.contains(complaint), "{text}");
+            assert_eq!(last, before);
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! Are the steps of a plan what the paper's figures and the rules of the ring say?
+
+use proptest::prelude::*;
+
+use super::*;
+use hearth_profiles::Document;
+use hearth_schema::plan::Origin;
+use hearth_schema::plan::PlanKind;
+use hearth_schema::plan::PlannedDevice;
+use hearth_schema::plan::PlannedDraft;
+use hearth_schema::plan::PlannedModel;
+use hearth_schema::plan::PlannerRecord;
+use hearth_schema::residency::Residency;
+use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::scenario::KvFormat;
+use hearth_schema::scenario::Workload;
+
+/// A valid plan of these windows, without prefetch unless asked for.
+pub(crate) fn plan(layers: u32, windows: &[u32], prefetch: bool) -> Plan {
+    let device = |(index, &window): (usize, &u32)| PlannedDevice {
+        name: format!("d{index}"),
+        address: None,
+        role: match (index, window) {
+            (0, _) => Role::Head,
+            (_, 0) => Role::Relay,
+            _ => Role::Worker,
+        },
+        window,
+        gpu_layers: 0,
+        residency: ResidencyOptions { prefetch, ..ResidencyOptions::default() },
+        predicted: None,
+    };
+    Plan {
+        schema: "plan/1".into(),
+        scenario: Origin { name: "test".into(), digest: String::new() },
+        model: PlannedModel { name: "m".into(), digest: None, shape_digest: "shape:0".into(), layers },
+        planner: PlannerRecord { strategy: "manual".into(), options: vec![] },
+        kind: PlanKind::Ring,
+        rounds: layers.div_ceil(windows.iter().sum()),
+        context: 1024,
+        kv_cache: KvFormat::F16,
+        activations: hearth_schema::scenario::ActivationFormat::F32,
+        output: Processor::Cpu,
+        sequences: 1,
+        draft: None,
+        devices: windows.iter().enumerate().map(device).collect(),
+        dropped: vec![],
+        predicted: None,
+        explanation: vec![],
+    }
+}
+
+/// Carries one pass around the ring, message by message; returns each device's steps in the order in
+/// which they happen.
+pub(crate) fn run(plan: &Plan, pass: Pass) -> Vec<(usize, Step)> {
+    let shared = Arc::new(plan.clone());
+    let mut ring: Vec<Schedule> =
+        (0..plan.devices.len()).map(|device| Schedule::new(shared.clone(), device)).collect();
+    let mut done = Vec::new();
+    let mut next = Some((0, Event::Begin(pass)));
+    while let Some((device, event)) = next.take() {
+        for step in ring[device].react(&event).expect("a step the schedule itself asked for") {
+            if let Step::Send { pass, next_round, to, .. } = step {
+                next = Some((to, Event::Arrived { pass, round: next_round }));
+            }
+            done.push((device, step));
+        }
+    }
+    assert!(ring.iter().all(|schedule| schedule.under_way.is_empty()), "nothing may be left over");
+    done
+}
+
+const DECODE: Pass = Pass::plain(3, 9, 1, true);
+
+#[test]
+fn figure_one_visits_six_devices_three_times() {
+    // 36 layers, 6 devices, window 2: W = 12, k = 3.
+    let steps = run(&plan(36, &[2; 6], false), DECODE);
+    let layers: Vec<_> = steps
+        .iter()
+        .filter_map(|(device, step)| match step {
+            Step::Compute { layers, .. } => Some((*device, layers.clone())),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(layers.len(), 18, "18 segments");
+    assert_eq!(layers[0], (0, 0..2));
+    assert_eq!(layers[5], (5, 10..12));
+    assert_eq!(layers[6], (0, 12..14));
+    assert_eq!(layers[17], (5, 34..36));
+    assert_eq!(
+        steps.last().map(|(device, step)| (*device, step)),
+        Some((0, &Step::Output { pass: DECODE, processor: Processor::Cpu }))
+    );
+}
+
+#[test]
+fn a_partial_last_round_passes_idle_devices_by() {
+    // 8 layers, windows 2, 2, 1: rounds of 5 and 3 (2 + 1); the third device has nothing in the second.
+    let plan = plan(8, &[2, 2, 1], false);
+    assert_eq!(plan.rounds, 2);
+    assert_eq!(plan.window(1, 1), 7..8);
+    assert!(plan.window(2, 1).is_empty());
+    let sends: Vec<_> = run(&plan, DECODE)
+        .iter()
+        .filter_map(|(device, step)| match step {
+            Step::Send { to, next_round, .. } => Some((*device, *to, *next_round)),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(sends, [(0, 1, 0), (1, 2, 0), (2, 0, 1), (0, 1, 1), (1, 0, 2)]);
+}
+
+#[test]
+fn the_next_window_is_read_ahead_of_its_turn() {
+    let steps = run(&plan(8, &[2, 2], true), DECODE);
+    let parts = |of: usize| -> Vec<Part> {
+        steps
+            .iter()
+            .filter_map(|(device, step)| match step {
+                Step::Prefetch { part, .. } if *device == of => Some(part.clone()),
+                _ => None,
+            })
+            .collect()
+    };
+    assert_eq!(parts(0), [Part::Layers(4..6), Part::Output, Part::Layers(0..2)]);
+    assert_eq!(parts(1), [Part::Layers(6..8), Part::Layers(2..4)]);
+}
+
+fn steps_of(plan: &Plan, device: usize) -> Vec<Step> {
+    run(plan, DECODE).into_iter().filter(|(at, _)| *at == device).map(|(_, step)| step).collect()
+}
+
+/// One letter a step: Draft, Embed, Compute, Output, Send, Prefetch, Release.
+fn letters(steps: &[Step]) -> String {
+    steps.iter().map(|step| format!("{step:?}").remove(0)).collect()
+}
+
+#[test]
+fn a_window_is_given_up_behind_the_computation() {
+    let mut plan = plan(8, &[2, 2], true);
+    plan.devices.iter_mut().for_each(|device| device.residency.release = true);
+    assert_eq!(letters(&steps_of(&plan, 0)), "ECSRPCSRPORP");
+    assert_eq!(letters(&steps_of(&plan, 1)), "CSRPCSRP");
+    let released =
+        |step: &Step| matches!(step, Step::Release { part: Part::Layers(layers), .. } if *layers == (2..4));
+    assert!(steps_of(&plan, 1).iter().any(released));
+}
+
+#[test]
+fn a_device_that_manages_its_residency_reads_ahead_while_it_computes() {
+    let mut plan = plan(8, &[2, 2], true);
+    plan.devices.iter_mut().for_each(|device| device.residency = ResidencyOptions::of(Residency::Managed));
+    assert_eq!(letters(&steps_of(&plan, 0)), "EPPCSRPCSRPOR");
+    assert_eq!(letters(&steps_of(&plan, 1)), "PPCSRPCSR");
+}
+
+#[test]
+fn nothing_is_asked_for_that_does_not_come_next() {
+    // A head without layers passes the token on four times before it outputs.
+    let mut without_layers = plan(8, &[0, 2], true);
+    without_layers.devices[0].residency = ResidencyOptions::of(Residency::Managed);
+    assert_eq!(letters(&steps_of(&without_layers, 0)), "EPSSSSOR");
+    // A pass without output goes straight on to the next one.
+    let ring = plan(8, &[2, 2], true);
+    let silent = Pass { output: false, ..DECODE };
+    let asked: Vec<_> = run(&ring, silent)
+        .into_iter()
+        .filter_map(|(device, step)| match step {
+            Step::Prefetch { part, .. } if device == 0 => Some(part),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(asked, [Part::Layers(4..6), Part::Layers(0..2)]);
+}
+
+#[test]
+fn visits_end_where_a_device_becomes_idle() {
+    let layers = |range| Part::Layers(range);
+    let ring = plan(8, &[2, 2], true);
+    assert_eq!(visits(&ring, 0), [vec![Part::Output, layers(0..2)], vec![layers(4..6)]]);
+    assert_eq!(visits(&ring, 1), [[layers(2..4)], [layers(6..8)]]);
+    // Alone, a device is never idle.
+    assert_eq!(visits(&plan(8, &[3], true), 0).len(), 1);
+    // In a last round without the others, the head goes straight on to the output and the next token.
+    let partial = plan(6, &[2, 2], true);
+    assert_eq!(visits(&partial, 0), [vec![layers(4..6), Part::Output, layers(0..2)]]);
+    // A relay and layers on a GPU read nothing.
+    let mut relay = plan(4, &[1, 0, 1], true);
+    relay.devices[2].gpu_layers = 1;
+    assert!(visits(&relay, 1).is_empty() && visits(&relay, 2).is_empty());
+}
+
+#[test]
+fn a_device_alone_needs_no_messages() {
+    let steps = run(&plan(8, &[3], false), DECODE);
+    assert!(steps.iter().all(|(_, step)| !matches!(step, Step::Send { .. })));
+    assert_eq!(steps.iter().filter(|(_, step)| matches!(step, Step::Compute { .. })).count(), 3);
+}
+
+#[test]
+fn a_relay_passes_on_and_computes_nothing() {
+    let steps = run(&plan(4, &[1, 0, 1], true), DECODE);
+    assert!(steps.iter().any(|(device, step)| *device == 1 && matches!(step, Step::Send { to: 2, .. })));
+    assert!(
+        !steps.iter().any(
+            |(device, step)| *device == 1 && matches!(step, Step::Compute { .. } | Step::Prefetch { .. })
+        )
+    );
+}
+
+#[test]
+fn a_message_out_of_turn_is_refused_and_changes_nothing() {
+    let mut worker = Schedule::new(Arc::new(plan(8, &[2, 2], false)), 1);
+    let before = worker.clone();
+    let late = worker.react(&Event::Arrived { pass: DECODE, round: 1 });
+    assert!(matches!(late, Err(ScheduleError::UnexpectedRound { got: 1, .. })));
+    assert!(matches!(worker.react(&Event::Begin(DECODE)), Err(ScheduleError::NotTheHead { .. })));
+    let huge = Pass { tokens: u32::MAX, first_position: u32::MAX, ..DECODE };
+    let refused = worker.react(&Event::Arrived { pass: huge, round: 0 });
+    assert!(matches!(refused, Err(ScheduleError::BadPass { .. })));
+    assert_eq!(worker, before);
+}
+
+#[test]
+fn a_pass_that_changes_on_its_way_is_refused_and_changes_nothing() {
+    let mut worker = Schedule::new(Arc::new(plan(8, &[2, 2], false)), 1);
+    worker.react(&Event::Arrived { pass: DECODE, round: 0 }).expect("its first round");
+    let before = worker.clone();
+    let longer = Pass { tokens: DECODE.tokens + 1, ..DECODE };
+    let elsewhere = Pass { first_position: DECODE.first_position + 1, ..DECODE };
+    for changed in [longer, elsewhere, Pass { output: !DECODE.output, ..DECODE }] {
+        let refused = worker.react(&Event::Arrived { pass: changed, round: 1 });
+        assert!(
+            matches!(refused, Err(ScheduleError::ChangedPass { pass, .. }) if pass == DECODE.index),
+            "{refused:?}"
+        );
+        assert_eq!(worker, before);
+    }
+    worker.react(&Event::Arrived { pass: DECODE, round: 1 }).expect("its second round");
+}
+
+/// A ring with a draft model and caches for two sequences.
+fn drafting() -> Plan {
+    let model = PlannedModel { name: "n".into(), digest: None, shape_digest: "shape:1".into(), layers: 2 };
+    let draft = Some(PlannedDraft { model, processor: Processor::Cpu });
+    Plan { draft, sequences: 2, ..plan(8, &[4, 4], false) }
+}
+
+#[test]
+fn a_head_drafts_before_a_pass_and_reads_the_prompt_behind_it() {
+    let plan = drafting();
+    assert_eq!(letters(&run_steps(&plan, 0, Pass::plain(0, 0, 8, true))), "ECSDO");
+    assert_eq!(letters(&run_steps(&plan, 0, Pass { drafted: 3, ..Pass::plain(0, 8, 4, true) })), "DECSO");
+    // A token without drafts is the last one.
+    assert_eq!(letters(&run_steps(&plan, 0, Pass::plain(0, 8, 1, true))), "ECSO");
+    assert_eq!(letters(&run_steps(&plan, 1, Pass { drafted: 3, ..Pass::plain(0, 8, 4, true) })), "CS");
+}
+
+fn run_steps(plan: &Plan, device: usize, pass: Pass) -> Vec<Step> {
+    run(plan, pass).into_iter().filter(|(at, _)| *at == device).map(|(_, step)| step).collect()
+}
+
+#[test]
+fn rejected_drafts_are_forgotten_on_every_device() {
+    let plan = Arc::new(drafting());
+    let verify = |index, first_position| Pass { drafted: 3, ..Pass::plain(index, first_position, 4, true) };
+    for device in [0, 1] {
+        let mut schedule = Schedule::new(plan.clone(), device);
+        let event = |pass| if device == 0 { Event::Begin(pass) } else { Event::Arrived { pass, round: 0 } };
+        schedule.react(&event(Pass::plain(0, 0, 8, true))).expect("the prompt");
+        // All stand, two of three are rejected, all stand.
+        for (index, first, rolled) in [(1, 8, None), (2, 12, None), (3, 14, Some(14)), (4, 18, None)] {
+            let steps = schedule.react(&event(verify(index, first))).expect("in order");
+            let found = steps.iter().find_map(|step| match step {
+                Step::Rollback { sequence: 0, position } => Some(*position),
+                _ => None,
+            });
+            assert_eq!(found, rolled, "device {device}, pass {index}");
+        }
+        let before = schedule.clone();
+        let gap = schedule.react(&event(verify(5, 30)));
+        assert!(matches!(gap, Err(ScheduleError::Gap { first: 30, held: 22, .. })), "{gap:?}");
+        // Another sequence has positions of its own, and there is no third.
+        let refused = schedule.react(&event(Pass { sequence: 2, ..verify(5, 22) }));
+        assert!(matches!(refused, Err(ScheduleError::UnknownSequence { sequence: 2, sequences: 2, .. })));
+        assert_eq!(schedule, before);
+        schedule.react(&event(Pass { sequence: 1, ..verify(5, 30) })).expect("a sequence first seen here");
+    }
+}
+
+#[test]
+fn drafts_that_nothing_can_come_of_are_refused() {
+    let with = |drafted, pass| Pass { drafted, ..pass };
+    let (plain, drafts) = (Arc::new(plan(8, &[4, 4], false)), Arc::new(drafting()));
+    for (plan, pass) in [
+        (&plain, with(1, Pass::plain(0, 0, 2, true))),
+        (&drafts, with(2, Pass::plain(0, 0, 2, true))),
+        (&drafts, with(u32::MAX, Pass::plain(0, 0, 2, true))),
+        (&drafts, with(1, Pass::plain(0, 0, 2, false))),
+    ] {
+        let mut head = Schedule::new(plan.clone(), 0);
+        let refused = head.react(&Event::Begin(pass));
+        assert!(matches!(refused, Err(ScheduleError::BadDrafts { .. })), "{pass:?}: {refused:?}");
+        assert_eq!(head, Schedule::new(plan.clone(), 0));
+    }
+}
+
+#[test]
+fn a_workload_is_a_prompt_and_then_single_tokens() {
+    let made = passes(&Workload::plain(600, 3));
+    let shape: Vec<_> = made.iter().map(|pass| (pass.first_position, pass.tokens, pass.output)).collect();
+    assert_eq!(shape, [(0, 512, false), (512, 88, true), (600, 1, true), (601, 1, true)]);
+}
+
+proptest! {
+    #[test]
+    fn every_layer_is_computed_once_and_in_order(
+        layers in 1u32..60,
+        windows in proptest::collection::vec(0u32..9, 1..6),
+        prefetch: bool,
+    ) {
+        let ring: u32 = windows.iter().sum();
+        prop_assume!(ring > 0);
+        let plan = plan(layers, &windows, prefetch);
+        prop_assume!(plan.validate().is_ok());
+        let mut next = 0;
+        for (_, step) in run(&plan, DECODE) {
+            if let Step::Compute { layers, .. } = step {
+                prop_assert_eq!(layers.start, next);
+                next = layers.end;
+            }
+        }
+        prop_assert_eq!(next, layers);
+    }
+
+    #[test]
+    fn any_event_is_taken_or_refused(
+        device in 0usize..3,
+        events in proptest::collection::vec((any::<bool>(), 0u32..4, 0u32..5, any::<u32>(), any::<u32>()), 0..30),
+    ) {
+        let mut schedule = Schedule::new(Arc::new(plan(9, &[2, 0, 1], true)), device);
+        for (begin, index, round, tokens, first_position) in events {
+            let pass = Pass::plain(index, first_position, tokens % 600, true);
+            let event = if begin { Event::Begin(pass) } else { Event::Arrived { pass, round } };
+            let _ = schedule.react(&event);
+        }
+    }
+}

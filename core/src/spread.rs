@@ -1,0 +1,121 @@
+//! How does a ring go on without a device when nobody knows more than its plan?
+//!
+//! The layers of those who are gone are spread over those who are left, in proportion to what they have: a plan says
+//! who can compute how much beside whom, and nothing else is known. With the ring's layers as many as before, the
+//! rounds stay as they are. Windows are whole layers, rounded so that the largest remainders go up.
+//!
+//! Not here: a better plan, which a planner makes from the devices' profiles ([`crate::replan`]), and whether the new
+//! part fits a device's memory, which the device says itself.
+
+use std::collections::BTreeSet;
+
+use hearth_profiles::Document;
+
+use crate::replan::NoPlan;
+use hearth_schema::plan::DroppedDevice;
+use hearth_schema::plan::Plan;
+use hearth_schema::plan::PlannerRecord;
+use hearth_schema::plan::Processor;
+
+/// The plan without these devices.
+pub fn without(plan: &Plan, gone: &BTreeSet<String>) -> Result<Plan, NoPlan> {
+    let head = &plan.devices[0].name;
+    if gone.contains(head) {
+        return Err(NoPlan { reason: format!("the head `{head}` is gone, and with it the tokens") });
+    }
+    let mut new = plan.clone();
+    new.devices.retain(|device| !gone.contains(&device.name));
+    let layers = plan.ring_layers().min(plan.model.layers);
+    // The last window of a round may be larger than what is left for it.
+    let had = (0..plan.devices.len()).filter(|&place| !gone.contains(&plan.devices[place].name));
+    let windows =
+        shared_out(layers, &had.map(|place| plan.window(place, 0).len() as u32).collect::<Vec<_>>());
+    for (device, window) in new.devices.iter_mut().zip(windows) {
+        device.window = window;
+        // What fits a GPU's memory is as it was.
+        device.gpu_layers = device.gpu_layers.min(window);
+        device.predicted = None;
+    }
+    if new.devices[0].gpu_layers < new.devices[0].window {
+        new.output = Processor::Cpu;
+    }
+    new.rounds = new.model.layers.div_ceil(new.ring_layers().max(1));
+    let names: Vec<&str> = gone.iter().map(String::as_str).collect();
+    new.planner =
+        PlannerRecord { strategy: "spread".into(), options: vec![format!("without={}", names.join(","))] };
+    new.dropped.extend(
+        gone.iter().map(|name| DroppedDevice { name: name.clone(), reason: "it was gone in mid-run".into() }),
+    );
+    (new.predicted, new.explanation) = (None, vec![]);
+    match new.validate() {
+        Ok(()) => Ok(new),
+        Err(error) => Err(NoPlan { reason: error.what() }),
+    }
+}
+
+/// So many layers in proportion to these windows, at least one where there was one. With no layers among those who
+/// are left, the head takes all.
+fn shared_out(layers: u32, windows: &[u32]) -> Vec<u32> {
+    let before: u64 = windows.iter().map(|&window| u64::from(window)).sum();
+    if before == 0 {
+        return (0..windows.len()).map(|place| if place == 0 { layers } else { 0 }).collect();
+    }
+    let scaled = |window: u32| u64::from(window) * u64::from(layers);
+    let mut shares: Vec<u32> = windows.iter().map(|&window| (scaled(window) / before) as u32).collect();
+    let mut order: Vec<usize> = (0..windows.len()).collect();
+    // The largest remainder first; of equal ones the first device.
+    order.sort_by_key(|&place| (std::cmp::Reverse(scaled(windows[place]) % before), place));
+    let missing = layers.saturating_sub(shares.iter().sum());
+    order.iter().take(missing as usize).for_each(|&place| shares[place] += 1);
+    shares
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::schedule::tests::plan;
+    use hearth_schema::plan::Role;
+
+    fn gone(names: &[&str]) -> BTreeSet<String> {
+        names.iter().map(|&name| name.into()).collect()
+    }
+
+    #[test]
+    fn layers_go_to_who_has_layers() {
+        let plan = plan(12, &[1, 2, 3], false);
+        let names: Vec<String> = plan.devices.iter().map(|device| device.name.clone()).collect();
+        let new = without(&plan, &gone(&[&names[2]])).expect("two are left");
+        // Six layers a round in the proportion 1 : 2.
+        assert_eq!(new.devices.iter().map(|device| device.window).collect::<Vec<_>>(), [2, 4]);
+        assert_eq!((new.rounds, new.ring_layers()), (2, 6));
+        let alone = without(&plan, &gone(&[&names[1], &names[2]])).expect("the head is left");
+        assert_eq!((alone.devices.len(), alone.devices[0].window, alone.rounds), (1, 6, 2));
+        let error = without(&plan, &gone(&[&names[0]])).expect_err("no tokens");
+        assert!(error.reason.contains("the head"), "{error}");
+    }
+
+    proptest! {
+        #[test]
+        fn whoever_is_left_has_a_plan(
+            windows in proptest::collection::vec(0u32..9, 1..6), layers in 1u32..40, mask in 0u32..32
+        ) {
+            let ring: u32 = windows.iter().sum();
+            prop_assume!(ring > 0);
+            let mut plan = plan(layers, &windows, false);
+            for (place, device) in plan.devices.iter_mut().enumerate().skip(1) {
+                device.role = if windows[place] == 0 { Role::Relay } else { Role::Worker };
+            }
+            plan.rounds = layers.div_ceil(ring);
+            prop_assume!(plan.validate().is_ok());
+            let lost = |place: usize| place > 0 && mask >> place & 1 == 1;
+            let names = (0..windows.len()).filter(|&place| lost(place));
+            let gone: BTreeSet<String> = names.map(|place| plan.devices[place].name.clone()).collect();
+            let new = without(&plan, &gone).expect("the head is left");
+            prop_assert!(new.validate().is_ok());
+            prop_assert_eq!(new.ring_layers(), ring.min(layers));
+            prop_assert!(new.devices.iter().all(|device| !gone.contains(&device.name)));
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Do slices make up the model, and messages the sums?
+
+use hearth_profiles::Bytes;
+use hearth_profiles::Document;
+use hearth_profiles::model::shipped;
+use proptest::prelude::*;
+
+use hearth_schema::Plan;
+use hearth_schema::tensor::AllReduce;
+
+use super::*;
+
+const PATTERNS: [AllReduce; 4] =
+    [AllReduce::AllGather, AllReduce::Star, AllReduce::Ring, AllReduce::OverTheAir];
+
+/// A plan for Llama 3 8B with these slices of heads and rows.
+fn text(slices: &[(u32, u32)], kind: &str, residency: &str) -> String {
+    let mut text = format!(
+        "schema: plan/1
+scenario: {{name: t, digest: 'sha256:0'}}
+model: {{name: llama-8b, shape_digest: 'shape:0', layers: 32}}
+planner: {{strategy: dllama}}
+kind:
+  tensor:
+    {kind}
+    slices:
+"
+    );
+    for (place, (heads, rows)) in slices.iter().enumerate() {
+        let slice = format!("    - {{device: d{place}, kv_heads: {heads}, feed_forward: {rows}}}\n");
+        text.push_str(&slice);
+    }
+    text += "rounds: 1\ncontext: 64\nkv_cache: f16\ndevices:\n";
+    for place in 0..slices.len() {
+        let role = if place == 0 { "head" } else { "worker" };
+        let device = format!(
+            "- {{name: d{place}, role: {role}, window: 32, gpu_layers: 0, residency: {{{residency}}}}}\n"
+        );
+        text.push_str(&device);
+    }
+    text
+}
+
+const KIND: &str = "all_reduce: star
+    values: f32";
+const PINNED: &str = "policy: pinned, weights_as: q4_0";
+
+fn plan(slices: &[(u32, u32)]) -> Plan {
+    Plan::from_yaml(&text(slices, KIND, PINNED)).expect("a plan")
+}
+
+fn refused(slices: &[(u32, u32)], kind: &str, residency: &str) -> String {
+    Plan::from_yaml(&text(slices, kind, residency)).expect_err("a refusal").to_string()
+}
+
+#[test]
+fn slices_are_read_and_written() {
+    let plan = plan(&[(4, 7168), (4, 7168)]);
+    assert_eq!(Plan::from_yaml(&plan.to_yaml()), Ok(plan.clone()));
+    assert!(plan.to_yaml().contains("kind:\n  tensor:\n    all_reduce: star\n"), "{}", plan.to_yaml());
+    assert_eq!((plan.window(1, 0), plan.window(1, 1), plan.ring_layers()), (0..32, 0..0, 32));
+    assert!(plan.only_simulated().expect("a reason").contains("`dllama` is simulated only"));
+}
+
+#[test]
+fn what_contradicts_itself_is_refused() {
+    let whole = [(4, 7168), (4, 7168)];
+    assert!(refused(&[(8, 14336), (0, 0)], KIND, PINNED).contains("neither heads nor rows"));
+    assert!(refused(&[], KIND, PINNED).contains("`devices` is empty"));
+    assert!(refused(&whole, KIND, "policy: os").contains("`pinned` or `sliding`"));
+    assert!(refused(&whole, KIND, "policy: sliding, weights_as: f32").contains("needs `blocks`"));
+    assert!(refused(&whole, KIND, "policy: sliding, blocks: 0").contains("needs `blocks`"));
+    assert!(refused(&whole, "all_reduce: star\n    values: q4_k", PINNED).contains("cannot be added up"));
+    assert!(
+        refused(&whole, "all_reduce: gossip\n    values: f32", PINNED).contains("unknown variant `gossip`")
+    );
+    let air = "all_reduce: over-the-air\n    values: f32";
+    assert!(refused(&whole, air, PINNED).contains("needs `air_time`"));
+    assert!(refused(&whole, &format!("{air}\n    air_time: 2 h"), PINNED).contains("air_time"));
+    assert!(refused(&whole, &format!("{KIND}\n    air_time: 1 ms"), PINNED).contains("remove it"));
+    let sound = text(&whole, KIND, PINNED);
+    let edited = |from: &str, to: &str| {
+        Plan::from_yaml(&sound.replacen(from, to, 1)).expect_err("a refusal").to_string()
+    };
+    assert!(edited("kind:\n  tensor:", "kind:\n  pipeline:").contains("unknown variant `pipeline`"));
+    assert!(edited("device: d1", "device: d0").contains("in the same order"));
+    assert!(edited("rounds: 1", "rounds: 2").contains("`rounds: 1`"));
+    assert!(edited("window: 32", "window: 16").contains("works on every layer"));
+    assert!(edited("role: worker", "role: relay").contains("relay"));
+    assert!(edited("gpu_layers: 0", "gpu_layers: 3").contains("0 or 32"));
+    let ring = sound.split("kind:").next().expect("a beginning").to_owned()
+        + "rounds: 1\ncontext: 64\nkv_cache: f16\ndevices:\n- {name: d0, role: head, window: 32, gpu_layers: 0, \
+           residency: {policy: sliding, blocks: 4}}\n";
+    assert!(Plan::from_yaml(&ring).expect_err("a refusal").to_string().contains("is for `kind: tensor`"));
+}
+
+#[test]
+fn slices_that_are_not_the_model_are_found() {
+    let shape = shipped("llama-8b").expect("shipped").shape;
+    let check = |slices: &[(u32, u32)]| {
+        let plan = plan(slices);
+        let tensor = plan.kind.tensor().expect("slices");
+        tensor.validate_cover(&plan, &shape).map_err(|error| error.to_string())
+    };
+    assert_eq!(check(&[(4, 7168), (4, 7168)]), Ok(()));
+    assert_eq!(check(&[(8, 14336)]), Ok(()));
+    assert!(check(&[(4, 7168), (3, 7168)]).unwrap_err().contains("`kv_heads` add up to 7"));
+    assert!(check(&[(4, 7168), (4, u32::MAX)]).unwrap_err().contains("`feed_forward` add up to 4294974463"));
+    assert!(check(&[(4, 7000), (4, 7336)]).unwrap_err().contains("a block of 32 weights"));
+}
+
+#[test]
+fn a_nodes_bytes_are_those_of_dllama() {
+    let plan =
+        Plan::from_yaml(&text(&[(4, 7168), (4, 7168)], "all_reduce: all-gather\n    values: q8_0", PINNED));
+    let plan = plan.expect("a plan");
+    let tensor = plan.kind.tensor().expect("slices");
+    let a_token = |devices: usize| {
+        let all_reduce = Collective { pattern: tensor.all_reduce, devices };
+        let message = all_reduce.message(tensor.partial_bytes(4096, 1));
+        message * (64 * all_reduce.due(1, 0) as u64)
+    };
+    assert_eq!((a_token(2), a_token(4)), (Bytes(272 << 10), Bytes(816 << 10)));
+}
+
+#[test]
+fn every_message_of_an_all_reduce_is_awaited_by_its_receiver() {
+    for pattern in PATTERNS {
+        for devices in 1..7usize {
+            let all_reduce = Collective { pattern, devices };
+            let mut received = vec![0; devices];
+            let mut sent = vec![0; devices];
+            // In rounds, as far as each is allowed to go.
+            for _ in 0..3 * devices {
+                let due: Vec<usize> =
+                    (0..devices).map(|place| all_reduce.due(place, received[place])).collect();
+                for place in 0..devices {
+                    for number in sent[place]..due[place] {
+                        let to = all_reduce.receiver(place, number);
+                        assert_ne!(to, place, "{pattern:?}");
+                        received[to] += 1;
+                    }
+                    sent[place] = sent[place].max(due[place]);
+                }
+            }
+            let awaited: Vec<usize> = (0..devices).map(|place| all_reduce.awaited(place)).collect();
+            assert_eq!(received, awaited, "{pattern:?} of {devices}");
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn slices_sum_to_the_model_byte_for_byte(
+        heads in proptest::collection::vec(0u32..5, 1..6),
+        rows in proptest::collection::vec(0u32..200, 5),
+        converts in any::<bool>(),
+    ) {
+        let model = shipped("llama-8b").expect("shipped");
+        let mut heads = heads;
+        let left = 8u32.saturating_sub(heads.iter().sum());
+        heads[0] += left;
+        prop_assume!(heads.iter().sum::<u32>() == 8);
+        let mut rows: Vec<u32> = rows[..heads.len()].iter().map(|rows| rows * 32 + 32).collect();
+        prop_assume!(rows.iter().sum::<u32>() <= 14336);
+        rows[0] += 14336 - rows.iter().sum::<u32>();
+        let slices: Vec<(u32, u32)> = heads.into_iter().zip(rows).collect();
+        let residency = if converts { PINNED } else { "policy: pinned" };
+        let plan = Plan::from_yaml(&text(&slices, KIND, residency)).expect("a plan");
+        let tensor = plan.kind.tensor().expect("slices");
+        prop_assert_eq!(tensor.validate_cover(&plan, &model.shape), Ok(()));
+        let parts: Vec<SlicedModel> =
+            (0..slices.len()).map(|place| SlicedModel::new(&plan, tensor, place, &model)).collect();
+        let whole = SlicedModel::whole(&model, plan.devices[0].residency.weights_as);
+        // Each device has all norms: two of 4096 numbers a layer.
+        let norms = Bytes(2 * 4096 * 4) * 32;
+        let sum: Bytes = parts.iter().map(SlicedModel::layers_bytes).sum();
+        prop_assert_eq!(sum, whole.layers_bytes() + norms * (slices.len() as u64 - 1));
+        if !converts {
+            prop_assert_eq!(whole.layers_bytes(), model.layers_bytes());
+        }
+        let heads: u32 = parts.iter().map(|part| part.attention.shape.heads).sum();
+        prop_assert_eq!(heads, model.shape.heads);
+    }
+}

@@ -1,0 +1,144 @@
+//! Who is joined to whom, and what can be wrong with the air?
+
+use hearth_core::LinkTable;
+use hearth_core::cluster::Joined;
+use hearth_profiles::link::way::End;
+use hearth_profiles::{Bytes, Document, Seconds};
+use hearth_schema::Scenario;
+
+const AIR: &str = "  air:
+    channels:
+      - name: 5 GHz
+        bandwidth: {value: 800 Mbit/s, source: test}
+        stations: [mac, laptop, phone]
+        rates: {phone: {value: 400 Mbit/s, source: test}}
+      - name: 2.4 GHz
+        bandwidth: {value: 100 Mbit/s, source: test}
+        stalls: awdl
+        stations: [tablet]
+";
+
+fn text(air: &str) -> String {
+    format!(
+        "schema: scenario/1
+name: t
+seed: 1
+model: {{profile: llama-8b}}
+context: 64
+workload: {{prompt: 8, generate: 4}}
+devices: [{}]
+links:
+  default: {{latency: {{value: 0.2 ms, source: t}}, bandwidth: {{value: 1 Gbit/s, source: t}}}}
+  between:
+    - {{devices: [mac, laptop], link: {{latency: {{value: 0.1 ms, source: t}}, bandwidth: {{value: 1 GB/s, source: t}}}}}}
+    - {{devices: [phone, desktop], unreachable: forward}}
+{air}",
+        ["mac", "laptop", "phone", "tablet", "desktop", "server"]
+            .map(|name| format!("{{name: {name}, profile: d1}}"))
+            .join(", ")
+    )
+}
+
+fn table(air: &str) -> LinkTable {
+    LinkTable::new(Scenario::from_yaml(&text(air)).expect("a sound scenario").links)
+}
+
+#[test]
+fn stations_talk_over_the_air_and_others_over_wires() {
+    let table = table(AIR);
+    let way = |from, to| match table.joined(from, to) {
+        Some(Joined::Air(way)) => Some(way),
+        _ => None,
+    };
+    // A cable of their own, and two on wires.
+    assert!(way("mac", "laptop").is_none() && way("desktop", "server").is_none());
+    assert_eq!(table.between("laptop", "mac").expect("a cable").bandwidth.value.0, 1e9);
+    assert_eq!(table.between("server", "desktop").as_deref(), Some(table.usual()));
+    // Up at 100 MB/s, down at 50 MB/s, and one channel.
+    let slow = way("mac", "phone").expect("on the air");
+    assert!(slow.shares_air());
+    assert!((slow.rate().0 / (1e6 / (1.0 / 100.0 + 1.0 / 50.0)) - 1.0).abs() < 1e-12);
+    assert_eq!(slow.burst_bytes(), Bytes(270_000));
+    // To a wire, to another channel, and nowhere.
+    let wired = way("mac", "desktop").expect("on the air");
+    assert!(
+        matches!(wired.receiver, End::Wire(_))
+            && (wired.wire_latency(), wired.overhead()) == (Seconds(0.2e-3), Seconds(0.2e-3))
+    );
+    assert!(!way("mac", "tablet").expect("on the air").shares_air());
+    assert!(table.joined("phone", "desktop").is_none() && way("desktop", "phone").is_some());
+    // A planner's link takes what a message alone takes on average.
+    for (from, to) in [("mac", "phone"), ("mac", "desktop"), ("server", "tablet"), ("tablet", "laptop")] {
+        let (way, link) = (way(from, to).expect("on the air"), table.between(from, to).expect("a link"));
+        for bytes in [8192, 16_384, 32_768, 65_536].map(Bytes) {
+            let (mean, found) = (way.mean(bytes, false), link.time(bytes));
+            assert!((found.0 / mean.0 - 1.0).abs() < 1e-3, "{from} to {to}, {bytes}: {found} and {mean}");
+        }
+    }
+}
+
+#[test]
+fn without_air_nothing_has_changed() {
+    let table = table("");
+    assert!(table.air().is_none());
+    assert_eq!(table.between("phone", "tablet").as_deref(), Some(table.usual()));
+    assert_eq!(table.between("phone", "desktop"), None);
+    assert_eq!(table.between("desktop", "phone").as_deref(), Some(table.usual()));
+}
+
+#[test]
+fn what_is_wrong_with_the_air_is_said() {
+    let one =
+        "  air:\n    channels:\n      - {name: w, bandwidth: {value: 800 Mbit/s, source: t}, stations: [mac]";
+    let with = |more: &str| format!("{one}, {more}}}\n");
+    for (air, said) in [
+        ("  air: {channels: []}\n".to_string(), "0 channels"),
+        (AIR.replace("tablet", "nobody"), "`nobody`, which is not a device here"),
+        (AIR.replace("[tablet]", "[phone]"), "`phone` is a station twice"),
+        (AIR.replace("[tablet]", "[]"), "has no `stations`"),
+        (AIR.replace("2.4 GHz", "5 GHz"), "the channel name `5 GHz` is empty or used twice"),
+        (AIR.replace("{phone: ", "{tablet: "), "`rates` names `tablet`"),
+        (AIR.replace("100 Mbit/s", "1 kbit/s"), "choose from 1 Mbit/s"),
+        (AIR.replace("100 Mbit/s", "100 MB"), "`MB` is not a unit of a rate"),
+        (AIR.replace("awdl", "sometimes"), "`clean`, `awdl`, or a list of stalls"),
+        (with("stalls: [{rate: 9 /s, from: 80 ms, to: 80 ms, source: t}]"), "take 72 % of the time"),
+        (with("stalls: [{rate: 0 /s, from: 1 ms, to: 2 ms, source: t}]"), "choose a `rate`"),
+        (with("stalls: [{rate: 1 /s, from: 2 ms, to: 1 ms, source: t}]"), "give the shorter first"),
+        (
+            with("delay: {median: {value: 1 min, source: t}, sigma: {value: 0.5, source: t}}"),
+            "`delay.median` is",
+        ),
+        (
+            with("delay: {median: {value: 1 ms, source: t}, sigma: {value: .nan, source: t}}"),
+            "`delay.sigma` is NaN",
+        ),
+        (with("burst: {value: 0 s, source: t}"), "`burst` is"),
+        (with("frequency: 5"), "unknown field `frequency`"),
+        (format!("{AIR}    tcp: {{loss: {{value: 50 %, source: t}}}}\n"), "tcp: `loss` is 50 %"),
+        (format!("{AIR}    tcp: {{rto: {{value: 0 s, source: t}}}}\n"), "tcp: `rto` is"),
+        (
+            format!("{AIR}    tcp: {{initial_window: {{value: 1 B, source: t}}}}\n"),
+            "tcp: `initial_window` is",
+        ),
+    ] {
+        let error = Scenario::from_yaml(&text(&air)).expect_err(said);
+        assert!(error.to_string().contains(said), "{said}: {error}");
+        assert!(error.location().is_some(), "{error}");
+    }
+    // Who hangs on a wire needs one that can be.
+    let slow = text(AIR).replace("1 Gbit/s", "1 kbit/s");
+    let error = Scenario::from_yaml(&slow).expect_err("a wire slower than any").to_string();
+    assert!(error.contains("hang on `links.default`, whose `bandwidth` is 125 B/s"), "{error}");
+}
+
+#[test]
+fn a_link_that_carries_nothing_is_refused() {
+    for (from, to, said) in [
+        ("1 Gbit/s", "0 B/s", "links.default: `bandwidth` is 0 B/s, and a link has at least 1 kbit/s"),
+        ("0.2 ms", "1e12 s", "links.default: `latency` is"),
+        ("1 GB/s", "1 B/s", "links.between [mac, laptop]: `bandwidth` is 1.00 B/s"),
+    ] {
+        let error = Scenario::from_yaml(&text("").replace(from, to)).expect_err(said).to_string();
+        assert!(error.contains(said), "{error}");
+    }
+}

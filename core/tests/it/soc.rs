@@ -1,0 +1,249 @@
+//! Does the model of a phone with GPU and NPU have the properties that are published, and the numbers?
+//!
+//! HeteroLLM paper, sections 3 to 5, Llama-8B unless named. `docs/studies/soc` has the numbers side by side.
+
+use hearth_core::soc::Chip;
+use hearth_core::soc::Matmul;
+use hearth_core::soc::prefill::pipe;
+use hearth_core::soc::solver::Cut;
+use hearth_core::soc::solver::Solver;
+use hearth_core::soc::stage::total;
+use hearth_profiles::device::soc::{Mode, Profiled, Shape, Soc, Strategy, Synchronisation, Upkeep};
+use hearth_profiles::device::{SocOptions, shipped};
+use hearth_profiles::model::{ModelDocument, ModelProfile};
+use hearth_profiles::{Bytes, Document, Seconds, model};
+use hearth_schema::pass::Pass;
+use proptest::prelude::*;
+
+fn soc(options: SocOptions) -> Soc {
+    let mut soc = shipped("snapdragon-8-gen-3").expect("it is shipped").soc.expect("it has one");
+    soc.usual = options;
+    soc
+}
+
+fn llama() -> ModelProfile {
+    model::shipped("llama-8b").expect("it is shipped")
+}
+
+fn intern() -> ModelProfile {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../scenarios/soc/models/internlm-1.8b.yaml");
+    let text = std::fs::read_to_string(path).expect("the document");
+    ModelDocument::from_yaml(&text).and_then(|document| document.profile()).expect("a model")
+}
+
+/// Seconds for a pass through the whole model.
+fn time(soc: &Soc, model: &ModelProfile, pass: Pass) -> f64 {
+    let forward = Chip::new(soc, model, Bytes(2)).forward(pass);
+    let layers = f64::from(model.shape.layers.0);
+    (total(&forward.layer) * layers + forward.head.time() + forward.preparation).0
+}
+
+fn prompt(strategy: Strategy, tokens: u32) -> f64 {
+    time(&soc(SocOptions::of(strategy)), &llama(), Pass::plain(0, 0, tokens, true))
+}
+
+fn speed(strategy: Strategy, tokens: u32) -> f64 {
+    f64::from(tokens) / prompt(strategy, tokens)
+}
+
+fn token(options: SocOptions) -> f64 {
+    time(&soc(options), &llama(), Pass::plain(1, 256, 1, true))
+}
+
+fn near(found: f64, expected: f64, share: f64) {
+    assert!((found / expected - 1.0).abs() <= share, "{found} is not within {share} of {expected}");
+}
+
+fn slow(partitions: Upkeep) -> SocOptions {
+    let tensor = SocOptions::of(Strategy::HeteroTensor);
+    SocOptions { synchronisation: Synchronisation::Slow, partitions, ..tensor }
+}
+
+#[test]
+fn prompts_take_what_the_formulas_give_another_program() {
+    // Pinned: what another program, which is not here, made of the same formulas, in tokens a second.
+    for (strategy, speeds) in [
+        (Strategy::GpuOnly, [63.6, 63.7, 61.8]),
+        (Strategy::HeteroLayer, [140.0, 190.5, 174.7]),
+        (Strategy::HeteroTensor, [181.1, 256.2, 237.6]),
+    ] {
+        for (tokens, expected) in [64, 256, 1024].into_iter().zip(speeds) {
+            near(speed(strategy, tokens), expected, 0.005);
+        }
+    }
+    for (tokens, expected) in [(135, 0.582), (300, 1.248), (525, 2.087), (600, 2.469), (1000, 4.267)] {
+        near(prompt(Strategy::HeteroTensor, tokens), expected, 0.005);
+    }
+    near(prompt(Strategy::Pipe, 525), 3.100, 0.005);
+    near(prompt(Strategy::Padding, 525), 5.273, 0.005);
+    near(prompt(Strategy::OnlinePrepare, 525), 4.077, 0.005);
+}
+
+#[test]
+fn prompts_come_as_near_to_the_published_speeds_as_is_documented() {
+    near(speed(Strategy::HeteroTensor, 1024), 247.9, 0.08);
+    near(speed(Strategy::HeteroTensor, 256), 236.92, 0.12);
+    for partitions in [Upkeep::Solved, Upkeep::Fixed] {
+        near(256.0 / time(&soc(slow(partitions)), &llama(), Pass::plain(0, 0, 256, true)), 196.44, 0.12);
+    }
+    let tensor = soc(SocOptions::of(Strategy::HeteroTensor));
+    near(256.0 / time(&tensor, &intern(), Pass::plain(0, 0, 256, true)), 1092.0, 0.08);
+    let over = |tokens| prompt(Strategy::HeteroLayer, tokens) / prompt(Strategy::HeteroTensor, tokens);
+    near((over(64) + over(256) + over(1024)) / 3.0, 1.302, 0.06);
+    near(over(32), 1.408, 0.08);
+    let misaligned = prompt(Strategy::HeteroTensor, 525);
+    near(prompt(Strategy::OnlinePrepare, 525) / misaligned, 2.24, 0.18);
+    near(prompt(Strategy::Padding, 525) / misaligned, 2.21, 0.18);
+    near(prompt(Strategy::Pipe, 525) / misaligned, 1.35, 0.18);
+}
+
+#[test]
+fn decoding_comes_as_near_to_the_published_speeds_as_is_documented() {
+    let tensor = token(SocOptions::of(Strategy::HeteroTensor));
+    let gpu = token(SocOptions::of(Strategy::GpuOnly));
+    near(1.0 / tensor, 14.01, 0.06);
+    near(gpu / tensor, 1.234, 0.06);
+    // The published ablation keeps the partitions; solved again there is nothing left to wait for.
+    near(token(slow(Upkeep::Fixed)) / tensor, 4.01, 0.06);
+    assert_eq!(token(slow(Upkeep::Solved)).to_bits(), gpu.to_bits());
+    // The closed form: 7.505e9 weights of half a byte over 59.1 GB/s, 33.7 MB of keys and values over 43.3, 448 events.
+    let weights = 32.0 * 218_103_808.0 + 4096.0 * 128_256.0;
+    let cached = 32.0 * 2.0 * 8.0 * 128.0 * 2.0 * 257.0;
+    near(tensor, 0.5 * weights / 59.1e9 + cached / 43.3e9 + 448.0 * 15.9e-6, 1e-9);
+    near(gpu, (0.5 * weights + cached) / 43.3e9, 1e-9);
+}
+
+#[test]
+fn energy_and_queue_are_as_published() {
+    let soc = soc(SocOptions::default());
+    let power = soc.power.as_ref().expect("it is known");
+    let energy = |strategy| power.of(strategy).0 * prompt(strategy, 256);
+    near(energy(Strategy::GpuOnly) / energy(Strategy::HeteroTensor), 5.87, 0.10);
+    let longest = |strategy| {
+        let chip_soc = self::soc(SocOptions::of(strategy));
+        let forward = Chip::new(&chip_soc, &llama(), Bytes(2)).forward(Pass::plain(0, 0, 256, true));
+        forward.layer.iter().flat_map(|stage| stage.gpu.clone()).fold(0.0, f64::max)
+    };
+    assert!(longest(Strategy::HeteroTensor) <= 14.0e-3, "{}", longest(Strategy::HeteroTensor));
+}
+
+#[test]
+fn one_processor_gets_40_to_45_of_the_68_gigabytes() {
+    let bus = soc(SocOptions::default()).bus;
+    assert!((40e9..=45e9).contains(&bus.one.value.0) && bus.peak.value.0 == 68e9);
+}
+
+#[test]
+fn a_prompt_of_525_is_piped_as_512_and_32_and_products_are_cut_in_every_way() {
+    let (soc, model) = (soc(SocOptions::of(Strategy::HeteroTensor)), llama());
+    let chip = Chip::new(&soc, &model, Bytes(2));
+    let solver = chip.solver().expect("an NPU");
+    assert_eq!(pipe(&solver, &model.shape, 525), [512, 32]);
+    let mut seen = Vec::new();
+    for tokens in [16, 32, 64, 135, 256, 300, 525, 600, 1000, 1024] {
+        for (inputs, outputs) in [(4096, 4096), (4096, 1024), (4096, 14336), (14336, 4096)] {
+            seen.push(solver.solve(Matmul { inputs, outputs }, tokens).cut);
+        }
+    }
+    for cut in [Cut::Row, Cut::Sequence, Cut::MultiSequence, Cut::Hybrid] {
+        assert!(seen.contains(&cut), "{cut:?} is never the best");
+    }
+}
+
+#[test]
+fn drafts_are_verified_at_the_cost_of_a_token_while_reading_bounds_them() {
+    let soc = soc(SocOptions::of(Strategy::HeteroTensor));
+    let verified = |drafted: u32| {
+        let pass = Pass { drafted, ..Pass::plain(1, 256, drafted + 1, true) };
+        time(&soc, &llama(), pass)
+    };
+    // At five tokens 2 * 5 / 0.91e12 is less than 0.5 / 43.3e9; at six it is more.
+    near(verified(4), verified(1), 0.01);
+    assert!(verified(5) > 1.05 * verified(4));
+    assert!(
+        verified(31) < 0.5 * 32.0 * token(SocOptions::of(Strategy::HeteroTensor)),
+        "one stage of the NPU"
+    );
+}
+
+/// The table that measuring the NPU of a phone on the cuts of a model would give, if it were as the formula says.
+fn table(mode: Mode, tokens: &[u32], step: u32) -> Profiled {
+    let (soc, model) = (soc(SocOptions::default()), llama());
+    let chip = Chip::new(&soc, &model, Bytes(2));
+    let npu = chip.solver().expect("an NPU").npu.clone();
+    let mut shapes = Vec::new();
+    for &(inputs, most) in &[(4096_u32, 14336_u32), (14336, 4096)] {
+        for outputs in (1..=most / step).map(|count| count * step) {
+            for &tokens in tokens {
+                let matmul = Matmul { inputs: inputs.into(), outputs: outputs.into() };
+                let time = Seconds(npu.product(matmul, tokens.into()));
+                shapes.push(Shape { outputs, inputs, tokens, time });
+            }
+        }
+    }
+    Profiled { mode, source: "assumed: the formula".into(), shapes }
+}
+
+#[test]
+fn a_table_and_a_tree_grown_from_a_part_of_it_fill_a_profile() {
+    let graphs = [32, 64, 128, 256, 512, 1024];
+    let with = |profiled: Profiled| {
+        let mut soc = soc(SocOptions::of(Strategy::HeteroLayer));
+        soc.npu.as_mut().expect("an NPU").profiled = Some(profiled);
+        time(&soc, &llama(), Pass::plain(0, 0, 256, true))
+    };
+    let formula = prompt(Strategy::HeteroLayer, 256);
+    near(with(table(Mode::Table, &graphs, 256)), formula, 1e-9);
+    // Every fourth cut was measured, and the tree has to tell the others from them.
+    near(with(table(Mode::Tree, &graphs, 1024)), formula, 0.06);
+}
+
+fn solver_is_no_worse(solver: &Solver, matmul: Matmul, tokens: u64) -> Result<(), TestCaseError> {
+    let best = solver.solve(matmul, tokens);
+    let time = best.stage.time().0;
+    let slack = 1.0 + 1e-12;
+    prop_assert!(time <= solver.gpu.product(matmul, tokens) * slack);
+    let padded = [solver.sizes.padded(tokens)];
+    prop_assert!(time <= (solver.on_npu(matmul, &padded) + solver.sync.pair()) * slack);
+    for cover in solver.sizes.covers(tokens) {
+        prop_assert!(time <= (solver.on_npu(matmul, cover) + solver.sync.pair()) * slack);
+    }
+    // All parts add up to the whole.
+    let graphs: u64 = best.graphs.iter().sum();
+    prop_assert!(best.margin + graphs >= tokens && best.margin <= tokens && best.rows <= matmul.outputs);
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_solver_is_never_worse_than_one_processor(
+        inputs in 1_u64..20_000, outputs in 1_u64..20_000, tokens in 1_u64..=1024, waits in 0_u32..2,
+    ) {
+        let synchronisation = if waits == 0 { Synchronisation::Fast } else { Synchronisation::Slow };
+        let soc = soc(SocOptions { synchronisation, ..SocOptions::default() });
+        let model = llama();
+        let chip = Chip::new(&soc, &model, Bytes(2));
+        solver_is_no_worse(&chip.solver().expect("an NPU"), Matmul { inputs, outputs }, tokens)?;
+    }
+
+    #[test]
+    fn the_best_strategy_is_no_slower_than_any_and_every_time_is_a_number(
+        tokens in 1_u32..3000, first in 0_u32..2000, drafted in 0_u32..20,
+    ) {
+        let drafted = drafted.min(tokens - 1);
+        let pass = Pass { drafted, ..Pass::plain(0, first, tokens, true) };
+        let model = llama();
+        let layer = |strategy| {
+            let soc = soc(SocOptions::of(strategy));
+            Chip::new(&soc, &model, Bytes(2)).layer_time(pass).0
+        };
+        let best = layer(Strategy::Best);
+        for strategy in Strategy::ALL {
+            let time = layer(strategy);
+            prop_assert!(time.is_finite() && time > 0.0);
+            prop_assert!(matches!(strategy, Strategy::Chunked) || best <= time * (1.0 + 1e-12), "{strategy:?}");
+        }
+    }
+}

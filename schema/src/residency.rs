@@ -1,0 +1,331 @@
+//! Which weights of a device stay in memory, and who decides that?
+//!
+//! A device reads its share of the weights round and round, once a token. If the share is larger than memory,
+//! a page cache that evicts what was used longest ago reads all of it again for every token. Three policies
+//! answer that differently; a scenario chooses one for all devices or for each, and the plan carries the
+//! choice to the simulator and the executor, which both take the rules from here:
+//!
+//! - [`Residency::Os`], [`Residency::Windowed`]: the system evicts, advised of what comes next;
+//! - [`Residency::Managed`]: a [`Share`] of pieces, of which those are kept that memory has room for
+//!   ([`KeptBudget`]), while the others stream through a bounded buffer.
+//!
+//! Two more are those of other systems, which the simulator alone carries out: [`Residency::Pinned`] and
+//! [`Residency::Sliding`] read weights into memory of their own, which the system cannot take back, and may convert
+//! them on the way. A scenario cannot ask for them; the planners of these systems do.
+//!
+//! Not here: how pages are read and given up. The executor does that, and the simulator models it.
+
+use hearth_profiles::document::DocumentError;
+use hearth_profiles::{Bytes, Format};
+use schemars::{JsonSchema, Schema, json_schema};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{IntoDeserializer, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::editor::or_text;
+
+/// Who decides what stays in memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Residency {
+    /// The operating system, advised of the next window in chunks it honours.
+    #[default]
+    Os,
+    /// The operating system, with a helper thread that populates the next window within a budget.
+    Windowed,
+    /// The device: a kept set is never evicted by itself, the rest streams through a buffer, read ahead of
+    /// its turn and given up behind it.
+    Managed,
+    /// Nobody: the weights are copied into memory of the device's own. Simulated only.
+    Pinned,
+    /// The device: some blocks of layers pass through memory of its own, loaded ahead of their turn as in TPI-LLM.
+    /// Simulated only.
+    Sliding,
+}
+
+impl std::fmt::Display for Residency {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        f.pad(match self {
+            Residency::Os => "os",
+            Residency::Windowed => "windowed",
+            Residency::Managed => "managed",
+            Residency::Pinned => "pinned",
+            Residency::Sliding => "sliding",
+        })
+    }
+}
+
+/// How a device keeps its weights. In a document the policy alone may stand for the whole: `residency: managed`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, remote = "Self")]
+#[schemars(!remote, transform = or_policy)]
+pub struct ResidencyOptions {
+    /// Who decides.
+    #[serde(default)]
+    pub policy: Residency,
+    /// `os`, `windowed`: whether the next window is read ahead of its turn. `managed` always does.
+    #[serde(default = "yes", skip_serializing_if = "is_yes")]
+    pub prefetch: bool,
+    /// `os`, `windowed`: at most this much of the next window, from its front; the whole window if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefetch_budget: Option<Bytes>,
+    /// `os`: whether the next window is advised in one call, as the paper's implementation does. The kernel cuts
+    /// it to one read-ahead window, which shows what that costs.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub one_call: bool,
+    /// `os`, `windowed`: whether a window is given up when it has been computed. `managed` does so with what
+    /// it does not keep.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub release: bool,
+    /// `managed`: memory that the streamed pieces pass through; [`STREAM_BUFFER`] if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stream_buffer: Option<Bytes>,
+    /// `managed`: the kept set is at most this large; absent, as large as memory has room for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kept: Option<Bytes>,
+    /// `pinned`, `sliding`: matrices are converted to this format; absent, they stay as they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weights_as: Option<Format>,
+    /// `pinned`: layers on the GPU are converted to this format there, and a copy in `weights_as` stays in main
+    /// memory; absent, the GPU alone holds them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_weights_as: Option<Format>,
+    /// `sliding`: so many blocks of layers are in memory at once, of which a layer has two.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blocks: Option<u32>,
+}
+
+/// The usual stream buffer: a few pieces under way while others are in use.
+/// source: assumed
+pub const STREAM_BUFFER: Bytes = Bytes::mib(8);
+
+/// The smallest stream buffer: eight pieces of 64 KiB.
+const LEAST_STREAM_BUFFER: Bytes = Bytes(512 << 10);
+
+/// More than any device's memory.
+const LARGEST_STREAM_BUFFER: Bytes = Bytes(1 << 40);
+
+/// More blocks than any model has.
+const MOST_BLOCKS: u32 = 20_000;
+
+/// The largest piece: short against a buffer, long against a disk's latency.
+const LARGEST_PIECE: u64 = 1 << 20;
+
+/// A policy alone may stand for the whole.
+fn or_policy(map: &mut Schema) {
+    or_text(map, &json_schema!({"enum": ["os", "windowed", "managed", "pinned", "sliding"]}));
+}
+
+fn yes() -> bool {
+    true
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
+fn is_yes(value: &bool) -> bool {
+    *value
+}
+
+impl Serialize for ResidencyOptions {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        ResidencyOptions::serialize(self, serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for ResidencyOptions {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct WordOrMap;
+        impl<'de> Visitor<'de> for WordOrMap {
+            type Value = ResidencyOptions;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+                f.write_str("a policy (`os`, `windowed`, `managed`) or a map such as `{policy: managed}`")
+            }
+
+            fn visit_str<E: serde::de::Error>(self, word: &str) -> Result<Self::Value, E> {
+                Residency::deserialize(word.into_deserializer()).map(ResidencyOptions::of)
+            }
+
+            fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<Self::Value, M::Error> {
+                ResidencyOptions::deserialize(MapAccessDeserializer::new(map))
+            }
+        }
+        deserializer.deserialize_any(WordOrMap)
+    }
+}
+
+impl Default for ResidencyOptions {
+    fn default() -> Self {
+        Self::of(Residency::Os)
+    }
+}
+
+impl ResidencyOptions {
+    /// A policy, and everything else as usual.
+    pub const fn of(policy: Residency) -> Self {
+        Self {
+            policy,
+            prefetch: true,
+            prefetch_budget: None,
+            one_call: false,
+            release: false,
+            stream_buffer: None,
+            kept: None,
+            weights_as: None,
+            gpu_weights_as: None,
+            blocks: None,
+        }
+    }
+
+    /// Weights in memory of the device's own, in another format if one is given.
+    pub const fn pinned(weights_as: Option<Format>) -> Self {
+        Self { weights_as, ..Self::of(Residency::Pinned) }
+    }
+
+    /// The same without reading ahead.
+    #[must_use]
+    pub const fn without_prefetch(self) -> Self {
+        Self { prefetch: false, ..self }
+    }
+
+    /// Whether anything is read ahead of its turn.
+    pub fn prefetches(&self) -> bool {
+        match self.policy {
+            Residency::Os | Residency::Windowed => self.prefetch && self.prefetch_budget != Some(Bytes::ZERO),
+            Residency::Managed => true,
+            Residency::Pinned | Residency::Sliding => false,
+        }
+    }
+
+    /// The most that is read ahead of its turn: the prefetch budget, or the stream buffer of a managed device. None:
+    /// the whole next window, or blocks of layers.
+    pub fn budget(&self) -> Option<Bytes> {
+        match self.policy {
+            Residency::Managed => Some(self.buffer()),
+            Residency::Sliding => None,
+            _ if !self.prefetches() => Some(Bytes::ZERO),
+            _ => self.prefetch_budget,
+        }
+    }
+
+    /// Whether the weights are in memory of the device's own.
+    pub fn holds(&self) -> bool {
+        matches!(self.policy, Residency::Pinned | Residency::Sliding)
+    }
+
+    /// The format that matrices are converted to on one of the processors.
+    pub fn format_on(&self, gpu: bool) -> Option<Format> {
+        if gpu { self.gpu_weights_as.or(self.weights_as) } else { self.weights_as }
+    }
+
+    /// Whether weights are given up behind the computation.
+    pub fn releases(&self) -> bool {
+        self.policy == Residency::Managed || self.release
+    }
+
+    /// The size of the stream buffer.
+    pub fn buffer(&self) -> Bytes {
+        self.stream_buffer.unwrap_or(STREAM_BUFFER)
+    }
+
+    /// The most that is kept of a share, whatever room there is.
+    pub fn most_kept(&self, share: u64) -> u64 {
+        self.kept.map_or(share, |kept| kept.0.min(share))
+    }
+
+    /// The unit in which weights are kept, streamed and given up: an eighth of the buffer, so that some pieces
+    /// are under way while others are in use, in whole steps of 64 KiB.
+    pub fn piece(&self) -> Bytes {
+        Bytes((self.buffer().0 / 8).min(LARGEST_PIECE) >> 16 << 16)
+    }
+
+    /// Refuses what a scenario cannot ask for, and what contradicts itself.
+    pub fn validate_wish(&self, place: &str) -> Result<(), DocumentError> {
+        if self.holds() {
+            return Err(DocumentError::invalid(format!(
+                "{place}: `{}` belongs to the plans of other systems: use `os`, `windowed` or `managed`, or plan with \
+                 `--strategy exo` or another of them",
+                self.policy
+            )));
+        }
+        self.validate(place)
+    }
+
+    /// Refuses what contradicts itself. `place` says where it stands.
+    pub fn validate(&self, place: &str) -> Result<(), DocumentError> {
+        self.validate_own_memory(place)?;
+        let managed = self.policy == Residency::Managed;
+        let stray = if managed {
+            [("prefetch: false", !self.prefetch), ("prefetch_budget", self.prefetch_budget.is_some())]
+        } else {
+            [("stream_buffer", self.stream_buffer.is_some()), ("kept", self.kept.is_some())]
+        };
+        if let Some((name, _)) = stray.into_iter().find(|(_, present)| *present) {
+            let (policies, other) = if managed {
+                ("`os` and `windowed`", "`managed`")
+            } else {
+                ("`managed`", "`os` or `windowed`")
+            };
+            return Err(DocumentError::invalid(format!(
+                "{place}: `{name}` is for {policies} and the policy is {other}: remove it or change the policy"
+            )));
+        }
+        if self.one_call && self.policy != Residency::Os {
+            return Err(DocumentError::invalid(format!("{place}: `one_call` is for `os`: remove it")));
+        }
+        if managed && self.release {
+            return Err(DocumentError::invalid(format!(
+                "{place}: `managed` gives up by itself what it does not keep: remove `release`"
+            )));
+        }
+        if self.buffer() < LEAST_STREAM_BUFFER || self.buffer() > LARGEST_STREAM_BUFFER {
+            return Err(DocumentError::invalid(format!(
+                "{place}: `stream_buffer` is {}: give {LEAST_STREAM_BUFFER}, so that a few pieces can be under way, to \
+                 {LARGEST_STREAM_BUFFER}",
+                self.buffer()
+            )));
+        }
+        Ok(())
+    }
+
+    /// Refuses keys of policies with memory of their own where there is none, and the other way round.
+    fn validate_own_memory(&self, place: &str) -> Result<(), DocumentError> {
+        let refuse = |what: String| Err(DocumentError::invalid(format!("{place}: {what}")));
+        let (pinned, sliding) = (self.policy == Residency::Pinned, self.policy == Residency::Sliding);
+        let stray = [
+            ("weights_as", self.weights_as.is_some() && !self.holds(), "`pinned` and `sliding`"),
+            ("gpu_weights_as", self.gpu_weights_as.is_some() && !pinned, "`pinned`"),
+            ("blocks", self.blocks.is_some() && !sliding, "`sliding`"),
+            ("prefetch", !self.prefetch && self.holds(), "`os` and `windowed`"),
+            ("prefetch_budget", self.prefetch_budget.is_some() && self.holds(), "`os` and `windowed`"),
+            ("release", self.release && self.holds(), "`os` and `windowed`"),
+        ];
+        if let Some((key, _, policies)) = stray.into_iter().find(|(_, present, _)| *present) {
+            return refuse(format!(
+                "`{key}` is for {policies} and the policy is `{}`: remove it",
+                self.policy
+            ));
+        }
+        if sliding && !self.blocks.is_some_and(|blocks| (1..=MOST_BLOCKS).contains(&blocks)) {
+            return refuse(format!("`sliding` needs `blocks`, from 1 to {MOST_BLOCKS}"));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_policy_alone_stands_for_the_whole() {
+        let read = |text: &str| serde_yaml::from_str::<ResidencyOptions>(text);
+        assert_eq!(read("managed").unwrap(), ResidencyOptions::of(Residency::Managed));
+        assert_eq!(read("{policy: os, release: true}").unwrap().policy, Residency::Os);
+        assert_eq!(read("{}").unwrap(), ResidencyOptions::default());
+        assert!(read("swap").unwrap_err().to_string().contains("`windowed`"));
+        assert!(read("3").unwrap_err().to_string().contains("a policy"));
+        assert!(read("{policy: managed, kepd: 1 GiB}").unwrap_err().to_string().contains("kepd"));
+        let written = serde_yaml::to_string(&ResidencyOptions::of(Residency::Managed)).unwrap();
+        assert_eq!(written, "policy: managed\n");
+    }
+}
