@@ -18,7 +18,7 @@ use crate::rust_text::{code, words};
 
 /// What each crate may depend on, of this workspace. The root may depend on all. A crate inside another's folder
 /// is a heavy leaf of that one: it has the same arrows, and may depend on its host.
-const ARROWS: [(&str, &[&str]); 7] = [
+const ARROWS: [(&str, &[&str]); 8] = [
     ("hearth-profiles", &[]),
     ("hearth-schema", &["hearth-profiles"]),
     ("hearth-core", &["hearth-schema", "hearth-profiles"]),
@@ -26,6 +26,11 @@ const ARROWS: [(&str, &[&str]); 7] = [
     ("hearth-sim", &["hearth-core", "hearth-schema", "hearth-profiles"]),
     ("hearth-exec", &["hearth-core", "hearth-schema", "hearth-profiles"]),
     ("hearth-reports", &["hearth-core", "hearth-schema", "hearth-profiles"]),
+    // Experiments; no crate depends on them.
+    (
+        "hearth-studies",
+        &["hearth-core", "hearth-halda", "hearth-profiles", "hearth-reports", "hearth-schema", "hearth-sim"],
+    ),
 ];
 
 /// A package of the workspace.

@@ -14,8 +14,10 @@ use hearth_schema::residency::Residency;
 use hearth_schema::scenario::Workload;
 
 use crate::clusters::{self, cluster, memory_ratio, under};
+use crate::evaluation::{
+    Answer, CHUNK, REFERENCE, Score, WORKLOAD, evaluate_strategy, simulated, strategies,
+};
 use crate::gaps::{SAME, gap};
-use crate::trial::{Answer, CHUNK, REFERENCE, Score, WORKLOAD, simulated, strategies, trial};
 
 /// Devices may be dropped; every turn of the ring is whole.
 pub const SELECTION: Rules = Rules { may_drop: true, may_leave_remainder: false };
@@ -91,7 +93,7 @@ pub fn instance(seed: u64, number: usize) -> Result<Instance, String> {
         let model = LatencyModel::new(&problem).map_err(|error| error.to_string())?;
         let mut row = Vec::new();
         for strategy in strategies() {
-            let answer = trial(&cluster, &model, strategy, SELECTION, CHUNK)?;
+            let answer = evaluate_strategy(&cluster, &model, strategy, SELECTION, CHUNK)?;
             if let (Answer::Planned(plan, score), true) = (&answer, number < CHECKED && strategy == REFERENCE)
             {
                 let mut longer = cluster.clone();

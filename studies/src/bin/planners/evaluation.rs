@@ -54,7 +54,7 @@ pub enum Answer {
 }
 
 /// A strategy's answer. An error is a defect of a planner or the simulator.
-pub fn trial(
+pub fn evaluate_strategy(
     cluster: &Cluster,
     model: &LatencyModel,
     strategy: &str,

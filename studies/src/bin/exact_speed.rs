@@ -2,7 +2,7 @@
 //! time where the system tells it, so that a busy machine matters little.
 //!
 //! ```text
-//! cargo run --release -p hearth-halda --example time_exact
+//! cargo run --release -p hearth-studies --bin exact_speed
 //! ```
 //!
 //! The instances are made of the devices in `tests/data/lda/medium.jsonl`, a different selection for each
@@ -24,7 +24,7 @@ const EVERYTHING: Rules = Rules { may_drop: true, may_leave_remainder: true };
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut instances: Vec<Instance> = Vec::new();
-    for line in include_str!("../tests/data/lda/medium.jsonl").lines() {
+    for line in include_str!("../../../halda/tests/data/lda/medium.jsonl").lines() {
         let row: serde_json::Value = serde_json::from_str(line)?;
         instances.push(serde_json::from_value(row["instance"].clone())?);
     }

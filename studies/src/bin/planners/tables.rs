@@ -7,10 +7,10 @@
 use std::fmt::Write;
 
 use crate::curves::{Panel, drawing};
+use crate::evaluation::{CHUNK, REFERENCE, SMALL_WORKLOAD, Score, WORKLOAD, strategies};
 use crate::gaps::{Gaps, gap};
 use crate::population::{CHECKED, Instance, MANY_TOKENS, RESIDENCIES, label, models};
 use crate::regret::Searched;
-use crate::trial::{CHUNK, REFERENCE, SMALL_WORKLOAD, Score, WORKLOAD, strategies};
 
 /// A table of Markdown.
 pub struct Table {
@@ -48,7 +48,7 @@ pub fn page(command: &str, instances: &[Instance], small: &[Searched]) -> String
         "Written by\n\n    {command}\n\nwhich gives the same bytes on every machine. {} random homes of 2 to 8 \
          devices, each with a model of the paper's Table 4 ({}); memory is 0.4 to 1.4 times the model where \
          enough of it can be taken away, with a median of {:.2}. The \
-         ranges and their sources stand in `examples/planner_study/devices.rs` and `clusters.rs`, all numbers in \
+         ranges and their sources stand in `studies/src/bin/planners/devices.rs` and `clusters.rs`, all numbers in \
          `data.csv`.\n\n![Cumulative distributions of the gaps](gaps.svg)\n\n",
         instances.len(),
         models(),

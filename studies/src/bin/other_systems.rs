@@ -1,6 +1,6 @@
 //! What do other systems make of the prima.cpp paper's testbed, in the simulator?
 //!
-//!     cargo run --example other_systems > docs/studies/other-systems/report.md
+//!     cargo run --release -p hearth-studies --bin other_systems > docs/studies/other-systems/report.md
 //!
 //! Prints a page: exo and dllama beside the times of the paper's Table 4 and the pressures of its Table 5, both
 //! without their memory check at 70B beside what the paper says of that, TPI-LLM on devices of 4 GiB, and every
@@ -64,7 +64,7 @@ fn main() -> ExitCode {
 
 fn page() -> Result<String, Failed> {
     let head = "# What do other systems make of the prima.cpp paper's testbed?\n\nWritten by\n\n    \
-        cargo run --example other_systems > docs/studies/other-systems/report.md\n\nfrom `scenarios/paper/*-on-d1-d4.yaml`, \
+        cargo run --release -p hearth-studies --bin other_systems > docs/studies/other-systems/report.md\n\nfrom `scenarios/paper/*-on-d1-d4.yaml`, \
         the same bytes on every machine, and read in [reading.md](reading.md). The links are constant, as the scenarios \
         have them. Numbers of d1 to d4 and of the link are inferred from the paper's Table 4, see their sources; none from \
         the column exo.\n";

@@ -10,9 +10,9 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
 /// The random numbers of one instance.
-pub struct Chance(ChaCha8Rng);
+pub struct Random(ChaCha8Rng);
 
-impl Chance {
+impl Random {
     /// Those of the instance with this number.
     pub fn new(seed: u64, instance: u64) -> Self {
         let mut generator = ChaCha8Rng::seed_from_u64(seed);

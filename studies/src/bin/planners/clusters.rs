@@ -7,7 +7,7 @@
 //! A small instance is a large one shrunk: the model is cut to few layers, and its vocabulary, all memories and
 //! buffers shrink with it. So memory is as short as before, and all plans can be tried.
 //!
-//! Not here: which strategies plan for them ([`crate::trial`]).
+//! Not here: which strategies plan for them ([`crate::evaluation`]).
 
 use hearth_core::Cluster;
 use hearth_core::LinkTable;
@@ -21,8 +21,8 @@ use hearth_schema::scenario::Links;
 use hearth_schema::scenario::NamedLink;
 use hearth_schema::scenario::Workload;
 
-use crate::chance::Chance;
 use crate::devices::{KINDS, Kind, device};
+use crate::random::Random;
 
 /// Devices of a cluster.
 const DEVICES: [u32; 2] = [2, 8];
@@ -51,15 +51,15 @@ const CONTEXTS: [u32; 2] = [512, 1024];
 
 /// A cluster with a model.
 pub fn cluster(seed: u64, number: u64, workload: Workload) -> Result<Cluster, String> {
-    drawn(&mut Chance::new(seed, number), DEVICES, &MODELS, workload)
+    drawn(&mut Random::new(seed, number), DEVICES, &MODELS, workload)
 }
 
 /// A cluster small enough to try all plans.
 pub fn small(seed: u64, number: u64, workload: Workload) -> Result<Cluster, String> {
     // Apart from the streams of the large ones.
-    let mut chance = Chance::new(seed, (1 << 32) + number);
-    let layers = *chance.pick(&SMALL_LAYERS);
-    let large = drawn(&mut chance, SMALL_DEVICES, &SMALL_MODELS, workload)?;
+    let mut random = Random::new(seed, (1 << 32) + number);
+    let layers = *random.pick(&SMALL_LAYERS);
+    let large = drawn(&mut random, SMALL_DEVICES, &SMALL_MODELS, workload)?;
     shrunk(large, layers)
 }
 
@@ -77,25 +77,25 @@ pub fn under(mut cluster: Cluster, residency: Option<Residency>) -> Cluster {
 }
 
 fn drawn(
-    chance: &mut Chance,
+    random: &mut Random,
     devices: [u32; 2],
     models: &[&str],
     workload: Workload,
 ) -> Result<Cluster, String> {
-    let count = chance.count(devices) as usize;
-    let mut members: Vec<Member> = (0..count).map(|place| member(place, chance)).collect();
-    let model = wanted(&members, models, chance)?;
-    shorten(&mut members, &model, chance.between(MEMORY_RATIO));
+    let count = random.count(devices) as usize;
+    let mut members: Vec<Member> = (0..count).map(|place| member(place, random)).collect();
+    let model = wanted(&members, models, random)?;
+    shorten(&mut members, &model, random.between(MEMORY_RATIO));
     let between = pairs(&members)
-        .map(|devices| NamedLink { devices, link: Some(link(chance)), unreachable: None })
+        .map(|devices| NamedLink { devices, link: Some(link(random)), unreachable: None })
         .collect();
-    let default = link(chance);
+    let default = link(random);
     Ok(Cluster {
         members,
         head: 0,
         links: LinkTable::new(Links { between, ..Links::constant(default) }),
         model,
-        context: *chance.pick(&CONTEXTS),
+        context: *random.pick(&CONTEXTS),
         kv_cache: KvFormat::F16,
         activations: hearth_schema::scenario::ActivationFormat::F32,
         draft: None,
@@ -104,25 +104,25 @@ fn drawn(
     })
 }
 
-fn member(place: usize, chance: &mut Chance) -> Member {
-    let mut kind = *chance.pick(&KINDS);
+fn member(place: usize, random: &mut Random) -> Member {
+    let mut kind = *random.pick(&KINDS);
     if place == 0 && kind == Kind::Android {
         kind = Kind::Linux;
     }
     let name = format!("d{place}");
-    let device = device(&name, kind, chance);
+    let device = device(&name, kind, random);
     Member { name, address: None, device, residency: None }
 }
 
 /// A model that the devices are short of memory for if other programs leave the least, or the largest.
-fn wanted(members: &[Member], models: &[&str], chance: &mut Chance) -> Result<ModelProfile, String> {
+fn wanted(members: &[Member], models: &[&str], random: &mut Random) -> Result<ModelProfile, String> {
     let models: Result<Vec<ModelProfile>, _> = models.iter().map(|name| shipped(name)).collect();
     let models = models.map_err(|error| error.to_string())?;
     let least = cards(members) + LEAST_MEMORY.as_f64() * members.len() as f64;
     let largest = models.len() - 1;
     let short = |model: &ModelProfile| MEMORY_RATIO[1] * model.total_bytes().as_f64() >= least;
     let first = models.iter().position(short).unwrap_or(largest);
-    Ok(chance.pick(&models[first..]).clone())
+    Ok(random.pick(&models[first..]).clone())
 }
 
 /// Memory of all GPUs that have their own.
@@ -156,11 +156,11 @@ fn pairs(members: &[Member]) -> impl Iterator<Item = [String; 2]> {
     (0..members.len()).flat_map(later).map(|(first, other)| [members[first].name.clone(), other.name.clone()])
 }
 
-fn link(chance: &mut Chance) -> Link {
+fn link(random: &mut Random) -> Link {
     let drawn = "assumed: drawn from a range that is usual in homes";
     Link {
-        latency: Sourced::new(Seconds(chance.between(LATENCY)), drawn),
-        bandwidth: Sourced::new(BytesPerSecond(chance.between(BANDWIDTH) * 1e6 / 8.0), drawn),
+        latency: Sourced::new(Seconds(random.between(LATENCY)), drawn),
+        bandwidth: Sourced::new(BytesPerSecond(random.between(BANDWIDTH) * 1e6 / 8.0), drawn),
     }
 }
 
@@ -192,7 +192,7 @@ mod tests {
     use hearth_profiles::{Device, Document};
 
     use super::*;
-    use crate::trial::WORKLOAD;
+    use crate::evaluation::WORKLOAD;
 
     #[test]
     fn an_instance_depends_on_its_seed_and_number_only() {
@@ -221,7 +221,7 @@ mod tests {
             (0..50).map(|number| memory_ratio(&cluster(1, number, WORKLOAD).unwrap())).collect();
         assert!(homes.iter().filter(|ratio| **ratio < 1.0).count() > 25, "{homes:?}");
         for number in 0..50 {
-            let large = drawn(&mut Chance::new(1, number), SMALL_DEVICES, &SMALL_MODELS, WORKLOAD).unwrap();
+            let large = drawn(&mut Random::new(1, number), SMALL_DEVICES, &SMALL_MODELS, WORKLOAD).unwrap();
             let small = shrunk(large.clone(), 10).unwrap();
             // What grows with the width of the model but not with its layers is all that differs.
             let change = memory_ratio(&small) / memory_ratio(&large);

@@ -1,7 +1,7 @@
 //! How far from the optimum do Algorithm 1 of the prima.cpp paper and its variants end?
 //!
 //! ```text
-//! cargo run --release -p hearth-halda --example halda_gap [-- FILE ...]
+//! cargo run --release -p hearth-studies --bin halda_gap [-- FILE ...]
 //! ```
 //!
 //! The files have one LDA instance a line, bare or as the `instance` of an object; without one these are the rows
@@ -28,7 +28,7 @@ struct Row {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut files: Vec<String> = std::env::args().skip(1).collect();
     if files.is_empty() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/lda");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../halda/tests/data/lda");
         let path = |file| folder.join(file).to_string_lossy().into_owned();
         files = ["small.jsonl", "medium.jsonl", "hard.jsonl"].map(path).to_vec();
     }

@@ -1,7 +1,7 @@
 //! What do the planners answer when the input is not what it should be, and how long does that take?
 //!
 //! ```text
-//! cargo run --release -p hearth-halda --example wild_input
+//! cargo run --release -p hearth-studies --bin extreme_input
 //! ```
 //!
 //! Devices without memory, one device, more devices than layers, layer counts without factors, speeds that are no
@@ -20,7 +20,7 @@ use hearth_schema::residency::ResidencyOptions;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut instances: Vec<Instance> = Vec::new();
-    for line in include_str!("../tests/data/lda/medium.jsonl").lines() {
+    for line in include_str!("../../../halda/tests/data/lda/medium.jsonl").lines() {
         let row: serde_json::Value = serde_json::from_str(line)?;
         instances.push(serde_json::from_value(row["instance"].clone())?);
     }

@@ -7,11 +7,11 @@
 
 use std::fmt::Write;
 
+use crate::evaluation::Score;
 use crate::paper::{Planned, Question, Testbeds};
 use crate::population::{RESIDENCIES, label};
 use crate::published::{TABLE_4, TOLERANCE, fig_10, within};
 use crate::tables::{Table, ratio};
-use crate::trial::Score;
 
 /// The strategies that stand for the paper's own planner, where they are registered.
 const PLANNERS: [&str; 3] = ["exact", "halda", "overlap"];

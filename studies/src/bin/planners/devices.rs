@@ -14,7 +14,7 @@ use hearth_profiles::{
     Bytes, BytesPerSecond, Device, Document, FlopsPerSecond, Format, PerFormat, Seconds, Sourced,
 };
 
-use crate::chance::Chance;
+use crate::random::Random;
 
 const MIB: f64 = 1024.0 * 1024.0;
 const GIB: f64 = 1024.0 * MIB;
@@ -124,7 +124,7 @@ const SWAP: [f64; 2] = [1.0, 3.0];
 const CAN_SWAP: f64 = 0.78;
 
 /// A device of a kind.
-pub fn device(name: &str, kind: Kind, chance: &mut Chance) -> Device {
+pub fn device(name: &str, kind: Kind, random: &mut Random) -> Device {
     let ranges = match kind {
         Kind::Linux | Kind::LinuxCuda => &LINUX,
         Kind::Mac | Kind::MacMetal => &MAC,
@@ -135,18 +135,18 @@ pub fn device(name: &str, kind: Kind, chance: &mut Chance) -> Device {
         Kind::Mac | Kind::MacMetal => Os::Macos,
         Kind::Android => Os::Android,
     };
-    let total = *chance.pick(ranges.memory);
-    let available = total * chance.between(ranges.available);
-    let (chip, apple) = *chance.pick(&APPLE);
-    let read = if os == Os::Macos { apple * APPLE_SHARE } else { chance.skewed(ranges.read) };
-    let speed = chance.skewed(ranges.speed);
+    let total = *random.pick(ranges.memory);
+    let available = total * random.between(ranges.available);
+    let (chip, apple) = *random.pick(&APPLE);
+    let read = if os == Os::Macos { apple * APPLE_SHARE } else { random.skewed(ranges.read) };
+    let speed = random.skewed(ranges.speed);
     let gpu = match kind {
-        Kind::LinuxCuda => Some(card(chance)),
+        Kind::LinuxCuda => Some(card(random)),
         Kind::MacMetal => Some(metal(chip, apple, speed, total)),
         _ => None,
     };
-    let disk = disk(os, ranges, chance);
-    let swap = chance.between(SWAP);
+    let disk = disk(os, ranges, random);
+    let swap = random.between(SWAP);
     let android = os == Os::Android;
     Device {
         schema: Device::SCHEMA.into(),
@@ -183,10 +183,10 @@ pub fn device(name: &str, kind: Kind, chance: &mut Chance) -> Device {
     }
 }
 
-fn card(chance: &mut Chance) -> Gpu {
-    let (name, memory, peak) = *chance.pick(&CARDS);
+fn card(random: &mut Random) -> Gpu {
+    let (name, memory, peak) = *random.pick(&CARDS);
     // source: assumed; what the desktop leaves of a card's memory
-    let free = chance.between([0.85, 1.0]);
+    let free = random.between([0.85, 1.0]);
     let read = peak * CARD_SHARE;
     Gpu {
         kind: GpuKind::Cuda,
@@ -225,10 +225,10 @@ fn metal(chip: &str, peak: f64, cpu_speed: f64, total: f64) -> Gpu {
     }
 }
 
-fn disk(os: Os, ranges: &Ranges, chance: &mut Chance) -> Disk {
-    let hard = chance.count([1, 100]) <= HARD_DISKS && os == Os::Linux;
-    let sequential = if hard { chance.between(HARD_DISK) } else { chance.between(ranges.disk) };
-    let random = chance.between(RANDOM_SHARE) * sequential;
+fn disk(os: Os, ranges: &Ranges, random: &mut Random) -> Disk {
+    let hard = random.count([1, 100]) <= HARD_DISKS && os == Os::Linux;
+    let sequential = if hard { random.between(HARD_DISK) } else { random.between(ranges.disk) };
+    let random = random.between(RANDOM_SHARE) * sequential;
     Disk {
         sequential: rate(sequential),
         fault: None,

@@ -1,8 +1,8 @@
 //! How good are the plans of each strategy, on homes that nobody chose and on the paper's testbed?
 //!
 //! ```text
-//! cargo run --release --example planner_study -- [--instances N] [--small N] [--seed S] [-o FOLDER]
-//! cargo run --release --example planner_study -- --paper [-o FOLDER]
+//! cargo run --release -p hearth-studies --bin planners -- [--instances N] [--small N] [--seed S] [-o FOLDER]
+//! cargo run --release -p hearth-studies --bin planners -- --paper [-o FOLDER]
 //! ```
 //!
 //! The first writes `report.md`, `data.csv` and `gaps.svg`: every strategy's plan for each of N random homes, scored
@@ -12,28 +12,28 @@
 //!
 //! Not here: whether the simulator is right; the lab answers that.
 
-mod chance;
 mod clusters;
 mod curves;
 mod devices;
+mod evaluation;
 mod gaps;
 mod paper;
 mod paper_page;
+mod parallel;
 mod population;
 mod published;
+mod random;
 mod regret;
 mod tables;
-mod trial;
-mod workers;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use regret::Searched;
 
-const USAGE: &str = "usage: planner_study [--instances N] [--small N] [--seed S] [-o FOLDER]\n       \
-                     planner_study --paper [-o FOLDER]";
-const COMMAND: &str = "cargo run --release --example planner_study --";
+const USAGE: &str = "usage: planners [--instances N] [--small N] [--seed S] [-o FOLDER]\n       \
+                     planners --paper [-o FOLDER]";
+const COMMAND: &str = "cargo run --release -p hearth-studies --bin planners --";
 
 /// What the study is of.
 struct Arguments {
@@ -88,8 +88,8 @@ fn testbeds(arguments: &Arguments) -> Result<(), String> {
 fn homes(arguments: &Arguments) -> Result<(), String> {
     let Arguments { instances, small, seed, .. } = *arguments;
     let folder = arguments.folder.as_deref().unwrap_or(Path::new("docs/studies/planners"));
-    let homes = workers::each("homes", instances, |number| population::instance(seed, number))?;
-    let searched = workers::each("small instances", small, |number| regret::searched(seed, number))?;
+    let homes = parallel::each("homes", instances, |number| population::instance(seed, number))?;
+    let searched = parallel::each("small instances", small, |number| regret::searched(seed, number))?;
     let searched: Vec<Searched> = searched.into_iter().flatten().collect();
     let command = format!("{COMMAND} --instances {instances} --small {small} --seed {seed}");
     write(folder, "report.md", &tables::page(&command, &homes, &searched))?;

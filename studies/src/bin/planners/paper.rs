@@ -19,10 +19,10 @@ use hearth_schema::Scenario;
 use hearth_schema::scenario::DeviceEntry;
 
 use crate::clusters::under;
+use crate::evaluation::{Answer, Score, evaluate_strategy, strategies};
+use crate::parallel;
 use crate::population::RESIDENCIES;
 use crate::published::TABLE_4;
-use crate::trial::{Answer, Score, strategies, trial};
-use crate::workers;
 
 /// Where the scenarios lie.
 const FOLDER: &str = "scenarios/paper";
@@ -69,7 +69,7 @@ pub fn testbeds() -> Result<Testbeds, String> {
     let mut names: Vec<String> = on("d1-d4").collect();
     names.extend(SETS.map(|set| format!("llama-70b-on-{set}")));
     names.extend(on("pc-laptop-mac-phone"));
-    let mut answered = workers::each("scenarios", names.len(), |number| question(&names[number]))?;
+    let mut answered = parallel::each("scenarios", names.len(), |number| question(&names[number]))?;
     let fig_10 = answered.split_off(TABLE_4.len() + SETS.len());
     let fig_8 = answered.split_off(TABLE_4.len());
     Ok(Testbeds { table_4: answered, fig_8, fig_10 })
@@ -88,7 +88,7 @@ fn question(name: &str) -> Result<Question, String> {
         let model = LatencyModel::new(&problem).map_err(|error| error.to_string())?;
         for answer in &mut answers {
             let chunk = hearth_sim::Options::default().chunk;
-            answer.outcomes.push(match trial(&cluster, &model, answer.strategy, rules, chunk)? {
+            answer.outcomes.push(match evaluate_strategy(&cluster, &model, answer.strategy, rules, chunk)? {
                 Answer::Planned(plan, score) => Ok((words(&plan), score)),
                 Answer::Refused(reason) => Err(reason),
             });

@@ -20,8 +20,8 @@ use hearth_schema::plan::Role;
 use hearth_schema::residency::Residency;
 
 use crate::clusters::{memory_ratio, small, under};
+use crate::evaluation::{Answer, CHUNK, SMALL_WORKLOAD, Score, evaluate_strategy, simulated, strategies};
 use crate::population::{RESIDENCIES, SELECTION};
-use crate::trial::{Answer, CHUNK, SMALL_WORKLOAD, Score, simulated, strategies, trial};
 
 /// A small instance under one residency, with the fastest of all its plans.
 pub struct Searched {
@@ -76,7 +76,7 @@ fn search(drawn: &Cluster, number: usize, residency: Option<Residency>) -> Resul
     }
     let mut scores = Vec::new();
     for strategy in strategies() {
-        scores.push(match trial(&cluster, &model, strategy, SELECTION, CHUNK)? {
+        scores.push(match evaluate_strategy(&cluster, &model, strategy, SELECTION, CHUNK)? {
             Answer::Planned(_, score) => Ok(score),
             Answer::Refused(reason) => Err(reason),
         });

@@ -1,6 +1,6 @@
 //! How does a phone's prefill speed follow the length of a prompt, and a product's time the way it is cut?
 //!
-//!     cargo run --example soc_study
+//!     cargo run --release -p hearth-studies --bin soc
 //!
 //! Writes two drawings to `docs/studies/soc`, the same bytes on every machine, and prints the numbers that have no
 //! scenario of their own: averages over lengths and models. The phone is the shipped `snapdragon-8-gen-3`.

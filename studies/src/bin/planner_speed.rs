@@ -1,7 +1,7 @@
 //! How long do `exact` and `halda` take? Prints the fastest and the median of repeated runs, in microseconds.
 //!
 //! ```text
-//! cargo run --release -p hearth-halda --example time_planners
+//! cargo run --release -p hearth-studies --bin planner_speed
 //! ```
 //!
 //! The instances are made of the devices in `tests/data/lda/medium.jsonl`, a different selection for each
@@ -23,7 +23,7 @@ const SLOW_RUNS: usize = 3;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut instances: Vec<Instance> = Vec::new();
-    for line in include_str!("../tests/data/lda/medium.jsonl").lines() {
+    for line in include_str!("../../../halda/tests/data/lda/medium.jsonl").lines() {
         let row: serde_json::Value = serde_json::from_str(line)?;
         instances.push(serde_json::from_value(row["instance"].clone())?);
     }
