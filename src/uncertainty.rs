@@ -18,7 +18,7 @@ use hearth_reports::published::results::Spread;
 use hearth_schema::Plan;
 use hearth_schema::Scenario;
 use hearth_schema::trace::Outcome;
-use hearth_sim::Surroundings;
+use hearth_sim::Disturbances;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use rand_distr::{Distribution, StandardNormal};
@@ -61,14 +61,14 @@ pub fn spread(
     cluster: &Cluster,
     scenario: &Scenario,
     memory: Memory,
-    surroundings: &Surroundings,
+    disturbances: &Disturbances,
     draws: usize,
 ) -> Result<Spread, Failure> {
     let facts = Facts::of(cluster, scenario)?;
     let parameters = facts.parameters(plan);
     let time = |factors: &[f64]| -> Result<Option<f64>, Failure> {
         let moved = facts.moved(&parameters, factors, cluster)?;
-        let trace = simulate::simulate_in(&moved, plan, scenario, memory, surroundings)?.trace;
+        let trace = simulate::simulate_in(&moved, plan, scenario, memory, disturbances)?.trace;
         let tpot = metrics::compute(&trace).tpot_ms.map(|tpot| tpot.mean);
         Ok(tpot.filter(|_| trace.outcome == Outcome::Ok))
     };

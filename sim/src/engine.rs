@@ -18,6 +18,9 @@ use std::collections::BinaryHeap;
 /// An instant of simulated time, in integer nanoseconds since the start.
 pub type Nanos = u64;
 
+/// The longest time that is simulated: about three years, far below the largest value of the clock.
+pub const MAX_SIM_TIME: Nanos = 100_000_000_000_000_000;
+
 /// The pending events of one world, and its clock.
 #[derive(Debug, Clone)]
 pub struct Engine<E> {

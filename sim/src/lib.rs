@@ -1,35 +1,34 @@
-//! How long does a plan take, and what does every device do meanwhile?
+//! Discrete-event simulator: predicts how long a plan takes and what every device does meanwhile.
 //!
-//! A discrete-event simulator. It interprets the same schedule as the executor and writes the same trace:
-//! [`simulate`] takes a resolved scenario and a plan. [`engine`] orders events, [`resource`] says when
-//! processors, disks and links are done, [`page_cache`] says which bytes must be read again and [`storage`]
-//! joins it to a disk.
+//! It interprets the same schedule as the executor and writes the same trace. [`simulate`] takes a resolved scenario
+//! and a plan.
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`engine`] | the clock and the heap of pending events |
+//! | [`resource`] | what devices and messages compete for: processors, disks, links |
+//! | [`page_cache`] | which weights stay in memory, by operating system |
+//! | [`device`] | one device that interprets its schedule |
+//! | `ring` | the devices of a ring together, and what disturbs them |
+//! | `tensor` | plans that slice every layer over all devices |
+//! | `soc` | a phone whose GPU and NPU compute alone |
+//! | [`mobile_gpu`] | a roofline of a phone's GPU, without events |
 
-mod absence;
-mod acceptance;
-mod agenda;
-mod budget;
-mod conditions;
-mod drafter;
+pub mod device;
 pub mod engine;
 mod error;
-mod helper;
-mod keeper;
-mod layout;
-mod lines;
+mod input;
 pub mod mobile_gpu;
 pub mod page_cache;
-mod renewal;
+mod random;
 pub mod resource;
+mod ring;
 mod run;
-mod setting;
 mod soc;
-mod station;
-pub mod storage;
-mod stream;
-mod streams;
+mod speculation;
 mod tensor;
-mod walk;
+mod trace;
 
 pub use error::SimError;
-pub use run::{Input, Options, Run, Surroundings, simulate, simulate_in};
+pub use input::{Disturbances, Input, Options, Run};
+pub use run::{simulate, simulate_in};

@@ -3,10 +3,10 @@
 //! Stage by stage: kernels on the GPU and graphs on the NPU begin together, each processor takes up its next one when it is
 //! done, the CPU waits for the later of the two and hands on. What the stages are, `hearth_core::soc` says; the weights
 //! are in memory when the run begins. The trace has a `compute` line for each pass, and beside it a line for every kernel
-//! and every wait, until there are [`MOST_DETAIL`] of them.
+//! and every wait, until there are [`MAX_DETAIL_RECORDS`] of them.
 //!
 //! Not here: a phone in a ring, or one whose memory does not hold the model. There a layer takes what its stages take
-//! together, and weights may have to be read ([`crate::station`]).
+//! together, and weights may have to be read ([`crate::device`]).
 
 use hearth_core::rates::Work;
 use hearth_core::room::Room;
@@ -30,26 +30,26 @@ use hearth_schema::trace::Record;
 use hearth_schema::trace::Resource;
 use hearth_schema::trace::Trace;
 
-use crate::acceptance::Acceptance;
-use crate::budget::Budget;
-use crate::drafter::Drafter;
-use crate::engine::{Engine, Nanos};
+use crate::device::budget::Budget;
+use crate::engine::{Engine, MAX_SIM_TIME, Nanos};
 use crate::error::SimError;
-use crate::lines::begun;
-use crate::run::{Input, LONGEST, Surroundings};
+use crate::input::{Disturbances, Input};
+use crate::speculation::Acceptance;
+use crate::speculation::Drafter;
+use crate::trace::start_record;
 
 /// Lines of detail: those of some hundred passes through a model of 8B. Later passes only have their `compute` line.
-const MOST_DETAIL: usize = 400_000;
+const MAX_DETAIL_RECORDS: usize = 400_000;
 
 /// The SoC of a device that runs its plan alone with all weights in memory from the start; none if it is not so.
 pub fn alone<'a>(
     input: &Input,
-    surroundings: &Surroundings,
+    disturbances: &Disturbances,
     device: &'a Device,
     budget: &Budget,
 ) -> Option<&'a Soc> {
     let plan = input.plan;
-    let is_alone = plan.devices.len() == 1 && surroundings.events.is_empty();
+    let is_alone = plan.devices.len() == 1 && disturbances.events.is_empty();
     let room = Room::new(plan, 0, &input.cluster.model, device);
     let is_held = input.options.warm && (input.options.ignore_memory || room.share <= budget.cache);
     let is_plain = !plan.devices[0].residency.holds() && plan.kind.is_ring();
@@ -95,7 +95,7 @@ pub fn simulate(
     while let Some(pass) = generation.begin() {
         passes.push(pass);
         let at = run.pass(pass);
-        if at > LONGEST {
+        if at > MAX_SIM_TIME {
             return Err(SimError::TooLong { tokens, at: Seconds::from_nanos(at) });
         }
         if !pass.output {
@@ -159,7 +159,7 @@ impl Run<'_> {
         let compute = Record {
             layers: Some([0, self.layers]),
             bytes: self.bytes.0,
-            ..begun(0, Resource::Gpu, Kind::Compute, (pass.index, 0), self.engine.now())
+            ..start_record(0, Resource::Gpu, Kind::Compute, (pass.index, 0), self.engine.now())
         };
         for layer in 0..self.layers {
             for (index, stage) in (0..).zip(&forward.layer) {
@@ -168,7 +168,7 @@ impl Run<'_> {
         }
         self.records.push(Record { end: self.engine.now(), ..compute });
         if pass.output {
-            let output = begun(0, Resource::Gpu, Kind::Output, (pass.index, 1), self.engine.now());
+            let output = start_record(0, Resource::Gpu, Kind::Output, (pass.index, 1), self.engine.now());
             self.stage(&forward.head, pass, forward.layer.len() as u32, None);
             self.records.push(Record { end: self.engine.now(), ..output });
         }
@@ -181,7 +181,7 @@ impl Run<'_> {
         self.hand_on(time.to_nanos());
         let cost = (resource == Resource::Cpu).then(|| Cost { cpu: time.to_nanos(), ..Cost::default() });
         let end = self.engine.now();
-        self.records.push(Record { end, cost, ..begun(0, resource, kind, line, start) });
+        self.records.push(Record { end, cost, ..start_record(0, resource, kind, line, start) });
     }
 
     /// Runs a stage until the CPU has handed on.
@@ -198,7 +198,7 @@ impl Run<'_> {
             *at += 1;
             let at = *at;
             let resource = if event == Event::Gpu { Resource::Gpu } else { Resource::Npu };
-            let line = begun(0, resource, Kind::Kernel, (pass.index, index), end.saturating_sub(time));
+            let line = start_record(0, resource, Kind::Kernel, (pass.index, index), end.saturating_sub(time));
             self.detail(Record { end, layers, ..line });
             self.begin(stage, event, at);
         }
@@ -207,7 +207,7 @@ impl Run<'_> {
             self.hand_on(events);
             let wait = Wait::until(Seconds::from_nanos(waited), self.sleep);
             let cost = Some(Cost { cpu: wait.polled.to_nanos(), copy: events, ..Cost::default() });
-            let line = begun(0, Resource::Cpu, Kind::Synchronise, (pass.index, index), begins);
+            let line = start_record(0, Resource::Cpu, Kind::Synchronise, (pass.index, index), begins);
             self.detail(Record { end: self.engine.now(), cost, layers, ..line });
         }
     }
@@ -226,7 +226,7 @@ impl Run<'_> {
     }
 
     fn detail(&mut self, record: Record) {
-        if self.detail < MOST_DETAIL {
+        if self.detail < MAX_DETAIL_RECORDS {
             self.detail += 1;
             self.records.push(record);
         }

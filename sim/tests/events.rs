@@ -28,7 +28,7 @@ use hearth_schema::trace::Counter;
 use hearth_schema::trace::Kind;
 use hearth_schema::trace::Outcome;
 use hearth_schema::trace::Trace;
-use hearth_sim::{Input, Options, Run, SimError, Surroundings, simulate_in};
+use hearth_sim::{Disturbances, Input, Options, Run, SimError, simulate_in};
 
 use small_rings::{PLENTY, cluster, on_air, plan};
 
@@ -67,7 +67,7 @@ impl Replanner for Never {
 fn during(cluster: &Cluster, plan: &Plan, events: &[Event], replanner: Option<&dyn Replanner>) -> Run {
     let options = Options { warm: true, ..Options::default() };
     let input = Input { cluster, plan, options: &options };
-    simulate_in(&input, &Surroundings { events, replanner }).expect("a run that ends")
+    simulate_in(&input, &Disturbances { events, replanner }).expect("a run that ends")
 }
 
 /// A ring of two halves with room for everything, the second of which an event happens to.
@@ -259,7 +259,7 @@ fn a_process_that_android_kills_says_so() {
     let events = [Event { swap, ..on("d1", 1) }];
     let options = Options::default();
     let input = Input { cluster: &cluster, plan: &plan, options: &options };
-    let refused = simulate_in(&input, &Surroundings { events: &events, replanner: None });
+    let refused = simulate_in(&input, &Disturbances { events: &events, replanner: None });
     assert!(matches!(refused, Err(SimError::SwapsItself { .. })), "{refused:?}");
 }
 
@@ -270,9 +270,9 @@ fn plans_that_only_the_simulator_knows_meet_no_events() {
     let options = Options::default();
     let (input, events) = (Input { cluster: &cluster, plan: &plan, options: &options }, [on("d1", 2)]);
     let events = events.map(|event| Event { slow: Some(Fraction(0.5)), ..event });
-    let quiet = simulate_in(&input, &Surroundings::default()).expect("a quiet run");
+    let quiet = simulate_in(&input, &Disturbances::default()).expect("a quiet run");
     assert_eq!(quiet.trace.outcome, Outcome::Ok);
-    let refused = simulate_in(&input, &Surroundings { events: &events, replanner: None });
+    let refused = simulate_in(&input, &Disturbances { events: &events, replanner: None });
     assert!(matches!(refused, Err(SimError::EventsWithoutRing { .. })), "{refused:?}");
 }
 
@@ -410,7 +410,7 @@ fn swapping_makes_room_as_fast_as_it_goes() {
     cluster.members[1].device.memory.can_swap = None;
     let options = Options::default();
     let input = Input { cluster: &cluster, plan: &plan, options: &options };
-    let refused = simulate_in(&input, &Surroundings { events: &[event], replanner: None });
+    let refused = simulate_in(&input, &Disturbances { events: &[event], replanner: None });
     assert!(matches!(refused, Err(SimError::NoSwap { .. })));
 }
 

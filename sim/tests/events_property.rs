@@ -28,7 +28,7 @@ use hearth_schema::trace::Counter;
 use hearth_schema::trace::Kind;
 use hearth_schema::trace::Outcome;
 use hearth_schema::trace::Trace;
-use hearth_sim::{Input, Options, Surroundings, simulate_in};
+use hearth_sim::{Disturbances, Input, Options, simulate_in};
 use proptest::prelude::*;
 
 use small_rings::{cluster, on_air, plan};
@@ -183,7 +183,7 @@ proptest! {
         let options = Options { warm, ..Options::default() };
         let run = || {
             let input = Input { cluster: &cluster, plan: &plan, options: &options };
-            simulate_in(&input, &Surroundings { events: &events, replanner }).expect("a run that ends").trace
+            simulate_in(&input, &Disturbances { events: &events, replanner }).expect("a run that ends").trace
         };
         let trace = run();
         obeys_the_laws(&trace, generate * sequences, policy == Residency::Managed)?;

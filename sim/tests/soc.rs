@@ -29,7 +29,7 @@ use hearth_schema::trace::Outcome;
 use hearth_schema::trace::Record;
 use hearth_schema::trace::Resource;
 use hearth_schema::trace::Trace;
-use hearth_sim::{Input, Options, Surroundings, simulate, simulate_in};
+use hearth_sim::{Disturbances, Input, Options, simulate, simulate_in};
 use proptest::prelude::*;
 
 fn cluster(options: SocOptions, prompt: u32, generate: u32) -> Cluster {
@@ -131,8 +131,8 @@ fn a_ring_of_one_that_pages_agrees_where_everything_is_in_memory() {
     };
     let input =
         Input { cluster: &cluster, plan: &plan, options: &Options { warm: true, ..Options::default() } };
-    let surroundings = Surroundings { events: &[event], replanner: None };
-    let trace = simulate_in(&input, &surroundings).expect("a run").trace;
+    let disturbances = Disturbances { events: &[event], replanner: None };
+    let trace = simulate_in(&input, &disturbances).expect("a run").trace;
     let ring = metrics::compute(&trace);
     let (one, other) = (alone.tpot_ms.expect("tokens").mean, ring.tpot_ms.expect("tokens").mean);
     assert!((other / one - 1.0).abs() < 0.005, "{one} and {other}");

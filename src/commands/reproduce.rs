@@ -19,7 +19,7 @@ use hearth_reports::published::{Published, System, page};
 use hearth_schema::Plan;
 use hearth_schema::Trace;
 use hearth_schema::trace::Outcome;
-use hearth_sim::Surroundings;
+use hearth_sim::Disturbances;
 use serde::Serialize;
 
 use super::simulate::Memory;
@@ -143,7 +143,7 @@ fn cell(loaded: &LoadedScenario, warm: bool, args: &ReproduceArgs) -> Result<Cel
     let spread = match args.draws {
         draws if draws == 0 || trace.outcome != Outcome::Ok => None,
         draws => {
-            let (quiet, draws) = (Surroundings::default(), draws as usize);
+            let (quiet, draws) = (Disturbances::default(), draws as usize);
             Some(uncertainty::spread(&plan, &cluster, &loaded.scenario, memory, &quiet, draws)?)
         }
     };

@@ -14,7 +14,7 @@ use hearth_schema::Scenario;
 use hearth_schema::trace::MemoryKind;
 use hearth_schema::trace::Outcome;
 use hearth_schema::trace::Trace;
-use hearth_sim::{Input, Options, Run, SimError, Surroundings};
+use hearth_sim::{Disturbances, Input, Options, Run, SimError};
 use serde::Serialize;
 
 use super::{plan, print_json};
@@ -98,14 +98,14 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
     }
     limits::restrict_memory(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
     let replanner = MidRun::new(&loaded, planning);
-    let surroundings = Surroundings { events: &loaded.scenario.events, replanner: Some(&replanner) };
+    let disturbances = Disturbances { events: &loaded.scenario.events, replanner: Some(&replanner) };
     let memory = Memory { warm: args.warm, ignored: args.ignore_memory };
-    let Run { trace, plans, not_come } =
-        simulate_in(&cluster, &plan, &loaded.scenario, memory, &surroundings)?;
+    let Run { trace, plans, unreached_events } =
+        simulate_in(&cluster, &plan, &loaded.scenario, memory, &disturbances)?;
     if let Some(path) = &args.trace {
         write_run(path, &trace, &plans)?;
     }
-    for index in not_come {
+    for index in unreached_events {
         tell!("warning: events[{index}] did not come to happen before the run ended");
     }
     let mut output = Output::of(&trace);
@@ -115,7 +115,7 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
         line.set_message("drawing the parameters of devices and links");
         let draws = args.draws as usize;
         output.spread =
-            Some(uncertainty::spread(&plan, &cluster, &loaded.scenario, memory, &surroundings, draws)?);
+            Some(uncertainty::spread(&plan, &cluster, &loaded.scenario, memory, &disturbances, draws)?);
         line.finish_and_clear();
     }
     if json {
@@ -151,7 +151,7 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
 /// Runs a plan in the simulator, from disk or with weights in memory already, while nothing else happens.
 pub fn simulate(cluster: &Cluster, plan: &Plan, scenario: &Scenario, warm: bool) -> Result<Trace, Failure> {
     let memory = Memory { warm, ignored: false };
-    simulate_in(cluster, plan, scenario, memory, &Surroundings::default()).map(|run| run.trace)
+    simulate_in(cluster, plan, scenario, memory, &Disturbances::default()).map(|run| run.trace)
 }
 
 /// Runs a plan as its scenario has it: within its limits, while its events happen, planning again with this effort.
@@ -164,8 +164,8 @@ pub fn as_it_says(
     let scenario = &loaded.scenario;
     limits::restrict_memory(scenario, &mut cluster, plan, Bytes::ZERO);
     let replanner = MidRun::with(loaded, scenario.planner.clone(), effort);
-    let surroundings = Surroundings { events: &scenario.events, replanner: Some(&replanner) };
-    simulate_in(&cluster, plan, scenario, Memory::default(), &surroundings)
+    let disturbances = Disturbances { events: &scenario.events, replanner: Some(&replanner) };
+    simulate_in(&cluster, plan, scenario, Memory::default(), &disturbances)
 }
 
 /// What a run finds of memory.
@@ -183,12 +183,12 @@ pub fn simulate_in(
     plan: &Plan,
     scenario: &Scenario,
     memory: Memory,
-    surroundings: &Surroundings,
+    disturbances: &Disturbances,
 ) -> Result<Run, Failure> {
     let chunk = if cluster.model.total_bytes() > FINE_BELOW { Options::default().chunk } else { FINE_CHUNK };
     let options = Options { chunk, warm: memory.warm, ignore_memory: memory.ignored, ..Options::default() };
     let input = Input { cluster, plan, options: &options };
-    let mut run = hearth_sim::simulate_in(&input, surroundings).map_err(|error| {
+    let mut run = hearth_sim::simulate_in(&input, disturbances).map_err(|error| {
         let short = matches!(error, SimError::Schedule(ScheduleError::BadPass { .. }));
         let refused = Failure::unusable(error);
         if short { refused.hint("the plan was made for a shorter context: plan again") } else { refused }

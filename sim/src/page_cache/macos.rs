@@ -4,7 +4,7 @@
 //! which is evicted first, oldest first; used from there, a page becomes active. Pages that a fault needs are active at
 //! once. The active queue is shortened from its old end when it is longer than the inactive one, which clears `used`;
 //! an inactive page that was used meanwhile becomes active again, any other is evicted. Files keep a floor of memory
-//! whatever others want, and what others hold is compressed: both are in the capacity ([`super::of_device`]).
+//! whatever others want, and what others hold is compressed: both are in the capacity ([`super::for_device`]).
 //!
 //! No machine here checks these rules. Not here: weights that Metal wires ([`super::MacosMetal`]), dirty pages, swap
 //! files, what others do with their memory.

@@ -5,7 +5,7 @@
 //! up; it answers what is there, and decides what is evicted to make room. It knows no time: the world puts
 //! its answers on the disk and tells it of arrivals.
 //!
-//! The law of the trait, checked by `tests::obeys_the_law` for every policy: what is resident never exceeds
+//! The law of the trait, checked by `tests::check_invariants` for every policy: what is resident never exceeds
 //! the capacity, and hits + misses = touches requested.
 //!
 //! | policy | what it is | source |
@@ -17,17 +17,17 @@
 //! | [`Macos`], [`MacosMetal`] | queues, and a wired set | xnu; prima.cpp paper, Eq. 16; unvalidated |
 //! | [`Android`] | classic Linux, with room that others make | lmkd, zram; unvalidated |
 //!
-//! Which device has which: [`of_device`].
+//! Which device has which: [`for_device`].
 //!
 //! Not here: how a miss becomes reads. [`Readahead`] does that, the same for every policy.
 
 mod android;
+pub mod for_device;
 mod listed;
 mod lists;
 mod macos;
 mod macos_metal;
 mod mglru;
-pub mod of_device;
 mod paper_linear;
 mod random;
 mod readahead;
@@ -223,7 +223,7 @@ pub(crate) mod tests {
     }
 
     /// The law every policy obeys under any order of operations.
-    pub(crate) fn obeys_the_law(cache: &mut dyn PageCache, ops: &[Op]) {
+    pub(crate) fn check_invariants(cache: &mut dyn PageCache, ops: &[Op]) {
         let mut in_flight = std::collections::VecDeque::new();
         for op in ops {
             let before = cache.resident();
@@ -281,34 +281,34 @@ pub(crate) mod tests {
     proptest! {
         #[test]
         fn paper_linear_obeys_the_law(ops in ops(), capacity in 1..SHARE) {
-            obeys_the_law(&mut PaperLinear::new(SHARE, capacity), &ops);
+            check_invariants(&mut PaperLinear::new(SHARE, capacity), &ops);
         }
 
         #[test]
         fn two_list_obeys_the_law(ops in ops(), capacity in 1..SHARE) {
-            obeys_the_law(&mut TwoList::new(SHARE, capacity), &ops);
+            check_invariants(&mut TwoList::new(SHARE, capacity), &ops);
         }
 
         #[test]
         fn mglru_obeys_the_law(ops in ops(), capacity in 1..SHARE) {
-            obeys_the_law(&mut MgLru::new(SHARE, capacity), &ops);
+            check_invariants(&mut MgLru::new(SHARE, capacity), &ops);
         }
 
         #[test]
         fn random_obeys_the_law(ops in ops(), capacity in 1..SHARE, seed: u64) {
-            obeys_the_law(&mut Random::new(SHARE, capacity, seed, 0), &ops);
+            check_invariants(&mut Random::new(SHARE, capacity, seed, 0), &ops);
         }
 
         #[test]
         fn macos_obeys_the_law(ops in ops(), capacity in 1..SHARE, floor in 0..SHARE) {
-            obeys_the_law(&mut Macos::new(SHARE, capacity, floor), &ops);
-            obeys_the_law(&mut MacosMetal::new(SHARE, capacity, floor), &ops);
+            check_invariants(&mut Macos::new(SHARE, capacity, floor), &ops);
+            check_invariants(&mut MacosMetal::new(SHARE, capacity, floor), &ops);
         }
 
         #[test]
         fn android_obeys_the_law(ops in ops(), capacity in 1..SHARE, swappable in 0..SHARE, rate in 0u32..3000) {
             let others = Others { swappable, swapped_per_eviction: rate, compressed: 333, kill_below: 4 };
-            obeys_the_law(&mut Android::new(TwoList::new(SHARE, capacity), others), &ops);
+            check_invariants(&mut Android::new(TwoList::new(SHARE, capacity), others), &ops);
         }
     }
 

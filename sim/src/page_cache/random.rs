@@ -12,7 +12,7 @@ use rand_chacha::rand_core::Rng;
 
 use super::Chunk;
 use super::listed::{Listed, Pages, Rules};
-use crate::streams::{self, Purpose};
+use crate::random::{self, Purpose};
 
 /// So many draws that hit chunks in flight, and the next one that is not is taken.
 const DRAWS: u32 = 64;
@@ -32,7 +32,7 @@ pub type Random = Listed<Lot>;
 impl Random {
     /// Nothing of a share of so many chunks is in memory yet. Devices at different places draw differently.
     pub fn new(share: u32, capacity: u32, seed: u64, place: u64) -> Self {
-        let stream = streams::stream(seed, Purpose::Eviction, 0, place);
+        let stream = random::stream(seed, Purpose::Eviction, 0, place);
         let rules = Lot { stream, held: Vec::new(), at: vec![0; share as usize] };
         Self::with_rules(rules, 1, share, capacity)
     }

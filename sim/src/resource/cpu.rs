@@ -11,8 +11,8 @@
 use hearth_profiles::Seconds;
 use hearth_profiles::device::Quota;
 
-use super::bucket::Bucket;
 use super::nanos_until;
+use super::quota::CpuQuota;
 use crate::engine::Nanos;
 
 /// The cores of one device and the computations on them.
@@ -27,7 +27,7 @@ pub struct Cpu {
     /// needs no memory for that.
     jobs: Vec<Job>,
     settled: Nanos,
-    bucket: Option<Bucket>,
+    bucket: Option<CpuQuota>,
 }
 
 #[derive(Debug, Clone)]
@@ -49,7 +49,7 @@ impl Cpu {
     /// The same under a quota, if there is one.
     #[must_use]
     pub fn under(self, quota: Option<&Quota>) -> Self {
-        Self { bucket: quota.map(Bucket::new), ..self }
+        Self { bucket: quota.map(CpuQuota::new), ..self }
     }
 
     /// Other programs take this many threads from now on.

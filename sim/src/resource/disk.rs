@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 
-use super::sharing::Sharing;
+use super::sharing::ProcessorSharing;
 use super::throttle::Throttle;
 use crate::engine::Nanos;
 
@@ -48,7 +48,7 @@ const FLOWS: [Flow; 2] = [Flow::Fault, Flow::Prefetch];
 pub struct Disk<T> {
     speed: DiskSpeed,
     throttle: Option<Throttle<(Flow, T)>>,
-    sharing: Sharing,
+    sharing: ProcessorSharing,
     queues: [Queue<T>; 2],
     /// Bytes delivered so far.
     delivered: u64,
@@ -68,7 +68,7 @@ impl<T> Disk<T> {
         Self {
             speed,
             throttle: speed.throttle.map(Throttle::new),
-            sharing: Sharing::new(speed.bandwidth.0),
+            sharing: ProcessorSharing::new(speed.bandwidth.0),
             queues: [queue(), queue()],
             delivered: 0,
         }

@@ -6,10 +6,10 @@
 //!
 //! Not here: memory. What is kept in it is a question without time, see [`crate::page_cache`].
 
-mod bucket;
 pub mod cpu;
 pub mod disk;
 pub mod link;
+mod quota;
 mod sharing;
 mod throttle;
 
@@ -17,7 +17,7 @@ use crate::engine::Nanos;
 
 pub use cpu::Cpu;
 pub use disk::{Disk, DiskSpeed, Flow};
-pub use link::{AirLink, ConstantLink, Link};
+pub use link::{ConstantLink, Link, WifiLink};
 
 /// The first nanosecond by which so many seconds are over. As `ceil`, which without an instruction of its own is a
 /// call of a function, made for every event.

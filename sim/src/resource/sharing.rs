@@ -26,14 +26,14 @@ struct Job {
 
 /// A capacity and those who share it.
 #[derive(Debug, Clone)]
-pub struct Sharing {
+pub struct ProcessorSharing {
     capacity: f64,
     jobs: Vec<Job>,
     /// Everything up to here is already subtracted from `remaining`.
     settled: Nanos,
 }
 
-impl Sharing {
+impl ProcessorSharing {
     /// Nobody there yet.
     pub fn new(capacity: f64) -> Self {
         Self { capacity, jobs: Vec::new(), settled: 0 }
@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn the_modest_leave_their_rest_to_the_others() {
-        let mut sharing = Sharing::new(100.0);
+        let mut sharing = ProcessorSharing::new(100.0);
         sharing.join(0, 1, 10.0, 10.0);
         sharing.join(0, 2, 1000.0, 80.0);
         sharing.join(0, 3, 1000.0, 80.0);
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn a_newcomer_moves_the_end() {
-        let mut sharing = Sharing::new(100.0);
+        let mut sharing = ProcessorSharing::new(100.0);
         sharing.join(0, 1, 100.0, f64::INFINITY);
         assert_eq!(sharing.next_end(), Some(SECOND));
         // After 0.5 s half is left; at half the speed that takes a whole second more.
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn no_capacity_means_no_end() {
-        let mut sharing = Sharing::new(0.0);
+        let mut sharing = ProcessorSharing::new(0.0);
         sharing.join(0, 1, 1.0, 1.0);
         assert_eq!(sharing.next_end(), None);
         sharing.set_capacity(SECOND, 1.0);
@@ -154,7 +154,7 @@ mod tests {
             capacity in 1.0f64..1e9,
             ceilings in prop::collection::vec(1.0f64..1e9, 1..6),
         ) {
-            let mut sharing = Sharing::new(capacity);
+            let mut sharing = ProcessorSharing::new(capacity);
             for (key, ceiling) in ceilings.iter().enumerate() {
                 sharing.join(0, key as u64, 1.0, *ceiling);
             }

@@ -1,6 +1,6 @@
 //! What happens when every layer is sliced over all devices?
 //!
-//! The ranks of a tensor-parallel plan go through the blocks of a token in lockstep ([`world`]): each computes its
+//! The ranks of a tensor-parallel plan go through the blocks of a token in lockstep ([`simulation`]): each computes its
 //! slice ([`rank`]), then all add their partial results up over the links. Arithmetic takes what
 //! [`hearth_core::rates`] tells of the slice; what a rank holds in memory tells [`hearth_core::holdings`].
 //!
@@ -13,29 +13,27 @@
 
 mod loader;
 mod rank;
-mod world;
+mod simulation;
 
 use hearth_core::holdings::Holdings;
 use hearth_core::schedule::ScheduleError;
 use hearth_core::schedule::passes;
-use hearth_profiles::Bytes;
 use hearth_profiles::device::Device;
 use hearth_schema::pass::Pass;
 use hearth_schema::plan::Plan;
 use hearth_schema::tensor::TensorPlan;
-use hearth_schema::trace::Counter;
 use hearth_schema::trace::Header;
-use hearth_schema::trace::MemoryKind;
 use hearth_schema::trace::Outcome;
-use hearth_schema::trace::Reading;
 use hearth_schema::trace::Shortage;
 use hearth_schema::trace::Trace;
 
+use crate::device::budget::short;
 use crate::error::SimError;
-use crate::run::Input;
+use crate::input::Input;
+use crate::trace::unreclaimable_readings;
 
 use rank::Rank;
-use world::World;
+use simulation::TensorSimulation;
 
 /// Runs a tensor-parallel plan that fits its cluster.
 pub(crate) fn simulate(
@@ -56,7 +54,7 @@ pub(crate) fn simulate(
     let shortages: Vec<Shortage> =
         (0..).zip(&holdings).flat_map(|(place, held)| short(place, held)).collect();
     if !ignore && !shortages.is_empty() {
-        let (records, readings) = (Vec::new(), needed(holdings.iter().map(Holdings::main)));
+        let (records, readings) = (Vec::new(), unreclaimable_readings(holdings.iter().map(Holdings::main)));
         return Ok(Trace {
             header,
             passes,
@@ -73,7 +71,7 @@ pub(crate) fn simulate(
         .enumerate()
         .map(|(place, (device, held))| Rank::new(input, tensor, place, device, held))
         .collect();
-    let (mut records, readings) = World::new(input, tensor, ranks, &passes).run()?;
+    let (mut records, readings) = TensorSimulation::new(input, tensor, ranks, &passes).run()?;
     records.sort_by_key(|record| record.start);
     Ok(Trace {
         header,
@@ -100,33 +98,4 @@ fn within_context(passes: &[Pass], plan: &Plan) -> Result<(), ScheduleError> {
             context: plan.context,
         }),
     }
-}
-
-/// The memories of a device that are too small.
-pub(crate) fn short(place: u16, held: &Holdings) -> Vec<Shortage> {
-    let main = Shortage {
-        device: place,
-        memory: MemoryKind::Main,
-        needed: held.main().0,
-        available: (held.available + held.swap).0,
-    };
-    let gpu = Shortage {
-        device: place,
-        memory: MemoryKind::Gpu,
-        needed: held.gpu.0,
-        available: held.gpu_available.0,
-    };
-    [main, gpu].into_iter().filter(|shortage| shortage.needed > shortage.available).collect()
-}
-
-/// What each device would have to hold, so that the pressure of a run that does not fit is known too.
-pub(crate) fn needed(unreclaimable: impl Iterator<Item = Bytes>) -> Vec<Reading> {
-    let reading = |(device, bytes): (u16, Bytes)| Reading {
-        device,
-        counter: Counter::Unreclaimable,
-        pass: 0,
-        at: 0,
-        value: bytes.0,
-    };
-    (0..).zip(unreclaimable).map(reading).collect()
 }

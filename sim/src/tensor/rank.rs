@@ -23,8 +23,8 @@ use hearth_schema::trace::Record;
 use hearth_schema::trace::Resource;
 
 use crate::engine::Nanos;
-use crate::lines::begun;
-use crate::run::Input;
+use crate::input::Input;
+use crate::trace::start_record;
 
 use super::loader::Loader;
 
@@ -198,7 +198,7 @@ impl<'a> Rank<'a> {
 
     /// A record of this rank.
     pub fn record(&self, kind: Kind, pass: Pass, round: u32, now: Nanos) -> Record {
-        begun(self.place, Resource::Cpu, kind, (pass.index, round), now)
+        start_record(self.place, Resource::Cpu, kind, (pass.index, round), now)
     }
 }
 

@@ -5,10 +5,10 @@
 use std::collections::VecDeque;
 
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
+use hearth_sim::device::storage::{Storage, Touch, WAKE};
 use hearth_sim::engine::{Engine, Nanos, Timer};
 use hearth_sim::page_cache::{Chunk, Fetch, Policy, TwoList};
 use hearth_sim::resource::{DiskSpeed, Flow};
-use hearth_sim::storage::{Storage, Touch, WAKE};
 
 const CHUNK: Bytes = Bytes(128 << 10);
 const CHUNKS_PER_MIB: u32 = 8;

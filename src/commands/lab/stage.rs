@@ -24,7 +24,7 @@ use hearth_schema::Trace;
 use hearth_schema::events::Change;
 use hearth_schema::pass::MAX_PASS_TOKENS;
 use hearth_schema::scenario::Limits;
-use hearth_sim::{Run, Surroundings};
+use hearth_sim::{Disturbances, Run};
 
 use super::happening::{self, Hand, Said};
 use super::{links, steadiness};
@@ -267,11 +267,11 @@ impl Lab {
         planning: &Planning,
     ) -> Result<(Trace, String), Failure> {
         let replanner = MidRun::new(loaded, planning);
-        let surroundings = Surroundings { events: &loaded.scenario.events, replanner: Some(&replanner) };
+        let disturbances = Disturbances { events: &loaded.scenario.events, replanner: Some(&replanner) };
         let memory = simulate::Memory::default();
-        let Run { trace, not_come, .. } =
-            simulate::simulate_in(cluster, plan, &loaded.scenario, memory, &surroundings)?;
-        for index in not_come {
+        let Run { trace, unreached_events, .. } =
+            simulate::simulate_in(cluster, plan, &loaded.scenario, memory, &disturbances)?;
+        for index in unreached_events {
             tell!("warning: events[{index}] did not come to happen before the predicted run ended");
         }
         let mut text = Vec::new();

@@ -17,7 +17,7 @@ use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, LogNormal};
 
 use crate::engine::Nanos;
-use crate::streams::uniform;
+use crate::random::uniform;
 
 /// The messages from one device to another.
 #[derive(Debug, Clone, Default)]

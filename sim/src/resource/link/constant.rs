@@ -91,7 +91,7 @@ impl Link for ConstantLink {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::law::{messages, obeys_the_law};
+    use super::super::properties::{check_invariants, messages};
     use super::*;
 
     fn wire() -> Wire {
@@ -112,7 +112,7 @@ mod tests {
         #[test]
         fn the_constant_link_obeys_the_law(messages in messages(3)) {
             let slow = Wire { latency: Seconds(0.1), bandwidth: BytesPerSecond(1e6) };
-            obeys_the_law(&mut ConstantLink::new(wire()).with(0, 2, slow), &messages);
+            check_invariants(&mut ConstantLink::new(wire()).with(0, 2, slow), &messages);
         }
     }
 }

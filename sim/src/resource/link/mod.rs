@@ -1,27 +1,27 @@
 //! When does a message arrive at another device?
 //!
-//! A link delivers in order and keeps every byte. [`constant`] is a wire for each pair of devices; [`air`] is Wi-Fi,
+//! A link delivers in order and keeps every byte. [`constant`] is a wire for each pair of devices; [`wifi`] is Wi-Fi,
 //! whose stations share a channel's time.
 //!
-//! The law of the trait, checked by `law::obeys_the_law` for every implementation: no message arrives before its
+//! The law of the trait, checked by `properties::check_invariants` for every implementation: no message arrives before its
 //! latency and its own sending time are over, none overtakes another of its pair, bytes are conserved.
 //!
 //! Not here: what is known of a link ([`hearth_profiles::link`]).
 
-pub mod air;
 mod connection;
 pub mod constant;
-pub mod post;
+mod medium;
+pub mod network;
 mod stalls;
-mod token;
+pub mod wifi;
 
 use hearth_profiles::{Bytes, Seconds};
 
 use crate::engine::Nanos;
 
-pub use air::AirLink;
 pub use constant::{ConstantLink, Wire};
-pub use post::Post;
+pub use network::{Network, cluster_links, link_order};
+pub use wifi::WifiLink;
 
 /// What happened to a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,4 +58,4 @@ pub trait Link {
 }
 
 #[cfg(test)]
-pub(crate) mod law;
+pub(crate) mod properties;

@@ -14,7 +14,7 @@ use hearth_profiles::link::air::{LONGEST_STALL, Stall};
 use rand_chacha::ChaCha8Rng;
 
 use crate::engine::Nanos;
-use crate::streams::uniform;
+use crate::random::uniform;
 
 /// A window, in nanoseconds: no stall reaches beyond the next one.
 const WINDOW: Nanos = (LONGEST_STALL.0 * 1e9) as Nanos;
@@ -23,7 +23,7 @@ const WINDOW: Nanos = (LONGEST_STALL.0 * 1e9) as Nanos;
 const WORDS: u128 = 1 << 20;
 
 /// A world's own stall ends after a day. source: assumed, so that a run that waits for it ends
-const LONGEST_ADDED: Nanos = 86_400_000_000_000;
+const MAX_ADDED_STALL: Nanos = 86_400_000_000_000;
 
 /// A time from its beginning to its end.
 type Span = (Nanos, Nanos);
@@ -49,7 +49,7 @@ impl Stalls {
 
     /// One more, whatever is drawn.
     pub fn add(&mut self, from: Nanos, until: Nanos) {
-        self.added.push((from, until.min(from.saturating_add(LONGEST_ADDED))));
+        self.added.push((from, until.min(from.saturating_add(MAX_ADDED_STALL))));
         self.window = None;
     }
 

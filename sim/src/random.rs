@@ -23,7 +23,7 @@ pub enum Purpose {
     /// How much a process holds.
     Process = 3,
     /// Stalls, delays and losses of a channel.
-    Air = 4,
+    Wifi = 4,
     /// Which chunk a cache evicts that evicts at random.
     Eviction = 5,
     /// Whether a border of pages lies inside a load.
@@ -58,7 +58,7 @@ mod tests {
             Purpose::EmbeddingRow,
             Purpose::Acceptance,
             Purpose::Process,
-            Purpose::Air,
+            Purpose::Wifi,
             Purpose::Eviction,
             Purpose::PageBorder,
         ];

@@ -71,7 +71,7 @@ fn drive(
 }
 
 /// The law every link obeys, whatever is sent over it.
-pub(crate) fn obeys_the_law(link: &mut dyn Link, messages: &[Given]) -> Vec<Carried> {
+pub(crate) fn check_invariants(link: &mut dyn Link, messages: &[Given]) -> Vec<Carried> {
     let before = link.carried().0;
     let carried = carry(link, messages);
     assert_eq!(carried.len(), messages.len(), "a message was lost or doubled");

@@ -1,13 +1,13 @@
 //! What does a ring make of what happens around it?
 //!
-//! Loads, clocks and memory change a device's conditions, and it goes on. A device that is cut off holds the ring up
+//! Loads, clocks and memory change a device's background_load, and it goes on. A device that is cut off holds the ring up
 //! until it is back, or until the head misses it ([`hearth_core::heartbeat`]). Then the head plans again for those that
 //! are there. Its new plan takes one way to each device and the answer one way back; after that all tokens so far enter
 //! the new ring as a prompt, because their keys and values were spread over the old one.
 //!
 //! Deviation: planning takes no time, and a head knows the devices' profiles, not what other programs do on them.
 //!
-//! Not here: who finds the plan ([`hearth_core::replan`]), and what one device makes of it ([`crate::station`]).
+//! Not here: who finds the plan ([`hearth_core::replan`]), and what one device makes of it ([`crate::device`]).
 
 use std::sync::Arc;
 
@@ -16,7 +16,6 @@ use hearth_core::heartbeat;
 use hearth_core::replan::NoPlan;
 use hearth_core::schedule::Event as Incident;
 use hearth_core::schedule::Schedule;
-use hearth_profiles::device::PageCachePolicy;
 use hearth_profiles::{Bytes, Seconds};
 use hearth_schema::Plan;
 use hearth_schema::events::Change;
@@ -26,78 +25,62 @@ use hearth_schema::happenings::Sort;
 use hearth_schema::trace::Kind;
 use hearth_schema::trace::Outcome;
 
-use crate::absence::Held;
-use crate::agenda::Action;
-use crate::budget::Budget;
+use crate::device::budget::Budget;
+use crate::device::context::{Event, Message, SimContext};
+use crate::device::{DeviceSim, setup};
 use crate::engine::Nanos;
 use crate::error::SimError;
-use crate::run::{self, Event, Input, Surroundings, World};
-use crate::setting;
-use crate::station::{Message, Station};
+use crate::input::{self, Input};
+use crate::trace;
 
-/// Whether what happens can happen to these devices.
-pub fn check(input: &Input, surroundings: &Surroundings) -> Result<(), SimError> {
-    if let Some(why) = input.plan.only_simulated().filter(|_| !surroundings.events.is_empty()) {
-        return Err(SimError::EventsWithoutRing { why });
-    }
-    for event in surroundings.events {
-        let (Some(Change::Swap(_)), Some(name)) = (event.change(), &event.device) else { continue };
-        let memory = input.cluster.member(name).map(|member| &member.device.memory);
-        if memory.is_none_or(|memory| memory.obtainable() == memory.available.value) {
-            return Err(SimError::NoSwap { device: name.clone() });
-        }
-        let by_itself = [PageCachePolicy::Android, PageCachePolicy::Macos, PageCachePolicy::MacosMetal];
-        if memory.is_some_and(|memory| by_itself.contains(&memory.page_cache)) {
-            return Err(SimError::SwapsItself { device: name.clone() });
-        }
-    }
-    Ok(())
-}
+use super::Simulation;
+use super::reachability::Held;
+use super::timeline::Action;
 
-impl<'a> World<'a> {
+impl<'a> Simulation<'a> {
     /// Before anything else: a device that is to swap has not done so yet.
     pub fn settle_in(&mut self) {
-        for seat in 0..self.stations.len() {
-            if self.agenda.swaps(self.name(seat)) {
-                self.follow(seat);
+        for slot in 0..self.devices.len() {
+            if self.timeline.swaps(self.name(slot)) {
+                self.follow(slot);
             }
         }
     }
 
-    pub fn name(&self, seat: usize) -> &'a str {
-        &self.input.cluster.members[self.seats[seat]].name
+    pub fn name(&self, slot: usize) -> &'a str {
+        &self.input.cluster.members[self.slots[slot]].name
     }
 
     fn member(&self, name: &str) -> Option<usize> {
         self.input.cluster.members.iter().position(|member| member.name == name)
     }
 
-    /// Has the agenda's next action brought up when it is due.
-    pub fn set_agenda(&mut self) {
-        if let Some(at) = self.agenda.next() {
-            self.engine.set(self.agenda_timer, at, Event::Agenda);
+    /// Has the timeline's next action brought up when it is due.
+    pub fn schedule_timeline(&mut self) {
+        if let Some(at) = self.timeline.next() {
+            self.engine.set(self.timeline_timer, at, Event::Timeline);
         }
     }
 
     /// Does what is due.
-    pub fn look_at_agenda(&mut self) -> Result<(), SimError> {
+    pub fn run_due_actions(&mut self) -> Result<(), SimError> {
         let now = self.engine.now();
-        while let Some(action) = self.agenda.due(now).filter(|_| !self.ended) {
+        while let Some(action) = self.timeline.due(now).filter(|_| !self.ended) {
             match action {
                 Action::Begin(index) => self.begin_event(index),
                 Action::Ramp(index, step) => {
-                    self.agenda.ramp(index, step);
+                    self.timeline.ramp(index, step);
                     self.follow_event(index);
                 }
                 Action::End(index) => self.end_event(index),
-                Action::Look(member, since) if self.absence.since(member) == Some(since) => {
+                Action::CheckHeartbeat(member, since) if self.reachability.since(member) == Some(since) => {
                     self.miss(member, since)?;
                 }
                 // The head takes up its pass now, unless there is a newer plan by then.
-                Action::Look(..) | Action::Ready => {}
+                Action::CheckHeartbeat(..) | Action::Ready => {}
             }
         }
-        self.set_agenda();
+        self.schedule_timeline();
         Ok(())
     }
 
@@ -106,12 +89,12 @@ impl<'a> World<'a> {
         let now = self.engine.now();
         let before = self.tokens;
         self.tokens = before.saturating_add(count);
-        self.agenda.renewed(now);
+        self.timeline.renewed(now);
         if self.ended {
             return Ok(());
         }
-        (before..self.tokens).for_each(|token| self.agenda.token(now, token + 1));
-        self.look_at_agenda()?;
+        (before..self.tokens).for_each(|token| self.timeline.token(now, token + 1));
+        self.run_due_actions()?;
         if std::mem::take(&mut self.rejoins) && !self.ended {
             self.plan_again(None)?;
         }
@@ -120,52 +103,52 @@ impl<'a> World<'a> {
 
     fn begin_event(&mut self, index: usize) {
         let now = self.engine.now();
-        let (change, device) = self.agenda.event(index);
+        let (change, device) = self.timeline.event(index);
         let member = device.and_then(|name| self.member(name));
         match change {
             Change::Returns(when) => {
                 let Some(member) = member else { return };
                 let name = self.input.cluster.members[member].name.as_str();
-                self.agenda.back(now, name);
+                self.timeline.back(now, name);
                 self.reach_again(member);
                 self.rejoins |= when == Return::BetweenTokens;
             }
-            Change::Leaves if member == Some(self.seats[0]) => {
-                self.agenda.begin(now, index, Seconds(0.0));
+            Change::Leaves if member == Some(self.slots[0]) => {
+                self.timeline.begin(now, index, Seconds(0.0));
                 let (name, what) = (self.name(0), "the head is gone, and with it the tokens".into());
                 self.happened(Sort::NotReplanned, Some(name), now, what);
                 (self.outcome, self.ended) = (Outcome::Killed, true);
             }
             Change::Leaves | Change::Stalls => {
-                self.agenda.begin(now, index, Seconds(0.0));
-                if let (None, Some(lasts)) = (member, self.agenda.lasts(index)) {
+                self.timeline.begin(now, index, Seconds(0.0));
+                if let (None, Some(lasts)) = (member, self.timeline.lasts(index)) {
                     // What is on the air now goes on when the stall is over; the rest is held.
                     self.settle();
-                    self.post.stall_all(now, now.saturating_add(lasts.to_nanos()));
+                    self.network.stall_all(now, now.saturating_add(lasts.to_nanos()));
                     self.settle();
                 }
                 let whom = member.map_or(0..self.input.cluster.members.len(), |member| member..member + 1);
                 whom.for_each(|member| self.cut_off(member));
             }
             Change::Memory(taken) => {
-                self.agenda.begin(now, index, taken.over.unwrap_or(Seconds(0.0)));
+                self.timeline.begin(now, index, taken.over.unwrap_or(Seconds(0.0)));
                 self.follow_event(index);
             }
             Change::Swap(swap) => {
                 let bytes = member.map_or(Bytes::ZERO, |member| self.to_swap(member));
-                self.agenda.begin(now, index, bytes / swap.rate);
+                self.timeline.begin(now, index, bytes / swap.rate);
                 self.follow_event(index);
             }
             Change::Load(_) | Change::Slow(_) | Change::DiskLoad(_) => {
-                self.agenda.begin(now, index, Seconds(0.0));
+                self.timeline.begin(now, index, Seconds(0.0));
                 self.follow_event(index);
             }
         }
     }
 
     fn end_event(&mut self, index: usize) {
-        self.agenda.end(self.engine.now(), index);
-        let (change, device) = self.agenda.event(index);
+        self.timeline.end(self.engine.now(), index);
+        let (change, device) = self.timeline.event(index);
         if change == Change::Stalls {
             let member = device.and_then(|name| self.member(name));
             let whom = member.map_or(0..self.input.cluster.members.len(), |member| member..member + 1);
@@ -181,78 +164,75 @@ impl<'a> World<'a> {
         memory.obtainable().saturating_sub(memory.available.value)
     }
 
-    /// The device of an event has other conditions now.
+    /// The device of an event has other background_load now.
     fn follow_event(&mut self, index: usize) {
-        let (_, device) = self.agenda.event(index);
-        let seat = device.and_then(|name| (0..self.seats.len()).find(|&seat| self.name(seat) == name));
-        if let Some(seat) = seat {
-            self.follow(seat);
+        let (_, device) = self.timeline.event(index);
+        let slot = device.and_then(|name| (0..self.slots.len()).find(|&slot| self.name(slot) == name));
+        if let Some(slot) = slot {
+            self.follow(slot);
         }
     }
 
-    /// Tells a station its conditions. A device without room for its part ends the run.
-    fn follow(&mut self, seat: usize) {
-        let conditions = self.agenda.conditions(self.name(seat), self.to_swap(self.seats[seat]));
-        let works = self.ring.contains(&seat) && self.stations[seat].has_weights();
-        let room = conditions.room(self.budgets[seat].cache);
+    /// Tells a device its background_load. A device without room for its part ends the run.
+    fn follow(&mut self, slot: usize) {
+        let background_load = self.timeline.background_load(self.name(slot), self.to_swap(self.slots[slot]));
+        let works = self.ring.contains(&slot) && self.devices[slot].has_weights();
+        let room = background_load.room(self.budgets[slot].cache);
         if room.is_none() && works {
             let (now, what) =
                 (self.engine.now(), "other programs left no room for weights to pass through".into());
-            self.happened(Sort::OutOfMemory, Some(self.name(seat)), now, what);
+            self.happened(Sort::OutOfMemory, Some(self.name(slot)), now, what);
             (self.outcome, self.ended) = (Outcome::OutOfMemory, true);
             return;
         }
-        // Acting on a station cannot fail here: it takes up no event of its schedule.
+        // Acting on a device cannot fail here: it takes up no event of its schedule.
         let room = room.unwrap_or(Bytes::ZERO);
-        let mut desk = crate::station::Desk {
-            engine: &mut self.engine,
-            records: &mut self.records,
-            outgoing: &mut Vec::new(),
-        };
-        self.stations[seat].follow(&conditions, room, &mut desk);
+        let mut ctx =
+            SimContext { engine: &mut self.engine, records: &mut self.records, outgoing: &mut Vec::new() };
+        self.devices[slot].follow(&background_load, room, &mut ctx);
     }
 
     /// What pressure cannot take back on a device, other programs' new memory included.
-    pub fn unreclaimable(&self, seat: usize) -> Bytes {
-        let conditions = self.agenda.conditions(self.name(seat), Bytes::ZERO);
-        self.budgets[seat].unreclaimable + Bytes(conditions.taken as u64)
+    pub fn unreclaimable(&self, slot: usize) -> Bytes {
+        let background_load = self.timeline.background_load(self.name(slot), Bytes::ZERO);
+        self.budgets[slot].unreclaimable + Bytes(background_load.taken as u64)
     }
 
     pub fn happened(&mut self, sort: Sort, device: Option<&str>, since: Nanos, what: String) {
         let (device, end) = (device.map(str::to_owned), Some(self.engine.now()));
-        self.agenda.happenings.push(Happening { sort, device, start: since, end, what, plan: None });
+        self.timeline.happenings.push(Happening { sort, device, start: since, end, what, plan: None });
     }
 
-    /// Whether nothing goes from one seat to another.
+    /// Whether nothing goes from one slot to another.
     pub fn is_cut(&self, from: usize, to: usize) -> bool {
-        ![from, to].iter().all(|&seat| self.absence.reaches(self.seats[seat]))
+        ![from, to].iter().all(|&slot| self.reachability.reaches(self.slots[slot]))
     }
 
     /// Activations arrive, if they can.
-    pub fn arrive(&mut self, seat: usize, message: Message) -> Result<(), SimError> {
+    pub fn arrive(&mut self, slot: usize, message: Message) -> Result<(), SimError> {
         let from = usize::from(message.from);
-        if self.is_cut(from, seat) {
-            self.absence.hold(Held { from, to: seat, message, unsent: None });
+        if self.is_cut(from, slot) {
+            self.reachability.hold(Held { from, to: slot, message, unsent: None });
             return Ok(());
         }
-        self.at(seat, |station, desk| station.deliver(message, desk))
+        self.at(slot, |device, ctx| device.deliver(message, ctx))
     }
 
     fn cut_off(&mut self, member: usize) {
         let now = self.engine.now();
-        if self.absence.cut(now, member) {
-            self.agenda.enter(heartbeat::noticed(now), Action::Look(member, now));
+        if self.reachability.cut(now, member) {
+            self.timeline.enter(heartbeat::noticed(now), Action::CheckHeartbeat(member, now));
         }
     }
 
     fn reach_again(&mut self, member: usize) {
-        if !self.absence.back(member) {
+        if !self.reachability.back(member) {
             return;
         }
         let now = self.engine.now();
-        for Held { from, to, message, unsent } in self.absence.go_on(&self.seats) {
+        for Held { from, to, message, unsent } in self.reachability.go_on(&self.slots) {
             match unsent {
-                Some(handed) => self.put_on_the_way(from, to, message, handed),
+                Some(handed) => self.transmit(from, to, message, handed),
                 None => self.engine.at(now, Event::Deliver(to, Message { at: now, ..message })),
             }
         }
@@ -260,9 +240,9 @@ impl<'a> World<'a> {
 
     /// The head has had no sign of life of a member for too long; if the head itself is cut off, of none.
     fn miss(&mut self, member: usize, since: Nanos) -> Result<(), SimError> {
-        let head = self.seats[0];
-        let missed = |seat: &usize| self.seats[*seat] == member || (member == head && *seat != 0);
-        if !self.ring.iter().any(|seat| *seat != 0 && missed(seat)) {
+        let head = self.slots[0];
+        let missed = |slot: &usize| self.slots[*slot] == member || (member == head && *slot != 0);
+        if !self.ring.iter().any(|slot| *slot != 0 && missed(slot)) {
             return Ok(());
         }
         let name = self.input.cluster.members[member].name.as_str();
@@ -273,7 +253,7 @@ impl<'a> World<'a> {
     /// Plans again for the devices that are there: because one is missing, or because one is back.
     fn plan_again(&mut self, missing: Option<&str>) -> Result<(), SimError> {
         let there = self.there();
-        let found = match self.surroundings.replanner {
+        let found = match self.disturbances.replanner {
             None => Err(NoPlan { reason: "nobody plans again in this run".into() }),
             Some(replanner) => replanner.replan(&there),
         };
@@ -302,9 +282,9 @@ impl<'a> World<'a> {
 
     /// The cluster of the devices that the head can reach.
     fn there(&self) -> Cluster {
-        let (all, head) = (self.input.cluster, self.seats[0]);
-        let alone = !self.absence.reaches(head);
-        let reached = |&member: &usize| member == head || (!alone && self.absence.reaches(member));
+        let (all, head) = (self.input.cluster, self.slots[0]);
+        let alone = !self.reachability.reaches(head);
+        let reached = |&member: &usize| member == head || (!alone && self.reachability.reaches(member));
         let there: Vec<usize> = (0..all.members.len()).filter(reached).collect();
         Cluster {
             members: there.iter().map(|&member| all.members[member].clone()).collect(),
@@ -316,7 +296,7 @@ impl<'a> World<'a> {
     /// The plan if it can be carried out; why not.
     fn fitting(&self, plan: Plan, there: &Cluster) -> Result<Result<Plan, String>, SimError> {
         let input = Input { cluster: there, plan: &plan, options: self.input.options };
-        let devices = run::check(&input)?;
+        let devices = input::check(&input)?;
         if let Some(why) = plan.only_simulated() {
             return Ok(Err(why));
         }
@@ -327,10 +307,10 @@ impl<'a> World<'a> {
         for (place, device) in devices.iter().enumerate() {
             let name = &plan.devices[place].name;
             let fits = |budget: &Budget| budget.shortages.is_empty() || input.options.ignore_memory;
-            let budget = setting::budget(&input, place, device).filter(fits);
+            let budget = setup::budget(&input, place, device).filter(fits);
             let withheld = self.member(name).map_or(Bytes::ZERO, |member| self.to_swap(member));
-            let conditions = self.agenda.conditions(name, withheld);
-            let room = budget.as_ref().map(|budget| conditions.room(budget.cache));
+            let background_load = self.timeline.background_load(name, withheld);
+            let room = budget.as_ref().map(|budget| background_load.room(budget.cache));
             if room.is_none_or(|room| room.is_none() && plan.devices[place].window > 0) {
                 return Ok(Err(format!("the new plan's part of `{name}` does not fit its memory")));
             }
@@ -341,9 +321,9 @@ impl<'a> World<'a> {
     /// Gives the ring at work up, and begins with all tokens so far on that of a new plan.
     fn adopt(&mut self, plan: Plan, missing: Option<&str>) -> Result<(), SimError> {
         let now = self.engine.now();
-        for seat in self.ring.clone() {
-            self.at(seat, |station, desk| {
-                station.stop(desk);
+        for slot in self.ring.clone() {
+            self.at(slot, |device, ctx| {
+                device.stop(ctx);
                 Ok(())
             })?;
         }
@@ -355,16 +335,16 @@ impl<'a> World<'a> {
             }
         }
         self.engine.forget();
-        self.absence.give_up();
-        self.post.give_up();
+        self.reachability.give_up();
+        self.network.give_up();
         self.settle();
         let again = self.generation.again();
         let first_pass = self.generation.next_pass();
         let shared = Arc::new(plan.clone());
         self.ring.clear();
         for place in 0..plan.devices.len() {
-            let seat = self.take_seat(&shared, place, first_pass)?;
-            self.ring.push(seat);
+            let slot = self.fill_slot(&shared, place, first_pass)?;
+            self.ring.push(slot);
         }
         let new = plan.devices.iter().map(|device| format!("{} {}", device.name, device.window));
         let new: Vec<String> = new.collect();
@@ -372,10 +352,10 @@ impl<'a> World<'a> {
         let device = missing.map(str::to_owned);
         let digest = Some(plan.digest());
         let sort = Sort::Replanned;
-        self.agenda.happenings.push(Happening { sort, device, start: now, end: None, what, plan: digest });
+        self.timeline.happenings.push(Happening { sort, device, start: now, end: None, what, plan: digest });
         self.plans.push(plan);
-        for seat in 0..self.stations.len() {
-            self.follow(seat);
+        for slot in 0..self.devices.len() {
+            self.follow(slot);
         }
         self.make_ready();
         Ok(())
@@ -388,53 +368,53 @@ impl<'a> World<'a> {
             let link = links.between(self.name(from), self.name(to));
             link.map_or(0, |link| link.latency.value.to_nanos())
         };
-        let far = |&seat: &usize| one_way(0, seat) + one_way(seat, 0);
-        let wait = self.ring.iter().filter(|&&seat| seat != 0).map(far).max().unwrap_or(0);
+        let far = |&slot: &usize| one_way(0, slot) + one_way(slot, 0);
+        let wait = self.ring.iter().filter(|&&slot| slot != 0).map(far).max().unwrap_or(0);
         self.ready = self.engine.now() + wait;
-        self.agenda.enter(self.ready, Action::Ready);
-        self.set_agenda();
+        self.timeline.enter(self.ready, Action::Ready);
+        self.schedule_timeline();
     }
 
-    /// The device at a place of a new plan takes up its part. Returns its seat.
-    fn take_seat(&mut self, plan: &Arc<Plan>, place: usize, first_pass: u32) -> Result<usize, SimError> {
+    /// The device at a place of a new plan takes up its part. Returns its slot.
+    fn fill_slot(&mut self, plan: &Arc<Plan>, place: usize, first_pass: u32) -> Result<usize, SimError> {
         let (input, name) = (self.input, plan.devices[place].name.as_str());
         let Some(member) = self.member(name) else {
             return Err(SimError::UnknownDevice { place, name: name.to_owned() });
         };
         let device = &input.cluster.members[member].device;
         // `fitting` has seen that it fits.
-        let Some(budget) = setting::budget(&Input { plan, ..input }, place, device) else {
+        let Some(budget) = setup::budget(&Input { plan, ..input }, place, device) else {
             return Err(SimError::UnknownDevice { place, name: name.to_owned() });
         };
-        let known = self.seats.iter().position(|&seated| seated == member);
-        let seat = known.unwrap_or(self.stations.len());
+        let known = self.slots.iter().position(|&member_there| member_there == member);
+        let slot = known.unwrap_or(self.devices.len());
         // A device that was in no ring before hears of this one in the same way.
         let mut schedule = match known {
-            Some(seat) => self.stations[seat].schedule().clone(),
+            Some(slot) => self.devices[slot].schedule().clone(),
             None => Schedule::new(plan.clone(), place),
         };
         schedule.react(&Incident::Replanned { plan: plan.clone(), first_pass })?;
-        let parts = setting::parts(input, device, &input.cluster.model, schedule, seat, &budget);
+        let parts = setup::parts(input, device, &input.cluster.model, schedule, slot, &budget);
         let (held, output) = match known {
-            Some(seat) => (self.stations[seat].gpu_layers(), self.stations[seat].gpu_output()),
+            Some(slot) => (self.devices[slot].gpu_layers(), self.devices[slot].gpu_output()),
             None => (Vec::new(), false),
         };
         if known.is_some() {
-            self.stations[seat].take_up(parts);
-            self.budgets[seat] = budget;
+            self.devices[slot].take_up(parts);
+            self.budgets[slot] = budget;
         } else {
-            self.seats.push(member);
-            self.stations.push(Station::new(parts, &mut self.engine));
+            self.slots.push(member);
+            self.devices.push(DeviceSim::new(parts, &mut self.engine));
             self.budgets.push(budget);
-            self.header.devices.push(run::traced(name, device));
+            self.header.devices.push(trace::traced(name, device));
         }
-        let mut new = self.stations[seat].gpu_layers();
+        let mut new = self.devices[slot].gpu_layers();
         new.retain(|layer| !held.contains(layer));
-        self.at(seat, |station, desk| {
-            station.load(&new, station.gpu_output() && !output, desk);
+        self.at(slot, |device, ctx| {
+            device.load(&new, device.gpu_output() && !output, ctx);
             Ok(())
         })?;
-        Ok(seat)
+        Ok(slot)
     }
 }
 

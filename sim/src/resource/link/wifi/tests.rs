@@ -4,7 +4,7 @@ use hearth_profiles::link::air::{Preset, Stalls as Document};
 use hearth_profiles::{Fraction, Sourced};
 use proptest::prelude::*;
 
-use super::super::law::{Carried, Given, carry, messages, obeys_the_law};
+use super::super::properties::{Carried, Given, carry, check_invariants, messages};
 use super::super::{ConstantLink, Wire};
 use super::*;
 
@@ -59,9 +59,9 @@ fn way<'a>(air: &'a Air, wire: &'a hearth_profiles::Link, from: usize, to: usize
     (from < 5 || to < 5).then(|| Way { sender: end(from), receiver: end(to), tcp: &air.tcp })
 }
 
-fn link(air: &Air, seed: u64) -> AirLink {
+fn link(air: &Air, seed: u64) -> WifiLink {
     let wire = wire();
-    let mut link = AirLink::new(ConstantLink::new(Wire::from(&wire)), Some(air), seed);
+    let mut link = WifiLink::new(ConstantLink::new(Wire::from(&wire)), Some(air), seed);
     for pair in 0..49 {
         let (from, to) = (pair / 7, pair % 7);
         if let Some(way) = way(air, &wire, from, to).filter(|_| from != to) {
@@ -173,7 +173,7 @@ fn everybody_sending_to_everybody_takes_the_air_that_it_must() {
 fn a_stall_of_the_world_stops_what_is_under_way() {
     let mut link = link(&bare(), 1);
     link.send(0, 0, 1, Bytes(100_000));
-    // Half a millisecond of 1.2 ms up is over.
+    // Hop a millisecond of 1.2 ms up is over.
     assert!(link.stall("5 GHz", MILLI / 2, 40 * MILLI));
     assert!(!link.stall("6 GHz", MILLI / 2, 40 * MILLI));
     assert_eq!(link.next_event(), Some(40 * MILLI + 7 * MILLI / 10));
@@ -204,7 +204,7 @@ proptest! {
     fn the_air_obeys_the_law(messages in messages(7), seed: u64, awdl: bool) {
         let air = air(if awdl { Preset::Awdl } else { Preset::Clean });
         let mut link = link(&air, seed);
-        let carried = obeys_the_law(&mut link, &messages);
+        let carried = check_invariants(&mut link, &messages);
         // The same once more, and to the last nanosecond.
         prop_assert_eq!(&carry(&mut self::link(&air, seed), &messages), &carried);
         let end = carried.iter().map(|carried| carried.delivery.left).max().unwrap_or(0);

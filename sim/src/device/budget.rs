@@ -19,8 +19,6 @@ use hearth_schema::Plan;
 use hearth_schema::trace::MemoryKind;
 use hearth_schema::trace::Shortage;
 
-use crate::tensor::short;
-
 /// Memory of one device under one plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Budget {
@@ -78,4 +76,21 @@ impl Budget {
             uploads: held.uploads,
         }
     }
+}
+
+/// The memories of a device that are too small.
+pub fn short(place: u16, held: &Holdings) -> Vec<Shortage> {
+    let main = Shortage {
+        device: place,
+        memory: MemoryKind::Main,
+        needed: held.main().0,
+        available: (held.available + held.swap).0,
+    };
+    let gpu = Shortage {
+        device: place,
+        memory: MemoryKind::Gpu,
+        needed: held.gpu.0,
+        available: held.gpu_available.0,
+    };
+    [main, gpu].into_iter().filter(|shortage| shortage.needed > shortage.available).collect()
 }

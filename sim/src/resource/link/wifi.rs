@@ -20,11 +20,11 @@ use hearth_profiles::link::way::{End, Way};
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 
 use super::connection::{Connection, Delays};
+use super::medium::{Burst, Medium};
 use super::stalls::Stalls;
-use super::token::{Burst, Token};
 use super::{ConstantLink, Delivery, Link, Sent};
 use crate::engine::Nanos;
-use crate::streams;
+use crate::random;
 
 /// What a channel draws for.
 #[derive(Clone, Copy)]
@@ -47,7 +47,7 @@ enum Port {
 
 /// One half of a way.
 #[derive(Debug, Clone, Copy)]
-struct Half {
+struct Hop {
     port: Port,
     rate: BytesPerSecond,
     overhead: Nanos,
@@ -56,8 +56,8 @@ struct Half {
 /// The way from one device to another over the air.
 #[derive(Debug, Clone, Copy)]
 struct Route {
-    up: Half,
-    down: Half,
+    up: Hop,
+    down: Hop,
     burst: u64,
     /// When both halves take the same air.
     rate: BytesPerSecond,
@@ -81,29 +81,29 @@ struct Sending {
 
 /// Channels, and wires for those who are on none.
 #[derive(Debug, Clone)]
-pub struct AirLink {
+pub struct WifiLink {
     wires: ConstantLink,
     tcp: Tcp,
     names: Vec<String>,
     delays: Vec<Delays>,
     routes: BTreeMap<(usize, usize), Route>,
-    tokens: BTreeMap<Port, Token>,
+    tokens: BTreeMap<Port, Medium>,
     connections: BTreeMap<(usize, usize), Connection>,
     sending: BTreeMap<u64, Sending>,
     numbers: u64,
     carried: u64,
 }
 
-impl AirLink {
-    /// Wires only, until [`AirLink::with`] puts pairs on the air.
+impl WifiLink {
+    /// Wires only, until [`WifiLink::with`] puts pairs on the air.
     pub fn new(wires: ConstantLink, air: Option<&Air>, seed: u64) -> Self {
         let stream = |channel: usize, purpose: Purpose| {
-            streams::stream(seed, streams::Purpose::Air, 0, (channel as u64) << 8 | purpose as u64)
+            random::stream(seed, random::Purpose::Wifi, 0, (channel as u64) << 8 | purpose as u64)
         };
         let channels = || air.into_iter().flat_map(|air| air.channels.iter().enumerate());
         let token = |(index, channel): (usize, &hearth_profiles::link::air::Channel)| {
             let stalls = Stalls::new(channel.stalls.kinds(), stream(index, Purpose::Stalls));
-            (Port::Channel(index), Token::new(stalls))
+            (Port::Channel(index), Medium::new(stalls))
         };
         let delays = channels().map(|(index, channel)| {
             Delays::new(channel, stream(index, Purpose::Delay), stream(index, Purpose::Tcp))
@@ -127,13 +127,13 @@ impl AirLink {
     pub fn with(mut self, from: usize, to: usize, way: &Way) -> Self {
         let half = |end: &End, wire: Port| {
             let port = if let End::Station { index, .. } = end { Port::Channel(*index) } else { wire };
-            Half { port, rate: end.rate(), overhead: end.overhead().to_nanos() }
+            Hop { port, rate: end.rate(), overhead: end.overhead().to_nanos() }
         };
         let (up, down) = (half(&way.sender, Port::From(from)), half(&way.receiver, Port::To(to)));
         for port in [up.port, down.port] {
             // Wires never stand still, so that their stream is never asked.
             let quiet =
-                || Token::new(Stalls::new(Vec::new(), streams::stream(0, streams::Purpose::Air, 0, 0)));
+                || Medium::new(Stalls::new(Vec::new(), random::stream(0, random::Purpose::Wifi, 0, 0)));
             self.tokens.entry(port).or_insert_with(quiet);
         }
         let ((_, Port::Channel(delaying)) | (Port::Channel(delaying), _)) = (up.port, down.port) else {
@@ -167,7 +167,7 @@ impl AirLink {
 
     /// Air time of all transmissions on a channel that have ended.
     pub fn air_time(&self, channel: usize) -> Nanos {
-        self.tokens.get(&Port::Channel(channel)).map_or(0, Token::held)
+        self.tokens.get(&Port::Channel(channel)).map_or(0, Medium::held)
     }
 
     /// The message's next burst asks for the sender's token.
@@ -218,13 +218,13 @@ impl AirLink {
     }
 }
 
-impl Half {
+impl Hop {
     fn hold(&self, bytes: u64) -> Nanos {
         self.overhead.saturating_add((Bytes(bytes) / self.rate).to_nanos())
     }
 }
 
-impl Link for AirLink {
+impl Link for WifiLink {
     fn send(&mut self, now: Nanos, from: usize, to: usize, bytes: Bytes) -> Sent {
         let pair = (from, to);
         let Some(&route) = self.routes.get(&pair) else { return self.wires.send(now, from, to, bytes) };
@@ -249,7 +249,7 @@ impl Link for AirLink {
     }
 
     fn next_event(&self) -> Option<Nanos> {
-        self.tokens.values().filter_map(Token::next_end).min()
+        self.tokens.values().filter_map(Medium::next_end).min()
     }
 
     fn settled(&mut self, now: Nanos) -> Option<(u64, Delivery)> {

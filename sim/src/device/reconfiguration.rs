@@ -12,17 +12,17 @@ use hearth_schema::trace::Kind;
 use hearth_schema::trace::Record;
 use hearth_schema::trace::Resource;
 
-use super::{Desk, Doing, Parts, Station};
-use crate::conditions::Conditions;
-use crate::lines::begun;
-use crate::page_cache::of_device::Placed;
-use crate::run::Event;
-use crate::walk::Walk;
+use super::background_load::BackgroundLoad;
+use super::context::{Event, SimContext};
+use super::walk::Walk;
+use super::{DeviceSim, Doing, Parts};
+use crate::page_cache::for_device::Placed;
+use crate::trace::start_record;
 
 /// The pass of what is done for no pass: loading weights for a new plan.
 const NO_PASS: u32 = u32::MAX;
 
-impl<'a> Station<'a> {
+impl<'a> DeviceSim<'a> {
     /// Bytes that it has read from disk.
     pub fn read(&self) -> Bytes {
         self.read_before + self.storage.delivered()
@@ -50,35 +50,35 @@ impl<'a> Station<'a> {
     }
 
     /// Other programs leave this much of it from now on, and this much room for weights.
-    pub fn follow(&mut self, conditions: &Conditions, room: Bytes, desk: &mut Desk) {
-        let now = desk.engine.now();
-        self.cpu.set_co_runners(now, conditions.co_runners);
-        self.cpu.set_clock(now, conditions.clock);
-        self.gpu_speed = conditions.clock * conditions.gpu;
+    pub fn follow(&mut self, background_load: &BackgroundLoad, room: Bytes, ctx: &mut SimContext) {
+        let now = ctx.engine.now();
+        self.cpu.set_co_runners(now, background_load.co_runners);
+        self.cpu.set_clock(now, background_load.clock);
+        self.gpu_speed = background_load.clock * background_load.gpu;
         if let Some(at) = self.cpu.next_end() {
-            desk.engine.set(self.cpu_timer, at, Event::Processor(self.place));
+            ctx.engine.set(self.cpu_timer, at, Event::Processor(self.place));
         }
-        self.storage.set_disk_left(now, conditions.disk);
+        self.storage.set_disk_left(now, background_load.disk);
         let (device, place, seed) = (self.device, self.place, self.seed);
         let (share, chunk) = (self.layout.chunks(), self.storage.chunk());
         self.storage.set_room(Placed { device, place, seed, room, share, chunk }.chunks_at_first());
         self.disk_set = None;
-        self.watch_disk(desk);
+        self.watch_disk(ctx);
     }
 
     /// The plan at work is given up: what was under way is recorded as far as it came. Page cache and disk go on.
-    pub fn stop(&mut self, desk: &mut Desk) {
-        let now = desk.engine.now();
-        self.keeper.flush(now, desk.records);
+    pub fn stop(&mut self, ctx: &mut SimContext) {
+        let now = ctx.engine.now();
+        self.keeper.flush(now, ctx.records);
         self.wired_for = None;
         match std::mem::replace(&mut self.doing, Doing::Nothing) {
-            Doing::Walking(walk) => self.give_up(*walk, desk),
+            Doing::Walking(walk) => self.give_up(*walk, ctx),
             Doing::Fixed { output: Some(pass) } => {
                 let own = |record: &&mut Record| {
                     (record.kind, record.pass, record.device) == (Kind::Output, pass, self.place as u16)
                 };
                 // No token has come of it, even if it is over in this instant.
-                if let Some(output) = desk.records.iter_mut().rev().find(own) {
+                if let Some(output) = ctx.records.iter_mut().rev().find(own) {
                     output.kind = Kind::Compute;
                 }
             }
@@ -89,21 +89,21 @@ impl<'a> Station<'a> {
         self.inbox.clear();
         self.idle_since = now;
         self.disk_set = None;
-        self.watch_disk(desk);
+        self.watch_disk(ctx);
     }
 
-    fn give_up(&mut self, mut walk: Walk, desk: &mut Desk) {
-        let now = desk.engine.now();
+    fn give_up(&mut self, mut walk: Walk, ctx: &mut SimContext) {
+        let now = ctx.engine.now();
         if self.cpu.next_end().is_some() {
             let stretched = self.cpu.stretched(now, 0);
             walk.computed(now, stretched);
         }
         // No token has come of it.
         let kind = if walk.record.kind == Kind::Output { Kind::Compute } else { walk.record.kind };
-        desk.records.push(Record { end: now, kind, ..walk.record });
+        ctx.records.push(Record { end: now, kind, ..walk.record });
     }
 
-    /// Takes up a part of another plan, after [`Station::stop`]. The page cache stays as it is, unless the new part
+    /// Takes up a part of another plan, after [`DeviceSim::stop`]. The page cache stays as it is, unless the new part
     /// follows it in other units; then nothing is known to be in it.
     pub fn take_up(&mut self, parts: Parts<'a>) {
         (self.schedule, self.layout, self.keeper) = (parts.schedule, parts.layout, parts.keeper);
@@ -116,7 +116,7 @@ impl<'a> Station<'a> {
     }
 
     /// Loads layers into the GPU's memory, and the output matrix if so, which keeps the thread of control busy.
-    pub fn load(&mut self, layers: &[u32], output: bool, desk: &mut Desk) {
+    pub fn load(&mut self, layers: &[u32], output: bool, ctx: &mut SimContext) {
         let Some(gpu) = &self.device.gpu else { return };
         if self.device.gpu_maps_weights() {
             // They come in with the first token.
@@ -132,9 +132,10 @@ impl<'a> Station<'a> {
         let rate = disk.populate.as_ref().unwrap_or(&disk.sequential).value;
         let rate = disk.limit.as_ref().map_or(rate, |limit| BytesPerSecond(rate.0.min(limit.value.0)));
         let upload = if gpu.unified_memory { Seconds(0.0) } else { gpu.upload.time(bytes) };
-        let line = begun(self.place, Resource::DiskPrefetch, Kind::Prefetch, (NO_PASS, 0), desk.engine.now());
+        let line =
+            start_record(self.place, Resource::DiskPrefetch, Kind::Prefetch, (NO_PASS, 0), ctx.engine.now());
         let record = Record { layers: span, bytes: bytes.0, ..line };
         self.read_before += bytes;
-        self.fixed(vec![(record, bytes / rate + upload)].into(), desk);
+        self.fixed(vec![(record, bytes / rate + upload)].into(), ctx);
     }
 }

@@ -4,7 +4,7 @@
 //! it for an overhead and the bytes. A message longer than a burst asks again for each, so that others come between.
 //! One direction of a device's wire is the same thing without overhead and stalls.
 //!
-//! Not here: which transmissions a message has ([`super::air`]).
+//! Not here: which transmissions a message has ([`super::wifi`]).
 
 use std::collections::VecDeque;
 
@@ -26,7 +26,7 @@ pub struct Burst {
 
 /// What is being sent.
 #[derive(Debug, Clone, Copy)]
-pub struct Hold {
+pub struct Grant {
     /// The transmission.
     pub burst: Burst,
     /// When it got the token.
@@ -37,14 +37,14 @@ pub struct Hold {
 
 /// The token of a channel or a wire.
 #[derive(Debug, Clone)]
-pub struct Token {
+pub struct Medium {
     queue: VecDeque<Burst>,
-    hold: Option<Hold>,
+    hold: Option<Grant>,
     stalls: Stalls,
     held: Nanos,
 }
 
-impl Token {
+impl Medium {
     /// A token that nobody holds.
     pub fn new(stalls: Stalls) -> Self {
         Self { queue: VecDeque::new(), hold: None, stalls, held: 0 }
@@ -64,7 +64,7 @@ impl Token {
     }
 
     /// Takes the transmission that has ended by `now`; the next one begins where it ended.
-    pub fn ended(&mut self, now: Nanos) -> Option<Hold> {
+    pub fn ended(&mut self, now: Nanos) -> Option<Grant> {
         let hold = self.hold.take_if(|hold| hold.ends <= now)?;
         self.held += hold.burst.air;
         self.grant(hold.ends);
@@ -86,7 +86,7 @@ impl Token {
     }
 
     fn grant(&mut self, now: Nanos) {
-        let granted = |burst: Burst| Hold { burst, since: now, ends: self.stalls.end(now, burst.air) };
+        let granted = |burst: Burst| Grant { burst, since: now, ends: self.stalls.end(now, burst.air) };
         self.hold = self.queue.pop_front().map(granted);
     }
 }
@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn it_goes_round_in_the_order_of_asking() {
-        let mut token = Token::new(Stalls::new(vec![], ChaCha8Rng::seed_from_u64(1)));
+        let mut token = Medium::new(Stalls::new(vec![], ChaCha8Rng::seed_from_u64(1)));
         token.ask(0, burst(1, 10));
         token.ask(2, burst(2, 5));
         token.ask(3, burst(3, 1));

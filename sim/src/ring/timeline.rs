@@ -3,7 +3,7 @@
 //! A scenario's events become actions at moments: a beginning, the steps of a ramp, an end. Others come to it while
 //! the run goes on, such as the moment at which the head misses a device. It also writes down what has happened.
 //!
-//! Not here: what an action does to the ring ([`crate::renewal`]) and to a device ([`crate::conditions`]).
+//! Not here: what an action does to the ring ([`crate::ring::reconfiguration`]) and to a device ([`crate::device::background_load`]).
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use hearth_schema::events::Event;
 use hearth_schema::happenings::Happening;
 use hearth_schema::happenings::Sort;
 
-use crate::conditions::Conditions;
+use crate::device::background_load::BackgroundLoad;
 use crate::engine::Nanos;
 
 /// A ramp takes so many equal steps.
@@ -30,14 +30,14 @@ pub enum Action {
     /// An event ends.
     End(usize),
     /// The head looks whether it still has no sign of life of a member of the cluster, as since then.
-    Look(usize, Nanos),
+    CheckHeartbeat(usize, Nanos),
     /// The ring with a new plan may be ready.
     Ready,
 }
 
 /// A scenario's events and what has come of them.
 #[derive(Debug, Clone)]
-pub struct Agenda {
+pub struct EventTimeline {
     events: Vec<(Event, Change)>,
     /// By moment, then in the order in which they were entered.
     dated: BTreeMap<(Nanos, u32), Action>,
@@ -52,10 +52,10 @@ pub struct Agenda {
     pub happenings: Vec<Happening>,
 }
 
-impl Agenda {
-    /// The agenda of a scenario, whose events are valid.
+impl EventTimeline {
+    /// The timeline of a scenario, whose events are valid.
     pub fn new(events: &[Event]) -> Self {
-        let mut agenda = Self {
+        let mut timeline = Self {
             events: events.iter().filter_map(|event| Some((event.clone(), event.change()?))).collect(),
             dated: BTreeMap::new(),
             entered: 0,
@@ -64,16 +64,16 @@ impl Agenda {
             written: BTreeMap::new(),
             happenings: Vec::new(),
         };
-        for index in 0..agenda.events.len() {
-            let event = &agenda.events[index].0;
+        for index in 0..timeline.events.len() {
+            let event = &timeline.events[index].0;
             if let Some(token) = event.token {
-                agenda.by_token.entry(token).or_default().push(index);
+                timeline.by_token.entry(token).or_default().push(index);
             } else {
                 let at = event.at.unwrap_or(Seconds(0.0)).to_nanos();
-                agenda.enter(at, Action::Begin(index));
+                timeline.enter(at, Action::Begin(index));
             }
         }
-        agenda
+        timeline
     }
 
     /// Something more is to be done.
@@ -101,7 +101,7 @@ impl Agenda {
     }
 
     /// The events that have not begun.
-    pub fn not_come(&self) -> Vec<usize> {
+    pub fn unreached_events(&self) -> Vec<usize> {
         let waits = |action: &Action| if let Action::Begin(index) = action { Some(*index) } else { None };
         let mut waiting: Vec<usize> = self.dated.values().filter_map(waits).collect();
         waiting.extend(self.by_token.values().flatten());
@@ -182,12 +182,13 @@ impl Agenda {
     }
 
     /// What a device has now; `withheld` bytes are to be swapped out if an event says so at any time.
-    pub fn conditions(&self, device: &str, withheld: Bytes) -> Conditions {
+    pub fn background_load(&self, device: &str, withheld: Bytes) -> BackgroundLoad {
         let own = |index: usize| self.events[index].0.device.as_deref() == Some(device);
-        let quiet = Conditions::quiet(if self.swaps(device) { withheld } else { Bytes::ZERO });
+        let quiet = BackgroundLoad::quiet(if self.swaps(device) { withheld } else { Bytes::ZERO });
         let under_way = self.under_way.iter().filter(|(index, _)| own(**index));
-        under_way
-            .fold(quiet, |conditions, (&index, &progress)| conditions.with(&self.events[index].1, progress))
+        under_way.fold(quiet, |background_load, (&index, &progress)| {
+            background_load.with(&self.events[index].1, progress)
+        })
     }
 
     /// Whether an event swaps memory of this device out.
@@ -239,42 +240,45 @@ mod tests {
 
     #[test]
     fn a_ramp_takes_its_steps_and_ends() {
-        let mut agenda = Agenda::new(&[Event {
+        let mut timeline = EventTimeline::new(&[Event {
             at: Some(Seconds(1.0)),
             lasts: Some(Seconds(10.0)),
             device: Some("a".into()),
             memory: Some(Taken { taken: Bytes::mib(64), over: Some(Seconds(8.0)) }),
             ..Event::default()
         }]);
-        assert_eq!(agenda.next(), Some(1_000_000_000));
-        assert_eq!(agenda.due(0), None);
-        assert_eq!(agenda.due(1_000_000_000), Some(Action::Begin(0)));
-        agenda.begin(1_000_000_000, 0, Seconds(8.0));
-        let taken = |agenda: &Agenda| agenda.conditions("a", Bytes::ZERO).taken;
-        assert_eq!(taken(&agenda), 0.0);
+        assert_eq!(timeline.next(), Some(1_000_000_000));
+        assert_eq!(timeline.due(0), None);
+        assert_eq!(timeline.due(1_000_000_000), Some(Action::Begin(0)));
+        timeline.begin(1_000_000_000, 0, Seconds(8.0));
+        let taken = |timeline: &EventTimeline| timeline.background_load("a", Bytes::ZERO).taken;
+        assert_eq!(taken(&timeline), 0.0);
         // Half of it after half of the time: the 32nd step.
-        while let Some(Action::Ramp(index, step)) = agenda.due(5_000_000_000) {
-            agenda.ramp(index, step);
+        while let Some(Action::Ramp(index, step)) = timeline.due(5_000_000_000) {
+            timeline.ramp(index, step);
         }
-        assert_eq!(taken(&agenda), Bytes::mib(32).as_f64());
-        assert_eq!(agenda.conditions("b", Bytes::ZERO).taken, 0.0);
-        while let Some(Action::Ramp(index, step)) = agenda.due(9_000_000_000) {
-            agenda.ramp(index, step);
+        assert_eq!(taken(&timeline), Bytes::mib(32).as_f64());
+        assert_eq!(timeline.background_load("b", Bytes::ZERO).taken, 0.0);
+        while let Some(Action::Ramp(index, step)) = timeline.due(9_000_000_000) {
+            timeline.ramp(index, step);
         }
-        assert_eq!(taken(&agenda), Bytes::mib(64).as_f64());
-        assert_eq!((agenda.next(), agenda.due(11_000_000_000)), (Some(11_000_000_000), Some(Action::End(0))));
-        agenda.end(11_000_000_000, 0);
-        assert_eq!(taken(&agenda), 0.0);
-        assert_eq!(agenda.happenings[0].end, Some(11_000_000_000));
+        assert_eq!(taken(&timeline), Bytes::mib(64).as_f64());
+        assert_eq!(
+            (timeline.next(), timeline.due(11_000_000_000)),
+            (Some(11_000_000_000), Some(Action::End(0)))
+        );
+        timeline.end(11_000_000_000, 0);
+        assert_eq!(taken(&timeline), 0.0);
+        assert_eq!(timeline.happenings[0].end, Some(11_000_000_000));
     }
 
     #[test]
     fn an_event_waits_for_its_token() {
         let (device, slow) = (Some("a".into()), Some(Fraction(0.5)));
-        let mut agenda = Agenda::new(&[Event { token: Some(2), device, slow, ..Event::default() }]);
-        agenda.token(7, 1);
-        assert_eq!(agenda.next(), None);
-        agenda.token(9, 2);
-        assert_eq!((agenda.next(), agenda.due(9)), (Some(9), Some(Action::Begin(0))));
+        let mut timeline = EventTimeline::new(&[Event { token: Some(2), device, slow, ..Event::default() }]);
+        timeline.token(7, 1);
+        assert_eq!(timeline.next(), None);
+        timeline.token(9, 2);
+        assert_eq!((timeline.next(), timeline.due(9)), (Some(9), Some(Action::Begin(0))));
     }
 }

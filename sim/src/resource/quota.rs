@@ -19,7 +19,7 @@ const NOTHING: f64 = 1e-10;
 
 /// The quota of a group and what is left of it.
 #[derive(Debug, Clone)]
-pub struct Bucket {
+pub struct CpuQuota {
     period: Nanos,
     /// Seconds of processor time in a period.
     allows: f64,
@@ -28,7 +28,7 @@ pub struct Bucket {
     ends: Nanos,
 }
 
-impl Bucket {
+impl CpuQuota {
     pub fn new(quota: &Quota) -> Self {
         let period = quota.period.value.to_nanos().max(1);
         let allows = quota.cores.value * period as f64 * 1e-9;
@@ -104,9 +104,9 @@ mod tests {
 
     const MS: Nanos = 1_000_000;
 
-    fn bucket(cores: f64) -> Bucket {
+    fn bucket(cores: f64) -> CpuQuota {
         let (cores, period) = (Sourced::new(cores, "test"), Sourced::new(Seconds(0.01), "test"));
-        Bucket::new(&Quota { cores, period })
+        CpuQuota::new(&Quota { cores, period })
     }
 
     #[test]

@@ -1,14 +1,13 @@
-//! Of what are the stations and links of a run made?
+//! Of what are the devices and links of a run made?
 //!
 //! A device's profile and its part of a plan become a page cache, a disk, a reader ahead and a draft model; the
-//! cluster's links become wires and air between seats. All of it is new: what of it stays when a ring gets another
-//! plan is [`crate::renewal`]'s business.
+//! cluster's links become wires and air between slots. All of it is new: what of it stays when a ring gets another
+//! plan is [`crate::ring::reconfiguration`]'s business.
 //!
 //! Not here: what they do to each other ([`crate::run`]).
 
 use std::borrow::Cow;
 
-use hearth_core::cluster::Joined;
 use hearth_core::conversion::converted;
 use hearth_core::conversion::model_as;
 use hearth_core::draft;
@@ -23,20 +22,19 @@ use hearth_schema::plan::PlannedDevice;
 use hearth_schema::plan::Processor;
 use hearth_schema::residency::Residency;
 
-use crate::budget::Budget;
-use crate::drafter::Drafter;
-use crate::helper::Helper;
-use crate::keeper::Keeper;
-use crate::layout::Layout;
-use crate::page_cache::of_device::{Placed, unwired_after};
+use super::Parts;
+use super::budget::Budget;
+use super::helper::Helper;
+use super::keeper::Keeper;
+use super::layout::Layout;
+use super::storage::Storage;
+use super::stream::Stream;
+use crate::input::Input;
+use crate::page_cache::for_device::{Placed, unwired_after};
 use crate::page_cache::{Access, Chunk, Fetch};
-use crate::resource::link::Wire;
-use crate::resource::{AirLink, ConstantLink, DiskSpeed};
-use crate::run::Input;
-use crate::station::Parts;
-use crate::storage::Storage;
-use crate::stream::Stream;
-use crate::streams::{self, Purpose};
+use crate::random::{self, Purpose};
+use crate::resource::DiskSpeed;
+use crate::speculation::Drafter;
 
 /// The read-ahead of an untuned Linux, where a profile does not say.
 const USUAL_READ_AHEAD: Bytes = Bytes(128 << 10);
@@ -52,7 +50,7 @@ pub fn budget(input: &Input, place: usize, device: &Device) -> Option<Budget> {
 
 /// What a device's process holds beyond its profile, drawn from a stream of its own.
 fn held_more(input: &Input, place: usize) -> Bytes {
-    let part = streams::draw(input.cluster.seed, Purpose::Process, 0, place as u64);
+    let part = random::draw(input.cluster.seed, Purpose::Process, 0, place as u64);
     Bytes((input.options.process_spread.as_f64() * part) as u64)
 }
 
@@ -80,7 +78,7 @@ pub fn parts<'a>(
     device: &'a Device,
     model: &'a ModelProfile,
     schedule: Schedule,
-    seat: usize,
+    slot: usize,
     budget: &Budget,
 ) -> Parts<'a> {
     let (plan, place, memory) = (schedule.plan().clone(), schedule.device(), budget.cache);
@@ -90,18 +88,18 @@ pub fn parts<'a>(
     let layout = Layout::new(&plan, place, model, chunk, device.gpu_maps_weights());
     let memory = if residency.holds() { memory.min(whole(&layout, chunk)) } else { memory };
     let kept_by = if residency.holds() { &anonymous(device) } else { device };
-    let storage = storage((kept_by, seat, input.cluster.seed), &layout, memory, chunk);
+    let storage = storage((kept_by, slot, input.cluster.seed), &layout, memory, chunk);
     let keeper = if managed {
         let visits = chunks_of(&layout, &visits(&plan, place));
         let (cores, chunks) = (device.cpu.cores, layout.chunks());
-        Keeper::Managed(Box::new(Stream::new(seat, residency, &visits, memory, cores, chunks)))
+        Keeper::Managed(Box::new(Stream::new(slot, residency, &visits, memory, cores, chunks)))
     } else {
-        Keeper::Ahead(Helper::new(seat, residency, chunk, storage.window()))
+        Keeper::Ahead(Helper::new(slot, residency, chunk, storage.window()))
     };
     // A table that is the output matrix as well is read in order; memory of its own is nobody's to advise.
     let in_order = model.shape.tied_embeddings || residency.holds() || input.options.rows_read_around;
     Parts {
-        seat,
+        slot,
         device,
         drafter: drafter(&input, &plan, place, device),
         model,
@@ -160,7 +158,7 @@ pub fn warm(storage: &mut Storage, layout: &Layout, keeper: &Keeper) {
 }
 
 fn storage(
-    (device, seat, seed): (&Device, usize, u64),
+    (device, slot, seed): (&Device, usize, u64),
     layout: &Layout,
     cache: Bytes,
     chunk: Bytes,
@@ -178,7 +176,7 @@ fn storage(
         latency: device.disk.latency.as_ref().map_or(Seconds(0.0), |latency| latency.value),
     };
     let read_ahead = read_ahead(device, chunk);
-    let placed = Placed { device, place: seat, seed, room: cache, share: layout.chunks(), chunk };
+    let placed = Placed { device, place: slot, seed, room: cache, share: layout.chunks(), chunk };
     Storage::with_chunks(placed.policy(), read_ahead, speed, chunk)
         .unwired_after(unwired_after(device))
         .turned_over_at(device.disk.turnover.as_ref().map(|rate| rate.value))
@@ -192,33 +190,4 @@ fn storage(
 fn read_ahead(device: &Device, chunk: Bytes) -> Bytes {
     let window = device.disk.read_ahead.as_ref().map_or(USUAL_READ_AHEAD, |window| window.value);
     if device.cpu.cores > 1 { window.max(chunk * 4) } else { window }
-}
-
-/// The members of the cluster in the order in which links know them: the plan's devices in ring order, then those
-/// without a part, to which a later plan may give one.
-pub fn linked(input: Input) -> Vec<usize> {
-    let members = &input.cluster.members;
-    let planned = |device: &PlannedDevice| members.iter().position(|member| member.name == device.name);
-    let mut linked: Vec<usize> = input.plan.devices.iter().filter_map(planned).collect();
-    linked.extend((0..members.len()).filter(|&it| input.plan.position(&members[it].name).is_none()));
-    linked
-}
-
-/// The links between them.
-pub fn links(input: Input) -> AirLink {
-    let (table, members) = (&input.cluster.links, &input.cluster.members);
-    let names: Vec<&str> = linked(input).into_iter().map(|it| members[it].name.as_str()).collect();
-    let (mut wires, mut ways) = (ConstantLink::new(Wire::from(table.usual())), Vec::new());
-    for (from, sender) in names.iter().enumerate() {
-        for (to, receiver) in names.iter().enumerate().filter(|&(to, _)| to != from) {
-            match table.joined(sender, receiver) {
-                Some(Joined::Link(link)) => wires = wires.with(from, to, Wire::from(link)),
-                Some(Joined::Air(way)) => ways.push((from, to, way)),
-                // Pairs that cannot reach each other have no wire of their own: `check` has seen that none is used.
-                None => {}
-            }
-        }
-    }
-    let links = AirLink::new(wires, table.air(), input.cluster.seed);
-    ways.iter().fold(links, |links, (from, to, way)| links.with(*from, *to, way))
 }

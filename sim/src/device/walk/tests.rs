@@ -6,10 +6,10 @@ use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::trace::Resource;
 
 use super::*;
-use crate::helper::Helper;
-use crate::lines::begun;
+use crate::device::helper::Helper;
 use crate::page_cache::{Policy, TwoList};
 use crate::resource::DiskSpeed;
+use crate::trace::start_record;
 
 const PIECE: Bytes = Bytes::mib(1);
 /// So many that one of them makes a load across the border.
@@ -30,7 +30,7 @@ impl World {
             DiskSpeed { bandwidth: rate, fault: rate, explicit: rate, throttle: None, latency: Seconds(0.0) };
         let cache = Policy::TwoList(Box::new(TwoList::new(10, 10)));
         let residency = ResidencyOptions::of(Residency::Os);
-        let record = begun(0, Resource::Cpu, kind, (0, 0), 0);
+        let record = start_record(0, Resource::Cpu, kind, (0, 0), 0);
         let segment = Segment { chunks: 0..10, time: Seconds(0.01), unit: PIECE };
         let mut world = World {
             now: 0,

@@ -6,7 +6,7 @@
 //! A system with compressed swap (zram) begins with other programs' memory in their hands and swaps it out at a rate:
 //! s bytes that are swapped make room for s (1 - 1/r).
 //!
-//! Not here: when events begin and end ([`crate::agenda`]).
+//! Not here: when events begin and end ([`crate::ring::timeline`]).
 
 use hearth_core::room::LEAST_ROOM;
 use hearth_profiles::Bytes;
@@ -14,7 +14,7 @@ use hearth_schema::events::Change;
 
 /// What a device has beside its own work.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Conditions {
+pub struct BackgroundLoad {
     /// Threads of other programs that are runnable all the time.
     pub co_runners: f64,
     /// What is left of the clock.
@@ -31,7 +31,7 @@ pub struct Conditions {
     gained: f64,
 }
 
-impl Conditions {
+impl BackgroundLoad {
     /// Nobody else wants anything; so many bytes are still to be swapped out.
     pub fn quiet(withheld: Bytes) -> Self {
         Self {
@@ -84,7 +84,7 @@ mod tests {
     fn what_is_left_follows_from_all_events_together() {
         let taken = |mib| Change::Memory(Taken { taken: Bytes::mib(mib), over: None });
         let load = Change::Load(Load { threads: 3, gpu: Some(Fraction(0.5)) });
-        let found = Conditions::quiet(Bytes(0))
+        let found = BackgroundLoad::quiet(Bytes(0))
             .with(&load, 1.0)
             .with(&load, 1.0)
             .with(&Change::Slow(Fraction(0.5)), 1.0)
@@ -99,7 +99,7 @@ mod tests {
     #[test]
     fn swapping_makes_room_for_what_compression_saves() {
         let swap = Change::Swap(Swap { rate: BytesPerSecond(1e8), compression: 4.0 });
-        let quiet = Conditions::quiet(Bytes::mib(400));
+        let quiet = BackgroundLoad::quiet(Bytes::mib(400));
         assert_eq!(quiet.room(Bytes::mib(1000)), Some(Bytes::mib(600)));
         // 200 MiB are swapped out and take 50.
         assert_eq!(quiet.with(&swap, 0.5).room(Bytes::mib(1000)), Some(Bytes::mib(750)));

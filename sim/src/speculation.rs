@@ -1,15 +1,21 @@
-//! How long does the draft model take?
+//! Speculative decoding: how long a draft model takes, and which of its tokens are accepted.
 //!
-//! It reads what it has not seen of the sequence as one batch, and then makes one token after another, each a pass
-//! through all its layers and its output matrix. After a step whose drafts were all accepted it has not seen the last
-//! of them, so that the next step begins with two tokens; what was rejected it forgets. All its weights are at hand:
-//! each pass costs what [`Work`] says, the fixed cost of a window and, on a GPU with memory of its own, the way up for
-//! a token's number and down for its logits.
+//! The draft model reads what it has not seen of the sequence as one batch. Then it makes one token after another, each
+//! in a pass through all its layers and its output matrix. After a step whose drafts were all accepted it has not seen
+//! the last of them, so the next step begins with two tokens; it forgets rejected tokens. Its weights are in memory:
+//! a pass costs what [`Work`] says plus the fixed cost of a window and, on a GPU with memory of its own, the upload of
+//! the token numbers and the download of the logits.
+//!
+//! Acceptance is drawn: each drafted position is accepted with the workload's probability if all drafts before it were
+//! (Leviathan et al., 2023, section 2.3: acceptances as independent draws). A draw belongs to the sequence and the
+//! position, and each position is drawn once, because after a rejection its token is the large model's own. The number
+//! of drafts therefore does not change the draws.
 //!
 //! Deviation: the fixed cost of a token on the head (`cpu.token_overhead`) is charged for tokens of the large model
-//! only. It holds whatever else a ring costs.
+//! only. It contains all other costs of a ring.
 //!
-//! Not here: the memory it takes (`hearth_core::draft`).
+//! Not here: the memory of the draft model (`hearth_core::draft`), and what acceptance does to the positions
+//! (`hearth_core::schedule::Generation`).
 
 use std::collections::BTreeMap;
 
@@ -19,6 +25,9 @@ use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, Seconds};
 use hearth_schema::pass::Pass;
 use hearth_schema::plan::Processor;
+use hearth_schema::scenario::Workload;
+
+use crate::random::{self, Purpose};
 
 /// Bytes of a token's number and of one logit.
 const NUMBER: Bytes = Bytes(4);
@@ -76,6 +85,30 @@ impl<'a> Drafter<'a> {
         let layers: Seconds = (0..self.model.layers.len() as u32).map(|layer| work.layer(layer, pass)).sum();
         let fixed = fixed.as_ref().map_or(Seconds(0.0), |cost| cost.value);
         work.embed(tokens) + layers + work.outputs(pass.outputs()) + fixed + copies
+    }
+}
+
+/// Draws for one run.
+#[derive(Debug, Clone, Copy)]
+pub struct Acceptance {
+    seed: u64,
+    chance: f64,
+}
+
+impl Acceptance {
+    /// The draws of a run.
+    pub fn new(seed: u64, workload: &Workload) -> Self {
+        let chance = workload.speculation.as_ref().map_or(0.0, |speculation| speculation.acceptance.value.0);
+        Self { seed, chance }
+    }
+
+    /// How many of a pass's drafts stand.
+    pub fn of(&self, pass: Pass) -> u32 {
+        let stands = |&draft: &u32| {
+            let position = u64::from(pass.first_position + draft);
+            random::draw(self.seed, Purpose::Acceptance, pass.sequence, position) < self.chance
+        };
+        (1..=pass.drafted).take_while(stands).count() as u32
     }
 }
 

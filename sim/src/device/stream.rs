@@ -24,12 +24,12 @@ use hearth_profiles::Bytes;
 use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::trace::Record;
 
+use super::helper::Job;
+use super::keeper::Found;
+use super::storage::{NO_ROOM_PAUSE, Storage, Touch};
 use crate::engine::Nanos;
-use crate::helper::Job;
-use crate::keeper::Found;
 use crate::page_cache::{Chunk, Fetch};
 use crate::resource::Flow;
-use crate::storage::{NO_ROOM_PAUSE, Storage, Touch};
 
 /// The least that a call of the kernel takes.
 /// source: assumed; keeps events apart

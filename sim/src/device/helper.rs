@@ -6,7 +6,7 @@
 //! it touches one piece after another and waits for each. Both go as far as the plan's prefetch budget. Where the
 //! plan says so, the same thread gives windows up that have been computed, in order with its other jobs.
 //!
-//! Not here: what the page cache evicts for it, and managed residency ([`crate::stream`]).
+//! Not here: what the page cache evicts for it, and managed residency ([`crate::device::stream`]).
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -19,11 +19,11 @@ use hearth_schema::trace::Kind;
 use hearth_schema::trace::Record;
 use hearth_schema::trace::Resource;
 
+use super::storage::{NO_ROOM_PAUSE, Storage, Touch};
 use crate::engine::Nanos;
-use crate::lines::begun;
 use crate::page_cache::{Chunk, Fetch};
 use crate::resource::Flow;
-use crate::storage::{NO_ROOM_PAUSE, Storage, Touch};
+use crate::trace::start_record;
 
 /// A part to be read ahead or given up.
 #[derive(Debug, Clone)]
@@ -42,7 +42,7 @@ impl Job {
     /// The line of a stretch of reading for it, which begins with so many bytes.
     pub fn record(&self, device: u16, now: Nanos, bytes: Bytes) -> Record {
         let place = (self.pass.index, self.round);
-        let line = begun(device.into(), Resource::DiskPrefetch, Kind::Prefetch, place, now);
+        let line = start_record(device.into(), Resource::DiskPrefetch, Kind::Prefetch, place, now);
         Record { layers: self.layers, bytes: bytes.0, ..line }
     }
 }

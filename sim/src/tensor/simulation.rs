@@ -23,11 +23,11 @@ use hearth_schema::trace::Reading;
 use hearth_schema::trace::Record;
 use hearth_schema::trace::Resource;
 
-use crate::engine::{Engine, Nanos, Timer};
+use crate::engine::{Engine, MAX_SIM_TIME, Nanos, Timer};
 use crate::error::SimError;
+use crate::input::Input;
 use crate::resource::Link;
-use crate::resource::link::{Delivery, Sent};
-use crate::run::{Input, LONGEST};
+use crate::resource::link::{Delivery, Sent, cluster_links};
 
 use super::rank::Rank;
 
@@ -48,7 +48,7 @@ enum Event {
     /// The head has sampled.
     Sampled,
     /// A transmission on the air may be over.
-    Air,
+    Wifi,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -71,12 +71,12 @@ struct Progress {
 }
 
 /// All ranks of a run.
-pub struct World<'a, L> {
+pub struct TensorSimulation<'a, L> {
     engine: Engine<Event>,
     ranks: Vec<Rank<'a>>,
     progress: Vec<Progress>,
     links: L,
-    air_timer: Timer,
+    wifi_timer: Timer,
     /// Messages that have not left yet, with the index of their record, by their number.
     leaving: BTreeMap<u64, (usize, Message, usize)>,
     passes: &'a [Pass],
@@ -93,7 +93,7 @@ pub struct World<'a, L> {
     readings: Vec<Reading>,
 }
 
-impl<'a> World<'a, ()> {
+impl<'a> TensorSimulation<'a, ()> {
     /// All ranks at the start.
     #[allow(clippy::new_ret_no_self)] // which link it is, the cluster says
     pub fn new(
@@ -101,19 +101,19 @@ impl<'a> World<'a, ()> {
         tensor: &'a TensorPlan,
         ranks: Vec<Rank<'a>>,
         passes: &'a [Pass],
-    ) -> World<'a, impl Link> {
+    ) -> TensorSimulation<'a, impl Link> {
         let start = Progress { stage: (0, 0), waits: Some(0), sent: 0, received: BTreeMap::new() };
         let shape = &input.cluster.model.shape;
         let mut engine = Engine::new();
-        let air_timer = engine.timer();
-        World {
+        let wifi_timer = engine.timer();
+        TensorSimulation {
             engine,
-            air_timer,
+            wifi_timer,
             leaving: BTreeMap::new(),
             progress: vec![start; ranks.len()],
             all_reduce: Collective { pattern: tensor.all_reduce, devices: ranks.len() },
             ranks,
-            links: crate::setting::links(*input),
+            links: cluster_links(input.cluster, input.plan),
             passes,
             air_time: tensor.air_time.unwrap_or(Seconds(0.0)),
             tensor,
@@ -127,14 +127,14 @@ impl<'a> World<'a, ()> {
     }
 }
 
-impl<L: Link> World<'_, L> {
+impl<L: Link> TensorSimulation<'_, L> {
     /// Runs all passes.
     pub fn run(mut self) -> Result<(Vec<Record>, Vec<Reading>), SimError> {
         self.begin(0);
         while !self.ended
             && let Some(event) = self.engine.next_event()
         {
-            if self.engine.now() > LONGEST {
+            if self.engine.now() > MAX_SIM_TIME {
                 let tokens = self.readings.iter().filter(|reading| reading.device == 0).count() as u32;
                 return Err(SimError::TooLong { tokens, at: Seconds::from_nanos(self.engine.now()) });
             }
@@ -144,7 +144,7 @@ impl<L: Link> World<'_, L> {
                 Event::Delivered(place, message) => self.delivered(place, message),
                 Event::Summed(stage) => self.summed(stage),
                 Event::Sampled => self.sampled(),
-                Event::Air => self.settle(),
+                Event::Wifi => self.settle(),
             }
         }
         Ok((self.records, self.readings))
@@ -291,7 +291,7 @@ impl<L: Link> World<'_, L> {
             }
         }
         if let Some(at) = self.links.next_event() {
-            self.engine.set(self.air_timer, at, Event::Air);
+            self.engine.set(self.wifi_timer, at, Event::Wifi);
         }
     }
 

@@ -4,17 +4,17 @@
 //! holds it, and goes on when the device is back. If the ring has a new plan before that, the held messages are given
 //! up with everything else of the old one.
 //!
-//! Not here: who notices ([`hearth_core::heartbeat`]), and what a ring does then ([`crate::renewal`]).
+//! Not here: who notices ([`hearth_core::heartbeat`]), and what a ring does then ([`crate::ring::reconfiguration`]).
 
+use crate::device::context::Message;
 use crate::engine::Nanos;
-use crate::station::Message;
 
 /// A message that cannot go on.
 #[derive(Debug, Clone, Copy)]
 pub struct Held {
-    /// The sender's seat.
+    /// The sender's slot.
     pub from: usize,
-    /// The receiver's seat.
+    /// The receiver's slot.
     pub to: usize,
     /// The message.
     pub message: Message,
@@ -24,7 +24,7 @@ pub struct Held {
 
 /// Who of the cluster's members is cut off.
 #[derive(Debug, Clone)]
-pub struct Absence {
+pub struct Reachability {
     /// For each member, how many events cut it off now.
     cut: Vec<u32>,
     /// Since when.
@@ -32,7 +32,7 @@ pub struct Absence {
     held: Vec<Held>,
 }
 
-impl Absence {
+impl Reachability {
     /// All of so many members can be reached.
     pub fn new(members: usize) -> Self {
         Self { cut: vec![0; members], since: vec![0; members], held: Vec::new() }
@@ -70,9 +70,9 @@ impl Absence {
         self.held.push(held);
     }
 
-    /// Takes the messages that can go on, in the order in which they were held. `seats` are the members at each seat.
-    pub fn go_on(&mut self, seats: &[usize]) -> Vec<Held> {
-        let free = |held: &mut Held| [held.from, held.to].iter().all(|&seat| self.cut[seats[seat]] == 0);
+    /// Takes the messages that can go on, in the order in which they were held. `slots` are the members at each slot.
+    pub fn go_on(&mut self, slots: &[usize]) -> Vec<Held> {
+        let free = |held: &mut Held| [held.from, held.to].iter().all(|&slot| self.cut[slots[slot]] == 0);
         self.held.extract_if(.., free).collect()
     }
 

@@ -4,8 +4,8 @@
 //! page fault on what is not, or waiting for the helper that is to bring it. Chunks that can be used one after
 //! another are computed as one stretch.
 //!
-//! Not here: what can be used ([`crate::keeper`]), how long a layer takes ([`hearth_core::rates`]), and what to do when
-//! the walk is over ([`crate::station`]).
+//! Not here: what can be used ([`crate::device::keeper`]), how long a layer takes ([`hearth_core::rates`]), and what to do when
+//! the walk is over ([`crate::device`]).
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -15,12 +15,12 @@ use hearth_schema::trace::Cost;
 use hearth_schema::trace::Kind;
 use hearth_schema::trace::Record;
 
+use super::keeper::{Found, Keeper};
+use super::storage::{ASIDE, NO_ROOM_PAUSE, Storage, Touch};
 use crate::engine::Nanos;
-use crate::keeper::{Found, Keeper};
 use crate::page_cache::Chunk;
+use crate::random::{self, Purpose};
 use crate::resource::Flow;
-use crate::storage::{ASIDE, NO_ROOM_PAUSE, Storage, Touch};
-use crate::streams::{self, Purpose};
 
 /// How often a thread that was woken for a page needs the page before it as well: the border lies inside the load that
 /// faulted, which is made again as a whole.
@@ -217,7 +217,7 @@ impl Walk {
         let behind = self.behind(first).filter(|_| self.record.kind != Kind::Embed)?;
         let evicted = self.held_behind && !storage.view().view().holds(behind);
         let reaches = || {
-            let drawn = streams::draw(self.seed, Purpose::PageBorder, self.record.pass, first.into());
+            let drawn = random::draw(self.seed, Purpose::PageBorder, self.record.pass, first.into());
             drawn < 1.0 - (1.0 - REACHING).powf(self.threads)
         };
         (keeper.leaves_it_to_the_system() && evicted && reaches()).then_some(behind)

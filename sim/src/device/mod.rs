@@ -2,13 +2,23 @@
 //!
 //! It interprets the steps of its schedule, one after another, on one thread of control, as the executor does:
 //! a message is taken up when the steps of the one before it are done. Computing on the CPU is a walk through
-//! the mapped weights ([`crate::walk`]); on the GPU it takes its time without the disk, but that Metal brings its mapped
+//! the mapped weights ([`crate::device::walk`]); on the GPU it takes its time without the disk, but that Metal brings its mapped
 //! weights in before; sending and reading ahead are handed to the link and the helper and cost this thread nothing.
 //!
 //! Not here: which steps there are (`hearth_core::schedule`), and what the devices do to each other
 //! ([`crate::run`]).
 
-mod renewal;
+pub mod background_load;
+pub mod budget;
+pub mod context;
+mod helper;
+mod keeper;
+mod layout;
+mod reconfiguration;
+pub mod setup;
+pub mod storage;
+mod stream;
+mod walk;
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -27,38 +37,22 @@ use hearth_schema::trace::Kind;
 use hearth_schema::trace::Record;
 use hearth_schema::trace::Resource;
 
-use crate::drafter::Drafter;
 use crate::engine::{Engine, Nanos, Timer};
 use crate::error::SimError;
-use crate::helper::Job;
-use crate::keeper::Keeper;
-use crate::layout::Layout;
-use crate::lines::begun;
+use crate::random::{self, Purpose};
 use crate::resource::Cpu;
-use crate::run::Event;
-use crate::storage::{Storage, WAKE};
-use crate::streams::{self, Purpose};
-use crate::walk::{Next, Segment, Walk};
+use crate::speculation::Drafter;
+use crate::trace::start_record;
+
+use context::{Event, Message, Outgoing, SimContext};
+use helper::Job;
+use keeper::Keeper;
+use layout::Layout;
+use storage::{Storage, WAKE};
+use walk::{Next, Segment, Walk};
 
 /// A page.
 const PAGE: u64 = 4096;
-
-/// Activations on their way.
-#[derive(Debug, Clone, Copy)]
-pub struct Message {
-    /// Whose.
-    pub pass: Pass,
-    /// The round that the receiver takes up.
-    pub round: u32,
-    /// The round in which it was sent.
-    pub sent_in: u32,
-    /// Who sent it.
-    pub from: u16,
-    /// Their size.
-    pub bytes: Bytes,
-    /// When they were there.
-    pub at: Nanos,
-}
 
 /// What the thread of control is at.
 #[derive(Debug, Clone)]
@@ -84,29 +78,9 @@ impl From<Vec<(Record, Seconds)>> for Timed {
     }
 }
 
-/// What happened that others must hear of.
-#[derive(Debug, Clone, Copy)]
-pub enum Outgoing {
-    /// Activations for another place in the ring.
-    Send(usize, Message),
-    /// The tokens of a pass are out.
-    Output(u32),
-}
-
-/// Where a station schedules events, writes records and leaves what others must hear of.
-#[derive(Debug)]
-pub struct Desk<'a> {
-    /// Pending events.
-    pub engine: &'a mut Engine<Event>,
-    /// The trace so far.
-    pub records: &'a mut Vec<Record>,
-    /// To be delivered by the world.
-    pub outgoing: &'a mut Vec<Outgoing>,
-}
-
 /// One device at work.
 #[derive(Debug, Clone)]
-pub struct Station<'a> {
+pub struct DeviceSim<'a> {
     place: usize,
     device: &'a Device,
     model: &'a ModelProfile,
@@ -140,11 +114,11 @@ pub struct Station<'a> {
     drafter: Option<Drafter<'a>>,
 }
 
-/// What a station is made of.
+/// What a device is made of.
 #[derive(Debug)]
 pub struct Parts<'a> {
     /// Its place among all devices of the run, which stays the same when the ring changes.
-    pub seat: usize,
+    pub slot: usize,
     /// The device's profile.
     pub device: &'a Device,
     /// The model.
@@ -174,11 +148,11 @@ fn processor(device: &Device) -> Cpu {
     Cpu::new(f64::from(device.cpu.cores)).under(device.cpu.quota.as_ref())
 }
 
-impl<'a> Station<'a> {
+impl<'a> DeviceSim<'a> {
     /// A device that has done nothing yet.
     pub fn new(parts: Parts<'a>, engine: &mut Engine<Event>) -> Self {
         Self {
-            place: parts.seat,
+            place: parts.slot,
             device: parts.device,
             model: parts.model,
             kv_element: parts.kv_element,
@@ -212,129 +186,129 @@ impl<'a> Station<'a> {
     }
 
     /// The head begins a pass.
-    pub fn begin(&mut self, pass: Pass, desk: &mut Desk) -> Result<(), SimError> {
+    pub fn begin(&mut self, pass: Pass, ctx: &mut SimContext) -> Result<(), SimError> {
         self.steps.extend(self.schedule.react(&Incident::Begin(pass))?);
-        self.proceed(desk)
+        self.proceed(ctx)
     }
 
     /// A message is there.
-    pub fn deliver(&mut self, message: Message, desk: &mut Desk) -> Result<(), SimError> {
+    pub fn deliver(&mut self, message: Message, ctx: &mut SimContext) -> Result<(), SimError> {
         self.inbox.push_back(message);
-        self.proceed(desk)
+        self.proceed(ctx)
     }
 
     /// The processor may be done with something.
-    pub fn processor(&mut self, desk: &mut Desk) -> Result<(), SimError> {
-        let now = desk.engine.now();
+    pub fn processor(&mut self, ctx: &mut SimContext) -> Result<(), SimError> {
+        let now = ctx.engine.now();
         let stretched = self.cpu.stretched(now, 0);
         if self.cpu.ended(now).is_some()
             && let Doing::Walking(walk) = &mut self.doing
         {
             if self.keeper.used(walk.computed(now, stretched)) {
-                desk.engine.after(0, Event::Helper(self.place));
+                ctx.engine.after(0, Event::Helper(self.place));
             }
             let next = walk.advance(now, &mut self.storage, &mut self.keeper);
-            self.next(next, desk);
+            self.next(next, ctx);
         }
-        self.proceed(desk)
+        self.proceed(ctx)
     }
 
     /// A step of fixed length is over, or a touch that found no room is to be tried again.
-    pub fn wake(&mut self, desk: &mut Desk) -> Result<(), SimError> {
+    pub fn wake(&mut self, ctx: &mut SimContext) -> Result<(), SimError> {
         match &mut self.doing {
             Doing::Walking(walk) => {
-                let next = walk.retry(desk.engine.now(), &mut self.storage, &mut self.keeper);
-                self.next(next, desk);
+                let next = walk.retry(ctx.engine.now(), &mut self.storage, &mut self.keeper);
+                self.next(next, ctx);
             }
             Doing::Fixed { output } => {
-                desk.outgoing.extend(output.map(Outgoing::Output));
+                ctx.outgoing.extend(output.map(Outgoing::Output));
                 self.doing = Doing::Nothing;
-                self.idle_since = desk.engine.now();
+                self.idle_since = ctx.engine.now();
             }
             Doing::Nothing => {
-                self.idle_since = desk.engine.now();
+                self.idle_since = ctx.engine.now();
             }
         }
-        self.proceed(desk)
+        self.proceed(ctx)
     }
 
     /// The helper goes on.
-    pub fn help(&mut self, desk: &mut Desk) {
-        let now = desk.engine.now();
+    pub fn help(&mut self, ctx: &mut SimContext) {
+        let now = ctx.engine.now();
         if let Some(at) = self.keeper.work(now, &mut self.storage) {
-            desk.engine.at(at, Event::Helper(self.place));
+            ctx.engine.at(at, Event::Helper(self.place));
         }
         if let Doing::Walking(walk) = &mut self.doing
             && walk.waits_for_helper()
         {
             let next = walk.advance(now, &mut self.storage, &mut self.keeper);
-            self.next(next, desk);
+            self.next(next, ctx);
         }
-        self.keeper.report(desk.records);
-        self.watch_disk(desk);
+        self.keeper.report(ctx.records);
+        self.watch_disk(ctx);
     }
 
     /// Reads may have arrived.
-    pub fn arrivals(&mut self, desk: &mut Desk) -> Result<(), SimError> {
-        let now = desk.engine.now();
+    pub fn arrivals(&mut self, ctx: &mut SimContext) -> Result<(), SimError> {
+        let now = ctx.engine.now();
         self.disk_set = None;
         while let Some(chunk) = self.storage.arrived(now) {
             if self.keeper.arrived(now, chunk) {
-                desk.engine.at(now, Event::Helper(self.place));
+                ctx.engine.at(now, Event::Helper(self.place));
             }
             if let Doing::Walking(walk) = &mut self.doing
                 && let Some(next) = walk.arrived(now, chunk, WAKE)
             {
-                self.next(next, desk);
+                self.next(next, ctx);
             }
         }
-        self.keeper.report(desk.records);
-        self.proceed(desk)
+        self.keeper.report(ctx.records);
+        self.proceed(ctx)
     }
 
     /// The run is over: what was being read ahead is recorded as far as it came.
-    pub fn flush(&mut self, desk: &mut Desk) {
-        self.keeper.flush(desk.engine.now(), desk.records);
+    pub fn flush(&mut self, ctx: &mut SimContext) {
+        self.keeper.flush(ctx.engine.now(), ctx.records);
     }
 
     /// Takes up steps and messages until one takes time.
-    fn proceed(&mut self, desk: &mut Desk) -> Result<(), SimError> {
+    fn proceed(&mut self, ctx: &mut SimContext) -> Result<(), SimError> {
         while matches!(self.doing, Doing::Nothing) {
             if let Some(step) = self.steps.pop_front() {
-                self.take(step, desk);
+                self.take(step, ctx);
             } else if let Some(message) = self.inbox.pop_front() {
-                self.receive(message, desk)?;
+                self.receive(message, ctx)?;
             } else {
                 break;
             }
         }
-        self.watch_disk(desk);
+        self.watch_disk(ctx);
         Ok(())
     }
 
-    fn receive(&mut self, message: Message, desk: &mut Desk) -> Result<(), SimError> {
-        desk.records.push(Record {
+    fn receive(&mut self, message: Message, ctx: &mut SimContext) -> Result<(), SimError> {
+        ctx.records.push(Record {
             resource: Resource::Rx,
             start: self.idle_since.min(message.at),
             end: message.at,
             bytes: message.bytes.0,
             peer: Some(message.from),
-            ..self.record(Kind::Receive, message.pass, message.round, desk)
+            ..self.record(Kind::Receive, message.pass, message.round, ctx)
         });
         let incident = Incident::Arrived { pass: message.pass, round: message.round };
         self.steps.extend(self.schedule.react(&incident)?);
         Ok(())
     }
 
-    fn take(&mut self, step: Step, desk: &mut Desk) {
+    fn take(&mut self, step: Step, ctx: &mut SimContext) {
         match step {
             // The cache's length goes back; nothing is moved.
             Step::Rollback { .. } => {}
-            Step::Draft { pass } => self.draft(pass, desk),
+            Step::Draft { pass } => self.draft(pass, ctx),
             Step::Embed { pass } => {
-                let record = self.record(Kind::Embed, pass, 0, desk);
+                let record = self.record(Kind::Embed, pass, 0, ctx);
                 let segments = self.embedding_rows(pass);
-                self.walk(record, segments, desk);
+                self.walk(record, segments, ctx);
             }
             Step::Compute { pass, round, layers, processor: Processor::Cpu } => {
                 let work = self.work();
@@ -347,69 +321,69 @@ impl<'a> Station<'a> {
                         Segment { chunks, time: work.layer(layer, pass) + own, unit: self.storage.chunk() }
                     })
                     .collect();
-                let mut record = self.record(Kind::Compute, pass, round, desk);
+                let mut record = self.record(Kind::Compute, pass, round, ctx);
                 record.layers = Some([layers.start, layers.end]);
-                self.needed(&Part::Layers(layers), pass, round, desk);
-                self.walk(record, segments, desk);
+                self.needed(&Part::Layers(layers), pass, round, ctx);
+                self.walk(record, segments, ctx);
             }
             Step::Compute { pass, round, layers, processor: Processor::Gpu } => {
-                let mut record = self.record(Kind::Compute, pass, round, desk);
+                let mut record = self.record(Kind::Compute, pass, round, ctx);
                 record.layers = Some([layers.start, layers.end]);
                 let steps = self.on_gpu(&record, pass);
-                self.wired(&Part::Layers(layers), record, pass, steps.into(), desk);
+                self.wired(&Part::Layers(layers), record, pass, steps.into(), ctx);
             }
             Step::Output { pass, processor: Processor::Gpu } => {
                 let round = self.schedule.plan().rounds;
-                let record = self.record(Kind::Output, pass, round, desk);
+                let record = self.record(Kind::Output, pass, round, ctx);
                 let steps = self.output_on_gpu(&record, pass.outputs());
                 let timed = Timed { steps, output: Some(pass.index) };
                 let wiring = Record { kind: Kind::Compute, ..record };
-                self.wired(&Part::Output, wiring, pass, timed, desk);
+                self.wired(&Part::Output, wiring, pass, timed, ctx);
             }
             Step::Output { pass, processor: Processor::Cpu } => {
                 let fixed = self.device.cpu.token_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
                 let (time, unit) = (self.work().outputs(pass.outputs()) + fixed, self.storage.chunk());
                 let segment = Segment { chunks: self.layout.output(), time, unit };
                 let round = self.schedule.plan().rounds;
-                let record = self.record(Kind::Output, pass, round, desk);
-                self.needed(&Part::Output, pass, round, desk);
-                self.walk(record, [segment], desk);
+                let record = self.record(Kind::Output, pass, round, ctx);
+                self.needed(&Part::Output, pass, round, ctx);
+                self.walk(record, [segment], ctx);
             }
             Step::Send { pass, round, next_round, to } => {
                 let format = self.schedule.plan().activations;
                 let bytes = format.bytes(&self.model.shape) * u64::from(pass.tokens);
-                let (from, at) = (self.place as u16, desk.engine.now());
+                let (from, at) = (self.place as u16, ctx.engine.now());
                 let message = Message { pass, round: next_round, sent_in: round, from, bytes, at };
-                desk.outgoing.push(Outgoing::Send(to, message));
+                ctx.outgoing.push(Outgoing::Send(to, message));
             }
             Step::Prefetch { part, pass, round } => {
                 let job = self.job(&part, pass, round);
                 if self.keeper.announce(job) {
-                    desk.engine.after(0, Event::Helper(self.place));
+                    ctx.engine.after(0, Event::Helper(self.place));
                 }
             }
             Step::Release { part, pass, round } => {
                 let job = self.job(&part, pass, round);
                 if self.keeper.release(job) {
-                    desk.engine.after(0, Event::Helper(self.place));
+                    ctx.engine.after(0, Event::Helper(self.place));
                 }
             }
         }
     }
 
     /// The draft model's turn, its weights at hand: on the CPU it shares the cores as any computation does.
-    fn draft(&mut self, pass: Pass, desk: &mut Desk) {
+    fn draft(&mut self, pass: Pass, ctx: &mut SimContext) {
         let Some(drafter) = &mut self.drafter else { return };
         let (time, processor) = (drafter.time(pass), drafter.processor());
-        let record = self.record(Kind::Draft, pass, 0, desk);
+        let record = self.record(Kind::Draft, pass, 0, ctx);
         match processor {
             Processor::Cpu => {
                 let segment = Segment { chunks: 0..0, time, unit: self.storage.chunk() };
-                self.walk(record, [segment], desk);
+                self.walk(record, [segment], ctx);
             }
             Processor::Gpu => {
                 let time = time * (1.0 / self.gpu_speed);
-                self.fixed(vec![(Record { resource: Resource::Gpu, ..record }, time)].into(), desk);
+                self.fixed(vec![(Record { resource: Resource::Gpu, ..record }, time)].into(), ctx);
             }
         }
     }
@@ -423,10 +397,10 @@ impl<'a> Station<'a> {
     }
 
     /// A part is about to be computed.
-    fn needed(&mut self, part: &Part, pass: Pass, round: u32, desk: &mut Desk) {
+    fn needed(&mut self, part: &Part, pass: Pass, round: u32, ctx: &mut SimContext) {
         let job = self.job(part, pass, round);
         if self.keeper.begin(job, &self.storage) {
-            desk.engine.after(0, Event::Helper(self.place));
+            ctx.engine.after(0, Event::Helper(self.place));
         }
     }
 
@@ -438,7 +412,7 @@ impl<'a> Station<'a> {
         let chunk = self.storage.chunk();
         let unit = if self.rows_alone { Bytes(row_bytes.0.next_multiple_of(PAGE)) } else { chunk };
         let segment = |position: u32| {
-            let share = streams::draw(self.seed, Purpose::EmbeddingRow, pass.sequence, u64::from(position));
+            let share = random::draw(self.seed, Purpose::EmbeddingRow, pass.sequence, u64::from(position));
             let row = ((share * ((rows + 1) as f64).ln()).exp() as u64).saturating_sub(1).min(rows - 1);
             let chunks = self.layout.embedding_row(row, row_bytes, chunk);
             let kept = self.rows_alone && self.keeper.leaves_it_to_the_system();
@@ -497,71 +471,71 @@ impl<'a> Station<'a> {
 
     /// Steps of the GPU. Where it reads through the mapping its weights come in before: what waits is a thread of the
     /// CPU, which computes nothing meanwhile.
-    fn wired(&mut self, part: &Part, record: Record, pass: Pass, timed: Timed, desk: &mut Desk) {
+    fn wired(&mut self, part: &Part, record: Record, pass: Pass, timed: Timed, ctx: &mut SimContext) {
         if !self.device.gpu_maps_weights() {
-            return self.fixed(timed, desk);
+            return self.fixed(timed, ctx);
         }
         self.wired_for = Some(timed);
-        self.needed(part, pass, record.round, desk);
+        self.needed(part, pass, record.round, ctx);
         let segment =
             Segment { chunks: self.layout.part(part), time: Seconds(0.0), unit: self.storage.chunk() };
-        self.walk(record, [segment], desk);
+        self.walk(record, [segment], ctx);
     }
 
     /// Takes up steps that nothing can disturb.
-    fn fixed(&mut self, Timed { steps, output }: Timed, desk: &mut Desk) {
-        let mut at = desk.engine.now();
+    fn fixed(&mut self, Timed { steps, output }: Timed, ctx: &mut SimContext) {
+        let mut at = ctx.engine.now();
         for (record, time) in steps {
             let end = at.saturating_add(time.to_nanos());
-            desk.records.push(Record { start: at, end, ..record });
+            ctx.records.push(Record { start: at, end, ..record });
             at = end;
         }
         self.doing = Doing::Fixed { output };
-        desk.engine.set(self.wake_timer, at, Event::Wake(self.place));
+        ctx.engine.set(self.wake_timer, at, Event::Wake(self.place));
     }
 
-    fn walk(&mut self, record: Record, segments: impl IntoIterator<Item = Segment>, desk: &mut Desk) {
+    fn walk(&mut self, record: Record, segments: impl IntoIterator<Item = Segment>, ctx: &mut SimContext) {
         let mut walk = Walk::new(record, segments, f64::from(self.device.cpu.cores), self.seed);
-        let next = walk.advance(desk.engine.now(), &mut self.storage, &mut self.keeper);
+        let next = walk.advance(ctx.engine.now(), &mut self.storage, &mut self.keeper);
         self.doing = Doing::Walking(Box::new(walk));
-        self.next(next, desk);
+        self.next(next, ctx);
     }
 
-    fn next(&mut self, next: Next, desk: &mut Desk) {
-        let now = desk.engine.now();
+    fn next(&mut self, next: Next, ctx: &mut SimContext) {
+        let now = ctx.engine.now();
         match next {
             Next::Compute(work) => {
                 self.cpu.start(now, 0, f64::from(self.device.cpu.cores), work.0);
                 if let Some(at) = self.cpu.next_end() {
-                    desk.engine.set(self.cpu_timer, at, Event::Processor(self.place));
+                    ctx.engine.set(self.cpu_timer, at, Event::Processor(self.place));
                 }
             }
             Next::Wait => {}
-            Next::Retry(at) => desk.engine.set(self.wake_timer, at, Event::Wake(self.place)),
+            Next::Retry(at) => ctx.engine.set(self.wake_timer, at, Event::Wake(self.place)),
             Next::Done => {
                 if let Doing::Walking(walk) = std::mem::replace(&mut self.doing, Doing::Nothing) {
                     self.keeper.end();
                     let record = Record { end: now, ..walk.record };
                     if record.kind == Kind::Output {
-                        desk.outgoing.push(Outgoing::Output(record.pass));
+                        ctx.outgoing.push(Outgoing::Output(record.pass));
                     }
-                    desk.records.push(record);
+                    ctx.records.push(record);
                 }
                 self.idle_since = now;
                 if let Some(timed) = self.wired_for.take() {
-                    self.fixed(timed, desk);
+                    self.fixed(timed, ctx);
                 }
             }
         }
     }
 
     /// Asks to be told of the next arrival, if that has changed.
-    fn watch_disk(&mut self, desk: &mut Desk) {
+    fn watch_disk(&mut self, ctx: &mut SimContext) {
         let next = self.storage.next_end();
         if next != self.disk_set
             && let Some(at) = next
         {
-            desk.engine.set(self.disk_timer, at, Event::Disk(self.place));
+            ctx.engine.set(self.disk_timer, at, Event::Disk(self.place));
             self.disk_set = next;
         }
     }
@@ -570,7 +544,7 @@ impl<'a> Station<'a> {
         Work::in_main_memory(self.device, self.model, self.kv_element)
     }
 
-    fn record(&self, kind: Kind, pass: Pass, round: u32, desk: &Desk) -> Record {
-        begun(self.place, Resource::Cpu, kind, (pass.index, round), desk.engine.now())
+    fn record(&self, kind: Kind, pass: Pass, round: u32, ctx: &SimContext) -> Record {
+        start_record(self.place, Resource::Cpu, kind, (pass.index, round), ctx.engine.now())
     }
 }

@@ -11,12 +11,12 @@ use std::ops::Range;
 use hearth_profiles::Bytes;
 use hearth_schema::trace::Record;
 
+use super::helper::{Helper, Job};
+use super::storage::{Storage, Touch};
+use super::stream::Stream;
 use crate::engine::Nanos;
-use crate::helper::{Helper, Job};
 use crate::page_cache::Chunk;
 use crate::resource::Flow;
-use crate::storage::{Storage, Touch};
-use crate::stream::Stream;
 
 /// Chunks computed as one stretch while others may evict them.
 const STRETCH: u32 = 4;

@@ -1,0 +1,151 @@
+//! What a simulation is given and what it returns, and the checks before it starts.
+
+use hearth_core::Cluster;
+use hearth_core::draft;
+use hearth_core::replan::Replanner;
+use hearth_profiles::device::{Device, PageCachePolicy};
+use hearth_profiles::model::DigestMatch;
+use hearth_profiles::{Bytes, Document};
+use hearth_schema::Plan;
+use hearth_schema::events::Change;
+use hearth_schema::residency::Residency;
+use hearth_schema::trace::Trace;
+
+use crate::error::SimError;
+use crate::page_cache::CHUNK_BYTES;
+
+/// More than a model of a terabyte has with the usual stream buffer.
+const MAX_PIECES: u64 = 1 << 24;
+
+/// What is simulated.
+#[derive(Debug, Clone, Copy)]
+pub struct Input<'a> {
+    /// The scenario with everything resolved.
+    pub cluster: &'a Cluster,
+    /// The plan to run.
+    pub plan: &'a Plan,
+    /// How closely it is looked at.
+    pub options: &'a Options,
+}
+
+/// How a run is simulated.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Options {
+    /// The unit of the page cache, but for a device that manages its residency in pieces of its own. Finer is
+    /// slower and closer to the kernel.
+    pub chunk: Bytes,
+    /// Whether memory is at the start as tokens before the run would have left it.
+    pub warm: bool,
+    /// Whether every memory is taken to hold whatever a device pins, and nothing ends because it does not fit.
+    pub ignore_memory: bool,
+    /// How much more than its profile says a device's process may hold of its room for weights. How much it is, the
+    /// seed decides: near the edge where a share just fits, this and where the first fault of a token lies (the
+    /// embedding row, which aligns the read-ahead) decide what a token reads.
+    pub process_spread: Bytes,
+    /// Whether a row of the embedding is read with what lies around it, as an engine reads it that tells the system
+    /// nothing of the table.
+    pub rows_read_around: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            chunk: Bytes(CHUNK_BYTES),
+            warm: false,
+            ignore_memory: false,
+            process_spread: Bytes::ZERO,
+            rows_read_around: false,
+        }
+    }
+}
+
+/// What happens around the ring while it runs.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Disturbances<'a> {
+    /// The scenario's events.
+    pub events: &'a [hearth_schema::events::Event],
+    /// Who plans again when a device is gone; nobody if absent.
+    pub replanner: Option<&'a dyn Replanner>,
+}
+
+/// What a run comes to.
+#[derive(Debug, Clone)]
+pub struct Run {
+    /// What was done when.
+    pub trace: Trace,
+    /// The plans made in mid-run, in order.
+    pub plans: Vec<Plan>,
+    /// Which of the events did not come to happen before the run ended.
+    pub unreached_events: Vec<usize>,
+}
+
+impl Run {
+    /// A run without events.
+    pub fn undisturbed(trace: Trace) -> Self {
+        Self { trace, plans: vec![], unreached_events: vec![] }
+    }
+}
+
+/// The plan's devices in ring order, if everything fits together.
+pub fn check<'a>(input: &Input<'a>) -> Result<Vec<&'a Device>, SimError> {
+    let (cluster, plan) = (input.cluster, input.plan);
+    plan.validate()?;
+    if !((128 << 10)..=(8 << 20)).contains(&input.options.chunk.0) {
+        return Err(SimError::Chunk { bytes: input.options.chunk.0 });
+    }
+    let same_shape = cluster.model.shape_digest() == plan.model.shape_digest;
+    let same_file = plan
+        .model
+        .digest
+        .as_ref()
+        .is_some_and(|digest| cluster.model.matches(digest) != DigestMatch::Different);
+    if plan.model.layers != cluster.model.shape.layers.0 || !(same_shape || same_file) {
+        let (planned, given) = (plan.model.name.clone(), cluster.model.name.clone());
+        return Err(SimError::OtherModel { planned, given });
+    }
+    let mut devices = Vec::new();
+    for (place, planned) in plan.devices.iter().enumerate() {
+        let name = planned.name.clone();
+        let Some(member) = cluster.member(&name) else { return Err(SimError::UnknownDevice { place, name }) };
+        let lack = match &member.device.gpu {
+            _ if planned.gpu_layers == 0 => None,
+            None => Some("has no `gpu`"),
+            Some(gpu) if gpu.matvec.is_empty() => Some("has no rate in `gpu.matvec`"),
+            Some(_) => None,
+        };
+        if let Some(lack) = lack {
+            return Err(SimError::NoGpu { place, name, layers: planned.gpu_layers, lack });
+        }
+        let residency = planned.residency;
+        let piece = residency.piece().0.max(1);
+        if residency.policy == Residency::Managed && cluster.model.total_bytes().0 / piece > MAX_PIECES {
+            return Err(SimError::Pieces { place, bytes: piece });
+        }
+        devices.push(&member.device);
+    }
+    if let Some(tensor) = plan.kind.tensor() {
+        tensor.validate_cover(plan, &cluster.model.shape)?;
+    }
+    cluster.links.carry(plan)?;
+    draft::check(plan, cluster)?;
+    Ok(devices)
+}
+
+/// Refuses events that cannot happen to these devices.
+pub fn check_events(input: &Input, disturbances: &Disturbances) -> Result<(), SimError> {
+    if let Some(why) = input.plan.only_simulated().filter(|_| !disturbances.events.is_empty()) {
+        return Err(SimError::EventsWithoutRing { why });
+    }
+    for event in disturbances.events {
+        let (Some(Change::Swap(_)), Some(name)) = (event.change(), &event.device) else { continue };
+        let memory = input.cluster.member(name).map(|member| &member.device.memory);
+        if memory.is_none_or(|memory| memory.obtainable() == memory.available.value) {
+            return Err(SimError::NoSwap { device: name.clone() });
+        }
+        let by_itself = [PageCachePolicy::Android, PageCachePolicy::Macos, PageCachePolicy::MacosMetal];
+        if memory.is_some_and(|memory| by_itself.contains(&memory.page_cache)) {
+            return Err(SimError::SwapsItself { device: name.clone() });
+        }
+    }
+    Ok(())
+}

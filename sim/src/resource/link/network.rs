@@ -1,0 +1,109 @@
+//! Which message has arrived?
+//!
+//! A link knows messages by numbers. Here each keeps what its world wants back when it is known how it fared.
+//!
+//! Not here: when that is ([`super::wifi`], [`super::constant`]).
+
+use std::collections::BTreeMap;
+
+use hearth_core::Cluster;
+use hearth_core::cluster::Joined;
+use hearth_profiles::Bytes;
+use hearth_schema::Plan;
+use hearth_schema::plan::PlannedDevice;
+
+use super::{ConstantLink, Delivery, Link, Sent, WifiLink, Wire};
+use crate::engine::Nanos;
+
+/// Links, and what belongs to the messages on them.
+#[derive(Debug, Clone)]
+pub struct Network<T> {
+    links: WifiLink,
+    leaving: BTreeMap<u64, T>,
+}
+
+impl<T> Network<T> {
+    /// Nothing has been sent over these links.
+    pub fn new(links: WifiLink) -> Self {
+        Self { links, leaving: BTreeMap::new() }
+    }
+
+    /// Hands over a message. If nothing that comes later can change how it fares, that is known at once;
+    /// [`Network::settled`] tells it otherwise.
+    pub fn send(
+        &mut self,
+        now: Nanos,
+        [from, to]: [usize; 2],
+        bytes: Bytes,
+        item: T,
+    ) -> Option<(T, Delivery)> {
+        match self.links.send(now, from, to, bytes) {
+            Sent::Known(delivery) => Some((item, delivery)),
+            Sent::Pending(number) => {
+                self.leaving.insert(number, item);
+                None
+            }
+        }
+    }
+
+    /// Takes one message of which everything is known by now.
+    pub fn settled(&mut self, now: Nanos) -> Option<(T, Delivery)> {
+        loop {
+            let (number, delivery) = self.links.settled(now)?;
+            // Nobody wants those that were given up.
+            if let Some(item) = self.leaving.remove(&number) {
+                return Some((item, delivery));
+            }
+        }
+    }
+
+    /// Gives up all messages that have not left. What was handed over to the air is sent all the same.
+    pub fn give_up(&mut self) {
+        self.leaving.clear();
+    }
+
+    /// When to ask again.
+    pub fn next_event(&self) -> Option<Nanos> {
+        self.links.next_event()
+    }
+
+    /// See [`WifiLink::stall`].
+    pub fn stall(&mut self, channel: &str, now: Nanos, until: Nanos) -> bool {
+        self.links.stall(channel, now, until)
+    }
+
+    /// The same for every channel.
+    pub fn stall_all(&mut self, now: Nanos, until: Nanos) {
+        self.links.stall_all(now, until);
+    }
+}
+
+/// The members of the cluster in the order in which links know them: the plan's devices in ring order, then those
+/// without a part, to which a later plan may give one.
+pub fn link_order(cluster: &Cluster, plan: &Plan) -> Vec<usize> {
+    let members = &cluster.members;
+    let planned = |device: &PlannedDevice| members.iter().position(|member| member.name == device.name);
+    let mut linked: Vec<usize> = plan.devices.iter().filter_map(planned).collect();
+    linked.extend((0..members.len()).filter(|&it| plan.position(&members[it].name).is_none()));
+    linked
+}
+
+/// The links between the members of a cluster, in the order of [`link_order`].
+pub fn cluster_links(cluster: &Cluster, plan: &Plan) -> WifiLink {
+    let (table, members) = (&cluster.links, &cluster.members);
+    let names: Vec<&str> =
+        link_order(cluster, plan).into_iter().map(|it| members[it].name.as_str()).collect();
+    let (mut wires, mut ways) = (ConstantLink::new(Wire::from(table.usual())), Vec::new());
+    for (from, sender) in names.iter().enumerate() {
+        for (to, receiver) in names.iter().enumerate().filter(|&(to, _)| to != from) {
+            match table.joined(sender, receiver) {
+                Some(Joined::Link(link)) => wires = wires.with(from, to, Wire::from(link)),
+                Some(Joined::Air(way)) => ways.push((from, to, way)),
+                // Pairs that cannot reach each other have no wire of their own: `check` has seen that none is used.
+                None => {}
+            }
+        }
+    }
+    let links = WifiLink::new(wires, table.air(), cluster.seed);
+    ways.iter().fold(links, |links, (from, to, way)| links.with(*from, *to, way))
+}

@@ -1,0 +1,326 @@
+//! A ring of devices: the simulation of a plan whose devices compute windows of layers in turn.
+//!
+//! It has a [`DeviceSim`] for each device of the plan, the links between them, and the engine that orders their
+//! events. The schedule decides what is done and the devices decide how long it takes.
+//! `hearth_core::schedule::Generation` decides which pass enters when the head is free. Weights are on disk when the
+//! run begins, unless [`crate::Options::warm`] is set; those in GPU memory are loaded already.
+//!
+//! A scenario's events disturb the run: loads, memory that other programs take, devices that leave
+//! ([`timeline`], [`reachability`], [`reconfiguration`]).
+
+pub mod reachability;
+pub mod reconfiguration;
+pub mod timeline;
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use hearth_core::schedule::Generation;
+use hearth_core::schedule::Schedule;
+use hearth_profiles::Seconds;
+use hearth_profiles::device::Device;
+use hearth_profiles::model::ModelProfile;
+use hearth_schema::Plan;
+use hearth_schema::happenings::Sort;
+use hearth_schema::pass::Pass;
+use hearth_schema::trace::Counter;
+use hearth_schema::trace::Header;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Outcome;
+use hearth_schema::trace::Reading;
+use hearth_schema::trace::Record;
+use hearth_schema::trace::Resource;
+use hearth_schema::trace::Trace;
+
+use crate::device::budget::Budget;
+use crate::device::context::{Event, Message, Outgoing, SimContext};
+use crate::device::{DeviceSim, setup};
+use crate::engine::{Engine, MAX_SIM_TIME, Nanos, Timer};
+use crate::error::SimError;
+use crate::input::{Disturbances, Input, Run};
+use crate::resource::link::{Delivery, Network, cluster_links, link_order};
+use crate::speculation::Acceptance;
+use crate::trace::start_record;
+
+use reachability::{Held, Reachability};
+use timeline::EventTimeline;
+
+/// More events than this without a line in the trace are a ring that turns and gets nowhere.
+/// source: assumed, a hundred times what the longest step of a large model takes
+const MAX_IDLE_EVENTS: u32 = 20_000_000;
+
+/// A message on a link: its receiver's slot, and the index of the record of its sending.
+pub(crate) type Sent = (usize, Message, usize);
+
+#[derive(Debug, Clone)]
+pub(crate) struct Simulation<'a> {
+    pub(crate) input: Input<'a>,
+    pub(crate) disturbances: Disturbances<'a>,
+    pub(crate) engine: Engine<Event>,
+    /// By slot: the first plan's devices in ring order, then those that joined the ring later.
+    pub(crate) devices: Vec<DeviceSim<'a>>,
+    /// The members of the cluster at the slots.
+    pub(crate) slots: Vec<usize>,
+    /// The slots of the ring, in its order; the head's is 0 in every plan.
+    pub(crate) ring: Vec<usize>,
+    /// By slot.
+    pub(crate) budgets: Vec<Budget>,
+    pub(crate) network: Network<Sent>,
+    /// The members of the cluster in the order in which links know them.
+    linked: Vec<usize>,
+    wifi_timer: Timer,
+    pub(crate) generation: Generation,
+    acceptance: Acceptance,
+    /// The passes begun.
+    passes: Vec<Pass>,
+    /// Tokens that are out, of all sequences.
+    pub(crate) tokens: u32,
+    pub(crate) timeline: EventTimeline,
+    pub(crate) timeline_timer: Timer,
+    pub(crate) reachability: Reachability,
+    /// A new plan is under way to the devices until then.
+    pub(crate) ready: Nanos,
+    /// A device is back and wants to be taken in between tokens.
+    pub(crate) rejoins: bool,
+    /// Plans made in mid-run.
+    pub(crate) plans: Vec<Plan>,
+    pub(crate) outcome: Outcome,
+    pub(crate) ended: bool,
+    pub(crate) header: Header,
+    pub(crate) records: Vec<Record>,
+    readings: Vec<Reading>,
+}
+
+/// Runs a ring of devices whose parts fit their memory.
+pub fn simulate(
+    input: &Input,
+    disturbances: &Disturbances,
+    devices: &[&Device],
+    budgets: Vec<Budget>,
+    header: Header,
+) -> Result<Run, SimError> {
+    let models = setup::models(input);
+    let mut simulation = Simulation::new(*input, *disturbances, devices, budgets, &models, header);
+    simulation.run()?;
+    let Simulation { header, mut records, readings, passes, timeline, outcome, plans, .. } = simulation;
+    records.sort_by_key(|record| record.start);
+    let unreached_events = timeline.unreached_events();
+    let mut happenings = timeline.happenings;
+    happenings.sort_by_key(|happening| happening.start);
+    let shortages = Vec::new();
+    let trace = Trace { header, passes, records, readings, shortages, happenings, outcome };
+    Ok(Run { trace, plans, unreached_events })
+}
+
+impl<'a> Simulation<'a> {
+    fn new(
+        input: Input<'a>,
+        disturbances: Disturbances<'a>,
+        devices: &[&'a Device],
+        budgets: Vec<Budget>,
+        models: &'a [Cow<'a, ModelProfile>],
+        header: Header,
+    ) -> Self {
+        let mut engine = Engine::new();
+        let plan = Arc::new(input.plan.clone());
+        let devices: Vec<_> = devices
+            .iter()
+            .enumerate()
+            .map(|(place, device)| {
+                let schedule = Schedule::new(plan.clone(), place);
+                let holds = plan.devices[place].residency.holds();
+                let mut parts = setup::parts(input, device, &models[place], schedule, place, &budgets[place]);
+                if input.options.warm || holds {
+                    setup::warm(&mut parts.storage, &parts.layout, &parts.keeper);
+                }
+                DeviceSim::new(parts, &mut engine)
+            })
+            .collect();
+        let member = |name: &String| input.cluster.members.iter().position(|it| it.name == *name);
+        let (wifi_timer, timeline_timer) = (engine.timer(), engine.timer());
+        let mut simulation = Self {
+            input,
+            disturbances,
+            engine,
+            ring: (0..devices.len()).collect(),
+            devices,
+            slots: plan.devices.iter().filter_map(|device| member(&device.name)).collect(),
+            budgets,
+            network: Network::new(cluster_links(input.cluster, input.plan)),
+            linked: link_order(input.cluster, input.plan),
+            wifi_timer,
+            generation: Generation::new(&input.cluster.workload),
+            acceptance: Acceptance::new(input.cluster.seed, &input.cluster.workload),
+            passes: Vec::new(),
+            tokens: 0,
+            timeline: EventTimeline::new(disturbances.events),
+            timeline_timer,
+            reachability: Reachability::new(input.cluster.members.len()),
+            ready: 0,
+            rejoins: false,
+            plans: Vec::new(),
+            outcome: Outcome::Ok,
+            ended: false,
+            header,
+            records: Vec::new(),
+            readings: Vec::new(),
+        };
+        simulation.schedule_timeline();
+        simulation
+    }
+
+    fn run(&mut self) -> Result<(), SimError> {
+        self.settle_in();
+        self.begin()?;
+        let (mut idle, mut lines) = (0, 0);
+        while !self.ended {
+            let event = self.engine.next_event().filter(|_| idle < MAX_IDLE_EVENTS);
+            let Some(event) = event else {
+                let (tokens, at) = (self.tokens, Seconds::from_nanos(self.engine.now()));
+                return Err(SimError::StandsStill { tokens, at });
+            };
+            if self.engine.now() > MAX_SIM_TIME {
+                let (tokens, at) = (self.tokens, Seconds::from_nanos(self.engine.now()));
+                return Err(SimError::TooLong { tokens, at });
+            }
+            idle = if self.records.len() == lines { idle + 1 } else { 0 };
+            lines = self.records.len();
+            match event {
+                Event::Wake(place) => self.at(place, DeviceSim::wake)?,
+                Event::Processor(place) => self.at(place, DeviceSim::processor)?,
+                Event::Disk(place) => self.at(place, DeviceSim::arrivals)?,
+                Event::Wifi => self.settle(),
+                Event::Deliver(place, message) => self.arrive(place, message)?,
+                Event::Timeline => self.run_due_actions()?,
+                Event::Helper(place) => self.at(place, |device, ctx| {
+                    device.help(ctx);
+                    Ok(())
+                })?,
+            }
+            self.begin()?;
+        }
+        for place in 0..self.devices.len() {
+            self.at(place, |device, ctx| {
+                device.flush(ctx);
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The head takes up the next pass if it is free and the pass may begin.
+    fn begin(&mut self) -> Result<(), SimError> {
+        while self.engine.now() >= self.ready
+            && self.devices[0].is_free()
+            && let Some(pass) = self.generation.begin()
+        {
+            self.passes.push(pass);
+            self.at(0, |device, ctx| device.begin(pass, ctx))?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn at(
+        &mut self,
+        slot: usize,
+        act: impl FnOnce(&mut DeviceSim<'a>, &mut SimContext) -> Result<(), SimError>,
+    ) -> Result<(), SimError> {
+        let mut outgoing = Vec::new();
+        let mut ctx =
+            SimContext { engine: &mut self.engine, records: &mut self.records, outgoing: &mut outgoing };
+        act(&mut self.devices[slot], &mut ctx)?;
+        if !self.ended && !self.devices[slot].storage.view().view().survives() {
+            let what = "its system killed the process: nothing is left to compress, and page cache is scarce";
+            self.happened(Sort::OutOfMemory, Some(self.name(slot)), self.engine.now(), what.into());
+            (self.outcome, self.ended) = (Outcome::Killed, true);
+        }
+        let plans = self.plans.len();
+        for sent in outgoing {
+            if self.plans.len() != plans {
+                // A token has led to another plan: what follows it belongs to the ring that was given up.
+                break;
+            }
+            match sent {
+                Outgoing::Send(to, message) => self.send(slot, self.ring[to], message),
+                Outgoing::Output(pass) => self.output(pass)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, from: usize, to: usize, message: Message) {
+        let now = self.engine.now();
+        if self.is_cut(from, to) {
+            self.reachability.hold(Held { from, to, message, unsent: Some(now) });
+        } else {
+            self.transmit(from, to, message, now);
+        }
+    }
+
+    /// Sends a message that was handed over then.
+    pub(crate) fn transmit(&mut self, from: usize, to: usize, message: Message, handed: Nanos) {
+        let now = self.engine.now();
+        let line =
+            start_record(from, Resource::Tx, Kind::Send, (message.pass.index, message.sent_in), handed);
+        self.records.push(Record { end: now, bytes: message.bytes.0, peer: Some(to as u16), ..line });
+        let item = (to, message, self.records.len() - 1);
+        let way = [from, to].map(|slot| self.link_index(slot));
+        if let Some((item, delivery)) = self.network.send(now, way, message.bytes, item) {
+            self.left(item, delivery);
+        }
+        self.settle();
+    }
+
+    fn link_index(&self, slot: usize) -> usize {
+        // Every member is linked, and devices that join the ring later may do so in any order.
+        self.linked.iter().position(|&member| member == self.slots[slot]).unwrap_or(slot)
+    }
+
+    /// Looks which messages have left over the air, and when to look again.
+    pub(crate) fn settle(&mut self) {
+        while let Some((item, delivery)) = self.network.settled(self.engine.now()) {
+            self.left(item, delivery);
+        }
+        if let Some(at) = self.network.next_event() {
+            self.engine.set(self.wifi_timer, at, Event::Wifi);
+        }
+    }
+
+    /// A message is on its last way to its receiver.
+    fn left(&mut self, (to, message, record): Sent, delivery: Delivery) {
+        self.records[record].end = delivery.left.max(self.records[record].start);
+        let message = Message { at: delivery.arrives, ..message };
+        self.engine.at(delivery.arrives, Event::Deliver(to, message));
+    }
+
+    /// The tokens of a pass are out: the next may enter, and the counters are read.
+    fn output(&mut self, pass: u32) -> Result<(), SimError> {
+        let (accepted, drafted) = match self.passes.get(pass as usize) {
+            Some(&begun) => (self.acceptance.of(begun), begun.drafted),
+            None => (0, 0),
+        };
+        let tokens = self.generation.output(pass, accepted)?;
+        self.ended |= self.generation.is_over();
+        let at = self.engine.now();
+        for &slot in &self.ring {
+            let device = &self.devices[slot];
+            let counters = [
+                (Counter::BytesRead, device.read().0),
+                (Counter::Resident, device.resident().0),
+                (Counter::Unreclaimable, self.unreclaimable(slot).0),
+            ];
+            self.readings.extend(counters.map(|(counter, value)| Reading {
+                device: slot as u16,
+                counter,
+                pass,
+                at,
+                value,
+            }));
+        }
+        if drafted > 0 {
+            let (counter, value) = (Counter::Accepted, u64::from(accepted));
+            self.readings.push(Reading { device: 0, counter, pass, at, value });
+        }
+        self.tokens_out(tokens)
+    }
+}
