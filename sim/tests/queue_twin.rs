@@ -1,8 +1,8 @@
 //! Does the kernel run a queueing network as another simulator does?
 //!
-//! The numbers are what `sim/benches/simpy_twin.py` prints with SimPy 4.1.2.
+//! The numbers are what `studies/simpy_twin.py` prints with SimPy 4.1.2.
 
-#[path = "../examples/queues/mod.rs"]
+#[path = "../examples/event_rate/queues.rs"]
 mod queues;
 
 use queues::{Ended, hold, tandem};

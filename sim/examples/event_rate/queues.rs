@@ -1,24 +1,22 @@
-//! Which two small models can any discrete-event simulator run, event for event?
+//! Two small models that any discrete-event simulator can run, event for event.
 //!
-//! [`hold`] is the kernel alone: so many events are pending, the next one is taken and one is put a random delay
-//! ahead. [`tandem`] is a closed ring of single servers with queues, in which jobs go from one server to the next;
-//! every service takes a random time. Delays are whole numbers from a generator of a few lines, so that another
-//! simulator in another language has the same events at the same times: `sim/benches/simpy_twin.py` has.
-//!
-//! Not here: how long they take.
+//! [`hold`] is the engine alone: with a fixed number of pending events, the next one is taken and a new one is scheduled
+//! after a random delay. [`tandem`] is a closed ring of single servers with queues, in which jobs go from one server to
+//! the next; every service takes a random time. Delays are integers from a generator of a few lines, so another
+//! simulator in another language has the same events at the same times: `studies/simpy_twin.py` has.
 
 use std::collections::VecDeque;
 
 use hearth_sim::engine::{Engine, Nanos};
 
-/// What a run came to: equal numbers mean equal events.
+/// The result of a run: equal numbers mean equal events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ended {
-    /// Events of the model: delays that are over, or services.
+    /// Delays that are over, or services.
     pub events: u64,
     /// The time of the last one.
     pub clock: Nanos,
-    /// Time that jobs waited in queues, summed; nothing for [`hold`].
+    /// The sum of the times that jobs waited in queues; zero for [`hold`].
     pub waited: Nanos,
 }
 

@@ -1,10 +1,9 @@
-//! What does a cyclic reader read, pass by pass, with and without a kept set?
+//! Passes over the file: bytes read in each, with and without a kept set.
 //!
-//! The reader sums piece after piece of the file, round and round. In mode `managed` some pieces are *kept*,
-//! loaded once before the first pass and spread evenly; the others are *streamed*: a helper asks for them
-//! (`WILLNEED`, so many bytes in flight), waits for each (`MADV_POPULATE_READ`) and stays within a buffer;
-//! behind the reader they are dropped. `ahead` has the helper, but keeps and drops nothing; `behind` is
-//! `managed` with nothing kept; `plain` has page faults only.
+//! The reader sums piece after piece of the file in a cycle. In mode `managed` some pieces are *kept*: loaded once before
+//! the first pass and spread evenly. The others are *streamed*: a helper asks for them (`WILLNEED`, a number of bytes in
+//! flight), waits for each (`MADV_POPULATE_READ`) and stays within a buffer; behind the reader they are dropped. `ahead`
+//! has the helper but keeps and drops nothing; `behind` is `managed` with nothing kept; `plain` has page faults only.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -12,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use crate::cgroups::{
+use hearth_studies::cgroups::{
     Cgroups, Counters, Failure, MIB, advise, checksum, drop_from_cache, map_cold, missing, number,
 };
 
@@ -28,14 +27,14 @@ pub enum Mode {
 
 /// How a piece is dropped.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub enum Way {
+pub enum DropMethod {
     /// `MADV_PAGEOUT`.
     PageOut,
     /// `MADV_DONTNEED`, which unmaps, and `POSIX_FADV_DONTNEED`, which frees what is not mapped.
     ZapAndFadvise,
 }
 
-impl Way {
+impl DropMethod {
     pub fn drop(self, file: &File, map: &[u8], piece: &[u8]) {
         match self {
             Self::PageOut => {
@@ -96,7 +95,7 @@ pub struct Passes {
     pub flight_kib: usize,
     pub piece_kib: usize,
     pub random: bool,
-    pub way: Way,
+    pub way: DropMethod,
     /// The helper drops what was used, not the reader.
     pub helper_drops: bool,
     pub count: usize,
@@ -115,7 +114,7 @@ impl Default for Passes {
             flight_kib: 4 << 10,
             piece_kib: 1024,
             random: false,
-            way: Way::PageOut,
+            way: DropMethod::PageOut,
             helper_drops: false,
             count: 6,
             log: None,
@@ -139,7 +138,7 @@ impl Passes {
             "--passes" => self.count = number(value()?)?,
             "--log" => self.log = Some(value()?.into()),
             "--random" => self.random = true,
-            "--fadvise" => self.way = Way::ZapAndFadvise,
+            "--fadvise" => self.way = DropMethod::ZapAndFadvise,
             "--helper-drops" => self.helper_drops = true,
             "--mode" => {
                 self.mode = match value()?.as_str() {
@@ -170,7 +169,7 @@ impl Passes {
         }
         let flags = [
             ("--random", self.random),
-            ("--fadvise", self.way == Way::ZapAndFadvise),
+            ("--fadvise", self.way == DropMethod::ZapAndFadvise),
             ("--helper-drops", self.helper_drops),
         ];
         if let Some(log) = &self.log {
@@ -222,7 +221,7 @@ impl Passes {
                 must,
                 count.refaults,
                 dropping.as_secs_f64(),
-                count.limit_met,
+                count.limit_hits,
                 now.used as f64 / MIB as f64,
                 now.kernel as f64 / MIB as f64,
                 now.active / MIB as u64,

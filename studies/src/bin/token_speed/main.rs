@@ -1,16 +1,18 @@
-//! How long does it take to simulate a token, and what does that grow with?
+//! How long the simulation of a token takes, and how that grows with devices, layers and tokens.
 //!
-//!     cargo run --release -p hearth-sim --example token_speed                 # a 70B model on four devices
-//!     cargo run --release -p hearth-sim --example token_speed -- --scaling    # by devices, layers and tokens
+//! ```text
+//! cargo run --release -p hearth-studies --bin token_speed                 # a 70B model on four devices
+//! cargo run --release -p hearth-studies --bin token_speed -- --scaling    # by devices, layers and tokens
+//! ```
 //!
 //! Times are processor time, the shortest of five, from plan to metrics.
 
 mod rings;
-mod stopwatch;
 
 use hearth_core::metrics;
 use hearth_schema::residency::Residency;
 use hearth_schema::residency::ResidencyOptions;
+use hearth_studies::stopwatch;
 use rings::{Ring, Size};
 
 const GENERATE: u32 = 64;

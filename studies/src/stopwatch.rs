@@ -1,9 +1,7 @@
-//! How much processor time did that take?
-//!
-//! Beside other programs the time on the wall says little: a thread that waits for a core is not slow.
+//! Processor time of a computation, which other programs disturb less than wall-clock time.
 
-/// Processor time of this thread so far, in seconds.
-pub fn processor_seconds() -> f64 {
+/// Returns the processor time of this thread so far, in seconds.
+fn processor_seconds() -> f64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the call writes one `timespec`, which `time` is, and keeps no reference to it.
     let failed = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
@@ -11,7 +9,7 @@ pub fn processor_seconds() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9
 }
 
-/// What was made, and the shortest of so many times that it took.
+/// Runs a function several times; returns its last result and the shortest time in seconds.
 pub fn fastest<T>(times: u32, mut run: impl FnMut() -> T) -> (T, f64) {
     let mut timed = || {
         let started = processor_seconds();

@@ -1,10 +1,8 @@
-//! Which rings are simulated where speed is measured?
+//! The rings of which the simulation's speed is measured.
 //!
 //! Llama 70B, or a model of its layers in another number, on the shipped devices d1 to d4 and copies of them. Without
 //! GPUs every byte goes through a page cache: the worst case, in which most chunks are read from disk again for every
 //! token.
-//!
-//! Not here: how fast that is.
 
 use hearth_core::cluster::Cluster;
 use hearth_core::cluster::LinkTable;

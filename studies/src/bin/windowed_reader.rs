@@ -1,15 +1,17 @@
-//! What does the page cache of *this* kernel read for a device that owns a window of layers?
+//! Measures what the page cache of this kernel reads for a device that owns a window of layers.
 //!
-//! The physical twin of the simulator's `tests/linux_rows.rs`. A file stands for a device's share of the
-//! weights. For every token and every round the reader sleeps while "the others compute", then sums every
-//! word of its window (about 45 ms for 400 MiB); right after that a helper thread prefetches the next window.
-//! A memory cgroup (v1) limits the page cache and a blkio throttle limits the disk. Printed per token: the
-//! time, the bytes that the disk delivered, major faults, refaults.
+//! The measured rows of the simulator's test `linux_rows`. A file stands for a device's share of the weights. For every
+//! token and every round the reader sleeps while the other devices would compute, then sums every word of its window
+//! (about 45 ms for 400 MiB); right after that a helper thread prefetches the next window. A memory cgroup (v1) limits
+//! the page cache and a blkio throttle limits the disk. The program prints for each token: the time, the bytes that the
+//! disk delivered, major faults, refaults. It needs root.
 //!
-//!     cargo run --release -p hearth-sim --example windowed_reader -- --table
-//!     cargo run --release -p hearth-sim --example windowed_reader -- --memory-mib 305 --rounds 2 --prefetch chunks
+//! ```text
+//! cargo run --release -p hearth-studies --bin windowed_reader -- --table
+//! cargo run --release -p hearth-studies --bin windowed_reader -- --memory-mib 305 --rounds 2 --prefetch chunks
+//! ```
 //!
-//! Not here: any model of why. That is `hearth_sim::page_cache`.
+//! Not here: a model of the kernel. That is `hearth_sim::page_cache`.
 #![allow(clippy::disallowed_methods, reason = "a physical experiment measures time")]
 
 use std::fs::File;
@@ -19,13 +21,10 @@ use std::str::FromStr;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use cgroups::{
+use hearth_studies::cgroups::{
     Cgroups, Counters, Failure, Limits, MIB, PAGE, ShareFile, advise, checksum, map_cold, median, number,
-    require_root,
+    require_root, resident,
 };
-
-#[path = "cgroups/mod.rs"]
-mod cgroups;
 
 /// The biggest read-ahead of the usual kernel settings: `WILLNEED` in these pieces is always honoured.
 const CHUNK: usize = 128 << 10;
@@ -349,7 +348,7 @@ fn streamed(experiment: &Experiment, start: usize, length: usize) -> Vec<(usize,
 
 /// Tenths of each 8 MiB in the page cache, windows parted by `|`.
 fn residency(map: &[u8], window: usize) -> String {
-    let pages = cgroups::resident(map);
+    let pages = resident(map);
     let cell = |pages: &[bool]| match pages.iter().filter(|&&held| held).count() * 10 / pages.len() {
         0 => '.',
         10 => '#',

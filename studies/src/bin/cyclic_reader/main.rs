@@ -1,14 +1,16 @@
-//! Does the kernel keep a kept set?
+//! Measures whether the kernel keeps a kept set in its page cache.
 //!
-//! A cyclic reader of a file (640 MiB) that is larger than its memory limit, at 200 MB/s, with nothing else to
-//! compute. A part of the file is to stay in memory for good, the rest to stream through a small buffer; all of
-//! it is ordinary page cache, and what is asked is whether reclaim leaves it alone. Needs root; see `cgroups`.
+//! A cyclic reader of a file (640 MiB) that is larger than its memory limit, at 200 MB/s, with nothing else to compute. A
+//! part of the file should stay in memory and the rest stream through a small buffer. All of it is ordinary page cache, so
+//! the question is whether reclaim leaves the kept part alone. It needs root.
 //!
-//!     cargo run --release -p hearth-sim --example cyclic_reader -- --table      limits, buffers, pieces
-//!     cargo run --release -p hearth-sim --example cyclic_reader -- --margin     how close to the limit
-//!     cargo run --release -p hearth-sim --example cyclic_reader -- --probe drop     also: drop-other, reading, depth
-//!     cargo run --release -p hearth-sim --example cyclic_reader -- --log cyclic.log     for tests/cyclic_rows.rs
-//!     cargo run --release -p hearth-sim --example cyclic_reader -- --limit-kib 331776 --kept-mib 312
+//! ```text
+//! cargo run --release -p hearth-studies --bin cyclic_reader -- --table      limits, buffers, pieces
+//! cargo run --release -p hearth-studies --bin cyclic_reader -- --margin     how close to the limit
+//! cargo run --release -p hearth-studies --bin cyclic_reader -- --probe drop     also: drop-other, reading, depth
+//! cargo run --release -p hearth-studies --bin cyclic_reader -- --log cyclic.log     for the simulator's test cyclic_rows
+//! cargo run --release -p hearth-studies --bin cyclic_reader -- --limit-kib 331776 --kept-mib 312
+//! ```
 //!
 //! The numbers are in `docs/decisions/0010-the-kernel-keeps-a-kept-set.md`.
 #![allow(clippy::disallowed_methods, reason = "a physical experiment measures time")]
@@ -16,11 +18,9 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use cgroups::{Cgroups, Failure, Limits, MIB, ShareFile, median, number, require_root};
-use passes::{Mode, Passes, Way};
+use hearth_studies::cgroups::{Cgroups, Failure, Limits, MIB, ShareFile, median, number, require_root};
+use passes::{DropMethod, Mode, Passes};
 
-#[path = "../cgroups/mod.rs"]
-mod cgroups;
 mod passes;
 mod probes;
 
@@ -114,7 +114,7 @@ fn table_rows(base: &Passes) -> Vec<(String, Passes)> {
             let managed = Passes { kept_mib: room - 8, ..limited.clone() };
             rows.push(named("managed", Passes { piece_kib: 256, ..managed.clone() }));
             rows.push(named("managed", Passes { piece_kib: 4096, ..managed.clone() }));
-            let fadvise = Passes { way: Way::ZapAndFadvise, ..managed.clone() };
+            let fadvise = Passes { way: DropMethod::ZapAndFadvise, ..managed.clone() };
             rows.push(named("managed, fadvise", fadvise.clone()));
             rows.push(named(
                 "managed, fadvise in the helper",
@@ -131,8 +131,11 @@ fn margin_rows(base: &Passes) -> Vec<(String, Passes)> {
     let variants = [
         ("page-out", managed.clone()),
         ("page-out, random", Passes { random: true, ..managed.clone() }),
-        ("fadvise", Passes { way: Way::ZapAndFadvise, ..managed.clone() }),
-        ("fadvise in the helper", Passes { way: Way::ZapAndFadvise, helper_drops: true, ..managed.clone() }),
+        ("fadvise", Passes { way: DropMethod::ZapAndFadvise, ..managed.clone() }),
+        (
+            "fadvise in the helper",
+            Passes { way: DropMethod::ZapAndFadvise, helper_drops: true, ..managed.clone() },
+        ),
     ];
     let mut rows = Vec::new();
     for (name, passes) in variants {
@@ -152,9 +155,12 @@ fn log_rows(base: &Passes) -> Vec<(String, Passes)> {
         ("ahead", Passes { mode: Mode::Ahead, buffer_kib: 32 << 10, ..limited.clone() }),
         ("behind", Passes { buffer_kib: 32 << 10, ..limited.clone() }),
         ("managed", managed.clone()),
-        ("managed, fadvise", Passes { way: Way::ZapAndFadvise, ..managed.clone() }),
+        ("managed, fadvise", Passes { way: DropMethod::ZapAndFadvise, ..managed.clone() }),
         ("managed, no margin", Passes { limit_kib: 320 << 10, ..managed.clone() }),
-        ("managed, fadvise, no margin", Passes { limit_kib: 320 << 10, way: Way::ZapAndFadvise, ..managed }),
+        (
+            "managed, fadvise, no margin",
+            Passes { limit_kib: 320 << 10, way: DropMethod::ZapAndFadvise, ..managed },
+        ),
     ];
     rows.into_iter().map(|(name, row)| (name.into(), row)).collect()
 }

@@ -1,15 +1,17 @@
-//! Are the limits that a cgroup puts on a process the slow processor and the slow disk that we model?
+//! Compares the limits of a cgroup with the slow processor and the slow disk of the model.
 //!
-//! A spinner does bursts of work under half a processor (cfs quota), for some periods of the bandwidth control,
-//! and a reader reads bursts under a blkio throttle. Both rest between bursts. Printed: how long a burst takes,
-//! beside the naive model (work / rate) and, for the disk, beside the simulator's `resource::Disk`; for the
-//! processor beside a model of bandwidth control that knows the period. Needs root; see `cgroups`.
+//! A spinner does bursts of work under half a processor (cfs quota), for some periods of the bandwidth control, and a
+//! reader reads bursts under a blkio throttle. Both rest between bursts. The program prints how long a burst takes beside
+//! the naive model (work / rate) and, for the disk, beside the simulator's `resource::Disk`; for the processor beside a
+//! model of bandwidth control that knows the period. It needs root.
 //!
 //! `--duty` has several threads that meet after each burst, beside the simulator's `resource::Cpu`.
 //!
-//!     cargo run --release -p hearth-sim --example limits -- --cpu
-//!     cargo run --release -p hearth-sim --example limits -- --duty
-//!     cargo run --release -p hearth-sim --example limits -- --disk
+//! ```text
+//! cargo run --release -p hearth-studies --bin cgroup_limits -- --cpu
+//! cargo run --release -p hearth-studies --bin cgroup_limits -- --duty
+//! cargo run --release -p hearth-studies --bin cgroup_limits -- --disk
+//! ```
 //!
 //! The numbers are in `docs/decisions/0012-limits-are-the-physics-we-model.md` and, of `--duty`, in
 //! `docs/decisions/0031-a-quota-is-a-bucket.md`.
@@ -21,15 +23,12 @@ use std::process::ExitCode;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use cgroups::{
-    Cgroups, Failure, Limits, MIB, ShareFile, advise, drop_from_cache, map_cold, median, number, require_root,
-};
 use hearth_profiles::device::Quota;
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds, Sourced};
 use hearth_sim::resource::{Cpu, Disk, DiskSpeed, Flow};
-
-#[path = "cgroups/mod.rs"]
-mod cgroups;
+use hearth_studies::cgroups::{
+    Cgroups, Failure, Limits, MIB, ShareFile, advise, drop_from_cache, map_cold, median, number, require_root,
+};
 
 /// Half a processor.
 const SHARE: f64 = 0.5;

@@ -1,17 +1,17 @@
-//! What do the advices about a mapping really do on this kernel?
+//! Probes of the advice calls on a mapping.
 //!
-//! Three questions that an executor of `managed` needs answered first: how a piece is dropped from memory and
-//! what that costs; whether `MADV_RANDOM` keeps reading to what was asked for; and how many bytes must be in
-//! flight to keep the disk busy when the helper waits for one piece after another.
+//! They answer what the managed residency relies on: how a piece is dropped from memory and what that costs; whether
+//! `MADV_RANDOM` restricts reading to what was asked for; and how many bytes must be in flight to keep the disk busy when
+//! the helper waits for one piece after another.
 
 use std::fs::File;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::cgroups::{
+use crate::passes::{DropMethod, load};
+use hearth_studies::cgroups::{
     Cgroups, Counters, Failure, MIB, PAGE, advise, checksum, drop_from_cache, map_cold, median, missing,
 };
-use crate::passes::{Way, load};
 
 /// All of them, by a process inside its groups.
 pub fn run(groups: &Cgroups, path: &Path, what: &str) -> Result<(), Failure> {
@@ -32,7 +32,7 @@ pub fn run(groups: &Cgroups, path: &Path, what: &str) -> Result<(), Failure> {
 }
 
 fn drops(groups: &Cgroups, file: &File, map: &'static [u8], who: &str) -> Result<(), Failure> {
-    for way in [Way::PageOut, Way::ZapAndFadvise] {
+    for way in [DropMethod::PageOut, DropMethod::ZapAndFadvise] {
         for random in [false, true] {
             for used in [false, true] {
                 for piece_kib in [256, 1024, 4096] {
@@ -49,7 +49,15 @@ fn drops(groups: &Cgroups, file: &File, map: &'static [u8], who: &str) -> Result
 }
 
 /// Loads, perhaps uses and then drops one piece after another.
-fn drop_pieces(file: &File, map: &'static [u8], way: Way, random: bool, used: bool, kib: usize, who: &str) {
+fn drop_pieces(
+    file: &File,
+    map: &'static [u8],
+    way: DropMethod,
+    random: bool,
+    used: bool,
+    kib: usize,
+    who: &str,
+) {
     advise(map, if random { libc::MADV_RANDOM } else { libc::MADV_NORMAL });
     let length = kib << 10;
     let (mut times, mut left, mut sum) = (Vec::new(), 0, 0u64);

@@ -1,11 +1,9 @@
-//! How do the physical experiments limit a process, and how do they count what it did?
+//! Limits for a child process, and counters of what it did: cgroups (v1) of memory, blkio and cpu.
 //!
-//! A file that stands for a device's share, cgroups (v1) of memory, blkio and cpu around a child process, the
-//! advices to the kernel about a mapping, and the counters of the groups. Everything made is removed again,
-//! also after Ctrl-C.
+//! Also a file that stands for a device's share of the weights, and the advice calls on its mapping. Everything made here
+//! is removed again, also after Ctrl-C.
 //!
-//! Not here: what is measured. Each example has that for itself.
-#![allow(dead_code, reason = "every example uses a part")]
+//! Not here: what is measured. Each study has its own reader or spinner.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -20,14 +18,14 @@ use memmap2::Mmap;
 
 pub const MIB: usize = 1 << 20;
 pub const PAGE: usize = 4096;
-/// The name of the groups that a child finds itself in.
+/// The environment variable that tells a child the name of its groups.
 const GROUPS: &str = "HEARTH_GROUPS";
 const ROOT: &str = "/sys/fs/cgroup";
 
 pub type Failure = Box<dyn std::error::Error>;
 
 pub fn number<T: FromStr>(text: &str) -> Result<T, Failure> {
-    text.parse().map_err(|_| format!("`{text}` is not a number that fits here").into())
+    text.parse().map_err(|_| format!("`{text}` is not a number of the expected kind").into())
 }
 
 pub fn require_root() -> Result<(), Failure> {
@@ -46,7 +44,7 @@ pub fn require_root() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The file that stands for the share; removed at the end.
+/// A file that stands for a device's share of the weights; removed on drop.
 pub struct ShareFile {
     pub path: PathBuf,
 }
@@ -71,7 +69,7 @@ impl Drop for ShareFile {
     }
 }
 
-/// What a child may use; zero means as much as it likes.
+/// Limits of a child process; zero means no limit.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Limits {
     pub memory: usize,
@@ -80,7 +78,7 @@ pub struct Limits {
     pub cpu: Option<(u64, u64)>,
 }
 
-/// Cgroups of one experiment; removed when dropped, whatever happened.
+/// The cgroups of one experiment; removed on drop.
 pub struct Cgroups {
     name: String,
 }
@@ -102,12 +100,12 @@ impl Cgroups {
             fs::write(groups.cpu().join("cpu.cfs_period_us"), period.to_string())?;
             fs::write(groups.cpu().join("cpu.cfs_quota_us"), quota.to_string())?;
         }
-        // The most there is: what others run at the same time shall not be measured.
+        // The maximum: other programs should not slow the experiment down.
         fs::write(groups.cpu().join("cpu.shares"), "262144")?;
         Ok(groups)
     }
 
-    /// The calling process, a child of [`Cgroups::run`], goes into its groups. The parent removes them.
+    /// Moves the calling process, a child of [`Cgroups::run`], into its groups. The parent removes them.
     pub fn join() -> Result<std::mem::ManuallyDrop<Self>, Failure> {
         // SAFETY: restores the default action; see `run`.
         unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
@@ -188,14 +186,14 @@ pub fn drop_from_cache(file: &File, offset: usize, length: usize) {
     }
 }
 
-/// What `madvise` returns: zero if it went well.
+/// Calls `madvise`; returns zero on success.
 pub fn advise(piece: &[u8], advice: i32) -> i32 {
     // SAFETY: the range is part of a live mapping and begins at a page; none of the advices used changes what
     // the mapping holds.
     unsafe { libc::madvise(piece.as_ptr().cast_mut().cast(), piece.len(), advice) }
 }
 
-/// One entry for each page of a piece: whether the page cache holds it.
+/// Returns for each page of a piece whether the page cache holds it.
 pub fn resident(piece: &[u8]) -> Vec<bool> {
     let mut pages = vec![0u8; piece.len().div_ceil(PAGE)];
     // SAFETY: the range is mapped and page aligned, and `pages` has a byte for each of its pages.
@@ -203,15 +201,14 @@ pub fn resident(piece: &[u8]) -> Vec<bool> {
     pages.into_iter().map(|page| page & 1 == 1).collect()
 }
 
-/// Pages of a piece that the page cache does not hold.
+/// Counts the pages of a piece that the page cache does not hold.
 pub fn missing(piece: &[u8]) -> usize {
     resident(piece).into_iter().filter(|held| !held).count()
 }
 
 pub fn checksum(window: &[u8]) -> u64 {
-    window.chunks_exact(8).fold(0, |sum, word| {
-        sum.wrapping_add(u64::from_le_bytes(word.try_into().expect("chunks of eight bytes")))
-    })
+    let (words, _) = window.as_chunks::<8>();
+    words.iter().fold(0, |sum, word| sum.wrapping_add(u64::from_le_bytes(*word)))
 }
 
 pub fn median(mut values: Vec<f64>) -> f64 {
@@ -219,7 +216,7 @@ pub fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// What the groups have counted since they were made.
+/// Counters of the groups since their creation.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Counters {
     /// Bytes that passed the throttle.
@@ -229,8 +226,8 @@ pub struct Counters {
     pub refaults: u64,
     /// Bytes on the active list, not a difference.
     pub active: u64,
-    /// How often a charge met the limit.
-    pub limit_met: u64,
+    /// How often a charge reached the memory limit.
+    pub limit_hits: u64,
     /// Bytes charged now, not a difference.
     pub used: u64,
     /// Of these, kernel memory: page tables and the like.
@@ -254,18 +251,19 @@ impl Counters {
             major_faults: of("pgmajfault"),
             refaults: of("workingset_refault_file"),
             active: of("active_file"),
-            limit_met: single("memory.failcnt")?,
+            limit_hits: single("memory.failcnt")?,
             used: single("memory.usage_in_bytes")?,
             kernel: single("memory.kmem.usage_in_bytes").unwrap_or(0),
         })
     }
 
+    #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         Self {
             bytes: self.bytes - before.bytes,
             major_faults: self.major_faults - before.major_faults,
             refaults: self.refaults - before.refaults,
-            limit_met: self.limit_met - before.limit_met,
+            limit_hits: self.limit_hits - before.limit_hits,
             ..*self
         }
     }

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """How much faster is the kernel than SimPy at the same two models, event for event?
 
-Needs the package simpy. The models are those of sim/examples/queues/mod.rs: `hold` (so many processes that each wait
+Needs the package simpy. The models are those of sim/examples/event_rate/queues.rs: `hold` (so many processes that each wait
 a random time, again and again) and `tandem` (jobs in a closed ring of servers with queues). Prints a line for each
 model: its name, events, last instant, time waited, seconds of processor time.
 
-    python3 sim/benches/simpy_twin.py             # SimPy alone
-    python3 sim/benches/simpy_twin.py --beside    # both, checked to be equal, with the ratio
+    python3 studies/simpy_twin.py             # SimPy alone
+    python3 studies/simpy_twin.py --beside    # both, checked to be equal, with the ratio
 
 `--beside` builds and runs the example `event_rate`, which prints the same lines.
 """
