@@ -26,7 +26,6 @@ mod refinement;
 mod replanner;
 mod ring;
 mod roofline;
-mod serve;
 mod soc;
 mod sweep;
 mod uncertainty;

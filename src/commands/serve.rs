@@ -1,7 +1,6 @@
-//! `hearth serve`: offer a ring to programs and people.
+//! `hearth serve`: serve a ring over HTTP.
 //!
-//! The ring is kept up for as long as the server runs: when it fails altogether, those who wait are told, and another is
-//! brought up as soon as its devices are there.
+//! When the ring fails, its requests fail with it, and the server brings up another as soon as the devices are reachable.
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
@@ -16,6 +15,7 @@ use hearth_exec::{ChatTemplate, Tokenizer};
 use hearth_schema::Plan;
 use hearth_schema::happenings::Happening;
 use hearth_schema::happenings::Sort;
+use hearth_serve::{AppState, Metrics, is_valid_token, router, serve, unix_time};
 use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -27,25 +27,22 @@ use crate::files::read_at_most;
 use crate::gpu;
 use crate::output::{print, tell};
 use crate::ring::{OverNetwork, Raising, over, stopped};
-use crate::serve::{House, is_token, now, router, serve};
 
-/// The variable that holds the token.
-const VARIABLE: &str = "HEARTH_TOKEN";
-/// The shortest token. source: assumed; 16 random letters are beyond guessing over a network
-const SHORTEST_TOKEN: usize = 16;
-/// The longest file of a token.
-const LONGEST_TOKEN: u64 = 4096;
-/// Between two tries to bring a ring up again. source: assumed
-const AGAIN_AFTER: Duration = Duration::from_secs(2);
-/// For answers under way to be told when the server ends.
-const FAREWELL: Duration = Duration::from_secs(2);
+const TOKEN_VARIABLE: &str = "HEARTH_TOKEN";
+/// source: assumed; 16 random characters cannot be guessed over a network
+const MIN_TOKEN_LEN: usize = 16;
+const MAX_TOKEN_FILE_LEN: u64 = 4096;
+/// The pause between two attempts to bring up the ring again. source: assumed
+const RETRY_INTERVAL: Duration = Duration::from_secs(2);
+/// The time for active requests to receive their error when the server stops. source: assumed
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 
 /// Runs the verb, until it is stopped.
 pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
     let key = Key::given(args.ring.key.as_deref())?;
     let token = token(args.token.as_deref())?;
     if token.is_none() && !args.listen.ip().is_loopback() {
-        let what = format!("{} is reached from other machines, and there is no token", args.listen);
+        let what = format!("other machines can reach {}, and there is no token", args.listen);
         return Err(Failure::unusable(what)
             .hint("give --token FILE, made with `openssl rand -hex 32 > token`, or listen on 127.0.0.1"));
     }
@@ -62,32 +59,33 @@ pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
     let name = args.name.clone().unwrap_or_else(|| model.profile.name.clone());
     let vocabulary = model.weights.shape().vocabulary;
     let mut raising = Raising::new(&args.ring, (plan, sequences), (model, &args.model))?;
-    let (door, guests) = mpsc::unbounded_channel();
-    let house = Arc::new(House {
-        door,
+    let (request_tx, request_rx) = mpsc::unbounded_channel();
+    let state = Arc::new(AppState {
+        request_tx,
         tokenizer,
         template,
         model: name.into(),
         context: raising.plan.context,
         vocabulary,
-        counters: Arc::default(),
+        metrics: Arc::<Metrics>::default(),
         token,
         plan: Mutex::new(raising.plan.clone()),
-        since: now(),
-        asked: AtomicU64::new(0),
+        started: unix_time(),
+        request_count: AtomicU64::new(0),
     });
-    let told = house.clone();
-    raising.options.on_happening = Some(Arc::new(move |happening, plan| tell_of(&told, happening, plan)));
+    let shared = state.clone();
+    raising.options.on_happening =
+        Some(Arc::new(move |happening, plan| report_event(&shared, happening, plan)));
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
-    let serving = Serving { args, raising, house, guests, json };
+    let serving = Serving { args, raising, state, request_rx, json };
     let ended = runtime.block_on(over(key, args.ring.slower(), serving));
     // The head's node may still be in a step; the process does not wait for it.
     runtime.shutdown_background();
     ended.map(|()| ExitCode::SUCCESS)
 }
 
-/// Says what happens to the ring, and shows it as it is then.
-fn tell_of(house: &House, happening: &Happening, plan: Option<&Plan>) {
+/// Reports an event of the ring, and updates the plan that `/ring` shows.
+fn report_event(state: &AppState, happening: &Happening, plan: Option<&Plan>) {
     let Happening { sort, device, what, .. } = happening;
     match (sort, device) {
         (Sort::Silent, Some(name)) => tell!("{name} is gone: {what}"),
@@ -96,22 +94,22 @@ fn tell_of(house: &House, happening: &Happening, plan: Option<&Plan>) {
         _ => tell!("the ring: {what}"),
     }
     if let Some(plan) = plan {
-        house.goes_by(plan);
+        state.set_plan(plan);
     }
 }
 
-/// What who asks must know, if anything.
+/// Reads the token that clients must send, if there is one.
 fn token(path: Option<&Path>) -> Result<Option<String>, Failure> {
     let (text, place) = match path {
-        Some(path) => (read_at_most(path, LONGEST_TOKEN)?, path.display().to_string()),
-        None => match std::env::var(VARIABLE) {
-            Ok(text) => (text, VARIABLE.to_owned()),
+        Some(path) => (read_at_most(path, MAX_TOKEN_FILE_LEN)?, path.display().to_string()),
+        None => match std::env::var(TOKEN_VARIABLE) {
+            Ok(text) => (text, TOKEN_VARIABLE.to_owned()),
             Err(_) => return Ok(None),
         },
     };
     let text = text.trim().to_owned();
-    if text.len() < SHORTEST_TOKEN || !is_token(&text) {
-        let what = format!("a token is one word of at least {SHORTEST_TOKEN} printable letters");
+    if text.len() < MIN_TOKEN_LEN || !is_valid_token(&text) {
+        let what = format!("a token is one word of at least {MIN_TOKEN_LEN} printable characters");
         return Err(Failure::unusable(what).at(place).hint("make one with `openssl rand -hex 32 > token`"));
     }
     Ok(Some(text))
@@ -121,12 +119,12 @@ fn token(path: Option<&Path>) -> Result<Option<String>, Failure> {
 struct Serving<'a> {
     args: &'a ServeArgs,
     raising: Raising,
-    house: Arc<House>,
-    guests: mpsc::UnboundedReceiver<Guest>,
+    state: Arc<AppState>,
+    request_rx: mpsc::UnboundedReceiver<Guest>,
     json: bool,
 }
 
-/// What `--json` gives once requests can come, on one line, because the server goes on after it.
+/// The line that `--json` prints when the server accepts requests.
 #[derive(Serialize)]
 struct Ready<'a> {
     listening: &'a str,
@@ -140,7 +138,7 @@ impl OverNetwork for Serving<'_> {
     type Output = Result<(), Failure>;
 
     async fn over<N: Network>(self, network: N) -> Self::Output {
-        let Serving { args, raising, house, guests, json } = self;
+        let Serving { args, raising, state, request_rx, json } = self;
         let listener = TcpListener::bind(args.listen).await.map_err(|error| {
             Failure::running(format!("cannot listen at {}: {error}", args.listen))
                 .hint("choose another port with --listen, or stop the program that uses it")
@@ -150,89 +148,93 @@ impl OverNetwork for Serving<'_> {
             ring = raising.connect(&network) => ring?,
             () = stopped() => return Ok(()),
         };
-        let keeper = Keeper { raising: &raising, house: &house, stopper: RefCell::default() };
-        // First: who reads that requests can come may ask at once.
-        keeper.is_up(&ring);
+        let supervisor = RingSupervisor { raising: &raising, state: &state, stopper: RefCell::default() };
+        // Before the announcement: a client may send a request as soon as it reads it.
+        supervisor.set_up(&ring);
         if json {
             let said = Ready {
                 listening: &address.to_string(),
-                model: &house.model,
+                model: &state.model,
                 sequences: raising.plan.sequences,
                 devices: raising.plan.devices.len(),
-                can_chat: house.template.is_ok(),
+                can_chat: state.template.is_ok(),
             };
             print(format_args!("{}\n", serde_json::to_string(&said).map_err(Failure::running)?))?;
         } else {
-            announce(&house, &raising.plan, address)?;
+            announce(&state, &raising.plan, address)?;
         }
         let ended_by = tokio::select! {
-            () = serve(listener, router(house.clone())) => Failure::running("no connection is accepted any more"),
-            failure = keeper.keep(&network, ring, guests) => failure,
+            () = serve(listener, router(state.clone())) => Failure::running("the HTTP server stopped"),
+            failure = supervisor.run(&network, ring, request_rx) => failure,
             () = stopped() => {
-                keeper.farewell().await;
+                supervisor.shut_down().await;
                 return Ok(());
             }
         };
-        keeper.farewell().await;
+        supervisor.shut_down().await;
         Err(ended_by)
     }
 }
 
-/// Says that requests can come.
-fn announce(house: &House, plan: &Plan, address: SocketAddr) -> Result<(), Failure> {
-    let chat = if house.template.is_ok() { "" } else { " (no chat: the model has no chat template)" };
+/// Prints that the server accepts requests.
+fn announce(state: &AppState, plan: &Plan, address: SocketAddr) -> Result<(), Failure> {
+    let chat = if state.template.is_ok() { "" } else { " (no chat: the model has no chat template)" };
     let ring_of = plan.devices.len();
     print(format_args!(
         "serving {} at http://{address}, {} at once over {ring_of} device{}{chat}\n",
-        house.model,
+        state.model,
         plan.sequences,
         if ring_of == 1 { "" } else { "s" }
     ))
 }
 
-/// Keeps a ring up for those who come.
-struct Keeper<'a> {
+/// Keeps a ring up and gives it the requests.
+struct RingSupervisor<'a> {
     raising: &'a Raising,
-    house: &'a House,
-    /// Of the ring that is up.
+    state: &'a AppState,
+    /// Of the running ring.
     stopper: RefCell<Option<Stopper>>,
 }
 
-impl Keeper<'_> {
-    /// For as long as guests can come.
-    async fn keep<N: Network>(
+impl RingSupervisor<'_> {
+    /// Serves requests, over a new ring where one fails. Returns only when it cannot go on.
+    async fn run<N: Network>(
         &self,
         network: &N,
         mut ring: Ring<N>,
-        mut guests: mpsc::UnboundedReceiver<Guest>,
+        mut request_rx: mpsc::UnboundedReceiver<Guest>,
     ) -> Failure {
         loop {
-            let (back, ended) = ring.serve(self.service(), guests).await;
-            guests = back;
+            let (back, ended) = ring.serve(self.service(), request_rx).await;
+            request_rx = back;
             ring.close().await;
-            self.house.counters.ring(false);
+            self.state.metrics.set_ring_up(false);
             match ended {
-                Ok(()) => return Failure::running("the ring ended although the server did not"),
+                Ok(()) => return Failure::running("the ring closed while the server was running"),
                 Err(error) => tell!("the ring failed: {error}"),
             }
-            ring = self.again(network, &mut guests).await;
-            self.is_up(&ring);
+            ring = self.reconnect(network, &mut request_rx).await;
+            self.set_up(&ring);
         }
     }
 
-    /// From now on requests go to this ring.
-    fn is_up<N: Network>(&self, ring: &Ring<N>) {
+    /// Records that the ring takes requests.
+    fn set_up<N: Network>(&self, ring: &Ring<N>) {
         self.stopper.replace(Some(ring.stopper()));
-        self.house.counters.ring(true);
-        self.house.goes_by(&self.raising.plan);
+        self.state.metrics.set_ring_up(true);
+        self.state.set_plan(&self.raising.plan);
     }
 
-    /// Another ring, as soon as its devices are there. Who comes meanwhile is told that there is none.
-    async fn again<N: Network>(&self, network: &N, guests: &mut mpsc::UnboundedReceiver<Guest>) -> Ring<N> {
+    /// Brings up another ring as soon as the devices are reachable. Requests fail until then.
+    async fn reconnect<N: Network>(
+        &self,
+        network: &N,
+        request_rx: &mut mpsc::UnboundedReceiver<Guest>,
+    ) -> Ring<N> {
         loop {
-            tokio::time::sleep(AGAIN_AFTER).await;
-            while let Ok(guest) = guests.try_recv() {
-                let _ = guest.said.send(Said::Failed("the ring is down".into()));
+            tokio::time::sleep(RETRY_INTERVAL).await;
+            while let Ok(request) = request_rx.try_recv() {
+                let _ = request.said.send(Said::Failed("the ring is down".into()));
             }
             match self.raising.connect(network).await {
                 Ok(ring) => {
@@ -245,28 +247,28 @@ impl Keeper<'_> {
     }
 
     fn service(&self) -> Service {
-        let House { vocabulary, tokenizer, counters, .. } = self.house;
-        let counters = counters.clone();
+        let AppState { vocabulary, tokenizer, metrics, .. } = self.state;
+        let metrics = metrics.clone();
         Service {
             micro_batch: self.raising.micro_batch,
             drafts: self.raising.drafts,
             stop: (0..*vocabulary).filter(|&token| tokenizer.is_end(token)).collect(),
             on_work: Some(Arc::new(move |name, lines| {
-                counters.worked(name, &lines.records, &lines.readings);
+                metrics.record_device(name, &lines.records, &lines.readings);
             })),
         }
     }
 
-    /// Ends what is under way, and lets those who wait be told.
-    async fn farewell(&self) {
+    /// Cancels active requests and waits until their clients have the error.
+    async fn shut_down(&self) {
         if let Some(stopper) = self.stopper.borrow().as_ref() {
             stopper.stop();
         }
-        let told = async {
-            while self.house.counters.active() > 0 {
+        let drained = async {
+            while self.state.metrics.active() > 0 {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
-        let _ = tokio::time::timeout(FAREWELL, told).await;
+        let _ = tokio::time::timeout(SHUTDOWN_GRACE, drained).await;
     }
 }

@@ -25,6 +25,7 @@ const ARROWS: [(&str, &[&str]); 8] = [
     ("hearth-halda", &["hearth-core", "hearth-schema", "hearth-profiles"]),
     ("hearth-sim", &["hearth-core", "hearth-schema", "hearth-profiles"]),
     ("hearth-exec", &["hearth-core", "hearth-schema", "hearth-profiles"]),
+    ("hearth-serve", &["hearth-exec", "hearth-schema", "hearth-profiles"]),
     ("hearth-reports", &["hearth-core", "hearth-schema", "hearth-profiles"]),
     // Experiments; no crate depends on them.
     (

@@ -1,0 +1,57 @@
+//! Errors of the API, in the shape of OpenAI's.
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+/// A request that is refused or failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ApiError {
+    /// The HTTP status code.
+    pub status: StatusCode,
+    /// What is wrong, and how to fix it.
+    pub message: String,
+    /// The key of the request at fault.
+    pub param: Option<&'static str>,
+    /// A short name for programs.
+    pub code: &'static str,
+}
+
+impl ApiError {
+    /// An error that concerns no single key.
+    pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
+        Self { status, message: message.into(), param: None, code }
+    }
+
+    /// A value that cannot be accepted.
+    pub fn invalid(param: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            status: StatusCode::BAD_REQUEST,
+            message: message.into(),
+            param: Some(param),
+            code: "invalid_value",
+        }
+    }
+
+    /// The error document.
+    pub fn to_json(&self) -> Value {
+        let kind = if self.status.is_server_error() { "server_error" } else { "invalid_request_error" };
+        json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(self.to_json())).into_response();
+        if self.status == StatusCode::SERVICE_UNAVAILABLE {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        response
+    }
+}
+
+/// Shortens text from a client for an error message, and replaces control characters.
+pub fn excerpt(text: &str) -> String {
+    text.chars().take(60).map(|letter| if letter.is_control() { '?' } else { letter }).collect()
+}

@@ -1,0 +1,216 @@
+//! Generations: the text of a request, decoded from the ring's token events.
+//!
+//! Text is passed on as soon as it is certain: bytes of an incomplete character, and text that may be the beginning of a
+//! stop string, are held back. A generation ends with an end-of-text token, before a stop string, or at its token limit.
+
+use std::sync::Arc;
+
+use hearth_exec::ring::Said;
+use hearth_exec::{TextStream, Tokenizer};
+use serde::Serialize;
+use tokio::sync::mpsc;
+
+/// Why a generation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FinishReason {
+    /// An end-of-text token or a stop string.
+    Stop,
+    /// The limit of tokens.
+    Length,
+}
+
+/// A part of a generation.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Chunk {
+    Text(String),
+    End(FinishReason),
+    /// The ring could not finish it, and why.
+    Failed(String),
+}
+
+/// Tokens of a generation.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub prompt: u32,
+    /// Tokens of the prompt found in the cache.
+    pub cached: u32,
+    pub generated: u32,
+}
+
+impl std::iter::Sum for Usage {
+    fn sum<I: Iterator<Item = Usage>>(usages: I) -> Usage {
+        usages.fold(Usage::default(), |sum, more| Usage {
+            prompt: sum.prompt + more.prompt,
+            cached: sum.cached + more.cached,
+            generated: sum.generated + more.generated,
+        })
+    }
+}
+
+/// A running generation. Dropping it cancels the request.
+pub struct Generation {
+    events: mpsc::UnboundedReceiver<Said>,
+    tokenizer: Arc<Tokenizer>,
+    text: TextStream,
+    stop: StopMatcher,
+    usage: Usage,
+    /// Set when the last text has been returned and the end has not.
+    reason: Option<FinishReason>,
+    is_done: bool,
+}
+
+impl Generation {
+    /// A generation for a prompt of `prompt` tokens.
+    pub fn new(
+        events: mpsc::UnboundedReceiver<Said>,
+        tokenizer: Arc<Tokenizer>,
+        prompt: u32,
+        stop: Vec<String>,
+    ) -> Self {
+        Self {
+            events,
+            tokenizer,
+            text: TextStream::default(),
+            stop: StopMatcher::new(stop),
+            usage: Usage { prompt, ..Usage::default() },
+            reason: None,
+            is_done: false,
+        }
+    }
+
+    /// Returns the tokens so far.
+    pub fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    /// Returns the next chunk, and `None` after the end.
+    pub async fn next(&mut self) -> Option<Chunk> {
+        loop {
+            if self.is_done {
+                return None;
+            }
+            if let Some(reason) = self.reason {
+                self.is_done = true;
+                return Some(Chunk::End(reason));
+            }
+            let text = match self.events.recv().await {
+                Some(Said::Begun { held }) => {
+                    self.usage.cached = held;
+                    continue;
+                }
+                Some(Said::Token(token)) => self.decode(token),
+                Some(Said::Failed(message)) => {
+                    self.is_done = true;
+                    return Some(Chunk::Failed(message));
+                }
+                None => {
+                    self.reason = Some(FinishReason::Length);
+                    self.flush()
+                }
+            };
+            if !text.is_empty() {
+                return Some(Chunk::Text(text));
+            }
+        }
+    }
+
+    fn decode(&mut self, token: u32) -> String {
+        self.usage.generated += 1;
+        if self.tokenizer.is_end(token) {
+            self.reason = Some(FinishReason::Stop);
+            return self.flush();
+        }
+        let text = self.text.push(&self.tokenizer, token);
+        let (text, stopped) = self.stop.push(&text);
+        if stopped {
+            self.reason = Some(FinishReason::Stop);
+        }
+        text
+    }
+
+    /// Returns the text held back, at the end.
+    fn flush(&mut self) -> String {
+        let last = std::mem::take(&mut self.text).finish();
+        let (mut text, stopped) = self.stop.push(&last);
+        if stopped {
+            self.reason = Some(FinishReason::Stop);
+        } else {
+            text += &self.stop.finish();
+        }
+        text
+    }
+}
+
+/// Finds stop strings in text that comes in parts.
+struct StopMatcher {
+    stops: Vec<String>,
+    /// Text that may be the beginning of a stop string.
+    held: String,
+}
+
+impl StopMatcher {
+    fn new(stops: Vec<String>) -> Self {
+        Self { stops, held: String::new() }
+    }
+
+    /// Takes more text. Returns the text that is certain, and whether a stop string was found.
+    fn push(&mut self, text: &str) -> (String, bool) {
+        self.held += text;
+        if let Some(at) = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min() {
+            self.held.truncate(at);
+            return (std::mem::take(&mut self.held), true);
+        }
+        let partial_match = |stop: &String| {
+            let ends = stop.char_indices().map(|(at, _)| at).skip(1);
+            ends.filter(|&at| self.held.ends_with(&stop[..at])).max().unwrap_or(0)
+        };
+        let kept = self.stops.iter().map(partial_match).max().unwrap_or(0);
+        let rest = self.held.split_off(self.held.len() - kept);
+        (std::mem::replace(&mut self.held, rest), false)
+    }
+
+    /// Returns the text held back.
+    fn finish(&mut self) -> String {
+        std::mem::take(&mut self.held)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn matched(stops: &[&str], texts: &[&str]) -> (Vec<String>, bool) {
+        let mut scan = StopMatcher::new(stops.iter().map(ToString::to_string).collect());
+        let mut out = Vec::new();
+        for text in texts {
+            let (text, stopped) = scan.push(text);
+            out.push(text);
+            if stopped {
+                return (out, true);
+            }
+        }
+        out.push(scan.finish());
+        (out, false)
+    }
+
+    #[test]
+    fn possible_stop_strings_are_held_back() {
+        let strings = |texts: &[&str]| texts.iter().map(ToString::to_string).collect::<Vec<_>>();
+        assert_eq!(matched(&["END"], &["a", "bE", "N", "x"]), (strings(&["a", "b", "", "ENx", ""]), false));
+        assert_eq!(matched(&["END"], &["aE", "ND of it"]), (strings(&["a", ""]), true));
+        assert_eq!(matched(&["é!"], &["caf", "é", "!"]), (strings(&["caf", "", ""]), true));
+        assert_eq!(matched(&["aab"], &["aaa", "b"]), (strings(&["a", ""]), true));
+        assert_eq!(
+            matched(&["x", "yz"], &["wyz x"]),
+            (strings(&["w"]), true),
+            "the first match ends the text"
+        );
+        assert_eq!(matched(&[], &["all", "of it"]), (strings(&["all", "of it", ""]), false));
+        assert_eq!(
+            matched(&["END"], &["THE EN"]),
+            (strings(&["THE ", "EN"]), false),
+            "a partial match is released at the end"
+        );
+    }
+}

@@ -1,0 +1,375 @@
+//! An OpenAI-compatible HTTP server for a ring: completions, models, health, metrics and a chat page.
+//!
+//! A handler turns an HTTP request into a request to the ring ([`hearth_exec::ring::Guest`]) and the ring's events into
+//! the response. When a client disconnects, its response is dropped, and the ring frees the request's slot.
+//!
+//! Not here: bringing up the ring and keeping it up (the `serve` verb).
+
+mod auth;
+mod connections;
+mod error;
+mod generation;
+mod metrics;
+mod request;
+mod response;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::http::{StatusCode, header};
+use axum::response::{Html, IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router, middleware};
+use hearth_exec::ring::{Guest, Said};
+use hearth_exec::{ChatTemplate, ExecError, Sampler, Tokenizer};
+use hearth_schema::Plan;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+pub use self::auth::is_valid_token;
+use self::connections::JsonBody;
+pub use self::connections::serve;
+use self::error::{ApiError, excerpt};
+use self::generation::{Chunk, FinishReason, Generation, Usage};
+use self::metrics::ActiveRequest;
+pub use self::metrics::Metrics;
+use self::request::{ChatRequest, CommonFields, CompletionRequest, GenerationParams, Prompt};
+use self::response::{ResponseHeader, ResponseKind};
+
+/// The largest body of a request, in bytes. source: assumed, a context of a hundred thousand tokens as text
+const MAX_BODY_BYTES: usize = 4 << 20;
+/// The most requests running or waiting; further ones are refused. source: assumed, far more than a home asks at once
+const MAX_ACTIVE_REQUESTS: u64 = 512;
+/// Tokens of a completion without `max_tokens`. source: OpenAI's API reference
+const DEFAULT_COMPLETION_TOKENS: u32 = 16;
+
+const CHAT_PAGE: &str = include_str!("page.html");
+
+/// The state that all handlers share.
+pub struct AppState {
+    /// Sends requests to the ring.
+    pub request_tx: mpsc::UnboundedSender<Guest>,
+    pub tokenizer: Arc<Tokenizer>,
+    /// The model's chat template, or why it has none.
+    pub template: Result<ChatTemplate, String>,
+    /// The model's name in the API.
+    pub model: Arc<str>,
+    /// Positions of each sequence.
+    pub context: u32,
+    /// Tokens of the vocabulary.
+    pub vocabulary: u32,
+    pub metrics: Arc<Metrics>,
+    /// The token that clients must send; `None` on loopback only.
+    pub token: Option<String>,
+    /// The plan of the running ring.
+    pub plan: Mutex<Plan>,
+    /// When the server started, in seconds since 1970.
+    pub started: u64,
+    /// Requests so far.
+    pub request_count: AtomicU64,
+}
+
+/// Returns the time in seconds since 1970.
+#[allow(clippy::disallowed_methods)] // responses carry their time of creation
+pub fn unix_time() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// Builds the routes of the server.
+pub fn router(state: Arc<AppState>) -> Router {
+    let protected = Router::new()
+        .route("/v1/chat/completions", post(create_chat_completion))
+        .route("/v1/completions", post(create_completion))
+        .route("/v1/models", get(list_models))
+        .route("/v1/models/{*name}", get(retrieve_model))
+        .route("/metrics", get(get_metrics))
+        .route("/ring", get(get_ring))
+        .layer(middleware::from_fn_with_state(state.clone(), auth::check_token));
+    Router::new()
+        .merge(protected)
+        .route("/", get(async || Html(CHAT_PAGE)))
+        .route("/health", get(get_health))
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(method_not_allowed)
+        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+        .layer(middleware::from_fn_with_state(state.clone(), auth::check_host))
+        .with_state(state)
+}
+
+async fn unknown_path(request: Request) -> ApiError {
+    let message = format!(
+        "there is no `{} {}`: use /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics, or / for the \
+         chat page",
+        request.method(),
+        excerpt(request.uri().path())
+    );
+    ApiError::new(StatusCode::NOT_FOUND, "unknown_url", message)
+}
+
+/// axum adds the `Allow` header.
+async fn method_not_allowed(request: Request) -> ApiError {
+    let path = excerpt(request.uri().path());
+    let message =
+        format!("`{path}` does not support {}: the `Allow` header lists its methods", request.method());
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
+}
+
+async fn get_health(State(state): State<Arc<AppState>>) -> Response {
+    if state.metrics.is_ring_up() {
+        Json(json!({"status": "ok"})).into_response()
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, Json(json!({"status": "the ring is down"}))).into_response()
+    }
+}
+
+async fn get_metrics(State(state): State<Arc<AppState>>) -> Response {
+    let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(header::CONTENT_TYPE, content_type)], state.metrics.encode()).into_response()
+}
+
+async fn get_ring(State(state): State<Arc<AppState>>) -> Json<Value> {
+    let plan = state.plan.lock().unwrap_or_else(PoisonError::into_inner);
+    let device = |(place, device): (usize, &hearth_schema::plan::PlannedDevice)| {
+        let layers: u32 = plan.windows(place).iter().map(|window| window.len() as u32).sum();
+        json!({"name": device.name, "layers": layers, "window": device.window})
+    };
+    let devices: Vec<Value> = plan.devices.iter().enumerate().map(device).collect();
+    Json(json!({
+        "model": &*state.model,
+        "rounds": plan.rounds,
+        "sequences": plan.sequences,
+        "context": state.context,
+        "can_chat": state.template.is_ok(),
+        "devices": devices,
+        "status": state.metrics.snapshot(),
+    }))
+}
+
+async fn list_models(State(state): State<Arc<AppState>>) -> Json<Value> {
+    Json(json!({"object": "list", "data": [state.model_object()]}))
+}
+
+async fn retrieve_model(
+    State(state): State<Arc<AppState>>,
+    name: axum::extract::Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    state.check_model(Some(&name))?;
+    Ok(Json(state.model_object()))
+}
+
+async fn create_chat_completion(
+    State(state): State<Arc<AppState>>,
+    JsonBody(body): JsonBody<ChatRequest>,
+) -> Response {
+    let id = state.next_request_id();
+    let parsed = body.and_then(|chat| {
+        let params = state.params(&chat.common, id)?;
+        Ok((vec![state.chat_tokens(&chat)?], params))
+    });
+    respond(&state, (ResponseKind::Chat, id), "chat", parsed).await
+}
+
+async fn create_completion(
+    State(state): State<Arc<AppState>>,
+    JsonBody(body): JsonBody<CompletionRequest>,
+) -> Response {
+    let id = state.next_request_id();
+    let parsed = body.and_then(|completion| {
+        let params = state.params(&completion.common, id)?;
+        let prompts = completion.prompts()?.into_iter().map(|prompt| state.prompt_tokens(prompt));
+        let max_tokens = params.max_tokens.or(Some(DEFAULT_COMPLETION_TOKENS));
+        Ok((prompts.collect::<Result<_, _>>()?, GenerationParams { max_tokens, ..params }))
+    });
+    respond(&state, (ResponseKind::Completion, id), "completions", parsed).await
+}
+
+/// Starts a generation for each prompt and returns them, streamed or whole.
+async fn respond(
+    state: &Arc<AppState>,
+    (kind, id): (ResponseKind, u64),
+    endpoint: &'static str,
+    parsed: Result<(Vec<Vec<u32>>, GenerationParams), ApiError>,
+) -> Response {
+    let started = parsed.and_then(|(prompts, params)| Ok((state.start(prompts, &params)?, params)));
+    let response = match started {
+        Err(error) => error.into_response(),
+        Ok((generations, params)) => {
+            let prefix = if kind == ResponseKind::Chat { "chatcmpl" } else { "cmpl" };
+            let id = format!("{prefix}-{}-{id}", state.started);
+            let header = ResponseHeader { kind, id, created: unix_time(), model: state.model.clone() };
+            if params.stream {
+                response::stream(header, generations, params.include_usage)
+            } else {
+                collect_all(&header, generations).await.into_response()
+            }
+        }
+    };
+    state.metrics.record_response(endpoint, response.status().as_u16());
+    response
+}
+
+/// Waits for all generations concurrently, so that the time to first token of each is measured when it comes. Dropping
+/// the future cancels them.
+async fn collect_all(
+    header: &ResponseHeader,
+    generations: Vec<(Generation, ActiveRequest)>,
+) -> Result<Json<Value>, ApiError> {
+    let mut tasks = JoinSet::new();
+    for (index, (generation, active)) in generations.into_iter().enumerate() {
+        tasks.spawn(async move { (index, collect(generation, active).await) });
+    }
+    let ring_failed = |message| ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "ring_failed", message);
+    let mut finished = BTreeMap::new();
+    while let Some(joined) = tasks.join_next().await {
+        let (index, result) = joined.map_err(|error| ring_failed(error.to_string()))?;
+        finished.insert(index, result.map_err(ring_failed)?);
+    }
+    let (texts, usages): (Vec<_>, Vec<Usage>) = finished.into_values().unzip();
+    Ok(Json(header.complete(texts, usages.into_iter().sum())))
+}
+
+/// Waits for one generation. Returns its text, why it ended, and its usage; or why it failed.
+async fn collect(
+    mut generation: Generation,
+    mut active: ActiveRequest,
+) -> Result<((String, FinishReason), Usage), String> {
+    let (mut text, mut reason) = (String::new(), FinishReason::Length);
+    while let Some(chunk) = generation.next().await {
+        match chunk {
+            Chunk::Text(more) => {
+                active.record_text();
+                text += &more;
+            }
+            Chunk::End(why) => reason = why,
+            Chunk::Failed(message) => {
+                active.finish();
+                return Err(message);
+            }
+        }
+    }
+    active.finish();
+    active.record_usage(generation.usage());
+    Ok(((text, reason), generation.usage()))
+}
+
+impl AppState {
+    /// Replaces the plan that `/ring` shows.
+    pub fn set_plan(&self, plan: &Plan) {
+        self.plan.lock().unwrap_or_else(PoisonError::into_inner).clone_from(plan);
+    }
+
+    fn next_request_id(&self) -> u64 {
+        self.request_count.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn model_object(&self) -> Value {
+        json!({"id": &*self.model, "object": "model", "created": self.started, "owned_by": "hearth"})
+    }
+
+    fn check_model(&self, name: Option<&str>) -> Result<(), ApiError> {
+        match name {
+            Some(name) if name != &*self.model => {
+                let message = format!("there is no model `{}` here: use `{}`", excerpt(name), self.model);
+                let error = ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message);
+                Err(ApiError { param: Some("model"), ..error })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn params(&self, common: &CommonFields, id: u64) -> Result<GenerationParams, ApiError> {
+        self.check_model(common.model.as_deref())?;
+        // Each request has its own random numbers; `seed` makes it repeatable.
+        common.params(self.started.wrapping_mul(1 << 20).wrapping_add(id))
+    }
+
+    fn chat_tokens(&self, chat: &ChatRequest) -> Result<Vec<u32>, ApiError> {
+        let template = self.template.as_ref().map_err(|reason| {
+            let message = format!("{reason} (/v1/completions continues a text)");
+            ApiError::new(StatusCode::BAD_REQUEST, "no_chat_template", message)
+        })?;
+        let tokens = template.encode(&self.tokenizer, &chat.messages()?);
+        tokens.map_err(|error| ApiError::invalid("messages", error.to_string()))
+    }
+
+    fn prompt_tokens(&self, prompt: Prompt) -> Result<Vec<u32>, ApiError> {
+        let tokens = match prompt {
+            Prompt::Text(text) => {
+                let tokens = self.tokenizer.encode(&text, false);
+                tokens.map_err(|error| ApiError::invalid("prompt", error.to_string()))?
+            }
+            Prompt::Tokens(tokens) => tokens,
+        };
+        if tokens.is_empty() {
+            return Err(ApiError::invalid("prompt", "the prompt is empty: give some text"));
+        }
+        match tokens.iter().find(|&&token| token >= self.vocabulary) {
+            Some(token) => {
+                let message = format!("there is no token {token}: the vocabulary has {}", self.vocabulary);
+                Err(ApiError::invalid("prompt", message))
+            }
+            None => Ok(tokens),
+        }
+    }
+
+    /// Sends a request for each prompt to the ring.
+    fn start(
+        &self,
+        prompts: Vec<Vec<u32>>,
+        params: &GenerationParams,
+    ) -> Result<Vec<(Generation, ActiveRequest)>, ApiError> {
+        let unavailable =
+            |code, message: &str| Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, code, message));
+        if !self.metrics.is_ring_up() {
+            return unavailable(
+                "ring_down",
+                "the ring is down and comes up again as soon as its devices are reachable: try again later",
+            );
+        }
+        if self.metrics.active() + prompts.len() as u64 > MAX_ACTIVE_REQUESTS {
+            return unavailable("overloaded", "too many requests are waiting: try again later");
+        }
+        let sampler = Sampler::new(params.sampler).map_err(|error| {
+            let param = if let ExecError::Sampling { name, .. } = &error { *name } else { "temperature" };
+            ApiError::invalid(param, error.to_string())
+        })?;
+        let mut started = Vec::new();
+        for (index, prompt) in (0..).zip(prompts) {
+            let generate = self.tokens_to_generate(prompt.len() as u64, params)?;
+            let (said, events) = mpsc::unbounded_channel();
+            let generation =
+                Generation::new(events, self.tokenizer.clone(), prompt.len() as u32, params.stop.clone());
+            let mut sampler = sampler.for_sequence(index);
+            let sample = Box::new(move |logits: &[f32]| sampler.sample(logits));
+            started.push((Guest { prompt, generate, sample, said }, generation));
+        }
+        let send = |(request, generation)| {
+            // The ring's side is closed only while the server shuts down.
+            if let Err(mpsc::error::SendError(request)) = self.request_tx.send(request) {
+                let _ = request.said.send(Said::Failed("the server is stopping".into()));
+            }
+            (generation, self.metrics.start_request())
+        };
+        Ok(started.into_iter().map(send).collect())
+    }
+
+    /// Returns how many tokens to generate after a prompt of `prompt` tokens.
+    fn tokens_to_generate(&self, prompt: u64, params: &GenerationParams) -> Result<u32, ApiError> {
+        let context = u64::from(self.context);
+        let left = context.saturating_sub(prompt);
+        let wanted = params.max_tokens.map_or(left, u64::from);
+        if left == 0 || wanted > left {
+            let message = format!(
+                "the context is {context} tokens; a prompt of {prompt} and {wanted} generated tokens do not fit: shorten \
+                 the prompt or lower `max_tokens`"
+            );
+            let error = ApiError::new(StatusCode::BAD_REQUEST, "context_length_exceeded", message);
+            return Err(ApiError { param: Some("max_tokens"), ..error });
+        }
+        Ok(wanted as u32)
+    }
+}

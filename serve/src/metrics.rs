@@ -1,0 +1,321 @@
+//! Metrics of a server: Prometheus metrics for `/metrics`, and a snapshot for the chat page.
+//!
+//! Device times come from the traces that the ring hands over while it runs. Nothing is kept of a single request.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicI64, AtomicU64};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hearth_schema::trace::{Counter as TraceCounter, Kind, Reading, Record, Resource};
+use prometheus_client::encoding::{EncodeLabelSet, text};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+use serde::Serialize;
+use tokio::time::Instant;
+
+use crate::generation::Usage;
+
+/// Upper bounds of the buckets of the time to first token, in seconds.
+/// source: assumed, from a short prompt on a fast ring to a long one on a slow one
+const TTFT_BUCKETS: [f64; 9] = [0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0];
+
+type FloatCounter = Counter<f64, AtomicU64>;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RequestLabels {
+    endpoint: &'static str,
+    status: u16,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TokenLabels {
+    kind: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct DeviceLabels {
+    device: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct DeviceStateLabels {
+    device: String,
+    state: &'static str,
+}
+
+/// The metrics of one server.
+#[derive(Debug)]
+pub struct Metrics {
+    started: Instant,
+    registry: Registry,
+    requests: Family<RequestLabels, Counter>,
+    cancelled: Counter,
+    active: Gauge<i64, AtomicI64>,
+    tokens: Family<TokenLabels, Counter>,
+    ttft: Histogram,
+    rings: Counter,
+    ring_up: Gauge<i64, AtomicI64>,
+    uptime: Gauge<f64, AtomicU64>,
+    device_seconds: Family<DeviceStateLabels, FloatCounter>,
+    device_read_bytes: Family<DeviceLabels, Counter>,
+    devices: Mutex<BTreeMap<String, DeviceActivity>>,
+}
+
+/// How a device spent its time since the server started.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct DeviceActivity {
+    /// Seconds of processor time.
+    pub computing_s: f64,
+    /// Seconds in which a computation waited for weights from disk.
+    pub disk_wait_s: f64,
+    /// Seconds of waiting for activations.
+    pub waiting_s: f64,
+    /// Bytes read from disk.
+    pub read_bytes: u64,
+    /// Bytes of weights in memory at the last sample.
+    pub resident_bytes: u64,
+}
+
+/// The state of a server at one moment, for the chat page.
+#[derive(Debug, Serialize)]
+pub struct Snapshot {
+    /// Whether the ring takes requests.
+    pub is_up: bool,
+    /// Requests running or waiting.
+    pub active: u64,
+    /// Tokens generated since the server started.
+    pub generated: u64,
+    /// Seconds since the server started.
+    pub uptime_s: f64,
+    /// Activity by device name.
+    pub devices: BTreeMap<String, DeviceActivity>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let mut registry = Registry::with_prefix("hearth");
+        let metrics = Self {
+            started: Instant::now(),
+            requests: Family::default(),
+            cancelled: Counter::default(),
+            active: Gauge::default(),
+            tokens: Family::default(),
+            ttft: Histogram::new(TTFT_BUCKETS),
+            rings: Counter::default(),
+            ring_up: Gauge::default(),
+            uptime: Gauge::default(),
+            device_seconds: Family::default(),
+            device_read_bytes: Family::default(),
+            devices: Mutex::default(),
+            registry: Registry::default(),
+        };
+        registry.register("requests", "Requests answered", metrics.requests.clone());
+        registry.register(
+            "requests_cancelled",
+            "Requests whose client disconnected before the end",
+            metrics.cancelled.clone(),
+        );
+        registry.register("requests_active", "Requests running or waiting", metrics.active.clone());
+        registry.register(
+            "tokens",
+            "Tokens of prompts, of these found in the cache, and generated",
+            metrics.tokens.clone(),
+        );
+        registry.register_with_unit(
+            "time_to_first_token",
+            "Time from a request to its first token",
+            Unit::Seconds,
+            metrics.ttft.clone(),
+        );
+        registry.register("rings", "Rings that came up", metrics.rings.clone());
+        registry.register("ring_up", "Whether the ring takes requests", metrics.ring_up.clone());
+        registry.register_with_unit(
+            "uptime",
+            "Time since the server started",
+            Unit::Seconds,
+            metrics.uptime.clone(),
+        );
+        registry.register_with_unit(
+            "device",
+            "Time of a device by state: computing, waiting for its disk, waiting for activations",
+            Unit::Seconds,
+            metrics.device_seconds.clone(),
+        );
+        registry.register_with_unit(
+            "device_read",
+            "Weights read from disk",
+            Unit::Bytes,
+            metrics.device_read_bytes.clone(),
+        );
+        Self { registry, ..metrics }
+    }
+}
+
+impl Metrics {
+    fn devices(&self) -> MutexGuard<'_, BTreeMap<String, DeviceActivity>> {
+        self.devices.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts a response.
+    pub fn record_response(&self, endpoint: &'static str, status: u16) {
+        self.requests.get_or_create(&RequestLabels { endpoint, status }).inc();
+    }
+
+    /// Counts a request as active until the returned guard is dropped.
+    pub fn start_request(self: &Arc<Self>) -> ActiveRequest {
+        self.active.inc();
+        ActiveRequest { metrics: self.clone(), started: Instant::now(), has_text: false, is_finished: false }
+    }
+
+    /// Returns the number of requests running or waiting.
+    pub fn active(&self) -> u64 {
+        u64::try_from(self.active.get()).unwrap_or(0)
+    }
+
+    /// Records that the ring came up or went down.
+    pub fn set_ring_up(&self, is_up: bool) {
+        self.ring_up.set(i64::from(is_up));
+        if is_up {
+            self.rings.inc();
+        }
+    }
+
+    /// Whether the ring takes requests.
+    pub fn is_ring_up(&self) -> bool {
+        self.ring_up.get() != 0
+    }
+
+    /// Adds what a device did, from a part of its trace.
+    pub fn record_device(&self, device: &str, records: &[Record], readings: &[Reading]) {
+        let mut added = DeviceActivity::default();
+        for record in records {
+            let seconds = record.duration() as f64 * 1e-9;
+            match (record.kind, record.cost) {
+                (Kind::Receive, _) => added.waiting_s += seconds,
+                (Kind::Prefetch, _) => added.read_bytes += record.bytes,
+                (_, Some(cost)) => {
+                    added.computing_s += cost.cpu as f64 * 1e-9;
+                    let waited = record.duration().saturating_sub(cost.cpu.saturating_add(cost.queue));
+                    added.disk_wait_s += waited as f64 * 1e-9;
+                    added.read_bytes += cost.faulted;
+                }
+                _ if record.resource == Resource::Gpu => added.computing_s += seconds,
+                _ => {}
+            }
+        }
+        let states =
+            [("computing", added.computing_s), ("disk", added.disk_wait_s), ("waiting", added.waiting_s)];
+        for (state, seconds) in states {
+            let labels = DeviceStateLabels { device: device.to_owned(), state };
+            self.device_seconds.get_or_create(&labels).inc_by(seconds);
+        }
+        let labels = DeviceLabels { device: device.to_owned() };
+        self.device_read_bytes.get_or_create(&labels).inc_by(added.read_bytes);
+        let mut devices = self.devices();
+        let activity = devices.entry(device.to_owned()).or_default();
+        activity.computing_s += added.computing_s;
+        activity.disk_wait_s += added.disk_wait_s;
+        activity.waiting_s += added.waiting_s;
+        activity.read_bytes += added.read_bytes;
+        let resident = readings.iter().rev().find(|reading| reading.counter == TraceCounter::Resident);
+        if let Some(reading) = resident {
+            activity.resident_bytes = reading.value;
+        }
+    }
+
+    /// Returns the state of the server now.
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            is_up: self.is_ring_up(),
+            active: self.active(),
+            generated: self.tokens.get_or_create(&TokenLabels { kind: "generated" }).get(),
+            uptime_s: self.started.elapsed().as_secs_f64(),
+            devices: self.devices().clone(),
+        }
+    }
+
+    /// Encodes all metrics in the OpenMetrics text format, version 1.0.0.
+    pub fn encode(&self) -> String {
+        self.uptime.set(self.started.elapsed().as_secs_f64());
+        let mut encoded = String::new();
+        // Writing to a string cannot fail.
+        let _ = text::encode(&mut encoded, &self.registry);
+        encoded
+    }
+}
+
+/// A request that is running or waiting.
+#[derive(Debug)]
+pub struct ActiveRequest {
+    metrics: Arc<Metrics>,
+    started: Instant,
+    has_text: bool,
+    is_finished: bool,
+}
+
+impl ActiveRequest {
+    /// Records that text was produced; the first call gives the time to first token.
+    pub fn record_text(&mut self) {
+        if !std::mem::replace(&mut self.has_text, true) {
+            self.metrics.ttft.observe(self.started.elapsed().as_secs_f64());
+        }
+    }
+
+    /// Marks the request as finished, with success or not. One that is dropped before counts as cancelled.
+    pub fn finish(&mut self) {
+        self.is_finished = true;
+    }
+
+    /// Counts the tokens of a finished request.
+    pub fn record_usage(&self, Usage { prompt, cached, generated }: Usage) {
+        for (kind, count) in [("prompt", prompt), ("cached", cached), ("generated", generated)] {
+            self.metrics.tokens.get_or_create(&TokenLabels { kind }).inc_by(u64::from(count));
+        }
+    }
+}
+
+impl Drop for ActiveRequest {
+    fn drop(&mut self) {
+        self.metrics.active.dec();
+        if !self.is_finished {
+            self.metrics.cancelled.inc();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metrics_are_in_openmetrics_format() {
+        let metrics = Arc::new(Metrics::default());
+        metrics.set_ring_up(true);
+        metrics.record_response("chat", 200);
+        let mut finished = metrics.start_request();
+        finished.record_text();
+        finished.finish();
+        finished.record_usage(Usage { prompt: 3, cached: 1, generated: 2 });
+        drop(finished);
+        drop(metrics.start_request());
+        metrics.record_device("a \"b\"", &[], &[]);
+        let encoded = metrics.encode();
+        for line in [
+            "hearth_ring_up 1",
+            "hearth_rings_total 1",
+            "hearth_requests_total{endpoint=\"chat\",status=\"200\"} 1",
+            "hearth_requests_cancelled_total 1",
+            "hearth_requests_active 0",
+            "hearth_tokens_total{kind=\"generated\"} 2",
+            "hearth_time_to_first_token_seconds_count 1",
+            "hearth_device_seconds_total{device=\"a \\\"b\\\"\",state=\"disk\"} 0.0",
+            "# EOF",
+        ] {
+            assert!(encoded.lines().any(|found| found == line), "no line `{line}` in\n{encoded}");
+        }
+        assert_eq!(metrics.snapshot().generated, 2);
+    }
+}

@@ -1,0 +1,344 @@
+//! Request bodies of OpenAI's completion endpoints, parsed and validated.
+//!
+//! A field that would change the result and is not supported is refused by name. Fields that change nothing (`user`,
+//! `metadata`, ...) are ignored.
+
+use hearth_exec::{Message, SamplerOptions};
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::error::{ApiError, excerpt};
+
+/// The most stop strings of a request. source: assumed; OpenAI's API takes 4
+const MAX_STOP_STRINGS: usize = 16;
+const MAX_STOP_BYTES: usize = 1024;
+/// The most prompts of one completion request. source: assumed
+const MAX_PROMPTS: usize = 64;
+
+/// The fields that chat and text completions share.
+#[derive(Debug, Deserialize)]
+pub struct CommonFields {
+    #[serde(default)]
+    pub model: Option<String>,
+    #[serde(default)]
+    max_tokens: Option<u32>,
+    /// The newer name of `max_tokens`.
+    #[serde(default)]
+    max_completion_tokens: Option<u32>,
+    #[serde(default)]
+    temperature: Option<f32>,
+    #[serde(default)]
+    top_p: Option<f32>,
+    /// Not in OpenAI's API, but common elsewhere.
+    #[serde(default)]
+    top_k: Option<usize>,
+    #[serde(default)]
+    seed: Option<i64>,
+    #[serde(default)]
+    stop: Option<StopField>,
+    #[serde(default)]
+    stream: Option<bool>,
+    #[serde(default)]
+    stream_options: Option<StreamOptions>,
+    #[serde(default)]
+    n: Option<u32>,
+    #[serde(default)]
+    presence_penalty: Option<f32>,
+    #[serde(default)]
+    frequency_penalty: Option<f32>,
+    #[serde(default)]
+    logit_bias: Option<Value>,
+    #[serde(default)]
+    logprobs: Option<Value>,
+    #[serde(default)]
+    response_format: Option<Value>,
+    #[serde(default)]
+    tools: Option<Vec<Value>>,
+    #[serde(default)]
+    functions: Option<Vec<Value>>,
+    #[serde(default)]
+    echo: Option<bool>,
+    #[serde(default)]
+    suffix: Option<String>,
+    #[serde(default)]
+    best_of: Option<u32>,
+}
+
+#[derive(Debug, Deserialize)]
+struct StreamOptions {
+    #[serde(default)]
+    include_usage: bool,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum StopField {
+    One(String),
+    Several(Vec<String>),
+}
+
+/// The body of `POST /v1/chat/completions`.
+#[derive(Debug, Deserialize)]
+pub struct ChatRequest {
+    messages: Vec<MessageField>,
+    #[serde(flatten)]
+    pub common: CommonFields,
+}
+
+#[derive(Debug, Deserialize)]
+struct MessageField {
+    role: String,
+    #[serde(default)]
+    content: Option<Content>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Content {
+    Text(String),
+    Parts(Vec<Part>),
+}
+
+#[derive(Debug, Deserialize)]
+struct Part {
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(default)]
+    text: Option<String>,
+}
+
+/// The body of `POST /v1/completions`.
+#[derive(Debug, Deserialize)]
+pub struct CompletionRequest {
+    prompt: Option<PromptField>,
+    #[serde(flatten)]
+    pub common: CommonFields,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum PromptField {
+    Text(String),
+    Texts(Vec<String>),
+    Tokens(Vec<u32>),
+    TokenLists(Vec<Vec<u32>>),
+}
+
+/// The prompt of a text completion.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Prompt {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+/// Validated parameters of a generation.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GenerationParams {
+    /// `None` generates until the context is full.
+    pub max_tokens: Option<u32>,
+    pub sampler: SamplerOptions,
+    /// Stop strings.
+    pub stop: Vec<String>,
+    /// Whether the response is streamed.
+    pub stream: bool,
+    /// Whether a streamed response ends with its usage.
+    pub include_usage: bool,
+}
+
+impl ChatRequest {
+    /// Returns the conversation.
+    pub fn messages(&self) -> Result<Vec<Message>, ApiError> {
+        self.messages.iter().map(MessageField::message).collect()
+    }
+}
+
+impl MessageField {
+    fn message(&self) -> Result<Message, ApiError> {
+        let content = match &self.content {
+            None => String::new(),
+            Some(Content::Text(text)) => text.clone(),
+            Some(Content::Parts(parts)) => {
+                let text = |part: &Part| match (&*part.kind, &part.text) {
+                    ("text", Some(text)) => Ok(text.clone()),
+                    (kind, _) => Err(ApiError::invalid(
+                        "messages",
+                        format!(
+                            "content of type `{}` is not supported: this model reads text only",
+                            excerpt(kind)
+                        ),
+                    )),
+                };
+                parts.iter().map(text).collect::<Result<_, _>>()?
+            }
+        };
+        Ok(Message { role: self.role.clone(), content })
+    }
+}
+
+impl CompletionRequest {
+    /// Returns the prompts.
+    pub fn prompts(&self) -> Result<Vec<Prompt>, ApiError> {
+        let prompts: Vec<Prompt> = match &self.prompt {
+            None => vec![],
+            Some(PromptField::Text(text)) => vec![Prompt::Text(text.clone())],
+            Some(PromptField::Texts(texts)) => texts.iter().cloned().map(Prompt::Text).collect(),
+            Some(PromptField::Tokens(tokens)) => vec![Prompt::Tokens(tokens.clone())],
+            Some(PromptField::TokenLists(several)) => several.iter().cloned().map(Prompt::Tokens).collect(),
+        };
+        match prompts.len() {
+            0 => Err(ApiError::invalid("prompt", "the prompt is missing: give a text or a list of texts")),
+            1..=MAX_PROMPTS => Ok(prompts),
+            count => Err(ApiError::invalid(
+                "prompt",
+                format!("{count} prompts at once: give at most {MAX_PROMPTS}"),
+            )),
+        }
+    }
+}
+
+impl CommonFields {
+    /// Validates the fields. `seed` is used if the request has none.
+    pub fn params(&self, seed: u64) -> Result<GenerationParams, ApiError> {
+        self.check_supported()?;
+        let default = SamplerOptions::default();
+        // OpenAI's default temperature is 1.
+        let sampler = SamplerOptions {
+            temperature: self.temperature.unwrap_or(1.0),
+            top_k: self.top_k.unwrap_or(default.top_k),
+            top_p: self.top_p.unwrap_or(default.top_p),
+            seed: self.seed.map_or(seed, i64::cast_unsigned),
+        };
+        let max_tokens = self.max_completion_tokens.or(self.max_tokens);
+        if max_tokens == Some(0) {
+            return Err(ApiError::invalid("max_tokens", "must be at least 1"));
+        }
+        let stop = match &self.stop {
+            None => vec![],
+            Some(StopField::One(stop)) => vec![stop.clone()],
+            Some(StopField::Several(stops)) => stops.clone(),
+        };
+        let is_invalid = |text: &String| text.is_empty() || text.len() > MAX_STOP_BYTES;
+        if stop.len() > MAX_STOP_STRINGS || stop.iter().any(is_invalid) {
+            let message =
+                format!("give at most {MAX_STOP_STRINGS} strings, each of 1 to {MAX_STOP_BYTES} bytes");
+            return Err(ApiError::invalid("stop", message));
+        }
+        let include_usage = self.stream_options.as_ref().is_some_and(|options| options.include_usage);
+        Ok(GenerationParams {
+            max_tokens,
+            sampler,
+            stop,
+            stream: self.stream.unwrap_or(false),
+            include_usage,
+        })
+    }
+
+    fn check_supported(&self) -> Result<(), ApiError> {
+        let is_set = |value: &Option<Value>| {
+            value.as_ref().is_some_and(|value| {
+                let is_empty = value.as_object().is_some_and(serde_json::Map::is_empty);
+                !(value.is_null() || *value == Value::Bool(false) || is_empty)
+            })
+        };
+        let is_text = |format: &Value| format.get("type").and_then(Value::as_str) == Some("text");
+        let is_penalty = |penalty: Option<f32>| penalty.is_some_and(|penalty| penalty != 0.0);
+        let unsupported = [
+            ("n", self.n.is_some_and(|count| count != 1)),
+            ("best_of", self.best_of.is_some_and(|count| count != 1)),
+            ("presence_penalty", is_penalty(self.presence_penalty)),
+            ("frequency_penalty", is_penalty(self.frequency_penalty)),
+            ("logit_bias", is_set(&self.logit_bias)),
+            ("logprobs", is_set(&self.logprobs)),
+            ("response_format", self.response_format.as_ref().is_some_and(|format| !is_text(format))),
+            ("tools", self.tools.as_ref().is_some_and(|tools| !tools.is_empty())),
+            ("functions", self.functions.as_ref().is_some_and(|functions| !functions.is_empty())),
+            ("echo", self.echo == Some(true)),
+            ("suffix", self.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty())),
+        ];
+        match unsupported.into_iter().find(|(_, is_used)| *is_used) {
+            Some((key, _)) => Err(ApiError::invalid(key, format!("`{key}` is not supported: leave it out"))),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn chat(more: &Value) -> ChatRequest {
+        let mut request = json!({"model": "m", "messages": [{"role": "user", "content": "Hello"}]});
+        let all = request.as_object_mut().expect("an object");
+        all.extend(more.as_object().expect("an object").clone());
+        serde_json::from_value(request).expect("a chat")
+    }
+
+    #[test]
+    fn fields_without_effect_are_accepted() {
+        let params =
+            chat(&json!({"user": "me", "n": 1, "logprobs": false, "tools": [], "presence_penalty": 0}))
+                .common
+                .params(7)
+                .expect("fine");
+        assert_eq!(
+            (params.max_tokens, params.sampler.temperature, params.sampler.seed, params.stream),
+            (None, 1.0, 7, false)
+        );
+        let params =
+            chat(&json!({"max_tokens": 5, "seed": -1, "stop": ["a", "b"], "temperature": 0, "stream": true,
+            "stream_options": {"include_usage": true}}))
+            .common
+            .params(7)
+            .expect("fine");
+        assert_eq!((params.max_tokens, params.sampler.seed, params.stop.len()), (Some(5), u64::MAX, 2));
+        assert!(params.stream && params.include_usage);
+    }
+
+    #[test]
+    fn unsupported_fields_are_refused_by_name() {
+        let unsupported = [
+            json!({"n": 2}),
+            json!({"presence_penalty": 0.5}),
+            json!({"logit_bias": {"50256": -100}}),
+            json!({"logprobs": true}),
+            json!({"response_format": {"type": "json_object"}}),
+            json!({"tools": [{"type": "function"}]}),
+        ];
+        for more in unsupported {
+            let key = more.as_object().and_then(|all| all.keys().next().cloned()).expect("a key");
+            let refused = chat(&more).common.params(0).expect_err("refused");
+            assert!(refused.param == Some(&*key) && refused.message.contains(&key), "{refused:?}");
+        }
+        for more in [json!({"stop": ""}), json!({"stop": vec!["x"; 17]}), json!({"max_tokens": 0})] {
+            assert!(chat(&more).common.params(0).is_err());
+        }
+    }
+
+    #[test]
+    fn text_parts_are_joined_and_images_are_refused() {
+        let messages =
+            |content: &Value| chat(&json!({"messages": [{"role": "user", "content": content}]})).messages();
+        let text =
+            messages(&json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])).expect("text");
+        assert_eq!(text[0].content, "ab");
+        let refused =
+            messages(&json!([{"type": "image_url", "image_url": {"url": "x"}}])).expect_err("refused");
+        assert!(refused.message.contains("image_url"), "{refused:?}");
+    }
+
+    #[test]
+    fn prompts_are_texts_or_tokens() {
+        let prompts = |prompt: &Value| {
+            serde_json::from_value::<CompletionRequest>(json!({"prompt": prompt}))
+                .expect("a request")
+                .prompts()
+        };
+        assert_eq!(prompts(&json!("a")), Ok(vec![Prompt::Text("a".into())]));
+        assert_eq!(prompts(&json!(["a", "b"])).map(|all| all.len()), Ok(2));
+        assert_eq!(prompts(&json!([1, 2])), Ok(vec![Prompt::Tokens(vec![1, 2])]));
+        assert_eq!(prompts(&json!([[1], [2]])).map(|all| all.len()), Ok(2));
+        assert!(prompts(&json!([])).is_err() && prompts(&json!(vec!["a"; 65])).is_err());
+    }
+}

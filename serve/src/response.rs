@@ -1,0 +1,204 @@
+//! Response bodies of OpenAI's completion endpoints, as one document or as server-sent events.
+//!
+//! The objects are `chat.completion`, `chat.completion.chunk` and `text_completion`. While no token comes, a stream
+//! carries comments, so that proxies keep the connection open.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use futures_core::Stream;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use crate::error::ApiError;
+use crate::generation::{Chunk, FinishReason, Generation, Usage};
+use crate::metrics::ActiveRequest;
+
+/// The time between comments in an idle stream.
+/// source: assumed, below the minute after which proxies close idle connections
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// The most events buffered for a slow client. Further tokens wait in the request's event channel.
+const STREAM_BUFFER_EVENTS: usize = 64;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ResponseKind {
+    Chat,
+    Completion,
+}
+
+/// The fields that all chunks of one response repeat.
+#[derive(Debug, Clone)]
+pub struct ResponseHeader {
+    pub kind: ResponseKind,
+    pub id: String,
+    /// Seconds since 1970.
+    pub created: u64,
+    pub model: Arc<str>,
+}
+
+impl ResponseHeader {
+    fn document(&self, object: &str, choices: &[Value], usage: Option<Usage>) -> Value {
+        let mut document = json!({
+            "id": self.id,
+            "object": object,
+            "created": self.created,
+            "model": &*self.model,
+            "choices": choices,
+        });
+        if let Some(usage) = usage {
+            document["usage"] = usage_object(usage);
+        }
+        document
+    }
+
+    /// Returns a complete response with the text and finish reason of each choice.
+    pub fn complete(&self, texts: Vec<(String, FinishReason)>, usage: Usage) -> Value {
+        let choice = |(index, (text, finish)): (usize, (String, FinishReason))| match self.kind {
+            ResponseKind::Chat => json!({
+                "index": index,
+                "message": {"role": "assistant", "content": text, "refusal": null},
+                "logprobs": null,
+                "finish_reason": finish,
+            }),
+            ResponseKind::Completion => {
+                json!({"index": index, "text": text, "logprobs": null, "finish_reason": finish})
+            }
+        };
+        let object = match self.kind {
+            ResponseKind::Chat => "chat.completion",
+            ResponseKind::Completion => "text_completion",
+        };
+        let choices: Vec<Value> = texts.into_iter().enumerate().map(choice).collect();
+        self.document(object, &choices, Some(usage))
+    }
+
+    /// Returns a chunk: text, the finish reason, or with neither the first chunk of a chat, which has the role.
+    fn chunk(&self, index: usize, text: Option<&str>, finish: Option<FinishReason>) -> Value {
+        match self.kind {
+            ResponseKind::Chat => {
+                let delta = match (text, finish) {
+                    (_, Some(_)) => json!({}),
+                    (Some(text), None) => json!({"content": text}),
+                    (None, None) => json!({"role": "assistant", "content": ""}),
+                };
+                let choice =
+                    json!({"index": index, "delta": delta, "logprobs": null, "finish_reason": finish});
+                self.document("chat.completion.chunk", &[choice], None)
+            }
+            ResponseKind::Completion => {
+                let text = text.unwrap_or_default();
+                let choice = json!({"index": index, "text": text, "logprobs": null, "finish_reason": finish});
+                self.document("text_completion", &[choice], None)
+            }
+        }
+    }
+
+    /// Returns the last chunk, which has the usage.
+    fn usage_chunk(&self, usage: Usage) -> Value {
+        let object = match self.kind {
+            ResponseKind::Chat => "chat.completion.chunk",
+            ResponseKind::Completion => "text_completion",
+        };
+        self.document(object, &[], Some(usage))
+    }
+}
+
+fn usage_object(usage: Usage) -> Value {
+    json!({
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.generated,
+        "total_tokens": usage.prompt + usage.generated,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
+    })
+}
+
+/// Streams generations as server-sent events, those of several prompts interleaved.
+pub fn stream(
+    header: ResponseHeader,
+    generations: Vec<(Generation, ActiveRequest)>,
+    include_usage: bool,
+) -> Response {
+    let (event_tx, event_rx) = mpsc::channel(STREAM_BUFFER_EVENTS);
+    tokio::spawn(send_all(header, generations, include_usage, event_tx));
+    Sse::new(EventStream { event_rx }).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
+}
+
+/// Sends the chunks of all generations. Stops, and cancels them, when the client disconnects or one of them fails.
+async fn send_all(
+    header: ResponseHeader,
+    generations: Vec<(Generation, ActiveRequest)>,
+    include_usage: bool,
+    event_tx: mpsc::Sender<String>,
+) {
+    let mut tasks = JoinSet::new();
+    for (index, (generation, active)) in generations.into_iter().enumerate() {
+        let (header, event_tx) = (header.clone(), event_tx.clone());
+        tasks.spawn(async move {
+            tokio::select! {
+                usage = send_one(&header, index, generation, active, &event_tx) => usage,
+                () = event_tx.closed() => None,
+            }
+        });
+    }
+    let mut usages = Vec::new();
+    while let Some(finished) = tasks.join_next().await {
+        let Ok(Some(usage)) = finished else { return };
+        usages.push(usage);
+    }
+    if include_usage {
+        let _ = event_tx.send(header.usage_chunk(usages.into_iter().sum()).to_string()).await;
+    }
+    let _ = event_tx.send("[DONE]".into()).await;
+}
+
+/// Sends the chunks of one generation. Returns its usage, or `None` if it was cancelled or failed.
+async fn send_one(
+    header: &ResponseHeader,
+    index: usize,
+    mut generation: Generation,
+    mut active: ActiveRequest,
+    event_tx: &mpsc::Sender<String>,
+) -> Option<Usage> {
+    if header.kind == ResponseKind::Chat {
+        event_tx.send(header.chunk(index, None, None).to_string()).await.ok()?;
+    }
+    while let Some(chunk) = generation.next().await {
+        let document = match chunk {
+            Chunk::Text(text) => {
+                active.record_text();
+                header.chunk(index, Some(&text), None)
+            }
+            Chunk::End(reason) => header.chunk(index, None, Some(reason)),
+            Chunk::Failed(message) => {
+                active.finish();
+                let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "ring_failed", message);
+                let _ = event_tx.send(error.to_json().to_string()).await;
+                return None;
+            }
+        };
+        event_tx.send(document.to_string()).await.ok()?;
+    }
+    active.finish();
+    active.record_usage(generation.usage());
+    Some(generation.usage())
+}
+
+/// The server-sent events that come out of a channel.
+struct EventStream {
+    event_rx: mpsc::Receiver<String>,
+}
+
+impl Stream for EventStream {
+    type Item = Result<Event, Infallible>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context) -> Poll<Option<Self::Item>> {
+        self.event_rx.poll_recv(context).map(|data| data.map(|data| Ok(Event::default().data(data))))
+    }
+}
