@@ -140,7 +140,7 @@ fn pieces(body: &str) -> Vec<Value> {
 const PROMPTS: [&str; 4] = ["And Jesus said unto them,", "In the beginning", "The LORD is my", "Blessed are"];
 
 #[test]
-fn everybody_gets_the_text_that_the_ring_gives_alone() {
+fn concurrent_requests_get_the_text_of_a_single_one() {
     let server = Server::start(2, &["--sequences", "3"]);
     let expected: Vec<String> = PROMPTS.iter().map(|prompt| alone(prompt, 24)).collect();
     // Eight at once over three seats.
@@ -186,7 +186,7 @@ fn everybody_gets_the_text_that_the_ring_gives_alone() {
 }
 
 #[test]
-fn a_conversation_is_not_computed_again() {
+fn shared_prefix_is_taken_from_the_cache() {
     let server = Server::start(1, &["--sequences", "2"]);
     let ask = |messages: &Value| {
         let body = json!({"model": "psalm", "messages": messages, "max_tokens": 12, "temperature": 0});
@@ -218,7 +218,7 @@ fn a_conversation_is_not_computed_again() {
 }
 
 #[test]
-fn who_hangs_up_makes_room_for_others() {
+fn disconnected_client_frees_its_slot() {
     let server = Server::start(1, &[]);
     let mut body = greedy(PROMPTS[0], 400);
     body["stream"] = true.into();
@@ -245,7 +245,7 @@ fn who_hangs_up_makes_room_for_others() {
 }
 
 #[test]
-fn a_killed_worker_takes_no_text_from_anybody() {
+fn requests_survive_a_killed_worker() {
     let mut server = Server::start(2, &["--sequences", "4"]);
     let expected: Vec<String> = PROMPTS.iter().map(|prompt| alone(prompt, 60)).collect();
     let mut worker = server.workers.pop().expect("two");
@@ -268,7 +268,7 @@ fn a_killed_worker_takes_no_text_from_anybody() {
 }
 
 #[test]
-fn off_loopback_and_by_another_name_nobody_gets_in() {
+fn token_and_host_header_are_checked() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = |name: &str, text: &str| {
         let path = folder.path().join(name);
@@ -303,16 +303,16 @@ fn off_loopback_and_by_another_name_nobody_gets_in() {
 }
 
 #[test]
-fn what_cannot_be_answered_is_told_why() {
+fn invalid_requests_get_an_error_that_says_why() {
     let server = Server::start(0, &[]);
     let cases = [
         ("/v1/completions", json!({"prompt": "a", "model": "gpt-4"}), 404, "model_not_found"),
-        ("/v1/completions", json!({"prompt": []}), 400, "there is no prompt"),
+        ("/v1/completions", json!({"prompt": []}), 400, "the prompt is missing"),
         ("/v1/completions", json!({"prompt": [9_999_999]}), 400, "there is no token 9999999"),
         ("/v1/completions", json!({"prompt": "a", "max_tokens": 100_000}), 400, "context_length_exceeded"),
         ("/v1/completions", json!({"prompt": "word ".repeat(3000)}), 400, "context_length_exceeded"),
         ("/v1/completions", json!({"prompt": "a", "temperature": -1}), 400, "temperature"),
-        ("/v1/completions", json!({"prompt": "a", "n": 3}), 400, "`n` is not done here"),
+        ("/v1/completions", json!({"prompt": "a", "n": 3}), 400, "`n` is not supported"),
         ("/v1/completions", json!({"prompt": {"a": 1}}), 422, "invalid_request"),
         ("/v1/chat/completions", json!({"messages": []}), 400, "there is no message"),
         ("/v1/chat/completions", json!({"messages": "hello"}), 422, "invalid_request"),
