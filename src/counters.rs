@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use hearth_exec::lab::Metered;
+use hearth_lab::Metered;
 use hearth_profiles::Bytes;
 
 /// A line for each device: what it read for a token by both counts, and what it was left.

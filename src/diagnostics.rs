@@ -7,8 +7,8 @@
 use std::fmt;
 use std::path::Path;
 
-use hearth_exec::ExecError;
-use hearth_exec::ring::{KeyError, RingError};
+use hearth_runtime::ExecError;
+use hearth_ring::{KeyError, RingError};
 use hearth_profiles::DocumentError;
 
 /// Something failed while running.

@@ -10,8 +10,9 @@ use std::path::{Path, PathBuf};
 use hearth_core::Cluster;
 use hearth_core::LinkTable;
 use hearth_core::Member;
-use hearth_exec::profile::{ProfileOptions, profile};
-use hearth_exec::ring::LocalModel;
+use hearth_runtime::profile::{ProfileOptions, profile};
+use hearth_ring::LocalModel;
+use hearth_ring::probe::{self, ProbeEffort};
 use hearth_profiles::document::MAX_DOCUMENT_BYTES;
 use hearth_profiles::model::{ModelDocument, ModelProfile, shipped, shipped_names};
 use hearth_profiles::{Device, Document, DocumentError, device};
@@ -333,7 +334,8 @@ impl LoadedScenario {
                 threads,
                 ..ProfileOptions::default()
             };
-            return profile(&options, |what| line.set_message(format!("{}: {what}", entry.name)))
+            let links = || Ok(probe::links(&[], None, ProbeEffort::quick())?);
+            return profile(&options, links, |what| line.set_message(format!("{}: {what}", entry.name)))
                 .map_err(Failure::running);
         }
         let place = || format!("{}, `profile` of `{}`", self.path.display(), entry.name);

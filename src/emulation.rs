@@ -4,7 +4,7 @@
 //! that connected to it or whose address nobody knew before. The file is read whenever a connection is made, because a
 //! worker is started before the addresses of the others are known.
 //!
-//! Not here: what a way does to a message (`hearth_exec::ring::Emulated`).
+//! Not here: what a way does to a message (`hearth_ring::Emulated`).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearth_exec::ring::{Way, Ways};
+use hearth_ring::{Way, Ways};
 use serde::{Deserialize, Serialize};
 
 use crate::diagnostics::Failure;

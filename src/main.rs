@@ -34,7 +34,7 @@ mod variants;
 use std::process::ExitCode;
 
 use clap::Parser;
-use hearth_exec::lab::{Busy, Hog};
+use hearth_lab::{Busy, Hog};
 
 use crate::diagnostics::Failure;
 

@@ -6,8 +6,8 @@
 use std::io;
 use std::path::Path;
 
-use hearth_exec::ring::LocalModel;
-use hearth_exec::{ChatTemplate, Message, Tokenizer};
+use hearth_ring::LocalModel;
+use hearth_runtime::{ChatTemplate, Message, Tokenizer};
 use serde::Deserialize;
 
 use crate::cli::ExecuteArgs;

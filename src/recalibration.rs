@@ -8,7 +8,7 @@
 //! What only prompts take (`matmul`) stays as it is, and so do disk, memory and links, whose waits have causes in other
 //! devices too. A prediction of the recalibrated profile for the same run proves nothing, and one for another run does.
 //!
-//! Not here: measuring ([`hearth_exec::profile`]).
+//! Not here: measuring ([`hearth_runtime::profile`]).
 
 use std::collections::BTreeMap;
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 use hearth_core::Cluster;
 use hearth_core::replan::NoPlan;
 use hearth_core::replan::Replanner;
-use hearth_exec::ring::{
+use hearth_ring::{
     Delayed, Emulated, Key, LocalModel, Medium, Network, OnFetch, Renewal, Ring, RingError, RingOptions,
     Sealed, Tcp, discovery, for_sequences, with_draft,
 };

@@ -7,7 +7,7 @@
 # arm64, a linker for it, and qemu, which runs its programs. Nothing is installed outside of FOLDER but debootstrap, if
 # it is missing; delete FOLDER to be rid of it. About 2.4 GB, of which 450 MB are downloaded.
 #
-# Then: sudo scripts/aarch64/run.sh FOLDER cargo test -p hearth-exec --lib
+# Then: sudo scripts/aarch64/run.sh FOLDER cargo test -p hearth-kernels
 #
 #   SUITE    the release of Debian; its rustc must not be older than the rust-version of Cargo.toml. Default: forky
 #   MIRROR   where packages come from. Default: the first one that apt knows on this machine

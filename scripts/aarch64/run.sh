@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Runs a command in the folder that prepare.sh made, in this repository, for 64-bit ARM.
 #
-#   sudo scripts/aarch64/run.sh FOLDER cargo check -p hearth-exec
-#   sudo scripts/aarch64/run.sh FOLDER cargo test -p hearth-exec --lib kernels
-#   sudo QEMU_CPU=cortex-a72 scripts/aarch64/run.sh FOLDER cargo test -p hearth-exec --lib kernels
+#   sudo scripts/aarch64/run.sh FOLDER cargo check -p hearth-kernels
+#   sudo scripts/aarch64/run.sh FOLDER cargo test -p hearth-kernels
+#   sudo QEMU_CPU=cortex-a72 scripts/aarch64/run.sh FOLDER cargo test -p hearth-kernels
 #
 # cargo compiles for aarch64-unknown-linux-gnu and qemu runs what it compiled. QEMU_CPU says which processor qemu is:
 # cortex-a72 has NEON only, neoverse-n1 dot products of bytes besides, and max all that qemu knows (`qemu-aarch64 -cpu
@@ -19,7 +19,7 @@ fail() {
     exit 1
 }
 
-[[ $# -ge 2 ]] || fail "a folder and a command are needed" "sudo $0 FOLDER cargo check -p hearth-exec"
+[[ $# -ge 2 ]] || fail "a folder and a command are needed" "sudo $0 FOLDER cargo check -p hearth-kernels"
 [[ "$(id -u)" -eq 0 ]] || fail "only root can enter another root folder" "sudo $0 $*"
 folder="$(cd "$1" && pwd)"
 shift

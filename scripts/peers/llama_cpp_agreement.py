@@ -3,7 +3,7 @@
 
 Needs the packages llama-cpp-python, gguf and numpy, and two programs of this workspace:
 
-    cargo build --release -p hearth -p hearth-exec --bin hearth --example logits
+    cargo build --release -p hearth -p hearth-runtime --bin hearth --example logits
     python3 scripts/peers/llama_cpp_agreement.py -o docs/studies/llama-cpp
 
 Makes a model of random weights for each case with `hearth synth`, runs the same 80 tokens through llama.cpp, through
@@ -15,7 +15,7 @@ is f32 everywhere. Ends with 1 if a case is out of bounds:
 - at the last 64 positions the same largest logit as llama.cpp, unless llama.cpp's two largest differ by less than four
   times the RMS difference at that position.
 
-`--fixtures FOLDER` keeps the logits of some cases for the test `architectures` of hearth-exec.
+`--fixtures FOLDER` keeps the logits of some cases for the test `architectures` of hearth-runtime.
 """
 
 import argparse
@@ -262,7 +262,7 @@ REPORT = """# The same logits as llama.cpp, for every architecture and weight ty
 Models of random weights (4 layers, width 256, vocabulary {vocabulary}; `gemma2` with a window of {window} positions,
 `llama` with factors of rotary frequencies), {tokens} tokens, KV caches in f32, llama-cpp-python {version}. Made by
 
-    cargo build --release -p hearth -p hearth-exec --bin hearth --example logits
+    cargo build --release -p hearth -p hearth-runtime --bin hearth --example logits
     python3 scripts/peers/llama_cpp_agreement.py -o docs/studies/llama-cpp
 
 `relative RMS`: of the difference to llama.cpp's logits. `NumPy`: of the difference to a pass in NumPy f32, written in

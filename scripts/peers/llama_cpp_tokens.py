@@ -3,9 +3,9 @@
 
 Needs the packages llama-cpp-python and gguf. Makes two small vocabularies from the texts below, byte-level BPE and
 SentencePiece, asks llama.cpp for the tokens of every text under every pre-tokenizer, and keeps vocabularies and answers
-for the test `tokens` of hearth-exec:
+for the test `tokens` of hearth-runtime:
 
-    python3 scripts/peers/llama_cpp_tokens.py -o exec/tests/data/tokens
+    python3 scripts/peers/llama_cpp_tokens.py -o exec/runtime/tests/data/tokens
 
 Merges are learned on whole texts, not on words, so that only the pre-tokenizer keeps pairs apart that span a space, a
 digit or a line end: another cut gives other tokens.

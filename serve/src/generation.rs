@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use hearth_exec::ring::Said;
-use hearth_exec::{TextStream, Tokenizer};
+use hearth_ring::Said;
+use hearth_runtime::{TextStream, Tokenizer};
 use serde::Serialize;
 use tokio::sync::mpsc;
 

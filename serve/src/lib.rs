@@ -1,6 +1,6 @@
 //! An OpenAI-compatible HTTP server for a ring: completions, models, health, metrics and a chat page.
 //!
-//! A handler turns an HTTP request into a request to the ring ([`hearth_exec::ring::Guest`]) and the ring's events into
+//! A handler turns an HTTP request into a request to the ring ([`hearth_ring::Guest`]) and the ring's events into
 //! the response. When a client disconnects, its response is dropped, and the ring frees the request's slot.
 //!
 //! Not here: bringing up the ring and keeping it up (the `serve` verb).
@@ -23,8 +23,8 @@ use axum::http::{StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router, middleware};
-use hearth_exec::ring::{Guest, Said};
-use hearth_exec::{ChatTemplate, ExecError, Sampler, Tokenizer};
+use hearth_ring::{Guest, Said};
+use hearth_runtime::{ChatTemplate, ExecError, Sampler, Tokenizer};
 use hearth_schema::Plan;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;

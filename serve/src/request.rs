@@ -3,7 +3,7 @@
 //! A field that would change the result and is not supported is refused by name. Fields that change nothing (`user`,
 //! `metadata`, ...) are ignored.
 
-use hearth_exec::{Message, SamplerOptions};
+use hearth_runtime::{Message, SamplerOptions};
 use serde::Deserialize;
 use serde_json::Value;
 

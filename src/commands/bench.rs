@@ -3,7 +3,7 @@
 //! Each engine runs in a process of its own, in turn with the other, on the same file with the same threads, so that
 //! both see the same machine. Medians and their ratio are printed. A ratio is of speeds: above one, hearth is faster.
 //!
-//! Not here: the measurement, which is `hearth_exec::speed` for hearth and `bench/llama_cpp.py` for llama.cpp.
+//! Not here: the measurement, which is `hearth_runtime::speed` for hearth and `bench/llama_cpp.py` for llama.cpp.
 
 use std::io::Read;
 use std::path::Path;
@@ -11,8 +11,8 @@ use std::process::{Command, ExitCode, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
-use hearth_exec::Weights;
-use hearth_exec::speed::{Prefill, Speed, SpeedOptions, measure};
+use hearth_runtime::Weights;
+use hearth_runtime::speed::{Prefill, Speed, SpeedOptions, measure};
 use hearth_profiles::measure::Samples;
 use serde::Serialize;
 

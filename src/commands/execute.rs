@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use hearth_core::metrics::outputs::Outputs;
 use hearth_core::metrics::sequences::SequenceMetrics;
-use hearth_exec::ring::{Asked, Generated, Key, Network, Request, RingError, Unfinished};
-use hearth_exec::{Sampler, SamplerOptions, TextStream, Tokenizer};
+use hearth_ring::{Asked, Generated, Key, Network, Request, RingError, Unfinished};
+use hearth_runtime::{Sampler, SamplerOptions, TextStream, Tokenizer};
 use serde::Serialize;
 use tokio::sync::mpsc;
 

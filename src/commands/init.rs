@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use hearth_exec::ring::{Medium, discovery};
+use hearth_ring::{Medium, discovery};
 use serde::Serialize;
 
 use super::print_json;

@@ -2,8 +2,9 @@
 
 use std::process::ExitCode;
 
-use hearth_exec::profile::{ProfileOptions, profile};
-use hearth_exec::ring::Key;
+use hearth_ring::Key;
+use hearth_ring::probe::{self, ProbeEffort};
+use hearth_runtime::profile::{ProfileOptions, profile};
 use hearth_halda::lint;
 use hearth_profiles::{Device, Document};
 
@@ -58,15 +59,15 @@ fn measured(args: &ProfileArgs) -> Result<Device, Failure> {
         threads: args.threads.unwrap_or(0) as usize,
         quick: args.quick,
         pass_tokens: args.pass_tokens,
-        peers: args.peer.clone(),
-        key: Key::given(args.key.as_deref())?,
     };
+    let key = Key::given(args.key.as_deref())?;
+    let links = || Ok(probe::links(&args.peer, key.as_ref(), ProbeEffort::of(args.quick))?);
     if args.exit_with_stdin {
         super::worker::end_with_stdin();
     }
     let line = progress::line();
     let mut device =
-        profile(&options, |what| line.set_message(what.to_string())).map_err(Failure::running)?;
+        profile(&options, links, |what| line.set_message(what.to_string())).map_err(Failure::running)?;
     line.set_message("GPU");
     device.gpu = gpu::measured(args, &device)?;
     device.validate().map_err(Failure::running)?;

@@ -10,8 +10,8 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hearth_exec::ring::{Guest, Key, Network, Ring, Said, Service, Stopper};
-use hearth_exec::{ChatTemplate, Tokenizer};
+use hearth_ring::{Guest, Key, Network, Ring, Said, Service, Stopper};
+use hearth_runtime::{ChatTemplate, Tokenizer};
 use hearth_schema::Plan;
 use hearth_schema::happenings::Happening;
 use hearth_schema::happenings::Sort;

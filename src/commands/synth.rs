@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use hearth_exec::synth::{SynthError, SynthOptions, Tokenizer, synthesise, unfinished};
+use hearth_runtime::synth::{SynthError, SynthOptions, Tokenizer, synthesise, unfinished};
 use hearth_profiles::Layers;
 use hearth_profiles::model::Architecture;
 use serde::Serialize;

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use hearth_exec::ring::announcement::host_name;
-use hearth_exec::ring::{
+use hearth_ring::announcement::host_name;
+use hearth_ring::{
     Announcement, Key, Listener, Medium, Network, RingError, Source, Worker, WorkerOptions, bind,
 };
 use serde::Serialize;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use hearth_core::Cluster;
 use hearth_core::LinkTable;
 use hearth_core::Member;
-use hearth_exec::ring::{Asked, LocalModel, Memory, Request, Ring, RingOptions, Worker, bind, for_sequences};
+use hearth_ring::{Asked, LocalModel, Memory, Request, Ring, RingOptions, Worker, bind, for_sequences};
 use hearth_profiles::{Document, device};
 use hearth_schema::Plan;
 use hearth_schema::scenario::ActivationFormat;

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use hearth_exec::ring::LocalModel;
+use hearth_ring::LocalModel;
 use hearth_profiles::gguf::{GgufModel, HeaderWriter, Value};
 
 use crate::processes::{error, model, plan, run};

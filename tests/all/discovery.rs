@@ -4,8 +4,8 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use hearth_exec::ring::announcement::{Announcement, Medium};
-use hearth_exec::ring::{Key, Sealed, Tcp, discovery};
+use hearth_ring::announcement::{Announcement, Medium};
+use hearth_ring::{Key, Sealed, Tcp, discovery};
 
 use crate::namespace::Namespace;
 use crate::processes::{Worker, error, hearth, model, plan};

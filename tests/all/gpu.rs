@@ -151,7 +151,7 @@ fn a_model_that_no_gpu_kernel_knows_is_refused_with_the_types_that_are_known() {
     let (file, plan) = (at("model.gguf"), at("plan.yaml"));
     let made = run(&["synth", "--preset", "tiny", "--quant", "q2_k", "-o", &file]);
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-    let opened = hearth_exec::ring::LocalModel::open(std::path::Path::new(&file)).expect("a model");
+    let opened = hearth_ring::LocalModel::open(std::path::Path::new(&file)).expect("a model");
     let layers = opened.profile.shape.layers.0;
     let text = format!(
         "schema: plan/1\nscenario: {{name: test, digest: 'sha256:0'}}\nmodel: {{name: tiny, digest: '{}', \

@@ -128,7 +128,7 @@ impl Drop for Worker {
 /// A plan of these windows for the trained model in a weight format; the first device is the head.
 pub fn plan(format: &str, windows: &[u32], addresses: &[&str], context: u32) -> String {
     use std::fmt::Write;
-    let model = hearth_exec::ring::LocalModel::open(Path::new(&model(format))).expect("a test model");
+    let model = hearth_ring::LocalModel::open(Path::new(&model(format))).expect("a test model");
     let rounds = 8u32.div_ceil(windows.iter().sum());
     let mut text = format!(
         "schema: plan/1\nscenario: {{name: test, digest: 'sha256:0'}}\nmodel: {{name: psalm, digest: '{}', \

@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use hearth_exec::lab::limited::HOG;
-use hearth_exec::lab::{DeviceLimits, Hog, Limited, Usage};
+use hearth_lab::limited::HOG;
+use hearth_lab::{DeviceLimits, Hog, Limited, Usage};
 use hearth_profiles::{Bytes, BytesPerSecond};
 use hearth_schema::Trace;
 use hearth_schema::trace::Counter;

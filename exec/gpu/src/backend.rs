@@ -14,9 +14,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use hearth_exec::clock::{thread_cpu_nanos, wall_nanos};
-use hearth_exec::residency::Gate;
-use hearth_exec::{AcceleratedPlace, Accelerator, Backend, ComputeCost, Cpu, CpuLayers};
+use hearth_runtime::clock::{thread_cpu_nanos, wall_nanos};
+use hearth_runtime::residency::Gate;
+use hearth_runtime::{AcceleratedPlace, Accelerator, Backend, ComputeCost, Cpu, CpuLayers};
 
 use crate::device::{Gpu, Lease, Mask};
 use crate::error::GpuError;

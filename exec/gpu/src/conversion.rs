@@ -10,7 +10,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use hearth_exec::kernels::{Matrix, dequantise};
+use hearth_kernels::{Matrix, dequantise};
 
 use crate::error::GpuError;
 use crate::graph;

@@ -3,7 +3,7 @@
 //! Each variant says what, where, and what to do. A device that was lost or is out of memory in mid-run is no end of the
 //! run: `crate::backend` goes on without it.
 
-use hearth_exec::kernels::Supported;
+use hearth_kernels::Supported;
 
 use crate::virtual_tensor::ShapeError;
 

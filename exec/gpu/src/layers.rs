@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use hearth_exec::kernels::Matrix;
-use hearth_exec::{CacheOptions, Progress, Weights};
+use hearth_kernels::Matrix;
+use hearth_runtime::{CacheOptions, Progress, Weights};
 use hearth_profiles::model::ModelShape;
 
 use crate::conversion::Conversion;

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use hearth_exec::kernels::Matrix;
+use hearth_kernels::Matrix;
 
 use crate::conversion::Source;
 use crate::device::{Binding, Gpu, Params, Tensor};

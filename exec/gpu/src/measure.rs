@@ -11,7 +11,7 @@
 
 use std::cell::RefCell;
 
-use hearth_exec::kernels::{Matrix, Supported};
+use hearth_kernels::{Matrix, Supported};
 use hearth_profiles::device::{Gpu as Profile, GpuKind, Transfer};
 use hearth_profiles::measure::Effort;
 use hearth_profiles::measure::sampling::{duration, rate};

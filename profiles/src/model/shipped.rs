@@ -1,7 +1,7 @@
 //! Which models are known without a file?
 //!
 //! The seven sizes of Table 4 of the prima.cpp paper, the sizes of Qwen 2.5, whose shapes QwQ and distilled models
-//! share, models that draft for some of them, and the synthetic presets that `exec::synth` can write. The documents lie
+//! share, models that draft for some of them, and the synthetic presets that `runtime::synth` can write. The documents lie
 //! in `profiles/models/` and are part of the program.
 
 use super::document::ModelDocument;

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use hearth_exec::lab::{Busy, Child, Hog, LabError, Seat, Stopper};
+use hearth_lab::{Busy, Child, Hog, LabError, Seat, Stopper};
 use hearth_schema::events::Change;
 use hearth_schema::events::Event;
 

@@ -3,7 +3,7 @@
 //! The machine's loopback, measured; or those of the scenario, emulated in the transport (`links.emulated`). What the
 //! emulation and the loopback below it take is measured and belongs to the link: the simulator has it too.
 //!
-//! Not here: how a message is delayed (`hearth_exec::ring::Emulated`).
+//! Not here: how a message is delayed (`hearth_ring::Emulated`).
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use hearth_core::LinkTable;
 use hearth_core::cluster::Joined;
-use hearth_exec::ring::probe::{self, ProbeEffort};
-use hearth_exec::ring::{self, Emulated, Way};
+use hearth_ring::probe::{self, ProbeEffort};
+use hearth_ring::{self as ring, Emulated, Way};
 use hearth_profiles::link::air::Air;
 use hearth_profiles::link::way::End;
 use hearth_profiles::link::{PeerLink, way};

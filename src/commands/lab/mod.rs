@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 
 use hearth_core::metrics;
 use hearth_core::metrics::Metrics;
-use hearth_exec::lab::{LabError, Metered, processors};
+use hearth_lab::{LabError, Metered, processors};
 use hearth_reports::Report;
 use hearth_schema::Trace;
 use serde::Serialize;

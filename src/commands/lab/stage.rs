@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use hearth_core::Cluster;
 use hearth_core::LinkTable;
-use hearth_exec::lab::{Child, Copies, DeviceLimits, Group, Groups, Meter, Metered, Seat, Watched, copies};
+use hearth_lab::{Child, Copies, DeviceLimits, Group, Groups, Meter, Metered, Seat, Watched, copies};
 use hearth_profiles::{Bytes, Device, Document};
 use hearth_schema::Plan;
 use hearth_schema::Scenario;

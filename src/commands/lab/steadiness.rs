@@ -1,6 +1,6 @@
 //! Is the machine that runs still the one that was measured?
 //!
-//! The machine's pace ([`hearth_exec::profile::pace`]) is taken when its devices are measured, and before and after each
+//! The machine's pace ([`hearth_runtime::profile::pace`]) is taken when its devices are measured, and before and after each
 //! run; and during the run, where the system tells it, how much of the processors' time a hypervisor gave to others. Where
 //! either changes a predicted time by more than it can bear, the run says nothing about the prediction: a suite starts that
 //! lab over, a few times, and what came out of it plays no part in that. Profiles of another pace are not taken from those
@@ -11,7 +11,7 @@
 use std::fs;
 
 use hearth_core::metrics::Metrics;
-use hearth_exec::profile::pace;
+use hearth_runtime::profile::pace;
 use serde::{Deserialize, Serialize};
 
 use crate::diagnostics::Failure;

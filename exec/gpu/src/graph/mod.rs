@@ -35,7 +35,7 @@ pub enum Matrix {
 }
 
 impl Matrix {
-    /// Of a layer, in the order of `hearth_exec::LayerWeights`.
+    /// Of a layer, in the order of `hearth_runtime::LayerWeights`.
     pub const ALL: [Matrix; 7] = [
         Matrix::Query,
         Matrix::Key,

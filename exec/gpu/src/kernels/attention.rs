@@ -117,7 +117,7 @@ impl AttentionKernel {
 
 #[cfg(test)]
 mod tests {
-    use hearth_exec::CacheFormat;
+    use hearth_runtime::CacheFormat;
 
     use super::*;
     use crate::virtual_tensor::WeightOrder;

@@ -17,7 +17,7 @@
 //!
 //! The rearrangement is a kernel of its own, run once over the raw bytes of the file.
 
-use hearth_exec::kernels::Supported;
+use hearth_kernels::Supported;
 
 use super::quantise::{Scaled, UNIT};
 use crate::device::Params;

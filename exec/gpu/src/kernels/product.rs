@@ -18,7 +18,7 @@ mod rows;
 
 use std::fmt::Write;
 
-use hearth_exec::hyperparameters::Gating;
+use hearth_runtime::hyperparameters::Gating;
 
 use super::Variant;
 use super::packing::{Packed, scale_texel};

@@ -9,8 +9,8 @@
 
 use std::fmt::Write;
 
-use hearth_exec::CacheFormat;
-use hearth_exec::rope::Pairs;
+use hearth_runtime::CacheFormat;
+use hearth_runtime::rope::Pairs;
 
 use super::{Variant, group_sum, lane_arguments};
 use crate::device::Params;

@@ -1,7 +1,7 @@
 //! What of a layer is in GPU memory?
 
-use hearth_exec::hyperparameters::Hyperparameters;
-use hearth_exec::{CacheOptions, Weights};
+use hearth_runtime::hyperparameters::Hyperparameters;
+use hearth_runtime::{CacheOptions, Weights};
 use hearth_profiles::model::ModelShape;
 
 use super::Upload;

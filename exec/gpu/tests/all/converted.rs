@@ -9,8 +9,8 @@
 
 use std::sync::Arc;
 
-use hearth_exec::kernels::{Matrix, Supported, dequantise};
-use hearth_exec::{CacheFormat, CacheOptions};
+use hearth_kernels::{Matrix, Supported, dequantise};
+use hearth_runtime::{CacheFormat, CacheOptions};
 use hearth_gpu::conversion::{Conversion, round_row};
 use hearth_gpu::device::{Binding, Gpu, Params};
 use hearth_gpu::kernels::Variant;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hearth_exec::clock::wall_nanos;
+use hearth_runtime::clock::wall_nanos;
 use hearth_gpu::device::{Binding, Params};
 use hearth_gpu::{GpuError, Mask};
 

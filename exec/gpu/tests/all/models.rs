@@ -12,9 +12,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hearth_exec::sampler::greedy;
-use hearth_exec::synth::{SynthOptions, synthesise};
-use hearth_exec::{
+use hearth_runtime::sampler::greedy;
+use hearth_runtime::synth::{SynthOptions, synthesise};
+use hearth_runtime::{
     AcceleratedPlace, Backend, CacheFormat, CacheOptions, Cpu, Head, Oracle, Pool, PoolOptions, Progress,
     Stage, Weights,
 };

@@ -4,10 +4,10 @@
 
 use std::sync::{Arc, Mutex};
 
-use hearth_exec::ring::LocalModel;
-use hearth_exec::ring::node::{Node, Outbox};
-use hearth_exec::sampler::greedy;
-use hearth_exec::{Accelerator, Progress};
+use hearth_ring::LocalModel;
+use hearth_ring::node::{Node, Outbox};
+use hearth_runtime::sampler::greedy;
+use hearth_runtime::{Accelerator, Progress};
 use hearth_gpu::backend::Accelerated;
 use hearth_gpu::kernels::product::Tiling;
 use hearth_gpu::{Gpu, Mask, Notes};

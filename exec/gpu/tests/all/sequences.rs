@@ -7,8 +7,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use hearth_exec::ring::activations::round;
-use hearth_exec::{AcceleratedPlace, Backend, CacheFormat, CacheOptions, Head, Oracle, Stage, Weights};
+use hearth_ring::activations::round;
+use hearth_runtime::{AcceleratedPlace, Backend, CacheFormat, CacheOptions, Head, Oracle, Stage, Weights};
 use hearth_gpu::kernels::product::Tiling;
 use hearth_gpu::{Gpu, Mask};
 use hearth_profiles::model::Architecture;

@@ -1,0 +1,199 @@
+//! How do weights in blocks of 32 meet rounded activations?
+//!
+//! A format says how its 32 weights become bytes; what follows is the same for all.
+
+#[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
+use std::arch::x86_64::*;
+
+use super::{
+    each, fetch_ahead, half_bits, iq4_values, load, lowest, nibbles, one_sum, signed, two_sums, unsigned,
+};
+use crate::activations::QuantisedRow;
+use crate::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, blocks};
+
+/// Dots of blocks whose weights are bytes with a sign. Four blocks' integers are added up together.
+macro_rules! signed_dots {
+    ($($name:ident: $block:ty, $weights:ident;)+) => {$(
+        #[inline]
+        #[target_feature(enable = "avx2,fma,f16c")]
+        pub(crate) fn $name<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]) -> [f32; T] {
+            let row = blocks::<$block>(row);
+            let quants: [&[[i8; 32]]; T] = each(input, |input| &input.quants.as_chunks().0[..row.len()]);
+            let scales: [&[f32]; T] = each(input, |input| &input.scales[..row.len()]);
+            let (fours, rest) = row.as_chunks::<4>();
+            let ones = _mm256_set1_epi16(1);
+            let mut dots = [_mm_setzero_ps(); T];
+            for (at, [a, b, c, d]) in fours.iter().enumerate() {
+                fetch_ahead(&fours[at]);
+                let weights = [$weights(a), $weights(b), $weights(c), $weights(d)];
+                let scale = four_halves([a.scale_bits(), b.scale_bits(), c.scale_bits(), d.scale_bits()]);
+                for t in 0..T {
+                    let quants = &quants[t].as_chunks::<4>().0[at];
+                    let mut sums = [_mm256_setzero_si256(); 4];
+                    for n in 0..4 {
+                        sums[n] = _mm256_madd_epi16(signed(weights[n], load(&quants[n])), ones);
+                    }
+                    let scale = _mm_mul_ps(scale, load_four(&scales[t].as_chunks::<4>().0[at]));
+                    dots[t] = add_four(scale, four_sums(sums), dots[t]);
+                }
+            }
+            for (at, block) in (4 * fours.len()..).zip(rest) {
+                let weights = $weights(block);
+                let scale = half_bits(block.scale_bits());
+                for t in 0..T {
+                    let sum = _mm256_madd_epi16(signed(weights, load(&quants[t][at])), ones);
+                    dots[t] = _mm_fmadd_ss(_mm_set_ss(scale * scales[t][at]), one_sum(sum), dots[t]);
+                }
+            }
+            lowest(dots)
+        }
+    )+};
+}
+signed_dots! {
+    dot_q8_0: BlockQ8_0, q8_0;
+    dot_q4_0: BlockQ4_0, q4_0;
+    dot_q5_0: BlockQ5_0, q5_0;
+    dot_iq4_nl: BlockIq4Nl, iq4_nl;
+}
+
+/// Dots of blocks whose weights are bytes without a sign, and a minimum.
+macro_rules! minimum_dots {
+    ($($name:ident: $block:ty, $weights:ident;)+) => {$(
+        #[inline]
+        #[target_feature(enable = "avx2,fma,f16c")]
+        pub(crate) fn $name<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]) -> [f32; T] {
+            let row = blocks::<$block>(row);
+            let quants: [&[[i8; 32]]; T] = each(input, |input| &input.quants.as_chunks().0[..row.len()]);
+            let scales: [&[f32]; T] = each(input, |input| &input.scales[..row.len()]);
+            let (twos, rest) = row.as_chunks::<2>();
+            let mut dots = [_mm_setzero_ps(); T];
+            for (at, [a, b]) in twos.iter().enumerate() {
+                fetch_ahead(&twos[at]);
+                let weights = [$weights(a), $weights(b)];
+                // As the sums come: products and activations of the first block, then of the second.
+                let scale = four_halves([a.scale_bits(), a.minimum_bits(), b.scale_bits(), b.minimum_bits()]);
+                for t in 0..T {
+                    let [first, second] = &quants[t].as_chunks::<2>().0[at];
+                    let (first, second) = (load(first), load(second));
+                    let ([c, d], [e, f]) = (integers(weights[0], first), integers(weights[1], second));
+                    let [low, high] = scales[t].as_chunks::<2>().0[at];
+                    let scale = _mm_mul_ps(scale, _mm_setr_ps(low, low, high, high));
+                    dots[t] = add_four(scale, four_sums([c, d, e, f]), dots[t]);
+                }
+            }
+            for (at, block) in (2 * twos.len()..).zip(rest) {
+                let weights = $weights(block);
+                let (scale, minimum) = (half_bits(block.scale_bits()), half_bits(block.minimum_bits()));
+                for t in 0..T {
+                    let [products, plain] = integers(weights, load(&quants[t][at]));
+                    let both = two_sums(products, plain);
+                    let (scale, minimum) = (scale * scales[t][at], minimum * scales[t][at]);
+                    dots[t] = _mm_fmadd_ss(_mm_set_ss(scale), both, dots[t]);
+                    dots[t] = _mm_fmadd_ss(_mm_set_ss(minimum), _mm_movehdup_ps(both), dots[t]);
+                }
+            }
+            lowest(dots)
+        }
+    )+};
+}
+minimum_dots! {
+    dot_q4_1: BlockQ4_1, q4_1;
+    dot_q5_1: BlockQ5_1, q5_1;
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn q8_0(block: &BlockQ8_0) -> __m256i {
+    load(&block.quants)
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn q4_0(block: &BlockQ4_0) -> __m256i {
+    _mm256_sub_epi8(nibbles(&block.quants), _mm256_set1_epi8(8))
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn q4_1(block: &BlockQ4_1) -> __m256i {
+    nibbles(&block.quants)
+}
+
+/// Where the fifth bit is clear, four bits set above the four there are give q - 16.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn q5_0(block: &BlockQ5_0) -> __m256i {
+    let below = _mm256_andnot_si256(set_bits(block.high), _mm256_set1_epi8(-16));
+    _mm256_or_si256(nibbles(&block.quants), below)
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn q5_1(block: &BlockQ5_1) -> __m256i {
+    let fifth = _mm256_and_si256(set_bits(block.high), _mm256_set1_epi8(16));
+    _mm256_or_si256(nibbles(&block.quants), fifth)
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn iq4_nl(block: &BlockIq4Nl) -> __m256i {
+    iq4_values(nibbles(&block.quants))
+}
+
+/// 32 bits as 32 bytes: all ones where the bit is set.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn set_bits(bits: [u8; 4]) -> __m256i {
+    let byte_of_eight = _mm256_set_epi64x(
+        0x0303_0303_0303_0303,
+        0x0202_0202_0202_0202,
+        0x0101_0101_0101_0101,
+        0x0000_0000_0000_0000,
+    );
+    let one_bit_each = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64 as i64);
+    let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(i32::from_le_bytes(bits)), byte_of_eight);
+    _mm256_cmpeq_epi8(_mm256_and_si256(bytes, one_bit_each), one_bit_each)
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn load_four(values: &[f32; 4]) -> __m128 {
+    // SAFETY: an unaligned load of the 16 bytes that the reference covers.
+    unsafe { _mm_loadu_ps(values.as_ptr()) }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn four_halves([a, b, c, d]: [u16; 4]) -> __m128 {
+    let bits = u64::from(a) | u64::from(b) << 16 | u64::from(c) << 32 | u64::from(d) << 48;
+    _mm_cvtph_ps(_mm_cvtsi64_si128(bits as i64))
+}
+
+/// The sums of four registers, as floats.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn four_sums([a, b, c, d]: [__m256i; 4]) -> __m128 {
+    let halves = _mm256_hadd_epi32(_mm256_hadd_epi32(a, b), _mm256_hadd_epi32(c, d));
+    let sums = _mm_add_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256::<1>(halves));
+    _mm_cvtepi32_ps(sums)
+}
+
+/// Adds four products to the lowest lane, one after another.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn add_four(scales: __m128, sums: __m128, dot: __m128) -> __m128 {
+    let dot = _mm_fmadd_ss(scales, sums, dot);
+    let dot = _mm_fmadd_ss(_mm_movehdup_ps(scales), _mm_movehdup_ps(sums), dot);
+    let (scales, sums) = (_mm_movehl_ps(scales, scales), _mm_movehl_ps(sums, sums));
+    let dot = _mm_fmadd_ss(scales, sums, dot);
+    _mm_fmadd_ss(_mm_movehdup_ps(scales), _mm_movehdup_ps(sums), dot)
+}
+
+/// What a block multiplies by its scale, and what by its minimum.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn integers(weights: __m256i, activations: __m256i) -> [__m256i; 2] {
+    let ones = _mm256_set1_epi16(1);
+    let plain = unsigned(_mm256_set1_epi8(1), activations);
+    [_mm256_madd_epi16(unsigned(weights, activations), ones), _mm256_madd_epi16(plain, ones)]
+}

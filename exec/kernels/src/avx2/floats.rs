@@ -1,0 +1,150 @@
+//! How do F32, F16 and BF16 weights meet plain activations?
+//!
+//! Four registers of eight lanes are the 32 lanes of [`super::super`]; also attention over f16 keys and values.
+
+#[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
+use std::arch::x86_64::*;
+
+use half::f16;
+
+use super::{each, fetch_ahead, load_unsigned};
+use crate::blocks::bf16;
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn load_floats(values: &[f32; 8]) -> __m256 {
+    // SAFETY: an unaligned load of the 32 bytes that the reference covers.
+    unsafe { _mm256_loadu_ps(values.as_ptr()) }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn widen(halves: &[u8; 16]) -> __m256 {
+    // SAFETY: an unaligned load of the 16 bytes that the reference covers.
+    _mm256_cvtph_ps(unsafe { _mm_loadu_si128(halves.as_ptr().cast()) })
+}
+
+/// Eight BF16 numbers are the upper halves of eight f32.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn upper(halves: &[u8; 16]) -> __m256 {
+    // SAFETY: an unaligned load of the 16 bytes that the reference covers.
+    let halves = unsafe { _mm_loadu_si128(halves.as_ptr().cast()) };
+    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves)))
+}
+
+/// Four registers of eight lanes, the elements after the last whole 32, and the tree.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn finish(lanes: [__m256; 4], rest: impl ExactSizeIterator<Item = (f32, f32)>) -> f32 {
+    if rest.len() == 0 {
+        let [a, b, c, d] = lanes;
+        return tree(_mm256_add_ps(_mm256_add_ps(a, b), _mm256_add_ps(c, d)));
+    }
+    let mut all = [0.0f32; 32];
+    for (part, lanes) in all.as_chunks_mut::<8>().0.iter_mut().zip(lanes) {
+        // SAFETY: an unaligned store of the eight floats that the reference covers.
+        unsafe { _mm256_storeu_ps(part.as_mut_ptr(), lanes) };
+    }
+    for (lane, (weight, value)) in all.iter_mut().zip(rest) {
+        *lane = weight.mul_add(value, *lane);
+    }
+    crate::tree(crate::fold(all))
+}
+
+/// The tree of [`crate::tree`].
+#[inline]
+#[target_feature(enable = "avx2")]
+fn tree(lanes: __m256) -> f32 {
+    let four = _mm_add_ps(_mm256_castps256_ps128(lanes), _mm256_extractf128_ps::<1>(lanes));
+    let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+}
+
+/// Eight F32 numbers.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn plain(bytes: &[u8; 32]) -> __m256 {
+    _mm256_castsi256_ps(load_unsigned(bytes))
+}
+
+/// Dots of weights of some bytes each: how eight become a register, and one a number.
+macro_rules! dots {
+    ($($name:ident: $bytes:literal, $eight:ident, $one:expr;)+) => {$(
+        #[inline]
+        #[target_feature(enable = "avx2,fma,f16c")]
+        pub(crate) fn $name<const T: usize>(row: &[u8], input: &[&[f32]; T]) -> [f32; T] {
+            let (chunks, rest) = row.as_chunks::<{ 32 * $bytes }>();
+            let values: [&[[f32; 32]]; T] = each(input, |input| &input.as_chunks().0[..chunks.len()]);
+            let mut lanes = [[_mm256_setzero_ps(); 4]; T];
+            for (at, chunk) in chunks.iter().enumerate() {
+                fetch_ahead(chunk);
+                for (part, bytes) in chunk.as_chunks::<{ 8 * $bytes }>().0.iter().enumerate() {
+                    let weights = $eight(bytes);
+                    for t in 0..T {
+                        let values = load_floats(&values[t][at].as_chunks::<8>().0[part]);
+                        lanes[t][part] = _mm256_fmadd_ps(weights, values, lanes[t][part]);
+                    }
+                }
+            }
+            let mut sums = [0.0; T];
+            for t in 0..T {
+                let rest = rest.as_chunks::<$bytes>().0.iter().map($one);
+                sums[t] = finish(lanes[t], rest.zip(input[t][32 * chunks.len()..].iter().copied()));
+            }
+            sums
+        }
+    )+};
+}
+dots! {
+    dot_f16: 2, widen, |bytes| f16::from_le_bytes(*bytes).to_f32();
+    dot_bf16: 2, upper, |bytes| bf16(*bytes);
+    dot_f32: 4, plain, |bytes| f32::from_le_bytes(*bytes);
+}
+
+/// `scores[t] = scale * dot(query, keys[t])` over f16 keys, `[positions, key_length]`.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn scores_f16(query: &[f32], scale: f32, keys: &[f16], scores: &mut [f32]) {
+    for (score, key) in scores.iter_mut().zip(keys.chunks_exact(query.len())) {
+        let [dot] = dot_f16(bytemuck::cast_slice(key), &[query]);
+        *score = dot * scale;
+    }
+}
+
+/// `out = sum of probabilities[t] * values[t]` over f16 values, `[positions, value_length]`, t ascending.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn mix_f16(probabilities: &[f32], values: &[f16], out: &mut [f32]) {
+    let length = out.len();
+    let mut done = 0;
+    // Sums of a run of numbers stay in registers while all positions pass.
+    while done + 64 <= length {
+        mix_run::<8>(probabilities, &values[done..], length, &mut out[done..done + 64]);
+        done += 64;
+    }
+    while done + 8 <= length {
+        mix_run::<1>(probabilities, &values[done..], length, &mut out[done..done + 8]);
+        done += 8;
+    }
+    for (at, out) in out.iter_mut().enumerate().skip(done) {
+        let values = values.iter().skip(at).step_by(length);
+        *out = probabilities.iter().zip(values).fold(0.0, |sum, (p, value)| p.mul_add(value.to_f32(), sum));
+    }
+}
+
+/// Eight times R neighbouring numbers of every position; rows begin `length` apart.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn mix_run<const R: usize>(probabilities: &[f32], values: &[f16], length: usize, out: &mut [f32]) {
+    let mut sums = [_mm256_setzero_ps(); R];
+    for (&probability, row) in probabilities.iter().zip(values.chunks(length)) {
+        let factor = _mm256_set1_ps(probability);
+        let row = &row.as_chunks::<8>().0[..R];
+        for (sum, value) in sums.iter_mut().zip(row) {
+            *sum = _mm256_fmadd_ps(factor, widen(bytemuck::cast_ref(value)), *sum);
+        }
+    }
+    for (out, sum) in out.as_chunks_mut::<8>().0.iter_mut().zip(sums) {
+        // SAFETY: an unaligned store of the eight floats that the reference covers.
+        unsafe { _mm256_storeu_ps(out.as_mut_ptr(), sum) };
+    }
+}

@@ -1,0 +1,340 @@
+//! How do K-quants, in blocks of 256 weights, meet rounded activations?
+//!
+//! `Q4_K` and `Q6_K` are written out, because most files consist of them; the others, and those of
+//! [`super::i_quants`], say what they load once a block, how they unpack a group of 32 and what they subtract.
+
+#[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
+use std::arch::x86_64::*;
+
+use super::{
+    each, fetch_ahead, half_bits, load, load_sums, load_unsigned, lowest, one_sum, two_sums, unsigned,
+};
+use crate::activations::QuantisedRow;
+use crate::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, blocks};
+
+/// One 8-bit number of each of eight sub-blocks, as an i16 pair in each 32-bit lane.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn pairs(bytes: u64) -> __m256i {
+    let wide = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(bytes as i64));
+    _mm256_or_si256(wide, _mm256_slli_epi32::<16>(wide))
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn dot_q4_k<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]) -> [f32; T] {
+    let row = blocks::<BlockQ4K>(row);
+    let quants: [&[[i8; 256]]; T] = each(input, |input| &input.quants.as_chunks().0[..row.len()]);
+    let sums: [&[[i16; 16]]; T] = each(input, |input| &input.sums.as_chunks().0[..row.len()]);
+    let scales: [&[f32]; T] = each(input, |input| &input.scales[..row.len()]);
+    let low_bits = _mm256_set1_epi8(15);
+    let mut dots = [_mm_setzero_ps(); T];
+    for (at, block) in row.iter().enumerate() {
+        fetch_ahead(block);
+        let (block_scales, minima) = block.scales_and_minima();
+        let minima = pairs(minima);
+        let mut scale_pairs = [0u32; 8];
+        // SAFETY: an unaligned store of 32 bytes into the array. Broadcasting from memory leaves the shuffle
+        // port to the multiplications.
+        unsafe { _mm256_storeu_si256(scale_pairs.as_mut_ptr().cast(), pairs(block_scales)) };
+        let halves = _mm_cvtph_ps(_mm_cvtsi32_si128(block.scale_and_minimum_bits() as i32));
+        let (scale, minimum) = (_mm_cvtss_f32(halves), _mm_cvtss_f32(_mm_movehdup_ps(halves)));
+        let mut activations = [&quants[0][at]; T];
+        for t in 1..T {
+            activations[t] = &quants[t][at];
+        }
+        let mut totals = [_mm256_setzero_si256(); T];
+        for (run, bytes) in block.quants.as_chunks::<32>().0.iter().enumerate() {
+            let bytes = load_unsigned(bytes);
+            let low = _mm256_and_si256(bytes, low_bits);
+            let high = _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), low_bits);
+            let low_scale = _mm256_set1_epi32(scale_pairs[2 * run] as i32);
+            let high_scale = _mm256_set1_epi32(scale_pairs[2 * run + 1] as i32);
+            for t in 0..T {
+                let groups = activations[t].as_chunks::<32>().0;
+                let first = _mm256_maddubs_epi16(low, load(&groups[2 * run]));
+                let second = _mm256_maddubs_epi16(high, load(&groups[2 * run + 1]));
+                let first = _mm256_madd_epi16(first, low_scale);
+                let second = _mm256_madd_epi16(second, high_scale);
+                totals[t] = _mm256_add_epi32(totals[t], _mm256_add_epi32(first, second));
+            }
+        }
+        for t in 0..T {
+            let subtracted = _mm256_madd_epi16(load_sums(&sums[t][at]), minima);
+            let both = two_sums(totals[t], subtracted);
+            dots[t] = _mm_fmadd_ss(_mm_set_ss(scale * scales[t][at]), both, dots[t]);
+            dots[t] = _mm_fnmadd_ss(_mm_set_ss(minimum * scales[t][at]), _mm_movehdup_ps(both), dots[t]);
+        }
+    }
+    lowest(dots)
+}
+
+/// Byte shuffles that spread scales 2g and 2g + 1, of eight i16, over the halves of group g.
+static SPREAD: [[i8; 32]; 4] = {
+    let mut spread = [[0; 32]; 4];
+    let mut at = 0;
+    while at < 128 {
+        let (group, byte) = (at / 32, at % 32);
+        spread[group][byte] = (4 * group + 2 * (byte / 16) + byte % 2) as i8;
+        at += 1;
+    }
+    spread
+};
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn dot_q6_k<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]) -> [f32; T] {
+    let row = blocks::<BlockQ6K>(row);
+    let quants: [&[[i8; 256]]; T] = each(input, |input| &input.quants.as_chunks().0[..row.len()]);
+    let sums: [&[[i16; 16]]; T] = each(input, |input| &input.sums.as_chunks().0[..row.len()]);
+    let scales: [&[f32]; T] = each(input, |input| &input.scales[..row.len()]);
+    let low_bits = _mm256_set1_epi8(15);
+    let top_bits = _mm256_set1_epi8(0x30);
+    let mut dots = [_mm_setzero_ps(); T];
+    for (at, block) in row.iter().enumerate() {
+        fetch_ahead(block);
+        // SAFETY: an unaligned load of the 16 scales.
+        let packed_scales = unsafe { _mm_loadu_si128(block.scales.as_ptr().cast()) };
+        let wide_scales = _mm256_cvtepi8_epi16(packed_scales); // [16] i16
+        let halves = [_mm256_castsi256_si128(wide_scales), _mm256_extracti128_si256::<1>(wide_scales)];
+        let mut activations = [&quants[0][at]; T];
+        for t in 1..T {
+            activations[t] = &quants[t][at];
+        }
+        let mut totals = [_mm256_setzero_si256(); T];
+        for (part, half_scales) in halves.into_iter().enumerate() {
+            let half_scales = _mm256_broadcastsi128_si256(half_scales); // eight i16 twice
+            let low = block.low.as_chunks::<32>().0;
+            let (low0, low1) = (load_unsigned(&low[2 * part]), load_unsigned(&low[2 * part + 1]));
+            let high = load_unsigned(&block.high.as_chunks::<32>().0[part]);
+            let group = [
+                _mm256_or_si256(
+                    _mm256_and_si256(low0, low_bits),
+                    _mm256_and_si256(_mm256_slli_epi16::<4>(high), top_bits),
+                ),
+                _mm256_or_si256(
+                    _mm256_and_si256(low1, low_bits),
+                    _mm256_and_si256(_mm256_slli_epi16::<2>(high), top_bits),
+                ),
+                _mm256_or_si256(
+                    _mm256_and_si256(_mm256_srli_epi16::<4>(low0), low_bits),
+                    _mm256_and_si256(high, top_bits),
+                ),
+                _mm256_or_si256(
+                    _mm256_and_si256(_mm256_srli_epi16::<4>(low1), low_bits),
+                    _mm256_and_si256(_mm256_srli_epi16::<2>(high), top_bits),
+                ),
+            ];
+            for g in 0..4 {
+                let scale = _mm256_shuffle_epi8(half_scales, load(&SPREAD[g]));
+                for t in 0..T {
+                    let group_of_token = load(&activations[t].as_chunks::<32>().0[4 * part + g]);
+                    let sum = _mm256_madd_epi16(_mm256_maddubs_epi16(group[g], group_of_token), scale);
+                    totals[t] = _mm256_add_epi32(totals[t], sum);
+                }
+            }
+        }
+        let scale = half_bits(block.scale_bits());
+        for t in 0..T {
+            let offset = _mm256_madd_epi16(load_sums(&sums[t][at]), wide_scales);
+            let total = _mm256_sub_epi32(totals[t], _mm256_slli_epi32::<5>(offset));
+            dots[t] = _mm_fmadd_ss(_mm_set_ss(scale * scales[t][at]), one_sum(total), dots[t]);
+        }
+    }
+    lowest(dots)
+}
+
+/// Dots of blocks of 256: `$load` a block's scales, give `$group::<G>` (32 weights as bytes and their scales as 16
+/// i16), `$multiply` them, and `$finish` the block with what its format adds or subtracts.
+macro_rules! dots256 {
+    ($($name:ident: $block:ty, $load:ident, $group:ident, $multiply:ident, $finish:ident;)+) => {
+        $($crate::avx2::k_quants::dots256! {
+            @ $name: $block, $load, $group, $multiply, $finish, 0 1 2 3 4 5 6 7
+        })+
+    };
+    (@ $name:ident: $block:ty, $load:ident, $group:ident, $multiply:ident, $finish:ident, $($g:literal)+) => {
+        #[inline]
+        #[target_feature(enable = "avx2,fma,f16c")]
+        pub(crate) fn $name<const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]) -> [f32; T] {
+            let row = blocks::<$block>(row);
+            let quants: [&[[i8; 256]]; T] = each(input, |input| &input.quants.as_chunks().0[..row.len()]);
+            let sums: [&[[i16; 16]]; T] = each(input, |input| &input.sums.as_chunks().0[..row.len()]);
+            let scales: [&[f32]; T] = each(input, |input| &input.scales[..row.len()]);
+            let mut dots = [_mm_setzero_ps(); T];
+            for (at, block) in row.iter().enumerate() {
+                fetch_ahead(block);
+                let loaded = $load(block);
+                let mut totals = [_mm256_setzero_si256(); T];
+                $(
+                    let (weights, scale) = $group::<$g>(block, &loaded);
+                    for t in 0..T {
+                        let activations = load(&quants[t][at].as_chunks::<32>().0[$g]);
+                        let sum = _mm256_madd_epi16($multiply(weights, activations), scale);
+                        totals[t] = _mm256_add_epi32(totals[t], sum);
+                    }
+                )+
+                for t in 0..T {
+                    dots[t] = $finish(&loaded, totals[t], load_sums(&sums[t][at]), scales[t][at], dots[t]);
+                }
+            }
+            lowest(dots)
+        }
+    };
+}
+pub(super) use dots256;
+
+dots256! {
+    dot_q2_k: BlockQ2K, load_q2_k, group_q2_k, unsigned, subtract_minima16;
+    dot_q3_k: BlockQ3K, load_q3_k, group_q3_k, unsigned, subtract_offset16;
+    dot_q5_k: BlockQ5K, load_q5_k, group_q5_k, unsigned, subtract_minima32;
+}
+
+/// Of a block with sub-blocks of 16.
+struct Loaded16 {
+    scale: f32,
+    minimum: f32,
+    /// Eight scales twice, for each half of the block; i16.
+    scales: [__m256i; 2],
+    /// What each sum of 16 activations is multiplied by; i16.
+    subtracted: __m256i,
+    /// High bits, one a group.
+    high: __m256i,
+}
+
+/// Of a block with sub-blocks of 32.
+struct Loaded32 {
+    scale: f32,
+    minimum: f32,
+    /// In memory, because broadcasting from there leaves the shuffle port to the multiplications.
+    scale_pairs: [u32; 8],
+    /// What each sum of 16 activations is multiplied by; i16.
+    subtracted: __m256i,
+    /// High bits, one a group.
+    high: __m256i,
+}
+
+/// Moves the bits at `from` of every byte to `to`; what crosses into other bytes is for the caller to clear.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn moved(bytes: __m256i, from: i32, to: i32) -> __m256i {
+    if from > to {
+        _mm256_srl_epi16(bytes, _mm_cvtsi32_si128(from - to))
+    } else {
+        _mm256_sll_epi16(bytes, _mm_cvtsi32_si128(to - from))
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn twice(wide_scales: __m256i) -> [__m256i; 2] {
+    let (low, high) = (_mm256_castsi256_si128(wide_scales), _mm256_extracti128_si256::<1>(wide_scales));
+    [_mm256_broadcastsi128_si256(low), _mm256_broadcastsi128_si256(high)]
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn spread<const G: usize>(loaded: &Loaded16) -> __m256i {
+    _mm256_shuffle_epi8(loaded.scales[G / 4], load(&SPREAD[G % 4]))
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn two_halves(bits: u32) -> (f32, f32) {
+    let halves = _mm_cvtph_ps(_mm_cvtsi32_si128(bits as i32));
+    (_mm_cvtss_f32(halves), _mm_cvtss_f32(_mm_movehdup_ps(halves)))
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn load_q2_k(block: &BlockQ2K) -> Loaded16 {
+    // SAFETY: an unaligned load of the 16 bytes that the array has.
+    let packed = unsafe { _mm_loadu_si128(block.packed.as_ptr().cast()) };
+    let low_bits = _mm_set1_epi8(15);
+    let scales = _mm256_cvtepu8_epi16(_mm_and_si128(packed, low_bits));
+    let minima = _mm256_cvtepu8_epi16(_mm_and_si128(_mm_srli_epi16::<4>(packed), low_bits));
+    let (scale, minimum) = two_halves(block.scale_and_minimum_bits());
+    let high = _mm256_setzero_si256();
+    Loaded16 { scale, minimum, scales: twice(scales), subtracted: minima, high }
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn group_q2_k<const G: usize>(block: &BlockQ2K, loaded: &Loaded16) -> (__m256i, __m256i) {
+    let bytes = load_unsigned(&block.quants.as_chunks::<32>().0[G / 4]);
+    let weights = _mm256_and_si256(moved(bytes, 2 * (G as i32 % 4), 0), _mm256_set1_epi8(3));
+    (weights, spread::<G>(loaded))
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn load_q3_k(block: &BlockQ3K) -> Loaded16 {
+    let scales = block.scales();
+    // SAFETY: an unaligned load of the 16 bytes that the array has.
+    let scales = _mm256_cvtepi8_epi16(unsafe { _mm_loadu_si128(scales.as_ptr().cast()) });
+    let subtracted = _mm256_slli_epi16::<2>(scales);
+    let (scale, high) = (half_bits(block.scale_bits()), load_unsigned(&block.high));
+    Loaded16 { scale, minimum: 0.0, scales: twice(scales), subtracted, high }
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn group_q3_k<const G: usize>(block: &BlockQ3K, loaded: &Loaded16) -> (__m256i, __m256i) {
+    let bytes = load_unsigned(&block.quants.as_chunks::<32>().0[G / 4]);
+    let low = _mm256_and_si256(moved(bytes, 2 * (G as i32 % 4), 0), _mm256_set1_epi8(3));
+    let third = _mm256_and_si256(moved(loaded.high, G as i32, 2), _mm256_set1_epi8(4));
+    (_mm256_or_si256(low, third), spread::<G>(loaded))
+}
+
+#[inline]
+#[target_feature(enable = "avx2,f16c")]
+fn load_q5_k(block: &BlockQ5K) -> Loaded32 {
+    let (scales, minima) = block.scales_and_minima();
+    let (scale, minimum) = two_halves(block.scale_and_minimum_bits());
+    let mut scale_pairs = [0u32; 8];
+    // SAFETY: an unaligned store of 32 bytes into the array.
+    unsafe { _mm256_storeu_si256(scale_pairs.as_mut_ptr().cast(), pairs(scales)) };
+    Loaded32 { scale, minimum, scale_pairs, subtracted: pairs(minima), high: load_unsigned(&block.high) }
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn group_q5_k<const G: usize>(block: &BlockQ5K, loaded: &Loaded32) -> (__m256i, __m256i) {
+    let bytes = load_unsigned(&block.quants.as_chunks::<32>().0[G / 2]);
+    let low = _mm256_and_si256(moved(bytes, 4 * (G as i32 % 2), 0), _mm256_set1_epi8(15));
+    let fifth = _mm256_and_si256(moved(loaded.high, G as i32, 4), _mm256_set1_epi8(16));
+    (_mm256_or_si256(low, fifth), _mm256_set1_epi32(loaded.scale_pairs[G] as i32))
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn subtract_minima16(loaded: &Loaded16, total: __m256i, sums: __m256i, scale: f32, dot: __m128) -> __m128 {
+    with_minima((loaded.scale * scale, loaded.minimum * scale), total, sums, loaded.subtracted, dot)
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn subtract_minima32(loaded: &Loaded32, total: __m256i, sums: __m256i, scale: f32, dot: __m128) -> __m128 {
+    with_minima((loaded.scale * scale, loaded.minimum * scale), total, sums, loaded.subtracted, dot)
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn with_minima(
+    (scale, minimum): (f32, f32),
+    total: __m256i,
+    sums: __m256i,
+    minima: __m256i,
+    dot: __m128,
+) -> __m128 {
+    let subtracted = _mm256_madd_epi16(sums, minima);
+    let both = two_sums(total, subtracted);
+    let dot = _mm_fmadd_ss(_mm_set_ss(scale), both, dot);
+    _mm_fnmadd_ss(_mm_set_ss(minimum), _mm_movehdup_ps(both), dot)
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn subtract_offset16(loaded: &Loaded16, total: __m256i, sums: __m256i, scale: f32, dot: __m128) -> __m128 {
+    let total = _mm256_sub_epi32(total, _mm256_madd_epi16(sums, loaded.subtracted));
+    _mm_fmadd_ss(_mm_set_ss(loaded.scale * scale), one_sum(total), dot)
+}

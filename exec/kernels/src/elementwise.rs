@@ -1,0 +1,242 @@
+//! How do the parts between two matmuls compute, in one order everywhere?
+//!
+//! RMSNorm, softmax, soft caps, rotary embedding, SwiGLU, GeGLU and additions, written once without intrinsics:
+//! the compiler may vectorise them, but neither reorders nor contracts, so that every instruction set has the
+//! same bits.
+
+use super::exponential::{exponential, hyperbolic_tangent};
+use super::{fold, tree};
+
+/// Sum of squares in the 32-lane order of an f32 dot product.
+#[inline(always)]
+fn sum_of_squares(row: &[f32]) -> f32 {
+    let mut lanes = [0.0f32; 32];
+    let (chunks, rest) = row.as_chunks::<32>();
+    for chunk in chunks {
+        for (lane, value) in lanes.iter_mut().zip(chunk) {
+            *lane = value.mul_add(*value, *lane);
+        }
+    }
+    for (lane, value) in lanes.iter_mut().zip(rest) {
+        *lane = value.mul_add(*value, *lane);
+    }
+    tree(fold(lanes))
+}
+
+/// What RMSNorm multiplies a row by.
+#[inline(always)]
+fn rms_scale(row: &[f32], epsilon: f32) -> f32 {
+    let mean = sum_of_squares(row) / row.len() as f32;
+    1.0 / (mean + epsilon).sqrt()
+}
+
+#[inline(always)]
+fn rms_norm_generic(row: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]) {
+    let scale = rms_scale(row, epsilon);
+    for ((out, value), weight) in out.iter_mut().zip(row).zip(weight) {
+        *out = value * scale * weight;
+    }
+}
+
+#[inline(always)]
+fn rms_norm_in_place_generic(row: &mut [f32], weight: &[f32], epsilon: f32) {
+    let scale = rms_scale(row, epsilon);
+    for (value, weight) in row.iter_mut().zip(weight) {
+        *value = *value * scale * weight;
+    }
+}
+
+#[inline(always)]
+fn softmax_generic(scores: &mut [f32]) {
+    let mut largest = [f32::NEG_INFINITY; 8];
+    let (chunks, rest) = scores.as_chunks::<8>();
+    for chunk in chunks.iter().map(|chunk| &chunk[..]).chain([rest]) {
+        for (lane, &score) in largest.iter_mut().zip(chunk) {
+            *lane = if score > *lane { score } else { *lane };
+        }
+    }
+    let largest = largest.iter().fold(f32::NEG_INFINITY, |a, &b| if b > a { b } else { a });
+    let mut lanes = [0.0f32; 8];
+    let (chunks, rest) = scores.as_chunks_mut::<8>();
+    for chunk in chunks {
+        for (lane, score) in lanes.iter_mut().zip(chunk) {
+            *score = exponential(*score - largest);
+            *lane += *score;
+        }
+    }
+    for (lane, score) in lanes.iter_mut().zip(rest) {
+        *score = exponential(*score - largest);
+        *lane += *score;
+    }
+    let inverse = 1.0 / tree(lanes);
+    for score in scores {
+        *score *= inverse;
+    }
+}
+
+/// Turns each pair (2i, 2i + 1) of a head by the angle whose cosine and sine are `turns[i]`.
+#[inline(always)]
+fn rotate_generic(head: &mut [f32], turns: &[[f32; 2]]) {
+    for ([even, odd], [cosine, sine]) in head.as_chunks_mut::<2>().0.iter_mut().zip(turns) {
+        let (x, y) = (*even, *odd);
+        *even = x.mul_add(*cosine, -(y * sine));
+        *odd = x.mul_add(*sine, y * cosine);
+    }
+}
+
+/// Turns each pair (i, i + d/2) of the d first dimensions of a head likewise.
+#[inline(always)]
+fn rotate_halves_generic(head: &mut [f32], turns: &[[f32; 2]]) {
+    let (first, rest) = head.split_at_mut(turns.len());
+    for ((first, second), [cosine, sine]) in first.iter_mut().zip(rest).zip(turns) {
+        let (x, y) = (*first, *second);
+        *first = x.mul_add(*cosine, -(y * sine));
+        *second = x.mul_add(*sine, y * cosine);
+    }
+}
+
+/// sqrt(2 / pi), and the weight of the cube in the tanh form of GELU.
+/// source: Hendrycks and Gimpel 2016, section 2
+const GELU_SLOPE: f32 = 0.797_884_6;
+const GELU_CUBE: f32 = 0.044_715;
+
+/// `x/2 (1 + tanh z)` is `x / (1 + e^(-2z))`, which loses nothing where tanh is near -1.
+#[inline(always)]
+fn geglu_generic(gate: &mut [f32], up: &[f32]) {
+    for (value, up) in gate.iter_mut().zip(up) {
+        let gate = *value;
+        let z = GELU_SLOPE * gate * (GELU_CUBE * gate * gate + 1.0);
+        *value = gate / (1.0 + exponential(-2.0 * z)) * up;
+    }
+}
+
+#[inline(always)]
+fn soft_cap_generic(values: &mut [f32], cap: f32) {
+    for value in values {
+        *value = cap * hyperbolic_tangent(*value / cap);
+    }
+}
+
+#[inline(always)]
+fn scale_generic(values: &mut [f32], factor: f32) {
+    for value in values {
+        *value *= factor;
+    }
+}
+
+#[inline(always)]
+fn swiglu_generic(gate: &mut [f32], up: &[f32]) {
+    for (value, up) in gate.iter_mut().zip(up) {
+        let gate = *value;
+        *value = gate / (1.0 + exponential(-gate)) * up;
+    }
+}
+
+#[inline(always)]
+fn add_generic(values: &mut [f32], more: &[f32]) {
+    for (value, more) in values.iter_mut().zip(more) {
+        *value += more;
+    }
+}
+
+super::compiled_for_each! {
+    /// `out = row / sqrt(mean(row^2) + epsilon) * weight`, all [length].
+    pub fn rms_norm(row: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]) = rms_norm_generic;
+    /// The same in place.
+    pub fn rms_norm_in_place(row: &mut [f32], weight: &[f32], epsilon: f32) = rms_norm_in_place_generic;
+    /// Scores become probabilities.
+    pub fn softmax(scores: &mut [f32]) = softmax_generic;
+    /// Rotary embedding of one head, NORM style: neighbours are a pair.
+    pub fn rotate(head: &mut [f32], turns: &[[f32; 2]]) = rotate_generic;
+    /// The same, NEOX style: a dimension and the one half of the rotated ones later are a pair.
+    pub fn rotate_halves(head: &mut [f32], turns: &[[f32; 2]]) = rotate_halves_generic;
+    /// `gate = gelu(gate) * up`, in the tanh form.
+    pub fn geglu(gate: &mut [f32], up: &[f32]) = geglu_generic;
+    /// `values = cap * tanh(values / cap)`.
+    pub fn soft_cap(values: &mut [f32], cap: f32) = soft_cap_generic;
+    /// `values *= factor`.
+    pub fn scale(values: &mut [f32], factor: f32) = scale_generic;
+    /// `gate = gate * sigmoid(gate) * up`.
+    pub fn swiglu(gate: &mut [f32], up: &[f32]) = swiglu_generic;
+    /// `values += more`.
+    pub fn add(values: &mut [f32], more: &[f32]) = add_generic;
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::Instructions;
+    use super::*;
+
+    #[test]
+    fn a_row_of_equal_values_normalises_to_the_weights() {
+        let mut out = [0.0; 3];
+        rms_norm(Instructions::detect(), &[2.0; 3], &[1.0, 0.5, -1.0], 0.0, &mut out);
+        assert_eq!(out, [1.0, 0.5, -1.0]);
+    }
+
+    #[test]
+    fn a_quarter_turn() {
+        let mut head = [1.0, 0.0, 3.0, 4.0];
+        rotate(Instructions::detect(), &mut head, &[[0.0, 1.0], [1.0, 0.0]]);
+        assert_eq!(head, [0.0, 1.0, 3.0, 4.0]);
+    }
+
+    #[test]
+    fn halves_turn_as_neighbours_do() {
+        let turns = [[0.6, 0.8], [0.0, 1.0]];
+        let mut halves = [1.0, 2.0, 3.0, 4.0, 9.0];
+        let mut neighbours = [1.0, 3.0, 2.0, 4.0, 9.0];
+        rotate_halves(Instructions::detect(), &mut halves, &turns);
+        rotate(Instructions::detect(), &mut neighbours, &turns);
+        assert_eq!(halves, [neighbours[0], neighbours[2], neighbours[1], neighbours[3], 9.0]);
+    }
+
+    #[test]
+    fn gelu_and_soft_caps_are_near_their_definitions() {
+        for step in -400..=400 {
+            let x = step as f32 * 0.1;
+            let (mut gated, mut capped) = ([x], [x]);
+            geglu(Instructions::detect(), &mut gated, &[1.0]);
+            soft_cap(Instructions::detect(), &mut capped, 30.0);
+            let x = f64::from(x);
+            let gelu = 0.5 * x * (1.0 + (0.797_884_560_802_865_4 * (x + 0.044_715 * x * x * x)).tanh());
+            let cap = 30.0 * (x / 30.0).tanh();
+            assert!((f64::from(gated[0]) - gelu).abs() <= 1e-6 * x.abs().max(1e-3), "gelu {x}: {}", gated[0]);
+            assert!((f64::from(capped[0]) - cap).abs() <= 1e-6 * cap.abs(), "cap {x}: {}", capped[0]);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_same_bits_for_every_instruction_set(row in prop::collection::vec(-30.0f32..30.0, 1..200)) {
+            let bits = |instructions| {
+                let mut norm = vec![0.0; row.len()];
+                rms_norm(instructions, &row, &row, 1e-5, &mut norm);
+                let mut probabilities = row.clone();
+                softmax(instructions, &mut probabilities);
+                let mut product = row.clone();
+                swiglu(instructions, &mut product, &norm);
+                let mut gelu = row.clone();
+                geglu(instructions, &mut gelu, &norm);
+                let mut capped = row.clone();
+                soft_cap(instructions, &mut capped, 5.0);
+                let mut again = row.clone();
+                rms_norm_in_place(instructions, &mut again, &row, 1e-5);
+                assert_eq!(norm, again);
+                let all = norm.iter().chain(&probabilities).chain(&product).chain(&gelu).chain(&capped);
+                all.map(|v| v.to_bits()).collect::<Vec<_>>()
+            };
+            prop_assert_eq!(bits(Instructions::SCALAR), bits(Instructions::detect()));
+        }
+
+        #[test]
+        fn probabilities_sum_to_one(scores in prop::collection::vec(-90.0f32..90.0, 1..100)) {
+            let mut probabilities = scores;
+            softmax(Instructions::detect(), &mut probabilities);
+            let sum: f32 = probabilities.iter().sum();
+            prop_assert!((sum - 1.0).abs() < 1e-5);
+        }
+    }
+}

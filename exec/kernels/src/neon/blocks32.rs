@@ -1,0 +1,232 @@
+//! How do weights in blocks of 32 meet rounded activations?
+//!
+//! A format says how its 32 weights become signed bytes; what follows is the same for all. Four blocks' integers are
+//! added up together.
+
+#[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
+use std::arch::aarch64::*;
+
+use bytemuck::Pod;
+
+use super::{Products, each, four_halves, half_bits, iq4_values, load_both, nibbles};
+use crate::activations::QuantisedRow;
+use crate::blocks::{BlockIq4Nl, BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, blocks};
+
+/// A format.
+trait Unpack: Pod {
+    /// Whether weights are small in the sense of [`Products::sum32`].
+    const SMALL: bool = true;
+    /// Whether there is a minimum.
+    const MINIMUM: bool = false;
+
+    /// The 32 weights.
+    ///
+    /// # Safety
+    /// The processor has NEON.
+    unsafe fn weights(&self) -> [int8x16_t; 2];
+
+    /// Scale and minimum as they are stored.
+    fn bits(&self) -> [u16; 2];
+}
+
+/// T tokens on a row.
+///
+/// # Safety
+/// The processor has the instructions of `P`.
+#[inline]
+#[target_feature(enable = "neon")]
+unsafe fn dot<P: Products, B: Unpack, const T: usize>(row: &[u8], input: &[QuantisedRow<'_>; T]) -> [f32; T] {
+    let row = blocks::<B>(row);
+    let quants: [&[[i8; 32]]; T] = each(input, |input| &input.quants.as_chunks().0[..row.len()]);
+    let scales: [&[f32]; T] = each(input, |input| &input.scales[..row.len()]);
+    let sums: [&[i16]; T] = each(input, |input| &input.sums[..row.len()]);
+    let (fours, rest) = row.as_chunks::<4>();
+    let mut dots = [0.0f32; T];
+    for (at, four) in fours.iter().enumerate() {
+        // SAFETY: the caller's promise.
+        let weights = four.each_ref().map(|block| unsafe { block.weights() });
+        let bits = four.each_ref().map(B::bits);
+        let (block_scales, minima) =
+            (four_halves(bits.map(|bits| bits[0])), four_halves(bits.map(|bits| bits[1])));
+        for t in 0..T {
+            let quants = &quants[t].as_chunks::<4>().0[at];
+            // SAFETY: the caller's promise.
+            let [a, b, c, d] =
+                std::array::from_fn(|n| unsafe { P::sum32(weights[n], load_both(&quants[n]), B::SMALL) });
+            let totals: int32x4_t = vpaddq_s32(vpaddq_s32(a, b), vpaddq_s32(c, d));
+            let token_scales = load_four(&scales[t].as_chunks::<4>().0[at]);
+            let (factors, totals) =
+                (stored(vmulq_f32(block_scales, token_scales)), stored(vcvtq_f32_s32(totals)));
+            if B::MINIMUM {
+                let minima = stored(vmulq_f32(minima, token_scales));
+                let sums = stored(four_sums(&sums[t].as_chunks::<4>().0[at]));
+                for n in 0..4 {
+                    dots[t] = factors[n].mul_add(totals[n], dots[t]);
+                    dots[t] = minima[n].mul_add(sums[n], dots[t]);
+                }
+            } else {
+                for n in 0..4 {
+                    dots[t] = factors[n].mul_add(totals[n], dots[t]);
+                }
+            }
+        }
+    }
+    for (at, block) in (4 * fours.len()..).zip(rest) {
+        // SAFETY: the caller's promise.
+        let weights = unsafe { block.weights() };
+        let [scale, minimum] = block.bits().map(|bits| half_bits(bits));
+        for t in 0..T {
+            // SAFETY: the caller's promise.
+            let total = vaddvq_s32(unsafe { P::sum32(weights, load_both(&quants[t][at]), B::SMALL) });
+            dots[t] = (scale * scales[t][at]).mul_add(total as f32, dots[t]);
+            if B::MINIMUM {
+                dots[t] = (minimum * scales[t][at]).mul_add(f32::from(sums[t][at]), dots[t]);
+            }
+        }
+    }
+    dots
+}
+
+macro_rules! dots {
+    ($($name:ident: $block:ty;)+) => {$(
+        /// # Safety
+        /// The processor has the instructions of `P`.
+        #[inline]
+        #[target_feature(enable = "neon")]
+        pub(crate) unsafe fn $name<P: Products, const T: usize>(
+            row: &[u8],
+            input: &[QuantisedRow<'_>; T],
+        ) -> [f32; T] {
+            // SAFETY: the caller's promise.
+            unsafe { dot::<P, $block, T>(row, input) }
+        }
+    )+};
+}
+dots! {
+    dot_q4_0: BlockQ4_0;
+    dot_q4_1: BlockQ4_1;
+    dot_q5_0: BlockQ5_0;
+    dot_q5_1: BlockQ5_1;
+    dot_q8_0: BlockQ8_0;
+    dot_iq4_nl: BlockIq4Nl;
+}
+
+impl Unpack for BlockQ8_0 {
+    const SMALL: bool = false;
+
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn weights(&self) -> [int8x16_t; 2] {
+        load_both(&self.quants)
+    }
+
+    fn bits(&self) -> [u16; 2] {
+        [self.scale_bits(), 0]
+    }
+}
+
+impl Unpack for BlockQ4_0 {
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn weights(&self) -> [int8x16_t; 2] {
+        nibbles(&self.quants).map(|numbers| vsubq_s8(vreinterpretq_s8_u8(numbers), vdupq_n_s8(8)))
+    }
+
+    fn bits(&self) -> [u16; 2] {
+        [self.scale_bits(), 0]
+    }
+}
+
+impl Unpack for BlockQ4_1 {
+    const MINIMUM: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn weights(&self) -> [int8x16_t; 2] {
+        nibbles(&self.quants).map(|numbers| vreinterpretq_s8_u8(numbers))
+    }
+
+    fn bits(&self) -> [u16; 2] {
+        [self.scale_bits(), self.minimum_bits()]
+    }
+}
+
+impl Unpack for BlockQ5_0 {
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn weights(&self) -> [int8x16_t; 2] {
+        with_fifth(&self.quants, self.high).map(|numbers| vsubq_s8(numbers, vdupq_n_s8(16)))
+    }
+
+    fn bits(&self) -> [u16; 2] {
+        [self.scale_bits(), 0]
+    }
+}
+
+impl Unpack for BlockQ5_1 {
+    const MINIMUM: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn weights(&self) -> [int8x16_t; 2] {
+        with_fifth(&self.quants, self.high)
+    }
+
+    fn bits(&self) -> [u16; 2] {
+        [self.scale_bits(), self.minimum_bits()]
+    }
+}
+
+impl Unpack for BlockIq4Nl {
+    const SMALL: bool = false;
+
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn weights(&self) -> [int8x16_t; 2] {
+        nibbles(&self.quants).map(|numbers| iq4_values(numbers))
+    }
+
+    fn bits(&self) -> [u16; 2] {
+        [self.scale_bits(), 0]
+    }
+}
+
+/// Numbers of five bits, 0 to 31; the fifth bit of number j is bit j of `high`.
+#[inline]
+#[target_feature(enable = "neon")]
+fn with_fifth(quants: &[u8; 16], high: [u8; 4]) -> [int8x16_t; 2] {
+    let one_bit_each = vreinterpret_u8_u64(vcreate_u64(0x8040_2010_0804_0201));
+    let one_bit_each = vcombine_u8(one_bit_each, one_bit_each);
+    let mut weights = [vdupq_n_s8(0); 2];
+    for (half, numbers) in nibbles(quants).into_iter().enumerate() {
+        let bits = vcombine_u8(vdup_n_u8(high[2 * half]), vdup_n_u8(high[2 * half + 1]));
+        let fifth = vandq_u8(vtstq_u8(bits, one_bit_each), vdupq_n_u8(16));
+        weights[half] = vreinterpretq_s8_u8(vorrq_u8(numbers, fifth));
+    }
+    weights
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn load_four(values: &[f32; 4]) -> float32x4_t {
+    // SAFETY: a load of the four floats that the reference covers.
+    unsafe { vld1q_f32(values.as_ptr()) }
+}
+
+/// Four integers as floats.
+#[inline]
+#[target_feature(enable = "neon")]
+fn four_sums(values: &[i16; 4]) -> float32x4_t {
+    // SAFETY: a load of the four integers that the reference covers.
+    vcvtq_f32_s32(vmovl_s16(unsafe { vld1_s16(values.as_ptr()) }))
+}
+
+/// The lanes; the compiler takes them from the register.
+#[inline]
+#[target_feature(enable = "neon")]
+fn stored(values: float32x4_t) -> [f32; 4] {
+    let mut lanes = [0.0; 4];
+    // SAFETY: a store of the four floats that the array has.
+    unsafe { vst1q_f32(lanes.as_mut_ptr(), values) };
+    lanes
+}

@@ -1,0 +1,175 @@
+//! How do F32, F16 and BF16 weights meet plain activations?
+//!
+//! Eight registers of four lanes are the 32 lanes of [`super::super`]; also attention over f16 keys and values.
+
+#[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
+use std::arch::aarch64::*;
+
+use half::f16;
+
+use super::each;
+use crate::blocks::bf16;
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn load_floats(values: &[f32; 4]) -> float32x4_t {
+    // SAFETY: a load of the 16 bytes that the reference covers.
+    unsafe { vld1q_f32(values.as_ptr()) }
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn store_floats(into: &mut [f32; 4], values: float32x4_t) {
+    // SAFETY: a store of the 16 bytes that the reference covers.
+    unsafe { vst1q_f32(into.as_mut_ptr(), values) };
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn load_halves(halves: &[u8; 8]) -> uint16x4_t {
+    // SAFETY: a load of the eight bytes that the reference covers.
+    vreinterpret_u16_u8(unsafe { vld1_u8(halves.as_ptr()) })
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn widen(halves: &[u8; 8]) -> float32x4_t {
+    vcvt_f32_f16(vreinterpret_f16_u16(load_halves(halves)))
+}
+
+/// Four BF16 numbers are the upper halves of four f32.
+#[inline]
+#[target_feature(enable = "neon")]
+fn upper(halves: &[u8; 8]) -> float32x4_t {
+    vreinterpretq_f32_u32(vshll_n_u16::<16>(load_halves(halves)))
+}
+
+/// Four F32 numbers.
+#[inline]
+#[target_feature(enable = "neon")]
+fn plain(bytes: &[u8; 16]) -> float32x4_t {
+    vreinterpretq_f32_u8(super::load_unsigned(bytes))
+}
+
+/// Eight registers of four lanes, the elements after the last whole 32, and the tree.
+#[inline]
+#[target_feature(enable = "neon")]
+fn finish(lanes: [float32x4_t; 8], rest: impl ExactSizeIterator<Item = (f32, f32)>) -> f32 {
+    if rest.len() == 0 {
+        let [a, b, c, d, e, f, g, h] = lanes;
+        let low = vaddq_f32(vaddq_f32(a, c), vaddq_f32(e, g));
+        let high = vaddq_f32(vaddq_f32(b, d), vaddq_f32(f, h));
+        let four = vaddq_f32(low, high);
+        let two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
+        return vget_lane_f32::<0>(two) + vget_lane_f32::<1>(two);
+    }
+    let mut all = [0.0f32; 32];
+    for (part, lanes) in all.as_chunks_mut::<4>().0.iter_mut().zip(lanes) {
+        store_floats(part, lanes);
+    }
+    for (lane, (weight, value)) in all.iter_mut().zip(rest) {
+        *lane = weight.mul_add(value, *lane);
+    }
+    crate::tree(crate::fold(all))
+}
+
+/// Dots of weights of some bytes each: how four become a register, and one a number.
+///
+/// One token has eight registers of lanes; of more tokens, half of the lanes go first, so that all stay in registers.
+macro_rules! dots {
+    ($($name:ident: $bytes:literal, $four:ident, $one:expr;)+) => {$(
+        #[inline]
+        #[target_feature(enable = "neon")]
+        pub(crate) fn $name<const T: usize>(row: &[u8], input: &[&[f32]; T]) -> [f32; T] {
+            #[inline]
+            #[target_feature(enable = "neon")]
+            fn pass<const R: usize, const T: usize>(
+                chunks: &[[u8; 32 * $bytes]],
+                values: &[&[[f32; 32]]; T],
+                first: usize,
+                all: &mut [[float32x4_t; 8]; T],
+            ) {
+                let mut lanes = [[vdupq_n_f32(0.0); R]; T];
+                for (at, chunk) in chunks.iter().enumerate() {
+                    let chunk = &chunk.as_chunks::<{ 4 * $bytes }>().0[first..first + R];
+                    for part in 0..R {
+                        let weights = $four(&chunk[part]);
+                        for t in 0..T {
+                            let values = load_floats(&values[t][at].as_chunks::<4>().0[first + part]);
+                            lanes[t][part] = vfmaq_f32(lanes[t][part], weights, values);
+                        }
+                    }
+                }
+                for t in 0..T {
+                    all[t][first..first + R].copy_from_slice(&lanes[t]);
+                }
+            }
+            let (chunks, rest) = row.as_chunks::<{ 32 * $bytes }>();
+            let values: [&[[f32; 32]]; T] = each(input, |input| &input.as_chunks().0[..chunks.len()]);
+            let mut lanes = [[vdupq_n_f32(0.0); 8]; T];
+            if T == 1 {
+                pass::<8, T>(chunks, &values, 0, &mut lanes);
+            } else {
+                pass::<4, T>(chunks, &values, 0, &mut lanes);
+                pass::<4, T>(chunks, &values, 4, &mut lanes);
+            }
+            let mut sums = [0.0; T];
+            for t in 0..T {
+                let rest = rest.as_chunks::<$bytes>().0.iter().map($one);
+                sums[t] = finish(lanes[t], rest.zip(input[t][32 * chunks.len()..].iter().copied()));
+            }
+            sums
+        }
+    )+};
+}
+dots! {
+    dot_f16: 2, widen, |bytes| f16::from_le_bytes(*bytes).to_f32();
+    dot_bf16: 2, upper, |bytes| bf16(*bytes);
+    dot_f32: 4, plain, |bytes| f32::from_le_bytes(*bytes);
+}
+
+/// `scores[t] = scale * dot(query, keys[t])` over f16 keys, `[positions, key_length]`.
+#[target_feature(enable = "neon")]
+pub(crate) fn scores_f16(query: &[f32], scale: f32, keys: &[f16], scores: &mut [f32]) {
+    for (score, key) in scores.iter_mut().zip(keys.chunks_exact(query.len())) {
+        let [dot] = dot_f16(bytemuck::cast_slice(key), &[query]);
+        *score = dot * scale;
+    }
+}
+
+/// `out = sum of probabilities[t] * values[t]` over f16 values, `[positions, value_length]`, t ascending.
+#[target_feature(enable = "neon")]
+pub(crate) fn mix_f16(probabilities: &[f32], values: &[f16], out: &mut [f32]) {
+    let length = out.len();
+    let mut done = 0;
+    // Sums of a run of numbers stay in registers while all positions pass.
+    while done + 64 <= length {
+        mix_run::<16>(probabilities, &values[done..], length, &mut out[done..done + 64]);
+        done += 64;
+    }
+    while done + 4 <= length {
+        mix_run::<1>(probabilities, &values[done..], length, &mut out[done..done + 4]);
+        done += 4;
+    }
+    for (at, out) in out.iter_mut().enumerate().skip(done) {
+        let values = values.iter().skip(at).step_by(length);
+        *out = probabilities.iter().zip(values).fold(0.0, |sum, (p, value)| p.mul_add(value.to_f32(), sum));
+    }
+}
+
+/// Four times R neighbouring numbers of every position; rows begin `length` apart.
+#[inline]
+#[target_feature(enable = "neon")]
+fn mix_run<const R: usize>(probabilities: &[f32], values: &[f16], length: usize, out: &mut [f32]) {
+    let mut sums = [vdupq_n_f32(0.0); R];
+    for (&probability, row) in probabilities.iter().zip(values.chunks(length)) {
+        let factor = vdupq_n_f32(probability);
+        let row = &row.as_chunks::<4>().0[..R];
+        for (sum, value) in sums.iter_mut().zip(row) {
+            *sum = vfmaq_f32(*sum, factor, widen(bytemuck::cast_ref(value)));
+        }
+    }
+    for (out, sum) in out.as_chunks_mut::<4>().0.iter_mut().zip(sums) {
+        store_floats(out, sum);
+    }
+}

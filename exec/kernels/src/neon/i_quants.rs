@@ -1,0 +1,67 @@
+//! How do weights from a code book, in blocks of 256, meet rounded activations?
+
+#[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
+use std::arch::aarch64::*;
+
+use super::k_quants::{Unpack, dots256, eight, sixteen};
+use super::{Products, half_bits, iq4_values, load, nibbles, two_of_eight};
+use crate::activations::QuantisedRow;
+use crate::blocks::{BlockIq1S, BlockIq4Xs};
+
+dots256! {
+    dot_iq4_xs: BlockIq4Xs;
+    dot_iq1_s: BlockIq1S;
+}
+
+impl Unpack for BlockIq4Xs {
+    const SHARED: usize = 32;
+    const SMALL: bool = false;
+
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn group(&self, group: usize) -> [int8x16_t; 2] {
+        nibbles(&self.quants.as_chunks().0[group]).map(|numbers| iq4_values(numbers))
+    }
+
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn scales(&self) -> [i32; 16] {
+        let mut scales = [0; 16];
+        for (sub_block, scale) in scales[..8].iter_mut().enumerate() {
+            *scale = self.sub_scale(sub_block);
+        }
+        sixteen(load(&scales))
+    }
+
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn factors(&self) -> [f32; 2] {
+        [half_bits(self.scale_bits()), 0.0]
+    }
+}
+
+/// In eighths.
+impl Unpack for BlockIq1S {
+    const SHARED: usize = 32;
+
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn group(&self, group: usize) -> [int8x16_t; 2] {
+        let offset = vdupq_n_u8(self.offset(group));
+        let rows: [[u8; 8]; 4] = std::array::from_fn(|at| self.row(4 * group + at).to_le_bytes());
+        let halves = [two_of_eight(&rows[0], &rows[1]), two_of_eight(&rows[2], &rows[3])];
+        halves.map(|numbers| vreinterpretq_s8_u8(vsubq_u8(numbers, offset)))
+    }
+
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn scales(&self) -> [i32; 16] {
+        eight(u64::from_le_bytes(std::array::from_fn(|sub_block| self.sub_scale(sub_block))))
+    }
+
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn factors(&self) -> [f32; 2] {
+        [0.125 * half_bits(self.scale_bits()), 0.0]
+    }
+}

@@ -1,0 +1,356 @@
+//! How do K-quants, in blocks of 256 weights, meet rounded activations?
+//!
+//! A format, also one of [`super::i_quants`], says how a group of 32 weights becomes signed bytes, and which integer
+//! scales and minima stand over groups; what follows is the same for all.
+
+#[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
+use std::arch::aarch64::*;
+
+use bytemuck::Pod;
+
+use super::{Products, each, half_bits, load, load_both, load_half, load_unsigned, moved};
+use crate::activations::QuantisedRow;
+use crate::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, blocks};
+
+/// A format.
+pub(super) trait Unpack: Pod {
+    /// Neighbours under one scale, 16 or 32.
+    const SHARED: usize;
+    /// Whether weights are small in the sense of [`Products::sum32`].
+    const SMALL: bool = true;
+    /// Whether there are minima.
+    const MINIMA: bool = false;
+
+    /// Weights 32 * group and on.
+    ///
+    /// # Safety
+    /// The processor has NEON.
+    unsafe fn group(&self, group: usize) -> [int8x16_t; 2];
+
+    /// The integer scales, one for each [`Self::SHARED`] weights.
+    ///
+    /// # Safety
+    /// The processor has NEON.
+    unsafe fn scales(&self) -> [i32; 16];
+
+    /// What each sum of sixteen activations is multiplied by.
+    ///
+    /// # Safety
+    /// The processor has NEON.
+    unsafe fn minima(&self) -> [int16x8_t; 2] {
+        // SAFETY: the caller's promise.
+        unsafe { [vdupq_n_s16(0); 2] }
+    }
+
+    /// What the integers are scaled by: scale and minimum.
+    ///
+    /// # Safety
+    /// The processor has NEON.
+    unsafe fn factors(&self) -> [f32; 2];
+}
+
+/// T tokens on a row.
+///
+/// # Safety
+/// The processor has the instructions of `P`.
+#[inline]
+#[target_feature(enable = "neon")]
+pub(super) unsafe fn dot<P: Products, B: Unpack, const T: usize>(
+    row: &[u8],
+    input: &[QuantisedRow<'_>; T],
+) -> [f32; T] {
+    let row = blocks::<B>(row);
+    let quants: [&[[i8; 256]]; T] = each(input, |input| &input.quants.as_chunks().0[..row.len()]);
+    let sums: [&[[i16; 16]]; T] = each(input, |input| &input.sums.as_chunks().0[..row.len()]);
+    let scales: [&[f32]; T] = each(input, |input| &input.scales[..row.len()]);
+    let mut dots = [0.0f32; T];
+    for (at, block) in row.iter().enumerate() {
+        // SAFETY: the caller's promise.
+        let (block_scales, minima, [scale, minimum]) =
+            unsafe { (block.scales(), block.minima(), block.factors()) };
+        let activations: [&[[i8; 32]]; T] = each(&quants, |quants| quants[at].as_chunks().0);
+        let mut totals = [vdupq_n_s32(0); T];
+        for group in 0..8 {
+            // SAFETY: the caller's promise.
+            let weights = unsafe { block.group(group) };
+            for t in 0..T {
+                let values = load_both(&activations[t][group]);
+                // SAFETY: the caller's promise.
+                totals[t] = unsafe { add_group::<P, B>(totals[t], weights, values, &block_scales, group) };
+            }
+        }
+        for t in 0..T {
+            let token_scale = scales[t][at];
+            dots[t] = (scale * token_scale).mul_add(vaddvq_s32(totals[t]) as f32, dots[t]);
+            if B::MINIMA {
+                let subtracted = vaddvq_s32(products_of_sums(minima, &sums[t][at]));
+                dots[t] = (-(minimum * token_scale)).mul_add(subtracted as f32, dots[t]);
+            }
+        }
+    }
+    dots
+}
+
+/// Adds the products of a group of 32 times their scales.
+///
+/// # Safety
+/// The processor has the instructions of `P`.
+#[inline]
+#[target_feature(enable = "neon")]
+unsafe fn add_group<P: Products, B: Unpack>(
+    total: int32x4_t,
+    weights: [int8x16_t; 2],
+    values: [int8x16_t; 2],
+    scales: &[i32; 16],
+    group: usize,
+) -> int32x4_t {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if B::SHARED == 32 {
+            return vmlaq_n_s32(total, P::sum32(weights, values, B::SMALL), scales[group]);
+        }
+        let total = vmlaq_n_s32(total, P::sum16(weights[0], values[0]), scales[2 * group]);
+        vmlaq_n_s32(total, P::sum16(weights[1], values[1]), scales[2 * group + 1])
+    }
+}
+
+/// Sums of sixteen activations times their minima; a block's are at most 16 * 63 * 16 * 127.
+#[inline]
+#[target_feature(enable = "neon")]
+fn products_of_sums(minima: [int16x8_t; 2], sums: &[i16; 16]) -> int32x4_t {
+    let halves = sums.as_chunks::<8>().0;
+    // SAFETY: loads of the 16 bytes that each reference covers.
+    let sums = unsafe { [vld1q_s16(halves[0].as_ptr()), vld1q_s16(halves[1].as_ptr())] };
+    let total = vmull_s16(vget_low_s16(minima[0]), vget_low_s16(sums[0]));
+    let total = vmlal_high_s16(total, minima[0], sums[0]);
+    let total = vmlal_s16(total, vget_low_s16(minima[1]), vget_low_s16(sums[1]));
+    vmlal_high_s16(total, minima[1], sums[1])
+}
+
+macro_rules! dots256 {
+    ($($name:ident: $block:ty;)+) => {$(
+        /// # Safety
+        /// The processor has the instructions of `P`.
+        #[inline]
+        #[target_feature(enable = "neon")]
+        pub(crate) unsafe fn $name<P: Products, const T: usize>(
+            row: &[u8],
+            input: &[QuantisedRow<'_>; T],
+        ) -> [f32; T] {
+            // SAFETY: the caller's promise.
+            unsafe { $crate::neon::k_quants::dot::<P, $block, T>(row, input) }
+        }
+    )+};
+}
+pub(super) use dots256;
+
+dots256! {
+    dot_q2_k: BlockQ2K;
+    dot_q3_k: BlockQ3K;
+    dot_q4_k: BlockQ4K;
+    dot_q5_k: BlockQ5K;
+    dot_q6_k: BlockQ6K;
+}
+
+/// Sixteen bytes with a sign as integers.
+#[inline]
+#[target_feature(enable = "neon")]
+pub(super) fn sixteen(bytes: int8x16_t) -> [i32; 16] {
+    let (low, high) = (vmovl_s8(vget_low_s8(bytes)), vmovl_high_s8(bytes));
+    let parts = [
+        vmovl_s16(vget_low_s16(low)),
+        vmovl_high_s16(low),
+        vmovl_s16(vget_low_s16(high)),
+        vmovl_high_s16(high),
+    ];
+    let mut all = [0; 16];
+    for (all, part) in all.as_chunks_mut::<4>().0.iter_mut().zip(parts) {
+        // SAFETY: a store of the four integers that the reference covers.
+        unsafe { vst1q_s32(all.as_mut_ptr(), part) };
+    }
+    all
+}
+
+/// Eight bytes from 0 to 127 as integers, and eight zeros.
+#[inline]
+#[target_feature(enable = "neon")]
+pub(super) fn eight(bytes: u64) -> [i32; 16] {
+    sixteen(vcombine_s8(vcreate_s8(bytes), vcreate_s8(0)))
+}
+
+/// Each of eight bytes from 0 to 127 for two sums of sixteen.
+#[inline]
+#[target_feature(enable = "neon")]
+fn twice(bytes: u64) -> [int16x8_t; 2] {
+    let wide = vmovl_s8(vcreate_s8(bytes));
+    [vzip1q_s16(wide, wide), vzip2q_s16(wide, wide)]
+}
+
+/// Scale and minimum that lie side by side.
+#[inline]
+#[target_feature(enable = "neon")]
+fn two_halves(bits: u32) -> [f32; 2] {
+    let halves = vcvt_f32_f16(vreinterpret_f16_u32(vdup_n_u32(bits)));
+    [vgetq_lane_f32::<0>(halves), vgetq_lane_f32::<1>(halves)]
+}
+
+/// Keeps the bits of `mask` of both.
+#[inline]
+#[target_feature(enable = "neon")]
+fn kept(bytes: [uint8x16_t; 2], mask: u8) -> [uint8x16_t; 2] {
+    bytes.map(|bytes| vandq_u8(bytes, vdupq_n_u8(mask)))
+}
+
+/// Bits of 32 bytes, moved up by `places`.
+#[inline]
+#[target_feature(enable = "neon")]
+fn bits(bytes: &[u8; 32], places: i32, mask: u8) -> [uint8x16_t; 2] {
+    kept([moved(load_half(bytes, 0), places), moved(load_half(bytes, 1), places)], mask)
+}
+
+/// The bits of both, without an offset.
+#[inline]
+#[target_feature(enable = "neon")]
+fn joined(low: [uint8x16_t; 2], high: [uint8x16_t; 2], offset: i8) -> [int8x16_t; 2] {
+    let of = |half: usize| vsubq_s8(vreinterpretq_s8_u8(vorrq_u8(low[half], high[half])), vdupq_n_s8(offset));
+    [of(0), of(1)]
+}
+
+impl Unpack for BlockQ2K {
+    const SHARED: usize = 16;
+    const MINIMA: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn group(&self, group: usize) -> [int8x16_t; 2] {
+        let bytes = &self.quants.as_chunks().0[group / 4];
+        bits(bytes, -2 * (group as i32 % 4), 3).map(|numbers| vreinterpretq_s8_u8(numbers))
+    }
+
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn scales(&self) -> [i32; 16] {
+        sixteen(vreinterpretq_s8_u8(vandq_u8(load_unsigned(&self.packed), vdupq_n_u8(15))))
+    }
+
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn minima(&self) -> [int16x8_t; 2] {
+        let minima = vreinterpretq_s8_u8(vshrq_n_u8::<4>(load_unsigned(&self.packed)));
+        [vmovl_s8(vget_low_s8(minima)), vmovl_high_s8(minima)]
+    }
+
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn factors(&self) -> [f32; 2] {
+        two_halves(self.scale_and_minimum_bits())
+    }
+}
+
+impl Unpack for BlockQ3K {
+    const SHARED: usize = 16;
+
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn group(&self, group: usize) -> [int8x16_t; 2] {
+        let low = bits(&self.quants.as_chunks().0[group / 4], -2 * (group as i32 % 4), 3);
+        joined(low, bits(&self.high, 2 - group as i32, 4), 4)
+    }
+
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn scales(&self) -> [i32; 16] {
+        sixteen(load(&BlockQ3K::scales(self)))
+    }
+
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn factors(&self) -> [f32; 2] {
+        [half_bits(self.scale_bits()), 0.0]
+    }
+}
+
+impl Unpack for BlockQ4K {
+    const SHARED: usize = 32;
+    const MINIMA: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn group(&self, group: usize) -> [int8x16_t; 2] {
+        let bytes = &self.quants.as_chunks().0[group / 2];
+        bits(bytes, -4 * (group as i32 % 2), 15).map(|numbers| vreinterpretq_s8_u8(numbers))
+    }
+
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn scales(&self) -> [i32; 16] {
+        eight(self.scales_and_minima().0)
+    }
+
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn minima(&self) -> [int16x8_t; 2] {
+        twice(self.scales_and_minima().1)
+    }
+
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn factors(&self) -> [f32; 2] {
+        two_halves(self.scale_and_minimum_bits())
+    }
+}
+
+impl Unpack for BlockQ5K {
+    const SHARED: usize = 32;
+    const MINIMA: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn group(&self, group: usize) -> [int8x16_t; 2] {
+        let low = bits(&self.quants.as_chunks().0[group / 2], -4 * (group as i32 % 2), 15);
+        joined(low, bits(&self.high, 4 - group as i32, 16), 0)
+    }
+
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn scales(&self) -> [i32; 16] {
+        eight(self.scales_and_minima().0)
+    }
+
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn minima(&self) -> [int16x8_t; 2] {
+        twice(self.scales_and_minima().1)
+    }
+
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn factors(&self) -> [f32; 2] {
+        two_halves(self.scale_and_minimum_bits())
+    }
+}
+
+impl Unpack for BlockQ6K {
+    const SHARED: usize = 16;
+
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn group(&self, group: usize) -> [int8x16_t; 2] {
+        let (part, within) = (group / 4, group % 4);
+        let low = bits(&self.low.as_chunks().0[2 * part + within % 2], -4 * (within as i32 / 2), 15);
+        let high = bits(&self.high.as_chunks().0[part], 4 - 2 * within as i32, 0x30);
+        joined(low, high, 32)
+    }
+
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn scales(&self) -> [i32; 16] {
+        sixteen(load(&self.scales))
+    }
+
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn factors(&self) -> [f32; 2] {
+        [half_bits(self.scale_bits()), 0.0]
+    }
+}

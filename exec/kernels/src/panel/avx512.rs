@@ -1,0 +1,325 @@
+//! How does a panel meet a tile of tokens with AVX-512 and VNNI?
+//!
+//! `vpdpbusd` multiplies four unsigned weights of each of sixteen rows by four signed activations and adds them up
+//! in 32 bits; the activations of a token come from memory by a broadcast. Eight tokens share each load of weights.
+//!
+//! Bounds: a group's sum is at most 32 * 255 * 127 = 1.04e6 and a block's at most 2.7e8, so that nothing overflows.
+
+#[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+use bytemuck::Pod;
+
+use super::integers::{BOOK, Block32, Block256};
+use super::{COLUMNS, Line, Method, Panel, ROWS, multiply};
+use crate::activations::QuantisedRow;
+use crate::product::Tile;
+
+/// All rows and tokens of a tile of a format for which [`pays`](super::pays) is true.
+///
+/// # Safety
+/// The processor has AVX-512 (F, BW, VL) and VNNI, and no other thread writes these rows.
+pub(crate) unsafe fn all_rows(tile: Tile<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe { multiply::<Avx512, 8>(tile) };
+}
+
+/// AVX-512 (F, BW, VL) and VNNI.
+struct Avx512;
+
+impl Method for Avx512 {
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
+    unsafe fn fill256<B: Block256>(panel: &mut Panel, rows: &[&[B]; ROWS], blocks: Range<usize>) {
+        let count = blocks.len();
+        panel.unpack256(rows, blocks);
+        lay_out(&panel.unpacked, B::FROM_BOOK, count * 256, &mut panel.quants);
+        for (unpacked, lines) in panel.unpacked_numbers.iter().zip(&mut panel.numbers).take(count) {
+            lay_out_numbers(unpacked, lines);
+        }
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
+    unsafe fn fill32<B: Block32>(panel: &mut Panel, rows: &[&[B]; ROWS], blocks: Range<usize>) {
+        let count = blocks.len();
+        panel.unpack32(rows, blocks);
+        lay_out(&panel.unpacked, B::FROM_BOOK, count * 32, &mut panel.quants);
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
+    unsafe fn meet256<B: Block256, const T: usize>(
+        panel: &Panel,
+        blocks: Range<usize>,
+        input: &[QuantisedRow<'_>; T],
+        sums: &mut [[f32; ROWS]; T],
+    ) {
+        meet256::<B, T>(panel, blocks, input, sums);
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
+    unsafe fn meet32<B: Block32, const T: usize>(
+        panel: &Panel,
+        blocks: Range<usize>,
+        input: &[QuantisedRow<'_>; T],
+        sums: &mut [[f32; ROWS]; T],
+    ) {
+        meet32::<B, T>(panel, blocks, input, sums);
+    }
+}
+
+/// Whether a sum of 16 products fits 16 bits.
+const fn small(largest: i32) -> bool {
+    16 * 127 * largest <= i16::MAX as i32
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn load(line: &Line) -> __m512i {
+    // SAFETY: a load of the 64 bytes that the reference covers.
+    unsafe { _mm512_loadu_si512(std::ptr::from_ref(line).cast()) }
+}
+
+/// Sums so far of sixteen rows and T tokens.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn load_floats<const T: usize>(sums: &[[f32; ROWS]; T]) -> [__m512; T] {
+    let mut floats = [_mm512_setzero_ps(); T];
+    for t in 0..T {
+        // SAFETY: a load of the sixteen floats that the reference covers.
+        floats[t] = unsafe { _mm512_loadu_ps(sums[t].as_ptr()) };
+    }
+    floats
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn store_floats<const T: usize>(sums: &mut [[f32; ROWS]; T], floats: &[__m512; T]) {
+    for t in 0..T {
+        // SAFETY: a store of the sixteen floats that the reference covers.
+        unsafe { _mm512_storeu_ps(sums[t].as_mut_ptr(), floats[t]) };
+    }
+}
+
+/// Two or four neighbouring numbers of a token, 32 bits in all, for all rows.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn for_all_rows<N: Pod>(neighbours: &N) -> __m512i {
+    _mm512_set1_epi32(bytemuck::pod_read_unaligned(bytemuck::bytes_of(neighbours)))
+}
+
+/// Lays out what was unpacked, four columns a line.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn lay_out(
+    unpacked: &[[u8; COLUMNS]; ROWS],
+    from_book: bool,
+    columns: usize,
+    lines: &mut [Line; COLUMNS / 4],
+) {
+    // SAFETY: a load of the 16 bytes that the array has.
+    let book = _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(BOOK.as_ptr().cast()) });
+    for (at, lines) in lines.as_chunks_mut::<16>().0.iter_mut().enumerate().take(columns.div_ceil(64)) {
+        let mut rows = [_mm512_setzero_si512(); ROWS];
+        for (row, bytes) in rows.iter_mut().zip(unpacked) {
+            let bytes: &[u8; 64] = &bytes.as_chunks().0[at];
+            // SAFETY: a load of the 64 bytes that the reference covers.
+            *row = unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) };
+            if from_book {
+                *row = _mm512_shuffle_epi8(book, *row);
+            }
+        }
+        store_all(&transposed(&rows), lines);
+    }
+}
+
+/// Lays out what was unpacked, two numbers a line.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn lay_out_numbers(unpacked: &[[i8; 32]; ROWS], lines: &mut [Line; 16]) {
+    let mut rows = [_mm512_setzero_si512(); ROWS];
+    for (row, numbers) in rows.iter_mut().zip(unpacked) {
+        // SAFETY: a load of the 32 bytes that the reference covers.
+        *row = _mm512_cvtepi8_epi16(unsafe { _mm256_loadu_si256(numbers.as_ptr().cast()) });
+    }
+    store_all(&transposed(&rows), lines);
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn store_all(values: &[__m512i; 16], lines: &mut [Line; 16]) {
+    for (line, value) in lines.iter_mut().zip(values) {
+        // SAFETY: a store of the 64 bytes that the reference covers.
+        unsafe { _mm512_storeu_si512(std::ptr::from_mut(line).cast(), *value) };
+    }
+}
+
+/// A matrix of sixteen by sixteen 32-bit numbers, turned about its diagonal.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn transposed(rows: &[__m512i; 16]) -> [__m512i; 16] {
+    let mut fours = *rows;
+    for at in (0..16).step_by(4) {
+        let low = [
+            _mm512_unpacklo_epi32(rows[at], rows[at + 1]),
+            _mm512_unpacklo_epi32(rows[at + 2], rows[at + 3]),
+        ];
+        let high = [
+            _mm512_unpackhi_epi32(rows[at], rows[at + 1]),
+            _mm512_unpackhi_epi32(rows[at + 2], rows[at + 3]),
+        ];
+        fours[at] = _mm512_unpacklo_epi64(low[0], low[1]);
+        fours[at + 1] = _mm512_unpackhi_epi64(low[0], low[1]);
+        fours[at + 2] = _mm512_unpacklo_epi64(high[0], high[1]);
+        fours[at + 3] = _mm512_unpackhi_epi64(high[0], high[1]);
+    }
+    // Quarter q of `fours[4 * i + c]` is now column 4 * q + c of rows 4 * i..4 * i + 4.
+    let mut columns = fours;
+    for c in 0..4 {
+        let even = [
+            _mm512_shuffle_i32x4::<0x88>(fours[c], fours[4 + c]),
+            _mm512_shuffle_i32x4::<0x88>(fours[8 + c], fours[12 + c]),
+        ];
+        let odd = [
+            _mm512_shuffle_i32x4::<0xdd>(fours[c], fours[4 + c]),
+            _mm512_shuffle_i32x4::<0xdd>(fours[8 + c], fours[12 + c]),
+        ];
+        columns[c] = _mm512_shuffle_i32x4::<0x88>(even[0], even[1]);
+        columns[4 + c] = _mm512_shuffle_i32x4::<0x88>(odd[0], odd[1]);
+        columns[8 + c] = _mm512_shuffle_i32x4::<0xdd>(even[0], even[1]);
+        columns[12 + c] = _mm512_shuffle_i32x4::<0xdd>(odd[0], odd[1]);
+    }
+    columns
+}
+
+/// Sixteen numbers of each row, times a token's sums of sixteen activations.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vnni")]
+fn sums_of_sixteen(numbers: &[Line], sums: &[[i16; 2]]) -> __m512i {
+    let mut total = _mm512_setzero_si512();
+    for (pair, sums) in numbers.iter().zip(sums) {
+        total = _mm512_dpwssd_epi32(total, load(pair), for_all_rows(sums));
+    }
+    total
+}
+
+/// The integers of a block of sixteen rows and T tokens: weights times scales times activations.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
+fn products<B: Block256, const T: usize>(
+    quants: &[Line; 64],
+    pairs_of_scales: &[Line],
+    activations: &[&[[i8; 4]]; T],
+) -> [__m512i; T] {
+    let mut totals = [_mm512_setzero_si512(); T];
+    for (pair, pairs_of_sixteen) in pairs_of_scales.iter().zip(quants.as_chunks::<8>().0).enumerate() {
+        let (pair_of_scales, lines) = pairs_of_sixteen;
+        for half in 0..2 {
+            let mut dots = [_mm512_setzero_si512(); T];
+            for four in 4 * half..4 * half + 4 {
+                let weights = load(&lines[four]);
+                for t in 0..T {
+                    let values = for_all_rows(&activations[t][8 * pair + four]);
+                    dots[t] = _mm512_dpbusd_epi32(dots[t], weights, values);
+                }
+            }
+            let scales = load(pair_of_scales);
+            // Each lane has two scales. Of 32 bits the lower one, or the upper one where it lies; of 16
+            // bits the one that the lower half of the sum is to meet, and zero for the upper half.
+            let scales = match (small(B::LARGEST), half) {
+                (true, 0) => _mm512_and_si512(scales, _mm512_set1_epi32(0xffff)),
+                (true, _) => _mm512_srli_epi32::<16>(scales),
+                (false, 0) => _mm512_srai_epi32::<16>(_mm512_slli_epi32::<16>(scales)),
+                (false, _) => _mm512_srai_epi32::<16>(scales),
+            };
+            for t in 0..T {
+                totals[t] = if small(B::LARGEST) {
+                    _mm512_dpwssd_epi32(totals[t], dots[t], scales)
+                } else {
+                    _mm512_add_epi32(totals[t], _mm512_mullo_epi32(dots[t], scales))
+                };
+            }
+        }
+    }
+    totals
+}
+
+/// T tokens on a panel of some blocks.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
+fn meet256<B: Block256, const T: usize>(
+    panel: &Panel,
+    blocks: Range<usize>,
+    input: &[QuantisedRow<'_>; T],
+    sums: &mut [[f32; ROWS]; T],
+) {
+    let mut floats = load_floats(sums);
+    for (at, block) in blocks.enumerate() {
+        let quants: &[Line; 64] = &panel.quants.as_chunks().0[at];
+        let (pairs_of_scales, minima) = panel.numbers[at].split_at(8);
+        let mut activations = [&input[0].quants.as_chunks::<4>().0[..64]; T];
+        let mut sums_of = [&input[0].sums.as_chunks::<2>().0[..8]; T];
+        for t in 0..T {
+            activations[t] = &input[t].quants.as_chunks::<4>().0[block * 64..][..64];
+            sums_of[t] = &input[t].sums.as_chunks::<2>().0[block * 8..][..8];
+        }
+        let mut totals = products::<B, T>(quants, pairs_of_scales, &activations);
+        let block_scale = _mm512_castsi512_ps(load(&panel.scales[at]));
+        let block_minimum = _mm512_castsi512_ps(load(&panel.minima[at]));
+        for t in 0..T {
+            let factor = _mm512_set1_ps(input[t].scales[block]);
+            if B::OFFSET != 0 {
+                let off = sums_of_sixteen(pairs_of_scales, sums_of[t]);
+                let off = _mm512_mullo_epi32(off, _mm512_set1_epi32(B::OFFSET));
+                totals[t] = _mm512_sub_epi32(totals[t], off);
+            }
+            let total = _mm512_cvtepi32_ps(totals[t]);
+            floats[t] = _mm512_fmadd_ps(_mm512_mul_ps(block_scale, factor), total, floats[t]);
+            if B::MINIMA {
+                let off = _mm512_cvtepi32_ps(sums_of_sixteen(minima, sums_of[t]));
+                floats[t] = _mm512_fnmadd_ps(_mm512_mul_ps(block_minimum, factor), off, floats[t]);
+            }
+        }
+    }
+    store_floats(sums, &floats);
+}
+
+/// T tokens on a panel of some blocks.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,f16c")]
+fn meet32<B: Block32, const T: usize>(
+    panel: &Panel,
+    blocks: Range<usize>,
+    input: &[QuantisedRow<'_>; T],
+    sums: &mut [[f32; ROWS]; T],
+) {
+    let mut floats = load_floats(sums);
+    for (at, block) in blocks.enumerate() {
+        let quants: &[Line; 8] = &panel.quants.as_chunks().0[at];
+        let mut activations = [input[0].quants.as_chunks::<4>().0; T];
+        for t in 0..T {
+            activations[t] = &input[t].quants.as_chunks::<4>().0[block * 8..][..8];
+        }
+        let mut dots = [_mm512_setzero_si512(); T];
+        for four in 0..8 {
+            let weights = load(&quants[four]);
+            for t in 0..T {
+                let values = for_all_rows(&activations[t][four]);
+                dots[t] = _mm512_dpbusd_epi32(dots[t], weights, values);
+            }
+        }
+        let block_scale = _mm512_castsi512_ps(load(&panel.scales[at]));
+        let block_minimum = _mm512_castsi512_ps(load(&panel.minima[at]));
+        for t in 0..T {
+            let sum = i32::from(input[t].sums[block]);
+            let total = _mm512_sub_epi32(dots[t], _mm512_set1_epi32(B::OFFSET * sum));
+            let factor = _mm512_set1_ps(input[t].scales[block]);
+            let scale = _mm512_mul_ps(block_scale, factor);
+            floats[t] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(total), floats[t]);
+            if B::MINIMA {
+                let minimum = _mm512_mul_ps(block_minimum, factor);
+                floats[t] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(sum as f32), floats[t]);
+            }
+        }
+    }
+    store_floats(sums, &floats);
+}

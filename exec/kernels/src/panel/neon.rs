@@ -1,0 +1,503 @@
+//! How does a panel meet a tile of tokens with NEON?
+//!
+//! A line is four registers of four rows. Weights are laid out as signed bytes without their offset. A register of
+//! four rows and four columns meets four activations of each of eight tokens, and every lane adds up its row. `sdot`
+//! does that in one instruction; where it is missing, products of sixteen columns are added in 16 bits if they are
+//! small enough, and then widened. `smmla` multiplies two rows of eight columns by eight activations of two tokens;
+//! for it, two lines are laid out as rows of eight, and sums of tokens are sorted out once a block.
+//!
+//! Bounds: a group's sum is at most 32 * 128 * 127 = 5.2e5 and a block's at most 256 * 128 * 127 * 128 = 5.3e8.
+
+#[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
+use std::arch::aarch64::*;
+use std::array;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::integers::{BOOK, Block32, Block256};
+use super::{COLUMNS, Line, Method, Panel, ROWS, multiply};
+use crate::activations::QuantisedRow;
+use crate::neon::{load, load_unsigned, sdot_lane, smmla};
+use crate::product::Tile;
+
+/// Tokens that share a load of weights: of four rows, eight tokens' sums of a group and of a block are 16 registers.
+const TOKENS: usize = 8;
+
+/// All rows and tokens of a tile of a format for which [`pays`](super::pays) is true.
+///
+/// # Safety
+/// The processor has NEON, and no other thread writes these rows.
+pub(crate) unsafe fn all_rows_plain(tile: Tile<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe { multiply::<Neon<Plain>, TOKENS>(tile) };
+}
+
+/// The same with dot products of bytes.
+///
+/// # Safety
+/// The processor has `dotprod`, and no other thread writes these rows.
+pub(crate) unsafe fn all_rows_dotprod(tile: Tile<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe { multiply::<Neon<Dotprod>, TOKENS>(tile) };
+}
+
+/// The same with products of matrices of bytes.
+///
+/// # Safety
+/// The processor has `dotprod` and `i8mm`, and no other thread writes these rows.
+pub(crate) unsafe fn all_rows_i8mm(tile: Tile<'_>) {
+    // SAFETY: the caller's promise.
+    unsafe { multiply::<Neon<I8mm>, TOKENS>(tile) };
+}
+
+/// NEON; L multiplies bytes.
+struct Neon<L>(PhantomData<L>);
+
+/// How four rows and T tokens are multiplied and added up.
+///
+/// # Safety
+/// Each function needs a processor that has the instructions.
+trait Lanes {
+    /// Whether two lines are laid out as rows of eight columns.
+    const ROWS_OF_EIGHT: bool = false;
+
+    /// Adds the products of sixteen columns; `small` weights are from -32 to 32.
+    unsafe fn meet<const T: usize>(
+        columns: [int8x16_t; 4],
+        values: [&[i8; 16]; T],
+        small: bool,
+        totals: &mut [int32x4_t; T],
+    );
+
+    /// Adds sums of a group times the integer scales of the four rows.
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn add_scaled<const T: usize>(
+        totals: &mut [int32x4_t; T],
+        sums: &[int32x4_t; T],
+        scales: int32x4_t,
+    ) {
+        for t in 0..T {
+            totals[t] = vmlaq_s32(totals[t], sums[t], scales);
+        }
+    }
+
+    /// Makes of sums, as [`Self::meet`] leaves them, four rows of each token.
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn sort<const T: usize>(totals: [int32x4_t; T]) -> [int32x4_t; T] {
+        totals
+    }
+}
+
+/// The instructions that every processor has.
+struct Plain;
+
+/// Dot products of four bytes.
+struct Dotprod;
+
+/// Products of matrices of bytes.
+struct I8mm;
+
+impl Lanes for Plain {
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn meet<const T: usize>(
+        columns: [int8x16_t; 4],
+        values: [&[i8; 16]; T],
+        small: bool,
+        totals: &mut [int32x4_t; T],
+    ) {
+        for t in 0..T {
+            let values = vreinterpretq_s32_s8(load(values[t]));
+            let values = [
+                vdup_laneq_s32::<0>(values),
+                vdup_laneq_s32::<1>(values),
+                vdup_laneq_s32::<2>(values),
+                vdup_laneq_s32::<3>(values),
+            ];
+            if small {
+                // Four products in a lane, and neighbours added: at most 8 * 32 * 127 = 32512.
+                let (mut low, mut high) = (vdupq_n_s16(0), vdupq_n_s16(0));
+                for four in 0..4 {
+                    let values = vreinterpret_s8_s32(values[four]);
+                    low = vmlal_s8(low, vget_low_s8(columns[four]), values);
+                    high = vmlal_s8(high, vget_high_s8(columns[four]), values);
+                }
+                totals[t] = vpadalq_s16(totals[t], vpaddq_s16(low, high));
+            } else {
+                for four in 0..4 {
+                    let values = vreinterpret_s8_s32(values[four]);
+                    // At most 2 * 128 * 127 = 32512.
+                    let low = vmull_s8(vget_low_s8(columns[four]), values);
+                    let high = vmull_s8(vget_high_s8(columns[four]), values);
+                    totals[t] = vpadalq_s16(totals[t], vpaddq_s16(low, high));
+                }
+            }
+        }
+    }
+}
+
+impl Lanes for Dotprod {
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn meet<const T: usize>(
+        columns: [int8x16_t; 4],
+        values: [&[i8; 16]; T],
+        _small: bool,
+        totals: &mut [int32x4_t; T],
+    ) {
+        for t in 0..T {
+            let values = load(values[t]);
+            // SAFETY: the caller's promise.
+            unsafe {
+                totals[t] = sdot_lane::<0>(totals[t], columns[0], values);
+                totals[t] = sdot_lane::<1>(totals[t], columns[1], values);
+                totals[t] = sdot_lane::<2>(totals[t], columns[2], values);
+                totals[t] = sdot_lane::<3>(totals[t], columns[3], values);
+            }
+        }
+    }
+}
+
+/// Of tokens 2p and 2p + 1 the first register has the sums of two rows, the second those of the other two.
+impl Lanes for I8mm {
+    const ROWS_OF_EIGHT: bool = true;
+
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn meet<const T: usize>(
+        columns: [int8x16_t; 4],
+        values: [&[i8; 16]; T],
+        small: bool,
+        totals: &mut [int32x4_t; T],
+    ) {
+        if T % 2 == 1 {
+            // SAFETY: the caller's promise; `i8mm` is present only beside `dotprod`.
+            return unsafe { Dotprod::meet(rows_of_four(columns), values, small, totals) };
+        }
+        for (totals, values) in totals.as_chunks_mut::<2>().0.iter_mut().zip(values.as_chunks::<2>().0) {
+            let [first, second] = values.map(|values| vreinterpretq_s64_s8(load(values)));
+            let early = vreinterpretq_s8_s64(vzip1q_s64(first, second));
+            let late = vreinterpretq_s8_s64(vzip2q_s64(first, second));
+            // SAFETY: the caller's promise.
+            unsafe {
+                totals[0] = smmla(smmla(totals[0], columns[0], early), columns[2], late);
+                totals[1] = smmla(smmla(totals[1], columns[1], early), columns[3], late);
+            }
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn add_scaled<const T: usize>(
+        totals: &mut [int32x4_t; T],
+        sums: &[int32x4_t; T],
+        scales: int32x4_t,
+    ) {
+        let pairs = [vzip1q_s32(scales, scales), vzip2q_s32(scales, scales)];
+        for t in 0..T {
+            totals[t] = vmlaq_s32(totals[t], sums[t], if T % 2 == 1 { scales } else { pairs[t % 2] });
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "neon")]
+    unsafe fn sort<const T: usize>(mut totals: [int32x4_t; T]) -> [int32x4_t; T] {
+        if T % 2 == 0 {
+            for pair in totals.as_chunks_mut::<2>().0 {
+                *pair = [vuzp1q_s32(pair[0], pair[1]), vuzp2q_s32(pair[0], pair[1])];
+            }
+        }
+        totals
+    }
+}
+
+/// Two lines of four rows and four columns each as two pairs of rows of eight columns.
+#[inline]
+#[target_feature(enable = "neon")]
+fn rows_of_eight(columns: [int32x4_t; 4]) -> [int32x4_t; 4] {
+    let [a, b, c, d] = columns;
+    [vzip1q_s32(a, b), vzip2q_s32(a, b), vzip1q_s32(c, d), vzip2q_s32(c, d)]
+}
+
+/// And back.
+#[inline]
+#[target_feature(enable = "neon")]
+fn rows_of_four(columns: [int8x16_t; 4]) -> [int8x16_t; 4] {
+    let [a, b, c, d] = columns.map(|columns| vreinterpretq_s32_s8(columns));
+    let columns = [vuzp1q_s32(a, b), vuzp2q_s32(a, b), vuzp1q_s32(c, d), vuzp2q_s32(c, d)];
+    columns.map(|columns| vreinterpretq_s8_s32(columns))
+}
+
+impl<L: Lanes> Method for Neon<L> {
+    #[target_feature(enable = "neon")]
+    unsafe fn fill256<B: Block256>(panel: &mut Panel, rows: &[&[B]; ROWS], blocks: Range<usize>) {
+        let count = blocks.len();
+        panel.unpack256(rows, blocks);
+        let book = B::FROM_BOOK;
+        lay_out::<L>(&panel.unpacked, book, B::OFFSET as u8, count * 256, &mut panel.quants);
+        for (unpacked, lines) in panel.unpacked_numbers.iter().zip(&mut panel.numbers).take(count) {
+            lay_out_numbers(unpacked, lines);
+        }
+    }
+
+    #[target_feature(enable = "neon")]
+    unsafe fn fill32<B: Block32>(panel: &mut Panel, rows: &[&[B]; ROWS], blocks: Range<usize>) {
+        let count = blocks.len();
+        panel.unpack32(rows, blocks);
+        let book = B::FROM_BOOK;
+        lay_out::<L>(&panel.unpacked, book, B::OFFSET as u8, count * 32, &mut panel.quants);
+    }
+
+    #[target_feature(enable = "neon")]
+    unsafe fn meet256<B: Block256, const T: usize>(
+        panel: &Panel,
+        blocks: Range<usize>,
+        input: &[QuantisedRow<'_>; T],
+        sums: &mut [[f32; ROWS]; T],
+    ) {
+        for (at, block) in blocks.enumerate() {
+            let input = array::from_fn(|t| of_block(&input[t], block));
+            for rows in 0..ROWS / 4 {
+                // SAFETY: the caller's promise.
+                unsafe { block256::<L, B, T>(panel, at, rows, &input, sums) };
+            }
+        }
+    }
+
+    #[target_feature(enable = "neon")]
+    unsafe fn meet32<B: Block32, const T: usize>(
+        panel: &Panel,
+        blocks: Range<usize>,
+        input: &[QuantisedRow<'_>; T],
+        sums: &mut [[f32; ROWS]; T],
+    ) {
+        for (at, block) in blocks.enumerate() {
+            for rows in 0..ROWS / 4 {
+                // SAFETY: the caller's promise.
+                unsafe { block32::<L, B, T>(panel, at, rows, block, input, sums) };
+            }
+        }
+    }
+}
+
+/// Whether weights are from -32 to 32.
+const fn small(largest: i32, offset: i32) -> bool {
+    largest - offset <= 32 && offset <= 32
+}
+
+/// A token's part of one block of 256.
+#[derive(Clone, Copy)]
+struct OfBlock<'a> {
+    quants: &'a [[i8; 16]; 16],
+    sums: &'a [[i16; 2]; 8],
+    scale: f32,
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn of_block<'a>(row: &QuantisedRow<'a>, block: usize) -> OfBlock<'a> {
+    OfBlock {
+        quants: &row.quants.as_chunks::<16>().0.as_chunks().0[block],
+        sums: &row.sums.as_chunks::<2>().0.as_chunks().0[block],
+        scale: row.scales[block],
+    }
+}
+
+/// Four rows of a line.
+#[inline]
+#[target_feature(enable = "neon")]
+fn four_rows(line: &Line, rows: usize) -> int32x4_t {
+    // SAFETY: a load of the 16 bytes that the chunk has.
+    unsafe { vld1q_s32(line.0.as_chunks::<4>().0[rows].as_ptr().cast()) }
+}
+
+/// Four rows of four lines.
+#[inline]
+#[target_feature(enable = "neon")]
+fn columns(lines: &[Line; 4], rows: usize) -> [int8x16_t; 4] {
+    lines.each_ref().map(|line| vreinterpretq_s8_s32(four_rows(line, rows)))
+}
+
+/// T tokens on four rows of a block of 256.
+///
+/// # Safety
+/// The processor has the instructions of `L`.
+#[inline]
+#[target_feature(enable = "neon")]
+unsafe fn block256<L: Lanes, B: Block256, const T: usize>(
+    panel: &Panel,
+    at: usize,
+    rows: usize,
+    input: &[OfBlock<'_>; T],
+    sums: &mut [[f32; ROWS]; T],
+) {
+    let quants: &[[Line; 8]; 8] = &panel.quants.as_chunks().0.as_chunks().0[at];
+    let (pairs_of_scales, minima) = panel.numbers[at].split_at(8);
+    let small = const { small(B::LARGEST, B::OFFSET) };
+    let mut totals = [vdupq_n_s32(0); T];
+    for (pair, lines) in quants.iter().enumerate() {
+        let scales = four_rows(&pairs_of_scales[pair], rows);
+        // Each lane has the scales of two groups.
+        let scales = [vshrq_n_s32::<16>(vshlq_n_s32::<16>(scales)), vshrq_n_s32::<16>(scales)];
+        let mut group = [vdupq_n_s32(0); T];
+        for (half, lines) in lines.as_chunks::<4>().0.iter().enumerate() {
+            let values = input.each_ref().map(|token| &token.quants[2 * pair + half]);
+            // SAFETY: the caller's promise.
+            unsafe { L::meet(columns(lines, rows), values, small, &mut group) };
+            if B::GROUP == 16 || half == 1 {
+                // SAFETY: the caller's promise.
+                unsafe { L::add_scaled(&mut totals, &group, scales[half]) };
+                group = [vdupq_n_s32(0); T];
+            }
+        }
+    }
+    // SAFETY: the caller's promise.
+    let totals = unsafe { L::sort(totals) };
+    let (scale, minimum) = (four_rows(&panel.scales[at], rows), four_rows(&panel.minima[at], rows));
+    for t in 0..T {
+        let sums = &mut sums[t].as_chunks_mut::<4>().0[rows];
+        let factors = vmulq_n_f32(vreinterpretq_f32_s32(scale), input[t].scale);
+        let mut floats = vfmaq_f32(load_floats(sums), factors, vcvtq_f32_s32(totals[t]));
+        if B::MINIMA {
+            let factors = vmulq_n_f32(vreinterpretq_f32_s32(minimum), input[t].scale);
+            let off = sums_of_sixteen(minima, rows, input[t].sums);
+            floats = vfmsq_f32(floats, factors, vcvtq_f32_s32(off));
+        }
+        store_floats(sums, floats);
+    }
+}
+
+/// T tokens on four rows of a block of 32.
+///
+/// # Safety
+/// The processor has the instructions of `L`.
+#[inline]
+#[target_feature(enable = "neon")]
+unsafe fn block32<L: Lanes, B: Block32, const T: usize>(
+    panel: &Panel,
+    at: usize,
+    rows: usize,
+    block: usize,
+    input: &[QuantisedRow<'_>; T],
+    sums: &mut [[f32; ROWS]; T],
+) {
+    let quants: &[[Line; 4]; 2] = &panel.quants.as_chunks().0.as_chunks().0[at];
+    let small = const { small(B::LARGEST, B::OFFSET) };
+    let mut totals = [vdupq_n_s32(0); T];
+    for (half, lines) in quants.iter().enumerate() {
+        let values = input.each_ref().map(|token| &token.quants.as_chunks().0[2 * block + half]);
+        // SAFETY: the caller's promise.
+        unsafe { L::meet(columns(lines, rows), values, small, &mut totals) };
+    }
+    // SAFETY: the caller's promise.
+    let totals = unsafe { L::sort(totals) };
+    let (scale, minimum) = (four_rows(&panel.scales[at], rows), four_rows(&panel.minima[at], rows));
+    for t in 0..T {
+        let sums = &mut sums[t].as_chunks_mut::<4>().0[rows];
+        let factors = vmulq_n_f32(vreinterpretq_f32_s32(scale), input[t].scales[block]);
+        let mut floats = vfmaq_f32(load_floats(sums), factors, vcvtq_f32_s32(totals[t]));
+        if B::MINIMA {
+            let factors = vmulq_n_f32(vreinterpretq_f32_s32(minimum), input[t].scales[block]);
+            floats = vfmaq_f32(floats, factors, vdupq_n_f32(f32::from(input[t].sums[block])));
+        }
+        store_floats(sums, floats);
+    }
+}
+
+/// Sixteen numbers of each of four rows, times a token's sums of sixteen activations.
+#[inline]
+#[target_feature(enable = "neon")]
+fn sums_of_sixteen(numbers: &[Line], rows: usize, sums: &[[i16; 2]; 8]) -> int32x4_t {
+    let (mut low, mut high) = (vdupq_n_s32(0), vdupq_n_s32(0));
+    for (pair, sums) in numbers.iter().zip(sums) {
+        let pair = vreinterpretq_s16_s32(four_rows(pair, rows));
+        let sums = vreinterpretq_s16_s32(vdupq_n_s32(bytemuck::pod_read_unaligned(bytemuck::bytes_of(sums))));
+        low = vmlal_s16(low, vget_low_s16(pair), vget_low_s16(sums));
+        high = vmlal_high_s16(high, pair, sums);
+    }
+    vpaddq_s32(low, high)
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn load_floats(values: &[f32; 4]) -> float32x4_t {
+    // SAFETY: a load of the four floats that the reference covers.
+    unsafe { vld1q_f32(values.as_ptr()) }
+}
+
+#[inline]
+#[target_feature(enable = "neon")]
+fn store_floats(into: &mut [f32; 4], values: float32x4_t) {
+    // SAFETY: a store of the four floats that the reference covers.
+    unsafe { vst1q_f32(into.as_mut_ptr(), values) };
+}
+
+/// Lays out what was unpacked, without its offset, four columns a line, or two lines in rows of eight.
+#[inline]
+#[target_feature(enable = "neon")]
+fn lay_out<L: Lanes>(
+    unpacked: &[[u8; COLUMNS]; ROWS],
+    from_book: bool,
+    offset: u8,
+    columns: usize,
+    lines: &mut [Line; COLUMNS / 4],
+) {
+    for (at, lines) in lines.as_chunks_mut::<4>().0.iter_mut().enumerate().take(columns / 16) {
+        for (four, rows) in unpacked.as_chunks::<4>().0.iter().enumerate() {
+            let signed = rows.each_ref().map(|row| {
+                let mut numbers = load_unsigned(&row.as_chunks().0[at]);
+                if from_book {
+                    numbers = vqtbl1q_u8(load_unsigned(&BOOK), numbers);
+                }
+                vreinterpretq_s32_u8(vsubq_u8(numbers, vdupq_n_u8(offset)))
+            });
+            let columns = transposed(signed);
+            store_all(if L::ROWS_OF_EIGHT { rows_of_eight(columns) } else { columns }, lines, four);
+        }
+    }
+}
+
+/// Lays out what was unpacked, two numbers a line.
+#[inline]
+#[target_feature(enable = "neon")]
+fn lay_out_numbers(unpacked: &[[i8; 32]; ROWS], lines: &mut [Line; 16]) {
+    for (at, lines) in lines.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+        for (four, rows) in unpacked.as_chunks::<4>().0.iter().enumerate() {
+            let wide = rows.each_ref().map(|row| {
+                let numbers = load(&row.as_chunks().0[at / 2]);
+                let half = if at % 2 == 0 { vmovl_s8(vget_low_s8(numbers)) } else { vmovl_high_s8(numbers) };
+                vreinterpretq_s32_s16(half)
+            });
+            store_all(transposed(wide), lines, four);
+        }
+    }
+}
+
+/// Writes four rows of each line.
+#[inline]
+#[target_feature(enable = "neon")]
+fn store_all(values: [int32x4_t; 4], lines: &mut [Line; 4], rows: usize) {
+    for (line, value) in lines.iter_mut().zip(values) {
+        let rows = &mut line.0.as_chunks_mut::<4>().0[rows];
+        // SAFETY: a store of the 16 bytes that the reference covers.
+        unsafe { vst1q_s32(rows.as_mut_ptr().cast(), value) };
+    }
+}
+
+/// A matrix of four by four 32-bit numbers, turned about its diagonal.
+#[inline]
+#[target_feature(enable = "neon")]
+fn transposed(rows: [int32x4_t; 4]) -> [int32x4_t; 4] {
+    let [a, b, c, d] = rows;
+    let (even, odd) = ([vtrn1q_s32(a, b), vtrn1q_s32(c, d)], [vtrn2q_s32(a, b), vtrn2q_s32(c, d)]);
+    let [even, odd] = [even, odd].map(|pair| pair.map(|half| vreinterpretq_s64_s32(half)));
+    let columns = [
+        vtrn1q_s64(even[0], even[1]),
+        vtrn1q_s64(odd[0], odd[1]),
+        vtrn2q_s64(even[0], even[1]),
+        vtrn2q_s64(odd[0], odd[1]),
+    ];
+    columns.map(|column| vreinterpretq_s32_s64(column))
+}

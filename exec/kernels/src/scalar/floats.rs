@@ -1,0 +1,33 @@
+//! What is the dot product of F32, F16 or BF16 weights and plain activations?
+
+use half::f16;
+
+use crate::blocks::bf16;
+use crate::{fold, tree};
+
+/// F32 weights in little-endian bytes.
+#[inline(always)]
+pub(crate) fn dot_f32(row: &[u8], input: &[f32]) -> f32 {
+    dot(row.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)), input)
+}
+
+/// F16 weights in little-endian bytes, widened exactly.
+#[inline(always)]
+pub(crate) fn dot_f16(row: &[u8], input: &[f32]) -> f32 {
+    dot(row.as_chunks::<2>().0.iter().map(|bytes| f16::from_le_bytes(*bytes).to_f32()), input)
+}
+
+/// BF16 weights in little-endian bytes, widened exactly. Activations stay f32, where llama.cpp rounds them to BF16.
+#[inline(always)]
+pub(crate) fn dot_bf16(row: &[u8], input: &[f32]) -> f32 {
+    dot(row.as_chunks::<2>().0.iter().map(|bytes| bf16(*bytes)), input)
+}
+
+#[inline(always)]
+fn dot(weights: impl Iterator<Item = f32>, input: &[f32]) -> f32 {
+    let mut lanes = [0.0f32; 32];
+    for (index, (weight, &value)) in weights.zip(input).enumerate() {
+        lanes[index % 32] = weight.mul_add(value, lanes[index % 32]);
+    }
+    tree(fold(lanes))
+}

@@ -1,0 +1,74 @@
+//! What is the dot product of K-quants, in blocks of 256 weights, and rounded activations?
+//!
+//! An integer is a weight's number times its sub-block's scale; an offset (4 in `Q3_K`, 32 in `Q6_K`) is taken off the
+//! number first. Where there are minima, the second integer of a block is the sum over sub-blocks of their minima
+//! times the sums of their activations: `sum = fma(-(minimum * activation_scale), integer, sum)`.
+
+use super::total;
+use crate::activations::QuantisedRow;
+use crate::blocks::{BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K, blocks};
+
+/// Minima, sub-blocks of 16.
+pub(crate) fn dot_q2_k(row: &[u8], input: QuantisedRow<'_>) -> f32 {
+    let mut sum = 0.0f32;
+    for (at, block) in blocks::<BlockQ2K>(row).iter().enumerate() {
+        let (quants, sums) = of_block(input, at);
+        let products = total(quants, |j| i32::from(block.packed[j / 16] & 15) * i32::from(block.quant(j)));
+        let subtracted: i32 = (0..16).map(|j| i32::from(block.packed[j] >> 4) * i32::from(sums[j])).sum();
+        sum = (block.scale() * input.scales[at]).mul_add(products as f32, sum);
+        sum = (-(block.minimum() * input.scales[at])).mul_add(subtracted as f32, sum);
+    }
+    sum
+}
+
+/// Offset 4, sub-blocks of 16.
+pub(crate) fn dot_q3_k(row: &[u8], input: QuantisedRow<'_>) -> f32 {
+    let mut sum = 0.0f32;
+    for (at, block) in blocks::<BlockQ3K>(row).iter().enumerate() {
+        let scales = block.scales();
+        let weight = |j| i32::from(scales[j / 16]) * (i32::from(block.quant(j)) - 4);
+        let products = total(of_block(input, at).0, weight);
+        sum = (block.scale() * input.scales[at]).mul_add(products as f32, sum);
+    }
+    sum
+}
+
+/// Minima, sub-blocks of 32.
+macro_rules! minima_of_32 {
+    ($($name:ident: $block:ty;)+) => {$(
+        pub(crate) fn $name(row: &[u8], input: QuantisedRow<'_>) -> f32 {
+            let mut sum = 0.0f32;
+            for (at, block) in blocks::<$block>(row).iter().enumerate() {
+                let (quants, sums) = of_block(input, at);
+                let (scales, minima) = block.scales_and_minima();
+                let (scales, minima) = (scales.to_le_bytes(), minima.to_le_bytes());
+                let products = total(quants, |j| i32::from(scales[j / 32]) * i32::from(block.quant(j)));
+                let subtracted: i32 = (0..16).map(|j| i32::from(minima[j / 2]) * i32::from(sums[j])).sum();
+                sum = (block.scale() * input.scales[at]).mul_add(products as f32, sum);
+                sum = (-(block.minimum() * input.scales[at])).mul_add(subtracted as f32, sum);
+            }
+            sum
+        }
+    )+};
+}
+minima_of_32! {
+    dot_q4_k: BlockQ4K;
+    dot_q5_k: BlockQ5K;
+}
+
+/// Offset 32, sub-blocks of 16.
+pub(crate) fn dot_q6_k(row: &[u8], input: QuantisedRow<'_>) -> f32 {
+    let mut sum = 0.0f32;
+    for (at, block) in blocks::<BlockQ6K>(row).iter().enumerate() {
+        let weight = |j| i32::from(block.scales[j / 16]) * (i32::from(block.quant(j)) - 32);
+        let products = total(of_block(input, at).0, weight);
+        sum = (block.scale() * input.scales[at]).mul_add(products as f32, sum);
+    }
+    sum
+}
+
+/// The activations that a block meets, and their sums of 16.
+#[inline(always)]
+fn of_block(input: QuantisedRow<'_>, at: usize) -> (&[i8], &[i16]) {
+    (&input.quants[256 * at..][..256], &input.sums[16 * at..][..16])
+}

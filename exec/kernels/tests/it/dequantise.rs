@@ -1,0 +1,57 @@
+//! Do stored blocks mean what the reference package says they mean?
+//!
+//! `tests/data/*.blocks` and `*.f32` were written by `make_vectors.py` with the Python package `gguf`.
+
+use std::path::PathBuf;
+
+use hearth_kernels::{Supported, dequantise};
+
+fn data(file: String) -> Vec<u8> {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(file);
+    std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+#[test]
+fn dequantisation_equals_the_reference_bit_for_bit() {
+    for format in Supported::ALL {
+        let blocks = data(format!("{format}.blocks"));
+        let wanted: Vec<u32> = data(format!("{format}.f32"))
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .map(|bytes| u32::from_le_bytes(*bytes))
+            .collect();
+        let mut values = vec![0.0f32; wanted.len()];
+        dequantise(format, &blocks, &mut values).unwrap();
+        let found: Vec<u32> = values.iter().map(|value| value.to_bits()).collect();
+        assert!(!wanted.is_empty());
+        assert_eq!(found, wanted, "{format}");
+    }
+}
+
+#[test]
+fn a_row_of_the_wrong_length_is_refused() {
+    let error = dequantise(Supported::Q4K, &[0; 144], &mut [0.0; 512]).unwrap_err();
+    assert_eq!(error.to_string(), "a q4_k row of 512 weights cannot lie in 144 bytes");
+    dequantise(Supported::Q8_0, &[0; 34], &mut [0.0; 31]).unwrap_err();
+}
+
+#[test]
+fn the_book_of_iq1_s_is_that_of_the_reference() {
+    // Row r is sum of (weight + 1) 3^position in the file.
+    let wanted: Vec<u16> =
+        data("iq1_s.book".into()).as_chunks::<2>().0.iter().map(|bytes| u16::from_le_bytes(*bytes)).collect();
+    assert_eq!(wanted.len(), 2048);
+    for (row, &wanted) in wanted.iter().enumerate() {
+        // The scale 1, row number `row` first, and no other bits: scale 1, shift +1/8.
+        let mut block = [0u8; 50];
+        block[..2].copy_from_slice(&0x3c00u16.to_le_bytes());
+        block[2] = row as u8;
+        block[34] = (row >> 8) as u8;
+        let mut weights = [0.0f32; 256];
+        dequantise(Supported::Iq1S, &block, &mut weights).unwrap();
+        let digits = weights[..8].iter().rev();
+        let found = digits.fold(0, |number, weight| number * 3 + (weight - 0.125 + 1.0) as u16);
+        assert_eq!(found, wanted, "row {row}");
+    }
+}

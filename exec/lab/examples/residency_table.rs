@@ -1,0 +1,366 @@
+//! How fast do devices decode with less memory than weights, by residency, beside llama.cpp?
+//!
+//!     cargo build --release && cargo run --release -p hearth-lab --example residency_table -- \
+//!         --model out/1b.gguf --peer python3 --repeats 5
+//!
+//! All run with the same limits: memory for a share of the model's file (with `--devices 3`, of each device's
+//! weights) and 64 MiB for the process, and reads throttled. `--peer` is a Python that has llama-cpp-python;
+//! without one, hearth is measured alone. Repeats are interleaved, and every run's numbers go to standard
+//! error. A token's time is the median over the tokens after the first two, then over the repeats; bytes are
+//! means over the same tokens. Bytes that must be read are those of the weights that no policy could keep: what
+//! a token touches, less the limit, but for what of it the process holds unreclaimably; for a managed device
+//! and the stream buffer. Predictions are written before the runs. Needs Linux and root.
+
+#[cfg(target_os = "linux")]
+mod table {
+    use std::collections::BTreeMap;
+    use std::error::Error;
+    use std::fs::{self, File};
+    use std::io::BufReader;
+    use std::path::{Path, PathBuf};
+    use std::process::Command;
+    use std::time::Duration;
+
+    use hearth_core::schedule::Part;
+    use hearth_lab::{Copies, DeviceLimits, Limited};
+    use hearth_runtime::{Weights, clock::wall_nanos};
+    use hearth_profiles::measure::Samples;
+    use hearth_profiles::{Bytes, BytesPerSecond};
+    use hearth_schema::Trace;
+    use hearth_schema::trace::Counter;
+    use hearth_schema::trace::Kind;
+    use hearth_schema::trace::Reading;
+
+    type Failure = Box<dyn Error>;
+
+    /// Residencies by name, as a scenario has them.
+    const RESIDENCIES: [(&str, &str); 4] = [
+        ("os", "{policy: os, prefetch: false}"),
+        ("os, ahead", "{policy: os, prefetch: true}"),
+        ("windowed", "{policy: windowed, prefetch: true}"),
+        (MANAGED, "{policy: managed, stream_buffer: 8 MiB}"),
+    ];
+    const MANAGED: &str = "managed";
+    const BUFFER: u64 = 8 << 20;
+    const PEER: &str = "llama.cpp";
+    const PROCESS: u64 = 64 << 20;
+    const PROMPT: u32 = 16;
+    /// Tokens until the page cache has settled.
+    const SETTLING: usize = 2;
+
+    struct Options {
+        model: PathBuf,
+        peer: Option<PathBuf>,
+        hearth: PathBuf,
+        shares: Vec<f64>,
+        only: Vec<String>,
+        repeats: u32,
+        tokens: u32,
+        devices: u32,
+        disk: BytesPerSecond,
+    }
+
+    /// One run's numbers.
+    #[derive(Clone, Copy)]
+    struct Run {
+        seconds: f64,
+        bytes: f64,
+        /// Unreclaimable bytes, of all devices.
+        held: f64,
+        /// Bytes that must be read: of each device what it touches, less the memory it could use for that, and if
+        /// anything is missing and it is managed, its buffer.
+        must: f64,
+        /// Predicted seconds.
+        predicted: f64,
+    }
+
+    pub fn main() -> Result<(), Failure> {
+        let options = options()?;
+        let scratch = options.model.parent().map(Path::to_path_buf).unwrap_or_default();
+        let weights = Weights::open(&options.model)?;
+        let layers = weights.shape().layers.0;
+        let extents = [weights.layers_extents(0..layers), weights.head_extents()].concat();
+        let touched: u64 = extents.iter().map(|extent| extent.length).sum();
+        let file: u64 =
+            weights.parts().iter().filter_map(|part| fs::metadata(part).ok()).map(|it| it.len()).sum();
+        // The peer reads a copy of its own: whoever else reads the model would pay for its page cache.
+        let copies = options.peer.as_ref().map(|_| Copies::make(&scratch, weights.parts(), &[PEER.into()]));
+        let copies = copies.transpose()?;
+        println!(
+            "| memory | policy | s/token | of repeats | predicted | MB/token | must be | unreclaimable MiB | speed |"
+        );
+        println!("| --- | --- | --- | --- | --- | --- | --- | --- | --- |");
+        for &share in &options.shares {
+            let limit = (file as f64 * share) as u64 + PROCESS;
+            let mut rows: Vec<(&str, Vec<Run>)> = Vec::new();
+            for repeat in 0..options.repeats {
+                for name in names(&options) {
+                    let run = match (&copies, name) {
+                        (Some(copies), PEER) => peer(&options, copies.file(0), touched, limit),
+                        _ => hearth(&options, &weights, name, share, limit),
+                    };
+                    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+                    let load = load.split(' ').next().unwrap_or("-");
+                    match run {
+                        Ok(run) => {
+                            let Run { seconds, bytes, held, .. } = run;
+                            eprintln!(
+                                "{share} {name} {repeat}: {seconds:.3} s, {bytes:.0} bytes, {held:.0} held, load {load}"
+                            );
+                            match rows.iter_mut().find(|row| row.0 == name) {
+                                Some(row) => row.1.push(run),
+                                None => rows.push((name, vec![run])),
+                            }
+                        }
+                        Err(error) => eprintln!("{share} {name} {repeat}: not run: {error}"),
+                    }
+                }
+            }
+            print(share, &rows);
+        }
+        Ok(())
+    }
+
+    fn names(options: &Options) -> Vec<&'static str> {
+        let peer = options.peer.iter().map(|_| PEER);
+        let own = RESIDENCIES.iter().map(|(name, _)| *name);
+        let wanted = |name: &&str| options.only.is_empty() || options.only.iter().any(|only| only == name);
+        peer.chain(own).filter(wanted).collect()
+    }
+
+    fn median(numbers: impl Iterator<Item = f64>) -> f64 {
+        Samples::new(numbers.collect()).median()
+    }
+
+    fn print(share: f64, rows: &[(&str, Vec<Run>)]) {
+        let seconds = |runs: &[Run]| median(runs.iter().map(|run| run.seconds));
+        let peer = rows.iter().find(|(name, _)| *name == PEER).map(|(_, runs)| seconds(runs));
+        for (name, runs) in rows {
+            let (time, bytes) = (seconds(runs), median(runs.iter().map(|run| run.bytes)));
+            let least = runs.iter().map(|run| run.seconds).fold(f64::INFINITY, f64::min);
+            let most = runs.iter().map(|run| run.seconds).fold(0.0, f64::max);
+            let (held, predicted) =
+                (median(runs.iter().map(|run| run.held)), median(runs.iter().map(|run| run.predicted)));
+            let must = median(runs.iter().map(|run| run.must));
+            let ratio = if must > 0.0 { format!("{:.2}x", bytes / must) } else { "-".into() };
+            let predicted = if predicted.is_nan() { "-".into() } else { format!("{predicted:.3}") };
+            let speed = peer.map_or("-".into(), |peer| format!("{:.2}x", peer / time));
+            println!(
+                "| {:.0} % | {name} | {time:.3} | {least:.3} to {most:.3} | {predicted} | {:.0} | {:.0} ({ratio}) | \
+                 {:.1} | {speed} |",
+                share * 100.0,
+                bytes * 1e-6,
+                must * 1e-6,
+                held / f64::from(1 << 20),
+            );
+        }
+    }
+
+    /// The tokens that count: seconds and bytes of each.
+    fn settled(tokens: &[(f64, f64)]) -> Result<Run, Failure> {
+        let tokens = tokens.get(SETTLING..).filter(|tokens| !tokens.is_empty());
+        let tokens = tokens.ok_or("too few tokens: give more `--tokens`")?;
+        let bytes = tokens.iter().map(|token| token.1).sum::<f64>() / tokens.len() as f64;
+        let seconds = median(tokens.iter().map(|token| token.0));
+        Ok(Run { seconds, bytes, held: f64::NAN, must: f64::NAN, predicted: f64::NAN })
+    }
+
+    fn peer(options: &Options, model: &Path, touched: u64, limit: u64) -> Result<Run, Failure> {
+        let limits = DeviceLimits {
+            memory: Some(Bytes(limit)),
+            disk_read: Some(options.disk),
+            ..DeviceLimits::default()
+        };
+        let deadline = Duration::from_mins(20);
+        let limited = Limited { limits, files: vec![model.into()], hog: None, deadline };
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/peers/llama_cpp_decode.py");
+        let words = [
+            script.display().to_string(),
+            model.display().to_string(),
+            format!("--prompt={PROMPT}"),
+            format!("--tokens={}", options.tokens),
+        ];
+        let python = options.peer.as_deref().ok_or("no --peer")?;
+        let usage = limited.run(python, &words, true)?;
+        if !usage.status.is_some_and(|status| status.success()) || usage.oom_kills > 0 {
+            return Err(format!("it failed: {usage:?}").into());
+        }
+        let result: serde_json::Value = serde_json::from_str(&usage.output)?;
+        let tokens = result["tokens"].as_array().ok_or("no tokens")?;
+        let number = |token: &serde_json::Value, name: &str| token[name].as_f64().unwrap_or(f64::NAN);
+        let tokens = tokens.iter().map(|token| (number(token, "s"), number(token, "bytes")));
+        let run = settled(&tokens.collect::<Vec<_>>())?;
+        let held = usage.peak_unreclaimable as f64;
+        Ok(Run { held, must: (touched as f64 - limit as f64 + held).max(0.0), ..run })
+    }
+
+    fn hearth(
+        options: &Options,
+        weights: &Weights,
+        name: &str,
+        share: f64,
+        limit: u64,
+    ) -> Result<Run, Failure> {
+        let residency = RESIDENCIES.iter().find(|row| row.0 == name).map_or("{}", |row| row.1);
+        let folder = std::env::temp_dir().join(format!("hearth-residency-{}", std::process::id()));
+        // Several devices share the weights, and each has memory for its own.
+        let memory = match options.devices {
+            1 => format!("memory: {} KiB", limit / 1024),
+            _ => format!("memory_share: {} %", share * 100.0),
+        };
+        let windows = windows(options, weights.shape().layers.0);
+        let text = scenario(options, residency, &memory, &windows);
+        let run = in_folder(options, &text, &folder).map(|(run, devices)| {
+            let mut first = 0;
+            let must = windows.iter().zip(devices).map(|(&window, (limit, held))| {
+                let layers = Part::Layers(first..first + window);
+                let ends = if first == 0 { weights.part_bytes(&Part::Output) } else { 0 };
+                first += window;
+                let missing = (weights.part_bytes(&layers) + ends + held).saturating_sub(limit);
+                missing + if missing > 0 && name == MANAGED { BUFFER } else { 0 }
+            });
+            Run { must: must.sum::<u64>() as f64, ..run }
+        });
+        let _ = fs::remove_dir_all(&folder);
+        run
+    }
+
+    /// Layers for each device. The head has the output matrix as well, so what cannot be divided goes to the last.
+    fn windows(options: &Options, layers: u32) -> Vec<u32> {
+        let count = options.devices;
+        (0..count).map(|place| layers / count + u32::from(place >= count - layers % count)).collect()
+    }
+
+    fn scenario(options: &Options, residency: &str, memory: &str, windows: &[u32]) -> String {
+        let (count, rate) = (options.devices, options.disk.0 * 1e-6);
+        let windows: Vec<String> = windows.iter().map(u32::to_string).collect();
+        let device = |place: u32| {
+            format!(
+                "- {{name: d{place}, profile: measured, limits: {{{memory}, disk_read: {rate} MB/s, threads: 2}}}}\n"
+            )
+        };
+        format!(
+            "# How fast are devices with less memory than weights?\nschema: scenario/1\nname: residency\n\
+             seed: 1\nmodel: {{file: model.gguf}}\ncontext: 256\n\
+             workload: {{prompt: {PROMPT}, generate: {}}}\ndevices:\n{}links:\n  default:\n    \
+             latency: {{value: 50 us, source: unused}}\n    bandwidth: {{value: 2 GB/s, source: unused}}\n\
+             planner: {{strategy: manual, windows: [{}]}}\nresidency: {residency}\n",
+            options.tokens + 1,
+            (0..count).map(device).collect::<String>(),
+            windows.join(", ")
+        )
+    }
+
+    /// A run, and of each device its limit and what it held unreclaimably.
+    fn in_folder(options: &Options, text: &str, folder: &Path) -> Result<(Run, Vec<(u64, u64)>), Failure> {
+        fs::create_dir_all(folder)?;
+        let scenario = folder.join("scenario.yaml");
+        fs::write(&scenario, text)?;
+        let started = wall_nanos();
+        let output = Command::new(&options.hearth)
+            .arg("lab")
+            .arg(&scenario)
+            .arg("--model")
+            .arg(&options.model)
+            .arg("--report")
+            .arg(folder)
+            .arg("--json")
+            .output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        if !output.status.success() {
+            let first: Vec<&str> = said.lines().filter(|line| !line.trim().is_empty()).take(2).collect();
+            return Err(first.join(" ").into());
+        }
+        for warning in said.lines().filter(|line| line.starts_with("warning")) {
+            eprintln!("{warning}");
+        }
+        eprintln!("lab: {:.0} s", (wall_nanos() - started) as f64 * 1e-9);
+        let read = |name: &str| {
+            Trace::read(&mut BufReader::new(File::open(folder.join(name))?)).map_err(Failure::from)
+        };
+        let (predicted, measured) = (read("predicted.trace")?, read("measured.trace")?);
+        let devices: Vec<(u64, u64)> = (0u16..)
+            .zip(&measured.header.devices)
+            .map(|(place, device)| {
+                let own = |it: &&Reading| it.counter == Counter::Unreclaimable && it.device == place;
+                let held = measured.readings.iter().filter(own).map(|reading| reading.value).max();
+                (device.memory_total, held.unwrap_or(0))
+            })
+            .collect();
+        let held = devices.iter().map(|(_, held)| held).sum::<u64>() as f64;
+        let predicted = settled(&tokens(&predicted))?.seconds;
+        Ok((Run { held, predicted, ..settled(&tokens(&measured))? }, devices))
+    }
+
+    /// Seconds and bytes of each token after the first.
+    fn tokens(trace: &Trace) -> Vec<(f64, f64)> {
+        let outputs = trace.records.iter().filter(|record| record.kind == Kind::Output);
+        let ends: Vec<u64> = outputs.map(|record| record.end).collect();
+        // Of each device the last count of a pass: it may be visited several times.
+        let mut read: BTreeMap<u32, BTreeMap<u16, u64>> = BTreeMap::new();
+        for reading in trace.readings.iter().filter(|reading| reading.counter == Counter::BytesRead) {
+            read.entry(reading.pass).or_default().insert(reading.device, reading.value);
+        }
+        let read: Vec<u64> = read.into_values().map(|devices| devices.into_values().sum()).collect();
+        let steps = |values: &[u64]| {
+            let steps = values.windows(2).map(|pair| pair[1].saturating_sub(pair[0]) as f64);
+            steps.collect::<Vec<_>>()
+        };
+        steps(&ends).into_iter().map(|nanos| nanos * 1e-9).zip(steps(&read)).collect()
+    }
+
+    fn options() -> Result<Options, Failure> {
+        let own = std::env::current_exe()?;
+        let beside = own.parent().and_then(Path::parent).ok_or("no folder")?.join("hearth");
+        let mut options = Options {
+            model: "out/1b.gguf".into(),
+            peer: None,
+            hearth: beside,
+            shares: vec![0.9, 0.75, 0.5, 0.35],
+            only: Vec::new(),
+            repeats: 5,
+            tokens: 12,
+            devices: 1,
+            disk: BytesPerSecond(200e6),
+        };
+        let mut words = std::env::args().skip(1);
+        while let Some(name) = words.next() {
+            let value = words.next().ok_or_else(|| format!("`{name}` needs a value"))?;
+            match name.as_str() {
+                "--model" => options.model = value.into(),
+                "--peer" => options.peer = Some(value.into()),
+                "--hearth" => options.hearth = value.into(),
+                "--shares" => {
+                    let shares: Result<Vec<f64>, _> = value.split(',').map(str::parse).collect();
+                    options.shares = shares?.into_iter().map(|percent| percent / 100.0).collect();
+                }
+                "--only" => options.only = value.split(';').map(|name| name.trim().into()).collect(),
+                "--repeats" => options.repeats = value.parse()?,
+                "--devices" => options.devices = value.parse::<u32>()?.clamp(1, 16),
+                "--tokens" => options.tokens = value.parse()?,
+                "--disk-mbps" => options.disk = BytesPerSecond(value.parse::<f64>()? * 1e6),
+                _ => return Err(format!("`{name}` is not an option; see the top of this example").into()),
+            }
+        }
+        if !options.hearth.exists() {
+            return Err(format!("{} is missing: `cargo build --release`", options.hearth.display()).into());
+        }
+        Ok(options)
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn main() -> std::process::ExitCode {
+    match table::main() {
+        Ok(()) => 0.into(),
+        Err(error) => {
+            eprintln!("error: {error}");
+            1.into()
+        }
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn main() {
+    eprintln!("limits need Linux control groups");
+}

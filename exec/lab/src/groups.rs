@@ -1,0 +1,413 @@
+//! How is a process kept to a device's memory, disk and processor?
+//!
+//! Linux control groups: version 2 has one tree with `memory.max`, `memory.swap.max`, `io.max` and `cpu.max`;
+//! version 1 has a tree for each controller with `memory.limit_in_bytes`, `blkio.throttle.read_bps_device` and
+//! `cpu.cfs_quota_us`. Only a device with a limit on its processor is in a group of that controller, since such a
+//! group also changes how its threads stand against those of other programs. A group is named after the lab's
+//! process, so that the groups of a lab that is gone can be told and removed.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use hearth_profiles::device::quota;
+use hearth_profiles::measure::control_group::Version;
+use hearth_profiles::{Bytes, BytesPerSecond};
+
+use super::{LabError, PREFIX};
+use hearth_runtime::memory::GroupMemory;
+
+/// What a device may use.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct DeviceLimits {
+    /// Memory, page cache included.
+    pub memory: Option<Bytes>,
+    /// Reads from the disk that holds its model.
+    pub disk_read: Option<BytesPerSecond>,
+    /// Processor time of all its threads together, in processors.
+    pub cpu: Option<f64>,
+}
+
+/// The machine's control groups.
+#[derive(Debug, Clone)]
+pub enum Groups {
+    /// Version 1: a folder for each controller.
+    V1 {
+        /// Where the memory controller is mounted.
+        memory: PathBuf,
+        /// Where the block controller is mounted.
+        blkio: PathBuf,
+        /// Where the processor controller is mounted, if it is.
+        cpu: Option<PathBuf>,
+    },
+    /// Version 2: one folder.
+    V2 {
+        /// Where it is mounted.
+        root: PathBuf,
+    },
+}
+
+/// A device's control groups. They are removed when this is dropped.
+#[derive(Debug)]
+pub struct Group {
+    memory: PathBuf,
+    disk: PathBuf,
+    cpu: Option<PathBuf>,
+    version: Version,
+    device: String,
+}
+
+impl Groups {
+    /// The control groups mounted under a folder, usually `/sys/fs/cgroup`.
+    pub fn find(root: &Path) -> Result<Groups, LabError> {
+        if root.join("cgroup.controllers").exists() {
+            return Ok(Groups::V2 { root: root.into() });
+        }
+        let (memory, blkio) = (root.join("memory"), root.join("blkio"));
+        for (what, folder) in [("memory", &memory), ("disk reads", &blkio)] {
+            if !folder.join("cgroup.procs").exists() {
+                let why = format!("{} is not a mounted controller", folder.display());
+                return Err(LabError::NoGroups { what, why });
+            }
+        }
+        let cpu = Some(root.join("cpu")).filter(|cpu| cpu.join("cgroup.procs").exists());
+        Ok(Groups::V1 { memory, blkio, cpu })
+    }
+
+    /// Removes the groups of labs whose process is gone.
+    pub fn sweep(&self) {
+        self.remove(super::is_gone);
+    }
+
+    /// Whether a lab of another process is set up.
+    pub fn others(&self) -> bool {
+        let other = |name: &std::ffi::OsStr| {
+            super::owner(name).is_some_and(|owner| owner != std::process::id() && !super::is_gone(owner))
+        };
+        let (Groups::V1 { memory: folder, .. } | Groups::V2 { root: folder }) = self;
+        fs::read_dir(folder).into_iter().flatten().flatten().any(|entry| other(&entry.file_name()))
+    }
+
+    /// Removes this process's groups and ends their members, for an end that runs no destructors.
+    pub fn remove_own(&self) {
+        self.remove(|owner| owner == std::process::id());
+    }
+
+    fn remove(&self, which: impl Fn(u32) -> bool) {
+        let folders = match self {
+            Groups::V1 { memory, blkio, cpu } => [memory, blkio].into_iter().chain(cpu).collect(),
+            Groups::V2 { root } => vec![root],
+        };
+        for entry in folders.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten() {
+            if super::owner(&entry.file_name()).is_some_and(&which) {
+                kill_members(&entry.path());
+                remove_group(&entry.path());
+            }
+        }
+    }
+
+    /// Makes the group of the device at a place, with limits for reads of the disk that holds `file`.
+    pub fn create(&self, place: usize, file: &Path, limits: DeviceLimits) -> Result<Group, LabError> {
+        let name = format!("{PREFIX}{}-{place}", std::process::id());
+        let device = disk_of(file).map_err(|error| LabError::NoGroups {
+            what: "disk reads",
+            why: format!("{}: {error}", file.display()),
+        })?;
+        let group = match self {
+            Groups::V1 { memory, blkio, cpu } => {
+                let (memory, disk) = (memory.join(&name), blkio.join(&name));
+                let missing = || LabError::NoGroups {
+                    what: "processor time",
+                    why: "the controller `cpu` is not mounted".into(),
+                };
+                let cpu = limits.cpu.map(|_| cpu.as_ref().ok_or_else(missing)).transpose()?;
+                Group { memory, disk, cpu: cpu.map(|cpu| cpu.join(&name)), version: Version::One, device }
+            }
+            Groups::V2 { root } => {
+                // A controller must be switched on above before a group below can limit by it. Where it
+                // already is, or the system refuses, writing the limit will tell.
+                let own = root.join(&name);
+                let control = root.join("cgroup.subtree_control");
+                for controller in ["+memory", "+io"].into_iter().chain(limits.cpu.map(|_| "+cpu")) {
+                    let _ = fs::write(&control, controller);
+                }
+                let cpu = limits.cpu.map(|_| own.clone());
+                Group { memory: own.clone(), disk: own, cpu, version: Version::Two, device }
+            }
+        };
+        for folder in group.folders() {
+            // One of a process that is gone and had this process's number has members and limits of its own.
+            kill_members(folder);
+            remove_group(folder);
+            fs::create_dir(folder).map_err(|error| LabError::NoGroups {
+                what: "memory",
+                why: format!("cannot make {}: {error}", folder.display()),
+            })?;
+        }
+        group.limit(limits)?;
+        Ok(group)
+    }
+}
+
+impl Group {
+    /// Sets the limits.
+    pub fn limit(&self, limits: DeviceLimits) -> Result<(), LabError> {
+        if let Some(memory) = limits.memory {
+            let memory = memory.0.to_string();
+            // A device without swap: what does not fit must be read again, not swapped. Where the kernel does not
+            // count swap there is no such file.
+            if self.version == Version::One {
+                let with_swap = self.memory.join("memory.memsw.limit_in_bytes");
+                let counts = with_swap.exists();
+                if counts {
+                    // It may not be below the other, which may grow.
+                    set(&with_swap, "-1")?;
+                }
+                set(&self.memory.join("memory.limit_in_bytes"), &memory)?;
+                if counts {
+                    set(&with_swap, &memory)?;
+                }
+            } else {
+                set(&self.memory.join("memory.max"), &memory)?;
+                let _ = fs::write(self.memory.join("memory.swap.max"), "0");
+            }
+        }
+        if let Some(rate) = limits.disk_read {
+            let rate = rate.0.round() as u64;
+            let (name, value) = if self.version == Version::One {
+                ("blkio.throttle.read_bps_device", format!("{} {rate}", self.device))
+            } else {
+                ("io.max", format!("{} rbps={rate}", self.device))
+            };
+            set(&self.disk.join(name), &value)?;
+        }
+        limits.cpu.map_or(Ok(()), |cpu| self.limit_processor(Some(cpu)))
+    }
+
+    /// Sets the quota of processor time, or lifts it, of a group that was made with one.
+    pub fn limit_processor(&self, processors: Option<f64>) -> Result<(), LabError> {
+        let Some(folder) = &self.cpu else { return Ok(()) };
+        let period = (quota::PERIOD.0 * 1e6).round() as u64;
+        let quota = processors.map(|processors| (processors * period as f64).round() as u64);
+        if self.version == Version::Two {
+            let quota = quota.map_or("max".to_string(), |quota| quota.to_string());
+            return set(&folder.join("cpu.max"), &format!("{quota} {period}"));
+        }
+        // The shorter period first: the quota that is there may be too small a part of a longer one.
+        set(&folder.join("cpu.cfs_period_us"), &period.to_string())?;
+        set(&folder.join("cpu.cfs_quota_us"), &quota.map_or("-1".to_string(), |quota| quota.to_string()))
+    }
+
+    /// Gives back the page cache that is charged to it, of a group without members. Whoever touches a page first is
+    /// charged for it as long as it stays, and what one program has left there is not the next one's to give up.
+    pub fn empty(&self) {
+        let used = || self.memory().usage().unwrap_or(0).to_string();
+        // What cannot be given back, because others use it, is refused and stays.
+        let _ = if self.version == Version::One {
+            fs::write(self.memory.join("memory.force_empty"), "0")
+        } else {
+            fs::write(self.memory.join("memory.reclaim"), used())
+        };
+    }
+
+    fn folders(&self) -> Vec<&PathBuf> {
+        let mut folders: Vec<&PathBuf> =
+            [&self.memory, &self.disk].into_iter().chain(self.cpu.as_ref()).collect();
+        folders.dedup();
+        folders
+    }
+
+    /// The files into which a process writes its number to join.
+    pub fn entries(&self) -> Vec<PathBuf> {
+        self.folders().into_iter().map(|folder| folder.join("cgroup.procs")).collect()
+    }
+
+    /// Bytes read from the disk by its members, by the throttle's own count.
+    pub fn bytes_read(&self) -> Option<u64> {
+        self.throttle().bytes()
+    }
+
+    /// What counts the bytes that its members read from the disk.
+    pub fn throttle(&self) -> Throttle {
+        let name = match self.version {
+            Version::One => "blkio.throttle.io_service_bytes",
+            Version::Two => "io.stat",
+        };
+        Throttle { file: self.disk.join(name), version: self.version, device: self.device.clone() }
+    }
+
+    /// What it says of its memory.
+    pub fn memory(&self) -> GroupMemory {
+        GroupMemory::new(self.version, &self.memory)
+    }
+}
+
+/// The counter of a group's throttle. Without a throttle version 1 counts nothing.
+#[derive(Debug, Clone)]
+pub struct Throttle {
+    file: PathBuf,
+    version: Version,
+    device: String,
+}
+
+impl Throttle {
+    /// Bytes read so far.
+    pub fn bytes(&self) -> Option<u64> {
+        let text = fs::read_to_string(&self.file).ok()?;
+        let mut lines = text.lines().filter(|line| line.starts_with(&format!("{} ", self.device)));
+        if self.version == Version::One {
+            let read = lines.find_map(|line| line.split_once(" Read "));
+            return Some(read.and_then(|(_, bytes)| bytes.trim().parse().ok()).unwrap_or(0));
+        }
+        let mut fields = lines.flat_map(str::split_ascii_whitespace);
+        Some(fields.find_map(|field| field.strip_prefix("rbytes=")?.parse().ok()).unwrap_or(0))
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        kill_members(&self.memory);
+        for folder in self.folders() {
+            remove_group(folder);
+        }
+    }
+}
+
+/// Members that were killed leave in a moment; until then the group is busy.
+fn remove_group(folder: &Path) {
+    for _ in 0..50 {
+        match fs::remove_dir(folder) {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                std::thread::sleep(std::time::Duration::from_millis(20));
+            }
+            _ => return,
+        }
+    }
+}
+
+fn kill_members(group: &Path) {
+    let members = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
+    for pid in members.lines().filter_map(|line| line.parse::<i32>().ok()).filter(|&pid| pid > 1) {
+        // SAFETY: kill takes two numbers and touches no memory of this process.
+        unsafe { libc::kill(pid, libc::SIGKILL) };
+    }
+}
+
+fn set(path: &Path, value: &str) -> Result<(), LabError> {
+    fs::write(path, value).map_err(|error| LabError::Limit {
+        path: path.display().to_string(),
+        value: value.into(),
+        why: error.to_string(),
+    })
+}
+
+/// The whole disk under a file, as `major:minor`: throttles act on disks, not on partitions.
+fn disk_of(file: &Path) -> io::Result<String> {
+    let device = fs::metadata(file)?.dev();
+    let (major, minor) = (libc::major(device), libc::minor(device));
+    let node = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+    if node.join("partition").exists() {
+        let parent = fs::canonicalize(&node)?;
+        if let Some(whole) = parent.parent() {
+            return Ok(fs::read_to_string(whole.join("dev"))?.trim().to_string());
+        }
+    }
+    Ok(format!("{major}:{minor}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn touch(path: &Path) {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, "").unwrap();
+    }
+
+    #[test]
+    fn version_two_limits_are_written_where_the_kernel_reads_them() {
+        // The machines at hand may have version 1 only; a folder stands for the mounted tree.
+        let tree = tempfile::tempdir().unwrap();
+        touch(&tree.path().join("cgroup.controllers"));
+        let groups = Groups::find(tree.path()).unwrap();
+        let limits = DeviceLimits {
+            memory: Some(Bytes::mib(100)),
+            disk_read: Some(BytesPerSecond(200e6)),
+            ..DeviceLimits::default()
+        };
+        let group = groups.create(1, tree.path(), limits).unwrap();
+        let read = |name: &str| fs::read_to_string(group.memory.join(name)).unwrap();
+        assert_eq!(read("memory.max"), "104857600");
+        assert_eq!(read("memory.swap.max"), "0");
+        assert!(read("io.max").ends_with(" rbps=200000000"));
+        // A file keeps the last that was written to it.
+        assert_eq!(fs::read_to_string(tree.path().join("cgroup.subtree_control")).unwrap(), "+io");
+        let device = &group.device;
+        let stat = format!("9:9 rbytes=7 wbytes=0\n{device} rbytes=4096 wbytes=1 rios=1\n");
+        fs::write(group.memory.join("io.stat"), stat).unwrap();
+        assert_eq!(group.bytes_read(), Some(4096));
+        fs::write(group.memory.join("memory.current"), "1000\n").unwrap();
+        fs::write(group.memory.join("memory.stat"), "anon 5\nfile 9\ninactive_file 600\nactive_file 100\n")
+            .unwrap();
+        assert_eq!(group.memory().unreclaimable(), Some(300));
+    }
+
+    #[test]
+    fn version_one_limits_are_written_where_the_kernel_reads_them() {
+        let tree = tempfile::tempdir().unwrap();
+        touch(&tree.path().join("memory/cgroup.procs"));
+        assert!(Groups::find(tree.path()).unwrap_err().to_string().contains("disk reads"));
+        touch(&tree.path().join("blkio/cgroup.procs"));
+        let groups = Groups::find(tree.path()).unwrap();
+        let limits = DeviceLimits {
+            memory: Some(Bytes::mib(1)),
+            disk_read: Some(BytesPerSecond(1e6)),
+            ..DeviceLimits::default()
+        };
+        let group = groups.create(1, tree.path(), limits).unwrap();
+        touch(&group.memory.join("memory.memsw.limit_in_bytes"));
+        group.limit(limits).unwrap();
+        let with_swap = fs::read_to_string(group.memory.join("memory.memsw.limit_in_bytes")).unwrap();
+        assert_eq!(with_swap, "1048576");
+        assert!(!groups.others(), "this process's own");
+        touch(&tree.path().join("memory/hearth-lab-1-0/cgroup.procs"));
+        assert!(groups.others(), "the first process of a system lives");
+        assert_eq!(fs::read_to_string(group.memory.join("memory.limit_in_bytes")).unwrap(), "1048576");
+        let throttle = fs::read_to_string(group.disk.join("blkio.throttle.read_bps_device")).unwrap();
+        assert!(throttle.ends_with(" 1000000"));
+        assert_eq!(group.entries().len(), 2);
+    }
+
+    #[test]
+    fn a_quota_is_written_for_either_version_and_lifted() {
+        let tree = tempfile::tempdir().unwrap();
+        touch(&tree.path().join("cgroup.controllers"));
+        let half = DeviceLimits { cpu: Some(0.5), ..DeviceLimits::default() };
+        let second = Groups::find(tree.path()).unwrap();
+        let group = second.create(1, tree.path(), half).unwrap();
+        let max = || fs::read_to_string(group.memory.join("cpu.max")).unwrap();
+        assert_eq!(max(), "5000 10000");
+        assert_eq!(fs::read_to_string(tree.path().join("cgroup.subtree_control")).unwrap(), "+cpu");
+        group.limit_processor(None).unwrap();
+        assert_eq!(max(), "max 10000");
+        let free = second.create(2, tree.path(), DeviceLimits::default()).unwrap();
+        assert!(free.limit_processor(Some(1.0)).is_ok() && !free.memory.join("cpu.max").exists());
+
+        let tree = tempfile::tempdir().unwrap();
+        for name in ["memory", "blkio"] {
+            touch(&tree.path().join(name).join("cgroup.procs"));
+        }
+        let first = || Groups::find(tree.path()).unwrap();
+        let refused = first().create(1, tree.path(), half).unwrap_err().to_string();
+        assert!(refused.contains("processor time"), "{refused}");
+        touch(&tree.path().join("cpu/cgroup.procs"));
+        let group = first().create(1, tree.path(), half).unwrap();
+        let folder = group.cpu.clone().unwrap();
+        let quota = || fs::read_to_string(folder.join("cpu.cfs_quota_us")).unwrap();
+        assert_eq!(fs::read_to_string(folder.join("cpu.cfs_period_us")).unwrap(), "10000");
+        assert_eq!((quota().as_str(), group.entries().len()), ("5000", 3));
+        group.limit_processor(None).unwrap();
+        assert_eq!(quota(), "-1");
+    }
+}

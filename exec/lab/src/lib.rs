@@ -1,0 +1,88 @@
+//! How does one machine become several devices?
+//!
+//! Each device of a scenario is a process of its own inside control groups that bound its memory and its
+//! disk reads ([`groups`]), with its own copy of the model, because page cache is charged to whoever
+//! touches a page first. Everything is undone at the end, and what a crashed lab left behind is removed
+//! by the next.
+//!
+//! Not here: plan, prediction and comparison, which are the command line's.
+
+#![cfg(target_os = "linux")]
+
+pub mod copies;
+pub mod groups;
+pub mod limited;
+pub mod meter;
+pub mod process;
+
+pub use copies::Copies;
+pub use groups::{DeviceLimits, Group, Groups, Throttle};
+pub use limited::{Busy, Hog, Limited, Usage};
+pub use meter::{Meter, Metered, Watched};
+pub use process::{Child, Seat, Stopper, processors};
+
+/// First part of the name of everything a lab makes; its process's number follows.
+const PREFIX: &str = "hearth-lab-";
+
+/// The process that made something of this name.
+fn owner(name: &std::ffi::OsStr) -> Option<u32> {
+    name.to_str()?.strip_prefix(PREFIX)?.split('-').next()?.parse().ok()
+}
+
+/// Whether a process is gone.
+fn is_gone(process: u32) -> bool {
+    !std::path::Path::new(&format!("/proc/{process}")).exists()
+}
+
+/// Why a lab cannot be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum LabError {
+    /// No control groups that can be written.
+    #[error(
+        "cannot limit {what}: {why}; run as root on Linux with control groups, or leave the device's `limits` out"
+    )]
+    NoGroups {
+        /// Memory, disk or processor.
+        what: &'static str,
+        /// What is missing.
+        why: String,
+    },
+    /// A control group file refuses a value.
+    #[error("cannot write `{value}` to {path}: {why}; another control group above may allow less")]
+    Limit {
+        /// The file.
+        path: String,
+        /// What was written.
+        value: String,
+        /// What the system said.
+        why: String,
+    },
+    /// The model cannot be copied.
+    #[error(
+        "cannot copy the model to {path}: {why}; each device needs its own copy: free some space or give another --scratch folder"
+    )]
+    Copy {
+        /// The copy.
+        path: String,
+        /// What the system said.
+        why: String,
+    },
+    /// A file cannot be dropped from memory.
+    #[error("cannot drop {path} from memory: {why}; give a file that exists and can be read")]
+    Cache {
+        /// The file.
+        path: String,
+        /// What the system said.
+        why: String,
+    },
+    /// A device's process does not start, or ends.
+    #[error("device `{name}` {what}: {why}")]
+    Process {
+        /// The device.
+        name: String,
+        /// What it did.
+        what: &'static str,
+        /// What it printed last.
+        why: String,
+    },
+}

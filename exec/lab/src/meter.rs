@@ -1,0 +1,280 @@
+//! What does each device read for a token, by the counter of its own throttle?
+//!
+//! The executor counts what its process reads; the kernel's throttle counts what passes it. The two are
+//! independent, so that one can be checked by the other. A thread reads the throttles often. Each token is
+//! marked when it is out, which ties this process's clock to the trace's; the throttle's count is then looked
+//! up at the moments of the trace's own readings, so that both speak of the same stretch of time. (A device
+//! that reads ahead goes on reading after it has sent its activations.)
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use hearth_schema::Trace;
+use hearth_schema::trace::Counter;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Reading;
+use serde::{Deserialize, Serialize};
+
+use super::{Group, Throttle};
+use hearth_runtime::clock::wall_nanos;
+use hearth_runtime::memory::GroupMemory;
+
+/// Counts that differ by more than this share are worth a warning.
+pub const TOLERANCE: f64 = 0.05;
+/// Below this many bytes for a token, pages of the program itself are a large share.
+const WORTH_COMPARING: f64 = (1 << 20) as f64;
+/// Between two readings of the throttles. Looking takes the devices' processors some microseconds.
+const STEP: Duration = Duration::from_millis(10);
+/// Between two looks at the devices' memory, at least, in nanoseconds: as rarely as tells a peak that lasts.
+const BETWEEN_LOOKS: u64 = 100_000_000;
+
+/// A device to look at.
+#[derive(Debug)]
+pub struct Watched<'g> {
+    /// Its name.
+    pub name: String,
+    /// Its group, if it has one.
+    pub group: Option<&'g Group>,
+    /// Whether its group has a throttle: without one nothing is counted.
+    pub throttled: bool,
+    /// Bytes of its copy of the model that are in memory before the run.
+    pub resident_before: u64,
+}
+
+/// The count of every device's throttle at a moment.
+type Sample = (u64, Vec<u64>);
+
+/// Looks at the counters of all devices of a lab, in ring order, until it is finished or dropped.
+#[derive(Debug)]
+pub struct Meter<'g> {
+    devices: Vec<Watched<'g>>,
+    /// Refaults and kills before the run.
+    before: Vec<(u64, u64)>,
+    peaks: Vec<u64>,
+    next_look: u64,
+    marks: Vec<u64>,
+    sampler: Sampler,
+}
+
+/// What was seen of one device.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Metered {
+    /// Its name.
+    pub name: String,
+    /// The limit of its memory, as the system has it.
+    pub memory_limit: Option<u64>,
+    /// Bytes of its copy of the model that were in memory before the run.
+    pub resident_before: u64,
+    /// Bytes read for each token after the first by the throttle's counter; absent without a throttle.
+    pub throttle_bytes_per_token: Option<f64>,
+    /// The same by the trace.
+    pub trace_bytes_per_token: f64,
+    /// The most memory that could not be taken back, of those seen when a token was out.
+    pub peak_unreclaimable: Option<u64>,
+    /// Bytes of files that had to be read again during the run.
+    pub refaults: Option<u64>,
+    /// Processes killed because memory ran out.
+    pub oom_kills: Option<u64>,
+}
+
+impl<'g> Meter<'g> {
+    /// Looks from now on.
+    pub fn start(devices: Vec<Watched<'g>>) -> Self {
+        let count = |device: &Watched| {
+            let memory = device.group.map(Group::memory);
+            let read =
+                |number: fn(&GroupMemory) -> Option<u64>| memory.as_ref().and_then(number).unwrap_or(0);
+            (read(GroupMemory::refaults), read(GroupMemory::oom_kills))
+        };
+        let before = devices.iter().map(count).collect();
+        let throttle = |device: &Watched| device.group.filter(|_| device.throttled).map(Group::throttle);
+        let sampler = Sampler::start(devices.iter().map(throttle).collect());
+        let peaks = vec![0; devices.len()];
+        Self { devices, before, peaks, next_look: 0, marks: Vec::new(), sampler }
+    }
+
+    /// A token is out.
+    pub fn token(&mut self) {
+        let now = wall_nanos();
+        self.marks.push(now);
+        if now < self.next_look {
+            return;
+        }
+        self.next_look = now + BETWEEN_LOOKS;
+        for (device, peak) in self.devices.iter().zip(&mut self.peaks) {
+            let now = device.group.and_then(|group| group.memory().unreclaimable());
+            *peak = (*peak).max(now.unwrap_or(0));
+        }
+    }
+
+    /// What was seen, beside the trace of the same run.
+    pub fn finish(self, trace: &Trace) -> Vec<Metered> {
+        let offset = clock_offset(trace, &self.marks);
+        let samples = self.sampler.finish();
+        let mut seen = Vec::new();
+        for (place, device) in self.devices.iter().enumerate() {
+            let memory = device.group.map(Group::memory);
+            let since = |number: fn(&GroupMemory) -> Option<u64>, before: u64| {
+                Some(number(memory.as_ref()?)?.saturating_sub(before))
+            };
+            let stretch = stretch(trace, place as u16);
+            let throttle = stretch.zip(offset).map(|((from, to, tokens), offset)| {
+                let at =
+                    |reading: &Reading| counted(&samples, place, reading.at.saturating_add_signed(offset));
+                (at(to) - at(from)) / f64::from(tokens)
+            });
+            let trace = stretch.map_or(0.0, |(from, to, tokens)| {
+                to.value.saturating_sub(from.value) as f64 / f64::from(tokens)
+            });
+            seen.push(Metered {
+                name: device.name.clone(),
+                memory_limit: memory.as_ref().and_then(GroupMemory::limit),
+                resident_before: device.resident_before,
+                throttle_bytes_per_token: throttle.filter(|_| device.throttled && memory.is_some()),
+                trace_bytes_per_token: trace,
+                peak_unreclaimable: memory.as_ref().map(|_| self.peaks[place]),
+                refaults: since(GroupMemory::refaults, self.before[place].0),
+                oom_kills: since(GroupMemory::oom_kills, self.before[place].1),
+            });
+        }
+        seen
+    }
+}
+
+impl Metered {
+    /// By what share the trace differs from the throttle, where that is more than can be expected.
+    pub fn difference(&self) -> Option<f64> {
+        let (throttle, trace) = (self.throttle_bytes_per_token?, self.trace_bytes_per_token);
+        let apart = (trace - throttle).abs();
+        let differs = apart > TOLERANCE * throttle.max(trace) && apart > WORTH_COMPARING;
+        differs.then(|| trace / throttle.max(1.0) - 1.0)
+    }
+}
+
+/// What to add to the trace's times to get this process's. A token is marked a moment after it is out, so that
+/// the least difference is the best.
+fn clock_offset(trace: &Trace, marks: &[u64]) -> Option<i64> {
+    let outputs = trace.records.iter().filter(|record| record.device == 0 && record.kind == Kind::Output);
+    let mut ends: Vec<u64> = outputs.map(|record| record.end).collect();
+    ends.sort_unstable();
+    // Where one output brings several tokens, only the first mark is known to be that of the first.
+    let pairs = if ends.len() == marks.len() { ends.len() } else { 1 };
+    ends.truncate(pairs);
+    ends.iter().zip(marks).map(|(&end, &mark)| (mark as i64).wrapping_sub(end as i64)).min()
+}
+
+/// A device's readings after the prompt and after the last token, and the tokens between them.
+fn stretch(trace: &Trace, device: u16) -> Option<(&Reading, &Reading, u32)> {
+    let mut passes = trace.passes.iter().filter(|pass| pass.output).map(|pass| pass.index);
+    let (first, last) = (passes.next()?, passes.next_back()?);
+    let of = |reading: &&Reading| (reading.device, reading.counter) == (device, Counter::BytesRead);
+    let until = |pass: u32| trace.readings.iter().filter(of).rfind(|reading| reading.pass <= pass);
+    let tokens = trace.passes.iter().filter(|pass| pass.output).count() - 1;
+    Some((until(first)?, until(last)?, tokens as u32))
+}
+
+/// A throttle's count at a moment, in bytes, between two samples as if it had grown evenly.
+fn counted(samples: &[Sample], place: usize, at: u64) -> f64 {
+    let after = samples.partition_point(|(time, _)| *time <= at);
+    let value = |index: usize| samples.get(index).map(|(time, bytes)| (*time as f64, bytes[place] as f64));
+    match (after.checked_sub(1).and_then(value), value(after)) {
+        (Some((from, low)), Some((to, high))) => low + (high - low) * (at as f64 - from) / (to - from),
+        (Some((_, bytes)), None) | (None, Some((_, bytes))) => bytes,
+        (None, None) => 0.0,
+    }
+}
+
+/// The thread that reads the throttles.
+#[derive(Debug)]
+struct Sampler {
+    samples: Arc<Mutex<Vec<Sample>>>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Sampler {
+    fn start(throttles: Vec<Option<Throttle>>) -> Self {
+        let (samples, stop) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicBool::new(false)));
+        let (kept, ended) = (samples.clone(), stop.clone());
+        let any = throttles.iter().any(Option::is_some);
+        let thread = std::thread::spawn(move || {
+            while any && !ended.load(Ordering::Relaxed) {
+                let bytes =
+                    |throttle: &Option<Throttle>| throttle.as_ref().and_then(Throttle::bytes).unwrap_or(0);
+                let counts = throttles.iter().map(bytes).collect();
+                kept.lock().unwrap_or_else(PoisonError::into_inner).push((wall_nanos(), counts));
+                std::thread::sleep(STEP);
+            }
+        });
+        Self { samples, stop, thread: Some(thread) }
+    }
+
+    fn finish(self) -> Vec<Sample> {
+        std::mem::take(&mut *self.samples.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Drop for Sampler {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_that_differ_are_told() {
+        let difference = |throttle: Option<f64>, trace: f64| {
+            let throttle_bytes_per_token = throttle;
+            Metered { throttle_bytes_per_token, trace_bytes_per_token: trace, ..Metered::default() }
+                .difference()
+        };
+        assert_eq!(difference(Some(100e6), 104e6), None);
+        assert_eq!(difference(Some(100e6), 150e6), Some(0.5));
+        assert_eq!(difference(Some(100e6), 0.0), Some(-1.0));
+        assert_eq!(difference(Some(100e3), 0.0), None, "pages of the program");
+        assert_eq!(difference(None, 100e6), None, "no throttle");
+    }
+
+    #[test]
+    fn counts_grow_evenly_between_samples() {
+        let samples = [(100, vec![0, 10]), (200, vec![0, 30]), (300, vec![0, 30])];
+        let at = |time| counted(&samples, 1, time);
+        assert_eq!(
+            [at(0), at(100), at(150), at(200), at(250), at(900)],
+            [10.0, 10.0, 20.0, 30.0, 30.0, 30.0]
+        );
+        assert_eq!(counted(&[], 0, 5), 0.0);
+    }
+
+    const TRACE: &str = r#"{"header":{"schema":"trace/1","origin":"measured","scenario":"s","plan":"p","model":"m","seed":1,"version":"0","devices":[{"name":"a","memory_total":5}]}}
+{"pass":{"index":0,"first_position":0,"tokens":6,"output":true}}
+{"pass":{"index":1,"first_position":6,"tokens":1,"output":true}}
+{"pass":{"index":2,"first_position":7,"tokens":1,"output":true}}
+{"step":{"device":0,"resource":"cpu","kind":"output","pass":0,"round":1,"start":80,"end":100}}
+{"step":{"device":0,"resource":"cpu","kind":"output","pass":1,"round":1,"start":180,"end":200}}
+{"step":{"device":0,"resource":"cpu","kind":"output","pass":2,"round":1,"start":280,"end":300}}
+{"counter":{"device":0,"counter":"bytes_read","pass":0,"at":90,"value":1000}}
+{"counter":{"device":0,"counter":"bytes_read","pass":1,"at":190,"value":1500}}
+{"counter":{"device":0,"counter":"bytes_read","pass":2,"at":290,"value":1800}}
+{"end":"ok"}
+"#;
+
+    #[test]
+    fn the_trace_and_the_throttle_are_read_at_the_same_moments() {
+        let trace = Trace::read(&mut TRACE.as_bytes()).unwrap();
+        // Marked 1000 later on this clock, and up to 30 late.
+        let offset = clock_offset(&trace, &[1130, 1200, 1305]);
+        assert_eq!(offset, Some(1000));
+        let (from, to, tokens) = stretch(&trace, 0).unwrap();
+        assert_eq!((from.at, to.at, tokens), (90, 290, 2));
+        assert!(stretch(&trace, 1).is_none());
+    }
+}

@@ -1,0 +1,99 @@
+//! What does a key cost? The time of small frames there and back, and of large ones one way, over TCP on
+//! this machine, with and without.
+//!
+//!     cargo run --release -p hearth-ring --example sealed_speed
+
+use std::time::Instant;
+
+use hearth_ring::wire::{Frame, Message};
+use hearth_ring::{Key, Listener, Network, Sealed, Tcp};
+
+/// Activations of one token, 2048 wide.
+const SMALL: usize = 8 << 10;
+const ROUND_TRIPS: u64 = 5000;
+const LARGE: usize = 4 << 20;
+const LARGE_FRAMES: u64 = 100;
+const REPEATS: usize = 5;
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+#[tokio::main]
+async fn main() -> Result<(), Failure> {
+    let key = Key::parse("a phrase for a measurement")?;
+    let mut small = [Vec::new(), Vec::new()];
+    let mut large = [Vec::new(), Vec::new()];
+    // In turns, so that whatever else this machine does meets both.
+    for _ in 0..REPEATS {
+        small[0].push(round_trip(&Tcp).await?);
+        small[1].push(round_trip(&Sealed::new(Tcp, key.clone())).await?);
+        large[0].push(one_way(&Tcp).await?);
+        large[1].push(one_way(&Sealed::new(Tcp, key.clone())).await?);
+    }
+    for (at, name) in ["plain", "sealed"].into_iter().enumerate() {
+        let (trip, rate) = (median(&mut small[at]), LARGE as f64 / median(&mut large[at]) / 1e6);
+        println!("{name:>6}: 8 KiB there and back in {:.1} us, 4 MiB frames at {rate:.0} MB/s", trip * 1e6);
+    }
+    Ok(())
+}
+
+fn median(seconds: &mut [f64]) -> f64 {
+    seconds.sort_by(f64::total_cmp);
+    seconds[seconds.len() / 2]
+}
+
+fn frame(bytes: usize) -> Frame {
+    Frame { message: Message::Ping { nonce: 1 }, payload: vec![1; bytes] }
+}
+
+async fn pair<N: Network>(network: &N) -> Result<(N::Stream, N::Stream), Failure> {
+    let mut listener = network.bind("127.0.0.1:0").await?;
+    let near = network.connect(&listener.address()).await?;
+    Ok((near, listener.accept().await?))
+}
+
+/// Seconds for a small frame there and back.
+#[allow(clippy::disallowed_methods)] // a measurement reads the clock
+async fn round_trip<N: Network>(network: &N) -> Result<f64, Failure> {
+    let (mut near, mut far) = pair(network).await?;
+    let echo = tokio::spawn(async move {
+        while let Ok(Some(frame)) = Frame::read(&mut far, SMALL).await {
+            if frame.write(&mut far).await.is_err() {
+                return;
+            }
+        }
+    });
+    let frame = frame(SMALL);
+    let mut started = Instant::now();
+    for trip in 0..=ROUND_TRIPS {
+        frame.write(&mut near).await?;
+        Frame::read(&mut near, SMALL).await?;
+        if trip == 0 {
+            started = Instant::now();
+        }
+    }
+    let seconds = started.elapsed().as_secs_f64() / ROUND_TRIPS as f64;
+    drop(near);
+    echo.await?;
+    Ok(seconds)
+}
+
+/// Seconds for a large frame, of many in a row.
+#[allow(clippy::disallowed_methods)] // a measurement reads the clock
+async fn one_way<N: Network>(network: &N) -> Result<f64, Failure> {
+    let (mut near, mut far) = pair(network).await?;
+    let frame = frame(LARGE);
+    let writing = tokio::spawn(async move {
+        for _ in 0..=LARGE_FRAMES {
+            frame.write(&mut near).await?;
+        }
+        Ok::<_, Failure>(())
+    });
+    Frame::read(&mut far, LARGE).await?;
+    let started = Instant::now();
+    for _ in 0..LARGE_FRAMES {
+        Frame::read(&mut far, LARGE).await?;
+    }
+    let seconds = started.elapsed().as_secs_f64() / LARGE_FRAMES as f64;
+    writing.await??;
+    Ok(seconds)
+}

@@ -1,0 +1,85 @@
+//! Which tokens come out of a pass?
+//!
+//! Each sequence has a sampler of its own, which is asked once for each of its tokens and in their order, as if there
+//! were no drafts: the token after the last that stands, and, while a draft is that very token, the one after the
+//! draft. So drafts change neither greedy text nor sampled text: a sampler sees the logits it would have seen alone,
+//! and draws as often. (Leviathan et al., 2023, accept more drafts of a sampler, and keep its distribution only.)
+//!
+//! Not here: the logits ([`hearth_runtime::head`]).
+
+use std::collections::BTreeMap;
+
+/// What turns logits into a token, on the head.
+pub type Sample = Box<dyn FnMut(&[f32]) -> u32 + Send>;
+
+/// The samplers of a request, or of whoever a server has seated.
+pub struct Choosing {
+    samples: BTreeMap<u32, Sample>,
+    stop: Vec<u32>,
+}
+
+impl Choosing {
+    /// One sampler a sequence; a token in `stop` is a sequence's last.
+    pub fn new(samples: Vec<Sample>, stop: Vec<u32>) -> Self {
+        Self { samples: (0..).zip(samples).collect(), stop }
+    }
+
+    /// Gives a sequence a sampler, in place of the one before.
+    pub fn put(&mut self, sequence: u32, sample: Sample) {
+        self.samples.insert(sequence, sample);
+    }
+
+    /// The tokens that come out, at least one: the drafts that stand, and one more. `logits` are those after the token
+    /// before the drafts and after each of these, `[drafts + 1, vocabulary]`. None for an unknown sequence.
+    pub fn tokens(&mut self, sequence: u32, logits: &[f32], drafts: &[u32]) -> Option<Vec<u32>> {
+        let Self { samples, stop } = self;
+        let sample = samples.get_mut(&sequence)?;
+        let vocabulary = (logits.len() / (drafts.len() + 1)).max(1);
+        let mut tokens = Vec::new();
+        for (at, row) in logits.chunks_exact(vocabulary).enumerate() {
+            let token = sample(row);
+            tokens.push(token);
+            if drafts.get(at) != Some(&token) || stop.contains(&token) {
+                break;
+            }
+        }
+        Some(tokens)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hearth_runtime::sampler::greedy;
+
+    /// Rows in which these tokens are the likeliest.
+    fn rows(likeliest: &[usize]) -> Vec<f32> {
+        let row = |&best: &usize| (0..8).map(move |token| if token == best { 1.0 } else { 0.0 });
+        likeliest.iter().flat_map(row).collect()
+    }
+
+    #[test]
+    fn drafts_stand_up_to_the_first_that_would_not_have_been_chosen() {
+        let mut choosing = Choosing::new(vec![Box::new(greedy)], vec![5]);
+        let mut tokens = |likeliest: &[usize], drafts: &[u32]| choosing.tokens(0, &rows(likeliest), drafts);
+        assert_eq!(tokens(&[3], &[]), Some(vec![3]));
+        assert_eq!(tokens(&[3, 4, 6], &[3, 4]), Some(vec![3, 4, 6]), "all stand");
+        assert_eq!(tokens(&[3, 4, 6], &[3, 7]), Some(vec![3, 4]), "4 corrects 7");
+        assert_eq!(tokens(&[3, 4, 6], &[7, 4]), Some(vec![3]), "what follows a rejected draft is nothing");
+        assert_eq!(tokens(&[3, 5, 6], &[3, 5]), Some(vec![3, 5]), "the text ends with 5");
+        assert_eq!(choosing.tokens(1, &rows(&[3]), &[]), None);
+    }
+
+    #[test]
+    fn a_sampler_is_asked_once_for_each_token_that_comes_out() {
+        let asked = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(0));
+        let counter = asked.clone();
+        let sample = move |row: &[f32]| {
+            counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            greedy(row)
+        };
+        let mut choosing = Choosing::new(vec![Box::new(sample)], vec![]);
+        let out = choosing.tokens(0, &rows(&[1, 2, 3, 4]), &[1, 2, 7]).unwrap();
+        assert_eq!((out, asked.load(std::sync::atomic::Ordering::Relaxed)), (vec![1, 2, 3], 3));
+    }
+}

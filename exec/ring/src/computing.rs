@@ -1,0 +1,45 @@
+//! On which thread does a node compute?
+//!
+//! A computation takes milliseconds to seconds, in which heartbeats must go on: on a thread of its own. A runtime of
+//! one thread under a simulated clock computes inline, so that what happens has one order.
+
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
+
+use crate::error::{RingError, strange};
+
+/// Where nodes compute.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Computing {
+    /// On threads of their own.
+    #[default]
+    OwnThread,
+    /// In the task that serves them; nothing else happens in the runtime meanwhile.
+    Inline,
+}
+
+impl Computing {
+    /// Runs a task that computes.
+    pub fn spawn<F>(self, task: F) -> JoinHandle<F::Output>
+    where
+        F: Future + Send + 'static,
+        F::Output: Send + 'static,
+    {
+        match self {
+            Computing::OwnThread => {
+                let runtime = Handle::current();
+                tokio::task::spawn_blocking(move || runtime.block_on(task))
+            }
+            Computing::Inline => tokio::spawn(task),
+        }
+    }
+
+    /// Runs a task that computes to its end.
+    pub async fn run<F>(self, task: F) -> Result<F::Output, RingError>
+    where
+        F: Future + Send + 'static,
+        F::Output: Send + 'static,
+    {
+        self.spawn(task).await.map_err(|error| strange("this device's node", &error.to_string()))
+    }
+}

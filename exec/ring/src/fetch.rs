@@ -1,0 +1,251 @@
+//! How does a worker without the model get the layers that are its?
+//!
+//! From the head, over a connection of its own: first how long the model's files and their headers are, then the chunks
+//! of the headers, and when these have told where each tensor lies, the chunks of its layers and of the small tensors
+//! that belong to none. Each comes with its hash. A few are asked for ahead, so that the link does not rest. What was
+//! fetched stays in a folder that the user names and is not fetched again, by a later session or after a cut.
+//!
+//! The head is trusted as the model is: whoever has the key could send other weights. The hash finds damage, on the way
+//! where there is no key, and on the disk afterwards.
+//!
+//! Not here: what is in the folder ([`hearth_runtime::fetched`]).
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hearth_profiles::gguf::GgufModel;
+use hearth_profiles::model::ModelProfile;
+use hearth_schema::Plan;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use hearth_runtime::accelerator::Accelerator;
+use hearth_runtime::error::ExecError;
+use hearth_runtime::fetched::{CHUNK, FetchedFile, hash};
+use crate::LocalModel;
+use crate::deadline::{WRITE_DEADLINE, within};
+use crate::error::{RingError, strange};
+use crate::greeting::{call, welcome};
+use crate::network::Network;
+use crate::wire::{FileOutline, Frame, Message, Purpose, WorkerFacts};
+use hearth_runtime::weights::Weights;
+
+/// For one chunk to come, on a slow link behind a slow disk.
+/// source: assumed, 1 MiB at half a megabit a second
+const CHUNK_DEADLINE: Duration = Duration::from_secs(20);
+/// Between two wishes of one who fetches: it may have to check what it has first.
+/// source: assumed
+const IDLE_DEADLINE: Duration = Duration::from_mins(10);
+/// Chunks asked for ahead.
+/// source: assumed, 4 MiB fill a gigabit link of 30 ms
+const AHEAD: usize = 4;
+/// More files than a model is split into.
+const MOST_FILES: usize = 1024;
+/// A header is a table and a vocabulary.
+const MOST_HEADER_BYTES: u64 = 1 << 30;
+/// Keeps sums of lengths far from overflow.
+const MOST_FILE_BYTES: u64 = 1 << 50;
+
+/// Gives chunks of a model to whoever has connected for them.
+pub async fn serve<S>(mut stream: S, model: Arc<LocalModel>) -> Result<(), RingError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    welcome(&mut stream, WorkerFacts::default()).await?;
+    loop {
+        let asked = within(IDLE_DEADLINE, "a wish for layers", Frame::read(&mut stream, 0)).await??;
+        let answer = match asked.map(|frame| frame.message) {
+            None => return Ok(()),
+            Some(Message::Outline) => {
+                let sizes = model.weights.model().sizes.iter();
+                let files = sizes
+                    .map(|size| FileOutline { length: size.file_bytes, header: size.data_start })
+                    .collect();
+                Frame::from(Message::Files { files })
+            }
+            Some(Message::Want { file, chunk }) => {
+                let model = model.clone();
+                // Its pages may have to come from disk.
+                let read = tokio::task::spawn_blocking(move || chunk_of(&model, file, chunk)).await;
+                let read = read.map_err(|error| strange("the head", &error.to_string()))?;
+                read.ok_or_else(|| strange("who fetches", "it wants what the model does not have"))?
+            }
+            Some(other) => return Err(strange("who fetches", &format!("{other:?} is no wish for layers"))),
+        };
+        within(WRITE_DEADLINE, "giving layers", answer.write(&mut stream)).await??;
+    }
+}
+
+fn chunk_of(model: &LocalModel, file: u16, chunk: u64) -> Option<Frame> {
+    let bytes = model.weights.mappings().nth(usize::from(file))?;
+    let start = usize::try_from(chunk.checked_mul(CHUNK)?).ok()?;
+    let payload = bytes.get(start..bytes.len().min(start.checked_add(CHUNK as usize)?))?.to_vec();
+    let message = Message::Chunk { file, chunk, hash: hash(&payload) };
+    Some(Frame { message, payload })
+}
+
+/// Where and for whom layers are fetched.
+pub struct Fetch<'a, N> {
+    /// Over what.
+    pub network: &'a N,
+    /// The head's address.
+    pub head: &'a str,
+    /// The session.
+    pub session: u64,
+    /// The plan.
+    pub plan: &'a Plan,
+    /// The worker's place in it.
+    pub place: usize,
+    /// Where fetched files are kept, one folder a model.
+    pub folder: &'a Path,
+    /// What computes layers on a GPU.
+    pub accelerator: Option<&'a Accelerator>,
+}
+
+impl<N: Network> Fetch<'_, N> {
+    /// Fetches what is missing. `progress` hears how many bytes of how many are there.
+    pub async fn model(&self, progress: impl Fn(u64, u64)) -> Result<LocalModel, RingError> {
+        let (mut stream, _) = call(self.network, "the head", self.head, self.session, Purpose::Fetch).await?;
+        let outlines = outline(&mut stream).await?;
+        let paths = self.paths(outlines.len())?;
+        let cannot = |path: &Path| {
+            let path = path.display().to_string();
+            move |error: std::io::Error| RingError::Cache { path, why: error.to_string() }
+        };
+        let mut files = Vec::new();
+        for (outline, path) in outlines.iter().zip(&paths) {
+            files.push(FetchedFile::open(path, outline.length).map_err(cannot(path))?);
+        }
+        let header = |outline: &FileOutline| std::iter::once(0..outline.header).collect();
+        let headers: Vec<Vec<Range<u64>>> = outlines.iter().map(header).collect();
+        let missing = missing(&mut files, &headers).map_err(cannot(self.folder))?;
+        self.chunks(&mut stream, &mut files, missing, &progress).await?;
+        let model = GgufModel::open(&paths[0]).map_err(ExecError::from)?;
+        let profile = ModelProfile::from_gguf(&model).map_err(ExecError::from)?;
+        if profile.shape_digest() != self.plan.model.shape_digest {
+            return Err(strange("the head", "it gives another model than its plan is for"));
+        }
+        let missing =
+            missing_of_layers(&mut files, &model, self.plan, self.place).map_err(cannot(self.folder))?;
+        self.chunks(&mut stream, &mut files, missing, &progress).await?;
+        let own = self.plan.windows(self.place).into_iter().flatten().collect();
+        let weights = Arc::new(Weights::open_fetched(&paths[0], own)?);
+        Ok(LocalModel { weights, profile, accelerator: self.accelerator.cloned() })
+    }
+
+    /// The files of the plan's model, in a folder named by its digest.
+    fn paths(&self, count: usize) -> Result<Vec<PathBuf>, RingError> {
+        let model = &self.plan.model;
+        let digest = model.digest.as_ref().unwrap_or(&model.shape_digest);
+        // It comes from another device: nothing but letters and digits may become a path.
+        let name: String = digest.chars().filter(char::is_ascii_alphanumeric).take(80).collect();
+        let folder = self.folder.join(if name.is_empty() { "model" } else { &name });
+        std::fs::create_dir_all(&folder).map_err(|error| RingError::Cache {
+            path: folder.display().to_string(),
+            why: error.to_string(),
+        })?;
+        Ok(match count {
+            1 => vec![folder.join("model.gguf")],
+            _ => (1..=count).map(|part| folder.join(format!("model-{part:05}-of-{count:05}.gguf"))).collect(),
+        })
+    }
+
+    /// Fetches chunks, with a few asked for ahead.
+    async fn chunks<S>(
+        &self,
+        stream: &mut S,
+        files: &mut [FetchedFile],
+        missing: Vec<(u16, u64)>,
+        progress: &impl Fn(u64, u64),
+    ) -> Result<(), RingError>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let total = missing.len() as u64;
+        let (mut wanted, mut asked, mut done) = (missing.into_iter(), VecDeque::new(), 0);
+        loop {
+            while asked.len() < AHEAD
+                && let Some((file, chunk)) = wanted.next()
+            {
+                let want = Frame::from(Message::Want { file, chunk });
+                within(WRITE_DEADLINE, "asking for layers", want.write(stream)).await??;
+                asked.push_back((file, chunk));
+            }
+            let Some(expected) = asked.pop_front() else { return Ok(()) };
+            let frame =
+                within(CHUNK_DEADLINE, "a chunk of the model", Frame::read(stream, CHUNK as usize)).await??;
+            let Some(Frame { message: Message::Chunk { file, chunk, hash }, payload }) = frame else {
+                return Err(strange("the head", "it does not give the layers that were asked for"));
+            };
+            let target = files.get_mut(usize::from(file)).filter(|_| (file, chunk) == expected);
+            let Some(target) = target else {
+                return Err(strange("the head", "it gives layers that were not asked for"));
+            };
+            let written = target.write(chunk, &payload, hash).map_err(|error| RingError::Cache {
+                path: self.folder.display().to_string(),
+                why: error.to_string(),
+            })?;
+            if !written {
+                return Err(strange(
+                    "the head",
+                    &format!("chunk {chunk} of file {file} is not what its hash says"),
+                ));
+            }
+            done += 1;
+            progress(done * CHUNK, total * CHUNK);
+        }
+    }
+}
+
+async fn outline<S>(stream: &mut S) -> Result<Vec<FileOutline>, RingError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let asked = Frame::from(Message::Outline);
+    within(WRITE_DEADLINE, "asking for the model's outline", asked.write(stream)).await??;
+    let frame = within(CHUNK_DEADLINE, "the model's outline", Frame::read(stream, 0)).await??;
+    let Some(Frame { message: Message::Files { files }, .. }) = frame else {
+        return Err(strange("the head", "it does not give its model's outline"));
+    };
+    let is_sound = |file: &FileOutline| {
+        file.header <= file.length.min(MOST_HEADER_BYTES) && (1..=MOST_FILE_BYTES).contains(&file.length)
+    };
+    if files.is_empty() || files.len() > MOST_FILES || !files.iter().all(is_sound) {
+        return Err(strange("the head", "its model's outline is that of no model"));
+    }
+    Ok(files)
+}
+
+fn missing(files: &mut [FetchedFile], ranges: &[Vec<Range<u64>>]) -> std::io::Result<Vec<(u16, u64)>> {
+    let mut missing = Vec::new();
+    for (index, (file, ranges)) in files.iter_mut().zip(ranges).enumerate() {
+        missing.extend(file.missing(ranges)?.into_iter().map(|chunk| (index as u16, chunk)));
+    }
+    Ok(missing)
+}
+
+/// What a place needs: its layers, and what belongs to no layer but the ends of the model.
+fn missing_of_layers(
+    files: &mut [FetchedFile],
+    model: &GgufModel,
+    plan: &Plan,
+    place: usize,
+) -> std::io::Result<Vec<(u16, u64)>> {
+    let own = plan.windows(place);
+    let is_needed = |name: &str| {
+        let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.'));
+        match layer.map(|(layer, _)| layer.parse::<u32>()) {
+            Some(Ok(layer)) => own.iter().any(|window| window.contains(&layer)),
+            _ => !["token_embd.weight", "output.weight"].contains(&name),
+        }
+    };
+    let mut ranges = vec![Vec::new(); files.len()];
+    for tensor in model.tensors.iter().filter(|tensor| is_needed(&tensor.name)) {
+        if let Some(ranges) = ranges.get_mut(tensor.part) {
+            ranges.push(tensor.offset..tensor.offset.saturating_add(tensor.bytes.0));
+        }
+    }
+    missing(files, &ranges)
+}

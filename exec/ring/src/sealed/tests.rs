@@ -1,0 +1,270 @@
+//! What can a stranger between two ends do? Read nothing, change nothing, repeat nothing.
+
+use proptest::prelude::*;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+use tokio::time::timeout;
+
+use super::*;
+use crate::wire::{Frame, Message, SEALED, WireError};
+
+type Read = Result<Option<Frame>, WireError>;
+
+/// Bytes of a handshake's flight.
+const FLIGHT: usize = 56;
+
+fn key() -> Key {
+    Key::parse("a phrase for a test").unwrap()
+}
+
+fn connecting<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(link: S, key: Key) -> SealedStream<S> {
+    SealedStream::new(link, key, Side::Connecting)
+}
+
+fn accepting<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(link: S, key: Key) -> SealedStream<S> {
+    SealedStream::new(link, key, Side::Accepting)
+}
+
+fn frame() -> Frame {
+    Frame { message: Message::Ping { nonce: 7 }, payload: b"what only two may know".repeat(10) }
+}
+
+async fn soon<T>(wait: impl Future<Output = T>) -> T {
+    timeout(std::time::Duration::from_secs(20), wait).await.expect("nothing may hang")
+}
+
+fn run<T>(wait: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(soon(wait))
+}
+
+/// What the one in the middle does to the connecting end's bytes.
+#[derive(Debug, Clone, Copy, Default)]
+struct Meddling {
+    flip: Option<(usize, u8)>,
+    cut: Option<usize>,
+}
+
+/// Passes bytes on with its meddling, and gives all that passed.
+async fn meddle(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, how: Meddling) -> Vec<u8> {
+    let (mut passed, mut buffer) = (Vec::new(), [0; 4096]);
+    while let Ok(count @ 1..) = from.read(&mut buffer).await {
+        let mut bytes = buffer[..count].to_vec();
+        if let Some((at, bit)) = how.flip
+            && let Some(byte) = at.checked_sub(passed.len()).and_then(|at| bytes.get_mut(at))
+        {
+            *byte ^= 1 << bit;
+        }
+        bytes.truncate(how.cut.unwrap_or(usize::MAX).saturating_sub(passed.len()));
+        passed.extend_from_slice(&bytes);
+        if to.write_all(&bytes).await.is_err() || bytes.len() < count {
+            break;
+        }
+    }
+    let _ = to.shutdown().await;
+    passed
+}
+
+/// Sends a frame from one end to the other through a meddler; what was read, and all bytes that passed.
+async fn through(how: Meddling) -> (Read, Vec<u8>) {
+    let (near, near_end) = duplex(1 << 16);
+    let (far_end, far) = duplex(1 << 16);
+    let (from_near, to_near) = tokio::io::split(near_end);
+    let (from_far, to_far) = tokio::io::split(far_end);
+    let write = async move {
+        let mut near = connecting(near, key());
+        let _ = frame().write(&mut near).await;
+        let _ = near.shutdown().await;
+    };
+    let read = async move {
+        let mut far = accepting(far, key());
+        Frame::read(&mut far, 1 << 10).await
+    };
+    let answers = tokio::spawn(meddle(from_far, to_near, Meddling::default()));
+    let ((), read, passed) = tokio::join!(write, read, meddle(from_near, to_far, how));
+    answers.abort();
+    (read, passed)
+}
+
+#[tokio::test]
+async fn what_passes_cannot_be_read() {
+    let (read, passed) = soon(through(Meddling::default())).await;
+    assert_eq!(read.unwrap(), Some(frame()));
+    let sealed = FLIGHT + LENGTH + TAG + frame().encode().unwrap().len();
+    assert_eq!(passed.len(), sealed, "a handshake's flight and one message");
+    assert!(!passed.windows(4).any(|part| part == b"what" || part == b"know"));
+}
+
+#[tokio::test]
+async fn another_key_is_refused_at_both_ends() {
+    let (near, far) = duplex(1 << 16);
+    let near = async move {
+        let mut near = connecting(near, key());
+        frame().write(&mut near).await.unwrap_err()
+    };
+    let far = async move {
+        let mut far = accepting(far, Key::parse("a phrase for a rest").unwrap());
+        Frame::read(&mut far, 1 << 10).await.unwrap_err()
+    };
+    let (near, far) = soon(async { tokio::join!(near, far) }).await;
+    for error in [near, far] {
+        assert!(error.to_string().contains("no key or another one"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn an_unsealed_peer_and_a_sealed_one_part_at_once() {
+    let (mut plain, sealed) = duplex(1 << 16);
+    let plain = async move {
+        frame().write(&mut plain).await.unwrap();
+        Frame::read(&mut plain, 1 << 10).await.unwrap_err()
+    };
+    let sealed = async move {
+        let mut sealed = accepting(sealed, key());
+        Frame::read(&mut sealed, 1 << 10).await.unwrap_err()
+    };
+    let (told, seen) = soon(async { tokio::join!(plain, sealed) }).await;
+    assert!(matches!(told, WireError::Sealed), "{told}");
+    assert!(seen.to_string().contains("it speaks unsealed"), "{seen}");
+
+    let (sealed, mut plain) = duplex(1 << 16);
+    let plain = async move { Frame::read(&mut plain, 1 << 10).await.unwrap_err() };
+    let sealed = async move {
+        let mut sealed = connecting(sealed, key());
+        frame().write(&mut sealed).await.unwrap_err()
+    };
+    let (told, seen) = soon(async { tokio::join!(plain, sealed) }).await;
+    assert!(matches!(told, WireError::Sealed), "{told}");
+    assert!(seen.to_string().contains("it hung up"), "{seen}");
+}
+
+#[tokio::test]
+async fn a_peer_that_says_nothing_is_left_after_the_deadline() {
+    let (_silent, far) = duplex(1 << 16);
+    let mut far = accepting(far, key());
+    let error = soon(Frame::read(&mut far, 0)).await.unwrap_err();
+    assert!(error.to_string().contains("it says nothing"), "{error}");
+}
+
+#[tokio::test]
+async fn a_recorded_connection_cannot_be_replayed() {
+    let (_, recorded) = soon(through(Meddling::default())).await;
+    for (replayed, fine) in [(FLIGHT, true), (recorded.len(), false)] {
+        let (mut replay, far) = duplex(1 << 16);
+        replay.write_all(&recorded[..replayed]).await.unwrap();
+        replay.shutdown().await.unwrap();
+        let mut far = accepting(far, key());
+        let read = soon(Frame::read(&mut far, 1 << 10)).await;
+        // The first flight alone is answered, and nothing can follow.
+        assert!(matches!(read, Ok(None)) == fine && !matches!(read, Ok(Some(_))), "{replayed}: {read:?}");
+        let again = soon(Frame::read(&mut far, 1 << 10)).await;
+        assert!(!matches!(again, Ok(Some(_))), "a failed connection stays failed");
+    }
+}
+
+#[tokio::test]
+async fn a_connecting_end_cannot_be_answered_with_its_own_flight() {
+    let (near, mut mirror) = duplex(1 << 16);
+    let reflect = async move {
+        let mut flight = [0; FLIGHT];
+        mirror.read_exact(&mut flight).await.unwrap();
+        mirror.write_all(&flight).await.unwrap();
+        let _ = mirror.read(&mut flight).await;
+    };
+    let write = async move { frame().write(&mut connecting(near, key())).await.unwrap_err() };
+    let ((), error) = soon(async { tokio::join!(reflect, write) }).await;
+    assert!(error.to_string().contains("another key"), "{error}");
+}
+
+/// Two ends after their handshake.
+async fn pair() -> (SealedStream<DuplexStream>, SealedStream<DuplexStream>) {
+    let (near, far) = duplex(1 << 16);
+    let (mut near, mut far) = (connecting(near, key()), accepting(far, key()));
+    let sent = frame();
+    let (wrote, read) = tokio::join!(sent.write(&mut near), Frame::read(&mut far, 1 << 10));
+    assert_eq!((wrote.unwrap(), read.unwrap()), ((), Some(frame())));
+    (near, far)
+}
+
+fn link(stream: &mut SealedStream<DuplexStream>) -> &mut DuplexStream {
+    match &mut stream.state {
+        State::Open { link, .. } => link,
+        _ => panic!("the handshake is done"),
+    }
+}
+
+#[tokio::test]
+async fn a_message_repeated_in_its_own_connection_fails_it() {
+    let (mut near, mut far) = pair().await;
+    let last = near.outgoing.sealed.clone();
+    link(&mut near).write_all(&last).await.unwrap();
+    frame().write(&mut near).await.unwrap();
+    for _ in 0..2 {
+        let error = soon(Frame::read(&mut far, 1 << 10)).await.unwrap_err();
+        assert!(error.to_string().contains("altered or repeated"), "{error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn both_halves_of_both_ends_carry_large_frames_at_once() {
+    let (near, far) = duplex(1 << 12);
+    let large = Frame { payload: (0..4u32 << 20).map(|at| (at % 251) as u8).collect(), ..frame() };
+    let mut tasks = Vec::new();
+    // Nobody has shaken hands yet: each half may be the first to try.
+    for stream in [connecting(near, key()), accepting(far, key())] {
+        let (mut reader, mut writer) = tokio::io::split(stream);
+        let (sent, expected) = (large.clone(), large.clone());
+        tasks.push(tokio::spawn(async move { sent.write(&mut writer).await.unwrap() }));
+        tasks.push(tokio::spawn(async move {
+            assert!(Frame::read(&mut reader, 4 << 20).await.unwrap() == Some(expected));
+        }));
+    }
+    for task in tasks {
+        soon(task).await.unwrap();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn a_flipped_bit_anywhere_delivers_nothing(at in 0usize..320, bit in 0u8..8) {
+        let length = FLIGHT + LENGTH + TAG + frame().encode().unwrap().len();
+        let flip = Some((at % length, bit));
+        let (read, _) = run(through(Meddling { flip, cut: None }));
+        prop_assert!(!matches!(read, Ok(Some(_))), "{flip:?}: {read:?}");
+    }
+
+    #[test]
+    fn a_cut_anywhere_delivers_nothing(at in 0usize..320) {
+        let length = FLIGHT + LENGTH + TAG + frame().encode().unwrap().len();
+        let (read, _) = run(through(Meddling { flip: None, cut: Some(at % length) }));
+        prop_assert!(!matches!(read, Ok(Some(_))), "{at}: {read:?}");
+    }
+
+    #[test]
+    fn any_bytes_for_a_handshake_are_an_error(
+        bytes in proptest::collection::vec(any::<u8>(), 0..200), marked: bool, accept: bool
+    ) {
+        run(async {
+            let (mut stranger, end) = duplex(1 << 16);
+            if marked {
+                stranger.write_all(&SEALED).await.unwrap();
+            }
+            stranger.write_all(&bytes).await.unwrap();
+            stranger.shutdown().await.unwrap();
+            let mut end = if accept { accepting(end, key()) } else { connecting(end, key()) };
+            let read = Frame::read(&mut end, 1 << 10).await;
+            assert!(read.is_err(), "{read:?}");
+        });
+    }
+
+    #[test]
+    fn any_bytes_for_messages_are_an_error(bytes in proptest::collection::vec(any::<u8>(), 1..200)) {
+        run(async {
+            let (mut near, mut far) = pair().await;
+            link(&mut near).write_all(&bytes).await.unwrap();
+            link(&mut near).shutdown().await.unwrap();
+            let read = Frame::read(&mut far, 1 << 10).await;
+            assert!(read.is_err(), "{read:?}");
+        });
+    }
+}

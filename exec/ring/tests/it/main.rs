@@ -1,0 +1,7 @@
+//! Integration tests of the ring.
+
+mod flight;
+mod parity;
+mod profile;
+mod storms;
+mod strangers;

@@ -1,0 +1,80 @@
+//! Does profiling give a document that a planner can read, whatever the machine?
+//!
+//! With milliseconds of effort: the numbers are of the right kind, not of the right size.
+
+use std::time::Duration;
+
+use hearth_ring::probe::{LOOPBACK, ProbeEffort, links};
+use hearth_runtime::profile::{ProfileError, ProfileOptions, with_effort};
+use hearth_runtime::synth::{SynthOptions, synthesise};
+use hearth_profiles::measure::Effort;
+use hearth_profiles::{Device, Document, Format};
+
+const PROBE: ProbeEffort = ProbeEffort { short: 2, long: 1, limit: Duration::from_millis(50) };
+
+fn measured(options: &ProfileOptions, peers: &[String]) -> Result<Device, ProfileError> {
+    with_effort(options, Effort::token(), || Ok(links(peers, None, PROBE)?), &mut |_| ())
+}
+
+/// Every number of a document, with its place and its source.
+fn numbers(value: &serde_yaml::Value, place: &str, found: &mut Vec<(String, String, String)>) {
+    match value {
+        serde_yaml::Value::Sequence(items) => {
+            for item in items {
+                numbers(item, place, found);
+            }
+        }
+        serde_yaml::Value::Mapping(map) => {
+            if let Some(number) = map.get("value").and_then(|value| value.as_str()) {
+                let source = map.get("source").and_then(|source| source.as_str()).unwrap_or_default();
+                found.push((place.to_owned(), number.to_owned(), source.to_owned()));
+            }
+            for (key, value) in map {
+                numbers(value, &format!("{place}.{}", key.as_str().unwrap_or("?")), found);
+            }
+        }
+        _ => (),
+    }
+}
+
+#[test]
+fn a_profile_is_a_valid_document_in_which_every_number_has_its_source() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tiny.gguf");
+    synthesise(&SynthOptions::preset("tiny").unwrap(), &path, &mut |_, _| ()).unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    let options =
+        ProfileOptions { name: "here".into(), model: Some(path.clone()), threads: 2, ..Default::default() };
+    let device = measured(&options, &[]).unwrap();
+
+    assert_eq!(device.name, "here");
+    assert_eq!(device.cpu.cores, 2);
+    assert_eq!(device.peers[0].peer, LOOPBACK);
+    let formats: Vec<Format> = device.cpu.matvec.iter().map(|(format, _)| format).collect();
+    assert_eq!(formats, [Format::F32, Format::Q4K, Format::Q6K], "those of the model and no others");
+    let text = device.to_yaml();
+    assert_eq!(Device::from_yaml(&text).unwrap(), device);
+    let mut found = Vec::new();
+    numbers(&serde_yaml::from_str(&text).unwrap(), "device", &mut found);
+    assert!(found.len() > 20, "{found:?}");
+    for (place, number, source) in found {
+        assert!(!source.is_empty(), "{place} has no source");
+        // An idle machine has no swap, and a cache write may take no time beyond its bytes.
+        let may_be_zero = place.contains("swap") || place.ends_with("kv_copy.latency");
+        assert!(may_be_zero || !number.starts_with("0 "), "{place} is {number}");
+    }
+
+    assert_eq!(std::fs::read(&path).unwrap(), bytes, "the model is only read");
+    let left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().collect();
+    assert_eq!(left.len(), 1, "nothing is left beside it: {left:?}");
+}
+
+#[test]
+fn what_cannot_be_profiled_is_named() {
+    let options = ProfileOptions { model: Some("nowhere/model.gguf".into()), ..Default::default() };
+    let error = measured(&options, &[]).unwrap_err();
+    assert!(error.to_string().contains("nowhere/model.gguf"), "{error}");
+    let options = ProfileOptions { name: "here".into(), ..Default::default() };
+    let error = measured(&options, &["127.0.0.1:1".into()]).unwrap_err();
+    assert!(error.to_string().contains("cannot reach worker `127.0.0.1:1`"), "{error}");
+}

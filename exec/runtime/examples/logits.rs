@@ -1,0 +1,37 @@
+//! What are the logits of this model after these tokens?
+//!
+//! `cargo run --release -p hearth-runtime --example logits -- MODEL.gguf TOKEN.. > logits.f32`
+//!
+//! Writes one row a token, [tokens, vocabulary], f32, little endian, for comparison with other programs. The tokens
+//! go in passes of 16, so that rows of a batch and cached ones both occur; the cache is f32.
+
+use std::io::Write;
+use std::sync::Arc;
+
+use hearth_runtime::{CacheFormat, CacheOptions, Cpu, ExecError, Head, Pool, PoolOptions, Stage, Weights};
+
+/// Tokens of a pass.
+const PASS: usize = 16;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let path = arguments.next().ok_or("usage: logits MODEL.gguf TOKEN..")?;
+    let tokens = arguments.map(|text| text.parse()).collect::<Result<Vec<u32>, _>>()?;
+    let weights = Arc::new(Weights::open(path)?);
+    let pool = Pool::new(PoolOptions::default()).map_err(|source| ExecError::Threads { source })?;
+    let cpu = Cpu::new(Arc::new(pool));
+    let layers = 0..weights.shape().layers.0;
+    let cache = CacheOptions { context: tokens.len() as u32, format: CacheFormat::F32, sequences: 1 };
+    let mut stage = Stage::on_cpu(Arc::clone(&weights), std::slice::from_ref(&layers), cache, cpu.clone())?;
+    let mut head = Head::new(weights, cpu);
+    let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+    for (pass, tokens) in tokens.chunks(PASS).enumerate() {
+        let positions: Vec<u32> = ((pass * PASS) as u32..).take(tokens.len()).collect();
+        let mut hidden = head.embed(tokens)?;
+        stage.forward(layers.clone(), &mut hidden, &positions)?;
+        for logit in head.logits(&hidden)? {
+            out.write_all(&logit.to_le_bytes())?;
+        }
+    }
+    Ok(())
+}

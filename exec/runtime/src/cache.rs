@@ -1,0 +1,133 @@
+//! What does a layer remember of the tokens before?
+//!
+//! Keys and values of every position, `[kv_heads, context, length]` each, so that one head's rows lie one after
+//! another. f16 halves the memory and is the default; the golden texts were made with f32.
+//!
+//! A position is written once per pass and read by the same and later ones; going back to an earlier length
+//! needs no work here, because later rows are overwritten before they are read.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use half::f16;
+use hearth_kernels::attention::Rows;
+
+/// How cached numbers are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum CacheFormat {
+    /// Two bytes a number.
+    #[default]
+    F16,
+    /// Four bytes a number.
+    F32,
+}
+
+/// The keys or the values of one layer.
+#[derive(Debug, Clone)]
+pub(crate) struct HeadRows {
+    store: Store, // [kv_heads, context, length]
+    context: usize,
+    length: usize,
+}
+
+#[derive(Debug, Clone)]
+enum Store {
+    F16(Vec<f16>),
+    F32(Vec<f32>),
+}
+
+/// One layer's keys and values.
+#[derive(Debug, Clone)]
+pub(crate) struct LayerCache {
+    pub(crate) keys: HeadRows,
+    pub(crate) values: HeadRows,
+}
+
+/// Caches of some layers for each of so many sequences, by sequence and layer.
+pub(crate) fn caches(
+    layers: impl IntoIterator<Item = u32>,
+    sequences: u32,
+    shape: CacheShape,
+) -> BTreeMap<(u32, u32), LayerCache> {
+    let of_layer = |layer| (0..sequences).map(move |sequence| ((sequence, layer), LayerCache::new(shape)));
+    layers.into_iter().flat_map(of_layer).collect()
+}
+
+/// The size of a cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CacheShape {
+    pub(crate) kv_heads: usize,
+    pub(crate) context: usize,
+    pub(crate) key_length: usize,
+    pub(crate) value_length: usize,
+    pub(crate) format: CacheFormat,
+}
+
+impl LayerCache {
+    pub(crate) fn new(shape: CacheShape) -> LayerCache {
+        let rows = |length| HeadRows::new(shape.format, shape.kv_heads, shape.context, length);
+        LayerCache { keys: rows(shape.key_length), values: rows(shape.value_length) }
+    }
+}
+
+impl HeadRows {
+    fn new(format: CacheFormat, heads: usize, context: usize, length: usize) -> HeadRows {
+        let count = heads * context * length;
+        let store = match format {
+            CacheFormat::F16 => Store::F16(vec![f16::ZERO; count]),
+            CacheFormat::F32 => Store::F32(vec![0.0; count]),
+        };
+        HeadRows { store, context, length }
+    }
+
+    /// Writes `row` [length] of `head` at `position`.
+    pub(crate) fn set(&mut self, head: usize, position: usize, row: &[f32]) {
+        let at = (head * self.context + position) * self.length;
+        match &mut self.store {
+            Store::F16(store) => {
+                for (to, &from) in store[at..][..self.length].iter_mut().zip(row) {
+                    *to = f16::from_f32(from);
+                }
+            }
+            Store::F32(store) => store[at..][..self.length].copy_from_slice(row),
+        }
+    }
+
+    /// The rows of `head` at `positions`.
+    pub(crate) fn rows(&self, head: usize, positions: Range<usize>) -> Rows<'_> {
+        let at = (head * self.context + positions.start) * self.length;
+        let count = positions.len() * self.length;
+        match &self.store {
+            Store::F16(store) => Rows::F16(&store[at..][..count]),
+            Store::F32(store) => Rows::F32(&store[at..][..count]),
+        }
+    }
+
+    /// Bytes held.
+    pub(crate) fn bytes(&self) -> u64 {
+        match &self.store {
+            Store::F16(store) => size_of_val(&store[..]) as u64,
+            Store::F32(store) => size_of_val(&store[..]) as u64,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_head_reads_the_rows_it_wrote() {
+        let shape =
+            CacheShape { kv_heads: 2, context: 3, key_length: 2, value_length: 2, format: CacheFormat::F16 };
+        let mut cache = LayerCache::new(shape);
+        cache.keys.set(1, 0, &[1.0, 2.0]);
+        cache.keys.set(1, 1, &[3.0, 0.1]);
+        let Rows::F16(rows) = cache.keys.rows(1, 0..2) else { panic!("stored as f16") };
+        assert_eq!(rows, [1.0, 2.0, 3.0, 0.1].map(f16::from_f32));
+        let Rows::F16(rows) = cache.keys.rows(1, 1..2) else { panic!("stored as f16") };
+        assert_eq!(rows, [3.0, 0.1].map(f16::from_f32));
+        // 2 tables of 2 heads * 3 positions * 2 numbers * 2 bytes.
+        assert_eq!(cache.keys.bytes() + cache.values.bytes(), 48);
+    }
+}

@@ -1,0 +1,156 @@
+//! How long did a thread run, wait for a processor, and wait for something else?
+//!
+//! The one place of this crate that reads clocks. Wall time is monotonic; a thread's CPU time comes from its
+//! CPU clock; the time it was ready but not running ("run-queue delay") is the second number of
+//! `/proc/thread-self/schedstat`. What is left of the wall time is waiting: in a compute step that means a
+//! page of weights was on its way from disk.
+//!
+//! Elsewhere than Linux there is no run-queue delay to read, and it counts as zero.
+
+use std::fs::File;
+
+/// Nanoseconds of wall time since some fixed moment.
+#[allow(clippy::disallowed_methods)] // real computations take real time, and this module measures it
+pub fn wall_nanos() -> u64 {
+    use std::sync::OnceLock;
+    use std::time::Instant;
+    static START: OnceLock<Instant> = OnceLock::new();
+    let start = *START.get_or_init(Instant::now);
+    Instant::now().duration_since(start).as_nanos() as u64
+}
+
+/// Nanoseconds on a clock that all processes of this machine share.
+#[allow(clippy::disallowed_methods)] // as above; the date is for systems without such a clock
+pub fn machine_nanos() -> u64 {
+    #[cfg(unix)]
+    if let Some(nanos) = clock_nanos(libc::CLOCK_MONOTONIC) {
+        return nanos;
+    }
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_nanos() as u64)
+}
+
+/// CPU time of the calling thread in nanoseconds.
+pub fn thread_cpu_nanos() -> u64 {
+    #[cfg(unix)]
+    {
+        clock_nanos(libc::CLOCK_THREAD_CPUTIME_ID).unwrap_or(0)
+    }
+    #[cfg(not(unix))]
+    {
+        wall_nanos()
+    }
+}
+
+/// What a clock of the system says, if there is one.
+#[cfg(unix)]
+fn clock_nanos(clock: libc::clockid_t) -> Option<u64> {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the call writes into the structure it is given and nowhere else.
+    let result = unsafe { libc::clock_gettime(clock, &raw mut time) };
+    (result == 0).then(|| time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
+}
+
+thread_local! {
+    static RUN_QUEUE: RunQueue = RunQueue::of_this_thread();
+}
+
+/// The run-queue delay of the thread that opened it.
+#[derive(Debug)]
+struct RunQueue {
+    schedstat: Option<File>,
+}
+
+impl RunQueue {
+    /// Of the calling thread.
+    fn of_this_thread() -> RunQueue {
+        RunQueue { schedstat: File::open("/proc/thread-self/schedstat").ok() }
+    }
+
+    /// Nanoseconds spent ready but not running, so far.
+    fn nanos(&self) -> u64 {
+        self.read().unwrap_or(0)
+    }
+
+    #[cfg(unix)]
+    fn read(&self) -> Option<u64> {
+        use std::os::unix::fs::FileExt;
+        let mut text = [0u8; 96];
+        let length = self.schedstat.as_ref()?.read_at(&mut text, 0).ok()?;
+        std::str::from_utf8(&text[..length]).ok()?.split_ascii_whitespace().nth(1)?.parse().ok()
+    }
+
+    #[cfg(not(unix))]
+    fn read(&self) -> Option<u64> {
+        self.schedstat.as_ref().and(None)
+    }
+}
+
+/// Where a stretch of one thread's time went.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Stretch {
+    pub wall: u64,
+    pub cpu: u64,
+    pub queue: u64,
+}
+
+/// Reading the run queue costs a system call to a file, so it is read only where wall and CPU time differ by
+/// more than this. Less is the clocks' own difference, for no page comes from disk so fast, and counts as CPU.
+const WORTH_READING: u64 = 10_000;
+
+/// Cuts one thread's time into stretches.
+#[derive(Debug)]
+pub struct Stopwatch {
+    wall: u64,
+    cpu: u64,
+    queue: u64,
+}
+
+impl Stopwatch {
+    /// Starts now, on the calling thread.
+    pub fn start() -> Stopwatch {
+        let queue = RUN_QUEUE.with(RunQueue::nanos);
+        Stopwatch { wall: wall_nanos(), cpu: thread_cpu_nanos(), queue }
+    }
+
+    /// The time since the last cut (or the start); must be called by the thread that started it.
+    pub fn cut(&mut self) -> Stretch {
+        let (wall, cpu) = (wall_nanos(), thread_cpu_nanos());
+        let mut stretch = Stretch { wall: wall - self.wall, cpu: cpu.saturating_sub(self.cpu), queue: 0 };
+        let idle = stretch.wall.saturating_sub(stretch.cpu);
+        if idle > WORTH_READING {
+            let queue = RUN_QUEUE.with(RunQueue::nanos);
+            stretch.queue = queue.saturating_sub(self.queue).min(idle);
+            self.queue = queue;
+        } else {
+            stretch.cpu = stretch.wall;
+        }
+        (self.wall, self.cpu) = (wall, cpu);
+        stretch
+    }
+
+    /// When the last cut was made.
+    pub fn last_cut(&self) -> u64 {
+        self.wall
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sleep_is_neither_cpu_nor_queue() {
+        let mut watch = Stopwatch::start();
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        let slept = watch.cut();
+        assert!(slept.wall >= 20_000_000);
+        assert!(slept.wall - slept.cpu - slept.queue >= 10_000_000, "{slept:?}");
+        let mut sum = 0u64;
+        while wall_nanos() - watch.last_cut() < 20_000_000 {
+            sum = std::hint::black_box(sum + 1);
+        }
+        let span = watch.cut();
+        assert!(span.wall - span.cpu - span.queue < 5_000_000, "{span:?}");
+    }
+}

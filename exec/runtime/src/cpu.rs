@@ -1,0 +1,463 @@
+//! How do all processors of a device compute a layer?
+//!
+//! A layer is a few phases of the pool: the norm and its rounding (rows of tokens), the products (chunks of
+//! weight rows), attention (pairs of token and head). Chunks are taken from a shared counter, so that a thread
+//! that is interrupted holds nobody up for long; who computes a chunk has no influence on its bits.
+//!
+//! A chunk of weight rows is some tens of KiB: it stays in the second-level cache while the tiles of a batch
+//! pass over it, so that a batch reads the weights from memory once.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use hearth_profiles::model::ModelShape;
+
+use crate::backend::{Backend, CacheOptions};
+use crate::cache::{LayerCache, caches};
+use crate::cost::ComputeCost;
+use crate::hyperparameters::Gating;
+use hearth_kernels::attention::Scoring;
+use hearth_kernels::panel;
+use hearth_kernels::product::{Matrix, Output, rows_product};
+use hearth_kernels::{Activations, Instructions, attention, elementwise};
+use crate::pool::Pool;
+use crate::residency::Gate;
+use crate::rope::Pairs;
+use crate::rows::SharedRows;
+use crate::weights::tensors::{LayerTensors, Tensor};
+use crate::weights::Weights;
+
+/// Bytes of weights in a chunk; more where a few rows have more.
+const CHUNK_BYTES: usize = 32 << 10;
+/// Values that are worth a phase of their own; fewer are done by the caller before others would wake.
+const PHASE_VALUES: usize = 16 << 10;
+
+/// Tokens of a batch that pass through a layer together. More gain next to nothing, since a part is bound by
+/// arithmetic by then, and take memory for their buffers (measured: `docs/studies/kernels/batches.md`).
+const PART_TOKENS: usize = 96;
+
+/// Threads and the instructions they use.
+#[derive(Debug, Clone)]
+pub struct Cpu {
+    /// Shared by all that computes in the process.
+    pub pool: Arc<Pool>,
+    /// What kernels are dispatched to.
+    pub instructions: Instructions,
+    /// What lets weights pass.
+    pub gate: Gate,
+}
+
+/// One matrix of a phase of products, and where its result goes.
+pub(crate) struct Product<'a> {
+    pub(crate) matrix: Matrix<'a>,
+    /// [tokens, rows]
+    pub(crate) out: &'a mut [f32],
+}
+
+/// Rows of a product that are computed in one phase, and the chunks they make.
+struct Strip<'a> {
+    matrix: Matrix<'a>,
+    rows: Range<usize>,
+    chunks: Range<usize>,
+    out: Output<'a>,
+}
+
+impl<'a> Strip<'a> {
+    /// Rows in a chunk; whole panels where tokens meet weights panel by panel.
+    fn chunk_rows(&self) -> usize {
+        let rows = (CHUNK_BYTES / self.matrix.row_bytes().max(1)).max(1);
+        if panel::pays(self.matrix.format, self.out.tokens()) {
+            rows.next_multiple_of(panel::ROWS)
+        } else {
+            rows
+        }
+    }
+
+    /// The weights of its rows.
+    fn bytes(&self) -> &'a [u8] {
+        let row = self.matrix.row_bytes();
+        &self.matrix.bytes[self.rows.start * row..self.rows.end * row]
+    }
+}
+
+impl Cpu {
+    /// A pool, and the best instructions of this processor.
+    pub fn new(pool: Arc<Pool>) -> Cpu {
+        Cpu { pool, instructions: Instructions::detect(), gate: Gate::open() }
+    }
+
+    /// The same behind a gate.
+    #[must_use]
+    pub fn behind(self, gate: Gate) -> Cpu {
+        Cpu { gate, ..self }
+    }
+
+    /// Runs `body` on chunks of `0..count` tokens of `values` numbers each, on several threads if worth it.
+    pub(crate) fn by_token(&self, count: usize, values: usize, body: impl Fn(usize) + Sync) {
+        let grain = (PHASE_VALUES / values.max(1)).max(1);
+        self.pool.for_each(count, grain, |_, range| range.for_each(&body));
+    }
+
+    /// `into = RMSNorm(rows)`.
+    pub(crate) fn normalise(&self, rows: &[f32], weight: &[f32], epsilon: f32, into: &mut Activations) {
+        let width = weight.len();
+        let tokens = rows.len() / width;
+        into.resize(tokens, width);
+        let out = SharedRows::new(into.rows_mut(), width);
+        self.by_token(tokens, width, |token| {
+            // SAFETY: each token is in one chunk.
+            let out = unsafe { out.row(token) };
+            elementwise::rms_norm(self.instructions, &rows[token * width..][..width], weight, epsilon, out);
+        });
+    }
+
+    /// `out = matrix * input` for each of the products: in one phase, or in as many as it takes while weights
+    /// arrive.
+    pub(crate) fn multiply(&self, input: &mut Activations, products: &mut [Product<'_>]) {
+        let tokens = input.tokens();
+        for product in &*products {
+            input.prepare(product.matrix.format.input_kind(), self.instructions);
+        }
+        let mut strips: Vec<Strip> = products
+            .iter_mut()
+            .map(|Product { matrix, out }| Strip {
+                matrix: *matrix,
+                rows: 0..0,
+                chunks: 0..0,
+                out: Output::new(out, tokens, matrix.rows),
+            })
+            .collect();
+        while self.next_rows(&mut strips) {
+            self.strips(input, &strips);
+            for strip in &strips {
+                self.gate.used(strip.bytes());
+            }
+        }
+    }
+
+    /// Moves each strip on to the rows that can be computed now, waiting if there are none. False at the end.
+    fn next_rows(&self, strips: &mut [Strip<'_>]) -> bool {
+        let (mut chunks, mut earlier_wait) = (0, false);
+        for strip in strips {
+            let (matrix, start) = (strip.matrix, strip.rows.end);
+            let row = matrix.row_bytes().max(1);
+            let rest = &matrix.bytes[start * row..];
+            let mut end = start;
+            if start < matrix.rows && !earlier_wait {
+                // Weights arrive in the order of use, so what comes later need not be asked for.
+                let ready = if chunks == 0 { self.gate.wait(rest, row) } else { self.gate.ready(rest) };
+                end = matrix.rows.min(start + ready / row);
+                earlier_wait = end < matrix.rows;
+            }
+            let first = chunks;
+            chunks += (end - start).div_ceil(strip.chunk_rows());
+            (strip.rows, strip.chunks) = (start..end, first..chunks);
+        }
+        chunks > 0
+    }
+
+    /// One phase over the strips' rows.
+    fn strips(&self, input: &Activations, strips: &[Strip<'_>]) {
+        let chunks = strips.last().map_or(0, |strip| strip.chunks.end);
+        self.pool.for_each(chunks, 1, |_, range| {
+            for chunk in range {
+                let strip = strips.iter().find(|strip| strip.chunks.contains(&chunk));
+                let strip = strip.expect("chunks cover the strips");
+                let rows = strip.chunk_rows();
+                let first = strip.rows.start + (chunk - strip.chunks.start) * rows;
+                let count = rows.min(strip.rows.end - first);
+                // SAFETY: each chunk is handed out once and chunks are different rows of `out`.
+                unsafe { rows_product(self.instructions, strip.matrix, first, count, input, strip.out) };
+            }
+        });
+    }
+
+    /// `gate = activation(gate) * up`, both [tokens, width].
+    fn gated(&self, gating: Gating, gate: &mut [f32], up: &[f32], width: usize) {
+        let tokens = gate.len() / width;
+        let gate = SharedRows::new(gate, width);
+        self.by_token(tokens, width, |token| {
+            // SAFETY: each token is in one chunk.
+            let gate = unsafe { gate.row(token) };
+            let up = &up[token * width..][..width];
+            match gating {
+                Gating::Silu => elementwise::swiglu(self.instructions, gate, up),
+                Gating::Gelu => elementwise::geglu(self.instructions, gate, up),
+            }
+        });
+    }
+
+    /// Adds `bias` to each of `rows` and normalises their parts of the length of `norm`, where there are such.
+    fn finish(&self, rows: &mut [f32], tokens: usize, bias: Option<&[f32]>, norm: Option<(&[f32], f32)>) {
+        if bias.is_none() && norm.is_none() {
+            return;
+        }
+        let width = rows.len() / tokens;
+        let rows = SharedRows::new(rows, width);
+        self.by_token(tokens, width, |token| {
+            // SAFETY: each token is in one chunk.
+            let row = unsafe { rows.row(token) };
+            if let Some(bias) = bias {
+                elementwise::add(self.instructions, row, bias);
+            }
+            let Some((weight, epsilon)) = norm else { return };
+            for part in row.chunks_exact_mut(weight.len()) {
+                elementwise::rms_norm_in_place(self.instructions, part, weight, epsilon);
+            }
+        });
+    }
+
+    fn add(&self, hidden: &mut [f32], change: &[f32], width: usize) {
+        let tokens = hidden.len() / width;
+        let rows = SharedRows::new(hidden, width);
+        self.by_token(tokens, width, |token| {
+            // SAFETY: each token is in one chunk.
+            let row = unsafe { rows.row(token) };
+            elementwise::add(self.instructions, row, &change[token * width..][..width]);
+        });
+    }
+}
+
+/// The fast backend.
+#[derive(Debug)]
+pub struct CpuLayers {
+    weights: Arc<Weights>,
+    cpu: Cpu,
+    /// By sequence and layer.
+    caches: BTreeMap<(u32, u32), LayerCache>,
+    buffers: Buffers,
+}
+
+/// Kept between calls, so that a token allocates nothing.
+#[derive(Debug, Default)]
+struct Buffers {
+    input: Activations,   // [tokens, embedding]
+    mixed: Activations,   // [tokens, heads * value_length]
+    inner: Activations,   // [tokens, feed_forward], first the gate
+    query: Vec<f32>,      // [tokens, heads * key_length]
+    key: Vec<f32>,        // [tokens, kv_heads * key_length]
+    value: Vec<f32>,      // [tokens, kv_heads * value_length]
+    up: Vec<f32>,         // [tokens, feed_forward]
+    change: Vec<f32>,     // [tokens, embedding]
+    turns: Vec<[f32; 2]>, // [tokens of the batch, rope_dimensions / 2]
+    scores: Vec<f32>,     // [threads, context]
+}
+
+impl CpuLayers {
+    /// For the layers given.
+    pub fn new(
+        weights: Arc<Weights>,
+        layers: impl IntoIterator<Item = u32>,
+        cache: CacheOptions,
+        cpu: Cpu,
+    ) -> CpuLayers {
+        let shape = cache.shape(weights.shape());
+        let caches = caches(layers, cache.sequences, shape);
+        let buffers =
+            Buffers { scores: vec![0.0; cpu.pool.threads() * shape.context.max(1)], ..Buffers::default() };
+        CpuLayers { weights, cpu, caches, buffers }
+    }
+}
+
+impl Backend for CpuLayers {
+    fn name(&self) -> &'static str {
+        self.cpu.instructions.name()
+    }
+
+    fn forward(&mut self, sequence: u32, layers: Range<u32>, hidden: &mut [f32], first: u32) -> ComputeCost {
+        let CpuLayers { weights, cpu, caches, buffers } = self;
+        let embedding = weights.shape().embedding as usize;
+        // Behind a gate weights are given back as soon as they were used, so that a second part would read them again.
+        let part = if cpu.gate.is_open() { PART_TOKENS } else { usize::MAX / embedding };
+        let ((), cost) = cpu.pool.measured(|| {
+            buffers.turn(weights, hidden.len() / embedding, first);
+            for layer in layers {
+                let cache =
+                    caches.get_mut(&(sequence, layer)).expect("a stage sends a backend its own layers");
+                let tensors = weights.layer(layer);
+                for (index, hidden) in hidden.chunks_mut(part * embedding).enumerate() {
+                    let (tokens, before) = (hidden.len() / embedding, index * part);
+                    buffers.resize(weights.shape(), tokens);
+                    let first = first as usize + before;
+                    let pass = Pass { weights, cpu, layer, tensors, tokens, before, first };
+                    pass.attention_block(cache, buffers, hidden);
+                    pass.feed_forward_block(buffers, hidden);
+                }
+            }
+        });
+        cost
+    }
+
+    fn cache_bytes(&self) -> u64 {
+        self.caches.values().map(|cache| cache.keys.bytes() + cache.values.bytes()).sum()
+    }
+}
+
+/// Bytes of the buffers of one pass, of its hidden rows, and of one row of logits. Less where a pass goes in parts.
+pub fn buffer_bytes(shape: &ModelShape, tokens: u32, threads: usize) -> u64 {
+    let (wide, inner) = (u64::from(shape.embedding), u64::from(shape.feed_forward));
+    let (heads, keys) = (shape.query_width() * 2, shape.key_width() + shape.value_width());
+    let numbers = u64::from(tokens) * (3 * wide + heads + keys + 5 * inner / 2)
+        + threads as u64 * u64::from(shape.context_length.min(4096))
+        + u64::from(shape.vocabulary);
+    4 * numbers
+}
+
+impl Buffers {
+    /// For a part of so many tokens.
+    fn resize(&mut self, shape: &ModelShape, tokens: usize) {
+        let (inner, wide) = (shape.feed_forward as usize, shape.embedding as usize);
+        self.query.resize(tokens * shape.query_width() as usize, 0.0);
+        self.key.resize(tokens * shape.key_width() as usize, 0.0);
+        self.value.resize(tokens * shape.value_width() as usize, 0.0);
+        self.inner.resize(tokens, inner);
+        self.up.resize(tokens * inner, 0.0);
+        self.change.resize(tokens * wide, 0.0);
+    }
+
+    /// How far the rotary embedding turns each token of a batch.
+    fn turn(&mut self, weights: &Weights, tokens: usize, first: u32) {
+        let rope = &weights.hyperparameters().rope;
+        let pairs = rope.frequencies.len();
+        self.turns.resize(tokens * pairs, [0.0; 2]);
+        for (position, turns) in (first..).zip(self.turns.chunks_exact_mut(pairs)) {
+            rope.turns(position, turns);
+        }
+    }
+}
+
+/// One layer over one part of a batch.
+struct Pass<'a> {
+    weights: &'a Weights,
+    cpu: &'a Cpu,
+    layer: u32,
+    tensors: &'a LayerTensors,
+    tokens: usize,
+    /// Tokens of the batch before this part.
+    before: usize,
+    /// Position of its first token.
+    first: usize,
+}
+
+impl Pass<'_> {
+    fn attention_block(&self, cache: &mut LayerCache, buffers: &mut Buffers, hidden: &mut [f32]) {
+        let (weights, cpu, tensors) = (self.weights, self.cpu, self.tensors);
+        let epsilon = weights.hyperparameters().epsilon;
+        let Buffers { input, mixed, query, key, value, change, .. } = buffers;
+        cpu.normalise(hidden, weights.vector(tensors.attention_norm), epsilon, input);
+        let mut products = [
+            Product { matrix: weights.matrix(tensors.query), out: query },
+            Product { matrix: weights.matrix(tensors.key), out: key },
+            Product { matrix: weights.matrix(tensors.value), out: value },
+        ];
+        cpu.multiply(input, &mut products);
+        self.finish(query, tensors.biases.query, tensors.query_norm);
+        self.finish(key, tensors.biases.key, tensors.key_norm);
+        self.finish(value, tensors.biases.value, None);
+        let pairs = weights.hyperparameters().rope.frequencies.len();
+        let turns = &buffers.turns[self.before * pairs..][..self.tokens * pairs];
+        self.rotate_and_store(cache, query, key, value, turns);
+        self.attend(cache, query, &mut buffers.scores, mixed);
+        let matrix = weights.matrix(tensors.attention_output);
+        let width = matrix.rows;
+        cpu.multiply(mixed, &mut [Product { matrix, out: change }]);
+        self.finish(change, tensors.biases.attention_output, tensors.post_attention_norm);
+        cpu.add(hidden, change, width);
+    }
+
+    fn feed_forward_block(&self, buffers: &mut Buffers, hidden: &mut [f32]) {
+        let (weights, cpu, tensors) = (self.weights, self.cpu, self.tensors);
+        let numbers = weights.hyperparameters();
+        let Buffers { input, inner, up, change, .. } = buffers;
+        cpu.normalise(hidden, weights.vector(tensors.feed_forward_norm), numbers.epsilon, input);
+        let mut products = [
+            Product { matrix: weights.matrix(tensors.gate), out: inner.rows_mut() },
+            Product { matrix: weights.matrix(tensors.up), out: up },
+        ];
+        cpu.multiply(input, &mut products);
+        self.finish(inner.rows_mut(), tensors.biases.gate, None);
+        self.finish(up, tensors.biases.up, None);
+        let matrix = weights.matrix(tensors.down);
+        cpu.gated(numbers.gating, inner.rows_mut(), up, matrix.length);
+        let width = matrix.rows;
+        cpu.multiply(inner, &mut [Product { matrix, out: change }]);
+        self.finish(change, tensors.biases.down, tensors.post_feed_forward_norm);
+        cpu.add(hidden, change, width);
+    }
+
+    fn finish(&self, rows: &mut [f32], bias: Option<Tensor>, norm: Option<Tensor>) {
+        let (weights, epsilon) = (self.weights, self.weights.hyperparameters().epsilon);
+        let bias = bias.map(|bias| weights.vector(bias));
+        let norm = norm.map(|norm| (weights.vector(norm), epsilon));
+        self.cpu.finish(rows, self.tokens, bias, norm);
+    }
+
+    fn rotate_and_store(
+        &self,
+        cache: &mut LayerCache,
+        query: &mut [f32],
+        key: &mut [f32],
+        value: &[f32],
+        turns: &[[f32; 2]],
+    ) {
+        let shape = self.weights.shape();
+        let (key_length, value_length) = (shape.key_length as usize, shape.value_length as usize);
+        let (query_width, key_width) = (shape.query_width() as usize, shape.key_width() as usize);
+        let (pairs, style) = (turns.len() / self.tokens, self.weights.hyperparameters().rope.pairs);
+        let (queries, keys) = (SharedRows::new(query, query_width), SharedRows::new(key, key_width));
+        self.cpu.by_token(self.tokens, query_width + key_width, |token| {
+            // SAFETY: each token is in one chunk.
+            let (query, key) = unsafe { (queries.row(token), keys.row(token)) };
+            for head in query.chunks_exact_mut(key_length).chain(key.chunks_exact_mut(key_length)) {
+                let turns = &turns[token * pairs..][..pairs];
+                match style {
+                    Pairs::Neighbours => elementwise::rotate(self.cpu.instructions, head, turns),
+                    Pairs::Halves => elementwise::rotate_halves(self.cpu.instructions, head, turns),
+                }
+            }
+        });
+        for (token, (keys, values)) in
+            key.chunks_exact(key_width).zip(value.chunks_exact(shape.value_width() as usize)).enumerate()
+        {
+            for (head, key) in keys.chunks_exact(key_length).enumerate() {
+                cache.keys.set(head, self.first + token, key);
+            }
+            for (head, value) in values.chunks_exact(value_length).enumerate() {
+                cache.values.set(head, self.first + token, value);
+            }
+        }
+    }
+
+    fn attend(&self, cache: &LayerCache, query: &[f32], scores: &mut [f32], mixed: &mut Activations) {
+        let shape = self.weights.shape();
+        let (key_length, value_length) = (shape.key_length as usize, shape.value_length as usize);
+        let heads = shape.heads as usize;
+        let group = heads / shape.kv_heads as usize;
+        let numbers = self.weights.hyperparameters();
+        let scoring = Scoring { scale: numbers.attention_scale, cap: numbers.attention_cap };
+        mixed.resize(self.tokens, heads * value_length);
+        let out = SharedRows::new(mixed.rows_mut(), value_length);
+        let context = scores.len() / self.cpu.pool.threads();
+        let scores = SharedRows::new(scores, context);
+        // Numbers read for one head of the last token.
+        let values = (self.first + self.tokens) * (key_length + value_length);
+        let grain = (PHASE_VALUES / values).max(1);
+        self.cpu.pool.for_each(self.tokens * heads, grain, |participant, range| {
+            // SAFETY: each participant has a row of its own.
+            let scores = unsafe { scores.row(participant) };
+            for item in range {
+                let (token, head) = (item / heads, item % heads);
+                let position = self.first + token;
+                let seen = numbers.first_seen(self.layer, position)..position + 1;
+                let keys = cache.keys.rows(head / group, seen.clone());
+                let values = cache.values.rows(head / group, seen.clone());
+                let query = &query[item * key_length..][..key_length];
+                // SAFETY: each pair of token and head is in one chunk.
+                let out = unsafe { out.row(item) };
+                let scores = &mut scores[..seen.len()];
+                attention::attend(self.cpu.instructions, query, scoring, keys, values, scores, out);
+            }
+        });
+    }
+}

@@ -1,0 +1,206 @@
+//! What does a layer of each architecture compute, and with which numbers?
+//!
+//! With h a hidden row and x = RMSNorm(h):
+//!
+//! ```text
+//! q, k, v = W_q x + b_q, W_k x + b_k, W_v x + b_v           biases where the file has them; always in qwen2
+//! q, k = RMSNorm of each head                               qwen3
+//! rotate each head of q and k by the token's position       crate::rope
+//! h += N(W_o attention(q, K, V))                            K, V: this and earlier positions; N: gemma2
+//! x = RMSNorm(h);  h += N(W_down (f(W_gate x) * W_up x))    f = silu; gelu (tanh) in gemma and gemma2
+//! ```
+//!
+//! and after the last layer logits = `W_output` RMSNorm(h). Gemma scales embeddings by `sqrt(width)`; Gemma 2 also caps
+//! attention scores and logits, x to `c tanh(x / c)`, and lets every other layer see a window of positions only.
+//! Sources: Touvron et al. 2023; Qwen, Gemma, Gemma 2 and InternLM 2 technical reports; the GGUF specification for the
+//! keys.
+//!
+//! Here: the numbers of that pass. Which tensors there are is `crate::weights::tensors`; the pass itself is written
+//! twice, plainly in [`crate::oracle`] and for speed in [`crate::cpu`].
+
+use hearth_profiles::gguf::{GgufError, Metadata};
+use hearth_profiles::model::{Architecture, ModelShape};
+
+use crate::error::ExecError;
+use crate::rope::Rope;
+
+/// What is done with the gate of the feed-forward block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gating {
+    /// `x sigmoid(x)`.
+    Silu,
+    /// `x/2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`.
+    Gelu,
+}
+
+/// What the forward pass needs besides dimensions and weights.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Hyperparameters {
+    /// Added to the mean square in RMSNorm.
+    pub epsilon: f32,
+    /// How heads are rotated.
+    pub rope: Rope,
+    /// Multiplies the rows of the embedding.
+    pub embedding_scale: Option<f32>,
+    /// Multiplies attention scores.
+    pub attention_scale: f32,
+    /// Soft cap of attention scores.
+    pub attention_cap: Option<f32>,
+    /// Soft cap of logits.
+    pub logit_cap: Option<f32>,
+    /// Positions that the layers of even number see, the token's own among them; the others see all.
+    pub window: Option<u32>,
+    /// The feed-forward block's activation.
+    pub gating: Gating,
+}
+
+/// Soft cap of Gemma 2's attention scores where the file has none.
+/// source: Gemma 2 technical report, section 2
+const ATTENTION_CAP: f32 = 50.0;
+/// Soft cap of Gemma 2's logits where the file has none.
+/// source: Gemma 2 technical report, section 2
+const LOGIT_CAP: f32 = 30.0;
+/// Window of Gemma 2 where the file has none.
+/// source: Gemma 2 technical report, section 2
+const WINDOW: u32 = 4096;
+/// Layers of Gemma 2 27B, whose queries are scaled by `embedding / heads` instead of the key length. The file does not
+/// say so.
+/// source: Gemma 2 technical report, table 1, and its published configuration (`query_pre_attn_scalar`)
+const GEMMA2_27B_LAYERS: u32 = 46;
+
+impl Hyperparameters {
+    /// From the metadata; `factors` divide the rotary frequencies.
+    pub(crate) fn read(
+        metadata: &Metadata,
+        shape: &ModelShape,
+        factors: Option<&[f32]>,
+    ) -> Result<Hyperparameters, ExecError> {
+        let key = |name: &str| format!("{}.{name}", shape.architecture);
+        let epsilon_key = key("attention.layer_norm_rms_epsilon");
+        let epsilon = metadata.get_f32(&epsilon_key)?;
+        let epsilon = epsilon.ok_or_else(|| GgufError::MissingKey { key: epsilon_key.clone() })?;
+        positive(&epsilon_key, epsilon)?;
+        let gemma = matches!(shape.architecture, Architecture::Gemma | Architecture::Gemma2);
+        let second = shape.architecture == Architecture::Gemma2;
+        let cap = |name: &str, default: f32| {
+            if !second {
+                return Ok(None);
+            }
+            let key = key(name);
+            let cap = metadata.get_f32(&key)?.unwrap_or(default);
+            positive(&key, cap).map(|()| Some(cap))
+        };
+        Ok(Hyperparameters {
+            epsilon,
+            rope: Rope::read(metadata, shape, factors)?,
+            embedding_scale: gemma.then(|| (shape.embedding as f32).sqrt()),
+            attention_scale: 1.0 / attention_divisor(shape).sqrt(),
+            attention_cap: cap("attn_logit_softcapping", ATTENTION_CAP)?,
+            logit_cap: cap("final_logit_softcapping", LOGIT_CAP)?,
+            window: if second { window(metadata, &key("attention.sliding_window"))? } else { None },
+            gating: if gemma { Gating::Gelu } else { Gating::Silu },
+        })
+    }
+
+    /// Positions that `layer` sees, the token's own among them; nothing if it sees all.
+    pub fn window_of(&self, layer: u32) -> Option<u32> {
+        self.window.filter(|_| layer.is_multiple_of(2))
+    }
+
+    /// The first position that the token at `position` sees in `layer`.
+    pub(crate) fn first_seen(&self, layer: u32, position: usize) -> usize {
+        self.window_of(layer).map_or(0, |window| (position + 1).saturating_sub(window as usize))
+    }
+}
+
+/// Scores are divided by the root of this.
+fn attention_divisor(shape: &ModelShape) -> f32 {
+    if shape.architecture == Architecture::Gemma2 && shape.layers.0 == GEMMA2_27B_LAYERS {
+        return (shape.embedding / shape.heads) as f32;
+    }
+    shape.key_length as f32
+}
+
+fn window(metadata: &Metadata, key: &str) -> Result<Option<u32>, ExecError> {
+    let window = metadata.get_u32(key)?.unwrap_or(WINDOW);
+    if window == 0 {
+        let hint = "a token sees at least itself; convert the model again";
+        return Err(ExecError::Metadata { key: key.into(), found: window.to_string(), hint });
+    }
+    Ok(Some(window))
+}
+
+pub(crate) fn positive(key: &str, value: f32) -> Result<(), ExecError> {
+    if value.is_finite() && value > 0.0 {
+        return Ok(());
+    }
+    Err(ExecError::Metadata {
+        key: key.into(),
+        found: value.to_string(),
+        hint: "it must be positive; convert the model again",
+    })
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use hearth_profiles::gguf::Value;
+    use hearth_profiles::units::Layers;
+
+    use super::*;
+
+    pub(crate) fn shape() -> ModelShape {
+        ModelShape {
+            architecture: Architecture::Llama,
+            layers: Layers(1),
+            embedding: 8,
+            feed_forward: 8,
+            heads: 2,
+            kv_heads: 1,
+            key_length: 4,
+            value_length: 4,
+            vocabulary: 10,
+            tied_embeddings: true,
+            context_length: 16,
+        }
+    }
+
+    /// Keys of llama.
+    pub(crate) fn metadata(keys: &[(&str, Value)]) -> Metadata {
+        keys_of("llama", keys)
+    }
+
+    fn keys_of(architecture: &str, keys: &[(&str, Value)]) -> Metadata {
+        let mut metadata = Metadata::default();
+        for (key, value) in keys {
+            metadata.insert(format!("{architecture}.{key}"), value.clone());
+        }
+        metadata
+    }
+
+    const EPSILON: (&str, Value) = ("attention.layer_norm_rms_epsilon", Value::F32(1e-5));
+
+    #[test]
+    fn epsilon_is_asked_for() {
+        assert!(Hyperparameters::read(&metadata(&[]), &shape(), None).is_err());
+        let zero = metadata(&[("attention.layer_norm_rms_epsilon", Value::F32(0.0))]);
+        assert!(Hyperparameters::read(&zero, &shape(), None).is_err());
+        let plain = Hyperparameters::read(&metadata(&[EPSILON]), &shape(), None).unwrap();
+        assert_eq!((plain.attention_scale, plain.window, plain.logit_cap), (0.5, None, None));
+        assert_eq!(plain.first_seen(0, 1000), 0);
+    }
+
+    #[test]
+    fn every_other_layer_of_gemma_2_sees_a_window() {
+        let keys = keys_of("gemma2", &[EPSILON, ("attention.sliding_window", Value::U32(3))]);
+        let gemma = ModelShape { architecture: Architecture::Gemma2, ..shape() };
+        let numbers = Hyperparameters::read(&keys, &gemma, None).unwrap();
+        let first = |layer| [0, 2, 3, 10].map(|position| numbers.first_seen(layer, position));
+        assert_eq!((first(0), first(1)), ([0, 0, 1, 8], [0; 4]));
+        assert_eq!((numbers.attention_cap, numbers.logit_cap), (Some(50.0), Some(30.0)));
+        assert_eq!(numbers.embedding_scale, Some(8f32.sqrt()));
+        let large = ModelShape { layers: Layers(46), embedding: 32, ..gemma.clone() };
+        assert_eq!(Hyperparameters::read(&keys, &large, None).unwrap().attention_scale, 0.25);
+        let none = keys_of("gemma2", &[EPSILON, ("attention.sliding_window", Value::U32(0))]);
+        assert!(Hyperparameters::read(&none, &gemma, None).is_err());
+    }
+}

@@ -1,0 +1,48 @@
+//! The parts of one device that runs a language model: weights, tokenizer, layers, sampler.
+//!
+//! Weights are mapped ([`Weights`]), a stage of the ring runs layers over rows of activations ([`Stage`]), the
+//! head turns tokens into rows and rows into logits ([`Head`]); a tokenizer and a sampler stand at the ends.
+//!
+//! Not here: the kernels (`hearth_kernels`) and what joins several devices (`hearth_ring`).
+
+pub mod accelerator;
+pub mod backend;
+pub mod cache;
+pub mod chat;
+pub mod clock;
+pub mod cost;
+pub mod cpu;
+pub mod error;
+pub mod fetched;
+pub mod head;
+pub mod hyperparameters;
+pub mod memory;
+pub mod oracle;
+pub mod pages;
+pub mod pool;
+pub mod profile;
+pub mod read_counter;
+pub mod residency;
+pub mod rope;
+mod rows;
+pub mod sampler;
+pub mod speed;
+pub mod stage;
+pub mod synth;
+pub mod tokenizer;
+pub mod weights;
+
+pub use accelerator::{AcceleratedPlace, Accelerator, NoBackend, Progress};
+pub use backend::{Backend, CacheOptions};
+pub use cache::CacheFormat;
+pub use chat::{ChatTemplate, Message};
+pub use cost::ComputeCost;
+pub use cpu::{Cpu, CpuLayers};
+pub use error::ExecError;
+pub use head::Head;
+pub use oracle::Oracle;
+pub use pool::{Pool, PoolOptions};
+pub use sampler::{Sampler, SamplerOptions};
+pub use stage::Stage;
+pub use tokenizer::{TextStream, Tokenizer};
+pub use weights::{Extent, Weights};

@@ -1,0 +1,165 @@
+//! What would the plainest forward pass give?
+//!
+//! One thread, one token at a time, one row at a time, scalar kernels: the equations of [`crate::hyperparameters`] in
+//! their order, and nothing else. The fast backend must give the same bits.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::backend::{Backend, CacheOptions};
+use crate::cache::{LayerCache, caches};
+use crate::cost::ComputeCost;
+use crate::hyperparameters::Gating;
+use hearth_kernels::attention::Scoring;
+use hearth_kernels::product::{Matrix, scalar_dot};
+use hearth_kernels::{Activations, Instructions, attention, elementwise};
+use crate::pool::{Pool, PoolOptions};
+use crate::rope::Pairs;
+use crate::weights::tensors::Tensor;
+use crate::weights::Weights;
+
+const SCALAR: Instructions = Instructions::SCALAR;
+
+/// The backend to compare others with.
+#[derive(Debug)]
+pub struct Oracle {
+    weights: Arc<Weights>,
+    /// By sequence and layer.
+    caches: BTreeMap<(u32, u32), LayerCache>,
+    /// Of one thread; it measures.
+    pool: Pool,
+}
+
+impl Oracle {
+    /// For the layers given.
+    pub fn new(
+        weights: Arc<Weights>,
+        layers: impl IntoIterator<Item = u32>,
+        cache: CacheOptions,
+    ) -> std::io::Result<Oracle> {
+        let shape = cache.shape(weights.shape());
+        let caches = caches(layers, cache.sequences, shape);
+        let pool = Pool::new(PoolOptions { threads: 1, pin: false, spin_ns: 0 })?;
+        Ok(Oracle { weights, caches, pool })
+    }
+}
+
+impl Backend for Oracle {
+    fn name(&self) -> &'static str {
+        "oracle"
+    }
+
+    fn forward(&mut self, sequence: u32, layers: Range<u32>, hidden: &mut [f32], first: u32) -> ComputeCost {
+        let Oracle { weights, caches, pool } = self;
+        let width = weights.shape().embedding as usize;
+        let ((), cost) = pool.measured(|| {
+            for layer in layers {
+                let cache =
+                    caches.get_mut(&(sequence, layer)).expect("a stage sends a backend its own layers");
+                for (position, row) in (first..).zip(hidden.chunks_exact_mut(width)) {
+                    attention_block(weights, layer, cache, row, position);
+                    feed_forward_block(weights, layer, row);
+                }
+            }
+        });
+        cost
+    }
+
+    fn cache_bytes(&self) -> u64 {
+        self.caches.values().map(|cache| cache.keys.bytes() + cache.values.bytes()).sum()
+    }
+}
+
+/// One row of input times a matrix, with the input rounded as its format asks for: what every kernel is compared with.
+pub fn product(matrix: Matrix<'_>, input: &[f32]) -> Vec<f32> {
+    let mut activations = Activations::default();
+    activations.resize(1, input.len());
+    activations.rows_mut().copy_from_slice(input);
+    activations.prepare(matrix.format.input_kind(), SCALAR);
+    (0..matrix.rows).map(|row| scalar_dot(matrix.format, matrix.row(row), &activations, 0)).collect()
+}
+
+fn normalised(row: &[f32], weight: &[f32], epsilon: f32) -> Vec<f32> {
+    let mut out = vec![0.0; row.len()];
+    elementwise::rms_norm(SCALAR, row, weight, epsilon, &mut out);
+    out
+}
+
+fn add_bias(weights: &Weights, row: &mut [f32], bias: Option<Tensor>) {
+    if let Some(bias) = bias {
+        elementwise::add(SCALAR, row, weights.vector(bias));
+    }
+}
+
+fn normalise_each(weights: &Weights, rows: &mut [f32], norm: Option<Tensor>) {
+    if let Some(norm) = norm {
+        let (weight, epsilon) = (weights.vector(norm), weights.hyperparameters().epsilon);
+        for row in rows.chunks_exact_mut(weight.len()) {
+            elementwise::rms_norm_in_place(SCALAR, row, weight, epsilon);
+        }
+    }
+}
+
+fn attention_block(weights: &Weights, layer: u32, cache: &mut LayerCache, row: &mut [f32], position: u32) {
+    let (tensors, shape, numbers) = (weights.layer(layer), weights.shape(), weights.hyperparameters());
+    let (key_length, value_length) = (shape.key_length as usize, shape.value_length as usize);
+    let input = normalised(row, weights.vector(tensors.attention_norm), numbers.epsilon);
+    let mut query = product(weights.matrix(tensors.query), &input);
+    let mut key = product(weights.matrix(tensors.key), &input);
+    let mut value = product(weights.matrix(tensors.value), &input);
+    add_bias(weights, &mut query, tensors.biases.query);
+    add_bias(weights, &mut key, tensors.biases.key);
+    add_bias(weights, &mut value, tensors.biases.value);
+    normalise_each(weights, &mut query, tensors.query_norm);
+    normalise_each(weights, &mut key, tensors.key_norm);
+
+    let mut turns = vec![[0.0; 2]; numbers.rope.frequencies.len()];
+    numbers.rope.turns(position, &mut turns);
+    for head in query.chunks_exact_mut(key_length).chain(key.chunks_exact_mut(key_length)) {
+        match numbers.rope.pairs {
+            Pairs::Neighbours => elementwise::rotate(SCALAR, head, &turns),
+            Pairs::Halves => elementwise::rotate_halves(SCALAR, head, &turns),
+        }
+    }
+    for (head, key) in key.chunks_exact(key_length).enumerate() {
+        cache.keys.set(head, position as usize, key);
+    }
+    for (head, value) in value.chunks_exact(value_length).enumerate() {
+        cache.values.set(head, position as usize, value);
+    }
+
+    let seen = numbers.first_seen(layer, position as usize)..position as usize + 1;
+    let group = (shape.heads / shape.kv_heads) as usize;
+    let scoring = Scoring { scale: numbers.attention_scale, cap: numbers.attention_cap };
+    let mut mixed = vec![0.0; shape.heads as usize * value_length];
+    let mut scores = vec![0.0; seen.len()];
+    for (head, (query, out)) in
+        query.chunks_exact(key_length).zip(mixed.chunks_exact_mut(value_length)).enumerate()
+    {
+        let keys = cache.keys.rows(head / group, seen.clone());
+        let values = cache.values.rows(head / group, seen.clone());
+        attention::attend(SCALAR, query, scoring, keys, values, &mut scores, out);
+    }
+    let mut change = product(weights.matrix(tensors.attention_output), &mixed);
+    add_bias(weights, &mut change, tensors.biases.attention_output);
+    normalise_each(weights, &mut change, tensors.post_attention_norm);
+    elementwise::add(SCALAR, row, &change);
+}
+
+fn feed_forward_block(weights: &Weights, layer: u32, row: &mut [f32]) {
+    let (tensors, numbers) = (weights.layer(layer), weights.hyperparameters());
+    let input = normalised(row, weights.vector(tensors.feed_forward_norm), numbers.epsilon);
+    let mut gate = product(weights.matrix(tensors.gate), &input);
+    let mut up = product(weights.matrix(tensors.up), &input);
+    add_bias(weights, &mut gate, tensors.biases.gate);
+    add_bias(weights, &mut up, tensors.biases.up);
+    match numbers.gating {
+        Gating::Silu => elementwise::swiglu(SCALAR, &mut gate, &up),
+        Gating::Gelu => elementwise::geglu(SCALAR, &mut gate, &up),
+    }
+    let mut change = product(weights.matrix(tensors.down), &gate);
+    add_bias(weights, &mut change, tensors.biases.down);
+    normalise_each(weights, &mut change, tensors.post_feed_forward_norm);
+    elementwise::add(SCALAR, row, &change);
+}

@@ -1,0 +1,180 @@
+//! Which token comes next?
+//!
+//! Greedy: the largest logit, the lowest id of equals. Otherwise the k most likely tokens at the given
+//! temperature, of those the fewest that together have probability p, and one of these by a `ChaCha8` stream
+//! from the seed. The exponential is the project's own, so a seed gives the same text on every platform.
+
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use crate::error::ExecError;
+use hearth_kernels::exponential;
+
+/// How tokens are chosen.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SamplerOptions {
+    /// Zero is greedy.
+    pub temperature: f32,
+    /// At most so many candidates; zero is all.
+    pub top_k: usize,
+    /// The fewest candidates that together are so likely; one is all.
+    pub top_p: f32,
+    /// Of the random stream.
+    pub seed: u64,
+}
+
+impl Default for SamplerOptions {
+    fn default() -> SamplerOptions {
+        SamplerOptions { temperature: 0.0, top_k: 40, top_p: 0.95, seed: 0 }
+    }
+}
+
+/// Chooses tokens.
+#[derive(Debug, Clone)]
+pub struct Sampler {
+    options: SamplerOptions,
+    stream: ChaCha8Rng,
+    candidates: Vec<u32>,
+}
+
+impl Sampler {
+    /// With these options, if they make sense.
+    pub fn new(options: SamplerOptions) -> Result<Sampler, ExecError> {
+        let SamplerOptions { temperature, top_p, .. } = options;
+        if !(temperature.is_finite() && temperature >= 0.0) {
+            let (name, range) = ("temperature", "zero (greedy) or more");
+            return Err(ExecError::Sampling { name, value: temperature, range });
+        }
+        if !(top_p > 0.0 && top_p <= 1.0) {
+            let (name, range) = ("top_p", "more than 0 and at most 1");
+            return Err(ExecError::Sampling { name, value: top_p, range });
+        }
+        let stream = ChaCha8Rng::seed_from_u64(options.seed);
+        Ok(Sampler { options, stream, candidates: Vec::new() })
+    }
+
+    /// The same choices from a stream of its own: that of the seed and the number of a sequence. Number 0 has the
+    /// stream of the seed alone.
+    #[must_use]
+    pub fn for_sequence(&self, sequence: u32) -> Sampler {
+        let mut stream = ChaCha8Rng::seed_from_u64(self.options.seed);
+        stream.set_stream(u64::from(sequence));
+        Sampler { options: self.options, stream, candidates: Vec::new() }
+    }
+
+    /// The next token after these logits, `[vocabulary]`.
+    pub fn sample(&mut self, logits: &[f32]) -> u32 {
+        if self.options.temperature == 0.0 {
+            return greedy(logits);
+        }
+        let more_likely = |a: &u32, b: &u32| {
+            let (x, y) = (logits[*a as usize], logits[*b as usize]);
+            y.total_cmp(&x).then_with(|| a.cmp(b))
+        };
+        self.candidates.clear();
+        self.candidates.extend((0..logits.len() as u32).filter(|&token| !logits[token as usize].is_nan()));
+        let Some(last) = self.candidates.len().checked_sub(1) else { return 0 };
+        let keep = if self.options.top_k == 0 { last + 1 } else { self.options.top_k.min(last + 1) };
+        if keep <= last {
+            self.candidates.select_nth_unstable_by(keep, more_likely);
+            self.candidates.truncate(keep);
+        }
+        self.candidates.sort_unstable_by(more_likely);
+        let best = logits[self.candidates[0] as usize];
+        let weight =
+            |token: u32| f64::from(exponential((logits[token as usize] - best) / self.options.temperature));
+        let weights: Vec<f64> = self.candidates.iter().map(|&token| weight(token)).collect();
+        let wanted = f64::from(self.options.top_p) * weights.iter().sum::<f64>();
+        let mut sum = 0.0;
+        let mut kept = weights.len();
+        for (index, weight) in weights.iter().enumerate() {
+            sum += weight;
+            if sum >= wanted {
+                kept = index + 1;
+                break;
+            }
+        }
+        // 53 bits, the numbers an f64 has between 0 and 1.
+        let uniform = (self.stream.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+        let mut left = uniform * sum;
+        for (index, weight) in weights[..kept].iter().enumerate() {
+            left -= weight;
+            if left < 0.0 {
+                return self.candidates[index];
+            }
+        }
+        self.candidates[kept - 1]
+    }
+}
+
+/// The token with the largest logit, the lowest id of equals.
+pub fn greedy(logits: &[f32]) -> u32 {
+    let mut best = 0;
+    for (token, &logit) in logits.iter().enumerate() {
+        if logit > logits[best] || logits[best].is_nan() {
+            best = token;
+        }
+    }
+    best as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sampler(temperature: f32, top_k: usize, top_p: f32) -> Sampler {
+        Sampler::new(SamplerOptions { temperature, top_k, top_p, seed: 7 }).unwrap()
+    }
+
+    #[test]
+    fn greedy_takes_the_first_of_the_largest() {
+        assert_eq!(greedy(&[f32::NAN, 1.0, 3.0, 3.0]), 2);
+        assert_eq!(sampler(0.0, 0, 1.0).sample(&[0.5, -1.0]), 0);
+    }
+
+    #[test]
+    fn only_likely_tokens_are_drawn() {
+        // Probabilities 0.64, 0.24, 0.09, 0.03.
+        let logits = [1.0, 3.0, 2.0, 0.0];
+        let drawn = |mut sampler: Sampler| {
+            let mut seen = [0; 4];
+            for _ in 0..2000 {
+                seen[sampler.sample(&logits) as usize] += 1;
+            }
+            seen
+        };
+        let all = drawn(sampler(1.0, 0, 1.0));
+        assert!((1200..1370).contains(&all[1]) && all[3] > 30, "{all:?}");
+        let two = drawn(sampler(1.0, 2, 1.0));
+        assert!(two[0] == 0 && two[3] == 0 && two[2] > 400, "{two:?}");
+        // 0.64 < 0.8 <= 0.64 + 0.24.
+        let likely = drawn(sampler(1.0, 0, 0.8));
+        assert!(likely[0] == 0 && likely[3] == 0 && likely[2] > 400, "{likely:?}");
+    }
+
+    #[test]
+    fn a_seed_is_a_text() {
+        let logits: Vec<f32> = (0..50).map(|token| (token * 7 % 11) as f32).collect();
+        let draw = || {
+            let mut sampler = sampler(0.8, 40, 0.95);
+            (0..100).map(|_| sampler.sample(&logits)).collect::<Vec<_>>()
+        };
+        assert_eq!(draw(), draw());
+    }
+
+    #[test]
+    fn a_sequence_has_a_stream_of_its_own() {
+        let logits: Vec<f32> = (0..50).map(|token| (token * 7 % 11) as f32).collect();
+        let draw = |mut sampler: Sampler| (0..30).map(|_| sampler.sample(&logits)).collect::<Vec<_>>();
+        let seed = sampler(0.8, 40, 0.95);
+        let [first, second, third] = [0, 1, 2].map(|sequence| draw(seed.for_sequence(sequence)));
+        assert_eq!(first, draw(seed.clone()));
+        assert!(first != second && second != third && first != third, "{first:?}");
+    }
+
+    #[test]
+    fn a_negative_temperature_is_refused() {
+        let options = SamplerOptions { temperature: -1.0, ..SamplerOptions::default() };
+        assert!(Sampler::new(options).unwrap_err().to_string().starts_with("`temperature` is -1"));
+    }
+}

@@ -1,0 +1,212 @@
+//! How does a node of the ring run its layers?
+//!
+//! A stage owns some ranges of layers (its windows) and their KV caches. The ring hands it rows of activations
+//! and says which of its layers to run; one process with one stage of all layers is the same code. Everything
+//! a peer could get wrong is checked here.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), hearth_runtime::ExecError> {
+//! use std::sync::Arc;
+//! use hearth_runtime::{CacheFormat, CacheOptions, Cpu, Head, Pool, PoolOptions, Stage, Weights};
+//!
+//! let weights = Arc::new(Weights::open("llama.gguf")?);
+//! let pool = Pool::new(PoolOptions::default()).map_err(|source| hearth_runtime::ExecError::Threads { source })?;
+//! let cpu = Cpu::new(Arc::new(pool));
+//! let layers = 0..weights.shape().layers.0;
+//! let cache = CacheOptions { context: 2048, format: CacheFormat::F16, sequences: 1 };
+//! let mut stage = Stage::on_cpu(Arc::clone(&weights), std::slice::from_ref(&layers), cache, cpu.clone())?;
+//! let mut head = Head::new(weights, cpu);
+//!
+//! let tokens = [1, 15043];
+//! let mut hidden = head.embed(&tokens)?; // [tokens, embedding]
+//! stage.forward(layers, &mut hidden, &[0, 1])?;
+//! let logits = head.logits_of_last(&hidden)?; // [vocabulary]
+//! # Ok(())
+//! # }
+//! ```
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::backend::{Backend, CacheOptions};
+use crate::cost::ComputeCost;
+use crate::cpu::{Cpu, CpuLayers};
+use crate::error::ExecError;
+use crate::weights::Weights;
+
+/// Some layers of a model, with their KV caches.
+pub struct Stage {
+    weights: Arc<Weights>,
+    owned: Vec<Range<u32>>,
+    context: u32,
+    /// Positions that the cache of each sequence and layer holds.
+    filled: BTreeMap<(u32, u32), u32>,
+    /// What is done to the hidden rows after every layer.
+    after_layer: Option<fn(&mut [f32])>,
+    backend: Box<dyn Backend>,
+}
+
+impl Stage {
+    /// Over the layers in `owned`, computed on the processors of this device.
+    pub fn on_cpu(
+        weights: Arc<Weights>,
+        owned: &[Range<u32>],
+        cache: CacheOptions,
+        cpu: Cpu,
+    ) -> Result<Stage, ExecError> {
+        check_owned(&weights, owned)?;
+        let layers = owned.iter().cloned().flatten();
+        let backend = CpuLayers::new(Arc::clone(&weights), layers, cache, cpu);
+        Stage::new(weights, owned, cache, Box::new(backend))
+    }
+
+    /// Over the layers in `owned`, computed by `backend`, which has caches as `cache` says.
+    pub fn new(
+        weights: Arc<Weights>,
+        owned: &[Range<u32>],
+        cache: CacheOptions,
+        backend: Box<dyn Backend>,
+    ) -> Result<Stage, ExecError> {
+        check_owned(&weights, owned)?;
+        let layers = || owned.iter().cloned().flatten();
+        let of = |sequence| layers().map(move |layer| ((sequence, layer), 0));
+        let filled = (0..cache.sequences).flat_map(of).collect();
+        Ok(Stage {
+            weights,
+            owned: owned.to_vec(),
+            context: cache.context,
+            filled,
+            after_layer: None,
+            backend,
+        })
+    }
+
+    /// Does this to the hidden rows after every layer: rounds them, so that they can travel in fewer bytes.
+    #[must_use]
+    pub fn after_layer(mut self, rounding: fn(&mut [f32])) -> Stage {
+        self.after_layer = Some(rounding);
+        self
+    }
+
+    /// Runs `layers` over tokens of the first sequence, see [`Stage::forward_of`].
+    pub fn forward(
+        &mut self,
+        layers: Range<u32>,
+        hidden: &mut [f32],
+        positions: &[u32],
+    ) -> Result<ComputeCost, ExecError> {
+        self.forward_of(0, layers, hidden, positions)
+    }
+
+    /// Runs `layers`, all of one owned range, over `hidden` [tokens, embedding] of a sequence in place.
+    ///
+    /// `positions` are consecutive. They may begin before the end of what was cached, which forgets the rest
+    /// (a rejected draft), but not after it.
+    pub fn forward_of(
+        &mut self,
+        sequence: u32,
+        layers: Range<u32>,
+        hidden: &mut [f32],
+        positions: &[u32],
+    ) -> Result<ComputeCost, ExecError> {
+        if !self.owned.iter().any(|own| own.start <= layers.start && layers.end <= own.end) {
+            return Err(ExecError::Layers { asked: layers, owned: self.owned.clone() });
+        }
+        let embedding = self.weights.shape().embedding as usize;
+        if hidden.len() != positions.len() * embedding {
+            let (found, tokens) = (hidden.len(), positions.len());
+            return Err(ExecError::Hidden { found, tokens, embedding });
+        }
+        let Some((first, end)) = self.check_positions(sequence, &layers, positions)? else {
+            return Ok(ComputeCost::default());
+        };
+        let mut cost = ComputeCost::default();
+        if let Some(rounding) = self.after_layer {
+            for layer in layers.clone() {
+                cost += self.backend.forward(sequence, layer..layer + 1, hidden, first);
+                rounding(hidden);
+            }
+        } else {
+            cost = self.backend.forward(sequence, layers.clone(), hidden, first);
+        }
+        for layer in layers {
+            self.filled.insert((sequence, layer), end);
+        }
+        Ok(cost)
+    }
+
+    /// The logits of rows after all layers, if the backend holds the output matrix. Not finite where weights are no
+    /// numbers.
+    pub fn logits(&mut self, hidden: &[f32]) -> Option<(Vec<f32>, ComputeCost)> {
+        self.backend.logits(hidden)
+    }
+
+    /// Forgets cached positions of all sequences from `length` on.
+    pub fn truncate(&mut self, length: u32) {
+        for filled in self.filled.values_mut() {
+            *filled = (*filled).min(length);
+        }
+    }
+
+    /// Forgets those of one sequence.
+    pub fn roll_back(&mut self, sequence: u32, length: u32) {
+        for (_, filled) in self.filled.iter_mut().filter(|((of, _), _)| *of == sequence) {
+            *filled = (*filled).min(length);
+        }
+    }
+
+    /// The ranges of layers it owns.
+    pub fn owned(&self) -> &[Range<u32>] {
+        &self.owned
+    }
+
+    /// The backend's name, for traces.
+    pub fn backend_name(&self) -> &'static str {
+        self.backend.name()
+    }
+
+    /// Whether what the plan gave to a GPU is computed there.
+    pub fn has_gpu(&self) -> bool {
+        self.backend.has_gpu()
+    }
+
+    /// Bytes of its KV caches.
+    pub fn cache_bytes(&self) -> u64 {
+        self.backend.cache_bytes()
+    }
+
+    /// First position and end, or nothing to do.
+    fn check_positions(
+        &self,
+        sequence: u32,
+        layers: &Range<u32>,
+        positions: &[u32],
+    ) -> Result<Option<(u32, u32)>, ExecError> {
+        let Some(&first) = positions.first() else { return Ok(None) };
+        // A sequence without a cache holds nothing, and can hold nothing.
+        let filled = layers.clone().map(|layer| self.filled.get(&(sequence, layer)).copied());
+        let Some(filled) = filled.min().flatten() else {
+            return Err(ExecError::Sequence { sequence });
+        };
+        let end = u64::from(first) + positions.len() as u64;
+        let consecutive =
+            positions.iter().zip(u64::from(first)..).all(|(&at, wanted)| u64::from(at) == wanted);
+        if !consecutive || first > filled || end > u64::from(self.context) {
+            let (end, count) = (u32::try_from(end).unwrap_or(u32::MAX), positions.len());
+            return Err(ExecError::Positions { first, end, count, filled, context: self.context });
+        }
+        Ok(Some((first, end as u32)))
+    }
+}
+
+fn check_owned(weights: &Weights, owned: &[Range<u32>]) -> Result<(), ExecError> {
+    let all = 0..weights.shape().layers.0;
+    for (index, range) in owned.iter().enumerate() {
+        let overlaps = owned[..index].iter().any(|other| range.start < other.end && other.start < range.end);
+        if range.start >= range.end || range.end > all.end || overlaps || !weights.holds(range.clone()) {
+            return Err(ExecError::Layers { asked: range.clone(), owned: vec![all] });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,301 @@
+//! Which random bytes are weights of a given spread in a given format?
+//!
+//! A chunk is filled with random bytes at once; then the few fields of each block that may not be arbitrary (scales,
+//! minima, factors) are made from the random bits that lie there. Weights have mean zero and standard deviation
+//! `spread`, so that activations stay of order one whatever the width. Scales stay in the normal range of f16
+//! (6.1e-5 and above). Layouts are those of ggml-common.h.
+//!
+//! F32, F16 and BF16 weights are sums of four uniform 16-bit numbers, close to a normal distribution and, unlike one
+//! computed with logarithms, the same bits on every machine.
+
+use half::{bf16, f16};
+use hearth_profiles::Format;
+use rand::Rng;
+use rand_chacha::ChaCha8Rng;
+
+/// The least scale: just above the smallest normal f16.
+const LEAST_SCALE: f32 = 6.2e-5;
+
+/// Standard deviation of the sum of four uniform numbers from 0 to 65535.
+const FOUR_UNIFORM: f32 = 37_837.227;
+
+/// What the weights of a tensor look like.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Spread {
+    /// Their mean; quantised formats have zero.
+    pub mean: f32,
+    /// Their standard deviation.
+    pub deviation: f32,
+}
+
+/// Fills `out` (a whole number of blocks) with weights; `scratch` is reused between calls.
+pub(super) fn fill(
+    format: Format,
+    spread: Spread,
+    rng: &mut ChaCha8Rng,
+    out: &mut [u8],
+    scratch: &mut Vec<u8>,
+) {
+    let deviation = spread.deviation;
+    match format {
+        Format::F32 => numbers::<4>(spread, rng, out, scratch, f32::to_le_bytes),
+        Format::F16 => numbers::<2>(spread, rng, out, scratch, |value| f16::from_f32(value).to_le_bytes()),
+        Format::Bf16 => numbers::<2>(spread, rng, out, scratch, |value| bf16::from_f32(value).to_le_bytes()),
+        Format::Q4_0 => quants::<18>(rng, out, |block| q4_0(block, deviation)),
+        Format::Q4_1 => quants::<20>(rng, out, |block| q4_1(block, deviation)),
+        Format::Q5_0 => quants::<22>(rng, out, |block| q5_0(block, deviation)),
+        Format::Q5_1 => quants::<24>(rng, out, |block| q5_1(block, deviation)),
+        Format::Q8_0 => quants::<34>(rng, out, |block| q8_0(block, deviation)),
+        Format::Q2K => quants::<84>(rng, out, |block| q2_k(block, deviation)),
+        Format::Q3K => quants::<110>(rng, out, |block| q3_k(block, deviation)),
+        Format::Q4K => quants::<144>(rng, out, |block| q4_k(block, deviation)),
+        Format::Q5K => quants::<176>(rng, out, |block| q5_k(block, deviation)),
+        Format::Q6K => quants::<210>(rng, out, |block| q6_k(block, deviation)),
+        Format::Iq1S => quants::<50>(rng, out, |block| iq1_s(block, deviation)),
+        Format::Iq4Nl => quants::<18>(rng, out, |block| iq4_nl(block, deviation)),
+        Format::Iq4Xs => quants::<136>(rng, out, |block| iq4_xs(block, deviation)),
+    }
+}
+
+/// Numbers of N bytes each, from eight random bytes each.
+fn numbers<const N: usize>(
+    spread: Spread,
+    rng: &mut ChaCha8Rng,
+    out: &mut [u8],
+    scratch: &mut Vec<u8>,
+    bytes: impl Fn(f32) -> [u8; N],
+) {
+    scratch.resize(out.len() / N * 8, 0);
+    rng.fill_bytes(scratch);
+    for (weight, bits) in out.as_chunks_mut::<N>().0.iter_mut().zip(scratch.as_chunks::<8>().0) {
+        *weight = bytes(normal(*bits, spread));
+    }
+}
+
+/// Random blocks of N bytes, each finished by `finish`.
+fn quants<const N: usize>(rng: &mut ChaCha8Rng, out: &mut [u8], finish: impl Fn(&mut [u8; N])) {
+    rng.fill_bytes(out);
+    out.as_chunks_mut::<N>().0.iter_mut().for_each(finish);
+}
+
+fn normal(bits: [u8; 8], spread: Spread) -> f32 {
+    let sum: u32 = bits.as_chunks::<2>().0.iter().map(|&pair| u32::from(u16::from_le_bytes(pair))).sum();
+    spread.mean + (sum as f32 - 131_070.0) * (spread.deviation / FOUR_UNIFORM)
+}
+
+/// A factor from `least` to `most` made from 15 random bits.
+fn between(bits: u16, least: f32, most: f32) -> f32 {
+    least + f32::from(bits & 0x7fff) * ((most - least) / 32_768.0)
+}
+
+fn bits16(block: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([block[at], block[at + 1]])
+}
+
+fn put_f16(block: &mut [u8], at: usize, value: f32) {
+    block[at..at + 2].copy_from_slice(&f16::from_f32(value).to_le_bytes());
+}
+
+/// `[d: f16][q: i8; 32]`, q uniform from -127 to 127 (standard deviation 73.3).
+fn q8_0(block: &mut [u8; 34], deviation: f32) {
+    let scale = deviation / 73.3 * between(bits16(block, 0), 0.8, 1.25);
+    put_f16(block, 0, scale);
+    for quant in &mut block[2..] {
+        // -128 is not used by quantisers.
+        *quant = if *quant == 0x80 { 0 } else { *quant };
+    }
+}
+
+/// A scale of random sign, for formats whose integers do not have the mean zero.
+fn signed_scale(block: &mut [u8], at: usize, scale: f32) {
+    let bits = bits16(block, at);
+    let sign = if bits & 0x8000 == 0 { 1.0 } else { -1.0 };
+    put_f16(block, at, sign * scale * between(bits, 0.8, 1.25));
+}
+
+/// `[d: f16][two 4-bit q a byte; 16]`, weight `d (q - 8)`, q uniform (standard deviation 4.61, with its mean 4.64). q
+/// has the mean 7.5, so d has a random sign.
+fn q4_0(block: &mut [u8; 18], deviation: f32) {
+    signed_scale(block, 0, deviation / 4.64);
+}
+
+/// `[d: f16][m: f16][two 4-bit q a byte; 16]`, weight `d q + m`. With m = -7.5 d the mean is zero.
+fn q4_1(block: &mut [u8; 20], deviation: f32) {
+    let scale = deviation / 4.61 * between(bits16(block, 0), 0.8, 1.25);
+    put_f16(block, 0, scale);
+    put_f16(block, 2, -7.5 * scale);
+}
+
+/// `[d: f16][fifth bits: 4][two 4-bit q a byte; 16]`, weight `d (q - 16)` (standard deviation with its mean 9.25).
+fn q5_0(block: &mut [u8; 22], deviation: f32) {
+    signed_scale(block, 0, deviation / 9.25);
+}
+
+/// `[d: f16][m: f16][fifth bits: 4][two 4-bit q a byte; 16]`, weight `d q + m`, as `q4_1`.
+fn q5_1(block: &mut [u8; 24], deviation: f32) {
+    let scale = deviation / 9.23 * between(bits16(block, 0), 0.8, 1.25);
+    put_f16(block, 0, scale);
+    put_f16(block, 2, -15.5 * scale);
+}
+
+/// `[d: f16][two 4-bit q a byte; 16]`, weight `d value[q]`; the 16 values have the root mean square 67.4.
+fn iq4_nl(block: &mut [u8; 18], deviation: f32) {
+    signed_scale(block, 0, deviation / 67.4);
+}
+
+/// `[d: f16][upper bits of eight scales: 2][lower bits: 4][two 4-bit q a byte; 128]`, weight `d (scale - 32) value[q]`,
+/// scale - 32 one of -4..-1 and 1..4 (root mean square 2.74).
+fn iq4_xs(block: &mut [u8; 136], deviation: f32) {
+    let mut high = 0u16;
+    for at in 0..8 {
+        let byte = 4 + at / 2;
+        let shift = 4 * (at % 2);
+        let random = block[byte] >> shift & 7;
+        let scale = 28 + random + u8::from(random >= 4);
+        block[byte] = block[byte] & !(15 << shift) | (scale & 15) << shift;
+        high |= u16::from(scale >> 4) << (2 * at);
+    }
+    block[2..4].copy_from_slice(&high.to_le_bytes());
+    let scale = k_scale(bits16(block, 0), deviation / (67.4 * 2.74));
+    put_f16(block, 0, scale);
+}
+
+/// `[d: f16][rows of the book: 32][scales, signs and upper bits of rows: 16]`, weight `d scale (g +- 1/8)`, scale odd
+/// from 1 to 15 (root mean square 9.22), g from the book (with the eighth 0.781).
+fn iq1_s(block: &mut [u8; 50], deviation: f32) {
+    let bits = bits16(block, 0);
+    let sign = if bits & 0x8000 == 0 { 1.0 } else { -1.0 };
+    put_f16(block, 0, sign * k_scale(bits, deviation / (9.22 * 0.781)));
+}
+
+/// A K-quant's scale of scales.
+fn k_scale(bits: u16, scale: f32) -> f32 {
+    scale.max(LEAST_SCALE) * between(bits, 1.0, 1.2)
+}
+
+/// `[scales and minima of four bits: 16][four 2-bit q a byte; 64][d: f16][dmin: f16]`, weight `d scale q - dmin
+/// minimum`. Scales from 8 to 15 (root mean square 11.7), the minimum the same, q of standard deviation 1.12.
+fn q2_k(block: &mut [u8; 84], deviation: f32) {
+    for packed in &mut block[..16] {
+        let scale = 8 + (*packed & 7);
+        *packed = scale | scale << 4;
+    }
+    let scale = k_scale(bits16(block, 80), deviation / (11.7 * 1.12));
+    put_f16(block, 80, scale);
+    put_f16(block, 82, 1.5 * scale);
+}
+
+/// `[third bits: 32][four 2-bit q a byte; 64][sixteen 6-bit scales: 12][d: f16]`, weight `d (scale - 32) (q - 4)`,
+/// scale - 32 of random sign from 4 to 11 (root mean square 7.84), q - 4 of 2.35.
+fn q3_k(block: &mut [u8; 110], deviation: f32) {
+    let random: [u8; 8] = std::array::from_fn(|at| block[96 + at]);
+    block[96..108].fill(0);
+    for at in 0..16 {
+        let bits = random[at % 8] >> (4 * (at / 8));
+        let magnitude = 4 + (bits & 7);
+        let scale = if bits & 8 == 0 { 32 + magnitude } else { 32 - magnitude };
+        block[96 + at % 8] |= (scale & 15) << (4 * (at / 8));
+        block[104 + at % 4] |= (scale >> 4) << (2 * (at / 4));
+    }
+    let scale = k_scale(bits16(block, 108), deviation / (7.84 * 2.35));
+    put_f16(block, 108, scale);
+}
+
+/// `[d: f16][dmin: f16][eight 6-bit scales and minima: 12 bytes][two 4-bit q a byte; 128]`, weight
+/// `d scale q - dmin minimum`. With minimum = scale and dmin = 7.5 d the mean is zero.
+fn q4_k(block: &mut [u8; 144], deviation: f32) {
+    // Scales from 16 to 47, root mean square 33.
+    let scale = k_scale(bits16(block, 0), deviation / (33.0 * 4.61));
+    put_f16(block, 0, scale);
+    put_f16(block, 2, 7.5 * scale);
+    let scales = std::array::from_fn(|at| 16 + (block[4 + at] & 31));
+    put_scales(block, scales);
+}
+
+/// `[d: f16][dmin: f16][eight 6-bit scales and minima: 12 bytes][fifth bits: 32][two 4-bit q a byte; 128]`, as `q4_k`.
+fn q5_k(block: &mut [u8; 176], deviation: f32) {
+    // Scales from 8 to 23, root mean square 16.2; smaller than those of q4_k, so that d stays a normal number.
+    let scale = k_scale(bits16(block, 0), deviation / (16.2 * 9.23));
+    put_f16(block, 0, scale);
+    put_f16(block, 2, 15.5 * scale);
+    let scales = std::array::from_fn(|at| 8 + (block[4 + at] & 15));
+    put_scales(block, scales);
+}
+
+/// Scales, minima (the same), and the low bits of the last four of both.
+fn put_scales(block: &mut [u8], scales: [u8; 8]) {
+    for at in 0..4 {
+        let (low, high) = (scales[at], scales[at + 4]);
+        let first = low | ((high >> 4) << 6);
+        block[4 + at] = first;
+        block[8 + at] = first;
+        block[12 + at] = (high & 15) | ((high & 15) << 4);
+    }
+}
+
+/// `[ql: 128][qh: 64][scales: i8; 16][d: f16]`, weight `d scale (q - 32)`, scales of random sign from 4 to 12.
+fn q6_k(block: &mut [u8; 210], deviation: f32) {
+    for scale in &mut block[192..208] {
+        let magnitude = (4 + ((u16::from(*scale & 0x7f) * 9) >> 7)) as i8;
+        *scale = if *scale & 0x80 == 0 { magnitude } else { -magnitude } as u8;
+    }
+    let scale = k_scale(bits16(block, 208), deviation / (8.4 * 18.47));
+    put_f16(block, 208, scale);
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::SeedableRng;
+
+    use super::*;
+    use hearth_kernels::{Supported, dequantise};
+
+    fn filled(format: Format, deviation: f32, weights: u64) -> Vec<u8> {
+        let mut out = vec![0; format.row_bytes(weights).unwrap().0 as usize];
+        let mut rng = ChaCha8Rng::seed_from_u64(7);
+        fill(format, Spread { mean: 0.0, deviation }, &mut rng, &mut out, &mut Vec::new());
+        out
+    }
+
+    /// Mean and standard deviation.
+    fn moments(weights: &[f32]) -> (f32, f32) {
+        let count = weights.len() as f64;
+        let mean = weights.iter().map(|&w| f64::from(w)).sum::<f64>() / count;
+        let variance = weights.iter().map(|&w| (f64::from(w) - mean).powi(2)).sum::<f64>() / count;
+        (mean as f32, variance.sqrt() as f32)
+    }
+
+    fn f16_at(block: &[u8], at: usize) -> f32 {
+        f16::from_bits(bits16(block, at)).to_f32()
+    }
+
+    /// Weights of a chunk, as the executor decodes them.
+    fn decoded(format: Format, bytes: &[u8]) -> Vec<f32> {
+        let format = Supported::of(format).unwrap();
+        let mut weights = vec![0.0; bytes.len() / format.row_bytes(256).unwrap() * 256];
+        dequantise(format, bytes, &mut weights).unwrap();
+        weights
+    }
+
+    #[test]
+    fn weights_have_mean_zero_and_the_spread_asked_for() {
+        for &format in Format::ALL {
+            // Factors of blocks of 256 lie from 1.0 to 1.2, so their spread is up to 12 % wider.
+            let widest = if format.block_len() == 256 { 1.15 } else { 1.06 };
+            let deviation = 1.0 / 4096f32.sqrt();
+            let weights = decoded(format, &filled(format, deviation, 1 << 18));
+            let (mean, found) = moments(&weights);
+            assert!(mean.abs() < deviation / 50.0, "{format}: mean {mean}");
+            assert!((0.98..widest).contains(&(found / deviation)), "{format}: {}", found / deviation);
+        }
+    }
+
+    #[test]
+    fn scales_are_normal_numbers_however_small_the_spread() {
+        let large = Format::ALL.iter().filter(|format| format.block_len() == 256);
+        for (&format, at) in large.zip([80, 108, 0, 0, 208, 0, 0]) {
+            let block = filled(format, 1e-9, 256);
+            assert!(f16_at(&block, at).abs() >= 6.1e-5, "{format}");
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! How can a 70B plan be rehearsed without a 40 GB download?
+//!
+//! With a model of the same shape and random weights: a valid GGUF file that llama.cpp opens, of any shape and in
+//! every format there is, pure or mixed as in `q4_k_m`. It says nothing sensible, but reads, computes and occupies
+//! as the real one does. Weights have mean zero and standard deviation `gain / sqrt(row length)`, so that
+//! activations stay of order one through all layers; norms are near one; the embedding has a deviation of one half.
+//!
+//! Every chunk of every tensor has its own random stream, from (seed, tensor name, chunk): the same options give the
+//! same bytes whatever the number of threads, and a tensor does not depend on the tensors around it.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use hearth_runtime::synth::{self, SynthOptions};
+//!
+//! let options = SynthOptions::preset("tiny")?;
+//! let made = synth::synthesise(&options, "tiny.gguf".as_ref(), &mut |done, total| {
+//!     eprint!("\r{} %", 100 * done / total);
+//! })?;
+//! println!("{} parameters in {}", made.parameters, made.file_bytes);
+//! # Ok(())
+//! # }
+//! ```
+
+mod blocks;
+mod header;
+mod space;
+mod stream;
+mod tokens;
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use hearth_profiles::Bytes;
+use hearth_profiles::gguf::{HeaderError, TensorInfo};
+use hearth_profiles::model::{
+    BlockError, ModelDocument, ModelShape, Quant, ShapeError, UnknownModel, shipped_document,
+};
+pub use stream::unfinished;
+pub use tokens::Tokenizer;
+
+/// What to synthesise.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SynthOptions {
+    /// `general.name` of the file.
+    pub name: String,
+    /// The model's dimensions.
+    pub shape: ModelShape,
+    /// The formats of its tensors.
+    pub quant: Quant,
+    /// Decides every weight.
+    pub seed: u64,
+    /// Widens the weights; 1 keeps activations of order one.
+    pub gain: f32,
+    /// The kind of tokenizer.
+    pub tokenizer: Tokenizer,
+    /// Base of the rotary embedding.
+    pub rope_base: f32,
+    /// Whether to add `rope_freqs.weight`, factors of about two, as Llama 3.1 has it. Llama only.
+    pub rope_frequencies: bool,
+    /// Threads that make weights.
+    pub threads: usize,
+}
+
+/// What was synthesised.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Synthesised {
+    /// The file.
+    pub path: PathBuf,
+    /// Its size.
+    pub file_bytes: Bytes,
+    /// Weights in it.
+    pub parameters: u64,
+    /// Tensors in it.
+    pub tensors: usize,
+}
+
+/// Why a model cannot be synthesised.
+#[derive(Debug, thiserror::Error)]
+pub enum SynthError {
+    /// Dimensions that no model has.
+    #[error(transparent)]
+    Shape(#[from] ShapeError),
+    /// Rows that are not whole blocks.
+    #[error(transparent)]
+    Block(#[from] BlockError),
+    /// Something that the format cannot express.
+    #[error(transparent)]
+    Header(#[from] HeaderError),
+    /// Too few tokens for the tokenizer's bytes, or more than letter n-grams can fill.
+    #[error("a vocabulary of {found} tokens cannot be synthesised: at least {least}, at most about 900000")]
+    Vocabulary {
+        /// The size asked for.
+        found: u32,
+        /// The least possible.
+        least: u32,
+    },
+    /// Rotated dimensions come in pairs.
+    #[error("a key length of {found} cannot be rotated in pairs: use an even one")]
+    KeyLength {
+        /// The length asked for.
+        found: u32,
+    },
+    /// Weights that would overflow or vanish.
+    #[error("a gain of {found} gives weights that overflow or vanish: use one from {least} to {most}")]
+    Gain {
+        /// The gain asked for.
+        found: f32,
+        /// The least possible.
+        least: f32,
+        /// The largest possible.
+        most: f32,
+    },
+    /// Gemma has no output head of its own.
+    #[error("a {architecture} model always ties its head to the embedding: set `tied_embeddings`")]
+    Untied {
+        /// The architecture.
+        architecture: String,
+    },
+    /// Factors that the forward pass of the architecture has no place for.
+    #[error("a {architecture} model has no factors of rotary frequencies: leave them out, or use llama")]
+    RopeFactors {
+        /// The architecture.
+        architecture: String,
+    },
+    /// The disk is too full.
+    #[error(
+        "`{path}` needs {need} and its disk has {available} left: free some space or write elsewhere",
+        path = .path.display()
+    )]
+    Space {
+        /// The file to be written.
+        path: PathBuf,
+        /// Its size.
+        need: Bytes,
+        /// What the disk has.
+        available: Bytes,
+    },
+    /// The operating system refused.
+    #[error("cannot {verb} `{path}`: {source}", path = .path.display())]
+    Io {
+        /// What was tried.
+        verb: &'static str,
+        /// On which file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// Gains that keep weights and their blocks' scales within f16.
+/// source: assumed; 1 keeps activations of order one
+const GAINS: std::ops::RangeInclusive<f32> = 1e-3..=1e3;
+
+/// Short names of shipped models that are large.
+const ALIASES: &[(&str, &str)] = &[("8b", "llama-8b"), ("70b", "llama-70b")];
+
+impl SynthOptions {
+    /// A model of this shape, seed 1, as its architecture's defaults have it.
+    pub fn new(name: &str, shape: ModelShape, quant: Quant) -> SynthOptions {
+        // Llama 3 raised the base with the width; small models keep the classic one.
+        let rope_base = if shape.embedding >= 2048 { 500_000.0 } else { 10_000.0 };
+        SynthOptions {
+            name: name.to_owned(),
+            tokenizer: Tokenizer::of(shape.architecture),
+            shape,
+            quant,
+            seed: 1,
+            gain: 1.0,
+            rope_base,
+            rope_frequencies: false,
+            threads: std::thread::available_parallelism().map_or(2, usize::from),
+        }
+    }
+
+    /// `tiny`, `120m`, `1b`, `3b`, `8b`, `70b`, or any shipped model's name, with that model's quantisation. A plan
+    /// made for the shipped model fits the file.
+    pub fn preset(name: &str) -> Result<SynthOptions, UnknownModel> {
+        let alias = ALIASES.iter().find(|(alias, _)| *alias == name);
+        let document = shipped_document(alias.map_or(name, |(_, full)| full))?;
+        Ok(SynthOptions::from_document(&document))
+    }
+
+    /// A model as the document describes it.
+    pub fn from_document(document: &ModelDocument) -> SynthOptions {
+        // A document that was parsed has a readable quantisation.
+        let quant = document.quant.parse().unwrap_or(Quant::Q4KM);
+        SynthOptions::new(&document.name, document.shape(), quant)
+    }
+}
+
+/// Writes the model to `path`, calling `progress` with the bytes of tensors written and their total. The file
+/// appears under its name when it is complete; memory stays constant whatever its size.
+pub fn synthesise(
+    options: &SynthOptions,
+    path: &Path,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Synthesised, SynthError> {
+    let plan = header::plan(options)?;
+    space::check(path, Bytes(plan.layout.file_bytes))?;
+    stream::write(options, &plan, path, progress)?;
+    Ok(Synthesised {
+        path: path.to_owned(),
+        file_bytes: Bytes(plan.layout.file_bytes),
+        parameters: plan.layout.tensors.iter().map(TensorInfo::elements).sum(),
+        tensors: plan.layout.tensors.len(),
+    })
+}

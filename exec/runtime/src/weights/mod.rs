@@ -1,0 +1,335 @@
+//! Where do the weights lie, and which bytes belong to which layer?
+//!
+//! The files of a model are mapped, never read: a page comes from disk when a kernel first touches it, or
+//! earlier if a prefetcher asks for it by [`Extent`]. [`Weights::open`] checks every tensor that the forward
+//! pass will use (`crate::weights::tensors`); after that, using them cannot fail.
+//!
+//! Not here: when to fetch and drop pages. The ring decides that with the extents.
+
+pub(crate) mod tensors;
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use hearth_core::schedule::Part;
+use hearth_profiles::gguf::GgufModel;
+use hearth_profiles::model::ModelShape;
+use memmap2::Mmap;
+
+use crate::error::ExecError;
+use crate::fetched::is_partial;
+use crate::hyperparameters::Hyperparameters;
+use hearth_kernels::product::Matrix;
+use crate::weights::tensors::{Biases, LayerTensors, Table, Tensor};
+
+/// A run of bytes in one of a model's files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Extent {
+    /// Which file.
+    pub part: usize,
+    /// First byte.
+    pub offset: u64,
+    /// Number of bytes.
+    pub length: u64,
+}
+
+/// A model whose files are mapped and whose tensor table is checked.
+#[derive(Debug)]
+pub struct Weights {
+    model: GgufModel,
+    shape: ModelShape,
+    hyperparameters: Hyperparameters,
+    maps: Vec<Mmap>,
+    files: Vec<File>,
+    layers: Vec<LayerTensors>,
+    embedding: Tensor,
+    output: OutputTensors,
+    /// The only layers that are here, where a part of the model was fetched.
+    held: Option<BTreeSet<u32>>,
+}
+
+/// A layer's tensors in the mapped files. Matrices and biases are those of query, key, value, attention output, gate, up
+/// and down, in this order.
+#[derive(Debug, Clone, Copy)]
+pub struct LayerWeights<'a> {
+    /// As they are stored.
+    pub matrices: [Matrix<'a>; 7],
+    /// What is added to their products, `[rows]` each.
+    pub biases: [Option<&'a [f32]>; 7],
+    /// Before attention, `[embedding]`.
+    pub attention_norm: &'a [f32],
+    /// Before the feed-forward block, `[embedding]`.
+    pub feed_forward_norm: &'a [f32],
+    /// Of each head of queries, `[key_length]`.
+    pub query_norm: Option<&'a [f32]>,
+    /// Of each head of keys, `[key_length]`.
+    pub key_norm: Option<&'a [f32]>,
+    /// Of what attention adds, `[embedding]`.
+    pub post_attention_norm: Option<&'a [f32]>,
+    /// Of what the feed-forward block adds, `[embedding]`.
+    pub post_feed_forward_norm: Option<&'a [f32]>,
+}
+
+/// What turns hidden rows into logits.
+#[derive(Debug)]
+struct OutputTensors {
+    norm: Tensor,
+    matrix: Tensor,
+    bias: Option<Tensor>,
+}
+
+impl OutputTensors {
+    fn vectors(&self) -> impl Iterator<Item = Tensor> {
+        [Some(self.norm), self.bias].into_iter().flatten()
+    }
+}
+
+impl Weights {
+    /// Maps the model at `path`; of a split model, any part.
+    pub fn open(path: impl AsRef<Path>) -> Result<Weights, ExecError> {
+        let model = GgufModel::open(path)?;
+        match model.parts.iter().find(|part| is_partial(part)) {
+            Some(part) => Err(ExecError::Partial { path: part.clone() }),
+            None => Weights::of(model, None),
+        }
+    }
+
+    /// Maps a model of which these layers were fetched. Nothing else of it can be used.
+    pub fn open_fetched(path: &Path, layers: BTreeSet<u32>) -> Result<Weights, ExecError> {
+        Weights::of(GgufModel::open(path)?, Some(layers))
+    }
+
+    /// Whether these layers are here.
+    pub fn holds(&self, mut layers: Range<u32>) -> bool {
+        self.held.as_ref().is_none_or(|held| layers.all(|layer| held.contains(&layer)))
+    }
+
+    /// Whether the whole model is here.
+    pub fn is_whole(&self) -> bool {
+        self.held.is_none()
+    }
+
+    fn of(model: GgufModel, held: Option<BTreeSet<u32>>) -> Result<Weights, ExecError> {
+        let shape = model.shape()?;
+        let mapped = model.parts.iter().map(|part| map(part)).collect::<Result<Vec<_>, _>>()?;
+        let (maps, files): (Vec<_>, Vec<_>) = mapped.into_iter().unzip();
+        let table = Table::new(&model, &maps, shape.architecture);
+        let (wide, vocabulary) = (u64::from(shape.embedding), u64::from(shape.vocabulary));
+        let layers = (0..shape.layers.0).map(|layer| table.layer(layer, &shape)).collect::<Result<_, _>>()?;
+        let embedding = table.matrix("token_embd.weight", wide, vocabulary)?;
+        let output = match table.find("output.weight") {
+            Some(_) => table.matrix("output.weight", wide, vocabulary)?,
+            None => embedding,
+        };
+        let output_norm = table.vector("output_norm.weight", wide)?;
+        let output_bias = table.optional_vector("output.bias", vocabulary)?;
+        let factors = table.rope_factors(crate::rope::rotated(&model.metadata, &shape)?)?;
+        table.nothing_is_left_out()?;
+        let hyperparameters = Hyperparameters::read(&model.metadata, &shape, factors.as_deref())?;
+        let output = OutputTensors { norm: output_norm, matrix: output, bias: output_bias };
+        Ok(Weights { model, shape, hyperparameters, maps, files, layers, embedding, output, held })
+    }
+
+    /// The header.
+    pub fn model(&self) -> &GgufModel {
+        &self.model
+    }
+
+    /// Layers, widths and heads.
+    pub fn shape(&self) -> &ModelShape {
+        &self.shape
+    }
+
+    /// The numbers of the forward pass that are not dimensions.
+    pub fn hyperparameters(&self) -> &Hyperparameters {
+        &self.hyperparameters
+    }
+
+    /// The files, in the order that [`Extent::part`] counts them.
+    pub fn parts(&self) -> &[PathBuf] {
+        &self.model.parts
+    }
+
+    /// Bytes of one layer, neighbours merged. A layer the model does not have has none.
+    pub fn layer_extents(&self, layer: u32) -> Vec<Extent> {
+        self.layers.get(layer as usize).map(|layer| merged(layer.all())).unwrap_or_default()
+    }
+
+    /// Bytes of several layers, neighbours merged.
+    pub fn layers_extents(&self, layers: Range<u32>) -> Vec<Extent> {
+        merged(layers.filter_map(|layer| self.layers.get(layer as usize)).flat_map(LayerTensors::all))
+    }
+
+    /// Bytes of the input embedding; a token reads one row of it.
+    pub fn embedding_extents(&self) -> Vec<Extent> {
+        merged([self.embedding])
+    }
+
+    /// Bytes of the input embedding, unless the table is the output matrix as well, which is read in order.
+    pub fn embedding_alone(&self) -> Option<Extent> {
+        Some(self.embedding.extent).filter(|table| *table != self.output.matrix.extent)
+    }
+
+    /// The embedding rows of tokens, unless the table is the output matrix as well.
+    pub fn embedding_rows<'a>(&'a self, tokens: &'a [u32]) -> impl Iterator<Item = Extent> + 'a {
+        let row = self.embedding.extent.length / self.embedding.rows.max(1) as u64;
+        let table = self.embedding_alone().into_iter();
+        table.flat_map(move |table| {
+            let row_of = move |&token: &u32| Extent {
+                offset: table.offset + u64::from(token) * row,
+                length: row,
+                ..table
+            };
+            tokens.iter().map(row_of)
+        })
+    }
+
+    /// Bytes of what turns hidden rows into logits; those of the embedding if the two are tied.
+    pub fn head_extents(&self) -> Vec<Extent> {
+        merged(self.output.vectors().chain([self.output.matrix]))
+    }
+
+    /// Bytes of what a schedule reads as one, neighbours merged.
+    pub fn part_extents(&self, part: &Part) -> Vec<Extent> {
+        match part {
+            Part::Layers(layers) => self.layers_extents(layers.clone()),
+            Part::Output => self.head_extents(),
+        }
+    }
+
+    /// Matrices of a part, in the order in which they are used.
+    pub fn matrices_of(&self, part: &Part) -> Vec<Extent> {
+        let extents = |layer: &LayerTensors| layer.matrices().map(|tensor| tensor.extent);
+        match part {
+            Part::Layers(layers) => {
+                layers.clone().filter_map(|layer| self.layers.get(layer as usize)).flat_map(extents).collect()
+            }
+            Part::Output => vec![self.output.matrix.extent],
+        }
+    }
+
+    /// The small rest of a part: norms and biases.
+    pub fn vectors_of(&self, part: &Part) -> Vec<Extent> {
+        let extents = |layer: &LayerTensors| layer.vectors().map(|tensor| tensor.extent);
+        match part {
+            Part::Layers(layers) => {
+                layers.clone().filter_map(|layer| self.layers.get(layer as usize)).flat_map(extents).collect()
+            }
+            Part::Output => self.output.vectors().map(|tensor| tensor.extent).collect(),
+        }
+    }
+
+    /// How many bytes a part has.
+    pub fn part_bytes(&self, part: &Part) -> u64 {
+        self.part_extents(part).iter().map(|extent| extent.length).sum()
+    }
+
+    /// The mapped bytes of an extent, for advice to the system and for checksums. `None` if it does not lie
+    /// within its file.
+    pub fn bytes(&self, extent: Extent) -> Option<&[u8]> {
+        let start = usize::try_from(extent.offset).ok()?;
+        let end = start.checked_add(usize::try_from(extent.length).ok()?)?;
+        self.maps.get(extent.part)?.get(start..end)
+    }
+
+    /// The file of an extent.
+    pub fn file(&self, extent: Extent) -> Option<&File> {
+        self.files.get(extent.part)
+    }
+
+    /// The files, in the order that [`Extent::part`] counts them.
+    pub fn files(&self) -> &[File] {
+        &self.files
+    }
+
+    /// The mapped files.
+    pub fn mappings(&self) -> impl Iterator<Item = &[u8]> {
+        self.maps.iter().map(|map| &map[..])
+    }
+
+    /// The tensors of a layer, for a backend that keeps them elsewhere.
+    ///
+    /// # Panics
+    /// If the model has no such layer; a stage sends a backend only its own.
+    pub fn layer_weights(&self, layer: u32) -> LayerWeights<'_> {
+        let tensors = self.layer(layer);
+        let vector = |tensor: Option<Tensor>| tensor.map(|tensor| self.vector(tensor));
+        let Biases { query, key, value, attention_output, gate, up, down } = tensors.biases;
+        LayerWeights {
+            matrices: tensors.matrices().map(|tensor| self.matrix(tensor)),
+            biases: [query, key, value, attention_output, gate, up, down].map(vector),
+            attention_norm: self.vector(tensors.attention_norm),
+            feed_forward_norm: self.vector(tensors.feed_forward_norm),
+            query_norm: vector(tensors.query_norm),
+            key_norm: vector(tensors.key_norm),
+            post_attention_norm: vector(tensors.post_attention_norm),
+            post_feed_forward_norm: vector(tensors.post_feed_forward_norm),
+        }
+    }
+
+    /// The norm before the logits, their matrix, and what is added to them.
+    pub fn output_weights(&self) -> (&[f32], Matrix<'_>, Option<&[f32]>) {
+        (self.output_norm(), self.output_matrix(), self.output_bias())
+    }
+
+    pub(crate) fn layer(&self, layer: u32) -> &LayerTensors {
+        &self.layers[layer as usize]
+    }
+
+    pub(crate) fn embedding_matrix(&self) -> Matrix<'_> {
+        self.matrix(self.embedding)
+    }
+
+    pub(crate) fn output_matrix(&self) -> Matrix<'_> {
+        self.matrix(self.output.matrix)
+    }
+
+    pub(crate) fn output_norm(&self) -> &[f32] {
+        self.vector(self.output.norm)
+    }
+
+    pub(crate) fn output_bias(&self) -> Option<&[f32]> {
+        self.output.bias.map(|bias| self.vector(bias))
+    }
+
+    pub(crate) fn matrix(&self, tensor: Tensor) -> Matrix<'_> {
+        let bytes = self.bytes(tensor.extent).expect("the tensor table was checked");
+        Matrix { format: tensor.format, length: tensor.length, rows: tensor.rows, bytes }
+    }
+
+    pub(crate) fn vector(&self, tensor: Tensor) -> &[f32] {
+        bytemuck::cast_slice(self.bytes(tensor.extent).expect("the tensor table was checked"))
+    }
+}
+
+fn map(path: &Path) -> Result<(Mmap, File), ExecError> {
+    let failed = |source| ExecError::Map { path: path.to_owned(), source };
+    let file = File::open(path).map_err(failed)?;
+    // SAFETY: the file is mapped read-only and its bytes are only ever read as numbers, for which any value
+    // is valid. Nobody may shorten a model file while it is in use; no check can rule that out, and the
+    // system then ends the process rather than giving it wrong bytes.
+    let mapped = unsafe { Mmap::map(&file) }.map_err(failed)?;
+    Ok((mapped, file))
+}
+
+/// Sorted extents, joined where one ends at or within the next file alignment of another.
+fn merged(tensors: impl IntoIterator<Item = Tensor>) -> Vec<Extent> {
+    let mut extents: Vec<Extent> = tensors.into_iter().map(|tensor| tensor.extent).collect();
+    extents.sort_unstable();
+    let mut joined: Vec<Extent> = Vec::new();
+    for extent in extents {
+        match joined.last_mut() {
+            // Tensors are padded to the file's alignment; the padding belongs to nobody.
+            Some(last)
+                if last.part == extent.part
+                    && extent.offset.saturating_sub(last.offset + last.length) < 64 =>
+            {
+                last.length = last.length.max(extent.offset + extent.length - last.offset);
+            }
+            _ => joined.push(extent),
+        }
+    }
+    joined
+}

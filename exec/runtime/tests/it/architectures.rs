@@ -1,0 +1,171 @@
+//! Does every architecture compute what llama.cpp computes?
+//!
+//! `data/architectures` has llama.cpp's logits of models of random weights, which are made here again from the same
+//! seed (`scripts/peers/llama_cpp_agreement.py --fixtures`). Rows come from cached and from batched positions, some
+//! beyond the window where an architecture has one.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use hearth_runtime::synth::{SynthOptions, Tokenizer, synthesise};
+use hearth_runtime::{CacheFormat, CacheOptions, Cpu, Head, Pool, PoolOptions, Stage, Weights};
+use hearth_profiles::Layers;
+use hearth_profiles::gguf::{GgufModel, HeaderWriter, Value};
+use hearth_profiles::model::{Architecture, ModelShape};
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+
+#[derive(Deserialize)]
+struct Fixture {
+    tokens: Vec<u32>,
+    rows: Vec<usize>,
+    vocabulary: u32,
+    context: u32,
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    architecture: Architecture,
+    quant: String,
+    sha256: String,
+    logits: String,
+    /// Of this executor's logits to llama.cpp's when the fixture was made.
+    relative_rms: f64,
+}
+
+fn folder() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data/architectures")
+}
+
+fn fixture() -> Fixture {
+    serde_json::from_str(&std::fs::read_to_string(folder().join("cases.json")).unwrap()).unwrap()
+}
+
+/// Whether activations are rounded to meet these weights.
+fn is_rounded(quant: &str) -> bool {
+    !matches!(quant, "f16" | "f32")
+}
+
+fn model(fixture: &Fixture, architecture: Architecture, quant: &str, path: &Path) {
+    let mut options = SynthOptions::preset("tiny").unwrap();
+    options.name = "tiny-custom".into();
+    options.quant = quant.parse().unwrap();
+    options.gain = if is_rounded(quant) { 0.5 } else { 1.0 };
+    options.tokenizer = Tokenizer::of(architecture);
+    options.rope_frequencies = architecture == Architecture::Llama;
+    let head_length = if architecture == Architecture::Qwen3 { 128 } else { 64 };
+    options.shape = ModelShape {
+        architecture,
+        layers: Layers(4),
+        embedding: 256,
+        feed_forward: 512,
+        heads: 4,
+        kv_heads: 2,
+        key_length: head_length,
+        value_length: head_length,
+        vocabulary: fixture.vocabulary,
+        tied_embeddings: matches!(architecture, Architecture::Gemma | Architecture::Gemma2),
+        context_length: fixture.context,
+    };
+    synthesise(&options, path, &mut |_, _| ()).unwrap();
+}
+
+/// Logits of all tokens, in passes of 16. [tokens, vocabulary]
+fn logits(path: &Path, tokens: &[u32]) -> Vec<f32> {
+    let weights = Arc::new(Weights::open(path).unwrap());
+    let pool = Pool::new(PoolOptions { threads: 2, pin: false, ..PoolOptions::default() }).unwrap();
+    let cpu = Cpu::new(Arc::new(pool));
+    let cache = CacheOptions { context: tokens.len() as u32, format: CacheFormat::F32, sequences: 1 };
+    let whole = std::slice::from_ref(&(0..4));
+    let mut stage = Stage::on_cpu(Arc::clone(&weights), whole, cache, cpu.clone()).unwrap();
+    let mut head = Head::new(weights, cpu);
+    let mut logits = Vec::new();
+    for (pass, tokens) in tokens.chunks(16).enumerate() {
+        let mut hidden = head.embed(tokens).unwrap();
+        let positions: Vec<u32> = (pass as u32 * 16..).take(tokens.len()).collect();
+        stage.forward(0..4, &mut hidden, &positions).unwrap();
+        logits.extend(head.logits(&hidden).unwrap());
+    }
+    logits
+}
+
+fn rms(values: impl Iterator<Item = f64> + Clone) -> f64 {
+    let count = values.clone().count();
+    (values.map(|value| value * value).sum::<f64>() / count as f64).sqrt()
+}
+
+#[test]
+fn logits_are_those_of_llama_cpp() {
+    let fixture = fixture();
+    let folder_of_models = tempfile::tempdir().unwrap();
+    let path = folder_of_models.path().join("model.gguf");
+    let mut seen = std::collections::BTreeSet::new();
+    for case in &fixture.cases {
+        let name = format!("{} {}", case.architecture, case.quant);
+        model(&fixture, case.architecture, &case.quant, &path);
+        let digest = format!("{:x}", Sha256::digest(std::fs::read(&path).unwrap()));
+        assert_eq!(digest, case.sha256, "{name}: the model is another one; make the fixtures again");
+        let own = logits(&path, &fixture.tokens);
+        let kept = std::fs::read(folder().join(&case.logits)).unwrap();
+        let kept: Vec<f32> = kept.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        let width = fixture.vocabulary as usize;
+        let own: Vec<f32> =
+            fixture.rows.iter().flat_map(|&row| own[row * width..][..width].to_vec()).collect();
+        assert_eq!(own.len(), kept.len(), "{name}");
+        let difference = own.iter().zip(&kept).map(|(own, kept)| f64::from(own - kept));
+        let relative = rms(difference) / rms(kept.iter().map(|&logit| f64::from(logit)));
+        let bound = if is_rounded(&case.quant) { 1e-2 } else { 1e-3 };
+        println!("{name}: relative RMS {relative:.1e}, {:.1e} when it was kept", case.relative_rms);
+        assert!(relative <= bound, "{name}: relative RMS {relative}");
+        seen.insert(case.architecture);
+    }
+    assert_eq!(seen.len(), Architecture::ALL.len(), "every architecture has a case");
+}
+
+/// Cuts the model at `path` into parts of at most `count` tensors, named as llama.cpp names them.
+fn split(path: &Path, count: usize) -> Vec<PathBuf> {
+    let (model, bytes) = (GgufModel::open(path).unwrap(), std::fs::read(path).unwrap());
+    let parts = model.tensors.len().div_ceil(count);
+    let paths: Vec<PathBuf> =
+        (1..=parts).map(|part| path.with_file_name(format!("parts-{part:05}-of-{parts:05}.gguf"))).collect();
+    for (part, (tensors, path)) in model.tensors.chunks(count).zip(&paths).enumerate() {
+        let mut writer = HeaderWriter::default();
+        for (key, value) in model.metadata.iter().filter(|_| part == 0) {
+            writer.key(key, value.clone()).unwrap();
+        }
+        writer.key("split.no", Value::U16(part as u16)).unwrap();
+        writer.key("split.count", Value::U16(parts as u16)).unwrap();
+        writer.key("split.tensors.count", Value::I32(model.tensors.len() as i32)).unwrap();
+        for tensor in tensors {
+            writer.tensor(&tensor.name, &tensor.dims, tensor.format).unwrap();
+        }
+        let layout = writer.finish();
+        let mut file = vec![0; layout.file_bytes as usize];
+        file[..layout.header.len()].copy_from_slice(&layout.header);
+        for (to, from) in layout.tensors.iter().zip(tensors) {
+            let range = from.offset as usize..from.end() as usize;
+            file[to.offset as usize..to.end() as usize].copy_from_slice(&bytes[range]);
+        }
+        std::fs::File::create(path).unwrap().write_all(&file).unwrap();
+    }
+    paths
+}
+
+#[test]
+fn any_part_of_a_split_model_opens_it() {
+    let fixture = fixture();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    model(&fixture, Architecture::Qwen2, "q8_0", &path);
+    let whole = logits(&path, &fixture.tokens[..20]);
+    let parts = split(&path, 20);
+    assert_eq!(parts.len(), 3, "3 tensors and 12 a layer");
+    for part in &parts {
+        assert!(logits(part, &fixture.tokens[..20]) == whole, "{}", part.display());
+    }
+    std::fs::remove_file(&parts[1]).unwrap();
+    let error = Weights::open(&parts[2]).unwrap_err().to_string();
+    assert!(error.contains("parts-00002-of-00003.gguf"), "{error}");
+}

@@ -1,0 +1,8 @@
+//! Integration tests of the runtime: whole models in one process.
+
+mod architectures;
+mod bad_files;
+mod golden;
+mod same_bits;
+mod synth;
+mod tokens;

@@ -1,0 +1,169 @@
+//! Does anything but the tokens decide the bits?
+//!
+//! Threads, batches, windows and the plain oracle: for each trained file and for a model of random weights of each
+//! architecture, the hidden rows after all layers must be equal bit for bit.
+
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+
+use hearth_runtime::synth::{SynthOptions, synthesise};
+use hearth_runtime::{
+    CacheFormat, CacheOptions, Cpu, ExecError, Head, Oracle, Pool, PoolOptions, Stage, Weights,
+};
+use hearth_profiles::Layers;
+use hearth_profiles::model::{Architecture, ModelShape};
+use proptest::prelude::*;
+
+const FILES: [&str; 3] = ["psalm-7m-f16.gguf", "psalm-7m-q4_k.gguf", "psalm-7m-q8_0.gguf"];
+
+fn weights(file: usize) -> Arc<Weights> {
+    static OPEN: [OnceLock<Arc<Weights>>; 3] = [const { OnceLock::new() }; 3];
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/models").join(FILES[file]);
+    Arc::clone(OPEN[file].get_or_init(|| Arc::new(Weights::open(path).unwrap())))
+}
+
+fn cpu(threads: usize) -> Cpu {
+    static POOLS: [OnceLock<Arc<Pool>>; 4] = [const { OnceLock::new() }; 4];
+    let start = || Arc::new(Pool::new(PoolOptions { threads, pin: false, spin_ns: 10_000 }).unwrap());
+    Cpu::new(Arc::clone(POOLS[threads].get_or_init(start)))
+}
+
+fn cache(format: CacheFormat) -> CacheOptions {
+    CacheOptions { context: 40, format, sequences: 1 }
+}
+
+/// Runs `tokens` in batches of the sizes in `batches` (the last one again and again), each through `stages`
+/// in turn, and gives the bits of all hidden rows.
+fn run(head: &Head, stages: &mut [Stage], tokens: &[u32], batches: &[usize]) -> Vec<u32> {
+    let mut bits = Vec::new();
+    let mut sizes = batches.iter().copied().chain(std::iter::repeat(*batches.last().unwrap()));
+    let mut at = 0;
+    while at < tokens.len() {
+        let end = (at + sizes.next().unwrap()).min(tokens.len());
+        let mut hidden = head.embed(&tokens[at..end]).unwrap();
+        let positions: Vec<u32> = (at as u32..end as u32).collect();
+        // Windows in layer order, whoever owns them, as in a ring.
+        let mut windows: Vec<(usize, Range<u32>)> = Vec::new();
+        for (index, stage) in stages.iter().enumerate() {
+            windows.extend(stage.owned().iter().map(|window| (index, window.clone())));
+        }
+        windows.sort_by_key(|(_, window)| window.start);
+        for (stage, window) in windows {
+            stages[stage].forward(window, &mut hidden, &positions).unwrap();
+        }
+        bits.extend(hidden.iter().map(|value| value.to_bits()));
+        at = end;
+    }
+    bits
+}
+
+fn stage(weights: &Arc<Weights>, owned: &[Range<u32>], options: CacheOptions, cpu: Cpu) -> Stage {
+    Stage::on_cpu(Arc::clone(weights), owned, options, cpu).unwrap()
+}
+
+/// All layers of the trained models.
+const WHOLE: &[Range<u32>] = std::slice::from_ref(&(0..8));
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+
+    #[test]
+    fn threads_batches_and_windows_do_not_matter(
+        file in 0usize..3,
+        f32_cache: bool,
+        tokens in prop::collection::vec(0u32..2048, 1..40),
+        // From twelve tokens on a batch meets weights panel by panel.
+        batches in prop::collection::vec(1usize..30, 1..4),
+        cuts in (1u32..4, 4u32..6, 6u32..8),
+    ) {
+        let weights = weights(file);
+        let options = cache(if f32_cache { CacheFormat::F32 } else { CacheFormat::F16 });
+        let head = Head::new(Arc::clone(&weights), cpu(1));
+        let oracle = Oracle::new(Arc::clone(&weights), 0..8, options).unwrap();
+        let oracle = Stage::new(Arc::clone(&weights), WHOLE, options, Box::new(oracle)).unwrap();
+        let wanted = run(&head, &mut [oracle], &tokens, &[1]);
+        for threads in [1, 2, 3] {
+            let whole = stage(&weights, WHOLE, options, cpu(threads));
+            prop_assert_eq!(&wanted, &run(&head, &mut [whole], &tokens, &batches), "{} threads", threads);
+        }
+        // Two devices and two rounds: windows a, c on one and b, d on the other.
+        let (a, b, c) = cuts;
+        let first = stage(&weights, &[0..a, b..c], options, cpu(2));
+        let second = stage(&weights, &[a..b, c..8], options, cpu(1));
+        prop_assert_eq!(&wanted, &run(&head, &mut [first, second], &tokens, &batches), "windows");
+    }
+}
+
+/// A small model of random weights.
+fn synthetic(architecture: Architecture, quant: &str) -> Arc<Weights> {
+    let mut options = SynthOptions::preset("tiny").unwrap();
+    options.quant = quant.parse().unwrap();
+    options.rope_frequencies = architecture == Architecture::Llama;
+    let gemma = matches!(architecture, Architecture::Gemma | Architecture::Gemma2);
+    // A window of 10 positions where there is one, half of the context.
+    options.shape = ModelShape {
+        architecture,
+        layers: Layers(4),
+        embedding: 256,
+        feed_forward: 512,
+        heads: 6,
+        kv_heads: 3,
+        key_length: 64,
+        value_length: 128,
+        vocabulary: 512,
+        context_length: 20,
+        tied_embeddings: gemma,
+    };
+    // The products' rows must be whole blocks: 6 values of 128 are 768.
+    let file = tempfile::NamedTempFile::new().unwrap();
+    synthesise(&options, file.path(), &mut |_, _| ()).unwrap();
+    Arc::new(Weights::open(file.path()).unwrap())
+}
+
+#[test]
+fn every_architecture_has_the_bits_of_the_oracle() {
+    for (&architecture, quant) in Architecture::ALL.iter().zip(["f16", "q8_0", "q4_k"].iter().cycle()) {
+        let weights = synthetic(architecture, quant);
+        let head = Head::new(Arc::clone(&weights), cpu(1));
+        let whole = std::slice::from_ref(&(0..4));
+        let tokens: Vec<u32> = (0..33).map(|at| (at * 37 + 11) % 512).collect();
+        for format in [CacheFormat::F16, CacheFormat::F32] {
+            let options = cache(format);
+            let oracle = Oracle::new(Arc::clone(&weights), 0..4, options).unwrap();
+            let oracle = Stage::new(Arc::clone(&weights), whole, options, Box::new(oracle)).unwrap();
+            let wanted = run(&head, &mut [oracle], &tokens, &[1]);
+            let own = stage(&weights, whole, options, cpu(2));
+            assert!(wanted == run(&head, &mut [own], &tokens, &[7, 1, 9]), "{architecture} {quant}");
+            let first = stage(&weights, &[0..1, 2..3], options, cpu(3));
+            let second = stage(&weights, &[1..2, 3..4], options, cpu(1));
+            assert!(
+                wanted == run(&head, &mut [first, second], &tokens, &[33]),
+                "{architecture} {quant}: windows"
+            );
+        }
+    }
+}
+
+#[test]
+fn going_back_forgets_a_rejected_draft() {
+    let weights = weights(1);
+    let head = Head::new(Arc::clone(&weights), cpu(2));
+    let mut stage = stage(&weights, WHOLE, cache(CacheFormat::F16), cpu(2));
+    let forward = |stage: &mut Stage, tokens: &[u32], first: u32| {
+        let mut hidden = head.embed(tokens).unwrap();
+        let positions: Vec<u32> = (first..).take(tokens.len()).collect();
+        stage.forward(0..8, &mut hidden, &positions).map(|_| hidden)
+    };
+    forward(&mut stage, &[0, 297, 668], 0).unwrap();
+    let straight = forward(&mut stage, &[389, 322], 3).unwrap();
+    forward(&mut stage, &[5, 6, 7], 3).unwrap();
+    assert_eq!(straight, forward(&mut stage, &[389, 322], 3).unwrap());
+    stage.truncate(3);
+    assert!(matches!(forward(&mut stage, &[322], 4), Err(ExecError::Positions { filled: 3, .. })));
+    assert!(matches!(forward(&mut stage, &[0; 38], 3), Err(ExecError::Positions { context: 40, .. })));
+    let mut hidden = head.embed(&[0]).unwrap();
+    assert!(matches!(stage.forward(7..9, &mut hidden, &[0]), Err(ExecError::Layers { .. })));
+    assert!(matches!(stage.forward(0..8, &mut hidden[1..], &[0]), Err(ExecError::Hidden { .. })));
+    assert!(matches!(head.embed(&[2048]), Err(ExecError::Token { token: 2048, vocabulary: 2048 })));
+}

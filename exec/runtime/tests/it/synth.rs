@@ -1,0 +1,157 @@
+//! Are synthetic models valid, of the shape asked for, and the same every time?
+
+use std::path::Path;
+
+use hearth_core::schedule::Part;
+use hearth_runtime::Weights;
+use hearth_runtime::synth::{SynthError, SynthOptions, Tokenizer, synthesise};
+use hearth_profiles::gguf::GgufModel;
+use hearth_profiles::model::{Architecture, DigestMatch, ModelProfile, Quant, shipped};
+use hearth_profiles::{Bytes, Format};
+
+fn tiny() -> SynthOptions {
+    let mut options = SynthOptions::preset("tiny").unwrap();
+    // Smaller than shipped, so that all formats take little time.
+    options.shape.vocabulary = 512;
+    options.shape.layers = hearth_profiles::Layers(3);
+    options
+}
+
+fn make(options: &SynthOptions, path: &Path) -> Vec<u8> {
+    synthesise(options, path, &mut |_, _| ()).unwrap();
+    std::fs::read(path).unwrap()
+}
+
+#[test]
+fn a_plan_made_for_a_shipped_model_fits_the_preset() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tiny.gguf");
+    let (mut last, mut calls) = ((0, 0), 0);
+    let made = synthesise(&SynthOptions::preset("tiny").unwrap(), &path, &mut |done, total| {
+        assert!(done > last.0 && done <= total);
+        (last, calls) = ((done, total), calls + 1);
+    })
+    .unwrap();
+    assert_eq!(last.0, last.1, "the last report is the whole");
+    let planned = shipped("tiny").unwrap();
+    assert_eq!(Bytes(last.1), planned.total_bytes());
+    let model = GgufModel::open(&path).unwrap();
+    assert_eq!((model.file_bytes(), model.tensors.len()), (made.file_bytes, made.tensors));
+    let profile = ModelProfile::from_gguf(&model).unwrap();
+    assert_eq!(profile.matches(&planned.digest), DigestMatch::SameShape);
+    assert_eq!((&profile.layers, &profile.output), (&planned.layers, &planned.output));
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "no unfinished file is left");
+}
+
+#[test]
+fn bytes_depend_on_options_and_not_on_threads() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    // Two chunks in the embedding.
+    let mut options = tiny();
+    options.shape.vocabulary = 5000;
+    let one = make(&SynthOptions { threads: 1, ..options.clone() }, &path);
+    let four = make(&SynthOptions { threads: 4, ..options.clone() }, &path);
+    assert_eq!(one, four);
+    assert_ne!(one, make(&SynthOptions { seed: 2, ..options.clone() }, &path));
+    // A tensor does not depend on how many others there are.
+    let tensor = |name: &str| {
+        let model = GgufModel::open(&path).unwrap();
+        let tensor = model.tensor(name).unwrap();
+        std::fs::read(&path).unwrap()[tensor.offset as usize..tensor.end() as usize].to_vec()
+    };
+    let pure = SynthOptions { quant: Quant::Pure(Format::Q4K), ..options.clone() };
+    make(&pure, &path);
+    let before = tensor("blk.1.ffn_up.weight");
+    let mut deeper = pure;
+    deeper.shape.layers = hearth_profiles::Layers(5);
+    make(&deeper, &path);
+    assert_eq!(tensor("blk.1.ffn_up.weight"), before);
+}
+
+#[test]
+fn every_format_and_architecture_opens() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let pure = Format::ALL.iter().map(|&format| Quant::Pure(format));
+    for quant in pure.chain(Quant::MIXES.iter().copied()) {
+        let options = SynthOptions { quant, ..tiny() };
+        make(&options, &path);
+        let profile = ModelProfile::from_gguf(&GgufModel::open(&path).unwrap()).unwrap();
+        let planned = ModelProfile::from_shape("planned", options.shape.clone(), quant).unwrap();
+        assert_eq!((&profile.layers, &profile.output), (&planned.layers, &planned.output), "{quant}");
+        assert_eq!(profile.shape, options.shape);
+    }
+    for &architecture in Architecture::ALL {
+        let mut options = SynthOptions { tokenizer: Tokenizer::Bpe, ..tiny() };
+        options.shape.architecture = architecture;
+        options.shape.tied_embeddings = true;
+        options.rope_frequencies = architecture == Architecture::Llama;
+        make(&options, &path);
+        let profile = ModelProfile::from_gguf(&GgufModel::open(&path).unwrap()).unwrap();
+        assert_eq!(profile.shape, options.shape);
+        let factors = if options.rope_frequencies { Bytes(4 * 32) } else { Bytes(0) };
+        assert_eq!(profile.shared.bytes(), factors, "32 rope factors of 4 bytes");
+        // A document of the shape has the file's digest, and its bytes to the last one.
+        let document = ModelProfile::from_shape("same", options.shape.clone(), options.quant).unwrap();
+        assert_eq!(profile.matches(&document.digest), DigestMatch::SameShape);
+        assert_eq!((&document.layers, &document.output), (&profile.layers, &profile.output));
+        let weights = Weights::open(&path).unwrap();
+        for (layer, group) in document.layers.iter().enumerate() {
+            let part = Part::Layers(layer as u32..layer as u32 + 1);
+            let small: u64 = weights.vectors_of(&part).iter().map(|extent| extent.length).sum();
+            let large: u64 = weights.matrices_of(&part).iter().map(|extent| extent.length).sum();
+            assert_eq!(Bytes(small + large), group.bytes(), "{architecture}, layer {layer}");
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_made_is_refused_and_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let refused = |options: &SynthOptions| synthesise(options, &path, &mut |_, _| ()).unwrap_err();
+    let mut odd = SynthOptions { quant: Quant::Pure(Format::Q4K), ..tiny() };
+    odd.shape.feed_forward = 700;
+    assert!(matches!(refused(&odd), SynthError::Block(_)));
+    let mut flat = tiny();
+    flat.shape.heads = 0;
+    assert!(matches!(refused(&flat), SynthError::Shape(_)));
+    let mut gemma = tiny();
+    gemma.shape.architecture = Architecture::Gemma2;
+    assert!(matches!(refused(&gemma), SynthError::Untied { .. }));
+    let mut factors = SynthOptions { rope_frequencies: true, ..tiny() };
+    factors.shape.architecture = Architecture::Qwen3;
+    assert!(matches!(refused(&factors), SynthError::RopeFactors { .. }));
+    let mut few = tiny();
+    few.shape.vocabulary = 300;
+    assert!(matches!(refused(&few), SynthError::Vocabulary { .. }));
+    let mut endless = SynthOptions { quant: Quant::Pure(Format::F32), ..tiny() };
+    endless.shape.layers = hearth_profiles::Layers(4096);
+    endless.shape.embedding = 1 << 18;
+    endless.shape.feed_forward = 1 << 20;
+    assert!(matches!(refused(&endless), SynthError::Space { .. } | SynthError::Block(_)), "13 PB");
+    let nowhere =
+        synthesise(&tiny(), &folder.path().join("no/such/folder.gguf"), &mut |_, _| ()).unwrap_err();
+    assert!(matches!(nowhere, SynthError::Io { .. }));
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_model_that_could_not_be_run_is_not_made() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let refused = |options: &SynthOptions| synthesise(options, &path, &mut |_, _| ()).unwrap_err();
+    let mut odd = tiny();
+    (odd.shape.key_length, odd.shape.value_length) = (33, 33);
+    assert!(matches!(refused(&odd), SynthError::KeyLength { found: 33 }));
+    for gain in [0.0, 1e-4, -1.0, 1e38, f32::INFINITY, f32::NAN] {
+        let wrong = SynthOptions { gain, ..tiny() };
+        assert!(matches!(refused(&wrong), SynthError::Gain { .. }), "{gain}");
+    }
+    for gain in [1e-3, 1e3] {
+        make(&SynthOptions { gain, ..tiny() }, &path);
+        Weights::open(&path).unwrap();
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+}
