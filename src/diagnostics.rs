@@ -7,9 +7,9 @@
 use std::fmt;
 use std::path::Path;
 
-use hearth_runtime::ExecError;
-use hearth_ring::{KeyError, RingError};
 use hearth_profiles::DocumentError;
+use hearth_ring::{KeyError, RingError};
+use hearth_runtime::ExecError;
 
 /// Something failed while running.
 pub const FAILED: u8 = 1;

@@ -3,9 +3,9 @@
 //! A build without the feature `gpu` has nothing, and says so where a plan asks for it. Choices of kernels that were
 //! measured are kept in a file of the user's cache folder; without one, kernels share their work as usual.
 
-use hearth_runtime::Accelerator;
 use hearth_profiles::Device;
 use hearth_profiles::device::Gpu as Profile;
+use hearth_runtime::Accelerator;
 
 use crate::cli::{GpuWeights, ProfileArgs};
 use crate::diagnostics::Failure;

@@ -13,11 +13,11 @@ use std::time::Duration;
 use hearth_core::Cluster;
 use hearth_core::replan::NoPlan;
 use hearth_core::replan::Replanner;
+use hearth_profiles::Bytes;
 use hearth_ring::{
     Delayed, Emulated, Key, LocalModel, Medium, Network, OnFetch, Renewal, Ring, RingError, RingOptions,
     Sealed, Tcp, discovery, for_sequences, with_draft,
 };
-use hearth_profiles::Bytes;
 use hearth_schema::Plan;
 use hearth_schema::pass::MAX_PASS_TOKENS;
 use hearth_schema::scenario::Workload;

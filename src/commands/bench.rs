@@ -11,9 +11,9 @@ use std::process::{Command, ExitCode, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
+use hearth_profiles::measure::Samples;
 use hearth_runtime::Weights;
 use hearth_runtime::speed::{Prefill, Speed, SpeedOptions, measure};
-use hearth_profiles::measure::Samples;
 use serde::Serialize;
 
 use super::print_json;

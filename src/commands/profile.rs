@@ -2,11 +2,11 @@
 
 use std::process::ExitCode;
 
+use hearth_halda::lint;
+use hearth_profiles::{Device, Document};
 use hearth_ring::Key;
 use hearth_ring::probe::{self, ProbeEffort};
 use hearth_runtime::profile::{ProfileOptions, profile};
-use hearth_halda::lint;
-use hearth_profiles::{Device, Document};
 
 use super::print_json;
 use crate::cli::ProfileArgs;

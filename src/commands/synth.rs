@@ -4,9 +4,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use hearth_runtime::synth::{SynthError, SynthOptions, Tokenizer, synthesise, unfinished};
 use hearth_profiles::Layers;
 use hearth_profiles::model::Architecture;
+use hearth_runtime::synth::{SynthError, SynthOptions, Tokenizer, synthesise, unfinished};
 use serde::Serialize;
 
 use super::print_json;

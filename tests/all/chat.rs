@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use hearth_ring::LocalModel;
 use hearth_profiles::gguf::{GgufModel, HeaderWriter, Value};
+use hearth_ring::LocalModel;
 
 use crate::processes::{error, model, plan, run};
 

@@ -11,11 +11,9 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use hearth_ring::{
-    Key, Listener, LocalModel, Network, Request, Ring, RingError, RingOptions, Sealed, Tcp,
-};
-use hearth_runtime::{Sampler, SamplerOptions, Tokenizer};
 use hearth_profiles::Document;
+use hearth_ring::{Key, Listener, LocalModel, Network, Request, Ring, RingError, RingOptions, Sealed, Tcp};
+use hearth_runtime::{Sampler, SamplerOptions, Tokenizer};
 use hearth_schema::Plan;
 use hearth_schema::Trace;
 use hearth_schema::happenings::Sort;

@@ -3,14 +3,14 @@
 //! ML Drift paper, section 3.1: up to 20 %. Products of one token and of 64 with each layout, at the best of the candidates
 //! that `hearth gpu --tune` tries. Times of a software driver say what they say of the processor under it.
 
-use hearth_runtime::clock::wall_nanos;
-use hearth_kernels::{Matrix, Supported};
 use hearth_gpu::kernels::product::Tiling;
 use hearth_gpu::matrix::GpuMatrix;
 use hearth_gpu::measure::product_launches;
 use hearth_gpu::tuning::candidates;
 use hearth_gpu::virtual_tensor::WeightOrder;
 use hearth_gpu::{Gpu, GpuError, Mask};
+use hearth_kernels::{Matrix, Supported};
+use hearth_runtime::clock::wall_nanos;
 
 /// Rows and inputs. source: assumed, the shape of a model of 1 to 3 billion weights
 const SIDE: usize = 2048;

@@ -14,8 +14,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use hearth_kernels::Matrix;
-use hearth_runtime::{CacheOptions, Progress, Weights};
 use hearth_profiles::model::ModelShape;
+use hearth_runtime::{CacheOptions, Progress, Weights};
 
 use crate::conversion::Conversion;
 use crate::device::{Gpu, Launch, Params, Tensor};

@@ -13,8 +13,8 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use hearth_runtime::clock::wall_nanos;
 use hearth_kernels::{Matrix, Supported};
+use hearth_runtime::clock::wall_nanos;
 
 use crate::device::{Capabilities, Gpu};
 use crate::error::GpuError;

@@ -31,9 +31,7 @@ fn run() -> Result<std::process::ExitCode, Box<dyn std::error::Error>> {
 }
 
 #[cfg(target_os = "linux")]
-fn options(
-    arguments: &[String],
-) -> Result<(hearth_lab::Limited, &[String]), Box<dyn std::error::Error>> {
+fn options(arguments: &[String]) -> Result<(hearth_lab::Limited, &[String]), Box<dyn std::error::Error>> {
     use std::time::Duration;
 
     use hearth_lab::{DeviceLimits, Hog, Limited};

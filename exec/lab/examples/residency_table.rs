@@ -23,9 +23,9 @@ mod table {
 
     use hearth_core::schedule::Part;
     use hearth_lab::{Copies, DeviceLimits, Limited};
-    use hearth_runtime::{Weights, clock::wall_nanos};
     use hearth_profiles::measure::Samples;
     use hearth_profiles::{Bytes, BytesPerSecond};
+    use hearth_runtime::{Weights, clock::wall_nanos};
     use hearth_schema::Trace;
     use hearth_schema::trace::Counter;
     use hearth_schema::trace::Kind;

@@ -2,9 +2,9 @@
 
 use std::error::Error;
 
-use hearth_runtime::profile::{ProfileOptions, profile};
 use hearth_profiles::Document;
 use hearth_ring::probe::{ProbeEffort, links};
+use hearth_runtime::profile::{ProfileOptions, profile};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -14,7 +14,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         quick: !arguments.iter().any(|argument| argument == "--full"),
         ..ProfileOptions::default()
     };
-    let device = profile(&options, || Ok(links(&[], None, ProbeEffort::of(options.quick))?), |step| eprintln!("{step}"))?;
+    let device = profile(
+        &options,
+        || Ok(links(&[], None, ProbeEffort::of(options.quick))?),
+        |step| eprintln!("{step}"),
+    )?;
     print!("{}", device.to_yaml());
     Ok(())
 }

@@ -11,9 +11,9 @@ mod attack;
 use std::sync::Arc;
 
 use attack::Stranger;
-use hearth_runtime::clock::wall_nanos;
 use hearth_ring::probe::{ProbeEffort, link};
 use hearth_ring::{Key, LocalModel, Memory, Sealed, Worker, bind};
+use hearth_runtime::clock::wall_nanos;
 
 const WORKER: &str = "localhost:1";
 

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use mdns_sd::{IfKind, ServiceDaemon, ServiceInfo};
 
-use hearth_runtime::clock::wall_nanos;
 use crate::wire::PROTOCOL;
+use hearth_runtime::clock::wall_nanos;
 
 /// What workers announce.
 pub const SERVICE: &str = "_hearth._tcp.local.";

@@ -18,9 +18,9 @@ use hearth_schema::trace::Reading;
 use hearth_schema::trace::Record;
 use hearth_schema::trace::Trace;
 
-use hearth_runtime::clock::wall_nanos;
 use crate::head::OnHappening;
 use crate::recorder::Lines;
+use hearth_runtime::clock::wall_nanos;
 
 /// The most lines of one worker's trace: a day of a fast ring.
 const MAX_LINES: usize = 50_000_000;

@@ -21,7 +21,6 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
-use hearth_runtime::clock::wall_nanos;
 use crate::check_digests;
 use crate::data_link::DataEvent;
 use crate::deadline::WRITE_DEADLINE;
@@ -29,6 +28,7 @@ use crate::error::RingError;
 use crate::greeting::call;
 use crate::network::Network;
 use crate::wire::{Frame, MAX_DOCUMENT_PAYLOAD, Message, Purpose, WorkerFacts};
+use hearth_runtime::clock::wall_nanos;
 
 /// Between two signs of life that a worker is asked for.
 const HEARTBEAT: Duration = Duration::from_nanos(heartbeat::INTERVAL);

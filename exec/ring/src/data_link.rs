@@ -18,12 +18,12 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use hearth_runtime::clock::wall_nanos;
 use crate::deadline::WRITE_DEADLINE;
 use crate::error::RingError;
 use crate::greeting::{call, refuse, welcome};
 use crate::network::Network;
 use crate::wire::{Frame, Purpose, WorkerFacts};
+use hearth_runtime::clock::wall_nanos;
 
 /// From a neighbour's hanging up to when that counts as a cut: the usual end of an epoch, which the head is about to
 /// announce, or of a device, which the head sees for itself.

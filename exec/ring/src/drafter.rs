@@ -15,12 +15,12 @@ use hearth_schema::plan::PlannedDraft;
 use hearth_schema::plan::PlannedModel;
 use hearth_schema::plan::Processor;
 
+use crate::LocalModel;
+use crate::error::RingError;
 use hearth_runtime::backend::CacheOptions;
 use hearth_runtime::cost::ComputeCost;
 use hearth_runtime::cpu::Cpu;
 use hearth_runtime::head::Head;
-use crate::LocalModel;
-use crate::error::RingError;
 use hearth_runtime::sampler::greedy;
 use hearth_runtime::stage::Stage;
 

@@ -29,8 +29,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::sync::mpsc;
 
 use super::delayed::{self, DelayedStream};
-use hearth_runtime::clock::machine_nanos;
 use crate::network::{Listener, Network};
+use hearth_runtime::clock::machine_nanos;
 
 /// The most that goes over a medium as one message.
 /// source: assumed, above the activations of any usual batch

@@ -21,15 +21,15 @@ use hearth_profiles::model::ModelProfile;
 use hearth_schema::Plan;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use hearth_runtime::accelerator::Accelerator;
-use hearth_runtime::error::ExecError;
-use hearth_runtime::fetched::{CHUNK, FetchedFile, hash};
 use crate::LocalModel;
 use crate::deadline::{WRITE_DEADLINE, within};
 use crate::error::{RingError, strange};
 use crate::greeting::{call, welcome};
 use crate::network::Network;
 use crate::wire::{FileOutline, Frame, Message, Purpose, WorkerFacts};
+use hearth_runtime::accelerator::Accelerator;
+use hearth_runtime::error::ExecError;
+use hearth_runtime::fetched::{CHUNK, FetchedFile, hash};
 use hearth_runtime::weights::Weights;
 
 /// For one chunk to come, on a slow link behind a slow disk.

@@ -28,7 +28,6 @@ use tokio::sync::mpsc;
 use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout_at};
 
-use hearth_runtime::clock::wall_nanos;
 use crate::LocalModel;
 use crate::choosing::Choosing;
 use crate::computing::Computing;
@@ -43,6 +42,7 @@ use crate::renewal::{Lead, Renewal};
 use crate::request::{Asked, Request};
 use crate::serving::{Guest, Service};
 use crate::wire::{Frame, Message};
+use hearth_runtime::clock::wall_nanos;
 
 /// For the workers to hand their traces over after a request that ended well.
 const COLLECT_DEADLINE: Duration = Duration::from_mins(1);

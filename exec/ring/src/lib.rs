@@ -68,6 +68,7 @@ pub use sealed::Sealed;
 pub use serving::{Guest, OnWork, Said, Service};
 pub use worker::{Source, Worker, WorkerOptions, bind};
 
+use drafter::Drafter;
 use hearth_runtime::accelerator::{AcceleratedPlace, Accelerator, Progress};
 use hearth_runtime::backend::CacheOptions;
 use hearth_runtime::cache::CacheFormat;
@@ -79,7 +80,6 @@ use hearth_runtime::pool::{Pool, PoolOptions};
 use hearth_runtime::residency::Gate;
 use hearth_runtime::stage::Stage;
 use hearth_runtime::weights::Weights;
-use drafter::Drafter;
 use wire::WorkerFacts;
 
 /// A model file on this device.

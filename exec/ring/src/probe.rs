@@ -19,8 +19,6 @@ use hearth_schema::pass::Pass;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 
-use hearth_runtime::clock::wall_nanos;
-use hearth_runtime::profile::Links;
 use crate::data_link::{Arrival, DataEvent, Deliver, Sending, receive};
 use crate::deadline::within;
 use crate::error::{RingError, strange};
@@ -29,6 +27,8 @@ use crate::key::Key;
 use crate::network::{Listener, Network, Tcp};
 use crate::sealed::Sealed;
 use crate::wire::{Frame, MAX_DOCUMENT_PAYLOAD, Message, Purpose, WorkerFacts};
+use hearth_runtime::clock::wall_nanos;
+use hearth_runtime::profile::Links;
 
 /// The long message, in bytes.
 pub const LONG: usize = MAX_DOCUMENT_PAYLOAD;

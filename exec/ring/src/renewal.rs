@@ -25,7 +25,6 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use hearth_runtime::accelerator::Progress;
 use crate::choosing::Choosing;
 use crate::chronicle::Chronicle;
 use crate::control::{Control, HeadEvent, address, greet};
@@ -40,6 +39,7 @@ use crate::recovery::{Event, Recovery, Step};
 use crate::strangers::{Known, Strangers};
 use crate::wire::{Frame, Message, PeerAddress, Purpose, WorkerFacts};
 use crate::{LocalModel, drafter, fetch};
+use hearth_runtime::accelerator::Progress;
 
 /// For a neighbour that has just said that it is prepared.
 const NEIGHBOUR_DEADLINE: Duration = Duration::from_nanos(heartbeat::SILENCE);

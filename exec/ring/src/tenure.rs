@@ -13,7 +13,6 @@ use hearth_schema::Plan;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
-use hearth_runtime::accelerator::{Accelerator, Progress};
 use crate::LocalModel;
 use crate::data_link::{Arrival, Cut, Deliver, Sending};
 use crate::error::{RingError, strange};
@@ -23,6 +22,7 @@ use crate::node::{Node, Outbox};
 use crate::recorder::Lines;
 use crate::wire::PeerAddress;
 use crate::worker::Source;
+use hearth_runtime::accelerator::{Accelerator, Progress};
 
 /// What a node is told.
 #[derive(Debug)]

@@ -23,8 +23,6 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinError;
 use tokio::time::timeout;
 
-use hearth_runtime::accelerator::Accelerator;
-use hearth_runtime::clock::wall_nanos;
 use crate::computing::Computing;
 use crate::data_link::{DataEvent, Deliver, Door, SharedDoor, admit};
 use crate::error::{RingError, strange};
@@ -38,6 +36,8 @@ use crate::strangers::{Known, Strangers};
 use crate::tenure::{Before, NodeEvent, Said, Tenure};
 use crate::wire::{Frame, Message, PeerAddress, Purpose, WorkerFacts};
 use crate::{LocalModel, check_executable, facts};
+use hearth_runtime::accelerator::Accelerator;
+use hearth_runtime::clock::wall_nanos;
 
 /// For the session before to end: its threads stop, its memory is given back.
 const ENTER_DEADLINE: Duration = Duration::from_secs(5);

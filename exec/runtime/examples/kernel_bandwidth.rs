@@ -10,11 +10,11 @@
 use std::error::Error;
 use std::sync::Arc;
 
-use hearth_runtime::clock::thread_cpu_nanos;
 use hearth_kernels::{Instructions, Supported};
+use hearth_profiles::measure::Kernels;
+use hearth_runtime::clock::thread_cpu_nanos;
 use hearth_runtime::profile::CpuKernels;
 use hearth_runtime::{Cpu, Pool, PoolOptions};
-use hearth_profiles::measure::Kernels;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 

@@ -11,11 +11,11 @@
 use std::error::Error;
 use std::sync::Arc;
 
-use hearth_runtime::clock::thread_cpu_nanos;
 use hearth_kernels::Instructions;
+use hearth_profiles::measure::Kernels;
+use hearth_runtime::clock::thread_cpu_nanos;
 use hearth_runtime::profile::CpuKernels;
 use hearth_runtime::{Cpu, Pool, PoolOptions};
-use hearth_profiles::measure::Kernels;
 
 /// Tokens that pass in a measured stretch, at least, so that the clock's own time does not count.
 const TOKENS_A_PASS: usize = 256;

@@ -17,16 +17,16 @@ use crate::backend::{Backend, CacheOptions};
 use crate::cache::{LayerCache, caches};
 use crate::cost::ComputeCost;
 use crate::hyperparameters::Gating;
-use hearth_kernels::attention::Scoring;
-use hearth_kernels::panel;
-use hearth_kernels::product::{Matrix, Output, rows_product};
-use hearth_kernels::{Activations, Instructions, attention, elementwise};
 use crate::pool::Pool;
 use crate::residency::Gate;
 use crate::rope::Pairs;
 use crate::rows::SharedRows;
-use crate::weights::tensors::{LayerTensors, Tensor};
 use crate::weights::Weights;
+use crate::weights::tensors::{LayerTensors, Tensor};
+use hearth_kernels::attention::Scoring;
+use hearth_kernels::panel;
+use hearth_kernels::product::{Matrix, Output, rows_product};
+use hearth_kernels::{Activations, Instructions, attention, elementwise};
 
 /// Bytes of weights in a chunk; more where a few rows have more.
 const CHUNK_BYTES: usize = 32 << 10;

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use crate::cost::ComputeCost;
 use crate::cpu::{Cpu, Product};
 use crate::error::ExecError;
-use hearth_kernels::{Activations, dequantise, elementwise};
 use crate::rows::SharedRows;
 use crate::weights::Weights;
+use hearth_kernels::{Activations, dequantise, elementwise};
 
 /// The ends of a model.
 #[derive(Debug)]

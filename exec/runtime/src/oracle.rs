@@ -11,13 +11,13 @@ use crate::backend::{Backend, CacheOptions};
 use crate::cache::{LayerCache, caches};
 use crate::cost::ComputeCost;
 use crate::hyperparameters::Gating;
+use crate::pool::{Pool, PoolOptions};
+use crate::rope::Pairs;
+use crate::weights::Weights;
+use crate::weights::tensors::Tensor;
 use hearth_kernels::attention::Scoring;
 use hearth_kernels::product::{Matrix, scalar_dot};
 use hearth_kernels::{Activations, Instructions, attention, elementwise};
-use crate::pool::{Pool, PoolOptions};
-use crate::rope::Pairs;
-use crate::weights::tensors::Tensor;
-use crate::weights::Weights;
 
 const SCALAR: Instructions = Instructions::SCALAR;
 

@@ -11,12 +11,12 @@ use std::sync::Arc;
 
 use hearth_core::LinkTable;
 use hearth_core::cluster::Joined;
-use hearth_ring::probe::{self, ProbeEffort};
-use hearth_ring::{self as ring, Emulated, Way};
 use hearth_profiles::link::air::Air;
 use hearth_profiles::link::way::End;
 use hearth_profiles::link::{PeerLink, way};
 use hearth_profiles::{BytesPerSecond, Link, Seconds, Sourced};
+use hearth_ring::probe::{self, ProbeEffort};
+use hearth_ring::{self as ring, Emulated, Way};
 use hearth_schema::Plan;
 use hearth_schema::Scenario;
 use hearth_schema::scenario::Links;

@@ -1,8 +1,8 @@
 //! What of a layer is in GPU memory?
 
+use hearth_profiles::model::ModelShape;
 use hearth_runtime::hyperparameters::Hyperparameters;
 use hearth_runtime::{CacheOptions, Weights};
-use hearth_profiles::model::ModelShape;
 
 use super::Upload;
 use crate::device::{Binding, Gpu, Params, Tensor};

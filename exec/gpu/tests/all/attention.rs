@@ -3,14 +3,14 @@
 //! Queries, keys and values of several passes go through the kernels, and through a plain loop in f64. Stated bound: 1e-5
 //! where the cache holds f32, and 2e-3 where it holds halves, whose own rounding that is.
 
-use hearth_runtime::CacheFormat;
-use hearth_runtime::rope::Pairs;
 use hearth_gpu::device::{Binding, Params, Tensor};
 use hearth_gpu::kernels::Variant;
 use hearth_gpu::kernels::attention::AttentionKernel;
 use hearth_gpu::kernels::rotate::{Heads, RotateKernel};
 use hearth_gpu::virtual_tensor::{Storage, WeightOrder};
 use hearth_gpu::{Gpu, Mask};
+use hearth_runtime::CacheFormat;
+use hearth_runtime::rope::Pairs;
 
 use crate::gpu::{alone, largest_difference, numbers, open};
 

@@ -9,8 +9,6 @@
 
 use std::sync::Arc;
 
-use hearth_kernels::{Matrix, Supported, dequantise};
-use hearth_runtime::{CacheFormat, CacheOptions};
 use hearth_gpu::conversion::{Conversion, round_row};
 use hearth_gpu::device::{Binding, Gpu, Params};
 use hearth_gpu::kernels::Variant;
@@ -20,7 +18,9 @@ use hearth_gpu::kernels::quantise;
 use hearth_gpu::layers::{GpuLayers, Upload};
 use hearth_gpu::matrix::GpuMatrix;
 use hearth_gpu::virtual_tensor::Storage;
+use hearth_kernels::{Matrix, Supported, dequantise};
 use hearth_profiles::model::Architecture;
+use hearth_runtime::{CacheFormat, CacheOptions};
 
 use crate::gpu::{alone, numbers, open};
 use crate::models::{Step, oracle_rows, relative_rms, synthetic, teacher_forced};

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use hearth_runtime::clock::wall_nanos;
 use hearth_gpu::device::{Binding, Params};
 use hearth_gpu::{GpuError, Mask};
+use hearth_runtime::clock::wall_nanos;
 
 use crate::gpu::{alone, open};
 

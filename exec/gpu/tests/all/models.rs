@@ -12,18 +12,18 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hearth_runtime::sampler::greedy;
-use hearth_runtime::synth::{SynthOptions, synthesise};
-use hearth_runtime::{
-    AcceleratedPlace, Backend, CacheFormat, CacheOptions, Cpu, Head, Oracle, Pool, PoolOptions, Progress,
-    Stage, Weights,
-};
 use hearth_gpu::backend::Accelerated;
 use hearth_gpu::kernels::product::Tiling;
 use hearth_gpu::layers::{GpuLayers, Upload};
 use hearth_gpu::{Gpu, GpuError, Mask, Notes};
 use hearth_profiles::Layers;
 use hearth_profiles::model::{Architecture, ModelShape};
+use hearth_runtime::sampler::greedy;
+use hearth_runtime::synth::{SynthOptions, synthesise};
+use hearth_runtime::{
+    AcceleratedPlace, Backend, CacheFormat, CacheOptions, Cpu, Head, Oracle, Pool, PoolOptions, Progress,
+    Stage, Weights,
+};
 use serde_json::Value;
 
 use crate::gpu::{alone, open};

@@ -3,8 +3,6 @@
 //! The oracle rounds its input as the GPU does, so that the integers are the same ones. What differs is the order in which
 //! floats are added up, and now and then a code at a tie. Stated bound: 1e-4 of the largest result of the row.
 
-use hearth_kernels::{Matrix, Supported};
-use hearth_runtime::oracle;
 use hearth_gpu::device::{Binding, Gpu, Params, Tensor};
 use hearth_gpu::kernels::Variant;
 use hearth_gpu::kernels::packing::Packed;
@@ -14,6 +12,8 @@ use hearth_gpu::matrix::GpuMatrix;
 use hearth_gpu::tuning::candidates;
 use hearth_gpu::virtual_tensor::Storage;
 use hearth_gpu::{GpuError, Mask};
+use hearth_kernels::{Matrix, Supported};
+use hearth_runtime::oracle;
 
 use crate::gpu::{alone, largest_difference, numbers, open};
 

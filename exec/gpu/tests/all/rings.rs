@@ -4,14 +4,14 @@
 
 use std::sync::{Arc, Mutex};
 
-use hearth_ring::LocalModel;
-use hearth_ring::node::{Node, Outbox};
-use hearth_runtime::sampler::greedy;
-use hearth_runtime::{Accelerator, Progress};
 use hearth_gpu::backend::Accelerated;
 use hearth_gpu::kernels::product::Tiling;
 use hearth_gpu::{Gpu, Mask, Notes};
 use hearth_profiles::Document;
+use hearth_ring::LocalModel;
+use hearth_ring::node::{Node, Outbox};
+use hearth_runtime::sampler::greedy;
+use hearth_runtime::{Accelerator, Progress};
 use hearth_schema::Plan;
 use hearth_schema::pass::Pass;
 use hearth_schema::trace::Kind;

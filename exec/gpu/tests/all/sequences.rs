@@ -7,11 +7,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use hearth_ring::activations::round;
-use hearth_runtime::{AcceleratedPlace, Backend, CacheFormat, CacheOptions, Head, Oracle, Stage, Weights};
 use hearth_gpu::kernels::product::Tiling;
 use hearth_gpu::{Gpu, Mask};
 use hearth_profiles::model::Architecture;
+use hearth_ring::activations::round;
+use hearth_runtime::{AcceleratedPlace, Backend, CacheFormat, CacheOptions, Head, Oracle, Stage, Weights};
 
 use crate::gpu::{alone, open};
 use crate::models::{accelerated, cpu, place, relative_rms, synthetic};

@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use hearth_core::metrics;
 use hearth_core::schedule::Part;
+use hearth_profiles::{Bytes, Document};
 use hearth_ring::{
     Generated, Key, LocalModel, Memory, Network, OnFetch, Request, Ring, RingError, RingOptions, Sealed,
     Source, Unfinished, Worker, WorkerOptions, bind,
 };
 use hearth_runtime::{AcceleratedPlace, Accelerator, CpuLayers};
-use hearth_profiles::{Bytes, Document};
 use hearth_schema::Plan;
 use hearth_schema::plan::Origin;
 use hearth_schema::plan::PlanKind;

@@ -4,11 +4,11 @@
 
 use std::time::Duration;
 
+use hearth_profiles::measure::Effort;
+use hearth_profiles::{Device, Document, Format};
 use hearth_ring::probe::{LOOPBACK, ProbeEffort, links};
 use hearth_runtime::profile::{ProfileError, ProfileOptions, with_effort};
 use hearth_runtime::synth::{SynthOptions, synthesise};
-use hearth_profiles::measure::Effort;
-use hearth_profiles::{Device, Document, Format};
 
 const PROBE: ProbeEffort = ProbeEffort { short: 2, long: 1, limit: Duration::from_millis(50) };
 

@@ -8,9 +8,9 @@ use hearth_profiles::{Bytes, Flops, Format};
 
 use crate::cache::{CacheFormat, CacheShape, LayerCache};
 use crate::cpu::{Cpu, Product};
+use crate::rows::SharedRows;
 use hearth_kernels::product::Matrix;
 use hearth_kernels::{Activations, Supported, attention};
-use crate::rows::SharedRows;
 
 /// Query heads, key and value heads, numbers of each, positions in use: a model of 8B in mid-conversation.
 const HEADS: usize = 32;

@@ -233,12 +233,8 @@ fn operating_system() -> Os {
 }
 
 fn about(cpu: &Cpu) -> String {
-    let mut about = format!(
-        "{}, {} kernels, hearth {}",
-        kernel(),
-        cpu.instructions.name(),
-        env!("CARGO_PKG_VERSION")
-    );
+    let mut about =
+        format!("{}, {} kernels, hearth {}", kernel(), cpu.instructions.name(), env!("CARGO_PKG_VERSION"));
     if let Some(quota) = processor::quota() {
         about.push_str(", under ");
         about.push_str(&quota);

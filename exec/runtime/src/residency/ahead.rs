@@ -25,8 +25,8 @@ use crate::clock::wall_nanos;
 use crate::read_counter::ReadCounter;
 use crate::weights::Weights;
 
-use crate::pages::{populate, resident, will_need, will_need_at_once};
 use super::{At, Span, is_told};
+use crate::pages::{populate, resident, will_need, will_need_at_once};
 
 /// What is looked at and populated at once: long enough to stream, short enough to stop soon.
 const PIECE_BYTES: usize = 2 << 20;

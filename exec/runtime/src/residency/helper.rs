@@ -17,11 +17,11 @@ use hearth_core::residency::kept_bytes;
 use hearth_core::residency::kernel_bytes;
 use hearth_core::residency::stream_bytes;
 
-use crate::pages::{expect_no_order, expect_order, populate, processors, resident, will_need};
 use super::stream::{Core, Stage, State};
 use super::{At, Span, give_up, is_told};
 use crate::clock::wall_nanos;
 use crate::memory::Told;
+use crate::pages::{expect_no_order, expect_order, populate, processors, resident, will_need};
 use crate::read_counter::ReadCounter;
 
 /// What the helper does next.

@@ -25,8 +25,8 @@ use crate::memory::Told;
 use crate::pages::{self, page_bytes};
 use crate::weights::{Extent, Weights};
 
-pub use gate::Gate;
 use ahead::Prefetcher;
+pub use gate::Gate;
 use stream::Stream;
 
 /// Reads a device's weights ahead of their turn, and gives them up behind it.
@@ -203,5 +203,10 @@ pub fn is_told(weights: &Weights) -> bool {
 
 /// Bytes of a part's weights that are in memory, in whole pages.
 pub fn resident_bytes(weights: &Weights, part: &Part) -> u64 {
-    weights.part_extents(part).into_iter().filter_map(|extent| weights.bytes(extent)).map(pages::resident).sum()
+    weights
+        .part_extents(part)
+        .into_iter()
+        .filter_map(|extent| weights.bytes(extent))
+        .map(pages::resident)
+        .sum()
 }

@@ -17,10 +17,10 @@ use hearth_core::schedule::Part;
 use hearth_schema::Plan;
 use hearth_schema::residency::ResidencyOptions;
 
-use super::{At, Span};
 use super::gate::Gate;
 use super::helper::Helper;
 use super::pieces::Pieces;
+use super::{At, Span};
 use crate::memory::Told;
 use crate::weights::Weights;
 

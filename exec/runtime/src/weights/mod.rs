@@ -21,8 +21,8 @@ use memmap2::Mmap;
 use crate::error::ExecError;
 use crate::fetched::is_partial;
 use crate::hyperparameters::Hyperparameters;
-use hearth_kernels::product::Matrix;
 use crate::weights::tensors::{Biases, LayerTensors, Table, Tensor};
+use hearth_kernels::product::Matrix;
 
 /// A run of bytes in one of a model's files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -14,8 +14,8 @@ use hearth_profiles::model::{Architecture, ModelShape};
 use memmap2::Mmap;
 
 use crate::error::ExecError;
-use hearth_kernels::Supported;
 use crate::weights::Extent;
+use hearth_kernels::Supported;
 
 /// A checked tensor in the mapping.
 #[derive(Debug, Clone, Copy)]

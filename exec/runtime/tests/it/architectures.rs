@@ -8,11 +8,11 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hearth_runtime::synth::{SynthOptions, Tokenizer, synthesise};
-use hearth_runtime::{CacheFormat, CacheOptions, Cpu, Head, Pool, PoolOptions, Stage, Weights};
 use hearth_profiles::Layers;
 use hearth_profiles::gguf::{GgufModel, HeaderWriter, Value};
 use hearth_profiles::model::{Architecture, ModelShape};
+use hearth_runtime::synth::{SynthOptions, Tokenizer, synthesise};
+use hearth_runtime::{CacheFormat, CacheOptions, Cpu, Head, Pool, PoolOptions, Stage, Weights};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 

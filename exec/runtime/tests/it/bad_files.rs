@@ -6,9 +6,9 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use hearth_profiles::gguf::GgufModel;
 use hearth_runtime::synth::{SynthOptions, synthesise};
 use hearth_runtime::{CacheFormat, CacheOptions, Cpu, ExecError, Head, Pool, PoolOptions, Stage, Weights};
-use hearth_profiles::gguf::GgufModel;
 
 fn good() -> Vec<u8> {
     let models = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/models");

@@ -7,12 +7,12 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
+use hearth_profiles::Layers;
+use hearth_profiles::model::{Architecture, ModelShape};
 use hearth_runtime::synth::{SynthOptions, synthesise};
 use hearth_runtime::{
     CacheFormat, CacheOptions, Cpu, ExecError, Head, Oracle, Pool, PoolOptions, Stage, Weights,
 };
-use hearth_profiles::Layers;
-use hearth_profiles::model::{Architecture, ModelShape};
 use proptest::prelude::*;
 
 const FILES: [&str; 3] = ["psalm-7m-f16.gguf", "psalm-7m-q4_k.gguf", "psalm-7m-q8_0.gguf"];

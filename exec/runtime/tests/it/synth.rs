@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use hearth_core::schedule::Part;
-use hearth_runtime::Weights;
-use hearth_runtime::synth::{SynthError, SynthOptions, Tokenizer, synthesise};
 use hearth_profiles::gguf::GgufModel;
 use hearth_profiles::model::{Architecture, DigestMatch, ModelProfile, Quant, shipped};
 use hearth_profiles::{Bytes, Format};
+use hearth_runtime::Weights;
+use hearth_runtime::synth::{SynthError, SynthOptions, Tokenizer, synthesise};
 
 fn tiny() -> SynthOptions {
     let mut options = SynthOptions::preset("tiny").unwrap();

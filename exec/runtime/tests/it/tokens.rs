@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::PathBuf;
 
-use hearth_runtime::Tokenizer;
 use hearth_profiles::gguf::{GgufModel, Metadata, Value};
+use hearth_runtime::Tokenizer;
 use serde::Deserialize;
 
 #[derive(Deserialize)]

@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hearth_core::metrics;
+use hearth_profiles::Document;
 use hearth_ring::{
     Asked, Generated, LocalModel, Memory, Request, Ring, RingError, RingOptions, Worker, bind, for_sequences,
     with_draft,
 };
 use hearth_runtime::{Sampler, SamplerOptions};
-use hearth_profiles::Document;
 use hearth_schema::Plan;
 use hearth_schema::trace::Counter;
 use hearth_schema::trace::Kind;

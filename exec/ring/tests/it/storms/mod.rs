@@ -13,14 +13,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use hearth_profiles::model::Quant;
+use hearth_profiles::{Format, Layers};
 use hearth_ring::{
     Asked, Computing, Generated, LocalModel, Request, Ring, RingError, RingOptions, Source, Unfinished,
     Worker, WorkerOptions, bind,
 };
 use hearth_runtime::synth::{SynthOptions, synthesise};
 use hearth_runtime::{Sampler, SamplerOptions};
-use hearth_profiles::model::Quant;
-use hearth_profiles::{Format, Layers};
 use hearth_schema::Plan;
 use hearth_schema::plan::Origin;
 use hearth_schema::plan::PlanKind;

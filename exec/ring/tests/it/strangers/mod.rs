@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use attack::Stranger;
+use hearth_profiles::Document;
 use hearth_ring::{
     Key, LocalModel, Memory, Network, Request, Ring, RingError, RingOptions, Sealed, Worker, bind,
 };
-use hearth_profiles::Document;
 use hearth_schema::Plan;
 use tokio::io::AsyncWriteExt;
 use tokio::time::timeout;
