@@ -1,18 +1,19 @@
-//! Managed residency: which weights of a device stay in memory.
+//! Managed residency: keeps a set of weight pieces in memory and streams the others.
+//!
+//! [`ManagedResidency`] is the state machine that the simulator and the executor both interpret. [`Share`] ranks the
+//! pieces of a device, [`KeptBudget`] says how many bytes of them are kept as memory comes and goes, and the
+//! functions here how many bytes fit at all.
 
-mod pressure;
+mod kept_budget;
+mod managed;
 mod share;
 
-use hearth_profiles::Bytes;
 use hearth_schema::residency::ResidencyOptions;
 
-pub use pressure::KeptBudget;
+pub use kept_budget::KeptBudget;
+pub use managed::{Event, ManagedResidency, PartRequest, PieceId, ReadOrigin, ReadOutcome, Step};
+pub use managed::READ_DEPTH as UNDER_WAY;
 pub use share::Share;
-
-/// Bytes of pieces that a managed device asks for before it waits for the first: several under way at once keep a
-/// disk busy, more only fill its queue.
-/// source: measured; 200 MB/s need one piece, 1.5 GB/s need 4 MiB
-pub const UNDER_WAY: Bytes = Bytes::mib(4);
 
 /// How much of a share can be kept where page cache has `room` before the share is touched.
 ///
@@ -58,6 +59,7 @@ fn margin(processors: u32) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use hearth_profiles::Bytes;
     use hearth_schema::residency::Residency;
 
     use super::*;

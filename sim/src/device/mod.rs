@@ -11,18 +11,18 @@
 pub mod background_load;
 pub mod budget;
 pub mod context;
-mod helper;
-mod keeper;
 mod layout;
 mod reconfiguration;
+mod residency;
 pub mod setup;
 pub mod storage;
-mod stream;
 mod walk;
 
 use std::collections::{BTreeSet, VecDeque};
 
 use hearth_core::rates::Work;
+use hearth_core::residency::PartRequest;
+use hearth_core::residency::ReadOrigin;
 use hearth_core::schedule::Event as Incident;
 use hearth_core::schedule::Part;
 use hearth_core::schedule::Schedule;
@@ -45,9 +45,8 @@ use crate::speculation::Drafter;
 use crate::trace::start_record;
 
 use context::{Event, Message, Outgoing, SimContext};
-use helper::Job;
-use keeper::Keeper;
 use layout::Layout;
+use residency::WeightResidency;
 use storage::{Storage, WAKE};
 use walk::{Next, Segment, Walk};
 
@@ -105,7 +104,7 @@ pub struct DeviceSim<'a> {
     pub storage: Storage,
     disk_timer: Timer,
     disk_set: Option<Nanos>,
-    keeper: Keeper,
+    residency: WeightResidency,
     rows_alone: bool,
     /// What has been read of the embedding, in units of a row's read.
     rows: BTreeSet<u64>,
@@ -137,8 +136,8 @@ pub struct Parts<'a> {
     pub layout: Layout,
     /// Its page cache and disk.
     pub storage: Storage,
-    /// Who reads ahead for it.
-    pub keeper: Keeper,
+    /// How its weights are read ahead.
+    pub residency: WeightResidency,
     /// Whether a row of the embedding is read alone.
     pub rows_alone: bool,
 }
@@ -172,7 +171,7 @@ impl<'a> DeviceSim<'a> {
             storage: parts.storage,
             disk_timer: engine.timer(),
             disk_set: None,
-            keeper: parts.keeper,
+            residency: parts.residency,
             rows_alone: parts.rows_alone,
             rows: BTreeSet::new(),
             read_before: Bytes::ZERO,
@@ -204,10 +203,10 @@ impl<'a> DeviceSim<'a> {
         if self.cpu.ended(now).is_some()
             && let Doing::Walking(walk) = &mut self.doing
         {
-            if self.keeper.used(walk.computed(now, stretched)) {
+            if self.residency.used(walk.computed(now, stretched)) {
                 ctx.engine.after(0, Event::Helper(self.place));
             }
-            let next = walk.advance(now, &mut self.storage, &mut self.keeper);
+            let next = walk.advance(now, &mut self.storage, &mut self.residency);
             self.next(next, ctx);
         }
         self.proceed(ctx)
@@ -217,7 +216,7 @@ impl<'a> DeviceSim<'a> {
     pub fn wake(&mut self, ctx: &mut SimContext) -> Result<(), SimError> {
         match &mut self.doing {
             Doing::Walking(walk) => {
-                let next = walk.retry(ctx.engine.now(), &mut self.storage, &mut self.keeper);
+                let next = walk.retry(ctx.engine.now(), &mut self.storage, &mut self.residency);
                 self.next(next, ctx);
             }
             Doing::Fixed { output } => {
@@ -235,16 +234,16 @@ impl<'a> DeviceSim<'a> {
     /// The helper goes on.
     pub fn help(&mut self, ctx: &mut SimContext) {
         let now = ctx.engine.now();
-        if let Some(at) = self.keeper.work(now, &mut self.storage) {
+        if let Some(at) = self.residency.work(now, &mut self.storage) {
             ctx.engine.at(at, Event::Helper(self.place));
         }
         if let Doing::Walking(walk) = &mut self.doing
             && walk.waits_for_helper()
         {
-            let next = walk.advance(now, &mut self.storage, &mut self.keeper);
+            let next = walk.advance(now, &mut self.storage, &mut self.residency);
             self.next(next, ctx);
         }
-        self.keeper.report(ctx.records);
+        self.residency.report(ctx.records);
         self.watch_disk(ctx);
     }
 
@@ -253,7 +252,7 @@ impl<'a> DeviceSim<'a> {
         let now = ctx.engine.now();
         self.disk_set = None;
         while let Some(chunk) = self.storage.arrived(now) {
-            if self.keeper.arrived(now, chunk) {
+            if self.residency.arrived(now, chunk) {
                 ctx.engine.at(now, Event::Helper(self.place));
             }
             if let Doing::Walking(walk) = &mut self.doing
@@ -262,13 +261,13 @@ impl<'a> DeviceSim<'a> {
                 self.next(next, ctx);
             }
         }
-        self.keeper.report(ctx.records);
+        self.residency.report(ctx.records);
         self.proceed(ctx)
     }
 
     /// The run is over: what was being read ahead is recorded as far as it came.
     pub fn flush(&mut self, ctx: &mut SimContext) {
-        self.keeper.flush(ctx.engine.now(), ctx.records);
+        self.residency.flush(ctx.engine.now(), ctx.records);
     }
 
     /// Takes up steps and messages until one takes time.
@@ -357,14 +356,14 @@ impl<'a> DeviceSim<'a> {
                 ctx.outgoing.push(Outgoing::Send(to, message));
             }
             Step::Prefetch { part, pass, round } => {
-                let job = self.job(&part, pass, round);
-                if self.keeper.announce(job) {
+                let request = self.part_request(&part, pass, round);
+                if self.residency.request(request) {
                     ctx.engine.after(0, Event::Helper(self.place));
                 }
             }
             Step::Release { part, pass, round } => {
-                let job = self.job(&part, pass, round);
-                if self.keeper.release(job) {
+                let request = self.part_request(&part, pass, round);
+                if self.residency.release(request) {
                     ctx.engine.after(0, Event::Helper(self.place));
                 }
             }
@@ -388,18 +387,19 @@ impl<'a> DeviceSim<'a> {
         }
     }
 
-    fn job(&self, part: &Part, pass: Pass, round: u32) -> Job {
+    fn part_request(&self, part: &Part, pass: Pass, round: u32) -> PartRequest {
         let layers = match part {
             Part::Layers(layers) => Some([layers.start, layers.end]),
             Part::Output => None,
         };
-        Job { chunks: self.layout.part(part), pass, round, layers }
+        let origin = ReadOrigin { pass: pass.index, round, layers };
+        PartRequest { pieces: self.layout.part(part), origin }
     }
 
     /// A part is about to be computed.
     fn needed(&mut self, part: &Part, pass: Pass, round: u32, ctx: &mut SimContext) {
-        let job = self.job(part, pass, round);
-        if self.keeper.begin(job, &self.storage) {
+        let request = self.part_request(part, pass, round);
+        if self.residency.begin(request, &self.storage) {
             ctx.engine.after(0, Event::Helper(self.place));
         }
     }
@@ -415,7 +415,7 @@ impl<'a> DeviceSim<'a> {
             let share = random::draw(self.seed, Purpose::EmbeddingRow, pass.sequence, u64::from(position));
             let row = ((share * ((rows + 1) as f64).ln()).exp() as u64).saturating_sub(1).min(rows - 1);
             let chunks = self.layout.embedding_row(row, row_bytes, chunk);
-            let kept = self.rows_alone && self.keeper.leaves_it_to_the_system();
+            let kept = self.rows_alone && self.residency.is_left_to_system();
             let had = kept && !self.rows.insert(row * row_bytes.0 / unit.0.max(1));
             let chunks = if had { chunks.start..chunks.start } else { chunks };
             Segment { chunks, time, unit }
@@ -496,7 +496,7 @@ impl<'a> DeviceSim<'a> {
 
     fn walk(&mut self, record: Record, segments: impl IntoIterator<Item = Segment>, ctx: &mut SimContext) {
         let mut walk = Walk::new(record, segments, f64::from(self.device.cpu.cores), self.seed);
-        let next = walk.advance(ctx.engine.now(), &mut self.storage, &mut self.keeper);
+        let next = walk.advance(ctx.engine.now(), &mut self.storage, &mut self.residency);
         self.doing = Doing::Walking(Box::new(walk));
         self.next(next, ctx);
     }
@@ -514,7 +514,7 @@ impl<'a> DeviceSim<'a> {
             Next::Retry(at) => ctx.engine.set(self.wake_timer, at, Event::Wake(self.place)),
             Next::Done => {
                 if let Doing::Walking(walk) = std::mem::replace(&mut self.doing, Doing::Nothing) {
-                    self.keeper.end();
+                    self.residency.end();
                     let record = Record { end: now, ..walk.record };
                     if record.kind == Kind::Output {
                         ctx.outgoing.push(Outgoing::Output(record.pass));

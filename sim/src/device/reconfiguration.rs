@@ -69,7 +69,7 @@ impl<'a> DeviceSim<'a> {
     /// The plan at work is given up: what was under way is recorded as far as it came. Page cache and disk go on.
     pub fn stop(&mut self, ctx: &mut SimContext) {
         let now = ctx.engine.now();
-        self.keeper.flush(now, ctx.records);
+        self.residency.flush(now, ctx.records);
         self.wired_for = None;
         match std::mem::replace(&mut self.doing, Doing::Nothing) {
             Doing::Walking(walk) => self.give_up(*walk, ctx),
@@ -106,7 +106,7 @@ impl<'a> DeviceSim<'a> {
     /// Takes up a part of another plan, after [`DeviceSim::stop`]. The page cache stays as it is, unless the new part
     /// follows it in other units; then nothing is known to be in it.
     pub fn take_up(&mut self, parts: Parts<'a>) {
-        (self.schedule, self.layout, self.keeper) = (parts.schedule, parts.layout, parts.keeper);
+        (self.schedule, self.layout, self.residency) = (parts.schedule, parts.layout, parts.residency);
         (self.drafter, self.uploads, self.rows_alone) = (parts.drafter, parts.uploads, parts.rows_alone);
         if self.storage.chunk() != parts.storage.chunk() {
             self.read_before += self.storage.delivered();

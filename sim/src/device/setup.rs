@@ -24,11 +24,9 @@ use hearth_schema::residency::Residency;
 
 use super::Parts;
 use super::budget::Budget;
-use super::helper::Helper;
-use super::keeper::Keeper;
 use super::layout::Layout;
+use super::residency::{ManagedStream, ReadAhead, WeightResidency};
 use super::storage::Storage;
-use super::stream::Stream;
 use crate::input::Input;
 use crate::page_cache::for_device::{Placed, unwired_after};
 use crate::page_cache::{Access, Chunk, Fetch};
@@ -82,22 +80,22 @@ pub fn parts<'a>(
     budget: &Budget,
 ) -> Parts<'a> {
     let (plan, place, memory) = (schedule.plan().clone(), schedule.device(), budget.cache);
-    let residency = plan.devices[place].residency;
-    let managed = residency.policy == Residency::Managed;
-    let chunk = if managed { residency.piece() } else { input.options.chunk };
+    let options = plan.devices[place].residency;
+    let managed = options.policy == Residency::Managed;
+    let chunk = if managed { options.piece() } else { input.options.chunk };
     let layout = Layout::new(&plan, place, model, chunk, device.gpu_maps_weights());
-    let memory = if residency.holds() { memory.min(whole(&layout, chunk)) } else { memory };
-    let kept_by = if residency.holds() { &anonymous(device) } else { device };
+    let memory = if options.holds() { memory.min(whole(&layout, chunk)) } else { memory };
+    let kept_by = if options.holds() { &anonymous(device) } else { device };
     let storage = storage((kept_by, slot, input.cluster.seed), &layout, memory, chunk);
-    let keeper = if managed {
+    let residency = if managed {
         let visits = chunks_of(&layout, &visits(&plan, place));
         let (cores, chunks) = (device.cpu.cores, layout.chunks());
-        Keeper::Managed(Box::new(Stream::new(slot, residency, &visits, memory, cores, chunks)))
+        WeightResidency::Managed(Box::new(ManagedStream::new(slot, options, &visits, memory, cores, chunks)))
     } else {
-        Keeper::Ahead(Helper::new(slot, residency, chunk, storage.window()))
+        WeightResidency::System(ReadAhead::new(slot, options, chunk, storage.window()))
     };
     // A table that is the output matrix as well is read in order; memory of its own is nobody's to advise.
-    let in_order = model.shape.tied_embeddings || residency.holds() || input.options.rows_read_around;
+    let in_order = model.shape.tied_embeddings || options.holds() || input.options.rows_read_around;
     Parts {
         slot,
         device,
@@ -109,7 +107,7 @@ pub fn parts<'a>(
         seed: input.cluster.seed,
         storage,
         layout,
-        keeper,
+        residency,
         rows_alone: managed || !in_order,
     }
 }
@@ -143,10 +141,10 @@ fn whole(layout: &Layout, chunk: Bytes) -> Bytes {
 
 /// Leaves memory as tokens before the run would have: a share that fits is there; of one that does not, what the page
 /// cache keeps when it is read round and round.
-pub fn warm(storage: &mut Storage, layout: &Layout, keeper: &Keeper) {
-    let chunks: Vec<Chunk> = match keeper {
-        Keeper::Ahead(_) => layout.own().chain(layout.own()).collect(),
-        Keeper::Managed(stream) => stream.kept().collect(),
+pub fn warm(storage: &mut Storage, layout: &Layout, residency: &WeightResidency) {
+    let chunks: Vec<Chunk> = match residency {
+        WeightResidency::System(_) => layout.own().chain(layout.own()).collect(),
+        WeightResidency::Managed(stream) => stream.kept().collect(),
     };
     let cache = storage.cache().cache();
     for chunk in chunks {

@@ -4,7 +4,7 @@
 //! page fault on what is not, or waiting for the helper that is to bring it. Chunks that can be used one after
 //! another are computed as one stretch.
 //!
-//! Not here: what can be used ([`crate::device::keeper`]), how long a layer takes ([`hearth_core::rates`]), and what to do when
+//! Not here: what can be used ([`crate::device::residency`]), how long a layer takes ([`hearth_core::rates`]), and what to do when
 //! the walk is over ([`crate::device`]).
 
 use std::collections::VecDeque;
@@ -15,7 +15,7 @@ use hearth_schema::trace::Cost;
 use hearth_schema::trace::Kind;
 use hearth_schema::trace::Record;
 
-use super::keeper::{Found, Keeper};
+use super::residency::{Availability, WeightResidency};
 use super::storage::{ASIDE, NO_ROOM_PAUSE, Storage, Touch};
 use crate::engine::Nanos;
 use crate::page_cache::Chunk;
@@ -138,15 +138,15 @@ impl Walk {
         self.waits == Waits::Helper
     }
 
-    /// Goes on with what the keeper lets it have.
-    pub fn advance(&mut self, now: Nanos, storage: &mut Storage, keeper: &mut Keeper) -> Next {
+    /// Goes on with what the residency lets it have.
+    pub fn advance(&mut self, now: Nanos, storage: &mut Storage, residency: &mut WeightResidency) -> Next {
         self.waits = Waits::No;
         let Some(segment) = self.segments.front() else {
             return if self.owed.0 > 0.0 { self.compute(now, 0..0, Seconds(0.0)) } else { Next::Done };
         };
         let (first, unit) = (segment.chunks.start, segment.unit);
-        match keeper.find(segment.chunks.clone(), storage) {
-            Found::Ready(held) => {
+        match residency.find(segment.chunks.clone(), storage) {
+            Availability::Ready(held) => {
                 for chunk in first..first + held {
                     storage.touch(now, chunk, Flow::Fault);
                 }
@@ -156,13 +156,13 @@ impl Walk {
                 let toil = storage.toil() * (1.0 / self.threads);
                 self.compute(now, first..first + held, self.each * f64::from(held) + toil)
             }
-            Found::Coming => {
+            Availability::Pending => {
                 self.count_faulted(unit);
                 self.waits = Waits::Helper;
                 Next::Wait
             }
-            Found::Missing => {
-                let touch = keeper.fault(now, first, unit, storage);
+            Availability::Missing => {
+                let touch = residency.fault(now, first, unit, storage);
                 self.count_faulted(unit);
                 self.blocked(now, first, touch, storage)
             }
@@ -178,24 +178,24 @@ impl Walk {
     }
 
     /// Goes on after a wait, or tries the failed touch again.
-    pub fn retry(&mut self, now: Nanos, storage: &mut Storage, keeper: &mut Keeper) -> Next {
+    pub fn retry(&mut self, now: Nanos, storage: &mut Storage, residency: &mut WeightResidency) -> Next {
         let Some(segment) = self.segments.front() else { return Next::Done };
         let first = segment.chunks.start;
         let chunk = match self.waits {
             Waits::Woken(chunk) => chunk,
             Waits::Room(chunk) => {
                 return match storage.retry(now, chunk, Flow::Fault) {
-                    Touch::Ready => self.advance(now, storage, keeper),
+                    Touch::Ready => self.advance(now, storage, residency),
                     touch => self.blocked(now, chunk, touch, storage),
                 };
             }
-            Waits::No | Waits::Chunk(_) | Waits::Helper => return self.advance(now, storage, keeper),
+            Waits::No | Waits::Chunk(_) | Waits::Helper => return self.advance(now, storage, residency),
         };
         if chunk != ASIDE && !(storage.resume(chunk) && storage.resume(first)) {
             // Evicted before this thread came to it: it faults once more.
-            return self.advance(now, storage, keeper);
+            return self.advance(now, storage, residency);
         }
-        if let Some(behind) = self.lost_behind(first, storage, keeper) {
+        if let Some(behind) = self.lost_behind(first, storage, residency) {
             // When that is there and this still is, it goes on.
             self.held_behind = false;
             let touch = storage.touch(now, behind, Flow::Fault);
@@ -212,7 +212,7 @@ impl Walk {
     }
 
     /// The same, if it was evicted while the thread waited, and the load reaches into it.
-    fn lost_behind(&self, first: Chunk, storage: &Storage, keeper: &Keeper) -> Option<Chunk> {
+    fn lost_behind(&self, first: Chunk, storage: &Storage, residency: &WeightResidency) -> Option<Chunk> {
         // Rows of the embedding that follow each other by chance are no matrix.
         let behind = self.behind(first).filter(|_| self.record.kind != Kind::Embed)?;
         let evicted = self.held_behind && !storage.view().view().holds(behind);
@@ -220,7 +220,7 @@ impl Walk {
             let drawn = random::draw(self.seed, Purpose::PageBorder, self.record.pass, first.into());
             drawn < 1.0 - (1.0 - REACHING).powf(self.threads)
         };
-        (keeper.leaves_it_to_the_system() && evicted && reaches()).then_some(behind)
+        (residency.is_left_to_system() && evicted && reaches()).then_some(behind)
     }
 
     /// A chunk has arrived. If it is the one that the walk waits for, the walk goes on when it has been woken, which

@@ -131,7 +131,7 @@ impl<'a> Simulation<'a> {
                 let holds = plan.devices[place].residency.holds();
                 let mut parts = setup::parts(input, device, &models[place], schedule, place, &budgets[place]);
                 if input.options.warm || holds {
-                    setup::warm(&mut parts.storage, &parts.layout, &parts.keeper);
+                    setup::warm(&mut parts.storage, &parts.layout, &parts.residency);
                 }
                 DeviceSim::new(parts, &mut engine)
             })

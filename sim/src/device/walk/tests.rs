@@ -6,7 +6,7 @@ use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::trace::Resource;
 
 use super::*;
-use crate::device::helper::Helper;
+use crate::device::residency::ReadAhead;
 use crate::page_cache::{Policy, TwoList};
 use crate::resource::DiskSpeed;
 use crate::trace::start_record;
@@ -19,7 +19,7 @@ const THREADS: f64 = 1e3;
 struct World {
     now: Nanos,
     storage: Storage,
-    keeper: Keeper,
+    residency: WeightResidency,
     walk: Walk,
 }
 
@@ -29,20 +29,20 @@ impl World {
         let speed =
             DiskSpeed { bandwidth: rate, fault: rate, explicit: rate, throttle: None, latency: Seconds(0.0) };
         let cache = Policy::TwoList(Box::new(TwoList::new(10, 10)));
-        let residency = ResidencyOptions::of(Residency::Os);
+        let options = ResidencyOptions::of(Residency::Os);
         let record = start_record(0, Resource::Cpu, kind, (0, 0), 0);
         let segment = Segment { chunks: 0..10, time: Seconds(0.01), unit: PIECE };
         let mut world = World {
             now: 0,
             storage: Storage::with_chunks(cache, PIECE, speed, PIECE),
-            keeper: Keeper::Ahead(Helper::new(0, residency, PIECE, 1)),
+            residency: WeightResidency::System(ReadAhead::new(0, options, PIECE, 1)),
             walk: Walk::new(record, [segment], THREADS, 1),
         };
-        let first = world.walk.advance(0, &mut world.storage, &mut world.keeper);
+        let first = world.walk.advance(0, &mut world.storage, &mut world.residency);
         assert_eq!(first, Next::Wait);
         assert!(matches!(world.woken(0), Next::Compute(_)));
         world.walk.computed(world.now, Seconds(0.0));
-        let second = world.walk.advance(world.now, &mut world.storage, &mut world.keeper);
+        let second = world.walk.advance(world.now, &mut world.storage, &mut world.residency);
         assert_eq!(second, Next::Wait);
         world
     }
@@ -53,7 +53,7 @@ impl World {
         assert_eq!(self.storage.arrived(self.now), Some(chunk));
         let woken = self.walk.arrived(self.now, chunk, 0);
         assert_eq!(woken, Some(Next::Retry(self.now)));
-        self.walk.retry(self.now, &mut self.storage, &mut self.keeper)
+        self.walk.retry(self.now, &mut self.storage, &mut self.residency)
     }
 }
 

@@ -1,9 +1,7 @@
-//! What does a stream do if memory is not what it was told?
-//!
-//! A computation that takes no time, one part round and round, on a disk that reads a piece a millisecond.
+//! Streams on memory that differs from the plan's: a computation that takes no time, one part over and over, on a
+//! disk that reads a piece a millisecond.
 
 use hearth_profiles::{BytesPerSecond, Seconds};
-use hearth_schema::pass::Pass;
 use hearth_schema::residency::Residency;
 
 use super::*;
@@ -22,25 +20,24 @@ fn storage(capacity: u32) -> Storage {
     Storage::with_chunks(cache, PIECE, speed, PIECE)
 }
 
-fn stream(memory: Bytes) -> Stream {
+fn stream(memory: Bytes) -> ManagedStream {
     let options = ResidencyOptions::of(Residency::Managed);
-    Stream::new(0, options, &[(0..SHARE).collect()], memory, 1, SHARE)
+    ManagedStream::new(0, options, &[(0..SHARE).collect()], memory, 1, SHARE)
 }
 
-fn job(pass: u32) -> Job {
-    let pass = Pass::plain(pass, pass, 1, true);
-    Job { chunks: 0..SHARE, pass, round: 0, layers: None }
+fn request(pass: u32) -> PartRequest {
+    PartRequest { pieces: 0..SHARE, origin: ReadOrigin { pass, round: 0, layers: None } }
 }
 
-/// One device with time.
-struct World {
+/// A device and its clock.
+struct Setup {
     now: Nanos,
     storage: Storage,
-    stream: Stream,
+    stream: ManagedStream,
     helper: Option<Nanos>,
 }
 
-impl World {
+impl Setup {
     fn new(memory: Bytes, capacity: u32) -> Self {
         Self { now: 0, storage: storage(capacity), stream: stream(memory), helper: None }
     }
@@ -67,21 +64,21 @@ impl World {
     /// Computes the share once; returns how many pieces were read meanwhile.
     fn token(&mut self, pass: u32) -> u64 {
         let before = self.storage.delivered().0;
-        let announced = self.stream.announce(job(pass));
-        if self.stream.begin(job(pass), &self.storage) || announced {
+        let requested = self.stream.request(request(pass));
+        if self.stream.begin(request(pass), &self.storage) || requested {
             self.helper = Some(self.now);
         }
         let mut at = 0;
         while at < SHARE {
             match self.stream.find(at..SHARE, &self.storage) {
-                Found::Ready(count) => {
+                Availability::Ready(count) => {
                     if self.stream.used(at..at + count) {
                         self.helper = Some(self.now);
                     }
                     at += count;
                 }
-                Found::Coming => drop(self.step()),
-                Found::Missing => {
+                Availability::Pending => drop(self.step()),
+                Availability::Missing => {
                     let mut touch = self.stream.fault(self.now, at, PIECE, &mut self.storage);
                     while touch != Touch::Ready {
                         if touch == Touch::NoRoom || self.step().contains(&at) {
@@ -99,10 +96,10 @@ impl World {
 #[test]
 fn what_is_kept_is_read_once() {
     // Of 60 pieces of memory 8 are the buffer, and the kernel needs somewhat less than 2.
-    let mut world = World::new(PIECE * 60, 60);
-    let kept = world.stream.kept().count() as u64;
+    let mut setup = Setup::new(PIECE * 60, 60);
+    let kept = setup.stream.kept().count() as u64;
     assert_eq!(kept, 50);
-    let reads: Vec<u64> = (0..5).map(|pass| world.token(pass)).collect();
+    let reads: Vec<u64> = (0..5).map(|pass| setup.token(pass)).collect();
     // A buffer more or less is read before the token begins.
     let missing = u64::from(SHARE) - kept;
     assert!(reads[0] >= 100 && reads[1..].iter().all(|&read| read.abs_diff(missing) <= 1), "{reads:?}");
@@ -111,28 +108,28 @@ fn what_is_kept_is_read_once() {
 #[test]
 fn a_kept_set_that_memory_cannot_hold_is_lost_and_gives_way() {
     // The plan promises memory for 90 pieces where 60 find room.
-    let mut world = World::new(PIECE * 90, 60);
-    assert_eq!(world.stream.kept().count(), 80);
-    let reads: Vec<u64> = (0..12).map(|pass| world.token(pass)).collect();
+    let mut setup = Setup::new(PIECE * 90, 60);
+    assert_eq!(setup.stream.kept().count(), 80);
+    let reads: Vec<u64> = (0..12).map(|pass| setup.token(pass)).collect();
     // Many of them are evicted and read again. The room tells after the first token what fits, and what the second
     // finds lost shrinks nothing more.
     assert!(reads[1] > 60, "{reads:?}");
     assert!(reads[10..].iter().all(|&read| read.abs_diff(50) <= 1), "{reads:?}");
-    assert_eq!(world.stream.kept().count(), 50, "{reads:?}");
+    assert_eq!(setup.stream.kept().count(), 50, "{reads:?}");
 }
 
 #[test]
 fn reads_without_a_pause_are_one_record() {
-    let mut world = World::new(PIECE * 60, 60);
+    let mut setup = Setup::new(PIECE * 60, 60);
     for pass in 0..3 {
-        world.token(pass);
+        setup.token(pass);
     }
     let mut records = Vec::new();
-    world.stream.report(&mut records);
-    world.stream.flush(world.now, &mut records);
+    setup.stream.report(&mut records);
+    setup.stream.flush(setup.now, &mut records);
     let bytes: u64 = records.iter().map(|record| record.bytes).sum();
     assert!(
-        bytes.abs_diff(world.storage.delivered().0) <= 8 * PIECE.0,
+        bytes.abs_diff(setup.storage.delivered().0) <= 8 * PIECE.0,
         "all that was read, and what is under way"
     );
     // The computation takes no time, so that the disk never rests.

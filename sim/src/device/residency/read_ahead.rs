@@ -1,92 +1,69 @@
-//! What does a device read ahead of its turn, while it does something else?
+//! Read-ahead: the helper thread of a device whose system decides what stays in memory.
 //!
-//! Each prefetch step of the schedule is a job for the device's one helper thread, which takes them in order.
-//! Under residency `os` it advises: `WILLNEED` in pieces that the kernel honours, which returns before anything
-//! has arrived, so that the next piece and the next job are asked for at once. Under `windowed` it populates:
-//! it touches one piece after another and waits for each. Both go as far as the plan's prefetch budget. Where the
-//! plan says so, the same thread gives windows up that have been computed, in order with its other jobs.
+//! The thread takes the prefetch steps of the schedule in order. Under residency `os` it advises: `WILLNEED` returns before
+//! anything has arrived, so that the next piece is requested at once. Under `windowed` it populates: it touches one piece
+//! after another and waits for each. Both go as far as the plan's prefetch budget. Where the plan says so, the same
+//! thread evicts windows that have been computed, in order with its other jobs.
 //!
-//! Not here: what the page cache evicts for it, and managed residency ([`crate::device::stream`]).
+//! Not here: what the page cache evicts for it, and managed residency ([`super::managed`]).
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
+use hearth_core::residency::PartRequest;
 use hearth_profiles::Bytes;
-use hearth_schema::pass::Pass;
 use hearth_schema::residency::Residency;
 use hearth_schema::residency::ResidencyOptions;
-use hearth_schema::trace::Kind;
 use hearth_schema::trace::Record;
-use hearth_schema::trace::Resource;
 
-use super::storage::{NO_ROOM_PAUSE, Storage, Touch};
 use crate::engine::Nanos;
 use crate::page_cache::{Chunk, Fetch};
 use crate::resource::Flow;
-use crate::trace::start_record;
 
-/// A part to be read ahead or given up.
-#[derive(Debug, Clone)]
-pub struct Job {
-    /// Its chunks that have not been dealt with.
-    pub chunks: Range<Chunk>,
-    /// After which pass and round.
-    pub pass: Pass,
-    /// The round.
-    pub round: u32,
-    /// Its layers, for the trace.
-    pub layers: Option<[u32; 2]>,
-}
+use super::super::storage::{NO_ROOM_PAUSE, Storage, Touch};
+use super::{SYSTEM_CALL, read_record};
 
-impl Job {
-    /// The line of a stretch of reading for it, which begins with so many bytes.
-    pub fn record(&self, device: u16, now: Nanos, bytes: Bytes) -> Record {
-        let place = (self.pass.index, self.round);
-        let line = start_record(device.into(), Resource::DiskPrefetch, Kind::Prefetch, place, now);
-        Record { layers: self.layers, bytes: bytes.0, ..line }
-    }
-}
-
-/// What is to be done with a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Task {
-    ReadAhead,
-    GiveUp,
+    Read,
+    Evict,
 }
 
-/// A job of which something was read.
+/// The read of a part, or of what of it was missing.
 #[derive(Debug, Clone)]
 struct Reading {
     record: Record,
     chunks: Range<Chunk>,
     outstanding: u32,
-    /// Everything has been asked for.
-    asked: bool,
+    /// Everything has been requested.
+    requested: bool,
 }
 
 /// The helper thread of one device.
 #[derive(Debug, Clone)]
-pub struct Helper {
-    place: u16,
+pub struct ReadAhead {
+    device: u16,
     residency: Residency,
-    /// A job covers at most so many chunks.
+    /// A job reads at most so many chunks.
     budget: u32,
-    jobs: VecDeque<(Task, Job)>,
+    /// Chunks that have not been dealt with yet.
+    jobs: VecDeque<(Task, PartRequest)>,
+    /// The chunk that it waits for.
     waits: Option<Chunk>,
     /// An event that goes on with the jobs is pending.
     awake: bool,
     readings: Vec<Reading>,
 }
 
-impl Helper {
+impl ReadAhead {
     /// A helper with nothing to do, on a disk with a read-ahead window of so many chunks.
-    pub fn new(place: usize, residency: ResidencyOptions, chunk: Bytes, read_ahead: u32) -> Self {
+    pub fn new(device: usize, residency: ResidencyOptions, chunk: Bytes, read_ahead: u32) -> Self {
         let chunks = |budget: Bytes| u32::try_from(budget.0.div_ceil(chunk.0)).unwrap_or(u32::MAX);
         let budget = residency.prefetch_budget.map_or(u32::MAX, chunks);
         // One call is cut to one read-ahead window.
         let budget = if residency.one_call { budget.min(read_ahead) } else { budget };
         Self {
-            place: place as u16,
+            device: device as u16,
             residency: residency.policy,
             budget,
             jobs: VecDeque::new(),
@@ -96,19 +73,19 @@ impl Helper {
         }
     }
 
-    /// A part is to be read. True if the helper must be woken.
-    pub fn read_ahead(&mut self, mut job: Job) -> bool {
+    /// Reads a part. Returns whether the helper must be woken.
+    pub fn read(&mut self, mut job: PartRequest) -> bool {
         // The first part of the window, whatever of it is there already.
-        job.chunks.end = job.chunks.end.min(job.chunks.start.saturating_add(self.budget));
-        self.take(Task::ReadAhead, job)
+        job.pieces.end = job.pieces.end.min(job.pieces.start.saturating_add(self.budget));
+        self.take(Task::Read, job)
     }
 
-    /// A part is to be paged out. True if the helper must be woken.
-    pub fn give_up(&mut self, job: Job) -> bool {
-        self.take(Task::GiveUp, job)
+    /// Evicts a part. Returns whether the helper must be woken.
+    pub fn evict(&mut self, job: PartRequest) -> bool {
+        self.take(Task::Evict, job)
     }
 
-    fn take(&mut self, task: Task, job: Job) -> bool {
+    fn take(&mut self, task: Task, job: PartRequest) -> bool {
         self.jobs.push_back((task, job));
         self.waits.is_none() && !std::mem::replace(&mut self.awake, true)
     }
@@ -118,29 +95,28 @@ impl Helper {
         self.jobs.is_empty() && self.readings.is_empty()
     }
 
-    /// Works until it has spent time; returns when it goes on, if by itself.
+    /// Works until it has spent time. Returns when it goes on, unless it waits for something.
     pub fn work(&mut self, now: Nanos, storage: &mut Storage) -> Option<Nanos> {
         self.awake = false;
         while let Some((task, job)) = self.jobs.front_mut() {
-            let chunk = job.chunks.start;
-            if chunk >= job.chunks.end {
+            let chunk = job.pieces.start;
+            if chunk >= job.pieces.end {
                 self.end_job();
                 continue;
             }
-            // The least that a call takes.
-            let mut pause: Nanos = 1000;
+            let mut pause = SYSTEM_CALL;
             let again = match (*task, self.residency) {
-                (Task::GiveUp, _) => {
-                    job.chunks.start += 1;
+                (Task::Evict, _) => {
+                    job.pieces.start += 1;
                     if !storage.view().view().holds(chunk) {
                         continue;
                     }
                     storage.discard(chunk);
                     true
                 }
-                (Task::ReadAhead, Residency::Os) => match storage.prefetch(now, chunk) {
+                (Task::Read, Residency::Os) => match storage.prefetch(now, chunk) {
                     Fetch::Present => {
-                        job.chunks.start += 1;
+                        job.pieces.start += 1;
                         continue;
                     }
                     Fetch::Started => {
@@ -149,14 +125,14 @@ impl Helper {
                     }
                     // Dropped by the kernel, which costs time all the same.
                     Fetch::NoRoom => {
-                        job.chunks.start += 1;
+                        job.pieces.start += 1;
                         true
                     }
                     Fetch::Again => true,
                 },
-                (Task::ReadAhead, _) => match storage.touch(now, chunk, Flow::Prefetch) {
+                (Task::Read, _) => match storage.touch(now, chunk, Flow::Prefetch) {
                     Touch::Ready => {
-                        job.chunks.start += 1;
+                        job.pieces.start += 1;
                         continue;
                     }
                     Touch::Waits => {
@@ -179,7 +155,7 @@ impl Helper {
         None
     }
 
-    /// A chunk has arrived, whoever asked for it. True if the helper waited for it and must be woken.
+    /// A chunk has arrived, whoever requested it. Returns whether the helper waited for it and must be woken.
     pub fn arrived(&mut self, now: Nanos, chunk: Chunk) -> bool {
         let found = self
             .readings
@@ -198,37 +174,37 @@ impl Helper {
         woken
     }
 
-    /// The run is over: what was being read is recorded as far as it came.
+    /// Moves the records of all reads to the trace, those under way as far as they came.
     pub fn flush(&mut self, now: Nanos, records: &mut Vec<Record>) {
         records.extend(self.readings.drain(..).map(|reading| Record { end: now, ..reading.record }));
     }
 
-    /// The first job's first chunk is on its way.
+    /// The read of the first job's first chunk has been started.
     fn started(&mut self, now: Nanos, chunk: Bytes) {
         let Some((_, job)) = self.jobs.front_mut() else { return };
-        let first = job.chunks.start;
-        job.chunks.start += 1;
-        let current = self.readings.last_mut().filter(|reading| !reading.asked);
+        let first = job.pieces.start;
+        job.pieces.start += 1;
+        let current = self.readings.last_mut().filter(|reading| !reading.requested);
         if let Some(reading) = current {
             reading.chunks.end = first + 1;
             reading.outstanding += 1;
             reading.record.bytes += chunk.0;
             return;
         }
-        let record = job.record(self.place, now, chunk);
-        self.readings.push(Reading { record, chunks: first..first + 1, outstanding: 1, asked: false });
+        let record = read_record(self.device, job.origin, now, chunk);
+        self.readings.push(Reading { record, chunks: first..first + 1, outstanding: 1, requested: false });
     }
 
     fn end_job(&mut self) {
         self.jobs.pop_front();
         if let Some(reading) = self.readings.last_mut() {
-            reading.asked = true;
+            reading.requested = true;
         }
     }
 
     /// Moves the records of jobs that are done to the trace.
     pub fn report(&mut self, records: &mut Vec<Record>) {
-        let done = |reading: &mut Reading| reading.asked && reading.outstanding == 0;
+        let done = |reading: &mut Reading| reading.requested && reading.outstanding == 0;
         records.extend(self.readings.extract_if(.., done).map(|reading| reading.record));
     }
 }

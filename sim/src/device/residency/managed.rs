@@ -1,0 +1,251 @@
+//! Managed streaming: carries out the steps of [`ManagedResidency`] on simulated storage.
+//!
+//! A chunk of the file is a piece. The helper thread reads one by `WILLNEED` and confirms it by `POPULATE_READ`, each of one
+//! piece exactly. Kept chunks are ordinary page cache: if memory has no room for all of them, they are evicted like
+//! anything else, and read again at their next use.
+//!
+//! Deviation: a piece is a chunk of the file, and one that lies across two layers belongs to the first.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use hearth_core::residency::{Event, ManagedResidency, PartRequest, ReadOrigin, ReadOutcome, Step};
+use hearth_profiles::Bytes;
+use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::trace::Record;
+
+use crate::engine::Nanos;
+use crate::page_cache::{Chunk, Fetch};
+use crate::resource::Flow;
+
+use super::super::storage::{NO_ROOM_PAUSE, Storage, Touch};
+use super::{Availability, SYSTEM_CALL, read_record};
+
+/// Reads for one part, between which the helper did not rest.
+#[derive(Debug, Clone)]
+struct Stretch {
+    record: Record,
+    outstanding: u32,
+    /// Nothing is added any more.
+    over: bool,
+}
+
+/// What the helper thread does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Helper {
+    Idle,
+    /// An event that goes on is pending.
+    Awake,
+    /// It waits until this piece arrives.
+    Waits(Chunk),
+}
+
+/// The managed share of one device, and its helper thread.
+#[derive(Debug, Clone)]
+pub struct ManagedStream {
+    device: u16,
+    residency: ManagedResidency,
+    helper: Helper,
+    stretches: VecDeque<Stretch>,
+}
+
+impl ManagedStream {
+    /// The stream of a device. `visits` are the chunks of its share, those together that are used without a pause;
+    /// `memory` is what the plan expects to be left for them, of a file of so many `chunks`.
+    pub fn new(
+        device: usize,
+        options: ResidencyOptions,
+        visits: &[Vec<Chunk>],
+        memory: Bytes,
+        processors: u32,
+        chunks: Chunk,
+    ) -> Self {
+        let bytes = vec![options.piece().0; chunks as usize];
+        let mut residency = ManagedResidency::new(visits, &bytes, options, processors);
+        residency.react(Event::Measured { page_cache: Some(memory.0), evicted: 0 });
+        Self { device: device as u16, residency, helper: Helper::Idle, stretches: VecDeque::new() }
+    }
+
+    /// The kept chunks.
+    pub fn kept(&self) -> impl Iterator<Item = Chunk> {
+        self.residency.kept()
+    }
+
+    /// A part will be needed. Returns whether the helper must be woken.
+    pub fn request(&mut self, request: PartRequest) -> bool {
+        let woken = self.residency.react(Event::Requested(request));
+        woken && self.wake()
+    }
+
+    /// A part is computed from now on. Returns whether the helper must be woken.
+    pub fn begin(&mut self, request: PartRequest, storage: &Storage) -> bool {
+        self.residency.react(Event::PassBegun(request.origin.pass));
+        if self.residency.is_measure_due() {
+            let page_cache = u64::from(storage.view().view().capacity()) * storage.chunk().0;
+            self.residency.react(Event::Measured { page_cache: Some(page_cache), evicted: 0 });
+        }
+        let woken = self.residency.react(Event::PartBegun(request));
+        woken && self.wake()
+    }
+
+    /// The part has been computed.
+    pub fn end(&mut self) {
+        self.residency.react(Event::PartEnded);
+    }
+
+    /// How many of these chunks the computation can use now. A streamed piece ends a stretch, so that it can be
+    /// evicted as soon as it has been used.
+    pub fn find(&self, chunks: Range<Chunk>, storage: &Storage) -> Availability {
+        let cache = storage.view().view();
+        let Some(ready_until) = self.residency.ready_until() else {
+            // An embedding row: in memory by chance, or read by itself.
+            let held = cache.holds(chunks.start);
+            return if held { Availability::Ready(1) } else { Availability::Missing };
+        };
+        if ready_until <= chunks.start {
+            return Availability::Pending;
+        }
+        let mut ready = 0;
+        for chunk in chunks.start..chunks.end.min(ready_until) {
+            if !cache.holds(chunk) {
+                break;
+            }
+            ready += 1;
+            if !self.residency.is_kept(chunk) {
+                break;
+            }
+        }
+        if ready == 0 { Availability::Missing } else { Availability::Ready(ready) }
+    }
+
+    /// The computation stands at a chunk that was confirmed and is gone, or at an embedding row. The mapping is
+    /// advised of random access: nothing is read around it.
+    pub fn fault(&mut self, now: Nanos, chunk: Chunk, unit: Bytes, storage: &mut Storage) -> Touch {
+        if self.residency.ready_until().is_none() {
+            return storage.read_aside(now, unit);
+        }
+        self.residency.react(Event::Faulted(chunk));
+        storage.touch_exactly(now, chunk, Flow::Fault)
+    }
+
+    /// These chunks have been used. Returns whether the helper must be woken.
+    pub fn used(&mut self, chunks: Range<Chunk>) -> bool {
+        let woken = self.residency.react(Event::Used(chunks));
+        woken && self.wake()
+    }
+
+    /// Works until it has spent time. Returns when it goes on, unless it waits for something.
+    pub fn work(&mut self, now: Nanos, storage: &mut Storage) -> Option<Nanos> {
+        let (helper, pause) = loop {
+            match self.residency.next_step() {
+                Step::Read(chunk, origin) => {
+                    let outcome = match storage.prefetch(now, chunk) {
+                        Fetch::Present => ReadOutcome::InMemory,
+                        Fetch::Started => ReadOutcome::Started(storage.chunk().0),
+                        // Dropped by the kernel, which costs time all the same.
+                        Fetch::NoRoom => ReadOutcome::Dropped(storage.chunk().0),
+                        Fetch::Again => ReadOutcome::Retry,
+                    };
+                    self.residency.react(Event::Read(chunk, outcome));
+                    if let ReadOutcome::Started(_) = outcome {
+                        self.started(now, origin, storage.chunk());
+                    }
+                    if outcome != ReadOutcome::InMemory {
+                        break (Helper::Awake, SYSTEM_CALL);
+                    }
+                }
+                Step::Confirm(chunk, origin) => match storage.touch_exactly(now, chunk, Flow::Prefetch) {
+                    Touch::Ready => drop(self.residency.react(Event::Confirmed(chunk, true))),
+                    // The kernel did not read it, or evicted it since.
+                    Touch::Waits => {
+                        self.residency.react(Event::Confirmed(chunk, false));
+                        self.started(now, origin, storage.chunk());
+                        break (Helper::Awake, SYSTEM_CALL);
+                    }
+                    Touch::NoRoom => break (Helper::Awake, NO_ROOM_PAUSE),
+                },
+                Step::Evict(chunk) => {
+                    storage.discard(chunk);
+                    break (Helper::Awake, SYSTEM_CALL);
+                }
+                Step::Await(chunk) => break (Helper::Waits(chunk), 0),
+                // Memory is measured when a pass begins.
+                Step::Measure | Step::Idle => break (Helper::Idle, 0),
+            }
+        };
+        self.helper = helper;
+        if helper == Helper::Idle {
+            self.stretches.iter_mut().for_each(|stretch| stretch.over = true);
+        }
+        (helper == Helper::Awake).then(|| now + storage.toil().to_nanos().max(pause))
+    }
+
+    /// The read of a piece has been started.
+    fn started(&mut self, now: Nanos, origin: ReadOrigin, bytes: Bytes) {
+        if let Some(last) = self.stretches.back_mut() {
+            let Record { pass, round, layers, .. } = last.record;
+            last.over |= origin != ReadOrigin { pass, round, layers };
+        }
+        if let Some(last) = self.stretches.back_mut().filter(|last| !last.over) {
+            last.outstanding += 1;
+            last.record.bytes += bytes.0;
+            return;
+        }
+        let record = read_record(self.device, origin, now, bytes);
+        self.stretches.push_back(Stretch { record, outstanding: 1, over: false });
+    }
+
+    /// A chunk has arrived, whoever requested it. Returns whether the helper must be woken.
+    pub fn arrived(&mut self, now: Nanos, chunk: Chunk) -> bool {
+        if self.residency.is_under_way(chunk) {
+            self.residency.react(Event::Arrived(chunk));
+            self.stretch_arrived(now);
+        }
+        let woken = self.helper == Helper::Waits(chunk);
+        if woken {
+            self.helper = Helper::Awake;
+        }
+        woken
+    }
+
+    /// Stretches follow each other: the disk serves one flow in order.
+    fn stretch_arrived(&mut self, now: Nanos) {
+        let mut open = self.stretches.iter_mut().skip_while(|stretch| stretch.outstanding == 0);
+        let Some(stretch) = open.next() else { return };
+        stretch.outstanding -= 1;
+        stretch.record.end = now;
+        if stretch.outstanding == 0
+            && let Some(next) = open.next()
+        {
+            next.record.start = now;
+        }
+    }
+
+    /// Moves the records of finished stretches to the trace.
+    pub fn report(&mut self, records: &mut Vec<Record>) {
+        while let Some(stretch) =
+            self.stretches.pop_front_if(|stretch| stretch.over && stretch.outstanding == 0)
+        {
+            records.push(stretch.record);
+        }
+    }
+
+    /// Moves the records of all stretches to the trace, those under way as far as they came.
+    pub fn flush(&mut self, now: Nanos, records: &mut Vec<Record>) {
+        records.extend(self.stretches.drain(..).map(|stretch| {
+            let end = if stretch.outstanding > 0 { now } else { stretch.record.end };
+            Record { end, ..stretch.record }
+        }));
+    }
+
+    fn wake(&mut self) -> bool {
+        let idle = self.helper == Helper::Idle;
+        if idle {
+            self.helper = Helper::Awake;
+        }
+        idle
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,165 @@
+//! Weight residency: what a computation sees of the helper thread that reads a device's weights ahead.
+//!
+//! The plan's policy chooses the thread: [`ReadAhead`] advises or populates and leaves eviction to the system;
+//! [`ManagedStream`] keeps some pieces and streams the others. A walk asks both the same: which chunks can be computed on, and
+//! what to do if there are none.
+
+pub mod managed;
+pub mod read_ahead;
+
+use std::ops::Range;
+
+use hearth_core::residency::{PartRequest, ReadOrigin};
+use hearth_profiles::Bytes;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Record;
+use hearth_schema::trace::Resource;
+
+use crate::engine::Nanos;
+use crate::page_cache::Chunk;
+use crate::resource::Flow;
+use crate::trace::start_record;
+
+use super::storage::{Storage, Touch};
+
+pub use managed::ManagedStream;
+pub use read_ahead::ReadAhead;
+
+/// The least time of a system call. Keeps events apart.
+/// source: assumed
+const SYSTEM_CALL: Nanos = 1000;
+
+/// Chunks computed as one stretch while the helper thread may evict them.
+const STRETCH: u32 = 4;
+
+/// What a computation finds at its position.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Availability {
+    /// So many chunks can be used now.
+    Ready(u32),
+    /// The helper thread is about to bring the chunk: wait for it.
+    Pending,
+    /// The chunk must be faulted in.
+    Missing,
+}
+
+/// The policy by which a device's weights are read ahead of their use and given up after it.
+#[derive(Debug, Clone)]
+pub enum WeightResidency {
+    /// The system decides what stays in memory.
+    System(ReadAhead),
+    /// The device decides.
+    Managed(Box<ManagedStream>),
+}
+
+impl WeightResidency {
+    /// A part will be needed. Returns whether the helper must be woken.
+    pub fn request(&mut self, request: PartRequest) -> bool {
+        match self {
+            WeightResidency::System(helper) => helper.read(request),
+            WeightResidency::Managed(stream) => stream.request(request),
+        }
+    }
+
+    /// A part is computed from now on. Returns whether the helper must be woken.
+    pub fn begin(&mut self, request: PartRequest, storage: &Storage) -> bool {
+        match self {
+            WeightResidency::System(_) => false,
+            WeightResidency::Managed(stream) => stream.begin(request, storage),
+        }
+    }
+
+    /// The part has been computed.
+    pub fn end(&mut self) {
+        if let WeightResidency::Managed(stream) = self {
+            stream.end();
+        }
+    }
+
+    /// Evicts a part; a managed stream has done so piece by piece. Returns whether the helper must be woken.
+    pub fn release(&mut self, request: PartRequest) -> bool {
+        match self {
+            WeightResidency::System(helper) => helper.evict(request),
+            WeightResidency::Managed(_) => false,
+        }
+    }
+
+    /// Returns how many of these chunks can be computed on.
+    pub fn find(&self, chunks: Range<Chunk>, storage: &Storage) -> Availability {
+        let helper = match self {
+            WeightResidency::System(helper) => helper,
+            WeightResidency::Managed(stream) => return stream.find(chunks, storage),
+        };
+        let max = if helper.is_idle() { u32::MAX } else { STRETCH };
+        let end = chunks.end.min(chunks.start.saturating_add(max));
+        let cache = storage.view().view();
+        match (chunks.start..end).take_while(|&chunk| cache.holds(chunk)).count() as u32 {
+            0 => Availability::Missing,
+            ready => Availability::Ready(ready),
+        }
+    }
+
+    /// The computation faults at a missing chunk, of which it needs `unit` bytes.
+    pub fn fault(&mut self, now: Nanos, chunk: Chunk, unit: Bytes, storage: &mut Storage) -> Touch {
+        match self {
+            // A row of the embedding; of all else a whole chunk is needed.
+            WeightResidency::System(_) if unit < storage.chunk() => storage.read_aside(now, unit),
+            WeightResidency::System(_) => storage.touch(now, chunk, Flow::Fault),
+            WeightResidency::Managed(stream) => stream.fault(now, chunk, unit, storage),
+        }
+    }
+
+    /// Whether the system decides what stays in memory. Then embedding rows stay after their use, because they are
+    /// little and used often; a managed device evicts them at once. And a chunk may be evicted right after its use,
+    /// which a managed device does not do before it is done with it.
+    pub fn is_left_to_system(&self) -> bool {
+        matches!(self, WeightResidency::System(_))
+    }
+
+    /// These chunks have been used. Returns whether the helper must be woken.
+    pub fn used(&mut self, chunks: Range<Chunk>) -> bool {
+        match self {
+            WeightResidency::System(_) => false,
+            WeightResidency::Managed(stream) => stream.used(chunks),
+        }
+    }
+
+    /// The helper works until it has spent time. Returns when it goes on, unless it waits for something.
+    pub fn work(&mut self, now: Nanos, storage: &mut Storage) -> Option<Nanos> {
+        match self {
+            WeightResidency::System(helper) => helper.work(now, storage),
+            WeightResidency::Managed(stream) => stream.work(now, storage),
+        }
+    }
+
+    /// A chunk has arrived, whoever requested it. Returns whether the helper must be woken.
+    pub fn arrived(&mut self, now: Nanos, chunk: Chunk) -> bool {
+        match self {
+            WeightResidency::System(helper) => helper.arrived(now, chunk),
+            WeightResidency::Managed(stream) => stream.arrived(now, chunk),
+        }
+    }
+
+    /// Moves the records of finished reads to the trace.
+    pub fn report(&mut self, records: &mut Vec<Record>) {
+        match self {
+            WeightResidency::System(helper) => helper.report(records),
+            WeightResidency::Managed(stream) => stream.report(records),
+        }
+    }
+
+    /// Moves the records of all reads to the trace, those under way as far as they came.
+    pub fn flush(&mut self, now: Nanos, records: &mut Vec<Record>) {
+        match self {
+            WeightResidency::System(helper) => helper.flush(now, records),
+            WeightResidency::Managed(stream) => stream.flush(now, records),
+        }
+    }
+}
+
+/// The record of a read for a part that begins with so many bytes.
+fn read_record(device: u16, origin: ReadOrigin, now: Nanos, bytes: Bytes) -> Record {
+    let place = (origin.pass, origin.round);
+    let line = start_record(device.into(), Resource::DiskPrefetch, Kind::Prefetch, place, now);
+    Record { layers: origin.layers, bytes: bytes.0, ..line }
+}
