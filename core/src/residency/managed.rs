@@ -189,12 +189,7 @@ pub struct ManagedResidency {
 impl ManagedResidency {
     /// A share of which nothing is kept before memory has been measured. `visits` are the pieces of the share in the
     /// order of use, those together that are used without a pause; `bytes` are the sizes of all pieces, by number.
-    pub fn new(
-        visits: &[Vec<PieceId>],
-        bytes: &[u64],
-        options: ResidencyOptions,
-        processors: u32,
-    ) -> Self {
+    pub fn new(visits: &[Vec<PieceId>], bytes: &[u64], options: ResidencyOptions, processors: u32) -> Self {
         let sizes: Vec<Vec<u64>> =
             visits.iter().map(|visit| visit.iter().map(|&piece| bytes[piece as usize]).collect()).collect();
         let share = Share::new(&sizes);

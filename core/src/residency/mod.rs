@@ -11,8 +11,8 @@ mod share;
 use hearth_schema::residency::ResidencyOptions;
 
 pub use kept_budget::KeptBudget;
-pub use managed::{Event, ManagedResidency, PartRequest, PieceId, ReadOrigin, ReadOutcome, Step};
 pub use managed::READ_DEPTH as UNDER_WAY;
+pub use managed::{Event, ManagedResidency, PartRequest, PieceId, ReadOrigin, ReadOutcome, Step};
 pub use share::Share;
 
 /// How much of a share can be kept where page cache has `room` before the share is touched.
