@@ -87,7 +87,7 @@ pub fn measured(args: &ProfileArgs, device: &Device) -> Result<Option<Profile>, 
     use hearth_profiles::{Bytes, Format, Sourced};
 
     use crate::cli::MeasureGpu;
-    use crate::documents::open_model;
+    use crate::machine::open_model;
 
     let found = adapters().into_iter().next();
     let wanted = match (args.gpu, &found) {

@@ -1,35 +1,18 @@
 //! `hearth`: plan, simulate and run language models across the devices people already own.
 //!
-//! The command line is the only place that opens scenario, plan, trace and report files. Each verb reads
-//! its files, calls one crate, and writes its files.
+//! Each verb parses its flags, calls a library, and prints the result.
 
-mod attempt;
 mod cli;
 mod commands;
-mod counters;
 mod diagnostics;
-mod documents;
 mod emulation;
-mod files;
-mod first_scenario;
 mod gpu;
-mod happenings;
-mod hints;
 mod interruption;
-mod judge;
-mod limits;
+mod machine;
 mod output;
 mod progress;
 mod prompts;
-mod recalibration;
-mod refinement;
-mod replanner;
 mod ring;
-mod roofline;
-mod soc;
-mod sweep;
-mod uncertainty;
-mod variants;
 
 use std::process::ExitCode;
 

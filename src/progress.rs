@@ -1,11 +1,54 @@
-//! How does a person see that long work goes on?
-//!
-//! A bar or a line on standard error, only where that is a terminal: quiet in pipes.
+//! Progress of long work on standard error: a bar or a line, only where that is a terminal.
 
 use std::io::IsTerminal;
+use std::sync::OnceLock;
 use std::time::Duration;
 
+use hearth_workflow::Progress;
 use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::interruption::Stoppable;
+
+const LINE: &str = "{spinner} {msg} {elapsed}";
+const BAR: &str = "{msg} [{wide_bar}] {pos}/{len} {eta}";
+
+/// Shows the progress of a workflow. Work that can end early is cancelled by Ctrl-C.
+pub struct Terminal {
+    bar: ProgressBar,
+    /// Set when work asks whether it is cancelled: from then on Ctrl-C does not end the program.
+    stoppable: OnceLock<Stoppable>,
+}
+
+impl Terminal {
+    pub fn new() -> Self {
+        Self { bar: line(), stoppable: OnceLock::new() }
+    }
+}
+
+impl Progress for Terminal {
+    fn report(&self, what: &str, done: u64, total: u64) {
+        if self.bar.is_hidden() {
+            return;
+        }
+        if self.bar.length() != Some(total) {
+            self.bar.set_style(style(if total == 0 { LINE } else { BAR }));
+            self.bar.set_length(total);
+        }
+        self.bar.set_position(done);
+        self.bar.set_message(what.to_owned());
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.stoppable.get_or_init(Stoppable::begin);
+        Stoppable::asked()
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
 
 /// A bar over a number of bytes.
 pub fn bytes(what: &str, total: u64) -> ProgressBar {
@@ -13,19 +56,14 @@ pub fn bytes(what: &str, total: u64) -> ProgressBar {
         .with_message(what.to_string())
 }
 
-/// A bar over seconds of patience.
-pub fn seconds(what: &str, total: u64) -> ProgressBar {
-    bar(total, "{msg} [{wide_bar}] {pos}/{len} s").with_message(what.to_string())
-}
-
 /// A bar over a number of things.
 pub fn count(what: &str, total: u64) -> ProgressBar {
-    bar(total, "{msg} [{wide_bar}] {pos}/{len} {eta}").with_message(what.to_string())
+    bar(total, BAR).with_message(what.to_string())
 }
 
-/// A line that says what is being done now.
+/// A line that says what is being done.
 pub fn line() -> ProgressBar {
-    let line = bar(0, "{spinner} {msg} {elapsed}");
+    let line = bar(0, LINE);
     if !line.is_hidden() {
         line.enable_steady_tick(Duration::from_millis(120));
     }
@@ -36,6 +74,9 @@ fn bar(total: u64, template: &str) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
-    let style = ProgressStyle::with_template(template).expect("a template of known keys");
-    ProgressBar::new(total).with_style(style)
+    ProgressBar::new(total).with_style(style(template))
+}
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).expect("a template of known keys")
 }

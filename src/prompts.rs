@@ -8,11 +8,11 @@ use std::path::Path;
 
 use hearth_ring::LocalModel;
 use hearth_runtime::{ChatTemplate, Message, Tokenizer};
+use hearth_workflow::files::{read_at_most, text_of};
 use serde::Deserialize;
 
 use crate::cli::ExecuteArgs;
 use crate::diagnostics::Failure;
-use crate::files::{read_at_most, text_of};
 
 /// The longest file of prompts or messages, in bytes.
 /// source: assumed, far beyond the longest context of a model

@@ -10,9 +10,6 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use hearth_core::Cluster;
-use hearth_core::replan::NoPlan;
-use hearth_core::replan::Replanner;
 use hearth_profiles::Bytes;
 use hearth_ring::{
     Delayed, Emulated, Key, LocalModel, Medium, Network, OnFetch, Renewal, Ring, RingError, RingOptions,
@@ -21,15 +18,17 @@ use hearth_ring::{
 use hearth_schema::Plan;
 use hearth_schema::pass::MAX_PASS_TOKENS;
 use hearth_schema::scenario::Workload;
+use hearth_workflow::{LoadedScenario, MidRunPlanner};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cli::RingArgs;
 use crate::diagnostics::Failure;
-use crate::documents::{LoadedScenario, open_model};
 use crate::emulation;
+use crate::machine::{open_model, read_scenario};
 use crate::output::tell;
-use crate::refinement::Effort;
-use crate::replanner::MidRun;
+
+/// What a head with `--mark-tokens` prints when the prompt enters the ring.
+pub const BEGINS: &str = "begins";
 
 /// Tokens drafted at a time, if nothing says how many.
 /// source: assumed; appendix A.9 of the prima.cpp paper drafts a few at a time
@@ -58,7 +57,7 @@ impl Raising {
         (plan, sequences): (Plan, u32),
         (model, path): (Arc<LocalModel>, &Path),
     ) -> Result<Self, Failure> {
-        let scenario = args.scenario.as_deref().map(LoadedScenario::read).transpose()?;
+        let scenario = args.scenario.as_deref().map(read_scenario).transpose()?;
         let mut plan = for_sequences(plan, sequences);
         let draft = args.draft_model.as_deref().map(open_model).transpose()?.map(Arc::new);
         if let (Some(draft), None) = (&draft, &plan.draft) {
@@ -171,18 +170,7 @@ fn renewal(args: &RingArgs, scenario: Option<LoadedScenario>, model: &Path) -> R
         return Ok(if args.give_up { Renewal::Never } else { Renewal::Spread });
     };
     let cluster = Arc::new(loaded.cluster(Some(model))?);
-    Ok(Renewal::Planner { cluster, replanner: Arc::new(Again(loaded)) })
-}
-
-/// The planner of a scenario, for as long as a ring runs.
-#[derive(Debug)]
-struct Again(LoadedScenario);
-
-impl Replanner for Again {
-    fn replan(&self, there: &Cluster) -> Result<Plan, NoPlan> {
-        let options = self.0.scenario.planner.clone();
-        MidRun::with(&self.0, options, Effort { seconds: 0, evaluations: None }).replan(there)
-    }
+    Ok(Renewal::Planner { cluster, replanner: Arc::new(MidRunPlanner::new(loaded)) })
 }
 
 /// Waits until a person or the system wants this process to end.
@@ -195,4 +183,12 @@ pub async fn stopped() {
         _ = tokio::signal::ctrl_c() => {}
         _ = terminated.recv() => {}
     }
+}
+
+/// Ends the process when standard input does: whoever started it is gone then, however it went.
+pub fn end_with_stdin() {
+    std::thread::spawn(|| {
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        std::process::exit(0);
+    });
 }

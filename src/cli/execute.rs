@@ -1,4 +1,4 @@
-//! Which flags has `hearth execute`?
+//! Flags of `hearth execute`.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! Which flags are there for GPUs?
+//! Flags about GPUs.
 
 use clap::{Args, ValueEnum};
 

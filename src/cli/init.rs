@@ -1,4 +1,4 @@
-//! Which flags has `hearth init`?
+//! Flags of `hearth init`.
 
 use std::path::PathBuf;
 
@@ -41,11 +41,20 @@ pub struct InitArgs {
     pub force: bool,
 }
 
-/// How devices are joined.
+/// How devices are connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Network {
     /// The Wi-Fi of a home.
     Wifi,
     /// Cables and a switch.
     Cable,
+}
+
+impl From<Network> for hearth_workflow::init::Network {
+    fn from(network: Network) -> Self {
+        match network {
+            Network::Wifi => Self::Wifi,
+            Network::Cable => Self::Cable,
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! Which flags has `hearth lab`?
+//! Flags of `hearth lab`.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! Which flags has `hearth report`?
+//! Flags of `hearth report` and `hearth reproduce`.
 
 use std::path::PathBuf;
 
@@ -23,4 +23,17 @@ pub struct ReportArgs {
     /// The folder to write to.
     #[arg(short, long)]
     pub output: PathBuf,
+}
+
+/// `hearth reproduce`.
+#[derive(Debug, Args)]
+pub struct ReproduceArgs {
+    /// The documents of published numbers; those in `reports/published` if none is named.
+    pub documents: Vec<PathBuf>,
+    /// How many times all parameters are drawn anew, to say how sure each time is; 0 leaves it out.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=100_000))]
+    pub draws: u32,
+    /// The folder to write reports to, one folder in it for each document.
+    #[arg(short, long)]
+    pub output: Option<PathBuf>,
 }

@@ -1,4 +1,4 @@
-//! Which flags has whatever brings a ring up?
+//! Flags of every verb that leads a ring.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -7,7 +7,6 @@ use clap::Args;
 use hearth_profiles::Seconds;
 
 use super::GpuWeights;
-use crate::ring::Slower;
 
 /// How a head brings its ring up and keeps it.
 #[derive(Debug, Args)]
@@ -59,13 +58,6 @@ pub struct RingArgs {
     /// End when standard input ends, so as not to outlive who started it.
     #[arg(long, hide = true)]
     pub exit_with_stdin: bool,
-}
-
-impl RingArgs {
-    /// How the links are made slower.
-    pub fn slower(&self) -> Slower<'_> {
-        Slower::of(self.link_delay, self.emulate_links.as_deref())
-    }
 }
 
 /// A delay of at most half a second, as `5ms`.

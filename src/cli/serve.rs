@@ -1,4 +1,4 @@
-//! Which flags has `hearth serve`?
+//! Flags of `hearth serve`.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Which flags have `hearth completions`, `hearth man` and `hearth schema`?
+//! Flags of `hearth completions`, `hearth man` and `hearth schema`.
 
 use std::path::PathBuf;
 

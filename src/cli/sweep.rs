@@ -1,4 +1,4 @@
-//! Which flags has `hearth sweep`?
+//! Flags of `hearth sweep`.
 
 use std::path::PathBuf;
 use std::str::FromStr;

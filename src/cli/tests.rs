@@ -1,6 +1,6 @@
-//! Is every command that help and documents show one that this program takes?
+//! Every command in the help and in the documents is valid.
 //!
-//! They are read, not run: `tests/all/examples.rs` runs those of the help that can be run anywhere.
+//! The commands are parsed, not run: `tests/it/examples.rs` runs those of the help that can be run anywhere.
 
 use std::path::{Path, PathBuf};
 

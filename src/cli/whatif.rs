@@ -1,4 +1,4 @@
-//! Which flags has `hearth whatif`?
+//! Flags of `hearth whatif`.
 
 use std::path::PathBuf;
 

@@ -14,6 +14,7 @@ use std::time::Duration;
 use hearth_profiles::measure::Samples;
 use hearth_runtime::Weights;
 use hearth_runtime::speed::{Prefill, Speed, SpeedOptions, measure};
+use hearth_workflow::Error;
 use serde::Serialize;
 
 use super::print_json;
@@ -91,7 +92,6 @@ fn share_of_reading(hearth: &Speed, tokens_per_s: f64) -> Option<f64> {
     Some(needed / hearth.read_bytes_per_s?)
 }
 
-/// Runs the verb.
 pub fn run(args: &BenchArgs, json: bool) -> Result<ExitCode, Failure> {
     if args.once {
         let threads = args.threads.first().map_or(1, |&threads| threads as usize);
@@ -138,7 +138,7 @@ pub fn run(args: &BenchArgs, json: bool) -> Result<ExitCode, Failure> {
 }
 
 fn file_bytes(path: &Path) -> Result<u64, Failure> {
-    std::fs::metadata(path).map(|file| file.len()).map_err(|error| Failure::file(path, "read", &error))
+    std::fs::metadata(path).map(|file| file.len()).map_err(|error| Error::file(path, "read", &error).into())
 }
 
 /// This program, timing itself.

@@ -8,22 +8,20 @@ use hearth_core::metrics::outputs::Outputs;
 use hearth_core::metrics::sequences::SequenceMetrics;
 use hearth_ring::{Asked, Generated, Key, Network, Request, RingError, Unfinished};
 use hearth_runtime::{Sampler, SamplerOptions, TextStream, Tokenizer};
+use hearth_workflow::documents::{can_write_run, read_plan, write_run};
 use serde::Serialize;
 use tokio::sync::mpsc;
 
-use super::{print_json, simulate};
+use super::print_json;
 use crate::cli::ExecuteArgs;
 use crate::diagnostics::Failure;
-use crate::documents::{can_write_run, open_model, read_plan, write_run};
 use crate::gpu;
-use crate::happenings;
 use crate::interruption::INTERRUPTED;
-use crate::output::say;
+use crate::machine::open_model;
+use crate::output::run::{RunOutput, table};
+use crate::output::{run_events, say};
 use crate::prompts;
-use crate::ring::{OverNetwork, Raising, over, stopped};
-
-/// What a head that marks its tokens prints when the ring is up and the prompt enters it.
-pub const BEGINS: &str = "begins";
+use crate::ring::{BEGINS, OverNetwork, Raising, Slower, over, stopped};
 
 /// What `--json` gives.
 #[derive(Serialize)]
@@ -33,7 +31,7 @@ struct Output {
     text: String,
     sequences: Vec<Sequence>,
     #[serde(flatten)]
-    run: simulate::Output,
+    run: RunOutput,
 }
 
 /// What came out of one sequence.
@@ -56,7 +54,7 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     let accelerator = gpu::accelerator(args.ring.gpu_weights);
     let model = Arc::new(open_model(&args.model)?.accelerated_by(accelerator));
     if args.ring.exit_with_stdin {
-        super::worker::end_with_stdin();
+        crate::ring::end_with_stdin();
     }
     let tokenizer = Arc::new(Tokenizer::new(&model.weights.model().metadata)?);
     let prompts = asked.tokens(&model, &tokenizer, plan.context)?;
@@ -72,7 +70,11 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
         print: !json && asked.count() == 1,
         mark: args.mark_tokens,
     };
-    let ended = runtime.block_on(over(key, args.ring.slower(), run));
+    let ended = runtime.block_on(over(
+        key,
+        Slower::of(args.ring.link_delay, args.ring.emulate_links.as_deref()),
+        run,
+    ));
     // After an interruption the head's node may still be in a step; the process does not wait for it.
     runtime.shutdown_background();
     let (generated, error) = match ended {
@@ -136,7 +138,7 @@ fn reached(args: &ExecuteArgs, generated: &Generated) -> String {
 }
 
 fn show(generated: &Generated, tokenizer: &Tokenizer, json: bool) -> Result<(), Failure> {
-    let mut run = simulate::Output::of(&generated.trace);
+    let mut run = RunOutput::of(&generated.trace);
     let texts = generated.sequences.iter().map(|tokens| tokenizer.decode(tokens));
     if json {
         let mut times = std::mem::take(&mut run.metrics.sequences);
@@ -159,8 +161,8 @@ fn show(generated: &Generated, tokenizer: &Tokenizer, json: bool) -> Result<(), 
     let prompts = outputs.prompts(&generated.trace);
     say!(
         "\n\n{prompts} tokens read, {made} generated\n{}{}\n",
-        simulate::table(&run.metrics),
-        happenings::lines(&generated.trace)
+        table(&run.metrics),
+        run_events::lines(&generated.trace)
     );
     Ok(())
 }

@@ -33,12 +33,13 @@ mod listing {
     use hearth_gpu::virtual_tensor::WeightOrder;
     use hearth_gpu::{AdapterFacts, Gpu, Mask, adapters};
     use hearth_profiles::Bytes;
+    use hearth_workflow::Error;
+    use hearth_workflow::files::write;
     use serde::Serialize;
 
     use crate::cli::GpuArgs;
     use crate::commands::print_json;
     use crate::diagnostics::Failure;
-    use crate::files::write;
     use crate::gpu::{Tiling, remembered};
     use crate::output::{say, tell};
 
@@ -156,7 +157,7 @@ mod listing {
         choices.set(gpu, best.tiling);
         if let Some(path) = remembered::path() {
             if let Some(folder) = path.parent() {
-                std::fs::create_dir_all(folder).map_err(|error| Failure::file(folder, "make", &error))?;
+                std::fs::create_dir_all(folder).map_err(|error| Error::file(folder, "make", &error))?;
             }
             write(&path, choices.text().as_bytes())?;
         } else {

@@ -1,21 +1,20 @@
-//! One file a verb, and one for a verb's other side.
+//! The verbs, one file each: parse, call a library, print.
 
 mod bench;
-mod compare;
 mod execute;
 mod gpu;
 mod init;
 mod lab;
 mod lint;
-pub mod plan;
+mod plan;
 mod profile;
 mod report;
 mod reproduce;
 mod serve;
 mod shell;
-pub mod simulate;
+mod simulate;
 mod sweep;
-pub mod synth;
+mod synth;
 mod whatif;
 mod worker;
 

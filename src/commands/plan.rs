@@ -1,47 +1,53 @@
-//! `hearth plan`: find out which device runs which layers.
+//! `hearth plan`: finds out which device runs which layers.
 
-use std::path::Path;
+use std::fmt::Write;
 use std::process::ExitCode;
 
-use hearth_core::Cluster;
-use hearth_halda::selection::{NAMES, Options, SelectionError};
-use hearth_halda::systems::{self, SystemOptions};
-use hearth_halda::{LatencyModel, Refusal, build, named, solve};
 use hearth_profiles::Document;
-use hearth_profiles::device::soc::Strategy as SocStrategy;
-use hearth_schema::Plan;
-use hearth_schema::plan::Parallelism;
-use hearth_schema::plan::Role;
-use hearth_schema::residency::ResidencyOptions;
-use hearth_schema::scenario::PlannerOptions;
-use hearth_schema::scenario::RingOrder;
-use hearth_schema::tensor::Slice;
+use hearth_schema::trace::Outcome;
+use hearth_workflow::comparison::{StrategyResult, compare};
+use hearth_workflow::files::{can_write, write};
+use hearth_workflow::planning;
+use hearth_workflow::score::{PlanScore, TOKENS};
 use serde::Serialize;
 
-use super::{compare, print_json};
-use crate::cli::{PlanArgs, Planning};
+use super::print_json;
+use crate::cli::PlanArgs;
 use crate::diagnostics::Failure;
-use crate::documents::{LoadedScenario, read_plan};
-use crate::files::{can_write, write};
-use crate::hints;
+use crate::machine::read_scenario;
+use crate::output::plan::{Device, Summary, table};
 use crate::output::{say, tell};
-use crate::refinement::{self, Effort};
+use crate::progress::Terminal;
 
-/// What plans are made with when nobody says otherwise.
-pub const DEFAULT_STRATEGY: &str = "overlap";
+/// A strategy of `--compare` as `--json` prints it.
+#[derive(Serialize)]
+struct Row {
+    /// The name where there is no plan that has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    strategy: Option<&'static str>,
+    #[serde(flatten)]
+    plan: Option<Summary>,
+    simulated: Option<PlanScore>,
+    /// Whether no other row is faster in the simulator.
+    best: bool,
+    /// Why there is no plan, or no simulation of it.
+    refused: Option<String>,
+}
 
-/// Runs the verb.
 pub fn run(args: &PlanArgs, json: bool) -> Result<ExitCode, Failure> {
-    let mut loaded = LoadedScenario::read(&args.scenario)?;
+    let mut loaded = read_scenario(&args.scenario)?;
     can_write(&args.output, loaded.files().iter().chain(&args.model))?;
-    loaded.keep_weights(&args.planning)?;
+    args.planning.overrides().apply(&mut loaded)?;
     let cluster = loaded.cluster(args.model.as_deref())?;
-    let options = merged(&loaded.scenario.planner, &args.planning);
-    let effort = Effort::of(&args.planning);
+    let progress = Terminal::new();
+    let budget = args.planning.budget(&progress);
     if args.compare {
-        return compare::run(&loaded, &cluster, &options, effort, json);
+        let results = compare(&loaded, &cluster, budget);
+        drop(progress);
+        return show_comparison(results, json);
     }
-    let plan = make(&loaded, &cluster, &options, effort)?;
+    let plan = planning::make(&loaded, &cluster, &loaded.scenario.planner, budget)?;
+    drop(progress);
     match &args.output {
         Some(path) => write(path, plan.to_yaml().as_bytes())?,
         None if !json => say!("{}", plan.to_yaml()),
@@ -57,216 +63,59 @@ pub fn run(args: &PlanArgs, json: bool) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The strategy that options mean: windows by hand are `manual`, where nobody is named.
-pub fn strategy(options: &PlannerOptions) -> &str {
-    let unnamed = if options.windows.is_some() { "manual" } else { DEFAULT_STRATEGY };
-    options.strategy.as_deref().unwrap_or(unnamed)
-}
-
-/// The scenario's options, overruled by the command line's.
-pub fn merged(scenario: &PlannerOptions, planning: &Planning) -> PlannerOptions {
-    let Planning { strategy, rounds, windows, gpu_layers, keep_all, order, .. } = planning.clone();
-    // Windows by hand are the `manual` strategy, whoever else was named in the scenario.
-    let strategy = strategy.or_else(|| windows.as_ref().map(|_| "manual".into()));
-    PlannerOptions {
-        strategy: strategy.or_else(|| scenario.strategy.clone()),
-        rounds: rounds.or(scenario.rounds),
-        windows: windows.or_else(|| scenario.windows.clone()),
-        gpu_layers: gpu_layers.or_else(|| scenario.gpu_layers.clone()),
-        keep_all: keep_all || scenario.keep_all,
-        best_head: planning.best_head || scenario.best_head,
-        order: order.map(RingOrder::from).or(scenario.order),
-        slow_disk: scenario.slow_disk,
-        weights_as: planning.weights_as.or(scenario.weights_as),
-        air_time: planning.air_time.or(scenario.air_time),
-    }
-}
-
-/// The plan in a file, or one made as the command line and the scenario say.
-pub fn read_or_make(
-    path: Option<&Path>,
-    loaded: &LoadedScenario,
-    cluster: &Cluster,
-    planning: &Planning,
-) -> Result<Plan, Failure> {
-    if let Some(path) = path {
-        return read_plan(path);
-    }
-    make(loaded, cluster, &merged(&loaded.scenario.planner, planning), Effort::of(planning))
-}
-
-/// Makes a plan. `effort` is for the one strategy that searches with the simulator.
-pub fn make(
-    loaded: &LoadedScenario,
-    cluster: &Cluster,
-    options: &PlannerOptions,
-    effort: Effort,
-) -> Result<Plan, Failure> {
-    if options.best_head && cluster.draft.is_some() {
-        return Err(Failure::unusable(
-            "the head holds the draft model, so that the planner cannot choose the head",
-        )
-        .hint("leave `--best-head` out, and say `head: true` of a device"));
-    }
-    let name = strategy(options);
-    if name == refinement::NAME {
-        return refinement::plan(loaded, cluster, options, effort);
-    }
-    if systems::NAMES.contains(&name) {
-        let told = SystemOptions { weights_as: options.weights_as, air_time: options.air_time };
-        return systems::plan(name, cluster, &loaded.origin, told).map_err(Failure::unusable);
-    }
-    let instance = build::instance(cluster, options.slow_disk);
-    let model = LatencyModel::new(&instance).map_err(Failure::unusable)?;
-    let chosen = Options {
-        // An instance begins with the cluster's head.
-        head: Some(0),
-        total_memory: Some(build::total_memory(cluster)),
-        ..Options::from(options)
-    };
-    let chosen = named(name, &chosen).map_err(|error| match error {
-        // The planner does not know the strategy that needs the simulator.
-        SelectionError::Unknown { name } => unknown(&name),
-        error @ SelectionError::Missing { .. } => Failure::unusable(error),
-    })?;
-    let solution = solve(chosen.as_ref(), &model).map_err(refused)?;
-    hearth_halda::plan(&solution, cluster, &loaded.origin).map_err(Failure::running)
-}
-
-/// That no planner has this name.
-fn unknown(name: &str) -> Failure {
-    let failure = Failure::unusable(format!("no strategy is called `{name}`"));
-    if SocStrategy::ALL.iter().any(|strategy| strategy.name() == name) {
-        return failure.hint(format!(
-            "it is one of a phone's processors: write `soc: {{strategy: {name}}}` at the device in the scenario"
-        ));
-    }
-    let (own, others) = (NAMES.join(", "), systems::NAMES.join(", "));
-    failure.hint(format!("use one of {own}, {}, {others}", refinement::NAME))
-}
-
-/// That a strategy has no plan.
-pub fn refused(refusal: Refusal) -> Failure {
-    let hint = hints::of_refusal(&refusal);
-    Failure::unusable(refusal).hint(hint)
-}
-
-/// What `--json` gives.
-#[derive(Serialize)]
-pub struct Summary {
-    strategy: String,
-    #[serde(skip_serializing_if = "Parallelism::is_ring")]
-    kind: Parallelism,
-    /// Rounds around the ring.
-    pub rounds: u32,
-    /// What the latency model expects.
-    pub predicted: Predicted,
-    /// The devices in ring order.
-    pub devices: Vec<Device>,
-    dropped: Vec<hearth_schema::plan::DroppedDevice>,
-    explanation: Vec<String>,
-}
-
-/// What the latency model expects.
-#[derive(Serialize)]
-pub struct Predicted {
-    /// Time per token.
-    pub tpot_ms: Option<f64>,
-}
-
-/// A device's part.
-#[derive(Serialize)]
-pub struct Device {
-    name: String,
-    role: Role,
-    window: u32,
-    gpu_layers: u32,
-    residency: ResidencyOptions,
-    /// The most that it reads ahead of its turn, in bytes; null is a whole window.
-    budget: Option<u64>,
-    /// Its part of every layer, where layers are sliced.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    slice: Option<Slice>,
-}
-
-impl Device {
-    /// Its window, and how much of it is on the GPU.
-    pub fn words(&self) -> String {
-        match self.gpu_layers {
-            0 => format!("{} {}", self.name, self.window),
-            gpu => format!("{} {} ({gpu})", self.name, self.window),
-        }
-    }
-}
-
-impl Summary {
-    /// Of a plan.
-    pub fn of(plan: &Plan) -> Summary {
-        let slice = |place: usize| plan.kind.tensor().and_then(|tensor| tensor.slices.get(place).cloned());
-        let device = |(place, device): (usize, &hearth_schema::plan::PlannedDevice)| Device {
-            slice: slice(place),
-            name: device.name.clone(),
-            role: device.role,
-            window: device.window,
-            gpu_layers: device.gpu_layers,
-            residency: device.residency,
-            budget: device.residency.budget().map(|budget| budget.0),
+fn show_comparison(results: Vec<StrategyResult>, json: bool) -> Result<ExitCode, Failure> {
+    if json {
+        let row = |result: StrategyResult| Row {
+            strategy: result.plan.is_none().then_some(result.strategy),
+            plan: result.plan.as_ref().map(Summary::of),
+            simulated: result.score,
+            best: result.best,
+            refused: result.refused,
         };
-        Summary {
-            strategy: plan.planner.strategy.clone(),
-            kind: plan.kind.parallelism(),
-            rounds: plan.rounds,
-            predicted: Predicted { tpot_ms: plan.predicted.map(|predicted| predicted.tpot.as_millis()) },
-            devices: plan.devices.iter().enumerate().map(device).collect(),
-            dropped: plan.dropped.clone(),
-            explanation: plan.explanation.clone(),
-        }
+        print_json(&results.into_iter().map(row).collect::<Vec<_>>())?;
+    } else {
+        say!("{}", comparison_table(&results));
     }
+    Ok(ExitCode::SUCCESS)
 }
 
-/// The plan as a person reads it.
-pub fn table(plan: &Plan) -> String {
-    use std::fmt::Write;
-    let mut text = String::new();
-    let tpot = plan.predicted.map_or(String::new(), |it| format!(", expected {} a token", it.tpot));
-    let _ = writeln!(
-        text,
-        "{} over {} layers: {} round{} by `{}`{tpot}",
-        plan.model.name,
-        plan.model.layers,
-        plan.rounds,
-        if plan.rounds == 1 { "" } else { "s" },
-        plan.planner.strategy
+fn comparison_table(rows: &[StrategyResult]) -> String {
+    let mut text = format!(
+        "ms a token; simulated: the mean after the first of {TOKENS} generated tokens; * the fastest of these\n"
     );
     let _ = writeln!(
         text,
-        "  {:<14} {:<7} {:>6} {:>5}  {:<9} layers",
-        "device", "role", "window", "gpu", "residency"
+        "  {:<13} {:>13} {:>13} {:>6}  windows (GPU layers)",
+        "strategy", "expected", "simulated", "rounds"
     );
-    for (place, device) in plan.devices.iter().enumerate() {
-        let windows: Vec<String> =
-            plan.windows(place).iter().map(|window| format!("{}-{}", window.start, window.end - 1)).collect();
-        let role = match device.role {
-            Role::Head => "head",
-            Role::Worker => "worker",
-            Role::Relay => "relay",
+    for row in rows {
+        let mark = if row.best { '*' } else { ' ' };
+        let Some(plan) = row.plan.as_ref().map(Summary::of) else {
+            let reason = row.refused.as_deref().unwrap_or_default();
+            let _ = writeln!(text, "{mark} {:<13} refused: {reason}", row.strategy);
+            continue;
         };
-        let (name, window, gpu) = (&device.name, device.window, device.gpu_layers);
-        let policy = device.residency.policy;
-        let layers = match plan.kind.tensor() {
-            None => windows.join(" "),
-            Some(tensor) => {
-                let slice = &tensor.slices[place];
-                format!("of each {} heads, {} rows", slice.kv_heads, slice.feed_forward)
-            }
-        };
-        let _ = writeln!(text, "  {name:<14} {role:<7} {window:>6} {gpu:>5}  {policy:<9} {layers}");
-    }
-    for dropped in &plan.dropped {
-        let _ = writeln!(text, "  {:<14} dropped: {}", dropped.name, dropped.reason);
-    }
-    for sentence in &plan.explanation {
-        let _ = writeln!(text, "  {sentence}");
+        let predicted = plan.predicted.tpot_ms.map_or("-".into(), |ms| format!("{ms:.1}"));
+        let simulated = row.score.map_or("-".into(), simulated);
+        let parts: Vec<String> = plan.devices.iter().map(Device::words).collect();
+        let _ = writeln!(
+            text,
+            "{mark} {:<13} {predicted:>13} {simulated:>13} {:>6}  {}",
+            row.strategy,
+            plan.rounds,
+            parts.join(", ")
+        );
+        if let Some(reason) = &row.refused {
+            let _ = writeln!(text, "  {:<13} not simulated: {reason}", "");
+        }
     }
     text
+}
+
+fn simulated(score: PlanScore) -> String {
+    match (score.outcome, score.tpot_ms) {
+        (Outcome::Ok, Some(ms)) => format!("{ms:.1}"),
+        (Outcome::Ok, None) => "-".into(),
+        (ended, _) => ended.word().into(),
+    }
 }

@@ -1,4 +1,4 @@
-//! `hearth profile`: measure this machine, or learn from a run of it.
+//! `hearth profile`: measures this machine, or corrects a profile by a run.
 
 use std::process::ExitCode;
 
@@ -7,18 +7,17 @@ use hearth_profiles::{Device, Document};
 use hearth_ring::Key;
 use hearth_ring::probe::{self, ProbeEffort};
 use hearth_runtime::profile::{ProfileOptions, profile};
+use hearth_workflow::documents::{read, read_trace};
+use hearth_workflow::files::{can_write, write};
+use hearth_workflow::recalibration::{is_of, recalibrated};
 
 use super::print_json;
 use crate::cli::ProfileArgs;
 use crate::diagnostics::Failure;
-use crate::documents::{read, read_trace};
-use crate::files::{can_write, write};
 use crate::gpu;
 use crate::output::{say, tell};
 use crate::progress;
-use crate::recalibration::{is_of, recalibrated};
 
-/// Runs the verb.
 pub fn run(args: &ProfileArgs, json: bool) -> Result<ExitCode, Failure> {
     let inputs = [&args.model, &args.from_trace, &args.predicted, &args.profile, &args.key];
     can_write(&args.output, inputs.into_iter().flatten())?;
@@ -29,8 +28,8 @@ pub fn run(args: &ProfileArgs, json: bool) -> Result<ExitCode, Failure> {
             let predicted = read_trace(predicted)?;
             if !is_of(&device, &predicted) {
                 tell!(
-                    "warning: the prediction was made with another profile, or inside limits of its scenario; simulate \
-                     again with this one, or what is put on it counts twice"
+                    "warning: the prediction was made with another profile, or within limits of its scenario; simulate \
+                     again with this one, or the correction counts twice"
                 );
             }
             let (device, factor) = recalibrated(device, &predicted, &read_trace(measured)?)?;
@@ -51,7 +50,6 @@ pub fn run(args: &ProfileArgs, json: bool) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// This machine.
 fn measured(args: &ProfileArgs) -> Result<Device, Failure> {
     let options = ProfileOptions {
         name: args.name.clone(),
@@ -60,11 +58,11 @@ fn measured(args: &ProfileArgs) -> Result<Device, Failure> {
         quick: args.quick,
         pass_tokens: args.pass_tokens,
     };
+    if args.exit_with_stdin {
+        crate::ring::end_with_stdin();
+    }
     let key = Key::given(args.key.as_deref())?;
     let links = || Ok(probe::links(&args.peer, key.as_ref(), ProbeEffort::of(args.quick))?);
-    if args.exit_with_stdin {
-        super::worker::end_with_stdin();
-    }
     let line = progress::line();
     let mut device =
         profile(&options, links, |what| line.set_message(what.to_string())).map_err(Failure::running)?;

@@ -1,4 +1,4 @@
-//! `hearth report`: put traces side by side.
+//! `hearth report`: compares traces in one report.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -6,14 +6,14 @@ use std::process::ExitCode;
 use hearth_profiles::Document;
 use hearth_reports::Report;
 use hearth_reports::published::{Published, SHIPPED, shipped};
+use hearth_workflow::documents::{read, read_table, read_trace};
+use hearth_workflow::files::{in_a_folder, write_in};
+use hearth_workflow::sweep::chart;
 
 use super::print_json;
 use crate::cli::ReportArgs;
 use crate::diagnostics::Failure;
-use crate::documents::{read, read_table, read_trace};
-use crate::files::{in_a_folder, write_in};
 use crate::output::say;
-use crate::sweep::chart;
 
 /// A document of published numbers, shipped or in a file.
 fn published(name: &str) -> Result<Published, Failure> {
@@ -28,10 +28,9 @@ fn published(name: &str) -> Result<Published, Failure> {
             SHIPPED.map(|(name, _)| name).join(", ")
         )));
     }
-    read(path)
+    Ok(read(path)?)
 }
 
-/// Runs the verb.
 pub fn run(args: &ReportArgs, json: bool) -> Result<ExitCode, Failure> {
     in_a_folder(&args.output)?;
     let traces = args.traces.iter().map(|path| read_trace(path)).collect::<Result<Vec<_>, _>>()?;

@@ -16,17 +16,18 @@ use hearth_schema::Plan;
 use hearth_schema::happenings::Happening;
 use hearth_schema::happenings::Sort;
 use hearth_serve::{AppState, Metrics, is_valid_token, router, serve, unix_time};
+use hearth_workflow::documents::read_plan;
+use hearth_workflow::files::read_at_most;
 use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
 use crate::cli::ServeArgs;
 use crate::diagnostics::Failure;
-use crate::documents::{open_model, read_plan};
-use crate::files::read_at_most;
 use crate::gpu;
+use crate::machine::open_model;
 use crate::output::{print, tell};
-use crate::ring::{OverNetwork, Raising, over, stopped};
+use crate::ring::{OverNetwork, Raising, Slower, end_with_stdin, over, stopped};
 
 const TOKEN_VARIABLE: &str = "HEARTH_TOKEN";
 /// source: assumed; 16 random characters cannot be guessed over a network
@@ -50,7 +51,7 @@ pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
     let accelerator = gpu::accelerator(args.ring.gpu_weights);
     let model = Arc::new(open_model(&args.model)?.accelerated_by(accelerator));
     if args.ring.exit_with_stdin {
-        super::worker::end_with_stdin();
+        end_with_stdin();
     }
     let sequences = args.sequences.unwrap_or(plan.sequences);
     let metadata = &model.weights.model().metadata;
@@ -78,7 +79,11 @@ pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
         Some(Arc::new(move |happening, plan| report_event(&shared, happening, plan)));
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
     let serving = Serving { args, raising, state, request_rx, json };
-    let ended = runtime.block_on(over(key, args.ring.slower(), serving));
+    let ended = runtime.block_on(over(
+        key,
+        Slower::of(args.ring.link_delay, args.ring.emulate_links.as_deref()),
+        serving,
+    ));
     // The head's node may still be in a step; the process does not wait for it.
     runtime.shutdown_background();
     ended.map(|()| ExitCode::SUCCESS)

@@ -1,37 +1,37 @@
-//! `hearth completions`, `hearth man` and `hearth schema`: what a shell, `man` and an editor need to know.
+//! `hearth completions`, `hearth man` and `hearth schema`: files for shells, `man` and editors.
 //!
-//! They are made from the definitions of the command line and of the documents, so that they cannot lag behind them.
+//! They are generated from the definitions of the command line and of the documents.
 
 use std::process::ExitCode;
 
 use clap::CommandFactory;
 use hearth_schema::editor;
+use hearth_workflow::Error;
+use hearth_workflow::files::make_folder;
 use serde::Serialize;
 
 use super::print_json;
 use crate::cli::{Cli, CompletionsArgs, ManArgs, SchemaArgs};
 use crate::diagnostics::Failure;
-use crate::files::make_folder;
 use crate::output::say;
 
 /// The program's name.
 const NAME: &str = "hearth";
 
-/// What `completions --json` gives.
+/// `completions --json`.
 #[derive(Serialize)]
 struct Completions {
     shell: String,
     script: String,
 }
 
-/// What `man --json` gives.
+/// `man --json`.
 #[derive(Serialize)]
 struct Pages {
     folder: String,
     pages: Vec<String>,
 }
 
-/// Runs `completions`.
 pub fn completions(args: &CompletionsArgs, json: bool) -> Result<ExitCode, Failure> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), NAME, &mut script);
@@ -52,10 +52,9 @@ pub fn schema(args: &SchemaArgs) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Runs `man`.
 pub fn man(args: &ManArgs, json: bool) -> Result<ExitCode, Failure> {
     make_folder(&args.folder)?;
-    let failed = |error: std::io::Error| Failure::file(&args.folder, "write", &error);
+    let failed = |error: std::io::Error| Error::file(&args.folder, "write", &error);
     clap_mangen::generate_to(Cli::command(), &args.folder).map_err(failed)?;
     let mut pages = Vec::new();
     names(&Cli::command(), NAME, &mut pages);

@@ -1,22 +1,23 @@
-//! `hearth sweep`: find out what becomes of a scenario when one or two of its numbers vary.
-//!
-//! Not here: what a row is and who makes it, which is [`crate::sweep`].
+//! `hearth sweep`: plans and simulates a scenario at every value of one or two of its fields.
 
 use std::fmt::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use hearth_workflow::documents::read_table;
+use hearth_workflow::files::{can_write, write};
+use hearth_workflow::sweep::{Row, Sweep, SweepOptions, chart, merge, table};
+use hearth_workflow::workers;
 use serde::Serialize;
 
 use super::print_json;
-use crate::cli::{MergeArgs, Shard, SweepArgs, SweepVerb};
+use crate::cli::{MergeArgs, PlanAndModel, Shard, SweepArgs, SweepVerb};
 use crate::diagnostics::{ENDED_BADLY, Failure};
-use crate::documents::read_table;
-use crate::files::{can_write, write};
+use crate::machine::read_scenario;
 use crate::output::{say, tell};
-use crate::sweep::{Row, Sweep, chart, merge, table, workers};
+use crate::progress::Terminal;
 
-/// What `--json` gives.
+/// A sweep as `--json` prints it.
 #[derive(Serialize)]
 struct Output<'s> {
     digest: &'s str,
@@ -26,7 +27,7 @@ struct Output<'s> {
     rows: &'s [Row],
 }
 
-/// What `merge --json` gives.
+/// A merged table as `--json` prints it.
 #[derive(Serialize)]
 struct Merged<'t> {
     tables: usize,
@@ -36,21 +37,21 @@ struct Merged<'t> {
     table: Option<&'t str>,
 }
 
-/// Runs the verb.
 pub fn run(args: &SweepArgs, json: bool) -> Result<ExitCode, Failure> {
     if let Some(SweepVerb::Merge(args)) = &args.verb {
         return merge_tables(args, json);
     }
-    let sweep = Sweep::read(args)?;
+    let sweep = read(args)?;
     let shard = args.shard.map(|Shard { part, of }| (part, of));
     let (first, step) = shard.map_or((0, 1), |(part, of)| (part - 1, of));
     let indices: Vec<usize> = (first..sweep.rows()).step_by(step).collect();
-    let threads = workers::threads(args.jobs);
     let save = |rows: &[Row]| match &args.output {
         Some(path) => write(path, table::text(&sweep, shard, rows).as_bytes()),
         None => Ok(()),
     };
-    let rows = workers::make(&sweep, &indices, threads, save)?;
+    let progress = Terminal::new();
+    let rows = sweep.run(&indices, workers::threads(args.jobs), &progress, save)?;
+    drop(progress);
     save(&rows)?;
     let text = table::text(&sweep, shard, &rows);
     if json {
@@ -65,10 +66,28 @@ pub fn run(args: &SweepArgs, json: bool) -> Result<ExitCode, Failure> {
         write(path, chart::draw(&text)?.as_bytes())?;
     }
     if rows.len() < indices.len() {
-        tell!("stopped: {} of {} rows were made", rows.len(), indices.len());
+        tell!("stopped: {} of {} rows were computed", rows.len(), indices.len());
         return Ok(ExitCode::from(ENDED_BADLY));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn read(args: &SweepArgs) -> Result<Sweep, Failure> {
+    let Some(path) = &args.scenario else { return Err(Failure::unusable("no scenario is given")) };
+    let PlanAndModel { plan, planning, model } = &args.planned;
+    let loaded = read_scenario(path)?;
+    let inputs = loaded.files();
+    can_write(args.output.iter().chain(&args.chart), inputs.iter().chain(plan).chain(model))?;
+    let options = SweepOptions {
+        vary: args.vary.clone(),
+        overrides: planning.overrides(),
+        plan: plan.clone(),
+        model: model.clone(),
+        tokens: args.tokens,
+        repeat: args.repeat,
+        is_shard: args.shard.is_some(),
+    };
+    Ok(Sweep::new(loaded, &options)?)
 }
 
 /// `hearth sweep merge`.
@@ -92,11 +111,11 @@ fn merge_tables(args: &MergeArgs, json: bool) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// How the rows ended, and which was the fastest.
+/// The outcomes of the rows, and the fastest one.
 fn summary(sweep: &Sweep, rows: &[Row]) -> String {
-    let ran = rows.iter().filter(|row| row.attempt.is_ok()).count();
+    let ran = rows.iter().filter(|row| row.evaluation.is_ok()).count();
     let mut text = format!("{} rows, {ran} of them ok", rows.len());
-    let timed = rows.iter().filter_map(|row| Some((row.attempt.tpot_ms?, row)));
+    let timed = rows.iter().filter_map(|row| Some((row.evaluation.tpot_ms?, row)));
     let fastest = timed.clone().min_by(|(one, _), (other, _)| one.total_cmp(other));
     let slowest = timed.max_by(|(one, _), (other, _)| one.total_cmp(other));
     if let (Some((least, row)), Some((most, _))) = (fastest, slowest) {
@@ -105,11 +124,11 @@ fn summary(sweep: &Sweep, rows: &[Row]) -> String {
         let _ = if least < most {
             write!(text, "\nfastest: {least:.1} ms a token at {}", at.join(", "))
         } else {
-            write!(text, "\nall alike: {least:.1} ms a token")
+            write!(text, "\nall rows: {least:.1} ms a token")
         };
     }
-    if let Some(row) = rows.iter().find(|row| !row.attempt.is_ok()) {
-        let _ = write!(text, "\nfirst not ok: row {}: {}", row.index, row.attempt.outcome);
+    if let Some(row) = rows.iter().find(|row| !row.evaluation.is_ok()) {
+        let _ = write!(text, "\nfirst not ok: row {}: {}", row.index, row.evaluation.outcome);
     }
     text
 }

@@ -13,10 +13,10 @@ use serde::Serialize;
 
 use crate::cli::{Announce, WorkerArgs};
 use crate::diagnostics::Failure;
-use crate::documents::open_model;
 use crate::gpu;
+use crate::machine::open_model;
 use crate::output::{say, tell};
-use crate::ring::{OverNetwork, Slower, over, stopped};
+use crate::ring::{OverNetwork, Slower, end_with_stdin, over, stopped};
 
 /// Runs the verb, until it is stopped.
 pub fn run(args: &WorkerArgs, json: bool) -> Result<ExitCode, Failure> {
@@ -143,12 +143,4 @@ fn announced(
             Ok(None)
         }
     }
-}
-
-/// Ends the process when standard input does: whoever started it is gone then, however it went.
-pub fn end_with_stdin() {
-    std::thread::spawn(|| {
-        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
-        std::process::exit(0);
-    });
 }

@@ -1,7 +1,7 @@
 //! Do the crates depend on one another only in the allowed directions?
 //!
 //! ```text
-//! root -> reports, halda, sim -> core -> schema -> profiles
+//! root -> workflow -> reports, halda, sim -> core -> schema -> profiles
 //! root -> lab -> ring -> runtime -> kernels -> profiles
 //!                        runtime -> core
 //! ```
@@ -32,6 +32,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("hearth-lab", &["hearth-ring", "hearth-runtime", "hearth-core", "hearth-schema", "hearth-profiles"]),
     ("hearth-serve", &["hearth-ring", "hearth-runtime", "hearth-schema", "hearth-profiles"]),
     ("hearth-reports", &["hearth-core", "hearth-schema", "hearth-profiles"]),
+    (
+        "hearth-workflow",
+        &["hearth-halda", "hearth-sim", "hearth-reports", "hearth-core", "hearth-schema", "hearth-profiles"],
+    ),
     // Experiments; no crate depends on them.
     (
         "hearth-studies",

@@ -252,7 +252,7 @@ fn events_that_cannot_be_are_refused_and_late_ones_told() {
     with("{token: 30, device: laptop, slow: 50 %}");
     let output = run(&["simulate", &file, "--json"]);
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && said.contains("events[0] did not come to happen"), "{said}");
+    assert!(output.status.success() && said.contains("events[0] did not happen"), "{said}");
     let found = run(&["lint", &file, "--json"]);
     let found: Value = serde_json::from_slice(&found.stdout).expect("one JSON document");
     let codes: Vec<&str> =

@@ -50,7 +50,7 @@ fn a_file_is_replaced_only_when_that_is_said() {
     fs::write(&path, "mine").expect("written");
     let flags = ["init", path.as_str(), "--device", "laptop=d2"];
     let text = error(&flags, 2);
-    assert!(text.contains("there is a file of that name already") && text.contains("--force"), "{text}");
+    assert!(text.contains("the file exists already") && text.contains("--force"), "{text}");
     assert_eq!(fs::read_to_string(&path).expect("still there"), "mine");
     assert!(run(&[&flags[..], &["--force"]].concat()).status.success());
     works(&path);
@@ -61,8 +61,8 @@ fn what_cannot_be_is_refused_before_anything_is_written() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = at(&folder, "new.yaml");
     for (flags, expected) in [
-        (&[][..], "nobody is there to be asked"),
-        (&["--device", "laptop"], "is no device"),
+        (&[][..], "standard input is not a terminal"),
+        (&["--device", "laptop"], "is not a device"),
         (&["--device", "laptop=d9"], "d9"),
         (&["--device", "laptop=d2", "--model", "llama-9b"], "llama-9b"),
         (&["--device", "a=d2", "--device", "a=d3"], "used twice"),
@@ -72,7 +72,7 @@ fn what_cannot_be_is_refused_before_anything_is_written() {
     }
     assert!(!folder.path().join("new.yaml").exists());
     let text = error(&["init", &at(&folder, "no/such/folder.yaml"), "--device", "laptop=d2"], 2);
-    assert!(text.contains("there is no folder"), "{text}");
+    assert!(text.contains("does not exist"), "{text}");
 }
 
 #[test]

@@ -152,10 +152,7 @@ fn what_a_search_cannot_use_is_refused() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = scenario(folder.path(), "", "");
     let text = error(&["plan", &file, "--strategy", "refined"], 2);
-    assert!(
-        text.contains("no strategy is called `refined`") && text.contains("exhaustive, refine"),
-        "{text}"
-    );
+    assert!(text.contains("there is no strategy `refined`") && text.contains("exhaustive, refine"), "{text}");
     for seconds in ["0", "-1", "1e3", "999999"] {
         let seconds = format!("--refine-seconds={seconds}");
         let text = error(&["plan", &file, "--strategy", "refine", &seconds], 2);

@@ -93,7 +93,7 @@ fn a_mistyped_folder_is_not_made() {
     let missing = folder.path().join("missing");
     let inside = missing.join("plan.yaml").display().to_string();
     let told = error(&["plan", &file, "-o", &inside], 2);
-    assert!(told.contains("there is no folder") && !missing.exists(), "{told}");
+    assert!(told.contains("does not exist") && !missing.exists(), "{told}");
     let trace = missing.join("run.trace").display().to_string();
     error(&["simulate", &file, "--trace", &trace], 2);
     let report = missing.join("report").display().to_string();

@@ -113,13 +113,13 @@ fn shards_make_the_whole_byte_for_byte() {
     let text = error(&["sweep", "merge", &at("1.csv"), &at("2.csv"), &at("4.csv")], 2);
     assert!(text.contains("rows are missing: 2\n") && text.contains("--shard 3/4"), "{text}");
     let text = error(&[&merge[..], &[&at("1.csv")]].concat(), 2);
-    assert!(text.contains("row 0 is there twice"), "{text}");
+    assert!(text.contains("row 0 is present twice"), "{text}");
     let other = ["sweep", &file, "--vary", "seed=1,2", "-o", &at("other.csv")];
     succeed(&other);
     let text = error(&["sweep", "merge", &at("1.csv"), &at("other.csv")], 2);
     assert!(text.contains("another sweep"), "{text}");
     let text = error(&["sweep", "merge", &file], 2);
-    assert!(text.contains("no table of a sweep"), "{text}");
+    assert!(text.contains("not the table of a sweep"), "{text}");
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn an_interrupted_sweep_keeps_its_rows() {
     let output = sweep.wait_with_output().expect("the sweep ends");
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(3), "{said}");
-    assert!(said.contains("of 100000 rows were made"), "{said}");
+    assert!(said.contains("of 100000 rows were computed"), "{said}");
     let rows = fs::read_to_string(&table).expect("a table").lines().count() - 2;
     assert!((1..100_000).contains(&rows) && said.contains(&format!("stopped: {rows} of")), "{rows}: {said}");
     let text = error(&["sweep", "merge", &path], 2);
@@ -185,14 +185,14 @@ fn fields_that_do_not_exist_or_cannot_be_so_are_refused() {
         ("devices.b.memory.available=NaN GiB..2GiB/2", "`NaN GiB` is no count"),
         ("devices.b.memory.available=", "a value is empty"),
         ("seed=1..1000000000/1000000000", "at most 100000"),
-        ("seed=1,1", "would be 1 twice"),
+        ("seed=1,1", "has the value 1 twice"),
         ("context=-5", "cannot be -5"),
         ("context=5000000000", "cannot be 5000000000"),
-        ("name=other", "nothing follows from `name`"),
+        ("name=other", "`name` has no effect"),
         ("devices.b.profile=d99", "no device `d99`"),
         ("devices.b.gpu.kv_copy.latency.value.x=1s", "there is no field"),
-        ("planner.strategy=exact,refine", "ends by the clock"),
-        ("devices", "says no values"),
+        ("planner.strategy=exact,refine", "ends after a time"),
+        ("devices", "has no values"),
     ];
     for (vary, expected) in cases {
         let text = error(&["sweep", &file, "--vary", vary], 2);
@@ -214,7 +214,7 @@ fn fields_that_do_not_exist_or_cannot_be_so_are_refused() {
 }
 
 #[test]
-fn a_field_for_which_a_limit_stands_is_refused() {
+fn field_that_a_limit_replaces_is_refused() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = scenario(folder.path(), "9.7 GiB");
     let text = fs::read_to_string(&file).expect("the scenario");
@@ -225,13 +225,13 @@ fn a_field_for_which_a_limit_stands_is_refused() {
         ("devices.b.disk.limit=1GB/s,2GB/s", "devices.b.limits.disk_read"),
     ] {
         let text = error(&["sweep", &file, "--vary", vary], 2);
-        assert!(text.contains(&format!("`{limit}` of the scenario stands for")), "{vary}: {text}");
+        assert!(text.contains(&format!("`{limit}` of the scenario replaces")), "{vary}: {text}");
     }
     assert!(run(&["sweep", &file, "--vary", "devices.a.memory.available=4GiB,6GiB"]).status.success());
 }
 
 #[test]
-fn flags_that_would_be_passed_over_are_refused() {
+fn flags_without_effect_are_refused() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = scenario(folder.path(), "9.7 GiB");
     let plan = folder.path().join("plan.yaml").display().to_string();
@@ -241,10 +241,10 @@ fn flags_that_would_be_passed_over_are_refused() {
         println!("{text}");
         text
     };
-    assert!(refused("context=512,600", &["--plan", &plan]).contains("stands in the plan already"));
-    assert!(refused("residency.policy=os", &["--plan", &plan]).contains("stands in the plan already"));
+    assert!(refused("context=512,600", &["--plan", &plan]).contains("is fixed by the plan"));
+    assert!(refused("residency.policy=os", &["--plan", &plan]).contains("is fixed by the plan"));
     assert!(refused("planner.rounds=1", &["--rounds", "2"]).contains("--rounds and `planner.rounds`"));
-    assert!(refused("seed=1", &["--strategy", "refine"]).contains("ends by the clock"));
+    assert!(refused("seed=1", &["--strategy", "refine"]).contains("ends after a time"));
     assert!(refused("seed=1", &["--repeat", "2"]).contains("seed"));
     for shard in ["0/2", "3/2", "1", "a/b"] {
         let output = run(&["sweep", &file, "--vary", "seed=1", "--shard", shard]);

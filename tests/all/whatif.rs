@@ -63,5 +63,5 @@ fn what_cannot_be_planned_is_shown_with_its_reason() {
     let said = String::from_utf8(output.stdout).expect("text");
     assert!(said.starts_with("as it is: ") && said.contains("without mac"), "{said}");
     let text = error(&["whatif", HOME, "--strategy", "refine"], 2);
-    assert!(text.contains("ends by the clock"), "{text}");
+    assert!(text.contains("ends after a time"), "{text}");
 }

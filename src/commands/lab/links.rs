@@ -20,10 +20,10 @@ use hearth_ring::{self as ring, Emulated, Way};
 use hearth_schema::Plan;
 use hearth_schema::Scenario;
 use hearth_schema::scenario::Links;
+use hearth_workflow::files::write_in;
 
 use crate::diagnostics::Failure;
 use crate::emulation::Emulation;
-use crate::files::write_in;
 
 /// The latency of the way that measures what emulating costs.
 /// source: assumed, as a cable's

@@ -18,30 +18,31 @@ use hearth_core::metrics::Metrics;
 use hearth_lab::{LabError, Metered, processors};
 use hearth_reports::Report;
 use hearth_schema::Trace;
+use hearth_workflow::files::{in_a_folder, write_in};
+use hearth_workflow::planning;
 use serde::Serialize;
 
 use self::stage::{INTERRUPTED, Lab};
 use self::steadiness::{Steadiness, watched};
-use super::{plan, print_json, simulate};
+use super::print_json;
 use crate::cli::LabArgs;
-use crate::counters;
 use crate::diagnostics::Failure;
-use crate::documents::LoadedScenario;
-use crate::files::{in_a_folder, write_in};
-use crate::output::{say, tell};
-use crate::progress;
+use crate::machine::read_scenario;
+use crate::output::run::{RunOutput, table};
+use crate::output::{counters, plan, say, tell};
+use crate::progress::{self, Terminal};
 
 /// What `--json` gives.
 #[derive(Serialize)]
 struct Output {
-    predicted: simulate::Output,
-    measured: simulate::Output,
+    predicted: RunOutput,
+    measured: RunOutput,
     error: Errors,
     /// Each device by the counters of its own control group, in ring order.
     groups: Vec<Metered>,
     /// What was measured again, where it was.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    repeats: Vec<simulate::Output>,
+    repeats: Vec<RunOutput>,
     /// The digest of the prediction, which was written before anything was executed.
     prediction: String,
     /// Whether the machine stayed as it was measured, for each run.
@@ -78,10 +79,10 @@ pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
 }
 
 fn run_through(args: &LabArgs, scenario: &std::path::Path, json: bool) -> Result<ExitCode, Failure> {
-    let mut loaded = LoadedScenario::read(scenario)?;
-    loaded.keep_weights(&args.planning)?;
+    let mut loaded = read_scenario(scenario)?;
+    args.planning.overrides().apply(&mut loaded)?;
     if let Some(tokens) = args.tokens {
-        loaded.generate(tokens)?;
+        loaded.set_tokens(tokens)?;
     }
     checks::check(&loaded.scenario, &processors()).map_err(|failure| failure.at(scenario.display()))?;
     for warning in checks::warnings(&loaded.scenario) {
@@ -101,13 +102,16 @@ fn run_through(args: &LabArgs, scenario: &std::path::Path, json: bool) -> Result
     line.set_message("measuring the devices inside their limits");
     let (devices, pace) = lab.profiles(&loaded)?;
     let mut cluster = loaded.cluster_of(devices, Some(&model))?;
-    crate::limits::bound_memory(&loaded.scenario, &mut cluster);
-    let plan = plan::read_or_make(args.plan.as_deref(), &loaded, &cluster, &args.planning)?;
+    hearth_workflow::limits::bound_memory(&loaded.scenario, &mut cluster);
+    let plan = {
+        let progress = Terminal::new();
+        planning::read_or_make(args.plan.as_deref(), &loaded, &cluster, args.planning.budget(&progress))?
+    };
     line.set_message("starting the workers");
     // Here every device reaches every other; the devices that this machine stands for do not.
     cluster.links.carry(&plan).map_err(Failure::unusable)?;
-    let mut plan = lab.prepare(&loaded, &mut cluster, plan, &args.planning)?;
-    let (predicted, prediction) = lab.predict(&cluster, &plan, &loaded, &args.planning)?;
+    let mut plan = lab.prepare(&loaded, &mut cluster, plan)?;
+    let (predicted, prediction) = lab.predict(&cluster, &plan, &loaded)?;
     let told = metrics::compute(&predicted);
     let mut measured: Vec<(Trace, Vec<Metered>)> = Vec::new();
     let mut steadiness = Vec::new();
@@ -150,11 +154,11 @@ fn tell_all(
     if groups.is_empty() {
         return Err(Failure::running("nothing was executed"));
     }
-    let first = simulate::Output::of(&traces[0]);
-    let repeats: Vec<simulate::Output> = traces[1..].iter().map(simulate::Output::of).collect();
+    let first = RunOutput::of(&traces[0]);
+    let repeats: Vec<RunOutput> = traces[1..].iter().map(RunOutput::of).collect();
     let output = Output {
         error: Errors::of(&metrics::compute(&predicted), &first.metrics),
-        predicted: simulate::Output::of(&predicted),
+        predicted: RunOutput::of(&predicted),
         measured: first,
         groups: groups.swap_remove(0),
         repeats,
@@ -177,10 +181,10 @@ fn tell_all(
     } else {
         say!("{}", plan::table(plan));
         say!("\nprediction {}, written before the run\n", output.prediction);
-        say!("predicted: {}\n", simulate::table(&output.predicted.metrics));
-        say!("measured:  {}\n", simulate::table(&output.measured.metrics));
+        say!("predicted: {}\n", table(&output.predicted.metrics));
+        say!("measured:  {}\n", table(&output.measured.metrics));
         for again in &output.repeats {
-            say!("again:     {}\n", simulate::table(&again.metrics));
+            say!("again:     {}\n", table(&again.metrics));
         }
         say!("{}\n", counters::table(&output.groups));
         say!("{}\n", output.error.sentence());

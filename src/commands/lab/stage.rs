@@ -25,19 +25,19 @@ use hearth_schema::events::Change;
 use hearth_schema::pass::MAX_PASS_TOKENS;
 use hearth_schema::scenario::Limits;
 use hearth_sim::{Disturbances, Run};
+use hearth_workflow::documents::{read, read_trace, write_run};
+use hearth_workflow::files::{make_folder, write_in};
+use hearth_workflow::simulation::{MemoryOptions, simulate_with};
+use hearth_workflow::{Error, LoadedScenario, MidRunPlanner, limits};
 
 use super::happening::{self, Hand, Said};
 use super::{links, steadiness};
-use crate::cli::{LabArgs, Planning};
-use crate::commands::execute::BEGINS;
-use crate::commands::{plan, simulate};
+use crate::cli::LabArgs;
 use crate::diagnostics::Failure;
-use crate::documents::{LoadedScenario, open_model, read, read_trace, write_run};
-use crate::files::{make_folder, write_in};
 use crate::interruption;
-use crate::limits;
+use crate::machine::open_model;
 use crate::output::tell;
-use crate::replanner::MidRun;
+use crate::ring::BEGINS;
 
 /// For a profile under a slow disk.
 const PROFILE_DEADLINE: Duration = Duration::from_mins(3);
@@ -129,7 +129,8 @@ impl Lab {
         let mut paces = Vec::new();
         let devices = loaded.devices(|place, entry| {
             let limits = entry.limits.clone().unwrap_or_default();
-            let (device, pace) = self.profile(place, &entry.name, &limits, now)?;
+            let (device, pace) =
+                self.profile(place, &entry.name, &limits, now).map_err(Failure::into_error)?;
             paces.push(pace);
             Ok(device)
         })?;
@@ -185,9 +186,8 @@ impl Lab {
         loaded: &LoadedScenario,
         cluster: &mut Cluster,
         mut plan: Plan,
-        planning: &Planning,
     ) -> Result<Plan, Failure> {
-        let mut scenario = as_measured(loaded, planning);
+        let mut scenario = as_measured(loaded);
         for (place, device) in plan.devices.iter().enumerate() {
             let (_, limits) = entry(loaded, &device.name)?;
             if let (Some(_), Some(group)) = (limits.memory_share, self.groups.get(&device.name)) {
@@ -235,7 +235,8 @@ impl Lab {
         if loaded.scenario.links.emulated && plan.devices.len() > 1 {
             links::write(&self.folder, &loaded.scenario, plan)?;
         }
-        write_in(&self.folder, "plan.yaml", plan.to_yaml().as_bytes())
+        write_in(&self.folder, "plan.yaml", plan.to_yaml().as_bytes())?;
+        Ok(())
     }
 
     /// Makes every device begin with an empty memory. The program's own pages are charged to whoever reads them first: to
@@ -247,9 +248,9 @@ impl Lab {
         }
         self.groups.values().for_each(Group::empty);
         let mut program =
-            File::open(&self.program).map_err(|error| Failure::file(&self.program, "open", &error))?;
+            File::open(&self.program).map_err(|error| Error::file(&self.program, "open", &error))?;
         io::copy(&mut program, &mut io::sink())
-            .map_err(|error| Failure::file(&self.program, "read", &error))?;
+            .map_err(|error| Error::file(&self.program, "read", &error))?;
         Ok(())
     }
 
@@ -264,15 +265,13 @@ impl Lab {
         cluster: &Cluster,
         plan: &Plan,
         loaded: &LoadedScenario,
-        planning: &Planning,
     ) -> Result<(Trace, String), Failure> {
-        let replanner = MidRun::new(loaded, planning);
+        let replanner = MidRunPlanner::new(loaded);
         let disturbances = Disturbances { events: &loaded.scenario.events, replanner: Some(&replanner) };
-        let memory = simulate::Memory::default();
         let Run { trace, unreached_events, .. } =
-            simulate::simulate_in(cluster, plan, &loaded.scenario, memory, &disturbances)?;
+            simulate_with(cluster, plan, &loaded.scenario, MemoryOptions::default(), &disturbances)?;
         for index in unreached_events {
-            tell!("warning: events[{index}] did not come to happen before the predicted run ended");
+            tell!("warning: events[{index}] did not happen before the predicted run ended");
         }
         let mut text = Vec::new();
         trace.write(&mut text).map_err(Failure::running)?;
@@ -315,7 +314,7 @@ impl Lab {
         let head = Child::start(name, self.seat(name, &limits), &self.program, &arguments)?;
         let missed = self.follow(loaded, head, || meter.token())?;
         for index in missed {
-            tell!("warning: events[{index}] did not come to happen before the run ended");
+            tell!("warning: events[{index}] did not happen before the run ended");
         }
         let trace = read_trace(&trace)?;
         let seen = meter.finish(&trace);
@@ -425,7 +424,7 @@ fn loses_a_device(scenario: &Scenario) -> bool {
 
 /// The scenario with the devices as they were measured, from which the head plans again in mid-run as the simulator does.
 /// What limits make of a device stands in its profile.
-fn as_measured(loaded: &LoadedScenario, planning: &Planning) -> Scenario {
+fn as_measured(loaded: &LoadedScenario) -> Scenario {
     let mut scenario = loaded.scenario.clone();
     for entry in &mut scenario.devices {
         (entry.profile, entry.limits) = (format!("./{}.device.yaml", entry.name), None);
@@ -433,7 +432,6 @@ fn as_measured(loaded: &LoadedScenario, planning: &Planning) -> Scenario {
     // Given to the head by name.
     scenario.model = hearth_schema::scenario::ModelRef { profile: Some("unused".into()), file: None };
     scenario.workload.speculation = None;
-    scenario.planner = plan::merged(&scenario.planner, planning);
     scenario.events.clear();
     scenario
 }

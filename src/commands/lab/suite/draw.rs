@@ -12,12 +12,13 @@ use std::path::{Path, PathBuf};
 
 use hearth_profiles::Document;
 use hearth_schema::Scenario;
+use hearth_workflow::Error;
+use hearth_workflow::files::{make_folder, write_in};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
 use crate::diagnostics::Failure;
-use crate::documents::open_model;
-use crate::files::{make_folder, write_in};
+use crate::machine::open_model;
 
 /// The first of the random streams that scenarios are drawn from.
 const STREAM: u64 = 0x4c41_425f_0000_0000;
@@ -28,18 +29,18 @@ const MODEL: &str = "out/1b.gguf";
 pub fn write(folder: &Path, count: u32, seed: u64, model: Option<&Path>) -> Result<(), Failure> {
     let model = model.map_or_else(|| PathBuf::from(MODEL), Path::to_path_buf);
     let layers = open_model(&model)?.profile.shape.layers.0;
-    let model = fs::canonicalize(&model).map_err(|error| Failure::file(&model, "open", &error))?;
+    let model = fs::canonicalize(&model).map_err(|error| Error::file(&model, "open", &error))?;
     make_folder(folder)?;
-    let old = fs::read_dir(folder).map_err(|error| Failure::file(folder, "open", &error))?;
+    let old = fs::read_dir(folder).map_err(|error| Error::file(folder, "open", &error))?;
     for entry in old.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         if name.starts_with("random-") {
-            fs::remove_file(entry.path()).map_err(|error| Failure::file(&entry.path(), "remove", &error))?;
+            fs::remove_file(entry.path()).map_err(|error| Error::file(&entry.path(), "remove", &error))?;
         }
     }
     for number in 1..=count {
         let text = scenario(seed, number, layers, &model.display().to_string());
-        Scenario::from_yaml(&text).map_err(|error| Failure::document(folder, &error))?;
+        Scenario::from_yaml(&text).map_err(|error| Error::document(folder, &error))?;
         write_in(folder, format!("random-{seed}-{number:03}.yaml"), text.as_bytes())?;
     }
     Ok(())

@@ -23,6 +23,8 @@ use std::time::{Duration, SystemTime};
 use hearth_core::metrics::Metrics;
 use hearth_reports::validation::{Case, Failed, Numbers, Run, Validation, page};
 use hearth_schema::trace::Outcome;
+use hearth_workflow::Error;
+use hearth_workflow::files::{make_folder, write_in};
 use serde::Deserialize;
 
 use self::results::{Kept, Results, Which};
@@ -31,9 +33,8 @@ use super::steadiness::Steadiness;
 use crate::cli::LabArgs;
 use crate::commands::print_json;
 use crate::diagnostics::{ENDED_BADLY, Failure};
-use crate::documents::LoadedScenario;
-use crate::files::{make_folder, write_in};
 use crate::interruption::{self, INTERRUPTED};
+use crate::machine::read_scenario;
 use crate::output::{say, tell};
 
 /// A scenario of a suite.
@@ -150,7 +151,7 @@ fn expected(so_far: Duration, ran: u32, left: usize) -> String {
 
 /// The scenarios of a folder, by name of file. All are read before anything is run.
 fn entries(folder: &Path, args: &LabArgs) -> Result<Vec<Entry>, Failure> {
-    let found = std::fs::read_dir(folder).map_err(|error| Failure::file(folder, "open", &error))?;
+    let found = std::fs::read_dir(folder).map_err(|error| Error::file(folder, "open", &error))?;
     let is_yaml = |path: &PathBuf| path.extension().is_some_and(|kind| kind == "yaml" || kind == "yml");
     let mut paths: Vec<PathBuf> = found.flatten().map(|entry| entry.path()).filter(is_yaml).collect();
     paths.sort();
@@ -159,7 +160,7 @@ fn entries(folder: &Path, args: &LabArgs) -> Result<Vec<Entry>, Failure> {
         format!("{:?} {:?} {:?} {:?}", args.tokens, args.scratch, stamp(&program), machine::lasting());
     let mut entries: Vec<Entry> = Vec::new();
     for path in paths {
-        let loaded = LoadedScenario::read(&path)?;
+        let loaded = read_scenario(&path)?;
         let name = loaded.scenario.name.clone();
         if let Some(twin) = entries.iter().find(|entry| entry.name == name) {
             let what = format!("two scenarios are called `{name}`: {}", twin.path.display());

@@ -12,10 +12,11 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use hearth_reports::validation::Run;
+use hearth_workflow::Error;
+use hearth_workflow::files::read_at_most;
 use serde::{Deserialize, Serialize};
 
 use crate::diagnostics::Failure;
-use crate::files::read_at_most;
 
 /// More than any suite writes.
 /// source: assumed
@@ -77,7 +78,7 @@ impl Results {
 
     /// Adds one, and writes it.
     pub fn add(&mut self, which: Which, kept: Kept) -> Result<(), Failure> {
-        let failed = |error: &std::io::Error| Failure::file(&self.path, "write", error);
+        let failed = |error: &std::io::Error| Error::file(&self.path, "write", error);
         let line = Line { which: which.clone(), kept: kept.clone() };
         let mut line = serde_json::to_vec(&line).map_err(Failure::running)?;
         line.push(b'\n');

@@ -1,0 +1,148 @@
+//! `hearth init`: writes a first scenario.
+//!
+//! The answers are flags; missing ones are asked for at a terminal and have defaults elsewhere.
+
+mod questions;
+
+use std::io::{IsTerminal, stdin};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use hearth_ring::{Medium, discovery};
+use hearth_workflow::LoadedScenario;
+use hearth_workflow::files::{can_write, in_a_folder, write};
+use hearth_workflow::init::{Network, NewDevice, NewScenario};
+use serde::Serialize;
+
+use self::questions::Questions;
+use super::print_json;
+use crate::cli::InitArgs;
+use crate::diagnostics::Failure;
+use crate::machine::ThisMachine;
+use crate::output::{say, tell};
+use crate::progress;
+
+/// The defaults. source: assumed, a model that a laptop holds, and a context for a conversation
+const DEFAULT_MODEL: &str = "llama-8b";
+const DEFAULT_CONTEXT: u32 = 1024;
+/// The name of the head of discovered workers, which is this machine unless a device is named.
+const HEAD: &str = "this";
+
+/// The scenario as `--json` prints it.
+#[derive(Serialize)]
+struct Output {
+    path: String,
+    name: String,
+    model: String,
+    devices: Vec<String>,
+    /// Devices whose profile is a placeholder.
+    stand_ins: Vec<String>,
+}
+
+pub fn run(args: &InitArgs, json: bool) -> Result<ExitCode, Failure> {
+    let path = &args.output;
+    in_a_folder(path)?;
+    if path.exists() && !args.force {
+        return Err(Failure::unusable("the file exists already")
+            .at(path.display())
+            .hint("write to another file, or replace this one with --force"));
+    }
+    let answers = answers(args)?;
+    let text = answers.yaml();
+    let loaded = check(&text, path)?;
+    // The first file is the scenario itself.
+    can_write([path], loaded.files().iter().skip(1))?;
+    write(path, text.as_bytes())?;
+    let of = |devices: &mut dyn Iterator<Item = &NewDevice>| devices.map(|it| it.name.clone()).collect();
+    let stand_ins: Vec<String> = of(&mut answers.devices.iter().filter(|device| device.placeholder));
+    if json {
+        let (name, model) = (answers.name.clone(), answers.model.clone());
+        let devices = of(&mut answers.devices.iter());
+        print_json(&Output { path: path.display().to_string(), name, model, devices, stand_ins })?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let shown = path.display();
+    say!("wrote {shown}\nnext: hearth lint {shown}\n      hearth simulate {shown}\n");
+    if !stand_ins.is_empty() {
+        say!(
+            "{}: uses the profile `{}` until it is measured; see the comments in the file\n",
+            stand_ins.join(", "),
+            args.like
+        );
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The answers of the flags, of discovery, and of the user.
+fn answers(args: &InitArgs) -> Result<NewScenario, Failure> {
+    let mut devices: Vec<NewDevice> =
+        args.device.iter().map(|text| NewDevice::parse(text)).collect::<Result<_, _>>()?;
+    if let Some(seconds) = args.discover {
+        discovered(&mut devices, seconds, &args.like)?;
+    }
+    let asks = args.ask || (stdin().is_terminal() && std::io::stderr().is_terminal());
+    let mut questions = asks.then(|| Questions::new(stdin().lock()));
+    let model = match (&args.model, &mut questions) {
+        (Some(model), _) => model.clone(),
+        (None, Some(questions)) => questions.model()?,
+        (None, None) => DEFAULT_MODEL.to_owned(),
+    };
+    if devices.is_empty() {
+        devices = match &mut questions {
+            Some(questions) => questions.devices()?,
+            None => {
+                return Err(Failure::unusable("no device is given, and standard input is not a terminal")
+                    .hint("add `--device NAME=PROFILE`, as `--device laptop=d2`, or `--discover`"));
+            }
+        };
+    }
+    let network = match (args.network.map(Network::from), &mut questions) {
+        (Some(network), _) => network,
+        (None, Some(questions)) if devices.len() > 1 => questions.network()?,
+        (None, _) => Network::Wifi,
+    };
+    let stem = args.output.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+    let name = args.name.clone().or(stem).unwrap_or_else(|| "first".to_owned());
+    Ok(NewScenario { name, model, devices, network, context: args.context.unwrap_or(DEFAULT_CONTEXT) })
+}
+
+/// Adds workers that announce themselves, after this machine.
+fn discovered(devices: &mut Vec<NewDevice>, seconds: u64, like: &str) -> Result<(), Failure> {
+    let line = progress::line();
+    line.set_message(format!("listening for workers, {seconds} s"));
+    let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
+    let heard = runtime.block_on(discovery::listen(Duration::from_secs(seconds), Medium::default()));
+    line.finish_and_clear();
+    let heard = heard.map_err(Failure::running)?;
+    if heard.is_empty() {
+        tell!("no worker was found; start them with `hearth worker --listen 0.0.0.0:9001 --key FILE ..`");
+    }
+    if devices.is_empty() && !heard.is_empty() {
+        let profile = "measured".to_owned();
+        devices.push(NewDevice { name: HEAD.into(), profile, address: None, placeholder: false });
+    }
+    for (name, address) in heard {
+        tell!("found `{}` at {address}", name.escape_debug());
+        match devices.iter_mut().find(|device| device.name == name) {
+            Some(device) => device.address = device.address.take().or(Some(address.to_string())),
+            None => devices.push(NewDevice {
+                name,
+                profile: like.to_owned(),
+                address: Some(address.to_string()),
+                placeholder: true,
+            }),
+        }
+    }
+    Ok(())
+}
+
+/// Checks that the document can be read, with every device and model that it names.
+fn check(text: &str, path: &Path) -> Result<LoadedScenario, Failure> {
+    let loaded = LoadedScenario::parse(text, path, &ThisMachine)?;
+    for entry in loaded.scenario.devices.iter().filter(|entry| entry.profile != "measured") {
+        loaded.device(entry)?;
+    }
+    loaded.model_profile(None)?;
+    Ok(loaded)
+}

@@ -1,0 +1,50 @@
+//! This machine: measures it as a device and opens its model files.
+
+use std::path::Path;
+
+use hearth_profiles::Device;
+use hearth_profiles::model::ModelProfile;
+use hearth_ring::LocalModel;
+use hearth_ring::probe::{self, ProbeEffort};
+use hearth_runtime::profile::{ProfileOptions, profile};
+use hearth_schema::scenario::DeviceEntry;
+use hearth_workflow::{Error, LoadedScenario, Resolver, model_exists};
+
+use crate::cli::GpuWeights;
+use crate::diagnostics::Failure;
+use crate::gpu;
+use crate::output::tell;
+use crate::progress;
+
+/// Resolves references of scenarios by measuring this machine and opening model files with the executor.
+#[derive(Debug)]
+pub struct ThisMachine;
+
+impl Resolver for ThisMachine {
+    fn measure(&self, entry: &DeviceEntry) -> Result<Device, Error> {
+        tell!("measuring this machine as `{}` (about ten seconds)", entry.name);
+        let line = progress::line();
+        let threads = entry.limits.as_ref().and_then(|limits| limits.threads).unwrap_or(0) as usize;
+        let options =
+            ProfileOptions { name: entry.name.clone(), quick: true, threads, ..ProfileOptions::default() };
+        let links = || Ok(probe::links(&[], None, ProbeEffort::quick())?);
+        profile(&options, links, |what| line.set_message(format!("{}: {what}", entry.name)))
+            .map_err(Error::failed)
+    }
+
+    fn model(&self, path: &Path) -> Result<ModelProfile, Error> {
+        open_model(path).map(|model| model.profile).map_err(Failure::into_error)
+    }
+}
+
+/// Reads a scenario whose references are resolved on this machine.
+pub fn read_scenario(path: &Path) -> Result<LoadedScenario, Error> {
+    LoadedScenario::read(path, &ThisMachine)
+}
+
+/// Opens a model file.
+pub fn open_model(path: &Path) -> Result<LocalModel, Failure> {
+    model_exists(path)?;
+    let model = LocalModel::open(path).map_err(|error| Failure::from(error).at(path.display()))?;
+    Ok(model.accelerated_by(gpu::accelerator(GpuWeights::AsStored)))
+}

@@ -1,0 +1,85 @@
+//! What the kernel counted for each device of a lab, as a table and as warnings.
+
+use std::fmt::Write;
+
+use hearth_lab::Metered;
+use hearth_profiles::Bytes;
+
+/// A line for each device: bytes read per token by both counts, and memory.
+pub fn table(devices: &[Metered]) -> String {
+    let mut text = String::from(
+        "device        read/token      by trace   memory limit   unreclaimable     refaulted   oom kills",
+    );
+    let bytes = |number: Option<u64>| number.map_or("-".into(), |number| Bytes(number).to_string());
+    let rounded = |number: f64| bytes(Some(number.max(0.0) as u64));
+    for device in devices {
+        let _ = write!(
+            text,
+            "\n{:<12}{:>12}{:>14}{:>15}{:>16}{:>14}{:>12}",
+            device.name,
+            device.throttle_bytes_per_token.map_or("-".into(), rounded),
+            rounded(device.trace_bytes_per_token),
+            bytes(device.memory_limit),
+            bytes(device.peak_unreclaimable),
+            bytes(device.refaults),
+            device.oom_kills.map_or("-".into(), |kills| kills.to_string())
+        );
+    }
+    text.push('\n');
+    text
+}
+
+/// The reasons why a device's measurement is doubtful.
+pub fn warnings(device: &Metered) -> Vec<String> {
+    let name = &device.name;
+    let mut found = Vec::new();
+    if let Some(difference) = device.difference() {
+        found.push(format!(
+            "the trace of `{name}` has {:.0} % {} bytes than its throttle counted: {} instead of {} a token",
+            difference.abs() * 100.0,
+            if difference < 0.0 { "fewer" } else { "more" },
+            Bytes(device.trace_bytes_per_token as u64),
+            Bytes(device.throttle_bytes_per_token.unwrap_or(0.0) as u64)
+        ));
+    }
+    if device.resident_before > 0 {
+        found.push(format!(
+            "`{name}` did not start cold: {} of its copy of the model were in memory; is another program \
+             reading it?",
+            Bytes(device.resident_before)
+        ));
+    }
+    if device.oom_kills.is_some_and(|kills| kills > 0) {
+        found.push(format!("`{name}` ran out of memory: raise its limit or lower `context`"));
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn warnings_and_aligned_columns() {
+        let good = Metered {
+            name: "a".into(),
+            memory_limit: Some(190 << 20),
+            throttle_bytes_per_token: Some(100e6),
+            trace_bytes_per_token: 101e6,
+            oom_kills: Some(0),
+            ..Metered::default()
+        };
+        assert!(warnings(&good).is_empty());
+        let bad = Metered {
+            trace_bytes_per_token: 50e6,
+            resident_before: 1 << 30,
+            oom_kills: Some(1),
+            ..good.clone()
+        };
+        assert_eq!(warnings(&bad).len(), 3);
+        assert!(warnings(&bad)[0].contains("50 % fewer"), "{:?}", warnings(&bad));
+        let text = table(&[good, Metered::default()]);
+        let widths: Vec<usize> = text.lines().map(str::len).collect();
+        assert!(widths.iter().all(|width| *width == widths[0]), "{text}");
+    }
+}

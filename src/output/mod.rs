@@ -1,0 +1,41 @@
+//! Prints results to standard output, and formats them.
+//!
+//! A closed pipe ends the program silently, as other tools do; a full disk is an error like any other.
+
+pub mod counters;
+pub mod plan;
+pub mod run;
+pub mod run_events;
+pub mod soc;
+
+use std::fmt;
+use std::io::{self, Write};
+
+use crate::diagnostics::Failure;
+
+/// Prints to standard output.
+pub fn print(text: fmt::Arguments) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    match out.write_fmt(text).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
+        Err(error) => Err(Failure::running(format!("cannot write the output: {error}"))),
+        Ok(()) => Ok(()),
+    }
+}
+
+/// Prints to standard output, or returns the error.
+macro_rules! say {
+    ($($part:tt)*) => {
+        $crate::output::print(format_args!($($part)*))?
+    };
+}
+pub(crate) use say;
+
+/// Prints a line to standard error.
+macro_rules! tell {
+    ($($part:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($part)*);
+    }};
+}
+pub(crate) use tell;

@@ -1,0 +1,123 @@
+//! A plan as a table and as JSON.
+
+use hearth_schema::Plan;
+use hearth_schema::plan::Parallelism;
+use hearth_schema::plan::Role;
+use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::tensor::Slice;
+use serde::Serialize;
+
+/// A plan as `--json` prints it.
+#[derive(Serialize)]
+pub struct Summary {
+    strategy: String,
+    #[serde(skip_serializing_if = "Parallelism::is_ring")]
+    kind: Parallelism,
+    pub rounds: u32,
+    pub predicted: Predicted,
+    /// The devices in ring order.
+    pub devices: Vec<Device>,
+    dropped: Vec<hearth_schema::plan::DroppedDevice>,
+    explanation: Vec<String>,
+}
+
+/// What the latency model expects.
+#[derive(Serialize)]
+pub struct Predicted {
+    pub tpot_ms: Option<f64>,
+}
+
+/// A device's part of the plan.
+#[derive(Serialize)]
+pub struct Device {
+    name: String,
+    role: Role,
+    window: u32,
+    gpu_layers: u32,
+    residency: ResidencyOptions,
+    /// How many bytes it reads ahead of its turn at most; null is a whole window.
+    budget: Option<u64>,
+    /// Its part of every layer, if layers are sliced.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    slice: Option<Slice>,
+}
+
+impl Device {
+    /// Its window, with the layers on the GPU in brackets.
+    pub fn words(&self) -> String {
+        match self.gpu_layers {
+            0 => format!("{} {}", self.name, self.window),
+            gpu => format!("{} {} ({gpu})", self.name, self.window),
+        }
+    }
+}
+
+impl Summary {
+    pub fn of(plan: &Plan) -> Summary {
+        let slice = |place: usize| plan.kind.tensor().and_then(|tensor| tensor.slices.get(place).cloned());
+        let device = |(place, device): (usize, &hearth_schema::plan::PlannedDevice)| Device {
+            slice: slice(place),
+            name: device.name.clone(),
+            role: device.role,
+            window: device.window,
+            gpu_layers: device.gpu_layers,
+            residency: device.residency,
+            budget: device.residency.budget().map(|budget| budget.0),
+        };
+        Summary {
+            strategy: plan.planner.strategy.clone(),
+            kind: plan.kind.parallelism(),
+            rounds: plan.rounds,
+            predicted: Predicted { tpot_ms: plan.predicted.map(|predicted| predicted.tpot.as_millis()) },
+            devices: plan.devices.iter().enumerate().map(device).collect(),
+            dropped: plan.dropped.clone(),
+            explanation: plan.explanation.clone(),
+        }
+    }
+}
+
+pub fn table(plan: &Plan) -> String {
+    use std::fmt::Write;
+    let mut text = String::new();
+    let tpot = plan.predicted.map_or(String::new(), |it| format!(", expected {} a token", it.tpot));
+    let _ = writeln!(
+        text,
+        "{} over {} layers: {} round{} by `{}`{tpot}",
+        plan.model.name,
+        plan.model.layers,
+        plan.rounds,
+        if plan.rounds == 1 { "" } else { "s" },
+        plan.planner.strategy
+    );
+    let _ = writeln!(
+        text,
+        "  {:<14} {:<7} {:>6} {:>5}  {:<9} layers",
+        "device", "role", "window", "gpu", "residency"
+    );
+    for (place, device) in plan.devices.iter().enumerate() {
+        let windows: Vec<String> =
+            plan.windows(place).iter().map(|window| format!("{}-{}", window.start, window.end - 1)).collect();
+        let role = match device.role {
+            Role::Head => "head",
+            Role::Worker => "worker",
+            Role::Relay => "relay",
+        };
+        let (name, window, gpu) = (&device.name, device.window, device.gpu_layers);
+        let policy = device.residency.policy;
+        let layers = match plan.kind.tensor() {
+            None => windows.join(" "),
+            Some(tensor) => {
+                let slice = &tensor.slices[place];
+                format!("of each {} heads, {} rows", slice.kv_heads, slice.feed_forward)
+            }
+        };
+        let _ = writeln!(text, "  {name:<14} {role:<7} {window:>6} {gpu:>5}  {policy:<9} {layers}");
+    }
+    for dropped in &plan.dropped {
+        let _ = writeln!(text, "  {:<14} dropped: {}", dropped.name, dropped.reason);
+    }
+    for sentence in &plan.explanation {
+        let _ = writeln!(text, "  {sentence}");
+    }
+    text
+}

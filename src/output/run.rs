@@ -1,0 +1,175 @@
+//! The numbers of a run as a table and as JSON.
+
+use hearth_core::metrics;
+use hearth_core::metrics::Metrics;
+use hearth_core::soc::SocNumbers;
+use hearth_profiles::Bytes;
+use hearth_reports::published::results::Spread;
+use hearth_schema::Trace;
+use hearth_schema::trace::MemoryKind;
+use hearth_schema::trace::Outcome;
+use serde::Serialize;
+
+use super::run_events::{self, EventSummary};
+
+/// More sequences than these are counted, not listed.
+const MAX_SEQUENCES: usize = 16;
+
+/// A run as `--json` prints it.
+#[derive(Serialize)]
+pub struct RunOutput {
+    #[serde(flatten)]
+    pub metrics: Metrics,
+    /// Steps and counters in the trace.
+    pub events: usize,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub happenings: Vec<EventSummary>,
+    /// The uncertainty of the time per token, if it was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub spread: Option<Spread>,
+    /// The numbers of a SoC that ran alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub soc: Option<SocNumbers>,
+}
+
+impl RunOutput {
+    pub fn of(trace: &Trace) -> RunOutput {
+        let events = trace.records.len() + trace.readings.len();
+        RunOutput {
+            metrics: metrics::compute(trace),
+            events,
+            happenings: run_events::summaries(trace),
+            spread: None,
+            soc: None,
+        }
+    }
+}
+
+/// A number, or a dash if it is absent.
+fn number(value: Option<f64>) -> String {
+    value.map_or("-".to_string(), |value| format!("{value:.1}"))
+}
+
+/// A line for each sequence, and one for speculative decoding.
+fn several(text: &mut String, metrics: &Metrics) {
+    use std::fmt::Write;
+    for sequence in metrics.sequences.iter().take(MAX_SEQUENCES) {
+        let _ = writeln!(
+            text,
+            "  sequence {}: {} ms a token, {} tokens after the first, which came after {:.1} ms",
+            sequence.sequence,
+            number(sequence.tpot_ms),
+            sequence.tokens,
+            sequence.ttft_ms
+        );
+    }
+    if metrics.sequences.len() > MAX_SEQUENCES {
+        let _ = writeln!(text, "  and {} more sequences", metrics.sequences.len() - MAX_SEQUENCES);
+    }
+    if let Some(drafting) = &metrics.speculation {
+        let _ = writeln!(
+            text,
+            "  drafting: {:.2} tokens a step over {} steps, {:.0} % of the drafts looked at accepted; of a token, \
+             {:.2} ms drafting and {:.2} ms verifying",
+            drafting.tokens_per_step,
+            drafting.steps,
+            100.0 * drafting.acceptance,
+            drafting.draft_ms,
+            drafting.verify_ms
+        );
+    }
+}
+
+/// The first line: the outcome and the times, or why there are none.
+fn headline(metrics: &Metrics) -> String {
+    let outcome = metrics.outcome.word();
+    let ended_badly = metrics.outcome != Outcome::Ok;
+    let Some(tpot) = metrics.tpot_ms.as_ref() else {
+        if let (true, None) = (ended_badly, metrics.ttft_ms) {
+            let why = shortages(metrics);
+            let first = why.lines().next().map_or("the run ended before a token was out", str::trim);
+            return format!("{outcome}: {first}, so there are no times");
+        }
+        return format!(
+            "{outcome}: one token, so no time between tokens; it came after {} ms",
+            number(metrics.ttft_ms)
+        );
+    };
+    format!(
+        "{outcome}: {:.1} ms a token (median {:.1}, p95 {:.1}), {} tokens/s, first token after {} ms",
+        tpot.mean,
+        tpot.p50,
+        tpot.p95,
+        metrics.tokens_per_s.map_or("-".into(), |rate| format!("{rate:.2}")),
+        number(metrics.ttft_ms),
+    )
+}
+
+pub fn table(metrics: &Metrics) -> String {
+    use std::fmt::Write;
+    let mut text = String::new();
+    let _ = writeln!(text, "{}", headline(metrics));
+    text.push_str(&shortages(metrics));
+    let terms: Vec<String> = metrics
+        .terms_ms
+        .rows()
+        .iter()
+        .filter(|(_, ms)| *ms >= 0.005)
+        .map(|(name, ms)| format!("{} {ms:.2}", name.replace('_', " ")))
+        .collect();
+    if !terms.is_empty() {
+        let _ = writeln!(
+            text,
+            "  of a token, in ms: {}; hidden disk beside it {:.2}",
+            terms.join(", "),
+            metrics.terms_ms.hidden_disk
+        );
+    }
+    several(&mut text, metrics);
+    text.push_str(&devices(metrics));
+    text
+}
+
+/// The devices that have too little memory.
+fn shortages(metrics: &Metrics) -> String {
+    use std::fmt::Write;
+    let mut text = String::new();
+    for short in &metrics.short_of_memory {
+        let memory = match short.memory {
+            MemoryKind::Main => "memory",
+            MemoryKind::Gpu => "GPU memory",
+        };
+        let (needed, available) = (Bytes(short.needed_bytes), Bytes(short.available_bytes));
+        let _ = writeln!(text, "  {} needs {needed} of {memory} and can have {available}", short.device);
+    }
+    text
+}
+
+/// A row for each device.
+fn devices(metrics: &Metrics) -> String {
+    use std::fmt::Write;
+    let mut text = String::new();
+    let _ = writeln!(
+        text,
+        "  {:<14} {:>10} {:>12} {:>12} {:>14} {:>12} {:>9}",
+        "device", "busy ms", "disk wait ms", "hidden ms", "read MB/token", "resident MB", "pressure"
+    );
+    for device in &metrics.devices {
+        if device.trace_lost {
+            let _ = writeln!(text, "  {:<14} stopped answering; its part of the trace is lost", device.name);
+            continue;
+        }
+        let _ = writeln!(
+            text,
+            "  {:<14} {:>10.2} {:>12.2} {:>12.2} {:>14.2} {:>12.1} {:>8.1}%",
+            device.name,
+            device.busy_ms,
+            device.demand_disk_ms,
+            device.hidden_disk_ms,
+            device.bytes_read_per_token / 1e6,
+            device.resident_bytes as f64 / 1e6,
+            device.memory_pressure * 100.0
+        );
+    }
+    text
+}

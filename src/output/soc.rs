@@ -1,0 +1,56 @@
+//! The numbers of a phone that ran alone as text.
+
+use std::fmt::Write;
+
+use hearth_core::soc::SocNumbers;
+use hearth_core::soc::numbers::FRAME;
+use hearth_core::soc::numbers::Queue;
+
+/// A note about a phone whose weights come from its disk.
+pub const COLD: &str = "note: the times contain reading the weights from disk. Add --warm to see the times of GPU and NPU \
+                        with the model in memory.";
+
+pub fn lines(numbers: &SocNumbers) -> String {
+    let mut text = String::new();
+    let rate = |speed: Option<f64>| speed.map_or("-".to_owned(), |speed| format!("{speed:.2}"));
+    let _ = writeln!(
+        text,
+        "  GPU and NPU, `{}`: the prompt at {} tokens/s, then {} tokens/s",
+        numbers.strategy,
+        rate(numbers.prefill_tokens_per_s),
+        rate(numbers.decode_tokens_per_s)
+    );
+    if numbers.graph_preparation_s > 0.0 {
+        let _ = writeln!(
+            text,
+            "  graphs made at run time: {:.3} s, with which the prompt comes to {} tokens/s",
+            numbers.graph_preparation_s,
+            rate(numbers.prefill_with_preparation_tokens_per_s)
+        );
+    }
+    if let (Some(power), Some(energy)) = (numbers.prefill_power_w, numbers.prefill_energy_j) {
+        let _ = writeln!(text, "  energy of the prompt: {energy:.2} J at {power:.2} W");
+    }
+    queue(&mut text, "the prompt is read", &numbers.prefill_queue);
+    queue(&mut text, "tokens are generated", &numbers.decode_queue);
+    let waiting = &numbers.waiting;
+    let _ = writeln!(
+        text,
+        "  waiting for one another: {} times, {:.1} ms for the events, {:.1} ms of a core that watches",
+        waiting.stages, waiting.events_ms, waiting.polled_ms
+    );
+    text
+}
+
+fn queue(text: &mut String, while_what: &str, queue: &Queue) {
+    let verdict = if queue.leaves_frames { "within" } else { "longer than" };
+    let _ = writeln!(
+        text,
+        "  the GPU's queue while {while_what}: held for {:.1} ms at a time, {verdict} a frame of {:.1} ms; longest kernel \
+         {:.1} ms, busy {:.0} %",
+        queue.longest_ms,
+        FRAME.as_millis(),
+        queue.longest_kernel_ms,
+        queue.busy_share * 100.0
+    );
+}

@@ -1,0 +1,39 @@
+//! The workflow library: loads scenarios, plans them, simulates the plans and evaluates the results.
+//!
+//! Every front end (the command line, the server, bindings) calls this crate. It never prints: long work reports to a
+//! [`Progress`], and errors are [`Error`] values with a message, a place and a hint.
+//!
+//! A scenario is read once ([`LoadedScenario`]), changed by what the user overrides ([`Overrides`]), and resolved into a
+//! [`Cluster`](hearth_core::Cluster) whose devices have the scenario's limits ([`limits`]). From there [`planning`] makes a
+//! plan and [`simulation`] runs it.
+
+pub mod comparison;
+pub mod documents;
+pub mod evaluation;
+pub mod files;
+pub mod init;
+pub mod limits;
+pub mod lint;
+pub mod planning;
+pub mod recalibration;
+pub mod replanner;
+pub mod reproduction;
+pub mod roofline;
+pub mod score;
+pub mod simulation;
+pub mod sweep;
+pub mod uncertainty;
+pub mod whatif;
+pub mod workers;
+
+mod error;
+mod overrides;
+mod progress;
+mod scenario;
+
+pub use error::{Error, ErrorKind};
+pub use overrides::Overrides;
+pub use planning::Budget;
+pub use progress::{Progress, Silent};
+pub use replanner::MidRunPlanner;
+pub use scenario::{FilesOnly, LoadedScenario, Resolver, model_exists, read_model_profile};

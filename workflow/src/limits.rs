@@ -1,0 +1,143 @@
+//! Applies a scenario's limits to its devices.
+//!
+//! A disk limit is a throttle on the device, a limit of its processor a quota. A memory limit replaces its memory, and
+//! planners know it. A limit given as a share leaves that share of the weights that a plan gives the device, beside
+//! everything else that its process holds, so that it can only be applied to a plan that exists: planners see the device's
+//! own memory then. The lab sets the same limits on real processes, so that they mean the same in `simulate` and `lab`.
+//! `threads` and `affinity` are for measuring and running; their effect is in the measured profile of the device. What a
+//! process holds beside its cache, buffers and weights is subtracted from a limit.
+
+use hearth_core::Cluster;
+use hearth_core::draft;
+use hearth_core::holdings::Holdings;
+use hearth_core::room::Room;
+use hearth_profiles::device::{Memory, Quota, quota};
+use hearth_profiles::{Bytes, Sourced};
+use hearth_schema::Plan;
+use hearth_schema::scenario::Limits;
+use hearth_schema::scenario::Scenario;
+
+/// What an idle process holds, where it has not been measured.
+/// source: measured in the lab, 4.0 MiB with one or two threads
+const IDLE: Bytes = Bytes::mib(4);
+
+/// What the head holds beside that: the coordinator, its tokenizer, trace and logits.
+/// source: measured in the lab, 2.9 to 4.0 MB over 14 heads of one round
+const HEAD: Bytes = Bytes(3_650_000);
+
+/// What each token of the vocabulary takes on the head, the only device that handles text.
+/// source: measured in the lab, 4.6 MB for 128256 tokens
+const VOCABULARY_ENTRY: Bytes = Bytes(36);
+
+/// Applies the limits of disk and processor. The devices are in the scenario's order.
+pub fn throttle(scenario: &Scenario, cluster: &mut Cluster) {
+    let set = "set: the scenario's limit";
+    for (entry, member) in scenario.devices.iter().zip(&mut cluster.members) {
+        let Some(limits) = &entry.limits else { continue };
+        if let Some(rate) = limits.disk_read {
+            member.device.disk.limit = Some(Sourced::new(rate, set));
+        }
+        if let Some(cores) = limits.cpu {
+            let period = Sourced::new(quota::PERIOD, "set: the lab's");
+            member.device.cpu.quota = Some(Quota { cores: Sourced::new(cores, set), period });
+        }
+    }
+}
+
+/// Applies the absolute memory limits, which planners know. The devices are in the scenario's order.
+pub fn bound_memory(scenario: &Scenario, cluster: &mut Cluster) {
+    for (index, entry) in scenario.devices.iter().enumerate() {
+        if let Some(limit) = entry.limits.as_ref().and_then(|limits| limits.memory) {
+            let held = held(cluster, index == cluster.head, Bytes::ZERO);
+            set_memory(&mut cluster.members[index].device.memory, limit, held);
+        }
+    }
+}
+
+/// What the process of a device holds beside cache, buffers and weights.
+fn held(cluster: &Cluster, head: bool, idle: Bytes) -> Bytes {
+    let leading =
+        if head { HEAD + VOCABULARY_ENTRY * u64::from(cluster.model.shape.vocabulary) } else { Bytes::ZERO };
+    idle.max(IDLE) + leading
+}
+
+/// The memory that the limits leave the device at an index of the plan, if they limit it.
+pub fn memory(limits: &Limits, cluster: &Cluster, plan: &Plan, place: usize) -> Option<Bytes> {
+    limits.memory.or_else(|| {
+        let share = limits.memory_share?.0;
+        let device = &cluster.member(&plan.devices[place].name)?.device;
+        let held_weights = Holdings::new(plan, place, &cluster.model, device, true);
+        let (weights, beside) = if let Some(held) = held_weights {
+            (held.weights, held.loading + held.cache + held.buffers)
+        } else {
+            // The draft model is beside it.
+            let device = draft::beside(plan, place, cluster.draft.as_ref(), device)?;
+            let room = Room::new(plan, place, &cluster.model, &device);
+            (room.share, room.cache + room.buffers)
+        };
+        Some(Bytes((weights.as_f64() * share) as u64) + beside + held(cluster, place == 0, Bytes::ZERO))
+    })
+}
+
+/// Applies all memory limits to the plan's devices, less `idle`, what an idle process holds.
+pub fn restrict_memory(scenario: &Scenario, cluster: &mut Cluster, plan: &Plan, idle: Bytes) {
+    for place in 0..plan.devices.len() {
+        let entry = scenario.devices.iter().position(|entry| entry.name == plan.devices[place].name);
+        let Some(index) = entry else { continue };
+        let limits = scenario.devices[index].limits.clone().unwrap_or_default();
+        let Some(limit) = memory(&limits, cluster, plan, place) else { continue };
+        let held = held(cluster, place == 0, idle);
+        set_memory(&mut cluster.members[index].device.memory, limit, held);
+    }
+}
+
+/// Replaces a device's memory by a limit, less what its process holds of it.
+fn set_memory(memory: &mut Memory, limit: Bytes, held: Bytes) {
+    memory.total = Sourced::new(limit, "set: the scenario's limit");
+    memory.available =
+        Sourced::new(limit.saturating_sub(held), "set: the scenario's limit less what a process holds");
+    // Inside the limit, other programs' memory cannot be gained by swapping it out.
+    (memory.can_swap, memory.swap_available) = (None, None);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::{Budget, FilesOnly, LoadedScenario, planning};
+
+    #[test]
+    fn memory_share_is_that_share_of_the_weights() {
+        for draft in
+            ["", ", speculation: {draft: {profile: 1b}, tokens: 2, acceptance: {value: 50 %, source: t}}"]
+        {
+            shares_hold(draft);
+        }
+    }
+
+    fn shares_hold(speculation: &str) {
+        let text = format!("# Two devices with shares of memory.
+schema: scenario/1
+name: n
+model: {{profile: 1b}}
+context: 256
+workload: {{prompt: 8, generate: 2{speculation}}}
+devices: [{{name: a, profile: d2, limits: {{memory_share: 50 %}}}}, {{name: b, profile: d3, limits: {{memory_share: 35 %}}}}]
+links: {{default: {{latency: {{value: 1 ms, source: t}}, bandwidth: {{value: 1 GB/s, source: t}}}}}}
+planner: {{strategy: manual, windows: [4, 4]}}
+");
+        let loaded = LoadedScenario::parse(&text, Path::new("n.yaml"), &FilesOnly).expect("a scenario");
+        let mut cluster = loaded.cluster(None).expect("a cluster");
+        let plan = planning::make(&loaded, &cluster, &loaded.scenario.planner, Budget::NONE).expect("a plan");
+        restrict_memory(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
+        for (place, share) in [(0, 0.5), (1, 0.35)] {
+            let device = &cluster.members[place].device;
+            let device = draft::beside(&plan, place, cluster.draft.as_ref(), device).expect("the draft fits");
+            let room = Room::new(&plan, place, &cluster.model, &device);
+            assert!(room.share > Bytes::mib(100) && room.cache > Bytes::ZERO && room.buffers > Bytes::ZERO);
+            let left = room.left.as_f64() / room.share.as_f64();
+            assert!((left - share).abs() < 1e-6, "{left} of the weights, not {share}");
+        }
+    }
+}

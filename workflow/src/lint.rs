@@ -1,0 +1,58 @@
+//! Checks a scenario and a plan for it, and lists what is wrong or doubtful.
+//!
+//! Not here: the rules (`hearth_halda::lint`).
+
+use std::path::Path;
+
+use hearth_core::Cluster;
+use hearth_halda::lint::{self, Finding};
+use hearth_profiles::Bytes;
+
+use crate::documents::read_unchecked_plan;
+use crate::{Budget, Error, ErrorKind, LoadedScenario, limits, planning};
+
+/// The findings about a scenario and a plan, the most severe first. Without a plan file, a plan is made with the scenario's
+/// options. `model` replaces the scenario's own.
+pub fn findings(
+    loaded: &LoadedScenario,
+    plan: Option<&Path>,
+    model: Option<&Path>,
+    budget: Budget,
+) -> Result<Vec<Finding>, Error> {
+    let mut cluster = loaded.cluster_with_all_memory(model)?;
+    let mut found = lint::scenario(&loaded.scenario, &cluster);
+    limits::bound_memory(&loaded.scenario, &mut cluster);
+    found.extend(of_plan(plan, loaded, cluster, budget)?);
+    found.sort_by_key(|finding| finding.severity);
+    Ok(found)
+}
+
+fn of_plan(
+    plan: Option<&Path>,
+    loaded: &LoadedScenario,
+    mut cluster: Cluster,
+    budget: Budget,
+) -> Result<Vec<Finding>, Error> {
+    let plan = match plan {
+        Some(path) => match read_unchecked_plan(path)? {
+            Ok(plan) => plan,
+            Err(error) => {
+                let (place, fix) = (path.display().to_string(), "correct the plan, or plan again");
+                return Ok(vec![Finding::error("plan-invalid", place, error.what(), fix)]);
+            }
+        },
+        None => match planning::read_or_make(None, loaded, &cluster, budget) {
+            Ok(plan) => plan,
+            Err(error) if error.kind() == ErrorKind::Invalid => {
+                let fix = error.fix().unwrap_or("try another strategy or a smaller model").to_owned();
+                return Ok(vec![Finding::error("no-plan", "scenario", error.what(), fix)]);
+            }
+            Err(error) => return Err(error),
+        },
+    };
+    limits::restrict_memory(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
+    let slow_disk = loaded.scenario.planner.slow_disk;
+    let mut found = lint::plan(&plan, &loaded.origin, &cluster, slow_disk);
+    found.extend(lint::late(&loaded.scenario, &plan));
+    Ok(found)
+}

@@ -1,0 +1,108 @@
+//! What a user overrides of a scenario's planner and residency options.
+
+use hearth_halda::systems::NAMES;
+use hearth_profiles::{Bytes, Document, Format, Seconds};
+use hearth_schema::residency::{Residency, ResidencyOptions};
+use hearth_schema::scenario::{PlannerOptions, RingOrder};
+
+use crate::planning::DEFAULT_STRATEGY;
+use crate::{Error, LoadedScenario};
+
+/// Options that replace those of a scenario. What is absent or false leaves the scenario's.
+#[derive(Debug, Clone, Default)]
+pub struct Overrides {
+    pub strategy: Option<String>,
+    /// Rounds around the ring for one token.
+    pub rounds: Option<u32>,
+    /// Layers of each device's window in ring order; the strategy is `manual` then, unless one is named.
+    pub windows: Option<Vec<u32>>,
+    /// How many layers of each window are on the GPU.
+    pub gpu_layers: Option<Vec<u32>>,
+    /// Every device gets a layer.
+    pub keep_all: bool,
+    /// The planner chooses the head.
+    pub best_head: bool,
+    pub order: Option<RingOrder>,
+    /// The residency policy of every device.
+    pub residency: Option<Residency>,
+    /// The stream buffer of every managed device.
+    pub stream_buffer: Option<Bytes>,
+    /// The weight format of `tpi-llm`, `hepti`, `galaxy` and `airinfer`.
+    pub weights_as: Option<Format>,
+    /// The time of one over-the-air all-reduce of `airinfer`.
+    pub air_time: Option<Seconds>,
+}
+
+impl Overrides {
+    /// Puts the options into a scenario.
+    pub fn apply(&self, loaded: &mut LoadedScenario) -> Result<(), Error> {
+        let scenario = &mut loaded.scenario;
+        self.check(&scenario.planner)?;
+        if self.residency.is_some() {
+            scenario.devices.iter_mut().for_each(|device| device.residency = None);
+        }
+        scenario.residency = self.residency(scenario.residency);
+        for device in scenario.devices.iter_mut().filter(|device| device.residency.is_some()) {
+            device.residency = self.residency(device.residency);
+        }
+        let mut given =
+            scenario.devices.iter().filter_map(|device| device.residency).chain(scenario.residency);
+        if self.stream_buffer.is_some() && !given.any(|options| options.policy == Residency::Managed) {
+            return Err(Error::invalid("--stream-buffer: no device's residency is `managed`")
+                .hint("add `--residency managed`"));
+        }
+        scenario.validate().map_err(Error::invalid)?;
+        scenario.planner = self.planner(&scenario.planner);
+        Ok(())
+    }
+
+    /// Refuses options that would have no effect.
+    fn check(&self, scenario: &PlannerOptions) -> Result<(), Error> {
+        let named = self.strategy.as_deref().filter(|name| !matches!(*name, "manual" | "refine"));
+        if let (Some(name), true) = (named, self.windows.is_some()) {
+            return Err(Error::invalid(format!("--windows: strategy `{name}` chooses its own windows"))
+                .hint("leave one of the two out, or use `manual` or `refine`"));
+        }
+        let windows = self.windows.is_some() || scenario.windows.is_some();
+        let strategy = self.strategy.as_deref().or(scenario.strategy.as_deref()).unwrap_or(DEFAULT_STRATEGY);
+        for (flag, given) in
+            [("--weights-as", self.weights_as.is_some()), ("--air-time", self.air_time.is_some())]
+        {
+            if given && !NAMES.contains(&strategy) {
+                let what = format!("{flag} is for the plans of other systems, and `{strategy}` is not one");
+                return Err(Error::invalid(what).hint(format!("use one of {}", NAMES.join(", "))));
+            }
+        }
+        if self.gpu_layers.is_some() && !windows {
+            return Err(Error::invalid("--gpu-layers: there are no windows that they could be part of")
+                .hint("add --windows"));
+        }
+        Ok(())
+    }
+
+    fn residency(&self, scenario: Option<ResidencyOptions>) -> Option<ResidencyOptions> {
+        let mut options = self.residency.map(ResidencyOptions::of).or(scenario)?;
+        if options.policy == Residency::Managed {
+            options.stream_buffer = self.stream_buffer.or(options.stream_buffer);
+        }
+        Some(options)
+    }
+
+    fn planner(&self, scenario: &PlannerOptions) -> PlannerOptions {
+        let Overrides { strategy, rounds, windows, gpu_layers, .. } = self.clone();
+        // Windows by hand are the `manual` strategy, whatever the scenario names.
+        let strategy = strategy.or_else(|| windows.as_ref().map(|_| "manual".into()));
+        PlannerOptions {
+            strategy: strategy.or_else(|| scenario.strategy.clone()),
+            rounds: rounds.or(scenario.rounds),
+            windows: windows.or_else(|| scenario.windows.clone()),
+            gpu_layers: gpu_layers.or_else(|| scenario.gpu_layers.clone()),
+            keep_all: self.keep_all || scenario.keep_all,
+            best_head: self.best_head || scenario.best_head,
+            order: self.order.or(scenario.order),
+            slow_disk: scenario.slow_disk,
+            weights_as: self.weights_as.or(scenario.weights_as),
+            air_time: self.air_time.or(scenario.air_time),
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Makes the plan of a scenario with the strategy that its options name.
+//!
+//! Not here: the strategies (`hearth_halda`), except `refine`, which needs the simulator (`refinement`).
+
+mod hints;
+mod refinement;
+mod strategy;
+
+use std::path::Path;
+
+use hearth_core::Cluster;
+use hearth_halda::selection::{Options, SelectionError};
+use hearth_halda::systems::{self, SystemOptions};
+use hearth_halda::{LatencyModel, build, named, solve};
+use hearth_schema::Plan;
+use hearth_schema::scenario::PlannerOptions;
+
+pub use self::refinement::Budget;
+pub use self::strategy::{DEFAULT_STRATEGY, REFINE, strategy};
+use self::strategy::{refused, unknown};
+use crate::documents::read_plan;
+use crate::{Error, LoadedScenario};
+
+/// The plan in a file, or one made with the scenario's options.
+pub fn read_or_make(
+    path: Option<&Path>,
+    loaded: &LoadedScenario,
+    cluster: &Cluster,
+    budget: Budget,
+) -> Result<Plan, Error> {
+    match path {
+        Some(path) => read_plan(path),
+        None => make(loaded, cluster, &loaded.scenario.planner, budget),
+    }
+}
+
+/// Makes a plan. The budget is for `refine`, the strategy that searches with the simulator.
+pub fn make(
+    loaded: &LoadedScenario,
+    cluster: &Cluster,
+    options: &PlannerOptions,
+    budget: Budget,
+) -> Result<Plan, Error> {
+    if options.best_head && cluster.draft.is_some() {
+        return Err(Error::invalid(
+            "the head holds the draft model, so that the planner cannot choose the head",
+        )
+        .hint("leave `--best-head` out, and write `head: true` at a device"));
+    }
+    let name = strategy(options);
+    if name == REFINE {
+        return refinement::plan(loaded, cluster, options, budget);
+    }
+    if systems::NAMES.contains(&name) {
+        let system = SystemOptions { weights_as: options.weights_as, air_time: options.air_time };
+        return systems::plan(name, cluster, &loaded.origin, system).map_err(Error::invalid);
+    }
+    let instance = build::instance(cluster, options.slow_disk);
+    let model = LatencyModel::new(&instance).map_err(Error::invalid)?;
+    let chosen = Options {
+        // An instance begins with the cluster's head.
+        head: Some(0),
+        total_memory: Some(build::total_memory(cluster)),
+        ..Options::from(options)
+    };
+    let chosen = named(name, &chosen).map_err(|error| match error {
+        // halda does not know the strategy that needs the simulator.
+        SelectionError::Unknown { name } => unknown(&name),
+        error @ SelectionError::Missing { .. } => Error::invalid(error),
+    })?;
+    let solution = solve(chosen.as_ref(), &model).map_err(refused)?;
+    hearth_halda::plan(&solution, cluster, &loaded.origin).map_err(Error::failed)
+}

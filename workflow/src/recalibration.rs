@@ -1,0 +1,211 @@
+//! Corrects a device's profile by a run that was measured.
+//!
+//! A profile is measured in seconds; a run of hours shows how fast a device stays. Given the trace of a run and that of its
+//! prediction, made with the device's profile, the processor time of the device's passes of one token is compared with the
+//! predicted one. The ratio of the medians is applied to every rate that such a pass depends on, and the sources say so.
+//!
+//! Rates that only prompts use (`matmul`) stay as they are, and so do disk, memory and links, whose waits depend on other
+//! devices too. A prediction of the same run with the recalibrated profile proves nothing; one of another run does.
+//!
+//! Not here: measuring (`hearth_runtime::profile`).
+
+use std::collections::BTreeMap;
+
+use hearth_profiles::units::Rounded;
+use hearth_profiles::{Device, Document, Sourced};
+use hearth_schema::Trace;
+use hearth_schema::pass::Pass;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Origin;
+use hearth_schema::trace::Resource;
+
+use crate::Error;
+
+/// The fewest passes that have a meaningful median.
+/// source: assumed
+const MIN_PASSES: usize = 3;
+
+/// Returns the device with rates that explain the measured run, and the ratio of measured to predicted processor time.
+pub fn recalibrated(mut device: Device, predicted: &Trace, measured: &Trace) -> Result<(Device, f64), Error> {
+    let factor = factor(&device.name, predicted, measured)?;
+    let plan = &measured.header.plan;
+    let said = |source: &str| {
+        format!(
+            "measured: a run of plan {plan} took {factor:.3} times the processor time predicted with this: {source}"
+        )
+    };
+    let cpu = &mut device.cpu;
+    let rates = cpu.matvec.0.values_mut().chain(cpu.matvec_streamed.0.values_mut()).chain(&mut cpu.attention);
+    rates.for_each(|rate| put(rate, said, |rate| rate.0 /= factor));
+    let transfers = [&mut cpu.read_bandwidth, &mut cpu.kv_copy.bandwidth];
+    for rate in transfers {
+        put(rate, said, |rate| rate.0 /= factor);
+    }
+    let overheads = [&mut cpu.layer_overhead, &mut cpu.window_overhead, &mut cpu.token_overhead];
+    let times = overheads.into_iter().flatten().chain([&mut cpu.kv_copy.latency]);
+    times.for_each(|time| put(time, said, |time| time.0 *= factor));
+    device.validate().map_err(Error::invalid)?;
+    Ok((device, factor))
+}
+
+/// Returns whether a prediction was made with this device as it is. Limits of a scenario change a device.
+pub fn is_of(device: &Device, predicted: &Trace) -> bool {
+    let own = predicted.header.devices.iter().find(|traced| traced.name == device.name);
+    let profile = own.and_then(|traced| traced.profile.as_ref());
+    profile.is_none_or(|profile| *profile == hearth_schema::digest::of(&device.to_yaml()))
+}
+
+/// Changes a value and its source.
+fn put<T: Rounded + Copy>(number: &mut Sourced<T>, said: impl Fn(&str) -> String, change: impl Fn(&mut T)) {
+    change(&mut number.value);
+    number.value = number.value.rounded();
+    number.source = said(&number.source);
+}
+
+/// The ratio of measured to predicted processor time of a pass of one token.
+fn factor(name: &str, predicted: &Trace, measured: &Trace) -> Result<f64, Error> {
+    for (trace, origin, flag) in
+        [(predicted, Origin::Simulated, "--predicted"), (measured, Origin::Measured, "--from-trace")]
+    {
+        if trace.header.origin != origin {
+            let name = |origin: Origin| format!("{origin:?}").to_lowercase();
+            let (wanted, is) = (name(origin), name(trace.header.origin));
+            let hint = "`hearth simulate --trace` writes the predicted trace, `hearth execute --trace` the measured one";
+            return Err(
+                Error::invalid(format!("`{flag}` needs a {wanted} trace, and this one was {is}")).hint(hint)
+            );
+        }
+    }
+    if predicted.header.plan != measured.header.plan {
+        return Err(Error::invalid("the two traces are of different plans").hint(
+            "simulate the plan file that was executed: `hearth simulate SCENARIO --plan PLAN --trace FILE`",
+        ));
+    }
+    // Attention takes longer at later positions.
+    let first =
+        |trace: &Trace| trace.passes.iter().find(|pass| is_decoding(pass)).map(|pass| pass.first_position);
+    if let (Some(simulated), Some(real)) = (first(predicted), first(measured))
+        && simulated != real
+    {
+        let what = format!("the prompt of the run has {real} tokens, that of the prediction {simulated}");
+        return Err(Error::invalid(what)
+            .hint(format!("write `workload: {{prompt: {real}, ..}}` in the scenario and simulate again")));
+    }
+    match median_time(name, predicted).zip(median_time(name, measured)) {
+        Some((predicted, measured)) if predicted > 0.0 && measured > 0.0 => Ok(measured / predicted),
+        _ => {
+            let devices = measured.header.devices.iter().map(|device| format!("`{}`", device.name));
+            let devices = devices.collect::<Vec<_>>().join(", ");
+            let what = format!(
+                "one of the traces has fewer than {MIN_PASSES} passes of one token that device `{name}` computed on its \
+                 processor"
+            );
+            Err(Error::invalid(what).hint(format!("give `--name` one of {devices}, or generate more tokens")))
+        }
+    }
+}
+
+/// Whether a pass is of one token without drafts.
+fn is_decoding(pass: &Pass) -> bool {
+    pass.tokens == 1 && pass.drafted == 0
+}
+
+/// The median processor time of a device in passes of one token, in nanoseconds.
+fn median_time(name: &str, trace: &Trace) -> Option<f64> {
+    let place = trace.header.devices.iter().position(|device| device.name == name)?;
+    let mut passes: BTreeMap<u32, u64> =
+        trace.passes.iter().filter(|pass| is_decoding(pass)).map(|pass| (pass.index, 0)).collect();
+    for record in &trace.records {
+        let computed = matches!(record.kind, Kind::Embed | Kind::Compute | Kind::Output);
+        let own = usize::from(record.device) == place && record.resource == Resource::Cpu;
+        if let Some((time, cost)) = passes.get_mut(&record.pass).zip(record.cost).filter(|_| own && computed)
+        {
+            *time += cost.cpu;
+        }
+    }
+    let mut times: Vec<u64> = passes.into_values().filter(|time| *time > 0).collect();
+    times.sort_unstable();
+    (times.len() >= MIN_PASSES).then(|| times[times.len() / 2] as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::{Budget, FilesOnly, LoadedScenario, planning, simulation};
+
+    const SCENARIO: &str = "# A device that is slower than its profile.
+schema: scenario/1
+name: n
+model: {profile: 1b}
+context: 256
+workload: {prompt: 8, generate: 5}
+devices: [{name: a, profile: d2}, {name: b, profile: d3}]
+links: {default: {latency: {value: 1 ms, source: t}, bandwidth: {value: 1 GB/s, source: t}}}
+planner: {strategy: manual, windows: [8, 8]}
+";
+
+    /// Simulates the scenario with its second device changed; also returns that device.
+    fn run(change: impl Fn(Device) -> Device) -> (Trace, Device) {
+        let loaded = LoadedScenario::parse(SCENARIO, Path::new("n.yaml"), &FilesOnly).expect("a scenario");
+        let cluster = loaded.cluster(None).expect("a cluster");
+        let plan = planning::make(&loaded, &cluster, &loaded.scenario.planner, Budget::NONE).expect("a plan");
+        let mut cluster = cluster;
+        cluster.members[1].device = change(cluster.members[1].device.clone());
+        let trace = simulation::simulate(&cluster, &plan, &loaded.scenario, true).expect("a run");
+        (trace, cluster.members[1].device.clone())
+    }
+
+    fn as_measured(mut trace: Trace) -> Trace {
+        trace.header.origin = Origin::Measured;
+        trace
+    }
+
+    #[test]
+    fn recalibrated_device_takes_the_measured_time() {
+        let (predicted, device) = run(|device| device);
+        let slower = |mut device: Device| {
+            let cpu = &mut device.cpu;
+            cpu.matvec
+                .0
+                .values_mut()
+                .chain(cpu.matvec_streamed.0.values_mut())
+                .for_each(|rate| rate.value.0 /= 1.3);
+            cpu.read_bandwidth.value.0 /= 1.3;
+            device
+        };
+        let measured = as_measured(run(slower).0);
+        let (found, factor) = recalibrated(device, &predicted, &measured).expect("a device");
+        assert!(factor > 1.1, "{factor}");
+        assert_eq!(found.cpu.matmul, run(|device| device).1.cpu.matmul, "prompts are left alone");
+        let source = &found.cpu.read_bandwidth.source;
+        assert!(source.starts_with("measured: a run of plan sha256:"), "{source}");
+        let (again, _) = run(|_| found.clone());
+        let time = |trace: &Trace| median_time("b", trace).expect("passes");
+        assert!(time(&measured) > 1.1 * time(&predicted), "the slower device takes longer");
+        let error = time(&again) / time(&measured) - 1.0;
+        assert!(error.abs() < 0.01, "{error}");
+    }
+
+    #[test]
+    fn traces_that_do_not_match_are_refused() {
+        let (predicted, device) = run(|device| device);
+        let refused = |device: Device, predicted: &Trace, measured: &Trace| {
+            recalibrated(device, predicted, measured).expect_err("traces that do not match").what()
+        };
+        let measured = as_measured(predicted.clone());
+        assert!(refused(device.clone(), &predicted, &predicted).contains("--from-trace"));
+        assert!(refused(device.clone(), &measured, &measured).contains("--predicted"));
+        let mut other = measured.clone();
+        other.header.plan = "sha256:0".into();
+        assert!(refused(device.clone(), &predicted, &other).contains("different plans"));
+        let mut other = measured.clone();
+        other.passes.iter_mut().for_each(|pass| pass.first_position += 1);
+        assert!(refused(device.clone(), &predicted, &other).contains("the prompt of the run has"));
+        assert!(
+            is_of(&device, &predicted) && !is_of(&Device { about: "x".into(), ..device.clone() }, &predicted)
+        );
+        assert!(refused(Device { name: "c".into(), ..device }, &predicted, &measured).contains("device `c`"));
+    }
+}

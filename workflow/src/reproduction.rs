@@ -1,0 +1,166 @@
+//! Simulates what others have published, cell by cell.
+//!
+//! A `published/1` document names scenarios and systems. Every cell with a published number is planned and simulated as the
+//! document says, or predicted by two numbers of a GPU ([`crate::roofline`]). A cell that cannot be planned or run is a
+//! result too.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use hearth_core::Cluster;
+use hearth_core::holdings::Holdings;
+use hearth_core::metrics;
+use hearth_core::room::Room;
+use hearth_profiles::model::ModelProfile;
+use hearth_profiles::{Bytes, Device};
+use hearth_reports::published::results::{Footprint, Result as Cell, Results, Simulated};
+use hearth_reports::published::{Published, System};
+use hearth_schema::Plan;
+use hearth_schema::Trace;
+use hearth_schema::trace::Outcome;
+use hearth_sim::Disturbances;
+
+use crate::scenario::Resolver;
+use crate::simulation::{self, MemoryOptions};
+use crate::{Budget, Error, LoadedScenario, Progress, Silent, limits, planning, roofline, uncertainty};
+
+/// The budget of a system that is planned with `refine`: by count, so that the result is the same on every machine.
+const BUDGET: Budget<'static> = Budget { seconds: u64::MAX, evaluations: Some(500), progress: &Silent };
+
+/// The results of a document, and the cells that could not be simulated.
+#[derive(Debug)]
+pub struct Reproduction {
+    pub results: Results,
+    /// The label of the row, the name of the system, and why there is no time.
+    pub refused: Vec<(String, String, Error)>,
+}
+
+/// Simulates every cell of a document whose scenarios are relative to `folder`. With `draws` above 0 all parameters are
+/// drawn that many times to tell the spread of each time.
+pub fn reproduce(
+    published: &Published,
+    folder: &Path,
+    draws: usize,
+    resolver: &'static dyn Resolver,
+    progress: &dyn Progress,
+) -> Result<Reproduction, Error> {
+    let runs = published.runs();
+    let (mut results, mut refused) = (Results::new(), Vec::new());
+    for (done, (row, system)) in runs.iter().copied().enumerate() {
+        let (entry, system_entry) = (&published.rows[row], &published.systems[system]);
+        let what = format!("{} ({}, {})", published.name, entry.label, system_entry.name);
+        progress.report(&what, done as u64, runs.len() as u64);
+        let cell = match (&entry.scenario, &entry.roofline, &system_entry.gpu) {
+            (Some(scenario), ..) => {
+                cell(&loaded(&folder.join(scenario), system_entry, resolver)?, published.warm, draws)
+            }
+            (None, Some(pass), Some(gpu)) => Ok(roofline::predicted(folder, pass, gpu)?),
+            // The document's own validation has refused such a row.
+            _ => Err(Error::failed(format!("`{}` has neither a scenario nor a GPU's numbers", entry.label))),
+        };
+        let cell = cell.unwrap_or_else(|error| {
+            let why = error.what();
+            refused.push((entry.label.clone(), system_entry.name.clone(), error));
+            Cell::Refused { refused: why }
+        });
+        results.insert((row, system), cell);
+    }
+    Ok(Reproduction { results, refused })
+}
+
+/// The scenario as a system runs it.
+fn loaded(path: &Path, system: &System, resolver: &'static dyn Resolver) -> Result<LoadedScenario, Error> {
+    let mut loaded = LoadedScenario::read(path, resolver)?;
+    if let Some(planner) = &system.planner {
+        loaded.scenario.planner = planner.clone();
+    }
+    if let Some(residency) = system.residency {
+        loaded.scenario.residency = Some(residency);
+        loaded.scenario.devices.iter_mut().for_each(|device| device.residency = None);
+    }
+    if let Some(soc) = system.soc {
+        loaded.scenario.devices.iter_mut().for_each(|device| device.soc = Some(soc));
+    }
+    Ok(loaded)
+}
+
+fn cell(loaded: &LoadedScenario, warm: bool, draws: usize) -> Result<Cell, Error> {
+    let mut cluster = loaded.cluster(None)?;
+    let plan = planning::make(loaded, &cluster, &loaded.scenario.planner, BUDGET)?;
+    limits::restrict_memory(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
+    let trace = simulation::simulate(&cluster, &plan, &loaded.scenario, warm)?;
+    let memory = MemoryOptions { warm, ignore_size: false };
+    let spread = if draws == 0 || trace.outcome != Outcome::Ok {
+        None
+    } else {
+        let none = Disturbances::default();
+        Some(uncertainty::spread(&plan, &cluster, &loaded.scenario, memory, &none, draws)?)
+    };
+    Ok(Cell::Ran(Simulated { spread, ..simulated(&plan, &cluster, &trace) }))
+}
+
+fn simulated(plan: &Plan, cluster: &Cluster, trace: &Trace) -> Simulated {
+    let metrics = metrics::compute(trace);
+    let pressure: BTreeMap<String, f64> =
+        metrics.devices.iter().map(|device| (device.name.clone(), device.memory_pressure)).collect();
+    Simulated {
+        outcome: trace.outcome,
+        tpot_ms: metrics.tpot_ms.map(|tpot| tpot.mean),
+        ttft_ms: metrics.ttft_ms,
+        energy_j: simulation::soc_numbers(cluster, plan, trace).and_then(|numbers| numbers.prefill_energy_j),
+        pressure,
+        footprint: footprint(plan, cluster),
+        plan: summary(plan),
+        unvalidated: trace
+            .header
+            .devices
+            .iter()
+            .filter_map(|device| Some(format!("{}: {}", device.name, device.unvalidated.as_ref()?)))
+            .collect(),
+        spread: None,
+    }
+}
+
+/// The memory that each processor of the plan's devices needs and has.
+fn footprint(plan: &Plan, cluster: &Cluster) -> Vec<Footprint> {
+    let mut footprint = Vec::new();
+    for (place, planned) in plan.devices.iter().enumerate() {
+        let Some(member) = cluster.member(&planned.name) else { continue };
+        let (main, gpu) = memory(plan, place, &cluster.model, &member.device);
+        for (processor, [needed, available]) in [("cpu", main), ("gpu", gpu)] {
+            if processor == "cpu" || member.device.gpu.is_some() {
+                let (place, bytes, available) =
+                    (format!("{}-{processor}", planned.name), needed.0, available.0);
+                footprint.push(Footprint { place, bytes, available });
+            }
+        }
+    }
+    footprint
+}
+
+/// Needed and available bytes of a device's main and GPU memory.
+fn memory(plan: &Plan, place: usize, model: &ModelProfile, device: &Device) -> ([Bytes; 2], [Bytes; 2]) {
+    if let Some(held) = Holdings::new(plan, place, model, device, false) {
+        return ([held.main(), held.available], [held.gpu, held.gpu_available]);
+    }
+    let room = Room::new(plan, place, model, device);
+    let gpu = device.gpu.as_ref().map_or(Bytes::ZERO, |gpu| gpu.memory_available.value);
+    ([room.share + room.cache + room.buffers, room.available], [room.gpu_needed, gpu])
+}
+
+/// Layers by device, those on the GPU in brackets.
+fn summary(plan: &Plan) -> String {
+    let layers = |place: usize| plan.windows(place).iter().map(|window| window.len() as u32).sum::<u32>();
+    let on_gpu =
+        |place: usize| (0..plan.rounds).map(|round| plan.gpu_window(place, round).len() as u32).sum::<u32>();
+    let device = |place: usize| {
+        let name = &plan.devices[place].name;
+        match (layers(place), on_gpu(place)) {
+            (layers, 0) => format!("{name} {layers}"),
+            (layers, gpu) => format!("{name} {layers} ({gpu})"),
+        }
+    };
+    let devices: Vec<String> = (0..plan.devices.len()).map(device).collect();
+    let rounds = if plan.rounds > 1 { format!(", {} rounds", plan.rounds) } else { String::new() };
+    format!("{}{rounds}", devices.join(" + "))
+}

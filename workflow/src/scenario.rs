@@ -1,0 +1,298 @@
+//! A scenario with its references resolved: devices, models and links become a cluster.
+//!
+//! A device or a model is named by a shipped name, by the path of its document (relative to the scenario's folder), or, for
+//! a device, as `measured`.
+
+use std::fmt::Debug;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use hearth_core::Cluster;
+use hearth_core::LinkTable;
+use hearth_core::Member;
+use hearth_profiles::gguf::GgufModel;
+use hearth_profiles::model::{ModelDocument, ModelProfile, shipped, shipped_names};
+use hearth_profiles::{Device, Document, device};
+use hearth_schema::Scenario;
+use hearth_schema::plan::Origin;
+use hearth_schema::scenario::DeviceEntry;
+use hearth_schema::scenario::ModelRef;
+
+use crate::documents::{read, read_text};
+use crate::{Error, limits};
+
+/// Resolves the references of a scenario that need more than documents: this machine's speed and model files.
+pub trait Resolver: Debug + Send + Sync {
+    /// Measures this machine for a device whose profile is `measured`.
+    fn measure(&self, entry: &DeviceEntry) -> Result<Device, Error>;
+
+    /// Reads the shape and the sizes of a GGUF file.
+    fn model(&self, path: &Path) -> Result<ModelProfile, Error>;
+}
+
+/// Reads model files by their headers, and measures nothing.
+#[derive(Debug, Clone, Copy)]
+pub struct FilesOnly;
+
+impl Resolver for FilesOnly {
+    fn measure(&self, entry: &DeviceEntry) -> Result<Device, Error> {
+        Err(Error::invalid(format!("device `{}` cannot be measured here", entry.name))
+            .hint("name a shipped device or a device document as its `profile`"))
+    }
+
+    fn model(&self, path: &Path) -> Result<ModelProfile, Error> {
+        read_model_profile(path)
+    }
+}
+
+/// Reads the shape and the sizes of a GGUF file from its header.
+pub fn read_model_profile(path: &Path) -> Result<ModelProfile, Error> {
+    model_exists(path)?;
+    let invalid = |error: &dyn std::fmt::Display| Error::invalid(error).at(path.display());
+    let model = GgufModel::open(path).map_err(|error| invalid(&error))?;
+    ModelProfile::from_gguf(&model).map_err(|error| invalid(&error))
+}
+
+/// Refuses the path of a model that is not there, with a hint for names that are not paths.
+pub fn model_exists(path: &Path) -> Result<(), Error> {
+    let Err(error) = fs::metadata(path) else { return Ok(()) };
+    let name = path.to_str().filter(|name| shipped_names().any(|it| it == *name));
+    let hint = match name {
+        Some(name) => format!(
+            "give a file; to use the shape `{name}` without a file, write `model: {{profile: {name}}}` in a scenario"
+        ),
+        None => "check the path, or make a model: `hearth synth --preset tiny --quant q4_k_m -o tiny.gguf`"
+            .to_owned(),
+    };
+    Err(Error::file(path, "open", &error).hint(hint))
+}
+
+/// A scenario and where it came from.
+#[derive(Debug)]
+pub struct LoadedScenario {
+    pub scenario: Scenario,
+    /// Its name and digest.
+    pub origin: Origin,
+    /// The first line of the document's comment, which says what it is for.
+    pub question: String,
+    /// Its file; the document's paths are relative to its folder.
+    path: PathBuf,
+    resolver: &'static dyn Resolver,
+}
+
+impl LoadedScenario {
+    pub fn read(path: &Path, resolver: &'static dyn Resolver) -> Result<Self, Error> {
+        Self::parse(&read_text(path)?, path, resolver)
+    }
+
+    /// Parses the text of a scenario as if it were in the file `path`.
+    pub fn parse(text: &str, path: &Path, resolver: &'static dyn Resolver) -> Result<Self, Error> {
+        let scenario = Scenario::from_yaml(text).map_err(|error| Error::document(path, &error))?;
+        let origin = Origin { name: scenario.name.clone(), digest: hearth_schema::digest::of(text) };
+        let path = path.to_path_buf();
+        let first = text.lines().find_map(|line| line.strip_prefix("# "));
+        Ok(Self { scenario, origin, question: first.unwrap_or_default().trim().to_owned(), path, resolver })
+    }
+
+    /// Sets how many tokens are generated, within the context.
+    pub fn set_tokens(&mut self, tokens: u32) -> Result<(), Error> {
+        self.scenario.workload.generate = tokens;
+        self.scenario.validate().map_err(Error::invalid)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Resolves a path of the document.
+    fn path_of(&self, named: impl AsRef<Path>) -> PathBuf {
+        self.path.parent().unwrap_or(Path::new("")).join(named)
+    }
+
+    /// The files that the scenario is read from: its own first, then those that it names.
+    pub fn files(&self) -> Vec<PathBuf> {
+        let scenario = &self.scenario;
+        let model = scenario.model.profile.as_deref();
+        let profiles = scenario.devices.iter().map(|device| device.profile.as_str()).chain(model);
+        let documents = profiles.filter(|name| is_path(name)).map(|name| self.path_of(name));
+        [self.path.clone()]
+            .into_iter()
+            .chain(self.model_file())
+            .chain(self.draft_file())
+            .chain(documents)
+            .collect()
+    }
+
+    /// The model's file, if the scenario names one.
+    pub fn model_file(&self) -> Option<PathBuf> {
+        self.scenario.model.file.as_ref().map(|file| self.path_of(file))
+    }
+
+    /// The draft model's file, if the scenario names one.
+    pub fn draft_file(&self) -> Option<PathBuf> {
+        let draft = &self.scenario.workload.speculation.as_ref()?.draft;
+        draft.file.as_ref().map(|file| self.path_of(file))
+    }
+
+    /// The cluster with every reference resolved, within the scenario's absolute limits. `model` replaces the scenario's
+    /// own.
+    pub fn cluster(&self, model: Option<&Path>) -> Result<Cluster, Error> {
+        let mut cluster = self.cluster_with_all_memory(model)?;
+        limits::bound_memory(&self.scenario, &mut cluster);
+        Ok(cluster)
+    }
+
+    /// The cluster as if the scenario had no memory limits.
+    pub fn cluster_with_all_memory(&self, model: Option<&Path>) -> Result<Cluster, Error> {
+        // A missing model is an error before ten seconds of measuring.
+        let model = self.model_profile(model)?;
+        let devices = self.devices(|_, entry| self.device(entry))?;
+        self.assemble(devices, model, self.draft_profile()?)
+    }
+
+    /// Finds the scenario's devices by index and entry. Those of equal profile and limits are looked up once.
+    pub fn devices(
+        &self,
+        mut find: impl FnMut(usize, &DeviceEntry) -> Result<Device, Error>,
+    ) -> Result<Vec<Device>, Error> {
+        let entries = &self.scenario.devices;
+        let mut devices: Vec<Device> = Vec::new();
+        for (place, entry) in entries.iter().enumerate() {
+            let twin = entries[..place]
+                .iter()
+                .position(|other| other.profile == entry.profile && other.limits == entry.limits);
+            let mut device = match twin {
+                Some(twin) => devices[twin].clone(),
+                None => find(place, entry)?,
+            };
+            device.name.clone_from(&entry.name);
+            devices.push(device);
+        }
+        Ok(devices)
+    }
+
+    /// The cluster of devices that were measured for this scenario within its memory limits, in its order.
+    pub fn cluster_of(&self, devices: Vec<Device>, model: Option<&Path>) -> Result<Cluster, Error> {
+        let model = self.model_profile(model)?;
+        self.assemble(devices, model, self.draft_profile()?)
+    }
+
+    /// The scenario's model, or the one in a file that replaces it.
+    pub fn model_profile(&self, file: Option<&Path>) -> Result<ModelProfile, Error> {
+        match file {
+            Some(path) => self.resolver.model(path),
+            None => self.model(&self.scenario.model),
+        }
+    }
+
+    /// The draft model, if the scenario has one.
+    pub fn draft_profile(&self) -> Result<Option<ModelProfile>, Error> {
+        let drafts = self.scenario.workload.speculation.as_ref();
+        drafts.map(|drafts| self.model(&drafts.draft)).transpose()
+    }
+
+    /// The cluster of these devices, in the scenario's order, a model and a draft model. Reads no file.
+    pub fn assemble(
+        &self,
+        devices: Vec<Device>,
+        model: ModelProfile,
+        draft: Option<ModelProfile>,
+    ) -> Result<Cluster, Error> {
+        let scenario = &self.scenario;
+        let member = |(entry, device): (&DeviceEntry, Device)| -> Result<Member, Error> {
+            Ok(Member {
+                name: entry.name.clone(),
+                address: entry.address.clone(),
+                device: with_soc_options(entry, device)?,
+                residency: entry.residency.or(scenario.residency),
+            })
+        };
+        let mut cluster = Cluster {
+            members: scenario.devices.iter().zip(devices).map(member).collect::<Result<_, _>>()?,
+            head: scenario.head(),
+            links: LinkTable::new(scenario.links.clone()),
+            model,
+            context: scenario.context,
+            kv_cache: scenario.kv_cache,
+            activations: scenario.activations,
+            draft,
+            workload: scenario.workload.clone(),
+            seed: scenario.seed,
+        };
+        if let Some(draft) = &cluster.draft {
+            hearth_core::draft::same_vocabulary(draft, &cluster.model).map_err(Error::invalid)?;
+        }
+        limits::throttle(scenario, &mut cluster);
+        Ok(cluster)
+    }
+
+    /// A copy with another scenario.
+    #[must_use]
+    pub fn with(&self, scenario: Scenario) -> Self {
+        let (origin, question, path) = (self.origin.clone(), self.question.clone(), self.path.clone());
+        Self { scenario, origin, question, path, resolver: self.resolver }
+    }
+
+    fn model(&self, model: &ModelRef) -> Result<ModelProfile, Error> {
+        if let Some(file) = &model.file {
+            let path = self.path_of(file);
+            let model = self.resolver.model(&path);
+            let hint = format!(
+                "`model.file` is relative to the scenario's folder: correct it, give --model, or make one of random \
+                 weights: `hearth synth --preset 1b --quant q4_k_m -o {}`",
+                path.display()
+            );
+            return model.map_err(|error| if path.exists() { error } else { error.hint(hint) });
+        }
+        let name = model.profile.as_deref().unwrap_or_default();
+        if !is_path(name) {
+            return shipped(name).map_err(|unknown| Error::invalid(unknown).at(self.path.display()));
+        }
+        let path = self.path_of(name);
+        let document: ModelDocument = read(&path)?;
+        document.profile().map_err(|error| Error::document(&path, &error))
+    }
+
+    /// The device of an entry, read or measured.
+    pub fn device(&self, entry: &DeviceEntry) -> Result<Device, Error> {
+        let name = entry.profile.as_str();
+        if name == "measured" {
+            return self.resolver.measure(entry);
+        }
+        let place = || format!("{}, `profile` of `{}`", self.path.display(), entry.name);
+        if is_path(name) {
+            let path = self.path_of(name);
+            if path.exists() {
+                return read(&path);
+            }
+            return Err(Error::invalid(format!("there is no file `{}`", path.display())).at(place()).hint(
+                "a profile's path is relative to the scenario's folder; `hearth profile -o FILE` writes one",
+            ));
+        }
+        device::shipped(name).map_err(|unknown| Error::invalid(unknown).at(place()))
+    }
+}
+
+/// The device with the scenario's SoC options.
+fn with_soc_options(entry: &DeviceEntry, mut device: Device) -> Result<Device, Error> {
+    let Some(options) = entry.soc else { return Ok(device) };
+    let name = &entry.name;
+    let Some(soc) = &mut device.soc else {
+        let what =
+            format!("device `{name}` has `soc` options, and its profile `{}` has no SoC", entry.profile);
+        return Err(
+            Error::invalid(what).hint("remove `soc`, or choose a profile with one, as `snapdragon-8-gen-3`")
+        );
+    };
+    if let Some(why) = soc.wrong_options(&options) {
+        return Err(Error::invalid(format!("device `{name}`: `soc` {why}"))
+            .hint("see docs/scenarios.md for what each strategy needs"));
+    }
+    soc.usual = options;
+    Ok(device)
+}
+
+/// Returns whether a reference is a path rather than a shipped name.
+fn is_path(name: &str) -> bool {
+    name.contains('/') || Path::new(name).extension().is_some_and(|kind| kind == "yaml" || kind == "yml")
+}

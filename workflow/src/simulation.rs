@@ -1,0 +1,67 @@
+//! Runs a plan in the simulator with the options that fit the size of its model.
+
+use hearth_core::Cluster;
+use hearth_core::schedule::ScheduleError;
+use hearth_core::soc::SocNumbers;
+use hearth_profiles::Bytes;
+use hearth_schema::Plan;
+use hearth_schema::Scenario;
+use hearth_schema::trace::Trace;
+use hearth_sim::{Disturbances, Input, Options, Run, SimError};
+
+use crate::Error;
+
+/// The page cache of a model smaller than this is simulated in fine chunks: that is still fast, and shows exactly which
+/// windows fit.
+const FINE_BELOW: Bytes = Bytes::mib(4096);
+/// The unit in which read-ahead is advised.
+const FINE_CHUNK: Bytes = Bytes(128 << 10);
+
+/// The state of memory at the beginning of a run, and whether its size matters.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct MemoryOptions {
+    /// Memory is as earlier tokens would have left it.
+    pub warm: bool,
+    /// Every memory holds whatever a device pins, whether it fits or not.
+    pub ignore_size: bool,
+}
+
+/// Runs a plan without events, from disk or with weights in memory already.
+pub fn simulate(cluster: &Cluster, plan: &Plan, scenario: &Scenario, warm: bool) -> Result<Trace, Error> {
+    let memory = MemoryOptions { warm, ignore_size: false };
+    simulate_with(cluster, plan, scenario, memory, &Disturbances::default()).map(|run| run.trace)
+}
+
+/// Runs a plan while the given events happen. The cluster's devices have the scenario's limits already.
+pub fn simulate_with(
+    cluster: &Cluster,
+    plan: &Plan,
+    scenario: &Scenario,
+    memory: MemoryOptions,
+    disturbances: &Disturbances,
+) -> Result<Run, Error> {
+    let chunk = if cluster.model.total_bytes() > FINE_BELOW { Options::default().chunk } else { FINE_CHUNK };
+    let options =
+        Options { chunk, warm: memory.warm, ignore_memory: memory.ignore_size, ..Options::default() };
+    let input = Input { cluster, plan, options: &options };
+    let mut run = hearth_sim::simulate_in(&input, disturbances).map_err(|error| {
+        let short = matches!(error, SimError::Schedule(ScheduleError::BadPass { .. }));
+        let refused = Error::invalid(error);
+        if short { refused.hint("the plan was made for a shorter context: plan again") } else { refused }
+    })?;
+    run.trace.header.scenario.clone_from(&scenario.name);
+    Ok(run)
+}
+
+/// Returns whether one SoC runs the whole plan.
+pub fn runs_on_one_soc(cluster: &Cluster, plan: &Plan) -> bool {
+    let [planned] = &plan.devices[..] else { return false };
+    cluster.member(&planned.name).is_some_and(|member| member.device.soc.is_some())
+}
+
+/// The SoC numbers of a trace, if one SoC runs the whole plan.
+pub fn soc_numbers(cluster: &Cluster, plan: &Plan, trace: &Trace) -> Option<SocNumbers> {
+    let [planned] = &plan.devices[..] else { return None };
+    let soc = cluster.member(&planned.name)?.device.soc.as_ref()?;
+    SocNumbers::of(trace, soc, soc.usual.strategy)
+}

@@ -1,0 +1,123 @@
+//! Charts the table of a sweep: time per token over the first field, a line for each value of the second.
+//!
+//! Repeats are averaged. Values that grow by equal ratios are at equal distances; words are in order.
+//!
+//! Not here: drawing, which is `hearth_reports`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use hearth_profiles::model::shipped;
+use hearth_reports::lines::{Line, Lines, Place};
+
+use super::table::{AFTER, BEFORE, cells};
+use super::values::{Kind, quantity};
+use crate::Error;
+
+/// Draws a table with one or two fields as SVG.
+pub fn draw(table: &str) -> Result<String, Error> {
+    let hint = "see the column `outcome` of the table";
+    lines(table)?.standalone().ok_or_else(|| Error::invalid("no row has a time to draw").hint(hint))
+}
+
+/// A table with one or two fields as lines.
+pub fn lines(table: &str) -> Result<Lines, Error> {
+    let mut lines = table.lines().skip(1);
+    let columns = lines.next().map(cells).unwrap_or_default();
+    let fields = columns.len().saturating_sub(BEFORE.len() + AFTER.len());
+    let column = |name: &str| columns.iter().rposition(|column| column == name);
+    let (Some(across), Some(tpot), true) = (columns.get(BEFORE.len()), column("tpot_ms"), fields > 0) else {
+        return Err(Error::invalid("no field varies, so there is nothing to draw").hint("add --vary"));
+    };
+    let rows: Vec<Vec<String>> = lines.map(cells).filter(|row| row.len() == columns.len()).collect();
+    let (first, second) = (BEFORE.len(), (fields > 1).then_some(BEFORE.len() + 1));
+    let names = in_order(rows.iter().map(|row| row[first].as_str()));
+    let others = in_order(rows.iter().map(|row| second.map_or("", |second| row[second].as_str())));
+    let mut times: BTreeMap<(&str, &str), (f64, f64)> = BTreeMap::new();
+    for row in &rows {
+        if let Ok(time) = row[tpot].parse::<f64>() {
+            let (sum, count) =
+                times.entry((&row[first], second.map_or("", |second| &row[second]))).or_default();
+            (*sum, *count) = (*sum + time, *count + 1.0);
+        }
+    }
+    let time = |name: &str, other: &str| times.get(&(name, other)).map(|(sum, count)| sum / count);
+    let line = |other: &&str| Line {
+        name: (*other).to_owned(),
+        values: names.iter().map(|name| time(name, other)).collect(),
+    };
+    let by = second.map_or_else(String::new, |second| format!(", by {}", columns[second]));
+    let over = match across.as_str() {
+        "planner.rounds" => "k (planner.rounds)",
+        "model.profile" => "model size (model.profile)",
+        path => path,
+    };
+    Ok(Lines {
+        title: format!("Time per token over {over}{by}"),
+        across: across.clone(),
+        unit: "ms".to_owned(),
+        places: by_size(across, &names).unwrap_or_else(|| places(&names)),
+        lines: others.iter().map(line).collect(),
+        gaps: true,
+    })
+}
+
+/// Each once, in the order of the first.
+fn in_order<'t>(texts: impl Iterator<Item = &'t str>) -> Vec<&'t str> {
+    let mut seen = BTreeSet::new();
+    texts.filter(|text| seen.insert(*text)).collect()
+}
+
+/// Places shipped models by the bytes of their weights.
+fn by_size(field: &str, names: &[&str]) -> Option<Vec<Place>> {
+    let bytes = |name: &&str| Some(shipped(name).ok()?.total_bytes().as_f64());
+    let sizes: Vec<f64> =
+        names.iter().map(bytes).collect::<Option<_>>().filter(|_| field == "model.profile")?;
+    let most = sizes.iter().copied().fold(0.0, f64::max);
+    let place = |(name, size): (&&str, f64)| Place { share: size / most, label: (*name).to_owned() };
+    Some(names.iter().zip(sizes).map(place).collect())
+}
+
+/// Places the values on the axis.
+fn places(names: &[&str]) -> Vec<Place> {
+    let place = |share: f64, name: &str| Place { share, label: name.to_owned() };
+    let sizes: Option<Vec<(Kind, f64)>> = names.iter().map(|name| quantity(name)).collect();
+    let sizes = sizes.filter(|sizes| sizes.iter().all(|(kind, _)| *kind == sizes[0].0));
+    let Some(sizes) = sizes else {
+        let last = (names.len() - 1).max(1) as f64;
+        return names.iter().enumerate().map(|(at, name)| place(at as f64 / last, name)).collect();
+    };
+    let sizes: Vec<f64> = sizes.into_iter().map(|(_, size)| size).collect();
+    let at: Vec<f64> =
+        if is_geometric(&sizes) { sizes.iter().map(|size| size.ln()).collect() } else { sizes };
+    let (least, most) = (
+        at.iter().copied().fold(f64::INFINITY, f64::min),
+        at.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+    );
+    let width = if most > least { most - least } else { 1.0 };
+    names.iter().zip(&at).map(|(name, at)| place((at - least) / width, name)).collect()
+}
+
+/// Returns whether three or more values grow by equal ratios, as exactly as they are printed.
+fn is_geometric(sizes: &[f64]) -> bool {
+    let ratios: Vec<f64> = sizes.windows(2).map(|pair| pair[1] / pair[0]).collect();
+    ratios.len() > 1
+        && ratios
+            .iter()
+            .all(|ratio| ratio.is_finite() && *ratio > 0.0 && (ratio / ratios[0] - 1.0).abs() < 0.02)
+        && (ratios[0] - 1.0).abs() > 0.1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_placed_by_size() {
+        let shares = |names: &[&str]| places(names).iter().map(|place| place.share).collect::<Vec<_>>();
+        assert_eq!(shares(&["2 GiB", "4 GiB", "6 GiB"]), [0.0, 0.5, 1.0]);
+        assert_eq!(shares(&["1 ms", "10 ms", "0.1 s"]), [0.0, 0.5, 1.0]);
+        assert_eq!(shares(&["8", "0"]), [1.0, 0.0]);
+        assert_eq!(shares(&["os", "managed", "windowed"]), [0.0, 0.5, 1.0]);
+        assert_eq!(shares(&["5"]), [0.0]);
+    }
+}

@@ -1,0 +1,383 @@
+//! Plans and simulates a scenario at every value of one or two of its fields.
+//!
+//! Every combination of the fields' values is a point; with `repeat` each point has a row for each of several seeds. A row
+//! is the [`Evaluation`] of the documents with the row's values in them. Everything is read before the first row, so that
+//! rows are pure: they can be computed in any order, by any number of threads and machines, and are the same bytes.
+//!
+//! Not here: how rows become a table ([`table`]) or a chart ([`chart`]).
+
+pub mod chart;
+pub mod field;
+pub mod merge;
+pub mod table;
+pub mod tree;
+pub mod values;
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::PathBuf;
+
+use hearth_core::Cluster;
+use hearth_profiles::model::ModelProfile;
+use hearth_profiles::{Device, Document};
+use hearth_schema::Plan;
+use hearth_schema::Scenario;
+use hearth_schema::digest;
+use hearth_schema::scenario::DeviceEntry;
+use hearth_schema::scenario::ModelRef;
+use serde::Serialize;
+
+use crate::documents::read_plan;
+use crate::evaluation::Evaluation;
+use crate::planning::REFINE;
+use crate::{Error, LoadedScenario, Overrides, Progress, workers};
+use field::{Documents, Field};
+use values::{MAX_ROWS, Setting};
+
+/// The most fields that vary at once: an axis and a line for each value of the other.
+const MAX_FIELDS: usize = 2;
+
+/// What varies, and how each point is planned.
+#[derive(Debug, Clone, Default)]
+pub struct SweepOptions {
+    /// Each a field and its values, as `PATH=VALUES`.
+    pub vary: Vec<String>,
+    pub overrides: Overrides,
+    /// The plan of every point; without one each point is planned.
+    pub plan: Option<PathBuf>,
+    /// A model file that replaces the scenario's model.
+    pub model: Option<PathBuf>,
+    /// Tokens to generate instead of the scenario's.
+    pub tokens: Option<u32>,
+    /// Seeds for each point: the scenario's and those that follow it.
+    pub repeat: u32,
+    /// Whether only a part of the rows is computed in this process.
+    pub is_shard: bool,
+}
+
+/// One row of a sweep: one point with one seed.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Row {
+    /// Its place in the whole sweep, from 0.
+    pub index: usize,
+    /// The fields' values, as a document has them.
+    pub values: Vec<String>,
+    /// The run's seed.
+    pub seed: u64,
+    #[serde(flatten)]
+    pub evaluation: Evaluation,
+}
+
+/// A sweep with everything that its rows need.
+pub struct Sweep {
+    loaded: LoadedScenario,
+    documents: Documents,
+    pub fields: Vec<Field>,
+    /// Every device document that a row may need, by profile, and for a measured one by its entry.
+    devices: BTreeMap<(String, Option<usize>), Device>,
+    /// Every model that a row may need, by profile and file.
+    models: BTreeMap<(Option<String>, Option<String>), ModelProfile>,
+    plan: Option<Plan>,
+    /// Seeds for each point.
+    pub repeat: usize,
+    /// Names the sweep: rows of the same sweep, and no others, belong together.
+    pub digest: String,
+}
+
+impl Sweep {
+    /// Reads everything that the rows need.
+    pub fn new(mut loaded: LoadedScenario, options: &SweepOptions) -> Result<Self, Error> {
+        options.overrides.apply(&mut loaded)?;
+        if let Some(tokens) = options.tokens {
+            loaded.set_tokens(tokens)?;
+        }
+        let mut devices = BTreeMap::new();
+        let own = loaded.devices(|_, entry| loaded.device(entry))?;
+        for (index, (entry, device)) in loaded.scenario.devices.iter().zip(&own).enumerate() {
+            devices.insert(device_key(index, entry), device.clone());
+        }
+        let documents = Documents::new(&loaded.scenario, &own)?;
+        let fields: Vec<Field> =
+            options.vary.iter().map(|text| Field::parse(text, &documents)).collect::<Result<_, _>>()?;
+        let plan = options.plan.as_deref().map(read_plan).transpose()?;
+        check(&fields, options, &loaded.scenario)?;
+        let mut sweep = Self {
+            loaded,
+            documents,
+            fields,
+            devices,
+            models: BTreeMap::new(),
+            plan,
+            repeat: options.repeat as usize,
+            digest: String::new(),
+        };
+        sweep.count()?;
+        sweep.read_profiles()?;
+        sweep.read_models(options)?;
+        if options.is_shard && sweep.devices.keys().any(|(profile, _)| profile == "measured") {
+            return Err(Error::invalid("--shard: a measured device differs from one shard to the next")
+                .at(sweep.loaded.path().display())
+                .hint("write its profile to a file with `hearth profile -o this.yaml`, and name that file in the scenario"));
+        }
+        sweep.digest = sweep.name();
+        Ok(sweep)
+    }
+
+    /// How many rows it has.
+    pub fn rows(&self) -> usize {
+        self.fields.iter().map(|field| field.values.0.len()).product::<usize>() * self.repeat
+    }
+
+    /// The settings of a row, one for each field. Seeds change first, the first field last.
+    pub fn settings(&self, index: usize) -> Vec<&Setting> {
+        let mut point = index / self.repeat;
+        let mut settings: Vec<&Setting> = Vec::new();
+        for field in self.fields.iter().rev() {
+            let values = &field.values.0;
+            settings.push(&values[point % values.len()]);
+            point /= values.len();
+        }
+        settings.reverse();
+        settings
+    }
+
+    /// Computes one row.
+    pub fn row(&self, index: usize) -> Row {
+        let settings = self.settings(index);
+        let repetition = (index % self.repeat) as u64;
+        let values = settings.iter().map(|setting| setting.spelled.clone()).collect();
+        let mut seed = self.loaded.scenario.seed.wrapping_add(repetition);
+        let evaluation = self.documents.scenario(self.set(index)).and_then(|scenario| {
+            scenario.validate().map_err(|error| error.to_string())?;
+            seed = scenario.seed.wrapping_add(repetition);
+            let loaded = self.loaded.with(scenario);
+            let cluster = Cluster { seed, ..self.cluster(&loaded, index)? };
+            Ok(Evaluation::new(&loaded, cluster, self.plan.as_ref()))
+        });
+        let evaluation = evaluation.unwrap_or_else(|why| Evaluation::refused(&why));
+        Row { index, values, seed, evaluation }
+    }
+
+    /// Computes the rows with these indices; fewer if it was cancelled. `save` is called with the rows so far now and then.
+    pub fn run(
+        &self,
+        indices: &[usize],
+        threads: usize,
+        progress: &dyn Progress,
+        mut save: impl FnMut(&[Row]) -> Result<(), Error>,
+    ) -> Result<Vec<Row>, Error> {
+        let rows = |done: &[(usize, Row)]| done.iter().map(|(_, row)| row.clone()).collect::<Vec<_>>();
+        let job = |place: usize| self.row(indices[place]);
+        let done = workers::run(indices.len(), threads, progress, job, |done| save(&rows(done)))?;
+        Ok(done.into_iter().map(|(_, row)| row).collect())
+    }
+
+    /// The fields and their settings in a row.
+    fn set(&self, index: usize) -> impl Iterator<Item = (&Field, &Setting)> {
+        self.fields.iter().zip(self.settings(index))
+    }
+
+    /// The devices and the models of a row's scenario.
+    fn cluster(&self, loaded: &LoadedScenario, index: usize) -> Result<Cluster, String> {
+        let mut devices = Vec::new();
+        for (place, entry) in loaded.scenario.devices.iter().enumerate() {
+            let found = self.devices.get(&device_key(place, entry));
+            let mut device = found.cloned().ok_or_else(|| format!("no device `{}`", entry.profile))?;
+            device.name.clone_from(&entry.name);
+            let device = Documents::device(place, device, self.set(index))?;
+            device.validate().map_err(|error| error.to_string())?;
+            devices.push(device);
+        }
+        let model = self.models.get(&model_key(&loaded.scenario.model));
+        let model = model.cloned().ok_or("its model was not read")?;
+        let draft = loaded.scenario.workload.speculation.as_ref();
+        let draft = draft.and_then(|drafts| self.models.get(&model_key(&drafts.draft)).cloned());
+        loaded.assemble(devices, model, draft).map_err(|error| error.what())
+    }
+
+    /// Refuses more rows than the limit.
+    fn count(&self) -> Result<(), Error> {
+        let counts = self.fields.iter().map(|field| field.values.0.len()).chain([self.repeat]);
+        let rows = counts.fold(1u128, |rows, count| rows.saturating_mul(count as u128));
+        if rows > MAX_ROWS as u128 {
+            return Err(Error::invalid(format!("the sweep has {rows} rows; the limit is {MAX_ROWS}"))
+                .hint("give fewer values or fewer repeats"));
+        }
+        Ok(())
+    }
+
+    /// Reads the device documents that a field names.
+    fn read_profiles(&mut self) -> Result<(), Error> {
+        for (index, names) in self.fields.iter().filter_map(Field::profiles) {
+            for name in names {
+                let entry =
+                    DeviceEntry { profile: name.to_owned(), ..self.loaded.scenario.devices[index].clone() };
+                let key = device_key(index, &entry);
+                if !self.devices.contains_key(&key) {
+                    let device = self.loaded.device(&entry)?;
+                    self.devices.insert(key, device);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the models of all points, and those that draft for them.
+    fn read_models(&mut self, options: &SweepOptions) -> Result<(), Error> {
+        let varies = |key: &str| self.fields.iter().any(|field| field.in_scenario() && field.has_key(key));
+        let (varies, drafts_vary) = (varies("model"), varies("draft"));
+        if varies && options.model.is_some() {
+            return Err(Error::invalid("--model replaces the model that `--vary` changes")
+                .hint("leave one of the two out"));
+        }
+        if !varies {
+            let model = self.loaded.model_profile(options.model.as_deref())?;
+            self.models.insert(model_key(&self.loaded.scenario.model), model);
+        }
+        let points = if varies || drafts_vary { self.rows() } else { 1 };
+        for index in (0..points).step_by(self.repeat) {
+            let set = self.fields.iter().zip(self.settings(index));
+            let scenario = self.documents.scenario(set).map_err(Error::invalid)?;
+            if scenario.validate().is_err() {
+                continue;
+            }
+            let point = self.loaded.with(scenario);
+            let name = model_key(&point.scenario.model);
+            if varies && !self.models.contains_key(&name) {
+                self.models.insert(name, point.model_profile(None)?);
+            }
+            let draft = point.scenario.workload.speculation.as_ref().map(|drafts| model_key(&drafts.draft));
+            if let Some(name) = draft.filter(|name| !self.models.contains_key(name))
+                && let Some(model) = point.draft_profile()?
+            {
+                self.models.insert(name, model);
+            }
+        }
+        Ok(())
+    }
+
+    /// The digest of everything that the rows follow from.
+    fn name(&self) -> String {
+        let mut text = format!("hearth {}\n{}", env!("CARGO_PKG_VERSION"), self.loaded.scenario.to_yaml());
+        for ((profile, place), device) in &self.devices {
+            let _ = write!(text, "\ndevice {profile} {place:?}\n{}", device.to_yaml());
+        }
+        for model in self.models.values() {
+            let _ = write!(text, "\nmodel {} {} {}", model.name, model.digest, model.shape_digest());
+        }
+        for field in &self.fields {
+            let _ = write!(text, "\nfield {}", field.path);
+            for setting in &field.values.0 {
+                let _ = write!(text, "\n{}", setting.json);
+            }
+        }
+        let plan = self.plan.as_ref().map_or_else(String::new, Plan::digest);
+        let _ = write!(text, "\nplan {plan}\nrepeat {}", self.repeat);
+        digest::of(&text)
+    }
+}
+
+/// The key of a device document.
+fn device_key(index: usize, entry: &DeviceEntry) -> (String, Option<usize>) {
+    (entry.profile.clone(), (entry.profile == "measured").then_some(index))
+}
+
+/// The key of a model.
+fn model_key(model: &ModelRef) -> (Option<String>, Option<String>) {
+    (model.profile.clone(), model.file.clone())
+}
+
+/// Refuses fields that would have no effect, or that are one field.
+fn check(fields: &[Field], options: &SweepOptions, scenario: &Scenario) -> Result<(), Error> {
+    if fields.len() > MAX_FIELDS {
+        return Err(Error::invalid(format!("{} fields vary; at most {MAX_FIELDS} can", fields.len()))
+            .hint("make a sweep for each value of the others"));
+    }
+    if let [one, two] = fields
+        && one.overlaps(two)
+    {
+        return Err(Error::invalid(format!("`{}` and `{}` are one field", one.path, two.path))
+            .at("--vary")
+            .hint("name each field once, with all its values"));
+    }
+    let planned = options.plan.is_some();
+    let searches = |name: &str| name == REFINE;
+    let varied = fields.iter().filter(|field| field.path == "planner.strategy");
+    let strategies = varied.flat_map(|field| &field.values.0).map(|setting| setting.spelled.as_str());
+    let own = Some(scenario).filter(|_| !planned).and_then(|scenario| scenario.planner.strategy.as_deref());
+    if strategies.chain(options.overrides.strategy.as_deref()).chain(own).any(searches) {
+        return Err(Error::invalid(format!(
+            "strategy `{REFINE}` ends after a time, so that its plan does not follow from the scenario alone"
+        ))
+        .hint("make the plan once with `hearth plan`, and give it with `--plan`"));
+    }
+    for field in fields {
+        let path = &field.path;
+        let under = |key: &str| path == key || path.starts_with(&format!("{key}."));
+        let fixed = under("context") || under("kv_cache") || under("activations") || under("planner");
+        if planned && (fixed || field.has_key("residency") || field.has_key("head")) {
+            return Err(Error::invalid(format!("`{path}` is fixed by the plan"))
+                .at("--plan")
+                .hint("leave --plan out, so that each point is planned"));
+        }
+        if let Some(flag) = overriding_flag(field, options) {
+            return Err(Error::invalid(format!("{flag} and `{path}` set the same field"))
+                .hint("leave one of the two out"));
+        }
+        if let Some(limit) = overriding_limit(path, scenario) {
+            return Err(Error::invalid(format!(
+                "`{limit}` of the scenario replaces `{path}`: all rows would be alike"
+            ))
+            .hint("vary the limit, or take it out of the scenario"));
+        }
+        if path.ends_with(".limits.threads") {
+            return Err(Error::invalid(format!(
+                "`{path}` is a setting of the measurement, which is made once"
+            ))
+            .hint("vary the device's own numbers, as `cpu.cores`"));
+        }
+    }
+    Ok(())
+}
+
+/// The limit of the scenario that replaces a field.
+fn overriding_limit(path: &str, scenario: &Scenario) -> Option<String> {
+    scenario.devices.iter().find_map(|entry| {
+        let (name, limits) = (&entry.name, entry.limits.as_ref()?);
+        let key = path.strip_prefix("devices.")?.strip_prefix(name.as_str())?.strip_prefix('.')?;
+        let stand_in = [
+            (limits.memory.is_some(), "memory", ["memory.available", "memory.total"].as_slice()),
+            (limits.disk_read.is_some(), "disk_read", &["disk.limit"]),
+            (limits.cpu.is_some(), "cpu", &["cpu.quota"]),
+        ];
+        let found =
+            stand_in.into_iter().find(|(given, _, keys)| *given && keys.iter().any(|it| key.starts_with(it)));
+        found.map(|(_, limit, _)| format!("devices.{name}.limits.{limit}"))
+    })
+}
+
+/// The flag that sets the same field.
+fn overriding_flag(field: &Field, options: &SweepOptions) -> Option<&'static str> {
+    let planning = &options.overrides;
+    let (path, residency) = (field.path.as_str(), field.has_key("residency"));
+    let said = [
+        (planning.strategy.is_some(), path == "planner.strategy", "--strategy"),
+        (planning.rounds.is_some(), path == "planner.rounds", "--rounds"),
+        (planning.windows.is_some(), ["planner.strategy", "planner.windows"].contains(&path), "--windows"),
+        (planning.gpu_layers.is_some(), path == "planner.gpu_layers", "--gpu-layers"),
+        (planning.weights_as.is_some(), path == "planner.weights_as", "--weights-as"),
+        (planning.air_time.is_some(), path == "planner.air_time", "--air-time"),
+        (planning.keep_all, path == "planner.keep_all", "--keep-all"),
+        (planning.best_head, path == "planner.best_head", "--best-head"),
+        (planning.order.is_some(), path == "planner.order", "--order"),
+        (
+            planning.residency.is_some(),
+            residency && (path.ends_with("residency") || field.has_key("policy")),
+            "--residency",
+        ),
+        (planning.stream_buffer.is_some(), field.has_key("stream_buffer"), "--stream-buffer"),
+        (options.tokens.is_some(), path == "workload.generate", "--tokens"),
+        (options.repeat > 1, path == "seed", "--repeat"),
+    ];
+    said.into_iter().find(|(given, same, _)| *given && *same).map(|(_, _, flag)| flag)
+}

@@ -1,0 +1,143 @@
+//! The table of a sweep: a CSV file whose parts can be merged.
+//!
+//! The first line is a comment with the digest of everything that the rows follow from and the number of rows of the whole;
+//! a shard says which part it is. Then come the names of the columns and the rows in order. The same sweep gives the same
+//! bytes.
+//!
+//! Not here: opening files, and putting shards together ([`crate::sweep::merge`]).
+
+use std::fmt;
+
+use hearth_reports::csv_cell;
+
+use super::{Row, Sweep};
+use crate::evaluation::Evaluation;
+
+/// The beginning of the first line.
+const MARK: &str = "# hearth sweep/1, ";
+
+/// Columns before the fields.
+pub const BEFORE: [&str; 1] = ["index"];
+/// Columns after the fields.
+pub const AFTER: [&str; 10] = [
+    "seed",
+    "strategy",
+    "rounds",
+    "windows",
+    "tpot_ms",
+    "ttft_ms",
+    "tokens_per_s",
+    "bytes_read_per_token",
+    "memory_pressure",
+    "outcome",
+];
+
+/// The first line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Head {
+    pub digest: String,
+    /// Rows of the whole.
+    pub rows: usize,
+    /// Which of how many parts this is, from 1, if it is not the whole.
+    pub shard: Option<(usize, usize)>,
+}
+
+impl Head {
+    /// Reads the first line.
+    pub fn parse(line: &str) -> Option<Head> {
+        let mut parts = line.strip_prefix(MARK)?.split(", ");
+        let digest = parts.next()?.to_owned();
+        let rows = parts.next()?.strip_suffix(" rows")?.parse().ok()?;
+        let shard = match parts.next() {
+            None => None,
+            Some(shard) => {
+                let (part, of) = shard.strip_prefix("shard ")?.split_once(" of ")?;
+                Some((part.parse().ok()?, of.parse().ok()?))
+            }
+        };
+        parts.next().is_none().then_some(Head { digest, rows, shard })
+    }
+}
+
+impl fmt::Display for Head {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "{MARK}{}, {} rows", self.digest, self.rows)?;
+        self.shard.map_or(Ok(()), |(part, of)| write!(f, ", shard {part} of {of}"))
+    }
+}
+
+/// A table of some rows of a sweep, in order.
+pub fn text(sweep: &Sweep, shard: Option<(usize, usize)>, rows: &[Row]) -> String {
+    let head = Head { digest: sweep.digest.clone(), rows: sweep.rows(), shard };
+    let fields = sweep.fields.iter().map(|field| csv_cell(&field.path));
+    let columns: Vec<String> =
+        BEFORE.map(str::to_owned).into_iter().chain(fields).chain(AFTER.map(str::to_owned)).collect();
+    let lines = [head.to_string(), columns.join(",")].into_iter().chain(rows.iter().map(line));
+    lines.flat_map(|line| [line, "\n".to_owned()]).collect()
+}
+
+/// A row. Times have a nanosecond's digits; what was not computed is empty.
+fn line(row: &Row) -> String {
+    let number = |value: Option<f64>, digits: usize| {
+        value.filter(|value| value.is_finite()).map_or_else(String::new, |value| format!("{value:.digits$}"))
+    };
+    let Evaluation { strategy, rounds, windows, outcome, .. } = &row.evaluation;
+    let Evaluation { tpot_ms, ttft_ms, tokens_per_s, bytes_read_per_token, memory_pressure, .. } =
+        row.evaluation;
+    let text = |text: &Option<String>| text.as_deref().map_or_else(String::new, csv_cell);
+    let mut cells = vec![row.index.to_string()];
+    cells.extend(row.values.iter().map(|value| csv_cell(value)));
+    cells.push(row.seed.to_string());
+    cells.push(text(strategy));
+    cells.push(rounds.map_or_else(String::new, |rounds| rounds.to_string()));
+    cells.push(text(windows));
+    cells.push(number(tpot_ms, 6));
+    cells.push(number(ttft_ms, 6));
+    cells.push(number(tokens_per_s, 6));
+    cells.push(number(bytes_read_per_token, 0));
+    cells.push(number(memory_pressure, 6));
+    cells.push(csv_cell(outcome));
+    cells.join(",")
+}
+
+/// The cells of a line.
+pub fn cells(line: &str) -> Vec<String> {
+    let mut cells = vec![String::new()];
+    let mut quoted = false;
+    let mut letters = line.chars().peekable();
+    while let Some(letter) = letters.next() {
+        let last = cells.len() - 1;
+        match letter {
+            '"' if quoted && letters.peek() == Some(&'"') => cells[last].extend(letters.next()),
+            '"' => quoted = !quoted,
+            ',' if !quoted => cells.push(String::new()),
+            letter => cells[last].push(letter),
+        }
+    }
+    cells
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn header_round_trips() {
+        for shard in [None, Some((2, 3))] {
+            let head = Head { digest: "sha256:0".into(), rows: 70, shard };
+            assert_eq!(Head::parse(&head.to_string()), Some(head));
+        }
+        for wrong in
+            ["", "index,seed", "# hearth sweep/2, sha256:0, 7 rows", "# hearth sweep/1, sha256:0, x rows"]
+        {
+            assert_eq!(Head::parse(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn cells_round_trip() {
+        let written = ["1", "a \"b\", c", "", "2 GiB"];
+        let line = written.map(csv_cell).join(",");
+        assert_eq!(cells(&line), written);
+    }
+}

@@ -1,0 +1,89 @@
+//! Finds and changes a value of a document by its path.
+//!
+//! A document is a tree of JSON values here, as its own types write and read it, so that every field of a document can be
+//! reached and its own types refuse wrong values.
+
+use serde_json::{Map, Value};
+
+/// The source of a number that a sweep sets.
+const SOURCE: &str = "set: by the sweep";
+
+/// Sets the value at a path. A value with a `source` gets a new one; `sourced` makes such a value where there is none.
+/// Returns false if a part of the path is not a map.
+pub fn set(tree: &mut Value, path: &[String], value: &Value, sourced: bool) -> bool {
+    let Some((key, rest)) = path.split_first() else {
+        let has_source = tree.as_object().is_some_and(|map| map.contains_key("source"));
+        *tree = if has_source || (sourced && tree.is_null()) {
+            serde_json::json!({ "value": value, "source": SOURCE })
+        } else {
+            value.clone()
+        };
+        return true;
+    };
+    match tree {
+        Value::Array(items) => {
+            let item = key.parse::<usize>().ok().and_then(|index| items.get_mut(index));
+            item.is_some_and(|item| set(item, rest, value, sourced))
+        }
+        Value::Null => {
+            *tree = Value::Object(Map::new());
+            set(tree, path, value, sourced)
+        }
+        Value::Object(map) => set(map.entry(key.clone()).or_insert(Value::Null), rest, value, sourced),
+        _ => false,
+    }
+}
+
+/// The paths of all values that are not maps, in order, a sourced number once.
+pub fn leaves(tree: &Value, prefix: &str, found: &mut Vec<String>) {
+    let join = |key: &str| if prefix.is_empty() { key.to_owned() } else { format!("{prefix}.{key}") };
+    match tree {
+        Value::Object(map) if !map.contains_key("source") => {
+            for (key, value) in map {
+                leaves(value, &join(key), found);
+            }
+        }
+        Value::Array(_) => {}
+        _ => found.push(prefix.to_owned()),
+    }
+}
+
+/// The known path that was most likely meant: one that ends in the path, else the one with the smallest edit distance.
+pub fn nearest<'p>(path: &str, known: &'p [String]) -> Option<&'p String> {
+    let end = format!(".{path}");
+    known.iter().min_by_key(|other| (!other.ends_with(&end), strsim::osa_distance(path, other)))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn path(text: &str) -> Vec<String> {
+        text.split('.').map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn value_is_set_by_its_path() {
+        let mut tree = json!({"disk": {"rate": {"value": "1 GB/s", "source": "measured", "spread": "2 %"}}});
+        assert!(set(&mut tree, &path("disk.rate"), &json!("2 GB/s"), false));
+        assert_eq!(tree, json!({"disk": {"rate": {"value": "2 GB/s", "source": SOURCE}}}));
+        assert!(set(&mut tree, &path("disk.limit"), &json!("1 MB/s"), true));
+        assert_eq!(tree["disk"]["limit"]["source"], SOURCE);
+        assert!(set(&mut tree, &path("planner.rounds"), &json!(3), false));
+        assert_eq!(tree["planner"], json!({"rounds": 3}));
+        assert!(!set(&mut tree, &path("planner.rounds.more"), &json!(3), false));
+    }
+
+    #[test]
+    fn nearest_path_is_suggested() {
+        let tree =
+            json!({"seed": 1, "d1": {"memory": {"total": {"value": 1, "source": ""}, "available": 2}}});
+        let mut known = Vec::new();
+        leaves(&tree, "", &mut known);
+        assert_eq!(known, ["d1.memory.available", "d1.memory.total", "seed"]);
+        assert_eq!(nearest("d1.memory.avaliable", &known).unwrap(), "d1.memory.available");
+        assert_eq!(nearest("memory.total", &known).unwrap(), "d1.memory.total");
+    }
+}

@@ -1,0 +1,264 @@
+//! The uncertainty of a predicted time, and the parameters that it is most sensitive to.
+//!
+//! Every parameter of the devices and links has a source, which says how uncertain its value is: a measurement by the spread
+//! of its repeats, a published number by its rounding, an inferred one by the fit, an assumed one by much. All quantities
+//! with a unit and a source are drawn together, log-normally around their values, and the run is simulated with each draw:
+//! eight of ten runs lie between the tenth and the ninetieth percentile. A draw in which the plan does not fit has an
+//! infinite time. Then each parameter alone is moved down and up by its own uncertainty; those that move the time most are
+//! named. How much memory is built in is known, and not drawn.
+//!
+//! The plan stays as it is: the result is about this plan, not about what else would have been planned.
+//!
+//! Not here: what the model of a device leaves out. No draw of parameters shows that; only measured runs do.
+
+use hearth_core::Cluster;
+use hearth_core::LinkTable;
+use hearth_core::metrics;
+use hearth_reports::published::results::Spread;
+use hearth_schema::Plan;
+use hearth_schema::Scenario;
+use hearth_schema::trace::Outcome;
+use hearth_sim::Disturbances;
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::SeedableRng;
+use rand_distr::{Distribution, StandardNormal};
+use serde_yaml::Value;
+
+use crate::Error;
+use crate::simulation::{MemoryOptions, simulate_with};
+
+/// How many of the most sensitive parameters are named.
+const NAMED: usize = 3;
+
+/// The random stream of the draws.
+const STREAM: u64 = 0x0050_4152_414d_5321;
+
+/// The uncertainty of a value by its source, as a standard deviation of the logarithm. assumed: a measurement of ours repeats within
+/// 3 %; a printed number is rounded, as 0.72 to 0.7 GB/s; fits on a few rows; an order of magnitude chosen by analogy.
+const UNCERTAINTY: [(&str, f64); 5] =
+    [("measured", 0.03), ("read from", 0.0), ("set", 0.0), ("inferred", 0.1), ("assumed", 0.25)];
+const PUBLISHED: f64 = 0.03;
+
+/// A parameter and its uncertainty.
+struct Parameter {
+    /// An index into [`Facts`].
+    owner: usize,
+    /// Its keys, from the outside in.
+    keys: Vec<String>,
+    /// The standard deviation of its logarithm.
+    sigma: f64,
+}
+
+/// The devices and the links of a cluster as documents.
+struct Facts {
+    names: Vec<String>,
+    documents: Vec<Value>,
+}
+
+/// The spread of a plan's time per token over `draws` draws of the parameters, each with the same events.
+pub fn spread(
+    plan: &Plan,
+    cluster: &Cluster,
+    scenario: &Scenario,
+    memory: MemoryOptions,
+    disturbances: &Disturbances,
+    draws: usize,
+) -> Result<Spread, Error> {
+    let facts = Facts::of(cluster, scenario)?;
+    let parameters = facts.parameters(plan);
+    let time = |factors: &[f64]| -> Result<Option<f64>, Error> {
+        let moved = facts.moved(&parameters, factors, cluster)?;
+        let trace = simulate_with(&moved, plan, scenario, memory, disturbances)?.trace;
+        let tpot = metrics::compute(&trace).tpot_ms.map(|tpot| tpot.mean);
+        Ok(tpot.filter(|_| trace.outcome == Outcome::Ok))
+    };
+    let mut random = ChaCha8Rng::seed_from_u64(cluster.seed);
+    random.set_stream(STREAM);
+    let mut times = Vec::new();
+    for _ in 0..draws {
+        let factors: Vec<f64> = parameters
+            .iter()
+            .map(|parameter| {
+                let normal: f64 = StandardNormal.sample(&mut random);
+                (parameter.sigma * normal).exp()
+            })
+            .collect();
+        times.push(time(&factors)?.unwrap_or(f64::INFINITY));
+    }
+    times.sort_by(f64::total_cmp);
+    let failed = times.iter().filter(|time| time.is_infinite()).count();
+    let sensitive = sensitive(&facts, &parameters, &time)?;
+    let at = |share: f64| times.get(((times.len() as f64 - 1.0) * share).round() as usize).copied();
+    Ok(Spread {
+        p10_ms: at(0.1).unwrap_or(f64::INFINITY),
+        p90_ms: at(0.9).unwrap_or(f64::INFINITY),
+        failed,
+        draws,
+        sensitive,
+    })
+}
+
+fn sensitive(
+    facts: &Facts,
+    parameters: &[Parameter],
+    time: &impl Fn(&[f64]) -> Result<Option<f64>, Error>,
+) -> Result<Vec<(String, f64)>, Error> {
+    let mut factors = vec![1.0; parameters.len()];
+    let Some(usual) = time(&factors)? else { return Ok(Vec::new()) };
+    let mut changes = Vec::new();
+    for (index, parameter) in parameters.iter().enumerate() {
+        let mut greatest = 0.0_f64;
+        for direction in [-1.0, 1.0] {
+            factors[index] = (direction * parameter.sigma).exp();
+            let change = time(&factors)?.map_or(f64::INFINITY, |moved| moved / usual - 1.0);
+            if change.abs() > greatest.abs() {
+                greatest = change;
+            }
+        }
+        factors[index] = 1.0;
+        changes.push((facts.name(parameter), greatest));
+    }
+    changes.sort_by(|one, other| other.1.abs().total_cmp(&one.1.abs()));
+    changes.truncate(NAMED);
+    changes.retain(|(_, change)| change.abs() > 1e-3);
+    Ok(changes)
+}
+
+impl Facts {
+    fn of(cluster: &Cluster, scenario: &Scenario) -> Result<Self, Error> {
+        let mut names: Vec<String> = cluster.members.iter().map(|member| member.name.clone()).collect();
+        let devices = cluster.members.iter().map(|member| serde_yaml::to_value(&member.device));
+        let mut documents = devices.collect::<Result<Vec<_>, _>>().map_err(Error::failed)?;
+        names.push("links".to_owned());
+        documents.push(serde_yaml::to_value(&scenario.links).map_err(Error::failed)?);
+        Ok(Self { names, documents })
+    }
+
+    /// Every parameter of the plan's devices and of the links.
+    fn parameters(&self, plan: &Plan) -> Vec<Parameter> {
+        let mut parameters = Vec::new();
+        let last = self.documents.len() - 1;
+        for (owner, document) in self.documents.iter().enumerate() {
+            if owner == last || plan.position(&self.names[owner]).is_some() {
+                walk(document, owner, &mut Vec::new(), &mut parameters);
+            }
+        }
+        parameters
+    }
+
+    fn name(&self, parameter: &Parameter) -> String {
+        format!("{} {}", self.names[parameter.owner], parameter.keys.join("."))
+    }
+
+    /// The cluster with each parameter multiplied.
+    fn moved(&self, parameters: &[Parameter], factors: &[f64], cluster: &Cluster) -> Result<Cluster, Error> {
+        let mut documents = self.documents.clone();
+        for (parameter, &factor) in parameters.iter().zip(factors) {
+            if factor.to_bits() != 1.0_f64.to_bits() {
+                multiply(&mut documents[parameter.owner], &parameter.keys, factor);
+            }
+        }
+        let mut moved = cluster.clone();
+        let links = documents.pop().unwrap_or_default();
+        moved.links = LinkTable::new(serde_yaml::from_value(links).map_err(Error::failed)?);
+        for (member, document) in moved.members.iter_mut().zip(documents) {
+            member.device = serde_yaml::from_value(document).map_err(Error::failed)?;
+        }
+        Ok(moved)
+    }
+}
+
+/// Collects every quantity with a value and a source.
+fn walk(value: &Value, owner: usize, keys: &mut Vec<String>, found: &mut Vec<Parameter>) {
+    match value {
+        Value::Mapping(map) => {
+            let source = map.get("source").and_then(Value::as_str);
+            if let (Some(Value::String(_)), Some(source)) = (map.get("value"), source) {
+                let spread = map.get("spread").and_then(Value::as_str);
+                // How much is built in is known: all of main memory, and what a graphics card has.
+                let built_in = keys.ends_with(&["total".into()])
+                    || keys.ends_with(&["gpu".into(), "memory_available".into()]);
+                if !built_in {
+                    found.push(Parameter { owner, keys: keys.clone(), sigma: sigma(source, spread) });
+                }
+                return;
+            }
+            for (key, inner) in map {
+                keys.push(key.as_str().unwrap_or_default().to_owned());
+                walk(inner, owner, keys, found);
+                keys.pop();
+            }
+        }
+        Value::Sequence(items) => {
+            for (index, item) in items.iter().enumerate() {
+                keys.push(index.to_string());
+                walk(item, owner, keys, found);
+                keys.pop();
+            }
+        }
+        _ => {}
+    }
+}
+
+/// The standard deviation of the logarithm of a value with this source.
+fn sigma(source: &str, spread: Option<&str>) -> f64 {
+    let repeats = spread.and_then(|text| text.trim_end_matches('%').trim().parse::<f64>().ok());
+    // Half the distance between quartiles is 0.67 standard deviations.
+    let repeats = repeats.map(|percent| percent / 100.0 / 0.67);
+    let kind = UNCERTAINTY.iter().find(|(word, _)| source.starts_with(word));
+    kind.map_or(PUBLISHED, |(_, sigma)| *sigma).max(repeats.unwrap_or(0.0))
+}
+
+/// Multiplies the number of a quantity, whatever its unit.
+fn multiply(document: &mut Value, keys: &[String], factor: f64) {
+    let mut place = document;
+    for key in keys {
+        let inner = match place {
+            Value::Mapping(map) => map.get_mut(key.as_str()),
+            Value::Sequence(items) => key.parse().ok().and_then(|index: usize| items.get_mut(index)),
+            _ => None,
+        };
+        let Some(inner) = inner else { return };
+        place = inner;
+    }
+    if let Some(Value::String(text)) = place.get_mut("value")
+        && let Some((number, unit)) = text.split_once(' ')
+        && let Ok(number) = number.parse::<f64>()
+    {
+        // Bytes are whole.
+        *text = if unit == "B" {
+            format!("{} B", (number * factor).round())
+        } else {
+            format!("{} {unit}", number * factor)
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uncertainty_follows_from_the_source() {
+        assert_eq!(sigma("assumed: as for q4_k", None), 0.25);
+        assert_eq!(sigma("prima.cpp paper, Table 3", None), 0.03);
+        assert_eq!(sigma("set: the scenario's limit", None), 0.0);
+        // 6.7 % between median and quartile are 10 % of standard deviation.
+        assert!((sigma("measured: five runs", Some("6.7 %")) - 0.1).abs() < 1e-12);
+    }
+
+    #[test]
+    fn quantity_is_multiplied_in_its_unit() {
+        let mut document: Value = serde_yaml::from_str(
+            "disk: {sequential: {value: 2.5 GB/s, source: x}}\nsize: {value: 3 B, source: x}",
+        )
+        .expect("YAML");
+        multiply(&mut document, &["disk".into(), "sequential".into()], 2.0);
+        multiply(&mut document, &["size".into()], 1.2);
+        assert_eq!(document["disk"]["sequential"]["value"], Value::from("5 GB/s"));
+        assert_eq!(document["size"]["value"], Value::from("4 B"));
+        let mut found = Vec::new();
+        walk(&document, 0, &mut Vec::new(), &mut found);
+        assert_eq!(found.iter().map(|it| it.keys.join(".")).collect::<Vec<_>>(), ["disk.sequential", "size"]);
+    }
+}

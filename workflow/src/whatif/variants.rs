@@ -1,0 +1,325 @@
+//! The variants of a scenario, each with one thing changed.
+//!
+//! Each variant is planned again by the same planner, so that its gain is that of a new plan, not of the old one. Variants
+//! do not add up: two that save a second each may save nothing more together.
+//!
+//! - Each device left out. Without the head, the first device that is left becomes the head.
+//! - Twice the memory in each device: what is installed once more, all of it free. A GPU that shares the memory, and a
+//!   limit of the scenario, grow in proportion.
+//! - A faster disk in each device: its rates grow by the factor by which sequential reads do, but for the kernel's own
+//!   (`turnover`); a throttle is gone.
+//! - Cables instead of Wi-Fi, or of links slower than a cable.
+//! - The model in other formats. The effect on its answers is not considered.
+//!
+//! Not here: their evaluation ([`crate::evaluation`]).
+
+use hearth_profiles::device::Os;
+use hearth_profiles::document::Document;
+use hearth_profiles::model::{ModelProfile, Quant};
+use hearth_profiles::{Bytes, BytesPerSecond, Device, Fraction, Link, Seconds, Sourced};
+use hearth_schema::Scenario;
+use hearth_schema::scenario::Links;
+use hearth_schema::scenario::NamedLink;
+use hearth_schema::scenario::Unreachable;
+use serde::Serialize;
+
+/// A fast disk that one can buy for a computer.
+/// source: typical of drives with four lanes of PCI Express 4.0, whose raw rate is 7.9 GB/s (PCI-SIG, 16 GT/s a lane)
+const FAST_DISK: BytesPerSecond = BytesPerSecond(7.0e9);
+/// The storage of a fast phone. source: JEDEC JESD220F (UFS 4.0), 4.64 GB/s raw; 4.2 GB/s is what vendors print
+const FAST_FLASH: BytesPerSecond = BytesPerSecond(4.2e9);
+/// The factor from which a disk counts as faster. source: assumed, two drives of one kind differ by less
+const FASTER: f64 = 1.2;
+
+/// A cable. source: IEEE 802.3ab
+const CABLE: BytesPerSecond = BytesPerSecond(125e6);
+/// The latency between two programs over it. source: assumed: a switch and two network stacks
+const CABLE_LATENCY: Seconds = Seconds(0.2e-3);
+
+/// What is changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// A device is left out.
+    Without,
+    /// A device has twice its memory.
+    Memory,
+    /// A device has a faster disk.
+    Disk,
+    /// Cables instead of radio.
+    Wired,
+    /// The model in another format.
+    Quant,
+}
+
+/// A scenario with one thing changed.
+#[derive(Debug, Clone)]
+pub struct Variant {
+    pub kind: Kind,
+    pub device: Option<String>,
+    /// The change in words.
+    pub what: String,
+    /// The scenario.
+    pub scenario: Scenario,
+    /// Its devices, in its order.
+    pub devices: Vec<Device>,
+    /// Its model, or why there is none.
+    pub model: Result<ModelProfile, String>,
+}
+
+/// Every variant of a scenario, its devices and its model.
+pub(super) fn of(scenario: &Scenario, devices: &[Device], model: &ModelProfile) -> Vec<Variant> {
+    let base = Base { scenario, devices, model };
+    let places = || 0..devices.len();
+    let mut variants: Vec<Variant> =
+        places().filter(|_| devices.len() > 1).map(|at| base.without(at)).collect();
+    variants.extend(places().map(|at| base.memory(at)));
+    variants.extend(places().filter_map(|at| base.disk(at)));
+    variants.extend(base.wired());
+    variants.extend(base.quants());
+    variants
+}
+
+struct Base<'b> {
+    scenario: &'b Scenario,
+    devices: &'b [Device],
+    model: &'b ModelProfile,
+}
+
+impl Base<'_> {
+    fn variant(&self, kind: Kind, device: Option<usize>, what: String) -> Variant {
+        Variant {
+            kind,
+            device: device.map(|at| self.scenario.devices[at].name.clone()),
+            what,
+            scenario: self.scenario.clone(),
+            devices: self.devices.to_vec(),
+            model: Ok(self.model.clone()),
+        }
+    }
+
+    fn without(&self, at: usize) -> Variant {
+        let name = &self.scenario.devices[at].name;
+        let was_head = self.scenario.head() == at;
+        let mut what = format!("without {name}");
+        let mut variant = self.variant(Kind::Without, Some(at), String::new());
+        let scenario = &mut variant.scenario;
+        scenario.devices.remove(at);
+        variant.devices.remove(at);
+        if was_head {
+            scenario.devices[0].head = true;
+            what = format!("{what}, {} as head", scenario.devices[0].name);
+        }
+        scenario.links.between.retain(|named| !named.devices.contains(name));
+        scenario.events.retain(|event| event.device.as_ref() != Some(name));
+        if let Some(air) = &mut scenario.links.air {
+            for channel in &mut air.channels {
+                channel.stations.retain(|station| station != name);
+                channel.rates.remove(name);
+            }
+            air.channels.retain(|channel| !channel.stations.is_empty());
+            if air.channels.is_empty() {
+                scenario.links.air = None;
+            }
+        }
+        variant.what = what;
+        variant
+    }
+
+    fn memory(&self, at: usize) -> Variant {
+        let (entry, device) = (&self.scenario.devices[at], &self.devices[at]);
+        let (limit, share) =
+            entry.limits.as_ref().map_or((None, None), |limits| (limits.memory, limits.memory_share));
+        let now = limit.unwrap_or(device.memory.total.value);
+        let what = match share {
+            Some(share) => {
+                let (now, then) = (100.0 * share.0, 200.0 * share.0);
+                format!("{}: memory for {then:.0} % of its weights instead of {now:.0} %", entry.name)
+            }
+            None => format!("{}: {} of memory instead of {now}", entry.name, now * 2),
+        };
+        let mut variant = self.variant(Kind::Memory, Some(at), what);
+        if let Some(limits) = &mut variant.scenario.devices[at].limits {
+            limits.memory = limit.map(|limit| limit * 2);
+            limits.memory_share = share.map(|share| Fraction(share.0 * 2.0));
+        }
+        let device = &mut variant.devices[at];
+        let more = device.memory.total.value;
+        set(&mut device.memory.total, |total| total * 2);
+        set(&mut device.memory.available, |available| available + more);
+        if let Some(gpu) = device.gpu.as_mut().filter(|gpu| gpu.unified_memory) {
+            // Metal gives a GPU a fixed share of what is installed.
+            set(&mut gpu.memory_available, |available: Bytes| available * 2);
+        }
+        variant
+    }
+
+    fn disk(&self, at: usize) -> Option<Variant> {
+        let (entry, device) = (&self.scenario.devices[at], &self.devices[at]);
+        let throttle = entry.limits.as_ref().and_then(|limits| limits.disk_read);
+        let throttle = throttle.or(device.disk.limit.as_ref().map(|limit| limit.value));
+        let own = device.disk.sequential.value;
+        let (fast, kind) = match device.os {
+            Os::Android => (FAST_FLASH, "UFS 4.0"),
+            Os::Linux | Os::Macos => (FAST_DISK, "an SSD on PCI Express 4.0"),
+        };
+        let now = throttle.filter(|limit| *limit < own).unwrap_or(own);
+        if fast.0 < FASTER * now.0 {
+            return None;
+        }
+        // The disk behind a throttle may be faster already.
+        let then = BytesPerSecond(fast.0.max(own.0));
+        let what = format!("{}: {kind}, {then} instead of {now}", entry.name);
+        let mut variant = self.variant(Kind::Disk, Some(at), what);
+        if let Some(limits) = &mut variant.scenario.devices[at].limits {
+            limits.disk_read = None;
+        }
+        let disk = &mut variant.devices[at].disk;
+        disk.limit = None;
+        let factor = then.0 / own.0;
+        for rate in
+            [Some(&mut disk.sequential), disk.fault.as_mut(), disk.random.as_mut(), disk.populate.as_mut()]
+                .into_iter()
+                .flatten()
+        {
+            set(rate, |rate| BytesPerSecond(rate.0 * factor));
+        }
+        Some(variant)
+    }
+
+    fn wired(&self) -> Option<Variant> {
+        let links = &self.scenario.links;
+        let slower = |link: &Link| link.bandwidth.value < CABLE || link.latency.value > CABLE_LATENCY;
+        let radio = links.air.is_some();
+        let pairs = links.between.iter().filter_map(|named| named.link.as_ref());
+        if self.devices.len() < 2 || !(radio || slower(&links.default) || pairs.into_iter().any(slower)) {
+            return None;
+        }
+        let instead = if radio { "Wi-Fi" } else { "the links there are" };
+        let what = format!("cables of 1 Gbit/s instead of {instead}");
+        let mut variant = self.variant(Kind::Wired, None, what);
+        let cable = Link {
+            latency: Sourced::new(CABLE_LATENCY, "assumed: a switch and two network stacks"),
+            bandwidth: Sourced::new(CABLE, "IEEE 802.3ab"),
+        };
+        // Devices that are unreachable by name are so by cable, too.
+        let between = links.between.iter().filter_map(|named| {
+            let unreachable: Option<Unreachable> = named.unreachable;
+            unreachable.map(|_| NamedLink { link: None, ..named.clone() })
+        });
+        variant.scenario.links = Links { between: between.collect(), ..Links::constant(cable) };
+        Some(variant)
+    }
+
+    fn quants(&self) -> Vec<Variant> {
+        let now = (self.model.total_bytes(), self.model.quant.as_str());
+        let others = Quant::MIXES.iter().filter(|quant| quant.name() != now.1);
+        let variant = |quant: &Quant| {
+            let name = quant.name();
+            let made = ModelProfile::from_shape(&self.model.name, self.model.shape.clone(), *quant);
+            let size = made
+                .as_ref()
+                .map_or(String::new(), |made| format!(", {} instead of {}", made.total_bytes(), now.0));
+            let mut variant = self.variant(Kind::Quant, None, format!("weights as {name}{size}"));
+            variant.model = made.map_err(|error| error.to_string());
+            variant
+        };
+        others.map(variant).collect()
+    }
+}
+
+/// Changes a sourced value and its source.
+fn set<T: Copy>(sourced: &mut Sourced<T>, change: impl FnOnce(T) -> T) {
+    *sourced = Sourced::new(change(sourced.value), "set: what if");
+}
+
+impl Variant {
+    /// Why its documents are not valid, if they are not.
+    pub fn contradiction(&self) -> Option<String> {
+        let devices = self.devices.iter().map(Document::validate);
+        let mut all = devices.chain([self.scenario.validate()]);
+        all.find_map(Result::err).map(|error| error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_profiles::device::shipped;
+    use hearth_profiles::model;
+
+    use super::*;
+
+    const SCENARIO: &str = "\
+schema: scenario/1
+name: three
+model: {profile: llama-8b}
+context: 512
+workload: {prompt: 8, generate: 4}
+devices:
+  - {name: laptop, profile: d2, head: true}
+  - {name: mac, profile: d1}
+  - {name: tablet, profile: d1, limits: {memory_share: 45 %}}
+  - {name: phone, profile: d4, limits: {memory: 3 GiB, disk_read: 100 MB/s}}
+links:
+  default: {latency: {value: 5 ms, source: a}, bandwidth: {value: 100 Mbit/s, source: a}}
+  between:
+    - {devices: [laptop, phone], unreachable: both}
+events:
+  - {at: 1 s, device: mac, load: 2 threads}
+";
+
+    fn made() -> Vec<Variant> {
+        let scenario = Scenario::from_yaml(SCENARIO).expect("a valid scenario");
+        let devices: Vec<Device> =
+            scenario.devices.iter().map(|entry| shipped(&entry.profile).expect("a device")).collect();
+        of(&scenario, &devices, &model::shipped("llama-8b").expect("a model"))
+    }
+
+    fn find(kind: Kind, device: &str) -> Variant {
+        let found =
+            made().into_iter().find(|it| it.kind == kind && it.device.as_deref().unwrap_or("") == device);
+        found.expect("the variant is there")
+    }
+
+    #[test]
+    fn every_variant_is_valid() {
+        let variants = made();
+        for variant in &variants {
+            assert_eq!(variant.contradiction(), None, "{}", variant.what);
+        }
+        let count = |kind| variants.iter().filter(|variant| variant.kind == kind).count();
+        assert_eq!(
+            [Kind::Without, Kind::Memory, Kind::Disk, Kind::Wired, Kind::Quant].map(count),
+            [4, 4, 4, 1, Quant::MIXES.len() - 1]
+        );
+    }
+
+    #[test]
+    fn removing_a_device_removes_its_links_and_events() {
+        let head = find(Kind::Without, "laptop");
+        assert_eq!((head.scenario.head(), head.scenario.devices.len()), (0, 3));
+        assert!(head.scenario.links.between.is_empty() && head.what.contains("mac as head"), "{}", head.what);
+        assert!(find(Kind::Without, "mac").scenario.events.is_empty());
+        assert_eq!(find(Kind::Wired, "").scenario.links.between.len(), 1);
+    }
+
+    #[test]
+    fn memory_and_disk_grow_with_their_limits() {
+        let phone = find(Kind::Memory, "phone");
+        assert_eq!(
+            phone.scenario.devices[3].limits.as_ref().and_then(|it| it.memory),
+            Some(Bytes::mib(6144))
+        );
+        let tablet = find(Kind::Memory, "tablet");
+        assert!(tablet.what.ends_with("memory for 90 % of its weights instead of 45 %"), "{}", tablet.what);
+        let share = tablet.scenario.devices[2].limits.as_ref().and_then(|it| it.memory_share);
+        assert_eq!(share, Some(Fraction(0.9)));
+        let (then, now) = (find(Kind::Memory, "mac").devices, shipped("d1").expect("a device"));
+        assert_eq!(then[1].memory.total.value, now.memory.total.value * 2);
+        assert_eq!(then[1].memory.available.value, now.memory.available.value + now.memory.total.value);
+        let phone = find(Kind::Disk, "phone");
+        assert_eq!(phone.scenario.devices[3].limits.as_ref().and_then(|it| it.disk_read), None);
+        let sequential = phone.devices[3].disk.sequential.value;
+        assert!((sequential.0 / FAST_FLASH.0 - 1.0).abs() < 1e-9, "{sequential}");
+    }
+}
