@@ -80,11 +80,6 @@ impl Failure {
         Self { error: self.error.hint(hint), ..self }
     }
 
-    /// What is wrong, in one line.
-    pub fn reason(&self) -> String {
-        self.error.what()
-    }
-
     #[must_use]
     pub fn code(self, code: u8) -> Self {
         Self { code, ..self }

@@ -184,7 +184,8 @@ mod tests {
         }
         let devices = "{name: a, profile: measured}, {name: '../../b', profile: measured}";
         let refused = check(&scenario(devices, "prompt: 1, generate: 1"), &[0]).expect_err("no file");
-        assert!(refused.reason().contains("`../../b`"), "{}", refused.reason());
+        let what = refused.into_error().what();
+        assert!(what.contains("`../../b`"), "{what}");
     }
 
     fn refusal(limits: &str, rest: &str) -> Option<String> {
@@ -194,7 +195,7 @@ devices: [{{name: a, profile: d1}}, {{name: b, profile: d1{limits}}}],
 links: {{default: {{latency: {{value: 5 ms, source: t}}, bandwidth: {{value: 1 MB/s, source: t}}}}}}, {rest}}}"
         );
         let scenario: Scenario = serde_yaml::from_str(&yaml).expect("a scenario");
-        check(&scenario, &[0, 1]).err().map(|failure| failure.reason())
+        check(&scenario, &[0, 1]).err().map(|failure| failure.into_error().what())
     }
 
     fn scenario(devices: &str, workload: &str) -> Scenario {
@@ -214,7 +215,8 @@ links: {{default: {{latency: {{value: 5 ms, source: t}}, bandwidth: {{value: 1 M
         let sequences = scenario(devices, "prompt: 8, generate: 1, sequences: 2");
         assert!(processors_suffice(&plain, &[0, 1]).is_ok());
         for together in [&batches, &sequences] {
-            let refused = processors_suffice(together, &[0, 1]).expect_err("2.5 of 2 processors").reason();
+            let refused =
+                processors_suffice(together, &[0, 1]).expect_err("2.5 of 2 processors").into_error().what();
             assert!(refused.contains("2.5 of the processors {0, 1}"), "{refused}");
             assert!(processors_suffice(together, &[0, 1, 2]).is_ok());
         }
