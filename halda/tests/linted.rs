@@ -308,7 +308,7 @@ fn a_device_that_is_left_out_wrongly() {
 fn every_code_stands_in_the_table() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/lint");
     let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
-    let table = read("../../../docs/lint.md");
+    let table = read("../../../docs/reference/lint.md");
     let mut codes = 0;
     for entry in std::fs::read_dir(&folder).unwrap() {
         let text = read(entry.unwrap().file_name().to_str().unwrap());
@@ -319,7 +319,7 @@ fn every_code_stands_in_the_table() {
                     continue;
                 };
                 codes += 1;
-                assert!(table.contains(&format!("`{code}`")), "docs/lint.md has no `{code}`");
+                assert!(table.contains(&format!("`{code}`")), "docs/reference/lint.md has no `{code}`");
             }
         }
     }

@@ -36,7 +36,7 @@ const DOCUMENTS: [Document; 3] = [
         ],
     },
     Document {
-        path: "docs/tutorial.md",
+        path: "docs/guides/first-ring.md",
         replaced: &[
             ("hearth synth --preset 1b --quant q4_k_m -o model.gguf", "cp MODEL model.gguf"),
             ("hearth profile --model", "hearth profile --quick --model"),
@@ -51,7 +51,7 @@ const DOCUMENTS: [Document; 3] = [
         left_out: &[("scripts/setup.sh", "installs packages"), ("cargo install", "installs the program")],
     },
     Document {
-        path: "docs/sweeps.md",
+        path: "docs/guides/sweeps.md",
         replaced: &[(
             "parallel hearth sweep SCENARIO --vary seed=1..64/64 --jobs 1 --shard {}/8 -o part-{}.csv ::: 1 2 3 4 5 6 7 8",
             "for i in 1 2 3 4 5 6 7 8; do hearth sweep SCENARIO --vary seed=1..64/64 --shard $i/8 -o part-$i.csv; done",

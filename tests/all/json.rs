@@ -1,4 +1,4 @@
-//! Does `--json` give the keys that docs/programs.md promises?
+//! Does `--json` give the keys that docs/reference/json.md promises?
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use crate::processes::{Worker, model, plan, run};
 
 /// The rows of the document: a command and its keys.
 fn promised() -> Vec<(String, Vec<String>)> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/programs.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reference/json.md");
     let text = fs::read_to_string(path).expect("the document");
     let rows = text.lines().filter_map(|line| line.strip_prefix("| `hearth ")?.split_once("` | "));
     rows.map(|(command, keys)| (command.to_owned(), spread(keys))).collect()

@@ -1,4 +1,4 @@
-//! Does docs/scenarios.md name every key of a scenario and of a device, and is a value of the wrong shape told how to be
+//! Does docs/reference/scenarios.md name every key of a scenario and of a device, and is a value of the wrong shape told how to be
 //! written?
 //!
 //! The keys come from the types: a key that no type knows is refused with a list of those that it knows.
@@ -39,7 +39,7 @@ fn keys<T: DeserializeOwned>() -> Vec<String> {
 
 #[test]
 fn the_reference_of_scenarios_names_every_key() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/scenarios.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reference/scenarios.md");
     let text = fs::read_to_string(path).expect("the reference");
     let all = [
         keys::<Scenario>(),
@@ -87,7 +87,7 @@ fn the_reference_of_scenarios_names_every_key() {
         assert!(!keys.is_empty());
         for key in keys {
             let named = text.contains(&format!("`{key}`")) || text.contains(&format!("{key}: .."));
-            assert!(named, "docs/scenarios.md does not name `{key}`");
+            assert!(named, "docs/reference/scenarios.md does not name `{key}`");
         }
     }
 }

@@ -81,7 +81,7 @@ impl NewScenario {
         let mut text = format!("# {} on {}.\n", one_line(&self.model), one_line(&names.join(", ")));
         let _ = write!(
             text,
-            "#\n# Check it with `hearth lint`, simulate it with `hearth simulate`; docs/scenarios.md has every key.\n\
+            "#\n# Check it with `hearth lint`, simulate it with `hearth simulate`; docs/reference/scenarios.md has every key.\n\
              schema: scenario/1\n\
              name: {}\n\
              # Of all random draws: the same seed gives the same run.\n\

@@ -286,7 +286,7 @@ fn with_soc_options(entry: &DeviceEntry, mut device: Device) -> Result<Device, E
     };
     if let Some(why) = soc.wrong_options(&options) {
         return Err(Error::invalid(format!("device `{name}`: `soc` {why}"))
-            .hint("see docs/scenarios.md for what each strategy needs"));
+            .hint("see docs/reference/scenarios.md for what each strategy needs"));
     }
     soc.usual = options;
     Ok(device)

@@ -4,7 +4,7 @@
 //! counts it ([`hearth_core::room`]), layer by layer, so an error about memory is a run that ends before it begins. Advice about
 //! speed is a rule of thumb; what it is worth, the simulator says.
 //!
-//! The codes stand in `docs/lint.md`.
+//! The codes stand in `docs/reference/lint.md`.
 //!
 //! Not here: what documents refuse by themselves when they are read.
 
