@@ -1,4 +1,4 @@
-//! Writes a report on a made-up pair of traces: `cargo run -p hearth-reports --example sample_report DIR`.
+//! Writes a report on a synthetic pair of traces: `cargo run -p hearth-reports --example sample_report DIR`.
 
 use std::error::Error;
 use std::fs;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use hearth_reports::Report;
 
-#[path = "../tests/sample/mod.rs"]
+#[path = "../tests/it/sample.rs"]
 mod sample;
 
 fn main() -> Result<(), Box<dyn Error>> {

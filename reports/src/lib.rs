@@ -1,8 +1,8 @@
-//! What happened in these runs, and how good was the prediction?
+//! Reports made from traces: one HTML page, Markdown, CSV, figures and time lines.
 //!
-//! A [`Report`] is made from traces and nothing else. Two traces of one plan, a simulated and a measured
-//! one, become a comparison term by term; one trace or several become tables side by side. The same
-//! traces always make the same bytes.
+//! A simulated and a measured trace of one plan become a [`Report`] that compares them term by term; other traces become
+//! tables side by side. The same traces always make the same bytes. [`published`] compares simulations with published
+//! numbers, and [`validation`] a suite of predictions with its measurements.
 //!
 //! ```
 //! use hearth_schema::trace::{Header, Kind, Origin, Outcome, Record, Resource, Trace, TracedDevice};
@@ -41,32 +41,17 @@
 //! Not here: reading traces and writing files (the command line), and the numbers themselves
 //! ([`hearth_core::metrics`]).
 
-mod against;
-mod blocks;
-mod charts;
+pub mod charts;
 pub mod comparison;
-mod contents;
 mod document;
-mod drafting;
-mod escape;
-mod gantt;
-mod happenings;
-pub mod lines;
-mod markdown;
-mod messages;
-mod page;
-mod parity;
-pub mod perfetto;
+pub mod exports;
 pub mod published;
 mod report;
-mod rounding;
-mod summary;
-mod svg;
-mod tables;
-mod terms;
-mod tokens;
+mod sections;
+mod text;
+mod timeline;
 pub mod validation;
 
 pub use comparison::Comparison;
-pub use escape::csv as csv_cell;
 pub use report::{Report, ReportError};
+pub use text::escape::csv_field;

@@ -1,76 +1,73 @@
-//! Which files does a report consist of?
+//! A report on traces, as files.
 //!
-//! `index.html` holds everything a reader needs; the others are the same for other readers: Markdown,
-//! CSV and JSON of the comparison, each figure as an SVG file, and time lines for a viewer.
+//! `index.html` has everything; the other files are for other uses: Markdown, CSV and JSON of the comparison, each figure
+//! as an SVG file, and time lines for trace viewers.
 //!
-//! Traces are checked first, so that nothing behind this point meets a time it cannot compute with.
+//! Traces are validated first, so that all other code can rely on their times and devices.
 
 use hearth_schema::Trace;
 
+use crate::charts::lines::LineChart;
 use crate::comparison::Comparison;
-use crate::document::Document;
-use crate::lines::Lines;
+use crate::document::json;
+use crate::exports::{csv, perfetto};
 use crate::published::Published;
-use crate::published::beside::{self, BesideError};
-use crate::{contents, escape, markdown, page, perfetto, tables, tokens};
+use crate::published::matching::{self, MatchError};
+use crate::sections;
+use crate::text::escape;
+use crate::timeline::tokens;
 
-/// The latest moment in a trace: 104 days, up to which a nanosecond is exact in a `f64`.
-const LATEST: u64 = 1 << 53;
-/// As many as a plan may have.
-const MOST_DEVICES: usize = 1024;
+/// The maximum time in a trace: 104 days, up to which a nanosecond is exact in a `f64`.
+const MAX_TIME: u64 = 1 << 53;
+/// The maximum number of devices of a plan.
+const MAX_DEVICES: usize = 1024;
 
-/// Why there can be no report on these traces.
+/// Why no report can be made from these traces.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReportError {
-    /// No trace at all.
-    #[error("there is no trace to report on; name at least one")]
+    #[error("no trace to report on; name at least one")]
     NoTraces,
     /// The header names more devices than a plan can have.
-    #[error("trace {trace} has {devices} devices; at most {MOST_DEVICES} can be reported on")]
+    #[error("trace {trace} has {devices} devices; a report can have at most {MAX_DEVICES}")]
     TooManyDevices {
         /// Which trace, from 1.
         trace: usize,
-        /// How many devices it names.
         devices: usize,
     },
-    /// A step or counter of a device that the header does not name.
+    /// A step or counter of a device that is not in the header.
     #[error(
-        "trace {trace}, {what} {index}: device {device} is not in the header; the trace is damaged: make it again"
+        "trace {trace}, {what} {index}: device {device} is not in the header; the trace is damaged: record it again"
     )]
     UnknownDevice {
         /// Which trace, from 1.
         trace: usize,
-        /// `step` or `counter`.
+        /// `step`, `counter` or `event`.
         what: &'static str,
-        /// Which one, from 0.
+        /// Its index, from 0.
         index: usize,
-        /// The device it names.
         device: u16,
     },
     /// A step ends before it starts, or later than can be computed with.
     #[error(
-        "trace {trace}, {what} {index}: {start} to {end} ns is not a span of time within 104 days; the trace is damaged: make it again"
+        "trace {trace}, {what} {index}: {start} to {end} ns is not a span of time within 104 days; the trace is damaged: record it again"
     )]
     BadSpan {
         /// Which trace, from 1.
         trace: usize,
-        /// `step` or `counter`.
+        /// `step`, `counter` or `event`.
         what: &'static str,
-        /// Which one, from 0.
+        /// Its index, from 0.
         index: usize,
-        /// When it starts.
         start: u64,
-        /// When it ends.
         end: u64,
     },
-    /// A token ends before the one in front of it.
+    /// A token ends before the previous one.
     #[error(
-        "trace {trace}: the token of pass {pass} ends before the token in front of it; the trace is damaged: make it again"
+        "trace {trace}: the token of pass {pass} ends before the previous token; the trace is damaged: record it again"
     )]
     TokenOrder {
         /// Which trace, from 1.
         trace: usize,
-        /// Which pass.
         pass: u32,
     },
 }
@@ -80,58 +77,49 @@ pub enum ReportError {
 pub struct Report {
     traces: Vec<Trace>,
     comparison: Comparison,
-    sweeps: Vec<Lines>,
+    sweeps: Vec<LineChart>,
 }
 
 impl Report {
-    /// A report on traces, in the order they are to appear.
+    /// A report on traces, in the order of the page.
     pub fn new(traces: Vec<Trace>) -> Result<Report, ReportError> {
         if traces.is_empty() {
             return Err(ReportError::NoTraces);
         }
         for (index, trace) in traces.iter().enumerate() {
-            check(index + 1, trace)?;
+            validate(index + 1, trace)?;
         }
         let comparison = Comparison::new(&traces);
         Ok(Report { traces, comparison, sweeps: Vec::new() })
     }
 
-    /// With what a document prints of the same scenarios beside the runs; of one system if it is named.
+    /// Adds the published numbers of the same scenarios; only those of one system if it is named.
     pub fn with_published(
         mut self,
         published: &Published,
         system: Option<&str>,
-    ) -> Result<Report, BesideError> {
-        self.comparison.published.extend(beside::find(published, system, &self.comparison.runs)?);
+    ) -> Result<Report, MatchError> {
+        self.comparison.published.extend(matching::find(published, system, &self.comparison.runs)?);
         self.comparison.caveats.extend(published.caveats.iter().map(|caveat| escape::paragraph(caveat)));
         Ok(self)
     }
 
-    /// With the times of a sweep as lines.
+    /// Adds a chart of a sweep.
     #[must_use]
-    pub fn with_sweep(mut self, lines: Lines) -> Report {
-        self.sweeps.push(lines);
+    pub fn with_sweep(mut self, chart: LineChart) -> Report {
+        self.sweeps.push(chart);
         self
     }
 
-    /// The numbers.
     pub fn comparison(&self) -> &Comparison {
         &self.comparison
     }
 
     /// All files: names relative to the report's folder, and contents.
     pub fn files(&self) -> Vec<(String, Vec<u8>)> {
-        let document = self.document();
-        let mut files = vec![
-            ("index.html".to_owned(), page::render(&document).into_bytes()),
-            ("report.md".to_owned(), markdown::render(&document).into_bytes()),
-            ("comparison.csv".to_owned(), tables::csv(&self.comparison).into_bytes()),
-            ("comparison.json".to_owned(), self.json()),
-        ];
-        let drawings = document.figures();
-        files.extend(
-            drawings.map(|figure| (format!("{}.svg", figure.name), figure.drawing.standalone().into_bytes())),
-        );
+        let mut files = sections::document(&self.comparison, &self.traces, &self.sweeps).files();
+        files.push(("comparison.csv".to_owned(), csv::comparison(&self.comparison)));
+        files.push(("comparison.json".to_owned(), json(&self.comparison)));
         for (run, trace) in self.comparison.runs.iter().zip(&self.traces) {
             files.push((format!("{}.perfetto.json", run.label), perfetto::export(trace)));
         }
@@ -143,29 +131,18 @@ impl Report {
         }
         files
     }
-
-    fn document(&self) -> Document {
-        contents::of(&self.comparison, &self.traces, &self.sweeps)
-    }
-
-    fn json(&self) -> Vec<u8> {
-        let mut out = serde_json::to_vec_pretty(&self.comparison)
-            .expect("numbers and texts are JSON, and memory takes them");
-        out.push(b'\n');
-        out
-    }
 }
 
-fn check(number: usize, trace: &Trace) -> Result<(), ReportError> {
+fn validate(number: usize, trace: &Trace) -> Result<(), ReportError> {
     let devices = trace.header.devices.len();
-    if devices > MOST_DEVICES {
+    if devices > MAX_DEVICES {
         return Err(ReportError::TooManyDevices { trace: number, devices });
     }
     let steps = trace.records.iter().map(|record| (record.device, record.start, record.end)).enumerate();
     let counters = trace.readings.iter().map(|reading| (reading.device, reading.at, reading.at)).enumerate();
     for (index, happening) in trace.happenings.iter().enumerate() {
         let (start, end) = (happening.start, happening.end.unwrap_or(happening.start));
-        if end < start || end > LATEST {
+        if end < start || end > MAX_TIME {
             return Err(ReportError::BadSpan { trace: number, what: "event", index, start, end });
         }
     }
@@ -174,7 +151,7 @@ fn check(number: usize, trace: &Trace) -> Result<(), ReportError> {
         if usize::from(device) >= devices {
             return Err(ReportError::UnknownDevice { trace: number, what, index, device });
         }
-        if end < start || end > LATEST {
+        if end < start || end > MAX_TIME {
             return Err(ReportError::BadSpan { trace: number, what, index, start, end });
         }
     }

@@ -1,17 +1,16 @@
-//! What did others publish, and how is each of their experiments run here?
+//! Published numbers of other systems, and their comparison with the simulator.
 //!
-//! A `published/1` document: a grid of rows (a model size, a set of devices, a number of rounds) and systems, each
-//! with the scenario or the options that stand for it, and the numbers that were printed. Beside the cells stand
-//! claims: ratios that a text states without a table. Nothing here is used to set a parameter; which of its rows
-//! were, elsewhere, the document says itself.
+//! A `published/1` document is a grid of rows (a model size, a set of devices, a number of rounds) and systems, with the
+//! scenario or the options of each run and the published numbers. Claims are ratios that a text states without a table.
+//! No number of a document sets a parameter; the document names the rows to which parameters of the shipped devices were
+//! fitted.
 //!
-//! A row is a scenario, which is planned and simulated with each system, or a pass of a model through one GPU, which is
-//! predicted by two numbers of each ([`speeds`]).
+//! A row is either a scenario, which is planned and simulated with each system, or a pass of a model through one GPU,
+//! which is predicted from two numbers of the GPU ([`speeds`]).
 //!
-//! Not here: running them (the command line), how near the simulator comes ([`scores`]), and which cells belong beside a
-//! run that was made already ([`beside`]).
+//! Not here: running them (the command line).
 
-pub mod beside;
+pub mod matching;
 pub mod page;
 pub mod results;
 pub mod scores;
@@ -27,7 +26,7 @@ use hearth_schema::scenario::PlannerOptions;
 use hearth_schema::trace::Outcome;
 use serde::{Deserialize, Serialize};
 
-use speeds::{LeftOut, Roofline, TwoNumbers};
+use speeds::{Excluded, GpuPeaks, GpuRun};
 
 /// The documents of `published/`, by name.
 pub const SHIPPED: [(&str, &str); 7] = [
@@ -45,7 +44,7 @@ pub fn shipped(name: &str) -> Option<&'static str> {
     SHIPPED.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
 }
 
-/// Published numbers and how they are run again.
+/// Published numbers and how they are reproduced.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Published {
@@ -53,11 +52,9 @@ pub struct Published {
     pub schema: String,
     /// Short name, also of the report's folder.
     pub name: String,
-    /// What was measured.
     pub title: String,
-    /// Where it is printed.
+    /// Where it was published.
     pub source: String,
-    /// What a reader has to know before comparing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub caveats: Vec<String>,
     /// Rows on which parameters of the shipped devices were fitted.
@@ -68,37 +65,35 @@ pub struct Published {
     pub warm: bool,
     /// How far a simulated number may be off, as a share of the published one.
     pub tolerance: Fraction,
-    /// The columns.
     pub systems: Vec<System>,
-    /// The rows.
     pub rows: Vec<Row>,
-    /// Systems whose memory is shown by device and processor.
+    /// Systems for which the page has a table of memory by device and processor.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub footprint: Vec<String>,
-    /// What the text says of two cells.
+    /// Ratios of two cells that the text states.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub claims: Vec<Claim>,
 }
 
-/// A system that was measured, and how a run of ours stands for it.
+/// A measured system, and the options with which it is simulated.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct System {
-    /// Its name as printed.
+    /// Its published name.
     pub name: String,
-    /// Why it is run so.
+    /// Why it is simulated with these options.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub about: String,
-    /// What it plans with, instead of what the scenario says.
+    /// The planner's options, instead of those of the scenario.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub planner: Option<PlannerOptions>,
-    /// The GPU that it is, for rows that are passes through one GPU.
+    /// The GPU, for rows that are passes through one GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub gpu: Option<TwoNumbers>,
-    /// How its devices keep their weights.
+    pub gpu: Option<GpuPeaks>,
+    /// The residency policy of its devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub residency: Option<ResidencyOptions>,
-    /// How its SoCs use their processors.
+    /// The use of the processors of its SoCs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub soc: Option<SocOptions>,
 }
@@ -107,20 +102,20 @@ pub struct System {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Row {
-    /// As printed.
+    /// Its published name.
     pub label: String,
     /// The path of the scenario, from the folder of this document.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scenario: Option<String>,
     /// A pass through one GPU instead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub roofline: Option<Roofline>,
-    /// What was published of a system; a system without a cell here is run where a claim names it.
+    pub roofline: Option<GpuRun>,
+    /// The published numbers by system; a system without a cell is run only where a claim names it.
     #[serde(default)]
     pub cells: BTreeMap<String, Cell>,
 }
 
-/// What was published of one run.
+/// The published numbers of one run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cell {
@@ -136,24 +131,24 @@ pub struct Cell {
     /// Tokens a second after it, instead of `tpot`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decode: Option<PerSecond>,
-    /// Numbers that look like something else than what the row is about, and count in no mean.
-    #[serde(default, skip_serializing_if = "LeftOut::is_empty")]
-    pub left_out: LeftOut,
+    /// Numbers that do not fit the row, with the reason; they are left out of all means.
+    #[serde(default, alias = "left_out", skip_serializing_if = "Excluded::is_empty")]
+    pub excluded: Excluded,
     /// How it ended, if not well.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outcome: Option<Outcome>,
     /// Memory pressure by device.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub pressure: BTreeMap<String, Fraction>,
-    /// How far a simulated time may be off, if not as everywhere.
+    /// The tolerance of this cell, if it is not that of the document.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tolerance: Option<Fraction>,
-    /// Why a small change of a parameter would change this cell much, or why it is known to be off.
+    /// Why the cell is sensitive to a parameter, or why it is known to differ.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remark: Option<String>,
 }
 
-/// What two cells are compared by.
+/// The quantity by which two cells are compared.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Ratio {
@@ -173,28 +168,25 @@ impl Ratio {
     }
 }
 
-/// The time per token of one cell over that of another, as a text states it, or another number of both.
+/// A ratio of the same quantity of two cells, as a text states it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Claim {
-    /// In words.
     pub text: String,
-    /// Of what it is a ratio.
     #[serde(default, skip_serializing_if = "Ratio::is_tpot")]
     pub ratio: Ratio,
     /// Row and system of the numerator.
     pub of: [String; 2],
     /// Row and system of the denominator.
     pub over: [String; 2],
-    /// The least ratio that the text can mean.
+    /// The smallest ratio that agrees with the text.
     pub from: f64,
-    /// The greatest.
+    /// The largest ratio that agrees with the text.
     pub to: f64,
 }
 
 impl Published {
-    /// The cells that are to be run: those with a published number and those that a claim names, by index of row and
-    /// system.
+    /// The cells to run, by index of row and system: those with a published number and those that a claim names.
     pub fn runs(&self) -> BTreeSet<(usize, usize)> {
         let named = self.claims.iter().flat_map(|claim| [&claim.of, &claim.over]);
         let published = self.rows.iter().enumerate().flat_map(|(row, entry)| {
@@ -237,34 +229,34 @@ impl Document for Published {
         for row in &self.rows {
             if let Some(unknown) = row.cells.keys().find(|name| !systems.contains(name)) {
                 return refuse(format!(
-                    "row `{}` has a cell of `{unknown}`, which is no system here",
+                    "row `{}` has a cell of `{unknown}`, which is not a system of this document",
                     row.label
                 ));
             }
             let times = row.cells.values().flat_map(|cell| [cell.tpot, cell.ttft]).flatten();
             if times.into_iter().any(|time| time.0 <= 0.0) {
-                return refuse(format!("row `{}` has a time that is not above zero", row.label));
+                return refuse(format!("row `{}` has a time that is not positive", row.label));
             }
             speeds::check(row, &self.systems).map_or(Ok(()), refuse)?;
         }
         if let Some(unknown) = self.fitted.iter().find(|label| !rows.contains(label)) {
-            return refuse(format!("`fitted` names `{unknown}`, which is no row here"));
+            return refuse(format!("`fitted` names `{unknown}`, which is not a row of this document"));
         }
         if let Some(unknown) = self.footprint.iter().find(|name| !systems.contains(name)) {
-            return refuse(format!("`footprint` names `{unknown}`, which is no system here"));
+            return refuse(format!("`footprint` names `{unknown}`, which is not a system of this document"));
         }
         for claim in &self.claims {
             if let Some([row, system]) =
                 [&claim.of, &claim.over].into_iter().find(|cell| self.place(cell).is_none())
             {
-                return refuse(format!("a claim names [{row}, {system}], which is no cell here"));
+                return refuse(format!("a claim names [{row}, {system}], which is not a cell of this document"));
             }
             let mut cells = [&claim.of, &claim.over].into_iter().filter_map(|cell| self.place(cell));
-            let unfit = |(row, system): (usize, usize)| {
-                let why = speeds::unfit(&self.rows[row], &self.systems[system])?;
+            let mismatch = |(row, system): (usize, usize)| {
+                let why = speeds::mismatch(&self.rows[row], &self.systems[system])?;
                 Some(format!("a claim names row `{}`, which {why}", self.rows[row].label))
             };
-            if let Some(what) = cells.find_map(unfit) {
+            if let Some(what) = cells.find_map(mismatch) {
                 return refuse(what);
             }
             if !(claim.from.is_finite() && claim.to.is_finite() && 0.0 < claim.from && claim.from <= claim.to)
@@ -273,7 +265,7 @@ impl Document for Published {
             }
         }
         if self.runs().is_empty() {
-            return refuse("nothing is published here: no row has a cell".into());
+            return refuse("no row has a cell: add a published number".into());
         }
         Ok(())
     }

@@ -1,8 +1,8 @@
-//! What did the simulator say of each published run?
+//! Simulated results of the published runs.
 //!
-//! Filled in by the command line, which plans and simulates; the rest of this folder reads it.
+//! The command line, which plans and simulates, fills them in.
 //!
-//! Not here: judging it ([`super::scores`]).
+//! Not here: their comparison with the published numbers ([`super::scores`]).
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,9 @@ use serde::Serialize;
 
 use super::Ratio;
 
-/// A run of one cell.
+/// The simulated run of one cell.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Simulated {
-    /// How it ended.
     pub outcome: Outcome,
     /// Mean time per output token after the first, in milliseconds.
     pub tpot_ms: Option<f64>,
@@ -25,13 +24,13 @@ pub struct Simulated {
     pub energy_j: Option<f64>,
     /// Memory pressure by device, as a share.
     pub pressure: BTreeMap<String, f64>,
-    /// What each processor's memory holds, in the plan's order.
+    /// The memory of each processor, in the plan's order.
     pub footprint: Vec<Footprint>,
-    /// The plan in short.
+    /// The plan in one line.
     pub plan: String,
-    /// What of it has not been checked against a machine.
+    /// What has not been validated against a machine.
     pub unvalidated: Vec<String>,
-    /// How sure the time per token is, if that was asked for.
+    /// The uncertainty of the time per token, if requested.
     pub spread: Option<Spread>,
 }
 
@@ -39,76 +38,73 @@ pub struct Simulated {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Footprint {
     /// The device and its processor, as `d3-gpu`.
-    pub place: String,
-    /// Weights, keys and values and buffers, whether they fit or not.
+    pub processor: String,
+    /// Weights, KV cache and buffers, whether they fit or not.
     pub bytes: u64,
-    /// What a run can have there.
+    /// The memory that a run can use there.
     pub available: u64,
 }
 
-/// How far a prediction moves with what it rests on.
+/// The uncertainty of a prediction, from draws of all parameters.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Spread {
-    /// A tenth of the draws lies below, in milliseconds.
+    /// The 10th percentile in milliseconds.
     pub p10_ms: f64,
-    /// A tenth lies above.
+    /// The 90th percentile.
     pub p90_ms: f64,
-    /// How many draws ran out of memory, and so took endlessly.
+    /// Draws that ran out of memory, which count as infinitely long.
     pub failed: usize,
-    /// Draws.
     pub draws: usize,
-    /// The parameters that move it most, with the change of the time when each is moved by its own uncertainty, the
-    /// greater of both directions, as a share; endless if the run ends badly then.
+    /// The parameters with the largest effect, with the relative change of the time when each is changed by its own
+    /// uncertainty (the larger of both directions); infinite if the run then runs out of memory.
     pub sensitive: Vec<(String, f64)>,
 }
 
-/// Why a cell could not be run.
+/// The result of a cell.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Result {
-    /// It ran.
     Ran(Simulated),
-    /// It has no plan, or its plan cannot be run.
+    /// It has no plan, or its plan cannot be simulated.
     Refused {
-        /// Why.
         refused: String,
     },
 }
 
 impl Spread {
-    /// The parameters that move the time most, and how much.
-    pub fn moved_by(&self) -> String {
+    /// The parameters with the largest effect on the time, in words.
+    pub fn sensitivities(&self) -> String {
         let change = |(name, change): &(String, f64)| {
             if change.is_finite() {
                 format!("{name} {:+.0} %", change * 100.0)
             } else {
-                format!("{name} to its end")
+                format!("{name} out of memory")
             }
         };
-        let moved: Vec<String> = self.sensitive.iter().map(change).collect();
-        if moved.is_empty() { "nothing by itself".to_owned() } else { moved.join(", ") }
+        let changes: Vec<String> = self.sensitive.iter().map(change).collect();
+        if changes.is_empty() { "no single parameter".to_owned() } else { changes.join(", ") }
     }
 
-    /// For people.
-    pub fn in_words(&self) -> String {
+    /// A summary for a terminal.
+    pub fn summary(&self) -> String {
         let failed = match self.failed {
             0 => String::new(),
-            failed => format!(" ({failed} do not fit into memory)"),
+            failed => format!(" ({failed} do not fit in memory)"),
         };
-        let (draws, between, moved) = (self.draws, self.between(), self.moved_by());
+        let (draws, interval, changes) = (self.draws, self.interval(), self.sensitivities());
         format!(
-            "  Of {draws} draws of all parameters{failed} eight in ten take {between}.\n  Moved most by {moved}."
+            "  80 % of {draws} draws of all parameters{failed} take {interval}.\n  Most sensitive to {changes}."
         )
     }
 
-    /// The interval; a draw that does not fit takes endlessly.
-    pub fn between(&self) -> String {
+    /// The 80 % interval in words; a draw that does not fit in memory counts as infinitely long.
+    pub fn interval(&self) -> String {
         let digits = |ms: f64| usize::from(ms < 100.0);
         let show = |ms: f64| format!("{ms:.*}", digits(ms));
         match (self.p10_ms.is_finite(), self.p90_ms.is_finite()) {
-            (true, true) => format!("{} to {} ms a token", show(self.p10_ms), show(self.p90_ms)),
-            (true, false) => format!("{} ms a token or more, up to endlessly", show(self.p10_ms)),
-            (false, _) => "endlessly".to_owned(),
+            (true, true) => format!("{} to {} ms per token", show(self.p10_ms), show(self.p90_ms)),
+            (true, false) => format!("at least {} ms per token, or run out of memory", show(self.p10_ms)),
+            (false, _) => "infinitely long: they run out of memory".to_owned(),
         }
     }
 }
@@ -124,11 +120,11 @@ impl Result {
 
     /// The time per token of a run that ended well, in milliseconds.
     pub fn tpot_ms(&self) -> Option<f64> {
-        self.compared(Ratio::Tpot)
+        self.quantity(Ratio::Tpot)
     }
 
-    /// What two runs are compared by, of one that ended well.
-    pub fn compared(&self, by: Ratio) -> Option<f64> {
+    /// The quantity of a claim, of a run that ended well.
+    pub fn quantity(&self, by: Ratio) -> Option<f64> {
         let run = self.ran().filter(|run| run.outcome == Outcome::Ok)?;
         match by {
             Ratio::Tpot => run.tpot_ms,

@@ -1,15 +1,15 @@
-//! How near do simulated numbers come to published ones?
+//! Agreement of simulated numbers with published ones.
 //!
-//! - The error of a time: simulated over published, less 1. The median of their sizes, over the cells with a
+//! - The error of a time: simulated over published, less 1; and the median of the absolute errors over the cells with a
 //!   published time that did not run out of memory.
-//! - The order of the systems in a row: every pair whose published times differ by a fifth or more must not stand the other
-//!   way round here. A run out of memory is slower than any time.
+//! - The order of the systems in a row: pairs whose published times differ by a fifth or more should have the same order
+//!   in the simulation. A run out of memory is slower than any time.
 //! - The order of the rows in a column: Spearman's rank correlation of published and simulated times.
-//! - Outcomes: whether a run is out of memory where it was.
-//! - Claims: whether a ratio lies within what the text can mean.
+//! - Outcomes: whether the same runs run out of memory.
+//! - Claims: whether a ratio is within the range that agrees with the text.
 //! - Speeds, where they were published instead of times ([`super::speeds`]).
 //!
-//! Not here: laying it out ([`super::page`]).
+//! Not here: the layout ([`super::page`]).
 
 use hearth_schema::trace::Outcome;
 use serde::Serialize;
@@ -18,31 +18,28 @@ use super::results::{Result, Results, Simulated};
 use super::speeds::Speeds;
 use super::{Cell, Claim, Published, Row};
 
-/// Published times nearer to each other than this may stand either way round.
+/// Published times within this factor have no order.
 const TIE: f64 = 1.2;
 
-/// A published time beside the simulated one.
+/// A published time and the simulated one.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Error {
-    /// The row's label.
     pub row: String,
-    /// The system's name.
     pub system: String,
-    /// In milliseconds.
     pub published_ms: f64,
-    /// In milliseconds; absent if it could not be run or ended badly.
+    /// Absent if it could not be run or ended badly.
     pub simulated_ms: Option<f64>,
     /// Simulated over published, less 1.
     pub error: Option<f64>,
-    /// The most that the document allows.
+    /// The tolerance of the document.
     pub tolerance: f64,
-    /// Whether parameters were fitted on this row.
+    /// Whether parameters were fitted to this row.
     pub fitted: bool,
-    /// Whether the simulated time is within the tolerance. From a half on a tolerance is a factor, both ways.
+    /// Whether the simulated time is within the tolerance. A tolerance of a half or more is a factor in both directions.
     pub within: bool,
-    /// Whether it counts in no median: the document says why.
+    /// Whether the document excludes it from the medians.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub left_out: bool,
+    pub excluded: bool,
 }
 
 fn within(error: Option<f64>, tolerance: f64) -> bool {
@@ -52,74 +49,71 @@ fn within(error: Option<f64>, tolerance: f64) -> bool {
     })
 }
 
-/// Everything that is asked of a published document.
+/// All scores of a published document.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Scores {
     /// Times per output token.
     pub tpot: Vec<Error>,
     /// Times to the first token.
     pub ttft: Vec<Error>,
-    /// Median of the sizes of the errors of times per token.
-    pub median: Option<f64>,
-    /// The same of times to the first token.
+    /// Median absolute error of the times per token.
+    pub median_tpot: Option<f64>,
+    /// Median absolute error of the times to the first token.
     pub median_ttft: Option<f64>,
-    /// The same over the rows that nothing was fitted on.
-    pub median_held_out: Option<f64>,
-    /// Pairs of systems that stand the other way round, as `row: faster, slower`.
-    pub order: Vec<String>,
+    /// Median absolute error of the times per token of the rows to which nothing was fitted.
+    pub median_tpot_held_out: Option<f64>,
+    /// Pairs of systems in the wrong order, as `row: faster, slower`.
+    pub misordered: Vec<String>,
     /// Rank correlation of each system's rows, where there are three or more.
-    pub rank: Vec<(String, f64)>,
-    /// Cells whose outcome is not the published one.
-    pub outcomes: Vec<String>,
-    /// Each claim's ratio.
-    pub claims: Vec<Judgement>,
+    pub rank_correlation: Vec<(String, f64)>,
+    /// Cells whose outcome differs from the published one.
+    pub outcome_mismatches: Vec<String>,
+    pub claims: Vec<ClaimScore>,
     /// Speeds of the rows that are passes through one GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub speeds: Option<Speeds>,
 }
 
-/// A claim and what the simulator makes of it.
+/// A claim and its simulated ratio.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Judgement {
-    /// In words.
+pub struct ClaimScore {
     pub text: String,
-    /// The range that the text can mean.
+    /// The range that agrees with the text.
     pub range: [f64; 2],
-    /// The simulated ratio.
     pub ratio: Option<f64>,
-    /// Whether it lies in the range.
+    /// Whether the ratio is within the range.
     pub holds: bool,
 }
 
 impl Scores {
-    /// Puts results beside what was published.
+    /// Compares results with the published numbers.
     pub fn of(published: &Published, results: &Results) -> Self {
-        let left_out = |of: &Option<String>| of.is_some();
+        let excluded = |reason: &Option<String>| reason.is_some();
         let tpot = errors(
             published,
             results,
-            |row, cell| Some((row.tpot(cell)?.0, left_out(&cell.left_out.decode))),
+            |row, cell| Some((row.tpot(cell)?.0, excluded(&cell.excluded.decode))),
             |run| run.tpot_ms,
         );
         let ttft = errors(
             published,
             results,
-            |row, cell| Some((row.ttft(cell)?.0, left_out(&cell.left_out.prefill))),
+            |row, cell| Some((row.ttft(cell)?.0, excluded(&cell.excluded.prefill))),
             |run| run.ttft_ms,
         );
         let counted = |errors: &[Error]| -> Vec<(f64, bool)> {
-            let counted = errors.iter().filter(|error| !error.left_out);
+            let counted = errors.iter().filter(|error| !error.excluded);
             counted.filter_map(|error| Some((error.error?, error.fitted))).collect()
         };
         let held_out = counted(&tpot).into_iter().filter(|(_, fitted)| !fitted);
         Self {
-            median: median(counted(&tpot).into_iter().map(|(error, _)| error)),
+            median_tpot: median(counted(&tpot).into_iter().map(|(error, _)| error)),
             median_ttft: median(counted(&ttft).into_iter().map(|(error, _)| error)),
-            median_held_out: median(held_out.map(|(error, _)| error)),
-            order: order(published, results),
-            rank: rank(published, &tpot),
-            outcomes: outcomes(published, results),
-            claims: published.claims.iter().map(|claim| judge(published, results, claim)).collect(),
+            median_tpot_held_out: median(held_out.map(|(error, _)| error)),
+            misordered: misordered(published, results),
+            rank_correlation: rank_correlation(published, &tpot),
+            outcome_mismatches: outcome_mismatches(published, results),
+            claims: published.claims.iter().map(|claim| score_claim(published, results, claim)).collect(),
             speeds: Speeds::of(published, results),
             tpot,
             ttft,
@@ -137,7 +131,7 @@ fn errors(
     for (place, row) in published.rows.iter().enumerate() {
         for (column, system) in published.systems.iter().enumerate() {
             let Some(cell) = row.cells.get(&system.name) else { continue };
-            let Some((seconds, left_out)) = time(row, cell) else { continue };
+            let Some((seconds, excluded)) = time(row, cell) else { continue };
             let published_ms = seconds * 1e3;
             let run = results.get(&(place, column)).and_then(|result| result.ran());
             let simulated_ms = run.filter(|run| run.outcome == Outcome::Ok).and_then(&simulated);
@@ -152,7 +146,7 @@ fn errors(
                 tolerance,
                 fitted: published.fitted.contains(&row.label),
                 within: within(error, tolerance),
-                left_out,
+                excluded,
             });
         }
     }
@@ -167,7 +161,7 @@ fn median(errors: impl Iterator<Item = f64>) -> Option<f64> {
     Some(f64::midpoint(sizes[middle], upper))
 }
 
-/// The time of a cell as published, endless if it ran out of memory.
+/// The published time of a cell in milliseconds, infinite if it ran out of memory.
 fn published_time(row: &Row, cell: &Cell) -> Option<f64> {
     match cell.outcome {
         Some(Outcome::OutOfMemory | Outcome::Killed) => Some(f64::INFINITY),
@@ -175,7 +169,7 @@ fn published_time(row: &Row, cell: &Cell) -> Option<f64> {
     }
 }
 
-fn order(published: &Published, results: &Results) -> Vec<String> {
+fn misordered(published: &Published, results: &Results) -> Vec<String> {
     let mut wrong = Vec::new();
     for (place, row) in published.rows.iter().enumerate() {
         let cells: Vec<(&str, f64, f64)> = published
@@ -201,7 +195,7 @@ fn order(published: &Published, results: &Results) -> Vec<String> {
     wrong
 }
 
-fn rank(published: &Published, errors: &[Error]) -> Vec<(String, f64)> {
+fn rank_correlation(published: &Published, errors: &[Error]) -> Vec<(String, f64)> {
     let correlation = |name: &str| {
         let column: Vec<(f64, f64)> = errors
             .iter()
@@ -233,7 +227,7 @@ fn spearman(pairs: &[(f64, f64)]) -> Option<f64> {
     (scale > 0.0).then(|| product(&one, &other) / scale)
 }
 
-fn outcomes(published: &Published, results: &Results) -> Vec<String> {
+fn outcome_mismatches(published: &Published, results: &Results) -> Vec<String> {
     let mut wrong = Vec::new();
     for (place, row) in published.rows.iter().enumerate() {
         for (column, system) in published.systems.iter().enumerate() {
@@ -248,13 +242,13 @@ fn outcomes(published: &Published, results: &Results) -> Vec<String> {
     wrong
 }
 
-fn judge(published: &Published, results: &Results, claim: &Claim) -> Judgement {
-    let time = |cell| published.place(cell).and_then(|place| results.get(&place)?.compared(claim.ratio));
+fn score_claim(published: &Published, results: &Results, claim: &Claim) -> ClaimScore {
+    let time = |cell| published.place(cell).and_then(|place| results.get(&place)?.quantity(claim.ratio));
     let ratio =
         time(&claim.of).zip(time(&claim.over)).map(|(of, over)| of / over).filter(|ratio| ratio.is_finite());
     let range = [claim.from, claim.to];
     let holds = ratio.is_some_and(|ratio| (claim.from..=claim.to).contains(&ratio));
-    Judgement { text: claim.text.clone(), range, ratio, holds }
+    ClaimScore { text: claim.text.clone(), range, ratio, holds }
 }
 
 #[cfg(test)]
@@ -316,27 +310,27 @@ claims:
         let within: Vec<bool> = scores.tpot.iter().map(|error| error.within).collect();
         // 400 over 210 is 1.9 times, which a tolerance of 100 % allows.
         assert_eq!(within, [true, false, false, true, true]);
-        assert_eq!(scores.median, Some(0.475));
-        assert!((scores.median_held_out.expect("rows") - 0.475).abs() < 1e-12, "0.043, 0.475, 0.5");
+        assert_eq!(scores.median_tpot, Some(0.475));
+        assert!((scores.median_tpot_held_out.expect("rows") - 0.475).abs() < 1e-12, "0.043, 0.475, 0.5");
         // In a, two is the faster here; in b the published times are too near; in c two ran out of memory, as it should.
-        assert_eq!(scores.order, ["a: one, two"]);
+        assert_eq!(scores.misordered, ["a: one, two"]);
         // Published 1, 2, 3; simulated 1, 3, 2: 1 - 6 (0 + 1 + 1) / (3 (9 - 1)).
-        assert_eq!(scores.rank, [("one".to_owned(), 0.5)]);
-        assert!(scores.outcomes.is_empty());
+        assert_eq!(scores.rank_correlation, [("one".to_owned(), 0.5)]);
+        assert!(scores.outcome_mismatches.is_empty());
         let [claim] = &scores.claims[..] else { panic!("one claim") };
         assert!(claim.holds && (claim.ratio.expect("a ratio") - 210.0 / 110.0).abs() < 1e-12);
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn inconsistent_documents_are_refused() {
         for (from, to, expected) in [
             ("name: made-up", "name: ../up", "letters, digits"),
             ("{name: two, planner: {strategy: mem}}", "{name: one, planner: {strategy: mem}}", "two systems"),
             ("label: b", "label: a", "two rows"),
-            ("cells: {one: {tpot: 100 ms}", "cells: {three: {tpot: 100 ms}", "no system here"),
-            ("tpot: 100 ms", "tpot: 0 ms", "not above zero"),
-            ("fitted: [a]", "fitted: [z]", "no row here"),
-            ("over: [a, one]", "over: [a, six]", "no cell here"),
+            ("cells: {one: {tpot: 100 ms}", "cells: {three: {tpot: 100 ms}", "not a system"),
+            ("tpot: 100 ms", "tpot: 0 ms", "not positive"),
+            ("fitted: [a]", "fitted: [z]", "not a row"),
+            ("over: [a, one]", "over: [a, six]", "not a cell"),
             ("from: 1.5", "from: .nan", "from <= to"),
         ] {
             let text = DOCUMENT.replacen(from, to, 1);

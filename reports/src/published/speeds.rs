@@ -1,30 +1,29 @@
-//! How fast is a GPU that two numbers stand for, beside published speeds?
+//! Published speeds of one GPU, compared with a roofline prediction from its compute rate and bandwidth.
 //!
 //! A row of a `published/1` document may be a pass of a model through one GPU instead of a scenario, and a system of it a
-//! GPU: its arithmetic and its bandwidth as achieved. Speeds are given as printed, in tokens a second; a prompt of P
-//! tokens at v a second is a time to the first token of P / v.
+//! GPU. Speeds are in tokens per second; a prompt of P tokens at v tokens per second has a time to first token of P / v.
 //!
-//! The error of a speed: predicted over published, less 1. The mean of their sizes is taken over what nothing was fitted on
-//! and the document does not leave out; what it leaves out is shown beside, with its reason.
+//! The error of a speed is predicted over published, less 1. The mean of the absolute errors is over the cells to which
+//! nothing was fitted and which the document does not exclude; excluded cells are shown with their reason.
 //!
 //! Not here: the prediction (`hearth_sim::mobile_gpu`).
 
 use std::fmt::Write;
 
-use hearth_profiles::{BytesPerSecond, FlopsPerSecond, Seconds, Sourced};
+use hearth_profiles::{BytesPerSecond, FlopsPerSecond, PerSecond, Seconds, Sourced};
 use serde::{Deserialize, Serialize};
 
 use super::results::{Result, Results};
 use super::{Cell, Published, Row, System};
-use crate::document::{Block, Table, Text, Weight};
-use crate::rounding;
+use crate::document::{Block, NO_VALUE, Table, Text};
+use crate::text::numbers;
 
-/// The longest prompt and the most tokens after it. source: assumed, the longest context of a model
-const MOST_TOKENS: u32 = 1 << 20;
+/// The maximum number of tokens of a prompt, and after it. source: assumed, the longest context of a model
+const MAX_TOKENS: u32 = 1 << 20;
 
-/// How weights are stored. ML Drift paper, section 4.2: with a scale for each channel.
+/// The quantisation of weights, with a scale for each channel (ML Drift paper, section 4.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Stored {
+pub enum Quantisation {
     /// Eight bits everywhere.
     #[serde(rename = "q8")]
     Q8,
@@ -33,80 +32,70 @@ pub enum Stored {
     Mixed,
 }
 
-/// A prompt and what is generated after it, through one GPU.
+/// A prompt and the generation after it, on one GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Roofline {
-    /// The path of the model's document, from the folder of this one.
+pub struct GpuRun {
+    /// The path of the model's document, relative to the folder of this one.
     pub model: String,
-    /// How its weights are stored.
-    pub weights: Stored,
+    pub weights: Quantisation,
     /// Tokens of the prompt.
     pub prompt: u32,
-    /// Tokens after it.
+    /// Generated tokens.
     pub generate: u32,
 }
 
-/// What a GPU reaches.
+/// The rates that a GPU achieves.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct TwoNumbers {
-    /// Arithmetic.
+pub struct GpuPeaks {
     pub compute: Sourced<FlopsPerSecond>,
-    /// Reading weights and cache.
+    /// Of reading weights and KV cache.
     pub bandwidth: Sourced<BytesPerSecond>,
 }
 
-/// Why speeds of a cell count in no mean.
+/// Why speeds of a cell are excluded from the means.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct LeftOut {
-    /// Reading the prompt.
+pub struct Excluded {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefill: Option<String>,
-    /// Generating.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decode: Option<String>,
 }
 
-/// What is done with tokens.
+/// The stage of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Stage {
-    /// Reading a prompt.
     Prefill,
-    /// Generating.
     Decode,
 }
 
-/// A published speed beside the predicted one, in tokens a second.
+/// A published speed and the predicted one, in tokens per second.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Speed {
-    /// The row's label.
     pub row: String,
-    /// The GPU.
     pub system: String,
-    /// Of what.
     pub stage: Stage,
-    /// As printed.
     pub published: f64,
-    /// By the two numbers; absent if it could not be predicted.
+    /// Absent if it could not be predicted.
     pub predicted: Option<f64>,
     /// Predicted over published, less 1.
     pub error: Option<f64>,
-    /// Whether the two numbers were fitted on this row.
+    /// Whether the rates of the GPU were fitted to this row.
     pub fitted: bool,
-    /// Why it counts in no mean.
+    /// Why it is excluded from the means.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub left_out: Option<String>,
+    pub excluded: Option<String>,
 }
 
-/// A mean of errors' sizes.
+/// A mean absolute error.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Mean {
-    /// As a share.
+    /// As a fraction.
     pub error: f64,
-    /// Of so many cells.
+    /// The number of cells in it.
     pub cells: usize,
 }
 
@@ -115,34 +104,32 @@ pub struct Mean {
 pub struct Speeds {
     /// In the order of rows and systems.
     pub all: Vec<Speed>,
-    /// Of reading prompts.
     pub prefill: Option<Mean>,
-    /// Of generating.
     pub decode: Option<Mean>,
 }
 
-impl LeftOut {
-    /// Whether all counts.
+impl Excluded {
+    /// Whether nothing is excluded.
     pub fn is_empty(&self) -> bool {
-        *self == LeftOut::default()
+        *self == Excluded::default()
     }
 }
 
 impl Row {
-    /// Time per token as published.
+    /// The published time per token.
     pub fn tpot(&self, cell: &Cell) -> Option<Seconds> {
         cell.tpot.or_else(|| Some(Seconds(1.0 / cell.decode?.0)))
     }
 
-    /// Time to the first token as published.
+    /// The published time to first token.
     pub fn ttft(&self, cell: &Cell) -> Option<Seconds> {
         let prompt = self.roofline.as_ref().map(|roofline| f64::from(roofline.prompt));
         cell.ttft.or_else(|| Some(Seconds(prompt? / cell.prefill?.0)))
     }
 }
 
-/// Why a system does not run a row, if it does not.
-pub(super) fn unfit(row: &Row, system: &System) -> Option<String> {
+/// Why a system cannot run a row, if it cannot.
+pub(super) fn mismatch(row: &Row, system: &System) -> Option<String> {
     let name = &system.name;
     match (row.roofline.is_some(), &system.gpu, &system.planner) {
         (true, Some(_), _) | (false, _, Some(_)) => None,
@@ -151,7 +138,7 @@ pub(super) fn unfit(row: &Row, system: &System) -> Option<String> {
     }
 }
 
-/// What of a row makes no sense.
+/// The first inconsistency of a row.
 pub(super) fn check(row: &Row, systems: &[System]) -> Option<String> {
     let say = |what: &str| Some(format!("row `{}` {what}", row.label));
     match (&row.scenario, &row.roofline) {
@@ -159,8 +146,8 @@ pub(super) fn check(row: &Row, systems: &[System]) -> Option<String> {
         (None, None) => return say("has neither a `scenario` nor a `roofline`"),
         (_, Some(roofline)) => {
             let [prompt, generate] = [roofline.prompt, roofline.generate];
-            if ![prompt, generate].iter().all(|tokens| (1..=MOST_TOKENS).contains(tokens)) {
-                return say(&format!("has {prompt} and {generate} tokens: give 1 to {MOST_TOKENS} each"));
+            if ![prompt, generate].iter().all(|tokens| (1..=MAX_TOKENS).contains(tokens)) {
+                return say(&format!("has {prompt} and {generate} tokens: give 1 to {MAX_TOKENS} each"));
             }
         }
         (Some(_), None) => {}
@@ -168,44 +155,44 @@ pub(super) fn check(row: &Row, systems: &[System]) -> Option<String> {
     let is_pass = row.roofline.is_some();
     for (name, cell) in &row.cells {
         let Some(system) = systems.iter().find(|system| system.name == *name) else { continue };
-        if let Some(what) = unfit(row, system) {
+        if let Some(what) = mismatch(row, system) {
             return say(&what);
         }
         let speeds = [cell.prefill, cell.decode];
-        if !is_pass && (speeds.iter().any(Option::is_some) || !cell.left_out.is_empty()) {
+        if !is_pass && (speeds.iter().any(Option::is_some) || !cell.excluded.is_empty()) {
             return say("is a `scenario`: give `ttft` and `tpot` instead of `prefill` and `decode`");
         }
         if speeds.iter().flatten().any(|speed| speed.0 <= 0.0) {
-            return say("has a speed that is not above zero");
+            return say("has a speed that is not positive");
         }
         if (cell.prefill.is_some() && cell.ttft.is_some()) || (cell.decode.is_some() && cell.tpot.is_some()) {
-            return say(&format!("has a speed and a time of the same in the cell of `{name}`"));
+            return say(&format!("has both a speed and a time of the same stage in the cell of `{name}`"));
         }
         let missing = |reason: &Option<String>, speed: bool| reason.is_some() && !speed;
-        if missing(&cell.left_out.prefill, cell.prefill.is_some())
-            || missing(&cell.left_out.decode, cell.decode.is_some())
+        if missing(&cell.excluded.prefill, cell.prefill.is_some())
+            || missing(&cell.excluded.decode, cell.decode.is_some())
         {
-            return say(&format!("leaves out a speed that the cell of `{name}` does not have"));
+            return say(&format!("excludes a speed that the cell of `{name}` does not have"));
         }
     }
     None
 }
 
-/// Which numbers of a system make no sense.
+/// The first inconsistency of a system.
 pub(super) fn check_system(system: &System) -> Option<String> {
     let say = |what: &str| Some(format!("system `{}` {what}", system.name));
     match (&system.gpu, &system.planner) {
         (Some(_), Some(_)) => say("has both a `gpu` and a `planner`: choose one"),
         (None, None) => say("has neither a `planner` nor a `gpu`"),
         (Some(gpu), None) if gpu.compute.value.0 <= 0.0 || gpu.bandwidth.value.0 <= 0.0 => {
-            say("has a GPU that computes or reads nothing")
+            say("has a GPU with a rate of zero")
         }
         _ => None,
     }
 }
 
 impl Speeds {
-    /// Puts predictions beside what was published; nothing if no row is a pass through one GPU.
+    /// Compares predictions with the published speeds; none if no row is a pass through one GPU.
     pub fn of(published: &Published, results: &Results) -> Option<Speeds> {
         let mut all = Vec::new();
         for (place, row) in published.rows.iter().enumerate() {
@@ -216,20 +203,20 @@ impl Speeds {
                 let prompt = f64::from(roofline.prompt) * 1e3;
                 let prefill = run.and_then(|run| Some(prompt / run.ttft_ms?));
                 let decode = run.and_then(|run| Some(1e3 / run.tpot_ms?));
-                for (stage, printed, predicted, left_out) in [
-                    (Stage::Prefill, cell.prefill, prefill, &cell.left_out.prefill),
-                    (Stage::Decode, cell.decode, decode, &cell.left_out.decode),
+                for (stage, published_speed, predicted, excluded) in [
+                    (Stage::Prefill, cell.prefill, prefill, &cell.excluded.prefill),
+                    (Stage::Decode, cell.decode, decode, &cell.excluded.decode),
                 ] {
-                    let Some(printed) = printed else { continue };
+                    let Some(PerSecond(published_speed)) = published_speed else { continue };
                     all.push(Speed {
                         row: row.label.clone(),
                         system: system.name.clone(),
                         stage,
-                        published: printed.0,
+                        published: published_speed,
                         predicted,
-                        error: predicted.map(|predicted| predicted / printed.0 - 1.0),
+                        error: predicted.map(|predicted| predicted / published_speed - 1.0),
                         fitted: published.fitted.contains(&row.label),
-                        left_out: left_out.clone(),
+                        excluded: excluded.clone(),
                     });
                 }
             }
@@ -246,7 +233,7 @@ impl Speeds {
 
     /// Rows and means, for a terminal.
     pub fn text(&self) -> String {
-        let mut text = String::from("  tokens a second: published, predicted, error\n");
+        let mut text = String::from("  tokens per second: published, predicted, error\n");
         let of = |list: &mut dyn Iterator<Item = usize>| list.max().unwrap_or(0);
         let wide = of(&mut self.all.iter().map(|speed| speed.row.len()));
         let name = of(&mut self.all.iter().map(|speed| speed.system.len()));
@@ -258,7 +245,7 @@ impl Speeds {
             }
             text += if pair[0].fitted { "  (fitted)\n" } else { "\n" };
         }
-        for (speed, why) in self.all.iter().filter_map(|speed| Some((speed, speed.left_out.as_ref()?))) {
+        for (speed, why) in self.all.iter().filter_map(|speed| Some((speed, speed.excluded.as_ref()?))) {
             let _ = writeln!(text, "  * {}, {}: {why}", speed.row, speed.system);
         }
         let _ = writeln!(text, "  {}", self.means());
@@ -269,15 +256,15 @@ impl Speeds {
         let mean = |mean: Option<Mean>| {
             mean.map_or("none".into(), |mean| format!("{:.2} % of {}", mean.error * 100.0, mean.cells))
         };
-        let left_out = self.all.iter().filter(|speed| speed.left_out.is_some()).count();
+        let excluded = self.all.iter().filter(|speed| speed.excluded.is_some()).count();
         format!(
-            "Mean error without fitted rows and the {left_out} numbers that are left out (*): prefill {}, decode {}.",
+            "Mean error without fitted rows and the {excluded} excluded numbers (*): prefill {}, decode {}.",
             mean(self.prefill),
             mean(self.decode)
         )
     }
 
-    /// The same for a page.
+    /// Tables for a page.
     pub fn blocks(&self) -> Vec<Block> {
         let mut blocks = Vec::new();
         for (stage, what) in [(Stage::Prefill, "Reading the prompt"), (Stage::Decode, "Generating")] {
@@ -292,19 +279,18 @@ impl Speeds {
                 let fitted = if row[0].fitted { " (fitted)" } else { "" };
                 let cell = |name: &&str| {
                     let found = row.iter().find(|speed| speed.system == **name);
-                    Text::from(found.map_or_else(|| "-".to_owned(), |speed| speed.numbers()))
+                    Text::from(found.map_or_else(|| NO_VALUE.to_owned(), |speed| speed.numbers()))
                 };
                 let first = Text::from(format!("{}{fitted}", row[0].row));
-                (Weight::Plain, std::iter::once(first).chain(systems.iter().map(cell)).collect())
+                std::iter::once(first).chain(systems.iter().map(cell)).collect()
             });
             let caption =
-                format!("{what}, tokens a second: published, predicted, error. * is left out below.");
-            let head = std::iter::once("").chain(systems.iter().copied()).map(str::to_owned).collect();
-            let rows = rows.collect();
-            blocks.push(Block::Table(Table { caption: caption.into(), head, rows, wordy: true }));
+                format!("{what}, tokens per second: published, predicted, error. * excluded from the mean, see below.");
+            let head = std::iter::once("Row").chain(systems.iter().copied()).collect::<Vec<_>>();
+            blocks.push(Block::Table(Table::new(caption, &head, rows.collect(), true)));
         }
         blocks.push(Block::Paragraph(self.means().into()));
-        for (speed, why) in self.all.iter().filter_map(|speed| Some((speed, speed.left_out.as_ref()?))) {
+        for (speed, why) in self.all.iter().filter_map(|speed| Some((speed, speed.excluded.as_ref()?))) {
             blocks.push(Block::Paragraph(format!("* {}, {}: {why}", speed.row, speed.system).into()));
         }
         blocks
@@ -312,7 +298,7 @@ impl Speeds {
 }
 
 impl Speed {
-    /// Whether it is a prediction that the mean is over.
+    /// Whether it is part of the mean.
     fn counts(&self) -> bool {
         !self.fitted && self.left_out.is_none()
     }
@@ -323,7 +309,7 @@ impl Speed {
             return format!("{}, none{star}", self.published);
         };
         let digits = if predicted >= 100.0 { 0 } else { 2 - u32::from(predicted >= 10.0) };
-        format!("{}, {}, {:+.1} %{star}", self.published, rounding::tick(predicted, digits), error * 100.0)
+        format!("{}, {}, {:+.1} %{star}", self.published, numbers::decimal(predicted, digits), error * 100.0)
     }
 }
 
@@ -373,7 +359,7 @@ rows:
     }
 
     #[test]
-    fn means_are_over_what_is_neither_fitted_nor_left_out() {
+    fn means_leave_out_fitted_and_excluded_cells() {
         let published = Published::from_yaml(DOCUMENT).expect("a valid document");
         let results: Results =
             [((0, 0), ran(500.0, 100.0)), ((1, 0), ran(800.0, 40.0)), ((2, 0), ran(2500.0, 100.0))].into();
@@ -389,13 +375,13 @@ rows:
         assert!(text.contains("50, 40.0, -20.0 %") && text.contains("40, 10.0, -75.0 % *"), "{text}");
         assert!(text.contains("* c, small: It is a misprint.") && text.contains("(fitted)"), "{text}");
         let scores = super::super::scores::Scores::of(&published, &results);
-        assert!(scores.tpot.iter().any(|error| error.left_out) && scores.speeds.is_some());
-        // In times: 0, 40 over 50 and the one that is left out.
-        assert!((scores.median.expect("times") - 0.1).abs() < 1e-12, "{:?}", scores.median);
+        assert!(scores.tpot.iter().any(|error| error.excluded) && scores.speeds.is_some());
+        // In times: 0, 40 over 50 and the one that is excluded.
+        assert!((scores.median_tpot.expect("times") - 0.1).abs() < 1e-12, "{:?}", scores.median);
     }
 
     #[test]
-    fn what_is_neither_a_scenario_nor_a_pass_is_refused() {
+    fn inconsistent_rows_are_refused() {
         for (from, to, expected) in [
             (
                 "prompt: 100, generate: 10}\n    cells: {small: {prefill: 200",
@@ -414,10 +400,10 @@ rows:
             ),
             ("  - label: a\n", "  - label: a\n    scenario: a.yaml\n", "both a `scenario`"),
             ("weights: q8", "weights: q9", "unknown variant `q9`"),
-            ("decode: 10 /s", "decode: 0 /s", "not above zero"),
-            ("decode: 10 /s", "decode: 10 /s, tpot: 1 s", "a speed and a time"),
-            ("prefill: 50 /s, decode: 40 /s", "prefill: 50 /s", "leaves out a speed"),
-            ("value: 10 GB/s", "value: 0 GB/s", "computes or reads nothing"),
+            ("decode: 10 /s", "decode: 0 /s", "not positive"),
+            ("decode: 10 /s", "decode: 10 /s, tpot: 1 s", "both a speed and a time"),
+            ("prefill: 50 /s, decode: 40 /s", "prefill: 50 /s", "excludes a speed"),
+            ("value: 10 GB/s", "value: 0 GB/s", "a rate of zero"),
             ("{name: small, gpu", "{name: small, planner: {strategy: single}, gpu", "both a `gpu`"),
             ("  - {name: small", "  - {name: other, planner: {strategy: single}}\n  - {name: small", ""),
         ] {

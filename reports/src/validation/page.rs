@@ -1,67 +1,55 @@
-//! How does a report on a suite read?
+//! The page of a validation suite.
 //!
-//! What is demanded and whether it is met, where each scenario stands, its numbers, the terms, the pairs in the wrong
-//! order, what failed, and the machine.
+//! The acceptance criteria, the numbers of each scenario, the terms, the pairs in the wrong order, failed scenarios, and
+//! the machine.
 //!
-//! Not here: the scores themselves ([`super::scores`]).
+//! Not here: the scores ([`super::scores`]).
 
 use std::fmt::Write;
 
 use serde::Serialize;
 
-use super::scores::{self, Bar, Errors, Judged, Scored, Scores};
-use super::{Validation, chart};
-use crate::document::{Block, Document, Figure, Section, Table, Text, Weight};
-use crate::{escape, markdown, page};
+use super::Validation;
+use super::scores::{self, CaseScores, Criterion, Errors, Score, Scores};
+use crate::charts::drawing::Class;
+use crate::charts::parity::{self, Dot};
+use crate::document::{Block, Document, Figure, NO_VALUE, Table, Text, json};
+use crate::exports::csv;
+use crate::text::escape;
 
-/// The files of a report: page, Markdown, JSON, a table and the drawings, by name.
-///
-/// # Panics
-///
-/// Never: numbers and texts are JSON.
+/// The files of a report: page, Markdown, figures, CSV and JSON, by name.
 pub fn files(validation: &Validation) -> Vec<(String, Vec<u8>)> {
     let scores = validation.scores();
-    let document = document(validation, &scores);
-    let mut json = serde_json::to_vec_pretty(&Everything { validation, scores: &scores })
-        .expect("numbers and texts are JSON, and memory takes them");
-    json.push(b'\n');
-    let mut files = vec![
-        ("index.html".to_owned(), page::render(&document).into_bytes()),
-        ("report.md".to_owned(), markdown::render(&document).into_bytes()),
-        ("validation.csv".to_owned(), csv(&scores).into_bytes()),
-        ("validation.json".to_owned(), json),
-    ];
-    files.extend(
-        document
-            .figures()
-            .map(|figure| (format!("{}.svg", figure.name), figure.drawing.standalone().into_bytes())),
-    );
+    let mut files = document(validation, &scores).files();
+    files.push(("validation.csv".to_owned(), table_of_numbers(&scores)));
+    files.push(("validation.json".to_owned(), json(&Json { validation, scores: &scores })));
     files
 }
 
 #[derive(Serialize)]
-struct Everything<'a> {
+struct Json<'a> {
     #[serde(flatten)]
     validation: &'a Validation,
     scores: &'a Scores,
 }
 
-/// What a suite comes to, in a few lines.
+/// The summary of a suite, for a terminal.
 pub fn summary_text(validation: &Validation) -> String {
     let scores = validation.scores();
     let (measured, failed) = (validation.cases.len(), validation.failed.len());
     let mut text = format!("{measured} scenarios measured, {failed} failed\n");
-    for bar in &scores.bars {
-        let _ = writeln!(text, "  {}: {}{}", bar.text, found(bar), if bar.met { "" } else { ", NOT MET" });
+    for criterion in &scores.criteria {
+        let met = if criterion.met { "" } else { ", NOT MET" };
+        let _ = writeln!(text, "  {}: {}{met}", criterion.text, value(criterion));
     }
-    for (name, errors) in [("time to the first token", &scores.ttft), ("bytes read", &scores.bytes_read)] {
+    for (name, errors) in [("time to first token", &scores.ttft), ("bytes read", &scores.bytes_read)] {
         let _ = writeln!(text, "  {name}: {}", in_words(errors));
     }
     text
 }
 
-fn found(bar: &Bar) -> String {
-    bar.found.map_or("no scenario says anything of it".into(), share)
+fn value(criterion: &Criterion) -> String {
+    criterion.value.map_or("no scenario has it".into(), share)
 }
 
 fn share(share: f64) -> String {
@@ -71,11 +59,11 @@ fn share(share: f64) -> String {
 fn in_words(errors: &Errors) -> String {
     let number = |error: Option<f64>| error.map_or("none".into(), share);
     format!(
-        "median error {}, largest {}, over {} scenarios, {} of them judged by interval",
+        "median error {}, largest error {}, over {} scenarios, {} of them with high variance",
         number(errors.median),
-        number(errors.worst),
+        number(errors.max),
         errors.count,
-        errors.edges
+        errors.high_variance
     )
 }
 
@@ -83,104 +71,105 @@ fn document(validation: &Validation, scores: &Scores) -> Document {
     let mut opening = vec![
         Block::Paragraph(Text::from(format!("Time per token: {}.", in_words(&scores.tpot)))),
         Block::Note(
-            "Each scenario was planned and simulated from profiles of micro-workloads, with its threads, on its processors; \
-             throttles of disks, quotas and shares of memory were set afterwards, and are the simulator's to know. The \
-             prediction was written before anything was executed. Nothing is fitted to these runs."
+            "Each scenario was planned and simulated from device profiles, which were measured with micro-benchmarks on the \
+             same processors with the same number of threads. Limits of disks, processors and memory were set afterwards; \
+             the simulator has to model them. Each prediction was written before the run. Nothing is fitted to these runs."
                 .into(),
         ),
     ];
     opening.extend(unsteady(validation));
-    let mut sections = Vec::new();
-    let mut section = |title: &str, anchor: &'static str, blocks: Vec<Block>| {
-        if !blocks.is_empty() {
-            sections.push(Section { title: title.to_owned(), anchor, blocks });
-        }
-    };
-    section("What is demanded", "bars", vec![bars(scores)]);
-    section("Once and again", "passes", passes(validation));
-    section("Predicted and measured", "parity", parities(scores));
-    section("Every scenario", "cases", cases(validation, scores));
-    section("Where the time goes", "terms", terms(scores));
-    section("Order", "order", order(scores));
-    section("What failed", "failed", failed(validation));
-    section("The machine", "machine", machine(validation));
-    Document { title: Text::from("How right the simulator is: ").name(&validation.title), opening, sections }
+    let title = Text::from("Accuracy of the simulator: ").name(&validation.title);
+    let mut document = Document { title, opening, sections: Vec::new() };
+    document.push("Acceptance criteria", "criteria", vec![criteria(scores)]);
+    document.push("Repetitions", "repetitions", repetitions(validation));
+    document.push("Predicted and measured", "parity", parities(scores));
+    document.push("Scenarios", "cases", cases(validation, scores));
+    document.push("Terms of the time per token", "terms", terms(scores));
+    document.push("Order", "order", order(scores));
+    document.push("Failed scenarios", "failed", failed(validation));
+    document.push("Machine", "machine", machine(validation));
+    document
 }
 
-/// How often the machine changed under a lab; nothing where it never did.
+/// A note on runs during which the machine changed its speed; none if there are none.
 fn unsteady(validation: &Validation) -> Option<Block> {
     let runs = || validation.cases.iter().flat_map(|case| &case.runs);
-    let over: u32 = runs().map(|run| run.started_over).sum();
+    let restarts: u32 = runs().map(|run| run.restarts).sum();
     let changed = runs().filter(|run| !run.steady).count();
-    (over > 0 || changed > 0).then(|| {
+    (restarts > 0 || changed > 0).then(|| {
         let all = runs().count();
         let text = format!(
-            "Beside the {all} runs here {over} were given up, because the machine computed faster or slower before or after \
-             them than when it was measured, or others had its processors during them; {changed} of those that are here \
-             are still such."
+            "{restarts} runs were given up besides the {all} runs of this report, because the machine was faster or slower \
+             than when it was measured, or because other programs used its processors. {changed} of the runs of this report \
+             have the same problem."
         );
         Block::Note(text.into())
     })
 }
 
-fn table(caption: &str, head: &[&str], rows: Vec<Vec<Text>>, wordy: bool) -> Block {
-    Block::Table(Table {
-        caption: caption.into(),
-        head: head.iter().map(|&cell| cell.to_owned()).collect(),
-        rows: rows.into_iter().map(|row| (Weight::Plain, row)).collect(),
-        wordy,
-    })
+fn table(caption: &str, head: &[&str], rows: Vec<Vec<Text>>, textual: bool) -> Block {
+    Block::Table(Table::new(caption, head, rows, textual))
 }
 
-fn bars(scores: &Scores) -> Block {
-    let row = |bar: &Bar| {
-        let met = match (bar.found, bar.met) {
-            (None, true) => "-",
+fn criteria(scores: &Scores) -> Block {
+    let row = |criterion: &Criterion| {
+        let met = match (criterion.value, criterion.met) {
+            (None, true) => NO_VALUE,
             (_, true) => "met",
             (_, false) => "not met",
         };
-        vec![Text::from(bar.text.as_str()), found(bar).into(), met.into()]
+        vec![Text::from(criterion.text.as_str()), value(criterion).into(), met.into()]
     };
-    table("What was found", &["bar", "found", ""], scores.bars.iter().map(row).collect(), true)
+    let rows = scores.criteria.iter().map(row).collect();
+    table("The criteria and the values of this suite.", &["Criterion", "Value", "Result"], rows, true)
 }
 
-/// What each pass over the scenarios would have said alone.
-fn passes(validation: &Validation) -> Vec<Block> {
-    let passes = scores::by_pass(&validation.cases);
-    if passes.len() < 2 {
+/// The criteria for each repetition of the scenarios by itself.
+fn repetitions(validation: &Validation) -> Vec<Block> {
+    let repetitions = scores::by_repetition(&validation.cases);
+    if repetitions.len() < 2 {
         return Vec::new();
     }
     let row = |(at, scores): (usize, &Scores)| {
-        let bars = scores.bars.iter().map(|bar| Text::from(found(bar)));
-        [Text::from((at + 1).to_string())].into_iter().chain(bars).collect()
+        let values = scores.criteria.iter().map(|criterion| Text::from(value(criterion)));
+        [Text::from((at + 1).to_string())].into_iter().chain(values).collect()
     };
-    let head: Vec<&str> =
-        ["pass"].into_iter().chain(passes[0].bars.iter().map(|bar| bar.text.as_str())).collect();
-    let caption =
-        "Every pass predicts all scenarios anew and then measures them; errors of one pass have no intervals";
-    vec![table(caption, &head, passes.iter().enumerate().map(row).collect(), true)]
+    let texts = repetitions[0].criteria.iter().map(|criterion| criterion.text.as_str());
+    let head: Vec<&str> = ["Repetition"].into_iter().chain(texts).collect();
+    let caption = "Each repetition predicts all scenarios anew and then measures them.";
+    vec![table(caption, &head, repetitions.iter().enumerate().map(row).collect(), true)]
 }
 
 fn parities(scores: &Scores) -> Vec<Block> {
-    type Of = fn(&Scored) -> Option<Judged>;
+    type Of = fn(&CaseScores) -> Option<Score>;
     let quantities: [(&str, &str, &str, f64, Of); 3] = [
         ("parity-tpot", "Time per token", "ms", 1.0, |case| case.tpot),
-        ("parity-ttft", "Time to the first token", "ms", 1.0, |case| case.ttft),
-        ("parity-bytes", "Read from disk for a token", "MB", 1e-6, |case| case.bytes_read),
+        ("parity-ttft", "Time to first token", "ms", 1.0, |case| case.ttft),
+        ("parity-bytes", "Read from disk per token", "MB", 1e-6, |case| case.bytes_read),
     ];
     let mut blocks = Vec::new();
     for (id, title, unit, factor, of) in quantities {
-        let scaled = |one: Judged| Judged {
-            predicted: one.predicted * factor,
-            measured: one.measured * factor,
-            range: one.range.map(|value| value * factor),
-            ..one
+        let dot = |case: &CaseScores| {
+            let score = of(case)?;
+            let (group, class) = if score.high_variance {
+                ("measurements differ by more than 15 %", Class::Series4)
+            } else {
+                ("scenario", Class::Series0)
+            };
+            Some(Dot {
+                group: group.into(),
+                class,
+                name: case.name.clone(),
+                reference: score.measured * factor,
+                predicted: score.predicted * factor,
+                range: Some(score.range.map(|value| value * factor)),
+            })
         };
-        let points: Vec<(&str, Judged)> =
-            scores.cases.iter().filter_map(|case| Some((case.name.as_str(), scaled(of(case)?)))).collect();
-        if let Some(drawing) = chart::parity(id, title, unit, &points) {
-            let caption =
-                "A point is a scenario; lines beside it reach over all that was measured of it.".into();
+        let dots: Vec<Dot> = scores.cases.iter().filter_map(dot).collect();
+        if let Some(drawing) = parity::draw(id, title, unit, &dots) {
+            let caption = "Each dot is a scenario: the prediction over the measured value. Horizontal lines are the range \
+                           of the measurements. Both axes are logarithmic."
+                .into();
             blocks.push(Block::Figure(Figure { name: id.into(), drawing, caption }));
         }
     }
@@ -189,10 +178,10 @@ fn parities(scores: &Scores) -> Vec<Block> {
 
 fn cases(validation: &Validation, scores: &Scores) -> Vec<Block> {
     let number = |value: f64| if value >= 100.0 { format!("{value:.0}") } else { format!("{value:.1}") };
-    let cells = |one: Option<Judged>, factor: f64| match one {
-        None => ["-", "-", "-"].map(Text::from),
+    let cells = |one: Option<Score>, factor: f64| match one {
+        None => [NO_VALUE; 3].map(Text::from),
         Some(one) => {
-            let measured = if one.edge {
+            let measured = if one.high_variance {
                 format!("{} to {}", number(one.range[0] * factor), number(one.range[1] * factor))
             } else {
                 number(one.measured * factor)
@@ -201,9 +190,9 @@ fn cases(validation: &Validation, scores: &Scores) -> Vec<Block> {
             [number(one.predicted * factor), measured, error].map(Text::from)
         }
     };
-    let row = |case: &Scored| {
+    let row = |case: &CaseScores| {
         let repeated = case.tpot.filter(|tpot| tpot.runs > 1);
-        let spread = repeated.map_or("-".into(), |tpot| share(tpot.spread));
+        let spread = repeated.map_or(NO_VALUE.into(), |tpot| share(tpot.spread));
         let mut row = vec![Text::default().name(&case.name)];
         row.extend(cells(case.tpot, 1.0));
         row.push(spread.into());
@@ -212,7 +201,7 @@ fn cases(validation: &Validation, scores: &Scores) -> Vec<Block> {
         row
     };
     let head = [
-        "scenario",
+        "Scenario",
         "TPOT predicted, ms",
         "measured",
         "error",
@@ -220,7 +209,7 @@ fn cases(validation: &Validation, scores: &Scores) -> Vec<Block> {
         "TTFT predicted, ms",
         "measured",
         "error",
-        "read predicted, MB a token",
+        "Read per token predicted, MB",
         "measured",
         "error",
     ];
@@ -228,7 +217,7 @@ fn cases(validation: &Validation, scores: &Scores) -> Vec<Block> {
     if rows.is_empty() {
         return Vec::new();
     }
-    let caption = "Medians of all passes, errors too; where what was measured spreads by more than 15 % the range, and the error beyond it";
+    let caption = "Medians over all repetitions. Where the measurements differ by more than 15 %: their range, and the error to its nearest end.";
     let asked = |case: &super::Case| {
         vec![
             Text::default().name(&case.name),
@@ -239,7 +228,7 @@ fn cases(validation: &Validation, scores: &Scores) -> Vec<Block> {
     let asked: Vec<Vec<Text>> = validation.cases.iter().map(asked).collect();
     vec![
         table(caption, &head, rows, false),
-        table("What each asks", &["scenario", "question", "predictions"], asked, true),
+        table("The question of each scenario, and the digests of its predictions.", &["Scenario", "Question", "Predictions"], asked, true),
     ]
 }
 
@@ -257,27 +246,21 @@ fn terms(scores: &Scores) -> Vec<Block> {
         .terms
         .iter()
         .map(|(name, error)| vec![Text::from(name.replace('_', " ")), share(*error).into()]);
-    let mut head = vec!["scenario".to_owned()];
-    head.extend(scores.terms.iter().map(|(name, _)| name.replace('_', " ")));
-    let row = |case: &Scored| {
+    let names: Vec<String> = scores.terms.iter().map(|(name, _)| name.replace('_', " ")).collect();
+    let head: Vec<&str> = ["Scenario"].into_iter().chain(names.iter().map(String::as_str)).collect();
+    let row = |case: &CaseScores| {
         let error = |term: &scores::Term| Text::from(format!("{:+.1} %", term.error * 100.0));
-        let cells: Vec<Text> =
-            [Text::default().name(&case.name)].into_iter().chain(case.terms.iter().map(error)).collect();
-        (Weight::Plain, cells)
+        [Text::default().name(&case.name)].into_iter().chain(case.terms.iter().map(error)).collect()
     };
+    let rows = scores.cases.iter().filter(|case| !case.terms.is_empty()).map(row).collect();
     vec![
         table(
-            "Mean size of a term's error, of the time per token",
-            &["term", "error"],
+            "Mean absolute error of each term, as a share of the time per token.",
+            &["Term", "Error"],
             mean.collect(),
             false,
         ),
-        Block::Table(Table {
-            caption: "Predicted less measured, of the measured time per token".into(),
-            head,
-            rows: scores.cases.iter().filter(|case| !case.terms.is_empty()).map(row).collect(),
-            wordy: false,
-        }),
+        table("Predicted less measured, as a share of the measured time per token.", &head, rows, false),
     ]
 }
 
@@ -285,10 +268,10 @@ fn order(scores: &Scores) -> Vec<Block> {
     let mut blocks = Vec::new();
     for order in &scores.order {
         let right = order.share().map_or("no pair".into(), share);
-        let (apart, pairs) = (share(order.apart), order.pairs);
+        let (margin, pairs) = (share(order.margin), order.pairs);
         blocks.push(Block::Paragraph(
             format!(
-                "Of {pairs} pairs whose measured times differ by more than {apart}, ordered right: {right}."
+                "Pairs whose measured times differ by more than {margin}: {pairs}, of which {right} are in the right order."
             )
             .into(),
         ));
@@ -297,8 +280,8 @@ fn order(scores: &Scores) -> Vec<Block> {
     let wrong: Vec<Vec<Text>> = scores.order[0].wrong.iter().map(pair).collect();
     if !wrong.is_empty() {
         blocks.push(table(
-            "Pairs that stand the other way round",
-            &["faster, measured", "slower, measured"],
+            "Pairs in the wrong order.",
+            &["Faster in the measurement", "Slower in the measurement"],
             wrong,
             true,
         ));
@@ -308,50 +291,41 @@ fn order(scores: &Scores) -> Vec<Block> {
 
 fn failed(validation: &Validation) -> Vec<Block> {
     let row =
-        |failed: &super::Failed| vec![Text::default().name(&failed.name), Text::default().name(&failed.why)];
+        |failed: &super::Failed| vec![Text::default().name(&failed.name), Text::default().name(&failed.reason)];
     let rows: Vec<Vec<Text>> = validation.failed.iter().map(row).collect();
     if rows.is_empty() {
         Vec::new()
     } else {
-        vec![table("Scenarios without numbers", &["scenario", "why"], rows, true)]
+        vec![table("Scenarios without numbers.", &["Scenario", "Reason"], rows, true)]
     }
 }
 
 fn machine(validation: &Validation) -> Vec<Block> {
     let row = |(key, value): &(String, String)| vec![Text::from(key.as_str()), Text::default().name(value)];
     let rows: Vec<Vec<Text>> = validation.machine.iter().map(row).collect();
-    if rows.is_empty() { Vec::new() } else { vec![table("Where it was measured", &["", ""], rows, true)] }
+    if rows.is_empty() { Vec::new() } else { vec![table("The machine of the measurements.", &["Property", "Value"], rows, true)] }
 }
 
-/// A line for each scenario.
-fn csv(scores: &Scores) -> String {
-    let mut text = String::from(
-        "scenario,tpot_predicted_ms,tpot_measured_ms,tpot_least_ms,tpot_most_ms,tpot_error,edge,ttft_predicted_ms,\
-         ttft_measured_ms,ttft_error,read_predicted_bytes,read_measured_bytes,read_error",
-    );
-    for (name, _) in &scores.terms {
-        let _ = write!(text, ",{name}_error");
-    }
-    text.push('\n');
+/// A line for each scenario, as CSV.
+fn table_of_numbers(scores: &Scores) -> Vec<u8> {
+    let head = "scenario tpot_predicted_ms tpot_measured_ms tpot_min_ms tpot_max_ms tpot_error high_variance \
+                ttft_predicted_ms ttft_measured_ms ttft_error read_predicted_bytes read_measured_bytes read_error";
+    let terms = scores.terms.iter().map(|(name, _)| format!("{name}_error"));
+    let head = head.split_whitespace().map(str::to_owned).chain(terms).collect();
     let number = |value: Option<f64>| value.map_or(String::new(), |value| format!("{value:.6}"));
-    for case in &scores.cases {
-        let of = |one: Option<Judged>| one.map(|one| (one.predicted, one.measured, one.error));
-        let [tpot, ttft, read] = [of(case.tpot), of(case.ttft), of(case.bytes_read)];
-        let range = case.tpot.map(|tpot| tpot.range);
-        let mut cells = vec![escape::csv(&case.name)];
-        cells.extend([tpot.map(|tpot| tpot.0), tpot.map(|tpot| tpot.1)].map(number));
-        cells.extend([range.map(|range| range[0]), range.map(|range| range[1])].map(number));
-        cells.push(number(tpot.map(|tpot| tpot.2)));
-        cells.push(case.tpot.map_or(String::new(), |tpot| tpot.edge.to_string()));
-        for one in [ttft, read] {
-            cells.extend([one.map(|one| one.0), one.map(|one| one.1), one.map(|one| one.2)].map(number));
-        }
-        let mut terms: Vec<String> = case.terms.iter().map(|term| number(Some(term.error))).collect();
-        terms.resize(scores.terms.len(), String::new());
-        cells.extend(terms);
-        let _ = writeln!(text, "{}", cells.join(","));
-    }
-    text
+    let row = |case: &CaseScores| {
+        let of = |one: Option<Score>| [one.map(|one| one.predicted), one.map(|one| one.measured), one.map(|one| one.error)];
+        let [predicted, measured, error] = of(case.tpot);
+        let range = [0, 1].map(|end| case.tpot.map(|tpot| tpot.range[end]));
+        let mut cells = vec![escape::csv_field(&case.name)];
+        cells.extend([predicted, measured, range[0], range[1], error].map(number));
+        cells.push(case.tpot.map_or(String::new(), |tpot| tpot.high_variance.to_string()));
+        cells.extend([of(case.ttft), of(case.bytes_read)].into_iter().flatten().map(number));
+        let terms = scores.terms.iter().enumerate();
+        cells.extend(terms.map(|(place, _)| number(case.terms.get(place).map(|term| term.error))));
+        cells
+    };
+    csv::write([head].into_iter().chain(scores.cases.iter().map(row)))
 }
 
 #[cfg(test)]
@@ -359,10 +333,10 @@ mod tests {
     use hearth_core::metrics::Terms;
 
     use super::*;
-    use crate::validation::{Case, Failed, Numbers, Run};
+    use crate::validation::{Case, Failed, RunNumbers, Run};
 
     fn validation() -> Validation {
-        let numbers = |ms: f64| Numbers {
+        let numbers = |ms: f64| RunNumbers {
             tpot_ms: Some(ms),
             ttft_ms: Some(3.0 * ms),
             bytes_read: Some(ms * 1e6),
@@ -378,7 +352,7 @@ mod tests {
                     predicted: numbers(predicted),
                     measured: numbers(ms),
                     steady: true,
-                    started_over: 0,
+                    restarts: 0,
                 })
                 .collect(),
         };
@@ -386,7 +360,7 @@ mod tests {
             title: "suite".into(),
             machine: vec![("cores".into(), "2".into())],
             cases: vec![case("a", 105.0, &[100.0, 101.0, 99.0]), case("=b", 60.0, &[40.0, 80.0])],
-            failed: vec![Failed { name: "c".into(), why: "no <disk>".into() }],
+            failed: vec![Failed { name: "c".into(), reason: "no <disk>".into() }],
         }
     }
 
@@ -396,13 +370,13 @@ mod tests {
     }
 
     #[test]
-    fn the_report_says_what_was_found_in_every_form() {
+    fn report_has_the_scores_in_every_format() {
         let files = files(&validation());
         let markdown = text(&files, "report.md");
         assert!(markdown.contains("+5.0 %") && markdown.contains("40.0 to 80.0"), "{markdown}");
-        assert!(markdown.contains("Once and again"), "{markdown}");
+        assert!(markdown.contains("Repetitions"), "{markdown}");
         assert!(
-            markdown.contains("| scenarios that have all their numbers: all | 66.7 % | not met |"),
+            markdown.contains("| scenarios with all numbers: all | 66.7 % | not met |"),
             "{markdown}"
         );
         let html = text(&files, "index.html");
@@ -421,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_measured_is_a_report_too() {
+    fn empty_suite_makes_a_report() {
         let empty = Validation { title: "none".into(), machine: vec![], cases: vec![], failed: vec![] };
         assert_eq!(files(&empty).len(), 4, "no drawing");
         assert!(summary_text(&empty).contains("NOT MET"));

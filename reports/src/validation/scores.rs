@@ -1,68 +1,67 @@
-//! How near do predictions come to measurements?
+//! Errors and order of predictions against measurements.
 //!
-//! - The error of a number: a prediction over what was measured after it, less 1. Of several runs it is that of median
-//!   size, the larger of two: each prediction was made before its measurement, from profiles of its own time, so that too
-//!   much once and too little once do not even out.
-//! - A scenario whose own repeats spread by more than 15 % (largest less smallest, over the median) stands on an edge:
-//!   no single number is right. It is judged by interval: within the repeats there is no error, beyond them the error
-//!   is to the nearest of them. One that lies within has no part in the median of all errors.
-//! - The order: every pair of scenarios whose measured times differ by more than a margin must not stand the other
-//!   way round in the prediction.
+//! - The error of a number: the prediction over the measurement after it, less 1. Of several runs it is the error of median
+//!   size (the larger of two): each prediction was made before its measurement, from its own profiles, so that a
+//!   prediction that is too high does not cancel one that is too low.
+//! - A scenario whose repeated measurements differ by more than 15 % (largest less smallest, over the median) has a high
+//!   variance: no single number is right. Within the range of the measurements it has no error, outside of it the error is
+//!   to the nearest measurement. A scenario within its range is left out of the median of all errors.
+//! - The order: every pair of scenarios whose measured times differ by more than a margin should have the same order in
+//!   the prediction.
 //! - The terms of a token's time: predicted less measured, as a share of the measured time per token.
 //!
-//! Not here: laying it out ([`super::page`]).
+//! Not here: the layout ([`super::page`]).
 
 use std::collections::BTreeSet;
 
 use hearth_core::metrics::Terms;
 use serde::Serialize;
 
-use super::{Case, Failed, Numbers, Run};
+use super::{Case, Failed, RunNumbers, Run};
 
-/// Repeats that spread by more than this have no single number.
-pub const EDGE: f64 = 0.15;
-/// The median of all errors may be this much.
-pub const MEDIAN_BAR: f64 = 0.10;
-/// No error may be more.
-pub const WORST_BAR: f64 = 0.25;
-/// The median error of the time to the first token may be this much.
-pub const FIRST_TOKEN_BAR: f64 = 0.15;
-/// The median error of the bytes read for a token may be this much.
-pub const BYTES_BAR: f64 = 0.05;
-/// Measured times that differ by more than this are to be ordered right, nearly always.
-pub const APART: f64 = 0.10;
-/// The share of them that has to be.
-pub const ORDERED_BAR: f64 = 0.95;
-/// Those that differ by more than this, always.
-pub const FAR_APART: f64 = 0.35;
-/// Where fewer bytes than this a token were both predicted and read they are pages of the programs, whose share has no
-/// meaning.
+/// Repeated measurements that differ by more than this have a high variance.
+pub const HIGH_VARIANCE: f64 = 0.15;
+/// The maximum median error.
+pub const MAX_MEDIAN: f64 = 0.10;
+/// The maximum error.
+pub const MAX_ERROR: f64 = 0.25;
+/// The maximum median error of the time to first token.
+pub const MAX_MEDIAN_TTFT: f64 = 0.15;
+/// The maximum median error of the bytes read per token.
+pub const MAX_MEDIAN_BYTES: f64 = 0.05;
+/// Measured times that differ by more than this should nearly always be in the right order.
+pub const MARGIN: f64 = 0.10;
+/// The minimum share of them in the right order.
+pub const MIN_ORDERED: f64 = 0.95;
+/// Measured times that differ by more than this should always be in the right order.
+pub const LARGE_MARGIN: f64 = 0.35;
+/// Fewer predicted and measured bytes per token than this are pages of the programs and are not compared.
 /// source: assumed
-pub const WORTH_COMPARING: f64 = 2e6;
+pub const MIN_BYTES: f64 = 2e6;
 
-/// A number of a scenario, predicted and measured.
+/// A quantity of a scenario, predicted and measured.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Judged {
-    /// The median of what was predicted.
+pub struct Score {
+    /// The median of the predictions.
     pub predicted: f64,
-    /// The median of what was measured.
+    /// The median of the measurements.
     pub measured: f64,
-    /// The smallest and the largest of what was measured.
+    /// The smallest and the largest measurement.
     pub range: [f64; 2],
-    /// How many were measured.
+    /// The number of measurements.
     pub runs: usize,
     /// Largest less smallest, over the median.
     pub spread: f64,
-    /// Whether the repeats spread too far for a single number.
-    pub edge: bool,
-    /// By how much the prediction is too large, as a share.
+    /// Whether the measurements differ too much for a single number.
+    pub high_variance: bool,
+    /// The relative error of the prediction.
     pub error: f64,
 }
 
-impl Judged {
-    /// Of runs, each with what was predicted and then measured; none without any, or where nothing was measured to
-    /// divide by.
-    pub fn of(runs: &[(Option<f64>, Option<f64>)]) -> Option<Judged> {
+impl Score {
+    /// The score of runs, each with its prediction and its measurement; none without runs, or if a number is missing or a
+    /// measurement is not positive.
+    pub fn of(runs: &[(Option<f64>, Option<f64>)]) -> Option<Score> {
         let (predictions, measurements): (Vec<_>, Vec<_>) = runs.iter().copied().unzip();
         let predicted = median(&sorted(&predictions)?)?;
         let values = sorted(&measurements)?;
@@ -72,8 +71,8 @@ impl Judged {
             return None;
         }
         let spread = (range[1] - range[0]) / measured;
-        let edge = spread > EDGE;
-        let error = if edge {
+        let high_variance = spread > HIGH_VARIANCE;
+        let error = if high_variance {
             predicted / predicted.clamp(range[0], range[1]) - 1.0
         } else {
             let error =
@@ -82,33 +81,30 @@ impl Judged {
             errors.sort_by(|one, other| one.abs().total_cmp(&other.abs()));
             *errors.get(errors.len() / 2)?
         };
-        Some(Judged { predicted, measured, range, runs: values.len(), spread, edge, error })
+        Some(Score { predicted, measured, range, runs: values.len(), spread, high_variance, error })
     }
 }
 
-/// Everything that is asked of one scenario.
+/// The scores of one scenario.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Scored {
-    /// Its name.
+pub struct CaseScores {
     pub name: String,
     /// Time per token, in milliseconds.
-    pub tpot: Option<Judged>,
+    pub tpot: Option<Score>,
     /// Time to the first token, in milliseconds.
-    pub ttft: Option<Judged>,
-    /// Bytes read for a token.
-    pub bytes_read: Option<Judged>,
-    /// Each term: the means of what was predicted and measured, and the difference as a share of the time per token.
+    pub ttft: Option<Score>,
+    /// Bytes read per token.
+    pub bytes_read: Option<Score>,
     pub terms: Vec<Term>,
 }
 
 /// A term of a token's time.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Term {
-    /// Its name.
     pub name: &'static str,
-    /// The mean of the predictions, in milliseconds.
+    /// The mean of the predictions in milliseconds.
     pub predicted: f64,
-    /// The mean of what was measured.
+    /// The mean of the measurements.
     pub measured: f64,
     /// Predicted less measured, over the measured time per token.
     pub error: f64,
@@ -119,19 +115,19 @@ pub struct Term {
 pub struct Errors {
     /// Scenarios that have it.
     pub count: usize,
-    /// The median of the errors' sizes, without those that lie within an interval.
+    /// The median absolute error, without scenarios within the range of their measurements.
     pub median: Option<f64>,
-    /// The largest of all.
-    pub worst: Option<f64>,
-    /// Scenarios judged by interval.
-    pub edges: usize,
+    /// The largest absolute error.
+    pub max: Option<f64>,
+    /// Scenarios with a high variance.
+    pub high_variance: usize,
 }
 
-/// How many pairs of scenarios stand in the right order.
+/// The pairs of scenarios in the right order.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Order {
     /// By how much the measured times differ at least.
-    pub apart: f64,
+    pub margin: f64,
     /// Pairs that do.
     pub pairs: usize,
     /// Of these, pairs that the prediction orders as the measurement.
@@ -147,51 +143,44 @@ impl Order {
     }
 }
 
-/// Something that is demanded.
+/// An acceptance criterion.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Bar {
+pub struct Criterion {
     /// In words.
     pub text: String,
-    /// What was found; none if there was nothing to look at.
-    pub found: Option<f64>,
-    /// Whether it is met.
+    /// The found value; none if no scenario has it.
+    pub value: Option<f64>,
     pub met: bool,
 }
 
 /// All scores of a suite.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Scores {
-    /// By scenario.
-    pub cases: Vec<Scored>,
-    /// Times per token.
+    pub cases: Vec<CaseScores>,
     pub tpot: Errors,
-    /// Times to the first token.
     pub ttft: Errors,
-    /// Bytes read.
     pub bytes_read: Errors,
-    /// The mean size of each term's error, as a share of the time per token.
+    /// The mean absolute error of each term, as a share of the time per token.
     pub terms: Vec<(&'static str, f64)>,
-    /// Pairs that differ by more than [`APART`] and by more than [`FAR_APART`].
+    /// Pairs that differ by more than [`MARGIN`] and by more than [`LARGE_MARGIN`].
     pub order: [Order; 2],
-    /// What is demanded.
-    pub bars: Vec<Bar>,
+    pub criteria: Vec<Criterion>,
 }
 
 impl Scores {
-    /// Of measured scenarios.
     pub fn of(cases: &[Case]) -> Scores {
-        let cases: Vec<Scored> = cases.iter().map(scored).collect();
-        let errors = |of: fn(&Scored) -> Option<Judged>| errors(cases.iter().filter_map(of));
+        let cases: Vec<CaseScores> = cases.iter().map(scored).collect();
+        let errors = |of: fn(&CaseScores) -> Option<Score>| errors(cases.iter().filter_map(of));
         let (tpot, ttft) = (errors(|case| case.tpot), errors(|case| case.ttft));
         let bytes_read = errors(|case| case.bytes_read);
-        let order = [APART, FAR_APART].map(|apart| order(&cases, apart));
-        let bars = bars(&tpot, &ttft, &bytes_read, &order);
-        Scores { terms: terms(&cases), tpot, ttft, bytes_read, order, bars, cases }
+        let order = [MARGIN, LARGE_MARGIN].map(|margin| order(&cases, margin));
+        let criteria = criteria(&tpot, &ttft, &bytes_read, &order);
+        Scores { terms: terms(&cases), tpot, ttft, bytes_read, order, criteria, cases }
     }
 }
 
-/// The scores of each time by itself: of all scenarios' first runs, of all second ones, and so on.
-pub fn by_pass(cases: &[Case]) -> Vec<Scores> {
+/// The scores of each repetition by itself: of the first runs of all scenarios, of the second ones, and so on.
+pub fn by_repetition(cases: &[Case]) -> Vec<Scores> {
     let most = cases.iter().map(|case| case.runs.len()).max().unwrap_or(0);
     let only = |case: &Case, pass: usize| {
         let runs = vec![case.runs.get(pass)?.clone()];
@@ -201,30 +190,30 @@ pub fn by_pass(cases: &[Case]) -> Vec<Scores> {
     (0..most).map(pass).collect()
 }
 
-fn scored(case: &Case) -> Scored {
-    let judged = |of: fn(&Numbers) -> Option<f64>| {
-        Judged::of(&case.runs.iter().map(|run| (of(&run.predicted), of(&run.measured))).collect::<Vec<_>>())
+fn scored(case: &Case) -> CaseScores {
+    let score = |of: fn(&RunNumbers) -> Option<f64>| {
+        Score::of(&case.runs.iter().map(|run| (of(&run.predicted), of(&run.measured))).collect::<Vec<_>>())
     };
-    let tpot = judged(|numbers| numbers.tpot_ms);
-    // A byte at least, so that there is something to divide by.
-    let bytes = judged(|numbers| numbers.bytes_read.map(|read| read.max(1.0)));
-    Scored {
+    let tpot = score(|numbers| numbers.tpot_ms);
+    // At least a byte, for the division.
+    let bytes = score(|numbers| numbers.bytes_read.map(|read| read.max(1.0)));
+    CaseScores {
         name: case.name.clone(),
-        ttft: judged(|numbers| numbers.ttft_ms),
-        bytes_read: bytes.filter(|bytes| bytes.measured.max(bytes.predicted) >= WORTH_COMPARING),
+        ttft: score(|numbers| numbers.ttft_ms),
+        bytes_read: bytes.filter(|bytes| bytes.measured.max(bytes.predicted) >= MIN_BYTES),
         terms: tpot.map_or(Vec::new(), |tpot| term_errors(case, tpot.measured)),
         tpot,
     }
 }
 
-/// The terms, hidden reading after those that sum.
+/// The terms of the sum, and hidden reading.
 fn rows(terms: &Terms) -> Vec<(&'static str, f64)> {
     terms.rows().into_iter().chain([("hidden_disk", terms.hidden_disk)]).collect()
 }
 
 fn term_errors(case: &Case, tpot: f64) -> Vec<Term> {
     let count = case.runs.len().max(1) as f64;
-    let mean = |of: fn(&Run) -> &Numbers| {
+    let mean = |of: fn(&Run) -> &RunNumbers| {
         let mut sums = rows(&Terms::default());
         for run in &case.runs {
             sums.iter_mut().zip(rows(&of(run).terms)).for_each(|(sum, (_, term))| sum.1 += term / count);
@@ -241,29 +230,29 @@ fn term_errors(case: &Case, tpot: f64) -> Vec<Term> {
     predicted.into_iter().zip(measured).map(term).collect()
 }
 
-fn errors(judged: impl Iterator<Item = Judged>) -> Errors {
-    let judged: Vec<Judged> = judged.collect();
-    let sizes = |which: fn(&&Judged) -> bool| {
-        let mut sizes: Vec<f64> = judged.iter().filter(which).map(|one| one.error.abs()).collect();
+fn errors(scores: impl Iterator<Item = Score>) -> Errors {
+    let scores: Vec<Score> = scores.collect();
+    let sizes = |which: fn(&&Score) -> bool| {
+        let mut sizes: Vec<f64> = scores.iter().filter(which).map(|one| one.error.abs()).collect();
         sizes.sort_by(f64::total_cmp);
         sizes
     };
     Errors {
-        count: judged.len(),
-        median: median(&sizes(|one| !one.edge || one.error != 0.0)),
-        worst: sizes(|_| true).last().copied(),
-        edges: judged.iter().filter(|one| one.edge).count(),
+        count: scores.len(),
+        median: median(&sizes(|one| !one.high_variance || one.error != 0.0)),
+        max: sizes(|_| true).last().copied(),
+        high_variance: scores.iter().filter(|one| one.high_variance).count(),
     }
 }
 
-/// All of these, if each is a number.
+/// The sorted values, if each is a number.
 fn sorted(values: &[Option<f64>]) -> Option<Vec<f64>> {
     let mut found: Vec<f64> = values.iter().copied().flatten().filter(|value| value.is_finite()).collect();
     found.sort_by(f64::total_cmp);
     (found.len() == values.len()).then_some(found)
 }
 
-/// Of sorted values.
+/// The median of sorted values.
 fn median(sorted: &[f64]) -> Option<f64> {
     let middle = sorted.len() / 2;
     match sorted.len() {
@@ -273,8 +262,8 @@ fn median(sorted: &[f64]) -> Option<f64> {
     }
 }
 
-fn terms(cases: &[Scored]) -> Vec<(&'static str, f64)> {
-    let with: Vec<&Scored> = cases.iter().filter(|case| !case.terms.is_empty()).collect();
+fn terms(cases: &[CaseScores]) -> Vec<(&'static str, f64)> {
+    let with: Vec<&CaseScores> = cases.iter().filter(|case| !case.terms.is_empty()).collect();
     let names = with.first().map_or(Vec::new(), |case| case.terms.iter().map(|term| term.name).collect());
     let mean = |(at, name): (usize, &'static str)| {
         let sum = with.iter().fold(0.0, |sum, case| sum + case.terms[at].error.abs());
@@ -283,10 +272,10 @@ fn terms(cases: &[Scored]) -> Vec<(&'static str, f64)> {
     names.into_iter().enumerate().map(mean).collect()
 }
 
-fn order(cases: &[Scored], apart: f64) -> Order {
-    let timed: Vec<(&str, Judged)> =
+fn order(cases: &[CaseScores], margin: f64) -> Order {
+    let timed: Vec<(&str, Score)> =
         cases.iter().filter_map(|case| Some((case.name.as_str(), case.tpot?))).collect();
-    let mut found = Order { apart, pairs: 0, right: 0, wrong: Vec::new() };
+    let mut found = Order { margin, pairs: 0, right: 0, wrong: Vec::new() };
     for (index, &(name, one)) in timed.iter().enumerate() {
         for &(other_name, other) in &timed[index + 1..] {
             let ((fast, faster), (slow, slower)) = if one.measured <= other.measured {
@@ -294,7 +283,7 @@ fn order(cases: &[Scored], apart: f64) -> Order {
             } else {
                 ((other_name, other), (name, one))
             };
-            if slower.measured <= faster.measured * (1.0 + apart) {
+            if slower.measured <= faster.measured * (1.0 + margin) {
                 continue;
             }
             found.pairs += 1;
@@ -308,62 +297,62 @@ fn order(cases: &[Scored], apart: f64) -> Order {
     found
 }
 
-/// Whether every scenario has all its numbers: one that was predicted to end badly, or did, tells of no time.
-pub(super) fn complete(cases: &[Case], failed: &[Failed]) -> Bar {
+/// Whether every scenario has all its numbers: one that ends badly, or is predicted to, has no time.
+pub(super) fn complete(cases: &[Case], failed: &[Failed]) -> Criterion {
     let names = cases.iter().map(|case| &case.name).chain(failed.iter().map(|failed| &failed.name));
     let all = names.collect::<BTreeSet<_>>().len();
     let without = failed.iter().map(|failed| &failed.name).collect::<BTreeSet<_>>().len();
-    Bar {
-        text: "scenarios that have all their numbers: all".into(),
-        found: (all > 0).then(|| (all - without) as f64 / all as f64),
+    Criterion {
+        text: "scenarios with all numbers: all".into(),
+        value: (all > 0).then(|| (all - without) as f64 / all as f64),
         met: without == 0 && all > 0,
     }
 }
 
-fn bars(tpot: &Errors, ttft: &Errors, bytes: &Errors, order: &[Order; 2]) -> Vec<Bar> {
+fn criteria(tpot: &Errors, ttft: &Errors, bytes: &Errors, order: &[Order; 2]) -> Vec<Criterion> {
     let percent = |share: f64| format!("{:.0} %", share * 100.0);
-    let at_most = |text: String, found: Option<f64>, bar: f64| Bar {
+    let at_most = |text: String, value: Option<f64>, max: f64| Criterion {
         text,
-        found,
-        met: found.is_some_and(|found| found <= bar),
+        value,
+        met: value.is_some_and(|value| value <= max),
     };
     let [near, far] = order;
-    let ordered = |order: &Order, bar: f64| Bar {
+    let ordered = |order: &Order, min: f64| Criterion {
         text: format!(
-            "pairs that differ by more than {}: at least {} ordered right",
-            percent(order.apart),
-            percent(bar)
+            "pairs that differ by more than {}: at least {} in the right order",
+            percent(order.margin),
+            percent(min)
         ),
-        found: order.share(),
-        // Without such a pair nothing is out of order.
-        met: order.share().is_none_or(|share| share >= bar),
+        value: order.share(),
+        // Without such a pair no order is wrong.
+        met: order.share().is_none_or(|share| share >= min),
     };
     vec![
         at_most(
-            format!("median error of the time per token: at most {}", percent(MEDIAN_BAR)),
+            format!("median error of the time per token: at most {}", percent(MAX_MEDIAN)),
             tpot.median,
-            MEDIAN_BAR,
+            MAX_MEDIAN,
         ),
         at_most(
-            format!("largest error of the time per token: at most {}", percent(WORST_BAR)),
-            tpot.worst,
-            WORST_BAR,
+            format!("largest error of the time per token: at most {}", percent(MAX_ERROR)),
+            tpot.max,
+            MAX_ERROR,
         ),
         at_most(
-            format!("median error of the time to the first token: at most {}", percent(FIRST_TOKEN_BAR)),
+            format!("median error of the time to first token: at most {}", percent(MAX_MEDIAN_TTFT)),
             ttft.median,
-            FIRST_TOKEN_BAR,
+            MAX_MEDIAN_TTFT,
         ),
-        Bar {
+        Criterion {
             // Where nothing streams, no bytes are compared.
-            met: bytes.count == 0 || bytes.median.is_some_and(|median| median <= BYTES_BAR),
+            met: bytes.count == 0 || bytes.median.is_some_and(|median| median <= MAX_MEDIAN_BYTES),
             ..at_most(
-                format!("median error of the bytes read for a token: at most {}", percent(BYTES_BAR)),
+                format!("median error of the bytes read per token: at most {}", percent(MAX_MEDIAN_BYTES)),
                 bytes.median,
-                BYTES_BAR,
+                MAX_MEDIAN_BYTES,
             )
         },
-        ordered(near, ORDERED_BAR),
+        ordered(near, MIN_ORDERED),
         ordered(far, 1.0),
     ]
 }
@@ -373,7 +362,7 @@ mod tests {
     use super::*;
 
     fn case(name: &str, predicted: f64, measured: &[f64]) -> Case {
-        let numbers = |ms: f64| Numbers {
+        let numbers = |ms: f64| RunNumbers {
             tpot_ms: Some(ms),
             ttft_ms: Some(2.0 * ms),
             bytes_read: Some(ms * 1e6),
@@ -384,37 +373,37 @@ mod tests {
             predicted: numbers(predicted),
             measured: numbers(ms),
             steady: true,
-            started_over: 0,
+            restarts: 0,
         };
         Case { name: name.into(), question: String::new(), runs: measured.iter().map(run).collect() }
     }
 
     #[test]
-    fn an_error_is_against_the_median_or_on_an_edge_against_the_interval() {
-        let judged = |predicted: f64, measured: &[f64]| {
+    fn high_variance_is_scored_against_the_range() {
+        let score = |predicted: f64, measured: &[f64]| {
             let runs: Vec<_> = measured.iter().map(|&ms| (Some(predicted), Some(ms))).collect();
-            Judged::of(&runs).expect("numbers")
+            Score::of(&runs).expect("numbers")
         };
-        let calm = judged(110.0, &[99.0, 104.0, 100.0]);
-        assert!((calm.error - 0.1).abs() < 1e-12 && !calm.edge && calm.measured == 100.0);
-        let within = judged(150.0, &[100.0, 200.0, 180.0]);
-        assert!(within.edge && within.error == 0.0 && within.range == [100.0, 200.0]);
-        let beyond = judged(50.0, &[100.0, 200.0]);
+        let calm = score(110.0, &[99.0, 104.0, 100.0]);
+        assert!((calm.error - 0.1).abs() < 1e-12 && !calm.high_variance && calm.measured == 100.0);
+        let within = score(150.0, &[100.0, 200.0, 180.0]);
+        assert!(within.high_variance && within.error == 0.0 && within.range == [100.0, 200.0]);
+        let beyond = score(50.0, &[100.0, 200.0]);
         assert_eq!((beyond.error, beyond.measured), (-0.5, 150.0));
         for nothing in
             [(None, Some(1.0)), (Some(1.0), None), (Some(f64::NAN), Some(1.0)), (Some(1.0), Some(0.0))]
         {
-            assert_eq!(Judged::of(&[nothing]), None);
+            assert_eq!(Score::of(&[nothing]), None);
         }
-        assert_eq!(Judged::of(&[]), None);
+        assert_eq!(Score::of(&[]), None);
     }
 
     #[test]
-    fn errors_of_different_runs_do_not_even_out() {
+    fn errors_of_opposite_sign_do_not_cancel() {
         let error = |runs: &[(f64, f64)]| {
             let runs: Vec<_> =
                 runs.iter().map(|&(predicted, measured)| (Some(predicted), Some(measured))).collect();
-            Judged::of(&runs).expect("numbers").error
+            Score::of(&runs).expect("numbers").error
         };
         // Too much once and too little once: the medians of both sides nearly agree, and every prediction was off.
         assert!((error(&[(112.0, 100.0), (89.0, 100.0)]) - 0.12).abs() < 1e-12);
@@ -422,32 +411,32 @@ mod tests {
     }
 
     #[test]
-    fn what_is_judged_by_interval_makes_no_median_smaller() {
+    fn scenarios_within_their_range_do_not_lower_the_median() {
         let edges = [
             case("a", 120.0, &[100.0]),
             case("b", 150.0, &[100.0, 200.0]),
             case("c", 150.0, &[100.0, 200.0]),
         ];
         let scores = Scores::of(&edges);
-        assert_eq!((scores.tpot.count, scores.tpot.edges), (3, 2));
+        assert_eq!((scores.tpot.count, scores.tpot.high_variance), (3, 2));
         assert!(scores.tpot.median.is_some_and(|median| (median - 0.2).abs() < 1e-12));
         // One that lies beyond its interval counts.
         let beyond = Scores::of(&[edges[0].clone(), case("d", 300.0, &[100.0, 200.0])]);
         assert!(beyond.tpot.median.is_some_and(|median| (median - 0.35).abs() < 1e-12));
-        let failed = Failed { name: "a".into(), why: "?".into() };
+        let failed = Failed { name: "a".into(), reason: "?".into() };
         assert_eq!(
-            (complete(&edges, &[]).met, complete(&edges, &[failed.clone(), failed]).found),
+            (complete(&edges, &[]).met, complete(&edges, &[failed.clone(), failed]).value),
             (true, Some(2.0 / 3.0))
         );
     }
 
     #[test]
-    fn bytes_that_only_one_side_has_are_an_error() {
+    fn bytes_on_one_side_only_are_an_error() {
         let mut unread = case("a", 100.0, &[100.0]);
         let mut lost = unread.runs[0].clone();
         lost.measured.bytes_read = None;
         unread.runs[0].measured.bytes_read = Some(0.0);
-        let error = |case: &Case| Scores::of(std::slice::from_ref(case)).bytes_read.worst;
+        let error = |case: &Case| Scores::of(std::slice::from_ref(case)).bytes_read.max;
         assert!(error(&unread).is_some_and(|worst| worst > 1.0));
         unread.runs[0].predicted.bytes_read = Some(1e6);
         assert_eq!(error(&unread), None, "pages of the programs");
@@ -456,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn pairs_far_enough_apart_have_an_order() {
+    fn pairs_beyond_the_margin_have_an_order() {
         // b is 5 % slower than a, which is no pair; c and d stand the other way round in the prediction.
         let cases = [
             case("a", 100.0, &[100.0]),
@@ -469,29 +458,29 @@ mod tests {
         assert_eq!((near.pairs, near.right, near.wrong.as_slice()), (5, 4, &[["c".into(), "d".into()]][..]));
         assert_eq!((far.pairs, far.right), (4, 4));
         assert_eq!(scores.tpot.count, 4);
-        let worst = scores.tpot.worst.expect("errors");
+        let max = scores.tpot.max.expect("errors");
         assert!((worst - 0.3).abs() < 1e-12);
-        let met: Vec<bool> = scores.bars.iter().map(|bar| bar.met).collect();
+        let met: Vec<bool> = scores.criteria.iter().map(|criterion| criterion.met).collect();
         // The median of 0, 4.3, 14.3 and 30 % is 9.3 %.
         assert_eq!(met, [true, false, true, false, false, true]);
     }
 
     #[test]
-    fn each_pass_has_scores_of_its_own() {
+    fn each_repetition_has_its_own_scores() {
         let mut several = case("a", 110.0, &[100.0, 110.0]);
         several.runs[1].predicted = several.runs[1].measured.clone();
-        let passes = by_pass(&[several.clone(), case("b", 50.0, &[50.0])]);
-        let worst: Vec<_> =
-            passes.iter().map(|scores| scores.tpot.worst.map(|worst| (worst * 1e3).round())).collect();
+        let repetitions = by_repetition(&[several.clone(), case("b", 50.0, &[50.0])]);
+        let max: Vec<_> =
+            repetitions.iter().map(|scores| scores.tpot.max.map(|worst| (worst * 1e3).round())).collect();
         assert_eq!(worst, [Some(100.0), Some(0.0)]);
-        assert_eq!(passes[1].cases.len(), 1, "b was run once");
+        assert_eq!(repetitions[1].cases.len(), 1, "b was run once");
         // Both are off by as much in the median, so that the medians agree.
         assert_eq!(Scores::of(&[several]).cases[0].tpot.map(|tpot| tpot.predicted), Some(110.0));
-        assert!(by_pass(&[]).is_empty());
+        assert!(by_repetition(&[]).is_empty());
     }
 
     #[test]
-    fn terms_are_shares_of_the_measured_time() {
+    fn term_errors_are_shares_of_the_measured_time() {
         let scores = Scores::of(&[case("a", 120.0, &[100.0, 100.0])]);
         let cpu = scores.cases[0].terms[0];
         assert_eq!((cpu.name, cpu.predicted, cpu.measured), ("cpu", 60.0, 50.0));
@@ -501,9 +490,9 @@ mod tests {
     }
 
     #[test]
-    fn without_anything_no_bar_is_met_that_needs_a_number() {
+    fn without_cases_no_numeric_criterion_is_met() {
         let scores = Scores::of(&[]);
-        let met: Vec<bool> = scores.bars.iter().map(|bar| bar.met).collect();
+        let met: Vec<bool> = scores.criteria.iter().map(|criterion| criterion.met).collect();
         assert_eq!(met, [false, false, false, true, true, true]);
         assert_eq!(scores.terms, []);
     }

@@ -1,0 +1,127 @@
+//! Stacked bars: the terms of the mean token's time by run, and the work of each device.
+
+use hearth_core::metrics::DeviceMetrics;
+use hearth_core::metrics::Terms;
+use hearth_core::metrics::device_terms;
+use hearth_schema::Trace;
+use plotters::element::{Rectangle, Text};
+use plotters::style::Color;
+
+use super::drawing::{Class, Drawing, Titled};
+use super::{Axis, label, plot, text};
+use crate::comparison::Run;
+use crate::comparison::terms::SUMMED;
+use crate::text::numbers;
+
+/// Pixels from one bar to the next, its heading included.
+const BAR_STEP: f64 = 48.0;
+/// Where a heading and a bar are within a step.
+const HEADING: f64 = 0.04;
+const BAR: [f64; 2] = [0.42, 0.84];
+
+/// The classes of the terms, in the order of [`SUMMED`].
+const TERM_CLASSES: [Class; 7] = [
+    Class::Cpu,
+    Class::Gpu,
+    Class::Memory,
+    Class::Demand,
+    Class::Network,
+    Class::Queue,
+    Class::Bubble,
+];
+
+/// A bar: its heading, and class, meaning and milliseconds of each piece.
+struct Bar {
+    heading: String,
+    pieces: Vec<(Class, &'static str, f64)>,
+}
+
+/// The terms of each run as a stacked bar.
+pub fn breakdown(runs: &[&Run]) -> Option<Drawing> {
+    let timed = runs.iter().filter_map(|run| Some((run, run.metrics.tpot_ms?)));
+    let bars: Vec<Bar> = timed
+        .map(|(run, tpot)| Bar {
+            heading: format!("{}, {}", run.heading(), numbers::milliseconds(tpot.mean)),
+            pieces: SUMMED
+                .iter()
+                .zip(TERM_CLASSES)
+                .zip(run.metrics.terms_ms.rows())
+                .map(|((term, class), (_, value))| (class, term.label, value))
+                .collect(),
+        })
+        .collect();
+    let max = bars.iter().map(length).fold(0.0, f64::max);
+    stacked("breakdown", "Breakdown of the mean time per token", &bars, max)
+}
+
+/// For each device of a run: its computing and waiting for a token, and its reading ahead.
+pub fn devices(run: &Run, trace: &Trace, max: f64) -> Option<Drawing> {
+    run.metrics.tpot_ms?;
+    let title = format!("{}: work of each device for a token", run.heading());
+    let devices = run.metrics.devices.iter().zip(device_terms(trace));
+    let bars: Vec<Bar> = devices.map(|(device, terms)| device_bar(device, &terms)).collect();
+    stacked(&format!("devices-{}", run.label), &title, &bars, max)
+}
+
+fn device_bar(device: &DeviceMetrics, terms: &Terms) -> Bar {
+    let heading = if device.trace_lost {
+        format!("{}, unknown: its trace is lost", device.name)
+    } else {
+        format!("{}, busy {}", device.name, numbers::milliseconds(device.busy_ms))
+    };
+    let pieces = vec![
+        (Class::Cpu, "computing, CPU", terms.cpu),
+        (Class::Gpu, "computing, GPU", terms.gpu),
+        (Class::Memory, "copying", terms.memory),
+        (Class::Queue, "waiting for a processor", terms.queue),
+        (Class::Demand, "waiting for the disk", terms.demand_disk),
+        (Class::Hidden, "reading ahead, hidden", device.hidden_disk_ms),
+    ];
+    Bar { heading, pieces }
+}
+
+/// The longest bar that [`devices`] draws for a run.
+pub fn longest(run: &Run) -> f64 {
+    let width = |device: &DeviceMetrics| {
+        device.busy_ms.max(device.demand_disk_ms).max(0.0) + device.hidden_disk_ms.max(0.0)
+    };
+    run.metrics.devices.iter().map(width).fold(0.0, f64::max)
+}
+
+/// The sum of a bar's pieces; a piece below zero has no width.
+fn length(bar: &Bar) -> f64 {
+    bar.pieces.iter().map(|(_, _, value)| value.max(0.0)).sum()
+}
+
+fn stacked(id: &str, title: &str, bars: &[Bar], max: f64) -> Option<Drawing> {
+    if bars.is_empty() || !max.is_finite() || max <= 0.0 {
+        return None;
+    }
+    // Floating-point noise has no width.
+    let visible = |value: f64| value > max * 1e-6;
+    let mut drawing = Drawing::new(id, title, 0);
+    // In one order, whichever bar has a piece first.
+    for place in 0..bars[0].pieces.len() {
+        if let Some(bar) = bars.iter().find(|bar| visible(bar.pieces[place].2)) {
+            drawing.explain(bar.pieces[place].0, bar.pieces[place].1);
+        }
+    }
+    let count = bars.len() as f64;
+    let x = Axis { range: 0.0..max, labels: 6, label: &|value| label(*value, "ms"), title: "", grid: false };
+    let y = Axis { range: count..0.0, labels: 0, label: &|_| String::new(), title: "", grid: false };
+    plot(&mut drawing, BAR_STEP * count, x, y, |chart| {
+        for (row, bar) in bars.iter().enumerate() {
+            let row = row as f64;
+            chart.draw_series([Text::new(bar.heading.as_str(), (0.0, row + HEADING), text(Class::Name))])?;
+            let mut start = 0.0;
+            for (class, meaning, value) in bar.pieces.iter().filter(|piece| visible(piece.2)) {
+                let corners = [(start, row + BAR[0]), (start + value, row + BAR[1])];
+                let hover = format!("{meaning}: {}", numbers::milliseconds(*value));
+                chart.draw_series([Titled(Rectangle::new(corners, class.filled()), hover)])?;
+                start += value;
+            }
+        }
+        Ok(())
+    });
+    Some(drawing)
+}

@@ -1,0 +1,522 @@
+//! SVG drawings: shapes with CSS classes, a legend, and the backend through which plotters draws.
+//!
+//! Horizontal positions are fractions of the plot's width (SVG percentages), vertical ones are pixels: shapes stretch
+//! with the page and letters keep their size, so one drawing serves every width without a script. Tick labels stand in
+//! a gutter of fixed width left of the plot. Colours are classes whose values are CSS variables: in a page they follow
+//! the page, and a file of its own carries the same rules.
+//!
+//! [`Canvas`] is a plotters backend in which one horizontal unit is a hundredth of a percent of the plot's width (left
+//! of the plot: a tenth of a pixel) and one vertical unit is a tenth of a pixel. A colour of plotters stands for a
+//! [`Class`].
+//!
+//! Not here: what is drawn ([`super::gantt`], [`super::bars`] and their neighbours).
+
+use std::convert::Infallible;
+use std::fmt::Write;
+
+use plotters::element::{Drawable, PointCollection};
+use plotters::style::Color;
+use plotters::style::text_anchor::{HPos, VPos};
+use plotters_backend::{
+    BackendColor, BackendCoord, BackendStyle, BackendTextStyle, DrawingBackend, DrawingErrorKind,
+    FontTransform,
+};
+
+use crate::text::escape;
+
+/// The colours and the rules of all drawings, light and dark.
+pub const STYLE: &str = include_str!("drawing.css");
+
+/// Space for tick labels that extend past the right end, in pixels.
+const MARGIN_RIGHT: u32 = 24;
+/// The width of a drawing in a file of its own, in pixels.
+const FILE_WIDTH: u32 = 960;
+const LEGEND_ROW: f64 = 22.0;
+const TITLE_HEIGHT: f64 = 34.0;
+/// Horizontal units of [`Canvas`] across the plot.
+const PLOT_UNITS: i32 = 10_000;
+/// Vertical units of [`Canvas`] in a pixel, and horizontal ones in the gutter.
+pub const PIXEL: u32 = 10;
+
+/// What a shape stands for; the style sheet gives it a colour.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Class {
+    Cpu,
+    Gpu,
+    Memory,
+    Demand,
+    Network,
+    Queue,
+    Bubble,
+    Hidden,
+    Concurrent,
+    Event,
+    Message,
+    Band,
+    Grid,
+    Lane,
+    Tick,
+    Name,
+    Series0,
+    Series1,
+    Series2,
+    Series3,
+    Series4,
+    Series5,
+    Series6,
+    Series7,
+}
+
+/// The names of the classes in the style sheet, in the order of [`Class`].
+const NAMES: [&str; 24] = [
+    "cpu", "gpu", "memory", "demand", "network", "queue", "bubble", "hidden", "concurrent", "event", "message",
+    "band", "grid", "lane", "tick", "name", "series-0", "series-1", "series-2", "series-3", "series-4", "series-5",
+    "series-6", "series-7",
+];
+
+impl Class {
+    /// The class of a series by its index; more series than eight share colours.
+    pub fn series(index: usize) -> Self {
+        const SERIES: [Class; 8] = [
+            Class::Series0,
+            Class::Series1,
+            Class::Series2,
+            Class::Series3,
+            Class::Series4,
+            Class::Series5,
+            Class::Series6,
+            Class::Series7,
+        ];
+        SERIES[index % SERIES.len()]
+    }
+
+    /// Its name in the style sheet.
+    pub fn name(self) -> &'static str {
+        NAMES[self as usize]
+    }
+}
+
+impl Color for Class {
+    fn to_backend_color(&self) -> BackendColor {
+        BackendColor { alpha: 1.0, rgb: (*self as u8, 0, 0) }
+    }
+}
+
+/// A point: a fraction of the plot's width, and pixels from the top.
+pub type Point = (f64, f64);
+
+/// An SVG drawing under construction.
+#[derive(Debug, Clone)]
+pub struct Drawing {
+    title: String,
+    /// Makes identifiers unique where several drawings share a page.
+    id: String,
+    gutter: u32,
+    height: f64,
+    body: String,
+    legend: Vec<(Class, String)>,
+    arrows: bool,
+    /// The maximum width in pixels, gutter included.
+    max_width: Option<u32>,
+    /// The title of the next shape.
+    hover: String,
+}
+
+impl Drawing {
+    /// An empty drawing. `id` must be an identifier of this program, `gutter` is in pixels.
+    pub fn new(id: &str, title: &str, gutter: u32) -> Self {
+        Self {
+            title: title.into(),
+            id: id.into(),
+            gutter,
+            height: 0.0,
+            body: String::new(),
+            legend: Vec::new(),
+            arrows: false,
+            max_width: None,
+            hover: String::new(),
+        }
+    }
+
+    pub fn title(&self) -> &str {
+        &self.title
+    }
+
+    /// Limits the width of the plot to this many pixels.
+    pub fn limit_width(&mut self, width: u32) {
+        self.max_width = Some(width + self.gutter + MARGIN_RIGHT);
+    }
+
+    /// Makes it at least this high, in pixels.
+    pub fn extend_to(&mut self, height: f64) {
+        self.height = self.height.max(height);
+    }
+
+    /// Adds a class and its meaning to the legend, once.
+    pub fn explain(&mut self, class: Class, meaning: &str) {
+        if !self.legend.iter().any(|(known, text)| *known == class && text == meaning) {
+            self.legend.push((class, meaning.into()));
+        }
+    }
+
+    /// Sets the title of the next rectangle or dot, which browsers show when it is pointed at.
+    pub fn hover(&mut self, text: &str) {
+        text.clone_into(&mut self.hover);
+    }
+
+    /// A rectangle from one fraction of the width to another, and between two heights.
+    pub fn rect(&mut self, class: Class, x: [f64; 2], y: [f64; 2]) {
+        self.named_rect(class.name(), x, y);
+    }
+
+    fn named_rect(&mut self, class: &str, x: [f64; 2], y: [f64; 2]) {
+        let [start, end] = x.map(|fraction| fraction.clamp(0.0, 1.0));
+        let _ = write!(
+            self.body,
+            r#"<rect class="{class}" x="{}%" y="{}" width="{}%" height="{}""#,
+            number(100.0 * start),
+            number(y[0]),
+            number(100.0 * (end - start)),
+            number(y[1] - y[0])
+        );
+        self.close("rect");
+    }
+
+    fn dot(&mut self, class: &str, (x, y): Point, radius: f64) {
+        let _ = write!(
+            self.body,
+            r#"<circle class="{class}" cx="{}%" cy="{}" r="{}""#,
+            number(100.0 * x),
+            number(y),
+            number(radius)
+        );
+        self.close("circle");
+    }
+
+    /// Ends a shape, with its title if it has one.
+    fn close(&mut self, element: &str) {
+        let _ = match self.hover.as_str() {
+            "" => writeln!(self.body, "/>"),
+            hover => writeln!(self.body, "><title>{}</title></{element}>", escape::markup(hover)),
+        };
+        self.hover.clear();
+    }
+
+    /// A text whose middle is at a fraction of the width; `y` is its base line.
+    pub fn centred_text(&mut self, class: Class, (x, y): Point, text: &str) {
+        let place = format!(r#"x="{}%" y="{}" text-anchor="middle""#, number(100.0 * x), number(y));
+        self.text(class.name(), &place, text);
+    }
+
+    /// A text in the gutter, at its left edge; `y` is its base line.
+    pub fn gutter_text(&mut self, class: Class, y: f64, text: &str) {
+        let place = format!(r#"x="-{}" y="{}""#, self.gutter, number(y));
+        self.text(class.name(), &place, text);
+    }
+
+    fn text(&mut self, class: &str, place: &str, text: &str) {
+        let _ = writeln!(self.body, r#"<text class="{class}" {place}>{}</text>"#, escape::markup(text));
+    }
+
+    /// A straight line between two points.
+    pub fn line(&mut self, class: Class, from: Point, to: Point) {
+        self.stroke(class.name(), from, to, "");
+    }
+
+    /// A line with a head at its end.
+    pub fn arrow(&mut self, class: Class, from: Point, to: Point) {
+        self.arrows = true;
+        let head = format!(r#" marker-end="url(#{}-head)""#, self.id);
+        self.stroke(class.name(), from, to, &head);
+    }
+
+    fn stroke(&mut self, class: &str, from: Point, to: Point, more: &str) {
+        let _ = writeln!(
+            self.body,
+            r#"<line class="{class}" x1="{}%" y1="{}" x2="{}%" y2="{}"{more}/>"#,
+            number(100.0 * from.0),
+            number(from.1),
+            number(100.0 * to.0),
+            number(to.1)
+        );
+    }
+
+    /// The drawing as part of a page that has [`STYLE`].
+    pub fn inline(&self) -> String {
+        let mut out = String::new();
+        let limit = self.max_width.map_or_else(String::new, |width| format!(";max-width:{width}px"));
+        let _ = write!(
+            out,
+            "<div class=\"drawing\" style=\"padding-left:{}px;padding-right:{MARGIN_RIGHT}px{limit}\">\
+             <svg width=\"100%\" height=\"{}\" role=\"img\" aria-label=\"{}\" overflow=\"visible\">\n{}{}</svg></div>",
+            self.gutter,
+            number(self.height),
+            escape::markup(&self.title),
+            self.arrow_head(),
+            self.body
+        );
+        if !self.legend.is_empty() {
+            out.push_str("\n<ul class=\"legend\">");
+            for (class, meaning) in &self.legend {
+                let meaning = escape::markup(meaning);
+                let _ = write!(out, "<li><i class=\"key {}\"></i>{meaning}</li>", class.name());
+            }
+            out.push_str("</ul>");
+        }
+        out
+    }
+
+    /// The drawing as a file of its own.
+    pub fn standalone(&self) -> String {
+        let beside = self.gutter + MARGIN_RIGHT;
+        let inner = (FILE_WIDTH - 32).min(self.max_width.unwrap_or(FILE_WIDTH)) - beside;
+        let rows = self.legend.len().div_ceil(4) as f64;
+        let height = TITLE_HEIGHT + self.height + 16.0 + rows * LEGEND_ROW;
+        let mut out = String::new();
+        let _ = write!(
+            out,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{FILE_WIDTH}\" height=\"{h}\" \
+             viewBox=\"0 0 {FILE_WIDTH} {h}\" role=\"img\">\n<title>{title}</title>\n<style>\n{STYLE}</style>\n\
+             <rect class=\"paper\" width=\"{FILE_WIDTH}\" height=\"{h}\"/>\n\
+             <text class=\"name\" x=\"16\" y=\"22\">{title}</text>\n\
+             <svg x=\"{x}\" y=\"{TITLE_HEIGHT}\" width=\"{inner}\" height=\"{body_height}\" overflow=\"visible\">\n\
+             {head}{body}</svg>\n",
+            h = number(height),
+            title = escape::markup(&self.title),
+            x = self.gutter + 16,
+            body_height = number(self.height),
+            head = self.arrow_head(),
+            body = self.body
+        );
+        for (index, (class, meaning)) in self.legend.iter().enumerate() {
+            let x = 16.0 + (index % 4) as f64 * f64::from(FILE_WIDTH - 32) / 4.0;
+            let y = TITLE_HEIGHT + self.height + 12.0 + (index / 4) as f64 * LEGEND_ROW;
+            let _ = writeln!(
+                out,
+                "<rect class=\"key {}\" x=\"{x}\" y=\"{y}\" width=\"12\" height=\"12\" rx=\"2\"/>\
+                 <text class=\"tick\" x=\"{}\" y=\"{}\">{}</text>",
+                class.name(),
+                x + 18.0,
+                y + 10.0,
+                escape::markup(meaning)
+            );
+        }
+        out.push_str("</svg>\n");
+        out
+    }
+
+    fn arrow_head(&self) -> String {
+        if !self.arrows {
+            return String::new();
+        }
+        format!(
+            "<defs><marker id=\"{}-head\" viewBox=\"0 0 8 8\" refX=\"7\" refY=\"4\" markerWidth=\"7\" \
+             markerHeight=\"7\" markerUnits=\"userSpaceOnUse\" orient=\"auto\">\
+             <path class=\"message\" d=\"M0 1 L7 4 L0 7 Z\"/></marker></defs>\n",
+            self.id
+        )
+    }
+}
+
+/// A number short enough for a drawing: three digits after the point, without trailing zeros.
+fn number(value: f64) -> String {
+    if !value.is_finite() {
+        return "0".into();
+    }
+    let text = format!("{value:.3}");
+    let text = text.trim_end_matches('0').trim_end_matches('.');
+    if text == "-0" { "0".into() } else { text.into() }
+}
+
+/// A drawing as a plotters backend.
+pub struct Canvas<'d>(pub &'d mut Drawing);
+
+/// What a drawing operation returns; writing to memory cannot fail.
+type Done = Result<(), DrawingErrorKind<Infallible>>;
+
+impl Canvas<'_> {
+    fn gutter(&self) -> i32 {
+        (self.0.gutter * PIXEL) as i32
+    }
+
+    fn point(&self, (x, y): BackendCoord) -> Point {
+        (f64::from(x - self.gutter()) / f64::from(PLOT_UNITS), f64::from(y) / f64::from(PIXEL))
+    }
+
+    /// A shape in a nested coordinate system that stretches with the plot.
+    fn shape(&mut self, element: &str, class: &str, points: impl IntoIterator<Item = BackendCoord>) {
+        let (gutter, height) = (self.gutter(), self.0.height);
+        let _ = write!(
+            self.0.body,
+            "<svg width=\"100%\" height=\"{}\" viewBox=\"0 0 {PLOT_UNITS} {}\" preserveAspectRatio=\"none\" \
+             overflow=\"visible\"><{element} class=\"{class}\" vector-effect=\"non-scaling-stroke\" points=\"",
+            number(height),
+            number(height * f64::from(PIXEL))
+        );
+        for (index, (x, y)) in points.into_iter().enumerate() {
+            let gap = if index == 0 { "" } else { " " };
+            let _ = write!(self.0.body, "{gap}{},{y}", x - gutter);
+        }
+        self.0.body.push_str("\"/></svg>\n");
+    }
+}
+
+/// The class of a visible colour.
+fn class_of(color: BackendColor) -> Option<&'static str> {
+    NAMES.get(usize::from(color.rgb.0)).copied().filter(|_| color.alpha > 0.0)
+}
+
+impl DrawingBackend for Canvas<'_> {
+    type ErrorType = Infallible;
+
+    fn get_size(&self) -> (u32, u32) {
+        let height = (self.0.height * f64::from(PIXEL)) as u32;
+        (self.0.gutter * PIXEL + PLOT_UNITS as u32 + 1, height + 1)
+    }
+
+    fn ensure_prepared(&mut self) -> Done {
+        Ok(())
+    }
+
+    fn present(&mut self) -> Done {
+        Ok(())
+    }
+
+    fn draw_pixel(&mut self, _: BackendCoord, _: BackendColor) -> Done {
+        Ok(())
+    }
+
+    fn draw_line<S: BackendStyle>(&mut self, from: BackendCoord, to: BackendCoord, style: &S) -> Done {
+        if let Some(class) = class_of(style.color()) {
+            let (from, to) = (self.point(from), self.point(to));
+            self.0.stroke(class, from, to, "");
+        }
+        Ok(())
+    }
+
+    fn draw_rect<S: BackendStyle>(&mut self, a: BackendCoord, b: BackendCoord, style: &S, _: bool) -> Done {
+        if let Some(class) = class_of(style.color()) {
+            let (a, b) = (self.point(a), self.point(b));
+            self.0.named_rect(class, [a.0, b.0], [a.1, b.1]);
+        }
+        Ok(())
+    }
+
+    fn draw_path<S: BackendStyle, I: IntoIterator<Item = BackendCoord>>(&mut self, path: I, style: &S) -> Done {
+        if let Some(class) = class_of(style.color()) {
+            self.shape("polyline", class, path);
+        }
+        Ok(())
+    }
+
+    fn fill_polygon<S: BackendStyle, I: IntoIterator<Item = BackendCoord>>(
+        &mut self,
+        corners: I,
+        style: &S,
+    ) -> Done {
+        if let Some(class) = class_of(style.color()) {
+            self.shape("polygon", class, corners);
+        }
+        Ok(())
+    }
+
+    fn draw_circle<S: BackendStyle>(&mut self, at: BackendCoord, radius: u32, style: &S, _: bool) -> Done {
+        if let Some(class) = class_of(style.color()) {
+            let at = self.point(at);
+            self.0.dot(class, at, f64::from(radius) / f64::from(PIXEL));
+        }
+        Ok(())
+    }
+
+    fn draw_text<S: BackendTextStyle>(&mut self, text: &str, style: &S, at: BackendCoord) -> Done {
+        let Some(class) = class_of(style.color()).filter(|_| !text.is_empty()) else { return Ok(()) };
+        let (anchor, (x, y)) = (style.anchor(), self.point(at));
+        // From the anchor to the base line.
+        let y = y + match anchor.v_pos {
+            VPos::Top => 10.0,
+            VPos::Center => 4.0,
+            VPos::Bottom => -3.0,
+        };
+        let side = match anchor.h_pos {
+            HPos::Left => "start",
+            HPos::Center => "middle",
+            HPos::Right => "end",
+        };
+        let pixels = f64::from(at.0 - self.gutter()) / f64::from(PIXEL);
+        let x = if pixels < 0.0 { number(pixels) } else { format!("{}%", number(100.0 * x)) };
+        let turn = match style.transform() {
+            FontTransform::Rotate270 => format!(r#" transform="rotate(-90 {x} {})""#, number(y)),
+            _ => String::new(),
+        };
+        let place = format!(r#"x="{x}" y="{}" text-anchor="{side}"{turn}"#, number(y));
+        self.0.text(class, &place, text);
+        Ok(())
+    }
+
+    fn estimate_text_size<S: BackendTextStyle>(
+        &self,
+        text: &str,
+        _: &S,
+    ) -> Result<(u32, u32), DrawingErrorKind<Infallible>> {
+        Ok((text.chars().count() as u32 * 7 * PIXEL, 12 * PIXEL))
+    }
+}
+
+/// An element of plotters with a title, which browsers show when it is pointed at.
+pub struct Titled<E>(pub E, pub String);
+
+impl<'a, C, E> PointCollection<'a, C> for &'a Titled<E>
+where
+    &'a E: PointCollection<'a, C>,
+{
+    type Point = <&'a E as PointCollection<'a, C>>::Point;
+    type IntoIter = <&'a E as PointCollection<'a, C>>::IntoIter;
+
+    fn point_iter(self) -> Self::IntoIter {
+        self.0.point_iter()
+    }
+}
+
+impl<'d, E: Drawable<Canvas<'d>>> Drawable<Canvas<'d>> for Titled<E> {
+    fn draw<I: Iterator<Item = BackendCoord>>(
+        &self,
+        points: I,
+        canvas: &mut Canvas<'d>,
+        size: (u32, u32),
+    ) -> Done {
+        canvas.0.hover(&self.1);
+        self.0.draw(points, canvas, size)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_short_and_finite() {
+        assert_eq!(number(12.5), "12.5");
+        assert_eq!(number(100.0), "100");
+        assert_eq!(number(-0.0001), "0");
+        assert_eq!(number(f64::NAN), "0");
+    }
+
+    #[test]
+    fn every_class_has_a_colour() {
+        assert_eq!(Class::Series7.name(), "series-7");
+        for name in NAMES {
+            assert!(STYLE.contains(&format!(".{name}")), "{name}");
+        }
+    }
+
+    #[test]
+    fn text_cannot_leave_its_element() {
+        let mut drawing = Drawing::new("d", "</title><script>", 40);
+        drawing.centred_text(Class::Tick, (0.0, 10.0), "</text><script>alert(1)</script>");
+        drawing.hover("\"><script>");
+        drawing.rect(Class::Cpu, [0.0, 1.0], [0.0, 8.0]);
+        for text in [drawing.inline(), drawing.standalone()] {
+            assert!(!text.contains("<script"), "{text}");
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! The Gantt chart of one token: the work of every device while the token goes around the ring.
+//!
+//! It has the form of the prima.cpp paper's Fig. 6: a row for each processor and disk, time to the right, reading ahead
+//! in green, computing that waits for the disk in orange, messages as arrows, and empty space where a device waits. It
+//! shows the token of median duration.
+//!
+//! Not here: how steps are split into intervals ([`crate::timeline::activities`]).
+
+use std::collections::BTreeSet;
+
+use hearth_schema::Trace;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Record;
+use hearth_schema::trace::Resource;
+
+use super::drawing::{Class, Drawing};
+use super::{label, millis, round_values};
+use crate::comparison::Run;
+use crate::text::numbers;
+use crate::timeline::activities::{self, Activity, Interval, Lane};
+use crate::timeline::tokens::Token;
+use crate::timeline::{events, messages};
+
+const GUTTER: u32 = 40;
+const NAME_HEIGHT: f64 = 20.0;
+const LANE_HEIGHT: f64 = 15.0;
+const LANE_STEP: f64 = 18.0;
+const DEVICE_GAP: f64 = 8.0;
+const AXIS_HEIGHT: f64 = 20.0;
+/// Intervals of one kind closer than this share of the width are drawn as one: nobody could tell them
+/// apart, and a trace of a million steps still makes a picture that opens.
+const MERGE_SHARE: f64 = 0.0005;
+/// More arrows than these would be a blur.
+const MAX_ARROWS: usize = 4000;
+
+/// The order of the legend.
+const LEGEND: [Activity; 7] = [
+    Activity::Cpu,
+    Activity::Gpu,
+    Activity::Copy,
+    Activity::Queue,
+    Activity::Demand,
+    Activity::Hidden,
+    Activity::Concurrent,
+];
+
+/// The picture of one token. `span` is the time that the whole width stands for, in nanoseconds.
+pub fn draw(run: &Run, trace: &Trace, token: Token, span: u64) -> Drawing {
+    let title = format!("{}: one token, {}", run.heading(), numbers::milliseconds(millis(token.duration())));
+    let mut drawing = Drawing::new(&format!("gantt-{}", run.label), &title, GUTTER);
+    let intervals = activities::within(&trace.records, [token.start, token.end]);
+    let rows = rows(run, trace);
+    let bottom = rows.last().map_or(0.0, |row| row.top + LANE_HEIGHT) + DEVICE_GAP;
+    axis(&mut drawing, span, bottom);
+    for row in &rows {
+        if row.lane == Lane::Cpu {
+            let name = &run.metrics.devices[usize::from(row.device)].name;
+            drawing.gutter_text(Class::Name, row.top - 5.0, name);
+        }
+        let label = match row.lane {
+            Lane::Cpu => "cpu",
+            Lane::Gpu => "gpu",
+            Lane::Disk => "disk",
+        };
+        drawing.gutter_text(Class::Tick, row.top + LANE_HEIGHT - 3.5, label);
+        let width = token.duration() as f64 / span.max(1) as f64;
+        drawing.rect(Class::Lane, [0.0, width], [row.top, row.top + LANE_HEIGHT]);
+    }
+    fill(&mut drawing, &rows, &intervals, trace, token, span);
+    arrows(&mut drawing, &rows, trace, token, span);
+    for moment in events::moments(trace) {
+        if (token.start..=token.end).contains(&moment) {
+            let x = share(moment, token, span);
+            drawing.line(Class::Event, (x, 2.0), (x, bottom));
+            drawing.explain(Class::Event, "an event begins or ends");
+        }
+    }
+    drawing
+}
+
+struct Row {
+    device: u16,
+    lane: Lane,
+    top: f64,
+}
+
+/// A processor row for every device, the others for those that use them anywhere in the trace.
+fn rows(run: &Run, trace: &Trace) -> Vec<Row> {
+    let mut used = BTreeSet::new();
+    for record in &trace.records {
+        let demand =
+            || activities::parts(record).iter().any(|&(kind, nanos)| kind == Activity::Demand && nanos > 0);
+        let lane = match record.resource {
+            Resource::Gpu => Lane::Gpu,
+            Resource::DiskDemand | Resource::DiskPrefetch => Lane::Disk,
+            Resource::Cpu if activities::is_work(record) && demand() => Lane::Disk,
+            _ => continue,
+        };
+        used.insert((record.device, lane));
+    }
+    let mut rows = Vec::new();
+    let mut top = NAME_HEIGHT;
+    for device in 0..run.metrics.devices.len() as u16 {
+        for lane in [Lane::Cpu, Lane::Gpu, Lane::Disk] {
+            if lane == Lane::Cpu || used.contains(&(device, lane)) {
+                rows.push(Row { device, lane, top });
+                top += LANE_STEP;
+            }
+        }
+        top += NAME_HEIGHT + DEVICE_GAP;
+    }
+    rows
+}
+
+fn axis(drawing: &mut Drawing, span: u64, bottom: f64) {
+    let max = millis(span);
+    for tick in round_values(max, 8) {
+        let x = if max > 0.0 { tick / max } else { 0.0 };
+        // No line behind the names, which reach over the gutter's edge.
+        if tick > 0.0 {
+            drawing.line(Class::Grid, (x, 2.0), (x, bottom));
+        }
+        drawing.centred_text(Class::Tick, (x, bottom + 14.0), &label(tick, ""));
+    }
+    drawing.gutter_text(Class::Tick, bottom + 14.0, "ms");
+    drawing.extend_to(bottom + AXIS_HEIGHT);
+}
+
+fn fill(drawing: &mut Drawing, rows: &[Row], intervals: &[Interval], trace: &Trace, token: Token, span: u64) {
+    for activity in LEGEND.into_iter().filter(|shown| intervals.iter().any(|interval| interval.activity == *shown)) {
+        let (class, meaning) = style(activity);
+        drawing.explain(class, meaning);
+    }
+    let near = (span as f64 * MERGE_SHARE) as u64;
+    let mut index = 0;
+    while index < intervals.len() {
+        let first = intervals[index];
+        let (mut end, mut count) = (first.end, 1);
+        while let Some(next) = intervals.get(index + count) {
+            let same = (next.device, next.lane, next.activity) == (first.device, first.lane, first.activity);
+            let small = next.end - next.start < near || end - first.start < near;
+            if !(same && small && next.start <= end.saturating_add(near)) {
+                break;
+            }
+            end = end.max(next.end);
+            count += 1;
+        }
+        index += count;
+        let Some(row) = rows.iter().find(|row| (row.device, row.lane) == (first.device, first.lane)) else {
+            continue;
+        };
+        let (class, meaning) = style(first.activity);
+        let hover = if count == 1 {
+            hover(&trace.records[first.record], meaning, first.end - first.start)
+        } else {
+            format!("{meaning}: {count} steps, within {}", numbers::milliseconds(millis(end - first.start)))
+        };
+        let x = [share(first.start, token, span), share(end, token, span)];
+        drawing.hover(&hover);
+        drawing.rect(class, x, [row.top, row.top + LANE_HEIGHT]);
+    }
+}
+
+fn hover(record: &Record, meaning: &str, nanos: u64) -> String {
+    let what = match record.kind {
+        Kind::Embed => "embedding".into(),
+        Kind::Output => "output and sampling".into(),
+        Kind::Draft => "drafting".into(),
+        Kind::Copy => "copy".into(),
+        Kind::Receive | Kind::Send => "message".into(),
+        Kind::Kernel => "kernel".into(),
+        Kind::Synchronise => "waiting".into(),
+        Kind::Prepare => "making graphs".into(),
+        Kind::Compute | Kind::Prefetch => match record.layers {
+            Some([start, end]) if end > start + 1 => format!("layers {start} to {}", end - 1),
+            Some([start, _]) => format!("layer {start}"),
+            None => "output head".into(),
+        },
+    };
+    format!("{meaning}: {what}, round {}, {}", record.round, numbers::milliseconds(millis(nanos)))
+}
+
+fn style(activity: Activity) -> (Class, &'static str) {
+    match activity {
+        Activity::Cpu => (Class::Cpu, "computing, CPU"),
+        Activity::Gpu => (Class::Gpu, "computing, GPU"),
+        Activity::Copy => (Class::Memory, "copying"),
+        Activity::Queue => (Class::Queue, "waiting for a processor"),
+        Activity::Demand => (Class::Demand, "waiting for the disk"),
+        Activity::Hidden => (Class::Hidden, "reading ahead, hidden"),
+        Activity::Concurrent => (Class::Concurrent, "reading ahead while computing"),
+    }
+}
+
+fn arrows(drawing: &mut Drawing, rows: &[Row], trace: &Trace, token: Token, span: u64) {
+    let records: Vec<Record> =
+        trace.records.iter().filter(|record| record.pass == token.pass).cloned().collect();
+    let middle = |device: u16, lane: Lane| {
+        let row = rows.iter().find(|row| (row.device, row.lane) == (device, lane));
+        row.map(|row| row.top + LANE_HEIGHT / 2.0)
+    };
+    for message in messages::among(&records).into_iter().take(MAX_ARROWS) {
+        let (sent, received) = (&records[message.sent], &records[message.received]);
+        let inside = |at: u64| (token.start..=token.end).contains(&at);
+        if !inside(sent.start) || !inside(received.end) {
+            continue;
+        }
+        // From the row that worked last to the one that works next.
+        let work =
+            |device: u16| records.iter().filter(move |step| step.device == device && activities::is_work(step));
+        let before = work(sent.device).filter(|step| step.end <= sent.start).max_by_key(|step| step.end);
+        let after =
+            work(received.device).filter(|step| step.start >= received.end).min_by_key(|step| step.start);
+        let lane = |step: Option<&Record>| match step {
+            Some(step) if step.resource == Resource::Gpu => Lane::Gpu,
+            _ => Lane::Cpu,
+        };
+        let ends = (middle(sent.device, lane(before)), middle(received.device, lane(after)));
+        let (Some(from), Some(to)) = ends else { continue };
+        drawing.explain(Class::Message, "message");
+        let tail = (share(sent.start, token, span), from);
+        drawing.arrow(Class::Message, tail, (share(received.end, token, span), to));
+    }
+}
+
+fn share(at: u64, token: Token, span: u64) -> f64 {
+    at.saturating_sub(token.start) as f64 / span.max(1) as f64
+}

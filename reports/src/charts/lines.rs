@@ -1,0 +1,171 @@
+//! Line charts: a number at several positions of an axis, a line for each case.
+//!
+//! Where a number is missing that was asked for, the line is broken and a cross stands on the axis.
+//!
+//! Not here: where the numbers come from.
+
+use plotters::coord::combinators::BindKeyPoints;
+use plotters::element::{Circle, PathElement, Text};
+use plotters::style::Color;
+
+use super::drawing::{Class, Drawing, PIXEL, Titled};
+use super::{Axis, GUTTER, PLOT_HEIGHT, centred, label, plot};
+use crate::text::{escape, numbers};
+
+/// The width of a letter of a label as a fraction of the plot on a phone, where drawings are narrowest.
+/// source: measured, 6.2 px of the 266 px that a screen of 390 px leaves
+const LETTER: f64 = 6.2 / 266.0;
+
+/// A position on the horizontal axis.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Position {
+    /// From 0 on the left to 1 on the right.
+    pub fraction: f64,
+    pub label: String,
+}
+
+/// A line of a chart.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Series {
+    /// Its name in the legend; empty if it is the only one.
+    pub name: String,
+    /// Its number at each position, where there is one.
+    pub values: Vec<Option<f64>>,
+}
+
+/// Lines over one axis.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LineChart {
+    pub title: String,
+    /// The title of the horizontal axis.
+    pub x_title: String,
+    /// The unit of the numbers.
+    pub unit: String,
+    pub positions: Vec<Position>,
+    pub series: Vec<Series>,
+    /// Whether every series has a number at every position, so that an absent one is marked.
+    pub mark_missing: bool,
+}
+
+impl LineChart {
+    /// As an SVG file; none if there is no number to draw.
+    pub fn standalone(&self) -> Option<String> {
+        self.drawing("lines").map(|drawing| drawing.standalone())
+    }
+
+    /// As a drawing with that identifier.
+    pub(crate) fn drawing(&self, id: &str) -> Option<Drawing> {
+        let numbers = self.series.iter().flat_map(|series| &series.values).flatten().copied();
+        let max = numbers.filter(|number| number.is_finite()).fold(0.0, f64::max);
+        if max <= 0.0 {
+            return None;
+        }
+        let mut drawing = Drawing::new(id, &escape::phrase(&self.title), GUTTER);
+        for (index, series) in self.series.iter().enumerate().filter(|(_, series)| !series.name.is_empty()) {
+            drawing.explain(Class::series(index), &escape::name(&series.name));
+        }
+        let fractions = self.labelled().iter().map(|position| position.fraction).collect::<Vec<_>>();
+        let name = |fraction: &f64| {
+            let found = self.positions.iter().find(|position| position.fraction == *fraction);
+            found.map_or_else(String::new, |position| escape::name(&position.label))
+        };
+        let x = Axis {
+            labels: fractions.len(),
+            range: (0.0..1.0).with_key_points(fractions),
+            label: &name,
+            title: &escape::phrase(&self.x_title),
+            grid: false,
+        };
+        let unit = |value: &f64| label(*value, &self.unit);
+        let y = Axis { range: 0.0..max * 1.05, labels: 5, label: &unit, title: "", grid: true };
+        plot(&mut drawing, PLOT_HEIGHT, x, y, |chart| {
+            for (index, series) in self.series.iter().enumerate() {
+                let class = Class::series(index);
+                for run in self.unbroken(series).filter(|run| run.len() > 1) {
+                    chart.draw_series([PathElement::new(run, class)])?;
+                }
+                let dots = self.positions.iter().zip(&series.values).filter_map(|(position, value)| {
+                    let value = value.filter(|value| value.is_finite())?;
+                    let dot = Circle::new((position.fraction, value), 7 * PIXEL / 2, class.filled());
+                    Some(Titled(dot, self.hover(series, position, value)))
+                });
+                chart.draw_series(dots)?;
+                let missing = self.positions.iter().zip(&series.values).filter(|(_, value)| {
+                    self.mark_missing && !value.is_some_and(f64::is_finite)
+                });
+                let cross = |position: &Position| Text::new("×", (position.fraction, 0.0), centred(Class::Tick));
+                chart.draw_series(missing.map(|(position, _)| cross(position)))?;
+            }
+            Ok(())
+        });
+        Some(drawing)
+    }
+
+    fn hover(&self, series: &Series, position: &Position, value: f64) -> String {
+        let name = if series.name.is_empty() { String::new() } else { format!("{}, ", escape::name(&series.name)) };
+        let digits = numbers::digits_for(value).saturating_sub(1);
+        format!("{name}{}: {} {}", position.label, numbers::Fixed::new(value, digits).text(), self.unit)
+    }
+
+    /// The points of a series between missing numbers; with missing numbers that are not marked, all of them.
+    fn unbroken(&self, series: &Series) -> impl Iterator<Item = Vec<(f64, f64)>> {
+        let mut runs = vec![Vec::new()];
+        for (position, value) in self.positions.iter().zip(&series.values) {
+            match value.filter(|value| value.is_finite()) {
+                Some(value) => runs.last_mut().expect("one at least").push((position.fraction, value)),
+                None if self.mark_missing => runs.push(Vec::new()),
+                None => {}
+            }
+        }
+        runs.into_iter()
+    }
+
+    /// The positions whose labels do not touch each other; the dots of the others say their labels when pointed at.
+    fn labelled(&self) -> Vec<&Position> {
+        let mut positions: Vec<&Position> = self.positions.iter().collect();
+        positions.sort_by(|one, other| one.fraction.total_cmp(&other.fraction));
+        let mut end = f64::NEG_INFINITY;
+        positions.retain(|position| {
+            let half = LETTER * escape::name(&position.label).chars().count() as f64 / 2.0;
+            let fits = position.fraction - half > end + LETTER;
+            if fits {
+                end = position.fraction + half;
+            }
+            fits
+        });
+        positions
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chart(values: &[Option<f64>]) -> LineChart {
+        let position = |at: usize| Position { fraction: at as f64 / 2.0, label: format!("{at} <GiB>") };
+        LineChart {
+            title: "Time over <memory>".into(),
+            x_title: "memory".into(),
+            unit: "ms".into(),
+            positions: (0..3).map(position).collect(),
+            series: vec![Series { name: "\"one\"".into(), values: values.to_vec() }],
+            mark_missing: true,
+        }
+    }
+
+    #[test]
+    fn missing_number_breaks_the_line() {
+        let whole = chart(&[Some(10.0), Some(20.0), Some(30.0)]).standalone().expect("a drawing");
+        assert_eq!((whole.matches("<polyline").count(), whole.matches("<circle").count()), (1, 3));
+        let broken = chart(&[Some(10.0), None, Some(30.0)]).standalone().expect("a drawing");
+        assert_eq!((broken.matches("<polyline").count(), broken.matches("<circle").count()), (0, 2));
+        assert_eq!(broken.matches('×').count(), 1);
+        assert!(!whole.contains("<GiB>") && !whole.contains("<memory>"));
+    }
+
+    #[test]
+    fn without_numbers_there_is_no_drawing() {
+        assert_eq!(chart(&[None, None, None]).standalone(), None);
+        assert_eq!(chart(&[Some(f64::NAN), None, Some(f64::INFINITY)]).standalone(), None);
+    }
+}

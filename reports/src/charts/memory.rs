@@ -1,0 +1,105 @@
+//! Memory over a run: the weights in memory and the memory pressure of each device, a strip a device.
+
+use hearth_schema::Trace;
+use hearth_schema::happenings::Happening;
+use hearth_schema::happenings::Sort;
+use hearth_schema::trace::Counter;
+use plotters::element::{PathElement, Rectangle, Text};
+use plotters::style::Color;
+
+use super::drawing::{Class, Drawing};
+use super::{Axis, MAX_POINTS, label, plot, text};
+use crate::comparison::Run;
+use crate::text::{escape, numbers};
+
+/// Pixels from one strip to the next, its heading included.
+const STRIP_STEP: f64 = 62.0;
+/// Where a strip begins and ends within a step.
+const STRIP: [f64; 2] = [0.32, 0.84];
+
+/// A device: its heading, and seconds and height of each reading.
+struct Strip {
+    heading: String,
+    points: Vec<(f64, f64)>,
+}
+
+/// Weights in memory on each device over a run, as a share of the maximum of all devices.
+pub fn residency(run: &Run, trace: &Trace) -> Option<Drawing> {
+    let readings = Readings::of(trace, Counter::Resident)?;
+    let max = readings.values.iter().map(|(_, _, value)| *value).max().filter(|max| *max > 0)?;
+    let devices = run.metrics.devices.iter().enumerate();
+    let strips = devices.filter_map(|(device, metrics)| {
+        let points = readings.of_device(device, max as f64);
+        let held = points.last()?.1 * max as f64;
+        Some(Strip { heading: format!("{}, {} at the end", metrics.name, numbers::bytes(held)), points })
+    });
+    let title = format!("{}: weights in memory", run.heading());
+    Some(draw(&format!("residency-{}", run.label), &title, Class::Series0, strips.collect(), readings.seconds))
+}
+
+/// Memory pressure of each device over a run in which other programs took memory or were swapped out.
+pub fn pressure(run: &Run, trace: &Trace) -> Option<Drawing> {
+    let pressed = |happening: &Happening| matches!(happening.sort, Sort::Memory | Sort::Swap);
+    let readings = Readings::of(trace, Counter::Unreclaimable)?;
+    if !trace.happenings.iter().any(pressed) {
+        return None;
+    }
+    let strip = |(index, device): (usize, &hearth_schema::trace::TracedDevice)| {
+        let points = readings.of_device(index, device.memory_total.max(1) as f64);
+        let max = points.iter().map(|&(_, share)| share).fold(0.0, f64::max);
+        let heading = format!("{}, at most {}", escape::name(&device.name), numbers::percent(max));
+        Strip { heading, points }
+    };
+    let strips = trace.header.devices.iter().enumerate().map(strip).collect();
+    let title = format!("{}: memory pressure", run.heading());
+    Some(draw(&format!("pressure-{}", run.label), &title, Class::Series1, strips, readings.seconds))
+}
+
+/// The readings of one counter.
+struct Readings {
+    /// Device, seconds since the first reading, and value.
+    values: Vec<(usize, f64, u64)>,
+    /// From the first to the last.
+    seconds: f64,
+}
+
+impl Readings {
+    /// None unless time passes between the readings.
+    fn of(trace: &Trace, counter: Counter) -> Option<Self> {
+        let readings = || trace.readings.iter().filter(|reading| reading.counter == counter);
+        let begin = readings().map(|reading| reading.at).min()?;
+        let end = readings().map(|reading| reading.at).max()?;
+        let seconds = |at: u64| (at - begin) as f64 * 1e-9;
+        let values =
+            readings().map(|reading| (usize::from(reading.device), seconds(reading.at), reading.value)).collect();
+        (end > begin).then(|| Self { values, seconds: seconds(end) })
+    }
+
+    /// Seconds and share of `max` of a device's readings; of many, some.
+    fn of_device(&self, device: usize, max: f64) -> Vec<(f64, f64)> {
+        let all = self.values.iter().filter(|(of, ..)| *of == device);
+        let all: Vec<(f64, f64)> = all.map(|&(_, at, value)| (at, (value as f64 / max).min(1.0))).collect();
+        let group = all.len().div_ceil(MAX_POINTS).max(1);
+        all.iter().step_by(group).chain(all.last()).copied().collect()
+    }
+}
+
+fn draw(id: &str, title: &str, class: Class, strips: Vec<Strip>, seconds: f64) -> Drawing {
+    let mut drawing = Drawing::new(id, title, 0);
+    let count = strips.len() as f64;
+    let x = Axis { range: 0.0..seconds, labels: 6, label: &|value| label(*value, "s"), title: "", grid: false };
+    let y = Axis { range: count..0.0, labels: 0, label: &|_| String::new(), title: "", grid: false };
+    plot(&mut drawing, STRIP_STEP * count, x, y, |chart| {
+        for (row, strip) in strips.into_iter().enumerate() {
+            let row = row as f64;
+            let height = |share: f64| row + STRIP[1] - (STRIP[1] - STRIP[0]) * share;
+            let points: Vec<(f64, f64)> = strip.points.iter().map(|&(at, share)| (at, height(share))).collect();
+            let corners = [(0.0, row + STRIP[0]), (seconds, row + STRIP[1])];
+            chart.draw_series([Text::new(strip.heading, (0.0, row + 0.02), text(Class::Name))])?;
+            chart.draw_series([Rectangle::new(corners, Class::Lane.filled())])?;
+            chart.draw_series([PathElement::new(points, class)])?;
+        }
+        Ok(())
+    });
+    drawing
+}

@@ -1,0 +1,139 @@
+//! Charts: bars, lines, scatter plots and the Gantt chart of a token, drawn by plotters onto an SVG canvas.
+//!
+//! Every chart is made from the numbers of a comparison or of a trace and is none where there is nothing to show.
+//!
+//! Not here: captions and the order of charts on a page ([`crate::sections`]).
+
+pub mod bars;
+pub mod drawing;
+pub mod gantt;
+pub mod lines;
+pub mod memory;
+pub mod parity;
+pub mod tokens;
+
+use plotters::chart::{ChartBuilder, ChartContext, LabelAreaPosition};
+use plotters::coord::cartesian::Cartesian2d;
+use plotters::coord::ranged1d::{AsRangedCoord, Ranged, ValueFormatter};
+use plotters::coord::types::RangedCoordf64;
+use plotters::drawing::{DrawingAreaErrorKind, IntoDrawingArea};
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+use plotters::style::{IntoFont, TRANSPARENT, TextStyle};
+
+use drawing::{Canvas, Class, Drawing, PIXEL};
+
+/// The height of a plot of curves, in pixels.
+const PLOT_HEIGHT: f64 = 170.0;
+/// The gutter of a plot whose vertical axis has labels, in pixels.
+const GUTTER: u32 = 72;
+/// A curve of more points is drawn from the means of as many groups.
+const MAX_POINTS: usize = 400;
+/// Space above a plot, in pixels.
+const TOP: f64 = 8.0;
+
+type Chart<'c, 'd, X, Y> = ChartContext<'c, Canvas<'d>, Cartesian2d<X, Y>>;
+type Drawn = Result<(), DrawingAreaErrorKind<std::convert::Infallible>>;
+
+/// An axis of a plot.
+struct Axis<'a, R> {
+    range: R,
+    /// The maximum number of labels.
+    labels: usize,
+    label: &'a dyn Fn(&f64) -> String,
+    /// What is along it; empty without a title.
+    title: &'a str,
+    grid: bool,
+}
+
+/// Draws axes with grid lines and labels below what the drawing holds already, then the content over them.
+fn plot<'a, X, Y>(
+    drawing: &mut Drawing,
+    height: f64,
+    x: Axis<'a, X>,
+    y: Axis<'a, Y>,
+    content: impl FnOnce(&mut Chart<'_, '_, X::CoordDescType, Y::CoordDescType>) -> Drawn,
+) where
+    X: AsRangedCoord<Value = f64>,
+    Y: AsRangedCoord<Value = f64>,
+    X::CoordDescType: ValueFormatter<f64> + Ranged<ValueType = f64>,
+    Y::CoordDescType: ValueFormatter<f64> + Ranged<ValueType = f64>,
+{
+    let below = 24.0 + if x.title.is_empty() { 0.0 } else { 18.0 };
+    let gutter = drawing.gutter();
+    drawing.extend_to(TOP + height + below);
+    let draw = || -> Drawn {
+        let area = Canvas(drawing).into_drawing_area();
+        let mut chart = ChartBuilder::on(&area)
+            .margin_top(TOP * f64::from(PIXEL))
+            .set_label_area_size(LabelAreaPosition::Left, gutter * PIXEL)
+            .set_label_area_size(LabelAreaPosition::Bottom, below * f64::from(PIXEL))
+            .build_cartesian_2d(x.range, y.range)?;
+        let mut mesh = chart.configure_mesh();
+        if !x.grid {
+            mesh.disable_x_mesh();
+        }
+        if !y.grid {
+            mesh.disable_y_mesh();
+        }
+        mesh.max_light_lines(0)
+            .bold_line_style(Class::Grid)
+            .axis_style(if y.grid { TRANSPARENT.into() } else { plotters::style::ShapeStyle::from(Class::Grid) })
+            .label_style(text(Class::Tick))
+            .set_all_tick_mark_size(4 * PIXEL)
+            .x_labels(x.labels)
+            .y_labels(y.labels)
+            .x_label_formatter(x.label)
+            .y_label_formatter(y.label);
+        if !x.title.is_empty() {
+            mesh.x_desc(x.title);
+        }
+        if !y.title.is_empty() {
+            mesh.y_desc(y.title);
+        }
+        mesh.draw()?;
+        content(&mut chart)
+    };
+    draw().expect("the canvas is in memory and takes every element");
+}
+
+fn text(class: Class) -> TextStyle<'static> {
+    ("sans-serif", 11 * PIXEL).into_font().color(&class)
+}
+
+/// A text that is centred over a point.
+fn centred(class: Class) -> TextStyle<'static> {
+    text(class).pos(Pos::new(HPos::Center, VPos::Bottom))
+}
+
+/// At most so many round values from zero to `max`.
+fn round_values(max: f64, count: usize) -> Vec<f64> {
+    RangedCoordf64::from(0.0..max).key_points(count)
+}
+
+/// A label of an axis without digits that floating-point noise adds.
+fn label(value: f64, unit: &str) -> String {
+    // Nine digits, counted from the first.
+    let digits = (8.0 - value.abs().max(1e-9).log10().floor()).clamp(0.0, 12.0);
+    let scale = 10_f64.powf(digits);
+    let value = (value * scale).round() / scale;
+    let gap = if unit.is_empty() { "" } else { " " };
+    format!("{value}{gap}{unit}").replace('-', "\u{2212}")
+}
+
+/// Nanoseconds as milliseconds.
+fn millis(nanos: u64) -> f64 {
+    nanos as f64 * 1e-6
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn axis_labels_are_round() {
+        assert_eq!(round_values(74.0, 5), [0.0, 20.0, 40.0, 60.0]);
+        assert_eq!(label(0.1 + 0.2, "ms"), "0.3 ms");
+        assert_eq!(label(15_000.0, ""), "15000");
+        assert_eq!(label(0.0, "ms"), "0 ms");
+    }
+}

@@ -1,0 +1,168 @@
+//! Parity plots: predicted times over the measured or published ones, both on logarithmic axes.
+//!
+//! On the diagonal a prediction is exact; within the band it differs by a tenth, which is equally wide for a token of
+//! 10 ms and one of 10 s.
+//!
+//! Not here: the numbers ([`crate::comparison`], [`crate::published`], [`crate::validation`]).
+
+use plotters::coord::combinators::{BindKeyPoints, IntoLogRange};
+use plotters::element::{Circle, PathElement, Polygon};
+use plotters::style::Color;
+
+use super::drawing::{Class, Drawing, PIXEL, Titled};
+use super::{Axis, label, plot};
+use crate::comparison::{Comparison, Unit};
+use crate::text::numbers;
+
+/// Half the width of the band, as a factor.
+const BAND: f64 = 1.1;
+/// Height of the plot and its maximum width, in pixels: nearly square, as both axes are the same.
+const HEIGHT: f64 = 360.0;
+const WIDTH: u32 = 480;
+const GUTTER: u32 = 76;
+/// A smaller value is noise of a clock, and its ratio says nothing.
+const MIN_VALUE: f64 = 0.01;
+/// More dots than these would be a blur.
+const MAX_DOTS: usize = 2000;
+
+/// A predicted value and the one that it is compared with.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Dot {
+    /// What kind of value it is, for the legend.
+    pub group: String,
+    pub class: Class,
+    /// What it is, for when it is pointed at.
+    pub name: String,
+    pub reference: f64,
+    pub predicted: f64,
+    /// The smallest and the largest of repeated measurements.
+    pub range: Option<[f64; 2]>,
+}
+
+/// The times of a comparison: of pairs against the measured ones, and of runs against the published ones.
+pub fn dots(comparison: &Comparison) -> Vec<Dot> {
+    let mut dots = Vec::new();
+    for pair in &comparison.pairs {
+        let names = (&comparison.runs[pair.predicted].label, &comparison.runs[pair.measured].label);
+        for row in pair.rows.iter().filter(|row| row.unit == Unit::Milliseconds) {
+            let Some((predicted, reference)) = row.predicted.zip(row.measured) else { continue };
+            let (group, index) = match row.key.as_str() {
+                "tpot" => ("time per token, measured", 0),
+                "ttft" => ("time to first token, measured", 1),
+                "tpot_p50" | "tpot_p95" => continue,
+                _ => ("term of the time per token, measured", 2),
+            };
+            let name = format!("{}, {} and {}", row.key, names.0, names.1);
+            dots.push(Dot { group: group.into(), class: Class::series(index), name, reference, predicted, range: None });
+        }
+    }
+    for cell in comparison.published.iter().filter(|cell| cell.selected) {
+        let run = &comparison.runs[cell.run];
+        let times = [
+            ("time per token, published", 3, cell.tpot_ms, run.metrics.tpot_ms.map(|tpot| tpot.mean)),
+            ("time to first token, published", 4, cell.ttft_ms, run.metrics.ttft_ms),
+        ];
+        for (group, index, reference, ours) in times {
+            let Some((reference, predicted)) = reference.zip(ours) else { continue };
+            let name = format!("{}, {}, {}", run.label, cell.system, cell.row);
+            dots.push(Dot { group: group.into(), class: Class::series(index), name, reference, predicted, range: None });
+        }
+    }
+    dots
+}
+
+/// The plot of these values; none without a value.
+pub fn draw(id: &str, title: &str, unit: &str, dots: &[Dot]) -> Option<Drawing> {
+    let visible = |value: f64| value.is_finite() && value >= MIN_VALUE;
+    let dots = dots.iter().filter(|dot| visible(dot.reference) && visible(dot.predicted));
+    let dots: Vec<&Dot> = dots.take(MAX_DOTS).collect();
+    let values = || {
+        dots.iter().flat_map(|dot| [dot.reference, dot.predicted].into_iter().chain(dot.range.into_iter().flatten()))
+    };
+    let (min, max) = (values().reduce(f64::min)? / 1.5, values().fold(0.0, f64::max) * 1.5);
+    let mut drawing = Drawing::new(id, title, GUTTER);
+    drawing.limit_width(WIDTH);
+    let mut groups: Vec<(Class, &str)> = dots.iter().map(|dot| (dot.class, dot.group.as_str())).collect();
+    groups.sort_unstable();
+    groups.into_iter().for_each(|(class, group)| drawing.explain(class, group));
+    drawing.explain(Class::Band, "within 10 %");
+    let ticks = ticks(min, max);
+    let axis = |title| Axis {
+        range: (min..max).log_scale().with_key_points(ticks.clone()),
+        labels: ticks.len(),
+        label: &|value: &f64| label(*value, ""),
+        title,
+        grid: true,
+    };
+    let (x, y) = (format!("reference, {unit}"), format!("predicted, {unit}"));
+    plot(&mut drawing, HEIGHT, axis(&x), axis(&y), |chart| {
+        let band = vec![(min, min), (min, min * BAND), (max / BAND, max), (max, max), (max, max / BAND), (min * BAND, min)];
+        chart.draw_series([Polygon::new(band, Class::Band)])?;
+        chart.draw_series([PathElement::new([(min, min), (max, max)], Class::Message)])?;
+        let ranges = dots.iter().filter_map(|dot| Some((dot, dot.range?)));
+        let range = |(dot, range): (&&Dot, [f64; 2])| {
+            PathElement::new(range.map(|reference| (reference, dot.predicted)), dot.class)
+        };
+        chart.draw_series(ranges.map(range))?;
+        chart.draw_series(dots.iter().map(|dot| {
+            let circle = Circle::new((dot.reference, dot.predicted), 7 * PIXEL / 2, dot.class.filled());
+            Titled(circle, hover(dot, unit))
+        }))?;
+        Ok(())
+    });
+    Some(drawing)
+}
+
+fn hover(dot: &Dot, unit: &str) -> String {
+    let show = |value: f64| numbers::Fixed::new(value, numbers::digits_for(value).saturating_sub(1)).text();
+    let error = numbers::Fixed::new(100.0 * (dot.predicted / dot.reference - 1.0), 1).signed();
+    let (name, predicted, reference) = (&dot.name, show(dot.predicted), show(dot.reference));
+    format!("{name}: predicted {predicted} {unit}, reference {reference} {unit} ({error} %)")
+}
+
+/// 1, 2 and 5 times powers of ten between two values; powers of ten alone over more than three decades.
+fn ticks(min: f64, max: f64) -> Vec<f64> {
+    let (first, last) = (min.log10().floor() as i32, max.log10().ceil() as i32);
+    let steps: &[f64] = if last - first > 3 { &[1.0] } else { &[1.0, 2.0, 5.0] };
+    (first..=last)
+        .flat_map(|power| steps.iter().map(move |step| step * 10_f64.powi(power)))
+        .filter(|tick| (min..=max).contains(tick))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dot(reference: f64, predicted: f64) -> Dot {
+        let (group, class, name) = ("a time".into(), Class::Series0, "<one>".into());
+        Dot { group, class, name, reference, predicted, range: None }
+    }
+
+    #[test]
+    fn exact_prediction_is_on_the_diagonal() {
+        let drawing = draw("parity", "t", "ms", &[dot(10.0, 10.0), dot(1000.0, 500.0)]).expect("a drawing");
+        let text = drawing.standalone();
+        let dots: Vec<&str> = text.lines().filter(|line| line.starts_with("<circle")).collect();
+        let number = |line: &str, key: &str| -> f64 {
+            let rest = &line[line.find(key).expect(key) + key.len()..];
+            rest.split(['"', '%']).next().expect("a value").parse().expect("a number")
+        };
+        let diagonal = |x: f64| super::super::TOP + HEIGHT * (1.0 - x / 100.0);
+        let (x, y) = (number(dots[0], "cx=\""), number(dots[0], "cy=\""));
+        assert!((y - diagonal(x)).abs() < 0.3, "{x} % and {y} px");
+        // Half of the measured time is below the diagonal.
+        let (x, y) = (number(dots[1], "cx=\""), number(dots[1], "cy=\""));
+        assert!(y > diagonal(x) + 1.0);
+        assert!(!text.contains("<one>") && text.contains("(\u{2212}50.0 %)"), "{text}");
+    }
+
+    #[test]
+    fn odd_values_are_left_out() {
+        assert!(draw("parity", "t", "ms", &[]).is_none());
+        let odd = [dot(f64::NAN, 1.0), dot(0.0, 3.0), dot(f64::INFINITY, 1.0), dot(-1.0, 2.0)];
+        assert!(draw("parity", "t", "ms", &odd).is_none());
+        assert_eq!(ticks(0.9, 12.0), [1.0, 2.0, 5.0, 10.0]);
+        assert_eq!(ticks(1.0, 1e5).len(), 6);
+    }
+}

@@ -1,0 +1,120 @@
+//! The time of every token: in order, and as a cumulative distribution.
+
+use hearth_schema::Trace;
+use plotters::coord::combinators::BindKeyPoints;
+use plotters::element::PathElement;
+
+use super::drawing::{Class, Drawing};
+use super::{Axis, GUTTER, MAX_POINTS, PLOT_HEIGHT, label, millis, plot};
+use crate::comparison::Run;
+use crate::timeline::events;
+use crate::timeline::tokens::{self, Token};
+
+/// The time of every token, in order, and the moments of events.
+pub fn in_order(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
+    let times = times(runs);
+    let max = times.iter().flatten().copied().fold(0.0, f64::max);
+    let count = times.iter().map(Vec::len).max().unwrap_or(0);
+    if max <= 0.0 || count < 2 {
+        return None;
+    }
+    let mut drawing = Drawing::new("tokens", "Time of every token", GUTTER);
+    let moments: Vec<f64> = runs.iter().flat_map(|(_, trace)| tokens_at_events(trace)).collect();
+    explain(&mut drawing, runs, &times);
+    if !moments.is_empty() {
+        drawing.explain(Class::Event, "an event begins or ends");
+    }
+    let whole = |value: &f64| if value.fract() == 0.0 { label(*value, "") } else { String::new() };
+    let x = Axis { range: 1.0..count as f64, labels: 6, label: &whole, title: "token", grid: false };
+    let y =
+        Axis { range: 0.0..max * 1.05, labels: 5, label: &|value| label(*value, "ms"), title: "", grid: true };
+    plot(&mut drawing, PLOT_HEIGHT, x, y, |chart| {
+        for (index, times) in times.iter().enumerate().filter(|(_, times)| times.len() > 1) {
+            chart.draw_series([PathElement::new(thin(times), Class::series(index))])?;
+        }
+        for at in moments {
+            chart.draw_series([PathElement::new([(at, 0.0), (at, max * 1.05)], Class::Event)])?;
+        }
+        Ok(())
+    });
+    Some(drawing)
+}
+
+/// The number of the token in progress at each event, from 1.
+fn tokens_at_events(trace: &Trace) -> Vec<f64> {
+    let ends: Vec<u64> = tokens::of(trace).iter().map(|token| token.end).collect();
+    let number = |moment: u64| {
+        let ended = ends.iter().filter(|&&end| end <= moment).count();
+        (ended + 1).min(ends.len().max(1)) as f64
+    };
+    events::moments(trace).into_iter().map(number).collect()
+}
+
+/// The share of the tokens that took at most a time.
+pub fn distribution(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
+    let mut times = times(runs);
+    for times in &mut times {
+        times.sort_unstable_by(f64::total_cmp);
+    }
+    let max = times.iter().flatten().copied().fold(0.0, f64::max);
+    let min = times.iter().flatten().copied().fold(max, f64::min);
+    if max <= 0.0 || times.iter().all(|times| times.len() < 2) {
+        return None;
+    }
+    // A margin on both sides, and a width even if all tokens took the same time.
+    let margin = (0.1 * (max - min)).max(0.01 * max);
+    let (from, to) = ((min - margin).max(0.0), max + margin);
+    let mut drawing = Drawing::new("spread", "Distribution of the times", GUTTER);
+    explain(&mut drawing, runs, &times);
+    // 100 % has no space for a label above 95 %.
+    let percent = |share: &f64| if *share < 1.0 { label(share * 100.0, "%") } else { String::new() };
+    let x = Axis { range: from..to, labels: 6, label: &|value| label(*value, "ms"), title: "", grid: false };
+    let shares = (0.0..1.0).with_key_points(vec![0.0, 0.5, 0.95, 1.0]);
+    let y = Axis { range: shares, labels: 4, label: &percent, title: "", grid: true };
+    plot(&mut drawing, PLOT_HEIGHT, x, y, |chart| {
+        for (index, times) in times.iter().enumerate().filter(|(_, times)| times.len() > 1) {
+            chart.draw_series([PathElement::new(steps(times, from, to), Class::series(index))])?;
+        }
+        Ok(())
+    });
+    Some(drawing)
+}
+
+/// The cumulative distribution of sorted times as a path.
+fn steps(times: &[f64], from: f64, to: f64) -> Vec<(f64, f64)> {
+    let mut points = vec![(from, 0.0), (times[0], 0.0)];
+    let count = times.len().min(MAX_POINTS);
+    for step in 1..=count {
+        let share = step as f64 / count as f64;
+        let rank = ((share * times.len() as f64).ceil() as usize).clamp(1, times.len());
+        let before = points[points.len() - 1].1;
+        points.extend([(times[rank - 1], before), (times[rank - 1], share)]);
+    }
+    points.push((to, 1.0));
+    points
+}
+
+fn explain(drawing: &mut Drawing, runs: &[(&Run, &Trace)], times: &[Vec<f64>]) {
+    for (index, (run, _)) in runs.iter().enumerate().filter(|(index, _)| times[*index].len() > 1) {
+        drawing.explain(Class::series(index), &run.heading());
+    }
+}
+
+/// Milliseconds of each run's tokens.
+fn times(runs: &[(&Run, &Trace)]) -> Vec<Vec<f64>> {
+    let of = |trace: &Trace| tokens::of(trace).iter().map(Token::duration).map(millis).collect();
+    runs.iter().map(|(_, trace)| of(trace)).collect()
+}
+
+/// At most [`MAX_POINTS`] points: place, from 1, and mean of as many groups.
+fn thin(times: &[f64]) -> Vec<(f64, f64)> {
+    let group = times.len().div_ceil(MAX_POINTS).max(1);
+    times
+        .chunks(group)
+        .enumerate()
+        .map(|(index, chunk)| {
+            let middle = (index * group) as f64 + 1.0 + (chunk.len() - 1) as f64 / 2.0;
+            (middle, chunk.iter().sum::<f64>() / chunk.len() as f64)
+        })
+        .collect()
+}

@@ -1,0 +1,434 @@
+//! Comparison of simulated and measured runs.
+//!
+//! Every trace becomes a [`Run`] with its numbers. A simulated and a measured run of the same plan become a [`Pair`] with
+//! a row for each quantity; the error is the predicted value less the measured one. The terms of a pair sum to its TPOT.
+//! Where a run has several tokens, its time per token and the terms have the confidence interval of
+//! [`hearth_core::metrics::intervals`], and the error has that of both.
+//!
+//! With more than two traces each run is paired with the first run of the other origin and the same plan. Other runs stay
+//! alone, and a note says why.
+//!
+//! Not here: rounding ([`crate::text::numbers`]) and layout ([`crate::sections::tables`]).
+
+pub mod terms;
+
+use std::collections::BTreeSet;
+
+use hearth_core::metrics;
+use hearth_core::metrics::Metrics;
+use hearth_core::metrics::intervals::Intervals;
+use hearth_core::metrics::outputs::Outputs;
+use hearth_schema::Trace;
+use hearth_schema::trace::Origin;
+use hearth_schema::trace::Outcome;
+use serde::{Deserialize, Serialize};
+
+use crate::text::escape;
+
+/// The role of a quantity in a table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// A term of the time per token.
+    #[serde(alias = "part")]
+    Term,
+    /// The mean time per token, which the terms sum to.
+    Total,
+    /// Not part of the sum.
+    #[serde(alias = "beside")]
+    Other,
+}
+
+/// The unit of a number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Unit {
+    #[serde(rename = "ms")]
+    Milliseconds,
+    #[serde(rename = "tokens/s")]
+    TokensPerSecond,
+    #[serde(rename = "bytes")]
+    Bytes,
+}
+
+/// A number of a run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Quantity {
+    /// Its key: `cpu`, `tpot`, `bytes_read_per_token`.
+    pub key: String,
+    pub unit: Unit,
+    #[serde(alias = "place")]
+    pub role: Role,
+    /// Absent if the run did not get that far.
+    pub value: Option<f64>,
+    /// Half the width of its confidence interval, where one is known.
+    pub interval: Option<f64>,
+}
+
+/// A trace's numbers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Run {
+    /// `simulated` or `measured`, with a number from the second of a kind on.
+    pub label: String,
+    pub origin: Origin,
+    pub scenario: String,
+    pub model: String,
+    /// The plan's digest.
+    pub plan: String,
+    /// Tokens of the prompts that were read to their ends.
+    #[serde(default, alias = "prompts")]
+    pub prompt_tokens: u64,
+    /// The number of generated tokens after the first.
+    pub tokens: usize,
+    /// Confidence intervals of its means, with more than one token.
+    pub intervals: Option<Intervals>,
+    pub metrics: Metrics,
+}
+
+/// A quantity predicted and measured.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    pub key: String,
+    pub unit: Unit,
+    #[serde(alias = "place")]
+    pub role: Role,
+    pub predicted: Option<f64>,
+    pub measured: Option<f64>,
+    /// Predicted less measured.
+    pub error: Option<f64>,
+    /// The error in percent of the measured value; absent where that is zero.
+    pub error_percent: Option<f64>,
+    /// Half the width of the confidence interval of the error.
+    pub interval: Option<f64>,
+}
+
+/// A simulated and a measured run of the same plan.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Pair {
+    /// Index of the simulated run.
+    pub predicted: usize,
+    /// Index of the measured run.
+    pub measured: usize,
+    pub rows: Vec<Row>,
+}
+
+/// A published cell beside a run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PublishedCell {
+    /// Index of the run.
+    pub run: usize,
+    /// The document's name.
+    pub document: String,
+    /// Where it was published.
+    pub source: String,
+    pub row: String,
+    pub system: String,
+    /// Whether the run is compared with this system: it was named, or is the only one.
+    #[serde(alias = "chosen")]
+    pub selected: bool,
+    /// Time per output token, in milliseconds.
+    pub tpot_ms: Option<f64>,
+    /// Time to the first token, in milliseconds.
+    pub ttft_ms: Option<f64>,
+    /// How it ended, if not well.
+    pub outcome: Option<Outcome>,
+    /// How far off a simulated time may be, as a share.
+    pub tolerance: f64,
+    /// Whether parameters of the shipped devices were fitted on this row.
+    pub fitted: bool,
+}
+
+/// All runs of a report, and the pairs among them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Comparison {
+    /// In the order the traces were given.
+    pub runs: Vec<Run>,
+    /// In the order of their first run.
+    pub pairs: Vec<Pair>,
+    /// Warnings about the comparison.
+    pub notes: Vec<String>,
+    /// Published numbers of the same scenarios, if requested.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub published: Vec<PublishedCell>,
+    /// Caveats of the documents with these numbers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub caveats: Vec<String>,
+}
+
+impl Run {
+    /// A trace's numbers under a label.
+    pub(crate) fn new(label: String, trace: &Trace) -> Self {
+        let mut metrics = metrics::compute(trace);
+        for device in &mut metrics.devices {
+            device.name = escape::name(&device.name);
+        }
+        let outputs = Outputs::of(trace);
+        Self {
+            label,
+            origin: trace.header.origin,
+            scenario: escape::name(&trace.header.scenario),
+            model: escape::name(&trace.header.model),
+            plan: escape::name(&trace.header.plan),
+            prompt_tokens: outputs.prompts(trace),
+            tokens: outputs.tokens(),
+            intervals: Intervals::of(trace),
+            metrics,
+        }
+    }
+
+    /// The label with a capital, for a heading.
+    pub fn heading(&self) -> String {
+        let mut chars = self.label.chars();
+        chars.next().map(|first| first.to_uppercase().chain(chars).collect()).unwrap_or_default()
+    }
+
+    /// Its numbers in the order of a table, the terms first.
+    pub fn quantities(&self) -> Vec<Quantity> {
+        let (metrics, known) = (&self.metrics, self.intervals);
+        let tpot = metrics.tpot_ms;
+        let with_interval = |key: &str, role, value, interval| Quantity {
+            key: key.into(),
+            unit: Unit::Milliseconds,
+            role,
+            value,
+            interval,
+        };
+        let ms = |key: &str, role, value| with_interval(key, role, value, None);
+        let mut rows: Vec<Quantity> = metrics
+            .terms_ms
+            .rows()
+            .into_iter()
+            .enumerate()
+            .map(|(place, (key, value))| {
+                with_interval(key, Role::Term, tpot.map(|_| value), known.map(|known| known.terms[place]))
+            })
+            .collect();
+        rows.push(with_interval("tpot", Role::Total, tpot.map(|tpot| tpot.mean), known.map(|known| known.tpot)));
+        rows.push(ms(terms::HIDDEN.key, Role::Other, tpot.map(|_| metrics.terms_ms.hidden_disk)));
+        rows.push(ms("tpot_p50", Role::Other, tpot.map(|tpot| tpot.p50)));
+        rows.push(ms("tpot_p95", Role::Other, tpot.map(|tpot| tpot.p95)));
+        rows.push(ms("ttft", Role::Other, metrics.ttft_ms));
+        rows.push(Quantity {
+            key: "tokens_per_s".into(),
+            unit: Unit::TokensPerSecond,
+            role: Role::Other,
+            value: metrics.tokens_per_s,
+            interval: None,
+        });
+        rows.push(Quantity {
+            key: "bytes_read_per_token".into(),
+            unit: Unit::Bytes,
+            role: Role::Other,
+            value: metrics.bytes_read_per_token().filter(|_| tpot.is_some()),
+            interval: None,
+        });
+        rows
+    }
+}
+
+impl Comparison {
+    /// The numbers of the traces, which must have been validated, and the pairs among them.
+    pub(crate) fn new(traces: &[Trace]) -> Self {
+        let runs: Vec<Run> =
+            labels(traces).into_iter().zip(traces).map(|(label, trace)| Run::new(label, trace)).collect();
+        let pairs: Vec<Pair> = partners(traces)
+            .into_iter()
+            .map(|(predicted, measured)| Pair::new(predicted, measured, &runs))
+            .collect();
+        let notes = notes(traces, &runs, &pairs);
+        Self { runs, pairs, notes, published: Vec::new(), caveats: Vec::new() }
+    }
+
+    /// The runs that are in no pair.
+    pub fn unpaired(&self) -> Vec<usize> {
+        let paired = |index: &usize| self.pairs.iter().any(|pair| pair.has(*index));
+        (0..self.runs.len()).filter(|index| !paired(index)).collect()
+    }
+
+    /// The run that the summary is about: the measured run of the first pair, else the first measured run, else the
+    /// first run.
+    pub fn main_run(&self) -> usize {
+        let measured = || self.runs.iter().position(|run| run.origin == Origin::Measured);
+        self.pairs.first().map(|pair| pair.measured).or_else(measured).unwrap_or(0)
+    }
+
+    /// The published cell that a run is compared with, if exactly one is selected.
+    pub fn published_cell(&self, run: usize) -> Option<&PublishedCell> {
+        let mut selected = self.published.iter().filter(|cell| cell.run == run && cell.selected);
+        selected.next().filter(|_| selected.next().is_none())
+    }
+}
+
+impl Pair {
+    fn new(predicted: usize, measured: usize, runs: &[Run]) -> Self {
+        let rows = runs[predicted]
+            .quantities()
+            .into_iter()
+            .zip(runs[measured].quantities())
+            .map(|(left, right)| {
+                let error = left.value.zip(right.value).map(|(predicted, measured)| predicted - measured);
+                let base = right.value.filter(|&measured| measured != 0.0);
+                Row {
+                    key: left.key,
+                    unit: left.unit,
+                    role: left.role,
+                    predicted: left.value,
+                    measured: right.value,
+                    error,
+                    error_percent: error.zip(base).map(|(error, base)| 100.0 * error / base),
+                    // Of a difference of two that do not depend on each other.
+                    interval: left.interval.zip(right.interval).map(|(one, other)| one.hypot(other)),
+                }
+            })
+            .collect();
+        Self { predicted, measured, rows }
+    }
+
+    fn has(&self, run: usize) -> bool {
+        self.predicted == run || self.measured == run
+    }
+
+    /// The row of a quantity.
+    pub fn row(&self, key: &str) -> Option<&Row> {
+        self.rows.iter().find(|row| row.key == key)
+    }
+}
+
+fn labels(traces: &[Trace]) -> Vec<String> {
+    let mut counts = [0, 0];
+    traces
+        .iter()
+        .map(|trace| {
+            let (slot, word) = match trace.header.origin {
+                Origin::Simulated => (0, "simulated"),
+                Origin::Measured => (1, "measured"),
+            };
+            counts[slot] += 1;
+            if counts[slot] == 1 { word.to_owned() } else { format!("{word}-{}", counts[slot]) }
+        })
+        .collect()
+}
+
+/// Pairs of a simulated and a measured run: each run with the first of the other origin.
+fn partners(traces: &[Trace]) -> Vec<(usize, usize)> {
+    let mut found = BTreeSet::new();
+    let mut ordered = Vec::new();
+    for (index, trace) in traces.iter().enumerate() {
+        let partner = traces.iter().position(|other| {
+            other.header.origin != trace.header.origin && other.header.plan == trace.header.plan
+        });
+        let Some(partner) = partner else { continue };
+        let pair = match trace.header.origin {
+            Origin::Simulated => (index, partner),
+            Origin::Measured => (partner, index),
+        };
+        if found.insert(pair) {
+            ordered.push(pair);
+        }
+    }
+    ordered
+}
+
+/// A note if the traces are of different models.
+fn other_model(traces: &[Trace]) -> Option<String> {
+    let first = &traces.first()?.header.model;
+    let other = &traces.iter().find(|trace| trace.header.model != *first)?.header.model;
+    Some(format!(
+        "The traces are of different models, `{first}` and `{other}`: their times cannot be compared."
+    ))
+}
+
+fn notes(traces: &[Trace], runs: &[Run], pairs: &[Pair]) -> Vec<String> {
+    let mut notes = Vec::new();
+    notes.extend(other_model(traces));
+    if runs.iter().any(|run| run.plan != runs[0].plan) {
+        notes.push(
+            "The traces are of different plans. Runs of different plans do different work, so no error is computed \
+             between them."
+                .into(),
+        );
+    } else if runs.len() > 1 && pairs.is_empty() {
+        notes.push(format!(
+            "All {} traces are {}, so no prediction is compared with a measurement.",
+            runs.len(),
+            {
+                match runs[0].origin {
+                    Origin::Simulated => "simulated",
+                    Origin::Measured => "measured",
+                }
+            }
+        ));
+    }
+    for pair in pairs {
+        let (left, right) = (&runs[pair.predicted], &runs[pair.measured]);
+        let names = |run: &Run| -> Vec<String> {
+            run.metrics.devices.iter().map(|device| device.name.clone()).collect()
+        };
+        if names(left) != names(right) {
+            notes.push(format!(
+                "{} and {} have different device names, although the plan is the same.",
+                left.heading(),
+                right.label
+            ));
+        }
+        if left.prompt_tokens != right.prompt_tokens && left.prompt_tokens > 0 && right.prompt_tokens > 0 {
+            notes.push(format!(
+                "{} read a prompt of {} tokens and {} one of {}: their times to first token are for different work.",
+                left.heading(),
+                left.prompt_tokens,
+                right.label,
+                right.prompt_tokens
+            ));
+        }
+        if left.tokens != right.tokens && left.tokens > 0 && right.tokens > 0 {
+            notes.push(format!(
+                "{} has {} tokens after the first and {} has {}: their means are for different work.",
+                left.heading(),
+                left.tokens,
+                right.label,
+                right.tokens
+            ));
+        }
+    }
+    for run in runs {
+        let ended = match run.metrics.outcome {
+            Outcome::Ok => None,
+            Outcome::OutOfMemory => Some("a device ran out of memory"),
+            Outcome::Killed => Some("a device died or was stopped"),
+        };
+        if let Some(ended) = ended {
+            notes.push(format!("{} did not finish: {ended}. It has {}.", run.heading(), tokens_in_words(run.tokens)));
+        } else if run.tokens == 0 {
+            notes.push(format!(
+                "{} has no token after the first, so it has no time per token.",
+                run.heading()
+            ));
+        }
+    }
+    notes.extend(unvalidated(traces, runs));
+    notes
+}
+
+/// Notes on what has not been validated of devices, each once with the runs that it applies to.
+fn unvalidated(traces: &[Trace], runs: &[Run]) -> Vec<String> {
+    let mut found: Vec<(String, Vec<String>)> = Vec::new();
+    for (run, trace) in runs.iter().zip(traces) {
+        for device in &trace.header.devices {
+            let Some(what) = &device.unvalidated else { continue };
+            let (name, what) = (escape::name(&device.name), escape::phrase(what));
+            let sentence = format!("the profile of {name} is not validated ({what}).");
+            match found.iter_mut().find(|(known, _)| *known == sentence) {
+                Some((_, of)) => of.push(run.heading()),
+                None => found.push((sentence, vec![run.heading()])),
+            }
+        }
+    }
+    found.into_iter().map(|(sentence, of)| format!("{}: {sentence}", of.join(", "))).collect()
+}
+
+fn tokens_in_words(tokens: usize) -> String {
+    match tokens {
+        0 => "no token after the first".into(),
+        1 => "1 token after the first".into(),
+        tokens => format!("{tokens} tokens after the first"),
+    }
+}

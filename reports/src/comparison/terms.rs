@@ -1,0 +1,67 @@
+//! The terms of a token's time: their names and definitions, in the order of
+//! [`hearth_core::metrics::Terms::rows`].
+
+/// A term of a token's time, or a quantity beside it.
+#[derive(Debug, Clone, Copy)]
+pub struct Term {
+    /// Its key in metrics and CSV files.
+    pub key: &'static str,
+    pub label: &'static str,
+    /// Its name inside a sentence.
+    pub phrase: &'static str,
+    pub meaning: &'static str,
+}
+
+/// The terms that sum to the time of a token.
+pub const SUMMED: [Term; 7] = [
+    Term {
+        key: "cpu",
+        label: "CPU",
+        phrase: "computing on CPUs",
+        meaning: "CPU time of the computing threads.",
+    },
+    Term {
+        key: "gpu",
+        label: "GPU",
+        phrase: "computing on GPUs",
+        meaning: "Wall time of GPU steps.",
+    },
+    Term {
+        key: "memory",
+        label: "Memory",
+        phrase: "copying in memory",
+        meaning: "Explicit copies, to and from a GPU or within a device.",
+    },
+    Term {
+        key: "demand_disk",
+        label: "Demand disk",
+        phrase: "waiting for disks",
+        meaning: "Waiting inside computing steps until weights are read from disk.",
+    },
+    Term {
+        key: "air",
+        label: "Network",
+        phrase: "network messages",
+        meaning: "Messages between devices: the head's time less the time that the others report.",
+    },
+    Term {
+        key: "queue",
+        label: "Queue",
+        phrase: "waiting for a processor",
+        meaning: "Ready to run, but waiting for a processor.",
+    },
+    Term {
+        key: "bubble",
+        label: "Bubble",
+        phrase: "waiting for the ring",
+        meaning: "The remainder: waiting for the ring. Zero for one sequence, unless the ring lost a device.",
+    },
+];
+
+/// Disk time that costs no time per token; not part of the sum.
+pub const HIDDEN: Term = Term {
+    key: "hidden_disk",
+    label: "Hidden disk",
+    phrase: "reading ahead",
+    meaning: "Reading ahead while the device computed nothing. It adds no time, so it is not part of the sum.",
+};

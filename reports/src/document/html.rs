@@ -1,0 +1,142 @@
+//! A report as one HTML page that opens from a file.
+//!
+//! Style and drawings are in the page: it fetches nothing and needs no script. The content security policy in its head
+//! forbids both, should a name ever get past the escaping.
+
+use std::fmt::Write;
+
+use super::{Block, Document, RowStyle, Span, Table, Text};
+use crate::charts::drawing;
+use crate::text::escape::markup;
+
+const STYLE: &str = include_str!("page.css");
+
+/// The report as a page.
+pub fn render(document: &Document) -> String {
+    let mut out = String::new();
+    let _ = write!(
+        out,
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
+         <meta name=\"color-scheme\" content=\"light dark\"/>\n\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\"/>\n\
+         <title>{}</title>\n<style>\n{}{STYLE}</style>\n</head>\n<body>\n<main>\n<h1>{}</h1>\n",
+        markup(&document.title.plain()),
+        drawing::STYLE,
+        text(&document.title)
+    );
+    blocks(&mut out, &document.opening);
+    out.push_str("<nav>");
+    for section in &document.sections {
+        let _ = write!(out, "<a href=\"#{}\">{}</a>", section.anchor, markup(&section.title));
+    }
+    out.push_str("</nav>\n");
+    for section in &document.sections {
+        let _ = writeln!(out, "<section id=\"{}\">\n<h2>{}</h2>", section.anchor, markup(&section.title));
+        blocks(&mut out, &section.blocks);
+        out.push_str("</section>\n");
+    }
+    out.push_str("</main>\n</body>\n</html>\n");
+    out
+}
+
+fn blocks(out: &mut String, blocks: &[Block]) {
+    for (index, block) in blocks.iter().enumerate() {
+        let _ = match block {
+            Block::Paragraph(paragraph) => {
+                let class = if index == 0 { " class=\"lead\"" } else { "" };
+                writeln!(out, "<p{class}>{}</p>", text(paragraph))
+            }
+            Block::Note(note) => writeln!(out, "<p class=\"note\">{}</p>", text(note)),
+            Block::Table(table) => {
+                print(out, table);
+                Ok(())
+            }
+            Block::Figure(figure) => writeln!(
+                out,
+                "<figure>\n<h3>{}</h3>\n{}\n<figcaption>{}</figcaption>\n</figure>",
+                markup(figure.drawing.title()),
+                figure.drawing.inline(),
+                text(&figure.caption)
+            ),
+            Block::Meanings(title, meanings) => {
+                let _ = write!(out, "<details>\n<summary>{}</summary>\n<dl>\n", markup(title));
+                for (word, meaning) in meanings {
+                    let _ = writeln!(out, "<dt>{}</dt><dd>{}</dd>", markup(word), markup(meaning));
+                }
+                writeln!(out, "</dl>\n</details>")
+            }
+            Block::Folded(title, sentences) => {
+                let _ = write!(out, "<details>\n<summary>{}</summary>\n<ul>\n", markup(title));
+                for sentence in sentences {
+                    let _ = writeln!(out, "<li>{}</li>", markup(sentence));
+                }
+                writeln!(out, "</ul>\n</details>")
+            }
+        };
+    }
+}
+
+fn print(out: &mut String, table: &Table) {
+    let class = if table.textual { "textual" } else { "numbers" };
+    let _ = write!(
+        out,
+        "<p class=\"caption\">{}</p>\n<div class=\"scroll\"><table class=\"{class}\">\n<thead><tr>",
+        text(&table.caption)
+    );
+    for head in &table.head {
+        // A run's label is one word, though it has a hyphen.
+        let _ = write!(out, "<th scope=\"col\">{}</th>", markup(head).replace('-', "&#8209;"));
+    }
+    out.push_str("</tr></thead>\n<tbody>\n");
+    for (style, row) in &table.rows {
+        out.push_str(match style {
+            RowStyle::Plain => "<tr>",
+            RowStyle::Total => "<tr class=\"total\">",
+            RowStyle::Group => "<tr class=\"group\">",
+        });
+        for (index, cell) in row.iter().enumerate() {
+            let _ = match index {
+                0 => write!(out, "<th scope=\"row\">{}</th>", text(cell)),
+                _ => write!(out, "<td>{}</td>", text(cell)),
+            };
+        }
+        out.push_str("</tr>\n");
+    }
+    out.push_str("</tbody>\n</table></div>\n");
+}
+
+fn text(text: &Text) -> String {
+    text.0
+        .iter()
+        .map(|span| match span {
+            Span::Words(words) => keep_units(&markup(words)),
+            Span::Name(name) => format!("<b>{}</b>", markup(name)),
+            Span::Code(code) => format!("<code>{}</code>", markup(code)),
+        })
+        .collect()
+}
+
+/// Puts a space that does not break between a number and its unit.
+fn keep_units(words: &str) -> String {
+    const UNITS: [&str; 8] = ["ms", "s", "%", "B", "KiB", "MiB", "GiB", "TiB"];
+    let mut out = String::with_capacity(words.len());
+    for (index, word) in words.split(' ').enumerate() {
+        if index > 0 {
+            let unit = word.trim_end_matches([',', '.', ';', ')', ':']);
+            let number = out.ends_with(|c: char| c.is_ascii_digit());
+            out.push_str(if number && UNITS.contains(&unit) { "&#160;" } else { " " });
+        }
+        out.push_str(word);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn unit_stays_with_its_number() {
+        assert_eq!(super::keep_units("takes 60.9 ms (9.1 %), or"), "takes 60.9&#160;ms (9.1&#160;%), or");
+        assert_eq!(super::keep_units(" 2 devices a ms "), " 2 devices a ms ");
+    }
+}

@@ -1,0 +1,189 @@
+//! The document model of a report, printed as HTML and as Markdown.
+//!
+//! A report is sections of blocks; [`html`] and [`markdown`] print the same blocks. Text keeps the words of this program
+//! apart from names that came with a trace, so that each format can escape and set them in its own way.
+//!
+//! Not here: what the sections hold ([`crate::sections`], [`crate::published`], [`crate::validation`]).
+
+mod html;
+mod markdown;
+
+use crate::charts::drawing::Drawing;
+
+/// A cell without a value.
+pub const NO_VALUE: &str = "\u{2013}";
+
+/// A part of a sentence.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Span {
+    /// This program's words.
+    Words(String),
+    /// A name from a trace.
+    Name(String),
+    /// A digest or a command line, to be copied.
+    Code(String),
+}
+
+/// A sentence or paragraph.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Text(pub Vec<Span>);
+
+impl Text {
+    /// Appends words.
+    pub fn words(mut self, words: impl Into<String>) -> Self {
+        self.0.push(Span::Words(words.into()));
+        self
+    }
+
+    /// Appends a name.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.0.push(Span::Name(name.into()));
+        self
+    }
+
+    /// Appends a digest or a command line.
+    pub fn code(mut self, code: impl Into<String>) -> Self {
+        self.0.push(Span::Code(code.into()));
+        self
+    }
+
+    /// Appends another text.
+    pub fn then(mut self, mut other: Text) -> Self {
+        self.0.append(&mut other.0);
+        self
+    }
+
+    /// As plain characters.
+    pub fn plain(&self) -> String {
+        self.0
+            .iter()
+            .map(|span| match span {
+                Span::Words(text) | Span::Name(text) | Span::Code(text) => text.as_str(),
+            })
+            .collect()
+    }
+}
+
+impl From<&str> for Text {
+    fn from(words: &str) -> Self {
+        Self::default().words(words)
+    }
+}
+
+impl From<String> for Text {
+    fn from(words: String) -> Self {
+        Self::default().words(words)
+    }
+}
+
+/// The style of a table's row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RowStyle {
+    Plain,
+    /// A sum.
+    Total,
+    /// The first row of a new group.
+    Group,
+}
+
+/// A table; its first column is text.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Table {
+    pub caption: Text,
+    /// A heading for each column.
+    pub head: Vec<String>,
+    /// Rows with a cell for each column.
+    pub rows: Vec<(RowStyle, Vec<Text>)>,
+    /// Whether the other columns are text too, not numbers.
+    pub textual: bool,
+}
+
+impl Table {
+    /// A table of plain rows; `textual` as the field.
+    pub fn new(caption: impl Into<Text>, head: &[&str], rows: Vec<Vec<Text>>, textual: bool) -> Self {
+        Self {
+            caption: caption.into(),
+            head: head.iter().map(|cell| (*cell).to_owned()).collect(),
+            rows: rows.into_iter().map(|row| (RowStyle::Plain, row)).collect(),
+            textual,
+        }
+    }
+}
+
+/// A drawing with its explanation.
+#[derive(Debug, Clone)]
+pub struct Figure {
+    /// File name without the ending.
+    pub name: String,
+    pub drawing: Drawing,
+    /// What it shows and how to read it.
+    pub caption: Text,
+}
+
+/// A part of a section.
+#[derive(Debug, Clone)]
+pub enum Block {
+    Paragraph(Text),
+    /// A warning or a caveat.
+    Note(Text),
+    Table(Table),
+    Figure(Figure),
+    /// Terms and their definitions, under a heading, folded away where possible.
+    Meanings(&'static str, Vec<(&'static str, &'static str)>),
+    /// Sentences under a heading, folded away where possible.
+    Folded(&'static str, Vec<String>),
+}
+
+/// A part of a report under a heading.
+#[derive(Debug, Clone)]
+pub struct Section {
+    pub title: String,
+    /// An identifier for links.
+    pub anchor: &'static str,
+    pub blocks: Vec<Block>,
+}
+
+/// A whole report.
+#[derive(Debug, Clone)]
+pub struct Document {
+    pub title: Text,
+    /// The summary and the notes, before the first section.
+    pub opening: Vec<Block>,
+    pub sections: Vec<Section>,
+}
+
+impl Document {
+    /// Adds a section, unless it has no blocks.
+    pub fn push(&mut self, title: &str, anchor: &'static str, blocks: Vec<Block>) {
+        if !blocks.is_empty() {
+            self.sections.push(Section { title: title.to_owned(), anchor, blocks });
+        }
+    }
+
+    /// The page, the same in Markdown, and each figure, as files by name.
+    pub fn files(&self) -> Vec<(String, Vec<u8>)> {
+        let figures = self.figures().map(|figure| (format!("{}.svg", figure.name), figure.drawing.standalone()));
+        let pages = [("index.html".to_owned(), html::render(self)), ("report.md".to_owned(), markdown::render(self))];
+        pages.into_iter().chain(figures).map(|(name, text)| (name, text.into_bytes())).collect()
+    }
+
+    /// All figures in order.
+    fn figures(&self) -> impl Iterator<Item = &Figure> {
+        let blocks = self.opening.iter().chain(self.sections.iter().flat_map(|section| &section.blocks));
+        blocks.filter_map(|block| match block {
+            Block::Figure(figure) => Some(figure),
+            _ => None,
+        })
+    }
+}
+
+/// A value as JSON, with a newline at the end.
+///
+/// # Panics
+///
+/// Never: numbers and texts are JSON.
+pub fn json(value: &impl serde::Serialize) -> Vec<u8> {
+    let mut json = serde_json::to_vec_pretty(value).expect("numbers and texts are JSON, and memory takes them");
+    json.push(b'\n');
+    json
+}

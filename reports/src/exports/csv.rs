@@ -1,0 +1,118 @@
+//! The numbers of a comparison as a CSV file: a line for each quantity of the ring and of each device.
+
+use hearth_core::metrics::DeviceMetrics;
+
+use crate::comparison::{Comparison, PublishedCell, Run, Unit};
+use crate::sections::tables::{Digits, errors, published_value, rounded};
+use crate::text::escape;
+use crate::text::numbers::Fixed;
+
+/// Digits of a time in milliseconds: to the nanosecond.
+const DIGITS: u32 = 6;
+const ALL_DIGITS: Digits = Digits { time: DIGITS, rate: DIGITS, bytes: 1, byte_unit: 1.0 };
+
+/// A column of the devices: key, unit, digits, whether it is per token, and value.
+type Column = (&'static str, &'static str, u32, bool, fn(&DeviceMetrics) -> f64);
+
+const DEVICE_COLUMNS: [Column; 6] = [
+    ("busy", "ms", DIGITS, true, |device| device.busy_ms),
+    ("demand_disk", "ms", DIGITS, true, |device| device.demand_disk_ms),
+    ("hidden_disk", "ms", DIGITS, true, |device| device.hidden_disk_ms),
+    ("bytes_read_per_token", "bytes", 1, true, |device| device.bytes_read_per_token),
+    ("resident", "bytes", 0, false, |device| device.resident_bytes as f64),
+    ("memory_pressure", "share", 6, false, |device| device.memory_pressure),
+];
+
+/// Writes rows of fields as CSV. Names in them must have passed [`escape::csv_field`].
+///
+/// # Panics
+///
+/// Never: memory takes everything, and rows may differ in length.
+pub fn write(rows: impl IntoIterator<Item = Vec<String>>) -> Vec<u8> {
+    let mut writer = csv::WriterBuilder::new().flexible(true).from_writer(Vec::new());
+    for row in rows {
+        writer.write_record(row).expect("memory takes every row");
+    }
+    writer.into_inner().expect("memory takes every row")
+}
+
+/// All numbers of a comparison.
+pub fn comparison(comparison: &Comparison) -> Vec<u8> {
+    let runs: Vec<&Run> = comparison.runs.iter().collect();
+    let mut rows = vec![head(comparison)];
+    let columns: Vec<Vec<Option<Fixed>>> =
+        runs.iter().map(|run| rounded(&run.quantities(), ALL_DIGITS)).collect();
+    for (index, quantity) in runs.first().map(|run| run.quantities()).unwrap_or_default().iter().enumerate() {
+        let values: Vec<Option<Fixed>> = columns.iter().map(|column| column[index]).collect();
+        let unit = match quantity.unit {
+            Unit::Milliseconds => "ms",
+            Unit::TokensPerSecond => "tokens/s",
+            Unit::Bytes => "bytes",
+        };
+        let mut fields = row(comparison, ["", &quantity.key, unit], &values);
+        let intervals = runs.iter().map(|run| run.quantities()[index].interval);
+        let published = selected(comparison).map(|(_, cell)| published_value(cell, quantity));
+        fields.extend(intervals.chain(published).map(|value| field(value.map(|ms| Fixed::new(ms, DIGITS)))));
+        rows.push(fields);
+    }
+    let width = rows[0].len();
+    for name in device_names(&runs) {
+        for (key, unit, digits, per_token, value) in DEVICE_COLUMNS {
+            let value = |run: &&Run| {
+                let device = run.metrics.devices.iter().find(|device| device.name == name)?;
+                let known = !device.trace_lost && (!per_token || run.metrics.tpot_ms.is_some());
+                known.then(|| Fixed::new(value(device), digits))
+            };
+            let values: Vec<Option<Fixed>> = runs.iter().map(value).collect();
+            let mut fields = row(comparison, [&name, key, unit], &values);
+            fields.resize(width, String::new());
+            rows.push(fields);
+        }
+    }
+    write(rows)
+}
+
+fn head(comparison: &Comparison) -> Vec<String> {
+    let runs = &comparison.runs;
+    let mut head = ["device", "quantity", "unit"].map(str::to_owned).to_vec();
+    head.extend(runs.iter().map(|run| run.label.clone()));
+    for pair in &comparison.pairs {
+        let (left, right) = (&runs[pair.predicted].label, &runs[pair.measured].label);
+        head.extend([format!("error {left} less {right}"), format!("error % {left} less {right}")]);
+    }
+    head.extend(runs.iter().map(|run| format!("\u{b1} {}", run.label)));
+    let published = selected(comparison);
+    head.extend(published.map(|(run, cell)| escape::csv_field(&format!("published {} for {run}", cell.system))));
+    head
+}
+
+/// The runs with a selected published cell, by label.
+fn selected(comparison: &Comparison) -> impl Iterator<Item = (&String, &PublishedCell)> {
+    let runs = comparison.runs.iter().enumerate();
+    runs.filter_map(|(index, run)| Some((&run.label, comparison.published_cell(index)?)))
+}
+
+/// The names of all devices of the runs, in ring order.
+fn device_names(runs: &[&Run]) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    for device in runs.iter().flat_map(|run| &run.metrics.devices) {
+        if !names.contains(&device.name) {
+            names.push(device.name.clone());
+        }
+    }
+    names
+}
+
+fn row(comparison: &Comparison, keys: [&str; 3], values: &[Option<Fixed>]) -> Vec<String> {
+    let mut fields: Vec<String> = keys.map(escape::csv_field).to_vec();
+    fields.extend(values.iter().copied().map(field));
+    for pair in &comparison.pairs {
+        let (error, percent) = errors(values[pair.predicted], values[pair.measured]);
+        fields.extend([field(error), field(percent)]);
+    }
+    fields
+}
+
+fn field(value: Option<Fixed>) -> String {
+    value.map_or_else(String::new, Fixed::plain)
+}

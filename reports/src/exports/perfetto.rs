@@ -1,0 +1,403 @@
+//! Traces for time line viewers, in the Chrome trace event format.
+//!
+//! Perfetto and `chrome://tracing` open it. There is a process for each
+//! device, a thread for each resource, complete events (`ph: X`) in microseconds, counters (`C`), and
+//! flow arrows (`s`, `f`) for the messages of the ring. Process numbers are places in the ring from 1,
+//! because viewers treat 0 as the idle process. An overlay of several traces numbers the later ones'
+//! processes on and prefixes their names.
+//!
+//! The part of a computing step that waited for the disk is drawn a second time, under "disk demand";
+//! it lies between the step's pages and is put at the step's start. Viewers drop events of one thread
+//! that overlap without one holding the other, so steps that run side by side on one resource get
+//! threads of their own ("disk prefetch 2").
+
+use std::collections::BTreeMap;
+
+use hearth_schema::Trace;
+use hearth_schema::trace::Counter;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Origin;
+use hearth_schema::trace::Record;
+use hearth_schema::trace::Resource;
+use serde::Serialize;
+
+use crate::timeline::{activities, events, messages};
+
+/// Threads of a device, in the order of their numbers, from 1.
+const THREADS: [(Resource, &str); 7] = [
+    (Resource::Cpu, "cpu"),
+    (Resource::Gpu, "gpu"),
+    (Resource::DiskDemand, "disk demand"),
+    (Resource::DiskPrefetch, "disk prefetch"),
+    (Resource::Tx, "tx"),
+    (Resource::Rx, "rx"),
+    (Resource::Npu, "npu"),
+];
+
+/// Of these, those whose second, third, .. threads follow all their first ones.
+const INTERLEAVED: usize = 6;
+
+/// The first thread of the NPU, beyond all threads of other steps.
+const NPU: usize = 500_000;
+
+/// The first thread of run events, beyond all threads of steps.
+const EVENTS: usize = 1_000_000;
+
+/// One trace as a JSON file for a time line viewer.
+pub fn export(trace: &Trace) -> Vec<u8> {
+    write(&[(None, trace)])
+}
+
+/// Several traces in one file, each with a prefix for its devices' names.
+pub fn overlay(traces: &[(&str, &Trace)]) -> Vec<u8> {
+    let named: Vec<(Option<&str>, &Trace)> =
+        traces.iter().map(|(prefix, trace)| (Some(*prefix), *trace)).collect();
+    write(&named)
+}
+
+#[derive(Serialize)]
+struct Event<'e> {
+    name: &'e str,
+    ph: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cat: Option<&'static str>,
+    pid: usize,
+    tid: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ts: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dur: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<usize>,
+    /// Where a flow ends: at the slice that encloses the moment, not the next one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bp: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    args: Option<Args<'e>>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Args<'e> {
+    Name {
+        name: &'e str,
+    },
+    Order {
+        sort_index: usize,
+    },
+    Step {
+        pass: u32,
+        round: u32,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        layers: Option<[u32; 2]>,
+        bytes: u64,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        cost_us: Option<CostMicros>,
+    },
+    Value {
+        bytes: u64,
+    },
+    Tokens {
+        tokens: u64,
+    },
+}
+
+#[derive(Serialize)]
+struct CostMicros {
+    cpu: f64,
+    queue: f64,
+    copy: f64,
+    disk: f64,
+}
+
+#[derive(Serialize)]
+struct About<'t> {
+    origin: Origin,
+    scenario: &'t str,
+    model: &'t str,
+    plan: &'t str,
+    seed: u64,
+    version: &'t str,
+}
+
+impl<'e> Event<'e> {
+    fn new(name: &'e str, ph: &'static str, pid: usize, tid: usize) -> Self {
+        Self { name, ph, cat: None, pid, tid, ts: None, dur: None, id: None, bp: None, args: None }
+    }
+}
+
+/// The file under construction.
+struct Events {
+    out: Vec<u8>,
+    any: bool,
+    flows: usize,
+}
+
+impl Events {
+    fn push(&mut self, event: &Event<'_>) {
+        self.out.extend_from_slice(if self.any { b",\n" } else { b"" });
+        self.any = true;
+        append(&mut self.out, event);
+    }
+}
+
+fn append(out: &mut Vec<u8>, value: &impl Serialize) {
+    serde_json::to_writer(out, value).expect("numbers and texts are JSON, and memory takes them");
+}
+
+fn write(traces: &[(Option<&str>, &Trace)]) -> Vec<u8> {
+    let mut events = Events { out: b"{\"traceEvents\":[\n".to_vec(), any: false, flows: 0 };
+    let mut base = 1;
+    for (prefix, trace) in traces {
+        let slices = slices(trace);
+        devices(&mut events, *prefix, trace, base);
+        threads(&mut events, &slices, base);
+        steps(&mut events, trace, &slices, base);
+        counters(&mut events, trace, base);
+        flows(&mut events, trace, &slices, base);
+        run_events(&mut events, trace, base);
+        base += trace.header.devices.len();
+    }
+    let mut out = events.out;
+    out.extend_from_slice(b"\n],\"displayTimeUnit\":\"ms\",\"otherData\":{\"runs\":");
+    let about: Vec<About<'_>> = traces
+        .iter()
+        .map(|(_, trace)| About {
+            origin: trace.header.origin,
+            scenario: &trace.header.scenario,
+            model: &trace.header.model,
+            plan: &trace.header.plan,
+            seed: trace.header.seed,
+            version: &trace.header.version,
+        })
+        .collect();
+    append(&mut out, &about);
+    out.extend_from_slice(b"}}\n");
+    out
+}
+
+fn devices(events: &mut Events, prefix: Option<&str>, trace: &Trace, base: usize) {
+    for (index, device) in trace.header.devices.iter().enumerate() {
+        let pid = base + index;
+        let name = match prefix {
+            Some(prefix) => format!("{prefix} {}", device.name),
+            None => device.name.clone(),
+        };
+        events.push(&Event {
+            args: Some(Args::Name { name: &name }),
+            ..Event::new("process_name", "M", pid, 0)
+        });
+        let order = Args::Order { sort_index: pid };
+        events.push(&Event { args: Some(order), ..Event::new("process_sort_index", "M", pid, 0) });
+    }
+}
+
+/// A stretch on a thread.
+struct Slice {
+    record: usize,
+    /// The disk's part of a computing step, not the step.
+    demand: bool,
+    device: u16,
+    /// Index into [`THREADS`].
+    resource: usize,
+    start: u64,
+    end: u64,
+    /// Counts the threads of the same resource, from 0.
+    side: usize,
+}
+
+impl Slice {
+    fn thread(&self) -> usize {
+        if self.resource < INTERLEAVED {
+            return 1 + self.resource + INTERLEAVED * self.side;
+        }
+        NPU + self.side
+    }
+}
+
+/// All stretches in order of their starts, each on the first thread of its resource that is free.
+fn slices(trace: &Trace) -> Vec<Slice> {
+    let mut slices = Vec::new();
+    for (index, record) in trace.records.iter().enumerate() {
+        let mut push = |resource: Resource, demand, start, end| {
+            let resource = THREADS.iter().position(|(known, _)| *known == resource).unwrap_or(0);
+            slices.push(Slice {
+                record: index,
+                demand,
+                device: record.device,
+                resource,
+                start,
+                end,
+                side: 0,
+            });
+        };
+        push(record.resource, false, record.start, record.end);
+        if record.resource == Resource::Cpu && activities::is_work(record) {
+            let [(_, queue), (_, demand), ..] = activities::parts(record);
+            if demand > 0 {
+                push(Resource::DiskDemand, true, record.start + queue, record.start + queue + demand);
+            }
+        }
+    }
+    slices.sort_by_key(|slice| (slice.start, slice.end, slice.record));
+    let mut free: BTreeMap<(u16, usize), Vec<u64>> = BTreeMap::new();
+    for slice in &mut slices {
+        let sides = free.entry((slice.device, slice.resource)).or_default();
+        slice.side = sides.iter().position(|&until| until <= slice.start).unwrap_or(sides.len());
+        if slice.side == sides.len() {
+            sides.push(0);
+        }
+        sides[slice.side] = slice.end;
+    }
+    slices
+}
+
+/// Names for the threads that are used.
+fn threads(events: &mut Events, slices: &[Slice], base: usize) {
+    let used: BTreeMap<(u16, usize), &Slice> =
+        slices.iter().map(|slice| ((slice.device, slice.thread()), slice)).collect();
+    for ((device, tid), slice) in used {
+        let (pid, (_, name)) = (base + usize::from(device), THREADS[slice.resource]);
+        let name = match slice.side {
+            0 => name.to_owned(),
+            side => format!("{name} {}", side + 1),
+        };
+        events.push(&Event {
+            args: Some(Args::Name { name: &name }),
+            ..Event::new("thread_name", "M", pid, tid)
+        });
+        let order = Args::Order { sort_index: 1000 * slice.resource + slice.side };
+        events.push(&Event { args: Some(order), ..Event::new("thread_sort_index", "M", pid, tid) });
+    }
+}
+
+fn steps(events: &mut Events, trace: &Trace, slices: &[Slice], base: usize) {
+    for slice in slices {
+        let record = &trace.records[slice.record];
+        let pid = base + usize::from(record.device);
+        let (ts, dur) = (Some(micros(slice.start)), Some(micros(slice.end.saturating_sub(slice.start))));
+        if slice.demand {
+            let event = Event::new("wait for the disk", "X", pid, slice.thread());
+            events.push(&Event { cat: Some("disk"), ts, dur, ..event });
+            continue;
+        }
+        let cost_us = record.cost.map(|_| {
+            let [queue, disk, copy, cpu] = activities::parts(record).map(|(_, nanos)| micros(nanos));
+            CostMicros { cpu, queue, copy, disk }
+        });
+        let args = Args::Step {
+            pass: record.pass,
+            round: record.round,
+            layers: record.layers,
+            bytes: record.bytes,
+            cost_us,
+        };
+        let name = title(record);
+        let event = Event::new(&name, "X", pid, slice.thread());
+        events.push(&Event { cat: Some(category(record.kind)), ts, dur, args: Some(args), ..event });
+    }
+}
+
+fn counters(events: &mut Events, trace: &Trace, base: usize) {
+    // Traces of several devices are not in order of time, and viewers draw what comes late as a step back.
+    let mut readings: Vec<_> = trace.readings.iter().collect();
+    readings.sort_by_key(|reading| reading.at);
+    for reading in readings {
+        let name = match reading.counter {
+            Counter::BytesRead => "bytes read",
+            Counter::Resident => "resident bytes",
+            Counter::Unreclaimable => "unreclaimable bytes",
+            Counter::Refaults => "refaulted bytes",
+            Counter::Accepted => "accepted drafts",
+        };
+        let args = match reading.counter {
+            Counter::Accepted => Args::Tokens { tokens: reading.value },
+            _ => Args::Value { bytes: reading.value },
+        };
+        events.push(&Event {
+            ts: Some(micros(reading.at)),
+            args: Some(args),
+            ..Event::new(name, "C", base + usize::from(reading.device), 0)
+        });
+    }
+}
+
+/// The events of a device have a thread of their own in its process; those of the whole ring are in the first process.
+/// Events that overlap get threads of their own.
+fn run_events(out: &mut Events, trace: &Trace, base: usize) {
+    let last = trace.records.iter().map(|record| record.end).max().unwrap_or(0);
+    let mut free: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
+    for event in &trace.happenings {
+        let place = trace.header.devices.iter().position(|it| Some(&it.name) == event.device.as_ref());
+        let pid = base + place.unwrap_or(0);
+        let end = event.end.unwrap_or(last).max(event.start);
+        let sides = free.entry(pid).or_default();
+        let side = sides.iter().position(|&until| until <= event.start).unwrap_or(sides.len());
+        let tid = EVENTS + side;
+        if side == sides.len() {
+            sides.push(0);
+            let args = Some(Args::Name { name: "events" });
+            out.push(&Event { args, ..Event::new("thread_name", "M", pid, tid) });
+        }
+        sides[side] = end;
+        let (ts, dur) = (Some(micros(event.start)), Some(micros(end - event.start)));
+        let name = events::describe(event);
+        out.push(&Event { cat: Some("event"), ts, dur, ..Event::new(&name, "X", pid, tid) });
+    }
+}
+
+fn flows(events: &mut Events, trace: &Trace, slices: &[Slice], base: usize) {
+    let steps = slices.iter().filter(|slice| !slice.demand);
+    let places: BTreeMap<usize, usize> = steps.map(|slice| (slice.record, slice.thread())).collect();
+    let place = |record: usize| places.get(&record).copied().unwrap_or(0);
+    for message in messages::among(&trace.records) {
+        let (sent, received) = (&trace.records[message.sent], &trace.records[message.received]);
+        // A slice holds its start but not its end: the arrow lands a nanosecond before it.
+        let landing = received.end.saturating_sub(1).max(received.start);
+        // Clocks of two devices agree to their handshake's precision only, and viewers refuse an arrow back in time.
+        if landing < sent.start {
+            continue;
+        }
+        events.flows += 1;
+        let (from, to) = (base + usize::from(sent.device), base + usize::from(received.device));
+        let (cat, id) = (Some("ring"), Some(events.flows));
+        let start = Event::new("activations", "s", from, place(message.sent));
+        events.push(&Event { cat, id, ts: Some(micros(sent.start)), ..start });
+        let finish = Event::new("activations", "f", to, place(message.received));
+        events.push(&Event { cat, id, ts: Some(micros(landing)), bp: Some("e"), ..finish });
+    }
+}
+
+fn category(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Embed | Kind::Compute | Kind::Output | Kind::Draft | Kind::Kernel => "compute",
+        Kind::Synchronise => "wait",
+        Kind::Prepare => "prepare",
+        Kind::Copy => "copy",
+        Kind::Receive | Kind::Send => "ring",
+        Kind::Prefetch => "disk",
+    }
+}
+
+fn title(record: &Record) -> String {
+    let layers = record.layers.map_or_else(String::new, |[start, end]| format!(" layers {start}..{end}"));
+    match record.kind {
+        Kind::Embed => "embed".into(),
+        Kind::Compute => format!("compute{layers}"),
+        Kind::Output => "output".into(),
+        Kind::Draft => "draft".into(),
+        Kind::Receive => "receive".into(),
+        Kind::Send => "send".into(),
+        Kind::Prefetch if record.layers.is_none() => "read ahead the output head".into(),
+        Kind::Prefetch => format!("read ahead{layers}"),
+        Kind::Copy => "copy".into(),
+        Kind::Kernel => format!("kernel, stage {}", record.round),
+        Kind::Synchronise => format!("wait, stage {}", record.round),
+        Kind::Prepare => "make graphs".into(),
+    }
+}
+
+/// Nanoseconds as the microseconds of the format.
+fn micros(nanos: u64) -> f64 {
+    nanos as f64 / 1e3
+}

@@ -1,0 +1,102 @@
+//! Matching of runs with published cells of the same scenario.
+//!
+//! A row of a `published/1` document names a scenario; a run of the scenario with that name (its file's, without the
+//! extension) is compared with the row's cells. A trace does not say which system of the document it corresponds to, so
+//! all are shown in a table; the system that is named, or the only one, is selected for the tables of the report too.
+//!
+//! Not here: running the document's scenarios ([`super::scores`], `hearth reproduce`).
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use super::{Published, Row};
+use crate::comparison::{PublishedCell, Run};
+use crate::text::escape;
+
+/// Why published numbers cannot be compared with these runs.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum MatchError {
+    #[error("`{document}` has no system `{system}`; it has {known}")]
+    NoSystem {
+        document: String,
+        system: String,
+        /// The systems of the document.
+        known: String,
+    },
+    #[error("`{document}` has no row for scenario `{scenario}`; its rows are for {known}")]
+    NoScenario {
+        document: String,
+        /// The scenario of the first run.
+        scenario: String,
+        /// The scenarios of its rows.
+        known: String,
+    },
+    /// The rows of these scenarios have no cell of the system.
+    #[error(
+        "`{document}` has no number of `{system}` for these scenarios; omit `--system` to see the others"
+    )]
+    NoCell {
+        document: String,
+        system: String,
+    },
+}
+
+/// The cells of a document for these runs; only those of one system if it is named.
+pub fn find(published: &Published, system: Option<&str>, runs: &[Run]) -> Result<Vec<PublishedCell>, MatchError> {
+    let document = published.name.clone();
+    if let Some(system) = system.filter(|name| !published.systems.iter().any(|system| system.name == **name))
+    {
+        let known = list(published.systems.iter().map(|system| system.name.as_str()));
+        return Err(MatchError::NoSystem { document, system: escape::name(system), known });
+    }
+    let rows = |run: &Run| {
+        let name = run.scenario.clone();
+        published.rows.iter().filter(move |row| scenario(row) == Some(name.as_str()))
+    };
+    if !runs.iter().any(|run| rows(run).next().is_some()) {
+        let known = list(published.rows.iter().filter_map(scenario));
+        let scenario = runs.first().map_or_else(String::new, |run| run.scenario.clone());
+        return Err(MatchError::NoScenario { document, scenario, known });
+    }
+    let mut found = Vec::new();
+    for (index, run) in runs.iter().enumerate() {
+        for row in rows(run) {
+            let named = |name: &&String| system.is_none_or(|system| system == name.as_str());
+            let cells: Vec<&String> = row.cells.keys().filter(named).collect();
+            for name in &cells {
+                found.push(matched(published, row, name, (index, cells.len() == 1)));
+            }
+        }
+    }
+    match system {
+        Some(system) if found.is_empty() => Err(MatchError::NoCell { document, system: system.to_owned() }),
+        _ => Ok(found),
+    }
+}
+
+fn matched(published: &Published, row: &Row, system: &str, (run, selected): (usize, bool)) -> PublishedCell {
+    let cell = row.cells.get(system).cloned().unwrap_or_default();
+    PublishedCell {
+        run,
+        document: published.name.clone(),
+        source: escape::phrase(&published.source),
+        row: escape::name(&row.label),
+        system: escape::name(system),
+        selected,
+        tpot_ms: row.tpot(&cell).map(|time| time.0 * 1e3),
+        ttft_ms: row.ttft(&cell).map(|time| time.0 * 1e3),
+        outcome: cell.outcome,
+        tolerance: cell.tolerance.unwrap_or(published.tolerance).0,
+        fitted: published.fitted.contains(&row.label),
+    }
+}
+
+/// The name of a row's scenario.
+fn scenario(row: &Row) -> Option<&str> {
+    Path::new(row.scenario.as_deref()?).file_stem()?.to_str()
+}
+
+fn list<'n>(names: impl Iterator<Item = &'n str>) -> String {
+    let names: BTreeSet<String> = names.map(|name| format!("`{}`", escape::name(name))).collect();
+    names.into_iter().collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,115 @@
+//! The section on events of a run: devices that slow down, lose memory or leave, and the effect on the time per token.
+//!
+//! A table with the time of a token before, during and after each event; a table of memory pressure where other programs
+//! took memory; and a sentence for the cost of each device that was lost.
+//!
+//! Not here: the numbers ([`hearth_core::metrics::around`]).
+
+use hearth_core::metrics::around::Around;
+use hearth_core::metrics::around::Phases;
+use hearth_core::metrics::around::around;
+use hearth_schema::Trace;
+use hearth_schema::happenings::Happening;
+use hearth_schema::happenings::Sort;
+
+use crate::comparison::Run;
+use crate::document::{Block, NO_VALUE, RowStyle, Section, Table, Text};
+use crate::text::escape;
+use crate::text::numbers;
+use crate::timeline::events::describe;
+
+/// The section of all runs with events.
+pub fn section(runs: &[(&Run, &Trace)]) -> Section {
+    let mut blocks = Vec::new();
+    for (run, trace) in runs.iter().filter(|(_, trace)| !trace.happenings.is_empty()) {
+        let events: Vec<(&Happening, Around)> =
+            trace.happenings.iter().map(|event| (event, around(trace, event))).collect();
+        blocks.push(Block::Table(times(run, &events)));
+        blocks.extend(pressure(run, &events).map(Block::Table));
+        blocks.extend(lost_devices(trace, &events).map(Block::Paragraph));
+    }
+    if !blocks.is_empty() {
+        blocks.push(Block::Meanings("What the columns mean", MEANINGS.to_vec()));
+    }
+    Section { title: "Events".into(), anchor: "events", blocks }
+}
+
+const MEANINGS: [(&str, &str); 3] = [
+    ("Before", "Tokens that ended before the event began."),
+    ("During", "Tokens that overlap with the event."),
+    ("After", "Tokens that began after the event ended."),
+];
+
+fn times(run: &Run, events: &[(&Happening, Around)]) -> Table {
+    let rows = events
+        .iter()
+        .map(|(event, around)| {
+            let time = |nanos: u64| Text::from(numbers::milliseconds(nanos as f64 * 1e-6));
+            let cell = |value: Option<f64>| Text::from(value.map_or(NO_VALUE.into(), numbers::milliseconds));
+            let Phases { before, beside, after } = around.tpot_ms;
+            let cells = vec![
+                Text::default().name(describe(event)),
+                time(event.start),
+                event.end.map_or_else(|| Text::from("end of run"), time),
+                cell(before),
+                cell(beside),
+                cell(after),
+                cell(around.longest_ms.beside),
+            ];
+            (RowStyle::Plain, cells)
+        })
+        .collect();
+    Table {
+        caption: Text::from(format!(
+            "{}: events, and the mean time per token around them.",
+            run.heading()
+        )),
+        head: ["Event", "From", "To", "Before", "During", "After", "Longest during"]
+            .map(String::from)
+            .to_vec(),
+        rows,
+        wordy: false,
+    }
+}
+
+fn pressure(run: &Run, events: &[(&Happening, Around)]) -> Option<Table> {
+    let rows: Vec<(RowStyle, Vec<Text>)> = events
+        .iter()
+        .filter(|(event, _)| event.sort == Sort::Memory)
+        .map(|(event, around)| {
+            let cell = |value: Option<f64>| Text::from(value.map_or(NO_VALUE.into(), numbers::percent));
+            let Phases { before, beside, after } = around.pressure;
+            (RowStyle::Plain, vec![Text::default().name(describe(event)), cell(before), cell(beside), cell(after)])
+        })
+        .collect();
+    (!rows.is_empty()).then(|| Table {
+        caption: Text::from(format!("{}: maximum memory pressure of the device.", run.heading())),
+        head: ["Event", "Before", "During", "After"].map(String::from).to_vec(),
+        rows,
+        wordy: false,
+    })
+}
+
+/// The cost of each lost device: the time until it was detected, and the time until the new ring's first token.
+fn lost_devices(trace: &Trace, events: &[(&Happening, Around)]) -> Option<Text> {
+    let mut text = Text::default();
+    for (silent, _) in events.iter().filter(|(event, _)| event.sort == Sort::Silent) {
+        let Some(noticed) = silent.end else { continue };
+        let again = trace.happenings.iter().find(|it| it.sort == Sort::Replanned && it.start == noticed);
+        let device = silent.device.as_deref().unwrap_or("the ring");
+        let millis = |from: u64, to: u64| numbers::milliseconds(to.saturating_sub(from) as f64 * 1e-6);
+        text = text
+            .name(escape::name(device))
+            .words(format!(" was detected as lost {} after its last sign of life", millis(silent.start, noticed)));
+        text = match again.and_then(|it| it.end) {
+            Some(back) => text.words(format!(
+                "; the first token of the new ring followed {} later, {} after the last sign of life. ",
+                millis(noticed, back),
+                millis(silent.start, back)
+            )),
+            None => text.words("; no token followed. "),
+        };
+    }
+    (!text.0.is_empty()).then_some(text)
+}
+

@@ -1,0 +1,82 @@
+//! The section with published numbers of the same scenarios.
+//!
+//! Not here: which published cells belong to a run ([`crate::published::matching`]).
+
+use hearth_schema::trace::Outcome;
+
+use crate::comparison::{Comparison, PublishedCell, Run};
+use crate::document::{Block, NO_VALUE, RowStyle, Section, Table, Text};
+use crate::text::numbers::{Fixed, digits_for, percent};
+
+/// The section; without blocks unless published numbers were requested.
+pub fn section(comparison: &Comparison) -> Section {
+    let mut blocks = Vec::new();
+    for (index, run) in comparison.runs.iter().enumerate() {
+        let cells: Vec<&PublishedCell> = comparison.published.iter().filter(|cell| cell.run == index).collect();
+        if let Some(first) = cells.first() {
+            blocks.push(Block::Table(table(run, first, &cells)));
+        }
+    }
+    if !blocks.is_empty() && !comparison.caveats.is_empty() {
+        blocks.push(Block::Folded("Caveats", comparison.caveats.clone()));
+    }
+    Section { title: "Published numbers".into(), anchor: "published", blocks }
+}
+
+fn table(run: &Run, first: &PublishedCell, cells: &[&PublishedCell]) -> Table {
+    let number = |value: Option<f64>| {
+        Text::from(value.map_or(NO_VALUE.into(), |ms| Fixed::new(ms, digits_for(ms).saturating_sub(1)).text()))
+    };
+    let error =
+        |ours: Option<f64>, theirs: Option<f64>| {
+            let error = ours.zip(theirs).filter(|(_, theirs)| *theirs > 0.0);
+            Text::from(error.map_or(NO_VALUE.into(), |(ours, theirs)| {
+                Fixed::new(100.0 * (ours / theirs - 1.0), 1).signed()
+            }))
+        };
+    let (tpot, ttft) = (run.metrics.tpot_ms.map(|tpot| tpot.mean), run.metrics.ttft_ms);
+    let rows = cells
+        .iter()
+        .map(|cell| {
+            let mut name = Text::default().name(&cell.system).words(", ").name(&cell.row);
+            if cell.fitted {
+                name = name.words(" (fitted)");
+            }
+            let theirs = match cell.outcome {
+                Some(Outcome::Ok) | None => number(cell.tpot_ms),
+                Some(ended) => Text::from(ended.word()),
+            };
+            let cells = vec![
+                name,
+                theirs,
+                number(tpot),
+                error(tpot, cell.tpot_ms),
+                number(cell.ttft_ms),
+                number(ttft),
+                error(ttft, cell.ttft_ms),
+                Text::from(percent(cell.tolerance)),
+            ];
+            (RowStyle::Plain, cells)
+        })
+        .collect();
+    Table {
+        caption: Text::from(format!("{} compared with ", run.heading())).name(&first.source).words(
+            ". The error is that of the run. Fitted rows are no test of the simulator: parameters of the devices were \
+             fitted to them.",
+        ),
+        head: [
+            "System and row",
+            "TPOT published, ms",
+            "TPOT of this run, ms",
+            "Error, %",
+            "TTFT published, ms",
+            "TTFT of this run, ms",
+            "Error, %",
+            "Tolerance",
+        ]
+        .map(String::from)
+        .to_vec(),
+        rows,
+        textual: false,
+    }
+}

@@ -1,0 +1,105 @@
+//! The time per token over the number of rounds, and over the size of the model, of the runs of a report.
+//!
+//! Runs of one origin and model with different numbers of rounds make a line over k; runs of one origin and number of
+//! rounds with different models make a line over the bytes of their weights. A trace has the model's name only: the bytes
+//! are those of the shipped model of that name, and a model that is not shipped is left out.
+//!
+//! Not here: charts of a sweep, which the command line passes in ([`crate::charts::lines`]).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use hearth_profiles::model::shipped;
+use hearth_schema::Trace;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Origin;
+
+use crate::comparison::Run;
+use crate::charts::lines::{LineChart, Position, Series};
+use crate::text::numbers;
+
+/// The time per token over the rounds of a token; none unless a line has two positions.
+pub fn rounds(runs: &[(&Run, &Trace)]) -> Option<LineChart> {
+    let points = runs.iter().filter_map(|(run, trace)| {
+        Some(((origin(run), run.model.clone()), u64::from(rounds_of(trace)?), run.metrics.tpot_ms?.mean))
+    });
+    let label = |k: u64| k.to_string();
+    let x_title = "rounds of the ring for a token, k";
+    lines(points, "Time per token over k", x_title, label)
+}
+
+/// The time per token over the size of the model; none unless a line has two positions.
+pub fn sizes(runs: &[(&Run, &Trace)]) -> Option<LineChart> {
+    let points = runs.iter().filter_map(|(run, trace)| {
+        let bytes = shipped(&trace.header.model).ok()?.total_bytes().0;
+        let k = rounds_of(trace).map_or_else(|| "sliced layers".to_owned(), |k| format!("k = {k}"));
+        Some(((origin(run), k), bytes, run.metrics.tpot_ms?.mean))
+    });
+    let label = |bytes: u64| numbers::bytes(bytes as f64);
+    lines(points, "Time per token over model size", "bytes of the model's weights", label)
+}
+
+fn origin(run: &Run) -> &'static str {
+    match run.origin {
+        Origin::Simulated => "simulated",
+        Origin::Measured => "measured",
+    }
+}
+
+/// Rounds of a token in a ring.
+fn rounds_of(trace: &Trace) -> Option<u32> {
+    let windows = trace.records.iter().filter(|record| record.kind == Kind::Compute);
+    let last = windows.map(|record| record.round).max()?;
+    trace.header.kind.is_ring().then(|| last.saturating_add(1))
+}
+
+type Case = (&'static str, String);
+
+fn lines(
+    points: impl Iterator<Item = (Case, u64, f64)>,
+    title: &str,
+    x_title: &str,
+    label: impl Fn(u64) -> String,
+) -> Option<LineChart> {
+    // Several runs at one position count as their mean.
+    let mut cases: BTreeMap<Case, BTreeMap<u64, Vec<f64>>> = BTreeMap::new();
+    for (case, at, time) in points {
+        cases.entry(case).or_default().entry(at).or_default().push(time);
+    }
+    // A single position is no line.
+    cases.retain(|_, times| times.len() > 1);
+    let at: BTreeSet<u64> = cases.values().flat_map(BTreeMap::keys).copied().collect();
+    let (min, max) = (*at.first()?, *at.last()?);
+    let position =
+        |at: u64| Position { fraction: (at - min) as f64 / (max - min).max(1) as f64, label: label(at) };
+    let mean = |times: &Vec<f64>| times.iter().sum::<f64>() / times.len() as f64;
+    Some(LineChart {
+        title: title.into(),
+        x_title: x_title.into(),
+        unit: "ms".into(),
+        positions: at.iter().map(|at| position(*at)).collect(),
+        series: cases
+            .iter()
+            .map(|((origin, case), times)| Series {
+                name: format!("{origin}, {case}"),
+                values: at.iter().map(|at| times.get(at).map(mean)).collect(),
+            })
+            .collect(),
+        mark_missing: false,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_are_proportional_and_equal_ones_are_averaged() {
+        let case = || ("simulated", "m".to_owned());
+        let points = [(case(), 1, 10.0), (case(), 4, 40.0), (case(), 2, 20.0), (case(), 2, 30.0)];
+        let found = lines(points.into_iter(), "t", "k", |k| k.to_string()).expect("a line");
+        let fractions: Vec<f64> = found.positions.iter().map(|position| position.fraction).collect();
+        assert_eq!(fractions, [0.0, 1.0 / 3.0, 1.0]);
+        assert_eq!(found.series[0].values, [Some(10.0), Some(25.0), Some(40.0)]);
+        assert!(lines([(case(), 3, 1.0)].into_iter(), "t", "k", |k| k.to_string()).is_none());
+    }
+}

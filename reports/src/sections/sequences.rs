@@ -1,0 +1,88 @@
+//! The section on several sequences at once and on speculative decoding.
+//!
+//! It is empty for runs of one sequence without drafts.
+//!
+//! Not here: how these numbers are computed ([`hearth_core::metrics::sequences`]).
+
+use hearth_core::metrics::sequences::SpeculationMetrics;
+
+use crate::comparison::Run;
+use crate::document::{Block, NO_VALUE, RowStyle, Section, Table, Text};
+use crate::text::numbers::{Fixed, digits_for};
+
+/// More sequences than these are not listed one by one.
+const MAX_LISTED: usize = 32;
+
+const MEANINGS: [(&str, &str); 4] = [
+    (
+        "TTFT of a sequence",
+        "From the start of the run, when all sequences are requested, to the first token of the sequence, including the \
+         time in which earlier prompts are read.",
+    ),
+    ("Tokens per step", "Tokens from a pass with drafts: the accepted drafts and one token of the large model."),
+    (
+        "Acceptance",
+        "The share of accepted drafts among those that were verified; drafts after the first rejected one are not verified.",
+    ),
+    (
+        "Drafting, verifying",
+        "The parts of the mean time per token in which the head drafts, and the rest.",
+    ),
+];
+
+/// The section of these runs; without blocks if there is nothing to show.
+pub fn section<'r>(runs: impl Iterator<Item = &'r Run> + Clone) -> Section {
+    let mut blocks: Vec<Block> = runs.clone().filter_map(sequences).map(Block::Table).collect();
+    blocks.extend(runs.filter_map(|run| Some(Block::Table(speculation(run, run.metrics.speculation.as_ref()?)))));
+    if !blocks.is_empty() {
+        blocks.push(Block::Meanings("Definitions", MEANINGS.to_vec()));
+    }
+    Section { title: "Sequences and drafts".into(), anchor: "sequences", blocks }
+}
+
+fn milliseconds(value: f64) -> Text {
+    Text::from(Fixed::new(value, digits_for(value)).text())
+}
+
+fn sequences(run: &Run) -> Option<Table> {
+    let all = &run.metrics.sequences;
+    let row = |one: &hearth_core::metrics::sequences::SequenceMetrics| {
+        let cells = vec![
+            Text::from(one.sequence.to_string()),
+            milliseconds(one.ttft_ms),
+            one.tpot_ms.map_or_else(|| Text::from(NO_VALUE), milliseconds),
+            Text::from(one.tokens.to_string()),
+        ];
+        (RowStyle::Plain, cells)
+    };
+    let more = match all.len().saturating_sub(MAX_LISTED) {
+        0 => String::new(),
+        more => format!(" {more} more are not listed."),
+    };
+    (!all.is_empty()).then(|| Table {
+        caption: Text::from(format!("{}: {} sequences at once.{more}", run.heading(), all.len())),
+        head: ["Sequence", "TTFT, ms", "TPOT, ms", "Tokens after the first"].map(String::from).to_vec(),
+        rows: all.iter().take(MAX_LISTED).map(row).collect(),
+        textual: false,
+    })
+}
+
+fn speculation(run: &Run, speculation: &SpeculationMetrics) -> Table {
+    let SpeculationMetrics { steps, tokens_per_step, drafted, accepted, acceptance, draft_ms, verify_ms } =
+        *speculation;
+    let rows = [
+        ("Steps with drafts", Text::from(steps.to_string())),
+        ("Tokens per step", Text::from(Fixed::new(tokens_per_step, 2).text())),
+        ("Drafted tokens", Text::from(drafted.to_string())),
+        ("Accepted", Text::from(accepted.to_string())),
+        ("Acceptance, %", Text::from(Fixed::new(100.0 * acceptance, 1).text())),
+        ("Drafting, ms per token", milliseconds(draft_ms)),
+        ("Verifying, ms per token", milliseconds(verify_ms)),
+    ];
+    Table {
+        caption: Text::from(format!("{}: speculative decoding.", run.heading())),
+        head: ["Quantity", "Value"].map(String::from).to_vec(),
+        rows: rows.into_iter().map(|(name, value)| (RowStyle::Plain, vec![Text::from(name), value])).collect(),
+        textual: false,
+    }
+}

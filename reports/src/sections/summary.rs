@@ -1,0 +1,269 @@
+//! The summary of a report, in one paragraph.
+//!
+//! What ran, how fast, where the time goes, which device is the bottleneck, the memory pressure, and the quality of the
+//! prediction.
+//!
+//! Not here: tables of the same numbers ([`super::tables`]).
+
+use std::fmt::Write;
+
+use hearth_core::metrics::DeviceMetrics;
+use hearth_schema::trace::Origin;
+
+use crate::comparison::terms;
+use crate::comparison::{Comparison, Pair, Role, Run};
+use crate::document::Text;
+use crate::text::numbers::{Fixed, bytes, digits_for, milliseconds, percent};
+
+/// More devices than these are counted, not named.
+const MAX_NAMED: usize = 6;
+
+/// The summary.
+pub fn of(comparison: &Comparison) -> Text {
+    let run = &comparison.runs[comparison.main_run()];
+    let mut text = setup(run).then(speed(run));
+    for pair in &comparison.pairs {
+        text = text.then(prediction(comparison, pair));
+    }
+    text = text.then(published(comparison, run));
+    if run.metrics.tpot_ms.is_some() {
+        text = text.then(largest_terms(run)).then(bottleneck(run));
+    }
+    text = text.then(memory(run));
+    for index in comparison.unpaired() {
+        if index != comparison.main_run() {
+            text = text.then(other(&comparison.runs[index], run));
+        }
+    }
+    text
+}
+
+fn setup(run: &Run) -> Text {
+    let devices = &run.metrics.devices;
+    let mut text = Text::default().name(&run.model).words(match devices.len() {
+        0 => " ran on no device".to_owned(),
+        1 => " ran on one device, ".to_owned(),
+        count => format!(" ran on a ring of {count} devices"),
+    });
+    if devices.len() > 1 && devices.len() <= MAX_NAMED {
+        text = text.words(" (").then(list(devices.iter().map(|device| &device.name))).words(")");
+    } else if let [only] = devices.as_slice() {
+        text = text.name(&only.name);
+    }
+    text.words(", in scenario ").name(&run.scenario).words(" with plan ").code(&run.plan).words(". ")
+}
+
+fn list<'n>(names: impl ExactSizeIterator<Item = &'n String>) -> Text {
+    let count = names.len();
+    names.enumerate().fold(Text::default(), |text, (index, name)| {
+        let gap = match index {
+            0 => "",
+            index if index + 1 == count => " and ",
+            _ => ", ",
+        };
+        text.words(gap).name(name)
+    })
+}
+
+fn speed(run: &Run) -> Text {
+    let place = match run.origin {
+        Origin::Simulated => "In the simulation",
+        Origin::Measured => "In the measurement",
+    };
+    let metrics = &run.metrics;
+    let first = metrics.ttft_ms.map(|ttft| format!("the first token takes {}", milliseconds(ttft)));
+    let text = match (metrics.tpot_ms, first) {
+        (Some(tpot), first) => {
+            let rate = metrics.tokens_per_s.map_or_else(String::new, |rate| {
+                format!(
+                    ", or {} tokens per second",
+                    Fixed::new(rate, digits_for(rate).saturating_sub(1)).text()
+                )
+            });
+            let first = first.map_or_else(String::new, |first| format!("; {first}"));
+            format!(
+                "{place}, a token after the first takes {} on average (median {}, 95th percentile {}){rate}{first}. ",
+                milliseconds(tpot.mean),
+                milliseconds(tpot.p50),
+                milliseconds(tpot.p95)
+            )
+        }
+        (None, Some(first)) => format!("{place}, {first}, and no token follows. "),
+        (None, None) => format!("{place}, no token is generated. "),
+    };
+    Text::from(text)
+}
+
+fn largest_terms(run: &Run) -> Text {
+    let tpot = run.metrics.tpot_ms.map_or(0.0, |tpot| tpot.mean);
+    let mut parts: Vec<(&str, f64)> = terms::SUMMED
+        .iter()
+        .zip(run.metrics.terms_ms.rows())
+        .map(|(term, (_, value))| (term.phrase, value))
+        .filter(|(_, value)| tpot > 0.0 && *value >= 0.005 * tpot)
+        .collect();
+    parts.sort_by(|left, right| right.1.total_cmp(&left.1));
+    let named: Vec<String> = parts
+        .iter()
+        .take(3)
+        .map(|(phrase, value)| format!("{phrase} ({}, {})", milliseconds(*value), percent(value / tpot)))
+        .collect();
+    Text::from(match named.as_slice() {
+        [] => String::new(),
+        [only] => format!("The time per token consists of {only}. "),
+        [first, second] => format!("The largest terms of the time per token are {first} and {second}. "),
+        [first, rest @ ..] => format!("The largest terms of the time per token are {first}, {}. ", rest.join(" and ")),
+    })
+}
+
+/// The device that works longest for a token.
+fn bottleneck(run: &Run) -> Text {
+    let devices = &run.metrics.devices;
+    let longest =
+        devices.iter().reduce(|best, device| if device.busy_ms > best.busy_ms { device } else { best });
+    let Some(device) = longest.filter(|device| devices.len() > 1 && device.busy_ms > 0.0) else {
+        return hidden(run);
+    };
+    let tpot = run.metrics.tpot_ms.map_or(0.0, |tpot| tpot.mean);
+    let network = run.metrics.terms_ms.air;
+    let mut text = Text::default();
+    if network > device.busy_ms {
+        text = text.words(format!(
+            "The network is the bottleneck: messages take {} per token, longer than any device. ",
+            milliseconds(network)
+        ));
+    }
+    text = text.words(if network > device.busy_ms { "Of the devices, " } else { "The bottleneck is " });
+    text = text.name(&device.name).words(format!(
+        "{} {} of each token ({})",
+        if network > device.busy_ms { " is busy longest:" } else { ", busy for" },
+        milliseconds(device.busy_ms),
+        percent(if tpot > 0.0 { device.busy_ms / tpot } else { 0.0 })
+    ));
+    if device.demand_disk_ms >= 0.005 * device.busy_ms {
+        text = text.words(format!(", {} of it waiting for its disk", milliseconds(device.demand_disk_ms)));
+    }
+    text.words(". ").then(hidden(run))
+}
+
+fn hidden(run: &Run) -> Text {
+    let hidden = run.metrics.terms_ms.hidden_disk;
+    let read = run.metrics.bytes_read_per_token().unwrap_or(0.0);
+    Text::from(match (read > 0.0, hidden > 0.0) {
+        (false, _) => String::new(),
+        (true, false) => format!("The ring reads {} per token from disk. ", bytes(read)),
+        (true, true) => format!(
+            "The ring reads {} per token from disk; {} of it, summed over the devices, is hidden behind other work. ",
+            bytes(read),
+            milliseconds(hidden)
+        ),
+    })
+}
+
+fn memory(run: &Run) -> Text {
+    let devices = &run.metrics.devices;
+    if devices.is_empty() {
+        return Text::default();
+    }
+    let pressure = |device: &DeviceMetrics| {
+        if device.trace_lost {
+            "unknown (its trace is lost)".to_owned()
+        } else {
+            percent(device.memory_pressure)
+        }
+    };
+    if devices.len() > MAX_NAMED {
+        let Some(most) = devices
+            .iter()
+            .reduce(|best, device| if device.memory_pressure > best.memory_pressure { device } else { best })
+        else {
+            return Text::default();
+        };
+        return Text::from("Memory pressure is highest on ")
+            .name(&most.name)
+            .words(format!(", at {}. ", pressure(most)));
+    }
+    let mut text = Text::from("Memory pressure is ");
+    for (index, device) in devices.iter().enumerate() {
+        let gap = match index {
+            0 => "",
+            index if index + 1 == devices.len() => " and ",
+            _ => ", ",
+        };
+        text = text.words(format!("{gap}{} on ", pressure(device))).name(&device.name);
+    }
+    text.words(". ")
+}
+
+fn prediction(comparison: &Comparison, pair: &Pair) -> Text {
+    let run = &comparison.runs[pair.predicted];
+    let Some((predicted, measured)) = pair.row("tpot").and_then(|row| row.predicted.zip(row.measured)) else {
+        return Text::default();
+    };
+    let who = if comparison.pairs.len() == 1 {
+        "The simulator".to_owned()
+    } else {
+        format!("For {}, {}", comparison.runs[pair.measured].label, run.label)
+    };
+    let verdict = if measured > 0.0 {
+        direction((predicted - measured) / measured)
+    } else {
+        "which cannot be compared with the measurement".into()
+    };
+    let worst = pair
+        .rows
+        .iter()
+        .filter(|row| row.role == Role::Term)
+        .filter_map(|row| Some((row, row.error?)))
+        .reduce(|best, next| if next.1.abs() > best.1.abs() { next } else { best })
+        .filter(|(_, error)| error.abs() > 0.005 * measured);
+    let mut text = format!("{who} predicts {}, {verdict}", milliseconds(predicted));
+    if let Some((row, error)) = worst {
+        let label = terms::SUMMED.iter().find(|term| term.key == row.key).map_or("", |term| term.phrase);
+        let way = if error > 0.0 { "too high" } else { "too low" };
+        let _ = write!(text, "; the largest difference is in {label}, {} {way}", milliseconds(error.abs()));
+    }
+    text.push_str(". ");
+    Text::from(text)
+}
+
+/// The published time of the run, if one cell is selected for it.
+fn published(comparison: &Comparison, run: &Run) -> Text {
+    let cell = comparison.published_cell(comparison.main_run());
+    let times = cell.and_then(|cell| Some((cell, cell.tpot_ms?, run.metrics.tpot_ms?.mean)));
+    let Some((cell, theirs, ours)) = times.filter(|(_, theirs, _)| *theirs > 0.0) else {
+        return Text::default();
+    };
+    let difference = match ours / theirs {
+        ratio if ratio >= 2.0 => format!("{} times as long", Fixed::new(ratio, 1).text()),
+        ratio if ratio >= 1.0 => format!("{} longer", percent(ratio - 1.0)),
+        ratio => format!("{} shorter", percent(1.0 - ratio)),
+    };
+    Text::from("Published for ")
+        .name(&cell.system)
+        .words(", ")
+        .name(&cell.row)
+        .words(format!(": {} per token; this run takes {difference}. ", milliseconds(theirs)))
+}
+
+fn direction(error: f64) -> String {
+    match error {
+        error if error.abs() < 0.0005 => "which agrees with the measurement within 0.05 %".into(),
+        error if error > 0.0 => format!("{} too high", percent(error)),
+        error => format!("{} too low", percent(-error)),
+    }
+}
+
+/// A run that is not compared with the one the summary is about.
+fn other(run: &Run, main: &Run) -> Text {
+    let speed = run.metrics.tpot_ms.map_or_else(
+        || "has no time per token".to_owned(),
+        |tpot| format!("takes {} per token", milliseconds(tpot.mean)),
+    );
+    let text = Text::from(format!("{} {speed}", run.heading()));
+    if run.plan == main.plan {
+        text.words(". ")
+    } else {
+        text.words(", with plan ").code(&run.plan).words(". ")
+    }
+}

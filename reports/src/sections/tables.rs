@@ -1,0 +1,222 @@
+//! Tables of the numbers of a comparison.
+//!
+//! One list of rounded numbers serves the page, the Markdown and the CSV file; they differ in digits. The terms of a run
+//! are rounded together, so that they sum to the printed time per token. An error is the difference of two printed
+//! numbers, so that errors add up too.
+//!
+//! Not here: where the numbers come from ([`crate::comparison`]).
+
+use crate::comparison::terms;
+use crate::comparison::{Comparison, Pair, PublishedCell, Quantity, Role, Run, Unit};
+use crate::document::{NO_VALUE, RowStyle, Table, Text};
+use crate::text::numbers::{self, Fixed, column, digits_for};
+
+const MIB: f64 = 1024.0 * 1024.0;
+
+/// The digits after the point of each unit in a table.
+#[derive(Debug, Clone, Copy)]
+pub struct Digits {
+    pub time: u32,
+    pub rate: u32,
+    pub bytes: u32,
+    /// The divisor of bytes.
+    pub byte_unit: f64,
+}
+
+impl Digits {
+    /// Enough to tell the runs apart.
+    fn of(runs: &[&Run]) -> Self {
+        let max = |values: &mut dyn Iterator<Item = Option<f64>>| {
+            values.flatten().filter(|value| *value > 0.0).map(digits_for).max().unwrap_or(2)
+        };
+        Self {
+            time: max(&mut runs.iter().map(|run| run.metrics.tpot_ms.map(|tpot| tpot.mean))),
+            rate: max(&mut runs.iter().map(|run| run.metrics.tokens_per_s)),
+            bytes: max(&mut runs.iter().map(|run| Some(run.metrics.bytes_read_per_token()? / MIB))).min(3),
+            byte_unit: MIB,
+        }
+    }
+}
+
+/// The rounded quantities of a run.
+pub fn rounded(quantities: &[Quantity], digits: Digits) -> Vec<Option<Fixed>> {
+    let total =
+        quantities.iter().find(|quantity| quantity.role == Role::Total).and_then(|total| total.value);
+    let terms: Vec<f64> = quantities
+        .iter()
+        .filter(|quantity| quantity.role == Role::Term)
+        .filter_map(|quantity| quantity.value)
+        .collect();
+    let mut terms = column(&terms, total.unwrap_or_else(|| terms.iter().sum()), digits.time).into_iter();
+    quantities
+        .iter()
+        .map(|quantity| {
+            let value = quantity.value?;
+            match (quantity.role, quantity.unit) {
+                (Role::Term, _) => terms.next(),
+                (_, Unit::Milliseconds) => Some(Fixed::new(value, digits.time)),
+                (_, Unit::TokensPerSecond) => Some(Fixed::new(value, digits.rate)),
+                (_, Unit::Bytes) => Some(Fixed::new(value / digits.byte_unit, digits.bytes)),
+            }
+        })
+        .collect()
+}
+
+fn label(quantity: &Quantity) -> String {
+    let known = terms::SUMMED.iter().find(|term| term.key == quantity.key);
+    match (known, quantity.key.as_str()) {
+        (Some(term), _) => format!("{}, ms", term.label),
+        (None, "tpot") => "TPOT (sum), ms".into(),
+        (None, "hidden_disk") => "Hidden disk (not in the sum), ms".into(),
+        (None, "tpot_p50") => "TPOT, median, ms".into(),
+        (None, "tpot_p95") => "TPOT, 95th percentile, ms".into(),
+        (None, "ttft") => "TTFT, ms".into(),
+        (None, "tokens_per_s") => "Tokens per second".into(),
+        (None, "bytes_read_per_token") => "Read from disk per token, MiB".into(),
+        (None, other) => other.into(),
+    }
+}
+
+fn style(quantity: &Quantity) -> RowStyle {
+    match (quantity.role, quantity.key.as_str()) {
+        (Role::Total, _) => RowStyle::Total,
+        (Role::Other, "hidden_disk" | "tpot_p50") => RowStyle::Group,
+        _ => RowStyle::Plain,
+    }
+}
+
+/// Predicted and measured quantities, with the published numbers between them.
+pub fn pair(comparison: &Comparison, pair: &Pair) -> Table {
+    let (left, right) = (&comparison.runs[pair.predicted], &comparison.runs[pair.measured]);
+    let published = comparison.published_cell(pair.measured);
+    let digits = Digits::of(&[left, right]);
+    let ms = |ms: f64| Fixed::new(ms, digits.time);
+    let quantities = left.quantities();
+    let (predicted, measured) = (rounded(&quantities, digits), rounded(&right.quantities(), digits));
+    let number = |value: Option<Fixed>, show: fn(Fixed) -> String| {
+        Text::from(value.map_or_else(|| NO_VALUE.into(), show))
+    };
+    let mut rows = Vec::new();
+    for ((quantity, row), (predicted, measured)) in
+        quantities.iter().zip(&pair.rows).zip(predicted.into_iter().zip(measured))
+    {
+        let (error, percent) = errors(predicted, measured);
+        let mut cells = vec![Text::from(label(quantity)), number(predicted, Fixed::text)];
+        cells.extend(published.map(|cell| number(published_value(cell, quantity).map(ms), Fixed::text)));
+        cells.extend([
+            number(measured, Fixed::text),
+            number(error, Fixed::signed),
+            number(row.interval.map(ms), Fixed::text),
+            number(percent, Fixed::signed),
+        ]);
+        rows.push((style(quantity), cells));
+    }
+    let mut caption = Text::from(format!(
+        "{} and {}. The error is the predicted value less the measured one. The terms sum to TPOT.",
+        left.heading(),
+        right.label
+    ));
+    if let Some(cell) = published {
+        caption =
+            caption.words(" Published: ").name(&cell.system).words(", ").name(&cell.row).words(".");
+    }
+    let mut head = vec!["Quantity", "Predicted"];
+    head.extend(published.map(|_| "Published"));
+    head.extend(["Measured", "Error", "\u{b1}", "Error, %"]);
+    Table { caption, head: head.into_iter().map(String::from).collect(), rows, textual: false }
+}
+
+/// The published value of a quantity: only times per token and to the first token are published.
+pub fn published_value(cell: &PublishedCell, quantity: &Quantity) -> Option<f64> {
+    match quantity.key.as_str() {
+        "tpot" => cell.tpot_ms,
+        "ttft" => cell.ttft_ms,
+        _ => None,
+    }
+}
+
+/// The error of rounded numbers, and its percentage of the measured one.
+pub fn errors(predicted: Option<Fixed>, measured: Option<Fixed>) -> (Option<Fixed>, Option<Fixed>) {
+    let error = predicted.zip(measured).map(|(predicted, measured)| predicted.minus(measured));
+    let base = measured.filter(|measured| measured.units != 0);
+    let percent = error
+        .zip(base)
+        .map(|(error, base)| Fixed::new(100.0 * error.units as f64 / base.units.unsigned_abs() as f64, 1));
+    (error, percent)
+}
+
+/// Runs side by side, each with its confidence interval and its published numbers, without errors.
+pub fn side_by_side(comparison: &Comparison, indices: &[usize]) -> Table {
+    let runs: Vec<&Run> = indices.iter().map(|index| &comparison.runs[*index]).collect();
+    let digits = Digits::of(&runs);
+    let ms = |ms: f64| Fixed::new(ms, digits.time);
+    let columns: Vec<Vec<Option<Fixed>>> =
+        runs.iter().map(|run| rounded(&run.quantities(), digits)).collect();
+    let mut head = vec!["Quantity".to_owned()];
+    for (run, index) in runs.iter().zip(indices) {
+        head.push(run.heading());
+        head.extend(run.intervals.map(|_| "\u{b1}".to_owned()));
+        head.extend(comparison.published_cell(*index).map(|cell| format!("Published, {}", cell.system)));
+    }
+    let quantities = runs.first().map(|run| run.quantities()).unwrap_or_default();
+    let show = |value: Option<Fixed>| Text::from(value.map_or(NO_VALUE.into(), Fixed::text));
+    let rows = quantities
+        .iter()
+        .enumerate()
+        .map(|(place, quantity)| {
+            let mut cells = vec![Text::from(label(quantity))];
+            for ((run, index), column) in runs.iter().zip(indices).zip(&columns) {
+                cells.push(show(column[place]));
+                let interval = run.quantities()[place].interval.map(ms);
+                cells.extend(run.intervals.map(|_| show(interval)));
+                let published = comparison.published_cell(*index);
+                cells.extend(published.map(|cell| show(published_value(cell, quantity).map(ms))));
+            }
+            (style(quantity), cells)
+        })
+        .collect();
+    Table { caption: Text::from("The terms sum to TPOT."), head, rows, textual: false }
+}
+
+/// The work of each device for the mean token.
+pub fn devices(run: &Run) -> Table {
+    let digits = Digits::of(&[run]);
+    let has_tokens = run.metrics.tpot_ms.is_some();
+    let rows = run
+        .metrics
+        .devices
+        .iter()
+        .map(|device| {
+            let if_known = |known: bool, text: String| Text::from(if known { text } else { NO_VALUE.into() });
+            let in_trace = !device.trace_lost;
+            let per_token = has_tokens && in_trace;
+            let time = |value: f64| if_known(per_token, Fixed::new(value, digits.time).text());
+            let cells = vec![
+                Text::default().name(&device.name),
+                time(device.busy_ms),
+                time(device.demand_disk_ms),
+                time(device.hidden_disk_ms),
+                if_known(per_token, numbers::bytes(device.bytes_read_per_token)),
+                if_known(in_trace, numbers::bytes(device.resident_bytes as f64)),
+                if_known(in_trace, numbers::percent(device.memory_pressure)),
+            ];
+            (RowStyle::Plain, cells)
+        })
+        .collect();
+    Table {
+        caption: Text::from(format!("{}: times and bytes per token; memory at the end of the run.", run.heading())),
+        head: [
+            "Device",
+            "Busy, ms",
+            "Demand disk, ms",
+            "Hidden disk, ms",
+            "Read from disk",
+            "Weights in memory",
+            "Memory pressure",
+        ]
+        .map(String::from)
+        .to_vec(),
+        rows,
+        textual: false,
+    }
+}

@@ -1,0 +1,156 @@
+//! Rounded numbers for print, such that printed columns add up.
+//!
+//! Terms that are rounded one by one can miss their total by a last digit or two. Here the total is rounded first and the
+//! parts by the largest remainder method: each part is rounded down, and the units still missing go to the parts that
+//! lost most. Differences are taken between printed numbers, so that a column of errors adds up too.
+//!
+//! Not here: which numbers are printed ([`crate::comparison`]).
+
+/// A decimal number with a fixed count of digits after the point.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fixed {
+    /// The number times ten to the power of `digits`.
+    pub units: i64,
+    /// Digits after the point.
+    pub digits: u32,
+}
+
+impl Fixed {
+    /// The nearest one.
+    pub fn new(value: f64, digits: u32) -> Self {
+        Self { units: scaled(value, digits).round() as i64, digits }
+    }
+
+    /// The difference of two with equally many digits.
+    pub fn minus(self, other: Self) -> Self {
+        Self { units: self.units.saturating_sub(other.units), digits: self.digits }
+    }
+
+    /// As text, with a minus sign where needed.
+    pub fn text(self) -> String {
+        let sign = if self.units < 0 { "\u{2212}" } else { "" };
+        format!("{sign}{}", self.magnitude())
+    }
+
+    /// As text for machines: an ASCII minus.
+    pub fn plain(self) -> String {
+        let sign = if self.units < 0 { "-" } else { "" };
+        format!("{sign}{}", self.magnitude())
+    }
+
+    /// As text that always has a sign, unless it is zero.
+    pub fn signed(self) -> String {
+        if self.units > 0 { format!("+{}", self.magnitude()) } else { self.text() }
+    }
+
+    fn magnitude(self) -> String {
+        let (units, scale) = (self.units.unsigned_abs(), 10_u64.pow(self.digits));
+        match self.digits {
+            0 => units.to_string(),
+            digits => format!("{}.{:0width$}", units / scale, units % scale, width = digits as usize),
+        }
+    }
+}
+
+/// Parts rounded so that they sum to their rounded total.
+pub fn column(parts: &[f64], total: f64, digits: u32) -> Vec<Fixed> {
+    let exact: Vec<f64> = parts.iter().map(|&part| scaled(part, digits)).collect();
+    let mut units: Vec<i64> = exact.iter().map(|part| part.floor() as i64).collect();
+    let target = Fixed::new(total, digits).units;
+    let missing = units.iter().fold(target, |left, &unit| left.saturating_sub(unit));
+    // Floating-point noise can leave a unit too many, or several between huge terms of opposite sign: then every part
+    // takes an equal share, and the rest goes by the remainders.
+    let count = parts.len().max(1) as i64;
+    let (each, rest) = (missing.div_euclid(count), missing.rem_euclid(count) as usize);
+    let lost = |index: usize| exact[index] - exact[index].floor();
+    let mut order: Vec<usize> = (0..parts.len()).collect();
+    order.sort_by(|&a, &b| lost(b).total_cmp(&lost(a)));
+    for (place, index) in order.into_iter().enumerate() {
+        units[index] = units[index].saturating_add(each + i64::from(place < rest));
+    }
+    units.into_iter().map(|units| Fixed { units, digits }).collect()
+}
+
+/// Digits that show a value to four figures, and never fewer than one.
+pub fn digits_for(value: f64) -> u32 {
+    let magnitude = value.abs();
+    if !magnitude.is_finite() || magnitude < 1e-9 {
+        return 2;
+    }
+    (3.0 - magnitude.log10().floor()).clamp(1.0, 6.0) as u32
+}
+
+/// A time given in milliseconds to three figures, as a sentence says it: from ten seconds on in seconds.
+pub fn milliseconds(value: f64) -> String {
+    if value.abs() >= 1e4 {
+        let seconds = value * 1e-3;
+        return format!("{} s", Fixed::new(seconds, digits_for(seconds).saturating_sub(1)).text());
+    }
+    let digits = digits_for(value).saturating_sub(1);
+    format!("{} ms", Fixed::new(value, digits).text())
+}
+
+/// A share in percent.
+pub fn percent(share: f64) -> String {
+    format!("{} %", Fixed::new(share * 100.0, 1).text())
+}
+
+/// A value with so many digits after the point; zero without any.
+pub fn decimal(value: f64, digits: u32) -> String {
+    if value == 0.0 { "0".into() } else { Fixed::new(value, digits).text() }
+}
+
+/// An amount of bytes in the unit that suits it.
+pub fn bytes(value: f64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = if value.is_finite() { value } else { 0.0 };
+    let mut unit = 0;
+    while value.abs() >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let digits = if unit == 0 || value == 0.0 { 0 } else { digits_for(value).saturating_sub(1) };
+    format!("{} {}", Fixed::new(value, digits).text(), UNITS[unit])
+}
+
+fn scaled(value: f64, digits: u32) -> f64 {
+    let scaled = value * 10_f64.powi(digits as i32);
+    if scaled.is_finite() { scaled } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn printed_column_sums_to_total() {
+        // Rounded one by one these are 33.3 three times, 0.1 short of 100.0.
+        let third = 100.0 / 3.0;
+        let parts = column(&[third, third, third], 100.0, 1);
+        assert_eq!(parts.iter().map(|part| part.units).sum::<i64>(), 1000);
+        assert_eq!(parts.iter().map(|part| part.text()).collect::<Vec<_>>(), ["33.4", "33.3", "33.3"]);
+    }
+
+    #[test]
+    fn negative_parts_sum_to_total() {
+        for total in [10.05, 9.0, 12.34] {
+            let parts = column(&[10.06, -0.03, 0.02], total, 1);
+            assert_eq!(parts.iter().map(|part| part.units).sum::<i64>(), Fixed::new(total, 1).units);
+        }
+        assert_eq!(column(&[], 1.0, 1), []);
+        assert_eq!(Fixed::new(-0.04, 1).text(), "0.0");
+        assert_eq!(Fixed::new(-1.25, 2).text(), "\u{2212}1.25");
+        assert_eq!(Fixed::new(-1.25, 2).plain(), "-1.25");
+    }
+
+    #[test]
+    fn digits_follow_the_magnitude() {
+        assert_eq!(milliseconds(74.24), "74.2 ms");
+        assert_eq!(milliseconds(812.4), "812 ms");
+        assert_eq!((milliseconds(9_999.0), milliseconds(16_473.0)), ("9999 ms".into(), "16.5 s".into()));
+        assert_eq!(bytes(1536.0), "1.50 KiB");
+        assert_eq!(bytes(0.0), "0 B");
+        assert_eq!(Fixed::new(f64::NAN, 2).text(), "0.00");
+        assert_eq!(digits_for(0.0), 2);
+    }
+}

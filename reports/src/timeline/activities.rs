@@ -1,0 +1,214 @@
+//! Activities of each device's processor, GPU and disk, as intervals.
+//!
+//! A computing step is split by its cost: waiting for a processor, waiting for the disk, copying, computing. The trace
+//! has the length of each part but not its time, because the waits are between the pages of the step; they are put at its
+//! beginning. Reading ahead is split into the part during which the device computed nothing (hidden, as the metrics count
+//! it) and the part that ran while it computed.
+//!
+//! Not here: drawing ([`crate::charts::gantt`]) and the export for viewers ([`crate::exports::perfetto`]).
+
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Record;
+use hearth_schema::trace::Resource;
+
+/// A row of a device in a chart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Lane {
+    Cpu,
+    Gpu,
+    Disk,
+}
+
+/// What a resource does in an interval.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Activity {
+    /// Reading ahead while the device computes nothing.
+    Hidden,
+    /// Reading ahead while it computes.
+    Concurrent,
+    /// Ready but not running.
+    Queue,
+    Copy,
+    /// Computing on the CPU.
+    Cpu,
+    /// Computing on the GPU.
+    Gpu,
+    /// Computing waits for the disk.
+    Demand,
+}
+
+/// A stretch of one activity in one lane, in nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Interval {
+    /// Place in the ring.
+    pub device: u16,
+    pub lane: Lane,
+    pub activity: Activity,
+    pub start: u64,
+    pub end: u64,
+    /// Index of the record it comes from.
+    pub record: usize,
+}
+
+/// Whether a record is work of a processor.
+pub fn is_work(record: &Record) -> bool {
+    matches!(
+        record.kind,
+        Kind::Embed | Kind::Compute | Kind::Output | Kind::Copy | Kind::Draft | Kind::Prepare
+    )
+}
+
+/// The parts of a step on the CPU, in the order they are drawn, in nanoseconds.
+pub fn parts(record: &Record) -> [(Activity, u64); 4] {
+    let wall = record.duration();
+    if record.kind == Kind::Copy {
+        return [(Activity::Queue, 0), (Activity::Demand, 0), (Activity::Copy, wall), (Activity::Cpu, 0)];
+    }
+    // As the metrics charge it: what is left of the wall time is the disk's.
+    let cost = record.cost.unwrap_or_default();
+    let cpu = cost.cpu.min(wall);
+    let queue = cost.queue.min(wall - cpu);
+    let copy = cost.copy.min(wall - cpu - queue);
+    let demand = wall - cpu - queue - copy;
+    [(Activity::Queue, queue), (Activity::Demand, demand), (Activity::Copy, copy), (Activity::Cpu, cpu)]
+}
+
+/// The intervals of the records that overlap a window, cut to it.
+pub fn within(records: &[Record], window: [u64; 2]) -> Vec<Interval> {
+    let [from, to] = window;
+    let mut intervals = Vec::new();
+    let overlapping = records
+        .iter()
+        .enumerate()
+        .filter(|(_, record)| record.start < to && record.end > from && record.end > record.start);
+    let (work, ahead): (Vec<_>, Vec<_>) = overlapping
+        .filter(|(_, record)| is_work(record) || reads(record))
+        .partition(|(_, record)| is_work(record));
+    for &(index, record) in &ahead {
+        let mine = work.iter().map(|(_, step)| *step).filter(|step| step.device == record.device);
+        split_read(&mut intervals, index, record, mine);
+    }
+    for (index, record) in work {
+        split_step(&mut intervals, index, record);
+    }
+    intervals.retain_mut(|interval| {
+        interval.start = interval.start.max(from);
+        interval.end = interval.end.min(to);
+        interval.start < interval.end
+    });
+    // Waiting for the disk is drawn last, over reading ahead.
+    intervals.sort_by_key(|interval| (interval.device, interval.lane, interval.activity, interval.start, interval.record));
+    intervals
+}
+
+fn reads(record: &Record) -> bool {
+    record.kind == Kind::Prefetch || matches!(record.resource, Resource::DiskDemand | Resource::DiskPrefetch)
+}
+
+fn split_step(intervals: &mut Vec<Interval>, index: usize, record: &Record) {
+    let device = record.device;
+    let mut push = |lane, activity, start, end| {
+        intervals.push(Interval { device, lane, activity, start, end, record: index });
+    };
+    if record.resource == Resource::Gpu {
+        let activity = if record.kind == Kind::Copy { Activity::Copy } else { Activity::Gpu };
+        return push(Lane::Gpu, activity, record.start, record.end);
+    }
+    let mut at = record.start;
+    for (activity, nanos) in parts(record) {
+        let lane = if activity == Activity::Demand { Lane::Disk } else { Lane::Cpu };
+        push(lane, activity, at, at + nanos);
+        at += nanos;
+    }
+}
+
+fn split_read<'r>(intervals: &mut Vec<Interval>, index: usize, record: &Record, work: impl Iterator<Item = &'r Record>) {
+    let interval = |activity, start, end| Interval {
+        device: record.device,
+        lane: Lane::Disk,
+        activity,
+        start,
+        end,
+        record: index,
+    };
+    if record.resource == Resource::DiskDemand {
+        intervals.push(interval(Activity::Demand, record.start, record.end));
+        return;
+    }
+    let mut busy: Vec<[u64; 2]> = work
+        .map(|step| [step.start.max(record.start), step.end.min(record.end)])
+        .filter(|[start, end]| start < end)
+        .collect();
+    busy.sort_unstable();
+    let mut at = record.start;
+    for [start, end] in busy {
+        if start > at {
+            intervals.push(interval(Activity::Hidden, at, start));
+        }
+        if end > at {
+            intervals.push(interval(Activity::Concurrent, at.max(start), end));
+            at = end;
+        }
+    }
+    if at < record.end {
+        intervals.push(interval(Activity::Hidden, at, record.end));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_schema::trace::Cost;
+
+    use super::*;
+
+    fn record(kind: Kind, resource: Resource, span: [u64; 2], cost: Option<Cost>) -> Record {
+        let [start, end] = span;
+        Record {
+            device: 0,
+            resource,
+            kind,
+            pass: 0,
+            round: 0,
+            layers: None,
+            start,
+            end,
+            bytes: 0,
+            peer: None,
+            cost,
+        }
+    }
+
+    fn spans(intervals: &[Interval]) -> Vec<(Activity, u64, u64)> {
+        intervals.iter().map(|interval| (interval.activity, interval.start, interval.end)).collect()
+    }
+
+    #[test]
+    fn step_is_split_by_its_cost() {
+        let cost = Cost { cpu: 60, queue: 10, ..Cost::default() };
+        let steps = [record(Kind::Compute, Resource::Cpu, [100, 200], Some(cost))];
+        // 100 of wall time, less 60 and 10, leaves 30 for the disk.
+        let intervals = within(&steps, [0, 1000]);
+        assert_eq!(
+            spans(&intervals),
+            [(Activity::Queue, 100, 110), (Activity::Cpu, 140, 200), (Activity::Demand, 110, 140)]
+        );
+        // Cut to a window.
+        assert_eq!(spans(&within(&steps, [150, 160])), [(Activity::Cpu, 150, 160)]);
+    }
+
+    #[test]
+    fn prefetch_is_hidden_while_nothing_computes() {
+        let steps = [
+            record(Kind::Prefetch, Resource::DiskPrefetch, [0, 100], None),
+            record(Kind::Compute, Resource::Gpu, [20, 40], None),
+            record(Kind::Compute, Resource::Gpu, [30, 50], None),
+        ];
+        let intervals = within(&steps, [0, 1000]);
+        let disk: Vec<Interval> = intervals.into_iter().filter(|interval| interval.lane == Lane::Disk).collect();
+        let of = |activity| -> u64 {
+            let same = disk.iter().filter(|interval| interval.activity == activity);
+            same.map(|interval| interval.end - interval.start).sum()
+        };
+        assert_eq!((of(Activity::Hidden), of(Activity::Concurrent)), (70, 30));
+    }
+}

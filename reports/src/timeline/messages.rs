@@ -1,0 +1,100 @@
+//! Messages of a trace: each `send` with its `receive`.
+//!
+//! Messages of one pass between two devices arrive in the order in which they were sent, so the first `receive` belongs to
+//! the first `send`. A `send` without a peer gets the first free `receive` on another device that ended after the sending
+//! began.
+//!
+//! Not here: how long a message took; the clocks of a measured trace agree only nearly.
+
+use std::collections::BTreeMap;
+
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Record;
+
+/// A message, as indices of its two records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Message {
+    pub sent: usize,
+    pub received: usize,
+}
+
+/// The messages among some records, in order of their sending.
+pub fn among(records: &[Record]) -> Vec<Message> {
+    let mut by_pass: BTreeMap<u32, (Vec<usize>, Vec<usize>)> = BTreeMap::new();
+    for (index, record) in records.iter().enumerate() {
+        match record.kind {
+            Kind::Send => by_pass.entry(record.pass).or_default().0.push(index),
+            Kind::Receive => by_pass.entry(record.pass).or_default().1.push(index),
+            _ => {}
+        }
+    }
+    let mut messages = Vec::new();
+    for (mut sends, mut receives) in by_pass.into_values() {
+        sends.sort_by_key(|&index| (records[index].start, index));
+        receives.sort_by_key(|&index| (records[index].end, index));
+        for sent in sends {
+            let send = &records[sent];
+            let fits = |&&received: &&usize| {
+                let receive = &records[received];
+                let known = receive.peer.is_none_or(|peer| peer == send.device);
+                let place = match send.peer {
+                    Some(peer) => receive.device == peer,
+                    None => receive.device != send.device && receive.end >= send.start,
+                };
+                place && known
+            };
+            let Some(at) = receives.iter().position(|received| fits(&received)) else { continue };
+            messages.push(Message { sent, received: receives.remove(at) });
+        }
+    }
+    messages.sort_by_key(|message| (records[message.sent].start, message.sent));
+    messages
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_schema::trace::Resource;
+
+    use super::*;
+
+    fn record(device: u16, kind: Kind, span: [u64; 2], peer: Option<u16>) -> Record {
+        let resource = Resource::Tx;
+        let [start, end] = span;
+        Record {
+            device,
+            resource,
+            kind,
+            pass: 0,
+            round: 0,
+            layers: None,
+            start,
+            end,
+            bytes: 0,
+            peer,
+            cost: None,
+        }
+    }
+
+    #[test]
+    fn sends_are_matched_in_order() {
+        let records = [
+            record(0, Kind::Send, [10, 11], Some(1)),
+            record(0, Kind::Receive, [11, 25], Some(1)),
+            record(0, Kind::Send, [30, 31], Some(1)),
+            record(0, Kind::Receive, [31, 45], Some(1)),
+            record(1, Kind::Receive, [0, 15], Some(0)),
+            record(1, Kind::Send, [20, 21], Some(0)),
+            record(1, Kind::Receive, [21, 35], Some(0)),
+            record(1, Kind::Send, [40, 41], Some(0)),
+        ];
+        let pairs: Vec<(usize, usize)> =
+            among(&records).into_iter().map(|message| (message.sent, message.received)).collect();
+        assert_eq!(pairs, [(0, 4), (5, 1), (2, 6), (7, 3)]);
+        // The same without peers.
+        let anonymous: Vec<Record> =
+            records.iter().map(|record| Record { peer: None, ..record.clone() }).collect();
+        let pairs: Vec<(usize, usize)> =
+            among(&anonymous).into_iter().map(|message| (message.sent, message.received)).collect();
+        assert_eq!(pairs, [(0, 4), (5, 1), (2, 6), (7, 3)]);
+    }
+}

@@ -1,0 +1,163 @@
+//! Golden reports of the sample traces.
+//!
+//! After an intended change, `HEARTH_UPDATE_GOLDEN=1 cargo test -p hearth-reports` writes the files anew; read the
+//! difference before committing it.
+
+use std::fs;
+use std::path::Path;
+
+use hearth_reports::Report;
+use hearth_schema::happenings::Happening;
+use hearth_schema::happenings::Sort;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Origin;
+use hearth_schema::trace::Outcome;
+
+use crate::{file, sample};
+
+fn check(report: &Report, name: &str, golden: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(golden);
+    let found = file(report, name);
+    if std::env::var_os("HEARTH_UPDATE_GOLDEN").is_some() {
+        fs::write(&path, &found).expect("the golden file can be written");
+    }
+    let expected = fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        found == expected,
+        "{name} differs from {}; if that is intended, run with HEARTH_UPDATE_GOLDEN=1",
+        path.display()
+    );
+}
+
+#[test]
+fn sample_pair() {
+    let report = Report::new(sample::pair(4)).unwrap();
+    check(&report, "report.md", "pair.md");
+    check(&report, "comparison.csv", "pair.csv");
+}
+
+#[test]
+fn single_trace() {
+    let report = Report::new(vec![sample::trace(Origin::Simulated, 3)]).unwrap();
+    check(&report, "report.md", "single.md");
+    check(&report, "comparison.csv", "single.csv");
+}
+
+#[test]
+fn trace_with_events() {
+    let mut trace = sample::trace(Origin::Simulated, 6);
+    let output = |pass| {
+        trace.records.iter().find(|it| it.kind == Kind::Output && it.pass == pass).expect("a token").end
+    };
+    let happening = |sort, device: Option<&str>, start, end, what: &str| Happening {
+        sort,
+        device: device.map(String::from),
+        start,
+        end,
+        what: what.into(),
+        plan: None,
+    };
+    trace.happenings = vec![
+        happening(Sort::Memory, Some("phone"), output(1), Some(output(3)), "2.00 GiB"),
+        happening(Sort::Silent, Some("lap|top"), output(2), Some(output(2) + 1_000_000), "no sign of life"),
+        happening(Sort::Replanned, None, output(2) + 1_000_000, Some(output(3)), "a 1, b 2"),
+        happening(Sort::Stalls, None, output(4), None, ""),
+    ];
+    let report = Report::new(vec![trace]).unwrap();
+    check(&report, "report.md", "events.md");
+    let time_line = file(&report, "simulated.perfetto.json");
+    assert_eq!(time_line.matches("\"cat\":\"event\"").count(), 4);
+    assert!(file(&report, "tokens.svg").matches("class=\"event\"").count() >= 4);
+}
+
+#[test]
+fn stopped_run() {
+    let mut trace = sample::trace(Origin::Measured, 1);
+    trace.outcome = Outcome::Killed;
+    let report = Report::new(vec![trace]).unwrap();
+    check(&report, "report.md", "stopped.md");
+    check(&report, "comparison.csv", "stopped.csv");
+}
+
+#[test]
+fn runs_of_different_plans() {
+    let mut traces = sample::pair(3);
+    traces[1].header.plan = "sha256:0000000000000001".into();
+    let report = Report::new(traces).unwrap();
+    check(&report, "report.md", "different-plans.md");
+    assert!(report.comparison().pairs.is_empty());
+}
+
+/// The cells of a table's row in Markdown, as numbers where they are.
+fn cells(line: &str) -> Vec<Option<f64>> {
+    let number = |cell: &str| cell.trim().replace('\u{2212}', "-").replace(['*', '+'], "").parse().ok();
+    line.trim_matches('|').split('|').skip(1).map(number).collect()
+}
+
+#[test]
+fn printed_terms_sum_to_the_printed_tpot() {
+    for tokens in [2, 3, 8, 21] {
+        let text = file(&Report::new(sample::pair(tokens)).unwrap(), "report.md");
+        let rows: Vec<&str> =
+            text.lines().skip_while(|line| !line.starts_with("| CPU, ms")).take(8).collect();
+        assert!(rows[7].contains("TPOT"), "{}", rows[7]);
+        // Predicted, measured, error.
+        for column in 0..3 {
+            let sum: f64 = rows[..7].iter().map(|row| cells(row)[column].expect("a number")).sum();
+            let total = cells(rows[7])[column].expect("a number");
+            assert!((sum - total).abs() < 1e-9, "column {column} of {tokens} tokens: {sum} is not {total}");
+        }
+        let csv = file(&Report::new(sample::pair(tokens)).unwrap(), "comparison.csv");
+        let fields: Vec<Vec<&str>> =
+            csv.lines().skip(1).take(8).map(|line| line.split(',').collect()).collect();
+        for column in 3..6 {
+            let units = |row: &Vec<&str>| row[column].replace('.', "").parse::<i64>().expect("a number");
+            let sum: i64 = fields[..7].iter().map(units).sum();
+            assert_eq!(sum, units(&fields[7]), "column {column}");
+        }
+    }
+}
+
+#[test]
+fn report_is_deterministic() {
+    let [first, second] = [Report::new(sample::pair(5)).unwrap(), Report::new(sample::pair(5)).unwrap()];
+    assert!(first.files() == second.files());
+}
+
+#[test]
+fn runs_are_paired_by_plan() {
+    let mut traces = sample::pair(3);
+    traces.extend(sample::pair(3));
+    let report = Report::new(traces).unwrap();
+    let pairs: Vec<(usize, usize)> =
+        report.comparison().pairs.iter().map(|pair| (pair.predicted, pair.measured)).collect();
+    assert_eq!(pairs, [(0, 1), (2, 1), (0, 3)]);
+    let names: Vec<String> = report.files().into_iter().map(|(name, _)| name).collect();
+    assert!(names.contains(&"measured-2.perfetto.json".to_owned()));
+    let mut unique = names.clone();
+    unique.sort();
+    unique.dedup();
+    assert_eq!(unique.len(), names.len());
+}
+
+#[test]
+fn damaged_traces_are_refused() {
+    assert_eq!(
+        Report::new(Vec::new()).unwrap_err().to_string(),
+        "no trace to report on; name at least one"
+    );
+    let broken = |change: fn(&mut hearth_schema::Trace)| {
+        let mut trace = sample::trace(Origin::Measured, 3);
+        change(&mut trace);
+        Report::new(vec![trace]).unwrap_err().to_string()
+    };
+    let error = broken(|trace| trace.records[2].device = 9);
+    assert_eq!(error, "trace 1, step 2: device 9 is not in the header; the trace is damaged: record it again");
+    let error = broken(|trace| trace.records[0].end = u64::MAX);
+    assert!(error.contains("not a span of time"), "{error}");
+    let error = broken(|trace| trace.passes.reverse());
+    assert_eq!(
+        error,
+        "trace 1: the token of pass 1 ends before the previous token; the trace is damaged: record it again"
+    );
+}

@@ -1,0 +1,87 @@
+//! Exported time lines keep the trace event format.
+
+use hearth_reports::Report;
+use hearth_reports::exports::perfetto;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Origin;
+use serde_json::{Value, json};
+
+use crate::{sample, trace_events};
+
+fn file(report: &Report, name: &str) -> Vec<u8> {
+    crate::file(report, name).into_bytes()
+}
+
+#[test]
+fn overlay_has_the_events_of_both_traces() {
+    let report = Report::new(sample::pair(6)).unwrap();
+    let [one, other] = ["simulated.perfetto.json", "measured.perfetto.json"].map(|name| file(&report, name));
+    let (one, other) = (trace_events::check(&one).unwrap(), trace_events::check(&other).unwrap());
+    let both = trace_events::check(&file(&report, "simulated-measured.perfetto.json")).unwrap();
+    // Everything of both is in the overlay, and nothing else.
+    assert_eq!(both, std::array::from_fn(|place| one[place] + other[place]));
+    // 6 passes, 2 rounds, 3 hops.
+    assert_eq!((one[2], other[2]), (36, 36));
+}
+
+#[test]
+fn clock_offset_makes_no_arrow_back_in_time() {
+    let mut trace = sample::trace(Origin::Measured, 4);
+    for record in trace.records.iter_mut().filter(|record| record.device == 1) {
+        // The desktop's clock was 40 ms behind where its handshake thought it was.
+        let early = 40_000_000.min(record.start);
+        (record.start, record.end) = (record.start - early, record.end - early);
+    }
+    let [_, _, flows] = trace_events::check(&perfetto::export(&trace)).unwrap();
+    let sent = trace.records.iter().filter(|record| record.kind == Kind::Send).count();
+    assert!(0 < flows && flows < sent, "{flows} of {sent}");
+}
+
+/// Something done to the events of a file.
+type Change<'c> = &'c dyn Fn(&mut Vec<Value>);
+
+#[test]
+fn format_checker_finds_errors() {
+    let good = file(&Report::new(sample::pair(3)).unwrap(), "simulated.perfetto.json");
+    let good: Value = serde_json::from_slice(&good).unwrap();
+    let broken = |change: &dyn Fn(&mut Vec<Value>)| {
+        let mut file = good.clone();
+        change(file["traceEvents"].as_array_mut().unwrap());
+        trace_events::check(&serde_json::to_vec(&file).unwrap()).unwrap_err()
+    };
+    let first = |events: &[Value], phase: &str| events.iter().position(|event| event["ph"] == phase).unwrap();
+    let cases: [(&str, Change<'_>); 8] = [
+        ("is no time", &|events| {
+            let at = first(events, "X");
+            events[at]["dur"] = json!(-1.0);
+        }),
+        ("`dur` is missing", &|events| {
+            let at = first(events, "X");
+            events[at].as_object_mut().unwrap().remove("dur");
+        }),
+        ("does not belong here", &|events| events[0]["colour"] = json!("red")),
+        ("has no name", &|events| events.retain(|event| event["name"] != "thread_name")),
+        ("overlaps", &|events| {
+            let at = first(events, "X");
+            let mut twin = events[at].clone();
+            twin["ts"] = json!(twin["ts"].as_f64().unwrap() + twin["dur"].as_f64().unwrap() / 2.0);
+            events.push(twin);
+        }),
+        ("0 ends", &|events| {
+            let at = first(events, "f");
+            events.remove(at);
+        }),
+        ("ends before it begins", &|events| {
+            let at = first(events, "s");
+            events[at]["ts"] = json!(1e9);
+        }),
+        ("back in time", &|events| {
+            let at = first(events, "C");
+            events[at]["ts"] = json!(1e9);
+        }),
+    ];
+    for (expected, change) in cases {
+        let error = broken(change);
+        assert!(error.contains(expected), "{expected}: {error}");
+    }
+}

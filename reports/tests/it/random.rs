@@ -1,0 +1,170 @@
+//! Random traces: no trace makes a report panic, and printed terms sum to their total.
+
+use hearth_reports::Report;
+use hearth_schema::Trace;
+use hearth_schema::pass::Pass;
+use hearth_schema::plan::Parallelism;
+use hearth_schema::trace::Cost;
+use hearth_schema::trace::Counter;
+use hearth_schema::trace::Header;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Origin;
+use hearth_schema::trace::Outcome;
+use hearth_schema::trace::Reading;
+use hearth_schema::trace::Record;
+use hearth_schema::trace::Resource;
+use hearth_schema::trace::TracedDevice;
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+use proptest::sample::select;
+
+use crate::trace_events;
+
+fn resource() -> impl Strategy<Value = Resource> {
+    select(vec![
+        Resource::Cpu,
+        Resource::Gpu,
+        Resource::DiskDemand,
+        Resource::DiskPrefetch,
+        Resource::Tx,
+        Resource::Rx,
+    ])
+}
+
+fn kind() -> impl Strategy<Value = Kind> {
+    // Outputs are frequent, so that most traces have tokens.
+    select(vec![
+        Kind::Output,
+        Kind::Output,
+        Kind::Embed,
+        Kind::Compute,
+        Kind::Receive,
+        Kind::Send,
+        Kind::Prefetch,
+        Kind::Copy,
+    ])
+}
+
+fn moment() -> impl Strategy<Value = u64> {
+    prop_oneof![0..100_u64, 0..100_000_000_u64, (1_u64 << 52)..(1_u64 << 53)]
+}
+
+fn record(devices: u16) -> impl Strategy<Value = Record> {
+    let cost = option::of((any::<u64>(), any::<u64>(), any::<u64>()));
+    let layers = option::of([0..100_u32, 0..100_u32]);
+    let step = (0..devices, resource(), kind(), 0..4_u32, 0..3_u32);
+    (step, layers, [moment(), moment()], option::of(0..70_u16), cost, any::<u64>()).prop_map(
+        |((device, resource, kind, pass, round), layers, span, peer, cost, bytes)| {
+            let cost = cost.map(|(cpu, queue, copy)| Cost { cpu, queue, copy, ..Cost::default() });
+            let (start, end) = (span[0].min(span[1]), span[0].max(span[1]));
+            Record { device, resource, kind, pass, round, layers, start, end, bytes, peer, cost }
+        },
+    )
+}
+
+fn reading(devices: u16) -> impl Strategy<Value = Reading> {
+    let counter =
+        select(vec![Counter::BytesRead, Counter::Resident, Counter::Unreclaimable, Counter::Refaults]);
+    (0..devices, counter, 0..4_u32, moment(), any::<u64>())
+        .prop_map(|(device, counter, pass, at, value)| Reading { device, counter, pass, at, value })
+}
+
+fn trace() -> impl Strategy<Value = Trace> {
+    let devices = prop_oneof![Just(1_u16), 2..4_u16, Just(64_u16)];
+    let origin = select(vec![Origin::Simulated, Origin::Measured]);
+    let outcome = select(vec![Outcome::Ok, Outcome::OutOfMemory, Outcome::Killed]);
+    let body = devices.prop_flat_map(|devices| {
+        let named = vec((".{0,12}", any::<u64>()), usize::from(devices));
+        (named, vec(record(devices), 0..40), vec(reading(devices), 0..12))
+    });
+    (origin, outcome, "[ab]", 0..5_u32, body).prop_map(
+        |(origin, outcome, plan, passes, (devices, records, readings))| {
+            let device = |(name, memory_total): (String, u64)| TracedDevice {
+                name,
+                profile: None,
+                memory_total,
+                kernel: None,
+                unvalidated: None,
+                policy: None,
+            };
+            let pass = |index| Pass::plain(index, index, 1, true);
+            Trace {
+                header: Header {
+                    schema: Trace::SCHEMA.into(),
+                    origin,
+                    scenario: "odd".into(),
+                    plan,
+                    model: "odd".into(),
+                    // As odd as the rest of it.
+                    kind: if records.len() % 2 == 1 { Parallelism::Tensor } else { Parallelism::Ring },
+                    seed: 0,
+                    version: "0".into(),
+                    devices: devices.into_iter().map(device).collect(),
+                },
+                passes: (0..passes).map(pass).collect(),
+                records,
+                readings,
+                shortages: vec![],
+                happenings: vec![],
+                outcome,
+            }
+        },
+    )
+}
+
+/// Sorts the tokens' ends, so that a trace passes the check of their order.
+fn in_order(mut trace: Trace) -> Trace {
+    let is_output = |record: &&mut Record| record.device == 0 && record.kind == Kind::Output;
+    let mut outputs: Vec<&mut Record> = trace.records.iter_mut().filter(is_output).collect();
+    let mut spans: Vec<(u64, u64)> = outputs.iter().map(|record| (record.end, record.start)).collect();
+    spans.sort_unstable();
+    outputs.sort_by_key(|record| record.pass);
+    for (record, (end, start)) in outputs.into_iter().zip(spans) {
+        (record.start, record.end) = (start, end);
+    }
+    trace
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn any_trace_makes_a_report_or_an_error(
+        traces in vec(trace(), 1..4),
+        ordered in any::<bool>(),
+    ) {
+        let traces = if ordered { traces.into_iter().map(in_order).collect() } else { traces };
+        // Later than that a nanosecond is lost in the microseconds of a time line.
+        let exact = traces.iter().flat_map(|trace| &trace.records).all(|record| record.end < 1 << 51);
+        let Ok(report) = Report::new(traces) else { return Ok(()) };
+        for (name, contents) in report.files() {
+            prop_assert!(!contents.is_empty(), "{name} is empty");
+            let text = String::from_utf8(contents);
+            prop_assert!(text.is_ok(), "{name} is not UTF-8");
+            let text = text.unwrap_or_default();
+            if name.rsplit('.').next() == Some("json") {
+                prop_assert!(serde_json::from_str::<serde_json::Value>(&text).is_ok(), "{name} is not JSON");
+            }
+            if exact && name.ends_with(".perfetto.json") {
+                let checked = trace_events::check(text.as_bytes());
+                prop_assert!(checked.is_ok(), "{name}: {checked:?}");
+            }
+            if name == "comparison.csv" {
+                sums(&text, report.comparison().runs.len())?;
+            }
+        }
+    }
+}
+
+/// The terms of each run add up to its time per token, digit by digit.
+fn sums(csv: &str, runs: usize) -> Result<(), TestCaseError> {
+    let rows: Vec<Vec<&str>> = csv.lines().skip(1).take(8).map(|line| line.split(',').collect()).collect();
+    for column in 3..3 + runs {
+        let units = |row: &Vec<&str>| row[column].replace('.', "").parse::<i128>();
+        let parts: Result<Vec<i128>, _> = rows[..7].iter().map(units).collect();
+        let (Ok(parts), Ok(total)) = (parts, units(&rows[7])) else { continue };
+        prop_assert_eq!(parts.iter().sum::<i128>(), total, "column {} of\n{}", column, csv);
+    }
+    Ok(())
+}

@@ -1,0 +1,174 @@
+//! Structure of the files: well-formed, self-contained, and safe whatever names a trace has.
+
+use hearth_reports::Report;
+use hearth_schema::Trace;
+use serde_json::Value;
+
+use crate::sample;
+
+const VOID: [&str; 1] = ["meta"];
+
+/// Checks that every element is closed in order and every attribute quoted; returns the elements' names.
+fn elements(text: &str) -> Vec<String> {
+    let (mut open, mut seen): (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
+    let mut rest = text.strip_prefix("<!DOCTYPE html>").unwrap_or(text);
+    while let Some(at) = rest.find('<') {
+        assert!(!rest[..at].contains('>'), "a bare > near {:?}", &rest[..at]);
+        let end = at + rest[at..].find('>').expect("a tag is closed");
+        let tag = &rest[at + 1..end];
+        rest = &rest[end + 1..];
+        if let Some(name) = tag.strip_prefix('/') {
+            assert_eq!(open.pop().as_deref(), Some(name));
+            continue;
+        }
+        let name = tag.split([' ', '\n', '/']).next().unwrap_or_default().to_owned();
+        assert!(!name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric()), "element `{name}`");
+        assert_eq!(tag.matches('"').count() % 2, 0, "quotes of {tag}");
+        assert_eq!(tag.matches('=').count() - inside_quotes(tag), tag.matches('"').count() / 2, "{tag}");
+        let outside: String = tag.split('"').step_by(2).collect();
+        assert!(!outside.contains(" on") && !outside.contains("src"), "a handler or source in {tag}");
+        assert!(!outside.contains("href") || tag.contains(" href=\"#"), "a link away in {tag}");
+        seen.push(name.clone());
+        if name == "style" {
+            rest = &rest[rest.find("</style>").expect("a style ends")..];
+        }
+        if !tag.ends_with('/') && !VOID.contains(&name.as_str()) {
+            open.push(name);
+        }
+    }
+    assert!(open.is_empty(), "left open: {open:?}");
+    seen
+}
+
+/// Equals signs inside attribute values.
+fn inside_quotes(tag: &str) -> usize {
+    tag.split('"').skip(1).step_by(2).map(|value| value.matches('=').count()).sum()
+}
+
+fn check(traces: Vec<Trace>) {
+    for (name, contents) in Report::new(traces).unwrap().files() {
+        let text = String::from_utf8(contents).expect("every file is UTF-8");
+        assert!(name.chars().all(|c| c.is_ascii_alphanumeric() || c == '.' || c == '-'), "{name}");
+        let ending = name.rsplit('.').next().unwrap_or_default();
+        if ending == "html" || ending == "svg" {
+            let text = text.replace(" xmlns=\"http://www.w3.org/2000/svg\"", "");
+            assert!(!text.contains("http://") && !text.contains("https://"), "{name} refers elsewhere");
+            assert!(!text.contains("@import") && !text.contains("url(h"));
+            let seen = elements(&text);
+            for bad in ["script", "iframe", "object", "link", "img", "foreignObject", "form"] {
+                assert!(!seen.iter().any(|element| element == bad), "{name} has <{bad}>");
+            }
+        } else if ending == "json" {
+            serde_json::from_str::<Value>(&text).expect("JSON");
+        } else if ending == "csv" {
+            let quotes = |line: &str| line.matches('"').count();
+            assert!(text.lines().all(|line| quotes(line) % 2 == 0));
+        }
+    }
+}
+
+#[test]
+fn sample_is_well_formed_and_self_contained() {
+    check(sample::pair(6));
+}
+
+#[test]
+fn hostile_names_are_escaped() {
+    const NAMES: [&str; 8] = [
+        "</title></style><script>alert(1)</script>",
+        "\" onload=\"alert(1)",
+        "a]b](x) | ![i](x) `c` <img src=x onerror=alert(1)>\n# heading",
+        "=HYPERLINK(\"x\"),@SUM(1)",
+        "\u{0}\u{7}\u{202e}\u{2028}]]>--><!--",
+        "{\"ph\":\"X\"}\\\",",
+        "",
+        "</svg></text></b></code>&lt;&amp;",
+    ];
+    for (index, name) in NAMES.iter().enumerate() {
+        let mut traces = sample::pair(3);
+        for trace in &mut traces {
+            let header = &mut trace.header;
+            for text in [&mut header.scenario, &mut header.plan, &mut header.model, &mut header.version] {
+                *text = (*name).into();
+            }
+            header.devices[index % 3].name = (*name).into();
+            header.devices[0].kernel = Some((*name).into());
+            header.devices[1].unvalidated = Some(name.repeat(100));
+            header.devices[2].profile = Some((*name).into());
+        }
+        let report = Report::new(traces.clone()).unwrap();
+        let files = report.files();
+        let text = |file: &str| {
+            let found = files.iter().find(|(name, _)| name == file).expect("the file is in the report");
+            String::from_utf8(found.1.clone()).expect("UTF-8")
+        };
+        let markdown = text("report.md");
+        assert!(!markdown.contains("<script") && !markdown.contains("<img"), "{markdown}");
+        assert!(!markdown.lines().any(|line| line == "# heading"));
+        // No name adds a column or a row to a table.
+        let columns = |line: &str| line.replace("\\|", "").matches('|').count();
+        let devices: Vec<&str> =
+            markdown.lines().skip_while(|line| !line.starts_with("| Device")).take(5).collect();
+        assert!(devices.iter().all(|line| columns(line) == 8), "{devices:?}");
+        assert!(!text("comparison.csv").lines().any(|line| line.starts_with(['=', '@', '+', '-'])));
+        check(traces);
+    }
+}
+
+#[test]
+fn perfetto_overlay_has_processes_threads_flows_and_counters() {
+    let report = Report::new(sample::pair(3)).unwrap();
+    let files = report.files();
+    let (_, contents) =
+        files.iter().find(|(name, _)| name == "simulated-measured.perfetto.json").expect("the overlay");
+    let file: Value = serde_json::from_slice(contents).unwrap();
+    let events = file["traceEvents"].as_array().unwrap();
+    let of = |kind: &str| events.iter().filter(|event| event["ph"] == kind).collect::<Vec<_>>();
+    let names: Vec<&str> = of("M")
+        .into_iter()
+        .filter(|event| event["name"] == "process_name")
+        .map(|event| event["args"]["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(names[0], "simulated laptop");
+    assert_eq!(names[5], "measured phone");
+    let pids: Vec<u64> = of("X").iter().map(|event| event["pid"].as_u64().unwrap()).collect();
+    assert_eq!((pids.iter().min(), pids.iter().max()), (Some(&1), Some(&6)));
+    // 3 passes, 2 rounds, 3 hops, 2 traces: each arrow begins and ends once.
+    assert_eq!((of("s").len(), of("f").len()), (36, 36));
+    assert!(of("f").iter().all(|event| event["bp"] == "e"));
+    assert!(!of("C").is_empty());
+    // On one thread no two events overlap: viewers would drop one of them.
+    let mut spans: Vec<(u64, u64, u64, u64)> = of("X")
+        .into_iter()
+        .map(|event| {
+            let nanos = |key: &str| (event[key].as_f64().unwrap() * 1e3).round() as u64;
+            let id = |key: &str| event[key].as_u64().unwrap();
+            (id("pid"), id("tid"), nanos("ts"), nanos("ts") + nanos("dur"))
+        })
+        .collect();
+    spans.sort_unstable();
+    for pair in spans.windows(2) {
+        assert!((pair[0].0, pair[0].1) != (pair[1].0, pair[1].1) || pair[0].3 <= pair[1].2, "{pair:?}");
+    }
+    // The first step of the simulated laptop takes 30 microseconds.
+    let embed = of("X").into_iter().find(|event| event["name"] == "embed").unwrap();
+    assert_eq!((embed["ts"].as_f64(), embed["dur"].as_f64()), (Some(0.0), Some(30.0)));
+}
+
+#[test]
+fn gantt_has_every_lane_interval_and_message() {
+    let files = Report::new(sample::pair(4)).unwrap().files();
+    let (_, contents) = files.iter().find(|(name, _)| name == "gantt-simulated.svg").expect("the picture");
+    let text = String::from_utf8(contents.clone()).unwrap();
+    let count = |what: &str| text.matches(what).count();
+    // The laptop and the phone have a disk row, the desktop a GPU row: two rows each.
+    assert_eq!(count("class=\"lane\""), 6);
+    // 2 rounds of 3 hops.
+    assert_eq!(count("marker-end"), 6);
+    // Steps of the CPU: an embedding, 3 windows in 2 rounds, and the output.
+    assert_eq!(count("class=\"cpu\""), 8);
+    // Windows of the laptop and the phone wait for the disk, those of the desktop run on the GPU too.
+    assert_eq!((count("class=\"demand\""), count("class=\"gpu\"")), (4, 2));
+    // The laptop reads ahead twice in a token, and the phone's third reading ends in the next one.
+    assert_eq!(count("class=\"hidden\""), 5);
+}
