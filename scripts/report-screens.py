@@ -1,9 +1,9 @@
-"""How does a report look in a browser: in light and dark, on a desk and on a phone?
+"""Screenshots of a report in a browser: light and dark, desktop and phone.
 
     python scripts/report-screens.py PAGE.html FOLDER NAME
 
-Writes NAME-light-1280.png and three others, of the whole page, and says what a picture does not show: whether the page
-is wider than the screen, whether it asked for anything beside itself, whether labels of drawings touch each other.
+Writes NAME-light-1280.png and three others of the whole page, and reports what a picture does not show: whether the page
+is wider than the screen, whether it fetched anything, whether labels of charts overlap.
 Not here: making the page (report-screens.sh). Needs playwright, Pillow and the system's chromium.
 """
 
@@ -13,8 +13,8 @@ import sys
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
-# Pairs of texts of one drawing that overlap by more than a pixel.
-TOUCHING = """
+# Pairs of texts of one chart that overlap by more than a pixel.
+OVERLAPS = """
 () => {
   const found = [];
   for (const svg of document.querySelectorAll('.drawing > svg')) {
@@ -29,31 +29,41 @@ TOUCHING = """
 }
 """
 
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
 
 def main(page: str, folder: str, name: str) -> int:
-    target, wrong = pathlib.Path(folder), 0
+    target, problems = pathlib.Path(folder), 0
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=FLAGS)
         for scheme in ("light", "dark"):
             for width in (1280, 390):
                 tab = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-                asked, said = [], []
-                tab.on("request", lambda request: asked.append(request.url))
-                tab.on("console", lambda message: said.append(message.text))
+                requests, messages = [], []
+                tab.on("request", lambda request: requests.append(request.url))
+                tab.on("console", lambda message: messages.append(message.text))
                 tab.goto(pathlib.Path(page).resolve().as_uri())
                 picture = target / f"{name}-{scheme}-{width}.png"
                 tab.screenshot(path=picture, full_page=True)
-                # Few colours are in it: a quarter of the bytes.
+                # It has few colours: this saves three quarters of the bytes.
                 Image.open(picture).convert("RGB").quantize(64).save(picture, optimize=True)
                 wide = tab.evaluate("document.documentElement.scrollWidth") - width
-                touching = tab.evaluate(TOUCHING)
-                wrong += (wide > 0) + (len(asked) > 1) + len(said) + len(touching)
-                print(f"{picture}: {picture.stat().st_size >> 10} KiB, {wide} px too wide, {len(asked) - 1} requests beside it")
-                for line in said + touching:
+                overlaps = tab.evaluate(OVERLAPS)
+                problems += (wide > 0) + (len(requests) > 1) + len(messages) + len(overlaps)
+                print(f"{picture}: {picture.stat().st_size >> 10} KiB, {wide} px too wide, {len(requests) - 1} other requests")
+                for line in messages + overlaps:
                     print(f"  {line}")
                 tab.close()
         browser.close()
-    return 1 if wrong else 0
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

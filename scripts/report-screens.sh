@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# How do reports look in a browser? Makes some, and pictures of them in light and dark, 1280 and 390 pixels wide.
+# Screenshots of reports in a browser, in light and dark, 1280 and 390 pixels wide.
 #
 #   scripts/report-screens.sh [FOLDER]    docs/studies/report if absent
 #
-# The reports: the made-up pair of traces of the tests (simulated and measured), and runs of the paper's testbed in 1, 2
-# and 4 rounds with published numbers and a sweep. Needs Debian or a relative: installs its chromium, and playwright in
-# target/screens. No part of ./run-tests. Exit status 1 if a page is too wide, asks for anything, or has labels that touch.
+# The reports: the synthetic pair of traces of the tests (simulated and measured); runs of the paper's testbed in 1, 2 and
+# 4 rounds with published numbers and a sweep; and the reproduction of Table 4. Needs Debian or a relative: installs its
+# chromium, and playwright in target/screens. Not part of ./run-tests. Exit status 1 if a page is too wide, fetches
+# anything, or has labels that overlap.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 folder=${1:-docs/studies/report}
@@ -34,9 +35,10 @@ done
 "$hearth" sweep "$scenario" --vary model.profile=llama-8b,llama-14b,llama-30b,llama-45b,llama-60b,llama-70b \
     --vary planner.strategy=halda,overlap,mem --tokens 6 -o "$work/sizes.csv"
 "$hearth" report "${traces[@]}" --published prima-table-4 --system prima.cpp --sweep "$work/sizes.csv" -o "$work/paper"
+"$hearth" reproduce reports/published/prima-table-4.yaml -o "$work"
 
 result=0
-for name in pair paper; do
+for name in pair paper prima-table-4; do
     "$work/venv/bin/python" scripts/report-screens.py "$work/$name/index.html" "$folder" "$name" || result=1
 done
 exit $result

@@ -7,7 +7,7 @@
 //! ```
 //! use hearth_schema::trace::{Header, Kind, Origin, Outcome, Record, Resource, Trace, TracedDevice};
 //! use hearth_schema::plan::Parallelism;
-//! use hearth_schema::schedule::Pass;
+//! use hearth_schema::pass::Pass;
 //! use hearth_reports::Report;
 //!
 //! let device = TracedDevice {

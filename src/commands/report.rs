@@ -42,8 +42,8 @@ pub fn run(args: &ReportArgs, json: bool) -> Result<ExitCode, Failure> {
             report.with_published(&published, system).map_err(|error| Failure::unusable(error).at(name))?;
     }
     for path in &args.sweep {
-        let lines = chart::lines(&read_table(path)?).map_err(|failure| failure.at(path.display()))?;
-        report = report.with_sweep(lines);
+        let chart = chart::of_table(&read_table(path)?).map_err(|failure| failure.at(path.display()))?;
+        report = report.with_sweep(chart);
     }
     for (name, bytes) in report.files() {
         write_in(&args.output, name, &bytes)?;

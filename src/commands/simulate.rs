@@ -104,7 +104,7 @@ fn show(
         say!("{note}\n");
     }
     if let Some(spread) = &output.spread {
-        say!("{}\n", spread.in_words());
+        say!("{}\n", spread.summary());
     }
     Ok(())
 }

@@ -53,9 +53,9 @@ fn the_papers_testbed_comes_out_within_its_tolerances() {
     let median = |key: &str| scores[key].as_f64().expect("a median");
     assert!(median("median") <= 0.10, "median error {}", median("median"));
     assert!(median("median_ttft") <= 0.25, "of times to the first token {}", median("median_ttft"));
-    assert_eq!(scores["order"], serde_json::json!([]), "systems in another order");
-    assert_eq!(scores["outcomes"], serde_json::json!([]), "runs that ended otherwise");
-    for column in scores["rank"].as_array().expect("ranks") {
+    assert_eq!(scores["misordered"], serde_json::json!([]), "systems in another order");
+    assert_eq!(scores["outcome_mismatches"], serde_json::json!([]), "runs that ended otherwise");
+    for column in scores["rank_correlation"].as_array().expect("ranks") {
         assert!(column[1].as_f64() > Some(0.999), "{column}");
     }
 }
@@ -64,7 +64,7 @@ fn the_papers_testbed_comes_out_within_its_tolerances() {
 fn without_selection_small_models_take_what_the_first_version_of_the_paper_says() {
     let scores = reproduce("prima-v1-all-kept");
     // 54 and 65 ms; nothing was fitted on them.
-    assert!(scores["median"].as_f64().expect("a number") < 0.06, "{}", scores["median"]);
+    assert!(scores["median_tpot"].as_f64().expect("a number") < 0.06, "{}", scores["median_tpot"]);
     assert!(outside(&scores).is_empty(), "{scores}");
 }
 
@@ -81,7 +81,7 @@ fn a_phone_with_gpu_and_npu_comes_out_within_its_tolerances() {
     let scores = reproduce("heterollm");
     let times = ["tpot", "ttft"].map(|key| scores[key].as_array().expect("times").clone()).concat();
     assert!(times.len() >= 6 && times.iter().all(|cell| cell["within"] == true), "{times:?}");
-    assert_eq!(scores["outcomes"], serde_json::json!([]), "runs that ended otherwise");
+    assert_eq!(scores["outcome_mismatches"], serde_json::json!([]), "runs that ended otherwise");
     assert_eq!(fails(&scores), HETEROLLM);
 }
 
@@ -100,9 +100,9 @@ fn two_numbers_of_a_gpu_predict_other_models_within_a_few_percent() {
     let all = speeds["all"].as_array().expect("speeds");
     assert_eq!(all.len(), 74);
     // What is left out is far off; if it were not, it would have to count.
-    let left_out: Vec<&Value> = all.iter().filter(|speed| !speed["left_out"].is_null()).collect();
-    assert_eq!(left_out.len(), 3);
-    assert!(left_out.iter().all(|speed| speed["error"].as_f64() > Some(0.15)), "{left_out:?}");
+    let excluded: Vec<&Value> = all.iter().filter(|speed| !speed["excluded"].is_null()).collect();
+    assert_eq!(excluded.len(), 3);
+    assert!(excluded.iter().all(|speed| speed["error"].as_f64() > Some(0.15)), "{excluded:?}");
     assert!(
         outside(&scores).iter().all(|cell| cell.contains("Immortalis") || cell.contains("Mali")),
         "{scores}"
@@ -113,7 +113,7 @@ fn two_numbers_of_a_gpu_predict_other_models_within_a_few_percent() {
 fn the_two_numbers_are_those_of_the_rows_they_are_fitted_on() {
     use hearth_profiles::Document;
     use hearth_profiles::model::ModelDocument;
-    use hearth_reports::published::speeds::Stored;
+    use hearth_reports::published::speeds::Quantisation;
     use hearth_reports::published::{Published, shipped};
     use hearth_sim::mobile_gpu::{Measured, MobileGpu, Weights};
 
@@ -127,7 +127,7 @@ fn the_two_numbers_are_those_of_the_rows_they_are_fitted_on() {
         let mut shape = None;
         for row in &rows {
             let (pass, cell) = (row.roofline.as_ref().expect("a pass"), &row.cells[&system.name]);
-            let weights = if pass.weights == Stored::Q8 { Weights::Q8 } else { Weights::Mixed };
+            let weights = if pass.weights == Quantisation::Q8 { Weights::Q8 } else { Weights::Mixed };
             let [prefill, decode] = [cell.prefill, cell.decode].map(|speed| speed.expect("a speed").0);
             measured.push(Measured { weights, prefill, decode });
             let text = std::fs::read_to_string(folder.join(&pass.model)).expect("a model");

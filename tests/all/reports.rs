@@ -34,7 +34,7 @@ fn a_report_has_published_numbers_and_a_sweep() {
     let published = ["--published", "prima-table-4", "--system", "prima.cpp", "--sweep", &table];
     succeed(&[&["report", &trace, "-o", &out], &published[..]].concat());
     let text = fs::read_to_string(folder.path().join("report/report.md")).expect("the report");
-    assert!(text.contains("Published for prima.cpp, 8B, are 15.0 ms"), "{text}");
+    assert!(text.contains("Published for prima.cpp, 8B: 15.0 ms per token"), "{text}");
     assert!(text.contains("![Time per token over k (planner.rounds)](sweep-1.svg)"), "{text}");
     assert!(text.contains("parity.svg"), "{text}");
     let page = fs::read_to_string(folder.path().join("report/index.html")).expect("the page");
@@ -54,7 +54,7 @@ fn what_has_no_place_in_a_report_is_refused() {
         assert!(text.contains(expected), "{text}");
     };
     refused(&["--published", "prima-table-5"], "no document of published numbers is called `prima-table-5`");
-    refused(&["--published", "prima-table-4"], "has nothing on scenario `fig-6-a`");
+    refused(&["--published", "prima-table-4"], "has no row for scenario `fig-6-a`");
     refused(&["--system", "prima.cpp"], "--published");
     refused(&["--sweep", &trace], "");
     assert!(!folder.path().join("report").exists());

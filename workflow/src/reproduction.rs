@@ -127,11 +127,11 @@ fn footprint(plan: &Plan, cluster: &Cluster) -> Vec<Footprint> {
     for (place, planned) in plan.devices.iter().enumerate() {
         let Some(member) = cluster.member(&planned.name) else { continue };
         let (main, gpu) = memory(plan, place, &cluster.model, &member.device);
-        for (processor, [needed, available]) in [("cpu", main), ("gpu", gpu)] {
-            if processor == "cpu" || member.device.gpu.is_some() {
-                let (place, bytes, available) =
-                    (format!("{}-{processor}", planned.name), needed.0, available.0);
-                footprint.push(Footprint { place, bytes, available });
+        for (kind, [needed, available]) in [("cpu", main), ("gpu", gpu)] {
+            if kind == "cpu" || member.device.gpu.is_some() {
+                let (processor, bytes, available) =
+                    (format!("{}-{kind}", planned.name), needed.0, available.0);
+                footprint.push(Footprint { processor, bytes, available });
             }
         }
     }

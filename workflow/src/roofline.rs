@@ -9,7 +9,7 @@ use std::path::Path;
 
 use hearth_profiles::model::ModelDocument;
 use hearth_reports::published::results::{Result as Cell, Simulated};
-use hearth_reports::published::speeds::{Roofline, Stored, TwoNumbers};
+use hearth_reports::published::speeds::{GpuPeaks, GpuRun, Quantisation};
 use hearth_schema::trace::Outcome;
 use hearth_sim::mobile_gpu::{MobileGpu, Weights};
 
@@ -17,14 +17,14 @@ use crate::Error;
 use crate::documents::read;
 
 /// The times of a pass, with the model's document in `folder`.
-pub fn predicted(folder: &Path, pass: &Roofline, gpu: &TwoNumbers) -> Result<Cell, Error> {
+pub fn predicted(folder: &Path, pass: &GpuRun, gpu: &GpuPeaks) -> Result<Cell, Error> {
     let document: ModelDocument = read(&folder.join(&pass.model))?;
     let shape = document.shape();
-    let TwoNumbers { compute, bandwidth } = gpu;
+    let GpuPeaks { compute, bandwidth } = gpu;
     let own = MobileGpu { compute: compute.value, bandwidth: bandwidth.value };
     let (weights, stored) = match pass.weights {
-        Stored::Q8 => (Weights::Q8, "q8"),
-        Stored::Mixed => (Weights::Mixed, "8/4/4"),
+        Quantisation::Q8 => (Weights::Q8, "q8"),
+        Quantisation::Mixed => (Weights::Mixed, "8/4/4"),
     };
     let position = pass.prompt + pass.generate / 2;
     Ok(Cell::Ran(Simulated {

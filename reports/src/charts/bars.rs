@@ -4,11 +4,10 @@ use hearth_core::metrics::DeviceMetrics;
 use hearth_core::metrics::Terms;
 use hearth_core::metrics::device_terms;
 use hearth_schema::Trace;
-use plotters::element::{Rectangle, Text};
-use plotters::style::Color;
+use plotters::element::Text;
 
 use super::drawing::{Class, Drawing, Titled};
-use super::{Axis, label, plot, text};
+use super::{Axis, Scale, label, plot, text};
 use crate::comparison::Run;
 use crate::comparison::terms::SUMMED;
 use crate::text::numbers;
@@ -107,17 +106,17 @@ fn stacked(id: &str, title: &str, bars: &[Bar], max: f64) -> Option<Drawing> {
         }
     }
     let count = bars.len() as f64;
-    let x = Axis { range: 0.0..max, labels: 6, label: &|value| label(*value, "ms"), title: "", grid: false };
-    let y = Axis { range: count..0.0, labels: 0, label: &|_| String::new(), title: "", grid: false };
+    let x = Axis { scale: Scale::linear(0.0, max), labels: 6, label: &|value| label(*value, "ms"), title: "", grid: false };
+    let y = Axis { scale: Scale::linear(count, 0.0), labels: 0, label: &|_| String::new(), title: "", grid: false };
     plot(&mut drawing, BAR_STEP * count, x, y, |chart| {
         for (row, bar) in bars.iter().enumerate() {
             let row = row as f64;
-            chart.draw_series([Text::new(bar.heading.as_str(), (0.0, row + HEADING), text(Class::Name))])?;
+            chart.draw_series([Text::new(bar.heading.clone(), (0.0, row + HEADING), text(Class::Name))])?;
             let mut start = 0.0;
             for (class, meaning, value) in bar.pieces.iter().filter(|piece| visible(piece.2)) {
                 let corners = [(start, row + BAR[0]), (start + value, row + BAR[1])];
                 let hover = format!("{meaning}: {}", numbers::milliseconds(*value));
-                chart.draw_series([Titled(Rectangle::new(corners, class.filled()), hover)])?;
+                chart.draw_series([Titled::bar(corners, *class, hover)])?;
                 start += value;
             }
         }

@@ -37,6 +37,8 @@ const TITLE_HEIGHT: f64 = 34.0;
 const PLOT_UNITS: i32 = 10_000;
 /// Vertical units of [`Canvas`] in a pixel, and horizontal ones in the gutter.
 pub const PIXEL: u32 = 10;
+/// The radius of a dot.
+const DOT_RADIUS: u32 = 7 * PIXEL / 2;
 
 /// What a shape stands for; the style sheet gives it a colour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -140,6 +142,11 @@ impl Drawing {
 
     pub fn title(&self) -> &str {
         &self.title
+    }
+
+    /// The width of the gutter in pixels.
+    pub fn gutter(&self) -> u32 {
+        self.gutter
     }
 
     /// Limits the width of the plot to this many pixels.
@@ -462,30 +469,42 @@ impl DrawingBackend for Canvas<'_> {
     }
 }
 
-/// An element of plotters with a title, which browsers show when it is pointed at.
-pub struct Titled<E>(pub E, pub String);
+/// A bar or a dot with a title, which browsers show when it is pointed at.
+pub struct Titled {
+    /// Two corners of a bar, or the centre of a dot.
+    points: Vec<(f64, f64)>,
+    class: Class,
+    hover: String,
+}
 
-impl<'a, C, E> PointCollection<'a, C> for &'a Titled<E>
-where
-    &'a E: PointCollection<'a, C>,
-{
-    type Point = <&'a E as PointCollection<'a, C>>::Point;
-    type IntoIter = <&'a E as PointCollection<'a, C>>::IntoIter;
+impl Titled {
+    pub fn bar(corners: [(f64, f64); 2], class: Class, hover: String) -> Self {
+        Self { points: corners.to_vec(), class, hover }
+    }
 
-    fn point_iter(self) -> Self::IntoIter {
-        self.0.point_iter()
+    pub fn dot(centre: (f64, f64), class: Class, hover: String) -> Self {
+        Self { points: vec![centre], class, hover }
     }
 }
 
-impl<'d, E: Drawable<Canvas<'d>>> Drawable<Canvas<'d>> for Titled<E> {
-    fn draw<I: Iterator<Item = BackendCoord>>(
-        &self,
-        points: I,
-        canvas: &mut Canvas<'d>,
-        size: (u32, u32),
-    ) -> Done {
-        canvas.0.hover(&self.1);
-        self.0.draw(points, canvas, size)
+impl<'a> PointCollection<'a, (f64, f64)> for &'a Titled {
+    type Point = &'a (f64, f64);
+    type IntoIter = &'a [(f64, f64)];
+
+    fn point_iter(self) -> Self::IntoIter {
+        &self.points
+    }
+}
+
+impl Drawable<Canvas<'_>> for Titled {
+    fn draw<I: Iterator<Item = BackendCoord>>(&self, points: I, canvas: &mut Canvas<'_>, _: (u32, u32)) -> Done {
+        canvas.0.hover(&self.hover);
+        let (points, color): (Vec<BackendCoord>, _) = (points.collect(), self.class.to_backend_color());
+        match points[..] {
+            [a, b] => canvas.draw_rect((a.0.min(b.0), a.1.min(b.1)), (a.0.max(b.0), a.1.max(b.1)), &color, true),
+            [centre] => canvas.draw_circle(centre, DOT_RADIUS, &color, true),
+            _ => Ok(()),
+        }
     }
 }
 

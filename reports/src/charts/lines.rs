@@ -4,12 +4,10 @@
 //!
 //! Not here: where the numbers come from.
 
-use plotters::coord::combinators::BindKeyPoints;
-use plotters::element::{Circle, PathElement, Text};
-use plotters::style::Color;
+use plotters::element::{PathElement, Text};
 
-use super::drawing::{Class, Drawing, PIXEL, Titled};
-use super::{Axis, GUTTER, PLOT_HEIGHT, centred, label, plot};
+use super::drawing::{Class, Drawing, Titled};
+use super::{Axis, Scale, GUTTER, PLOT_HEIGHT, centred, label, plot};
 use crate::text::{escape, numbers};
 
 /// The width of a letter of a label as a fraction of the plot on a phone, where drawings are narrowest.
@@ -71,13 +69,13 @@ impl LineChart {
         };
         let x = Axis {
             labels: fractions.len(),
-            range: (0.0..1.0).with_key_points(fractions),
+            scale: Scale::Ticks((0.0..1.0).into(), fractions),
             label: &name,
             title: &escape::phrase(&self.x_title),
             grid: false,
         };
         let unit = |value: &f64| label(*value, &self.unit);
-        let y = Axis { range: 0.0..max * 1.05, labels: 5, label: &unit, title: "", grid: true };
+        let y = Axis { scale: Scale::linear(0.0, max * 1.05), labels: 5, label: &unit, title: "", grid: true };
         plot(&mut drawing, PLOT_HEIGHT, x, y, |chart| {
             for (index, series) in self.series.iter().enumerate() {
                 let class = Class::series(index);
@@ -86,8 +84,8 @@ impl LineChart {
                 }
                 let dots = self.positions.iter().zip(&series.values).filter_map(|(position, value)| {
                     let value = value.filter(|value| value.is_finite())?;
-                    let dot = Circle::new((position.fraction, value), 7 * PIXEL / 2, class.filled());
-                    Some(Titled(dot, self.hover(series, position, value)))
+                    let hover = self.hover(series, position, value);
+                    Some(Titled::dot((position.fraction, value), class, hover))
                 });
                 chart.draw_series(dots)?;
                 let missing = self.positions.iter().zip(&series.values).filter(|(_, value)| {

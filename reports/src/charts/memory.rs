@@ -8,7 +8,7 @@ use plotters::element::{PathElement, Rectangle, Text};
 use plotters::style::Color;
 
 use super::drawing::{Class, Drawing};
-use super::{Axis, MAX_POINTS, label, plot, text};
+use super::{Axis, Scale, MAX_POINTS, label, plot, text};
 use crate::comparison::Run;
 use crate::text::{escape, numbers};
 
@@ -87,8 +87,8 @@ impl Readings {
 fn draw(id: &str, title: &str, class: Class, strips: Vec<Strip>, seconds: f64) -> Drawing {
     let mut drawing = Drawing::new(id, title, 0);
     let count = strips.len() as f64;
-    let x = Axis { range: 0.0..seconds, labels: 6, label: &|value| label(*value, "s"), title: "", grid: false };
-    let y = Axis { range: count..0.0, labels: 0, label: &|_| String::new(), title: "", grid: false };
+    let x = Axis { scale: Scale::linear(0.0, seconds), labels: 6, label: &|value| label(*value, "s"), title: "", grid: false };
+    let y = Axis { scale: Scale::linear(count, 0.0), labels: 0, label: &|_| String::new(), title: "", grid: false };
     plot(&mut drawing, STRIP_STEP * count, x, y, |chart| {
         for (row, strip) in strips.into_iter().enumerate() {
             let row = row as f64;

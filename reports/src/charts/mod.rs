@@ -12,9 +12,12 @@ pub mod memory;
 pub mod parity;
 pub mod tokens;
 
+use std::ops::Range;
+
 use plotters::chart::{ChartBuilder, ChartContext, LabelAreaPosition};
 use plotters::coord::cartesian::Cartesian2d;
-use plotters::coord::ranged1d::{AsRangedCoord, Ranged, ValueFormatter};
+use plotters::coord::combinators::LogCoord;
+use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
 use plotters::coord::types::RangedCoordf64;
 use plotters::drawing::{DrawingAreaErrorKind, IntoDrawingArea};
 use plotters::style::text_anchor::{HPos, Pos, VPos};
@@ -31,12 +34,52 @@ const MAX_POINTS: usize = 400;
 /// Space above a plot, in pixels.
 const TOP: f64 = 8.0;
 
-type Chart<'c, 'd, X, Y> = ChartContext<'c, Canvas<'d>, Cartesian2d<X, Y>>;
+type Chart<'c, 'd> = ChartContext<'c, Canvas<'d>, Cartesian2d<Scale, Scale>>;
 type Drawn = Result<(), DrawingAreaErrorKind<std::convert::Infallible>>;
 
+/// The scale of an axis: linear or logarithmic, with ticks of its own if it has any.
+enum Scale {
+    Linear(RangedCoordf64),
+    Ticks(RangedCoordf64, Vec<f64>),
+    Log(LogCoord<f64>, Vec<f64>),
+}
+
+impl Scale {
+    fn linear(from: f64, to: f64) -> Self {
+        Scale::Linear((from..to).into())
+    }
+}
+
+impl Ranged for Scale {
+    type FormatOption = DefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, value: &f64, limit: (i32, i32)) -> i32 {
+        match self {
+            Scale::Linear(coord) | Scale::Ticks(coord, _) => coord.map(value, limit),
+            Scale::Log(coord, _) => coord.map(value, limit),
+        }
+    }
+
+    fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
+        match self {
+            Scale::Linear(coord) => coord.key_points(hint),
+            Scale::Ticks(_, ticks) | Scale::Log(_, ticks) if hint.max_num_points() > 0 => ticks.clone(),
+            Scale::Ticks(..) | Scale::Log(..) => Vec::new(),
+        }
+    }
+
+    fn range(&self) -> Range<f64> {
+        match self {
+            Scale::Linear(coord) | Scale::Ticks(coord, _) => coord.range(),
+            Scale::Log(coord, _) => coord.range(),
+        }
+    }
+}
+
 /// An axis of a plot.
-struct Axis<'a, R> {
-    range: R,
+struct Axis<'a> {
+    scale: Scale,
     /// The maximum number of labels.
     labels: usize,
     label: &'a dyn Fn(&f64) -> String,
@@ -45,29 +88,24 @@ struct Axis<'a, R> {
     grid: bool,
 }
 
-/// Draws axes with grid lines and labels below what the drawing holds already, then the content over them.
-fn plot<'a, X, Y>(
+/// Draws axes with grid lines and labels, then the content over them.
+fn plot(
     drawing: &mut Drawing,
     height: f64,
-    x: Axis<'a, X>,
-    y: Axis<'a, Y>,
-    content: impl FnOnce(&mut Chart<'_, '_, X::CoordDescType, Y::CoordDescType>) -> Drawn,
-) where
-    X: AsRangedCoord<Value = f64>,
-    Y: AsRangedCoord<Value = f64>,
-    X::CoordDescType: ValueFormatter<f64> + Ranged<ValueType = f64>,
-    Y::CoordDescType: ValueFormatter<f64> + Ranged<ValueType = f64>,
-{
+    x: Axis<'_>,
+    y: Axis<'_>,
+    content: impl FnOnce(&mut Chart<'_, '_>) -> Drawn,
+) {
     let below = 24.0 + if x.title.is_empty() { 0.0 } else { 18.0 };
     let gutter = drawing.gutter();
     drawing.extend_to(TOP + height + below);
     let draw = || -> Drawn {
         let area = Canvas(drawing).into_drawing_area();
         let mut chart = ChartBuilder::on(&area)
-            .margin_top(TOP * f64::from(PIXEL))
+            .margin_top(TOP as u32 * PIXEL)
             .set_label_area_size(LabelAreaPosition::Left, gutter * PIXEL)
-            .set_label_area_size(LabelAreaPosition::Bottom, below * f64::from(PIXEL))
-            .build_cartesian_2d(x.range, y.range)?;
+            .set_label_area_size(LabelAreaPosition::Bottom, below as u32 * PIXEL)
+            .build_cartesian_2d(x.scale, y.scale)?;
         let mut mesh = chart.configure_mesh();
         if !x.grid {
             mesh.disable_x_mesh();

@@ -5,12 +5,11 @@
 //!
 //! Not here: the numbers ([`crate::comparison`], [`crate::published`], [`crate::validation`]).
 
-use plotters::coord::combinators::{BindKeyPoints, IntoLogRange};
-use plotters::element::{Circle, PathElement, Polygon};
-use plotters::style::Color;
+use plotters::coord::combinators::IntoLogRange;
+use plotters::element::{PathElement, Polygon};
 
-use super::drawing::{Class, Drawing, PIXEL, Titled};
-use super::{Axis, label, plot};
+use super::drawing::{Class, Drawing, Titled};
+use super::{Axis, Scale, label, plot};
 use crate::comparison::{Comparison, Unit};
 use crate::text::numbers;
 
@@ -88,7 +87,7 @@ pub fn draw(id: &str, title: &str, unit: &str, dots: &[Dot]) -> Option<Drawing> 
     drawing.explain(Class::Band, "within 10 %");
     let ticks = ticks(min, max);
     let axis = |title| Axis {
-        range: (min..max).log_scale().with_key_points(ticks.clone()),
+        scale: Scale::Log((min..max).log_scale().into(), ticks.clone()),
         labels: ticks.len(),
         label: &|value: &f64| label(*value, ""),
         title,
@@ -105,8 +104,7 @@ pub fn draw(id: &str, title: &str, unit: &str, dots: &[Dot]) -> Option<Drawing> 
         };
         chart.draw_series(ranges.map(range))?;
         chart.draw_series(dots.iter().map(|dot| {
-            let circle = Circle::new((dot.reference, dot.predicted), 7 * PIXEL / 2, dot.class.filled());
-            Titled(circle, hover(dot, unit))
+            Titled::dot((dot.reference, dot.predicted), dot.class, hover(dot, unit))
         }))?;
         Ok(())
     });

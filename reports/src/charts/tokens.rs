@@ -1,11 +1,10 @@
 //! The time of every token: in order, and as a cumulative distribution.
 
 use hearth_schema::Trace;
-use plotters::coord::combinators::BindKeyPoints;
 use plotters::element::PathElement;
 
 use super::drawing::{Class, Drawing};
-use super::{Axis, GUTTER, MAX_POINTS, PLOT_HEIGHT, label, millis, plot};
+use super::{Axis, Scale, GUTTER, MAX_POINTS, PLOT_HEIGHT, label, millis, plot};
 use crate::comparison::Run;
 use crate::timeline::events;
 use crate::timeline::tokens::{self, Token};
@@ -25,9 +24,9 @@ pub fn in_order(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
         drawing.explain(Class::Event, "an event begins or ends");
     }
     let whole = |value: &f64| if value.fract() == 0.0 { label(*value, "") } else { String::new() };
-    let x = Axis { range: 1.0..count as f64, labels: 6, label: &whole, title: "token", grid: false };
+    let x = Axis { scale: Scale::linear(1.0, count as f64), labels: 6, label: &whole, title: "token", grid: false };
     let y =
-        Axis { range: 0.0..max * 1.05, labels: 5, label: &|value| label(*value, "ms"), title: "", grid: true };
+        Axis { scale: Scale::linear(0.0, max * 1.05), labels: 5, label: &|value| label(*value, "ms"), title: "", grid: true };
     plot(&mut drawing, PLOT_HEIGHT, x, y, |chart| {
         for (index, times) in times.iter().enumerate().filter(|(_, times)| times.len() > 1) {
             chart.draw_series([PathElement::new(thin(times), Class::series(index))])?;
@@ -68,9 +67,9 @@ pub fn distribution(runs: &[(&Run, &Trace)]) -> Option<Drawing> {
     explain(&mut drawing, runs, &times);
     // 100 % has no space for a label above 95 %.
     let percent = |share: &f64| if *share < 1.0 { label(share * 100.0, "%") } else { String::new() };
-    let x = Axis { range: from..to, labels: 6, label: &|value| label(*value, "ms"), title: "", grid: false };
-    let shares = (0.0..1.0).with_key_points(vec![0.0, 0.5, 0.95, 1.0]);
-    let y = Axis { range: shares, labels: 4, label: &percent, title: "", grid: true };
+    let x = Axis { scale: Scale::linear(from, to), labels: 6, label: &|value| label(*value, "ms"), title: "", grid: false };
+    let shares = Scale::Ticks((0.0..1.0).into(), vec![0.0, 0.5, 0.95, 1.0]);
+    let y = Axis { scale: shares, labels: 4, label: &percent, title: "", grid: true };
     plot(&mut drawing, PLOT_HEIGHT, x, y, |chart| {
         for (index, times) in times.iter().enumerate().filter(|(_, times)| times.len() > 1) {
             chart.draw_series([PathElement::new(steps(times, from, to), Class::series(index))])?;

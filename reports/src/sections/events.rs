@@ -68,7 +68,7 @@ fn times(run: &Run, events: &[(&Happening, Around)]) -> Table {
             .map(String::from)
             .to_vec(),
         rows,
-        wordy: false,
+        textual: false,
     }
 }
 
@@ -86,7 +86,7 @@ fn pressure(run: &Run, events: &[(&Happening, Around)]) -> Option<Table> {
         caption: Text::from(format!("{}: maximum memory pressure of the device.", run.heading())),
         head: ["Event", "Before", "During", "After"].map(String::from).to_vec(),
         rows,
-        wordy: false,
+        textual: false,
     })
 }
 

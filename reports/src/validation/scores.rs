@@ -459,7 +459,7 @@ mod tests {
         assert_eq!((far.pairs, far.right), (4, 4));
         assert_eq!(scores.tpot.count, 4);
         let max = scores.tpot.max.expect("errors");
-        assert!((worst - 0.3).abs() < 1e-12);
+        assert!((max - 0.3).abs() < 1e-12);
         let met: Vec<bool> = scores.criteria.iter().map(|criterion| criterion.met).collect();
         // The median of 0, 4.3, 14.3 and 30 % is 9.3 %.
         assert_eq!(met, [true, false, true, false, false, true]);
@@ -472,7 +472,7 @@ mod tests {
         let repetitions = by_repetition(&[several.clone(), case("b", 50.0, &[50.0])]);
         let max: Vec<_> =
             repetitions.iter().map(|scores| scores.tpot.max.map(|worst| (worst * 1e3).round())).collect();
-        assert_eq!(worst, [Some(100.0), Some(0.0)]);
+        assert_eq!(max, [Some(100.0), Some(0.0)]);
         assert_eq!(repetitions[1].cases.len(), 1, "b was run once");
         // Both are off by as much in the median, so that the medians agree.
         assert_eq!(Scores::of(&[several]).cases[0].tpot.map(|tpot| tpot.predicted), Some(110.0));

@@ -17,7 +17,7 @@ use hearth_profiles::device::soc::{Soc, Strategy, Synchronisation, Upkeep};
 use hearth_profiles::device::{SocOptions, shipped};
 use hearth_profiles::model::{self, ModelDocument, ModelProfile};
 use hearth_profiles::{Bytes, Document};
-use hearth_reports::lines::{Line, Lines, Place};
+use hearth_reports::charts::lines::{LineChart, Position, Series};
 use hearth_schema::pass::Pass;
 
 type Failed = Box<dyn std::error::Error>;
@@ -60,7 +60,7 @@ fn time(options: SocOptions, model: &ModelProfile, pass: Pass) -> Result<f64, Fa
 }
 
 /// Speed over length, by strategy.
-fn prefill() -> Result<Lines, Failed> {
+fn prefill() -> Result<LineChart, Failed> {
     let model = model::shipped("llama-8b")?;
     let lengths: Vec<u32> =
         (0..LONGEST / 32).flat_map(|step| [32 * step + 1, 32 * (step + 1)]).skip(1).collect();
@@ -71,22 +71,22 @@ fn prefill() -> Result<Lines, Failed> {
             let pass = Pass::plain(0, 0, tokens, true);
             values.push(Some(f64::from(tokens) / time(SocOptions::of(strategy), &model, pass)?));
         }
-        lines.push(Line { name: strategy.name().to_owned(), values });
+        lines.push(Series { name: strategy.name().to_owned(), values });
     }
     let place =
-        |&tokens: &u32| Place { share: f64::from(tokens) / f64::from(LONGEST), label: tokens.to_string() };
-    Ok(Lines {
+        |&tokens: &u32| Position { fraction: f64::from(tokens) / f64::from(LONGEST), label: tokens.to_string() };
+    Ok(LineChart {
         title: "Prefill speed of Llama-8B over the length of the prompt".into(),
-        across: "tokens of the prompt".into(),
+        x_title: "tokens of the prompt".into(),
         unit: "tokens/s".into(),
-        places: lengths.iter().map(place).collect(),
-        lines,
-        gaps: true,
+        positions: lengths.iter().map(place).collect(),
+        series: lines,
+        mark_missing: true,
     })
 }
 
 /// Time of the feed-forward block's last product over the tokens that the NPU gets of 256, and of gate over rows.
-fn partition() -> Result<Lines, Failed> {
+fn partition() -> Result<LineChart, Failed> {
     let (soc, model) = (soc(SocOptions::of(Strategy::HeteroTensor))?, model::shipped("llama-8b")?);
     let chip = Chip::new(&soc, &model, Bytes(2));
     let solver = chip.solver().ok_or("the SoC has no NPU")?;
@@ -103,27 +103,26 @@ fn partition() -> Result<Lines, Failed> {
         1e3 * (gpu.max(solver.npu.product(matmul.with_outputs(rows), 256))
             + if rows == 0 { 0.0 } else { pair })
     };
-    let line = |name: &str, time: &dyn Fn(u64) -> f64| Line {
+    let line = |name: &str, time: &dyn Fn(u64) -> f64| Series {
         name: name.to_owned(),
         values: parts.iter().map(|&part| Some(time(part))).collect(),
     };
-    let place = |&part: &u64| Place {
-        share: part as f64 / 16.0,
+    let place = |&part: &u64| Position { fraction: part as f64 / 16.0,
         label: format!("{:.0} %", part as f64 * 100.0 / 16.0),
     };
     let gate = Matmul { inputs: 4096, outputs: 14336 };
-    Ok(Lines {
+    Ok(LineChart {
         title: "Time of a product with 256 tokens over the part of it that the NPU computes".into(),
-        across: "part of the product on the NPU".into(),
+        x_title: "part of the product on the NPU".into(),
         unit: "ms".into(),
-        places: parts.iter().map(place).collect(),
-        lines: vec![
+        positions: parts.iter().map(place).collect(),
+        series: vec![
             line("down, cut by tokens", &|part| by_tokens(part, down)),
             line("down, cut by rows", &|part| by_rows(part, down)),
             line("gate, cut by tokens", &|part| by_tokens(part, gate)),
             line("gate, cut by rows", &|part| by_rows(part, gate)),
         ],
-        gaps: true,
+        mark_missing: true,
     })
 }
 

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use hearth_profiles::model::shipped;
-use hearth_reports::lines::{Line, Lines, Place};
+use hearth_reports::charts::lines::{LineChart, Position, Series};
 
 use super::table::{AFTER, BEFORE, cells};
 use super::values::{Kind, quantity};
@@ -16,11 +16,11 @@ use crate::Error;
 /// Draws a table with one or two fields as SVG.
 pub fn draw(table: &str) -> Result<String, Error> {
     let hint = "see the column `outcome` of the table";
-    lines(table)?.standalone().ok_or_else(|| Error::invalid("no row has a time to draw").hint(hint))
+    of_table(table)?.standalone().ok_or_else(|| Error::invalid("no row has a time to draw").hint(hint))
 }
 
 /// A table with one or two fields as lines.
-pub fn lines(table: &str) -> Result<Lines, Error> {
+pub fn of_table(table: &str) -> Result<LineChart, Error> {
     let mut lines = table.lines().skip(1);
     let columns = lines.next().map(cells).unwrap_or_default();
     let fields = columns.len().saturating_sub(BEFORE.len() + AFTER.len());
@@ -41,7 +41,7 @@ pub fn lines(table: &str) -> Result<Lines, Error> {
         }
     }
     let time = |name: &str, other: &str| times.get(&(name, other)).map(|(sum, count)| sum / count);
-    let line = |other: &&str| Line {
+    let line = |other: &&str| Series {
         name: (*other).to_owned(),
         values: names.iter().map(|name| time(name, other)).collect(),
     };
@@ -51,13 +51,13 @@ pub fn lines(table: &str) -> Result<Lines, Error> {
         "model.profile" => "model size (model.profile)",
         path => path,
     };
-    Ok(Lines {
+    Ok(LineChart {
         title: format!("Time per token over {over}{by}"),
-        across: across.clone(),
+        x_title: across.clone(),
         unit: "ms".to_owned(),
-        places: by_size(across, &names).unwrap_or_else(|| places(&names)),
-        lines: others.iter().map(line).collect(),
-        gaps: true,
+        positions: by_size(across, &names).unwrap_or_else(|| positions(&names)),
+        series: others.iter().map(line).collect(),
+        mark_missing: true,
     })
 }
 
@@ -68,23 +68,23 @@ fn in_order<'t>(texts: impl Iterator<Item = &'t str>) -> Vec<&'t str> {
 }
 
 /// Places shipped models by the bytes of their weights.
-fn by_size(field: &str, names: &[&str]) -> Option<Vec<Place>> {
+fn by_size(field: &str, names: &[&str]) -> Option<Vec<Position>> {
     let bytes = |name: &&str| Some(shipped(name).ok()?.total_bytes().as_f64());
     let sizes: Vec<f64> =
         names.iter().map(bytes).collect::<Option<_>>().filter(|_| field == "model.profile")?;
     let most = sizes.iter().copied().fold(0.0, f64::max);
-    let place = |(name, size): (&&str, f64)| Place { share: size / most, label: (*name).to_owned() };
-    Some(names.iter().zip(sizes).map(place).collect())
+    let position = |(name, size): (&&str, f64)| Position { fraction: size / most, label: (*name).to_owned() };
+    Some(names.iter().zip(sizes).map(position).collect())
 }
 
 /// Places the values on the axis.
-fn places(names: &[&str]) -> Vec<Place> {
-    let place = |share: f64, name: &str| Place { share, label: name.to_owned() };
+fn positions(names: &[&str]) -> Vec<Position> {
+    let position = |fraction: f64, name: &str| Position { fraction, label: name.to_owned() };
     let sizes: Option<Vec<(Kind, f64)>> = names.iter().map(|name| quantity(name)).collect();
     let sizes = sizes.filter(|sizes| sizes.iter().all(|(kind, _)| *kind == sizes[0].0));
     let Some(sizes) = sizes else {
         let last = (names.len() - 1).max(1) as f64;
-        return names.iter().enumerate().map(|(at, name)| place(at as f64 / last, name)).collect();
+        return names.iter().enumerate().map(|(at, name)| position(at as f64 / last, name)).collect();
     };
     let sizes: Vec<f64> = sizes.into_iter().map(|(_, size)| size).collect();
     let at: Vec<f64> =
@@ -94,7 +94,7 @@ fn places(names: &[&str]) -> Vec<Place> {
         at.iter().copied().fold(f64::NEG_INFINITY, f64::max),
     );
     let width = if most > least { most - least } else { 1.0 };
-    names.iter().zip(&at).map(|(name, at)| place((at - least) / width, name)).collect()
+    names.iter().zip(&at).map(|(name, at)| position((at - least) / width, name)).collect()
 }
 
 /// Returns whether three or more values grow by equal ratios, as exactly as they are printed.
@@ -113,11 +113,11 @@ mod tests {
 
     #[test]
     fn values_are_placed_by_size() {
-        let shares = |names: &[&str]| places(names).iter().map(|place| place.share).collect::<Vec<_>>();
-        assert_eq!(shares(&["2 GiB", "4 GiB", "6 GiB"]), [0.0, 0.5, 1.0]);
-        assert_eq!(shares(&["1 ms", "10 ms", "0.1 s"]), [0.0, 0.5, 1.0]);
-        assert_eq!(shares(&["8", "0"]), [1.0, 0.0]);
-        assert_eq!(shares(&["os", "managed", "windowed"]), [0.0, 0.5, 1.0]);
-        assert_eq!(shares(&["5"]), [0.0]);
+        let fractions = |names: &[&str]| positions(names).iter().map(|position| position.fraction).collect::<Vec<_>>();
+        assert_eq!(fractions(&["2 GiB", "4 GiB", "6 GiB"]), [0.0, 0.5, 1.0]);
+        assert_eq!(fractions(&["1 ms", "10 ms", "0.1 s"]), [0.0, 0.5, 1.0]);
+        assert_eq!(fractions(&["8", "0"]), [1.0, 0.0]);
+        assert_eq!(fractions(&["os", "managed", "windowed"]), [0.0, 0.5, 1.0]);
+        assert_eq!(fractions(&["5"]), [0.0]);
     }
 }

@@ -8,7 +8,9 @@
 
 use std::fmt;
 
-use hearth_reports::csv_cell;
+use hearth_reports::csv_field;
+use hearth_reports::exports::csv;
+pub use hearth_reports::exports::csv::fields as cells;
 
 use super::{Row, Sweep};
 use crate::evaluation::Evaluation;
@@ -69,24 +71,24 @@ impl fmt::Display for Head {
 /// A table of some rows of a sweep, in order.
 pub fn text(sweep: &Sweep, shard: Option<(usize, usize)>, rows: &[Row]) -> String {
     let head = Head { digest: sweep.digest.clone(), rows: sweep.rows(), shard };
-    let fields = sweep.fields.iter().map(|field| csv_cell(&field.path));
+    let fields = sweep.fields.iter().map(|field| csv_field(&field.path));
     let columns: Vec<String> =
         BEFORE.map(str::to_owned).into_iter().chain(fields).chain(AFTER.map(str::to_owned)).collect();
-    let lines = [head.to_string(), columns.join(",")].into_iter().chain(rows.iter().map(line));
-    lines.flat_map(|line| [line, "\n".to_owned()]).collect()
+    let rows = csv::write([columns].into_iter().chain(rows.iter().map(fields_of)));
+    format!("{head}\n{}", String::from_utf8_lossy(&rows))
 }
 
 /// A row. Times have a nanosecond's digits; what was not computed is empty.
-fn line(row: &Row) -> String {
+fn fields_of(row: &Row) -> Vec<String> {
     let number = |value: Option<f64>, digits: usize| {
         value.filter(|value| value.is_finite()).map_or_else(String::new, |value| format!("{value:.digits$}"))
     };
     let Evaluation { strategy, rounds, windows, outcome, .. } = &row.evaluation;
     let Evaluation { tpot_ms, ttft_ms, tokens_per_s, bytes_read_per_token, memory_pressure, .. } =
         row.evaluation;
-    let text = |text: &Option<String>| text.as_deref().map_or_else(String::new, csv_cell);
+    let text = |text: &Option<String>| text.as_deref().map_or_else(String::new, csv_field);
     let mut cells = vec![row.index.to_string()];
-    cells.extend(row.values.iter().map(|value| csv_cell(value)));
+    cells.extend(row.values.iter().map(|value| csv_field(value)));
     cells.push(row.seed.to_string());
     cells.push(text(strategy));
     cells.push(rounds.map_or_else(String::new, |rounds| rounds.to_string()));
@@ -96,24 +98,7 @@ fn line(row: &Row) -> String {
     cells.push(number(tokens_per_s, 6));
     cells.push(number(bytes_read_per_token, 0));
     cells.push(number(memory_pressure, 6));
-    cells.push(csv_cell(outcome));
-    cells.join(",")
-}
-
-/// The cells of a line.
-pub fn cells(line: &str) -> Vec<String> {
-    let mut cells = vec![String::new()];
-    let mut quoted = false;
-    let mut letters = line.chars().peekable();
-    while let Some(letter) = letters.next() {
-        let last = cells.len() - 1;
-        match letter {
-            '"' if quoted && letters.peek() == Some(&'"') => cells[last].extend(letters.next()),
-            '"' => quoted = !quoted,
-            ',' if !quoted => cells.push(String::new()),
-            letter => cells[last].push(letter),
-        }
-    }
+    cells.push(csv_field(outcome));
     cells
 }
 
@@ -137,7 +122,7 @@ mod tests {
     #[test]
     fn cells_round_trip() {
         let written = ["1", "a \"b\", c", "", "2 GiB"];
-        let line = written.map(csv_cell).join(",");
-        assert_eq!(cells(&line), written);
+        let line = csv::write([written.map(csv_field).to_vec()]);
+        assert_eq!(cells(&String::from_utf8_lossy(&line)), written);
     }
 }

@@ -21,7 +21,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, SystemTime};
 
 use hearth_core::metrics::Metrics;
-use hearth_reports::validation::{Case, Failed, Numbers, Run, Validation, page};
+use hearth_reports::validation::{Case, Failed, Run, RunNumbers, Validation, page};
 use hearth_schema::trace::Outcome;
 use hearth_workflow::Error;
 use hearth_workflow::files::{make_folder, write_in};
@@ -132,7 +132,7 @@ fn collected(entries: &[Entry], passes: u32, results: &Results) -> (Vec<Case>, V
     for entry in entries {
         let (runs, why) = results.of((0..passes).map(|pass| entry.which(pass)));
         let name = entry.name.clone();
-        failed.extend(why.map(|why| Failed { name: name.clone(), why }));
+        failed.extend(why.map(|reason| Failed { name: name.clone(), reason }));
         if !runs.is_empty() {
             cases.push(Case { name, question: entry.question.clone(), runs });
         }
@@ -196,7 +196,7 @@ fn steadily(entry: &Entry, pass: u32, args: &LabArgs, output: &Path) -> Result<R
     loop {
         let run = one(entry, pass, args, output)?;
         if run.steady || over == STARTED_OVER || IS_INTERRUPTED.load(Ordering::SeqCst) {
-            return Ok(Run { started_over: over, ..run });
+            return Ok(Run { restarts: over, ..run });
         }
         over += 1;
         tell!("  started over, {over} of {STARTED_OVER}");
@@ -254,9 +254,9 @@ fn one(entry: &Entry, pass: u32, args: &LabArgs, output: &Path) -> Result<Run, S
             return Err(format!("the {run} run ended badly: {outcome}"));
         }
     }
-    let (predicted, measured) = (Numbers::of(&told.predicted), Numbers::of(&told.measured));
+    let (predicted, measured) = (RunNumbers::of(&told.predicted), RunNumbers::of(&told.measured));
     let steady = told.steadiness.iter().all(|run| run.steady);
-    Ok(Run { prediction: told.prediction, predicted, measured, steady, started_over: 0 })
+    Ok(Run { prediction: told.prediction, predicted, measured, steady, restarts: 0 })
 }
 
 /// What a lab that failed has said: with `--json` its error is one line of JSON.

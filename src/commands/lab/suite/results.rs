@@ -108,7 +108,7 @@ impl Results {
 
 #[cfg(test)]
 mod tests {
-    use hearth_reports::validation::Numbers;
+    use hearth_reports::validation::RunNumbers;
 
     use super::*;
 
@@ -120,13 +120,13 @@ mod tests {
     fn results_stay_after_a_cut_and_failures_are_run_again() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let file = folder.path().join("results.jsonl");
-        let numbers = Numbers { tpot_ms: Some(1.5), ..Numbers::default() };
+        let numbers = RunNumbers { tpot_ms: Some(1.5), ..RunNumbers::default() };
         let run = Box::new(Run {
             prediction: "sha256:1".into(),
             predicted: numbers.clone(),
             measured: numbers,
             steady: true,
-            started_over: 0,
+            restarts: 0,
         });
         let mut results = Results::open(&file).expect("nothing is there yet");
         results.add(which("a", "1", 0), Kept::Done(run.clone())).expect("it is written");
