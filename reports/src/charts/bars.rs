@@ -19,15 +19,8 @@ const HEADING: f64 = 0.04;
 const BAR: [f64; 2] = [0.42, 0.84];
 
 /// The classes of the terms, in the order of [`SUMMED`].
-const TERM_CLASSES: [Class; 7] = [
-    Class::Cpu,
-    Class::Gpu,
-    Class::Memory,
-    Class::Demand,
-    Class::Network,
-    Class::Queue,
-    Class::Bubble,
-];
+const TERM_CLASSES: [Class; 7] =
+    [Class::Cpu, Class::Gpu, Class::Memory, Class::Demand, Class::Network, Class::Queue, Class::Bubble];
 
 /// A bar: its heading, and class, meaning and milliseconds of each piece.
 struct Bar {
@@ -106,8 +99,20 @@ fn stacked(id: &str, title: &str, bars: &[Bar], max: f64) -> Option<Drawing> {
         }
     }
     let count = bars.len() as f64;
-    let x = Axis { scale: Scale::linear(0.0, max), labels: 6, label: &|value| label(*value, "ms"), title: "", grid: false };
-    let y = Axis { scale: Scale::linear(count, 0.0), labels: 0, label: &|_| String::new(), title: "", grid: false };
+    let x = Axis {
+        scale: Scale::linear(0.0, max),
+        labels: 6,
+        label: &|value| label(*value, "ms"),
+        title: "",
+        grid: false,
+    };
+    let y = Axis {
+        scale: Scale::linear(count, 0.0),
+        labels: 0,
+        label: &|_| String::new(),
+        title: "",
+        grid: false,
+    };
     plot(&mut drawing, BAR_STEP * count, x, y, |chart| {
         for (row, bar) in bars.iter().enumerate() {
             let row = row as f64;

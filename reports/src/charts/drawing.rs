@@ -71,9 +71,30 @@ pub enum Class {
 
 /// The names of the classes in the style sheet, in the order of [`Class`].
 const NAMES: [&str; 24] = [
-    "cpu", "gpu", "memory", "demand", "network", "queue", "bubble", "hidden", "concurrent", "event", "message",
-    "band", "grid", "lane", "tick", "name", "series-0", "series-1", "series-2", "series-3", "series-4", "series-5",
-    "series-6", "series-7",
+    "cpu",
+    "gpu",
+    "memory",
+    "demand",
+    "network",
+    "queue",
+    "bubble",
+    "hidden",
+    "concurrent",
+    "event",
+    "message",
+    "band",
+    "grid",
+    "lane",
+    "tick",
+    "name",
+    "series-0",
+    "series-1",
+    "series-2",
+    "series-3",
+    "series-4",
+    "series-5",
+    "series-6",
+    "series-7",
 ];
 
 impl Class {
@@ -409,7 +430,11 @@ impl DrawingBackend for Canvas<'_> {
         Ok(())
     }
 
-    fn draw_path<S: BackendStyle, I: IntoIterator<Item = BackendCoord>>(&mut self, path: I, style: &S) -> Done {
+    fn draw_path<S: BackendStyle, I: IntoIterator<Item = BackendCoord>>(
+        &mut self,
+        path: I,
+        style: &S,
+    ) -> Done {
         if let Some(class) = class_of(style.color()) {
             self.shape("polyline", class, path);
         }
@@ -497,11 +522,18 @@ impl<'a> PointCollection<'a, (f64, f64)> for &'a Titled {
 }
 
 impl Drawable<Canvas<'_>> for Titled {
-    fn draw<I: Iterator<Item = BackendCoord>>(&self, points: I, canvas: &mut Canvas<'_>, _: (u32, u32)) -> Done {
+    fn draw<I: Iterator<Item = BackendCoord>>(
+        &self,
+        points: I,
+        canvas: &mut Canvas<'_>,
+        _: (u32, u32),
+    ) -> Done {
         canvas.0.hover(&self.hover);
         let (points, color): (Vec<BackendCoord>, _) = (points.collect(), self.class.to_backend_color());
         match points[..] {
-            [a, b] => canvas.draw_rect((a.0.min(b.0), a.1.min(b.1)), (a.0.max(b.0), a.1.max(b.1)), &color, true),
+            [a, b] => {
+                canvas.draw_rect((a.0.min(b.0), a.1.min(b.1)), (a.0.max(b.0), a.1.max(b.1)), &color, true)
+            }
             [centre] => canvas.draw_circle(centre, DOT_RADIUS, &color, true),
             _ => Ok(()),
         }

@@ -127,7 +127,9 @@ fn axis(drawing: &mut Drawing, span: u64, bottom: f64) {
 }
 
 fn fill(drawing: &mut Drawing, rows: &[Row], intervals: &[Interval], trace: &Trace, token: Token, span: u64) {
-    for activity in LEGEND.into_iter().filter(|shown| intervals.iter().any(|interval| interval.activity == *shown)) {
+    for activity in
+        LEGEND.into_iter().filter(|shown| intervals.iter().any(|interval| interval.activity == *shown))
+    {
         let (class, meaning) = style(activity);
         drawing.explain(class, meaning);
     }
@@ -206,8 +208,9 @@ fn arrows(drawing: &mut Drawing, rows: &[Row], trace: &Trace, token: Token, span
             continue;
         }
         // From the row that worked last to the one that works next.
-        let work =
-            |device: u16| records.iter().filter(move |step| step.device == device && activities::is_work(step));
+        let work = |device: u16| {
+            records.iter().filter(move |step| step.device == device && activities::is_work(step))
+        };
         let before = work(sent.device).filter(|step| step.end <= sent.start).max_by_key(|step| step.end);
         let after =
             work(received.device).filter(|step| step.start >= received.end).min_by_key(|step| step.start);

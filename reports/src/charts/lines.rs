@@ -7,7 +7,7 @@
 use plotters::element::{PathElement, Text};
 
 use super::drawing::{Class, Drawing, Titled};
-use super::{Axis, Scale, GUTTER, PLOT_HEIGHT, centred, label, plot};
+use super::{Axis, GUTTER, PLOT_HEIGHT, Scale, centred, label, plot};
 use crate::text::{escape, numbers};
 
 /// The width of a letter of a label as a fraction of the plot on a phone, where drawings are narrowest.
@@ -75,7 +75,8 @@ impl LineChart {
             grid: false,
         };
         let unit = |value: &f64| label(*value, &self.unit);
-        let y = Axis { scale: Scale::linear(0.0, max * 1.05), labels: 5, label: &unit, title: "", grid: true };
+        let y =
+            Axis { scale: Scale::linear(0.0, max * 1.05), labels: 5, label: &unit, title: "", grid: true };
         plot(&mut drawing, PLOT_HEIGHT, x, y, |chart| {
             for (index, series) in self.series.iter().enumerate() {
                 let class = Class::series(index);
@@ -88,10 +89,13 @@ impl LineChart {
                     Some(Titled::dot((position.fraction, value), class, hover))
                 });
                 chart.draw_series(dots)?;
-                let missing = self.positions.iter().zip(&series.values).filter(|(_, value)| {
-                    self.mark_missing && !value.is_some_and(f64::is_finite)
-                });
-                let cross = |position: &Position| Text::new("×", (position.fraction, 0.0), centred(Class::Tick));
+                let missing = self
+                    .positions
+                    .iter()
+                    .zip(&series.values)
+                    .filter(|(_, value)| self.mark_missing && !value.is_some_and(f64::is_finite));
+                let cross =
+                    |position: &Position| Text::new("×", (position.fraction, 0.0), centred(Class::Tick));
                 chart.draw_series(missing.map(|(position, _)| cross(position)))?;
             }
             Ok(())
@@ -100,7 +104,8 @@ impl LineChart {
     }
 
     fn hover(&self, series: &Series, position: &Position, value: f64) -> String {
-        let name = if series.name.is_empty() { String::new() } else { format!("{}, ", escape::name(&series.name)) };
+        let name =
+            if series.name.is_empty() { String::new() } else { format!("{}, ", escape::name(&series.name)) };
         let digits = numbers::digits_for(value).saturating_sub(1);
         format!("{name}{}: {} {}", position.label, numbers::Fixed::new(value, digits).text(), self.unit)
     }

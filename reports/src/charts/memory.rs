@@ -8,7 +8,7 @@ use plotters::element::{PathElement, Rectangle, Text};
 use plotters::style::Color;
 
 use super::drawing::{Class, Drawing};
-use super::{Axis, Scale, MAX_POINTS, label, plot, text};
+use super::{Axis, MAX_POINTS, Scale, label, plot, text};
 use crate::comparison::Run;
 use crate::text::{escape, numbers};
 
@@ -34,7 +34,13 @@ pub fn residency(run: &Run, trace: &Trace) -> Option<Drawing> {
         Some(Strip { heading: format!("{}, {} at the end", metrics.name, numbers::bytes(held)), points })
     });
     let title = format!("{}: weights in memory", run.heading());
-    Some(draw(&format!("residency-{}", run.label), &title, Class::Series0, strips.collect(), readings.seconds))
+    Some(draw(
+        &format!("residency-{}", run.label),
+        &title,
+        Class::Series0,
+        strips.collect(),
+        readings.seconds,
+    ))
 }
 
 /// Memory pressure of each device over a run in which other programs took memory or were swapped out.
@@ -70,8 +76,9 @@ impl Readings {
         let begin = readings().map(|reading| reading.at).min()?;
         let end = readings().map(|reading| reading.at).max()?;
         let seconds = |at: u64| (at - begin) as f64 * 1e-9;
-        let values =
-            readings().map(|reading| (usize::from(reading.device), seconds(reading.at), reading.value)).collect();
+        let values = readings()
+            .map(|reading| (usize::from(reading.device), seconds(reading.at), reading.value))
+            .collect();
         (end > begin).then(|| Self { values, seconds: seconds(end) })
     }
 
@@ -87,13 +94,26 @@ impl Readings {
 fn draw(id: &str, title: &str, class: Class, strips: Vec<Strip>, seconds: f64) -> Drawing {
     let mut drawing = Drawing::new(id, title, 0);
     let count = strips.len() as f64;
-    let x = Axis { scale: Scale::linear(0.0, seconds), labels: 6, label: &|value| label(*value, "s"), title: "", grid: false };
-    let y = Axis { scale: Scale::linear(count, 0.0), labels: 0, label: &|_| String::new(), title: "", grid: false };
+    let x = Axis {
+        scale: Scale::linear(0.0, seconds),
+        labels: 6,
+        label: &|value| label(*value, "s"),
+        title: "",
+        grid: false,
+    };
+    let y = Axis {
+        scale: Scale::linear(count, 0.0),
+        labels: 0,
+        label: &|_| String::new(),
+        title: "",
+        grid: false,
+    };
     plot(&mut drawing, STRIP_STEP * count, x, y, |chart| {
         for (row, strip) in strips.into_iter().enumerate() {
             let row = row as f64;
             let height = |share: f64| row + STRIP[1] - (STRIP[1] - STRIP[0]) * share;
-            let points: Vec<(f64, f64)> = strip.points.iter().map(|&(at, share)| (at, height(share))).collect();
+            let points: Vec<(f64, f64)> =
+                strip.points.iter().map(|&(at, share)| (at, height(share))).collect();
             let corners = [(0.0, row + STRIP[0]), (seconds, row + STRIP[1])];
             chart.draw_series([Text::new(strip.heading, (0.0, row + 0.02), text(Class::Name))])?;
             chart.draw_series([Rectangle::new(corners, Class::Lane.filled())])?;

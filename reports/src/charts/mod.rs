@@ -115,7 +115,11 @@ fn plot(
         }
         mesh.max_light_lines(0)
             .bold_line_style(Class::Grid)
-            .axis_style(if y.grid { TRANSPARENT.into() } else { plotters::style::ShapeStyle::from(Class::Grid) })
+            .axis_style(if y.grid {
+                TRANSPARENT.into()
+            } else {
+                plotters::style::ShapeStyle::from(Class::Grid)
+            })
             .label_style(text(Class::Tick))
             .set_all_tick_mark_size(4 * PIXEL)
             .x_labels(x.labels)

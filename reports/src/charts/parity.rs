@@ -52,7 +52,14 @@ pub fn dots(comparison: &Comparison) -> Vec<Dot> {
                 _ => ("term of the time per token, measured", 2),
             };
             let name = format!("{}, {} and {}", row.key, names.0, names.1);
-            dots.push(Dot { group: group.into(), class: Class::series(index), name, reference, predicted, range: None });
+            dots.push(Dot {
+                group: group.into(),
+                class: Class::series(index),
+                name,
+                reference,
+                predicted,
+                range: None,
+            });
         }
     }
     for cell in comparison.published.iter().filter(|cell| cell.selected) {
@@ -64,7 +71,14 @@ pub fn dots(comparison: &Comparison) -> Vec<Dot> {
         for (group, index, reference, ours) in times {
             let Some((reference, predicted)) = reference.zip(ours) else { continue };
             let name = format!("{}, {}, {}", run.label, cell.system, cell.row);
-            dots.push(Dot { group: group.into(), class: Class::series(index), name, reference, predicted, range: None });
+            dots.push(Dot {
+                group: group.into(),
+                class: Class::series(index),
+                name,
+                reference,
+                predicted,
+                range: None,
+            });
         }
     }
     dots
@@ -76,7 +90,8 @@ pub fn draw(id: &str, title: &str, unit: &str, dots: &[Dot]) -> Option<Drawing> 
     let dots = dots.iter().filter(|dot| visible(dot.reference) && visible(dot.predicted));
     let dots: Vec<&Dot> = dots.take(MAX_DOTS).collect();
     let values = || {
-        dots.iter().flat_map(|dot| [dot.reference, dot.predicted].into_iter().chain(dot.range.into_iter().flatten()))
+        dots.iter()
+            .flat_map(|dot| [dot.reference, dot.predicted].into_iter().chain(dot.range.into_iter().flatten()))
     };
     let (min, max) = (values().reduce(f64::min)? / 1.5, values().fold(0.0, f64::max) * 1.5);
     let mut drawing = Drawing::new(id, title, GUTTER);
@@ -95,7 +110,14 @@ pub fn draw(id: &str, title: &str, unit: &str, dots: &[Dot]) -> Option<Drawing> 
     };
     let (x, y) = (format!("reference, {unit}"), format!("predicted, {unit}"));
     plot(&mut drawing, HEIGHT, axis(&x), axis(&y), |chart| {
-        let band = vec![(min, min), (min, min * BAND), (max / BAND, max), (max, max), (max, max / BAND), (min * BAND, min)];
+        let band = vec![
+            (min, min),
+            (min, min * BAND),
+            (max / BAND, max),
+            (max, max),
+            (max, max / BAND),
+            (min * BAND, min),
+        ];
         chart.draw_series([Polygon::new(band, Class::Band)])?;
         chart.draw_series([PathElement::new([(min, min), (max, max)], Class::Message)])?;
         let ranges = dots.iter().filter_map(|dot| Some((dot, dot.range?)));
@@ -103,9 +125,9 @@ pub fn draw(id: &str, title: &str, unit: &str, dots: &[Dot]) -> Option<Drawing> 
             PathElement::new(range.map(|reference| (reference, dot.predicted)), dot.class)
         };
         chart.draw_series(ranges.map(range))?;
-        chart.draw_series(dots.iter().map(|dot| {
-            Titled::dot((dot.reference, dot.predicted), dot.class, hover(dot, unit))
-        }))?;
+        chart.draw_series(
+            dots.iter().map(|dot| Titled::dot((dot.reference, dot.predicted), dot.class, hover(dot, unit))),
+        )?;
         Ok(())
     });
     Some(drawing)

@@ -202,7 +202,12 @@ impl Run {
                 with_interval(key, Role::Term, tpot.map(|_| value), known.map(|known| known.terms[place]))
             })
             .collect();
-        rows.push(with_interval("tpot", Role::Total, tpot.map(|tpot| tpot.mean), known.map(|known| known.tpot)));
+        rows.push(with_interval(
+            "tpot",
+            Role::Total,
+            tpot.map(|tpot| tpot.mean),
+            known.map(|known| known.tpot),
+        ));
         rows.push(ms(terms::HIDDEN.key, Role::Other, tpot.map(|_| metrics.terms_ms.hidden_disk)));
         rows.push(ms("tpot_p50", Role::Other, tpot.map(|tpot| tpot.p50)));
         rows.push(ms("tpot_p95", Role::Other, tpot.map(|tpot| tpot.p95)));
@@ -396,7 +401,11 @@ fn notes(traces: &[Trace], runs: &[Run], pairs: &[Pair]) -> Vec<String> {
             Outcome::Killed => Some("a device died or was stopped"),
         };
         if let Some(ended) = ended {
-            notes.push(format!("{} did not finish: {ended}. It has {}.", run.heading(), tokens_in_words(run.tokens)));
+            notes.push(format!(
+                "{} did not finish: {ended}. It has {}.",
+                run.heading(),
+                tokens_in_words(run.tokens)
+            ));
         } else if run.tokens == 0 {
             notes.push(format!(
                 "{} has no token after the first, so it has no time per token.",

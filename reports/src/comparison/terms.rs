@@ -20,12 +20,7 @@ pub const SUMMED: [Term; 7] = [
         phrase: "computing on CPUs",
         meaning: "CPU time of the computing threads.",
     },
-    Term {
-        key: "gpu",
-        label: "GPU",
-        phrase: "computing on GPUs",
-        meaning: "Wall time of GPU steps.",
-    },
+    Term { key: "gpu", label: "GPU", phrase: "computing on GPUs", meaning: "Wall time of GPU steps." },
     Term {
         key: "memory",
         label: "Memory",

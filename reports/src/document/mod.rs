@@ -162,8 +162,10 @@ impl Document {
 
     /// The page, the same in Markdown, and each figure, as files by name.
     pub fn files(&self) -> Vec<(String, Vec<u8>)> {
-        let figures = self.figures().map(|figure| (format!("{}.svg", figure.name), figure.drawing.standalone()));
-        let pages = [("index.html".to_owned(), html::render(self)), ("report.md".to_owned(), markdown::render(self))];
+        let figures =
+            self.figures().map(|figure| (format!("{}.svg", figure.name), figure.drawing.standalone()));
+        let pages =
+            [("index.html".to_owned(), html::render(self)), ("report.md".to_owned(), markdown::render(self))];
         pages.into_iter().chain(figures).map(|(name, text)| (name, text.into_bytes())).collect()
     }
 
@@ -183,7 +185,8 @@ impl Document {
 ///
 /// Never: numbers and texts are JSON.
 pub fn json(value: &impl serde::Serialize) -> Vec<u8> {
-    let mut json = serde_json::to_vec_pretty(value).expect("numbers and texts are JSON, and memory takes them");
+    let mut json =
+        serde_json::to_vec_pretty(value).expect("numbers and texts are JSON, and memory takes them");
     json.push(b'\n');
     json
 }

@@ -89,7 +89,9 @@ fn head(comparison: &Comparison) -> Vec<String> {
     }
     head.extend(runs.iter().map(|run| format!("\u{b1} {}", run.label)));
     let published = selected(comparison);
-    head.extend(published.map(|(run, cell)| escape::csv_field(&format!("published {} for {run}", cell.system))));
+    head.extend(
+        published.map(|(run, cell)| escape::csv_field(&format!("published {} for {run}", cell.system))),
+    );
     head
 }
 

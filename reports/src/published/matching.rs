@@ -35,14 +35,15 @@ pub enum MatchError {
     #[error(
         "`{document}` has no number of `{system}` for these scenarios; omit `--system` to see the others"
     )]
-    NoCell {
-        document: String,
-        system: String,
-    },
+    NoCell { document: String, system: String },
 }
 
 /// The cells of a document for these runs; only those of one system if it is named.
-pub fn find(published: &Published, system: Option<&str>, runs: &[Run]) -> Result<Vec<PublishedCell>, MatchError> {
+pub fn find(
+    published: &Published,
+    system: Option<&str>,
+    runs: &[Run],
+) -> Result<Vec<PublishedCell>, MatchError> {
     let document = published.name.clone();
     if let Some(system) = system.filter(|name| !published.systems.iter().any(|system| system.name == **name))
     {

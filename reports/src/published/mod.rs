@@ -249,7 +249,9 @@ impl Document for Published {
             if let Some([row, system]) =
                 [&claim.of, &claim.over].into_iter().find(|cell| self.place(cell).is_none())
             {
-                return refuse(format!("a claim names [{row}, {system}], which is not a cell of this document"));
+                return refuse(format!(
+                    "a claim names [{row}, {system}], which is not a cell of this document"
+                ));
             }
             let mut cells = [&claim.of, &claim.over].into_iter().filter_map(|cell| self.place(cell));
             let mismatch = |(row, system): (usize, usize)| {

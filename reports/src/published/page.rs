@@ -100,7 +100,10 @@ fn summary(published: &Published, scores: &Scores) -> Text {
     if let Some(median) = scores.median_tpot {
         sentences.push(errors_in_words("Times per token", median, &scores.tpot));
         if let Some(held_out) = scores.median_tpot_held_out.filter(|_| !published.fitted.is_empty()) {
-            sentences.push(format!("Without the rows to which parameters were fitted, the median is {}.", percent(held_out)));
+            sentences.push(format!(
+                "Without the rows to which parameters were fitted, the median is {}.",
+                percent(held_out)
+            ));
         }
     }
     if let Some(median) = scores.median_ttft {
@@ -155,7 +158,8 @@ fn times(published: &Published, errors: &[Error], what: &str) -> Vec<Block> {
         "{what}: published, simulated, error. Values in brackets are outside their tolerance, {:.0} % unless a cell has its own.",
         published.tolerance.0 * 100.0
     );
-    let head = std::iter::once("Row".to_owned()).chain(systems.iter().map(|name| (*name).to_owned())).collect();
+    let head =
+        std::iter::once("Row".to_owned()).chain(systems.iter().map(|name| (*name).to_owned())).collect();
     vec![Block::Table(Table { caption: caption.into(), head, rows: rows.collect(), textual: true })]
 }
 
@@ -210,8 +214,9 @@ fn pressure(published: &Published, results: &Results) -> Vec<Block> {
             for (device, share) in &cell.pressure {
                 let percent = |share: f64| format!("{:.1} %", share * 100.0);
                 // A device that the plan leaves out holds nothing.
-                let simulated = run
-                    .map_or(NO_VALUE.to_owned(), |run| percent(run.pressure.get(device).copied().unwrap_or(0.0)));
+                let simulated = run.map_or(NO_VALUE.to_owned(), |run| {
+                    percent(run.pressure.get(device).copied().unwrap_or(0.0))
+                });
                 let cells =
                     [row.label.clone(), system.name.clone(), device.clone(), percent(share.0), simulated];
                 rows.push((style, cells.map(Text::from).to_vec()));
@@ -221,7 +226,11 @@ fn pressure(published: &Published, results: &Results) -> Vec<Block> {
     }
     let head = ["Row", "System", "Device", "Published", "Simulated"].map(str::to_owned).to_vec();
     let caption = "Memory that cannot be reclaimed, as a share of the device's memory.".into();
-    if rows.is_empty() { Vec::new() } else { vec![Block::Table(Table { caption, head, rows, textual: true })] }
+    if rows.is_empty() {
+        Vec::new()
+    } else {
+        vec![Block::Table(Table { caption, head, rows, textual: true })]
+    }
 }
 
 /// The memory of every processor, with a row for each run.
@@ -256,9 +265,15 @@ fn footprint(published: &Published, results: &Results) -> Vec<Block> {
             "{}: weights, KV cache and buffers in GiB, of the available memory. Over: the rest is read from disk for every token, or does not fit.",
             system.name
         );
-        let head =
-            std::iter::once("Row".to_owned()).chain(processors.iter().map(|processor| (*processor).to_owned())).collect();
-        blocks.push(Block::Table(Table { caption: caption.into(), head, rows: rows.collect(), textual: true }));
+        let head = std::iter::once("Row".to_owned())
+            .chain(processors.iter().map(|processor| (*processor).to_owned()))
+            .collect();
+        blocks.push(Block::Table(Table {
+            caption: caption.into(),
+            head,
+            rows: rows.collect(),
+            textual: true,
+        }));
     }
     blocks
 }
@@ -275,8 +290,13 @@ fn claims(published: &Published, scores: &Scores) -> Vec<Block> {
     let head = ["Claim", "Range of the text", "Simulated", "Holds"].map(str::to_owned).to_vec();
     let mixed = published.claims.iter().any(|claim| claim.ratio != Ratio::Tpot);
     let caption =
-        if mixed { "Ratios of the quantity that each claim names." } else { "Ratios of times per token." }.into();
-    if rows.is_empty() { Vec::new() } else { vec![Block::Table(Table { caption, head, rows, textual: true })] }
+        if mixed { "Ratios of the quantity that each claim names." } else { "Ratios of times per token." }
+            .into();
+    if rows.is_empty() {
+        Vec::new()
+    } else {
+        vec![Block::Table(Table { caption, head, rows, textual: true })]
+    }
 }
 
 fn remarks(published: &Published) -> Vec<Block> {
@@ -310,13 +330,18 @@ fn spreads(published: &Published, results: &Results) -> Vec<Block> {
         ];
         rows.push((RowStyle::Plain, cells.map(Text::from).to_vec()));
     }
-    let head =
-        ["Row", "System", "ms per token", "80 % of the draws", "Most sensitive to"].map(str::to_owned).to_vec();
+    let head = ["Row", "System", "ms per token", "80 % of the draws", "Most sensitive to"]
+        .map(str::to_owned)
+        .to_vec();
     let caption = "Every parameter of the devices and links is drawn from a distribution around its value, as wide as the \
                    uncertainty of its source. The last column changes one parameter at a time by its own uncertainty; out \
                    of memory: the run then runs out of memory."
         .into();
-    if rows.is_empty() { Vec::new() } else { vec![Block::Table(Table { caption, head, rows, textual: true })] }
+    if rows.is_empty() {
+        Vec::new()
+    } else {
+        vec![Block::Table(Table { caption, head, rows, textual: true })]
+    }
 }
 
 fn plans(published: &Published, results: &Results) -> Vec<Block> {
@@ -331,9 +356,8 @@ fn plans(published: &Published, results: &Results) -> Vec<Block> {
         (RowStyle::Plain, cells.map(Text::from).to_vec())
     };
     let rows = results.iter().map(row).collect();
-    let head = ["Row", "System", "ms per token", "Layers (on the GPU)", "Not validated"]
-        .map(str::to_owned)
-        .to_vec();
+    let head =
+        ["Row", "System", "ms per token", "Layers (on the GPU)", "Not validated"].map(str::to_owned).to_vec();
     let caption = "The simulated plans.".into();
     vec![Block::Table(Table { caption, head, rows, textual: true })]
 }

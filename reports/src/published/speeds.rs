@@ -284,8 +284,9 @@ impl Speeds {
                 let first = Text::from(format!("{}{fitted}", row[0].row));
                 std::iter::once(first).chain(systems.iter().map(cell)).collect()
             });
-            let caption =
-                format!("{what}, tokens per second: published, predicted, error. * excluded from the mean, see below.");
+            let caption = format!(
+                "{what}, tokens per second: published, predicted, error. * excluded from the mean, see below."
+            );
             let head = std::iter::once("Row").chain(systems.iter().copied()).collect::<Vec<_>>();
             blocks.push(Block::Table(Table::new(caption, &head, rows.collect(), true)));
         }

@@ -60,10 +60,7 @@ fn times(run: &Run, events: &[(&Happening, Around)]) -> Table {
         })
         .collect();
     Table {
-        caption: Text::from(format!(
-            "{}: events, and the mean time per token around them.",
-            run.heading()
-        )),
+        caption: Text::from(format!("{}: events, and the mean time per token around them.", run.heading())),
         head: ["Event", "From", "To", "Before", "During", "After", "Longest during"]
             .map(String::from)
             .to_vec(),
@@ -79,7 +76,10 @@ fn pressure(run: &Run, events: &[(&Happening, Around)]) -> Option<Table> {
         .map(|(event, around)| {
             let cell = |value: Option<f64>| Text::from(value.map_or(NO_VALUE.into(), numbers::percent));
             let Phases { before, beside, after } = around.pressure;
-            (RowStyle::Plain, vec![Text::default().name(describe(event)), cell(before), cell(beside), cell(after)])
+            (
+                RowStyle::Plain,
+                vec![Text::default().name(describe(event)), cell(before), cell(beside), cell(after)],
+            )
         })
         .collect();
     (!rows.is_empty()).then(|| Table {
@@ -98,9 +98,10 @@ fn lost_devices(trace: &Trace, events: &[(&Happening, Around)]) -> Option<Text> 
         let again = trace.happenings.iter().find(|it| it.sort == Sort::Replanned && it.start == noticed);
         let device = silent.device.as_deref().unwrap_or("the ring");
         let millis = |from: u64, to: u64| numbers::milliseconds(to.saturating_sub(from) as f64 * 1e-6);
-        text = text
-            .name(escape::name(device))
-            .words(format!(" was detected as lost {} after its last sign of life", millis(silent.start, noticed)));
+        text = text.name(escape::name(device)).words(format!(
+            " was detected as lost {} after its last sign of life",
+            millis(silent.start, noticed)
+        ));
         text = match again.and_then(|it| it.end) {
             Some(back) => text.words(format!(
                 "; the first token of the new ring followed {} later, {} after the last sign of life. ",
@@ -112,4 +113,3 @@ fn lost_devices(trace: &Trace, events: &[(&Happening, Around)]) -> Option<Text> 
     }
     (!text.0.is_empty()).then_some(text)
 }
-

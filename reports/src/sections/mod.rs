@@ -72,8 +72,11 @@ fn times(comparison: &Comparison) -> Section {
     if !unpaired.is_empty() {
         blocks.push(Block::Table(tables::side_by_side(comparison, &unpaired)));
     }
-    if let Some(drawing) = parity::draw("parity", "Predicted and reference times", "ms", &parity::dots(comparison)) {
-        let caption = "Each dot is a predicted time over the measured or published one. Both axes are logarithmic.";
+    if let Some(drawing) =
+        parity::draw("parity", "Predicted and reference times", "ms", &parity::dots(comparison))
+    {
+        let caption =
+            "Each dot is a predicted time over the measured or published one. Both axes are logarithmic.";
         blocks.push(figure(drawing, "parity", caption));
     }
     let meanings = terms::SUMMED.iter().chain([&terms::HIDDEN]).map(|term| (term.label, term.meaning));
@@ -164,8 +167,7 @@ fn memory(runs: &[(&Run, &Trace)]) -> Section {
             blocks.push(figure(drawing, format!("residency-{}", run.label), caption));
         }
         if let Some(drawing) = memory_charts::pressure(run, trace) {
-            let caption =
-                "Memory that cannot be reclaimed, as a share of the device's memory: the full height is all of it.";
+            let caption = "Memory that cannot be reclaimed, as a share of the device's memory: the full height is all of it.";
             blocks.push(figure(drawing, format!("pressure-{}", run.label), caption));
         }
     }
@@ -174,10 +176,10 @@ fn memory(runs: &[(&Run, &Trace)]) -> Section {
 
 fn dependence(runs: &[(&Run, &Trace)], sweeps: &[LineChart]) -> Section {
     let own = [("rounds", scaling::rounds(runs)), ("sizes", scaling::sizes(runs))];
-    let own =
-        own.into_iter().filter_map(|(name, lines)| Some((name.to_owned(), lines?, "The runs of this report.")));
-    let caption =
-        "From a sweep. A cross marks a point without a time: it has no plan or runs out of memory.";
+    let own = own
+        .into_iter()
+        .filter_map(|(name, lines)| Some((name.to_owned(), lines?, "The runs of this report.")));
+    let caption = "From a sweep. A cross marks a point without a time: it has no plan or runs out of memory.";
     let tables = sweeps.iter().enumerate();
     let tables = tables.map(|(index, lines)| (format!("sweep-{}", index + 1), lines.clone(), caption));
     let blocks = own.chain(tables);
@@ -205,7 +207,12 @@ fn provenance(runs: &[(&Run, &Trace)]) -> Section {
         row("Tokens after the first", &|run, _| Text::from(run.tokens.to_string())),
         row("Recorded steps", &|_, trace| Text::from(trace.records.len().to_string())),
     ];
-    blocks.push(Block::Table(Table { caption: Text::from("The runs of this report."), head, rows, textual: true }));
+    blocks.push(Block::Table(Table {
+        caption: Text::from("The runs of this report."),
+        head,
+        rows,
+        textual: true,
+    }));
     blocks.extend(
         runs.iter()
             .filter(|(_, trace)| !trace.header.devices.is_empty())
@@ -248,7 +255,9 @@ fn device_origins(run: &Run, trace: &Trace) -> Table {
         .collect();
     Table {
         caption: Text::from(format!("{}: profiles and operating systems of the devices.", run.heading())),
-        head: ["Device", "Profile", "Operating system", "Page cache", "Not validated"].map(String::from).to_vec(),
+        head: ["Device", "Profile", "Operating system", "Page cache", "Not validated"]
+            .map(String::from)
+            .to_vec(),
         rows,
         textual: true,
     }

@@ -12,7 +12,8 @@ use crate::text::numbers::{Fixed, digits_for, percent};
 pub fn section(comparison: &Comparison) -> Section {
     let mut blocks = Vec::new();
     for (index, run) in comparison.runs.iter().enumerate() {
-        let cells: Vec<&PublishedCell> = comparison.published.iter().filter(|cell| cell.run == index).collect();
+        let cells: Vec<&PublishedCell> =
+            comparison.published.iter().filter(|cell| cell.run == index).collect();
         if let Some(first) = cells.first() {
             blocks.push(Block::Table(table(run, first, &cells)));
         }
@@ -25,7 +26,9 @@ pub fn section(comparison: &Comparison) -> Section {
 
 fn table(run: &Run, first: &PublishedCell, cells: &[&PublishedCell]) -> Table {
     let number = |value: Option<f64>| {
-        Text::from(value.map_or(NO_VALUE.into(), |ms| Fixed::new(ms, digits_for(ms).saturating_sub(1)).text()))
+        Text::from(
+            value.map_or(NO_VALUE.into(), |ms| Fixed::new(ms, digits_for(ms).saturating_sub(1)).text()),
+        )
     };
     let error =
         |ours: Option<f64>, theirs: Option<f64>| {

@@ -13,8 +13,8 @@ use hearth_schema::Trace;
 use hearth_schema::trace::Kind;
 use hearth_schema::trace::Origin;
 
-use crate::comparison::Run;
 use crate::charts::lines::{LineChart, Position, Series};
+use crate::comparison::Run;
 use crate::text::numbers;
 
 /// The time per token over the rounds of a token; none unless a line has two positions.

@@ -19,21 +19,23 @@ const MEANINGS: [(&str, &str); 4] = [
         "From the start of the run, when all sequences are requested, to the first token of the sequence, including the \
          time in which earlier prompts are read.",
     ),
-    ("Tokens per step", "Tokens from a pass with drafts: the accepted drafts and one token of the large model."),
+    (
+        "Tokens per step",
+        "Tokens from a pass with drafts: the accepted drafts and one token of the large model.",
+    ),
     (
         "Acceptance",
         "The share of accepted drafts among those that were verified; drafts after the first rejected one are not verified.",
     ),
-    (
-        "Drafting, verifying",
-        "The parts of the mean time per token in which the head drafts, and the rest.",
-    ),
+    ("Drafting, verifying", "The parts of the mean time per token in which the head drafts, and the rest."),
 ];
 
 /// The section of these runs; without blocks if there is nothing to show.
 pub fn section<'r>(runs: impl Iterator<Item = &'r Run> + Clone) -> Section {
     let mut blocks: Vec<Block> = runs.clone().filter_map(sequences).map(Block::Table).collect();
-    blocks.extend(runs.filter_map(|run| Some(Block::Table(speculation(run, run.metrics.speculation.as_ref()?)))));
+    blocks.extend(
+        runs.filter_map(|run| Some(Block::Table(speculation(run, run.metrics.speculation.as_ref()?)))),
+    );
     if !blocks.is_empty() {
         blocks.push(Block::Meanings("Definitions", MEANINGS.to_vec()));
     }
@@ -82,7 +84,10 @@ fn speculation(run: &Run, speculation: &SpeculationMetrics) -> Table {
     Table {
         caption: Text::from(format!("{}: speculative decoding.", run.heading())),
         head: ["Quantity", "Value"].map(String::from).to_vec(),
-        rows: rows.into_iter().map(|(name, value)| (RowStyle::Plain, vec![Text::from(name), value])).collect(),
+        rows: rows
+            .into_iter()
+            .map(|(name, value)| (RowStyle::Plain, vec![Text::from(name), value]))
+            .collect(),
         textual: false,
     }
 }

@@ -112,7 +112,9 @@ fn largest_terms(run: &Run) -> Text {
         [] => String::new(),
         [only] => format!("The time per token consists of {only}. "),
         [first, second] => format!("The largest terms of the time per token are {first} and {second}. "),
-        [first, rest @ ..] => format!("The largest terms of the time per token are {first}, {}. ", rest.join(" and ")),
+        [first, rest @ ..] => {
+            format!("The largest terms of the time per token are {first}, {}. ", rest.join(" and "))
+        }
     })
 }
 

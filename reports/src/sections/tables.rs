@@ -40,8 +40,7 @@ impl Digits {
 
 /// The rounded quantities of a run.
 pub fn rounded(quantities: &[Quantity], digits: Digits) -> Vec<Option<Fixed>> {
-    let total =
-        quantities.iter().find(|quantity| quantity.role == Role::Total).and_then(|total| total.value);
+    let total = quantities.iter().find(|quantity| quantity.role == Role::Total).and_then(|total| total.value);
     let terms: Vec<f64> = quantities
         .iter()
         .filter(|quantity| quantity.role == Role::Term)
@@ -117,8 +116,7 @@ pub fn pair(comparison: &Comparison, pair: &Pair) -> Table {
         right.label
     ));
     if let Some(cell) = published {
-        caption =
-            caption.words(" Published: ").name(&cell.system).words(", ").name(&cell.row).words(".");
+        caption = caption.words(" Published: ").name(&cell.system).words(", ").name(&cell.row).words(".");
     }
     let mut head = vec!["Quantity", "Predicted"];
     head.extend(published.map(|_| "Published"));
@@ -204,7 +202,10 @@ pub fn devices(run: &Run) -> Table {
         })
         .collect();
     Table {
-        caption: Text::from(format!("{}: times and bytes per token; memory at the end of the run.", run.heading())),
+        caption: Text::from(format!(
+            "{}: times and bytes per token; memory at the end of the run.",
+            run.heading()
+        )),
         head: [
             "Device",
             "Busy, ms",

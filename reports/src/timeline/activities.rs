@@ -97,7 +97,9 @@ pub fn within(records: &[Record], window: [u64; 2]) -> Vec<Interval> {
         interval.start < interval.end
     });
     // Waiting for the disk is drawn last, over reading ahead.
-    intervals.sort_by_key(|interval| (interval.device, interval.lane, interval.activity, interval.start, interval.record));
+    intervals.sort_by_key(|interval| {
+        (interval.device, interval.lane, interval.activity, interval.start, interval.record)
+    });
     intervals
 }
 
@@ -122,7 +124,12 @@ fn split_step(intervals: &mut Vec<Interval>, index: usize, record: &Record) {
     }
 }
 
-fn split_read<'r>(intervals: &mut Vec<Interval>, index: usize, record: &Record, work: impl Iterator<Item = &'r Record>) {
+fn split_read<'r>(
+    intervals: &mut Vec<Interval>,
+    index: usize,
+    record: &Record,
+    work: impl Iterator<Item = &'r Record>,
+) {
     let interval = |activity, start, end| Interval {
         device: record.device,
         lane: Lane::Disk,
@@ -204,7 +211,8 @@ mod tests {
             record(Kind::Compute, Resource::Gpu, [30, 50], None),
         ];
         let intervals = within(&steps, [0, 1000]);
-        let disk: Vec<Interval> = intervals.into_iter().filter(|interval| interval.lane == Lane::Disk).collect();
+        let disk: Vec<Interval> =
+            intervals.into_iter().filter(|interval| interval.lane == Lane::Disk).collect();
         let of = |activity| -> u64 {
             let same = disk.iter().filter(|interval| interval.activity == activity);
             same.map(|interval| interval.end - interval.start).sum()

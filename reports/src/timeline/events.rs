@@ -9,8 +9,10 @@ use crate::text::escape;
 
 /// An event in a few words: the device, what happened, and the details.
 pub fn describe(event: &Happening) -> String {
-    let device = event.device.as_ref().map_or_else(String::new, |device| format!("{}: ", escape::name(device)));
-    let details = if event.what.is_empty() { String::new() } else { format!(" ({})", escape::phrase(&event.what)) };
+    let device =
+        event.device.as_ref().map_or_else(String::new, |device| format!("{}: ", escape::name(device)));
+    let details =
+        if event.what.is_empty() { String::new() } else { format!(" ({})", escape::phrase(&event.what)) };
     format!("{device}{}{details}", event.sort.phrase())
 }
 

@@ -228,7 +228,12 @@ fn cases(validation: &Validation, scores: &Scores) -> Vec<Block> {
     let asked: Vec<Vec<Text>> = validation.cases.iter().map(asked).collect();
     vec![
         table(caption, &head, rows, false),
-        table("The question of each scenario, and the digests of its predictions.", &["Scenario", "Question", "Predictions"], asked, true),
+        table(
+            "The question of each scenario, and the digests of its predictions.",
+            &["Scenario", "Question", "Predictions"],
+            asked,
+            true,
+        ),
     ]
 }
 
@@ -290,8 +295,9 @@ fn order(scores: &Scores) -> Vec<Block> {
 }
 
 fn failed(validation: &Validation) -> Vec<Block> {
-    let row =
-        |failed: &super::Failed| vec![Text::default().name(&failed.name), Text::default().name(&failed.reason)];
+    let row = |failed: &super::Failed| {
+        vec![Text::default().name(&failed.name), Text::default().name(&failed.reason)]
+    };
     let rows: Vec<Vec<Text>> = validation.failed.iter().map(row).collect();
     if rows.is_empty() {
         Vec::new()
@@ -303,7 +309,11 @@ fn failed(validation: &Validation) -> Vec<Block> {
 fn machine(validation: &Validation) -> Vec<Block> {
     let row = |(key, value): &(String, String)| vec![Text::from(key.as_str()), Text::default().name(value)];
     let rows: Vec<Vec<Text>> = validation.machine.iter().map(row).collect();
-    if rows.is_empty() { Vec::new() } else { vec![table("The machine of the measurements.", &["Property", "Value"], rows, true)] }
+    if rows.is_empty() {
+        Vec::new()
+    } else {
+        vec![table("The machine of the measurements.", &["Property", "Value"], rows, true)]
+    }
 }
 
 /// A line for each scenario, as CSV.
@@ -314,7 +324,9 @@ fn table_of_numbers(scores: &Scores) -> Vec<u8> {
     let head = head.split_whitespace().map(str::to_owned).chain(terms).collect();
     let number = |value: Option<f64>| value.map_or(String::new(), |value| format!("{value:.6}"));
     let row = |case: &CaseScores| {
-        let of = |one: Option<Score>| [one.map(|one| one.predicted), one.map(|one| one.measured), one.map(|one| one.error)];
+        let of = |one: Option<Score>| {
+            [one.map(|one| one.predicted), one.map(|one| one.measured), one.map(|one| one.error)]
+        };
         let [predicted, measured, error] = of(case.tpot);
         let range = [0, 1].map(|end| case.tpot.map(|tpot| tpot.range[end]));
         let mut cells = vec![escape::csv_field(&case.name)];
@@ -333,7 +345,7 @@ mod tests {
     use hearth_core::metrics::Terms;
 
     use super::*;
-    use crate::validation::{Case, Failed, RunNumbers, Run};
+    use crate::validation::{Case, Failed, Run, RunNumbers};
 
     fn validation() -> Validation {
         let numbers = |ms: f64| RunNumbers {
@@ -375,10 +387,7 @@ mod tests {
         let markdown = text(&files, "report.md");
         assert!(markdown.contains("+5.0 %") && markdown.contains("40.0 to 80.0"), "{markdown}");
         assert!(markdown.contains("Repetitions"), "{markdown}");
-        assert!(
-            markdown.contains("| scenarios with all numbers: all | 66.7 % | not met |"),
-            "{markdown}"
-        );
+        assert!(markdown.contains("| scenarios with all numbers: all | 66.7 % | not met |"), "{markdown}");
         let html = text(&files, "index.html");
         assert!(html.contains("Is &lt;it&gt; right?") && !html.contains("<disk>"));
         let csv = text(&files, "validation.csv");

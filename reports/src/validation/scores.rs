@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 use hearth_core::metrics::Terms;
 use serde::Serialize;
 
-use super::{Case, Failed, RunNumbers, Run};
+use super::{Case, Failed, Run, RunNumbers};
 
 /// Repeated measurements that differ by more than this have a high variance.
 pub const HIGH_VARIANCE: f64 = 0.15;

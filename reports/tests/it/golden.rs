@@ -142,17 +142,17 @@ fn runs_are_paired_by_plan() {
 
 #[test]
 fn damaged_traces_are_refused() {
-    assert_eq!(
-        Report::new(Vec::new()).unwrap_err().to_string(),
-        "no trace to report on; name at least one"
-    );
+    assert_eq!(Report::new(Vec::new()).unwrap_err().to_string(), "no trace to report on; name at least one");
     let broken = |change: fn(&mut hearth_schema::Trace)| {
         let mut trace = sample::trace(Origin::Measured, 3);
         change(&mut trace);
         Report::new(vec![trace]).unwrap_err().to_string()
     };
     let error = broken(|trace| trace.records[2].device = 9);
-    assert_eq!(error, "trace 1, step 2: device 9 is not in the header; the trace is damaged: record it again");
+    assert_eq!(
+        error,
+        "trace 1, step 2: device 9 is not in the header; the trace is damaged: record it again"
+    );
     let error = broken(|trace| trace.records[0].end = u64::MAX);
     assert!(error.contains("not a span of time"), "{error}");
     let error = broken(|trace| trace.passes.reverse());

@@ -73,8 +73,10 @@ fn prefill() -> Result<LineChart, Failed> {
         }
         lines.push(Series { name: strategy.name().to_owned(), values });
     }
-    let place =
-        |&tokens: &u32| Position { fraction: f64::from(tokens) / f64::from(LONGEST), label: tokens.to_string() };
+    let place = |&tokens: &u32| Position {
+        fraction: f64::from(tokens) / f64::from(LONGEST),
+        label: tokens.to_string(),
+    };
     Ok(LineChart {
         title: "Prefill speed of Llama-8B over the length of the prompt".into(),
         x_title: "tokens of the prompt".into(),
@@ -107,7 +109,8 @@ fn partition() -> Result<LineChart, Failed> {
         name: name.to_owned(),
         values: parts.iter().map(|&part| Some(time(part))).collect(),
     };
-    let place = |&part: &u64| Position { fraction: part as f64 / 16.0,
+    let place = |&part: &u64| Position {
+        fraction: part as f64 / 16.0,
         label: format!("{:.0} %", part as f64 * 100.0 / 16.0),
     };
     let gate = Matmul { inputs: 4096, outputs: 14336 };
