@@ -112,14 +112,9 @@ mod tests {
     use super::*;
 
     #[test]
-<<<<<<< HEAD:workflow/src/sweep/chart.rs
     fn values_are_placed_by_size() {
-        let fractions = |names: &[&str]| positions(names).iter().map(|position| position.fraction).collect::<Vec<_>>();
-=======
-    fn values_stand_where_their_size_says() {
         let fractions =
             |names: &[&str]| positions(names).iter().map(|position| position.fraction).collect::<Vec<_>>();
->>>>>>> 1e405ad (rustfmt, decision 34):src/sweep/chart.rs
         assert_eq!(fractions(&["2 GiB", "4 GiB", "6 GiB"]), [0.0, 0.5, 1.0]);
         assert_eq!(fractions(&["1 ms", "10 ms", "0.1 s"]), [0.0, 0.5, 1.0]);
         assert_eq!(fractions(&["8", "0"]), [1.0, 0.0]);
