@@ -12,7 +12,7 @@
 //! Not here: what is drawn ([`super::gantt`], [`super::bars`] and their neighbours).
 
 use std::convert::Infallible;
-use std::fmt::Write;
+use std::fmt::{self, Write};
 
 use plotters::element::{Drawable, PointCollection};
 use plotters::style::Color;
@@ -40,82 +40,39 @@ pub const PIXEL: u32 = 10;
 /// The radius of a dot.
 const DOT_RADIUS: u32 = 7 * PIXEL / 2;
 
-/// What a shape stands for; the style sheet gives it a colour.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Class {
-    Cpu,
-    Gpu,
-    Memory,
-    Demand,
-    Network,
-    Queue,
-    Bubble,
-    Hidden,
-    Concurrent,
-    Event,
-    Message,
-    Band,
-    Grid,
-    Lane,
-    Tick,
-    Name,
-    Series0,
-    Series1,
-    Series2,
-    Series3,
-    Series4,
-    Series5,
-    Series6,
-    Series7,
+macro_rules! classes {
+    ($($class:ident $name:literal),+) => {
+        /// What a shape stands for; the style sheet gives it a colour.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum Class { $($class),+ }
+
+        /// All classes with their names in the style sheet.
+        const CLASSES: &[(Class, &str)] = &[$((Class::$class, $name)),+];
+    };
 }
 
-/// The names of the classes in the style sheet, in the order of [`Class`].
-const NAMES: [&str; 24] = [
-    "cpu",
-    "gpu",
-    "memory",
-    "demand",
-    "network",
-    "queue",
-    "bubble",
-    "hidden",
-    "concurrent",
-    "event",
-    "message",
-    "band",
-    "grid",
-    "lane",
-    "tick",
-    "name",
-    "series-0",
-    "series-1",
-    "series-2",
-    "series-3",
-    "series-4",
-    "series-5",
-    "series-6",
-    "series-7",
-];
+classes! {
+    Cpu "cpu", Gpu "gpu", Memory "memory", Demand "demand", Network "network", Queue "queue", Bubble "bubble",
+    Hidden "hidden", Concurrent "concurrent", Event "event", Message "message", Band "band", Grid "grid", Lane "lane",
+    Tick "tick", Name "name", Series0 "series-0", Series1 "series-1", Series2 "series-2", Series3 "series-3",
+    Series4 "series-4", Series5 "series-5", Series6 "series-6", Series7 "series-7"
+}
 
 impl Class {
     /// The class of a series by its index; more series than eight share colours.
     pub fn series(index: usize) -> Self {
-        const SERIES: [Class; 8] = [
-            Class::Series0,
-            Class::Series1,
-            Class::Series2,
-            Class::Series3,
-            Class::Series4,
-            Class::Series5,
-            Class::Series6,
-            Class::Series7,
-        ];
-        SERIES[index % SERIES.len()]
+        CLASSES[Class::Series0 as usize + index % 8].0
     }
 
-    /// Its name in the style sheet.
-    pub fn name(self) -> &'static str {
-        NAMES[self as usize]
+    /// The class that a visible colour of plotters stands for.
+    fn of(color: BackendColor) -> Option<Self> {
+        CLASSES.get(usize::from(color.rgb.0)).map(|(class, _)| *class).filter(|_| color.alpha > 0.0)
+    }
+}
+
+impl fmt::Display for Class {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(CLASSES[*self as usize].1)
     }
 }
 
@@ -194,10 +151,6 @@ impl Drawing {
 
     /// A rectangle from one fraction of the width to another, and between two heights.
     pub fn rect(&mut self, class: Class, x: [f64; 2], y: [f64; 2]) {
-        self.named_rect(class.name(), x, y);
-    }
-
-    fn named_rect(&mut self, class: &str, x: [f64; 2], y: [f64; 2]) {
         let [start, end] = x.map(|fraction| fraction.clamp(0.0, 1.0));
         let _ = write!(
             self.body,
@@ -210,7 +163,7 @@ impl Drawing {
         self.close("rect");
     }
 
-    fn dot(&mut self, class: &str, (x, y): Point, radius: f64) {
+    fn dot(&mut self, class: Class, (x, y): Point, radius: f64) {
         let _ = write!(
             self.body,
             r#"<circle class="{class}" cx="{}%" cy="{}" r="{}""#,
@@ -233,32 +186,32 @@ impl Drawing {
     /// A text whose middle is at a fraction of the width; `y` is its base line.
     pub fn centred_text(&mut self, class: Class, (x, y): Point, text: &str) {
         let place = format!(r#"x="{}%" y="{}" text-anchor="middle""#, number(100.0 * x), number(y));
-        self.text(class.name(), &place, text);
+        self.text(class, &place, text);
     }
 
     /// A text in the gutter, at its left edge; `y` is its base line.
     pub fn gutter_text(&mut self, class: Class, y: f64, text: &str) {
         let place = format!(r#"x="-{}" y="{}""#, self.gutter, number(y));
-        self.text(class.name(), &place, text);
+        self.text(class, &place, text);
     }
 
-    fn text(&mut self, class: &str, place: &str, text: &str) {
+    fn text(&mut self, class: Class, place: &str, text: &str) {
         let _ = writeln!(self.body, r#"<text class="{class}" {place}>{}</text>"#, escape::markup(text));
     }
 
     /// A straight line between two points.
     pub fn line(&mut self, class: Class, from: Point, to: Point) {
-        self.stroke(class.name(), from, to, "");
+        self.stroke(class, from, to, "");
     }
 
     /// A line with a head at its end.
     pub fn arrow(&mut self, class: Class, from: Point, to: Point) {
         self.arrows = true;
         let head = format!(r#" marker-end="url(#{}-head)""#, self.id);
-        self.stroke(class.name(), from, to, &head);
+        self.stroke(class, from, to, &head);
     }
 
-    fn stroke(&mut self, class: &str, from: Point, to: Point, more: &str) {
+    fn stroke(&mut self, class: Class, from: Point, to: Point, more: &str) {
         let _ = writeln!(
             self.body,
             r#"<line class="{class}" x1="{}%" y1="{}" x2="{}%" y2="{}"{more}/>"#,
@@ -287,7 +240,7 @@ impl Drawing {
             out.push_str("\n<ul class=\"legend\">");
             for (class, meaning) in &self.legend {
                 let meaning = escape::markup(meaning);
-                let _ = write!(out, "<li><i class=\"key {}\"></i>{meaning}</li>", class.name());
+                let _ = write!(out, "<li><i class=\"key {class}\"></i>{meaning}</li>");
             }
             out.push_str("</ul>");
         }
@@ -323,7 +276,7 @@ impl Drawing {
                 out,
                 "<rect class=\"key {}\" x=\"{x}\" y=\"{y}\" width=\"12\" height=\"12\" rx=\"2\"/>\
                  <text class=\"tick\" x=\"{}\" y=\"{}\">{}</text>",
-                class.name(),
+                class,
                 x + 18.0,
                 y + 10.0,
                 escape::markup(meaning)
@@ -372,7 +325,7 @@ impl Canvas<'_> {
     }
 
     /// A shape in a nested coordinate system that stretches with the plot.
-    fn shape(&mut self, element: &str, class: &str, points: impl IntoIterator<Item = BackendCoord>) {
+    fn shape(&mut self, element: &str, class: Class, points: impl IntoIterator<Item = BackendCoord>) {
         let (gutter, height) = (self.gutter(), self.0.height);
         let _ = write!(
             self.0.body,
@@ -387,11 +340,6 @@ impl Canvas<'_> {
         }
         self.0.body.push_str("\"/></svg>\n");
     }
-}
-
-/// The class of a visible colour.
-fn class_of(color: BackendColor) -> Option<&'static str> {
-    NAMES.get(usize::from(color.rgb.0)).copied().filter(|_| color.alpha > 0.0)
 }
 
 impl DrawingBackend for Canvas<'_> {
@@ -415,7 +363,7 @@ impl DrawingBackend for Canvas<'_> {
     }
 
     fn draw_line<S: BackendStyle>(&mut self, from: BackendCoord, to: BackendCoord, style: &S) -> Done {
-        if let Some(class) = class_of(style.color()) {
+        if let Some(class) = Class::of(style.color()) {
             let (from, to) = (self.point(from), self.point(to));
             self.0.stroke(class, from, to, "");
         }
@@ -423,9 +371,9 @@ impl DrawingBackend for Canvas<'_> {
     }
 
     fn draw_rect<S: BackendStyle>(&mut self, a: BackendCoord, b: BackendCoord, style: &S, _: bool) -> Done {
-        if let Some(class) = class_of(style.color()) {
+        if let Some(class) = Class::of(style.color()) {
             let (a, b) = (self.point(a), self.point(b));
-            self.0.named_rect(class, [a.0, b.0], [a.1, b.1]);
+            self.0.rect(class, [a.0, b.0], [a.1, b.1]);
         }
         Ok(())
     }
@@ -435,7 +383,7 @@ impl DrawingBackend for Canvas<'_> {
         path: I,
         style: &S,
     ) -> Done {
-        if let Some(class) = class_of(style.color()) {
+        if let Some(class) = Class::of(style.color()) {
             self.shape("polyline", class, path);
         }
         Ok(())
@@ -446,14 +394,14 @@ impl DrawingBackend for Canvas<'_> {
         corners: I,
         style: &S,
     ) -> Done {
-        if let Some(class) = class_of(style.color()) {
+        if let Some(class) = Class::of(style.color()) {
             self.shape("polygon", class, corners);
         }
         Ok(())
     }
 
     fn draw_circle<S: BackendStyle>(&mut self, at: BackendCoord, radius: u32, style: &S, _: bool) -> Done {
-        if let Some(class) = class_of(style.color()) {
+        if let Some(class) = Class::of(style.color()) {
             let at = self.point(at);
             self.0.dot(class, at, f64::from(radius) / f64::from(PIXEL));
         }
@@ -461,7 +409,7 @@ impl DrawingBackend for Canvas<'_> {
     }
 
     fn draw_text<S: BackendTextStyle>(&mut self, text: &str, style: &S, at: BackendCoord) -> Done {
-        let Some(class) = class_of(style.color()).filter(|_| !text.is_empty()) else { return Ok(()) };
+        let Some(class) = Class::of(style.color()).filter(|_| !text.is_empty()) else { return Ok(()) };
         let (anchor, (x, y)) = (style.anchor(), self.point(at));
         // From the anchor to the base line.
         let y = y + match anchor.v_pos {
@@ -554,8 +502,8 @@ mod tests {
 
     #[test]
     fn every_class_has_a_colour() {
-        assert_eq!(Class::Series7.name(), "series-7");
-        for name in NAMES {
+        assert_eq!(Class::Series7.to_string(), "series-7");
+        for (_, name) in CLASSES {
             assert!(STYLE.contains(&format!(".{name}")), "{name}");
         }
     }

@@ -98,7 +98,9 @@ pub fn draw(id: &str, title: &str, unit: &str, dots: &[Dot]) -> Option<Drawing> 
     drawing.limit_width(WIDTH);
     let mut groups: Vec<(Class, &str)> = dots.iter().map(|dot| (dot.class, dot.group.as_str())).collect();
     groups.sort_unstable();
-    groups.into_iter().for_each(|(class, group)| drawing.explain(class, group));
+    for (class, group) in groups {
+        drawing.explain(class, group);
+    }
     drawing.explain(Class::Band, "within 10 %");
     let ticks = ticks(min, max);
     let axis = |title| Axis {
