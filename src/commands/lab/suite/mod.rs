@@ -122,7 +122,7 @@ pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
     } else {
         say!("{}report: {}\n", page::summary_text(&validation), output.join("index.html").display());
     }
-    let met = validation.scores().bars.iter().all(|bar| bar.met);
+    let met = validation.scores().criteria.iter().all(|criterion| criterion.met);
     Ok(if met { ExitCode::SUCCESS } else { ExitCode::from(ENDED_BADLY) })
 }
 
