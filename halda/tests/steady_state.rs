@@ -108,7 +108,7 @@ fn close(found: f64, expected: f64) {
 #[test]
 fn a_system_that_evicts_by_age_by_hand() {
     let os = ResidencyOptions::of(Residency::Os);
-    // Measured in `sim/tests/linux_rows.rs`' rows: 2.34, 2.34 to 2.38, 2.0 to 2.1, 2.22, 1.40.
+    // Measured in `sim/tests/it/linux_rows.rs`' rows: 2.34, 2.34 to 2.38, 2.0 to 2.1, 2.22, 1.40.
     close(seconds(305 * MIB, os.without_prefetch(), 1), 2.39);
     close(seconds(305 * MIB, os, 1), 2.39);
     close(seconds(305 * MIB, os, 2), 1.84);

@@ -1,10 +1,7 @@
-//! Does any ring survive anything that may happen to it?
+//! Random rings under random events keep the invariants of a run.
 //!
-//! Random small rings and random events: every run ends, with all its tokens or with the reason why not; time never
-//! runs backwards; what is counted is what was read; a token's terms sum to its time; and the same seed makes the same
-//! bytes.
-
-mod small_rings;
+//! Every run ends, with all its tokens or with the reason why not; time never runs backwards; counted bytes are read bytes;
+//! the terms of a token sum to its time; and the same seed gives the same bytes.
 
 use hearth_core::cluster::Cluster;
 use hearth_core::draft;
@@ -31,7 +28,7 @@ use hearth_schema::trace::Trace;
 use hearth_sim::{Disturbances, Input, Options, simulate_in};
 use proptest::prelude::*;
 
-use small_rings::{cluster, on_air, plan};
+use crate::small_rings::{cluster, on_air, plan};
 
 /// Layers in turn, two by two; with no worker left the head takes all.
 #[derive(Debug)]
@@ -100,7 +97,7 @@ const WINDOW: u64 = 64 << 20;
 const CHUNK: u64 = 2 << 20;
 
 /// The laws that hold whatever has happened.
-fn obeys_the_laws(trace: &Trace, tokens: u32, managed: bool) -> Result<(), TestCaseError> {
+fn check_invariants(trace: &Trace, tokens: u32, managed: bool) -> Result<(), TestCaseError> {
     let outputs = trace.records.iter().filter(|record| record.kind == Kind::Output).count() as u64;
     let accepted = trace.readings.iter().filter(|it| it.counter == Counter::Accepted).map(|it| it.value);
     if trace.outcome == Outcome::Ok {
@@ -150,10 +147,10 @@ fn obeys_the_laws(trace: &Trace, tokens: u32, managed: bool) -> Result<(), TestC
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
+    #![proptest_config(crate::cases(200))]
 
     #[test]
-    fn every_run_ends_and_keeps_the_laws(
+    fn every_run_ends_and_keeps_invariants(
         windows in prop::collection::vec(1u32..5, 1..4),
         memory_mib in prop::collection::vec(64u64..1500, 3),
         events in prop::collection::vec(event(), 0..6),
@@ -186,7 +183,7 @@ proptest! {
             simulate_in(&input, &Disturbances { events: &events, replanner }).expect("a run that ends").trace
         };
         let trace = run();
-        obeys_the_laws(&trace, generate * sequences, policy == Residency::Managed)?;
+        check_invariants(&trace, generate * sequences, policy == Residency::Managed)?;
         prop_assert_eq!(trace, run(), "the same once more");
     }
 }

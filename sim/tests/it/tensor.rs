@@ -1,9 +1,7 @@
-//! Does a run whose layers are sliced take the time that paper and pencil give it?
+//! Plans that slice every layer: times against closed forms, and the invariants of any slices.
 //!
-//! The same invented devices as in the tests of rings, so that every expectation can be computed by hand, and the
-//! laws that hold for any slices: determinism, no byte lost, terms that sum to the token's time.
-
-mod small_rings;
+//! The invented devices of [`crate::small_rings`]. The invariants are determinism, no lost byte, and terms that sum to the
+//! token's time.
 
 use hearth_core::Cluster;
 use hearth_core::metrics;
@@ -24,7 +22,7 @@ use hearth_schema::trace::Trace;
 use hearth_sim::{Input, Options, SimError, simulate};
 use proptest::prelude::*;
 
-use small_rings::{LATENCY, PLENTY, cluster, run};
+use crate::small_rings::{LATENCY, PLENTY, cluster, run};
 
 /// Slices of Llama 3 8B: 8 key-value heads and 14336 rows.
 fn plan(
@@ -34,7 +32,7 @@ fn plan(
     residency: ResidencyOptions,
 ) -> Plan {
     let layers = cluster.model.shape.layers.0;
-    let mut plan = small_rings::plan(&cluster.model, &vec![layers; slices.len()], residency);
+    let mut plan = crate::small_rings::plan(&cluster.model, &vec![layers; slices.len()], residency);
     plan.rounds = 1;
     let slice = |(place, &(kv_heads, feed_forward)): (usize, &(u32, u32))| Slice {
         device: format!("d{place}"),
@@ -69,9 +67,9 @@ fn tpot(cluster: &Cluster, plan: &Plan) -> f64 {
 }
 
 #[test]
-fn one_device_takes_what_it_takes_alone() {
+fn one_device_equals_a_ring_of_one() {
     let cluster = cluster("llama-8b", &[PLENTY], 6);
-    let ring = tpot(&cluster, &small_rings::plan(&cluster.model, &[32], PINNED));
+    let ring = tpot(&cluster, &crate::small_rings::plan(&cluster.model, &[32], PINNED));
     for pattern in [AllReduce::AllGather, AllReduce::Star, AllReduce::Ring, AllReduce::OverTheAir] {
         let plan = plan(&cluster, pattern, &even(1), PINNED);
         let trace = traced(&cluster, &plan, &Options::default());
@@ -83,7 +81,7 @@ fn one_device_takes_what_it_takes_alone() {
 }
 
 #[test]
-fn a_token_is_the_slowest_slice_and_the_sums() {
+fn token_time_is_slowest_slice_plus_all_reduce() {
     let cluster = cluster("llama-8b", &[PLENTY; 4], 6);
     let model = &cluster.model;
     // 4096 numbers of 4 bytes at 100 MB/s.
@@ -106,7 +104,7 @@ fn a_token_is_the_slowest_slice_and_the_sums() {
 }
 
 #[test]
-fn over_the_air_a_sum_takes_the_same_for_any_number_of_devices() {
+fn over_the_air_all_reduce_is_independent_of_device_count() {
     let sums = |count: u32| {
         let cluster = cluster("llama-8b", &vec![PLENTY; count as usize], 4);
         let metrics = run(&cluster, &plan(&cluster, AllReduce::OverTheAir, &even(count), PINNED));
@@ -116,7 +114,7 @@ fn over_the_air_a_sum_takes_the_same_for_any_number_of_devices() {
 }
 
 #[test]
-fn a_window_reads_every_block_again_and_hides_what_it_can() {
+fn sliding_window_rereads_and_overlaps() {
     let cluster = cluster("llama-8b", &[PLENTY; 2], 6);
     let sliding =
         |blocks| ResidencyOptions { blocks: Some(blocks), ..ResidencyOptions::of(Residency::Sliding) };
@@ -135,7 +133,7 @@ fn a_window_reads_every_block_again_and_hides_what_it_can() {
 }
 
 #[test]
-fn who_has_too_little_memory_is_named() {
+fn out_of_memory_names_the_device() {
     let cluster = cluster("llama-8b", &[PLENTY, Bytes(3 << 29)], 3);
     let plan = plan(&cluster, AllReduce::Star, &even(2), PINNED);
     let trace = traced(&cluster, &plan, &Options::default());
@@ -156,7 +154,7 @@ fn who_has_too_little_memory_is_named() {
 }
 
 #[test]
-fn a_head_that_loads_the_model_needs_room_for_it() {
+fn head_needs_memory_to_load_the_model() {
     let cluster = cluster("llama-8b", &[PLENTY, PLENTY], 3);
     let mut plan =
         plan(&cluster, AllReduce::AllGather, &even(2), ResidencyOptions::pinned(Some(Format::Q4_0)));
@@ -173,7 +171,7 @@ fn a_head_that_loads_the_model_needs_room_for_it() {
 }
 
 #[test]
-fn what_memory_lacks_is_swapped_where_there_is_swap() {
+fn excess_weights_are_swapped() {
     let mut cluster = cluster("llama-8b", &[PLENTY, Bytes(3 << 29)], 4);
     let plan = plan(&cluster, AllReduce::Star, &even(2), PINNED);
     cluster.members[1].device.memory.swap_available = Some(Sourced::new(Bytes(1 << 30), "test"));
@@ -185,16 +183,17 @@ fn what_memory_lacks_is_swapped_where_there_is_swap() {
     assert!((0.99..1.01).contains(&read), "{read} of the slice");
     assert!(metrics.devices[1].demand_disk_ms > 0.99 * share / 1e6, "{metrics:?}");
     // The same in a ring.
-    let ring = small_rings::plan(&cluster.model, &[16, 16], PINNED);
+    let ring = crate::small_rings::plan(&cluster.model, &[16, 16], PINNED);
     let ring = run(&cluster, &ring);
     assert_eq!(ring.outcome, Outcome::Ok);
     assert!(ring.devices[1].bytes_read_per_token > 0.9 * share, "{ring:?}");
 }
 
 #[test]
-fn a_ring_of_pinned_weights_reads_nothing_and_presses_on_memory() {
+fn pinned_ring_reads_nothing() {
     let cluster = cluster("llama-8b", &[PLENTY, PLENTY], 4);
-    let half = small_rings::plan(&cluster.model, &[16, 16], ResidencyOptions::pinned(Some(Format::F16)));
+    let half =
+        crate::small_rings::plan(&cluster.model, &[16, 16], ResidencyOptions::pinned(Some(Format::F16)));
     let metrics = run(&cluster, &half);
     assert_eq!(metrics.devices[1].bytes_read_per_token, 0.0);
     // 16 layers of 218 103 808 weights and two norms, keys and values of 512 tokens beside them.
@@ -203,7 +202,7 @@ fn a_ring_of_pinned_weights_reads_nothing_and_presses_on_memory() {
     let found = metrics.devices[1].memory_pressure * f64::from(64 << 10) * f64::from(1 << 20);
     assert!((found / (weights + cache) - 1.0).abs() < 1e-6, "{found}");
     // Twice the bytes of a format that its rate does not know takes as long as its bytes: 3.5 times Q4_K_M's.
-    let plain = run(&cluster, &small_rings::plan(&cluster.model, &[16, 16], PINNED));
+    let plain = run(&cluster, &crate::small_rings::plan(&cluster.model, &[16, 16], PINNED));
     let ratio = metrics.devices[1].busy_ms / plain.devices[1].busy_ms;
     let expected = weights / (16..32).map(|layer| cluster.model.layer_bytes(layer).as_f64()).sum::<f64>();
     assert!((ratio / expected - 1.0).abs() < 0.01, "{ratio}, expected {expected}");
@@ -231,7 +230,7 @@ fn slices_of_another_model_are_refused() {
 }
 
 #[test]
-fn a_long_prompt_goes_through_in_batches() {
+fn long_prompt_runs_in_batches() {
     let mut cluster = cluster("llama-8b", &[PLENTY, PLENTY], 3);
     (cluster.context, cluster.workload.prompt) = (2048, 1100);
     let mut plan = plan(&cluster, AllReduce::Star, &even(2), PINNED);
@@ -260,9 +259,9 @@ fn patterns() -> impl Strategy<Value = AllReduce> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(crate::cases(24))]
     #[test]
-    fn any_slices_obey_the_laws(
+    fn any_slices_keep_invariants(
         pattern in patterns(),
         cuts in proptest::collection::vec((0u32..=8, 0u32..=14336), 0..4),
         blocks in proptest::option::of(1u32..80),

@@ -1,4 +1,4 @@
-//! Does a simulated phone take what its stages take, alone and in a ring, and is its trace whole?
+//! A phone whose GPU and NPU compute together: times of its stages, alone and in a ring, and its trace.
 
 use hearth_core::Cluster;
 use hearth_core::LinkTable;
@@ -97,7 +97,7 @@ fn numbers(cluster: &Cluster) -> SocNumbers {
 }
 
 #[test]
-fn alone_it_takes_what_the_stages_add_up_to() {
+fn soc_time_is_the_sum_of_its_stages() {
     for strategy in Strategy::ALL {
         let cluster = cluster(SocOptions::of(strategy), 256, 3);
         let metrics = metrics::compute(&run(&cluster));
@@ -117,7 +117,7 @@ fn alone_it_takes_what_the_stages_add_up_to() {
 }
 
 #[test]
-fn a_ring_of_one_that_pages_agrees_where_everything_is_in_memory() {
+fn device_path_agrees_with_soc_path_in_memory() {
     let options = SocOptions::of(Strategy::HeteroTensor);
     let alone = metrics::compute(&run(&cluster(options, 256, 4)));
     // An event, though it does not come, makes it a ring with a page cache.
@@ -139,7 +139,7 @@ fn a_ring_of_one_that_pages_agrees_where_everything_is_in_memory() {
 }
 
 #[test]
-fn a_game_keeps_its_frames_unless_the_gpu_computes_alone() {
+fn game_keeps_its_frames_unless_the_gpu_computes_alone() {
     let longest = |strategy| numbers(&cluster(SocOptions::of(strategy), 256, 1)).prefill_queue;
     let tensor = longest(Strategy::HeteroTensor);
     assert!(tensor.longest_kernel_ms <= 14.0 && tensor.leaves_frames, "{tensor:?}");
@@ -149,7 +149,7 @@ fn a_game_keeps_its_frames_unless_the_gpu_computes_alone() {
 }
 
 #[test]
-fn fast_synchronisation_costs_14_events_a_layer_cut_and_8_whole() {
+fn fast_synchronisation_events_per_layer() {
     let events = |strategy| numbers(&cluster(SocOptions::of(strategy), 256, 1)).waiting.events_ms;
     assert!((events(Strategy::HeteroTensor) - 14.0 * 32.0 * 15.9e-3).abs() < 1e-3);
     assert!((events(Strategy::HeteroLayer) - 8.0 * 32.0 * 15.9e-3).abs() < 1e-3);
@@ -157,17 +157,17 @@ fn fast_synchronisation_costs_14_events_a_layer_cut_and_8_whole() {
 }
 
 #[test]
-fn long_prompts_come_in_pieces_of_the_largest_graph() {
+fn long_prompts_are_split_by_graph_size() {
     let trace = run(&cluster(SocOptions::of(Strategy::HeteroTensor), 2500, 1));
     let tokens: Vec<u32> = trace.passes.iter().map(|pass| pass.tokens).collect();
     assert_eq!(tokens, [1024, 1024, 452]);
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+    #![proptest_config(crate::cases(24))]
 
     #[test]
-    fn every_run_ends_and_its_details_lie_in_their_lines(
+    fn detail_records_lie_within_their_pass(
         prompt in 1_u32..700, generate in 1_u32..4, strategy in 0_usize..8, slow: bool, fixed: bool,
     ) {
         let options = SocOptions {

@@ -1,7 +1,7 @@
 //! Whole devices of the machine on which the page cache was measured, running the 1B shape in Q4_K.
 //!
-//! What the executor does under `os` and `windowed`, and llama.cpp, which only faults. The limits are those of
-//! `exec/lab/examples/residency_table.rs`: memory for a part of the file and 64 MiB, reads at 200 MB/s.
+//! They do what the executor does under `os` and `windowed`, and what llama.cpp does, which only faults. The limits are
+//! those of `exec/lab/examples/residency_table.rs`: memory for a part of the file and 64 MiB, reads at 200 MB/s.
 
 use hearth_core::cluster::Cluster;
 use hearth_profiles::device::Device;

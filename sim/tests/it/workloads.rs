@@ -1,9 +1,7 @@
-//! Do several sequences, batches of a prompt and drafts take the time that paper and pencil give them?
+//! Several sequences, prompt batches and drafts: times against closed forms, and the invariants of any workload.
 //!
-//! Closed forms on small rings of invented devices, and what holds for any workload: it ends, every sequence gets its
-//! tokens, terms sum, positions follow one another, two runs are the same bytes.
-
-mod small_rings;
+//! The invariants: a run ends, every sequence gets its tokens, terms sum to the token's time, positions follow one another,
+//! and two runs give the same bytes.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +31,7 @@ use hearth_schema::trace::Trace;
 use hearth_sim::{Input, Options, SimError, simulate};
 use proptest::prelude::*;
 
-use small_rings::{PLENTY, cluster, plan};
+use crate::small_rings::{PLENTY, cluster, plan};
 
 /// Milliseconds of a token.
 fn tpot(metrics: &Metrics) -> f64 {
@@ -69,10 +67,11 @@ fn run(cluster: &Cluster, windows: &[u32]) -> Metrics {
 }
 
 #[test]
-fn a_cold_run_only_begins_later() {
+fn cold_run_only_starts_later() {
     // Weights come from disk once, and then everything is in memory.
     let cluster = quick("1b", 2, Workload { sequences: 2, ..Workload::plain(4, 30) });
-    let (cold, warm) = (small_rings::run(&cluster, &planned(&cluster, &[8, 8])), run(&cluster, &[8, 8]));
+    let (cold, warm) =
+        (crate::small_rings::run(&cluster, &planned(&cluster, &[8, 8])), run(&cluster, &[8, 8]));
     assert!(cold.ttft_ms > warm.ttft_ms && cold.sequences.len() == 2);
     assert!(tpot(&cold) / tpot(&warm) < 1.2, "{} and {}", tpot(&cold), tpot(&warm));
 }
@@ -109,7 +108,7 @@ gpu:
 ";
 
 #[test]
-fn batches_of_a_prompt_keep_all_devices_at_work() {
+fn prompt_batches_keep_all_devices_busy() {
     let model = model::shipped("llama-8b").expect("shipped");
     // A batch costs a device the reading of its 8 layers, however few tokens it has.
     let stage =
@@ -141,7 +140,7 @@ fn batches_of_a_prompt_keep_all_devices_at_work() {
 }
 
 #[test]
-fn two_sequences_keep_two_equal_devices_at_work() {
+fn two_sequences_keep_two_devices_busy() {
     let model = model::shipped("llama-8b").expect("shipped");
     let (layer, output) = (model.layer_bytes(20).as_f64(), model.output_bytes().as_f64());
     // The output matrix is worth about 4 layers: 15 and it on the head, 17 on the other.
@@ -169,7 +168,7 @@ fn two_sequences_keep_two_equal_devices_at_work() {
 }
 
 #[test]
-fn tokens_a_step_are_what_acceptance_gives() {
+fn tokens_per_step_follow_acceptance() {
     for (chance, drafts) in [(0.0, 3), (0.4, 1), (0.7, 5), (0.9, 8), (1.0, 5)] {
         let mut many = quick("1b", 1, Workload { sequences: 8, ..Workload::plain(4, 400) });
         many.context = 404;
@@ -185,7 +184,7 @@ fn tokens_a_step_are_what_acceptance_gives() {
 }
 
 #[test]
-fn a_draft_costs_its_time_and_a_batch_the_reading_of_the_weights_once() {
+fn draft_adds_its_time_and_batch_reads_weights_once() {
     let plain = run(&quick("llama-8b", 1, Workload::plain(4, 61)), &[32]);
     let with =
         |acceptance| run(&with_drafts(quick("llama-8b", 1, Workload::plain(4, 61)), 5, acceptance), &[32]);
@@ -207,7 +206,7 @@ fn a_draft_costs_its_time_and_a_batch_the_reading_of_the_weights_once() {
 }
 
 #[test]
-fn the_draft_takes_the_heads_memory() {
+fn draft_model_uses_the_heads_memory() {
     let base = with_drafts(quick("1b", 2, Workload::plain(4, 8)), 3, 0.5);
     let plan = planned(&base, &[8, 8]);
     let own = base.draft.clone().expect("a draft");
@@ -233,7 +232,7 @@ fn the_draft_takes_the_heads_memory() {
 }
 
 #[test]
-fn a_draft_on_the_gpu_leaves_the_cpu_alone() {
+fn gpu_draft_does_not_use_the_cpu() {
     let d3 = shipped("d3").expect("shipped");
     let mut cluster = with_drafts(quick("1b", 1, Workload::plain(4, 13)), 4, 1.0);
     cluster.members[0].device = d3;
@@ -254,7 +253,7 @@ fn a_draft_on_the_gpu_leaves_the_cpu_alone() {
 }
 
 #[test]
-fn a_plan_that_drafts_otherwise_is_refused() {
+fn mismatched_draft_plan_is_refused() {
     let base = with_drafts(quick("1b", 1, Workload::plain(4, 8)), 3, 0.5);
     let plan = planned(&base, &[16]);
     let refused = |cluster: &Cluster, plan: &Plan| {
@@ -299,7 +298,7 @@ fn later_tokens_are_never_faster_in_a_quiet_run() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(60))]
+    #![proptest_config(crate::cases(60))]
 
     /// Whatever is asked of whichever ring: the run ends, every sequence gets its tokens, the terms sum, the passes of
     /// a sequence follow one another, no message is lost, and a second run is the same.

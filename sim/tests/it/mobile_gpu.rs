@@ -1,4 +1,4 @@
-//! Do two numbers a GPU predict what ML Drift reaches with other models?
+//! The roofline of a phone's GPU against the rows of ML Drift.
 //!
 //! ML Drift paper, Table 2: a prompt of 1024 tokens, 256 generated. F and BW come from the two rows of Gemma2 2B; the other
 //! rows are predictions. `docs/studies/ml-drift` shows them all.
@@ -76,7 +76,7 @@ fn is_suspicious(gpu: &str, name: &str, weights: Weights) -> [bool; 2] {
 }
 
 #[test]
-fn two_rows_give_each_gpu_its_numbers() {
+fn two_rows_determine_each_gpu() {
     let wanted = [(5.27, 58.3), (5.67, 59.1), (4.37, 51.2), (5.16, 43.5), (3.05, 30.2)];
     for ((gpu, name), (compute, bandwidth)) in gpus().iter().zip(GPUS).zip(wanted) {
         assert!((gpu.compute.0 / 1e12 - compute).abs() < 0.006, "{name}: {:e}", gpu.compute.0);
@@ -86,7 +86,7 @@ fn two_rows_give_each_gpu_its_numbers() {
 }
 
 #[test]
-fn the_other_rows_come_out_within_the_gates() {
+fn predicted_rows_are_within_the_gates() {
     let mut errors = [Vec::new(), Vec::new()];
     for (at, (gpu, name)) in gpus().iter().zip(GPUS).enumerate() {
         for &(model, weights, speeds) in TABLE.iter().filter(|(model, ..)| *model != FITTED) {
@@ -131,7 +131,7 @@ fn the_other_rows_come_out_within_the_gates() {
 }
 
 #[test]
-fn a_short_prompt_is_bound_by_reading_and_a_long_one_by_arithmetic() {
+fn short_prompts_are_bandwidth_bound_long_ones_compute_bound() {
     let (gpu, shape) = (gpus()[0], shape("Llama3.2 3B"));
     // One token: W / BW, as in decoding without a cache.
     let one = gpu.prefill(&shape, Weights::Q8, 1);

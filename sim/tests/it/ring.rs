@@ -1,9 +1,7 @@
-//! Does a simulated ring take the time that paper and pencil give it?
+//! Rings of windows: time per token against closed forms, and the invariants of any plan.
 //!
-//! Small rings of invented devices on a shipped model, so that every expectation can be computed by hand, and
-//! the laws that hold for any plan: determinism, no token lost, terms that sum to the token's time.
-
-mod small_rings;
+//! Small rings of invented devices on a shipped model. The invariants are determinism, no lost token, and terms that sum to
+//! the token's time.
 
 use hearth_core::cluster::Cluster;
 use hearth_core::metrics;
@@ -19,7 +17,7 @@ use hearth_schema::trace::Outcome;
 use hearth_sim::{Input, Options, SimError, simulate};
 use proptest::prelude::*;
 
-use small_rings::{PLENTY, cluster, plan, run};
+use crate::small_rings::{PLENTY, cluster, plan, run};
 
 /// A policy, with or without reading ahead.
 fn policy(residency: Residency, prefetch: bool) -> ResidencyOptions {
@@ -36,7 +34,7 @@ fn reading(model: &ModelProfile) -> f64 {
 }
 
 #[test]
-fn with_room_for_all_a_token_is_reading_and_hops() {
+fn token_time_with_enough_memory() {
     let cluster = cluster("llama-8b", &[PLENTY, PLENTY], 6);
     // A hop is 4096 numbers of 4 bytes at 100 MB/s, 0.16 ms, and 4 ms of latency.
     let hop = 4.0 + 16384.0 / 100e6 * 1e3;
@@ -52,7 +50,7 @@ fn with_room_for_all_a_token_is_reading_and_hops() {
 }
 
 #[test]
-fn without_memory_linux_reads_the_whole_share_again() {
+fn linux_rereads_the_whole_share() {
     // The second device has 16 of 32 layers, and memory for 90 % of them.
     let model = shipped("llama-8b").expect("shipped");
     let share: Bytes = (16..32).map(|layer| model.layer_bytes(layer)).sum();
@@ -73,7 +71,7 @@ fn without_memory_linux_reads_the_whole_share_again() {
 }
 
 #[test]
-fn prefetching_helps_in_several_rounds_and_not_in_one() {
+fn prefetch_helps_only_with_several_rounds() {
     let model = shipped("llama-8b").expect("shipped");
     let share: Bytes = (0..16).map(|layer| model.layer_bytes(layer)).sum();
     // 60 % of its half: two windows of a quarter fit beside each other, one window of all does not.
@@ -93,7 +91,7 @@ fn prefetching_helps_in_several_rounds_and_not_in_one() {
 }
 
 #[test]
-fn the_terms_of_a_token_sum_to_its_time() {
+fn terms_sum_to_token_time() {
     let model = shipped("llama-8b").expect("shipped");
     let cluster = cluster("llama-8b", &[PLENTY, Bytes(1 << 30)], 6);
     let metrics = run(&cluster, &plan(&model, &[5, 3], policy(Residency::Os, true)));
@@ -122,7 +120,7 @@ fn two_runs_give_the_same_bytes() {
 }
 
 #[test]
-fn a_long_prompt_flows_through_the_ring_in_batches() {
+fn prompt_batches_flow_through_the_ring() {
     let model = shipped("llama-8b").expect("shipped");
     let mut long = cluster("llama-8b", &[PLENTY, PLENTY], 3);
     long.context = 2048;
@@ -146,7 +144,7 @@ fn a_long_prompt_flows_through_the_ring_in_batches() {
 }
 
 #[test]
-fn what_cannot_be_held_is_out_of_memory() {
+fn unreclaimable_beyond_memory_is_out_of_memory() {
     let mut small = cluster("llama-8b", &[PLENTY, Bytes(1 << 20)], 3);
     let plan = plan(&small.model, &[16, 16], policy(Residency::Os, false));
     let options = Options::default();
@@ -158,7 +156,7 @@ fn what_cannot_be_held_is_out_of_memory() {
 }
 
 #[test]
-fn a_gpu_takes_its_layers_without_the_disk() {
+fn gpu_layers_do_not_use_the_disk() {
     let model = shipped("llama-8b").expect("shipped");
     let mut cluster = cluster("llama-8b", &[PLENTY], 4);
     let gpu = "\
@@ -197,7 +195,7 @@ gpu:
 }
 
 #[test]
-fn a_helper_keeps_to_its_budget() {
+fn prefetch_keeps_to_its_budget() {
     let model = shipped("llama-8b").expect("shipped");
     let share: Bytes = (0..16).map(|layer| model.layer_bytes(layer)).sum();
     let cluster = cluster("llama-8b", &[PLENTY, Bytes(share.0 / 2)], 5);
@@ -213,7 +211,7 @@ fn a_helper_keeps_to_its_budget() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(100))]
+    #![proptest_config(crate::cases(100))]
 
     /// Whatever the windows, memories and policies: the run ends, every token comes out once, and every device
     /// reads at least what it cannot hold.

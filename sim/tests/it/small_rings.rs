@@ -1,8 +1,4 @@
-//! What do the tests of rings share?
-//!
 //! Small rings of invented devices on a shipped model, so that every expectation can be computed by hand.
-
-#![allow(dead_code, reason = "each test binary uses its part")]
 
 use hearth_core::cluster::Cluster;
 use hearth_core::cluster::LinkTable;
@@ -27,7 +23,6 @@ use hearth_schema::scenario::Workload;
 use hearth_sim::{Input, Options, simulate};
 
 /// Memory for everything.
-#[allow(dead_code, reason = "not every test that includes this asks for it")]
 pub const PLENTY: Bytes = Bytes(40 << 30);
 
 /// 10 GB/s of reading and nothing else that takes time; a disk of 1 GB/s.

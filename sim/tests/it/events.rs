@@ -1,9 +1,7 @@
-//! Does what happens to the devices of a simulated ring cost what paper and pencil say?
+//! Scenario events: what loads, losses and stalls cost a simulated ring, against closed forms.
 //!
-//! Rings of [`small_rings`]: a token is reading weights from memory at 10 GB/s and hops, so that every change has one
-//! number that it must come to.
-
-mod small_rings;
+//! In the rings of [`crate::small_rings`] a token takes reading weights from memory at 10 GB/s and hops, so every change has one
+//! expected number.
 
 use hearth_core::cluster::Cluster;
 use hearth_core::metrics;
@@ -30,7 +28,7 @@ use hearth_schema::trace::Outcome;
 use hearth_schema::trace::Trace;
 use hearth_sim::{Disturbances, Input, Options, Run, SimError, simulate_in};
 
-use small_rings::{PLENTY, cluster, on_air, plan};
+use crate::small_rings::{PLENTY, cluster, on_air, plan};
 
 const OS: ResidencyOptions = ResidencyOptions::of(Residency::Os).without_prefetch();
 
@@ -98,7 +96,7 @@ fn near(found: f64, expected: f64) -> bool {
 }
 
 #[test]
-fn half_the_cores_take_twice_the_time_while_it_lasts() {
+fn load_on_half_the_cores_doubles_computing() {
     // Four threads beside its own four on four cores, until 0.2 s after the fourth token: a part of two tokens.
     let game = Event { load: Some(Load { threads: 4, gpu: None }), ..on("d1", 4) };
     let (trace, _) = halves(std::slice::from_ref(&game));
@@ -116,7 +114,7 @@ fn half_the_cores_take_twice_the_time_while_it_lasts() {
 }
 
 #[test]
-fn half_the_clock_is_twice_the_computing() {
+fn half_the_clock_doubles_computing() {
     let (trace, metrics) = halves(&[Event { slow: Some(Fraction(0.5)), ..on("d1", 1) }]);
     let (quiet, slow) = (halves(&[]).1, first(&trace).tpot_ms.beside.expect("all"));
     assert!(near(slow - quiet.tpot_ms.expect("tokens").mean, half()));
@@ -125,7 +123,7 @@ fn half_the_clock_is_twice_the_computing() {
 }
 
 #[test]
-fn a_disk_that_others_use_reads_with_what_is_left() {
+fn disk_load_slows_reading() {
     // The second half is read from disk for every token: its faults are served at 1 GB/s, or at 0.25.
     let mut cluster = cluster("llama-8b", &[PLENTY, Bytes(1 << 30)], 6);
     cluster.members[1].device.disk.latency = None;
@@ -144,7 +142,7 @@ fn a_disk_that_others_use_reads_with_what_is_left() {
 }
 
 #[test]
-fn a_stall_stands_beside_what_a_token_takes() {
+fn stall_adds_to_token_time() {
     let stall = Event { token: Some(4), lasts: Some(Seconds(1.5)), stalls: true, ..Event::default() };
     let (trace, metrics) = halves(&[stall]);
     assert_eq!((trace.outcome, trace.happenings.len()), (Outcome::Ok, 1), "nobody is missed within 1.5 s");
@@ -160,7 +158,7 @@ fn a_stall_stands_beside_what_a_token_takes() {
 }
 
 #[test]
-fn a_device_that_leaves_is_missed_and_the_others_go_on() {
+fn lost_device_is_replanned_around() {
     let cluster = cluster("llama-8b", &[PLENTY, PLENTY, PLENTY], 12);
     let plan = plan(&cluster.model, &[10, 11, 11], OS);
     let run = during(&cluster, &plan, &[Event { leaves: true, ..on("d2", 4) }], Some(&Evenly));
@@ -199,7 +197,7 @@ fn a_device_that_leaves_is_missed_and_the_others_go_on() {
 }
 
 #[test]
-fn several_sequences_begin_again_with_all_their_tokens() {
+fn sequences_are_recomputed_after_a_loss() {
     let mut cluster = cluster("llama-8b", &[PLENTY, PLENTY, PLENTY], 6);
     cluster.workload.sequences = 3;
     let plan = Plan { sequences: 3, ..plan(&cluster.model, &[10, 11, 11], OS) };
@@ -222,7 +220,7 @@ fn several_sequences_begin_again_with_all_their_tokens() {
 }
 
 #[test]
-fn the_air_stands_still_for_all_and_goes_on() {
+fn wifi_stall_holds_all_messages() {
     let quiet = |events: &[Event]| {
         let mut cluster = cluster("llama-8b", &[PLENTY, PLENTY], 12);
         on_air(&mut cluster, "", "");
@@ -240,7 +238,7 @@ fn the_air_stands_still_for_all_and_goes_on() {
 }
 
 #[test]
-fn a_process_that_android_kills_says_so() {
+fn android_kill_is_reported() {
     let mut cluster = cluster("llama-8b", &[PLENTY, Bytes(1 << 30)], 4);
     cluster.members[1].device.memory.page_cache = PageCachePolicy::Android;
     let plan = plan(&cluster.model, &[16, 16], OS);
@@ -264,7 +262,7 @@ fn a_process_that_android_kills_says_so() {
 }
 
 #[test]
-fn plans_that_only_the_simulator_knows_meet_no_events() {
+fn events_need_a_ring_plan() {
     let cluster = cluster("llama-8b", &[PLENTY, PLENTY], 4);
     let plan = plan(&cluster.model, &[16, 16], ResidencyOptions::of(Residency::Pinned));
     let options = Options::default();
@@ -277,7 +275,7 @@ fn plans_that_only_the_simulator_knows_meet_no_events() {
 }
 
 #[test]
-fn without_a_plan_for_the_rest_the_run_is_over() {
+fn run_ends_without_a_new_plan() {
     let leaves = [Event { leaves: true, ..on("d1", 4) }];
     let cluster = cluster("llama-8b", &[PLENTY, PLENTY], 12);
     let plan = plan(&cluster.model, &[16, 16], OS);
@@ -292,7 +290,7 @@ fn without_a_plan_for_the_rest_the_run_is_over() {
 }
 
 #[test]
-fn a_device_that_returns_is_taken_in_between_tokens_or_not_at_all() {
+fn returning_device_rejoins_between_tokens() {
     let cluster = cluster("llama-8b", &[PLENTY, PLENTY, PLENTY], 20);
     let plan = plan(&cluster.model, &[10, 11, 11], OS);
     let leaves = Event { leaves: true, ..on("d2", 3) };
@@ -316,7 +314,7 @@ fn a_device_that_returns_is_taken_in_between_tokens_or_not_at_all() {
 }
 
 #[test]
-fn a_device_outside_the_ring_joins_it_when_it_is_needed() {
+fn spare_device_joins_after_a_loss() {
     let cluster = cluster("llama-8b", &[PLENTY, PLENTY, PLENTY], 8);
     let plan = plan(&cluster.model, &[16, 16], OS);
     let run = during(&cluster, &plan, &[Event { leaves: true, ..on("d1", 3) }], Some(&Evenly));
@@ -329,7 +327,7 @@ fn a_device_outside_the_ring_joins_it_when_it_is_needed() {
 }
 
 #[test]
-fn memory_that_others_take_is_given_up_as_each_residency_does() {
+fn memory_pressure_by_residency() {
     // Room for all of the second half and 1 GiB less from the fourth token on: 0.75 of it, roughly.
     let model = hearth_profiles::model::shipped("llama-8b").expect("shipped");
     let share: Bytes = (16..32).map(|layer| model.layer_bytes(layer)).sum();
@@ -368,7 +366,7 @@ fn memory_that_others_take_is_given_up_as_each_residency_does() {
 }
 
 #[test]
-fn with_no_room_left_the_run_ends() {
+fn run_ends_out_of_memory() {
     let cluster = cluster("llama-8b", &[PLENTY, Bytes(1 << 30)], 8);
     let plan = plan(&cluster.model, &[16, 16], OS);
     let memory = Some(Taken { taken: Bytes(1 << 30), over: Some(Seconds(1.0)) });
@@ -378,7 +376,7 @@ fn with_no_room_left_the_run_ends() {
 }
 
 #[test]
-fn swapping_makes_room_as_fast_as_it_goes() {
+fn swapping_frees_memory_at_its_rate() {
     let model = hearth_profiles::model::shipped("llama-8b").expect("shipped");
     let share: Bytes = (16..32).map(|layer| model.layer_bytes(layer)).sum();
     let plan = plan(&model, &[16, 16], OS);
@@ -415,7 +413,7 @@ fn swapping_makes_room_as_fast_as_it_goes() {
 }
 
 #[test]
-fn a_head_that_leaves_is_the_end() {
+fn losing_the_head_ends_the_run() {
     let cluster = cluster("llama-8b", &[PLENTY, PLENTY], 8);
     let mut plan = plan(&cluster.model, &[16, 16], OS);
     plan.devices[1].role = Role::Worker;

@@ -1,9 +1,7 @@
-//! Does a whole run do what the page cache of each system says?
+//! Whole runs with the page cache of each operating system.
 //!
-//! One device with a share of the 8B shape that does not fit, as in [`small_rings`]: a disk of 1 GB/s, and everything
-//! after the first token counted. What no machine here has checked says so in its trace.
-
-mod small_rings;
+//! One device with a share of the 8B shape that does not fit, as in [`crate::small_rings`]: a disk of 1 GB/s, and reads counted
+//! after the first token. A policy that no machine here has validated is marked in its trace.
 
 use hearth_core::metrics;
 use hearth_profiles::device::{Device, Os, PageCachePolicy, Reclaim};
@@ -14,7 +12,7 @@ use hearth_schema::trace::Outcome;
 use hearth_schema::trace::Trace;
 use hearth_sim::{Input, Options, simulate};
 
-use small_rings::{PLENTY, cluster, plan, run};
+use crate::small_rings::{PLENTY, cluster, plan, run};
 
 const POLICIES: [(PageCachePolicy, &str); 7] = [
     (PageCachePolicy::PaperLinear, "paper-linear"),
@@ -47,7 +45,7 @@ fn traced(part: f64, policy: PageCachePolicy, change: impl Fn(&mut Device)) -> (
 }
 
 #[test]
-fn shares_of_what_a_token_reads() {
+fn bytes_read_per_token_by_policy() {
     let read = |part, policy| traced(part, policy, |_| ()).1;
     for (policy, name) in POLICIES {
         // Nothing is read again but an embedding row and what lies around it: some MiB of five GB.
@@ -63,7 +61,7 @@ fn shares_of_what_a_token_reads() {
 }
 
 #[test]
-fn what_nobody_checked_says_so() {
+fn unvalidated_policies_are_marked() {
     for (policy, name) in POLICIES {
         let (trace, _) = traced(1.02, policy, |_| ());
         let unvalidated = trace.header.devices[0].unvalidated.is_some();
@@ -74,7 +72,7 @@ fn what_nobody_checked_says_so() {
 }
 
 #[test]
-fn a_run_below_the_killers_threshold_does_not_survive() {
+fn low_memory_killer_ends_the_run() {
     let kill = |below: u64| {
         move |device: &mut Device| {
             device.memory.reclaim =
@@ -89,7 +87,7 @@ fn a_run_below_the_killers_threshold_does_not_survive() {
 }
 
 #[test]
-fn compressed_applications_make_room_on_android() {
+fn android_compression_frees_memory() {
     let read = |compressed: f64| {
         let give = |device: &mut Device| {
             // A third of the share is held by others: with nothing gained, three quarters fit.
@@ -105,7 +103,7 @@ fn compressed_applications_make_room_on_android() {
 
 /// A worker waits for its neighbour: weights that Metal has wired are taken back after a second, unless kept.
 #[test]
-fn metal_unwires_what_is_idle() {
+fn metal_unwires_idle_weights() {
     let model = shipped("llama-8b").expect("shipped");
     let plan = plan(&model, &[16, 16], ResidencyOptions::default().without_prefetch());
     let read = |unwire_after: f64, keep_alive| {

@@ -1,8 +1,6 @@
-//! Does a ring over shared air take the time that its messages take, and does the trace say so?
+//! Rings over shared Wi-Fi: message times, stalls, and the trace of both.
 //!
-//! Small rings of invented devices, as in `ring`; the links are replaced by a Wi-Fi channel.
-
-mod small_rings;
+//! Small rings of invented devices, as in `ring`; a Wi-Fi channel replaces the links.
 
 use hearth_core::cluster::Cluster;
 use hearth_core::cluster::Joined;
@@ -18,7 +16,7 @@ use hearth_schema::trace::Trace;
 use hearth_sim::{Input, Options, simulate};
 use proptest::prelude::*;
 
-use small_rings::{PLENTY, cluster, on_air, plan};
+use crate::small_rings::{PLENTY, cluster, on_air, plan};
 
 /// A ring of stations, warm, in windows.
 fn ring(devices: usize, generate: u32, channel: &str, tcp: &str) -> Cluster {
@@ -53,7 +51,7 @@ fn hop(cluster: &Cluster, fresh: bool) -> f64 {
 }
 
 #[test]
-fn the_air_term_is_what_messages_take_on_average() {
+fn network_term_equals_mean_message_time() {
     let lossless = "loss: {value: 0 %, source: t}";
     // A token takes 0.48 s. In one round a connection is used once in that time, and its window has closed; in four
     // rounds it never rests for as long as the timeout of 0.2 s. Losses are few, so that their mean is uncertain.
@@ -78,7 +76,7 @@ fn the_air_term_is_what_messages_take_on_average() {
 /// A token is not under way a second time while it waits. So of a stall that is longer than the time between two hops
 /// it meets the rest once, not once a hop, and the formula for a message alone is too much.
 #[test]
-fn a_ring_meets_each_stall_once() {
+fn each_stall_delays_a_ring_once() {
     let [clean, awdl] = ["", ", stalls: awdl"].map(|channel| {
         let cluster = ring(3, 400, channel, QUIET);
         let trace = run(&cluster, &windows(&cluster, &[4, 2, 2]));
@@ -90,7 +88,7 @@ fn a_ring_meets_each_stall_once() {
 }
 
 #[test]
-fn stalls_are_seen_in_the_tail() {
+fn stalls_raise_tail_latency() {
     let [clean, awdl] = ["", ", stalls: awdl"].map(|channel| {
         let cluster = ring(2, 300, channel, QUIET);
         metrics::compute(&run(&cluster, &windows(&cluster, &[16, 16]))).tpot_ms.expect("tokens")
@@ -114,12 +112,12 @@ fn messages(trace: &Trace) -> Vec<(&Record, &Record)> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(40))]
+    #![proptest_config(crate::cases(40))]
 
     /// Whatever the ring and the prompt: a message has left before it is there, everything of it was on the air, and
     /// the same run gives the same bytes.
     #[test]
-    fn every_message_is_on_the_air_before_it_arrives(
+    fn messages_are_transmitted_before_they_arrive(
         devices in 2usize..5, window in 1u32..9, prompt in 1u32..1500, stalls: bool, seed: u64,
     ) {
         let mut cluster = ring(devices, 3, if stalls { ", stalls: awdl" } else { "" }, "");

@@ -1,10 +1,7 @@
-//! Does a simulated device that manages its residency read what does not fit and nothing else, and does the rest
-//! hide where it should?
+//! Managed residency: bytes read and time per token, against closed forms.
 //!
-//! Devices read weights at 10 GB/s from memory and at 1 GB/s from disk, which leaves every expectation to paper and
-//! pencil. Reads are counted after the first token, when the kept set is in memory.
-
-mod small_rings;
+//! Devices read weights at 10 GB/s from memory and at 1 GB/s from disk, so every expectation can be computed by hand. Reads
+//! are counted after the first token, when the kept set is in memory.
 
 use hearth_core::cluster::Cluster;
 use hearth_core::metrics;
@@ -26,11 +23,11 @@ use hearth_schema::trace::Trace;
 use hearth_sim::{Input, Options, simulate};
 use proptest::prelude::*;
 
-use small_rings::{PLENTY, cluster, plan, run};
+use crate::small_rings::{PLENTY, cluster, plan, run};
 
 const MANAGED: ResidencyOptions = ResidencyOptions::of(Residency::Managed);
 
-/// Bytes a second of [`small_rings`]'s disks and memories, and cores of its processors.
+/// Bytes a second of [`crate::small_rings`]'s disks and memories, and cores of its processors.
 const DISK: f64 = 1e9;
 const CORES: u32 = 4;
 const MEMORY: f64 = 10e9;
@@ -50,7 +47,7 @@ fn kept(plan: &Plan, model: &ModelProfile, room: Bytes) -> f64 {
     kept_bytes(room.0, share(plan, last, model).0, CORES, &plan.devices[last].residency) as f64
 }
 
-/// What a device's key-value cache takes in a plan of [`small_rings`].
+/// What a device's key-value cache takes in a plan of [`crate::small_rings`].
 fn kv(plan: &Plan, place: usize, model: &ModelProfile) -> Bytes {
     let layers = plan.windows(place).iter().map(|window| window.len() as u64).sum::<u64>();
     Bytes(model.shape.kv_bytes_per_layer(plan.context, Bytes(plan.kv_cache.element_bytes())).0 * layers)
@@ -74,7 +71,7 @@ fn tpot(cluster: &Cluster, plan: &Plan) -> f64 {
 }
 
 #[test]
-fn what_is_read_is_what_is_not_kept() {
+fn reads_are_the_bytes_not_kept() {
     let model = shipped("llama-8b").expect("shipped");
     for windows in [[16, 16], [8, 8], [4, 4]] {
         for part in [0.9, 0.75, 0.5, 0.35] {
@@ -97,7 +94,7 @@ fn what_is_read_is_what_is_not_kept() {
 /// and what it must read lies evenly in the window. So the simulated time is shorter, by at most the time of
 /// computing.
 #[test]
-fn a_visit_takes_its_computing_or_reading_what_the_buffer_does_not_hold() {
+fn visit_time_follows_the_closed_form() {
     let model = shipped("llama-8b").expect("shipped");
     for (windows, rounds) in [([16, 8, 8], 1.0), ([8, 4, 4], 2.0), ([4, 2, 2], 4.0)] {
         for (part, buffer) in [(0.9, 8), (0.75, 8), (0.5, 8), (0.35, 8), (0.75, 64), (0.5, 160)] {
@@ -128,7 +125,7 @@ fn a_visit_takes_its_computing_or_reading_what_the_buffer_does_not_hold() {
 }
 
 #[test]
-fn a_single_device_computes_or_reads_whichever_takes_longer() {
+fn single_device_overlaps_reading_and_computing() {
     let model = shipped("llama-8b").expect("shipped");
     let plan = plan(&model, &[32], MANAGED);
     for part in [0.97, 0.9, 0.75, 0.5, 0.35] {
@@ -148,7 +145,7 @@ fn a_single_device_computes_or_reads_whichever_takes_longer() {
 }
 
 #[test]
-fn the_system_reads_everything_where_a_device_reads_the_rest() {
+fn os_residency_reads_the_whole_share() {
     let model = shipped("llama-8b").expect("shipped");
     let read = |options| {
         let plan = plan(&model, &[16, 16], options);
@@ -162,7 +159,7 @@ fn the_system_reads_everything_where_a_device_reads_the_rest() {
 }
 
 #[test]
-fn with_room_for_everything_it_does_not_matter_who_decides() {
+fn policies_agree_with_enough_memory() {
     let model = shipped("llama-8b").expect("shipped");
     let cluster = cluster("llama-8b", &[PLENTY, PLENTY], 6);
     let metrics = |options| run(&cluster, &plan(&model, &[8, 8], options));
@@ -177,7 +174,7 @@ fn with_room_for_everything_it_does_not_matter_who_decides() {
 
 /// Windows are given up behind the computation: what the next one needs is not evicted by what it evicts.
 #[test]
-fn giving_windows_up_ends_the_conflict() {
+fn windowed_residency_avoids_thrashing() {
     let model = shipped("llama-8b").expect("shipped");
     let read = |policy, release| {
         let plan = plan(&model, &[8, 8], ResidencyOptions { release, ..ResidencyOptions::of(policy) });
@@ -200,7 +197,7 @@ fn giving_windows_up_ends_the_conflict() {
 }
 
 #[test]
-fn small_buffers_stream_as_well() {
+fn small_buffers_stream_too() {
     let model = shipped("llama-8b").expect("shipped");
     let options = ResidencyOptions { stream_buffer: Some(Bytes(512 << 10)), ..MANAGED };
     let plan = plan(&model, &[8, 8], options);
@@ -212,7 +209,7 @@ fn small_buffers_stream_as_well() {
 }
 
 #[test]
-fn a_buffer_that_memory_has_no_room_for_shrinks() {
+fn stream_buffer_shrinks_to_fit_memory() {
     let model = shipped("llama-8b").expect("shipped");
     let options = ResidencyOptions { stream_buffer: Some(Bytes::mib(256)), ..MANAGED };
     let plan = plan(&model, &[8, 8], options);
@@ -236,7 +233,7 @@ fn two_runs_give_the_same_bytes() {
 
 /// Several batches of a prompt are on the ring at once, so that what is announced is not always what is next.
 #[test]
-fn a_long_prompt_does_not_confuse_the_stream() {
+fn long_prompt_keeps_streaming() {
     let model = shipped("llama-8b").expect("shipped");
     for windows in [vec![16, 16], vec![4, 4], vec![3, 2, 2]] {
         let mut plan = plan(&model, &windows, MANAGED);
@@ -259,7 +256,7 @@ fn a_long_prompt_does_not_confuse_the_stream() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(60))]
+    #![proptest_config(crate::cases(60))]
 
     /// Kept sets are nested, so a device with more room reads no more, to a piece a window that is read whole.
     #[test]
@@ -285,7 +282,7 @@ proptest! {
     /// no device reads its share more than twice for a token; if its buffer finds no room, three times: what was
     /// read ahead and evicted is populated, and may be evicted again before its turn.
     #[test]
-    fn no_stream_ever_stands_still(
+    fn streaming_never_deadlocks(
         windows in prop::collection::vec(0u32..7, 1..5),
         memory_mib in prop::collection::vec(16u64..700, 4),
         buffer_kib in prop::collection::vec(512u64..65536, 4),

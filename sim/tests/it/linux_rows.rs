@@ -1,14 +1,10 @@
-//! Does the simulated Linux read what the real one reads?
+//! The simulated Linux page cache against measured rows.
 //!
-//! Every row that was measured: the windowed reader of `examples/windowed_reader.rs`, the executor and llama.cpp with
-//! less memory than weights. Printed beside what the simulator says, and held to 15 %; rows on an edge, where the
-//! machine itself is erratic, to an interval over seeds. See `docs/studies/linux-page-cache`.
+//! The rows are those of the study `windowed_reader`, of the executor and of llama.cpp with less memory than weights. Each
+//! is printed beside the simulated value and held to 15 %. Rows on an edge, where the machine itself varies, are held to an
+//! interval over seeds. See `docs/studies/linux-page-cache`.
 //!
-//!     cargo test -p hearth-sim --test linux_rows -- --nocapture
-
-mod linux_device;
-mod linux_reader;
-mod small_rings;
+//!     cargo test -p hearth-sim --test it linux_rows -- --nocapture
 
 use std::ops::RangeInclusive;
 
@@ -16,8 +12,8 @@ use hearth_profiles::Bytes;
 use hearth_schema::residency::Residency;
 use hearth_schema::residency::ResidencyOptions;
 
-use linux_device::{HELD, PEER_HELD, Run};
-use linux_reader::{BASE, Prefetch, Setup, windowed};
+use crate::linux_device::{HELD, PEER_HELD, Run};
+use crate::linux_reader::{BASE, Prefetch, Setup, windowed};
 
 /// Measured ranges: seconds a token, and multiples of the share read or MB a token.
 type Measured = (RangeInclusive<f64>, RangeInclusive<f64>);
@@ -199,7 +195,7 @@ fn every_row_within_fifteen_per_cent() {
     println!("|---|---|---|---|---|---|---|---|");
     for Row { name, setup, seconds, read } in published().into_iter().chain(measured()).chain(halves()) {
         let memory = format!("{} MiB", setup.memory_mib);
-        if !print(name, &memory, linux_reader::simulate(setup), &(seconds, read), 2) {
+        if !print(name, &memory, crate::linux_reader::simulate(setup), &(seconds, read), 2) {
             wrong.push(format!("{name} at {memory}"));
         }
     }

@@ -1,6 +1,6 @@
-//! The windowed reader of `examples/windowed_reader.rs`, on the storage that every simulated device has.
+//! The reader of the study `windowed_reader`, on the storage of a simulated device.
 //!
-//! A world of its own: readers that sum a share window by window, a helper that prefetches, a disk.
+//! A simulation of its own: readers that sum a share window by window, a helper that prefetches, a disk.
 
 use std::collections::VecDeque;
 
@@ -70,7 +70,7 @@ struct Reader {
 }
 
 #[derive(Clone)]
-struct World {
+struct ReaderSim {
     setup: Setup,
     engine: Engine<Event>,
     storage: Storage,
@@ -84,7 +84,7 @@ struct World {
     tokens: Vec<(Nanos, u64)>,
 }
 
-impl World {
+impl ReaderSim {
     fn new(setup: Setup) -> Self {
         let share = setup.share_mib * CHUNKS_PER_MIB;
         let capacity = match setup.memory_mib {
@@ -284,7 +284,7 @@ impl World {
 pub fn simulate(setup: Setup) -> (f64, f64) {
     const WARM: usize = 2;
     const TOKENS: usize = 14;
-    let ends = World::new(setup).run(TOKENS);
+    let ends = ReaderSim::new(setup).run(TOKENS);
     let (first, last) = (ends[WARM - 1], ends[TOKENS - 1]);
     let tokens = (TOKENS - WARM) as f64;
     let share = f64::from(setup.share_mib) * f64::from(1 << 20);

@@ -1,15 +1,14 @@
-//! Does the simulated page cache read and refault what the real one did, given the same accesses?
+//! Replays on [`TwoList`] the accesses that a machine logged, and compares reads and refaults.
 //!
-//! `examples/cyclic_reader --log` writes down what a reader and its helper did to each piece of a file, in
-//! order, and what the kernel counted for each pass. The same order is replayed here on `TwoList`, without
-//! time: what was asked for has arrived when it is populated. See
-//! `docs/decisions/0011-the-two-list-policy-replays-it.md`.
+//! `cyclic_reader --log` of the studies writes down what a reader and its helper did to each piece of a file, in order,
+//! and what the kernel counted for each pass. The replay has no time: what was asked for has arrived when it is
+//! populated. See `docs/decisions/0011-the-two-list-policy-replays-it.md`.
 //!
-//!     cargo test -p hearth-sim --test cyclic_rows -- --nocapture
+//!     cargo test -p hearth-sim --test it cyclic_rows -- --nocapture
 
 use hearth_sim::page_cache::{Access, Chunk, Fetch, PageCache, Readahead, TwoList};
 
-const LOG: &str = include_str!("data/cyclic_reader.log");
+const LOG: &str = include_str!("../data/cyclic_reader.log");
 const CHUNKS_PER_MIB: u32 = 8;
 const FILE_MIB: u32 = 640;
 const PIECE_MIB: u32 = 2;
@@ -148,7 +147,7 @@ fn keeps(row: &Row, piece: u32) -> bool {
 }
 
 #[test]
-fn the_replay_reads_and_refaults_as_the_machine_did() {
+fn replay_matches_measured_reads_and_refaults() {
     let mut wrong = Vec::new();
     println!("| row | pass | read MiB | replayed | refaults MiB | replayed | lost MiB | replayed |");
     println!("|---|---|---|---|---|---|---|---|");

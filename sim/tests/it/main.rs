@@ -1,0 +1,31 @@
+//! Integration tests of the simulator, against closed forms, measurements and another simulator.
+//!
+//! Properties run a slice of their random cases by default and all of them with `HEARTH_SLOW=1`.
+
+mod cyclic_rows;
+mod events;
+mod events_property;
+mod linux_device;
+mod linux_reader;
+mod linux_rows;
+mod mobile_gpu;
+mod network;
+mod policies;
+mod queue_twin;
+mod residency;
+mod ring;
+mod small_rings;
+mod soc;
+mod tensor;
+mod workloads;
+
+use proptest::prelude::ProptestConfig;
+
+/// Random cases of a property by default.
+const QUICK_CASES: u32 = 16;
+
+/// The configuration of a property with a number of cases, of which a slice runs by default.
+fn cases(all: u32) -> ProptestConfig {
+    let slow = std::env::var("HEARTH_SLOW").is_ok_and(|value| value == "1");
+    ProptestConfig::with_cases(if slow { all } else { all.min(QUICK_CASES) })
+}
