@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""How does the chat page look and behave in a real browser?
+"""Checks the chat page in a real browser, and takes screenshots of it.
 
     python3 -m venv client && client/bin/pip install websocket-client
     client/bin/python scripts/chat_page.py http://127.0.0.1:8080/ FOLDER
 
 Drives Debian's `chromium` over its debugging port: talks to the model, stops an answer, opens the settings, and writes
-screenshots, light and dark, 1280 and 390 pixels wide. Ends with 1 if the page asks anything but its own server, throws, or
+screenshots, light and dark, 1280 and 390 pixels wide. Exits with 1 if the page requests anything but its own server, throws, or
 is wider than the window.
 """
 
@@ -75,11 +75,11 @@ try:
         order(f"{domain}.enable")
     order("Page.navigate", url=url)
     time.sleep(2.5)
-    evaluate('document.getElementById("most").value = 60')
+    evaluate('document.getElementById("max-tokens").value = 60')
     ask("Who art thou?")
     time.sleep(2.5)
     ask("And whence comest thou?")
-    evaluate('document.getElementById("most").value = ""')
+    evaluate('document.getElementById("max-tokens").value = ""')
     ask("Tell me of the kings of Israel", waits=False)
     shot("under-way-light", 1280, False)
     evaluate('document.getElementById("stop").click()')
