@@ -6,16 +6,17 @@
 //!
 //! Not here: wording, which is `sentences`.
 
-use crate::assignment::{Assignment, Share, ring_order};
-use crate::constraints::Rules;
-use crate::exact::{Exact, HeadChoice, OrderChoice, evaluated};
-use crate::gpu_split::Turns;
+use crate::latency::constraints::Rules;
+use crate::latency::gpu_split::Turns;
+use crate::latency::steady_state::Place;
 use crate::latency::{Breakdown, LatencyModel};
-use crate::overlap::{Menus, Overlap, best_choice, fastest, steady};
-use crate::programme::SizedProblem;
-use crate::steady_state::Place;
+use crate::problem::assignment::{Assignment, Share, ring_order};
+use crate::solvers::dynamic_program::SizedProblem;
+use crate::solvers::exact::Exact;
+use crate::solvers::overlap::{Menus, Overlap, best_choice, fastest};
+use crate::solvers::search_space::{HeadChoice, OrderChoice};
+use crate::solvers::shortest_cycle::with_all;
 use crate::strategy::{Infeasible, Objective, Proposal, SearchLimit, SearchStep, Strategy};
-use crate::tour::with_all;
 
 /// The reasons behind a plan.
 #[derive(Debug, Clone, PartialEq)]
@@ -135,9 +136,13 @@ fn best_with_the_same_head(model: &LatencyModel, plan: &Explained) -> Option<f64
         Objective::Paper => {
             // A single round is never slower than more.
             let exact = Exact { rules, head, rounds: Some(1), order };
-            (exact.propose(model), |model, proposal| evaluated(model, &proposal.assignment))
+            (exact.propose(model), |model, proposal| model.seconds(&proposal.assignment))
         }
-        Objective::SteadyState => (Overlap { rules, head, rounds: None, order }.propose(model), steady),
+        Objective::SteadyState => {
+            (Overlap { rules, head, rounds: None, order }.propose(model), |model, proposal| {
+                model.steady_seconds(&proposal.assignment, &proposal.residencies)
+            })
+        }
     };
     let proposal = proposal.ok()?;
     let limited = proposal.limit.as_ref().is_some_and(|limit| limit.lower_bound.is_some());
@@ -269,12 +274,13 @@ fn why_dropped(model: &LatencyModel, plan: &Explained, device: usize, menus: &mu
     };
     let problem = SizedProblem { model, order: &order, ring_layers, least_windows };
     let with_it = match plan.objective {
-        Objective::Paper => problem.optimum().map(|assignment| evaluated(model, &assignment)),
+        Objective::Paper => problem.optimum().map(|assignment| model.seconds(&assignment)),
         Objective::SteadyState => {
             let menus = menus.get_or_insert_with(|| Menus::new(model, head, ring_layers));
             // The best plan of all is not slower than the one with this device.
             let at_least = if plan.is_optimal { plan.breakdown.seconds } else { 0.0 };
-            fastest(&problem, menus, at_least).map(|proposal| steady(model, &proposal))
+            fastest(&problem, menus, at_least)
+                .map(|proposal| model.steady_seconds(&proposal.assignment, &proposal.residencies))
         }
     };
     match with_it {

@@ -4,7 +4,7 @@
 //! beside its layers. An instance from a paper says nothing of this; then the system decides what stays, and
 //! everything is read again.
 //!
-//! Not here: what follows from it for a token's time. That is [`crate::steady_state`].
+//! Not here: what follows from it for a token's time. That is [`crate::latency::steady_state`].
 
 use hearth_schema::residency::ResidencyOptions;
 use serde::{Deserialize, Serialize};

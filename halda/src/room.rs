@@ -1,7 +1,7 @@
 //! How many layers does a device hold before it reads weights for every token, and where does it put them?
 //!
 //! ```text
-//! CPU room = x, GPU room = floor(GPU memory / b')      in general ([`crate::coefficients`])
+//! CPU room = x, GPU room = floor(GPU memory / b')      in general ([`crate::latency::coefficients`])
 //! CPU room + GPU room = x                              with Metal, where both share one memory
 //! ```
 //!
@@ -10,7 +10,7 @@
 //! whose output weights) alone exceed its memory reads for every token in any case and has no room at all.
 //!
 //! Not here: what reading costs ([`crate::latency`]), or a split that weighs it against a slow GPU
-//! ([`crate::gpu_split`]).
+//! ([`crate::latency::gpu_split`]).
 
 use crate::latency::LatencyModel;
 use crate::strategy::Refusal;

@@ -1,6 +1,6 @@
 //! How does a planner turn an instance into a plan that can be trusted?
 //!
-//! A strategy only proposes an assignment. [`solve`] does the rest the same way for all of them: it checks
+//! A strategy only proposes an assignment. [`crate::solve()`] does the rest the same way for all of them: it checks
 //! the named constraints, evaluates the one latency model, and explains. So the law that every strategy
 //! obeys (the returned plan satisfies the constraints, its T is the re-evaluated one) holds by construction,
 //! and a proposal that breaks a constraint becomes a refusal naming it.
@@ -11,12 +11,10 @@ use std::mem::discriminant;
 
 use hearth_schema::residency::ResidencyOptions;
 
-use crate::assignment::Assignment;
-use crate::coefficients::MemoryCase;
-use crate::constraints::{Rules, Violation, ring_violations, shape_violations, violations};
-use crate::explanation::{Explained, Explanation};
-use crate::latency::{Breakdown, LatencyModel};
-use crate::relays::bridged;
+use crate::latency::LatencyModel;
+use crate::latency::coefficients::MemoryCase;
+use crate::latency::constraints::{Rules, Violation};
+use crate::problem::assignment::Assignment;
 
 /// What a strategy minimises, and by what its plans are reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -24,7 +22,7 @@ pub enum Objective {
     /// The paper's latency model: computing and reading add up.
     #[default]
     Paper,
-    /// The steady state with reading ahead ([`crate::steady_state`]).
+    /// The steady state with reading ahead ([`crate::latency::steady_state`]).
     SteadyState,
 }
 
@@ -253,6 +251,12 @@ pub enum Refusal {
         /// The head.
         device: String,
     },
+    /// The strategy needs a solver that was left out of this build.
+    #[error("strategy `{strategy}` needs the HiGHS solver, and this build is without the feature `highs`")]
+    NoSolver {
+        /// The strategy.
+        strategy: &'static str,
+    },
     /// A solver gave up.
     #[error("the linear programme of `{strategy}` was not solved: {reason}")]
     Unsolved {
@@ -304,73 +308,4 @@ fn reasons(steps: &[SearchStep]) -> String {
         }
         rounds => format!("k = {}: {reason}", rounds.first().copied().unwrap_or_default()),
     })
-}
-
-/// A plan with its time and its reasons.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Solution {
-    /// The strategy that chose it.
-    pub strategy: &'static str,
-    /// What that strategy was told.
-    pub options: Vec<String>,
-    /// The plan.
-    pub assignment: Assignment,
-    /// How each device keeps its weights.
-    pub residencies: Vec<ResidencyOptions>,
-    /// Its time, by the strategy's objective.
-    pub breakdown: Breakdown,
-    /// Why it looks as it does.
-    pub explanation: Explanation,
-}
-
-impl Solution {
-    /// T.
-    pub fn seconds(&self) -> f64 {
-        self.breakdown.seconds
-    }
-}
-
-/// Lets a strategy choose, checks and evaluates what it chose, and explains it.
-pub fn solve(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, Refusal> {
-    let Proposal { assignment, mut residencies, mut searched, limit } = strategy.propose(model)?;
-    let assignment = bridged(model, assignment);
-    let (rules, objective) = (strategy.rules(), strategy.objective());
-    if residencies.is_empty() {
-        residencies = model.instance().devices.iter().map(|device| device.practice.residencies[0]).collect();
-    }
-    let broken = match objective {
-        Objective::Paper => violations(model, &assignment, rules),
-        Objective::SteadyState => {
-            let mut broken = ring_violations(model, &assignment, rules);
-            if shape_violations(model, &assignment).is_empty() {
-                broken.extend(model.memory_violations(&assignment, &residencies));
-            }
-            broken
-        }
-    };
-    let breaks = |violations| Refusal::Breaks { strategy: strategy.name(), violations };
-    if !broken.is_empty() {
-        return Err(breaks(broken));
-    }
-    let breakdown = match objective {
-        Objective::Paper => model.evaluate(&assignment),
-        Objective::SteadyState => model.steady_state(&assignment, &residencies),
-    }
-    .map_err(|violation| breaks(vec![violation]))?;
-    if searched.is_empty() {
-        searched.push(SearchStep {
-            head: assignment.head,
-            rounds: assignment.rounds,
-            ring_layers: assignment.ring_layers() as u32,
-            outcome: Ok(breakdown.seconds),
-        });
-    }
-    let limit_costs = limit.as_ref().is_some_and(|limit| limit.lower_bound.is_some());
-    let is_optimal = strategy.is_optimal() && !limit_costs;
-    let optimum = is_optimal.then_some(breakdown.seconds);
-    let explained =
-        Explained { assignment: &assignment, breakdown: &breakdown, rules, objective, is_optimal };
-    let explanation = Explanation { limit, ..Explanation::new(model, &explained, searched, optimum) };
-    let (strategy, options) = (strategy.name(), strategy.options());
-    Ok(Solution { strategy, options, assignment, residencies, breakdown, explanation })
 }

@@ -7,7 +7,7 @@ use hearth_core::Cluster;
 use hearth_core::LinkTable;
 use hearth_core::Member;
 use hearth_halda::lint::{self, Finding, Severity};
-use hearth_halda::{LatencyModel, Manual, Overlap, build, plan, solve};
+use hearth_halda::{Instance, LatencyModel, Manual, Overlap, plan, solve};
 use hearth_profiles::{Bytes, BytesPerSecond, Document, Format, Fraction, Seconds, device, model::shipped};
 use hearth_schema::Plan;
 use hearth_schema::Scenario;
@@ -62,7 +62,7 @@ impl Case {
     }
 
     fn plan(&self, windows: &[u32]) -> Plan {
-        let instance = build::instance(&self.cluster, None);
+        let instance = Instance::from_cluster(&self.cluster, None);
         let model = LatencyModel::new(&instance).unwrap();
         let strategy = Manual { window_layers: windows.to_vec(), ..Manual::default() };
         plan(&solve(&strategy, &model).unwrap(), &self.cluster, &self.origin).unwrap()
@@ -298,7 +298,7 @@ fn a_device_that_is_left_out_wrongly() {
     codes(&found, &["dropped-device-would-help"]);
     assert!(found[0].what.starts_with("`b` has no layers"), "{}", found[0].what);
     // The best plan of the same model leaves nobody out wrongly.
-    let instance = build::instance(&case.cluster, None);
+    let instance = Instance::from_cluster(&case.cluster, None);
     let model = LatencyModel::new(&instance).unwrap();
     let best = plan(&solve(&Overlap::default(), &model).unwrap(), &case.cluster, &case.origin).unwrap();
     assert!(case.lint(&best).iter().all(|finding| finding.code != "dropped-device-would-help"));

@@ -4,8 +4,8 @@ use hearth_core::Cluster;
 use hearth_core::LinkTable;
 use hearth_core::Member;
 use hearth_halda::{
-    Exact, HeadChoice, LatencyModel, Manual, MemoryProportional, MemorySizes, Rules, Single, Strategy, build,
-    plan, solve,
+    Exact, HeadChoice, Instance, LatencyModel, Manual, MemoryProportional, MemorySizes, Rules, Single,
+    Strategy, plan, solve, total_memory,
 };
 use hearth_profiles::device::shipped as shipped_device;
 use hearth_profiles::device::{
@@ -131,7 +131,7 @@ fn cluster(model: &str) -> Cluster {
 #[test]
 fn a_quota_slows_a_device_for_the_planner() {
     let mut cluster = cluster("llama-8b");
-    let of = |cluster: &Cluster| build::instance(cluster, None).devices.swap_remove(1);
+    let of = |cluster: &Cluster| Instance::from_cluster(cluster, None).devices.swap_remove(1);
     let free = of(&cluster);
     let quota = |cores: f64| Quota { cores: assumed(cores), period: assumed(Seconds(0.01)) };
     let cores = f64::from(cluster.members[2].device.cpu.cores);
@@ -152,7 +152,7 @@ fn a_quota_slows_a_device_for_the_planner() {
 #[test]
 fn a_cluster_becomes_a_problem_symbol_by_symbol() {
     let mut cluster = cluster("llama-8b");
-    let instance = build::instance(&cluster, None);
+    let instance = Instance::from_cluster(&cluster, None);
     let names: Vec<&str> = instance.devices.iter().map(|device| device.name.as_str()).collect();
     assert_eq!(names, ["desktop", "laptop", "mac"], "the ring begins at the head");
     assert_eq!(instance.slow_disk_threshold, 1e8);
@@ -177,21 +177,21 @@ fn a_cluster_becomes_a_problem_symbol_by_symbol() {
     // One token's keys and values of a layer: 4096 bytes.
     assert_eq!(laptop.cpu_cache_write, 1e-6 + 4096.0 / 10e9);
     cluster.links = one_way("laptop", "mac");
-    let hops = build::instance(&cluster, None).hops.unwrap();
+    let hops = Instance::from_cluster(&cluster, None).hops.unwrap();
     assert_eq!((hops[1][2], hops[2][1]), (None, Some(0.003 + wire)));
     cluster.kv_cache = KvFormat::F32;
-    let wide = build::instance(&cluster, None);
+    let wide = Instance::from_cluster(&cluster, None);
     assert_eq!(wide.model.layer_cache_bytes(), Some(8 << 20));
     cluster.members.truncate(1);
     cluster.head = 0;
-    assert_eq!(build::instance(&cluster, None).devices[0].hop, 0.0, "nobody to send to");
+    assert_eq!(Instance::from_cluster(&cluster, None).devices[0].hop, 0.0, "nobody to send to");
 }
 
 #[test]
 fn shared_memory_is_not_promised_twice() {
     let mut cluster = cluster("llama-8b");
     cluster.members[1].device.gpu = Some(gpu(GpuKind::Vulkan, true, 6));
-    let instance = build::instance(&cluster, None);
+    let instance = Instance::from_cluster(&cluster, None);
     let desktop = &instance.devices[0];
     assert_eq!((desktop.ram_available, desktop.cuda_available), (10 << 30, 6 << 30));
     assert!(desktop.unified_memory);
@@ -199,7 +199,7 @@ fn shared_memory_is_not_promised_twice() {
 }
 
 fn planned(cluster: &Cluster, strategy: &dyn Strategy) -> Plan {
-    let instance = build::instance(cluster, None);
+    let instance = Instance::from_cluster(cluster, None);
     let model = LatencyModel::new(&instance).unwrap();
     let solution = solve(strategy, &model).unwrap();
     let scenario = Origin { name: "home".to_owned(), digest: "sha256:0123456789abcdef".to_owned() };
@@ -254,7 +254,7 @@ fn the_papers_devices_get_exos_plan() {
     }
     cluster.head = 0;
     // prima.cpp paper, section 4.1: 8 GiB of RAM, 8 and 11 GiB of GPU memory and 32 layers give 9, 10, 13.
-    let total = build::total_memory(&cluster);
+    let total = total_memory(&cluster);
     assert_eq!(total, [8 << 30, 8 << 30, 11 << 30]);
     let plan = planned(&cluster, &MemoryProportional { sizes: MemorySizes::Total(total) });
     let windows: Vec<u32> = plan.devices.iter().map(|device| device.window).collect();
@@ -263,7 +263,7 @@ fn the_papers_devices_get_exos_plan() {
     // The ring begins at the head; memory that a GPU shares is counted once, as RAM.
     cluster.head = 1;
     cluster.members[2].device.gpu = Some(gpu(GpuKind::Vulkan, true, 6));
-    assert_eq!(build::total_memory(&cluster), [8 << 30, 16 << 30, 8 << 30]);
+    assert_eq!(total_memory(&cluster), [8 << 30, 16 << 30, 8 << 30]);
 }
 
 #[test]

@@ -6,12 +6,13 @@
 
 use std::collections::BTreeMap;
 
-use hearth_halda::overlap::best_residencies;
+use hearth_halda::solvers::overlap::best_residencies;
 use hearth_halda::{
     Assignment, Device, EdgeShard, Even, Exact, Exhaustive, Gpu, Halda, HeadChoice, Instance, LatencyModel,
     LinguaLinked, Manual, MemoryProportional, MemorySizes, Model, Objective, OperatingSystem, OrderChoice,
     Overlap, PerformanceProportional, Practice, ReadRates, Refusal, Rereads, Rules, Single,
-    Strategy as Planner, Terms, WorkTimes, constraints::ring_violations, solve, valid_rounds, violations,
+    Strategy as Planner, Terms, WorkTimes, latency::constraints::ring_violations, solve, valid_rounds,
+    violations,
 };
 use hearth_profiles::Bytes;
 use hearth_schema::residency::Residency;

@@ -5,9 +5,9 @@
 
 use std::collections::BTreeSet;
 
-use hearth_halda::constraints::ring_violations;
-use hearth_halda::overlap::best_residencies;
-use hearth_halda::refine::{Ended, Progress, Refined};
+use hearth_halda::latency::constraints::ring_violations;
+use hearth_halda::solvers::overlap::best_residencies;
+use hearth_halda::solvers::refine::{Ended, Progress, Refined};
 use hearth_halda::{Assignment, Exact, Gpu, Instance, LatencyModel, Refine, Rules, Search, refine, solve};
 use proptest::prelude::*;
 

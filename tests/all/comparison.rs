@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use hearth_halda::selection::NAMES;
+use hearth_halda::registry::NAMES;
 use serde_json::Value;
 
 use crate::processes::run;

@@ -3,7 +3,7 @@
 //! Left out are `exhaustive`, which takes too long beyond toys, and `manual` without windows.
 
 use hearth_core::Cluster;
-use hearth_halda::selection::NAMES;
+use hearth_halda::registry::NAMES;
 use hearth_schema::Plan;
 use hearth_schema::scenario::PlannerOptions;
 

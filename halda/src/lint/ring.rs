@@ -14,12 +14,13 @@ use hearth_schema::residency::ResidencyOptions;
 use super::Finding;
 use super::devices::Part;
 use super::held;
-use crate::assignment::ring_order;
-use crate::build::{self, SLOW_DISK};
+use crate::baselines::manual::Manual;
 use crate::explanation::Dropped;
 use crate::latency::LatencyModel;
-use crate::manual::Manual;
-use crate::strategy::solve;
+use crate::problem::SLOW_DISK;
+use crate::problem::assignment::ring_order;
+use crate::problem::instance::Instance;
+use crate::solve::solve;
 use hearth_core::room::Room;
 
 /// More than this part of a token's time in hops is more than there is to gain by sharing.
@@ -211,7 +212,7 @@ fn addresses(plan: &Plan, found: &mut Vec<Finding>) {
 
 /// Devices that the latency model would rather use.
 fn dropped(plan: &Plan, cluster: &Cluster, slow_disk: Option<BytesPerSecond>, found: &mut Vec<Finding>) {
-    let instance = build::instance(cluster, slow_disk);
+    let instance = Instance::from_cluster(cluster, slow_disk);
     let Ok(model) = LatencyModel::new(&instance) else { return };
     let planned = |name: &str| plan.devices.iter().find(|device| device.name == name);
     let order = instance.devices.iter().filter(|device| planned(&device.name).is_some());

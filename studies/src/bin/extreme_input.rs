@@ -13,7 +13,7 @@
 use std::error::Error;
 use std::time::Instant;
 
-use hearth_halda::selection::NAMES;
+use hearth_halda::registry::NAMES;
 use hearth_halda::{Gpu, Instance, LatencyModel, Options, WorkTimes, named, solve};
 use hearth_schema::residency::Residency;
 use hearth_schema::residency::ResidencyOptions;

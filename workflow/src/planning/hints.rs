@@ -25,6 +25,12 @@ pub fn of_refusal(refusal: &Refusal) -> &'static str {
         Refusal::NoRoomOnHead { .. } => {
             "write `head: true` at a device with more memory, or use a strategy that reads from disk, such as `overlap`"
         }
+        Refusal::NoSolver { .. } => {
+            "build with `--features highs`, or use another strategy, such as `overlap`"
+        }
+        Refusal::NoSolver { .. } => {
+            "build with `--features highs`, or use another strategy, such as `overlap`"
+        }
         Refusal::Unsolved { .. } => "try another strategy, such as `overlap`",
         Refusal::TooManyWindows { .. } => {
             "use fewer devices, or `--strategy exact`, which does not try every window"

@@ -9,9 +9,9 @@ mod strategy;
 use std::path::Path;
 
 use hearth_core::Cluster;
-use hearth_halda::selection::{Options, SelectionError};
+use hearth_halda::registry::{Options, SelectionError};
 use hearth_halda::systems::{self, SystemOptions};
-use hearth_halda::{LatencyModel, build, named, solve};
+use hearth_halda::{Instance, LatencyModel, named, solve, total_memory};
 use hearth_schema::Plan;
 use hearth_schema::scenario::PlannerOptions;
 
@@ -55,12 +55,12 @@ pub fn make(
         let system = SystemOptions { weights_as: options.weights_as, air_time: options.air_time };
         return systems::plan(name, cluster, &loaded.origin, system).map_err(Error::invalid);
     }
-    let instance = build::instance(cluster, options.slow_disk);
+    let instance = Instance::from_cluster(cluster, options.slow_disk);
     let model = LatencyModel::new(&instance).map_err(Error::invalid)?;
     let chosen = Options {
         // An instance begins with the cluster's head.
         head: Some(0),
-        total_memory: Some(build::total_memory(cluster)),
+        total_memory: Some(total_memory(cluster)),
         ..Options::from(options)
     };
     let chosen = named(name, &chosen).map_err(|error| match error {

@@ -9,9 +9,10 @@
 use std::time::{Duration, Instant};
 
 use hearth_core::Cluster;
-use hearth_halda::refine::{self as search, DraftError, Ended, Refined};
-use hearth_halda::selection::Options;
-use hearth_halda::{Assignment, LatencyModel, Refine, Rules, Search, build, named, refine, solve};
+use hearth_halda::DraftError;
+use hearth_halda::registry::Options;
+use hearth_halda::solvers::refine::{self as search, Ended, Refined};
+use hearth_halda::{Assignment, Instance, LatencyModel, Refine, Rules, Search, named, refine, solve};
 use hearth_profiles::Seconds;
 use hearth_schema::Plan;
 use hearth_schema::scenario::PlannerOptions;
@@ -42,7 +43,7 @@ pub fn plan(
     budget: Budget,
 ) -> Result<Plan, Error> {
     let first = if options.windows.is_some() { "manual" } else { DEFAULT_STRATEGY };
-    let instance = build::instance(cluster, options.slow_disk);
+    let instance = Instance::from_cluster(cluster, options.slow_disk);
     let model = LatencyModel::new(&instance).map_err(Error::invalid)?;
     // An instance begins with the cluster's head.
     let chosen = Options { head: Some(0), ..Options::from(options) };

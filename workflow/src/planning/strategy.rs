@@ -1,6 +1,6 @@
 //! Names of strategies, and the errors of a strategy that is unknown or has no plan.
 
-use hearth_halda::selection::NAMES;
+use hearth_halda::registry::NAMES;
 use hearth_halda::{Refusal, systems};
 use hearth_profiles::device::soc::Strategy as SocStrategy;
 use hearth_schema::scenario::PlannerOptions;

@@ -8,8 +8,8 @@
 
 use hearth_core::Cluster;
 use hearth_core::metrics;
-use hearth_halda::selection::{NAMES, Options};
-use hearth_halda::{LatencyModel, Rules, build, named, solve};
+use hearth_halda::registry::{NAMES, Options};
+use hearth_halda::{LatencyModel, Rules, named, solve, total_memory};
 use hearth_profiles::Bytes;
 use hearth_schema::Plan;
 use hearth_schema::plan::Origin;
@@ -61,7 +61,7 @@ pub fn evaluate_strategy(
     rules: Rules,
     chunk: Bytes,
 ) -> Result<Answer, String> {
-    let total_memory = Some(build::total_memory(cluster));
+    let total_memory = Some(total_memory(cluster));
     let options = Options { rules, head: Some(0), total_memory, ..Options::default() };
     let strategy = match named(strategy, &options) {
         Ok(strategy) => strategy,

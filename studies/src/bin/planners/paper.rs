@@ -11,7 +11,7 @@ use std::path::Path;
 use hearth_core::Cluster;
 use hearth_core::LinkTable;
 use hearth_core::Member;
-use hearth_halda::{LatencyModel, Rules, build};
+use hearth_halda::{Instance, LatencyModel, Rules};
 use hearth_profiles::model::shipped;
 use hearth_profiles::{Device, Document, device};
 use hearth_schema::Plan;
@@ -84,7 +84,7 @@ fn question(name: &str) -> Result<Question, String> {
         strategies().map(|strategy| Planned { strategy, outcomes: Vec::new() }).collect();
     for residency in RESIDENCIES {
         let cluster = under(drawn.clone(), residency);
-        let problem = build::instance(&cluster, scenario.planner.slow_disk);
+        let problem = Instance::from_cluster(&cluster, scenario.planner.slow_disk);
         let model = LatencyModel::new(&problem).map_err(|error| error.to_string())?;
         for answer in &mut answers {
             let chunk = hearth_sim::Options::default().chunk;

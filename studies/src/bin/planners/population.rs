@@ -9,7 +9,7 @@
 //!
 //! Not here: small instances, for which all plans are known ([`crate::regret`]).
 
-use hearth_halda::{Exact, LatencyModel, Rules, build, solve, valid_rounds};
+use hearth_halda::{Exact, Instance, LatencyModel, Rules, solve, valid_rounds};
 use hearth_schema::residency::Residency;
 use hearth_schema::scenario::Workload;
 
@@ -28,7 +28,7 @@ pub const MANY_TOKENS: u32 = 64;
 pub const CHECKED: usize = 40;
 
 /// An instance, and what every strategy made of it.
-pub struct Instance {
+pub struct Home {
     /// Its number.
     pub number: usize,
     /// Its model.
@@ -47,7 +47,7 @@ pub struct Instance {
     pub steady: Vec<Option<(f64, f64)>>,
 }
 
-impl Instance {
+impl Home {
     /// T of the optimum, if there is a plan at all.
     pub fn optimum(&self) -> Option<f64> {
         let place = strategies().position(|name| name == REFERENCE)?;
@@ -83,13 +83,13 @@ impl Instance {
 }
 
 /// Everything about the instance of a number.
-pub fn instance(seed: u64, number: usize) -> Result<Instance, String> {
+pub fn instance(seed: u64, number: usize) -> Result<Home, String> {
     let drawn = cluster(seed, number as u64, WORKLOAD)?;
     let mut scores = Vec::new();
     let mut steady = vec![None; RESIDENCIES.len()];
     for (place, residency) in RESIDENCIES.into_iter().enumerate() {
         let cluster = under(drawn.clone(), residency);
-        let problem = build::instance(&cluster, None);
+        let problem = Instance::from_cluster(&cluster, None);
         let model = LatencyModel::new(&problem).map_err(|error| error.to_string())?;
         let mut row = Vec::new();
         for strategy in strategies() {
@@ -108,10 +108,10 @@ pub fn instance(seed: u64, number: usize) -> Result<Instance, String> {
         }
         scores.push(row);
     }
-    let problem = build::instance(&drawn, None);
+    let problem = Instance::from_cluster(&drawn, None);
     let model = LatencyModel::new(&problem).map_err(|error| error.to_string())?;
     let (one_round, more_rounds) = by_rounds(&model);
-    Ok(Instance {
+    Ok(Home {
         number,
         model: drawn.model.name.clone(),
         devices: drawn.members.len(),

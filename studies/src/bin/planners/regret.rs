@@ -8,7 +8,7 @@
 //! Not here: whether the simulator is right.
 
 use hearth_core::Cluster;
-use hearth_halda::{Assignment, LatencyModel, build, valid_rounds, violations};
+use hearth_halda::{Assignment, Instance, LatencyModel, valid_rounds, violations};
 use hearth_schema::Plan;
 use hearth_schema::plan::Origin;
 use hearth_schema::plan::PlanKind;
@@ -61,7 +61,7 @@ pub fn searched(seed: u64, number: usize) -> Result<Vec<Searched>, String> {
 
 fn search(drawn: &Cluster, number: usize, residency: Option<Residency>) -> Result<Searched, String> {
     let cluster = under(drawn.clone(), residency);
-    let problem = build::instance(&cluster, None);
+    let problem = Instance::from_cluster(&cluster, None);
     let model = LatencyModel::new(&problem).map_err(|error| error.to_string())?;
     let (mut plans, mut fastest) = (0, None);
     let every = if residency.is_some() { assignments(&model) } else { Vec::new() };

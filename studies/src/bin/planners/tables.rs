@@ -9,7 +9,7 @@ use std::fmt::Write;
 use crate::curves::{Panel, drawing};
 use crate::evaluation::{CHUNK, REFERENCE, SMALL_WORKLOAD, Score, WORKLOAD, strategies};
 use crate::gaps::{Gaps, gap};
-use crate::population::{CHECKED, Instance, MANY_TOKENS, RESIDENCIES, label, models};
+use crate::population::{CHECKED, Home, MANY_TOKENS, RESIDENCIES, label, models};
 use crate::regret::Searched;
 
 /// A table of Markdown.
@@ -41,7 +41,7 @@ impl Table {
 }
 
 /// The page.
-pub fn page(command: &str, instances: &[Instance], small: &[Searched]) -> String {
+pub fn page(command: &str, instances: &[Home], small: &[Searched]) -> String {
     let mut text = String::from("# How good are the plans of each strategy?\n\n");
     let _ = write!(
         text,
@@ -70,12 +70,12 @@ pub fn page(command: &str, instances: &[Instance], small: &[Searched]) -> String
     text
 }
 
-fn objective(instances: &[Instance]) -> String {
+fn objective(instances: &[Home]) -> String {
     let mut text = format!(
         "## Under the paper's objective\n\nThe time of a token by the paper's latency model, against the optimum \
          that `{REFERENCE}` finds with device selection. Plans are those made for residency `os`.\n\n"
     );
-    let solvable: Vec<&Instance> = instances.iter().filter(|instance| instance.optimum().is_some()).collect();
+    let solvable: Vec<&Home> = instances.iter().filter(|instance| instance.optimum().is_some()).collect();
     let mut table =
         Table::new(&["strategy", "optimal", "refused", "median gap", "p90", "max", "more than 2x"]);
     for (place, strategy) in strategies().enumerate() {
@@ -104,7 +104,7 @@ fn objective(instances: &[Instance]) -> String {
     text
 }
 
-fn simulator(instances: &[Instance], residency: usize) -> String {
+fn simulator(instances: &[Home], residency: usize) -> String {
     let mut table = Table::new(&[
         "strategy",
         "within 1 % of the best",
@@ -118,7 +118,7 @@ fn simulator(instances: &[Instance], residency: usize) -> String {
         "expectation off by, median",
         "p90",
     ]);
-    let solvable: Vec<&Instance> =
+    let solvable: Vec<&Home> =
         instances.iter().filter(|instance| instance.fastest(residency).is_some()).collect();
     for (place, strategy) in strategies().enumerate() {
         let gaps = solvable.iter().filter_map(|instance| instance.simulated_gap(residency, place));
@@ -151,9 +151,9 @@ fn simulator(instances: &[Instance], residency: usize) -> String {
     )
 }
 
-fn steady(instances: &[Instance]) -> String {
+fn steady(instances: &[Home]) -> String {
     let differences = |residency: usize| {
-        let of = |instance: &Instance| {
+        let of = |instance: &Home| {
             let (few, many) = instance.steady[residency]?;
             Some((few / many - 1.0).abs())
         };
@@ -234,8 +234,8 @@ fn regrets(small: &[Searched]) -> String {
 }
 
 /// The distributions of the gaps as a drawing.
-pub fn curves(instances: &[Instance]) -> String {
-    let panel = |title: String, gap: &dyn Fn(&Instance, usize) -> Option<f64>, count: usize| {
+pub fn curves(instances: &[Home]) -> String {
+    let panel = |title: String, gap: &dyn Fn(&Home, usize) -> Option<f64>, count: usize| {
         let of = |(place, strategy)| {
             let gaps = instances.iter().filter_map(|instance| gap(instance, place)).collect();
             (strategy, Gaps::new(gaps), count)
@@ -243,17 +243,17 @@ pub fn curves(instances: &[Instance]) -> String {
         Panel { title, curves: strategies().enumerate().map(of).collect() }
     };
     let solvable = instances.iter().filter(|instance| instance.optimum().is_some()).count();
-    let mut panels = vec![panel("The paper's objective".into(), &Instance::objective_gap, solvable)];
+    let mut panels = vec![panel("The paper's objective".into(), &Home::objective_gap, solvable)];
     for (at, residency) in RESIDENCIES.iter().enumerate() {
         let running = instances.iter().filter(|instance| instance.fastest(at).is_some()).count();
-        let gap = |instance: &Instance, place| instance.simulated_gap(at, place);
+        let gap = |instance: &Home, place| instance.simulated_gap(at, place);
         panels.push(panel(format!("Simulator, residency {}", label(*residency)), &gap, running));
     }
     drawing(&panels)
 }
 
 /// Every number of the study, one row a plan.
-pub fn data(instances: &[Instance], small: &[Searched]) -> String {
+pub fn data(instances: &[Home], small: &[Searched]) -> String {
     let mut text = String::from(
         "part,instance,model,devices,memory_ratio,residency,strategy,rounds,used_devices,predicted_s,\
          simulated_s,best_predicted_s,best_simulated_s\n",

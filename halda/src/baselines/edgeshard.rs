@@ -1,0 +1,87 @@
+//! Which consecutive blocks of layers give the least latency, if nothing is read from disk?
+//!
+//! EdgeShard (Zhang et al., 2024), the latency form of its dynamic programme: cut the layers into consecutive blocks,
+//! give each to another device of a pipeline, the first to the device that holds the prompt, and minimise the sum of
+//! computing and communication over a token. Devices may be left out.
+//!
+//! ```text
+//! f_m(j) = min( f_{m-1}(j),  min over 1 <= w <= min(j, room_m) of f_{m-1}(j - w) + t_m(w) ),   answer f_M(L)
+//! ```
+//!
+//! with `t_m(w)` the latency model's time of device m for a window of w in one turn, its hop included, and as many of
+//! the w layers on the faster side as it holds.
+//!
+//! **Order.** In general the last device and the set of those used belong to the state of the programme. Here devices
+//! come in the instance's order, so that those used are always among the first m and the programme is exact for that
+//! order. Deviation: the last device is not part of it. Where hops depend on who receives, a device counts its estimate,
+//! and a head that takes everything counts one although it makes none.
+//!
+//! **Memory.** Deviation: whether a block fits is a question of what a device holds without reading ([`crate::room`]),
+//! because these devices map weights from disk. If the model does not fit into all of them together, or no layer into
+//! the head, there is no plan.
+//!
+//! Not here: several turns of the ring, and reading as a price worth paying. That is [`crate::solvers::exact`].
+
+use crate::latency::LatencyModel;
+use crate::latency::constraints::Rules;
+use crate::problem::assignment::{Assignment, Share};
+use crate::room::{Room, rooms};
+use crate::strategy::{Proposal, Refusal, Strategy};
+
+/// The fastest blocks that memory holds, device 0 the head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct EdgeShard;
+
+impl Strategy for EdgeShard {
+    fn name(&self) -> &'static str {
+        "edgeshard"
+    }
+
+    fn rules(&self) -> Rules {
+        Rules { may_drop: true, may_leave_remainder: false }
+    }
+
+    fn propose(&self, model: &LatencyModel) -> Result<Proposal, Refusal> {
+        let rooms = rooms(model, self.name())?;
+        let window_layers = fastest_blocks(model, &rooms);
+        let gpu_layers =
+            rooms.iter().zip(&window_layers).map(|(room, window)| room.gpu_layers(*window)).collect();
+        Ok(Proposal::of(Assignment::new(0, 1, window_layers, gpu_layers)))
+    }
+}
+
+/// The blocks of the programme above. The rooms hold the model, and that of the head at least one layer.
+fn fastest_blocks(model: &LatencyModel, rooms: &[Room]) -> Vec<u32> {
+    let layers = model.model_layers() as usize;
+    // fastest[j]: the least time for the first j layers on the devices so far.
+    let mut fastest = vec![f64::INFINITY; layers + 1];
+    fastest[0] = 0.0;
+    // chosen[device][j]: the block of the device when the first j layers are placed.
+    let mut chosen = Vec::with_capacity(rooms.len());
+    for (device, room) in rooms.iter().enumerate() {
+        let head = device == 0;
+        let mut next = if head { vec![f64::INFINITY; layers + 1] } else { fastest.clone() };
+        let mut blocks = vec![0; layers + 1];
+        for block in 1..=room.layers().min(layers as u32) {
+            let share = Share::new(block, room.gpu_layers(block), 1, 0);
+            let seconds = model.terms(device, head, share).seconds();
+            for placed in block as usize..=layers {
+                let total = fastest[placed - block as usize] + seconds;
+                if total < next[placed] {
+                    next[placed] = total;
+                    blocks[placed] = block;
+                }
+            }
+        }
+        fastest = next;
+        chosen.push(blocks);
+    }
+    let mut placed = layers;
+    let mut windows: Vec<u32> = Vec::with_capacity(rooms.len());
+    for blocks in chosen.iter().rev() {
+        windows.push(blocks[placed]);
+        placed -= blocks[placed] as usize;
+    }
+    windows.reverse();
+    windows
+}

@@ -1,0 +1,189 @@
+//! What is the fastest plan if every single one is tried?
+//!
+//! The oracle for [`crate::solvers::exact`]: it enumerates (w, n) blindly, asks the constraints and the latency model
+//! about each, and shares no reasoning with the programme it checks. With `w_m` = `n_m` + `c_m` a plan is 2M
+//! numbers whose sum is at most L, so there are C(L + 2M, 2M) of them. Where hops depend on the neighbour, each
+//! comes with every choice of relays among the devices without layers, and where the order is free with every order
+//! of the devices after the head. Beyond a limit it refuses.
+//!
+//! Not here: anything clever.
+
+use crate::latency::LatencyModel;
+use crate::latency::constraints::{Rules, ring_violations, violations};
+use crate::problem::assignment::Assignment;
+use crate::solvers::overlap::best_residencies;
+use crate::solvers::search_space::{HeadChoice, OrderChoice, ring_sizes, search_options};
+use crate::strategy::{Infeasible, Objective, Proposal, Refusal, SearchStep, Strategy};
+
+/// Plans tried at most.
+const PLANS_LIMIT: f64 = 2e7;
+
+/// Every plan with device 0 as the head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Exhaustive {
+    /// Which optional rules the plan may use.
+    pub rules: Rules,
+    /// Only plans with this k; every valid one if absent.
+    pub rounds: Option<u32>,
+    /// In which order the devices stand in the ring.
+    pub order: OrderChoice,
+    /// By what plans are compared.
+    pub objective: Objective,
+}
+
+impl Strategy for Exhaustive {
+    fn name(&self) -> &'static str {
+        "exhaustive"
+    }
+
+    fn rules(&self) -> Rules {
+        self.rules
+    }
+
+    fn objective(&self) -> Objective {
+        self.objective
+    }
+
+    fn options(&self) -> Vec<String> {
+        search_options(self.rules, HeadChoice::Fixed(0), self.order, self.rounds)
+    }
+
+    fn is_optimal(&self) -> bool {
+        true
+    }
+
+    fn propose(&self, model: &LatencyModel) -> Result<Proposal, Refusal> {
+        let orders = orders(model.device_count(), self.order);
+        let with_relays = self.rules.may_drop && model.hops.by_pair();
+        let plans = plan_count(model.model_layers(), model.device_count(), self.order, with_relays);
+        if plans > PLANS_LIMIT {
+            return Err(Refusal::TooManyPlans { plans, limit: PLANS_LIMIT });
+        }
+        let rings = ring_sizes(model.model_layers(), self.rules.may_leave_remainder, self.rounds)?;
+        let mut searched = Vec::new();
+        let mut best: Option<(f64, Proposal)> = None;
+        for ring_layers in rings {
+            let rounds = model.model_layers().div_ceil(ring_layers);
+            let devices = model.device_count();
+            let plan = Assignment::new(0, rounds, vec![0; devices], vec![0; devices]);
+            let mut search =
+                Search { model, exhaustive: *self, with_relays, orders: &orders, plan, best: None };
+            search.place(0, ring_layers);
+            let outcome = match search.best {
+                None => Err(Infeasible::NothingAllowed { ring_layers }),
+                Some((seconds, plan)) => {
+                    if best.as_ref().is_none_or(|(fastest, _)| seconds < *fastest) {
+                        best = Some((seconds, plan));
+                    }
+                    Ok(seconds)
+                }
+            };
+            searched.push(SearchStep { head: 0, rounds, ring_layers, outcome });
+        }
+        match best {
+            Some((_, proposal)) => Ok(Proposal { searched, ..proposal }),
+            None => Err(Refusal::Infeasible(searched)),
+        }
+    }
+}
+
+/// C(L + 2M, 2M), times the choices of relays, times the orders.
+fn plan_count(model_layers: u32, devices: usize, order: OrderChoice, with_relays: bool) -> f64 {
+    let parts = 2.0 * devices as f64;
+    let windows: f64 =
+        (1..=model_layers).map(|layer| (parts + f64::from(layer)) / f64::from(layer)).product();
+    let relays = if with_relays { 2.0_f64.powi(devices as i32 - 1) } else { 1.0 };
+    let orders: f64 = match order {
+        OrderChoice::Given => 1.0,
+        OrderChoice::Best => (1..devices).map(|device| device as f64).product(),
+    };
+    windows * relays * orders
+}
+
+/// Devices that can have every order tried: more of them would be past the limit of plans anyway.
+const ORDERED_DEVICES: usize = 10;
+
+/// Every order of the devices with device 0 first, or the instance's alone.
+fn orders(devices: usize, choice: OrderChoice) -> Vec<Vec<usize>> {
+    if choice == OrderChoice::Given || devices > ORDERED_DEVICES {
+        return vec![(0..devices).collect()];
+    }
+    let mut orders = vec![vec![0]];
+    for device in 1..devices {
+        let grown = |order: &Vec<usize>| {
+            let order = order.clone();
+            (1..=order.len()).map(move |place| {
+                let mut order = order.clone();
+                order.insert(place, device);
+                order
+            })
+        };
+        orders = orders.iter().flat_map(grown).collect();
+    }
+    orders
+}
+
+struct Search<'a, 'i> {
+    model: &'a LatencyModel<'i>,
+    exhaustive: Exhaustive,
+    with_relays: bool,
+    orders: &'a [Vec<usize>],
+    plan: Assignment,
+    best: Option<(f64, Proposal)>,
+}
+
+impl Search<'_, '_> {
+    /// Gives `left` layers of a turn to `device` and those after it in every way.
+    fn place(&mut self, device: usize, left: u32) {
+        if device == self.plan.window_layers.len() {
+            if left == 0 {
+                self.connect();
+            }
+            return;
+        }
+        for window in 0..=left {
+            for gpu in 0..=window {
+                self.plan.window_layers[device] = window;
+                self.plan.gpu_layers[device] = gpu;
+                self.place(device + 1, left - window);
+            }
+        }
+    }
+
+    /// Puts the devices with layers, and any of the others as relays, into the ring in every order.
+    fn connect(&mut self) {
+        let devices = self.plan.window_layers.len();
+        let idle: Vec<usize> = (0..devices).filter(|device| self.plan.window_layers[*device] == 0).collect();
+        let choices = if self.with_relays { 1_usize << idle.len() } else { 1 };
+        for order in self.orders {
+            for choice in 0..choices {
+                let is_out = |device: &usize| {
+                    let place = idle.iter().position(|idle| idle == device);
+                    place.is_some_and(|place| choice >> place & 1 == 0)
+                };
+                let ring = order.iter().copied().filter(|device| !is_out(device)).collect();
+                self.plan.order = Some(ring);
+                self.judge();
+            }
+        }
+    }
+
+    fn judge(&mut self) {
+        let Exhaustive { rules, objective, .. } = self.exhaustive;
+        let mut proposal = Proposal::of(self.plan.clone());
+        let seconds = match objective {
+            Objective::Paper if violations(self.model, &self.plan, rules).is_empty() => {
+                self.model.seconds(&self.plan)
+            }
+            Objective::SteadyState if ring_violations(self.model, &self.plan, rules).is_empty() => {
+                let Some(residencies) = best_residencies(self.model, &self.plan) else { return };
+                proposal.residencies = residencies;
+                self.model.steady_seconds(&proposal.assignment, &proposal.residencies)
+            }
+            _ => return,
+        };
+        if self.best.as_ref().is_none_or(|(fastest, _)| seconds < *fastest) {
+            self.best = Some((seconds, proposal));
+        }
+    }
+}

@@ -1,0 +1,250 @@
+//! How are layers balanced over devices, so that none of them is busy for long?
+//!
+//! LinguaLinked (Zhao et al., 2023) assigns the modules of a model to phones by a linear programme over computing,
+//! communication and memory. The form taken here, for layers that are all alike, has for each device a share `c_m` on
+//! the CPU and `g_m` on the GPU:
+//!
+//! ```text
+//! minimise z                                    over c, g, z >= 0
+//!   alpha c_m + (alpha + beta) g_m + xi + [head] kappa <= z       every device with room
+//!   sum (c_m + g_m) = L                         c_m + g_m >= 1 on the head
+//!   c_m <= CPU room,  g_m <= GPU room           nothing is read from disk (crate::room)
+//! ```
+//!
+//! with kappa = Fo + (`b_i/V` + `b_o`)/`T_cpu`, what the head does besides layers. Deviation: this is a variant of
+//! theirs. The objective is balance, the longest time of a device; for the sum of the times the programme would be
+//! that of [`crate::baselines::edgeshard`] made continuous. A window and its hop count for every device that has room, because
+//! a linear programme cannot make them depend on having a layer.
+//!
+//! Where one device's fixed part alone is z, many shares are optimal. So a second programme fixes z and minimises the
+//! sum of the times.
+//!
+//! **Contiguity.** Devices stand in the instance's order, so that consecutive shares are consecutive layers. They are
+//! rounded by cumulative rounding ([`crate::baselines::proportional`]), which keeps to whole limits.
+//!
+//! Not here: whole numbers, several turns of the ring, reading from disk.
+
+use crate::baselines::proportional::cumulative_rounding;
+use crate::latency::LatencyModel;
+use crate::latency::coefficients::DeviceCosts;
+use crate::latency::constraints::Rules;
+use crate::problem::assignment::Assignment;
+use crate::room::{Room, rooms};
+use crate::solvers::linear_program::{self, LinearProgram};
+use crate::strategy::{Proposal, Refusal, Strategy};
+
+/// Times are counted in the fastest device's time for a layer, and up to this: HiGHS refuses or drops coefficients of
+/// too different size (its `small_matrix_value` is 1e-9, its tolerances 1e-7), and a device slower by this factor has
+/// nothing to win. source: assumed.
+const SLOWEST: f64 = 1e6;
+
+/// How far above z the second programme may go, relative: above the solver's tolerance of 1e-7. source: assumed.
+const SLACK: f64 = 1e-6;
+
+/// Parts of a layer that shares are counted in before they are rounded. source: assumed, far below what the solver
+/// resolves.
+const PARTS: u64 = 1 << 32;
+
+/// Balanced shares that memory holds, device 0 the head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct LinguaLinked;
+
+impl Strategy for LinguaLinked {
+    fn name(&self) -> &'static str {
+        "lingualinked"
+    }
+
+    fn rules(&self) -> Rules {
+        Rules { may_drop: true, may_leave_remainder: false }
+    }
+
+    fn propose(&self, model: &LatencyModel) -> Result<Proposal, Refusal> {
+        if !linear_program::AVAILABLE {
+            return Err(Refusal::NoSolver { strategy: self.name() });
+        }
+        let rooms = rooms(model, self.name())?;
+        let layers = model.model_layers();
+        let unsolved = |reason| Refusal::Unsolved { strategy: self.name(), reason };
+        let shares = balanced(&loads(model, &rooms), layers).map_err(unsolved)?;
+        let parts = whole_parts(&shares, &rooms, layers);
+        let window_layers = cumulative_rounding(&parts, layers).unwrap_or_default();
+        let gpu_layers =
+            rooms.iter().zip(&window_layers).map(|(room, window)| room.gpu_layers(*window)).collect();
+        Ok(Proposal::of(Assignment::new(0, 1, window_layers, gpu_layers)))
+    }
+}
+
+/// What the programme knows of a device; times in those of the fastest layer.
+#[derive(Debug, Clone, Copy)]
+struct Load {
+    room: Room,
+    cpu_layer: f64,
+    gpu_layer: f64,
+    fixed: f64,
+}
+
+fn loads(model: &LatencyModel, rooms: &[Room]) -> Vec<Load> {
+    let fastest = |(costs, room): (&DeviceCosts, &Room)| match (room.cpu, room.gpu) {
+        (0, 0) => f64::INFINITY,
+        (_, 0) => costs.cpu_layer(),
+        (0, _) => costs.gpu_layer(),
+        _ => costs.cpu_layer().min(costs.gpu_layer()),
+    };
+    let unit = model.devices.iter().zip(rooms).map(fastest).fold(f64::INFINITY, f64::min);
+    let scaled = |seconds: f64| (seconds / unit).min(SLOWEST);
+    let load = |(device, (costs, room)): (usize, (&DeviceCosts, &Room))| {
+        let head = if device == 0 { costs.output_compute + costs.head_memory } else { 0.0 };
+        Load {
+            room: *room,
+            cpu_layer: scaled(costs.cpu_layer()),
+            gpu_layer: scaled(costs.gpu_layer()),
+            fixed: scaled(costs.window_copy + costs.hop + head),
+        }
+    };
+    model.devices.iter().zip(rooms).enumerate().map(load).collect()
+}
+
+/// The share of each device: both programmes, one after the other.
+fn balanced(loads: &[Load], layers: u32) -> Result<Vec<f64>, String> {
+    let longest = solve(loads, layers, None)?.longest;
+    Ok(solve(loads, layers, Some(longest * (1.0 + SLACK)))?.shares)
+}
+
+/// An optimal point of a programme.
+struct Optimum {
+    /// `c_m + g_m`.
+    shares: Vec<f64>,
+    /// z.
+    longest: f64,
+}
+
+/// Minimises z, or the sum of all times with z at most `longest`.
+fn solve(loads: &[Load], layers: u32, longest: Option<f64>) -> Result<Optimum, String> {
+    let mut problem = LinearProgram::default();
+    let z =
+        problem.add_column(f64::from(u8::from(longest.is_none())), 0.0..=longest.unwrap_or(f64::INFINITY));
+    let mut columns: Vec<[usize; 2]> = Vec::with_capacity(loads.len());
+    for load in loads {
+        let cost = |seconds: f64| if longest.is_some() { seconds } else { 0.0 };
+        let cpu = problem.add_column(cost(load.cpu_layer), 0.0..=f64::from(load.room.cpu));
+        let gpu = problem.add_column(cost(load.gpu_layer), 0.0..=f64::from(load.room.gpu));
+        columns.push([cpu, gpu]);
+        if load.room.layers() > 0 {
+            let row = [(cpu, load.cpu_layer), (gpu, load.gpu_layer), (z, -1.0)];
+            problem.add_row(f64::NEG_INFINITY..=-load.fixed, row);
+        }
+    }
+    let layers = f64::from(layers);
+    problem.add_row(layers..=layers, columns.iter().flatten().map(|column| (*column, 1.0)));
+    problem.add_row(1.0..=f64::INFINITY, columns[0].map(|column| (column, 1.0)));
+    let found = problem.minimise()?;
+    let shares = columns.iter().map(|[cpu, gpu]| found[*cpu] + found[*gpu]).collect();
+    Ok(Optimum { shares, longest: found[z] })
+}
+
+/// The shares in [`PARTS`] of a layer, within their limits and summing to L exactly, as rounding wants them and the
+/// solver's tolerance does not.
+fn whole_parts(shares: &[f64], rooms: &[Room], layers: u32) -> Vec<u64> {
+    let most: Vec<u64> = rooms.iter().map(|room| u64::from(room.layers()) * PARTS).collect();
+    let least = |device: usize| if device == 0 { PARTS } else { 0 };
+    let mut parts: Vec<u64> = shares
+        .iter()
+        .zip(&most)
+        .enumerate()
+        .map(|(device, (share, most))| ((share * PARTS as f64).round() as u64).clamp(least(device), *most))
+        .collect();
+    let whole = u64::from(layers) * PARTS;
+    let mut missing = whole.saturating_sub(parts.iter().sum());
+    let mut excess = parts.iter().sum::<u64>().saturating_sub(whole);
+    for (device, part) in parts.iter_mut().enumerate() {
+        let more = missing.min(most[device] - *part);
+        let less = excess.min(*part - least(device));
+        *part = *part + more - less;
+        missing -= more;
+        excess -= less;
+    }
+    parts
+}
+
+#[cfg(all(test, feature = "highs"))]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn room(layers: u32) -> Room {
+        Room { gpu: 0, cpu: layers, gpu_first: false }
+    }
+
+    #[test]
+    fn parts_sum_to_the_model_within_the_limits() {
+        // The solver is a little off: 7.4 layers of 8, and the head is below its one layer.
+        let rooms = [room(3), room(2), room(5)];
+        let parts = whole_parts(&[0.9, 2.5, 4.5], &rooms, 8);
+        assert_eq!(parts, [PARTS + PARTS / 2, 2 * PARTS, 4 * PARTS + PARTS / 2]);
+        let parts = whole_parts(&[2.0, 2.0, 5.0], &rooms, 8);
+        assert_eq!(parts, [PARTS, 2 * PARTS, 5 * PARTS]);
+    }
+
+    /// Layers that a device takes within z: the faster side first. At least one on the head, never above its room.
+    fn within(load: &Load, longest: f64) -> f64 {
+        let mut sides = [(load.cpu_layer, load.room.cpu), (load.gpu_layer, load.room.gpu)];
+        sides.sort_by(|left, right| left.0.total_cmp(&right.0));
+        let [(fast, first), (slow, second)] = sides.map(|(seconds, layers)| (seconds, f64::from(layers)));
+        let left = (longest - load.fixed).max(0.0);
+        (left / fast).min(first) + ((left - first * fast).max(0.0) / slow).min(second)
+    }
+
+    /// z by bisection: the least time within which all devices together take L layers, the head one.
+    fn longest_by_bisection(loads: &[Load], layers: u32) -> f64 {
+        let enough = |longest: f64| {
+            let fixed = |load: &Load| load.room.layers() == 0 || load.fixed <= longest;
+            let together: f64 = loads.iter().map(|load| within(load, longest)).sum();
+            together >= f64::from(layers) && within(&loads[0], longest) >= 1.0 && loads.iter().all(fixed)
+        };
+        let (mut below, mut above) = (0.0, 1e9);
+        for _ in 0..200 {
+            let middle = f64::midpoint(below, above);
+            if enough(middle) { above = middle } else { below = middle }
+        }
+        above
+    }
+
+    prop_compose! {
+        fn load()(
+            [cpu_layer, gpu_layer] in prop::array::uniform2(1.0..1000.0_f64),
+            fixed in prop_oneof![Just(0.0), 0.0..1000.0_f64],
+            [cpu, gpu] in prop::array::uniform2(0..20_u32),
+        ) -> Load {
+            Load { room: Room { gpu, cpu, gpu_first: gpu_layer <= cpu_layer }, cpu_layer, gpu_layer, fixed }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_longest_time_is_that_of_a_bisection(
+            loads in prop::collection::vec(load(), 1..7),
+            fraction in 0.0..1.0_f64,
+        ) {
+            let room: u32 = loads.iter().map(|load| load.room.layers()).sum();
+            let layers = (f64::from(room) * fraction) as u32 + 1;
+            if loads[0].room.layers() == 0 || layers > room {
+                prop_assert!(balanced(&loads, layers).is_err());
+                return Ok(());
+            }
+            let shares = balanced(&loads, layers).unwrap();
+            prop_assert!((shares.iter().sum::<f64>() - f64::from(layers)).abs() < 1e-6);
+            let longest = longest_by_bisection(&loads, layers) * (1.0 + 1e-5);
+            for (load, share) in loads.iter().zip(&shares) {
+                prop_assert!(*share <= within(load, longest) + 1e-6, "{:?} in {:?}", shares, loads);
+            }
+            prop_assert!(shares[0] > 1.0 - 1e-6);
+        }
+    }
+
+    #[test]
+    fn what_the_solver_cannot_solve_is_an_error() {
+        let slow = Load { room: room(2), cpu_layer: 1.0, gpu_layer: 1.0, fixed: 0.0 };
+        assert_eq!(balanced(&[slow], 3).unwrap_err(), "HiGHS ends with status Infeasible");
+    }
+}

@@ -1,0 +1,54 @@
+//! How good is a plan somebody has written by hand?
+//!
+//! Windows, GPU layers, rounds and head are taken as they are, checked like any other plan, and explained.
+//! Devices may have no layers, and the last turn may be partial.
+//!
+//! Not here: mending a plan that breaks a constraint. The refusal says which one.
+
+use hearth_schema::residency::ResidencyOptions;
+
+use crate::latency::LatencyModel;
+use crate::latency::constraints::Rules;
+use crate::problem::assignment::Assignment;
+use crate::strategy::{Objective, Proposal, Refusal, Strategy};
+
+/// A plan given by hand, in the instance's order of devices.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Manual {
+    /// The head.
+    pub head: usize,
+    /// k, a partial last turn included; as many as the windows need if absent.
+    pub rounds: Option<u32>,
+    /// `w_m`.
+    pub window_layers: Vec<u32>,
+    /// `n_m`; none on any GPU if empty.
+    pub gpu_layers: Vec<u32>,
+    /// How each device keeps its weights; the first way that each allows if empty.
+    pub residencies: Vec<ResidencyOptions>,
+}
+
+impl Strategy for Manual {
+    fn name(&self) -> &'static str {
+        "manual"
+    }
+
+    fn objective(&self) -> Objective {
+        // What counts is what it will do.
+        Objective::SteadyState
+    }
+
+    fn rules(&self) -> Rules {
+        Rules { may_drop: true, may_leave_remainder: true }
+    }
+
+    fn propose(&self, model: &LatencyModel) -> Result<Proposal, Refusal> {
+        let window_layers = self.window_layers.clone();
+        let gpu_layers =
+            if self.gpu_layers.is_empty() { vec![0; window_layers.len()] } else { self.gpu_layers.clone() };
+        let mut assignment = Assignment::new(self.head, 0, window_layers, gpu_layers);
+        let ring_layers = assignment.ring_layers().max(1);
+        let needed = u64::from(model.model_layers()).div_ceil(ring_layers) as u32;
+        assignment.rounds = self.rounds.unwrap_or(needed);
+        Ok(Proposal { residencies: self.residencies.clone(), ..Proposal::of(assignment) })
+    }
+}

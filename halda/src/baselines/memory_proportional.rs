@@ -1,0 +1,87 @@
+//! What if layers simply follow memory, as in exo and in prima.cpp without Halda?
+//!
+//! prima.cpp paper, section 4.1 and appendix A.10 (`MemSched`). One turn of the ring; windows proportional to
+//! memory by cumulative rounding ([`crate::baselines::proportional`]). On each device as many layers as fit go to the GPU and
+//! the rest overflow to its CPU, which may then have to read from disk.
+//!
+//! Two variants differ in the memory they count. `mem` counts what is available, as the paper does without Halda;
+//! `mem-total` counts totals, as exo does, whatever other programs hold of them.
+//!
+//! A share may round to nothing; the head alone is given one layer in that case, taken from the largest window.
+//!
+//! Not here: speed, in any form. A device with a slow disk that overflows is a refusal, because the rule is
+//! part of the problem and not of this heuristic.
+
+use crate::baselines::proportional::{cumulative_rounding, keep_head};
+use crate::latency::LatencyModel;
+use crate::latency::constraints::Rules;
+use crate::latency::gpu_split::Turns;
+use crate::problem::assignment::Assignment;
+use crate::problem::instance::{Device, Gpu};
+use crate::strategy::{Proposal, Refusal, Strategy};
+
+/// Which memory the layers are proportional to.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum MemorySizes {
+    /// What the instance calls available: Metal's working set on Metal, otherwise RAM, plus GPU memory on
+    /// CUDA (the paper's "RAM/VRAM ratios"). Swap does not count. This is the paper's w/o-halda variant.
+    #[default]
+    Available,
+    /// One number a device, in any unit: exo's variant, which takes total memory. An instance does not know
+    /// totals, so the caller brings them; [`crate::problem::total_memory`] has those of a cluster.
+    Total(Vec<u64>),
+}
+
+/// Layers proportional to memory, device 0 the head.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct MemoryProportional {
+    /// Which memory.
+    pub sizes: MemorySizes,
+}
+
+impl Strategy for MemoryProportional {
+    fn name(&self) -> &'static str {
+        match self.sizes {
+            MemorySizes::Available => "mem",
+            MemorySizes::Total(_) => "mem-total",
+        }
+    }
+
+    fn rules(&self) -> Rules {
+        Rules { may_drop: true, may_leave_remainder: false }
+    }
+
+    fn options(&self) -> Vec<String> {
+        match self.sizes {
+            MemorySizes::Available => vec!["memory=available".to_owned()],
+            MemorySizes::Total(_) => vec!["memory=total".to_owned()],
+        }
+    }
+
+    fn propose(&self, model: &LatencyModel) -> Result<Proposal, Refusal> {
+        let devices = &model.instance().devices;
+        let sizes: Vec<u64> = match &self.sizes {
+            MemorySizes::Available => devices.iter().map(available).collect(),
+            MemorySizes::Total(sizes) if sizes.len() != devices.len() => {
+                return Err(Refusal::MemoryCount { given: sizes.len(), devices: devices.len() });
+            }
+            MemorySizes::Total(sizes) => sizes.clone(),
+        };
+        let mut window_layers = cumulative_rounding(&sizes, model.model_layers()).ok_or(Refusal::NoMemory)?;
+        keep_head(&mut window_layers);
+        let gpu_layers = window_layers
+            .iter()
+            .enumerate()
+            .map(|(device, window)| model.most_gpu_layers(device, device == 0, *window, Turns::whole(1)))
+            .collect();
+        Ok(Proposal::of(Assignment::new(0, 1, window_layers, gpu_layers)))
+    }
+}
+
+fn available(device: &Device) -> u64 {
+    match device.gpu {
+        Gpu::Metal => device.metal_available,
+        Gpu::Cuda => device.ram_available + device.cuda_available,
+        Gpu::None => device.ram_available,
+    }
+}

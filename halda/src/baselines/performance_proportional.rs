@@ -1,0 +1,117 @@
+//! What if layers follow speed, and move on where memory is full?
+//!
+//! prima.cpp paper, appendix A.10 (`PerfSched`): Galaxy's rule (Ye et al., 2024) with a fallback. One turn of the
+//! ring, three steps:
+//!
+//! 1. Layers in proportion to compute power: layers a second by the latency model, without disk and hops. That is
+//!    1/(alpha + beta) on a GPU if the device has one, otherwise 1/alpha on its CPU ([`crate::latency::coefficients`]). A
+//!    device keeps what fits the memory that goes with it: the GPU's, or RAM.
+//! 2. What does not fit moves to the GPUs that have room, again in proportion to power.
+//! 3. What finds no GPU goes to the CPUs of all devices in proportion to CPU speed: first into their RAM, and when
+//!    that is full too, beyond it, where it is read from disk for every token.
+//!
+//! The paper gives them two sentences. As read here, the "other devices" of step 2 are GPUs, because the rule is made
+//! for "GPU clusters" and the fallback is what brings in CPUs. Another reading lets a lone CPU take in step 2 all that
+//! its RAM holds, before the CPU beside a GPU takes anything. On devices guessed after those of the paper's Fig. 10
+//! and 70B it takes 3.1 times the optimum, and the reading here 1.3 times; the paper's takes 1.6 times Halda's time.
+//!
+//! A GPU that holds no layer, or is slower than the CPU beside it, does not count as one ([`crate::room`]). Beyond
+//! RAM step 3 passes over slow disks, which may not be read; if all are slow, there is no plan. As many layers of a
+//! window as fit the GPU are put there.
+//!
+//! A share may round to nothing; the head alone is given one layer in that case, taken from the largest window.
+//!
+//! Not here: what a hop or a disk costs. A device that slows everybody down still gets its share.
+
+use crate::baselines::proportional::{cumulative_rounding, keep_head, speed_weights, within_room};
+use crate::latency::LatencyModel;
+use crate::latency::coefficients::DeviceCosts;
+use crate::latency::constraints::Rules;
+use crate::latency::gpu_split::Turns;
+use crate::problem::assignment::Assignment;
+use crate::room::Room;
+use crate::strategy::{Infeasible, Proposal, Refusal, SearchStep, Strategy};
+
+/// Layers proportional to compute power within memory, device 0 the head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PerformanceProportional;
+
+impl Strategy for PerformanceProportional {
+    fn name(&self) -> &'static str {
+        "perf"
+    }
+
+    fn rules(&self) -> Rules {
+        Rules { may_drop: true, may_leave_remainder: false }
+    }
+
+    fn propose(&self, model: &LatencyModel) -> Result<Proposal, Refusal> {
+        let rooms: Vec<Room> =
+            (0..model.device_count()).map(|device| Room::new(model, device, device == 0)).collect();
+        let mut window_layers = windows(model, &rooms)?;
+        keep_head(&mut window_layers);
+        let gpu_layers = window_layers
+            .iter()
+            .zip(&rooms)
+            .enumerate()
+            .map(|(device, (window, room))| {
+                if room.gpu_first {
+                    model.most_gpu_layers(device, device == 0, *window, Turns::whole(1))
+                } else {
+                    room.gpu_layers(*window)
+                }
+            })
+            .collect();
+        Ok(Proposal::of(Assignment::new(0, 1, window_layers, gpu_layers)))
+    }
+}
+
+/// The three steps.
+fn windows(model: &LatencyModel, rooms: &[Room]) -> Result<Vec<u32>, Refusal> {
+    let layers = model.model_layers();
+    let costs = &model.devices;
+    let on_cpu: Vec<f64> = costs.iter().map(DeviceCosts::cpu_layer).collect();
+    let best: Vec<f64> = costs
+        .iter()
+        .zip(rooms)
+        .map(|(device, room)| if room.gpu_first { device.gpu_layer() } else { device.cpu_layer() })
+        .collect();
+    let (power, cpu_power) = (speed_weights(&best), speed_weights(&on_cpu));
+
+    let first: Vec<u32> = rooms.iter().map(|room| if room.gpu_first { room.gpu } else { room.cpu }).collect();
+    let asked = cumulative_rounding(&power, layers).unwrap_or_default();
+    let mut windows: Vec<u32> = asked.iter().zip(&first).map(|(asked, room)| *asked.min(room)).collect();
+
+    let on_gpus: Vec<u32> = rooms
+        .iter()
+        .zip(&windows)
+        .map(|(room, window)| if room.gpu_first { room.gpu - window } else { 0 })
+        .collect();
+    offload(&mut windows, &power, &on_gpus, layers);
+
+    let on_cpus: Vec<u32> = rooms.iter().zip(&windows).map(|(room, window)| room.layers() - window).collect();
+    offload(&mut windows, &cpu_power, &on_cpus, layers);
+
+    let beyond: Vec<u32> = costs.iter().map(|device| if device.slow_disk { 0 } else { layers }).collect();
+    offload(&mut windows, &cpu_power, &beyond, layers);
+
+    let held: u32 = windows.iter().sum();
+    if held < layers {
+        let outcome = Err(Infeasible::HoldsTooLittle { ring_layers: layers, held });
+        return Err(Refusal::Infeasible(vec![SearchStep {
+            head: 0,
+            rounds: 1,
+            ring_layers: layers,
+            outcome,
+        }]));
+    }
+    Ok(windows)
+}
+
+/// Adds what no window has yet, within `room`.
+fn offload(windows: &mut [u32], power: &[u64], room: &[u32], layers: u32) {
+    let left = layers - windows.iter().sum::<u32>();
+    for (window, more) in windows.iter_mut().zip(within_room(power, room, left)) {
+        *window += more;
+    }
+}

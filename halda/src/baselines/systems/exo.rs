@@ -1,0 +1,87 @@
+//! What if layers follow total memory and weights are pinned, as in exo?
+//!
+//! prima.cpp paper, sections 2 and 4.1 and appendix A.8. Layers in proportion to the memory that a device has, used
+//! or not: a GPU's own if there is one, else RAM. Cumulative rounding gives 9, 10 and 13 of 32 layers to memories
+//! of 8, 8 and 11 GiB. Each device computes on its GPU if it has one. exo does not run on Android without root.
+//!
+//! It mixes backends: MLX on macOS computes in the weights' own 4 bits; Tinygrad on Linux loads 16 bit a weight into
+//! main memory and decodes them to 32 bit on the GPU. All of it is memory that nobody can take back.
+//!
+//! Deviation: exo has the output matrix on the last device. Here it is the head's, on its CPU.
+//!
+//! Not here: what happens where that does not fit ([`hearth_core::holdings`]).
+
+use hearth_core::Cluster;
+use hearth_core::Member;
+use hearth_profiles::Format;
+use hearth_profiles::device::{Device, Os};
+use hearth_schema::plan::DroppedDevice;
+use hearth_schema::plan::Origin;
+use hearth_schema::plan::Plan;
+use hearth_schema::plan::PlannedDevice;
+use hearth_schema::plan::PlannerRecord;
+use hearth_schema::plan::Role;
+use hearth_schema::residency::ResidencyOptions;
+
+use super::SystemRefusal;
+use super::slices::{members, unassigned};
+use crate::baselines::proportional::{cumulative_rounding, keep_head};
+use crate::problem::total_memory;
+
+/// Layers proportional to total memory, in one round.
+pub(super) fn plan(cluster: &Cluster, scenario: &Origin) -> Result<Plan, SystemRefusal> {
+    let members = members(cluster);
+    let runs = |member: &Member| member.device.os != Os::Android;
+    let why = "it needs root on Android";
+    if !members.iter().any(|member| runs(member)) {
+        return Err(SystemRefusal::NoDevice { system: "exo", why });
+    }
+    if !runs(members[0]) {
+        let head = members[0].name.clone();
+        return Err(SystemRefusal::NotTheHead { system: "exo", head, why: why.into() });
+    }
+    let sizes: Vec<u64> = members
+        .iter()
+        .zip(total_memory(cluster))
+        .map(|(member, total)| if runs(member) { total } else { 0 })
+        .collect();
+    let layers = cluster.model.shape.layers.0;
+    let no_memory = SystemRefusal::NoDevice { system: "exo", why: "none has memory" };
+    let mut windows = cumulative_rounding(&sizes, layers).ok_or(no_memory)?;
+    keep_head(&mut windows);
+    let (mut devices, mut dropped, mut explanation) = (Vec::new(), Vec::new(), Vec::new());
+    for ((member, window), size) in members.iter().zip(windows).zip(sizes) {
+        let name = member.name.clone();
+        if window == 0 {
+            let reason = if runs(member) { "its share rounds to nothing" } else { why };
+            dropped.push(DroppedDevice { name, reason: reason.into() });
+            continue;
+        }
+        let (residency, on_gpu) = backend(&member.device);
+        explanation.push(format!("`{name}` has {window} layers for {}", hearth_profiles::Bytes(size)));
+        devices.push(PlannedDevice {
+            name,
+            address: member.address.clone(),
+            role: if devices.is_empty() { Role::Head } else { Role::Worker },
+            window,
+            gpu_layers: if on_gpu { window } else { 0 },
+            residency,
+            predicted: None,
+        });
+    }
+    let planner = PlannerRecord { strategy: "exo".into(), options: vec!["memory=total".into()] };
+    Ok(Plan { devices, dropped, explanation, ..unassigned(cluster, scenario, planner) })
+}
+
+/// In which formats a device has its weights, and whether its GPU computes.
+fn backend(device: &Device) -> (ResidencyOptions, bool) {
+    let usable = device.gpu.as_ref().is_some_and(|gpu| !gpu.matvec.is_empty());
+    match device.os {
+        Os::Macos => (ResidencyOptions::pinned(None), usable),
+        Os::Linux | Os::Android => {
+            let half = ResidencyOptions::pinned(Some(Format::F16));
+            let decoded = Some(Format::F32).filter(|_| usable);
+            (ResidencyOptions { gpu_weights_as: decoded, ..half }, usable)
+        }
+    }
+}

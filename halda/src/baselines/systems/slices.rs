@@ -1,0 +1,125 @@
+//! From which parts is a tensor-parallel plan put together?
+//!
+//! Every device of such a plan works on every layer, in one round. Feed-forward rows are shared out in blocks of the
+//! weights' format, because the matrix that leads back is cut along its rows; who comes last has what is left.
+//!
+//! Not here: who gets how much.
+
+use hearth_core::Cluster;
+use hearth_core::Member;
+use hearth_profiles::Format;
+use hearth_schema::plan::DroppedDevice;
+use hearth_schema::plan::Origin;
+use hearth_schema::plan::Plan;
+use hearth_schema::plan::PlanKind;
+use hearth_schema::plan::PlannedDevice;
+use hearth_schema::plan::PlannedModel;
+use hearth_schema::plan::PlannerRecord;
+use hearth_schema::plan::Processor;
+use hearth_schema::plan::Role;
+use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::tensor::AllReduce;
+use hearth_schema::tensor::HeadLoads;
+use hearth_schema::tensor::Slice;
+use hearth_schema::tensor::TensorPlan;
+
+use crate::problem::assignment::ring_order;
+
+/// One device's part.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Share {
+    /// Of the key-value heads.
+    pub kv_heads: u32,
+    /// Of the feed-forward rows.
+    pub feed_forward: u32,
+    /// How it keeps its weights.
+    pub residency: ResidencyOptions,
+    /// Whether its GPU computes.
+    pub on_gpu: bool,
+}
+
+/// How most systems sum, before anybody has a slice: in 32 bit, with a head that loads no more than its own.
+pub(super) fn unsliced(all_reduce: AllReduce) -> TensorPlan {
+    TensorPlan {
+        all_reduce,
+        air_time: None,
+        values: Format::F32,
+        head_loads: HeadLoads::Slice,
+        batch: None,
+        embedding_as: None,
+        slices: Vec::new(),
+    }
+}
+
+/// The members in the order of the ring, the head first.
+pub(super) fn members(cluster: &Cluster) -> Vec<&Member> {
+    ring_order(cluster.head, cluster.members.len()).map(|index| &cluster.members[index]).collect()
+}
+
+/// Rows that cannot be cut apart in a format; K-quants' where the weights stay as they are.
+pub(super) fn row_block(format: Option<Format>) -> u32 {
+    format.unwrap_or(Format::Q4K).block_len() as u32
+}
+
+/// What a plan says of who made it, and which devices it does without.
+pub(super) struct Made {
+    pub strategy: &'static str,
+    pub options: Vec<String>,
+    pub dropped: Vec<DroppedDevice>,
+    pub explanation: Vec<String>,
+}
+
+/// The plan of these parts; the head's is the first. Devices without any are dropped.
+pub(super) fn plan(
+    cluster: &Cluster,
+    scenario: &Origin,
+    made: Made,
+    tensor: &TensorPlan,
+    shares: &[(&Member, Share)],
+) -> Plan {
+    let layers = cluster.model.shape.layers.0;
+    let (mut devices, mut slices, mut dropped) = (Vec::new(), Vec::new(), made.dropped);
+    for &(member, share) in shares {
+        let name = member.name.clone();
+        if share.kv_heads == 0 && share.feed_forward == 0 {
+            dropped.push(DroppedDevice { name, reason: "its share rounds to nothing".into() });
+            continue;
+        }
+        let (kv_heads, feed_forward) = (share.kv_heads, share.feed_forward);
+        slices.push(Slice { device: name.clone(), kv_heads, feed_forward });
+        devices.push(PlannedDevice {
+            name,
+            address: member.address.clone(),
+            role: if devices.is_empty() { Role::Head } else { Role::Worker },
+            window: layers,
+            gpu_layers: if share.on_gpu { layers } else { 0 },
+            residency: share.residency,
+            predicted: None,
+        });
+    }
+    let planner = PlannerRecord { strategy: made.strategy.to_owned(), options: made.options };
+    let kind = PlanKind::Tensor(TensorPlan { slices, ..tensor.clone() });
+    Plan { kind, devices, dropped, explanation: made.explanation, ..unassigned(cluster, scenario, planner) }
+}
+
+/// A plan of one round for this cluster, in which nobody has a part yet.
+pub(super) fn unassigned(cluster: &Cluster, scenario: &Origin, planner: PlannerRecord) -> Plan {
+    Plan {
+        schema: <Plan as hearth_profiles::Document>::SCHEMA.to_owned(),
+        scenario: scenario.clone(),
+        model: PlannedModel::of(&cluster.model),
+        planner,
+        kind: PlanKind::Ring,
+        rounds: 1,
+        context: cluster.context,
+        kv_cache: cluster.kv_cache,
+        activations: cluster.activations,
+        output: Processor::Cpu,
+        sequences: cluster.workload.sequences,
+        draft: None,
+        devices: Vec::new(),
+        dropped: Vec::new(),
+        predicted: None,
+        explanation: Vec::new(),
+    }
+}

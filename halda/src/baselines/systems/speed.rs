@@ -1,0 +1,241 @@
+//! What if slices follow speed within memory, as in Hepti and Galaxy?
+//!
+//! Hepti (prima.cpp paper, section 2) slices by capability, in three ways for different memory budgets. As read
+//! here these are one rule: each key-value head, then each block of feed-forward rows, goes to the device that is
+//! done with it first and still has room. With room everywhere that is slices by speed; with room nowhere to spare,
+//! by memory; in between, by speed where there is room. As the slices of a block are computed at once and the
+//! slowest counts, the rule finds the fastest block that these units allow. CPUs, a star.
+//!
+//! Galaxy "prioritizes compute power first, then memory, to maximize speed and avoid OOM": shares in proportion to
+//! speed, and what exceeds a device's room goes to the others in proportion again. CPUs or GPUs, a ring.
+//!
+//! Both hold 32-bit weights (Table 2). A budget is what a run can have of the device's memory.
+//!
+//! Not here: what a sum costs. A device that slows every sum down still gets its share.
+
+use hearth_core::Cluster;
+use hearth_core::Member;
+use hearth_core::rates::Work;
+use hearth_core::tensor::SlicedModel;
+use hearth_profiles::device::Device;
+use hearth_profiles::model::TensorGroup;
+use hearth_profiles::{Bytes, Format};
+use hearth_schema::pass::Pass;
+use hearth_schema::plan::Origin;
+use hearth_schema::plan::Plan;
+use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::tensor::AllReduce;
+
+use super::slices::{Made, Share, members, plan, row_block, unsliced};
+use super::{SystemOptions, SystemRefusal};
+use crate::baselines::proportional::{cumulative_rounding, speed_weights, within_room};
+
+/// A way to share units out: times of a unit by device, room in units by device, and how many units there are.
+type Rule = fn(&[f64], &[u32], u32) -> Vec<u32>;
+
+/// Slices by capability under memory budgets.
+pub(super) fn hepti(
+    cluster: &Cluster,
+    scenario: &Origin,
+    options: SystemOptions,
+) -> Result<Plan, SystemRefusal> {
+    by_speed("hepti", cluster, scenario, options, AllReduce::Star, first_done, |_| false)
+}
+
+/// Slices by speed, then by memory.
+pub(super) fn galaxy(
+    cluster: &Cluster,
+    scenario: &Origin,
+    options: SystemOptions,
+) -> Result<Plan, SystemRefusal> {
+    let on_gpu = |device: &Device| {
+        device.gpu.as_ref().is_some_and(|gpu| !gpu.unified_memory && !gpu.matvec.is_empty())
+    };
+    by_speed("galaxy", cluster, scenario, options, AllReduce::Ring, in_proportion, on_gpu)
+}
+
+fn by_speed(
+    system: &'static str,
+    cluster: &Cluster,
+    scenario: &Origin,
+    options: SystemOptions,
+    all_reduce: AllReduce,
+    rule: Rule,
+    on_gpu: fn(&Device) -> bool,
+) -> Result<Plan, SystemRefusal> {
+    let format = options.weights_as.unwrap_or(Format::F32);
+    let (members, shape) = (members(cluster), &cluster.model.shape);
+    let costs: Vec<Costs> = members
+        .iter()
+        .enumerate()
+        .map(|(place, member)| Costs::new(cluster, member, place == 0, on_gpu(&member.device), format))
+        .collect();
+    let block = row_block(Some(format)).min(shape.feed_forward);
+    let blocks = shape.feed_forward / block;
+    let no_room = |held: &[u32], whole: u32, unit| {
+        let held: u64 = held.iter().map(|units| u64::from(*units)).sum();
+        let (format, whole) = (format.to_string(), u64::from(whole));
+        if held < whole { Err(SystemRefusal::NoRoom { system, format, held, whole, unit }) } else { Ok(()) }
+    };
+    let times: Vec<f64> = costs.iter().map(|cost| cost.head_time).collect();
+    let room: Vec<u32> = costs.iter().map(|cost| units(cost.room, cost.head_bytes)).collect();
+    let heads = rule(&times, &room, shape.kv_heads);
+    no_room(&heads, shape.kv_heads, "key-value heads")?;
+    let times: Vec<f64> = costs.iter().map(|cost| cost.row_time).collect();
+    let room: Vec<u32> = costs
+        .iter()
+        .zip(&heads)
+        .map(|(cost, heads)| {
+            let left = cost.room.saturating_sub(cost.head_bytes * u64::from(*heads));
+            // One block less, because the last to come has what is left of one.
+            units(left, cost.row_bytes * u64::from(block)).saturating_sub(1)
+        })
+        .collect();
+    let rows = rule(&times, &room, blocks);
+    no_room(&rows, blocks, "blocks of feed-forward rows")?;
+    let last = rows.iter().rposition(|count| *count > 0);
+    let residency = ResidencyOptions::pinned(Some(format));
+    let shares: Vec<(&Member, Share)> = members
+        .iter()
+        .enumerate()
+        .map(|(place, member)| {
+            let rest = if Some(place) == last { shape.feed_forward % block } else { 0 };
+            let (kv_heads, feed_forward) = (heads[place], rows[place] * block + rest);
+            (*member, Share { kv_heads, feed_forward, residency, on_gpu: on_gpu(&member.device) })
+        })
+        .collect();
+    if shares[0].1.kv_heads == 0 && shares[0].1.feed_forward == 0 {
+        let why = "its share rounds to nothing".to_owned();
+        return Err(SystemRefusal::NotTheHead { system, head: members[0].name.clone(), why });
+    }
+    let tensor = unsliced(all_reduce);
+    let options = vec![format!("weights_as={format}")];
+    let explanation = vec!["slices follow the time that a slice takes, within what memory holds".into()];
+    let made = Made { strategy: system, options, dropped: Vec::new(), explanation };
+    Ok(plan(cluster, scenario, made, &tensor, &shares))
+}
+
+/// What a device takes for its slices.
+struct Costs {
+    /// Seconds of a key-value head, over all layers.
+    head_time: f64,
+    /// Seconds of a feed-forward row, over all layers.
+    row_time: f64,
+    /// Bytes of a key-value head with its cache, over all layers.
+    head_bytes: Bytes,
+    /// Bytes of a feed-forward row, over all layers.
+    row_bytes: Bytes,
+    /// Bytes that slices can have.
+    room: Bytes,
+}
+
+impl Costs {
+    fn new(cluster: &Cluster, member: &Member, head: bool, on_gpu: bool, format: Format) -> Self {
+        let (model, device) = (&cluster.model, &member.device);
+        let whole = SlicedModel::whole(model, Some(format));
+        let element = Bytes(cluster.kv_cache.element_bytes());
+        let work = match device.gpu.as_ref().filter(|_| on_gpu) {
+            Some(gpu) => Work::on_gpu(gpu, &whole.attention, element),
+            None => Work::on_cpu(&device.cpu, &whole.attention, element),
+        };
+        let pass = Pass::plain(0, cluster.workload.prompt, 1, true);
+        let layers = 0..model.shape.layers.0;
+        let attention: f64 = layers.map(|layer| work.layer(layer, pass).0).sum();
+        let feed_forward: f64 = whole.feed_forward.iter().map(|group| work.product(group, 1).0).sum();
+        let (heads, rows) = (u64::from(model.shape.kv_heads), u64::from(model.shape.feed_forward));
+        let cache =
+            model.shape.kv_bytes_per_layer(cluster.context, element) * u64::from(model.shape.layers.0);
+        let each = |bytes: Bytes, count: u64| Bytes(bytes.0.div_ceil(count.max(1)));
+        Self {
+            head_time: attention / heads.max(1) as f64,
+            row_time: feed_forward / rows.max(1) as f64,
+            head_bytes: each(whole.attention.layers_bytes() + cache, heads),
+            row_bytes: each(whole.feed_forward.iter().map(TensorGroup::bytes).sum(), rows),
+            room: room(cluster, member, head, on_gpu, &whole),
+        }
+    }
+}
+
+/// What is left for slices beside buffers, norms and the head's own matrices.
+fn room(cluster: &Cluster, member: &Member, head: bool, on_gpu: bool, whole: &SlicedModel) -> Bytes {
+    let device = &member.device;
+    let norms =
+        Bytes(4 * 2 * u64::from(cluster.model.shape.embedding) * u64::from(cluster.model.shape.layers.0));
+    let ends = if !head {
+        Bytes::ZERO
+    } else if cluster.model.shape.tied_embeddings {
+        whole.attention.output_bytes()
+    } else {
+        whole.attention.output_bytes() + whole.attention.input_bytes()
+    };
+    match device.gpu.as_ref().filter(|_| on_gpu) {
+        Some(gpu) => gpu.memory_available.value.saturating_sub(gpu.compute_buffer.value + norms),
+        None => device.memory.obtainable().saturating_sub(device.cpu.compute_buffer.value + norms + ends),
+    }
+}
+
+fn units(room: Bytes, each: Bytes) -> u32 {
+    (room.0 / each.0.max(1)).min(u64::from(u32::MAX)) as u32
+}
+
+/// Each unit to the device that is done with it first, of those that have room.
+fn first_done(times: &[f64], room: &[u32], count: u32) -> Vec<u32> {
+    let mut units = vec![0u32; times.len()];
+    for _ in 0..count {
+        let done = |place: &usize| f64::from(units[*place] + 1) * times[*place];
+        let next = (0..times.len())
+            .filter(|place| units[*place] < room[*place])
+            .min_by(|one, other| done(one).total_cmp(&done(other)));
+        let Some(next) = next else { break };
+        units[next] += 1;
+    }
+    units
+}
+
+/// In proportion to speed; what exceeds the room of one goes to the others.
+fn in_proportion(times: &[f64], room: &[u32], count: u32) -> Vec<u32> {
+    let speeds = speed_weights(times);
+    let asked = cumulative_rounding(&speeds, count).unwrap_or_else(|| vec![0; times.len()]);
+    let mut units: Vec<u32> = asked.iter().zip(room).map(|(asked, room)| *asked.min(room)).collect();
+    let left = count - units.iter().sum::<u32>();
+    let more: Vec<u32> = room.iter().zip(&units).map(|(room, units)| room - units).collect();
+    for (units, more) in units.iter_mut().zip(within_room(&speeds, &more, left)) {
+        *units += more;
+    }
+    units
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_go_to_who_is_done_first() {
+        // 1 : 2 : 4 in speed; 7 units take 4 s, 2 s and 1 s a unit.
+        assert_eq!(first_done(&[4.0, 2.0, 1.0], &[9, 9, 9], 7), [1, 2, 4]);
+        // The fastest holds two: its other two go where they are done first.
+        assert_eq!(first_done(&[4.0, 2.0, 1.0], &[9, 9, 2], 7), [2, 3, 2]);
+        assert_eq!(first_done(&[4.0, 2.0, 1.0], &[1, 1, 2], 7), [1, 1, 2], "three find no room");
+    }
+
+    #[test]
+    fn what_exceeds_memory_moves_on() {
+        assert_eq!(in_proportion(&[4.0, 2.0, 1.0], &[9, 9, 9], 7), [1, 2, 4]);
+        assert_eq!(in_proportion(&[4.0, 2.0, 1.0], &[9, 9, 2], 7).iter().sum::<u32>(), 7);
+        assert_eq!(in_proportion(&[4.0, 2.0, 1.0], &[1, 1, 2], 7), [1, 1, 2]);
+    }
+
+    #[test]
+    fn no_other_sharing_ends_its_slowest_device_earlier() {
+        let (times, room) = ([3.0, 5.0, 2.0], [4, 9, 5]);
+        let slowest = |units: &[u32]| {
+            units.iter().zip(times).map(|(units, time)| f64::from(*units) * time).fold(0.0, f64::max)
+        };
+        let best = (0..=4u32)
+            .flat_map(|one| (0..=9u32).map(move |two| [one, two, 11u32.saturating_sub(one + two)]))
+            .filter(|units| units.iter().sum::<u32>() == 11 && units.iter().zip(room).all(|(a, b)| *a <= b))
+            .map(|units| slowest(&units))
+            .fold(f64::INFINITY, f64::min);
+        assert_eq!(slowest(&first_done(&times, &room, 11)), best);
+    }
+}

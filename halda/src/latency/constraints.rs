@@ -1,0 +1,376 @@
+//! Is an assignment allowed, and if not, what exactly does it break?
+//!
+//! prima.cpp paper, Eq. 22-36, each as a named constraint that renders a sentence. Eq. 27-29 (a device in
+//! M1-M3 *must* be over) are absent on purpose: here the memory case follows from the assignment instead of
+//! being chosen with it, so that they hold by construction.
+//!
+//! | constraint | paper |
+//! | --- | --- |
+//! | the shape: one window a device, n <= w, 1 <= W <= L, k = ceil(L/W), a head with layers | 22-24 |
+//! | every device has a window (unless devices may be dropped) | 22 |
+//! | no partial last turn (unless allowed) | 23, Assumption 1 |
+//! | a slow disk is never read for weights | Case 4, 30-32 |
+//! | who comes next can be reached; a relay and a partial last turn do not go together | 3.3 |
+//! | GPU layers fit GPU memory (CUDA), the working set (Metal), or are none | 34-36 |
+//!
+//! Not here: how good an allowed assignment is.
+
+use crate::latency::LatencyModel;
+use crate::problem::assignment::{Assignment, Share};
+use crate::problem::instance::Gpu;
+
+/// Which of the optional rules hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Rules {
+    /// Devices other than the head may get no layers.
+    pub may_drop: bool,
+    /// The last turn of the ring may be partial: k W < L.
+    pub may_leave_remainder: bool,
+}
+
+impl Rules {
+    /// The rules in force, as `name=value`.
+    pub fn options(self) -> Vec<String> {
+        let rules = [("drop", self.may_drop), ("remainder", self.may_leave_remainder)];
+        rules.iter().filter(|(_, holds)| *holds).map(|(name, _)| format!("{name}=true")).collect()
+    }
+}
+
+/// A broken constraint.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Violation {
+    /// The vectors do not name every device once.
+    #[error("the plan has {windows} windows and {gpu_entries} GPU entries for {devices} devices")]
+    DeviceCount {
+        /// M.
+        devices: usize,
+        /// Length of w.
+        windows: usize,
+        /// Length of n.
+        gpu_entries: usize,
+    },
+    /// The head is not a device.
+    #[error("the head is device {head} and there are {devices} devices, counted from 0")]
+    NoSuchHead {
+        /// The head named.
+        head: usize,
+        /// M.
+        devices: usize,
+    },
+    /// The head has no window.
+    #[error("`{device}` is the head and has no layers: the head keeps at least one")]
+    HeadWithoutLayers {
+        /// The head.
+        device: String,
+    },
+    /// A worker has no window where none may be dropped.
+    #[error("`{device}` has no layers and dropping devices is not allowed here")]
+    EmptyWindow {
+        /// The device.
+        device: String,
+    },
+    /// W > L.
+    #[error("a turn of the ring covers {ring_layers} layers and the model has {model_layers}")]
+    RingExceedsModel {
+        /// W.
+        ring_layers: u64,
+        /// L.
+        model_layers: u32,
+    },
+    /// k is not ceil(L/W): the model would be covered not at all or twice.
+    #[error(
+        "{rounds} rounds of {ring_layers} layers do not cover the {model_layers} layers of the model: \
+         {expected} do"
+    )]
+    RoundsDoNotCover {
+        /// k as given.
+        rounds: u32,
+        /// W.
+        ring_layers: u64,
+        /// L.
+        model_layers: u32,
+        /// ceil(L/W).
+        expected: u32,
+    },
+    /// R > 0 where only whole turns are allowed.
+    #[error(
+        "the last of {rounds} rounds is partial: {ring_layers} layers a round leave {remainder} of \
+         {model_layers} for it"
+    )]
+    PartialLastRound {
+        /// R.
+        remainder: u32,
+        /// k.
+        rounds: u32,
+        /// W.
+        ring_layers: u64,
+        /// L.
+        model_layers: u32,
+    },
+    /// `n_m` > `w_m`.
+    #[error("`{device}` has {gpu_layers} GPU layers in a window of {window_layers}")]
+    GpuLayersExceedWindow {
+        /// The device.
+        device: String,
+        /// `n_m`.
+        gpu_layers: u32,
+        /// `w_m`.
+        window_layers: u32,
+    },
+    /// `n_m` > 0 without a GPU.
+    #[error("`{device}` has {gpu_layers} GPU layers and no GPU")]
+    NoGpu {
+        /// The device.
+        device: String,
+        /// `n_m`.
+        gpu_layers: u32,
+    },
+    /// The order of the ring is none.
+    #[error("the order of the ring is wrong: {what}")]
+    Order {
+        /// What is wrong with it.
+        what: String,
+    },
+    /// A device would have to send to one it cannot reach.
+    #[error("`{from}` cannot reach `{to}`, which comes next in the ring: choose another order or a relay")]
+    Unreachable {
+        /// Who sends.
+        from: String,
+        /// Who would receive.
+        to: String,
+    },
+    /// A relay is visited in a partial last turn even where nobody after it has layers.
+    #[error(
+        "`{device}` is a relay and the last of {rounds} rounds is partial: relays need whole rounds here"
+    )]
+    RelayInPartialRound {
+        /// The relay.
+        device: String,
+        /// k.
+        rounds: u32,
+    },
+    /// CUDA layers do not fit.
+    #[error("the GPU of `{device}` holds {fit} layers and gets {layers}")]
+    GpuMemory {
+        /// The device.
+        device: String,
+        /// Model layers on the GPU.
+        layers: u32,
+        /// Model layers that fit.
+        fit: i64,
+    },
+    /// GPU layers do not fit by their own bytes.
+    #[error(
+        "the {layers} GPU layers of `{device}` take {needed} bytes, and its GPU has {available} for them"
+    )]
+    GpuBytes {
+        /// The device.
+        device: String,
+        /// Model layers on the GPU.
+        layers: u32,
+        /// Bytes of these, cache included.
+        needed: i64,
+        /// Bytes of GPU memory beside buffers.
+        available: i64,
+    },
+    /// Metal layers do not fit.
+    #[error("Metal's working set on `{device}` holds {fit} layers and gets {layers}")]
+    MetalWorkingSet {
+        /// The device.
+        device: String,
+        /// Model layers on the GPU.
+        layers: u32,
+        /// Model layers that fit.
+        fit: i64,
+    },
+    /// A slow disk would be read for every token.
+    #[error(
+        "`{device}` needs {need:.0} bytes and has {capacity}; its disk ({disk_read:.0} B/s) is under the \
+         threshold ({threshold:.0} B/s) and may not make up for it"
+    )]
+    SlowDiskOverloaded {
+        /// The device.
+        device: String,
+        /// Bytes needed.
+        need: f64,
+        /// Bytes available.
+        capacity: u64,
+        /// `s_disk`.
+        disk_read: f64,
+        /// `s_threshold`.
+        threshold: f64,
+    },
+    /// What can never be given up leaves nothing for weights to pass through.
+    #[error(
+        "`{device}` has {capacity} bytes, of which buffers and cache take {held:.0}: too little is left for weights \
+         even to pass through"
+    )]
+    NoRoom {
+        /// The device.
+        device: String,
+        /// Bytes that are held whatever happens.
+        held: f64,
+        /// Bytes available.
+        capacity: u64,
+    },
+}
+
+/// Every constraint that the assignment breaks; empty means allowed.
+pub fn violations(model: &LatencyModel, assignment: &Assignment, rules: Rules) -> Vec<Violation> {
+    let mut found = ring_violations(model, assignment, rules);
+    if shape_violations(model, assignment).is_empty() {
+        found.extend(gpu_violations(model, assignment));
+        found.extend(slow_disk_violations(model, assignment));
+    }
+    found
+}
+
+/// All but what the paper's latency model says of memory: the shape, the optional rules, and who reaches whom.
+pub fn ring_violations(model: &LatencyModel, assignment: &Assignment, rules: Rules) -> Vec<Violation> {
+    let mut found = shape_violations(model, assignment);
+    if !found.is_empty() {
+        // Without a shape nothing else can be counted.
+        return found;
+    }
+    let model_layers = model.model_layers();
+    let ring_layers = assignment.ring_layers();
+    let remainder = (u64::from(model_layers) % ring_layers) as u32;
+    if remainder > 0 && !rules.may_leave_remainder {
+        let rounds = assignment.rounds;
+        found.push(Violation::PartialLastRound { remainder, rounds, ring_layers, model_layers });
+    }
+    let relays = assignment.ring().into_iter().filter(|device| assignment.is_relay(*device));
+    if remainder > 0 {
+        let broken = |device: usize| Violation::RelayInPartialRound {
+            device: model.instance().devices[device].name.clone(),
+            rounds: assignment.rounds,
+        };
+        found.extend(relays.map(broken));
+    }
+    let name = |device: usize| model.instance().devices[device].name.clone();
+    if !rules.may_drop {
+        let empty = assignment.window_layers.iter().enumerate().filter(|(_, window)| **window == 0);
+        found.extend(empty.map(|(device, _)| Violation::EmptyWindow { device: name(device) }));
+    }
+    found
+}
+
+/// Eq. 34-36.
+fn gpu_violations(model: &LatencyModel, assignment: &Assignment) -> Vec<Violation> {
+    let shares = assignment.shares(model.model_layers()).into_iter().enumerate();
+    let over =
+        shares.filter_map(|(device, share)| gpu_violation(model, device, device == assignment.head, share));
+    over.collect()
+}
+
+/// Case 4 of the paper: slow disks that would be read for every token.
+fn slow_disk_violations(model: &LatencyModel, assignment: &Assignment) -> Vec<Violation> {
+    let shares = assignment.shares(model.model_layers()).into_iter().enumerate();
+    let over = shares.filter_map(|(device, share)| {
+        let terms = model.terms(device, device == assignment.head, share);
+        (terms.over && model.devices[device].slow_disk).then(|| Violation::SlowDiskOverloaded {
+            device: model.instance().devices[device].name.clone(),
+            need: terms.need,
+            capacity: terms.capacity,
+            disk_read: model.devices[device].disk_read,
+            threshold: model.instance().slow_disk_threshold,
+        })
+    });
+    over.collect()
+}
+
+/// The constraints without which an assignment has no meaning, and hence no time.
+pub fn shape_violations(model: &LatencyModel, assignment: &Assignment) -> Vec<Violation> {
+    let Assignment { window_layers, gpu_layers, .. } = assignment;
+    let (head, rounds) = (assignment.head, assignment.rounds);
+    let devices = model.device_count();
+    if window_layers.len() != devices || gpu_layers.len() != devices {
+        let (windows, gpu_entries) = (window_layers.len(), gpu_layers.len());
+        return vec![Violation::DeviceCount { devices, windows, gpu_entries }];
+    }
+    if head >= devices {
+        return vec![Violation::NoSuchHead { head, devices }];
+    }
+    let name = |device: usize| model.instance().devices[device].name.clone();
+    let mut found = Vec::new();
+    if window_layers[head] == 0 {
+        found.push(Violation::HeadWithoutLayers { device: name(head) });
+    }
+    let model_layers = model.model_layers();
+    let ring_layers = assignment.ring_layers();
+    if ring_layers > u64::from(model_layers) {
+        found.push(Violation::RingExceedsModel { ring_layers, model_layers });
+    } else if ring_layers > 0 {
+        let expected = u64::from(model_layers).div_ceil(ring_layers) as u32;
+        if rounds != expected {
+            found.push(Violation::RoundsDoNotCover { rounds, ring_layers, model_layers, expected });
+        }
+    }
+    for device in 0..devices {
+        let (window_layers, gpu_layers) = (window_layers[device], gpu_layers[device]);
+        if gpu_layers > window_layers {
+            let device = name(device);
+            found.push(Violation::GpuLayersExceedWindow { device, gpu_layers, window_layers });
+        }
+    }
+    found.extend(order_violation(model, assignment));
+    if found.is_empty() {
+        found.extend(unreachable(model, assignment));
+    }
+    found
+}
+
+/// Checks that an order that is given has the head first, every device with layers, and none twice.
+fn order_violation(model: &LatencyModel, assignment: &Assignment) -> Option<Violation> {
+    let order = assignment.order.as_ref()?;
+    let name = |device: usize| &model.instance().devices[device].name;
+    let mut in_ring = vec![false; model.device_count()];
+    for &device in order {
+        let Some(seen) = in_ring.get_mut(device) else {
+            let devices = model.device_count();
+            let what = format!("it names device {device} and there are {devices}, counted from 0");
+            return Some(Violation::Order { what });
+        };
+        if *seen {
+            return Some(Violation::Order { what: format!("it names `{}` twice", name(device)) });
+        }
+        *seen = true;
+    }
+    if order.first() != Some(&assignment.head) {
+        let what = format!("it does not begin with the head `{}`", name(assignment.head));
+        return Some(Violation::Order { what });
+    }
+    let left_out =
+        (0..in_ring.len()).find(|&device| assignment.window_layers[device] > 0 && !in_ring[device])?;
+    Some(Violation::Order { what: format!("it lacks `{}`, which has layers", name(left_out)) })
+}
+
+/// The first device of the ring that cannot send to the one that comes next, in whole turns or in a partial one.
+fn unreachable(model: &LatencyModel, assignment: &Assignment) -> Option<Violation> {
+    let shares = assignment.shares(model.model_layers());
+    let seconds = model.communication(assignment, &shares);
+    let ring = assignment.ring();
+    let place = ring.iter().position(|device| seconds[*device] == f64::INFINITY)?;
+    let from = ring[place];
+    let next = ring[(place + 1) % ring.len()];
+    // Where the next one is in reach it is the way back to the head that is missing, in the partial last turn.
+    let to = if model.hops.seconds(from, next) == f64::INFINITY { next } else { assignment.head };
+    let name = |device: usize| model.instance().devices[device].name.clone();
+    Some(Violation::Unreachable { from: name(from), to: name(to) })
+}
+
+/// Eq. 34-36 for one device.
+fn gpu_violation(model: &LatencyModel, device: usize, head: bool, share: Share) -> Option<Violation> {
+    let layers = share.gpu_layers;
+    let fit = model.devices[device].gpu_layers_that_fit(head, &model.model, share.windows);
+    if i64::from(layers) <= fit {
+        return None;
+    }
+    let described = &model.instance().devices[device];
+    let name = described.name.clone();
+    Some(match described.gpu {
+        Gpu::None => Violation::NoGpu { device: name, gpu_layers: layers },
+        Gpu::Cuda => Violation::GpuMemory { device: name, layers, fit },
+        Gpu::Metal => Violation::MetalWorkingSet { device: name, layers, fit },
+    })
+}

@@ -1,0 +1,130 @@
+//! How many layers of a window belong on the GPU?
+//!
+//! For a given window the time is a convex function of lgpu: arithmetic and memory are linear in it, and
+//! the disk term is a maximum of lines that falls with it (on Metal it does not depend on it). lgpu in turn
+//! grows with n. So the best n is an end of its range or a neighbour of the one kink, where the CPU share
+//! starts to fit: at most four candidates instead of w + 1, and none is lost.
+//!
+//! The range is `lgpu <= GPU memory`, and on a slow disk `l - lgpu <= x`, or `l <= x` on Metal.
+//!
+//! Not here: how large the window should be. That is [`crate::solvers::exact`].
+
+use crate::latency::LatencyModel;
+use crate::problem::assignment::Share;
+
+/// The best number of GPU layers for a window, and the time it gives.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Split {
+    /// n.
+    pub gpu_layers: u32,
+    /// Seconds of the device.
+    pub seconds: f64,
+}
+
+/// The turns in which a window is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Turns {
+    /// k: whole turns.
+    pub rounds: u32,
+    /// Layers left for this device and those after it in a partial last turn.
+    pub rest: u32,
+}
+
+impl Turns {
+    /// Whole turns only.
+    pub(crate) fn whole(rounds: u32) -> Self {
+        Self { rounds, rest: 0 }
+    }
+
+    /// The largest n whose lgpu(n) = k n + min(n, rest) is at most `layers`; -1 below zero.
+    fn gpu_layers_within(self, layers: i64) -> i64 {
+        let (rounds, rest) = (i64::from(self.rounds), i64::from(self.rest));
+        if layers < 0 {
+            -1
+        } else if layers <= (rounds + 1) * rest {
+            layers / (rounds + 1)
+        } else {
+            (layers - rest) / rounds
+        }
+    }
+}
+
+impl LatencyModel<'_> {
+    /// The largest n that GPU memory allows in a window.
+    pub(crate) fn most_gpu_layers(&self, device: usize, head: bool, window: u32, turns: Turns) -> u32 {
+        let windows = turns.rounds + turns.rest.min(1);
+        let fit = self.devices[device].gpu_layers_that_fit(head, &self.model, windows);
+        turns.gpu_layers_within(fit).min(i64::from(window)) as u32
+    }
+
+    /// The best split of a window, `None` if a slow disk allows none. Ties go to fewer GPU layers.
+    pub(crate) fn best_split(&self, device: usize, head: bool, window: u32, turns: Turns) -> Option<Split> {
+        self.best_split_with_hop(device, head, window, turns, self.devices[device].hop)
+    }
+
+    /// The best split of a window that ends in such a hop.
+    pub(crate) fn best_split_with_hop(
+        &self,
+        device: usize,
+        head: bool,
+        window: u32,
+        turns: Turns,
+        hop: f64,
+    ) -> Option<Split> {
+        if window == 0 {
+            return Some(Split { gpu_layers: 0, seconds: 0.0 });
+        }
+        let costs = &self.devices[device];
+        let most = i64::from(self.most_gpu_layers(device, head, window, turns));
+        let layers = i64::from(Share::new(window, 0, turns.rounds, turns.rest).layers);
+        let mut least = 0;
+        if costs.slow_disk && !costs.metal {
+            let must_leave = layers - costs.layers_that_fit(head, &self.model);
+            least = turns.gpu_layers_within(must_leave - 1) + 1;
+        }
+        if least > most {
+            return None;
+        }
+        let kink = turns.gpu_layers_within(layers - 1 - self.layers_before_reading(device, head));
+        let candidates = [least, kink.clamp(least, most), (kink + 1).clamp(least, most), most];
+        let mut best: Option<Split> = None;
+        for (index, gpu_layers) in candidates.into_iter().enumerate() {
+            if candidates[..index].contains(&gpu_layers) {
+                continue;
+            }
+            let gpu_layers = gpu_layers as u32;
+            let share = Share::new(window, gpu_layers, turns.rounds, turns.rest);
+            let Some(seconds) = self.cost_with_hop(device, head, share, hop) else { continue };
+            if best.is_none_or(|best| seconds < best.seconds) {
+                best = Some(Split { gpu_layers, seconds });
+            }
+        }
+        best
+    }
+
+    /// CPU layers up to which the disk term stays at its floor. On the head that is a little more than what
+    /// fits, because the row of the embedding is read in any case.
+    fn layers_before_reading(&self, device: usize, head: bool) -> i64 {
+        let costs = &self.devices[device];
+        let head_bytes = if head { self.model.output_head_bytes } else { 0 };
+        (costs.capacity - costs.buffer_bytes - head_bytes).div_euclid(self.model.layer_resident_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_inverse_of_lgpu_is_the_largest_n() {
+        for (rounds, rest) in [(1, 0), (3, 0), (2, 4), (1, 7)] {
+            let turns = Turns { rounds, rest };
+            let lgpu = |n: i64| i64::from(rounds) * n + n.min(i64::from(rest));
+            for layers in -2..40 {
+                let n = turns.gpu_layers_within(layers);
+                assert!(n == -1 || lgpu(n) <= layers, "{turns:?} {layers}");
+                assert!(lgpu(n + 1) > layers, "{turns:?} {layers}");
+            }
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! How long does the hidden state travel from one device to the next?
+//!
+//! `t_comm` of the prima.cpp paper, Table 6, belongs to the sender alone. If an instance gives hops by pair, it
+//! belongs to the device that really comes next: devices that are not in the ring, or have no layers in a partial
+//! last turn, are passed by, and the last one hands back to the head. A ring of one device then has no hop.
+//!
+//! A pair without an entry cannot talk. Whether the neighbour matters at all is worked out once: where every
+//! device sends equally fast to all others, planners do without knowing who comes next.
+//!
+//! Not here: which device comes next ([`crate::problem::assignment`]).
+
+use crate::problem::instance::Instance;
+
+/// Hops between devices, from a validated instance.
+#[derive(Debug, Clone)]
+pub(crate) struct Hops {
+    /// What each sender needs whoever comes next; the instance's own `hop` where that depends on the neighbour.
+    pub of_sender: Vec<f64>,
+    /// between[from * M + to], infinite where there is no way; empty if the instance has only senders' hops.
+    between: Vec<f64>,
+    /// Whether a hop depends on who comes next.
+    pub neighbour_matters: bool,
+}
+
+impl Hops {
+    pub(crate) fn new(instance: &Instance) -> Self {
+        let senders: Vec<f64> = instance.devices.iter().map(|device| device.hop).collect();
+        let Some(rows) = &instance.hops else {
+            return Self { of_sender: senders, between: Vec::new(), neighbour_matters: false };
+        };
+        let between: Vec<f64> =
+            rows.iter().flatten().map(|seconds| seconds.unwrap_or(f64::INFINITY)).collect();
+        let devices = rows.len();
+        let first = |from: usize| (0..devices).find(|to| *to != from).map(|to| between[from * devices + to]);
+        let alike = |from: usize| {
+            let others = (0..devices).filter(|to| *to != from).map(|to| between[from * devices + to]);
+            first(from).is_none_or(|first| first.is_finite() && others.into_iter().all(|hop| hop == first))
+        };
+        let neighbour_matters = !(0..devices).all(alike);
+        let of_sender = if neighbour_matters {
+            senders
+        } else {
+            (0..devices).map(|from| first(from).unwrap_or(0.0)).collect()
+        };
+        Self { of_sender, between, neighbour_matters }
+    }
+
+    /// Seconds from one device to another, infinite where there is no way.
+    pub(crate) fn seconds(&self, from: usize, to: usize) -> f64 {
+        if self.between.is_empty() {
+            self.of_sender[from]
+        } else if from == to {
+            0.0
+        } else {
+            self.between[from * self.of_sender.len() + to]
+        }
+    }
+
+    /// Whether the hops are those of pairs, so that a ring of one device has none.
+    pub(crate) fn by_pair(&self) -> bool {
+        !self.between.is_empty()
+    }
+
+    /// The hop that a window has whoever comes next; 0 where it depends on that, and is counted apart.
+    pub(crate) fn own(&self, from: usize) -> f64 {
+        if self.neighbour_matters { 0.0 } else { self.of_sender[from] }
+    }
+
+    /// The longest hop of a sender that exists.
+    pub(crate) fn longest(&self, from: usize) -> f64 {
+        let others = (0..self.of_sender.len()).map(|to| self.seconds(from, to));
+        others.filter(|hop| hop.is_finite()).fold(0.0, f64::max)
+    }
+
+    /// The shortest hop of a sender to another device, infinite if it reaches none.
+    pub(crate) fn shortest(&self, from: usize) -> f64 {
+        let others = (0..self.of_sender.len()).filter(|to| *to != from).map(|to| self.seconds(from, to));
+        others.fold(f64::INFINITY, f64::min)
+    }
+}

@@ -1,0 +1,211 @@
+//! How long does a token take under an assignment, and where does the time go?
+//!
+//! prima.cpp paper, appendix A.3, Eq. 11-19 with its ambiguities resolved (see below):
+//!
+//! ```text
+//! T_comp = (l - lgpu) Fc + lgpu Fg + [head] Fo
+//! T_mem  = (l - lgpu)(t_kv_cpu + b'/T_cpu) + lgpu (t_kv_gpu + b'/T_gpu)
+//!        + win (t_ram_vram + t_vram_ram)(1 - UMA) + [head](b_i/V + b_o)/T_cpu
+//! T_comm = win t_comm                       or the sum of the hops to the devices that come next, see crate::latency::hop_times
+//! need   = (l - lgpu) b' + [head](b_i/V + b_o) + c_cpu          not Metal
+//!        = l b' + [head](b_i/V + b_o) + c_cpu + c_gpu           Metal
+//! over   = need > cap
+//! T_disk = max(need - cap, [head] b_i/V)/s_disk                                      not Metal
+//!        = max(over ? l b + [head](b_i/V + b_o) : 0, [head] b_i/V)/s_disk            Metal
+//! T      = sum over devices of T_comp + T_mem + T_disk + T_comm
+//! ```
+//!
+//! Resolved: need = cap fits; the `b_i/V` floor of the disk term is the head's alone (the paper's Eq. 20 counts
+//! it once, its Eq. 12-19 for everybody); a device without layers costs nothing at all, its buffers included.
+//!
+//! Every planner of this crate scores by this file, and a reported T is always [`LatencyModel::evaluate`] of
+//! the reported assignment, never the planner's own running sum.
+//!
+//! Not here: overlap of reading with computing; there the rounds begin to matter.
+
+pub mod coefficients;
+pub mod constraints;
+mod evaluation;
+pub mod gpu_split;
+pub(crate) mod hop_times;
+pub mod steady_state;
+
+use serde::Serialize;
+
+use crate::problem::assignment::{Assignment, Share};
+use crate::problem::instance::Instance;
+use crate::problem::validation::InstanceError;
+use coefficients::{DeviceCosts, MemoryCase, ModelCosts};
+use hop_times::Hops;
+
+/// A validated instance with its per-device constants: what every planner works on.
+#[derive(Debug, Clone)]
+pub struct LatencyModel<'i> {
+    instance: &'i Instance,
+    pub(crate) model: ModelCosts,
+    pub(crate) devices: Vec<DeviceCosts>,
+    pub(crate) hops: Hops,
+}
+
+/// The time of a token and its parts.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Breakdown {
+    /// T: seconds a token.
+    pub seconds: f64,
+    /// One entry a device, in the instance's order.
+    pub devices: Vec<DeviceTerms>,
+    /// Of that, what is waited for because a disk cannot keep up, and on which device; a disk term there.
+    pub waits: Option<(usize, f64)>,
+}
+
+/// What one device contributes to the time of a token, in seconds, and what it needs to hold.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct DeviceTerms {
+    /// Its share of the layers.
+    pub share: Share,
+    /// `T_comp`: arithmetic.
+    pub compute: f64,
+    /// `T_mem`: moving weights, cache and hidden state inside the device.
+    pub memory: f64,
+    /// `T_disk`: reading again what did not stay in memory.
+    pub disk: f64,
+    /// `T_comm`: handing the hidden state on.
+    pub communication: f64,
+    /// Bytes to hold in the memory that the system reclaims.
+    pub need: f64,
+    /// cap: bytes of that memory.
+    pub capacity: u64,
+    /// need > cap.
+    pub over: bool,
+    /// The paper's set.
+    pub case: MemoryCase,
+}
+
+impl DeviceTerms {
+    /// `T_comp` + `T_mem` + `T_disk` + `T_comm`.
+    pub fn seconds(&self) -> f64 {
+        self.compute + self.memory + self.disk + self.communication
+    }
+}
+
+impl<'i> LatencyModel<'i> {
+    /// Validates the instance and works out the constants.
+    pub fn new(instance: &'i Instance) -> Result<Self, InstanceError> {
+        instance.validate()?;
+        let model = ModelCosts::new(instance);
+        let hops = Hops::new(instance);
+        let devices = (0..instance.devices.len())
+            .map(|index| DeviceCosts::new(instance, index, &model, &hops))
+            .collect::<Result<_, _>>()?;
+        Ok(Self { instance, model, devices, hops })
+    }
+
+    /// The instance behind it.
+    pub fn instance(&self) -> &'i Instance {
+        self.instance
+    }
+
+    /// L.
+    pub fn model_layers(&self) -> u32 {
+        self.model.layers
+    }
+
+    /// M.
+    pub fn device_count(&self) -> usize {
+        self.devices.len()
+    }
+
+    /// `T_comm` of each device: its hops in whole turns and, if there is one, in the partial last turn, which
+    /// passes by the devices without layers in it but not the relays. Infinite where there is no way.
+    pub(crate) fn communication(&self, assignment: &Assignment, shares: &[Share]) -> Vec<f64> {
+        let mut seconds = vec![0.0; shares.len()];
+        let ring = assignment.ring();
+        let ring_layers = assignment.ring_layers().max(1);
+        let turns = (u64::from(self.model.layers) / ring_layers) as u32;
+        let partial = !u64::from(self.model.layers).is_multiple_of(ring_layers);
+        let visited: Vec<usize> = if partial {
+            let visited = |device: &usize| shares[*device].windows > turns || assignment.is_relay(*device);
+            ring.iter().copied().filter(visited).collect()
+        } else {
+            Vec::new()
+        };
+        let next = |ring: &[usize], place: usize| ring[(place + 1) % ring.len()];
+        let mut place_in_partial = 0;
+        for (place, &device) in ring.iter().enumerate() {
+            let hop = self.hops.seconds(device, next(&ring, place));
+            if visited.get(place_in_partial) == Some(&device) {
+                let last_hop = self.hops.seconds(device, next(&visited, place_in_partial));
+                place_in_partial += 1;
+                seconds[device] = if hop == last_hop {
+                    f64::from(turns + 1) * hop
+                } else {
+                    f64::from(turns) * hop + last_hop
+                };
+            } else {
+                seconds[device] = f64::from(turns) * hop;
+            }
+        }
+        seconds
+    }
+
+    /// The terms of one device for one share. Its hops are an estimate where they depend on who comes next.
+    pub fn terms(&self, device: usize, head: bool, share: Share) -> DeviceTerms {
+        self.terms_with_hop(device, head, share, self.devices[device].hop)
+    }
+
+    fn terms_with_hop(&self, device: usize, head: bool, share: Share, hop: f64) -> DeviceTerms {
+        let costs = &self.devices[device];
+        let model = &self.model;
+        let capacity = costs.capacity as u64;
+        if share.layers == 0 {
+            return DeviceTerms {
+                share,
+                compute: 0.0,
+                memory: 0.0,
+                disk: 0.0,
+                communication: 0.0,
+                need: 0.0,
+                capacity,
+                over: false,
+                case: MemoryCase::NoReload,
+            };
+        }
+        let gpu = f64::from(share.gpu_layers);
+        let cpu = f64::from(share.layers - share.gpu_layers);
+        let windows = f64::from(share.windows);
+        let (output_compute, head_memory) =
+            if head { (costs.output_compute, costs.head_memory) } else { (0.0, 0.0) };
+
+        let held = i64::from(if costs.metal { share.layers } else { share.layers - share.gpu_layers });
+        let over = held > costs.layers_that_fit(head, model);
+        let head_integer = if head { model.output_head_bytes } else { 0 };
+        let whole = held * model.layer_resident_bytes + head_integer + costs.buffer_bytes;
+        let row = model.head_row(head);
+        let read = match (costs.metal, over) {
+            (true, true) => f64::from(share.layers) * model.layer_weight_bytes + model.head_bytes(head),
+            (true, false) => row,
+            (false, _) => ((whole - costs.capacity) as f64 + row).max(row),
+        };
+        DeviceTerms {
+            share,
+            compute: cpu * costs.cpu_compute + gpu * costs.gpu_compute + output_compute,
+            memory: cpu * costs.cpu_memory
+                + gpu * costs.gpu_memory
+                + windows * costs.window_copy
+                + head_memory,
+            disk: read / costs.disk_read,
+            communication: windows * hop,
+            need: whole as f64 + row,
+            capacity,
+            over,
+            case: if over && !costs.slow_disk { costs.case_when_over } else { MemoryCase::NoReload },
+        }
+    }
+
+    /// The time of a share on a device, `None` where a slow disk forbids it. Allocation-free and the same
+    /// arithmetic as [`LatencyModel::evaluate`].
+    pub(crate) fn cost_with_hop(&self, device: usize, head: bool, share: Share, hop: f64) -> Option<f64> {
+        let terms = self.terms_with_hop(device, head, share, hop);
+        if terms.over && self.devices[device].slow_disk { None } else { Some(terms.seconds()) }
+    }
+}

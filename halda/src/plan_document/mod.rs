@@ -1,0 +1,172 @@
+//! Which plan document says what a planner has found?
+//!
+//! The devices in ring order from the head, those without layers under `dropped` with the reason, the predicted
+//! terms of each, and the explanation in sentences. A plan carries everything a runner needs; nothing in it is
+//! looked up again.
+//!
+//! A relay stands in the ring with a window of 0.
+//!
+//! Not here: who becomes a relay ([`crate::solvers::relays`]).
+
+mod reasons;
+
+use hearth_core::Cluster;
+use hearth_core::draft;
+use hearth_core::room::Room;
+use hearth_profiles::Seconds;
+use hearth_profiles::document::{Document, DocumentError};
+use hearth_schema::plan::DroppedDevice;
+use hearth_schema::plan::Origin;
+use hearth_schema::plan::Plan;
+use hearth_schema::plan::PlanKind;
+use hearth_schema::plan::PlannedDevice;
+use hearth_schema::plan::PlannedModel;
+use hearth_schema::plan::PlannerRecord;
+use hearth_schema::plan::Predicted;
+use hearth_schema::plan::PredictedTerms;
+use hearth_schema::plan::Processor;
+use hearth_schema::plan::Role;
+
+use crate::explanation::{DeviceExplanation, Dropped, Explanation};
+use crate::latency::constraints::Violation;
+use crate::latency::{DeviceTerms, LatencyModel};
+use crate::problem::assignment::Assignment;
+use crate::problem::instance::Device;
+use crate::solve::Solution;
+use crate::solvers::overlap::best_residencies;
+use reasons::{dropped_reason, sentences};
+
+/// Why a solution cannot be written as a plan.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    /// The solution is for other devices than the cluster's.
+    #[error("the solution is for {solved} devices, of which the cluster lacks `{name}`")]
+    OtherCluster {
+        /// A device of the solution, or nothing if only the numbers differ.
+        name: String,
+        /// How many devices the solution is for.
+        solved: usize,
+    },
+    /// The plan contradicts itself: a defect of the planner.
+    #[error("the plan is not valid: {0}")]
+    Invalid(#[from] DocumentError),
+}
+
+/// The plan document of a solution to the problem that [`crate::problem::from_cluster::instance`] made of this cluster, which
+/// is that of the scenario.
+pub fn plan(solution: &Solution, cluster: &Cluster, scenario: &Origin) -> Result<Plan, PlanError> {
+    let explained = &solution.explanation.devices;
+    let mut devices = Vec::new();
+    let mut dropped = Vec::new();
+    for index in solution.assignment.ring_then_others() {
+        let name = &explained[index].name;
+        let Some(member) = cluster.member(name) else {
+            return Err(PlanError::OtherCluster { name: name.clone(), solved: explained.len() });
+        };
+        let is_relay = solution.assignment.is_relay(index);
+        if let Some(reason) = dropped_reason(&explained[index]).filter(|_| !is_relay) {
+            dropped.push(DroppedDevice { name: name.clone(), reason });
+            continue;
+        }
+        devices.push(PlannedDevice {
+            name: name.clone(),
+            address: member.address.clone(),
+            role: match index {
+                _ if is_relay => Role::Relay,
+                _ if index == solution.assignment.head => Role::Head,
+                _ => Role::Worker,
+            },
+            window: solution.assignment.window_layers[index],
+            gpu_layers: solution.assignment.gpu_layers[index],
+            residency: solution.residencies[index],
+            predicted: Some(predicted(&solution.breakdown.devices[index])),
+        });
+    }
+    let mut plan = Plan {
+        schema: Plan::SCHEMA.to_owned(),
+        scenario: scenario.clone(),
+        model: PlannedModel::of(&cluster.model),
+        planner: PlannerRecord { strategy: solution.strategy.to_owned(), options: solution.options.clone() },
+        kind: PlanKind::Ring,
+        rounds: solution.assignment.rounds,
+        context: cluster.context,
+        kv_cache: cluster.kv_cache,
+        activations: cluster.activations,
+        output: Processor::Cpu,
+        sequences: cluster.workload.sequences,
+        draft: draft::planned(cluster),
+        devices,
+        dropped,
+        predicted: Some(Predicted { tpot: Seconds(solution.seconds()) }),
+        explanation: sentences(solution),
+    };
+    plan.output = output_processor(&plan, cluster);
+    plan.validate()?;
+    Ok(plan)
+}
+
+/// Why an assignment has no plan document.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum DraftError {
+    /// It has no meaning.
+    #[error(transparent)]
+    Shape(#[from] Violation),
+    /// It is for another cluster.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+}
+
+/// The plan document of an assignment without its reasons, for a caller that is to score many.
+pub fn draft(
+    model: &LatencyModel,
+    assignment: &Assignment,
+    cluster: &Cluster,
+    scenario: &Origin,
+) -> Result<Plan, DraftError> {
+    let explained = |(device, window): (&Device, &u32)| DeviceExplanation {
+        name: device.name.clone(),
+        binding: Vec::new(),
+        one_more_layer: None,
+        dropped: (*window == 0).then_some(Dropped::NoLayerLeft),
+        relay: None,
+    };
+    let devices = model.instance().devices.iter().zip(&assignment.window_layers).map(explained).collect();
+    let residencies = best_residencies(model, assignment).unwrap_or_default();
+    let breakdown = model.steady_state(assignment, &residencies)?;
+    let solution = Solution {
+        strategy: "refine",
+        options: Vec::new(),
+        assignment: assignment.clone(),
+        residencies,
+        breakdown,
+        explanation: Explanation { searched: Vec::new(), devices, optimum: None, gap: None, limit: None },
+    };
+    let mut draft = plan(&solution, cluster, scenario)?;
+    // Reasons were not asked for.
+    draft.explanation.clear();
+    Ok(draft)
+}
+
+/// The output matrix goes to the head's GPU where all its layers are there and it fits beside them: llama.cpp offloads
+/// it as the layer after the last. Deviation: the prima.cpp paper leaves it on the CPU always (appendix A.3); its
+/// published times of 8B and 14B, 15 and 20 ms, leave no room for that.
+fn output_processor(plan: &Plan, cluster: &Cluster) -> Processor {
+    let on_gpu = Plan { output: Processor::Gpu, ..plan.clone() };
+    let head = plan.devices.first().filter(|head| head.window > 0 && head.gpu_layers == head.window);
+    let device = head.and_then(|head| cluster.member(&head.name)).map(|member| &member.device);
+    let left = device.and_then(|device| draft::beside(plan, 0, cluster.draft.as_ref(), device));
+    let fits = left.is_some_and(|device| {
+        let needed = Room::new(&on_gpu, 0, &cluster.model, &device).gpu_needed;
+        device.gpu.as_ref().is_some_and(|gpu| needed <= gpu.memory_available.value)
+    });
+    if fits { Processor::Gpu } else { Processor::Cpu }
+}
+
+fn predicted(terms: &DeviceTerms) -> PredictedTerms {
+    PredictedTerms {
+        compute: Seconds(terms.compute),
+        memory: Seconds(terms.memory),
+        disk: Seconds(terms.disk),
+        communication: Seconds(terms.communication),
+    }
+}

@@ -1,0 +1,154 @@
+//! Who computes which layers, and how often does the ring turn for a token?
+//!
+//! prima.cpp paper, section 3.2 and Eq. 11-12. Going once round the ring covers `W = sum w_m` layers; the ring
+//! turns floor(L/W) times as a whole and, if R = L mod W layers are left, once more with the first R layers'
+//! worth of windows, the last of them cut short. `rounds` counts that partial turn too, k = ceil(L/W), as a
+//! plan document does; where W divides L, which is all that the paper's planner considers, it is the paper's k.
+//!
+//! ```text
+//! rest_m = max(0, R - sum_{j before m} w_j)
+//! l_m    = floor(L/W) w_m + min(w_m, rest_m)         layers of m
+//! lgpu_m = floor(L/W) n_m + min(n_m, rest_m)         of which on the GPU (the first n_m of a window)
+//! win_m  = floor(L/W) + min(1, rest_m)               windows of m
+//! ```
+//!
+//! Deviation: a device with `w_m` = 0 is outside the ring, so it has no window and no hop, although the last
+//! line alone would give it floor(L/W).
+//!
+//! Not here: whether an assignment is allowed ([`crate::latency::constraints`]) or good ([`crate::latency`]).
+
+use serde::Serialize;
+
+/// A layer-to-device assignment: (w, n, k) and which device is the head.
+///
+/// The vectors follow the instance's order of devices. The ring starts at the head and goes on in that order,
+/// from the last device to the first, unless `order` says otherwise.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Assignment {
+    /// Index of the device that embeds, runs the output head and samples.
+    pub head: usize,
+    /// k: turns of the ring for a token, a partial last one included.
+    pub rounds: u32,
+    /// `w_m`: layers of each device in a whole turn; 0 is a dropped device.
+    pub window_layers: Vec<u32>,
+    /// `n_m`: how many of these are on the GPU.
+    pub gpu_layers: Vec<u32>,
+    /// The devices in the ring, the head first: those with layers and those without that only pass on (relays).
+    /// If absent, those with layers in the instance's order from the head.
+    pub order: Option<Vec<usize>>,
+}
+
+/// What one device has to do for a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct Share {
+    /// `l_m`: layers of the model.
+    pub layers: u32,
+    /// `lgpu_m`: layers of these on the GPU.
+    pub gpu_layers: u32,
+    /// Windows, each ending in a hop.
+    pub windows: u32,
+}
+
+impl Share {
+    /// The share of a window of `window` layers, `gpu` of them on the GPU, in `rounds` whole turns and a
+    /// last one that has `rest` layers left when it reaches the device.
+    pub fn new(window: u32, gpu: u32, rounds: u32, rest: u32) -> Self {
+        if window == 0 {
+            return Self::default();
+        }
+        Self {
+            layers: rounds * window + window.min(rest),
+            gpu_layers: rounds * gpu + gpu.min(rest),
+            windows: rounds + rest.min(1),
+        }
+    }
+}
+
+impl Assignment {
+    /// An assignment of `window_layers`, of which `gpu_layers` on GPUs.
+    pub fn new(head: usize, rounds: u32, window_layers: Vec<u32>, gpu_layers: Vec<u32>) -> Self {
+        Self { head, rounds, window_layers, gpu_layers, order: None }
+    }
+
+    /// The devices in the ring, relays included, the head first.
+    pub fn ring(&self) -> Vec<usize> {
+        self.order.clone().unwrap_or_else(|| {
+            let devices = self.window_layers.len();
+            ring_order(self.head, devices).filter(|device| self.window_layers[*device] > 0).collect()
+        })
+    }
+
+    /// The devices in the ring, then the others in the instance's order from the head.
+    pub fn ring_then_others(&self) -> Vec<usize> {
+        let mut all = self.ring();
+        let others = ring_order(self.head, self.window_layers.len()).filter(|device| !all.contains(device));
+        let others: Vec<usize> = others.collect();
+        all.extend(others);
+        all
+    }
+
+    /// Whether a device is in the ring only to pass on.
+    pub fn is_relay(&self, device: usize) -> bool {
+        let in_order = self.order.as_ref().is_some_and(|order| order.contains(&device));
+        in_order && self.window_layers.get(device) == Some(&0)
+    }
+
+    /// W: layers of a whole turn.
+    pub fn ring_layers(&self) -> u64 {
+        self.window_layers.iter().map(|window| u64::from(*window)).sum()
+    }
+
+    /// What each device does for a token, in the instance's order. The assignment must have passed
+    /// [`crate::latency::constraints::shape_violations`]: as many GPU entries as windows, 1 <= W <= L.
+    pub(crate) fn shares(&self, model_layers: u32) -> Vec<Share> {
+        let ring_layers = self.ring_layers() as u32;
+        let rounds = model_layers / ring_layers;
+        let mut rest = model_layers % ring_layers;
+        let mut shares = vec![Share::default(); self.window_layers.len()];
+        for device in self.ring() {
+            let window = self.window_layers[device];
+            shares[device] = Share::new(window, self.gpu_layers[device], rounds, rest);
+            rest = rest.saturating_sub(window);
+        }
+        shares
+    }
+}
+
+/// The devices in ring order: the head, those after it, then those before it.
+pub fn ring_order(head: usize, devices: usize) -> impl Iterator<Item = usize> {
+    (head..devices).chain(0..head.min(devices))
+}
+
+/// The k that the paper enumerates: the factors of L without L itself (kept if L = 1), ascending.
+pub fn valid_rounds(model_layers: u32) -> Vec<u32> {
+    (1..=model_layers.max(2) / 2).filter(|rounds| model_layers.is_multiple_of(*rounds)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn factors_without_the_number_itself() {
+        assert_eq!(valid_rounds(1), [1]);
+        assert_eq!(valid_rounds(2), [1]);
+        assert_eq!(valid_rounds(7), [1]);
+        assert_eq!(valid_rounds(12), [1, 2, 3, 4, 6]);
+    }
+
+    #[test]
+    fn a_partial_turn_fills_windows_in_ring_order() {
+        // L = 11, W = 4: two whole turns (8 layers) and R = 3, of which device 1 (the head) takes 1, then
+        // device 2 takes 2 of its 2, then nothing is left for device 0.
+        let assignment = Assignment::new(1, 3, vec![1, 1, 2], vec![0, 0, 1]);
+        let shares = assignment.shares(11);
+        assert_eq!(shares[1], Share { layers: 3, gpu_layers: 0, windows: 3 });
+        assert_eq!(shares[2], Share { layers: 6, gpu_layers: 3, windows: 3 });
+        assert_eq!(shares[0], Share { layers: 2, gpu_layers: 0, windows: 2 });
+    }
+
+    #[test]
+    fn a_dropped_device_has_no_window() {
+        assert_eq!(Share::new(0, 0, 3, 2), Share::default());
+    }
+}

@@ -1,0 +1,280 @@
+//! Which assignment problem do these devices, links and this model pose?
+//!
+//! Turns a resolved cluster into an [`Instance`], symbol by symbol (prima.cpp paper, Table 6):
+//!
+//! | symbol | from |
+//! | --- | --- |
+//! | devices | the members in the scenario's order, rotated so that the head is device 0 |
+//! | b, `f_q` | the mean layer (layers differ under mixed quantisation, shares of many layers hardly) |
+//! | `b_i`, `b_o`, `f_{q,out}` | the embedding; output norm and head |
+//! | `n_kv` | the context, of each sequence: memory must last until the cache is full |
+//! | `s_{cpu,q}` | matrix times vector from cache; a format not measured borrows the nearest one's |
+//! | `t_kv` | copying one token's keys and values of one layer |
+//! | `t_ram_vram`, `t_vram_ram` | one activation vector up and down |
+//! | `t_comm` | one activation vector to each other device; none where the scenario knows no way |
+//! | `s_disk` | sequential on Linux and Android, random on macOS |
+//! | `c_cpu` | compute buffers, and the small tensors that every device keeps |
+//!
+//! Where a profile has them, two costs that the paper's symbols leave out are put where they occur as often as what
+//! they join. Deviation: attention over the mean cache length and the fixed cost of a layer go into `t_kv_cpu`.
+//! Published devices have neither. What else is known of a device goes into its [`Practice`].
+//!
+//! Deviations: keys and values in f32 count as twice the f16 tokens. A GPU that shares memory without Metal gets
+//! its memory taken out of RAM, so that nothing is promised twice. Any GPU on macOS is reached through Metal.
+//!
+//! A device's own `hop` is the one to its neighbour in the full ring (0 without one); the hops by pair overrule it.
+//!
+//! A head that drafts has the memory that its draft leaves it; what is planned for is a token of the large model alone.
+//!
+//! Not here: which device comes next.
+
+use std::borrow::Cow;
+
+use hearth_core::Cluster;
+use hearth_core::Member;
+use hearth_core::draft;
+use hearth_core::rates::Work;
+use hearth_core::rates::advised_rate;
+use hearth_core::rates::stream_rate;
+use hearth_profiles::device::{Gpu as GpuProfile, GpuKind, Os, PageCachePolicy};
+use hearth_profiles::model::{ModelProfile, TensorGroup};
+use hearth_profiles::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
+use hearth_schema::pass::Pass;
+use hearth_schema::residency::Residency;
+use hearth_schema::residency::ResidencyOptions;
+
+use crate::practice::{Practice, ReadRates, Rereads, WorkTimes};
+use crate::problem::assignment::ring_order;
+use crate::problem::instance::{Device, Gpu, Instance, Model, OperatingSystem, PerFormat};
+
+/// The public implementation's default for a disk that is too slow to be used.
+pub const SLOW_DISK: BytesPerSecond = BytesPerSecond(1e8);
+
+impl Instance {
+    /// The assignment problem of a cluster. `slow_disk` is the threshold under which a disk may never be read for a
+    /// token. Whether the numbers make sense is checked by [`crate::LatencyModel::new`].
+    pub fn from_cluster(cluster: &Cluster, slow_disk: Option<BytesPerSecond>) -> Self {
+        let cluster = &*draft::left(cluster);
+        let order: Vec<usize> = ring_order(cluster.head, cluster.members.len()).collect();
+        let devices = order
+            .iter()
+            .enumerate()
+            .map(|(position, &member)| {
+                let next = order[(position + 1) % order.len()];
+                let neighbour_hop = hop(cluster, member, next).unwrap_or(Seconds(0.0));
+                device(cluster, &sustained(&cluster.members[member]), neighbour_hop)
+            })
+            .collect();
+        let row = |&from: &usize| order.iter().map(|&to| Some(hop(cluster, from, to)?.0)).collect();
+        let hops = order.iter().map(row).collect();
+        Self {
+            name: cluster.model.name.clone(),
+            slow_disk_threshold: slow_disk.unwrap_or(SLOW_DISK).0,
+            model: model(cluster),
+            devices,
+            hops: Some(hops),
+        }
+    }
+}
+
+/// A member as it computes for long: a quota of processor time slows it then.
+fn sustained(member: &Member) -> Cow<'_, Member> {
+    if member.device.cpu.quota.is_none() {
+        return Cow::Borrowed(member);
+    }
+    let mut slowed = member.clone();
+    slowed.device.cpu = member.device.cpu.sustained();
+    Cow::Owned(slowed)
+}
+
+/// The memory that exo counts on each device, in the instance's order: that of a GPU of its own if there is one,
+/// else the RAM, used or not. A profile knows what is available of a GPU's memory and not its total, so that this
+/// stands in.
+pub fn total_memory(cluster: &Cluster) -> Vec<u64> {
+    let total = |member: usize| {
+        let profile = &cluster.members[member].device;
+        let own_memory = profile.gpu.as_ref().filter(|gpu| !gpu.unified_memory);
+        own_memory.map_or(&profile.memory.total, |gpu| &gpu.memory_available).value.0
+    };
+    ring_order(cluster.head, cluster.members.len()).map(total).collect()
+}
+
+/// One activation vector from a member to another; none to itself.
+fn hop(cluster: &Cluster, from: usize, to: usize) -> Option<Seconds> {
+    if from == to {
+        return Some(Seconds(0.0));
+    }
+    let (sender, receiver) = (&cluster.members[from], &cluster.members[to]);
+    let link = cluster.links.between(&sender.name, &receiver.name)?;
+    Some(link.time(cluster.activations.bytes(&cluster.model.shape)))
+}
+
+fn model(cluster: &Cluster) -> Model {
+    let profile = &cluster.model;
+    let shape = &profile.shape;
+    // The cache is counted in f16 tokens of two bytes a number.
+    let f16_tokens = cluster.kv_cache.element_bytes() / 2;
+    Model {
+        name: profile.name.clone(),
+        model_layers: shape.layers.0,
+        hidden_width: u64::from(shape.embedding),
+        key_heads: u64::from(shape.kv_heads),
+        key_head_width: u64::from(shape.key_length),
+        value_heads: u64::from(shape.kv_heads),
+        value_head_width: u64::from(shape.value_length),
+        cached_tokens: u64::from(cluster.context) * u64::from(cluster.workload.sequences) * f16_tokens,
+        vocabulary: u64::from(shape.vocabulary),
+        layer_weight_bytes: profile.mean_layer_bytes().0,
+        input_embedding_bytes: profile.input_bytes().0,
+        output_head_bytes: profile.output_bytes().0,
+        layer_flops: work(&profile.mean_layer()),
+        output_flops: work(&profile.output),
+        layer_bytes: (0..shape.layers.0).map(|layer| profile.layer_bytes(layer).0).collect(),
+    }
+}
+
+/// `f_q` of a group of tensors.
+fn work(group: &TensorGroup) -> PerFormat {
+    group.by_format().map(|(format, share)| (format.name().to_owned(), share.flops.0)).collect()
+}
+
+fn device(cluster: &Cluster, member: &Member, hop: Seconds) -> Device {
+    let profile = &member.device;
+    let model = &cluster.model;
+    let (os, memory) = (operating_system(profile.os), &profile.memory);
+    let gpu = profile.gpu.as_ref();
+    let kind = gpu.map_or(Gpu::None, |gpu| gpu_interface(os, gpu));
+    let activation = model.shape.activation_bytes();
+    let new_cache = model.shape.kv_bytes_per_layer(1, Bytes(cluster.kv_cache.element_bytes()));
+    let gpu_bytes = gpu.map_or(0, |gpu| gpu.memory_available.value.0);
+    let shared = kind == Gpu::Cuda && gpu.is_some_and(|gpu| gpu.unified_memory);
+    let soc = soc_rates(cluster, member);
+    Device {
+        name: member.name.clone(),
+        os,
+        gpu: kind,
+        cpu_speed: soc.as_ref().map_or_else(
+            || speeds(model, |format| profile.cpu.matvec_rate(format)),
+            |(speed, _)| speeds(model, |_| Some(*speed)),
+        ),
+        gpu_speed: gpu.map_or_else(PerFormat::new, |gpu| speeds(model, |format| gpu.matvec_rate(format))),
+        cpu_memory_rate: soc.map_or(profile.cpu.read_bandwidth.value.0, |(_, rate)| rate.0),
+        gpu_memory_rate: gpu.map_or(0.0, |gpu| gpu.read_bandwidth.value.0),
+        cpu_cache_write: (profile.cpu.kv_copy.time(new_cache) + layer_extras(cluster, member)).0,
+        gpu_cache_write: gpu.map_or(0.0, |gpu| gpu.kv_copy.time(new_cache).0),
+        to_gpu: gpu.map_or(0.0, |gpu| gpu.upload.time(activation).0),
+        from_gpu: gpu.map_or(0.0, |gpu| gpu.download.time(activation).0),
+        unified_memory: gpu.is_some_and(|gpu| gpu.unified_memory),
+        hop: hop.0,
+        disk_read: profile.disk_read().0,
+        ram_available: memory.available.value.0.saturating_sub(if shared { gpu_bytes } else { 0 }),
+        metal_available: if kind == Gpu::Metal { gpu_bytes } else { 0 },
+        cuda_available: if kind == Gpu::Cuda { gpu_bytes } else { 0 },
+        can_swap: memory.can_swap.as_ref().map_or(0, |bytes| bytes.value.0),
+        // Where nobody knows of a bound there is none.
+        swap_available: memory
+            .swap_available
+            .as_ref()
+            .or(memory.can_swap.as_ref())
+            .map_or(0, |it| it.value.0),
+        cpu_buffer_bytes: (profile.cpu.compute_buffer.value + model.shared.bytes()).0,
+        gpu_buffer_bytes: gpu.map_or(0, |gpu| gpu.compute_buffer.value.0),
+        practice: practice(cluster, member),
+    }
+}
+
+/// What the paper's symbols do not say. Where nobody has said how weights are kept, the system may, or on Linux and
+/// its relatives, where pages can be given up one by one, the device itself.
+fn practice(cluster: &Cluster, member: &Member) -> Practice {
+    let (profile, managed) = (&member.device, ResidencyOptions::of(Residency::Managed));
+    let usual = ResidencyOptions::default();
+    let open = if profile.os == Os::Macos { vec![usual] } else { vec![usual, managed] };
+    Practice {
+        residencies: member.residency.map_or(open, |residency| vec![residency]),
+        rereads: match profile.memory.page_cache {
+            PageCachePolicy::PaperLinear => Rereads::Excess,
+            // All others read a share that does not fit again for every token, or nearly so.
+            _ => Rereads::Everything,
+        },
+        processors: profile.cpu.cores,
+        token_overhead: profile.cpu.token_overhead.as_ref().map_or(0.0, |cost| cost.value.0),
+        reads: Some(ReadRates {
+            fault: profile.disk.fault_read().0,
+            ahead: advised_rate(&profile.disk).0,
+            stream: stream_rate(&profile.disk).0,
+        }),
+        work: Some(work_times(cluster, member)),
+    }
+}
+
+/// What the simulator charges for a token of mean cache length.
+fn work_times(cluster: &Cluster, member: &Member) -> WorkTimes {
+    let (profile, model) = (&member.device, &cluster.model);
+    let pass = Pass::plain(0, mean_length(cluster), 1, true);
+    let element = Bytes(cluster.kv_cache.element_bytes());
+    let layers = |work: &Work| (0..model.shape.layers.0).map(|layer| work.layer(layer, pass).0).collect();
+    let cpu = Work::in_main_memory(profile, model, element);
+    let gpu = profile.gpu.as_ref().map(|gpu| Work::on_gpu(gpu, model, element));
+    WorkTimes {
+        cpu_layers: layers(&cpu),
+        gpu_layers: gpu.as_ref().map_or_else(Vec::new, &layers),
+        output: cpu.output().0,
+        output_on_gpu: gpu.as_ref().map(|gpu| gpu.output().0),
+        cpu_window: profile.cpu.window_overhead.as_ref().map_or(0.0, |cost| cost.value.0),
+        gpu_window: profile
+            .gpu
+            .as_ref()
+            .and_then(|gpu| gpu.window_overhead.as_ref())
+            .map_or(0.0, |cost| cost.value.0),
+    }
+}
+
+/// Of a SoC, the rates in whose terms the paper's latency model knows a device: weights at the rate at which a layer goes
+/// through, and arithmetic that adds a hundredth.
+fn soc_rates(cluster: &Cluster, member: &Member) -> Option<(FlopsPerSecond, BytesPerSecond)> {
+    member.device.soc.as_ref()?;
+    let (model, element) = (&cluster.model, Bytes(cluster.kv_cache.element_bytes()));
+    let work = Work::in_main_memory(&member.device, model, element);
+    let time = work.layer(0, Pass::plain(0, mean_length(cluster), 1, false));
+    Some((model.mean_layer().flops() / (time * 0.01), model.mean_layer_bytes() / time))
+}
+
+/// Attention over the mean length of the cache while tokens are generated, and the fixed cost of a layer.
+fn layer_extras(cluster: &Cluster, member: &Member) -> Seconds {
+    let cpu = &member.device.cpu;
+    let length = mean_length(cluster);
+    let work = cluster.model.shape.attention_flops_per_layer(length);
+    let attention = cpu.attention.as_ref().map_or(Seconds(0.0), |rate| work / rate.value);
+    attention + cpu.layer_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value)
+}
+
+/// Of the cache, over the tokens that are generated.
+fn mean_length(cluster: &Cluster) -> u32 {
+    cluster.workload.prompt.saturating_add(cluster.workload.generate / 2).min(cluster.context)
+}
+
+/// Speeds for the formats that the model has work in.
+fn speeds(
+    model: &ModelProfile,
+    rate: impl Fn(hearth_profiles::Format) -> Option<FlopsPerSecond>,
+) -> PerFormat {
+    let mean = model.mean_layer();
+    let formats = mean.by_format().chain(model.output.by_format()).map(|(format, _)| format);
+    formats.filter_map(|format| Some((format.name().to_owned(), rate(format)?.0))).collect()
+}
+
+fn operating_system(os: Os) -> OperatingSystem {
+    match os {
+        Os::Linux => OperatingSystem::Linux,
+        Os::Macos => OperatingSystem::Macos,
+        Os::Android => OperatingSystem::Android,
+    }
+}
+
+fn gpu_interface(os: OperatingSystem, gpu: &GpuProfile) -> Gpu {
+    match gpu.kind {
+        _ if os == OperatingSystem::Macos => Gpu::Metal,
+        GpuKind::Metal => Gpu::Metal,
+        GpuKind::Cuda | GpuKind::Vulkan | GpuKind::Dx12 => Gpu::Cuda,
+    }
+}

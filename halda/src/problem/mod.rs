@@ -1,0 +1,8 @@
+//! The layer-to-device assignment problem: instances, where they come from, and assignments.
+
+pub mod assignment;
+mod from_cluster;
+pub mod instance;
+pub mod validation;
+
+pub use from_cluster::{SLOW_DISK, total_memory};

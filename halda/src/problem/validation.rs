@@ -1,0 +1,343 @@
+//! When is an instance meaningful?
+//!
+//! Every speed that divides must be finite and above zero, every time and amount finite and not negative,
+//! every byte count at most 2^50 and L at most 512 (the largest model of today has 126). The last two keep
+//! memory arithmetic inside `i64`, what-if questions included, so that "does it fit" is decided on integers
+//! and never on rounded numbers. Finally the worst token time must itself be finite, so that no planner
+//! meets an infinity or the difference of two.
+//!
+//! Not here: whether a plan exists. An instance no plan fits is still valid.
+
+use crate::problem::instance::{Device, Gpu, Instance, Model, OperatingSystem, PerFormat};
+
+/// Byte counts may be at most this: 1 PiB.
+pub const BYTES_LIMIT: u64 = hearth_profiles::device::MOST_BYTES.0;
+
+/// L may be at most this.
+pub const MODEL_LAYERS_LIMIT: u32 = 512;
+
+/// Why an instance cannot be planned for. `place` is `the model` or the device's index and name.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum InstanceError {
+    /// There is no device, so there is no head.
+    #[error("instance `{instance}` has no devices: give at least the head")]
+    NoDevices {
+        /// The instance.
+        instance: String,
+    },
+    /// A number is NaN or infinite.
+    #[error("`{field}` of {place} is {value}: it must be a finite number")]
+    NotFinite {
+        /// The model or the device.
+        place: String,
+        /// The field, by its name in JSON.
+        field: String,
+        /// What was found.
+        value: f64,
+    },
+    /// A number that must be above zero is not.
+    #[error("`{field}` of {place} is {value}: it must be above zero")]
+    NotPositive {
+        /// The model or the device.
+        place: String,
+        /// The field, by its name in JSON.
+        field: String,
+        /// What was found.
+        value: f64,
+    },
+    /// A number that may be zero is below it.
+    #[error("`{field}` of {place} is {value}: it must not be negative")]
+    Negative {
+        /// The model or the device.
+        place: String,
+        /// The field, by its name in JSON.
+        field: String,
+        /// What was found.
+        value: f64,
+    },
+    /// A count is past what integer memory arithmetic can hold.
+    #[error("`{field}` of {place} must be at most {limit}")]
+    TooLarge {
+        /// The model or the device.
+        place: String,
+        /// The field, by its name in JSON.
+        field: String,
+        /// The largest value accepted.
+        limit: u64,
+    },
+    /// The model has work in a format that a device has no speed for.
+    #[error("`{field}` of {place} has no speed for `{format}`, which the model uses: measure or estimate it")]
+    MissingSpeed {
+        /// The device.
+        place: String,
+        /// `s_cpu` or `s_gpu`.
+        field: String,
+        /// The weight format.
+        format: String,
+    },
+    /// The paper's model knows Metal on macOS only, and no other GPU there.
+    #[error("`gpu` of {place} is {gpu:?} on {os:?}: Metal exists on macOS only and CUDA everywhere else")]
+    GpuOnOtherSystem {
+        /// The device.
+        place: String,
+        /// The GPU interface.
+        gpu: Gpu,
+        /// The operating system.
+        os: OperatingSystem,
+    },
+    /// One number a layer was expected.
+    #[error("`layer_bytes` of the model has {given} numbers for {layers} layers: give one a layer, or none")]
+    LayerCount {
+        /// How many were given.
+        given: usize,
+        /// L.
+        layers: u32,
+    },
+    /// One time a layer was expected.
+    #[error("`{field}` of {place} has {given} times for {layers} layers: give one a layer")]
+    TimeCount {
+        /// The device.
+        place: String,
+        /// The field.
+        field: &'static str,
+        /// How many were given.
+        given: usize,
+        /// How many were expected.
+        layers: u32,
+    },
+    /// Weights have to be kept in some way.
+    #[error("`practice.residencies` of {place} is empty: name at least one way of keeping weights, as `os`")]
+    NoResidency {
+        /// The device.
+        place: String,
+    },
+    /// A residency contradicts itself.
+    #[error("{0}")]
+    Residency(String),
+    /// The hops by pair are not a square of as many rows as devices.
+    #[error("`t_comm_between` has {found} {what} and there are {devices} devices")]
+    HopCount {
+        /// Rows, or entries and in whose row.
+        what: String,
+        /// How many.
+        found: usize,
+        /// M.
+        devices: usize,
+    },
+    /// The fields are finite one by one and a token time made of them is not.
+    #[error("a token on {place} would take an infinite time: its speeds are too small for the model's work")]
+    EndlessToken {
+        /// The device.
+        place: String,
+    },
+}
+
+impl Instance {
+    /// Checks everything that the planners rely on. The first problem found is returned.
+    pub fn validate(&self) -> Result<(), InstanceError> {
+        if self.devices.is_empty() {
+            return Err(InstanceError::NoDevices { instance: self.name.clone() });
+        }
+        Checked { place: &|| format!("instance `{}`", self.name) }
+            .not_negative("s_threshold", self.slow_disk_threshold)?;
+        self.model.validate()?;
+        for (index, device) in self.devices.iter().enumerate() {
+            device.validate(index, &self.model)?;
+        }
+        self.hops.as_ref().map_or(Ok(()), |hops| self.validate_hops(hops))
+    }
+
+    fn validate_hops(&self, hops: &[Vec<Option<f64>>]) -> Result<(), InstanceError> {
+        let devices = self.devices.len();
+        if hops.len() != devices {
+            let what = "rows".to_owned();
+            return Err(InstanceError::HopCount { what, found: hops.len(), devices });
+        }
+        for (from, row) in hops.iter().enumerate() {
+            let sender = &self.devices[from];
+            if row.len() != devices {
+                let what = format!("entries in the row of {}", sender.place(from));
+                return Err(InstanceError::HopCount { what, found: row.len(), devices });
+            }
+            for (to, seconds) in row.iter().enumerate().filter(|(to, _)| *to != from) {
+                let Some(seconds) = seconds else { continue };
+                let checked =
+                    Checked { place: &|| format!("{} to `{}`", sender.place(from), self.devices[to].name) };
+                checked.not_negative("t_comm_between", *seconds)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Model {
+    fn validate(&self) -> Result<(), InstanceError> {
+        let checked = Checked { place: &|| format!("the model `{}`", self.name) };
+        checked.positive("L", f64::from(self.model_layers))?;
+        checked.at_most("L", u64::from(self.model_layers), u64::from(MODEL_LAYERS_LIMIT))?;
+        checked.positive("V", self.vocabulary as f64)?;
+        checked.positive("b", self.layer_weight_bytes as f64)?;
+        checked.bytes("b", self.layer_weight_bytes)?;
+        for bytes in &self.layer_bytes {
+            checked.bytes("layer_bytes", *bytes)?;
+        }
+        if !self.layer_bytes.is_empty() && self.layer_bytes.len() as u64 != u64::from(self.model_layers) {
+            let (given, layers) = (self.layer_bytes.len(), self.model_layers);
+            return Err(InstanceError::LayerCount { given, layers });
+        }
+        checked.bytes("b_i", self.input_embedding_bytes)?;
+        checked.bytes("b_o", self.output_head_bytes)?;
+        checked.bytes("n_kv", self.layer_resident_bytes().unwrap_or(u64::MAX))?;
+        checked.work("f_layer", &self.layer_flops)?;
+        checked.work("f_out", &self.output_flops)
+    }
+}
+
+impl Device {
+    /// How messages point at a device: index and name.
+    pub(crate) fn place(&self, index: usize) -> String {
+        format!("devices[{index}] `{}`", self.name)
+    }
+
+    fn validate(&self, index: usize, model: &Model) -> Result<(), InstanceError> {
+        let checked = Checked { place: &|| self.place(index) };
+        if self.gpu != Gpu::None && (self.gpu == Gpu::Metal) != (self.os == OperatingSystem::Macos) {
+            return Err(InstanceError::GpuOnOtherSystem {
+                place: self.place(index),
+                gpu: self.gpu,
+                os: self.os,
+            });
+        }
+        checked.positive("T_cpu", self.cpu_memory_rate)?;
+        checked.positive("s_disk", self.disk_read)?;
+        if self.gpu != Gpu::None {
+            checked.positive("T_gpu", self.gpu_memory_rate)?;
+            checked.speed("s_gpu", &self.gpu_speed, &model.layer_flops)?;
+        }
+        // Any device may be asked to be the head, so its CPU must be able to run the output head too.
+        checked.speed("s_cpu", &self.cpu_speed, &model.layer_flops)?;
+        checked.speed("s_cpu", &self.cpu_speed, &model.output_flops)?;
+        for (field, value) in [
+            ("t_kv_cpu", self.cpu_cache_write),
+            ("t_kv_gpu", self.gpu_cache_write),
+            ("t_ram_vram", self.to_gpu),
+            ("t_vram_ram", self.from_gpu),
+            ("t_comm", self.hop),
+        ] {
+            checked.not_negative(field, value)?;
+        }
+        for (field, value) in [
+            ("d_avail", self.ram_available),
+            ("d_metal", self.metal_available),
+            ("d_cuda", self.cuda_available),
+            ("d_can_swap", self.can_swap),
+            ("d_swap_avail", self.swap_available),
+            ("c_cpu", self.cpu_buffer_bytes),
+            ("c_gpu", self.gpu_buffer_bytes),
+        ] {
+            checked.bytes(field, value)?;
+        }
+        checked.not_negative("practice.token_overhead", self.practice.token_overhead)?;
+        if let Some(reads) = &self.practice.reads {
+            checked.positive("practice.reads.fault", reads.fault)?;
+            checked.positive("practice.reads.ahead", reads.ahead)?;
+            checked.positive("practice.reads.stream", reads.stream)?;
+        }
+        self.validate_work(index, model)?;
+        if self.practice.residencies.is_empty() {
+            return Err(InstanceError::NoResidency { place: self.place(index) });
+        }
+        for residency in &self.practice.residencies {
+            residency
+                .validate(&self.place(index))
+                .map_err(|error| InstanceError::Residency(error.to_string()))?;
+        }
+        Ok(())
+    }
+}
+
+impl Device {
+    fn validate_work(&self, index: usize, model: &Model) -> Result<(), InstanceError> {
+        let checked = Checked { place: &|| self.place(index) };
+        let Some(work) = &self.practice.work else { return Ok(()) };
+        for (field, seconds) in [
+            ("practice.work.output", work.output),
+            ("practice.work.cpu_window", work.cpu_window),
+            ("practice.work.gpu_window", work.gpu_window),
+        ] {
+            checked.not_negative(field, seconds)?;
+        }
+        let gpu_layers = if self.gpu == Gpu::None { 0 } else { model.model_layers };
+        for (field, times, layers) in [
+            ("practice.work.cpu_layers", &work.cpu_layers, model.model_layers),
+            ("practice.work.gpu_layers", &work.gpu_layers, gpu_layers),
+        ] {
+            if times.len() as u64 != u64::from(layers) {
+                let place = self.place(index);
+                return Err(InstanceError::TimeCount { place, field, given: times.len(), layers });
+            }
+            times.iter().try_for_each(|seconds| checked.not_negative(field, *seconds))?;
+        }
+        Ok(())
+    }
+}
+
+/// The checks, with the place they are made at; naming it costs nothing until one fails.
+struct Checked<'a> {
+    place: &'a dyn Fn() -> String,
+}
+
+impl Checked<'_> {
+    fn finite(&self, field: &str, value: f64) -> Result<(), InstanceError> {
+        if value.is_finite() {
+            return Ok(());
+        }
+        Err(InstanceError::NotFinite { place: (self.place)(), field: field.to_owned(), value })
+    }
+
+    fn positive(&self, field: &str, value: f64) -> Result<(), InstanceError> {
+        self.finite(field, value)?;
+        if value > 0.0 {
+            return Ok(());
+        }
+        Err(InstanceError::NotPositive { place: (self.place)(), field: field.to_owned(), value })
+    }
+
+    fn not_negative(&self, field: &str, value: f64) -> Result<(), InstanceError> {
+        self.finite(field, value)?;
+        if value >= 0.0 {
+            return Ok(());
+        }
+        Err(InstanceError::Negative { place: (self.place)(), field: field.to_owned(), value })
+    }
+
+    fn at_most(&self, field: &str, value: u64, limit: u64) -> Result<(), InstanceError> {
+        if value <= limit {
+            return Ok(());
+        }
+        Err(InstanceError::TooLarge { place: (self.place)(), field: field.to_owned(), limit })
+    }
+
+    fn bytes(&self, field: &str, value: u64) -> Result<(), InstanceError> {
+        self.at_most(field, value, BYTES_LIMIT)
+    }
+
+    fn work(&self, field: &str, work: &PerFormat) -> Result<(), InstanceError> {
+        work.iter().try_for_each(|(format, flops)| self.not_negative(&format!("{field}.{format}"), *flops))
+    }
+
+    /// Every format with work needs a speed above zero; other speeds are not looked at.
+    fn speed(&self, field: &str, speeds: &PerFormat, work: &PerFormat) -> Result<(), InstanceError> {
+        for format in work.iter().filter(|(_, flops)| **flops > 0.0).map(|(format, _)| format) {
+            let Some(speed) = speeds.get(format) else {
+                return Err(InstanceError::MissingSpeed {
+                    place: (self.place)(),
+                    field: field.to_owned(),
+                    format: format.clone(),
+                });
+            };
+            self.positive(&format!("{field}.{format}"), *speed)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,155 @@
+//! Which strategy does a name stand for?
+//!
+//! The one table of names, for the command line, scenarios and examples, so that all of them know the same
+//! strategies under the same names and complain alike.
+//!
+//! Not here: the strategies.
+
+use hearth_schema::scenario::PlannerOptions;
+use hearth_schema::scenario::RingOrder;
+
+use crate::baselines::edgeshard::EdgeShard;
+use crate::baselines::even::Even;
+use crate::baselines::exhaustive::Exhaustive;
+use crate::baselines::lingualinked::LinguaLinked;
+use crate::baselines::manual::Manual;
+use crate::baselines::memory_proportional::{MemoryProportional, MemorySizes};
+use crate::baselines::performance_proportional::PerformanceProportional;
+use crate::baselines::single::Single;
+use crate::latency::constraints::Rules;
+use crate::solvers::exact::Exact;
+use crate::solvers::halda::Halda;
+use crate::solvers::overlap::Overlap;
+use crate::solvers::search_space::{HeadChoice, OrderChoice};
+use crate::strategy::Strategy;
+
+/// What strategies can be told. Each takes what concerns it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Options {
+    /// Which optional rules a searched plan may use.
+    pub rules: Rules,
+    /// Index of the head. If absent, `single` takes the fastest device and every other strategy device 0.
+    pub head: Option<usize>,
+    /// Let `overlap` and `exact` choose the head.
+    pub best_head: bool,
+    /// Let `overlap` and `exact` choose the order of the ring.
+    pub best_order: bool,
+    /// k.
+    pub rounds: Option<u32>,
+    /// Windows by hand.
+    pub window_layers: Option<Vec<u32>>,
+    /// GPU layers by hand.
+    pub gpu_layers: Option<Vec<u32>>,
+    /// What `mem-total` is proportional to: total memory of each device, in the instance's order.
+    pub total_memory: Option<Vec<u64>>,
+}
+
+impl From<&PlannerOptions> for Options {
+    fn from(options: &PlannerOptions) -> Self {
+        Self {
+            best_head: options.best_head,
+            rules: Rules { may_drop: !options.keep_all, may_leave_remainder: false },
+            best_order: options.order == Some(RingOrder::Best),
+            rounds: options.rounds,
+            window_layers: options.windows.clone(),
+            gpu_layers: options.gpu_layers.clone(),
+            ..Self::default()
+        }
+    }
+}
+
+/// A name or a set of options that selects nothing.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SelectionError {
+    /// Nobody has this name.
+    #[error("no strategy is called `{name}`: use one of {}", NAMES.join(", "))]
+    Unknown {
+        /// What was asked for.
+        name: String,
+    },
+    /// The strategy needs an option that is not given.
+    #[error("strategy `{strategy}` needs {needs}")]
+    Missing {
+        /// The strategy.
+        strategy: &'static str,
+        /// What it needs.
+        needs: &'static str,
+    },
+}
+
+/// Every name, in the order in which comparisons print them.
+pub const NAMES: [&str; 13] = [
+    "overlap",
+    "exact",
+    "halda",
+    "halda-shipped",
+    "single",
+    "mem",
+    "mem-total",
+    "perf",
+    "edgeshard",
+    "lingualinked",
+    "even",
+    "manual",
+    "exhaustive",
+];
+
+/// The strategy of a name.
+pub fn named(name: &str, options: &Options) -> Result<Box<dyn Strategy>, SelectionError> {
+    let Options { rules, rounds, .. } = *options;
+    let fixed = HeadChoice::Fixed(options.head.unwrap_or(0));
+    let head = if options.best_head { HeadChoice::Best } else { fixed };
+    let order = if options.best_order { OrderChoice::Best } else { OrderChoice::Given };
+    Ok(match name {
+        "exact" => Box::new(Exact { rules, head, rounds, order }),
+        "overlap" => Box::new(Overlap { rules, head, rounds, order }),
+        "halda" | "halda-shipped" => {
+            let base = if name == "halda" { Halda::default() } else { Halda::SHIPPED };
+            let may_drop = rules.may_drop;
+            Box::new(Halda { may_drop, head: options.head.unwrap_or(0), rounds, ..base })
+        }
+        "single" => Box::new(Single { device: options.head }),
+        "mem" => Box::new(MemoryProportional::default()),
+        "mem-total" => {
+            let needs = "the total memory of every device";
+            let missing = SelectionError::Missing { strategy: "mem-total", needs };
+            let totals = options.total_memory.clone().ok_or(missing)?;
+            Box::new(MemoryProportional { sizes: MemorySizes::Total(totals) })
+        }
+        "perf" => Box::new(PerformanceProportional),
+        "edgeshard" => Box::new(EdgeShard),
+        "lingualinked" => Box::new(LinguaLinked),
+        "even" => Box::new(Even { rounds: rounds.unwrap_or(1) }),
+        "manual" => {
+            let missing = SelectionError::Missing { strategy: "manual", needs: "a window for every device" };
+            Box::new(Manual {
+                head: options.head.unwrap_or(0),
+                rounds,
+                window_layers: options.window_layers.clone().ok_or(missing)?,
+                gpu_layers: options.gpu_layers.clone().unwrap_or_default(),
+                residencies: Vec::new(),
+            })
+        }
+        "exhaustive" => Box::new(Exhaustive { rules, rounds, order, ..Exhaustive::default() }),
+        _ => return Err(SelectionError::Unknown { name: name.to_owned() }),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_selects_the_strategy_of_that_name() {
+        let options =
+            Options { window_layers: Some(vec![1]), total_memory: Some(vec![1]), ..Options::default() };
+        for name in NAMES {
+            assert_eq!(named(name, &options).unwrap().name(), name);
+        }
+        let unknown = named("haldo", &options).err().unwrap().to_string();
+        assert!(unknown.starts_with("no strategy is called `haldo`: use one of overlap, exact"), "{unknown}");
+        let missing = |name| named(name, &Options::default()).err().unwrap().to_string();
+        assert_eq!(missing("manual"), "strategy `manual` needs a window for every device");
+        assert_eq!(missing("mem-total"), "strategy `mem-total` needs the total memory of every device");
+    }
+}

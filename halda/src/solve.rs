@@ -1,0 +1,79 @@
+//! Turns a strategy's proposal into a checked, evaluated and explained solution.
+
+use hearth_schema::residency::ResidencyOptions;
+
+use crate::explanation::{Explained, Explanation};
+use crate::latency::constraints::{ring_violations, shape_violations, violations};
+use crate::latency::{Breakdown, LatencyModel};
+use crate::problem::assignment::Assignment;
+use crate::solvers::relays::bridged;
+use crate::strategy::{Objective, Proposal, Refusal, SearchStep, Strategy};
+
+/// A plan with its time and its reasons.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Solution {
+    /// The strategy that chose it.
+    pub strategy: &'static str,
+    /// What that strategy was told.
+    pub options: Vec<String>,
+    /// The plan.
+    pub assignment: Assignment,
+    /// How each device keeps its weights.
+    pub residencies: Vec<ResidencyOptions>,
+    /// Its time, by the strategy's objective.
+    pub breakdown: Breakdown,
+    /// Why it looks as it does.
+    pub explanation: Explanation,
+}
+
+impl Solution {
+    /// T.
+    pub fn seconds(&self) -> f64 {
+        self.breakdown.seconds
+    }
+}
+
+/// Lets a strategy choose, checks and evaluates what it chose, and explains it.
+pub fn solve(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, Refusal> {
+    let Proposal { assignment, mut residencies, mut searched, limit } = strategy.propose(model)?;
+    let assignment = bridged(model, assignment);
+    let (rules, objective) = (strategy.rules(), strategy.objective());
+    if residencies.is_empty() {
+        residencies = model.instance().devices.iter().map(|device| device.practice.residencies[0]).collect();
+    }
+    let broken = match objective {
+        Objective::Paper => violations(model, &assignment, rules),
+        Objective::SteadyState => {
+            let mut broken = ring_violations(model, &assignment, rules);
+            if shape_violations(model, &assignment).is_empty() {
+                broken.extend(model.memory_violations(&assignment, &residencies));
+            }
+            broken
+        }
+    };
+    let breaks = |violations| Refusal::Breaks { strategy: strategy.name(), violations };
+    if !broken.is_empty() {
+        return Err(breaks(broken));
+    }
+    let breakdown = match objective {
+        Objective::Paper => model.evaluate(&assignment),
+        Objective::SteadyState => model.steady_state(&assignment, &residencies),
+    }
+    .map_err(|violation| breaks(vec![violation]))?;
+    if searched.is_empty() {
+        searched.push(SearchStep {
+            head: assignment.head,
+            rounds: assignment.rounds,
+            ring_layers: assignment.ring_layers() as u32,
+            outcome: Ok(breakdown.seconds),
+        });
+    }
+    let limit_costs = limit.as_ref().is_some_and(|limit| limit.lower_bound.is_some());
+    let is_optimal = strategy.is_optimal() && !limit_costs;
+    let optimum = is_optimal.then_some(breakdown.seconds);
+    let explained =
+        Explained { assignment: &assignment, breakdown: &breakdown, rules, objective, is_optimal };
+    let explanation = Explanation { limit, ..Explanation::new(model, &explained, searched, optimum) };
+    let (strategy, options) = (strategy.name(), strategy.options());
+    Ok(Solution { strategy, options, assignment, residencies, breakdown, explanation })
+}

@@ -1,0 +1,364 @@
+//! Which assignment is the fastest of all?
+//!
+//! For one ring size, head and order the programme in [`crate::solvers::dynamic_program`] is exact, device selection included. The
+//! ring sizes are L/k for every valid k, with remainder windows every size; the heads are one or all; the order is
+//! the instance's from the head on, or the best ([`crate::solvers::ring_order`]).
+//!
+//! Two things save time and lose nothing. Without a given k only the single round decides: any plan's shares can be
+//! merged into one round of the same devices, which has no more windows and no more hops. So the other ring sizes are
+//! searched for the record, and left out of it where there are too many. And a head whose lower bound
+//! ([`crate::solvers::lower_bound`]) is above the best time found is not searched.
+//!
+//! Where k is given and its ring sizes are too many, the search is limited, and says so with a lower bound.
+//!
+//! Not here: overlap of reading with computing, which makes more than one round pay.
+
+use crate::latency::LatencyModel;
+use crate::latency::constraints::Rules;
+use crate::problem::assignment::{Assignment, ring_order};
+use crate::solvers::dynamic_program::SizedProblem;
+use crate::solvers::lower_bound::bounds_by_head;
+use crate::solvers::ring_order::{best_ring, is_exact, promising_cycle};
+use crate::solvers::search_space::{HeadChoice, OrderChoice, ring_sizes, search_options};
+use crate::solvers::shortest_cycle::Tours;
+use crate::strategy::{Proposal, Refusal, SearchLimit, SearchStep, Strategy};
+
+/// Table entries that a search over remainder windows may fill (source: measured, 20 ns each, so 0.3 s).
+const ENTRIES_LIMIT: f64 = 1.5e7;
+
+/// Heads tried where the order is sought by trial (source: assumed; the best bounds first).
+const HEADS_TRIED: usize = 4;
+
+/// Times that a better order is sought by trial (source: assumed; random rings of 20 devices need one or two).
+const ORDER_TRIALS: usize = 4;
+
+/// The global optimum of the latency model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Exact {
+    /// Which optional rules the plan may use.
+    pub rules: Rules,
+    /// Which device is the head.
+    pub head: HeadChoice,
+    /// Only plans with this k; every valid one if absent.
+    pub rounds: Option<u32>,
+    /// In which order the devices stand in the ring.
+    pub order: OrderChoice,
+}
+
+impl Default for Exact {
+    /// Device 0 is the head, every device keeps a layer, whole turns only, any k: the paper's problem.
+    fn default() -> Self {
+        let (head, order) = (HeadChoice::Fixed(0), OrderChoice::Given);
+        Self { rules: Rules::default(), head, rounds: None, order }
+    }
+}
+
+impl Strategy for Exact {
+    fn name(&self) -> &'static str {
+        "exact"
+    }
+
+    fn rules(&self) -> Rules {
+        self.rules
+    }
+
+    fn options(&self) -> Vec<String> {
+        search_options(self.rules, self.head, self.order, self.rounds)
+    }
+
+    fn is_optimal(&self) -> bool {
+        true
+    }
+
+    fn propose(&self, model: &LatencyModel) -> Result<Proposal, Refusal> {
+        let rings = ring_sizes(model.model_layers(), self.rules.may_leave_remainder, self.rounds)?;
+        self.head.candidates(model.device_count())?;
+        let mut search = Search::new(model, *self);
+        // Where neighbours do not matter every order of whole turns is as fast as any other.
+        if self.order == OrderChoice::Best && model.hops.neighbour_matters {
+            search.best_order(&rings);
+        } else {
+            search.given_order(&rings);
+        }
+        search.ended()
+    }
+}
+
+/// A search under way.
+struct Search<'a, 'i> {
+    model: &'a LatencyModel<'i>,
+    exact: Exact,
+    /// The ring sizes that decide.
+    deciding: Vec<u32>,
+    /// A lower bound of T by head.
+    bounds: Vec<f64>,
+    searched: Vec<SearchStep>,
+    best: Option<(f64, Assignment)>,
+    notes: Vec<String>,
+    /// What no plan can be under, where the search was limited.
+    bound: Option<f64>,
+}
+
+impl<'a, 'i> Search<'a, 'i> {
+    fn new(model: &'a LatencyModel<'i>, exact: Exact) -> Self {
+        let (deciding, bounds, searched, notes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Self { model, exact, deciding, bounds, searched, best: None, notes, bound: None }
+    }
+
+    /// The ring turns in the instance's order.
+    fn given_order(&mut self, rings: &[u32]) {
+        let cycle: Vec<usize> = (0..self.model.device_count()).collect();
+        let (mut heads, deciding) = self.prepared(rings);
+        let deciding = self.affordable(&deciding, &mut heads, 1);
+        for &head in &heads {
+            if self.is_hopeless(head) {
+                continue;
+            }
+            for &ring_layers in &deciding {
+                self.try_ring(head, &cycle, ring_layers);
+            }
+        }
+        let head = self.best.as_ref().map_or(heads[0], |(_, best)| best.head);
+        for ring_layers in self.for_the_record(rings, &deciding) {
+            self.try_ring(head, &cycle, ring_layers);
+        }
+    }
+
+    /// The ring turns in whatever order is fastest.
+    fn best_order(&mut self, rings: &[u32]) {
+        let (mut heads, deciding) = self.prepared(rings);
+        let first_head = heads[0];
+        let (whole, partial): (Vec<u32>, Vec<u32>) = deciding.iter().partition(|ring| self.is_whole(**ring));
+        if whole.is_empty() || !is_exact(self.model, self.exact.rules, heads.len(), &whole) {
+            self.given_order(rings);
+            heads.truncate(HEADS_TRIED);
+            self.try_some_orders(heads, &deciding);
+        } else {
+            self.try_all_orders(&heads, rings, &whole);
+            if !partial.is_empty() {
+                self.limited(
+                    "Partial last rounds were searched in one order only, that of the best whole ones.",
+                );
+            }
+            let head = self.best.as_ref().map_or(heads[0], |(_, best)| best.head);
+            heads = vec![head];
+            for ring_layers in self.affordable(&partial, &mut heads, 1) {
+                self.try_ring(head, &self.best_cycle(), ring_layers);
+            }
+        }
+        // The order is found: the record follows it.
+        let cycle = self.best_cycle();
+        let head = self.best.as_ref().map_or(first_head, |(_, best)| best.head);
+        for ring_layers in self.for_the_record(rings, &deciding) {
+            let known = self.searched.iter().any(|step| step.head == head && step.ring_layers == ring_layers);
+            if !known {
+                self.try_ring(head, &cycle, ring_layers);
+            }
+        }
+    }
+
+    /// All subsets and tours, for the sizes that decide and, with the best head, for the record.
+    fn try_all_orders(&mut self, heads: &[usize], rings: &[u32], whole: &[u32]) {
+        let (model, rules) = (self.model, self.exact.rules);
+        let tours = Tours::new(model);
+        let given: Vec<usize> = (0..model.device_count()).collect();
+        let try_best = |search: &mut Self, head, ring_layers| {
+            match best_ring(model, &tours, rules, head, ring_layers) {
+                Some(ring) => search.try_order(head, &ring, ring_layers),
+                // There is no plan; the programme says why.
+                None => search.try_ring(head, &given, ring_layers),
+            }
+        };
+        for &head in heads {
+            if self.is_hopeless(head) {
+                continue;
+            }
+            for &ring_layers in whole {
+                try_best(self, head, ring_layers);
+            }
+        }
+        let Some(head) = self.best.as_ref().map(|(_, best)| best.head) else { return };
+        let others = rings.iter().copied().filter(|ring| self.is_whole(*ring) && !whole.contains(ring));
+        let record: Vec<u32> = others.collect();
+        if self.exact.rounds.is_none() && is_exact(model, rules, 1, &record) {
+            for ring_layers in record {
+                try_best(self, head, ring_layers);
+            }
+        }
+    }
+
+    /// Short tours as orders, each with the exact programme inside, after the given order.
+    fn try_some_orders(&mut self, mut heads: Vec<usize>, deciding: &[u32]) {
+        let all: Vec<usize> = (0..self.model.device_count()).collect();
+        let deciding = self.affordable(deciding, &mut heads, ORDER_TRIALS);
+        if let Some((_, best)) = self.best.as_ref().filter(|(_, best)| !heads.contains(&best.head)) {
+            heads.push(best.head);
+        }
+        self.limited(
+            "Not every order of the ring was tried, there are too many: only short tours through all devices and \
+             through those of the best plan.",
+        );
+        let mut cycles = vec![promising_cycle(self.model, &all)];
+        cycles.extend(self.best.as_ref().map(|(_, best)| promising_cycle(self.model, &best.ring())));
+        for _ in 0..ORDER_TRIALS {
+            let Some(cycle) = cycles.pop() else { break };
+            let before = self.best.as_ref().map_or(f64::INFINITY, |(seconds, _)| *seconds);
+            for &head in &heads {
+                for &ring_layers in &deciding {
+                    self.try_ring(head, &cycle, ring_layers);
+                }
+            }
+            if let Some((seconds, best)) = &self.best
+                && *seconds < before
+            {
+                cycles.push(promising_cycle(self.model, &best.ring()));
+            }
+        }
+    }
+
+    /// All devices in the order of the best plan, the given order if there is none.
+    fn best_cycle(&self) -> Vec<usize> {
+        let given = || (0..self.model.device_count()).collect();
+        self.best.as_ref().map_or_else(given, |(_, best)| best.ring_then_others())
+    }
+
+    fn is_whole(&self, ring_layers: u32) -> bool {
+        self.model.model_layers().is_multiple_of(ring_layers)
+    }
+
+    /// The heads, those with the best bounds first, and the ring sizes that decide.
+    fn prepared(&mut self, rings: &[u32]) -> (Vec<usize>, Vec<u32>) {
+        let deciding = match (self.exact.rounds, self.exact.head) {
+            (None, HeadChoice::Best) => vec![self.model.model_layers()],
+            (None, HeadChoice::Fixed(_)) => rings.iter().take(1).copied().collect(),
+            (Some(_), _) => rings.to_vec(),
+        };
+        self.deciding.clone_from(&deciding);
+        let heads = match self.exact.head {
+            HeadChoice::Fixed(head) => vec![head],
+            HeadChoice::Best => {
+                self.bound_by_head(&deciding);
+                let mut heads: Vec<usize> = (0..self.bounds.len()).collect();
+                heads.sort_by(|one, other| self.bounds[*one].total_cmp(&self.bounds[*other]));
+                heads
+            }
+        };
+        (heads, deciding)
+    }
+
+    /// Rounds that leave a remainder are bounded by the single round that merges them.
+    fn bound_by_head(&mut self, deciding: &[u32]) {
+        let ring_layers = match deciding {
+            [ring] if self.is_whole(*ring) => *ring,
+            _ => self.model.model_layers(),
+        };
+        self.bounds = bounds_by_head(self.model, ring_layers, self.exact.rules.may_drop);
+    }
+
+    /// Whether no plan with this head can be faster than the best so far, rounding included.
+    fn is_hopeless(&self, head: usize) -> bool {
+        let best = self.best.as_ref().map_or(f64::INFINITY, |(seconds, _)| *seconds);
+        self.bounds.get(head).is_some_and(|bound| bound * (1.0 - 1e-9) > best)
+    }
+
+    /// The ring sizes that can be searched so many times in time with these heads. If there are too many, the head with the best
+    /// bound and sizes evenly spread are left.
+    fn affordable(&mut self, rings: &[u32], heads: &mut Vec<usize>, times: usize) -> Vec<u32> {
+        let once: f64 = rings.iter().map(|ring| entries(self.model, *ring)).sum();
+        let entries = once * times as f64;
+        if entries * heads.len() as f64 <= ENTRIES_LIMIT || rings.len() < 2 {
+            return rings.to_vec();
+        }
+        heads.truncate(1);
+        let steps = (entries / ENTRIES_LIMIT).ceil().max(1.0) as usize;
+        let kept: Vec<u32> = rings.iter().step_by(steps).copied().collect();
+        self.limited(&format!(
+            "Of {} ring sizes {} were searched, with the most promising head: all would take too long.",
+            rings.len(),
+            kept.len()
+        ));
+        kept
+    }
+
+    /// The ring sizes that decide nothing and are listed all the same, if that takes no time to speak of.
+    fn for_the_record(&mut self, rings: &[u32], decided: &[u32]) -> Vec<u32> {
+        if self.exact.rounds.is_some() {
+            return Vec::new();
+        }
+        let left: Vec<u32> = rings.iter().copied().filter(|ring| !decided.contains(ring)).collect();
+        if left.iter().map(|ring| entries(self.model, *ring)).sum::<f64>() <= ENTRIES_LIMIT {
+            return left;
+        }
+        self.note(
+            "More rounds that leave a remainder are not listed, there are too many: one round with the same layers \
+             on each device is never slower by this latency model.",
+        );
+        left.into_iter().filter(|ring| self.model.model_layers().is_multiple_of(*ring)).collect()
+    }
+
+    /// Notes what a limit leaves out, and what no plan can be under.
+    fn limited(&mut self, note: &str) {
+        self.note(note);
+        if self.bounds.is_empty() {
+            self.bound_by_head(&self.deciding.clone());
+        }
+        let least = match self.exact.head {
+            HeadChoice::Fixed(head) => self.bounds[head],
+            HeadChoice::Best => self.bounds.iter().copied().fold(f64::INFINITY, f64::min),
+        };
+        self.bound = Some(least).filter(|least| least.is_finite());
+    }
+
+    fn note(&mut self, note: &str) {
+        if !self.notes.iter().any(|known| known == note) {
+            self.notes.push(note.to_owned());
+        }
+    }
+
+    /// The best windows in the order of a cycle of all devices, from the head on.
+    fn try_ring(&mut self, head: usize, cycle: &[usize], ring_layers: u32) {
+        let place = cycle.iter().position(|device| *device == head).unwrap_or(0);
+        let order: Vec<usize> = ring_order(place, cycle.len()).map(|place| cycle[place]).collect();
+        self.try_order(head, &order, ring_layers);
+    }
+
+    /// The best windows for the devices of an order that begins with the head.
+    fn try_order(&mut self, head: usize, order: &[usize], ring_layers: u32) {
+        let least = u32::from(!self.exact.rules.may_drop);
+        let mut least_windows = vec![least; self.model.device_count()];
+        least_windows[head] = 1;
+        let problem = SizedProblem { model: self.model, order, ring_layers, least_windows: &least_windows };
+        let outcome = problem.optimum().map(|assignment| {
+            let seconds = self.model.seconds(&assignment);
+            let better = self.best.as_ref().is_none_or(|(fastest, best)| {
+                seconds < *fastest || seconds == *fastest && assignment.head < best.head
+            });
+            if better {
+                self.best = Some((seconds, assignment));
+            }
+            seconds
+        });
+        let rounds = self.model.model_layers().div_ceil(ring_layers);
+        self.searched.push(SearchStep { head, rounds, ring_layers, outcome });
+    }
+
+    fn ended(self) -> Result<Proposal, Refusal> {
+        let Self { mut searched, best, notes, bound, .. } = self;
+        // By head, then in the order of the ring sizes.
+        searched.sort_by_key(|step| (step.head, std::cmp::Reverse(step.ring_layers)));
+        let limit = (!notes.is_empty()).then_some(SearchLimit { notes, lower_bound: bound });
+        match best {
+            Some((_, assignment)) => Ok(Proposal { limit, ..Proposal::searched(assignment, searched) }),
+            None => Err(Refusal::Infeasible(searched)),
+        }
+    }
+}
+
+/// Entries of the tables of a ring size; additions and hops are counted as the share of an entry's time they take
+/// (source: measured, half a nanosecond against 20).
+fn entries(model: &LatencyModel, ring_layers: u32) -> f64 {
+    let devices = model.device_count() as f64;
+    let ring = f64::from(ring_layers);
+    let rests = f64::from(model.model_layers() % ring_layers) + 1.0;
+    devices * (rests * ring + ring * ring / 80.0 + devices * ring / 40.0)
+}

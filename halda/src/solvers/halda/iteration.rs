@@ -1,0 +1,337 @@
+//! Which memory cases should the devices be in?
+//!
+//! prima.cpp paper, Algorithm 1. The programmes need the cases, and the cases follow from the windows, so the
+//! two take turns:
+//!
+//! ```text
+//! w in proportion to memory, n = 0, W = L
+//! repeat
+//!     cases from w, n and k; devices with slow disks and forced ones are in M4
+//!     stop if the cases are the last ones
+//!     solve the programme of every valid k; stop if none has a solution
+//!     keep the best plan of all so far
+//!     if a GPU has room and another device is over its memory, or runs layers on the CPU beside a full GPU:
+//!         force the device with the slowest disk of M1 to M3 into M4, and repeat with the same w and n
+//!     w, n, k from the best plan
+//! ```
+//!
+//! **It ends.** A programme keeps the cases that it was given, so that a plan that is taken over reproduces them;
+//! only forcing changes them, and it forces every device at most once. That makes M + 1 turns at the most, and
+//! the loop counts them.
+//!
+//! **Not every k needs a programme.** Let (w, n) satisfy the constraints for k and some cases. Then (k w, k n)
+//! satisfies those for one round and the same cases: floor(X/k) bounds of integers become X bounds when both
+//! sides are multiplied by k (w <= floor(X/k) gives k w <= X; w >= floor(X/k) + 1 > X/k gives k w > X), and the sum
+//! of the windows is L. Its objective is less by (k - 1) sum xi, which is not negative. So if one round takes `T_1`,
+//! then k rounds take at least `T_1` + (k - 1) sum xi, and a programme whose bound is not below the best plan
+//! known cannot replace it. It is skipped and recorded with its bound; which plan comes out is the same
+//! (`skipping_changes_no_plan`).
+//!
+//! **Flips.** As an option, when the iteration has ended: try each device in its other case, take the change that
+//! gains most, and repeat until none gains, at most 2 M times. Each step lowers the objective, so no cases come
+//! up twice.
+//!
+//! Not here: how a programme is solved ([`super::integer_program`]).
+
+use super::integer_program::NoOptimum;
+use super::linear_costs::LinearCosts;
+use super::start::proportional;
+use crate::problem::assignment::Assignment;
+use crate::strategy::{Infeasible, SearchStep};
+
+/// Programmes that are solved at most for one plan; after that the best so far stands. assumed: far more than are
+/// needed (600 random rings of up to 24 devices took 24 at most, 273 with flips), and so few that even hundreds
+/// of devices, each forced and removed on its own, end in minutes.
+const PROGRAMMES_LIMIT: usize = 5000;
+
+/// A plan for the devices of an objective, by their positions in it.
+#[derive(Debug, Clone)]
+pub(crate) struct Found {
+    /// The objective's value.
+    pub value: f64,
+    /// k.
+    pub rounds: u32,
+    /// w.
+    pub windows: Vec<u32>,
+    /// n.
+    pub gpu_layers: Vec<u32>,
+    /// Which devices are over their memory.
+    over: Vec<bool>,
+}
+
+/// What was searched for one plan.
+#[derive(Debug, Default)]
+pub(crate) struct Record {
+    /// Every programme and its outcome.
+    pub steps: Vec<SearchStep>,
+    /// How many of them HiGHS was asked to solve.
+    programmes: usize,
+}
+
+/// How the cases are searched.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Search<'a> {
+    /// The valid k, ascending.
+    pub rounds: &'a [u32],
+    /// Whether programmes that cannot win are skipped.
+    pub skips: bool,
+    /// Whether single devices are flipped in the end.
+    pub flips: bool,
+}
+
+impl Search<'_> {
+    /// The best plan found, if any. Every programme and its outcome is recorded.
+    pub(crate) fn run(&self, objective: &LinearCosts, record: &mut Record) -> Option<Found> {
+        let layers = objective.model().model_layers();
+        let budgets: Vec<u64> = (0..objective.devices.len()).map(|m| objective.budget(m)).collect();
+        let Some(start) = proportional(&budgets, layers) else {
+            // More devices than layers: this gives the reason for every k.
+            return self.solved(objective, &vec![false; budgets.len()], record);
+        };
+        let mut forced = vec![false; budgets.len()];
+        let mut best: Option<Found> = None;
+        let mut plan = (1, start, vec![0; budgets.len()]);
+        let mut last: Option<Vec<bool>> = None;
+        for _ in 0..=budgets.len() {
+            let over = cases(objective, &forced, &plan);
+            if last.as_ref() == Some(&over) {
+                break;
+            }
+            let found = self.solved(objective, &over, record);
+            last = Some(over);
+            let Some(found) = found else { break };
+            keep_better(&mut best, found);
+            let Some(best) = &best else { break };
+            let over = last.as_deref().unwrap_or_default();
+            match slowest_disk(objective, over) {
+                Some(slowest) if is_unbalanced(objective, best) => forced[slowest] = true,
+                _ => plan = (best.rounds, best.windows.clone(), best.gpu_layers.clone()),
+            }
+        }
+        match last {
+            Some(over) if self.flips => self.flipped(objective, best, &over, record),
+            _ => best,
+        }
+    }
+
+    /// Takes the best flip of one device's case as long as one gains; begins at the best plan's cases, or at `over`
+    /// if there is no plan.
+    fn flipped(
+        &self,
+        objective: &LinearCosts,
+        mut best: Option<Found>,
+        over: &[bool],
+        record: &mut Record,
+    ) -> Option<Found> {
+        for _ in 0..2 * over.len() {
+            let from = best.as_ref().map_or(over, |best| &best.over).to_vec();
+            let mut gained = false;
+            for device in 0..from.len() {
+                if objective.costs(device).slow_disk {
+                    continue;
+                }
+                let mut flipped = from.clone();
+                flipped[device] = !flipped[device];
+                if let Some(found) = self.solved(objective, &flipped, record) {
+                    gained |= keep_better(&mut best, found);
+                }
+            }
+            if !gained {
+                break;
+            }
+        }
+        best
+    }
+
+    /// The best plan of all k for fixed cases.
+    fn solved(&self, objective: &LinearCosts, over: &[bool], record: &mut Record) -> Option<Found> {
+        let mut best: Option<Found> = None;
+        for &rounds in self.rounds {
+            let outcome = self.one(objective, over, rounds, best.as_ref(), record).map(|found| {
+                let seconds = objective.model().seconds(&expanded(objective, &found));
+                keep_better(&mut best, found);
+                seconds
+            });
+            record.steps.push(step(objective, rounds, outcome));
+        }
+        best
+    }
+
+    /// The best plan for fixed cases and k.
+    fn one(
+        &self,
+        objective: &LinearCosts,
+        over: &[bool],
+        rounds: u32,
+        best: Option<&Found>,
+        record: &mut Record,
+    ) -> Result<Found, Infeasible> {
+        let programme = objective.programme(over, rounds);
+        let ring_layers = programme.ring_layers as u32;
+        let devices = objective.devices.len();
+        if devices > ring_layers as usize {
+            return Err(Infeasible::MoreDevicesThanLayers { ring_layers, devices });
+        }
+        let explained = |reason| explained(objective, over, ring_layers, reason);
+        programme.check().map_err(explained)?;
+        if let Some(best) = best.filter(|best| self.skips && best.rounds == 1) {
+            let bound = best.value + f64::from(rounds - 1) * objective.round_cost();
+            if bound >= best.value {
+                return Err(Infeasible::NoBetter { bound });
+            }
+        }
+        if record.programmes >= PROGRAMMES_LIMIT {
+            return Err(Infeasible::NotReached { limit: PROGRAMMES_LIMIT });
+        }
+        record.programmes += 1;
+        let optimum = programme.optimum().map_err(explained)?;
+        let value = objective.value(over, rounds, &optimum.windows, &optimum.gpu_layers);
+        if !value.is_finite() {
+            return Err(Infeasible::Solver { reason: "the objective is not finite".to_owned() });
+        }
+        let (windows, gpu_layers, over) = (optimum.windows, optimum.gpu_layers, over.to_vec());
+        Ok(Found { value, rounds, windows, gpu_layers, over })
+    }
+}
+
+fn step(objective: &LinearCosts, rounds: u32, outcome: Result<f64, Infeasible>) -> SearchStep {
+    let ring_layers = objective.model().model_layers() / rounds;
+    SearchStep { head: objective.head(), rounds, ring_layers, outcome }
+}
+
+/// By how much of itself a value must be less to count as less: without xi, k and one round are the same plan at the
+/// same price, and the last bits of a sum must not decide. assumed: a hundredfold of what such sums lose.
+const LESS: f64 = 1e-12;
+
+/// Whether `found` is the better one; then it is kept. The first of equal ones stays.
+fn keep_better(best: &mut Option<Found>, found: Found) -> bool {
+    let better = best.as_ref().is_none_or(|best| found.value < best.value - LESS * best.value.abs());
+    if better {
+        *best = Some(found);
+    }
+    better
+}
+
+/// Which devices are over their memory with k, w and n; those that are forced and those with a slow disk never.
+fn cases(objective: &LinearCosts, forced: &[bool], plan: &(u32, Vec<u32>, Vec<u32>)) -> Vec<bool> {
+    let (rounds, windows, gpu_layers) = plan;
+    let layers = |window: u32| i64::from(*rounds) * i64::from(window);
+    (0..windows.len())
+        .map(|device| {
+            let held = objective.costs(device).slow_disk || forced[device];
+            !held && objective.exceeds(device, layers(windows[device]), layers(gpu_layers[device]))
+        })
+        .collect()
+}
+
+/// Whether some GPU has room while another device is over its memory, or has CPU layers beside a full GPU.
+fn is_unbalanced(objective: &LinearCosts, found: &Found) -> bool {
+    let gpu_room = |device: usize| {
+        let most = objective.most_gpu_layers(device, found.rounds)?;
+        Some(most - i64::from(found.gpu_layers[device]))
+    };
+    let devices = found.windows.len();
+    let overloaded = |device: usize| {
+        let on_cpu = found.windows[device] > found.gpu_layers[device];
+        found.over[device] || on_cpu && gpu_room(device).is_some_and(|room| room <= 0)
+    };
+    (0..devices)
+        .filter(|device| gpu_room(*device).is_some_and(|room| room > 0))
+        .any(|free| (0..devices).any(|other| other != free && overloaded(other)))
+}
+
+/// The device of M1 to M3 with the slowest disk; ties go to the lower index.
+fn slowest_disk(objective: &LinearCosts, over: &[bool]) -> Option<usize> {
+    let disk = |device: &usize| objective.costs(*device).disk_read;
+    let overloaded = (0..over.len()).filter(|device| over[*device]);
+    overloaded.min_by(|left, right| disk(left).total_cmp(&disk(right)))
+}
+
+/// The plan for all devices of the instance.
+pub(crate) fn expanded(objective: &LinearCosts, found: &Found) -> Assignment {
+    let devices = objective.model().device_count();
+    let mut assignment = Assignment::new(objective.head(), found.rounds, vec![0; devices], vec![0; devices]);
+    for (position, device) in objective.devices.iter().enumerate() {
+        assignment.window_layers[*device] = found.windows[position];
+        assignment.gpu_layers[*device] = found.gpu_layers[position];
+    }
+    assignment
+}
+
+fn explained(objective: &LinearCosts, over: &[bool], ring_layers: u32, reason: NoOptimum) -> Infeasible {
+    match reason {
+        NoOptimum::NoWindow(position) => {
+            let device = objective.devices[position];
+            let device = objective.model().instance().devices[device].name.clone();
+            Infeasible::CaseHoldsNothing { device, case: objective.case(position, over[position]) }
+        }
+        NoOptimum::AtLeast(least) => Infeasible::CasesNeedMore { ring_layers, least },
+        NoOptimum::AtMost(held) => Infeasible::CasesHoldTooLittle { ring_layers, held },
+        NoOptimum::Solver(reason) => Infeasible::Solver { reason },
+    }
+}
+
+#[cfg(all(test, feature = "highs"))]
+mod tests {
+    use super::super::linear_costs::Terms;
+    use super::*;
+    use crate::latency::LatencyModel;
+    use crate::problem::instance::Instance;
+
+    fn rows() -> Vec<Instance> {
+        let files = [
+            include_str!("../../../tests/data/lda/small.jsonl"),
+            include_str!("../../../tests/data/lda/medium.jsonl"),
+            include_str!("../../../tests/data/lda/hard.jsonl"),
+        ];
+        let lines = files.into_iter().flat_map(str::lines);
+        let row = |line| serde_json::from_str::<serde_json::Value>(line).unwrap();
+        lines.map(|line| serde_json::from_value(row(line)["instance"].take()).unwrap()).collect()
+    }
+
+    #[test]
+    fn the_objective_is_the_latency_model() {
+        let mut compared = 0;
+        for instance in rows() {
+            let model = LatencyModel::new(&instance).unwrap();
+            let devices = (0..model.device_count()).collect();
+            let objective = LinearCosts::new(&model, devices, 0, Terms::PAPER);
+            let rounds = crate::problem::assignment::valid_rounds(model.model_layers());
+            for k in rounds {
+                let search = Search { rounds: &[k], skips: false, flips: true };
+                let Some(found) = search.run(&objective, &mut Record::default()) else { continue };
+                let seconds = model.seconds(&expanded(&objective, &found));
+                // The head's excess is charged even where it is less than the row that is read anyway.
+                let row = model.model.head_row(true) / model.devices[0].disk_read;
+                let off = (found.value - seconds).abs();
+                assert!(
+                    off <= 1e-9 * seconds + row,
+                    "{} k = {k}: {} is not {seconds}",
+                    instance.name,
+                    found.value
+                );
+                compared += 1;
+            }
+        }
+        assert!(compared > 100, "{compared}");
+    }
+
+    #[test]
+    fn a_plan_that_is_taken_over_reproduces_its_cases() {
+        for instance in rows() {
+            let model = LatencyModel::new(&instance).unwrap();
+            let devices: Vec<usize> = (0..model.device_count()).collect();
+            let objective = LinearCosts::new(&model, devices.clone(), 0, Terms::PAPER);
+            let rounds = crate::problem::assignment::valid_rounds(model.model_layers());
+            let search = Search { rounds: &rounds, skips: false, flips: false };
+            for cases_tried in 0..1_u32 << devices.len() {
+                let over =
+                    devices.iter().map(|m| cases_tried >> m & 1 == 1 && !objective.costs(*m).slow_disk);
+                let over: Vec<bool> = over.collect();
+                let Some(found) = search.solved(&objective, &over, &mut Record::default()) else { continue };
+                let plan = (found.rounds, found.windows, found.gpu_layers);
+                assert_eq!(cases(&objective, &vec![false; over.len()], &plan), over, "{}", instance.name);
+            }
+        }
+    }
+}

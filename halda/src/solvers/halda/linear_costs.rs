@@ -1,0 +1,220 @@
+//! What does a layer cost on a device whose memory case is fixed, and how many may it have?
+//!
+//! prima.cpp paper, appendix A.3, from its Eq. 20 on. For fixed cases T is linear in w and n:
+//!
+//! ```text
+//! T = k sum_m (a_m w_m + b_m n_m + xi_m) + kappa
+//!
+//! M1: a = alpha + b'/s_disk   b = 0                  w     >= x + 1
+//! M2: a = alpha + b/s_disk    b = beta               w     >= x + 1
+//! M3: a = alpha + b'/s_disk   b = beta - b'/s_disk   w - n >= x + 1
+//! M4: a = alpha               b = beta               w <= x (macOS), w - n <= x (others)
+//!
+//! x     = floor((cap - need of no layers)/(k b'))       n <= floor(GPU memory/(k b'))
+//! kappa = [head](Fo + (b_i/V + b_o)/T_cpu + b_i/V/s_disk + [not M4] b_o/s_disk)
+//!       + sum over M1 and M3 of (c_cpu - cap)/s_disk
+//! ```
+//!
+//! with alpha, beta and xi as in [`crate::latency::coefficients`]. A plan that fills memory to the last byte is in M4 here,
+//! although Eq. 30-32 say "less than": need = cap fits. For M1 to M4 as a plan has them this is the time of
+//! [`crate::latency`], except that a head which is over by less than `b_i/V` is charged the excess and not the row.
+//!
+//! **As shipped.** The public implementation of prima.cpp is described to plan without communication and copies
+//! (xi = 0), without memory bandwidth (`b'/T` in alpha and beta), and with a priority of 1.01 for its master.
+//! [`Terms`] switches these. Deviation: its source was not at hand when this was written. The priority is read
+//! as "the head computes 1.01 times as fast"; writing the cache (`t_kv`) is kept, because it is no bandwidth.
+//!
+//! Not here: which device is in which case ([`super::iteration`]).
+
+use super::integer_program::{DeviceColumns, IntegerProgramme};
+use crate::latency::LatencyModel;
+use crate::latency::coefficients::{DeviceCosts, MemoryCase};
+use crate::problem::instance::{Gpu, OperatingSystem};
+
+/// How much faster the head is taken to be by the public implementation. source: prima.cpp as described above.
+const MASTER_PRIORITY: f64 = 1.01;
+
+/// Which terms of the latency model the objective has.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Terms {
+    /// xi: hops, and copies between memory and GPU. Without it more rounds cost nothing.
+    pub window_costs: bool,
+    /// `b'/T`: reading weights from memory.
+    pub memory_bandwidth: bool,
+    /// By how much the head's arithmetic is taken to be faster than it is.
+    pub head_priority: f64,
+}
+
+impl Terms {
+    /// All of them, as in the paper.
+    pub const PAPER: Terms = Terms { window_costs: true, memory_bandwidth: true, head_priority: 1.0 };
+
+    /// Those of the public implementation.
+    pub const SHIPPED: Terms =
+        Terms { window_costs: false, memory_bandwidth: false, head_priority: MASTER_PRIORITY };
+}
+
+/// The linear objective and the bounds of some devices of an instance.
+#[derive(Debug, Clone)]
+pub(crate) struct LinearCosts<'a, 'i> {
+    model: &'a LatencyModel<'i>,
+    /// Which devices take part, as indices of the instance, ascending.
+    pub devices: Vec<usize>,
+    head: usize,
+    lines: Vec<Line>,
+}
+
+/// The constants of one device.
+#[derive(Debug, Clone, Copy)]
+struct Line {
+    /// alpha.
+    layer: f64,
+    /// beta.
+    gpu: f64,
+    /// xi.
+    window: f64,
+    /// Its part of kappa in M4.
+    fixed: f64,
+}
+
+impl<'a, 'i> LinearCosts<'a, 'i> {
+    /// For these devices of the model.
+    pub(crate) fn new(model: &'a LatencyModel<'i>, devices: Vec<usize>, head: usize, terms: Terms) -> Self {
+        let lines = devices.iter().map(|device| line(model, *device, *device == head, terms)).collect();
+        Self { model, devices, head, lines }
+    }
+
+    /// The model that it is a part of.
+    pub(crate) fn model(&self) -> &'a LatencyModel<'i> {
+        self.model
+    }
+
+    /// The index of the head in the instance.
+    pub(crate) fn head(&self) -> usize {
+        self.head
+    }
+
+    /// The constants of the device at a position.
+    pub(crate) fn costs(&self, position: usize) -> &'a DeviceCosts {
+        &self.model.devices[self.devices[position]]
+    }
+
+    fn is_head(&self, position: usize) -> bool {
+        self.devices[position] == self.head
+    }
+
+    /// The case of the device at a position, over its memory or not.
+    pub(crate) fn case(&self, position: usize, over: bool) -> MemoryCase {
+        if over { self.costs(position).case_when_over } else { MemoryCase::NoReload }
+    }
+
+    /// Whether a share exceeds the memory of the device at a position.
+    pub(crate) fn exceeds(&self, position: usize, layers: i64, gpu_layers: i64) -> bool {
+        let costs = self.costs(position);
+        let held = if costs.metal { layers } else { layers - gpu_layers };
+        held > costs.layers_that_fit(self.is_head(position), &self.model.model)
+    }
+
+    /// The most n that GPU memory allows with k rounds, whatever the window; `None` without a GPU.
+    pub(crate) fn most_gpu_layers(&self, position: usize, rounds: u32) -> Option<i64> {
+        let described = &self.model.instance().devices[self.devices[position]];
+        let head = self.is_head(position);
+        let fit = self.costs(position).gpu_layers_that_fit(head, &self.model.model, rounds);
+        (described.gpu != Gpu::None).then_some(fit / i64::from(rounds))
+    }
+
+    /// The memory budget that the search begins with.
+    pub(crate) fn budget(&self, position: usize) -> u64 {
+        self.costs(position).capacity.max(0) as u64
+    }
+
+    /// The programme for fixed cases and k.
+    pub(crate) fn programme(&self, over: &[bool], rounds: u32) -> IntegerProgramme {
+        let ring_layers = i64::from(self.model.model_layers() / rounds);
+        let devices = (0..self.devices.len())
+            .map(|position| self.columns(position, over[position], rounds, ring_layers))
+            .collect();
+        IntegerProgramme { ring_layers, devices }
+    }
+
+    fn columns(&self, position: usize, over: bool, rounds: u32, ring_layers: i64) -> DeviceColumns {
+        let (window_cost, gpu_cost) = self.slopes(position, over);
+        let costs = self.costs(position);
+        let fit = costs.layers_that_fit(self.is_head(position), &self.model.model);
+        let fit = fit.div_euclid(i64::from(rounds));
+        let device = &self.model.instance().devices[self.devices[position]];
+        let whole_window = device.os == OperatingSystem::Macos;
+        let everything = (0, ring_layers);
+        let bound = if over { ((fit + 1).max(0), ring_layers) } else { (0, fit.min(ring_layers)) };
+        let (windows, cpu_layers) = if whole_window { (bound, everything) } else { (everything, bound) };
+        DeviceColumns {
+            window_cost,
+            gpu_cost,
+            windows: (windows.0.max(1), windows.1),
+            cpu_layers,
+            most_gpu_layers: self.most_gpu_layers(position, rounds).unwrap_or(0).min(ring_layers),
+        }
+    }
+
+    /// a and b.
+    fn slopes(&self, position: usize, over: bool) -> (f64, f64) {
+        let Line { layer, gpu, .. } = self.lines[position];
+        let disk = self.costs(position).disk_read;
+        let resident = self.model.model.layer_resident_bytes as f64 / disk;
+        match self.case(position, over) {
+            MemoryCase::ReloadsExcessMacos => (layer + resident, 0.0),
+            MemoryCase::ReloadsEverything => (layer + self.model.model.layer_weight_bytes / disk, gpu),
+            MemoryCase::ReloadsExcess => (layer + resident, gpu - resident),
+            MemoryCase::NoReload => (layer, gpu),
+        }
+    }
+
+    /// sum xi: what each further round costs at least.
+    pub(crate) fn round_cost(&self) -> f64 {
+        self.lines.iter().map(|line| line.window).sum()
+    }
+
+    /// T of a plan whose devices are in the given cases, as far as the objective sees it.
+    pub(crate) fn value(&self, over: &[bool], rounds: u32, windows: &[u32], gpu_layers: &[u32]) -> f64 {
+        let rounds = f64::from(rounds);
+        (0..self.devices.len())
+            .map(|position| {
+                let (a, b) = self.slopes(position, over[position]);
+                let layers = a * f64::from(windows[position]) + b * f64::from(gpu_layers[position]);
+                rounds * (layers + self.lines[position].window) + self.fixed(position, over[position])
+            })
+            .sum()
+    }
+
+    /// The device's part of kappa.
+    fn fixed(&self, position: usize, over: bool) -> f64 {
+        let costs = self.costs(position);
+        let reloads = match self.case(position, over) {
+            MemoryCase::NoReload => return self.lines[position].fixed,
+            MemoryCase::ReloadsEverything => 0,
+            MemoryCase::ReloadsExcessMacos | MemoryCase::ReloadsExcess => costs.buffer_bytes - costs.capacity,
+        };
+        let output = if self.is_head(position) { self.model.model.output_head_bytes } else { 0 };
+        self.lines[position].fixed + (reloads + output) as f64 / costs.disk_read
+    }
+}
+
+fn line(model: &LatencyModel, device: usize, head: bool, terms: Terms) -> Line {
+    let costs = &model.devices[device];
+    let described = &model.instance().devices[device];
+    let speed_up = if head { terms.head_priority } else { 1.0 };
+    let (cpu_memory, gpu_memory) = match (terms.memory_bandwidth, described.gpu) {
+        (true, _) => (costs.cpu_memory, costs.gpu_memory),
+        (false, Gpu::None) => (described.cpu_cache_write, described.cpu_cache_write),
+        (false, _) => (described.cpu_cache_write, described.gpu_cache_write),
+    };
+    let layer = costs.cpu_compute / speed_up + cpu_memory;
+    let head_memory = if terms.memory_bandwidth { costs.head_memory } else { 0.0 };
+    let row = model.model.head_row(true) / costs.disk_read;
+    Line {
+        layer,
+        gpu: costs.gpu_compute / speed_up + gpu_memory - layer,
+        window: if terms.window_costs { costs.window_copy + costs.hop } else { 0.0 },
+        fixed: if head { costs.output_compute / speed_up + head_memory + row } else { 0.0 },
+    }
+}

@@ -1,0 +1,132 @@
+//! Linear and integer programs, solved by HiGHS where the feature `highs` is on.
+//!
+//! The rest of the crate builds a [`LinearProgram`] and knows nothing of HiGHS. Without the feature [`AVAILABLE`] is
+//! false, and the strategies that need a solver refuse with an error that names the feature.
+
+use std::ops::RangeInclusive;
+
+/// Whether this build has a solver.
+pub(crate) const AVAILABLE: bool = cfg!(feature = "highs");
+
+/// A minimisation problem with bounded columns and rows.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct LinearProgram {
+    columns: Vec<Column>,
+    rows: Vec<Row>,
+}
+
+/// A variable.
+#[derive(Debug, Clone)]
+#[cfg_attr(not(feature = "highs"), expect(dead_code, reason = "only a solver reads it"))]
+struct Column {
+    cost: f64,
+    bounds: RangeInclusive<f64>,
+    integer: bool,
+}
+
+/// Bounds of a weighted sum of columns.
+#[derive(Debug, Clone)]
+#[cfg_attr(not(feature = "highs"), expect(dead_code, reason = "only a solver reads it"))]
+struct Row {
+    bounds: RangeInclusive<f64>,
+    terms: Vec<(usize, f64)>,
+}
+
+impl LinearProgram {
+    /// Adds a real variable and returns its index.
+    pub(crate) fn add_column(&mut self, cost: f64, bounds: RangeInclusive<f64>) -> usize {
+        self.columns.push(Column { cost, bounds, integer: false });
+        self.columns.len() - 1
+    }
+
+    /// Adds an integer variable and returns its index.
+    pub(crate) fn add_integer_column(&mut self, cost: f64, bounds: RangeInclusive<f64>) -> usize {
+        self.columns.push(Column { cost, bounds, integer: true });
+        self.columns.len() - 1
+    }
+
+    /// Adds bounds of a sum of columns, each with its factor. Infinite ends are allowed.
+    pub(crate) fn add_row(
+        &mut self,
+        bounds: RangeInclusive<f64>,
+        terms: impl IntoIterator<Item = (usize, f64)>,
+    ) {
+        self.rows.push(Row { bounds, terms: terms.into_iter().collect() });
+    }
+
+    /// Returns the value of each column at a minimum, or what the solver reports instead. Integer columns are as the
+    /// solver leaves them, within its tolerance of a whole number.
+    #[cfg(feature = "highs")]
+    pub(crate) fn minimise(&self) -> Result<Vec<f64>, String> {
+        highs::minimise(self)
+    }
+
+    /// Reports that this build has no solver.
+    #[cfg(not(feature = "highs"))]
+    #[expect(clippy::unused_self, reason = "the same signature as with a solver")]
+    pub(crate) fn minimise(&self) -> Result<Vec<f64>, String> {
+        Err("this build has no solver: the feature `highs` is off".to_owned())
+    }
+}
+
+#[cfg(feature = "highs")]
+mod highs {
+    use highs::{HighsModelStatus, HighsStatus, Model, RowProblem, Sense, TrySetOptionError};
+
+    use super::LinearProgram;
+
+    /// Seconds after which HiGHS gives up on one program. assumed: 32 devices take about a millisecond, a hundred take
+    /// milliseconds, and nothing may hang.
+    const TIME_LIMIT: f64 = 10.0;
+
+    pub(super) fn minimise(program: &LinearProgram) -> Result<Vec<f64>, String> {
+        let mut problem = RowProblem::default();
+        let mut columns = Vec::with_capacity(program.columns.len());
+        for column in &program.columns {
+            let bounds = column.bounds.clone();
+            columns.push(if column.integer {
+                problem.add_integer_column(column.cost, bounds)
+            } else {
+                problem.add_column(column.cost, bounds)
+            });
+        }
+        for row in &program.rows {
+            let terms = row.terms.iter().map(|(column, factor)| (columns[*column], *factor));
+            problem.add_row(row.bounds.clone(), terms);
+        }
+        let refused = |status: HighsStatus| format!("HiGHS rejects the program: {status:?}");
+        let mut model = problem.try_optimise(Sense::Minimise).map_err(refused)?;
+        model.make_quiet();
+        let integer = program.columns.iter().any(|column| column.integer);
+        configure(&mut model, integer).map_err(|error| error.to_string())?;
+        let solved = model.try_solve().map_err(refused)?;
+        match solved.status() {
+            HighsModelStatus::Optimal => {}
+            status => return Err(format!("HiGHS ends with status {status:?}")),
+        }
+        let values = solved.get_solution().columns().to_vec();
+        if values.len() == columns.len() && values.iter().all(|value| value.is_finite()) {
+            Ok(values)
+        } else {
+            Err("HiGHS returned values that are not finite".to_owned())
+        }
+    }
+
+    /// Sets one thread, so that the same program has the same answer everywhere. For integer programs also: no gap,
+    /// because the default of 1e-4 would return the first plan that is nearly as good; the tightest tolerance on reduced
+    /// costs; and no search for a first solution beside the relaxation, which has one already and takes a sixth of the
+    /// time.
+    fn configure(model: &mut Model, integer: bool) -> Result<(), TrySetOptionError> {
+        model.try_set_option("threads", 1)?;
+        model.try_set_option("parallel", "off")?;
+        model.try_set_option("random_seed", 0)?;
+        model.try_set_option("time_limit", TIME_LIMIT)?;
+        if integer {
+            model.try_set_option("mip_rel_gap", 0.0)?;
+            model.try_set_option("mip_abs_gap", 0.0)?;
+            model.try_set_option("mip_heuristic_run_feasibility_jump", false)?;
+            model.try_set_option("dual_feasibility_tolerance", 1e-10)?;
+        }
+        Ok(())
+    }
+}

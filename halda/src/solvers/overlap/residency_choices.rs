@@ -1,0 +1,70 @@
+//! Which ways of keeping weights does a planner choose among?
+//!
+//! Those of the device's [`crate::practice::Practice`]. Where `managed` is offered without a stream buffer, buffers
+//! of several sizes are: a larger one hides more in the idle time before a window and takes as much from what is
+//! kept, so that the best depends on the plan.
+//!
+//! Not here: what a choice costs ([`crate::latency::steady_state`]).
+
+use hearth_profiles::Bytes;
+use hearth_schema::residency::Residency;
+use hearth_schema::residency::ResidencyOptions;
+
+use crate::latency::LatencyModel;
+use crate::latency::constraints::shape_violations;
+use crate::problem::assignment::Assignment;
+
+/// Stream buffers on offer: powers of two, from the usual one to more than a round needs on any device at home.
+/// source: assumed
+const BUFFERS: std::ops::RangeInclusive<u32> = 23..=33;
+
+/// Every residency that a planner may choose for a device.
+pub fn offers(residencies: &[ResidencyOptions]) -> Vec<ResidencyOptions> {
+    let mut all = Vec::new();
+    for &residency in residencies {
+        if residency.policy == Residency::Managed && residency.stream_buffer.is_none() {
+            let sized = |power: u32| ResidencyOptions { stream_buffer: Some(Bytes(1 << power)), ..residency };
+            all.extend(BUFFERS.map(sized));
+        } else {
+            all.push(residency);
+        }
+    }
+    all
+}
+
+/// The residencies, one a device, with which an assignment is fastest; none if memory cannot hold it.
+pub fn best_residencies(model: &LatencyModel, assignment: &Assignment) -> Option<Vec<ResidencyOptions>> {
+    if !shape_violations(model, assignment).is_empty() {
+        return None;
+    }
+    let portions = model.portions(assignment);
+    let shares: Vec<_> = portions.iter().map(|portion| portion.share).collect();
+    let hops: f64 = model.communication(assignment, &shares).iter().sum();
+    let mut bounds = vec![0.0];
+    let mut paces = Vec::new();
+    for (device, portion) in portions.iter().enumerate() {
+        let all = offers(&model.instance().devices[device].practice.residencies);
+        let pace = |offer| {
+            let pace = model.pace(device, device == assignment.head, portion, &offer)?;
+            Some((offer, pace.own(), pace.busy))
+        };
+        let allowed: Vec<_> = all.into_iter().filter_map(pace).collect();
+        bounds.extend(allowed.iter().map(|(_, _, busy)| *busy));
+        paces.push(allowed);
+    }
+    bounds.sort_unstable_by(f64::total_cmp);
+    bounds.dedup();
+    let mut best: Option<(f64, Vec<ResidencyOptions>)> = None;
+    for bound in bounds {
+        let within = paces.iter().map(|allowed| {
+            let in_time = allowed.iter().filter(|(_, _, busy)| *busy <= bound);
+            in_time.min_by(|one, other| one.1.total_cmp(&other.1))
+        });
+        let Some(chosen) = within.collect::<Option<Vec<_>>>() else { continue };
+        let seconds = (hops + chosen.iter().map(|(_, own, _)| own).sum::<f64>()).max(bound);
+        if best.as_ref().is_none_or(|(fastest, _)| seconds < *fastest) {
+            best = Some((seconds, chosen.into_iter().map(|(offer, _, _)| *offer).collect()));
+        }
+    }
+    best.map(|(_, residencies)| residencies)
+}

@@ -1,0 +1,265 @@
+//! What is the fastest steady state for one ring size, one head and one order?
+//!
+//! T = max(sum of own and hops, largest busy), and own and busy concern one device each. For a bound B on busy the
+//! devices are independent but for the sum of their windows, so that the programme that serves `exact`, too
+//! ([`crate::solvers::dynamic_program`]), finds the least sum S(B) among the plans in which no device is busier than B. S falls and
+//! B grows, so the optimum is at the first B with S(B) <= B, or at the one before it: a binary search over the values
+//! that `busy` takes. What a window costs depends on the layers placed before it in two ways: a partial last turn may
+//! end before it, and layers differ in bytes.
+//!
+//! For a window every split between CPU and GPU and every residency on offer is tried, with one exception: where no
+//! layer takes longer on the GPU than on the CPU, more layers there lower `own` and `busy`, but for the copies of the
+//! first; so that only the fullest split and none are tried. Of the rest those are kept that no other one beats in both.
+//!
+//! Not here: which ring sizes, heads and orders are searched.
+
+use hearth_schema::residency::Residency;
+use hearth_schema::residency::ResidencyOptions;
+
+use crate::latency::LatencyModel;
+use crate::latency::steady_state::Place;
+use crate::solvers::dynamic_program::{SizedProblem, WindowTimes};
+use crate::solvers::lower_bound::both;
+use crate::solvers::overlap::residency_choices::offers;
+use crate::strategy::{Infeasible, Proposal};
+
+/// One way to run a window; its hops are left out.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Choice {
+    pub gpu_layers: u32,
+    pub residency: ResidencyOptions,
+    pub own: f64,
+    pub busy: f64,
+}
+
+/// The choices of a device for every place and window: for each, those that no other beats, the busiest last.
+#[derive(Default)]
+struct Menu {
+    choices: Vec<Choice>,
+    /// `busy` and `own` of each, close together: a search looks at them again and again.
+    paces: Vec<[f64; 2]>,
+    /// Where the choices of `place * (W + 1) + window` end.
+    ends: Vec<usize>,
+}
+
+/// The menus of all devices for one head and one ring size, whatever the order, and how busy a device may be.
+pub(crate) struct Menus {
+    of: Vec<Menu>,
+    columns: usize,
+    places: usize,
+    /// Every value that `busy` takes, ascending.
+    bounds: Vec<f64>,
+    bound: f64,
+}
+
+impl Menus {
+    pub(crate) fn new(model: &LatencyModel, head: usize, ring_layers: u32) -> Self {
+        let columns = ring_layers as usize + 1;
+        // Layers all alike differ in place only as a partial last turn does.
+        let even = model.model.even_layers;
+        let places = if even { (model.model_layers() % ring_layers) as usize + 1 } else { columns };
+        let menu = |device: usize| {
+            let mut menu = Menu::default();
+            let offers = offers(&model.instance().devices[device].practice.residencies);
+            for placed in 0..places as u32 {
+                for window in 0..=ring_layers {
+                    if window > 0 && placed + window <= ring_layers {
+                        let place = Place { ring_layers, placed };
+                        add_choices(model, device, device == head, place, window, &offers, &mut menu.choices);
+                    }
+                    menu.ends.push(menu.choices.len());
+                }
+            }
+            menu.paces = menu.choices.iter().map(|choice| [choice.busy, choice.own]).collect();
+            menu
+        };
+        let of: Vec<Menu> = (0..model.device_count()).map(menu).collect();
+        let mut bounds: Vec<f64> =
+            of.iter().flat_map(|menu| &menu.choices).map(|choice| choice.busy).collect();
+        bounds.sort_unstable_by(f64::total_cmp);
+        bounds.dedup();
+        Self { of, columns, places, bounds, bound: 0.0 }
+    }
+
+    /// The least `own` without being busier than the bound: where it stands among the device's choices.
+    fn place(&self, device: usize, window: u32, placed: usize) -> Option<usize> {
+        let menu = &self.of[device];
+        let index = placed.min(self.places - 1) * self.columns + window as usize;
+        let start = if index == 0 { 0 } else { menu.ends[index - 1] };
+        let all = &menu.paces[start..menu.ends[index]];
+        let within = all.iter().take_while(|[busy, _]| *busy <= self.bound).count();
+        (start + within).checked_sub(1).filter(|_| within > 0)
+    }
+
+    fn choice(&self, device: usize, window: u32, placed: usize) -> Option<&Choice> {
+        self.place(device, window, placed).map(|place| &self.of[device].choices[place])
+    }
+}
+
+impl WindowTimes for Menus {
+    fn seconds(&self, device: usize, window: u32, placed: usize) -> f64 {
+        self.place(device, window, placed).map_or(f64::INFINITY, |place| self.of[device].paces[place][1])
+    }
+
+    fn places(&self) -> usize {
+        self.places
+    }
+}
+
+/// The fastest plan of exactly W layers a turn, by the menus of its head and W. It is known to take at least so many
+/// seconds: 0 if nothing is known.
+pub(crate) fn fastest(
+    problem: &SizedProblem,
+    menus: &mut Menus,
+    at_least: f64,
+) -> Result<Proposal, Infeasible> {
+    let count = menus.bounds.len();
+    let sum = |menus: &mut Menus, bound: f64| {
+        menus.bound = bound;
+        problem.fastest(menus).map_or(f64::INFINITY, |ring| ring.seconds)
+    };
+    // The first bound that the sum stays within: from one that is known to be too small, as all below the sum without any
+    // bound are, in steps that double from there.
+    let at_least = at_least.max(sum(menus, f64::INFINITY));
+    let mut low = menus.bounds.partition_point(|bound| *bound < at_least * (1.0 - 1e-9));
+    let (mut high, mut step) = (low, 1);
+    while high < count && sum(menus, menus.bounds[high]) > menus.bounds[high] {
+        low = high + 1;
+        high = (high + step).min(count);
+        step *= 2;
+    }
+    while low < high {
+        let middle = usize::midpoint(low, high);
+        if sum(menus, menus.bounds[middle]) <= menus.bounds[middle] {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    let mut best: Option<(f64, f64)> = None;
+    for at in [low.checked_sub(1), Some(low)].into_iter().flatten().filter(|at| *at < count) {
+        let bound = menus.bounds[at];
+        let seconds = sum(menus, bound).max(bound);
+        if best.is_none_or(|(least, _)| seconds < least) {
+            best = Some((seconds, bound));
+        }
+    }
+    menus.bound = best.map_or(f64::INFINITY, |(_, bound)| bound);
+    let Some(ring) = problem.fastest(menus) else {
+        menus.bound = f64::INFINITY;
+        return Err(problem.reason(menus));
+    };
+    let chosen = |device, window, placed| menus.choice(device, window, placed);
+    let assignment = problem.assignment(&ring, |device, window, placed| {
+        chosen(device, window, placed).map_or(0, |choice| choice.gpu_layers)
+    });
+    let instance = problem.model.instance();
+    let mut residencies: Vec<_> = instance.devices.iter().map(|it| it.practice.residencies[0]).collect();
+    for &(device, window, placed) in ring.members.iter().filter(|(_, window, _)| *window > 0) {
+        if let Some(choice) = chosen(device, window, placed) {
+            residencies[device] = choice.residency;
+        }
+    }
+    Ok(Proposal { residencies, ..Proposal::of(assignment) })
+}
+
+/// What no plan of exactly W layers a turn can be under in any order: every hop the shortest that its sender has, every
+/// window where it costs least, and no disk too slow. Infinite if there is no plan.
+pub(crate) fn lower_bound(problem: &SizedProblem, menus: &mut Menus) -> f64 {
+    menus.bound = f64::INFINITY;
+    let whole_turns = f64::from(problem.model.model_layers() / problem.ring_layers);
+    let best = |device: usize, window: u32| {
+        let places = (0..menus.places).map(|placed| menus.seconds(device, window, placed));
+        places.fold(f64::INFINITY, f64::min)
+    };
+    let mut least = vec![f64::INFINITY; menus.columns];
+    least[0] = 0.0;
+    for &device in problem.order {
+        let hops = whole_turns * problem.model.hops.shortest(device);
+        let own = (0..=problem.ring_layers).map(|window| match window {
+            0 if problem.least_windows[device] == 0 => 0.0,
+            0 => f64::INFINITY,
+            window => best(device, window) + hops,
+        });
+        least = both(&least, &own.collect::<Vec<f64>>());
+    }
+    // A ring of one device has no hop at all.
+    least[menus.columns - 1].min(best(problem.head(), problem.ring_layers))
+}
+
+/// The best way to run a window of a device if no other device mattered; `None` if there is none.
+pub(crate) fn best_choice(
+    model: &LatencyModel,
+    device: usize,
+    head: bool,
+    place: Place,
+    window: u32,
+) -> Option<Choice> {
+    let offers = offers(&model.instance().devices[device].practice.residencies);
+    let mut found = Vec::new();
+    add_choices(model, device, head, place, window, &offers, &mut found);
+    found.into_iter().min_by(|a, b| a.own.max(a.busy).total_cmp(&b.own.max(b.busy)))
+}
+
+/// Adds the choices of one window that no other beats, the busiest last.
+fn add_choices(
+    model: &LatencyModel,
+    device: usize,
+    head: bool,
+    place: Place,
+    window: u32,
+    offers: &[ResidencyOptions],
+    all: &mut Vec<Choice>,
+) {
+    let start = all.len();
+    let costs = &model.devices[device];
+    let fits = |gpu: u32| model.fits_gpu(device, head, &model.portion(device, place, window, gpu));
+    let has_gpu = costs.gpu_bytes[usize::from(head)] > 0;
+    let most = if has_gpu { most_that_fits(window, fits) } else { 0 };
+    // Where copies to the GPU are not worth their time, none is better than the fullest.
+    let least = if costs.gpu_never_slower && !costs.metal { most } else { 0 };
+    for gpu_layers in std::iter::once(0).filter(|_| least > 0).chain(least..=most) {
+        let portion = model.portion(device, place, window, gpu_layers);
+        let Some(quiet) = model.quiet(device, head, &portion) else { continue };
+        // A buffer that hides all reading leaves nothing to a larger one but reading more.
+        let mut enough: Option<&ResidencyOptions> = None;
+        for residency in offers {
+            let larger = |enough: &ResidencyOptions| {
+                residency.policy == Residency::Managed
+                    && residency.kept == enough.kept
+                    && residency.buffer() >= enough.buffer()
+            };
+            if enough.is_some_and(larger) {
+                continue;
+            }
+            let Some(pace) = model.reading(device, &quiet, residency) else { continue };
+            if residency.policy == Residency::Managed && pace.terms.disk == 0.0 {
+                enough = Some(residency);
+            }
+            let (own, busy) = (pace.own(), pace.busy);
+            all.push(Choice { gpu_layers, residency: *residency, own, busy });
+            if pace.busy == 0.0 && pace.terms.disk == 0.0 {
+                break;
+            }
+        }
+    }
+    all[start..].sort_by(|a, b| a.busy.total_cmp(&b.busy).then(a.own.total_cmp(&b.own)));
+    let mut kept = start;
+    for index in start..all.len() {
+        if kept == start || all[index].own < all[kept - 1].own {
+            all[kept] = all[index];
+            kept += 1;
+        }
+    }
+    all.truncate(kept);
+}
+
+/// The largest number up to a window that fits; if one fits, so do all below.
+fn most_that_fits(window: u32, fits: impl Fn(u32) -> bool) -> u32 {
+    let (mut low, mut high) = (0, window);
+    while low < high {
+        let middle = (low + high).div_ceil(2);
+        if fits(middle) { low = middle } else { high = middle - 1 }
+    }
+    low
+}

@@ -1,0 +1,348 @@
+//! Which plan near a given one is better by a measure that no formula knows?
+//!
+//! A local search whose objective is brought by the caller, usually a simulation of the plan: it alone decides, and
+//! this file neither knows it nor runs it. From the plan so far it tries one neighbour after the other and goes to
+//! the first that is better:
+//!
+//! - another number of rounds: the next factor of L or the next number at all, with the windows scaled to it;
+//! - one layer of a turn from one processor to another, also from CPU to GPU of the same device, from a window of
+//!   one layer (which drops the device), or to a device without layers (which brings it in); or one layer of a turn
+//!   more or fewer, which the last turn makes up for;
+//! - the windows of two devices exchanged;
+//! - all layers of a device given to another.
+//!
+//! After a step it tries the same move again first. It ends where no neighbour is better, after a number of
+//! evaluations, or when the caller says so. Each plan is scored once. Only plans that satisfy the named constraints
+//! are scored, each with the residencies that suit it best in the steady state; the last turn may be partial. Same start, objective and number of evaluations, same plan; a caller
+//! that stops by a clock gives that up.
+//!
+//! Not here: the objective, and other heads.
+
+use std::collections::BTreeMap;
+
+use crate::latency::LatencyModel;
+use crate::latency::constraints::{Rules, ring_violations, shape_violations};
+use crate::latency::gpu_split::Turns;
+use crate::problem::assignment::{Assignment, valid_rounds};
+use crate::problem::instance::Gpu;
+use crate::solvers::overlap::best_residencies;
+use crate::solvers::relays::bridged;
+use crate::solvers::shortest_cycle::with_all;
+use crate::strategy::{Objective, Proposal, Refusal, Strategy};
+
+/// What the search may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Search {
+    /// Which optional rules the plans may use.
+    pub rules: Rules,
+    /// Whether k stays as it is.
+    pub same_rounds: bool,
+    /// Scores asked for at most, the start's included; as many as it takes if absent.
+    pub most_evaluations: Option<u64>,
+}
+
+/// How far the search is.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Progress {
+    /// Plans scored so far.
+    pub evaluations: u64,
+    /// The best score so far; absent while no plan has one.
+    pub best: Option<f64>,
+}
+
+/// Why the search ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// Every neighbour was scored and none is better.
+    NoBetterNeighbour,
+    /// The evaluations were used up.
+    Evaluations,
+    /// The caller stopped it.
+    Stopped,
+}
+
+/// What the search found.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Refined {
+    /// The best plan; the start if nothing is better.
+    pub assignment: Assignment,
+    /// The start's score, if it has one.
+    pub from: Option<f64>,
+    /// The best plan's score, if any plan has one.
+    pub to: Option<f64>,
+    /// Plans scored.
+    pub evaluations: u64,
+    /// Why it ended.
+    pub ended: Ended,
+}
+
+/// Searches from `start` for a plan of a smaller score. `score` gives none for a plan that cannot be run; `go_on` is
+/// asked before every evaluation.
+pub fn refine(
+    model: &LatencyModel,
+    start: &Assignment,
+    search: Search,
+    score: impl FnMut(&Assignment) -> Option<f64>,
+    go_on: impl FnMut(Progress) -> bool,
+) -> Refined {
+    let mut scores = Scores { score, go_on, search, known: BTreeMap::new(), progress: Progress::default() };
+    let mut best = start.clone();
+    // A start without a shape has no neighbours, and no score.
+    let whole = shape_violations(model, start).is_empty();
+    let from = if whole { scores.of(start).unwrap_or(None) } else { None };
+    let moves = if whole { moves(model) } else { Vec::new() };
+    let (mut at, mut fruitless) = (0, 0);
+    let mut ended = Ended::NoBetterNeighbour;
+    while fruitless < moves.len() {
+        let neighbour = moves[at].apply(&best, model).filter(|next| {
+            let allowed = !search.same_rounds || next.rounds == best.rounds;
+            allowed
+                && ring_violations(model, next, search.rules).is_empty()
+                && best_residencies(model, next).is_some()
+        });
+        let before = scores.progress.best;
+        let found = match neighbour.as_ref().map(|next| scores.of(next)) {
+            Some(Err(reason)) => {
+                ended = reason;
+                break;
+            }
+            Some(Ok(found)) => found,
+            None => None,
+        };
+        match neighbour {
+            Some(next) if found.is_some_and(|found| before.is_none_or(|before| found < before)) => {
+                best = next;
+                fruitless = 0;
+            }
+            _ => {
+                at = (at + 1) % moves.len();
+                fruitless += 1;
+            }
+        }
+    }
+    let Progress { evaluations, best: to } = scores.progress;
+    Refined { assignment: best, from, to, evaluations, ended }
+}
+
+/// The objective, asked once a plan and within limits.
+struct Scores<S, G> {
+    score: S,
+    go_on: G,
+    search: Search,
+    known: BTreeMap<Assignment, Option<f64>>,
+    progress: Progress,
+}
+
+impl<S: FnMut(&Assignment) -> Option<f64>, G: FnMut(Progress) -> bool> Scores<S, G> {
+    fn of(&mut self, assignment: &Assignment) -> Result<Option<f64>, Ended> {
+        if let Some(known) = self.known.get(assignment) {
+            return Ok(*known);
+        }
+        if self.search.most_evaluations.is_some_and(|most| self.progress.evaluations >= most) {
+            return Err(Ended::Evaluations);
+        }
+        if !(self.go_on)(self.progress) {
+            return Err(Ended::Stopped);
+        }
+        // What is no number cannot be compared, and what is infinite is not better than anything.
+        let score = (self.score)(assignment).filter(|score| score.is_finite());
+        self.progress.evaluations += 1;
+        self.progress.best = [self.progress.best, score].into_iter().flatten().min_by(f64::total_cmp);
+        self.known.insert(assignment.clone(), score);
+        Ok(score)
+    }
+}
+
+/// Where a layer of a window is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Processor {
+    device: usize,
+    gpu: bool,
+}
+
+/// A step to a neighbour.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Move {
+    /// To the next k, among the factors of L only or among all.
+    Rounds { more: bool, factors: bool },
+    /// One layer of a turn; the turn grows or shrinks by it if one side is missing.
+    Layer { from: Option<Processor>, to: Option<Processor> },
+    /// The windows of two devices.
+    Swap { one: usize, other: usize },
+    /// All layers of a device.
+    Drop { device: usize, to: usize },
+}
+
+/// Every move there is, in the order in which they are tried.
+fn moves(model: &LatencyModel) -> Vec<Move> {
+    let mut all = Vec::new();
+    for factors in [true, false] {
+        all.extend([true, false].map(|more| Move::Rounds { more, factors }));
+    }
+    let devices = 0..model.device_count();
+    let processors: Vec<Processor> = devices
+        .clone()
+        .flat_map(|device| {
+            let has_gpu = model.instance().devices[device].gpu != Gpu::None;
+            let cpu = Processor { device, gpu: false };
+            [Some(cpu), has_gpu.then_some(Processor { device, gpu: true })].into_iter().flatten()
+        })
+        .collect();
+    let somewhere = || processors.iter().copied().map(Some).chain([None]);
+    for from in somewhere() {
+        all.extend(somewhere().filter(|to| *to != from).map(|to| Move::Layer { from, to }));
+    }
+    for one in devices.clone() {
+        all.extend((one + 1..devices.end).map(|other| Move::Swap { one, other }));
+    }
+    for device in devices.clone() {
+        all.extend(devices.clone().filter(|&to| to != device).map(|to| Move::Drop { device, to }));
+    }
+    all
+}
+
+impl Move {
+    /// The neighbour that the move leads to, if there is one; it may break constraints.
+    fn apply(self, at: &Assignment, model: &LatencyModel) -> Option<Assignment> {
+        let mut next = at.clone();
+        match self {
+            Move::Rounds { more, factors } => {
+                return rescaled(at, model, next_rounds(at, model, more, factors)?);
+            }
+            Move::Layer { from, to } => {
+                if let Some(Processor { device, gpu }) = from {
+                    let on_gpu = at.gpu_layers[device];
+                    if (if gpu { on_gpu } else { at.window_layers[device].checked_sub(on_gpu)? }) == 0 {
+                        return None;
+                    }
+                    next.window_layers[device] -= 1;
+                    next.gpu_layers[device] -= u32::from(gpu);
+                }
+                if let Some(Processor { device, gpu }) = to {
+                    next.window_layers[device] += 1;
+                    next.gpu_layers[device] += u32::from(gpu);
+                }
+                let ring_layers = u32::try_from(next.ring_layers()).ok().filter(|layers| *layers > 0)?;
+                next.rounds = model.model_layers().div_ceil(ring_layers);
+            }
+            Move::Swap { one, other } => {
+                next.window_layers.swap(one, other);
+                split(&mut next, model, one);
+                split(&mut next, model, other);
+            }
+            Move::Drop { device, to } => {
+                next.window_layers[to] += std::mem::take(&mut next.window_layers[device]);
+                next.gpu_layers[device] = 0;
+                split(&mut next, model, to);
+            }
+        }
+        if let Some(order) = &at.order {
+            // Who has been emptied leaves the ring, who has got layers comes in where the way is shortest.
+            let mut order = with_all(model, order.clone());
+            order.retain(|device| next.window_layers[*device] > 0);
+            next.order = Some(order).filter(|order| order.first() == Some(&next.head));
+            next = bridged(model, next);
+        }
+        (next != *at).then_some(next)
+    }
+}
+
+/// The nearest k above or below.
+fn next_rounds(at: &Assignment, model: &LatencyModel, more: bool, factors: bool) -> Option<u32> {
+    if !factors {
+        return if more { at.rounds.checked_add(1) } else { at.rounds.checked_sub(1) };
+    }
+    let valid = valid_rounds(model.model_layers());
+    if more {
+        valid.into_iter().find(|&rounds| rounds > at.rounds)
+    } else {
+        valid.into_iter().rfind(|&rounds| rounds < at.rounds)
+    }
+}
+
+/// The same plan in another number of rounds: windows in the same ratios by largest remainder, none of them empty
+/// that was not, GPU layers as the latency model likes them where there were any.
+fn rescaled(at: &Assignment, model: &LatencyModel, rounds: u32) -> Option<Assignment> {
+    let layers = model.model_layers();
+    if rounds == 0 {
+        return None;
+    }
+    let ring_layers = layers.div_ceil(rounds);
+    let used = at.window_layers.iter().filter(|window| **window > 0).count();
+    // Not every k has a W: 10 layers take 4 rounds of 3, or 5 of 2, and 6 of nothing.
+    if layers.div_ceil(ring_layers) != rounds || (ring_layers as usize) < used {
+        return None;
+    }
+    let (new, old) = (u64::from(ring_layers), at.ring_layers().max(1));
+    let mut next = at.clone();
+    next.rounds = rounds;
+    for window in &mut next.window_layers {
+        *window = (u64::from(*window) * new / old).max(u64::from(*window > 0)) as u32;
+    }
+    // How much a window lacks of its ratio, in parts of the old ring.
+    let lack = |next: &Assignment, device: usize| {
+        (u64::from(at.window_layers[device]) * new) as i64
+            - (u64::from(next.window_layers[device]) * old) as i64
+    };
+    while next.ring_layers() != new {
+        let used = (0..next.window_layers.len()).filter(|&device| next.window_layers[device] > 0);
+        if next.ring_layers() < new {
+            let device = used.rev().max_by_key(|&device| lack(&next, device))?;
+            next.window_layers[device] += 1;
+        } else {
+            let wide = used.filter(|&device| next.window_layers[device] > 1);
+            let device = wide.min_by_key(|&device| lack(&next, device))?;
+            next.window_layers[device] -= 1;
+        }
+    }
+    for device in 0..next.window_layers.len() {
+        if next.gpu_layers[device] > 0 {
+            split(&mut next, model, device);
+        }
+    }
+    Some(next)
+}
+
+/// Gives a window the GPU layers that the latency model likes best; none if it allows no split.
+fn split(next: &mut Assignment, model: &LatencyModel, device: usize) {
+    let (layers, ring_layers) = (model.model_layers(), next.ring_layers().max(1) as u32);
+    let turns = Turns { rounds: (layers / ring_layers).max(1), rest: layers % ring_layers };
+    let best = model.best_split(device, device == next.head, next.window_layers[device], turns);
+    next.gpu_layers[device] = best.map_or(0, |split| split.gpu_layers);
+}
+
+/// What a search has found, as a strategy's proposal, to be checked, evaluated and explained like any other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refine {
+    /// What was found.
+    pub assignment: Assignment,
+    /// The strategy whose plan the search started from.
+    pub start: String,
+    /// The rules of the search.
+    pub rules: Rules,
+}
+
+impl Strategy for Refine {
+    fn name(&self) -> &'static str {
+        "refine"
+    }
+
+    fn rules(&self) -> Rules {
+        self.rules
+    }
+
+    fn options(&self) -> Vec<String> {
+        let mut options = vec![format!("start={}", self.start)];
+        options.extend(self.rules.options());
+        options
+    }
+
+    fn objective(&self) -> Objective {
+        Objective::SteadyState
+    }
+
+    fn propose(&self, model: &LatencyModel) -> Result<Proposal, Refusal> {
+        let residencies = best_residencies(model, &self.assignment).unwrap_or_default();
+        Ok(Proposal { residencies, ..Proposal::of(self.assignment.clone()) })
+    }
+}

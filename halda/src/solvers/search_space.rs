@@ -1,0 +1,78 @@
+//! The choices that the searches share: which devices may be the head, ring sizes, and orders of the ring.
+
+use std::ops::Range;
+
+use crate::latency::constraints::Rules;
+use crate::problem::assignment::valid_rounds;
+use crate::strategy::Refusal;
+
+/// Which device is the head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeadChoice {
+    /// This one.
+    Fixed(usize),
+    /// The one that gives the fastest plan; ties go to the lower index.
+    Best,
+}
+
+impl HeadChoice {
+    /// The devices to try.
+    pub(crate) fn candidates(self, devices: usize) -> Result<Range<usize>, Refusal> {
+        match self {
+            HeadChoice::Fixed(device) if device >= devices => Err(Refusal::NoSuchDevice { device, devices }),
+            HeadChoice::Fixed(head) => Ok(head..head + 1),
+            HeadChoice::Best => Ok(0..devices),
+        }
+    }
+}
+
+/// In which order the devices stand in the ring.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OrderChoice {
+    /// The instance's, from the head on.
+    #[default]
+    Given,
+    /// The one that gives the fastest plan.
+    Best,
+}
+
+/// What a search was told, as `name=value`, where it is not the usual.
+pub(crate) fn search_options(
+    rules: Rules,
+    head: HeadChoice,
+    order: OrderChoice,
+    rounds: Option<u32>,
+) -> Vec<String> {
+    let mut options = rules.options();
+    options.extend(match head {
+        HeadChoice::Fixed(0) => None,
+        HeadChoice::Fixed(head) => Some(format!("head={head}")),
+        HeadChoice::Best => Some("head=best".to_owned()),
+    });
+    options.extend((order == OrderChoice::Best).then(|| "order=best".to_owned()));
+    options.extend(rounds.map(|rounds| format!("rounds={rounds}")));
+    options
+}
+
+/// Every W to search, largest (fewest rounds) first.
+pub(crate) fn ring_sizes(
+    model_layers: u32,
+    may_leave_remainder: bool,
+    rounds: Option<u32>,
+) -> Result<Vec<u32>, Refusal> {
+    let whole = valid_rounds(model_layers);
+    let sizes: Vec<u32> = if may_leave_remainder {
+        (model_layers.min(2)..=model_layers).rev().collect()
+    } else {
+        whole.iter().map(|rounds| model_layers / rounds).collect()
+    };
+    let Some(wanted) = rounds else { return Ok(sizes) };
+    let kept: Vec<u32> =
+        sizes.iter().copied().filter(|size| model_layers.div_ceil(*size) == wanted).collect();
+    if kept.is_empty() {
+        let mut valid: Vec<u32> = sizes.iter().map(|size| model_layers.div_ceil(*size)).collect();
+        valid.dedup();
+        return Err(Refusal::Rounds { rounds: wanted, model_layers, valid });
+    }
+    Ok(kept)
+}
