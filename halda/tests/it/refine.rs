@@ -11,11 +11,13 @@ use hearth_halda::solvers::refine::{Ended, Progress, Refined};
 use hearth_halda::{Assignment, Exact, Gpu, Instance, LatencyModel, Refine, Rules, Search, refine, solve};
 use proptest::prelude::*;
 
+use crate::fixtures::cases;
+
 const FREE: Rules = Rules { may_drop: true, may_leave_remainder: true };
 
 /// The small instances that have a plan, with that of `exact`.
 fn instances() -> Vec<(Instance, Assignment)> {
-    let rows = include_str!("data/lda/small.jsonl").lines();
+    let rows = include_str!("../data/lda/small.jsonl").lines();
     let instances = rows.map(|line| {
         let row: serde_json::Value = serde_json::from_str(line).unwrap();
         serde_json::from_value::<Instance>(row["instance"].clone()).unwrap()
@@ -79,7 +81,7 @@ fn every(at: &mut Assignment, device: usize, left: u32, place: &mut impl FnMut(&
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(cases(48))]
 
     #[test]
     fn in_one_valley_it_finds_the_bottom(

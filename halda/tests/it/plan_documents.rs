@@ -139,7 +139,7 @@ fn a_quota_slows_a_device_for_the_planner() {
     let slowed = of(&cluster);
     assert_eq!((free.name.as_str(), slowed.name.as_str()), ("laptop", "laptop"));
     assert_eq!(slowed.cpu_memory_rate, free.cpu_memory_rate / 4.0);
-    let layer = |device: &hearth_halda::instance::Device| {
+    let layer = |device: &hearth_halda::Device| {
         device.practice.work.as_ref().and_then(|work| work.cpu_layers.first().copied()).expect("a layer")
     };
     let ratio = layer(&slowed) / layer(&free);

@@ -7,12 +7,14 @@ use std::collections::BTreeMap;
 
 use hearth_core::residency::kept_bytes;
 use hearth_halda::{
-    Assignment, Device, Gpu, Instance, LatencyModel, Model, OperatingSystem, Overlap, Practice, ReadRates,
-    Rereads, Solution, Strategy, solve,
+    Assignment, Device, Instance, LatencyModel, Overlap, Practice, ReadRates, Rereads, Solution, Strategy,
+    solve,
 };
 use hearth_profiles::Bytes;
 use hearth_schema::residency::Residency;
 use hearth_schema::residency::ResidencyOptions;
+
+use crate::fixtures::{plain_device, plain_model};
 
 const MIB: u64 = 1 << 20;
 /// Weight bytes of a layer.
@@ -32,29 +34,14 @@ const HEAD_LAYER: f64 = 0.001;
 /// A device that needs `layer` seconds for a layer.
 fn device(name: &str, layer: f64, memory: u64, residency: ResidencyOptions) -> Device {
     Device {
-        name: name.to_owned(),
-        os: OperatingSystem::Linux,
-        gpu: Gpu::None,
         cpu_speed: BTreeMap::from([("q4k".to_owned(), 1e9 / layer)]),
-        gpu_speed: BTreeMap::new(),
         // Reading from memory takes no time worth counting.
         cpu_memory_rate: 1e15,
-        gpu_memory_rate: 0.0,
-        cpu_cache_write: 0.0,
-        gpu_cache_write: 0.0,
-        to_gpu: 0.0,
-        from_gpu: 0.0,
         unified_memory: true,
-        hop: 0.0,
         disk_read: DISK,
         ram_available: memory,
-        metal_available: 0,
-        cuda_available: 0,
-        can_swap: 0,
-        swap_available: 0,
-        cpu_buffer_bytes: 0,
-        gpu_buffer_bytes: 0,
         practice: Practice { residencies: vec![residency], ..Practice::default() },
+        ..plain_device(name)
     }
 }
 
@@ -71,23 +58,7 @@ fn instance(memory: u64, residency: ResidencyOptions, hop: f64) -> Instance {
     Instance {
         name: "reader".to_owned(),
         slow_disk_threshold: 0.0,
-        model: Model {
-            name: "sixteen layers".to_owned(),
-            model_layers: 16,
-            hidden_width: 1024,
-            key_heads: 1,
-            key_head_width: 1,
-            value_heads: 1,
-            value_head_width: 1,
-            cached_tokens: 0,
-            vocabulary: 1,
-            layer_weight_bytes: LAYER,
-            input_embedding_bytes: 0,
-            output_head_bytes: 0,
-            layer_flops: BTreeMap::from([("q4k".to_owned(), 1e9)]),
-            output_flops: BTreeMap::new(),
-            layer_bytes: Vec::new(),
-        },
+        model: plain_model(16, LAYER, 1e9),
         devices,
         hops: None,
     }

@@ -8,14 +8,9 @@ use hearth_halda::{
     MemorySizes, Refusal, Rules, Share, Single, Violation, solve,
 };
 
-const LAYER: f64 = 536_870_912.0;
+use crate::fixtures::certified_instance;
 
-fn hard(name: &str) -> Instance {
-    let lines = include_str!("data/lda/hard.jsonl").lines();
-    let mut rows = lines.map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
-    let row = rows.find(|row| row["instance"]["name"] == name).unwrap();
-    serde_json::from_value(row["instance"].clone()).unwrap()
-}
+const LAYER: f64 = 536_870_912.0;
 
 #[track_caller]
 fn near(found: f64, expected: f64) {
@@ -28,7 +23,7 @@ fn select() -> Exact {
 
 #[test]
 fn a_partial_last_turn_by_hand() {
-    let instance = hard("tie");
+    let instance = certified_instance("tie");
     let model = LatencyModel::new(&instance).unwrap();
     // L = 24, W = 10: two whole turns and R = 4, all of which the head's window of 5 takes.
     let assignment = Assignment::new(0, 3, vec![5, 5], vec![0, 0]);
@@ -52,7 +47,7 @@ fn a_partial_last_turn_by_hand() {
 
 #[test]
 fn an_exact_fit_is_bound_by_memory() {
-    let instance = hard("tie");
+    let instance = certified_instance("tie");
     let model = LatencyModel::new(&instance).unwrap();
     let solution = solve(&Exact::default(), &model).unwrap();
     assert_eq!(solution.explanation.gap, Some(0.0));
@@ -66,7 +61,7 @@ fn an_exact_fit_is_bound_by_memory() {
 
 #[test]
 fn metal_full_to_the_last_layer_reloads_everything_for_one_more() {
-    let instance = hard("metal");
+    let instance = certified_instance("metal");
     let model = LatencyModel::new(&instance).unwrap();
     let solution = solve(&Exact::default(), &model).unwrap();
     assert_eq!(solution.assignment.window_layers, [12, 12]);
@@ -79,7 +74,7 @@ fn metal_full_to_the_last_layer_reloads_everything_for_one_more() {
 
 #[test]
 fn a_dropped_device_says_what_it_would_cost() {
-    let instance = hard("slowgpu");
+    let instance = certified_instance("slowgpu");
     let model = LatencyModel::new(&instance).unwrap();
     let solution = solve(&select(), &model).unwrap();
     assert_eq!(solution.assignment.window_layers, [12, 0]);
@@ -92,14 +87,14 @@ fn a_dropped_device_says_what_it_would_cost() {
 
 #[test]
 fn an_infeasible_instance_names_the_reason() {
-    let instance = hard("slow");
+    let instance = certified_instance("slow");
     let model = LatencyModel::new(&instance).unwrap();
     let refusal = solve(&Exact { rounds: Some(1), ..Exact::default() }, &model).unwrap_err();
     assert_eq!(
         refusal.to_string(),
         "no plan exists: k = 1: a turn of 40 layers exceeds the 16 that memory holds, and disks may not make up for it"
     );
-    let instance = hard("LltM");
+    let instance = certified_instance("LltM");
     let model = LatencyModel::new(&instance).unwrap();
     let refusal = solve(&Exact::default(), &model).unwrap_err();
     let expected = "no plan exists: k = 1: a turn of 2 layers cannot give each of 3 devices one";
@@ -110,7 +105,7 @@ fn an_infeasible_instance_names_the_reason() {
 
 #[test]
 fn baselines_by_hand() {
-    let instance = hard("tie");
+    let instance = certified_instance("tie");
     let model = LatencyModel::new(&instance).unwrap();
     let mem = solve(&MemoryProportional { sizes: MemorySizes::Total(vec![1, 2]) }, &model).unwrap();
     assert_eq!(mem.assignment.window_layers, [8, 16]);
@@ -127,7 +122,7 @@ fn baselines_by_hand() {
 
 #[test]
 fn a_plan_by_hand_is_checked() {
-    let instance = hard("slowgpu");
+    let instance = certified_instance("slowgpu");
     let model = LatencyModel::new(&instance).unwrap();
     let manual = |rounds, window_layers, gpu_layers| {
         solve(&Manual { head: 0, rounds, window_layers, gpu_layers, ..Manual::default() }, &model)
@@ -164,7 +159,7 @@ fn a_plan_by_hand_is_checked() {
 #[test]
 fn an_unusable_instance_names_field_and_device() {
     let spoiled = |spoil: fn(&mut Instance)| {
-        let mut instance = hard("slowgpu");
+        let mut instance = certified_instance("slowgpu");
         spoil(&mut instance);
         LatencyModel::new(&instance).unwrap_err().to_string()
     };

@@ -6,40 +6,22 @@
 use std::collections::BTreeMap;
 
 use hearth_halda::{
-    Assignment, Device, Dropped, Even, Exact, Exhaustive, Gpu, HeadChoice, Instance, LatencyModel, Manual,
-    Model, Objective, OperatingSystem, OrderChoice, Overlap, Practice, Refusal, Rules, Share, Solution,
-    Violation, solve, violations,
+    Assignment, Device, Dropped, Even, Exact, Exhaustive, HeadChoice, Instance, LatencyModel, Manual,
+    Objective, OrderChoice, Overlap, Refusal, Rules, Share, Solution, Violation, solve, violations,
 };
 use proptest::prelude::*;
+
+use crate::fixtures::{cases, plain_device, plain_model};
 
 const LAYER: u64 = 100 << 20;
 
 /// A device that computes a layer in so many milliseconds and holds so many of them on a disk that is too slow.
 fn device(name: &str, milliseconds: f64, holds: u64) -> Device {
     Device {
-        name: name.to_owned(),
-        os: OperatingSystem::Linux,
-        gpu: Gpu::None,
         cpu_speed: BTreeMap::from([("q4k".to_owned(), 1e9 / (milliseconds / 1e3))]),
-        gpu_speed: BTreeMap::new(),
-        cpu_memory_rate: 1e24,
-        gpu_memory_rate: 0.0,
-        cpu_cache_write: 0.0,
-        gpu_cache_write: 0.0,
-        to_gpu: 0.0,
-        from_gpu: 0.0,
-        unified_memory: false,
-        hop: 0.0,
-        disk_read: 1e6,
         // A little more: the kernel needs some memory for the pages of weights.
         ram_available: holds * LAYER + (24 << 20),
-        metal_available: 0,
-        cuda_available: 0,
-        can_swap: 0,
-        swap_available: 0,
-        cpu_buffer_bytes: 0,
-        gpu_buffer_bytes: 0,
-        practice: Practice::default(),
+        ..plain_device(name)
     }
 }
 
@@ -47,23 +29,7 @@ fn instance(layers: u32, devices: Vec<Device>, hops: Vec<Vec<Option<f64>>>) -> I
     Instance {
         name: "ring".to_owned(),
         slow_disk_threshold: 1e8,
-        model: Model {
-            name: "ring".to_owned(),
-            model_layers: layers,
-            hidden_width: 1,
-            key_heads: 0,
-            key_head_width: 0,
-            value_heads: 0,
-            value_head_width: 0,
-            cached_tokens: 0,
-            vocabulary: 1,
-            layer_weight_bytes: LAYER,
-            input_embedding_bytes: 0,
-            output_head_bytes: 0,
-            layer_flops: BTreeMap::from([("q4k".to_owned(), 1e9)]),
-            output_flops: BTreeMap::new(),
-            layer_bytes: Vec::new(),
-        },
+        model: plain_model(layers, LAYER, 1e9),
         devices,
         hops: Some(hops),
     }
@@ -268,7 +234,7 @@ fn same(model: &LatencyModel, exact: Exact) -> Result<(), TestCaseError> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(256))]
+    #![proptest_config(cases(256))]
 
     #[test]
     fn exact_equals_trying_every_ring(instance in any_ring([6, 6, 5, 4, 3], 1..=4)) {
@@ -361,7 +327,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(12))]
+    #![proptest_config(cases(12))]
 
     #[test]
     fn exact_equals_trying_every_ring_of_five(instance in any_ring([3, 3, 3, 3, 3], 5..=5)) {

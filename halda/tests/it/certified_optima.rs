@@ -2,28 +2,12 @@
 //!
 //! Values are compared at relative 1e-9, assignments are not: several may share the optimum.
 
-use std::path::Path;
-
 use hearth_halda::{
-    Assignment, Exact, HeadChoice, Instance, LatencyModel, Refusal, Rules, solve, valid_rounds, violations,
+    Assignment, Exact, HeadChoice, LatencyModel, Refusal, Rules, solve, valid_rounds, violations,
 };
 use serde_json::Value;
 
-const FILES: [&str; 3] = ["small.jsonl", "medium.jsonl", "hard.jsonl"];
-
-fn rows() -> Vec<(String, Instance, Value)> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/lda");
-    let mut rows = Vec::new();
-    for file in FILES {
-        let text = std::fs::read_to_string(folder.join(file)).unwrap();
-        for (line, text) in text.lines().enumerate() {
-            let row: Value = serde_json::from_str(text).unwrap();
-            let instance = serde_json::from_value(row["instance"].clone()).unwrap();
-            rows.push((format!("{file}:{}", line + 1), instance, row));
-        }
-    }
-    rows
-}
+use crate::fixtures::certified_rows;
 
 #[track_caller]
 fn check(place: &str, exact: Exact, model: &LatencyModel, certified: &Value) {
@@ -41,7 +25,7 @@ fn check(place: &str, exact: Exact, model: &LatencyModel, certified: &Value) {
 
 #[test]
 fn every_instance_has_its_certified_optimum() {
-    let rows = rows();
+    let rows = certified_rows();
     assert_eq!(rows.len(), 75);
     for (place, instance, row) in rows {
         let model = LatencyModel::new(&instance).unwrap();
@@ -51,7 +35,7 @@ fn every_instance_has_its_certified_optimum() {
 
 #[test]
 fn device_selection_has_its_certified_optimum() {
-    for (place, instance, row) in rows() {
+    for (place, instance, row) in certified_rows() {
         let model = LatencyModel::new(&instance).unwrap();
         let exact = Exact { rules: Rules { may_drop: true, ..Rules::default() }, ..Exact::default() };
         check(&place, exact, &model, &row["optimum_with_device_selection"]["T"]);
@@ -61,7 +45,7 @@ fn device_selection_has_its_certified_optimum() {
 #[test]
 fn every_valid_k_has_its_certified_optimum() {
     let mut checked = 0;
-    for (place, instance, row) in rows() {
+    for (place, instance, row) in certified_rows() {
         let model = LatencyModel::new(&instance).unwrap();
         let by_k = row["optimum_by_k"].as_object().unwrap();
         let mut certified: Vec<u32> = by_k.keys().map(|k| k.parse().unwrap()).collect();
@@ -81,7 +65,7 @@ const BY_K: usize = 355;
 
 #[test]
 fn the_certified_assignments_evaluate_to_their_times() {
-    for (place, instance, row) in rows() {
+    for (place, instance, row) in certified_rows() {
         let model = LatencyModel::new(&instance).unwrap();
         for key in ["optimum", "optimum_with_device_selection", "halda_global_text"] {
             let Some(certified) = row[key]["T"].as_f64() else { continue };
@@ -101,7 +85,7 @@ fn the_certified_assignments_evaluate_to_their_times() {
 #[test]
 fn one_round_is_always_among_the_best() {
     // (w, n, k) -> (k w, k n, 1) keeps every share and saves (k - 1) sum xi: the objective never asks for k > 1.
-    for (place, instance, _) in rows() {
+    for (place, instance, _) in certified_rows() {
         let model = LatencyModel::new(&instance).unwrap();
         let Ok(best) = solve(&Exact::default(), &model) else { continue };
         let one = solve(&Exact { rounds: Some(1), ..Exact::default() }, &model).unwrap();
@@ -112,7 +96,7 @@ fn one_round_is_always_among_the_best() {
 #[test]
 fn more_freedom_is_never_slower() {
     for (place, instance, _) in
-        rows().into_iter().filter(|(_, instance, _)| instance.model.model_layers <= 40)
+        certified_rows().into_iter().filter(|(_, instance, _)| instance.model.model_layers <= 40)
     {
         let model = LatencyModel::new(&instance).unwrap();
         let rules = Rules { may_drop: true, may_leave_remainder: false };

@@ -2,60 +2,22 @@
 //!
 //! A layer has 100 bytes, so that reading it at 1000 B/s takes 0.1 s; there is no arithmetic, no cache, no buffer.
 
-use std::collections::BTreeMap;
-
 use hearth_halda::{
-    Device, EdgeShard, Exact, Gpu, Instance, LatencyModel, LinguaLinked, Model, OperatingSystem,
-    PerformanceProportional, Practice, Solution, Strategy, solve,
+    Device, EdgeShard, Exact, Gpu, Instance, LatencyModel, LinguaLinked, PerformanceProportional, Solution,
+    Strategy, solve,
 };
 
-const LAYER: u64 = 100;
+use crate::fixtures::{plain_device, plain_model};
 
-fn model(layers: u32) -> Model {
-    Model {
-        name: "plain".to_owned(),
-        model_layers: layers,
-        hidden_width: 1,
-        key_heads: 1,
-        key_head_width: 1,
-        value_heads: 1,
-        value_head_width: 1,
-        cached_tokens: 0,
-        vocabulary: 1,
-        layer_weight_bytes: LAYER,
-        input_embedding_bytes: 0,
-        output_head_bytes: 0,
-        layer_flops: BTreeMap::new(),
-        output_flops: BTreeMap::new(),
-        layer_bytes: Vec::new(),
-    }
-}
+const LAYER: u64 = 100;
 
 /// A device whose CPU computes so many layers a second and whose RAM holds so many.
 fn device(name: &str, speed: f64, layers: u64) -> Device {
     Device {
-        name: name.to_owned(),
-        os: OperatingSystem::Linux,
-        gpu: Gpu::None,
-        cpu_speed: BTreeMap::new(),
-        gpu_speed: BTreeMap::new(),
         cpu_memory_rate: speed * LAYER as f64,
-        gpu_memory_rate: 0.0,
-        cpu_cache_write: 0.0,
-        gpu_cache_write: 0.0,
-        to_gpu: 0.0,
-        from_gpu: 0.0,
-        unified_memory: false,
-        hop: 0.0,
         disk_read: LAYER as f64,
         ram_available: layers * LAYER,
-        metal_available: 0,
-        cuda_available: 0,
-        can_swap: 0,
-        swap_available: 0,
-        cpu_buffer_bytes: 0,
-        gpu_buffer_bytes: 0,
-        practice: Practice::default(),
+        ..plain_device(name)
     }
 }
 
@@ -68,7 +30,7 @@ fn solved(strategy: &dyn Strategy, layers: u32, devices: Vec<Device>) -> Result<
     let instance = Instance {
         name: "plain".to_owned(),
         slow_disk_threshold: 0.0,
-        model: model(layers),
+        model: plain_model(layers, LAYER, 0.0),
         devices,
         hops: None,
     };
@@ -134,7 +96,7 @@ fn perf_overloads_cpus_when_all_memory_is_full() {
     let mut instance = Instance {
         name: "slow".to_owned(),
         slow_disk_threshold: 60.0,
-        model: model(20),
+        model: plain_model(20, LAYER, 0.0),
         devices,
         hops: None,
     };

@@ -5,7 +5,6 @@
 //! ends where another implementation of the same algorithm ends.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 
 use hearth_halda::{
     Halda, Infeasible, Instance, LatencyModel, Refusal, SearchStep, Solution, Strategy as Planner, Terms,
@@ -14,20 +13,7 @@ use hearth_halda::{
 use proptest::prelude::*;
 use serde_json::Value;
 
-fn rows() -> Vec<(String, Instance, Value)> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/lda");
-    let mut rows = Vec::new();
-    for file in ["small.jsonl", "medium.jsonl", "hard.jsonl"] {
-        let text = std::fs::read_to_string(folder.join(file)).unwrap();
-        for (line, text) in text.lines().enumerate() {
-            let row: Value = serde_json::from_str(text).unwrap();
-            let instance = serde_json::from_value(row["instance"].clone()).unwrap();
-            rows.push((format!("{file}:{}", line + 1), instance, row));
-        }
-    }
-    assert_eq!(rows.len(), 75);
-    rows
-}
+use crate::fixtures::{cases, certified_rows};
 
 /// The plan after the checks that every plan and every refusal must pass; `optimum` is the certified one.
 #[track_caller]
@@ -51,7 +37,7 @@ fn checked(place: &str, halda: &Halda, model: &LatencyModel, optimum: &Value) ->
 
 #[test]
 fn every_kept_instance_ends_where_another_implementation_ends() {
-    for (place, instance, row) in rows() {
+    for (place, instance, row) in certified_rows() {
         let model = LatencyModel::new(&instance).unwrap();
         let found = checked(&place, &Halda::PAPER, &model, &row["optimum"]["T"]).map(|plan| plan.seconds());
         match (found, row["halda_global_text"]["T"].as_f64()) {
@@ -65,7 +51,7 @@ fn every_kept_instance_ends_where_another_implementation_ends() {
 
 #[test]
 fn no_variant_is_below_the_optimum() {
-    for (place, instance, row) in rows() {
+    for (place, instance, row) in certified_rows() {
         let model = LatencyModel::new(&instance).unwrap();
         for flips in [false, true] {
             for terms in [Terms::PAPER, Terms::SHIPPED] {
@@ -85,7 +71,7 @@ fn no_variant_is_below_the_optimum() {
 
 #[test]
 fn skipping_changes_no_plan() {
-    for (place, instance, _) in rows() {
+    for (place, instance, _) in certified_rows() {
         let model = LatencyModel::new(&instance).unwrap();
         for terms in [Terms::PAPER, Terms::SHIPPED] {
             let halda = Halda { may_drop: true, terms, ..Halda::PAPER };
@@ -99,7 +85,7 @@ fn skipping_changes_no_plan() {
 #[test]
 fn a_skipped_programme_is_not_better_than_its_bound() {
     let mut compared = 0;
-    for (place, instance, _) in rows() {
+    for (place, instance, _) in certified_rows() {
         let model = LatencyModel::new(&instance).unwrap();
         let steps = |skips| {
             let proposal = Halda { skips, ..Halda::PAPER }.propose(&model);
@@ -118,7 +104,7 @@ fn a_skipped_programme_is_not_better_than_its_bound() {
 #[test]
 fn flips_are_never_slower_and_find_every_plan() {
     let mut gained = 0;
-    for (place, instance, row) in rows() {
+    for (place, instance, row) in certified_rows() {
         let model = LatencyModel::new(&instance).unwrap();
         let flips = Halda { flips: true, ..Halda::PAPER };
         let with = checked(&place, &flips, &model, &row["optimum"]["T"]);
@@ -134,7 +120,7 @@ fn flips_are_never_slower_and_find_every_plan() {
 #[test]
 fn removal_leaves_nobody_with_one_layer_but_the_head() {
     let (mut fired, mut stayed) = (0, 0);
-    for (place, instance, row) in rows() {
+    for (place, instance, row) in certified_rows() {
         let model = LatencyModel::new(&instance).unwrap();
         let halda = Halda { may_drop: true, ..Halda::PAPER };
         let optimum = &row["optimum_with_device_selection"]["T"];
@@ -158,7 +144,7 @@ fn removal_leaves_nobody_with_one_layer_but_the_head() {
 
 #[test]
 fn more_devices_than_layers_are_an_explained_refusal() {
-    let (_, mut instance, _) = rows().swap_remove(0);
+    let (_, mut instance, _) = certified_rows().swap_remove(0);
     instance.model.model_layers = 1;
     let model = LatencyModel::new(&instance).unwrap();
     let Err(refusal) = solve(&Halda::PAPER, &model) else { panic!("a plan for one layer and two devices") };
@@ -171,7 +157,7 @@ fn more_devices_than_layers_are_an_explained_refusal() {
 #[test]
 fn what_has_no_programme_is_explained() {
     let mut reasons = BTreeSet::new();
-    for (_, instance, _) in rows() {
+    for (_, instance, _) in certified_rows() {
         let model = LatencyModel::new(&instance).unwrap();
         let halda = Halda { flips: true, ..Halda::PAPER };
         let steps = match halda.propose(&model) {
@@ -196,7 +182,7 @@ fn what_has_no_programme_is_explained() {
 
 #[test]
 fn the_same_instance_has_the_same_plan() {
-    for (place, instance, _) in rows() {
+    for (place, instance, _) in certified_rows() {
         let model = LatencyModel::new(&instance).unwrap();
         let halda = Halda { may_drop: true, ..Halda::PAPER };
         assert_eq!(halda.propose(&model), halda.propose(&model), "{place}");
@@ -205,7 +191,7 @@ fn the_same_instance_has_the_same_plan() {
 
 /// Devices of the kept instances in any mixture, with more or less memory.
 fn ring(largest: usize) -> impl Strategy<Value = Instance> {
-    let instances: Vec<Instance> = rows().into_iter().map(|(_, instance, _)| instance).collect();
+    let instances: Vec<Instance> = certified_rows().into_iter().map(|(_, instance, _)| instance).collect();
     let devices: Vec<_> = instances.iter().flat_map(|instance| instance.devices.clone()).collect();
     let device = (0..devices.len(), 0.0..2.0_f64).prop_map(move |(index, scale)| {
         let mut device = devices[index].clone();
@@ -229,7 +215,7 @@ fn ring(largest: usize) -> impl Strategy<Value = Instance> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(cases(64))]
 
     #[test]
     fn rings_of_many_devices_end_in_a_plan_or_a_reason(instance in ring(24)) {

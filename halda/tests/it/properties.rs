@@ -19,6 +19,8 @@ use hearth_schema::residency::Residency;
 use hearth_schema::residency::ResidencyOptions;
 use proptest::prelude::*;
 
+use crate::fixtures::cases;
+
 /// Bytes of a layer in the small instances.
 const LAYER: u64 = 100 << 20;
 
@@ -310,7 +312,7 @@ fn every_steady_state(model: &LatencyModel, rules: Rules) -> f64 {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(256))]
+    #![proptest_config(cases(256))]
 
     #[test]
     fn overlap_equals_trying_every_plan(instance in small([12, 6, 4, 3])) {
@@ -405,7 +407,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(512))]
+    #![proptest_config(cases(512))]
 
     #[test]
     fn heuristics_read_nothing_where_memory_suffices(instance in small([40, 24, 16, 12])) {
@@ -467,7 +469,7 @@ fn wild_bytes() -> impl Strategy<Value = u64> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(512))]
+    #![proptest_config(cases(512))]
 
     #[test]
     fn wild_instances_neither_panic_nor_yield_nan(

@@ -1,0 +1,16 @@
+//! The integration tests of the planners, one module for each subject.
+//!
+//! Properties run few cases by default; `HEARTH_SLOW=1` runs all of them and `PROPTEST_CASES=N` runs N.
+
+mod algorithm_one;
+mod baselines;
+mod certified_optima;
+mod explanations;
+mod fixtures;
+mod lint;
+mod other_systems;
+mod plan_documents;
+mod properties;
+mod refine;
+mod ring_orders;
+mod steady_state;
