@@ -28,9 +28,6 @@ pub fn of_refusal(refusal: &Refusal) -> &'static str {
         Refusal::NoSolver { .. } => {
             "build with `--features highs`, or use another strategy, such as `overlap`"
         }
-        Refusal::NoSolver { .. } => {
-            "build with `--features highs`, or use another strategy, such as `overlap`"
-        }
         Refusal::Unsolved { .. } => "try another strategy, such as `overlap`",
         Refusal::TooManyWindows { .. } => {
             "use fewer devices, or `--strategy exact`, which does not try every window"
