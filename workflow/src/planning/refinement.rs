@@ -73,7 +73,7 @@ fn search_with(
     progress.report("simulating the first plan", 0, seconds);
     let mut first_error = None;
     let tpot = |assignment: &Assignment| {
-        let draft = refine::draft(model, assignment, cluster, &loaded.origin).map_err(not_written);
+        let draft = hearth_halda::draft(model, assignment, cluster, &loaded.origin).map_err(not_written);
         match draft.and_then(|plan| score(&plan, cluster, &loaded.scenario)) {
             Ok(score) => score.tpot_ms,
             Err(error) => {
