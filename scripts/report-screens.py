@@ -53,8 +53,8 @@ def main(page: str, folder: str, name: str) -> int:
                 tab.goto(pathlib.Path(page).resolve().as_uri())
                 picture = target / f"{name}-{scheme}-{width}.png"
                 tab.screenshot(path=picture, full_page=True)
-                # It has few colours: this saves three quarters of the bytes.
-                Image.open(picture).convert("RGB").quantize(64).save(picture, optimize=True)
+                # It has few colours: this saves most of the bytes.
+                Image.open(picture).convert("RGB").quantize(128).save(picture, optimize=True)
                 wide = tab.evaluate("document.documentElement.scrollWidth") - width
                 overlaps = tab.evaluate(OVERLAPS)
                 problems += (wide > 0) + (len(requests) > 1) + len(messages) + len(overlaps)

@@ -1,7 +1,7 @@
 //! SVG drawings: shapes with CSS classes, a legend, and the backend through which plotters draws.
 //!
 //! Horizontal positions are fractions of the plot's width (SVG percentages), vertical ones are pixels: shapes stretch
-//! with the page and letters keep their size, so one drawing serves every width without a script. Tick labels stand in
+//! with the page and letters keep their size, so one drawing serves every width without a script. Tick labels are in
 //! a gutter of fixed width left of the plot. Colours are classes whose values are CSS variables: in a page they follow
 //! the page, and a file of its own carries the same rules.
 //!
@@ -249,8 +249,8 @@ impl Drawing {
 
     /// The drawing as a file of its own.
     pub fn standalone(&self) -> String {
-        let beside = self.gutter + MARGIN_RIGHT;
-        let inner = (FILE_WIDTH - 32).min(self.max_width.unwrap_or(FILE_WIDTH)) - beside;
+        let margins = self.gutter + MARGIN_RIGHT;
+        let inner = (FILE_WIDTH - 32).min(self.max_width.unwrap_or(FILE_WIDTH)) - margins;
         let rows = self.legend.len().div_ceil(4) as f64;
         let height = TITLE_HEIGHT + self.height + 16.0 + rows * LEGEND_ROW;
         let mut out = String::new();

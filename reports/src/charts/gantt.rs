@@ -27,8 +27,8 @@ const LANE_HEIGHT: f64 = 15.0;
 const LANE_STEP: f64 = 18.0;
 const DEVICE_GAP: f64 = 8.0;
 const AXIS_HEIGHT: f64 = 20.0;
-/// Intervals of one kind closer than this share of the width are drawn as one: nobody could tell them
-/// apart, and a trace of a million steps still makes a picture that opens.
+/// Intervals of one kind closer than this share of the width are drawn as one, so that a trace of a million steps still
+/// makes a page that opens.
 const MERGE_SHARE: f64 = 0.0005;
 /// More arrows than these would be a blur.
 const MAX_ARROWS: usize = 4000;
@@ -44,7 +44,7 @@ const LEGEND: [Activity; 7] = [
     Activity::Concurrent,
 ];
 
-/// The picture of one token. `span` is the time that the whole width stands for, in nanoseconds.
+/// The chart of one token. `span` is the time across the whole width, in nanoseconds.
 pub fn draw(run: &Run, trace: &Trace, token: Token, span: u64) -> Drawing {
     let title = format!("{}: one token, {}", run.heading(), numbers::milliseconds(millis(token.duration())));
     let mut drawing = Drawing::new(&format!("gantt-{}", run.label), &title, GUTTER);

@@ -1,6 +1,6 @@
 //! Line charts: a number at several positions of an axis, a line for each case.
 //!
-//! Where a number is missing that was asked for, the line is broken and a cross stands on the axis.
+//! Where a requested number is missing, the line is broken and the axis has a cross.
 //!
 //! Not here: where the numbers come from.
 

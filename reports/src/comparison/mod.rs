@@ -111,7 +111,7 @@ pub struct Pair {
     pub rows: Vec<Row>,
 }
 
-/// A published cell beside a run.
+/// A published cell of the scenario of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PublishedCell {
     /// Index of the run.

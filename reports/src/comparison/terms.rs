@@ -1,7 +1,7 @@
 //! The terms of a token's time: their names and definitions, in the order of
 //! [`hearth_core::metrics::Terms::rows`].
 
-/// A term of a token's time, or a quantity beside it.
+/// A term of a token's time.
 #[derive(Debug, Clone, Copy)]
 pub struct Term {
     /// Its key in metrics and CSV files.

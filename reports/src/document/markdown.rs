@@ -1,4 +1,4 @@
-//! A report as Markdown: tables in the pipe form, figures as links to the SVG files beside it.
+//! A report as Markdown: tables in the pipe form, figures as links to SVG files in the same folder.
 
 use std::fmt::Write;
 

@@ -365,7 +365,7 @@ rows:
         let results: Results =
             [((0, 0), ran(500.0, 100.0)), ((1, 0), ran(800.0, 40.0)), ((2, 0), ran(2500.0, 100.0))].into();
         let speeds = Speeds::of(&published, &results).expect("speeds");
-        // b: 100 / 0.8 = 125 beside 100, 1 / 0.04 = 25 beside 20. c: 40 beside 50; 10 beside 40 does not count.
+        // b: 100 / 0.8 = 125 against 100, 1 / 0.04 = 25 against 20. c: 40 against 50; 10 against 40 is excluded.
         let close = |mean: Option<Mean>, error: f64, cells: usize| {
             let mean = mean.expect("a mean");
             (mean.error - error).abs() < 1e-12 && mean.cells == cells

@@ -138,7 +138,7 @@ fn bottleneck(run: &Run) -> Text {
     text = text.words(if network > device.busy_ms { "Of the devices, " } else { "The bottleneck is " });
     text = text.name(&device.name).words(format!(
         "{} {} of each token ({})",
-        if network > device.busy_ms { " is busy longest:" } else { ", busy for" },
+        if network > device.busy_ms { " is busiest:" } else { ", busy for" },
         milliseconds(device.busy_ms),
         percent(if tpot > 0.0 { device.busy_ms / tpot } else { 0.0 })
     ));
@@ -175,15 +175,15 @@ fn memory(run: &Run) -> Text {
         }
     };
     if devices.len() > MAX_NAMED {
-        let Some(most) = devices
+        let Some(highest) = devices
             .iter()
             .reduce(|best, device| if device.memory_pressure > best.memory_pressure { device } else { best })
         else {
             return Text::default();
         };
         return Text::from("Memory pressure is highest on ")
-            .name(&most.name)
-            .words(format!(", at {}. ", pressure(most)));
+            .name(&highest.name)
+            .words(format!(", at {}. ", pressure(highest)));
     }
     let mut text = Text::from("Memory pressure is ");
     for (index, device) in devices.iter().enumerate() {

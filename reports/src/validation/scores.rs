@@ -181,13 +181,13 @@ impl Scores {
 
 /// The scores of each repetition by itself: of the first runs of all scenarios, of the second ones, and so on.
 pub fn by_repetition(cases: &[Case]) -> Vec<Scores> {
-    let most = cases.iter().map(|case| case.runs.len()).max().unwrap_or(0);
+    let count = cases.iter().map(|case| case.runs.len()).max().unwrap_or(0);
     let only = |case: &Case, pass: usize| {
         let runs = vec![case.runs.get(pass)?.clone()];
         Some(Case { name: case.name.clone(), question: case.question.clone(), runs })
     };
     let pass = |pass| Scores::of(&cases.iter().filter_map(|case| only(case, pass)).collect::<Vec<_>>());
-    (0..most).map(pass).collect()
+    (0..count).map(pass).collect()
 }
 
 fn scored(case: &Case) -> CaseScores {
@@ -441,12 +441,12 @@ mod tests {
         unread.runs[0].predicted.bytes_read = Some(1e6);
         assert_eq!(error(&unread), None, "pages of the programs");
         unread.runs[0] = lost;
-        assert_eq!(error(&unread), None, "nobody knows what was read");
+        assert_eq!(error(&unread), None, "a lost trace has no bytes");
     }
 
     #[test]
     fn pairs_beyond_the_margin_have_an_order() {
-        // b is 5 % slower than a, which is no pair; c and d stand the other way round in the prediction.
+        // b is 5 % slower than a, which is no pair; c and d are in the wrong order in the prediction.
         let cases = [
             case("a", 100.0, &[100.0]),
             case("b", 90.0, &[105.0]),
