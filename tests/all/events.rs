@@ -279,7 +279,7 @@ fn a_report_tells_what_happened() {
     let path = |name: &str| folder.path().join(name).display().to_string();
     assert!(run(&["report", &path("run.trace"), "--output", &path("report")]).status.success());
     let report = fs::read_to_string(folder.path().join("report/report.md")).expect("a report");
-    assert!(report.contains("## What happened") && report.contains("52 tokens computed again"));
+    assert!(report.contains("## Events") && report.contains("52 tokens computed again"));
     assert!(report.contains("phone was missed 1"), "{report}");
 }
 
