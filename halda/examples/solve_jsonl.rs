@@ -15,7 +15,7 @@
 use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::process::ExitCode;
 
-use hearth_halda::{Instance, LatencyModel, Options, Rules, Strategy, named, solve};
+use hearth_halda::{Instance, LatencyModel, Rules, Strategy, StrategyOptions, solve, strategy_by_name};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -106,7 +106,7 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<(String, Box<dyn
         }
     }
     let file = file.ok_or(USAGE)?;
-    let options = Options { rules, rounds, ..Options::default() };
-    let strategy = named(&name, &options).map_err(|error| format!("{error}\n{USAGE}"))?;
+    let options = StrategyOptions { rules, rounds, ..StrategyOptions::default() };
+    let strategy = strategy_by_name(&name, &options).map_err(|error| format!("{error}\n{USAGE}"))?;
     Ok((file, strategy))
 }

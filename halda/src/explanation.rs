@@ -1,4 +1,4 @@
-//! Why does a plan look the way it does, and what would it take to change it?
+//! The reasons behind a plan: binding constraints, dropped devices, and the distance from the optimum.
 //!
 //! Answers, for a finished plan: the best time at every k that was searched; on each device the constraint
 //! that stops it from taking more, and what one more layer there would cost; for each device left out, how
@@ -7,15 +7,15 @@
 //! Not here: wording, which is `sentences`.
 
 use crate::latency::constraints::Rules;
-use crate::latency::gpu_split::Turns;
+use crate::latency::gpu_split::RoundCounts;
 use crate::latency::steady_state::Place;
 use crate::latency::{Breakdown, LatencyModel};
 use crate::problem::assignment::{Assignment, Share, ring_order};
-use crate::solvers::dynamic_program::SizedProblem;
+use crate::solvers::dynamic_program::RingSizeProblem;
 use crate::solvers::exact::Exact;
-use crate::solvers::overlap::{Menus, Overlap, best_choice, fastest};
+use crate::solvers::overlap::{ChoiceTables, Overlap, best_choice, fastest};
 use crate::solvers::search_space::{HeadChoice, OrderChoice};
-use crate::solvers::shortest_cycle::with_all;
+use crate::solvers::shortest_cycle::with_missing_devices;
 use crate::strategy::{Infeasible, Objective, Proposal, SearchLimit, SearchStep, Strategy};
 
 /// The reasons behind a plan.
@@ -40,23 +40,23 @@ pub struct DeviceExplanation {
     /// Its name.
     pub name: String,
     /// What holds it where it is.
-    pub binding: Vec<Binding>,
+    pub binding: Vec<BindingConstraint>,
     /// Seconds a token gains if its window grows by one layer (k layers of the model) with the best split,
     /// everything else equal; `None` if that is not allowed. A cost on this device only: somewhere else a
     /// window shrinks.
     pub one_more_layer: Option<f64>,
     /// Present if the device has no layers.
-    pub dropped: Option<Dropped>,
+    pub dropped: Option<DropReason>,
     /// Present if it is in the ring all the same, to pass on.
-    pub relay: Option<Relayed>,
+    pub relay: Option<RelayPlacement>,
 }
 
-/// Whom a relay stands between.
+/// The two devices that a relay connects.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Relayed {
-    /// Who sends to it.
+pub struct RelayPlacement {
+    /// The device that sends to it.
     pub from: String,
-    /// Whom it sends to.
+    /// The device that it sends to.
     pub to: String,
     /// Whether these two could talk directly, only slower.
     pub reachable: bool,
@@ -64,8 +64,8 @@ pub struct Relayed {
 
 /// What limits a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
-pub enum Binding {
-    /// It has one layer because everybody must have one.
+pub enum BindingConstraint {
+    /// It has one layer because every device must have one.
     SmallestWindow,
     /// GPU memory holds no further layer, and CPU layers exist.
     GpuMemory,
@@ -79,27 +79,27 @@ pub enum Binding {
 
 /// Why a device has no layers.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Dropped {
+pub enum DropReason {
     /// The best plan that gives it a layer, at the same k and head, takes this many seconds more than the
     /// plan (less, if negative: then a heuristic dropped it wrongly). If the plan has an order of its own, the
     /// device is tried at its cheapest place in it.
     Slower(f64),
     /// No ring leads through it.
-    OutOfReach,
-    /// Its disk is slow and not one layer of a turn fits its memory.
-    HoldsNothing,
+    Unreachable,
+    /// Its disk is slow and not one layer of a round fits its memory.
+    NoLayerFits,
     /// No plan that uses it is faster; how much slower the best is was not asked, there are too many devices.
     NotFaster,
-    /// A turn has no layer to spare for it.
+    /// A round has no layer to spare for it.
     NoLayerLeft,
 }
 
-/// With more devices than this nobody computes how much slower each one left out would be.
+/// The number of devices up to which the cost of using each dropped device is computed.
 /// source: measured, 64 devices and 128 layers take 2 s for it
-const DEVICES_ASKED_ABOUT: usize = 24;
+const MAX_DEVICES_COMPARED: usize = 24;
 
 /// A checked plan that is to be explained.
-pub(crate) struct Explained<'a> {
+pub(crate) struct PlanToExplain<'a> {
     pub assignment: &'a Assignment,
     pub breakdown: &'a Breakdown,
     pub rules: Rules,
@@ -112,23 +112,24 @@ impl Explanation {
     /// Explains a checked plan. `optimum` is given by a strategy that has found it.
     pub(crate) fn new(
         model: &LatencyModel,
-        plan: &Explained,
+        plan: &PlanToExplain,
         searched: Vec<SearchStep>,
         optimum: Option<f64>,
     ) -> Self {
         let optimum = optimum.or_else(|| best_with_the_same_head(model, plan));
         let gap =
             optimum.filter(|optimum| *optimum > 0.0).map(|optimum| plan.breakdown.seconds / optimum - 1.0);
-        let mut menus = None;
-        let devices =
-            (0..model.device_count()).map(|device| explain_device(model, plan, device, &mut menus)).collect();
+        let mut tables = None;
+        let devices = (0..model.device_count())
+            .map(|device| explain_device(model, plan, device, &mut tables))
+            .collect();
         Self { searched, devices, optimum, gap, limit: None }
     }
 }
 
 /// The fastest plan of whole rounds by the same objective, devices dropped freely; `None` if it is not known for
 /// certain, or if a plan with a partial last round is faster.
-fn best_with_the_same_head(model: &LatencyModel, plan: &Explained) -> Option<f64> {
+fn best_with_the_same_head(model: &LatencyModel, plan: &PlanToExplain) -> Option<f64> {
     let rules = Rules { may_drop: true, may_leave_remainder: false };
     let head = HeadChoice::Fixed(plan.assignment.head);
     let order = if plan.assignment.order.is_some() { OrderChoice::Best } else { OrderChoice::Given };
@@ -150,56 +151,62 @@ fn best_with_the_same_head(model: &LatencyModel, plan: &Explained) -> Option<f64
     optimum.filter(|optimum| *optimum <= plan.breakdown.seconds * (1.0 + 1e-9))
 }
 
-/// `menus` are made when they are first needed, and serve all devices.
+/// `tables` are made when they are first needed, and serve all devices.
 fn explain_device(
     model: &LatencyModel,
-    plan: &Explained,
+    plan: &PlanToExplain,
     device: usize,
-    menus: &mut Option<Menus>,
+    tables: &mut Option<ChoiceTables>,
 ) -> DeviceExplanation {
     let terms = &plan.breakdown.devices[device];
     let window = plan.assignment.window_layers[device];
-    let turns = turns_of(model, plan.assignment, device);
-    let grown = grown(model, plan, device, turns);
-    // Its hops are an estimate where they depend on who comes next, the same before and after.
+    let round_counts = round_counts_of(model, plan.assignment, device);
+    let wider_window = wider_window(model, plan, device, round_counts);
+    // Its hops are an estimate where they depend on the next device, the same before and after.
     let hops = f64::from(terms.share.windows) * model.devices[device].hop;
     let (slowest, waits) = plan.breakdown.waits.unwrap_or((device, 0.0));
     let own = terms.compute + terms.memory + terms.disk + hops - if slowest == device { waits } else { 0.0 };
-    let binding = if window == 0 { Vec::new() } else { bindings(model, plan, device, turns, grown) };
+    let binding =
+        if window == 0 { Vec::new() } else { bindings(model, plan, device, round_counts, wider_window) };
     DeviceExplanation {
         name: model.instance().devices[device].name.clone(),
         binding,
-        one_more_layer: grown.map(|grown| match plan.objective {
-            Objective::Paper => grown.seconds - own,
-            // Nobody else waits less, and a token is no faster than its slowest disk.
+        one_more_layer: wider_window.map(|wider_window| match plan.objective {
+            Objective::Paper => wider_window.seconds - own,
+            // No other device waits less, and a token is no faster than its slowest disk.
             Objective::SteadyState => {
                 let all = plan.breakdown.seconds;
                 let others = all - waits - own;
                 let floor = if waits > 0.0 { all } else { 0.0 };
-                (others + grown.seconds).max(grown.busy).max(floor) - all
+                (others + wider_window.seconds).max(wider_window.busy).max(floor) - all
             }
         }),
-        dropped: (window == 0).then(|| why_dropped(model, plan, device, menus)),
+        dropped: (window == 0).then(|| why_dropped(model, plan, device, tables)),
         relay: plan.assignment.is_relay(device).then(|| relayed(model, plan.assignment, device)),
     }
 }
 
 /// A device with a window one layer wider.
 #[derive(Clone, Copy)]
-struct Grown {
+struct WiderWindow {
     seconds: f64,
     busy: f64,
     over: bool,
 }
 
 /// The best way to run one more layer, `None` if that is not allowed.
-fn grown(model: &LatencyModel, plan: &Explained, device: usize, turns: Turns) -> Option<Grown> {
+fn wider_window(
+    model: &LatencyModel,
+    plan: &PlanToExplain,
+    device: usize,
+    round_counts: RoundCounts,
+) -> Option<WiderWindow> {
     let head = device == plan.assignment.head;
     let window = plan.assignment.window_layers[device] + 1;
     match plan.objective {
-        Objective::Paper => model.best_split(device, head, window, turns).map(|split| {
-            let share = Share::new(window, split.gpu_layers, turns.rounds, turns.rest);
-            Grown { seconds: split.seconds, busy: 0.0, over: model.terms(device, head, share).over }
+        Objective::Paper => model.best_split(device, head, window, round_counts).map(|split| {
+            let share = Share::new(window, split.gpu_layers, round_counts.rounds, round_counts.rest);
+            WiderWindow { seconds: split.seconds, busy: 0.0, over: model.terms(device, head, share).over }
         }),
         // There is no wider window than all layers.
         Objective::SteadyState if window > model.model_layers() => None,
@@ -207,85 +214,90 @@ fn grown(model: &LatencyModel, plan: &Explained, device: usize, turns: Turns) ->
             let place = model.place(plan.assignment, device);
             let choice = best_choice(model, device, head, place, window)?;
             let portion = model.portion(device, place, window, choice.gpu_layers);
-            let pace = model.pace(device, head, &portion, &choice.residency)?;
+            let timing = model.timing(device, head, &portion, &choice.residency)?;
             let hops = f64::from(portion.share.windows) * model.devices[device].hop;
-            Some(Grown { seconds: choice.own + hops, busy: choice.busy, over: pace.terms.over })
+            Some(WiderWindow { seconds: choice.own + hops, busy: choice.busy, over: timing.terms.over })
         }
     }
 }
 
-fn relayed(model: &LatencyModel, assignment: &Assignment, device: usize) -> Relayed {
+fn relayed(model: &LatencyModel, assignment: &Assignment, device: usize) -> RelayPlacement {
     let ring = assignment.ring();
     let place = ring.iter().position(|other| *other == device).unwrap_or(0);
     let (before, after) = (ring[(place + ring.len() - 1) % ring.len()], ring[(place + 1) % ring.len()]);
     let name = |device: usize| model.instance().devices[device].name.clone();
     let reachable = model.hops.seconds(before, after) < f64::INFINITY;
-    Relayed { from: name(before), to: name(after), reachable }
+    RelayPlacement { from: name(before), to: name(after), reachable }
 }
 
-/// The turns as they reach a device, for what-if questions about its window.
-fn turns_of(model: &LatencyModel, assignment: &Assignment, device: usize) -> Turns {
+/// The rounds as they reach a device, for what-if questions about its window.
+fn round_counts_of(model: &LatencyModel, assignment: &Assignment, device: usize) -> RoundCounts {
     let Place { ring_layers, placed } = model.place(assignment, device);
     let rest = (model.model_layers() % ring_layers).saturating_sub(placed);
-    Turns { rounds: model.model_layers() / ring_layers, rest }
+    RoundCounts { rounds: model.model_layers() / ring_layers, rest }
 }
 
 fn bindings(
     model: &LatencyModel,
-    plan: &Explained,
+    plan: &PlanToExplain,
     device: usize,
-    turns: Turns,
-    grown: Option<Grown>,
-) -> Vec<Binding> {
+    round_counts: RoundCounts,
+    wider_window: Option<WiderWindow>,
+) -> Vec<BindingConstraint> {
     let head = device == plan.assignment.head;
     let window = plan.assignment.window_layers[device];
     let gpu = plan.assignment.gpu_layers[device];
     let mut found = Vec::new();
     if window == 1 && (head || !plan.rules.may_drop) {
-        found.push(Binding::SmallestWindow);
+        found.push(BindingConstraint::SmallestWindow);
     }
-    let most = model.most_gpu_layers(device, head, window + 1, turns);
+    let most = model.max_gpu_layers(device, head, window + 1, round_counts);
     if most > 0 && gpu == most && gpu <= window {
-        found.push(Binding::GpuMemory);
+        found.push(BindingConstraint::GpuMemory);
     }
-    match grown {
-        None if window < model.model_layers() => found.push(Binding::SlowDisk),
-        Some(_) if plan.breakdown.devices[device].over => found.push(Binding::Overloaded),
-        Some(grown) if grown.over => found.push(Binding::Memory),
+    match wider_window {
+        None if window < model.model_layers() => found.push(BindingConstraint::SlowDisk),
+        Some(_) if plan.breakdown.devices[device].over => found.push(BindingConstraint::Overloaded),
+        Some(wider_window) if wider_window.over => found.push(BindingConstraint::Memory),
         None | Some(_) => {}
     }
     found
 }
 
-fn why_dropped(model: &LatencyModel, plan: &Explained, device: usize, menus: &mut Option<Menus>) -> Dropped {
+fn why_dropped(
+    model: &LatencyModel,
+    plan: &PlanToExplain,
+    device: usize,
+    tables: &mut Option<ChoiceTables>,
+) -> DropReason {
     let head = plan.assignment.head;
     let mut windows = vec![0; model.device_count()];
     (windows[head], windows[device]) = (1, 1);
     let (ring_layers, least_windows) = (plan.assignment.ring_layers() as u32, windows.as_slice());
     if ring_layers < 2 {
-        return Dropped::NoLayerLeft;
+        return DropReason::NoLayerLeft;
     }
-    if plan.is_optimal && model.device_count() > DEVICES_ASKED_ABOUT {
-        return Dropped::NotFaster;
+    if plan.is_optimal && model.device_count() > MAX_DEVICES_COMPARED {
+        return DropReason::NotFaster;
     }
     let order: Vec<usize> = match &plan.assignment.order {
-        Some(order) => with_all(model, order.clone()),
+        Some(order) => with_missing_devices(model, order.clone()),
         None => ring_order(head, model.device_count()).collect(),
     };
-    let problem = SizedProblem { model, order: &order, ring_layers, least_windows };
+    let problem = RingSizeProblem { model, order: &order, ring_layers, least_windows };
     let with_it = match plan.objective {
         Objective::Paper => problem.optimum().map(|assignment| model.seconds(&assignment)),
         Objective::SteadyState => {
-            let menus = menus.get_or_insert_with(|| Menus::new(model, head, ring_layers));
+            let tables = tables.get_or_insert_with(|| ChoiceTables::new(model, head, ring_layers));
             // The best plan of all is not slower than the one with this device.
             let at_least = if plan.is_optimal { plan.breakdown.seconds } else { 0.0 };
-            fastest(&problem, menus, at_least)
+            fastest(&problem, tables, at_least)
                 .map(|proposal| model.steady_seconds(&proposal.assignment, &proposal.residencies))
         }
     };
     match with_it {
-        Ok(with_it) => Dropped::Slower(with_it - plan.breakdown.seconds),
-        Err(Infeasible::NoRing { .. }) => Dropped::OutOfReach,
-        Err(_) => Dropped::HoldsNothing,
+        Ok(with_it) => DropReason::Slower(with_it - plan.breakdown.seconds),
+        Err(Infeasible::NoRoute { .. }) => DropReason::Unreachable,
+        Err(_) => DropReason::NoLayerFits,
     }
 }

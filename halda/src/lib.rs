@@ -1,4 +1,4 @@
-//! Which device should run which layers of a model?
+//! Planners: which device runs which layers of a model, and why.
 //!
 //! The layer-to-device assignment (LDA) of the prima.cpp paper: an [`instance`], its one [`latency`] model, its
 //! named [`constraints`], and strategies that choose a plan ([`strategy`]), each with an [`explanation`].
@@ -38,10 +38,10 @@ pub use baselines::memory_proportional::{MemoryProportional, MemorySizes};
 pub use baselines::performance_proportional::PerformanceProportional;
 pub use baselines::single::Single;
 pub use baselines::systems;
-pub use explanation::{Binding, DeviceExplanation, Dropped, Explanation, Relayed};
+pub use explanation::{BindingConstraint, DeviceExplanation, DropReason, Explanation, RelayPlacement};
 pub use latency::coefficients::MemoryCase;
 pub use latency::constraints::{Rules, Violation, violations};
-pub use latency::steady_state::Pace;
+pub use latency::steady_state::DeviceTiming;
 pub use latency::{Breakdown, DeviceTerms, LatencyModel};
 pub use plan_document::{DraftError, PlanError, draft, plan};
 pub use practice::{Practice, ReadRates, Rereads, WorkTimes};
@@ -49,11 +49,11 @@ pub use problem::assignment::{Assignment, Share, valid_rounds};
 pub use problem::instance::{Device, Gpu, Instance, Model, OperatingSystem};
 pub use problem::total_memory;
 pub use problem::validation::InstanceError;
-pub use registry::{Options, SelectionError, named};
+pub use registry::{LookupError, StrategyOptions, strategy_by_name};
 pub use solve::{Solution, solve};
 pub use solvers::exact::Exact;
 pub use solvers::halda::{Halda, Terms};
 pub use solvers::overlap::Overlap;
-pub use solvers::refine::{Refine, Search, refine};
+pub use solvers::refine::{Refine, RefineOptions, refine};
 pub use solvers::search_space::{HeadChoice, OrderChoice};
-pub use strategy::{Infeasible, Objective, Proposal, Refusal, SearchLimit, SearchStep, Strategy};
+pub use strategy::{Infeasible, Objective, Proposal, SearchLimit, SearchStep, Strategy, StrategyError};

@@ -1,4 +1,4 @@
-//! Which strategy does a name stand for?
+//! The table of strategies by name.
 //!
 //! The one table of names, for the command line, scenarios and examples, so that all of them know the same
 //! strategies under the same names and complain alike.
@@ -23,9 +23,9 @@ use crate::solvers::overlap::Overlap;
 use crate::solvers::search_space::{HeadChoice, OrderChoice};
 use crate::strategy::Strategy;
 
-/// What strategies can be told. Each takes what concerns it.
+/// The options of all strategies; each reads those that concern it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Options {
+pub struct StrategyOptions {
     /// Which optional rules a searched plan may use.
     pub rules: Rules,
     /// Index of the head. If absent, `single` takes the fastest device and every other strategy device 0.
@@ -44,7 +44,7 @@ pub struct Options {
     pub total_memory: Option<Vec<u64>>,
 }
 
-impl From<&PlannerOptions> for Options {
+impl From<&PlannerOptions> for StrategyOptions {
     fn from(options: &PlannerOptions) -> Self {
         Self {
             best_head: options.best_head,
@@ -60,8 +60,8 @@ impl From<&PlannerOptions> for Options {
 
 /// A name or a set of options that selects nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum SelectionError {
-    /// Nobody has this name.
+pub enum LookupError {
+    /// No strategy has this name.
     #[error("no strategy is called `{name}`: use one of {}", NAMES.join(", "))]
     Unknown {
         /// What was asked for.
@@ -95,8 +95,8 @@ pub const NAMES: [&str; 13] = [
 ];
 
 /// The strategy of a name.
-pub fn named(name: &str, options: &Options) -> Result<Box<dyn Strategy>, SelectionError> {
-    let Options { rules, rounds, .. } = *options;
+pub fn strategy_by_name(name: &str, options: &StrategyOptions) -> Result<Box<dyn Strategy>, LookupError> {
+    let StrategyOptions { rules, rounds, .. } = *options;
     let fixed = HeadChoice::Fixed(options.head.unwrap_or(0));
     let head = if options.best_head { HeadChoice::Best } else { fixed };
     let order = if options.best_order { OrderChoice::Best } else { OrderChoice::Given };
@@ -112,7 +112,7 @@ pub fn named(name: &str, options: &Options) -> Result<Box<dyn Strategy>, Selecti
         "mem" => Box::new(MemoryProportional::default()),
         "mem-total" => {
             let needs = "the total memory of every device";
-            let missing = SelectionError::Missing { strategy: "mem-total", needs };
+            let missing = LookupError::Missing { strategy: "mem-total", needs };
             let totals = options.total_memory.clone().ok_or(missing)?;
             Box::new(MemoryProportional { sizes: MemorySizes::Total(totals) })
         }
@@ -121,7 +121,7 @@ pub fn named(name: &str, options: &Options) -> Result<Box<dyn Strategy>, Selecti
         "lingualinked" => Box::new(LinguaLinked),
         "even" => Box::new(Even { rounds: rounds.unwrap_or(1) }),
         "manual" => {
-            let missing = SelectionError::Missing { strategy: "manual", needs: "a window for every device" };
+            let missing = LookupError::Missing { strategy: "manual", needs: "a window for every device" };
             Box::new(Manual {
                 head: options.head.unwrap_or(0),
                 rounds,
@@ -131,7 +131,7 @@ pub fn named(name: &str, options: &Options) -> Result<Box<dyn Strategy>, Selecti
             })
         }
         "exhaustive" => Box::new(Exhaustive { rules, rounds, order, ..Exhaustive::default() }),
-        _ => return Err(SelectionError::Unknown { name: name.to_owned() }),
+        _ => return Err(LookupError::Unknown { name: name.to_owned() }),
     })
 }
 
@@ -141,14 +141,17 @@ mod tests {
 
     #[test]
     fn every_name_selects_the_strategy_of_that_name() {
-        let options =
-            Options { window_layers: Some(vec![1]), total_memory: Some(vec![1]), ..Options::default() };
+        let options = StrategyOptions {
+            window_layers: Some(vec![1]),
+            total_memory: Some(vec![1]),
+            ..StrategyOptions::default()
+        };
         for name in NAMES {
-            assert_eq!(named(name, &options).unwrap().name(), name);
+            assert_eq!(strategy_by_name(name, &options).unwrap().name(), name);
         }
-        let unknown = named("haldo", &options).err().unwrap().to_string();
+        let unknown = strategy_by_name("haldo", &options).err().unwrap().to_string();
         assert!(unknown.starts_with("no strategy is called `haldo`: use one of overlap, exact"), "{unknown}");
-        let missing = |name| named(name, &Options::default()).err().unwrap().to_string();
+        let missing = |name| strategy_by_name(name, &StrategyOptions::default()).err().unwrap().to_string();
         assert_eq!(missing("manual"), "strategy `manual` needs a window for every device");
         assert_eq!(missing("mem-total"), "strategy `mem-total` needs the total memory of every device");
     }

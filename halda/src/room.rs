@@ -13,7 +13,7 @@
 //! ([`crate::latency::gpu_split`]).
 
 use crate::latency::LatencyModel;
-use crate::strategy::Refusal;
+use crate::strategy::StrategyError;
 
 /// The layers of the model that a device takes without reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,17 +57,17 @@ impl Room {
 
 /// The rooms of all devices, device 0 the head, for a strategy that lets no device read: enough for the model, and
 /// for one layer on the head, or a refusal.
-pub(crate) fn rooms(model: &LatencyModel, strategy: &'static str) -> Result<Vec<Room>, Refusal> {
+pub(crate) fn rooms(model: &LatencyModel, strategy: &'static str) -> Result<Vec<Room>, StrategyError> {
     let rooms: Vec<Room> =
         (0..model.device_count()).map(|device| Room::new(model, device, device == 0)).collect();
     let model_layers = model.model_layers();
     let held = rooms.iter().fold(0_u32, |held, room| held.saturating_add(room.layers()));
     if held < model_layers {
-        return Err(Refusal::NoRoom { strategy, held, model_layers });
+        return Err(StrategyError::OutOfMemory { strategy, held, model_layers });
     }
     if rooms[0].layers() == 0 {
         let device = model.instance().devices[0].name.clone();
-        return Err(Refusal::NoRoomOnHead { strategy, device });
+        return Err(StrategyError::HeadOutOfMemory { strategy, device });
     }
     Ok(rooms)
 }

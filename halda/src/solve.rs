@@ -1,20 +1,20 @@
-//! Turns a strategy's proposal into a checked, evaluated and explained solution.
+//! RoundCounts a strategy's proposal into a checked, evaluated and explained solution.
 
 use hearth_schema::residency::ResidencyOptions;
 
-use crate::explanation::{Explained, Explanation};
+use crate::explanation::{Explanation, PlanToExplain};
 use crate::latency::constraints::{ring_violations, shape_violations, violations};
 use crate::latency::{Breakdown, LatencyModel};
 use crate::problem::assignment::Assignment;
-use crate::solvers::relays::bridged;
-use crate::strategy::{Objective, Proposal, Refusal, SearchStep, Strategy};
+use crate::solvers::relays::with_relays;
+use crate::strategy::{Objective, Proposal, SearchStep, Strategy, StrategyError};
 
 /// A plan with its time and its reasons.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Solution {
     /// The strategy that chose it.
     pub strategy: &'static str,
-    /// What that strategy was told.
+    /// The options of that strategy.
     pub options: Vec<String>,
     /// The plan.
     pub assignment: Assignment,
@@ -34,9 +34,9 @@ impl Solution {
 }
 
 /// Lets a strategy choose, checks and evaluates what it chose, and explains it.
-pub fn solve(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, Refusal> {
+pub fn solve(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, StrategyError> {
     let Proposal { assignment, mut residencies, mut searched, limit } = strategy.propose(model)?;
-    let assignment = bridged(model, assignment);
+    let assignment = with_relays(model, assignment);
     let (rules, objective) = (strategy.rules(), strategy.objective());
     if residencies.is_empty() {
         residencies = model.instance().devices.iter().map(|device| device.practice.residencies[0]).collect();
@@ -51,7 +51,7 @@ pub fn solve(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, 
             broken
         }
     };
-    let breaks = |violations| Refusal::Breaks { strategy: strategy.name(), violations };
+    let breaks = |violations| StrategyError::ConstraintsViolated { strategy: strategy.name(), violations };
     if !broken.is_empty() {
         return Err(breaks(broken));
     }
@@ -72,7 +72,7 @@ pub fn solve(strategy: &dyn Strategy, model: &LatencyModel) -> Result<Solution, 
     let is_optimal = strategy.is_optimal() && !limit_costs;
     let optimum = is_optimal.then_some(breakdown.seconds);
     let explained =
-        Explained { assignment: &assignment, breakdown: &breakdown, rules, objective, is_optimal };
+        PlanToExplain { assignment: &assignment, breakdown: &breakdown, rules, objective, is_optimal };
     let explanation = Explanation { limit, ..Explanation::new(model, &explained, searched, optimum) };
     let (strategy, options) = (strategy.name(), strategy.options());
     Ok(Solution { strategy, options, assignment, residencies, breakdown, explanation })

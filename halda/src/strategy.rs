@@ -1,4 +1,4 @@
-//! How does a planner turn an instance into a plan that can be trusted?
+//! The trait of a strategy, what it proposes, and why it may have no plan.
 //!
 //! A strategy only proposes an assignment. [`crate::solve()`] does the rest the same way for all of them: it checks
 //! the named constraints, evaluates the one latency model, and explains. So the law that every strategy
@@ -26,7 +26,7 @@ pub enum Objective {
     SteadyState,
 }
 
-/// A way to choose an assignment.
+/// A planner: chooses an assignment for an instance.
 pub trait Strategy {
     /// The name it is selected by.
     fn name(&self) -> &'static str;
@@ -35,14 +35,14 @@ pub trait Strategy {
     fn rules(&self) -> Rules;
 
     /// The assignment it would use, and what it looked at.
-    fn propose(&self, model: &LatencyModel) -> Result<Proposal, Refusal>;
+    fn propose(&self, model: &LatencyModel) -> Result<Proposal, StrategyError>;
 
     /// What it minimises.
     fn objective(&self) -> Objective {
         Objective::Paper
     }
 
-    /// What it was told, as `name=value`, for the record in a plan.
+    /// The options it was given, as `name=value`, for the record in a plan.
     fn options(&self) -> Vec<String> {
         Vec::new()
     }
@@ -53,7 +53,7 @@ pub trait Strategy {
     }
 }
 
-/// What a strategy comes up with.
+/// What a strategy proposes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Proposal {
     /// The assignment.
@@ -103,7 +103,7 @@ pub struct SearchStep {
 /// Why a search has no assignment of a given ring size.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Infeasible {
-    /// W < M and nobody may be dropped.
+    /// W < M and no device may be dropped.
     #[error("a turn of {ring_layers} layers cannot give each of {devices} devices one")]
     MoreDevicesThanLayers {
         /// W.
@@ -113,7 +113,7 @@ pub enum Infeasible {
     },
     /// A device that must have a window cannot hold the smallest one.
     #[error("`{device}` cannot hold one layer of a turn, and its disk may not make up for it")]
-    HoldsNothing {
+    NoLayerFits {
         /// The device.
         device: String,
     },
@@ -121,10 +121,10 @@ pub enum Infeasible {
     #[error(
         "a turn of {ring_layers} layers exceeds the {held} that memory holds, and disks may not make up for it"
     )]
-    HoldsTooLittle {
+    TooLittleMemory {
         /// W.
         ring_layers: u32,
-        /// Layers of a turn that all devices hold together.
+        /// Layers of a round that all devices hold together.
         held: u32,
     },
     /// Enough devices hold enough, but no ring leads through them.
@@ -132,13 +132,13 @@ pub enum Infeasible {
         "no ring in this order connects devices that hold a turn of {ring_layers} layers: links are missing, and \
          another order may do"
     )]
-    NoRing {
+    NoRoute {
         /// W.
         ring_layers: u32,
     },
     /// With the memory cases under trial one device suits no window.
     #[error("`{device}` has no window in memory case M{}", case.set())]
-    CaseHoldsNothing {
+    NoWindowInCase {
         /// The device.
         device: String,
         /// The case that it was to be in.
@@ -146,35 +146,35 @@ pub enum Infeasible {
     },
     /// With the memory cases under trial the windows are too small together.
     #[error("a turn of {ring_layers} layers exceeds the {held} that the memory cases under trial allow")]
-    CasesHoldTooLittle {
+    CasesAllowTooFewLayers {
         /// W.
         ring_layers: u32,
-        /// Layers of a turn at most.
+        /// Layers of a round at most.
         held: i64,
     },
     /// With the memory cases under trial the windows are too large together.
     #[error(
         "a turn of {ring_layers} layers is less than the {least} that the memory cases under trial ask for"
     )]
-    CasesNeedMore {
+    CasesRequireMoreLayers {
         /// W.
         ring_layers: u32,
-        /// Layers of a turn at least.
+        /// Layers of a round at least.
         least: i64,
     },
     /// It was not searched, because a bound shows that it cannot be the answer.
     #[error("not searched: it takes at least {bound} s by the strategy's objective, and less is known")]
-    NoBetter {
+    Pruned {
         /// The bound in seconds.
         bound: f64,
     },
     /// The strategy had tried as much as it tries.
-    #[error("not searched: the limit of {limit} integer programmes was reached")]
-    NotReached {
+    #[error("not searched: the limit of {limit} integer programs was reached")]
+    LimitReached {
         /// The limit.
         limit: usize,
     },
-    /// The solver of integer programmes gave no answer.
+    /// The solver of integer programs gave no answer.
     #[error("HiGHS found no optimum: {reason}")]
     Solver {
         /// What it said.
@@ -188,15 +188,15 @@ pub enum Infeasible {
     },
 }
 
-/// Why a strategy returns no plan.
+/// The reason why a strategy returns no plan.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum Refusal {
+pub enum StrategyError {
     /// Nothing searched is feasible.
     #[error("no plan exists: {}", reasons(.0))]
     Infeasible(Vec<SearchStep>),
     /// The strategy's only answer is not allowed.
     #[error("the plan of `{strategy}` is not allowed: {}", listed(.violations, ToString::to_string))]
-    Breaks {
+    ConstraintsViolated {
         /// The strategy.
         strategy: &'static str,
         /// What its plan breaks.
@@ -233,7 +233,7 @@ pub enum Refusal {
     NoMemory,
     /// The strategy keeps all weights in memory, and memory ends before the model does.
     #[error("`{strategy}` reads no weights from disk, and memory holds {held} of the {model_layers} layers")]
-    NoRoom {
+    OutOfMemory {
         /// The strategy.
         strategy: &'static str,
         /// Layers that find room.
@@ -245,7 +245,7 @@ pub enum Refusal {
     #[error(
         "`{strategy}` reads no weights from disk, and the memory of the head, `{device}`, holds no layer"
     )]
-    NoRoomOnHead {
+    HeadOutOfMemory {
         /// The strategy.
         strategy: &'static str,
         /// The head.
@@ -258,7 +258,7 @@ pub enum Refusal {
         strategy: &'static str,
     },
     /// A solver gave up.
-    #[error("the linear programme of `{strategy}` was not solved: {reason}")]
+    #[error("the linear program of `{strategy}` was not solved: {reason}")]
     Unsolved {
         /// The strategy.
         strategy: &'static str,
@@ -276,7 +276,7 @@ pub enum Refusal {
         /// How many are looked at most.
         limit: f64,
     },
-    /// Trying every plan would take too long.
+    /// Trying every plan takes too long.
     #[error("{plans:.3e} plans are too many to try one by one: the limit is {limit:.0e}")]
     TooManyPlans {
         /// How many there are.

@@ -1,4 +1,4 @@
-//! What if every device got the same window?
+//! The strategy `even`: windows of the same size on every device.
 //!
 //! The control of the experiments: a ring of W = L/k layers, k given, cut into M windows that differ by at
 //! most one layer, the first W mod M devices having the larger ones; then the best GPU split of each window.
@@ -7,9 +7,9 @@
 
 use crate::latency::LatencyModel;
 use crate::latency::constraints::Rules;
-use crate::latency::gpu_split::Turns;
+use crate::latency::gpu_split::RoundCounts;
 use crate::problem::assignment::{Assignment, valid_rounds};
-use crate::strategy::{Infeasible, Proposal, Refusal, SearchStep, Strategy};
+use crate::strategy::{Infeasible, Proposal, SearchStep, Strategy, StrategyError};
 
 /// Equal windows, device 0 the head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,30 +31,39 @@ impl Strategy for Even {
         vec![format!("rounds={}", self.rounds)]
     }
 
-    fn propose(&self, model: &LatencyModel) -> Result<Proposal, Refusal> {
+    fn propose(&self, model: &LatencyModel) -> Result<Proposal, StrategyError> {
         let model_layers = model.model_layers();
         let rounds = self.rounds;
-        // k = L is a ring of one layer: senseless for a search, allowed when asked for by a lone device.
+        // k = L is a ring of one layer: useless for a search, allowed when asked for by a lone device.
         if rounds == 0 || !model_layers.is_multiple_of(rounds) {
             let valid = valid_rounds(model_layers);
-            return Err(Refusal::Rounds { rounds, model_layers, valid });
+            return Err(StrategyError::Rounds { rounds, model_layers, valid });
         }
         let devices = model.device_count();
         let ring_layers = model_layers / rounds;
         if (ring_layers as usize) < devices {
             let outcome = Err(Infeasible::MoreDevicesThanLayers { ring_layers, devices });
-            return Err(Refusal::Infeasible(vec![SearchStep { head: 0, rounds, ring_layers, outcome }]));
+            return Err(StrategyError::Infeasible(vec![SearchStep {
+                head: 0,
+                rounds,
+                ring_layers,
+                outcome,
+            }]));
         }
         let (each, larger) = (ring_layers as usize / devices, ring_layers as usize % devices);
         let window_layers: Vec<u32> =
             (0..devices).map(|device| (each + usize::from(device < larger)) as u32).collect();
-        let turns = Turns::whole(rounds);
-        let split =
-            |(device, &window): (usize, &u32)| match model.best_split(device, device == 0, window, turns) {
-                Some(split) => split.gpu_layers,
-                // Nothing is allowed: the fullest GPU comes closest, and the check names what is broken.
-                None => model.most_gpu_layers(device, device == 0, window, turns),
-            };
+        let round_counts = RoundCounts::whole(rounds);
+        let split = |(device, &window): (usize, &u32)| match model.best_split(
+            device,
+            device == 0,
+            window,
+            round_counts,
+        ) {
+            Some(split) => split.gpu_layers,
+            // Nothing is allowed: the fullest GPU comes closest, and the check names what is broken.
+            None => model.max_gpu_layers(device, device == 0, window, round_counts),
+        };
         let gpu_layers = window_layers.iter().enumerate().map(split).collect();
         Ok(Proposal::of(Assignment::new(0, rounds, window_layers, gpu_layers)))
     }

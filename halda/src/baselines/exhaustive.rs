@@ -1,7 +1,7 @@
-//! What is the fastest plan if every single one is tried?
+//! The strategy `exhaustive`: tries every plan, as an oracle for the solvers.
 //!
 //! The oracle for [`crate::solvers::exact`]: it enumerates (w, n) blindly, asks the constraints and the latency model
-//! about each, and shares no reasoning with the programme it checks. With `w_m` = `n_m` + `c_m` a plan is 2M
+//! about each, and shares no reasoning with the program it checks. With `w_m` = `n_m` + `c_m` a plan is 2M
 //! numbers whose sum is at most L, so there are C(L + 2M, 2M) of them. Where hops depend on the neighbour, each
 //! comes with every choice of relays among the devices without layers, and where the order is free with every order
 //! of the devices after the head. Beyond a limit it refuses.
@@ -13,10 +13,10 @@ use crate::latency::constraints::{Rules, ring_violations, violations};
 use crate::problem::assignment::Assignment;
 use crate::solvers::overlap::best_residencies;
 use crate::solvers::search_space::{HeadChoice, OrderChoice, ring_sizes, search_options};
-use crate::strategy::{Infeasible, Objective, Proposal, Refusal, SearchStep, Strategy};
+use crate::strategy::{Infeasible, Objective, Proposal, SearchStep, Strategy, StrategyError};
 
 /// Plans tried at most.
-const PLANS_LIMIT: f64 = 2e7;
+const MAX_PLANS: f64 = 2e7;
 
 /// Every plan with device 0 as the head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -52,12 +52,12 @@ impl Strategy for Exhaustive {
         true
     }
 
-    fn propose(&self, model: &LatencyModel) -> Result<Proposal, Refusal> {
+    fn propose(&self, model: &LatencyModel) -> Result<Proposal, StrategyError> {
         let orders = orders(model.device_count(), self.order);
         let with_relays = self.rules.may_drop && model.hops.by_pair();
         let plans = plan_count(model.model_layers(), model.device_count(), self.order, with_relays);
-        if plans > PLANS_LIMIT {
-            return Err(Refusal::TooManyPlans { plans, limit: PLANS_LIMIT });
+        if plans > MAX_PLANS {
+            return Err(StrategyError::TooManyPlans { plans, limit: MAX_PLANS });
         }
         let rings = ring_sizes(model.model_layers(), self.rules.may_leave_remainder, self.rounds)?;
         let mut searched = Vec::new();
@@ -82,7 +82,7 @@ impl Strategy for Exhaustive {
         }
         match best {
             Some((_, proposal)) => Ok(Proposal { searched, ..proposal }),
-            None => Err(Refusal::Infeasible(searched)),
+            None => Err(StrategyError::Infeasible(searched)),
         }
     }
 }
@@ -101,11 +101,11 @@ fn plan_count(model_layers: u32, devices: usize, order: OrderChoice, with_relays
 }
 
 /// Devices that can have every order tried: more of them would be past the limit of plans anyway.
-const ORDERED_DEVICES: usize = 10;
+const MAX_ORDERED_DEVICES: usize = 10;
 
 /// Every order of the devices with device 0 first, or the instance's alone.
 fn orders(devices: usize, choice: OrderChoice) -> Vec<Vec<usize>> {
-    if choice == OrderChoice::Given || devices > ORDERED_DEVICES {
+    if choice == OrderChoice::Given || devices > MAX_ORDERED_DEVICES {
         return vec![(0..devices).collect()];
     }
     let mut orders = vec![vec![0]];
@@ -133,7 +133,7 @@ struct Search<'a, 'i> {
 }
 
 impl Search<'_, '_> {
-    /// Gives `left` layers of a turn to `device` and those after it in every way.
+    /// Gives `left` layers of a round to `device` and those after it in every way.
     fn place(&mut self, device: usize, left: u32) {
         if device == self.plan.window_layers.len() {
             if left == 0 {
@@ -163,12 +163,12 @@ impl Search<'_, '_> {
                 };
                 let ring = order.iter().copied().filter(|device| !is_out(device)).collect();
                 self.plan.order = Some(ring);
-                self.judge();
+                self.evaluate_plan();
             }
         }
     }
 
-    fn judge(&mut self) {
+    fn evaluate_plan(&mut self) {
         let Exhaustive { rules, objective, .. } = self.exhaustive;
         let mut proposal = Proposal::of(self.plan.clone());
         let seconds = match objective {

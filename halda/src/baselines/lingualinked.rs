@@ -1,6 +1,6 @@
-//! How are layers balanced over devices, so that none of them is busy for long?
+//! The strategy `lingualinked`: balances the busy time of the devices with a linear program.
 //!
-//! LinguaLinked (Zhao et al., 2023) assigns the modules of a model to phones by a linear programme over computing,
+//! LinguaLinked (Zhao et al., 2023) assigns the modules of a model to phones by a linear program over computing,
 //! communication and memory. The form taken here, for layers that are all alike, has for each device a share `c_m` on
 //! the CPU and `g_m` on the GPU:
 //!
@@ -12,17 +12,17 @@
 //! ```
 //!
 //! with kappa = Fo + (`b_i/V` + `b_o`)/`T_cpu`, what the head does besides layers. Deviation: this is a variant of
-//! theirs. The objective is balance, the longest time of a device; for the sum of the times the programme would be
-//! that of [`crate::baselines::edgeshard`] made continuous. A window and its hop count for every device that has room, because
-//! a linear programme cannot make them depend on having a layer.
+//! theirs. The objective is balance, the longest time of a device; for the sum of the times the program would be
+//! that of [`crate::baselines::edgeshard`] made continuous. A window and its hop count for every device that has room,
+//! because a linear program cannot make them depend on having a layer.
 //!
-//! Where one device's fixed part alone is z, many shares are optimal. So a second programme fixes z and minimises the
+//! Where one device's fixed part alone is z, many shares are optimal. So a second program fixes z and minimises the
 //! sum of the times.
 //!
 //! **Contiguity.** Devices stand in the instance's order, so that consecutive shares are consecutive layers. They are
 //! rounded by cumulative rounding ([`crate::baselines::proportional`]), which keeps to whole limits.
 //!
-//! Not here: whole numbers, several turns of the ring, reading from disk.
+//! Not here: whole numbers, several rounds, reading from disk.
 
 use crate::baselines::proportional::cumulative_rounding;
 use crate::latency::LatencyModel;
@@ -31,14 +31,14 @@ use crate::latency::constraints::Rules;
 use crate::problem::assignment::Assignment;
 use crate::room::{Room, rooms};
 use crate::solvers::linear_program::{self, LinearProgram};
-use crate::strategy::{Proposal, Refusal, Strategy};
+use crate::strategy::{Proposal, Strategy, StrategyError};
 
 /// Times are counted in the fastest device's time for a layer, and up to this: HiGHS refuses or drops coefficients of
 /// too different size (its `small_matrix_value` is 1e-9, its tolerances 1e-7), and a device slower by this factor has
 /// nothing to win. source: assumed.
-const SLOWEST: f64 = 1e6;
+const MAX_RELATIVE_TIME: f64 = 1e6;
 
-/// How far above z the second programme may go, relative: above the solver's tolerance of 1e-7. source: assumed.
+/// How far above z the second program may go, relative: above the solver's tolerance of 1e-7. source: assumed.
 const SLACK: f64 = 1e-6;
 
 /// Parts of a layer that shares are counted in before they are rounded. source: assumed, far below what the solver
@@ -58,13 +58,13 @@ impl Strategy for LinguaLinked {
         Rules { may_drop: true, may_leave_remainder: false }
     }
 
-    fn propose(&self, model: &LatencyModel) -> Result<Proposal, Refusal> {
+    fn propose(&self, model: &LatencyModel) -> Result<Proposal, StrategyError> {
         if !linear_program::AVAILABLE {
-            return Err(Refusal::NoSolver { strategy: self.name() });
+            return Err(StrategyError::NoSolver { strategy: self.name() });
         }
         let rooms = rooms(model, self.name())?;
         let layers = model.model_layers();
-        let unsolved = |reason| Refusal::Unsolved { strategy: self.name(), reason };
+        let unsolved = |reason| StrategyError::Unsolved { strategy: self.name(), reason };
         let shares = balanced(&loads(model, &rooms), layers).map_err(unsolved)?;
         let parts = whole_parts(&shares, &rooms, layers);
         let window_layers = cumulative_rounding(&parts, layers).unwrap_or_default();
@@ -74,7 +74,7 @@ impl Strategy for LinguaLinked {
     }
 }
 
-/// What the programme knows of a device; times in those of the fastest layer.
+/// What the program knows of a device; times in those of the fastest layer.
 #[derive(Debug, Clone, Copy)]
 struct Load {
     room: Room,
@@ -91,7 +91,7 @@ fn loads(model: &LatencyModel, rooms: &[Room]) -> Vec<Load> {
         _ => costs.cpu_layer().min(costs.gpu_layer()),
     };
     let unit = model.devices.iter().zip(rooms).map(fastest).fold(f64::INFINITY, f64::min);
-    let scaled = |seconds: f64| (seconds / unit).min(SLOWEST);
+    let scaled = |seconds: f64| (seconds / unit).min(MAX_RELATIVE_TIME);
     let load = |(device, (costs, room)): (usize, (&DeviceCosts, &Room))| {
         let head = if device == 0 { costs.output_compute + costs.head_memory } else { 0.0 };
         Load {
@@ -104,13 +104,13 @@ fn loads(model: &LatencyModel, rooms: &[Room]) -> Vec<Load> {
     model.devices.iter().zip(rooms).enumerate().map(load).collect()
 }
 
-/// The share of each device: both programmes, one after the other.
+/// The share of each device: both programs, one after the other.
 fn balanced(loads: &[Load], layers: u32) -> Result<Vec<f64>, String> {
     let longest = solve(loads, layers, None)?.longest;
     Ok(solve(loads, layers, Some(longest * (1.0 + SLACK)))?.shares)
 }
 
-/// An optimal point of a programme.
+/// An optimal point of a program.
 struct Optimum {
     /// `c_m + g_m`.
     shares: Vec<f64>,

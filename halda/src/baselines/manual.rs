@@ -1,23 +1,23 @@
-//! How good is a plan somebody has written by hand?
+//! The strategy `manual`: a plan written by hand, checked and explained like any other.
 //!
 //! Windows, GPU layers, rounds and head are taken as they are, checked like any other plan, and explained.
-//! Devices may have no layers, and the last turn may be partial.
+//! Devices may have no layers, and the last round may be partial.
 //!
-//! Not here: mending a plan that breaks a constraint. The refusal says which one.
+//! Not here: repair of a plan that breaks a constraint. The error names it.
 
 use hearth_schema::residency::ResidencyOptions;
 
 use crate::latency::LatencyModel;
 use crate::latency::constraints::Rules;
 use crate::problem::assignment::Assignment;
-use crate::strategy::{Objective, Proposal, Refusal, Strategy};
+use crate::strategy::{Objective, Proposal, Strategy, StrategyError};
 
 /// A plan given by hand, in the instance's order of devices.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Manual {
     /// The head.
     pub head: usize,
-    /// k, a partial last turn included; as many as the windows need if absent.
+    /// k, a partial last round included; as many as the windows need if absent.
     pub rounds: Option<u32>,
     /// `w_m`.
     pub window_layers: Vec<u32>,
@@ -41,7 +41,7 @@ impl Strategy for Manual {
         Rules { may_drop: true, may_leave_remainder: true }
     }
 
-    fn propose(&self, model: &LatencyModel) -> Result<Proposal, Refusal> {
+    fn propose(&self, model: &LatencyModel) -> Result<Proposal, StrategyError> {
         let window_layers = self.window_layers.clone();
         let gpu_layers =
             if self.gpu_layers.is_empty() { vec![0; window_layers.len()] } else { self.gpu_layers.clone() };

@@ -1,8 +1,8 @@
-//! What if layers simply follow memory, as in exo and in prima.cpp without Halda?
+//! The strategies `mem` and `mem-total`: layers in proportion to memory, as prima.cpp without Halda and as exo.
 //!
-//! prima.cpp paper, section 4.1 and appendix A.10 (`MemSched`). One turn of the ring; windows proportional to
-//! memory by cumulative rounding ([`crate::baselines::proportional`]). On each device as many layers as fit go to the GPU and
-//! the rest overflow to its CPU, which may then have to read from disk.
+//! prima.cpp paper, section 4.1 and appendix A.10 (`MemSched`). One round of the ring; windows proportional to
+//! memory by cumulative rounding ([`crate::baselines::proportional`]). On each device as many layers as fit go to the
+//! GPU and the rest overflow to its CPU, which may then have to read from disk.
 //!
 //! Two variants differ in the memory they count. `mem` counts what is available, as the paper does without Halda;
 //! `mem-total` counts totals, as exo does, whatever other programs hold of them.
@@ -15,10 +15,10 @@
 use crate::baselines::proportional::{cumulative_rounding, keep_head};
 use crate::latency::LatencyModel;
 use crate::latency::constraints::Rules;
-use crate::latency::gpu_split::Turns;
+use crate::latency::gpu_split::RoundCounts;
 use crate::problem::assignment::Assignment;
 use crate::problem::instance::{Device, Gpu};
-use crate::strategy::{Proposal, Refusal, Strategy};
+use crate::strategy::{Proposal, Strategy, StrategyError};
 
 /// Which memory the layers are proportional to.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -58,21 +58,22 @@ impl Strategy for MemoryProportional {
         }
     }
 
-    fn propose(&self, model: &LatencyModel) -> Result<Proposal, Refusal> {
+    fn propose(&self, model: &LatencyModel) -> Result<Proposal, StrategyError> {
         let devices = &model.instance().devices;
         let sizes: Vec<u64> = match &self.sizes {
             MemorySizes::Available => devices.iter().map(available).collect(),
             MemorySizes::Total(sizes) if sizes.len() != devices.len() => {
-                return Err(Refusal::MemoryCount { given: sizes.len(), devices: devices.len() });
+                return Err(StrategyError::MemoryCount { given: sizes.len(), devices: devices.len() });
             }
             MemorySizes::Total(sizes) => sizes.clone(),
         };
-        let mut window_layers = cumulative_rounding(&sizes, model.model_layers()).ok_or(Refusal::NoMemory)?;
+        let mut window_layers =
+            cumulative_rounding(&sizes, model.model_layers()).ok_or(StrategyError::NoMemory)?;
         keep_head(&mut window_layers);
         let gpu_layers = window_layers
             .iter()
             .enumerate()
-            .map(|(device, window)| model.most_gpu_layers(device, device == 0, *window, Turns::whole(1)))
+            .map(|(device, window)| model.max_gpu_layers(device, device == 0, *window, RoundCounts::whole(1)))
             .collect();
         Ok(Proposal::of(Assignment::new(0, 1, window_layers, gpu_layers)))
     }

@@ -1,6 +1,6 @@
-//! What if layers follow speed, and move on where memory is full?
+//! The strategy `perf`: layers in proportion to speed, within memory.
 //!
-//! prima.cpp paper, appendix A.10 (`PerfSched`): Galaxy's rule (Ye et al., 2024) with a fallback. One turn of the
+//! prima.cpp paper, appendix A.10 (`PerfSched`): Galaxy's rule (Ye et al., 2024) with a fallback. One round of the
 //! ring, three steps:
 //!
 //! 1. Layers in proportion to compute power: layers a second by the latency model, without disk and hops. That is
@@ -21,16 +21,16 @@
 //!
 //! A share may round to nothing; the head alone is given one layer in that case, taken from the largest window.
 //!
-//! Not here: what a hop or a disk costs. A device that slows everybody down still gets its share.
+//! Not here: what a hop or a disk costs. A device that slows down all others still gets its share.
 
 use crate::baselines::proportional::{cumulative_rounding, keep_head, speed_weights, within_room};
 use crate::latency::LatencyModel;
 use crate::latency::coefficients::DeviceCosts;
 use crate::latency::constraints::Rules;
-use crate::latency::gpu_split::Turns;
+use crate::latency::gpu_split::RoundCounts;
 use crate::problem::assignment::Assignment;
 use crate::room::Room;
-use crate::strategy::{Infeasible, Proposal, Refusal, SearchStep, Strategy};
+use crate::strategy::{Infeasible, Proposal, SearchStep, Strategy, StrategyError};
 
 /// Layers proportional to compute power within memory, device 0 the head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -45,7 +45,7 @@ impl Strategy for PerformanceProportional {
         Rules { may_drop: true, may_leave_remainder: false }
     }
 
-    fn propose(&self, model: &LatencyModel) -> Result<Proposal, Refusal> {
+    fn propose(&self, model: &LatencyModel) -> Result<Proposal, StrategyError> {
         let rooms: Vec<Room> =
             (0..model.device_count()).map(|device| Room::new(model, device, device == 0)).collect();
         let mut window_layers = windows(model, &rooms)?;
@@ -56,7 +56,7 @@ impl Strategy for PerformanceProportional {
             .enumerate()
             .map(|(device, (window, room))| {
                 if room.gpu_first {
-                    model.most_gpu_layers(device, device == 0, *window, Turns::whole(1))
+                    model.max_gpu_layers(device, device == 0, *window, RoundCounts::whole(1))
                 } else {
                     room.gpu_layers(*window)
                 }
@@ -67,7 +67,7 @@ impl Strategy for PerformanceProportional {
 }
 
 /// The three steps.
-fn windows(model: &LatencyModel, rooms: &[Room]) -> Result<Vec<u32>, Refusal> {
+fn windows(model: &LatencyModel, rooms: &[Room]) -> Result<Vec<u32>, StrategyError> {
     let layers = model.model_layers();
     let costs = &model.devices;
     let on_cpu: Vec<f64> = costs.iter().map(DeviceCosts::cpu_layer).collect();
@@ -97,8 +97,8 @@ fn windows(model: &LatencyModel, rooms: &[Room]) -> Result<Vec<u32>, Refusal> {
 
     let held: u32 = windows.iter().sum();
     if held < layers {
-        let outcome = Err(Infeasible::HoldsTooLittle { ring_layers: layers, held });
-        return Err(Refusal::Infeasible(vec![SearchStep {
+        let outcome = Err(Infeasible::TooLittleMemory { ring_layers: layers, held });
+        return Err(StrategyError::Infeasible(vec![SearchStep {
             head: 0,
             rounds: 1,
             ring_layers: layers,

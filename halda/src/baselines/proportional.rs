@@ -1,4 +1,4 @@
-//! How are layers shared out in proportion to something?
+//! Proportional sharing of layers with cumulative rounding.
 //!
 //! Windows are contiguous, so each is the distance of two cumulative shares, each rounded to the nearest layer
 //! (half up):
@@ -11,14 +11,14 @@
 //! in the prima.cpp paper (section 4.1). Every window is at most one layer off its share, they sum to L, and a
 //! share between two whole numbers gives a window between the same two: rounding breaks no whole limit.
 //!
-//! Where devices have room for so many layers only, what exceeds the room of one is shared among those that have
+//! Where devices have limited memory, what exceeds the limit of one is shared among those that have
 //! some left, again in proportion, until all is placed or all are full. But for the rounding these are the
 //! windows min(room, lambda d) with one lambda for all.
 //!
-//! Not here: what to be proportional to. That is the strategies' affair.
+//! Not here: what to be proportional to. The strategies decide that.
 
 /// The weight of the fastest device where weights are speeds: fine enough to tell any two devices apart that
-/// would not get the same share of [`crate::problem::validation::MODEL_LAYERS_LIMIT`] layers.
+/// would not get the same share of [`crate::problem::validation::MAX_MODEL_LAYERS`] layers.
 /// source: assumed.
 const FASTEST_WEIGHT: f64 = (1_u64 << 40) as f64;
 
@@ -45,7 +45,7 @@ pub(crate) fn within_room(weights: &[u64], room: &[u32], layers: u32) -> Vec<u32
     let mut placed = vec![0; room.len()];
     let mut left = layers;
     while left > 0 {
-        // A weight of at least one: whoever has room gets something in the end.
+        // A weight of at least one: every device with memory left gets a share in the end.
         let open = |device: usize| placed[device] < room[device];
         let sizes: Vec<u64> = weights
             .iter()

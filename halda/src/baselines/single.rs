@@ -1,4 +1,4 @@
-//! What does one device do alone, as llama.cpp runs?
+//! The strategy `single`: all layers on one device, as llama.cpp runs them.
 //!
 //! All L layers in one window on one device, as many on its GPU as GPU memory holds, the rest on its CPU
 //! (`--n-gpu-layers` as large as possible, memory-mapped weights). Unless a device is fixed it is the one
@@ -9,9 +9,9 @@
 
 use crate::latency::LatencyModel;
 use crate::latency::constraints::{Rules, violations};
-use crate::latency::gpu_split::Turns;
+use crate::latency::gpu_split::RoundCounts;
 use crate::problem::assignment::Assignment;
-use crate::strategy::{Proposal, Refusal, Strategy};
+use crate::strategy::{Proposal, Strategy, StrategyError};
 
 /// One device, most layers on its GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -33,10 +33,10 @@ impl Strategy for Single {
         self.device.map(|device| format!("head={device}")).into_iter().collect()
     }
 
-    fn propose(&self, model: &LatencyModel) -> Result<Proposal, Refusal> {
+    fn propose(&self, model: &LatencyModel) -> Result<Proposal, StrategyError> {
         let devices = model.device_count();
         let candidates = match self.device {
-            Some(device) if device >= devices => return Err(Refusal::NoSuchDevice { device, devices }),
+            Some(device) if device >= devices => return Err(StrategyError::NoSuchDevice { device, devices }),
             Some(device) => device..device + 1,
             None => 0..devices,
         };
@@ -56,7 +56,7 @@ impl Strategy for Single {
         }
         match best {
             Some((_, assignment)) => Ok(Proposal::of(assignment)),
-            None => Err(Refusal::Breaks { strategy: self.name(), violations: broken }),
+            None => Err(StrategyError::ConstraintsViolated { strategy: self.name(), violations: broken }),
         }
     }
 }
@@ -66,6 +66,6 @@ fn alone(model: &LatencyModel, device: usize) -> Assignment {
     let mut window_layers = vec![0; model.device_count()];
     let mut gpu_layers = window_layers.clone();
     window_layers[device] = layers;
-    gpu_layers[device] = model.most_gpu_layers(device, true, layers, Turns::whole(1));
+    gpu_layers[device] = model.max_gpu_layers(device, true, layers, RoundCounts::whole(1));
     Assignment::new(device, 1, window_layers, gpu_layers)
 }

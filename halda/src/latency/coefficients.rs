@@ -1,4 +1,4 @@
-//! What does one layer, one window and the head's own work cost on each device?
+//! The constants of the latency model: what a layer, a window and the head cost on each device.
 //!
 //! prima.cpp paper, appendix A.3, the platform-specific constants:
 //!
@@ -15,7 +15,7 @@
 //!
 //! Not here: how the constants combine into a token's time. That is [`crate::latency`].
 
-use crate::latency::hop_times::Hops;
+use crate::latency::hop_times::HopTimes;
 use crate::practice::ReadRates;
 use crate::problem::instance::{Device, Gpu, Instance, OperatingSystem, PerFormat};
 use crate::problem::validation::InstanceError;
@@ -63,7 +63,7 @@ pub(crate) struct ModelCosts {
     /// Weight bytes of the first i layers, for every i up to L.
     pub first_layers_bytes: Vec<i64>,
     /// Whether all layers have the same bytes, and on each device take the same time.
-    pub even_layers: bool,
+    pub uniform_layers: bool,
     /// What the heaviest run of layers has beyond as many times b. A planner that counts layers sets it aside on GPUs,
     /// once for each window.
     pub surplus_of_a_run: i64,
@@ -86,7 +86,7 @@ pub(crate) struct DeviceCosts {
     pub gpu_memory: f64,
     /// (`t_ram_vram` + `t_vram_ram)(1` - UMA), a window.
     pub window_copy: f64,
-    /// `t_comm`, a window, for planners that do not ask who comes next: an estimate where that matters.
+    /// `t_comm`, a window, for planners that ignore the order of the ring: an estimate where that matters.
     pub hop: f64,
     /// (`b_i/V` + `b_o)/T_cpu`, on the head.
     pub head_memory: f64,
@@ -102,7 +102,7 @@ pub(crate) struct DeviceCosts {
     pub buffer_bytes: i64,
     /// cap.
     pub capacity: i64,
-    /// Seconds of the first i layers on the CPU and on the GPU with all weights at hand, where they are known.
+    /// Seconds of the first i layers on the CPU and on the GPU with all weights in memory, where they are known.
     pub first_layers_seconds: Option<[Vec<f64>; 2]>,
     /// Seconds of a window beside its layers, CPU and GPU together.
     pub window_overheads: f64,
@@ -131,12 +131,12 @@ impl ModelCosts {
                 .map(|layer| (each(layer) as i64 - model.layer_weight_bytes as i64).max(0))
                 .sum(),
             first_layers_bytes,
-            even_layers: alike(&model.layer_bytes)
+            uniform_layers: all_equal(&model.layer_bytes)
                 && instance
                     .devices
                     .iter()
                     .filter_map(|device| device.practice.work.as_ref())
-                    .all(|work| alike(&work.cpu_layers) && alike(&work.gpu_layers)),
+                    .all(|work| all_equal(&work.cpu_layers) && all_equal(&work.gpu_layers)),
             layers: model.model_layers,
             layer_weight_bytes: model.layer_weight_bytes as f64,
             layer_resident_bytes: model.layer_resident_bytes().unwrap_or(u64::MAX) as i64,
@@ -157,7 +157,7 @@ impl ModelCosts {
     }
 }
 
-fn alike<T: PartialEq>(all: &[T]) -> bool {
+fn all_equal<T: PartialEq>(all: &[T]) -> bool {
     all.windows(2).all(|pair| pair[0] == pair[1])
 }
 
@@ -187,7 +187,7 @@ impl DeviceCosts {
         instance: &Instance,
         index: usize,
         model: &ModelCosts,
-        hops: &Hops,
+        hops: &HopTimes,
     ) -> Result<Self, InstanceError> {
         let device = &instance.devices[index];
         let resident = model.layer_resident_bytes as f64;
@@ -232,7 +232,7 @@ impl DeviceCosts {
         if costs.worst_token(model, hops.longest(index)) < f64::MAX / (instance.devices.len() as f64) {
             Ok(costs)
         } else {
-            Err(InstanceError::EndlessToken { place: device.place(index) })
+            Err(InstanceError::InfiniteTokenTime { place: device.place(index) })
         }
     }
 
@@ -268,7 +268,7 @@ impl DeviceCosts {
         (self.capacity - self.buffer_bytes - head_bytes).div_euclid(model.layer_resident_bytes)
     }
 
-    /// Model layers that GPU memory holds, whichever they are in so many windows.
+    /// Model layers that GPU memory holds, whichever they are in this number of windows.
     pub(crate) fn gpu_layers_that_fit(&self, head: bool, model: &ModelCosts, windows: u32) -> i64 {
         let surplus = model.surplus_of_all.min(i64::from(windows).saturating_mul(model.surplus_of_a_run));
         (self.gpu_bytes[usize::from(head)] - surplus).max(0) / model.layer_resident_bytes

@@ -1,4 +1,4 @@
-//! Is an assignment allowed, and if not, what exactly does it break?
+//! The named constraints of an assignment, and which of them one breaks.
 //!
 //! prima.cpp paper, Eq. 22-36, each as a named constraint that renders a sentence. Eq. 27-29 (a device in
 //! M1-M3 *must* be over) are absent on purpose: here the memory case follows from the assignment instead of
@@ -8,9 +8,9 @@
 //! | --- | --- |
 //! | the shape: one window a device, n <= w, 1 <= W <= L, k = ceil(L/W), a head with layers | 22-24 |
 //! | every device has a window (unless devices may be dropped) | 22 |
-//! | no partial last turn (unless allowed) | 23, Assumption 1 |
+//! | no partial last round (unless allowed) | 23, Assumption 1 |
 //! | a slow disk is never read for weights | Case 4, 30-32 |
-//! | who comes next can be reached; a relay and a partial last turn do not go together | 3.3 |
+//! | each device reaches the next one; a relay and a partial last round do not go together | 3.3 |
 //! | GPU layers fit GPU memory (CUDA), the working set (Metal), or are none | 34-36 |
 //!
 //! Not here: how good an allowed assignment is.
@@ -24,7 +24,7 @@ use crate::problem::instance::Gpu;
 pub struct Rules {
     /// Devices other than the head may get no layers.
     pub may_drop: bool,
-    /// The last turn of the ring may be partial: k W < L.
+    /// The last round of the ring may be partial: k W < L.
     pub may_leave_remainder: bool,
 }
 
@@ -92,7 +92,7 @@ pub enum Violation {
         /// ceil(L/W).
         expected: u32,
     },
-    /// R > 0 where only whole turns are allowed.
+    /// R > 0 where only whole rounds are allowed.
     #[error(
         "the last of {rounds} rounds is partial: {ring_layers} layers a round leave {remainder} of \
          {model_layers} for it"
@@ -134,12 +134,12 @@ pub enum Violation {
     /// A device would have to send to one it cannot reach.
     #[error("`{from}` cannot reach `{to}`, which comes next in the ring: choose another order or a relay")]
     Unreachable {
-        /// Who sends.
+        /// The sender.
         from: String,
-        /// Who would receive.
+        /// The receiver.
         to: String,
     },
-    /// A relay is visited in a partial last turn even where nobody after it has layers.
+    /// A relay is visited in a partial last round even where no device after it has layers.
     #[error(
         "`{device}` is a relay and the last of {rounds} rounds is partial: relays need whole rounds here"
     )]
@@ -205,7 +205,7 @@ pub enum Violation {
         "`{device}` has {capacity} bytes, of which buffers and cache take {held:.0}: too little is left for weights \
          even to pass through"
     )]
-    NoRoom {
+    OutOfMemory {
         /// The device.
         device: String,
         /// Bytes that are held whatever happens.
@@ -225,7 +225,7 @@ pub fn violations(model: &LatencyModel, assignment: &Assignment, rules: Rules) -
     found
 }
 
-/// All but what the paper's latency model says of memory: the shape, the optional rules, and who reaches whom.
+/// All but what the paper's latency model says of memory: the shape, the optional rules, and the links.
 pub fn ring_violations(model: &LatencyModel, assignment: &Assignment, rules: Rules) -> Vec<Violation> {
     let mut found = shape_violations(model, assignment);
     if !found.is_empty() {
@@ -345,7 +345,7 @@ fn order_violation(model: &LatencyModel, assignment: &Assignment) -> Option<Viol
     Some(Violation::Order { what: format!("it lacks `{}`, which has layers", name(left_out)) })
 }
 
-/// The first device of the ring that cannot send to the one that comes next, in whole turns or in a partial one.
+/// The first device of the ring that cannot send to the one that comes next, in whole rounds or in a partial one.
 fn unreachable(model: &LatencyModel, assignment: &Assignment) -> Option<Violation> {
     let shares = assignment.shares(model.model_layers());
     let seconds = model.communication(assignment, &shares);
@@ -353,7 +353,7 @@ fn unreachable(model: &LatencyModel, assignment: &Assignment) -> Option<Violatio
     let place = ring.iter().position(|device| seconds[*device] == f64::INFINITY)?;
     let from = ring[place];
     let next = ring[(place + 1) % ring.len()];
-    // Where the next one is in reach it is the way back to the head that is missing, in the partial last turn.
+    // Where the next one is in reach it is the way back to the head that is missing, in the partial last round.
     let to = if model.hops.seconds(from, next) == f64::INFINITY { next } else { assignment.head };
     let name = |device: usize| model.instance().devices[device].name.clone();
     Some(Violation::Unreachable { from: name(from), to: name(to) })

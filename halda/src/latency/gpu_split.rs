@@ -1,4 +1,4 @@
-//! How many layers of a window belong on the GPU?
+//! The best number of GPU layers for a given window.
 //!
 //! For a given window the time is a convex function of lgpu: arithmetic and memory are linear in it, and
 //! the disk term is a maximum of lines that falls with it (on Metal it does not depend on it). lgpu in turn
@@ -21,17 +21,17 @@ pub struct Split {
     pub seconds: f64,
 }
 
-/// The turns in which a window is used.
+/// The rounds in which a window is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Turns {
-    /// k: whole turns.
+pub(crate) struct RoundCounts {
+    /// k: whole rounds.
     pub rounds: u32,
-    /// Layers left for this device and those after it in a partial last turn.
+    /// Layers left for this device and those after it in a partial last round.
     pub rest: u32,
 }
 
-impl Turns {
-    /// Whole turns only.
+impl RoundCounts {
+    /// Whole rounds only.
     pub(crate) fn whole(rounds: u32) -> Self {
         Self { rounds, rest: 0 }
     }
@@ -51,41 +51,53 @@ impl Turns {
 
 impl LatencyModel<'_> {
     /// The largest n that GPU memory allows in a window.
-    pub(crate) fn most_gpu_layers(&self, device: usize, head: bool, window: u32, turns: Turns) -> u32 {
-        let windows = turns.rounds + turns.rest.min(1);
+    pub(crate) fn max_gpu_layers(
+        &self,
+        device: usize,
+        head: bool,
+        window: u32,
+        round_counts: RoundCounts,
+    ) -> u32 {
+        let windows = round_counts.rounds + round_counts.rest.min(1);
         let fit = self.devices[device].gpu_layers_that_fit(head, &self.model, windows);
-        turns.gpu_layers_within(fit).min(i64::from(window)) as u32
+        round_counts.gpu_layers_within(fit).min(i64::from(window)) as u32
     }
 
     /// The best split of a window, `None` if a slow disk allows none. Ties go to fewer GPU layers.
-    pub(crate) fn best_split(&self, device: usize, head: bool, window: u32, turns: Turns) -> Option<Split> {
-        self.best_split_with_hop(device, head, window, turns, self.devices[device].hop)
+    pub(crate) fn best_split(
+        &self,
+        device: usize,
+        head: bool,
+        window: u32,
+        round_counts: RoundCounts,
+    ) -> Option<Split> {
+        self.best_split_with_hop(device, head, window, round_counts, self.devices[device].hop)
     }
 
-    /// The best split of a window that ends in such a hop.
+    /// The best split of a window whose hop takes `hop` seconds.
     pub(crate) fn best_split_with_hop(
         &self,
         device: usize,
         head: bool,
         window: u32,
-        turns: Turns,
+        round_counts: RoundCounts,
         hop: f64,
     ) -> Option<Split> {
         if window == 0 {
             return Some(Split { gpu_layers: 0, seconds: 0.0 });
         }
         let costs = &self.devices[device];
-        let most = i64::from(self.most_gpu_layers(device, head, window, turns));
-        let layers = i64::from(Share::new(window, 0, turns.rounds, turns.rest).layers);
+        let most = i64::from(self.max_gpu_layers(device, head, window, round_counts));
+        let layers = i64::from(Share::new(window, 0, round_counts.rounds, round_counts.rest).layers);
         let mut least = 0;
         if costs.slow_disk && !costs.metal {
             let must_leave = layers - costs.layers_that_fit(head, &self.model);
-            least = turns.gpu_layers_within(must_leave - 1) + 1;
+            least = round_counts.gpu_layers_within(must_leave - 1) + 1;
         }
         if least > most {
             return None;
         }
-        let kink = turns.gpu_layers_within(layers - 1 - self.layers_before_reading(device, head));
+        let kink = round_counts.gpu_layers_within(layers - 1 - self.layers_before_reading(device, head));
         let candidates = [least, kink.clamp(least, most), (kink + 1).clamp(least, most), most];
         let mut best: Option<Split> = None;
         for (index, gpu_layers) in candidates.into_iter().enumerate() {
@@ -93,7 +105,7 @@ impl LatencyModel<'_> {
                 continue;
             }
             let gpu_layers = gpu_layers as u32;
-            let share = Share::new(window, gpu_layers, turns.rounds, turns.rest);
+            let share = Share::new(window, gpu_layers, round_counts.rounds, round_counts.rest);
             let Some(seconds) = self.cost_with_hop(device, head, share, hop) else { continue };
             if best.is_none_or(|best| seconds < best.seconds) {
                 best = Some(Split { gpu_layers, seconds });
@@ -118,12 +130,12 @@ mod tests {
     #[test]
     fn the_inverse_of_lgpu_is_the_largest_n() {
         for (rounds, rest) in [(1, 0), (3, 0), (2, 4), (1, 7)] {
-            let turns = Turns { rounds, rest };
+            let round_counts = RoundCounts { rounds, rest };
             let lgpu = |n: i64| i64::from(rounds) * n + n.min(i64::from(rest));
             for layers in -2..40 {
-                let n = turns.gpu_layers_within(layers);
-                assert!(n == -1 || lgpu(n) <= layers, "{turns:?} {layers}");
-                assert!(lgpu(n + 1) > layers, "{turns:?} {layers}");
+                let n = round_counts.gpu_layers_within(layers);
+                assert!(n == -1 || lgpu(n) <= layers, "{round_counts:?} {layers}");
+                assert!(lgpu(n + 1) > layers, "{round_counts:?} {layers}");
             }
         }
     }

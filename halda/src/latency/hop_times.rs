@@ -1,11 +1,11 @@
-//! How long does the hidden state travel from one device to the next?
+//! Hop times: seconds to send the hidden state from one device to the next.
 //!
 //! `t_comm` of the prima.cpp paper, Table 6, belongs to the sender alone. If an instance gives hops by pair, it
 //! belongs to the device that really comes next: devices that are not in the ring, or have no layers in a partial
-//! last turn, are passed by, and the last one hands back to the head. A ring of one device then has no hop.
+//! last round, are passed by, and the last one hands back to the head. A ring of one device then has no hop.
 //!
-//! A pair without an entry cannot talk. Whether the neighbour matters at all is worked out once: where every
-//! device sends equally fast to all others, planners do without knowing who comes next.
+//! A pair without an entry has no link. Whether the next device matters at all is decided once: where every
+//! device sends equally fast to all others, planners do without the order of the ring.
 //!
 //! Not here: which device comes next ([`crate::problem::assignment`]).
 
@@ -13,16 +13,17 @@ use crate::problem::instance::Instance;
 
 /// Hops between devices, from a validated instance.
 #[derive(Debug, Clone)]
-pub(crate) struct Hops {
-    /// What each sender needs whoever comes next; the instance's own `hop` where that depends on the neighbour.
+pub(crate) struct HopTimes {
+    /// What each sender needs whatever the next device is; the instance's own `hop` where that depends on the
+    /// neighbour.
     pub of_sender: Vec<f64>,
-    /// between[from * M + to], infinite where there is no way; empty if the instance has only senders' hops.
+    /// between[from * M + to], infinite where there is no link; empty if the instance has only senders' hops.
     between: Vec<f64>,
-    /// Whether a hop depends on who comes next.
+    /// Whether a hop depends on the next device.
     pub neighbour_matters: bool,
 }
 
-impl Hops {
+impl HopTimes {
     pub(crate) fn new(instance: &Instance) -> Self {
         let senders: Vec<f64> = instance.devices.iter().map(|device| device.hop).collect();
         let Some(rows) = &instance.hops else {
@@ -32,11 +33,11 @@ impl Hops {
             rows.iter().flatten().map(|seconds| seconds.unwrap_or(f64::INFINITY)).collect();
         let devices = rows.len();
         let first = |from: usize| (0..devices).find(|to| *to != from).map(|to| between[from * devices + to]);
-        let alike = |from: usize| {
+        let all_equal = |from: usize| {
             let others = (0..devices).filter(|to| *to != from).map(|to| between[from * devices + to]);
             first(from).is_none_or(|first| first.is_finite() && others.into_iter().all(|hop| hop == first))
         };
-        let neighbour_matters = !(0..devices).all(alike);
+        let neighbour_matters = !(0..devices).all(all_equal);
         let of_sender = if neighbour_matters {
             senders
         } else {
@@ -45,7 +46,7 @@ impl Hops {
         Self { of_sender, between, neighbour_matters }
     }
 
-    /// Seconds from one device to another, infinite where there is no way.
+    /// Seconds from one device to another, infinite where there is no link.
     pub(crate) fn seconds(&self, from: usize, to: usize) -> f64 {
         if self.between.is_empty() {
             self.of_sender[from]
@@ -61,7 +62,7 @@ impl Hops {
         !self.between.is_empty()
     }
 
-    /// The hop that a window has whoever comes next; 0 where it depends on that, and is counted apart.
+    /// The hop that a window has whatever the next device is; 0 where it depends on that, and is counted apart.
     pub(crate) fn own(&self, from: usize) -> f64 {
         if self.neighbour_matters { 0.0 } else { self.of_sender[from] }
     }

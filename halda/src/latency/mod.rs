@@ -1,4 +1,4 @@
-//! How long does a token take under an assignment, and where does the time go?
+//! The paper's latency model: the time of a token under an assignment, term by term.
 //!
 //! prima.cpp paper, appendix A.3, Eq. 11-19 with its ambiguities resolved (see below):
 //!
@@ -16,7 +16,7 @@
 //! ```
 //!
 //! Resolved: need = cap fits; the `b_i/V` floor of the disk term is the head's alone (the paper's Eq. 20 counts
-//! it once, its Eq. 12-19 for everybody); a device without layers costs nothing at all, its buffers included.
+//! it once, its Eq. 12-19 for every device); a device without layers costs nothing at all, its buffers included.
 //!
 //! Every planner of this crate scores by this file, and a reported T is always [`LatencyModel::evaluate`] of
 //! the reported assignment, never the planner's own running sum.
@@ -36,7 +36,7 @@ use crate::problem::assignment::{Assignment, Share};
 use crate::problem::instance::Instance;
 use crate::problem::validation::InstanceError;
 use coefficients::{DeviceCosts, MemoryCase, ModelCosts};
-use hop_times::Hops;
+use hop_times::HopTimes;
 
 /// A validated instance with its per-device constants: what every planner works on.
 #[derive(Debug, Clone)]
@@ -44,7 +44,7 @@ pub struct LatencyModel<'i> {
     instance: &'i Instance,
     pub(crate) model: ModelCosts,
     pub(crate) devices: Vec<DeviceCosts>,
-    pub(crate) hops: Hops,
+    pub(crate) hops: HopTimes,
 }
 
 /// The time of a token and its parts.
@@ -93,7 +93,7 @@ impl<'i> LatencyModel<'i> {
     pub fn new(instance: &'i Instance) -> Result<Self, InstanceError> {
         instance.validate()?;
         let model = ModelCosts::new(instance);
-        let hops = Hops::new(instance);
+        let hops = HopTimes::new(instance);
         let devices = (0..instance.devices.len())
             .map(|index| DeviceCosts::new(instance, index, &model, &hops))
             .collect::<Result<_, _>>()?;
@@ -115,16 +115,17 @@ impl<'i> LatencyModel<'i> {
         self.devices.len()
     }
 
-    /// `T_comm` of each device: its hops in whole turns and, if there is one, in the partial last turn, which
-    /// passes by the devices without layers in it but not the relays. Infinite where there is no way.
+    /// `T_comm` of each device: its hops in whole rounds and, if there is one, in the partial last round, which
+    /// passes by the devices without layers in it but not the relays. Infinite where there is no link.
     pub(crate) fn communication(&self, assignment: &Assignment, shares: &[Share]) -> Vec<f64> {
         let mut seconds = vec![0.0; shares.len()];
         let ring = assignment.ring();
         let ring_layers = assignment.ring_layers().max(1);
-        let turns = (u64::from(self.model.layers) / ring_layers) as u32;
+        let whole_rounds = (u64::from(self.model.layers) / ring_layers) as u32;
         let partial = !u64::from(self.model.layers).is_multiple_of(ring_layers);
         let visited: Vec<usize> = if partial {
-            let visited = |device: &usize| shares[*device].windows > turns || assignment.is_relay(*device);
+            let visited =
+                |device: &usize| shares[*device].windows > whole_rounds || assignment.is_relay(*device);
             ring.iter().copied().filter(visited).collect()
         } else {
             Vec::new()
@@ -137,18 +138,18 @@ impl<'i> LatencyModel<'i> {
                 let last_hop = self.hops.seconds(device, next(&visited, place_in_partial));
                 place_in_partial += 1;
                 seconds[device] = if hop == last_hop {
-                    f64::from(turns + 1) * hop
+                    f64::from(whole_rounds + 1) * hop
                 } else {
-                    f64::from(turns) * hop + last_hop
+                    f64::from(whole_rounds) * hop + last_hop
                 };
             } else {
-                seconds[device] = f64::from(turns) * hop;
+                seconds[device] = f64::from(whole_rounds) * hop;
             }
         }
         seconds
     }
 
-    /// The terms of one device for one share. Its hops are an estimate where they depend on who comes next.
+    /// The terms of one device for one share. Its hops are an estimate where they depend on the next device.
     pub fn terms(&self, device: usize, head: bool, share: Share) -> DeviceTerms {
         self.terms_with_hop(device, head, share, self.devices[device].hop)
     }

@@ -1,10 +1,10 @@
-//! How long does a token take once reading ahead has settled, and what does each device wait for?
+//! The steady-state model: the time of a token when every device reads ahead of its turn.
 //!
 //! The paper's objective adds computing and reading. But a device reads while the others compute, and how much of
-//! that is hidden depends on the rounds, on its memory and on who decides what stays there. For a device with
+//! that is hidden depends on the rounds, on its memory and on which policy decides what stays there. For a device with
 //! `stage = T_comp + T_mem` and `k` windows, `share` bytes of CPU weights, `room` for page cache beside what cannot
-//! be reclaimed, and a disk of `f` bytes a second by page faults, `a` read ahead and `s` streamed ([`ReadRates`]; all of
-//! them the paper's `s_disk` where nothing else is known):
+//! be reclaimed, and a disk of `f` bytes a second by page faults, `a` read ahead and `s` streamed ([`ReadRates`]; all
+//! of them the paper's `s_disk` where nothing else is known):
 //!
 //! ```text
 //! share fits in room       own = stage                                     busy = 0
@@ -25,12 +25,12 @@
 //!
 //! `own` is what a device adds to a token whose reading is as far ahead as it can be; `busy` is how long its disk
 //! needs for one token, and no token can be faster than the slowest disk. `read` is `share` where the system evicts
-//! what was used longest ago. The paper's page cache keeps the excess out: it reads `share - room`, and what is read ahead
-//! takes the place of as many kept weights, which are read again themselves. A window of `w = share / k` is in
-//! conflict with the one before it as far as both do not fit: `conflict = (w + ahead - room) / w`, within 0 and 1,
-//! with `ahead` = w or the prefetch budget, and without the first w if windows are given up behind the computation; what
-//! a budget leaves `uncovered`, `1 - ahead / w`, is read when it is touched; the two are at most 1 together. A device that
-//! manages its residency reads `share - kept` ([`hearth_core::residency::kept_bytes`]), through a buffer of q
+//! what was used longest ago. The paper's page cache keeps the excess out: it reads `share - room`, and what is read
+//! ahead takes the place of as many kept weights, which are read again themselves. A window of `w = share / k` is in
+//! conflict with the one before it as far as both do not fit: `conflict = (w + ahead - room) / w`, within 0 and 1, with
+//! `ahead` = w or the prefetch budget, and without the first w if windows are given up behind the computation; what a
+//! budget leaves `uncovered`, `1 - ahead / w`, is read when it is touched; the two are at most 1 together. A device
+//! that manages its residency reads `share - kept` ([`hearth_core::residency::kept_bytes`]), through a buffer of q
 //! bytes that is filled before each window and streams on while it computes. The head's first window follows its output
 //! without a pause and is announced when that begins, so that before the output only the output's part is filled.
 //!
@@ -52,7 +52,7 @@ use crate::problem::instance::Gpu;
 
 /// What a device adds to a token, and how fast tokens can follow each other there.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Pace {
+pub struct DeviceTiming {
     /// Its terms without hops; `disk` is what it waits for although reading is as far ahead as it can be.
     pub terms: DeviceTerms,
     /// Seconds for which a token keeps its disk, and in a conflict its processor too: no token is faster.
@@ -73,18 +73,18 @@ pub struct Portion {
     pub work: Option<f64>,
 }
 
-/// Where a window stands in the turns of a ring.
+/// Where a window stands in the rounds of a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     /// W.
     pub ring_layers: u32,
-    /// Layers of a turn before it.
+    /// Layers of a round before it.
     pub placed: u32,
 }
 
-/// A device that has all its weights at hand.
+/// A device that has all its weights in memory.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Quiet {
+pub(crate) struct ResidentTiming {
     terms: DeviceTerms,
     memory: Memory,
     /// Whether Metal keeps what it was given.
@@ -104,7 +104,7 @@ struct Memory {
     wired: i64,
 }
 
-impl Pace {
+impl DeviceTiming {
     /// Seconds that the device adds to a token, without its hops.
     pub fn own(&self) -> f64 {
         self.terms.compute + self.terms.memory + self.terms.disk
@@ -130,13 +130,13 @@ impl LatencyModel<'_> {
         let hops = self.communication(assignment, &shares);
         for (device, (portion, communication)) in portions.into_iter().zip(hops).enumerate() {
             let (head, residency) = (device == assignment.head, residencies.get(device).copied());
-            let pace = self
-                .pace(device, head, &portion, &residency.unwrap_or_default())
+            let timing = self
+                .timing(device, head, &portion, &residency.unwrap_or_default())
                 .ok_or_else(|| self.no_room(device, head, &portion))?;
-            if pace.busy > slowest.0 {
-                slowest = (pace.busy, device);
+            if timing.busy > slowest.0 {
+                slowest = (timing.busy, device);
             }
-            devices.push(DeviceTerms { communication, ..pace.terms });
+            devices.push(DeviceTerms { communication, ..timing.terms });
         }
         let own: f64 = devices.iter().map(DeviceTerms::seconds).sum();
         let waits = (slowest.1, (slowest.0 - own).max(0.0));
@@ -158,30 +158,36 @@ impl LatencyModel<'_> {
         let broken = portions.filter_map(|(device, portion)| {
             let head = device == assignment.head;
             let residency = residencies.get(device).copied().unwrap_or_default();
-            let pace = self.pace(device, head, &portion, &residency);
-            pace.is_none().then(|| self.no_room(device, head, &portion))
+            let timing = self.timing(device, head, &portion, &residency);
+            timing.is_none().then(|| self.no_room(device, head, &portion))
         });
         broken.collect()
     }
 
     /// The pace of a device, `None` if its memory cannot hold what must be held, or if a slow disk would be read.
-    pub fn pace(
+    pub fn timing(
         &self,
         device: usize,
         head: bool,
         portion: &Portion,
         residency: &ResidencyOptions,
-    ) -> Option<Pace> {
-        self.quiet(device, head, portion).and_then(|quiet| self.reading(device, &quiet, residency))
+    ) -> Option<DeviceTiming> {
+        self.resident_timing(device, head, portion)
+            .and_then(|resident_timing| self.reading(device, &resident_timing, residency))
     }
 
-    /// A device that has all its weights at hand; `None` if its memory cannot hold what must be held.
-    pub(crate) fn quiet(&self, device: usize, head: bool, portion: &Portion) -> Option<Quiet> {
+    /// A device that has all its weights in memory; `None` if its memory cannot hold what must be held.
+    pub(crate) fn resident_timing(
+        &self,
+        device: usize,
+        head: bool,
+        portion: &Portion,
+    ) -> Option<ResidentTiming> {
         let share = portion.share;
         let mut terms = self.terms(device, head, share);
         (terms.disk, terms.communication) = (0.0, 0.0);
         if share.layers == 0 {
-            return Some(Quiet {
+            return Some(ResidentTiming {
                 terms,
                 memory: Memory { share: 0, output: 0, room: 0, wired: 0 },
                 within_metal: true,
@@ -197,16 +203,21 @@ impl LatencyModel<'_> {
         terms.capacity = costs.steady_capacity as u64;
         let no_room = memory.room < 0 || (memory.share > 0 && memory.room < LEAST_ROOM.0 as i64);
         let fits = !no_room && self.fits_gpu(device, head, portion);
-        fits.then_some(Quiet { terms, memory, within_metal })
+        fits.then_some(ResidentTiming { terms, memory, within_metal })
     }
 
     /// What it adds that not all weights stay; `None` if a slow disk would be read.
-    pub(crate) fn reading(&self, device: usize, quiet: &Quiet, residency: &ResidencyOptions) -> Option<Pace> {
+    pub(crate) fn reading(
+        &self,
+        device: usize,
+        resident_timing: &ResidentTiming,
+        residency: &ResidencyOptions,
+    ) -> Option<DeviceTiming> {
         let (costs, practice) = (&self.devices[device], &self.instance().devices[device].practice);
-        let Quiet { terms, memory, within_metal } = quiet;
+        let ResidentTiming { terms, memory, within_metal } = resident_timing;
         let mut terms = terms.clone();
         if terms.share.layers == 0 {
-            return Some(Pace { terms, busy: 0.0 });
+            return Some(DeviceTiming { terms, busy: 0.0 });
         }
         // A page cache that keeps the excess out has no cliff to stay away from.
         terms.over = match practice.rereads {
@@ -219,7 +230,7 @@ impl LatencyModel<'_> {
             }
         };
         if !terms.over && *within_metal && !gives_up(residency, memory.share) {
-            return Some(Pace { terms, busy: 0.0 });
+            return Some(DeviceTiming { terms, busy: 0.0 });
         }
         if costs.slow_disk {
             return None;
@@ -228,15 +239,15 @@ impl LatencyModel<'_> {
         let stage = terms.compute + terms.memory;
         let busy = if *within_metal {
             let windows = f64::from(terms.share.windows);
-            let reading = Reading { memory: *memory, stage, windows, reads: costs.reads };
+            let reading = Rereading { memory: *memory, stage, windows, reads: costs.reads };
             let (waits, busy) = reading.waits(practice, residency);
             terms.disk = waits;
             busy
         } else {
-            // Past its working set Metal gives everything up, whoever keeps what.
+            // Past its working set Metal gives everything up, whatever the residency.
             stage + (memory.share + memory.wired) as f64 / costs.reads.fault
         };
-        Some(Pace { terms, busy })
+        Some(DeviceTiming { terms, busy })
     }
 
     /// What a device's work takes, where that is known better than by the paper's coefficients.
@@ -303,7 +314,7 @@ impl LatencyModel<'_> {
         portion.gpu_bytes + i64::from(portion.share.gpu_layers) * kv
     }
 
-    /// What a window of so many layers, some on the GPU, means at a place of the ring.
+    /// What a window of `window` layers, `gpu_layers` of them on the GPU, has to do at a place of the ring.
     pub fn portion(&self, device: usize, place: Place, window: u32, gpu_layers: u32) -> Portion {
         let Place { ring_layers, placed } = place;
         let (rounds, remainder) = (self.model.layers / ring_layers, self.model.layers % ring_layers);
@@ -320,7 +331,7 @@ impl LatencyModel<'_> {
         };
         let (mut cpu_bytes, mut gpu_bytes, mut work) = (0, 0, 0.0);
         let mut add = |start: u32, layers: u32| {
-            // A window that is wider only in thought would begin earlier instead of running over the end.
+            // A window that is only considered would begin earlier instead of running over the end.
             let start = start.min(self.model.layers.saturating_sub(layers));
             let layers = layers.min(self.model.layers);
             let split = start + gpu_layers.min(layers);
@@ -384,19 +395,19 @@ impl LatencyModel<'_> {
                 threshold,
             };
         }
-        Violation::NoRoom { device, held: need - memory.share as f64, capacity }
+        Violation::OutOfMemory { device, held: need - memory.share as f64, capacity }
     }
 }
 
 /// A share that is read again for each token, in part or whole.
-struct Reading {
+struct Rereading {
     memory: Memory,
     stage: f64,
     windows: f64,
     reads: ReadRates,
 }
 
-impl Reading {
+impl Rereading {
     /// The output's part of what a head uses between two times of idleness, the end of a token and the first window of
     /// the next.
     fn output_of_first_visit(&self) -> f64 {
@@ -406,7 +417,7 @@ impl Reading {
 
     /// What the device waits for although reading is as far ahead as it can be, and `busy`.
     fn waits(&self, practice: &Practice, residency: &ResidencyOptions) -> (f64, f64) {
-        let Reading { stage, windows, reads, .. } = *self;
+        let Rereading { stage, windows, reads, .. } = *self;
         let (share, room) = (self.memory.share as u64, self.memory.room as u64);
         if residency.policy == Residency::Managed {
             let read = (share - kept_bytes(room, share, practice.processors, residency)) as f64;

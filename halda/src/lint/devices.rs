@@ -1,4 +1,4 @@
-//! What is wrong or doubtful about one device's part of a plan?
+//! Findings about one device's part of a plan.
 //!
 //! Not here: what concerns the ring as a whole.
 
@@ -12,7 +12,7 @@ use hearth_schema::residency::Residency;
 use super::{Finding, Severity};
 
 /// One device of a plan, with what it has and needs.
-pub(super) struct Part<'p> {
+pub(super) struct PlannedPart<'p> {
     pub plan: &'p Plan,
     pub place: usize,
     pub planned: &'p PlannedDevice,
@@ -20,7 +20,7 @@ pub(super) struct Part<'p> {
     pub room: Room,
 }
 
-impl Part<'_> {
+impl PlannedPart<'_> {
     /// Where a key of this device stands.
     fn at(&self, key: &str) -> String {
         format!("plan devices[{}] `{}`{key}", self.place, self.planned.name)

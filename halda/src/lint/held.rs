@@ -1,4 +1,4 @@
-//! What is wrong or doubtful about a plan whose weights nobody can take back?
+//! Findings about plans that pin their weights in memory.
 //!
 //! Plans of other systems. Their devices hold what [`hearth_core::holdings`] counts, as a run of the simulator
 //! does.

@@ -1,4 +1,4 @@
-//! Which profiles say too little of a device for this model, or too unsurely?
+//! Findings about device profiles that lack a number or measured it with a wide spread.
 //!
 //! A prediction is as good as the numbers that it is made of. These findings name the numbers to measure again, or for
 //! the first time.

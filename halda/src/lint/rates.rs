@@ -1,7 +1,7 @@
-//! Which numbers of a device or a link cannot be meant?
+//! Findings about numbers of devices and links that are far outside the usual range.
 //!
-//! A wrong unit makes a number that reads well and is a thousand times off. Each quantity has a range, wider than all that
-//! is sold, outside of which somebody should look again.
+//! A wrong unit makes a number that reads well and is a thousand times off. Each quantity has a range, wider than all
+//! that is sold, outside of which somebody should look again.
 //!
 //! Not here: numbers that a document refuses, as zero.
 
@@ -14,7 +14,8 @@ use super::Finding;
 
 /// Disks. source: a floppy disk reads 60 kB/s; a drive on PCI Express 6 x4 is specified with 28 GB/s
 const DISK: [f64; 2] = [5e4, 4e10];
-/// Main memory of a processor. source: a Raspberry Pi 1 reads about 0.3 GB/s; a server with 12 channels of DDR5 0.6 TB/s
+/// Main memory of a processor. source: a Raspberry Pi 1 reads about 0.3 GB/s; a server with 12 channels of DDR5 0.6
+/// TB/s
 const MEMORY_READ: [f64; 2] = [1e8, 2e12];
 /// Memory of a GPU. source: as above, and 8 TB/s of HBM3E
 const GPU_READ: [f64; 2] = [1e8, 2e13];

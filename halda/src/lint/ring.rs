@@ -1,4 +1,4 @@
-//! What is wrong or doubtful about a plan as a whole?
+//! Findings about a plan as a whole.
 //!
 //! Not here: one device's part, which is in `devices`.
 
@@ -12,10 +12,10 @@ use hearth_schema::plan::Role;
 use hearth_schema::residency::ResidencyOptions;
 
 use super::Finding;
-use super::devices::Part;
+use super::devices::PlannedPart;
 use super::held;
 use crate::baselines::manual::Manual;
-use crate::explanation::Dropped;
+use crate::explanation::DropReason;
 use crate::latency::LatencyModel;
 use crate::problem::SLOW_DISK;
 use crate::problem::assignment::ring_order;
@@ -25,7 +25,7 @@ use hearth_core::room::Room;
 
 /// More than this part of a token's time in hops is more than there is to gain by sharing.
 /// source: assumed
-const MOST_HOPS: f64 = 0.5;
+const MAX_HOP_SHARE: f64 = 0.5;
 
 /// The findings about a plan for a scenario. The cluster has the scenario's limits; a disk slower than `slow_disk`
 /// (the planner's usual threshold if absent) is not to be read for a token.
@@ -47,21 +47,21 @@ pub fn plan(
         found.extend(held::findings(plan, cluster));
         return found;
     }
-    let cluster = &match hosting(plan, cluster) {
+    let cluster = &match cluster_beside_draft(plan, cluster) {
         Ok(cluster) => cluster,
         Err(finding) => {
             found.push(finding);
             return found;
         }
     };
-    let parts: Vec<Part> = plan
+    let parts: Vec<PlannedPart> = plan
         .devices
         .iter()
         .enumerate()
         .filter_map(|(place, planned)| {
             let member = cluster.member(&planned.name)?;
             let room = Room::new(plan, place, &cluster.model, &member.device);
-            Some(Part { plan, place, planned, member, room })
+            Some(PlannedPart { plan, place, planned, member, room })
         })
         .collect();
     for part in &parts {
@@ -74,7 +74,7 @@ pub fn plan(
 }
 
 /// The cluster as the plan's draft leaves it.
-fn hosting(plan: &Plan, cluster: &Cluster) -> Result<Cluster, Finding> {
+fn cluster_beside_draft(plan: &Plan, cluster: &Cluster) -> Result<Cluster, Finding> {
     let mut left = cluster.clone();
     left.draft = None;
     let name = &plan.devices[0].name;
@@ -129,20 +129,20 @@ fn origin(plan: &Plan, scenario: &Origin, cluster: &Cluster) -> Vec<Finding> {
 }
 
 /// What the number of rounds is good for.
-fn rounds(plan: &Plan, parts: &[Part], cluster: &Cluster, found: &mut Vec<Finding>) {
+fn rounds(plan: &Plan, parts: &[PlannedPart], cluster: &Cluster, found: &mut Vec<Finding>) {
     if parts.iter().any(|part| !part.room.fits) {
         // Nothing runs, so nothing is read.
         return;
     }
-    let names = |parts: &mut dyn Iterator<Item = &Part>| {
+    let names = |parts: &mut dyn Iterator<Item = &PlannedPart>| {
         parts.map(|part| format!("`{}`", part.planned.name)).collect::<Vec<_>>().join(", ")
     };
     let working = plan.devices.iter().filter(|device| device.window > 0).count();
-    let turn = turn(plan, cluster);
+    let round_hops = hops_of_round(plan, cluster);
     let over = || parts.iter().filter(|part| part.room.over());
-    let ahead = |part: &&Part| part.planned.residency.prefetches();
+    let ahead = |part: &&PlannedPart| part.planned.residency.prefetches();
     if plan.rounds > 1 && over().next().is_none() {
-        let more = turn * f64::from(plan.rounds - 1);
+        let more = round_hops * f64::from(plan.rounds - 1);
         let what = format!(
             "every share fits in memory, so there is nothing to read between {} rounds, and the additional ones cost \
              {more} of hops a token",
@@ -163,7 +163,7 @@ fn rounds(plan: &Plan, parts: &[Part], cluster: &Cluster, found: &mut Vec<Findin
     let (layers, ring) = (plan.model.layers, plan.ring_layers());
     if !layers.is_multiple_of(ring) {
         let last = plan.rounds - 1;
-        let idle = |part: &&Part| part.planned.window > 0 && plan.window(part.place, last).is_empty();
+        let idle = |part: &&PlannedPart| part.planned.window > 0 && plan.window(part.place, last).is_empty();
         let idle = names(&mut parts.iter().filter(idle));
         let idle = if idle.is_empty() { "nobody".to_owned() } else { idle };
         let what = format!(
@@ -174,16 +174,16 @@ fn rounds(plan: &Plan, parts: &[Part], cluster: &Cluster, found: &mut Vec<Findin
         let fix = "choose windows whose sum divides the layers, if that matters";
         found.push(Finding::note("partial-last-round", "plan rounds", what, fix));
     }
-    let hops = turn * f64::from(plan.rounds);
-    if let Some(predicted) = plan.predicted.filter(|predicted| hops.0 > MOST_HOPS * predicted.tpot.0) {
+    let hops = round_hops * f64::from(plan.rounds);
+    if let Some(predicted) = plan.predicted.filter(|predicted| hops.0 > MAX_HOP_SHARE * predicted.tpot.0) {
         let what = format!("hops take {hops} of the {} that a token is expected to take", predicted.tpot);
         let fix = "use fewer devices or rounds, or faster links";
         found.push(Finding::warning("hops-dominate", "plan devices", what, fix));
     }
 }
 
-/// The hops of a whole turn of the ring.
-fn turn(plan: &Plan, cluster: &Cluster) -> Seconds {
+/// The hops of a whole round of the ring.
+fn hops_of_round(plan: &Plan, cluster: &Cluster) -> Seconds {
     let activation = plan.activations.bytes(&cluster.model.shape);
     let devices = &plan.devices;
     let hop = |(place, device): (usize, &hearth_schema::plan::PlannedDevice)| {
@@ -193,7 +193,7 @@ fn turn(plan: &Plan, cluster: &Cluster) -> Seconds {
     if devices.len() == 1 { Seconds(0.0) } else { devices.iter().enumerate().map(hop).sum() }
 }
 
-/// Workers that nobody can reach, in a plan that seems to be for execution.
+/// Workers without an address, in a plan that seems to be for execution.
 fn addresses(plan: &Plan, found: &mut Vec<Finding>) {
     if plan.devices.iter().all(|device| device.address.is_none()) {
         return;
@@ -237,7 +237,7 @@ fn dropped(plan: &Plan, cluster: &Cluster, slow_disk: Option<BytesPerSecond>, fo
     let Ok(solution) = solve(&strategy, &model) else { return };
     for index in ring_order(0, instance.devices.len()) {
         let device = &solution.explanation.devices[index];
-        let Some(Dropped::Slower(seconds)) = device.dropped.filter(|_| planned(&device.name).is_none())
+        let Some(DropReason::Slower(seconds)) = device.dropped.filter(|_| planned(&device.name).is_none())
         else {
             continue;
         };

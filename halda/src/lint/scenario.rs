@@ -1,6 +1,6 @@
-//! What is doubtful about a scenario, whatever the plan?
+//! Findings about a scenario, whatever the plan.
 //!
-//! Not here: what a scenario document refuses when it is read, and anything that depends on who gets which layers.
+//! Not here: what a scenario document refuses when it is read, and anything that depends on the layers of each device.
 
 use hearth_core::Cluster;
 use hearth_core::cluster::Joined;
@@ -47,7 +47,7 @@ fn addresses(scenario: &Scenario, found: &mut Vec<Finding>) {
             found.push(Finding::error(
                 "same-address",
                 format!("scenario devices[{index}] `{}`.address", device.name),
-                format!("`{}` and `{}` both listen at {address}", twin.name, device.name),
+                format!("`{}` and `{}` min_plus_convolution listen at {address}", twin.name, device.name),
                 "give each device its own address or port",
             ));
         }

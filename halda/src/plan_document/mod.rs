@@ -1,4 +1,4 @@
-//! Which plan document says what a planner has found?
+//! The plan document of a solution.
 //!
 //! The devices in ring order from the head, those without layers under `dropped` with the reason, the predicted
 //! terms of each, and the explanation in sentences. A plan carries everything a runner needs; nothing in it is
@@ -6,7 +6,7 @@
 //!
 //! A relay stands in the ring with a window of 0.
 //!
-//! Not here: who becomes a relay ([`crate::solvers::relays`]).
+//! Not here: which device becomes a relay ([`crate::solvers::relays`]).
 
 mod reasons;
 
@@ -27,7 +27,7 @@ use hearth_schema::plan::PredictedTerms;
 use hearth_schema::plan::Processor;
 use hearth_schema::plan::Role;
 
-use crate::explanation::{DeviceExplanation, Dropped, Explanation};
+use crate::explanation::{DeviceExplanation, DropReason, Explanation};
 use crate::latency::constraints::Violation;
 use crate::latency::{DeviceTerms, LatencyModel};
 use crate::problem::assignment::Assignment;
@@ -52,8 +52,8 @@ pub enum PlanError {
     Invalid(#[from] DocumentError),
 }
 
-/// The plan document of a solution to the problem that [`crate::problem::from_cluster::instance`] made of this cluster, which
-/// is that of the scenario.
+/// The plan document of a solution to the problem that [`crate::problem::from_cluster::instance`] made of this cluster,
+/// which is that of the scenario.
 pub fn plan(solution: &Solution, cluster: &Cluster, scenario: &Origin) -> Result<Plan, PlanError> {
     let explained = &solution.explanation.devices;
     let mut devices = Vec::new();
@@ -127,7 +127,7 @@ pub fn draft(
         name: device.name.clone(),
         binding: Vec::new(),
         one_more_layer: None,
-        dropped: (*window == 0).then_some(Dropped::NoLayerLeft),
+        dropped: (*window == 0).then_some(DropReason::NoLayerLeft),
         relay: None,
     };
     let devices = model.instance().devices.iter().zip(&assignment.window_layers).map(explained).collect();

@@ -1,4 +1,4 @@
-//! How does a plan say why it looks as it does?
+//! The sentences of a plan document that explain the plan.
 //!
 //! The sentences that go into a plan document and into reports, made from the [`Explanation`] and nothing else.
 //!
@@ -6,7 +6,7 @@
 //!
 //! Not here: tables that put several plans side by side.
 
-use crate::explanation::{Binding, DeviceExplanation, Dropped};
+use crate::explanation::{BindingConstraint, DeviceExplanation, DropReason};
 use crate::latency::DeviceTerms;
 use crate::solve::Solution;
 use crate::strategy::Infeasible;
@@ -56,30 +56,32 @@ fn limit(solution: &Solution) -> Vec<String> {
 /// Why a device was dropped, `None` if it was not.
 pub fn dropped_reason(device: &DeviceExplanation) -> Option<String> {
     Some(match device.dropped? {
-        Dropped::Slower(seconds) if seconds < 0.0 => {
+        DropReason::Slower(seconds) if seconds < 0.0 => {
             format!("the strategy leaves it out, although using it would save {} a token", time(-seconds))
         }
-        Dropped::Slower(seconds) if seconds < NOTHING => "the best plan that uses it is as fast".to_owned(),
-        Dropped::Slower(seconds) => {
+        DropReason::Slower(seconds) if seconds < NEGLIGIBLE => {
+            "the best plan that uses it is as fast".to_owned()
+        }
+        DropReason::Slower(seconds) => {
             format!("the best plan that uses it takes {} longer a token", time(seconds))
         }
-        Dropped::OutOfReach => "no ring in this order leads through it".to_owned(),
-        Dropped::HoldsNothing => {
+        DropReason::Unreachable => "no ring in this order leads through it".to_owned(),
+        DropReason::NoLayerFits => {
             "its memory holds not one layer of a turn, and its disk may not make up for it".to_owned()
         }
-        Dropped::NotFaster => "no plan that uses it is faster".to_owned(),
-        Dropped::NoLayerLeft => "a turn of the ring has no layer to spare for it".to_owned(),
+        DropReason::NotFaster => "no plan that uses it is faster".to_owned(),
+        DropReason::NoLayerLeft => "a turn of the ring has no layer to spare for it".to_owned(),
     })
 }
 
 fn best_by_rounds(solution: &Solution) -> String {
     let head = solution.assignment.head;
     let steps = solution.explanation.searched.iter().filter(|step| step.head == head);
-    // A k comes up more than once with partial last turns, and when memory cases are tried one after the other.
+    // A k comes up more than once with partial last rounds, and when memory cases are tried one after the other.
     let mut by_rounds: Vec<(u32, Option<f64>, bool)> = Vec::new();
     for step in steps {
         let found = step.outcome.as_ref().ok().copied();
-        let skipped = matches!(step.outcome, Err(Infeasible::NoBetter { .. }));
+        let skipped = matches!(step.outcome, Err(Infeasible::Pruned { .. }));
         match by_rounds.iter_mut().find(|(rounds, ..)| *rounds == step.rounds) {
             Some((_, best, any_skipped)) => {
                 *best = [*best, found].into_iter().flatten().min_by(f64::total_cmp);
@@ -105,12 +107,14 @@ fn share(terms: &DeviceTerms) -> String {
 
 /// Seconds that are no time.
 /// source: assumed
-const NOTHING: f64 = 1e-9;
+const NEGLIGIBLE: f64 = 1e-9;
 
 fn one_more(device: &DeviceExplanation) -> String {
     match device.one_more_layer {
         None => "a wider window is not allowed".to_owned(),
-        Some(seconds) if seconds.abs() < NOTHING => "a window one layer wider would cost nothing".to_owned(),
+        Some(seconds) if seconds.abs() < NEGLIGIBLE => {
+            "a window one layer wider would cost nothing".to_owned()
+        }
         Some(seconds) if seconds < 0.0 => {
             format!("a window one layer wider would save it {}, and cost others more", time(-seconds))
         }
@@ -118,13 +122,13 @@ fn one_more(device: &DeviceExplanation) -> String {
     }
 }
 
-fn binding_words(binding: Binding) -> &'static str {
+fn binding_words(binding: BindingConstraint) -> &'static str {
     match binding {
-        Binding::SmallestWindow => "has the smallest window there is",
-        Binding::GpuMemory => "its GPU is full",
-        Binding::Memory => "its memory is full",
-        Binding::Overloaded => "reads from disk for every token",
-        Binding::SlowDisk => "its memory is full and its disk too slow to help",
+        BindingConstraint::SmallestWindow => "has the smallest window there is",
+        BindingConstraint::GpuMemory => "its GPU is full",
+        BindingConstraint::Memory => "its memory is full",
+        BindingConstraint::Overloaded => "reads from disk for every token",
+        BindingConstraint::SlowDisk => "its memory is full and its disk too slow to help",
     }
 }
 

@@ -1,8 +1,8 @@
-//! Who computes which layers, and how often does the ring turn for a token?
+//! Assignments: how many layers each device computes in a round, and how many rounds a token takes.
 //!
 //! prima.cpp paper, section 3.2 and Eq. 11-12. Going once round the ring covers `W = sum w_m` layers; the ring
-//! turns floor(L/W) times as a whole and, if R = L mod W layers are left, once more with the first R layers'
-//! worth of windows, the last of them cut short. `rounds` counts that partial turn too, k = ceil(L/W), as a
+//! goes round floor(L/W) times completely and, if R = L mod W layers are left, once more with the first R layers'
+//! worth of windows, the last of them cut short. `rounds` counts that partial round too, k = ceil(L/W), as a
 //! plan document does; where W divides L, which is all that the paper's planner considers, it is the paper's k.
 //!
 //! ```text
@@ -27,9 +27,9 @@ use serde::Serialize;
 pub struct Assignment {
     /// Index of the device that embeds, runs the output head and samples.
     pub head: usize,
-    /// k: turns of the ring for a token, a partial last one included.
+    /// k: rounds a token, a partial last one included.
     pub rounds: u32,
-    /// `w_m`: layers of each device in a whole turn; 0 is a dropped device.
+    /// `w_m`: layers of each device in a whole round; 0 is a dropped device.
     pub window_layers: Vec<u32>,
     /// `n_m`: how many of these are on the GPU.
     pub gpu_layers: Vec<u32>,
@@ -50,7 +50,7 @@ pub struct Share {
 }
 
 impl Share {
-    /// The share of a window of `window` layers, `gpu` of them on the GPU, in `rounds` whole turns and a
+    /// The share of a window of `window` layers, `gpu` of them on the GPU, in `rounds` whole rounds and a
     /// last one that has `rest` layers left when it reaches the device.
     pub fn new(window: u32, gpu: u32, rounds: u32, rest: u32) -> Self {
         if window == 0 {
@@ -93,7 +93,7 @@ impl Assignment {
         in_order && self.window_layers.get(device) == Some(&0)
     }
 
-    /// W: layers of a whole turn.
+    /// W: layers of a whole round.
     pub fn ring_layers(&self) -> u64 {
         self.window_layers.iter().map(|window| u64::from(*window)).sum()
     }
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn a_partial_turn_fills_windows_in_ring_order() {
-        // L = 11, W = 4: two whole turns (8 layers) and R = 3, of which device 1 (the head) takes 1, then
+        // L = 11, W = 4: two whole rounds (8 layers) and R = 3, of which device 1 (the head) takes 1, then
         // device 2 takes 2 of its 2, then nothing is left for device 0.
         let assignment = Assignment::new(1, 3, vec![1, 1, 2], vec![0, 0, 1]);
         let shares = assignment.shares(11);

@@ -1,6 +1,6 @@
-//! Which assignment problem do these devices, links and this model pose?
+//! The assignment problem of a cluster: an [`Instance`] from devices, links and a model.
 //!
-//! Turns a resolved cluster into an [`Instance`], symbol by symbol (prima.cpp paper, Table 6):
+//! RoundCounts a resolved cluster into an [`Instance`], symbol by symbol (prima.cpp paper, Table 6):
 //!
 //! | symbol | from |
 //! | --- | --- |
@@ -171,7 +171,7 @@ fn device(cluster: &Cluster, member: &Member, hop: Seconds) -> Device {
         metal_available: if kind == Gpu::Metal { gpu_bytes } else { 0 },
         cuda_available: if kind == Gpu::Cuda { gpu_bytes } else { 0 },
         can_swap: memory.can_swap.as_ref().map_or(0, |bytes| bytes.value.0),
-        // Where nobody knows of a bound there is none.
+        // Without a known bound there is none.
         swap_available: memory
             .swap_available
             .as_ref()
@@ -183,8 +183,8 @@ fn device(cluster: &Cluster, member: &Member, hop: Seconds) -> Device {
     }
 }
 
-/// What the paper's symbols do not say. Where nobody has said how weights are kept, the system may, or on Linux and
-/// its relatives, where pages can be given up one by one, the device itself.
+/// What the paper's symbols do not say. Where the scenario does not say how weights are kept, the system may decide, or
+/// on Linux and its relatives, where pages can be given up one by one, the device itself.
 fn practice(cluster: &Cluster, member: &Member) -> Practice {
     let (profile, managed) = (&member.device, ResidencyOptions::of(Residency::Managed));
     let usual = ResidencyOptions::default();
@@ -229,8 +229,8 @@ fn work_times(cluster: &Cluster, member: &Member) -> WorkTimes {
     }
 }
 
-/// Of a SoC, the rates in whose terms the paper's latency model knows a device: weights at the rate at which a layer goes
-/// through, and arithmetic that adds a hundredth.
+/// Of a SoC, the rates in whose terms the paper's latency model knows a device: weights at the rate at which a layer
+/// goes through, and arithmetic that adds a hundredth.
 fn soc_rates(cluster: &Cluster, member: &Member) -> Option<(FlopsPerSecond, BytesPerSecond)> {
     member.device.soc.as_ref()?;
     let (model, element) = (&cluster.model, Bytes(cluster.kv_cache.element_bytes()));

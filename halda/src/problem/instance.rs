@@ -1,4 +1,4 @@
-//! What does a layer-to-device assignment (LDA) problem consist of?
+//! Instances of the layer-to-device assignment (LDA) problem.
 //!
 //! prima.cpp paper, Definition 1 and Table 6: a model of L layers, a ring of M devices of which the first
 //! is the head, and the measured speeds and memory of each. In JSON every field carries the paper's symbol
@@ -31,7 +31,7 @@ pub struct Instance {
     pub devices: Vec<Device>,
     /// `t_comm` by pair: row of the sender, column of the receiver, in the order of the devices; null where the
     /// first cannot send to the second. The diagonal is not looked at. If absent, the sender's `hop` counts,
-    /// whoever comes next.
+    /// whatever the next device is.
     #[serde(rename = "t_comm_between", default, skip_serializing_if = "Option::is_none")]
     pub hops: Option<Vec<Vec<Option<f64>>>>,
 }

@@ -1,4 +1,4 @@
-//! When is an instance meaningful?
+//! Validation of instances: every number is finite and within the range that the planners rely on.
 //!
 //! Every speed that divides must be finite and above zero, every time and amount finite and not negative,
 //! every byte count at most 2^50 and L at most 512 (the largest model of today has 126). The last two keep
@@ -11,10 +11,10 @@
 use crate::problem::instance::{Device, Gpu, Instance, Model, OperatingSystem, PerFormat};
 
 /// Byte counts may be at most this: 1 PiB.
-pub const BYTES_LIMIT: u64 = hearth_profiles::device::MOST_BYTES.0;
+pub const MAX_BYTES: u64 = hearth_profiles::device::MOST_BYTES.0;
 
 /// L may be at most this.
-pub const MODEL_LAYERS_LIMIT: u32 = 512;
+pub const MAX_MODEL_LAYERS: u32 = 512;
 
 /// Why an instance cannot be planned for. `place` is `the model` or the device's index and name.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -126,7 +126,7 @@ pub enum InstanceError {
     },
     /// The fields are finite one by one and a token time made of them is not.
     #[error("a token on {place} would take an infinite time: its speeds are too small for the model's work")]
-    EndlessToken {
+    InfiniteTokenTime {
         /// The device.
         place: String,
     },
@@ -138,7 +138,7 @@ impl Instance {
         if self.devices.is_empty() {
             return Err(InstanceError::NoDevices { instance: self.name.clone() });
         }
-        Checked { place: &|| format!("instance `{}`", self.name) }
+        Checker { place: &|| format!("instance `{}`", self.name) }
             .not_negative("s_threshold", self.slow_disk_threshold)?;
         self.model.validate()?;
         for (index, device) in self.devices.iter().enumerate() {
@@ -162,7 +162,7 @@ impl Instance {
             for (to, seconds) in row.iter().enumerate().filter(|(to, _)| *to != from) {
                 let Some(seconds) = seconds else { continue };
                 let checked =
-                    Checked { place: &|| format!("{} to `{}`", sender.place(from), self.devices[to].name) };
+                    Checker { place: &|| format!("{} to `{}`", sender.place(from), self.devices[to].name) };
                 checked.not_negative("t_comm_between", *seconds)?;
             }
         }
@@ -172,9 +172,9 @@ impl Instance {
 
 impl Model {
     fn validate(&self) -> Result<(), InstanceError> {
-        let checked = Checked { place: &|| format!("the model `{}`", self.name) };
+        let checked = Checker { place: &|| format!("the model `{}`", self.name) };
         checked.positive("L", f64::from(self.model_layers))?;
-        checked.at_most("L", u64::from(self.model_layers), u64::from(MODEL_LAYERS_LIMIT))?;
+        checked.at_most("L", u64::from(self.model_layers), u64::from(MAX_MODEL_LAYERS))?;
         checked.positive("V", self.vocabulary as f64)?;
         checked.positive("b", self.layer_weight_bytes as f64)?;
         checked.bytes("b", self.layer_weight_bytes)?;
@@ -200,7 +200,7 @@ impl Device {
     }
 
     fn validate(&self, index: usize, model: &Model) -> Result<(), InstanceError> {
-        let checked = Checked { place: &|| self.place(index) };
+        let checked = Checker { place: &|| self.place(index) };
         if self.gpu != Gpu::None && (self.gpu == Gpu::Metal) != (self.os == OperatingSystem::Macos) {
             return Err(InstanceError::GpuOnOtherSystem {
                 place: self.place(index),
@@ -258,7 +258,7 @@ impl Device {
 
 impl Device {
     fn validate_work(&self, index: usize, model: &Model) -> Result<(), InstanceError> {
-        let checked = Checked { place: &|| self.place(index) };
+        let checked = Checker { place: &|| self.place(index) };
         let Some(work) = &self.practice.work else { return Ok(()) };
         for (field, seconds) in [
             ("practice.work.output", work.output),
@@ -283,11 +283,11 @@ impl Device {
 }
 
 /// The checks, with the place they are made at; naming it costs nothing until one fails.
-struct Checked<'a> {
+struct Checker<'a> {
     place: &'a dyn Fn() -> String,
 }
 
-impl Checked<'_> {
+impl Checker<'_> {
     fn finite(&self, field: &str, value: f64) -> Result<(), InstanceError> {
         if value.is_finite() {
             return Ok(());
@@ -319,7 +319,7 @@ impl Checked<'_> {
     }
 
     fn bytes(&self, field: &str, value: u64) -> Result<(), InstanceError> {
-        self.at_most(field, value, BYTES_LIMIT)
+        self.at_most(field, value, MAX_BYTES)
     }
 
     fn work(&self, field: &str, work: &PerFormat) -> Result<(), InstanceError> {

@@ -1,10 +1,10 @@
-//! Which windows are the fastest for one ring size, one head and one order of the devices?
+//! The dynamic program that finds the fastest windows for one ring size, one head and one order of the devices.
 //!
 //! For a fixed ring size W the objective is separable: T = `sum_m` `g_m(w_m)` with `sum_m` `w_m` = W, where `g_m(w)` is
 //! what a window of w costs device m at best (`WindowTimes`). In the paper's objective that is the best of its GPU
-//! splits ([`crate::latency::gpu_split`]): the memory case and the slow-disk rule are functions of the device's own window, so
-//! they live inside `g_m`, and the circular dependency that makes the paper iterate over sets M1-M4 does not arise.
-//! A dynamic programme over devices,
+//! splits ([`crate::latency::gpu_split`]): the memory case and the slow-disk rule are functions of the device's own
+//! window, so they live inside `g_m`, and the circular dependency that makes the paper iterate over sets M1-M4 does not
+//! arise. A dynamic program over devices,
 //!
 //! ```text
 //! f_m(j) = min over w of f_{m-1}(j - w) + g_m(w),      answer f_M(W),      O(M W^2)
@@ -12,34 +12,35 @@
 //!
 //! is exact; dropping a device is the choice w = 0 with `g_m(0)` = 0.
 //!
-//! **Hops that depend on who comes next.** The state is then also the last device of the ring so far:
+//! **Hops that depend on the next device.** The state is then also the last device of the ring so far:
 //!
 //! ```text
-//! a_m(j) = min over p before m of f_p(j) + k hop(p, m)        nobody between p and m is in the ring
+//! a_m(j) = min over p before m of f_p(j) + k hop(p, m)        no device between p and m is in the ring
 //! f_m(j) = min over w of a_m(j - w) + g_m(w)                  answer min over m of f_m(W) + k hop(m, head)
 //! ```
 //!
-//! The hop does not depend on m's window, so this costs O(M^2 W + M W^2) and not M times as much. In whole turns
+//! The hop does not depend on m's window, so this costs O(M^2 W + M W^2) and not M times as much. In whole rounds
 //! w = 0 is a choice too: m is then in the ring without layers, a relay (prima.cpp paper, section 3.3).
 //!
-//! **Remainder windows.** If W does not divide L, the last turn is partial and what a device does in it
-//! depends on the layers that are left when the turn reaches it: `rest_m` = max(0, R - sum_{j before m} `w_j`). The
-//! programme goes through the devices in ring order, and that sum *is* its state, so `g_m(w)` only becomes
-//! `g_m(w, rest)` and the result stays exact; so it does where a window's cost depends on which layers it holds. A hop into m is paid for the partial turn too while layers are left,
-//! and the device that takes the last of them hands back to the head.
+//! **Remainder windows.** If W does not divide L, the last round is partial and what a device does in it
+//! depends on the layers that are left when the round reaches it: `rest_m` = max(0, R - sum_{j before m} `w_j`). The
+//! program goes through the devices in ring order, and that sum *is* its state, so `g_m(w)` only becomes
+//! `g_m(w, rest)` and the result stays exact; so it does where a window's cost depends on which layers it holds. A hop
+//! into m is paid for the partial round too while layers are left, and the device that takes the last of them hands
+//! back to the head.
 //!
 //! Not here: which ring sizes, heads and orders are tried ([`crate::solvers::exact`], [`crate::solvers::ring_order`]).
 
 use crate::latency::LatencyModel;
-use crate::latency::gpu_split::{Split, Turns};
+use crate::latency::gpu_split::{RoundCounts, Split};
 use crate::problem::assignment::Assignment;
 use crate::strategy::Infeasible;
 
 /// The problem for one ring size and one order.
 #[derive(Clone, Copy)]
-pub(crate) struct SizedProblem<'a, 'i> {
+pub(crate) struct RingSizeProblem<'a, 'i> {
     pub model: &'a LatencyModel<'i>,
-    /// Who may be in the ring, the head first.
+    /// The devices that may be in the ring, the head first.
     pub order: &'a [usize],
     pub ring_layers: u32,
     /// The smallest window of each device: 1 keeps it in the ring, 0 lets it be dropped. The head's is 1.
@@ -48,19 +49,20 @@ pub(crate) struct SizedProblem<'a, 'i> {
 
 /// What windows cost, without the hops of their devices.
 pub(crate) trait WindowTimes {
-    /// Seconds of a window after so many layers of a turn, infinite where it is not allowed. Nothing for no window.
+    /// Seconds of a window after a number of layers of a round, infinite where it is not allowed. Nothing for no
+    /// window.
     fn seconds(&self, device: usize, window: u32, placed: usize) -> f64;
 
     /// How many places there are that differ in cost: those from the last one on are alike.
     fn places(&self) -> usize;
 }
 
-/// The windows of a ring, found by the programme.
+/// The windows of a ring, found by the program.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Ring {
     /// The sum of all windows' times and hops.
     pub seconds: f64,
-    /// For each device in ring order: which, its window, and how many layers of a turn are placed before it.
+    /// For each device in ring order: which, its window, and how many layers of a round are placed before it.
     /// Relays have no window.
     pub members: Vec<(usize, u32, usize)>,
 }
@@ -73,7 +75,7 @@ struct Times {
 }
 
 /// The paper's objective: the best split of each window.
-struct PaperTimes<'a, 'i>(SizedProblem<'a, 'i>);
+struct PaperTimes<'a, 'i>(RingSizeProblem<'a, 'i>);
 
 impl WindowTimes for PaperTimes<'_, '_> {
     fn seconds(&self, device: usize, window: u32, placed: usize) -> f64 {
@@ -85,8 +87,8 @@ impl WindowTimes for PaperTimes<'_, '_> {
     }
 }
 
-impl SizedProblem<'_, '_> {
-    /// The fastest assignment of exactly W layers a turn, by the paper's objective.
+impl RingSizeProblem<'_, '_> {
+    /// The fastest assignment of exactly W layers a round, by the paper's objective.
     pub(crate) fn optimum(&self) -> Result<Assignment, Infeasible> {
         let times = PaperTimes(*self);
         let found = self.fastest(&times).ok_or_else(|| self.reason(&times))?;
@@ -95,8 +97,8 @@ impl SizedProblem<'_, '_> {
         }))
     }
 
-    /// g(w) of a device for w from 0 with its hops where they do not depend on who comes next, if turns are whole.
-    pub(crate) fn whole_turn_times(&self, device: usize) -> Vec<f64> {
+    /// g(w) of a device for w from 0 with its hops where they do not depend on the next device, if rounds are whole.
+    pub(crate) fn whole_round_times(&self, device: usize) -> Vec<f64> {
         let times = PaperTimes(*self);
         (0..=self.ring_layers).map(|window| self.window_time(&times, device, window, 0)).collect()
     }
@@ -108,7 +110,7 @@ impl SizedProblem<'_, '_> {
         let last = if linked { self.best_end(&found) } else { self.plain_end(&found) };
         let (seconds, last) = last?;
         let ring = Ring { seconds, members: self.traced_back(times, &found, last, linked) };
-        // The programme without neighbours charges a ring of one device the hop that it does not make.
+        // The program without neighbours charges a ring of one device the hop that it does not make.
         let alone = if !linked && self.model.hops.by_pair() { self.alone(times) } else { None };
         Some(alone.filter(|alone| alone.seconds < ring.seconds).unwrap_or(ring))
     }
@@ -133,7 +135,7 @@ impl SizedProblem<'_, '_> {
         assignment
     }
 
-    /// Everything on the head, if nobody else must be in the ring and it is allowed.
+    /// Everything on the head, if no other device must be in the ring and it is allowed.
     fn alone(&self, times: &impl WindowTimes) -> Option<Ring> {
         let mut others = self.order.iter().skip(1);
         if others.any(|device| self.least_windows[*device] > 0) {
@@ -158,11 +160,11 @@ impl SizedProblem<'_, '_> {
     }
 
     /// floor(L/W).
-    fn whole_turns(&self) -> u32 {
+    fn whole_rounds(&self) -> u32 {
         self.model.model_layers() / self.ring_layers
     }
 
-    /// The programme where nobody asks who comes next.
+    /// The program where the next device does not matter.
     fn plain_times(&self, times: &impl WindowTimes) -> Times {
         let columns = self.columns();
         let mut found = self.times();
@@ -179,7 +181,7 @@ impl SizedProblem<'_, '_> {
         found
     }
 
-    /// The programme with the last device of the ring as its state.
+    /// The program with the last device of the ring as its state.
     fn linked_times(&self, times: &impl WindowTimes) -> Times {
         let columns = self.columns();
         let mut found = self.times();
@@ -209,9 +211,9 @@ impl SizedProblem<'_, '_> {
         Times { arrive: vec![f64::INFINITY; entries], cost: vec![f64::INFINITY; entries] }
     }
 
-    /// Times a hop into a device is made when so many layers are placed before it.
+    /// Times a hop into a device is made when `placed` layers are placed before it.
     fn hops_into(&self, placed: usize) -> f64 {
-        f64::from(self.whole_turns()) + if placed < self.remainder() { 1.0 } else { 0.0 }
+        f64::from(self.whole_rounds()) + if placed < self.remainder() { 1.0 } else { 0.0 }
     }
 
     /// The smallest window of a device that is in the ring: 0 is a relay.
@@ -219,15 +221,15 @@ impl SizedProblem<'_, '_> {
         usize::from(self.remainder() > 0 || self.least_windows[self.order[position]] > 0)
     }
 
-    /// Who may come right before a position: nobody is skipped who must be in the ring.
+    /// The positions that may come right before a position: no device that must be in the ring is skipped.
     fn predecessors(&self, position: usize) -> std::ops::Range<usize> {
         let kept = (0..position).rev().find(|before| self.least_windows[self.order[*before]] > 0);
         kept.unwrap_or(0)..position
     }
 
     /// cost[position][j + w] = min over j, w of arrive[position][j] + g(w, j), from windows of `smallest` on.
-    /// Who takes the last layer of a partial turn pays `home`. The row of the table for j layers placed is its
-    /// own, or the last.
+    /// The device that takes the last layer of a partial round pays `home`. The row of the table for j layers placed is
+    /// its own, or the last.
     fn place(&self, position: usize, table: &[f64], smallest: usize, home: f64, found: &mut Times) {
         let (columns, remainder) = (self.columns(), self.remainder());
         let last_row = table.len() / columns - 1;
@@ -239,8 +241,8 @@ impl SizedProblem<'_, '_> {
             let own = &table[place * columns..(place + 1) * columns - placed];
             let cost = &mut cost[placed..];
             let split = if rest > 0 { rest.min(own.len()) } else { own.len() };
-            relax(before, &own[smallest.min(split)..split], &mut cost[smallest.min(split)..split]);
-            relax(before + home, &own[split..], &mut cost[split..]);
+            min_plus_update(before, &own[smallest.min(split)..split], &mut cost[smallest.min(split)..split]);
+            min_plus_update(before + home, &own[split..], &mut cost[split..]);
         }
     }
 
@@ -251,7 +253,7 @@ impl SizedProblem<'_, '_> {
         (if closes { arrived + home } else { arrived }) + own
     }
 
-    /// g(w) after so many layers of a turn, with the device's hops where they do not depend on who comes next;
+    /// g(w) after a number of layers of a round, with the device's hops where they do not depend on the next device;
     /// infinite where not allowed.
     fn window_time(&self, times: &impl WindowTimes, device: usize, window: u32, placed: usize) -> f64 {
         if window < self.least_windows[device] {
@@ -260,17 +262,17 @@ impl SizedProblem<'_, '_> {
         if window == 0 {
             return 0.0;
         }
-        let in_partial_turn = placed < self.remainder();
-        // A head that takes all of a partial turn has nobody to hand on to.
+        let in_partial_round = placed < self.remainder();
+        // A head that takes all of a partial round has no device to send to.
         let all_of_it = placed == 0 && window as usize >= self.remainder() && self.model.hops.by_pair();
-        let hops = self.whole_turns() + u32::from(in_partial_turn && !(all_of_it && device == self.head()));
+        let hops = self.whole_rounds() + u32::from(in_partial_round && !(all_of_it && device == self.head()));
         times.seconds(device, window, placed) + f64::from(hops) * self.model.hops.own(device)
     }
 
     fn split(&self, device: usize, window: u32, placed: usize) -> Option<Split> {
         let rest = self.remainder().saturating_sub(placed) as u32;
-        let turns = Turns { rounds: self.whole_turns(), rest };
-        self.model.best_split_with_hop(device, device == self.head(), window, turns, 0.0)
+        let round_counts = RoundCounts { rounds: self.whole_rounds(), rest };
+        self.model.best_split_with_hop(device, device == self.head(), window, round_counts, 0.0)
     }
 
     /// table[j * (W + 1) + w] = g(w) after j layers, the last row for all places from there on.
@@ -297,7 +299,7 @@ impl SizedProblem<'_, '_> {
         let mut fastest = f64::INFINITY;
         for position in self.predecessors(self.order.len()) {
             let home = self.model.hops.seconds(self.order[position], self.head());
-            let all = found.cost[(position + 1) * self.columns() - 1] + f64::from(self.whole_turns()) * home;
+            let all = found.cost[(position + 1) * self.columns() - 1] + f64::from(self.whole_rounds()) * home;
             if all < fastest {
                 (best, fastest) = (Some((all, position)), all);
             }
@@ -344,7 +346,7 @@ impl SizedProblem<'_, '_> {
         members
     }
 
-    /// Who came before a position that was reached with so many layers placed; of equals the first.
+    /// The position before one that was reached with a number of layers placed; of equals the first.
     fn predecessor(&self, found: &Times, position: usize, placed: usize) -> usize {
         let columns = self.columns();
         let device = self.order[position];
@@ -372,25 +374,25 @@ impl SizedProblem<'_, '_> {
             match (0..=ring_layers).rev().find(allowed) {
                 None => {
                     let device = self.model.instance().devices[device].name.clone();
-                    return Infeasible::HoldsNothing { device };
+                    return Infeasible::NoLayerFits { device };
                 }
                 Some(window) => held += window,
             }
         }
         if held < ring_layers {
-            return Infeasible::HoldsTooLittle { ring_layers, held };
+            return Infeasible::TooLittleMemory { ring_layers, held };
         }
         // Without regard to links, is there a way?
         if self.model.hops.neighbour_matters && self.plain_end(&self.plain_times(times)).is_some() {
-            return Infeasible::NoRing { ring_layers };
+            return Infeasible::NoRoute { ring_layers };
         }
-        // Enough for a whole turn, and too little for what a partial last one adds.
+        // Enough for a whole round, and too little for what a partial last one adds.
         Infeasible::NothingAllowed { ring_layers }
     }
 }
 
 /// into[w] = min(into[w], base + own[w]).
-pub(crate) fn relax(base: f64, own: &[f64], into: &mut [f64]) {
+pub(crate) fn min_plus_update(base: f64, own: &[f64], into: &mut [f64]) {
     for (best, seconds) in into.iter_mut().zip(own) {
         let total = base + seconds;
         *best = if total < *best { total } else { *best };

@@ -1,8 +1,8 @@
-//! Which assignment is the fastest of all?
+//! The strategy `exact`: the optimum of the paper's objective.
 //!
-//! For one ring size, head and order the programme in [`crate::solvers::dynamic_program`] is exact, device selection included. The
-//! ring sizes are L/k for every valid k, with remainder windows every size; the heads are one or all; the order is
-//! the instance's from the head on, or the best ([`crate::solvers::ring_order`]).
+//! For one ring size, head and order the program in [`crate::solvers::dynamic_program`] is exact, device selection
+//! included. The ring sizes are L/k for every valid k, with remainder windows every size; the heads are one or all; the
+//! order is the instance's from the head on, or the best ([`crate::solvers::ring_order`]).
 //!
 //! Two things save time and lose nothing. Without a given k only the single round decides: any plan's shares can be
 //! merged into one round of the same devices, which has no more windows and no more hops. So the other ring sizes are
@@ -16,21 +16,21 @@
 use crate::latency::LatencyModel;
 use crate::latency::constraints::Rules;
 use crate::problem::assignment::{Assignment, ring_order};
-use crate::solvers::dynamic_program::SizedProblem;
+use crate::solvers::dynamic_program::RingSizeProblem;
 use crate::solvers::lower_bound::bounds_by_head;
-use crate::solvers::ring_order::{best_ring, is_exact, promising_cycle};
+use crate::solvers::ring_order::{best_ring, candidate_cycle, is_exact};
 use crate::solvers::search_space::{HeadChoice, OrderChoice, ring_sizes, search_options};
-use crate::solvers::shortest_cycle::Tours;
-use crate::strategy::{Proposal, Refusal, SearchLimit, SearchStep, Strategy};
+use crate::solvers::shortest_cycle::ShortestCycles;
+use crate::strategy::{Proposal, SearchLimit, SearchStep, Strategy, StrategyError};
 
 /// Table entries that a search over remainder windows may fill (source: measured, 20 ns each, so 0.3 s).
-const ENTRIES_LIMIT: f64 = 1.5e7;
+const MAX_TABLE_ENTRIES: f64 = 1.5e7;
 
 /// Heads tried where the order is sought by trial (source: assumed; the best bounds first).
-const HEADS_TRIED: usize = 4;
+const MAX_HEADS_TRIED: usize = 4;
 
 /// Times that a better order is sought by trial (source: assumed; random rings of 20 devices need one or two).
-const ORDER_TRIALS: usize = 4;
+const MAX_ORDER_TRIALS: usize = 4;
 
 /// The global optimum of the latency model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,7 +46,7 @@ pub struct Exact {
 }
 
 impl Default for Exact {
-    /// Device 0 is the head, every device keeps a layer, whole turns only, any k: the paper's problem.
+    /// Device 0 is the head, every device keeps a layer, whole rounds only, any k: the paper's problem.
     fn default() -> Self {
         let (head, order) = (HeadChoice::Fixed(0), OrderChoice::Given);
         Self { rules: Rules::default(), head, rounds: None, order }
@@ -70,11 +70,11 @@ impl Strategy for Exact {
         true
     }
 
-    fn propose(&self, model: &LatencyModel) -> Result<Proposal, Refusal> {
+    fn propose(&self, model: &LatencyModel) -> Result<Proposal, StrategyError> {
         let rings = ring_sizes(model.model_layers(), self.rules.may_leave_remainder, self.rounds)?;
         self.head.candidates(model.device_count())?;
         let mut search = Search::new(model, *self);
-        // Where neighbours do not matter every order of whole turns is as fast as any other.
+        // Where neighbours do not matter every order of whole rounds is as fast as any other.
         if self.order == OrderChoice::Best && model.hops.neighbour_matters {
             search.best_order(&rings);
         } else {
@@ -105,13 +105,13 @@ impl<'a, 'i> Search<'a, 'i> {
         Self { model, exact, deciding, bounds, searched, best: None, notes, bound: None }
     }
 
-    /// The ring turns in the instance's order.
+    /// Searches the ring in the instance's order.
     fn given_order(&mut self, rings: &[u32]) {
         let cycle: Vec<usize> = (0..self.model.device_count()).collect();
         let (mut heads, deciding) = self.prepared(rings);
         let deciding = self.affordable(&deciding, &mut heads, 1);
         for &head in &heads {
-            if self.is_hopeless(head) {
+            if self.cannot_improve(head) {
                 continue;
             }
             for &ring_layers in &deciding {
@@ -124,14 +124,14 @@ impl<'a, 'i> Search<'a, 'i> {
         }
     }
 
-    /// The ring turns in whatever order is fastest.
+    /// Searches for the fastest order of the ring.
     fn best_order(&mut self, rings: &[u32]) {
         let (mut heads, deciding) = self.prepared(rings);
         let first_head = heads[0];
         let (whole, partial): (Vec<u32>, Vec<u32>) = deciding.iter().partition(|ring| self.is_whole(**ring));
         if whole.is_empty() || !is_exact(self.model, self.exact.rules, heads.len(), &whole) {
             self.given_order(rings);
-            heads.truncate(HEADS_TRIED);
+            heads.truncate(MAX_HEADS_TRIED);
             self.try_some_orders(heads, &deciding);
         } else {
             self.try_all_orders(&heads, rings, &whole);
@@ -160,17 +160,17 @@ impl<'a, 'i> Search<'a, 'i> {
     /// All subsets and tours, for the sizes that decide and, with the best head, for the record.
     fn try_all_orders(&mut self, heads: &[usize], rings: &[u32], whole: &[u32]) {
         let (model, rules) = (self.model, self.exact.rules);
-        let tours = Tours::new(model);
+        let cycles = ShortestCycles::new(model);
         let given: Vec<usize> = (0..model.device_count()).collect();
         let try_best = |search: &mut Self, head, ring_layers| {
-            match best_ring(model, &tours, rules, head, ring_layers) {
+            match best_ring(model, &cycles, rules, head, ring_layers) {
                 Some(ring) => search.try_order(head, &ring, ring_layers),
-                // There is no plan; the programme says why.
+                // There is no plan; the program says why.
                 None => search.try_ring(head, &given, ring_layers),
             }
         };
         for &head in heads {
-            if self.is_hopeless(head) {
+            if self.cannot_improve(head) {
                 continue;
             }
             for &ring_layers in whole {
@@ -187,20 +187,20 @@ impl<'a, 'i> Search<'a, 'i> {
         }
     }
 
-    /// Short tours as orders, each with the exact programme inside, after the given order.
+    /// Short cycles as orders, each with the exact program inside, after the given order.
     fn try_some_orders(&mut self, mut heads: Vec<usize>, deciding: &[u32]) {
         let all: Vec<usize> = (0..self.model.device_count()).collect();
-        let deciding = self.affordable(deciding, &mut heads, ORDER_TRIALS);
+        let deciding = self.affordable(deciding, &mut heads, MAX_ORDER_TRIALS);
         if let Some((_, best)) = self.best.as_ref().filter(|(_, best)| !heads.contains(&best.head)) {
             heads.push(best.head);
         }
         self.limited(
-            "Not every order of the ring was tried, there are too many: only short tours through all devices and \
+            "Not every order of the ring was tried, there are too many: only short cycles through all devices and \
              through those of the best plan.",
         );
-        let mut cycles = vec![promising_cycle(self.model, &all)];
-        cycles.extend(self.best.as_ref().map(|(_, best)| promising_cycle(self.model, &best.ring())));
-        for _ in 0..ORDER_TRIALS {
+        let mut cycles = vec![candidate_cycle(self.model, &all)];
+        cycles.extend(self.best.as_ref().map(|(_, best)| candidate_cycle(self.model, &best.ring())));
+        for _ in 0..MAX_ORDER_TRIALS {
             let Some(cycle) = cycles.pop() else { break };
             let before = self.best.as_ref().map_or(f64::INFINITY, |(seconds, _)| *seconds);
             for &head in &heads {
@@ -211,7 +211,7 @@ impl<'a, 'i> Search<'a, 'i> {
             if let Some((seconds, best)) = &self.best
                 && *seconds < before
             {
-                cycles.push(promising_cycle(self.model, &best.ring()));
+                cycles.push(candidate_cycle(self.model, &best.ring()));
             }
         }
     }
@@ -256,21 +256,21 @@ impl<'a, 'i> Search<'a, 'i> {
     }
 
     /// Whether no plan with this head can be faster than the best so far, rounding included.
-    fn is_hopeless(&self, head: usize) -> bool {
+    fn cannot_improve(&self, head: usize) -> bool {
         let best = self.best.as_ref().map_or(f64::INFINITY, |(seconds, _)| *seconds);
         self.bounds.get(head).is_some_and(|bound| bound * (1.0 - 1e-9) > best)
     }
 
-    /// The ring sizes that can be searched so many times in time with these heads. If there are too many, the head with the best
-    /// bound and sizes evenly spread are left.
+    /// The ring sizes that can be searched `times` times within the limit with these heads. If there are too many, the
+    /// head with the best bound and sizes evenly spread are left.
     fn affordable(&mut self, rings: &[u32], heads: &mut Vec<usize>, times: usize) -> Vec<u32> {
         let once: f64 = rings.iter().map(|ring| entries(self.model, *ring)).sum();
         let entries = once * times as f64;
-        if entries * heads.len() as f64 <= ENTRIES_LIMIT || rings.len() < 2 {
+        if entries * heads.len() as f64 <= MAX_TABLE_ENTRIES || rings.len() < 2 {
             return rings.to_vec();
         }
         heads.truncate(1);
-        let steps = (entries / ENTRIES_LIMIT).ceil().max(1.0) as usize;
+        let steps = (entries / MAX_TABLE_ENTRIES).ceil().max(1.0) as usize;
         let kept: Vec<u32> = rings.iter().step_by(steps).copied().collect();
         self.limited(&format!(
             "Of {} ring sizes {} were searched, with the most promising head: all would take too long.",
@@ -280,13 +280,13 @@ impl<'a, 'i> Search<'a, 'i> {
         kept
     }
 
-    /// The ring sizes that decide nothing and are listed all the same, if that takes no time to speak of.
+    /// The ring sizes that decide nothing and are listed too, if that takes negligible time.
     fn for_the_record(&mut self, rings: &[u32], decided: &[u32]) -> Vec<u32> {
         if self.exact.rounds.is_some() {
             return Vec::new();
         }
         let left: Vec<u32> = rings.iter().copied().filter(|ring| !decided.contains(ring)).collect();
-        if left.iter().map(|ring| entries(self.model, *ring)).sum::<f64>() <= ENTRIES_LIMIT {
+        if left.iter().map(|ring| entries(self.model, *ring)).sum::<f64>() <= MAX_TABLE_ENTRIES {
             return left;
         }
         self.note(
@@ -327,7 +327,8 @@ impl<'a, 'i> Search<'a, 'i> {
         let least = u32::from(!self.exact.rules.may_drop);
         let mut least_windows = vec![least; self.model.device_count()];
         least_windows[head] = 1;
-        let problem = SizedProblem { model: self.model, order, ring_layers, least_windows: &least_windows };
+        let problem =
+            RingSizeProblem { model: self.model, order, ring_layers, least_windows: &least_windows };
         let outcome = problem.optimum().map(|assignment| {
             let seconds = self.model.seconds(&assignment);
             let better = self.best.as_ref().is_none_or(|(fastest, best)| {
@@ -342,14 +343,14 @@ impl<'a, 'i> Search<'a, 'i> {
         self.searched.push(SearchStep { head, rounds, ring_layers, outcome });
     }
 
-    fn ended(self) -> Result<Proposal, Refusal> {
+    fn ended(self) -> Result<Proposal, StrategyError> {
         let Self { mut searched, best, notes, bound, .. } = self;
         // By head, then in the order of the ring sizes.
         searched.sort_by_key(|step| (step.head, std::cmp::Reverse(step.ring_layers)));
         let limit = (!notes.is_empty()).then_some(SearchLimit { notes, lower_bound: bound });
         match best {
             Some((_, assignment)) => Ok(Proposal { limit, ..Proposal::searched(assignment, searched) }),
-            None => Err(Refusal::Infeasible(searched)),
+            None => Err(StrategyError::Infeasible(searched)),
         }
     }
 }

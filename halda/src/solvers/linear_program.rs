@@ -113,9 +113,9 @@ mod highs {
     }
 
     /// Sets one thread, so that the same program has the same answer everywhere. For integer programs also: no gap,
-    /// because the default of 1e-4 would return the first plan that is nearly as good; the tightest tolerance on reduced
-    /// costs; and no search for a first solution beside the relaxation, which has one already and takes a sixth of the
-    /// time.
+    /// because the default of 1e-4 would return the first plan that is nearly as good; the tightest tolerance on
+    /// reduced costs; and no search for a first solution beside the relaxation, which has one already and takes a sixth
+    /// of the time.
     fn configure(model: &mut Model, integer: bool) -> Result<(), TrySetOptionError> {
         model.try_set_option("threads", 1)?;
         model.try_set_option("parallel", "off")?;

@@ -1,22 +1,22 @@
-//! What would the best plan take if every hop were the cheapest that its sender has?
+//! Lower bounds of the token time for each head, from the cheapest hop of every sender.
 //!
-//! Then nobody asks who comes next, the objective is separable again, and its optimum is under that of every
+//! Then the next device does not matter, the objective is separable again, and its optimum is under that of every
 //! order of the ring: a lower bound, and the exact value where hops do not depend on the neighbour. The bounds for
-//! all heads together cost little more than one programme: with `p_i` and `s_i` the programmes over the devices
+//! all heads together cost little more than one program: with `p_i` and `s_i` the programs over the devices
 //! before and after i, each device is left out in turn and put back as the head,
 //!
 //! ```text
 //! bound(i) = min over w of g_head,i(w) + (p_i (+) s_i)(W - w),      (f (+) g)(j) = min over a of f(a) + g(j - a)
 //! ```
 //!
-//! Not here: partial last turns. They are bounded by the single round that merges their layers: it has the same
+//! Not here: partial last rounds. They are bounded by the single round that merges their layers: it has the same
 //! shares and at most as many windows.
 
 use crate::latency::LatencyModel;
-use crate::latency::gpu_split::Turns;
-use crate::solvers::dynamic_program::relax;
+use crate::latency::gpu_split::RoundCounts;
+use crate::solvers::dynamic_program::min_plus_update;
 
-/// A lower bound of T with each device as the head, for whole turns of W layers; infinite where no plan exists.
+/// A lower bound of T with each device as the head, for whole rounds of W layers; infinite where no plan exists.
 /// Rounding may leave it some 1e-12 above.
 pub(crate) fn bounds_by_head(model: &LatencyModel, ring_layers: u32, may_drop: bool) -> Vec<f64> {
     let devices = model.device_count();
@@ -28,14 +28,14 @@ pub(crate) fn bounds_by_head(model: &LatencyModel, ring_layers: u32, may_drop: b
             times
         })
         .collect();
-    let others = OneLeftOut::new(&workers, ring_layers as usize);
-    let turns = Turns::whole(model.model_layers() / ring_layers);
+    let others = LeaveOneOut::new(&workers, ring_layers as usize);
+    let round_counts = RoundCounts::whole(model.model_layers() / ring_layers);
     (0..devices)
         .map(|head| {
             let with_others = others.completed(head, &window_times(head, true));
             // A ring of one device has no hop at all.
             let hop = model.hops.seconds(head, head);
-            let alone = model.best_split_with_hop(head, true, ring_layers, turns, hop);
+            let alone = model.best_split_with_hop(head, true, ring_layers, round_counts, hop);
             let alone = alone.filter(|_| may_drop || devices == 1);
             with_others.min(alone.map_or(f64::INFINITY, |split| split.seconds))
         })
@@ -44,29 +44,30 @@ pub(crate) fn bounds_by_head(model: &LatencyModel, ring_layers: u32, may_drop: b
 
 /// g(w) with the device's cheapest hop, for w from 0; infinite for 0.
 fn window_times(model: &LatencyModel, ring_layers: u32, device: usize, head: bool) -> Vec<f64> {
-    let turns = Turns::whole(model.model_layers() / ring_layers);
+    let round_counts = RoundCounts::whole(model.model_layers() / ring_layers);
     let hop = if model.hops.neighbour_matters { model.hops.shortest(device) } else { model.hops.own(device) };
-    let time =
-        |window| model.best_split_with_hop(device, head, window, turns, hop).map(|split| split.seconds);
+    let time = |window| {
+        model.best_split_with_hop(device, head, window, round_counts, hop).map(|split| split.seconds)
+    };
     let windows = (1..=ring_layers).map(|window| time(window).unwrap_or(f64::INFINITY));
     std::iter::once(f64::INFINITY).chain(windows).collect()
 }
 
-/// The programmes over all devices but one, whichever it is.
-struct OneLeftOut {
+/// The programs over all devices but one, whichever it is.
+struct LeaveOneOut {
     /// before[i]: over the devices before i.
     before: Vec<Vec<f64>>,
     /// after[i]: over the devices after i.
     after: Vec<Vec<f64>>,
 }
 
-impl OneLeftOut {
+impl LeaveOneOut {
     fn new(tables: &[Vec<f64>], ring_layers: usize) -> Self {
         let mut nobody = vec![f64::INFINITY; ring_layers + 1];
         nobody[0] = 0.0;
         let one_by_one = |times: &mut Vec<f64>, table: &Vec<f64>| {
             let reached = times.clone();
-            *times = both(times, table);
+            *times = min_plus_convolution(times, table);
             Some(reached)
         };
         let before = tables.iter().scan(nobody.clone(), one_by_one).collect();
@@ -77,16 +78,16 @@ impl OneLeftOut {
 
     /// The best time with the one left out put back with these window times.
     fn completed(&self, device: usize, own: &[f64]) -> f64 {
-        let others = both(&self.before[device], &self.after[device]);
+        let others = min_plus_convolution(&self.before[device], &self.after[device]);
         own.iter().zip(others.iter().rev()).map(|(own, others)| own + others).fold(f64::INFINITY, f64::min)
     }
 }
 
 /// (f (+) g)(j) for every j up to W.
-pub(crate) fn both(first: &[f64], second: &[f64]) -> Vec<f64> {
+pub(crate) fn min_plus_convolution(first: &[f64], second: &[f64]) -> Vec<f64> {
     let mut merged = vec![f64::INFINITY; first.len()];
     for (placed, &seconds) in first.iter().enumerate().filter(|(_, seconds)| seconds.is_finite()) {
-        relax(seconds, &second[..second.len() - placed], &mut merged[placed..]);
+        min_plus_update(seconds, &second[..second.len() - placed], &mut merged[placed..]);
     }
     merged
 }

@@ -1,20 +1,20 @@
-//! Which plan near a given one is better by a measure that no formula knows?
+//! Local search around a plan, scored by the caller, for example with the simulator.
 //!
 //! A local search whose objective is brought by the caller, usually a simulation of the plan: it alone decides, and
 //! this file neither knows it nor runs it. From the plan so far it tries one neighbour after the other and goes to
 //! the first that is better:
 //!
 //! - another number of rounds: the next factor of L or the next number at all, with the windows scaled to it;
-//! - one layer of a turn from one processor to another, also from CPU to GPU of the same device, from a window of
-//!   one layer (which drops the device), or to a device without layers (which brings it in); or one layer of a turn
-//!   more or fewer, which the last turn makes up for;
+//! - one layer of a round from one processor to another, also from CPU to GPU of the same device, from a window of
+//!   one layer (which drops the device), or to a device without layers (which brings it in); or one layer of a round
+//!   more or fewer, which the last round makes up for;
 //! - the windows of two devices exchanged;
 //! - all layers of a device given to another.
 //!
 //! After a step it tries the same move again first. It ends where no neighbour is better, after a number of
 //! evaluations, or when the caller says so. Each plan is scored once. Only plans that satisfy the named constraints
-//! are scored, each with the residencies that suit it best in the steady state; the last turn may be partial. Same start, objective and number of evaluations, same plan; a caller
-//! that stops by a clock gives that up.
+//! are scored, each with the residencies that suit it best in the steady state; the last round may be partial. Same
+//! start, objective and number of evaluations, same plan; a caller that stops by a clock gives that up.
 //!
 //! Not here: the objective, and other heads.
 
@@ -22,23 +22,23 @@ use std::collections::BTreeMap;
 
 use crate::latency::LatencyModel;
 use crate::latency::constraints::{Rules, ring_violations, shape_violations};
-use crate::latency::gpu_split::Turns;
+use crate::latency::gpu_split::RoundCounts;
 use crate::problem::assignment::{Assignment, valid_rounds};
 use crate::problem::instance::Gpu;
 use crate::solvers::overlap::best_residencies;
-use crate::solvers::relays::bridged;
-use crate::solvers::shortest_cycle::with_all;
-use crate::strategy::{Objective, Proposal, Refusal, Strategy};
+use crate::solvers::relays::with_relays;
+use crate::solvers::shortest_cycle::with_missing_devices;
+use crate::strategy::{Objective, Proposal, Strategy, StrategyError};
 
 /// What the search may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Search {
+pub struct RefineOptions {
     /// Which optional rules the plans may use.
     pub rules: Rules,
     /// Whether k stays as it is.
     pub same_rounds: bool,
     /// Scores asked for at most, the start's included; as many as it takes if absent.
-    pub most_evaluations: Option<u64>,
+    pub max_evaluations: Option<u64>,
 }
 
 /// How far the search is.
@@ -52,7 +52,7 @@ pub struct Progress {
 
 /// Why the search ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ended {
+pub enum StopReason {
     /// Every neighbour was scored and none is better.
     NoBetterNeighbour,
     /// The evaluations were used up.
@@ -63,7 +63,7 @@ pub enum Ended {
 
 /// What the search found.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Refined {
+pub struct RefineResult {
     /// The best plan; the start if nothing is better.
     pub assignment: Assignment,
     /// The start's score, if it has one.
@@ -73,26 +73,27 @@ pub struct Refined {
     /// Plans scored.
     pub evaluations: u64,
     /// Why it ended.
-    pub ended: Ended,
+    pub ended: StopReason,
 }
 
-/// Searches from `start` for a plan of a smaller score. `score` gives none for a plan that cannot be run; `go_on` is
-/// asked before every evaluation.
+/// Searches from `start` for a plan of a smaller score. `score` gives none for a plan that cannot be run;
+/// `should_continue` is asked before every evaluation.
 pub fn refine(
     model: &LatencyModel,
     start: &Assignment,
-    search: Search,
+    search: RefineOptions,
     score: impl FnMut(&Assignment) -> Option<f64>,
-    go_on: impl FnMut(Progress) -> bool,
-) -> Refined {
-    let mut scores = Scores { score, go_on, search, known: BTreeMap::new(), progress: Progress::default() };
+    should_continue: impl FnMut(Progress) -> bool,
+) -> RefineResult {
+    let mut scores =
+        ScoreCache { score, should_continue, search, known: BTreeMap::new(), progress: Progress::default() };
     let mut best = start.clone();
     // A start without a shape has no neighbours, and no score.
     let whole = shape_violations(model, start).is_empty();
     let from = if whole { scores.of(start).unwrap_or(None) } else { None };
     let moves = if whole { moves(model) } else { Vec::new() };
     let (mut at, mut fruitless) = (0, 0);
-    let mut ended = Ended::NoBetterNeighbour;
+    let mut ended = StopReason::NoBetterNeighbour;
     while fruitless < moves.len() {
         let neighbour = moves[at].apply(&best, model).filter(|next| {
             let allowed = !search.same_rounds || next.rounds == best.rounds;
@@ -121,28 +122,28 @@ pub fn refine(
         }
     }
     let Progress { evaluations, best: to } = scores.progress;
-    Refined { assignment: best, from, to, evaluations, ended }
+    RefineResult { assignment: best, from, to, evaluations, ended }
 }
 
 /// The objective, asked once a plan and within limits.
-struct Scores<S, G> {
+struct ScoreCache<S, G> {
     score: S,
-    go_on: G,
-    search: Search,
+    should_continue: G,
+    search: RefineOptions,
     known: BTreeMap<Assignment, Option<f64>>,
     progress: Progress,
 }
 
-impl<S: FnMut(&Assignment) -> Option<f64>, G: FnMut(Progress) -> bool> Scores<S, G> {
-    fn of(&mut self, assignment: &Assignment) -> Result<Option<f64>, Ended> {
+impl<S: FnMut(&Assignment) -> Option<f64>, G: FnMut(Progress) -> bool> ScoreCache<S, G> {
+    fn of(&mut self, assignment: &Assignment) -> Result<Option<f64>, StopReason> {
         if let Some(known) = self.known.get(assignment) {
             return Ok(*known);
         }
-        if self.search.most_evaluations.is_some_and(|most| self.progress.evaluations >= most) {
-            return Err(Ended::Evaluations);
+        if self.search.max_evaluations.is_some_and(|most| self.progress.evaluations >= most) {
+            return Err(StopReason::Evaluations);
         }
-        if !(self.go_on)(self.progress) {
-            return Err(Ended::Stopped);
+        if !(self.should_continue)(self.progress) {
+            return Err(StopReason::Stopped);
         }
         // What is no number cannot be compared, and what is infinite is not better than anything.
         let score = (self.score)(assignment).filter(|score| score.is_finite());
@@ -165,7 +166,7 @@ struct Processor {
 enum Move {
     /// To the next k, among the factors of L only or among all.
     Rounds { more: bool, factors: bool },
-    /// One layer of a turn; the turn grows or shrinks by it if one side is missing.
+    /// One layer of a round; the round grows or shrinks by it if one side is missing.
     Layer { from: Option<Processor>, to: Option<Processor> },
     /// The windows of two devices.
     Swap { one: usize, other: usize },
@@ -237,11 +238,11 @@ impl Move {
             }
         }
         if let Some(order) = &at.order {
-            // Who has been emptied leaves the ring, who has got layers comes in where the way is shortest.
-            let mut order = with_all(model, order.clone());
+            // An emptied device leaves the ring; a device that got layers joins where the detour is shortest.
+            let mut order = with_missing_devices(model, order.clone());
             order.retain(|device| next.window_layers[*device] > 0);
             next.order = Some(order).filter(|order| order.first() == Some(&next.head));
-            next = bridged(model, next);
+            next = with_relays(model, next);
         }
         (next != *at).then_some(next)
     }
@@ -306,8 +307,8 @@ fn rescaled(at: &Assignment, model: &LatencyModel, rounds: u32) -> Option<Assign
 /// Gives a window the GPU layers that the latency model likes best; none if it allows no split.
 fn split(next: &mut Assignment, model: &LatencyModel, device: usize) {
     let (layers, ring_layers) = (model.model_layers(), next.ring_layers().max(1) as u32);
-    let turns = Turns { rounds: (layers / ring_layers).max(1), rest: layers % ring_layers };
-    let best = model.best_split(device, device == next.head, next.window_layers[device], turns);
+    let round_counts = RoundCounts { rounds: (layers / ring_layers).max(1), rest: layers % ring_layers };
+    let best = model.best_split(device, device == next.head, next.window_layers[device], round_counts);
     next.gpu_layers[device] = best.map_or(0, |split| split.gpu_layers);
 }
 
@@ -341,7 +342,7 @@ impl Strategy for Refine {
         Objective::SteadyState
     }
 
-    fn propose(&self, model: &LatencyModel) -> Result<Proposal, Refusal> {
+    fn propose(&self, model: &LatencyModel) -> Result<Proposal, StrategyError> {
         let residencies = best_residencies(model, &self.assignment).unwrap_or_default();
         Ok(Proposal { residencies, ..Proposal::of(self.assignment.clone()) })
     }

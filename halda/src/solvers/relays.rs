@@ -1,19 +1,19 @@
-//! Which devices without layers must stay in the ring, so that those with layers reach each other?
+//! Relays: devices without layers that connect two devices of the ring.
 //!
 //! prima.cpp paper, section 3.3: where removing a device would break the ring, it is kept as a relay without work.
 //! For an assignment whose ring has a gap, each gap in turn is bridged by the cheapest path through devices that
 //! are not in the ring yet (Dijkstra's algorithm; the hop then costs the sum of its hops). A device is in the ring
 //! once, so that an earlier gap may take what a later one needs.
 //!
-//! Not here: `exact`, which weighs relays with everything else ([`crate::solvers::dynamic_program`]), and rings without a gap,
-//! even where a detour would be faster.
+//! Not here: `exact`, which weighs relays with everything else ([`crate::solvers::dynamic_program`]), and rings without
+//! a gap, even where a detour would be faster.
 
 use crate::latency::LatencyModel;
 use crate::problem::assignment::Assignment;
 
 /// The assignment with relays where its ring has gaps that devices without layers can bridge. One that needs none,
 /// or that no relay helps, is returned as it is.
-pub(crate) fn bridged(model: &LatencyModel, assignment: Assignment) -> Assignment {
+pub(crate) fn with_relays(model: &LatencyModel, assignment: Assignment) -> Assignment {
     let devices = model.device_count();
     let ring = assignment.ring();
     let in_range = ring.iter().all(|device| *device < devices) && assignment.window_layers.len() == devices;

@@ -1,47 +1,47 @@
-//! In which order should the devices stand in the ring, and who should be in it?
+//! The best order of the ring: which devices are in it, and who sends to whom.
 //!
-//! In whole turns T(S, order) is the layers' time over the devices in S plus k times the closed tour through S, and
-//! the layers' time does not know the order. So the best plan is the minimum over S of
+//! In whole rounds T(S, order) is the layers' time over the devices in S plus k times the shortest closed cycle through
+//! S, and the layers' time does not know the order. So the best plan is the minimum over S of
 //!
 //! ```text
-//! F(S) + k tour(S),      F(S) = min of sum over S of g_m(w_m),  sum w = W,  w >= 0 off the head
+//! F(S) + k cycle(S),      F(S) = min of sum over S of g_m(w_m),  sum w = W,  w >= 0 off the head
 //! ```
 //!
-//! with tours by [`crate::solvers::shortest_cycle`]. A device of S without layers is a relay. F grows device by device along a tree of
-//! subsets: O(2^M W^2). Up to [`DEVICES_LIMIT`] devices that is done; above it, short tours through all devices and
-//! through those of the best plan so far are tried as orders, each with the exact programme inside, and the lower
-//! bound of [`crate::solvers::lower_bound`] is reported.
+//! with cycles by [`crate::solvers::shortest_cycle`]. A device of S without layers is a relay. F grows device by device
+//! along a tree of subsets: O(2^M W^2). Up to [`MAX_DEVICES`] devices that is done; above it, short cycles through all
+//! devices and through those of the best plan so far are tried as orders, each with the exact program inside, and the
+//! lower bound of [`crate::solvers::lower_bound`] is reported.
 //!
-//! Not here: orders of partial last turns. These are searched in the order found for whole turns.
+//! Not here: orders of partial last rounds. These are searched in the order found for whole rounds.
 
 use crate::latency::LatencyModel;
 use crate::latency::constraints::Rules;
 use crate::problem::assignment::ring_order;
-use crate::solvers::dynamic_program::SizedProblem;
-use crate::solvers::lower_bound::both;
-use crate::solvers::shortest_cycle::{Tours, short_tour, with_all};
+use crate::solvers::dynamic_program::RingSizeProblem;
+use crate::solvers::lower_bound::min_plus_convolution;
+use crate::solvers::shortest_cycle::{ShortestCycles, short_cycle, with_missing_devices};
 
 /// Up to here all subsets are tried (source: assumed; a second of work at most, by measurement).
-pub const DEVICES_LIMIT: usize = 12;
+pub const MAX_DEVICES: usize = 12;
 
 /// Additions that the search over subsets may make (source: measured, half a nanosecond each).
-const ADDITIONS_LIMIT: f64 = 1.2e9;
+const MAX_ADDITIONS: f64 = 1.2e9;
 
-/// Whether all subsets can be tried for so many heads and these ring sizes.
+/// Whether all subsets can be tried for this number of heads and these ring sizes.
 pub(crate) fn is_exact(model: &LatencyModel, rules: Rules, heads: usize, rings: &[u32]) -> bool {
     let devices = model.device_count();
-    if devices > DEVICES_LIMIT {
+    if devices > MAX_DEVICES {
         return false;
     }
     let sets = if rules.may_drop { f64::from(1_u32 << devices) / 4.0 } else { devices as f64 };
     let squares: f64 = rings.iter().map(|ring| f64::from(*ring).powi(2) / 2.0).sum();
-    heads as f64 * sets * squares <= ADDITIONS_LIMIT
+    heads as f64 * sets * squares <= MAX_ADDITIONS
 }
 
 /// The devices of the best ring of W layers with this head, in ring order; `None` if there is no plan.
 pub(crate) fn best_ring(
     model: &LatencyModel,
-    tours: &Tours,
+    cycles: &ShortestCycles,
     rules: Rules,
     head: usize,
     ring_layers: u32,
@@ -50,24 +50,24 @@ pub(crate) fn best_ring(
     let order: Vec<usize> = (0..devices).collect();
     let mut least_windows = vec![u32::from(!rules.may_drop); devices];
     least_windows[head] = 1;
-    let problem = SizedProblem {
+    let problem = RingSizeProblem {
         model,
         order: &ring_order(head, devices).collect::<Vec<_>>(),
         ring_layers,
         least_windows: &least_windows,
     };
-    let tables = order.iter().map(|&device| problem.whole_turn_times(device)).collect();
+    let tables = order.iter().map(|&device| problem.whole_round_times(device)).collect();
     let rounds = f64::from(model.model_layers() / ring_layers);
     let mut nobody = vec![f64::INFINITY; ring_layers as usize + 1];
     nobody[0] = 0.0;
     let mut subsets =
-        Subsets { tables, tours, rounds, least_windows: &least_windows, best: (f64::INFINITY, 0) };
+        Subsets { tables, cycles, rounds, least_windows: &least_windows, best: (f64::INFINITY, 0) };
     subsets.descend(0, &nobody, 0);
     let (seconds, set) = subsets.best;
     if seconds == f64::INFINITY {
         return None;
     }
-    let mut ring = tours.order(set);
+    let mut ring = cycles.order(set);
     let place = ring.iter().position(|device| *device == head)?;
     ring.rotate_left(place);
     Some(ring)
@@ -77,7 +77,7 @@ pub(crate) fn best_ring(
 struct Subsets<'a> {
     /// g(w) of each device.
     tables: Vec<Vec<f64>>,
-    tours: &'a Tours,
+    cycles: &'a ShortestCycles,
     rounds: f64,
     least_windows: &'a [u32],
     /// The best time, and its set of devices.
@@ -102,7 +102,7 @@ impl Subsets<'_> {
         if may_stay_out {
             self.descend(device + 1, times, set);
         }
-        let grown = both(times, &self.tables[device]);
+        let grown = min_plus_convolution(times, &self.tables[device]);
         self.descend(device + 1, &grown, with);
     }
 
@@ -111,7 +111,7 @@ impl Subsets<'_> {
         if layers_time == f64::INFINITY || set == 0 {
             return;
         }
-        let seconds = layers_time + self.rounds * self.tours.seconds(set);
+        let seconds = layers_time + self.rounds * self.cycles.seconds(set);
         let (fastest, smallest) = self.best;
         if seconds < fastest || seconds == fastest && set.count_ones() < smallest.count_ones() {
             self.best = (seconds, set);
@@ -119,7 +119,7 @@ impl Subsets<'_> {
     }
 }
 
-/// Orders of all devices that are worth a try: short tours through all, and through the members of a good ring.
-pub(crate) fn promising_cycle(model: &LatencyModel, members: &[usize]) -> Vec<usize> {
-    with_all(model, short_tour(model, members))
+/// Orders of all devices that are worth a try: short cycles through all, and through the members of a good ring.
+pub(crate) fn candidate_cycle(model: &LatencyModel, members: &[usize]) -> Vec<usize> {
+    with_missing_devices(model, short_cycle(model, members))
 }

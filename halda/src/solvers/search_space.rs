@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::latency::constraints::Rules;
 use crate::problem::assignment::valid_rounds;
-use crate::strategy::Refusal;
+use crate::strategy::StrategyError;
 
 /// Which device is the head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,9 +17,11 @@ pub enum HeadChoice {
 
 impl HeadChoice {
     /// The devices to try.
-    pub(crate) fn candidates(self, devices: usize) -> Result<Range<usize>, Refusal> {
+    pub(crate) fn candidates(self, devices: usize) -> Result<Range<usize>, StrategyError> {
         match self {
-            HeadChoice::Fixed(device) if device >= devices => Err(Refusal::NoSuchDevice { device, devices }),
+            HeadChoice::Fixed(device) if device >= devices => {
+                Err(StrategyError::NoSuchDevice { device, devices })
+            }
             HeadChoice::Fixed(head) => Ok(head..head + 1),
             HeadChoice::Best => Ok(0..devices),
         }
@@ -36,7 +38,7 @@ pub enum OrderChoice {
     Best,
 }
 
-/// What a search was told, as `name=value`, where it is not the usual.
+/// The options of a search that differ from the defaults, as `name=value`.
 pub(crate) fn search_options(
     rules: Rules,
     head: HeadChoice,
@@ -59,7 +61,7 @@ pub(crate) fn ring_sizes(
     model_layers: u32,
     may_leave_remainder: bool,
     rounds: Option<u32>,
-) -> Result<Vec<u32>, Refusal> {
+) -> Result<Vec<u32>, StrategyError> {
     let whole = valid_rounds(model_layers);
     let sizes: Vec<u32> = if may_leave_remainder {
         (model_layers.min(2)..=model_layers).rev().collect()
@@ -72,7 +74,7 @@ pub(crate) fn ring_sizes(
     if kept.is_empty() {
         let mut valid: Vec<u32> = sizes.iter().map(|size| model_layers.div_ceil(*size)).collect();
         valid.dedup();
-        return Err(Refusal::Rounds { rounds: wanted, model_layers, valid });
+        return Err(StrategyError::Rounds { rounds: wanted, model_layers, valid });
     }
     Ok(kept)
 }

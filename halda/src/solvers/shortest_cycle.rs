@@ -1,7 +1,7 @@
-//! What is the shortest closed tour through some devices?
+//! Shortest closed cycles through devices, exact for few devices and improved step by step for many.
 //!
-//! A token's hops in a whole turn are a closed tour through the devices in the ring, in one direction, with hops
-//! that need not be the same both ways. Few devices: Held and Karp's dynamic programme over all subsets,
+//! A token's hops in a whole round are a closed tour through the devices in the ring, in one direction, with hops
+//! that need not be the same both ways. Few devices: Held and Karp's dynamic program over all subsets,
 //!
 //! ```text
 //! d(S, j) = min over i in S \ {j} of d(S \ {j}, i) + hop(i, j)       tour(S) = min over j of d(S, j) + hop(j, s)
@@ -15,7 +15,7 @@
 use crate::latency::LatencyModel;
 
 /// The shortest closed tours through all subsets of the devices.
-pub(crate) struct Tours {
+pub(crate) struct ShortestCycles {
     devices: usize,
     /// hops[from * M + to]
     hops: Vec<f64>,
@@ -23,7 +23,7 @@ pub(crate) struct Tours {
     paths: Vec<f64>,
 }
 
-impl Tours {
+impl ShortestCycles {
     /// Works all of them out: O(2^M M^2).
     pub(crate) fn new(model: &LatencyModel) -> Self {
         let devices = model.device_count();
@@ -83,26 +83,26 @@ impl Tours {
 }
 
 /// A short closed tour through these devices, found by improving; links that do not exist are avoided before all.
-pub(crate) fn short_tour(model: &LatencyModel, members: &[usize]) -> Vec<usize> {
-    let mut tour: Vec<usize> = members.iter().take(1).copied().collect();
+pub(crate) fn short_cycle(model: &LatencyModel, members: &[usize]) -> Vec<usize> {
+    let mut cycle: Vec<usize> = members.iter().take(1).copied().collect();
     let mut left: Vec<usize> = members.iter().skip(1).copied().collect();
-    while let Some(&last) = tour.last() {
+    while let Some(&last) = cycle.last() {
         let hop = |device: &usize| model.hops.seconds(last, *device);
         let nearest = (0..left.len()).min_by(|one, other| hop(&left[*one]).total_cmp(&hop(&left[*other])));
         let Some(nearest) = nearest else { break };
-        tour.push(left.remove(nearest));
+        cycle.push(left.remove(nearest));
     }
-    let mut length = tour_length(model, &tour);
+    let mut length = cycle_length(model, &cycle);
     // Every step shortens the tour, so that this ends; the cap bounds the time on wild hops.
     for _ in 0..members.len() * 4 {
-        let Some((shorter, seconds)) = improved(model, &tour, length) else { break };
-        (tour, length) = (shorter, seconds);
+        let Some((shorter, seconds)) = improved(model, &cycle, length) else { break };
+        (cycle, length) = (shorter, seconds);
     }
-    tour
+    cycle
 }
 
 /// The devices of a cycle and all others, each put in where that adds least.
-pub(crate) fn with_all(model: &LatencyModel, mut cycle: Vec<usize>) -> Vec<usize> {
+pub(crate) fn with_missing_devices(model: &LatencyModel, mut cycle: Vec<usize>) -> Vec<usize> {
     let others: Vec<usize> = (0..model.device_count()).filter(|device| !cycle.contains(device)).collect();
     for device in others {
         let added = |place: usize| {
@@ -119,9 +119,9 @@ pub(crate) fn with_all(model: &LatencyModel, mut cycle: Vec<usize>) -> Vec<usize
 /// Missing links first, then seconds.
 type Length = (usize, f64);
 
-fn tour_length(model: &LatencyModel, tour: &[usize]) -> Length {
-    let hops = tour.iter().enumerate().map(|(place, &from)| {
-        let to = tour[(place + 1) % tour.len()];
+fn cycle_length(model: &LatencyModel, cycle: &[usize]) -> Length {
+    let hops = cycle.iter().enumerate().map(|(place, &from)| {
+        let to = cycle[(place + 1) % cycle.len()];
         if from == to { 0.0 } else { model.hops.seconds(from, to) }
     });
     hops.fold(
@@ -137,22 +137,22 @@ fn shorter(one: Length, other: Length) -> bool {
 }
 
 /// The best tour that reversing or moving one stretch gives, if it is shorter.
-fn improved(model: &LatencyModel, tour: &[usize], length: Length) -> Option<(Vec<usize>, Length)> {
+fn improved(model: &LatencyModel, cycle: &[usize], length: Length) -> Option<(Vec<usize>, Length)> {
     let mut best: Option<(Vec<usize>, Length)> = None;
     let mut offer = |candidate: Vec<usize>| {
-        let seconds = tour_length(model, &candidate);
+        let seconds = cycle_length(model, &candidate);
         if shorter(seconds, best.as_ref().map_or(length, |(_, seconds)| *seconds)) {
             best = Some((candidate, seconds));
         }
     };
-    for from in 0..tour.len() {
-        for to in from + 2..=tour.len() {
-            let mut reversed = tour.to_vec();
+    for from in 0..cycle.len() {
+        for to in from + 2..=cycle.len() {
+            let mut reversed = cycle.to_vec();
             reversed[from..to].reverse();
             offer(reversed);
         }
-        for stretch in 1..=3.min(tour.len() - from) {
-            let mut without = tour.to_vec();
+        for stretch in 1..=3.min(cycle.len() - from) {
+            let mut without = cycle.to_vec();
             let moved: Vec<usize> = without.drain(from..from + stretch).collect();
             for place in 0..=without.len() {
                 let mut candidate = without.clone();

@@ -7,8 +7,8 @@
 use std::collections::BTreeSet;
 
 use hearth_halda::{
-    Halda, Infeasible, Instance, LatencyModel, Refusal, SearchStep, Solution, Strategy as Planner, Terms,
-    solve, valid_rounds, violations,
+    Halda, Infeasible, Instance, LatencyModel, SearchStep, Solution, Strategy as Planner, StrategyError,
+    Terms, solve, valid_rounds, violations,
 };
 use proptest::prelude::*;
 use serde_json::Value;
@@ -27,7 +27,7 @@ fn checked(place: &str, halda: &Halda, model: &LatencyModel, optimum: &Value) ->
             assert_eq!(violations(model, &solution.assignment, halda.rules()), [], "{place}");
             Some(solution)
         }
-        Err(Refusal::Infeasible(steps)) => {
+        Err(StrategyError::Infeasible(steps)) => {
             assert!(!steps.is_empty() && steps.iter().all(|step| step.outcome.is_err()), "{place}");
             None
         }
@@ -92,7 +92,7 @@ fn a_skipped_programme_is_not_better_than_its_bound() {
             proposal.map_or(Vec::new(), |proposal| proposal.searched)
         };
         for (step, solved) in steps(true).into_iter().zip(steps(false)) {
-            let SearchStep { outcome: Err(Infeasible::NoBetter { bound }), .. } = step else { continue };
+            let SearchStep { outcome: Err(Infeasible::Pruned { bound }), .. } = step else { continue };
             let seconds = solved.outcome.unwrap();
             assert!(seconds >= bound * (1.0 - 1e-9), "{place}: {seconds} is below {bound}");
             compared += 1;
@@ -134,7 +134,10 @@ fn removal_leaves_nobody_with_one_layer_but_the_head() {
             let many = (0..windows.len()).filter(|device| *device == 0 || windows[*device] > 1);
             without.devices.extend(many.map(|device| instance.devices[device].clone()));
             let model = LatencyModel::new(&without).unwrap();
-            assert!(matches!(solve(&halda, &model), Err(Refusal::Infeasible(_))), "{place}: {windows:?}");
+            assert!(
+                matches!(solve(&halda, &model), Err(StrategyError::Infeasible(_))),
+                "{place}: {windows:?}"
+            );
             stayed += 1;
         }
     }
@@ -151,7 +154,7 @@ fn more_devices_than_layers_are_an_explained_refusal() {
     let said = refusal.to_string();
     assert_eq!(said, "no plan exists: k = 1: a turn of 1 layers cannot give each of 2 devices one");
     let away = solve(&Halda { head: 2, ..Halda::PAPER }, &model).unwrap_err();
-    assert_eq!(away, Refusal::NoSuchDevice { device: 2, devices: 2 });
+    assert_eq!(away, StrategyError::NoSuchDevice { device: 2, devices: 2 });
 }
 
 #[test]
@@ -162,15 +165,15 @@ fn what_has_no_programme_is_explained() {
         let halda = Halda { flips: true, ..Halda::PAPER };
         let steps = match halda.propose(&model) {
             Ok(proposal) => proposal.searched,
-            Err(Refusal::Infeasible(steps)) => steps,
+            Err(StrategyError::Infeasible(steps)) => steps,
             Err(other) => panic!("{other}"),
         };
         for reason in steps.into_iter().filter_map(|step| step.outcome.err()) {
             reasons.insert(match reason {
-                Infeasible::CaseHoldsNothing { .. } => "no window",
-                Infeasible::CasesHoldTooLittle { .. } => "too little",
-                Infeasible::CasesNeedMore { .. } => "too much",
-                Infeasible::NoBetter { .. } => "no better",
+                Infeasible::NoWindowInCase { .. } => "no window",
+                Infeasible::CasesAllowTooFewLayers { .. } => "too little",
+                Infeasible::CasesRequireMoreLayers { .. } => "too much",
+                Infeasible::Pruned { .. } => "no better",
                 Infeasible::MoreDevicesThanLayers { .. } => "too few layers",
                 other => panic!("{other}"),
             });
@@ -231,7 +234,7 @@ proptest! {
                     solution.explanation.searched
                 }
                 Err(refusal) => match refusal {
-                    Refusal::Infeasible(steps) => steps,
+                    StrategyError::Infeasible(steps) => steps,
                     other => return Err(TestCaseError::fail(other.to_string())),
                 },
             };

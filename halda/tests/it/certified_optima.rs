@@ -3,7 +3,7 @@
 //! Values are compared at relative 1e-9, assignments are not: several may share the optimum.
 
 use hearth_halda::{
-    Assignment, Exact, HeadChoice, LatencyModel, Refusal, Rules, solve, valid_rounds, violations,
+    Assignment, Exact, HeadChoice, LatencyModel, Rules, StrategyError, solve, valid_rounds, violations,
 };
 use serde_json::Value;
 
@@ -18,7 +18,7 @@ fn check(place: &str, exact: Exact, model: &LatencyModel, certified: &Value) {
             assert_eq!(violations(model, &solution.assignment, exact.rules), [], "{place}");
             assert_eq!(found, model.evaluate(&solution.assignment).unwrap().seconds, "{place}");
         }
-        (Err(Refusal::Infeasible(_)), None) => {}
+        (Err(StrategyError::Infeasible(_)), None) => {}
         (found, certified) => panic!("{place}: {found:?} where {certified:?} is certified"),
     }
 }

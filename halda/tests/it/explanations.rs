@@ -4,8 +4,8 @@
 //! 30 GB/s, a hop takes 5 ms, a key-value write 5 us, a copy to or from a GPU 50 us.
 
 use hearth_halda::{
-    Assignment, Binding, Dropped, Even, Exact, Instance, LatencyModel, Manual, MemoryProportional,
-    MemorySizes, Refusal, Rules, Share, Single, Violation, solve,
+    Assignment, BindingConstraint, DropReason, Even, Exact, Instance, LatencyModel, Manual,
+    MemoryProportional, MemorySizes, Rules, Share, Single, StrategyError, Violation, solve,
 };
 
 use crate::fixtures::certified_instance;
@@ -53,7 +53,7 @@ fn an_exact_fit_is_bound_by_memory() {
     assert_eq!(solution.explanation.gap, Some(0.0));
     assert_eq!(solution.explanation.searched.len(), 7, "24 has 7 factors below itself");
     for device in &solution.explanation.devices {
-        assert_eq!(device.binding, [Binding::Memory]);
+        assert_eq!(device.binding, [BindingConstraint::Memory]);
         // Computed, moved and read again.
         near(device.one_more_layer.unwrap(), 0.01 + 5e-6 + LAYER / 30e9 + LAYER / 1e9);
     }
@@ -66,10 +66,10 @@ fn metal_full_to_the_last_layer_reloads_everything_for_one_more() {
     let solution = solve(&Exact::default(), &model).unwrap();
     assert_eq!(solution.assignment.window_layers, [12, 12]);
     let [metal, linux] = &solution.explanation.devices[..] else { panic!("two devices") };
-    assert_eq!(metal.binding, [Binding::GpuMemory, Binding::Memory]);
+    assert_eq!(metal.binding, [BindingConstraint::GpuMemory, BindingConstraint::Memory]);
     // 13 layers at 700 MB/s, and the thirteenth runs on the CPU because the working set holds 12.
     near(metal.one_more_layer.unwrap(), 13.0 * LAYER / 700e6 + 0.01 + 5e-6 + LAYER / 30e9);
-    assert_eq!(linux.binding, [Binding::Overloaded]);
+    assert_eq!(linux.binding, [BindingConstraint::Overloaded]);
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn a_dropped_device_says_what_it_would_cost() {
     let solution = solve(&select(), &model).unwrap();
     assert_eq!(solution.assignment.window_layers, [12, 0]);
     // The devices compute equally fast, so it would cost its hop and its copies.
-    let Some(Dropped::Slower(seconds)) = solution.explanation.devices[1].dropped else {
+    let Some(DropReason::Slower(seconds)) = solution.explanation.devices[1].dropped else {
         panic!("{:?}", solution.explanation.devices[1])
     };
     near(seconds, 0.005 + 1e-4);
@@ -128,7 +128,7 @@ fn a_plan_by_hand_is_checked() {
         solve(&Manual { head: 0, rounds, window_layers, gpu_layers, ..Manual::default() }, &model)
     };
     let broken = |result| match result {
-        Err(Refusal::Breaks { violations, .. }) => violations,
+        Err(StrategyError::ConstraintsViolated { violations, .. }) => violations,
         other => panic!("{other:?}"),
     };
     assert!(manual(Some(1), vec![6, 6], vec![0, 0]).is_ok());

@@ -4,7 +4,7 @@ use hearth_core::Cluster;
 use hearth_core::LinkTable;
 use hearth_core::Member;
 use hearth_core::holdings::Holdings;
-use hearth_halda::systems::{NAMES, SystemOptions, SystemRefusal, plan};
+use hearth_halda::systems::{NAMES, SystemError, SystemOptions, plan};
 use hearth_profiles::model::shipped;
 use hearth_profiles::{BytesPerSecond, Document, Format, Link, Seconds, Sourced, device};
 use hearth_schema::plan::Origin;
@@ -42,7 +42,7 @@ fn cluster(model: &str, devices: &[&str]) -> Cluster {
 
 const PAPER: [&str; 4] = ["d3", "d2", "d1", "d4"];
 
-fn made(name: &str, cluster: &Cluster, weights_as: Option<Format>) -> Result<Plan, SystemRefusal> {
+fn made(name: &str, cluster: &Cluster, weights_as: Option<Format>) -> Result<Plan, SystemError> {
     let air_time = Some(Seconds(0.002)).filter(|_| name == "airinfer");
     let origin = Origin { name: "test".into(), digest: String::new() };
     plan(name, cluster, &origin, SystemOptions { weights_as, air_time })
@@ -169,7 +169,7 @@ fn what_does_not_fit_or_is_passed_over_is_said() {
     assert!(refusal("nobody").contains("no system is called `nobody`: use one of exo, dllama"));
     let origin = Origin { name: "test".into(), digest: String::new() };
     let options = SystemOptions::default();
-    assert_eq!(plan("airinfer", &cluster, &origin, options), Err(SystemRefusal::NoAirTime));
+    assert_eq!(plan("airinfer", &cluster, &origin, options), Err(SystemError::NoAirTime));
     let stray = SystemOptions { weights_as: Some(Format::F16), air_time: None };
     assert!(plan("dllama", &cluster, &origin, stray).unwrap_err().to_string().contains("`--weights-as`"));
     let stray = SystemOptions { weights_as: None, air_time: Some(Seconds(0.1)) };

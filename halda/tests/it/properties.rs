@@ -1,7 +1,7 @@
 //! Do the planners hold on instances nobody chose?
 //!
 //! Small instances of every kind (Metal, CUDA, Android, slow disks, tight memory): `exact` equals trying
-//! every plan, and `halda` finds the same with and without skipping programmes. All strategies: a returned plan
+//! every plan, and `halda` finds the same with and without skipping programs. All strategies: a returned plan
 //! satisfies the named constraints and its T is the re-evaluated one. Wild instances: no panic, no NaN.
 
 use std::collections::BTreeMap;
@@ -10,9 +10,8 @@ use hearth_halda::solvers::overlap::best_residencies;
 use hearth_halda::{
     Assignment, Device, EdgeShard, Even, Exact, Exhaustive, Gpu, Halda, HeadChoice, Instance, LatencyModel,
     LinguaLinked, Manual, MemoryProportional, MemorySizes, Model, Objective, OperatingSystem, OrderChoice,
-    Overlap, PerformanceProportional, Practice, ReadRates, Refusal, Rereads, Rules, Single,
-    Strategy as Planner, Terms, WorkTimes, latency::constraints::ring_violations, solve, valid_rounds,
-    violations,
+    Overlap, PerformanceProportional, Practice, ReadRates, Rereads, Rules, Single, Strategy as Planner,
+    StrategyError, Terms, WorkTimes, latency::constraints::ring_violations, solve, valid_rounds, violations,
 };
 use hearth_profiles::Bytes;
 use hearth_schema::residency::Residency;
@@ -181,7 +180,7 @@ fn same(exact: &dyn Planner, oracle: &dyn Planner, model: &LatencyModel) -> Resu
             let (found, certain) = (found.seconds(), certain.seconds());
             prop_assert!(equal(found, certain), "{} is not {}", found, certain);
         }
-        (Err(Refusal::Infeasible(_)), Err(Refusal::Infeasible(_))) => {}
+        (Err(StrategyError::Infeasible(_)), Err(StrategyError::Infeasible(_))) => {}
         (found, certain) => {
             return Err(TestCaseError::fail(format!("{found:?}\nbut\n{certain:?}")));
         }
@@ -269,7 +268,7 @@ fn lawful(model: &LatencyModel) -> Result<(), TestCaseError> {
             }
             Err(refusal) => {
                 prop_assert!(!refusal.to_string().is_empty());
-                prop_assert!(!matches!(refusal, Refusal::Unsolved { .. }), "{}", refusal);
+                prop_assert!(!matches!(refusal, StrategyError::Unsolved { .. }), "{}", refusal);
             }
         }
     }
@@ -323,7 +322,7 @@ proptest! {
                 let certain = every_steady_state(&model, rules);
                 match solve(&Overlap { rules, ..Overlap::default() }, &model) {
                     Ok(found) => prop_assert!(equal(found.seconds(), certain), "{} is not {}", found.seconds(), certain),
-                    Err(Refusal::Infeasible(_)) => prop_assert_eq!(certain, f64::INFINITY),
+                    Err(StrategyError::Infeasible(_)) => prop_assert_eq!(certain, f64::INFINITY),
                     Err(refusal) => return Err(TestCaseError::fail(refusal.to_string())),
                 }
             }
@@ -417,11 +416,11 @@ proptest! {
         // Both have the same idea of what memory holds.
         let fastest = match (fastest, &balanced) {
             (Ok(fastest), _) => fastest,
-            (Err(Refusal::NoRoom { held, .. }), Err(Refusal::NoRoom { held: same, .. })) => {
+            (Err(StrategyError::OutOfMemory { held, .. }), Err(StrategyError::OutOfMemory { held: same, .. })) => {
                 prop_assert_eq!(held, *same);
                 return Ok(());
             }
-            (Err(Refusal::NoRoomOnHead { .. }), Err(Refusal::NoRoomOnHead { .. })) => return Ok(()),
+            (Err(StrategyError::HeadOutOfMemory { .. }), Err(StrategyError::HeadOutOfMemory { .. })) => return Ok(()),
             (fastest, _) => return Err(TestCaseError::fail(format!("{fastest:?}\nbut\n{balanced:?}"))),
         };
         let by_power = solve(&PerformanceProportional, &model).unwrap();

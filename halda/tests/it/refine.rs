@@ -7,8 +7,10 @@ use std::collections::BTreeSet;
 
 use hearth_halda::latency::constraints::ring_violations;
 use hearth_halda::solvers::overlap::best_residencies;
-use hearth_halda::solvers::refine::{Ended, Progress, Refined};
-use hearth_halda::{Assignment, Exact, Gpu, Instance, LatencyModel, Refine, Rules, Search, refine, solve};
+use hearth_halda::solvers::refine::{Progress, RefineResult, StopReason};
+use hearth_halda::{
+    Assignment, Exact, Gpu, Instance, LatencyModel, Refine, RefineOptions, Rules, refine, solve,
+};
 use proptest::prelude::*;
 
 use crate::fixtures::cases;
@@ -89,12 +91,12 @@ proptest! {
     ) {
         for (instance, start) in instances().iter().filter(|(it, _)| it.devices.len() <= 3) {
             let model = LatencyModel::new(instance).unwrap();
-            let search = Search { rules: FREE, same_rounds: true, most_evaluations: None };
-            let Refined { assignment, to, ended, .. } =
+            let search = RefineOptions { rules: FREE, same_rounds: true, max_evaluations: None };
+            let RefineResult { assignment, to, ended, .. } =
                 refine(&model, start, search, |at| Some(valley(at, &targets)), |_| true);
             let best = best_of_all(&model, start.head, |at| valley(at, &targets));
             prop_assert!((to.unwrap() - best).abs() <= 1e-9 * best, "{assignment:?}: {to:?}, {best}");
-            prop_assert_eq!(ended, Ended::NoBetterNeighbour);
+            prop_assert_eq!(ended, StopReason::NoBetterNeighbour);
         }
     }
 
@@ -102,7 +104,7 @@ proptest! {
     fn whatever_it_is_told_it_is_never_worse_and_never_forbidden(seed in any::<u64>(), most in 0..200_u64) {
         for (instance, start) in &instances() {
             let model = LatencyModel::new(instance).unwrap();
-            let search = Search { rules: FREE, same_rounds: false, most_evaluations: Some(most) };
+            let search = RefineOptions { rules: FREE, same_rounds: false, max_evaluations: Some(most) };
             let mut asked = Vec::new();
             let mut run = || {
                 let score = |at: &Assignment| {
@@ -134,11 +136,11 @@ fn more_rounds_are_found_where_they_pay() {
     let model = LatencyModel::new(&instance).unwrap();
     assert_eq!((start.rounds, start.ring_layers()), (1, 12));
     let score = |at: &Assignment| Some(f64::from(at.rounds.abs_diff(4)));
-    let search = Search { rules: FREE, same_rounds: false, most_evaluations: None };
+    let search = RefineOptions { rules: FREE, same_rounds: false, max_evaluations: None };
     let found = refine(&model, &start, search, score, |_| true);
     assert_eq!((found.assignment.rounds, found.assignment.ring_layers()), (4, 3));
     assert_eq!((found.from, found.to), (Some(3.0), Some(0.0)));
-    let kept = refine(&model, &start, Search { same_rounds: true, ..search }, score, |_| true);
+    let kept = refine(&model, &start, RefineOptions { same_rounds: true, ..search }, score, |_| true);
     assert_eq!(kept.assignment.rounds, 1);
 }
 
@@ -150,12 +152,12 @@ fn devices_come_and_go() {
         .unwrap();
     let model = LatencyModel::new(&instance).unwrap();
     let used = |at: &Assignment| at.window_layers.iter().filter(|window| **window > 0).count();
-    let search = Search { rules: FREE, same_rounds: false, most_evaluations: None };
+    let search = RefineOptions { rules: FREE, same_rounds: false, max_evaluations: None };
     let alone = refine(&model, &start, search, |at| Some(used(at) as f64), |_| true).assignment;
     assert_eq!(used(&alone), 1);
     let all = refine(&model, &alone, search, |at| Some(-(used(at) as f64)), |_| true).assignment;
     assert_eq!(used(&all), 3);
-    let kept = Search { rules: Rules { may_drop: false, ..FREE }, ..search };
+    let kept = RefineOptions { rules: Rules { may_drop: false, ..FREE }, ..search };
     assert_eq!(used(&refine(&model, &all, kept, |at| Some(used(at) as f64), |_| true).assignment), 3);
 }
 
@@ -163,14 +165,14 @@ fn devices_come_and_go() {
 fn a_caller_stops_it_and_keeps_the_best() {
     let (instance, start) = instances().swap_remove(0);
     let model = LatencyModel::new(&instance).unwrap();
-    let search = Search { rules: FREE, ..Search::default() };
+    let search = RefineOptions { rules: FREE, ..RefineOptions::default() };
     let mut heard = Vec::new();
     let go_on = |progress: Progress| {
         heard.push(progress);
         progress.evaluations < 7
     };
     let found = refine(&model, &start, search, |at| Some(-f64::from(at.gpu_layers[0])), go_on);
-    assert_eq!((found.evaluations, found.ended), (7, Ended::Stopped));
+    assert_eq!((found.evaluations, found.ended), (7, StopReason::Stopped));
     assert_eq!(heard.len(), 8);
     assert!(heard.windows(2).all(|pair| pair[1].evaluations == pair[0].evaluations + 1));
     let nothing = refine(&model, &start, search, |_| Some(f64::NAN), |_| true);

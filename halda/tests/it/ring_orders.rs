@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 
 use hearth_halda::{
-    Assignment, Device, Dropped, Even, Exact, Exhaustive, HeadChoice, Instance, LatencyModel, Manual,
-    Objective, OrderChoice, Overlap, Refusal, Rules, Share, Solution, Violation, solve, violations,
+    Assignment, Device, DropReason, Even, Exact, Exhaustive, HeadChoice, Instance, LatencyModel, Manual,
+    Objective, OrderChoice, Overlap, Rules, Share, Solution, StrategyError, Violation, solve, violations,
 };
 use proptest::prelude::*;
 
@@ -47,7 +47,7 @@ fn near(found: f64, milliseconds: f64) -> bool {
 
 const SELECT: Rules = Rules { may_drop: true, may_leave_remainder: false };
 
-fn best(instance: &Instance, order: OrderChoice) -> Result<Solution, Refusal> {
+fn best(instance: &Instance, order: OrderChoice) -> Result<Solution, StrategyError> {
     let model = LatencyModel::new(instance).unwrap();
     solve(&Exact { rules: SELECT, order, ..Exact::default() }, &model)
 }
@@ -116,7 +116,10 @@ fn a_weak_device_relays_where_it_is_the_only_way() {
     );
     assert!(best(&instance, OrderChoice::Best).is_err());
     let model = LatencyModel::new(&instance).unwrap();
-    let Err(Refusal::Breaks { violations, .. }) = solve(&Even { rounds: 1 }, &model) else { panic!("a gap") };
+    let Err(StrategyError::ConstraintsViolated { violations, .. }) = solve(&Even { rounds: 1 }, &model)
+    else {
+        panic!("a gap")
+    };
     assert_eq!(
         violations[0].to_string(),
         "`b` cannot reach `c`, which comes next in the ring: choose another order or a relay"
@@ -144,7 +147,7 @@ fn a_device_out_of_reach_is_dropped_for_that() {
     let devices = vec![device("a", 1.0, 2), device("b", 1.0, 2), device("c", 0.1, 9)];
     let solution = best(&instance(4, devices, rows), OrderChoice::Best).unwrap();
     assert_eq!(solution.assignment.window_layers, [2, 2, 0]);
-    assert_eq!(solution.explanation.devices[2].dropped, Some(Dropped::OutOfReach));
+    assert_eq!(solution.explanation.devices[2].dropped, Some(DropReason::Unreachable));
 }
 
 #[test]
@@ -225,7 +228,7 @@ fn same(model: &LatencyModel, exact: Exact) -> Result<(), TestCaseError> {
             );
             prop_assert!(found.explanation.limit.is_none());
         }
-        (Err(Refusal::Infeasible(_)), Err(Refusal::Infeasible(_))) => {}
+        (Err(StrategyError::Infeasible(_)), Err(StrategyError::Infeasible(_))) => {}
         (found, certain) => {
             return Err(TestCaseError::fail(format!("{exact:?}: {found:?}\nbut\n{certain:?}")));
         }
@@ -247,7 +250,7 @@ proptest! {
                 for rounds in [1, 2, 3] {
                     // Where there are no such rounds, there is nothing to compare.
                     let exact = Exact { rules, rounds: Some(rounds), ..Exact::default() };
-                    if !matches!(solve(&exact, &model), Err(Refusal::Rounds { .. })) {
+                    if !matches!(solve(&exact, &model), Err(StrategyError::Rounds { .. })) {
                         same(&model, exact)?;
                         if !may_leave_remainder {
                             same(&model, Exact { order: OrderChoice::Best, ..exact })?;

@@ -14,7 +14,7 @@ use std::error::Error;
 use std::time::Instant;
 
 use hearth_halda::registry::NAMES;
-use hearth_halda::{Gpu, Instance, LatencyModel, Options, WorkTimes, named, solve};
+use hearth_halda::{Gpu, Instance, LatencyModel, StrategyOptions, WorkTimes, solve, strategy_by_name};
 use hearth_schema::residency::Residency;
 use hearth_schema::residency::ResidencyOptions;
 
@@ -37,7 +37,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         for name in NAMES {
             for keep_all in [false, true] {
                 let options = options(&instance, keep_all);
-                let strategy = named(name, &options)?;
+                let strategy = strategy_by_name(name, &options)?;
                 let start = Instant::now();
                 match solve(strategy.as_ref(), &model) {
                     Ok(solution) if solution.seconds().is_finite() => plans += 1,
@@ -56,16 +56,16 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Options with which every strategy can be asked.
-fn options(instance: &Instance, keep_all: bool) -> Options {
+fn options(instance: &Instance, keep_all: bool) -> StrategyOptions {
     let devices = instance.devices.len() as u32;
     let layers = instance.model.model_layers;
-    Options {
+    StrategyOptions {
         rules: hearth_halda::Rules { may_drop: !keep_all, may_leave_remainder: false },
         window_layers: Some(
             (0..devices).map(|device| (layers / devices + u32::from(device == 0)).max(1)).collect(),
         ),
         total_memory: Some(instance.devices.iter().map(|device| device.ram_available).collect()),
-        ..Options::default()
+        ..StrategyOptions::default()
     }
 }
 

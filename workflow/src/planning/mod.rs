@@ -9,9 +9,9 @@ mod strategy;
 use std::path::Path;
 
 use hearth_core::Cluster;
-use hearth_halda::registry::{Options, SelectionError};
+use hearth_halda::registry::{LookupError, StrategyOptions};
 use hearth_halda::systems::{self, SystemOptions};
-use hearth_halda::{Instance, LatencyModel, named, solve, total_memory};
+use hearth_halda::{Instance, LatencyModel, solve, strategy_by_name, total_memory};
 use hearth_schema::Plan;
 use hearth_schema::scenario::PlannerOptions;
 
@@ -57,16 +57,16 @@ pub fn make(
     }
     let instance = Instance::from_cluster(cluster, options.slow_disk);
     let model = LatencyModel::new(&instance).map_err(Error::invalid)?;
-    let chosen = Options {
+    let chosen = StrategyOptions {
         // An instance begins with the cluster's head.
         head: Some(0),
         total_memory: Some(total_memory(cluster)),
-        ..Options::from(options)
+        ..StrategyOptions::from(options)
     };
-    let chosen = named(name, &chosen).map_err(|error| match error {
+    let chosen = strategy_by_name(name, &chosen).map_err(|error| match error {
         // halda does not know the strategy that needs the simulator.
-        SelectionError::Unknown { name } => unknown(&name),
-        error @ SelectionError::Missing { .. } => Error::invalid(error),
+        LookupError::Unknown { name } => unknown(&name),
+        error @ LookupError::Missing { .. } => Error::invalid(error),
     })?;
     let solution = solve(chosen.as_ref(), &model).map_err(refused)?;
     hearth_halda::plan(&solution, cluster, &loaded.origin).map_err(Error::failed)

@@ -10,9 +10,11 @@ use std::time::{Duration, Instant};
 
 use hearth_core::Cluster;
 use hearth_halda::DraftError;
-use hearth_halda::registry::Options;
-use hearth_halda::solvers::refine::{self as search, Ended, Refined};
-use hearth_halda::{Assignment, Instance, LatencyModel, Refine, Rules, Search, named, refine, solve};
+use hearth_halda::registry::StrategyOptions;
+use hearth_halda::solvers::refine::{self as search, RefineResult, StopReason};
+use hearth_halda::{
+    Assignment, Instance, LatencyModel, Refine, RefineOptions, Rules, refine, solve, strategy_by_name,
+};
 use hearth_profiles::Seconds;
 use hearth_schema::Plan;
 use hearth_schema::scenario::PlannerOptions;
@@ -46,12 +48,12 @@ pub fn plan(
     let instance = Instance::from_cluster(cluster, options.slow_disk);
     let model = LatencyModel::new(&instance).map_err(Error::invalid)?;
     // An instance begins with the cluster's head.
-    let chosen = Options { head: Some(0), ..Options::from(options) };
-    let strategy = named(first, &chosen).map_err(Error::invalid)?;
+    let chosen = StrategyOptions { head: Some(0), ..StrategyOptions::from(options) };
+    let strategy = strategy_by_name(first, &chosen).map_err(Error::invalid)?;
     let start = solve(strategy.as_ref(), &model).map_err(refused)?;
     let rules = Rules { may_drop: !options.keep_all, may_leave_remainder: true };
     let search =
-        Search { rules, same_rounds: options.rounds.is_some(), most_evaluations: budget.evaluations };
+        RefineOptions { rules, same_rounds: options.rounds.is_some(), max_evaluations: budget.evaluations };
     let found = search_with(loaded, cluster, &model, &start.assignment, search, budget)?;
     let strategy = Refine { assignment: found.assignment.clone(), start: first.to_owned(), rules };
     let solution = solve(&strategy, &model).map_err(refused)?;
@@ -65,9 +67,9 @@ fn search_with(
     cluster: &Cluster,
     model: &LatencyModel,
     start: &Assignment,
-    search: Search,
+    search: RefineOptions,
     budget: Budget,
-) -> Result<Refined, Error> {
+) -> Result<RefineResult, Error> {
     let begin = Instant::now();
     let Budget { seconds, progress, .. } = budget;
     progress.report("simulating the first plan", 0, seconds);
@@ -105,14 +107,14 @@ fn not_written(error: DraftError) -> Error {
 }
 
 /// The result of the search in words.
-fn sentence(found: &Refined, first: &str) -> String {
+fn sentence(found: &RefineResult, first: &str) -> String {
     let time = |ms: Option<f64>| ms.map_or("out of memory".to_owned(), milliseconds);
     let (from, to, evaluations) = (time(found.from), time(found.to), found.evaluations);
     let plans = if evaluations == 1 { "evaluation" } else { "evaluations" };
     let ended = match found.ended {
-        Ended::NoBetterNeighbour => "no neighbour is better",
-        Ended::Evaluations => "the evaluations were used up",
-        Ended::Stopped => "stopped before every neighbour was tried",
+        StopReason::NoBetterNeighbour => "no neighbour is better",
+        StopReason::Evaluations => "the evaluations were used up",
+        StopReason::Stopped => "stopped before every neighbour was tried",
     };
     format!(
         "The simulator: from {from} a token (the plan of `{first}`) to {to} in {evaluations} {plans}; {ended}."

@@ -1,7 +1,7 @@
 //! Names of strategies, and the errors of a strategy that is unknown or has no plan.
 
 use hearth_halda::registry::NAMES;
-use hearth_halda::{Refusal, systems};
+use hearth_halda::{StrategyError, systems};
 use hearth_profiles::device::soc::Strategy as SocStrategy;
 use hearth_schema::scenario::PlannerOptions;
 
@@ -31,7 +31,7 @@ pub(super) fn unknown(name: &str) -> Error {
     error.hint(format!("use one of {own}, {REFINE}, {others}"))
 }
 
-pub(super) fn refused(refusal: Refusal) -> Error {
+pub(super) fn refused(refusal: StrategyError) -> Error {
     let hint = hints::of_refusal(&refusal);
     Error::invalid(refusal).hint(hint)
 }

@@ -1,4 +1,4 @@
-//! What if every device gets the same slice, as in dllama, TPI-LLM and AirInfer?
+//! Even slices on every device: dllama, TPI-LLM and AirInfer.
 //!
 //! dllama (prima.cpp paper, sections 2 and 4.1 and appendix A.8): CPUs only, 4-bit weights of 32 in 18 bytes,
 //! devices a power of two and no more than key-value heads; uniform slices whatever a device can do. The head loads
@@ -30,8 +30,8 @@ use hearth_schema::tensor::AllReduce;
 use hearth_schema::tensor::HeadLoads;
 use hearth_schema::tensor::TensorPlan;
 
-use super::slices::{Made, Share, members, plan, row_block, unsliced};
-use super::{SystemOptions, SystemRefusal};
+use super::slices::{PlanHeader, Share, base_tensor_plan, members, plan, row_block};
+use super::{SystemError, SystemOptions};
 use crate::baselines::proportional::cumulative_rounding;
 
 /// Uniform slices over 2^n devices.
@@ -76,7 +76,7 @@ pub(super) fn dllama(cluster: &Cluster, scenario: &Origin) -> Plan {
         slices: Vec::new(),
     };
     let shares: Vec<(&Member, Share)> = used.iter().map(|member| (*member, share)).collect();
-    let made = Made { strategy: "dllama", options: Vec::new(), dropped, explanation };
+    let made = PlanHeader { strategy: "dllama", options: Vec::new(), dropped, explanation };
     plan(cluster, scenario, made, &tensor, &shares)
 }
 
@@ -85,15 +85,15 @@ pub(super) fn tpi_llm(
     cluster: &Cluster,
     scenario: &Origin,
     options: SystemOptions,
-) -> Result<Plan, SystemRefusal> {
+) -> Result<Plan, SystemError> {
     let format = options.weights_as.unwrap_or(Format::F32);
     let window = |blocks| ResidencyOptions {
         weights_as: Some(format),
         blocks: Some(blocks),
         ..ResidencyOptions::of(Residency::Sliding)
     };
-    let tensor = unsliced(AllReduce::Star);
-    let made = || Made {
+    let tensor = base_tensor_plan(AllReduce::Star);
+    let made = || PlanHeader {
         strategy: "tpi-llm",
         options: vec![format!("weights_as={format}")],
         dropped: Vec::new(),
@@ -107,13 +107,13 @@ pub(super) fn tpi_llm(
         if share.kv_heads == 0 && share.feed_forward == 0 {
             continue;
         }
-        let blocks = most_blocks(cluster, &draft, place, member)?;
+        let blocks = max_blocks(cluster, &draft, place, member)?;
         share.residency = window(blocks.0);
         explanation
             .push(format!("`{}` has room for {} of {} blocks at once", member.name, blocks.0, blocks.1));
         place += 1;
     }
-    Ok(plan(cluster, scenario, Made { explanation, ..made() }, &tensor, &shares))
+    Ok(plan(cluster, scenario, PlanHeader { explanation, ..made() }, &tensor, &shares))
 }
 
 /// Slices in memory, sums over the air.
@@ -121,12 +121,12 @@ pub(super) fn airinfer(
     cluster: &Cluster,
     scenario: &Origin,
     options: SystemOptions,
-) -> Result<Plan, SystemRefusal> {
+) -> Result<Plan, SystemError> {
     let format = options.weights_as.unwrap_or(Format::F32);
-    let air_time = options.air_time.ok_or(SystemRefusal::NoAirTime)?;
-    let tensor = TensorPlan { air_time: Some(air_time), ..unsliced(AllReduce::OverTheAir) };
+    let air_time = options.air_time.ok_or(SystemError::NoAirTime)?;
+    let tensor = TensorPlan { air_time: Some(air_time), ..base_tensor_plan(AllReduce::OverTheAir) };
     let shares = even_shares(cluster, ResidencyOptions::pinned(Some(format)), format);
-    let made = Made {
+    let made = PlanHeader {
         strategy: "airinfer",
         options: vec![format!("weights_as={format}"), format!("air_time={air_time}")],
         dropped: Vec::new(),
@@ -155,12 +155,12 @@ fn even_shares(cluster: &Cluster, residency: ResidencyOptions, format: Format) -
 }
 
 /// How many blocks a device has room for, and how many there are.
-fn most_blocks(
+fn max_blocks(
     cluster: &Cluster,
     draft: &Plan,
     place: usize,
     member: &Member,
-) -> Result<(u32, u32), SystemRefusal> {
+) -> Result<(u32, u32), SystemError> {
     let all = match draft.kind.tensor() {
         Some(tensor) => streamed(&SlicedModel::new(draft, tensor, place, &cluster.model), place == 0),
         None => Vec::new(),
@@ -183,7 +183,7 @@ fn most_blocks(
         let fixed = Holdings::new(draft, place, &cluster.model, &member.device, false)
             .map_or(Bytes::ZERO, |held| held.cache + held.buffers);
         let device = member.name.clone();
-        return Err(SystemRefusal::NoWindow { device, needed: largest.0, fixed: fixed.0 });
+        return Err(SystemError::NoWindow { device, needed: largest.0, fixed: fixed.0 });
     }
     Ok((fits, count))
 }

@@ -1,11 +1,11 @@
-//! What if layers follow total memory and weights are pinned, as in exo?
+//! Layers in proportion to total memory, with pinned weights: exo.
 //!
 //! prima.cpp paper, sections 2 and 4.1 and appendix A.8. Layers in proportion to the memory that a device has, used
 //! or not: a GPU's own if there is one, else RAM. Cumulative rounding gives 9, 10 and 13 of 32 layers to memories
 //! of 8, 8 and 11 GiB. Each device computes on its GPU if it has one. exo does not run on Android without root.
 //!
 //! It mixes backends: MLX on macOS computes in the weights' own 4 bits; Tinygrad on Linux loads 16 bit a weight into
-//! main memory and decodes them to 32 bit on the GPU. All of it is memory that nobody can take back.
+//! main memory and decodes them to 32 bit on the GPU. All of it is memory that the system cannot reclaim.
 //!
 //! Deviation: exo has the output matrix on the last device. Here it is the head's, on its CPU.
 //!
@@ -23,22 +23,22 @@ use hearth_schema::plan::PlannerRecord;
 use hearth_schema::plan::Role;
 use hearth_schema::residency::ResidencyOptions;
 
-use super::SystemRefusal;
+use super::SystemError;
 use super::slices::{members, unassigned};
 use crate::baselines::proportional::{cumulative_rounding, keep_head};
 use crate::problem::total_memory;
 
 /// Layers proportional to total memory, in one round.
-pub(super) fn plan(cluster: &Cluster, scenario: &Origin) -> Result<Plan, SystemRefusal> {
+pub(super) fn plan(cluster: &Cluster, scenario: &Origin) -> Result<Plan, SystemError> {
     let members = members(cluster);
     let runs = |member: &Member| member.device.os != Os::Android;
     let why = "it needs root on Android";
     if !members.iter().any(|member| runs(member)) {
-        return Err(SystemRefusal::NoDevice { system: "exo", why });
+        return Err(SystemError::NoDevice { system: "exo", why });
     }
     if !runs(members[0]) {
         let head = members[0].name.clone();
-        return Err(SystemRefusal::NotTheHead { system: "exo", head, why: why.into() });
+        return Err(SystemError::NotTheHead { system: "exo", head, why: why.into() });
     }
     let sizes: Vec<u64> = members
         .iter()
@@ -46,7 +46,7 @@ pub(super) fn plan(cluster: &Cluster, scenario: &Origin) -> Result<Plan, SystemR
         .map(|(member, total)| if runs(member) { total } else { 0 })
         .collect();
     let layers = cluster.model.shape.layers.0;
-    let no_memory = SystemRefusal::NoDevice { system: "exo", why: "none has memory" };
+    let no_memory = SystemError::NoDevice { system: "exo", why: "none has memory" };
     let mut windows = cumulative_rounding(&sizes, layers).ok_or(no_memory)?;
     keep_head(&mut windows);
     let (mut devices, mut dropped, mut explanation) = (Vec::new(), Vec::new(), Vec::new());

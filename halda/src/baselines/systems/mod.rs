@@ -1,4 +1,4 @@
-//! How would another system share the work out?
+//! Plans of other systems, which keep all weights in memory of their own.
 //!
 //! Systems that hold their weights in memory of their own (prima.cpp paper, section 2 and Table 2): a module for each
 //! family, after what that paper says of it. Their plans are simulated only.
@@ -27,10 +27,10 @@ use hearth_profiles::{Document, DocumentError, Format, Seconds};
 use hearth_schema::plan::Origin;
 use hearth_schema::plan::Plan;
 
-/// Every name, in the order in which they are told.
+/// Every name, in the order in which they are listed.
 pub const NAMES: [&str; 6] = ["exo", "dllama", "tpi-llm", "hepti", "galaxy", "airinfer"];
 
-/// What these planners can be told.
+/// The options of these planners.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct SystemOptions {
     /// The format of the weights instead of the system's.
@@ -41,7 +41,7 @@ pub struct SystemOptions {
 
 /// Why a system has no plan.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-pub enum SystemRefusal {
+pub enum SystemError {
     /// No system is called so.
     #[error("no system is called `{name}`: use one of {}", NAMES.join(", "))]
     Unknown {
@@ -83,7 +83,7 @@ pub enum SystemRefusal {
         "`{system}` keeps all weights in memory as {format}, and memory holds {held} of the {whole} {unit}; use a \
          smaller format (`--weights-as q4_0`), a smaller model or more devices"
     )]
-    NoRoom {
+    OutOfMemory {
         /// The system.
         system: &'static str,
         /// The weights' format.
@@ -131,11 +131,11 @@ pub fn plan(
     cluster: &Cluster,
     scenario: &Origin,
     options: SystemOptions,
-) -> Result<Plan, SystemRefusal> {
+) -> Result<Plan, SystemError> {
     let Some(system) = NAMES.into_iter().find(|known| *known == name) else {
-        return Err(SystemRefusal::Unknown { name: name.to_owned() });
+        return Err(SystemError::Unknown { name: name.to_owned() });
     };
-    let refuse = |takes, key| Err(SystemRefusal::Workload { system, takes, key });
+    let refuse = |takes, key| Err(SystemError::Workload { system, takes, key });
     if cluster.workload.speculation.is_some() {
         return refuse("no draft model", "speculation");
     }
@@ -143,10 +143,10 @@ pub fn plan(
         return refuse("one sequence at a time", "sequences");
     }
     if options.air_time.is_some() && system != "airinfer" {
-        return Err(SystemRefusal::Unused { system, option: "`--air-time`" });
+        return Err(SystemError::Unused { system, option: "`--air-time`" });
     }
     if options.weights_as.is_some() && matches!(system, "exo" | "dllama") {
-        return Err(SystemRefusal::Unused { system, option: "`--weights-as`: its format is its own" });
+        return Err(SystemError::Unused { system, option: "`--weights-as`: its format is its own" });
     }
     let plan = match system {
         "exo" => exo::plan(cluster, scenario),

@@ -1,9 +1,9 @@
-//! From which parts is a tensor-parallel plan put together?
+//! The parts that tensor-parallel plans are assembled from.
 //!
 //! Every device of such a plan works on every layer, in one round. Feed-forward rows are shared out in blocks of the
-//! weights' format, because the matrix that leads back is cut along its rows; who comes last has what is left.
+//! weights' format, because the matrix that leads back is cut along its rows; the last device gets the rest.
 //!
-//! Not here: who gets how much.
+//! Not here: the size of each share.
 
 use hearth_core::Cluster;
 use hearth_core::Member;
@@ -39,7 +39,7 @@ pub(super) struct Share {
 }
 
 /// How most systems sum, before anybody has a slice: in 32 bit, with a head that loads no more than its own.
-pub(super) fn unsliced(all_reduce: AllReduce) -> TensorPlan {
+pub(super) fn base_tensor_plan(all_reduce: AllReduce) -> TensorPlan {
     TensorPlan {
         all_reduce,
         air_time: None,
@@ -61,8 +61,8 @@ pub(super) fn row_block(format: Option<Format>) -> u32 {
     format.unwrap_or(Format::Q4K).block_len() as u32
 }
 
-/// What a plan says of who made it, and which devices it does without.
-pub(super) struct Made {
+/// What a plan says of its planner and of the devices it leaves out.
+pub(super) struct PlanHeader {
     pub strategy: &'static str,
     pub options: Vec<String>,
     pub dropped: Vec<DroppedDevice>,
@@ -73,7 +73,7 @@ pub(super) struct Made {
 pub(super) fn plan(
     cluster: &Cluster,
     scenario: &Origin,
-    made: Made,
+    made: PlanHeader,
     tensor: &TensorPlan,
     shares: &[(&Member, Share)],
 ) -> Plan {
@@ -102,7 +102,7 @@ pub(super) fn plan(
     Plan { kind, devices, dropped, explanation: made.explanation, ..unassigned(cluster, scenario, planner) }
 }
 
-/// A plan of one round for this cluster, in which nobody has a part yet.
+/// A plan of one round for this cluster, in which no device has a share yet.
 pub(super) fn unassigned(cluster: &Cluster, scenario: &Origin, planner: PlannerRecord) -> Plan {
     Plan {
         schema: <Plan as hearth_profiles::Document>::SCHEMA.to_owned(),

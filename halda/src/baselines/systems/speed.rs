@@ -1,4 +1,4 @@
-//! What if slices follow speed within memory, as in Hepti and Galaxy?
+//! Slices in proportion to speed, within memory: Hepti and Galaxy.
 //!
 //! Hepti (prima.cpp paper, section 2) slices by capability, in three ways for different memory budgets. As read
 //! here these are one rule: each key-value head, then each block of feed-forward rows, goes to the device that is
@@ -26,8 +26,8 @@ use hearth_schema::plan::Plan;
 use hearth_schema::residency::ResidencyOptions;
 use hearth_schema::tensor::AllReduce;
 
-use super::slices::{Made, Share, members, plan, row_block, unsliced};
-use super::{SystemOptions, SystemRefusal};
+use super::slices::{PlanHeader, Share, base_tensor_plan, members, plan, row_block};
+use super::{SystemError, SystemOptions};
 use crate::baselines::proportional::{cumulative_rounding, speed_weights, within_room};
 
 /// A way to share units out: times of a unit by device, room in units by device, and how many units there are.
@@ -38,7 +38,7 @@ pub(super) fn hepti(
     cluster: &Cluster,
     scenario: &Origin,
     options: SystemOptions,
-) -> Result<Plan, SystemRefusal> {
+) -> Result<Plan, SystemError> {
     by_speed("hepti", cluster, scenario, options, AllReduce::Star, first_done, |_| false)
 }
 
@@ -47,7 +47,7 @@ pub(super) fn galaxy(
     cluster: &Cluster,
     scenario: &Origin,
     options: SystemOptions,
-) -> Result<Plan, SystemRefusal> {
+) -> Result<Plan, SystemError> {
     let on_gpu = |device: &Device| {
         device.gpu.as_ref().is_some_and(|gpu| !gpu.unified_memory && !gpu.matvec.is_empty())
     };
@@ -62,7 +62,7 @@ fn by_speed(
     all_reduce: AllReduce,
     rule: Rule,
     on_gpu: fn(&Device) -> bool,
-) -> Result<Plan, SystemRefusal> {
+) -> Result<Plan, SystemError> {
     let format = options.weights_as.unwrap_or(Format::F32);
     let (members, shape) = (members(cluster), &cluster.model.shape);
     let costs: Vec<Costs> = members
@@ -75,7 +75,11 @@ fn by_speed(
     let no_room = |held: &[u32], whole: u32, unit| {
         let held: u64 = held.iter().map(|units| u64::from(*units)).sum();
         let (format, whole) = (format.to_string(), u64::from(whole));
-        if held < whole { Err(SystemRefusal::NoRoom { system, format, held, whole, unit }) } else { Ok(()) }
+        if held < whole {
+            Err(SystemError::OutOfMemory { system, format, held, whole, unit })
+        } else {
+            Ok(())
+        }
     };
     let times: Vec<f64> = costs.iter().map(|cost| cost.head_time).collect();
     let room: Vec<u32> = costs.iter().map(|cost| units(cost.room, cost.head_bytes)).collect();
@@ -106,12 +110,12 @@ fn by_speed(
         .collect();
     if shares[0].1.kv_heads == 0 && shares[0].1.feed_forward == 0 {
         let why = "its share rounds to nothing".to_owned();
-        return Err(SystemRefusal::NotTheHead { system, head: members[0].name.clone(), why });
+        return Err(SystemError::NotTheHead { system, head: members[0].name.clone(), why });
     }
-    let tensor = unsliced(all_reduce);
+    let tensor = base_tensor_plan(all_reduce);
     let options = vec![format!("weights_as={format}")];
     let explanation = vec!["slices follow the time that a slice takes, within what memory holds".into()];
-    let made = Made { strategy: system, options, dropped: Vec::new(), explanation };
+    let made = PlanHeader { strategy: system, options, dropped: Vec::new(), explanation };
     Ok(plan(cluster, scenario, made, &tensor, &shares))
 }
 

@@ -1,4 +1,4 @@
-//! Which windows and GPU layers are best when every device's memory case is fixed?
+//! The integer program for fixed memory cases and a fixed number of rounds.
 //!
 //! prima.cpp paper, Eq. 6-10, for one k. With the cases M1 to M4 given, the objective is linear:
 //!
@@ -12,7 +12,7 @@
 //!
 //! HiGHS solves it, as in the paper. With c = w - n for n, every row bounds a sum over one device or over all of
 //! them; such nested rows make the matrix totally unimodular, so the linear relaxation has whole corners and
-//! HiGHS has nothing to branch on. The windows that a device may have are an interval, so a programme is
+//! HiGHS has nothing to branch on. The windows that a device may have are an interval, so a program is
 //! feasible exactly if W lies between the sums of the ends. That is checked first, and says which limit it is.
 //!
 //! HiGHS works in floating point with tolerances. What it returns is rounded and checked against the constraints
@@ -23,7 +23,7 @@
 
 use crate::solvers::linear_program::LinearProgram;
 
-/// What one device brings into the programme. Bounds include their ends.
+/// What one device brings into the program. Bounds include their ends.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct DeviceColumns {
     /// a: a layer of the window.
@@ -35,19 +35,19 @@ pub(crate) struct DeviceColumns {
     /// Least and most w - n.
     pub cpu_layers: (i64, i64),
     /// Most n.
-    pub most_gpu_layers: i64,
+    pub max_gpu_layers: i64,
 }
 
-/// The programme for fixed cases and fixed k.
+/// The program for fixed cases and fixed k.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct IntegerProgramme {
+pub(crate) struct IntegerProgram {
     /// W.
     pub ring_layers: i64,
     /// One entry a device.
     pub devices: Vec<DeviceColumns>,
 }
 
-/// An optimum of a programme.
+/// An optimum of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Optimum {
     /// w.
@@ -56,7 +56,7 @@ pub(crate) struct Optimum {
     pub gpu_layers: Vec<u32>,
 }
 
-/// Why a programme has no optimum.
+/// Why a program has no optimum.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum NoOptimum {
     /// No window suits the device at this index.
@@ -73,23 +73,23 @@ impl DeviceColumns {
     /// The least and the most w that some n allows; the first is larger than the second if there is none.
     fn window_range(&self) -> (i64, i64) {
         let (least_cpu, most_cpu) = self.cpu_layers;
-        if least_cpu.max(0) > most_cpu || self.most_gpu_layers < 0 {
+        if least_cpu.max(0) > most_cpu || self.max_gpu_layers < 0 {
             return (1, 0);
         }
         let least = self.windows.0.max(least_cpu).max(0);
-        (least, self.windows.1.min(most_cpu + self.most_gpu_layers))
+        (least, self.windows.1.min(most_cpu + self.max_gpu_layers))
     }
 
     fn allows(&self, window: i64, gpu_layers: i64) -> bool {
         let within = |value: i64, (least, most): (i64, i64)| least <= value && value <= most;
         within(window, self.windows)
             && within(window - gpu_layers, self.cpu_layers)
-            && within(gpu_layers, (0, self.most_gpu_layers.min(window)))
+            && within(gpu_layers, (0, self.max_gpu_layers.min(window)))
     }
 }
 
-impl IntegerProgramme {
-    /// Whether the programme has a solution, found out without solving it.
+impl IntegerProgram {
+    /// Whether the program has a solution, found out without solving it.
     pub(crate) fn check(&self) -> Result<(), NoOptimum> {
         let (mut least, mut most) = (0, 0);
         for (device, columns) in self.devices.iter().enumerate() {
@@ -144,8 +144,8 @@ impl IntegerProgramme {
             let (least, most) = device.window_range();
             let window = problem.add_integer_column(*window_cost, least as f64..=most as f64);
             // Without GPU layers w - n is w, whose range has taken the bounds of w - n in.
-            let gpu = (device.most_gpu_layers > 0).then(|| {
-                let gpu = problem.add_integer_column(*gpu_cost, 0.0..=device.most_gpu_layers as f64);
+            let gpu = (device.max_gpu_layers > 0).then(|| {
+                let gpu = problem.add_integer_column(*gpu_cost, 0.0..=device.max_gpu_layers as f64);
                 let (least, most) = device.cpu_layers;
                 problem.add_row(least.max(0) as f64..=most as f64, [(window, 1.0), (gpu, -1.0)]);
                 gpu
@@ -166,7 +166,7 @@ impl IntegerProgramme {
         let mut optimum = Optimum { windows: Vec::new(), gpu_layers: Vec::new() };
         let mut placed = 0;
         for (device, (window, gpu)) in self.devices.iter().zip(found) {
-            // A cast turns what is no number into 0, which the constraints then judge.
+            // A cast turns NaN into 0, which the constraints then check.
             let (window, gpu) = (window.round() as i64, gpu.round() as i64);
             if !device.allows(window, gpu) {
                 return Err(NoOptimum::Solver("its solution breaks a bound".to_owned()));
@@ -188,9 +188,9 @@ mod tests {
     use proptest::prelude::*;
 
     /// sum (a w + b n).
-    fn value(programme: &IntegerProgramme, optimum: &Optimum) -> f64 {
+    fn value(program: &IntegerProgram, optimum: &Optimum) -> f64 {
         let layers = optimum.windows.iter().zip(&optimum.gpu_layers);
-        programme
+        program
             .devices
             .iter()
             .zip(layers)
@@ -201,11 +201,11 @@ mod tests {
     }
 
     /// The least value by trying every (w, n) of each device and adding devices one by one.
-    fn least_value(programme: &IntegerProgramme) -> Option<f64> {
-        let ring_layers = programme.ring_layers as usize;
+    fn least_value(program: &IntegerProgram) -> Option<f64> {
+        let ring_layers = program.ring_layers as usize;
         let mut least = vec![f64::INFINITY; ring_layers + 1];
         least[0] = 0.0;
-        for device in &programme.devices {
+        for device in &program.devices {
             let mut next = vec![f64::INFINITY; ring_layers + 1];
             for (placed, before) in least.iter().enumerate() {
                 for window in 0..=ring_layers - placed {
@@ -229,14 +229,14 @@ mod tests {
             least in 0..4_i64,
             width in -1..30_i64,
             cpu in (-2..6_i64, -1..30_i64),
-            most_gpu_layers in prop_oneof![Just(0), 0..12_i64],
+            max_gpu_layers in prop_oneof![Just(0), 0..12_i64],
         ) -> DeviceColumns {
             DeviceColumns {
                 window_cost,
                 gpu_cost,
                 windows: (least, least + width),
                 cpu_layers: (cpu.0, cpu.0 + cpu.1),
-                most_gpu_layers,
+                max_gpu_layers,
             }
         }
     }
@@ -249,10 +249,10 @@ mod tests {
             ring_layers in 1..40_i64,
             devices in prop::collection::vec(columns(), 1..6),
         ) {
-            let programme = IntegerProgramme { ring_layers, devices };
-            match (programme.optimum(), least_value(&programme)) {
+            let program = IntegerProgram { ring_layers, devices };
+            match (program.optimum(), least_value(&program)) {
                 (Ok(optimum), Some(least)) => {
-                    let found = value(&programme, &optimum);
+                    let found = value(&program, &optimum);
                     prop_assert!((found - least).abs() <= 1e-9 * ring_layers as f64, "{} is not {}", found, least);
                 }
                 (Err(NoOptimum::Solver(reason)), _) => return Err(TestCaseError::fail(reason)),
@@ -262,15 +262,15 @@ mod tests {
         }
     }
 
-    fn two(window_cost: f64) -> IntegerProgramme {
+    fn two(window_cost: f64) -> IntegerProgram {
         let device = DeviceColumns {
             window_cost: 1.0,
             gpu_cost: -0.5,
             windows: (1, 8),
             cpu_layers: (0, 8),
-            most_gpu_layers: 2,
+            max_gpu_layers: 2,
         };
-        IntegerProgramme { ring_layers: 8, devices: vec![device, DeviceColumns { window_cost, ..device }] }
+        IntegerProgram { ring_layers: 8, devices: vec![device, DeviceColumns { window_cost, ..device }] }
     }
 
     #[test]
@@ -291,16 +291,16 @@ mod tests {
     #[test]
     fn what_cannot_be_is_named() {
         let with = |windows, cpu_layers| {
-            let mut programme = two(1.0);
-            programme.devices[1].windows = windows;
-            programme.devices[1].cpu_layers = cpu_layers;
-            programme.optimum()
+            let mut program = two(1.0);
+            program.devices[1].windows = windows;
+            program.devices[1].cpu_layers = cpu_layers;
+            program.optimum()
         };
         assert_eq!(with((1, 8), (0, -1)), Err(NoOptimum::NoWindow(1)));
         assert_eq!(with((8, 8), (0, 8)), Err(NoOptimum::AtLeast(9)));
         assert!(with((1, 8), (0, 0)).is_ok());
-        let mut programme = two(1.0);
-        programme.ring_layers = 17;
-        assert_eq!(programme.optimum(), Err(NoOptimum::AtMost(16)));
+        let mut program = two(1.0);
+        program.ring_layers = 17;
+        assert_eq!(program.optimum(), Err(NoOptimum::AtMost(16)));
     }
 }

@@ -1,6 +1,6 @@
-//! Which memory cases should the devices be in?
+//! The search for memory cases, in turns with integer programs.
 //!
-//! prima.cpp paper, Algorithm 1. The programmes need the cases, and the cases follow from the windows, so the
+//! prima.cpp paper, Algorithm 1. The programs need the cases, and the cases follow from the windows, so the
 //! two take turns:
 //!
 //! ```text
@@ -8,22 +8,22 @@
 //! repeat
 //!     cases from w, n and k; devices with slow disks and forced ones are in M4
 //!     stop if the cases are the last ones
-//!     solve the programme of every valid k; stop if none has a solution
+//!     solve the program of every valid k; stop if none has a solution
 //!     keep the best plan of all so far
 //!     if a GPU has room and another device is over its memory, or runs layers on the CPU beside a full GPU:
 //!         force the device with the slowest disk of M1 to M3 into M4, and repeat with the same w and n
 //!     w, n, k from the best plan
 //! ```
 //!
-//! **It ends.** A programme keeps the cases that it was given, so that a plan that is taken over reproduces them;
+//! **It ends.** A program keeps the cases that it was given, so that a plan that is taken over reproduces them;
 //! only forcing changes them, and it forces every device at most once. That makes M + 1 turns at the most, and
 //! the loop counts them.
 //!
-//! **Not every k needs a programme.** Let (w, n) satisfy the constraints for k and some cases. Then (k w, k n)
+//! **Not every k needs a program.** Let (w, n) satisfy the constraints for k and some cases. Then (k w, k n)
 //! satisfies those for one round and the same cases: floor(X/k) bounds of integers become X bounds when both
 //! sides are multiplied by k (w <= floor(X/k) gives k w <= X; w >= floor(X/k) + 1 > X/k gives k w > X), and the sum
 //! of the windows is L. Its objective is less by (k - 1) sum xi, which is not negative. So if one round takes `T_1`,
-//! then k rounds take at least `T_1` + (k - 1) sum xi, and a programme whose bound is not below the best plan
+//! then k rounds take at least `T_1` + (k - 1) sum xi, and a program whose bound is not below the best plan
 //! known cannot replace it. It is skipped and recorded with its bound; which plan comes out is the same
 //! (`skipping_changes_no_plan`).
 //!
@@ -31,7 +31,7 @@
 //! gains most, and repeat until none gains, at most 2 M times. Each step lowers the objective, so no cases come
 //! up twice.
 //!
-//! Not here: how a programme is solved ([`super::integer_program`]).
+//! Not here: how a program is solved ([`super::integer_program`]).
 
 use super::integer_program::NoOptimum;
 use super::linear_costs::LinearCosts;
@@ -39,14 +39,14 @@ use super::start::proportional;
 use crate::problem::assignment::Assignment;
 use crate::strategy::{Infeasible, SearchStep};
 
-/// Programmes that are solved at most for one plan; after that the best so far stands. assumed: far more than are
+/// Programs that are solved at most for one plan; after that the best so far stands. assumed: far more than are
 /// needed (600 random rings of up to 24 devices took 24 at most, 273 with flips), and so few that even hundreds
 /// of devices, each forced and removed on its own, end in minutes.
-const PROGRAMMES_LIMIT: usize = 5000;
+const MAX_PROGRAMS: usize = 5000;
 
 /// A plan for the devices of an objective, by their positions in it.
 #[derive(Debug, Clone)]
-pub(crate) struct Found {
+pub(crate) struct CandidatePlan {
     /// The objective's value.
     pub value: f64,
     /// k.
@@ -61,11 +61,11 @@ pub(crate) struct Found {
 
 /// What was searched for one plan.
 #[derive(Debug, Default)]
-pub(crate) struct Record {
-    /// Every programme and its outcome.
+pub(crate) struct SearchRecord {
+    /// Every program and its outcome.
     pub steps: Vec<SearchStep>,
     /// How many of them HiGHS was asked to solve.
-    programmes: usize,
+    programs: usize,
 }
 
 /// How the cases are searched.
@@ -73,15 +73,15 @@ pub(crate) struct Record {
 pub(crate) struct Search<'a> {
     /// The valid k, ascending.
     pub rounds: &'a [u32],
-    /// Whether programmes that cannot win are skipped.
+    /// Whether programs that cannot win are skipped.
     pub skips: bool,
     /// Whether single devices are flipped in the end.
     pub flips: bool,
 }
 
 impl Search<'_> {
-    /// The best plan found, if any. Every programme and its outcome is recorded.
-    pub(crate) fn run(&self, objective: &LinearCosts, record: &mut Record) -> Option<Found> {
+    /// The best plan found, if any. Every program and its outcome is recorded.
+    pub(crate) fn run(&self, objective: &LinearCosts, record: &mut SearchRecord) -> Option<CandidatePlan> {
         let layers = objective.model().model_layers();
         let budgets: Vec<u64> = (0..objective.devices.len()).map(|m| objective.budget(m)).collect();
         let Some(start) = proportional(&budgets, layers) else {
@@ -89,7 +89,7 @@ impl Search<'_> {
             return self.solved(objective, &vec![false; budgets.len()], record);
         };
         let mut forced = vec![false; budgets.len()];
-        let mut best: Option<Found> = None;
+        let mut best: Option<CandidatePlan> = None;
         let mut plan = (1, start, vec![0; budgets.len()]);
         let mut last: Option<Vec<bool>> = None;
         for _ in 0..=budgets.len() {
@@ -119,10 +119,10 @@ impl Search<'_> {
     fn flipped(
         &self,
         objective: &LinearCosts,
-        mut best: Option<Found>,
+        mut best: Option<CandidatePlan>,
         over: &[bool],
-        record: &mut Record,
-    ) -> Option<Found> {
+        record: &mut SearchRecord,
+    ) -> Option<CandidatePlan> {
         for _ in 0..2 * over.len() {
             let from = best.as_ref().map_or(over, |best| &best.over).to_vec();
             let mut gained = false;
@@ -144,8 +144,13 @@ impl Search<'_> {
     }
 
     /// The best plan of all k for fixed cases.
-    fn solved(&self, objective: &LinearCosts, over: &[bool], record: &mut Record) -> Option<Found> {
-        let mut best: Option<Found> = None;
+    fn solved(
+        &self,
+        objective: &LinearCosts,
+        over: &[bool],
+        record: &mut SearchRecord,
+    ) -> Option<CandidatePlan> {
+        let mut best: Option<CandidatePlan> = None;
         for &rounds in self.rounds {
             let outcome = self.one(objective, over, rounds, best.as_ref(), record).map(|found| {
                 let seconds = objective.model().seconds(&expanded(objective, &found));
@@ -163,34 +168,34 @@ impl Search<'_> {
         objective: &LinearCosts,
         over: &[bool],
         rounds: u32,
-        best: Option<&Found>,
-        record: &mut Record,
-    ) -> Result<Found, Infeasible> {
-        let programme = objective.programme(over, rounds);
-        let ring_layers = programme.ring_layers as u32;
+        best: Option<&CandidatePlan>,
+        record: &mut SearchRecord,
+    ) -> Result<CandidatePlan, Infeasible> {
+        let program = objective.program(over, rounds);
+        let ring_layers = program.ring_layers as u32;
         let devices = objective.devices.len();
         if devices > ring_layers as usize {
             return Err(Infeasible::MoreDevicesThanLayers { ring_layers, devices });
         }
         let explained = |reason| explained(objective, over, ring_layers, reason);
-        programme.check().map_err(explained)?;
+        program.check().map_err(explained)?;
         if let Some(best) = best.filter(|best| self.skips && best.rounds == 1) {
             let bound = best.value + f64::from(rounds - 1) * objective.round_cost();
             if bound >= best.value {
-                return Err(Infeasible::NoBetter { bound });
+                return Err(Infeasible::Pruned { bound });
             }
         }
-        if record.programmes >= PROGRAMMES_LIMIT {
-            return Err(Infeasible::NotReached { limit: PROGRAMMES_LIMIT });
+        if record.programs >= MAX_PROGRAMS {
+            return Err(Infeasible::LimitReached { limit: MAX_PROGRAMS });
         }
-        record.programmes += 1;
-        let optimum = programme.optimum().map_err(explained)?;
+        record.programs += 1;
+        let optimum = program.optimum().map_err(explained)?;
         let value = objective.value(over, rounds, &optimum.windows, &optimum.gpu_layers);
         if !value.is_finite() {
             return Err(Infeasible::Solver { reason: "the objective is not finite".to_owned() });
         }
         let (windows, gpu_layers, over) = (optimum.windows, optimum.gpu_layers, over.to_vec());
-        Ok(Found { value, rounds, windows, gpu_layers, over })
+        Ok(CandidatePlan { value, rounds, windows, gpu_layers, over })
     }
 }
 
@@ -204,7 +209,7 @@ fn step(objective: &LinearCosts, rounds: u32, outcome: Result<f64, Infeasible>) 
 const LESS: f64 = 1e-12;
 
 /// Whether `found` is the better one; then it is kept. The first of equal ones stays.
-fn keep_better(best: &mut Option<Found>, found: Found) -> bool {
+fn keep_better(best: &mut Option<CandidatePlan>, found: CandidatePlan) -> bool {
     let better = best.as_ref().is_none_or(|best| found.value < best.value - LESS * best.value.abs());
     if better {
         *best = Some(found);
@@ -225,9 +230,9 @@ fn cases(objective: &LinearCosts, forced: &[bool], plan: &(u32, Vec<u32>, Vec<u3
 }
 
 /// Whether some GPU has room while another device is over its memory, or has CPU layers beside a full GPU.
-fn is_unbalanced(objective: &LinearCosts, found: &Found) -> bool {
+fn is_unbalanced(objective: &LinearCosts, found: &CandidatePlan) -> bool {
     let gpu_room = |device: usize| {
-        let most = objective.most_gpu_layers(device, found.rounds)?;
+        let most = objective.max_gpu_layers(device, found.rounds)?;
         Some(most - i64::from(found.gpu_layers[device]))
     };
     let devices = found.windows.len();
@@ -248,7 +253,7 @@ fn slowest_disk(objective: &LinearCosts, over: &[bool]) -> Option<usize> {
 }
 
 /// The plan for all devices of the instance.
-pub(crate) fn expanded(objective: &LinearCosts, found: &Found) -> Assignment {
+pub(crate) fn expanded(objective: &LinearCosts, found: &CandidatePlan) -> Assignment {
     let devices = objective.model().device_count();
     let mut assignment = Assignment::new(objective.head(), found.rounds, vec![0; devices], vec![0; devices]);
     for (position, device) in objective.devices.iter().enumerate() {
@@ -263,10 +268,10 @@ fn explained(objective: &LinearCosts, over: &[bool], ring_layers: u32, reason: N
         NoOptimum::NoWindow(position) => {
             let device = objective.devices[position];
             let device = objective.model().instance().devices[device].name.clone();
-            Infeasible::CaseHoldsNothing { device, case: objective.case(position, over[position]) }
+            Infeasible::NoWindowInCase { device, case: objective.case(position, over[position]) }
         }
-        NoOptimum::AtLeast(least) => Infeasible::CasesNeedMore { ring_layers, least },
-        NoOptimum::AtMost(held) => Infeasible::CasesHoldTooLittle { ring_layers, held },
+        NoOptimum::AtLeast(least) => Infeasible::CasesRequireMoreLayers { ring_layers, least },
+        NoOptimum::AtMost(held) => Infeasible::CasesAllowTooFewLayers { ring_layers, held },
         NoOptimum::Solver(reason) => Infeasible::Solver { reason },
     }
 }
@@ -299,7 +304,7 @@ mod tests {
             let rounds = crate::problem::assignment::valid_rounds(model.model_layers());
             for k in rounds {
                 let search = Search { rounds: &[k], skips: false, flips: true };
-                let Some(found) = search.run(&objective, &mut Record::default()) else { continue };
+                let Some(found) = search.run(&objective, &mut SearchRecord::default()) else { continue };
                 let seconds = model.seconds(&expanded(&objective, &found));
                 // The head's excess is charged even where it is less than the row that is read anyway.
                 let row = model.model.head_row(true) / model.devices[0].disk_read;
@@ -328,7 +333,9 @@ mod tests {
                 let over =
                     devices.iter().map(|m| cases_tried >> m & 1 == 1 && !objective.costs(*m).slow_disk);
                 let over: Vec<bool> = over.collect();
-                let Some(found) = search.solved(&objective, &over, &mut Record::default()) else { continue };
+                let Some(found) = search.solved(&objective, &over, &mut SearchRecord::default()) else {
+                    continue;
+                };
                 let plan = (found.rounds, found.windows, found.gpu_layers);
                 assert_eq!(cases(&objective, &vec![false; over.len()], &plan), over, "{}", instance.name);
             }

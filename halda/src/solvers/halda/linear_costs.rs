@@ -1,4 +1,4 @@
-//! What does a layer cost on a device whose memory case is fixed, and how many may it have?
+//! Linear costs and bounds of the integer program, for fixed memory cases.
 //!
 //! prima.cpp paper, appendix A.3, from its Eq. 20 on. For fixed cases T is linear in w and n:
 //!
@@ -15,18 +15,18 @@
 //!       + sum over M1 and M3 of (c_cpu - cap)/s_disk
 //! ```
 //!
-//! with alpha, beta and xi as in [`crate::latency::coefficients`]. A plan that fills memory to the last byte is in M4 here,
-//! although Eq. 30-32 say "less than": need = cap fits. For M1 to M4 as a plan has them this is the time of
+//! with alpha, beta and xi as in [`crate::latency::coefficients`]. A plan that fills memory to the last byte is in M4
+//! here, although Eq. 30-32 say "less than": need = cap fits. For M1 to M4 as a plan has them this is the time of
 //! [`crate::latency`], except that a head which is over by less than `b_i/V` is charged the excess and not the row.
 //!
 //! **As shipped.** The public implementation of prima.cpp is described to plan without communication and copies
 //! (xi = 0), without memory bandwidth (`b'/T` in alpha and beta), and with a priority of 1.01 for its master.
-//! [`Terms`] switches these. Deviation: its source was not at hand when this was written. The priority is read
+//! [`Terms`] switches these. Deviation: its source was not available when this was written. The priority is read
 //! as "the head computes 1.01 times as fast"; writing the cache (`t_kv`) is kept, because it is no bandwidth.
 //!
 //! Not here: which device is in which case ([`super::iteration`]).
 
-use super::integer_program::{DeviceColumns, IntegerProgramme};
+use super::integer_program::{DeviceColumns, IntegerProgram};
 use crate::latency::LatencyModel;
 use crate::latency::coefficients::{DeviceCosts, MemoryCase};
 use crate::problem::instance::{Gpu, OperatingSystem};
@@ -61,12 +61,12 @@ pub(crate) struct LinearCosts<'a, 'i> {
     /// Which devices take part, as indices of the instance, ascending.
     pub devices: Vec<usize>,
     head: usize,
-    lines: Vec<Line>,
+    lines: Vec<DeviceCoefficients>,
 }
 
 /// The constants of one device.
 #[derive(Debug, Clone, Copy)]
-struct Line {
+struct DeviceCoefficients {
     /// alpha.
     layer: f64,
     /// beta.
@@ -116,7 +116,7 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
     }
 
     /// The most n that GPU memory allows with k rounds, whatever the window; `None` without a GPU.
-    pub(crate) fn most_gpu_layers(&self, position: usize, rounds: u32) -> Option<i64> {
+    pub(crate) fn max_gpu_layers(&self, position: usize, rounds: u32) -> Option<i64> {
         let described = &self.model.instance().devices[self.devices[position]];
         let head = self.is_head(position);
         let fit = self.costs(position).gpu_layers_that_fit(head, &self.model.model, rounds);
@@ -128,13 +128,13 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
         self.costs(position).capacity.max(0) as u64
     }
 
-    /// The programme for fixed cases and k.
-    pub(crate) fn programme(&self, over: &[bool], rounds: u32) -> IntegerProgramme {
+    /// The program for fixed cases and k.
+    pub(crate) fn program(&self, over: &[bool], rounds: u32) -> IntegerProgram {
         let ring_layers = i64::from(self.model.model_layers() / rounds);
         let devices = (0..self.devices.len())
             .map(|position| self.columns(position, over[position], rounds, ring_layers))
             .collect();
-        IntegerProgramme { ring_layers, devices }
+        IntegerProgram { ring_layers, devices }
     }
 
     fn columns(&self, position: usize, over: bool, rounds: u32, ring_layers: i64) -> DeviceColumns {
@@ -152,13 +152,13 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
             gpu_cost,
             windows: (windows.0.max(1), windows.1),
             cpu_layers,
-            most_gpu_layers: self.most_gpu_layers(position, rounds).unwrap_or(0).min(ring_layers),
+            max_gpu_layers: self.max_gpu_layers(position, rounds).unwrap_or(0).min(ring_layers),
         }
     }
 
     /// a and b.
     fn slopes(&self, position: usize, over: bool) -> (f64, f64) {
-        let Line { layer, gpu, .. } = self.lines[position];
+        let DeviceCoefficients { layer, gpu, .. } = self.lines[position];
         let disk = self.costs(position).disk_read;
         let resident = self.model.model.layer_resident_bytes as f64 / disk;
         match self.case(position, over) {
@@ -199,7 +199,7 @@ impl<'a, 'i> LinearCosts<'a, 'i> {
     }
 }
 
-fn line(model: &LatencyModel, device: usize, head: bool, terms: Terms) -> Line {
+fn line(model: &LatencyModel, device: usize, head: bool, terms: Terms) -> DeviceCoefficients {
     let costs = &model.devices[device];
     let described = &model.instance().devices[device];
     let speed_up = if head { terms.head_priority } else { 1.0 };
@@ -211,7 +211,7 @@ fn line(model: &LatencyModel, device: usize, head: bool, terms: Terms) -> Line {
     let layer = costs.cpu_compute / speed_up + cpu_memory;
     let head_memory = if terms.memory_bandwidth { costs.head_memory } else { 0.0 };
     let row = model.model.head_row(true) / costs.disk_read;
-    Line {
+    DeviceCoefficients {
         layer,
         gpu: costs.gpu_compute / speed_up + gpu_memory - layer,
         window: if terms.window_costs { costs.window_copy + costs.hop } else { 0.0 },

@@ -1,14 +1,14 @@
-//! What does the planner of the prima.cpp paper find?
+//! The strategy `halda`: Algorithm 1 of the prima.cpp paper.
 //!
-//! Halda, Algorithm 1 of the paper (section 3.3): memory cases in turn with integer programmes (`iteration`), a
-//! programme for each k and fixed cases (`integer_programme`) with the paper's linear costs and bounds
+//! Halda, Algorithm 1 of the paper (section 3.3): memory cases in turn with integer programs (`iteration`), a
+//! program for each k and fixed cases (`integer_programme`) with the paper's linear costs and bounds
 //! (`objective`), begun in proportion to memory (`start`). Then device selection as in its last paragraph:
 //! a device other than the head that is left with one layer is removed, and the rest is solved again, until
-//! nobody has one layer. As written, the smaller ring is taken even if it turns out slower; only if it has no
+//! no device has one layer. As written, the smaller ring is taken even if it turns out slower; only if it has no
 //! plan does the larger one stay.
 //!
 //! `halda-shipped` is the same with the objective that the public implementation of prima.cpp is described to
-//! use ([`Terms::SHIPPED`]). It chooses by that objective; its T is the latency model's, as everybody's.
+//! use ([`Terms::SHIPPED`]). It chooses by that objective; its T is the latency model's, as for every strategy.
 //!
 //! The paper leaves some steps open. Decision 14 lists how they are read here.
 //!
@@ -21,14 +21,14 @@ mod start;
 
 pub use linear_costs::Terms;
 
-use iteration::{Found, Record, Search, expanded};
+use iteration::{CandidatePlan, Search, SearchRecord, expanded};
 use linear_costs::LinearCosts;
 
 use crate::latency::LatencyModel;
 use crate::latency::constraints::Rules;
 use crate::solvers::linear_program;
 use crate::solvers::search_space::ring_sizes;
-use crate::strategy::{Proposal, Refusal, Strategy};
+use crate::strategy::{Proposal, Strategy, StrategyError};
 
 /// Algorithm 1 of the prima.cpp paper.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -43,7 +43,7 @@ pub struct Halda {
     pub terms: Terms,
     /// After the paper's algorithm, flip single devices' memory cases as long as that gains. Not in the paper.
     pub flips: bool,
-    /// Skip programmes that a bound shows to be of no use; the plan is the same without.
+    /// Skip programs that a bound shows to be of no use; the plan is the same without.
     pub skips: bool,
 }
 
@@ -61,16 +61,16 @@ impl Halda {
         model: &'a LatencyModel<'i>,
         devices: Vec<usize>,
         rounds: &[u32],
-        record: &mut Record,
-    ) -> Option<(LinearCosts<'a, 'i>, Found)> {
+        record: &mut SearchRecord,
+    ) -> Option<(LinearCosts<'a, 'i>, CandidatePlan)> {
         let objective = LinearCosts::new(model, devices, self.head, self.terms);
         let search = Search { rounds, skips: self.skips, flips: self.flips };
         let found = search.run(&objective, record)?;
         Some((objective, found))
     }
 
-    /// The devices that stay when those with one layer go; `None` if nobody goes.
-    fn without_single_layers(&self, (objective, found): &(LinearCosts, Found)) -> Option<Vec<usize>> {
+    /// The devices that stay when those with one layer go; `None` if none goes.
+    fn without_single_layers(&self, (objective, found): &(LinearCosts, CandidatePlan)) -> Option<Vec<usize>> {
         let windows = objective.devices.iter().zip(&found.windows);
         let stays = windows.filter(|(device, window)| **window > 1 || **device == self.head);
         let devices: Vec<usize> = stays.map(|(device, _)| *device).collect();
@@ -101,20 +101,20 @@ impl Strategy for Halda {
         options
     }
 
-    fn propose(&self, model: &LatencyModel) -> Result<Proposal, Refusal> {
+    fn propose(&self, model: &LatencyModel) -> Result<Proposal, StrategyError> {
         if !linear_program::AVAILABLE {
-            return Err(Refusal::NoSolver { strategy: self.name() });
+            return Err(StrategyError::NoSolver { strategy: self.name() });
         }
         let count = model.device_count();
         if self.head >= count {
-            return Err(Refusal::NoSuchDevice { device: self.head, devices: count });
+            return Err(StrategyError::NoSuchDevice { device: self.head, devices: count });
         }
         let layers = model.model_layers();
         let rings = ring_sizes(layers, false, self.rounds)?;
         let rounds: Vec<u32> = rings.iter().map(|ring_layers| layers / ring_layers).collect();
-        let mut record = Record::default();
+        let mut record = SearchRecord::default();
         let Some(mut plan) = self.solved(model, (0..count).collect(), &rounds, &mut record) else {
-            return Err(Refusal::Infeasible(record.steps));
+            return Err(StrategyError::Infeasible(record.steps));
         };
         while let Some(devices) = self.without_single_layers(&plan) {
             let Some(smaller) = self.solved(model, devices, &rounds, &mut record) else { break };

@@ -1,6 +1,6 @@
-//! With which windows does the search for memory cases begin?
+//! The first windows of the search for memory cases, in proportion to memory.
 //!
-//! prima.cpp paper, Algorithm 1, line 1 and its footnote: one turn of all L layers, in proportion to the memory
+//! prima.cpp paper, Algorithm 1, line 1 and its footnote: one round of all L layers, in proportion to the memory
 //! budgets (available RAM; with Metal its working set; on Android RAM and what can be swapped out), nothing on
 //! GPUs. The paper leaves the rounding open. Here every device gets one layer and the rest is shared out in
 //! proportion, rounded by largest remainder, ties to the lower index.

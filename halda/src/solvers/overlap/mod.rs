@@ -1,10 +1,10 @@
-//! Which plan is the fastest once reading has settled behind computing?
+//! The strategy `overlap`, the default: the fastest steady state with reading ahead.
 //!
-//! The default. It minimises the steady state ([`crate::latency::steady_state`]) instead of the paper's objective, which has
-//! no term for reading ahead and hence always prefers one round. Here more rounds are chosen when they pay: when what
-//! a device has to read fits its idle intervals better in several parts, or when a window is so large that it is in
-//! conflict with the next one, and the time hidden is more than the further hops. Where a scenario leaves open how a
-//! device keeps its weights, that is chosen too, down to the size of the stream buffer.
+//! The default. It minimises the steady state ([`crate::latency::steady_state`]) instead of the paper's objective,
+//! which has no term for reading ahead and hence always prefers one round. Here more rounds are chosen when they pay:
+//! when what a device has to read fits its idle intervals better in several parts, or when a window is so large that it
+//! is in conflict with the next one, and the time hidden is more than the further hops. Where a scenario leaves open
+//! how a device keeps its weights, that is chosen too, down to the size of the stream buffer.
 //!
 //! The search is exact for the windows, GPU layers, rounds, and the residencies on offer (`search.rs`), in the order of
 //! the ring that is given. Where a better order is asked for, a few are tried.
@@ -16,15 +16,15 @@ mod search;
 
 use crate::latency::LatencyModel;
 use crate::latency::constraints::Rules;
-use crate::solvers::dynamic_program::SizedProblem;
+use crate::solvers::dynamic_program::RingSizeProblem;
 use crate::solvers::exact::Exact;
-use crate::solvers::ring_order::promising_cycle;
+use crate::solvers::ring_order::candidate_cycle;
 use crate::solvers::search_space::{HeadChoice, OrderChoice, ring_sizes, search_options};
-use crate::strategy::{Infeasible, Objective, Proposal, Refusal, SearchLimit, SearchStep, Strategy};
+use crate::strategy::{Infeasible, Objective, Proposal, SearchLimit, SearchStep, Strategy, StrategyError};
 
 pub use residency_choices::best_residencies;
 use search::lower_bound;
-pub(crate) use search::{Menus, best_choice, fastest};
+pub(crate) use search::{ChoiceTables, best_choice, fastest};
 
 /// The fastest steady state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,7 +40,7 @@ pub struct Overlap {
 }
 
 impl Default for Overlap {
-    /// Device 0 is the head, devices may be dropped, whole turns only, any k.
+    /// Device 0 is the head, devices may be dropped, whole rounds only, any k.
     fn default() -> Self {
         let rules = Rules { may_drop: true, may_leave_remainder: false };
         Self { rules, head: HeadChoice::Fixed(0), rounds: None, order: OrderChoice::Given }
@@ -68,16 +68,16 @@ impl Strategy for Overlap {
         true
     }
 
-    fn propose(&self, model: &LatencyModel) -> Result<Proposal, Refusal> {
+    fn propose(&self, model: &LatencyModel) -> Result<Proposal, StrategyError> {
         let rings = ring_sizes(model.model_layers(), self.rules.may_leave_remainder, self.rounds)?;
         let cells = cells(model, &rings);
-        if cells > CELLS_LIMIT {
-            return Err(Refusal::TooManyWindows { cells, limit: CELLS_LIMIT });
+        if cells > MAX_CELLS {
+            return Err(StrategyError::TooManyWindows { cells, limit: MAX_CELLS });
         }
         let mut limit = None;
         let mut cycles = vec![(0..model.device_count()).collect()];
-        // Where hops are alike the order still says who has which layers, and they differ.
-        if self.order == OrderChoice::Best && (model.hops.neighbour_matters || !model.model.even_layers) {
+        // Even where hops are equal the order decides which layers a device has, and layers differ.
+        if self.order == OrderChoice::Best && (model.hops.neighbour_matters || !model.model.uniform_layers) {
             cycles.extend(self.other_cycles(model));
             limit =
                 Some(SearchLimit { notes: vec![ORDERS_TRIED.to_owned()], lower_bound: Some(f64::INFINITY) });
@@ -89,13 +89,13 @@ impl Strategy for Overlap {
             least_windows[head] = 1;
             for &ring_layers in &rings {
                 let rounds = model.model_layers().div_ceil(ring_layers);
-                let mut menus = Menus::new(model, head, ring_layers);
+                let mut tables = ChoiceTables::new(model, head, ring_layers);
                 let mut step: Option<Result<f64, Infeasible>> = None;
                 for cycle in &cycles {
                     let order = from_head(cycle, head);
                     let problem =
-                        SizedProblem { model, order: &order, ring_layers, least_windows: &least_windows };
-                    let outcome = fastest(&problem, &mut menus, 0.0).map(|proposal| {
+                        RingSizeProblem { model, order: &order, ring_layers, least_windows: &least_windows };
+                    let outcome = fastest(&problem, &mut tables, 0.0).map(|proposal| {
                         let seconds = model.steady_seconds(&proposal.assignment, &proposal.residencies);
                         // Fewer rounds come first: more of them must be worth it beyond rounding.
                         if best.as_ref().is_none_or(|(least, _)| seconds < least * (1.0 - 1e-12)) {
@@ -104,7 +104,7 @@ impl Strategy for Overlap {
                         seconds
                     });
                     if let Some(bound) = limit.as_mut().and_then(|limit| limit.lower_bound.as_mut()) {
-                        *bound = bound.min(lower_bound(&problem, &mut menus));
+                        *bound = bound.min(lower_bound(&problem, &mut tables));
                     }
                     step = match (step, outcome) {
                         (Some(Ok(before)), Ok(now)) => Some(Ok(before.min(now))),
@@ -117,22 +117,25 @@ impl Strategy for Overlap {
         }
         match best {
             Some((_, proposal)) => Ok(Proposal { searched, limit, ..proposal }),
-            None => Err(Refusal::Infeasible(searched)),
+            None => Err(StrategyError::Infeasible(searched)),
         }
     }
 }
 
 /// Windows that are looked at, each with every residency and split on offer.
 /// source: assumed, a second of work at most
-const CELLS_LIMIT: f64 = 3e6;
+const MAX_CELLS: f64 = 3e6;
 
 /// How many windows at how many places there are on all devices, for all ring sizes, with the additions of the
-/// programme as the part of a window's time that they take.
+/// program as the part of a window's time that they take.
 fn cells(model: &LatencyModel, rings: &[u32]) -> f64 {
     let of = |ring: &u32| {
         let windows = f64::from(*ring);
-        let places =
-            if model.model.even_layers { f64::from(model.model_layers() % ring + 1) } else { windows / 2.0 };
+        let places = if model.model.uniform_layers {
+            f64::from(model.model_layers() % ring + 1)
+        } else {
+            windows / 2.0
+        };
         windows * (places + windows / 10.0)
     };
     rings.iter().map(of).sum::<f64>() * model.device_count() as f64
@@ -140,7 +143,7 @@ fn cells(model: &LatencyModel, rings: &[u32]) -> f64 {
 
 /// What a search over orders leaves out.
 const ORDERS_TRIED: &str = "Not every order of the ring was tried: only the scenario's, its reverse, that of the best plan \
-                            by the paper's latency model, and a short tour.";
+                            by the paper's latency model, and a short cycle.";
 
 impl Overlap {
     /// Orders that are worth a try beside the given one.
@@ -150,7 +153,7 @@ impl Overlap {
         let exact = Exact { rules, head, rounds: Some(1), order }.propose(model);
         let of_exact = exact.ok().map(|proposal| proposal.assignment.ring_then_others());
         let backwards = all.iter().rev().copied().collect();
-        of_exact.into_iter().chain([promising_cycle(model, &all), backwards]).collect()
+        of_exact.into_iter().chain([candidate_cycle(model, &all), backwards]).collect()
     }
 }
 

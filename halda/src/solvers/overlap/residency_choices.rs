@@ -1,4 +1,4 @@
-//! Which ways of keeping weights does a planner choose among?
+//! The residencies that a planner may choose for a device.
 //!
 //! Those of the device's [`crate::practice::Practice`]. Where `managed` is offered without a stream buffer, buffers
 //! of several sizes are: a larger one hides more in the idle time before a window and takes as much from what is
@@ -41,22 +41,22 @@ pub fn best_residencies(model: &LatencyModel, assignment: &Assignment) -> Option
     let shares: Vec<_> = portions.iter().map(|portion| portion.share).collect();
     let hops: f64 = model.communication(assignment, &shares).iter().sum();
     let mut bounds = vec![0.0];
-    let mut paces = Vec::new();
+    let mut timings = Vec::new();
     for (device, portion) in portions.iter().enumerate() {
         let all = offers(&model.instance().devices[device].practice.residencies);
-        let pace = |offer| {
-            let pace = model.pace(device, device == assignment.head, portion, &offer)?;
-            Some((offer, pace.own(), pace.busy))
+        let timing = |offer| {
+            let timing = model.timing(device, device == assignment.head, portion, &offer)?;
+            Some((offer, timing.own(), timing.busy))
         };
-        let allowed: Vec<_> = all.into_iter().filter_map(pace).collect();
+        let allowed: Vec<_> = all.into_iter().filter_map(timing).collect();
         bounds.extend(allowed.iter().map(|(_, _, busy)| *busy));
-        paces.push(allowed);
+        timings.push(allowed);
     }
     bounds.sort_unstable_by(f64::total_cmp);
     bounds.dedup();
     let mut best: Option<(f64, Vec<ResidencyOptions>)> = None;
     for bound in bounds {
-        let within = paces.iter().map(|allowed| {
+        let within = timings.iter().map(|allowed| {
             let in_time = allowed.iter().filter(|(_, _, busy)| *busy <= bound);
             in_time.min_by(|one, other| one.1.total_cmp(&other.1))
         });

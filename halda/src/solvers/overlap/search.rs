@@ -1,15 +1,16 @@
-//! What is the fastest steady state for one ring size, one head and one order?
+//! The fastest steady state for one ring size, one head and one order of the devices.
 //!
 //! T = max(sum of own and hops, largest busy), and own and busy concern one device each. For a bound B on busy the
-//! devices are independent but for the sum of their windows, so that the programme that serves `exact`, too
-//! ([`crate::solvers::dynamic_program`]), finds the least sum S(B) among the plans in which no device is busier than B. S falls and
-//! B grows, so the optimum is at the first B with S(B) <= B, or at the one before it: a binary search over the values
-//! that `busy` takes. What a window costs depends on the layers placed before it in two ways: a partial last turn may
-//! end before it, and layers differ in bytes.
+//! devices are independent but for the sum of their windows, so that the program that serves `exact`, too
+//! ([`crate::solvers::dynamic_program`]), finds the least sum S(B) among the plans in which no device is busier than B.
+//! S falls and B grows, so the optimum is at the first B with S(B) <= B, or at the one before it: a binary search over
+//! the values that `busy` takes. What a window costs depends on the layers placed before it in two ways: a partial last
+//! round may end before it, and layers differ in bytes.
 //!
 //! For a window every split between CPU and GPU and every residency on offer is tried, with one exception: where no
 //! layer takes longer on the GPU than on the CPU, more layers there lower `own` and `busy`, but for the copies of the
-//! first; so that only the fullest split and none are tried. Of the rest those are kept that no other one beats in both.
+//! first; so that only the fullest split and none are tried. Of the rest those are kept that no other one beats in
+//! both.
 //!
 //! Not here: which ring sizes, heads and orders are searched.
 
@@ -18,8 +19,8 @@ use hearth_schema::residency::ResidencyOptions;
 
 use crate::latency::LatencyModel;
 use crate::latency::steady_state::Place;
-use crate::solvers::dynamic_program::{SizedProblem, WindowTimes};
-use crate::solvers::lower_bound::both;
+use crate::solvers::dynamic_program::{RingSizeProblem, WindowTimes};
+use crate::solvers::lower_bound::min_plus_convolution;
 use crate::solvers::overlap::residency_choices::offers;
 use crate::strategy::{Infeasible, Proposal};
 
@@ -34,17 +35,17 @@ pub(crate) struct Choice {
 
 /// The choices of a device for every place and window: for each, those that no other beats, the busiest last.
 #[derive(Default)]
-struct Menu {
+struct ChoiceTable {
     choices: Vec<Choice>,
     /// `busy` and `own` of each, close together: a search looks at them again and again.
-    paces: Vec<[f64; 2]>,
+    timings: Vec<[f64; 2]>,
     /// Where the choices of `place * (W + 1) + window` end.
     ends: Vec<usize>,
 }
 
 /// The menus of all devices for one head and one ring size, whatever the order, and how busy a device may be.
-pub(crate) struct Menus {
-    of: Vec<Menu>,
+pub(crate) struct ChoiceTables {
+    of: Vec<ChoiceTable>,
     columns: usize,
     places: usize,
     /// Every value that `busy` takes, ascending.
@@ -52,30 +53,38 @@ pub(crate) struct Menus {
     bound: f64,
 }
 
-impl Menus {
+impl ChoiceTables {
     pub(crate) fn new(model: &LatencyModel, head: usize, ring_layers: u32) -> Self {
         let columns = ring_layers as usize + 1;
-        // Layers all alike differ in place only as a partial last turn does.
-        let even = model.model.even_layers;
+        // Layers all alike differ in place only as a partial last round does.
+        let even = model.model.uniform_layers;
         let places = if even { (model.model_layers() % ring_layers) as usize + 1 } else { columns };
-        let menu = |device: usize| {
-            let mut menu = Menu::default();
+        let table = |device: usize| {
+            let mut table = ChoiceTable::default();
             let offers = offers(&model.instance().devices[device].practice.residencies);
             for placed in 0..places as u32 {
                 for window in 0..=ring_layers {
                     if window > 0 && placed + window <= ring_layers {
                         let place = Place { ring_layers, placed };
-                        add_choices(model, device, device == head, place, window, &offers, &mut menu.choices);
+                        add_choices(
+                            model,
+                            device,
+                            device == head,
+                            place,
+                            window,
+                            &offers,
+                            &mut table.choices,
+                        );
                     }
-                    menu.ends.push(menu.choices.len());
+                    table.ends.push(table.choices.len());
                 }
             }
-            menu.paces = menu.choices.iter().map(|choice| [choice.busy, choice.own]).collect();
-            menu
+            table.timings = table.choices.iter().map(|choice| [choice.busy, choice.own]).collect();
+            table
         };
-        let of: Vec<Menu> = (0..model.device_count()).map(menu).collect();
+        let of: Vec<ChoiceTable> = (0..model.device_count()).map(table).collect();
         let mut bounds: Vec<f64> =
-            of.iter().flat_map(|menu| &menu.choices).map(|choice| choice.busy).collect();
+            of.iter().flat_map(|table| &table.choices).map(|choice| choice.busy).collect();
         bounds.sort_unstable_by(f64::total_cmp);
         bounds.dedup();
         Self { of, columns, places, bounds, bound: 0.0 }
@@ -83,10 +92,10 @@ impl Menus {
 
     /// The least `own` without being busier than the bound: where it stands among the device's choices.
     fn place(&self, device: usize, window: u32, placed: usize) -> Option<usize> {
-        let menu = &self.of[device];
+        let table = &self.of[device];
         let index = placed.min(self.places - 1) * self.columns + window as usize;
-        let start = if index == 0 { 0 } else { menu.ends[index - 1] };
-        let all = &menu.paces[start..menu.ends[index]];
+        let start = if index == 0 { 0 } else { table.ends[index - 1] };
+        let all = &table.timings[start..table.ends[index]];
         let within = all.iter().take_while(|[busy, _]| *busy <= self.bound).count();
         (start + within).checked_sub(1).filter(|_| within > 0)
     }
@@ -96,9 +105,9 @@ impl Menus {
     }
 }
 
-impl WindowTimes for Menus {
+impl WindowTimes for ChoiceTables {
     fn seconds(&self, device: usize, window: u32, placed: usize) -> f64 {
-        self.place(device, window, placed).map_or(f64::INFINITY, |place| self.of[device].paces[place][1])
+        self.place(device, window, placed).map_or(f64::INFINITY, |place| self.of[device].timings[place][1])
     }
 
     fn places(&self) -> usize {
@@ -106,31 +115,31 @@ impl WindowTimes for Menus {
     }
 }
 
-/// The fastest plan of exactly W layers a turn, by the menus of its head and W. It is known to take at least so many
-/// seconds: 0 if nothing is known.
+/// The fastest plan of exactly W layers a round, by the choices of its head and W. It is known to take at least
+/// `at_least` seconds: 0 if nothing is known.
 pub(crate) fn fastest(
-    problem: &SizedProblem,
-    menus: &mut Menus,
+    problem: &RingSizeProblem,
+    tables: &mut ChoiceTables,
     at_least: f64,
 ) -> Result<Proposal, Infeasible> {
-    let count = menus.bounds.len();
-    let sum = |menus: &mut Menus, bound: f64| {
-        menus.bound = bound;
-        problem.fastest(menus).map_or(f64::INFINITY, |ring| ring.seconds)
+    let count = tables.bounds.len();
+    let sum = |tables: &mut ChoiceTables, bound: f64| {
+        tables.bound = bound;
+        problem.fastest(tables).map_or(f64::INFINITY, |ring| ring.seconds)
     };
     // The first bound that the sum stays within: from one that is known to be too small, as all below the sum without any
     // bound are, in steps that double from there.
-    let at_least = at_least.max(sum(menus, f64::INFINITY));
-    let mut low = menus.bounds.partition_point(|bound| *bound < at_least * (1.0 - 1e-9));
+    let at_least = at_least.max(sum(tables, f64::INFINITY));
+    let mut low = tables.bounds.partition_point(|bound| *bound < at_least * (1.0 - 1e-9));
     let (mut high, mut step) = (low, 1);
-    while high < count && sum(menus, menus.bounds[high]) > menus.bounds[high] {
+    while high < count && sum(tables, tables.bounds[high]) > tables.bounds[high] {
         low = high + 1;
         high = (high + step).min(count);
         step *= 2;
     }
     while low < high {
         let middle = usize::midpoint(low, high);
-        if sum(menus, menus.bounds[middle]) <= menus.bounds[middle] {
+        if sum(tables, tables.bounds[middle]) <= tables.bounds[middle] {
             high = middle;
         } else {
             low = middle + 1;
@@ -138,18 +147,18 @@ pub(crate) fn fastest(
     }
     let mut best: Option<(f64, f64)> = None;
     for at in [low.checked_sub(1), Some(low)].into_iter().flatten().filter(|at| *at < count) {
-        let bound = menus.bounds[at];
-        let seconds = sum(menus, bound).max(bound);
+        let bound = tables.bounds[at];
+        let seconds = sum(tables, bound).max(bound);
         if best.is_none_or(|(least, _)| seconds < least) {
             best = Some((seconds, bound));
         }
     }
-    menus.bound = best.map_or(f64::INFINITY, |(_, bound)| bound);
-    let Some(ring) = problem.fastest(menus) else {
-        menus.bound = f64::INFINITY;
-        return Err(problem.reason(menus));
+    tables.bound = best.map_or(f64::INFINITY, |(_, bound)| bound);
+    let Some(ring) = problem.fastest(tables) else {
+        tables.bound = f64::INFINITY;
+        return Err(problem.reason(tables));
     };
-    let chosen = |device, window, placed| menus.choice(device, window, placed);
+    let chosen = |device, window, placed| tables.choice(device, window, placed);
     let assignment = problem.assignment(&ring, |device, window, placed| {
         chosen(device, window, placed).map_or(0, |choice| choice.gpu_layers)
     });
@@ -163,28 +172,28 @@ pub(crate) fn fastest(
     Ok(Proposal { residencies, ..Proposal::of(assignment) })
 }
 
-/// What no plan of exactly W layers a turn can be under in any order: every hop the shortest that its sender has, every
-/// window where it costs least, and no disk too slow. Infinite if there is no plan.
-pub(crate) fn lower_bound(problem: &SizedProblem, menus: &mut Menus) -> f64 {
-    menus.bound = f64::INFINITY;
-    let whole_turns = f64::from(problem.model.model_layers() / problem.ring_layers);
+/// What no plan of exactly W layers a round can be under in any order: every hop the shortest that its sender has,
+/// every window where it costs least, and no disk too slow. Infinite if there is no plan.
+pub(crate) fn lower_bound(problem: &RingSizeProblem, tables: &mut ChoiceTables) -> f64 {
+    tables.bound = f64::INFINITY;
+    let whole_rounds = f64::from(problem.model.model_layers() / problem.ring_layers);
     let best = |device: usize, window: u32| {
-        let places = (0..menus.places).map(|placed| menus.seconds(device, window, placed));
+        let places = (0..tables.places).map(|placed| tables.seconds(device, window, placed));
         places.fold(f64::INFINITY, f64::min)
     };
-    let mut least = vec![f64::INFINITY; menus.columns];
+    let mut least = vec![f64::INFINITY; tables.columns];
     least[0] = 0.0;
     for &device in problem.order {
-        let hops = whole_turns * problem.model.hops.shortest(device);
+        let hops = whole_rounds * problem.model.hops.shortest(device);
         let own = (0..=problem.ring_layers).map(|window| match window {
             0 if problem.least_windows[device] == 0 => 0.0,
             0 => f64::INFINITY,
             window => best(device, window) + hops,
         });
-        least = both(&least, &own.collect::<Vec<f64>>());
+        least = min_plus_convolution(&least, &own.collect::<Vec<f64>>());
     }
     // A ring of one device has no hop at all.
-    least[menus.columns - 1].min(best(problem.head(), problem.ring_layers))
+    least[tables.columns - 1].min(best(problem.head(), problem.ring_layers))
 }
 
 /// The best way to run a window of a device if no other device mattered; `None` if there is none.
@@ -215,12 +224,12 @@ fn add_choices(
     let costs = &model.devices[device];
     let fits = |gpu: u32| model.fits_gpu(device, head, &model.portion(device, place, window, gpu));
     let has_gpu = costs.gpu_bytes[usize::from(head)] > 0;
-    let most = if has_gpu { most_that_fits(window, fits) } else { 0 };
+    let most = if has_gpu { largest_that_fits(window, fits) } else { 0 };
     // Where copies to the GPU are not worth their time, none is better than the fullest.
     let least = if costs.gpu_never_slower && !costs.metal { most } else { 0 };
     for gpu_layers in std::iter::once(0).filter(|_| least > 0).chain(least..=most) {
         let portion = model.portion(device, place, window, gpu_layers);
-        let Some(quiet) = model.quiet(device, head, &portion) else { continue };
+        let Some(resident_timing) = model.resident_timing(device, head, &portion) else { continue };
         // A buffer that hides all reading leaves nothing to a larger one but reading more.
         let mut enough: Option<&ResidencyOptions> = None;
         for residency in offers {
@@ -232,13 +241,13 @@ fn add_choices(
             if enough.is_some_and(larger) {
                 continue;
             }
-            let Some(pace) = model.reading(device, &quiet, residency) else { continue };
-            if residency.policy == Residency::Managed && pace.terms.disk == 0.0 {
+            let Some(timing) = model.reading(device, &resident_timing, residency) else { continue };
+            if residency.policy == Residency::Managed && timing.terms.disk == 0.0 {
                 enough = Some(residency);
             }
-            let (own, busy) = (pace.own(), pace.busy);
+            let (own, busy) = (timing.own(), timing.busy);
             all.push(Choice { gpu_layers, residency: *residency, own, busy });
-            if pace.busy == 0.0 && pace.terms.disk == 0.0 {
+            if timing.busy == 0.0 && timing.terms.disk == 0.0 {
                 break;
             }
         }
@@ -255,7 +264,7 @@ fn add_choices(
 }
 
 /// The largest number up to a window that fits; if one fits, so do all below.
-fn most_that_fits(window: u32, fits: impl Fn(u32) -> bool) -> u32 {
+fn largest_that_fits(window: u32, fits: impl Fn(u32) -> bool) -> u32 {
     let (mut low, mut high) = (0, window);
     while low < high {
         let middle = (low + high).div_ceil(2);

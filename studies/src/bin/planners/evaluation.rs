@@ -8,8 +8,8 @@
 
 use hearth_core::Cluster;
 use hearth_core::metrics;
-use hearth_halda::registry::{NAMES, Options};
-use hearth_halda::{LatencyModel, Rules, named, solve, total_memory};
+use hearth_halda::registry::{NAMES, StrategyOptions};
+use hearth_halda::{LatencyModel, Rules, solve, strategy_by_name, total_memory};
 use hearth_profiles::Bytes;
 use hearth_schema::Plan;
 use hearth_schema::plan::Origin;
@@ -62,8 +62,8 @@ pub fn evaluate_strategy(
     chunk: Bytes,
 ) -> Result<Answer, String> {
     let total_memory = Some(total_memory(cluster));
-    let options = Options { rules, head: Some(0), total_memory, ..Options::default() };
-    let strategy = match named(strategy, &options) {
+    let options = StrategyOptions { rules, head: Some(0), total_memory, ..StrategyOptions::default() };
+    let strategy = match strategy_by_name(strategy, &options) {
         Ok(strategy) => strategy,
         Err(error) => return Ok(Answer::Refused(error.to_string())),
     };
