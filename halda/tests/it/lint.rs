@@ -124,7 +124,7 @@ fn what_is_doubtful_about_a_scenario() {
         let link = "{latency: {value: 1 ms, source: t}, bandwidth: {value: 1 GB/s, source: t}}";
         format!("    - {{devices: {pair}, link: {link}}}\n")
     };
-    let links = [strategy_by_name("[a, b]"), strategy_by_name("[b, a]")].concat();
+    let links = [named("[a, b]"), named("[b, a]")].concat();
     let case = Case::new(&format!("{}  between:\n{links}", SCENARIO.replace("value: 2 ms", "value: 1 s")));
     // Every pair has a link of its own, so the default's second is nobody's.
     codes(&lint::scenario(&case.scenario, &case.cluster), &["link-twice"]);
