@@ -40,13 +40,13 @@ pub use self::worker::{Announce, WorkerArgs};
 
 /// Plan, simulate and run language models across the devices people already own.
 ///
-/// A scenario names devices, links and a model. `plan` finds which device runs which layers, `simulate`
-/// tells how fast that will be and why, `execute` runs the same plan on real devices, `report` puts
-/// the two side by side. `lab` does all four on this machine.
+/// A scenario names devices, links and a model. `plan` assigns layers to devices, `simulate` predicts how fast the plan
+/// is and why, `execute` runs the same plan on real devices, and `report` compares the two. `lab` does all four on this
+/// machine.
 ///
-/// Exit codes: 0 done; 1 something failed while running; 2 what was given cannot be used; 3 the run ended, but not well,
-/// `lint` found an error, a suite of labs misses a bar, or Ctrl-C stopped what keeps its results (`execute`, `sweep`,
-/// `whatif`); 130 ended by Ctrl-C otherwise; `worker` and `serve` end with 0.
+/// Exit codes: 0 success; 1 something failed while running; 2 the input cannot be used; 3 the run ended badly, `lint` found
+/// an error, a suite of labs misses a bar, or Ctrl-C stopped a verb that keeps its results (`execute`, `sweep`, `whatif`);
+/// 130 stopped by Ctrl-C otherwise. `worker` and `serve` exit with 0 when they are stopped.
 #[derive(Debug, Parser)]
 #[command(
     version,
@@ -55,24 +55,22 @@ pub use self::worker::{Announce, WorkerArgs};
                   Example: hearth simulate scenarios/home/llama-70b-on-four.yaml"
 )]
 pub struct Cli {
-    /// Print one JSON document instead of text; an error is one too, on standard error.
+    /// Print one JSON document instead of text; errors are JSON on standard error.
     #[arg(long, global = true)]
     pub json: bool,
-    /// What to do.
     #[command(subcommand)]
     pub verb: Verb,
 }
 
-/// The verbs.
 #[derive(Debug, Subcommand)]
 pub enum Verb {
-    /// Find out which device runs which layers.
+    /// Assign the layers of a model to devices.
     #[command(
         after_help = "Example: hearth plan scenarios/home/llama-70b-on-four.yaml --strategy exact -o plan.yaml\n\
                       Example: hearth plan scenarios/home/llama-70b-on-four.yaml --compare --refine-seconds 5"
     )]
     Plan(PlanArgs),
-    /// Tell how fast a plan will be, and why.
+    /// Predict how fast a plan is, and why.
     #[command(
         after_help = "Example: hearth simulate scenarios/paper/llama-70b-on-d1-d4.yaml --tokens 8 --trace sim.trace"
     )]
@@ -80,9 +78,9 @@ pub enum Verb {
     /// Plan and simulate at every value of one or two fields of a scenario.
     #[command(after_help = sweep::EXAMPLES)]
     Sweep(Box<SweepArgs>),
-    /// Say what is wrong or doubtful about a scenario and a plan for it.
+    /// Check a scenario and a plan for errors and doubtful values.
     ///
-    /// Exit code 3 if there is an error among the findings, 0 otherwise.
+    /// Exits with 3 if a finding is an error, with 0 otherwise.
     #[command(after_help = "Example: hearth lint scenarios/home/llama-70b-on-four.yaml --plan plan.yaml")]
     Lint(LintArgs),
     /// Run a plan on real devices.
@@ -93,25 +91,25 @@ pub enum Verb {
                       upon' --prompt 'In the end' --draft-model small.gguf --draft-tokens 4"
     )]
     Execute(ExecuteArgs),
-    /// Offer a ring to programs and people: OpenAI's API, metrics, and a page to chat on.
+    /// Serve a model over HTTP: an OpenAI-compatible API, metrics and a chat page.
     #[command(after_help = "Example: hearth serve plan.yaml --model model.gguf --sequences 4\n\
                       Then: curl http://127.0.0.1:8080/v1/completions -H 'Content-Type: application/json' -d '{\"prompt\": \
                       \"Once upon\", \"max_tokens\": 20}'")]
     Serve(ServeArgs),
-    /// Serve layers to a head.
+    /// Compute layers for a head.
     #[command(after_help = "Example: hearth worker --listen 127.0.0.1:9001 --model model.gguf\n\
                       Example: hearth worker --listen 0.0.0.0:9001 --model model.gguf --key ring.key --name laptop")]
     Worker(WorkerArgs),
-    /// Measure this machine, or learn from a run of it.
+    /// Measure this machine, or correct its profile by a run.
     #[command(after_help = "Example: hearth profile --model model.gguf -o this.yaml\n\
                       Example: hearth profile --from-trace run.trace --predicted sim.trace --profile this.yaml --name a -o new.yaml")]
     Profile(ProfileArgs),
-    /// List the GPUs that layers can be computed on, with what is used of them.
+    /// List the GPUs that can compute layers.
     ///
-    /// Exit code 0 also where there is none.
+    /// Exits with 0 if there is none, too.
     #[command(after_help = "Example: hearth gpu --tune")]
     Gpu(GpuArgs),
-    /// Time a model on this machine, beside llama.cpp where its Python package is present.
+    /// Benchmark a model on this machine, and llama.cpp if its Python package is installed.
     #[command(after_help = "Example: hearth bench model.gguf --threads 1,2 --peer ~/venv/bin/python")]
     Bench(BenchArgs),
     /// Plan, simulate, execute and compare on this machine, with limits for each device.
@@ -121,36 +119,36 @@ pub enum Verb {
                       Example: hearth lab --random 12 --seed 7 -o out/random"
     )]
     Lab(Box<LabArgs>),
-    /// Put traces side by side.
+    /// Compare traces in a report.
     #[command(after_help = "Example: hearth report sim.trace run.trace -o report/\n\
                       Example: hearth report sim.trace --published prima-table-4 --system prima.cpp --sweep out.csv -o report/")]
     Report(ReportArgs),
-    /// Simulate what others have published, and put both side by side.
+    /// Simulate published experiments and compare the results.
     #[command(
         after_help = "Example: hearth reproduce reports/published/prima-table-4.yaml --draws 32 -o out/"
     )]
     Reproduce(ReproduceArgs),
-    /// Write a model of random weights, of any shape.
+    /// Write a model with random weights and any shape.
     #[command(after_help = "Example: hearth synth --preset 1b --quant q4_k_m -o model.gguf")]
     Synth(SynthArgs),
-    /// Say what would be gained by another device, disk, network or model.
+    /// Rank what another device, disk, network or weight format would gain.
     ///
-    /// Leaves out each device, doubles each one's memory, gives it a faster disk, lays cables, and takes the model in
-    /// other formats, one at a time: each is planned again and simulated.
+    /// Changes one thing at a time, plans again and simulates: leaves out a device, doubles its memory, gives it a faster
+    /// disk, replaces Wi-Fi by cables, or changes the format of the weights.
     #[command(after_help = "Example: hearth whatif scenarios/home/llama-70b-on-four.yaml --tokens 8")]
     Whatif(Box<WhatifArgs>),
-    /// Write a first scenario: by flags, by what is heard of workers, and by questions at a terminal.
+    /// Write a first scenario from flags, discovered workers, and questions at a terminal.
     #[command(
         after_help = "Example: hearth init home.yaml --model llama-8b --device desktop=d3 --device laptop=d2\n\
                       Example: hearth init home.yaml --discover --network cable"
     )]
     Init(InitArgs),
-    /// Print what a shell needs to complete commands and flags.
+    /// Print a completion script for a shell.
     #[command(
         after_help = "Example: hearth completions bash > ~/.local/share/bash-completion/completions/hearth"
     )]
     Completions(CompletionsArgs),
-    /// Print what an editor needs to complete and check a kind of document: its JSON Schema.
+    /// Print the JSON Schema of a kind of document, for editors.
     #[command(after_help = "Example: hearth schema scenario > scenario.schema.json")]
     Schema(SchemaArgs),
     /// Write a man page for each command.

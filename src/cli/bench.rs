@@ -9,25 +9,26 @@ use clap::Args;
 pub struct BenchArgs {
     /// The model file.
     pub model: PathBuf,
-    /// Threads to compute with, one number or several; all cores if absent.
+    /// Compute with this many threads; several numbers are measured one after another [default: all cores].
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Vec<u32>,
-    /// Lengths of the prompts to read at once.
+    /// Prefill prompts of these lengths.
     #[arg(long, value_delimiter = ',', default_value = "64,512", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub prompts: Vec<u32>,
-    /// Tokens to decode, one by one.
+    /// Decode this many tokens.
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub tokens: u32,
-    /// How often each engine is run, in turn; medians are printed.
+    /// Run each engine this many times, in turn, and print medians.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub repeats: u32,
-    /// The Python with the package llama-cpp-python; `llama.cpp` is `python3`; `none` leaves llama.cpp out.
+    /// Run llama.cpp with this Python, which has the package llama-cpp-python; `llama.cpp` means `python3`, `none` skips
+    /// it.
     #[arg(long, default_value = "llama.cpp", value_name = "PYTHON")]
     pub peer: String,
-    /// Longest time that one run of an engine may take, in seconds.
+    /// Stop a run of an engine after this many seconds.
     #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub deadline: u64,
-    /// Time this engine once and print the result as JSON.
+    /// Run this engine once and print the result as JSON.
     #[arg(long, hide = true)]
     pub once: bool,
 }

@@ -11,59 +11,58 @@ use clap::{ArgGroup, Args};
     .args(["prompt", "prompts", "messages", "prompt_tokens"])))]
 #[allow(clippy::struct_excessive_bools)] // one a flag
 pub struct ExecuteArgs {
-    /// The plan.
+    /// The plan file.
     pub plan: PathBuf,
-    /// The model file on this device, the head.
-    #[arg(long)]
+    /// Use this model file on this device, the head.
+    #[arg(long, value_name = "GGUF")]
     pub model: PathBuf,
-    /// The text to go on from; with --chat, what the user says. Given several times, all are under way in the ring at
-    /// once, and each gives the tokens that it would give alone. They share the positions that the plan has caches for.
-    #[arg(long)]
+    /// Continue this text; with --chat, answer it. Can be repeated: all prompts run in the ring at the same time, share
+    /// the context of the plan, and give the same tokens as alone.
+    #[arg(long, value_name = "TEXT")]
     pub prompt: Vec<String>,
-    /// More prompts, one a line: any text, or as JSON "TEXT" or {"prompt": "TEXT"}.
+    /// Read more prompts from FILE, one a line: plain text, or JSON as "TEXT" or {"prompt": "TEXT"}.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt_tokens", "messages"])]
     pub prompts: Option<PathBuf>,
-    /// Put each prompt into the model's chat template.
+    /// Format each prompt with the model's chat template.
     #[arg(long, conflicts_with = "prompt_tokens")]
     pub chat: bool,
-    /// With --chat, what the model is told before.
-    #[arg(long, requires = "chat")]
+    /// Set the system message, with --chat.
+    #[arg(long, value_name = "TEXT", requires = "chat")]
     pub system: Option<String>,
-    /// A conversation for the chat template instead: a JSON list of `{"role": .., "content": ..}`; - is standard input.
-    #[arg(long, conflicts_with_all = ["prompt", "prompt_tokens", "chat"])]
+    /// Continue the conversation in FILE, a JSON list of `{"role": .., "content": ..}`; `-` is standard input.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "prompt_tokens", "chat"])]
     pub messages: Option<PathBuf>,
-    /// So many tokens of a fixed text instead, for measurements.
-    #[arg(long, conflicts_with = "prompt", value_parser = clap::value_parser!(u32).range(1..))]
+    /// Use this many tokens of a fixed text as the prompt, for measurements.
+    #[arg(long, value_name = "N", conflicts_with = "prompt", value_parser = clap::value_parser!(u32).range(1..))]
     pub prompt_tokens: Option<u32>,
-    /// So many sequences of that text at once, for measurements.
+    /// Run this many sequences of the fixed text at the same time.
     #[arg(long, value_name = "N", default_value_t = 1, requires = "prompt_tokens",
         value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub sequences: u32,
-    /// Tokens to generate after each prompt.
+    /// Generate this many tokens after each prompt.
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     pub tokens: u32,
-    /// Go on after an end-of-text token.
+    /// Continue after an end-of-text token.
     #[arg(long)]
     pub ignore_end: bool,
-    /// 0 is greedy.
+    /// Set the sampling temperature; 0 is greedy.
     #[arg(long, default_value_t = 0.0)]
     pub temperature: f32,
-    /// The k most likely tokens only; 0 for all.
+    /// Sample from the k most likely tokens (top-k); 0 for all.
     #[arg(long, default_value_t = 40)]
     pub top_k: usize,
-    /// The fewest tokens that together are so likely.
+    /// Set the nucleus sampling threshold (top-p).
     #[arg(long, default_value_t = 0.95)]
     pub top_p: f32,
-    /// Of the random stream; each sequence has one of its own, by this seed and its number.
+    /// Set the seed of sampling; each sequence has its own random stream.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// Where to write the trace; plans made in mid-run are written beside it.
-    #[arg(long)]
+    /// Write the trace to FILE, and plans that are made during the run beside it.
+    #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
-    /// How the ring is brought up.
     #[command(flatten)]
     pub ring: RingArgs,
-    /// Print a line for each token, at once: whoever reads it looks at counters then.
+    /// Print a line for each token immediately, for the lab.
     #[arg(long, hide = true)]
     pub mark_tokens: bool,
 }

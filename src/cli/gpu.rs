@@ -5,30 +5,30 @@ use clap::{Args, ValueEnum};
 /// `hearth gpu`.
 #[derive(Debug, Args)]
 pub struct GpuArgs {
-    /// Time the candidates of its kernels, and remember the fastest for this adapter and driver.
+    /// Benchmark the kernel variants, and remember the fastest for this adapter and driver.
     #[arg(long)]
     pub tune: bool,
 }
 
-/// Which GPU `hearth profile` measures.
+/// When `hearth profile` measures the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum MeasureGpu {
-    /// One whose driver is no software.
+    /// If its driver is not software.
     Auto,
-    /// Whatever there is.
+    /// Always.
     Always,
-    /// None.
+    /// Never.
     Never,
 }
 
-/// What becomes of weights on a GPU.
+/// The conversion of weights on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum GpuWeights {
-    /// They stay what they are in the file.
+    /// As in the file.
     AsStored,
-    /// Eight bits with one scale a row everywhere.
+    /// 8 bits with one scale a row.
     Q8,
-    /// Eight bits in attention, four in the feed-forward block and the output matrix, with one scale a row.
+    /// 8 bits in attention, 4 bits in the feed-forward block and the output matrix, with one scale a row.
     #[value(name = "8/4/4")]
     Mixed,
 }

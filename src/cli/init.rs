@@ -7,36 +7,36 @@ use clap::{Args, ValueEnum};
 /// `hearth init`.
 #[derive(Debug, Args)]
 pub struct InitArgs {
-    /// The scenario to write.
+    /// The scenario file to write.
     #[arg(default_value = "scenario.yaml")]
     pub output: PathBuf,
-    /// Its name; the file's if absent.
+    /// Set the name of the scenario [default: the file's].
     #[arg(long)]
     pub name: Option<String>,
-    /// The model: a shipped one, as `llama-8b`, or the path of a GGUF file or of a `model/1` document.
+    /// Use this model: a shipped one, as `llama-8b`, or the path of a GGUF file or of a `model/1` document.
     #[arg(long)]
     pub model: Option<String>,
-    /// A device: its name, what it is like (a shipped device, the path of a `device/1` document, or `measured` for this
-    /// machine) and perhaps where its worker listens. Once for each; the first is the head.
+    /// Add a device: its name, its profile (a shipped device, the path of a `device/1` document, or `measured` for this
+    /// machine), and optionally the address of its worker. The first device is the head.
     #[arg(long, value_name = "NAME=PROFILE[@HOST:PORT]")]
     pub device: Vec<String>,
-    /// Listen for workers that announce themselves, for so many seconds, and take them as devices.
+    /// Find workers by multicast DNS for this many seconds, and add them as devices.
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "5",
         value_parser = clap::value_parser!(u64).range(1..=600))]
     pub discover: Option<u64>,
-    /// What discovered devices are taken to be like, until they are measured.
+    /// Use this profile for discovered devices until they are measured.
     #[arg(long, value_name = "PROFILE", default_value = "d2")]
     pub like: String,
-    /// How the devices are joined.
+    /// Connect the devices by this network.
     #[arg(long, value_enum)]
     pub network: Option<Network>,
-    /// Tokens that there is room for.
+    /// Set the positions of the key-value cache.
     #[arg(long, value_parser = clap::value_parser!(u32).range(2..))]
     pub context: Option<u32>,
-    /// Ask for what is not said by flags, though nobody sits at a terminal.
+    /// Ask for missing values even if standard input is not a terminal.
     #[arg(long)]
     pub ask: bool,
-    /// Replace a file that is there.
+    /// Replace an existing file.
     #[arg(long)]
     pub force: bool,
 }

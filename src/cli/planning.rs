@@ -8,11 +8,11 @@ use hearth_schema::residency::Residency;
 use hearth_schema::scenario::RingOrder;
 use hearth_workflow::{Budget, Overrides, Progress};
 
-/// How long a search goes on if nobody says.
-/// source: assumed, what a person waits for
+/// The default time of a search.
+/// source: assumed, how long a user waits
 const REFINE_SECONDS: u64 = 30;
 
-/// The flags of [`Planning`], which say nothing where a plan is given.
+/// The flags of [`Planning`], which conflict with a given plan.
 pub(super) const PLANNING: [&str; 13] = [
     "strategy",
     "rounds",
@@ -29,72 +29,71 @@ pub(super) const PLANNING: [&str; 13] = [
     "air_time",
 ];
 
-/// Which plan to make.
+/// Flags that say how to plan.
 #[derive(Debug, Clone, Args)]
 pub struct Planning {
-    /// Strategy by name: overlap, exact, halda, halda-shipped, single, mem, mem-total, perf, edgeshard, lingualinked,
-    /// even, manual, exhaustive; or refine, which searches on from the default's plan, or from windows by hand, for
-    /// one that the simulator says is faster. Or another system's, whose plans are simulated only: exo, dllama,
-    /// tpi-llm, hepti, galaxy, airinfer.
+    /// Plan with this strategy: overlap (default), exact, halda, halda-shipped, single, mem, mem-total, perf, edgeshard,
+    /// lingualinked, even, manual, exhaustive; or refine, which improves the plan of overlap (or manual) by simulating
+    /// its neighbours. Plans of other systems can only be simulated: exo, dllama, tpi-llm, hepti, galaxy, airinfer.
     #[arg(long)]
     pub strategy: Option<String>,
-    /// Rounds around the ring for one token.
+    /// Set the number of rounds around the ring for one token.
     #[arg(long)]
     pub rounds: Option<u32>,
-    /// Layers of each device's window in ring order; the strategy is `manual` then.
+    /// Set the layers of each device's window in ring order; implies `--strategy manual`.
     #[arg(long, value_delimiter = ',')]
     pub windows: Option<Vec<u32>>,
-    /// Of these on each GPU, for `manual`.
+    /// Set how many layers of each window are on the GPU, for `manual`.
     #[arg(long, value_delimiter = ',')]
     pub gpu_layers: Option<Vec<u32>>,
-    /// Give every device a layer.
+    /// Give every device at least one layer.
     #[arg(long)]
     pub keep_all: bool,
-    /// Let `overlap` and `exact` choose the head instead of the scenario.
+    /// Let `overlap` and `exact` choose the head.
     #[arg(long)]
     pub best_head: bool,
-    /// Whose order the ring follows, for `overlap` and `exact`: the scenario's, or the best there is.
+    /// Order the ring as in the scenario, or let `overlap` and `exact` find the best order.
     #[arg(long, value_enum)]
     pub order: Option<Order>,
-    /// `refine`: for at most so many seconds. Ctrl-C ends it earlier and keeps the best plan so far.
+    /// Search for at most this many seconds with `refine`. Ctrl-C ends it earlier and keeps the best plan so far.
     #[arg(long, default_value_t = REFINE_SECONDS, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub refine_seconds: u64,
-    /// `refine`: at most so many plans are simulated; with enough seconds the same plan on every machine.
+    /// Simulate at most this many plans with `refine`; with enough seconds the result is the same on every machine.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     pub refine_evaluations: Option<u64>,
-    /// Who decides what stays in memory, on every device: replaces all that the scenario says of residency. If
-    /// nobody says, `overlap` chooses for each device, and other strategies leave it to the system.
+    /// Set the residency policy of every device, instead of the scenario's. By default `overlap` chooses one for each
+    /// device, and other strategies use `os`.
     #[arg(long, value_enum)]
     pub residency: Option<Policy>,
-    /// Memory through which every `managed` device streams what it does not keep, as `16 MiB`; at least 512 KiB. If
-    /// nobody says, `overlap` chooses, and other strategies take 8 MiB. Some device must be said to be `managed`.
+    /// Set the stream buffer of every `managed` device, as `16 MiB`; at least 512 KiB. By default `overlap` chooses it,
+    /// and other strategies use 8 MiB. At least one device must be `managed`.
     #[arg(long, allow_hyphen_values = true)]
     pub stream_buffer: Option<Bytes>,
-    /// `tpi-llm`, `hepti`, `galaxy`, `airinfer`: the format of the weights, as `q4_0`; f32 if absent.
+    /// Set the weight format of `tpi-llm`, `hepti`, `galaxy` and `airinfer`, as `q4_0` [default: f32].
     #[arg(long)]
     pub weights_as: Option<Format>,
-    /// `airinfer`: what one all-reduce over the air takes, as `2ms`.
+    /// Set the time of one over-the-air all-reduce of `airinfer`, as `2ms`.
     #[arg(long, allow_hyphen_values = true)]
     pub air_time: Option<Seconds>,
 }
 
-/// Whose order the ring follows.
+/// The order of the ring.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum Order {
-    /// The scenario's.
+    /// As in the scenario.
     Given,
-    /// The fastest.
+    /// The best one.
     Best,
 }
 
-/// Who decides what stays in memory.
+/// A residency policy.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum Policy {
-    /// The system, advised of the next window.
+    /// The operating system, advised of the next window.
     Os,
-    /// The system, with the next window populated.
+    /// The operating system, with the next window populated.
     Windowed,
-    /// The device: it keeps what fits and streams the rest.
+    /// hearth: keeps what fits and streams the rest.
     Managed,
 }
 
@@ -128,16 +127,15 @@ impl Planning {
     }
 }
 
-/// Which plan, and of which model.
+/// Flags that give a plan or say how to make one.
 #[derive(Debug, Clone, Args)]
 pub struct PlanAndModel {
-    /// A plan made before.
+    /// Use the plan in this file instead of planning.
     #[arg(long, conflicts_with_all = PLANNING)]
     pub plan: Option<PathBuf>,
-    /// How to plan, if there is no plan.
     #[command(flatten)]
     pub planning: Planning,
-    /// A model file instead of the scenario's model.
+    /// Use this model file instead of the scenario's model.
     #[arg(long)]
     pub model: Option<PathBuf>,
 }
@@ -145,57 +143,54 @@ pub struct PlanAndModel {
 /// `hearth plan`.
 #[derive(Debug, Args)]
 pub struct PlanArgs {
-    /// The scenario.
+    /// The scenario file.
     pub scenario: PathBuf,
-    /// How to plan.
     #[command(flatten)]
     pub planning: Planning,
-    /// A model file instead of the scenario's model.
+    /// Use this model file instead of the scenario's model.
     #[arg(long)]
     pub model: Option<PathBuf>,
-    /// Plan with every strategy but `exhaustive` and other systems', simulate each plan for a few tokens, and compare;
-    /// writes no plan.
+    /// Plan with every strategy except `exhaustive` and those of other systems, simulate each plan for a few tokens, and
+    /// compare. Writes no plan.
     #[arg(long, conflicts_with_all = ["output", "strategy"])]
     pub compare: bool,
-    /// Where to write the plan; standard output if absent.
-    #[arg(short, long)]
+    /// Write the plan to FILE instead of standard output.
+    #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 }
 
 /// `hearth simulate`.
 #[derive(Debug, Args)]
 pub struct SimulateArgs {
-    /// The scenario.
+    /// The scenario file.
     pub scenario: PathBuf,
-    /// How it is planned.
     #[command(flatten)]
     pub planned: PlanAndModel,
-    /// Seed instead of the scenario's.
+    /// Use this seed instead of the scenario's.
     #[arg(long)]
     pub seed: Option<u64>,
-    /// Tokens to generate instead of the scenario's.
+    /// Generate this many tokens instead of the scenario's.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub tokens: Option<u32>,
-    /// Take every memory to hold what a device pins: what a run would take that ends out of memory.
+    /// Ignore the size of memory, to see how fast a plan would be that does not fit.
     #[arg(long)]
     pub ignore_memory: bool,
-    /// Begin with memory as earlier tokens would have left it.
+    /// Start with weights in memory, as earlier tokens would have left them.
     #[arg(long)]
     pub warm: bool,
-    /// How many times all parameters are drawn anew, to say how sure the time per token is; 0 leaves it out.
+    /// Draw all parameters this many times to estimate the uncertainty of the time per token; 0 turns it off.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=100_000))]
     pub draws: u32,
-    /// Where to write the trace.
-    #[arg(long)]
+    /// Write the trace to FILE.
+    #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
 }
 
 /// `hearth lint`.
 #[derive(Debug, Args)]
 pub struct LintArgs {
-    /// The scenario.
+    /// The scenario file.
     pub scenario: PathBuf,
-    /// How it is planned.
     #[command(flatten)]
     pub planned: PlanAndModel,
 }

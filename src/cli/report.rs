@@ -7,33 +7,33 @@ use clap::Args;
 /// `hearth report`.
 #[derive(Debug, Args)]
 pub struct ReportArgs {
-    /// The traces.
+    /// The trace files.
     #[arg(required = true)]
     pub traces: Vec<PathBuf>,
-    /// Put what others published of the same scenario beside them: the name of a shipped document, as `prima-table-4`,
-    /// or the path of one.
+    /// Add published results of the same scenario: a shipped document, as `prima-table-4`, or the path of a document. Can
+    /// be repeated.
     #[arg(long, value_name = "DOCUMENT")]
     pub published: Vec<String>,
-    /// Of the published systems, the one that the traces stand for.
+    /// Compare with this system of the published document.
     #[arg(long, requires = "published")]
     pub system: Option<String>,
-    /// Draw the table of a sweep too: time per token against k, the size of the model, or whatever varied.
+    /// Add a chart of this table of a sweep. Can be repeated.
     #[arg(long, value_name = "TABLE")]
     pub sweep: Vec<PathBuf>,
-    /// The folder to write to.
-    #[arg(short, long)]
+    /// Write the report to FOLDER.
+    #[arg(short, long, value_name = "FOLDER")]
     pub output: PathBuf,
 }
 
 /// `hearth reproduce`.
 #[derive(Debug, Args)]
 pub struct ReproduceArgs {
-    /// The documents of published numbers; those in `reports/published` if none is named.
+    /// The documents of published results [default: all in `reports/published`].
     pub documents: Vec<PathBuf>,
-    /// How many times all parameters are drawn anew, to say how sure each time is; 0 leaves it out.
+    /// Draw all parameters this many times to estimate the uncertainty of each time; 0 turns it off.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=100_000))]
     pub draws: u32,
-    /// The folder to write reports to, one folder in it for each document.
-    #[arg(short, long)]
+    /// Write a report for each document to a folder in FOLDER.
+    #[arg(short, long, value_name = "FOLDER")]
     pub output: Option<PathBuf>,
 }

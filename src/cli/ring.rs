@@ -8,64 +8,63 @@ use hearth_profiles::Seconds;
 
 use super::GpuWeights;
 
-/// How a head brings its ring up and keeps it.
+/// Flags of every verb that leads a ring.
 #[derive(Debug, Args)]
 pub struct RingArgs {
-    /// The most tokens of a prompt that enter the ring as one batch: smaller ones follow each other through it, so that
-    /// its devices compute at the same time. If absent, as the scenario says, else 512.
+    /// Send a prompt through the ring in batches of at most this many tokens, so that its devices compute at the same
+    /// time [default: the scenario's, else 512].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=512))]
     pub micro_batch: Option<u32>,
-    /// A small model of the same tokenizer, whole on the head: it drafts tokens that the ring verifies in one pass. The
-    /// text is the same as without.
+    /// Draft tokens with this small model of the same tokenizer on the head; the ring verifies them in one pass. The
+    /// output stays the same.
     #[arg(long, value_name = "GGUF")]
     pub draft_model: Option<PathBuf>,
-    /// Tokens that are drafted at a time; if absent, as the scenario says, else 4.
+    /// Draft this many tokens at a time [default: the scenario's, else 4].
     #[arg(long, value_name = "N", requires = "draft_model", value_parser = clap::value_parser!(u32).range(1..512))]
     pub draft_tokens: Option<u32>,
-    /// Threads to compute with; all cores if absent.
+    /// Compute with this many threads [default: all cores].
     #[arg(long)]
     pub threads: Option<usize>,
-    /// What becomes of weights on this device's GPU, if the plan gives it layers. Others than those of the file are coarser:
-    /// the text changes.
+    /// Convert the weights on this device's GPU. A conversion loses precision and changes the output.
     #[arg(long, value_enum, default_value_t = GpuWeights::AsStored)]
     pub gpu_weights: GpuWeights,
-    /// Rehearse a slow network: what this device sends arrives so much later, as `5ms`. Give the workers the same.
+    /// Delay everything that this device sends, as `5ms`, to emulate a slow network. Give the workers the same delay.
     #[arg(long, value_name = "TIME", value_parser = parse_delay)]
     pub link_delay: Option<std::time::Duration>,
-    /// Run over the links in this file, which the lab writes: what this device sends is as late as they make it.
+    /// Emulate the links in FILE, which the lab writes.
     #[arg(long, hide = true, value_name = "FILE", conflicts_with = "link_delay")]
     pub emulate_links: Option<PathBuf>,
-    /// Longest time for one pass through the ring, in seconds; at most a week.
+    /// Fail when one pass through the ring takes more than this many seconds.
     #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=604_800))]
     pub deadline: u64,
-    /// The ring's key: seals every connection and lets the ring leave this machine. All devices need the
-    /// same. A file that only you can read, with 64 random hexadecimal digits, or at least 16 bytes of
-    /// any text; if absent, the text in the variable HEARTH_KEY, if set.
+    /// Encrypt every connection with the key in FILE; required beyond this machine. All devices need the same key: 64
+    /// random hexadecimal digits, or at least 16 bytes of any text, in a file that only you can read. Default: the
+    /// text of the environment variable HEARTH_KEY.
     #[arg(long, value_name = "FILE")]
     pub key: Option<PathBuf>,
-    /// The scenario that the plan was made from: when a device is gone, its planner plans again for the others. Without
-    /// it they take the layers in proportion to their own.
-    #[arg(long)]
+    /// Plan again with this scenario's planner when a device is lost. Without it, the other devices take over its layers
+    /// in proportion to their own.
+    #[arg(long, value_name = "FILE")]
     pub scenario: Option<PathBuf>,
-    /// End the run when a device is gone.
+    /// End the run when a device is lost.
     #[arg(long, conflicts_with = "scenario")]
     pub give_up: bool,
-    /// Look for workers whose address the plan does not say by multicast DNS, for so many seconds at most. What is heard
-    /// is a hint: only who has the key is taken.
+    /// Find workers without an address in the plan by multicast DNS, within this many seconds. Only workers with the key
+    /// are accepted.
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "5",
         value_parser = clap::value_parser!(u64).range(1..=600))]
     pub discover: Option<u64>,
-    /// End when standard input ends, so as not to outlive who started it.
+    /// Exit when standard input ends, so as not to outlive the parent process.
     #[arg(long, hide = true)]
     pub exit_with_stdin: bool,
 }
 
-/// A delay of at most half a second, as `5ms`.
+/// Parses a delay of at most half a second, as `5ms`.
 pub fn parse_delay(text: &str) -> Result<std::time::Duration, String> {
     let seconds = Seconds::from_str(text).map_err(|error| error.to_string())?.0;
     if (0.0..=0.5).contains(&seconds) {
         Ok(std::time::Duration::from_secs_f64(seconds))
     } else {
-        Err("a delay is 0 to 500 ms: with more the signs of life of a device would come too late".into())
+        Err("the delay must be 0 to 500 ms, else heartbeats would be late".into())
     }
 }

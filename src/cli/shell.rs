@@ -10,7 +10,7 @@ use hearth_schema::editor;
 /// `hearth completions`.
 #[derive(Debug, Args)]
 pub struct CompletionsArgs {
-    /// For which shell.
+    /// The shell.
     #[arg(value_enum)]
     pub shell: Shell,
 }
@@ -18,14 +18,14 @@ pub struct CompletionsArgs {
 /// `hearth man`.
 #[derive(Debug, Args)]
 pub struct ManArgs {
-    /// The folder to write to; it is made if it is not there.
+    /// The folder to write to; it is created if needed.
     pub folder: PathBuf,
 }
 
 /// `hearth schema`.
 #[derive(Debug, Args)]
 pub struct SchemaArgs {
-    /// Of which kind of document.
+    /// The kind of document.
     #[arg(value_parser = PossibleValuesParser::new(editor::KINDS))]
     pub kind: String,
 }

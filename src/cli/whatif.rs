@@ -9,18 +9,17 @@ use super::Planning;
 /// `hearth whatif`.
 #[derive(Debug, Args)]
 pub struct WhatifArgs {
-    /// The scenario.
+    /// The scenario file.
     pub scenario: PathBuf,
-    /// How to plan.
     #[command(flatten)]
     pub planning: Planning,
-    /// A model file instead of the scenario's model.
-    #[arg(long)]
+    /// Use this model file instead of the scenario's model.
+    #[arg(long, value_name = "GGUF")]
     pub model: Option<PathBuf>,
-    /// Tokens to generate instead of the scenario's.
+    /// Generate this many tokens instead of the scenario's.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub tokens: Option<u32>,
-    /// Threads; all cores if absent. Their number changes no result.
+    /// Use this many threads, which does not change the results [default: all cores].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub jobs: Option<u32>,
 }

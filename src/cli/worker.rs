@@ -11,50 +11,49 @@ use super::ring::parse_delay;
 /// `hearth worker`.
 #[derive(Debug, Args)]
 pub struct WorkerArgs {
-    /// Where to listen; port 0 takes a free one. Without a key only 127.0.0.1.
+    /// Listen at this address; port 0 selects a free port. Without a key it must be 127.0.0.1.
     #[arg(long, value_name = "HOST:PORT", value_parser = address::checked)]
     pub listen: String,
-    /// The model file on this device.
-    #[arg(long, required_unless_present = "fetch")]
+    /// Use this model file.
+    #[arg(long, value_name = "GGUF", required_unless_present = "fetch")]
     pub model: Option<PathBuf>,
-    /// Have no model: fetch the layers that a plan gives this device from its head, and keep them in this folder.
+    /// Fetch the layers that a plan gives this device from its head, and keep them in FOLDER.
     #[arg(long, value_name = "FOLDER", conflicts_with = "model")]
     pub fetch: Option<PathBuf>,
-    /// The ring's key: seals every connection and lets the ring leave this machine. All devices need the
-    /// same. A file that only you can read, with 64 random hexadecimal digits, or at least 16 bytes of
-    /// any text; if absent, the text in the variable HEARTH_KEY, if set.
+    /// Encrypt every connection with the key in FILE; required beyond this machine. All devices need the same key: 64
+    /// random hexadecimal digits, or at least 16 bytes of any text, in a file that only you can read. Default: the
+    /// text of the environment variable HEARTH_KEY.
     #[arg(long, value_name = "FILE")]
     pub key: Option<PathBuf>,
-    /// Threads to compute with; all cores if absent.
+    /// Compute with this many threads [default: all cores].
     #[arg(long)]
     pub threads: Option<usize>,
-    /// What becomes of weights on this device's GPU, as with `hearth execute`.
+    /// Convert the weights on this device's GPU, as in `hearth execute`.
     #[arg(long, value_enum, default_value_t = GpuWeights::AsStored)]
     pub gpu_weights: GpuWeights,
-    /// This device's name in plans, by which `hearth execute --discover` finds it; if absent, what the system calls
-    /// itself.
+    /// Set this device's name in plans, by which `hearth execute --discover` finds it [default: the host name].
     #[arg(long)]
     pub name: Option<String>,
-    /// Whether to say by multicast DNS that this worker is here: its name, its port and the protocol's version.
+    /// Announce this worker by multicast DNS: its name, its port and the version of the protocol.
     #[arg(long, value_enum, default_value_t = Announce::Auto)]
     pub announce: Announce,
-    /// Rehearse a slow network: what this device sends arrives so much later, as `5ms`.
+    /// Delay everything that this device sends, as `5ms`, to emulate a slow network.
     #[arg(long, value_name = "TIME", value_parser = parse_delay)]
     pub link_delay: Option<std::time::Duration>,
-    /// Run over the links in this file, which the lab writes: what this device sends is as late as they make it.
+    /// Emulate the links in FILE, which the lab writes.
     #[arg(long, hide = true, value_name = "FILE", conflicts_with = "link_delay")]
     pub emulate_links: Option<PathBuf>,
-    /// End when standard input ends, so as not to outlive who started it.
+    /// Exit when standard input ends, so as not to outlive the parent process.
     #[arg(long, hide = true)]
     pub exit_with_stdin: bool,
 }
 
-/// Whether a worker announces itself.
+/// When a worker announces itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Announce {
-    /// With a key, when other machines can reach it.
+    /// If it has a key and other machines can reach it.
     Auto,
-    /// On this machine too.
+    /// Always, on this machine too.
     Always,
     /// Never.
     Never,

@@ -140,7 +140,7 @@ fn completions_and_man_pages_are_of_this_program() {
         "{page}"
     );
     let page = fs::read_to_string(pages.join("hearth.1")).expect("the first page");
-    assert!(page.contains("Exit codes: 0 done"), "{page}");
+    assert!(page.contains("Exit codes: 0 success"), "{page}");
 }
 
 #[test]
