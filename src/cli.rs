@@ -37,6 +37,7 @@ pub use self::sweep::{MergeArgs, Shard, SweepArgs, SweepVerb};
 pub use self::synth::SynthArgs;
 pub use self::whatif::WhatifArgs;
 pub use self::worker::{Announce, WorkerArgs};
+use crate::logging::LogFormat;
 
 /// Plan, simulate and run language models across the devices people already own.
 ///
@@ -58,6 +59,13 @@ pub struct Cli {
     /// Print one JSON document instead of text; errors are JSON on standard error.
     #[arg(long, global = true)]
     pub json: bool,
+    /// Show diagnostics of this level (off, error, warn, info, debug, trace) or of these targets, as `hearth=debug`
+    /// [default: hearth=info, or the environment variable HEARTH_LOG].
+    #[arg(long, global = true, value_name = "FILTER", help_heading = "Diagnostics")]
+    pub log: Option<String>,
+    /// Print diagnostics in this format.
+    #[arg(long, global = true, value_name = "FORMAT", default_value = "text", help_heading = "Diagnostics")]
+    pub log_format: LogFormat,
     #[command(subcommand)]
     pub verb: Verb,
 }

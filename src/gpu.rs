@@ -28,12 +28,12 @@ pub fn accelerator(weights: GpuWeights) -> Option<Accelerator> {
         GpuWeights::Q8 => Conversion::Q8,
         GpuWeights::Mixed => Conversion::Mixed,
     };
-    let notes = std::sync::Arc::new(|note: &str| crate::output::tell!("{note}"));
+    let notes = std::sync::Arc::new(|note: &str| tracing::info!("{note}"));
     let upload = move |gpu: &hearth_gpu::Gpu| {
         let facts = gpu.facts();
         if facts.is_software() {
-            crate::output::tell!(
-                "warning: the plan gives layers to a GPU, and `{}` is a software driver: the processor computes them, far \
+            tracing::warn!(
+                "the plan gives layers to a GPU, and `{}` is a software driver: the processor computes them, far \
                  slower than by itself; plan with a profile of this machine",
                 facts.name
             );
@@ -107,7 +107,7 @@ pub fn measured(args: &ProfileArgs, device: &Device) -> Result<Option<Profile>, 
         None if shares => device.memory.available.clone(),
         // A device is profiled all the same, unless its GPU was asked for.
         None if args.gpu == MeasureGpu::Auto => {
-            crate::output::tell!(
+            tracing::info!(
                 "`{}` is not measured: say with --gpu-memory what a run may use of it",
                 facts.name
             );

@@ -13,7 +13,6 @@ use hearth_workflow::{Error, LoadedScenario, Resolver, model_exists};
 use crate::cli::GpuWeights;
 use crate::diagnostics::Failure;
 use crate::gpu;
-use crate::output::tell;
 use crate::progress;
 
 /// Resolves references of scenarios by measuring this machine and opening model files with the executor.
@@ -22,7 +21,7 @@ pub struct ThisMachine;
 
 impl Resolver for ThisMachine {
     fn measure(&self, entry: &DeviceEntry) -> Result<Device, Error> {
-        tell!("measuring this machine as `{}` (about ten seconds)", entry.name);
+        tracing::info!("measuring this machine as `{}` (about ten seconds)", entry.name);
         let line = progress::line();
         let threads = entry.limits.as_ref().and_then(|limits| limits.threads).unwrap_or(0) as usize;
         let options =

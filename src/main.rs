@@ -8,6 +8,7 @@ mod diagnostics;
 mod emulation;
 mod gpu;
 mod interruption;
+mod logging;
 mod machine;
 mod output;
 mod progress;
@@ -28,7 +29,10 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let (json, result) = match cli::Cli::try_parse() {
-        Ok(cli) => (cli.json, commands::run(cli)),
+        Ok(cli) => {
+            let logging = logging::init(cli.log.as_deref(), cli.log_format);
+            (cli.json, logging.and_then(|()| commands::run(cli)))
+        }
         // Help and the version are no errors, and are printed as they are.
         Err(error) if !error.use_stderr() => error.exit(),
         // The command line was not understood, so that its flags are only words.
@@ -37,7 +41,7 @@ fn main() -> ExitCode {
     };
     result.unwrap_or_else(|failure| {
         let text = if json { failure.json() } else { failure.to_string() };
-        output::tell!("{}", text.trim_end());
+        output::say_stderr!("{}", text.trim_end());
         ExitCode::from(failure.code)
     })
 }

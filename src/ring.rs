@@ -25,7 +25,6 @@ use crate::cli::RingArgs;
 use crate::diagnostics::Failure;
 use crate::emulation;
 use crate::machine::{open_model, read_scenario};
-use crate::output::tell;
 
 /// What a head with `--mark-tokens` prints when the prompt enters the ring.
 pub const BEGINS: &str = "begins";
@@ -90,7 +89,7 @@ impl Raising {
             if !names.is_empty() {
                 let found = discovery::find(network, &names, limit, Medium::default()).await?;
                 for (name, address) in &found {
-                    tell!("found {name} at {address}");
+                    tracing::info!("found {name} at {address}");
                 }
                 for device in plan.devices.iter_mut().skip(1) {
                     device.address = device.address.take().or_else(|| found.get(&device.name).cloned());
@@ -159,7 +158,7 @@ fn told_of_fetching() -> OnFetch {
         let tenth = done.saturating_mul(10) / total.max(1);
         let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
         if told.insert(name.to_owned(), tenth) != Some(tenth) {
-            tell!("{name} has fetched {} of {}", Bytes(done), Bytes(total));
+            tracing::info!("{name} has fetched {} of {}", Bytes(done), Bytes(total));
         }
     })
 }

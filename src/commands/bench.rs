@@ -20,7 +20,7 @@ use serde::Serialize;
 use super::print_json;
 use crate::cli::BenchArgs;
 use crate::diagnostics::Failure;
-use crate::output::{say, tell};
+use crate::output::say;
 use crate::progress;
 
 /// What times llama.cpp.
@@ -131,8 +131,10 @@ pub fn run(args: &BenchArgs, json: bool) -> Result<ExitCode, Failure> {
         })?,
     }
     if let Some(why) = alone.filter(|why| !why.is_empty()) {
-        tell!("note: hearth is not beside llama.cpp in every run: {why}");
-        tell!("hint:  name a Python that has the package llama-cpp-python with --peer, or `--peer none`");
+        tracing::info!("note: hearth is not beside llama.cpp in every run: {why}");
+        tracing::info!(
+            "hint:  name a Python that has the package llama-cpp-python with --peer, or `--peer none`"
+        );
     }
     Ok(ExitCode::SUCCESS)
 }

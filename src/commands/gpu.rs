@@ -41,7 +41,7 @@ mod listing {
     use crate::commands::print_json;
     use crate::diagnostics::Failure;
     use crate::gpu::{Tiling, remembered};
-    use crate::output::{say, tell};
+    use crate::output::say;
 
     /// What `--json` gives of an adapter. The first is the one that is used.
     #[derive(Serialize)]
@@ -161,7 +161,7 @@ mod listing {
             }
             write(&path, choices.text().as_bytes())?;
         } else {
-            tell!("the choice is not remembered: there is neither XDG_CACHE_HOME nor HOME");
+            tracing::info!("the choice is not remembered: there is neither XDG_CACHE_HOME nor HOME");
         }
         let (product_us, naive_product_us) = (Some(micros(best)), naive.map(micros));
         Ok(Kernels { product_us, naive_product_us, ..kernels(best.tiling, "measured") })

@@ -16,7 +16,7 @@ use crate::cli::PlanArgs;
 use crate::diagnostics::Failure;
 use crate::machine::read_scenario;
 use crate::output::plan::{Device, Summary, table};
-use crate::output::{say, tell};
+use crate::output::{say, say_stderr};
 use crate::progress::Terminal;
 
 /// A strategy of `--compare` as `--json` prints it.
@@ -58,7 +58,7 @@ pub fn run(args: &PlanArgs, json: bool) -> Result<ExitCode, Failure> {
     } else if args.output.is_some() {
         say!("{}", table(&plan));
     } else {
-        tell!("{}", table(&plan).trim_end());
+        say_stderr!("{}", table(&plan).trim_end());
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -15,7 +15,7 @@ use super::print_json;
 use crate::cli::ProfileArgs;
 use crate::diagnostics::Failure;
 use crate::gpu;
-use crate::output::{say, tell};
+use crate::output::say;
 use crate::progress;
 
 pub fn run(args: &ProfileArgs, json: bool) -> Result<ExitCode, Failure> {
@@ -27,20 +27,20 @@ pub fn run(args: &ProfileArgs, json: bool) -> Result<ExitCode, Failure> {
             device.name.clone_from(&args.name);
             let predicted = read_trace(predicted)?;
             if !is_of(&device, &predicted) {
-                tell!(
-                    "warning: the prediction was made with another profile, or within limits of its scenario; simulate \
+                tracing::warn!(
+                    "the prediction was made with another profile, or within limits of its scenario; simulate \
                      again with this one, or the correction counts twice"
                 );
             }
             let (device, factor) = recalibrated(device, &predicted, &read_trace(measured)?)?;
-            tell!("`{}` computed for {factor:.3} times as long as predicted", device.name);
+            tracing::info!("`{}` computed for {factor:.3} times as long as predicted", device.name);
             device
         }
         _ => measured(args)?,
     };
     if let Some(path) = &args.output {
         write(path, device.to_yaml().as_bytes())?;
-        tell!("wrote {}", path.display());
+        tracing::info!("wrote {}", path.display());
     }
     if json {
         print_json(&device)?;
@@ -72,8 +72,8 @@ fn measured(args: &ProfileArgs) -> Result<Device, Failure> {
     line.finish_and_clear();
     let wide = lint::spread_widely(&device, |_| true);
     if !wide.is_empty() {
-        tell!(
-            "warning: repeats spread widely around their medians; measure again with nothing else running\n  {}",
+        tracing::warn!(
+            "repeats spread widely around their medians; measure again with nothing else running\n  {}",
             wide.join("\n  ")
         );
     }

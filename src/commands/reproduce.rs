@@ -15,7 +15,7 @@ use super::print_json;
 use crate::cli::ReproduceArgs;
 use crate::diagnostics::Failure;
 use crate::machine::ThisMachine;
-use crate::output::{say, tell};
+use crate::output::say;
 use crate::progress::Terminal;
 
 /// The folder of shipped documents in a clone.
@@ -40,7 +40,7 @@ pub fn run(args: &ReproduceArgs, json: bool) -> Result<ExitCode, Failure> {
             reproduce(&published, folder, args.draws as usize, &ThisMachine, &progress)?;
         drop(progress);
         for (row, system, error) in refused {
-            tell!("{}, {row}, {system}: {}", published.name, error.what());
+            tracing::info!("{}, {row}, {system}: {}", published.name, error.what());
         }
         if let Some(folder) = &args.output {
             for (name, bytes) in page::files(&published, &results) {

@@ -26,7 +26,7 @@ use crate::cli::ServeArgs;
 use crate::diagnostics::Failure;
 use crate::gpu;
 use crate::machine::open_model;
-use crate::output::{print, tell};
+use crate::output::print;
 use crate::ring::{OverNetwork, Raising, Slower, end_with_stdin, over, stopped};
 
 const TOKEN_VARIABLE: &str = "HEARTH_TOKEN";
@@ -93,10 +93,12 @@ pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
 fn report_event(state: &AppState, happening: &Happening, plan: Option<&Plan>) {
     let Happening { sort, device, what, .. } = happening;
     match (sort, device) {
-        (Sort::Silent, Some(name)) => tell!("{name} is gone: {what}"),
-        (Sort::Replanned, _) => tell!("the ring goes on with {what}"),
-        (Sort::NotReplanned, Some(name)) => tell!("the ring is not planned again without {name}: {what}"),
-        _ => tell!("the ring: {what}"),
+        (Sort::Silent, Some(name)) => tracing::info!("{name} is gone: {what}"),
+        (Sort::Replanned, _) => tracing::info!("the ring goes on with {what}"),
+        (Sort::NotReplanned, Some(name)) => {
+            tracing::info!("the ring is not planned again without {name}: {what}")
+        }
+        _ => tracing::info!("the ring: {what}"),
     }
     if let Some(plan) = plan {
         state.set_plan(plan);
@@ -216,7 +218,7 @@ impl RingSupervisor<'_> {
             self.state.metrics.set_ring_up(false);
             match ended {
                 Ok(()) => return Failure::running("the ring closed while the server was running"),
-                Err(error) => tell!("the ring failed: {error}"),
+                Err(error) => tracing::info!("the ring failed: {error}"),
             }
             ring = self.reconnect(network, &mut request_rx).await;
             self.set_up(&ring);
@@ -243,10 +245,10 @@ impl RingSupervisor<'_> {
             }
             match self.raising.connect(network).await {
                 Ok(ring) => {
-                    tell!("the ring is up again");
+                    tracing::info!("the ring is up again");
                     return ring;
                 }
-                Err(error) => tell!("the ring is down: {error}"),
+                Err(error) => tracing::info!("the ring is down: {error}"),
             }
         }
     }

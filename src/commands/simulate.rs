@@ -16,7 +16,7 @@ use crate::cli::{PlanAndModel, SimulateArgs};
 use crate::diagnostics::{ENDED_BADLY, Failure};
 use crate::machine::read_scenario;
 use crate::output::run::{self, RunOutput};
-use crate::output::{plan, run_events, say, soc, tell};
+use crate::output::{plan, run_events, say, soc};
 use crate::progress::{self, Terminal};
 
 /// Printed before the numbers of a run with `--ignore-memory`.
@@ -42,8 +42,8 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
         planning::read_or_make(plan.as_deref(), &loaded, &cluster, flags.budget(&progress))?
     };
     if !plan.scenario.digest.is_empty() && plan.scenario.digest != loaded.origin.digest {
-        tell!(
-            "warning: the plan was made from another scenario, `{}`: its times and its reasons for dropped devices are about \
+        tracing::warn!(
+            "the plan was made from another scenario, `{}`: its times and its reasons for dropped devices are about \
              that one",
             plan.scenario.name
         );
@@ -58,7 +58,7 @@ pub fn run(args: &SimulateArgs, json: bool) -> Result<ExitCode, Failure> {
         write_run(path, &trace, &plans)?;
     }
     for index in unreached_events {
-        tell!("warning: events[{index}] did not happen before the run ended");
+        tracing::warn!("events[{index}] did not happen before the run ended");
     }
     let mut output = RunOutput::of(&trace);
     output.soc = soc_numbers(&cluster, &plan, &trace);

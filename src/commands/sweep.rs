@@ -14,7 +14,7 @@ use super::print_json;
 use crate::cli::{MergeArgs, PlanAndModel, Shard, SweepArgs, SweepVerb};
 use crate::diagnostics::{ENDED_BADLY, Failure};
 use crate::machine::read_scenario;
-use crate::output::{say, tell};
+use crate::output::say;
 use crate::progress::Terminal;
 
 /// A sweep as `--json` prints it.
@@ -66,7 +66,7 @@ pub fn run(args: &SweepArgs, json: bool) -> Result<ExitCode, Failure> {
         write(path, chart::draw(&text)?.as_bytes())?;
     }
     if rows.len() < indices.len() {
-        tell!("stopped: {} of {} rows were computed", rows.len(), indices.len());
+        tracing::info!("stopped: {} of {} rows were computed", rows.len(), indices.len());
         return Ok(ExitCode::from(ENDED_BADLY));
     }
     Ok(ExitCode::SUCCESS)

@@ -12,7 +12,7 @@ use super::print_json;
 use crate::cli::WhatifArgs;
 use crate::diagnostics::{ENDED_BADLY, Failure};
 use crate::machine::read_scenario;
-use crate::output::{say, tell};
+use crate::output::say;
 use crate::progress::Terminal;
 
 /// A ranking as `--json` prints it.
@@ -39,7 +39,7 @@ pub fn run(args: &WhatifArgs, json: bool) -> Result<ExitCode, Failure> {
     let ranking = rank(&loaded, &model, workers::threads(args.jobs), &progress)?;
     drop(progress);
     let Ranking { base: Some(base), variants, count } = ranking else {
-        tell!("stopped before the scenario as it is was simulated");
+        tracing::info!("stopped before the scenario as it is was simulated");
         return Ok(ExitCode::from(ENDED_BADLY));
     };
     let stopped = variants.len() < count;
@@ -50,7 +50,7 @@ pub fn run(args: &WhatifArgs, json: bool) -> Result<ExitCode, Failure> {
         say!("{}", table(&base, &variants));
     }
     if stopped {
-        tell!("stopped: {} of {count} variants were simulated", variants.len());
+        tracing::info!("stopped: {} of {count} variants were simulated", variants.len());
     }
     let any = base.is_ok() || variants.iter().any(|it| it.evaluation.is_ok());
     Ok(if any && !stopped { ExitCode::SUCCESS } else { ExitCode::from(ENDED_BADLY) })

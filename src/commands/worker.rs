@@ -15,7 +15,7 @@ use crate::cli::{Announce, WorkerArgs};
 use crate::diagnostics::Failure;
 use crate::gpu;
 use crate::machine::open_model;
-use crate::output::{say, tell};
+use crate::output::say;
 use crate::ring::{OverNetwork, Slower, end_with_stdin, over, stopped};
 
 /// Runs the verb, until it is stopped.
@@ -92,8 +92,8 @@ impl OverNetwork for Serving<'_> {
         let report = |ended: Result<(), RingError>| match ended {
             Ok(()) => {}
             // Heads come and go, and whoever else tries the port.
-            Err(RingError::Gone { name, why }) => tell!("{name} left: {why}"),
-            Err(error) => tell!("a connection ended: {error}"),
+            Err(RingError::Gone { name, why }) => tracing::info!("{name} left: {why}"),
+            Err(error) => tracing::info!("a connection ended: {error}"),
         };
         let ended = tokio::select! {
             error = worker.serve(listener, report) => Err(error.into()),
@@ -124,7 +124,7 @@ fn announced(
     }
     let Some(name) = args.name.clone().or_else(host_name) else {
         if args.announce == Announce::Auto {
-            tell!("not announced: this system has no name; give the device one with --name");
+            tracing::info!("not announced: this system has no name; give the device one with --name");
             return Ok(None);
         }
         return Err(
@@ -139,7 +139,7 @@ fn announced(
             Err(Failure::unusable(error))
         }
         Err(error) => {
-            tell!("not announced: {error}");
+            tracing::info!("not announced: {error}");
             Ok(None)
         }
     }

@@ -32,10 +32,10 @@ macro_rules! say {
 pub(crate) use say;
 
 /// Prints a line to standard error.
-macro_rules! tell {
+macro_rules! say_stderr {
     ($($part:tt)*) => {{
         use std::io::Write as _;
         let _ = writeln!(std::io::stderr(), $($part)*);
     }};
 }
-pub(crate) use tell;
+pub(crate) use say_stderr;

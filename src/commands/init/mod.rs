@@ -20,7 +20,7 @@ use super::print_json;
 use crate::cli::InitArgs;
 use crate::diagnostics::Failure;
 use crate::machine::ThisMachine;
-use crate::output::{say, tell};
+use crate::output::say;
 use crate::progress;
 
 /// The defaults. source: assumed, a model that a laptop holds, and a context for a conversation
@@ -116,14 +116,16 @@ fn discovered(devices: &mut Vec<NewDevice>, seconds: u64, like: &str) -> Result<
     line.finish_and_clear();
     let heard = heard.map_err(Failure::running)?;
     if heard.is_empty() {
-        tell!("no worker was found; start them with `hearth worker --listen 0.0.0.0:9001 --key FILE ..`");
+        tracing::info!(
+            "no worker was found; start them with `hearth worker --listen 0.0.0.0:9001 --key FILE ..`"
+        );
     }
     if devices.is_empty() && !heard.is_empty() {
         let profile = "measured".to_owned();
         devices.push(NewDevice { name: HEAD.into(), profile, address: None, placeholder: false });
     }
     for (name, address) in heard {
-        tell!("found `{}` at {address}", name.escape_debug());
+        tracing::info!("found `{}` at {address}", name.escape_debug());
         match devices.iter_mut().find(|device| device.name == name) {
             Some(device) => device.address = device.address.take().or(Some(address.to_string())),
             None => devices.push(NewDevice {

@@ -28,7 +28,7 @@ impl<R: BufRead> Questions<R> {
     /// Asks for the model: a shipped one or a path.
     pub fn model(&mut self) -> Result<String, Failure> {
         let known: Vec<&str> = model::shipped_names().collect();
-        crate::output::tell!("Shipped models: {}.", known.join(", "));
+        crate::output::say_stderr!("Shipped models: {}.", known.join(", "));
         self.ask("Which model, or the path of a GGUF file?", "llama-8b", |answer| {
             let path = is_file(answer) || answer.contains('/');
             (path || known.contains(&answer)).then(|| answer.to_owned()).ok_or("this is not a shipped model")
@@ -38,7 +38,7 @@ impl<R: BufRead> Questions<R> {
     /// Asks for devices until an empty name.
     pub fn devices(&mut self) -> Result<Vec<NewDevice>, Failure> {
         let known: Vec<&str> = device::shipped_names().collect();
-        crate::output::tell!(
+        crate::output::say_stderr!(
             "Shipped devices: {}; `measured` is this machine. `hearth profile` writes the document of any other.",
             known.join(", ")
         );
@@ -83,7 +83,7 @@ impl<R: BufRead> Questions<R> {
     ) -> Result<T, Failure> {
         loop {
             let brackets = if usual.is_empty() { String::new() } else { format!(" [{usual}]") };
-            crate::output::tell!("{question}{brackets}");
+            crate::output::say_stderr!("{question}{brackets}");
             let mut line = String::new();
             let length = self.answers.read_line(&mut line).map_err(|error| {
                 Failure::running(format!("cannot read the answer: {error}")).hint("answer by flags instead")
@@ -97,7 +97,7 @@ impl<R: BufRead> Questions<R> {
                         return Err(Failure::unusable(format!("`{answer}`: {why}"))
                             .hint("answer by flags instead, see `hearth init --help`"));
                     }
-                    crate::output::tell!("`{answer}`: {why}");
+                    crate::output::say_stderr!("`{answer}`: {why}");
                 }
             }
         }

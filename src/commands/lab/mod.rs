@@ -29,7 +29,7 @@ use crate::cli::LabArgs;
 use crate::diagnostics::Failure;
 use crate::machine::read_scenario;
 use crate::output::run::{RunOutput, table};
-use crate::output::{counters, plan, say, tell};
+use crate::output::{counters, plan, say};
 use crate::progress::{self, Terminal};
 
 /// What `--json` gives.
@@ -86,7 +86,7 @@ fn run_through(args: &LabArgs, scenario: &std::path::Path, json: bool) -> Result
     }
     checks::check(&loaded.scenario, &processors()).map_err(|failure| failure.at(scenario.display()))?;
     for warning in checks::warnings(&loaded.scenario) {
-        tell!("warning: {warning}");
+        tracing::warn!("{warning}");
     }
     for folder in [&args.report, &args.profiles].into_iter().flatten() {
         in_a_folder(folder)?;
@@ -174,7 +174,7 @@ fn tell_all(
     }
     let unsteady = output.steadiness.iter().filter_map(Steadiness::warning);
     for warning in output.groups.iter().flat_map(counters::warnings).chain(unsteady) {
-        tell!("warning: {warning}");
+        tracing::warn!("{warning}");
     }
     if json {
         print_json(&output)?;

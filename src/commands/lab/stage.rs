@@ -36,7 +36,6 @@ use crate::cli::LabArgs;
 use crate::diagnostics::Failure;
 use crate::interruption;
 use crate::machine::open_model;
-use crate::output::tell;
 use crate::ring::BEGINS;
 
 /// For a profile under a slow disk.
@@ -81,7 +80,7 @@ impl Lab {
         if let Ok(found) = &found {
             found.sweep();
             if found.others() {
-                tell!("warning: another lab runs on this machine; each is part of what the other measures");
+                tracing::warn!("another lab runs on this machine; each is part of what the other measures");
             }
         }
         let found = limited.then_some(found).transpose()?;
@@ -271,7 +270,7 @@ impl Lab {
         let Run { trace, unreached_events, .. } =
             simulate_with(cluster, plan, &loaded.scenario, MemoryOptions::default(), &disturbances)?;
         for index in unreached_events {
-            tell!("warning: events[{index}] did not happen before the predicted run ended");
+            tracing::warn!("events[{index}] did not happen before the predicted run ended");
         }
         let mut text = Vec::new();
         trace.write(&mut text).map_err(Failure::running)?;
@@ -314,7 +313,7 @@ impl Lab {
         let head = Child::start(name, self.seat(name, &limits), &self.program, &arguments)?;
         let missed = self.follow(loaded, head, || meter.token())?;
         for index in missed {
-            tell!("warning: events[{index}] did not happen before the run ended");
+            tracing::warn!("events[{index}] did not happen before the run ended");
         }
         let trace = read_trace(&trace)?;
         let seen = meter.finish(&trace);
@@ -455,7 +454,7 @@ fn undo_when_interrupted(groups: Option<Groups>, folder: PathBuf) {
         }
         // Also a worker that is stopped, which its end of input would not end.
         copies::remove(&folder);
-        tell!("interrupted; limits and copies are removed");
+        tracing::info!("interrupted; limits and copies are removed");
         std::process::exit(interruption::INTERRUPTED);
     });
 }

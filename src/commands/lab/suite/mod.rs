@@ -35,7 +35,7 @@ use crate::commands::print_json;
 use crate::diagnostics::{ENDED_BADLY, Failure};
 use crate::interruption::{self, INTERRUPTED};
 use crate::machine::read_scenario;
-use crate::output::{say, tell};
+use crate::output::say;
 
 /// A scenario of a suite.
 struct Entry {
@@ -93,20 +93,20 @@ pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
     for (index, (entry, which)) in labs.iter().enumerate() {
         let place = format!("{} of {}", index + 1, labs.len());
         if results.has(which) {
-            tell!("{place}: {} is done already", entry.name);
+            tracing::info!("{place}: {} is done already", entry.name);
             continue;
         }
         let left = labs[index..].iter().filter(|(_, which)| !results.has(which)).count();
-        tell!("{place}: {}{}", entry.name, expected(elapsed().saturating_sub(start), ran, left));
+        tracing::info!("{place}: {}{}", entry.name, expected(elapsed().saturating_sub(start), ran, left));
         let kept = match steadily(entry, which.pass, args, output) {
             Ok(run) => Kept::Done(Box::new(run)),
             Err(why) => {
-                tell!("  failed: {}", why.lines().next().unwrap_or_default());
+                tracing::info!("  failed: {}", why.lines().next().unwrap_or_default());
                 Kept::Failed(why)
             }
         };
         if IS_INTERRUPTED.load(Ordering::SeqCst) {
-            tell!("interrupted; the same command goes on where this one was");
+            tracing::info!("interrupted; the same command goes on where this one was");
             return Ok(ExitCode::from(INTERRUPTED as u8));
         }
         results.add(which.clone(), kept)?;
@@ -199,7 +199,7 @@ fn steadily(entry: &Entry, pass: u32, args: &LabArgs, output: &Path) -> Result<R
             return Ok(Run { restarts: over, ..run });
         }
         over += 1;
-        tell!("  started over, {over} of {STARTED_OVER}");
+        tracing::info!("  started over, {over} of {STARTED_OVER}");
     }
 }
 
@@ -245,7 +245,7 @@ fn one(entry: &Entry, pass: u32, args: &LabArgs, output: &Path) -> Result<Run, S
         return Err(why(&errors).unwrap_or_else(|| ended.status.to_string()));
     }
     for line in errors.lines().filter(|line| line.starts_with("warning")) {
-        tell!("  {line}");
+        tracing::info!("  {line}");
     }
     let told: Told = serde_json::from_slice(&ended.stdout).map_err(|error| said(&error))?;
     for (run, metrics) in [("predicted", &told.predicted), ("measured", &told.measured)] {

@@ -1,0 +1,80 @@
+//! Diagnostics on standard error: warnings and notes, as text or as JSON lines.
+//!
+//! Text has no timestamps, and notes have no prefix. The filter is a level, or a list of targets with levels; without one,
+//! hearth's own notes and warnings are shown.
+
+use std::fmt;
+use std::str::FromStr;
+
+use clap::ValueEnum;
+use tracing::level_filters::LevelFilter;
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt;
+
+use crate::diagnostics::Failure;
+
+/// The environment variable with the filter.
+const VARIABLE: &str = "HEARTH_LOG";
+
+/// The format of diagnostics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// Lines for people.
+    Text,
+    /// One JSON object a line, with a timestamp.
+    Json,
+}
+
+/// Shows diagnostics from now on. `filter` is that of the command line.
+pub fn init(filter: Option<&str>, format: LogFormat) -> Result<(), Failure> {
+    let (place, filter) = match filter {
+        Some(filter) => ("--log", Some(filter.to_owned())),
+        None => (VARIABLE, std::env::var(VARIABLE).ok().filter(|filter| !filter.trim().is_empty())),
+    };
+    let targets = match filter {
+        Some(filter) => Targets::from_str(&filter).map_err(|error| {
+            Failure::unusable(format!("wrong log filter `{filter}`: {error}"))
+                .at(place)
+                .hint("give a level, as `debug` or `off`, or targets, as `hearth=info,hyper=debug`")
+        })?,
+        None => Targets::new().with_target("hearth", LevelFilter::INFO),
+    };
+    let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).log_internal_errors(false);
+    let registry = tracing_subscriber::registry().with(targets);
+    match format {
+        LogFormat::Text => registry.with(layer.event_format(Plain)).init(),
+        LogFormat::Json => registry.with(layer.json()).init(),
+    }
+    Ok(())
+}
+
+/// The message behind its level, without a time.
+struct Plain;
+
+impl<S, N> FormatEvent<S, N> for Plain
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        writer.write_str(match *event.metadata().level() {
+            Level::ERROR => "error: ",
+            Level::WARN => "warning: ",
+            Level::INFO => "",
+            Level::DEBUG => "debug: ",
+            Level::TRACE => "trace: ",
+        })?;
+        context.format_fields(writer.by_ref(), event)?;
+        writeln!(writer)
+    }
+}
