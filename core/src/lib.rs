@@ -3,6 +3,8 @@
 //! The [`schedule`] says what each device does next, [`residency`] which weights stay in memory, [`metrics`] what the
 //! numbers of a trace are. Nothing here waits, opens a file or reads a clock.
 
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
+
 pub mod cluster;
 pub mod conversion;
 pub mod draft;

@@ -2,6 +2,8 @@
 //!
 //! The leaf of the workspace: every other crate speaks in these terms.
 
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
+
 pub mod device;
 pub mod document;
 pub mod format;

@@ -41,6 +41,8 @@
 //! Not here: reading traces and writing files (the command line), and the numbers themselves
 //! ([`hearth_core::metrics`]).
 
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
+
 pub mod charts;
 pub mod comparison;
 mod document;

@@ -5,6 +5,8 @@
 //!
 //! Not here: what follows from a document (`hearth_core`), and opening files (the command line).
 
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
+
 pub mod address;
 pub mod digest;
 pub mod editor;

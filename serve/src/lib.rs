@@ -5,6 +5,8 @@
 //!
 //! Not here: bringing up the ring and keeping it up (the `serve` verb).
 
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
+
 mod auth;
 mod connections;
 mod error;

@@ -14,6 +14,8 @@
 //! | `soc` | a phone whose GPU and NPU compute alone |
 //! | [`mobile_gpu`] | a roofline of a phone's GPU, without events |
 
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
+
 pub mod device;
 pub mod engine;
 mod error;

@@ -7,6 +7,8 @@
 //! [`Cluster`](hearth_core::Cluster) whose devices have the scenario's limits ([`limits`]). From there [`planning`] makes a
 //! plan and [`simulation`] runs it.
 
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
+
 pub mod comparison;
 pub mod documents;
 pub mod evaluation;

@@ -5,6 +5,8 @@
 //! plan ([`memory`]). Each kernel has variants, of which the device at hand selects one ([`tuning`]), and [`backend`] makes
 //! of it what a node of the ring computes with.
 
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
+
 pub mod backend;
 pub mod conversion;
 pub mod device;

@@ -18,6 +18,7 @@
 //!
 //! Not here: which rows go to which thread. That is `hearth_runtime::cpu`.
 
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
 // Code that is compiled once for every instruction set must become part of the function that has it enabled.
 #![allow(clippy::inline_always)]
 

@@ -7,6 +7,7 @@
 //!
 //! Not here: plan, prediction and comparison, which are the command line's.
 
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
 #![cfg(target_os = "linux")]
 
 pub mod copies;

@@ -4,6 +4,8 @@
 //! activations back after the last window of each round. Every device's [`node::Node`] interprets
 //! `schema::schedule`. Frames travel over a [`network::Network`], which a [`Key`] seals ([`Sealed`]).
 
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
+
 pub mod activations;
 pub mod announcement;
 mod choosing;

@@ -5,6 +5,8 @@
 //!
 //! Not here: the kernels (`hearth_kernels`) and what joins several devices (`hearth_ring`).
 
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
+
 pub mod accelerator;
 pub mod backend;
 pub mod cache;

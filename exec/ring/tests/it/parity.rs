@@ -346,7 +346,7 @@ async fn a_sealed_ring_gives_the_tokens_and_logits_of_one_process_to_who_has_the
 }
 
 #[tokio::test]
-async fn a_worker_with_another_model_is_named() {
+async fn worker_with_another_model_is_named() {
     let (q4, q8) = (open("psalm-7m-q4_k.gguf"), open("psalm-7m-q8_0.gguf"));
     let network = Memory::default();
     let addresses = start(&network, &q8, 1).await;

@@ -1,0 +1,128 @@
+//! The crates depend on one another only in the allowed directions.
+//!
+//! ```text
+//! root -> workflow -> reports, halda, sim -> core -> schema -> profiles
+//! root -> lab -> ring -> runtime -> kernels -> profiles
+//!                        runtime -> core
+//! ```
+//!
+//! Planner, simulator, executor (`exec/`) and reports never depend on one another, not even in tests: their agreement
+//! is a result, not a construction. What compares two of them stands in this binary.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::repository::{TextFile, root, rust_files, text_files};
+
+/// The crates of this workspace that each crate may depend on. The root may depend on all.
+const ARROWS: &[(&str, &[&str])] = &[
+    ("hearth-profiles", &[]),
+    ("hearth-schema", &["hearth-profiles"]),
+    ("hearth-core", &["hearth-schema", "hearth-profiles"]),
+    ("hearth-halda", &["hearth-core", "hearth-schema", "hearth-profiles"]),
+    ("hearth-sim", &["hearth-core", "hearth-schema", "hearth-profiles"]),
+    ("hearth-kernels", &["hearth-profiles"]),
+    ("hearth-runtime", &["hearth-kernels", "hearth-core", "hearth-schema", "hearth-profiles"]),
+    ("hearth-gpu", &["hearth-runtime", "hearth-kernels", "hearth-schema", "hearth-profiles"]),
+    ("hearth-ring", &["hearth-runtime", "hearth-kernels", "hearth-core", "hearth-schema", "hearth-profiles"]),
+    ("hearth-lab", &["hearth-ring", "hearth-runtime", "hearth-core", "hearth-schema", "hearth-profiles"]),
+    ("hearth-serve", &["hearth-ring", "hearth-runtime", "hearth-schema", "hearth-profiles"]),
+    ("hearth-reports", &["hearth-core", "hearth-schema", "hearth-profiles"]),
+    (
+        "hearth-workflow",
+        &["hearth-halda", "hearth-sim", "hearth-reports", "hearth-core", "hearth-schema", "hearth-profiles"],
+    ),
+    // Experiments; no crate depends on them.
+    (
+        "hearth-studies",
+        &["hearth-core", "hearth-halda", "hearth-profiles", "hearth-reports", "hearth-schema", "hearth-sim"],
+    ),
+];
+
+/// What only the tests of a crate may depend on besides.
+const ARROWS_OF_TESTS: [(&str, &str); 1] = [("hearth-gpu", "hearth-ring")];
+
+/// A package of the workspace.
+struct Package {
+    name: String,
+    folder: PathBuf,
+    /// Packages of this workspace, and whether only tests need them.
+    needs: BTreeSet<(String, bool)>,
+}
+
+fn packages() -> Vec<Package> {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--no-deps", "--format-version", "1", "--offline"])
+        .current_dir(root())
+        .output()
+        .expect("cargo runs, since it runs this test");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: Value = serde_json::from_slice(&output.stdout).expect("cargo metadata is JSON");
+    let text = |value: &Value| value.as_str().expect("a text").to_owned();
+    let list = |value: &Value| value.as_array().expect("a list").clone();
+    let package = |package: &Value| Package {
+        name: text(&package["name"]),
+        folder: Path::new(&text(&package["manifest_path"])).parent().expect("a folder").to_owned(),
+        // Only packages of this workspace are given by path.
+        needs: list(&package["dependencies"])
+            .iter()
+            .filter(|dependency| dependency["path"].is_string())
+            .map(|dependency| (text(&dependency["name"]), dependency["kind"] == "dev"))
+            .collect(),
+    };
+    list(&metadata["packages"]).iter().map(package).collect()
+}
+
+#[test]
+fn crates_depend_only_downwards() {
+    let packages = packages();
+    for &(name, _) in ARROWS {
+        assert!(packages.iter().any(|package| package.name == name), "the workspace has no `{name}`");
+    }
+    for package in packages.iter().filter(|package| package.folder != root()) {
+        let name = package.name.as_str();
+        let (_, allowed) = ARROWS
+            .iter()
+            .find(|(other, _)| *other == name)
+            .unwrap_or_else(|| panic!("say in ARROWS what `{name}` may depend on"));
+        for (need, by_tests) in &package.needs {
+            assert!(
+                allowed.contains(&need.as_str()) || *by_tests && ARROWS_OF_TESTS.contains(&(name, need)),
+                "`{name}` depends on `{need}`; it may depend on {allowed:?} only"
+            );
+        }
+    }
+}
+
+/// Crates without files, clocks, processes or sockets.
+const PURE: [&str; 5] = ["core", "schema", "halda", "sim", "reports"];
+
+#[test]
+fn pure_crates_open_nothing() {
+    let opens = ["std::fs", "std::net", "File::open", "File::create", "std::process", "std::env"];
+    for file in rust_files() {
+        let is_pure = PURE.iter().any(|folder| file.path.starts_with(&format!("{folder}/src/")));
+        if !is_pure || file.path.ends_with("/tests.rs") || file.path.contains("/tests/") {
+            continue;
+        }
+        let shipped = file.text.lines().take_while(|line| line.trim() != "#[cfg(test)]");
+        for (at, line) in shipped.enumerate().filter(|(_, line)| !line.trim_start().starts_with("//")) {
+            let found = opens.iter().find(|name| line.contains(*name));
+            assert!(found.is_none(), "{}:{}: a pure crate uses {found:?}", file.path, at + 1);
+        }
+    }
+}
+
+#[test]
+fn bincode_is_used_by_the_ring_only() {
+    let uses = |file: &TextFile| file.text.contains("bincode") && file.path.ends_with("Cargo.toml");
+    let users: Vec<String> = text_files().into_iter().filter(uses).map(|file| file.path).collect();
+    assert_eq!(
+        users,
+        ["Cargo.toml", "exec/ring/Cargo.toml"],
+        "bytes of the network are decoded in one crate"
+    );
+}

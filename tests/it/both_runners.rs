@@ -1,0 +1,137 @@
+//! The simulator and the executor run the same steps for one plan.
+//!
+//! They may differ in how long a step takes, never in what is done. One plan is run by both; for every device
+//! the kinds, passes, rounds, layers and peers of its records must be equal. Records of reading
+//! ahead are left out: they are written only when something was read.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use hearth_core::Cluster;
+use hearth_core::LinkTable;
+use hearth_core::Member;
+use hearth_profiles::{Document, device};
+use hearth_ring::{Asked, LocalModel, Memory, Request, Ring, RingOptions, Worker, bind, for_sequences};
+use hearth_schema::Plan;
+use hearth_schema::scenario::ActivationFormat;
+use hearth_schema::scenario::KvFormat;
+use hearth_schema::scenario::Scenario;
+use hearth_schema::scenario::Workload;
+use hearth_schema::trace::Kind;
+use hearth_schema::trace::Trace;
+use hearth_sim::{Input, Options, simulate};
+
+use crate::processes::{model, plan};
+
+const LINKS: &str = "schema: scenario/1
+name: t
+seed: 1
+model: {profile: tiny}
+context: 2
+workload: {prompt: 1, generate: 1}
+devices: [{name: a, profile: d3}]
+links:
+  default: {latency: {value: 1 ms, source: test}, bandwidth: {value: 1 GB/s, source: test}}
+";
+
+/// A step without its times.
+type Done = (u32, u32, Kind, Option<[u32; 2]>, Option<u16>);
+
+/// What a device did, by pass and round. Within a round times may tie, and a message may be back before the
+/// sender has written down that it left.
+fn steps(trace: &Trace, device: u16) -> Vec<Done> {
+    let own = trace.records.iter().filter(|record| record.device == device && record.kind != Kind::Prefetch);
+    let mut steps: Vec<Done> = own.map(|it| (it.pass, it.round, it.kind, it.layers, it.peer)).collect();
+    steps.sort_unstable();
+    steps
+}
+
+async fn executed(plan: Plan, model: &Arc<LocalModel>, network: &Memory, workload: &Workload) -> Trace {
+    let options = RingOptions { threads: 1, ..RingOptions::default() };
+    let mut ring = Ring::connect(network, plan, model.clone(), options).await.expect("the ring comes up");
+    let asked = |_| Asked {
+        prompt: (0..workload.prompt).map(|index| index % 2000).collect(),
+        sample: Box::new(|_| 7),
+    };
+    let request = Request {
+        sequences: (0..workload.sequences).map(asked).collect(),
+        micro_batch: workload.micro_batch,
+        ..Request::one(vec![], workload.generate, Box::new(|_| 7))
+    };
+    let generated = ring.generate(request, |_, _| {}).await.expect("tokens");
+    ring.close().await;
+    generated.trace
+}
+
+fn simulated(plan: &Plan, model: &LocalModel, workload: Workload) -> Trace {
+    let links = Scenario::from_yaml(LINKS).expect("a scenario").links;
+    let member = |name: &str| Member {
+        name: name.into(),
+        address: None,
+        device: device::shipped("d3").expect("shipped"),
+        residency: None,
+    };
+    let cluster = Cluster {
+        members: plan.devices.iter().map(|device| member(&device.name)).collect(),
+        head: 0,
+        links: LinkTable::new(links),
+        model: model.profile.clone(),
+        context: plan.context,
+        kv_cache: KvFormat::F32,
+        activations: plan.activations,
+        draft: None,
+        workload,
+        seed: 1,
+    };
+    let options = Options::default();
+    simulate(&Input { cluster: &cluster, plan, options: &options }).expect("a plan that can be run")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_same_plan_is_the_same_steps() {
+    let local = Arc::new(LocalModel::open(Path::new(&model("q8_0"))).expect("a test model"));
+    let network = Memory::default();
+    let mut addresses = Vec::new();
+    for port in 0..2 {
+        let address = format!("localhost:{}", 9000 + port);
+        let listener = bind(&network, &address).await.expect("a free name");
+        let worker = Worker::new(network.clone(), local.clone(), 1);
+        tokio::spawn(async move { worker.serve(listener, |_| {}).await });
+        addresses.push(address);
+    }
+    let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
+    // One round, several, a partial last one; a prompt of one batch and of three; several sequences.
+    for (windows, prompt, sequences, micro_batch) in [
+        (vec![8], 5, 1, 512),
+        (vec![3, 3, 2], 5, 1, 512),
+        (vec![2, 1, 1], 5, 1, 512),
+        (vec![2, 2, 1], 5, 1, 512),
+        (vec![1, 2], 1100, 1, 512),
+        (vec![3, 3, 2], 10, 2, 4),
+        (vec![2, 1, 1], 9, 3, 512),
+        (vec![1, 2], 40, 4, 7),
+    ] {
+        let plan = Plan::from_yaml(&plan("q8_0", &windows, &addresses, 1200)).expect("a plan");
+        let plan = for_sequences(plan, sequences);
+        let workload = Workload { sequences, micro_batch, ..Workload::plain(prompt, 3) };
+        let (real, model) = (
+            executed(plan.clone(), &local, &network, &workload).await,
+            simulated(&plan, &local, workload.clone()),
+        );
+        assert_eq!(real.passes, model.passes);
+        for place in 0..windows.len() as u16 {
+            assert_eq!(steps(&real, place), steps(&model, place), "windows {windows:?}, device {place}");
+        }
+        assert_eq!(sent(&real), sent(&model), "windows {windows:?}");
+        // In half the bytes the same is done, by both.
+        let halved = Plan { activations: ActivationFormat::F16, ..plan };
+        let other = executed(halved.clone(), &local, &network, &workload).await;
+        assert_eq!(2 * sent(&other), sent(&real), "windows {windows:?}");
+        assert_eq!(sent(&other), sent(&simulated(&halved, &local, workload)), "windows {windows:?}");
+    }
+}
+
+/// Bytes that all devices sent.
+fn sent(trace: &Trace) -> u64 {
+    trace.records.iter().filter(|record| record.kind == Kind::Send).map(|record| record.bytes).sum()
+}

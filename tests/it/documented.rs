@@ -1,0 +1,157 @@
+//! The commands in the documents work, in their order.
+//!
+//! The indented lines of each document make one script, run in a folder of its own. What a test cannot do as it stands is
+//! replaced, and what it cannot do at all is left out; both lists stand here, and what no longer occurs in the document is
+//! an error.
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::processes::{hearth, model};
+
+/// A document and what its script differs in.
+struct Document {
+    path: &'static str,
+    /// Texts and what stands for them. `PORT1` to `PORT3` are free ports, `MODEL` is a small trained model.
+    replaced: &'static [(&'static str, &'static str)],
+    /// Lines that begin so, and why they are left out.
+    left_out: &'static [(&'static str, &'static str)],
+}
+
+const DOCUMENTS: [Document; 3] = [
+    Document {
+        path: "README.md",
+        replaced: &[
+            ("M=tests/data/models/psalm-7m-q4_k.gguf", "M=MODEL"),
+            ("127.0.0.1:9001 --model $M &", "127.0.0.1:PORT1 --model $M & heard PORT1"),
+            ("127.0.0.1:9002 --model $M &", "127.0.0.1:PORT2 --model $M & heard PORT2"),
+            ("--refine-seconds 60", "--refine-seconds 5"),
+        ],
+        left_out: &[
+            ("./run-demo", "another test of its own, for minutes"),
+            ("./run-tests", "it runs this test"),
+            ("hearth lab", "needs control groups and a large model; its own tests run it where they are"),
+        ],
+    },
+    Document {
+        path: "docs/guides/first-ring.md",
+        replaced: &[
+            ("hearth synth --preset 1b --quant q4_k_m -o model.gguf", "cp MODEL model.gguf"),
+            ("hearth profile --model", "hearth profile --quick --model"),
+            (
+                "hearth worker --listen 0.0.0.0:9001 --model model.gguf --key ring.key --name laptop",
+                "hearth worker --listen 127.0.0.1:PORT1 --model model.gguf --key ring.key & heard PORT1",
+            ),
+            ("192.168.1.7:9001", "127.0.0.1:PORT1"),
+            ("--sequences 2", "--sequences 2 --listen 127.0.0.1:PORT3 & heard PORT3"),
+            ("127.0.0.1:8080", "127.0.0.1:PORT3"),
+        ],
+        left_out: &[("scripts/setup.sh", "installs packages"), ("cargo install", "installs the program")],
+    },
+    Document {
+        path: "docs/guides/sweeps.md",
+        replaced: &[(
+            "parallel hearth sweep SCENARIO --vary seed=1..64/64 --jobs 1 --shard {}/8 -o part-{}.csv ::: 1 2 3 4 5 6 7 8",
+            "for i in 1 2 3 4 5 6 7 8; do hearth sweep SCENARIO --vary seed=1..64/64 --shard $i/8 -o part-$i.csv; done",
+        )],
+        left_out: &[("sbatch", "needs Slurm"), ("'hearth sweep", "the same")],
+    },
+];
+
+/// The indented lines of a text that are no table and no list.
+fn commands(text: &str) -> Vec<String> {
+    text.lines()
+        .filter_map(|line| line.strip_prefix("    "))
+        .filter(|line| !line.trim().is_empty())
+        .map(str::to_owned)
+        .collect()
+}
+
+fn script(document: &Document, ports: &[u16]) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(document.path);
+    let text = fs::read_to_string(path).expect("a document");
+    let mut lines = commands(&text);
+    for (begin, why) in document.left_out {
+        let before = lines.len();
+        lines.retain(|line| !line.trim_start().starts_with(begin));
+        assert!(lines.len() < before, "{}: no line begins with `{begin}`", document.path);
+        println!("{}: left out: {begin}, {why}", document.path);
+    }
+    let mut script = lines.join("\n");
+    for (from, to) in document.replaced {
+        assert!(script.contains(from), "{}: `{from}` is not there", document.path);
+        script = script.replace(from, to);
+    }
+    for (at, port) in ports.iter().enumerate() {
+        script = script.replace(&format!("PORT{}", at + 1), &port.to_string());
+    }
+    script.replace("MODEL", &model("q4_k"))
+}
+
+/// Ports that nobody listens at.
+fn free_ports() -> Vec<u16> {
+    let listeners: Vec<TcpListener> =
+        (0..3).map(|_| TcpListener::bind("127.0.0.1:0").expect("a free port")).collect();
+    listeners.iter().map(|one| one.local_addr().expect("an address").port()).collect()
+}
+
+fn run_in_a_folder(document: &Document) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let root = env!("CARGO_MANIFEST_DIR");
+    let ports = free_ports();
+    let program = hearth(&[]).get_program().to_string_lossy().into_owned();
+    let [first, second, _] = ports[..] else { panic!("three ports") };
+    let script = format!(
+        "set -euo pipefail
+# Found by its name, so that a process begun with `&` is the program itself and ends with the script.
+mkdir bin && ln -s '{program}' bin/hearth && export PATH=\"$PWD/bin:$PATH\"
+heard() {{ for _ in $(seq 100); do if (exec 3<>/dev/tcp/127.0.0.1/$1) 2>/dev/null; then return; fi; sleep 0.1; done; return 1; }}
+trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
+cp -r '{root}/scenarios' . && mkdir -p tests out .local/share/bash-completion/completions
+ln -s '{root}/tests/data' tests/data
+sed -i 's/:9001/:{first}/; s/:9002/:{second}/' scenarios/home/psalm-on-three.yaml
+cp scenarios/home/llama-8b-for-two.yaml SCENARIO
+set -x
+{}
+",
+        script(document, &ports)
+    );
+    // A file, and no pipe, which whatever outlives the script would hold open.
+    let log = folder.path().join("log");
+    let file = fs::File::create(&log).expect("a file");
+    let status = Command::new("timeout")
+        .args(["900", "bash", "-c", &script])
+        .current_dir(folder.path())
+        .env("HOME", folder.path())
+        .env_remove("HEARTH_KEY")
+        .stdin(Stdio::null())
+        .stdout(file.try_clone().expect("a file"))
+        .stderr(file)
+        .status()
+        .expect("bash runs");
+    let said = fs::read_to_string(&log).unwrap_or_default();
+    assert!(status.success(), "{}: {status}\n{said}", document.path);
+}
+
+#[test]
+fn commands_of_the_documents_work_in_their_order() {
+    for document in &DOCUMENTS {
+        run_in_a_folder(document);
+    }
+}
+
+#[test]
+fn every_document_with_commands_is_listed() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut paths = vec!["README.md".to_owned(), "ARCHITECTURE.md".into(), "CONTRIBUTING.md".into()];
+    let docs = fs::read_dir(root.join("docs")).expect("a folder").flatten();
+    paths.extend(docs.map(|entry| format!("docs/{}", entry.file_name().to_string_lossy())));
+    for path in paths.iter().filter(|path| Path::new(path).extension().is_some_and(|kind| kind == "md")) {
+        let text = fs::read_to_string(root.join(path)).expect("a document");
+        let has = commands(&text).iter().any(|line| line.starts_with("hearth "));
+        let known = DOCUMENTS.iter().any(|document| document.path == path);
+        assert!(!has || known, "{path} has commands that no test runs");
+    }
+}
