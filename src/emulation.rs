@@ -1,10 +1,10 @@
-//! Over what links do the processes of a lab run when it emulates them?
+//! The emulated links of a lab's processes.
 //!
-//! The lab writes a file for each device: the way to every peer by address, and the way to all others, who are those
-//! that connected to it or whose address nobody knew before. The file is read whenever a connection is made, because a
-//! worker is started before the addresses of the others are known.
+//! The lab writes a file for each device: the path to every peer by address, and the path to all others, which connected to
+//! it or have no known address. The file is read whenever a connection is made, because a worker is started before the
+//! addresses of the others are known.
 //!
-//! Not here: what a way does to a message (`hearth_ring::Emulated`).
+//! Not here: what a path does to a message (`hearth_ring::Emulated`).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,49 +18,49 @@ use serde::{Deserialize, Serialize};
 
 use crate::diagnostics::Failure;
 
-/// More than the ways of any lab take.
+/// The size limit of the file.
 /// source: assumed
-const MOST_BYTES: u64 = 1 << 20;
+const MAX_BYTES: u64 = 1 << 20;
 
-/// The ways from one device.
+/// The paths from one device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Emulation {
-    /// To whoever is not named below.
+pub struct EmulatedLinks {
+    /// To peers that are not named below.
     pub others: Way,
     /// To peers by address.
     pub peers: BTreeMap<String, Way>,
 }
 
-impl Emulation {
-    fn read(path: &Path) -> io::Result<Emulation> {
+impl EmulatedLinks {
+    fn read(path: &Path) -> io::Result<EmulatedLinks> {
         let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
-        if fs::metadata(path).map_err(named)?.len() > MOST_BYTES {
-            return Err(named(io::Error::other("this is no file of links")));
+        if fs::metadata(path).map_err(named)?.len() > MAX_BYTES {
+            return Err(named(io::Error::other("this is not a file of links")));
         }
         let text = fs::read_to_string(path).map_err(named)?;
         serde_json::from_str(&text).map_err(|error| named(io::Error::other(error)))
     }
 
-    /// As its file.
+    /// The text of the file.
     pub fn to_json(&self) -> Result<String, Failure> {
         serde_json::to_string_pretty(self).map_err(Failure::running)
     }
 }
 
-/// The ways that a file tells, which is read when one is needed.
+/// The paths of a file, which is read when one is needed.
 pub fn ways(path: &Path) -> Ways {
     let path = PathBuf::from(path);
     Arc::new(move |address| {
-        let Emulation { others, peers } = Emulation::read(&path)?;
+        let EmulatedLinks { others, peers } = EmulatedLinks::read(&path)?;
         Ok(address.and_then(|address| peers.get(address)).cloned().unwrap_or(others))
     })
 }
 
-/// How long what was just written may be on its way.
+/// The longest delay of what was just written.
 pub fn longest(path: &Path) -> Duration {
     let latency = |way: &Way| way.latency.0 * (3.0 * way.sigma).exp();
-    let told = Emulation::read(path)
+    let told = EmulatedLinks::read(path)
         .map_or(0.0, |told| told.peers.values().map(latency).fold(latency(&told.others), f64::max));
     Duration::from_secs_f64(told.clamp(0.0, 1.0))
 }
@@ -72,13 +72,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_peer_has_its_way_and_everybody_else_the_other() {
+    fn named_peers_have_their_own_path() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let file = folder.path().join("links.json");
         let ways = ways(&file);
         assert!(ways(Some("a:1")).is_err(), "there is no file yet");
         let (near, far) = (Way::of(Seconds(0.001)), Way { sigma: 0.5, ..Way::of(Seconds(0.02)) });
-        let told = Emulation { others: near.clone(), peers: BTreeMap::from([("a:1".into(), far.clone())]) };
+        let told =
+            EmulatedLinks { others: near.clone(), peers: BTreeMap::from([("a:1".into(), far.clone())]) };
         fs::write(&file, told.to_json().expect("JSON")).expect("it is written");
         assert_eq!(ways(Some("a:1")).expect("a way"), far);
         assert_eq!(ways(Some("b:1")).expect("a way"), near);

@@ -1,7 +1,7 @@
-//! What computes layers on this machine's GPU, and how fast is that?
+//! The accelerator of this machine's GPU, and its measurement.
 //!
-//! A build without the feature `gpu` has nothing, and says so where a plan asks for it. Choices of kernels that were
-//! measured are kept in a file of the user's cache folder; without one, kernels share their work as usual.
+//! A build without the feature `gpu` has none. Tuned kernels are kept in a file of the user's cache folder; without one, the
+//! default tiling is used.
 
 use hearth_profiles::Device;
 use hearth_profiles::device::Gpu as Profile;
@@ -10,13 +10,13 @@ use hearth_runtime::Accelerator;
 use crate::cli::{GpuWeights, ProfileArgs};
 use crate::diagnostics::Failure;
 
-/// What a model's layers can be given to.
+/// The accelerator for a model's layers.
 #[cfg(not(feature = "gpu"))]
 pub fn accelerator(_: GpuWeights) -> Option<Accelerator> {
     None
 }
 
-/// What a model's layers can be given to. No GPU is looked for before a plan asks for one.
+/// The accelerator for a model's layers. No GPU is opened before a plan asks for one.
 #[cfg(feature = "gpu")]
 #[allow(clippy::unnecessary_wraps)] // the other build has none
 pub fn accelerator(weights: GpuWeights) -> Option<Accelerator> {
@@ -46,14 +46,14 @@ pub fn accelerator(weights: GpuWeights) -> Option<Accelerator> {
 #[cfg(feature = "gpu")]
 pub use hearth_gpu::kernels::product::Tiling;
 
-/// The file of choices.
+/// The file of tuned kernels.
 #[cfg(feature = "gpu")]
 pub mod remembered {
     use std::path::PathBuf;
 
     use hearth_gpu::tuning::Choices;
 
-    /// Where choices are kept, if there is a place.
+    /// The path of the file, if there is a cache folder.
     pub fn path() -> Option<PathBuf> {
         let folder =
             |name: &str| std::env::var_os(name).filter(|folder| !folder.is_empty()).map(PathBuf::from);
@@ -61,14 +61,14 @@ pub mod remembered {
         Some(cache.join("hearth").join("gpu-kernels"))
     }
 
-    /// What was chosen so far; nothing if there is no file or none that can be read.
+    /// The tuned kernels so far; none without a readable file.
     pub fn choices() -> Choices {
         let text = path().and_then(|path| std::fs::read_to_string(path).ok());
         Choices::of_text(&text.unwrap_or_default())
     }
 }
 
-/// What `hearth profile` says of the GPU.
+/// The GPU's part of the profile of `hearth profile`.
 #[cfg(not(feature = "gpu"))]
 pub fn measured(args: &ProfileArgs, _: &Device) -> Result<Option<Profile>, Failure> {
     match args.gpu {
@@ -79,7 +79,7 @@ pub fn measured(args: &ProfileArgs, _: &Device) -> Result<Option<Profile>, Failu
     }
 }
 
-/// What `hearth profile` says of the GPU.
+/// The GPU's part of the profile of `hearth profile`.
 #[cfg(feature = "gpu")]
 pub fn measured(args: &ProfileArgs, device: &Device) -> Result<Option<Profile>, Failure> {
     use hearth_gpu::{Gpu, Mask, adapters, layers, measure};
@@ -87,7 +87,6 @@ pub fn measured(args: &ProfileArgs, device: &Device) -> Result<Option<Profile>, 
     use hearth_profiles::{Bytes, Format, Sourced};
 
     use crate::cli::MeasureGpu;
-    use crate::machine::open_model;
 
     let found = adapters().into_iter().next();
     let wanted = match (args.gpu, &found) {
@@ -123,15 +122,15 @@ pub fn measured(args: &ProfileArgs, device: &Device) -> Result<Option<Profile>, 
     };
     let gpu = Gpu::open(Mask::default()).map_err(Failure::running)?;
     let tiling = remembered::choices().get(&gpu).unwrap_or(Tiling::USUAL);
-    let model = args.model.as_deref().map(open_model).transpose()?;
+    let model = args.model.as_deref().map(hearth_workflow::read_model_profile).transpose()?;
     let formats: Vec<Format> = model.as_ref().map_or_else(Vec::new, |model| {
-        let groups = model.profile.layers.iter().chain([&model.profile.output]);
+        let groups = model.layers.iter().chain([&model.output]);
         groups.flat_map(|group| group.by_format().map(|(format, _)| format)).collect()
     });
     let buffers = match &model {
         Some(model) => Sourced::new(
-            Bytes(layers::buffer_bytes(&model.profile.shape)),
-            format!("planned for a part of a prompt of {}", model.profile.name),
+            Bytes(layers::buffer_bytes(&model.shape)),
+            format!("planned for a part of a prompt of {}", model.name),
         ),
         None => Sourced::new(Bytes::mib(64), "assumed: a part of a prompt of a model of 8 billion weights"),
     };

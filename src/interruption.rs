@@ -1,27 +1,24 @@
-//! How does long work end early without losing what it has found?
+//! Ctrl-C: cancels work that can end early, and ends the program otherwise.
 //!
-//! The first Ctrl-C while a search is under way asks it to stop; any other ends the program, as usual. What has more to
-//! undo reacts itself ([`at_each_signal`]).
-//!
-//! Not here: what the lab undoes when it is interrupted.
+//! The first Ctrl-C during cancellable work asks it to stop; any other ends the program. Verbs that must clean up install
+//! their own handler ([`at_each_signal`]).
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::signal::unix::{SignalKind, signal};
 
-/// The exit code of a program that Ctrl-C has ended, by convention 128 and the signal's number.
+/// The exit code after Ctrl-C, by convention 128 and the number of the signal.
 pub const INTERRUPTED: i32 = 130;
 
 static UNDER_WAY: AtomicBool = AtomicBool::new(false);
 static ASKED: AtomicBool = AtomicBool::new(false);
 static LISTENING: Once = Once::new();
 
-/// A search that Ctrl-C stops, until this is dropped.
+/// Makes Ctrl-C cancel the work under way, until this is dropped.
 pub struct Stoppable(());
 
 impl Stoppable {
-    /// From now on.
     pub fn begin() -> Stoppable {
         LISTENING.call_once(|| {
             std::thread::spawn(listen);
@@ -31,7 +28,7 @@ impl Stoppable {
         Stoppable(())
     }
 
-    /// Whether the search under way has been asked to stop.
+    /// Returns whether the work under way shall stop.
     pub fn asked() -> bool {
         ASKED.load(Ordering::SeqCst)
     }
@@ -43,7 +40,7 @@ impl Drop for Stoppable {
     }
 }
 
-/// Reacts, in a thread of its own, whenever a person or the system asks this program to end.
+/// Calls `react` in its own thread at every SIGINT and SIGTERM.
 pub fn at_each_signal(mut react: impl FnMut() + Send + 'static) {
     std::thread::spawn(move || {
         let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };

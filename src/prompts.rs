@@ -1,7 +1,7 @@
-//! What is the ring asked to go on from?
+//! The prompts of `hearth execute`, and their tokens.
 //!
-//! One prompt or several: texts of the command line, of a file with one a line, a conversation, or a fixed text of so
-//! many tokens. Here they become tokens, through the model's chat template where that is wanted.
+//! Prompts are texts of the command line, a file with one a line, a conversation, or a fixed text with a number of tokens.
+//! The model's chat template is applied if wanted.
 
 use std::io;
 use std::path::Path;
@@ -16,19 +16,19 @@ use crate::diagnostics::Failure;
 
 /// The longest file of prompts or messages, in bytes.
 /// source: assumed, far beyond the longest context of a model
-const LONGEST_TEXT: u64 = 16 << 20;
+const MAX_TEXT: u64 = 16 << 20;
 
-/// Any text does for a measurement; this one is repeated as often as needed.
+/// The text for measurements, repeated as often as needed.
 const FIXED_TEXT: &str =
     "In the evening the four of them sat around the fire and told each other what they knew. ";
 
-/// What is asked, before there is a model.
-pub enum Asked {
-    /// Go on from these texts.
+/// Prompts before they are tokens.
+pub enum Prompts {
+    /// Texts to continue.
     Texts(Vec<String>),
-    /// Answer these conversations.
+    /// Conversations to answer.
     Conversations(Vec<Vec<Message>>),
-    /// So many tokens, for so many sequences.
+    /// A number of tokens, and of sequences.
     Fixed(u32, u32),
 }
 
@@ -47,49 +47,46 @@ struct Named {
     prompt: String,
 }
 
-impl Asked {
-    /// What the command line says, and the files that it names.
-    pub fn by(args: &ExecuteArgs) -> Result<Self, Failure> {
+impl Prompts {
+    /// Reads the flags and the files that they name.
+    pub fn read(args: &ExecuteArgs) -> Result<Self, Failure> {
         if let Some(path) = &args.messages {
             let standard = path.as_os_str() == "-";
             if standard && args.ring.exit_with_stdin {
                 let what = "`--messages -` and `--exit-with-stdin` cannot both have standard input";
                 return Err(Failure::unusable(what).hint("give the messages in a file"));
             }
-            let text = if standard {
-                text_of(io::stdin(), path, LONGEST_TEXT)?
-            } else {
-                read_at_most(path, LONGEST_TEXT)?
-            };
-            return Ok(Asked::Conversations(vec![conversation(path, &text)?]));
+            let text =
+                if standard { text_of(io::stdin(), path, MAX_TEXT)? } else { read_at_most(path, MAX_TEXT)? };
+            return Ok(Prompts::Conversations(vec![conversation(path, &text)?]));
         }
         if let Some(count) = args.prompt_tokens {
-            return Ok(Asked::Fixed(count, args.sequences));
+            return Ok(Prompts::Fixed(count, args.sequences));
         }
         let mut texts = args.prompt.clone();
         if let Some(path) = &args.prompts {
-            let text = read_at_most(path, LONGEST_TEXT)?;
+            let text = read_at_most(path, MAX_TEXT)?;
             texts.extend(lines(path, &text)?);
         }
         if !args.chat {
-            return Ok(Asked::Texts(texts));
+            return Ok(Prompts::Texts(texts));
         }
         let said = |role: &str, content: String| Message { role: role.into(), content };
         let system = || args.system.iter().map(|text| said("system", text.clone()));
         let conversation = |text| system().chain([said("user", text)]).collect();
-        Ok(Asked::Conversations(texts.into_iter().map(conversation).collect()))
+        Ok(Prompts::Conversations(texts.into_iter().map(conversation).collect()))
     }
 
-    /// How many sequences that makes.
+    /// The number of sequences.
     pub fn count(&self) -> usize {
         match self {
-            Asked::Texts(texts) => texts.len(),
-            Asked::Conversations(conversations) => conversations.len(),
-            Asked::Fixed(_, sequences) => *sequences as usize,
+            Prompts::Texts(texts) => texts.len(),
+            Prompts::Conversations(conversations) => conversations.len(),
+            Prompts::Fixed(_, sequences) => *sequences as usize,
         }
     }
 
-    /// The tokens of each.
+    /// The tokens of each sequence.
     pub fn tokens(
         &self,
         model: &LocalModel,
@@ -97,16 +94,16 @@ impl Asked {
         context: u32,
     ) -> Result<Vec<Vec<u32>>, Failure> {
         match self {
-            Asked::Texts(texts) => texts.iter().map(|text| Ok(tokenizer.encode(text, false)?)).collect(),
-            Asked::Conversations(conversations) => {
+            Prompts::Texts(texts) => texts.iter().map(|text| Ok(tokenizer.encode(text, false)?)).collect(),
+            Prompts::Conversations(conversations) => {
                 let template = ChatTemplate::new(&model.weights.model().metadata, tokenizer)?;
                 conversations.iter().map(|messages| Ok(template.encode(tokenizer, messages)?)).collect()
             }
-            Asked::Fixed(count, _) if *count > context => {
+            Prompts::Fixed(count, _) if *count > context => {
                 let what = format!("a prompt of {count} tokens does not fit the plan's context of {context}");
-                Err(Failure::unusable(what).hint("ask for fewer tokens, or plan with a larger `context`"))
+                Err(Failure::unusable(what).hint("use fewer tokens, or plan with a larger `context`"))
             }
-            Asked::Fixed(count, sequences) => {
+            Prompts::Fixed(count, sequences) => {
                 Ok(vec![fixed(tokenizer, *count as usize)?; *sequences as usize])
             }
         }
@@ -123,8 +120,8 @@ fn fixed(tokenizer: &Tokenizer, count: usize) -> Result<Vec<u32>, Failure> {
             return Ok(tokens);
         }
         if tokens.len() <= before {
-            return Err(Failure::unusable("the model's tokenizer makes no tokens of plain English")
-                .hint("give a text that it knows with --prompt"));
+            return Err(Failure::unusable("the model's tokenizer gives no tokens for plain English")
+                .hint("give another text with --prompt"));
         }
         before = tokens.len();
         text = text.repeat(2);
@@ -137,13 +134,13 @@ fn conversation(path: &Path, text: &str) -> Result<Vec<Message>, Failure> {
         let said = error.to_string();
         let place = format!(" at line {line} column {column}");
         let said = said.strip_suffix(&place).unwrap_or(&said);
-        Failure::unusable(format!("this is no list of messages: {said}"))
+        Failure::unusable(format!("this is not a list of messages: {said}"))
             .at(format!("{}:{line}:{column}", path.display()))
             .hint(r#"write [{"role": "user", "content": "Hello"}]"#)
     })
 }
 
-/// A prompt a line; one that begins as JSON does must be a string or have a `prompt`. Empty lines are none.
+/// Parses one prompt a line. A line that begins like JSON must be a string or have a `prompt`. Empty lines are skipped.
 fn lines(path: &Path, text: &str) -> Result<Vec<String>, Failure> {
     let prompt = |(number, line): (usize, &str)| {
         if !line.starts_with(['"', '{']) {
@@ -153,7 +150,7 @@ fn lines(path: &Path, text: &str) -> Result<Vec<String>, Failure> {
             Line::Text(text) | Line::Named(Named { prompt: text }) => text,
         });
         read.map_err(|_| {
-            Failure::unusable("this line begins as JSON does, and is no prompt")
+            Failure::unusable("this line begins like JSON, but is not a prompt")
                 .at(format!("{}:{}", path.display(), number + 1))
                 .hint(r#"write "Once upon" or {"prompt": "Once upon"}, or the text without quotes"#)
         })
@@ -161,8 +158,8 @@ fn lines(path: &Path, text: &str) -> Result<Vec<String>, Failure> {
     let filled = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let prompts: Vec<String> = filled.map(prompt).collect::<Result<_, _>>()?;
     if prompts.is_empty() {
-        let what = "there is no prompt in this file";
-        return Err(Failure::unusable(what).at(path.display()).hint("write one on each line"));
+        let what = "this file has no prompts";
+        return Err(Failure::unusable(what).at(path.display()).hint("write one prompt on each line"));
     }
     Ok(prompts)
 }

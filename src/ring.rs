@@ -1,9 +1,4 @@
-//! How does a head bring its ring up, and over what network?
-//!
-//! What the flags of every verb that leads a ring say: the key, delays of the links, the draft model, what to do when
-//! a device is gone, where workers are that the plan has no address of.
-//!
-//! Not here: what the ring is asked.
+//! Connects a ring as the flags of a head say: key, emulated links, draft model, recovery, discovery.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -33,24 +28,22 @@ pub const BEGINS: &str = "begins";
 /// source: assumed; appendix A.9 of the prima.cpp paper drafts a few at a time
 const DRAFT_TOKENS: u32 = 4;
 
-/// A ring that can be brought up.
-pub struct Raising {
-    /// What runs where.
+/// Everything that is needed to connect a ring.
+pub struct RingBuilder {
     pub plan: Plan,
     /// The model on this device.
     pub model: Arc<LocalModel>,
-    /// How the ring is run.
     pub options: RingOptions,
-    /// The most tokens of a prompt that enter as one batch.
+    /// The most tokens of a prompt that enter the ring as one batch.
     pub micro_batch: u32,
     /// Tokens that are drafted at a time.
     pub drafts: u32,
-    /// How long workers without an address are looked for, if they are.
+    /// How long to search for workers without an address.
     discover: Option<Duration>,
 }
 
-impl Raising {
-    /// For so many sequences at once. `path` is where the model lies.
+impl RingBuilder {
+    /// For a plan and a number of sequences, with a model and its path.
     pub fn new(
         args: &RingArgs,
         (plan, sequences): (Plan, u32),
@@ -72,7 +65,7 @@ impl Raising {
             pass_deadline: Duration::from_secs(args.deadline),
             draft,
             renewal: renewal(args, scenario, path)?,
-            on_fetch: Some(told_of_fetching()),
+            on_fetch: Some(report_fetching()),
             ..RingOptions::default()
         };
         let (micro_batch, discover) =
@@ -80,7 +73,7 @@ impl Raising {
         Ok(Self { plan, model, options, micro_batch, drafts, discover })
     }
 
-    /// Brings it up, and finds its workers before if they are to be looked for.
+    /// Connects the ring, after finding workers without an address if that was asked for.
     pub async fn connect<N: Network>(&self, network: &N) -> Result<Ring<N>, RingError> {
         let mut plan = self.plan.clone();
         if let Some(limit) = self.discover {
@@ -100,59 +93,61 @@ impl Raising {
     }
 }
 
-/// Something that is done over whatever network the flags say.
-pub trait OverNetwork {
-    /// What comes of it.
+/// Work over the transport that the flags select.
+pub trait TransportTask {
     type Output;
 
-    /// Does it.
-    async fn over<N: Network>(self, network: N) -> Self::Output;
+    async fn run<N: Network>(self, network: N) -> Self::Output;
 }
 
-/// How links are made slower than they are.
+/// How links are made slower.
 #[derive(Debug, Clone, Copy, Default)]
-pub enum Slower<'a> {
+pub enum LinkEmulation<'a> {
     /// Not at all.
     #[default]
     No,
-    /// What this device sends arrives so much later.
+    /// Everything that this device sends is delayed.
     By(Duration),
-    /// It arrives as late as the ways of this file make it.
+    /// Everything is delayed as the paths in this file say.
     As(&'a Path),
 }
 
-impl<'a> Slower<'a> {
-    /// As two flags say, of which one is given at most.
+impl<'a> LinkEmulation<'a> {
+    /// From two flags, of which at most one is given.
     pub fn of(delay: Option<Duration>, links: Option<&'a Path>) -> Self {
-        links.map(Slower::As).or(delay.map(Slower::By)).unwrap_or_default()
+        links.map(LinkEmulation::As).or(delay.map(LinkEmulation::By)).unwrap_or_default()
     }
 }
 
-/// Does it over TCP, sealed with the key and with slower links, if those are given.
-pub async fn over<V: OverNetwork>(key: Option<Key>, slower: Slower<'_>, what: V) -> V::Output {
+/// Runs a task over TCP, encrypted with the key and with emulated links, if those are given.
+pub async fn with_transport<V: TransportTask>(
+    key: Option<Key>,
+    slower: LinkEmulation<'_>,
+    task: V,
+) -> V::Output {
     let (output, way) = match (slower, key) {
-        (Slower::No, Some(key)) => return what.over(Sealed::new(Tcp, key)).await,
-        (Slower::No, None) => return what.over(Tcp).await,
-        (Slower::By(delay), Some(key)) => {
-            (what.over(Delayed::new(Sealed::new(Tcp, key), delay)).await, delay)
+        (LinkEmulation::No, Some(key)) => return task.run(Sealed::new(Tcp, key)).await,
+        (LinkEmulation::No, None) => return task.run(Tcp).await,
+        (LinkEmulation::By(delay), Some(key)) => {
+            (task.run(Delayed::new(Sealed::new(Tcp, key), delay)).await, delay)
         }
-        (Slower::By(delay), None) => (what.over(Delayed::new(Tcp, delay)).await, delay),
-        (Slower::As(file), key) => {
+        (LinkEmulation::By(delay), None) => (task.run(Delayed::new(Tcp, delay)).await, delay),
+        (LinkEmulation::As(file), key) => {
             let ways = emulation::ways(file);
             let output = match key {
-                Some(key) => what.over(Emulated::new(Sealed::new(Tcp, key), ways)).await,
-                None => what.over(Emulated::new(Tcp, ways)).await,
+                Some(key) => task.run(Emulated::new(Sealed::new(Tcp, key), ways)).await,
+                None => task.run(Emulated::new(Tcp, ways)).await,
             };
             (output, emulation::longest(file))
         }
     };
-    // The goodbye is still on its way when it has been written.
+    // The last message is still delayed when it has been written.
     tokio::time::sleep(2 * way).await;
     output
 }
 
-/// Says when another tenth of what a worker fetches is there.
-fn told_of_fetching() -> OnFetch {
+/// Reports every tenth of what a worker fetches.
+fn report_fetching() -> OnFetch {
     let told: Mutex<BTreeMap<String, u64>> = Mutex::default();
     Arc::new(move |name, done, total| {
         let tenth = done.saturating_mul(10) / total.max(1);
@@ -163,7 +158,7 @@ fn told_of_fetching() -> OnFetch {
     })
 }
 
-/// What a head does when a device is gone.
+/// What a head does when a device is lost.
 fn renewal(args: &RingArgs, scenario: Option<LoadedScenario>, model: &Path) -> Result<Renewal, Failure> {
     let Some(loaded) = scenario else {
         return Ok(if args.give_up { Renewal::Never } else { Renewal::Spread });
@@ -172,7 +167,7 @@ fn renewal(args: &RingArgs, scenario: Option<LoadedScenario>, model: &Path) -> R
     Ok(Renewal::Planner { cluster, replanner: Arc::new(MidRunPlanner::new(loaded)) })
 }
 
-/// Waits until a person or the system wants this process to end.
+/// Waits for SIGINT or SIGTERM.
 pub async fn stopped() {
     let Ok(mut terminated) = signal(SignalKind::terminate()) else {
         let _ = tokio::signal::ctrl_c().await;
@@ -184,7 +179,7 @@ pub async fn stopped() {
     }
 }
 
-/// Ends the process when standard input does: whoever started it is gone then, however it went.
+/// Exits when standard input ends, because the parent process is gone then.
 pub fn end_with_stdin() {
     std::thread::spawn(|| {
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());

@@ -1,4 +1,4 @@
-//! `hearth execute`: run a plan on real devices.
+//! `hearth execute`: runs a plan on real devices.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -21,7 +21,7 @@ use crate::machine::open_model;
 use crate::output::run::{RunOutput, table};
 use crate::output::{run_events, say};
 use crate::prompts;
-use crate::ring::{BEGINS, OverNetwork, Raising, Slower, over, stopped};
+use crate::ring::{BEGINS, LinkEmulation, RingBuilder, TransportTask, stopped, with_transport};
 
 /// What `--json` gives.
 #[derive(Serialize)]
@@ -49,7 +49,7 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     let named = named.into_iter().chain([&ring.draft_model, &ring.key, &ring.scenario]).flatten();
     can_write_run(args.trace.as_ref(), named.chain([&args.plan, &args.model]))?;
     let key = Key::given(args.ring.key.as_deref())?;
-    let asked = prompts::Asked::by(args)?;
+    let asked = prompts::Prompts::read(args)?;
     let plan = read_plan(&args.plan)?;
     let accelerator = gpu::accelerator(args.ring.gpu_weights);
     let model = Arc::new(open_model(&args.model)?.accelerated_by(accelerator));
@@ -59,20 +59,20 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
     let tokenizer = Arc::new(Tokenizer::new(&model.weights.model().metadata)?);
     let prompts = asked.tokens(&model, &tokenizer, plan.context)?;
     let sequences = u32::try_from(prompts.len()).unwrap_or(u32::MAX);
-    let raising = Raising::new(&args.ring, (plan, sequences), (model, &args.model))?;
-    let request = request(args, &raising, prompts, &tokenizer)?;
-    request.generation(&raising.plan)?;
+    let builder = RingBuilder::new(&args.ring, (plan, sequences), (model, &args.model))?;
+    let request = request(args, &builder, prompts, &tokenizer)?;
+    request.generation(&builder.plan)?;
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
     let run = Run {
-        raising,
+        builder,
         request,
         tokenizer: tokenizer.clone(),
         print: !json && asked.count() == 1,
         mark: args.mark_tokens,
     };
-    let ended = runtime.block_on(over(
+    let ended = runtime.block_on(with_transport(
         key,
-        Slower::of(args.ring.link_delay, args.ring.emulate_links.as_deref()),
+        LinkEmulation::of(args.ring.link_delay, args.ring.emulate_links.as_deref()),
         run,
     ));
     // After an interruption the head's node may still be in a step; the process does not wait for it.
@@ -106,7 +106,7 @@ pub fn run(args: &ExecuteArgs, json: bool) -> Result<ExitCode, Failure> {
 /// What is asked of the ring: the prompts, and how they run.
 fn request(
     args: &ExecuteArgs,
-    raising: &Raising,
+    builder: &RingBuilder,
     prompts: Vec<Vec<u32>>,
     tokenizer: &Tokenizer,
 ) -> Result<Request, Failure> {
@@ -116,14 +116,14 @@ fn request(
         let mut sampler = sampler.for_sequence(number);
         Asked { prompt, sample: Box::new(move |logits| sampler.sample(logits)) }
     };
-    let vocabulary = raising.model.weights.shape().vocabulary;
+    let vocabulary = builder.model.weights.shape().vocabulary;
     Ok(Request {
         sequences: prompts.into_iter().zip(0..).map(asked).collect(),
         generate: args.tokens,
-        micro_batch: raising.micro_batch,
-        drafts: raising.drafts,
+        micro_batch: builder.micro_batch,
+        drafts: builder.drafts,
         stop: (0..vocabulary).filter(|&token| !args.ignore_end && tokenizer.is_end(token)).collect(),
-        scenario: raising.plan.scenario.name.clone(),
+        scenario: builder.plan.scenario.name.clone(),
         seed,
     })
 }
@@ -169,24 +169,24 @@ fn show(generated: &Generated, tokenizer: &Tokenizer, json: bool) -> Result<(), 
 
 /// A request and where it runs.
 struct Run {
-    raising: Raising,
+    builder: RingBuilder,
     request: Request,
     tokenizer: Arc<Tokenizer>,
     print: bool,
     mark: bool,
 }
 
-impl OverNetwork for Run {
+impl TransportTask for Run {
     type Output = Result<Generated, Unfinished>;
 
-    async fn over<N: Network>(self, network: N) -> Self::Output {
-        let Run { raising, request, tokenizer, print, mark } = self;
+    async fn run<N: Network>(self, network: N) -> Self::Output {
+        let Run { builder, request, tokenizer, print, mark } = self;
         let interrupted = || async {
             stopped().await;
             Err(RingError::Interrupted)
         };
         let mut ring = tokio::select! {
-            ring = raising.connect(&network) => ring,
+            ring = builder.connect(&network) => ring,
             interrupted = interrupted() => interrupted,
         }?;
         let (sender, mut tokens) = mpsc::unbounded_channel();

@@ -27,7 +27,7 @@ use crate::diagnostics::Failure;
 use crate::gpu;
 use crate::machine::open_model;
 use crate::output::print;
-use crate::ring::{OverNetwork, Raising, Slower, end_with_stdin, over, stopped};
+use crate::ring::{LinkEmulation, RingBuilder, TransportTask, end_with_stdin, stopped, with_transport};
 
 const TOKEN_VARIABLE: &str = "HEARTH_TOKEN";
 /// source: assumed; 16 random characters cannot be guessed over a network
@@ -59,29 +59,29 @@ pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
     let template = ChatTemplate::new(metadata, &tokenizer).map_err(|error| error.to_string());
     let name = args.name.clone().unwrap_or_else(|| model.profile.name.clone());
     let vocabulary = model.weights.shape().vocabulary;
-    let mut raising = Raising::new(&args.ring, (plan, sequences), (model, &args.model))?;
+    let mut builder = RingBuilder::new(&args.ring, (plan, sequences), (model, &args.model))?;
     let (request_tx, request_rx) = mpsc::unbounded_channel();
     let state = Arc::new(AppState {
         request_tx,
         tokenizer,
         template,
         model: name.into(),
-        context: raising.plan.context,
+        context: builder.plan.context,
         vocabulary,
         metrics: Arc::<Metrics>::default(),
         token,
-        plan: Mutex::new(raising.plan.clone()),
+        plan: Mutex::new(builder.plan.clone()),
         started: unix_time(),
         request_count: AtomicU64::new(0),
     });
     let shared = state.clone();
-    raising.options.on_happening =
+    builder.options.on_happening =
         Some(Arc::new(move |happening, plan| report_event(&shared, happening, plan)));
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
-    let serving = Serving { args, raising, state, request_rx, json };
-    let ended = runtime.block_on(over(
+    let serving = Serving { args, builder, state, request_rx, json };
+    let ended = runtime.block_on(with_transport(
         key,
-        Slower::of(args.ring.link_delay, args.ring.emulate_links.as_deref()),
+        LinkEmulation::of(args.ring.link_delay, args.ring.emulate_links.as_deref()),
         serving,
     ));
     // The head's node may still be in a step; the process does not wait for it.
@@ -125,7 +125,7 @@ fn token(path: Option<&Path>) -> Result<Option<String>, Failure> {
 /// A server and its ring.
 struct Serving<'a> {
     args: &'a ServeArgs,
-    raising: Raising,
+    builder: RingBuilder,
     state: Arc<AppState>,
     request_rx: mpsc::UnboundedReceiver<Guest>,
     json: bool,
@@ -141,34 +141,34 @@ struct Ready<'a> {
     can_chat: bool,
 }
 
-impl OverNetwork for Serving<'_> {
+impl TransportTask for Serving<'_> {
     type Output = Result<(), Failure>;
 
-    async fn over<N: Network>(self, network: N) -> Self::Output {
-        let Serving { args, raising, state, request_rx, json } = self;
+    async fn run<N: Network>(self, network: N) -> Self::Output {
+        let Serving { args, builder, state, request_rx, json } = self;
         let listener = TcpListener::bind(args.listen).await.map_err(|error| {
             Failure::running(format!("cannot listen at {}: {error}", args.listen))
                 .hint("choose another port with --listen, or stop the program that uses it")
         })?;
         let address = listener.local_addr().map_err(Failure::running)?;
         let ring = tokio::select! {
-            ring = raising.connect(&network) => ring?,
+            ring = builder.connect(&network) => ring?,
             () = stopped() => return Ok(()),
         };
-        let supervisor = RingSupervisor { raising: &raising, state: &state, stopper: RefCell::default() };
+        let supervisor = RingSupervisor { builder: &builder, state: &state, stopper: RefCell::default() };
         // Before the announcement: a client may send a request as soon as it reads it.
         supervisor.set_up(&ring);
         if json {
             let said = Ready {
                 listening: &address.to_string(),
                 model: &state.model,
-                sequences: raising.plan.sequences,
-                devices: raising.plan.devices.len(),
+                sequences: builder.plan.sequences,
+                devices: builder.plan.devices.len(),
                 can_chat: state.template.is_ok(),
             };
             print(format_args!("{}\n", serde_json::to_string(&said).map_err(Failure::running)?))?;
         } else {
-            announce(&state, &raising.plan, address)?;
+            announce(&state, &builder.plan, address)?;
         }
         let ended_by = tokio::select! {
             () = serve(listener, router(state.clone())) => Failure::running("the HTTP server stopped"),
@@ -197,7 +197,7 @@ fn announce(state: &AppState, plan: &Plan, address: SocketAddr) -> Result<(), Fa
 
 /// Keeps a ring up and gives it the requests.
 struct RingSupervisor<'a> {
-    raising: &'a Raising,
+    builder: &'a RingBuilder,
     state: &'a AppState,
     /// Of the running ring.
     stopper: RefCell<Option<Stopper>>,
@@ -229,7 +229,7 @@ impl RingSupervisor<'_> {
     fn set_up<N: Network>(&self, ring: &Ring<N>) {
         self.stopper.replace(Some(ring.stopper()));
         self.state.metrics.set_ring_up(true);
-        self.state.set_plan(&self.raising.plan);
+        self.state.set_plan(&self.builder.plan);
     }
 
     /// Brings up another ring as soon as the devices are reachable. Requests fail until then.
@@ -243,7 +243,7 @@ impl RingSupervisor<'_> {
             while let Ok(request) = request_rx.try_recv() {
                 let _ = request.said.send(Said::Failed("the ring is down".into()));
             }
-            match self.raising.connect(network).await {
+            match self.builder.connect(network).await {
                 Ok(ring) => {
                     tracing::info!("the ring is up again");
                     return ring;
@@ -257,8 +257,8 @@ impl RingSupervisor<'_> {
         let AppState { vocabulary, tokenizer, metrics, .. } = self.state;
         let metrics = metrics.clone();
         Service {
-            micro_batch: self.raising.micro_batch,
-            drafts: self.raising.drafts,
+            micro_batch: self.builder.micro_batch,
+            drafts: self.builder.drafts,
             stop: (0..*vocabulary).filter(|&token| tokenizer.is_end(token)).collect(),
             on_work: Some(Arc::new(move |name, lines| {
                 metrics.record_device(name, &lines.records, &lines.readings);

@@ -1,4 +1,4 @@
-//! `hearth worker`: serve layers to a head.
+//! `hearth worker`: computes layers for a head.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::diagnostics::Failure;
 use crate::gpu;
 use crate::machine::open_model;
 use crate::output::say;
-use crate::ring::{OverNetwork, Slower, end_with_stdin, over, stopped};
+use crate::ring::{LinkEmulation, TransportTask, end_with_stdin, stopped, with_transport};
 
 /// Runs the verb, until it is stopped.
 pub fn run(args: &WorkerArgs, json: bool) -> Result<ExitCode, Failure> {
@@ -32,9 +32,9 @@ pub fn run(args: &WorkerArgs, json: bool) -> Result<ExitCode, Failure> {
         end_with_stdin();
     }
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
-    let ended = runtime.block_on(over(
+    let ended = runtime.block_on(with_transport(
         key,
-        Slower::of(args.link_delay, args.emulate_links.as_deref()),
+        LinkEmulation::of(args.link_delay, args.emulate_links.as_deref()),
         Serving { args, source, json },
     ));
     // A node may be in the middle of a step; the process does not wait for it.
@@ -61,10 +61,10 @@ struct Ready<'a> {
     announced: Option<&'a str>,
 }
 
-impl OverNetwork for Serving<'_> {
+impl TransportTask for Serving<'_> {
     type Output = Result<(), Failure>;
 
-    async fn over<N: Network>(self, network: N) -> Self::Output {
+    async fn run<N: Network>(self, network: N) -> Self::Output {
         let Serving { args, source, json } = self;
         let listener = bind(&network, &args.listen).await?;
         let address = listener.address();

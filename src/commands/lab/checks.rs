@@ -1,6 +1,6 @@
-//! What of a scenario can a lab not do?
+//! Refuses scenarios that a lab cannot run as they are.
 //!
-//! It is refused, not left out: a prediction and a run that differ in what they do prove nothing.
+//! Nothing is left out silently: a prediction and a run that do different things prove nothing.
 
 use std::collections::BTreeSet;
 
@@ -14,24 +14,28 @@ use hearth_schema::scenario::Limits;
 use super::links;
 use crate::diagnostics::Failure;
 
-/// Refuses what the lab cannot do on these processors.
+/// Refuses what the lab cannot do on the processors `here`.
 pub fn check(scenario: &Scenario, here: &[u32]) -> Result<(), Failure> {
     processors_suffice(scenario, here)?;
     if let Some(entry) = scenario.devices.iter().find(|entry| !is_file_name(&entry.name)) {
-        let what =
-            format!("device `{}`: the lab names files after devices, and this is no name of one", entry.name);
+        let what = format!(
+            "device `{}`: the lab names files after devices, and this is not a valid file name",
+            entry.name
+        );
         return Err(Failure::unusable(what).hint(OF_FILES));
     }
     for entry in &scenario.devices {
-        if entry.limits.iter().any(|limits| limits.cpu.is_some_and(|cpu| cpu < LEAST_QUOTA)) {
+        if entry.limits.iter().any(|limits| limits.cpu.is_some_and(|cpu| cpu < MIN_QUOTA)) {
             let what =
-                format!("device `{}`: the kernel takes no quota below {LEAST_QUOTA} processors", entry.name);
+                format!("device `{}`: the kernel takes no quota below {MIN_QUOTA} processors", entry.name);
             return Err(Failure::unusable(what).hint("raise `limits.cpu`"));
         }
         let wanted = entry.limits.iter().flat_map(|limits| limits.affinity.iter().flatten());
         if let Some(missing) = wanted.into_iter().find(|cpu| !here.contains(*cpu)) {
-            let what = format!("device `{}`: this machine has no processor {missing} to run on", entry.name);
-            return Err(Failure::unusable(what).hint(format!("`limits.affinity` can name of {here:?}")));
+            let what = format!("device `{}`: this machine has no processor {missing}", entry.name);
+            return Err(
+                Failure::unusable(what).hint(format!("use processors of {here:?} in `limits.affinity`"))
+            );
         }
     }
     links::check(&scenario.links).map_err(|why| {
@@ -39,8 +43,10 @@ pub fn check(scenario: &Scenario, here: &[u32]) -> Result<(), Failure> {
     })?;
     if let Some(speculation) = &scenario.workload.speculation {
         if speculation.draft.file.is_none() {
-            return Err(Failure::unusable("the lab runs a real draft model, and the scenario names no file")
-                .hint("say `workload.speculation.draft: {file: draft.gguf}`"));
+            return Err(Failure::unusable(
+                "the lab runs a real draft model, and the scenario names no file for it",
+            )
+            .hint("write `workload.speculation.draft: {file: draft.gguf}`"));
         }
         if speculation.processor == Some(Processor::Gpu) {
             return Err(Failure::unusable("the lab drafts on the head's CPU")
@@ -48,29 +54,28 @@ pub fn check(scenario: &Scenario, here: &[u32]) -> Result<(), Failure> {
         }
     }
     for (index, event) in scenario.events.iter().enumerate() {
-        event_can_be(scenario, event, here.len()).map_err(|why| {
-            Failure::unusable(format!("events[{index}]: the lab cannot make this happen: {why}"))
+        check_event(scenario, event, here.len()).map_err(|why| {
+            Failure::unusable(format!("events[{index}]: the lab cannot do this: {why}"))
                 .hint("leave the event out, or use `hearth simulate`")
         })?;
     }
     Ok(())
 }
 
-/// What names of files and folders are made of.
+/// The hint for wrong names of files and folders.
 pub const OF_FILES: &str = "use letters, digits, `-`, `_` and `.`";
 
-/// Whether a file or a folder can have this name, inside any other.
+/// Returns whether this is a safe name of a file or folder.
 pub fn is_file_name(name: &str) -> bool {
     let plain = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
     !name.is_empty() && !name.starts_with('.') && name.chars().all(plain)
 }
 
-/// The least part of a processor that a quota can be.
+/// The smallest quota of a processor.
 /// source: `kernel/sched/core.c`, `min_cfs_quota_period`: 1 ms of the lab's periods of 10 ms
-const LEAST_QUOTA: f64 = 0.1;
+const MIN_QUOTA: f64 = 0.1;
 
-/// Refuses devices that would want the same processors at once, where each of the scenario's has its own: those that may
-/// run nowhere but on some processors may not want more than these.
+/// Refuses devices that would use more processors at the same time than there are, because the simulator gives each its own.
 fn processors_suffice(scenario: &Scenario, here: &[u32]) -> Result<(), Failure> {
     let workload = &scenario.workload;
     let at_once = workload.sequences > 1 || workload.micro_batch < workload.prompt;
@@ -91,7 +96,7 @@ fn processors_suffice(scenario: &Scenario, here: &[u32]) -> Result<(), Failure> 
         let wanted: f64 = kept.map(wanted).sum();
         if wanted > some.len() as f64 + 1e-9 {
             let what = format!(
-                "sequences or batches keep several devices busy at once, which want {wanted} of the processors {some:?}"
+                "sequences or batches keep several devices busy at the same time, which need {wanted} of the processors {some:?}"
             );
             return Err(Failure::unusable(what).hint(
                 "give the devices `limits.affinity`, `limits.cpu` or `limits.threads` that fit together",
@@ -101,7 +106,7 @@ fn processors_suffice(scenario: &Scenario, here: &[u32]) -> Result<(), Failure> 
     Ok(())
 }
 
-/// What the lab does other than the scenario says, and goes on.
+/// What the lab does differently from the scenario.
 pub fn warnings(scenario: &Scenario) -> Vec<String> {
     let others = scenario.devices.iter().filter(|entry| entry.profile != "measured");
     let mut found: Vec<String> = others
@@ -122,7 +127,7 @@ pub fn warnings(scenario: &Scenario) -> Vec<String> {
     found
 }
 
-fn event_can_be(scenario: &Scenario, event: &Event, machine: usize) -> Result<(), String> {
+fn check_event(scenario: &Scenario, event: &Event, machine: usize) -> Result<(), String> {
     let Some(change) = event.change() else { return Ok(()) };
     let named = |entry: &&DeviceEntry| Some(&entry.name) == event.device.as_ref();
     let entry = scenario.devices.iter().find(named);
@@ -140,30 +145,30 @@ fn event_can_be(scenario: &Scenario, event: &Event, machine: usize) -> Result<()
             }
             Err(format!(
                 "the device computes with {threads} threads and may run on {own} processors, where a load would \
-                 find room beside it; give it `affinity` with {threads} processors"
+                 not slow it down; give it `affinity` with {threads} processors"
             ))
         }
         Change::Memory(taken) => {
             if taken.over.is_some() {
-                return Err("it takes memory at once, not `over` a time".into());
+                return Err("memory is taken at once, not `over` a time".into());
             }
             match &limits {
                 Limits { memory: Some(all), .. } if taken.taken >= *all => {
                     Err(format!("{} do not fit into the device's limit of {all}", taken.taken))
                 }
                 Limits { memory: None, memory_share: None, .. } => {
-                    Err("the device has no limit of memory, so that nothing would be short".into())
+                    Err("the device has no limit of memory, so that memory would not be short".into())
                 }
                 _ => Ok(()),
             }
         }
         Change::Leaves if entry.is_some_and(|entry| entry.name == scenario.devices[scenario.head()].name) => {
-            Err("the head is where the tokens are, and does not leave".into())
+            Err("the head cannot leave".into())
         }
         Change::Leaves => Ok(()),
         Change::Swap(_) => Err("nothing is swapped inside a control group's limit here".into()),
         Change::Slow(_) => {
-            Err("the machine's clock is not the lab's to change; `limits.cpu` makes a slow device".into())
+            Err("the lab cannot change the machine's clock; `limits.cpu` makes a device slow".into())
         }
         Change::DiskLoad(_) => Err("a load on a throttled disk is another's share of the throttle".into()),
         Change::Returns(_) => Err("a device that has left stays away".into()),
@@ -176,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_that_leaves_its_folder_is_none() {
+    fn unsafe_file_names_are_refused() {
         for (name, fits) in
             [("three-half_2.0", true), ("", false), ("..", false), ("a/b", false), (".git", false)]
         {
@@ -207,7 +212,7 @@ links: {{default: {{latency: {{value: 5 ms, source: t}}, bandwidth: {{value: 1 M
     }
 
     #[test]
-    fn devices_that_compute_at_once_share_the_processors_out() {
+    fn concurrent_devices_must_fit_the_processors() {
         let devices = "{name: a, profile: measured, limits: {threads: 2}}, {name: b, profile: measured, limits: {threads: 2, \
                        cpu: 0.5}}";
         let plain = scenario(devices, "prompt: 8, generate: 1");
@@ -234,7 +239,7 @@ links: {{default: {{latency: {{value: 5 ms, source: t}}, bandwidth: {{value: 1 M
     }
 
     #[test]
-    fn what_the_lab_does_otherwise_is_said() {
+    fn differences_are_warned_about() {
         let said = warnings(&scenario(
             "{name: a, profile: measured}, {name: b, profile: d1}",
             "prompt: 8, generate: 1",
@@ -247,7 +252,7 @@ links: {{default: {{latency: {{value: 5 ms, source: t}}, bandwidth: {{value: 1 M
     }
 
     #[test]
-    fn what_the_lab_cannot_do_is_named() {
+    fn unsupported_events_are_refused() {
         let plain = "workload: {prompt: 1, generate: 1}";
         assert_eq!(refusal("", plain), None);
         let event =

@@ -1,7 +1,7 @@
-//! What links has a lab, and what does the simulator know of them?
+//! The links of a lab, and what the simulator is told of them.
 //!
-//! The machine's loopback, measured; or those of the scenario, emulated in the transport (`links.emulated`). What the
-//! emulation and the loopback below it take is measured and belongs to the link: the simulator has it too.
+//! They are the machine's loopback, measured; or those of the scenario, emulated in the transport (`links.emulated`). The
+//! cost of the emulation and of the loopback is measured and added to the links of the simulator.
 //!
 //! Not here: how a message is delayed (`hearth_ring::Emulated`).
 
@@ -23,7 +23,7 @@ use hearth_schema::scenario::Links;
 use hearth_workflow::files::write_in;
 
 use crate::diagnostics::Failure;
-use crate::emulation::Emulation;
+use crate::emulation::EmulatedLinks;
 
 /// The latency of the way that measures what emulating costs.
 /// source: assumed, as a cable's
@@ -124,7 +124,7 @@ pub fn write(folder: &Path, scenario: &Scenario, plan: &Plan) -> Result<(), Fail
             }
         }
         let others = way(&table, scenario, [name(place), other], &medium)?;
-        let text = Emulation { others, peers }.to_json()?;
+        let text = EmulatedLinks { others, peers }.to_json()?;
         write_in(folder, file_name(name(place)), text.as_bytes())?;
     }
     Ok(())

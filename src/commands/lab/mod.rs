@@ -1,11 +1,11 @@
-//! `hearth lab`: plan, simulate, execute and compare on this machine, with limits for each device.
+//! `hearth lab`: plans, simulates, executes and compares on this machine, with limits for each device.
 //!
 //! One scenario here; many in [`suite`].
 
 mod checks;
-mod happening;
+mod events;
 mod links;
-mod stage;
+mod session;
 mod steadiness;
 mod suite;
 
@@ -22,7 +22,7 @@ use hearth_workflow::files::{in_a_folder, write_in};
 use hearth_workflow::planning;
 use serde::Serialize;
 
-use self::stage::{INTERRUPTED, Lab};
+use self::session::{INTERRUPTED, Lab};
 use self::steadiness::{Steadiness, watched};
 use super::print_json;
 use crate::cli::LabArgs;
@@ -131,7 +131,7 @@ fn run_through(args: &LabArgs, scenario: &std::path::Path, json: bool) -> Result
     line.finish_and_clear();
     let folder = lab.finish();
     let prediction = Prediction { trace: predicted, digest: prediction };
-    tell_all(args, json, &folder, &plan, prediction, (measured, steadiness))
+    show_all(args, json, &folder, &plan, prediction, (measured, steadiness))
 }
 
 /// What was written before anything was executed.
@@ -141,7 +141,7 @@ struct Prediction {
 }
 
 /// Prints and writes what was predicted and measured.
-fn tell_all(
+fn show_all(
     args: &LabArgs,
     json: bool,
     folder: &std::path::Path,

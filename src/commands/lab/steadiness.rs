@@ -1,4 +1,4 @@
-//! Is the machine that runs still the one that was measured?
+//! Whether the machine stayed as it was measured, for each run of a lab.
 //!
 //! The machine's pace ([`hearth_runtime::profile::pace`]) is taken when its devices are measured, and before and after each
 //! run; and during the run, where the system tells it, how much of the processors' time a hypervisor gave to others. Where
@@ -6,7 +6,7 @@
 //! lab over, a few times, and what came out of it plays no part in that. Profiles of another pace are not taken from those
 //! that were kept.
 //!
-//! Not here: running ([`super::stage`]).
+//! Not here: running ([`super::session`]).
 
 use std::fs;
 

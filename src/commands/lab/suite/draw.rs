@@ -1,4 +1,4 @@
-//! Which scenarios does `--random` draw?
+//! Draws the scenarios of `--random`.
 //!
 //! The axes of the scenarios in `scenarios/lab`: devices, memory, disk, a weak processor, links, rounds, residency,
 //! batches and sequences. Each scenario has a random stream of its own, by the seed and its number, so that more of

@@ -1,4 +1,4 @@
-//! On what machine was a suite run?
+//! The machine of a suite, for its report.
 //!
 //! What a reader needs to judge the numbers: processor, memory, kernel, how pages are reclaimed, and whether anything
 //! else ran. What the system does not tell is left out.

@@ -1,4 +1,4 @@
-//! `hearth lab --suite` and `--random`: how right is the simulator over many scenarios?
+//! `hearth lab --suite` and `--random`: the accuracy of predictions over many scenarios.
 //!
 //! Every scenario is a lab of its own, in a process of its own, so that one that fails ends nothing else. Its result goes
 //! into a file at once: a suite that was interrupted goes on where it was. Profiles are kept for some minutes, for each
@@ -7,7 +7,7 @@
 //! With `--repeats` all scenarios are gone through so often, each time with predictions of its own: what changes on the
 //! machine in minutes is then seen as the spread that it is.
 //!
-//! Not here: one lab ([`super::stage`]), and what the numbers mean (`hearth_reports::validation`).
+//! Not here: one lab ([`super::session`]), and what the numbers mean (`hearth_reports::validation`).
 
 mod draw;
 mod machine;
@@ -67,7 +67,7 @@ struct Told {
 const STARTED_OVER: u32 = 2;
 
 /// No lab takes longer: several times the deadline of a silent head.
-const LONGEST_LAB: Duration = Duration::from_hours(2);
+const MAX_LAB: Duration = Duration::from_hours(2);
 
 /// Runs a suite.
 pub fn run(args: &LabArgs, json: bool) -> Result<ExitCode, Failure> {
@@ -227,7 +227,7 @@ fn one(entry: &Entry, pass: u32, args: &LabArgs, output: &Path) -> Result<Run, S
     CHILD.store(number, Ordering::SeqCst);
     let (over, waits) = mpsc::channel::<()>();
     let watch = std::thread::spawn(move || {
-        let late = waits.recv_timeout(LONGEST_LAB) == Err(RecvTimeoutError::Timeout);
+        let late = waits.recv_timeout(MAX_LAB) == Err(RecvTimeoutError::Timeout);
         if late {
             end(number);
         }
@@ -238,7 +238,7 @@ fn one(entry: &Entry, pass: u32, args: &LabArgs, output: &Path) -> Result<Run, S
     drop(over);
     let ended = ended.map_err(|error| said(&error))?;
     if watch.join().unwrap_or(false) {
-        return Err(format!("it was ended after {} min", LONGEST_LAB.as_secs() / 60));
+        return Err(format!("it was ended after {} min", MAX_LAB.as_secs() / 60));
     }
     let errors = String::from_utf8_lossy(&ended.stderr);
     if !ended.status.success() {

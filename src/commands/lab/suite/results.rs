@@ -1,4 +1,4 @@
-//! How does a suite keep what it has found?
+//! The results of a suite, kept in a file.
 //!
 //! A line for each lab that was run, appended when it is done: the scenario, the pass, and a key of all that the result
 //! depends on. A scenario that has changed since is run again; one that failed, too. The last line counts, and a line that
@@ -20,7 +20,7 @@ use crate::diagnostics::Failure;
 
 /// More than any suite writes.
 /// source: assumed
-const MOST_BYTES: u64 = 64 << 20;
+const MAX_BYTES: u64 = 64 << 20;
 
 /// What came of a lab.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -63,7 +63,7 @@ impl Results {
     pub fn open(path: &Path) -> Result<Results, Failure> {
         let mut kept = BTreeMap::new();
         if path.exists() {
-            let text = read_at_most(path, MOST_BYTES)?;
+            let text = read_at_most(path, MAX_BYTES)?;
             for line in text.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok()) {
                 kept.insert(line.which, line.kept);
             }

@@ -1,10 +1,10 @@
-//! How is a lab set up, run and taken down?
+//! A lab session: sets up the devices, predicts, executes, and cleans up.
 //!
-//! Groups and copies are made, devices are measured inside their limits, workers are started, the prediction is written,
-//! and the head runs while counters are read and events happen. What a lab holds is undone when it is dropped, processes
-//! first.
+//! Control groups and copies of the model are made, devices are measured within their limits, workers are started, the
+//! prediction is written, and the head runs while counters are read and events happen. Everything is undone when the lab is
+//! dropped, processes first.
 //!
-//! Not here: what is left out and refused ([`super::checks`]), links ([`super::links`]), events ([`super::happening`]).
+//! Not here: refused scenarios ([`super::checks`]), links ([`super::links`]), events ([`super::events`]).
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -30,7 +30,7 @@ use hearth_workflow::files::{make_folder, write_in};
 use hearth_workflow::simulation::{MemoryOptions, simulate_with};
 use hearth_workflow::{Error, LoadedScenario, MidRunPlanner, limits};
 
-use super::happening::{self, Hand, Said};
+use super::events::{self, DeviceProcesses, HeadReport};
 use super::{links, steadiness};
 use crate::cli::LabArgs;
 use crate::diagnostics::Failure;
@@ -334,31 +334,32 @@ impl Lab {
             let entry: &hearth_schema::scenario::DeviceEntry = entry;
             let (seat, worker) =
                 (self.seat(&entry.name, limits), self.children.get(&entry.name).map(Child::stopper));
-            (entry.name.clone(), Hand { seat, worker })
+            (entry.name.clone(), DeviceProcesses { seat, worker })
         };
-        let hands: BTreeMap<String, Hand> = scenario.devices.iter().zip(&limits).map(hand).collect();
+        let hands: BTreeMap<String, DeviceProcesses> =
+            scenario.devices.iter().zip(&limits).map(hand).collect();
         let (sender, said) = mpsc::channel();
         #[allow(clippy::disallowed_methods)] // events happen to real processes at real times
         let start = std::time::Instant::now();
         std::thread::scope(|scope| {
-            let (events, hands, program) = (&scenario.events, &hands, &self.program);
-            let happening =
-                scope.spawn(move || happening::happen(events, hands, program, &said, || start.elapsed()));
+            let (list, hands, program) = (&scenario.events, &hands, &self.program);
+            let applying =
+                scope.spawn(move || events::apply(list, hands, program, &said, || start.elapsed()));
             let ended = head.each_line(RUN_DEADLINE, |line| {
                 let word = if line.starts_with("token ") {
                     token();
-                    Said::Token
+                    HeadReport::Token
                 } else if line == BEGINS {
-                    Said::Begins
+                    HeadReport::Begins
                 } else {
                     return;
                 };
-                // Nobody listens if an event could not be made to happen, which is told below.
+                // There is no receiver if an event failed, which is reported below.
                 let _ = sender.send(word);
             });
             drop(sender);
-            let happened = happening.join().map_err(|_| Failure::running("making events happen failed"))?;
-            let missed = happened?;
+            let applied = applying.join().map_err(|_| Failure::running("applying the events failed"))?;
+            let missed = applied?;
             ended?;
             Ok(missed)
         })

@@ -1,0 +1,43 @@
+//! A share of memory leaves that share of the weights.
+
+use std::path::Path;
+
+use hearth_core::draft;
+use hearth_core::room::Room;
+use hearth_profiles::Bytes;
+use hearth_workflow::limits::restrict_memory;
+use hearth_workflow::{Budget, FilesOnly, LoadedScenario, planning};
+
+#[test]
+fn memory_share_is_that_share_of_the_weights() {
+    for draft in
+        ["", ", speculation: {draft: {profile: 1b}, tokens: 2, acceptance: {value: 50 %, source: t}}"]
+    {
+        shares_hold(draft);
+    }
+}
+
+fn shares_hold(speculation: &str) {
+    let text = format!("# Two devices with shares of memory.
+schema: scenario/1
+name: n
+model: {{profile: 1b}}
+context: 256
+workload: {{prompt: 8, generate: 2{speculation}}}
+devices: [{{name: a, profile: d2, limits: {{memory_share: 50 %}}}}, {{name: b, profile: d3, limits: {{memory_share: 35 %}}}}]
+links: {{default: {{latency: {{value: 1 ms, source: t}}, bandwidth: {{value: 1 GB/s, source: t}}}}}}
+planner: {{strategy: manual, windows: [4, 4]}}
+");
+    let loaded = LoadedScenario::parse(&text, Path::new("n.yaml"), &FilesOnly).expect("a scenario");
+    let mut cluster = loaded.cluster(None).expect("a cluster");
+    let plan = planning::make(&loaded, &cluster, &loaded.scenario.planner, Budget::NONE).expect("a plan");
+    restrict_memory(&loaded.scenario, &mut cluster, &plan, Bytes::ZERO);
+    for (place, share) in [(0, 0.5), (1, 0.35)] {
+        let device = &cluster.members[place].device;
+        let device = draft::beside(&plan, place, cluster.draft.as_ref(), device).expect("the draft fits");
+        let room = Room::new(&plan, place, &cluster.model, &device);
+        assert!(room.share > Bytes::mib(100) && room.cache > Bytes::ZERO && room.buffers > Bytes::ZERO);
+        let left = room.left.as_f64() / room.share.as_f64();
+        assert!((left - share).abs() < 1e-6, "{left} of the weights, not {share}");
+    }
+}

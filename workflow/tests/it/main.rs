@@ -1,0 +1,3 @@
+//! Tests of the workflow library through its public interface.
+
+mod limits;
