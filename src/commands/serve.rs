@@ -96,7 +96,7 @@ fn report_event(state: &AppState, happening: &Happening, plan: Option<&Plan>) {
         (Sort::Silent, Some(name)) => tracing::info!("{name} is gone: {what}"),
         (Sort::Replanned, _) => tracing::info!("the ring goes on with {what}"),
         (Sort::NotReplanned, Some(name)) => {
-            tracing::info!("the ring is not planned again without {name}: {what}")
+            tracing::info!("the ring is not planned again without {name}: {what}");
         }
         _ => tracing::info!("the ring: {what}"),
     }

@@ -26,7 +26,7 @@ fn files_are_at_most_600_lines() {
 fn files_begin_with_one_line_of_documentation() {
     let found = rust_files().into_iter().filter(|file| {
         let first = file.text.lines().next().unwrap_or_default();
-        !first.strip_prefix("//! ").is_some_and(|rest| !rest.trim().is_empty())
+        first.strip_prefix("//! ").is_none_or(|rest| rest.trim().is_empty())
     });
     assert_none(
         "begin the file with `//!` and what it holds",
@@ -91,7 +91,8 @@ fn cited_decisions_exist() {
             let is_name = |c: &char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '/');
             let cited: String = file.text[at..].chars().take_while(is_name).collect();
             let cited = cited.trim_end_matches('.');
-            if cited.ends_with(".md") && !files.iter().any(|other| other.path == cited) {
+            let is_page = cited.strip_suffix(".md").is_some();
+            if is_page && !files.iter().any(|other| other.path == cited) {
                 found.push(format!("{}: {cited}", file.path));
             }
         }
