@@ -8,6 +8,14 @@ use crate::engine::Nanos;
 use crate::input::Input;
 use crate::page_cache::for_device::unvalidated;
 
+/// The trace of a run so far.
+#[derive(Debug, Clone)]
+pub struct TraceCollector {
+    pub header: Header,
+    pub records: Vec<Record>,
+    pub readings: Vec<Reading>,
+}
+
 /// A record that starts and ends now, of a device, a pass (by index) and a round.
 ///
 /// The caller sets its end, its cost and its other fields.

@@ -8,6 +8,8 @@
 //! A scenario's events disturb the run: loads, memory that other programs take, devices that leave
 //! ([`timeline`], [`reachability`], [`reconfiguration`]).
 
+mod links;
+mod passes;
 pub mod reachability;
 pub mod reconfiguration;
 pub mod timeline;
@@ -15,21 +17,16 @@ pub mod timeline;
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use hearth_core::schedule::Generation;
 use hearth_core::schedule::Schedule;
 use hearth_profiles::Seconds;
 use hearth_profiles::device::Device;
 use hearth_profiles::model::ModelProfile;
 use hearth_schema::Plan;
 use hearth_schema::happenings::Sort;
-use hearth_schema::pass::Pass;
 use hearth_schema::trace::Counter;
 use hearth_schema::trace::Header;
-use hearth_schema::trace::Kind;
 use hearth_schema::trace::Outcome;
 use hearth_schema::trace::Reading;
-use hearth_schema::trace::Record;
-use hearth_schema::trace::Resource;
 use hearth_schema::trace::Trace;
 
 use crate::device::budget::Budget;
@@ -38,10 +35,10 @@ use crate::device::{DeviceSim, setup};
 use crate::engine::{Engine, MAX_SIM_TIME, Nanos, Timer};
 use crate::error::SimError;
 use crate::input::{Disturbances, Input, Run};
-use crate::resource::link::{Delivery, Network, cluster_links, link_order};
-use crate::speculation::Acceptance;
-use crate::trace::start_record;
+use crate::trace::TraceCollector;
 
+use links::RingLinks;
+use passes::{PassControl, PassOutput};
 use reachability::{Held, Reachability};
 use timeline::EventTimeline;
 
@@ -49,30 +46,28 @@ use timeline::EventTimeline;
 /// source: assumed, a hundred times what the longest step of a large model takes
 const MAX_IDLE_EVENTS: u32 = 20_000_000;
 
-/// A message on a link: its receiver's slot, and the index of the record of its sending.
-pub(crate) type Sent = (usize, Message, usize);
+/// The devices of a run and their order in the ring.
+#[derive(Debug, Clone)]
+pub(crate) struct Ring<'a> {
+    /// By slot: the first plan's devices in ring order, then those that joined the ring later.
+    pub(crate) devices: Vec<DeviceSim<'a>>,
+    /// By slot: the member of the cluster.
+    pub(crate) members: Vec<usize>,
+    /// By slot.
+    pub(crate) budgets: Vec<Budget>,
+    /// The slots of the plan at work, in its order; the head's is 0 in every plan.
+    pub(crate) order: Vec<usize>,
+}
 
+/// A ring of devices, what disturbs it, and the trace so far.
 #[derive(Debug, Clone)]
 pub(crate) struct Simulation<'a> {
     pub(crate) input: Input<'a>,
     pub(crate) disturbances: Disturbances<'a>,
     pub(crate) engine: Engine<Event>,
-    /// By slot: the first plan's devices in ring order, then those that joined the ring later.
-    pub(crate) devices: Vec<DeviceSim<'a>>,
-    /// The members of the cluster at the slots.
-    pub(crate) slots: Vec<usize>,
-    /// The slots of the ring, in its order; the head's is 0 in every plan.
-    pub(crate) ring: Vec<usize>,
-    /// By slot.
-    pub(crate) budgets: Vec<Budget>,
-    pub(crate) network: Network<Sent>,
-    /// The members of the cluster in the order in which links know them.
-    linked: Vec<usize>,
-    wifi_timer: Timer,
-    pub(crate) generation: Generation,
-    acceptance: Acceptance,
-    /// The passes begun.
-    passes: Vec<Pass>,
+    pub(crate) ring: Ring<'a>,
+    pub(crate) links: RingLinks,
+    pub(crate) passes: PassControl,
     /// Tokens that are out, of all sequences.
     pub(crate) tokens: u32,
     pub(crate) timeline: EventTimeline,
@@ -86,9 +81,7 @@ pub(crate) struct Simulation<'a> {
     pub(crate) plans: Vec<Plan>,
     pub(crate) outcome: Outcome,
     pub(crate) ended: bool,
-    pub(crate) header: Header,
-    pub(crate) records: Vec<Record>,
-    readings: Vec<Reading>,
+    pub(crate) trace: TraceCollector,
 }
 
 /// Runs a ring of devices whose parts fit their memory.
@@ -102,7 +95,9 @@ pub fn simulate(
     let models = setup::models(input);
     let mut simulation = Simulation::new(*input, *disturbances, devices, budgets, &models, header);
     simulation.run()?;
-    let Simulation { header, mut records, readings, passes, timeline, outcome, plans, .. } = simulation;
+    let Simulation { trace, passes, timeline, outcome, plans, .. } = simulation;
+    let TraceCollector { header, mut records, readings } = trace;
+    let passes = passes.into_started();
     records.sort_by_key(|record| record.start);
     let unreached_events = timeline.unreached_events();
     let mut happenings = timeline.happenings;
@@ -142,16 +137,14 @@ impl<'a> Simulation<'a> {
             input,
             disturbances,
             engine,
-            ring: (0..devices.len()).collect(),
-            devices,
-            slots: plan.devices.iter().filter_map(|device| member(&device.name)).collect(),
-            budgets,
-            network: Network::new(cluster_links(input.cluster, input.plan)),
-            linked: link_order(input.cluster, input.plan),
-            wifi_timer,
-            generation: Generation::new(&input.cluster.workload),
-            acceptance: Acceptance::new(input.cluster.seed, &input.cluster.workload),
-            passes: Vec::new(),
+            ring: Ring {
+                order: (0..devices.len()).collect(),
+                devices,
+                members: plan.devices.iter().filter_map(|device| member(&device.name)).collect(),
+                budgets,
+            },
+            links: RingLinks::new(input.cluster, input.plan, wifi_timer),
+            passes: PassControl::new(input.cluster),
             tokens: 0,
             timeline: EventTimeline::new(disturbances.events),
             timeline_timer,
@@ -161,9 +154,7 @@ impl<'a> Simulation<'a> {
             plans: Vec::new(),
             outcome: Outcome::Ok,
             ended: false,
-            header,
-            records: Vec::new(),
-            readings: Vec::new(),
+            trace: TraceCollector { header, records: Vec::new(), readings: Vec::new() },
         };
         simulation.schedule_timeline();
         simulation
@@ -183,13 +174,13 @@ impl<'a> Simulation<'a> {
                 let (tokens, at) = (self.tokens, Seconds::from_nanos(self.engine.now()));
                 return Err(SimError::TooLong { tokens, at });
             }
-            idle = if self.records.len() == lines { idle + 1 } else { 0 };
-            lines = self.records.len();
+            idle = if self.trace.records.len() == lines { idle + 1 } else { 0 };
+            lines = self.trace.records.len();
             match event {
                 Event::Wake(place) => self.at(place, DeviceSim::wake)?,
                 Event::Processor(place) => self.at(place, DeviceSim::processor)?,
                 Event::Disk(place) => self.at(place, DeviceSim::arrivals)?,
-                Event::Wifi => self.settle(),
+                Event::Wifi => self.collect_deliveries(),
                 Event::Deliver(place, message) => self.arrive(place, message)?,
                 Event::Timeline => self.run_due_actions()?,
                 Event::Helper(place) => self.at(place, |device, ctx| {
@@ -199,7 +190,7 @@ impl<'a> Simulation<'a> {
             }
             self.begin()?;
         }
-        for place in 0..self.devices.len() {
+        for place in 0..self.ring.devices.len() {
             self.at(place, |device, ctx| {
                 device.flush(ctx);
                 Ok(())
@@ -211,10 +202,9 @@ impl<'a> Simulation<'a> {
     /// The head takes up the next pass if it is free and the pass may begin.
     fn begin(&mut self) -> Result<(), SimError> {
         while self.engine.now() >= self.ready
-            && self.devices[0].is_free()
-            && let Some(pass) = self.generation.begin()
+            && self.ring.devices[0].is_free()
+            && let Some(pass) = self.passes.start()
         {
-            self.passes.push(pass);
             self.at(0, |device, ctx| device.begin(pass, ctx))?;
         }
         Ok(())
@@ -226,10 +216,13 @@ impl<'a> Simulation<'a> {
         act: impl FnOnce(&mut DeviceSim<'a>, &mut SimContext) -> Result<(), SimError>,
     ) -> Result<(), SimError> {
         let mut outgoing = Vec::new();
-        let mut ctx =
-            SimContext { engine: &mut self.engine, records: &mut self.records, outgoing: &mut outgoing };
-        act(&mut self.devices[slot], &mut ctx)?;
-        if !self.ended && !self.devices[slot].storage.view().view().survives() {
+        let mut ctx = SimContext {
+            engine: &mut self.engine,
+            records: &mut self.trace.records,
+            outgoing: &mut outgoing,
+        };
+        act(&mut self.ring.devices[slot], &mut ctx)?;
+        if !self.ended && !self.ring.devices[slot].storage.view().view().survives() {
             let what = "its system killed the process: nothing is left to compress, and page cache is scarce";
             self.happened(Sort::OutOfMemory, Some(self.name(slot)), self.engine.now(), what.into());
             (self.outcome, self.ended) = (Outcome::Killed, true);
@@ -241,7 +234,7 @@ impl<'a> Simulation<'a> {
                 break;
             }
             match sent {
-                Outgoing::Send(to, message) => self.send(slot, self.ring[to], message),
+                Outgoing::Send(to, message) => self.send(slot, self.ring.order[to], message),
                 Outgoing::Output(pass) => self.output(pass)?,
             }
         }
@@ -257,59 +250,30 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Sends a message that was handed over then.
+    /// Sends a message that was handed over at an earlier time.
     pub(crate) fn transmit(&mut self, from: usize, to: usize, message: Message, handed: Nanos) {
-        let now = self.engine.now();
-        let line =
-            start_record(from, Resource::Tx, Kind::Send, (message.pass.index, message.sent_in), handed);
-        self.records.push(Record { end: now, bytes: message.bytes.0, peer: Some(to as u16), ..line });
-        let item = (to, message, self.records.len() - 1);
-        let way = [from, to].map(|slot| self.link_index(slot));
-        if let Some((item, delivery)) = self.network.send(now, way, message.bytes, item) {
-            self.left(item, delivery);
-        }
-        self.settle();
+        let (engine, records) = (&mut self.engine, &mut self.trace.records);
+        self.links.transmit(engine, records, &self.ring.members, (from, to), message, handed);
     }
 
-    fn link_index(&self, slot: usize) -> usize {
-        // Every member is linked, and devices that join the ring later may do so in any order.
-        self.linked.iter().position(|&member| member == self.slots[slot]).unwrap_or(slot)
-    }
-
-    /// Looks which messages have left over the air, and when to look again.
-    pub(crate) fn settle(&mut self) {
-        while let Some((item, delivery)) = self.network.settled(self.engine.now()) {
-            self.left(item, delivery);
-        }
-        if let Some(at) = self.network.next_event() {
-            self.engine.set(self.wifi_timer, at, Event::Wifi);
-        }
-    }
-
-    /// A message is on its last way to its receiver.
-    fn left(&mut self, (to, message, record): Sent, delivery: Delivery) {
-        self.records[record].end = delivery.left.max(self.records[record].start);
-        let message = Message { at: delivery.arrives, ..message };
-        self.engine.at(delivery.arrives, Event::Deliver(to, message));
+    /// Schedules the deliveries that are known by now.
+    pub(crate) fn collect_deliveries(&mut self) {
+        self.links.collect(&mut self.engine, &mut self.trace.records);
     }
 
     /// The tokens of a pass are out: the next may enter, and the counters are read.
     fn output(&mut self, pass: u32) -> Result<(), SimError> {
-        let (accepted, drafted) = match self.passes.get(pass as usize) {
-            Some(&begun) => (self.acceptance.of(begun), begun.drafted),
-            None => (0, 0),
-        };
-        let tokens = self.generation.output(pass, accepted)?;
-        self.ended |= self.generation.is_over();
+        let PassOutput { tokens, accepted, drafted } = self.passes.finish(pass)?;
+        self.ended |= self.passes.generation.is_over();
         let at = self.engine.now();
-        for &slot in &self.ring {
-            let device = &self.devices[slot];
+        for &slot in &self.ring.order {
+            let device = &self.ring.devices[slot];
             let counters = [
                 (Counter::BytesRead, device.read().0),
                 (Counter::Resident, device.resident().0),
                 (Counter::Unreclaimable, self.unreclaimable(slot).0),
             ];
-            self.readings.extend(counters.map(|(counter, value)| Reading {
+            self.trace.readings.extend(counters.map(|(counter, value)| Reading {
                 device: slot as u16,
                 counter,
                 pass,
@@ -319,7 +283,7 @@ impl<'a> Simulation<'a> {
         }
         if drafted > 0 {
             let (counter, value) = (Counter::Accepted, u64::from(accepted));
-            self.readings.push(Reading { device: 0, counter, pass, at, value });
+            self.trace.readings.push(Reading { device: 0, counter, pass, at, value });
         }
         self.tokens_out(tokens)
     }

@@ -40,7 +40,7 @@ use super::timeline::Action;
 impl<'a> Simulation<'a> {
     /// Before anything else: a device that is to swap has not done so yet.
     pub fn settle_in(&mut self) {
-        for slot in 0..self.devices.len() {
+        for slot in 0..self.ring.devices.len() {
             if self.timeline.swaps(self.name(slot)) {
                 self.follow(slot);
             }
@@ -48,7 +48,7 @@ impl<'a> Simulation<'a> {
     }
 
     pub fn name(&self, slot: usize) -> &'a str {
-        &self.input.cluster.members[self.slots[slot]].name
+        &self.input.cluster.members[self.ring.members[slot]].name
     }
 
     fn member(&self, name: &str) -> Option<usize> {
@@ -113,7 +113,7 @@ impl<'a> Simulation<'a> {
                 self.reach_again(member);
                 self.rejoins |= when == Return::BetweenTokens;
             }
-            Change::Leaves if member == Some(self.slots[0]) => {
+            Change::Leaves if member == Some(self.ring.members[0]) => {
                 self.timeline.begin(now, index, Seconds(0.0));
                 let (name, what) = (self.name(0), "the head is gone, and with it the tokens".into());
                 self.happened(Sort::NotReplanned, Some(name), now, what);
@@ -123,9 +123,9 @@ impl<'a> Simulation<'a> {
                 self.timeline.begin(now, index, Seconds(0.0));
                 if let (None, Some(lasts)) = (member, self.timeline.lasts(index)) {
                     // What is on the air now goes on when the stall is over; the rest is held.
-                    self.settle();
-                    self.network.stall_all(now, now.saturating_add(lasts.to_nanos()));
-                    self.settle();
+                    self.collect_deliveries();
+                    self.links.stall_all(now, now.saturating_add(lasts.to_nanos()));
+                    self.collect_deliveries();
                 }
                 let whom = member.map_or(0..self.input.cluster.members.len(), |member| member..member + 1);
                 whom.for_each(|member| self.cut_off(member));
@@ -167,7 +167,7 @@ impl<'a> Simulation<'a> {
     /// The device of an event has other background_load now.
     fn follow_event(&mut self, index: usize) {
         let (_, device) = self.timeline.event(index);
-        let slot = device.and_then(|name| (0..self.slots.len()).find(|&slot| self.name(slot) == name));
+        let slot = device.and_then(|name| (0..self.ring.members.len()).find(|&slot| self.name(slot) == name));
         if let Some(slot) = slot {
             self.follow(slot);
         }
@@ -175,9 +175,10 @@ impl<'a> Simulation<'a> {
 
     /// Tells a device its background_load. A device without room for its part ends the run.
     fn follow(&mut self, slot: usize) {
-        let background_load = self.timeline.background_load(self.name(slot), self.to_swap(self.slots[slot]));
-        let works = self.ring.contains(&slot) && self.devices[slot].has_weights();
-        let room = background_load.room(self.budgets[slot].cache);
+        let background_load =
+            self.timeline.background_load(self.name(slot), self.to_swap(self.ring.members[slot]));
+        let works = self.ring.order.contains(&slot) && self.ring.devices[slot].has_weights();
+        let room = background_load.room(self.ring.budgets[slot].cache);
         if room.is_none() && works {
             let (now, what) =
                 (self.engine.now(), "other programs left no room for weights to pass through".into());
@@ -187,15 +188,18 @@ impl<'a> Simulation<'a> {
         }
         // Acting on a device cannot fail here: it takes up no event of its schedule.
         let room = room.unwrap_or(Bytes::ZERO);
-        let mut ctx =
-            SimContext { engine: &mut self.engine, records: &mut self.records, outgoing: &mut Vec::new() };
-        self.devices[slot].follow(&background_load, room, &mut ctx);
+        let mut ctx = SimContext {
+            engine: &mut self.engine,
+            records: &mut self.trace.records,
+            outgoing: &mut Vec::new(),
+        };
+        self.ring.devices[slot].follow(&background_load, room, &mut ctx);
     }
 
     /// What pressure cannot take back on a device, other programs' new memory included.
     pub fn unreclaimable(&self, slot: usize) -> Bytes {
         let background_load = self.timeline.background_load(self.name(slot), Bytes::ZERO);
-        self.budgets[slot].unreclaimable + Bytes(background_load.taken as u64)
+        self.ring.budgets[slot].unreclaimable + Bytes(background_load.taken as u64)
     }
 
     pub fn happened(&mut self, sort: Sort, device: Option<&str>, since: Nanos, what: String) {
@@ -205,7 +209,7 @@ impl<'a> Simulation<'a> {
 
     /// Whether nothing goes from one slot to another.
     pub fn is_cut(&self, from: usize, to: usize) -> bool {
-        ![from, to].iter().all(|&slot| self.reachability.reaches(self.slots[slot]))
+        ![from, to].iter().all(|&slot| self.reachability.reaches(self.ring.members[slot]))
     }
 
     /// Activations arrive, if they can.
@@ -230,7 +234,7 @@ impl<'a> Simulation<'a> {
             return;
         }
         let now = self.engine.now();
-        for Held { from, to, message, unsent } in self.reachability.go_on(&self.slots) {
+        for Held { from, to, message, unsent } in self.reachability.go_on(&self.ring.members) {
             match unsent {
                 Some(handed) => self.transmit(from, to, message, handed),
                 None => self.engine.at(now, Event::Deliver(to, Message { at: now, ..message })),
@@ -240,9 +244,9 @@ impl<'a> Simulation<'a> {
 
     /// The head has had no sign of life of a member for too long; if the head itself is cut off, of none.
     fn miss(&mut self, member: usize, since: Nanos) -> Result<(), SimError> {
-        let head = self.slots[0];
-        let missed = |slot: &usize| self.slots[*slot] == member || (member == head && *slot != 0);
-        if !self.ring.iter().any(|slot| *slot != 0 && missed(slot)) {
+        let head = self.ring.members[0];
+        let missed = |slot: &usize| self.ring.members[*slot] == member || (member == head && *slot != 0);
+        if !self.ring.order.iter().any(|slot| *slot != 0 && missed(slot)) {
             return Ok(());
         }
         let name = self.input.cluster.members[member].name.as_str();
@@ -282,7 +286,7 @@ impl<'a> Simulation<'a> {
 
     /// The cluster of the devices that the head can reach.
     fn there(&self) -> Cluster {
-        let (all, head) = (self.input.cluster, self.slots[0]);
+        let (all, head) = (self.input.cluster, self.ring.members[0]);
         let alone = !self.reachability.reaches(head);
         let reached = |&member: &usize| member == head || (!alone && self.reachability.reaches(member));
         let there: Vec<usize> = (0..all.members.len()).filter(reached).collect();
@@ -321,13 +325,13 @@ impl<'a> Simulation<'a> {
     /// Gives the ring at work up, and begins with all tokens so far on that of a new plan.
     fn adopt(&mut self, plan: Plan, missing: Option<&str>) -> Result<(), SimError> {
         let now = self.engine.now();
-        for slot in self.ring.clone() {
+        for slot in self.ring.order.clone() {
             self.at(slot, |device, ctx| {
                 device.stop(ctx);
                 Ok(())
             })?;
         }
-        for record in self.records.iter_mut().filter(|record| record.end > now) {
+        for record in self.trace.records.iter_mut().filter(|record| record.end > now) {
             (record.start, record.end) = (record.start.min(now), now);
             if record.kind == Kind::Output {
                 // No token has come of it.
@@ -336,15 +340,15 @@ impl<'a> Simulation<'a> {
         }
         self.engine.forget();
         self.reachability.give_up();
-        self.network.give_up();
-        self.settle();
-        let again = self.generation.again();
-        let first_pass = self.generation.next_pass();
+        self.links.give_up();
+        self.collect_deliveries();
+        let again = self.passes.generation.again();
+        let first_pass = self.passes.generation.next_pass();
         let shared = Arc::new(plan.clone());
-        self.ring.clear();
+        self.ring.order.clear();
         for place in 0..plan.devices.len() {
             let slot = self.fill_slot(&shared, place, first_pass)?;
-            self.ring.push(slot);
+            self.ring.order.push(slot);
         }
         let new = plan.devices.iter().map(|device| format!("{} {}", device.name, device.window));
         let new: Vec<String> = new.collect();
@@ -354,7 +358,7 @@ impl<'a> Simulation<'a> {
         let sort = Sort::Replanned;
         self.timeline.happenings.push(Happening { sort, device, start: now, end: None, what, plan: digest });
         self.plans.push(plan);
-        for slot in 0..self.devices.len() {
+        for slot in 0..self.ring.devices.len() {
             self.follow(slot);
         }
         self.make_ready();
@@ -369,7 +373,7 @@ impl<'a> Simulation<'a> {
             link.map_or(0, |link| link.latency.value.to_nanos())
         };
         let far = |&slot: &usize| one_way(0, slot) + one_way(slot, 0);
-        let wait = self.ring.iter().filter(|&&slot| slot != 0).map(far).max().unwrap_or(0);
+        let wait = self.ring.order.iter().filter(|&&slot| slot != 0).map(far).max().unwrap_or(0);
         self.ready = self.engine.now() + wait;
         self.timeline.enter(self.ready, Action::Ready);
         self.schedule_timeline();
@@ -386,29 +390,29 @@ impl<'a> Simulation<'a> {
         let Some(budget) = setup::budget(&Input { plan, ..input }, place, device) else {
             return Err(SimError::UnknownDevice { place, name: name.to_owned() });
         };
-        let known = self.slots.iter().position(|&member_there| member_there == member);
-        let slot = known.unwrap_or(self.devices.len());
+        let known = self.ring.members.iter().position(|&member_there| member_there == member);
+        let slot = known.unwrap_or(self.ring.devices.len());
         // A device that was in no ring before hears of this one in the same way.
         let mut schedule = match known {
-            Some(slot) => self.devices[slot].schedule().clone(),
+            Some(slot) => self.ring.devices[slot].schedule().clone(),
             None => Schedule::new(plan.clone(), place),
         };
         schedule.react(&Incident::Replanned { plan: plan.clone(), first_pass })?;
         let parts = setup::parts(input, device, &input.cluster.model, schedule, slot, &budget);
         let (held, output) = match known {
-            Some(slot) => (self.devices[slot].gpu_layers(), self.devices[slot].gpu_output()),
+            Some(slot) => (self.ring.devices[slot].gpu_layers(), self.ring.devices[slot].gpu_output()),
             None => (Vec::new(), false),
         };
         if known.is_some() {
-            self.devices[slot].take_up(parts);
-            self.budgets[slot] = budget;
+            self.ring.devices[slot].take_up(parts);
+            self.ring.budgets[slot] = budget;
         } else {
-            self.slots.push(member);
-            self.devices.push(DeviceSim::new(parts, &mut self.engine));
-            self.budgets.push(budget);
-            self.header.devices.push(trace::traced(name, device));
+            self.ring.members.push(member);
+            self.ring.devices.push(DeviceSim::new(parts, &mut self.engine));
+            self.ring.budgets.push(budget);
+            self.trace.header.devices.push(trace::traced(name, device));
         }
-        let mut new = self.devices[slot].gpu_layers();
+        let mut new = self.ring.devices[slot].gpu_layers();
         new.retain(|layer| !held.contains(layer));
         self.at(slot, |device, ctx| {
             device.load(&new, device.gpu_output() && !output, ctx);

@@ -1,0 +1,55 @@
+//! The passes of a run: which one enters next, and how many of its drafts are accepted.
+
+use hearth_core::Cluster;
+use hearth_core::schedule::{Generation, GenerationError};
+use hearth_schema::pass::Pass;
+
+use crate::speculation::Acceptance;
+
+#[derive(Debug, Clone)]
+pub struct PassControl {
+    pub generation: Generation,
+    acceptance: Acceptance,
+    started: Vec<Pass>,
+}
+
+/// What a pass gave.
+#[derive(Debug, Clone, Copy)]
+pub struct PassOutput {
+    /// Tokens, of all its positions.
+    pub tokens: u32,
+    pub accepted: u32,
+    pub drafted: u32,
+}
+
+impl PassControl {
+    pub fn new(cluster: &Cluster) -> Self {
+        Self {
+            generation: Generation::new(&cluster.workload),
+            acceptance: Acceptance::new(cluster.seed, &cluster.workload),
+            started: Vec::new(),
+        }
+    }
+
+    /// Starts the next pass, if one may enter.
+    pub fn start(&mut self) -> Option<Pass> {
+        let pass = self.generation.begin()?;
+        self.started.push(pass);
+        Some(pass)
+    }
+
+    /// Ends a pass that has its output.
+    pub fn finish(&mut self, pass: u32) -> Result<PassOutput, GenerationError> {
+        let (accepted, drafted) = match self.started.get(pass as usize) {
+            Some(&started) => (self.acceptance.of(started), started.drafted),
+            None => (0, 0),
+        };
+        let tokens = self.generation.output(pass, accepted)?;
+        Ok(PassOutput { tokens, accepted, drafted })
+    }
+
+    /// The passes that were started, in order.
+    pub fn into_started(self) -> Vec<Pass> {
+        self.started
+    }
+}
