@@ -18,14 +18,14 @@ mod ring;
 use std::process::ExitCode;
 
 use clap::Parser;
-use hearth_lab::{Busy, Hog};
+use hearth_lab::{CpuHog, MemoryHog};
 
 use crate::diagnostics::Failure;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = words().take(5).collect();
     // In a lab this program also plays the other programs of a device.
-    if Hog::become_one(&arguments) || Busy::become_one(&arguments) {
+    if MemoryHog::run_if_asked(&arguments) || CpuHog::run_if_asked(&arguments) {
         return ExitCode::SUCCESS;
     }
     let (json, result) = match cli::Cli::try_parse() {

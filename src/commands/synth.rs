@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use hearth_profiles::Layers;
 use hearth_profiles::model::Architecture;
-use hearth_runtime::synth::{SynthError, SynthOptions, Tokenizer, synthesise, unfinished};
+use hearth_runtime::synth::{SynthError, SynthOptions, TokenizerKind, partial_path, synthesise};
 use hearth_workflow::files::can_write;
 use serde::Serialize;
 
@@ -28,10 +28,10 @@ struct Output {
 pub fn run(args: &SynthArgs, json: bool) -> Result<ExitCode, Failure> {
     can_write([&args.output], [])?;
     let options = options(args)?;
-    let unfinished = unfinished(&args.output);
+    let partial_path = partial_path(&args.output);
     interruption::at_each_signal(move || {
         // Nobody else knows what it is.
-        let _ = std::fs::remove_file(&unfinished);
+        let _ = std::fs::remove_file(&partial_path);
         std::process::exit(INTERRUPTED);
     });
     let bar = progress::bytes("weights", 0);
@@ -63,7 +63,7 @@ fn options(args: &SynthArgs) -> Result<SynthOptions, Failure> {
     if let Some(name) = &args.arch {
         let parsed = name.parse();
         shape.architecture = parsed.map_err(|error| Failure::unusable(format!("`--arch`: {error}")))?;
-        options.tokenizer = Tokenizer::of(shape.architecture);
+        options.tokenizer = TokenizerKind::of(shape.architecture);
         shape.tied_embeddings |= matches!(shape.architecture, Architecture::Gemma | Architecture::Gemma2);
     }
     shape.layers = args.layers.map_or(shape.layers, Layers);

@@ -2,11 +2,11 @@
 
 use std::fmt::Write;
 
-use hearth_lab::Metered;
+use hearth_lab::DeviceUsage;
 use hearth_profiles::Bytes;
 
 /// A line for each device: bytes read per token by both counts, and memory.
-pub fn table(devices: &[Metered]) -> String {
+pub fn table(devices: &[DeviceUsage]) -> String {
     let mut text = String::from(
         "device        read/token      by trace   memory limit   unreclaimable     refaulted   oom kills",
     );
@@ -30,7 +30,7 @@ pub fn table(devices: &[Metered]) -> String {
 }
 
 /// The reasons why a device's measurement is doubtful.
-pub fn warnings(device: &Metered) -> Vec<String> {
+pub fn warnings(device: &DeviceUsage) -> Vec<String> {
     let name = &device.name;
     let mut found = Vec::new();
     if let Some(difference) = device.difference() {
@@ -61,16 +61,16 @@ mod tests {
 
     #[test]
     fn warnings_and_aligned_columns() {
-        let good = Metered {
+        let good = DeviceUsage {
             name: "a".into(),
             memory_limit: Some(190 << 20),
             throttle_bytes_per_token: Some(100e6),
             trace_bytes_per_token: 101e6,
             oom_kills: Some(0),
-            ..Metered::default()
+            ..DeviceUsage::default()
         };
         assert!(warnings(&good).is_empty());
-        let bad = Metered {
+        let bad = DeviceUsage {
             trace_bytes_per_token: 50e6,
             resident_before: 1 << 30,
             oom_kills: Some(1),
@@ -78,7 +78,7 @@ mod tests {
         };
         assert_eq!(warnings(&bad).len(), 3);
         assert!(warnings(&bad)[0].contains("50 % fewer"), "{:?}", warnings(&bad));
-        let text = table(&[good, Metered::default()]);
+        let text = table(&[good, DeviceUsage::default()]);
         let widths: Vec<usize> = text.lines().map(str::len).collect();
         assert!(widths.iter().all(|width| *width == widths[0]), "{text}");
     }

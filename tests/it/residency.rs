@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use hearth_lab::limited::HOG;
-use hearth_lab::{DeviceLimits, Hog, Limited, Usage};
+use hearth_lab::{CommandUsage, DeviceLimits, LimitedCommand, MemoryHog};
 use hearth_profiles::{Bytes, BytesPerSecond};
 use hearth_schema::Trace;
 use hearth_schema::trace::Counter;
@@ -41,7 +41,7 @@ static LIMITED: Mutex<()> = Mutex::new(());
 fn a_hog() {
     let arguments: Vec<String> = std::env::args().collect();
     if let Some(at) = arguments.iter().position(|word| word == HOG) {
-        assert!(Hog::become_one(&arguments[at..]));
+        assert!(MemoryHog::run_if_asked(&arguments[at..]));
     }
 }
 
@@ -91,9 +91,9 @@ fn execution(folder: &Path, tokens: &str) -> Vec<String> {
     [&words[..], &more].concat().into_iter().map(String::from).collect()
 }
 
-fn limited(folder: &Path, hog: Hog, deadline: Duration, words: &[String]) -> Usage {
+fn limited(folder: &Path, hog: MemoryHog, deadline: Duration, words: &[String]) -> CommandUsage {
     let limits = DeviceLimits { memory: Some(MEMORY), disk_read: Some(DISK), ..DeviceLimits::default() };
-    let limited = Limited { limits, files: vec![folder.join("model.gguf")], hog: Some(hog), deadline };
+    let limited = LimitedCommand { limits, files: vec![folder.join("model.gguf")], hog: Some(hog), deadline };
     limited.run(Path::new(env!("CARGO_BIN_EXE_hearth")), words, true).expect("control groups can be made")
 }
 
@@ -149,7 +149,7 @@ fn managed_device_yields_memory_and_recovers() {
     let words = execution(folder.path(), TOKENS);
     let free = run(&words.iter().map(String::as_str).collect::<Vec<_>>());
     assert!(free.status.success(), "{}", String::from_utf8_lossy(&free.stderr));
-    let hog = Hog {
+    let hog = MemoryHog {
         program: hog_program(folder.path()),
         memory: HOGGED,
         after: Duration::from_secs(2),
@@ -188,7 +188,8 @@ fn killed_managed_run_leaves_nothing_behind() {
     synthetic(folder.path());
     let words = execution(folder.path(), "200");
     let program = hog_program(folder.path());
-    let hog = Hog { program, memory: Bytes::mib(8), after: Duration::ZERO, hold: Duration::from_mins(5) };
+    let hog =
+        MemoryHog { program, memory: Bytes::mib(8), after: Duration::ZERO, hold: Duration::from_mins(5) };
     let files = || fs::read_dir(folder.path()).expect("the folder").count();
     let before = files();
     let own = format!("hearth-lab-{}-", std::process::id());

@@ -1,4 +1,4 @@
-//! What does a layout of weights gain over the naive one, on this machine's GPU?
+//! The gain of each layout of weights over the naive one, on this machine's GPU.
 //!
 //! ML Drift paper, section 3.1: up to 20 %. Products of one token and of 64 with each layout, at the best of the candidates
 //! that `hearth gpu --tune` tries. Times of a software driver say what they say of the processor under it.
@@ -9,7 +9,7 @@ use hearth_gpu::measure::product_launches;
 use hearth_gpu::tuning::candidates;
 use hearth_gpu::virtual_tensor::WeightOrder;
 use hearth_gpu::{Gpu, GpuError, Mask};
-use hearth_kernels::{Matrix, Supported};
+use hearth_kernels::{KernelFormat, Matrix};
 use hearth_runtime::clock::wall_nanos;
 
 /// Rows and inputs. source: assumed, the shape of a model of 1 to 3 billion weights
@@ -41,7 +41,7 @@ fn main() -> Result<(), GpuError> {
     };
     println!("{} ({})", gpu.facts().name, gpu.facts().driver);
     println!("{:6} {:>6} {:>12} {:>12} {:>8}", "", "tokens", "naive, us", "best, us", "gain");
-    for format in [Supported::Q8_0, Supported::Q4K, Supported::F16] {
+    for format in [KernelFormat::Q8_0, KernelFormat::Q4K, KernelFormat::F16] {
         let row = format.row_bytes(SIDE).unwrap_or(0);
         let bytes: Vec<u8> =
             (0..SIDE * row).map(|at| (at.wrapping_mul(2_654_435_761) >> 9) as u8 & 0x3f).collect();

@@ -1,4 +1,4 @@
-//! How does a place in the ring compute with a GPU and processors?
+//! The backend of a stage whose layers are shared between a GPU and the processors.
 //!
 //! Layers that the plan puts on the GPU run there, the others on the processors. Activations go up once and come down once
 //! for each window. A GPU can go away in mid-run, and its caches with it: so the rows that entered a window are kept, and if
@@ -72,7 +72,7 @@ impl Accelerated {
             Accelerated::new(gpu, upload, place.clone(), notes.clone())
         });
         match made {
-            Err(error) if place.renews => Ok(Accelerated::without_gpu(place, notes, &error)),
+            Err(error) if place.fallback_to_cpu => Ok(Accelerated::without_gpu(place, notes, &error)),
             made => made,
         }
     }

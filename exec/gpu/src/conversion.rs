@@ -1,4 +1,4 @@
-//! How are weights of a file made into those of ML Drift?
+//! Conversion of a file's weights to the formats of ML Drift, with one scale a row.
 //!
 //! ML Drift paper, section 4.2: q8 has eight bits and a scale for each channel everywhere; 8/4/4 has eight in attention and
 //! four in the embedding and the feed-forward block. No file has them, so that a row is dequantised, rounded and sent up,

@@ -1,9 +1,9 @@
-//! What can go wrong with a GPU?
+//! Errors of the GPU backend.
 //!
 //! Each variant says what, where, and what to do. A device that was lost or is out of memory in mid-run is no end of the
 //! run: `crate::backend` goes on without it.
 
-use hearth_kernels::Supported;
+use hearth_kernels::KernelFormat;
 
 use crate::virtual_tensor::ShapeError;
 
@@ -59,7 +59,7 @@ pub enum GpuError {
     )]
     Format {
         /// The type.
-        format: Supported,
+        format: KernelFormat,
         /// Those that there are kernels for.
         known: String,
     },

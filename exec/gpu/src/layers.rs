@@ -1,4 +1,4 @@
-//! How does a run of layers become launches?
+//! Layers of a model on the GPU: runs a range of them as launches.
 //!
 //! The decoder's graph, fused ([`crate::graph`]), is walked once for each run of layers that is asked for and for each
 //! stage; its nodes become launches on the layers' weights and caches. Intermediate tensors lie in shared objects
@@ -79,7 +79,7 @@ struct Room {
 #[derive(Debug)]
 struct Runs {
     decode: Vec<Step>,
-    /// For batches of at most so many tokens, and the last for all.
+    /// Tilings by the largest number of tokens of a batch that they serve; the last serves all.
     prefill: Vec<(u32, Vec<Step>)>,
 }
 
@@ -167,7 +167,7 @@ impl GpuLayers {
         let mut done = 0;
         let mut tell = |bytes: u64| {
             done += bytes;
-            progress.tell(done, total);
+            progress.report(done, total);
         };
         let mut all = BTreeMap::new();
         for layer in layers {

@@ -1,4 +1,4 @@
-//! How does a GPU compute the layers that a plan gives it?
+//! Layers of a model on a GPU, through wgpu.
 //!
 //! In the manner of ML Drift: kernels are texts, generated for the device at hand against logical tensors
 //! ([`virtual_tensor`]); a pass is a graph of few launches ([`graph`]), and its intermediate tensors share memory by

@@ -1,4 +1,4 @@
-//! How does a matrix of the file get into GPU memory?
+//! Upload of a file's matrix into GPU memory.
 //!
 //! Raw bytes go up in chunks and a kernel rearranges them ([`crate::kernels::packing`]), so that the file's weights exist
 //! on the GPU once, in the layout that products read. A matrix that is larger than a binding may be is several parts, each

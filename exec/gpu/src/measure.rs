@@ -1,4 +1,4 @@
-//! How fast is this GPU, in the terms of a device document?
+//! Measures a GPU's rates for a device document.
 //!
 //! Products of one and of several tokens with the kernels that a run uses, format by format; reading its memory; copies within
 //! it, to it and from it; and what a pass through a window costs beside its work: submitting, waiting, and a short copy each
@@ -11,7 +11,7 @@
 
 use std::cell::RefCell;
 
-use hearth_kernels::{Matrix, Supported};
+use hearth_kernels::{KernelFormat, Matrix};
 use hearth_profiles::device::{Gpu as Profile, GpuKind, Transfer};
 use hearth_profiles::measure::Effort;
 use hearth_profiles::measure::sampling::{duration, rate};
@@ -78,8 +78,8 @@ pub fn measure(
     buffers: Sourced<Bytes>,
     effort: &Effort,
 ) -> Result<Profile, GpuError> {
-    let all: Vec<Supported> = Packed::ALL.into_iter().filter_map(Packed::stored).collect();
-    let mut wanted: Vec<Supported> =
+    let all: Vec<KernelFormat> = Packed::ALL.into_iter().filter_map(Packed::stored).collect();
+    let mut wanted: Vec<KernelFormat> =
         all.iter().copied().filter(|stored| formats.contains(&stored.format())).collect();
     if wanted.is_empty() {
         wanted = all;
@@ -140,8 +140,8 @@ fn kind(interface: &str) -> Result<GpuKind, GpuError> {
     }
 }
 
-/// Equal matrices of any bytes, of so many bytes together; at least one.
-fn random(gpu: &Gpu, format: Supported, tiling: Tiling, spread: u64) -> Result<Vec<GpuMatrix>, GpuError> {
+/// Equal matrices of arbitrary bytes, of `bytes` bytes together; at least one.
+fn random(gpu: &Gpu, format: KernelFormat, tiling: Tiling, spread: u64) -> Result<Vec<GpuMatrix>, GpuError> {
     let row = format.row_bytes(SIDE).unwrap_or(0);
     let bytes: Vec<u8> =
         (0..SIDE * row).map(|at| (at.wrapping_mul(2_654_435_761) >> 9) as u8 & 0x3f).collect();
@@ -150,7 +150,7 @@ fn random(gpu: &Gpu, format: Supported, tiling: Tiling, spread: u64) -> Result<V
     (0..count).map(|_| GpuMatrix::upload(gpu, matrix, tiling)).collect()
 }
 
-/// The launches of a product of so many tokens, with the rounding of its inputs where that is a kernel of its own.
+/// The launches of a product of `tokens` tokens, with the rounding of its inputs where that is a kernel of its own.
 pub fn product_launches(gpu: &Gpu, weights: &GpuMatrix, tokens: u32) -> Result<Vec<Launch>, GpuError> {
     let stage = if tokens == 1 { Stage::Decode } else { Stage::Prefill };
     let length = weights.length;
@@ -288,7 +288,7 @@ fn copying(gpu: &Gpu, bytes: u64) -> Result<impl Fn() -> Result<(), GpuError>, G
     })
 }
 
-/// A launch that copies so many bytes within the GPU's memory.
+/// A launch that copies `bytes` bytes within the GPU's memory.
 fn copy(gpu: &Gpu, bytes: u64) -> Result<Launch, GpuError> {
     let shape = Shape::bhwc(1, 1, (bytes / 256).max(1) as u32, 64)?;
     let [from, to] = [gpu.zeros("a copy", bytes.max(256))?, gpu.zeros("a copy", bytes.max(256))?];

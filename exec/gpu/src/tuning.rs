@@ -1,4 +1,4 @@
-//! How should threads share a product's work on this device?
+//! Tuning: chooses how threads share a product's work on a device by timing candidates.
 //!
 //! ML Drift paper, section 3.4: the fastest of some candidates is chosen on the device itself. Here they differ in the
 //! layout of weights, in how many slices of rows a group has, and in how many threads share a row. Each is timed on products
@@ -6,14 +6,14 @@
 //! The one with the smallest geometric mean is chosen, and remembered for the adapter and its driver.
 //!
 //! What else a pass does, attention among it, has one tiling and is not timed. Every candidate is checked against the
-//! scalar oracle in the tests, so that none is chosen that nobody has seen compute.
+//! scalar oracle in the tests, so that no untested candidate is chosen.
 //!
 //! Not here: the file in which choices are kept. The command line has it.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use hearth_kernels::{Matrix, Supported};
+use hearth_kernels::{KernelFormat, Matrix};
 use hearth_runtime::clock::wall_nanos;
 
 use crate::device::{Capabilities, Gpu};
@@ -24,7 +24,7 @@ use crate::measure::product_launches;
 use crate::virtual_tensor::WeightOrder;
 
 /// Formats that are timed, one of each kind.
-const FORMATS: [Supported; 3] = [Supported::Q8_0, Supported::Q4K, Supported::F16];
+const FORMATS: [KernelFormat; 3] = [KernelFormat::Q8_0, KernelFormat::Q4K, KernelFormat::F16];
 
 /// Tokens of a product that are timed: one, and a batch that fills a tile.
 const TOKENS: [u32; 2] = [1, 32];
@@ -154,7 +154,7 @@ fn fastest_first(timed: &mut [Timed]) {
     timed.sort_by(|one, other| one.mean().total_cmp(&other.mean()));
 }
 
-/// What one product of so many tokens takes.
+/// Returns the seconds that one product of `tokens` tokens takes.
 pub fn product_seconds(gpu: &Gpu, matrix: Matrix<'_>, tiling: Tiling, tokens: u32) -> Result<f64, GpuError> {
     let weights = GpuMatrix::upload(gpu, matrix, tiling)?;
     let launches = product_launches(gpu, &weights, tokens)?;

@@ -1,4 +1,4 @@
-//! Which instructions may a 64-bit ARM processor have, and which kernels use them?
+//! Instruction sets of 64-bit ARM processors, and the kernels that use them.
 //!
 //! All of them have NEON. Dot products of bytes (`dotprod`, of ARMv8.4) and products of matrices of bytes (`i8mm`, of
 //! ARMv8.6) are asked for when the program runs.
@@ -11,7 +11,7 @@ use half::f16;
 
 use super::neon::{self, Dotprod, Plain, Products};
 use super::product::{Tile, walk};
-use super::{Supported, panel};
+use super::{KernelFormat, panel};
 
 /// An instruction set that not every compiler target has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,22 +90,22 @@ unsafe fn dots<P: Products>(tile: Tile<'_>) {
     // SAFETY: the caller's promise.
     unsafe {
         match tile.matrix.format {
-            Supported::F32 => walk!(tile, plain_row, neon::dot_f32),
-            Supported::F16 => walk!(tile, plain_row, neon::dot_f16),
-            Supported::Bf16 => walk!(tile, plain_row, neon::dot_bf16),
-            Supported::Q4_0 => walk!(tile, row32, neon::dot_q4_0::<P, _>),
-            Supported::Q4_1 => walk!(tile, row32, neon::dot_q4_1::<P, _>),
-            Supported::Q5_0 => walk!(tile, row32, neon::dot_q5_0::<P, _>),
-            Supported::Q5_1 => walk!(tile, row32, neon::dot_q5_1::<P, _>),
-            Supported::Q8_0 => walk!(tile, row32, neon::dot_q8_0::<P, _>),
-            Supported::Iq4Nl => walk!(tile, row32, neon::dot_iq4_nl::<P, _>),
-            Supported::Q2K => walk!(tile, row256, neon::dot_q2_k::<P, _>),
-            Supported::Q3K => walk!(tile, row256, neon::dot_q3_k::<P, _>),
-            Supported::Q4K => walk!(tile, row256, neon::dot_q4_k::<P, _>),
-            Supported::Q5K => walk!(tile, row256, neon::dot_q5_k::<P, _>),
-            Supported::Q6K => walk!(tile, row256, neon::dot_q6_k::<P, _>),
-            Supported::Iq1S => walk!(tile, row256, neon::dot_iq1_s::<P, _>),
-            Supported::Iq4Xs => walk!(tile, row256, neon::dot_iq4_xs::<P, _>),
+            KernelFormat::F32 => walk!(tile, plain_row, neon::dot_f32),
+            KernelFormat::F16 => walk!(tile, plain_row, neon::dot_f16),
+            KernelFormat::Bf16 => walk!(tile, plain_row, neon::dot_bf16),
+            KernelFormat::Q4_0 => walk!(tile, row32, neon::dot_q4_0::<P, _>),
+            KernelFormat::Q4_1 => walk!(tile, row32, neon::dot_q4_1::<P, _>),
+            KernelFormat::Q5_0 => walk!(tile, row32, neon::dot_q5_0::<P, _>),
+            KernelFormat::Q5_1 => walk!(tile, row32, neon::dot_q5_1::<P, _>),
+            KernelFormat::Q8_0 => walk!(tile, row32, neon::dot_q8_0::<P, _>),
+            KernelFormat::Iq4Nl => walk!(tile, row32, neon::dot_iq4_nl::<P, _>),
+            KernelFormat::Q2K => walk!(tile, row256, neon::dot_q2_k::<P, _>),
+            KernelFormat::Q3K => walk!(tile, row256, neon::dot_q3_k::<P, _>),
+            KernelFormat::Q4K => walk!(tile, row256, neon::dot_q4_k::<P, _>),
+            KernelFormat::Q5K => walk!(tile, row256, neon::dot_q5_k::<P, _>),
+            KernelFormat::Q6K => walk!(tile, row256, neon::dot_q6_k::<P, _>),
+            KernelFormat::Iq1S => walk!(tile, row256, neon::dot_iq1_s::<P, _>),
+            KernelFormat::Iq4Xs => walk!(tile, row256, neon::dot_iq4_xs::<P, _>),
         }
     }
 }

@@ -1,11 +1,11 @@
-//! What do the weights of a matmul meet?
+//! Activations as inputs of products: plain, or rounded to eight bits in blocks.
 //!
 //! The input rows, rounded once for all weight rows: to nothing for F32, F16 and BF16 weights, to eight bits
 //! in blocks of 32 for weights in blocks of 32, and in blocks of 256 with the sums of 16 for the others, many of
 //! which need those sums for what they subtract. `scale = max |x| / 127`, `q = nearest even(x * (127 / max |x|))`.
 //! Unlike the `Q8_0` of a file the scale stays f32.
 
-use super::Instructions;
+use super::InstructionSet;
 
 /// How a matmul input is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,7 +74,7 @@ impl Activations {
     ///
     /// # Panics
     /// If the length is not a whole number of the kind's blocks.
-    pub fn prepare(&mut self, kind: InputKind, instructions: Instructions) {
+    pub fn prepare(&mut self, kind: InputKind, instructions: InstructionSet) {
         let (into, block) = match kind {
             InputKind::Plain => return,
             InputKind::Blocks32 => (&mut self.blocks32, 32),
@@ -201,7 +201,7 @@ mod tests {
         values[..4].copy_from_slice(&[2.0, 1.0, -0.01, -2.0]);
         let mut quants = [0i8; 32];
         let mut scales = [0.0f32];
-        round32(Instructions::SCALAR, &values, &mut quants, &mut scales, &mut [0]);
+        round32(InstructionSet::SCALAR, &values, &mut quants, &mut scales, &mut [0]);
         assert_eq!(quants[..5], [127, 64, -1, -127, 0]);
         assert_eq!(scales[0], 2.0 / 127.0);
     }
@@ -210,7 +210,7 @@ mod tests {
     fn silence_has_scale_zero() {
         let mut quants = [1i8; 32];
         let mut scales = [1.0f32];
-        round32(Instructions::detect(), &[0.0; 32], &mut quants, &mut scales, &mut [0]);
+        round32(InstructionSet::detect(), &[0.0; 32], &mut quants, &mut scales, &mut [0]);
         assert_eq!((quants, scales), ([0; 32], [0.0]));
     }
 }

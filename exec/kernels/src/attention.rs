@@ -1,4 +1,4 @@
-//! What does one query head read from the cache?
+//! Attention of one query head over its cache rows.
 //!
 //! `scores[t] = scale * dot(query, key[t])` in the 32-lane order, a soft cap where there is one, softmax, then
 //! `out = sum of p[t] * value[t]`, t ascending, one fma each: nothing here depends on how the cache was filled or
@@ -10,7 +10,7 @@
 use half::f16;
 
 use super::elementwise::{soft_cap, softmax};
-use super::{Instructions, Set, fold, tree};
+use super::{InstructionSet, Set, fold, tree};
 
 /// Rows of one head, [positions, length].
 #[derive(Debug, Clone, Copy)]
@@ -30,7 +30,7 @@ pub struct Scoring {
 
 /// One head's attention over some positions of its cache rows; `scores` has one place a position.
 pub fn attend(
-    instructions: Instructions,
+    instructions: InstructionSet,
     query: &[f32], // [key_length]
     scoring: Scoring,
     keys: Rows<'_>,     // [positions, key_length]
@@ -85,7 +85,7 @@ super::compiled_for_each! {
     fn mix_f32(probabilities: &[f32], values: &[f32], out: &mut [f32]) = mix_f32_generic;
 }
 
-fn scores_f16(instructions: Instructions, query: &[f32], scale: f32, keys: &[f16], scores: &mut [f32]) {
+fn scores_f16(instructions: InstructionSet, query: &[f32], scale: f32, keys: &[f16], scores: &mut [f32]) {
     match instructions.set() {
         Set::Scalar => {
             for (score, key) in scores.iter_mut().zip(keys.chunks_exact(query.len())) {
@@ -96,7 +96,7 @@ fn scores_f16(instructions: Instructions, query: &[f32], scale: f32, keys: &[f16
     }
 }
 
-fn mix_f16(instructions: Instructions, probabilities: &[f32], values: &[f16], out: &mut [f32]) {
+fn mix_f16(instructions: InstructionSet, probabilities: &[f32], values: &[f16], out: &mut [f32]) {
     match instructions.set() {
         Set::Scalar => {
             out.fill(0.0);
@@ -142,8 +142,8 @@ mod tests {
                 attend(instructions, &query, scoring, keys, values, &mut scores, &mut out);
                 out.iter().map(|number| number.to_bits()).collect::<Vec<u32>>()
             };
-            let wanted = bits(Instructions::SCALAR);
-            for instructions in Instructions::available() {
+            let wanted = bits(InstructionSet::SCALAR);
+            for instructions in InstructionSet::available() {
                 prop_assert_eq!(&wanted, &bits(instructions), "{}", instructions.name());
             }
         }

@@ -1,4 +1,4 @@
-//! How do the parts between two matmuls compute, in one order everywhere?
+//! Elementwise kernels between two products: norms, activations, rotation, softmax.
 //!
 //! RMSNorm, softmax, soft caps, rotary embedding, SwiGLU, GeGLU and additions, written once without intrinsics:
 //! the compiler may vectorise them, but neither reorders nor contracts, so that every instruction set has the
@@ -166,20 +166,20 @@ super::compiled_for_each! {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::Instructions;
+    use super::super::InstructionSet;
     use super::*;
 
     #[test]
     fn a_row_of_equal_values_normalises_to_the_weights() {
         let mut out = [0.0; 3];
-        rms_norm(Instructions::detect(), &[2.0; 3], &[1.0, 0.5, -1.0], 0.0, &mut out);
+        rms_norm(InstructionSet::detect(), &[2.0; 3], &[1.0, 0.5, -1.0], 0.0, &mut out);
         assert_eq!(out, [1.0, 0.5, -1.0]);
     }
 
     #[test]
     fn a_quarter_turn() {
         let mut head = [1.0, 0.0, 3.0, 4.0];
-        rotate(Instructions::detect(), &mut head, &[[0.0, 1.0], [1.0, 0.0]]);
+        rotate(InstructionSet::detect(), &mut head, &[[0.0, 1.0], [1.0, 0.0]]);
         assert_eq!(head, [0.0, 1.0, 3.0, 4.0]);
     }
 
@@ -188,8 +188,8 @@ mod tests {
         let turns = [[0.6, 0.8], [0.0, 1.0]];
         let mut halves = [1.0, 2.0, 3.0, 4.0, 9.0];
         let mut neighbours = [1.0, 3.0, 2.0, 4.0, 9.0];
-        rotate_halves(Instructions::detect(), &mut halves, &turns);
-        rotate(Instructions::detect(), &mut neighbours, &turns);
+        rotate_halves(InstructionSet::detect(), &mut halves, &turns);
+        rotate(InstructionSet::detect(), &mut neighbours, &turns);
         assert_eq!(halves, [neighbours[0], neighbours[2], neighbours[1], neighbours[3], 9.0]);
     }
 
@@ -198,8 +198,8 @@ mod tests {
         for step in -400..=400 {
             let x = step as f32 * 0.1;
             let (mut gated, mut capped) = ([x], [x]);
-            geglu(Instructions::detect(), &mut gated, &[1.0]);
-            soft_cap(Instructions::detect(), &mut capped, 30.0);
+            geglu(InstructionSet::detect(), &mut gated, &[1.0]);
+            soft_cap(InstructionSet::detect(), &mut capped, 30.0);
             let x = f64::from(x);
             let gelu = 0.5 * x * (1.0 + (0.797_884_560_802_865_4 * (x + 0.044_715 * x * x * x)).tanh());
             let cap = 30.0 * (x / 30.0).tanh();
@@ -228,13 +228,13 @@ mod tests {
                 let all = norm.iter().chain(&probabilities).chain(&product).chain(&gelu).chain(&capped);
                 all.map(|v| v.to_bits()).collect::<Vec<_>>()
             };
-            prop_assert_eq!(bits(Instructions::SCALAR), bits(Instructions::detect()));
+            prop_assert_eq!(bits(InstructionSet::SCALAR), bits(InstructionSet::detect()));
         }
 
         #[test]
         fn probabilities_sum_to_one(scores in prop::collection::vec(-90.0f32..90.0, 1..100)) {
             let mut probabilities = scores;
-            softmax(Instructions::detect(), &mut probabilities);
+            softmax(InstructionSet::detect(), &mut probabilities);
             let sum: f32 = probabilities.iter().sum();
             prop_assert!((sum - 1.0).abs() < 1e-5);
         }

@@ -1,4 +1,4 @@
-//! What is e to the x, with the same bits everywhere?
+//! e^x with the same bits on every processor.
 //!
 //! The exponential of the C library differs between platforms in the last bit. This one is a fixed sequence
 //! of multiplications, additions and fused multiply-adds, which also lets the compiler vectorise it:

@@ -1,4 +1,4 @@
-//! In which order are a row of weights and a row of activations summed?
+//! Kernels over quantised weights, scalar and SIMD, in one reduction order.
 //!
 //! One order for every instruction set, thread count, split and batch size, so that a token is the same
 //! token wherever it was computed (`docs/decisions/0002-one-reduction-order.md`):
@@ -28,7 +28,7 @@ macro_rules! compiled_for_each {
     ($($(#[$doc:meta])* $visibility:vis fn $name:ident($($argument:ident: $type:ty),* $(,)?) = $generic:ident;)+) => {$(
         $(#[$doc])*
         #[allow(clippy::too_many_arguments)]
-        $visibility fn $name(instructions: $crate::Instructions, $($argument: $type),*) {
+        $visibility fn $name(instructions: $crate::InstructionSet, $($argument: $type),*) {
             // Elsewhere the compiler has the vector instructions anyway.
             #[cfg_attr(target_arch = "x86_64", target_feature(enable = "avx2,fma,f16c"))]
             #[allow(clippy::too_many_arguments)]
@@ -87,7 +87,7 @@ pub use product::Matrix;
 
 /// The formats there are kernels for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Supported {
+pub enum KernelFormat {
     /// IEEE single precision.
     F32,
     /// IEEE half precision.
@@ -122,51 +122,51 @@ pub enum Supported {
     Iq4Xs,
 }
 
-impl Supported {
+impl KernelFormat {
     /// Every one of them.
-    pub const ALL: [Supported; 16] = [
-        Supported::F32,
-        Supported::F16,
-        Supported::Bf16,
-        Supported::Q4_0,
-        Supported::Q4_1,
-        Supported::Q5_0,
-        Supported::Q5_1,
-        Supported::Q8_0,
-        Supported::Q2K,
-        Supported::Q3K,
-        Supported::Q4K,
-        Supported::Q5K,
-        Supported::Q6K,
-        Supported::Iq1S,
-        Supported::Iq4Nl,
-        Supported::Iq4Xs,
+    pub const ALL: [KernelFormat; 16] = [
+        KernelFormat::F32,
+        KernelFormat::F16,
+        KernelFormat::Bf16,
+        KernelFormat::Q4_0,
+        KernelFormat::Q4_1,
+        KernelFormat::Q5_0,
+        KernelFormat::Q5_1,
+        KernelFormat::Q8_0,
+        KernelFormat::Q2K,
+        KernelFormat::Q3K,
+        KernelFormat::Q4K,
+        KernelFormat::Q5K,
+        KernelFormat::Q6K,
+        KernelFormat::Iq1S,
+        KernelFormat::Iq4Nl,
+        KernelFormat::Iq4Xs,
     ];
 
     /// The kernels for a format of a file, if there are any.
-    pub fn of(format: Format) -> Option<Supported> {
-        Supported::ALL.into_iter().find(|supported| supported.format() == format)
+    pub fn of(format: Format) -> Option<KernelFormat> {
+        KernelFormat::ALL.into_iter().find(|supported| supported.format() == format)
     }
 
     /// The format in the file.
     pub fn format(self) -> Format {
         match self {
-            Supported::F32 => Format::F32,
-            Supported::F16 => Format::F16,
-            Supported::Bf16 => Format::Bf16,
-            Supported::Q4_0 => Format::Q4_0,
-            Supported::Q4_1 => Format::Q4_1,
-            Supported::Q5_0 => Format::Q5_0,
-            Supported::Q5_1 => Format::Q5_1,
-            Supported::Q8_0 => Format::Q8_0,
-            Supported::Q2K => Format::Q2K,
-            Supported::Q3K => Format::Q3K,
-            Supported::Q4K => Format::Q4K,
-            Supported::Q5K => Format::Q5K,
-            Supported::Q6K => Format::Q6K,
-            Supported::Iq1S => Format::Iq1S,
-            Supported::Iq4Nl => Format::Iq4Nl,
-            Supported::Iq4Xs => Format::Iq4Xs,
+            KernelFormat::F32 => Format::F32,
+            KernelFormat::F16 => Format::F16,
+            KernelFormat::Bf16 => Format::Bf16,
+            KernelFormat::Q4_0 => Format::Q4_0,
+            KernelFormat::Q4_1 => Format::Q4_1,
+            KernelFormat::Q5_0 => Format::Q5_0,
+            KernelFormat::Q5_1 => Format::Q5_1,
+            KernelFormat::Q8_0 => Format::Q8_0,
+            KernelFormat::Q2K => Format::Q2K,
+            KernelFormat::Q3K => Format::Q3K,
+            KernelFormat::Q4K => Format::Q4K,
+            KernelFormat::Q5K => Format::Q5K,
+            KernelFormat::Q6K => Format::Q6K,
+            KernelFormat::Iq1S => Format::Iq1S,
+            KernelFormat::Iq4Nl => Format::Iq4Nl,
+            KernelFormat::Iq4Xs => Format::Iq4Xs,
         }
     }
 
@@ -178,25 +178,25 @@ impl Supported {
     /// How the activations that meet these weights are stored.
     pub fn input_kind(self) -> InputKind {
         match self {
-            Supported::F32 | Supported::F16 | Supported::Bf16 => InputKind::Plain,
-            Supported::Q4_0
-            | Supported::Q4_1
-            | Supported::Q5_0
-            | Supported::Q5_1
-            | Supported::Q8_0
-            | Supported::Iq4Nl => InputKind::Blocks32,
-            Supported::Q2K
-            | Supported::Q3K
-            | Supported::Q4K
-            | Supported::Q5K
-            | Supported::Q6K
-            | Supported::Iq1S
-            | Supported::Iq4Xs => InputKind::Blocks256,
+            KernelFormat::F32 | KernelFormat::F16 | KernelFormat::Bf16 => InputKind::Plain,
+            KernelFormat::Q4_0
+            | KernelFormat::Q4_1
+            | KernelFormat::Q5_0
+            | KernelFormat::Q5_1
+            | KernelFormat::Q8_0
+            | KernelFormat::Iq4Nl => InputKind::Blocks32,
+            KernelFormat::Q2K
+            | KernelFormat::Q3K
+            | KernelFormat::Q4K
+            | KernelFormat::Q5K
+            | KernelFormat::Q6K
+            | KernelFormat::Iq1S
+            | KernelFormat::Iq4Xs => InputKind::Blocks256,
         }
     }
 }
 
-impl fmt::Display for Supported {
+impl fmt::Display for KernelFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.format().fmt(f)
     }
@@ -204,10 +204,10 @@ impl fmt::Display for Supported {
 
 /// The instruction set that kernels are dispatched to. Results do not depend on it.
 ///
-/// A set other than the scalar one can only be had from [`Instructions::detect`], so that a value of it is a
+/// A set other than the scalar one can only be had from [`InstructionSet::detect`], so that a value of it is a
 /// proof that the processor has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Instructions(Set);
+pub struct InstructionSet(Set);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Set {
@@ -217,21 +217,21 @@ pub(crate) enum Set {
     Native(Native),
 }
 
-impl Instructions {
+impl InstructionSet {
     /// Plain Rust.
-    pub const SCALAR: Instructions = Instructions(Set::Scalar);
+    pub const SCALAR: InstructionSet = InstructionSet(Set::Scalar);
 
     /// The best that this processor has.
-    pub fn detect() -> Instructions {
+    pub fn detect() -> InstructionSet {
         let best = Native::ALL.into_iter().rev().find(|native| native.present());
-        best.map_or(Instructions::SCALAR, |native| Instructions(Set::Native(native)))
+        best.map_or(InstructionSet::SCALAR, |native| InstructionSet(Set::Native(native)))
     }
 
     /// All that this processor has, the best last.
-    pub fn available() -> Vec<Instructions> {
+    pub fn available() -> Vec<InstructionSet> {
         let native = Native::ALL.into_iter().filter(|native| native.present());
-        let native = native.map(|native| Instructions(Set::Native(native)));
-        std::iter::once(Instructions::SCALAR).chain(native).collect()
+        let native = native.map(|native| InstructionSet(Set::Native(native)));
+        std::iter::once(InstructionSet::SCALAR).chain(native).collect()
     }
 
     /// Its name in traces.
@@ -254,7 +254,7 @@ pub enum KernelError {
     #[error("a {format} row of {length} weights cannot lie in {found} bytes")]
     RowBytes {
         /// How the row is stored.
-        format: Supported,
+        format: KernelFormat,
         /// Weights in the row.
         length: usize,
         /// Bytes given.

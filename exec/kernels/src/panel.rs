@@ -1,4 +1,4 @@
-//! How do many tokens meet sixteen rows of weights at once?
+//! Panels: sixteen rows of weights unpacked once and multiplied with many tokens.
 //!
 //! A dot product with its elements in the lanes ends in a horizontal sum for each row and token. With sixteen
 //! *rows* in the lanes there is none: one instruction multiplies four neighbouring weights of each row by the same
@@ -29,7 +29,7 @@ use bytemuck::Zeroable;
 
 use integers::{Block32, Block256};
 
-use super::Supported;
+use super::KernelFormat;
 use super::activations::QuantisedRow;
 use super::blocks::{
     BlockIq1S, BlockIq4Nl, BlockIq4Xs, BlockQ2K, BlockQ3K, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0,
@@ -75,8 +75,8 @@ struct Panel {
 }
 
 /// Whether `tokens` rows of input are best multiplied panel by panel.
-pub fn pays(format: Supported, tokens: usize) -> bool {
-    tokens >= FEWEST_TOKENS && !matches!(format, Supported::F32 | Supported::F16 | Supported::Bf16)
+pub fn pays(format: KernelFormat, tokens: usize) -> bool {
+    tokens >= FEWEST_TOKENS && !matches!(format, KernelFormat::F32 | KernelFormat::F16 | KernelFormat::Bf16)
 }
 
 impl Panel {
@@ -168,19 +168,19 @@ unsafe fn multiply<M: Method, const T: usize>(tile: Tile<'_>) {
         // SAFETY: the caller's promise.
         unsafe {
             match tile.matrix.format {
-                Supported::Q4_0 => multiply32::<M, BlockQ4_0, T>(tile, workspace),
-                Supported::Q4_1 => multiply32::<M, BlockQ4_1, T>(tile, workspace),
-                Supported::Q5_0 => multiply32::<M, BlockQ5_0, T>(tile, workspace),
-                Supported::Q5_1 => multiply32::<M, BlockQ5_1, T>(tile, workspace),
-                Supported::Q8_0 => multiply32::<M, BlockQ8_0, T>(tile, workspace),
-                Supported::Iq4Nl => multiply32::<M, BlockIq4Nl, T>(tile, workspace),
-                Supported::Q2K => multiply256::<M, BlockQ2K, T>(tile, workspace),
-                Supported::Q3K => multiply256::<M, BlockQ3K, T>(tile, workspace),
-                Supported::Q4K => multiply256::<M, BlockQ4K, T>(tile, workspace),
-                Supported::Q5K => multiply256::<M, BlockQ5K, T>(tile, workspace),
-                Supported::Q6K => multiply256::<M, BlockQ6K, T>(tile, workspace),
-                Supported::Iq1S => multiply256::<M, BlockIq1S, T>(tile, workspace),
-                Supported::Iq4Xs => multiply256::<M, BlockIq4Xs, T>(tile, workspace),
+                KernelFormat::Q4_0 => multiply32::<M, BlockQ4_0, T>(tile, workspace),
+                KernelFormat::Q4_1 => multiply32::<M, BlockQ4_1, T>(tile, workspace),
+                KernelFormat::Q5_0 => multiply32::<M, BlockQ5_0, T>(tile, workspace),
+                KernelFormat::Q5_1 => multiply32::<M, BlockQ5_1, T>(tile, workspace),
+                KernelFormat::Q8_0 => multiply32::<M, BlockQ8_0, T>(tile, workspace),
+                KernelFormat::Iq4Nl => multiply32::<M, BlockIq4Nl, T>(tile, workspace),
+                KernelFormat::Q2K => multiply256::<M, BlockQ2K, T>(tile, workspace),
+                KernelFormat::Q3K => multiply256::<M, BlockQ3K, T>(tile, workspace),
+                KernelFormat::Q4K => multiply256::<M, BlockQ4K, T>(tile, workspace),
+                KernelFormat::Q5K => multiply256::<M, BlockQ5K, T>(tile, workspace),
+                KernelFormat::Q6K => multiply256::<M, BlockQ6K, T>(tile, workspace),
+                KernelFormat::Iq1S => multiply256::<M, BlockIq1S, T>(tile, workspace),
+                KernelFormat::Iq4Xs => multiply256::<M, BlockIq4Xs, T>(tile, workspace),
                 other => unreachable!("there are no panels of {other}"),
             }
         }

@@ -1,4 +1,4 @@
-//! Which instructions may a processor have for which there are no kernels?
+//! The empty set of native kernels, for processors that have none.
 //!
 //! None: plain Rust computes everything there.
 

@@ -1,4 +1,4 @@
-//! How does a run of weight rows meet the input rows?
+//! Products of rows of weights with rows of activations.
 //!
 //! `out[token, row] = dot(weights[row], input[token])` for some rows and all tokens. Many tokens meet weights panel by
 //! panel, see [`super::panel`]. Few go in tiles of
@@ -10,13 +10,13 @@
 use std::marker::PhantomData;
 
 use super::activations::Activations;
-use super::{Instructions, Set, Supported, scalar};
+use super::{InstructionSet, KernelFormat, Set, scalar};
 
 /// A matrix in the mapped file.
 #[derive(Debug, Clone, Copy)]
 pub struct Matrix<'a> {
     /// How it is stored.
-    pub format: Supported,
+    pub format: KernelFormat,
     /// Weights in a row.
     pub length: usize,
     /// Number of rows.
@@ -92,7 +92,7 @@ impl<'a> Output<'a> {
 /// # Safety
 /// No other thread writes these rows of `out` meanwhile.
 pub unsafe fn rows_product(
-    instructions: Instructions,
+    instructions: InstructionSet,
     matrix: Matrix<'_>,
     first: usize,
     count: usize,
@@ -160,23 +160,23 @@ fn scalar_tile(tile: Tile<'_>) {
 }
 
 /// The oracle's dot product of one stored row and one input row.
-pub fn scalar_dot(format: Supported, row: &[u8], input: &Activations, token: usize) -> f32 {
+pub fn scalar_dot(format: KernelFormat, row: &[u8], input: &Activations, token: usize) -> f32 {
     match format {
-        Supported::F32 => scalar::dot_f32(row, input.plain_row(token)),
-        Supported::F16 => scalar::dot_f16(row, input.plain_row(token)),
-        Supported::Bf16 => scalar::dot_bf16(row, input.plain_row(token)),
-        Supported::Q4_0 => scalar::dot_q4_0(row, input.row32(token)),
-        Supported::Q4_1 => scalar::dot_q4_1(row, input.row32(token)),
-        Supported::Q5_0 => scalar::dot_q5_0(row, input.row32(token)),
-        Supported::Q5_1 => scalar::dot_q5_1(row, input.row32(token)),
-        Supported::Q8_0 => scalar::dot_q8_0(row, input.row32(token)),
-        Supported::Iq4Nl => scalar::dot_iq4_nl(row, input.row32(token)),
-        Supported::Q2K => scalar::dot_q2_k(row, input.row256(token)),
-        Supported::Q3K => scalar::dot_q3_k(row, input.row256(token)),
-        Supported::Q4K => scalar::dot_q4_k(row, input.row256(token)),
-        Supported::Q5K => scalar::dot_q5_k(row, input.row256(token)),
-        Supported::Q6K => scalar::dot_q6_k(row, input.row256(token)),
-        Supported::Iq1S => scalar::dot_iq1_s(row, input.row256(token)),
-        Supported::Iq4Xs => scalar::dot_iq4_xs(row, input.row256(token)),
+        KernelFormat::F32 => scalar::dot_f32(row, input.plain_row(token)),
+        KernelFormat::F16 => scalar::dot_f16(row, input.plain_row(token)),
+        KernelFormat::Bf16 => scalar::dot_bf16(row, input.plain_row(token)),
+        KernelFormat::Q4_0 => scalar::dot_q4_0(row, input.row32(token)),
+        KernelFormat::Q4_1 => scalar::dot_q4_1(row, input.row32(token)),
+        KernelFormat::Q5_0 => scalar::dot_q5_0(row, input.row32(token)),
+        KernelFormat::Q5_1 => scalar::dot_q5_1(row, input.row32(token)),
+        KernelFormat::Q8_0 => scalar::dot_q8_0(row, input.row32(token)),
+        KernelFormat::Iq4Nl => scalar::dot_iq4_nl(row, input.row32(token)),
+        KernelFormat::Q2K => scalar::dot_q2_k(row, input.row256(token)),
+        KernelFormat::Q3K => scalar::dot_q3_k(row, input.row256(token)),
+        KernelFormat::Q4K => scalar::dot_q4_k(row, input.row256(token)),
+        KernelFormat::Q5K => scalar::dot_q5_k(row, input.row256(token)),
+        KernelFormat::Q6K => scalar::dot_q6_k(row, input.row256(token)),
+        KernelFormat::Iq1S => scalar::dot_iq1_s(row, input.row256(token)),
+        KernelFormat::Iq4Xs => scalar::dot_iq4_xs(row, input.row256(token)),
     }
 }

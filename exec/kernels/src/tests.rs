@@ -1,4 +1,4 @@
-//! Is the scalar oracle right, and does every other kernel have its bits?
+//! The scalar kernels against sums in f64, and every other kernel against the scalar ones, bit for bit.
 
 use half::f16;
 use proptest::prelude::*;
@@ -9,7 +9,7 @@ use super::product::{Matrix, Output, rows_product, scalar_dot};
 use super::*;
 
 /// Random rows of ordinary weights: any bits, with f16 scales around a hundredth.
-fn random_rows(format: Supported, rows: usize, length: usize, seed: u64) -> Vec<u8> {
+fn random_rows(format: KernelFormat, rows: usize, length: usize, seed: u64) -> Vec<u8> {
     let mut stream = ChaCha8Rng::seed_from_u64(seed);
     let mut bytes = vec![0u8; rows * format.row_bytes(length).expect("whole blocks")];
     stream.fill_bytes(&mut bytes);
@@ -17,9 +17,9 @@ fn random_rows(format: Supported, rows: usize, length: usize, seed: u64) -> Vec<
         let sign = if stream.next_u32() & 1 == 0 { 1.0 } else { -1.0 };
         sign * (0.001 + stream.next_u32() as f32 / u32::MAX as f32 * 0.02)
     };
-    if format == Supported::F32 {
+    if format == KernelFormat::F32 {
         bytes.as_chunks_mut::<4>().0.iter_mut().for_each(|value| *value = number().to_le_bytes());
-    } else if format == Supported::Bf16 {
+    } else if format == KernelFormat::Bf16 {
         let upper = |value: f32| ((value.to_bits() >> 16) as u16).to_le_bytes();
         bytes.as_chunks_mut::<2>().0.iter_mut().for_each(|value| *value = upper(number()));
     }
@@ -28,18 +28,18 @@ fn random_rows(format: Supported, rows: usize, length: usize, seed: u64) -> Vec<
 }
 
 /// Where the f16 numbers of a block lie: scales, and minima after them.
-fn halves(format: Supported) -> &'static [usize] {
+fn halves(format: KernelFormat) -> &'static [usize] {
     match format {
-        Supported::F32 | Supported::Bf16 => &[],
-        Supported::Q4_1 | Supported::Q5_1 | Supported::Q4K | Supported::Q5K => &[0, 2],
-        Supported::Q2K => &[80, 82],
-        Supported::Q3K => &[108],
-        Supported::Q6K => &[208],
+        KernelFormat::F32 | KernelFormat::Bf16 => &[],
+        KernelFormat::Q4_1 | KernelFormat::Q5_1 | KernelFormat::Q4K | KernelFormat::Q5K => &[0, 2],
+        KernelFormat::Q2K => &[80, 82],
+        KernelFormat::Q3K => &[108],
+        KernelFormat::Q6K => &[208],
         _ => &[0],
     }
 }
 
-fn set_halves(format: Supported, bytes: &mut [u8], mut number: impl FnMut() -> f16) {
+fn set_halves(format: KernelFormat, bytes: &mut [u8], mut number: impl FnMut() -> f16) {
     for block in bytes.chunks_exact_mut(format.format().block_bytes() as usize) {
         for &at in halves(format) {
             block[at..at + 2].copy_from_slice(&number().to_le_bytes());
@@ -58,7 +58,7 @@ fn random_activations(tokens: usize, length: usize, seed: u64) -> Activations {
     activations
 }
 
-fn product_bits(instructions: Instructions, matrix: Matrix<'_>, input: &mut Activations) -> Vec<u32> {
+fn product_bits(instructions: InstructionSet, matrix: Matrix<'_>, input: &mut Activations) -> Vec<u32> {
     input.prepare(matrix.format.input_kind(), instructions);
     let tokens = input.tokens();
     let mut out = vec![0.0f32; tokens * matrix.rows];
@@ -69,7 +69,7 @@ fn product_bits(instructions: Instructions, matrix: Matrix<'_>, input: &mut Acti
 }
 
 /// The input row as the kernel of this format sees it.
-fn seen(format: Supported, input: &Activations, token: usize) -> Vec<f64> {
+fn seen(format: KernelFormat, input: &Activations, token: usize) -> Vec<f64> {
     let (row, block) = match format.input_kind() {
         InputKind::Plain => return input.plain_row(token).iter().map(|&v| f64::from(v)).collect(),
         InputKind::Blocks32 => (input.row32(token), 32),
@@ -80,28 +80,28 @@ fn seen(format: Supported, input: &Activations, token: usize) -> Vec<f64> {
 }
 
 /// What a format subtracts from, or adds to, the weight at `at`, beside its products.
-fn minimum(format: Supported, row: &[u8], at: usize) -> f32 {
+fn minimum(format: KernelFormat, row: &[u8], at: usize) -> f32 {
     match format {
-        Supported::Q2K => {
+        KernelFormat::Q2K => {
             let block = &blocks::blocks::<blocks::BlockQ2K>(row)[at / 256];
             block.minimum() * f32::from(block.packed[at % 256 / 16] >> 4)
         }
-        Supported::Q4K => {
+        KernelFormat::Q4K => {
             let block = &blocks::blocks::<blocks::BlockQ4K>(row)[at / 256];
             block.minimum() * f32::from(block.scales_and_minima().1.to_le_bytes()[at % 256 / 32])
         }
-        Supported::Q5K => {
+        KernelFormat::Q5K => {
             let block = &blocks::blocks::<blocks::BlockQ5K>(row)[at / 256];
             block.minimum() * f32::from(block.scales_and_minima().1.to_le_bytes()[at % 256 / 32])
         }
-        Supported::Q4_1 => blocks::blocks::<blocks::BlockQ4_1>(row)[at / 32].minimum(),
-        Supported::Q5_1 => blocks::blocks::<blocks::BlockQ5_1>(row)[at / 32].minimum(),
+        KernelFormat::Q4_1 => blocks::blocks::<blocks::BlockQ4_1>(row)[at / 32].minimum(),
+        KernelFormat::Q5_1 => blocks::blocks::<blocks::BlockQ5_1>(row)[at / 32].minimum(),
         _ => 0.0,
     }
 }
 
 /// The sum of magnitudes of all that a kernel rounds: products and what is subtracted, apart.
-fn magnitude(format: Supported, row: &[u8], weights: &[f32], input: &[f64]) -> f64 {
+fn magnitude(format: KernelFormat, row: &[u8], weights: &[f32], input: &[f64]) -> f64 {
     let part = |at: usize| f64::from(weights[at].abs()) + 2.0 * f64::from(minimum(format, row, at).abs());
     input.iter().enumerate().map(|(at, a)| part(at) * a.abs()).sum()
 }
@@ -113,7 +113,7 @@ proptest! {
     fn every_instruction_set_and_every_batch_has_the_bits_of_the_oracle(
         seed: u64, blocks in 1usize..6, rows in 1usize..40, tokens in 1usize..30,
     ) {
-        for format in Supported::ALL {
+        for format in KernelFormat::ALL {
             // Rows of plain numbers need not be whole groups of 32 lanes, nor others whole groups of blocks.
             let ragged = match format.format().block_len() {
                 1 => seed as usize % 31,
@@ -124,8 +124,8 @@ proptest! {
             let bytes = random_rows(format, rows, length, seed);
             let matrix = Matrix { format, length, rows, bytes: &bytes };
             let mut input = random_activations(tokens, length, seed);
-            let scalar = product_bits(Instructions::SCALAR, matrix, &mut input);
-            for instructions in Instructions::available() {
+            let scalar = product_bits(InstructionSet::SCALAR, matrix, &mut input);
+            for instructions in InstructionSet::available() {
                 let mut again = random_activations(tokens, length, seed);
                 let found = product_bits(instructions, matrix, &mut again);
                 prop_assert_eq!(&scalar, &found, "{} with {}", format, instructions.name());
@@ -135,20 +135,20 @@ proptest! {
 
     #[test]
     fn the_oracle_is_within_rounding_of_exact_arithmetic(seed: u64, blocks in 1usize..9) {
-        for format in Supported::ALL {
+        for format in KernelFormat::ALL {
             let length = blocks * 256;
             let row = random_rows(format, 1, length, seed);
             let mut weights = vec![0.0; length];
             dequantise(format, &row, &mut weights).unwrap();
             let mut input = random_activations(1, length, seed);
-            input.prepare(format.input_kind(), Instructions::SCALAR);
+            input.prepare(format.input_kind(), InstructionSet::SCALAR);
             let found = f64::from(scalar_dot(format, &row, &input, 0));
 
             let rounded = seen(format, &input, 0);
             let exact: f64 = weights.iter().zip(&rounded).map(|(&w, a)| f64::from(w) * a).sum();
             // One rounding for each addition in a lane, for each level of the tree and in each scale; of quantised
             // weights, for each integer and its addition. Blocks of 32 with a minimum add two integers.
-            let additions = if matches!(format, Supported::Q4_1 | Supported::Q5_1) { 2 } else { 1 };
+            let additions = if matches!(format, KernelFormat::Q4_1 | KernelFormat::Q5_1) { 2 } else { 1 };
             let steps = (additions * length / 32 + 8) as f64;
             let bound = steps * f64::from(f32::EPSILON) / 2.0 * magnitude(format, &row, &weights, &rounded);
             prop_assert!((found - exact).abs() <= bound, "{format}: {found} is not {exact} within {bound:e}");
@@ -166,8 +166,8 @@ proptest! {
     }
 }
 
-fn quantised() -> impl Iterator<Item = Supported> {
-    Supported::ALL.into_iter().filter(|format| format.input_kind() != InputKind::Plain)
+fn quantised() -> impl Iterator<Item = KernelFormat> {
+    KernelFormat::ALL.into_iter().filter(|format| format.input_kind() != InputKind::Plain)
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn the_largest_numbers_do_not_overflow() {
     for (format, fill) in quantised().flat_map(|format| fills.map(|fill| (format, fill))) {
         let length = 256;
         let mut row = vec![fill; format.row_bytes(length).unwrap()];
-        if format == Supported::Q6K && fill == 0xff {
+        if format == KernelFormat::Q6K && fill == 0xff {
             row[192..208].fill(0x80);
         }
         set_halves(format, &mut row, || f16::ONE);
@@ -188,8 +188,8 @@ fn the_largest_numbers_do_not_overflow() {
             input.resize(tokens, length);
             input.rows_mut().fill(127.0 * sign);
             let matrix = Matrix { format, length, rows: 1, bytes: &row };
-            let bits = product_bits(Instructions::SCALAR, matrix, &mut input);
-            for instructions in Instructions::available() {
+            let bits = product_bits(InstructionSet::SCALAR, matrix, &mut input);
+            for instructions in InstructionSet::available() {
                 let found = product_bits(instructions, matrix, &mut input);
                 assert_eq!(found, bits, "{format}, {fill:#x}, {tokens} tokens with {}", instructions.name());
             }
@@ -213,7 +213,7 @@ fn scales_that_are_no_numbers_make_results_that_are_none() {
             set_halves(format, &mut row, || scale);
             let matrix = Matrix { format, length: 512, rows: 1, bytes: &row };
             for (instructions, tokens) in
-                Instructions::available().into_iter().flat_map(|set| [1, 13].map(|tokens| (set, tokens)))
+                InstructionSet::available().into_iter().flat_map(|set| [1, 13].map(|tokens| (set, tokens)))
             {
                 let mut input = random_activations(tokens, 512, 5);
                 let bits = product_bits(instructions, matrix, &mut input);

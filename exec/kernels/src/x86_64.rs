@@ -1,11 +1,11 @@
-//! Which instructions may an x86-64 processor have, and which kernels use them?
+//! Instruction sets of x86-64 processors, and the kernels that use them.
 //!
 //! Not here: the kernels; see [`super::avx2`] and [`super::panel`].
 
 use half::f16;
 
 use super::product::{Tile, walk};
-use super::{Supported, avx2, panel};
+use super::{KernelFormat, avx2, panel};
 
 /// An instruction set beyond that of every x86-64 processor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,21 +78,21 @@ impl Native {
 #[target_feature(enable = "avx2,fma,f16c")]
 fn dots(tile: Tile<'_>) {
     match tile.matrix.format {
-        Supported::F32 => walk!(tile, plain_row, avx2::dot_f32),
-        Supported::F16 => walk!(tile, plain_row, avx2::dot_f16),
-        Supported::Bf16 => walk!(tile, plain_row, avx2::dot_bf16),
-        Supported::Q4_0 => walk!(tile, row32, avx2::dot_q4_0),
-        Supported::Q4_1 => walk!(tile, row32, avx2::dot_q4_1),
-        Supported::Q5_0 => walk!(tile, row32, avx2::dot_q5_0),
-        Supported::Q5_1 => walk!(tile, row32, avx2::dot_q5_1),
-        Supported::Q8_0 => walk!(tile, row32, avx2::dot_q8_0),
-        Supported::Iq4Nl => walk!(tile, row32, avx2::dot_iq4_nl),
-        Supported::Q2K => walk!(tile, row256, avx2::dot_q2_k),
-        Supported::Q3K => walk!(tile, row256, avx2::dot_q3_k),
-        Supported::Q4K => walk!(tile, row256, avx2::dot_q4_k),
-        Supported::Q5K => walk!(tile, row256, avx2::dot_q5_k),
-        Supported::Q6K => walk!(tile, row256, avx2::dot_q6_k),
-        Supported::Iq1S => walk!(tile, row256, avx2::dot_iq1_s),
-        Supported::Iq4Xs => walk!(tile, row256, avx2::dot_iq4_xs),
+        KernelFormat::F32 => walk!(tile, plain_row, avx2::dot_f32),
+        KernelFormat::F16 => walk!(tile, plain_row, avx2::dot_f16),
+        KernelFormat::Bf16 => walk!(tile, plain_row, avx2::dot_bf16),
+        KernelFormat::Q4_0 => walk!(tile, row32, avx2::dot_q4_0),
+        KernelFormat::Q4_1 => walk!(tile, row32, avx2::dot_q4_1),
+        KernelFormat::Q5_0 => walk!(tile, row32, avx2::dot_q5_0),
+        KernelFormat::Q5_1 => walk!(tile, row32, avx2::dot_q5_1),
+        KernelFormat::Q8_0 => walk!(tile, row32, avx2::dot_q8_0),
+        KernelFormat::Iq4Nl => walk!(tile, row32, avx2::dot_iq4_nl),
+        KernelFormat::Q2K => walk!(tile, row256, avx2::dot_q2_k),
+        KernelFormat::Q3K => walk!(tile, row256, avx2::dot_q3_k),
+        KernelFormat::Q4K => walk!(tile, row256, avx2::dot_q4_k),
+        KernelFormat::Q5K => walk!(tile, row256, avx2::dot_q5_k),
+        KernelFormat::Q6K => walk!(tile, row256, avx2::dot_q6_k),
+        KernelFormat::Iq1S => walk!(tile, row256, avx2::dot_iq1_s),
+        KernelFormat::Iq4Xs => walk!(tile, row256, avx2::dot_iq4_xs),
     }
 }

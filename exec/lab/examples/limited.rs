@@ -1,4 +1,4 @@
-//! What does any command use inside a device's memory and disk limits?
+//! Runs any command inside a device's memory and disk limits and reports what it used.
 //!
 //!     cargo run --release -p hearth-lab --example limited -- --memory-mib 547 --disk-mbps 200 \
 //!         --file MODEL.gguf -- COMMAND ARGUMENT...
@@ -17,7 +17,7 @@ fn main() -> std::process::ExitCode {
 #[cfg(target_os = "linux")]
 fn run() -> Result<std::process::ExitCode, Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if hearth_lab::Hog::become_one(&arguments) {
+    if hearth_lab::MemoryHog::run_if_asked(&arguments) {
         return Ok(0.into());
     }
     let (limited, command) = options(&arguments)?;
@@ -31,14 +31,16 @@ fn run() -> Result<std::process::ExitCode, Box<dyn std::error::Error>> {
 }
 
 #[cfg(target_os = "linux")]
-fn options(arguments: &[String]) -> Result<(hearth_lab::Limited, &[String]), Box<dyn std::error::Error>> {
+fn options(
+    arguments: &[String],
+) -> Result<(hearth_lab::LimitedCommand, &[String]), Box<dyn std::error::Error>> {
     use std::time::Duration;
 
-    use hearth_lab::{DeviceLimits, Hog, Limited};
+    use hearth_lab::{DeviceLimits, LimitedCommand, MemoryHog};
     use hearth_profiles::{Bytes, BytesPerSecond};
 
     let end = arguments.iter().position(|word| word == "--").ok_or("give `-- COMMAND ARGUMENT...`")?;
-    let mut limited = Limited {
+    let mut limited = LimitedCommand {
         limits: DeviceLimits::default(),
         files: Vec::new(),
         hog: None,
@@ -46,7 +48,7 @@ fn options(arguments: &[String]) -> Result<(hearth_lab::Limited, &[String]), Box
     };
     let program = std::env::current_exe()?;
     let mut hog =
-        Hog { program, memory: Bytes::ZERO, after: Duration::ZERO, hold: Duration::from_secs(1 << 30) };
+        MemoryHog { program, memory: Bytes::ZERO, after: Duration::ZERO, hold: Duration::from_secs(1 << 30) };
     for pair in arguments[..end].chunks(2) {
         let [name, value] = pair else { return Err(format!("`{}` needs a value", pair[0]).into()) };
         let number = || {

@@ -1,4 +1,4 @@
-//! How fast do devices decode with less memory than weights, by residency, beside llama.cpp?
+//! Decoding speed with less memory than weights, by residency, beside llama.cpp.
 //!
 //!     cargo build --release && cargo run --release -p hearth-lab --example residency_table -- \
 //!         --model out/1b.gguf --peer python3 --repeats 5
@@ -22,7 +22,7 @@ mod table {
     use std::time::Duration;
 
     use hearth_core::schedule::Part;
-    use hearth_lab::{Copies, DeviceLimits, Limited};
+    use hearth_lab::{DeviceLimits, LimitedCommand, ModelCopies};
     use hearth_profiles::measure::Samples;
     use hearth_profiles::{Bytes, BytesPerSecond};
     use hearth_runtime::{Weights, clock::wall_nanos};
@@ -84,7 +84,8 @@ mod table {
         let file: u64 =
             weights.parts().iter().filter_map(|part| fs::metadata(part).ok()).map(|it| it.len()).sum();
         // The peer reads a copy of its own: whoever else reads the model would pay for its page cache.
-        let copies = options.peer.as_ref().map(|_| Copies::make(&scratch, weights.parts(), &[PEER.into()]));
+        let copies =
+            options.peer.as_ref().map(|_| ModelCopies::make(&scratch, weights.parts(), &[PEER.into()]));
         let copies = copies.transpose()?;
         println!(
             "| memory | policy | s/token | of repeats | predicted | MB/token | must be | unreclaimable MiB | speed |"
@@ -172,7 +173,7 @@ mod table {
             ..DeviceLimits::default()
         };
         let deadline = Duration::from_mins(20);
-        let limited = Limited { limits, files: vec![model.into()], hog: None, deadline };
+        let limited = LimitedCommand { limits, files: vec![model.into()], hog: None, deadline };
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/peers/llama_cpp_decode.py");
         let words = [
             script.display().to_string(),

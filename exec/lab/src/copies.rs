@@ -1,4 +1,4 @@
-//! How does each device get its own copy of the model, none of it in memory?
+//! A copy of the model for each device, with no page of it in memory.
 //!
 //! Copies share blocks on disk where the file system can (the system's copy call tries that first); each
 //! is a file of its own to the page cache. They are removed when this is dropped.
@@ -13,17 +13,17 @@ use super::{LabError, PREFIX, is_gone, owner};
 
 /// Private copies of a model, in a folder of their own.
 #[derive(Debug)]
-pub struct Copies {
+pub struct ModelCopies {
     folder: PathBuf,
     files: Vec<PathBuf>,
 }
 
-impl Copies {
+impl ModelCopies {
     /// Copies `model` once for each name into a new folder under `scratch`. A split model's parts all go.
-    pub fn make(scratch: &Path, parts: &[PathBuf], names: &[String]) -> Result<Copies, LabError> {
+    pub fn make(scratch: &Path, parts: &[PathBuf], names: &[String]) -> Result<ModelCopies, LabError> {
         sweep(scratch);
         let folder = folder(scratch);
-        let mut copies = Copies { folder: folder.clone(), files: Vec::new() };
+        let mut copies = ModelCopies { folder: folder.clone(), files: Vec::new() };
         for (index, _) in names.iter().enumerate() {
             let own = folder.join(index.to_string());
             let failed = |error: std::io::Error| LabError::Copy {
@@ -126,7 +126,7 @@ fn end_users(folder: &Path) {
     }
 }
 
-impl Drop for Copies {
+impl Drop for ModelCopies {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.folder);
     }

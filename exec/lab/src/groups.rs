@@ -1,4 +1,4 @@
-//! How is a process kept to a device's memory, disk and processor?
+//! Control groups that limit a process to a device's memory, disk and processor.
 //!
 //! Linux control groups: version 2 has one tree with `memory.max`, `memory.swap.max`, `io.max` and `cpu.max`;
 //! version 1 has a tree for each controller with `memory.limit_in_bytes`, `blkio.throttle.read_bps_device` and

@@ -1,4 +1,4 @@
-//! How does one machine become several devices?
+//! The lab: one Linux machine becomes several devices.
 //!
 //! Each device of a scenario is a process of its own inside control groups that bound its memory and its
 //! disk reads ([`groups`]), with its own copy of the model, because page cache is charged to whoever
@@ -16,11 +16,11 @@ pub mod limited;
 pub mod meter;
 pub mod process;
 
-pub use copies::Copies;
+pub use copies::ModelCopies;
 pub use groups::{DeviceLimits, Group, Groups, Throttle};
-pub use limited::{Busy, Hog, Limited, Usage};
-pub use meter::{Meter, Metered, Watched};
-pub use process::{Child, Seat, Stopper, processors};
+pub use limited::{CommandUsage, CpuHog, LimitedCommand, MemoryHog};
+pub use meter::{DeviceUsage, Meter, WatchedDevice};
+pub use process::{Child, Placement, ProcessStopper, processors};
 
 /// First part of the name of everything a lab makes; its process's number follows.
 const PREFIX: &str = "hearth-lab-";

@@ -1,7 +1,7 @@
-//! What does any command use inside a device's limits?
+//! Runs any command inside a device's limits and measures what it uses.
 //!
 //! The command runs in a group of its own while this process looks at the group's counters. A second process
-//! of the same group can take memory for a while (a [`Hog`]), to see what the command does under pressure.
+//! of the same group can take memory for a while (a [`MemoryHog`]), to see what the command does under pressure.
 //!
 //! Not here: what is printed, and what is compared with what.
 
@@ -16,43 +16,43 @@ use hearth_profiles::Bytes;
 use serde::Serialize;
 
 use super::copies::{drop_cache, resident_bytes};
-use super::process::joined;
+use super::process::command_in_group;
 use super::{DeviceLimits, Group, Groups, LabError};
 use hearth_runtime::clock::wall_nanos;
 
-/// Between two looks at the counters.
-const LOOK: Duration = Duration::from_millis(20);
+/// The interval between two readings of the counters.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Another program of the same device: takes memory, holds it, and gives it back, at the latest when its standard input
+/// Another program of the same device that takes memory, holds it, and frees it, at the latest when its standard input
 /// ends.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Hog {
-    /// A program that calls [`Hog::become_one`] with its arguments first of all.
+pub struct MemoryHog {
+    /// A program that calls [`MemoryHog::run_if_asked`] with its arguments first of all.
     pub program: PathBuf,
-    /// How much.
+    /// Bytes to take.
     pub memory: Bytes,
-    /// When, after the command has started.
+    /// Delay after the start of the command.
     pub after: Duration,
-    /// For how long.
+    /// Time that the memory is held.
     pub hold: Duration,
 }
 
 /// The first argument of a hog.
 pub const HOG: &str = "--be-a-hog";
 
-impl Hog {
-    /// What its program is started with.
+impl MemoryHog {
+    /// Returns the arguments that its program is started with.
     pub fn arguments(&self) -> [String; 4] {
         let millis = |time: Duration| time.as_millis().to_string();
         [HOG.into(), self.memory.0.to_string(), millis(self.after), millis(self.hold)]
     }
 
-    /// Takes the memory, if the arguments are a hog's; whether they were.
-    pub fn become_one(arguments: &[String]) -> bool {
+    /// Takes the memory if the arguments are those of a memory hog. Returns whether they were.
+    pub fn run_if_asked(arguments: &[String]) -> bool {
         let [first, numbers @ ..] = arguments else { return false };
         let numbers: Vec<u64> = numbers.iter().map_while(|number| number.parse().ok()).collect();
         let (HOG, &[bytes, after, hold]) = (first.as_str(), numbers.as_slice()) else { return false };
-        // Whoever has started it holds its standard input, and is gone when that ends.
+        // The parent holds the other end of standard input; it is gone when the input ends.
         let (ended, is_over) = mpsc::channel::<()>();
         std::thread::spawn(move || {
             let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
@@ -72,22 +72,22 @@ impl Hog {
 
 /// Another program of the same device that computes until its standard input ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Busy {
-    /// On how many threads.
+pub struct CpuHog {
+    /// Number of threads.
     pub threads: u32,
 }
 
 /// The first argument of a busy program.
 pub const BUSY: &str = "--be-busy";
 
-impl Busy {
-    /// What its program is started with, which calls [`Busy::become_one`] with its arguments first of all.
+impl CpuHog {
+    /// What its program is started with, which calls [`CpuHog::run_if_asked`] with its arguments first of all.
     pub fn arguments(self) -> [String; 2] {
         [BUSY.into(), self.threads.to_string()]
     }
 
-    /// Computes, if the arguments are a busy program's; whether they were.
-    pub fn become_one(arguments: &[String]) -> bool {
+    /// Computes if the arguments are those of a CPU hog. Returns whether they were.
+    pub fn run_if_asked(arguments: &[String]) -> bool {
         let [first, threads] = arguments else { return false };
         let (BUSY, Ok(threads)) = (first.as_str(), threads.parse::<u32>()) else { return false };
         let ended = std::sync::Arc::new(AtomicBool::new(false));
@@ -110,22 +110,22 @@ impl Busy {
     }
 }
 
-/// What a command is run with.
+/// The limits and surroundings of a command.
 #[derive(Debug, Clone)]
-pub struct Limited {
+pub struct LimitedCommand {
     /// What it may use.
     pub limits: DeviceLimits,
     /// Files that it must read from disk; the first tells which disk is limited, else the folder at hand.
     pub files: Vec<PathBuf>,
     /// Another program beside it.
-    pub hog: Option<Hog>,
-    /// When it is ended, if it has not by then.
+    pub hog: Option<MemoryHog>,
+    /// Time after which the command is killed.
     pub deadline: Duration,
 }
 
 /// What a command used.
 #[derive(Debug, Clone, Serialize)]
-pub struct Usage {
+pub struct CommandUsage {
     /// Seconds from its start to its end.
     pub seconds: f64,
     /// Bytes of its files that were in memory when it started, although they had been dropped.
@@ -146,9 +146,9 @@ pub struct Usage {
     pub status: Option<ExitStatus>,
 }
 
-impl Limited {
+impl LimitedCommand {
     /// Runs a program to its end. What it prints is kept if `keep`, else printed.
-    pub fn run(&self, program: &Path, arguments: &[String], keep: bool) -> Result<Usage, LabError> {
+    pub fn run(&self, program: &Path, arguments: &[String], keep: bool) -> Result<CommandUsage, LabError> {
         let groups = Groups::find(Path::new("/sys/fs/cgroup"))?;
         groups.sweep();
         let disk = self.files.first().map_or(Path::new("."), PathBuf::as_path);
@@ -157,7 +157,7 @@ impl Limited {
         }
         let resident_before = self.files.iter().map(|file| resident_bytes(file)).sum();
         let group = groups.create(0, disk, self.limits)?;
-        let mut command = joined(Some(&group), program, arguments);
+        let mut command = command_in_group(Some(&group), program, arguments);
         command.stdin(Stdio::null()).stdout(if keep { Stdio::piped() } else { Stdio::inherit() });
         let start = wall_nanos();
         let mut process = started(&mut command, program)?;
@@ -169,7 +169,7 @@ impl Limited {
             })
         });
         let mut hog = self.hog.as_ref().map(|hog| {
-            let mut command = joined(Some(&group), &hog.program, &hog.arguments());
+            let mut command = command_in_group(Some(&group), &hog.program, &hog.arguments());
             started(command.stdin(Stdio::piped()), &hog.program)
         });
         let (status, peak) = watch(&mut process, &group, start + self.deadline.as_nanos() as u64);
@@ -179,7 +179,7 @@ impl Limited {
             let _ = hog.wait();
         }
         let (memory, bytes_read) = (group.memory(), group.bytes_read());
-        let usage = Usage {
+        let usage = CommandUsage {
             seconds,
             resident_before,
             bytes_read: bytes_read.filter(|_| self.limits.disk_read.is_some()),
@@ -200,7 +200,7 @@ fn watch(process: &mut std::process::Child, group: &Group, end: u64) -> (Option<
     loop {
         peak = peak.max(group.memory().unreclaimable().unwrap_or(0));
         match process.try_wait() {
-            Ok(None) if wall_nanos() < end => std::thread::sleep(LOOK),
+            Ok(None) if wall_nanos() < end => std::thread::sleep(POLL_INTERVAL),
             Ok(Some(status)) => return (Some(status), peak),
             _ => {
                 let _ = process.kill();
@@ -226,19 +226,19 @@ mod tests {
     #[test]
     fn only_a_hogs_arguments_make_a_hog() {
         let words = |text: &str| text.split(' ').map(String::from).collect::<Vec<_>>();
-        assert!(!Hog::become_one(&words("--memory-mib 5 0 0")));
-        assert!(!Hog::become_one(&words("--be-a-hog 5 soon 0")));
-        assert!(!Hog::become_one(&[]));
-        assert!(Hog::become_one(&words("--be-a-hog 5000 0 0")));
+        assert!(!MemoryHog::run_if_asked(&words("--memory-mib 5 0 0")));
+        assert!(!MemoryHog::run_if_asked(&words("--be-a-hog 5 soon 0")));
+        assert!(!MemoryHog::run_if_asked(&[]));
+        assert!(MemoryHog::run_if_asked(&words("--be-a-hog 5000 0 0")));
     }
 
     #[test]
     fn only_a_busy_programs_arguments_make_one() {
         let words = |text: &str| text.split(' ').map(String::from).collect::<Vec<_>>();
         for other in ["--be-busy", "--be-busy many", "--be-busy 1 2", "--be-a-hog 1"] {
-            assert!(!Busy::become_one(&words(other)), "{other}");
+            assert!(!CpuHog::run_if_asked(&words(other)), "{other}");
         }
-        assert_eq!(Busy { threads: 3 }.arguments(), ["--be-busy", "3"]);
+        assert_eq!(CpuHog { threads: 3 }.arguments(), ["--be-busy", "3"]);
     }
 
     #[test]
@@ -251,8 +251,12 @@ mod tests {
             disk_read: Some(hearth_profiles::BytesPerSecond(100e6)),
             ..DeviceLimits::default()
         };
-        let limited =
-            Limited { limits, files: vec![file.clone()], hog: None, deadline: Duration::from_secs(30) };
+        let limited = LimitedCommand {
+            limits,
+            files: vec![file.clone()],
+            hog: None,
+            deadline: Duration::from_secs(30),
+        };
         let run = limited.run(Path::new("/bin/cat"), &[file.display().to_string()], true);
         let usage = match run {
             Ok(usage) => usage,

@@ -1,4 +1,4 @@
-//! What does each device read for a token, by the counter of its own throttle?
+//! Bytes that each device reads for a token, by the counter of its own throttle.
 //!
 //! The executor counts what its process reads; the kernel's throttle counts what passes it. The two are
 //! independent, so that one can be checked by the other. A thread reads the throttles often. Each token is
@@ -24,15 +24,15 @@ use hearth_runtime::memory::GroupMemory;
 /// Counts that differ by more than this share are worth a warning.
 pub const TOLERANCE: f64 = 0.05;
 /// Below this many bytes for a token, pages of the program itself are a large share.
-const WORTH_COMPARING: f64 = (1 << 20) as f64;
+const MIN_COMPARED_BYTES: f64 = (1 << 20) as f64;
 /// Between two readings of the throttles. Looking takes the devices' processors some microseconds.
-const STEP: Duration = Duration::from_millis(10);
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(10);
 /// Between two looks at the devices' memory, at least, in nanoseconds: as rarely as tells a peak that lasts.
-const BETWEEN_LOOKS: u64 = 100_000_000;
+const MEMORY_INTERVAL_NS: u64 = 100_000_000;
 
 /// A device to look at.
 #[derive(Debug)]
-pub struct Watched<'g> {
+pub struct WatchedDevice<'g> {
     /// Its name.
     pub name: String,
     /// Its group, if it has one.
@@ -49,18 +49,18 @@ type Sample = (u64, Vec<u64>);
 /// Looks at the counters of all devices of a lab, in ring order, until it is finished or dropped.
 #[derive(Debug)]
 pub struct Meter<'g> {
-    devices: Vec<Watched<'g>>,
+    devices: Vec<WatchedDevice<'g>>,
     /// Refaults and kills before the run.
     before: Vec<(u64, u64)>,
     peaks: Vec<u64>,
-    next_look: u64,
+    next_memory_sample: u64,
     marks: Vec<u64>,
     sampler: Sampler,
 }
 
 /// What was seen of one device.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Metered {
+pub struct DeviceUsage {
     /// Its name.
     pub name: String,
     /// The limit of its memory, as the system has it.
@@ -81,28 +81,29 @@ pub struct Metered {
 
 impl<'g> Meter<'g> {
     /// Looks from now on.
-    pub fn start(devices: Vec<Watched<'g>>) -> Self {
-        let count = |device: &Watched| {
+    pub fn start(devices: Vec<WatchedDevice<'g>>) -> Self {
+        let count = |device: &WatchedDevice| {
             let memory = device.group.map(Group::memory);
             let read =
                 |number: fn(&GroupMemory) -> Option<u64>| memory.as_ref().and_then(number).unwrap_or(0);
             (read(GroupMemory::refaults), read(GroupMemory::oom_kills))
         };
         let before = devices.iter().map(count).collect();
-        let throttle = |device: &Watched| device.group.filter(|_| device.throttled).map(Group::throttle);
+        let throttle =
+            |device: &WatchedDevice| device.group.filter(|_| device.throttled).map(Group::throttle);
         let sampler = Sampler::start(devices.iter().map(throttle).collect());
         let peaks = vec![0; devices.len()];
-        Self { devices, before, peaks, next_look: 0, marks: Vec::new(), sampler }
+        Self { devices, before, peaks, next_memory_sample: 0, marks: Vec::new(), sampler }
     }
 
     /// A token is out.
     pub fn token(&mut self) {
         let now = wall_nanos();
         self.marks.push(now);
-        if now < self.next_look {
+        if now < self.next_memory_sample {
             return;
         }
-        self.next_look = now + BETWEEN_LOOKS;
+        self.next_memory_sample = now + MEMORY_INTERVAL_NS;
         for (device, peak) in self.devices.iter().zip(&mut self.peaks) {
             let now = device.group.and_then(|group| group.memory().unreclaimable());
             *peak = (*peak).max(now.unwrap_or(0));
@@ -110,7 +111,7 @@ impl<'g> Meter<'g> {
     }
 
     /// What was seen, beside the trace of the same run.
-    pub fn finish(self, trace: &Trace) -> Vec<Metered> {
+    pub fn finish(self, trace: &Trace) -> Vec<DeviceUsage> {
         let offset = clock_offset(trace, &self.marks);
         let samples = self.sampler.finish();
         let mut seen = Vec::new();
@@ -128,7 +129,7 @@ impl<'g> Meter<'g> {
             let trace = stretch.map_or(0.0, |(from, to, tokens)| {
                 to.value.saturating_sub(from.value) as f64 / f64::from(tokens)
             });
-            seen.push(Metered {
+            seen.push(DeviceUsage {
                 name: device.name.clone(),
                 memory_limit: memory.as_ref().and_then(GroupMemory::limit),
                 resident_before: device.resident_before,
@@ -143,12 +144,12 @@ impl<'g> Meter<'g> {
     }
 }
 
-impl Metered {
+impl DeviceUsage {
     /// By what share the trace differs from the throttle, where that is more than can be expected.
     pub fn difference(&self) -> Option<f64> {
         let (throttle, trace) = (self.throttle_bytes_per_token?, self.trace_bytes_per_token);
         let apart = (trace - throttle).abs();
-        let differs = apart > TOLERANCE * throttle.max(trace) && apart > WORTH_COMPARING;
+        let differs = apart > TOLERANCE * throttle.max(trace) && apart > MIN_COMPARED_BYTES;
         differs.then(|| trace / throttle.max(1.0) - 1.0)
     }
 }
@@ -205,7 +206,7 @@ impl Sampler {
                     |throttle: &Option<Throttle>| throttle.as_ref().and_then(Throttle::bytes).unwrap_or(0);
                 let counts = throttles.iter().map(bytes).collect();
                 kept.lock().unwrap_or_else(PoisonError::into_inner).push((wall_nanos(), counts));
-                std::thread::sleep(STEP);
+                std::thread::sleep(SAMPLE_INTERVAL);
             }
         });
         Self { samples, stop, thread: Some(thread) }
@@ -233,7 +234,7 @@ mod tests {
     fn counts_that_differ_are_told() {
         let difference = |throttle: Option<f64>, trace: f64| {
             let throttle_bytes_per_token = throttle;
-            Metered { throttle_bytes_per_token, trace_bytes_per_token: trace, ..Metered::default() }
+            DeviceUsage { throttle_bytes_per_token, trace_bytes_per_token: trace, ..DeviceUsage::default() }
                 .difference()
         };
         assert_eq!(difference(Some(100e6), 104e6), None);

@@ -1,4 +1,4 @@
-//! How is a device's process started inside its groups, watched, and ended?
+//! A device's process: started inside its groups, watched, and ended.
 //!
 //! A shell joins the groups and then becomes the program, so that its first page is already counted. The
 //! program ends when its standard input does; that pipe is held here, so no device outlives the lab,
@@ -22,14 +22,14 @@ pub struct Child {
     errors: Option<std::thread::JoinHandle<String>>,
 }
 
-/// Stops a device's process, which is not waited for as long as its [`Child`] is there.
+/// A handle that freezes a device's process. The process must not be reaped while its [`Child`] exists.
 #[derive(Debug, Clone, Copy)]
-pub struct Stopper {
+pub struct ProcessStopper {
     process: u32,
 }
 
-impl Stopper {
-    /// Stops it where it is: it says nothing and hears nothing any more, and is still there.
+impl ProcessStopper {
+    /// Freezes the process with SIGSTOP: it neither sends nor receives, but its connections stay open.
     pub fn stop(self) {
         // SAFETY: kill takes two numbers and touches no memory of this process.
         unsafe { libc::kill(self.process as libc::pid_t, libc::SIGSTOP) };
@@ -37,7 +37,8 @@ impl Stopper {
 }
 
 /// Joins every group named up to `--`, then becomes the program.
-const JOIN: &str = r#"while [ "$1" != -- ]; do echo $$ > "$1" || exit 125; shift; done; shift; exec "$@""#;
+const JOIN_SCRIPT: &str =
+    r#"while [ "$1" != -- ]; do echo $$ > "$1" || exit 125; shift; done; shift; exec "$@""#;
 
 /// The processors that this process may run on, by number.
 pub fn processors() -> Vec<u32> {
@@ -52,8 +53,8 @@ pub fn processors() -> Vec<u32> {
     allowed.map_or(Vec::new(), |set| (0..libc::CPU_SETSIZE as u32).filter(|&cpu| has(&set, cpu)).collect())
 }
 
-/// Keeps what a command becomes on these processors; on all if there is none.
-fn keep_on(command: &mut Command, processors: &[u32]) {
+/// Pins the process of a command to these processors; leaves it alone if there is none.
+fn set_affinity(command: &mut Command, processors: &[u32]) {
     if processors.is_empty() {
         return;
     }
@@ -74,33 +75,38 @@ fn keep_on(command: &mut Command, processors: &[u32]) {
     unsafe { command.pre_exec(restrict) };
 }
 
-/// Where a device's process is: the limits that it joins and the processors that it runs on.
+/// The control group that a device's process joins and the processors that it runs on.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Seat<'a> {
-    /// Its group, if it has one.
+pub struct Placement<'a> {
+    /// Its control group, if it has one.
     pub group: Option<&'a Group>,
     /// Its processors; all if there is none.
     pub processors: &'a [u32],
 }
 
 /// A command that joins a group, if there is one, before it becomes `program`.
-pub(super) fn joined(group: Option<&Group>, program: &Path, arguments: &[String]) -> Command {
+pub(super) fn command_in_group(group: Option<&Group>, program: &Path, arguments: &[String]) -> Command {
     let mut command = Command::new("/bin/sh");
-    command.args(["-c", JOIN, "sh"]);
+    command.args(["-c", JOIN_SCRIPT, "sh"]);
     command.args(group.map(Group::entries).unwrap_or_default()).arg("--").arg(program).args(arguments);
     command
 }
 
 impl Child {
-    /// Starts `program` with `arguments` in its seat.
-    pub fn start(name: &str, seat: Seat, program: &Path, arguments: &[String]) -> Result<Child, LabError> {
+    /// Starts `program` with `arguments` in its placement.
+    pub fn start(
+        name: &str,
+        placement: Placement,
+        program: &Path,
+        arguments: &[String],
+    ) -> Result<Child, LabError> {
         let failed = |error: std::io::Error| LabError::Process {
             name: name.into(),
             what: "does not start",
             why: error.to_string(),
         };
-        let mut command = joined(seat.group, program, arguments);
-        keep_on(&mut command, seat.processors);
+        let mut command = command_in_group(placement.group, program, arguments);
+        set_affinity(&mut command, placement.processors);
         // The lab's ring does not leave this machine and is measured unsealed.
         command.env_remove(hearth_ring::key::VARIABLE);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -125,9 +131,9 @@ impl Child {
         Ok(Child { name: name.into(), process, lines, errors })
     }
 
-    /// What can stop it while somebody else listens to it.
-    pub fn stopper(&self) -> Stopper {
-        Stopper { process: self.process.id() }
+    /// Returns a handle that can stop the process while another thread reads its output.
+    pub fn stopper(&self) -> ProcessStopper {
+        ProcessStopper { process: self.process.id() }
     }
 
     /// The next line it prints.

@@ -211,7 +211,7 @@ impl LocalModel {
                 cache,
                 after_layer,
                 cpu,
-                renews: beginning.renews,
+                fallback_to_cpu: beginning.renews,
                 progress: beginning.progress.clone(),
             };
             let backend = accelerator.backend(part);

@@ -36,7 +36,7 @@ use crate::recorder::{self, At, Lines, Recorder};
 use crate::wire::{Frame, Message};
 use crate::{Beginning, LocalModel, pool};
 use hearth_runtime::accelerator::Progress;
-use hearth_runtime::clock::{Stopwatch, Stretch, wall_nanos};
+use hearth_runtime::clock::{Stopwatch, TimeSlice, wall_nanos};
 use hearth_runtime::cost::ComputeCost;
 use hearth_runtime::cpu::buffer_bytes;
 use hearth_runtime::head::Head;
@@ -402,7 +402,7 @@ impl Node {
             if node.is_halved() {
                 activations::round(&mut node.hidden);
             }
-            Ok(((), cost_of(watch.cut())))
+            Ok(((), cost_of(watch.lap())))
         })?;
         self.keeper.embedded(&self.weights, tokens);
         let table: u64 = self.weights.embedding_extents().iter().map(|extent| extent.length).sum();
@@ -427,7 +427,7 @@ impl Node {
             let mut watch = Stopwatch::start();
             let choosing = node.choosing.as_mut();
             let tokens = choosing.and_then(|choosing| choosing.tokens(pass.sequence, &logits, &drafts));
-            cost += cost_of(watch.cut());
+            cost += cost_of(watch.lap());
             Ok((tokens, cost))
         })?;
         let tokens = tokens.ok_or_else(|| strange("the head", "nobody samples for this sequence"))?;
@@ -539,7 +539,7 @@ struct Measured {
 }
 
 /// The cost of a stretch of this thread alone.
-fn cost_of(stretch: Stretch) -> ComputeCost {
-    let Stretch { wall, cpu, queue } = stretch;
+fn cost_of(stretch: TimeSlice) -> ComputeCost {
+    let TimeSlice { wall, cpu, queue } = stretch;
     ComputeCost { wall_ns: wall, cpu_ns: cpu, queue_ns: queue, all_cpu_ns: cpu }
 }

@@ -1,4 +1,4 @@
-//! How near does each format's matrix times vector come to just reading the weights?
+//! Bandwidth of each format's matrix-vector product beside plain reading of the weights.
 //!
 //!     cargo run --release -p hearth-runtime --example kernel_bandwidth -- [MiB of weights]
 //!
@@ -10,7 +10,7 @@
 use std::error::Error;
 use std::sync::Arc;
 
-use hearth_kernels::{Instructions, Supported};
+use hearth_kernels::{InstructionSet, KernelFormat};
 use hearth_profiles::measure::Kernels;
 use hearth_runtime::clock::thread_cpu_nanos;
 use hearth_runtime::profile::CpuKernels;
@@ -48,7 +48,7 @@ fn read(bytes: &[u8]) {
     std::hint::black_box(sums);
 }
 
-fn kernels(instructions: Option<Instructions>) -> Result<CpuKernels, Box<dyn Error>> {
+fn kernels(instructions: Option<InstructionSet>) -> Result<CpuKernels, Box<dyn Error>> {
     let pool = Pool::new(PoolOptions { threads: 1, pin: false, spin_ns: 0 })?;
     let mut cpu = Cpu::new(Arc::new(pool));
     cpu.instructions = instructions.unwrap_or(cpu.instructions);
@@ -60,11 +60,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut random = vec![0u8; mebibytes << 20];
     ChaCha8Rng::seed_from_u64(1).fill_bytes(&mut random);
     let plain = vec![ORDINARY; mebibytes << 20];
-    let (mut oracle, mut fast) = (kernels(Some(Instructions::SCALAR))?, kernels(None)?);
+    let (mut oracle, mut fast) = (kernels(Some(InstructionSet::SCALAR))?, kernels(None)?);
     println!("{mebibytes} MiB of weights, rows of {COLUMNS}; {}", fast.name());
     println!("| format | bits a weight | scalar GB/s | / reading | SIMD GB/s | / reading | reading GB/s |");
     println!("| --- | --- | --- | --- | --- | --- | --- |");
-    for format in Supported::ALL {
+    for format in KernelFormat::ALL {
         let weights = if format.format().block_len() == 1 { &plain } else { &random };
         let row = format.row_bytes(COLUMNS).ok_or("a row is whole blocks")?;
         let whole = &weights[..weights.len() / row * row];

@@ -1,4 +1,4 @@
-//! What are the logits of this model after these tokens?
+//! Prints the logits of a model after given tokens.
 //!
 //! `cargo run --release -p hearth-runtime --example logits -- MODEL.gguf TOKEN.. > logits.f32`
 //!

@@ -1,4 +1,4 @@
-//! How many multiplications a second does a thread do, of each format and for how many tokens at once?
+//! Multiplications a second of one thread, for each format and number of tokens.
 //!
 //!     cargo run --release -p hearth-runtime --example product_speed -- \
 //!         [--rows N] [--columns N] [--format F] [--tokens T,..] [--instructions scalar|avx2|avx512]
@@ -11,7 +11,7 @@
 use std::error::Error;
 use std::sync::Arc;
 
-use hearth_kernels::Instructions;
+use hearth_kernels::InstructionSet;
 use hearth_profiles::measure::Kernels;
 use hearth_runtime::clock::thread_cpu_nanos;
 use hearth_runtime::profile::CpuKernels;
@@ -33,7 +33,7 @@ struct Choice {
     /// All, if none is given.
     format: Option<String>,
     tokens: Vec<usize>,
-    instructions: Instructions,
+    instructions: InstructionSet,
 }
 
 impl Choice {
@@ -43,7 +43,7 @@ impl Choice {
             columns: 2048,
             format: None,
             tokens: vec![1, 8, 16, 64, 512],
-            instructions: Instructions::detect(),
+            instructions: InstructionSet::detect(),
         };
         while let Some(name) = arguments.next() {
             let value = arguments.next().ok_or_else(|| format!("{name} needs a value"))?;
@@ -69,8 +69,8 @@ fn positive(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|&number| number > 0).ok_or_else(|| format!("{text} is not a number above zero"))
 }
 
-fn named(name: &str) -> Result<Instructions, String> {
-    let available = Instructions::available();
+fn named(name: &str) -> Result<InstructionSet, String> {
+    let available = InstructionSet::available();
     available.iter().copied().find(|instructions| instructions.name() == name).ok_or_else(|| {
         let names: Vec<&str> = available.iter().map(|instructions| instructions.name()).collect();
         format!("this processor has no {name}, but {}", names.join(", "))

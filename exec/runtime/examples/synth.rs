@@ -1,8 +1,8 @@
-//! How is a model made that nobody had to download?
+//! Synthesises a model file with random weights.
 //!
 //! `cargo run --release -p hearth-runtime --example synth -- PRESET OUT.gguf [QUANT] [bpe] [tied] [SEED] [threads=N]`
 
-use hearth_runtime::synth::{SynthOptions, Tokenizer, synthesise};
+use hearth_runtime::synth::{SynthOptions, TokenizerKind, synthesise};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
@@ -12,7 +12,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut options = SynthOptions::preset(&preset)?;
     for argument in arguments {
         match argument.as_str() {
-            "bpe" => options.tokenizer = Tokenizer::Bpe,
+            "bpe" => options.tokenizer = TokenizerKind::Bpe,
             "tied" => options.shape.tied_embeddings = true,
             text if text.starts_with("threads=") => options.threads = text["threads=".len()..].parse()?,
             text => match text.parse() {

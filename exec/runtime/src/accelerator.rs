@@ -1,4 +1,4 @@
-//! Who computes what a plan puts on a GPU?
+//! The interface through which a GPU backend is handed to the runtime.
 //!
 //! A backend for GPUs is a crate of its own, heavier than all of this one, and the command line hands it in: an
 //! [`Accelerator`] makes the backend of a place in the ring, of which it may compute some layers itself and leave the
@@ -14,20 +14,20 @@ use crate::backend::{Backend, CacheOptions};
 use crate::cpu::Cpu;
 use crate::weights::Weights;
 
-/// Hears how many bytes of how many are on the GPU: many gigabytes take longer than anybody waits for silence.
+/// Reports how many bytes of how many are on the GPU.
 #[derive(Clone, Default)]
 pub struct Progress(Option<Arc<dyn Fn(u64, u64) + Send + Sync>>);
 
 impl Progress {
-    /// That tells it so.
-    pub fn new(tell: impl Fn(u64, u64) + Send + Sync + 'static) -> Progress {
-        Progress(Some(Arc::new(tell)))
+    /// Calls `report` with the bytes uploaded and their total.
+    pub fn new(report: impl Fn(u64, u64) + Send + Sync + 'static) -> Progress {
+        Progress(Some(Arc::new(report)))
     }
 
-    /// So many bytes of so many are there.
-    pub fn tell(&self, done: u64, total: u64) {
-        if let Some(tell) = &self.0 {
-            tell(done, total);
+    /// Reports `done` of `total` bytes.
+    pub fn report(&self, done: u64, total: u64) {
+        if let Some(report) = &self.0 {
+            report(done, total);
         }
     }
 }
@@ -55,9 +55,9 @@ pub struct AcceleratedPlace {
     pub after_layer: Option<fn(&mut [f32])>,
     /// What computes the others, and goes on with all of them if the GPU fails.
     pub cpu: Cpu,
-    /// Whether a run that has begun goes on with it: then processors compute what a GPU that cannot be opened would.
-    pub renews: bool,
-    /// Hears how far the GPU's layers have come.
+    /// Whether the processors compute the layers of a GPU that cannot be opened: so in a run that has begun.
+    pub fallback_to_cpu: bool,
+    /// Reports the upload of the GPU's layers.
     pub progress: Progress,
 }
 
@@ -71,25 +71,25 @@ impl AcceleratedPlace {
     }
 }
 
-/// Why there is no backend for a place.
-pub type NoBackend = Box<dyn std::error::Error + Send + Sync>;
+/// Why a backend cannot be made.
+pub type BackendError = Box<dyn std::error::Error + Send + Sync>;
 
-type Make = dyn Fn(AcceleratedPlace) -> Result<Box<dyn Backend>, NoBackend> + Send + Sync;
+type Make = dyn Fn(AcceleratedPlace) -> Result<Box<dyn Backend>, BackendError> + Send + Sync;
 
-/// Makes backends.
+/// A constructor of GPU backends.
 #[derive(Clone)]
 pub struct Accelerator(Arc<Make>);
 
 impl Accelerator {
-    /// That makes them so.
+    /// An accelerator that calls `make`.
     pub fn new(
-        make: impl Fn(AcceleratedPlace) -> Result<Box<dyn Backend>, NoBackend> + Send + Sync + 'static,
+        make: impl Fn(AcceleratedPlace) -> Result<Box<dyn Backend>, BackendError> + Send + Sync + 'static,
     ) -> Accelerator {
         Accelerator(Arc::new(make))
     }
 
     /// The backend of a place.
-    pub fn backend(&self, place: AcceleratedPlace) -> Result<Box<dyn Backend>, NoBackend> {
+    pub fn backend(&self, place: AcceleratedPlace) -> Result<Box<dyn Backend>, BackendError> {
         (self.0)(place)
     }
 }

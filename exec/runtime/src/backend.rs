@@ -1,4 +1,4 @@
-//! Who computes a stage's layers?
+//! The trait of what computes a stage's layers.
 //!
 //! A backend owns the KV caches of its layers and runs layers over rows of activations. There are two here:
 //! [`crate::oracle`], plain and slow, and [`crate::cpu`], threads and SIMD; they give the same bits. A GPU
@@ -20,7 +20,7 @@ pub struct CacheOptions {
     pub context: u32,
     /// How numbers are stored.
     pub format: CacheFormat,
-    /// Sequences, each with so many positions of its own; at least 1.
+    /// Number of sequences, each with `context` positions of its own; at least 1.
     pub sequences: u32,
 }
 

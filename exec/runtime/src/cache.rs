@@ -1,4 +1,4 @@
-//! What does a layer remember of the tokens before?
+//! The KV cache of a layer.
 //!
 //! Keys and values of every position, `[kv_heads, context, length]` each, so that one head's rows lie one after
 //! another. f16 halves the memory and is the default; the golden texts were made with f32.
@@ -12,7 +12,7 @@ use std::ops::Range;
 use half::f16;
 use hearth_kernels::attention::Rows;
 
-/// How cached numbers are stored.
+/// The number format of a cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CacheFormat {
     /// Two bytes a number.
@@ -43,7 +43,7 @@ pub(crate) struct LayerCache {
     pub(crate) values: HeadRows,
 }
 
-/// Caches of some layers for each of so many sequences, by sequence and layer.
+/// Creates the caches of `layers` for each of `sequences` sequences, keyed by sequence and layer.
 pub(crate) fn caches(
     layers: impl IntoIterator<Item = u32>,
     sequences: u32,

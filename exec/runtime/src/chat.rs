@@ -1,4 +1,4 @@
-//! How do messages become the tokens that a model was trained to answer?
+//! Chat templates: turn messages into the tokens that a model was trained to answer.
 //!
 //! The file has a Jinja template (`tokenizer.chat_template`), which writes the messages with the model's control
 //! tokens around them. Control tokens that the template writes are recognised. Those in a message are text: before
@@ -36,26 +36,25 @@ const FUEL: u64 = 100_000;
 const FUEL_PER_MESSAGE: u64 = 2_000;
 /// Bytes that a template may write beyond ten times its messages.
 /// source: assumed; the longest published system prompts have some ten thousand
-const MOST_ADDED: usize = 1 << 20;
+const MAX_ADDED_BYTES: usize = 1 << 20;
 /// Bytes of a template.
 /// source: assumed; the longest published ones have some ten thousand
-const LONGEST: usize = 1 << 16;
+const MAX_TEMPLATE_BYTES: usize = 1 << 16;
 /// Stack of the thread that reads and runs a template. A level of an expression has at least a byte of the template.
 /// source: assumed, 4 KiB a level; only what is used takes memory
-const STACK: usize = LONGEST * 4096;
+const STACK_BYTES: usize = MAX_TEMPLATE_BYTES * 4096;
 /// Texts of a template that messages are searched for.
 /// source: assumed; published templates have some tens
-const MOST_NAMED: usize = 1000;
-/// The name of a file's only template.
+const MAX_SEARCHED: usize = 1000;
+/// The name of the only template in the environment.
 const NAME: &str = "chat";
 
-/// What somebody said.
+/// A message of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Message {
     /// `system`, `user` or `assistant`; others if the template knows them.
     pub role: String,
-    /// What was said.
     pub content: String,
 }
 
@@ -65,20 +64,23 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     bos: String,
     eos: String,
-    /// Parts of messages that the template may look for.
-    named: Vec<String>,
+    /// Strings that the template may search messages for.
+    searched: Vec<String>,
 }
 
 impl ChatTemplate {
-    /// From the metadata of a model with this tokenizer.
+    /// Reads the template from the metadata of a model with this tokenizer.
     pub fn new(metadata: &Metadata, tokenizer: &Tokenizer) -> Result<ChatTemplate, ExecError> {
         let source = metadata.get_str("tokenizer.chat_template")?;
         let source = source.ok_or_else(|| {
             let hint = "use an instruction-tuned model, or let it go on from a text: without --chat, or by /v1/completions";
             failed("the model has no chat template (key `tokenizer.chat_template`)", hint)
         })?;
-        if source.len() > LONGEST {
-            let what = format!("the model's chat template has {} bytes, more than {LONGEST}", source.len());
+        if source.len() > MAX_TEMPLATE_BYTES {
+            let what = format!(
+                "the model's chat template has {} bytes, more than {MAX_TEMPLATE_BYTES}",
+                source.len()
+            );
             return Err(failed(what, CONVERT));
         }
         let mut environment = Environment::new();
@@ -87,21 +89,24 @@ impl ChatTemplate {
         environment.set_undefined_behavior(UndefinedBehavior::Chainable);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_function("raise_exception", |what: String| -> Result<String, minijinja::Error> {
-            Err(minijinja::Error::new(ErrorKind::InvalidOperation, what).with_source(Refused))
+            Err(minijinja::Error::new(ErrorKind::InvalidOperation, what).with_source(RaisedException))
         });
         let broken = |error: minijinja::Error| {
-            failed(format!("the model's chat template is not valid: {}", shortly(&error)), CONVERT)
+            failed(format!("the model's chat template is not valid: {}", summary(&error)), CONVERT)
         };
-        deep(|| environment.add_template_owned(NAME, source.to_owned()).map_err(broken))??;
-        let mut named: Vec<String> =
-            literals(source).iter().flat_map(|text| tokenizer.where_guarded(text)).take(MOST_NAMED).collect();
-        named.sort();
-        named.dedup();
+        with_large_stack(|| environment.add_template_owned(NAME, source.to_owned()).map_err(broken))??;
+        let mut searched: Vec<String> = literals(source)
+            .iter()
+            .flat_map(|text| tokenizer.unguarded_parts(text))
+            .take(MAX_SEARCHED)
+            .collect();
+        searched.sort();
+        searched.dedup();
         let text = |id: Option<u32>| id.map(|id| tokenizer.text_of(id)).unwrap_or_default();
-        Ok(ChatTemplate { environment, bos: text(tokenizer.bos()), eos: text(tokenizer.eos()), named })
+        Ok(ChatTemplate { environment, bos: text(tokenizer.bos()), eos: text(tokenizer.eos()), searched })
     }
 
-    /// The tokens after which the model answers.
+    /// Renders `messages` and returns the tokens of the prompt.
     pub fn encode(&self, tokenizer: &Tokenizer, messages: &[Message]) -> Result<Vec<u32>, ExecError> {
         if messages.is_empty() {
             return Err(failed("there is no message", "give at least one"));
@@ -111,7 +116,7 @@ impl ChatTemplate {
             return Err(failed(what, "use a role that the model knows, as user"));
         }
         let guarded = |message: &Message| {
-            let content = tokenizer.guard(&message.content, &self.named);
+            let content = tokenizer.guard(&message.content, &self.searched);
             Message { role: message.role.clone(), content }
         };
         let guarded: Vec<Message> = messages.iter().map(guarded).collect();
@@ -119,19 +124,20 @@ impl ChatTemplate {
     }
 
     fn render(&self, messages: &[Message]) -> Result<String, ExecError> {
-        let most = said(messages).saturating_mul(10).saturating_add(MOST_ADDED);
+        let most = content_bytes(messages).saturating_mul(10).saturating_add(MAX_ADDED_BYTES);
         let fuel = FUEL.saturating_add(FUEL_PER_MESSAGE.saturating_mul(messages.len() as u64));
         let mut environment = self.environment.clone();
         environment.set_fuel(Some(fuel));
         let left = Arc::new(AtomicUsize::new(most));
         environment.set_formatter(move |output, _, value| {
-            let mut counted = Counted { output, left: &left };
-            write!(counted, "{value}").map_err(|_| minijinja::Error::new(ErrorKind::WriteFailure, TOO_MUCH))
+            let mut counted = CountedOutput { output, left: &left };
+            write!(counted, "{value}")
+                .map_err(|_| minijinja::Error::new(ErrorKind::WriteFailure, WRITES_TOO_MUCH))
         });
-        let mut text = Bounded { text: Vec::new(), most };
-        deep(|| {
+        let mut text = BoundedText { text: Vec::new(), most };
+        with_large_stack(|| {
             let (bos_token, eos_token) = (&self.bos, &self.eos);
-            let messages: Vec<Value> = messages.iter().map(as_value).collect();
+            let messages: Vec<Value> = messages.iter().map(template_value).collect();
             let given = context! { messages, bos_token, eos_token, add_generation_prompt => true };
             let rendered = environment
                 .get_template(NAME)
@@ -142,45 +148,45 @@ impl ChatTemplate {
     }
 }
 
-const TOO_MUCH: &str = "it writes too much";
+const WRITES_TOO_MUCH: &str = "it writes too much";
 
-/// The template's own refusal, as against what cannot be run.
+/// Marks an error that the template itself raised, as against one of the interpreter.
 #[derive(Debug, thiserror::Error)]
 #[error("refused by the template")]
-struct Refused;
+struct RaisedException;
 
 fn refusal(error: &minijinja::Error) -> ExecError {
     let mut cause: Option<&dyn std::error::Error> = Some(error);
     while let Some(inner) = cause {
-        if inner.is::<Refused>() {
+        if inner.is::<RaisedException>() {
             let hint = "send other messages, as a user's after a system's, or use another model";
-            let what = format!("the model's chat template refuses the messages: {}", shortly(error));
+            let what = format!("the model's chat template refuses the messages: {}", summary(error));
             return failed(what, hint);
         }
         cause = inner.source();
     }
-    failed(format!("the model's chat template cannot be run here: {}", shortly(error)), CONVERT)
+    failed(format!("the model's chat template cannot be run here: {}", summary(error)), CONVERT)
 }
 
 /// Runs `work` with a stack for expressions of any depth.
-fn deep<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, ExecError> {
+fn with_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, ExecError> {
     std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, work);
+        let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, work);
         let thread = thread.map_err(|error| {
-            let what = format!("cannot start a thread with a stack of {} MiB: {error}", STACK >> 20);
+            let what = format!("cannot start a thread with a stack of {} MiB: {error}", STACK_BYTES >> 20);
             failed(what, "allow the process more address space, as with `ulimit -v unlimited`")
         })?;
         thread.join().map_err(|_| failed("the model's chat template cannot be run here", CONVERT))
     })
 }
 
-/// What a template writes, wherever to.
-struct Counted<'a, 'o> {
+/// An output that counts what a template writes, captures included.
+struct CountedOutput<'a, 'o> {
     output: &'a mut Output<'o>,
     left: &'a AtomicUsize,
 }
 
-impl fmt::Write for Counted<'_, '_> {
+impl fmt::Write for CountedOutput<'_, '_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         let left = self.left.load(Ordering::Relaxed).checked_sub(text.len()).ok_or(fmt::Error)?;
         self.left.store(left, Ordering::Relaxed);
@@ -188,16 +194,16 @@ impl fmt::Write for Counted<'_, '_> {
     }
 }
 
-/// What a template writes in the end.
-struct Bounded {
+/// The text that a template writes, with a limit.
+struct BoundedText {
     text: Vec<u8>,
     most: usize,
 }
 
-impl io::Write for Bounded {
+impl io::Write for BoundedText {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.text.len() + bytes.len() > self.most {
-            return Err(io::Error::other(TOO_MUCH));
+            return Err(io::Error::other(WRITES_TOO_MUCH));
         }
         self.text.extend_from_slice(bytes);
         Ok(bytes.len())
@@ -208,7 +214,7 @@ impl io::Write for Bounded {
     }
 }
 
-/// The texts in quotes of a template's code.
+/// Returns the quoted strings in a template's code.
 fn literals(source: &str) -> Vec<String> {
     let mut found = Vec::new();
     for code in source.split("{{").flat_map(|part| part.split("{%")).skip(1) {
@@ -241,24 +247,24 @@ fn literals(source: &str) -> Vec<String> {
 const CONVERT: &str = "convert the model again, or use another one";
 
 /// Bytes of all messages.
-fn said(messages: &[Message]) -> usize {
+fn content_bytes(messages: &[Message]) -> usize {
     messages.iter().map(|message| message.role.len() + message.content.len()).sum()
 }
 
-/// A message as templates see it.
-fn as_value(message: &Message) -> Value {
+/// Returns a message as a template value.
+fn template_value(message: &Message) -> Value {
     let (role, content) = (&message.role, &message.content);
     context! { role, content }
 }
 
-/// As templates of published models expect it: the line end after a block is no text.
+/// The syntax that published templates expect: the line end after a block is not part of the text.
 fn syntax() -> Result<SyntaxConfig, ExecError> {
     let built = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-    built.map_err(|error| failed(shortly(&error), CONVERT))
+    built.map_err(|error| failed(summary(&error), CONVERT))
 }
 
-/// What went wrong and in which line, without the template around it.
-fn shortly(error: &minijinja::Error) -> String {
+/// Returns the message and line of an error, without the template's source.
+fn summary(error: &minijinja::Error) -> String {
     let what = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
     let what = harmless(&what);
     error.line().map_or(what.clone(), |line| format!("{what} (line {line})"))
@@ -423,14 +429,14 @@ mod tests {
         }
         let long = "{% for a in range(9999) %}{{ messages[0].content }}{% endfor %}";
         assert!(written(long, &[say("user", &"x".repeat(500))]).is_err());
-        assert!(written(&"x".repeat(LONGEST + 1), &[say("user", "x")]).is_err());
-        assert!(written(&"x".repeat(LONGEST), &[say("user", "x")]).is_ok());
+        assert!(written(&"x".repeat(MAX_TEMPLATE_BYTES + 1), &[say("user", "x")]).is_err());
+        assert!(written(&"x".repeat(MAX_TEMPLATE_BYTES), &[say("user", "x")]).is_ok());
     }
 
     #[test]
     fn a_deep_template_does_not_end_the_process() {
         let expression = |part: &str, end: &str| {
-            let count = (LONGEST - 10 - end.len()) / part.len();
+            let count = (MAX_TEMPLATE_BYTES - 10 - end.len()) / part.len();
             format!("{{{{ {}{end} }}}}", part.repeat(count))
         };
         // Each as deep as fits; whether it runs is the interpreter's business.
@@ -439,7 +445,7 @@ mod tests {
         {
             let _ = written(&expression(part, end), &[say("user", "x")]);
         }
-        let elif = format!("{{% if 0 %}}{}{{% endif %}}", "{% elif 0 %}".repeat(LONGEST / 12 - 3));
+        let elif = format!("{{% if 0 %}}{}{{% endif %}}", "{% elif 0 %}".repeat(MAX_TEMPLATE_BYTES / 12 - 3));
         let lists = "{% set ns = namespace(x=1) %}{% for i in range(9999) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x }}";
         for template in [elif.as_str(), lists] {
             let _ = written(template, &[say("user", "x")]);

@@ -1,4 +1,4 @@
-//! How long did a thread run, wait for a processor, and wait for something else?
+//! Clocks: wall time, and a thread's CPU time and run-queue delay.
 //!
 //! The one place of this crate that reads clocks. Wall time is monotonic; a thread's CPU time comes from its
 //! CPU clock; the time it was ready but not running ("run-queue delay") is the second number of
@@ -9,7 +9,7 @@
 
 use std::fs::File;
 
-/// Nanoseconds of wall time since some fixed moment.
+/// Returns monotonic wall time in nanoseconds since a fixed moment of this process.
 #[allow(clippy::disallowed_methods)] // real computations take real time, and this module measures it
 pub fn wall_nanos() -> u64 {
     use std::sync::OnceLock;
@@ -19,7 +19,7 @@ pub fn wall_nanos() -> u64 {
     Instant::now().duration_since(start).as_nanos() as u64
 }
 
-/// Nanoseconds on a clock that all processes of this machine share.
+/// Returns nanoseconds on a clock that all processes of this machine share.
 #[allow(clippy::disallowed_methods)] // as above; the date is for systems without such a clock
 pub fn machine_nanos() -> u64 {
     #[cfg(unix)]
@@ -30,7 +30,7 @@ pub fn machine_nanos() -> u64 {
     since.map_or(0, |since| since.as_nanos() as u64)
 }
 
-/// CPU time of the calling thread in nanoseconds.
+/// Returns the CPU time of the calling thread in nanoseconds.
 pub fn thread_cpu_nanos() -> u64 {
     #[cfg(unix)]
     {
@@ -42,7 +42,7 @@ pub fn thread_cpu_nanos() -> u64 {
     }
 }
 
-/// What a clock of the system says, if there is one.
+/// Reads a clock of the system, if it has one.
 #[cfg(unix)]
 fn clock_nanos(clock: libc::clockid_t) -> Option<u64> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -86,9 +86,9 @@ impl RunQueue {
     }
 }
 
-/// Where a stretch of one thread's time went.
+/// A slice of one thread's time, in nanoseconds.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Stretch {
+pub struct TimeSlice {
     pub wall: u64,
     pub cpu: u64,
     pub queue: u64,
@@ -96,9 +96,9 @@ pub struct Stretch {
 
 /// Reading the run queue costs a system call to a file, so it is read only where wall and CPU time differ by
 /// more than this. Less is the clocks' own difference, for no page comes from disk so fast, and counts as CPU.
-const WORTH_READING: u64 = 10_000;
+const MIN_IDLE_NS: u64 = 10_000;
 
-/// Cuts one thread's time into stretches.
+/// Divides one thread's time into slices.
 #[derive(Debug)]
 pub struct Stopwatch {
     wall: u64,
@@ -113,24 +113,24 @@ impl Stopwatch {
         Stopwatch { wall: wall_nanos(), cpu: thread_cpu_nanos(), queue }
     }
 
-    /// The time since the last cut (or the start); must be called by the thread that started it.
-    pub fn cut(&mut self) -> Stretch {
+    /// The time since the last lap (or the start); must be called by the thread that started it.
+    pub fn lap(&mut self) -> TimeSlice {
         let (wall, cpu) = (wall_nanos(), thread_cpu_nanos());
-        let mut stretch = Stretch { wall: wall - self.wall, cpu: cpu.saturating_sub(self.cpu), queue: 0 };
-        let idle = stretch.wall.saturating_sub(stretch.cpu);
-        if idle > WORTH_READING {
+        let mut slice = TimeSlice { wall: wall - self.wall, cpu: cpu.saturating_sub(self.cpu), queue: 0 };
+        let idle = slice.wall.saturating_sub(slice.cpu);
+        if idle > MIN_IDLE_NS {
             let queue = RUN_QUEUE.with(RunQueue::nanos);
-            stretch.queue = queue.saturating_sub(self.queue).min(idle);
+            slice.queue = queue.saturating_sub(self.queue).min(idle);
             self.queue = queue;
         } else {
-            stretch.cpu = stretch.wall;
+            slice.cpu = slice.wall;
         }
         (self.wall, self.cpu) = (wall, cpu);
-        stretch
+        slice
     }
 
-    /// When the last cut was made.
-    pub fn last_cut(&self) -> u64 {
+    /// When the last lap ended.
+    pub fn last_lap(&self) -> u64 {
         self.wall
     }
 }
@@ -143,14 +143,14 @@ mod tests {
     fn sleep_is_neither_cpu_nor_queue() {
         let mut watch = Stopwatch::start();
         std::thread::sleep(std::time::Duration::from_millis(20));
-        let slept = watch.cut();
+        let slept = watch.lap();
         assert!(slept.wall >= 20_000_000);
         assert!(slept.wall - slept.cpu - slept.queue >= 10_000_000, "{slept:?}");
         let mut sum = 0u64;
-        while wall_nanos() - watch.last_cut() < 20_000_000 {
+        while wall_nanos() - watch.last_lap() < 20_000_000 {
             sum = std::hint::black_box(sum + 1);
         }
-        let span = watch.cut();
+        let span = watch.lap();
         assert!(span.wall - span.cpu - span.queue < 5_000_000, "{span:?}");
     }
 }

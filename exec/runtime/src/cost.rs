@@ -1,4 +1,4 @@
-//! What did a computation cost, when several threads shared it?
+//! The cost of a computation that several threads share, along its critical path.
 //!
 //! The cost follows the critical path. Between phases that is the caller; in a phase it is the participant that
 //! finished last, and before that one came in, the caller. So `wall - cpu - queue` is the time the critical
@@ -7,7 +7,7 @@
 //!
 //! Not here: reading clocks. That is [`crate::clock`].
 
-use crate::clock::Stretch;
+use crate::clock::TimeSlice;
 
 /// What a stretch of computing cost, in nanoseconds, on its critical path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -29,10 +29,10 @@ impl ComputeCost {
     }
 
     /// Adds a stretch in which the caller computed alone.
-    pub(crate) fn add(&mut self, stretch: Stretch) {
-        self.cpu_ns += stretch.cpu;
-        self.all_cpu_ns += stretch.cpu;
-        self.queue_ns += stretch.queue;
+    pub(crate) fn add(&mut self, slice: TimeSlice) {
+        self.cpu_ns += slice.cpu;
+        self.all_cpu_ns += slice.cpu;
+        self.queue_ns += slice.queue;
     }
 
     /// Adds a phase to the critical path: the caller until the participant that finished last came in, then
@@ -70,10 +70,10 @@ pub(crate) struct Phase {
     pub(crate) epoch: u64,
     pub(crate) opened: u64,
     /// The caller's own work, and its end.
-    pub(crate) own: Stretch,
+    pub(crate) own: TimeSlice,
     pub(crate) own_end: u64,
     /// From there until everyone had left.
-    pub(crate) waited: Stretch,
+    pub(crate) waited: TimeSlice,
     pub(crate) closed: u64,
 }
 
@@ -82,5 +82,5 @@ pub(crate) struct Phase {
 pub(crate) struct Report {
     pub(crate) epoch: u64,
     pub(crate) end: u64,
-    pub(crate) work: Stretch,
+    pub(crate) work: TimeSlice,
 }

@@ -1,8 +1,8 @@
-//! How do all processors of a device compute a layer?
+//! The CPU backend: all processors of a device compute a layer together.
 //!
 //! A layer is a few phases of the pool: the norm and its rounding (rows of tokens), the products (chunks of
 //! weight rows), attention (pairs of token and head). Chunks are taken from a shared counter, so that a thread
-//! that is interrupted holds nobody up for long; who computes a chunk has no influence on its bits.
+//! that is interrupted does not delay the others for long. The bits of a chunk do not depend on the thread.
 //!
 //! A chunk of weight rows is some tens of KiB: it stays in the second-level cache while the tiles of a batch
 //! pass over it, so that a batch reads the weights from memory once.
@@ -26,16 +26,16 @@ use crate::weights::tensors::{LayerTensors, Tensor};
 use hearth_kernels::attention::Scoring;
 use hearth_kernels::panel;
 use hearth_kernels::product::{Matrix, Output, rows_product};
-use hearth_kernels::{Activations, Instructions, attention, elementwise};
+use hearth_kernels::{Activations, InstructionSet, attention, elementwise};
 
 /// Bytes of weights in a chunk; more where a few rows have more.
 const CHUNK_BYTES: usize = 32 << 10;
 /// Values that are worth a phase of their own; fewer are done by the caller before others would wake.
-const PHASE_VALUES: usize = 16 << 10;
+const MIN_PHASE_VALUES: usize = 16 << 10;
 
 /// Tokens of a batch that pass through a layer together. More gain next to nothing, since a part is bound by
 /// arithmetic by then, and take memory for their buffers (measured: `docs/studies/kernels/batches.md`).
-const PART_TOKENS: usize = 96;
+const MAX_PART_TOKENS: usize = 96;
 
 /// Threads and the instructions they use.
 #[derive(Debug, Clone)]
@@ -43,7 +43,7 @@ pub struct Cpu {
     /// Shared by all that computes in the process.
     pub pool: Arc<Pool>,
     /// What kernels are dispatched to.
-    pub instructions: Instructions,
+    pub instructions: InstructionSet,
     /// What lets weights pass.
     pub gate: Gate,
 }
@@ -84,7 +84,7 @@ impl<'a> Strip<'a> {
 impl Cpu {
     /// A pool, and the best instructions of this processor.
     pub fn new(pool: Arc<Pool>) -> Cpu {
-        Cpu { pool, instructions: Instructions::detect(), gate: Gate::open() }
+        Cpu { pool, instructions: InstructionSet::detect(), gate: Gate::open() }
     }
 
     /// The same behind a gate.
@@ -94,18 +94,18 @@ impl Cpu {
     }
 
     /// Runs `body` on chunks of `0..count` tokens of `values` numbers each, on several threads if worth it.
-    pub(crate) fn by_token(&self, count: usize, values: usize, body: impl Fn(usize) + Sync) {
-        let grain = (PHASE_VALUES / values.max(1)).max(1);
+    pub(crate) fn for_each_token(&self, count: usize, values: usize, body: impl Fn(usize) + Sync) {
+        let grain = (MIN_PHASE_VALUES / values.max(1)).max(1);
         self.pool.for_each(count, grain, |_, range| range.for_each(&body));
     }
 
     /// `into = RMSNorm(rows)`.
-    pub(crate) fn normalise(&self, rows: &[f32], weight: &[f32], epsilon: f32, into: &mut Activations) {
+    pub(crate) fn rms_norm_rows(&self, rows: &[f32], weight: &[f32], epsilon: f32, into: &mut Activations) {
         let width = weight.len();
         let tokens = rows.len() / width;
         into.resize(tokens, width);
         let out = SharedRows::new(into.rows_mut(), width);
-        self.by_token(tokens, width, |token| {
+        self.for_each_token(tokens, width, |token| {
             // SAFETY: each token is in one chunk.
             let out = unsafe { out.row(token) };
             elementwise::rms_norm(self.instructions, &rows[token * width..][..width], weight, epsilon, out);
@@ -177,7 +177,7 @@ impl Cpu {
     fn gated(&self, gating: Gating, gate: &mut [f32], up: &[f32], width: usize) {
         let tokens = gate.len() / width;
         let gate = SharedRows::new(gate, width);
-        self.by_token(tokens, width, |token| {
+        self.for_each_token(tokens, width, |token| {
             // SAFETY: each token is in one chunk.
             let gate = unsafe { gate.row(token) };
             let up = &up[token * width..][..width];
@@ -189,13 +189,19 @@ impl Cpu {
     }
 
     /// Adds `bias` to each of `rows` and normalises their parts of the length of `norm`, where there are such.
-    fn finish(&self, rows: &mut [f32], tokens: usize, bias: Option<&[f32]>, norm: Option<(&[f32], f32)>) {
+    fn add_bias_and_norm(
+        &self,
+        rows: &mut [f32],
+        tokens: usize,
+        bias: Option<&[f32]>,
+        norm: Option<(&[f32], f32)>,
+    ) {
         if bias.is_none() && norm.is_none() {
             return;
         }
         let width = rows.len() / tokens;
         let rows = SharedRows::new(rows, width);
-        self.by_token(tokens, width, |token| {
+        self.for_each_token(tokens, width, |token| {
             // SAFETY: each token is in one chunk.
             let row = unsafe { rows.row(token) };
             if let Some(bias) = bias {
@@ -211,7 +217,7 @@ impl Cpu {
     fn add(&self, hidden: &mut [f32], change: &[f32], width: usize) {
         let tokens = hidden.len() / width;
         let rows = SharedRows::new(hidden, width);
-        self.by_token(tokens, width, |token| {
+        self.for_each_token(tokens, width, |token| {
             // SAFETY: each token is in one chunk.
             let row = unsafe { rows.row(token) };
             elementwise::add(self.instructions, row, &change[token * width..][..width]);
@@ -232,16 +238,16 @@ pub struct CpuLayers {
 /// Kept between calls, so that a token allocates nothing.
 #[derive(Debug, Default)]
 struct Buffers {
-    input: Activations,   // [tokens, embedding]
-    mixed: Activations,   // [tokens, heads * value_length]
-    inner: Activations,   // [tokens, feed_forward], first the gate
-    query: Vec<f32>,      // [tokens, heads * key_length]
-    key: Vec<f32>,        // [tokens, kv_heads * key_length]
-    value: Vec<f32>,      // [tokens, kv_heads * value_length]
-    up: Vec<f32>,         // [tokens, feed_forward]
-    change: Vec<f32>,     // [tokens, embedding]
-    turns: Vec<[f32; 2]>, // [tokens of the batch, rope_dimensions / 2]
-    scores: Vec<f32>,     // [threads, context]
+    input: Activations,    // [tokens, embedding]
+    attended: Activations, // [tokens, heads * value_length]
+    inner: Activations,    // [tokens, feed_forward], first the gate
+    query: Vec<f32>,       // [tokens, heads * key_length]
+    key: Vec<f32>,         // [tokens, kv_heads * key_length]
+    value: Vec<f32>,       // [tokens, kv_heads * value_length]
+    up: Vec<f32>,          // [tokens, feed_forward]
+    change: Vec<f32>,      // [tokens, embedding]
+    turns: Vec<[f32; 2]>,  // [tokens of the batch, rope_dimensions / 2]
+    scores: Vec<f32>,      // [threads, context]
 }
 
 impl CpuLayers {
@@ -269,7 +275,7 @@ impl Backend for CpuLayers {
         let CpuLayers { weights, cpu, caches, buffers } = self;
         let embedding = weights.shape().embedding as usize;
         // Behind a gate weights are given back as soon as they were used, so that a second part would read them again.
-        let part = if cpu.gate.is_open() { PART_TOKENS } else { usize::MAX / embedding };
+        let part = if cpu.gate.is_open() { MAX_PART_TOKENS } else { usize::MAX / embedding };
         let ((), cost) = cpu.pool.measured(|| {
             buffers.turn(weights, hidden.len() / embedding, first);
             for layer in layers {
@@ -305,7 +311,7 @@ pub fn buffer_bytes(shape: &ModelShape, tokens: u32, threads: usize) -> u64 {
 }
 
 impl Buffers {
-    /// For a part of so many tokens.
+    /// Resizes the buffers for a part of `tokens` tokens.
     fn resize(&mut self, shape: &ModelShape, tokens: usize) {
         let (inner, wide) = (shape.feed_forward as usize, shape.embedding as usize);
         self.query.resize(tokens * shape.query_width() as usize, 0.0);
@@ -344,25 +350,25 @@ impl Pass<'_> {
     fn attention_block(&self, cache: &mut LayerCache, buffers: &mut Buffers, hidden: &mut [f32]) {
         let (weights, cpu, tensors) = (self.weights, self.cpu, self.tensors);
         let epsilon = weights.hyperparameters().epsilon;
-        let Buffers { input, mixed, query, key, value, change, .. } = buffers;
-        cpu.normalise(hidden, weights.vector(tensors.attention_norm), epsilon, input);
+        let Buffers { input, attended, query, key, value, change, .. } = buffers;
+        cpu.rms_norm_rows(hidden, weights.vector(tensors.attention_norm), epsilon, input);
         let mut products = [
             Product { matrix: weights.matrix(tensors.query), out: query },
             Product { matrix: weights.matrix(tensors.key), out: key },
             Product { matrix: weights.matrix(tensors.value), out: value },
         ];
         cpu.multiply(input, &mut products);
-        self.finish(query, tensors.biases.query, tensors.query_norm);
-        self.finish(key, tensors.biases.key, tensors.key_norm);
-        self.finish(value, tensors.biases.value, None);
+        self.add_bias_and_norm(query, tensors.biases.query, tensors.query_norm);
+        self.add_bias_and_norm(key, tensors.biases.key, tensors.key_norm);
+        self.add_bias_and_norm(value, tensors.biases.value, None);
         let pairs = weights.hyperparameters().rope.frequencies.len();
         let turns = &buffers.turns[self.before * pairs..][..self.tokens * pairs];
         self.rotate_and_store(cache, query, key, value, turns);
-        self.attend(cache, query, &mut buffers.scores, mixed);
+        self.attend(cache, query, &mut buffers.scores, attended);
         let matrix = weights.matrix(tensors.attention_output);
         let width = matrix.rows;
-        cpu.multiply(mixed, &mut [Product { matrix, out: change }]);
-        self.finish(change, tensors.biases.attention_output, tensors.post_attention_norm);
+        cpu.multiply(attended, &mut [Product { matrix, out: change }]);
+        self.add_bias_and_norm(change, tensors.biases.attention_output, tensors.post_attention_norm);
         cpu.add(hidden, change, width);
     }
 
@@ -370,27 +376,27 @@ impl Pass<'_> {
         let (weights, cpu, tensors) = (self.weights, self.cpu, self.tensors);
         let numbers = weights.hyperparameters();
         let Buffers { input, inner, up, change, .. } = buffers;
-        cpu.normalise(hidden, weights.vector(tensors.feed_forward_norm), numbers.epsilon, input);
+        cpu.rms_norm_rows(hidden, weights.vector(tensors.feed_forward_norm), numbers.epsilon, input);
         let mut products = [
             Product { matrix: weights.matrix(tensors.gate), out: inner.rows_mut() },
             Product { matrix: weights.matrix(tensors.up), out: up },
         ];
         cpu.multiply(input, &mut products);
-        self.finish(inner.rows_mut(), tensors.biases.gate, None);
-        self.finish(up, tensors.biases.up, None);
+        self.add_bias_and_norm(inner.rows_mut(), tensors.biases.gate, None);
+        self.add_bias_and_norm(up, tensors.biases.up, None);
         let matrix = weights.matrix(tensors.down);
         cpu.gated(numbers.gating, inner.rows_mut(), up, matrix.length);
         let width = matrix.rows;
         cpu.multiply(inner, &mut [Product { matrix, out: change }]);
-        self.finish(change, tensors.biases.down, tensors.post_feed_forward_norm);
+        self.add_bias_and_norm(change, tensors.biases.down, tensors.post_feed_forward_norm);
         cpu.add(hidden, change, width);
     }
 
-    fn finish(&self, rows: &mut [f32], bias: Option<Tensor>, norm: Option<Tensor>) {
+    fn add_bias_and_norm(&self, rows: &mut [f32], bias: Option<Tensor>, norm: Option<Tensor>) {
         let (weights, epsilon) = (self.weights, self.weights.hyperparameters().epsilon);
         let bias = bias.map(|bias| weights.vector(bias));
         let norm = norm.map(|norm| (weights.vector(norm), epsilon));
-        self.cpu.finish(rows, self.tokens, bias, norm);
+        self.cpu.add_bias_and_norm(rows, self.tokens, bias, norm);
     }
 
     fn rotate_and_store(
@@ -406,13 +412,13 @@ impl Pass<'_> {
         let (query_width, key_width) = (shape.query_width() as usize, shape.key_width() as usize);
         let (pairs, style) = (turns.len() / self.tokens, self.weights.hyperparameters().rope.pairs);
         let (queries, keys) = (SharedRows::new(query, query_width), SharedRows::new(key, key_width));
-        self.cpu.by_token(self.tokens, query_width + key_width, |token| {
+        self.cpu.for_each_token(self.tokens, query_width + key_width, |token| {
             // SAFETY: each token is in one chunk.
             let (query, key) = unsafe { (queries.row(token), keys.row(token)) };
             for head in query.chunks_exact_mut(key_length).chain(key.chunks_exact_mut(key_length)) {
                 let turns = &turns[token * pairs..][..pairs];
                 match style {
-                    Pairs::Neighbours => elementwise::rotate(self.cpu.instructions, head, turns),
+                    Pairs::Interleaved => elementwise::rotate(self.cpu.instructions, head, turns),
                     Pairs::Halves => elementwise::rotate_halves(self.cpu.instructions, head, turns),
                 }
             }
@@ -429,27 +435,27 @@ impl Pass<'_> {
         }
     }
 
-    fn attend(&self, cache: &LayerCache, query: &[f32], scores: &mut [f32], mixed: &mut Activations) {
+    fn attend(&self, cache: &LayerCache, query: &[f32], scores: &mut [f32], attended: &mut Activations) {
         let shape = self.weights.shape();
         let (key_length, value_length) = (shape.key_length as usize, shape.value_length as usize);
         let heads = shape.heads as usize;
         let group = heads / shape.kv_heads as usize;
         let numbers = self.weights.hyperparameters();
         let scoring = Scoring { scale: numbers.attention_scale, cap: numbers.attention_cap };
-        mixed.resize(self.tokens, heads * value_length);
-        let out = SharedRows::new(mixed.rows_mut(), value_length);
+        attended.resize(self.tokens, heads * value_length);
+        let out = SharedRows::new(attended.rows_mut(), value_length);
         let context = scores.len() / self.cpu.pool.threads();
         let scores = SharedRows::new(scores, context);
         // Numbers read for one head of the last token.
         let values = (self.first + self.tokens) * (key_length + value_length);
-        let grain = (PHASE_VALUES / values).max(1);
+        let grain = (MIN_PHASE_VALUES / values).max(1);
         self.cpu.pool.for_each(self.tokens * heads, grain, |participant, range| {
             // SAFETY: each participant has a row of its own.
             let scores = unsafe { scores.row(participant) };
             for item in range {
                 let (token, head) = (item / heads, item % heads);
                 let position = self.first + token;
-                let seen = numbers.first_seen(self.layer, position)..position + 1;
+                let seen = numbers.first_visible(self.layer, position)..position + 1;
                 let keys = cache.keys.rows(head / group, seen.clone());
                 let values = cache.values.rows(head / group, seen.clone());
                 let query = &query[item * key_length..][..key_length];

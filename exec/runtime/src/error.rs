@@ -1,4 +1,4 @@
-//! What can go wrong before and while a model runs?
+//! Errors of opening and running a model.
 //!
 //! Every variant says what is wrong, where, and what to do. All that a file can get wrong is found when it is
 //! opened, before any weight is used.
@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use hearth_profiles::Format;
 use hearth_profiles::gguf::GgufError;
 
-use hearth_kernels::Supported;
+use hearth_kernels::KernelFormat;
 
 /// Why the executor cannot do what it was asked to.
 #[derive(Debug, thiserror::Error)]
@@ -219,7 +219,7 @@ pub enum ExecError {
 }
 
 fn known_formats() -> String {
-    Supported::ALL.map(|format| format.to_string()).join(", ")
+    KernelFormat::ALL.map(|format| format.to_string()).join(", ")
 }
 
 /// Text of a file for a line of an error: without line ends, what a terminal obeys, or what begins a hint.

@@ -1,4 +1,4 @@
-//! What of a model file is here, when only some layers were fetched?
+//! A model file of which only some layers were fetched.
 //!
 //! A sparse file of the model's length, whose missing parts read as zeros, and beside it the manifest `FILE.chunks`: 32
 //! bytes for each chunk of a MiB, the SHA-256 of the chunk if it is here and zeros if not. A chunk is written before its
@@ -6,7 +6,7 @@
 //! a fetch begins again. Zeros would compute without complaint, so that a file with a manifest that is not full is
 //! opened only for the layers that are here (`Weights::open_fetched`), never as a model.
 //!
-//! Not here: where chunks come from ([`crate::ring::fetch`]).
+//! Not here: where chunks come from (`hearth_ring::fetch`).
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
@@ -24,7 +24,7 @@ pub const CHUNK: u64 = 1 << 20;
 pub type Hash = [u8; 32];
 
 /// Of a chunk that is not here; no chunk is known to have this hash.
-const NONE: Hash = [0; 32];
+const MISSING_HASH: Hash = [0; 32];
 
 /// A model file of which some chunks are here.
 #[derive(Debug)]
@@ -53,7 +53,9 @@ pub fn is_partial(path: &Path) -> bool {
     manifest_of(path).exists()
         && std::fs::read(manifest_of(path)).map_or(true, |entries| {
             entries.is_empty()
-                || entries.chunks(NONE.len()).any(|entry| *entry == NONE || entry.len() < NONE.len())
+                || entries
+                    .chunks(MISSING_HASH.len())
+                    .any(|entry| *entry == MISSING_HASH || entry.len() < MISSING_HASH.len())
         })
 }
 
@@ -65,17 +67,20 @@ impl FetchedFile {
         let (file, mut manifest) = (open(path)?, open(&manifest_of(path))?);
         let count = length.div_ceil(CHUNK) as usize;
         let mut entries = Vec::new();
-        (&mut manifest).take((count * NONE.len()) as u64 + 1).read_to_end(&mut entries)?;
-        let fits = entries.len() == count * NONE.len() && file.metadata()?.len() == length;
+        (&mut manifest).take((count * MISSING_HASH.len()) as u64 + 1).read_to_end(&mut entries)?;
+        let fits = entries.len() == count * MISSING_HASH.len() && file.metadata()?.len() == length;
         if !fits {
             // Another file, or one that was hardly begun: nothing of it is vouched for.
-            entries = vec![0; count * NONE.len()];
+            entries = vec![0; count * MISSING_HASH.len()];
             manifest.set_len(0)?;
             manifest.seek(SeekFrom::Start(0))?;
             manifest.write_all(&entries)?;
             file.set_len(length)?;
         }
-        let hashes = entries.chunks_exact(NONE.len()).map(|entry| entry.try_into().unwrap_or(NONE)).collect();
+        let hashes = entries
+            .chunks_exact(MISSING_HASH.len())
+            .map(|entry| entry.try_into().unwrap_or(MISSING_HASH))
+            .collect();
         Ok(FetchedFile { file, manifest, length, hashes })
     }
 
@@ -89,7 +94,7 @@ impl FetchedFile {
         let mut missing = Vec::new();
         for chunk in wanted {
             let Some(&expected) = self.hashes.get(chunk as usize) else { continue };
-            if expected == NONE || hash(&self.read(chunk)?) != expected {
+            if expected == MISSING_HASH || hash(&self.read(chunk)?) != expected {
                 missing.push(chunk);
             }
         }
@@ -100,12 +105,13 @@ impl FetchedFile {
     pub fn write(&mut self, chunk: u64, bytes: &[u8], expected: Hash) -> io::Result<bool> {
         let at = chunk.saturating_mul(CHUNK);
         let length = self.length.saturating_sub(at).min(CHUNK);
-        let fits = length > 0 && bytes.len() as u64 == length && hash(bytes) == expected && expected != NONE;
+        let fits =
+            length > 0 && bytes.len() as u64 == length && hash(bytes) == expected && expected != MISSING_HASH;
         let Some(entry) = self.hashes.get_mut(chunk as usize).filter(|_| fits) else { return Ok(false) };
         self.file.seek(SeekFrom::Start(at))?;
         self.file.write_all(bytes)?;
         *entry = expected;
-        self.manifest.seek(SeekFrom::Start(chunk * NONE.len() as u64))?;
+        self.manifest.seek(SeekFrom::Start(chunk * MISSING_HASH.len() as u64))?;
         self.manifest.write_all(&expected)?;
         Ok(true)
     }

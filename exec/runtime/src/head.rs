@@ -1,4 +1,4 @@
-//! How do tokens become hidden rows, and hidden rows logits?
+//! The ends of a model: tokens to hidden rows, and hidden rows to logits.
 //!
 //! The two ends of the model, which only the head of the ring computes: a row of the embedding for each
 //! token, and RMSNorm and the output matrix (the embedding again where the two are tied). Gemma scales the rows;
@@ -58,10 +58,10 @@ impl Head {
         let (cpu, input) = (&self.cpu, &mut self.input);
         let numbers = weights.hyperparameters();
         let ((), cost) = cpu.pool.measured(|| {
-            cpu.normalise(hidden, weights.output_norm(), numbers.epsilon, input);
+            cpu.rms_norm_rows(hidden, weights.output_norm(), numbers.epsilon, input);
             cpu.multiply(input, &mut [Product { matrix, out: &mut logits }]);
             let rows = SharedRows::new(&mut logits, matrix.rows);
-            cpu.by_token(tokens, matrix.rows, |token| {
+            cpu.for_each_token(tokens, matrix.rows, |token| {
                 // SAFETY: each token is in one chunk.
                 let row = unsafe { rows.row(token) };
                 if let Some(bias) = weights.output_bias() {
@@ -76,7 +76,7 @@ impl Head {
         self.finite(logits)
     }
 
-    /// These logits [tokens, vocabulary], whoever made them, or an error if one is no number.
+    /// Returns logits [tokens, vocabulary] unchanged, or an error if one is not finite.
     pub fn finite(&self, logits: Vec<f32>) -> Result<Vec<f32>, ExecError> {
         match logits.iter().position(|logit| !logit.is_finite()) {
             Some(at) => {

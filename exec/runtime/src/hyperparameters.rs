@@ -1,4 +1,4 @@
-//! What does a layer of each architecture compute, and with which numbers?
+//! The forward pass of each architecture, and its hyperparameters.
 //!
 //! With h a hidden row and x = RMSNorm(h):
 //!
@@ -22,7 +22,7 @@ use hearth_profiles::gguf::{GgufError, Metadata};
 use hearth_profiles::model::{Architecture, ModelShape};
 
 use crate::error::ExecError;
-use crate::rope::Rope;
+use crate::rope::{Rope, positive};
 
 /// What is done with the gate of the feed-forward block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,7 +108,7 @@ impl Hyperparameters {
     }
 
     /// The first position that the token at `position` sees in `layer`.
-    pub(crate) fn first_seen(&self, layer: u32, position: usize) -> usize {
+    pub(crate) fn first_visible(&self, layer: u32, position: usize) -> usize {
         self.window_of(layer).map_or(0, |window| (position + 1).saturating_sub(window as usize))
     }
 }
@@ -130,52 +130,13 @@ fn window(metadata: &Metadata, key: &str) -> Result<Option<u32>, ExecError> {
     Ok(Some(window))
 }
 
-pub(crate) fn positive(key: &str, value: f32) -> Result<(), ExecError> {
-    if value.is_finite() && value > 0.0 {
-        return Ok(());
-    }
-    Err(ExecError::Metadata {
-        key: key.into(),
-        found: value.to_string(),
-        hint: "it must be positive; convert the model again",
-    })
-}
-
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use hearth_profiles::gguf::Value;
     use hearth_profiles::units::Layers;
 
     use super::*;
-
-    pub(crate) fn shape() -> ModelShape {
-        ModelShape {
-            architecture: Architecture::Llama,
-            layers: Layers(1),
-            embedding: 8,
-            feed_forward: 8,
-            heads: 2,
-            kv_heads: 1,
-            key_length: 4,
-            value_length: 4,
-            vocabulary: 10,
-            tied_embeddings: true,
-            context_length: 16,
-        }
-    }
-
-    /// Keys of llama.
-    pub(crate) fn metadata(keys: &[(&str, Value)]) -> Metadata {
-        keys_of("llama", keys)
-    }
-
-    fn keys_of(architecture: &str, keys: &[(&str, Value)]) -> Metadata {
-        let mut metadata = Metadata::default();
-        for (key, value) in keys {
-            metadata.insert(format!("{architecture}.{key}"), value.clone());
-        }
-        metadata
-    }
+    use crate::rope::tests::{keys_of, metadata, shape};
 
     const EPSILON: (&str, Value) = ("attention.layer_norm_rms_epsilon", Value::F32(1e-5));
 
@@ -186,7 +147,7 @@ pub(crate) mod tests {
         assert!(Hyperparameters::read(&zero, &shape(), None).is_err());
         let plain = Hyperparameters::read(&metadata(&[EPSILON]), &shape(), None).unwrap();
         assert_eq!((plain.attention_scale, plain.window, plain.logit_cap), (0.5, None, None));
-        assert_eq!(plain.first_seen(0, 1000), 0);
+        assert_eq!(plain.first_visible(0, 1000), 0);
     }
 
     #[test]
@@ -194,7 +155,7 @@ pub(crate) mod tests {
         let keys = keys_of("gemma2", &[EPSILON, ("attention.sliding_window", Value::U32(3))]);
         let gemma = ModelShape { architecture: Architecture::Gemma2, ..shape() };
         let numbers = Hyperparameters::read(&keys, &gemma, None).unwrap();
-        let first = |layer| [0, 2, 3, 10].map(|position| numbers.first_seen(layer, position));
+        let first = |layer| [0, 2, 3, 10].map(|position| numbers.first_visible(layer, position));
         assert_eq!((first(0), first(1)), ([0, 0, 1, 8], [0; 4]));
         assert_eq!((numbers.attention_cap, numbers.logit_cap), (Some(50.0), Some(30.0)));
         assert_eq!(numbers.embedding_scale, Some(8f32.sqrt()));

@@ -34,7 +34,7 @@ pub mod synth;
 pub mod tokenizer;
 pub mod weights;
 
-pub use accelerator::{AcceleratedPlace, Accelerator, NoBackend, Progress};
+pub use accelerator::{AcceleratedPlace, Accelerator, BackendError, Progress};
 pub use backend::{Backend, CacheOptions};
 pub use cache::CacheFormat;
 pub use chat::{ChatTemplate, Message};

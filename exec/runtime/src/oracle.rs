@@ -1,4 +1,4 @@
-//! What would the plainest forward pass give?
+//! The scalar oracle: a plain forward pass that other backends are compared with.
 //!
 //! One thread, one token at a time, one row at a time, scalar kernels: the equations of [`crate::hyperparameters`] in
 //! their order, and nothing else. The fast backend must give the same bits.
@@ -17,9 +17,9 @@ use crate::weights::Weights;
 use crate::weights::tensors::Tensor;
 use hearth_kernels::attention::Scoring;
 use hearth_kernels::product::{Matrix, scalar_dot};
-use hearth_kernels::{Activations, Instructions, attention, elementwise};
+use hearth_kernels::{Activations, InstructionSet, attention, elementwise};
 
-const SCALAR: Instructions = Instructions::SCALAR;
+const SCALAR: InstructionSet = InstructionSet::SCALAR;
 
 /// The backend to compare others with.
 #[derive(Debug)]
@@ -118,7 +118,7 @@ fn attention_block(weights: &Weights, layer: u32, cache: &mut LayerCache, row: &
     numbers.rope.turns(position, &mut turns);
     for head in query.chunks_exact_mut(key_length).chain(key.chunks_exact_mut(key_length)) {
         match numbers.rope.pairs {
-            Pairs::Neighbours => elementwise::rotate(SCALAR, head, &turns),
+            Pairs::Interleaved => elementwise::rotate(SCALAR, head, &turns),
             Pairs::Halves => elementwise::rotate_halves(SCALAR, head, &turns),
         }
     }
@@ -129,7 +129,7 @@ fn attention_block(weights: &Weights, layer: u32, cache: &mut LayerCache, row: &
         cache.values.set(head, position as usize, value);
     }
 
-    let seen = numbers.first_seen(layer, position as usize)..position as usize + 1;
+    let seen = numbers.first_visible(layer, position as usize)..position as usize + 1;
     let group = (shape.heads / shape.kv_heads) as usize;
     let scoring = Scoring { scale: numbers.attention_scale, cap: numbers.attention_cap };
     let mut mixed = vec![0.0; shape.heads as usize * value_length];

@@ -1,11 +1,11 @@
-//! Which pages of a mapping are in memory, and how are they asked for and given up?
+//! System calls on the pages of a mapping: query, read ahead, give up.
 //!
 //! The system calls under every residency policy. `mincore` tells for each page of a mapping whether it is in
 //! the page cache; only the file's owner gets a true answer, others see every page as present. A region is
 //! widened to whole pages when it is asked for, and narrowed when it is given up: a neighbour may be using the
 //! rest of the page.
 //!
-//! Elsewhere than Linux nothing is known and nothing is done.
+//! On systems other than Linux these functions do nothing and report no resident page.
 
 use std::fs::File;
 
@@ -54,7 +54,7 @@ pub fn resident(_region: &[u8]) -> u64 {
     0
 }
 
-/// Whether [`resident`] tells the truth about a mapped file: since Linux 5.0 only its owner is told.
+/// Whether [`resident`] is reliable for a mapped file: since Linux 5.0 only the file's owner gets true answers.
 pub fn is_told(file: &File) -> bool {
     #[cfg(any(target_os = "android", target_os = "linux"))]
     {
@@ -70,29 +70,28 @@ pub fn is_told(file: &File) -> bool {
     }
 }
 
-/// Asks for a region without waiting for it. How many bytes the kernel took up.
+/// Starts reading a region and does not wait. Returns the bytes that the kernel accepted.
 pub fn will_need(region: &[u8]) -> u64 {
     advise(region, WILL_NEED_BYTES, Advice::WillNeed)
 }
 
-/// The same in one call, which the kernel cuts to one read-ahead window without a word.
+/// Does the same in one call, which the kernel silently shortens to one read-ahead window.
 pub fn will_need_at_once(region: &[u8]) {
     advise(region, usize::MAX, Advice::WillNeed);
 }
 
-/// Reads a region and maps it; returns when it is there. How many bytes the kernel took up.
+/// Reads a region and maps its pages before it returns. Returns the bytes that the kernel accepted.
 pub fn populate(region: &[u8]) -> u64 {
     // A kernel before 5.14 does not know this; what is not read now is read when it is touched.
     advise(region, usize::MAX, Advice::PopulateRead)
 }
 
-/// Says of a whole mapping that its order is nobody's business: a touched page is read alone, without what lies
-/// around it.
+/// Advises the kernel that a whole mapping is accessed at random: a touched page is read alone, without read-ahead.
 pub fn expect_no_order(mapping: &[u8]) {
     advise(mapping, usize::MAX, Advice::Random);
 }
 
-/// Takes [`expect_no_order`] back.
+/// Reverts [`expect_no_order`].
 pub fn expect_order(mapping: &[u8]) {
     advise(mapping, usize::MAX, Advice::Normal);
 }
@@ -109,8 +108,7 @@ pub fn processors() -> u32 {
     1
 }
 
-/// Gives up the whole pages inside a region of a mapped file: they leave memory, and the system need not choose
-/// others. The region is unmapped first, because mapped pages stay. `MADV_PAGEOUT` does the same in one call, but
+/// Evicts the whole pages inside a region of a mapped file, so that the system need not reclaim others. The region is unmapped first, because mapped pages stay. `MADV_PAGEOUT` does the same in one call, but
 /// at more than twice the cost, not for a file of another owner, and it leaves traces that count as refaults
 /// when the pages come back.
 pub fn give_up(region: &[u8], file: &File, offset: u64) {
@@ -121,7 +119,7 @@ pub fn give_up(region: &[u8], file: &File, offset: u64) {
     drop_cache(file, &(begin..end));
 }
 
-/// What the system is told of a region.
+/// Arguments of `madvise`.
 #[derive(Clone, Copy)]
 enum Advice {
     WillNeed,
@@ -131,7 +129,7 @@ enum Advice {
     DontNeed,
 }
 
-/// Advises a region, widened to whole pages, in calls of `step` bytes; how many bytes the kernel took up.
+/// Advises a region, widened to whole pages, in calls of `step` bytes. Returns the bytes that the kernel accepted.
 #[cfg(any(target_os = "android", target_os = "linux"))]
 fn advise(region: &[u8], step: usize, advice: Advice) -> u64 {
     let advice = match advice {

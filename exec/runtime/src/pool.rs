@@ -1,4 +1,4 @@
-//! Who computes the rows of a matmul?
+//! The pool of threads that compute a layer.
 //!
 //! A persistent pool: the calling thread and n - 1 pinned workers. A phase is one closure that every
 //! participant runs; inside, they take chunks from a shared counter. Workers spin for a while after a phase,
@@ -67,19 +67,19 @@ struct Shared {
     /// Set by a caller that has parked until the last worker leaves.
     caller_parked: AtomicBool,
     caller: UnsafeCell<Option<Thread>>,
-    seats: Vec<Seat>,
+    slots: Vec<WorkerSlot>,
     spin_ns: u64,
 }
 
-/// One worker's place, on cache lines of its own.
+/// A worker's state, on cache lines of its own.
 #[repr(align(128))]
-struct Seat {
+struct WorkerSlot {
     parked: AtomicBool,
     /// The last phase it took part in, and when it was done with its part.
     report: UnsafeCell<Report>,
 }
 
-/// How much of a region was given out, on a cache line of its own.
+/// The number of items of a region that were handed out, on a cache line of its own.
 #[derive(Default)]
 #[repr(align(128))]
 struct Region(AtomicUsize);
@@ -93,7 +93,7 @@ unsafe impl Send for Shared {}
 
 impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared").field("workers", &self.seats.len()).finish_non_exhaustive()
+        f.debug_struct("Shared").field("workers", &self.slots.len()).finish_non_exhaustive()
     }
 }
 
@@ -104,7 +104,8 @@ impl Pool {
     /// Starts the workers.
     pub fn new(options: PoolOptions) -> std::io::Result<Pool> {
         let workers = options.threads.max(1) - 1;
-        let seat = |_| Seat { parked: AtomicBool::new(false), report: UnsafeCell::new(Report::default()) };
+        let slot =
+            |_| WorkerSlot { parked: AtomicBool::new(false), report: UnsafeCell::new(Report::default()) };
         let shared = Arc::new(Shared {
             state: AtomicU64::new(0),
             job: UnsafeCell::new(None),
@@ -112,7 +113,7 @@ impl Pool {
             panicked: AtomicBool::new(false),
             caller_parked: AtomicBool::new(false),
             caller: UnsafeCell::new(None),
-            seats: (0..workers).map(seat).collect(),
+            slots: (0..workers).map(slot).collect(),
             spin_ns: options.spin_ns,
         });
         let start = |index: usize| {
@@ -121,7 +122,7 @@ impl Pool {
                 if options.pin {
                     pin_to_processor(index + 1);
                 }
-                work(&shared, index);
+                run_worker(&shared, index);
             })
         };
         let workers = (0..workers).map(start).collect::<std::io::Result<Vec<_>>>()?;
@@ -144,20 +145,20 @@ impl Pool {
         }
         let mut opened = 0;
         if let Some((watch, cost)) = &mut caller.meter {
-            cost.add(watch.cut());
-            opened = watch.last_cut();
+            cost.add(watch.lap());
+            opened = watch.last_lap();
         }
         caller.epoch = (caller.epoch + 1) & u64::from(u32::MAX);
         self.open(caller.epoch, &job);
         let own = catch_unwind(AssertUnwindSafe(|| job(0)));
-        let work = caller.meter.as_mut().map(|(watch, _)| (watch.cut(), watch.last_cut()));
+        let work = caller.meter.as_mut().map(|(watch, _)| (watch.lap(), watch.last_lap()));
         self.close();
         let epoch = caller.epoch;
         if let (Some((own, own_end)), Some((watch, cost))) = (work, &mut caller.meter) {
-            let waited = watch.cut();
-            let phase = Phase { epoch, opened, own, own_end, waited, closed: watch.last_cut() };
+            let waited = watch.lap();
+            let phase = Phase { epoch, opened, own, own_end, waited, closed: watch.last_lap() };
             // SAFETY: everyone has left the phase, and no other can begin while the caller is here.
-            let reports = self.shared.seats.iter().map(|seat| unsafe { *seat.report.get() });
+            let reports = self.shared.slots.iter().map(|slot| unsafe { *slot.report.get() });
             cost.add_phase(&phase, reports);
         }
         drop(caller);
@@ -205,7 +206,7 @@ impl Pool {
         self.lock().meter = Some((Stopwatch::start(), ComputeCost::default()));
         let result = body();
         let (mut watch, mut cost) = self.lock().meter.take().expect("measurements take turns");
-        cost.add(watch.cut());
+        cost.add(watch.lap());
         cost.wall_ns = wall_nanos() - start;
         (result, cost)
     }
@@ -226,14 +227,14 @@ impl Pool {
             *shared.caller.get() = Some(thread::current());
         }
         shared.state.store(epoch << 32 | OPEN, Ordering::SeqCst);
-        for (seat, worker) in shared.seats.iter().zip(&self.workers) {
-            if seat.parked.swap(false, Ordering::SeqCst) {
+        for (slot, worker) in shared.slots.iter().zip(&self.workers) {
+            if slot.parked.swap(false, Ordering::SeqCst) {
                 worker.thread().unpark();
             }
         }
     }
 
-    /// Lets nobody in any more and waits for those inside.
+    /// Closes the phase to new participants and waits for those inside.
     fn close(&self) {
         let shared = &*self.shared;
         let mut inside = shared.state.fetch_and(!OPEN, Ordering::AcqRel) & INSIDE;
@@ -257,8 +258,8 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
-        for (seat, worker) in self.shared.seats.iter().zip(&self.workers) {
-            seat.parked.store(false, Ordering::SeqCst);
+        for (slot, worker) in self.shared.slots.iter().zip(&self.workers) {
+            slot.parked.store(false, Ordering::SeqCst);
             worker.thread().unpark();
         }
         for worker in self.workers.drain(..) {
@@ -268,28 +269,28 @@ impl Drop for Pool {
     }
 }
 
-/// The life of worker `index`.
-fn work(shared: &Shared, index: usize) {
-    let seat = &shared.seats[index];
+/// Runs phases on worker `index` until the pool is dropped.
+fn run_worker(shared: &Shared, index: usize) {
+    let slot = &shared.slots[index];
     let mut watch = Stopwatch::start();
     let mut seen = 0;
     loop {
-        let state = wait_for_phase(shared, seat, seen);
+        let state = wait_for_phase(shared, slot, seen);
         let Some(state) = state else { return };
         seen = state >> 32;
         if !enter(shared, state) {
             continue;
         }
-        watch.cut();
+        watch.lap();
         // SAFETY: inside an open phase the closure stays alive until `close` has seen everyone leave.
         let job = unsafe { (*shared.job.get()).expect("an open phase has a job") };
         // SAFETY: as above.
         if catch_unwind(AssertUnwindSafe(|| unsafe { (*job)(index + 1) })).is_err() {
             shared.panicked.store(true, Ordering::Release);
         }
-        let done = watch.cut();
+        let done = watch.lap();
         // SAFETY: the caller reads it only after this worker has left.
-        unsafe { *seat.report.get() = Report { epoch: seen, end: watch.last_cut(), work: done } };
+        unsafe { *slot.report.get() = Report { epoch: seen, end: watch.last_lap(), work: done } };
         // SAFETY: the caller replaces its handle only between phases.
         let caller = unsafe { (*shared.caller.get()).clone() };
         let left = shared.state.fetch_sub(1, Ordering::SeqCst);
@@ -300,7 +301,7 @@ fn work(shared: &Shared, index: usize) {
 }
 
 /// Spins, then parks, until there is a phase after `seen`; `None` when the pool ends.
-fn wait_for_phase(shared: &Shared, seat: &Seat, seen: u64) -> Option<u64> {
+fn wait_for_phase(shared: &Shared, slot: &WorkerSlot, seen: u64) -> Option<u64> {
     let fresh = |state: u64| state >> 32 != seen && state & OPEN != 0;
     loop {
         let mut until = 0;
@@ -321,12 +322,12 @@ fn wait_for_phase(shared: &Shared, seat: &Seat, seen: u64) -> Option<u64> {
                 }
             }
         }
-        seat.parked.store(true, Ordering::SeqCst);
+        slot.parked.store(true, Ordering::SeqCst);
         let idle = || !fresh(shared.state.load(Ordering::SeqCst)) && !shared.stop.load(Ordering::SeqCst);
-        while idle() && seat.parked.load(Ordering::SeqCst) {
+        while idle() && slot.parked.load(Ordering::SeqCst) {
             thread::park();
         }
-        seat.parked.store(false, Ordering::SeqCst);
+        slot.parked.store(false, Ordering::SeqCst);
     }
 }
 

@@ -1,4 +1,4 @@
-//! By which angle does each pair of a head turn at a position?
+//! Rotary position embedding: the angle of each pair of dimensions at a position.
 //!
 //! Pair i of d rotated dimensions turns by `position * base^(-2i / d)`, changed by what the file says:
 //!
@@ -8,7 +8,7 @@
 //!   are divided by f, those between are mixed by a ramp; and cosine and sine grow by `1 + 0.1 ln f`.
 //!
 //! Which dimensions are a pair depends on how the converter stored the rows of q and k: neighbours
-//! ([`Pairs::Neighbours`], "NORM" in llama.cpp) or i and i + d/2 ([`Pairs::Halves`], "NEOX").
+//! ([`Pairs::Interleaved`], "NORM" in llama.cpp) or i and i + d/2 ([`Pairs::Halves`], "NEOX").
 //!
 //! Not here: turning. That is `kernels::elementwise`.
 
@@ -16,13 +16,12 @@ use hearth_profiles::gguf::Metadata;
 use hearth_profiles::model::{Architecture, ModelShape};
 
 use crate::error::ExecError;
-use crate::hyperparameters::positive;
 
 /// Which two dimensions of a head turn together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pairs {
     /// 2i and 2i + 1.
-    Neighbours,
+    Interleaved,
     /// i and i + d/2, of d rotated ones.
     Halves,
 }
@@ -110,7 +109,7 @@ pub(crate) fn rotated(metadata: &Metadata, shape: &ModelShape) -> Result<u32, Ex
 /// As llama.cpp's converter leaves the rows of q and k.
 fn pairs(architecture: Architecture) -> Pairs {
     match architecture {
-        Architecture::Llama | Architecture::InternLm2 => Pairs::Neighbours,
+        Architecture::Llama | Architecture::InternLm2 => Pairs::Interleaved,
         Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Gemma | Architecture::Gemma2 => {
             Pairs::Halves
         }
@@ -168,7 +167,7 @@ fn scaling(
                 positive(&key, turns)?;
                 Ok::<f64, ExecError>(f64::from(turns))
             };
-            // The pair that makes so many turns in the trained context.
+            // The pair that makes that many turns in the trained context.
             let pair = |turns: f64| {
                 f64::from(dimensions) * libm::log(trained / (turns * std::f64::consts::TAU))
                     / (2.0 * libm::log(base))
@@ -217,12 +216,52 @@ fn yarn_can_be_executed(
     Ok(())
 }
 
+/// Refuses a value that is not positive and finite.
+pub(crate) fn positive(key: &str, value: f32) -> Result<(), ExecError> {
+    if value.is_finite() && value > 0.0 {
+        return Ok(());
+    }
+    Err(ExecError::Metadata {
+        key: key.into(),
+        found: value.to_string(),
+        hint: "it must be positive; convert the model again",
+    })
+}
+
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use hearth_profiles::gguf::Value;
 
     use super::*;
-    use crate::hyperparameters::tests::{metadata, shape};
+
+    pub(crate) fn shape() -> ModelShape {
+        ModelShape {
+            architecture: Architecture::Llama,
+            layers: hearth_profiles::Layers(1),
+            embedding: 8,
+            feed_forward: 8,
+            heads: 2,
+            kv_heads: 1,
+            key_length: 4,
+            value_length: 4,
+            vocabulary: 10,
+            tied_embeddings: true,
+            context_length: 16,
+        }
+    }
+
+    /// Keys of llama.
+    pub(crate) fn metadata(keys: &[(&str, Value)]) -> Metadata {
+        keys_of("llama", keys)
+    }
+
+    pub(crate) fn keys_of(architecture: &str, keys: &[(&str, Value)]) -> Metadata {
+        let mut metadata = Metadata::default();
+        for (key, value) in keys {
+            metadata.insert(format!("{architecture}.{key}"), value.clone());
+        }
+        metadata
+    }
 
     fn text(name: &str) -> Value {
         Value::Str(name.into())

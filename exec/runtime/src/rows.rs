@@ -1,7 +1,7 @@
-//! How do several threads write different rows of one buffer?
+//! A buffer whose rows are written by several threads.
 //!
 //! A phase of the pool borrows a buffer as [`SharedRows`], and each participant takes the rows of the chunk it
-//! was given. That chunks do not overlap is the promise that each caller makes where it takes a row.
+//! was given. Each caller that takes a row guarantees that chunks do not overlap.
 
 use std::marker::PhantomData;
 
@@ -30,7 +30,7 @@ impl<'a, T> SharedRows<'a, T> {
     /// One row.
     ///
     /// # Safety
-    /// Nobody else holds this row.
+    /// No other reference to this row exists.
     #[allow(clippy::mut_from_ref)] // the point of the type: rows are disjoint, see above
     pub(crate) unsafe fn row(&self, row: usize) -> &mut [T] {
         assert!(row < self.rows, "row {row} of {}", self.rows);

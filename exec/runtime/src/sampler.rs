@@ -1,4 +1,4 @@
-//! Which token comes next?
+//! The sampler: chooses the next token from logits.
 //!
 //! Greedy: the largest logit, the lowest id of equals. Otherwise the k most likely tokens at the given
 //! temperature, of those the fewest that together have probability p, and one of these by a `ChaCha8` stream
@@ -15,7 +15,7 @@ use hearth_kernels::exponential;
 pub struct SamplerOptions {
     /// Zero is greedy.
     pub temperature: f32,
-    /// At most so many candidates; zero is all.
+    /// Largest number of candidates; zero keeps all.
     pub top_k: usize,
     /// The fewest candidates that together are so likely; one is all.
     pub top_p: f32,

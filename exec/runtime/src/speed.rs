@@ -1,4 +1,4 @@
-//! How fast does this machine run a model?
+//! Measures how fast this machine runs a model.
 //!
 //! Single tokens, then one pass over prompts of several lengths, on all layers and the output in this process; beside
 //! them the rate at which the same threads read the same weights and do nothing else, which is what no decoding can

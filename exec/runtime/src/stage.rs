@@ -1,4 +1,4 @@
-//! How does a node of the ring run its layers?
+//! A stage: the layers of one device of the ring, with their KV caches.
 //!
 //! A stage owns some ranges of layers (its windows) and their KV caches. The ring hands it rows of activations
 //! and says which of its layers to run; one process with one stage of all layers is the same code. Everything

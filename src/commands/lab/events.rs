@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use hearth_lab::{Busy, Child, Hog, LabError, Seat, Stopper};
+use hearth_lab::{Child, CpuHog, LabError, MemoryHog, Placement, ProcessStopper};
 use hearth_schema::events::Change;
 use hearth_schema::events::Event;
 
@@ -33,9 +33,9 @@ pub enum HeadReport {
 /// The processes of a device.
 pub struct DeviceProcesses<'a> {
     /// Where its processes run.
-    pub seat: Seat<'a>,
+    pub seat: Placement<'a>,
     /// Its worker; none on the head.
-    pub worker: Option<Stopper>,
+    pub worker: Option<ProcessStopper>,
 }
 
 /// The events that are still to come, and when.
@@ -130,11 +130,15 @@ fn begin(
     let name = event.device.as_deref().unwrap_or_default();
     match event.change() {
         Some(Change::Load(load)) => {
-            Child::start(name, hand.seat, program, &Busy { threads: load.threads }.arguments()).map(Some)
+            Child::start(name, hand.seat, program, &CpuHog { threads: load.threads }.arguments()).map(Some)
         }
         Some(Change::Memory(taken)) => {
-            let hog =
-                Hog { program: program.into(), memory: taken.taken, after: Duration::ZERO, hold: lasts };
+            let hog = MemoryHog {
+                program: program.into(),
+                memory: taken.taken,
+                after: Duration::ZERO,
+                hold: lasts,
+            };
             Child::start(name, hand.seat, program, &hog.arguments()).map(Some)
         }
         Some(Change::Leaves) => {
@@ -175,7 +179,7 @@ mod tests {
         )
         .expect("events");
         let hands =
-            BTreeMap::from([("a".to_string(), DeviceProcesses { seat: Seat::default(), worker: None })]);
+            BTreeMap::from([("a".to_string(), DeviceProcesses { seat: Placement::default(), worker: None })]);
         let (sender, said) = mpsc::channel();
         let talk = std::thread::spawn(move || {
             for (pause, word) in [(0, HeadReport::Begins), (30, HeadReport::Token), (100, HeadReport::Token)]

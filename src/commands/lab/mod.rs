@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 
 use hearth_core::metrics;
 use hearth_core::metrics::Metrics;
-use hearth_lab::{LabError, Metered, processors};
+use hearth_lab::{DeviceUsage, LabError, processors};
 use hearth_reports::Report;
 use hearth_schema::Trace;
 use hearth_workflow::files::{in_a_folder, write_in};
@@ -39,7 +39,7 @@ struct Output {
     measured: RunOutput,
     error: Errors,
     /// Each device by the counters of its own control group, in ring order.
-    groups: Vec<Metered>,
+    groups: Vec<DeviceUsage>,
     /// What was measured again, where it was.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     repeats: Vec<RunOutput>,
@@ -113,7 +113,7 @@ fn run_through(args: &LabArgs, scenario: &std::path::Path, json: bool) -> Result
     let mut plan = lab.prepare(&loaded, &mut cluster, plan)?;
     let (predicted, prediction) = lab.predict(&cluster, &plan, &loaded)?;
     let told = metrics::compute(&predicted);
-    let mut measured: Vec<(Trace, Vec<Metered>)> = Vec::new();
+    let mut measured: Vec<(Trace, Vec<DeviceUsage>)> = Vec::new();
     let mut steadiness = Vec::new();
     for repeat in 0..args.repeats {
         line.set_message(format!(
@@ -147,10 +147,10 @@ fn show_all(
     folder: &std::path::Path,
     plan: &hearth_schema::Plan,
     prediction: Prediction,
-    (measured, steadiness): (Vec<(Trace, Vec<Metered>)>, Vec<Steadiness>),
+    (measured, steadiness): (Vec<(Trace, Vec<DeviceUsage>)>, Vec<Steadiness>),
 ) -> Result<ExitCode, Failure> {
     let Prediction { trace: predicted, digest: prediction } = prediction;
-    let (mut traces, mut groups): (Vec<Trace>, Vec<Vec<Metered>>) = measured.into_iter().unzip();
+    let (mut traces, mut groups): (Vec<Trace>, Vec<Vec<DeviceUsage>>) = measured.into_iter().unzip();
     if groups.is_empty() {
         return Err(Failure::running("nothing was executed"));
     }

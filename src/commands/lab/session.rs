@@ -16,7 +16,9 @@ use std::time::Duration;
 
 use hearth_core::Cluster;
 use hearth_core::LinkTable;
-use hearth_lab::{Child, Copies, DeviceLimits, Group, Groups, Meter, Metered, Seat, Watched, copies};
+use hearth_lab::{
+    Child, DeviceLimits, DeviceUsage, Group, Groups, Meter, ModelCopies, Placement, WatchedDevice, copies,
+};
 use hearth_profiles::{Bytes, Device, Document};
 use hearth_schema::Plan;
 use hearth_schema::Scenario;
@@ -52,7 +54,7 @@ const RUN_DEADLINE: Duration = Duration::from_mins(30);
 pub struct Lab {
     children: BTreeMap<String, Child>,
     groups: BTreeMap<String, Group>,
-    copies: Copies,
+    copies: ModelCopies,
     program: PathBuf,
     folder: PathBuf,
     /// Where profiles are kept for other labs.
@@ -85,7 +87,7 @@ impl Lab {
         }
         let found = limited.then_some(found).transpose()?;
         undo_when_interrupted(found.clone(), copies::folder(&scratch));
-        let copies = Copies::make(&scratch, &parts, &names)?;
+        let copies = ModelCopies::make(&scratch, &parts, &names)?;
         let mut groups = BTreeMap::new();
         for (place, entry) in loaded.scenario.devices.iter().enumerate() {
             let Some(found) = &found else { break };
@@ -117,8 +119,8 @@ impl Lab {
     }
 
     /// Where a device's processes run.
-    fn seat<'s>(&'s self, name: &str, limits: &'s Limits) -> Seat<'s> {
-        Seat { group: self.groups.get(name), processors: limits.affinity.as_deref().unwrap_or_default() }
+    fn seat<'s>(&'s self, name: &str, limits: &'s Limits) -> Placement<'s> {
+        Placement { group: self.groups.get(name), processors: limits.affinity.as_deref().unwrap_or_default() }
     }
 
     /// Measures each device inside its limits; devices with equal limits are measured once. Also tells the machine's pace
@@ -287,7 +289,7 @@ impl Lab {
         loaded: &LoadedScenario,
         plan: &Plan,
         repeat: u32,
-    ) -> Result<(Trace, Vec<Metered>), Failure> {
+    ) -> Result<(Trace, Vec<DeviceUsage>), Failure> {
         let name = &plan.devices[0].name;
         let (index, limits) = entry(loaded, name)?;
         self.copies.drop_cache()?;
@@ -302,7 +304,7 @@ impl Lab {
         let mut watched = Vec::new();
         for device in &plan.devices {
             let (index, limits) = entry(loaded, &device.name)?;
-            watched.push(Watched {
+            watched.push(WatchedDevice {
                 name: device.name.clone(),
                 group: self.groups.get(&device.name),
                 throttled: limits.disk_read.is_some(),

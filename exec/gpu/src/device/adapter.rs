@@ -1,4 +1,4 @@
-//! What does an adapter have that kernels can use?
+//! The capabilities of an adapter that kernels use.
 //!
 //! ML Drift paper, section 3.4: what a device has selects the variant of a kernel. Here it is asked; a [`Mask`] takes
 //! away, so that every variant can be run on one machine.
@@ -36,9 +36,9 @@ pub struct Mask {
     pub subgroups: bool,
     /// No half precision.
     pub half: bool,
-    /// At most so many bytes a buffer, so that large weights are split.
+    /// Largest size of a buffer in bytes; larger weights are split.
     pub binding_bytes: Option<u64>,
-    /// At most so many bytes in all.
+    /// Largest number of bytes in all.
     pub memory_bytes: Option<u64>,
 }
 

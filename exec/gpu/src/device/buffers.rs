@@ -1,4 +1,4 @@
-//! How do numbers get to the GPU and back?
+//! Tensors in GPU memory: creation, upload and download.
 
 use std::sync::{Arc, mpsc};
 
@@ -143,7 +143,7 @@ impl Gpu {
             let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
             encoder.copy_buffer_to_buffer(&tensor.buffer, 0, &staging.buffer, 0, size);
             self.queue.submit([encoder.finish()]);
-            // If nobody waits any more, nobody needs to be told.
+            // The receiver may have given up waiting.
             staging.buffer.map_async(wgpu::MapMode::Read, .., move |mapped| drop(tell.send(mapped)));
         })?;
         self.wait(what)?;

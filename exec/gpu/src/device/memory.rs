@@ -1,4 +1,4 @@
-//! How much memory may be taken on a GPU?
+//! The budget of GPU memory, counted as it is allocated.
 //!
 //! wgpu tells nobody how much memory a GPU has, so that three others are asked:
 //!

@@ -1,4 +1,4 @@
-//! Which GPU is there, what can it do, and how is it spoken to?
+//! An opened GPU: its adapter, capabilities, device and queue.
 //!
 //! An adapter is what a driver shows; [`Gpu`] is one that was opened. Everything that can fail on it runs inside
 //! `Gpu::checked`, which turns what the driver says into a [`GpuError`]: nothing here panics because a device went
@@ -46,7 +46,7 @@ impl std::fmt::Debug for Gpu {
     }
 }
 
-/// The value, whoever panicked while holding it.
+/// Locks a mutex even if a thread panicked while it held it.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! How does the text of a kernel become a launch?
+//! Compilation of kernel texts into pipelines and launches.
 //!
 //! A text is compiled once; two kernels of the same text are the same kernel. Bindings are numbered in their order, from
 //! the parameters at 0.

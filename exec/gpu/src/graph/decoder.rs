@@ -1,4 +1,4 @@
-//! Which operations make the decoder of each architecture?
+//! The operations of the decoder of each architecture.
 //!
 //! The equations of `hearth_runtime::hyperparameters`, one operation a node, in the order in which they are computed.
 //! Biases are those of Qwen 2, norms of heads those of Qwen 3, norms after a block and caps of scores those of Gemma 2,

@@ -1,4 +1,4 @@
-//! Which operations make the parts of Stable Diffusion 1.4?
+//! The operations of the parts of Stable Diffusion 1.4.
 //!
 //! ML Drift paper, section 3.5 and Figure 3, plans their memory. The architecture is that of Rombach et al. 2022 as
 //! released: a text encoder of twelve layers (CLIP ViT-L/14), a UNet over latents of 64 by 64 with skips from its way down to

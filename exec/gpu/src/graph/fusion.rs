@@ -1,4 +1,4 @@
-//! Which operations become one launch?
+//! Fusion of operations into fewer launches.
 //!
 //! ML Drift paper, section 3.6 and Figure 4. An operation on single elements folds into the one that makes its first
 //! input, if nobody else reads that: biases, the gate's function and its product, caps, residual additions. Alternatively a

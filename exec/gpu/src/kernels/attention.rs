@@ -1,4 +1,4 @@
-//! How does attention read the cache on the GPU?
+//! The attention kernel, over a cache stored as weights.
 //!
 //! `softmax(cap(scale * q K^T)) V` over the positions that a token sees. ML Drift paper, section 3.8: keys are weights with
 //! an output for each position, values weights with an input for each. Scores are never written: a group has one query
@@ -61,7 +61,7 @@ impl AttentionKernel {
         Ok(text)
     }
 
-    /// Groups for so many tokens.
+    /// Workgroups for `tokens` tokens.
     pub fn groups(&self, tokens: u32) -> [u32; 3] {
         [tokens * self.heads.group(), self.heads.kv_heads, 1]
     }

@@ -1,4 +1,4 @@
-//! What do kernels look like?
+//! Generators of kernel texts in WGSL.
 //!
 //! Each file makes the text of one kind of kernel, in WGSL, from what is known when the shader is generated: shapes,
 //! layouts, the format of weights, and what the device has ([`Variant`]). What changes from pass to pass is in

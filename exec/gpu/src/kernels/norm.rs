@@ -1,4 +1,4 @@
-//! How are rows normalised on the GPU?
+//! The RMSNorm kernel.
 //!
 //! `x = h / sqrt(mean(h^2) + epsilon) * weight`. ML Drift paper, section 3.6: the residual addition before the norm is part
 //! of the kernel, `h += change`, and so is the norm of the change where an architecture has one. After the last layer there

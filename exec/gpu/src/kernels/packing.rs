@@ -1,4 +1,4 @@
-//! How are the blocks of a file rearranged for the GPU?
+//! Packing of a file's blocks into the layout that products read on the GPU.
 //!
 //! A row of weights becomes texels of 16 bytes; which texel lies where is the layout's choice
 //! (`crate::virtual_tensor::weights`). The numbers stay what they are: nothing is dequantised here. Where a format has one
@@ -17,7 +17,7 @@
 //!
 //! The rearrangement is a kernel of its own, run once over the raw bytes of the file.
 
-use hearth_kernels::Supported;
+use hearth_kernels::KernelFormat;
 
 use super::quantise::{Scaled, UNIT};
 use crate::device::Params;
@@ -62,15 +62,15 @@ impl Packed {
         [Packed::F32, Packed::F16, Packed::Bf16, Packed::Q8_0, Packed::Q4_0, Packed::Q4K, Packed::Q6K];
 
     /// As it is stored in a file, if it is.
-    pub fn stored(self) -> Option<Supported> {
+    pub fn stored(self) -> Option<KernelFormat> {
         match self {
-            Packed::F32 => Some(Supported::F32),
-            Packed::F16 => Some(Supported::F16),
-            Packed::Bf16 => Some(Supported::Bf16),
-            Packed::Q8_0 => Some(Supported::Q8_0),
-            Packed::Q4_0 => Some(Supported::Q4_0),
-            Packed::Q4K => Some(Supported::Q4K),
-            Packed::Q6K => Some(Supported::Q6K),
+            Packed::F32 => Some(KernelFormat::F32),
+            Packed::F16 => Some(KernelFormat::F16),
+            Packed::Bf16 => Some(KernelFormat::Bf16),
+            Packed::Q8_0 => Some(KernelFormat::Q8_0),
+            Packed::Q4_0 => Some(KernelFormat::Q4_0),
+            Packed::Q4K => Some(KernelFormat::Q4K),
+            Packed::Q6K => Some(KernelFormat::Q6K),
             Packed::Row8 | Packed::Row4 => None,
         }
     }
@@ -81,7 +81,7 @@ impl Packed {
     }
 
     /// The kernels for a format, for rows of this length.
-    pub fn of(format: Supported, length: usize) -> Result<Packed, GpuError> {
+    pub fn of(format: KernelFormat, length: usize) -> Result<Packed, GpuError> {
         let found = Packed::ALL.into_iter().find(|packed| packed.stored() == Some(format));
         let packed = found.ok_or_else(|| {
             let known: Vec<String> =
@@ -311,7 +311,7 @@ pub fn scales_kernel(
     )
 }
 
-/// Groups for so many threads.
+/// Workgroups for `threads` threads.
 pub fn groups(threads: u64) -> [u32; 3] {
     let groups = threads.div_ceil(u64::from(THREADS)).max(1);
     let along = u64::from(GROUPS_ALONG);
@@ -324,7 +324,7 @@ mod tests {
 
     #[test]
     fn rows_whose_sums_would_overflow_are_refused() {
-        // So many products of the largest codes an i32 holds, and not one more.
+        // The largest number of products of the largest codes whose sum fits into an i32.
         assert!(
             133_144i64 * 127 * 127 <= i64::from(i32::MAX) && 133_145i64 * 127 * 127 > i64::from(i32::MAX)
         );

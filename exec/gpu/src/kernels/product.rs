@@ -1,4 +1,4 @@
-//! How does a matrix meet its inputs on the GPU?
+//! The kernel that multiplies a matrix with its inputs.
 //!
 //! `out[token, row] = dot(weights[row], x[token])`. A thread works for a slice of four rows. ML Drift paper, section 3.7:
 //! there are two stages.
@@ -52,7 +52,7 @@ pub struct Tiling {
 }
 
 impl Tiling {
-    /// What a device gets that nobody has measured.
+    /// The tiling of a device that was not measured.
     /// source: assumed, 128 threads a group
     pub const USUAL: Tiling =
         Tiling { order: WeightOrder::Interleaved, slices: 16, splits: 8, rows_of_tokens: 8, tokens: 4 };
@@ -132,7 +132,7 @@ impl Product {
         if self.stage == Stage::Decode { 1 } else { self.tiling.tokens }
     }
 
-    /// Groups for so many tokens.
+    /// Workgroups for `tokens` tokens.
     pub fn groups(&self, tokens: u32) -> [u32; 3] {
         let slices = self.rows.div_ceil(4).div_ceil(self.tiling.slices);
         [slices, if self.stage == Stage::Decode { 1 } else { tokens.div_ceil(self.tiling.tile()) }, 1]

@@ -1,4 +1,4 @@
-//! How are the inputs of a product rounded to eight bits on the GPU?
+//! The kernel that rounds the inputs of a product to eight bits.
 //!
 //! As on the CPU: in blocks of 32 or 256, `scale = max |x| / 127`, `code = nearest even(x * (127 / max |x|))`, and the
 //! sums of 16 codes for what is subtracted; for weights with a scale a row, one scale for the whole of x. ML Drift paper,
@@ -19,7 +19,7 @@ const THREADS: u32 = 64;
 /// Which values have one scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scaled {
-    /// So many after one another.
+    /// Blocks of this many consecutive inputs.
     Blocks(u32),
     /// All of a row.
     Row,
@@ -165,7 +165,7 @@ pub fn kernel(length: u32, scaled: Scaled, storage: Storage) -> String {
     )
 }
 
-/// Groups for so many tokens.
+/// Workgroups for `tokens` tokens.
 pub fn groups(length: u32, scaled: Scaled, tokens: u32) -> [u32; 3] {
     let groups = match scaled {
         Scaled::Blocks(_) => (length / UNIT).div_ceil(THREADS),

@@ -1,4 +1,4 @@
-//! How does a tensor get from one layout to another?
+//! The kernel that copies a tensor from one layout to another.
 //!
 //! The plainest kernel there is: read a texel, write it. It is written once; from which object to which is spliced in.
 

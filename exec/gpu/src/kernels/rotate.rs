@@ -1,4 +1,4 @@
-//! How do queries, keys and values get to where attention reads them?
+//! The kernel that rotates queries and keys and stores keys and values in the cache.
 //!
 //! ML Drift paper, sections 3.6 and 3.8. One kernel: the norms of heads where an architecture has them, the rotary
 //! embedding, and the layouts: queries from (1, tokens, h_q * d_h) to (h_kv, tokens * h_q / h_kv, d_h); keys to the cache
@@ -181,7 +181,7 @@ impl RotateKernel {
         Ok(text)
     }
 
-    /// Groups for so many tokens.
+    /// Workgroups for `tokens` tokens.
     pub fn groups(&self, tokens: u32) -> [u32; 3] {
         [self.heads.heads + 2 * self.heads.kv_heads, tokens, 1]
     }
@@ -204,7 +204,7 @@ impl RotateKernel {
             );
         }
         let (one, other) = match self.pairs {
-            Pairs::Neighbours => ("2u * i".to_owned(), "2u * i + 1u".to_owned()),
+            Pairs::Interleaved => ("2u * i".to_owned(), "2u * i + 1u".to_owned()),
             Pairs::Halves => ("i".to_owned(), format!("i + {pairs}u")),
         };
         let _ = write!(

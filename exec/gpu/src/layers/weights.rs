@@ -1,4 +1,4 @@
-//! What of a layer is in GPU memory?
+//! The weights and caches of a layer in GPU memory.
 
 use hearth_profiles::model::ModelShape;
 use hearth_runtime::hyperparameters::Hyperparameters;

@@ -1,4 +1,4 @@
-//! How do intermediate tensors share memory?
+//! Memory planning: intermediate tensors with disjoint lifetimes share memory.
 //!
 //! ML Drift paper, section 3.5; the strategies are those of Pisarchyk and Lee, "Efficient Memory Management for Deep
 //! Neural Net Inference" (2020). A graph runs its operations one after another, so that a tensor needs memory from the

@@ -1,4 +1,4 @@
-//! Which tensors take turns in the same object?
+//! Assignment of tensors to shared objects.
 //!
 //! Two strategies of Pisarchyk and Lee (2020), section 4. Plain greedy by size: the largest tensor first, each into the
 //! smallest object that is free whenever it needs one, else into a new one. Improved: tensors are taken in stages, and

@@ -1,4 +1,4 @@
-//! At which offset of one arena does each tensor lie?
+//! Assignment of tensors to offsets in one arena.
 //!
 //! Greedy by size: the largest tensor first; each goes into the smallest gap that it fits into, among the tensors that
 //! conflict with it and have their place already, else behind the last of them.

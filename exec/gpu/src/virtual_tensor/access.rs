@@ -1,4 +1,4 @@
-//! How does a kernel read and write a tensor without knowing where it lies?
+//! Generated WGSL functions that read and write a tensor whatever its layout.
 //!
 //! ML Drift paper, section 3.3. A kernel is written against `NAME_read(b, x, y, s)` and `NAME_write(b, x, y, s, value)`.
 //! When its shader is generated, these functions are written for the object at hand, with the arithmetic of

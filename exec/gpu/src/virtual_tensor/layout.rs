@@ -1,4 +1,4 @@
-//! Which texel holds an element of an activation tensor?
+//! Layouts of activation tensors: the texel of each element.
 //!
 //! ML Drift paper, section 3.1 and Table 1, with S = ceil(C / 4) slices:
 //!

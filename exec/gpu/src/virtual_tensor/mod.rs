@@ -1,4 +1,4 @@
-//! Where does an element of a logical tensor lie in a GPU object?
+//! Virtual tensors: maps the elements of a logical tensor to places in GPU objects.
 //!
 //! ML Drift paper, sections 3.1 to 3.3. A logical tensor has the axes batch, height, width, depth and channel; a
 //! physical object is a buffer or a texture of texels, four channels (a slice) each. What maps the one to the other is

@@ -1,4 +1,4 @@
-//! Where does a weight lie in the objects of a matrix or a convolution?
+//! Layouts of matrices and convolutions: the place of each weight.
 //!
 //! ML Drift paper, section 3.1. Weights have the axes O (outputs), H, W, D and I (inputs), and are rearranged to a
 //! permutation of (G, S_O, O4, HWD, S_I, I4): G groups of S_O slices of four outputs each. Here are two of them, which

@@ -1,4 +1,4 @@
-//! Are products with one scale a row those of a scalar oracle, and how far is a model in q8 and 8/4/4 from itself?
+//! Products with one scale a row against a scalar oracle, and the error of models in q8 and 8/4/4.
 //!
 //! ML Drift paper, sections 3.7 and 4.2. The oracle rounds weights and inputs as the paper says and adds integers in a
 //! plain loop: prefill, which rounds inputs in a kernel of its own, and decode, which rounds them within the product, must
@@ -18,7 +18,7 @@ use hearth_gpu::kernels::quantise;
 use hearth_gpu::layers::{GpuLayers, Upload};
 use hearth_gpu::matrix::GpuMatrix;
 use hearth_gpu::virtual_tensor::Storage;
-use hearth_kernels::{Matrix, Supported, dequantise};
+use hearth_kernels::{KernelFormat, Matrix, dequantise};
 use hearth_profiles::model::Architecture;
 use hearth_runtime::{CacheFormat, CacheOptions};
 
@@ -112,7 +112,7 @@ fn both_stages_have_the_integers_of_the_oracle() {
         let moved = if gpu.facts().is_software() { 0 } else { 4 * 127 };
         // Rows that fill no group, and lengths that fill no chunk: 32 units of 128 threads, 296, and 3.
         for (format, rows, length) in
-            [(Supported::F16, 100, 1024), (Supported::Q8_0, 36, 9472), (Supported::F32, 8, 96)]
+            [(KernelFormat::F16, 100, 1024), (KernelFormat::Q8_0, 36, 9472), (KernelFormat::F32, 8, 96)]
         {
             let bytes = bytes(format, rows, length, 5);
             let matrix = Matrix { format, length, rows, bytes: &bytes };
@@ -156,7 +156,7 @@ fn a_row_that_holds_no_number_spoils_its_results_and_no_others() {
     let mut values = numbers(8 * 64, 1);
     values[3 * 64 + 5] = f32::NAN;
     let bytes: &[u8] = bytemuck::cast_slice(&values);
-    let matrix = Matrix { format: Supported::F32, length: 64, rows: 8, bytes };
+    let matrix = Matrix { format: KernelFormat::F32, length: 64, rows: 8, bytes };
     for packed in [Packed::Row8, Packed::Row4] {
         let made = GpuMatrix::converted(&gpu, matrix, Some(packed), Tiling::USUAL).unwrap();
         let product = Product { stage: Stage::Decode, ..made.product_shape() };

@@ -1,4 +1,4 @@
-//! Does a device that does not finish hold up whoever waits for it?
+//! A device that does not finish is given up at its deadline.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Does a tensor come through every layout as it was?
+//! A tensor is the same after it was copied through every layout.
 
 use hearth_gpu::device::{Binding, Params};
 use hearth_gpu::kernels::reorder;

@@ -1,4 +1,4 @@
-//! Do whole models choose on the GPU what they choose on the CPU?
+//! Whole models choose the same tokens on the GPU as on the CPU.
 //!
 //! The trained model, with none, some and all of its layers on the GPU: teacher-forced along llama.cpp's golden tokens, the
 //! choice is the same wherever the margin is above 0.05. Models of random weights of every architecture: logits within a
@@ -59,7 +59,7 @@ pub fn place(
         cache,
         after_layer: None,
         cpu: cpu(),
-        renews: false,
+        fallback_to_cpu: false,
         progress: Progress::default(),
     }
 }

@@ -1,4 +1,4 @@
-//! Are products those of the scalar oracle, in every format, layout, stage and variant?
+//! Products against the scalar oracle, in every format, layout, stage and variant.
 //!
 //! The oracle rounds its input as the GPU does, so that the integers are the same ones. What differs is the order in which
 //! floats are added up, and now and then a code at a tie. Stated bound: 1e-4 of the largest result of the row.
@@ -12,22 +12,22 @@ use hearth_gpu::matrix::GpuMatrix;
 use hearth_gpu::tuning::candidates;
 use hearth_gpu::virtual_tensor::Storage;
 use hearth_gpu::{GpuError, Mask};
-use hearth_kernels::{Matrix, Supported};
+use hearth_kernels::{KernelFormat, Matrix};
 use hearth_runtime::oracle;
 
 use crate::gpu::{alone, largest_difference, numbers, open};
 
 /// Bytes of a matrix of this format: any bytes are weights, if the f16 scales among them are small numbers.
-pub fn bytes(format: Supported, rows: usize, length: usize, seed: u32) -> Vec<u8> {
+pub fn bytes(format: KernelFormat, rows: usize, length: usize, seed: u32) -> Vec<u8> {
     let row = format.row_bytes(length).unwrap();
     let values = numbers(rows * length, seed);
-    if format == Supported::F32 {
+    if format == KernelFormat::F32 {
         return bytemuck::cast_slice(&values).to_vec();
     }
-    if format == Supported::F16 {
+    if format == KernelFormat::F16 {
         return values.iter().flat_map(|&value| half::f16::from_f32(value).to_le_bytes()).collect();
     }
-    if format == Supported::Bf16 {
+    if format == KernelFormat::Bf16 {
         return values.iter().flat_map(|&value| half::bf16::from_f32(value).to_le_bytes()).collect();
     }
     let mut state = seed;
@@ -39,9 +39,9 @@ pub fn bytes(format: Supported, rows: usize, length: usize, seed: u32) -> Vec<u8
         .collect();
     // Where a block has its scale, and its minimum.
     let (block, places): (usize, &[usize]) = match format {
-        Supported::Q8_0 => (34, &[0]),
-        Supported::Q4_0 => (18, &[0]),
-        Supported::Q4K => (144, &[0, 2]),
+        KernelFormat::Q8_0 => (34, &[0]),
+        KernelFormat::Q4_0 => (18, &[0]),
+        KernelFormat::Q4K => (144, &[0, 2]),
         _ => (210, &[208]),
     };
     for (at, block) in bytes.chunks_exact_mut(block).enumerate() {
@@ -56,7 +56,7 @@ pub fn bytes(format: Supported, rows: usize, length: usize, seed: u32) -> Vec<u8
 /// A matrix with its inputs and what the oracle makes of them.
 struct Case {
     bytes: Vec<u8>,
-    format: Supported,
+    format: KernelFormat,
     rows: usize,
     length: usize,
     tokens: usize,
@@ -65,7 +65,7 @@ struct Case {
 }
 
 impl Case {
-    fn new(format: Supported, rows: usize, length: usize, tokens: usize) -> Case {
+    fn new(format: KernelFormat, rows: usize, length: usize, tokens: usize) -> Case {
         let bytes = bytes(format, rows, length, 7);
         let input = numbers(tokens * length, 3);
         let mut case = Case { bytes, format, rows, length, tokens, input, wanted: Vec::new() };
@@ -210,7 +210,7 @@ fn a_matrix_that_is_larger_than_a_binding_is_split() {
         many.check(&gpu, Stage::Prefill, Tiling::USUAL, "split");
     }
     // Not even a group of rows fits.
-    let wide = Case::new(Supported::F32, 64, 4096, 1);
+    let wide = Case::new(KernelFormat::F32, 64, 4096, 1);
     let error = GpuMatrix::upload(&gpu, wide.matrix(), Tiling::USUAL).unwrap_err();
     assert!(matches!(error, GpuError::OutOfMemory { .. }), "{error}");
 }
@@ -240,12 +240,12 @@ fn both_stages_have_the_same_integers() {
 fn what_there_is_no_kernel_for_is_named() {
     let _alone = alone();
     let Some(gpu) = open("what_there_is_no_kernel_for_is_named", Mask::default()) else { return };
-    let upload = |format: Supported, rows: usize, length: usize| {
+    let upload = |format: KernelFormat, rows: usize, length: usize| {
         let bytes = vec![0; rows * format.row_bytes(length).unwrap()];
         GpuMatrix::upload(&gpu, Matrix { format, length, rows, bytes: &bytes }, Tiling::USUAL).unwrap_err()
     };
-    let error = upload(Supported::Q2K, 4, 256).to_string();
+    let error = upload(KernelFormat::Q2K, 4, 256).to_string();
     assert!(error.contains("q2_k") && error.contains("q4_k"), "{error}");
-    assert!(matches!(upload(Supported::F32, 4, 6), GpuError::Dimension { found: 6, .. }));
-    assert!(matches!(upload(Supported::F32, 3, 8), GpuError::Dimension { found: 3, .. }));
+    assert!(matches!(upload(KernelFormat::F32, 4, 6), GpuError::Dimension { found: 6, .. }));
+    assert!(matches!(upload(KernelFormat::F32, 3, 8), GpuError::Dimension { found: 3, .. }));
 }

@@ -1,4 +1,4 @@
-//! Does a device of a ring go on when its GPU is gone, and does its trace say who computed?
+//! A device of a ring goes on when its GPU is lost, and its trace names the backend that computed.
 //!
 //! The trained model on one device, whose node carries a plan out as in any ring, along the golden tokens.
 

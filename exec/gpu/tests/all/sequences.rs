@@ -1,4 +1,4 @@
-//! Are caches on the GPU those of their sequences, whatever was in them before, and with activations in f16?
+//! Caches of several sequences on the GPU, reused, and with activations in f16.
 //!
 //! Rows go through a stage on the GPU and through the plain oracle, in the same passes. The weights are f16, so that no
 //! activation is rounded to eight bits. Stated bound: a relative RMS of 1e-4, which another order of additions makes;

@@ -1,4 +1,4 @@
-//! Does measuring choose something that can be remembered and used, and say how fast a GPU is?
+//! Tuning chooses a tiling that can be stored and used, and measuring gives a valid GPU profile.
 
 use hearth_gpu::kernels::product::Tiling;
 use hearth_gpu::tuning::{self, Choices, candidates};

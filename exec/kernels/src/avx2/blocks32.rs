@@ -1,4 +1,4 @@
-//! How do weights in blocks of 32 meet rounded activations?
+//! Dot products of weights in blocks of 32 with rounded activations, in AVX2.
 //!
 //! A format says how its 32 weights become bytes; what follows is the same for all.
 

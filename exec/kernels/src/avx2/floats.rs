@@ -1,4 +1,4 @@
-//! How do F32, F16 and BF16 weights meet plain activations?
+//! Dot products of F32, F16 and BF16 weights with plain activations, in AVX2.
 //!
 //! Four registers of eight lanes are the 32 lanes of [`super::super`]; also attention over f16 keys and values.
 

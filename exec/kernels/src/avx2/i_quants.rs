@@ -1,4 +1,4 @@
-//! How do weights from a code book, in blocks of 256, meet rounded activations?
+//! Dot products of code-book weights in blocks of 256 with rounded activations, in AVX2.
 
 #[allow(clippy::wildcard_imports)] // intrinsics carry their architecture in their names
 use std::arch::x86_64::*;

@@ -1,4 +1,4 @@
-//! How do K-quants, in blocks of 256 weights, meet rounded activations?
+//! Dot products of K-quants, in blocks of 256, with rounded activations, in AVX2.
 //!
 //! `Q4_K` and `Q6_K` are written out, because most files consist of them; the others, and those of
 //! [`super::i_quants`], say what they load once a block, how they unpack a group of 32 and what they subtract.

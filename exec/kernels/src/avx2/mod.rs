@@ -1,4 +1,4 @@
-//! How are the dot products of [`super::scalar`] made fast on x86-64?
+//! The dot products of [`super::scalar`] for x86-64 processors with AVX2.
 //!
 //! AVX2, FMA and F16C. `maddubs` multiplies unsigned weights by signed activations and adds neighbours
 //! (largest: 2 * 128 * 127, below 2^15), `madd` multiplies by the integer scales and adds neighbours again.

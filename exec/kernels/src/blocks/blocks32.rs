@@ -1,4 +1,4 @@
-//! What do blocks of 32 weights mean?
+//! Blocks of 32 weights: layouts and dequantisation.
 //!
 //! A scale, for some formats a minimum, and 32 integers; of four bits the low halves of 16 bytes are the first
 //! 16 weights and the high halves the others.

@@ -1,4 +1,4 @@
-//! What do blocks mean whose integers stand for entries of a code book?
+//! Blocks whose integers are indices of a code book: layouts and dequantisation.
 //!
 //! Four bits choose one of 16 values that lie closer together near zero (`IQ4_NL`, `IQ4_XS`), or eleven bits
 //! choose a row of eight weights (`IQ1_S`). The books are part of the format.

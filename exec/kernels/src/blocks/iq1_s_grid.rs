@@ -1,4 +1,4 @@
-//! Which 2048 rows of eight weights can IQ1_S store?
+//! The code book of IQ1_S: 2048 rows of eight weights.
 //!
 //! Of the 3^8 = 6561 rows of eight weights from -1, 0, 1 the format has 2048, numbered in order; the first weight
 //! counts least. They are part of the format (`iq1s_grid` of ggml-common.h, where each is written out) and are kept

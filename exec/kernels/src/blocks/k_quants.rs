@@ -1,4 +1,4 @@
-//! What do blocks of 256 weights under integer scales mean?
+//! Blocks of 256 weights under integer scales: layouts and dequantisation.
 //!
 //! A block has sub-blocks of 16 or 32 weights, each with an integer scale and in some formats an integer
 //! minimum; one or two f16 numbers scale those.

@@ -1,4 +1,4 @@
-//! What do the bytes of a quantised block mean?
+//! Layouts of quantised blocks, and their dequantisation.
 //!
 //! The GGUF layouts as structs that lie on the mapped bytes, and their dequantisation, in files by family.
 //! Every product is one f32 multiplication, in the order the reference Python package `gguf` uses, so that the
@@ -46,7 +46,7 @@ mod k_quants;
 use bytemuck::Pod;
 use half::f16;
 
-use super::{KernelError, Supported};
+use super::{KernelError, KernelFormat};
 pub(crate) use blocks32::{BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0};
 pub(crate) use i_quants::{BlockIq1S, BlockIq4Nl, BlockIq4Xs, IQ4_VALUES};
 pub(crate) use iq1_s_grid::GRID;
@@ -80,40 +80,40 @@ pub(crate) fn bf16(bytes: [u8; 2]) -> f32 {
 }
 
 /// Writes the f32 weights that `row` stores into `out`, `[length]`.
-pub fn dequantise(format: Supported, row: &[u8], out: &mut [f32]) -> Result<(), KernelError> {
+pub fn dequantise(format: KernelFormat, row: &[u8], out: &mut [f32]) -> Result<(), KernelError> {
     let wanted = format.row_bytes(out.len());
     if wanted != Some(row.len()) {
         return Err(KernelError::RowBytes { format, length: out.len(), found: row.len() });
     }
     match format {
-        Supported::F32 => {
+        KernelFormat::F32 => {
             for (value, bytes) in out.iter_mut().zip(row.as_chunks::<4>().0) {
                 *value = f32::from_le_bytes(*bytes);
             }
         }
-        Supported::F16 => {
+        KernelFormat::F16 => {
             for (value, bytes) in out.iter_mut().zip(row.as_chunks::<2>().0) {
                 *value = half(*bytes);
             }
         }
-        Supported::Bf16 => {
+        KernelFormat::Bf16 => {
             for (value, bytes) in out.iter_mut().zip(row.as_chunks::<2>().0) {
                 *value = bf16(*bytes);
             }
         }
-        Supported::Q4_0 => decode::<BlockQ4_0>(row, out),
-        Supported::Q4_1 => decode::<BlockQ4_1>(row, out),
-        Supported::Q5_0 => decode::<BlockQ5_0>(row, out),
-        Supported::Q5_1 => decode::<BlockQ5_1>(row, out),
-        Supported::Q8_0 => decode::<BlockQ8_0>(row, out),
-        Supported::Q2K => decode::<BlockQ2K>(row, out),
-        Supported::Q3K => decode::<BlockQ3K>(row, out),
-        Supported::Q4K => decode::<BlockQ4K>(row, out),
-        Supported::Q5K => decode::<BlockQ5K>(row, out),
-        Supported::Q6K => decode::<BlockQ6K>(row, out),
-        Supported::Iq1S => decode::<BlockIq1S>(row, out),
-        Supported::Iq4Nl => decode::<BlockIq4Nl>(row, out),
-        Supported::Iq4Xs => decode::<BlockIq4Xs>(row, out),
+        KernelFormat::Q4_0 => decode::<BlockQ4_0>(row, out),
+        KernelFormat::Q4_1 => decode::<BlockQ4_1>(row, out),
+        KernelFormat::Q5_0 => decode::<BlockQ5_0>(row, out),
+        KernelFormat::Q5_1 => decode::<BlockQ5_1>(row, out),
+        KernelFormat::Q8_0 => decode::<BlockQ8_0>(row, out),
+        KernelFormat::Q2K => decode::<BlockQ2K>(row, out),
+        KernelFormat::Q3K => decode::<BlockQ3K>(row, out),
+        KernelFormat::Q4K => decode::<BlockQ4K>(row, out),
+        KernelFormat::Q5K => decode::<BlockQ5K>(row, out),
+        KernelFormat::Q6K => decode::<BlockQ6K>(row, out),
+        KernelFormat::Iq1S => decode::<BlockIq1S>(row, out),
+        KernelFormat::Iq4Nl => decode::<BlockIq4Nl>(row, out),
+        KernelFormat::Iq4Xs => decode::<BlockIq4Xs>(row, out),
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! How do weights in blocks of 32 meet rounded activations?
+//! Dot products of weights in blocks of 32 with rounded activations, in NEON.
 //!
 //! A format says how its 32 weights become signed bytes; what follows is the same for all. Four blocks' integers are
 //! added up together.

@@ -1,4 +1,4 @@
-//! How do K-quants, in blocks of 256 weights, meet rounded activations?
+//! Dot products of K-quants, in blocks of 256, with rounded activations, in NEON.
 //!
 //! A format, also one of [`super::i_quants`], says how a group of 32 weights becomes signed bytes, and which integer
 //! scales and minima stand over groups; what follows is the same for all.

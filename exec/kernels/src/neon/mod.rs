@@ -1,4 +1,4 @@
-//! How are the dot products of [`super::scalar`] made fast on 64-bit ARM?
+//! The dot products of [`super::scalar`] for 64-bit ARM processors.
 //!
 //! NEON multiplies signed bytes, so that weights lose their offset when they are unpacked. `sdot` adds up four
 //! products in each 32-bit lane; where it is missing, products are added in 16 bits as often as that cannot overflow,

@@ -1,4 +1,4 @@
-//! How does a panel meet a tile of tokens with AVX2?
+//! A panel times a tile of tokens, in AVX2.
 //!
 //! A line is two registers of eight rows. `maddubs` multiplies four unsigned weights of each row by four signed
 //! activations, which come from memory by a broadcast, and adds neighbours in 16 bits. Several such products are

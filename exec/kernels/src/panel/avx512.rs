@@ -1,4 +1,4 @@
-//! How does a panel meet a tile of tokens with AVX-512 and VNNI?
+//! A panel times a tile of tokens, in AVX-512 with VNNI.
 //!
 //! `vpdpbusd` multiplies four unsigned weights of each of sixteen rows by four signed activations and adds them up
 //! in 32 bits; the activations of a token come from memory by a broadcast. Eight tokens share each load of weights.

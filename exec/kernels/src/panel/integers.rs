@@ -1,4 +1,4 @@
-//! Which integers does each format store?
+//! The integers that each format stores, unpacked for panels.
 //!
 //! One form for all formats of blocks of 256 and one for those of 32: unsigned bytes, from which an offset is taken,
 //! under integer and f32 scales. Eight neighbours are unpacked at once, as the bytes of a 64-bit number. Two formats

@@ -1,4 +1,4 @@
-//! How does a panel meet a tile of tokens with NEON?
+//! A panel times a tile of tokens, in NEON.
 //!
 //! A line is four registers of four rows. Weights are laid out as signed bytes without their offset. A register of
 //! four rows and four columns meets four activations of each of eight tokens, and every lane adds up its row. `sdot`

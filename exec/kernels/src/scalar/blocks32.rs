@@ -1,4 +1,4 @@
-//! What is the dot product of weights in blocks of 32 and rounded activations?
+//! Scalar dot products of weights in blocks of 32 with rounded activations.
 //!
 //! Minima are added, not taken off: their integer is the sum of the block's activations.
 

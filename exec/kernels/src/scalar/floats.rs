@@ -1,4 +1,4 @@
-//! What is the dot product of F32, F16 or BF16 weights and plain activations?
+//! Scalar dot products of F32, F16 and BF16 weights with plain activations.
 
 use half::f16;
 

@@ -1,4 +1,4 @@
-//! What is the dot product of weights from a code book, in blocks of 256, and rounded activations?
+//! Scalar dot products of code-book weights in blocks of 256 with rounded activations.
 
 use super::total;
 use crate::activations::QuantisedRow;

@@ -1,4 +1,4 @@
-//! What is the dot product of K-quants, in blocks of 256 weights, and rounded activations?
+//! Scalar dot products of K-quants, in blocks of 256, with rounded activations.
 //!
 //! An integer is a weight's number times its sub-block's scale; an offset (4 in `Q3_K`, 32 in `Q6_K`) is taken off the
 //! number first. Where there are minima, the second integer of a block is the sum over sub-blocks of their minima

@@ -1,4 +1,4 @@
-//! What exactly is the dot product of a stored row and an activation row?
+//! The scalar dot products, which define the result of every other kernel.
 //!
 //! The oracle: one function a format, written for reading. The SIMD kernels must give the same bits. The
 //! order of summation is that of [`super`]; each function states what is special to its format.

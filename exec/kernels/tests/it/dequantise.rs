@@ -1,10 +1,10 @@
-//! Do stored blocks mean what the reference package says they mean?
+//! Dequantisation against values of the Python package `gguf`.
 //!
 //! `tests/data/*.blocks` and `*.f32` were written by `make_vectors.py` with the Python package `gguf`.
 
 use std::path::PathBuf;
 
-use hearth_kernels::{Supported, dequantise};
+use hearth_kernels::{KernelFormat, dequantise};
 
 fn data(file: String) -> Vec<u8> {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(file);
@@ -13,7 +13,7 @@ fn data(file: String) -> Vec<u8> {
 
 #[test]
 fn dequantisation_equals_the_reference_bit_for_bit() {
-    for format in Supported::ALL {
+    for format in KernelFormat::ALL {
         let blocks = data(format!("{format}.blocks"));
         let wanted: Vec<u32> = data(format!("{format}.f32"))
             .as_chunks::<4>()
@@ -31,9 +31,9 @@ fn dequantisation_equals_the_reference_bit_for_bit() {
 
 #[test]
 fn a_row_of_the_wrong_length_is_refused() {
-    let error = dequantise(Supported::Q4K, &[0; 144], &mut [0.0; 512]).unwrap_err();
+    let error = dequantise(KernelFormat::Q4K, &[0; 144], &mut [0.0; 512]).unwrap_err();
     assert_eq!(error.to_string(), "a q4_k row of 512 weights cannot lie in 144 bytes");
-    dequantise(Supported::Q8_0, &[0; 34], &mut [0.0; 31]).unwrap_err();
+    dequantise(KernelFormat::Q8_0, &[0; 34], &mut [0.0; 31]).unwrap_err();
 }
 
 #[test]
@@ -49,7 +49,7 @@ fn the_book_of_iq1_s_is_that_of_the_reference() {
         block[2] = row as u8;
         block[34] = (row >> 8) as u8;
         let mut weights = [0.0f32; 256];
-        dequantise(Supported::Iq1S, &block, &mut weights).unwrap();
+        dequantise(KernelFormat::Iq1S, &block, &mut weights).unwrap();
         let digits = weights[..8].iter().rev();
         let found = digits.fold(0, |number, weight| number * 3 + (weight - 0.125 + 1.0) as u16);
         assert_eq!(found, wanted, "row {row}");

@@ -479,7 +479,7 @@ fn slow_upload(step: Duration, tells: bool) -> Accelerator {
         for done in 0..8 {
             std::thread::sleep(step);
             if tells {
-                place.progress.tell(done, 8);
+                place.progress.report(done, 8);
             }
         }
         let layers = place.owned.iter().cloned().flatten();

@@ -1,4 +1,4 @@
-//! How does the measuring code reach the executor's arithmetic?
+//! The runtime's kernels as the measuring code of `hearth_profiles` calls them.
 //!
 //! [`CpuKernels`] runs the products, attention and cache writes of [`crate::cpu`] on weights that it is given:
 //! the same pool, chunks and instructions as a run has.
@@ -10,7 +10,7 @@ use crate::cache::{CacheFormat, CacheShape, LayerCache};
 use crate::cpu::{Cpu, Product};
 use crate::rows::SharedRows;
 use hearth_kernels::product::Matrix;
-use hearth_kernels::{Activations, Supported, attention};
+use hearth_kernels::{Activations, KernelFormat, attention};
 
 /// Query heads, key and value heads, numbers of each, positions in use: a model of 8B in mid-conversation.
 const HEADS: usize = 32;
@@ -89,11 +89,11 @@ impl Kernels for CpuKernels {
     }
 
     fn formats(&self) -> Vec<Format> {
-        Supported::ALL.map(Supported::format).to_vec()
+        KernelFormat::ALL.map(KernelFormat::format).to_vec()
     }
 
     fn multiply(&mut self, format: Format, columns: usize, weights: &[u8], tokens: usize, repeats: usize) {
-        let format = Supported::of(format).expect("only formats that were offered are asked for");
+        let format = KernelFormat::of(format).expect("only formats that were offered are asked for");
         let rows = weights.len() / format.row_bytes(columns).expect("rows are whole blocks");
         if (self.input.tokens(), self.input.length()) != (tokens, columns) || tokens > 1 {
             // A batch is rounded anew each time, as in a run; a single vector costs next to nothing.

@@ -1,4 +1,4 @@
-//! What can this machine do, with this executor?
+//! Profiles this machine: measures what it can do with this runtime.
 //!
 //! [`profile`] gives the measuring code of `hearth_profiles::measure` the executor's kernels and pool, adds
 //! what only the executor can tell (the fixed cost of a layer, a token and a hop, its buffers), and puts a
@@ -200,7 +200,7 @@ fn formats(model: &ModelProfile) -> Vec<Format> {
     formats
 }
 
-/// Tokens of a pass for which buffers are counted if nobody says. A longer prompt needs more while it is read.
+/// Tokens of a pass for which buffers are counted by default. A longer prompt needs more while it is read.
 const PASS_TOKENS: u32 = 64;
 
 /// What a device in a ring holds more than a program that waits, beside cache, buffers and page tables: stacks and sockets.
@@ -245,7 +245,7 @@ fn about(cpu: &Cpu) -> String {
     about
 }
 
-/// System and kernel.
+/// Returns the name of the system and the release of its kernel.
 pub fn kernel() -> String {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     format!("{} {}", std::env::consts::OS, release.trim()).trim().to_string()

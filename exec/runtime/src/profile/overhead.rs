@@ -1,4 +1,4 @@
-//! What does a layer cost beside its arithmetic, and a token beside its layers?
+//! The fixed cost of a layer beside its arithmetic, and of a token beside its layers.
 //!
 //! A model so small that its weights stay in cache is synthesised and run for real. What a layer takes beyond
 //! its products at the rate of cached weights is waking threads, norms, rotations and small buffers; what the

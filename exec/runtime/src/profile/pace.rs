@@ -1,4 +1,4 @@
-//! Does this machine still compute as fast as it did?
+//! The machine's pace: a quick measurement of its present speed.
 //!
 //! A machine that others use too, a virtual one above all, computes faster and slower from minute to minute. The pace is
 //! what decoding does mostly, a product of weights that stream from memory with one vector, on all threads and for a

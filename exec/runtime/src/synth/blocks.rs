@@ -1,8 +1,8 @@
-//! Which random bytes are weights of a given spread in a given format?
+//! Random blocks of every format with a given distribution of weights.
 //!
 //! A chunk is filled with random bytes at once; then the few fields of each block that may not be arbitrary (scales,
 //! minima, factors) are made from the random bits that lie there. Weights have mean zero and standard deviation
-//! `spread`, so that activations stay of order one whatever the width. Scales stay in the normal range of f16
+//! `deviation`, so that activations stay of order one whatever the width. Scales stay in the normal range of f16
 //! (6.1e-5 and above). Layouts are those of ggml-common.h.
 //!
 //! F32, F16 and BF16 weights are sums of four uniform 16-bit numbers, close to a normal distribution and, unlike one
@@ -14,14 +14,14 @@ use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
 /// The least scale: just above the smallest normal f16.
-const LEAST_SCALE: f32 = 6.2e-5;
+const MIN_SCALE: f32 = 6.2e-5;
 
 /// Standard deviation of the sum of four uniform numbers from 0 to 65535.
-const FOUR_UNIFORM: f32 = 37_837.227;
+const FOUR_UNIFORM_DEVIATION: f32 = 37_837.227;
 
 /// What the weights of a tensor look like.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Spread {
+pub(super) struct Distribution {
     /// Their mean; quantised formats have zero.
     pub mean: f32,
     /// Their standard deviation.
@@ -31,16 +31,20 @@ pub(super) struct Spread {
 /// Fills `out` (a whole number of blocks) with weights; `scratch` is reused between calls.
 pub(super) fn fill(
     format: Format,
-    spread: Spread,
+    distribution: Distribution,
     rng: &mut ChaCha8Rng,
     out: &mut [u8],
     scratch: &mut Vec<u8>,
 ) {
-    let deviation = spread.deviation;
+    let deviation = distribution.deviation;
     match format {
-        Format::F32 => numbers::<4>(spread, rng, out, scratch, f32::to_le_bytes),
-        Format::F16 => numbers::<2>(spread, rng, out, scratch, |value| f16::from_f32(value).to_le_bytes()),
-        Format::Bf16 => numbers::<2>(spread, rng, out, scratch, |value| bf16::from_f32(value).to_le_bytes()),
+        Format::F32 => numbers::<4>(distribution, rng, out, scratch, f32::to_le_bytes),
+        Format::F16 => {
+            numbers::<2>(distribution, rng, out, scratch, |value| f16::from_f32(value).to_le_bytes())
+        }
+        Format::Bf16 => {
+            numbers::<2>(distribution, rng, out, scratch, |value| bf16::from_f32(value).to_le_bytes())
+        }
         Format::Q4_0 => quants::<18>(rng, out, |block| q4_0(block, deviation)),
         Format::Q4_1 => quants::<20>(rng, out, |block| q4_1(block, deviation)),
         Format::Q5_0 => quants::<22>(rng, out, |block| q5_0(block, deviation)),
@@ -59,7 +63,7 @@ pub(super) fn fill(
 
 /// Numbers of N bytes each, from eight random bytes each.
 fn numbers<const N: usize>(
-    spread: Spread,
+    distribution: Distribution,
     rng: &mut ChaCha8Rng,
     out: &mut [u8],
     scratch: &mut Vec<u8>,
@@ -68,7 +72,7 @@ fn numbers<const N: usize>(
     scratch.resize(out.len() / N * 8, 0);
     rng.fill_bytes(scratch);
     for (weight, bits) in out.as_chunks_mut::<N>().0.iter_mut().zip(scratch.as_chunks::<8>().0) {
-        *weight = bytes(normal(*bits, spread));
+        *weight = bytes(normal(*bits, distribution));
     }
 }
 
@@ -78,9 +82,9 @@ fn quants<const N: usize>(rng: &mut ChaCha8Rng, out: &mut [u8], finish: impl Fn(
     out.as_chunks_mut::<N>().0.iter_mut().for_each(finish);
 }
 
-fn normal(bits: [u8; 8], spread: Spread) -> f32 {
+fn normal(bits: [u8; 8], distribution: Distribution) -> f32 {
     let sum: u32 = bits.as_chunks::<2>().0.iter().map(|&pair| u32::from(u16::from_le_bytes(pair))).sum();
-    spread.mean + (sum as f32 - 131_070.0) * (spread.deviation / FOUR_UNIFORM)
+    distribution.mean + (sum as f32 - 131_070.0) * (distribution.deviation / FOUR_UNIFORM_DEVIATION)
 }
 
 /// A factor from `least` to `most` made from 15 random bits.
@@ -170,7 +174,7 @@ fn iq1_s(block: &mut [u8; 50], deviation: f32) {
 
 /// A K-quant's scale of scales.
 fn k_scale(bits: u16, scale: f32) -> f32 {
-    scale.max(LEAST_SCALE) * between(bits, 1.0, 1.2)
+    scale.max(MIN_SCALE) * between(bits, 1.0, 1.2)
 }
 
 /// `[scales and minima of four bits: 16][four 2-bit q a byte; 64][d: f16][dmin: f16]`, weight `d scale q - dmin
@@ -248,12 +252,12 @@ mod tests {
     use rand::SeedableRng;
 
     use super::*;
-    use hearth_kernels::{Supported, dequantise};
+    use hearth_kernels::{KernelFormat, dequantise};
 
     fn filled(format: Format, deviation: f32, weights: u64) -> Vec<u8> {
         let mut out = vec![0; format.row_bytes(weights).unwrap().0 as usize];
         let mut rng = ChaCha8Rng::seed_from_u64(7);
-        fill(format, Spread { mean: 0.0, deviation }, &mut rng, &mut out, &mut Vec::new());
+        fill(format, Distribution { mean: 0.0, deviation }, &mut rng, &mut out, &mut Vec::new());
         out
     }
 
@@ -271,7 +275,7 @@ mod tests {
 
     /// Weights of a chunk, as the executor decodes them.
     fn decoded(format: Format, bytes: &[u8]) -> Vec<f32> {
-        let format = Supported::of(format).unwrap();
+        let format = KernelFormat::of(format).unwrap();
         let mut weights = vec![0.0; bytes.len() / format.row_bytes(256).unwrap() * 256];
         dequantise(format, bytes, &mut weights).unwrap();
         weights

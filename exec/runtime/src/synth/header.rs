@@ -1,4 +1,4 @@
-//! Which keys and tensors does a synthetic model have, and how are its weights spread?
+//! The keys, tensors and weight distributions of a synthetic model.
 //!
 //! Keys and tensor order are those of llama.cpp's converters; the tensors of a shape come from
 //! `profiles::model::layout`, so that a synthetic file and a `model/1` document of one shape agree.
@@ -7,14 +7,14 @@ use hearth_profiles::Format;
 use hearth_profiles::gguf::{FileLayout, HeaderWriter, Value};
 use hearth_profiles::model::{Architecture, TensorKind, TensorSpec, layout};
 
-use super::blocks::Spread;
-use super::{GAINS, SynthError, SynthOptions};
+use super::blocks::Distribution;
+use super::{GAIN_RANGE, SynthError, SynthOptions};
 
 /// Everything that is decided before the first weight is made.
 pub(super) struct SynthPlan {
     pub layout: FileLayout,
     /// One for each of the layout's tensors.
-    pub spreads: Vec<Spread>,
+    pub distributions: Vec<Distribution>,
 }
 
 /// Checks the options and lays out the file.
@@ -24,8 +24,12 @@ pub(super) fn plan(options: &SynthOptions) -> Result<SynthPlan, SynthError> {
     if !shape.key_length.is_multiple_of(2) {
         return Err(SynthError::KeyLength { found: shape.key_length });
     }
-    if !GAINS.contains(&options.gain) {
-        return Err(SynthError::Gain { found: options.gain, least: *GAINS.start(), most: *GAINS.end() });
+    if !GAIN_RANGE.contains(&options.gain) {
+        return Err(SynthError::Gain {
+            found: options.gain,
+            least: *GAIN_RANGE.start(),
+            most: *GAIN_RANGE.end(),
+        });
     }
     let always_tied = matches!(shape.architecture, Architecture::Gemma | Architecture::Gemma2);
     if always_tied && !shape.tied_embeddings {
@@ -38,30 +42,30 @@ pub(super) fn plan(options: &SynthOptions) -> Result<SynthPlan, SynthError> {
     for (key, value) in keys(options)? {
         writer.key(&key, value)?;
     }
-    let mut spreads = Vec::new();
+    let mut distributions = Vec::new();
     for tensor in layout::tensors(shape) {
         let format = options.quant.format(&tensor, shape)?;
         writer.tensor(&tensor.name, &tensor.dims, format)?;
-        spreads.push(spread(&tensor, options.gain));
+        distributions.push(distribution(&tensor, options.gain));
         if options.rope_frequencies && tensor.kind == TensorKind::Embedding {
             let pairs = u64::from(shape.key_length / 2).max(1);
             writer.tensor("rope_freqs.weight", &[pairs], Format::F32)?;
-            spreads.push(ROPE_FACTORS);
+            distributions.push(ROPE_FACTORS);
         }
     }
-    Ok(SynthPlan { layout: writer.finish(), spreads })
+    Ok(SynthPlan { layout: writer.finish(), distributions })
 }
 
 /// Factors of rotary frequencies: positive, and not all one, so that they show.
 /// source: assumed; Llama 3.1 has them from 1 to 8
-const ROPE_FACTORS: Spread = Spread { mean: 2.0, deviation: 0.3 };
+const ROPE_FACTORS: Distribution = Distribution { mean: 2.0, deviation: 0.3 };
 
-fn spread(tensor: &TensorSpec, gain: f32) -> Spread {
+fn distribution(tensor: &TensorSpec, gain: f32) -> Distribution {
     match tensor.kind {
-        TensorKind::Embedding => Spread { mean: 0.0, deviation: 0.5 },
-        TensorKind::Matrix => Spread { mean: 0.0, deviation: gain / (tensor.dims[0] as f32).sqrt() },
-        TensorKind::Norm => Spread { mean: 1.0, deviation: 0.05 },
-        TensorKind::Bias => Spread { mean: 0.0, deviation: 0.02 },
+        TensorKind::Embedding => Distribution { mean: 0.0, deviation: 0.5 },
+        TensorKind::Matrix => Distribution { mean: 0.0, deviation: gain / (tensor.dims[0] as f32).sqrt() },
+        TensorKind::Norm => Distribution { mean: 1.0, deviation: 0.05 },
+        TensorKind::Bias => Distribution { mean: 0.0, deviation: 0.02 },
     }
 }
 

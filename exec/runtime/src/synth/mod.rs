@@ -1,8 +1,8 @@
-//! How can a 70B plan be rehearsed without a 40 GB download?
+//! Synthetic models: valid GGUF files of any shape with random weights.
 //!
-//! With a model of the same shape and random weights: a valid GGUF file that llama.cpp opens, of any shape and in
-//! every format there is, pure or mixed as in `q4_k_m`. It says nothing sensible, but reads, computes and occupies
-//! as the real one does. Weights have mean zero and standard deviation `gain / sqrt(row length)`, so that
+//! A plan for a large model can be rehearsed without its download. llama.cpp opens the files, which are in any format,
+//! pure or mixed as in `q4_k_m`. Their text makes no sense, but they are read, computed and kept in memory as the real
+//! model is. Weights have mean zero and standard deviation `gain / sqrt(row length)`, so that
 //! activations stay of order one through all layers; norms are near one; the embedding has a deviation of one half.
 //!
 //! Every chunk of every tensor has its own random stream, from (seed, tensor name, chunk): the same options give the
@@ -22,10 +22,10 @@
 //! ```
 
 mod blocks;
+mod disk_space;
 mod header;
-mod space;
-mod stream;
-mod tokens;
+mod vocabulary;
+mod writer;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -35,8 +35,8 @@ use hearth_profiles::gguf::{HeaderError, TensorInfo};
 use hearth_profiles::model::{
     BlockError, ModelDocument, ModelShape, Quant, ShapeError, UnknownModel, shipped_document,
 };
-pub use stream::unfinished;
-pub use tokens::Tokenizer;
+pub use vocabulary::TokenizerKind;
+pub use writer::partial_path;
 
 /// What to synthesise.
 #[derive(Debug, Clone, PartialEq)]
@@ -52,7 +52,7 @@ pub struct SynthOptions {
     /// Widens the weights; 1 keeps activations of order one.
     pub gain: f32,
     /// The kind of tokenizer.
-    pub tokenizer: Tokenizer,
+    pub tokenizer: TokenizerKind,
     /// Base of the rotary embedding.
     pub rope_base: f32,
     /// Whether to add `rope_freqs.weight`, factors of about two, as Llama 3.1 has it. Llama only.
@@ -149,7 +149,7 @@ pub enum SynthError {
 
 /// Gains that keep weights and their blocks' scales within f16.
 /// source: assumed; 1 keeps activations of order one
-const GAINS: std::ops::RangeInclusive<f32> = 1e-3..=1e3;
+const GAIN_RANGE: std::ops::RangeInclusive<f32> = 1e-3..=1e3;
 
 /// Short names of shipped models that are large.
 const ALIASES: &[(&str, &str)] = &[("8b", "llama-8b"), ("70b", "llama-70b")];
@@ -161,7 +161,7 @@ impl SynthOptions {
         let rope_base = if shape.embedding >= 2048 { 500_000.0 } else { 10_000.0 };
         SynthOptions {
             name: name.to_owned(),
-            tokenizer: Tokenizer::of(shape.architecture),
+            tokenizer: TokenizerKind::of(shape.architecture),
             shape,
             quant,
             seed: 1,
@@ -196,8 +196,8 @@ pub fn synthesise(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Synthesised, SynthError> {
     let plan = header::plan(options)?;
-    space::check(path, Bytes(plan.layout.file_bytes))?;
-    stream::write(options, &plan, path, progress)?;
+    disk_space::check(path, Bytes(plan.layout.file_bytes))?;
+    writer::write(options, &plan, path, progress)?;
     Ok(Synthesised {
         path: path.to_owned(),
         file_bytes: Bytes(plan.layout.file_bytes),

@@ -1,8 +1,8 @@
-//! How does text become tokens, and tokens text?
+//! The tokenizer: text to tokens, and tokens to text.
 //!
-//! Everything comes from the metadata of the model file. Two kinds: byte-level BPE (`gpt2`, `bytes`) and
-//! `SentencePiece` (`llama`, `pieces`). Control tokens in the text are recognised only where the caller says
-//! that it wrote them; user text cannot end a turn. Tokens that the model's makers call user-defined are found in any
+//! Everything comes from the metadata of the model file. Two kinds: byte-level BPE (`gpt2`, `byte_level_bpe`) and
+//! `SentencePiece` (`llama`, `sentence_piece`). Control tokens in the text are recognised only where the caller says
+//! that it wrote them, so that a user's text cannot end a turn. Tokens that the model's makers call user-defined are found in any
 //! text, before it is cut.
 //!
 //! Decoding gives bytes; [`TextStream`] holds back what is not yet valid UTF-8, so that a character spread
@@ -10,17 +10,17 @@
 //!
 //! Not here: chat templates ([`crate::chat`]).
 
-mod bytes;
-mod pieces;
+mod byte_level_bpe;
+mod pre_tokenizer;
+mod sentence_piece;
 mod special;
-mod words;
 
 use std::collections::BTreeSet;
 
 use hearth_profiles::gguf::Metadata;
 
 use crate::error::ExecError;
-use special::{Fragment, Specials};
+use special::{Fragment, SpecialTokens};
 
 /// Tokens of one model.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub struct Tokenizer {
     kind: Kind,
     tokens: Vec<Token>,
     /// Tokens that are recognised whole.
-    special: Specials,
+    special: SpecialTokens,
     bos: Option<u32>,
     eos: Option<u32>,
     ends: BTreeSet<u32>,
@@ -38,8 +38,8 @@ pub struct Tokenizer {
 
 #[derive(Debug)]
 enum Kind {
-    Bytes(Box<bytes::ByteLevelBpe>),
-    Pieces(Box<pieces::SentencePieces>),
+    Bpe(Box<byte_level_bpe::ByteLevelBpe>),
+    SentencePiece(Box<sentence_piece::SentencePiece>),
 }
 
 /// What a token writes.
@@ -122,12 +122,12 @@ impl Tokenizer {
         };
         let (kind, bos_default) = match model {
             "gpt2" => {
-                let bpe = bytes::ByteLevelBpe::new(metadata, texts)?;
-                let bos = bpe.begins_by_default();
-                (Kind::Bytes(Box::new(bpe)), bos)
+                let bpe = byte_level_bpe::ByteLevelBpe::new(metadata, texts)?;
+                let bos = bpe.adds_bos_by_default();
+                (Kind::Bpe(Box::new(bpe)), bos)
             }
             "llama" => (
-                Kind::Pieces(Box::new(pieces::SentencePieces::new(metadata, texts, |at| {
+                Kind::SentencePiece(Box::new(sentence_piece::SentencePiece::new(metadata, texts, |at| {
                     kind_of(at) != token_type::CONTROL
                 })?)),
                 true,
@@ -142,13 +142,13 @@ impl Tokenizer {
             let literal = control || kind_of(at) == token_type::USER_DEFINED;
             let bytes = match &kind {
                 _ if literal => text.as_bytes().to_vec(),
-                Kind::Bytes(_) => bytes::written(text),
-                Kind::Pieces(_) => pieces::written(text, kind_of(at) == token_type::BYTE),
+                Kind::Bpe(_) => byte_level_bpe::token_bytes(text),
+                Kind::SentencePiece(_) => sentence_piece::token_bytes(text, kind_of(at) == token_type::BYTE),
             };
             Token { bytes, control }
         };
         let tokens: Vec<Token> = texts.iter().enumerate().map(token).collect();
-        let special = Specials::new(texts, kind_of);
+        let special = SpecialTokens::new(texts, kind_of);
         let is_end =
             |&at: &usize| kind_of(at) == token_type::CONTROL && END_TEXTS.contains(&texts[at].as_str());
         let by_text = (0..texts.len()).filter(is_end).map(|at| at as u32);
@@ -273,7 +273,7 @@ impl Tokenizer {
 
     /// The parts of `text` from each character with which a control token begins, but not where what stands there
     /// could become one.
-    pub(crate) fn where_guarded(&self, text: &str) -> Vec<String> {
+    pub(crate) fn unguarded_parts(&self, text: &str) -> Vec<String> {
         let begins = text.char_indices().filter(|&(_, c)| self.special.begins_control(c));
         let parts = begins.map(|(at, _)| &text[at..]);
         let harmless = |part: &&str| !self.special.control_begins(part) && !self.special.begins_with(part);
@@ -307,8 +307,8 @@ impl Tokenizer {
                 Fragment::Text("") => {}
                 Fragment::Text(text) => {
                     match &self.kind {
-                        Kind::Bytes(bpe) => bpe.encode(text, ids)?,
-                        Kind::Pieces(pieces) => pieces.encode(text, after_special, ids)?,
+                        Kind::Bpe(bpe) => bpe.encode(text, ids)?,
+                        Kind::SentencePiece(pieces) => pieces.encode(text, after_special, ids)?,
                     }
                     after_special = false;
                 }
@@ -327,7 +327,9 @@ impl Tokenizer {
         let bytes: Vec<u8> = tokens.iter().flat_map(|&token| self.bytes_of(token)).copied().collect();
         let text = String::from_utf8_lossy(&bytes);
         match &self.kind {
-            Kind::Pieces(pieces) if pieces.adds_space() => text.strip_prefix(' ').unwrap_or(&text).to_owned(),
+            Kind::SentencePiece(pieces) if pieces.adds_space() => {
+                text.strip_prefix(' ').unwrap_or(&text).to_owned()
+            }
             _ => text.into_owned(),
         }
     }

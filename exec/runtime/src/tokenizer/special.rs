@@ -1,4 +1,4 @@
-//! Which tokens are recognised whole, and where in a text are they?
+//! SpecialToken tokens, which are recognised whole in a text.
 //!
 //! As in llama.cpp the longest text comes first: it cuts the text, then the next cuts what is left. Tokens whose text
 //! does not occur are skipped, which a sorted list finds in one walk over the text, so that a vocabulary of very
@@ -12,7 +12,7 @@ use super::token_type;
 
 /// A token that is recognised by its text.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Special {
+pub(super) struct SpecialToken {
     pub(super) text: String,
     pub(super) id: u32,
     /// In any text, not only where the caller wrote it.
@@ -21,9 +21,9 @@ pub(super) struct Special {
 
 /// All of a vocabulary.
 #[derive(Debug)]
-pub(super) struct Specials {
+pub(super) struct SpecialTokens {
     /// Longest first.
-    all: Vec<Special>,
+    all: Vec<SpecialToken>,
     /// Numbers in `all`, by text.
     sorted: Vec<usize>,
     by_id: BTreeMap<u32, usize>,
@@ -31,16 +31,16 @@ pub(super) struct Specials {
     first: BTreeSet<char>,
 }
 
-impl Specials {
-    pub(super) fn new(texts: &[String], kind_of: impl Fn(usize) -> i32) -> Specials {
-        let mut all: Vec<Special> = Vec::new();
+impl SpecialTokens {
+    pub(super) fn new(texts: &[String], kind_of: impl Fn(usize) -> i32) -> SpecialTokens {
+        let mut all: Vec<SpecialToken> = Vec::new();
         for (at, text) in texts.iter().enumerate().filter(|(_, text)| !text.is_empty()) {
             let anywhere = match kind_of(at) {
                 token_type::USER_DEFINED => true,
                 token_type::CONTROL | token_type::UNKNOWN => false,
                 _ => continue,
             };
-            all.push(Special { text: text.clone(), id: at as u32, anywhere });
+            all.push(SpecialToken { text: text.clone(), id: at as u32, anywhere });
         }
         all.sort_by(|a, b| b.text.len().cmp(&a.text.len()).then_with(|| a.text.cmp(&b.text)));
         let mut sorted: Vec<usize> = (0..all.len()).collect();
@@ -48,7 +48,7 @@ impl Specials {
         let by_id = all.iter().enumerate().map(|(at, special)| (special.id, at)).collect();
         let control = all.iter().filter(|special| !special.anywhere);
         let first = control.filter_map(|special| special.text.chars().next()).collect();
-        Specials { all, sorted, by_id, first }
+        SpecialTokens { all, sorted, by_id, first }
     }
 
     pub(super) fn text_of(&self, id: u32) -> Option<&str> {
@@ -90,7 +90,7 @@ impl Specials {
         self.all.iter().filter(|special| !special.anywhere).map(|special| special.text.as_str())
     }
 
-    /// Calls `found` with the number of each token whose text `bytes` begin with.
+    /// Calls `found` with the number of each token whose text `byte_level_bpe` begin with.
     fn beginning(&self, bytes: &[u8], found: &mut impl FnMut(usize)) {
         let mut range = self.sorted.as_slice();
         let text = |&at: &usize| self.all[at].text.as_bytes();
@@ -123,7 +123,7 @@ impl Specials {
     pub(super) fn partition<'a>(
         &self,
         text: &'a str,
-        wanted: impl Fn(&Special) -> bool,
+        wanted: impl Fn(&SpecialToken) -> bool,
     ) -> Vec<Fragment<'a>> {
         let mut fragments = vec![Fragment::Text(text)];
         for at in self.occurring(text) {

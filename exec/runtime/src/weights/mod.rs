@@ -1,4 +1,4 @@
-//! Where do the weights lie, and which bytes belong to which layer?
+//! The mapped weights of a model file.
 //!
 //! The files of a model are mapped, never read: a page comes from disk when a kernel first touches it, or
 //! earlier if a prefetcher asks for it by [`Extent`]. [`Weights::open`] checks every tensor that the forward
@@ -321,7 +321,7 @@ fn merged(tensors: impl IntoIterator<Item = Tensor>) -> Vec<Extent> {
     let mut joined: Vec<Extent> = Vec::new();
     for extent in extents {
         match joined.last_mut() {
-            // Tensors are padded to the file's alignment; the padding belongs to nobody.
+            // Tensors are padded to the file's alignment; the padding belongs to none of them.
             Some(last)
                 if last.part == extent.part
                     && extent.offset.saturating_sub(last.offset + last.length) < 64 =>

@@ -1,4 +1,4 @@
-//! Which tensors of a file does the forward pass use, and are they what it needs?
+//! The tensors of a file that the forward pass uses, checked.
 //!
 //! A layer of every architecture has two norms and seven matrices. Some have more: biases, norms of the heads of q and
 //! k, norms after a block. A tensor is there, of a type there is a kernel for, of the dimensions that the metadata
@@ -15,12 +15,12 @@ use memmap2::Mmap;
 
 use crate::error::ExecError;
 use crate::weights::Extent;
-use hearth_kernels::Supported;
+use hearth_kernels::KernelFormat;
 
 /// A checked tensor in the mapping.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Tensor {
-    pub(crate) format: Supported,
+    pub(crate) format: KernelFormat,
     pub(crate) length: usize,
     pub(crate) rows: usize,
     pub(crate) extent: Extent,
@@ -156,7 +156,7 @@ impl<'a> Table<'a> {
 
     pub(crate) fn vector(&self, name: &str, length: u64) -> Result<Tensor, ExecError> {
         let tensor = self.checked(name, &[length])?;
-        if tensor.format != Supported::F32 {
+        if tensor.format != KernelFormat::F32 {
             return Err(ExecError::NotF32 { tensor: name.into(), format: tensor.format.format() });
         }
         let offset = tensor.extent.offset;
@@ -171,7 +171,7 @@ impl<'a> Table<'a> {
         let missing = || ExecError::MissingTensor { tensor: name.into() };
         let info = self.find(name).ok_or_else(missing)?;
         let unknown = || ExecError::Format { tensor: name.into(), format: info.format };
-        let format = Supported::of(info.format).ok_or_else(unknown)?;
+        let format = KernelFormat::of(info.format).ok_or_else(unknown)?;
         let [length, rows @ ..] = dims else { unreachable!("a tensor has a row length") };
         let rows: u64 = rows.iter().product();
         let bytes = format.format().row_bytes(*length).and_then(|row| row.0.checked_mul(rows));

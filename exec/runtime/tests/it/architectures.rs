@@ -1,4 +1,4 @@
-//! Does every architecture compute what llama.cpp computes?
+//! Logits of every architecture against llama.cpp's.
 //!
 //! `data/architectures` has llama.cpp's logits of models of random weights, which are made here again from the same
 //! seed (`scripts/peers/llama_cpp_agreement.py --fixtures`). Rows come from cached and from batched positions, some
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use hearth_profiles::Layers;
 use hearth_profiles::gguf::{GgufModel, HeaderWriter, Value};
 use hearth_profiles::model::{Architecture, ModelShape};
-use hearth_runtime::synth::{SynthOptions, Tokenizer, synthesise};
+use hearth_runtime::synth::{SynthOptions, TokenizerKind, synthesise};
 use hearth_runtime::{CacheFormat, CacheOptions, Cpu, Head, Pool, PoolOptions, Stage, Weights};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
@@ -53,7 +53,7 @@ fn model(fixture: &Fixture, architecture: Architecture, quant: &str, path: &Path
     options.name = "tiny-custom".into();
     options.quant = quant.parse().unwrap();
     options.gain = if is_rounded(quant) { 0.5 } else { 1.0 };
-    options.tokenizer = Tokenizer::of(architecture);
+    options.tokenizer = TokenizerKind::of(architecture);
     options.rope_frequencies = architecture == Architecture::Llama;
     let head_length = if architecture == Architecture::Qwen3 { 128 } else { 64 };
     options.shape = ModelShape {

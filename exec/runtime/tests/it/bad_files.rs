@@ -1,4 +1,4 @@
-//! Is a file that cannot be executed refused before any of its weights is used?
+//! Files that cannot be executed are refused before any weight is used.
 //!
 //! Each test patches bytes of equal length into the header of a good file.
 

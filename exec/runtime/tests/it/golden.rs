@@ -1,4 +1,4 @@
-//! Does the executor write the same text as llama.cpp?
+//! Greedy texts against llama.cpp's.
 //!
 //! `tests/data/models/golden.json` holds llama.cpp's greedy tokens and the margin of each over its runner-up,
 //! for models trained for this project. F16 must run freely through all of them. Quantised files are

@@ -1,4 +1,4 @@
-//! Does anything but the tokens decide the bits?
+//! Hidden rows have the same bits whatever the threads, batches, windows and backend.
 //!
 //! Threads, batches, windows and the plain oracle: for each trained file and for a model of random weights of each
 //! architecture, the hidden rows after all layers must be equal bit for bit.

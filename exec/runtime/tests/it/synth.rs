@@ -1,4 +1,4 @@
-//! Are synthetic models valid, of the shape asked for, and the same every time?
+//! Synthetic models are valid, of the shape asked for, and reproducible.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use hearth_profiles::gguf::GgufModel;
 use hearth_profiles::model::{Architecture, DigestMatch, ModelProfile, Quant, shipped};
 use hearth_profiles::{Bytes, Format};
 use hearth_runtime::Weights;
-use hearth_runtime::synth::{SynthError, SynthOptions, Tokenizer, synthesise};
+use hearth_runtime::synth::{SynthError, SynthOptions, TokenizerKind, synthesise};
 
 fn tiny() -> SynthOptions {
     let mut options = SynthOptions::preset("tiny").unwrap();
@@ -83,7 +83,7 @@ fn every_format_and_architecture_opens() {
         assert_eq!(profile.shape, options.shape);
     }
     for &architecture in Architecture::ALL {
-        let mut options = SynthOptions { tokenizer: Tokenizer::Bpe, ..tiny() };
+        let mut options = SynthOptions { tokenizer: TokenizerKind::Bpe, ..tiny() };
         options.shape.architecture = architecture;
         options.shape.tied_embeddings = true;
         options.rope_frequencies = architecture == Architecture::Llama;

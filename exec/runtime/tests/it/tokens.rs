@@ -1,4 +1,4 @@
-//! Does a text become the tokens that llama.cpp gives it?
+//! Tokens of texts against llama.cpp's.
 //!
 //! `data/tokens` has two vocabularies, difficult texts (numbers, contractions, scripts, emoji, white space, control
 //! tokens written out) and llama.cpp's tokens of each under every pre-tokenizer; `scripts/peers/llama_cpp_tokens.py`

@@ -1,4 +1,4 @@
-//! What does a product do with one block of each format?
+//! The part of the product kernel for one block of each format.
 //!
 //! Text for the body of its loop: the integers of a block for each token and each of four rows, and what becomes of them.
 //! `block` is the block in the row, `here` the block among the inputs at hand.

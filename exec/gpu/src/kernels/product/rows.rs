@@ -1,4 +1,4 @@
-//! What does a product do with weights that have one scale a row?
+//! The part of the product kernel for weights with one scale a row.
 //!
 //! ML Drift paper, section 4.2: q8 and 8/4/4 have a scale for each channel, which is a row here. Inputs have one scale for
 //! the whole row too, so that a product is an integer until its end:

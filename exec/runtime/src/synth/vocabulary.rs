@@ -1,4 +1,4 @@
-//! Which tokenizer does a model without training have?
+//! Tokenizers of synthetic models.
 //!
 //! Two kinds, both able to encode every byte string: Llama's `SentencePiece` (`<unk>`, `<s>`, `</s>`, 256 byte tokens,
 //! ASCII, letter n-grams) and GPT-2's byte-level BPE (256 bytes, letter n-grams with their merges, `<|bos|>` and
@@ -13,7 +13,7 @@ use super::SynthError;
 
 /// The kind of tokenizer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Tokenizer {
+pub enum TokenizerKind {
     /// Llama's `SentencePiece`.
     #[default]
     Spm,
@@ -22,7 +22,7 @@ pub enum Tokenizer {
 }
 
 /// The fewest tokens either kind can do with.
-const LEAST_VOCABULARY: u32 = 400;
+const MIN_VOCABULARY: u32 = 400;
 
 const LETTERS: &str = "etaoinshrdlcumwfgypbvkjxqz";
 /// What `SentencePiece` writes for a space.
@@ -34,12 +34,12 @@ const UNKNOWN: i32 = 2;
 const CONTROL: i32 = 3;
 const BYTE: i32 = 6;
 
-impl Tokenizer {
+impl TokenizerKind {
     /// The kind that models of this architecture have; Llama 1 and 2 for llama.
-    pub fn of(architecture: Architecture) -> Tokenizer {
+    pub fn of(architecture: Architecture) -> TokenizerKind {
         match architecture {
-            Architecture::Qwen2 | Architecture::Qwen3 => Tokenizer::Bpe,
-            _ => Tokenizer::Spm,
+            Architecture::Qwen2 | Architecture::Qwen3 => TokenizerKind::Bpe,
+            _ => TokenizerKind::Spm,
         }
     }
 
@@ -49,13 +49,13 @@ impl Tokenizer {
         vocabulary: u32,
         architecture: Architecture,
     ) -> Result<Vec<(&'static str, Value)>, SynthError> {
-        let wrong = SynthError::Vocabulary { found: vocabulary, least: LEAST_VOCABULARY };
-        if vocabulary < LEAST_VOCABULARY {
+        let wrong = SynthError::Vocabulary { found: vocabulary, least: MIN_VOCABULARY };
+        if vocabulary < MIN_VOCABULARY {
             return Err(wrong);
         }
         match self {
-            Tokenizer::Spm => spm(vocabulary as usize).ok_or(wrong),
-            Tokenizer::Bpe => bpe(vocabulary as usize, architecture).ok_or(wrong),
+            TokenizerKind::Spm => spm(vocabulary as usize).ok_or(wrong),
+            TokenizerKind::Bpe => bpe(vocabulary as usize, architecture).ok_or(wrong),
         }
     }
 }
@@ -163,7 +163,7 @@ fn bpe(vocabulary: usize, architecture: Architecture) -> Option<Vec<(&'static st
         return None;
     }
     tokens.extend(["<|bos|>".to_owned(), "<|eos|>".to_owned()]);
-    let qwen = Tokenizer::of(architecture) == Tokenizer::Bpe;
+    let qwen = TokenizerKind::of(architecture) == TokenizerKind::Bpe;
     let pre = if qwen { "qwen2" } else { "llama-bpe" };
     let mut types = vec![NORMAL; normal];
     types.extend([CONTROL, CONTROL]);
@@ -183,7 +183,7 @@ fn bpe(vocabulary: usize, architecture: Architecture) -> Option<Vec<(&'static st
 mod tests {
     use super::*;
 
-    fn tokens(tokenizer: Tokenizer, vocabulary: u32) -> Vec<String> {
+    fn tokens(tokenizer: TokenizerKind, vocabulary: u32) -> Vec<String> {
         let keys = tokenizer.keys(vocabulary, Architecture::Llama).unwrap();
         let found = keys.into_iter().find(|(key, _)| *key == "tokenizer.ggml.tokens");
         let Some((_, Value::Array(Array::Str(tokens)))) = found else { panic!("no tokens") };
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn a_vocabulary_has_the_size_asked_for_and_no_token_twice() {
-        for tokenizer in [Tokenizer::Spm, Tokenizer::Bpe] {
+        for tokenizer in [TokenizerKind::Spm, TokenizerKind::Bpe] {
             for size in [400, 4096, 128_256] {
                 let list = tokens(tokenizer, size);
                 assert_eq!(list.len(), size as usize);
@@ -208,14 +208,14 @@ mod tests {
 
     #[test]
     fn frequent_letters_come_first() {
-        let list = tokens(Tokenizer::Spm, 4096);
+        let list = tokens(TokenizerKind::Spm, 4096);
         assert_eq!(
             (list[0].as_str(), list[258].as_str(), list[259].as_str()),
             ("<unk>", "<0xFF>", "\u{2581}")
         );
         // 259 specials, the space, 94 ASCII characters, 26 words of one letter.
         assert_eq!((list[380].as_str(), list[381].as_str()), ("ee", "\u{2581}ee"));
-        let list = tokens(Tokenizer::Bpe, 4096);
+        let list = tokens(TokenizerKind::Bpe, 4096);
         assert_eq!((list[65].as_str(), list[256].as_str(), list[282].as_str()), ("A", "\u{120}e", "ee"));
         assert_eq!(list[4095], "<|eos|>");
     }

@@ -1,7 +1,7 @@
-//! Is there room on the disk for this file?
+//! The check that a disk has room for a file.
 //!
-//! Asked before the first byte is written, because a 40 GB model that fails at 39 GB costs minutes and fills the disk
-//! for everybody meanwhile. `statvfs` on Unix; elsewhere the write itself will tell.
+//! It runs before the first byte is written: a 40 GB model that fails at 39 GB costs minutes and fills the disk in the
+//! meantime. It uses `statvfs` on Unix; on other systems the write itself fails.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! How do 40 GB of weights get to disk in constant memory?
+//! Writes a model of any size in constant memory.
 //!
 //! Threads take chunks of a fixed number of weights in file order, fill a buffer of their own and write it at its
 //! place through a file handle of their own. A chunk's random stream is `ChaCha8` with a key from (seed, tensor name)
@@ -16,7 +16,7 @@ use hearth_profiles::Format;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
-use super::blocks::{self, Spread};
+use super::blocks::{self, Distribution};
 use super::header::SynthPlan;
 use super::{SynthError, SynthOptions};
 
@@ -35,13 +35,13 @@ struct Chunk {
     bytes: u64,
 }
 
-/// Removes the unfinished file unless it was renamed.
-struct Unfinished {
+/// Removes the partial file unless it was renamed.
+struct PartialFile {
     path: PathBuf,
     finished: bool,
 }
 
-impl Drop for Unfinished {
+impl Drop for PartialFile {
     fn drop(&mut self) {
         if !self.finished {
             let _ = fs::remove_file(&self.path);
@@ -56,27 +56,27 @@ pub(super) fn write(
     path: &Path,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(), SynthError> {
-    let mut unfinished = Unfinished { path: unfinished(path), finished: false };
+    let mut partial = PartialFile { path: partial_path(path), finished: false };
     let failed = |verb| {
-        let path = unfinished.path.clone();
+        let path = partial.path.clone();
         move |source| SynthError::Io { verb, path, source }
     };
-    let mut file = File::create(&unfinished.path).map_err(failed("create"))?;
+    let mut file = File::create(&partial.path).map_err(failed("create"))?;
     file.write_all(&plan.layout.header).map_err(failed("write"))?;
     // Padding between tensors is what is never written: zeros.
     file.set_len(plan.layout.file_bytes).map_err(failed("enlarge"))?;
     drop(file);
-    write_weights(options, plan, &unfinished.path, progress).map_err(failed("write"))?;
-    fs::rename(&unfinished.path, path).map_err(|source| {
+    write_weights(options, plan, &partial.path, progress).map_err(failed("write"))?;
+    fs::rename(&partial.path, path).map_err(|source| {
         let path = path.to_owned();
         SynthError::Io { verb: "give the finished file the name", path, source }
     })?;
-    unfinished.finished = true;
+    partial.finished = true;
     Ok(())
 }
 
 /// Where this process writes a model until it is whole: beside `path`, by a name that no model has.
-pub fn unfinished(path: &Path) -> PathBuf {
+pub fn partial_path(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.partial", std::process::id()));
     path.with_file_name(name)
@@ -96,8 +96,9 @@ fn write_weights(
         for _ in 0..options.threads.clamp(1, 64) {
             let (sender, chunks, next) = (sender.clone(), &chunks, &next);
             scope.spawn(move || {
-                let end =
-                    work(options.seed, plan, path, chunks, next, &|bytes| sender.send(Ok(bytes)).is_ok());
+                let end = write_chunks(options.seed, plan, path, chunks, next, &|bytes| {
+                    sender.send(Ok(bytes)).is_ok()
+                });
                 if let Err(error) = end {
                     // Nothing left to do for the others.
                     next.store(chunks.len(), Ordering::Relaxed);
@@ -133,8 +134,8 @@ fn chunks(plan: &SynthPlan) -> Vec<Chunk> {
     chunks
 }
 
-/// One thread's part: chunk after chunk until none is left or `written` says that nobody listens.
-fn work(
+/// One thread's part: chunk after chunk until none is left or `written` returns false.
+fn write_chunks(
     seed: u64,
     plan: &SynthPlan,
     path: &Path,
@@ -149,8 +150,12 @@ fn work(
         let Some(chunk) = chunks.get(at) else { return Ok(()) };
         let tensor = &plan.layout.tensors[chunk.tensor];
         buffer.resize(chunk.bytes as usize, 0);
-        let source =
-            Source { seed, name: &tensor.name, format: tensor.format, spread: plan.spreads[chunk.tensor] };
+        let source = Source {
+            seed,
+            name: &tensor.name,
+            format: tensor.format,
+            distribution: plan.distributions[chunk.tensor],
+        };
         source.fill(chunk.number, &mut buffer, &mut scratch);
         file.seek(SeekFrom::Start(chunk.offset))?;
         file.write_all(&buffer)?;
@@ -165,14 +170,14 @@ struct Source<'a> {
     seed: u64,
     name: &'a str,
     format: Format,
-    spread: Spread,
+    distribution: Distribution,
 }
 
 impl Source<'_> {
     fn fill(&self, chunk: u64, buffer: &mut [u8], scratch: &mut Vec<u8>) {
         let mut rng = ChaCha8Rng::from_seed(key(self.seed, self.name));
         rng.set_stream(chunk);
-        blocks::fill(self.format, self.spread, &mut rng, buffer, scratch);
+        blocks::fill(self.format, self.distribution, &mut rng, buffer, scratch);
     }
 }
 
@@ -196,8 +201,8 @@ mod tests {
     #[test]
     fn chunks_and_names_have_streams_of_their_own() {
         let make = |name, seed, chunk| {
-            let spread = Spread { mean: 0.0, deviation: 0.01 };
-            let source = Source { seed, name, format: Format::Q8_0, spread };
+            let distribution = Distribution { mean: 0.0, deviation: 0.01 };
+            let source = Source { seed, name, format: Format::Q8_0, distribution };
             let mut buffer = vec![0; 34 * 4];
             source.fill(chunk, &mut buffer, &mut Vec::new());
             buffer
@@ -211,7 +216,7 @@ mod tests {
 
     #[test]
     fn the_unfinished_file_lies_beside_the_finished_one() {
-        let path = unfinished(Path::new("folder/model.gguf"));
+        let path = partial_path(Path::new("folder/model.gguf"));
         assert_eq!(path.parent(), Some(Path::new("folder")));
         assert!(path.to_string_lossy().ends_with(".partial"));
     }

@@ -1,6 +1,6 @@
-//! How does a byte-level BPE vocabulary cut a text?
+//! Byte-level BPE.
 //!
-//! Regular expressions cut the text into words ([`super::words`]), every byte of a word becomes a visible character
+//! Regular expressions cut the text into words ([`super::pre_tokenizer`]), every byte of a word becomes a visible character
 //! (GPT-2's table), and pairs are merged in the order of the merge list. The `tokenizers` crate does the cutting and
 //! merging.
 
@@ -14,13 +14,13 @@ use tokenizers::{
     Model, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, SplitDelimiterBehavior,
 };
 
-use super::words::Words;
+use super::pre_tokenizer::WordSplitter;
 use super::{CONVERT, invalid};
 use crate::error::ExecError;
 
 #[derive(Debug)]
 pub(super) struct ByteLevelBpe {
-    words: Words,
+    words: WordSplitter,
     splits: Vec<Split>,
     to_visible: ByteLevel,
     merges: BPE,
@@ -29,8 +29,10 @@ pub(super) struct ByteLevelBpe {
 impl ByteLevelBpe {
     pub(super) fn new(metadata: &Metadata, texts: &[String]) -> Result<ByteLevelBpe, ExecError> {
         let name = metadata.get_str("tokenizer.ggml.pre")?.unwrap_or("default");
-        let words = Words::named(name)
-            .ok_or_else(|| ExecError::PreTokenizer { found: name.to_owned(), known: Words::names() })?;
+        let words = WordSplitter::named(name).ok_or_else(|| ExecError::PreTokenizer {
+            found: name.to_owned(),
+            known: WordSplitter::names(),
+        })?;
         let pairs = metadata.get_str_array("tokenizer.ggml.merges")?;
         let pairs = pairs.ok_or_else(|| invalid("key `tokenizer.ggml.merges` is missing", CONVERT))?;
         let pair = |line: &String| {
@@ -65,7 +67,7 @@ impl ByteLevelBpe {
     }
 
     /// Whether texts begin with a token if the file does not say.
-    pub(super) fn begins_by_default(&self) -> bool {
+    pub(super) fn adds_bos_by_default(&self) -> bool {
         self.words.begins
     }
 
@@ -95,7 +97,7 @@ fn visible(byte: u8) -> char {
 }
 
 /// The bytes a token writes. A character that is in no byte's place writes itself.
-pub(super) fn written(text: &str) -> Vec<u8> {
+pub(super) fn token_bytes(text: &str) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(text.len());
     for c in text.chars() {
         match c as u32 {
@@ -123,7 +125,7 @@ mod tests {
     #[test]
     fn every_byte_is_visible_and_comes_back() {
         for byte in 0..=255u8 {
-            assert_eq!(written(&visible(byte).to_string()), [byte], "byte {byte}");
+            assert_eq!(token_bytes(&visible(byte).to_string()), [byte], "byte {byte}");
         }
         // The well-known ones.
         assert_eq!((visible(b' '), visible(b'\n'), visible(0xad)), ('Ġ', 'Ċ', 'Ń'));

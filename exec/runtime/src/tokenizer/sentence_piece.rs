@@ -1,4 +1,4 @@
-//! How does a `SentencePiece` vocabulary cut a text?
+//! `SentencePiece` in its BPE mode.
 //!
 //! Spaces become `▁`, the text is cut into characters, and again and again the neighbours whose join is the
 //! piece with the highest score are joined (the leftmost of equals), until no join is a piece. What is no
@@ -19,7 +19,7 @@ use crate::error::ExecError;
 const SPACE: char = '\u{2581}';
 
 #[derive(Debug)]
-pub(super) struct SentencePieces {
+pub(super) struct SentencePiece {
     ids: BTreeMap<String, u32>,
     scores: Vec<f32>,
     byte_tokens: [Option<u32>; 256],
@@ -62,13 +62,13 @@ struct Symbol {
     after: Option<usize>,
 }
 
-impl SentencePieces {
+impl SentencePiece {
     /// Only tokens for which `is_piece` come out of a text: joins must not spell a control token.
     pub(super) fn new(
         metadata: &Metadata,
         texts: &[String],
         is_piece: impl Fn(usize) -> bool,
-    ) -> Result<SentencePieces, ExecError> {
+    ) -> Result<SentencePiece, ExecError> {
         let scores = metadata.get_f32_array("tokenizer.ggml.scores")?;
         let scores = scores.ok_or_else(|| invalid("key `tokenizer.ggml.scores` is missing", CONVERT))?;
         if scores.len() != texts.len() {
@@ -84,7 +84,7 @@ impl SentencePieces {
             return Err(invalid("there are neither byte tokens nor an unknown token", CONVERT));
         }
         let add_space = metadata.get_bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
-        Ok(SentencePieces { ids, scores: scores.to_vec(), byte_tokens, unknown, add_space })
+        Ok(SentencePiece { ids, scores: scores.to_vec(), byte_tokens, unknown, add_space })
     }
 
     pub(super) fn adds_space(&self) -> bool {
@@ -157,7 +157,7 @@ impl SentencePieces {
 }
 
 /// The bytes a token writes.
-pub(super) fn written(text: &str, is_byte: bool) -> Vec<u8> {
+pub(super) fn token_bytes(text: &str, is_byte: bool) -> Vec<u8> {
     let hexadecimal = text.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
     match hexadecimal.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
         Some(byte) if is_byte => vec![byte],

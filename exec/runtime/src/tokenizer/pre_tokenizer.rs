@@ -1,4 +1,4 @@
-//! Where does a byte-level vocabulary cut a text into words, within which alone it merges?
+//! Pre-tokenizers: the regular expressions that cut a text into words before BPE merges within them.
 //!
 //! Regular expressions cut the text one after another, each the pieces that those before it left; what matches is a
 //! word, and so is what lies between. `tokenizer.ggml.pre` names them. One that is not known is an error, because a
@@ -24,7 +24,7 @@ const DEEPSEEK_LETTERS: &str = r"\s?[A-Za-z\x{b5}À-ÖØ-öø-ƺƼ-ƿ\x{1c4}-ʓ�
 
 /// How one family cuts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Words {
+pub(super) struct WordSplitter {
     /// Applied in this order.
     pub(super) patterns: &'static [&'static str],
     /// Whether a word that is a token is taken whole, without merges.
@@ -34,11 +34,11 @@ pub(super) struct Words {
 }
 
 /// Names in files, and what they mean.
-const FAMILIES: &[(&[&str], Words)] = &[
+const FAMILIES: &[(&[&str], WordSplitter)] = &[
     (&["gpt-2"], plain(&[GPT_2])),
     (
         &["llama-bpe", "llama3", "llama-v3"],
-        Words { patterns: &[LLAMA_3], merges_skipped: true, begins: true },
+        WordSplitter { patterns: &[LLAMA_3], merges_skipped: true, begins: true },
     ),
     (&["qwen2", "deepseek-r1-qwen"], plain(&[QWEN_2])),
     (
@@ -65,13 +65,13 @@ const FAMILIES: &[(&[&str], Words)] = &[
     (&["default"], plain(&[r"[\p{P}\$\+<=>\^~\|]+", GPT_2, r"\p{N}+", "[0-9][0-9][0-9]"])),
 ];
 
-const fn plain(patterns: &'static [&'static str]) -> Words {
-    Words { patterns, merges_skipped: false, begins: false }
+const fn plain(patterns: &'static [&'static str]) -> WordSplitter {
+    WordSplitter { patterns, merges_skipped: false, begins: false }
 }
 
-impl Words {
+impl WordSplitter {
     /// By the name in a file.
-    pub(super) fn named(name: &str) -> Option<Words> {
+    pub(super) fn named(name: &str) -> Option<WordSplitter> {
         FAMILIES.iter().find(|(names, _)| names.contains(&name)).map(|&(_, words)| words)
     }
 
