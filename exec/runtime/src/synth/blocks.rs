@@ -40,10 +40,10 @@ pub(super) fn fill(
     match format {
         Format::F32 => numbers::<4>(distribution, rng, out, scratch, f32::to_le_bytes),
         Format::F16 => {
-            numbers::<2>(distribution, rng, out, scratch, |value| f16::from_f32(value).to_le_bytes())
+            numbers::<2>(distribution, rng, out, scratch, |value| f16::from_f32(value).to_le_bytes());
         }
         Format::Bf16 => {
-            numbers::<2>(distribution, rng, out, scratch, |value| bf16::from_f32(value).to_le_bytes())
+            numbers::<2>(distribution, rng, out, scratch, |value| bf16::from_f32(value).to_le_bytes());
         }
         Format::Q4_0 => quants::<18>(rng, out, |block| q4_0(block, deviation)),
         Format::Q4_1 => quants::<20>(rng, out, |block| q4_1(block, deviation)),
