@@ -36,9 +36,13 @@ impl Resolver for ThisMachine {
     }
 }
 
-/// Reads a scenario whose references are resolved on this machine.
+/// Reads a scenario whose references are resolved on this machine, and warns of its old keys.
 pub fn read_scenario(path: &Path) -> Result<LoadedScenario, Error> {
-    LoadedScenario::read(path, &ThisMachine)
+    let loaded = LoadedScenario::read(path, &ThisMachine)?;
+    for deprecation in &loaded.deprecations {
+        tell!("warning: {}: {deprecation}", path.display());
+    }
+    Ok(loaded)
 }
 
 /// Opens a model file.

@@ -7,8 +7,8 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use hearth_profiles::link::air::{Air, Channel};
-use hearth_profiles::link::way::{End, Way};
+use hearth_profiles::link::path::{Endpoint, WirelessPath};
+use hearth_profiles::link::wifi::{Wifi, WifiChannel};
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Device, Link};
 
@@ -45,35 +45,35 @@ pub struct LinkTable {
 
 /// How two devices are joined.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Joined<'a> {
+pub enum Connection<'a> {
     /// By a link of their own.
     Link(&'a Link),
     /// Over air that others share.
-    Air(Way<'a>),
+    Wireless(WirelessPath<'a>),
 }
 
 impl LinkTable {
     /// The links of a scenario.
     pub fn new(links: Links) -> Self {
-        let channels = links.air.iter().flat_map(|air| air.channels.iter().enumerate());
-        let stations = |(index, channel): (usize, &Channel)| {
+        let channels = links.wifi.iter().flat_map(|wifi| wifi.channels.iter().enumerate());
+        let stations = |(index, channel): (usize, &WifiChannel)| {
             channel.stations.iter().map(move |station| (station.clone(), index)).collect::<Vec<_>>()
         };
         Self { channels: channels.flat_map(stations).collect(), links }
     }
 
     /// The link between devices of which nothing else is known.
-    pub fn usual(&self) -> &Link {
+    pub fn default_link(&self) -> &Link {
         &self.links.default
     }
 
     /// The Wi-Fi, if there is any.
-    pub fn air(&self) -> Option<&Air> {
-        self.links.air.as_ref()
+    pub fn wifi(&self) -> Option<&Wifi> {
+        self.links.wifi.as_ref()
     }
 
     /// How one device by name is joined to another, `None` if the first cannot send to the second.
-    pub fn joined(&self, from: &str, to: &str) -> Option<Joined<'_>> {
+    pub fn connection(&self, from: &str, to: &str) -> Option<Connection<'_>> {
         let forward = |pair: &[String; 2]| pair[0] == from && pair[1] == to;
         let joins = |pair: &[String; 2]| forward(pair) || (pair[0] == to && pair[1] == from);
         let named = self.links.between.iter().find(|named| joins(&named.devices));
@@ -83,36 +83,36 @@ impl LinkTable {
             _ => {}
         }
         if let Some(link) = named.and_then(|named| named.link.as_ref()) {
-            return Some(Joined::Link(link));
+            return Some(Connection::Link(link));
         }
-        Some(self.way(from, to).map_or(Joined::Link(&self.links.default), Joined::Air))
+        Some(self.wireless_path(from, to).map_or(Connection::Link(&self.links.default), Connection::Wireless))
     }
 
     /// The link from one device to another by name, `None` if the first cannot send to the second. Over the air it is
-    /// the one that takes what a small message takes on average when it is alone, [`Way::expected`].
+    /// the one that takes what a small message takes on average when it is alone, [`WirelessPath::expected`].
     pub fn between(&self, from: &str, to: &str) -> Option<Cow<'_, Link>> {
-        Some(match self.joined(from, to)? {
-            Joined::Link(link) => Cow::Borrowed(link),
-            Joined::Air(way) => Cow::Owned(way.expected()),
+        Some(match self.connection(from, to)? {
+            Connection::Link(link) => Cow::Borrowed(link),
+            Connection::Wireless(path) => Cow::Owned(path.expected()),
         })
     }
 
     /// The way over the air, if one of the two is on it.
-    fn way(&self, from: &str, to: &str) -> Option<Way<'_>> {
-        let air = self.links.air.as_ref()?;
+    fn wireless_path(&self, from: &str, to: &str) -> Option<WirelessPath<'_>> {
+        let wifi = self.links.wifi.as_ref()?;
         let end = |name: &str| match self.channels.get(name) {
             Some(&index) => {
-                let channel = &air.channels[index];
-                End::Station { index, channel, rate: channel.rate(name) }
+                let channel = &wifi.channels[index];
+                Endpoint::Station { index, channel, rate: channel.rate(name) }
             }
-            None => End::Wire(&self.links.default),
+            None => Endpoint::Wire(&self.links.default),
         };
         let on_air = self.channels.contains_key(from) || self.channels.contains_key(to);
-        on_air.then(|| Way { sender: end(from), receiver: end(to), tcp: &air.tcp })
+        on_air.then(|| WirelessPath { sender: end(from), receiver: end(to), tcp: &wifi.tcp })
     }
 
     /// Checks that every device of a valid plan can send to those that it has to send to.
-    pub fn carry(&self, plan: &Plan) -> Result<(), NoLink> {
+    pub fn check_plan(&self, plan: &Plan) -> Result<(), UnreachablePeer> {
         let shared = Arc::new(plan.clone());
         for (place, sender) in plan.devices.iter().enumerate() {
             let receivers = match plan.kind.tensor() {
@@ -123,8 +123,8 @@ impl LinkTable {
             };
             for to in receivers {
                 let receiver = &plan.devices[to].name;
-                if self.joined(&sender.name, receiver).is_none() {
-                    return Err(NoLink { from: sender.name.clone(), to: receiver.clone() });
+                if self.connection(&sender.name, receiver).is_none() {
+                    return Err(UnreachablePeer { from: sender.name.clone(), to: receiver.clone() });
                 }
             }
         }
@@ -138,7 +138,7 @@ impl LinkTable {
     "the plan sends from `{from}` to `{to}`, which the scenario says cannot be reached from there; plan again \
      from this scenario"
 )]
-pub struct NoLink {
+pub struct UnreachablePeer {
     /// Who sends.
     pub from: String,
     /// Who would receive.

@@ -7,7 +7,7 @@
 //!
 //! Deviation: a draft on the CPU is loaded, not mapped, so that it does not compete for the page cache.
 //!
-//! Not here: how long drafting takes, which is simulated with [`crate::rates`].
+//! Not here: how long drafting takes, which is simulated with [`crate::compute_cost`].
 
 use std::borrow::Cow;
 

@@ -6,12 +6,13 @@
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
 
 pub mod cluster;
+pub mod compute_cost;
 pub mod conversion;
 pub mod draft;
 pub mod heartbeat;
 pub mod holdings;
 pub mod metrics;
-pub mod rates;
+
 pub mod replan;
 pub mod residency;
 pub mod room;

@@ -2,12 +2,12 @@
 //!
 //! A constant link: a one-way latency and a bandwidth. `t_comm` of the latency model is
 //! [`Link::time`] of one activation vector (4 bytes times the embedding length). What is known of a Wi-Fi channel
-//! is in [`air`], and what a message takes over it when it is alone, on average, in [`way`].
+//! is in [`wifi`], and what a message takes over it when it is alone, on average, in [`path`].
 //!
 //! Not here: messages that contend for the air, which are the simulator's.
 
-pub mod air;
-pub mod way;
+pub mod path;
+pub mod wifi;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

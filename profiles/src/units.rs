@@ -87,7 +87,7 @@ pub enum UnitError {
 }
 
 /// The smallest number that is written before a unit other than the base unit.
-const LEAST_NUMBER: f64 = 1e-3;
+const MIN_NUMBER: f64 = 1e-3;
 
 /// A quantity that can be shortened for people.
 pub trait Rounded {
@@ -150,7 +150,7 @@ trait Unit: Sized {
         let short = |name: &str, factor: f64| format!("{} {name}", significant(over(base, factor), 12));
         // Nobody writes microseconds as millionths of a minute, however short that is.
         let apt = |&&(name, factor): &&(&str, f64)| {
-            name == Self::UNITS[0].0 || base == 0.0 || over(base, factor) >= LEAST_NUMBER
+            name == Self::UNITS[0].0 || base == 0.0 || over(base, factor) >= MIN_NUMBER
         };
         Self::UNITS
             .iter()

@@ -140,8 +140,8 @@ fn validate(number: usize, trace: &Trace) -> Result<(), ReportError> {
     }
     let steps = trace.records.iter().map(|record| (record.device, record.start, record.end)).enumerate();
     let counters = trace.readings.iter().map(|reading| (reading.device, reading.at, reading.at)).enumerate();
-    for (index, happening) in trace.happenings.iter().enumerate() {
-        let (start, end) = (happening.start, happening.end.unwrap_or(happening.start));
+    for (index, run_event) in trace.run_events.iter().enumerate() {
+        let (start, end) = (run_event.start, run_event.end.unwrap_or(run_event.start));
         if end < start || end > MAX_TIME {
             return Err(ReportError::BadSpan { trace: number, what: "event", index, start, end });
         }

@@ -11,7 +11,7 @@
 //! assert_eq!(game.load.unwrap().threads, 4);
 //! ```
 //!
-//! Not here: what devices make of it (`sim`), and what a trace says of it ([`crate::happenings`]).
+//! Not here: what devices make of it (`sim`), and what a trace says of it ([`crate::run_events`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,13 +25,13 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use crate::editor::or_text;
 
 /// More than a person writes, and few enough to look through for every change.
-const MOST_EVENTS: usize = 1000;
+const MAX_EVENTS: usize = 1000;
 /// Longer than any request; keeps sums of nanoseconds far from overflow.
-const LATEST: Seconds = Seconds(30.0 * 86_400.0);
+const MAX_TIME: Seconds = Seconds(30.0 * 86_400.0);
 /// More runnable threads than any device's programs have.
-const MOST_THREADS: u32 = 1024;
+const MAX_THREADS: u32 = 1024;
 /// What is left of a clock, a GPU or a disk: with nothing left a run would never end.
-const LEAST_LEFT: f64 = 0.01;
+const MIN_SHARE_LEFT: f64 = 0.01;
 
 /// Something that happens during a run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -197,8 +197,8 @@ impl Event {
             return refuse(format!("`{key}` needs a `device`"));
         }
         for (name, time) in [("at", self.at), ("for", self.lasts)] {
-            if time.is_some_and(|time| time > LATEST) {
-                return refuse(format!("`{name}` is longer than {LATEST}"));
+            if time.is_some_and(|time| time > MAX_TIME) {
+                return refuse(format!("`{name}` is longer than {MAX_TIME}"));
             }
         }
         let wants_length = change == Change::Stalls;
@@ -215,10 +215,10 @@ impl Event {
 
     fn check_numbers(&self, change: Change, place: &str) -> Result<(), DocumentError> {
         let refuse = |what: String| Err(DocumentError::invalid(format!("{place}: {what}")));
-        let within = |share: Fraction| (LEAST_LEFT..=1.0).contains(&share.0);
+        let within = |share: Fraction| (MIN_SHARE_LEFT..=1.0).contains(&share.0);
         match change {
-            Change::Load(load) if load.threads > MOST_THREADS => {
-                refuse(format!("`load` is at most {MOST_THREADS} threads"))
+            Change::Load(load) if load.threads > MAX_THREADS => {
+                refuse(format!("`load` is at most {MAX_THREADS} threads"))
             }
             Change::Load(Load { gpu: Some(left), .. }) if !within(left) => {
                 refuse("`load.gpu` is what is left of the GPU: 1 % to 100 %".into())
@@ -230,7 +230,7 @@ impl Event {
                 refuse("`disk_load` is what others use of the disk: 0 % to 99 %".into())
             }
             Change::Memory(Taken { over: Some(over), .. })
-                if over > self.lasts.unwrap_or(LATEST) || over > LATEST =>
+                if over > self.lasts.unwrap_or(MAX_TIME) || over > MAX_TIME =>
             {
                 refuse("`memory.over` is longer than the event: it would not be over when it ends".into())
             }
@@ -251,9 +251,9 @@ impl Event {
 
 /// Checks the events of a scenario with devices of these names.
 pub fn validate(events: &[Event], names: &BTreeSet<&str>) -> Result<(), DocumentError> {
-    if events.len() > MOST_EVENTS {
+    if events.len() > MAX_EVENTS {
         return Err(DocumentError::invalid(format!(
-            "`events` has {} entries; at most {MOST_EVENTS}",
+            "`events` has {} entries; at most {MAX_EVENTS}",
             events.len()
         )));
     }

@@ -100,16 +100,16 @@ pub struct ResidencyOptions {
 pub const STREAM_BUFFER: Bytes = Bytes::mib(8);
 
 /// The smallest stream buffer: eight pieces of 64 KiB.
-const LEAST_STREAM_BUFFER: Bytes = Bytes(512 << 10);
+const MIN_STREAM_BUFFER: Bytes = Bytes(512 << 10);
 
 /// More than any device's memory.
-const LARGEST_STREAM_BUFFER: Bytes = Bytes(1 << 40);
+const MAX_STREAM_BUFFER: Bytes = Bytes(1 << 40);
 
 /// More blocks than any model has.
-const MOST_BLOCKS: u32 = 20_000;
+const MAX_BLOCKS: u32 = 20_000;
 
 /// The largest piece: short against a buffer, long against a disk's latency.
-const LARGEST_PIECE: u64 = 1 << 20;
+const MAX_PIECE_BYTES: u64 = 1 << 20;
 
 /// A policy alone may stand for the whole.
 fn or_policy(map: &mut Schema) {
@@ -235,7 +235,7 @@ impl ResidencyOptions {
     /// The unit in which weights are kept, streamed and given up: an eighth of the buffer, so that some pieces
     /// are under way while others are in use, in whole steps of 64 KiB.
     pub fn piece(&self) -> Bytes {
-        Bytes((self.buffer().0 / 8).min(LARGEST_PIECE) >> 16 << 16)
+        Bytes((self.buffer().0 / 8).min(MAX_PIECE_BYTES) >> 16 << 16)
     }
 
     /// Refuses what a scenario cannot ask for, and what contradicts itself.
@@ -277,10 +277,10 @@ impl ResidencyOptions {
                 "{place}: `managed` gives up by itself what it does not keep: remove `release`"
             )));
         }
-        if self.buffer() < LEAST_STREAM_BUFFER || self.buffer() > LARGEST_STREAM_BUFFER {
+        if self.buffer() < MIN_STREAM_BUFFER || self.buffer() > MAX_STREAM_BUFFER {
             return Err(DocumentError::invalid(format!(
-                "{place}: `stream_buffer` is {}: give {LEAST_STREAM_BUFFER}, so that a few pieces can be under way, to \
-                 {LARGEST_STREAM_BUFFER}",
+                "{place}: `stream_buffer` is {}: give {MIN_STREAM_BUFFER}, so that a few pieces can be under way, to \
+                 {MAX_STREAM_BUFFER}",
                 self.buffer()
             )));
         }
@@ -305,8 +305,8 @@ impl ResidencyOptions {
                 self.policy
             ));
         }
-        if sliding && !self.blocks.is_some_and(|blocks| (1..=MOST_BLOCKS).contains(&blocks)) {
-            return refuse(format!("`sliding` needs `blocks`, from 1 to {MOST_BLOCKS}"));
+        if sliding && !self.blocks.is_some_and(|blocks| (1..=MAX_BLOCKS).contains(&blocks)) {
+            return refuse(format!("`sliding` needs `blocks`, from 1 to {MAX_BLOCKS}"));
         }
         Ok(())
     }

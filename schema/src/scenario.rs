@@ -8,9 +8,9 @@
 
 use std::collections::BTreeSet;
 
-use hearth_profiles::device::{MOST_BYTES, Quota, SocOptions};
-use hearth_profiles::document::{Document, DocumentError};
-use hearth_profiles::link::air::Air;
+use hearth_profiles::device::{MAX_BYTES, Quota, SocOptions};
+use hearth_profiles::document::{Document, DocumentError, RenamedKey};
+use hearth_profiles::link::wifi::Wifi;
 use hearth_profiles::model::ModelShape;
 use hearth_profiles::{Bytes, BytesPerSecond, Format, Fraction, Link, Seconds};
 use schemars::JsonSchema;
@@ -207,7 +207,7 @@ pub struct Limits {
 }
 
 /// More processors than a machine has. source: the largest `CONFIG_NR_CPUS`, arch/x86/Kconfig
-const MOST_PROCESSORS: u32 = 8192;
+const MAX_PROCESSORS: u32 = 8192;
 
 impl Limits {
     fn validate(&self, device: &str) -> Result<(), DocumentError> {
@@ -226,8 +226,8 @@ impl Limits {
                 "`limits.{key}` is 0: nothing would ever finish; give more, or leave it out"
             ));
         }
-        if let Some(memory) = self.memory.filter(|memory| *memory > MOST_BYTES) {
-            return refuse(format!("`limits.memory` is {memory}, more than {MOST_BYTES}: check its unit"));
+        if let Some(memory) = self.memory.filter(|memory| *memory > MAX_BYTES) {
+            return refuse(format!("`limits.memory` is {memory}, more than {MAX_BYTES}: check its unit"));
         }
         if let Some(cpu) = self.cpu.filter(|&cpu| !Quota::takes(cpu)) {
             return refuse(format!("`limits.cpu` is {cpu}: give processors, as `0.5`, from 0.01 to 1024"));
@@ -238,9 +238,9 @@ impl Limits {
             return refuse("`limits.affinity` is empty or names a processor twice: write `[0, 1]`".into());
         }
         match distinct.last() {
-            Some(&last) if last >= MOST_PROCESSORS => refuse(format!(
+            Some(&last) if last >= MAX_PROCESSORS => refuse(format!(
                 "`limits.affinity` names processor {last}; the last can be {}",
-                MOST_PROCESSORS - 1
+                MAX_PROCESSORS - 1
             )),
             _ => Ok(()),
         }
@@ -261,8 +261,8 @@ pub struct Links {
     pub between: Vec<NamedLink>,
     /// The Wi-Fi. Devices on a channel talk over the air, unless `between` has a link for them; others hang on a wire
     /// with the default's numbers.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub air: Option<Air>,
+    #[serde(default, alias = "air", skip_serializing_if = "Option::is_none")]
+    pub wifi: Option<Wifi>,
     /// Whether the lab makes its connections so slow; else it takes this machine's loopback for all links.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub emulated: bool,
@@ -271,7 +271,7 @@ pub struct Links {
 impl Links {
     /// The same constant link between any two devices.
     pub fn constant(default: Link) -> Self {
-        Self { default, between: Vec::new(), air: None, emulated: false }
+        Self { default, between: Vec::new(), wifi: None, emulated: false }
     }
 
     fn validate(&self, devices: &BTreeSet<&str>) -> Result<(), DocumentError> {
@@ -285,26 +285,26 @@ impl Links {
             }
             named.validate()?;
         }
-        self.air.as_ref().map_or(Ok(()), |air| air.validate(devices, &self.default))
+        self.wifi.as_ref().map_or(Ok(()), |wifi| wifi.validate(devices, &self.default))
     }
 }
 
 /// The slowest link and the longest latency. source: assumed; beyond them a run would last longer than a clock of
 /// nanoseconds counts, and nobody would call it a network
-const SLOWEST: BytesPerSecond = BytesPerSecond(125.0);
-const LONGEST: Seconds = Seconds(3600.0);
+const MIN_BANDWIDTH: BytesPerSecond = BytesPerSecond(125.0);
+const MAX_LATENCY: Seconds = Seconds(3600.0);
 
 /// Whether messages ever arrive over a link.
 fn carries(place: &str, link: &Link) -> Result<(), DocumentError> {
     let (latency, bandwidth) = (link.latency.value, link.bandwidth.value);
-    if bandwidth < SLOWEST {
+    if bandwidth < MIN_BANDWIDTH {
         let what = format!(
             "{place}: `bandwidth` is {bandwidth}, and a link has at least 1 kbit/s; of two devices that cannot talk \
              say `unreachable` in `links.between`"
         );
         return Err(DocumentError::invalid_at(place, what));
     }
-    if latency > LONGEST {
+    if latency > MAX_LATENCY {
         return Err(DocumentError::invalid_at(
             place,
             format!("{place}: `latency` is {latency}: choose at most an hour"),
@@ -420,6 +420,7 @@ impl Scenario {
 
 impl Document for Scenario {
     const SCHEMA: &'static str = "scenario/1";
+    const RENAMED_KEYS: &'static [RenamedKey] = &[RenamedKey { old: "links.air", new: "links.wifi" }];
 
     fn validate(&self) -> Result<(), DocumentError> {
         let refuse = |what: String| Err(DocumentError::invalid(what));

@@ -142,7 +142,7 @@ impl TensorPlan {
                     "kind.tensor: `over-the-air` needs `air_time`, the cost of one all-reduce".into(),
                 );
             }
-            (AllReduce::OverTheAir, Some(time)) if time.0 > MOST_AIR_SECONDS => {
+            (AllReduce::OverTheAir, Some(time)) if time.0 > MAX_AIR_SECONDS => {
                 return refuse(format!("kind.tensor.air_time: {time} is more than an hour"));
             }
             (AllReduce::OverTheAir, Some(_)) | (_, None) => {}
@@ -186,7 +186,7 @@ impl TensorPlan {
 }
 
 /// More than an hour for each all-reduce is a mistake; keeps times far from overflow.
-const MOST_AIR_SECONDS: f64 = 3600.0;
+const MAX_AIR_SECONDS: f64 = 3600.0;
 
 fn validate_devices(plan: &Plan) -> Result<(), DocumentError> {
     let layers = plan.model.layers;

@@ -20,14 +20,14 @@ use std::ops::Range;
 use hearth_profiles::device::PageCachePolicy;
 use serde::{Deserialize, Serialize};
 
-use crate::happenings::Happening;
 use crate::pass::Pass;
 use crate::plan::Parallelism;
+use crate::run_events::RunEvent;
 
 /// The longest line read, in bytes.
 const MAX_LINE_BYTES: u64 = 1 << 20;
 /// The most events read: several for each that a scenario may have.
-const MAX_HAPPENINGS: usize = 5000;
+const MAX_RUN_EVENTS: usize = 5000;
 /// The most lines read: two hours of a fast ring.
 const MAX_LINES: usize = 50_000_000;
 
@@ -294,7 +294,7 @@ enum Line {
     Step(Record),
     Counter(Reading),
     Shortage(Shortage),
-    Event(Happening),
+    Event(RunEvent),
     End(Outcome),
 }
 
@@ -312,7 +312,7 @@ pub struct Trace {
     /// Devices whose memory the run exceeds; empty unless it ended so.
     pub shortages: Vec<Shortage>,
     /// What happened to the ring, in order of the starts.
-    pub happenings: Vec<Happening>,
+    pub run_events: Vec<RunEvent>,
     /// How it ended.
     pub outcome: Outcome,
 }
@@ -361,8 +361,8 @@ impl Trace {
         for shortage in &self.shortages {
             line(&Line::Shortage(shortage.clone()))?;
         }
-        for happening in &self.happenings {
-            line(&Line::Event(happening.clone()))?;
+        for run_event in &self.run_events {
+            line(&Line::Event(run_event.clone()))?;
         }
         line(&Line::End(self.outcome))
     }
@@ -372,7 +372,7 @@ impl Trace {
         let (mut header, mut outcome) = (None, None);
         let (mut passes, mut records, mut readings) = (Vec::new(), Vec::new(), Vec::new());
         let mut shortages = Vec::new();
-        let mut happenings = Vec::new();
+        let mut run_events = Vec::new();
         let mut text = Vec::new();
         for number in 1..=MAX_LINES {
             text.clear();
@@ -412,20 +412,20 @@ impl Trace {
                     }
                     shortages.push(shortage);
                 }
-                (Line::Event(_), _) if happenings.len() == MAX_HAPPENINGS => {
-                    return Err(fail(format!("more than {MAX_HAPPENINGS} events")));
+                (Line::Event(_), _) if run_events.len() == MAX_RUN_EVENTS => {
+                    return Err(fail(format!("more than {MAX_RUN_EVENTS} events")));
                 }
-                (Line::Event(happening), _) => {
-                    if happening.end.is_some_and(|end| end < happening.start) {
+                (Line::Event(run_event), _) => {
+                    if run_event.end.is_some_and(|end| end < run_event.start) {
                         return Err(fail("an event ends before it starts".into()));
                     }
-                    happenings.push(happening);
+                    run_events.push(run_event);
                 }
                 (Line::End(found), _) => outcome = Some(found),
             }
         }
         let (Some(header), Some(outcome)) = (header, outcome) else { return Err(TraceError::Truncated) };
-        Ok(Trace { header, passes, records, readings, shortages, happenings, outcome })
+        Ok(Trace { header, passes, records, readings, shortages, run_events, outcome })
     }
 }
 

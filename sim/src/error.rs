@@ -3,7 +3,7 @@
 //! Everything here is about the input. That a device runs out of memory is not an error but an outcome of the
 //! run, which the trace tells.
 
-use hearth_core::cluster::NoLink;
+use hearth_core::cluster::UnreachablePeer;
 use hearth_core::draft::DraftError;
 use hearth_core::schedule::GenerationError;
 use hearth_core::schedule::ScheduleError;
@@ -122,7 +122,7 @@ pub enum SimError {
     },
     /// The plan sends over a pair of devices that cannot reach each other.
     #[error(transparent)]
-    NoLink(#[from] NoLink),
+    UnreachablePeer(#[from] UnreachablePeer),
     /// Plan and scenario do not draft alike, or not for as many sequences.
     #[error(transparent)]
     Draft(#[from] DraftError),

@@ -126,7 +126,7 @@ pub fn check<'a>(input: &Input<'a>) -> Result<Vec<&'a Device>, SimError> {
     if let Some(tensor) = plan.kind.tensor() {
         tensor.validate_cover(plan, &cluster.model.shape)?;
     }
-    cluster.links.carry(plan)?;
+    cluster.links.check_plan(plan)?;
     draft::check(plan, cluster)?;
     Ok(devices)
 }

@@ -35,9 +35,9 @@ pub fn simulate_in(input: &Input, disturbances: &Disturbances) -> Result<Run, Si
         let unreclaimable = budgets.iter().filter(|_| pins).map(|budget| budget.unreclaimable);
         let readings = trace::unreclaimable_readings(unreclaimable);
         let shortages = budgets.iter().flat_map(|budget| budget.shortages.clone()).collect();
-        let (records, happenings, outcome) = (Vec::new(), Vec::new(), Outcome::OutOfMemory);
+        let (records, run_events, outcome) = (Vec::new(), Vec::new(), Outcome::OutOfMemory);
         return Ok(Run {
-            trace: Trace { header, passes, records, readings, shortages, happenings, outcome },
+            trace: Trace { header, passes, records, readings, shortages, run_events, outcome },
             plans: vec![],
             unreached_events: (0..disturbances.events.len()).collect(),
         });

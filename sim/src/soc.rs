@@ -8,7 +8,7 @@
 //! Not here: a phone in a ring, or one whose memory does not hold the model. There a layer takes what its stages take
 //! together, and weights may have to be read ([`crate::device`]).
 
-use hearth_core::rates::Work;
+use hearth_core::compute_cost::ComputeCost;
 use hearth_core::room::Room;
 use hearth_core::schedule::Generation;
 use hearth_core::soc::Chip;
@@ -81,7 +81,7 @@ pub fn simulate(
     let mut run = Run {
         layers: cluster.model.shape.layers.0,
         bytes: cluster.model.layers_bytes(),
-        work: Work::in_main_memory(device, &cluster.model, kv_element),
+        work: ComputeCost::in_main_memory(device, &cluster.model, kv_element),
         chip,
         sleep: soc.synchronisation.sleep.value,
         drafter: drafter.map(|(planned, model)| Drafter::new(device, model, kv_element, planned.processor)),
@@ -114,8 +114,8 @@ pub fn simulate(
     }
     let mut records = run.records;
     records.sort_by_key(|record| record.start);
-    let (shortages, happenings, outcome) = (Vec::new(), Vec::new(), Outcome::Ok);
-    Ok(Trace { header, passes, records, readings, shortages, happenings, outcome })
+    let (shortages, run_events, outcome) = (Vec::new(), Vec::new(), Outcome::Ok);
+    Ok(Trace { header, passes, records, readings, shortages, run_events, outcome })
 }
 
 /// The prompt in as few batches as graphs allow, unless the scenario wants smaller ones.
@@ -131,7 +131,7 @@ struct Run<'a> {
     layers: u32,
     /// Of all layers.
     bytes: Bytes,
-    work: Work<'a>,
+    work: ComputeCost<'a>,
     chip: Chip<'a>,
     /// The shortest sleep.
     sleep: Seconds,

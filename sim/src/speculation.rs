@@ -3,7 +3,7 @@
 //! The draft model reads what it has not seen of the sequence as one batch. Then it makes one token after another, each
 //! in a pass through all its layers and its output matrix. After a step whose drafts were all accepted it has not seen
 //! the last of them, so the next step begins with two tokens; it forgets rejected tokens. Its weights are in memory:
-//! a pass costs what [`Work`] says plus the fixed cost of a window and, on a GPU with memory of its own, the upload of
+//! a pass costs what [`ComputeCost`] says plus the fixed cost of a window and, on a GPU with memory of its own, the upload of
 //! the token numbers and the download of the logits.
 //!
 //! Acceptance is drawn: each drafted position is accepted with the workload's probability if all drafts before it were
@@ -19,7 +19,7 @@
 
 use std::collections::BTreeMap;
 
-use hearth_core::rates::Work;
+use hearth_core::compute_cost::ComputeCost;
 use hearth_profiles::device::Device;
 use hearth_profiles::model::ModelProfile;
 use hearth_profiles::{Bytes, Seconds};
@@ -73,11 +73,11 @@ impl<'a> Drafter<'a> {
             let numbers = gpu.upload.time(NUMBER * u64::from(tokens));
             let logits = NUMBER * u64::from(self.model.shape.vocabulary) * u64::from(pass.outputs());
             let copies = if gpu.unified_memory { Seconds(0.0) } else { numbers + gpu.download.time(logits) };
-            (Work::on_gpu(gpu, self.model, self.kv_element), &gpu.window_overhead, copies)
+            (ComputeCost::on_gpu(gpu, self.model, self.kv_element), &gpu.window_overhead, copies)
         } else {
             let cpu = &self.device.cpu;
             (
-                Work::in_main_memory(self.device, self.model, self.kv_element),
+                ComputeCost::in_main_memory(self.device, self.model, self.kv_element),
                 &cpu.window_overhead,
                 Seconds(0.0),
             )

@@ -4,8 +4,8 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use hearth_core::metrics::outputs::Outputs;
 use hearth_core::metrics::sequences::SequenceMetrics;
+use hearth_core::metrics::token_times::TokenTimes;
 use hearth_ring::{Asked, Generated, Key, Network, Request, RingError, Unfinished};
 use hearth_runtime::{Sampler, SamplerOptions, TextStream, Tokenizer};
 use hearth_workflow::documents::{can_write_run, read_plan, write_run};
@@ -156,7 +156,7 @@ fn show(generated: &Generated, tokenizer: &Tokenizer, json: bool) -> Result<(), 
             say!("[{number}] {text}\n");
         }
     }
-    let outputs = Outputs::of(&generated.trace);
+    let outputs = TokenTimes::of(&generated.trace);
     let made: usize = generated.sequences.iter().map(Vec::len).sum();
     let prompts = outputs.prompts(&generated.trace);
     say!(

@@ -13,8 +13,8 @@ use std::time::Duration;
 use hearth_ring::{Guest, Key, Network, Ring, Said, Service, Stopper};
 use hearth_runtime::{ChatTemplate, Tokenizer};
 use hearth_schema::Plan;
-use hearth_schema::happenings::Happening;
-use hearth_schema::happenings::Sort;
+use hearth_schema::run_events::RunEvent;
+use hearth_schema::run_events::RunEventKind;
 use hearth_serve::{AppState, Metrics, is_valid_token, router, serve, unix_time};
 use hearth_workflow::documents::read_plan;
 use hearth_workflow::files::read_at_most;
@@ -76,7 +76,7 @@ pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
     });
     let shared = state.clone();
     builder.options.on_happening =
-        Some(Arc::new(move |happening, plan| report_event(&shared, happening, plan)));
+        Some(Arc::new(move |run_event, plan| report_event(&shared, run_event, plan)));
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::running)?;
     let serving = Serving { args, builder, state, request_rx, json };
     let ended = runtime.block_on(with_transport(
@@ -90,12 +90,12 @@ pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
 }
 
 /// Reports an event of the ring, and updates the plan that `/ring` shows.
-fn report_event(state: &AppState, happening: &Happening, plan: Option<&Plan>) {
-    let Happening { sort, device, what, .. } = happening;
+fn report_event(state: &AppState, run_event: &RunEvent, plan: Option<&Plan>) {
+    let RunEvent { kind, device, what, .. } = run_event;
     match (sort, device) {
-        (Sort::Silent, Some(name)) => tracing::info!("{name} is gone: {what}"),
-        (Sort::Replanned, _) => tracing::info!("the ring goes on with {what}"),
-        (Sort::NotReplanned, Some(name)) => {
+        (RunEventKind::Silent, Some(name)) => tracing::info!("{name} is gone: {what}"),
+        (RunEventKind::Replanned, _) => tracing::info!("the ring goes on with {what}"),
+        (RunEventKind::NotReplanned, Some(name)) => {
             tracing::info!("the ring is not planned again without {name}: {what}");
         }
         _ => tracing::info!("the ring: {what}"),

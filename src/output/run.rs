@@ -2,7 +2,7 @@
 
 use hearth_core::metrics;
 use hearth_core::metrics::Metrics;
-use hearth_core::soc::SocNumbers;
+use hearth_core::soc::SocMetrics;
 use hearth_profiles::Bytes;
 use hearth_reports::published::results::Spread;
 use hearth_schema::Trace;
@@ -23,13 +23,13 @@ pub struct RunOutput {
     /// Steps and counters in the trace.
     pub events: usize,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub happenings: Vec<EventSummary>,
+    pub run_events: Vec<EventSummary>,
     /// The uncertainty of the time per token, if it was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub spread: Option<Spread>,
     /// The numbers of a SoC that ran alone.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub soc: Option<SocNumbers>,
+    pub soc: Option<SocMetrics>,
 }
 
 impl RunOutput {
@@ -38,7 +38,7 @@ impl RunOutput {
         RunOutput {
             metrics: metrics::compute(trace),
             events,
-            happenings: run_events::summaries(trace),
+            run_events: run_events::summaries(trace),
             spread: None,
             soc: None,
         }
@@ -134,7 +134,7 @@ pub fn table(metrics: &Metrics) -> String {
 fn shortages(metrics: &Metrics) -> String {
     use std::fmt::Write;
     let mut text = String::new();
-    for short in &metrics.short_of_memory {
+    for short in &metrics.memory_shortages {
         let memory = match short.memory {
             MemoryKind::Main => "memory",
             MemoryKind::Gpu => "GPU memory",

@@ -2,15 +2,15 @@
 
 use std::fmt::Write;
 
-use hearth_core::soc::SocNumbers;
-use hearth_core::soc::numbers::FRAME;
-use hearth_core::soc::numbers::Queue;
+use hearth_core::soc::SocMetrics;
+use hearth_core::soc::metrics::FRAME;
+use hearth_core::soc::metrics::Queue;
 
 /// A note about a phone whose weights come from its disk.
 pub const COLD: &str = "note: the times contain reading the weights from disk. Add --warm to see the times of GPU and NPU \
                         with the model in memory.";
 
-pub fn lines(numbers: &SocNumbers) -> String {
+pub fn lines(numbers: &SocMetrics) -> String {
     let mut text = String::new();
     let rate = |speed: Option<f64>| speed.map_or("-".to_owned(), |speed| format!("{speed:.2}"));
     let _ = writeln!(
@@ -48,9 +48,9 @@ fn queue(text: &mut String, while_what: &str, queue: &Queue) {
         text,
         "  the GPU's queue while {while_what}: held for {:.1} ms at a time, {verdict} a frame of {:.1} ms; longest kernel \
          {:.1} ms, busy {:.0} %",
-        queue.longest_ms,
+        queue.max_ms,
         FRAME.as_millis(),
-        queue.longest_kernel_ms,
+        queue.max_kernel_ms,
         queue.busy_share * 100.0
     );
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use hearth_core::residency::kept_bytes;
 use hearth_core::room::Room;
-use hearth_core::schedule::Part;
+use hearth_core::schedule::ModelPart;
 use hearth_core::schedule::visits;
 use hearth_profiles::device::shipped;
 use hearth_profiles::{Bytes, Device, Document};
@@ -43,10 +43,10 @@ fn quiet(name: &str, folder: &Path) -> PathBuf {
     path
 }
 
-/// A happening's number: `tpot_ms`, `longest_ms` or `pressure`, and a phase.
+/// A run event's number: `tpot_ms`, `max_ms` or `pressure`, and a phase.
 fn told(json: &Value, index: usize, number: &str, phase: &str) -> f64 {
-    let happening = &json["happenings"][index];
-    happening[number][phase].as_f64().unwrap_or_else(|| panic!("{number} {phase} of {happening}"))
+    let run_event = &json["run_events"][index];
+    run_event[number][phase].as_f64().unwrap_or_else(|| panic!("{number} {phase} of {run_event}"))
 }
 
 /// Bytes that a device read for each token from one to another.
@@ -72,12 +72,9 @@ fn load_halves_the_speed_of_a_device() {
     let computing = quiet["devices"][1]["busy_ms"].as_f64().expect("busy");
     let usual = quiet["tpot_ms"]["mean"].as_f64().expect("tokens");
     assert!(near(told(&json, 0, "tpot_ms", "before"), usual, 0.01));
-    assert!(
-        near(told(&json, 0, "longest_ms", "beside"), usual + computing, 0.01),
-        "{usual} + {computing} ms"
-    );
+    assert!(near(told(&json, 0, "max_ms", "during"), usual + computing, 0.01), "{usual} + {computing} ms");
     assert!(near(told(&json, 0, "tpot_ms", "after"), usual, 0.01));
-    let span = json["happenings"][0]["end"].as_u64().zip(json["happenings"][0]["start"].as_u64());
+    let span = json["run_events"][0]["end"].as_u64().zip(json["run_events"][0]["start"].as_u64());
     assert_eq!(span.map(|(end, start)| end - start), Some(3_000_000_000));
 }
 
@@ -86,18 +83,18 @@ fn ring_drops_a_lost_device_and_readmits_it() {
     let folder = tempfile::tempdir().expect("a folder");
     let (json, trace) = simulated(&home("phone-leaves"), &[], folder.path());
     assert_eq!(json["outcome"], "ok");
-    let sorts: Vec<&str> =
-        json["happenings"].as_array().expect("a list").iter().filter_map(|it| it["sort"].as_str()).collect();
-    assert_eq!(sorts, ["away", "silent", "replanned", "replanned"]);
+    let kinds: Vec<&str> =
+        json["run_events"].as_array().expect("a list").iter().filter_map(|it| it["kind"].as_str()).collect();
+    assert_eq!(kinds, ["away", "silent", "replanned", "replanned"]);
     // 1.5 to 2.0 s until it is missed; then the plan's way and back, and 52 tokens once more: 32 and 20.
     let [silence, again] = [1, 2].map(|at: usize| {
-        let time = |key: &str| json["happenings"][at][key].as_u64().expect("a time");
+        let time = |key: &str| json["run_events"][at][key].as_u64().expect("a time");
         (time("end") - time("start")) as f64 / 1e6
     });
     assert!((1500.0..2000.0).contains(&silence), "{silence} ms");
-    let what = json["happenings"][2]["what"].as_str().expect("what");
+    let what = json["run_events"][2]["what"].as_str().expect("what");
     assert!(what.ends_with("52 tokens computed again") && !what.contains("phone"), "{what}");
-    let lost = told(&json, 2, "longest_ms", "beside");
+    let lost = told(&json, 2, "max_ms", "during");
     // The token under way began when the phone left: its time is the silence and what followed it.
     assert!(near(lost, silence + again, 0.001), "{lost} ms, {silence} + {again}");
     let expected = (silence + again) / trace.passes.iter().filter(|pass| pass.output).count() as f64;
@@ -110,7 +107,7 @@ fn ring_drops_a_lost_device_and_readmits_it() {
     };
     assert_eq!(plan(1).position("phone"), None);
     assert_eq!(plan(2).devices.len(), 3);
-    assert_eq!(json["happenings"][2]["plan"], plan(1).digest());
+    assert_eq!(json["run_events"][2]["plan"], plan(1).digest());
     // The same seed makes the same bytes.
     let mut bytes = Vec::new();
     trace.write(&mut bytes).expect("memory");
@@ -125,7 +122,7 @@ fn manual_windows_are_replanned_when_a_device_is_lost() {
     let path = folder.path().join("by-hand.yaml");
     fs::write(&path, text.replace("keep_all: true", "windows: [30, 20, 10]")).expect("written");
     let (json, _) = simulated(&path, &[], folder.path());
-    assert_eq!((&json["outcome"], &json["happenings"][2]["sort"]), (&"ok".into(), &"replanned".into()));
+    assert_eq!((&json["outcome"], &json["run_events"][2]["kind"]), (&"ok".into(), &"replanned".into()));
     let plan = |name: &str| {
         let path = folder.path().join(name);
         Plan::from_yaml(&fs::read_to_string(path).expect("a plan")).expect("a plan")
@@ -154,9 +151,9 @@ fn swap_is_limited_by_compression() {
     let swapped = phone.memory.obtainable().saturating_sub(phone.memory.available.value);
     // A third of what is swapped out stays: the plan had counted on all of it.
     let room = Room::new(&plan, 0, &model, &phone).left.saturating_sub(Bytes(swapped.0 / 3));
-    let bytes = |part: Part| match part {
-        Part::Output => model.output_bytes(),
-        Part::Layers(layers) => layers.map(|layer| model.layer_bytes(layer)).sum(),
+    let bytes = |part: ModelPart| match part {
+        ModelPart::Output => model.output_bytes(),
+        ModelPart::Layers(layers) => layers.map(|layer| model.layer_bytes(layer)).sum(),
     };
     let share: Bytes = visits(&plan, 0).into_iter().flatten().map(bytes).sum();
     let kept = kept_bytes(room.0, share.0, phone.cpu.cores, &plan.devices[0].residency);
@@ -165,8 +162,7 @@ fn swap_is_limited_by_compression() {
     let early = read(&trace, 0, 1, 3);
     assert!(early > 1.5 * last, "{early} bytes a token at first, {last} in the end");
     assert!(
-        told(&json, 0, "longest_ms", "beside")
-            > 2.0 * json["tpot_ms"]["p50"].as_f64().expect("tokens") - 100.0
+        told(&json, 0, "max_ms", "during") > 2.0 * json["tpot_ms"]["p50"].as_f64().expect("tokens") - 100.0
     );
 }
 
@@ -177,7 +173,7 @@ fn cost_of_memory_pressure_depends_on_residency() {
     for residency in ["os", "windowed", "managed"] {
         let (json, trace) = simulated(&home("memory-step"), &["--residency", residency], folder.path());
         let total = trace.header.devices[1].memory_total as f64;
-        let more = told(&json, 0, "pressure", "beside") - told(&json, 0, "pressure", "before");
+        let more = told(&json, 0, "pressure", "during") - told(&json, 0, "pressure", "before");
         assert!(near(more, Bytes::mib(1024).as_f64() / total, 0.001), "1 GiB of {total} bytes are {more}");
         let (before, after) = (told(&json, 0, "tpot_ms", "before"), told(&json, 0, "tpot_ms", "after"));
         // A managed device needs a few tokens to take back what it gave up.
@@ -188,14 +184,14 @@ fn cost_of_memory_pressure_depends_on_residency() {
         let part = read(&trace, 1, 11, 13) / share as f64;
         println!(
             "{residency}: reads {part} of its share, {} ms a token",
-            told(&json, 0, "tpot_ms", "beside")
+            told(&json, 0, "tpot_ms", "during")
         );
         if residency == "managed" {
             assert!(part < 0.35, "it keeps most: {part}");
         } else {
             assert!((0.98..1.05).contains(&part), "{residency} reads all of it again: {part}");
         }
-        times.push(told(&json, 0, "tpot_ms", "beside"));
+        times.push(told(&json, 0, "tpot_ms", "during"));
     }
     assert!(times[2] < 0.6 * times[0] && times[2] < 0.6 * times[1], "{times:?}");
 }
@@ -209,19 +205,19 @@ fn short_stall_loses_no_device() {
     let folder = tempfile::tempdir().expect("a folder");
     let (json, _) = simulated(&home("wi-fi-stalls"), &[], folder.path());
     let (quiet, _) = simulated(&quiet("wi-fi-stalls", folder.path()), &[], folder.path());
-    assert_eq!(json["happenings"].as_array().map(Vec::len), Some(1), "no device was missed");
+    assert_eq!(json["run_events"].as_array().map(Vec::len), Some(1), "no device was missed");
     let usual = quiet["tpot_ms"]["mean"].as_f64().expect("tokens");
     let head = quiet["devices"][0]["busy_ms"].as_f64().expect("busy");
     // What the head computes before its first message is done while the link stands still.
-    let longest = told(&json, 0, "longest_ms", "beside");
+    let longest = told(&json, 0, "max_ms", "during");
     assert!(
         (1500.0 + usual - head..1500.0 + usual + 3.0).contains(&longest),
         "{longest} ms, {usual} usually"
     );
     let count = 23.0;
-    let more = json["terms_ms"]["air"]
+    let more = json["terms_ms"]["network"]
         .as_f64()
-        .zip(quiet["terms_ms"]["air"].as_f64())
+        .zip(quiet["terms_ms"]["network"].as_f64())
         .map(|(with, without)| with - without);
     assert!(
         more.is_some_and(|more| near(more * count, longest - usual + 0.5 * head, 0.02)),

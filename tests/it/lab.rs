@@ -49,7 +49,7 @@ fn check(folder: &Path, result: &serde_json::Value) {
         let tpot = run["tpot_ms"]["mean"].as_f64().expect("a time");
         assert!(tpot > 0.0 && run["ttft_ms"].as_f64().expect("a time") > 0.0);
         let terms = &run["terms_ms"];
-        let sum: f64 = ["cpu", "gpu", "memory", "demand_disk", "air", "queue", "bubble"]
+        let sum: f64 = ["cpu", "gpu", "memory", "demand_disk", "network", "queue", "bubble"]
             .iter()
             .map(|term| terms[term].as_f64().expect("a term"))
             .sum();

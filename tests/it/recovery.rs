@@ -16,7 +16,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use hearth_schema::Trace;
-use hearth_schema::happenings::Sort;
+use hearth_schema::run_events::RunEventKind;
 use hearth_schema::trace::Outcome;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -262,9 +262,9 @@ fn recovery_is_in_the_trace_and_its_plan_is_written() {
     let seen = watch(&arguments, 20, || second.kill());
     assert_eq!(seen.tokens.len(), 60, "{}", seen.said);
     let trace = Trace::read(&mut fs::read(&trace).expect("a trace").as_slice()).expect("a trace");
-    let sorts: Vec<Sort> = trace.happenings.iter().map(|it| it.sort).collect();
-    assert_eq!((trace.outcome, sorts), (Outcome::Ok, vec![Sort::Silent, Sort::Replanned]));
-    let renewed = &trace.happenings[1];
+    let kinds: Vec<RunEventKind> = trace.run_events.iter().map(|it| it.kind).collect();
+    assert_eq!((trace.outcome, kinds), (Outcome::Ok, vec![RunEventKind::Silent, RunEventKind::Replanned]));
+    let renewed = &trace.run_events[1];
     assert_eq!(renewed.device.as_deref(), Some("d2"));
     assert!(renewed.end.is_some() && renewed.what.starts_with("d0 3, d1 1; "), "{}", renewed.what);
     let text = fs::read_to_string(folder.path().join("run.plan-1.yaml")).expect("the new plan");
@@ -291,7 +291,9 @@ fn failed_run_keeps_its_tokens() {
     assert!(seen.said.contains(&format!("after token {} of 400", seen.tokens.len())), "{}", seen.said);
     let trace = Trace::read(&mut fs::read(&trace).expect("a trace").as_slice()).expect("a trace");
     assert_eq!(trace.outcome, Outcome::Killed);
-    assert!(trace.passes.len() >= 20 && trace.happenings.iter().any(|it| it.sort == Sort::NotReplanned));
+    assert!(
+        trace.passes.len() >= 20 && trace.run_events.iter().any(|it| it.kind == RunEventKind::NotReplanned)
+    );
 }
 
 #[test]
@@ -345,7 +347,7 @@ fn suspended_head_loses_no_worker() {
     assert_eq!(10 + lines.filter(|line| token(line).is_some()).count(), 60);
     assert!(head.wait().expect("the head ends").success());
     let trace = Trace::read(&mut fs::read(&trace).expect("a trace").as_slice()).expect("a trace");
-    assert_eq!((trace.outcome, trace.happenings), (Outcome::Ok, vec![]));
+    assert_eq!((trace.outcome, trace.run_events), (Outcome::Ok, vec![]));
 }
 
 #[test]
@@ -410,7 +412,8 @@ fn scenario_planner_replans_during_a_run() {
     assert_eq!(seen.tokens.len(), 60, "{}", seen.said);
     let trace = Trace::read(&mut fs::read(&trace).expect("a trace").as_slice()).expect("a trace");
     assert_eq!(trace.outcome, Outcome::Ok);
-    let renewed = trace.happenings.iter().find(|it| it.sort == Sort::Replanned).expect("another plan");
+    let renewed =
+        trace.run_events.iter().find(|it| it.kind == RunEventKind::Replanned).expect("another plan");
     // The scenario's strategy gives both the same; spreading would have left the head most.
     assert!(renewed.what.starts_with("d0 4, d1 4; "), "{}", renewed.what);
     let renewed = fs::read_to_string(folder.path().join("run.plan-1.yaml")).expect("the new plan");

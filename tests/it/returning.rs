@@ -16,7 +16,7 @@ use hearth_ring::{Key, Listener, LocalModel, Network, Request, Ring, RingError, 
 use hearth_runtime::{Sampler, SamplerOptions, Tokenizer};
 use hearth_schema::Plan;
 use hearth_schema::Trace;
-use hearth_schema::happenings::Sort;
+use hearth_schema::run_events::RunEventKind;
 use hearth_schema::trace::Kind;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
@@ -105,7 +105,7 @@ pub fn members(trace: &Trace) -> Vec<String> {
 
 /// Who was missed during a request.
 fn missed(trace: &Trace) -> Vec<&str> {
-    let silent = trace.happenings.iter().filter(|it| it.sort == Sort::Silent);
+    let silent = trace.run_events.iter().filter(|it| it.kind == RunEventKind::Silent);
     silent.filter_map(|it| it.device.as_deref()).collect()
 }
 
@@ -158,14 +158,15 @@ fn leaves_and_returns<N: Network>(
     assert_eq!(seen.tokens, expected, "{}", seen.said);
     let trace = trace.expect("a trace");
     assert_eq!(missed(&trace), ["d2"]);
-    let without = trace.happenings.iter().find(|it| it.sort == Sort::Replanned).expect("another plan");
+    let without =
+        trace.run_events.iter().find(|it| it.kind == RunEventKind::Replanned).expect("another plan");
     assert!(without.what.starts_with("d0 ") && !without.what.contains("d2"), "{}", without.what);
     mend();
     let (after, trace) = session.ask(8, Duration::ZERO, |_| {});
     assert_eq!(after.tokens, expected[..8], "{}", after.said);
     let trace = trace.expect("a trace");
     assert_eq!(members(&trace), everybody, "{}", after.said);
-    assert_eq!(trace.happenings, [], "it was there from the beginning");
+    assert_eq!(trace.run_events, [], "it was there from the beginning");
 }
 
 #[test]

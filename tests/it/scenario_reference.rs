@@ -10,7 +10,7 @@ use hearth_profiles::device::soc::{
 };
 use hearth_profiles::device::{Cpu, Disk, Gpu, Memory, Quota, Reclaim, Transfer};
 use hearth_profiles::link::PeerLink;
-use hearth_profiles::link::air::{Air, Channel, Delay, Stall, Tcp};
+use hearth_profiles::link::wifi::{Delay, Stall, Tcp, Wifi, WifiChannel};
 use hearth_profiles::{Device, Document, Link, Seconds, Sourced};
 use hearth_schema::Scenario;
 use hearth_schema::events::Event;
@@ -55,8 +55,8 @@ fn scenario_reference_names_every_key() {
         keys::<Load>(),
         keys::<Taken>(),
         keys::<Swap>(),
-        keys::<Air>(),
-        keys::<Channel>(),
+        keys::<Wifi>(),
+        keys::<WifiChannel>(),
         keys::<Delay>(),
         keys::<Stall>(),
         keys::<Tcp>(),

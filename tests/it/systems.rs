@@ -55,7 +55,7 @@ fn run_and_lint_agree_on_memory() {
         let short =
             found.as_array().expect("a list").iter().filter(|it| it["code"] == "memory-exceeded").count();
         let run = json(&["simulate", &scenario, "--strategy", strategy, "--json"]);
-        assert_eq!(run["short_of_memory"].as_array().map(Vec::len), Some(short), "{strategy}");
+        assert_eq!(run["memory_shortages"].as_array().map(Vec::len), Some(short), "{strategy}");
         let ignoring = json(&["simulate", &scenario, "--strategy", strategy, "--ignore-memory", "--json"]);
         assert_eq!(ignoring["outcome"], "ok");
     }

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use hearth_core::Cluster;
 use hearth_core::LinkTable;
 use hearth_core::Member;
+use hearth_profiles::document::Deprecation;
 use hearth_profiles::gguf::GgufModel;
 use hearth_profiles::model::{ModelDocument, ModelProfile, shipped, shipped_names};
 use hearth_profiles::{Device, Document, device};
@@ -75,6 +76,8 @@ pub struct LoadedScenario {
     pub origin: Origin,
     /// The first line of the document's comment, which says what it is for.
     pub question: String,
+    /// Old keys that the document uses.
+    pub deprecations: Vec<Deprecation>,
     /// Its file; the document's paths are relative to its folder.
     path: PathBuf,
     resolver: &'static dyn Resolver,
@@ -82,7 +85,9 @@ pub struct LoadedScenario {
 
 impl LoadedScenario {
     pub fn read(path: &Path, resolver: &'static dyn Resolver) -> Result<Self, Error> {
-        Self::parse(&read_text(path)?, path, resolver)
+        let text = read_text(path)?;
+        let loaded = Self::parse(&text, path, resolver)?;
+        Ok(Self { deprecations: Scenario::deprecations(&text), ..loaded })
     }
 
     /// Parses the text of a scenario as if it were in the file `path`.
@@ -91,7 +96,8 @@ impl LoadedScenario {
         let origin = Origin { name: scenario.name.clone(), digest: hearth_schema::digest::of(text) };
         let path = path.to_path_buf();
         let first = text.lines().find_map(|line| line.strip_prefix("# "));
-        Ok(Self { scenario, origin, question: first.unwrap_or_default().trim().to_owned(), path, resolver })
+        let question = first.unwrap_or_default().trim().to_owned();
+        Ok(Self { scenario, origin, question, deprecations: Vec::new(), path, resolver })
     }
 
     /// Sets how many tokens are generated, within the context.
@@ -230,7 +236,7 @@ impl LoadedScenario {
     #[must_use]
     pub fn with(&self, scenario: Scenario) -> Self {
         let (origin, question, path) = (self.origin.clone(), self.question.clone(), self.path.clone());
-        Self { scenario, origin, question, path, resolver: self.resolver }
+        Self { scenario, origin, question, deprecations: Vec::new(), path, resolver: self.resolver }
     }
 
     fn model(&self, model: &ModelRef) -> Result<ModelProfile, Error> {

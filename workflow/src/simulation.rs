@@ -2,7 +2,7 @@
 
 use hearth_core::Cluster;
 use hearth_core::schedule::ScheduleError;
-use hearth_core::soc::SocNumbers;
+use hearth_core::soc::SocMetrics;
 use hearth_profiles::Bytes;
 use hearth_schema::Plan;
 use hearth_schema::Scenario;
@@ -60,8 +60,8 @@ pub fn runs_on_one_soc(cluster: &Cluster, plan: &Plan) -> bool {
 }
 
 /// The SoC numbers of a trace, if one SoC runs the whole plan.
-pub fn soc_numbers(cluster: &Cluster, plan: &Plan, trace: &Trace) -> Option<SocNumbers> {
+pub fn soc_numbers(cluster: &Cluster, plan: &Plan, trace: &Trace) -> Option<SocMetrics> {
     let [planned] = &plan.devices[..] else { return None };
     let soc = cluster.member(&planned.name)?.device.soc.as_ref()?;
-    SocNumbers::of(trace, soc, soc.usual.strategy)
+    SocMetrics::of(trace, soc, soc.usual.strategy)
 }

@@ -1,34 +1,35 @@
 //! How sure is a mean over the tokens of one run?
 //!
 //! Batch means: neighbouring tokens resemble each other (a page cache that fills, a network that has a bad minute), so
-//! that their times are no independent draws. The turns are cut into stretches of equal length, whose means hardly
+//! that their times are no independent draws. The steps are cut into batches of equal length, whose means hardly
 //! depend on each other, and Student's t gives the interval that holds the mean of an endless run in 95 of 100 cases.
 //!
-//! Deviation: with fewer than two turns a stretch there are as many stretches as turns, because a run of ten tokens has
+//! Deviation: with fewer than two steps a batch there are as many batches as steps, because a run of ten tokens has
 //! an interval too; it is too narrow where tokens resemble each other.
 //!
 //! Not here: how a prediction moves with the parameters of devices and links (`hearth simulate --draws`).
 
 use serde::{Deserialize, Serialize};
 
-use super::outputs::Outputs;
-use super::{Terms, group, millis, turn_terms};
+use super::token_times::TokenTimes;
+use super::{Terms, group, millis, step_terms};
 use hearth_schema::trace::Trace;
 
-/// The most stretches.
+/// The most batches.
 /// source: Schmeiser, "Batch size effects in the analysis of simulation output", Operations Research 30(3), 1982: more
 /// than 30 gain nothing, 10 lose little
-const STRETCHES: usize = 10;
+const MAX_BATCHES: usize = 10;
 
 /// Student's t with 1 to 9 degrees of freedom, of which 2.5 % lie above.
 /// source: the table of the distribution
-const STUDENT: [f64; STRETCHES - 1] = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262];
+const STUDENT: [f64; MAX_BATCHES - 1] = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262];
 
 /// Half the widths of the intervals around the means of a run, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Intervals {
     /// Stretches that the tokens were cut into.
-    pub stretches: usize,
+    #[serde(alias = "stretches")]
+    pub batches: usize,
     /// Of the time per token.
     pub tpot: f64,
     /// Of its terms; nothing is said of hidden disk time.
@@ -36,29 +37,29 @@ pub struct Intervals {
 }
 
 impl Intervals {
-    /// Those of a trace; none with fewer than two turns after the first.
+    /// Those of a trace; none with fewer than two steps after the first.
     pub fn of(trace: &Trace) -> Option<Self> {
         let by_pass = group(&trace.records);
-        let outputs = Outputs::grouped(trace, &by_pass);
-        let stretches = outputs.turns.len().min(STRETCHES);
-        let student = *STUDENT.get(stretches.checked_sub(2)?)?;
-        // The mean time per token of each stretch, whole and by terms.
-        let mut times = vec![(0.0, Terms::default(), 0.0); stretches];
-        for (place, turn) in outputs.turns.iter().enumerate() {
-            let (time, terms, tokens) = &mut times[place * stretches / outputs.turns.len()];
-            *time += millis(turn.duration());
-            *tokens += f64::from(turn.tokens());
-            super::add(terms, &turn_terms(trace, &by_pass, turn), 1);
+        let token_times = TokenTimes::grouped(trace, &by_pass);
+        let batches = token_times.decode_steps.len().min(MAX_BATCHES);
+        let student = *STUDENT.get(batches.checked_sub(2)?)?;
+        // The mean time per token of each batch, whole and by terms.
+        let mut times = vec![(0.0, Terms::default(), 0.0); batches];
+        for (place, step) in token_times.decode_steps.iter().enumerate() {
+            let (time, terms, tokens) = &mut times[place * batches / token_times.decode_steps.len()];
+            *time += millis(step.duration());
+            *tokens += f64::from(step.tokens());
+            super::add(terms, &step_terms(trace, &by_pass, step), 1);
         }
         let half = |of: &dyn Fn(&(f64, Terms, f64)) -> f64| {
-            let means: Vec<f64> = times.iter().map(|stretch| of(stretch) / stretch.2).collect();
-            student * deviation(&means) / (stretches as f64).sqrt()
+            let means: Vec<f64> = times.iter().map(|batch| of(batch) / batch.2).collect();
+            student * deviation(&means) / (batches as f64).sqrt()
         };
         let mut terms = [0.0; 7];
         for (place, term) in terms.iter_mut().enumerate() {
-            *term = half(&|stretch| stretch.1.rows()[place].1);
+            *term = half(&|batch| batch.1.rows()[place].1);
         }
-        Some(Self { stretches, tpot: half(&|stretch| stretch.0), terms })
+        Some(Self { batches, tpot: half(&|batch| batch.0), terms })
     }
 }
 
@@ -94,7 +95,7 @@ mod tests {
     #[test]
     fn a_steady_run_is_sure_of_its_mean() {
         let intervals = Intervals::of(&alone(&[(5, 2); 40])).expect("tokens");
-        assert_eq!(intervals, Intervals { stretches: 10, tpot: 0.0, terms: [0.0; 7] });
+        assert_eq!(intervals, Intervals { batches: 10, tpot: 0.0, terms: [0.0; 7] });
         assert_eq!(Intervals::of(&alone(&[(5, 2)])), None);
     }
 
@@ -113,7 +114,7 @@ mod tests {
         // Half of the run is slow: tokens as draws would say 2.02 * 2.02 / sqrt(40) = 0.65 ms.
         let slow: Vec<(u64, u64)> = (0..40).map(|token| (10, if token < 20 { 4 } else { 0 })).collect();
         let intervals = Intervals::of(&alone(&slow)).expect("tokens");
-        // Ten stretches, five of 14 and five of 10: 2.262 * sqrt(10 * 4 / 9) / sqrt(10) = 1.508.
+        // Ten batches, five of 14 and five of 10: 2.262 * sqrt(10 * 4 / 9) / sqrt(10) = 1.508.
         assert!((intervals.tpot - 1.508).abs() < 1e-3, "{intervals:?}");
     }
 }

@@ -3,7 +3,7 @@
 //! In a tensor-parallel run a token takes one block after another, each ended by an all-reduce. A block lasts, on the
 //! head's clock, from the end of the one before it to the head's last step with the block's number. Of this time the
 //! work of the device that was done last is that device's (`cpu`, `gpu`, `memory`, `demand_disk`, `queue`, as its
-//! steps have it), as far as it lies within; the rest is `air`: sums on their way, and waiting for them. So the terms
+//! steps have it), as far as it lies within; the rest is `network`: sums on their way, and waiting for them. So the terms
 //! add up to TPOT, and slow devices show as work. Who waited for whom is told by the devices' `busy_ms`.
 //!
 //! The steps of a simulated run are on one clock; no run of this kind is measured.
@@ -12,13 +12,13 @@
 
 use std::collections::BTreeMap;
 
-use super::outputs::Turn;
+use super::token_times::DecodeStep;
 use super::{ByPass, Terms, charge, is_work, millis};
 use hearth_schema::trace::Kind;
 use hearth_schema::trace::Record;
 
 /// The terms of one token, in milliseconds.
-pub(super) fn decompose(by_pass: &ByPass<'_>, token: &Turn, devices: usize) -> Terms {
+pub(super) fn decompose(by_pass: &ByPass<'_>, token: &DecodeStep, devices: usize) -> Terms {
     let mut terms = Terms::default();
     let none = Vec::new();
     let steps = |device: usize| by_pass.get(&(token.pass, device as u16)).unwrap_or(&none).iter().copied();
@@ -52,7 +52,7 @@ pub(super) fn decompose(by_pass: &ByPass<'_>, token: &Turn, devices: usize) -> T
         for record in last.into_iter().flatten() {
             inside += charge_inside(&mut terms, record, block);
         }
-        terms.air += (millis(block[1] - block[0]) - inside).max(0.0);
+        terms.network += (millis(block[1] - block[0]) - inside).max(0.0);
         from = block[1];
     }
     terms.queue += (millis(token.duration()) - terms.sum()).max(0.0);

@@ -8,7 +8,7 @@
 //! - `cpu`, `gpu`, `memory`: thread CPU time of computing steps, wall time of GPU steps, explicit
 //!   copies, on whichever device the token was at; drafting is computing on the head;
 //! - `demand_disk`: wall time of a CPU step less its CPU time, run-queue delay and copies;
-//! - `air`: from the head's `send` to its `receive`, less the time the message was with other devices
+//! - `network`: from the head's `send` to its `receive`, less the time the message was with other devices
 //!   by their own clocks (there is no shared clock);
 //! - `queue`: ready but not running: run-queue delay, and gaps between the steps of a device that holds
 //!   the token, as when it is at work on another sequence;
@@ -19,13 +19,13 @@
 //! `hidden_disk` is reading ahead, less what the computations of the same device waited beside it. It
 //! stands next to the sum, not in it.
 //!
-//! Not here: what came out when ([`outputs`]), how sure a mean is ([`intervals`]), and the numbers of several sequences
+//! Not here: what came out when ([`token_times`]), how sure a mean is ([`intervals`]), and the numbers of several sequences
 //! and of drafts ([`sequences`]).
 
-pub mod around;
+pub mod event_impact;
 pub mod intervals;
-pub mod outputs;
 pub mod sequences;
+pub mod token_times;
 
 mod lockstep;
 
@@ -33,10 +33,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use self::outputs::{First, Outputs, Turn};
 use self::sequences::{SequenceMetrics, SpeculationMetrics};
-use hearth_schema::happenings::Happening;
-use hearth_schema::happenings::Sort;
+use self::token_times::{DecodeStep, FirstToken, TokenTimes};
+use hearth_schema::run_events::RunEvent;
+use hearth_schema::run_events::RunEventKind;
 use hearth_schema::trace::Counter;
 use hearth_schema::trace::Kind;
 use hearth_schema::trace::MemoryKind;
@@ -68,7 +68,8 @@ pub struct Terms {
     /// Waiting for the disk inside computing steps.
     pub demand_disk: f64,
     /// Messages on their way.
-    pub air: f64,
+    #[serde(alias = "network")]
+    pub network: f64,
     /// Ready but not running.
     pub queue: f64,
     /// Waiting for the ring.
@@ -80,7 +81,7 @@ pub struct Terms {
 impl Terms {
     /// What sums to the mean TPOT, in milliseconds.
     pub fn sum(&self) -> f64 {
-        self.cpu + self.gpu + self.memory + self.demand_disk + self.air + self.queue + self.bubble
+        self.cpu + self.gpu + self.memory + self.demand_disk + self.network + self.queue + self.bubble
     }
 
     /// The terms with their names, in the order of a report's rows.
@@ -90,7 +91,7 @@ impl Terms {
             ("gpu", self.gpu),
             ("memory", self.memory),
             ("demand_disk", self.demand_disk),
-            ("air", self.air),
+            ("network", self.network),
             ("queue", self.queue),
             ("bubble", self.bubble),
         ]
@@ -121,7 +122,7 @@ pub struct DeviceMetrics {
 
 /// A device on which a run did not fit.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Short {
+pub struct DeviceShortage {
     /// Its name.
     pub device: String,
     /// Which of its memories.
@@ -138,8 +139,8 @@ pub struct Metrics {
     /// How it ended.
     pub outcome: Outcome,
     /// Devices whose memory the run exceeds; absent unless it ended so.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub short_of_memory: Vec<Short>,
+    #[serde(default, alias = "short_of_memory", skip_serializing_if = "Vec::is_empty")]
+    pub memory_shortages: Vec<DeviceShortage>,
     /// Time per output token after the first; absent when none followed the first.
     pub tpot_ms: Option<Spread>,
     /// Time to the first token, the mean over the sequences; absent when there was none.
@@ -176,24 +177,24 @@ pub fn compute(trace: &Trace) -> Metrics {
     let none = Vec::new();
     let head = |pass: u32| by_pass.get(&(pass, 0)).unwrap_or(&none).iter().copied();
     let begin = trace.passes.first().and_then(|pass| head(pass.index).map(|record| record.start).min());
-    let outputs = Outputs::grouped(trace, &by_pass);
+    let outputs = TokenTimes::grouped(trace, &by_pass);
     let tokens = outputs.tokens();
     let mut terms = Terms::default();
-    for turn in &outputs.turns {
-        add(&mut terms, &turn_terms(trace, &by_pass, turn), tokens);
+    for step in &outputs.decode_steps {
+        add(&mut terms, &step_terms(trace, &by_pass, step), tokens);
     }
     let devices = devices(trace, &outputs);
     terms.hidden_disk = devices.iter().map(|device| device.hidden_disk_ms).fold(0.0, |sum, ms| sum + ms);
-    let tpot = spread(&outputs.turns);
+    let tpot = spread(&outputs.decode_steps);
     let mean = tpot.map(|tpot| tpot.mean);
     let to_first = |begin: u64| {
-        let times = outputs.first.iter().map(|first| millis(first.end.saturating_sub(begin)));
+        let times = outputs.first_tokens.iter().map(|first| millis(first.end.saturating_sub(begin)));
         let sum = times.fold(0.0, |sum, ms| sum + ms);
-        (!outputs.first.is_empty()).then(|| sum / outputs.first.len() as f64)
+        (!outputs.first_tokens.is_empty()).then(|| sum / outputs.first_tokens.len() as f64)
     };
     Metrics {
         outcome: trace.outcome,
-        short_of_memory: short(trace),
+        memory_shortages: short(trace),
         tpot_ms: tpot,
         ttft_ms: begin.and_then(to_first),
         tokens_per_s: mean.and_then(|mean| sequences::rate(&outputs, mean)),
@@ -205,21 +206,21 @@ pub fn compute(trace: &Trace) -> Metrics {
     }
 }
 
-/// The terms of one turn, in milliseconds, as the kind of the plan has them.
-fn turn_terms(trace: &Trace, by_pass: &ByPass<'_>, turn: &Turn) -> Terms {
+/// The terms of one step, in milliseconds, as the kind of the plan has them.
+fn step_terms(trace: &Trace, by_pass: &ByPass<'_>, step: &DecodeStep) -> Terms {
     let devices = trace.header.devices.len();
     if trace.header.kind.is_ring() {
-        decompose(by_pass, turn, devices)
+        decompose(by_pass, step, devices)
     } else {
-        lockstep::decompose(by_pass, turn, devices)
+        lockstep::decompose(by_pass, step, devices)
     }
 }
 
 /// What the steps of each device took of the mean token, in the header's order, in milliseconds: its share of `cpu`, `gpu`,
 /// `memory` and `demand_disk`, and of `queue` what it waited for a processor within its steps.
 pub fn device_terms(trace: &Trace) -> Vec<Terms> {
-    let outputs = Outputs::of(trace);
-    let passes: BTreeSet<u32> = outputs.turns.iter().map(|turn| turn.pass).collect();
+    let outputs = TokenTimes::of(trace);
+    let passes: BTreeSet<u32> = outputs.decode_steps.iter().map(|step| step.pass).collect();
     let mut sums = vec![Terms::default(); trace.header.devices.len()];
     for record in trace.records.iter().filter(|record| is_work(record) && passes.contains(&record.pass)) {
         if let Some(sum) = sums.get_mut(usize::from(record.device)) {
@@ -234,9 +235,9 @@ pub fn device_terms(trace: &Trace) -> Vec<Terms> {
     sums.iter().map(mean).collect()
 }
 
-fn short(trace: &Trace) -> Vec<Short> {
+fn short(trace: &Trace) -> Vec<DeviceShortage> {
     let name = |device: u16| trace.header.devices.get(usize::from(device)).map(|device| device.name.clone());
-    let named = |shortage: &hearth_schema::trace::Shortage| Short {
+    let named = |shortage: &hearth_schema::trace::Shortage| DeviceShortage {
         device: name(shortage.device).unwrap_or_default(),
         memory: shortage.memory,
         needed_bytes: shortage.needed,
@@ -259,12 +260,12 @@ fn millis(nanos: u64) -> f64 {
     nanos as f64 * 1e-6
 }
 
-/// Over the tokens, of which those of one turn share its time.
-fn spread(turns: &[Turn]) -> Option<Spread> {
+/// Over the tokens, of which those of one step share its time.
+fn spread(steps: &[DecodeStep]) -> Option<Spread> {
     let mut sorted: Vec<(f64, u64)> =
-        turns.iter().map(|turn| (turn.pace(), u64::from(turn.tokens()))).collect();
+        steps.iter().map(|step| (step.ms_per_token(), u64::from(step.tokens()))).collect();
     let count: u64 = sorted.iter().map(|(_, tokens)| tokens).sum();
-    let time = turns.iter().map(|turn| millis(turn.duration())).fold(0.0, |sum, ms| sum + ms);
+    let time = steps.iter().map(|step| millis(step.duration())).fold(0.0, |sum, ms| sum + ms);
     sorted.sort_unstable_by(|left, right| left.0.total_cmp(&right.0));
     let rank = |share: f64| {
         let wanted = ((share * count as f64).ceil() as u64).clamp(1, count);
@@ -306,8 +307,8 @@ fn charge(terms: &mut Terms, record: &Record) {
     terms.demand_disk += wall - cpu - queue - copy;
 }
 
-/// The terms of one turn, in milliseconds.
-fn decompose(by_pass: &ByPass<'_>, token: &Turn, devices: usize) -> Terms {
+/// The terms of one step, in milliseconds.
+fn decompose(by_pass: &ByPass<'_>, token: &DecodeStep, devices: usize) -> Terms {
     let mut terms = Terms::default();
     let none = Vec::new();
     let head = by_pass.get(&(token.pass, 0)).unwrap_or(&none);
@@ -331,7 +332,7 @@ fn decompose(by_pass: &ByPass<'_>, token: &Turn, devices: usize) -> Terms {
             let visit = visit.iter().copied().filter(|record| record.round == sent.round);
             away += charge_visit(&mut terms, visit);
         }
-        terms.air += leg - away;
+        terms.network += leg - away;
     }
     // Whatever came between two tokens was the ring's: it was without a device, or computed tokens again.
     let begun = head.iter().map(|record| record.start).min().filter(|_| token.interrupted);
@@ -367,19 +368,19 @@ fn add(total: &mut Terms, one: &Terms, count: usize) {
     total.gpu += one.gpu * share;
     total.memory += one.memory * share;
     total.demand_disk += one.demand_disk * share;
-    total.air += one.air * share;
+    total.network += one.network * share;
     total.queue += one.queue * share;
     total.bubble += one.bubble * share;
 }
 
-fn devices(trace: &Trace, outputs: &Outputs) -> Vec<DeviceMetrics> {
-    let turns = &outputs.turns;
-    let last = turns.last().map(|turn| turn.pass);
+fn devices(trace: &Trace, outputs: &TokenTimes) -> Vec<DeviceMetrics> {
+    let steps = &outputs.decode_steps;
+    let last = steps.last().map(|step| step.pass);
     let count = outputs.tokens().max(1) as f64;
     // What is read once all prompts are through belongs to the tokens that follow.
-    let prompt = outputs.first.last().map(|first: &First| first.pass);
-    let after = turns.iter().filter(|turn| prompt.is_none_or(|prompt| turn.pass > prompt));
-    let read_for: u64 = after.map(|turn| u64::from(turn.tokens())).sum();
+    let prompt = outputs.first_tokens.last().map(|first: &FirstToken| first.pass);
+    let after = steps.iter().filter(|step| prompt.is_none_or(|prompt| step.pass > prompt));
+    let read_for: u64 = after.map(|step| u64::from(step.tokens())).sum();
     trace
         .header
         .devices
@@ -388,7 +389,7 @@ fn devices(trace: &Trace, outputs: &Outputs) -> Vec<DeviceMetrics> {
         .map(|(index, device)| {
             let index = index as u16;
             let mine = |record: &&Record| {
-                record.device == index && turns.binary_search_by_key(&record.pass, |turn| turn.pass).is_ok()
+                record.device == index && steps.binary_search_by_key(&record.pass, |step| step.pass).is_ok()
             };
             let work: Vec<&Record> =
                 trace.records.iter().filter(mine).filter(|record| is_work(record)).collect();
@@ -430,8 +431,8 @@ fn devices(trace: &Trace, outputs: &Outputs) -> Vec<DeviceMetrics> {
 /// Whether a device was missed and left nothing behind.
 fn is_lost(trace: &Trace, index: u16) -> bool {
     let name = trace.header.devices.get(usize::from(index)).map(|device| device.name.as_str());
-    let missed = |it: &Happening| it.sort == Sort::Silent && it.device.as_deref() == name;
-    trace.happenings.iter().any(missed)
+    let missed = |it: &RunEvent| it.kind == RunEventKind::Silent && it.device.as_deref() == name;
+    trace.run_events.iter().any(missed)
         && !trace.records.iter().any(|record| record.device == index)
         && !trace.readings.iter().any(|reading| reading.device == index)
 }

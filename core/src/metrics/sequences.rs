@@ -12,7 +12,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{ByPass, Outputs, Turn, millis};
+use super::{ByPass, DecodeStep, TokenTimes, millis};
 use hearth_schema::trace::Kind;
 
 /// The numbers of one sequence of several.
@@ -48,12 +48,12 @@ pub struct SpeculationMetrics {
 }
 
 /// Each sequence's numbers, if there are several.
-pub(super) fn sequences(outputs: &Outputs, begin: Option<u64>) -> Vec<SequenceMetrics> {
-    let Some(begin) = begin.filter(|_| outputs.first.len() > 1) else { return Vec::new() };
-    let one = |first: &super::First| {
-        let turns = outputs.turns.iter().filter(|turn| turn.sequence == first.sequence);
-        let (time, tokens) = turns.fold((0.0, 0), |(time, tokens), turn| {
-            (time + millis(turn.duration()), tokens + u64::from(turn.tokens()))
+pub(super) fn sequences(outputs: &TokenTimes, begin: Option<u64>) -> Vec<SequenceMetrics> {
+    let Some(begin) = begin.filter(|_| outputs.first_tokens.len() > 1) else { return Vec::new() };
+    let one = |first: &super::FirstToken| {
+        let steps = outputs.decode_steps.iter().filter(|step| step.sequence == first.sequence);
+        let (time, tokens) = steps.fold((0.0, 0), |(time, tokens), step| {
+            (time + millis(step.duration()), tokens + u64::from(step.tokens()))
         });
         SequenceMetrics {
             sequence: first.sequence,
@@ -62,16 +62,16 @@ pub(super) fn sequences(outputs: &Outputs, begin: Option<u64>) -> Vec<SequenceMe
             tpot_ms: (tokens > 0).then(|| time / tokens as f64),
         }
     };
-    outputs.first.iter().map(one).collect()
+    outputs.first_tokens.iter().map(one).collect()
 }
 
 /// Tokens a second of all sequences together; with one it is the inverse of its mean time per token.
-pub(super) fn rate(outputs: &Outputs, mean_ms: f64) -> Option<f64> {
-    let ends = outputs.first.iter().map(|first| first.end);
+pub(super) fn rate(outputs: &TokenTimes, mean_ms: f64) -> Option<f64> {
+    let ends = outputs.first_tokens.iter().map(|first| first.end);
     let from = ends.clone().min()?;
-    let until = ends.chain(outputs.turns.iter().map(|turn| turn.end)).max()?;
+    let until = ends.chain(outputs.decode_steps.iter().map(|step| step.end)).max()?;
     let span = millis(until.saturating_sub(from));
-    let (tokens, span) = match outputs.first.len() {
+    let (tokens, span) = match outputs.first_tokens.len() {
         1 => (1, mean_ms),
         several => (outputs.tokens() + several - 1, span),
     };
@@ -80,22 +80,23 @@ pub(super) fn rate(outputs: &Outputs, mean_ms: f64) -> Option<f64> {
 
 /// What drafting brought, if there were drafts. `mean_ms` is the mean time per token.
 pub(super) fn speculation(
-    outputs: &Outputs,
+    outputs: &TokenTimes,
     by_pass: &ByPass<'_>,
     mean_ms: Option<f64>,
 ) -> Option<SpeculationMetrics> {
-    let with_drafts = || outputs.turns.iter().filter(|turn| turn.drafted > 0);
-    let sum = |count: fn(&Turn) -> u32| with_drafts().map(|turn| u64::from(count(turn))).sum::<u64>();
+    let with_drafts = || outputs.decode_steps.iter().filter(|step| step.drafted > 0);
+    let sum = |count: fn(&DecodeStep) -> u32| with_drafts().map(|step| u64::from(count(step))).sum::<u64>();
     let steps = with_drafts().count() as u64;
     let mean_ms = mean_ms.filter(|_| steps > 0)?;
-    let (drafted, accepted) = (sum(|turn| turn.drafted), sum(|turn| turn.accepted));
-    let looked_at = sum(|turn| turn.drafted.min(turn.accepted + 1));
-    let drafting = |turn: &Turn| {
-        let records = by_pass.get(&(turn.pass, 0)).into_iter().flatten();
+    let (drafted, accepted) = (sum(|step| step.drafted), sum(|step| step.accepted));
+    let looked_at = sum(|step| step.drafted.min(step.accepted + 1));
+    let drafting = |step: &DecodeStep| {
+        let records = by_pass.get(&(step.pass, 0)).into_iter().flatten();
         let drafts = records.filter(|record| record.kind == Kind::Draft);
         drafts.map(|record| millis(record.duration())).fold(0.0, |sum, ms| sum + ms)
     };
-    let draft_ms = outputs.turns.iter().map(drafting).fold(0.0, |sum, ms| sum + ms) / outputs.tokens() as f64;
+    let draft_ms =
+        outputs.decode_steps.iter().map(drafting).fold(0.0, |sum, ms| sum + ms) / outputs.tokens() as f64;
     Some(SpeculationMetrics {
         steps,
         tokens_per_step: (accepted + steps) as f64 / steps as f64,

@@ -66,7 +66,7 @@ pub fn trace() -> Trace {
         ],
         readings: vec![reading(0, 500), reading(1, 1500)],
         shortages: vec![],
-        happenings: vec![],
+        run_events: vec![],
         outcome: Outcome::Ok,
     }
 }
@@ -81,7 +81,7 @@ fn the_terms_sum_to_the_token_time() {
     assert_eq!(terms.cpu, 12.0 + 30.0 + 10.0);
     assert_eq!(terms.demand_disk, 8.0);
     // The message was away 160 - 121 = 39 ms, of these with the worker 5156 - 5125 = 31 ms.
-    assert_eq!(terms.air, 8.0);
+    assert_eq!(terms.network, 8.0);
     // 1 ms before the head began, 1 ms before the worker did.
     assert_eq!(terms.queue, 2.0);
     assert_eq!(terms.bubble, 0.0);
@@ -188,15 +188,15 @@ fn the_terms_of_the_devices_are_those_of_their_steps() {
 #[test]
 fn a_device_that_left_nothing_behind_is_unknown_and_not_idle() {
     let mut trace = trace();
-    let silent = Happening {
-        sort: Sort::Silent,
+    let silent = RunEvent {
+        kind: RunEventKind::Silent,
         device: Some("worker".into()),
         start: 0,
         end: Some(1),
         what: String::new(),
         plan: None,
     };
-    trace.happenings = vec![silent];
+    trace.run_events = vec![silent];
     let before = compute(&trace);
     assert!(
         !before.devices[1].trace_lost && before.bytes_read_per_token().is_some(),

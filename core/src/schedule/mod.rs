@@ -40,7 +40,7 @@ pub use generation::{Generation, GenerationError, passes};
 /// Weights that are read as one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Part {
+pub enum ModelPart {
     /// These layers.
     Layers(Range<u32>),
     /// The output norm and head.
@@ -100,7 +100,7 @@ pub enum Step {
     /// Begin to read a part ahead of its turn, while the device goes on.
     Prefetch {
         /// What.
-        part: Part,
+        part: ModelPart,
         /// In which pass it is asked for.
         pass: Pass,
         /// With which round's window.
@@ -109,7 +109,7 @@ pub enum Step {
     /// Give up a part that has been used; under managed residency, what of it is not kept.
     Release {
         /// What.
-        part: Part,
+        part: ModelPart,
         /// After which pass.
         pass: Pass,
         /// After which round's window.
@@ -252,7 +252,7 @@ pub struct Schedule {
     /// device saw the sequence first is not its to check.
     held: BTreeMap<u32, u32>,
     /// What is to be read ahead of its turn, and has not been used since.
-    expected: Option<Part>,
+    expected: Option<ModelPart>,
     /// Earlier passes were given up with an earlier plan.
     first_pass: u32,
 }
@@ -363,7 +363,7 @@ impl Schedule {
         loop {
             let (window, gpu) =
                 (self.plan.window(self.device, round), self.plan.gpu_window(self.device, round));
-            self.expect(Part::Layers(window.clone()), pass, round, steps);
+            self.expect(ModelPart::Layers(window.clone()), pass, round, steps);
             if self.manages() {
                 self.prefetch_after(pass, round, steps);
             }
@@ -401,24 +401,24 @@ impl Schedule {
         self.under_way.remove(&pass.index);
         let (first, round) = (self.plan.windows(self.device).into_iter().next(), self.plan.rounds);
         if pass.output {
-            self.expect(Part::Output, pass, round, steps);
+            self.expect(ModelPart::Output, pass, round, steps);
         }
         if self.manages() {
-            self.prefetch(first.clone().map(Part::Layers), pass, round, steps);
+            self.prefetch(first.clone().map(ModelPart::Layers), pass, round, steps);
         }
         if pass.output {
             steps.push(Step::Output { pass, processor: self.plan.output });
-            self.release(Part::Output, pass, round, steps);
+            self.release(ModelPart::Output, pass, round, steps);
         }
         if !self.manages() {
-            self.prefetch(first.map(Part::Layers), pass, round, steps);
+            self.prefetch(first.map(ModelPart::Layers), pass, round, steps);
         }
     }
 
     /// The window is done with, and the activations are on their way.
     fn after_window(&mut self, window: Range<u32>, pass: Pass, round: u32, steps: &mut Vec<Step>) {
         if !window.is_empty() {
-            self.release(Part::Layers(window), pass, round, steps);
+            self.release(ModelPart::Layers(window), pass, round, steps);
         }
         if !self.manages() {
             self.prefetch_after(pass, round, steps);
@@ -432,14 +432,14 @@ impl Schedule {
             .map(|later| self.plan.window(self.device, later))
             .find(|window| !window.is_empty());
         let part = match following {
-            Some(window) => Some(Part::Layers(window)),
-            None if self.device == 0 && pass.output => Some(Part::Output),
-            None => self.plan.windows(self.device).into_iter().next().map(Part::Layers),
+            Some(window) => Some(ModelPart::Layers(window)),
+            None if self.device == 0 && pass.output => Some(ModelPart::Output),
+            None => self.plan.windows(self.device).into_iter().next().map(ModelPart::Layers),
         };
         self.prefetch(part, pass, round, steps);
     }
 
-    fn prefetch(&mut self, part: Option<Part>, pass: Pass, round: u32, steps: &mut Vec<Step>) {
+    fn prefetch(&mut self, part: Option<ModelPart>, pass: Pass, round: u32, steps: &mut Vec<Step>) {
         let part = part.and_then(|part| on_cpu(&self.plan, self.device, part));
         if let Some(part) = part.filter(|_| self.plan.devices[self.device].residency.prefetches())
             && self.expected.as_ref() != Some(&part)
@@ -450,7 +450,7 @@ impl Schedule {
     }
 
     /// A part is about to be used. Under managed residency it is asked for, unless it was what came next.
-    fn expect(&mut self, part: Part, pass: Pass, round: u32, steps: &mut Vec<Step>) {
+    fn expect(&mut self, part: ModelPart, pass: Pass, round: u32, steps: &mut Vec<Step>) {
         let Some(part) = on_cpu(&self.plan, self.device, part) else { return };
         if self.expected.as_ref() != Some(&part) && self.manages() {
             self.prefetch(Some(part), pass, round, steps);
@@ -458,7 +458,7 @@ impl Schedule {
         self.expected = None;
     }
 
-    fn release(&self, part: Part, pass: Pass, round: u32, steps: &mut Vec<Step>) {
+    fn release(&self, part: ModelPart, pass: Pass, round: u32, steps: &mut Vec<Step>) {
         let part = on_cpu(&self.plan, self.device, part);
         if let Some(part) = part.filter(|_| self.plan.devices[self.device].residency.releases()) {
             steps.push(Step::Release { part, pass, round });
@@ -528,25 +528,25 @@ fn is_visited(plan: &Plan, device: usize, round: u32) -> bool {
 }
 
 /// What of a part the CPU computes from the mapped file. Layers in GPU memory stay there.
-fn on_cpu(plan: &Plan, device: usize, part: Part) -> Option<Part> {
+fn on_cpu(plan: &Plan, device: usize, part: ModelPart) -> Option<ModelPart> {
     let gpu_layers = plan.devices[device].gpu_layers;
     match part {
-        Part::Layers(window) if window.len() as u32 <= gpu_layers => None,
-        Part::Layers(window) => Some(Part::Layers(window.start + gpu_layers..window.end)),
-        Part::Output => (plan.output == Processor::Cpu).then_some(Part::Output),
+        ModelPart::Layers(window) if window.len() as u32 <= gpu_layers => None,
+        ModelPart::Layers(window) => Some(ModelPart::Layers(window.start + gpu_layers..window.end)),
+        ModelPart::Output => (plan.output == Processor::Cpu).then_some(ModelPart::Output),
     }
 }
 
 /// The parts that a device's CPU reads for a token, in the order of use: those of one list follow each other
 /// without the device being idle in between. A head outputs a token and goes straight on with the next, so its
 /// output stands before its first window.
-pub fn visits(plan: &Plan, device: usize) -> Vec<Vec<Part>> {
+pub fn visits(plan: &Plan, device: usize) -> Vec<Vec<ModelPart>> {
     let schedule = Schedule::new(Arc::new(plan.clone()), device);
-    let output = (device == 0).then_some(Part::Output).and_then(|part| on_cpu(plan, device, part));
+    let output = (device == 0).then_some(ModelPart::Output).and_then(|part| on_cpu(plan, device, part));
     let mut visits = vec![Vec::from_iter(output)];
     for &round in &schedule.visits {
         let window = plan.window(device, round);
-        let part = Some(window).filter(|window| !window.is_empty()).map(Part::Layers);
+        let part = Some(window).filter(|window| !window.is_empty()).map(ModelPart::Layers);
         if let Some(last) = visits.last_mut() {
             last.extend(part.and_then(|part| on_cpu(plan, device, part)));
         }

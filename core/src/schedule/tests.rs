@@ -114,7 +114,7 @@ fn a_partial_last_round_passes_idle_devices_by() {
 #[test]
 fn the_next_window_is_read_ahead_of_its_turn() {
     let steps = run(&plan(8, &[2, 2], true), DECODE);
-    let parts = |of: usize| -> Vec<Part> {
+    let parts = |of: usize| -> Vec<ModelPart> {
         steps
             .iter()
             .filter_map(|(device, step)| match step {
@@ -123,8 +123,8 @@ fn the_next_window_is_read_ahead_of_its_turn() {
             })
             .collect()
     };
-    assert_eq!(parts(0), [Part::Layers(4..6), Part::Output, Part::Layers(0..2)]);
-    assert_eq!(parts(1), [Part::Layers(6..8), Part::Layers(2..4)]);
+    assert_eq!(parts(0), [ModelPart::Layers(4..6), ModelPart::Output, ModelPart::Layers(0..2)]);
+    assert_eq!(parts(1), [ModelPart::Layers(6..8), ModelPart::Layers(2..4)]);
 }
 
 fn steps_of(plan: &Plan, device: usize) -> Vec<Step> {
@@ -142,8 +142,7 @@ fn a_window_is_given_up_behind_the_computation() {
     plan.devices.iter_mut().for_each(|device| device.residency.release = true);
     assert_eq!(letters(&steps_of(&plan, 0)), "ECSRPCSRPORP");
     assert_eq!(letters(&steps_of(&plan, 1)), "CSRPCSRP");
-    let released =
-        |step: &Step| matches!(step, Step::Release { part: Part::Layers(layers), .. } if *layers == (2..4));
+    let released = |step: &Step| matches!(step, Step::Release { part: ModelPart::Layers(layers), .. } if *layers == (2..4));
     assert!(steps_of(&plan, 1).iter().any(released));
 }
 
@@ -171,20 +170,20 @@ fn nothing_is_asked_for_that_does_not_come_next() {
             _ => None,
         })
         .collect();
-    assert_eq!(asked, [Part::Layers(4..6), Part::Layers(0..2)]);
+    assert_eq!(asked, [ModelPart::Layers(4..6), ModelPart::Layers(0..2)]);
 }
 
 #[test]
 fn visits_end_where_a_device_becomes_idle() {
-    let layers = |range| Part::Layers(range);
+    let layers = |range| ModelPart::Layers(range);
     let ring = plan(8, &[2, 2], true);
-    assert_eq!(visits(&ring, 0), [vec![Part::Output, layers(0..2)], vec![layers(4..6)]]);
+    assert_eq!(visits(&ring, 0), [vec![ModelPart::Output, layers(0..2)], vec![layers(4..6)]]);
     assert_eq!(visits(&ring, 1), [[layers(2..4)], [layers(6..8)]]);
     // Alone, a device is never idle.
     assert_eq!(visits(&plan(8, &[3], true), 0).len(), 1);
     // In a last round without the others, the head goes straight on to the output and the next token.
     let partial = plan(6, &[2, 2], true);
-    assert_eq!(visits(&partial, 0), [vec![layers(4..6), Part::Output, layers(0..2)]]);
+    assert_eq!(visits(&partial, 0), [vec![layers(4..6), ModelPart::Output, layers(0..2)]]);
     // A relay and layers on a GPU read nothing.
     let mut relay = plan(4, &[1, 0, 1], true);
     relay.devices[2].gpu_layers = 1;

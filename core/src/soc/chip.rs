@@ -17,7 +17,7 @@ use super::gpu::Gpu;
 use super::graphs::{Sizes, preparation};
 use super::matmul;
 use super::npu::Npu;
-use super::prefill::{self, Piece};
+use super::prefill::{self, PromptChunk};
 use super::solver::Solver;
 use super::stage::{Stage, total};
 use super::sync::Sync;
@@ -152,7 +152,7 @@ impl<'a> Chip<'a> {
         let pieces = self.sizes.pieces(u64::from(pass.tokens), largest);
         let layer = |tokens: u64| {
             context += tokens;
-            let piece = Piece { tokens, context };
+            let piece = PromptChunk { tokens, context };
             match self.solver() {
                 Some(solver) => prefill::stages(&solver, strategy, shape, piece, chunk),
                 None => prefill::on_gpu(&self.gpu, shape, piece),

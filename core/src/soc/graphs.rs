@@ -10,7 +10,7 @@ use hearth_profiles::device::soc::Graphs;
 
 /// Graphs one after another, at most, beside those of full size. source: HeteroLLM paper, section 4.1.1, whose covers
 /// have two; the cost of loading more is not published
-pub const MOST_PIECES: usize = 4;
+pub const MAX_PROMPT_CHUNKS: usize = 4;
 
 /// Sizes of graphs that are ready.
 #[derive(Debug, Clone, PartialEq)]
@@ -27,7 +27,7 @@ impl Sizes {
         let sizes: Vec<u64> = graphs.sizes.value.iter().map(|&size| u64::from(size)).collect();
         let mut sets: Vec<Vec<u64>> = Vec::new();
         let mut last: Vec<Vec<u64>> = vec![Vec::new()];
-        for _ in 0..MOST_PIECES {
+        for _ in 0..MAX_PROMPT_CHUNKS {
             let longer = |set: &Vec<u64>| {
                 let set = set.clone();
                 let no_larger = set.last().copied().unwrap_or(u64::MAX);

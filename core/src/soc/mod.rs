@@ -11,7 +11,7 @@
 //! - [`solver`]: how a product is cut between both;
 //! - [`prefill`] and [`decode`]: the stages of a layer under each strategy;
 //! - [`Chip`]: one SoC working on one model, which planner and simulator both ask;
-//! - [`numbers`]: what a trace tells of it: speeds, energy, how long the GPU's queue is held.
+//! - [`metrics`]: what a trace tells of it: speeds, energy, how long the GPU's queue is held.
 //!
 //! Not here: running the stages one after another, which is the simulator's, and waiting for weights: they are at hand.
 
@@ -20,8 +20,8 @@ pub mod decode;
 pub mod gpu;
 pub mod graphs;
 pub mod matmul;
+pub mod metrics;
 pub mod npu;
-pub mod numbers;
 pub mod prefill;
 pub mod profiled;
 pub mod rest;
@@ -31,5 +31,5 @@ pub mod sync;
 
 pub use chip::{Chip, Forward};
 pub use matmul::Matmul;
-pub use numbers::SocNumbers;
+pub use metrics::SocMetrics;
 pub use stage::Stage;

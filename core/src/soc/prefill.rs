@@ -17,7 +17,7 @@ use super::sync::EVENTS;
 
 /// A piece of a prompt on its way through a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Piece {
+pub struct PromptChunk {
     /// Its tokens.
     pub tokens: u64,
     /// Positions that they see.
@@ -25,7 +25,7 @@ pub struct Piece {
 }
 
 /// A layer of a model without an NPU: one stretch of the GPU's queue.
-pub fn on_gpu(gpu: &super::gpu::Gpu, shape: &ModelShape, piece: Piece) -> Vec<Stage> {
+pub fn on_gpu(gpu: &super::gpu::Gpu, shape: &ModelShape, piece: PromptChunk) -> Vec<Stage> {
     let kernels = |group: &Group| {
         let product = |matmul: &Matmul| gpu.product(*matmul, piece.tokens);
         vec![Stage::queued(group.matmuls.iter().map(product).collect())]
@@ -39,7 +39,7 @@ pub fn stages(
     solver: &Solver,
     strategy: Strategy,
     shape: &ModelShape,
-    piece: Piece,
+    piece: PromptChunk,
     chunk: u64,
 ) -> Vec<Stage> {
     let groups = groups(shape);

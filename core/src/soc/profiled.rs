@@ -12,9 +12,9 @@ use hearth_profiles::device::soc::{Mode, Profiled, Shape};
 use super::matmul::Matmul;
 
 /// Leaves have at least so many products. source: assumed, so that a single bad measurement does not make a leaf
-const LEAST_IN_A_LEAF: usize = 2;
+const MIN_LEAF_POINTS: usize = 2;
 /// Levels of a tree. source: assumed
-const MOST_LEVELS: u32 = 12;
+const MAX_DEPTH: u32 = 12;
 /// What a split is made by: logarithms of the three sides, and of the ratios that order and shape are about.
 const FEATURES: usize = 5;
 
@@ -106,7 +106,7 @@ fn features(matmul: Matmul, tokens: u64) -> [f64; FEATURES] {
 
 fn grow(mut samples: Vec<Sample>, level: u32) -> Node {
     let mean = samples.iter().map(|sample| sample.rate).sum::<f64>() / samples.len().max(1) as f64;
-    let split = if level < MOST_LEVELS { best_split(&mut samples) } else { None };
+    let split = if level < MAX_DEPTH { best_split(&mut samples) } else { None };
     let Some((feature, at)) = split else { return Node::Leaf(mean) };
     let (below, above) = samples.into_iter().partition(|sample| sample.features[feature] <= at);
     let [below, above] = [below, above].map(|part| Box::new(grow(part, level + 1)));
@@ -125,7 +125,7 @@ fn best_split(samples: &mut [Sample]) -> Option<(usize, f64)> {
         for at in 1..count {
             left += samples[at - 1].rate;
             let (here, next) = (samples[at - 1].features[feature], samples[at].features[feature]);
-            if at < LEAST_IN_A_LEAF || count - at < LEAST_IN_A_LEAF || next <= here {
+            if at < MIN_LEAF_POINTS || count - at < MIN_LEAF_POINTS || next <= here {
                 continue;
             }
             let right = sum - left;

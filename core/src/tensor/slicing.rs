@@ -9,7 +9,7 @@
 //! are split between attention and feed-forward block as their weights are. In one format, as systems that convert
 //! have it, this is exact.
 //!
-//! [`SlicedModel`] is the model as one device sees it, so that [`crate::rates`] tells what its part takes.
+//! [`SlicedModel`] is the model as one device sees it, so that [`crate::compute_cost`] tells what its part takes.
 //!
 //! Not here: how much memory that is ([`crate::holdings`]).
 

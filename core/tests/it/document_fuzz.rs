@@ -4,7 +4,7 @@
 //! document_fuzz`.
 
 use hearth_core::LinkTable;
-use hearth_core::cluster::Joined;
+use hearth_core::cluster::Connection;
 use hearth_core::schedule::Schedule;
 use hearth_profiles::{Bytes, Document};
 use hearth_schema::Plan;
@@ -35,7 +35,7 @@ links:
     - devices: [a, b]
       link: {latency: {value: 1 ms, source: t}, bandwidth: {value: 1 GB/s, source: t}}
       unreachable: forward
-  air:
+  wifi:
     channels:
       - name: 5 GHz
         bandwidth: {value: 900 Mbit/s, source: t}
@@ -103,7 +103,7 @@ const TRACE: &str = r#"{"header":{"schema":"trace/1","origin":"measured","scenar
 {"step":{"device":0,"resource":"gpu","kind":"draft","pass":1,"round":0,"start":4,"end":5}}
 {"step":{"device":0,"resource":"cpu","kind":"output","pass":0,"round":1,"layers":[0,2],"start":5,"end":9,"bytes":3,"cost":{"cpu":3,"queue":0}}}
 {"counter":{"device":0,"counter":"bytes_read","pass":0,"at":9,"value":7}}
-{"event":{"sort":"load","device":"a","start":3,"end":8,"what":"4 threads"}}
+{"event":{"kind":"load","device":"a","start":3,"end":8,"what":"4 threads"}}
 {"counter":{"device":0,"counter":"accepted","pass":1,"at":9,"value":7}}
 {"end":"ok"}
 "#;
@@ -160,10 +160,10 @@ proptest! {
             prop_assert!(again.is_ok(), "{:?}", again);
             let table = LinkTable::new(scenario.links.clone());
             for (from, to) in [("a", "b"), ("b", "a")] {
-                if let Some(Joined::Air(way)) = table.joined(from, to) {
-                    let link = way.expected();
-                    let (mean, time) = (way.mean(Bytes(1 << 20), true), link.time(Bytes(1 << 20)));
-                    prop_assert!(mean.0.is_finite() && mean >= way.floor() && time.0.is_finite(), "{:?}", way);
+                if let Some(Connection::Wireless(path)) = table.connection(from, to) {
+                    let link = path.expected();
+                    let (mean, time) = (path.mean(Bytes(1 << 20), true), link.time(Bytes(1 << 20)));
+                    prop_assert!(mean.0.is_finite() && mean >= path.floor() && time.0.is_finite(), "{:?}", path);
                 }
             }
         }

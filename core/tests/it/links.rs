@@ -1,12 +1,12 @@
 //! Who is joined to whom, and what can be wrong with the air?
 
 use hearth_core::LinkTable;
-use hearth_core::cluster::Joined;
-use hearth_profiles::link::way::End;
+use hearth_core::cluster::Connection;
+use hearth_profiles::link::path::Endpoint;
 use hearth_profiles::{Bytes, Document, Seconds};
 use hearth_schema::Scenario;
 
-const AIR: &str = "  air:
+const AIR: &str = "  wifi:
     channels:
       - name: 5 GHz
         bandwidth: {value: 800 Mbit/s, source: test}
@@ -46,14 +46,14 @@ fn table(air: &str) -> LinkTable {
 #[test]
 fn stations_talk_over_the_air_and_others_over_wires() {
     let table = table(AIR);
-    let way = |from, to| match table.joined(from, to) {
-        Some(Joined::Air(way)) => Some(way),
+    let way = |from, to| match table.connection(from, to) {
+        Some(Connection::Wireless(way)) => Some(way),
         _ => None,
     };
     // A cable of their own, and two on wires.
     assert!(way("mac", "laptop").is_none() && way("desktop", "server").is_none());
     assert_eq!(table.between("laptop", "mac").expect("a cable").bandwidth.value.0, 1e9);
-    assert_eq!(table.between("server", "desktop").as_deref(), Some(table.usual()));
+    assert_eq!(table.between("server", "desktop").as_deref(), Some(table.default_link()));
     // Up at 100 MB/s, down at 50 MB/s, and one channel.
     let slow = way("mac", "phone").expect("on the air");
     assert!(slow.shares_air());
@@ -62,11 +62,11 @@ fn stations_talk_over_the_air_and_others_over_wires() {
     // To a wire, to another channel, and nowhere.
     let wired = way("mac", "desktop").expect("on the air");
     assert!(
-        matches!(wired.receiver, End::Wire(_))
+        matches!(wired.receiver, Endpoint::Wire(_))
             && (wired.wire_latency(), wired.overhead()) == (Seconds(0.2e-3), Seconds(0.2e-3))
     );
     assert!(!way("mac", "tablet").expect("on the air").shares_air());
-    assert!(table.joined("phone", "desktop").is_none() && way("desktop", "phone").is_some());
+    assert!(table.connection("phone", "desktop").is_none() && way("desktop", "phone").is_some());
     // A planner's link takes what a message alone takes on average.
     for (from, to) in [("mac", "phone"), ("mac", "desktop"), ("server", "tablet"), ("tablet", "laptop")] {
         let (way, link) = (way(from, to).expect("on the air"), table.between(from, to).expect("a link"));
@@ -80,19 +80,18 @@ fn stations_talk_over_the_air_and_others_over_wires() {
 #[test]
 fn without_air_nothing_has_changed() {
     let table = table("");
-    assert!(table.air().is_none());
-    assert_eq!(table.between("phone", "tablet").as_deref(), Some(table.usual()));
+    assert!(table.wifi().is_none());
+    assert_eq!(table.between("phone", "tablet").as_deref(), Some(table.default_link()));
     assert_eq!(table.between("phone", "desktop"), None);
-    assert_eq!(table.between("desktop", "phone").as_deref(), Some(table.usual()));
+    assert_eq!(table.between("desktop", "phone").as_deref(), Some(table.default_link()));
 }
 
 #[test]
 fn what_is_wrong_with_the_air_is_said() {
-    let one =
-        "  air:\n    channels:\n      - {name: w, bandwidth: {value: 800 Mbit/s, source: t}, stations: [mac]";
+    let one = "  wifi:\n    channels:\n      - {name: w, bandwidth: {value: 800 Mbit/s, source: t}, stations: [mac]";
     let with = |more: &str| format!("{one}, {more}}}\n");
     for (air, said) in [
-        ("  air: {channels: []}\n".to_string(), "0 channels"),
+        ("  wifi: {channels: []}\n".to_string(), "0 channels"),
         (AIR.replace("tablet", "nobody"), "`nobody`, which is not a device here"),
         (AIR.replace("[tablet]", "[phone]"), "`phone` is a station twice"),
         (AIR.replace("[tablet]", "[]"), "has no `stations`"),

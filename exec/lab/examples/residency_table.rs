@@ -21,7 +21,7 @@ mod table {
     use std::process::Command;
     use std::time::Duration;
 
-    use hearth_core::schedule::Part;
+    use hearth_core::schedule::ModelPart;
     use hearth_lab::{DeviceLimits, LimitedCommand, ModelCopies};
     use hearth_profiles::measure::Samples;
     use hearth_profiles::{Bytes, BytesPerSecond};
@@ -214,8 +214,8 @@ mod table {
         let run = in_folder(options, &text, &folder).map(|(run, devices)| {
             let mut first = 0;
             let must = windows.iter().zip(devices).map(|(&window, (limit, held))| {
-                let layers = Part::Layers(first..first + window);
-                let ends = if first == 0 { weights.part_bytes(&Part::Output) } else { 0 };
+                let layers = ModelPart::Layers(first..first + window);
+                let ends = if first == 0 { weights.part_bytes(&ModelPart::Output) } else { 0 };
                 first += window;
                 let missing = (weights.part_bytes(&layers) + ends + held).saturating_sub(limit);
                 missing + if missing > 0 && name == MANAGED { BUFFER } else { 0 }

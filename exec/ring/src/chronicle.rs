@@ -10,36 +10,36 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hearth_schema::Plan;
-use hearth_schema::happenings::Happening;
-use hearth_schema::happenings::Sort;
+use hearth_schema::run_events::RunEvent;
+use hearth_schema::run_events::RunEventKind;
 use hearth_schema::trace::Header;
 use hearth_schema::trace::Outcome;
 use hearth_schema::trace::Reading;
 use hearth_schema::trace::Record;
 use hearth_schema::trace::Trace;
 
-use crate::head::OnHappening;
+use crate::head::OnRunEvent;
 use crate::recorder::Lines;
 use hearth_runtime::clock::wall_nanos;
 
 /// The most lines of one worker's trace: a day of a fast ring.
 const MAX_LINES: usize = 50_000_000;
-/// More happenings say nothing new, and a trace has a limit.
+/// More run events say nothing new, and a trace has a limit.
 /// source: assumed, below the most that a trace may hold
-const MAX_HAPPENINGS: usize = 1000;
+const MAX_RUN_EVENTS: usize = 1000;
 
 /// A request's trace while it is written.
 #[derive(Default)]
 pub(super) struct Chronicle {
-    /// Hears of each happening.
-    on_happening: Option<OnHappening>,
+    /// Hears of each run event.
+    on_happening: Option<OnRunEvent>,
     /// When the request began, on this process's clock.
     started: u64,
     /// The plan of each epoch.
     epochs: BTreeMap<u32, Arc<Plan>>,
     /// Devices by their index in the trace.
     seats: Vec<String>,
-    happenings: Vec<Happening>,
+    run_events: Vec<RunEvent>,
     records: Vec<Record>,
     readings: Vec<Reading>,
     /// Plans that followed the first.
@@ -48,7 +48,7 @@ pub(super) struct Chronicle {
 
 impl Chronicle {
     /// Of a request that begins now over this ring.
-    pub(super) fn new(plan: &Plan, on_happening: Option<OnHappening>) -> Self {
+    pub(super) fn new(plan: &Plan, on_happening: Option<OnRunEvent>) -> Self {
         let seats = plan.devices.iter().map(|device| device.name.clone()).collect();
         Self { on_happening, started: wall_nanos(), seats, ..Self::default() }
     }
@@ -65,7 +65,7 @@ impl Chronicle {
     pub(super) fn missed(&mut self, name: &str, since: u64, what: String) {
         let start = since.saturating_sub(self.started);
         let end = Some(self.now());
-        self.happened(Happening { start, end, ..happening(Sort::Silent, Some(name), what) }, None);
+        self.happened(RunEvent { start, end, ..run_event(RunEventKind::Silent, Some(name), what) }, None);
     }
 
     /// Another ring takes over, until the next token is out.
@@ -74,7 +74,7 @@ impl Chronicle {
         let what = format!("{}; {again} tokens computed again", windows.collect::<Vec<_>>().join(", "));
         let (start, digest) = (self.now(), Some(plan.digest()));
         self.close_open(start);
-        let renewed = Happening { start, plan: digest, ..happening(Sort::Replanned, missing, what) };
+        let renewed = RunEvent { start, plan: digest, ..run_event(RunEventKind::Replanned, missing, what) };
         self.happened(renewed, Some(plan));
         self.plans.push(plan.clone());
     }
@@ -83,7 +83,7 @@ impl Chronicle {
     pub(super) fn not_renewed(&mut self, missing: Option<&str>, why: &str) {
         let start = self.now();
         self.close_open(start);
-        self.happened(Happening { start, ..happening(Sort::NotReplanned, missing, why.into()) }, None);
+        self.happened(RunEvent { start, ..run_event(RunEventKind::NotReplanned, missing, why.into()) }, None);
     }
 
     /// A token is out.
@@ -137,14 +137,14 @@ impl Chronicle {
         outcome: Outcome,
     ) -> Trace {
         self.records.sort_by_key(|record| (record.start, record.device, record.end));
-        self.happenings.sort_by_key(|happening| happening.start);
+        self.run_events.sort_by_key(|run_event| run_event.start);
         Trace {
             header,
             passes,
             records: self.records,
             readings: self.readings,
             shortages: Vec::new(),
-            happenings: self.happenings,
+            run_events: self.run_events,
             outcome,
         }
     }
@@ -161,25 +161,25 @@ impl Chronicle {
         seat as u16
     }
 
-    fn happened(&mut self, happening: Happening, goes_on: Option<&Plan>) {
+    fn happened(&mut self, run_event: RunEvent, goes_on: Option<&Plan>) {
         if let Some(tell) = &self.on_happening {
-            tell(&happening, goes_on);
+            tell(&run_event, goes_on);
         }
-        if self.happenings.len() < MAX_HAPPENINGS {
-            self.happenings.push(happening);
+        if self.run_events.len() < MAX_RUN_EVENTS {
+            self.run_events.push(run_event);
         }
     }
 
     /// A ring that has planned again is over that with its next token, or with the next ring.
     fn close_open(&mut self, now: u64) {
-        for happening in &mut self.happenings {
-            if happening.sort == Sort::Replanned {
-                happening.end.get_or_insert(now);
+        for run_event in &mut self.run_events {
+            if run_event.kind == RunEventKind::Replanned {
+                run_event.end.get_or_insert(now);
             }
         }
     }
 }
 
-fn happening(sort: Sort, device: Option<&str>, what: String) -> Happening {
-    Happening { sort, device: device.map(str::to_owned), start: 0, end: None, what, plan: None }
+fn run_event(kind: RunEventKind, device: Option<&str>, what: String) -> RunEvent {
+    RunEvent { kind, device: device.map(str::to_owned), start: 0, end: None, what, plan: None }
 }

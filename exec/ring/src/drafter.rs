@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use hearth_core::schedule::Part;
+use hearth_core::schedule::ModelPart;
 use hearth_schema::pass::MAX_PASS_TOKENS;
 use hearth_schema::plan::Plan;
 use hearth_schema::plan::PlannedDraft;
@@ -46,7 +46,7 @@ impl Drafter {
     pub fn new(model: &LocalModel, cache: CacheOptions, cpu: Cpu) -> Result<Self, RingError> {
         let weights = model.weights.clone();
         let layers = 0..weights.shape().layers.0;
-        let parts = [Part::Layers(layers.clone()), Part::Output];
+        let parts = [ModelPart::Layers(layers.clone()), ModelPart::Output];
         Ok(Self {
             stage: Stage::on_cpu(weights.clone(), std::slice::from_ref(&layers), cache, cpu.clone())?,
             weight_bytes: parts.iter().map(|part| weights.part_bytes(part)).sum(),

@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use hearth_core::schedule::Generation;
 use hearth_schema::Plan;
-use hearth_schema::happenings::Happening;
 use hearth_schema::pass::Pass;
+use hearth_schema::run_events::RunEvent;
 use hearth_schema::trace::Header;
 use hearth_schema::trace::Origin;
 use hearth_schema::trace::Outcome;
@@ -70,14 +70,14 @@ pub struct RingOptions {
     /// Hears of a worker that fetches its layers how many bytes of how many are there.
     pub on_fetch: Option<OnFetch>,
     /// Hears what happens to the ring, as it does.
-    pub on_happening: Option<OnHappening>,
+    pub on_happening: Option<OnRunEvent>,
 }
 
 /// Hears how far a worker by name has come with fetching: bytes that are there, and bytes to fetch.
 pub type OnFetch = Arc<dyn Fn(&str, u64, u64) + Send + Sync>;
 
 /// Hears what has happened to the ring, and by which plan it goes on, if by another.
-pub type OnHappening = Arc<dyn Fn(&Happening, Option<&Plan>) + Send + Sync>;
+pub type OnRunEvent = Arc<dyn Fn(&RunEvent, Option<&Plan>) + Send + Sync>;
 
 /// What a worker has until it is ready, or says how far it is.
 /// source: assumed, far more than taking up mapped layers needs

@@ -61,7 +61,7 @@ pub use discovery::DiscoveryError;
 pub use drafter::with_draft;
 pub use emulated::{Emulated, Way, Ways};
 pub use error::RingError;
-pub use head::{Generated, OnFetch, OnHappening, Ring, RingOptions, Stopper, Unfinished};
+pub use head::{Generated, OnFetch, OnRunEvent, Ring, RingOptions, Stopper, Unfinished};
 pub use key::{Key, KeyError};
 pub use network::{Listener, Memory, Network, Tcp};
 pub use renewal::Renewal;

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use hearth_core::schedule::Event;
-use hearth_core::schedule::Part;
+use hearth_core::schedule::ModelPart;
 use hearth_core::schedule::Schedule;
 use hearth_core::schedule::Step;
 use hearth_core::schedule::visits;
@@ -341,14 +341,14 @@ impl Node {
                         (pass.first_position..pass.first_position + pass.tokens).collect();
                     let at = At { pass: pass.index, round };
                     if processor == Processor::Cpu {
-                        self.keeper.begin(&Part::Layers(layers.clone()), at);
+                        self.keeper.begin(&ModelPart::Layers(layers.clone()), at);
                     }
                     let ((), measured) = self.measure(|node| {
                         let (stage, hidden) = (&mut node.stage, &mut node.hidden);
                         let cost = stage.forward_of(pass.sequence, layers.clone(), hidden, &positions)?;
                         Ok(((), cost))
                     })?;
-                    let touched = self.weights.part_bytes(&Part::Layers(layers.clone()));
+                    let touched = self.weights.part_bytes(&ModelPart::Layers(layers.clone()));
                     let processor = self.carried_out_by(processor);
                     let record = self.computed(at, Kind::Compute, measured, touched);
                     record.layers = recorder::layers(&layers);
@@ -416,7 +416,7 @@ impl Node {
     fn output(&mut self, pass: Pass, processor: Processor) -> Result<Vec<u32>, RingError> {
         let at = At { pass: pass.index, round: self.schedule.plan().rounds };
         if processor == Processor::Cpu {
-            self.keeper.begin(&Part::Output, at);
+            self.keeper.begin(&ModelPart::Output, at);
         }
         let drafts = self.drafts.remove(&pass.index).unwrap_or_default();
         let (tokens, measured) = self.measure(|node| {
@@ -431,7 +431,7 @@ impl Node {
             Ok((tokens, cost))
         })?;
         let tokens = tokens.ok_or_else(|| strange("the head", "nobody samples for this sequence"))?;
-        let touched = self.weights.part_bytes(&Part::Output);
+        let touched = self.weights.part_bytes(&ModelPart::Output);
         let processor = self.carried_out_by(processor);
         on(self.computed(at, Kind::Output, measured, touched), processor);
         if pass.drafted > 0 {

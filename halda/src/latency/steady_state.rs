@@ -21,7 +21,7 @@
 //! behind the computation (`release`), or because less may be kept (`kept`).
 //!
 //! Where a device's work is known layer by layer, as from a profile, `stage` is what the simulator charges for it
-//! ([`hearth_core::rates`]: the longer of arithmetic and reading, not their sum as in the paper).
+//! ([`hearth_core::compute_cost`]: the longer of arithmetic and reading, not their sum as in the paper).
 //!
 //! `own` is what a device adds to a token whose reading is as far ahead as it can be; `busy` is how long its disk
 //! needs for one token, and no token can be faster than the slowest disk. `read` is `share` where the system evicts

@@ -3,7 +3,7 @@
 //! Not here: what a scenario document refuses when it is read, and anything that depends on the layers of each device.
 
 use hearth_core::Cluster;
-use hearth_core::cluster::Joined;
+use hearth_core::cluster::Connection;
 use hearth_profiles::{Bytes, Seconds};
 use hearth_schema::Plan;
 use hearth_schema::Scenario;
@@ -130,7 +130,7 @@ fn links(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
     };
     let devices = scenario.devices.len();
     let pairs = devices * devices.saturating_sub(1) / 2;
-    let channels = scenario.links.air.iter().flat_map(|air| air.channels.iter());
+    let channels = scenario.links.wifi.iter().flat_map(|wifi| wifi.channels.iter());
     let stations: usize = channels.map(|channel| channel.stations.len()).sum();
     // With air the default is that of wires: one device on a wire talks to stations only.
     if between.len() < pairs && (stations == 0 || stations + 1 < devices) {
@@ -156,9 +156,12 @@ fn links(scenario: &Scenario, cluster: &Cluster, found: &mut Vec<Finding>) {
 
 /// The slowest hop of each channel that a device sends over, to anybody.
 fn air(scenario: &Scenario, cluster: &Cluster, activation: Bytes, slow: &mut impl FnMut(String, Seconds)) {
-    for (index, channel) in scenario.links.air.iter().flat_map(|air| air.channels.iter().enumerate()) {
-        let hop = |station: &String, other: &DeviceEntry| match cluster.links.joined(station, &other.name) {
-            Some(Joined::Air(way)) if *station != other.name => Some(way.expected().time(activation)),
+    for (index, channel) in scenario.links.wifi.iter().flat_map(|wifi| wifi.channels.iter().enumerate()) {
+        let hop = |station: &String, other: &DeviceEntry| match cluster.links.connection(station, &other.name)
+        {
+            Some(Connection::Wireless(way)) if *station != other.name => {
+                Some(way.expected().time(activation))
+            }
             _ => None,
         };
         let hops = channel
@@ -166,7 +169,7 @@ fn air(scenario: &Scenario, cluster: &Cluster, activation: Bytes, slow: &mut imp
             .iter()
             .flat_map(|station| scenario.devices.iter().filter_map(move |other| hop(station, other)));
         if let Some(slowest) = hops.max_by(|one, other| one.0.total_cmp(&other.0)) {
-            slow(format!("scenario links.air.channels[{index}]"), slowest);
+            slow(format!("scenario links.wifi.channels[{index}]"), slowest);
         }
     }
 }

@@ -32,10 +32,10 @@ use std::borrow::Cow;
 
 use hearth_core::Cluster;
 use hearth_core::Member;
+use hearth_core::compute_cost::ComputeCost;
+use hearth_core::compute_cost::advised_rate;
+use hearth_core::compute_cost::stream_rate;
 use hearth_core::draft;
-use hearth_core::rates::Work;
-use hearth_core::rates::advised_rate;
-use hearth_core::rates::stream_rate;
 use hearth_profiles::device::{Gpu as GpuProfile, GpuKind, Os, PageCachePolicy};
 use hearth_profiles::model::{ModelProfile, TensorGroup};
 use hearth_profiles::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
@@ -212,9 +212,10 @@ fn work_times(cluster: &Cluster, member: &Member) -> WorkTimes {
     let (profile, model) = (&member.device, &cluster.model);
     let pass = Pass::plain(0, mean_length(cluster), 1, true);
     let element = Bytes(cluster.kv_cache.element_bytes());
-    let layers = |work: &Work| (0..model.shape.layers.0).map(|layer| work.layer(layer, pass).0).collect();
-    let cpu = Work::in_main_memory(profile, model, element);
-    let gpu = profile.gpu.as_ref().map(|gpu| Work::on_gpu(gpu, model, element));
+    let layers =
+        |work: &ComputeCost| (0..model.shape.layers.0).map(|layer| work.layer(layer, pass).0).collect();
+    let cpu = ComputeCost::in_main_memory(profile, model, element);
+    let gpu = profile.gpu.as_ref().map(|gpu| ComputeCost::on_gpu(gpu, model, element));
     WorkTimes {
         cpu_layers: layers(&cpu),
         gpu_layers: gpu.as_ref().map_or_else(Vec::new, &layers),
@@ -234,7 +235,7 @@ fn work_times(cluster: &Cluster, member: &Member) -> WorkTimes {
 fn soc_rates(cluster: &Cluster, member: &Member) -> Option<(FlopsPerSecond, BytesPerSecond)> {
     member.device.soc.as_ref()?;
     let (model, element) = (&cluster.model, Bytes(cluster.kv_cache.element_bytes()));
-    let work = Work::in_main_memory(&member.device, model, element);
+    let work = ComputeCost::in_main_memory(&member.device, model, element);
     let time = work.layer(0, Pass::plain(0, mean_length(cluster), 1, false));
     Some((model.mean_layer().flops() / (time * 0.01), model.mean_layer_bytes() / time))
 }

@@ -165,7 +165,7 @@ fn what_a_profile_leaves_open_is_named() {
 fn a_slow_channel_is_doubtful_and_a_wire_that_nobody_uses_is_not() {
     let lint = |from: &str, to: &str| {
         let channel = "{name: w, bandwidth: {value: 600 Mbit/s, source: t}, stations: [a, b]}";
-        let text = format!("{SCENARIO}  air:\n    channels: [{channel}]\n");
+        let text = format!("{SCENARIO}  wifi:\n    channels: [{channel}]\n");
         assert!(text.contains(from));
         let case = Case::new(&text.replace(from, to));
         lint::scenario(&case.scenario, &case.cluster)
@@ -174,7 +174,7 @@ fn a_slow_channel_is_doubtful_and_a_wire_that_nobody_uses_is_not() {
     // 16 KiB at 0.5 MB/s, up and down.
     let found = lint("600 Mbit/s", "4 Mbit/s");
     codes(&found, &["slow-link"]);
-    assert_eq!(found[0].place, "scenario links.air.channels[0]");
+    assert_eq!(found[0].place, "scenario links.wifi.channels[0]");
     // The other device on a wire: once is half of twice.
     codes(&lint("600 Mbit/s, source: t}, stations: [a, b]", "4 Mbit/s, source: t}, stations: [b]"), &[]);
 }

@@ -310,13 +310,13 @@ fn a_relay_stands_in_the_plan_where_it_passes_on() {
     assert_eq!((plan.devices[1].window, plan.devices[1].gpu_layers), (0, 0));
     assert!(plan.devices[1].predicted.unwrap().communication.0 > 0.0);
     assert!(plan.dropped.is_empty());
-    cluster.links.carry(&plan).unwrap();
+    cluster.links.check_plan(&plan).unwrap();
     let sentence =
         "`laptop` has no layers and relays from `desktop` to `mac`, which cannot reach each other.";
     assert!(plan.explanation.iter().any(|found| found == sentence), "{:?}", plan.explanation);
     // Without the relay it is a plan that cannot be carried out.
     let mut direct = plan;
     direct.devices.remove(1);
-    let refused = cluster.links.carry(&direct).unwrap_err().to_string();
+    let refused = cluster.links.check_plan(&direct).unwrap_err().to_string();
     assert!(refused.starts_with("the plan sends from `desktop` to `mac`, which"), "{refused}");
 }

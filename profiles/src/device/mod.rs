@@ -34,7 +34,7 @@ use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond, Fraction, Seconds};
 
 /// More than a device has of any memory: below it sums of sizes never overflow.
 /// source: assumed, a thousand times the memory of a large server
-pub const MOST_BYTES: Bytes = Bytes(1 << 50);
+pub const MAX_BYTES: Bytes = Bytes(1 << 50);
 
 /// The operating system, as far as it decides how memory is reclaimed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
@@ -407,8 +407,8 @@ impl Document for Device {
             }
         }
         for (place, bytes) in self.sizes() {
-            if bytes > MOST_BYTES {
-                let what = format!("`{place}` is {bytes}, more than {MOST_BYTES}: check its unit");
+            if bytes > MAX_BYTES {
+                let what = format!("`{place}` is {bytes}, more than {MAX_BYTES}: check its unit");
                 return refuse(place, what);
             }
         }

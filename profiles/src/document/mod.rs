@@ -119,10 +119,34 @@ impl DocumentError {
     }
 }
 
+/// A key that has another name since the last release. The old name is read for one release more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RenamedKey {
+    /// The path of the old key, for example `links.air`.
+    pub old: &'static str,
+    /// The path of the new key.
+    pub new: &'static str,
+}
+
+/// An old key that a document uses.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{}` is called `{}` now; the next release does not read the old name{}", .key.old, .key.new, place(*.line, *.column))]
+pub struct Deprecation {
+    /// The old name and the new one.
+    pub key: RenamedKey,
+    /// Line of the key, from 1; 0 if unknown.
+    pub line: usize,
+    /// Column of the key, from 1; 0 if unknown.
+    pub column: usize,
+}
+
 /// A document with a `schema:` key.
 pub trait Document: Serialize + DeserializeOwned {
     /// Its schema and major version, for example `plan/1`.
     const SCHEMA: &'static str;
+
+    /// Keys that were renamed. Their old names are aliases in the types.
+    const RENAMED_KEYS: &'static [RenamedKey] = &[];
 
     /// Whether what it says can be, beyond what its types say.
     fn validate(&self) -> Result<(), DocumentError>;
@@ -137,6 +161,21 @@ pub trait Document: Serialize + DeserializeOwned {
         let document: Self = serde_yaml::from_str(text).map_err(|error| content(&error, text))?;
         document.validate().map_err(|error| error.located(text))?;
         Ok(document)
+    }
+
+    /// Returns the old keys in the text of a document that could be read.
+    fn deprecations(text: &str) -> Vec<Deprecation> {
+        let parsed: Option<serde_yaml::Value> = serde_yaml::from_str(text).ok();
+        let has = |key: &&RenamedKey| {
+            let mut segments = key.old.split('.');
+            segments.try_fold(parsed.as_ref()?, |value, segment| value.get(segment)).map(|_| ())
+        };
+        let used = Self::RENAMED_KEYS.iter().filter(|key| has(key).is_some());
+        used.map(|&key| {
+            let (line, column) = key_place::of(text, key.old).unwrap_or((0, 0));
+            Deprecation { key, line, column }
+        })
+        .collect()
     }
 
     /// Writes the document.

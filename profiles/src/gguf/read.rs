@@ -39,11 +39,11 @@ pub const DEFAULT_ALIGNMENT: u64 = 32;
 /// Elements for which room is made before they have been read.
 const TRUSTED_COUNT: u64 = 4096;
 /// Bytes of an empty string in a file: its length.
-const STRING_LEAST: u64 = 8;
+const MIN_STRING_BYTES: u64 = 8;
 /// Bytes of the shortest key with its value: length, value type, one byte.
-const KEY_LEAST: u64 = 8 + 4 + 1;
+const MIN_KEY_BYTES: u64 = 8 + 4 + 1;
 /// Bytes of the shortest tensor info: name length, number of dimensions, one of them, type, offset.
-const TENSOR_LEAST: u64 = 8 + 4 + 8 + 4 + 8;
+const MIN_TENSOR_BYTES: u64 = 8 + 4 + 8 + 4 + 8;
 
 /// Where one tensor lies and how it is stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -103,8 +103,8 @@ impl Header {
         let version = source.preamble()?;
         let tensor_count = source.count("the number of tensors", TENSOR_LIMIT)?;
         let key_count = source.count("the number of keys", KEY_LIMIT)?;
-        source.require("the tensor infos", tensor_count, TENSOR_LEAST)?;
-        source.require("the keys", key_count, KEY_LEAST)?;
+        source.require("the tensor infos", tensor_count, MIN_TENSOR_BYTES)?;
+        source.require("the keys", key_count, MIN_KEY_BYTES)?;
         let metadata = source.metadata(key_count)?;
         let alignment = alignment(&metadata)?;
         let tensors = source.tensor_infos(tensor_count)?;
@@ -323,7 +323,7 @@ impl<R: Read> Source<R> {
                 Array::Bool(bytes.into_iter().map(|byte| boolean(key, byte)).collect::<Result<_, _>>()?)
             }
             8 => {
-                self.require(&format!("the array `{key}`"), count, STRING_LEAST)?;
+                self.require(&format!("the array `{key}`"), count, MIN_STRING_BYTES)?;
                 let mut items = Vec::with_capacity(count.min(TRUSTED_COUNT) as usize);
                 for _ in 0..count {
                     items.push(self.text(key)?);

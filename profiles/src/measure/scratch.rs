@@ -17,7 +17,7 @@ use crate::units::Bytes;
 const PIECE: usize = 1 << 20;
 
 /// The least that is written, however slow the disk.
-const LEAST: u64 = 1 << 20;
+const MIN_BYTES: u64 = 1 << 20;
 
 /// An open file of numbers.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ impl Scratch {
         let _name = Name(path.clone());
         let open = || File::open(&path).map_err(MeasureError::file("open", &path));
         let files = [open()?, open()?];
-        let most = effort.file.0.min(free_space(folder).0 / 10).max(LEAST);
+        let most = effort.file.0.min(free_space(folder).0 / 10).max(MIN_BYTES);
         let length = fill(&mut writer, most, effort.limit.0).map_err(MeasureError::file("write", &path))?;
         writer.sync_all().map_err(MeasureError::file("flush", &path))?;
         Ok(Scratch { path, files, length })
@@ -64,7 +64,7 @@ fn fill(writer: &mut File, most: u64, seconds: f64) -> std::io::Result<u64> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut piece = vec![0u8; PIECE];
     let (begun, mut length) = (now(), 0);
-    while length < most && (length < LEAST || now() - begun < seconds) {
+    while length < most && (length < MIN_BYTES || now() - begun < seconds) {
         for word in piece.as_chunks_mut::<8>().0 {
             // xorshift64: no two pieces are alike, and no disk compresses it.
             state ^= state << 13;
@@ -112,7 +112,7 @@ mod tests {
     fn a_scratch_file_leaves_no_name_behind() {
         let folder = tempfile::tempdir().unwrap();
         let scratch = Scratch::create(folder.path(), &Effort::token()).unwrap();
-        assert!(scratch.length >= LEAST && scratch.length <= Effort::token().file.0);
+        assert!(scratch.length >= MIN_BYTES && scratch.length <= Effort::token().file.0);
         assert_eq!(scratch.files[0].metadata().unwrap().len(), scratch.length);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
         let error = Scratch::create(&folder.path().join("nowhere"), &Effort::token()).unwrap_err();

@@ -1,8 +1,8 @@
 //! Memory over a run: the weights in memory and the memory pressure of each device, a strip a device.
 
 use hearth_schema::Trace;
-use hearth_schema::happenings::Happening;
-use hearth_schema::happenings::Sort;
+use hearth_schema::run_events::RunEvent;
+use hearth_schema::run_events::RunEventKind;
 use hearth_schema::trace::Counter;
 use plotters::element::{PathElement, Rectangle, Text};
 use plotters::style::Color;
@@ -45,9 +45,9 @@ pub fn residency(run: &Run, trace: &Trace) -> Option<Drawing> {
 
 /// Memory pressure of each device over a run in which other programs took memory or were swapped out.
 pub fn pressure(run: &Run, trace: &Trace) -> Option<Drawing> {
-    let pressed = |happening: &Happening| matches!(happening.sort, Sort::Memory | Sort::Swap);
+    let pressed = |run_event: &RunEvent| matches!(run_event.kind, RunEventKind::Memory | RunEventKind::Swap);
     let readings = Readings::of(trace, Counter::Unreclaimable)?;
-    if !trace.happenings.iter().any(pressed) {
+    if !trace.run_events.iter().any(pressed) {
         return None;
     }
     let strip = |(index, device): (usize, &hearth_schema::trace::TracedDevice)| {

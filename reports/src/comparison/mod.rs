@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 use hearth_core::metrics;
 use hearth_core::metrics::Metrics;
 use hearth_core::metrics::intervals::Intervals;
-use hearth_core::metrics::outputs::Outputs;
+use hearth_core::metrics::token_times::TokenTimes;
 use hearth_schema::Trace;
 use hearth_schema::trace::Origin;
 use hearth_schema::trace::Outcome;
@@ -161,7 +161,7 @@ impl Run {
         for device in &mut metrics.devices {
             device.name = escape::name(&device.name);
         }
-        let outputs = Outputs::of(trace);
+        let outputs = TokenTimes::of(trace);
         Self {
             label,
             origin: trace.header.origin,

@@ -34,7 +34,7 @@ pub const SUMMED: [Term; 7] = [
         meaning: "Waiting inside computing steps until weights are read from disk.",
     },
     Term {
-        key: "air",
+        key: "network",
         label: "Network",
         phrase: "network messages",
         meaning: "Messages between devices: the head's time less the time that the others report.",

@@ -327,7 +327,7 @@ fn counters(events: &mut Events, trace: &Trace, base: usize) {
 fn run_events(out: &mut Events, trace: &Trace, base: usize) {
     let last = trace.records.iter().map(|record| record.end).max().unwrap_or(0);
     let mut free: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
-    for event in &trace.happenings {
+    for event in &trace.run_events {
         let place = trace.header.devices.iter().position(|it| Some(&it.name) == event.device.as_ref());
         let pid = base + place.unwrap_or(0);
         let end = event.end.unwrap_or(last).max(event.start);

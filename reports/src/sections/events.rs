@@ -3,14 +3,14 @@
 //! A table with the time of a token before, during and after each event; a table of memory pressure where other programs
 //! took memory; and a sentence for the cost of each device that was lost.
 //!
-//! Not here: the numbers ([`hearth_core::metrics::around`]).
+//! Not here: the numbers ([`hearth_core::metrics::event_impact`]).
 
-use hearth_core::metrics::around::Around;
-use hearth_core::metrics::around::Phases;
-use hearth_core::metrics::around::around;
+use hearth_core::metrics::event_impact::EventImpact;
+use hearth_core::metrics::event_impact::Phases;
+use hearth_core::metrics::event_impact::event_impact;
 use hearth_schema::Trace;
-use hearth_schema::happenings::Happening;
-use hearth_schema::happenings::Sort;
+use hearth_schema::run_events::RunEvent;
+use hearth_schema::run_events::RunEventKind;
 
 use crate::comparison::Run;
 use crate::document::{Block, NO_VALUE, RowStyle, Section, Table, Text};
@@ -21,9 +21,9 @@ use crate::timeline::events::describe;
 /// The section of all runs with events.
 pub fn section(runs: &[(&Run, &Trace)]) -> Section {
     let mut blocks = Vec::new();
-    for (run, trace) in runs.iter().filter(|(_, trace)| !trace.happenings.is_empty()) {
-        let events: Vec<(&Happening, Around)> =
-            trace.happenings.iter().map(|event| (event, around(trace, event))).collect();
+    for (run, trace) in runs.iter().filter(|(_, trace)| !trace.run_events.is_empty()) {
+        let events: Vec<(&RunEvent, EventImpact)> =
+            trace.run_events.iter().map(|event| (event, event_impact(trace, event))).collect();
         blocks.push(Block::Table(times(run, &events)));
         blocks.extend(pressure(run, &events).map(Block::Table));
         blocks.extend(lost_devices(trace, &events).map(Block::Paragraph));
@@ -40,21 +40,21 @@ const MEANINGS: [(&str, &str); 3] = [
     ("After", "Tokens that began after the event ended."),
 ];
 
-fn times(run: &Run, events: &[(&Happening, Around)]) -> Table {
+fn times(run: &Run, events: &[(&RunEvent, EventImpact)]) -> Table {
     let rows = events
         .iter()
-        .map(|(event, around)| {
+        .map(|(event, impact)| {
             let time = |nanos: u64| Text::from(numbers::milliseconds(nanos as f64 * 1e-6));
             let cell = |value: Option<f64>| Text::from(value.map_or(NO_VALUE.into(), numbers::milliseconds));
-            let Phases { before, beside, after } = around.tpot_ms;
+            let Phases { before, during, after } = impact.tpot_ms;
             let cells = vec![
                 Text::default().name(describe(event)),
                 time(event.start),
                 event.end.map_or_else(|| Text::from("end of run"), time),
                 cell(before),
-                cell(beside),
+                cell(during),
                 cell(after),
-                cell(around.longest_ms.beside),
+                cell(impact.max_ms.during),
             ];
             (RowStyle::Plain, cells)
         })
@@ -69,16 +69,16 @@ fn times(run: &Run, events: &[(&Happening, Around)]) -> Table {
     }
 }
 
-fn pressure(run: &Run, events: &[(&Happening, Around)]) -> Option<Table> {
+fn pressure(run: &Run, events: &[(&RunEvent, EventImpact)]) -> Option<Table> {
     let rows: Vec<(RowStyle, Vec<Text>)> = events
         .iter()
-        .filter(|(event, _)| event.sort == Sort::Memory)
-        .map(|(event, around)| {
+        .filter(|(event, _)| event.kind == RunEventKind::Memory)
+        .map(|(event, impact)| {
             let cell = |value: Option<f64>| Text::from(value.map_or(NO_VALUE.into(), numbers::percent));
-            let Phases { before, beside, after } = around.pressure;
+            let Phases { before, during, after } = impact.pressure;
             (
                 RowStyle::Plain,
-                vec![Text::default().name(describe(event)), cell(before), cell(beside), cell(after)],
+                vec![Text::default().name(describe(event)), cell(before), cell(during), cell(after)],
             )
         })
         .collect();
@@ -91,11 +91,12 @@ fn pressure(run: &Run, events: &[(&Happening, Around)]) -> Option<Table> {
 }
 
 /// The cost of each lost device: the time until it was detected, and the time until the new ring's first token.
-fn lost_devices(trace: &Trace, events: &[(&Happening, Around)]) -> Option<Text> {
+fn lost_devices(trace: &Trace, events: &[(&RunEvent, EventImpact)]) -> Option<Text> {
     let mut text = Text::default();
-    for (silent, _) in events.iter().filter(|(event, _)| event.sort == Sort::Silent) {
+    for (silent, _) in events.iter().filter(|(event, _)| event.kind == RunEventKind::Silent) {
         let Some(noticed) = silent.end else { continue };
-        let again = trace.happenings.iter().find(|it| it.sort == Sort::Replanned && it.start == noticed);
+        let again =
+            trace.run_events.iter().find(|it| it.kind == RunEventKind::Replanned && it.start == noticed);
         let device = silent.device.as_deref().unwrap_or("the ring");
         let millis = |from: u64, to: u64| numbers::milliseconds(to.saturating_sub(from) as f64 * 1e-6);
         text = text.name(escape::name(device)).words(format!(

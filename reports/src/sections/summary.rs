@@ -127,7 +127,7 @@ fn bottleneck(run: &Run) -> Text {
         return hidden(run);
     };
     let tpot = run.metrics.tpot_ms.map_or(0.0, |tpot| tpot.mean);
-    let network = run.metrics.terms_ms.air;
+    let network = run.metrics.terms_ms.network;
     let mut text = Text::default();
     if network > device.busy_ms {
         text = text.words(format!(

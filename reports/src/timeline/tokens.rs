@@ -4,8 +4,8 @@
 //! [`hearth_core::metrics`]. The first token, which ends the prompt, is left out. The tokens of one pass, whose drafts
 //! were accepted, count as one.
 
-use hearth_core::metrics::outputs::Outputs;
-use hearth_core::metrics::outputs::Turn;
+use hearth_core::metrics::token_times::DecodeStep;
+use hearth_core::metrics::token_times::TokenTimes;
 use hearth_schema::Trace;
 
 /// The interval of a pass's tokens on the head's clock, in nanoseconds.
@@ -24,10 +24,10 @@ impl Token {
     }
 }
 
-/// The turns after the first of each sequence, in the order of their passes.
+/// The steps after the first of each sequence, in the order of their passes.
 pub fn of(trace: &Trace) -> Vec<Token> {
-    let turns = Outputs::of(trace).turns.into_iter();
-    turns.map(|Turn { pass, start, end, .. }| Token { pass, start, end }).collect()
+    let steps = TokenTimes::of(trace).decode_steps.into_iter();
+    steps.map(|DecodeStep { pass, start, end, .. }| Token { pass, start, end }).collect()
 }
 
 /// The token of median duration; of equals, the earliest.

@@ -7,8 +7,8 @@ use std::fs;
 use std::path::Path;
 
 use hearth_reports::Report;
-use hearth_schema::happenings::Happening;
-use hearth_schema::happenings::Sort;
+use hearth_schema::run_events::RunEvent;
+use hearth_schema::run_events::RunEventKind;
 use hearth_schema::trace::Kind;
 use hearth_schema::trace::Origin;
 use hearth_schema::trace::Outcome;
@@ -49,19 +49,25 @@ fn trace_with_events() {
     let output = |pass| {
         trace.records.iter().find(|it| it.kind == Kind::Output && it.pass == pass).expect("a token").end
     };
-    let happening = |sort, device: Option<&str>, start, end, what: &str| Happening {
-        sort,
+    let run_event = |kind, device: Option<&str>, start, end, what: &str| RunEvent {
+        kind,
         device: device.map(String::from),
         start,
         end,
         what: what.into(),
         plan: None,
     };
-    trace.happenings = vec![
-        happening(Sort::Memory, Some("phone"), output(1), Some(output(3)), "2.00 GiB"),
-        happening(Sort::Silent, Some("lap|top"), output(2), Some(output(2) + 1_000_000), "no sign of life"),
-        happening(Sort::Replanned, None, output(2) + 1_000_000, Some(output(3)), "a 1, b 2"),
-        happening(Sort::Stalls, None, output(4), None, ""),
+    trace.run_events = vec![
+        run_event(RunEventKind::Memory, Some("phone"), output(1), Some(output(3)), "2.00 GiB"),
+        run_event(
+            RunEventKind::Silent,
+            Some("lap|top"),
+            output(2),
+            Some(output(2) + 1_000_000),
+            "no sign of life",
+        ),
+        run_event(RunEventKind::Replanned, None, output(2) + 1_000_000, Some(output(3)), "a 1, b 2"),
+        run_event(RunEventKind::Stalls, None, output(4), None, ""),
     ];
     let report = Report::new(vec![trace]).unwrap();
     check(&report, "report.md", "events.md");

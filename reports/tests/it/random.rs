@@ -106,7 +106,7 @@ fn trace() -> impl Strategy<Value = Trace> {
                 records,
                 readings,
                 shortages: vec![],
-                happenings: vec![],
+                run_events: vec![],
                 outcome,
             }
         },

@@ -107,7 +107,7 @@ pub fn trace(origin: Origin, tokens: u32) -> Trace {
         records: run.records,
         readings: run.readings,
         shortages: vec![],
-        happenings: vec![],
+        run_events: vec![],
         outcome: Outcome::Ok,
     }
 }

@@ -2,6 +2,7 @@
 
 use hearth_profiles::Document;
 use hearth_schema::Scenario;
+use hearth_schema::run_events::RunEvent;
 use hearth_schema::scenario::Workload;
 
 fn scenario(context: u32, workload: &str, more: &str) -> Result<Scenario, String> {
@@ -95,4 +96,32 @@ fn limits_that_no_machine_has_are_refused() {
         let error = limited(limits).expect_err(limits);
         assert!(error.contains(complaint) && error.contains("device `a`"), "{limits}: {error}");
     }
+}
+
+#[test]
+fn old_keys_are_read_with_a_warning() {
+    let wifi = |keys: &[&str]| {
+        let channels = "{channels: [{name: w, bandwidth: {value: 1 Gbit/s, source: t}, stations: [a]}]}";
+        let yaml: String = keys.iter().map(|key| format!("  {key}: {channels}\n")).collect();
+        let text = scenario(64, "", "").expect("valid").to_yaml();
+        text.replacen("links:\n", &format!("links:\n{yaml}"), 1)
+    };
+    let (old, new) = (wifi(&["air"]), wifi(&["wifi"]));
+    let read = Scenario::from_yaml(&old).expect("the old key is read");
+    assert_eq!(read, Scenario::from_yaml(&new).expect("the new key is read"));
+    assert!(read.to_yaml().contains("wifi:") && Scenario::deprecations(&new).is_empty());
+    let line = old.lines().position(|line| line.starts_with("  air:")).expect("a key") + 1;
+    let [warning] = &Scenario::deprecations(&old)[..] else { panic!("one old key") };
+    assert_eq!((warning.key.old, warning.key.new, warning.line), ("links.air", "links.wifi", line));
+    let both = Scenario::from_yaml(&wifi(&["air", "wifi"])).expect_err("two names of one key");
+    assert!(both.to_string().contains("duplicate field `wifi`"), "{both}");
+}
+
+#[test]
+fn run_events_are_read_by_their_old_key() {
+    let read = |key: &str| {
+        let json = format!(r#"{{"{key}":"load","device":"a","start":3,"end":8,"what":"4 threads"}}"#);
+        serde_json::from_str::<RunEvent>(&json).expect("a run event")
+    };
+    assert_eq!(read("sort"), read("kind"));
 }

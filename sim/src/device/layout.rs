@@ -11,7 +11,7 @@
 
 use std::ops::Range;
 
-use hearth_core::schedule::Part;
+use hearth_core::schedule::ModelPart;
 use hearth_profiles::Bytes;
 use hearth_profiles::model::ModelProfile;
 use hearth_schema::Plan;
@@ -90,10 +90,10 @@ impl Layout {
     }
 
     /// The chunks of a part that is read as one.
-    pub fn part(&self, part: &Part) -> Range<Chunk> {
+    pub fn part(&self, part: &ModelPart) -> Range<Chunk> {
         match part {
-            Part::Output => self.output(),
-            Part::Layers(layers) => {
+            ModelPart::Output => self.output(),
+            ModelPart::Layers(layers) => {
                 let mut own =
                     layers.clone().map(|layer| self.layer(layer)).filter(|chunks| !chunks.is_empty());
                 let first = own.next().unwrap_or(0..0);
@@ -172,7 +172,7 @@ mod tests {
         assert!(!Layout::new(&plan, 0, &model, chunk, true).layer(0).is_empty(), "Metal maps its layers");
         let (third, fourth) = (layout.layer(3), layout.layer(4));
         assert_eq!(third.end, fourth.start, "every chunk belongs to one layer");
-        assert_eq!(layout.part(&Part::Layers(0..10)), layout.part(&Part::Layers(2..10)));
+        assert_eq!(layout.part(&ModelPart::Layers(0..10)), layout.part(&ModelPart::Layers(2..10)));
         assert_eq!(u64::from(layout.chunks()), model.total_bytes().0.div_ceil(chunk.0));
         assert_eq!(layout.output().end, layout.chunks());
         let own: Vec<Chunk> = layout.own().collect();

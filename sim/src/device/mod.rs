@@ -20,11 +20,11 @@ mod walk;
 
 use std::collections::{BTreeSet, VecDeque};
 
-use hearth_core::rates::Work;
+use hearth_core::compute_cost::ComputeCost;
 use hearth_core::residency::PartRequest;
 use hearth_core::residency::ReadOrigin;
 use hearth_core::schedule::Event as Incident;
-use hearth_core::schedule::Part;
+use hearth_core::schedule::ModelPart;
 use hearth_core::schedule::Schedule;
 use hearth_core::schedule::Step;
 use hearth_profiles::device::Device;
@@ -322,14 +322,14 @@ impl<'a> DeviceSim<'a> {
                     .collect();
                 let mut record = self.record(Kind::Compute, pass, round, ctx);
                 record.layers = Some([layers.start, layers.end]);
-                self.needed(&Part::Layers(layers), pass, round, ctx);
+                self.needed(&ModelPart::Layers(layers), pass, round, ctx);
                 self.walk(record, segments, ctx);
             }
             Step::Compute { pass, round, layers, processor: Processor::Gpu } => {
                 let mut record = self.record(Kind::Compute, pass, round, ctx);
                 record.layers = Some([layers.start, layers.end]);
                 let steps = self.on_gpu(&record, pass);
-                self.wired(&Part::Layers(layers), record, pass, steps.into(), ctx);
+                self.wired(&ModelPart::Layers(layers), record, pass, steps.into(), ctx);
             }
             Step::Output { pass, processor: Processor::Gpu } => {
                 let round = self.schedule.plan().rounds;
@@ -337,7 +337,7 @@ impl<'a> DeviceSim<'a> {
                 let steps = self.output_on_gpu(&record, pass.outputs());
                 let timed = Timed { steps, output: Some(pass.index) };
                 let wiring = Record { kind: Kind::Compute, ..record };
-                self.wired(&Part::Output, wiring, pass, timed, ctx);
+                self.wired(&ModelPart::Output, wiring, pass, timed, ctx);
             }
             Step::Output { pass, processor: Processor::Cpu } => {
                 let fixed = self.device.cpu.token_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
@@ -345,7 +345,7 @@ impl<'a> DeviceSim<'a> {
                 let segment = Segment { chunks: self.layout.output(), time, unit };
                 let round = self.schedule.plan().rounds;
                 let record = self.record(Kind::Output, pass, round, ctx);
-                self.needed(&Part::Output, pass, round, ctx);
+                self.needed(&ModelPart::Output, pass, round, ctx);
                 self.walk(record, [segment], ctx);
             }
             Step::Send { pass, round, next_round, to } => {
@@ -387,17 +387,17 @@ impl<'a> DeviceSim<'a> {
         }
     }
 
-    fn part_request(&self, part: &Part, pass: Pass, round: u32) -> PartRequest {
+    fn part_request(&self, part: &ModelPart, pass: Pass, round: u32) -> PartRequest {
         let layers = match part {
-            Part::Layers(layers) => Some([layers.start, layers.end]),
-            Part::Output => None,
+            ModelPart::Layers(layers) => Some([layers.start, layers.end]),
+            ModelPart::Output => None,
         };
         let origin = ReadOrigin { pass: pass.index, round, layers };
         PartRequest { pieces: self.layout.part(part), origin }
     }
 
     /// A part is about to be computed.
-    fn needed(&mut self, part: &Part, pass: Pass, round: u32, ctx: &mut SimContext) {
+    fn needed(&mut self, part: &ModelPart, pass: Pass, round: u32, ctx: &mut SimContext) {
         let request = self.part_request(part, pass, round);
         if self.residency.begin(request, &self.storage) {
             ctx.engine.after(0, Event::Helper(self.place));
@@ -432,7 +432,7 @@ impl<'a> DeviceSim<'a> {
     /// Upload, computation and download of a window's GPU layers. With one memory nothing is copied.
     fn on_gpu(&self, compute: &Record, pass: Pass) -> Vec<(Record, Seconds)> {
         let Some(gpu) = &self.device.gpu else { return Vec::new() };
-        let work = Work::on_gpu(gpu, self.model, self.kv_element);
+        let work = ComputeCost::on_gpu(gpu, self.model, self.kv_element);
         let overhead = gpu.window_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
         let time: Seconds = overhead + compute.layer_range().map(|layer| work.layer(layer, pass)).sum();
         // Deviation: a change of its speed while it computes counts from the next window on.
@@ -454,7 +454,8 @@ impl<'a> DeviceSim<'a> {
     /// the CPU all the same.
     fn output_on_gpu(&self, output: &Record, positions: u32) -> Vec<(Record, Seconds)> {
         let Some(gpu) = &self.device.gpu else { return Vec::new() };
-        let time = Work::on_gpu(gpu, self.model, self.kv_element).outputs(positions) * (1.0 / self.gpu_speed);
+        let time =
+            ComputeCost::on_gpu(gpu, self.model, self.kv_element).outputs(positions) * (1.0 / self.gpu_speed);
         let on_gpu = Record { resource: Resource::Gpu, kind: Kind::Compute, ..output.clone() };
         let fixed = self.device.cpu.token_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
         let cost = Cost { cpu: fixed.to_nanos(), ..Cost::default() };
@@ -471,7 +472,7 @@ impl<'a> DeviceSim<'a> {
 
     /// Steps of the GPU. Where it reads through the mapping its weights come in before: what waits is a thread of the
     /// CPU, which computes nothing meanwhile.
-    fn wired(&mut self, part: &Part, record: Record, pass: Pass, timed: Timed, ctx: &mut SimContext) {
+    fn wired(&mut self, part: &ModelPart, record: Record, pass: Pass, timed: Timed, ctx: &mut SimContext) {
         if !self.device.gpu_maps_weights() {
             return self.fixed(timed, ctx);
         }
@@ -540,8 +541,8 @@ impl<'a> DeviceSim<'a> {
         }
     }
 
-    fn work(&self) -> Work<'a> {
-        Work::in_main_memory(self.device, self.model, self.kv_element)
+    fn work(&self) -> ComputeCost<'a> {
+        ComputeCost::in_main_memory(self.device, self.model, self.kv_element)
     }
 
     fn record(&self, kind: Kind, pass: Pass, round: u32, ctx: &SimContext) -> Record {

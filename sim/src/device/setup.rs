@@ -11,7 +11,7 @@ use std::borrow::Cow;
 use hearth_core::conversion::converted;
 use hearth_core::conversion::model_as;
 use hearth_core::draft;
-use hearth_core::schedule::Part;
+use hearth_core::schedule::ModelPart;
 use hearth_core::schedule::Schedule;
 use hearth_core::schedule::visits;
 use hearth_profiles::device::{Device, PageCachePolicy};
@@ -120,8 +120,8 @@ fn drafter<'a>(input: &Input<'a>, plan: &Plan, place: usize, device: &'a Device)
 }
 
 /// The chunks of each visit, in the order of use.
-fn chunks_of(layout: &Layout, visits: &[Vec<Part>]) -> Vec<Vec<Chunk>> {
-    let chunks = |parts: &Vec<Part>| parts.iter().flat_map(|part| layout.part(part)).collect();
+fn chunks_of(layout: &Layout, visits: &[Vec<ModelPart>]) -> Vec<Vec<Chunk>> {
+    let chunks = |parts: &Vec<ModelPart>| parts.iter().flat_map(|part| layout.part(part)).collect();
     visits.iter().map(chunks).collect()
 }
 

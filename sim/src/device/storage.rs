@@ -11,9 +11,9 @@
 //!
 //! Not here: who touches what and when.
 
-use hearth_core::rates::DISCARDING;
-use hearth_core::rates::INSERTING;
-use hearth_core::rates::LOOKING;
+use hearth_core::compute_cost::PAGE_DISCARD_COST;
+use hearth_core::compute_cost::PAGE_INSERT_COST;
+use hearth_core::compute_cost::PAGE_SCAN_COST;
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 
 use crate::engine::Nanos;
@@ -50,7 +50,12 @@ impl KernelCosts {
     pub fn measured(chunk: Bytes) -> Self {
         let of = |(time, bytes): (Seconds, Bytes)| Seconds(time.0 * chunk.as_f64() / bytes.as_f64());
         let release = of((Seconds(0.12), Bytes::mib(400)));
-        Self { insert: of(INSERTING), look: of(LOOKING), release, discard: of(DISCARDING) }
+        Self {
+            insert: of(PAGE_INSERT_COST),
+            look: of(PAGE_SCAN_COST),
+            release,
+            discard: of(PAGE_DISCARD_COST),
+        }
     }
 
     /// The same where a thread turns pages over at another rate.

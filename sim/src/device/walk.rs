@@ -4,7 +4,7 @@
 //! page fault on what is not, or waiting for the helper that is to bring it. Chunks that can be used one after
 //! another are computed as one stretch.
 //!
-//! Not here: what can be used ([`crate::device::residency`]), how long a layer takes ([`hearth_core::rates`]), and what to do when
+//! Not here: what can be used ([`crate::device::residency`]), how long a layer takes ([`hearth_core::compute_cost`]), and what to do when
 //! the walk is over ([`crate::device`]).
 
 use std::collections::VecDeque;

@@ -22,7 +22,7 @@ use hearth_profiles::Seconds;
 use hearth_profiles::device::Device;
 use hearth_profiles::model::ModelProfile;
 use hearth_schema::Plan;
-use hearth_schema::happenings::Sort;
+use hearth_schema::run_events::RunEventKind;
 use hearth_schema::trace::Counter;
 use hearth_schema::trace::Header;
 use hearth_schema::trace::Outcome;
@@ -100,10 +100,10 @@ pub fn simulate(
     let passes = passes.into_started();
     records.sort_by_key(|record| record.start);
     let unreached_events = timeline.unreached_events();
-    let mut happenings = timeline.happenings;
-    happenings.sort_by_key(|happening| happening.start);
+    let mut run_events = timeline.run_events;
+    run_events.sort_by_key(|run_event| run_event.start);
     let shortages = Vec::new();
-    let trace = Trace { header, passes, records, readings, shortages, happenings, outcome };
+    let trace = Trace { header, passes, records, readings, shortages, run_events, outcome };
     Ok(Run { trace, plans, unreached_events })
 }
 
@@ -224,7 +224,7 @@ impl<'a> Simulation<'a> {
         act(&mut self.ring.devices[slot], &mut ctx)?;
         if !self.ended && !self.ring.devices[slot].storage.view().view().survives() {
             let what = "its system killed the process: nothing is left to compress, and page cache is scarce";
-            self.happened(Sort::OutOfMemory, Some(self.name(slot)), self.engine.now(), what.into());
+            self.happened(RunEventKind::OutOfMemory, Some(self.name(slot)), self.engine.now(), what.into());
             (self.outcome, self.ended) = (Outcome::Killed, true);
         }
         let plans = self.plans.len();

@@ -20,8 +20,8 @@ use hearth_profiles::{Bytes, Seconds};
 use hearth_schema::Plan;
 use hearth_schema::events::Change;
 use hearth_schema::events::Return;
-use hearth_schema::happenings::Happening;
-use hearth_schema::happenings::Sort;
+use hearth_schema::run_events::RunEvent;
+use hearth_schema::run_events::RunEventKind;
 use hearth_schema::trace::Kind;
 use hearth_schema::trace::Outcome;
 
@@ -116,7 +116,7 @@ impl<'a> Simulation<'a> {
             Change::Leaves if member == Some(self.ring.members[0]) => {
                 self.timeline.begin(now, index, Seconds(0.0));
                 let (name, what) = (self.name(0), "the head is gone, and with it the tokens".into());
-                self.happened(Sort::NotReplanned, Some(name), now, what);
+                self.happened(RunEventKind::NotReplanned, Some(name), now, what);
                 (self.outcome, self.ended) = (Outcome::Killed, true);
             }
             Change::Leaves | Change::Stalls => {
@@ -182,7 +182,7 @@ impl<'a> Simulation<'a> {
         if room.is_none() && works {
             let (now, what) =
                 (self.engine.now(), "other programs left no room for weights to pass through".into());
-            self.happened(Sort::OutOfMemory, Some(self.name(slot)), now, what);
+            self.happened(RunEventKind::OutOfMemory, Some(self.name(slot)), now, what);
             (self.outcome, self.ended) = (Outcome::OutOfMemory, true);
             return;
         }
@@ -202,9 +202,9 @@ impl<'a> Simulation<'a> {
         self.ring.budgets[slot].unreclaimable + Bytes(background_load.taken as u64)
     }
 
-    pub fn happened(&mut self, sort: Sort, device: Option<&str>, since: Nanos, what: String) {
+    pub fn happened(&mut self, kind: RunEventKind, device: Option<&str>, since: Nanos, what: String) {
         let (device, end) = (device.map(str::to_owned), Some(self.engine.now()));
-        self.timeline.happenings.push(Happening { sort, device, start: since, end, what, plan: None });
+        self.timeline.run_events.push(RunEvent { kind, device, start: since, end, what, plan: None });
     }
 
     /// Whether nothing goes from one slot to another.
@@ -250,7 +250,7 @@ impl<'a> Simulation<'a> {
             return Ok(());
         }
         let name = self.input.cluster.members[member].name.as_str();
-        self.happened(Sort::Silent, Some(name), since, "no sign of life".into());
+        self.happened(RunEventKind::Silent, Some(name), since, "no sign of life".into());
         self.plan_again(Some(name))
     }
 
@@ -270,7 +270,7 @@ impl<'a> Simulation<'a> {
             Ok(plan) if missing.is_none() && same_ring(&plan, self.plan()) => Ok(()),
             Ok(plan) => self.adopt(plan, missing),
             Err(reason) => {
-                self.happened(Sort::NotReplanned, missing, now, reason);
+                self.happened(RunEventKind::NotReplanned, missing, now, reason);
                 if missing.is_some() {
                     (self.outcome, self.ended) = (Outcome::Killed, true);
                 }
@@ -355,8 +355,8 @@ impl<'a> Simulation<'a> {
         let what = format!("{}; {again} tokens computed again", new.join(", "));
         let device = missing.map(str::to_owned);
         let digest = Some(plan.digest());
-        let sort = Sort::Replanned;
-        self.timeline.happenings.push(Happening { sort, device, start: now, end: None, what, plan: digest });
+        let kind = RunEventKind::Replanned;
+        self.timeline.run_events.push(RunEvent { kind, device, start: now, end: None, what, plan: digest });
         self.plans.push(plan);
         for slot in 0..self.ring.devices.len() {
             self.follow(slot);

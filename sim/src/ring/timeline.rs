@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 use hearth_profiles::{Bytes, Fraction, Seconds};
 use hearth_schema::events::Change;
 use hearth_schema::events::Event;
-use hearth_schema::happenings::Happening;
-use hearth_schema::happenings::Sort;
+use hearth_schema::run_events::RunEvent;
+use hearth_schema::run_events::RunEventKind;
 
 use crate::device::background_load::BackgroundLoad;
 use crate::engine::Nanos;
@@ -46,10 +46,10 @@ pub struct EventTimeline {
     by_token: BTreeMap<u32, Vec<usize>>,
     /// How far the events that last are under way, from 0 to 1.
     under_way: BTreeMap<usize, f64>,
-    /// Where the events that have begun stand among the happenings.
+    /// Where the events that have begun stand among the run events.
     written: BTreeMap<usize, usize>,
     /// What has happened.
-    pub happenings: Vec<Happening>,
+    pub run_events: Vec<RunEvent>,
 }
 
 impl EventTimeline {
@@ -62,7 +62,7 @@ impl EventTimeline {
             by_token: BTreeMap::new(),
             under_way: BTreeMap::new(),
             written: BTreeMap::new(),
-            happenings: Vec::new(),
+            run_events: Vec::new(),
         };
         for index in 0..timeline.events.len() {
             let event = &timeline.events[index].0;
@@ -123,8 +123,8 @@ impl EventTimeline {
     /// An event begins, and grows over this time if it does. It is under way until it ends.
     pub fn begin(&mut self, now: Nanos, index: usize, over: Seconds) {
         let (event, change) = &self.events[index];
-        let happening = Happening {
-            sort: sort(change),
+        let run_event = RunEvent {
+            kind: kind(change),
             device: event.device.clone(),
             start: now,
             end: None,
@@ -132,8 +132,8 @@ impl EventTimeline {
             plan: None,
         };
         let lasts = event.lasts;
-        self.written.insert(index, self.happenings.len());
-        self.happenings.push(happening);
+        self.written.insert(index, self.run_events.len());
+        self.run_events.push(run_event);
         let over = over.to_nanos();
         self.under_way.insert(index, if over == 0 { 1.0 } else { 0.0 });
         if over > 0 {
@@ -156,17 +156,16 @@ impl EventTimeline {
     pub fn end(&mut self, now: Nanos, index: usize) {
         self.under_way.remove(&index);
         if let Some(&at) = self.written.get(&index) {
-            self.happenings[at].end = Some(now);
+            self.run_events[at].end = Some(now);
         }
     }
 
     /// A device that was away is back.
     pub fn back(&mut self, now: Nanos, device: &str) {
-        let away = self
-            .happenings
-            .iter_mut()
-            .rev()
-            .find(|it| (it.sort, it.device.as_deref(), it.end) == (Sort::Away, Some(device), None));
+        let away =
+            self.run_events.iter_mut().rev().find(|it| {
+                (it.kind, it.device.as_deref(), it.end) == (RunEventKind::Away, Some(device), None)
+            });
         if let Some(away) = away {
             away.end = Some(now);
         }
@@ -174,9 +173,9 @@ impl EventTimeline {
 
     /// The first token of a new ring is out.
     pub fn renewed(&mut self, now: Nanos) {
-        for happening in &mut self.happenings {
-            if happening.sort == Sort::Replanned && happening.end.is_none() {
-                happening.end = Some(now);
+        for run_event in &mut self.run_events {
+            if run_event.kind == RunEventKind::Replanned && run_event.end.is_none() {
+                run_event.end = Some(now);
             }
         }
     }
@@ -199,15 +198,15 @@ impl EventTimeline {
     }
 }
 
-fn sort(change: &Change) -> Sort {
+fn kind(change: &Change) -> RunEventKind {
     match change {
-        Change::Load(_) => Sort::Load,
-        Change::Memory(_) => Sort::Memory,
-        Change::Swap(_) => Sort::Swap,
-        Change::Slow(_) => Sort::Slow,
-        Change::DiskLoad(_) => Sort::DiskLoad,
-        Change::Leaves | Change::Returns(_) => Sort::Away,
-        Change::Stalls => Sort::Stalls,
+        Change::Load(_) => RunEventKind::Load,
+        Change::Memory(_) => RunEventKind::Memory,
+        Change::Swap(_) => RunEventKind::Swap,
+        Change::Slow(_) => RunEventKind::Slow,
+        Change::DiskLoad(_) => RunEventKind::DiskLoad,
+        Change::Leaves | Change::Returns(_) => RunEventKind::Away,
+        Change::Stalls => RunEventKind::Stalls,
     }
 }
 
@@ -269,7 +268,7 @@ mod tests {
         );
         timeline.end(11_000_000_000, 0);
         assert_eq!(taken(&timeline), 0.0);
-        assert_eq!(timeline.happenings[0].end, Some(11_000_000_000));
+        assert_eq!(timeline.run_events[0].end, Some(11_000_000_000));
     }
 
     #[test]

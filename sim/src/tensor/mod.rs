@@ -2,7 +2,7 @@
 //!
 //! The ranks of a tensor-parallel plan go through the blocks of a token in lockstep ([`simulation`]): each computes its
 //! slice ([`rank`]), then all add their partial results up over the links. Arithmetic takes what
-//! [`hearth_core::rates`] tells of the slice; what a rank holds in memory tells [`hearth_core::holdings`].
+//! [`hearth_core::compute_cost`] tells of the slice; what a rank holds in memory tells [`hearth_core::holdings`].
 //!
 //! Where a device is out of memory the run ends before it begins, and the trace says on which and by how much.
 //!
@@ -61,7 +61,7 @@ pub(crate) fn simulate(
             records,
             readings,
             shortages,
-            happenings: Vec::new(),
+            run_events: Vec::new(),
             outcome: Outcome::OutOfMemory,
         });
     }
@@ -79,7 +79,7 @@ pub(crate) fn simulate(
         records,
         readings,
         shortages: Vec::new(),
-        happenings: Vec::new(),
+        run_events: Vec::new(),
         outcome: Outcome::Ok,
     })
 }

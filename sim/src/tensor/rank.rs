@@ -7,9 +7,9 @@
 //!
 //! Not here: the other devices.
 
+use hearth_core::compute_cost::ComputeCost;
 use hearth_core::holdings::Holdings;
 use hearth_core::holdings::streamed;
-use hearth_core::rates::Work;
 use hearth_core::tensor::SlicedModel;
 use hearth_profiles::device::{Device, PageCachePolicy};
 use hearth_profiles::model::TensorGroup;
@@ -170,7 +170,7 @@ impl<'a> Rank<'a> {
         out: &mut Vec<Record>,
     ) -> Nanos {
         let Some(gpu) = &self.device.gpu else { return now };
-        let work = Work::on_gpu(gpu, &self.sliced.attention, self.kv_element);
+        let work = ComputeCost::on_gpu(gpu, &self.sliced.attention, self.kv_element);
         let mut time = slice_time(&work, &self.sliced, block, pass);
         if block == 0 {
             time += gpu.window_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
@@ -192,8 +192,8 @@ impl<'a> Rank<'a> {
         at
     }
 
-    fn on_cpu(&self) -> Work<'_> {
-        Work::on_cpu(&self.device.cpu, &self.sliced.attention, self.kv_element)
+    fn on_cpu(&self) -> ComputeCost<'_> {
+        ComputeCost::on_cpu(&self.device.cpu, &self.sliced.attention, self.kv_element)
     }
 
     /// A record of this rank.
@@ -203,7 +203,7 @@ impl<'a> Rank<'a> {
 }
 
 /// The arithmetic of a slice of a block; nothing where the slice is empty.
-fn slice_time(work: &Work, sliced: &SlicedModel, block: usize, pass: Pass) -> Seconds {
+fn slice_time(work: &ComputeCost, sliced: &SlicedModel, block: usize, pass: Pass) -> Seconds {
     let layer = block / 2;
     let empty = |group: &TensorGroup| group.flops().0 == 0.0;
     if block.is_multiple_of(2) {

@@ -6,8 +6,8 @@
 use hearth_core::cluster::Cluster;
 use hearth_core::metrics;
 use hearth_core::metrics::Metrics;
-use hearth_core::metrics::around::Around;
-use hearth_core::metrics::around::around;
+use hearth_core::metrics::event_impact::EventImpact;
+use hearth_core::metrics::event_impact::event_impact;
 use hearth_core::replan::NoPlan;
 use hearth_core::replan::Replanner;
 use hearth_profiles::device::PageCachePolicy;
@@ -17,11 +17,11 @@ use hearth_schema::events::Load;
 use hearth_schema::events::Return;
 use hearth_schema::events::Swap;
 use hearth_schema::events::Taken;
-use hearth_schema::happenings::Sort;
 use hearth_schema::plan::Plan;
 use hearth_schema::plan::Role;
 use hearth_schema::residency::Residency;
 use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::run_events::RunEventKind;
 use hearth_schema::trace::Counter;
 use hearth_schema::trace::Kind;
 use hearth_schema::trace::Outcome;
@@ -81,8 +81,8 @@ fn on(device: &str, token: u32) -> Event {
     Event { token: Some(token), device: Some(device.into()), ..Event::default() }
 }
 
-fn first(trace: &Trace) -> Around {
-    around(trace, &trace.happenings[0])
+fn first(trace: &Trace) -> EventImpact {
+    event_impact(trace, &trace.run_events[0])
 }
 
 /// Milliseconds in which the second half is read once at 10 GB/s.
@@ -101,9 +101,9 @@ fn load_on_half_the_cores_doubles_computing() {
     let game = Event { load: Some(Load { threads: 4, gpu: None }), ..on("d1", 4) };
     let (trace, _) = halves(std::slice::from_ref(&game));
     let phases = first(&trace).tpot_ms;
-    let (before, beside) = (phases.before.expect("three"), phases.beside.expect("eight"));
-    assert!(near(beside - before, half()), "{before} ms, {beside} ms, and half a model takes {} ms", half());
-    let (quiet, busy) = (before, beside);
+    let (before, during) = (phases.before.expect("three"), phases.during.expect("eight"));
+    assert!(near(during - before, half()), "{before} ms, {during} ms, and half a model takes {} ms", half());
+    let (quiet, busy) = (before, during);
     let (trace, metrics) = halves(&[Event { lasts: Some(Seconds(2.5 * busy / 1e3)), ..game }]);
     let phases = first(&trace).tpot_ms;
     assert!(near(phases.after.expect("after the game"), quiet), "{phases:?} against {quiet}");
@@ -116,7 +116,7 @@ fn load_on_half_the_cores_doubles_computing() {
 #[test]
 fn half_the_clock_doubles_computing() {
     let (trace, metrics) = halves(&[Event { slow: Some(Fraction(0.5)), ..on("d1", 1) }]);
-    let (quiet, slow) = (halves(&[]).1, first(&trace).tpot_ms.beside.expect("all"));
+    let (quiet, slow) = (halves(&[]).1, first(&trace).tpot_ms.during.expect("all"));
     assert!(near(slow - quiet.tpot_ms.expect("tokens").mean, half()));
     assert!(near(metrics.terms_ms.cpu - quiet.terms_ms.cpu, half()), "it is computing, not queueing");
     assert!(metrics.terms_ms.queue < 0.001 * slow);
@@ -131,9 +131,9 @@ fn disk_load_slows_reading() {
     let event = Event { disk_load: Some(Fraction(0.75)), ..on("d1", 3) };
     let trace = during(&cluster, &plan, &[event], None).trace;
     let phases = first(&trace).tpot_ms;
-    let (before, beside) = (phases.before.expect("tokens"), phases.beside.expect("tokens"));
+    let (before, during) = (phases.before.expect("tokens"), phases.during.expect("tokens"));
     // Three times the time of reading more, a tenth of which had been hidden behind computing.
-    let more = beside - before;
+    let more = during - before;
     assert!(
         (29.0 * half()..31.0 * half()).contains(&more),
         "{more} ms more, half a model is {} ms",
@@ -145,9 +145,9 @@ fn disk_load_slows_reading() {
 fn stall_adds_to_token_time() {
     let stall = Event { token: Some(4), lasts: Some(Seconds(1.5)), stalls: true, ..Event::default() };
     let (trace, metrics) = halves(&[stall]);
-    assert_eq!((trace.outcome, trace.happenings.len()), (Outcome::Ok, 1), "nobody is missed within 1.5 s");
+    assert_eq!((trace.outcome, trace.run_events.len()), (Outcome::Ok, 1), "nobody is missed within 1.5 s");
     let phases = first(&trace);
-    let (before, longest) = (phases.tpot_ms.before.expect("three"), phases.longest_ms.beside.expect("one"));
+    let (before, longest) = (phases.tpot_ms.before.expect("three"), phases.max_ms.during.expect("one"));
     // The head computes its half while the link stands still, so the token ends 1.5 s after what then remains of it.
     let head_half = half();
     assert!(
@@ -166,9 +166,9 @@ fn lost_device_is_replanned_around() {
     assert_eq!(trace.outcome, Outcome::Ok);
     let outputs = trace.records.iter().filter(|record| record.kind == Kind::Output).count();
     assert_eq!(outputs, 12, "every token comes out once");
-    let sorts: Vec<Sort> = trace.happenings.iter().map(|it| it.sort).collect();
-    assert_eq!(sorts, [Sort::Away, Sort::Silent, Sort::Replanned]);
-    let [away, silent, renewed] = [0, 1, 2].map(|at| &trace.happenings[at]);
+    let kinds: Vec<RunEventKind> = trace.run_events.iter().map(|it| it.kind).collect();
+    assert_eq!(kinds, [RunEventKind::Away, RunEventKind::Silent, RunEventKind::Replanned]);
+    let [away, silent, renewed] = [0, 1, 2].map(|at| &trace.run_events[at]);
     assert_eq!((away.start, away.end), (silent.start, None));
     // 1.5 to 2.0 s of silence, at a heartbeat of the head's.
     let silence = silent.end.expect("noticed") - silent.start;
@@ -207,7 +207,7 @@ fn sequences_are_recomputed_after_a_loss() {
     let outputs = trace.records.iter().filter(|record| record.kind == Kind::Output).count();
     assert_eq!(outputs, 18, "every token comes out once");
     // Prompts of 4 tokens; 7 tokens are out when the device leaves, and those on the other two halves come out yet.
-    let renewed = trace.happenings.iter().find(|it| it.sort == Sort::Replanned).expect("a new ring");
+    let renewed = trace.run_events.iter().find(|it| it.kind == RunEventKind::Replanned).expect("a new ring");
     let out = trace
         .readings
         .iter()
@@ -234,7 +234,7 @@ fn wifi_stall_holds_all_messages() {
     // The head computes its half while the air stands still.
     let more = end(&with) - end(&without);
     assert!((more / (1500.0 - half()) - 1.0).abs() < 0.02, "{more} ms more");
-    assert!(metrics::compute(&with).terms_ms.air > metrics::compute(&without).terms_ms.air + 100.0);
+    assert!(metrics::compute(&with).terms_ms.network > metrics::compute(&without).terms_ms.network + 100.0);
 }
 
 #[test]
@@ -245,10 +245,10 @@ fn android_kill_is_reported() {
     // With less than 72 MiB for files, and nothing that others could give up.
     let memory = Some(Taken { taken: Bytes(1 << 30) - Bytes::mib(64), over: None });
     let trace = during(&cluster, &plan, &[Event { memory, ..on("d1", 2) }], None).trace;
-    let last = trace.happenings.last().expect("why");
+    let last = trace.run_events.last().expect("why");
     assert_eq!(
-        (trace.outcome, last.sort, last.device.as_deref()),
-        (Outcome::Killed, Sort::OutOfMemory, Some("d1"))
+        (trace.outcome, last.kind, last.device.as_deref()),
+        (Outcome::Killed, RunEventKind::OutOfMemory, Some("d1"))
     );
     let swap = Some(Swap { rate: BytesPerSecond(40e6), compression: 4.0 });
     let memory = &mut cluster.members[1].device.memory;
@@ -283,8 +283,8 @@ fn run_ends_without_a_new_plan() {
     for (replanner, reason) in [(nobody, "nobody plans again"), (Some(&Never as _), "too little memory")] {
         let trace = during(&cluster, &plan, &leaves, replanner).trace;
         assert_eq!(trace.outcome, Outcome::Killed);
-        let last = trace.happenings.last().expect("why");
-        assert!(last.sort == Sort::NotReplanned && last.what.contains(reason), "{last:?}");
+        let last = trace.run_events.last().expect("why");
+        assert!(last.kind == RunEventKind::NotReplanned && last.what.contains(reason), "{last:?}");
         assert_eq!(metrics::compute(&trace).tpot_ms.map(|_| ()), Some(()), "the tokens until then count");
     }
 }
@@ -300,7 +300,7 @@ fn returning_device_rejoins_between_tokens() {
     assert_eq!(run.plans[1].devices.len(), 3);
     let outputs = run.trace.records.iter().filter(|record| record.kind == Kind::Output).count();
     assert_eq!(outputs, 20);
-    assert!(run.trace.happenings[0].end.is_some(), "it is back");
+    assert!(run.trace.run_events[0].end.is_some(), "it is back");
     let run = during(&cluster, &plan, &[leaves.clone(), back(Return::NextRequest)], Some(&Evenly));
     assert_eq!((run.trace.outcome, run.plans.len()), (Outcome::Ok, 1));
     // Back before it is missed: the messages that waited for it go on, and nothing is computed again.
@@ -359,7 +359,7 @@ fn memory_pressure_by_residency() {
         let pressure = first(&trace).pressure;
         let more = (taken + Bytes::mib(64)).as_f64() / (64u64 << 30) as f64;
         assert!(
-            near(pressure.beside.expect("after") - pressure.before.expect("before"), more),
+            near(pressure.during.expect("after") - pressure.before.expect("before"), more),
             "{pressure:?}"
         );
     }
@@ -372,7 +372,7 @@ fn run_ends_out_of_memory() {
     let memory = Some(Taken { taken: Bytes(1 << 30), over: Some(Seconds(1.0)) });
     let trace = during(&cluster, &plan, &[Event { memory, ..on("d1", 2) }], None).trace;
     assert_eq!(trace.outcome, Outcome::OutOfMemory);
-    assert_eq!(trace.happenings.last().map(|it| it.sort), Some(Sort::OutOfMemory));
+    assert_eq!(trace.run_events.last().map(|it| it.kind), Some(RunEventKind::OutOfMemory));
 }
 
 #[test]

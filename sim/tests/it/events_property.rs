@@ -14,11 +14,11 @@ use hearth_schema::events::Event;
 use hearth_schema::events::Load;
 use hearth_schema::events::Return;
 use hearth_schema::events::Taken;
-use hearth_schema::happenings::Sort;
 use hearth_schema::plan::Plan;
 use hearth_schema::plan::Role;
 use hearth_schema::residency::Residency;
 use hearth_schema::residency::ResidencyOptions;
+use hearth_schema::run_events::RunEventKind;
 use hearth_schema::scenario::ModelRef;
 use hearth_schema::scenario::Speculation;
 use hearth_schema::trace::Counter;
@@ -103,16 +103,18 @@ fn check_invariants(trace: &Trace, tokens: u32, managed: bool) -> Result<(), Tes
     if trace.outcome == Outcome::Ok {
         prop_assert_eq!(outputs + accepted.sum::<u64>(), u64::from(tokens), "every token comes out once");
     } else if !trace.records.is_empty() {
-        let why =
-            trace.happenings.iter().filter(|it| matches!(it.sort, Sort::NotReplanned | Sort::OutOfMemory));
-        prop_assert!(why.count() > 0, "it says why it ended: {:?}", trace.happenings);
+        let why = trace
+            .run_events
+            .iter()
+            .filter(|it| matches!(it.kind, RunEventKind::NotReplanned | RunEventKind::OutOfMemory));
+        prop_assert!(why.count() > 0, "it says why it ended: {:?}", trace.run_events);
     }
     for record in &trace.records {
         prop_assert!(record.start <= record.end, "{:?}", record);
     }
     prop_assert!(trace.records.is_sorted_by_key(|record| record.start));
-    for happening in &trace.happenings {
-        prop_assert!(happening.end.is_none_or(|end| happening.start <= end), "{:?}", happening);
+    for run_event in &trace.run_events {
+        prop_assert!(run_event.end.is_none_or(|end| run_event.start <= end), "{:?}", run_event);
     }
     for device in 0..trace.header.devices.len() as u16 {
         let own = trace.readings.iter().filter(|it| (it.device, it.counter) == (device, Counter::BytesRead));
@@ -131,7 +133,7 @@ fn check_invariants(trace: &Trace, tokens: u32, managed: bool) -> Result<(), Tes
         let at = trace.readings.iter().filter(|it| it.device == device).map(|it| it.at).max().unwrap_or(0);
         let before = own().filter(|record| record.end <= at).filter_map(|record| record.cost);
         let faulted: u64 = before.map(|cost| cost.faulted).sum();
-        let given_up = trace.happenings.iter().filter(|it| it.sort == Sort::Replanned).count() as u64;
+        let given_up = trace.run_events.iter().filter(|it| it.kind == RunEventKind::Replanned).count() as u64;
         prop_assert!(
             managed || faulted <= last + given_up * CHUNK,
             "device {device}: {faulted} faulted, {last} read"

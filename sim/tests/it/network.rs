@@ -3,10 +3,10 @@
 //! Small rings of invented devices, as in `ring`; a Wi-Fi channel replaces the links.
 
 use hearth_core::cluster::Cluster;
-use hearth_core::cluster::Joined;
+use hearth_core::cluster::Connection;
 use hearth_core::metrics;
 use hearth_profiles::Bytes;
-use hearth_profiles::link::air::Air;
+use hearth_profiles::link::wifi::Wifi;
 use hearth_schema::plan::Plan;
 use hearth_schema::residency::Residency;
 use hearth_schema::residency::ResidencyOptions;
@@ -38,14 +38,16 @@ fn run(cluster: &Cluster, plan: &Plan) -> Trace {
     simulate(&Input { cluster, plan, options: &options }).expect("a plan that can be run")
 }
 
-fn air(cluster: &Cluster) -> &Air {
-    cluster.links.air().expect("air")
+fn air(cluster: &Cluster) -> &Wifi {
+    cluster.links.wifi().expect("air")
 }
 
 /// What one activation takes over the air on average, in milliseconds.
 fn hop(cluster: &Cluster, fresh: bool) -> f64 {
-    match cluster.links.joined("d0", "d1") {
-        Some(Joined::Air(way)) => way.mean(cluster.model.shape.activation_bytes(), fresh).as_millis(),
+    match cluster.links.connection("d0", "d1") {
+        Some(Connection::Wireless(way)) => {
+            way.mean(cluster.model.shape.activation_bytes(), fresh).as_millis()
+        }
         other => panic!("{other:?} is not the air"),
     }
 }
@@ -64,7 +66,7 @@ fn network_term_equals_mean_message_time() {
         let cluster = ring(3, 400, "", tcp);
         let metrics = metrics::compute(&run(&cluster, &windows(&cluster, &shares)));
         let expected = hops * hop(&cluster, fresh);
-        let found = metrics.terms_ms.air;
+        let found = metrics.terms_ms.network;
         println!("tcp {{{tcp}}}, {shares:?}: {found:.2} ms a token in the air, {expected:.2} by the formula");
         assert!((found / expected - 1.0).abs() < within, "{found} ms and not {expected}");
         let tpot = metrics.tpot_ms.expect("tokens");
@@ -80,7 +82,7 @@ fn each_stall_delays_a_ring_once() {
     let [clean, awdl] = ["", ", stalls: awdl"].map(|channel| {
         let cluster = ring(3, 400, channel, QUIET);
         let trace = run(&cluster, &windows(&cluster, &[4, 2, 2]));
-        (metrics::compute(&trace).terms_ms.air, 12.0 * hop(&cluster, true))
+        (metrics::compute(&trace).terms_ms.network, 12.0 * hop(&cluster, true))
     });
     let (found, alone) = (awdl.0 - clean.0, awdl.1 - clean.1);
     println!("stalls take {found:.2} ms of a token, {alone:.2} if every hop met them by itself");

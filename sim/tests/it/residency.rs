@@ -6,7 +6,7 @@
 use hearth_core::cluster::Cluster;
 use hearth_core::metrics;
 use hearth_core::residency::kept_bytes;
-use hearth_core::schedule::Part;
+use hearth_core::schedule::ModelPart;
 use hearth_core::schedule::visits;
 use hearth_profiles::device::PageCachePolicy;
 use hearth_profiles::model::{ModelProfile, shipped};
@@ -35,8 +35,8 @@ const MEMORY: f64 = 10e9;
 /// Bytes that a device's CPU reads for a token, if none are in memory.
 fn share(plan: &Plan, place: usize, model: &ModelProfile) -> Bytes {
     let bytes = |part| match part {
-        Part::Output => model.output_bytes(),
-        Part::Layers(layers) => layers.map(|layer| model.layer_bytes(layer)).sum(),
+        ModelPart::Output => model.output_bytes(),
+        ModelPart::Layers(layers) => layers.map(|layer| model.layer_bytes(layer)).sum(),
     };
     visits(plan, place).into_iter().flatten().map(bytes).sum()
 }

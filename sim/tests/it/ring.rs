@@ -98,7 +98,7 @@ fn terms_sum_to_token_time() {
     let tpot = metrics.tpot_ms.expect("tokens").mean;
     assert!((metrics.terms_ms.sum() / tpot - 1.0).abs() < 1e-9);
     assert!(metrics.terms_ms.bubble.abs() < 0.01 * tpot, "{:?}", metrics.terms_ms);
-    assert!(metrics.terms_ms.demand_disk > 0.0 && metrics.terms_ms.air > 0.0);
+    assert!(metrics.terms_ms.demand_disk > 0.0 && metrics.terms_ms.network > 0.0);
     assert!(metrics.terms_ms.queue < 0.01 * tpot, "{:?}", metrics.terms_ms);
 }
 

@@ -138,7 +138,7 @@ workload: {{prompt: 8, generate: 4}}
 devices: [{}]
 links:
   default: {{latency: {{value: 0.2 ms, source: t}}, bandwidth: {{value: 1 Gbit/s, source: t}}}}
-  air:
+  wifi:
     channels:
       - {{name: w, bandwidth: {{value: 800 Mbit/s, source: t}}, stations: [{}]{channel}}}
     tcp: {{{tcp}}}

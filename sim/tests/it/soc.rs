@@ -5,7 +5,7 @@ use hearth_core::LinkTable;
 use hearth_core::Member;
 use hearth_core::metrics;
 use hearth_core::soc::Chip;
-use hearth_core::soc::SocNumbers;
+use hearth_core::soc::SocMetrics;
 use hearth_core::soc::stage::total;
 use hearth_profiles::device::shipped;
 use hearth_profiles::device::soc::{SocOptions, Strategy, Synchronisation, Upkeep};
@@ -91,9 +91,9 @@ fn run(cluster: &Cluster) -> Trace {
     trace
 }
 
-fn numbers(cluster: &Cluster) -> SocNumbers {
+fn numbers(cluster: &Cluster) -> SocMetrics {
     let soc = cluster.members[0].device.soc.as_ref().expect("a SoC");
-    SocNumbers::of(&run(cluster), soc, soc.usual.strategy).expect("a SoC's trace")
+    SocMetrics::of(&run(cluster), soc, soc.usual.strategy).expect("a SoC's trace")
 }
 
 #[test]
@@ -142,9 +142,9 @@ fn device_path_agrees_with_soc_path_in_memory() {
 fn game_keeps_its_frames_unless_the_gpu_computes_alone() {
     let longest = |strategy| numbers(&cluster(SocOptions::of(strategy), 256, 1)).prefill_queue;
     let tensor = longest(Strategy::HeteroTensor);
-    assert!(tensor.longest_kernel_ms <= 14.0 && tensor.leaves_frames, "{tensor:?}");
+    assert!(tensor.max_kernel_ms <= 14.0 && tensor.leaves_frames, "{tensor:?}");
     let gpu = longest(Strategy::GpuOnly);
-    assert!(gpu.longest_ms > 4000.0 && !gpu.leaves_frames, "{gpu:?}");
+    assert!(gpu.max_ms > 4000.0 && !gpu.leaves_frames, "{gpu:?}");
     assert!(longest(Strategy::HeteroLayer).leaves_frames);
 }
 

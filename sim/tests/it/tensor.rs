@@ -108,7 +108,7 @@ fn over_the_air_all_reduce_is_independent_of_device_count() {
     let sums = |count: u32| {
         let cluster = cluster("llama-8b", &vec![PLENTY; count as usize], 4);
         let metrics = run(&cluster, &plan(&cluster, AllReduce::OverTheAir, &even(count), PINNED));
-        metrics.terms_ms.air
+        metrics.terms_ms.network
     };
     assert!((sums(2) - sums(8)).abs() < 1e-3, "{} and {}", sums(2), sums(8));
 }
@@ -139,7 +139,7 @@ fn out_of_memory_names_the_device() {
     let trace = traced(&cluster, &plan, &Options::default());
     assert_eq!((trace.outcome, trace.records.len()), (Outcome::OutOfMemory, 0));
     let metrics = metrics::compute(&trace);
-    let [short] = &metrics.short_of_memory[..] else { panic!("{metrics:?}") };
+    let [short] = &metrics.memory_shortages[..] else { panic!("{metrics:?}") };
     assert_eq!((short.device.as_str(), short.memory), ("d1", MemoryKind::Main));
     assert_eq!(short.available_bytes, 3 << 29);
     assert!(short.needed_bytes > cluster.model.layers_bytes().0 / 2);

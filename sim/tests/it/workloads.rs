@@ -290,8 +290,11 @@ fn later_tokens_are_never_faster_in_a_quiet_run() {
     cluster.context = 404;
     // No embedding row is read from disk: all are in memory.
     let trace = trace(&cluster, &planned(&cluster, &[8, 8]));
-    let times: Vec<u64> =
-        metrics::outputs::Outputs::of(&trace).turns.iter().map(metrics::outputs::Turn::duration).collect();
+    let times: Vec<u64> = metrics::token_times::TokenTimes::of(&trace)
+        .decode_steps
+        .iter()
+        .map(metrics::token_times::DecodeStep::duration)
+        .collect();
     // Each step is rounded to a nanosecond, of which a token has fewer than a hundred.
     assert!(times.windows(2).all(|pair| pair[1] + 100 >= pair[0]), "{times:?}");
     assert!(times[398] > times[0], "the cache grows: {} and {}", times[0], times[398]);
@@ -328,8 +331,8 @@ proptest! {
             return Ok(());
         }
         let metrics = metrics::compute(&trace);
-        let outputs = metrics::outputs::Outputs::of(&trace);
-        prop_assert_eq!(outputs.first.len(), sequences as usize);
+        let outputs = metrics::token_times::TokenTimes::of(&trace);
+        prop_assert_eq!(outputs.first_tokens.len(), sequences as usize);
         prop_assert_eq!(outputs.tokens() as u32, sequences * (generate - 1));
         if let Some(tpot) = metrics.tpot_ms {
             prop_assert!((metrics.terms_ms.sum() / tpot.mean - 1.0).abs() < 1e-9);

@@ -117,7 +117,7 @@ pub fn warnings(scenario: &Scenario) -> Vec<String> {
         .collect();
     let links = &scenario.links;
     let told = !links.between.is_empty()
-        || links.air.is_some()
+        || links.wifi.is_some()
         || !links.default.latency.source.starts_with("assumed");
     if scenario.devices.len() > 1 && !links.emulated && told {
         found.push(

@@ -10,10 +10,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use hearth_core::LinkTable;
-use hearth_core::cluster::Joined;
-use hearth_profiles::link::air::Air;
-use hearth_profiles::link::way::End;
-use hearth_profiles::link::{PeerLink, way};
+use hearth_core::cluster::Connection;
+use hearth_profiles::link::path::Endpoint;
+use hearth_profiles::link::wifi::Wifi;
+use hearth_profiles::link::{PeerLink, path};
 use hearth_profiles::{BytesPerSecond, Link, Seconds, Sourced};
 use hearth_ring::probe::{self, ProbeEffort};
 use hearth_ring::{self as ring, Emulated, Way};
@@ -43,7 +43,7 @@ pub fn check(links: &Links) -> Result<(), String> {
     if let Some(link) = own.chain([&links.default]).find(|link| link.latency.value > LONGEST) {
         return Err(format!("emulates links of at most {LONGEST}, and one takes {}", link.latency.value));
     }
-    let Some(air) = &links.air else { return Ok(()) };
+    let Some(air) = &links.wifi else { return Ok(()) };
     if air.tcp.idle_restart || air.tcp.loss.value.0 > 0.0 {
         return Err(
             "emulates air without what TCP adds: say `tcp: {idle_restart: false, loss: {value: 0 %, source: \
@@ -69,13 +69,13 @@ pub fn check(links: &Links) -> Result<(), String> {
 fn way(table: &LinkTable, scenario: &Scenario, pair: [&str; 2], medium: &Path) -> Result<Way, Failure> {
     let index = |name: &str| scenario.devices.iter().position(|entry| entry.name == name).unwrap_or(0) as u64;
     let (seed, stream) = (scenario.seed, index(pair[0]) << 10 | index(pair[1]));
-    match table.joined(pair[0], pair[1]) {
+    match table.connection(pair[0], pair[1]) {
         // The plan does not send there; only signs of life do.
-        None => Ok(Way { seed, stream, ..Way::of(table.usual().latency.value) }),
-        Some(Joined::Link(link)) => {
+        None => Ok(Way { seed, stream, ..Way::of(table.default_link().latency.value) }),
+        Some(Connection::Link(link)) => {
             Ok(Way { bandwidth: Some(link.bandwidth.value), seed, stream, ..Way::of(link.latency.value) })
         }
-        Some(Joined::Air(air)) => {
+        Some(Connection::Wireless(air)) => {
             over_air(&air, medium).map(|way| Way { seed, stream, ..way }).ok_or_else(|| {
                 let what = format!(
                     "the lab emulates air between its stations, and {} and {} are not both on it",
@@ -89,8 +89,8 @@ fn way(table: &LinkTable, scenario: &Scenario, pair: [&str; 2], medium: &Path) -
 }
 
 /// A message between two stations is on the air twice.
-fn over_air(air: &way::Way, medium: &Path) -> Option<Way> {
-    let (End::Station { channel, .. }, End::Station { .. }) = (&air.sender, &air.receiver) else {
+fn over_air(air: &path::WirelessPath, medium: &Path) -> Option<Way> {
+    let (Endpoint::Station { channel, .. }, Endpoint::Station { .. }) = (&air.sender, &air.receiver) else {
         return None;
     };
     let delay = &channel.delay;
@@ -165,7 +165,7 @@ fn with_cost(links: &Links, probed: &PeerLink) -> Links {
     for named in &mut found.between {
         named.link = named.link.as_ref().map(link);
     }
-    for channel in found.air.iter_mut().flat_map(|air: &mut Air| &mut air.channels) {
+    for channel in found.wifi.iter_mut().flat_map(|air: &mut Wifi| &mut air.channels) {
         channel.delay.median = shifted(&channel.delay.median);
     }
     found
@@ -173,7 +173,7 @@ fn with_cost(links: &Links, probed: &PeerLink) -> Links {
 
 #[cfg(test)]
 mod tests {
-    use hearth_profiles::link::air::Tcp;
+    use hearth_profiles::link::wifi::Tcp;
 
     use super::*;
 
@@ -206,7 +206,7 @@ default: {latency: {value: 5 ms, source: t}, bandwidth: {value: 100 MB/s, source
         assert!(check(&links(&far)).is_err_and(|why| why.contains("500 ms")));
         let air = |rest: &str| {
             links(&format!(
-                "{WIRE}air:
+                "{WIRE}wifi:
   channels: [{{name: c, bandwidth: {{value: 400 Mbit/s, source: t}}, stations: [a, b]{rest}}}]
   tcp: {{idle_restart: false, loss: {{value: 0 %, source: t}}}}
 "
@@ -215,7 +215,7 @@ default: {latency: {value: 5 ms, source: t}, bandwidth: {value: 100 MB/s, source
         assert_eq!(check(&air("")), Ok(()));
         assert!(check(&air(", stalls: awdl")).is_err_and(|why| why.contains("stalls")));
         let restarting =
-            Links { air: air("").air.map(|air| Air { tcp: Tcp::default(), ..air }), ..links(WIRE) };
+            Links { wifi: air("").wifi.map(|wifi| Wifi { tcp: Tcp::default(), ..wifi }), ..links(WIRE) };
         assert!(check(&restarting).is_err_and(|why| why.contains("idle_restart")));
     }
 

@@ -109,7 +109,7 @@ fn run_through(args: &LabArgs, scenario: &std::path::Path, json: bool) -> Result
     };
     line.set_message("starting the workers");
     // Here every device reaches every other; the devices that this machine stands for do not.
-    cluster.links.carry(&plan).map_err(Failure::unusable)?;
+    cluster.links.check_plan(&plan).map_err(Failure::unusable)?;
     let mut plan = lab.prepare(&loaded, &mut cluster, plan)?;
     let (predicted, prediction) = lab.predict(&cluster, &plan, &loaded)?;
     let told = metrics::compute(&predicted);

@@ -125,7 +125,7 @@ fn times(metrics: &Metrics) -> Result<Times, String> {
     if let (Outcome::Ok, Some(tpot), Some(ttft)) = (metrics.outcome, metrics.tpot_ms, metrics.ttft_ms) {
         return Ok((tpot.mean, ttft));
     }
-    let short: Vec<&str> = metrics.short_of_memory.iter().map(|short| short.device.as_str()).collect();
+    let short: Vec<&str> = metrics.memory_shortages.iter().map(|short| short.device.as_str()).collect();
     Err(format!("out of memory: {}", short.join(", ")))
 }
 
@@ -182,7 +182,7 @@ fn without_check() -> Result<String, Failed> {
     let metrics = run(&cluster, &dllama, true)?;
     let (tpot, _) = times(&metrics)?;
     let sums = 2 * cluster.model.shape.layers.0;
-    let air = metrics.terms_ms.air;
+    let air = metrics.terms_ms.network;
     let mut text = format!(
         "## 70B with the memory check off\n\ndllama: {tpot:.0} ms a token, of these {air:.0} ms of messages: {:.2} ms for each of \
          {sums} all-reduces. The paper's independent tests have about 150 ms, 24 s together, and about 30 s a token.\n\n",
@@ -224,7 +224,7 @@ fn on_one_channel() -> Result<String, Failed> {
             let metrics = run(&cluster, &plan, true)?;
             let (tpot, _) = times(&metrics)?;
             let pattern = serde_json::to_string(&all_reduce)?;
-            let each = metrics.terms_ms.air / f64::from(2 * cluster.model.shape.layers.0);
+            let each = metrics.terms_ms.network / f64::from(2 * cluster.model.shape.layers.0);
             let _ = writeln!(
                 text,
                 "| {words} | {} | {values} | {tpot:.0} | {each:.1} |",
@@ -246,7 +246,7 @@ fn one_sum(cluster: &Cluster, system: &str, format: Format) -> Result<String, Fa
     let partial = Bytes(8192 / format.block_len() * format.block_bytes());
     let all_reduce = hearth_core::tensor::Collective { pattern: tensor.all_reduce, devices };
     let message = all_reduce.message(partial);
-    let link = roomy.links.usual();
+    let link = roomy.links.default_link();
     let (count, steps) = (0..devices).fold((0, 0), |(count, steps), place| {
         let awaited = all_reduce.awaited(place);
         (count + awaited, steps.max(awaited))
@@ -334,7 +334,7 @@ fn side_by_side() -> Result<String, Failed> {
             };
             let metrics = run(&cluster, &plan, false)?;
             let (time, air) = match times(&metrics) {
-                Ok((tpot, _)) => (format!("{tpot:.0}"), format!("{:.0}", metrics.terms_ms.air)),
+                Ok((tpot, _)) => (format!("{tpot:.0}"), format!("{:.0}", metrics.terms_ms.network)),
                 Err(why) => (why, "-".into()),
             };
             let _ = writeln!(text, "| {system} | {format} | {time} | {air} | {} |", parts(&plan));

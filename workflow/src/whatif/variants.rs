@@ -112,14 +112,14 @@ impl Base<'_> {
         }
         scenario.links.between.retain(|named| !named.devices.contains(name));
         scenario.events.retain(|event| event.device.as_ref() != Some(name));
-        if let Some(air) = &mut scenario.links.air {
+        if let Some(air) = &mut scenario.links.wifi {
             for channel in &mut air.channels {
                 channel.stations.retain(|station| station != name);
                 channel.rates.remove(name);
             }
             air.channels.retain(|channel| !channel.stations.is_empty());
             if air.channels.is_empty() {
-                scenario.links.air = None;
+                scenario.links.wifi = None;
             }
         }
         variant.what = what;
@@ -190,7 +190,7 @@ impl Base<'_> {
     fn wired(&self) -> Option<Variant> {
         let links = &self.scenario.links;
         let slower = |link: &Link| link.bandwidth.value < CABLE || link.latency.value > CABLE_LATENCY;
-        let radio = links.air.is_some();
+        let radio = links.wifi.is_some();
         let pairs = links.between.iter().filter_map(|named| named.link.as_ref());
         if self.devices.len() < 2 || !(radio || slower(&links.default) || pairs.into_iter().any(slower)) {
             return None;

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hearth_core::metrics;
-use hearth_core::schedule::Part;
+use hearth_core::schedule::ModelPart;
 use hearth_profiles::{Bytes, Document};
 use hearth_ring::{
     Generated, Key, LocalModel, Memory, Network, OnFetch, Request, Ring, RingError, RingOptions, Sealed,
@@ -261,8 +261,8 @@ async fn what_is_not_kept_is_read_again_for_every_token() {
     // Writing leaves folios of many pages in memory, which can only be given up as a whole.
     let (mapping, file) = (model.weights.mappings().next().expect("a file"), &model.weights.files()[0]);
     hearth_runtime::pages::give_up(mapping, file, 0);
-    let whole: u64 =
-        model.weights.part_bytes(&Part::Layers(0..LAYERS)) + model.weights.part_bytes(&Part::Output);
+    let whole: u64 = model.weights.part_bytes(&ModelPart::Layers(0..LAYERS))
+        + model.weights.part_bytes(&ModelPart::Output);
     let network = Memory::default();
     let mut tokens: Option<Vec<u32>> = None;
     for kept in [0, whole / 2, 2 * whole] {
@@ -313,7 +313,7 @@ async fn a_ring_writes_a_trace_whose_terms_sum_to_the_token_time() {
         let metrics = metrics::compute(&generated.trace);
         let tpot = metrics.tpot_ms.expect("twelve tokens").mean;
         assert!(tpot > 0.0 && (metrics.terms_ms.sum() - tpot).abs() < 1e-6 * tpot);
-        assert!(metrics.terms_ms.cpu > 0.0 && metrics.terms_ms.air > 0.0);
+        assert!(metrics.terms_ms.cpu > 0.0 && metrics.terms_ms.network > 0.0);
         assert!(metrics.terms_ms.bubble.abs() < 0.02 * tpot, "{:?}", metrics.terms_ms);
     }
     ring.close().await;

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use hearth_core::schedule::Part;
+use hearth_core::schedule::ModelPart;
 use hearth_schema::residency::Residency;
 use hearth_schema::residency::ResidencyOptions;
 
@@ -43,7 +43,7 @@ enum Task {
 }
 
 struct Request {
-    part: Part,
+    part: ModelPart,
     task: Task,
     generation: u64,
 }
@@ -93,16 +93,16 @@ impl Prefetcher {
     }
 
     /// Asks for a part. Returns at once.
-    pub fn request(&self, part: Part, at: At) {
+    pub fn request(&self, part: ModelPart, at: At) {
         self.send(part, Task::ReadAhead(at));
     }
 
     /// Gives a part up, after what was asked for before. Returns at once.
-    pub fn release(&self, part: Part) {
+    pub fn release(&self, part: ModelPart) {
         self.send(part, Task::GiveUp);
     }
 
-    fn send(&self, part: Part, task: Task) {
+    fn send(&self, part: ModelPart, task: Task) {
         if let Some(requests) = &self.requests {
             self.shared.waiting.fetch_add(1, Ordering::Relaxed);
             let generation = self.shared.generation.load(Ordering::Relaxed);

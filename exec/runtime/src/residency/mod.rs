@@ -17,7 +17,7 @@ mod tests;
 
 use std::sync::Arc;
 
-use hearth_core::schedule::Part;
+use hearth_core::schedule::ModelPart;
 use hearth_schema::Plan;
 use hearth_schema::residency::Residency;
 
@@ -65,10 +65,10 @@ pub struct Span {
 
 impl Span {
     /// One that begins.
-    fn of(part: &Part, at: At, start: u64) -> Span {
+    fn of(part: &ModelPart, at: At, start: u64) -> Span {
         let layers = match part {
-            Part::Layers(layers) => Some([layers.start, layers.end]),
-            Part::Output => None,
+            ModelPart::Layers(layers) => Some([layers.start, layers.end]),
+            ModelPart::Output => None,
         };
         Span { at, layers, start, end: start, bytes: 0 }
     }
@@ -110,7 +110,7 @@ impl Keeper {
     }
 
     /// A part will be needed: it is read as far as the policy allows.
-    pub fn prefetch(&self, part: Part, at: At) {
+    pub fn prefetch(&self, part: ModelPart, at: At) {
         match self {
             Keeper::Faults => {}
             Keeper::Ahead(prefetcher) => prefetcher.request(part, at),
@@ -126,14 +126,14 @@ impl Keeper {
     }
 
     /// A part is needed now.
-    pub fn begin(&self, part: &Part, at: At) {
+    pub fn begin(&self, part: &ModelPart, at: At) {
         if let Keeper::Managed(stream) = self {
             stream.begin(part, at);
         }
     }
 
     /// A part has been used.
-    pub fn release(&self, part: Part) {
+    pub fn release(&self, part: ModelPart) {
         match self {
             Keeper::Faults => {}
             Keeper::Ahead(prefetcher) => prefetcher.release(part),
@@ -202,7 +202,7 @@ pub fn is_told(weights: &Weights) -> bool {
 }
 
 /// Bytes of a part's weights that are in memory, in whole pages.
-pub fn resident_bytes(weights: &Weights, part: &Part) -> u64 {
+pub fn resident_bytes(weights: &Weights, part: &ModelPart) -> u64 {
     weights
         .part_extents(part)
         .into_iter()

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use hearth_core::residency::Share;
-use hearth_core::schedule::Part;
+use hearth_core::schedule::ModelPart;
 use hearth_core::schedule::visits;
 use hearth_schema::Plan;
 
@@ -32,7 +32,7 @@ pub struct Pieces {
     /// In the order of use.
     pub list: Vec<Piece>,
     /// Which pieces a part has.
-    pub parts: Vec<(Part, Range<usize>)>,
+    pub parts: Vec<(ModelPart, Range<usize>)>,
     /// What is always kept.
     pub fixed: Vec<Extent>,
     /// Which pieces are given up first.

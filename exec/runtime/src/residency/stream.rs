@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use hearth_core::residency::KeptBudget;
-use hearth_core::schedule::Part;
+use hearth_core::schedule::ModelPart;
 use hearth_schema::Plan;
 use hearth_schema::residency::ResidencyOptions;
 
@@ -154,7 +154,7 @@ impl Stream {
     }
 
     /// A part comes after those that were announced before.
-    pub fn announce(&self, part: &Part, at: At) {
+    pub fn announce(&self, part: &ModelPart, at: At) {
         if let Some(index) = self.core.index(part) {
             let mut state = self.core.lock();
             if state.parts.is_empty() {
@@ -166,7 +166,7 @@ impl Stream {
     }
 
     /// A part is computed now. If something else was announced, that is forgotten.
-    pub fn begin(&self, part: &Part, at: At) {
+    pub fn begin(&self, part: &ModelPart, at: At) {
         let Some(index) = self.core.index(part) else { return };
         let mut state = self.core.lock();
         if state.parts.iter().any(|&(announced, _)| announced == index) {
@@ -184,7 +184,7 @@ impl Stream {
     }
 
     /// A part has been computed.
-    pub fn finish(&self, part: &Part) {
+    pub fn finish(&self, part: &ModelPart) {
         let Some(index) = self.core.index(part) else { return };
         let mut state = self.core.lock();
         if state.parts.front().is_some_and(|&(first, _)| first == index) {
@@ -266,7 +266,7 @@ impl Core {
         self.arrival.notify_all();
     }
 
-    fn index(&self, part: &Part) -> Option<usize> {
+    fn index(&self, part: &ModelPart) -> Option<usize> {
         self.pieces.parts.iter().position(|(own, _)| own == part)
     }
 

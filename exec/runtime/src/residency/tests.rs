@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use hearth_core::schedule::Part;
+use hearth_core::schedule::ModelPart;
 use hearth_profiles::{Bytes, Document};
 use hearth_schema::Plan;
 
@@ -35,12 +35,12 @@ fn plan(window: u32, kept: u64) -> Plan {
     Plan::from_yaml(&text).expect("a valid plan")
 }
 
-fn layers(range: std::ops::Range<u32>) -> Part {
-    Part::Layers(range)
+fn layers(range: std::ops::Range<u32>) -> ModelPart {
+    ModelPart::Layers(range)
 }
 
 /// Uses a part as a computation does; 512 bytes are a row.
-fn compute(stream: &Stream, gate: &Gate, weights: &Weights, part: &Part) {
+fn compute(stream: &Stream, gate: &Gate, weights: &Weights, part: &ModelPart) {
     stream.begin(part, AT);
     for extent in weights.matrices_of(part) {
         let bytes = weights.bytes(extent).expect("a checked tensor");
@@ -81,9 +81,9 @@ fn parts_come_in_whatever_order_they_are_begun() {
     stream.announce(&layers(0..2), AT);
     compute(&stream, &gate, &weights, &layers(0..2));
     compute(&stream, &gate, &weights, &layers(0..2));
-    stream.announce(&Part::Output, AT);
+    stream.announce(&ModelPart::Output, AT);
     stream.announce(&layers(0..2), AT);
-    compute(&stream, &gate, &weights, &Part::Output);
+    compute(&stream, &gate, &weights, &ModelPart::Output);
     compute(&stream, &gate, &weights, &layers(4..6));
     stream.reset();
     settle(&stream);
@@ -145,7 +145,7 @@ fn a_helper_that_hangs_or_is_gone_holds_nobody_up() {
 #[test]
 fn the_kept_set_makes_way_and_comes_back() {
     let weights = weights();
-    let whole: u64 = weights.part_bytes(&layers(0..8)) + weights.part_bytes(&Part::Output);
+    let whole: u64 = weights.part_bytes(&layers(0..8)) + weights.part_bytes(&ModelPart::Output);
     let (room, again) = (Arc::new(AtomicU64::new(64 << 20)), Arc::new(AtomicU64::new(0)));
     let seen = (room.clone(), again.clone());
     let memory = move || {
@@ -156,12 +156,12 @@ fn the_kept_set_makes_way_and_comes_back() {
     let gate = stream.gate();
     let token = |count: u32| {
         for _ in 0..count {
-            for part in [Part::Output, layers(0..8)] {
+            for part in [ModelPart::Output, layers(0..8)] {
                 compute(&stream, &gate, &weights, &part);
             }
             settle(&stream);
         }
-        resident_bytes(&weights, &layers(0..8)) + resident_bytes(&weights, &Part::Output)
+        resident_bytes(&weights, &layers(0..8)) + resident_bytes(&weights, &ModelPart::Output)
     };
     assert!(token(2) > whole * 9 / 10, "all fits");
     room.store(whole / 2, Ordering::SeqCst);

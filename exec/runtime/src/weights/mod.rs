@@ -13,7 +13,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use hearth_core::schedule::Part;
+use hearth_core::schedule::ModelPart;
 use hearth_profiles::gguf::GgufModel;
 use hearth_profiles::model::ModelShape;
 use memmap2::Mmap;
@@ -192,37 +192,37 @@ impl Weights {
     }
 
     /// Bytes of what a schedule reads as one, neighbours merged.
-    pub fn part_extents(&self, part: &Part) -> Vec<Extent> {
+    pub fn part_extents(&self, part: &ModelPart) -> Vec<Extent> {
         match part {
-            Part::Layers(layers) => self.layers_extents(layers.clone()),
-            Part::Output => self.head_extents(),
+            ModelPart::Layers(layers) => self.layers_extents(layers.clone()),
+            ModelPart::Output => self.head_extents(),
         }
     }
 
     /// Matrices of a part, in the order in which they are used.
-    pub fn matrices_of(&self, part: &Part) -> Vec<Extent> {
+    pub fn matrices_of(&self, part: &ModelPart) -> Vec<Extent> {
         let extents = |layer: &LayerTensors| layer.matrices().map(|tensor| tensor.extent);
         match part {
-            Part::Layers(layers) => {
+            ModelPart::Layers(layers) => {
                 layers.clone().filter_map(|layer| self.layers.get(layer as usize)).flat_map(extents).collect()
             }
-            Part::Output => vec![self.output.matrix.extent],
+            ModelPart::Output => vec![self.output.matrix.extent],
         }
     }
 
     /// The small rest of a part: norms and biases.
-    pub fn vectors_of(&self, part: &Part) -> Vec<Extent> {
+    pub fn vectors_of(&self, part: &ModelPart) -> Vec<Extent> {
         let extents = |layer: &LayerTensors| layer.vectors().map(|tensor| tensor.extent);
         match part {
-            Part::Layers(layers) => {
+            ModelPart::Layers(layers) => {
                 layers.clone().filter_map(|layer| self.layers.get(layer as usize)).flat_map(extents).collect()
             }
-            Part::Output => self.output.vectors().map(|tensor| tensor.extent).collect(),
+            ModelPart::Output => self.output.vectors().map(|tensor| tensor.extent).collect(),
         }
     }
 
     /// How many bytes a part has.
-    pub fn part_bytes(&self, part: &Part) -> u64 {
+    pub fn part_bytes(&self, part: &ModelPart) -> u64 {
         self.part_extents(part).iter().map(|extent| extent.length).sum()
     }
 

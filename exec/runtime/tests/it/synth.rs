@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use hearth_core::schedule::Part;
+use hearth_core::schedule::ModelPart;
 use hearth_profiles::gguf::GgufModel;
 use hearth_profiles::model::{Architecture, DigestMatch, ModelProfile, Quant, shipped};
 use hearth_profiles::{Bytes, Format};
@@ -98,7 +98,7 @@ fn every_format_and_architecture_opens() {
         assert_eq!((&document.layers, &document.output), (&profile.layers, &profile.output));
         let weights = Weights::open(&path).unwrap();
         for (layer, group) in document.layers.iter().enumerate() {
-            let part = Part::Layers(layer as u32..layer as u32 + 1);
+            let part = ModelPart::Layers(layer as u32..layer as u32 + 1);
             let small: u64 = weights.vectors_of(&part).iter().map(|extent| extent.length).sum();
             let large: u64 = weights.matrices_of(&part).iter().map(|extent| extent.length).sum();
             assert_eq!(Bytes(small + large), group.bytes(), "{architecture}, layer {layer}");

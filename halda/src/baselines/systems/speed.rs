@@ -15,7 +15,7 @@
 
 use hearth_core::Cluster;
 use hearth_core::Member;
-use hearth_core::rates::Work;
+use hearth_core::compute_cost::ComputeCost;
 use hearth_core::tensor::SlicedModel;
 use hearth_profiles::device::Device;
 use hearth_profiles::model::TensorGroup;
@@ -139,8 +139,8 @@ impl Costs {
         let whole = SlicedModel::whole(model, Some(format));
         let element = Bytes(cluster.kv_cache.element_bytes());
         let work = match device.gpu.as_ref().filter(|_| on_gpu) {
-            Some(gpu) => Work::on_gpu(gpu, &whole.attention, element),
-            None => Work::on_cpu(&device.cpu, &whole.attention, element),
+            Some(gpu) => ComputeCost::on_gpu(gpu, &whole.attention, element),
+            None => ComputeCost::on_cpu(&device.cpu, &whole.attention, element),
         };
         let pass = Pass::plain(0, cluster.workload.prompt, 1, true);
         let layers = 0..model.shape.layers.0;

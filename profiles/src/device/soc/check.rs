@@ -6,17 +6,17 @@ use super::{Profiled, Soc, SocNpu, SocOptions, Strategy, Synchronisation, Upkeep
 use crate::document::DocumentError;
 
 /// The largest graph, tile and chunk. source: assumed, the longest context of a model
-const MOST_TOKENS: u32 = 1 << 20;
+const MAX_GRAPH_TOKENS: u32 = 1 << 20;
 /// The most graphs: choosing among cuts of them tries every set of four.
-const MOST_SIZES: usize = 16;
+const MAX_GRAPH_SIZES: usize = 16;
 /// Products that are looked through for every partition. source: assumed, more than a day of measuring
-const MOST_SHAPES: usize = 20_000;
+const MAX_SHAPES: usize = 20_000;
 /// More bits than a weight has.
-const MOST_BITS: f64 = 64.0;
+const MAX_BITS: f64 = 64.0;
 /// Beyond it no processor would have been built. source: assumed
-const MOST_PENALTY: f64 = 1e6;
+const MAX_PENALTY: f64 = 1e6;
 /// The longest wait that is none of a hung processor. source: assumed
-const LONGEST_SECONDS: f64 = 3600.0;
+const MAX_SECONDS: f64 = 3600.0;
 
 type Wrong = Option<(String, String)>;
 
@@ -46,8 +46,8 @@ impl Soc {
             ));
         }
         useless(options).or_else(|| {
-            let chunk = options.chunk.filter(|chunk| !(1..=MOST_TOKENS).contains(chunk))?;
-            Some(format!("has a chunk of {chunk} tokens: choose 1 to {MOST_TOKENS}"))
+            let chunk = options.chunk.filter(|chunk| !(1..=MAX_GRAPH_TOKENS).contains(chunk))?;
+            Some(format!("has a chunk of {chunk} tokens: choose 1 to {MAX_GRAPH_TOKENS}"))
         })
     }
 
@@ -75,7 +75,7 @@ impl Soc {
             ("graphs.preparation", self.graphs.preparation.value),
             ("graphs.each_token", self.graphs.each_token.value),
         ];
-        let long = times.into_iter().find(|(_, time)| time.0 > LONGEST_SECONDS);
+        let long = times.into_iter().find(|(_, time)| time.0 > MAX_SECONDS);
         long.map(|(key, time)| (key.to_owned(), format!("is {time}: choose at most an hour")))
     }
 
@@ -94,11 +94,11 @@ impl Soc {
     fn sizes(&self) -> Wrong {
         let sizes = &self.graphs.sizes.value;
         let say = |what: String| Some(("graphs.sizes".to_owned(), what));
-        if sizes.is_empty() || sizes.len() > MOST_SIZES {
-            return say(format!("has {} sizes: give 1 to {MOST_SIZES}", sizes.len()));
+        if sizes.is_empty() || sizes.len() > MAX_GRAPH_SIZES {
+            return say(format!("has {} sizes: give 1 to {MAX_GRAPH_SIZES}", sizes.len()));
         }
-        if !sizes.iter().all(|size| (1..=MOST_TOKENS).contains(size)) {
-            return say(format!("has a size that is not 1 to {MOST_TOKENS} tokens"));
+        if !sizes.iter().all(|size| (1..=MAX_GRAPH_TOKENS).contains(size)) {
+            return say(format!("has a size that is not 1 to {MAX_GRAPH_TOKENS} tokens"));
         }
         if !sizes.windows(2).all(|pair| pair[0] < pair[1]) {
             return say("is not in ascending order".to_owned());
@@ -126,36 +126,37 @@ fn useless(options: &SocOptions) -> Option<String> {
 
 fn wrong_npu(npu: &SocNpu) -> Wrong {
     let tile = npu.tile.value;
-    if !(1..=MOST_TOKENS).contains(&tile) {
-        return Some(("npu.tile".into(), format!("is {tile}: the array has 1 to {MOST_TOKENS} rows")));
+    if !(1..=MAX_GRAPH_TOKENS).contains(&tile) {
+        return Some(("npu.tile".into(), format!("is {tile}: the array has 1 to {MAX_GRAPH_TOKENS} rows")));
     }
     let penalty = npu.order_penalty.value;
-    if !(0.0..=MOST_PENALTY).contains(&penalty) {
-        return Some(("npu.order_penalty".into(), format!("is {penalty}: give 0 to {MOST_PENALTY}")));
+    if !(0.0..=MAX_PENALTY).contains(&penalty) {
+        return Some(("npu.order_penalty".into(), format!("is {penalty}: give 0 to {MAX_PENALTY}")));
     }
     wrong_bits("npu.weight_bits", npu.weight_bits.value)
         .or_else(|| npu.profiled.as_ref().and_then(wrong_profile))
 }
 
 fn wrong_bits(key: &str, bits: f64) -> Wrong {
-    let wrong = !(bits > 0.0 && bits <= MOST_BITS);
-    wrong.then(|| {
-        (key.to_owned(), format!("is {bits}: a weight has more than 0 and at most {MOST_BITS} bits"))
-    })
+    let wrong = !(bits > 0.0 && bits <= MAX_BITS);
+    wrong
+        .then(|| (key.to_owned(), format!("is {bits}: a weight has more than 0 and at most {MAX_BITS} bits")))
 }
 
 fn wrong_profile(profiled: &Profiled) -> Wrong {
     let say = |what: String| Some(("npu.profiled.shapes".to_owned(), what));
     let shapes = &profiled.shapes;
-    if shapes.is_empty() || shapes.len() > MOST_SHAPES {
-        return say(format!("has {} products: give 1 to {MOST_SHAPES}", shapes.len()));
+    if shapes.is_empty() || shapes.len() > MAX_SHAPES {
+        return say(format!("has {} products: give 1 to {MAX_SHAPES}", shapes.len()));
     }
-    let plain = |side: u32| (1..=MOST_TOKENS).contains(&side);
+    let plain = |side: u32| (1..=MAX_GRAPH_TOKENS).contains(&side);
     let wrong = shapes.iter().position(|shape| {
         let sides = [shape.outputs, shape.inputs, shape.tokens];
-        !sides.into_iter().all(plain) || shape.time.0 <= 0.0 || shape.time.0 > LONGEST_SECONDS
+        !sides.into_iter().all(plain) || shape.time.0 <= 0.0 || shape.time.0 > MAX_SECONDS
     });
     wrong.and_then(|at| {
-        say(format!("[{at}]: sides are 1 to {MOST_TOKENS}, and a time is above zero and at most an hour"))
+        say(format!(
+            "[{at}]: sides are 1 to {MAX_GRAPH_TOKENS}, and a time is above zero and at most an hour"
+        ))
     })
 }

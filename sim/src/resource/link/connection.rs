@@ -10,8 +10,8 @@
 
 use std::collections::VecDeque;
 
-use hearth_profiles::link::air::{Channel, SEGMENT, Tcp};
-use hearth_profiles::link::way::{losses, opening};
+use hearth_profiles::link::path::{losses, opening};
+use hearth_profiles::link::wifi::{MSS, Tcp, WifiChannel};
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, LogNormal};
@@ -51,7 +51,7 @@ pub struct Delays {
 
 impl Delays {
     /// Delays of a channel from two streams of their own.
-    pub fn new(channel: &Channel, delay: ChaCha8Rng, tcp: ChaCha8Rng) -> Self {
+    pub fn new(channel: &WifiChannel, delay: ChaCha8Rng, tcp: ChaCha8Rng) -> Self {
         let (median, sigma) = (channel.delay.median.value.0, channel.delay.sigma.value);
         Self { median, sigma, delay, tcp }
     }
@@ -68,7 +68,7 @@ impl Delays {
         let fate = uniform(&mut self.tcp);
         let opening =
             if fresh && tcp.idle_restart { opening(round_trip, tcp, rate, bytes) } else { Seconds(0.0) };
-        let segments = bytes.0.div_ceil(SEGMENT.0).max(1);
+        let segments = bytes.0.div_ceil(MSS.0).max(1);
         let [by_timer, by_report] = losses(tcp.loss.value.0, segments);
         let repeating = if fate < by_timer {
             tcp.rto.value

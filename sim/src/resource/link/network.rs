@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use hearth_core::Cluster;
-use hearth_core::cluster::Joined;
+use hearth_core::cluster::Connection;
 use hearth_profiles::Bytes;
 use hearth_schema::Plan;
 use hearth_schema::plan::PlannedDevice;
@@ -93,17 +93,17 @@ pub fn cluster_links(cluster: &Cluster, plan: &Plan) -> WifiLink {
     let (table, members) = (&cluster.links, &cluster.members);
     let names: Vec<&str> =
         link_order(cluster, plan).into_iter().map(|it| members[it].name.as_str()).collect();
-    let (mut wires, mut ways) = (ConstantLink::new(Wire::from(table.usual())), Vec::new());
+    let (mut wires, mut ways) = (ConstantLink::new(Wire::from(table.default_link())), Vec::new());
     for (from, sender) in names.iter().enumerate() {
         for (to, receiver) in names.iter().enumerate().filter(|&(to, _)| to != from) {
-            match table.joined(sender, receiver) {
-                Some(Joined::Link(link)) => wires = wires.with(from, to, Wire::from(link)),
-                Some(Joined::Air(way)) => ways.push((from, to, way)),
+            match table.connection(sender, receiver) {
+                Some(Connection::Link(link)) => wires = wires.with(from, to, Wire::from(link)),
+                Some(Connection::Wireless(way)) => ways.push((from, to, way)),
                 // Pairs that cannot reach each other have no wire of their own: `check` has seen that none is used.
                 None => {}
             }
         }
     }
-    let links = WifiLink::new(wires, table.air(), cluster.seed);
+    let links = WifiLink::new(wires, table.wifi(), cluster.seed);
     ways.iter().fold(links, |links, (from, to, way)| links.with(*from, *to, way))
 }

@@ -10,14 +10,14 @@
 //! Not here: what is sent between them.
 
 use hearth_profiles::Seconds;
-use hearth_profiles::link::air::{LONGEST_STALL, Stall};
+use hearth_profiles::link::wifi::{MAX_STALL, Stall};
 use rand_chacha::ChaCha8Rng;
 
 use crate::engine::Nanos;
 use crate::random::uniform;
 
 /// A window, in nanoseconds: no stall reaches beyond the next one.
-const WINDOW: Nanos = (LONGEST_STALL.0 * 1e9) as Nanos;
+const WINDOW: Nanos = (MAX_STALL.0 * 1e9) as Nanos;
 /// Random words set aside for a window: two numbers of two words for each of a hundred stalls a second of 16 kinds
 /// are 64,000 on average, and for those of a channel that stands still for half of the time at most far fewer.
 const WORDS: u128 = 1 << 20;
@@ -126,7 +126,7 @@ impl Stalls {
             loop {
                 // An exponential gap; the share is never 1.
                 at += Seconds(-(1.0 - uniform(stream)).ln() / kind.rate.0);
-                if at >= LONGEST_STALL {
+                if at >= MAX_STALL {
                     break;
                 }
                 let start = (window * WINDOW).saturating_add(at.to_nanos());
@@ -152,7 +152,7 @@ fn merged(sorted: Vec<Span>) -> Vec<Span> {
 #[cfg(test)]
 mod tests {
     use hearth_profiles::PerSecond;
-    use hearth_profiles::link::air::{Preset, Stalls as Document};
+    use hearth_profiles::link::wifi::{Preset, Stalls as Document};
     use proptest::prelude::*;
     use rand_chacha::rand_core::SeedableRng;
 

@@ -15,8 +15,8 @@
 
 use std::collections::BTreeMap;
 
-use hearth_profiles::link::air::{Air, Tcp};
-use hearth_profiles::link::way::{End, Way};
+use hearth_profiles::link::path::{Endpoint, WirelessPath};
+use hearth_profiles::link::wifi::{Tcp, Wifi};
 use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 
 use super::connection::{Connection, Delays};
@@ -96,12 +96,12 @@ pub struct WifiLink {
 
 impl WifiLink {
     /// Wires only, until [`WifiLink::with`] puts pairs on the air.
-    pub fn new(wires: ConstantLink, air: Option<&Air>, seed: u64) -> Self {
+    pub fn new(wires: ConstantLink, air: Option<&Wifi>, seed: u64) -> Self {
         let stream = |channel: usize, purpose: Purpose| {
             random::stream(seed, random::Purpose::Wifi, 0, (channel as u64) << 8 | purpose as u64)
         };
         let channels = || air.into_iter().flat_map(|air| air.channels.iter().enumerate());
-        let token = |(index, channel): (usize, &hearth_profiles::link::air::Channel)| {
+        let token = |(index, channel): (usize, &hearth_profiles::link::wifi::WifiChannel)| {
             let stalls = Stalls::new(channel.stalls.kinds(), stream(index, Purpose::Stalls));
             (Port::Channel(index), Medium::new(stalls))
         };
@@ -124,9 +124,9 @@ impl WifiLink {
 
     /// One pair's way in one direction is over the air.
     #[must_use]
-    pub fn with(mut self, from: usize, to: usize, way: &Way) -> Self {
-        let half = |end: &End, wire: Port| {
-            let port = if let End::Station { index, .. } = end { Port::Channel(*index) } else { wire };
+    pub fn with(mut self, from: usize, to: usize, way: &WirelessPath) -> Self {
+        let half = |end: &Endpoint, wire: Port| {
+            let port = if let Endpoint::Station { index, .. } = end { Port::Channel(*index) } else { wire };
             Hop { port, rate: end.rate(), overhead: end.overhead().to_nanos() }
         };
         let (up, down) = (half(&way.sender, Port::From(from)), half(&way.receiver, Port::To(to)));

@@ -171,7 +171,7 @@ fn links(text: &mut String, chance: &mut Chance, devices: u32) {
         let sigma = chance.between(0.1, 0.6);
         let _ = writeln!(
             text,
-            "  air:\n    channels:\n      - {{name: air, bandwidth: {{value: {bandwidth} Mbit/s, source: \"set: drawn\"}}, \
+            "  wifi:\n    channels:\n      - {{name: air, bandwidth: {{value: {bandwidth} Mbit/s, source: \"set: drawn\"}}, \
              delay: {{median: {{value: {latency:.1} ms, source: \"set: drawn\"}}, sigma: {{value: {sigma:.2}, source: \"set: \
              drawn\"}}}}, stations: [{names}]}}\n    tcp: {{idle_restart: false, loss: {{value: 0 %, source: \"set\"}}}}"
         );
@@ -205,7 +205,7 @@ mod tests {
                 "windowed",
                 "prefetch: false",
                 "cpu: 0.5",
-                "air:",
+                "wifi:",
                 "sequences: 2",
                 "micro_batch",
                 "name: d,",

@@ -1,6 +1,6 @@
 //! Is shared air shared fairly, and does it take the time that paper and pencil give it?
 
-use hearth_profiles::link::air::{Preset, Stalls as Document};
+use hearth_profiles::link::wifi::{Preset, Stalls as Document};
 use hearth_profiles::{Fraction, Sourced};
 use proptest::prelude::*;
 
@@ -21,28 +21,28 @@ fn wire() -> hearth_profiles::Link {
 }
 
 /// Devices 0 to 3 are on the first channel, 4 on a second of half the rate, the others on wires.
-fn air(stalls: Preset) -> Air {
-    let channel = |name: &str, rate: BytesPerSecond| hearth_profiles::link::air::Channel {
+fn air(stalls: Preset) -> Wifi {
+    let channel = |name: &str, rate: BytesPerSecond| hearth_profiles::link::wifi::WifiChannel {
         name: name.into(),
         bandwidth: source(rate),
         overhead: source(Seconds(0.0002)),
         burst: source(Seconds(0.0054)),
-        delay: hearth_profiles::link::air::Delay::default(),
+        delay: hearth_profiles::link::wifi::Delay::default(),
         stalls: Document::Preset(stalls),
         stations: vec![],
         rates: BTreeMap::new(),
     };
-    Air { channels: vec![channel("5 GHz", RATE), channel("2.4 GHz", RATE * 0.5)], tcp: Tcp::default() }
+    Wifi { channels: vec![channel("5 GHz", RATE), channel("2.4 GHz", RATE * 0.5)], tcp: Tcp::default() }
 }
 
 /// Without losses and closing windows.
-fn quiet(stalls: Preset) -> Air {
+fn quiet(stalls: Preset) -> Wifi {
     let tcp = Tcp { idle_restart: false, loss: source(Fraction(0.0)), ..Tcp::default() };
-    Air { tcp, ..air(stalls) }
+    Wifi { tcp, ..air(stalls) }
 }
 
 /// Without delays beside the transmissions.
-fn bare() -> Air {
+fn bare() -> Wifi {
     let mut air = quiet(Preset::Clean);
     for channel in &mut air.channels {
         channel.delay.median.value = Seconds(1e-6);
@@ -50,16 +50,23 @@ fn bare() -> Air {
     air
 }
 
-fn way<'a>(air: &'a Air, wire: &'a hearth_profiles::Link, from: usize, to: usize) -> Option<Way<'a>> {
+fn way<'a>(
+    air: &'a Wifi,
+    wire: &'a hearth_profiles::Link,
+    from: usize,
+    to: usize,
+) -> Option<WirelessPath<'a>> {
     let end = |device: usize| match device {
-        0..4 => End::Station { index: 0, channel: &air.channels[0], rate: air.channels[0].bandwidth.value },
-        4 => End::Station { index: 1, channel: &air.channels[1], rate: air.channels[1].bandwidth.value },
-        _ => End::Wire(wire),
+        0..4 => {
+            Endpoint::Station { index: 0, channel: &air.channels[0], rate: air.channels[0].bandwidth.value }
+        }
+        4 => Endpoint::Station { index: 1, channel: &air.channels[1], rate: air.channels[1].bandwidth.value },
+        _ => Endpoint::Wire(wire),
     };
-    (from < 5 || to < 5).then(|| Way { sender: end(from), receiver: end(to), tcp: &air.tcp })
+    (from < 5 || to < 5).then(|| WirelessPath { sender: end(from), receiver: end(to), tcp: &air.tcp })
 }
 
-fn link(air: &Air, seed: u64) -> WifiLink {
+fn link(air: &Wifi, seed: u64) -> WifiLink {
     let wire = wire();
     let mut link = WifiLink::new(ConstantLink::new(Wire::from(&wire)), Some(air), seed);
     for pair in 0..49 {
@@ -77,7 +84,7 @@ fn took(carried: &Carried) -> f64 {
 }
 
 /// Mean milliseconds of a message handed over so many times, at intervals in which everything before is over.
-fn mean(air: &Air, pair: (usize, usize), bytes: u64, count: usize) -> f64 {
+fn mean(air: &Wifi, pair: (usize, usize), bytes: u64, count: usize) -> f64 {
     let sent: Vec<Given> = (0..count).map(|_| (20_000 * MILLI, pair.0, pair.1, bytes)).collect();
     let carried = carry(&mut link(air, 1), &sent);
     carried.iter().map(took).sum::<f64>() / count as f64

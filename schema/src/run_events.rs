@@ -1,7 +1,7 @@
 //! What happened to the ring during a run, and what did it make of it?
 //!
 //! The `event` lines of a trace: a scenario's events as they came, and what followed from them: that a device was
-//! missed, that the ring planned again. [`around`] computes the time of a token before, beside and after one of them,
+//! missed, that the ring planned again. `hearth_core::metrics::event_impact` computes the time of a token before, during and after one of them,
 //! and the memory pressure of its device, from the trace and nothing else.
 //!
 //! Not here: what a scenario says is to happen ([`crate::events`]).
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 /// What happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Sort {
+pub enum RunEventKind {
     /// Other programs computed.
     Load,
     /// Other programs took memory.
@@ -36,21 +36,21 @@ pub enum Sort {
     OutOfMemory,
 }
 
-impl Sort {
+impl RunEventKind {
     /// For people.
     pub fn phrase(self) -> &'static str {
         match self {
-            Sort::Load => "other programs compute",
-            Sort::Memory => "other programs take memory",
-            Sort::Swap => "other programs are swapped out",
-            Sort::Slow => "the clock is slower",
-            Sort::DiskLoad => "other programs use the disk",
-            Sort::Stalls => "links stand still",
-            Sort::Away => "away",
-            Sort::Silent => "silent, until it was missed",
-            Sort::Replanned => "the ring planned again and began again",
-            Sort::NotReplanned => "the ring did not plan again",
-            Sort::OutOfMemory => "out of memory",
+            RunEventKind::Load => "other programs compute",
+            RunEventKind::Memory => "other programs take memory",
+            RunEventKind::Swap => "other programs are swapped out",
+            RunEventKind::Slow => "the clock is slower",
+            RunEventKind::DiskLoad => "other programs use the disk",
+            RunEventKind::Stalls => "links stand still",
+            RunEventKind::Away => "away",
+            RunEventKind::Silent => "silent, until it was missed",
+            RunEventKind::Replanned => "the ring planned again and began again",
+            RunEventKind::NotReplanned => "the ring did not plan again",
+            RunEventKind::OutOfMemory => "out of memory",
         }
     }
 }
@@ -58,9 +58,9 @@ impl Sort {
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Happening {
-    /// What.
-    pub sort: Sort,
+pub struct RunEvent {
+    #[serde(alias = "sort")]
+    pub kind: RunEventKind,
     /// To which device, by name; absent if to all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,

@@ -26,27 +26,27 @@ use hearth_schema::pass::Pass;
 
 /// What the kernel takes for so many bytes of pages that it brings into the page cache ahead of use: allocating,
 /// charging and queueing them. source: measured on Linux 6.18, 28 ms for 200 MiB of `WILLNEED` calls
-pub const INSERTING: (Seconds, Bytes) = (Seconds(0.028), Bytes::mib(200));
+pub const PAGE_INSERT_COST: (Seconds, Bytes) = (Seconds(0.028), Bytes::mib(200));
 
 /// The same for unmapping and freeing them by `MADV_DONTNEED` and `POSIX_FADV_DONTNEED`.
 /// source: measured on Linux 6.18, 0.10 ms for 1 MiB
-pub const DISCARDING: (Seconds, Bytes) = (Seconds(0.04), Bytes::mib(400));
+pub const PAGE_DISCARD_COST: (Seconds, Bytes) = (Seconds(0.04), Bytes::mib(400));
 
 /// One look at so many bytes of pages in search of what to evict. source: measured on Linux 6.18: with 200 MiB to age and
 /// 200 MiB to evict the calls for 200 MiB took 60 to 70 ms instead of 28
-pub const LOOKING: (Seconds, Bytes) = (Seconds(0.035), Bytes::mib(400));
+pub const PAGE_SCAN_COST: (Seconds, Bytes) = (Seconds(0.035), Bytes::mib(400));
 
 /// What one thread brings into the page cache and gives up again, however fast the disk: as the profile says, or as
 /// measured on that machine.
 pub fn turnover(disk: &Disk) -> BytesPerSecond {
-    let usual = BytesPerSecond(1.0 / (a_byte(INSERTING) + a_byte(DISCARDING)));
+    let usual = BytesPerSecond(1.0 / (a_byte(PAGE_INSERT_COST) + a_byte(PAGE_DISCARD_COST)));
     disk.turnover.as_ref().map_or(usual, |rate| rate.value)
 }
 
 /// How fast a thread reads ahead that leaves it to the system what goes: as its disk does, and as it brings pages in and
 /// looks at as many, unmaps and frees them.
 pub fn advised_rate(disk: &Disk) -> BytesPerSecond {
-    BytesPerSecond(disk.ahead_read().0.min(1.0 / (1.0 / turnover(disk).0 + a_byte(LOOKING))))
+    BytesPerSecond(disk.ahead_read().0.min(1.0 / (1.0 / turnover(disk).0 + a_byte(PAGE_SCAN_COST))))
 }
 
 /// Seconds for a byte.
@@ -63,7 +63,7 @@ type Rates = PerFormat<Sourced<FlopsPerSecond>>;
 
 /// One processor working on one model: what each of its steps takes with all weights at hand.
 #[derive(Debug, Clone)]
-pub struct Work<'a> {
+pub struct ComputeCost<'a> {
     model: &'a ModelProfile,
     /// Bytes of an element of the key-value cache.
     kv_element: Bytes,
@@ -78,7 +78,7 @@ pub struct Work<'a> {
     chip: Option<Chip<'a>>,
 }
 
-impl<'a> Work<'a> {
+impl<'a> ComputeCost<'a> {
     /// What a device computes with on weights in main memory: its SoC, or its CPU.
     pub fn in_main_memory(device: &'a Device, model: &'a ModelProfile, kv_element: Bytes) -> Self {
         let chip = device.soc.as_ref().map(|soc| Chip::new(soc, model, kv_element));

@@ -19,7 +19,7 @@ pub const FRAME: Seconds = Seconds(1.0 / 60.0);
 
 /// The numbers.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct SocNumbers {
+pub struct SocMetrics {
     /// Strategy as asked for.
     pub strategy: &'static str,
     /// Tokens of the prompts over the time until the first token, without the time for making graphs.
@@ -48,9 +48,9 @@ pub struct SocNumbers {
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct Queue {
     /// The longest stretch without a gap.
-    pub longest_ms: f64,
+    pub max_ms: f64,
     /// The longest kernel.
-    pub longest_kernel_ms: f64,
+    pub max_kernel_ms: f64,
     /// Of the time, the part that kernels took.
     pub busy_share: f64,
     /// Whether a game can draw a frame in time between any two kernels.
@@ -68,7 +68,7 @@ pub struct Waiting {
     pub polled_ms: f64,
 }
 
-impl SocNumbers {
+impl SocMetrics {
     /// Of a trace of one device, if it holds a SoC's kernels.
     pub fn of(trace: &Trace, soc: &Soc, strategy: Strategy) -> Option<Self> {
         trace.records.iter().find(|record| record.kind == Kind::Kernel)?;
@@ -128,8 +128,8 @@ fn queue(trace: &Trace, of: &impl Fn(u32) -> bool, time: f64) -> Queue {
     }
     let seconds = |nanos: u64| Seconds::from_nanos(nanos);
     Queue {
-        longest_ms: seconds(longest).as_millis(),
-        longest_kernel_ms: seconds(kernel).as_millis(),
+        max_ms: seconds(longest).as_millis(),
+        max_kernel_ms: seconds(kernel).as_millis(),
         busy_share: if time > 0.0 { seconds(busy).0 / time } else { 0.0 },
         leaves_frames: seconds(longest) < FRAME,
     }

@@ -1,59 +1,61 @@
-//! The time of a token before, beside and after an event of a trace, and the memory pressure of its device.
+//! The time of a token before, during and after an event of a trace, and the memory pressure of its device.
 
-use hearth_schema::happenings::Happening;
+use hearth_schema::run_events::RunEvent;
 use hearth_schema::trace::{Counter, Trace};
 use serde::{Deserialize, Serialize};
 
-use super::outputs::Outputs;
+use super::token_times::TokenTimes;
 
-/// Something before, beside and after a happening; absent where there is no token.
+/// Something before, during and after a run event; absent where there is no token.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Phases {
     /// Of tokens that were out before it began.
     pub before: Option<f64>,
     /// Of tokens of which a part lay within it.
-    pub beside: Option<f64>,
+    #[serde(alias = "beside")]
+    pub during: Option<f64>,
     /// Of tokens begun after it ended.
     pub after: Option<f64>,
 }
 
-/// What a happening did.
+/// What a run event did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct Around {
+pub struct EventImpact {
     /// Mean time per output token after the first, in milliseconds.
     pub tpot_ms: Phases,
     /// The longest of these tokens, in milliseconds.
-    pub longest_ms: Phases,
+    #[serde(alias = "longest_ms")]
+    pub max_ms: Phases,
     /// The highest memory pressure of its device: what cannot be taken back, over the memory it has.
     pub pressure: Phases,
 }
 
-/// The times of tokens around a happening of a trace.
-pub fn around(trace: &Trace, happening: &Happening) -> Around {
-    let (from, to) = (happening.start, happening.end.unwrap_or(u64::MAX));
+/// The times of tokens before, during and after a run event of a trace.
+pub fn event_impact(trace: &Trace, run_event: &RunEvent) -> EventImpact {
+    let (from, to) = (run_event.start, run_event.end.unwrap_or(u64::MAX));
     let mut phases = [const { Vec::new() }; 3];
-    for turn in Outputs::of(trace).turns {
-        let phase = if turn.end <= from { 0 } else { 1 + usize::from(turn.start >= to) };
-        // The tokens of a turn share its time.
-        phases[phase].extend(std::iter::repeat_n(turn.pace(), turn.tokens() as usize));
+    for step in TokenTimes::of(trace).decode_steps {
+        let phase = if step.end <= from { 0 } else { 1 + usize::from(step.start >= to) };
+        // The tokens of a step share its time.
+        phases[phase].extend(std::iter::repeat_n(step.ms_per_token(), step.tokens() as usize));
     }
     let each = |of: &dyn Fn(&[f64]) -> f64| {
-        let [before, beside, after] =
+        let [before, during, after] =
             [0, 1, 2].map(|phase: usize| Some(of(&phases[phase])).filter(|_| !phases[phase].is_empty()));
-        Phases { before, beside, after }
+        Phases { before, during, after }
     };
     let mean = |times: &[f64]| times.iter().sum::<f64>() / times.len() as f64;
     let longest = |times: &[f64]| times.iter().copied().fold(0.0, f64::max);
-    Around {
+    EventImpact {
         tpot_ms: each(&mean),
-        longest_ms: each(&longest),
-        pressure: pressure(trace, happening, from, to),
+        max_ms: each(&longest),
+        pressure: pressure(trace, run_event, from, to),
     }
 }
 
-fn pressure(trace: &Trace, happening: &Happening, from: u64, to: u64) -> Phases {
+fn pressure(trace: &Trace, run_event: &RunEvent, from: u64, to: u64) -> Phases {
     let place =
-        trace.header.devices.iter().position(|device| Some(&device.name) == happening.device.as_ref());
+        trace.header.devices.iter().position(|device| Some(&device.name) == run_event.device.as_ref());
     let Some(place) = place else { return Phases::default() };
     let total = trace.header.devices[place].memory_total.max(1) as f64;
     let highest = |within: &dyn Fn(u64) -> bool| {
@@ -65,14 +67,14 @@ fn pressure(trace: &Trace, happening: &Happening, from: u64, to: u64) -> Phases 
     };
     Phases {
         before: highest(&|at| at < from),
-        beside: highest(&|at| (from..=to).contains(&at)),
+        during: highest(&|at| (from..=to).contains(&at)),
         after: highest(&|at| at > to),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use hearth_schema::happenings::Sort;
+    use hearth_schema::run_events::RunEventKind;
 
     use super::*;
     use hearth_schema::pass::Pass;
@@ -89,7 +91,7 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     /// Tokens that are out at these milliseconds, on one device of 1000 bytes.
-    fn trace(ends: &[u64], happening: Happening) -> Trace {
+    fn trace(ends: &[u64], run_event: RunEvent) -> Trace {
         let pass = |index| Pass::plain(index, index, 1, true);
         let output = |(pass, end): (u32, &u64)| Record {
             device: 0,
@@ -134,33 +136,33 @@ mod tests {
             records: (0..).zip(ends).map(output).collect(),
             readings: (0..).zip(ends).map(reading).collect(),
             shortages: vec![],
-            happenings: vec![happening],
+            run_events: vec![run_event],
             outcome: Outcome::Ok,
         }
     }
 
     #[test]
     fn tokens_are_told_by_when_they_were_made() {
-        let game = Happening {
-            sort: Sort::Load,
+        let game = RunEvent {
+            kind: RunEventKind::Load,
             device: Some("a".into()),
             start: 25 * MS,
             end: Some(60 * MS),
             what: "4 threads".into(),
             plan: None,
         };
-        // Tokens of 10 ms, then 20, 20 and 10 ms of which some part is beside the game, then 10 ms.
+        // Tokens of 10 ms, then 20, 20 and 10 ms of which some part is during the game, then 10 ms.
         let trace = trace(&[10, 20, 40, 60, 70, 80], game.clone());
-        let around = around(&trace, &game);
+        let impact = event_impact(&trace, &game);
         let phases =
-            |before, beside, after| Phases { before: Some(before), beside: Some(beside), after: Some(after) };
-        assert_eq!(around.tpot_ms, phases(10.0, 20.0, 10.0));
-        assert_eq!(around.longest_ms, phases(10.0, 20.0, 10.0));
-        assert_eq!(around.pressure, phases(0.1, 0.5, 0.1));
+            |before, during, after| Phases { before: Some(before), during: Some(during), after: Some(after) };
+        assert_eq!(impact.tpot_ms, phases(10.0, 20.0, 10.0));
+        assert_eq!(impact.max_ms, phases(10.0, 20.0, 10.0));
+        assert_eq!(impact.pressure, phases(0.1, 0.5, 0.1));
         let mut text = Vec::new();
         trace.write(&mut text).expect("memory");
         assert_eq!(Trace::read(&mut text.as_slice()).expect("a trace"), trace);
-        let endless = Happening { end: None, ..game };
-        assert_eq!(super::around(&trace, &endless).tpot_ms.after, None);
+        let endless = RunEvent { end: None, ..game };
+        assert_eq!(event_impact(&trace, &endless).tpot_ms.after, None);
     }
 }

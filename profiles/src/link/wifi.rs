@@ -7,7 +7,7 @@
 //!
 //! Every number has a default that carries its source; only the bandwidth and the stations have none.
 //!
-//! Not here: what a message takes ([`super::way`]), and who waits for whom (the simulator).
+//! Not here: what a message takes ([`super::path`]), and who waits for whom (the simulator).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,25 +20,25 @@ use crate::units::{Bytes, BytesPerSecond, Fraction, PerSecond, Seconds};
 
 /// The bytes of a message in one segment: an Ethernet frame of 1500 bytes less the headers of IP and TCP with
 /// timestamps. source: RFC 9293, RFC 7323
-pub const SEGMENT: Bytes = Bytes(1448);
+pub const MSS: Bytes = Bytes(1448);
 
 /// The least and the largest rate of a channel. source: IEEE 802.11-2020, whose slowest rate is 1 Mbit/s; the largest
 /// is assumed, above everything that is sold
-const RATES: [f64; 2] = [125e3, 125e9];
+const RATE_RANGE: [f64; 2] = [125e3, 125e9];
 /// The longest time on the air that a document may ask for, and the longest delay.
 /// source: assumed, far above every network, so that a wrong unit is found
-const LONGEST: Seconds = Seconds(1.0);
+const MAX_TIME: Seconds = Seconds(1.0);
 /// The widest spread of delays: one in a thousand is a hundred times the median. source: assumed, as above
-const WIDEST: f64 = 1.5;
+const MAX_SIGMA: f64 = 1.5;
 /// The longest stall. source: assumed, as above
-pub const LONGEST_STALL: Seconds = Seconds(10.0);
+pub const MAX_STALL: Seconds = Seconds(10.0);
 /// Stalls of one kind come at most this often. source: assumed, as above
-const MOST_STALLS: f64 = 100.0;
+const MAX_STALL_RATE: f64 = 100.0;
 /// The largest share of the time in which a channel may stand still. source: assumed; beyond it a channel hardly
 /// ever carries anything
-const MOST_STALLED: f64 = 0.5;
+const MAX_STALLED_SHARE: f64 = 0.5;
 /// The most channels, and the most kinds of stalls of one. source: assumed
-const MOST_CHANNELS: usize = 16;
+const MAX_CHANNELS: usize = 16;
 
 /// The Wi-Fi of a cluster.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -46,9 +46,9 @@ const MOST_CHANNELS: usize = 16;
     deny_unknown_fields,
     expecting = "channels, as `channels: [{name: 5 GHz, bandwidth: {value: 400 Mbit/s, source: \"measured\"}, stations: [one, other]}]`"
 )]
-pub struct Air {
+pub struct Wifi {
     /// Each with air time of its own.
-    pub channels: Vec<Channel>,
+    pub channels: Vec<WifiChannel>,
     /// What every connection over them does.
     #[serde(default)]
     pub tcp: Tcp,
@@ -60,7 +60,7 @@ pub struct Air {
     deny_unknown_fields,
     expecting = "a channel, as `{name: 5 GHz, bandwidth: {value: 400 Mbit/s, source: \"measured\"}, stations: [one, other]}`"
 )]
-pub struct Channel {
+pub struct WifiChannel {
     /// As people call it, `5 GHz`.
     pub name: String,
     /// Bytes per second of a transmission, of what a message has. Between two stations half of it is left.
@@ -185,7 +185,7 @@ impl Default for Tcp {
     fn default() -> Self {
         Self {
             idle_restart: true,
-            initial_window: Sourced::new(SEGMENT * 10, "RFC 6928: ten segments"),
+            initial_window: Sourced::new(MSS * 10, "RFC 6928: ten segments"),
             loss: Sourced::new(Fraction(0.001), "assumed: one segment in a thousand"),
             rto: Sourced::new(Seconds(0.2), "TCP_RTO_MIN in include/net/tcp.h; RFC 6298 would have a second"),
         }
@@ -222,7 +222,7 @@ impl Stall {
     }
 }
 
-impl Channel {
+impl WifiChannel {
     /// The rate of a station.
     pub fn rate(&self, station: &str) -> BytesPerSecond {
         self.rates.get(station).unwrap_or(&self.bandwidth).value
@@ -246,27 +246,30 @@ impl Channel {
         short("burst", self.burst.value, Seconds(1e-4))?;
         short("delay.median", self.delay.median.value, Seconds(1e-6))?;
         let sigma = self.delay.sigma.value;
-        if !(0.0..=WIDEST).contains(&sigma) {
-            return Err(format!("`delay.sigma` is {sigma}: choose from 0 to {WIDEST}"));
+        if !(0.0..=MAX_SIGMA).contains(&sigma) {
+            return Err(format!("`delay.sigma` is {sigma}: choose from 0 to {MAX_SIGMA}"));
         }
         let kinds = self.stalls.kinds();
-        if kinds.len() > MOST_CHANNELS {
-            return Err(format!("`stalls` has {} kinds; at most {MOST_CHANNELS} are taken", kinds.len()));
+        if kinds.len() > MAX_CHANNELS {
+            return Err(format!("`stalls` has {} kinds; at most {MAX_CHANNELS} are taken", kinds.len()));
         }
         for kind in &kinds {
-            if !(kind.rate.0 > 0.0 && kind.rate.0 <= MOST_STALLS) {
-                return Err(format!("stalls of {} /s: choose a `rate` up to {MOST_STALLS} /s", kind.rate.0));
+            if !(kind.rate.0 > 0.0 && kind.rate.0 <= MAX_STALL_RATE) {
+                return Err(format!(
+                    "stalls of {} /s: choose a `rate` up to {MAX_STALL_RATE} /s",
+                    kind.rate.0
+                ));
             }
-            if !(kind.from <= kind.to && kind.to <= LONGEST_STALL) {
+            if !(kind.from <= kind.to && kind.to <= MAX_STALL) {
                 let (from, to) = (kind.from, kind.to);
                 return Err(format!(
-                    "stalls from {from} to {to}: give the shorter first, at most {LONGEST_STALL}"
+                    "stalls from {from} to {to}: give the shorter first, at most {MAX_STALL}"
                 ));
             }
         }
         let stalled = self.stalled();
-        if stalled > MOST_STALLED {
-            let most = MOST_STALLED * 100.0;
+        if stalled > MAX_STALLED_SHARE {
+            let most = MAX_STALLED_SHARE * 100.0;
             return Err(format!(
                 "`stalls` take {:.0} % of the time; at most {most} % can be",
                 stalled * 100.0
@@ -279,8 +282,8 @@ impl Channel {
 impl Tcp {
     fn validate(&self) -> Result<(), String> {
         let window = self.initial_window.value;
-        if window < SEGMENT {
-            return Err(format!("`initial_window` is {window}: give at least a segment of {} B", SEGMENT.0));
+        if window < MSS {
+            return Err(format!("`initial_window` is {window}: give at least a segment of {} B", MSS.0));
         }
         // Beyond it a connection hardly gets anything over, and nobody would call it a network.
         if self.loss.value.0 > 0.1 {
@@ -294,12 +297,13 @@ impl Tcp {
     }
 }
 
-impl Air {
+impl Wifi {
     /// Whether it can be, among these devices. `wire` is what devices on no channel hang on.
     pub fn validate(&self, devices: &BTreeSet<&str>, wire: &super::Link) -> Result<(), DocumentError> {
-        let refuse = |what: String| Err(DocumentError::invalid_at("links.air", format!("links.air: {what}")));
-        if self.channels.is_empty() || self.channels.len() > MOST_CHANNELS {
-            return refuse(format!("{} channels: give 1 to {MOST_CHANNELS}", self.channels.len()));
+        let refuse =
+            |what: String| Err(DocumentError::invalid_at("links.wifi", format!("links.wifi: {what}")));
+        if self.channels.is_empty() || self.channels.len() > MAX_CHANNELS {
+            return refuse(format!("{} channels: give 1 to {MAX_CHANNELS}", self.channels.len()));
         }
         let (mut names, mut stations) = (BTreeSet::new(), BTreeSet::new());
         for channel in &self.channels {
@@ -332,15 +336,15 @@ impl Air {
 }
 
 fn within(key: &str, rate: BytesPerSecond) -> Result<(), String> {
-    if (RATES[0]..=RATES[1]).contains(&rate.0) {
+    if (RATE_RANGE[0]..=RATE_RANGE[1]).contains(&rate.0) {
         return Ok(());
     }
     Err(format!("`{key}` is {rate}: choose from 1 Mbit/s to 1000 Gbit/s"))
 }
 
 fn short(key: &str, time: Seconds, least: Seconds) -> Result<(), String> {
-    if time >= least && time <= LONGEST {
+    if time >= least && time <= MAX_TIME {
         return Ok(());
     }
-    Err(format!("`{key}` is {time}: choose from {least} to {LONGEST}"))
+    Err(format!("`{key}` is {time}: choose from {least} to {MAX_TIME}"))
 }

@@ -5,23 +5,23 @@
 //!
 //! ```text
 //! time = on air - c + E max(X, c)                      when nothing stands still and nothing is lost
-//!      + sum of r E[D^2] / 2 + r E[D] * on air         stalls under way at the start, stalls that come meanwhile
+//!      + sum of r E[D^2] / 2 + r E[D] * on air         stalls under path at the start, stalls that come meanwhile
 //!      + P(one of the last 3 segments lost) * rto      the retransmission timer
 //!      + P(another one lost, none of these) * 2 E X    fast retransmission
 //!      + sum over i of max(0, 2 E X - 2^i W / B)       a window W that has to open first, on a fresh connection
 //! ```
 //!
 //! The sum over the stalls is of first order: two stalls that overlap count as if they did not. Over two channels, or a
-//! channel and a wire, a long message is under way on both; what it takes is that of a pipeline of two.
+//! channel and a wire, a long message is under path on both; what it takes is that of a pipeline of two.
 //!
-//! A planner wants a latency and a bandwidth. [`Way::expected`] gives those of a message of one transmission on a
+//! A planner wants a latency and a bandwidth. [`WirelessPath::expected`] gives those of a message of one transmission on a
 //! connection in use: `t_comm` over the air is [`Link::time`] of it. Between two stations of one channel
 //! 1 / bandwidth = 1 / up + 1 / down, as both take the same air.
 //!
 //! Not here: waiting for others.
 
 use super::Link;
-use super::air::{Channel, SEGMENT, Tcp};
+use super::wifi::{MSS, Tcp, WifiChannel};
 use crate::sourced::Sourced;
 use crate::units::{Bytes, BytesPerSecond, Seconds};
 
@@ -30,13 +30,13 @@ pub const REPORTING_SEGMENTS: u64 = 3;
 
 /// Where a device hangs.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum End<'a> {
+pub enum Endpoint<'a> {
     /// On the air.
     Station {
         /// The index of its channel.
         index: usize,
         /// The channel.
-        channel: &'a Channel,
+        channel: &'a WifiChannel,
         /// The device's rate.
         rate: BytesPerSecond,
     },
@@ -44,23 +44,23 @@ pub enum End<'a> {
     Wire(&'a Link),
 }
 
-/// The way from one device to another, of which at least one is a station.
+/// The path from one device to another, of which at least one is a station.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Way<'a> {
+pub struct WirelessPath<'a> {
     /// Who sends.
-    pub sender: End<'a>,
+    pub sender: Endpoint<'a>,
     /// Who receives.
-    pub receiver: End<'a>,
+    pub receiver: Endpoint<'a>,
     /// What the connection between them does.
     pub tcp: &'a Tcp,
 }
 
-impl<'a> End<'a> {
-    /// How fast its half of the way is.
+impl<'a> Endpoint<'a> {
+    /// How fast its half of the path is.
     pub fn rate(&self) -> BytesPerSecond {
         match self {
-            End::Station { rate, .. } => *rate,
-            End::Wire(link) => link.bandwidth.value,
+            Endpoint::Station { rate, .. } => *rate,
+            Endpoint::Wire(link) => link.bandwidth.value,
         }
     }
 
@@ -69,24 +69,24 @@ impl<'a> End<'a> {
         self.channel().map_or(Seconds(0.0), |channel| channel.overhead.value)
     }
 
-    fn channel(&self) -> Option<&'a Channel> {
+    fn channel(&self) -> Option<&'a WifiChannel> {
         match self {
-            End::Station { channel, .. } => Some(channel),
-            End::Wire(_) => None,
+            Endpoint::Station { channel, .. } => Some(channel),
+            Endpoint::Wire(_) => None,
         }
     }
 }
 
-impl<'a> Way<'a> {
+impl<'a> WirelessPath<'a> {
     /// The channel whose delay a message has: the receiver's, whose power saving it waits for, if it is on the air.
-    pub fn delaying(&self) -> Option<&'a Channel> {
+    pub fn delaying(&self) -> Option<&'a WifiChannel> {
         self.receiver.channel().or(self.sender.channel())
     }
 
     /// Whether both ends take the same air.
     pub fn shares_air(&self) -> bool {
         match (&self.sender, &self.receiver) {
-            (End::Station { index: up, .. }, End::Station { index: down, .. }) => up == down,
+            (Endpoint::Station { index: up, .. }, Endpoint::Station { index: down, .. }) => up == down,
             _ => false,
         }
     }
@@ -98,9 +98,9 @@ impl<'a> Way<'a> {
 
     /// The delay that wires add.
     pub fn wire_latency(&self) -> Seconds {
-        let latency = |end: &End| match end {
-            End::Wire(link) => link.latency.value,
-            End::Station { .. } => Seconds(0.0),
+        let latency = |end: &Endpoint| match end {
+            Endpoint::Wire(link) => link.latency.value,
+            Endpoint::Station { .. } => Seconds(0.0),
         };
         latency(&self.sender) + latency(&self.receiver)
     }
@@ -114,9 +114,9 @@ impl<'a> Way<'a> {
     /// segment.
     pub fn burst_bytes(&self) -> Bytes {
         let ends = [&self.sender, &self.receiver];
-        let bytes = |end: &&End| end.channel().map(|channel| end.rate().0 * channel.burst.value.0);
+        let bytes = |end: &&Endpoint| end.channel().map(|channel| end.rate().0 * channel.burst.value.0);
         let least = ends.iter().filter_map(bytes).fold(f64::INFINITY, f64::min);
-        Bytes((least as u64).max(SEGMENT.0))
+        Bytes((least as u64).max(MSS.0))
     }
 
     /// Bytes a second when both halves take the same air, or one after another.
@@ -127,9 +127,9 @@ impl<'a> Way<'a> {
     /// The mean time of a message alone; on a fresh connection the window has to open first.
     pub fn mean(&self, bytes: Bytes, fresh: bool) -> Seconds {
         let [up, down] = self.on_air(bytes);
-        let stretch = |end: &End, time: Seconds| time * end.channel().map_or(0.0, Channel::stalled);
+        let stretch = |end: &Endpoint, time: Seconds| time * end.channel().map_or(0.0, WifiChannel::stalled);
         let stretched = stretch(&self.sender, up) + stretch(&self.receiver, down);
-        let segments = bytes.0.div_ceil(SEGMENT.0).max(1);
+        let segments = bytes.0.div_ceil(MSS.0).max(1);
         let [by_timer, by_report] = losses(self.tcp.loss.value.0, segments);
         let opening = if fresh { self.opening(bytes) } else { Seconds(0.0) };
         self.under_way(bytes) - self.overhead()
@@ -147,11 +147,11 @@ impl<'a> Way<'a> {
         let tcp = self.tcp;
         // As of a message of many segments; a shorter one loses a little less.
         let [by_timer, _] = losses(tcp.loss.value.0, REPORTING_SEGMENTS);
-        let stretch = |end: &End| 1.0 + end.channel().map_or(0.0, Channel::stalled);
-        let slowness = |end: &End| stretch(end) / end.rate().0;
-        let extra = |end: &End| end.overhead() * (stretch(end) - 1.0);
+        let stretch = |end: &Endpoint| 1.0 + end.channel().map_or(0.0, WifiChannel::stalled);
+        let slowness = |end: &Endpoint| stretch(end) / end.rate().0;
+        let extra = |end: &Endpoint| end.overhead() * (stretch(end) - 1.0);
         let reported = self.round_trip() * (tcp.loss.value.0 * (1.0 - by_timer));
-        let each_byte = slowness(&self.sender) + slowness(&self.receiver) + reported.0 / SEGMENT.as_f64();
+        let each_byte = slowness(&self.sender) + slowness(&self.receiver) + reported.0 / MSS.as_f64();
         let latency = self.delay() + self.wire_latency() + self.standing() + tcp.rto.value * by_timer
             - reported * REPORTING_SEGMENTS as f64
             + extra(&self.sender)
@@ -164,7 +164,7 @@ impl<'a> Way<'a> {
         }
     }
 
-    /// What all transmissions of a message take on either half of the way.
+    /// What all transmissions of a message take on either half of the path.
     fn on_air(&self, bytes: Bytes) -> [Seconds; 2] {
         let bursts = bytes.0.div_ceil(self.burst_bytes().0).max(1) as f64;
         [&self.sender, &self.receiver].map(|end| end.overhead() * bursts + bytes / end.rate())
@@ -209,7 +209,7 @@ impl<'a> Way<'a> {
 
     /// The mean rest of a stall that a message finds.
     fn standing(&self) -> Seconds {
-        let of = |end: &End| {
+        let of = |end: &Endpoint| {
             let kinds = end.channel().map_or(Vec::new(), |channel| channel.stalls.kinds());
             Seconds(kinds.iter().map(|kind| kind.rate.0 * kind.mean_square() / 2.0).sum())
         };
@@ -261,20 +261,20 @@ fn normal(x: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::link::air::{Delay, Preset, Stalls};
+    use crate::link::wifi::{Delay, Preset, Stalls};
     use crate::units::Fraction;
 
-    fn channel(stalls: Preset) -> Channel {
-        serde_yaml::from_str::<Channel>(
+    fn channel(stalls: Preset) -> WifiChannel {
+        serde_yaml::from_str::<WifiChannel>(
             "{name: t, bandwidth: {value: 800 Mbit/s, source: t}, stations: [a, b]}",
         )
-        .map(|channel| Channel { stalls: Stalls::Preset(stalls), ..channel })
+        .map(|channel| WifiChannel { stalls: Stalls::Preset(stalls), ..channel })
         .unwrap()
     }
 
-    fn way<'a>(channel: &'a Channel, tcp: &'a Tcp) -> Way<'a> {
-        let end = End::Station { index: 0, channel, rate: channel.bandwidth.value };
-        Way { sender: end, receiver: end, tcp }
+    fn path<'a>(channel: &'a WifiChannel, tcp: &'a Tcp) -> WirelessPath<'a> {
+        let end = Endpoint::Station { index: 0, channel, rate: channel.bandwidth.value };
+        WirelessPath { sender: end, receiver: end, tcp }
     }
 
     fn still() -> Tcp {
@@ -296,40 +296,43 @@ mod tests {
     #[test]
     fn an_activation_takes_a_delay_and_its_bytes_twice() {
         let (channel, tcp) = (channel(Preset::Clean), still());
-        let way = way(&channel, &tcp);
+        let path = path(&channel, &tcp);
         // 1.9 ms e^(1/8) = 2.153 ms; 32 KiB at 100 MB/s up and down are 0.655 ms. The delay is shorter than the
         // overhead of 0.4 ms once in a thousand, for 0.0378 us on average.
         let (delay, bytes) = (1.9e-3 * 0.125_f64.exp(), 2.0 * 32768.0 / 100e6);
         let floor = delay + bytes;
-        let found = way.mean(Bytes(32768), false);
+        let found = path.mean(Bytes(32768), false);
         assert!(found.0 > floor && found.0 < floor + 1e-7, "{} and {floor}", found.0);
-        close(way.expected().time(Bytes(32768)), found.0);
-        close(Seconds(way.rate().0), 50e6);
+        close(path.expected().time(Bytes(32768)), found.0);
+        close(Seconds(path.rate().0), 50e6);
         // Without any spread it is the sum by hand.
-        let sharp =
-            Channel { delay: Delay { sigma: Sourced::new(0.0, "t"), ..Delay::default() }, ..channel.clone() };
-        close(self::way(&sharp, &tcp).mean(Bytes(32768), false), 1.9e-3 + bytes);
+        let sharp = WifiChannel {
+            delay: Delay { sigma: Sourced::new(0.0, "t"), ..Delay::default() },
+            ..channel.clone()
+        };
+        close(self::path(&sharp, &tcp).mean(Bytes(32768), false), 1.9e-3 + bytes);
     }
 
     #[test]
     fn a_long_message_pays_the_overhead_of_every_burst() {
         let (channel, tcp) = (channel(Preset::Clean), still());
-        let way = way(&channel, &tcp);
+        let path = path(&channel, &tcp);
         // 540 kB a burst; 2.7 MB are five, four more than the delay has.
-        let (one, five) = (way.mean(Bytes(540_000), false).0, way.mean(Bytes(2_700_000), false).0);
+        let (one, five) = (path.mean(Bytes(540_000), false).0, path.mean(Bytes(2_700_000), false).0);
         close(Seconds(five - one), 2.0 * (2_160_000.0 / 100e6 + 4.0 * 0.2e-3));
     }
 
     #[test]
     fn over_two_channels_a_long_message_is_on_both() {
         let (channel, tcp) = (channel(Preset::Clean), still());
-        let sharp = Channel { delay: Delay { sigma: Sourced::new(0.0, "t"), ..Delay::default() }, ..channel };
+        let sharp =
+            WifiChannel { delay: Delay { sigma: Sourced::new(0.0, "t"), ..Delay::default() }, ..channel };
         let rate = sharp.bandwidth.value;
-        let end = |index, rate| End::Station { index, channel: &sharp, rate };
-        let way = Way { sender: end(0, rate), receiver: end(1, rate * 0.5), tcp: &tcp };
+        let end = |index, rate| Endpoint::Station { index, channel: &sharp, rate };
+        let path = WirelessPath { sender: end(0, rate), receiver: end(1, rate * 0.5), tcp: &tcp };
         // Bursts of 270 kB: 2.9 ms up and 5.6 ms down; of five the first goes up alone.
-        close(way.mean(Bytes(1_350_000), false), 1.9e-3 - 0.4e-3 + 2.9e-3 + 5.0 * 5.6e-3);
-        let turned = Way { sender: way.receiver, receiver: way.sender, tcp: &tcp };
+        close(path.mean(Bytes(1_350_000), false), 1.9e-3 - 0.4e-3 + 2.9e-3 + 5.0 * 5.6e-3);
+        let turned = WirelessPath { sender: path.receiver, receiver: path.sender, tcp: &tcp };
         close(turned.mean(Bytes(1_350_000), false), 1.9e-3 - 0.4e-3 + 5.0 * 5.6e-3 + 2.9e-3);
     }
 
@@ -337,19 +340,19 @@ mod tests {
     fn stalls_losses_and_closed_windows_cost_what_they_cost_on_paper() {
         let (clean, awdl) = (channel(Preset::Clean), channel(Preset::Awdl));
         let (quiet, bytes) = (still(), Bytes(32768));
-        let plain = way(&clean, &quiet).mean(bytes, false).0;
+        let plain = path(&clean, &quiet).mean(bytes, false).0;
         // 0.15 E[D^2]/2 = 0.49 ms, 0.03 E[D^2]/2 = 0.582 ms, and 1.77 % of 1.055 ms on the air.
-        let found = way(&awdl, &quiet).mean(bytes, false).0 - plain;
+        let found = path(&awdl, &quiet).mean(bytes, false).0 - plain;
         close(Seconds(found), 0.49e-3 + 0.582e-3 + 0.0177 * (0.4e-3 + 2.0 * 32768.0 / 100e6));
         // 23 segments: 0.2997 % of 200 ms, and 1.982 % of the rest a round trip.
         let lossy = Tcp { idle_restart: false, ..Tcp::default() };
         let round_trip = 2.0 * 1.9e-3 * 0.125_f64.exp();
         let timer = 1.0 - 0.999_f64.powi(3);
         let expected = timer * 0.2 + (1.0 - timer) * (1.0 - 0.999_f64.powi(20)) * round_trip;
-        close(Seconds(way(&clean, &lossy).mean(bytes, false).0 - plain), expected);
+        close(Seconds(path(&clean, &lossy).mean(bytes, false).0 - plain), expected);
         // A window of 14480 bytes opens to 28960 before 32 KiB are out: one round trip, less 0.29 ms of sending.
         let closing = Tcp { idle_restart: true, ..still() };
-        let fresh = way(&clean, &closing);
+        let fresh = path(&clean, &closing);
         close(Seconds(fresh.mean(bytes, true).0 - plain), round_trip - 14480.0 / 50e6);
         close(fresh.mean(bytes, false), plain);
         // Whatever fits the window at once waits for nothing.

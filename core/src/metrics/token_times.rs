@@ -1,10 +1,10 @@
 //! When did which tokens come out of the ring?
 //!
 //! Sequence by sequence, on the head's clock. The first output of a sequence ends its prompt; each later one is a
-//! [`Turn`], from the end of the sequence's output before it to its own. A turn with drafts gives as many tokens as
+//! [`DecodeStep`], from the end of the sequence's output before it to its own. A step with drafts gives as many tokens as
 //! were accepted, and one.
 //!
-//! Not here: how long the parts of a turn took.
+//! Not here: how long the parts of a step took.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use hearth_schema::trace::Trace;
 
 /// The time in which a pass gave tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Turn {
+pub struct DecodeStep {
     /// The pass that gave them.
     pub pass: u32,
     /// Its sequence.
@@ -35,7 +35,7 @@ pub struct Turn {
     pub interrupted: bool,
 }
 
-impl Turn {
+impl DecodeStep {
     /// Tokens that came out.
     pub fn tokens(&self) -> u32 {
         self.accepted + 1
@@ -47,14 +47,14 @@ impl Turn {
     }
 
     /// Milliseconds for each token.
-    pub fn pace(&self) -> f64 {
+    pub fn ms_per_token(&self) -> f64 {
         millis(self.duration()) / f64::from(self.tokens())
     }
 }
 
 /// The first output of a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct First {
+pub struct FirstToken {
     /// Which sequence.
     pub sequence: u32,
     /// The pass that gave it.
@@ -63,16 +63,16 @@ pub struct First {
     pub end: u64,
 }
 
-/// All outputs of a run.
+/// All times of a run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Outputs {
+pub struct TokenTimes {
     /// One for each sequence that has a token, in the order of their passes.
-    pub first: Vec<First>,
+    pub first_tokens: Vec<FirstToken>,
     /// In the order of the passes.
-    pub turns: Vec<Turn>,
+    pub decode_steps: Vec<DecodeStep>,
 }
 
-impl Outputs {
+impl TokenTimes {
     /// Those of a trace.
     pub fn of(trace: &Trace) -> Self {
         Self::grouped(trace, &super::group(&trace.records))
@@ -85,7 +85,7 @@ impl Outputs {
             .filter(|reading| reading.counter == Counter::Accepted)
             .map(|reading| (reading.pass, reading.value))
             .collect();
-        let mut outputs = Self::default();
+        let mut times = Self::default();
         // For each sequence, the end of its last output, and whether a pass without one came after that.
         let mut last: BTreeMap<u32, (u64, bool)> = BTreeMap::new();
         for pass in &trace.passes {
@@ -97,29 +97,37 @@ impl Outputs {
             };
             let (sequence, end) = (pass.sequence, output.end);
             match last.insert(sequence, (end, false)) {
-                None => outputs.first.push(First { sequence, pass: pass.index, end }),
+                None => times.first_tokens.push(FirstToken { sequence, pass: pass.index, end }),
                 Some((start, interrupted)) => {
                     // A trace may say anything; a pass has at most so many drafts.
                     let drafted = pass.drafted.min(MAX_PASS_TOKENS);
                     let stood = accepted.get(&pass.index).copied().unwrap_or(0).min(u64::from(drafted));
                     let accepted = stood as u32;
                     let pass = pass.index;
-                    outputs.turns.push(Turn { pass, sequence, start, end, accepted, drafted, interrupted });
+                    times.decode_steps.push(DecodeStep {
+                        pass,
+                        sequence,
+                        start,
+                        end,
+                        accepted,
+                        drafted,
+                        interrupted,
+                    });
                 }
             }
         }
-        outputs
+        times
     }
 
     /// Tokens of all prompts that were read to their ends.
     pub fn prompts(&self, trace: &Trace) -> u64 {
-        let last = |first: &First| trace.passes.iter().find(|pass| pass.index == first.pass);
+        let last = |first: &FirstToken| trace.passes.iter().find(|pass| pass.index == first.pass);
         let tokens = |pass: &Pass| u64::from(pass.first_position) + u64::from(pass.tokens);
-        self.first.iter().filter_map(last).map(tokens).sum()
+        self.first_tokens.iter().filter_map(last).map(tokens).sum()
     }
 
     /// Tokens after the first of each sequence.
     pub fn tokens(&self) -> usize {
-        self.turns.iter().map(|turn| turn.tokens() as usize).sum()
+        self.decode_steps.iter().map(|step| step.tokens() as usize).sum()
     }
 }
