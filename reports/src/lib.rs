@@ -27,7 +27,7 @@
 //!     records: vec![output(0, 20), output(1, 50), output(2, 100)],
 //!     readings: vec![],
 //!     shortages: vec![],
-//!     run events: vec![],
+//!     run_events: vec![],
 //!     outcome: Outcome::Ok,
 //! };
 //! let report = Report::new(vec![trace])?;
