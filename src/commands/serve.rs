@@ -92,7 +92,7 @@ pub fn run(args: &ServeArgs, json: bool) -> Result<ExitCode, Failure> {
 /// Reports an event of the ring, and updates the plan that `/ring` shows.
 fn report_event(state: &AppState, run_event: &RunEvent, plan: Option<&Plan>) {
     let RunEvent { kind, device, what, .. } = run_event;
-    match (sort, device) {
+    match (kind, device) {
         (RunEventKind::Silent, Some(name)) => tracing::info!("{name} is gone: {what}"),
         (RunEventKind::Replanned, _) => tracing::info!("the ring goes on with {what}"),
         (RunEventKind::NotReplanned, Some(name)) => {

@@ -102,7 +102,7 @@ fn limits_that_no_machine_has_are_refused() {
 fn old_keys_are_read_with_a_warning() {
     let wifi = |keys: &[&str]| {
         let channels = "{channels: [{name: w, bandwidth: {value: 1 Gbit/s, source: t}, stations: [a]}]}";
-        let yaml: String = keys.iter().map(|key| format!("  {key}: {channels}\n")).collect();
+        let yaml = keys.iter().fold(String::new(), |yaml, key| yaml + &format!("  {key}: {channels}\n"));
         let text = scenario(64, "", "").expect("valid").to_yaml();
         text.replacen("links:\n", &format!("links:\n{yaml}"), 1)
     };
