@@ -40,7 +40,7 @@ impl Resolver for ThisMachine {
 pub fn read_scenario(path: &Path) -> Result<LoadedScenario, Error> {
     let loaded = LoadedScenario::read(path, &ThisMachine)?;
     for deprecation in &loaded.deprecations {
-        tell!("warning: {}: {deprecation}", path.display());
+        tracing::warn!("{}: {deprecation}", path.display());
     }
     Ok(loaded)
 }

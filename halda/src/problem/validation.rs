@@ -11,7 +11,7 @@
 use crate::problem::instance::{Device, Gpu, Instance, Model, OperatingSystem, PerFormat};
 
 /// Byte counts may be at most this: 1 PiB.
-pub const MAX_BYTES: u64 = hearth_profiles::device::MOST_BYTES.0;
+pub const MAX_BYTES: u64 = hearth_profiles::device::MAX_BYTES.0;
 
 /// L may be at most this.
 pub const MAX_MODEL_LAYERS: u32 = 512;
