@@ -93,14 +93,6 @@ pub enum SimError {
         /// The device.
         device: String,
     },
-    /// A plan made in mid-run has another head.
-    #[error("the plan made in mid-run is headed by `{found}`, and the tokens are on `{head}`")]
-    OtherHead {
-        /// The head of the run.
-        head: String,
-        /// The new plan's.
-        found: String,
-    },
     /// Nobody would wait for it.
     #[error(
         "after {tokens} tokens the simulated run has taken {at}, and goes on: some rate of a device or a link is far too \

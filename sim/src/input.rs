@@ -2,7 +2,7 @@
 
 use hearth_core::Cluster;
 use hearth_core::draft;
-use hearth_core::replan::Replanner;
+use hearth_core::recovery::Replanner;
 use hearth_profiles::device::{Device, PageCachePolicy};
 use hearth_profiles::model::DigestMatch;
 use hearth_profiles::{Bytes, Document};

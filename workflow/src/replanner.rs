@@ -8,7 +8,7 @@ use std::borrow::Borrow;
 use std::fmt::Debug;
 
 use hearth_core::Cluster;
-use hearth_core::replan::{NoPlan, Replanner};
+use hearth_core::recovery::{NoPlan, Replanner};
 use hearth_schema::Plan;
 use hearth_schema::scenario::PlannerOptions;
 

@@ -19,7 +19,7 @@
 //!
 //! Not here: which pass enters when ([`Generation`]), how a step is carried out or how long it takes.
 
-mod renewal;
+mod reconfigure;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -293,7 +293,7 @@ impl Schedule {
     pub fn react(&mut self, event: &Event) -> Result<Vec<Step>, ScheduleError> {
         let mut steps = Vec::new();
         match *event {
-            Event::Replanned { ref plan, first_pass } => self.renew(plan, first_pass)?,
+            Event::Replanned { ref plan, first_pass } => self.reconfigure(plan, first_pass)?,
             Event::Begin(pass) => {
                 if self.device != 0 {
                     return Err(ScheduleError::NotTheHead { device: self.name(), pass: pass.index });

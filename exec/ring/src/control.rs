@@ -13,7 +13,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use hearth_core::heartbeat;
+use hearth_core::recovery::heartbeat;
 use hearth_schema::plan::Plan;
 use hearth_schema::plan::PlannedDevice;
 use tokio::io::{AsyncRead, AsyncWrite, ReadHalf, WriteHalf};

@@ -3,7 +3,7 @@
 //! It interprets the steps of [`Recovery`]: has the workers prepare, hands out the plan, connects to those it sends
 //! to, takes up its own part, and turns what it hears into events. When the ring cannot go on as it is, it plans for
 //! the devices that are left: with the planner that the command line gave it, or by spreading the layers of those who
-//! are gone over the others ([`hearth_core::spread`]).
+//! are gone over the others ([`hearth_core::recovery::spread`]).
 //!
 //! Not here: which pass enters and what becomes of tokens ([`super::head`]).
 
@@ -12,11 +12,11 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use hearth_core::Cluster;
-use hearth_core::heartbeat;
-use hearth_core::replan::NoPlan;
-use hearth_core::replan::Replanner;
+use hearth_core::recovery::heartbeat;
+use hearth_core::recovery::NoPlan;
+use hearth_core::recovery::Replanner;
+use hearth_core::recovery::spread;
 use hearth_core::schedule::Schedule;
-use hearth_core::spread;
 use hearth_profiles::Document;
 use hearth_schema::Plan;
 use hearth_schema::plan::PlannedDevice;

@@ -17,6 +17,7 @@ pub mod timeline;
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use hearth_core::recovery::Recovery;
 use hearth_core::schedule::Schedule;
 use hearth_profiles::Seconds;
 use hearth_profiles::device::Device;
@@ -73,10 +74,9 @@ pub(crate) struct Simulation<'a> {
     pub(crate) timeline: EventTimeline,
     pub(crate) timeline_timer: Timer,
     pub(crate) reachability: Reachability,
-    /// A new plan is under way to the devices until then.
-    pub(crate) ready: Nanos,
-    /// A device is back and wants to be taken in between tokens.
-    pub(crate) rejoins: bool,
+    pub(crate) recovery: Recovery,
+    /// When the answers of all devices to a new plan arrive.
+    pub(crate) ready_at: Nanos,
     /// Plans made in mid-run.
     pub(crate) plans: Vec<Plan>,
     pub(crate) outcome: Outcome,
@@ -149,8 +149,8 @@ impl<'a> Simulation<'a> {
             timeline: EventTimeline::new(disturbances.events),
             timeline_timer,
             reachability: Reachability::new(input.cluster.members.len()),
-            ready: 0,
-            rejoins: false,
+            recovery: Recovery::running(plan),
+            ready_at: 0,
             plans: Vec::new(),
             outcome: Outcome::Ok,
             ended: false,
@@ -201,7 +201,8 @@ impl<'a> Simulation<'a> {
 
     /// The head takes up the next pass if it is free and the pass may begin.
     fn begin(&mut self) -> Result<(), SimError> {
-        while self.engine.now() >= self.ready
+        self.take_answers()?;
+        while self.recovery.is_running()
             && self.ring.devices[0].is_free()
             && let Some(pass) = self.passes.start()
         {

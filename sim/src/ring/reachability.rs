@@ -4,7 +4,7 @@
 //! holds it, and goes on when the device is back. If the ring has a new plan before that, the held messages are given
 //! up with everything else of the old one.
 //!
-//! Not here: who notices ([`hearth_core::heartbeat`]), and what a ring does then ([`crate::ring::reconfiguration`]).
+//! Not here: who notices ([`hearth_core::recovery::heartbeat`]), and what a ring does then ([`crate::ring::reconfiguration`]).
 
 use crate::device::context::Message;
 use crate::engine::Nanos;

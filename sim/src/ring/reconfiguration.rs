@@ -1,19 +1,20 @@
-//! What does a ring make of what happens around it?
+//! Events of a scenario, and the reconfiguration that some of them lead to.
 //!
-//! Loads, clocks and memory change a device's background_load, and it goes on. A device that is cut off holds the ring up
-//! until it is back, or until the head misses it ([`hearth_core::heartbeat`]). Then the head plans again for those that
-//! are there. Its new plan takes one way to each device and the answer one way back; after that all tokens so far enter
-//! the new ring as a prompt, because their keys and values were spread over the old one.
+//! Loads, clocks and memory change what a device has left, and it goes on. A device that is cut off holds the ring up
+//! until it is back, or until the head misses it ([`hearth_core::recovery::heartbeat`]). What the head does then is
+//! decided by [`hearth_core::recovery`], whose steps are carried out here in simulated time. A new plan takes one way to
+//! each device and the answer one way back. After that all tokens so far enter the new ring as a prompt, because their
+//! keys and values were spread over the old one.
 //!
-//! Deviation: planning takes no time, and a head knows the devices' profiles, not what other programs do on them.
+//! Deviation: planning and preparing take no time, the head knows at once which devices it can plan with, and it knows
+//! the devices' profiles, not what other programs do on them.
 //!
-//! Not here: who finds the plan ([`hearth_core::replan`]), and what one device makes of it ([`crate::device`]).
+//! Not here: what one device does with a new part ([`crate::device::reconfiguration`]).
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
-use hearth_core::Cluster;
-use hearth_core::heartbeat;
-use hearth_core::replan::NoPlan;
+use hearth_core::recovery::{self, NoPlan, Step, heartbeat};
 use hearth_core::schedule::Event as Incident;
 use hearth_core::schedule::Schedule;
 use hearth_profiles::{Bytes, Seconds};
@@ -67,7 +68,7 @@ impl<'a> Simulation<'a> {
         let now = self.engine.now();
         while let Some(action) = self.timeline.due(now).filter(|_| !self.ended) {
             match action {
-                Action::Begin(index) => self.begin_event(index),
+                Action::Begin(index) => self.begin_event(index)?,
                 Action::Ramp(index, step) => {
                     self.timeline.ramp(index, step);
                     self.follow_event(index);
@@ -95,29 +96,28 @@ impl<'a> Simulation<'a> {
         }
         (before..self.tokens).for_each(|token| self.timeline.token(now, token + 1));
         self.run_due_actions()?;
-        if std::mem::take(&mut self.rejoins) && !self.ended {
-            self.plan_again(None)?;
+        if self.ended {
+            return Ok(());
         }
-        Ok(())
+        self.react(recovery::Event::Token)
     }
 
-    fn begin_event(&mut self, index: usize) {
+    fn begin_event(&mut self, index: usize) -> Result<(), SimError> {
         let now = self.engine.now();
         let (change, device) = self.timeline.event(index);
         let member = device.and_then(|name| self.member(name));
         match change {
             Change::Returns(when) => {
-                let Some(member) = member else { return };
-                let name = self.input.cluster.members[member].name.as_str();
-                self.timeline.back(now, name);
+                let Some(member) = member else { return Ok(()) };
+                let device = self.input.cluster.members[member].name.clone();
+                self.timeline.back(now, &device);
                 self.reach_again(member);
-                self.rejoins |= when == Return::BetweenTokens;
+                self.react(recovery::Event::DeviceReturned { device, rejoins: when })?;
             }
             Change::Leaves if member == Some(self.ring.members[0]) => {
                 self.timeline.begin(now, index, Seconds(0.0));
-                let (name, what) = (self.name(0), "the head is gone, and with it the tokens".into());
-                self.happened(RunEventKind::NotReplanned, Some(name), now, what);
-                (self.outcome, self.ended) = (Outcome::Killed, true);
+                let (device, reason) = (self.name(0).to_owned(), "it left".into());
+                self.react(recovery::Event::DeviceLost { device, since: now, reason })?;
             }
             Change::Leaves | Change::Stalls => {
                 self.timeline.begin(now, index, Seconds(0.0));
@@ -144,6 +144,7 @@ impl<'a> Simulation<'a> {
                 self.follow_event(index);
             }
         }
+        Ok(())
     }
 
     fn end_event(&mut self, index: usize) {
@@ -242,72 +243,79 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// The head has had no sign of life of a member for too long; if the head itself is cut off, of none.
+    /// The head has had no sign of life of a member for too long, or of any member if it is itself cut off.
     fn miss(&mut self, member: usize, since: Nanos) -> Result<(), SimError> {
-        let head = self.ring.members[0];
-        let missed = |slot: &usize| self.ring.members[*slot] == member || (member == head && *slot != 0);
-        if !self.ring.order.iter().any(|slot| *slot != 0 && missed(slot)) {
-            return Ok(());
-        }
-        let name = self.input.cluster.members[member].name.as_str();
-        self.happened(RunEventKind::Silent, Some(name), since, "no sign of life".into());
-        self.plan_again(Some(name))
+        let (device, reason) = (self.input.cluster.members[member].name.clone(), "no sign of life".into());
+        self.react(if member == self.ring.members[0] {
+            recovery::Event::HeadIsolated { since, reason }
+        } else {
+            recovery::Event::DeviceLost { device, since, reason }
+        })
     }
 
-    /// Plans again for the devices that are there: because one is missing, or because one is back.
-    fn plan_again(&mut self, missing: Option<&str>) -> Result<(), SimError> {
-        let there = self.there();
-        let found = match self.disturbances.replanner {
-            None => Err(NoPlan { reason: "nobody plans again in this run".into() }),
-            Some(replanner) => replanner.replan(&there),
-        };
-        let now = self.engine.now();
-        let fitting = match found {
-            Ok(plan) => self.fitting(plan, &there)?,
-            Err(none) => Err(none.to_string()),
-        };
-        match fitting {
-            Ok(plan) if missing.is_none() && same_ring(&plan, self.plan()) => Ok(()),
-            Ok(plan) => self.adopt(plan, missing),
-            Err(reason) => {
-                self.happened(RunEventKind::NotReplanned, missing, now, reason);
-                if missing.is_some() {
-                    (self.outcome, self.ended) = (Outcome::Killed, true);
+    /// Tells the recovery what has happened, and carries its steps out.
+    fn react(&mut self, event: recovery::Event) -> Result<(), SimError> {
+        let mut steps = VecDeque::from(self.recovery.react(event));
+        while let Some(step) = steps.pop_front() {
+            let now = self.engine.now();
+            match step {
+                Step::Missed { device, since, reason } => {
+                    self.happened(RunEventKind::Silent, Some(&device), since, reason);
                 }
-                Ok(())
+                Step::Plan => {
+                    let answer = self.plan_again()?;
+                    steps.extend(self.recovery.react(answer));
+                }
+                Step::Replanned { missing } => self.record_replanned(missing),
+                Step::NotReplanned { missing, reason } => {
+                    self.happened(RunEventKind::NotReplanned, missing.as_deref(), now, reason);
+                }
+                Step::Prepare { epoch } => {
+                    self.stop_ring()?;
+                    // The way to a device and back is waited for once, when it is configured.
+                    for device in self.recovery.awaited().clone() {
+                        steps.extend(self.recovery.react(recovery::Event::Prepared { device, epoch }));
+                    }
+                }
+                Step::Configure { .. } => self.configure_ring()?,
+                Step::GiveUp { .. } => (self.outcome, self.ended) = (Outcome::Killed, true),
+                // A run is one request, and a pass begins when the head is free.
+                Step::Reset { .. } | Step::Begin { .. } => {}
             }
         }
+        Ok(())
     }
 
-    /// The plan at work.
-    fn plan(&self) -> &Plan {
-        self.plans.last().unwrap_or(self.input.plan)
-    }
-
-    /// The cluster of the devices that the head can reach.
-    fn there(&self) -> Cluster {
+    /// Plans for the devices that answer the head, and checks that their parts fit.
+    fn plan_again(&mut self) -> Result<recovery::Event, SimError> {
         let (all, head) = (self.input.cluster, self.ring.members[0]);
-        let alone = !self.reachability.reaches(head);
-        let reached = |&member: &usize| member == head || (!alone && self.reachability.reaches(member));
-        let there: Vec<usize> = (0..all.members.len()).filter(reached).collect();
-        Cluster {
-            members: there.iter().map(|&member| all.members[member].clone()).collect(),
-            head: there.iter().position(|&member| member == head).unwrap_or(0),
-            ..all.clone()
+        let is_alone = !self.reachability.reaches(head);
+        let others = all.members.iter().enumerate().filter(|&(member, _)| member != head);
+        for (member, device) in others.map(|(member, it)| (member, it.name.clone())) {
+            self.recovery.react(if !is_alone && self.reachability.reaches(member) {
+                recovery::Event::DeviceReturned { device, rejoins: Return::NextRequest }
+            } else {
+                recovery::Event::DeviceAbsent { device }
+            });
         }
+        let found = match self.disturbances.replanner {
+            None => Err(NoPlan { reason: "nobody plans again in this run".into() }),
+            Some(replanner) => self.recovery.replan(replanner, all),
+        };
+        let fitting = match found {
+            Ok(plan) => self.misfit(&plan)?.map_or(Ok(plan), Err),
+            Err(none) => Err(none.to_string()),
+        };
+        Ok(match fitting {
+            Ok(plan) => recovery::Event::Planned(Box::new(plan)),
+            Err(reason) => recovery::Event::NoPlan { reason },
+        })
     }
 
-    /// The plan if it can be carried out; why not.
-    fn fitting(&self, plan: Plan, there: &Cluster) -> Result<Result<Plan, String>, SimError> {
-        let input = Input { cluster: there, plan: &plan, options: self.input.options };
+    /// Why a part of a plan does not fit its device's memory, if one does not.
+    fn misfit(&self, plan: &Plan) -> Result<Option<String>, SimError> {
+        let input = Input { plan, ..self.input };
         let devices = input::check(&input)?;
-        if let Some(why) = plan.only_simulated() {
-            return Ok(Err(why));
-        }
-        let (head, found) = (self.name(0).to_owned(), plan.devices[0].name.clone());
-        if head != found {
-            return Err(SimError::OtherHead { head, found });
-        }
         for (place, device) in devices.iter().enumerate() {
             let name = &plan.devices[place].name;
             let fits = |budget: &Budget| budget.shortages.is_empty() || input.options.ignore_memory;
@@ -316,14 +324,32 @@ impl<'a> Simulation<'a> {
             let background_load = self.timeline.background_load(name, withheld);
             let room = budget.as_ref().map(|budget| background_load.room(budget.cache));
             if room.is_none_or(|room| room.is_none() && plan.devices[place].window > 0) {
-                return Ok(Err(format!("the new plan's part of `{name}` does not fit its memory")));
+                return Ok(Some(format!("the new plan's part of `{name}` does not fit its memory")));
             }
         }
-        Ok(Ok(plan))
+        Ok(None)
     }
 
-    /// Gives the ring at work up, and begins with all tokens so far on that of a new plan.
-    fn adopt(&mut self, plan: Plan, missing: Option<&str>) -> Result<(), SimError> {
+    /// Records the plan that takes over.
+    fn record_replanned(&mut self, missing: Option<String>) {
+        let again = self.passes.generation.again();
+        let plan = Plan::clone(self.recovery.plan());
+        let windows = plan.devices.iter().map(|device| format!("{} {}", device.name, device.window));
+        let what = format!("{}; {again} tokens computed again", windows.collect::<Vec<_>>().join(", "));
+        let (sort, start, digest) = (RunEventKind::Replanned, self.engine.now(), Some(plan.digest()));
+        self.timeline.run_events.push(RunEvent {
+            kind: RunEventKind::Replanned,
+            device: missing,
+            start,
+            end: None,
+            what,
+            plan: digest,
+        });
+        self.plans.push(plan);
+    }
+
+    /// Gives up the passes of the ring at work, and all its messages.
+    fn stop_ring(&mut self) -> Result<(), SimError> {
         let now = self.engine.now();
         for slot in self.ring.order.clone() {
             self.at(slot, |device, ctx| {
@@ -342,31 +368,27 @@ impl<'a> Simulation<'a> {
         self.reachability.give_up();
         self.links.give_up();
         self.collect_deliveries();
-        let again = self.passes.generation.again();
+        Ok(())
+    }
+
+    /// Gives every device its part of the new plan. All tokens so far enter the new ring as a prompt.
+    fn configure_ring(&mut self) -> Result<(), SimError> {
         let first_pass = self.passes.generation.next_pass();
-        let shared = Arc::new(plan.clone());
+        let plan = self.recovery.plan().clone();
         self.ring.order.clear();
         for place in 0..plan.devices.len() {
-            let slot = self.fill_slot(&shared, place, first_pass)?;
+            let slot = self.fill_slot(&plan, place, first_pass)?;
             self.ring.order.push(slot);
         }
-        let new = plan.devices.iter().map(|device| format!("{} {}", device.name, device.window));
-        let new: Vec<String> = new.collect();
-        let what = format!("{}; {again} tokens computed again", new.join(", "));
-        let device = missing.map(str::to_owned);
-        let digest = Some(plan.digest());
-        let kind = RunEventKind::Replanned;
-        self.timeline.run_events.push(RunEvent { kind, device, start: now, end: None, what, plan: digest });
-        self.plans.push(plan);
         for slot in 0..self.ring.devices.len() {
             self.follow(slot);
         }
-        self.make_ready();
+        self.await_answers();
         Ok(())
     }
 
     /// The head waits until the farthest device has the plan and has answered.
-    fn make_ready(&mut self) {
+    fn await_answers(&mut self) {
         let links = &self.input.cluster.links;
         let one_way = |from: usize, to: usize| {
             let link = links.between(self.name(from), self.name(to));
@@ -374,9 +396,21 @@ impl<'a> Simulation<'a> {
         };
         let far = |&slot: &usize| one_way(0, slot) + one_way(slot, 0);
         let wait = self.ring.order.iter().filter(|&&slot| slot != 0).map(far).max().unwrap_or(0);
-        self.ready = self.engine.now() + wait;
-        self.timeline.enter(self.ready, Action::Ready);
+        self.ready_at = self.engine.now() + wait;
+        self.timeline.enter(self.ready_at, Action::Ready);
         self.schedule_timeline();
+    }
+
+    /// The answers of all devices arrive if they are due.
+    pub fn take_answers(&mut self) -> Result<(), SimError> {
+        if self.engine.now() < self.ready_at {
+            return Ok(());
+        }
+        let epoch = self.recovery.epoch();
+        for device in self.recovery.awaited().clone() {
+            self.react(recovery::Event::Ready { device, epoch })?;
+        }
+        Ok(())
     }
 
     /// The device at a place of a new plan takes up its part. Returns its slot.
@@ -386,7 +420,7 @@ impl<'a> Simulation<'a> {
             return Err(SimError::UnknownDevice { place, name: name.to_owned() });
         };
         let device = &input.cluster.members[member].device;
-        // `fitting` has seen that it fits.
+        // `misfit` has seen that it fits.
         let Some(budget) = setup::budget(&Input { plan, ..input }, place, device) else {
             return Err(SimError::UnknownDevice { place, name: name.to_owned() });
         };
@@ -420,15 +454,4 @@ impl<'a> Simulation<'a> {
         })?;
         Ok(slot)
     }
-}
-
-/// Whether two plans are one ring.
-fn same_ring(one: &Plan, other: &Plan) -> bool {
-    let ring = |plan: &Plan| {
-        let part = |device: &hearth_schema::plan::PlannedDevice| {
-            (device.name.clone(), device.window, device.gpu_layers, device.residency)
-        };
-        plan.devices.iter().map(part).collect::<Vec<_>>()
-    };
-    one.rounds == other.rounds && ring(one) == ring(other)
 }

@@ -6,8 +6,8 @@
 use hearth_core::cluster::Cluster;
 use hearth_core::draft;
 use hearth_core::metrics;
-use hearth_core::replan::NoPlan;
-use hearth_core::replan::Replanner;
+use hearth_core::recovery::NoPlan;
+use hearth_core::recovery::Replanner;
 use hearth_profiles::{Bytes, Fraction, Seconds};
 use hearth_profiles::{Sourced, model};
 use hearth_schema::events::Event;

@@ -1,10 +1,10 @@
-//! How does a device take up a new plan in the middle of a run?
+//! Reconfiguration: a device takes up a new plan in the middle of a run.
 //!
-//! The plan comes as the payload of an event. What was under way is given up: messages of earlier passes are refused
-//! from then on, and the passes that follow begin with empty keys and values. The event has no steps: the device waits
-//! for the first message of the new ring, and its runner has given it the weights of its new part.
+//! The plan comes as the payload of an event. The device drops its unfinished passes, refuses messages of earlier passes
+//! from then on, and begins the next passes with empty keys and values. The event has no steps: the device waits for the
+//! first message of the new ring, and its runner has given it the weights of its new part.
 //!
-//! Not here: who makes the plan ([`crate::replan`]).
+//! Not here: when the ring is planned again, and with which plan ([`crate::recovery`]).
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use hearth_schema::plan::Plan;
 
 impl Schedule {
     /// Takes up a plan for the passes from `first_pass` on. On an error nothing has changed.
-    pub(super) fn renew(&mut self, plan: &Arc<Plan>, first_pass: u32) -> Result<(), ScheduleError> {
+    pub(super) fn reconfigure(&mut self, plan: &Arc<Plan>, first_pass: u32) -> Result<(), ScheduleError> {
         let refuse = |what: String| Err(ScheduleError::OtherPlan { device: self.name(), what });
         if let Err(error) = plan.validate() {
             return refuse(error.what());
@@ -41,9 +41,9 @@ impl Schedule {
         if first_pass < self.first_pass {
             return refuse(format!("it is for pass {first_pass}, and a newer one is at work"));
         }
-        let mut renewed = Schedule::new(plan.clone(), place);
-        renewed.first_pass = first_pass;
-        *self = renewed;
+        let mut reconfigured = Schedule::new(plan.clone(), place);
+        reconfigured.first_pass = first_pass;
+        *self = reconfigured;
         Ok(())
     }
 }
@@ -59,12 +59,12 @@ mod tests {
     }
 
     #[test]
-    fn what_was_under_way_is_given_up() {
+    fn unfinished_passes_are_dropped() {
         let (old, new) = (Arc::new(plan(8, &[2, 2, 4], false)), Arc::new(plan(8, &[5, 3], false)));
         let mut worker = Schedule::new(old, 1);
         worker.react(&Event::Arrived { pass: pass(3), round: 0 }).expect("its turn");
-        let renewal = Event::Replanned { plan: new, first_pass: 4 };
-        assert_eq!(worker.react(&renewal), Ok(vec![]));
+        let replanned = Event::Replanned { plan: new, first_pass: 4 };
+        assert_eq!(worker.react(&replanned), Ok(vec![]));
         let late = worker.react(&Event::Arrived { pass: pass(3), round: 0 });
         assert!(matches!(late, Err(ScheduleError::GivenUp { pass: 3, since: 4, .. })), "{late:?}");
         let steps = worker.react(&Event::Arrived { pass: pass(4), round: 0 }).expect("the new ring's");
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_that_cannot_follow_changes_nothing() {
+    fn refused_plan_changes_nothing() {
         let old = Arc::new(plan(8, &[2, 2, 4], false));
         let mut last = Schedule::new(old.clone(), 2);
         let [mut other_model, mut other_head, mut broken, mut several] =

@@ -1,23 +1,23 @@
-//! How does a ring go on without a device when nobody knows more than its plan?
+//! Spreading: a plan without some devices, made from the plan alone.
 //!
-//! The layers of those who are gone are spread over those who are left, in proportion to what they have: a plan says
-//! who can compute how much beside whom, and nothing else is known. With the ring's layers as many as before, the
-//! rounds stay as they are. Windows are whole layers, rounded so that the largest remainders go up.
+//! The layers of the devices that are gone are spread over the others in proportion to the layers that these have: a plan
+//! says how fast the devices are compared with each other, and nothing else is known. The ring has as many layers as
+//! before, so the number of rounds stays. Windows are whole layers, rounded by the largest remainder.
 //!
-//! Not here: a better plan, which a planner makes from the devices' profiles ([`crate::replan`]), and whether the new
+//! Not here: a better plan, which a planner makes from the devices' profiles ([`super::Replanner`]), and whether the new
 //! part fits a device's memory, which the device says itself.
 
 use std::collections::BTreeSet;
 
 use hearth_profiles::Document;
 
-use crate::replan::NoPlan;
+use super::NoPlan;
 use hearth_schema::plan::DroppedDevice;
 use hearth_schema::plan::Plan;
 use hearth_schema::plan::PlannerRecord;
 use hearth_schema::plan::Processor;
 
-/// The plan without these devices.
+/// Returns the plan without these devices.
 pub fn without(plan: &Plan, gone: &BTreeSet<String>) -> Result<Plan, NoPlan> {
     let head = &plan.devices[0].name;
     if gone.contains(head) {
@@ -28,8 +28,7 @@ pub fn without(plan: &Plan, gone: &BTreeSet<String>) -> Result<Plan, NoPlan> {
     let layers = plan.ring_layers().min(plan.model.layers);
     // The last window of a round may be larger than what is left for it.
     let had = (0..plan.devices.len()).filter(|&place| !gone.contains(&plan.devices[place].name));
-    let windows =
-        shared_out(layers, &had.map(|place| plan.window(place, 0).len() as u32).collect::<Vec<_>>());
+    let windows = share_out(layers, &had.map(|place| plan.window(place, 0).len() as u32).collect::<Vec<_>>());
     for (device, window) in new.devices.iter_mut().zip(windows) {
         device.window = window;
         // What fits a GPU's memory is as it was.
@@ -53,9 +52,8 @@ pub fn without(plan: &Plan, gone: &BTreeSet<String>) -> Result<Plan, NoPlan> {
     }
 }
 
-/// So many layers in proportion to these windows, at least one where there was one. With no layers among those who
-/// are left, the head takes all.
-fn shared_out(layers: u32, windows: &[u32]) -> Vec<u32> {
+/// Shares layers out in proportion to these windows. If none of them has a layer, the head takes all.
+fn share_out(layers: u32, windows: &[u32]) -> Vec<u32> {
     let before: u64 = windows.iter().map(|&window| u64::from(window)).sum();
     if before == 0 {
         return (0..windows.len()).map(|place| if place == 0 { layers } else { 0 }).collect();
@@ -83,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn layers_go_to_who_has_layers() {
+    fn layers_are_spread_in_proportion_to_windows() {
         let plan = plan(12, &[1, 2, 3], false);
         let names: Vec<String> = plan.devices.iter().map(|device| device.name.clone()).collect();
         let new = without(&plan, &gone(&[&names[2]])).expect("two are left");
@@ -98,7 +96,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whoever_is_left_has_a_plan(
+        fn any_loss_but_the_heads_leaves_a_valid_plan(
             windows in proptest::collection::vec(0u32..9, 1..6), layers in 1u32..40, mask in 0u32..32
         ) {
             let ring: u32 = windows.iter().sum();
