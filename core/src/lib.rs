@@ -19,9 +19,4 @@ pub mod schedule;
 pub mod soc;
 pub mod tensor;
 
-pub mod replan {
-    pub use crate::recovery::{NoPlan, Replanner};
-}
-pub use recovery::{heartbeat, spread};
-
 pub use cluster::{Cluster, LinkTable, Member};

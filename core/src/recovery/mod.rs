@@ -19,7 +19,7 @@
 
 pub mod heartbeat;
 mod replan;
-pub mod spread;
+mod spread;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hearth_core::recovery::Event;
 use hearth_core::schedule::Generation;
 use hearth_schema::Plan;
 use hearth_schema::pass::Pass;
@@ -37,7 +38,6 @@ use crate::error::{RingError, strange};
 use crate::network::Network;
 use crate::node::Out;
 use crate::recorder::Lines;
-use crate::recovery::Event;
 use crate::renewal::{Lead, Renewal};
 use crate::request::{Asked, Request};
 use crate::serving::{Guest, Service};
@@ -306,7 +306,7 @@ impl<N: Network> Lead<N> {
         request: Request,
         mut on_token: F,
     ) -> Result<Generated, Unfinished> {
-        let generation = request.generation(&self.plan)?;
+        let generation = request.generation(self.recovery.plan())?;
         let Request { sequences, stop, scenario, seed, .. } = request;
         let (texts, samples) = sequences
             .into_iter()
@@ -315,7 +315,7 @@ impl<N: Network> Lead<N> {
         let choosing = Choosing::new(samples, stop.clone());
         let mut progress = Progress::new(generation, texts, stop);
         let begun = self.renew_for_request(choosing).await;
-        let first = self.plan.digest();
+        let first = self.recovery.plan().digest();
         let ended = match begun {
             Ok(()) => self.run(&mut progress, &mut on_token).await,
             Err(error) => Err(error),
@@ -347,7 +347,7 @@ impl<N: Network> Lead<N> {
                 Done::Nothing if progress.generation.is_over() => return Ok(()),
                 Done::Nothing => {
                     let limit = self.options.pass_deadline;
-                    let event = timeout_at(progress.alarm(limit, self.plan.rounds), self.events.recv()).await;
+                    let event = timeout_at(progress.alarm(limit, self.recovery.plan().rounds), self.events.recv()).await;
                     self.take(heard(event, limit), progress).await?
                 }
                 done => done,
@@ -366,7 +366,7 @@ impl<N: Network> Lead<N> {
         if let Ok(event) = self.events.try_recv() {
             return self.take(event, progress).await;
         }
-        let has_room = progress.under_way.len() < PASSES_A_DEVICE * self.plan.devices.len();
+        let has_room = progress.under_way.len() < PASSES_A_DEVICE * self.recovery.plan().devices.len();
         let Some(pass) = has_room.then(|| progress.generation.begin()).flatten() else {
             return Ok(Done::Nothing);
         };
@@ -418,7 +418,8 @@ impl<N: Network> Lead<N> {
         let text = progress.texts.get_mut(pass.sequence as usize);
         let text = text.ok_or_else(|| strange("the ring", "a token of a sequence that is not there"))?;
         text.all.extend_from_slice(&tokens);
-        self.recovery.react(Event::Token);
+        // Devices are taken in between requests, so that nothing is to be done.
+        self.react(Event::Token);
         self.chronicle.token();
         Ok(Done::Tokens(pass.sequence, tokens))
     }
@@ -427,7 +428,7 @@ impl<N: Network> Lead<N> {
     pub(super) async fn collect(&mut self, limit: Duration) {
         let deadline = Instant::now() + limit;
         if let Some(node) = &mut self.node {
-            let (lines, name) = (node.take_all_lines(), self.plan.devices[0].name.clone());
+            let (lines, name) = (node.take_all_lines(), self.recovery.plan().devices[0].name.clone());
             self.chronicle.take(&name, lines, 0);
         }
         let mut awaited = self.order_lines();
@@ -483,8 +484,8 @@ impl<N: Network> Lead<N> {
             origin: Origin::Measured,
             scenario,
             plan,
-            model: self.plan.model.name.clone(),
-            kind: self.plan.kind.parallelism(),
+            model: self.recovery.plan().model.name.clone(),
+            kind: self.recovery.plan().kind.parallelism(),
             seed,
             version: env!("CARGO_PKG_VERSION").into(),
             devices: devices.collect(),

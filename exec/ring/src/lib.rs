@@ -29,7 +29,6 @@ pub mod network;
 pub mod node;
 pub mod probe;
 pub mod recorder;
-pub mod recovery;
 mod renewal;
 mod request;
 pub mod sealed;

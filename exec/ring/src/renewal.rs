@@ -3,7 +3,7 @@
 //! It interprets the steps of [`Recovery`]: has the workers prepare, hands out the plan, connects to those it sends
 //! to, takes up its own part, and turns what it hears into events. When the ring cannot go on as it is, it plans for
 //! the devices that are left: with the planner that the command line gave it, or by spreading the layers of those who
-//! are gone over the others ([`hearth_core::recovery::spread`]).
+//! are gone over the others ([`hearth_core::recovery`]).
 //!
 //! Not here: which pass enters and what becomes of tokens ([`super::head`]).
 
@@ -12,13 +12,11 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use hearth_core::Cluster;
-use hearth_core::recovery::heartbeat;
-use hearth_core::recovery::NoPlan;
-use hearth_core::recovery::Replanner;
-use hearth_core::recovery::spread;
+use hearth_core::recovery::{Event, NoPlan, Recovery, Replanner, Step, heartbeat};
 use hearth_core::schedule::Schedule;
 use hearth_profiles::Document;
 use hearth_schema::Plan;
+use hearth_schema::events::Return;
 use hearth_schema::plan::PlannedDevice;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
@@ -35,11 +33,11 @@ use crate::head::RingOptions;
 use crate::head_address::{announced, listen_at};
 use crate::network::{Listener, Network};
 use crate::node::{Node, Outbox};
-use crate::recovery::{Event, Recovery, Step};
 use crate::strangers::{Known, Strangers};
 use crate::wire::{Frame, Message, PeerAddress, Purpose, WorkerFacts};
 use crate::{LocalModel, drafter, fetch};
 use hearth_runtime::accelerator::Progress;
+use hearth_runtime::clock::wall_nanos;
 
 /// For a neighbour that has just said that it is prepared.
 const NEIGHBOUR_DEADLINE: Duration = Duration::from_nanos(heartbeat::SILENCE);
@@ -80,17 +78,9 @@ pub(super) struct Lead<N: Network> {
     pub(super) model: Arc<LocalModel>,
     pub(super) options: RingOptions,
     session: u64,
-    /// The plan that the session began with.
-    first: Plan,
-    /// The plan at work.
-    pub(super) plan: Arc<Plan>,
     workers: BTreeMap<String, Control>,
     /// What each device that was ever reached has told of itself.
     pub(super) facts: BTreeMap<String, WorkerFacts>,
-    /// Why each device that is gone is.
-    lost: BTreeMap<String, String>,
-    /// Why there is no plan for those who are left.
-    no_plan: String,
     pub(super) recovery: Recovery,
     pub(super) node: Option<Node>,
     /// For the node, when the next request begins.
@@ -105,8 +95,6 @@ pub(super) struct Lead<N: Network> {
     pub(super) first_pass: u32,
     /// Tokens that the next ring computes again.
     pub(super) again: u32,
-    /// Whether a device may be gone; not while the first ring comes up, when it is a mistake to be told.
-    is_patient: bool,
     /// When whoever is not ready counts as gone.
     ready_by: Instant,
     accepting: JoinHandle<()>,
@@ -148,15 +136,11 @@ impl<N: Network> Lead<N> {
             network,
             options,
             session,
-            recovery: Recovery::new(&plan.devices[0].name),
             chronicle: Chronicle::new(&plan, on_happening),
-            first: plan.clone(),
-            plan: Arc::new(plan),
+            recovery: Recovery::new(Arc::new(plan)),
             links: workers.len() as u64,
             workers,
             facts,
-            lost: BTreeMap::new(),
-            no_plan: String::new(),
             node: None,
             choosing: None,
             inbox,
@@ -165,14 +149,12 @@ impl<N: Network> Lead<N> {
             head_address,
             first_pass: 0,
             again: 0,
-            is_patient: false,
             ready_by: Instant::now(),
             accepting,
             model,
         };
-        let steps = lead.recovery.react(Event::Planned(names(&lead.plan)));
+        let steps = lead.react(Event::Start);
         lead.settle(steps).await?;
-        lead.is_patient = true;
         Ok(lead)
     }
 
@@ -187,28 +169,27 @@ impl<N: Network> Lead<N> {
         }
         self.take_in_who_is_back().await;
         (self.first_pass, self.again, self.choosing) = (0, 0, Some(choosing));
-        if !self.recovery.is_running() {
-            let steps = self.recovery.react(Event::Request);
+        if self.recovery.must_plan() {
+            let steps = self.react(Event::Request);
             self.settle(steps).await?;
         }
-        self.chronicle = Chronicle::new(&self.plan, self.options.on_happening.clone());
-        let steps = self.recovery.react(Event::Request);
+        self.chronicle = Chronicle::new(self.recovery.plan(), self.options.on_happening.clone());
+        let steps = self.react(Event::Request);
         self.settle(steps).await
     }
 
     async fn take_in_who_is_back(&mut self) {
-        for name in self.recovery.gone().clone() {
+        for name in self.recovery.gone() {
             let Some(device) = self.known(&name) else { continue };
             if let Ok(Ok(())) = timeout(BACK_DEADLINE, self.reach(&device)).await {
-                self.lost.remove(&name);
-                self.recovery.react(Event::Back { name });
+                self.react(Event::DeviceReturned { device: name, rejoins: Return::NextRequest });
             }
         }
     }
 
     /// Where a device was planned or said to be.
     fn known(&self, name: &str) -> Option<PlannedDevice> {
-        let plans = [&*self.plan, &self.first];
+        let plans = [self.recovery.plan(), self.recovery.first_plan()];
         plans.iter().find_map(|plan| Some(plan.devices[plan.position(name)?].clone()))
     }
 
@@ -216,7 +197,7 @@ impl<N: Network> Lead<N> {
     async fn reach(&mut self, device: &PlannedDevice) -> Result<(), RingError> {
         self.links += 1;
         let control =
-            greet(&self.network, &self.first, device, (self.session, self.links), &self.inbox).await?;
+            greet(&self.network, self.recovery.first_plan(), device, (self.session, self.links), &self.inbox).await?;
         self.facts.insert(device.name.clone(), control.facts.clone());
         self.workers.insert(device.name.clone(), control);
         Ok(())
@@ -254,7 +235,7 @@ impl<N: Network> Lead<N> {
             Step::Prepare { epoch } => self.prepare(epoch).await,
             Step::Configure { epoch } => self.configure(epoch).await,
             Step::Reset { epoch } => {
-                self.chronicle.epoch(epoch, &self.plan);
+                self.chronicle.epoch(epoch, self.recovery.plan());
                 for worker in self.members() {
                     worker.set_clock();
                     worker.order(Message::Reset { epoch });
@@ -263,22 +244,22 @@ impl<N: Network> Lead<N> {
                 self.node()?.reset(epoch, choosing);
                 Ok(self.own_part_is_ready(epoch))
             }
-            Step::Begin { .. } => Ok(vec![]),
-            Step::GiveUp => {
-                let lost = self.lost.values().cloned().collect::<Vec<_>>().join(", ");
-                Err(RingError::CannotGoOn { lost, reason: self.no_plan.clone() })
+            // `react` has carried out what is only recorded.
+            Step::Begin { .. } | Step::Missed { .. } | Step::Replanned { .. } | Step::NotReplanned { .. } => {
+                Ok(vec![])
             }
+            Step::GiveUp { lost, reason } => Err(RingError::CannotGoOn { lost, reason }),
         }
     }
 
     fn own_part_is_ready(&mut self, epoch: u32) -> Vec<Step> {
-        let name = self.plan.devices[0].name.clone();
-        self.recovery.react(Event::Ready { name, epoch })
+        let name = self.recovery.plan().devices[0].name.clone();
+        self.react(Event::Ready { device: name, epoch })
     }
 
     /// The workers of the plan at work.
     fn members(&self) -> impl Iterator<Item = &Control> {
-        self.plan.devices.iter().skip(1).filter_map(|device| self.workers.get(&device.name))
+        self.recovery.plan().devices.iter().skip(1).filter_map(|device| self.workers.get(&device.name))
     }
 
     pub(super) fn node(&mut self) -> Result<&mut Node, RingError> {
@@ -290,13 +271,13 @@ impl<N: Network> Lead<N> {
         let deliver: Deliver = Arc::new(move |event| inbox.send(HeadEvent::Data(event)).is_ok());
         let door = Door { session: self.session, epoch, deliver };
         *self.door.lock().unwrap_or_else(PoisonError::into_inner) = Some(door);
-        self.chronicle.epoch(epoch, &self.plan);
-        let plan = self.plan.clone();
+        self.chronicle.epoch(epoch, self.recovery.plan());
+        let plan = self.recovery.plan().clone();
         for device in plan.devices.iter().skip(1) {
             if !self.workers.contains_key(&device.name)
                 && let Err(error) = self.reach(device).await
             {
-                return self.lose(&device.name, error, hearth_runtime::clock::wall_nanos());
+                return self.lose(&device.name, error, wall_nanos());
             }
         }
         self.members().for_each(|worker| worker.order(Message::Prepare { epoch }));
@@ -304,7 +285,7 @@ impl<N: Network> Lead<N> {
     }
 
     async fn configure(&mut self, epoch: u32) -> Result<Vec<Step>, RingError> {
-        let plan = self.plan.clone();
+        let plan = self.recovery.plan().clone();
         for (place, device) in plan.devices.iter().enumerate().skip(1) {
             let Some(worker) = self.workers.get(&device.name) else { continue };
             let mut receivers = Vec::new();
@@ -362,25 +343,38 @@ impl<N: Network> Lead<N> {
 
     /// A connection of this device broke.
     fn cut_off(&mut self, cut: Cut) -> Vec<Step> {
-        let by = self.plan.devices[0].name.clone();
+        let by = self.recovery.plan().devices[0].name.clone();
         self.cut(&by, cut)
     }
 
     fn cut(&mut self, by: &str, Cut { epoch, peer, why }: Cut) -> Vec<Step> {
-        let Some(device) = self.plan.devices.get(usize::from(peer)) else { return vec![] };
+        let Some(device) = self.recovery.plan().devices.get(usize::from(peer)) else { return vec![] };
         let peer = device.name.clone();
-        let lost = if peer == self.plan.devices[0].name { by.to_owned() } else { peer.clone() };
-        let before = self.recovery.epoch();
-        let steps = self.recovery.react(Event::Cut { epoch, by: by.to_owned(), peer: peer.clone() });
-        let what = format!("nothing gets from or to `{peer}` and `{by}` ({why})");
-        if self.recovery.gone().contains(&lost) {
-            self.workers.remove(&lost);
-            self.chronicle.missed(&lost, hearth_runtime::clock::wall_nanos(), what.clone());
-            self.lost.entry(lost).or_insert(what);
-        } else if self.recovery.epoch() != before {
-            self.chronicle.renewed(None, &self.plan, self.again);
-        }
+        let reason = format!("nothing gets from or to `{peer}` and `{by}` ({why})");
+        self.react(Event::LinkCut { epoch, by: by.to_owned(), peer, since: wall_nanos(), reason })
+    }
+
+    /// Tells the recovery what has happened. Its decisions are recorded at once; the steps to carry out are returned.
+    pub(super) fn react(&mut self, event: Event) -> Vec<Step> {
+        let mut steps = self.recovery.react(event);
+        steps.retain(|step| !self.record(step));
         steps
+    }
+
+    /// Records a decision. False if the step is more than that.
+    fn record(&mut self, step: &Step) -> bool {
+        match step {
+            Step::Missed { device, since, reason } => {
+                self.workers.remove(device);
+                self.chronicle.missed(device, *since, reason.clone());
+            }
+            Step::Replanned { missing } => {
+                self.chronicle.renewed(missing.as_deref(), self.recovery.plan(), self.again);
+            }
+            Step::NotReplanned { missing, reason } => self.chronicle.not_renewed(missing.as_deref(), reason),
+            _ => return false,
+        }
+        true
     }
 
     /// Turns what is heard into events of the ring's state.
@@ -392,8 +386,8 @@ impl<N: Network> Lead<N> {
             HeadEvent::Said { link, frame } => {
                 let Some(name) = self.name_of(link) else { return Ok(vec![]) };
                 match frame.message {
-                    Message::Prepared { epoch } => Ok(self.recovery.react(Event::Prepared { name, epoch })),
-                    Message::Ready { epoch } => Ok(self.recovery.react(Event::Ready { name, epoch })),
+                    Message::Prepared { epoch } => Ok(self.react(Event::Prepared { device: name, epoch })),
+                    Message::Ready { epoch } => Ok(self.react(Event::Ready { device: name, epoch })),
                     Message::Cut { epoch, peer, why } => Ok(self.cut(&name, Cut { epoch, peer, why })),
                     Message::Fetching { done, total } => {
                         // Many gigabytes take longer than getting ready does.
@@ -411,7 +405,7 @@ impl<N: Network> Lead<N> {
                     Message::Report { .. } => Ok(vec![]),
                     other => {
                         let error = strange(&name, &format!("{other:?} is no answer"));
-                        self.lose(&name, error, hearth_runtime::clock::wall_nanos())
+                        self.lose(&name, error, wall_nanos())
                     }
                 }
             }
@@ -436,14 +430,10 @@ impl<N: Network> Lead<N> {
     /// A worker is gone: its connection is closed, so that it is free for others when it wakes up.
     pub(super) fn lose(&mut self, name: &str, error: RingError, since: u64) -> Result<Vec<Step>, RingError> {
         self.workers.remove(name);
-        if !self.is_patient {
+        if !self.recovery.has_begun() {
             return Err(error);
         }
-        if !self.recovery.gone().contains(name) {
-            self.chronicle.missed(name, since, error.to_string());
-            self.lost.insert(name.into(), error.to_string());
-        }
-        Ok(self.recovery.react(Event::Gone { name: name.into() }))
+        Ok(self.react(Event::DeviceLost { device: name.into(), since, reason: error.to_string() }))
     }
 
     fn miss_who_dawdles(&mut self) -> Result<Vec<Step>, RingError> {
@@ -454,64 +444,25 @@ impl<N: Network> Lead<N> {
                 seconds: self.options.ready_deadline.as_secs_f64(),
                 hint: "see whether the other end still runs and the network is up",
             };
-            steps.extend(self.lose(&name, error, hearth_runtime::clock::wall_nanos())?);
+            steps.extend(self.lose(&name, error, wall_nanos())?);
         }
         Ok(steps)
     }
 
     fn plan_again(&mut self) -> Vec<Step> {
-        let missing = self.recovery.gone().iter().next_back().cloned();
-        let planned = self.find_plan().and_then(|plan| match self.model.check(&plan) {
+        let found = match &self.options.renewal {
+            Renewal::Never => Err(NoPlan { reason: "this run does not plan again".into() }),
+            Renewal::Spread => self.recovery.spread(),
+            Renewal::Planner { cluster, replanner } => self.recovery.replan(&**replanner, cluster),
+        };
+        let checked = found.and_then(|plan| match self.model.check(&plan) {
             Ok(()) => Ok(plan),
             Err(error) => Err(NoPlan { reason: error.to_string() }),
         });
-        match planned {
-            Ok(plan) => {
-                self.chronicle.renewed(missing.as_deref(), &plan, self.again);
-                let members = names(&plan);
-                self.plan = Arc::new(plan);
-                self.recovery.react(Event::Planned(members))
-            }
-            Err(NoPlan { reason }) => {
-                self.chronicle.not_renewed(missing.as_deref(), &reason);
-                self.no_plan = reason;
-                self.recovery.react(Event::NoPlan)
-            }
-        }
-    }
-
-    fn find_plan(&self) -> Result<Plan, NoPlan> {
-        let gone = self.recovery.gone();
-        let Renewal::Planner { cluster, replanner } = &self.options.renewal else {
-            return match self.options.renewal {
-                Renewal::Never => Err(NoPlan { reason: "this run does not plan again".into() }),
-                _ => spread::without(&self.first, gone),
-            };
-        };
-        let head = &self.first.devices[0].name;
-        let there: Vec<_> =
-            cluster.members.iter().filter(|member| !gone.contains(&member.name)).cloned().collect();
-        let Some(place) = there.iter().position(|member| member.name == *head) else {
-            return Err(NoPlan { reason: format!("the scenario has no device `{head}`, which is the head") });
-        };
-        let mut plan = replanner.replan(&Cluster { members: there, head: place, ..(**cluster).clone() })?;
-        if plan.devices[0].name != *head {
-            let other = &plan.devices[0].name;
-            return Err(NoPlan {
-                reason: format!("its head would be `{other}`, and the tokens are elsewhere"),
-            });
-        }
-        // What is under way has caches of this size, and keys and values of activations in this format.
-        (plan.context, plan.sequences) = (self.first.context, self.first.sequences);
-        (plan.activations, plan.kv_cache) = (self.first.activations, self.first.kv_cache);
-        plan.draft.clone_from(&self.first.draft);
-        for device in &mut plan.devices {
-            // The plan that was begun with says where devices listen, whatever the scenario says.
-            let known =
-                self.first.position(&device.name).and_then(|at| self.first.devices[at].address.clone());
-            device.address = known.or_else(|| device.address.take());
-        }
-        Ok(plan)
+        self.react(match checked {
+            Ok(plan) => Event::Planned(Box::new(plan)),
+            Err(NoPlan { reason }) => Event::NoPlan { reason },
+        })
     }
 
     /// Ends the session in order; the workers then wait for the next head.
@@ -531,10 +482,6 @@ impl<N: Network> Lead<N> {
     pub(super) fn clock_offset(&self, name: &str) -> i64 {
         self.workers.get(name).map_or(0, Control::clock_offset)
     }
-}
-
-fn names(plan: &Plan) -> BTreeSet<String> {
-    plan.devices.iter().map(|device| device.name.clone()).collect()
 }
 
 /// Lets in those who send activations to the head, and those who fetch layers from it.

@@ -187,7 +187,7 @@ impl<N: Network> Lead<N> {
         service: Service,
         guests: &mut mpsc::UnboundedReceiver<Guest>,
     ) -> Result<(), RingError> {
-        let mut desk = Desk::new(self.plan.sequences, &service);
+        let mut desk = Desk::new(self.recovery.plan().sequences, &service);
         let ended = match self.renew_for_request(Choosing::new(Vec::new(), service.stop.clone())).await {
             Ok(()) => self.attend(&mut desk, &service, guests).await,
             Err(error) => Err(error),
@@ -230,11 +230,11 @@ impl<N: Network> Lead<N> {
                 return Ok(());
             };
             let tokens = prompt.len() as u64 + u64::from(generate);
-            if prompt.is_empty() || generate == 0 || tokens > u64::from(self.plan.context) {
+            if prompt.is_empty() || generate == 0 || tokens > u64::from(self.recovery.plan().context) {
                 let _ = said.send(Said::Failed(format!(
                     "{} prompt tokens and {generate} new ones do not fit the context of {} positions",
                     prompt.len(),
-                    self.plan.context
+                    self.recovery.plan().context
                 )));
                 continue;
             }
@@ -261,7 +261,7 @@ impl<N: Network> Lead<N> {
             // Nothing can be late.
             Instant::now() + LONGEST_WAIT
         } else {
-            desk.progress.alarm(limit, self.plan.rounds)
+            desk.progress.alarm(limit, self.recovery.plan().rounds)
         };
         tokio::select! {
             event = timeout_at(alarm, self.events.recv()) => self.take(heard(event, limit), &mut desk.progress).await,
@@ -281,7 +281,7 @@ impl<N: Network> Lead<N> {
             return Ok(());
         }
         desk.take_in_at = Instant::now() + TAKE_IN_EVERY;
-        desk.progress = nothing_held(self.plan.sequences, service);
+        desk.progress = nothing_held(self.recovery.plan().sequences, service);
         self.renew_for_request(Choosing::new(Vec::new(), service.stop.clone())).await
     }
 
@@ -293,7 +293,7 @@ impl<N: Network> Lead<N> {
             desk.accounted_at = Instant::now();
             progress.passes.clear();
             self.order_lines();
-            let name = self.plan.devices[0].name.clone();
+            let name = self.recovery.plan().devices[0].name.clone();
             let own = self.node()?.take_all_lines();
             progress
                 .reports
