@@ -347,7 +347,9 @@ impl<N: Network> Lead<N> {
                 Done::Nothing if progress.generation.is_over() => return Ok(()),
                 Done::Nothing => {
                     let limit = self.options.pass_deadline;
-                    let event = timeout_at(progress.alarm(limit, self.recovery.plan().rounds), self.events.recv()).await;
+                    let event =
+                        timeout_at(progress.alarm(limit, self.recovery.plan().rounds), self.events.recv())
+                            .await;
                     self.take(heard(event, limit), progress).await?
                 }
                 done => done,

@@ -197,7 +197,8 @@ impl<N: Network> Lead<N> {
     async fn reach(&mut self, device: &PlannedDevice) -> Result<(), RingError> {
         self.links += 1;
         let control =
-            greet(&self.network, self.recovery.first_plan(), device, (self.session, self.links), &self.inbox).await?;
+            greet(&self.network, self.recovery.first_plan(), device, (self.session, self.links), &self.inbox)
+                .await?;
         self.facts.insert(device.name.clone(), control.facts.clone());
         self.workers.insert(device.name.clone(), control);
         Ok(())
