@@ -137,7 +137,9 @@ fn device_may_rejoin_between_tokens() {
     head.react(lost(2));
     head.react(planned(2));
     head.react(prepared(1, 2));
-    (0..2).for_each(|index| drop(head.react(ready(index, 2))));
+    for index in 0..2 {
+        head.react(ready(index, 2));
+    }
     head.react(Event::DeviceReturned { device: name(2), rejoins: Return::BetweenTokens });
     assert_eq!((head.is_running(), head.gone()), (true, BTreeSet::new()));
     let mut same = head.clone();
@@ -297,7 +299,9 @@ proptest! {
                         Step::Plan => {
                             if is_simulated {
                                 let absent = devices(count).difference(&there).cloned().collect::<Vec<_>>();
-                                absent.into_iter().for_each(|device| drop(head.react(Event::DeviceAbsent { device })));
+                                for device in absent {
+                                    head.react(Event::DeviceAbsent { device });
+                                }
                             }
                             asked += 1;
                             vec![if plans >> (asked % 32) & 1 == 1 {
