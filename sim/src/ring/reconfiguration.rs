@@ -336,9 +336,9 @@ impl<'a> Simulation<'a> {
         let plan = Plan::clone(self.recovery.plan());
         let windows = plan.devices.iter().map(|device| format!("{} {}", device.name, device.window));
         let what = format!("{}; {again} tokens computed again", windows.collect::<Vec<_>>().join(", "));
-        let (sort, start, digest) = (RunEventKind::Replanned, self.engine.now(), Some(plan.digest()));
+        let (kind, start, digest) = (RunEventKind::Replanned, self.engine.now(), Some(plan.digest()));
         self.timeline.run_events.push(RunEvent {
-            kind: RunEventKind::Replanned,
+            kind,
             device: missing,
             start,
             end: None,
