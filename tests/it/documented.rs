@@ -37,7 +37,10 @@ const DOCUMENTS: [Document; 6] = [
     Document {
         path: "docs/concepts/residency.md",
         replaced: &[],
-        left_out: &[("hearth lab", "needs control groups and a large model; its own tests run it where they are")],
+        left_out: &[(
+            "hearth lab",
+            "needs control groups and a large model; its own tests run it where they are",
+        )],
     },
     Document {
         path: "docs/guides/serving.md",
