@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
-# What does this machine lack to build hearth? Installs it on Debian and its relatives; does nothing where all
-# is there.
+# Installs what this machine lacks to build hearth, on Debian and its relatives; does nothing where all is there.
 #
 #   scripts/setup.sh            to build and run
 #   scripts/setup.sh --tests    also what the checks need: rustfmt, clippy, and a Vulkan driver that needs no GPU
 #
-# Rust itself is expected. HiGHS, which the planners use, is compiled from source: that takes cmake, a C++ compiler, and
-# libclang, which reads its header. The crates need a C compiler as linker, and no other library of the system.
+# Rust itself is expected. HiGHS, which a planner uses, comes prebuilt (scripts/highs.sh) or is built from source with cmake
+# and a C++ compiler; libclang reads its header. The crates need a C compiler as linker, and no other library of the system.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
