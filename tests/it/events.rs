@@ -276,7 +276,7 @@ fn report_lists_the_events() {
     assert!(run(&["report", &path("run.trace"), "--output", &path("report")]).status.success());
     let report = fs::read_to_string(folder.path().join("report/report.md")).expect("a report");
     assert!(report.contains("## Events") && report.contains("52 tokens computed again"));
-    assert!(report.contains("phone was missed 1"), "{report}");
+    assert!(report.contains("phone was detected as lost 1537 ms"), "{report}");
 }
 
 /// The scenario of a Mac beside a desktop, with other windows.

@@ -25,7 +25,7 @@ fn unsupported_soc_options_are_refused() {
             "has no NPU that computes in FP16: choose `gpu-only` or `best`",
         ),
         ("nvidia-orin", "{strategy: hetero-tensor}", "asks for `hetero-tensor`"),
-        ("d3", "{strategy: gpu-only}", "its profile `d3` has none"),
+        ("d3", "{strategy: gpu-only}", "its profile `d3` has no SoC"),
         (phone, "{strategy: chunked, chunk: 0}", "has a chunk of 0 tokens"),
         (phone, "{strategy: chunked, chunk: 4000000000}", "has a chunk of 4000000000 tokens"),
         (phone, "{strategy: padding, chunk: 64}", "`chunk`, which `padding` does not use"),

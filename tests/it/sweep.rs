@@ -182,7 +182,7 @@ fn wrong_fields_and_values_are_refused() {
         ("devices.b.memory.available=4s", "`s` is not a unit of a size in bytes"),
         ("links.default.bandwidth=1GB..2GB/2", "`GB` is not a unit of a rate"),
         ("devices.b.memory.available=1GiB..2GiB/0", "at least 2"),
-        ("devices.b.memory.available=NaN GiB..2GiB/2", "`NaN GiB` is no count"),
+        ("devices.b.memory.available=NaN GiB..2GiB/2", "`NaN GiB` is neither a count"),
         ("devices.b.memory.available=", "a value is empty"),
         ("seed=1..1000000000/1000000000", "at most 100000"),
         ("seed=1,1", "has the value 1 twice"),

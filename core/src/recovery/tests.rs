@@ -1,3 +1,5 @@
+//! Tests of the recovery: unit cases, and properties over random sequences of events.
+
 use std::collections::VecDeque;
 
 use proptest::prelude::*;
