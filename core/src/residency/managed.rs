@@ -30,7 +30,7 @@ use super::{KeptBudget, Share, kept_bytes, stream_bytes};
 /// Bytes of pieces whose reads are under way at once, before the helper waits for the first: several keep a disk
 /// busy, more only fill its queue.
 /// source: measured; 200 MB/s need one piece, 1.5 GB/s need 4 MiB
-pub const READ_DEPTH: Bytes = Bytes::mib(4);
+const READ_DEPTH: Bytes = Bytes::mib(4);
 
 /// The number of a piece.
 pub type PieceId = u32;
@@ -64,8 +64,8 @@ pub enum Event {
     PassBegun(u32),
     /// A part is computed from now on. Parts that were requested before it are dropped.
     PartBegun(PartRequest),
-    /// The computation has used these pieces, and all pieces of its part before them.
-    Used(Range<PieceId>),
+    /// The computation has used all pieces of its part before this one.
+    Used(PieceId),
     /// The computation found a piece missing that had been confirmed.
     Faulted(PieceId),
     /// The part has been computed.
@@ -258,7 +258,7 @@ impl ManagedResidency {
                 self.pass = self.pass.max(Some(pass));
             }
             Event::PartBegun(request) => self.begin(request),
-            Event::Used(pieces) => return self.used(pieces),
+            Event::Used(until) => return self.used(until),
             Event::Faulted(piece) => {
                 let Piece { bytes, kept, loaded, .. } = *self.piece(piece);
                 self.lost += if self.computing && kept && loaded { bytes } else { 0 };
@@ -398,11 +398,11 @@ impl ManagedResidency {
         self.computing = true;
     }
 
-    fn used(&mut self, pieces: Range<PieceId>) -> bool {
+    fn used(&mut self, until: PieceId) -> bool {
         let Some(part) = self.parts.front_mut().filter(|_| self.computing) else { return false };
+        let pieces = part.used..until;
         // A computation that waited in vain overtakes the helper.
-        let pieces = pieces.start.max(part.used)..pieces.end;
-        part.used = part.used.max(pieces.end);
+        part.used = part.used.max(until);
         (part.ready, part.requested) = (part.ready.max(part.used), part.requested.max(part.used));
         let (queued, held) = (self.evictable.len(), self.buffered);
         for piece in pieces {
@@ -500,3 +500,6 @@ enum NextRead {
     /// Nothing, or there is no room for it.
     None,
 }
+
+#[cfg(test)]
+mod tests;

@@ -11,7 +11,6 @@ mod share;
 use hearth_schema::residency::ResidencyOptions;
 
 pub use kept_budget::KeptBudget;
-pub use managed::READ_DEPTH as UNDER_WAY;
 pub use managed::{Event, ManagedResidency, PartRequest, PieceId, ReadOrigin, ReadOutcome, Step};
 pub use share::Share;
 

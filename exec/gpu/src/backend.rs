@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use hearth_runtime::clock::{thread_cpu_nanos, wall_nanos};
-use hearth_runtime::residency::Gate;
+use hearth_runtime::residency::ResidencyBarrier;
 use hearth_runtime::{AcceleratedPlace, Accelerator, Backend, ComputeCost, Cpu, CpuLayers};
 
 use crate::device::{Gpu, Lease, Mask};
@@ -175,7 +175,7 @@ impl Accelerated {
         self.gpu = None;
         let AcceleratedPlace { weights, cache, cpu, accelerated, after_layer, .. } = &self.place;
         // Nobody reads these layers ahead: they are mapped, and come when they are touched.
-        let cpu = Cpu { gate: Gate::open(), ..cpu.clone() };
+        let cpu = Cpu { barrier: ResidencyBarrier::open(), ..cpu.clone() };
         let mut instead = CpuLayers::new(weights.clone(), self.on_gpu.iter().copied(), *cache, cpu);
         for ((sequence, start), mut rows) in std::mem::take(&mut self.kept) {
             let window = accelerated.iter().find(|window| window.start == start);

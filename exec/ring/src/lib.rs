@@ -78,7 +78,7 @@ use hearth_runtime::error::ExecError;
 use hearth_runtime::head::Head;
 use hearth_runtime::memory::MemoryWatch;
 use hearth_runtime::pool::{Pool, PoolOptions};
-use hearth_runtime::residency::Gate;
+use hearth_runtime::residency::ResidencyBarrier;
 use hearth_runtime::stage::Stage;
 use hearth_runtime::weights::Weights;
 use wire::WorkerFacts;
@@ -167,13 +167,13 @@ impl LocalModel {
     }
 
     /// The layers of a place in the ring, with their cache, and on the head the model's ends.
-    /// `gate` lets their weights pass.
+    /// The computation waits for their weights at `barrier`.
     fn stage(
         &self,
         plan: &Plan,
         place: usize,
         pool: &Arc<Pool>,
-        gate: Gate,
+        barrier: ResidencyBarrier,
         beginning: Beginning<'_>,
     ) -> Result<(Stage, Option<Head>), RingError> {
         if place == 0 && !self.weights.is_whole() {
@@ -182,7 +182,7 @@ impl LocalModel {
             ));
         }
         self.check_memory(plan, place)?;
-        let cpu = Cpu::new(pool.clone()).behind(gate);
+        let cpu = Cpu::new(pool.clone()).behind(barrier);
         let cache = cache_options(plan);
         let head = (place == 0).then(|| Head::new(self.weights.clone(), cpu.clone()));
         let output = place == 0 && plan.output == Processor::Gpu;

@@ -42,7 +42,7 @@ use hearth_runtime::cpu::buffer_bytes;
 use hearth_runtime::head::Head;
 use hearth_runtime::memory::MemoryWatch;
 use hearth_runtime::pool::Pool;
-use hearth_runtime::residency::{Keeper, is_told, resident_bytes};
+use hearth_runtime::residency::{WeightResidency, is_residency_known, resident_bytes};
 use hearth_runtime::stage::Stage;
 use hearth_runtime::weights::Weights;
 
@@ -70,7 +70,7 @@ pub struct Node {
     epoch: u32,
     /// Lines of the request's earlier epochs.
     past: Vec<(u32, Lines)>,
-    keeper: Keeper,
+    residency: WeightResidency,
     recorder: Recorder,
     /// Chooses tokens, on the head.
     choosing: Option<Choosing>,
@@ -89,7 +89,7 @@ pub struct Node {
     /// Tokens of the largest pass so far.
     largest_pass: u32,
     pool: Arc<Pool>,
-    /// Bytes that the keeper had read when the trace began.
+    /// Bytes that had been read ahead when the trace began.
     ahead_before: u64,
     /// Bytes that its control group had read again by then.
     refaults_before: u64,
@@ -127,8 +127,8 @@ impl Node {
         beginning: Beginning<'_>,
     ) -> Result<Self, RingError> {
         let weights = model.weights.clone();
-        let keeper = Keeper::start(&weights, plan, place, || MemoryWatch::shared().told());
-        let (stage, head) = model.stage(plan, place, &pool, keeper.gate(), beginning)?;
+        let residency = WeightResidency::start(&weights, plan, place, || MemoryWatch::shared().reading());
+        let (stage, head) = model.stage(plan, place, &pool, residency.barrier(), beginning)?;
         Ok(Self {
             schedule: Schedule::new(plan.clone(), place),
             stage,
@@ -137,7 +137,7 @@ impl Node {
             outbox,
             epoch,
             past: Vec::new(),
-            keeper,
+            residency,
             recorder: Recorder::new(place as u16),
             choosing: None,
             drafter: None,
@@ -188,15 +188,15 @@ impl Node {
         self.recorder.move_to(place as u16);
         if is_same {
             self.stage.truncate(0);
-            self.keeper.reset();
+            self.residency.reset();
             self.idle_since = wall_nanos();
             return Ok(self);
         }
-        let Node { schedule, stage, head, keeper, recorder, past, outbox, choosing, drafter, pool, .. } =
+        let Node { schedule, stage, head, residency, recorder, past, outbox, choosing, drafter, pool, .. } =
             self;
         let beginning = Beginning { renews: true, progress };
         // Two parts at once may be more than there is memory for.
-        drop((stage, head, keeper));
+        drop((stage, head, residency));
         let (refaults_before, fresh) =
             (self.refaults_before, Node::on(pool, plan, place, model, outbox, epoch, beginning)?);
         Ok(Node { schedule, past, recorder, choosing, drafter, refaults_before, ..fresh })
@@ -215,8 +215,8 @@ impl Node {
         self.schedule = Schedule::new(self.schedule.plan().clone(), self.schedule.device());
         self.stage.truncate(0);
         self.recorder.reset();
-        self.keeper.reset();
-        self.ahead_before = self.keeper.bytes_read();
+        self.residency.reset();
+        self.ahead_before = self.residency.bytes_read();
         self.refaults_before = recorder::refaults();
         self.choosing = choosing;
         self.drafts.clear();
@@ -240,10 +240,11 @@ impl Node {
     }
 
     fn take_lines(&mut self) -> Lines {
-        for span in self.keeper.take_spans() {
-            let record = self.recorder.span(span.at, Kind::Prefetch, span.start, span.end);
+        for span in self.residency.take_spans() {
+            let at = At { pass: span.origin.pass, round: span.origin.round };
+            let record = self.recorder.span(at, Kind::Prefetch, span.start, span.end);
             record.bytes = span.bytes;
-            record.layers = span.layers;
+            record.layers = span.origin.layers;
         }
         self.look(self.last_pass);
         self.recorder.take()
@@ -256,7 +257,7 @@ impl Node {
         let refaults = recorder::refaults().saturating_sub(self.refaults_before);
         self.recorder.counter(pass, Counter::Refaults, refaults);
         self.recorder.counter(pass, Counter::Unreclaimable, recorder::unreclaimable());
-        if is_told(&self.weights) {
+        if is_residency_known(&self.weights) {
             let own = visits(self.schedule.plan(), self.schedule.device());
             let resident = own.iter().flatten().map(|part| resident_bytes(&self.weights, part)).sum();
             self.recorder.counter(pass, Counter::Resident, resident);
@@ -311,7 +312,7 @@ impl Node {
             let shape = self.weights.shape();
             let logits = u64::from(pass.drafted) * u64::from(shape.vocabulary) * size_of::<f32>() as u64;
             let buffers = buffer_bytes(shape, pass.tokens, self.pool.threads()) + logits;
-            self.keeper.reserve(buffers + cache * u64::from(pass.tokens));
+            self.residency.reserve(buffers + cache * u64::from(pass.tokens));
             self.largest_pass = pass.tokens;
         }
     }
@@ -341,7 +342,7 @@ impl Node {
                         (pass.first_position..pass.first_position + pass.tokens).collect();
                     let at = At { pass: pass.index, round };
                     if processor == Processor::Cpu {
-                        self.keeper.begin(&ModelPart::Layers(layers.clone()), at);
+                        self.residency.begin(&ModelPart::Layers(layers.clone()), at);
                     }
                     let ((), measured) = self.measure(|node| {
                         let (stage, hidden) = (&mut node.stage, &mut node.hidden);
@@ -359,9 +360,9 @@ impl Node {
                 }
                 Step::Send { pass, round, next_round, to } => self.send(pass, round, next_round, to)?,
                 Step::Prefetch { part, pass, round } => {
-                    self.keeper.prefetch(part, At { pass: pass.index, round });
+                    self.residency.prefetch(part, At { pass: pass.index, round });
                 }
-                Step::Release { part, .. } => self.keeper.release(part),
+                Step::Release { part, .. } => self.residency.release(part),
             }
         }
         self.idle_since = wall_nanos();
@@ -404,7 +405,7 @@ impl Node {
             }
             Ok(((), cost_of(watch.lap())))
         })?;
-        self.keeper.embedded(&self.weights, tokens);
+        self.residency.embedded(&self.weights, tokens);
         let table: u64 = self.weights.embedding_extents().iter().map(|extent| extent.length).sum();
         let rows = table / u64::from(self.weights.shape().vocabulary).max(1) * u64::from(pass.tokens);
         // A missing row is read with what lies around it.
@@ -416,7 +417,7 @@ impl Node {
     fn output(&mut self, pass: Pass, processor: Processor) -> Result<Vec<u32>, RingError> {
         let at = At { pass: pass.index, round: self.schedule.plan().rounds };
         if processor == Processor::Cpu {
-            self.keeper.begin(&ModelPart::Output, at);
+            self.residency.begin(&ModelPart::Output, at);
         }
         let drafts = self.drafts.remove(&pass.index).unwrap_or_default();
         let (tokens, measured) = self.measure(|node| {
@@ -473,13 +474,13 @@ impl Node {
         let start = wall_nanos();
         let (value, cost) = work(self)?;
         let end = wall_nanos();
-        let faulted = self.demand_read().saturating_sub(before) + self.keeper.take_awaited();
+        let faulted = self.demand_read().saturating_sub(before) + self.residency.take_awaited();
         Ok((value, Measured { start, end, cost, faulted }))
     }
 
     /// Bytes read from disk so far, less those that the helper read ahead.
     fn demand_read(&self) -> u64 {
-        self.recorder.bytes_read().saturating_sub(self.keeper.bytes_read() - self.ahead_before)
+        self.recorder.bytes_read().saturating_sub(self.residency.bytes_read() - self.ahead_before)
     }
 
     fn computed(&mut self, at: At, kind: Kind, measured: Measured, touched: u64) -> &mut Record {

@@ -18,7 +18,7 @@ use crate::cache::{LayerCache, caches};
 use crate::cost::ComputeCost;
 use crate::hyperparameters::Gating;
 use crate::pool::Pool;
-use crate::residency::Gate;
+use crate::residency::ResidencyBarrier;
 use crate::rope::Pairs;
 use crate::rows::SharedRows;
 use crate::weights::Weights;
@@ -45,7 +45,7 @@ pub struct Cpu {
     /// What kernels are dispatched to.
     pub instructions: InstructionSet,
     /// What lets weights pass.
-    pub gate: Gate,
+    pub barrier: ResidencyBarrier,
 }
 
 /// One matrix of a phase of products, and where its result goes.
@@ -84,13 +84,13 @@ impl<'a> Strip<'a> {
 impl Cpu {
     /// A pool, and the best instructions of this processor.
     pub fn new(pool: Arc<Pool>) -> Cpu {
-        Cpu { pool, instructions: InstructionSet::detect(), gate: Gate::open() }
+        Cpu { pool, instructions: InstructionSet::detect(), barrier: ResidencyBarrier::open() }
     }
 
-    /// The same behind a gate.
+    /// The same behind a residency barrier.
     #[must_use]
-    pub fn behind(self, gate: Gate) -> Cpu {
-        Cpu { gate, ..self }
+    pub fn behind(self, barrier: ResidencyBarrier) -> Cpu {
+        Cpu { barrier, ..self }
     }
 
     /// Runs `body` on chunks of `0..count` tokens of `values` numbers each, on several threads if worth it.
@@ -131,7 +131,7 @@ impl Cpu {
         while self.next_rows(&mut strips) {
             self.strips(input, &strips);
             for strip in &strips {
-                self.gate.used(strip.bytes());
+                self.barrier.used(strip.bytes());
             }
         }
     }
@@ -146,7 +146,7 @@ impl Cpu {
             let mut end = start;
             if start < matrix.rows && !earlier_wait {
                 // Weights arrive in the order of use, so what comes later need not be asked for.
-                let ready = if chunks == 0 { self.gate.wait(rest, row) } else { self.gate.ready(rest) };
+                let ready = if chunks == 0 { self.barrier.wait(rest, row) } else { self.barrier.ready(rest) };
                 end = matrix.rows.min(start + ready / row);
                 earlier_wait = end < matrix.rows;
             }
@@ -274,8 +274,8 @@ impl Backend for CpuLayers {
     fn forward(&mut self, sequence: u32, layers: Range<u32>, hidden: &mut [f32], first: u32) -> ComputeCost {
         let CpuLayers { weights, cpu, caches, buffers } = self;
         let embedding = weights.shape().embedding as usize;
-        // Behind a gate weights are given back as soon as they were used, so that a second part would read them again.
-        let part = if cpu.gate.is_open() { MAX_PART_TOKENS } else { usize::MAX / embedding };
+        // Behind a barrier weights are evicted as soon as they were used, so that a second part would read them again.
+        let part = if cpu.barrier.is_open() { MAX_PART_TOKENS } else { usize::MAX / embedding };
         let ((), cost) = cpu.pool.measured(|| {
             buffers.turn(weights, hidden.len() / embedding, first);
             for layer in layers {

@@ -98,10 +98,10 @@ impl GroupMemory {
 
 /// What the system says of the page cache that a process may hold.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Told {
-    /// Bytes that can be held without anything being taken, if anyone knows.
-    pub room: Option<u64>,
-    /// Bytes of files that had been taken while in use and were read again, in the group whose limit is the tightest;
+pub struct MemoryReading {
+    /// Bytes that can be held without anything being evicted, if known.
+    pub page_cache: Option<u64>,
+    /// Bytes of files that had been evicted while in use and were read again, in the group whose limit is the tightest;
     /// none without a limit.
     pub read_again: Option<u64>,
 }
@@ -146,7 +146,7 @@ impl MemoryWatch {
     ///
     /// What the process already holds in page cache is part of the answer, not on top of it. On a machine
     /// without limits that makes it an upper bound: other programs' page cache is counted as free to take.
-    pub fn room(&self) -> Option<u64> {
+    pub fn page_cache_available(&self) -> Option<u64> {
         let left = |(group, limit): (&GroupMemory, u64)| {
             // A group that does not tell its usage is taken at its limit.
             limit.saturating_sub(group.unreclaimable().unwrap_or(0))
@@ -154,9 +154,9 @@ impl MemoryWatch {
         self.limited().map(left).chain(self.machine("MemAvailable:")).min()
     }
 
-    /// The same with what tells whether that was so.
-    pub fn told(&self) -> Told {
-        Told { room: self.room(), read_again: self.tightest().and_then(|(group, _)| group.refaults()) }
+    /// Measures the memory.
+    pub fn reading(&self) -> MemoryReading {
+        MemoryReading { page_cache: self.page_cache_available(), read_again: self.tightest().and_then(|(group, _)| group.refaults()) }
     }
 
     /// The tightest limit, if there is one below what the machine has.
@@ -268,7 +268,7 @@ mod tests {
         assert_eq!(watch.limit(), Some(500_000));
         // 400000 used, of which 300000 are page cache: 100000 cannot be taken back.
         assert_eq!(watch.unreclaimable(), 100_000);
-        assert_eq!(watch.room(), Some(400_000));
+        assert_eq!(watch.page_cache_available(), Some(400_000));
         assert_eq!(watch.pressure(), 0.2);
         assert_eq!(watch.refaults(), Some(3 * page_bytes() as u64), "of the process's own group");
         assert_eq!(watch.groups[0].oom_kills(), Some(2));
@@ -277,11 +277,11 @@ mod tests {
             fs::write(tree.path().join("sys/fs/cgroup/a/b").join(name), text).unwrap();
         };
         own("memory.max", "300000\n");
-        assert_eq!((watch.limit(), watch.room()), (Some(300_000), Some(200_000)));
+        assert_eq!((watch.limit(), watch.page_cache_available()), (Some(300_000), Some(200_000)));
         // A limit of the group above can leave less, although it is wider.
         own("memory.current", "0\n");
         fs::write(tree.path().join("sys/fs/cgroup/a/memory.current"), "650000\n").unwrap();
-        assert_eq!((watch.limit(), watch.room()), (Some(300_000), Some(150_000)));
+        assert_eq!((watch.limit(), watch.page_cache_available()), (Some(300_000), Some(150_000)));
     }
 
     #[test]
@@ -303,7 +303,7 @@ mod tests {
         ]);
         let watch = MemoryWatch::under(tree.path());
         assert_eq!((watch.limit(), watch.unreclaimable()), (Some(600_000), 150_000));
-        assert_eq!(watch.room(), Some(450_000));
+        assert_eq!(watch.page_cache_available(), Some(450_000));
         assert_eq!(watch.refaults(), Some(2 * page_bytes() as u64));
         assert_eq!(watch.groups[0].oom_kills(), Some(1));
     }
@@ -320,7 +320,7 @@ mod tests {
         let watch = MemoryWatch::under(tree.path());
         // 2000000 bytes are more than the machine has.
         assert_eq!((watch.limit(), watch.unreclaimable()), (None, 30 << 10));
-        assert_eq!((watch.room(), watch.pressing()), (Some(800 << 10), 0));
+        assert_eq!((watch.page_cache_available(), watch.pressing()), (Some(800 << 10), 0));
         let meminfo = "MemTotal: 1000 kB\nMemAvailable: 550 kB\n";
         fs::write(tree.path().join(MACHINE.0), meminfo).unwrap();
         assert_eq!((watch.pressing(), watch.pressure()), (250 << 10, 0.25));
@@ -330,7 +330,7 @@ mod tests {
     fn missing_and_odd_files_say_nothing() {
         let empty = tempfile::tempdir().unwrap();
         let watch = MemoryWatch::under(empty.path());
-        assert_eq!((watch.room(), watch.limit(), watch.refaults()), (None, None, None));
+        assert_eq!((watch.page_cache_available(), watch.limit(), watch.refaults()), (None, None, None));
         assert_eq!((watch.unreclaimable(), watch.pressing(), watch.pressure()), (0, 0, 0.0));
         let tree = tree(&[
             ("proc/meminfo", "MemTotal: many kB\nMemAvailable: 18446744073709551615 kB\nMemTotal"),
@@ -340,10 +340,10 @@ mod tests {
             ("sys/fs/cgroup/memory.stat", "inactive_file\nactive_file 18446744073709551615\n"),
         ]);
         let watch = MemoryWatch::under(tree.path());
-        assert_eq!((watch.room(), watch.limit(), watch.refaults()), (None, None, None));
+        assert_eq!((watch.page_cache_available(), watch.limit(), watch.refaults()), (None, None, None));
         assert_eq!(watch.groups[0].unreclaimable(), Some(0));
         fs::write(tree.path().join("sys/fs/cgroup/memory.max"), "70").unwrap();
-        assert_eq!((watch.limit(), watch.room(), watch.unreclaimable()), (Some(70), Some(70), 0));
+        assert_eq!((watch.limit(), watch.page_cache_available(), watch.unreclaimable()), (Some(70), Some(70), 0));
     }
 
     #[test]
@@ -353,7 +353,7 @@ mod tests {
             return;
         }
         let watch = MemoryWatch::of_this_process();
-        assert!(watch.room().is_some_and(|room| room > 0));
+        assert!(watch.page_cache_available().is_some_and(|room| room > 0));
         assert!((0.0..=1.0).contains(&watch.pressure()));
     }
 }

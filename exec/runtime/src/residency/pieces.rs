@@ -1,13 +1,13 @@
-//! In which pieces does a device that manages its own residency keep and stream its weights?
+//! Pieces of a managed share: cuts the matrices of a device into what is read, awaited and evicted as one.
 //!
 //! A piece is a run of one matrix, cut where pages begin, in the order in which the computation uses it:
-//! tensor by tensor, rows upward. It is what is read, waited for and given up as one. Two tensors may share a
-//! page; it comes with whichever is read first, and is not given up with either. The norms, some KiB a layer,
+//! tensor by tensor, rows upward. Two tensors may share a page; it comes with whichever is read first, and is not
+//! evicted with either. The norms, some KiB a layer,
 //! are no pieces: they are always kept.
 
 use std::ops::Range;
 
-use hearth_core::residency::Share;
+use hearth_core::residency::PieceId;
 use hearth_core::schedule::ModelPart;
 use hearth_core::schedule::visits;
 use hearth_schema::Plan;
@@ -31,14 +31,14 @@ pub struct Piece {
 pub struct Pieces {
     /// In the order of use.
     pub list: Vec<Piece>,
-    /// Which pieces a part has.
-    pub parts: Vec<(ModelPart, Range<usize>)>,
+    /// The parts of the share, with their pieces.
+    pub parts: Vec<(Part, Range<PieceId>)>,
     /// What is always kept.
     pub fixed: Vec<Extent>,
-    /// Which pieces are given up first.
-    pub share: Share,
+    /// The pieces of each visit: those that are used without a pause.
+    pub visits: Vec<Vec<PieceId>>,
     /// Indices of `list`, by address.
-    by_address: Vec<usize>,
+    by_address: Vec<PieceId>,
 }
 
 impl Pieces {
@@ -46,7 +46,7 @@ impl Pieces {
     pub fn new(weights: &Weights, plan: &Plan, place: usize) -> Self {
         let size = plan.devices[place].residency.piece().0 as usize;
         let (mut pieces, mut parts, mut fixed) = (Vec::new(), Vec::new(), Vec::new());
-        let mut bytes = Vec::new();
+        let mut visited = Vec::new();
         for visit in visits(plan, place) {
             let first = pieces.len();
             for part in visit {
@@ -55,20 +55,21 @@ impl Pieces {
                     cut(weights, extent, size, &mut pieces);
                 }
                 fixed.extend(weights.vectors_of(&part));
-                parts.push((part, start..pieces.len()));
+                parts.push((part, start as PieceId..pieces.len() as PieceId));
             }
-            bytes.push(pieces[first..].iter().map(|piece| piece.pages).collect());
+            visited.push((first as PieceId..pieces.len() as PieceId).collect());
         }
-        let mut by_address: Vec<usize> = (0..pieces.len()).collect();
-        by_address.sort_unstable_by_key(|&piece| pieces[piece].addresses.start);
-        Self { list: pieces, parts, fixed, share: Share::new(&bytes), by_address }
+        let mut by_address: Vec<PieceId> = (0..pieces.len() as PieceId).collect();
+        by_address.sort_unstable_by_key(|&piece| pieces[piece as usize].addresses.start);
+        Self { list: pieces, parts, fixed, visits: visited, by_address }
     }
 
     /// The piece at an address.
-    pub fn at(&self, address: usize) -> Option<usize> {
-        let after = self.by_address.partition_point(|&piece| self.list[piece].addresses.start <= address);
+    pub fn at(&self, address: usize) -> Option<PieceId> {
+        let addresses = |piece: PieceId| &self.list[piece as usize].addresses;
+        let after = self.by_address.partition_point(|&piece| addresses(piece).start <= address);
         let piece = *self.by_address.get(after.checked_sub(1)?)?;
-        self.list[piece].addresses.contains(&address).then_some(piece)
+        addresses(piece).contains(&address).then_some(piece)
     }
 }
 

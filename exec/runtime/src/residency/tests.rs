@@ -1,4 +1,4 @@
-//! Does a stream bring every piece, keep to its buffer, and never stand still?
+//! A managed stream brings every piece, keeps to its buffer, and never stops.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,9 +9,9 @@ use hearth_core::schedule::ModelPart;
 use hearth_profiles::{Bytes, Document};
 use hearth_schema::Plan;
 
-use super::stream::{PATIENCE, Stream};
-use super::{At, Gate, resident_bytes};
-use crate::memory::Told;
+use super::managed::{MAX_WAIT, ManagedStream};
+use super::{At, ResidencyBarrier, resident_bytes};
+use crate::memory::MemoryReading;
 use crate::weights::Weights;
 
 const AT: At = At { pass: 0, round: 0 };
@@ -39,56 +39,65 @@ fn layers(range: std::ops::Range<u32>) -> ModelPart {
     ModelPart::Layers(range)
 }
 
-/// Uses a part as a computation does; 512 bytes are a row.
-fn compute(stream: &Stream, gate: &Gate, weights: &Weights, part: &ModelPart) {
-    stream.begin(part, AT);
+/// Uses a part as a computation does; 512 bytes are a row. Returns the most bytes seen in the buffer.
+fn compute_at(at: At, stream: &ManagedStream, barrier: &ResidencyBarrier, weights: &Weights, part: &ModelPart) -> u64 {
+    let mut buffered = 0;
+    stream.begin(part, at);
     for extent in weights.matrices_of(part) {
         let bytes = weights.bytes(extent).expect("a checked tensor");
         let mut at = 0;
         while at < bytes.len() {
-            let ready = gate.wait(&bytes[at..], 512);
-            assert!(ready >= 512.min(bytes.len() - at), "a gate lets at least a row pass");
-            gate.used(&bytes[at..at + ready]);
+            let ready = barrier.wait(&bytes[at..], 512);
+            assert!(ready >= 512.min(bytes.len() - at), "a barrier lets at least a row pass");
+            barrier.used(&bytes[at..at + ready]);
             at += ready;
-            assert!(stream.core.lock().occupied <= BUFFER, "the buffer is never larger than planned");
+            buffered = buffered.max(stream.shared.lock().residency.buffered_bytes());
         }
     }
     stream.finish(part);
+    buffered
+}
+
+fn compute(stream: &ManagedStream, barrier: &ResidencyBarrier, weights: &Weights, part: &ModelPart) {
+    let buffered = compute_at(AT, stream, barrier, weights, part);
+    assert!(buffered <= BUFFER, "the buffer is never larger than planned");
 }
 
 /// Waits until the helper has done what it can.
-fn settle(stream: &Stream) {
+fn settle(stream: &ManagedStream) {
     for _ in 0..2000 {
-        if stream.core.lock().occupied == 0 && !stream.core.lock().token_over {
+        let state = stream.shared.lock();
+        if state.residency.buffered_bytes() == 0 && !state.residency.is_measure_due() {
             return;
         }
+        drop(state);
         std::thread::sleep(Duration::from_millis(1));
     }
-    panic!("something stays in the buffer: {:?}", stream.core.lock());
+    panic!("something stays in the buffer: {:?}", stream.shared.lock());
 }
 
 #[test]
 fn parts_come_in_whatever_order_they_are_begun() {
     let weights = weights();
     let plan = plan(2, 1 << 20);
-    let stream = Stream::start(weights.clone(), &plan, 0, Told::default);
-    let gate = stream.gate();
-    // Begun without a word, announced and then not begun, announced twice, and begun again.
-    compute(&stream, &gate, &weights, &layers(2..4));
-    stream.announce(&layers(4..6), AT);
-    compute(&stream, &gate, &weights, &layers(6..8));
-    stream.announce(&layers(0..2), AT);
-    stream.announce(&layers(0..2), AT);
-    compute(&stream, &gate, &weights, &layers(0..2));
-    compute(&stream, &gate, &weights, &layers(0..2));
-    stream.announce(&ModelPart::Output, AT);
-    stream.announce(&layers(0..2), AT);
-    compute(&stream, &gate, &weights, &ModelPart::Output);
-    compute(&stream, &gate, &weights, &layers(4..6));
+    let stream = ManagedStream::start(weights.clone(), &plan, 0, MemoryReading::default);
+    let barrier = stream.barrier();
+    // Begun without a request, requested and then not begun, requested twice, and begun again.
+    compute(&stream, &barrier, &weights, &layers(2..4));
+    stream.request(&layers(4..6), AT);
+    compute(&stream, &barrier, &weights, &layers(6..8));
+    stream.request(&layers(0..2), AT);
+    stream.request(&layers(0..2), AT);
+    compute(&stream, &barrier, &weights, &layers(0..2));
+    compute(&stream, &barrier, &weights, &layers(0..2));
+    stream.request(&ModelPart::Output, AT);
+    stream.request(&layers(0..2), AT);
+    compute(&stream, &barrier, &weights, &ModelPart::Output);
+    compute(&stream, &barrier, &weights, &layers(4..6));
     stream.reset();
     settle(&stream);
-    // A part that is not this device's is nobody's business.
-    stream.announce(&layers(1..3), AT);
+    // A part that is not this device's is ignored.
+    stream.request(&layers(1..3), AT);
     stream.begin(&layers(1..3), AT);
     stream.finish(&layers(1..3));
 }
@@ -96,23 +105,23 @@ fn parts_come_in_whatever_order_they_are_begun() {
 #[test]
 fn a_request_may_end_in_the_middle_of_a_part() {
     let weights = weights();
-    let stream = Stream::start(weights.clone(), &plan(2, 0), 0, Told::default);
-    let gate = stream.gate();
+    let stream = ManagedStream::start(weights.clone(), &plan(2, 0), 0, MemoryReading::default);
+    let barrier = stream.barrier();
     for _ in 0..3 {
         stream.begin(&layers(0..2), AT);
-        stream.announce(&layers(2..4), AT);
+        stream.request(&layers(2..4), AT);
         let first = weights.matrices_of(&layers(0..2))[0];
         let bytes = weights.bytes(first).expect("a checked tensor");
-        let ready = gate.wait(bytes, 512);
-        gate.used(&bytes[..ready / 2]);
+        let ready = barrier.wait(bytes, 512);
+        barrier.used(&bytes[..ready / 2]);
         stream.reset();
         settle(&stream);
     }
-    compute(&stream, &gate, &weights, &layers(0..2));
+    compute(&stream, &barrier, &weights, &layers(0..2));
 }
 
 #[test]
-fn a_helper_that_hangs_or_is_gone_holds_nobody_up() {
+fn computation_continues_when_the_helper_hangs_or_ends() {
     let weights = weights();
     let (go_on, stuck) = mpsc::channel::<()>();
     let hangs = Arc::new(AtomicBool::new(true));
@@ -120,26 +129,26 @@ fn a_helper_that_hangs_or_is_gone_holds_nobody_up() {
     let stuck = std::sync::Mutex::new(stuck);
     let memory = move || {
         if still.load(Ordering::SeqCst) {
-            let _ = stuck.lock().unwrap().recv_timeout(PATIENCE);
+            let _ = stuck.lock().unwrap().recv_timeout(MAX_WAIT);
         }
-        Told::default()
+        MemoryReading::default()
     };
-    let stream = Stream::with_patience(weights.clone(), &plan(2, 0), 0, memory, Duration::from_millis(20));
-    let gate = stream.gate();
+    let stream = ManagedStream::with_max_wait(weights.clone(), &plan(2, 0), 0, memory, Duration::from_millis(20));
+    let barrier = stream.barrier();
     let first = weights.matrices_of(&layers(0..2))[0];
     let bytes = weights.bytes(first).expect("a checked tensor");
     stream.begin(&layers(0..2), AT);
-    assert_eq!(gate.wait(bytes, 512), bytes.len(), "after its patience the computation goes on by itself");
-    gate.used(bytes);
+    assert_eq!(barrier.wait(bytes, 512), bytes.len(), "after the longest wait the computation goes on by itself");
+    barrier.used(bytes);
     hangs.store(false, Ordering::SeqCst);
     go_on.send(()).expect("the helper waits for it");
     // The helper does not read what was used without it, and catches up.
     for part in [layers(0..2), layers(2..4), layers(4..6)] {
-        compute(&stream, &gate, &weights, &part);
+        compute(&stream, &barrier, &weights, &part);
     }
     settle(&stream);
     drop(stream);
-    assert_eq!(gate.wait(bytes, 512), bytes.len(), "a gate without a helper is open");
+    assert_eq!(barrier.wait(bytes, 512), bytes.len(), "a barrier without a helper is open");
 }
 
 #[test]
@@ -150,15 +159,18 @@ fn the_kept_set_makes_way_and_comes_back() {
     let seen = (room.clone(), again.clone());
     let memory = move || {
         let told = |number: &AtomicU64| Some(number.load(Ordering::SeqCst));
-        Told { room: told(&seen.0), read_again: told(&seen.1) }
+        MemoryReading { page_cache: told(&seen.0), read_again: told(&seen.1) }
     };
-    let stream = Stream::start(weights.clone(), &plan(8, 64 << 20), 0, memory);
-    let gate = stream.gate();
-    let token = |count: u32| {
+    let stream = ManagedStream::start(weights.clone(), &plan(8, 64 << 20), 0, memory);
+    let barrier = stream.barrier();
+    let mut pass = 0;
+    let mut token = |count: u32| {
         for _ in 0..count {
+            // What was kept and is not any more may be used once more before it goes, buffer or not.
             for part in [ModelPart::Output, layers(0..8)] {
-                compute(&stream, &gate, &weights, &part);
+                compute_at(At { pass, round: 0 }, &stream, &barrier, &weights, &part);
             }
+            pass += 1;
             settle(&stream);
         }
         resident_bytes(&weights, &layers(0..8)) + resident_bytes(&weights, &ModelPart::Output)

@@ -130,7 +130,7 @@ impl ManagedStream {
 
     /// These chunks have been used. Returns whether the helper must be woken.
     pub fn used(&mut self, chunks: Range<Chunk>) -> bool {
-        let woken = self.residency.react(Event::Used(chunks));
+        let woken = self.residency.react(Event::Used(chunks.end));
         woken && self.wake()
     }
 

@@ -1,6 +1,6 @@
-//! How is the next window read ahead of its turn, while the device goes on?
+//! Read-ahead: a helper thread that reads the next window while the device computes, and leaves eviction to the system.
 //!
-//! A helper thread takes requests in order, and goes through a part in pieces. It rests on facts measured on
+//! It takes requests in order, and goes through a part in pieces. It rests on facts measured on
 //! Linux 6.x: one `madvise(WILLNEED)` reads at most about one read-ahead window, not the range asked for, so a
 //! piece is advised in small calls; `MADV_POPULATE_READ` reads in earnest and returns when the pages are there.
 //!
@@ -8,15 +8,16 @@
 //! - `windowed`: populates.
 //!
 //! Both cover as much of a window, from its front, as the plan's budget says. If the plan says so, the thread also
-//! gives windows up behind the computation. Elsewhere than Linux nothing is read ahead.
+//! evicts windows that have been computed. Elsewhere than Linux nothing is read ahead.
 //!
-//! Not here: managed residency, which knows what to keep ([`super::stream`]).
+//! Not here: managed residency, which knows what to keep ([`super::managed`]).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use hearth_core::residency::ReadOrigin;
 use hearth_core::schedule::ModelPart;
 use hearth_schema::residency::Residency;
 use hearth_schema::residency::ResidencyOptions;
@@ -25,21 +26,21 @@ use crate::clock::wall_nanos;
 use crate::read_counter::ReadCounter;
 use crate::weights::Weights;
 
-use super::{At, Span, is_told};
+use super::{At, ReadSpan, is_residency_known, layers_of};
 use crate::pages::{populate, resident, will_need, will_need_at_once};
 
-/// What is looked at and populated at once: long enough to stream, short enough to stop soon.
+/// Bytes that are checked and populated at once: long enough to stream, short enough to stop soon.
 const PIECE_BYTES: usize = 2 << 20;
 
-/// Between two looks whether what was advised has arrived.
-const LOOK: Duration = Duration::from_millis(2);
-/// What has not arrived after so many looks was evicted, or dropped by the kernel.
-const LOOKS: usize = 500;
+/// Time between two checks whether what was advised has arrived.
+const POLL: Duration = Duration::from_millis(2);
+/// What has not arrived after so many checks was evicted, or dropped by the kernel.
+const MAX_POLLS: usize = 500;
 
-/// What the thread is asked for.
+/// A task of the thread.
 enum Task {
-    ReadAhead(At),
-    GiveUp,
+    Read(At),
+    Evict,
 }
 
 struct Request {
@@ -51,23 +52,23 @@ struct Request {
 /// What the helper shares with its device.
 #[derive(Debug, Default)]
 struct Shared {
-    spans: Mutex<Vec<Span>>,
+    spans: Mutex<Vec<ReadSpan>>,
     /// Requests of an earlier generation are not begun, and given up between two pieces.
     generation: AtomicU64,
     /// Requests that wait.
     waiting: AtomicU64,
-    /// Bytes that the helper has caused to be read.
+    /// Bytes that the helper has read.
     read: AtomicU64,
 }
 
 /// The helper thread. It ends when this is dropped.
-pub struct Prefetcher {
+pub struct ReadAhead {
     requests: Option<mpsc::Sender<Request>>,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Prefetcher {
+impl ReadAhead {
     /// Starts the helper thread.
     pub fn start(weights: Arc<Weights>, options: ResidencyOptions) -> Self {
         let (requests, inbox) = mpsc::channel::<Request>();
@@ -75,7 +76,7 @@ impl Prefetcher {
         let mine = shared.clone();
         let thread = std::thread::spawn(move || {
             let mut helper = Helper {
-                told: is_told(&weights),
+                is_residency_known: is_residency_known(&weights),
                 weights,
                 options,
                 shared: mine,
@@ -84,22 +85,22 @@ impl Prefetcher {
             for request in inbox {
                 helper.shared.waiting.fetch_sub(1, Ordering::Relaxed);
                 match request.task {
-                    Task::ReadAhead(at) => helper.read_ahead(&request, at),
-                    Task::GiveUp => helper.give_up(&request),
+                    Task::Read(at) => helper.read_ahead(&request, at),
+                    Task::Evict => helper.evict(&request),
                 }
             }
         });
         Self { requests: Some(requests), shared, thread: Some(thread) }
     }
 
-    /// Asks for a part. Returns at once.
+    /// Reads a part. Returns at once.
     pub fn request(&self, part: ModelPart, at: At) {
-        self.send(part, Task::ReadAhead(at));
+        self.send(part, Task::Read(at));
     }
 
-    /// Gives a part up, after what was asked for before. Returns at once.
-    pub fn release(&self, part: ModelPart) {
-        self.send(part, Task::GiveUp);
+    /// Evicts a part, after what was requested before. Returns at once.
+    pub fn release(&self, part: Part) {
+        self.send(part, Task::Evict);
     }
 
     fn send(&self, part: ModelPart, task: Task) {
@@ -111,24 +112,24 @@ impl Prefetcher {
         }
     }
 
-    /// Gives up what was asked for and forgets what was done.
+    /// Cancels what was requested and drops the records.
     pub fn reset(&self) {
         self.shared.generation.fetch_add(1, Ordering::Relaxed);
         self.take_spans();
     }
 
-    /// What was done since the last call.
-    pub fn take_spans(&self) -> Vec<Span> {
+    /// Returns the spans of reading since the last call.
+    pub fn take_spans(&self) -> Vec<ReadSpan> {
         self.shared.spans.lock().map(|mut spans| std::mem::take(&mut *spans)).unwrap_or_default()
     }
 
-    /// Bytes that the helper has caused to be read so far.
+    /// Bytes that the helper has read so far.
     pub fn bytes_read(&self) -> u64 {
         self.shared.read.load(Ordering::Relaxed)
     }
 }
 
-impl Drop for Prefetcher {
+impl Drop for ReadAhead {
     fn drop(&mut self) {
         self.reset();
         self.requests = None;
@@ -145,22 +146,23 @@ struct Helper {
     shared: Arc<Shared>,
     counter: ReadCounter,
     /// Whether the system tells what is in memory.
-    told: bool,
+    is_residency_known: bool,
 }
 
 impl Helper {
-    fn give_up(&self, request: &Request) {
+    fn evict(&self, request: &Request) {
         for extent in self.weights.part_extents(&request.part) {
             if self.shared.generation.load(Ordering::Relaxed) != request.generation {
                 return;
             }
-            super::give_up(&self.weights, extent);
+            super::evict(&self.weights, extent);
         }
     }
 
     fn read_ahead(&mut self, request: &Request, at: At) {
         let weights = self.weights.clone();
         let budget = self.options.prefetch_budget.map_or(u64::MAX, |budget| budget.0);
+        let origin = ReadOrigin { pass: at.pass, round: at.round, layers: layers_of(&request.part) };
         let (mut span, mut left) = (None, budget);
         let mut last = None;
         let regions = weights.part_extents(&request.part);
@@ -175,7 +177,7 @@ impl Helper {
                 let missing = piece.len() as u64 - resident(piece);
                 // To advise of what is there changes nothing and takes the processor from whoever computes: three devices
                 // of a lab with all weights in memory took 38 ms a token and 32 without. Populating marks pages as used.
-                if missing == 0 && self.told && self.options.policy == Residency::Os && !self.options.one_call
+                if missing == 0 && self.is_residency_known && self.options.policy == Residency::Os && !self.options.one_call
                 {
                     continue;
                 }
@@ -193,7 +195,7 @@ impl Helper {
                 if missing == 0 {
                     continue;
                 }
-                let span = span.get_or_insert_with(|| Span::of(&request.part, at, start));
+                let span = span.get_or_insert_with(|| ReadSpan::starting(origin, start));
                 span.bytes += missing.min(asked);
                 span.end = wall_nanos();
                 last = Some(piece);
@@ -211,7 +213,7 @@ impl Helper {
 
     /// Waits until the last piece that was advised has arrived, as long as nothing else is to be done.
     fn settle(&self, request: &Request, piece: &[u8]) {
-        for _ in 0..LOOKS {
+        for _ in 0..MAX_POLLS {
             let stale = self.shared.generation.load(Ordering::Relaxed) != request.generation;
             if stale
                 || self.shared.waiting.load(Ordering::Relaxed) > 0
@@ -219,7 +221,7 @@ impl Helper {
             {
                 return;
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL);
         }
     }
 }
