@@ -192,8 +192,9 @@ impl Node {
             self.idle_since = wall_nanos();
             return Ok(self);
         }
-        let Node { schedule, stage, head, residency, recorder, past, outbox, choosing, drafter, pool, .. } =
-            self;
+        let Node {
+            schedule, stage, head, residency, recorder, past, outbox, choosing, drafter, pool, ..
+        } = self;
         let beginning = Beginning { renews: true, progress };
         // Two parts at once may be more than there is memory for.
         drop((stage, head, residency));

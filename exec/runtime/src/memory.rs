@@ -156,7 +156,10 @@ impl MemoryWatch {
 
     /// Measures the memory.
     pub fn reading(&self) -> MemoryReading {
-        MemoryReading { page_cache: self.page_cache_available(), read_again: self.tightest().and_then(|(group, _)| group.refaults()) }
+        MemoryReading {
+            page_cache: self.page_cache_available(),
+            read_again: self.tightest().and_then(|(group, _)| group.refaults()),
+        }
     }
 
     /// The tightest limit, if there is one below what the machine has.
@@ -343,7 +346,10 @@ mod tests {
         assert_eq!((watch.page_cache_available(), watch.limit(), watch.refaults()), (None, None, None));
         assert_eq!(watch.groups[0].unreclaimable(), Some(0));
         fs::write(tree.path().join("sys/fs/cgroup/memory.max"), "70").unwrap();
-        assert_eq!((watch.limit(), watch.page_cache_available(), watch.unreclaimable()), (Some(70), Some(70), 0));
+        assert_eq!(
+            (watch.limit(), watch.page_cache_available(), watch.unreclaimable()),
+            (Some(70), Some(70), 0)
+        );
     }
 
     #[test]

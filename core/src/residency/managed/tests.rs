@@ -39,7 +39,9 @@ impl Memory {
             let event = match managed.next_step() {
                 Step::Idle => return,
                 Step::Measure => Event::Measured { page_cache: Some(self.page_cache * PIECE), evicted: 0 },
-                Step::Read(piece, _) if self.held[piece as usize] => Event::Read(piece, ReadOutcome::InMemory),
+                Step::Read(piece, _) if self.held[piece as usize] => {
+                    Event::Read(piece, ReadOutcome::InMemory)
+                }
                 Step::Read(piece, _) => {
                     self.reads.push(piece);
                     Event::Read(piece, ReadOutcome::Started(PIECE))

@@ -77,9 +77,9 @@ impl<'a, Memory: Fn() -> MemoryReading> Helper<'a, Memory> {
 
     fn read(&mut self, piece: PieceId, origin: ReadOrigin) {
         let bytes = self.shared.weights.bytes(self.shared.piece(piece).extent);
-        let absent =
-            |bytes: &[u8]| self.is_residency_known.then(|| bytes.len() as u64 - resident(bytes));
-        let Some((bytes, absent)) = bytes.map(|bytes| (bytes, absent(bytes))).filter(|it| it.1 != Some(0)) else {
+        let absent = |bytes: &[u8]| self.is_residency_known.then(|| bytes.len() as u64 - resident(bytes));
+        let Some((bytes, absent)) = bytes.map(|bytes| (bytes, absent(bytes))).filter(|it| it.1 != Some(0))
+        else {
             self.shared.lock().residency.react(Event::Read(piece, ReadOutcome::InMemory));
             return;
         };

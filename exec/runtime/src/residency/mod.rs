@@ -94,12 +94,16 @@ impl WeightResidency {
             Residency::Managed if cfg!(not(any(target_os = "android", target_os = "linux"))) => {
                 WeightResidency::OnDemand
             }
-            Residency::Managed => WeightResidency::Managed(ManagedStream::start(weights.clone(), plan, place, memory)),
+            Residency::Managed => {
+                WeightResidency::Managed(ManagedStream::start(weights.clone(), plan, place, memory))
+            }
             Residency::Os | Residency::Windowed if options.prefetches() || options.releases() => {
                 WeightResidency::System(ReadAhead::start(weights.clone(), options))
             }
             // `only_simulated` plans come no further than their refusal.
-            Residency::Os | Residency::Windowed | Residency::Pinned | Residency::Sliding => WeightResidency::OnDemand,
+            Residency::Os | Residency::Windowed | Residency::Pinned | Residency::Sliding => {
+                WeightResidency::OnDemand
+            }
         }
     }
 

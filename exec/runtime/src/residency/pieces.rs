@@ -32,7 +32,7 @@ pub struct Pieces {
     /// In the order of use.
     pub list: Vec<Piece>,
     /// The parts of the share, with their pieces.
-    pub parts: Vec<(Part, Range<PieceId>)>,
+    pub parts: Vec<(ModelPart, Range<PieceId>)>,
     /// What is always kept.
     pub fixed: Vec<Extent>,
     /// The pieces of each visit: those that are used without a pause.

@@ -99,7 +99,7 @@ impl ReadAhead {
     }
 
     /// Evicts a part, after what was requested before. Returns at once.
-    pub fn release(&self, part: Part) {
+    pub fn release(&self, part: ModelPart) {
         self.send(part, Task::Evict);
     }
 
@@ -177,7 +177,10 @@ impl Helper {
                 let missing = piece.len() as u64 - resident(piece);
                 // To advise of what is there changes nothing and takes the processor from whoever computes: three devices
                 // of a lab with all weights in memory took 38 ms a token and 32 without. Populating marks pages as used.
-                if missing == 0 && self.is_residency_known && self.options.policy == Residency::Os && !self.options.one_call
+                if missing == 0
+                    && self.is_residency_known
+                    && self.options.policy == Residency::Os
+                    && !self.options.one_call
                 {
                     continue;
                 }

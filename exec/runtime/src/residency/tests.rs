@@ -40,7 +40,13 @@ fn layers(range: std::ops::Range<u32>) -> ModelPart {
 }
 
 /// Uses a part as a computation does; 512 bytes are a row. Returns the most bytes seen in the buffer.
-fn compute_at(at: At, stream: &ManagedStream, barrier: &ResidencyBarrier, weights: &Weights, part: &ModelPart) -> u64 {
+fn compute_at(
+    at: At,
+    stream: &ManagedStream,
+    barrier: &ResidencyBarrier,
+    weights: &Weights,
+    part: &ModelPart,
+) -> u64 {
     let mut buffered = 0;
     stream.begin(part, at);
     for extent in weights.matrices_of(part) {
@@ -133,12 +139,17 @@ fn computation_continues_when_the_helper_hangs_or_ends() {
         }
         MemoryReading::default()
     };
-    let stream = ManagedStream::with_max_wait(weights.clone(), &plan(2, 0), 0, memory, Duration::from_millis(20));
+    let stream =
+        ManagedStream::with_max_wait(weights.clone(), &plan(2, 0), 0, memory, Duration::from_millis(20));
     let barrier = stream.barrier();
     let first = weights.matrices_of(&layers(0..2))[0];
     let bytes = weights.bytes(first).expect("a checked tensor");
     stream.begin(&layers(0..2), AT);
-    assert_eq!(barrier.wait(bytes, 512), bytes.len(), "after the longest wait the computation goes on by itself");
+    assert_eq!(
+        barrier.wait(bytes, 512),
+        bytes.len(),
+        "after the longest wait the computation goes on by itself"
+    );
     barrier.used(bytes);
     hangs.store(false, Ordering::SeqCst);
     go_on.send(()).expect("the helper waits for it");
