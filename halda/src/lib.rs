@@ -1,7 +1,7 @@
 //! Planners: which device runs which layers of a model, and why.
 //!
-//! The layer-to-device assignment (LDA) of the prima.cpp paper: an [`instance`], its one [`latency`] model, its
-//! named [`constraints`], and strategies that choose a plan ([`strategy`]), each with an [`explanation`].
+//! The layer-to-device assignment (LDA) of the prima.cpp paper: an `instance`, its one [`latency`] model, its
+//! named `constraints`, and strategies that choose a plan ([`strategy`]), each with an [`explanation`].
 //!
 //! ```
 //! use hearth_halda::{Exact, Instance, LatencyModel, solve};

@@ -3,7 +3,7 @@
 //! Some consecutive tokens of one sequence. A prompt enters in batches; a generated token enters alone, or, with a
 //! draft model, in front of the tokens drafted to follow it.
 //!
-//! Not here: which pass comes when ([`super::Generation`]).
+//! Not here: which pass comes when (`super::Generation`).
 
 use serde::{Deserialize, Serialize};
 

@@ -6,8 +6,8 @@
 //! choice to the simulator and the executor, which both take the rules from here:
 //!
 //! - [`Residency::Os`], [`Residency::Windowed`]: the system evicts, advised of what comes next;
-//! - [`Residency::Managed`]: a [`Share`] of pieces, of which those are kept that memory has room for
-//!   ([`KeptBudget`]), while the others stream through a bounded buffer.
+//! - [`Residency::Managed`]: a `Share` of pieces, of which those are kept that memory has room for
+//!   (`KeptBudget`), while the others stream through a bounded buffer.
 //!
 //! Two more are those of other systems, which the simulator alone carries out: [`Residency::Pinned`] and
 //! [`Residency::Sliding`] read weights into memory of their own, which the system cannot take back, and may convert

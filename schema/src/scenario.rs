@@ -4,7 +4,7 @@
 //! workload and a seed. Everything downstream follows from it.
 //!
 //! Not here: what a device or a model is (`profiles`), and the numbers a reference to one stands for
-//! ([`hearth_core::cluster`]).
+//! (`hearth_core::cluster`).
 
 use std::collections::BTreeSet;
 

@@ -12,7 +12,7 @@
 //! `embed` and ends with `output`; a `draft` line may stand before, and a pass with drafts has an `accepted` counter.
 //! A SoC that runs alone has `kernel` and `synchronise` lines beside the `compute` line that they are part of.
 //!
-//! Not here: what is computed from a trace ([`hearth_core::metrics`]).
+//! Not here: what is computed from a trace (`hearth_core::metrics`).
 
 use std::io::{BufRead, Write};
 use std::ops::Range;

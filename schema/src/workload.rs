@@ -4,8 +4,8 @@
 //! small model drafts tokens that the large one verifies in one batch (Leviathan et al., 2023; prima.cpp paper,
 //! appendix A.9).
 //!
-//! Not here: the draft's numbers ([`hearth_core::Cluster::draft`]), and in which passes the tokens go around the ring
-//! ([`hearth_core::schedule::Generation`]).
+//! Not here: the draft's numbers (`hearth_core::Cluster::draft`), and in which passes the tokens go around the ring
+//! (`hearth_core::schedule::Generation`).
 
 use hearth_profiles::document::DocumentError;
 use hearth_profiles::{Fraction, Sourced};

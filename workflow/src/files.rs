@@ -88,7 +88,7 @@ pub fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     write_by(path, |path| fs::write(path, bytes))
 }
 
-/// Like [`write`], with a function that writes the file at the path that it is given.
+/// Like `write`, with a function that writes the file at the path that it is given.
 pub fn write_by(path: &Path, fill: impl FnOnce(&Path) -> std::io::Result<()>) -> Result<(), Error> {
     let Some(beside) = beside(path)? else {
         in_a_folder(path)?;

@@ -14,7 +14,7 @@
 //! are therefore at most as many epochs as devices and forgiven cuts, and no sequence of failures makes the head try for
 //! ever.
 //!
-//! Not here: how a plan is found ([`Replanner`], [`spread`]), whether its parts fit the devices' memory (the runner
+//! Not here: how a plan is found ([`Replanner`], `spread`), whether its parts fit the devices' memory (the runner
 //! answers [`Event::NoPlan`] if they do not), and which pass enters next ([`crate::schedule::Generation`]).
 
 pub mod heartbeat;

@@ -140,7 +140,7 @@ fn add_generic(values: &mut [f32], more: &[f32]) {
 }
 
 super::compiled_for_each! {
-    /// `out = row / sqrt(mean(row^2) + epsilon) * weight`, all [length].
+    /// `out = row / sqrt(mean(row^2) + epsilon) * weight`, all `[length]`.
     pub fn rms_norm(row: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]) = rms_norm_generic;
     /// The same in place.
     pub fn rms_norm_in_place(row: &mut [f32], weight: &[f32], epsilon: f32) = rms_norm_in_place_generic;

@@ -7,7 +7,7 @@
 //!
 //! A block's products are one exact integer ([`super`]), so that the bits are those of the oracle.
 //!
-//! A panel has at most [`COLUMNS`] columns, so that it stays in the first-level cache beside a tile of tokens.
+//! A panel has at most `COLUMNS` columns, so that it stays in the first-level cache beside a tile of tokens.
 //!
 //! Not here: the multiplication itself, which is a matter of instructions (`avx2`, `avx512`, `neon`).
 

@@ -8,7 +8,7 @@
 //! connection broke says nothing of who is still there.
 //!
 //! Not here: what a device does with activations ([`super::node`]), and what a head makes of a cut
-//! ([`super::recovery`]).
+//! (`super::recovery`).
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;

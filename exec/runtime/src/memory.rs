@@ -8,7 +8,7 @@
 //! Memory pressure from the model is the fall of `MemAvailable` since the run's start over `MemTotal`; inside a
 //! limit, the group's unreclaimable bytes over the limit. Elsewhere than Linux nothing is known.
 //!
-//! Not here: setting limits ([`crate::lab`]), and what a plan takes for granted (`profiles::measure::memory`).
+//! Not here: setting limits (`crate::lab`), and what a plan takes for granted (`profiles::measure::memory`).
 
 use std::fs;
 use std::path::{Path, PathBuf};

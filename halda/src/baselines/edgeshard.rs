@@ -16,7 +16,7 @@
 //! order. Deviation: the last device is not part of it. Where hops depend on the receiver, a device counts its
 //! estimate, and a head that takes everything counts one although it makes none.
 //!
-//! **Memory.** Deviation: whether a block fits is a question of what a device holds without reading ([`crate::room`]),
+//! **Memory.** Deviation: whether a block fits is a question of what a device holds without reading (`crate::room`),
 //! because these devices map weights from disk. If the model does not fit into all of them together, or no layer into
 //! the head, there is no plan.
 //!

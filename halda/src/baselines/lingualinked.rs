@@ -20,7 +20,7 @@
 //! sum of the times.
 //!
 //! **Contiguity.** Devices stand in the instance's order, so that consecutive shares are consecutive layers. They are
-//! rounded by cumulative rounding ([`crate::baselines::proportional`]), which keeps to whole limits.
+//! rounded by cumulative rounding (`crate::baselines::proportional`), which keeps to whole limits.
 //!
 //! Not here: whole numbers, several rounds, reading from disk.
 

@@ -1,7 +1,7 @@
 //! The strategies `mem` and `mem-total`: layers in proportion to memory, as prima.cpp without Halda and as exo.
 //!
 //! prima.cpp paper, section 4.1 and appendix A.10 (`MemSched`). One round of the ring; windows proportional to
-//! memory by cumulative rounding ([`crate::baselines::proportional`]). On each device as many layers as fit go to the
+//! memory by cumulative rounding (`crate::baselines::proportional`). On each device as many layers as fit go to the
 //! GPU and the rest overflow to its CPU, which may then have to read from disk.
 //!
 //! Two variants differ in the memory they count. `mem` counts what is available, as the paper does without Halda;

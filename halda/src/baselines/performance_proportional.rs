@@ -15,7 +15,7 @@
 //! its RAM holds, before the CPU beside a GPU takes anything. On devices guessed after those of the paper's Fig. 10
 //! and 70B it takes 3.1 times the optimum, and the reading here 1.3 times; the paper's takes 1.6 times Halda's time.
 //!
-//! A GPU that holds no layer, or is slower than the CPU beside it, does not count as one ([`crate::room`]). Beyond
+//! A GPU that holds no layer, or is slower than the CPU beside it, does not count as one (`crate::room`). Beyond
 //! RAM step 3 passes over slow disks, which may not be read; if all are slow, there is no plan. As many layers of a
 //! window as fit the GPU are put there.
 //!

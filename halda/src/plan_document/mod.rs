@@ -52,7 +52,7 @@ pub enum PlanError {
     Invalid(#[from] DocumentError),
 }
 
-/// The plan document of a solution to the problem that [`crate::problem::from_cluster::instance`] made of this cluster,
+/// The plan document of a solution to the problem that `crate::problem::from_cluster::instance` made of this cluster,
 /// which is that of the scenario.
 pub fn plan(solution: &Solution, cluster: &Cluster, scenario: &Origin) -> Result<Plan, PlanError> {
     let explained = &solution.explanation.devices;

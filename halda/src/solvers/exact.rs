@@ -1,13 +1,13 @@
 //! The strategy `exact`: the optimum of the paper's objective.
 //!
-//! For one ring size, head and order the program in [`crate::solvers::dynamic_program`] is exact, device selection
+//! For one ring size, head and order the program in `crate::solvers::dynamic_program` is exact, device selection
 //! included. The ring sizes are L/k for every valid k, with remainder windows every size; the heads are one or all; the
-//! order is the instance's from the head on, or the best ([`crate::solvers::ring_order`]).
+//! order is the instance's from the head on, or the best (`crate::solvers::ring_order`).
 //!
 //! Two things save time and lose nothing. Without a given k only the single round decides: any plan's shares can be
 //! merged into one round of the same devices, which has no more windows and no more hops. So the other ring sizes are
 //! searched for the record, and left out of it where there are too many. And a head whose lower bound
-//! ([`crate::solvers::lower_bound`]) is above the best time found is not searched.
+//! (`crate::solvers::lower_bound`) is above the best time found is not searched.
 //!
 //! Where k is given and its ring sizes are too many, the search is limited, and says so with a lower bound.
 //!

@@ -4,7 +4,7 @@
 //! in green, computing that waits for the disk in orange, messages as arrows, and empty space where a device waits. It
 //! shows the token of median duration.
 //!
-//! Not here: how steps are split into intervals ([`crate::timeline::activities`]).
+//! Not here: how steps are split into intervals (`crate::timeline::activities`).
 
 use std::collections::BTreeSet;
 

@@ -2,7 +2,7 @@
 //!
 //! Every chart is made from the numbers of a comparison or of a trace and is none where there is nothing to show.
 //!
-//! Not here: captions and the order of charts on a page ([`crate::sections`]).
+//! Not here: captions and the order of charts on a page (`crate::sections`).
 
 pub mod bars;
 pub mod drawing;

@@ -8,7 +8,7 @@
 //! With more than two traces each run is paired with the first run of the other origin and the same plan. Other runs stay
 //! alone, and a note says why.
 //!
-//! Not here: rounding ([`crate::text::numbers`]) and layout ([`crate::sections::tables`]).
+//! Not here: rounding (`crate::text::numbers`) and layout (`crate::sections::tables`).
 
 pub mod terms;
 

@@ -6,7 +6,7 @@
 //! A system with compressed swap (zram) begins with other programs' memory in their hands and swaps it out at a rate:
 //! s bytes that are swapped make room for s (1 - 1/r).
 //!
-//! Not here: when events begin and end ([`crate::ring::timeline`]).
+//! Not here: when events begin and end (`crate::ring::timeline`).
 
 use hearth_core::room::LEAST_ROOM;
 use hearth_profiles::Bytes;

@@ -2,11 +2,11 @@
 //!
 //! It interprets the steps of its schedule, one after another, on one thread of control, as the executor does:
 //! a message is taken up when the steps of the one before it are done. Computing on the CPU is a walk through
-//! the mapped weights ([`crate::device::walk`]); on the GPU it takes its time without the disk, but that Metal brings its mapped
+//! the mapped weights (`crate::device::walk`); on the GPU it takes its time without the disk, but that Metal brings its mapped
 //! weights in before; sending and reading ahead are handed to the link and the helper and cost this thread nothing.
 //!
 //! Not here: which steps there are (`hearth_core::schedule`), and what the devices do to each other
-//! ([`crate::run`]).
+//! (`crate::run`).
 
 pub mod background_load;
 pub mod budget;

@@ -2,9 +2,9 @@
 //!
 //! A device's profile and its part of a plan become a page cache, a disk, a reader ahead and a draft model; the
 //! cluster's links become wires and air between slots. All of it is new: what of it stays when a ring gets another
-//! plan is [`crate::ring::reconfiguration`]'s business.
+//! plan is `crate::ring::reconfiguration`'s business.
 //!
-//! Not here: what they do to each other ([`crate::run`]).
+//! Not here: what they do to each other (`crate::run`).
 
 use std::borrow::Cow;
 

@@ -1,6 +1,6 @@
 //! Ranks what would be gained by another device, disk, network or model.
 //!
-//! Each [`variant`](variants) changes one thing of a scenario and is planned again and simulated.
+//! Each variant changes one thing of a scenario and is planned again and simulated.
 
 mod variants;
 

@@ -1,6 +1,6 @@
 //! Managed stream: the managed share of a device, shared by the computation and the helper thread.
 //!
-//! The helper thread ([`super::helper`]) reads pieces ahead of the computation; the computation waits for them at a
+//! The helper thread (`super::helper`) reads pieces ahead of the computation; the computation waits for them at a
 //! [`ResidencyBarrier`]. If no piece arrives for 20 s, or the thread has ended, the barrier opens, and the computation
 //! faults in what is missing: slower, and never wrong.
 
