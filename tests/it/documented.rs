@@ -180,3 +180,16 @@ fn every_document_with_commands_is_tested() {
         assert!(!has || known, "{path} has commands that no test runs");
     }
 }
+
+#[test]
+fn command_reference_is_current() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let program = hearth(&[]).get_program().to_owned();
+    let output = Command::new(root.join("scripts/commands.sh")).arg(program).output().expect("bash runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let current = fs::read_to_string(root.join("docs/reference/commands.md")).unwrap_or_default();
+    assert!(
+        current.as_bytes() == output.stdout,
+        "write it anew: scripts/commands.sh HEARTH > docs/reference/commands.md"
+    );
+}

@@ -27,13 +27,13 @@ pub(super) const NAME: &str = "name";
 pub(super) const VERSION: &str = "protocol";
 /// A name is at most so long, in bytes: a label of DNS.
 /// source: RFC 1035, section 2.3.4
-pub const MOST_NAME: usize = 63;
+pub const MAX_NAME: usize = 63;
 /// Between two looks at what the system of multicast DNS remembers of others.
 /// source: assumed
 const LOOK: Duration = Duration::from_secs(30);
 /// Records of others after which it is started anew: whoever is on the network decides how many there are.
 /// source: assumed, some megabytes
-const MOST_RECORDS: i64 = 20_000;
+const MAX_RECORDS: i64 = 20_000;
 /// For the last word, that this worker is gone, to be sent.
 const GOODBYE: Duration = Duration::from_millis(500);
 
@@ -57,7 +57,7 @@ impl Default for Medium {
 pub enum AnnouncementError {
     /// The name is none.
     #[error(
-        "`{name}` cannot be announced as a name: it is empty, longer than {MOST_NAME} bytes or has control \
+        "`{name}` cannot be announced as a name: it is empty, longer than {MAX_NAME} bytes or has control \
          characters; give the device another with --name"
     )]
     Name {
@@ -91,7 +91,7 @@ impl Announcement {
         let (stop, stopped) = channel();
         let guard = std::thread::Builder::new().name("announcement".into()).spawn(move || {
             while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(LOOK) {
-                if remembered(&daemon) <= MOST_RECORDS {
+                if remembered(&daemon) <= MAX_RECORDS {
                     continue;
                 }
                 // The old one has said all it had to say; if there is no new one now, there is at the next look.
@@ -150,12 +150,12 @@ fn remembered(daemon: &ServiceDaemon) -> i64 {
 
 /// Whether a device can have this name.
 pub fn is_name(name: &str) -> bool {
-    (1..=MOST_NAME).contains(&name.len()) && !name.chars().any(char::is_control)
+    (1..=MAX_NAME).contains(&name.len()) && !name.chars().any(char::is_control)
 }
 
 fn service(name: &str, listening: SocketAddr) -> Result<ServiceInfo, AnnouncementError> {
     if !is_name(name) {
-        return Err(AnnouncementError::Name { name: name.escape_debug().take(2 * MOST_NAME).collect() });
+        return Err(AnnouncementError::Name { name: name.escape_debug().take(2 * MAX_NAME).collect() });
     }
     // The label of an instance must be unlike all others on the network, and a device's name need not be.
     let label = name.bytes().chain(wall_nanos().to_le_bytes()).chain(listening.port().to_le_bytes());

@@ -23,7 +23,7 @@ use crate::network::{Listener, Network};
 /// source: assumed, about what a socket takes at once
 const PIECE_BYTES: usize = 64 << 10;
 /// Pieces on their way in one direction before the writer waits: 64 MiB, more than any pass has.
-const MOST_PIECES: usize = 1024;
+const MAX_PIECES: usize = 1024;
 
 /// A network with a delay.
 #[derive(Debug, Clone)]
@@ -111,7 +111,7 @@ where
     let (near, far) = tokio::io::duplex(PIECE_BYTES);
     let (mut from_near, to_near) = tokio::io::split(far);
     let (from_peer, to_peer) = tokio::io::split(stream);
-    let (pieces, mut due) = mpsc::channel::<(Instant, Vec<u8>)>(MOST_PIECES);
+    let (pieces, mut due) = mpsc::channel::<(Instant, Vec<u8>)>(MAX_PIECES);
     tokio::spawn(async move {
         let mut buffer = vec![0; PIECE_BYTES];
         while let Ok(count @ 1..) = from_near.read(&mut buffer).await {

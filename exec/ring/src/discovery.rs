@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::announcement::{
-    AnnouncementError, MOST_NAME, Medium, NAME, SERVICE, VERSION, cannot, daemon, is_name,
+    AnnouncementError, MAX_NAME, Medium, NAME, SERVICE, VERSION, cannot, daemon, is_name,
 };
 use crate::greeting::call;
 use crate::network::Network;
@@ -26,12 +26,12 @@ use crate::wire::{PROTOCOL, Purpose};
 
 /// Announcements that are looked at in one search; what comes after is passed over.
 /// source: assumed, more than any home has
-const MOST_SIGHTINGS: usize = 4096;
+const MAX_SIGHTINGS: usize = 4096;
 /// Addresses that are called for one name.
 /// source: assumed, a few networks of a few devices that claim one name
-const MOST_CALLS: usize = 32;
+const MAX_CALLS: usize = 32;
 /// Names that were not looked for and are told of.
-const MOST_OTHERS: usize = 16;
+const MAX_OTHERS: usize = 16;
 /// Announcements that wait to be looked at.
 const QUEUE: usize = 64;
 /// For one address to answer the handshake.
@@ -130,12 +130,12 @@ impl Heard {
     /// Takes an announcement; the addresses to call for it.
     pub fn take(&mut self, sighting: &Sighting) -> Vec<SocketAddr> {
         self.sightings += 1;
-        if self.sightings > MOST_SIGHTINGS || !is_name(&sighting.name) {
+        if self.sightings > MAX_SIGHTINGS || !is_name(&sighting.name) {
             self.passed_over += 1;
             return vec![];
         }
         let Some(wanted) = self.wanted.get_mut(&sighting.name) else {
-            if self.others.len() < MOST_OTHERS {
+            if self.others.len() < MAX_OTHERS {
                 self.others.insert(sighting.name.clone());
             } else if !self.others.contains(&sighting.name) {
                 self.passed_over += 1;
@@ -143,7 +143,7 @@ impl Heard {
             return vec![];
         };
         let mut doubt = |what: String| {
-            if wanted.doubts.len() < MOST_OTHERS {
+            if wanted.doubts.len() < MAX_OTHERS {
                 wanted.doubts.insert(what);
             }
         };
@@ -153,13 +153,13 @@ impl Heard {
             return vec![];
         }
         let mut fresh = Vec::new();
-        for &address in sighting.addresses.iter().take(MOST_CALLS) {
+        for &address in sighting.addresses.iter().take(MAX_CALLS) {
             if wanted.calls.contains_key(&address) {
                 continue;
             }
             if let Some(why) = useless(address, self.loopback) {
                 doubt(format!("one at {address}, {why}"));
-            } else if wanted.calls.len() >= MOST_CALLS {
+            } else if wanted.calls.len() >= MAX_CALLS {
                 doubt("more than can be called".into());
             } else {
                 wanted.calls.insert(address, (sighting.instance.clone(), None));
@@ -255,7 +255,7 @@ fn useless(address: SocketAddr, loopback: bool) -> Option<&'static str> {
 
 /// A name or version that came from somewhere, fit to be shown.
 fn shown(text: &str) -> String {
-    text.chars().take(MOST_NAME).flat_map(char::escape_debug).collect()
+    text.chars().take(MAX_NAME).flat_map(char::escape_debug).collect()
 }
 
 fn list(before: &str, items: &[String]) -> String {
@@ -301,7 +301,7 @@ pub async fn listen(limit: Duration, medium: Medium) -> Result<BTreeMap<String, 
             () = sleep_until(until) => return Ok(heard),
             Some(sighting) = sightings.recv() => {
                 count += 1;
-                if count <= MOST_SIGHTINGS {
+                if count <= MAX_SIGHTINGS {
                     note(&mut heard, &sighting);
                 }
             }
@@ -313,11 +313,11 @@ pub async fn listen(limit: Duration, medium: Medium) -> Result<BTreeMap<String, 
 /// machine only, and one with numbers that people know better than others.
 fn note(heard: &mut BTreeMap<String, SocketAddr>, sighting: &Sighting) {
     let known = heard.contains_key(&sighting.name);
-    if !is_name(&sighting.name) || (!known && heard.len() >= MOST_OTHERS) {
+    if !is_name(&sighting.name) || (!known && heard.len() >= MAX_OTHERS) {
         return;
     }
     let usable =
-        sighting.addresses.iter().take(MOST_CALLS).filter(|address| useless(**address, false).is_none());
+        sighting.addresses.iter().take(MAX_CALLS).filter(|address| useless(**address, false).is_none());
     let best = |address: &&SocketAddr| (address.ip().is_loopback(), address.is_ipv6(), **address);
     if let Some(address) = usable.min_by_key(best) {
         heard.entry(sighting.name.clone()).or_insert(*address);

@@ -37,7 +37,7 @@ use hearth_runtime::clock::machine_nanos;
 const PIECE_BYTES: usize = 1 << 20;
 /// Messages on their way in one direction before the writer waits.
 /// source: assumed
-const MOST_PIECES: usize = 256;
+const MAX_PIECES: usize = 256;
 
 /// The longest that a medium is taken by all who wait for it, in nanoseconds: an hour.
 /// source: assumed
@@ -268,8 +268,8 @@ where
     let (near, far) = tokio::io::duplex(PIECE_BYTES);
     let (mut from_near, to_near) = tokio::io::split(far);
     let (from_peer, to_peer) = tokio::io::split(stream);
-    let (pieces, mut waiting) = mpsc::channel::<(u64, Vec<u8>)>(MOST_PIECES);
-    let (arrived, due) = mpsc::channel::<Vec<u8>>(MOST_PIECES);
+    let (pieces, mut waiting) = mpsc::channel::<(u64, Vec<u8>)>(MAX_PIECES);
+    let (arrived, due) = mpsc::channel::<Vec<u8>>(MAX_PIECES);
     tokio::spawn(async move {
         let mut buffer = vec![0; PIECE_BYTES];
         while let Ok(count @ 1..) = from_near.read(&mut buffer).await {

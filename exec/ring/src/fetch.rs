@@ -42,11 +42,11 @@ const IDLE_DEADLINE: Duration = Duration::from_mins(10);
 /// source: assumed, 4 MiB fill a gigabit link of 30 ms
 const AHEAD: usize = 4;
 /// More files than a model is split into.
-const MOST_FILES: usize = 1024;
+const MAX_FILES: usize = 1024;
 /// A header is a table and a vocabulary.
-const MOST_HEADER_BYTES: u64 = 1 << 30;
+const MAX_HEADER_BYTES: u64 = 1 << 30;
 /// Keeps sums of lengths far from overflow.
-const MOST_FILE_BYTES: u64 = 1 << 50;
+const MAX_FILE_BYTES: u64 = 1 << 50;
 
 /// Gives chunks of a model to whoever has connected for them.
 pub async fn serve<S>(mut stream: S, model: Arc<LocalModel>) -> Result<(), RingError>
@@ -210,9 +210,9 @@ where
         return Err(strange("the head", "it does not give its model's outline"));
     };
     let is_sound = |file: &FileOutline| {
-        file.header <= file.length.min(MOST_HEADER_BYTES) && (1..=MOST_FILE_BYTES).contains(&file.length)
+        file.header <= file.length.min(MAX_HEADER_BYTES) && (1..=MAX_FILE_BYTES).contains(&file.length)
     };
-    if files.is_empty() || files.len() > MOST_FILES || !files.iter().all(is_sound) {
+    if files.is_empty() || files.len() > MAX_FILES || !files.iter().all(is_sound) {
         return Err(strange("the head", "its model's outline is that of no model"));
     }
     Ok(files)

@@ -15,7 +15,7 @@ use tokio::task::AbortHandle;
 
 /// Connections that have not said yet what they are for; far fewer than a process may have open.
 /// source: assumed, more than a home has devices
-const MOST_STRANGERS: usize = 64;
+const MAX_STRANGERS: usize = 64;
 
 /// Connections that have not said yet what they are for, the oldest first.
 #[derive(Default)]
@@ -40,7 +40,7 @@ impl Strangers {
         self.0.retain(|(known, task)| {
             !task.is_finished() && !*known.lock().unwrap_or_else(PoisonError::into_inner)
         });
-        if self.0.len() >= MOST_STRANGERS
+        if self.0.len() >= MAX_STRANGERS
             && let Some((_, oldest)) = self.0.pop_front()
         {
             oldest.abort();

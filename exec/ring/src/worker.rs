@@ -50,7 +50,7 @@ const MAX_ACCEPT_FAILURES: u32 = 300;
 /// For the node to finish the step at hand when a session ends: a layer's worth of disk reads.
 const DRAIN_DEADLINE: Duration = Duration::from_mins(1);
 /// The largest activations taken before the model is known: a batch of the widest model, twice over.
-const MOST_ACTIVATION_BYTES: usize = 2 * MAX_PASS_TOKENS as usize * (16 << 10) * size_of::<f32>();
+const MAX_ACTIVATION_BYTES: usize = 2 * MAX_PASS_TOKENS as usize * (16 << 10) * size_of::<f32>();
 
 /// How a worker works.
 #[derive(Debug, Clone, Default)]
@@ -84,7 +84,7 @@ impl Source {
     fn max_activation_bytes(&self) -> usize {
         match self {
             Source::File(model) => model.max_activation_bytes(),
-            Source::Fetch(_) => MOST_ACTIVATION_BYTES,
+            Source::Fetch(_) => MAX_ACTIVATION_BYTES,
         }
     }
 

@@ -91,9 +91,9 @@ proptest! {
                 asked += heard.take(&one).len();
             }
         }
-        prop_assert!(asked <= 2 * MOST_CALLS);
-        prop_assert!(heard.others.len() <= MOST_OTHERS);
-        prop_assert!(heard.wanted.values().all(|it| it.doubts.len() <= MOST_OTHERS));
+        prop_assert!(asked <= 2 * MAX_CALLS);
+        prop_assert!(heard.others.len() <= MAX_OTHERS);
+        prop_assert!(heard.wanted.values().all(|it| it.doubts.len() <= MAX_OTHERS));
         // Nobody has answered, so that nobody is found; what is told fits a screen.
         let told = heard.result(Duration::ZERO).unwrap_err().to_string();
         prop_assert!(told.len() < 20_000 && !told.chars().any(char::is_control), "{}", told.len());
@@ -257,5 +257,5 @@ fn what_is_only_listened_to_is_bounded_too() {
     for number in 0..1000 {
         note(&mut heard, &sighting(&format!("n{number}"), "x", &["10.0.0.2:9"]));
     }
-    assert_eq!(heard.len(), MOST_OTHERS);
+    assert_eq!(heard.len(), MAX_OTHERS);
 }
