@@ -80,7 +80,8 @@ fn every_command_in_a_document_is_understood() {
         // Commands stand in blocks that are set off, and nowhere else at the begin of a line.
         for line in text.lines().filter(|line| line.starts_with("    ") || line.starts_with("$ ")) {
             let line = line.trim().trim_start_matches("$ ");
-            if line.starts_with("hearth ") && !line.contains(" ..") {
+            // The reference of commands shows a second line of usage: `hearth sweep <COMMAND>`.
+            if line.starts_with("hearth ") && !line.contains(" ..") && !line.contains('<') {
                 understood(line, &path.display().to_string());
                 count += 1;
             }
