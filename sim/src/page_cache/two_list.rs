@@ -26,7 +26,7 @@
 //!   arrives meanwhile is evicted unused: one lost page costs a share.
 //!
 //! Deviation: the statistics by which reclaim balances the lists are the present ones, not those of up to two seconds
-//! ago, see `docs/decisions/0011-the-two-list-policy-replays-it.md`. A look at a chunk stands for looks at all its pages.
+//! ago, see `docs/decisions/0011-populate-marks-accessed.md`. A look at a chunk stands for looks at all its pages.
 //!
 //! Not here: anonymous pages and swap, dirty pages, several mappings of one page, global reclaim by kswapd.
 

@@ -2,7 +2,7 @@
 //!
 //! `cyclic_reader --log` of the studies writes down what a reader and its helper did to each piece of a file, in order,
 //! and what the kernel counted for each pass. The replay has no time: what was asked for has arrived when it is
-//! populated. See `docs/decisions/0011-the-two-list-policy-replays-it.md`.
+//! populated. See `docs/decisions/0011-populate-marks-accessed.md`.
 //!
 //!     cargo test -p hearth-sim --test it cyclic_rows -- --nocapture
 

@@ -13,8 +13,8 @@
 //! cargo run --release -p hearth-studies --bin cgroup_limits -- --disk
 //! ```
 //!
-//! The numbers are in `docs/decisions/0012-limits-are-the-physics-we-model.md` and, of `--duty`, in
-//! `docs/decisions/0031-a-quota-is-a-bucket.md`.
+//! The numbers are in `docs/decisions/0012-cgroup-limits-as-slow-hardware.md` and, of `--duty`, in
+//! `docs/decisions/0031-cpu-quota-and-lab-emulation.md`.
 #![allow(clippy::disallowed_methods, reason = "a physical experiment measures time")]
 
 use std::fs::File;

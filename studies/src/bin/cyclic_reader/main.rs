@@ -12,7 +12,7 @@
 //! cargo run --release -p hearth-studies --bin cyclic_reader -- --limit-kib 331776 --kept-mib 312
 //! ```
 //!
-//! The numbers are in `docs/decisions/0010-the-kernel-keeps-a-kept-set.md`.
+//! The numbers are in `docs/decisions/0010-kept-set-margin.md`.
 #![allow(clippy::disallowed_methods, reason = "a physical experiment measures time")]
 
 use std::path::{Path, PathBuf};
