@@ -47,7 +47,7 @@ fn addresses(scenario: &Scenario, found: &mut Vec<Finding>) {
             found.push(Finding::error(
                 "same-address",
                 format!("scenario devices[{index}] `{}`.address", device.name),
-                format!("`{}` and `{}` min_plus_convolution listen at {address}", twin.name, device.name),
+                format!("`{}` and `{}` both listen at {address}", twin.name, device.name),
                 "give each device its own address or port",
             ));
         }
