@@ -1,16 +1,14 @@
-//! What happens next, and when?
+//! Event queue and clock of a simulation.
 //!
-//! A binary heap of (nanoseconds, sequence, event). The sequence breaks ties, so that events of one instant
-//! come out in the order in which they went in and two runs of one input are equal byte for byte. An event is
-//! whatever `Clone` value the world chooses, in practice one enum: no boxes, no actors, no callbacks. A world
-//! that owns its engine is `Clone`, so a what-if branch is a copy.
+//! A binary heap of (nanoseconds, sequence, event). The sequence breaks ties: events of one instant come out in the order
+//! in which they went in, so two runs of one input are equal byte for byte. An event is any `Clone` value that the
+//! simulation chooses, in practice one enum.
 //!
-//! Cancellation is by generation stamp. A resource that is shared must forget the finishing time that it
-//! announced whenever somebody joins or leaves; it owns a [`Timer`], and setting the timer again (or clearing
-//! it) raises its generation, which makes the entry still in the heap stale. Stale entries are dropped when
-//! they surface: O(1) to cancel, no search in the heap.
+//! Cancellation is by generation stamp. A shared resource must cancel the finishing time that it announced whenever a
+//! job joins or leaves. It owns a [`Timer`]; setting or clearing the timer raises its generation, which makes the entry
+//! still in the heap stale. Stale entries are dropped when they surface: O(1) to cancel, no search in the heap.
 //!
-//! Not here: what an event means. The caller's loop is `while let Some(event) = engine.next_event()`.
+//! The caller's loop is `while let Some(event) = engine.next_event()`.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -18,10 +16,10 @@ use std::collections::BinaryHeap;
 /// An instant of simulated time, in integer nanoseconds since the start.
 pub type Nanos = u64;
 
-/// The longest time that is simulated: about three years, far below the largest value of the clock.
+/// The longest simulated time: about three years, far below the largest value of the clock.
 pub const MAX_SIM_TIME: Nanos = 100_000_000_000_000_000;
 
-/// The pending events of one world, and its clock.
+/// The pending events of a simulation, and its clock.
 #[derive(Debug, Clone)]
 pub struct Engine<E> {
     now: Nanos,
@@ -32,11 +30,11 @@ pub struct Engine<E> {
     handled: u64,
 }
 
-/// An alarm of which at most one setting is alive.
+/// An alarm with at most one pending entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Timer(u32);
 
-/// Marks entries that belong to no timer and therefore are never stale.
+/// Marks entries that belong to no timer and are never stale.
 const NO_TIMER: u32 = u32::MAX;
 
 #[derive(Debug, Clone)]
@@ -49,12 +47,12 @@ struct Entry<E> {
 }
 
 impl<E> Engine<E> {
-    /// An empty heap at time zero.
+    /// An empty queue at time zero.
     pub fn new() -> Self {
         Self { now: 0, sequence: 0, heap: BinaryHeap::new(), generations: Vec::new(), handled: 0 }
     }
 
-    /// The time of the event handled last.
+    /// The time of the last event handled.
     pub fn now(&self) -> Nanos {
         self.now
     }
@@ -64,12 +62,12 @@ impl<E> Engine<E> {
         self.heap.len()
     }
 
-    /// How many events were handed out so far.
+    /// The number of events handled so far.
     pub fn handled(&self) -> u64 {
         self.handled
     }
 
-    /// A new alarm, not set.
+    /// Returns a new alarm, not set.
     ///
     /// # Panics
     /// After four billion timers.
@@ -91,23 +89,23 @@ impl<E> Engine<E> {
         self.push(self.now.saturating_add(delay), NO_TIMER, 0, event);
     }
 
-    /// Sets a timer, which replaces its earlier setting.
+    /// Sets a timer, which replaces its pending entry.
     pub fn set(&mut self, timer: Timer, at: Nanos, event: E) {
         let generation = self.raise(timer);
         self.push(at, timer.0, generation, event);
     }
 
-    /// Forgets the setting of a timer, if it has one.
+    /// Cancels the pending entry of a timer, if there is one.
     pub fn clear(&mut self, timer: Timer) {
         self.raise(timer);
     }
 
-    /// Forgets all that is pending. The clock and the timers stay.
+    /// Drops all pending events. The clock and the timers stay.
     pub fn forget(&mut self) {
         self.heap.clear();
     }
 
-    /// Moves the clock to the next event and hands it out; `None` when nothing is left.
+    /// Moves the clock to the next event and returns it; `None` if nothing is pending.
     #[inline]
     pub fn next_event(&mut self) -> Option<E> {
         while let Some(entry) = self.heap.pop() {
@@ -142,7 +140,7 @@ impl<E> Default for Engine<E> {
 }
 
 impl<E> Ord for Entry<E> {
-    /// Reversed, because the standard heap hands out its greatest entry first.
+    /// Reversed, because the standard heap pops its greatest entry first.
     #[inline]
     fn cmp(&self, other: &Self) -> Ordering {
         (other.at, other.sequence).cmp(&(self.at, self.sequence))

@@ -1,7 +1,6 @@
-//! What can be wrong with what the simulator was given?
+//! Errors of the simulator's input.
 //!
-//! Everything here is about the input. That a device runs out of memory is not an error but an outcome of the
-//! run, which the trace tells.
+//! A device that runs out of memory is no error but an outcome of the run, recorded in the trace.
 
 use hearth_core::cluster::UnreachablePeer;
 use hearth_core::draft::DraftError;
@@ -19,109 +18,63 @@ pub enum SimError {
     #[error(
         "plan devices[{place}] is `{name}`, which the scenario does not have; plan again from this scenario"
     )]
-    UnknownDevice {
-        /// Its place in the ring.
-        place: usize,
-        /// Its name.
-        name: String,
-    },
+    UnknownDevice { place: usize, name: String },
     /// The plan was made for another model.
     #[error(
         "the plan is for `{planned}` and the scenario's model is `{given}`; plan again from this scenario"
     )]
-    OtherModel {
-        /// The plan's model.
-        planned: String,
-        /// The scenario's model.
-        given: String,
-    },
+    OtherModel { planned: String, given: String },
     /// GPU layers on a device without a usable GPU.
     #[error(
         "plan devices[{place}] `{name}` has {layers} GPU layers a window, but its profile {lack}; set `gpu_layers: 0` \
          or complete the profile"
     )]
-    NoGpu {
-        /// Its place in the ring.
-        place: usize,
-        /// Its name.
-        name: String,
-        /// The GPU layers planned.
-        layers: u32,
-        /// What the profile lacks.
-        lack: &'static str,
-    },
-    /// A chunk size that the page cache cannot have.
+    NoGpu { place: usize, name: String, layers: u32, lack: &'static str },
+    /// A chunk size that the page cache does not support.
     #[error("chunks of {bytes} bytes: choose from 128 KiB to 8 MiB")]
-    Chunk {
-        /// The size asked for.
-        bytes: u64,
-    },
+    Chunk { bytes: u64 },
     /// A stream buffer so small that the model falls into too many pieces.
     #[error(
         "the plan's device {place} would stream the model in pieces of {bytes} bytes, which are too many: give it a \
          larger `stream_buffer`"
     )]
-    Pieces {
-        /// Its place in the ring.
-        place: usize,
-        /// The size of a piece.
-        bytes: u64,
-    },
-    /// Events to a plan that is no ring of windows in the page cache.
+    Pieces { place: usize, bytes: u64 },
+    /// Events for a plan that is not a ring of windows in the page cache.
     #[error(
         "events happen only to rings that the executor can run, and {why}; or remove the scenario's `events`"
     )]
-    EventsWithoutRing {
-        /// Why it cannot.
-        why: String,
-    },
+    EventsWithoutRing { why: String },
     /// An event swaps memory where the profile knows of none.
     #[error(
         "an event swaps memory of `{device}` out, and its profile has no `memory.can_swap` or no swap space; add them or \
          remove the event"
     )]
-    NoSwap {
-        /// The device.
-        device: String,
-    },
+    NoSwap { device: String },
     /// An event swaps memory where the page cache does so by itself.
     #[error(
         "an event swaps memory of `{device}` out, and its page cache (`memory.page_cache`) makes that room by itself; \
          remove the event, or give the device a page cache without, as `two-list`"
     )]
-    SwapsItself {
-        /// The device.
-        device: String,
-    },
-    /// Nobody would wait for it.
+    SwapsItself { device: String },
+    /// The run takes longer than the simulator's limit.
     #[error(
         "after {tokens} tokens the simulated run has taken {at}, and goes on: some rate of a device or a link is far too \
          small"
     )]
-    TooLong {
-        /// Tokens that are out.
-        tokens: u32,
-        /// The simulated time.
-        at: Seconds,
-    },
-    /// Every device waits for another: a fault of the simulator, told rather than waited out.
+    TooLong { tokens: u32, at: Seconds },
+    /// Every device waits for another: a defect of the simulator.
     #[error("the simulated ring stands still after {tokens} tokens, at {at}: nothing more would ever happen")]
-    StandsStill {
-        /// Tokens that are out.
-        tokens: u32,
-        /// The simulated time.
-        at: Seconds,
-    },
+    StandsStill { tokens: u32, at: Seconds },
     /// The plan sends over a pair of devices that cannot reach each other.
     #[error(transparent)]
     UnreachablePeer(#[from] UnreachablePeer),
-    /// Plan and scenario do not draft alike, or not for as many sequences.
+    /// Plan and scenario differ in their draft models or sequences.
     #[error(transparent)]
     Draft(#[from] DraftError),
-    /// Tokens came out that nobody waits for: a defect of the simulator.
+    /// Unexpected tokens: a defect of the simulator.
     #[error(transparent)]
     Generation(#[from] GenerationError),
-    /// The schedule refused an event, as it does for a workload longer than the plan's context.
+    /// The schedule refused an event, for example because the workload is longer than the plan's context.
     #[error(transparent)]
     Schedule(#[from] ScheduleError),
 }

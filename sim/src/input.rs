@@ -1,4 +1,4 @@
-//! What a simulation is given and what it returns, and the checks before it starts.
+//! Input and result of a simulation, and the checks before it starts.
 
 use hearth_core::Cluster;
 use hearth_core::draft;
@@ -14,36 +14,33 @@ use hearth_schema::trace::Trace;
 use crate::error::SimError;
 use crate::page_cache::CHUNK_BYTES;
 
-/// More than a model of a terabyte has with the usual stream buffer.
+/// More pieces than a model of a terabyte has with the default stream buffer.
 const MAX_PIECES: u64 = 1 << 24;
 
-/// What is simulated.
+/// The input of a simulation.
 #[derive(Debug, Clone, Copy)]
 pub struct Input<'a> {
-    /// The scenario with everything resolved.
+    /// The resolved scenario.
     pub cluster: &'a Cluster,
-    /// The plan to run.
     pub plan: &'a Plan,
-    /// How closely it is looked at.
     pub options: &'a Options,
 }
 
-/// How a run is simulated.
+/// Options of a simulation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
-    /// The unit of the page cache, but for a device that manages its residency in pieces of its own. Finer is
-    /// slower and closer to the kernel.
+    /// The chunk size of the page cache, except for devices with managed residency. Smaller is slower and closer to the
+    /// kernel.
     pub chunk: Bytes,
-    /// Whether memory is at the start as tokens before the run would have left it.
+    /// Whether memory starts as tokens before the run would have left it.
     pub warm: bool,
-    /// Whether every memory is taken to hold whatever a device pins, and nothing ends because it does not fit.
+    /// Whether every pinned part is taken to fit its memory.
     pub ignore_memory: bool,
-    /// How much more than its profile says a device's process may hold of its room for weights. How much it is, the
-    /// seed decides: near the edge where a share just fits, this and where the first fault of a token lies (the
-    /// embedding row, which aligns the read-ahead) decide what a token reads.
+    /// The most memory that a device's process may hold beyond its profile; the seed decides how much. Where a share just
+    /// fits, this and the position of a token's first fault (the embedding row, which aligns the read-ahead) decide what a
+    /// token reads.
     pub process_spread: Bytes,
-    /// Whether a row of the embedding is read with what lies around it, as an engine reads it that tells the system
-    /// nothing of the table.
+    /// Whether an embedding row is read with its surroundings, as by an engine that gives the system no advice.
     pub rows_read_around: bool,
 }
 
@@ -59,34 +56,31 @@ impl Default for Options {
     }
 }
 
-/// What happens around the ring while it runs.
+/// What disturbs a ring while it runs.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Disturbances<'a> {
-    /// The scenario's events.
     pub events: &'a [hearth_schema::events::Event],
-    /// Who plans again when a device is gone; nobody if absent.
+    /// Plans again when a device is lost.
     pub replanner: Option<&'a dyn Replanner>,
 }
 
-/// What a run comes to.
+/// The result of a simulation.
 #[derive(Debug, Clone)]
 pub struct Run {
-    /// What was done when.
     pub trace: Trace,
-    /// The plans made in mid-run, in order.
+    /// The plans made during the run, in order.
     pub plans: Vec<Plan>,
-    /// Which of the events did not come to happen before the run ended.
+    /// The indices of the events that had not begun when the run ended.
     pub unreached_events: Vec<usize>,
 }
 
 impl Run {
-    /// A run without events.
     pub fn undisturbed(trace: Trace) -> Self {
         Self { trace, plans: vec![], unreached_events: vec![] }
     }
 }
 
-/// The plan's devices in ring order, if everything fits together.
+/// Checks the input; returns the plan's devices in ring order.
 pub fn check<'a>(input: &Input<'a>) -> Result<Vec<&'a Device>, SimError> {
     let (cluster, plan) = (input.cluster, input.plan);
     plan.validate()?;

@@ -1,18 +1,18 @@
 //! Discrete-event simulator: predicts how long a plan takes and what every device does meanwhile.
 //!
-//! It interprets the same schedule as the executor and writes the same trace. [`simulate`] takes a resolved scenario
-//! and a plan.
+//! [`simulate`] takes a resolved scenario and a plan. It interprets the same schedule as the executor and writes the same
+//! trace.
 //!
 //! | module | contents |
 //! |---|---|
 //! | [`engine`] | the clock and the heap of pending events |
 //! | [`resource`] | what devices and messages compete for: processors, disks, links |
 //! | [`page_cache`] | which weights stay in memory, by operating system |
-//! | [`device`] | one device that interprets its schedule |
-//! | `ring` | the devices of a ring together, and what disturbs them |
+//! | [`device`] | a device that interprets its schedule |
+//! | `ring` | the devices of a ring, and what disturbs them |
 //! | `tensor` | plans that slice every layer over all devices |
-//! | `soc` | a phone whose GPU and NPU compute alone |
-//! | [`mobile_gpu`] | a roofline of a phone's GPU, without events |
+//! | `soc` | a phone with GPU and NPU that runs a model alone |
+//! | [`mobile_gpu`] | a roofline model of a phone's GPU, without events |
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
 

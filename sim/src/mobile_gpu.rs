@@ -1,7 +1,7 @@
-//! How fast does a phone's GPU read a prompt and generate, by two numbers of the GPU?
+//! Roofline model of a phone's GPU: prefill and decode speed from two numbers.
 //!
-//! A roofline over a whole pass, for the kernels of the ML Drift paper. With F operations and BW bytes a second, L layers,
-//! h_q query heads of d_h numbers, and the weights of attention, feed-forward block and embedding:
+//! It covers a whole pass, for the kernels of the ML Drift paper. With F operations and BW bytes a second, L layers, h_q query
+//! heads of d_h numbers, and the weights of attention, feed-forward block and embedding:
 //!
 //! ```text
 //! prefill  P / max((2 (attn + ffn) P + 2 emb + 4 L h_q d_h P^2) / F, W / BW)    tokens a second, prompt of P
@@ -9,16 +9,15 @@
 //! W        q8: attn + ffn + emb bytes; 8/4/4: attn + (ffn + emb) / 2             KV in half precision
 //! ```
 //!
-//! Scores are counted for all pairs of positions: convolution kernels compute the masked half too. Where one matrix is
-//! embedding and output, or only the output's matters, `emb` is counted once.
+//! Scores are counted for all pairs of positions: convolution kernels compute the masked half too. `emb` is counted once,
+//! also where one matrix is embedding and output.
 //!
-//! Not here: launches, synchronisation and other processors. A device document's `gpu` and the ring's simulator have
-//! those; this says what is left when they cost nothing.
+//! Not here: launches, synchronisation and other processors, which the ring's simulator has.
 
 use hearth_profiles::model::ModelShape;
 use hearth_profiles::{Bytes, BytesPerSecond, Flops, FlopsPerSecond};
 
-/// How weights are stored. ML Drift paper, section 4.2: with a scale for each channel, which is not counted.
+/// The weight format. ML Drift paper, section 4.2; the scale of each channel is not counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Weights {
     /// Eight bits everywhere.
@@ -27,7 +26,7 @@ pub enum Weights {
     Mixed,
 }
 
-/// What a GPU reaches.
+/// The peak rates of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MobileGpu {
     /// Arithmetic: F.
@@ -36,18 +35,15 @@ pub struct MobileGpu {
     pub bandwidth: BytesPerSecond,
 }
 
-/// A measured pair of speeds of one model, in tokens a second.
+/// Measured speeds of one model, in tokens a second.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Measured {
-    /// How its weights were stored.
     pub weights: Weights,
-    /// Reading the prompt.
     pub prefill: f64,
-    /// Generating.
     pub decode: f64,
 }
 
-/// Numbers of a model's matrices.
+/// Numbers of weights.
 struct Counts {
     attention: f64,
     feed_forward: f64,
@@ -65,7 +61,7 @@ fn counts(shape: &ModelShape) -> Counts {
     }
 }
 
-/// W: bytes of the weights that a token reads.
+/// W: bytes of weights read for a token.
 pub fn weight_bytes(shape: &ModelShape, weights: Weights) -> f64 {
     let Counts { attention, feed_forward, embedding } = counts(shape);
     match weights {
@@ -74,7 +70,7 @@ pub fn weight_bytes(shape: &ModelShape, weights: Weights) -> f64 {
     }
 }
 
-/// Operations of reading a prompt.
+/// Operations of processing a prompt.
 pub fn prefill_work(shape: &ModelShape, prompt: u32) -> Flops {
     let Counts { attention, feed_forward, embedding } = counts(shape);
     let (layers, prompt) = (f64::from(shape.layers.0), f64::from(prompt));
@@ -88,8 +84,8 @@ fn cache_bytes(shape: &ModelShape, position: u32) -> f64 {
 }
 
 impl MobileGpu {
-    /// The GPU that reaches these speeds on average, with a prompt of `prompt` tokens and a mean position of `position` in
-    /// decoding: geometric means, as the speeds are ratios. Nothing without a measurement.
+    /// Fits a GPU to measured speeds, with a prompt of `prompt` tokens and a mean position of `position` in decoding:
+    /// geometric means, as the speeds are ratios. `None` without a measurement.
     pub fn fitted(
         shape: &ModelShape,
         measured: &[Measured],
@@ -108,14 +104,14 @@ impl MobileGpu {
         })
     }
 
-    /// Tokens a second of a prompt of so many.
+    /// Tokens a second of processing a prompt.
     pub fn prefill(&self, shape: &ModelShape, weights: Weights, prompt: u32) -> f64 {
         let work = prefill_work(shape, prompt).0 / self.compute.0;
         let reading = weight_bytes(shape, weights) / self.bandwidth.0;
         f64::from(prompt) / work.max(reading)
     }
 
-    /// Tokens a second at a position.
+    /// Tokens a second of decoding at a position.
     pub fn decode(&self, shape: &ModelShape, weights: Weights, position: u32) -> f64 {
         self.bandwidth.0 / (weight_bytes(shape, weights) + cache_bytes(shape, position))
     }

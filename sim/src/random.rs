@@ -1,36 +1,32 @@
-//! Whose are which random numbers?
+//! Random streams: one for each (seed, purpose, subject) of a run.
 //!
-//! Every draw of a run comes from a stream that belongs to the run's seed, to a purpose, and to what it is drawn for: a
-//! sequence, a position, a device, a channel. So one more draw in one place disturbs nothing elsewhere.
-//!
-//! Not here: what is drawn.
+//! The subject is a sequence, a position, a device or a channel. One more draw in one place changes nothing elsewhere.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-/// Where a stream's number has the purpose; below it is what the stream is for.
+/// The position of the purpose in a stream's number; the bits below are the subject.
 const PURPOSE: u32 = 40;
-/// Where it has the sequence.
+/// The position of the sequence.
 const SEQUENCE: u32 = 44;
 
-/// What is drawn.
+/// The purpose of a draw.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// Which embedding row a token needs.
+    /// The embedding row that a token needs.
     EmbeddingRow = 1,
     /// Whether a draft is accepted.
     Acceptance = 2,
-    /// How much a process holds.
+    /// The memory that a process holds beyond its profile.
     Process = 3,
-    /// Stalls, delays and losses of a channel.
     Wifi = 4,
-    /// Which chunk a cache evicts that evicts at random.
+    /// The chunk that the random page cache evicts.
     Eviction = 5,
     /// Whether a border of pages lies inside a load.
     PageBorder = 6,
 }
 
-/// The stream of one thing of a sequence; 0 where there are no sequences.
+/// Returns the stream of a subject; `sequence` is 0 where there are no sequences.
 pub fn stream(seed: u64, purpose: Purpose, sequence: u32, thing: u64) -> ChaCha8Rng {
     let mut stream = ChaCha8Rng::seed_from_u64(seed);
     let below = thing & ((1 << PURPOSE) - 1);
@@ -38,12 +34,12 @@ pub fn stream(seed: u64, purpose: Purpose, sequence: u32, thing: u64) -> ChaCha8
     stream
 }
 
-/// The next number from 0 to below 1 of a stream.
+/// Draws a number from [0, 1).
 pub fn uniform(stream: &mut impl Rng) -> f64 {
     (stream.next_u64() >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// The first number from 0 to below 1 of a stream.
+/// Draws the first number from [0, 1) of a stream.
 pub fn draw(seed: u64, purpose: Purpose, sequence: u32, thing: u64) -> f64 {
     uniform(&mut stream(seed, purpose, sequence, thing))
 }

@@ -29,7 +29,7 @@ pub fn simulate_in(input: &Input, disturbances: &Disturbances) -> Result<Run, Si
     let budgets: Vec<Budget> = budgets.into_iter().flatten().collect();
     let short = !input.options.ignore_memory && budgets.iter().any(|budget| !budget.shortages.is_empty());
     if short || !drafts_fit {
-        // The passes that do not depend on what is accepted.
+        // The passes that do not depend on the acceptance of drafts.
         let passes = passes(&Workload { speculation: None, ..input.cluster.workload.clone() });
         let pins = input.plan.only_simulated().is_some();
         let unreclaimable = budgets.iter().filter(|_| pins).map(|budget| budget.unreclaimable);

@@ -1,12 +1,11 @@
-//! What do the processors of a phone do that runs a model alone?
+//! A phone with GPU and NPU that runs a model alone.
 //!
-//! Stage by stage: kernels on the GPU and graphs on the NPU begin together, each processor takes up its next one when it is
-//! done, the CPU waits for the later of the two and hands on. What the stages are, `hearth_core::soc` says; the weights
-//! are in memory when the run begins. The trace has a `compute` line for each pass, and beside it a line for every kernel
-//! and every wait, until there are [`MAX_DETAIL_RECORDS`] of them.
+//! Each stage runs its kernels on the GPU and its graphs on the NPU in parallel; the CPU waits for the later of the two and
+//! starts the next stage. `hearth_core::soc` defines the stages; the weights are in memory when the run begins. The trace
+//! has a `compute` record for each pass, and a record for every kernel and wait, up to [`MAX_DETAIL_RECORDS`].
 //!
-//! Not here: a phone in a ring, or one whose memory does not hold the model. There a layer takes what its stages take
-//! together, and weights may have to be read ([`crate::device`]).
+//! Not here: a phone in a ring, or one whose memory does not hold the model. There a layer takes the total time of its
+//! stages, and weights may have to be read ([`crate::device`]).
 
 use hearth_core::compute_cost::ComputeCost;
 use hearth_core::room::Room;
@@ -38,10 +37,10 @@ use crate::speculation::Acceptance;
 use crate::speculation::Drafter;
 use crate::trace::start_record;
 
-/// Lines of detail: those of some hundred passes through a model of 8B. Later passes only have their `compute` line.
+/// The most detail records: those of some hundred passes through a model of 8B. Later passes only have `compute`.
 const MAX_DETAIL_RECORDS: usize = 400_000;
 
-/// The SoC of a device that runs its plan alone with all weights in memory from the start; none if it is not so.
+/// Returns the SoC of a device that runs its plan alone with all weights in memory from the start.
 pub fn alone<'a>(
     input: &Input,
     disturbances: &Disturbances,
@@ -56,12 +55,12 @@ pub fn alone<'a>(
     device.soc.as_ref().filter(|_| is_alone && is_held && is_plain)
 }
 
-/// A processor is done with what it was at.
+/// The end of a processor's current work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Event {
     Gpu,
     Npu,
-    /// The CPU has handed on.
+    /// The CPU has finished a step.
     Handed,
 }
 
@@ -118,18 +117,18 @@ pub fn simulate(
     Ok(Trace { header, passes, records, readings, shortages, run_events, outcome })
 }
 
-/// The prompt in as few batches as graphs allow, unless the scenario wants smaller ones.
+/// Processes the prompt in as few batches as the graphs allow, unless the scenario has a smaller micro-batch.
 fn in_graphs(workload: &Workload, largest: u64) -> Workload {
     let largest = u32::try_from(largest).unwrap_or(u32::MAX);
     let micro_batch = if workload.micro_batch < MAX_PASS_TOKENS { workload.micro_batch } else { largest };
     Workload { micro_batch, ..workload.clone() }
 }
 
-/// A SoC on its way through the passes.
+/// The state of a run.
 #[derive(Debug)]
 struct Run<'a> {
     layers: u32,
-    /// Of all layers.
+    /// Bytes of all layers.
     bytes: Bytes,
     work: ComputeCost<'a>,
     chip: Chip<'a>,
@@ -138,12 +137,12 @@ struct Run<'a> {
     drafter: Option<Drafter<'a>>,
     engine: Engine<Event>,
     records: Vec<Record>,
-    /// Lines of detail so far.
+    /// Detail records so far.
     detail: usize,
 }
 
 impl Run<'_> {
-    /// Computes a pass and says when it is over.
+    /// Computes a pass and returns its end.
     fn pass(&mut self, pass: Pass) -> Nanos {
         if let Some(drafter) = &mut self.drafter {
             let (time, processor) = (drafter.time(pass), drafter.processor());
@@ -175,7 +174,7 @@ impl Run<'_> {
         self.engine.now()
     }
 
-    /// A step of known length that nobody else works beside.
+    /// Runs a step of known length while the other processors are idle.
     fn step(&mut self, kind: Kind, resource: Resource, pass: Pass, time: Seconds) {
         let (start, line) = (self.engine.now(), (pass.index, 0));
         self.hand_on(time.to_nanos());
@@ -184,7 +183,7 @@ impl Run<'_> {
         self.records.push(Record { end, cost, ..start_record(0, resource, kind, line, start) });
     }
 
-    /// Runs a stage until the CPU has handed on.
+    /// Runs a stage until the CPU can continue.
     fn stage(&mut self, stage: &Stage, pass: Pass, index: u32, layers: Option<[u32; 2]>) {
         let begins = self.engine.now();
         let mut next = [0, 0];
@@ -212,13 +211,13 @@ impl Run<'_> {
         }
     }
 
-    /// The CPU hands on after so long, in which nobody else works.
+    /// Lets time pass in which the GPU and the NPU are idle.
     fn hand_on(&mut self, after: Nanos) {
         self.engine.after(after, Event::Handed);
         while self.engine.next_event().is_some_and(|event| event != Event::Handed) {}
     }
 
-    /// A processor takes up its next kernel, if there is one.
+    /// Starts a processor's next kernel, if there is one.
     fn begin(&mut self, stage: &Stage, processor: Event, index: usize) {
         if let Some(&time) = kernels(stage, processor).get(index) {
             self.engine.after(Seconds(time).to_nanos(), processor);

@@ -1,21 +1,20 @@
 //! Speculative decoding: how long a draft model takes, and which of its tokens are accepted.
 //!
-//! The draft model reads what it has not seen of the sequence as one batch. Then it makes one token after another, each
-//! in a pass through all its layers and its output matrix. After a step whose drafts were all accepted it has not seen
-//! the last of them, so the next step begins with two tokens; it forgets rejected tokens. Its weights are in memory:
-//! a pass costs what [`ComputeCost`] says plus the fixed cost of a window and, on a GPU with memory of its own, the upload of
-//! the token numbers and the download of the logits.
+//! The draft model first reads the part of the sequence that it has not seen, as one batch. Then it generates one token
+//! after another, each in a pass through all its layers and its output matrix. After a step whose drafts were all accepted
+//! it has not seen the last of them, so the next step begins with two tokens; it forgets rejected tokens. Its weights are
+//! in memory: a pass costs what [`ComputeCost`] says, the fixed cost of a window and, on a GPU with memory of its own, the
+//! upload of the token numbers and the download of the logits.
 //!
-//! Acceptance is drawn: each drafted position is accepted with the workload's probability if all drafts before it were
-//! (Leviathan et al., 2023, section 2.3: acceptances as independent draws). A draw belongs to the sequence and the
-//! position, and each position is drawn once, because after a rejection its token is the large model's own. The number
-//! of drafts therefore does not change the draws.
+//! Each drafted position is accepted with the workload's probability if all drafts before it were (Leviathan et al., 2023,
+//! section 2.3: acceptances as independent draws). A draw belongs to the sequence and the position, and each position is
+//! drawn once, because after a rejection its token is the large model's own. So the number of drafts does not change the
+//! draws.
 //!
-//! Deviation: the fixed cost of a token on the head (`cpu.token_overhead`) is charged for tokens of the large model
-//! only. It contains all other costs of a ring.
+//! Deviation: the fixed cost of a token on the head (`cpu.token_overhead`) is charged for tokens of the large model only.
+//! It contains all other costs of a ring.
 //!
-//! Not here: the memory of the draft model (`hearth_core::draft`), and what acceptance does to the positions
-//! (`hearth_core::schedule::Generation`).
+//! Not here: the memory of the draft model (`hearth_core::draft`).
 
 use std::collections::BTreeMap;
 
@@ -32,29 +31,27 @@ use crate::random::{self, Purpose};
 /// Bytes of a token's number and of one logit.
 const NUMBER: Bytes = Bytes(4);
 
-/// A draft model at work.
+/// The draft model of a run.
 #[derive(Debug, Clone)]
 pub struct Drafter<'a> {
     device: &'a Device,
     model: &'a ModelProfile,
     kv_element: Bytes,
     processor: Processor,
-    /// Positions of each sequence whose keys and values it holds.
+    /// Positions of each sequence in its key-value cache.
     seen: BTreeMap<u32, u32>,
 }
 
 impl<'a> Drafter<'a> {
-    /// One that has seen nothing.
     pub fn new(device: &'a Device, model: &'a ModelProfile, kv_element: Bytes, processor: Processor) -> Self {
         Self { device, model, kv_element, processor, seen: BTreeMap::new() }
     }
 
-    /// Where it runs.
     pub fn processor(&self) -> Processor {
         self.processor
     }
 
-    /// The time of the drafts of a pass, or of reading the pass where it has none.
+    /// The time of the drafts of a pass, or of reading the pass if it has no drafts.
     pub fn time(&mut self, pass: Pass) -> Seconds {
         let Pass { sequence, first_position, tokens, drafted, .. } = pass;
         let seen = self.seen.get(&sequence).copied().unwrap_or(0).min(first_position);
@@ -88,7 +85,7 @@ impl<'a> Drafter<'a> {
     }
 }
 
-/// Draws for one run.
+/// Decides which drafts of a run are accepted.
 #[derive(Debug, Clone, Copy)]
 pub struct Acceptance {
     seed: u64,
@@ -96,13 +93,12 @@ pub struct Acceptance {
 }
 
 impl Acceptance {
-    /// The draws of a run.
     pub fn new(seed: u64, workload: &Workload) -> Self {
         let chance = workload.speculation.as_ref().map_or(0.0, |speculation| speculation.acceptance.value.0);
         Self { seed, chance }
     }
 
-    /// How many of a pass's drafts stand.
+    /// Returns how many of a pass's drafts are accepted.
     pub fn of(&self, pass: Pass) -> u32 {
         let stands = |&draft: &u32| {
             let position = u64::from(pass.first_position + draft);
@@ -119,7 +115,7 @@ mod tests {
 
     use super::*;
 
-    /// What one token at a position takes, with its output.
+    /// The time of one token at a position, with its output.
     fn one(drafter: &Drafter, position: u32) -> f64 {
         drafter.pass(position, 1, true).0
     }

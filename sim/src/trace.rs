@@ -1,4 +1,4 @@
-//! The parts of a trace that every simulation writes in the same way.
+//! The parts of a trace that all simulations write alike.
 
 use hearth_profiles::device::Device;
 use hearth_profiles::{Bytes, Document};
@@ -16,9 +16,7 @@ pub struct TraceCollector {
     pub readings: Vec<Reading>,
 }
 
-/// A record that starts and ends now, of a device, a pass (by index) and a round.
-///
-/// The caller sets its end, its cost and its other fields.
+/// A record that starts and ends now. The caller sets its end, its cost and its other fields.
 pub fn start_record(
     device: usize,
     resource: Resource,
@@ -41,7 +39,7 @@ pub fn start_record(
     }
 }
 
-/// What each device would have to hold, so that the memory pressure of a run that does not fit is known too.
+/// The unreclaimable memory of each device of a run that does not fit.
 pub fn unreclaimable_readings(unreclaimable: impl Iterator<Item = Bytes>) -> Vec<Reading> {
     let reading = |(device, bytes): (u16, Bytes)| Reading {
         device,
@@ -53,7 +51,6 @@ pub fn unreclaimable_readings(unreclaimable: impl Iterator<Item = Bytes>) -> Vec
     (0..).zip(unreclaimable).map(reading).collect()
 }
 
-/// The header of a simulated run.
 pub fn header(input: &Input, devices: &[&Device]) -> Header {
     let names = input.plan.devices.iter().map(|planned| &planned.name);
     Header {
@@ -69,7 +66,6 @@ pub fn header(input: &Input, devices: &[&Device]) -> Header {
     }
 }
 
-/// The entry of a device in the header.
 pub fn traced(name: &str, device: &Device) -> TracedDevice {
     TracedDevice {
         name: name.to_owned(),

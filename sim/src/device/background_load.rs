@@ -1,10 +1,10 @@
-//! What do other programs leave of a device?
+//! Background load: what other programs and the clock leave of a device.
 //!
-//! Every event that lasts has a part in it: threads and memory add up, what is left of a clock, a GPU or a disk is
-//! multiplied. So nothing has to be undone when an event ends, and the order of events does not matter.
+//! Every event under way contributes: threads and memory add up; the remaining parts of a clock, a GPU and a disk are
+//! multiplied. So the end of an event undoes nothing, and the order of events does not matter.
 //!
-//! A system with compressed swap (zram) begins with other programs' memory in their hands and swaps it out at a rate:
-//! s bytes that are swapped make room for s (1 - 1/r).
+//! With compressed swap (zram) other programs hold memory at the start and the system swaps it out at a rate: s bytes
+//! swapped out free s (1 - 1/r).
 //!
 //! Not here: when events begin and end (`crate::ring::timeline`).
 
@@ -12,27 +12,27 @@ use hearth_core::room::LEAST_ROOM;
 use hearth_profiles::Bytes;
 use hearth_schema::events::Change;
 
-/// What a device has beside its own work.
+/// The load on a device beside its own work.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BackgroundLoad {
     /// Threads of other programs that are runnable all the time.
     pub co_runners: f64,
-    /// What is left of the clock.
+    /// Remaining part of the clock rate.
     pub clock: f64,
-    /// What is left of the GPU at its clock.
+    /// Remaining part of the GPU's speed at its clock.
     pub gpu: f64,
-    /// What is left of the disk.
+    /// Remaining part of the disk bandwidth.
     pub disk: f64,
     /// Bytes that other programs took since the run began.
     pub taken: f64,
-    /// Bytes that a run can have only when they are swapped out.
+    /// Bytes available to the run only after they are swapped out.
     withheld: f64,
-    /// Bytes of room that swapping has made.
+    /// Bytes freed by swapping.
     gained: f64,
 }
 
 impl BackgroundLoad {
-    /// Nobody else wants anything; so many bytes are still to be swapped out.
+    /// No load; `withheld` bytes are still to be swapped out.
     pub fn quiet(withheld: Bytes) -> Self {
         Self {
             co_runners: 0.0,
@@ -45,7 +45,7 @@ impl BackgroundLoad {
         }
     }
 
-    /// The same with an event that is so far under way, from 0 to 1.
+    /// Adds an event whose progress is between 0 and 1.
     #[must_use]
     pub fn with(mut self, change: &Change, progress: f64) -> Self {
         match change {
@@ -62,9 +62,9 @@ impl BackgroundLoad {
         self
     }
 
-    /// Room for weights, where a plan counts on so much; none if it is too little for weights to pass through.
+    /// Returns the memory for weights where the plan counts on `planned`, or `None` if weights could not pass through it.
     pub fn room(&self, planned: Bytes) -> Option<Bytes> {
-        // At the start the system swaps at least so much at once that the device can begin.
+        // At the start the system swaps at least enough for the device to begin.
         let withheld = self.withheld.min((planned.as_f64() - LEAST_ROOM.as_f64()).max(0.0));
         let room = planned.as_f64() - withheld + self.gained.min(withheld) - self.taken;
         (room >= LEAST_ROOM.as_f64()).then_some(Bytes(room as u64))

@@ -1,4 +1,4 @@
-//! What a device exchanges with the simulation around it: events, messages, records.
+//! The interface between a device and the simulation around it: events, messages, records.
 
 use hearth_profiles::Bytes;
 use hearth_schema::pass::Pass;
@@ -6,16 +6,16 @@ use hearth_schema::trace::Record;
 
 use crate::engine::{Engine, Nanos};
 
-/// Something that happens at a place in the ring.
+/// An event of a simulated ring; a `usize` is the device's slot.
 #[derive(Debug, Clone, Copy)]
 pub enum Event {
     /// A step of known length is over, or a touch is tried again.
     Wake(usize),
-    /// The processor may be done with something.
+    /// The processor may have finished a computation.
     Processor(usize),
     /// Reads may have arrived.
     Disk(usize),
-    /// The helper goes on.
+    /// The helper thread continues.
     Helper(usize),
     /// A Wi-Fi transmission may be over.
     Wifi,
@@ -25,39 +25,36 @@ pub enum Event {
     Timeline,
 }
 
-/// Activations on their way.
+/// Activations in flight.
 #[derive(Debug, Clone, Copy)]
 pub struct Message {
-    /// Whose.
     pub pass: Pass,
-    /// The round that the receiver takes up.
+    /// The round that the receiver begins.
     pub round: u32,
-    /// The round in which it was sent.
+    /// The round in which they were sent.
     pub sent_in: u32,
-    /// Who sent it.
+    /// The sender's slot.
     pub from: u16,
-    /// Their size.
     pub bytes: Bytes,
-    /// When they were there.
+    /// When they arrived.
     pub at: Nanos,
 }
 
-/// What happened that others must hear of.
+/// Something that a device hands to the simulation.
 #[derive(Debug, Clone, Copy)]
 pub enum Outgoing {
     /// Activations for another place in the ring.
     Send(usize, Message),
-    /// The tokens of a pass are out.
+    /// The tokens of a pass are available.
     Output(u32),
 }
 
-/// Where a device schedules events, writes records and leaves what others must hear of.
+/// Access of a device to the event queue and the trace while it handles an event.
 #[derive(Debug)]
 pub struct SimContext<'a> {
-    /// Pending events.
     pub engine: &'a mut Engine<Event>,
     /// The trace so far.
     pub records: &'a mut Vec<Record>,
-    /// To be delivered by the simulation.
+    /// To be processed by the simulation afterwards.
     pub outgoing: &'a mut Vec<Outgoing>,
 }

@@ -1,9 +1,9 @@
-//! Where in the model's file does each part of a device's share lie?
+//! File layout: where each part of a device's share lies in the model file.
 //!
-//! A device maps the whole file and touches its own parts of it: the windows that its CPU computes, with Metal those of
-//! its GPU too, and on the head the embedding and the output matrix. Places are those of a file as converters write it: the embedding,
-//! the layers in order, the output. They matter, because the kernel reads around what a device touches, into
-//! layers that are another device's: every window costs some MiB beyond its ends.
+//! A device maps the whole file and touches its own parts: the windows that its CPU computes, with Metal those of its
+//! GPU too, and on the head the embedding and the output matrix. The order is that of converters: embedding, layers,
+//! output. Positions matter because the kernel reads around what a device touches, into layers of other devices: every
+//! window costs some MiB beyond its ends.
 //!
 //! Deviation: a chunk in which one layer ends and the next begins belongs to the first alone.
 //!
@@ -18,7 +18,7 @@ use hearth_schema::Plan;
 
 use crate::page_cache::Chunk;
 
-/// Chunks of the file, and which of them a device uses.
+/// The chunks of the file, and those that a device uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
     /// For each layer of the model, its chunks, if this device reads it through the mapping.
@@ -29,7 +29,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The parts of the device at a place of the plan. `gpu_maps`: its GPU reads through the mapping as well.
+    /// The layout for the device at a place of the plan. `gpu_maps`: its GPU reads through the mapping as well.
     pub fn new(plan: &Plan, place: usize, model: &ModelProfile, chunk: Bytes, gpu_maps: bool) -> Self {
         let mut owned = vec![false; model.layers.len()];
         for round in 0..plan.rounds {
@@ -59,13 +59,13 @@ impl Layout {
         }
     }
 
-    /// The chunk of an embedding row; none off the head.
+    /// The chunk of an embedding row; empty except on the head.
     pub fn embedding_row(&self, row: u64, row_bytes: Bytes, chunk: Bytes) -> Range<Chunk> {
         let at = self.embedding.start + (row * row_bytes.0 / chunk.0) as Chunk;
         at.min(self.embedding.end)..(at + 1).min(self.embedding.end)
     }
 
-    /// The chunks that this device uses, in the order of the file; of the embedding any row may be next.
+    /// The chunks that this device uses, in file order, with the whole embedding.
     pub fn own(&self) -> impl Iterator<Item = Chunk> {
         let mut own: Vec<Range<Chunk>> = self.layers.iter().flatten().cloned().collect();
         own.extend([self.output.clone(), self.embedding.clone()]);
@@ -79,17 +79,17 @@ impl Layout {
         })
     }
 
-    /// The chunks of one layer; none if this device does not read it through the mapping.
+    /// The chunks of one layer; empty if this device does not read it through the mapping.
     pub fn layer(&self, layer: u32) -> Range<Chunk> {
         self.layers.get(layer as usize).cloned().flatten().unwrap_or(0..0)
     }
 
-    /// The chunks of the output matrix; none off the head.
+    /// The chunks of the output matrix; empty except on the head.
     pub fn output(&self) -> Range<Chunk> {
         self.output.clone()
     }
 
-    /// The chunks of a part that is read as one.
+    /// The chunks of a part that is read as a unit.
     pub fn part(&self, part: &ModelPart) -> Range<Chunk> {
         match part {
             ModelPart::Output => self.output(),
@@ -103,7 +103,7 @@ impl Layout {
         }
     }
 
-    /// How many chunks the file has.
+    /// The number of chunks of the file.
     pub fn chunks(&self) -> Chunk {
         self.chunks
     }

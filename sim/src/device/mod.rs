@@ -1,12 +1,10 @@
-//! What does one device do, step by step?
+//! A simulated device: executes the steps of its schedule on one thread of control, as the executor does.
 //!
-//! It interprets the steps of its schedule, one after another, on one thread of control, as the executor does:
-//! a message is taken up when the steps of the one before it are done. Computing on the CPU is a walk through
-//! the mapped weights (`crate::device::walk`); on the GPU it takes its time without the disk, but that Metal brings its mapped
-//! weights in before; sending and reading ahead are handed to the link and the helper and cost this thread nothing.
+//! A message is handled when the steps of the previous one are done. Computing on the CPU is a walk through the mapped
+//! weights (`crate::device::walk`). Computing on the GPU takes its time without the disk, except that Metal first brings
+//! its mapped weights in. Sending and reading ahead go to the link and the helper thread and cost this thread nothing.
 //!
-//! Not here: which steps there are (`hearth_core::schedule`), and what the devices do to each other
-//! (`crate::run`).
+//! Not here: which steps there are (`hearth_core::schedule`), and the ring (`crate::ring`).
 
 pub mod background_load;
 pub mod budget;
@@ -50,21 +48,20 @@ use residency::WeightResidency;
 use storage::{Storage, WAKE};
 use walk::{Next, Segment, Walk};
 
-/// A page.
 const PAGE: u64 = 4096;
 
-/// What the thread of control is at.
+/// The state of the thread of control.
 #[derive(Debug, Clone)]
 enum Doing {
     Nothing,
     Walking(Box<Walk>),
-    /// Steps that nothing can disturb; they are recorded already. At their end the token of a pass may be out.
+    /// Steps that nothing can disturb, recorded already. At their end the token of a pass may be available.
     Fixed {
         output: Option<u32>,
     },
 }
 
-/// Steps of known length, one after another, and the pass whose tokens are out at their end.
+/// Steps of known length in sequence, and the pass whose tokens are available at their end.
 #[derive(Debug, Clone)]
 struct Timed {
     steps: Vec<(Record, Seconds)>,
@@ -77,7 +74,7 @@ impl From<Vec<(Record, Seconds)>> for Timed {
     }
 }
 
-/// One device at work.
+/// One simulated device.
 #[derive(Debug, Clone)]
 pub struct DeviceSim<'a> {
     place: usize,
@@ -91,14 +88,14 @@ pub struct DeviceSim<'a> {
     inbox: VecDeque<Message>,
     steps: VecDeque<Step>,
     doing: Doing,
-    /// Steps of the GPU that wait for the walk that brings their weights in.
+    /// Steps of the GPU that wait until a walk has brought their weights in.
     wired_for: Option<Timed>,
     idle_since: Nanos,
     cpu: Cpu,
     cpu_timer: Timer,
     /// The end of a step of known length, or of the pause before a touch is tried again.
     wake_timer: Timer,
-    /// What is left of the GPU's speed.
+    /// Remaining part of the GPU's speed.
     gpu_speed: f64,
     /// Page cache, read-ahead and disk.
     pub storage: Storage,
@@ -106,49 +103,41 @@ pub struct DeviceSim<'a> {
     disk_set: Option<Nanos>,
     residency: WeightResidency,
     rows_alone: bool,
-    /// What has been read of the embedding, in units of a row's read.
+    /// Embedding rows read so far, in units of one row's read.
     rows: BTreeSet<u64>,
-    /// Bytes read beside the page cache, and before it was replaced.
+    /// Bytes read beside the page cache, or before it was replaced.
     read_before: Bytes,
     drafter: Option<Drafter<'a>>,
 }
 
-/// What a device is made of.
+/// What a device is built from.
 #[derive(Debug)]
 pub struct Parts<'a> {
-    /// Its place among all devices of the run, which stays the same when the ring changes.
+    /// Its index among all devices of the run, which stays the same when the ring changes.
     pub slot: usize,
-    /// The device's profile.
     pub device: &'a Device,
-    /// The model.
     pub model: &'a ModelProfile,
-    /// What goes to the GPU again for every token, layer by layer; none beyond the list's end.
+    /// Bytes uploaded to the GPU for every token, by layer; none beyond the end of the list.
     pub uploads: Vec<Bytes>,
     /// Bytes of an element of the key-value cache.
     pub kv_element: Bytes,
-    /// The run's seed.
     pub seed: u64,
     /// The draft model that it runs.
     pub drafter: Option<Drafter<'a>>,
-    /// Its reducer.
     pub schedule: Schedule,
-    /// Where its layers lie.
     pub layout: Layout,
-    /// Its page cache and disk.
     pub storage: Storage,
-    /// How its weights are read ahead.
     pub residency: WeightResidency,
-    /// Whether a row of the embedding is read alone.
+    /// Whether an embedding row is read without its surroundings.
     pub rows_alone: bool,
 }
 
-/// An idle processor of a device.
 fn processor(device: &Device) -> Cpu {
     Cpu::new(f64::from(device.cpu.cores)).under(device.cpu.quota.as_ref())
 }
 
 impl<'a> DeviceSim<'a> {
-    /// A device that has done nothing yet.
+    /// A device at the beginning of a run.
     pub fn new(parts: Parts<'a>, engine: &mut Engine<Event>) -> Self {
         Self {
             place: parts.slot,
@@ -179,24 +168,24 @@ impl<'a> DeviceSim<'a> {
         }
     }
 
-    /// Whether it could take up something new.
+    /// Whether it is ready to begin a pass.
     pub fn is_free(&self) -> bool {
         matches!(self.doing, Doing::Nothing) && self.steps.is_empty() && self.inbox.is_empty()
     }
 
-    /// The head begins a pass.
+    /// Begins a pass on the head.
     pub fn begin(&mut self, pass: Pass, ctx: &mut SimContext) -> Result<(), SimError> {
         self.steps.extend(self.schedule.react(&Incident::Begin(pass))?);
         self.proceed(ctx)
     }
 
-    /// A message is there.
+    /// Receives a message.
     pub fn deliver(&mut self, message: Message, ctx: &mut SimContext) -> Result<(), SimError> {
         self.inbox.push_back(message);
         self.proceed(ctx)
     }
 
-    /// The processor may be done with something.
+    /// Handles the processor timer: a computation may have ended.
     pub fn processor(&mut self, ctx: &mut SimContext) -> Result<(), SimError> {
         let now = ctx.engine.now();
         let stretched = self.cpu.stretched(now, 0);
@@ -212,7 +201,7 @@ impl<'a> DeviceSim<'a> {
         self.proceed(ctx)
     }
 
-    /// A step of fixed length is over, or a touch that found no room is to be tried again.
+    /// Handles the wake timer: a step of fixed length is over, or a touch is tried again.
     pub fn wake(&mut self, ctx: &mut SimContext) -> Result<(), SimError> {
         match &mut self.doing {
             Doing::Walking(walk) => {
@@ -231,7 +220,7 @@ impl<'a> DeviceSim<'a> {
         self.proceed(ctx)
     }
 
-    /// The helper goes on.
+    /// Lets the helper thread continue.
     pub fn help(&mut self, ctx: &mut SimContext) {
         let now = ctx.engine.now();
         if let Some(at) = self.residency.work(now, &mut self.storage) {
@@ -247,7 +236,7 @@ impl<'a> DeviceSim<'a> {
         self.watch_disk(ctx);
     }
 
-    /// Reads may have arrived.
+    /// Handles the disk timer: reads may have arrived.
     pub fn arrivals(&mut self, ctx: &mut SimContext) -> Result<(), SimError> {
         let now = ctx.engine.now();
         self.disk_set = None;
@@ -265,12 +254,12 @@ impl<'a> DeviceSim<'a> {
         self.proceed(ctx)
     }
 
-    /// The run is over: what was being read ahead is recorded as far as it came.
+    /// Ends the run: moves the records of unfinished reads to the trace.
     pub fn flush(&mut self, ctx: &mut SimContext) {
         self.residency.flush(ctx.engine.now(), ctx.records);
     }
 
-    /// Takes up steps and messages until one takes time.
+    /// Executes steps and receives messages until one takes time.
     fn proceed(&mut self, ctx: &mut SimContext) -> Result<(), SimError> {
         while matches!(self.doing, Doing::Nothing) {
             if let Some(step) = self.steps.pop_front() {
@@ -301,7 +290,7 @@ impl<'a> DeviceSim<'a> {
 
     fn take(&mut self, step: Step, ctx: &mut SimContext) {
         match step {
-            // The cache's length goes back; nothing is moved.
+            // Only the cache's length changes.
             Step::Rollback { .. } => {}
             Step::Draft { pass } => self.draft(pass, ctx),
             Step::Embed { pass } => {
@@ -370,7 +359,7 @@ impl<'a> DeviceSim<'a> {
         }
     }
 
-    /// The draft model's turn, its weights at hand: on the CPU it shares the cores as any computation does.
+    /// Runs the draft model, whose weights are in memory; on the CPU it shares the cores like any computation.
     fn draft(&mut self, pass: Pass, ctx: &mut SimContext) {
         let Some(drafter) = &mut self.drafter else { return };
         let (time, processor) = (drafter.time(pass), drafter.processor());
@@ -396,7 +385,7 @@ impl<'a> DeviceSim<'a> {
         PartRequest { pieces: self.layout.part(part), origin }
     }
 
-    /// A part is about to be computed.
+    /// Announces that a part is about to be computed.
     fn needed(&mut self, part: &ModelPart, pass: Pass, round: u32, ctx: &mut SimContext) {
         let request = self.part_request(part, pass, round);
         if self.residency.begin(request, &self.storage) {
@@ -404,8 +393,8 @@ impl<'a> DeviceSim<'a> {
         }
     }
 
-    /// The embedding rows of a pass. Which tokens they are nobody knows: each is drawn from a stream of its own,
-    /// log-uniformly, because vocabularies list frequent tokens first and their frequencies follow Zipf's law.
+    /// The embedding rows of a pass. The tokens are unknown: each row is drawn from a stream of its own, log-uniformly,
+    /// because vocabularies list frequent tokens first and their frequencies follow Zipf's law.
     fn embedding_rows(&mut self, pass: Pass) -> Vec<Segment> {
         let (rows, row_bytes) = (u64::from(self.model.shape.vocabulary).max(1), self.model.input_row_bytes());
         let time = self.work().embed(1);
@@ -429,13 +418,13 @@ impl<'a> DeviceSim<'a> {
         self.storage.chunk() * self.layout.own().filter(|&chunk| cache.holds(chunk)).count() as u64
     }
 
-    /// Upload, computation and download of a window's GPU layers. With one memory nothing is copied.
+    /// Upload, computation and download of a window's GPU layers. With unified memory nothing is copied.
     fn on_gpu(&self, compute: &Record, pass: Pass) -> Vec<(Record, Seconds)> {
         let Some(gpu) = &self.device.gpu else { return Vec::new() };
         let work = ComputeCost::on_gpu(gpu, self.model, self.kv_element);
         let overhead = gpu.window_overhead.as_ref().map_or(Seconds(0.0), |cost| cost.value);
         let time: Seconds = overhead + compute.layer_range().map(|layer| work.layer(layer, pass)).sum();
-        // Deviation: a change of its speed while it computes counts from the next window on.
+        // Deviation: a change of its speed during a computation counts from the next window on.
         let time = time * (1.0 / self.gpu_speed);
         let mut steps = vec![(Record { resource: Resource::Gpu, ..compute.clone() }, time)];
         if !gpu.unified_memory {
@@ -450,8 +439,8 @@ impl<'a> DeviceSim<'a> {
         steps
     }
 
-    /// Upload of some positions, their products with the output matrix, download of the logits, and what a token costs
-    /// the CPU all the same.
+    /// Upload of some positions, their products with the output matrix, download of the logits, and the CPU's cost of a
+    /// token.
     fn output_on_gpu(&self, output: &Record, positions: u32) -> Vec<(Record, Seconds)> {
         let Some(gpu) = &self.device.gpu else { return Vec::new() };
         let time =
@@ -470,8 +459,8 @@ impl<'a> DeviceSim<'a> {
         steps
     }
 
-    /// Steps of the GPU. Where it reads through the mapping its weights come in before: what waits is a thread of the
-    /// CPU, which computes nothing meanwhile.
+    /// Runs steps on the GPU. If the GPU reads through the mapping, a CPU thread first waits for the weights, without
+    /// computing.
     fn wired(&mut self, part: &ModelPart, record: Record, pass: Pass, timed: Timed, ctx: &mut SimContext) {
         if !self.device.gpu_maps_weights() {
             return self.fixed(timed, ctx);
@@ -483,7 +472,7 @@ impl<'a> DeviceSim<'a> {
         self.walk(record, [segment], ctx);
     }
 
-    /// Takes up steps that nothing can disturb.
+    /// Starts steps of fixed length.
     fn fixed(&mut self, Timed { steps, output }: Timed, ctx: &mut SimContext) {
         let mut at = ctx.engine.now();
         for (record, time) in steps {
@@ -530,7 +519,7 @@ impl<'a> DeviceSim<'a> {
         }
     }
 
-    /// Asks to be told of the next arrival, if that has changed.
+    /// Sets the disk timer to the next arrival, if that has changed.
     fn watch_disk(&mut self, ctx: &mut SimContext) {
         let next = self.storage.next_end();
         if next != self.disk_set

@@ -1,7 +1,7 @@
-//! What does a device make of other programs, and of a new plan in mid-run?
+//! How a device reacts to background load, and to a new plan in the middle of a run.
 //!
-//! Other programs change how fast it computes and reads and how much room its weights have. A new plan ends what is
-//! under way; what the page cache holds stays there, because both parts lie in one file.
+//! Background load changes how fast the device computes and reads and how much memory its weights have. A new plan ends
+//! the current work; the page cache keeps its content, because both shares lie in one file.
 //!
 //! Deviation: a new part in GPU memory is read from disk and then copied, not both at once.
 
@@ -19,16 +19,15 @@ use super::{DeviceSim, Doing, Parts};
 use crate::page_cache::for_device::Placed;
 use crate::trace::start_record;
 
-/// The pass of what is done for no pass: loading weights for a new plan.
+/// The pass of records that belong to no pass: loading weights for a new plan.
 const NO_PASS: u32 = u32::MAX;
 
 impl<'a> DeviceSim<'a> {
-    /// Bytes that it has read from disk.
+    /// Bytes read from disk.
     pub fn read(&self) -> Bytes {
         self.read_before + self.storage.delivered()
     }
 
-    /// The reducer, to hear of a new plan.
     pub fn schedule(&mut self) -> &mut Schedule {
         &mut self.schedule
     }
@@ -38,7 +37,6 @@ impl<'a> DeviceSim<'a> {
         self.schedule.device() == 0 && self.schedule.plan().output == Processor::Gpu
     }
 
-    /// The layers that its GPU holds.
     pub fn gpu_layers(&self) -> Vec<u32> {
         let (plan, place) = (self.schedule.plan(), self.schedule.device());
         (0..plan.rounds).flat_map(|round| plan.gpu_window(place, round)).collect()
@@ -49,7 +47,7 @@ impl<'a> DeviceSim<'a> {
         self.layout.own().next().is_some()
     }
 
-    /// Other programs leave this much of it from now on, and this much room for weights.
+    /// Applies the background load and the memory that it leaves for weights.
     pub fn follow(&mut self, background_load: &BackgroundLoad, room: Bytes, ctx: &mut SimContext) {
         let now = ctx.engine.now();
         self.cpu.set_co_runners(now, background_load.co_runners);
@@ -66,7 +64,7 @@ impl<'a> DeviceSim<'a> {
         self.watch_disk(ctx);
     }
 
-    /// The plan at work is given up: what was under way is recorded as far as it came. Page cache and disk go on.
+    /// Ends the current plan and records unfinished work up to now. Page cache and disk continue.
     pub fn stop(&mut self, ctx: &mut SimContext) {
         let now = ctx.engine.now();
         self.residency.flush(now, ctx.records);
@@ -77,7 +75,7 @@ impl<'a> DeviceSim<'a> {
                 let own = |record: &&mut Record| {
                     (record.kind, record.pass, record.device) == (Kind::Output, pass, self.place as u16)
                 };
-                // No token has come of it, even if it is over in this instant.
+                // It gave no token, even if it ends at this instant.
                 if let Some(output) = ctx.records.iter_mut().rev().find(own) {
                     output.kind = Kind::Compute;
                 }
@@ -98,13 +96,13 @@ impl<'a> DeviceSim<'a> {
             let stretched = self.cpu.stretched(now, 0);
             walk.computed(now, stretched);
         }
-        // No token has come of it.
+        // It gave no token.
         let kind = if walk.record.kind == Kind::Output { Kind::Compute } else { walk.record.kind };
         ctx.records.push(Record { end: now, kind, ..walk.record });
     }
 
-    /// Takes up a part of another plan, after [`DeviceSim::stop`]. The page cache stays as it is, unless the new part
-    /// follows it in other units; then nothing is known to be in it.
+    /// Adopts its part of another plan, after [`DeviceSim::stop`]. The page cache keeps its content, unless the new part
+    /// has chunks of another size; then it starts empty.
     pub fn take_up(&mut self, parts: Parts<'a>) {
         (self.schedule, self.layout, self.residency) = (parts.schedule, parts.layout, parts.residency);
         (self.drafter, self.uploads, self.rows_alone) = (parts.drafter, parts.uploads, parts.rows_alone);
@@ -115,11 +113,11 @@ impl<'a> DeviceSim<'a> {
         }
     }
 
-    /// Loads layers into the GPU's memory, and the output matrix if so, which keeps the thread of control busy.
+    /// Loads layers, and perhaps the output matrix, into GPU memory, which keeps the thread of control busy.
     pub fn load(&mut self, layers: &[u32], output: bool, ctx: &mut SimContext) {
         let Some(gpu) = &self.device.gpu else { return };
         if self.device.gpu_maps_weights() {
-            // They come in with the first token.
+            // They are brought in by the first token.
             return;
         }
         let span = layers.first().zip(layers.last()).map(|(&first, &last)| [first, last + 1]);

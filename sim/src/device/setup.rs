@@ -1,10 +1,7 @@
-//! Of what are the devices and links of a run made?
+//! Setup: builds the devices of a run from their profiles and the plan.
 //!
-//! A device's profile and its part of a plan become a page cache, a disk, a reader ahead and a draft model; the
-//! cluster's links become wires and air between slots. All of it is new: what of it stays when a ring gets another
-//! plan is `crate::ring::reconfiguration`'s business.
-//!
-//! Not here: what they do to each other (`crate::run`).
+//! A device's profile and its part of a plan become a page cache, a disk, a helper thread and a draft model. All of it is
+//! new; `crate::ring::reconfiguration` decides what is kept when a ring gets another plan.
 
 use std::borrow::Cow;
 
@@ -37,7 +34,7 @@ use crate::speculation::Drafter;
 /// The read-ahead of an untuned Linux, where a profile does not say.
 const USUAL_READ_AHEAD: Bytes = Bytes(128 << 10);
 
-/// The memory of a device at a place of the plan, beside its draft model; none if that does not fit.
+/// The memory budget of a device at a place of the plan, beside its draft model; `None` if the draft model does not fit.
 pub fn budget(input: &Input, place: usize, device: &Device) -> Option<Budget> {
     let (cluster, plan) = (input.cluster, input.plan);
     let device = draft::beside(plan, place, cluster.draft.as_ref(), device)?;
@@ -52,7 +49,7 @@ fn held_more(input: &Input, place: usize) -> Bytes {
     Bytes((input.options.process_spread.as_f64() * part) as u64)
 }
 
-/// The model as each device has it: where weights are pinned, in the formats that they are converted to.
+/// The model as each device stores it: pinned weights in the formats that they are converted to.
 pub fn models<'a>(input: &Input<'a>) -> Vec<Cow<'a, ModelProfile>> {
     let (plan, model) = (input.plan, &input.cluster.model);
     let of = |(place, planned): (usize, &PlannedDevice)| {
@@ -70,7 +67,7 @@ pub fn models<'a>(input: &Input<'a>) -> Vec<Cow<'a, ModelProfile>> {
     plan.devices.iter().enumerate().map(of).collect()
 }
 
-/// A device's part of the plan of its schedule, with an empty page cache.
+/// The configuration of a device for the plan of its schedule, with an empty page cache.
 pub fn parts<'a>(
     input: Input<'a>,
     device: &'a Device,
@@ -94,7 +91,7 @@ pub fn parts<'a>(
     } else {
         WeightResidency::System(ReadAhead::new(slot, options, chunk, storage.window()))
     };
-    // A table that is the output matrix as well is read in order; memory of its own is nobody's to advise.
+    // A tied embedding is read in order as the output matrix; anonymous memory takes no advice.
     let in_order = model.shape.tied_embeddings || options.holds() || input.options.rows_read_around;
     Parts {
         slot,
@@ -119,13 +116,12 @@ fn drafter<'a>(input: &Input<'a>, plan: &Plan, place: usize, device: &'a Device)
     (place == 0).then(|| Drafter::new(device, model, kv_element, planned.processor))
 }
 
-/// The chunks of each visit, in the order of use.
 fn chunks_of(layout: &Layout, visits: &[Vec<ModelPart>]) -> Vec<Vec<Chunk>> {
     let chunks = |parts: &Vec<ModelPart>| parts.iter().flat_map(|part| layout.part(part)).collect();
     visits.iter().map(chunks).collect()
 }
 
-/// The device with its own memory kept as anonymous pages are: by two lists, or by the paper's formula.
+/// The device with its own memory managed as anonymous pages are: by two lists, or by the paper's formula.
 fn anonymous(device: &Device) -> Device {
     let mut device = device.clone();
     if device.memory.page_cache != PageCachePolicy::PaperLinear {
@@ -134,13 +130,12 @@ fn anonymous(device: &Device) -> Device {
     device
 }
 
-/// Memory for the whole file.
 fn whole(layout: &Layout, chunk: Bytes) -> Bytes {
     chunk * (u64::from(layout.chunks()) + 2)
 }
 
-/// Leaves memory as tokens before the run would have: a share that fits is there; of one that does not, what the page
-/// cache keeps when it is read round and round.
+/// Fills the page cache as tokens before the run would have: with the whole share if it fits, otherwise with what the
+/// policy keeps of cyclic reads.
 pub fn warm(storage: &mut Storage, layout: &Layout, residency: &WeightResidency) {
     let chunks: Vec<Chunk> = match residency {
         WeightResidency::System(_) => layout.own().chain(layout.own()).collect(),
@@ -180,11 +175,11 @@ fn storage(
         .turned_over_at(device.disk.turnover.as_ref().map(|rate| rate.value))
 }
 
-/// How far reading by faults runs ahead of computing.
+/// The read-ahead window of faults.
 ///
-/// Threads that share a layer's rows fault at as many places at once, so that some compute while others wait, be
-/// the kernel's window ever so small. In the order of chunks that is a window which keeps the next chunk under
-/// way: four chunks, half of it behind the miss and a quarter ahead of the marker.
+/// Threads that share a layer's rows fault at several places at once, so that some compute while others wait, however
+/// small the kernel's window is. In the order of chunks this is a window that keeps the next chunk in flight: four
+/// chunks, half of them before the miss and the marker a quarter before the end.
 fn read_ahead(device: &Device, chunk: Bytes) -> Bytes {
     let window = device.disk.read_ahead.as_ref().map_or(USUAL_READ_AHEAD, |window| window.value);
     if device.cpu.cores > 1 { window.max(chunk * 4) } else { window }

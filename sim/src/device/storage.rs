@@ -1,15 +1,12 @@
-//! What happens between a thread that touches its weights and the disk under them?
+//! Storage of a device: page cache, read-ahead and disk together.
 //!
-//! The three parts that only make sense together: the page cache decides what is there, read-ahead decides
-//! what is read with a miss, the disk decides when it arrives. One of these stands in every simulated device;
-//! the reader (a computation) and the helper (prefetch) both go through it, share the read-ahead state of the
-//! one open file and compete for the disk.
+//! The page cache decides what is in memory, read-ahead decides what is read with a miss, the disk decides when it
+//! arrives. The computation and the helper thread both use one storage: they share the read-ahead state of the one open
+//! file and compete for the disk.
 //!
-//! Costs of the kernel itself, measured on Linux 6.18 and stated in [`KernelCosts`]: `WILLNEED` returns before
-//! its reads arrive, after allocating and charging every page, so its pages hold memory while in flight; every
-//! look at a page in search of a victim takes time as well, which the thread that allocates spends.
-//!
-//! Not here: who touches what and when.
+//! The costs of the kernel itself are measured on Linux 6.18 and stated in [`KernelCosts`]: `WILLNEED` returns before
+//! its reads arrive, after allocating and charging every page, so its pages hold memory while in flight; scanning a page
+//! for reclaim takes time of the thread that allocates.
 
 use hearth_core::compute_cost::PAGE_DISCARD_COST;
 use hearth_core::compute_cost::PAGE_INSERT_COST;
@@ -20,23 +17,23 @@ use crate::engine::Nanos;
 use crate::page_cache::{Access, CHUNK_BYTES, Chunk, Counters, Fetch, PageCache, Policy, Readahead};
 use crate::resource::{Disk, DiskSpeed, Flow};
 
-/// Who found no room tries again no sooner than this: something must arrive first, and disks need that long.
+/// The pause before a touch that found no room is tried again. Something must arrive first, and disks need this long.
 pub const NO_ROOM_PAUSE: Nanos = 100_000;
 
-/// From the arrival of a page to the moment at which the thread that waits for it maps it. Until then the page is
-/// neither young nor referenced, so reclaim may take it. Measured: half an exchange of two short messages over
-/// loopback, which is one waking, took 23.5 us on the machine of the page cache's measurements.
+/// From the arrival of a page to the moment at which the waiting thread maps it. Until then the page is neither young
+/// nor referenced, so reclaim may take it. Measured: half an exchange of two short messages over loopback, which is one
+/// wake-up, took 23.5 us on the machine of the page cache's measurements.
 pub const WAKE: Nanos = 23_500;
 
-/// The name of a read that has no place in the cache.
+/// The tag of a read that bypasses the page cache.
 pub const ASIDE: Chunk = Chunk::MAX;
 
-/// What memory management costs the thread that causes it.
+/// Costs of memory management for the thread that causes it.
 #[derive(Debug, Clone, Copy)]
 pub struct KernelCosts {
     /// Allocating, charging and queueing one chunk that is read ahead.
     pub insert: Seconds,
-    /// One look at a chunk in search of a victim.
+    /// Scanning one chunk for reclaim.
     pub look: Seconds,
     /// Unmapping and freeing one chunk by `MADV_PAGEOUT`: 120 ms for 400 MiB.
     pub release: Seconds,
@@ -46,7 +43,7 @@ pub struct KernelCosts {
 }
 
 impl KernelCosts {
-    /// The measured costs, for chunks of a size.
+    /// The measured costs for chunks of a size.
     pub fn measured(chunk: Bytes) -> Self {
         let of = |(time, bytes): (Seconds, Bytes)| Seconds(time.0 * chunk.as_f64() / bytes.as_f64());
         let release = of((Seconds(0.12), Bytes::mib(400)));
@@ -58,19 +55,19 @@ impl KernelCosts {
         }
     }
 
-    /// The same where a thread turns pages over at another rate.
+    /// The costs where a thread allocates and discards pages at another rate.
     fn turned_over(self, chunk: Bytes, rate: BytesPerSecond) -> Self {
         let share = (chunk / rate).0 / (self.insert + self.discard).0;
         Self { insert: self.insert * share, discard: self.discard * share, ..self }
     }
 }
 
-/// What a touch led to.
+/// The result of a touch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Touch {
-    /// The chunk is there.
+    /// The chunk is in memory.
     Ready,
-    /// It is being read: wait until [`Storage::arrived`] names it.
+    /// It is being read: wait until [`Storage::arrived`] returns it.
     Waits,
     /// There is no room for it yet: [`Storage::retry`] after [`Storage::toil`].
     NoRoom,
@@ -82,29 +79,29 @@ pub struct Storage {
     cache: Policy,
     readahead: Readahead,
     disk: Disk<Chunk>,
-    /// The bandwidth that all flows have together when nobody else reads.
+    /// The total bandwidth of all flows when no other program reads.
     bandwidth: BytesPerSecond,
     chunk: Bytes,
     costs: KernelCosts,
-    /// Kept to be reused: the reads of one touch.
+    /// Buffer for the reads of one touch.
     reads: Vec<Chunk>,
-    /// The counters when the kernel's work was last accounted for.
+    /// The counters when the kernel's work was last charged.
     accounted: Counters,
-    /// Work that has been accounted for, and that no thread has spent yet.
+    /// Work that is charged but not yet spent by a thread.
     owed: Seconds,
-    /// After so long without a touch the system takes back what it had kept.
+    /// The idle time after which the system takes back wired memory.
     unwired_after: Option<Nanos>,
-    /// When something was last touched.
+    /// The time of the last touch.
     touched: Nanos,
 }
 
 impl Storage {
-    /// A device's storage, in chunks of the usual size, with the kernel's read-ahead window.
+    /// A device's storage in chunks of the default size, with the kernel's read-ahead window.
     pub fn new(cache: Policy, read_ahead: Bytes, speed: DiskSpeed) -> Self {
         Self::with_chunks(cache, read_ahead, speed, Bytes(CHUNK_BYTES))
     }
 
-    /// The same with another size of chunk, in which the cache must have been measured too.
+    /// A device's storage in chunks of another size, with which the cache must have been created too.
     pub fn with_chunks(cache: Policy, read_ahead: Bytes, speed: DiskSpeed, chunk: Bytes) -> Self {
         let window = (read_ahead.0 / chunk.0.max(1)) as u32;
         Self {
@@ -122,14 +119,14 @@ impl Storage {
         }
     }
 
-    /// The same on a device that gives up what has been idle for so long.
+    /// Sets the idle time after which the device unwires its memory.
     #[must_use]
     pub fn unwired_after(mut self, idle: Option<Seconds>) -> Self {
         self.unwired_after = idle.map(Seconds::to_nanos);
         self
     }
 
-    /// The same on a device whose kernel brings pages in and gives them up at this rate, if that is known.
+    /// Sets the rate at which the device's kernel allocates and discards pages, if it is known.
     #[must_use]
     pub fn turned_over_at(mut self, rate: Option<BytesPerSecond>) -> Self {
         if let Some(rate) = rate {
@@ -145,7 +142,7 @@ impl Storage {
         self.touched = now;
     }
 
-    /// A thread reads a chunk through its mapping; as [`Flow::Prefetch`] it populates the mapping.
+    /// Reads a chunk through the mapping; as [`Flow::Prefetch`] it populates the mapping.
     pub fn touch(&mut self, now: Nanos, chunk: Chunk, flow: Flow) -> Touch {
         self.wake_up(now);
         let cache = self.cache.cache();
@@ -166,7 +163,7 @@ impl Storage {
         touch
     }
 
-    /// A thread reads a chunk through a mapping advised of random access: nothing is read around it.
+    /// Reads a chunk through a mapping advised of random access: nothing is read around it.
     pub fn touch_exactly(&mut self, now: Nanos, chunk: Chunk, flow: Flow) -> Touch {
         self.wake_up(now);
         let cache = self.cache.cache();
@@ -180,21 +177,21 @@ impl Storage {
         }
     }
 
-    /// A thread that waited for a chunk runs again, [`WAKE`] after the arrival. False if it must touch it anew.
+    /// Continues a thread that waited for a chunk, [`WAKE`] after the arrival. Returns false if it must touch it again.
     pub fn resume(&mut self, chunk: Chunk) -> bool {
         self.cache.cache().resume(chunk)
     }
 
-    /// A thread faults some pages in that are too few to count in the cache; they arrive as [`ASIDE`].
+    /// Faults in some pages that are too few to count in the cache; they arrive as [`ASIDE`].
     pub fn read_aside(&mut self, now: Nanos, bytes: Bytes) -> Touch {
         self.disk.submit(now, Flow::Fault, ASIDE, bytes);
         Touch::Waits
     }
 
-    /// A thread whose touch found no room tries again, this time without reading around.
+    /// Repeats a touch that found no room, this time without reading around it.
     pub fn retry(&mut self, now: Nanos, chunk: Chunk, flow: Flow) -> Touch {
         let cache = self.cache.cache();
-        // Somebody else may have fetched it meanwhile.
+        // Another thread may have fetched it meanwhile.
         if cache.holds(chunk) {
             match flow {
                 Flow::Fault => cache.access(chunk),
@@ -210,8 +207,8 @@ impl Storage {
         Touch::Waits
     }
 
-    /// Asks for a chunk without waiting for it, as `WILLNEED` does. On [`Fetch::NoRoom`] the kernel drops the
-    /// request without a word; after [`Fetch::Again`] ask again when the [`Storage::toil`] is done.
+    /// Requests a chunk without waiting for it, as `WILLNEED` does. On [`Fetch::NoRoom`] the kernel drops the request
+    /// silently; after [`Fetch::Again`], request it again when [`Storage::toil`] is spent.
     pub fn prefetch(&mut self, now: Nanos, chunk: Chunk) -> Fetch {
         let fetch = self.cache.cache().prefetch(chunk);
         if fetch == Fetch::Started {
@@ -220,13 +217,13 @@ impl Storage {
         fetch
     }
 
-    /// The kernel's work since the last call: what the thread that touched or prefetched spends on it.
+    /// Takes the kernel's work since the last call, which the thread that touched or prefetched must spend.
     pub fn toil(&mut self) -> Seconds {
         let owed = std::mem::replace(&mut self.owed, Seconds(0.0));
         owed + self.account()
     }
 
-    /// Whoever takes memory of this device makes the room, not a thread of its own.
+    /// Takes memory of this device; another program's thread does the work of making room.
     fn at_others_expense(&mut self, take: impl FnOnce(&mut dyn PageCache)) {
         let owed = self.account();
         self.owed += owed;
@@ -234,7 +231,7 @@ impl Storage {
         self.account();
     }
 
-    /// The work since the last account.
+    /// The work since the last call.
     fn account(&mut self) -> Seconds {
         let (now, last) = (self.cache.view().counters(), self.accounted);
         self.accounted = now;
@@ -254,37 +251,35 @@ impl Storage {
         Some(chunk)
     }
 
-    /// When to ask for arrivals next; ask again after every change.
+    /// When to call [`Storage::arrived`] next; changes with every call.
     pub fn next_end(&self) -> Option<Nanos> {
         self.disk.next_end()
     }
 
-    /// Gives up a chunk, as `MADV_PAGEOUT` does.
+    /// Evicts a chunk, as `MADV_PAGEOUT` does.
     pub fn release(&mut self, chunk: Chunk) {
         self.cache.cache().release(chunk);
     }
 
-    /// Gives up a chunk by unmapping it and `POSIX_FADV_DONTNEED`: its return will be no refault.
+    /// Evicts a chunk by unmapping it and `POSIX_FADV_DONTNEED`: its return is no refault.
     pub fn discard(&mut self, chunk: Chunk) {
         self.cache.cache().discard(chunk);
     }
 
-    /// The page cache, to look at or to squeeze.
     pub fn cache(&mut self) -> &mut Policy {
         &mut self.cache
     }
 
-    /// The page cache, to look at.
     pub fn view(&self) -> &Policy {
         &self.cache
     }
 
-    /// Other programs leave so much of the disk from now on.
+    /// Sets the part of the disk bandwidth that other programs leave.
     pub fn set_disk_left(&mut self, now: Nanos, left: f64) {
         self.disk.set_bandwidth(now, BytesPerSecond(self.bandwidth.0 * left));
     }
 
-    /// The page cache has room for so many chunks from now on.
+    /// Sets the capacity of the page cache.
     pub fn set_room(&mut self, chunks: u32) {
         if self.cache.view().capacity() != chunks {
             self.at_others_expense(|cache| cache.set_capacity(chunks));
@@ -296,7 +291,6 @@ impl Storage {
         self.disk.delivered()
     }
 
-    /// The size of a chunk.
     pub fn chunk(&self) -> Bytes {
         self.chunk
     }

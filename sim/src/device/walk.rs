@@ -1,11 +1,10 @@
-//! How does a computation go through weights of which some are still on disk?
+//! Walk: a computation that goes through weights of which some are still on disk.
 //!
-//! As the executor's threads do: layer by layer, chunk by chunk, computing on what is there and blocking in a
-//! page fault on what is not, or waiting for the helper that is to bring it. Chunks that can be used one after
-//! another are computed as one stretch.
+//! It works as the executor's threads do: layer by layer, chunk by chunk, computing on what is in memory and otherwise
+//! blocking in a page fault or waiting for the helper thread. Consecutive chunks that are available are computed as one
+//! batch.
 //!
-//! Not here: what can be used ([`crate::device::residency`]), how long a layer takes ([`hearth_core::compute_cost`]), and what to do when
-//! the walk is over ([`crate::device`]).
+//! Not here: what is available ([`crate::device::residency`]), how long a layer takes ([`hearth_core::compute_cost`]).
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -22,33 +21,30 @@ use crate::page_cache::Chunk;
 use crate::random::{self, Purpose};
 use crate::resource::Flow;
 
-/// How often a thread that was woken for a page needs the page before it as well: the border lies inside the load that
-/// faulted, which is made again as a whole.
+/// The probability that a thread that was woken for a page needs the page before it as well: the border lies inside the
+/// load that faulted, which is repeated as a whole.
 /// source: computed for `Q4_K`, of whose blocks of 144 bytes 128 are loaded by 32 bytes, from multiples of 16: of nine
-/// places for a border four lie inside a load. Other formats are taken to be like it.
+/// possible borders four lie inside a load. Other formats are assumed to be similar.
 const REACHING: f64 = 4.0 / 9.0;
 
-/// Chunks and the time that a processor needs for all of them.
+/// Chunks, and the time that a processor needs for all of them.
 #[derive(Debug, Clone)]
 pub struct Segment {
-    /// Which chunks.
     pub chunks: Range<Chunk>,
-    /// How long, when they are at hand and nobody disturbs.
+    /// The time when they are in memory and nothing else runs.
     pub time: Seconds,
-    /// What is needed of each.
+    /// Bytes needed of each chunk.
     pub unit: Bytes,
 }
 
-/// What a walk does next.
+/// The next action of a walk.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Next {
-    /// Compute for so long.
     Compute(Seconds),
-    /// Wait until the chunk it stands at has arrived, or the helper has passed it.
+    /// Wait until the chunk has arrived, or the helper has passed it.
     Wait,
     /// Try the touch again then.
     Retry(Nanos),
-    /// It is over.
     Done,
 }
 
@@ -58,15 +54,14 @@ enum Waits {
     No,
     /// Room for this chunk.
     Room(Chunk),
-    /// This chunk, or pages read aside.
+    /// This chunk, or pages read beside the cache.
     Chunk(Chunk),
-    /// The chunk is there, or the pages aside: the processor.
+    /// It has arrived: the thread is being woken.
     Woken(Chunk),
-    /// The helper.
     Helper,
 }
 
-/// A computing step on its way.
+/// A computing step in progress.
 #[derive(Debug, Clone)]
 pub struct Walk {
     /// The step's record, completed at the end.
@@ -74,28 +69,27 @@ pub struct Walk {
     segments: VecDeque<Segment>,
     /// Threads that fault and compute together: the kernel's work is divided among them as well.
     threads: f64,
-    /// Of the run.
+    /// The run's seed.
     seed: u64,
     /// Time for each chunk of the first segment.
     each: Seconds,
-    /// Time of segments too short to have a chunk of their own, to be spent with the next.
+    /// Time of segments too short to have a chunk of their own, spent with the next.
     owed: Seconds,
-    /// When the kernel is done with the fault it stands in.
+    /// When the kernel is done with the current fault.
     fault_until: Nanos,
     waits: Waits,
     /// The first chunk of the first segment is in the record already.
     counted: bool,
-    /// What lies behind the chunk at which it waits was in memory when it began to.
+    /// The chunk behind the awaited one was in memory when the wait began.
     held_behind: bool,
-    /// The chunks being computed.
     stretch: Range<Chunk>,
-    /// Computing since then.
+    /// The start of the computation under way.
     since: Nanos,
     work: Seconds,
 }
 
 impl Walk {
-    /// A walk of so many threads through segments in order.
+    /// A walk of `threads` threads through segments in order.
     pub fn new(record: Record, segments: impl IntoIterator<Item = Segment>, threads: f64, seed: u64) -> Self {
         let segments = segments.into_iter().collect();
         let zero = Seconds(0.0);
@@ -119,7 +113,7 @@ impl Walk {
         walk
     }
 
-    /// Takes up the first segment that has chunks.
+    /// Enters the first segment that has chunks.
     fn enter(&mut self) {
         while let Some(empty) = self.segments.pop_front_if(|segment| segment.chunks.is_empty()) {
             self.owed += empty.time;
@@ -133,12 +127,11 @@ impl Walk {
         self.record.cost.get_or_insert_default()
     }
 
-    /// Whether it waits for the helper.
     pub fn waits_for_helper(&self) -> bool {
         self.waits == Waits::Helper
     }
 
-    /// Goes on with what the residency lets it have.
+    /// Continues with what the residency provides.
     pub fn advance(&mut self, now: Nanos, storage: &mut Storage, residency: &mut WeightResidency) -> Next {
         self.waits = Waits::No;
         let Some(segment) = self.segments.front() else {
@@ -169,7 +162,7 @@ impl Walk {
         }
     }
 
-    /// The chunk at which it stands was not at hand.
+    /// Counts the chunk at its position as faulted.
     fn count_faulted(&mut self, unit: Bytes) {
         if !std::mem::replace(&mut self.counted, true) {
             self.cost().faulted += unit.0;
@@ -177,7 +170,7 @@ impl Walk {
         }
     }
 
-    /// Goes on after a wait, or tries the failed touch again.
+    /// Continues after a wait, or tries the failed touch again.
     pub fn retry(&mut self, now: Nanos, storage: &mut Storage, residency: &mut WeightResidency) -> Next {
         let Some(segment) = self.segments.front() else { return Next::Done };
         let first = segment.chunks.start;
@@ -192,11 +185,11 @@ impl Walk {
             Waits::No | Waits::Chunk(_) | Waits::Helper => return self.advance(now, storage, residency),
         };
         if chunk != ASIDE && !(storage.resume(chunk) && storage.resume(first)) {
-            // Evicted before this thread came to it: it faults once more.
+            // Evicted before this thread ran: it faults again.
             return self.advance(now, storage, residency);
         }
         if let Some(behind) = self.lost_behind(first, storage, residency) {
-            // When that is there and this still is, it goes on.
+            // When that one has arrived and this one is still there, it continues.
             self.held_behind = false;
             let touch = storage.touch(now, behind, Flow::Fault);
             return self.blocked(now, behind, touch, storage);
@@ -206,14 +199,14 @@ impl Walk {
         self.compute(now, first..first + 1, self.each + toil)
     }
 
-    /// The chunk behind the one at which it stands, if that has been used.
+    /// The chunk behind its position, if that has been used.
     fn behind(&self, first: Chunk) -> Option<Chunk> {
         (!self.stretch.is_empty() && self.stretch.end == first).then(|| first - 1)
     }
 
-    /// The same, if it was evicted while the thread waited, and the load reaches into it.
+    /// The chunk behind its position, if it was evicted while the thread waited and the load reaches into it.
     fn lost_behind(&self, first: Chunk, storage: &Storage, residency: &WeightResidency) -> Option<Chunk> {
-        // Rows of the embedding that follow each other by chance are no matrix.
+        // Rows of the embedding that happen to be adjacent are no matrix.
         let behind = self.behind(first).filter(|_| self.record.kind != Kind::Embed)?;
         let evicted = self.held_behind && !storage.view().view().holds(behind);
         let reaches = || {
@@ -223,8 +216,7 @@ impl Walk {
         (residency.is_left_to_system() && evicted && reaches()).then_some(behind)
     }
 
-    /// A chunk has arrived. If it is the one that the walk waits for, the walk goes on when it has been woken, which
-    /// takes so long.
+    /// Handles the arrival of a chunk. If the walk waits for it, the walk continues after the wake-up latency.
     pub fn arrived(&mut self, now: Nanos, chunk: Chunk, wake: Nanos) -> Option<Next> {
         let Waits::Chunk(waited) = self.waits else { return None };
         if waited != chunk && chunk != ASIDE {
@@ -234,8 +226,8 @@ impl Walk {
         Some(Next::Retry(now + wake))
     }
 
-    /// A stretch is computed, or given up: what of its time was not work was waiting for a core. A slower clock has
-    /// made the work longer. Returns its chunks.
+    /// Ends or cancels the computation of a batch: the time that was not work was waiting for a core. A slower clock adds
+    /// `stretched` to the work. Returns its chunks.
     pub fn computed(&mut self, now: Nanos, stretched: Seconds) -> Range<Chunk> {
         let (wall, work) = (now - self.since, self.work.to_nanos() + stretched.to_nanos());
         let cost = self.cost();

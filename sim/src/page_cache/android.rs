@@ -1,28 +1,26 @@
-//! How much do idle applications give a run on Android, and when does it not survive?
+//! Page cache of Android: classic Linux with zram and the low memory killer.
 //!
-//! Classic Linux ([`TwoList`]) with a capacity that grows under pressure: for every chunk of file pages that is
-//! evicted, so much anonymous memory of other applications is compressed into zram (vm.swappiness), as long as there
-//! is any. A chunk compressed to a part `p` of itself leaves 1 - p. The low memory killer ends the run if there is
-//! pressure, nothing is left to compress, and the page cache is below its threshold (lmkd, `ro.lmk.*`; formerly
-//! drivers/staging/android/lowmemorykiller.c, `minfree`).
+//! A [`TwoList`] whose capacity grows under pressure: each evicted chunk of file pages makes the kernel compress some
+//! anonymous memory of other applications into zram (vm.swappiness), as long as there is any. A chunk compressed to a part `p`
+//! of itself frees 1 - p. The low memory killer ends the run if there is pressure, nothing is left to compress, and the
+//! page cache is below its threshold (lmkd, `ro.lmk.*`; formerly drivers/staging/android/lowmemorykiller.c, `minfree`).
 //!
-//! No machine here checks it. Not here: applications that are killed to make room, pages that come back from zram.
+//! Not checked against a machine. Not here: applications killed to make room, pages that come back from zram.
 
 use super::{Access, Chunk, Counters, Fetch, PageCache, TwoList};
 
-/// A thousandth.
 const MILLE: u64 = 1000;
 
-/// What other applications can give, and what the killer wants.
+/// The memory of other applications, and the killer's threshold.
 #[derive(Debug, Clone, Copy)]
 pub struct Others {
-    /// Chunks of anonymous memory that can be compressed.
+    /// Chunks of compressible anonymous memory.
     pub swappable: u32,
-    /// Thousandths of a chunk compressed for each chunk evicted.
+    /// Thousandths of a chunk compressed for each evicted chunk.
     pub swapped_per_eviction: u32,
-    /// Thousandths of itself that a chunk takes when compressed.
+    /// The compressed size in thousandths.
     pub compressed: u32,
-    /// With a smaller page cache under pressure the run is killed.
+    /// The page cache below which the run is killed under pressure.
     pub kill_below: u32,
 }
 
@@ -30,19 +28,19 @@ pub struct Others {
 #[derive(Debug, Clone)]
 pub struct Android {
     lists: TwoList,
-    /// Chunks that fit while others have compressed nothing.
+    /// The capacity in chunks while nothing is compressed.
     base: u32,
     others: Others,
     killed: bool,
 }
 
 impl Android {
-    /// Nothing of a share is in memory yet, and others have compressed nothing.
+    /// An empty cache, with nothing compressed.
     pub fn new(lists: TwoList, others: Others) -> Self {
         Self { base: lists.capacity(), lists, others, killed: false }
     }
 
-    /// Thousandths of chunks that others have compressed.
+    /// Thousandths of chunks compressed.
     fn swapped(&self) -> u64 {
         let pressed = self.lists.counters().evicted - self.given_up();
         let most = u64::from(self.others.swappable) * MILLE;

@@ -1,51 +1,43 @@
-//! Which page cache does a device have, and what of it has nobody checked?
+//! The page cache of a device, built from its profile, and what of it is not validated.
 //!
-//! The profile names the policy (`memory.page_cache`) and may give its numbers (`memory.reclaim`); what it does not
-//! give is assumed, with the constants below. A run's room for weights counts all that other programs can give up
-//! (`Memory::obtainable`). Where that is compressed and stays in memory, a part of it is not gained.
-//!
-//! Not here: the rules themselves.
+//! The profile names the policy (`memory.page_cache`) and may give its numbers (`memory.reclaim`); the constants below
+//! are the defaults. The memory budget for weights includes all that other programs can give up
+//! (`Memory::obtainable`). Where that is compressed and stays in memory, its compressed size is subtracted.
 
 use hearth_profiles::device::{Device, Os, PageCachePolicy};
 use hearth_profiles::{Bytes, Fraction, Seconds, Sourced};
 
 use super::{Android, Macos, MacosMetal, MgLru, Others, PaperLinear, Policy, Random, TwoList};
 
-/// What compressed memory takes of its size: three to one, as zram with lz4 and the macOS compressor are said to reach.
+/// The compressed size of memory: three to one, as zram with lz4 and the macOS compressor are said to reach.
 /// source: assumed
 const COMPRESSED: Fraction = Fraction(1.0 / 3.0);
-/// Chunks of others compressed for each chunk of file pages evicted: both are reclaimed alike with vm.swappiness 100.
+/// Chunks compressed for each evicted chunk of file pages: both are reclaimed alike with vm.swappiness 100.
 /// source: assumed, the default of Android with zram
 const SWAPPED_PER_EVICTION: Fraction = Fraction(1.0);
-/// What macOS leaves to files of all memory, whatever others want.
+/// The part of all memory that macOS leaves to files in any case.
 /// source: assumed
 const FILE_FLOOR: Fraction = Fraction(0.15);
-/// The page cache below which Android kills even what is in front: 18432 pages, the first of the usual `minfree`.
+/// The page cache below which Android kills even the foreground: 18432 pages, the first of the usual `minfree`.
 /// source: drivers/staging/android/lowmemorykiller.c
 const KILL_BELOW: Bytes = Bytes::mib(72);
-/// After so long without use Metal's weights are unwired.
+/// The idle time after which Metal's weights are unwired.
 /// source: assumed, about a second
 const UNWIRE_AFTER: Seconds = Seconds(1.0);
 
-/// A device's place in a run.
+/// A device's share of the weights and its memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Placed<'a> {
-    /// Its profile.
     pub device: &'a Device,
-    /// Its place in the ring.
     pub place: usize,
-    /// The run's seed.
     pub seed: u64,
-    /// Room for weights.
     pub room: Bytes,
-    /// Chunks of the file.
     pub share: u32,
-    /// The size of a chunk.
     pub chunk: Bytes,
 }
 
 impl Placed<'_> {
-    /// Its page cache, with nothing in it.
+    /// Returns the device's page cache, empty.
     pub fn policy(&self) -> Policy {
         let (share, memory, capacity) = (self.share, &self.device.memory, self.chunks_at_first());
         let two_list = || TwoList::new(share, capacity).with_size(self.room.0 >> 30);
@@ -78,7 +70,7 @@ impl Placed<'_> {
         }
     }
 
-    /// Chunks that its page cache has room for as long as no pressure has made more.
+    /// The initial capacity, before pressure makes more room.
     pub fn chunks_at_first(&self) -> u32 {
         let memory = &self.device.memory;
         self.capacity(match memory.page_cache {
@@ -93,12 +85,12 @@ impl Placed<'_> {
         })
     }
 
-    /// What other programs can give up.
+    /// Memory that other programs can give up.
     fn given(&self) -> Bytes {
         self.device.memory.obtainable().saturating_sub(self.device.memory.available.value)
     }
 
-    /// What Metal may wire of this share: the recommended working set, less what cannot be taken back.
+    /// What Metal may wire of this share: the recommended working set, less unreclaimable memory.
     fn wired(&self) -> Bytes {
         let unreclaimable = self.device.memory.obtainable().saturating_sub(self.room);
         let limit = self.device.gpu.as_ref().map_or(self.room, |gpu| gpu.memory_available.value);
@@ -109,20 +101,20 @@ impl Placed<'_> {
         (bytes.0 / self.chunk.0.max(1)).min(u64::from(u32::MAX)) as u32
     }
 
-    /// A page and what is read around it must have room, or nothing would ever be computed.
+    /// The capacity in chunks: at least a page and what is read around it, or nothing could ever be computed.
     fn capacity(&self, room: Bytes) -> u32 {
         self.chunks(room).max(2)
     }
 }
 
-/// After how long without use the device's weights are unwired; none if they never are.
+/// The idle time after which the device's weights are unwired; `None` if they never are.
 pub fn unwired_after(device: &Device) -> Option<Seconds> {
     let reclaim = device.memory.reclaim.clone().unwrap_or_default();
     let metal = device.memory.page_cache == PageCachePolicy::MacosMetal;
     (metal && !reclaim.keep_alive).then(|| or(reclaim.unwire_after.as_ref(), UNWIRE_AFTER))
 }
 
-/// What of a device's page cache has not been checked against a machine.
+/// Describes what of a device's page cache is not validated against a machine.
 pub fn unvalidated(device: &Device) -> Option<String> {
     let assumed = |what: &str| Some(format!("{what}, not checked against a machine"));
     match (device.memory.page_cache, device.os) {

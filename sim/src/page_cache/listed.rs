@@ -1,34 +1,33 @@
-//! What do all caches that keep chunks on lists have in common?
+//! Page caches on lists: the state that the policies other than [`super::TwoList`] share.
 //!
-//! Which chunk is there, in flight or used, on which list it stands, and the counting. [`Rules`] say the rest: where a
-//! new chunk goes, what using one does, and which goes next. So a policy is one small file of rules.
-//!
-//! Not here: [`super::TwoList`], whose reclaim takes time and can be gone on with later.
+//! It knows which chunk is resident, in flight or used, and on which list it is, and it counts. A policy is a set of
+//! [`Rules`]: the list of a new chunk, the effect of a use, and the choice of a victim. Reclaim of
+//! [`super::TwoList`] takes time and can be interrupted, which this does not support.
 
 use super::lists::{Links, List};
 use super::{Access, Chunk, Counters, Fetch, PageCache};
 
-/// What distinguishes one cache from another.
+/// The rules of a policy.
 pub trait Rules: Clone + std::fmt::Debug {
-    /// The list on which a new chunk begins, and whether a reader waits for it.
+    /// Returns the list of a new chunk; `awaited`: a reader waits for it.
     fn entrance(&mut self, chunk: Chunk, awaited: bool) -> usize;
-    /// A chunk that is there has been used; its `young` is set already.
+    /// Handles the use of a resident chunk, whose `young` is set already.
     fn used(&mut self, pages: &mut Pages, chunk: Chunk);
-    /// The next chunk to evict, not one in flight; none only if all are.
+    /// Returns the next chunk to evict, which is not in flight; `None` only if all are.
     fn victim(&mut self, pages: &mut Pages) -> Option<Chunk>;
-    /// A chunk is evicted or given up.
+    /// Handles the eviction of a chunk.
     fn left(&mut self, _chunk: Chunk) {}
-    /// The least that the capacity may be.
+    /// The smallest capacity.
     fn floor(&self) -> u32 {
         0
     }
-    /// How many chunks stay after the device has been idle for long; none: all.
+    /// The number of chunks that stay after a long idle time; `None`: all.
     fn after_idle(&self) -> Option<u32> {
         None
     }
 }
 
-/// Chunks and the lists on which they stand.
+/// Chunks and the lists that they are on.
 #[derive(Debug, Clone)]
 pub struct Pages {
     links: Links,
@@ -36,7 +35,7 @@ pub struct Pages {
     chunks: Vec<Page>,
     in_flight: u32,
     resident: u32,
-    /// Looks in search of a victim.
+    /// Chunks scanned for reclaim.
     pub looks: u64,
 }
 
@@ -45,7 +44,7 @@ pub struct Pages {
 struct Page {
     list: Option<u8>,
     young: bool,
-    /// It has been used since it was read.
+    /// Used since it was read.
     mapped: bool,
     locked: bool,
     awaited: bool,
@@ -63,12 +62,12 @@ impl Pages {
         }
     }
 
-    /// Chunks on a list.
+    /// The number of chunks on a list.
     pub fn len(&self, list: usize) -> u32 {
         self.lists[list].len()
     }
 
-    /// The list of a chunk that is there or in flight.
+    /// The list of a chunk that is resident or in flight.
     pub fn list_of(&self, chunk: Chunk) -> Option<usize> {
         self.chunks[chunk as usize].list.map(usize::from)
     }
@@ -83,13 +82,13 @@ impl Pages {
         self.in_flight == self.resident
     }
 
-    /// A look: whether a chunk was used since the last one.
+    /// Scans a chunk: returns whether it was used since the last scan.
     pub fn look(&mut self, chunk: Chunk) -> bool {
         self.looks += 1;
         std::mem::take(&mut self.chunks[chunk as usize].young)
     }
 
-    /// The chunk that has been on a list longest.
+    /// The oldest chunk of a list.
     pub fn oldest(&self, list: usize) -> Option<Chunk> {
         self.lists[list].oldest()
     }
@@ -121,7 +120,7 @@ impl Pages {
     }
 }
 
-/// A page cache by rules.
+/// A page cache that follows [`Rules`].
 #[derive(Debug, Clone)]
 pub struct Listed<R> {
     rules: R,
@@ -131,7 +130,7 @@ pub struct Listed<R> {
 }
 
 impl<R: Rules> Listed<R> {
-    /// Nothing of a share of so many chunks is in memory yet.
+    /// An empty cache for a share of `share` chunks.
     pub(super) fn with_rules(rules: R, lists: usize, share: u32, capacity: u32) -> Self {
         let capacity = capacity.max(rules.floor());
         Self { rules, pages: Pages::new(share, lists), capacity, counters: Counters::default() }

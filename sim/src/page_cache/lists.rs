@@ -1,7 +1,6 @@
-//! In which order will chunks be looked at?
+//! Doubly linked lists of chunks, as the kernel's LRU lists are of folios.
 //!
-//! Doubly linked lists over chunk indices, as the kernel's LRU lists are over folios: a chunk is on at most
-//! one list, newest at the head, and every operation is O(1) and allocates nothing.
+//! A chunk is on at most one list, the newest at the head. Every operation is O(1) and allocates nothing.
 
 use super::Chunk;
 
@@ -37,12 +36,10 @@ impl List {
         self.len
     }
 
-    /// The chunk that has been on the list longest.
     pub fn oldest(&self) -> Option<Chunk> {
         (self.tail != NONE).then_some(self.tail)
     }
 
-    /// The chunk that came last.
     pub fn newest(&self) -> Option<Chunk> {
         (self.head != NONE).then_some(self.head)
     }
@@ -58,7 +55,7 @@ impl List {
         self.len += 1;
     }
 
-    /// Takes a chunk that is on this list off it.
+    /// Removes a chunk of this list.
     pub fn remove(&mut self, links: &mut Links, chunk: Chunk) {
         let (previous, next) = (links.previous[chunk as usize], links.next[chunk as usize]);
         match previous {

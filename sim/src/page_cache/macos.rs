@@ -1,13 +1,12 @@
-//! Which pages does macOS evict?
+//! Page cache of macOS for weights that Metal does not hold.
 //!
-//! Where Metal does not hold the weights (xnu, osfmk/vm/vm_pageout.c and vm_resident.c). Pages read ahead stand in a *speculative* queue,
-//! which is evicted first, oldest first; used from there, a page becomes active. Pages that a fault needs are active at
-//! once. The active queue is shortened from its old end when it is longer than the inactive one, which clears `used`;
-//! an inactive page that was used meanwhile becomes active again, any other is evicted. Files keep a floor of memory
-//! whatever others want, and what others hold is compressed: both are in the capacity ([`super::for_device`]).
+//! xnu, osfmk/vm/vm_pageout.c and vm_resident.c. Pages read ahead are on a *speculative* queue, which is evicted first,
+//! oldest first; a page used from there becomes active. Pages that a fault needs are active at once. The active queue is
+//! shortened from its old end when it is longer than the inactive one, which clears `used`; an inactive page that was
+//! used meanwhile becomes active again, any other is evicted. Files keep a minimum of memory, and memory of other programs
+//! is compressed: both are in the capacity ([`super::for_device`]).
 //!
-//! No machine here checks these rules. Not here: weights that Metal wires ([`super::MacosMetal`]), dirty pages, swap
-//! files, what others do with their memory.
+//! Not checked against a machine. Not here: dirty pages, swap files, what others do with their memory.
 
 use super::Chunk;
 use super::listed::{Listed, Pages, Rules};
@@ -16,17 +15,15 @@ const SPECULATIVE: usize = 0;
 const INACTIVE: usize = 1;
 const ACTIVE: usize = 2;
 
-/// The queues of macOS.
 #[derive(Debug, Clone)]
 pub struct Queues {
     floor: u32,
 }
 
-/// macOS without Metal.
 pub type Macos = Listed<Queues>;
 
 impl Macos {
-    /// Nothing of a share of so many chunks is in memory yet; others leave it the floor at least.
+    /// An empty cache for a share of `share` chunks, whose capacity is at least `floor`.
     pub fn new(share: u32, capacity: u32, floor: u32) -> Self {
         Self::with_rules(Queues { floor }, 3, share, capacity)
     }
@@ -50,7 +47,7 @@ impl Rules for Queues {
         if let Some(chunk) = pages.oldest_idle(SPECULATIVE) {
             return Some(chunk);
         }
-        // Nothing is used meanwhile, so every look takes one `used` away, until some look finds none.
+        // Nothing is used meanwhile, so every scan clears one `used`, until some scan finds none.
         loop {
             while pages.len(ACTIVE) > pages.len(INACTIVE) {
                 let oldest = pages.oldest(ACTIVE)?;

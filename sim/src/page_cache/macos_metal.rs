@@ -1,25 +1,23 @@
-//! Which weights does Metal keep on macOS?
+//! Page cache of macOS for weights that the GPU uses through Metal.
 //!
-//! prima.cpp paper, Eq. 16. Weights that the GPU uses are *wired* up to the recommended working set: nothing is taken.
-//! With a larger share the whole share is read again for every token; here that follows from evicting what was used
-//! longest ago. What has been idle for about a second is unwired, and is ordinary memory then, which others take.
+//! prima.cpp paper, Eq. 16. Weights that the GPU uses are *wired* up to the recommended working set: none are evicted. A
+//! larger share is read again completely for every token; here this follows from least-recently-used eviction. After an
+//! idle time of about a second the weights are unwired and become ordinary memory, which other programs may take.
 //!
-//! No machine here checks these rules. Not here: when it has been idle, which the storage says.
+//! Not checked against a machine.
 
 use super::Chunk;
 use super::listed::{Listed, Pages, Rules};
 
-/// The set that the GPU has wired.
 #[derive(Debug, Clone)]
 pub struct Wired {
     ordinary: u32,
 }
 
-/// macOS with Metal.
 pub type MacosMetal = Listed<Wired>;
 
 impl MacosMetal {
-    /// Nothing of a share is in memory yet. `wired` chunks may be; `ordinary` of them stay when idle.
+    /// An empty cache: `wired` chunks may be wired, `ordinary` of them stay when idle.
     pub fn new(share: u32, wired: u32, ordinary: u32) -> Self {
         Self::with_rules(Wired { ordinary }, 1, share, wired)
     }

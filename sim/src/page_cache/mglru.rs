@@ -1,16 +1,16 @@
-//! Which pages does Linux with the multi-generational LRU evict?
+//! Page cache of Linux with the multi-generational LRU.
 //!
 //! mm/vmscan.c (`lru_gen`), Documentation/mm/multigen_lru.rst, for clean file pages of one mapping:
 //!
 //! - **Four generations at most, two at least.** A page that a fault brings in begins in the youngest one, a page
 //!   that was read ahead in the oldest (`folio_add_lru`, `lru_gen_folio_seq`).
-//! - **Eviction** looks at the oldest generation. A page used since the last look goes to the youngest, one in flight
-//!   to the next (`sort_folio`), any other is evicted. An empty generation is over.
+//! - **Eviction** scans the oldest generation. A page used since the last scan goes to the youngest, one in flight
+//!   to the next (`sort_folio`), any other is evicted. An empty generation ends.
 //! - **Aging**: with two generations left, a walk over the page tables finds every page that was used, and moves it
 //!   to a new youngest generation (`inc_max_seq`, `walk_mm`).
 //!
-//! Deviation: what a fault reads around the place it needs begins in the youngest generation in the kernel; here only
-//! the chunk that is waited for does, because the trait does not tell the others from what a helper asks for.
+//! Deviation: in the kernel all pages that a fault reads begin in the youngest generation; here only the awaited chunk
+//! does, because the trait does not distinguish the others from a helper's requests.
 //!
 //! Not here: tiers and their controller, which count uses through file descriptors; mapped pages have none. Refaults.
 
@@ -29,11 +29,10 @@ pub struct Generations {
     youngest: u64,
 }
 
-/// Linux with `CONFIG_LRU_GEN`.
 pub type MgLru = Listed<Generations>;
 
 impl MgLru {
-    /// Nothing of a share of so many chunks is in memory yet.
+    /// An empty cache for a share of `share` chunks.
     pub fn new(share: u32, capacity: u32) -> Self {
         let rules = Generations { oldest: 0, youngest: GENERATIONS - 1 };
         Self::with_rules(rules, GENERATIONS as usize, share, capacity)
@@ -45,7 +44,7 @@ fn list(generation: u64) -> usize {
 }
 
 impl Generations {
-    /// Every page that was used moves to a new youngest generation.
+    /// Moves every used page to a new youngest generation.
     fn age(&mut self, pages: &mut Pages) {
         self.youngest += 1;
         for generation in self.oldest..self.youngest {
@@ -69,7 +68,7 @@ impl Rules for Generations {
         if pages.all_locked() {
             return None;
         }
-        // Each round ends a generation, and after two agings nothing is young: some round finds what is not in flight.
+        // Each round ends a generation, and after two agings nothing is young: some round finds a page that is not in flight.
         loop {
             let oldest = list(self.oldest);
             for _ in 0..pages.len(oldest) {

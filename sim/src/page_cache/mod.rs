@@ -1,25 +1,23 @@
-//! Which bytes must a device read from disk again, and which does it still hold?
+//! Page caches: which chunks of its weights a device holds in memory, and which it must read again.
 //!
-//! A device's share of the weights is a file of equal chunks (2 MiB by default, 128 KiB where the details of
-//! reclaim matter). A policy is told what is touched, what is read ahead, what has arrived and what is given
-//! up; it answers what is there, and decides what is evicted to make room. It knows no time: the world puts
-//! its answers on the disk and tells it of arrivals.
+//! A device's share of the weights is a file of equal chunks (2 MiB by default, 128 KiB where the details of reclaim
+//! matter). A policy is told which chunks are touched, read ahead, arrived and evicted on request; it answers what is in
+//! memory, and decides what is evicted to make room. It knows no time: the simulation submits the reads and reports their
+//! arrivals.
 //!
-//! The law of the trait, checked by `tests::check_invariants` for every policy: what is resident never exceeds
-//! the capacity, and hits + misses = touches requested.
+//! The law of [`PageCache`], checked by `tests::check_invariants` for every policy: resident chunks never exceed the
+//! capacity, and hits + misses = touches requested.
 //!
-//! | policy | what it is | source |
+//! | policy | model | source |
 //! |---|---|---|
 //! | [`PaperLinear`] | reload = need - capacity | prima.cpp paper, appendix A.3 |
 //! | [`TwoList`] | classic Linux in a memory cgroup | mm/vmscan.c, mm/workingset.c; measured |
 //! | [`MgLru`] | Linux with generations | mm/vmscan.c; unvalidated |
-//! | [`Random`] | any chunk alike | no kernel |
+//! | [`Random`] | any chunk with equal probability | no kernel |
 //! | [`Macos`], [`MacosMetal`] | queues, and a wired set | xnu; prima.cpp paper, Eq. 16; unvalidated |
-//! | [`Android`] | classic Linux, with room that others make | lmkd, zram; unvalidated |
+//! | [`Android`] | classic Linux with zram | lmkd, zram; unvalidated |
 //!
-//! Which device has which: [`for_device`].
-//!
-//! Not here: how a miss becomes reads. [`Readahead`] does that, the same for every policy.
+//! [`for_device`] builds the policy of a device. [`Readahead`], the same for every policy, decides what is read with a miss.
 
 mod android;
 pub mod for_device;
@@ -45,83 +43,81 @@ pub use random::Random;
 pub use readahead::Readahead;
 pub use two_list::TwoList;
 
-/// The usual size of a chunk.
+/// The default size of a chunk.
 pub const CHUNK_BYTES: u64 = 2 << 20;
 
 /// The index of a chunk in a device's share.
 pub type Chunk = u32;
 
-/// What a touch found.
+/// The result of a touch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// It is there.
+    /// The chunk is in memory.
     Hit,
-    /// A read of it is under way: wait for its arrival.
+    /// A read of it is in progress: wait for its arrival.
     InFlight,
-    /// It has to be read, by [`PageCache::prefetch`] of it and whatever read-ahead adds.
+    /// It must be read, by [`PageCache::prefetch`] and whatever read-ahead adds.
     Absent,
 }
 
-/// What a request to read ahead led to.
+/// The result of a request to read ahead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fetch {
-    /// Nothing to do: it is there or on its way.
+    /// The chunk is in memory or in flight.
     Present,
     /// Room was made; the caller must read it and report its arrival.
     Started,
     /// Nothing can be evicted now, everything is in flight.
     NoRoom,
-    /// The search for something to evict takes time: let it pass and ask again.
+    /// Reclaim takes time: let it pass and ask again.
     Again,
 }
 
-/// Counted in chunks since the start.
+/// Totals in chunks since the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Touches.
     pub requested: u64,
-    /// Touches that found their chunk.
+    /// Touches of chunks in memory.
     pub hits: u64,
-    /// Touches that did not.
+    /// Other touches.
     pub misses: u64,
-    /// Chunks whose reading was started.
+    /// Reads started.
     pub fetched: u64,
-    /// Chunks evicted or released.
     pub evicted: u64,
-    /// Of these, chunks given up by [`PageCache::release`].
+    /// Of these, those by [`PageCache::release`].
     pub released: u64,
-    /// Of these, chunks given up by [`PageCache::discard`].
+    /// Of these, those by [`PageCache::discard`].
     pub discarded: u64,
-    /// Of those that were neither, chunks that had been used: reclaim unmaps them.
+    /// Used chunks among the rest, which reclaim unmaps.
     pub unmapped: u64,
-    /// Chunks that came back after an eviction.
+    /// Reads of chunks that had been evicted.
     pub refaults: u64,
-    /// Chunks that became active.
+    /// Chunks moved to the active list.
     pub activated: u64,
-    /// Looks at chunks in search of one to evict: reclaim's work, which somebody waits for.
+    /// Chunks scanned for reclaim, which takes time of some thread.
     pub looks: u64,
 }
 
 /// A policy that decides what stays in memory.
 pub trait PageCache {
-    /// The reader touches a chunk. If it is not there the reader waits, and its touch counts when it
+    /// The reader touches a chunk. If it is not in memory the reader waits, and its touch counts when it
     /// [resumes](PageCache::resume).
     fn access(&mut self, chunk: Chunk) -> Access;
-    /// The reader that waited for a chunk runs again and maps it. False if it was evicted between its arrival and
-    /// now: then the reader faults once more.
+    /// The reader that waited for a chunk runs again and maps it. Returns false if the chunk was evicted since its arrival:
+    /// then the reader faults again.
     fn resume(&mut self, chunk: Chunk) -> bool {
         self.holds(chunk)
     }
-    /// The same by `MADV_POPULATE_READ`.
+    /// A touch by `MADV_POPULATE_READ`.
     fn populate(&mut self, chunk: Chunk) -> Access {
         self.access(chunk)
     }
 
     /// Allocates a chunk that is about to be read, evicting others if there is no room.
     fn prefetch(&mut self, chunk: Chunk) -> Fetch;
-    /// A chunk that was in flight has been read.
+    /// A chunk in flight has been read.
     fn arrived(&mut self, chunk: Chunk);
-    /// The same for a caller that has no time to let pass.
+    /// Like [`PageCache::prefetch`], for a caller that cannot let time pass.
     fn prefetch_now(&mut self, chunk: Chunk) -> Fetch {
         loop {
             match self.prefetch(chunk) {
@@ -130,56 +126,47 @@ pub trait PageCache {
             }
         }
     }
-    /// Gives up a chunk that will not be needed soon, as `MADV_PAGEOUT` does. One in flight stays.
+    /// Evicts a chunk that will not be needed soon, as `MADV_PAGEOUT` does. One in flight stays.
     fn release(&mut self, chunk: Chunk);
-    /// The same by unmapping and `POSIX_FADV_DONTNEED`, which leaves no trace of the chunk: its return is no
-    /// refault.
+    /// Evicts a chunk by unmapping and `POSIX_FADV_DONTNEED`, which leaves no shadow: its return is no refault.
     fn discard(&mut self, chunk: Chunk) {
         self.release(chunk);
     }
 
-    /// Nothing has been used for so long that the system takes back what it had kept for this process.
+    /// Handles an idle time after which the system takes back wired memory.
     fn idled(&mut self) {}
-    /// Whether the run has not been killed for want of memory.
+    /// Whether the process has not been killed for lack of memory.
     fn survives(&self) -> bool {
         true
     }
 
-    /// Others take or return memory: the number of chunks that fit from now on.
+    /// Sets the capacity in chunks, because other programs take or return memory.
     fn set_capacity(&mut self, chunks: u32);
-    /// Chunks that fit.
+    /// The capacity in chunks.
     fn capacity(&self) -> u32;
-    /// Chunks allocated, those in flight included.
+    /// Chunks allocated, including those in flight.
     fn resident(&self) -> u32;
     /// Chunks of the device's share.
     fn share(&self) -> u32;
-    /// Whether a chunk is there and read.
+    /// Whether a chunk is in memory.
     fn holds(&self, chunk: Chunk) -> bool;
     /// Totals since the start.
     fn counters(&self) -> Counters;
 }
 
-/// The policies, chosen by a device profile. An enum, because a world must be `Clone`.
+/// The policy of a device profile. An enum, because a simulation must be `Clone`.
 #[derive(Debug, Clone)]
 pub enum Policy {
-    /// See [`PaperLinear`].
     PaperLinear(Box<PaperLinear>),
-    /// See [`TwoList`].
     TwoList(Box<TwoList>),
-    /// See [`MgLru`].
     MgLru(Box<MgLru>),
-    /// See [`Random`].
     Random(Box<Random>),
-    /// See [`Macos`].
     Macos(Box<Macos>),
-    /// See [`MacosMetal`].
     MacosMetal(Box<MacosMetal>),
-    /// See [`Android`].
     Android(Box<Android>),
 }
 
 impl Policy {
-    /// The policy as a trait object.
     pub fn cache(&mut self) -> &mut dyn PageCache {
         match self {
             Policy::PaperLinear(policy) => policy.as_mut(),
@@ -192,7 +179,6 @@ impl Policy {
         }
     }
 
-    /// The same, for reading.
     pub fn view(&self) -> &dyn PageCache {
         match self {
             Policy::PaperLinear(policy) => policy.as_ref(),
@@ -222,7 +208,7 @@ pub(crate) mod tests {
         Idle,
     }
 
-    /// The law every policy obeys under any order of operations.
+    /// Checks the invariants of every policy under any order of operations.
     pub(crate) fn check_invariants(cache: &mut dyn PageCache, ops: &[Op]) {
         let mut in_flight = std::collections::VecDeque::new();
         for op in ops {
@@ -253,7 +239,7 @@ pub(crate) mod tests {
                 Op::Capacity(chunks) => cache.set_capacity(chunks),
                 Op::Idle => cache.idled(),
             }
-            // What is being read cannot be taken back when the capacity shrinks; but nothing is added.
+            // Chunks in flight cannot be evicted when the capacity shrinks; but nothing is added.
             let bound = if matches!(op, Op::Capacity(_)) { in_flight.len() as u32 } else { before };
             assert!(cache.resident() <= cache.capacity().max(bound), "{} after {op:?}", cache.resident());
             let held = (0..cache.share()).filter(|&chunk| cache.holds(chunk)).count();
@@ -312,7 +298,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Reads a share round and round, one chunk after another, and returns the fetches of the last round.
+    /// Reads a share cyclically, one chunk after another, and returns the fetches of the last round.
     pub(crate) fn cyclic(cache: &mut dyn PageCache, rounds: u32) -> u64 {
         let mut before = 0;
         for _ in 0..rounds {

@@ -1,13 +1,11 @@
-//! Do the policies do what the paper draws?
-//!
-//! prima.cpp paper, Fig. 3, 4 and 5, with one chunk a layer, driven through the trait as a helper and a reader
-//! would drive it. Layers are numbered from 1 as in the figures.
+//! Figures 3, 4 and 5 of the prima.cpp paper, with one chunk a layer, driven through the trait like a helper thread and a
+//! reader. Layers are numbered from 1 as in the figures.
 
 use super::{Access, Chunk, Fetch, PageCache, PaperLinear, TwoList};
 
 const LAYERS: u32 = 8;
 
-/// A device in the figures: slots for layers, and a count of loads.
+/// A device of the figures, with its loads and faults.
 struct Device<C> {
     cache: C,
     loads: Vec<u32>,

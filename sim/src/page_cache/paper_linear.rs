@@ -1,21 +1,17 @@
-//! What would be read again if the operating system kept exactly what fits?
+//! Page cache of the prima.cpp paper's formula: reload = need - capacity.
 //!
-//! prima.cpp paper, appendix A.3: a device that needs more than its capacity reloads need - capacity for
-//! every token, no matter how. The rule that reaches this number for a cyclic scan is to evict the chunk that
-//! was used most recently, because it is needed last; a chunk that was read ahead and not used yet is never
-//! evicted. No kernel does this. The policy is the optimist beside which [`super::TwoList`] is seen.
-//!
-//! Not here: why real kernels read more.
+//! Appendix A.3: a device that needs more than its capacity reloads need - capacity for every token. The rule that reaches
+//! this for a cyclic scan evicts the most recently used chunk, because it is needed last; a chunk that was read ahead and
+//! not used yet is never evicted. No kernel does this; it is the lower bound for [`super::TwoList`].
 
 use super::lists::{Links, List};
 use super::{Access, Chunk, Counters, Fetch, PageCache};
 
-/// Keeps what fits; the excess passes through.
 #[derive(Debug, Clone)]
 pub struct PaperLinear {
     capacity: u32,
     chunks: Vec<State>,
-    /// A reader waits for it.
+    /// A reader waits for the chunk.
     awaited: Vec<bool>,
     links: Links,
     /// Chunks that were read but not used since, oldest at the tail.
@@ -35,7 +31,7 @@ enum State {
 }
 
 impl PaperLinear {
-    /// Nothing of a share of so many chunks is in memory yet.
+    /// An empty cache for a share of `share` chunks.
     pub fn new(share: u32, capacity: u32) -> Self {
         Self {
             capacity,
@@ -59,7 +55,7 @@ impl PaperLinear {
         self.counters.evicted += 1;
     }
 
-    /// The most recently used chunk is the one whose next use is farthest in a cyclic scan.
+    /// Evicts the most recently used chunk, whose next use is farthest in a cyclic scan.
     fn evict_one(&mut self) -> bool {
         match self.used.newest() {
             Some(chunk) => self.forget(chunk),
@@ -105,7 +101,7 @@ impl PageCache for PaperLinear {
             let stuck = self.awaited[chunk as usize] && self.in_flight == 0;
             match self.fresh.newest() {
                 _ if self.evict_one() => {}
-                // A reader would wait for ever: what was read ahead farthest gives way.
+                // The reader would wait for ever: the chunk read farthest ahead gives way.
                 Some(farthest) if stuck => self.forget(farthest),
                 _ => return Fetch::NoRoom,
             }

@@ -1,11 +1,8 @@
-//! What would be read again if chance decided what goes?
+//! Page cache that evicts at random.
 //!
-//! Every chunk that is not in flight is as likely to be evicted as any other. A cycle over s chunks with room for c
-//! misses more than the excess s - c and less than all of it: between one use of a chunk and the next about m others
-//! are evicted, so it is still there with probability (1 - 1/c)^m, and m = s (1 - (1 - 1/c)^m). No kernel does this;
-//! it stands between the paper's optimism and LRU.
-//!
-//! Not here: second chances.
+//! Every chunk that is not in flight is evicted with equal probability. A cycle over s chunks with room for c misses more
+//! than the excess s - c and less than s: between two uses of a chunk about m others are evicted, so it is still there with
+//! probability (1 - 1/c)^m, and m = s (1 - (1 - 1/c)^m). No kernel does this; it is between the paper's formula and LRU.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::Rng;
@@ -14,23 +11,21 @@ use super::Chunk;
 use super::listed::{Listed, Pages, Rules};
 use crate::random::{self, Purpose};
 
-/// So many draws that hit chunks in flight, and the next one that is not is taken.
+/// After this many draws of chunks in flight, the first chunk that is not in flight is evicted.
 const DRAWS: u32 = 64;
 
-/// The chunks to draw from.
 #[derive(Debug, Clone)]
 pub struct Lot {
     stream: ChaCha8Rng,
     held: Vec<Chunk>,
-    /// Where each chunk stands in `held`.
+    /// The position of each chunk in `held`.
     at: Vec<u32>,
 }
 
-/// A cache that evicts at random.
 pub type Random = Listed<Lot>;
 
 impl Random {
-    /// Nothing of a share of so many chunks is in memory yet. Devices at different places draw differently.
+    /// An empty cache for a share of `share` chunks. Devices at different places draw differently.
     pub fn new(share: u32, capacity: u32, seed: u64, place: u64) -> Self {
         let stream = random::stream(seed, Purpose::Eviction, 0, place);
         let rules = Lot { stream, held: Vec::new(), at: vec![0; share as usize] };

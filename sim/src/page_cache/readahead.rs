@@ -1,23 +1,18 @@
-//! When a touched chunk is missing, which others are read with it?
+//! Read-ahead: which chunks are read together with a missing one.
 //!
-//! mm/readahead.c and `do_sync_mmap_readahead` of mm/filemap.c, for a mapping without advice. A miss reads
-//! around: one read-ahead window, half of it before the missing place, with a marker a quarter before its end.
-//! Touching the marked chunk starts the next window without waiting, the marker now at the front of it, so
-//! that a sequential reader always has one window under way while it works on another. This is why faulting
-//! through a file overlaps computing with reading, why it reads some MiB beyond the end of a layer window, and
-//! why one `WILLNEED`, which is cut to one read-ahead window, is worth so little.
+//! mm/readahead.c and `do_sync_mmap_readahead` of mm/filemap.c, for a mapping without advice. A miss reads around: one
+//! window, half of it before the missing place, with a marker a quarter before its end. Touching the marked chunk starts
+//! the next window without waiting, with the marker at its front, so that a sequential reader always has one window in
+//! flight. So faulting through a file overlaps computing with reading, it reads some MiB beyond the end of a layer window,
+//! and one `WILLNEED`, which is cut to one window, helps little. Reading is in ascending order; present chunks are skipped.
 //!
 //! Deviation: the kernel keeps a marker in every page; here only the last one set is kept.
-//!
-//! Not here: what is evicted for it; that is the policy's. Reading is in ascending order, chunks that are
-//! present are skipped.
 
 use super::{Chunk, Fetch, PageCache};
 
 /// The read-ahead state of one open file (`struct file_ra_state`), in chunks.
 #[derive(Debug, Clone)]
 pub struct Readahead {
-    /// The device's read-ahead window.
     window: u32,
     start: u32,
     size: u32,
@@ -35,12 +30,12 @@ impl Readahead {
         self.window
     }
 
-    /// The reader misses a chunk: puts what must be read into `reads`. False if the chunk itself found no room.
+    /// Handles a miss: puts the chunks to read into `reads`. Returns false if the chunk itself found no room.
     pub fn miss(&mut self, cache: &mut dyn PageCache, chunk: Chunk, reads: &mut Vec<Chunk>) -> bool {
         self.start = chunk.saturating_sub(self.window / 2);
         self.size = self.window;
         self.fetch(cache, self.start + self.size - (self.window / 4).max(1), reads);
-        // With one chunk a window, or no room for what lies before, the chunk may still be missing.
+        // With one chunk a window, or no room for the chunks before it, the chunk may still be missing.
         match cache.prefetch_now(chunk) {
             Fetch::Started => reads.push(chunk),
             Fetch::Present => {}
@@ -49,7 +44,7 @@ impl Readahead {
         true
     }
 
-    /// The reader found a chunk: if it carries the marker, puts the next window into `reads`.
+    /// Handles a hit: if the chunk has the marker, puts the next window into `reads`.
     #[inline]
     pub fn hit(&mut self, cache: &mut dyn PageCache, chunk: Chunk, reads: &mut Vec<Chunk>) {
         if self.marker == Some(chunk) {
@@ -71,7 +66,7 @@ impl Readahead {
                     }
                 }
                 Fetch::Present => {}
-                // The kernel gives up the rest of the window, without an error.
+                // The kernel drops the rest of the window, without an error.
                 Fetch::NoRoom | Fetch::Again => return,
             }
         }
@@ -83,7 +78,7 @@ mod tests {
     use super::super::{Access, PaperLinear};
     use super::*;
 
-    /// Touches `range` in order; returns what each step read.
+    /// Touches `range` in order; returns the reads of each step.
     fn scan(range: std::ops::Range<u32>) -> Vec<(Chunk, Vec<Chunk>)> {
         let (mut cache, mut readahead) = (PaperLinear::new(40, 40), Readahead::new(8));
         let mut steps = Vec::new();

@@ -1,46 +1,43 @@
-//! Which pages does classic Linux evict when a memory cgroup is full?
+//! Page cache of classic Linux: active and inactive list, in a full memory cgroup.
 //!
-//! mm/vmscan.c, mm/workingset.c, mm/memcontrol.c, for clean file pages of one mapping. What matters here:
+//! mm/vmscan.c, mm/workingset.c, mm/memcontrol.c, for clean file pages of one mapping:
 //!
-//! - **Two lists.** New pages, read by a fault or ahead, go to the head of the inactive list. Reclaim looks at
-//!   its tail.
-//! - **Second chance.** A page whose mapping was used since the last look (young) is not evicted: it loses
-//!   young, gets `referenced`, and goes to the head again. Young *and* referenced makes it active. A page that
-//!   was read ahead and not touched yet has neither and is evicted at once: the next window, which will be
-//!   needed soonest, goes before the last one, which will be needed latest.
-//! - **Populated.** `MADV_POPULATE_READ` maps each page and calls `folio_mark_accessed` for it (mm/gup.c,
-//!   `FOLL_TOUCH`): it is young and referenced at once, so the next look makes it active, and so does populating
-//!   it a second time.
-//! - **Locked while in flight.** A page under way cannot be evicted. Reclaim moves it to the head and looks on.
-//! - **Scan pressure.** One attempt looks at 1/4096 of the list, then 1/2048, ... then at all of it, and stops
-//!   as soon as it has 32 pages. So the first attempt after a window was used ages *all* of that window before
-//!   it frees anything. That takes many milliseconds in which reads arrive: what the helper has just read is
-//!   complete and unused by the time the scan reaches it, and is the first to go.
-//! - **Shadows.** An evicted page leaves its eviction age behind. If it comes back within a distance no longer
-//!   than the active list (and swappable anonymous memory, where there is swap), it becomes active at once.
-//! - **Balance.** The active list shrinks from its tail when it is longer than the inactive one (below 1 GiB;
-//!   above, than sqrt(10 x GiB) times the inactive one), or after activations by refault.
-//! - **Between arrival and use.** A page that has arrived is neither young nor referenced until the thread that
-//!   waited for it runs and maps it. A helper that has filled memory with pages in flight takes whatever arrives,
-//!   and now and then such a page. The reader's own read of it queues behind all that is in flight, and what
-//!   arrives meanwhile is evicted unused: one lost page costs a share.
+//! - **Two lists.** New pages, read by a fault or ahead, go to the head of the inactive list. Reclaim scans its tail.
+//! - **Second chance.** A page whose mapping was used since the last scan (young) is not evicted: it loses young, gets
+//!   `referenced`, and goes to the head again. Young *and* referenced makes it active. A page that was read ahead and not
+//!   touched yet has neither and is evicted at once: the next window, which is needed soonest, goes before the last one,
+//!   which is needed latest.
+//! - **Populated.** `MADV_POPULATE_READ` maps each page and calls `folio_mark_accessed` for it (mm/gup.c, `FOLL_TOUCH`): it
+//!   is young and referenced at once, so the next scan makes it active, and so does populating it a second time.
+//! - **Locked while in flight.** Such a page cannot be evicted. Reclaim moves it to the head and continues.
+//! - **Scan pressure.** One attempt scans 1/4096 of the list, then 1/2048, ... then all of it, and stops when it has 32
+//!   pages. So the first attempt after a window was used ages *all* of that window before it frees anything. That takes
+//!   many milliseconds in which reads arrive: what the helper has just read is complete and unused by the time the scan
+//!   reaches it, and is the first to go.
+//! - **Shadows.** An evicted page leaves its eviction age behind. If it comes back within a distance no longer than the
+//!   active list (and swappable anonymous memory, where there is swap), it becomes active at once.
+//! - **Balance.** The active list shrinks from its tail when it is longer than the inactive one (below 1 GiB; above, than
+//!   sqrt(10 x GiB) times the inactive one), or after activations by refault.
+//! - **Between arrival and use.** A page that has arrived is neither young nor referenced until the thread that waited for
+//!   it runs and maps it. A helper that has filled memory with pages in flight evicts whatever arrives, sometimes such a
+//!   page. The reader's own read of it queues behind all that is in flight, and what arrives meanwhile is evicted
+//!   unused: one lost page costs a share.
 //!
-//! Deviation: the statistics by which reclaim balances the lists are the present ones, not those of up to two seconds
-//! ago, see `docs/decisions/0011-populate-marks-accessed.md`. A look at a chunk stands for looks at all its pages.
+//! Deviation: the statistics by which reclaim balances the lists are the present ones, not those of up to two seconds ago,
+//! see `docs/decisions/0011-populate-marks-accessed.md`. A scan of a chunk stands for scans of all its pages.
 //!
 //! Not here: anonymous pages and swap, dirty pages, several mappings of one page, global reclaim by kswapd.
 
 use super::lists::{Links, List};
 use super::{Access, Chunk, Counters, Fetch, PageCache};
 
-/// Linux keeps trying with growing pressure from this priority down to zero.
+/// The first priority of reclaim, which increases the pressure down to priority zero.
 const FIRST_PRIORITY: u32 = 12;
-/// An allocation reclaims, and after draining its per-processor stock reclaims once more.
+/// Attempts of an allocation to reclaim; the second follows the draining of its per-processor stock.
 const ATTEMPTS: u32 = 2;
-/// After so many looks the caller is told to let time pass: what is in flight may have arrived by then.
+/// Scans after which the caller must let time pass: reads in flight may arrive meanwhile.
 const LOOKS_AT_ONCE: u32 = 32;
 
-/// The page cache of one memory cgroup.
 #[derive(Debug, Clone)]
 pub struct TwoList {
     capacity: u32,
@@ -50,15 +47,14 @@ pub struct TwoList {
     active: List,
     /// `nonresident_age`: grows with every eviction and activation.
     age: u64,
-    /// Chunks of anonymous memory that could be swapped out; they lengthen the distance that counts as a
-    /// refault of the working set.
+    /// Chunks of anonymous memory that could be swapped out; they lengthen the refault distance of the working set.
     swappable: u32,
-    /// How many times the inactive list the active one may be.
+    /// The largest ratio of the active list to the inactive one.
     inactive_ratio: u32,
-    /// Activations by refault that the last reclaim saw.
+    /// Activations by refault at the last reclaim.
     seen_activations: u64,
     refault_activations: u64,
-    /// An attempt to free something that is not done.
+    /// An unfinished reclaim.
     scan: Option<Scan>,
     counters: Counters,
 }
@@ -67,17 +63,17 @@ pub struct TwoList {
 #[allow(clippy::struct_excessive_bools, reason = "they are the kernel's page flags")]
 struct Page {
     place: Place,
-    /// The mapping was used since the last look.
+    /// The mapping was used since the last scan.
     young: bool,
-    /// A look found it young.
+    /// A scan found it young.
     referenced: bool,
-    /// It has been used since it was read.
+    /// Used since it was read.
     mapped: bool,
-    /// Somebody populates, and waits for it.
+    /// A thread populates the mapping, and waits for it.
     populated: bool,
     /// Being read: cannot be evicted.
     locked: bool,
-    /// The age at which it was evicted.
+    /// Its age at eviction.
     shadow: Option<u64>,
 }
 
@@ -89,16 +85,16 @@ enum Place {
     Active,
 }
 
-/// How far an attempt to free something has come.
+/// The state of a reclaim.
 #[derive(Debug, Clone, Copy)]
 struct Scan {
     attempt: u32,
-    /// Active pages are spared no longer.
+    /// Active pages are reclaimed too.
     force: bool,
     /// There were activations by refault since the last attempt.
     refaulted: bool,
     priority: u32,
-    /// Looks still to be made at this priority.
+    /// Scans left at this priority.
     active: u32,
     inactive: u32,
     looks: u32,
@@ -108,7 +104,7 @@ struct Scan {
 enum Reclaim {
     Freed,
     Nothing,
-    /// Not done yet: go on later.
+    /// Not finished: continue later.
     Again,
 }
 
@@ -127,12 +123,12 @@ impl Scan {
         scan
     }
 
-    /// Goes on to the next priority; false when the last one has been tried.
+    /// Moves on to the next priority; returns false after the last one.
     fn press_harder(&mut self, cache: &TwoList) -> bool {
         if self.priority > 0 {
             self.priority -= 1;
         } else if !self.force && cache.active.len() > 0 {
-            // Nothing found while active pages were spared: spare them no longer.
+            // Nothing found while active pages were spared: reclaim them too.
             (self.force, self.priority) = (true, FIRST_PRIORITY);
         } else if self.attempt < ATTEMPTS {
             (self.attempt, self.force, self.priority) = (self.attempt + 1, false, FIRST_PRIORITY);
@@ -152,7 +148,7 @@ impl Scan {
 }
 
 impl TwoList {
-    /// Nothing of a share of so many chunks is in memory yet.
+    /// An empty cache for a share of `share` chunks.
     pub fn new(share: u32, capacity: u32) -> Self {
         Self {
             capacity,
@@ -170,14 +166,14 @@ impl TwoList {
         }
     }
 
-    /// On a device with more than 1 GiB of page cache the active list may be longer; `gibibytes` rounds down.
+    /// Sets the size of the page cache, rounded down to GiB: above 1 GiB the active list may be longer.
     #[must_use]
     pub fn with_size(mut self, gibibytes: u64) -> Self {
         self.inactive_ratio = if gibibytes == 0 { 1 } else { (10 * gibibytes).isqrt() as u32 };
         self
     }
 
-    /// With swap, this much anonymous memory counts as part of the working set.
+    /// Sets how many chunks of anonymous memory count as part of the working set, which requires swap.
     #[must_use]
     pub fn with_swappable(mut self, chunks: u32) -> Self {
         self.swappable = chunks;
@@ -200,7 +196,7 @@ impl TwoList {
         Reclaim::Freed
     }
 
-    /// `try_to_free_mem_cgroup_pages`, a few looks of it: frees one chunk, or finds nothing, or is not done.
+    /// `try_to_free_mem_cgroup_pages`, a few scans of it: frees one chunk, finds nothing, or is not finished.
     fn reclaim(&mut self) -> Reclaim {
         let mut scan = self.scan.take().unwrap_or_else(|| Scan::new(self));
         let result = loop {
@@ -237,7 +233,7 @@ impl TwoList {
         page.young = false;
     }
 
-    /// A step of `shrink_inactive_list`: true if the oldest chunk was evicted.
+    /// A step of `shrink_inactive_list`: returns true if the oldest chunk was evicted.
     fn look_at_oldest(&mut self) -> bool {
         let Some(chunk) = self.inactive.oldest() else { return false };
         self.counters.looks += 1;
@@ -258,7 +254,7 @@ impl TwoList {
         }
     }
 
-    /// `folio_mark_accessed`: the first time referenced, the second time active.
+    /// `folio_mark_accessed`: referenced the first time, active the second time.
     fn mark_accessed(&mut self, chunk: Chunk) {
         let page = &mut self.chunks[chunk as usize];
         if !std::mem::replace(&mut page.referenced, true) || page.place != Place::Inactive {
@@ -369,7 +365,7 @@ impl PageCache for TwoList {
         self.counters.discarded += self.counters.released - released;
         self.counters.released = released;
         if self.chunks[chunk as usize].place == Place::Absent {
-            // Invalidation is not reclaim: no shadow, and time among the evicted stands still.
+            // Invalidation is not reclaim: no shadow, and the age stands still.
             self.chunks[chunk as usize].shadow = None;
             self.age = age;
         }
@@ -427,7 +423,7 @@ mod tests {
         let mut cache = TwoList::new(8, 4);
         (0..2).for_each(|chunk| read(&mut cache, chunk));
         (2..4).for_each(|chunk| prefetched(&mut cache, chunk));
-        // 0 and 1 are older but young: they go round once more, and 2 is the oldest left.
+        // 0 and 1 are older but young: they go to the head again, and 2 is the oldest left.
         prefetched(&mut cache, 4);
         assert!(cache.holds(0) && cache.holds(1) && !cache.holds(2));
     }

@@ -1,12 +1,10 @@
-//! How long does a computation take when others want the processor too?
+//! Processor: shares the cores of a device among computations and other programs.
 //!
-//! A device has cores; a computation runs on a number of threads and needs so many seconds when it has them
-//! all to itself. The kernel's fair scheduler gives every runnable thread the same share, so with more
-//! runnable threads than cores everybody slows down by cores / threads. Other programs are threads that never
-//! end ("co-runner load"). A clock that is slowed, as by heat, stretches what a thread runs and not what it waits.
-//! Under a quota (`bucket`) all threads wait for the next period when together they have run for what one allows.
-//!
-//! Not here: how much work a layer is. That follows from the device's rates and the model's shape.
+//! A computation runs on a number of threads and needs a number of seconds when undisturbed. The kernel's fair scheduler
+//! gives every runnable thread the same share, so with more runnable threads than cores all slow down by cores / threads.
+//! Other programs ("co-runners") are threads that never end. A slower clock lengthens the time that a thread runs, not
+//! the time that it waits. Under a quota (`quota`) all threads wait for the next period when they have used up the
+//! processor time of one.
 
 use hearth_profiles::Seconds;
 use hearth_profiles::device::Quota;
@@ -15,16 +13,15 @@ use super::nanos_until;
 use super::quota::CpuQuota;
 use crate::engine::Nanos;
 
-/// The cores of one device and the computations on them.
+/// The cores of a device and the computations on them.
 #[derive(Debug, Clone)]
 pub struct Cpu {
     cores: f64,
     /// Threads of other programs that are runnable all the time.
     co_runners: f64,
-    /// What is left of the clock, 1 if all.
+    /// Remaining part of the clock rate.
     clock: f64,
-    /// In the order of their keys. There are few, and one comes and goes with every stretch of computing: a list
-    /// needs no memory for that.
+    /// Ordered by key. There are few and they change often: a list needs no allocation for that.
     jobs: Vec<Job>,
     settled: Nanos,
     bucket: Option<CpuQuota>,
@@ -34,37 +31,36 @@ pub struct Cpu {
 struct Job {
     key: u64,
     threads: f64,
-    /// Seconds of undisturbed running left.
+    /// Remaining seconds of undisturbed running.
     remaining: f64,
-    /// Seconds that it ran because the clock was slower.
+    /// Seconds of running added by a slower clock.
     stretched: f64,
 }
 
 impl Cpu {
-    /// An idle processor.
     pub fn new(cores: f64) -> Self {
         Self { cores, co_runners: 0.0, clock: 1.0, jobs: Vec::new(), settled: 0, bucket: None }
     }
 
-    /// The same under a quota, if there is one.
+    /// Sets the quota.
     #[must_use]
     pub fn under(self, quota: Option<&Quota>) -> Self {
         Self { bucket: quota.map(CpuQuota::new), ..self }
     }
 
-    /// Other programs take this many threads from now on.
+    /// Sets the number of other programs' runnable threads.
     pub fn set_co_runners(&mut self, now: Nanos, threads: f64) {
         self.settle(now);
         self.co_runners = threads.max(0.0);
     }
 
-    /// So much of the clock is left from now on.
+    /// Sets the remaining part of the clock rate.
     pub fn set_clock(&mut self, now: Nanos, left: f64) {
         self.settle(now);
         self.clock = left;
     }
 
-    /// How much longer a computation has run by `now` than at full clock.
+    /// The time that a slower clock has added to a computation by `now`.
     pub fn stretched(&mut self, now: Nanos, key: u64) -> Seconds {
         self.settle(now);
         let job = self.jobs.iter().find(|job| job.key == key);
@@ -116,7 +112,7 @@ impl Cpu {
         self.jobs.iter().map(|job| job.threads).sum::<f64>() + self.co_runners
     }
 
-    /// Threads that run at a time.
+    /// The number of threads that run at a time.
     fn running(&self) -> f64 {
         self.wanted().min(self.cores)
     }

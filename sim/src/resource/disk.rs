@@ -1,13 +1,10 @@
-//! When does a read from disk arrive?
+//! Disk: serves reads with a bandwidth, a latency and perhaps a throttle.
 //!
-//! A disk has a bandwidth, perhaps a limit below it (`throttle`), and a latency. Reads come in flows: the faults of the
-//! reader, the prefetch of the helper. Requests of one flow are served one after another in the order of
-//! submission; flows that are busy at the same time share the bandwidth (see `sharing`), each up to a
-//! ceiling of its own, because reading by page faults is slower than explicit reading (744 MB/s against 1438
-//! MB/s on the virtual disk where both were measured). A flow that was idle pays the latency before its first
+//! Reads come in flows: the faults of the computation, and the prefetches of the helper thread. Requests of one flow are
+//! served in the order of submission. Flows that are busy at the same time share the bandwidth
+//! (`sharing`), each up to a ceiling of its own, because page faults read more slowly than explicit reads (744
+//! MB/s against 1438 MB/s on the virtual disk where both were measured). An idle flow pays the latency before its first
 //! byte; a busy one has its next request queued and pays nothing.
-//!
-//! Not here: which bytes are read. Read-ahead and the page cache decide that, see [`crate::page_cache`].
 
 use std::collections::VecDeque;
 
@@ -17,52 +14,50 @@ use super::sharing::ProcessorSharing;
 use super::throttle::Throttle;
 use crate::engine::Nanos;
 
-/// What is known about a disk.
+/// The rates of a disk.
 #[derive(Debug, Clone, Copy)]
 pub struct DiskSpeed {
-    /// What all flows get together.
+    /// The total bandwidth of all flows.
     pub bandwidth: BytesPerSecond,
     /// The ceiling of a flow of page faults.
     pub fault: BytesPerSecond,
     /// The ceiling of a flow of explicit reads (prefetch).
     pub explicit: BytesPerSecond,
-    /// A limit set from outside for all flows together, as a cgroup's.
+    /// A limit on all flows together, as a cgroup's.
     pub throttle: Option<BytesPerSecond>,
     /// From the submission to an idle disk to the first byte.
     pub latency: Seconds,
 }
 
-/// Who reads.
+/// The kind of a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Flow {
-    /// A thread that needs the bytes now, by page faults and their read-ahead.
+    /// Page faults of a thread that needs the bytes now, and their read-ahead.
     Fault,
-    /// A helper that reads ahead of need.
+    /// Reads of a helper thread ahead of their use.
     Prefetch,
 }
 
 const FLOWS: [Flow; 2] = [Flow::Fault, Flow::Prefetch];
 
-/// A disk and its outstanding reads; `T` names a read.
+/// A disk and its outstanding reads, each with a tag `T`.
 #[derive(Debug, Clone)]
 pub struct Disk<T> {
     speed: DiskSpeed,
     throttle: Option<Throttle<(Flow, T)>>,
     sharing: ProcessorSharing,
     queues: [Queue<T>; 2],
-    /// Bytes delivered so far.
     delivered: u64,
 }
 
 #[derive(Debug, Clone)]
 struct Queue<T> {
     requests: VecDeque<(T, u64)>,
-    /// The latency of an idle flow runs until then; the first request is not being served yet.
+    /// The end of an idle flow's latency, before which the first request is not served.
     starts: Option<Nanos>,
 }
 
 impl<T> Disk<T> {
-    /// An idle disk.
     pub fn new(speed: DiskSpeed) -> Self {
         let queue = || Queue { requests: VecDeque::new(), starts: None };
         Self {
@@ -74,7 +69,7 @@ impl<T> Disk<T> {
         }
     }
 
-    /// Other programs use a part of the bandwidth from now on; this much is left.
+    /// Sets the bandwidth that other programs leave.
     pub fn set_bandwidth(&mut self, now: Nanos, left: BytesPerSecond) {
         self.speed.bandwidth = left;
         self.sharing.set_capacity(now, left.0);

@@ -1,10 +1,9 @@
-//! What can a device run out of per second: processor time, disk bandwidth, air?
+//! Resources with a rate: processors, disks, links.
 //!
-//! Each resource keeps its own account of who is being served and answers two questions: when is somebody done
-//! next, and who was it. The world asks again after every change and sets the resource's timer accordingly
-//! ("re-timed at every change"); a resource never sees the event heap.
+//! Each resource knows its jobs and answers two questions: when does the next one end, and which one was it. The
+//! simulation asks again after every change and sets the resource's timer; a resource never sees the event queue.
 //!
-//! Not here: memory. What is kept in it is a question without time, see [`crate::page_cache`].
+//! Not here: memory ([`crate::page_cache`]).
 
 pub mod cpu;
 pub mod disk;
@@ -19,8 +18,8 @@ pub use cpu::Cpu;
 pub use disk::{Disk, DiskSpeed, Flow};
 pub use link::{ConstantLink, Link, WifiLink};
 
-/// The first nanosecond by which so many seconds are over. As `ceil`, which without an instruction of its own is a
-/// call of a function, made for every event.
+/// Converts seconds to nanoseconds, rounded up. Without an instruction for it, `ceil` would be a function call for every
+/// event.
 fn nanos_until(seconds: f64) -> Nanos {
     let nanos = seconds * 1e9;
     let whole = nanos as Nanos;

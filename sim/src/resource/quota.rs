@@ -1,29 +1,27 @@
-//! When may threads under a quota run?
+//! CPU quota: threads of a group run until they have used up the processor time of a period.
 //!
-//! kernel/sched/fair.c, bandwidth control: periods follow each other from the beginning, whatever runs. Each begins with
-//! its quota of processor time, which all threads of the group use up together; then all wait for the next period. What
-//! is not used is lost. So a burst that is shorter than the quota runs at full speed.
+//! kernel/sched/fair.c, bandwidth control: periods follow each other from the beginning, whatever runs. All threads of the
+//! group use up the quota of a period together, then wait for the next period. Unused time is lost. So a burst shorter
+//! than the quota runs at full speed.
 //!
-//! Deviation: the kernel stops a thread at a tick, up to 4 ms late, and takes what it ran too long from the next
-//! periods; here it stops to the nanosecond. docs/decisions/0031 has what that makes.
-//!
-//! Not here: who shares the cores.
+//! Deviation: the kernel stops a thread at a tick, up to 4 ms late, and takes the excess from the next periods; here it
+//! stops to the nanosecond. docs/decisions/0031 has the effect.
 
 use hearth_profiles::device::Quota;
 
 use super::nanos_until;
 use crate::engine::Nanos;
 
-/// Processor time below this is none: less than a nanosecond of one thread.
+/// Less processor time counts as none: less than a nanosecond of one thread.
 const NOTHING: f64 = 1e-10;
 
-/// The quota of a group and what is left of it.
+/// A group's quota and its current period.
 #[derive(Debug, Clone)]
 pub struct CpuQuota {
     period: Nanos,
     /// Seconds of processor time in a period.
     allows: f64,
-    /// Of the period that ends at `ends`.
+    /// Seconds left of the period that ends at `ends`.
     left: f64,
     ends: Nanos,
 }
@@ -35,7 +33,7 @@ impl CpuQuota {
         Self { period, allows, left: allows, ends: period }
     }
 
-    /// So many threads run from one moment to another, when they may. Returns for how many seconds each did.
+    /// Runs threads from one moment to another. Returns for how many seconds each of them ran.
     pub fn run(&mut self, from: Nanos, to: Nanos, threads: f64) -> f64 {
         let (mut at, mut ran) = (from, 0.0);
         while at < to {
@@ -49,10 +47,10 @@ impl CpuQuota {
         ran
     }
 
-    /// When so many threads have run for `seconds` each, beginning now.
+    /// Returns when `threads` threads that begin now have run for `seconds` each.
     pub fn done(&self, now: Nanos, seconds: f64, threads: f64) -> Nanos {
         let (mut ahead, mut at, mut todo) = (self.clone(), now, seconds);
-        // A period in which each thread runs all of its time is nothing to wait for.
+        // If each thread runs for the whole period, nothing waits.
         let each = ahead.runs_in_full(threads);
         loop {
             ahead.begin(at);
@@ -62,7 +60,7 @@ impl CpuQuota {
             }
             todo -= runs;
             at = ahead.ends;
-            // Whole periods are all the same.
+            // All whole periods are alike.
             let whole = ((todo / each).floor() - 1.0).max(0.0) as u64;
             todo -= whole as f64 * each;
             at = at.saturating_add(whole.saturating_mul(ahead.period));
@@ -72,7 +70,7 @@ impl CpuQuota {
         }
     }
 
-    /// The period that holds a moment.
+    /// Enters the period that contains a moment.
     fn begin(&mut self, at: Nanos) {
         if at >= self.ends {
             self.ends = (at / self.period + 1).saturating_mul(self.period);
@@ -80,7 +78,7 @@ impl CpuQuota {
         }
     }
 
-    /// Seconds that each thread can run of so many.
+    /// The seconds that each thread can run of `seconds` in this period.
     fn runs(&self, threads: f64, seconds: f64) -> f64 {
         if threads <= 0.0 {
             return seconds;
@@ -88,7 +86,7 @@ impl CpuQuota {
         if self.left <= NOTHING { 0.0 } else { seconds.min(self.left / threads) }
     }
 
-    /// The same for a whole period.
+    /// The seconds that each thread can run in a whole period.
     fn runs_in_full(&self, threads: f64) -> f64 {
         let period = self.period as f64 * 1e-9;
         if threads <= 0.0 { period } else { period.min(self.allows / threads) }
@@ -119,7 +117,6 @@ mod tests {
         assert_eq!(half.done(8 * MS, 0.004, 2.0), 12 * MS);
         assert_eq!(half.done(0, 0.004, 2.0), 11 * MS + MS / 2);
         // As many processors as threads slow nothing.
-        // A sum of a hundred periods may be a nanosecond late.
         assert!(bucket(2.0).done(3 * MS, 1.0, 2.0).abs_diff(1003 * MS) <= 1);
     }
 
@@ -134,7 +131,7 @@ mod tests {
     }
 
     proptest! {
-        /// However a stretch of running is cut, as much is done; and it is done when it was said to be.
+        /// Running in parts does as much as running at once, and it ends at the announced time.
         #[test]
         fn cutting_a_stretch_changes_nothing(
             cores in 0.05f64..3.0,
@@ -158,7 +155,7 @@ mod tests {
                 at = cut;
             }
             prop_assert!((ran - at_once).abs() < 1e-9, "{ran} and {at_once}");
-            // Never faster than the threads, nor than the quota and one period more.
+            // Never faster than the threads, nor than the quota and one more period.
             let seconds = (end - begin) as f64 * 1e-9;
             prop_assert!(seconds >= work - 1e-9);
             prop_assert!(work * threads <= cores * (seconds + 0.02) + 1e-9);

@@ -1,59 +1,55 @@
-//! How is one capacity divided among those who want it at the same time?
+//! Processor sharing: divides a capacity among concurrent jobs.
 //!
-//! Egalitarian processor sharing with a ceiling for each (max-min fairness, by filling water into vessels of
-//! different heights): everybody gets the same share, those who cannot use theirs return the rest, and nobody
-//! is slower than he would be alone unless the capacity is exhausted. Between two changes the rates are
-//! constant, so that the next finishing time is exact.
+//! Egalitarian processor sharing with a ceiling for each job (max-min fairness by water filling): all get the same share,
+//! and those that cannot use theirs return the rest. Between two changes the rates are constant, so the next finishing
+//! time is exact.
 //!
-//! Work is kept in floating point, time in integer nanoseconds. A finishing time is rounded up, and what is
-//! left then (less than a nanosecond's work) counts as done: no residue accumulates because each job ends once.
-//!
-//! Not here: what the work is. `disk` counts bytes, `cpu` thread-seconds.
+//! Work is kept in floating point, time in integer nanoseconds. A finishing time is rounded up, and the work left then
+//! (less than a nanosecond's) counts as done: no residue accumulates because each job ends once.
 
 use super::nanos_until;
 use crate::engine::Nanos;
 
-/// Somebody being served.
+/// A job being served.
 #[derive(Debug, Clone)]
 struct Job {
     key: u64,
     remaining: f64,
-    /// Work per second at most.
+    /// The most work per second.
     ceiling: f64,
-    /// Work per second now.
+    /// The current work per second.
     rate: f64,
 }
 
-/// A capacity and those who share it.
+/// A capacity and the jobs that share it.
 #[derive(Debug, Clone)]
 pub struct ProcessorSharing {
     capacity: f64,
     jobs: Vec<Job>,
-    /// Everything up to here is already subtracted from `remaining`.
+    /// `remaining` is up to date at this time.
     settled: Nanos,
 }
 
 impl ProcessorSharing {
-    /// Nobody there yet.
     pub fn new(capacity: f64) -> Self {
         Self { capacity, jobs: Vec::new(), settled: 0 }
     }
 
-    /// Lets the capacity change from now on.
+    /// Changes the capacity.
     pub fn set_capacity(&mut self, now: Nanos, capacity: f64) {
         self.settle(now);
         self.capacity = capacity;
         self.divide();
     }
 
-    /// Somebody arrives with `work` to be done at `ceiling` per second or slower.
+    /// Adds a job with `work` to be done at `ceiling` per second or slower.
     pub fn join(&mut self, now: Nanos, key: u64, work: f64, ceiling: f64) {
         self.settle(now);
         self.jobs.push(Job { key, remaining: work, ceiling, rate: 0.0 });
         self.divide();
     }
 
-    /// When the next job ends if nothing changes; `None` when nobody advances.
+    /// When the next job ends if nothing changes; `None` if none advances.
     pub fn next_end(&self) -> Option<Nanos> {
         let ends = self.jobs.iter().filter(|job| job.rate > 0.0);
         ends.map(|job| self.settled.saturating_add(nanos_until(job.remaining.max(0.0) / job.rate))).min()
@@ -68,7 +64,7 @@ impl ProcessorSharing {
         Some(key)
     }
 
-    /// The work per second that a job gets now.
+    /// The current work per second of a job.
     #[cfg(test)]
     pub fn rate(&self, key: u64) -> Option<f64> {
         self.jobs.iter().find(|job| job.key == key).map(|job| job.rate)
@@ -84,7 +80,7 @@ impl ProcessorSharing {
         }
     }
 
-    /// Water filling. Few share one resource, so the quadratic loop is the fast one.
+    /// Water filling. There are few jobs, so the quadratic loop is the fast one.
     fn divide(&mut self) {
         let mut left = self.capacity.max(0.0);
         let mut unserved = self.jobs.len();

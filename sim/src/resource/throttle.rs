@@ -1,15 +1,12 @@
-//! When may a read pass a limit on bytes per second?
+//! Throttle: a limit on bytes per second, as a cgroup's on a block device.
 //!
-//! block/blk-throttle.c: a limit acts per slice of a tenth of a second. What a slice allows may pass at once,
-//! at the speed of the disk, and the next read waits for the next slice. A reader that was idle begins with a
-//! fresh slice, if it was idle long enough: the end of a slice is rounded up to whole slices of the clock, so
-//! it takes one to two of them, and until then what was not used may still be. A read that does not fit waits
-//! for the end of the slice and then for as long as its surplus takes at the limit. So a 400 MB/s limit
-//! delivers its first 40 MB in the 27 ms a 1.5 GB/s disk needs: whoever reads in short bursts is faster than
-//! the limit, and prefetched pages are complete, and evictable, earlier than a steady 400 MB/s would have them.
-//! Reads pass in the order in which they came, whoever sent them.
-//!
-//! Not here: the disk behind the limit, which is `disk`.
+//! block/blk-throttle.c: a limit acts per slice of a tenth of a second. The bytes of a slice pass at once, at the speed of
+//! the disk, and the next read waits for the next slice. An idle reader begins with a new slice if it was idle long
+//! enough: the end of a slice is rounded up to whole slices of the clock, so this takes one to two slices, and until then
+//! the unused rest remains. A read that does not fit waits for the end of the slice and then for as long as its surplus
+//! takes at the limit. So a 400 MB/s limit delivers its first 40 MB in the 27 ms that a 1.5 GB/s disk needs: short bursts
+//! are faster than the limit, and prefetched pages are complete, and evictable, earlier than at a steady 400 MB/s. Reads
+//! pass in the order of arrival.
 
 use std::collections::VecDeque;
 
@@ -17,22 +14,21 @@ use hearth_profiles::BytesPerSecond;
 
 use crate::engine::Nanos;
 
-/// A tenth of a second.
 const SLICE: Nanos = 100_000_000;
-/// The largest request of the block layer here: `BIO_MAX_VECS` (256) pages of 4 KiB. What is one read to the
-/// simulator may be several of these.
+/// The largest request of the block layer: `BIO_MAX_VECS` (256) pages of 4 KiB. One read of the simulator may be several
+/// requests.
 const REQUEST: f64 = (1 << 20) as f64;
 
 /// A limit and the reads that wait for it.
 #[derive(Debug, Clone)]
 pub struct Throttle<R> {
-    /// What one slice allows.
+    /// Bytes that one slice allows.
     slice_bytes: f64,
     started: Nanos,
     ends: Nanos,
     /// Bytes passed since `started`.
     passed: f64,
-    /// When the first read that waits was looked at.
+    /// When the first waiting read was last checked.
     looked: Nanos,
     waiting: VecDeque<(R, u64)>,
 }
@@ -43,7 +39,7 @@ impl<R> Throttle<R> {
         Self { slice_bytes, started: 0, ends: 0, passed: 0.0, looked: 0, waiting: VecDeque::new() }
     }
 
-    /// A read arrives at the limit.
+    /// Adds a read.
     pub fn enter(&mut self, now: Nanos, read: R, bytes: u64) {
         if self.waiting.is_empty() {
             if now > self.ends || self.ends == 0 {
@@ -62,7 +58,7 @@ impl<R> Throttle<R> {
         if surplus <= 0.0 {
             return Some(self.looked);
         }
-        // What one request of the surplus takes, and what whole slices must pass before the rest may.
+        // The time of one request of the surplus, and the whole slices before the rest may pass.
         let wait = surplus.min(REQUEST) / self.slice_bytes * SLICE as f64;
         let more = (surplus / self.slice_bytes).ceil() as u64 - 1;
         Some(self.started + (slices + more) * SLICE + wait.ceil() as Nanos)
@@ -81,7 +77,7 @@ impl<R> Throttle<R> {
         Some((read, bytes))
     }
 
-    /// What earlier slices allowed and nobody used is lost; the kernel keeps one slice of tolerance.
+    /// Drops what earlier slices allowed and nobody used; the kernel keeps one slice of tolerance.
     fn trim(&mut self, now: Nanos) {
         let over = (now.saturating_sub(self.started) / SLICE).saturating_sub(1);
         self.started += over * SLICE;

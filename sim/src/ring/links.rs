@@ -1,4 +1,4 @@
-//! The links of a ring: messages on their way between slots, and the records of their sending.
+//! The links of a ring: messages in flight between slots, and the records of their sending.
 
 use hearth_core::Cluster;
 use hearth_schema::Plan;
@@ -15,13 +15,12 @@ type InFlight = (usize, Message, usize);
 #[derive(Debug, Clone)]
 pub struct RingLinks {
     network: Network<InFlight>,
-    /// The members of the cluster in the order in which links know them.
+    /// The members of the cluster in the order of the links.
     order: Vec<usize>,
     timer: Timer,
 }
 
 impl RingLinks {
-    /// The idle links of a cluster.
     pub fn new(cluster: &Cluster, plan: &Plan, timer: Timer) -> Self {
         let network = Network::new(cluster_links(cluster, plan));
         Self { network, order: link_order(cluster, plan), timer }
@@ -52,7 +51,7 @@ impl RingLinks {
         self.collect(engine, records);
     }
 
-    /// Schedules the deliveries that are known by now, and the next look at the links.
+    /// Schedules the deliveries that are known by now, and the next event of the links.
     pub fn collect(&mut self, engine: &mut Engine<Event>, records: &mut [Record]) {
         while let Some((item, delivery)) = self.network.settled(engine.now()) {
             deliver(engine, records, item, delivery);
@@ -67,7 +66,7 @@ impl RingLinks {
         self.network.stall_all(now, until);
     }
 
-    /// Gives up all messages that have not left.
+    /// Drops all messages that have not left.
     pub fn give_up(&mut self) {
         self.network.give_up();
     }

@@ -1,12 +1,11 @@
-//! A ring of devices: the simulation of a plan whose devices compute windows of layers in turn.
+//! A ring of devices: simulates a plan whose devices compute windows of layers in turn.
 //!
-//! It has a [`DeviceSim`] for each device of the plan, the links between them, and the engine that orders their
-//! events. The schedule decides what is done and the devices decide how long it takes.
-//! `hearth_core::schedule::Generation` decides which pass enters when the head is free. Weights are on disk when the
-//! run begins, unless [`crate::Options::warm`] is set; those in GPU memory are loaded already.
+//! It has a [`DeviceSim`] for each device of the plan, the links between them, and the engine that orders their events.
+//! `hearth_core::schedule::Generation` decides which pass enters when the head is free. Weights are on disk when the run
+//! begins, unless [`crate::Options::warm`] is set; those in GPU memory are loaded already.
 //!
-//! A scenario's events disturb the run: loads, memory that other programs take, devices that leave
-//! ([`timeline`], [`reachability`], [`reconfiguration`]).
+//! A scenario's events disturb the run: loads, memory pressure, devices that leave ([`timeline`], [`reachability`],
+//! [`reconfiguration`]).
 
 mod links;
 mod passes;
@@ -43,7 +42,7 @@ use passes::{PassControl, PassOutput};
 use reachability::{Held, Reachability};
 use timeline::EventTimeline;
 
-/// More events than this without a line in the trace are a ring that turns and gets nowhere.
+/// With more events than this and no record in the trace the ring is deadlocked.
 /// source: assumed, a hundred times what the longest step of a large model takes
 const MAX_IDLE_EVENTS: u32 = 20_000_000;
 
@@ -52,15 +51,13 @@ const MAX_IDLE_EVENTS: u32 = 20_000_000;
 pub(crate) struct Ring<'a> {
     /// By slot: the first plan's devices in ring order, then those that joined the ring later.
     pub(crate) devices: Vec<DeviceSim<'a>>,
-    /// By slot: the member of the cluster.
+    /// By slot: the index in the cluster's members.
     pub(crate) members: Vec<usize>,
-    /// By slot.
     pub(crate) budgets: Vec<Budget>,
-    /// The slots of the plan at work, in its order; the head's is 0 in every plan.
+    /// The slots of the current plan, in its order; the head's is 0 in every plan.
     pub(crate) order: Vec<usize>,
 }
 
-/// A ring of devices, what disturbs it, and the trace so far.
 #[derive(Debug, Clone)]
 pub(crate) struct Simulation<'a> {
     pub(crate) input: Input<'a>,
@@ -69,7 +66,7 @@ pub(crate) struct Simulation<'a> {
     pub(crate) ring: Ring<'a>,
     pub(crate) links: RingLinks,
     pub(crate) passes: PassControl,
-    /// Tokens that are out, of all sequences.
+    /// Tokens generated so far, of all sequences.
     pub(crate) tokens: u32,
     pub(crate) timeline: EventTimeline,
     pub(crate) timeline_timer: Timer,
@@ -77,7 +74,7 @@ pub(crate) struct Simulation<'a> {
     pub(crate) recovery: Recovery,
     /// When the answers of all devices to a new plan arrive.
     pub(crate) ready_at: Nanos,
-    /// Plans made in mid-run.
+    /// Plans made during the run.
     pub(crate) plans: Vec<Plan>,
     pub(crate) outcome: Outcome,
     pub(crate) ended: bool,
@@ -199,7 +196,7 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// The head takes up the next pass if it is free and the pass may begin.
+    /// Starts the next pass if the head is free and the pass may begin.
     fn begin(&mut self) -> Result<(), SimError> {
         self.take_answers()?;
         while self.recovery.is_running()
@@ -231,7 +228,7 @@ impl<'a> Simulation<'a> {
         let plans = self.plans.len();
         for sent in outgoing {
             if self.plans.len() != plans {
-                // A token has led to another plan: what follows it belongs to the ring that was given up.
+                // A token has led to another plan: the rest belongs to the old ring.
                 break;
             }
             match sent {
@@ -262,7 +259,7 @@ impl<'a> Simulation<'a> {
         self.links.collect(&mut self.engine, &mut self.trace.records);
     }
 
-    /// The tokens of a pass are out: the next may enter, and the counters are read.
+    /// Handles the tokens of a pass: the next may enter, and the counters are read.
     fn output(&mut self, pass: u32) -> Result<(), SimError> {
         let PassOutput { tokens, accepted, drafted } = self.passes.finish(pass)?;
         self.ended |= self.passes.generation.is_over();

@@ -1,4 +1,4 @@
-//! The passes of a run: which one enters next, and how many of its drafts are accepted.
+//! Pass control: which pass enters the ring next, and how many of its drafts are accepted.
 
 use hearth_core::Cluster;
 use hearth_core::schedule::{Generation, GenerationError};
@@ -13,10 +13,10 @@ pub struct PassControl {
     started: Vec<Pass>,
 }
 
-/// What a pass gave.
+/// The result of a pass.
 #[derive(Debug, Clone, Copy)]
 pub struct PassOutput {
-    /// Tokens, of all its positions.
+    /// Tokens generated, one or more for each output position.
     pub tokens: u32,
     pub accepted: u32,
     pub drafted: u32,

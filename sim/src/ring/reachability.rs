@@ -1,44 +1,40 @@
-//! Who cannot be reached, and what becomes of messages to and from them?
+//! Reachability of devices, and the messages to and from unreachable ones.
 //!
-//! A device is cut off while it is away or its links stand still. What is sent to it or by it then is held, as TCP
-//! holds it, and goes on when the device is back. If the ring has a new plan before that, the held messages are given
-//! up with everything else of the old one.
+//! A device is unreachable while it is away or its links stall. Messages to and from it are held, as TCP holds them, and
+//! continue when the device is back. If the ring gets a new plan before that, the held messages are dropped.
 //!
-//! Not here: who notices ([`hearth_core::recovery::heartbeat`]), and what a ring does then ([`crate::ring::reconfiguration`]).
+//! Not here: failure detection ([`hearth_core::recovery::heartbeat`]), and the reaction
+//! ([`crate::ring::reconfiguration`]).
 
 use crate::device::context::Message;
 use crate::engine::Nanos;
 
-/// A message that cannot go on.
+/// A message to or from an unreachable device.
 #[derive(Debug, Clone, Copy)]
 pub struct Held {
-    /// The sender's slot.
     pub from: usize,
-    /// The receiver's slot.
     pub to: usize,
-    /// The message.
     pub message: Message,
     /// When it was handed over, if it has not been sent yet.
     pub unsent: Option<Nanos>,
 }
 
-/// Who of the cluster's members is cut off.
+/// The members of the cluster that are unreachable.
 #[derive(Debug, Clone)]
 pub struct Reachability {
-    /// For each member, how many events cut it off now.
+    /// For each member, the number of events that cut it off.
     cut: Vec<u32>,
-    /// Since when.
+    /// For each member, when it became unreachable.
     since: Vec<Nanos>,
     held: Vec<Held>,
 }
 
 impl Reachability {
-    /// All of so many members can be reached.
     pub fn new(members: usize) -> Self {
         Self { cut: vec![0; members], since: vec![0; members], held: Vec::new() }
     }
 
-    /// A member is cut off by one more event. True if it could be reached before.
+    /// Adds an event that cuts a member off. Returns true if it was reachable before.
     pub fn cut(&mut self, now: Nanos, member: usize) -> bool {
         self.cut[member] += 1;
         let first = self.cut[member] == 1;
@@ -48,35 +44,33 @@ impl Reachability {
         first
     }
 
-    /// One of the events is over. True if the member can be reached again.
+    /// Removes an event that cut a member off. Returns true if it is reachable again.
     pub fn back(&mut self, member: usize) -> bool {
         let before = self.cut[member];
         self.cut[member] = before.saturating_sub(1);
         before == 1
     }
 
-    /// Whether a member can be reached.
     pub fn reaches(&self, member: usize) -> bool {
         self.cut[member] == 0
     }
 
-    /// Since when a member has been cut off, if it is.
+    /// When a member became unreachable, if it is.
     pub fn since(&self, member: usize) -> Option<Nanos> {
         (self.cut[member] > 0).then(|| self.since[member])
     }
 
-    /// Holds a message.
     pub fn hold(&mut self, held: Held) {
         self.held.push(held);
     }
 
-    /// Takes the messages that can go on, in the order in which they were held. `slots` are the members at each slot.
+    /// Takes the messages that can continue, in the order in which they were held. `slots` are the members at each slot.
     pub fn go_on(&mut self, slots: &[usize]) -> Vec<Held> {
         let free = |held: &mut Held| [held.from, held.to].iter().all(|&slot| self.cut[slots[slot]] == 0);
         self.held.extract_if(.., free).collect()
     }
 
-    /// Gives all held messages up.
+    /// Drops all held messages.
     pub fn give_up(&mut self) {
         self.held.clear();
     }

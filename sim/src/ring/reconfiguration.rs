@@ -1,15 +1,15 @@
-//! Events of a scenario, and the reconfiguration that some of them lead to.
+//! Events of a scenario, and the reconfiguration that some of them cause.
 //!
-//! Loads, clocks and memory change what a device has left, and it goes on. A device that is cut off holds the ring up
-//! until it is back, or until the head misses it ([`hearth_core::recovery::heartbeat`]). What the head does then is
-//! decided by [`hearth_core::recovery`], whose steps are carried out here in simulated time. A new plan takes one way to
-//! each device and the answer one way back. After that all tokens so far enter the new ring as a prompt, because their
-//! keys and values were spread over the old one.
+//! Loads, clocks and memory change the resources of a device, which continues. A device that is cut off stops the ring
+//! until it is back, or until the head detects the loss ([`hearth_core::recovery::heartbeat`]). [`hearth_core::recovery`]
+//! then decides what the head does; its steps are executed here in simulated time. A new plan takes one way to each device
+//! and the answer one way back. After that all tokens so far enter the new ring as a prompt, because their keys and values
+//! were spread over the old one.
 //!
 //! Deviation: planning and preparing take no time, the head knows at once which devices it can plan with, and it knows
-//! the devices' profiles, not what other programs do on them.
+//! the devices' profiles, not their background load.
 //!
-//! Not here: what one device does with a new part ([`crate::device::reconfiguration`]).
+//! Not here: how a device adopts a new part ([`crate::device::reconfiguration`]).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ use super::reachability::Held;
 use super::timeline::Action;
 
 impl<'a> Simulation<'a> {
-    /// Before anything else: a device that is to swap has not done so yet.
+    /// Applies at the start that a device has not swapped yet.
     pub fn settle_in(&mut self) {
         for slot in 0..self.ring.devices.len() {
             if self.timeline.swaps(self.name(slot)) {
@@ -56,14 +56,14 @@ impl<'a> Simulation<'a> {
         self.input.cluster.members.iter().position(|member| member.name == name)
     }
 
-    /// Has the timeline's next action brought up when it is due.
+    /// Schedules the timeline's next action.
     pub fn schedule_timeline(&mut self) {
         if let Some(at) = self.timeline.next() {
             self.engine.set(self.timeline_timer, at, Event::Timeline);
         }
     }
 
-    /// Does what is due.
+    /// Executes the actions that are due.
     pub fn run_due_actions(&mut self) -> Result<(), SimError> {
         let now = self.engine.now();
         while let Some(action) = self.timeline.due(now).filter(|_| !self.ended) {
@@ -77,7 +77,7 @@ impl<'a> Simulation<'a> {
                 Action::CheckHeartbeat(member, since) if self.reachability.since(member) == Some(since) => {
                     self.miss(member, since)?;
                 }
-                // The head takes up its pass now, unless there is a newer plan by then.
+                // The head starts its pass now, unless there is a newer plan by then.
                 Action::CheckHeartbeat(..) | Action::Ready => {}
             }
         }
@@ -85,7 +85,7 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// So many tokens are out at once.
+    /// Handles the output of tokens.
     pub fn tokens_out(&mut self, count: u32) -> Result<(), SimError> {
         let now = self.engine.now();
         let before = self.tokens;
@@ -122,7 +122,7 @@ impl<'a> Simulation<'a> {
             Change::Leaves | Change::Stalls => {
                 self.timeline.begin(now, index, Seconds(0.0));
                 if let (None, Some(lasts)) = (member, self.timeline.lasts(index)) {
-                    // What is on the air now goes on when the stall is over; the rest is held.
+                    // What is on a Wi-Fi channel now continues when the stall is over; the rest is held.
                     self.collect_deliveries();
                     self.links.stall_all(now, now.saturating_add(lasts.to_nanos()));
                     self.collect_deliveries();
@@ -159,13 +159,13 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// What other programs have on a member that can be swapped out.
+    /// Memory of other programs on a member that can be swapped out.
     fn to_swap(&self, member: usize) -> Bytes {
         let memory = &self.input.cluster.members[member].device.memory;
         memory.obtainable().saturating_sub(memory.available.value)
     }
 
-    /// The device of an event has other background_load now.
+    /// Updates the background load of an event's device.
     fn follow_event(&mut self, index: usize) {
         let (_, device) = self.timeline.event(index);
         let slot = device.and_then(|name| (0..self.ring.members.len()).find(|&slot| self.name(slot) == name));
@@ -174,7 +174,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Tells a device its background_load. A device without room for its part ends the run.
+    /// Applies the background load of a device. A device without memory for its part ends the run.
     fn follow(&mut self, slot: usize) {
         let background_load =
             self.timeline.background_load(self.name(slot), self.to_swap(self.ring.members[slot]));
@@ -187,7 +187,7 @@ impl<'a> Simulation<'a> {
             (self.outcome, self.ended) = (Outcome::OutOfMemory, true);
             return;
         }
-        // Acting on a device cannot fail here: it takes up no event of its schedule.
+        // Applying the load cannot fail: the device handles no event of its schedule.
         let room = room.unwrap_or(Bytes::ZERO);
         let mut ctx = SimContext {
             engine: &mut self.engine,
@@ -197,7 +197,7 @@ impl<'a> Simulation<'a> {
         self.ring.devices[slot].follow(&background_load, room, &mut ctx);
     }
 
-    /// What pressure cannot take back on a device, other programs' new memory included.
+    /// Unreclaimable memory of a device, including other programs' new memory.
     pub fn unreclaimable(&self, slot: usize) -> Bytes {
         let background_load = self.timeline.background_load(self.name(slot), Bytes::ZERO);
         self.ring.budgets[slot].unreclaimable + Bytes(background_load.taken as u64)
@@ -208,12 +208,12 @@ impl<'a> Simulation<'a> {
         self.timeline.run_events.push(RunEvent { kind, device, start: since, end, what, plan: None });
     }
 
-    /// Whether nothing goes from one slot to another.
+    /// Whether messages from one slot to another are held.
     pub fn is_cut(&self, from: usize, to: usize) -> bool {
         ![from, to].iter().all(|&slot| self.reachability.reaches(self.ring.members[slot]))
     }
 
-    /// Activations arrive, if they can.
+    /// Delivers activations, if the devices are reachable.
     pub fn arrive(&mut self, slot: usize, message: Message) -> Result<(), SimError> {
         let from = usize::from(message.from);
         if self.is_cut(from, slot) {
@@ -243,7 +243,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// The head has had no sign of life of a member for too long, or of any member if it is itself cut off.
+    /// Handles a missed heartbeat of a member, or of all members if the head itself is cut off.
     fn miss(&mut self, member: usize, since: Nanos) -> Result<(), SimError> {
         let (device, reason) = (self.input.cluster.members[member].name.clone(), "no sign of life".into());
         self.react(if member == self.ring.members[0] {
@@ -253,7 +253,7 @@ impl<'a> Simulation<'a> {
         })
     }
 
-    /// Tells the recovery what has happened, and carries its steps out.
+    /// Gives the recovery an event and executes its steps.
     fn react(&mut self, event: recovery::Event) -> Result<(), SimError> {
         let mut steps = VecDeque::from(self.recovery.react(event));
         while let Some(step) = steps.pop_front() {
@@ -272,7 +272,7 @@ impl<'a> Simulation<'a> {
                 }
                 Step::Prepare { epoch } => {
                     self.stop_ring()?;
-                    // The way to a device and back is waited for once, when it is configured.
+                    // The round trip to a device is waited for once, when it is configured.
                     for device in self.recovery.awaited().clone() {
                         steps.extend(self.recovery.react(recovery::Event::Prepared { device, epoch }));
                     }
@@ -286,7 +286,7 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// Plans for the devices that answer the head, and checks that their parts fit.
+    /// Plans for the devices that the head can reach, and checks that their parts fit.
     fn plan_again(&mut self) -> Result<recovery::Event, SimError> {
         let (all, head) = (self.input.cluster, self.ring.members[0]);
         let is_alone = !self.reachability.reaches(head);
@@ -312,7 +312,7 @@ impl<'a> Simulation<'a> {
         })
     }
 
-    /// Why a part of a plan does not fit its device's memory, if one does not.
+    /// Returns why a part of a plan does not fit its device's memory, if one does not.
     fn misfit(&self, plan: &Plan) -> Result<Option<String>, SimError> {
         let input = Input { plan, ..self.input };
         let devices = input::check(&input)?;
@@ -330,7 +330,7 @@ impl<'a> Simulation<'a> {
         Ok(None)
     }
 
-    /// Records the plan that takes over.
+    /// Records the new plan.
     fn record_replanned(&mut self, missing: Option<String>) {
         let again = self.passes.generation.again();
         let plan = Plan::clone(self.recovery.plan());
@@ -348,7 +348,7 @@ impl<'a> Simulation<'a> {
         self.plans.push(plan);
     }
 
-    /// Gives up the passes of the ring at work, and all its messages.
+    /// Cancels the passes of the current ring, and all its messages.
     fn stop_ring(&mut self) -> Result<(), SimError> {
         let now = self.engine.now();
         for slot in self.ring.order.clone() {
@@ -360,7 +360,7 @@ impl<'a> Simulation<'a> {
         for record in self.trace.records.iter_mut().filter(|record| record.end > now) {
             (record.start, record.end) = (record.start.min(now), now);
             if record.kind == Kind::Output {
-                // No token has come of it.
+                // It gave no token.
                 record.kind = Kind::Compute;
             }
         }
@@ -387,7 +387,7 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// The head waits until the farthest device has the plan and has answered.
+    /// Lets the head wait until the farthest device has the plan and has answered.
     fn await_answers(&mut self) {
         let links = &self.input.cluster.links;
         let one_way = |from: usize, to: usize| {
@@ -401,7 +401,7 @@ impl<'a> Simulation<'a> {
         self.schedule_timeline();
     }
 
-    /// The answers of all devices arrive if they are due.
+    /// Delivers the answers of all devices if they are due.
     pub fn take_answers(&mut self) -> Result<(), SimError> {
         if self.engine.now() < self.ready_at {
             return Ok(());
@@ -413,20 +413,20 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// The device at a place of a new plan takes up its part. Returns its slot.
+    /// Gives a device its part of a new plan. Returns its slot.
     fn fill_slot(&mut self, plan: &Arc<Plan>, place: usize, first_pass: u32) -> Result<usize, SimError> {
         let (input, name) = (self.input, plan.devices[place].name.as_str());
         let Some(member) = self.member(name) else {
             return Err(SimError::UnknownDevice { place, name: name.to_owned() });
         };
         let device = &input.cluster.members[member].device;
-        // `misfit` has seen that it fits.
+        // `misfit` has checked that it fits.
         let Some(budget) = setup::budget(&Input { plan, ..input }, place, device) else {
             return Err(SimError::UnknownDevice { place, name: name.to_owned() });
         };
         let known = self.ring.members.iter().position(|&member_there| member_there == member);
         let slot = known.unwrap_or(self.ring.devices.len());
-        // A device that was in no ring before hears of this one in the same way.
+        // A device that was in no ring before gets this plan in the same way.
         let mut schedule = match known {
             Some(slot) => self.ring.devices[slot].schedule().clone(),
             None => Schedule::new(plan.clone(), place),

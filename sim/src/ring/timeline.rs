@@ -1,9 +1,10 @@
-//! What happens next to the devices, apart from what they do themselves?
+//! Event timeline: a scenario's events as actions at points in time, and the log of what happened.
 //!
-//! A scenario's events become actions at moments: a beginning, the steps of a ramp, an end. Others come to it while
-//! the run goes on, such as the moment at which the head misses a device. It also writes down what has happened.
+//! An event has a beginning, perhaps the steps of a ramp, and an end. Other actions are added during the run, such as
+//! heartbeat checks.
 //!
-//! Not here: what an action does to the ring ([`crate::ring::reconfiguration`]) and to a device ([`crate::device::background_load`]).
+//! Not here: the effect of an action on the ring ([`crate::ring::reconfiguration`]) and on a device
+//! ([`crate::device::background_load`]).
 
 use std::collections::BTreeMap;
 
@@ -16,44 +17,44 @@ use hearth_schema::run_events::RunEventKind;
 use crate::device::background_load::BackgroundLoad;
 use crate::engine::Nanos;
 
-/// A ramp takes so many equal steps.
+/// The number of equal steps of a ramp.
 /// source: assumed, each is then a small part of what is taken
 const RAMP_STEPS: u32 = 64;
 
-/// Something to be done at a moment.
+/// An action at a point in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// An event begins.
     Begin(usize),
-    /// A ramp has come so far.
+    /// A ramp reaches a step.
     Ramp(usize, u32),
     /// An event ends.
     End(usize),
-    /// The head looks whether it still has no sign of life of a member of the cluster, as since then.
+    /// The head checks whether a member of the cluster has been silent since then.
     CheckHeartbeat(usize, Nanos),
     /// The ring with a new plan may be ready.
     Ready,
 }
 
-/// A scenario's events and what has come of them.
+/// A scenario's events and their state.
 #[derive(Debug, Clone)]
 pub struct EventTimeline {
     events: Vec<(Event, Change)>,
-    /// By moment, then in the order in which they were entered.
+    /// By time, then in the order of insertion.
     dated: BTreeMap<(Nanos, u32), Action>,
     entered: u32,
-    /// Events that begin with a token.
+    /// Events that begin with a token, by its number.
     by_token: BTreeMap<u32, Vec<usize>>,
-    /// How far the events that last are under way, from 0 to 1.
+    /// The progress of the events under way, from 0 to 1.
     under_way: BTreeMap<usize, f64>,
-    /// Where the events that have begun stand among the run events.
+    /// The index in `run_events` of the events that have begun.
     written: BTreeMap<usize, usize>,
-    /// What has happened.
+    /// The log of the run.
     pub run_events: Vec<RunEvent>,
 }
 
 impl EventTimeline {
-    /// The timeline of a scenario, whose events are valid.
+    /// The timeline of a scenario with valid events.
     pub fn new(events: &[Event]) -> Self {
         let mut timeline = Self {
             events: events.iter().filter_map(|event| Some((event.clone(), event.change()?))).collect(),
@@ -76,7 +77,7 @@ impl EventTimeline {
         timeline
     }
 
-    /// Something more is to be done.
+    /// Adds an action.
     pub fn enter(&mut self, at: Nanos, action: Action) {
         self.dated.insert((at, self.entered), action);
         self.entered += 1;
@@ -93,7 +94,7 @@ impl EventTimeline {
         if at > now { None } else { self.dated.remove(&(at, order)) }
     }
 
-    /// So many tokens are out: the events that begin now.
+    /// Starts the events that begin with the token of this number.
     pub fn token(&mut self, now: Nanos, count: u32) {
         for index in self.by_token.remove(&count).unwrap_or_default() {
             self.enter(now, Action::Begin(index));
@@ -109,18 +110,18 @@ impl EventTimeline {
         waiting
     }
 
-    /// What an event says, and of which device.
+    /// The change and the device of an event.
     pub fn event(&self, index: usize) -> (Change, Option<&str>) {
         let (event, change) = &self.events[index];
         (*change, event.device.as_deref())
     }
 
-    /// How long an event lasts, if it is given a length.
+    /// How long an event lasts, if its scenario says so.
     pub fn lasts(&self, index: usize) -> Option<Seconds> {
         self.events[index].0.lasts
     }
 
-    /// An event begins, and grows over this time if it does. It is under way until it ends.
+    /// Begins an event, which ramps up over `over`. It is under way until it ends.
     pub fn begin(&mut self, now: Nanos, index: usize, over: Seconds) {
         let (event, change) = &self.events[index];
         let run_event = RunEvent {
@@ -145,14 +146,14 @@ impl EventTimeline {
         }
     }
 
-    /// A ramp has come so far.
+    /// Moves a ramp to a step.
     pub fn ramp(&mut self, index: usize, step: u32) {
         if let Some(progress) = self.under_way.get_mut(&index) {
             *progress = f64::from(step) / f64::from(RAMP_STEPS);
         }
     }
 
-    /// An event is over.
+    /// Ends an event.
     pub fn end(&mut self, now: Nanos, index: usize) {
         self.under_way.remove(&index);
         if let Some(&at) = self.written.get(&index) {
@@ -160,7 +161,7 @@ impl EventTimeline {
         }
     }
 
-    /// A device that was away is back.
+    /// Records that a device is back.
     pub fn back(&mut self, now: Nanos, device: &str) {
         let away =
             self.run_events.iter_mut().rev().find(|it| {
@@ -171,7 +172,7 @@ impl EventTimeline {
         }
     }
 
-    /// The first token of a new ring is out.
+    /// Records the first token of a new ring.
     pub fn renewed(&mut self, now: Nanos) {
         for run_event in &mut self.run_events {
             if run_event.kind == RunEventKind::Replanned && run_event.end.is_none() {
@@ -180,7 +181,7 @@ impl EventTimeline {
         }
     }
 
-    /// What a device has now; `withheld` bytes are to be swapped out if an event says so at any time.
+    /// The background load of a device; `withheld` bytes are to be swapped out if any event swaps.
     pub fn background_load(&self, device: &str, withheld: Bytes) -> BackgroundLoad {
         let own = |index: usize| self.events[index].0.device.as_deref() == Some(device);
         let quiet = BackgroundLoad::quiet(if self.swaps(device) { withheld } else { Bytes::ZERO });

@@ -1,16 +1,14 @@
-//! When is the next block of a sliding window in memory?
+//! Loader: brings the blocks of a sliding window into memory.
 //!
-//! TPI-LLM's memory scheduler: blocks are loaded one after another in the order of use, each as soon as the one
-//! before it is loaded and the one `tau` places before it is given up (prima.cpp paper, section 2: it "loads model
-//! layers on demand and hides disk loading with prefetching"):
+//! TPI-LLM's memory scheduler loads blocks in the order of use, each as soon as the one before it is loaded and the one
+//! `tau` places before it is released (prima.cpp paper, section 2: it "loads model layers on demand and hides disk loading
+//! with prefetching"):
 //!
 //! ```text
 //! loaded(b) = max(loaded(b - 1), released(b - tau)) + bytes(b) / s_disk
 //! ```
 //!
-//! A block is given up when it has been used, so that what the equation needs is known when a block is asked for.
-//!
-//! Not here: what a block has ([`hearth_core::tensor::slicing`]).
+//! A block is released when it has been used, so the terms of the equation are known when a block is requested.
 
 use std::collections::VecDeque;
 
@@ -18,10 +16,9 @@ use hearth_profiles::{Bytes, BytesPerSecond};
 
 use crate::engine::Nanos;
 
-/// The loader of one device.
 #[derive(Debug, Clone)]
 pub struct Loader {
-    /// When the last blocks were given up, the oldest first; at most as many as the window has.
+    /// When the last blocks were released, the oldest first; at most the length of the window.
     released: VecDeque<Nanos>,
     window: usize,
     loaded: Nanos,
@@ -29,14 +26,11 @@ pub struct Loader {
     read: Bytes,
 }
 
-/// One block on its way into memory.
+/// The read of one block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Loading {
-    /// When its reading began.
     pub start: Nanos,
-    /// When it is there.
     pub end: Nanos,
-    /// Its size.
     pub bytes: Bytes,
 }
 
@@ -46,7 +40,7 @@ impl Loader {
         Self { released: VecDeque::new(), window: window.max(1), loaded: 0, disk, read: Bytes::ZERO }
     }
 
-    /// The next block in the order of use.
+    /// Loads the next block in the order of use.
     pub fn load(&mut self, bytes: Bytes) -> Loading {
         let room = if self.released.len() < self.window { 0 } else { self.released.pop_front().unwrap_or(0) };
         let start = self.loaded.max(room);
@@ -55,12 +49,11 @@ impl Loader {
         Loading { start, end: self.loaded, bytes }
     }
 
-    /// The block that was asked for last is used up.
+    /// Releases the last block loaded.
     pub fn release(&mut self, now: Nanos) {
         self.released.push_back(now);
     }
 
-    /// Bytes read so far.
     pub fn read(&self) -> Bytes {
         self.read
     }
@@ -72,7 +65,7 @@ mod tests {
 
     const MS: Nanos = 1_000_000;
 
-    /// Uses blocks of 10 ms of reading, `compute` ms each, and tells when each is done, in ms.
+    /// Uses blocks of 10 ms of reading, `compute` ms each, and returns when each is done, in ms.
     fn used(window: usize, compute: Nanos, count: usize) -> Vec<Nanos> {
         let mut loader = Loader::new(window, BytesPerSecond(1e6));
         let mut now = 0;

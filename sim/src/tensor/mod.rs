@@ -1,15 +1,12 @@
-//! What happens when every layer is sliced over all devices?
+//! Tensor parallelism: simulates a plan that slices every layer over all devices.
 //!
-//! The ranks of a tensor-parallel plan go through the blocks of a token in lockstep ([`simulation`]): each computes its
-//! slice ([`rank`]), then all add their partial results up over the links. Arithmetic takes what
-//! [`hearth_core::compute_cost`] tells of the slice; what a rank holds in memory tells [`hearth_core::holdings`].
+//! The ranks go through the blocks of a token in lockstep ([`simulation`]): each computes its slice ([`rank`]), then an
+//! all-reduce over the links adds the partial results. Computing a slice takes what [`hearth_core::compute_cost`] says;
+//! the memory of a rank is in [`hearth_core::holdings`]. If a device is out of memory the run ends before it begins, and the
+//! trace has the shortage.
 //!
-//! Where a device is out of memory the run ends before it begins, and the trace says on which and by how much.
-//!
-//! Deviations: adding up, converting partial results and the elementwise rest of a layer cost nothing; loading the
-//! model and handing slices out, which happens once, is over when the run begins, but for a sliding window.
-//!
-//! Not here: rings ([`crate::run`]).
+//! Deviations: adding up, converting partial results and the elementwise rest of a layer cost nothing; loading the model
+//! and distributing slices, which happens once, is over when the run begins, except for a sliding window.
 
 mod loader;
 mod rank;
@@ -35,7 +32,7 @@ use crate::trace::unreclaimable_readings;
 use rank::Rank;
 use simulation::TensorSimulation;
 
-/// Runs a tensor-parallel plan that fits its cluster.
+/// Runs a tensor-parallel plan on the devices of its cluster.
 pub(crate) fn simulate(
     input: &Input,
     tensor: &TensorPlan,

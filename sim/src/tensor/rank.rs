@@ -1,11 +1,9 @@
-//! How long does one device take for its slice of a block, and what does it wait for?
+//! Rank: the time that one device takes for its slice of a block.
 //!
-//! On the CPU: the arithmetic of the slice, and before it, the block's weights. Pinned weights are there; beyond what
-//! memory holds they are swapped in again, all of them where the system gives up what was used longest ago, or what
-//! exceeds memory, as the device's page cache has it. Weights in a sliding window come from the [`Loader`]. On a GPU
-//! with memory of its own: activations up, the slice, the partial result down.
-//!
-//! Not here: the other devices.
+//! On the CPU it waits for the block's weights, then computes the slice. Pinned weights beyond what memory holds are swapped
+//! in again: all of them where the system evicts the least recently used, or only the excess, depending on the device's
+//! page cache. Weights in a sliding window come from the [`Loader`]. On a GPU with memory of its own: activations up, the
+//! slice, the partial result down.
 
 use hearth_core::compute_cost::ComputeCost;
 use hearth_core::holdings::Holdings;
@@ -28,7 +26,7 @@ use crate::trace::start_record;
 
 use super::loader::Loader;
 
-/// One device at work on its slices.
+/// One device of a tensor-parallel run.
 #[derive(Debug, Clone)]
 pub struct Rank<'a> {
     place: usize,
@@ -36,10 +34,10 @@ pub struct Rank<'a> {
     sliced: SlicedModel,
     kv_element: Bytes,
     on_gpu: bool,
-    /// What its memory holds.
+    /// The content of its memory.
     pub held: Holdings,
     loader: Option<Loader>,
-    /// The output matrix as the window loads it; in one block without a window.
+    /// The blocks of the output matrix that the window loads; a single one without a window.
     output: Vec<Bytes>,
     /// Bytes swapped in for each byte of weights used.
     swapped: f64,
@@ -47,7 +45,6 @@ pub struct Rank<'a> {
 }
 
 impl<'a> Rank<'a> {
-    /// The device at a place of the plan.
     pub fn new(
         input: &Input<'a>,
         tensor: &TensorPlan,
@@ -78,12 +75,12 @@ impl<'a> Rank<'a> {
         Self { place, device, sliced, kv_element, on_gpu, held, loader, output, swapped, swapped_in }
     }
 
-    /// Looking the embedding rows of a pass up. Head only.
+    /// The time of the embedding of a pass. Head only.
     pub fn embed(&self, pass: Pass) -> Seconds {
         self.on_cpu().embed(pass.tokens)
     }
 
-    /// Computes a block from now on, and tells when it is done. `record` has pass and round.
+    /// Computes a block from now on and returns its end. `record` has pass and round.
     pub fn block(
         &mut self,
         now: Nanos,
@@ -105,7 +102,7 @@ impl<'a> Rank<'a> {
         self.weighed(now, &[(self.sliced.block_bytes(block), time)], &record, out)
     }
 
-    /// Computes the output of a pass. Head only.
+    /// Computes the output of a pass and returns its end. Head only.
     pub fn output(&mut self, now: Nanos, record: &Record, out: &mut Vec<Record>) -> Nanos {
         let whole: Bytes = self.output.iter().copied().sum();
         let time = self.on_cpu().output();
@@ -125,7 +122,7 @@ impl<'a> Rank<'a> {
         self.swapped_in + self.loader.as_ref().map_or(Bytes::ZERO, Loader::read)
     }
 
-    /// A step through weights that have to be there, one part after another.
+    /// Computes on parts of weights that have to be in memory, one after another.
     fn weighed(
         &mut self,
         now: Nanos,
@@ -196,13 +193,12 @@ impl<'a> Rank<'a> {
         ComputeCost::on_cpu(&self.device.cpu, &self.sliced.attention, self.kv_element)
     }
 
-    /// A record of this rank.
     pub fn record(&self, kind: Kind, pass: Pass, round: u32, now: Nanos) -> Record {
         start_record(self.place, Resource::Cpu, kind, (pass.index, round), now)
     }
 }
 
-/// The arithmetic of a slice of a block; nothing where the slice is empty.
+/// The computing time of a slice of a block; zero if the slice is empty.
 fn slice_time(work: &ComputeCost, sliced: &SlicedModel, block: usize, pass: Pass) -> Seconds {
     let layer = block / 2;
     let empty = |group: &TensorGroup| group.flops().0 == 0.0;

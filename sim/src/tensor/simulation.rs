@@ -1,14 +1,12 @@
-//! In which order do the ranks of a tensor-parallel run compute and send?
+//! Simulation of a tensor-parallel run: the order in which the ranks compute and send.
 //!
-//! The head looks a pass's rows up and hands them to every worker. Then, block by block: a rank computes its slice,
-//! takes part in the all-reduce, and begins the next block when it has the sum. Nobody waits for more than that, so
-//! that a rank which has its sum early is ahead of the others by as much. After the last block the head outputs.
+//! The head computes the embedding of a pass and sends it to every worker. Then, block by block, a rank computes its slice,
+//! takes part in the all-reduce, and begins the next block when it has the sum. Nothing else synchronises the ranks, so a
+//! rank may be ahead of others. After the last block the head computes the output.
 //!
-//! What a rank sends depends on how many messages it has had ([`hearth_core::tensor::collective`]); messages of a
-//! block that it has not come to wait for it. Over the air nothing is sent: when the last rank is there, all have
-//! the sum after the given time.
-//!
-//! Not here: how long computing ([`super::rank`]) and a message ([`crate::resource`]) take.
+//! What a rank sends depends on the number of messages it has received ([`hearth_core::tensor::collective`]); messages of
+//! a later block wait for it. An over-the-air all-reduce sends no messages: when the last rank has finished, all have the
+//! sum after the given time.
 
 use std::collections::BTreeMap;
 
@@ -31,23 +29,20 @@ use crate::resource::link::{Delivery, Sent, cluster_links};
 
 use super::rank::Rank;
 
-/// Which sum a rank is at: the pass, and 0 for the token from the head or 1 + the block.
+/// The position of a rank: the pass, and 0 for the embedding or 1 + the block.
 type Stage = (usize, u32);
 
-/// Something that happens to a rank.
+/// An event of a rank.
 #[derive(Debug, Clone, Copy)]
 enum Event {
-    /// The head has looked the rows up.
+    /// The head has computed the embedding.
     Embedded,
-    /// A rank has computed its slice.
     Computed(usize),
-    /// A message is there.
     Delivered(usize, Message),
-    /// The sum of a stage is there, over the air.
+    /// All ranks have the sum of a stage (over-the-air all-reduce).
     Summed(Stage),
-    /// The head has sampled.
     Sampled,
-    /// A transmission on the air may be over.
+    /// A Wi-Fi transmission may be over.
     Wifi,
 }
 
@@ -58,26 +53,25 @@ struct Message {
     bytes: Bytes,
 }
 
-/// How far a rank is.
+/// The progress of a rank.
 #[derive(Debug, Clone)]
 struct Progress {
     stage: Stage,
-    /// Whether it waits in that stage, and since when.
+    /// Since when it waits in that stage.
     waits: Option<Nanos>,
     /// Messages sent in that stage.
     sent: usize,
-    /// Messages had, of stages that are not over.
+    /// Messages received, of stages that are not over.
     received: BTreeMap<Stage, usize>,
 }
 
-/// All ranks of a run.
 pub struct TensorSimulation<'a, L> {
     engine: Engine<Event>,
     ranks: Vec<Rank<'a>>,
     progress: Vec<Progress>,
     links: L,
     wifi_timer: Timer,
-    /// Messages that have not left yet, with the index of their record, by their number.
+    /// Messages that have not left yet by number, with the index of their record.
     leaving: BTreeMap<u64, (usize, Message, usize)>,
     passes: &'a [Pass],
     all_reduce: Collective,
@@ -86,7 +80,7 @@ pub struct TensorSimulation<'a, L> {
     embedding: u32,
     /// 2 L.
     blocks: u32,
-    /// Ranks that have come to a stage, over the air.
+    /// Ranks that have reached a stage (over-the-air all-reduce).
     gathered: BTreeMap<Stage, usize>,
     ended: bool,
     records: Vec<Record>,
@@ -94,7 +88,6 @@ pub struct TensorSimulation<'a, L> {
 }
 
 impl<'a> TensorSimulation<'a, ()> {
-    /// All ranks at the start.
     #[allow(clippy::new_ret_no_self)] // which link it is, the cluster says
     pub fn new(
         input: &Input<'a>,
@@ -128,7 +121,6 @@ impl<'a> TensorSimulation<'a, ()> {
 }
 
 impl<L: Link> TensorSimulation<'_, L> {
-    /// Runs all passes.
     pub fn run(mut self) -> Result<(Vec<Record>, Vec<Reading>), SimError> {
         self.begin(0);
         while !self.ended
@@ -150,7 +142,7 @@ impl<L: Link> TensorSimulation<'_, L> {
         Ok((self.records, self.readings))
     }
 
-    /// The head begins a pass.
+    /// Begins a pass on the head.
     fn begin(&mut self, index: usize) {
         let (now, pass) = (self.engine.now(), self.passes[index]);
         self.progress[0].stage = (index, 0);
@@ -161,7 +153,7 @@ impl<L: Link> TensorSimulation<'_, L> {
         self.engine.at(end, Event::Embedded);
     }
 
-    /// Every worker gets the rows, and the head goes on.
+    /// Sends the embedding to every worker, and begins the head's first block.
     fn hand_out(&mut self) {
         let stage = self.progress[0].stage;
         let rows = Bytes(4 * u64::from(self.embedding)) * u64::from(self.passes[stage.0].tokens);
@@ -184,7 +176,7 @@ impl<L: Link> TensorSimulation<'_, L> {
         self.engine.at(end, Event::Computed(place));
     }
 
-    /// A rank has its partial result.
+    /// Enters the all-reduce with a partial result.
     fn enter(&mut self, place: usize) {
         let (now, stage) = (self.engine.now(), self.progress[place].stage);
         self.progress[place].waits = Some(now);
@@ -200,7 +192,7 @@ impl<L: Link> TensorSimulation<'_, L> {
         }
     }
 
-    /// Sends what is due, and goes on if the sum is there.
+    /// Sends the messages that are due, and continues if the sum is complete.
     fn advance(&mut self, place: usize) {
         let stage = self.progress[place].stage;
         let received = self.progress[place].received.get(&stage).copied().unwrap_or(0);
@@ -216,7 +208,7 @@ impl<L: Link> TensorSimulation<'_, L> {
         }
     }
 
-    /// A rank has the sum of its block.
+    /// Continues after an all-reduce.
     fn proceed(&mut self, place: usize) {
         let (now, (index, block)) = (self.engine.now(), self.progress[place].stage);
         if block < self.blocks {
@@ -235,7 +227,7 @@ impl<L: Link> TensorSimulation<'_, L> {
         }
     }
 
-    /// The head ends a pass.
+    /// Ends a pass on the head.
     fn output(&mut self, index: usize) {
         let (now, pass) = (self.engine.now(), self.passes[index]);
         if !pass.output {
@@ -283,7 +275,7 @@ impl<L: Link> TensorSimulation<'_, L> {
         }
     }
 
-    /// Looks which messages have left over the air, and when to look again.
+    /// Handles the messages that have left, and sets the timer for the next.
     fn settle(&mut self) {
         while let Some((number, delivery)) = self.links.settled(self.engine.now()) {
             if let Some((to, message, record)) = self.leaving.remove(&number) {
@@ -295,7 +287,7 @@ impl<L: Link> TensorSimulation<'_, L> {
         }
     }
 
-    /// A message is on its last way to its receiver.
+    /// Schedules the arrival of a message that has left.
     fn left(&mut self, to: usize, message: Message, record: usize, delivery: Delivery) {
         self.records[record].end = delivery.left.max(self.records[record].start);
         self.engine.at(delivery.arrives, Event::Delivered(to, message));
@@ -314,7 +306,7 @@ impl<L: Link> TensorSimulation<'_, L> {
         }
     }
 
-    /// Over the air, everybody has the sum at once.
+    /// Gives all ranks the sum (over-the-air all-reduce).
     fn summed(&mut self, stage: Stage) {
         let bytes = self.tensor.partial_bytes(self.embedding, self.passes[stage.0].tokens);
         for place in 0..self.ranks.len() {

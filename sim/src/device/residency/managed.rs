@@ -1,8 +1,8 @@
 //! Managed streaming: carries out the steps of [`ManagedResidency`] on simulated storage.
 //!
-//! A chunk of the file is a piece. The helper thread reads one by `WILLNEED` and confirms it by `POPULATE_READ`, each of one
-//! piece exactly. Kept chunks are ordinary page cache: if memory has no room for all of them, they are evicted like
-//! anything else, and read again at their next use.
+//! A chunk of the file is a piece. The helper thread reads a piece with `WILLNEED` and confirms it with `POPULATE_READ`.
+//! Kept chunks are ordinary page cache: if memory cannot hold all of them, the kernel evicts some, and they are read
+//! again at their next use.
 //!
 //! Deviation: a piece is a chunk of the file, and one that lies across two layers belongs to the first.
 
@@ -21,22 +21,22 @@ use crate::resource::Flow;
 use super::super::storage::{NO_ROOM_PAUSE, Storage, Touch};
 use super::{Availability, SYSTEM_CALL, read_record};
 
-/// Reads for one part, between which the helper did not rest.
+/// Reads for one part without a pause between them.
 #[derive(Debug, Clone)]
 struct Stretch {
     record: Record,
     outstanding: u32,
-    /// Nothing is added any more.
+    /// Complete: nothing is added.
     over: bool,
 }
 
-/// What the helper thread does.
+/// The state of the helper thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Helper {
     Idle,
-    /// An event that goes on is pending.
+    /// An event that continues it is pending.
     Awake,
-    /// It waits until this piece arrives.
+    /// It waits for this piece to arrive.
     Waits(Chunk),
 }
 
@@ -50,8 +50,8 @@ pub struct ManagedStream {
 }
 
 impl ManagedStream {
-    /// The stream of a device. `visits` are the chunks of its share, those together that are used without a pause;
-    /// `memory` is what the plan expects to be left for them, of a file of so many `chunks`.
+    /// The stream of a device. `visits` are the chunks of its share, grouped by use without a pause; `memory` is what the
+    /// plan expects to be left for them; the file has `chunks` chunks.
     pub fn new(
         device: usize,
         options: ResidencyOptions,
@@ -66,18 +66,17 @@ impl ManagedStream {
         Self { device: device as u16, residency, helper: Helper::Idle, stretches: VecDeque::new() }
     }
 
-    /// The kept chunks.
     pub fn kept(&self) -> impl Iterator<Item = Chunk> {
         self.residency.kept()
     }
 
-    /// A part will be needed. Returns whether the helper must be woken.
+    /// Requests a part that will be needed. Returns whether the helper must be woken.
     pub fn request(&mut self, request: PartRequest) -> bool {
         let woken = self.residency.react(Event::Requested(request));
         woken && self.wake()
     }
 
-    /// A part is computed from now on. Returns whether the helper must be woken.
+    /// Begins the computation of a part. Returns whether the helper must be woken.
     pub fn begin(&mut self, request: PartRequest, storage: &Storage) -> bool {
         self.residency.react(Event::PassBegun(request.origin.pass));
         if self.residency.is_measure_due() {
@@ -88,12 +87,11 @@ impl ManagedStream {
         woken && self.wake()
     }
 
-    /// The part has been computed.
     pub fn end(&mut self) {
         self.residency.react(Event::PartEnded);
     }
 
-    /// How many of these chunks the computation can use now. A streamed piece ends a stretch, so that it can be
+    /// How many of these chunks the computation can use now. Stops after a streamed piece, so that the piece can be
     /// evicted as soon as it has been used.
     pub fn find(&self, chunks: Range<Chunk>, storage: &Storage) -> Availability {
         let cache = storage.view().view();
@@ -118,8 +116,8 @@ impl ManagedStream {
         if ready == 0 { Availability::Missing } else { Availability::Ready(ready) }
     }
 
-    /// The computation stands at a chunk that was confirmed and is gone, or at an embedding row. The mapping is
-    /// advised of random access: nothing is read around it.
+    /// Faults at a chunk that was confirmed and evicted since, or at an embedding row. The mapping is advised of random
+    /// access: nothing is read around it.
     pub fn fault(&mut self, now: Nanos, chunk: Chunk, unit: Bytes, storage: &mut Storage) -> Touch {
         if self.residency.ready_until().is_none() {
             return storage.read_aside(now, unit);
@@ -128,13 +126,13 @@ impl ManagedStream {
         storage.touch_exactly(now, chunk, Flow::Fault)
     }
 
-    /// These chunks have been used. Returns whether the helper must be woken.
+    /// Reports chunks as used. Returns whether the helper must be woken.
     pub fn used(&mut self, chunks: Range<Chunk>) -> bool {
         let woken = self.residency.react(Event::Used(chunks.end));
         woken && self.wake()
     }
 
-    /// Works until it has spent time. Returns when it goes on, unless it waits for something.
+    /// Runs the helper until it has spent time. Returns when it continues, unless it waits for something.
     pub fn work(&mut self, now: Nanos, storage: &mut Storage) -> Option<Nanos> {
         let (helper, pause) = loop {
             match self.residency.next_step() {
@@ -180,7 +178,7 @@ impl ManagedStream {
         (helper == Helper::Awake).then(|| now + storage.toil().to_nanos().max(pause))
     }
 
-    /// The read of a piece has been started.
+    /// Records that the read of a piece has started.
     fn started(&mut self, now: Nanos, origin: ReadOrigin, bytes: Bytes) {
         if let Some(last) = self.stretches.back_mut() {
             let Record { pass, round, layers, .. } = last.record;
@@ -195,7 +193,7 @@ impl ManagedStream {
         self.stretches.push_back(Stretch { record, outstanding: 1, over: false });
     }
 
-    /// A chunk has arrived, whoever requested it. Returns whether the helper must be woken.
+    /// Handles the arrival of a chunk. Returns whether the helper must be woken.
     pub fn arrived(&mut self, now: Nanos, chunk: Chunk) -> bool {
         if self.residency.is_under_way(chunk) {
             self.residency.react(Event::Arrived(chunk));
@@ -208,7 +206,7 @@ impl ManagedStream {
         woken
     }
 
-    /// Stretches follow each other: the disk serves one flow in order.
+    /// Batches follow each other: the disk serves one flow in order.
     fn stretch_arrived(&mut self, now: Nanos) {
         let mut open = self.stretches.iter_mut().skip_while(|stretch| stretch.outstanding == 0);
         let Some(stretch) = open.next() else { return };
@@ -221,7 +219,7 @@ impl ManagedStream {
         }
     }
 
-    /// Moves the records of finished stretches to the trace.
+    /// Moves the records of finished batches to the trace.
     pub fn report(&mut self, records: &mut Vec<Record>) {
         while let Some(stretch) =
             self.stretches.pop_front_if(|stretch| stretch.over && stretch.outstanding == 0)
@@ -230,7 +228,7 @@ impl ManagedStream {
         }
     }
 
-    /// Moves the records of all stretches to the trace, those under way as far as they came.
+    /// Moves the records of all batches to the trace, unfinished ones as far as they got.
     pub fn flush(&mut self, now: Nanos, records: &mut Vec<Record>) {
         records.extend(self.stretches.drain(..).map(|stretch| {
             let end = if stretch.outstanding > 0 { now } else { stretch.record.end };

@@ -1,8 +1,8 @@
-//! Weight residency: what a computation sees of the helper thread that reads a device's weights ahead.
+//! Weight residency: a computation's view of the helper thread that reads a device's weights ahead.
 //!
 //! The plan's policy chooses the thread: [`ReadAhead`] advises or populates and leaves eviction to the system;
-//! [`ManagedStream`] keeps some pieces and streams the others. A walk asks both the same: which chunks can be computed on, and
-//! what to do if there are none.
+//! [`ManagedStream`] keeps some pieces and streams the others. A walk asks either one which chunks are available, and what
+//! to do if there are none.
 
 pub mod managed;
 pub mod read_ahead;
@@ -25,17 +25,17 @@ use super::storage::{Storage, Touch};
 pub use managed::ManagedStream;
 pub use read_ahead::ReadAhead;
 
-/// The least time of a system call. Keeps events apart.
+/// The shortest system call, which keeps events apart.
 /// source: assumed
 const SYSTEM_CALL: Nanos = 1000;
 
-/// Chunks computed as one stretch while the helper thread may evict them.
+/// The most chunks computed at once while the helper thread may evict them.
 const STRETCH: u32 = 4;
 
 /// What a computation finds at its position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Availability {
-    /// So many chunks can be used now.
+    /// This many chunks can be used now.
     Ready(u32),
     /// The helper thread is about to bring the chunk: wait for it.
     Pending,
@@ -43,17 +43,15 @@ pub enum Availability {
     Missing,
 }
 
-/// The policy by which a device's weights are read ahead of their use and given up after it.
+/// The policy that reads a device's weights before their use and evicts them after it.
 #[derive(Debug, Clone)]
 pub enum WeightResidency {
-    /// The system decides what stays in memory.
     System(ReadAhead),
-    /// The device decides.
     Managed(Box<ManagedStream>),
 }
 
 impl WeightResidency {
-    /// A part will be needed. Returns whether the helper must be woken.
+    /// Requests a part that will be needed. Returns whether the helper must be woken.
     pub fn request(&mut self, request: PartRequest) -> bool {
         match self {
             WeightResidency::System(helper) => helper.read(request),
@@ -61,7 +59,7 @@ impl WeightResidency {
         }
     }
 
-    /// A part is computed from now on. Returns whether the helper must be woken.
+    /// Begins the computation of a part. Returns whether the helper must be woken.
     pub fn begin(&mut self, request: PartRequest, storage: &Storage) -> bool {
         match self {
             WeightResidency::System(_) => false,
@@ -69,7 +67,6 @@ impl WeightResidency {
         }
     }
 
-    /// The part has been computed.
     pub fn end(&mut self) {
         if let WeightResidency::Managed(stream) = self {
             stream.end();
@@ -84,7 +81,7 @@ impl WeightResidency {
         }
     }
 
-    /// Returns how many of these chunks can be computed on.
+    /// Returns how many of these chunks can be used now.
     pub fn find(&self, chunks: Range<Chunk>, storage: &Storage) -> Availability {
         let helper = match self {
             WeightResidency::System(helper) => helper,
@@ -99,24 +96,24 @@ impl WeightResidency {
         }
     }
 
-    /// The computation faults at a missing chunk, of which it needs `unit` bytes.
+    /// Faults at a missing chunk, of which the computation needs `unit` bytes.
     pub fn fault(&mut self, now: Nanos, chunk: Chunk, unit: Bytes, storage: &mut Storage) -> Touch {
         match self {
-            // A row of the embedding; of all else a whole chunk is needed.
+            // An embedding row; of anything else a whole chunk is needed.
             WeightResidency::System(_) if unit < storage.chunk() => storage.read_aside(now, unit),
             WeightResidency::System(_) => storage.touch(now, chunk, Flow::Fault),
             WeightResidency::Managed(stream) => stream.fault(now, chunk, unit, storage),
         }
     }
 
-    /// Whether the system decides what stays in memory. Then embedding rows stay after their use, because they are
-    /// little and used often; a managed device evicts them at once. And a chunk may be evicted right after its use,
-    /// which a managed device does not do before it is done with it.
+    /// Whether the system decides what stays in memory. Then embedding rows stay after their use, because they are small
+    /// and used often, and a chunk may be evicted right after its use. A managed device evicts rows at once, and a chunk
+    /// only when it is done with it.
     pub fn is_left_to_system(&self) -> bool {
         matches!(self, WeightResidency::System(_))
     }
 
-    /// These chunks have been used. Returns whether the helper must be woken.
+    /// Reports chunks as used. Returns whether the helper must be woken.
     pub fn used(&mut self, chunks: Range<Chunk>) -> bool {
         match self {
             WeightResidency::System(_) => false,
@@ -124,7 +121,7 @@ impl WeightResidency {
         }
     }
 
-    /// The helper works until it has spent time. Returns when it goes on, unless it waits for something.
+    /// Runs the helper until it has spent time. Returns when it continues, unless it waits for something.
     pub fn work(&mut self, now: Nanos, storage: &mut Storage) -> Option<Nanos> {
         match self {
             WeightResidency::System(helper) => helper.work(now, storage),
@@ -132,7 +129,7 @@ impl WeightResidency {
         }
     }
 
-    /// A chunk has arrived, whoever requested it. Returns whether the helper must be woken.
+    /// Handles the arrival of a chunk. Returns whether the helper must be woken.
     pub fn arrived(&mut self, now: Nanos, chunk: Chunk) -> bool {
         match self {
             WeightResidency::System(helper) => helper.arrived(now, chunk),
@@ -148,7 +145,7 @@ impl WeightResidency {
         }
     }
 
-    /// Moves the records of all reads to the trace, those under way as far as they came.
+    /// Moves the records of all reads to the trace, unfinished ones as far as they got.
     pub fn flush(&mut self, now: Nanos, records: &mut Vec<Record>) {
         match self {
             WeightResidency::System(helper) => helper.flush(now, records),
@@ -157,7 +154,7 @@ impl WeightResidency {
     }
 }
 
-/// The record of a read for a part that begins with so many bytes.
+/// The record of a read for a part, which starts with `bytes`.
 fn read_record(device: u16, origin: ReadOrigin, now: Nanos, bytes: Bytes) -> Record {
     let place = (origin.pass, origin.round);
     let line = start_record(device.into(), Resource::DiskPrefetch, Kind::Prefetch, place, now);

@@ -1,9 +1,9 @@
 //! Read-ahead: the helper thread of a device whose system decides what stays in memory.
 //!
-//! The thread takes the prefetch steps of the schedule in order. Under residency `os` it advises: `WILLNEED` returns before
-//! anything has arrived, so that the next piece is requested at once. Under `windowed` it populates: it touches one piece
-//! after another and waits for each. Both go as far as the plan's prefetch budget. Where the plan says so, the same
-//! thread evicts windows that have been computed, in order with its other jobs.
+//! The thread executes the prefetch steps of the schedule in order. Under residency `os` it advises: `WILLNEED` returns
+//! before anything has arrived, so that the next piece is requested at once. Under `windowed` it populates: it touches one
+//! piece after another and waits for each. Both stop at the plan's prefetch budget. If the plan says so, the same thread
+//! evicts computed windows, in order with its other jobs.
 //!
 //! Not here: what the page cache evicts for it, and managed residency ([`super::managed`]).
 
@@ -29,13 +29,13 @@ enum Task {
     Evict,
 }
 
-/// The read of a part, or of what of it was missing.
+/// The read of a part, or of its missing chunks.
 #[derive(Debug, Clone)]
 struct Reading {
     record: Record,
     chunks: Range<Chunk>,
     outstanding: u32,
-    /// Everything has been requested.
+    /// Every chunk has been requested.
     requested: bool,
 }
 
@@ -44,19 +44,19 @@ struct Reading {
 pub struct ReadAhead {
     device: u16,
     residency: Residency,
-    /// A job reads at most so many chunks.
+    /// The most chunks that a job reads.
     budget: u32,
-    /// Chunks that have not been dealt with yet.
+    /// Unfinished jobs.
     jobs: VecDeque<(Task, PartRequest)>,
     /// The chunk that it waits for.
     waits: Option<Chunk>,
-    /// An event that goes on with the jobs is pending.
+    /// An event that continues the jobs is pending.
     awake: bool,
     readings: Vec<Reading>,
 }
 
 impl ReadAhead {
-    /// A helper with nothing to do, on a disk with a read-ahead window of so many chunks.
+    /// A helper without jobs, on a disk with a read-ahead window of `read_ahead` chunks.
     pub fn new(device: usize, residency: ResidencyOptions, chunk: Bytes, read_ahead: u32) -> Self {
         let chunks = |budget: Bytes| u32::try_from(budget.0.div_ceil(chunk.0)).unwrap_or(u32::MAX);
         let budget = residency.prefetch_budget.map_or(u32::MAX, chunks);
@@ -75,7 +75,7 @@ impl ReadAhead {
 
     /// Reads a part. Returns whether the helper must be woken.
     pub fn read(&mut self, mut job: PartRequest) -> bool {
-        // The first part of the window, whatever of it is there already.
+        // The first part of the window, whether it is in memory or not.
         job.pieces.end = job.pieces.end.min(job.pieces.start.saturating_add(self.budget));
         self.take(Task::Read, job)
     }
@@ -90,12 +90,12 @@ impl ReadAhead {
         self.waits.is_none() && !std::mem::replace(&mut self.awake, true)
     }
 
-    /// Whether it has work that touches the page cache.
+    /// Whether it has no work that touches the page cache.
     pub fn is_idle(&self) -> bool {
         self.jobs.is_empty() && self.readings.is_empty()
     }
 
-    /// Works until it has spent time. Returns when it goes on, unless it waits for something.
+    /// Works until it has spent time. Returns when it continues, unless it waits for something.
     pub fn work(&mut self, now: Nanos, storage: &mut Storage) -> Option<Nanos> {
         self.awake = false;
         while let Some((task, job)) = self.jobs.front_mut() {
@@ -123,7 +123,7 @@ impl ReadAhead {
                         self.started(now, storage.chunk());
                         true
                     }
-                    // Dropped by the kernel, which costs time all the same.
+                    // Dropped by the kernel, which takes time nevertheless.
                     Fetch::NoRoom => {
                         job.pieces.start += 1;
                         true
@@ -155,7 +155,7 @@ impl ReadAhead {
         None
     }
 
-    /// A chunk has arrived, whoever requested it. Returns whether the helper waited for it and must be woken.
+    /// Handles the arrival of a chunk. Returns whether the helper waited for it and must be woken.
     pub fn arrived(&mut self, now: Nanos, chunk: Chunk) -> bool {
         let found = self
             .readings
@@ -174,12 +174,12 @@ impl ReadAhead {
         woken
     }
 
-    /// Moves the records of all reads to the trace, those under way as far as they came.
+    /// Moves the records of all reads to the trace, unfinished ones as far as they got.
     pub fn flush(&mut self, now: Nanos, records: &mut Vec<Record>) {
         records.extend(self.readings.drain(..).map(|reading| Record { end: now, ..reading.record }));
     }
 
-    /// The read of the first job's first chunk has been started.
+    /// Records that the read of the first job's first chunk has started.
     fn started(&mut self, now: Nanos, chunk: Bytes) {
         let Some((_, job)) = self.jobs.front_mut() else { return };
         let first = job.pieces.start;
@@ -202,7 +202,7 @@ impl ReadAhead {
         }
     }
 
-    /// Moves the records of jobs that are done to the trace.
+    /// Moves the records of finished jobs to the trace.
     pub fn report(&mut self, records: &mut Vec<Record>) {
         let done = |reading: &mut Reading| reading.requested && reading.outstanding == 0;
         records.extend(self.readings.extract_if(.., done).map(|reading| reading.record));

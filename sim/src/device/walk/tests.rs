@@ -1,4 +1,4 @@
-//! What does a thread need when it has been woken?
+//! The pages that a thread needs when it has been woken.
 
 use hearth_profiles::BytesPerSecond;
 use hearth_schema::residency::Residency;
@@ -12,10 +12,10 @@ use crate::resource::DiskSpeed;
 use crate::trace::start_record;
 
 const PIECE: Bytes = Bytes::mib(1);
-/// So many that one of them makes a load across the border.
+/// Enough that one of them makes a load across the border.
 const THREADS: f64 = 1e3;
 
-/// A walk through matrices of ten chunks that has computed the first and waits for the second.
+/// A walk through ten chunks that has computed the first and waits for the second.
 struct World {
     now: Nanos,
     storage: Storage,
@@ -47,7 +47,7 @@ impl World {
         world
     }
 
-    /// Goes on when this chunk has come, which must be the next to come.
+    /// Continues when this chunk has arrived, which must be the next to arrive.
     fn woken(&mut self, chunk: Chunk) -> Next {
         self.now = self.storage.next_end().expect("something is read");
         assert_eq!(self.storage.arrived(self.now), Some(chunk));

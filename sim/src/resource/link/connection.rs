@@ -1,12 +1,12 @@
-//! What does a TCP connection add to a message?
+//! TCP connection: the delays that it adds to a message.
 //!
-//! Messages of one connection go out one after another and arrive in that order. A connection that has been idle for a
-//! retransmission timeout, or is new, begins with the initial window; what is longer waits for acknowledgements. A lost
-//! segment is sent again after a round trip if enough segments of its message follow it, after the timeout if not. The
-//! formulas are [`hearth_profiles::link::way`]'s; here are the draws.
+//! Messages of one connection are sent one after another and arrive in order. A connection that is new, or has been idle
+//! for a retransmission timeout, begins with the initial window; a longer message waits for acknowledgements. A lost segment
+//! is sent again after a round trip if enough segments of its message follow it, otherwise after the timeout. The
+//! formulas are in [`hearth_profiles::link::path`]; here are the draws.
 //!
-//! Neither acknowledgements nor repeated segments take air time here: they are some tens of bytes, and one message
-//! in fifty has to be repeated at all.
+//! Acknowledgements and retransmissions take no air time here: they are some tens of bytes, and one message in fifty
+//! needs a retransmission.
 
 use std::collections::VecDeque;
 
@@ -22,46 +22,45 @@ use crate::random::uniform;
 /// The messages from one device to another.
 #[derive(Debug, Clone, Default)]
 pub struct Connection {
-    /// Those not yet sent; the first is being sent.
+    /// Numbers of the messages not yet sent; the first is being sent.
     pub waiting: VecDeque<u64>,
-    /// When something was last handed over or sent.
+    /// When a message was last handed over or sent.
     pub last_sent: Option<Nanos>,
-    /// When the last message was there.
+    /// When the last message arrived.
     pub last_arrival: Nanos,
 }
 
 impl Connection {
-    /// Whether its window has to open again.
+    /// Whether it begins with the initial window.
     pub fn is_fresh(&self, now: Nanos, tcp: &Tcp) -> bool {
         let idle = |last: Nanos| now.saturating_sub(last) > tcp.rto.value.to_nanos();
         self.waiting.is_empty() && self.last_sent.is_none_or(idle)
     }
 }
 
-/// The delays of a channel.
+/// Draws the delays of a channel.
 #[derive(Debug, Clone)]
 pub struct Delays {
     median: f64,
     sigma: f64,
-    /// One number for each message.
+    /// One draw for each message.
     delay: ChaCha8Rng,
-    /// What TCP needs for each message.
+    /// Draws of TCP for each message.
     tcp: ChaCha8Rng,
 }
 
 impl Delays {
-    /// Delays of a channel from two streams of their own.
     pub fn new(channel: &WifiChannel, delay: ChaCha8Rng, tcp: ChaCha8Rng) -> Self {
         let (median, sigma) = (channel.delay.median.value.0, channel.delay.sigma.value);
         Self { median, sigma, delay, tcp }
     }
 
-    /// What a small message takes one way.
+    /// Draws the one-way delay of a small message.
     pub fn one_way(&mut self) -> Seconds {
         log_normal(self.median, self.sigma, &mut self.delay)
     }
 
-    /// What TCP adds to a message. It draws as often whatever happens, so that one loss more moves nothing else.
+    /// Draws the time that TCP adds to a message. The number of draws is constant, so that a loss changes no later draw.
     pub fn surcharge(&mut self, tcp: &Tcp, rate: BytesPerSecond, bytes: Bytes, fresh: bool) -> Seconds {
         let mut one_way = || log_normal(self.median, self.sigma, &mut self.tcp);
         let round_trip = one_way() + one_way();

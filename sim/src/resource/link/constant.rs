@@ -1,9 +1,7 @@
-//! When does a message arrive that has a wire for itself?
+//! Constant links: each ordered pair of devices has a wire of its own, as on a switch.
 //!
-//! A message waits until those before it are sent, takes bytes / bandwidth to send, and arrives a latency later. Each
-//! ordered pair of devices has its own wire, as on a switch. This is the link that models are validated with.
-//!
-//! Not here: anything that a third device could notice.
+//! A message waits until those before it are sent, takes bytes / bandwidth to send, and arrives a latency later. Models
+//! are validated with this link.
 
 use std::collections::BTreeMap;
 
@@ -12,12 +10,10 @@ use hearth_profiles::{Bytes, BytesPerSecond, Seconds};
 use super::{Delivery, Link, Sent};
 use crate::engine::Nanos;
 
-/// Latency and bandwidth of one direction of one pair of devices.
+/// Latency and bandwidth of one direction between two devices.
 #[derive(Debug, Clone, Copy)]
 pub struct Wire {
-    /// The delay of an empty message.
     pub latency: Seconds,
-    /// How fast a message leaves.
     pub bandwidth: BytesPerSecond,
 }
 
@@ -27,7 +23,7 @@ impl From<&hearth_profiles::Link> for Wire {
     }
 }
 
-/// Every ordered pair with a wire of its own.
+/// Wires between devices.
 #[derive(Debug, Clone)]
 pub struct ConstantLink {
     usual: Wire,
@@ -42,19 +38,19 @@ impl ConstantLink {
         Self { usual, special: BTreeMap::new(), free_at: BTreeMap::new(), carried: 0 }
     }
 
-    /// Another wire for one direction of one pair.
+    /// Sets the wire of one direction of one pair.
     #[must_use]
     pub fn with(mut self, from: usize, to: usize, wire: Wire) -> Self {
         self.special.insert((from, to), wire);
         self
     }
 
-    /// Sends a message now. What becomes of it is known at once.
+    /// Sends a message now and returns its delivery.
     pub fn deliver(&mut self, now: Nanos, from: usize, to: usize, bytes: Bytes) -> Delivery {
         let wire = self.wire(from, to);
         let free_at = self.free_at.entry((from, to)).or_insert(0);
         let starts = now.max(*free_at);
-        // A wire of hardly any bandwidth is busy for ever, not until before it began.
+        // A wire with hardly any bandwidth is busy for ever; the sum must not wrap.
         *free_at = starts.saturating_add((bytes / wire.bandwidth).to_nanos());
         self.carried += bytes.0;
         Delivery { starts, left: *free_at, arrives: free_at.saturating_add(wire.latency.to_nanos()) }

@@ -1,8 +1,7 @@
-//! Who has the air, and until when?
+//! Transmission medium: one transmission at a time holds a channel or one direction of a wire.
 //!
-//! A channel has one token. Transmissions ask for it and get it in the order in which they asked; whoever has it holds
-//! it for an overhead and the bytes. A message longer than a burst asks again for each, so that others come between.
-//! One direction of a device's wire is the same thing without overhead and stalls.
+//! Transmissions get the medium in the order of request and hold it for an overhead and the bytes. A message longer than
+//! a burst requests it for each burst, so that others come between. A wire has neither overhead nor stalls.
 //!
 //! Not here: which transmissions a message has ([`super::wifi`]).
 
@@ -11,31 +10,29 @@ use std::collections::VecDeque;
 use super::stalls::Stalls;
 use crate::engine::Nanos;
 
-/// One transmission of a message on one half of its way.
+/// One transmission of a message on one hop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Burst {
-    /// Whose.
+    /// The message's number.
     pub message: u64,
-    /// Whether it is the second half, to the receiver.
+    /// Whether it is on the second hop, to the receiver.
     pub down: bool,
-    /// How much of it.
     pub bytes: u64,
-    /// Time on the air.
+    /// Transmission time.
     pub air: Nanos,
 }
 
-/// What is being sent.
+/// The transmission that holds the medium.
 #[derive(Debug, Clone, Copy)]
 pub struct Grant {
-    /// The transmission.
     pub burst: Burst,
-    /// When it got the token.
+    /// When it got the medium.
     pub since: Nanos,
-    /// When it gives it back, if no stall is added.
+    /// When it releases it, if no stall is added.
     pub ends: Nanos,
 }
 
-/// The token of a channel or a wire.
+/// A medium and the transmissions that wait for it.
 #[derive(Debug, Clone)]
 pub struct Medium {
     queue: VecDeque<Burst>,
@@ -45,12 +42,11 @@ pub struct Medium {
 }
 
 impl Medium {
-    /// A token that nobody holds.
     pub fn new(stalls: Stalls) -> Self {
         Self { queue: VecDeque::new(), hold: None, stalls, held: 0 }
     }
 
-    /// A transmission asks for it.
+    /// Requests the medium for a transmission.
     pub fn ask(&mut self, now: Nanos, burst: Burst) {
         self.queue.push_back(burst);
         if self.hold.is_none() {
@@ -58,7 +54,7 @@ impl Medium {
         }
     }
 
-    /// When the transmission under way is over.
+    /// When the current transmission ends.
     pub fn next_end(&self) -> Option<Nanos> {
         self.hold.map(|hold| hold.ends)
     }
@@ -71,7 +67,7 @@ impl Medium {
         Some(hold)
     }
 
-    /// Nothing is sent from now on until then.
+    /// Stops all transmission from `now` until `until`.
     pub fn stall(&mut self, now: Nanos, until: Nanos) {
         let left = self.hold.map(|hold| self.stalls.air(now, hold.ends));
         self.stalls.add(now, until);
@@ -80,7 +76,7 @@ impl Medium {
         }
     }
 
-    /// Air time of all transmissions that have ended.
+    /// Total transmission time of all transmissions that have ended.
     pub fn held(&self) -> Nanos {
         self.held
     }
@@ -110,7 +106,7 @@ mod tests {
         token.ask(3, burst(3, 1));
         assert!(token.ended(9).is_none());
         assert_eq!(token.ended(10).map(|hold| (hold.burst.message, hold.since)), Some((1, 0)));
-        // A stall in the middle of the second: what is left of it comes after.
+        // A stall during the second: the rest of it comes afterwards.
         token.stall(12, 20);
         assert_eq!(token.next_end(), Some(23));
         assert_eq!(token.ended(23).map(|hold| hold.burst.message), Some(2));

@@ -1,8 +1,4 @@
-//! Which message has arrived?
-//!
-//! A link knows messages by numbers. Here each keeps what its world wants back when it is known how it fared.
-//!
-//! Not here: when that is ([`super::wifi`], [`super::constant`]).
+//! Network: the links of a cluster, with a caller's item for each message in flight.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +11,7 @@ use hearth_schema::plan::PlannedDevice;
 use super::{ConstantLink, Delivery, Link, Sent, WifiLink, Wire};
 use crate::engine::Nanos;
 
-/// Links, and what belongs to the messages on them.
+/// Links, and the items of the messages on them.
 #[derive(Debug, Clone)]
 pub struct Network<T> {
     links: WifiLink,
@@ -23,13 +19,11 @@ pub struct Network<T> {
 }
 
 impl<T> Network<T> {
-    /// Nothing has been sent over these links.
     pub fn new(links: WifiLink) -> Self {
         Self { links, leaving: BTreeMap::new() }
     }
 
-    /// Hands over a message. If nothing that comes later can change how it fares, that is known at once;
-    /// [`Network::settled`] tells it otherwise.
+    /// Sends a message. Returns its delivery if later messages cannot change it; otherwise [`Network::settled`] does.
     pub fn send(
         &mut self,
         now: Nanos,
@@ -46,23 +40,23 @@ impl<T> Network<T> {
         }
     }
 
-    /// Takes one message of which everything is known by now.
+    /// Takes one message whose delivery is known by now.
     pub fn settled(&mut self, now: Nanos) -> Option<(T, Delivery)> {
         loop {
             let (number, delivery) = self.links.settled(now)?;
-            // Nobody wants those that were given up.
+            // Dropped messages have no item.
             if let Some(item) = self.leaving.remove(&number) {
                 return Some((item, delivery));
             }
         }
     }
 
-    /// Gives up all messages that have not left. What was handed over to the air is sent all the same.
+    /// Drops all messages that have not left. Their bytes occupy the channel nevertheless.
     pub fn give_up(&mut self) {
         self.leaving.clear();
     }
 
-    /// When to ask again.
+    /// When to call [`Network::settled`] next.
     pub fn next_event(&self) -> Option<Nanos> {
         self.links.next_event()
     }
@@ -72,14 +66,14 @@ impl<T> Network<T> {
         self.links.stall(channel, now, until)
     }
 
-    /// The same for every channel.
+    /// Stalls every channel.
     pub fn stall_all(&mut self, now: Nanos, until: Nanos) {
         self.links.stall_all(now, until);
     }
 }
 
-/// The members of the cluster in the order in which links know them: the plan's devices in ring order, then those
-/// without a part, to which a later plan may give one.
+/// The members of the cluster in the order of the links: the plan's devices in ring order, then those without a part, to
+/// which a later plan may give one.
 pub fn link_order(cluster: &Cluster, plan: &Plan) -> Vec<usize> {
     let members = &cluster.members;
     let planned = |device: &PlannedDevice| members.iter().position(|member| member.name == device.name);
@@ -99,7 +93,7 @@ pub fn cluster_links(cluster: &Cluster, plan: &Plan) -> WifiLink {
             match table.connection(sender, receiver) {
                 Some(Connection::Link(link)) => wires = wires.with(from, to, Wire::from(link)),
                 Some(Connection::Wireless(way)) => ways.push((from, to, way)),
-                // Pairs that cannot reach each other have no wire of their own: `check` has seen that none is used.
+                // Unreachable pairs have no wire of their own: `check` has verified that none is used.
                 None => {}
             }
         }

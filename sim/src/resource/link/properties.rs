@@ -1,4 +1,4 @@
-//! Does a link keep the law of all links, whatever is sent over it?
+//! Test driver for links, and the invariants of every link.
 
 use std::collections::BTreeMap;
 
@@ -11,20 +11,17 @@ use crate::engine::Nanos;
 /// A message of a test: nanoseconds after the one before it, from, to, bytes.
 pub(crate) type Given = (Nanos, usize, usize, u64);
 
-/// A message and what became of it.
+/// A message and its delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Carried {
-    /// From whom to whom.
     pub pair: (usize, usize),
-    /// Its size.
     pub bytes: u64,
     /// When it was handed over.
     pub given: Nanos,
-    /// The rest.
     pub delivery: Delivery,
 }
 
-/// Random messages between so many devices, never from one to itself.
+/// Random messages between `devices` devices, never from one to itself.
 pub(crate) fn messages(devices: usize) -> impl Strategy<Value = Vec<Given>> {
     let bytes = prop_oneof![0u64..2000, 0u64..100_000, 0u64..3_000_000];
     let message = (0u64..20_000_000, 0..devices, 1..devices, bytes);
@@ -33,7 +30,7 @@ pub(crate) fn messages(devices: usize) -> impl Strategy<Value = Vec<Given>> {
     prop::collection::vec(turned, 0..40)
 }
 
-/// Hands over messages in time and drives the link to their arrival; in the order of handing over.
+/// Sends messages at their times and drives the link until all have arrived; returns them in the order of sending.
 pub(crate) fn carry(link: &mut dyn Link, messages: &[Given]) -> Vec<Carried> {
     let (mut now, mut pending, mut carried) = (0, BTreeMap::new(), Vec::new());
     for (index, &(wait, from, to, bytes)) in messages.iter().enumerate() {
@@ -70,7 +67,7 @@ fn drive(
     }
 }
 
-/// The law every link obeys, whatever is sent over it.
+/// Checks the invariants of every link with these messages.
 pub(crate) fn check_invariants(link: &mut dyn Link, messages: &[Given]) -> Vec<Carried> {
     let before = link.carried().0;
     let carried = carry(link, messages);

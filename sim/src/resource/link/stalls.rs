@@ -1,13 +1,11 @@
-//! When does a channel stand still?
+//! Stalls of a channel: times in which it transmits nothing.
 //!
-//! Each kind of stall begins as a Poisson process and lasts a uniform time; a world may add one of its own. What is
-//! being sent when a stall begins goes on where it was when the stall is over.
+//! Each kind of stall begins as a Poisson process and lasts a uniform time; a simulation may add stalls of its own. A
+//! transmission continues where it was when the stall is over.
 //!
-//! Stalls are drawn for windows of ten seconds, each from its own part of the channel's random stream. So they come at
-//! the same instants whatever is sent, two plans meet the same ones, and a run that lets the air rest for an hour draws
-//! nothing for that hour. A Poisson process has no memory: beginning it anew at every window changes nothing.
-//!
-//! Not here: what is sent between them.
+//! Stalls are drawn for windows of ten seconds, each from its own part of the channel's random stream. So they come at the
+//! same instants whatever is sent, two plans meet the same ones, and an idle hour draws nothing. A Poisson process has no
+//! memory: restarting it at every window changes nothing.
 
 use hearth_profiles::Seconds;
 use hearth_profiles::link::wifi::{MAX_STALL, Stall};
@@ -16,16 +14,16 @@ use rand_chacha::ChaCha8Rng;
 use crate::engine::Nanos;
 use crate::random::uniform;
 
-/// A window, in nanoseconds: no stall reaches beyond the next one.
+/// The length of a window: no stall reaches beyond the next one.
 const WINDOW: Nanos = (MAX_STALL.0 * 1e9) as Nanos;
-/// Random words set aside for a window: two numbers of two words for each of a hundred stalls a second of 16 kinds
-/// are 64,000 on average, and for those of a channel that stands still for half of the time at most far fewer.
+/// Random words reserved for a window: two numbers of two words for each of a hundred stalls a second of 16 kinds are
+/// 64,000 on average, and far fewer for a channel that stalls for at most half of the time.
 const WORDS: u128 = 1 << 20;
 
-/// A world's own stall ends after a day. source: assumed, so that a run that waits for it ends
+/// The longest added stall, a day. source: assumed, so that a run that waits for it ends
 const MAX_ADDED_STALL: Nanos = 86_400_000_000_000;
 
-/// A time from its beginning to its end.
+/// Start and end.
 type Span = (Nanos, Nanos);
 
 /// The stalls of one channel.
@@ -33,32 +31,31 @@ type Span = (Nanos, Nanos);
 pub struct Stalls {
     kinds: Vec<Stall>,
     stream: ChaCha8Rng,
-    /// Added by the world.
+    /// Added by the simulation.
     added: Vec<Span>,
-    /// The window that `spans` is about.
+    /// The window of `spans`.
     window: Option<u64>,
-    /// Those that touch the window, in order, none overlapping.
+    /// Those that touch the window, in order, without overlaps.
     spans: Vec<Span>,
 }
 
 impl Stalls {
-    /// Those of these kinds, drawn from this stream.
     pub fn new(kinds: Vec<Stall>, stream: ChaCha8Rng) -> Self {
         Self { kinds, stream, added: Vec::new(), window: None, spans: Vec::new() }
     }
 
-    /// One more, whatever is drawn.
+    /// Adds a stall.
     pub fn add(&mut self, from: Nanos, until: Nanos) {
         self.added.push((from, until.min(from.saturating_add(MAX_ADDED_STALL))));
         self.window = None;
     }
 
-    /// When so much air time is over that begins at `at`.
+    /// Returns when a transmission of `air` nanoseconds that begins at `at` ends.
     pub fn end(&mut self, at: Nanos, air: Nanos) -> Nanos {
         let (mut at, mut left) = (self.over(at), air);
         loop {
             let pause = self.next(at);
-            // At the end of all time there is no next window.
+            // At the end of time there is no next window.
             if left <= pause - at || pause == at {
                 return at.saturating_add(left);
             }
@@ -67,7 +64,7 @@ impl Stalls {
         }
     }
 
-    /// How much air time there is from one instant to another.
+    /// Returns the transmission time between two instants.
     pub fn air(&mut self, from: Nanos, until: Nanos) -> Nanos {
         let (mut at, mut sum) = (self.over(from), 0);
         while at < until {
@@ -90,7 +87,7 @@ impl Stalls {
         at
     }
 
-    /// The beginning of the next stall, or of the next window, where it has to be asked again.
+    /// The beginning of the next stall, or of the next window, where the search continues.
     fn next(&mut self, at: Nanos) -> Nanos {
         let edge = (at / WINDOW + 1).saturating_mul(WINDOW);
         let starts = self.around(at).iter().map(|&(start, _)| start);
@@ -137,7 +134,7 @@ impl Stalls {
     }
 }
 
-/// Overlapping spans as one.
+/// Joins overlapping spans.
 fn merged(sorted: Vec<Span>) -> Vec<Span> {
     let mut spans: Vec<Span> = Vec::with_capacity(sorted.len());
     for (start, end) in sorted {

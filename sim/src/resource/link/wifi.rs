@@ -1,17 +1,16 @@
-//! When does a message arrive over air that others share?
+//! Wi-Fi link: messages between stations that share the transmission time of a channel.
 //!
-//! Its bytes go to the access point and from there to the receiver, in bursts that each hold the channel's token
-//! (`token`). Between two stations of one channel both halves take the same token, so that a long message gets
-//! 1 / (1/up + 1/down); a device on a wire, or on another channel, takes a token of its own. After its last burst a
+//! A message goes to the access point and from there to the receiver, in bursts that each hold the channel
+//! (`medium`). Between two stations of one channel both hops take the same channel, so that a long message gets
+//! 1 / (1/up + 1/down); a device on a wire, or on another channel, takes a medium of its own. After its last burst a
 //! message takes the rest of its delay, and what TCP adds (`connection`).
 //!
-//! The delay that a channel's document gives is what a small message takes one way when it has the air for itself; so
-//! the overheads of such a message are in it, and only what is left of it comes after the burst.
+//! The delay in a channel's document is the one-way time of a small message on an idle channel. It includes the overheads
+//! of such a message; only the rest comes after the burst.
 //!
-//! Who gets the token depends on messages that are handed over later. So nothing is known when a message is handed
-//! over; the world comes back at every end of a burst.
+//! The order on the medium depends on later messages, so a delivery is known only when its last burst ends.
 //!
-//! Not here: stations that drop out of reach, rates that change, collisions beyond what the overhead has.
+//! Not here: stations out of reach, changing rates, collisions beyond the overhead.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +25,7 @@ use super::{ConstantLink, Delivery, Link, Sent};
 use crate::engine::Nanos;
 use crate::random;
 
-/// What a channel draws for.
+/// The purpose of a channel's random stream.
 #[derive(Clone, Copy)]
 enum Purpose {
     Stalls,
@@ -34,10 +33,10 @@ enum Purpose {
     Tcp,
 }
 
-/// What a message takes a token of.
+/// The medium that a hop takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Port {
-    /// The air, by the index of the channel.
+    /// The channel with this index.
     Channel(usize),
     /// The wire from a device.
     From(usize),
@@ -45,7 +44,7 @@ enum Port {
     To(usize),
 }
 
-/// One half of a way.
+/// One hop of a route.
 #[derive(Debug, Clone, Copy)]
 struct Hop {
     port: Port,
@@ -53,25 +52,25 @@ struct Hop {
     overhead: Nanos,
 }
 
-/// The way from one device to another over the air.
+/// The route from one device to another over Wi-Fi.
 #[derive(Debug, Clone, Copy)]
 struct Route {
     up: Hop,
     down: Hop,
     burst: u64,
-    /// When both halves take the same air.
+    /// The rate when both hops take the same channel.
     rate: BytesPerSecond,
     wire_latency: Nanos,
     /// The channel whose delay it has.
     delaying: usize,
 }
 
-/// A message that is being sent.
+/// A message being sent.
 #[derive(Debug, Clone, Copy)]
 struct Sending {
     pair: (usize, usize),
     bytes: u64,
-    /// Bytes for which the sender has not asked yet.
+    /// Bytes for which the sender has not requested the medium yet.
     unsent: u64,
     landed: u64,
     starts: Option<Nanos>,
@@ -79,7 +78,7 @@ struct Sending {
     after: Nanos,
 }
 
-/// Channels, and wires for those who are on none.
+/// Wi-Fi channels, and wires for other pairs.
 #[derive(Debug, Clone)]
 pub struct WifiLink {
     wires: ConstantLink,
@@ -95,7 +94,7 @@ pub struct WifiLink {
 }
 
 impl WifiLink {
-    /// Wires only, until [`WifiLink::with`] puts pairs on the air.
+    /// Wires only, until [`WifiLink::with`] moves pairs to Wi-Fi.
     pub fn new(wires: ConstantLink, air: Option<&Wifi>, seed: u64) -> Self {
         let stream = |channel: usize, purpose: Purpose| {
             random::stream(seed, random::Purpose::Wifi, 0, (channel as u64) << 8 | purpose as u64)
@@ -122,7 +121,7 @@ impl WifiLink {
         }
     }
 
-    /// One pair's way in one direction is over the air.
+    /// Moves one direction of a pair to Wi-Fi.
     #[must_use]
     pub fn with(mut self, from: usize, to: usize, way: &WirelessPath) -> Self {
         let half = |end: &Endpoint, wire: Port| {
@@ -131,7 +130,7 @@ impl WifiLink {
         };
         let (up, down) = (half(&way.sender, Port::From(from)), half(&way.receiver, Port::To(to)));
         for port in [up.port, down.port] {
-            // Wires never stand still, so that their stream is never asked.
+            // Wires never stall, so their stream is never used.
             let quiet =
                 || Medium::new(Stalls::new(Vec::new(), random::stream(0, random::Purpose::Wifi, 0, 0)));
             self.tokens.entry(port).or_insert_with(quiet);
@@ -145,8 +144,8 @@ impl WifiLink {
         self
     }
 
-    /// A channel by name sends nothing from now on until then; `false` if there is none of that name. The world asks
-    /// for [`Link::next_event`] again afterwards.
+    /// Stalls a channel from `now` until `until`; returns false if no channel has that name. Call [`Link::next_event`] again
+    /// afterwards.
     pub fn stall(&mut self, channel: &str, now: Nanos, until: Nanos) -> bool {
         let index = self.names.iter().position(|name| name == channel);
         let token = index.and_then(|index| self.tokens.get_mut(&Port::Channel(index)));
@@ -156,7 +155,7 @@ impl WifiLink {
         })
     }
 
-    /// The same for every channel.
+    /// Stalls every channel.
     pub fn stall_all(&mut self, now: Nanos, until: Nanos) {
         for (port, token) in &mut self.tokens {
             if matches!(port, Port::Channel(_)) {
@@ -165,12 +164,12 @@ impl WifiLink {
         }
     }
 
-    /// Air time of all transmissions on a channel that have ended.
+    /// Total time of all transmissions on a channel that have ended.
     pub fn air_time(&self, channel: usize) -> Nanos {
         self.tokens.get(&Port::Channel(channel)).map_or(0, Medium::held)
     }
 
-    /// The message's next burst asks for the sender's token.
+    /// Requests the sender's medium for the message's next burst.
     fn ask(&mut self, at: Nanos, number: u64) {
         let Some(message) = self.sending.get_mut(&number) else { return };
         let Some(route) = self.routes.get(&message.pair) else { return };
@@ -182,7 +181,7 @@ impl WifiLink {
         }
     }
 
-    /// A burst of a port has ended; tells of its message if it was the last.
+    /// Ends a burst on a port; returns its message if it was the last.
     fn ended(&mut self, at: Nanos, port: Port) -> Option<(u64, Delivery)> {
         let hold = self.tokens.get_mut(&port)?.ended(at)?;
         let Burst { message: number, down, bytes, .. } = hold.burst;
@@ -192,7 +191,7 @@ impl WifiLink {
         if !down {
             message.starts.get_or_insert(hold.since);
             connection.last_sent = Some(at);
-            // The access point asks first, then the sender for its next burst or its next message.
+            // The access point requests first, then the sender for its next burst or its next message.
             let next = if message.unsent > 0 {
                 Some(number)
             } else {

@@ -1,5 +1,5 @@
-//! Streams on memory that differs from the plan's: a computation that takes no time, one part over and over, on a
-//! disk that reads a piece a millisecond.
+//! Managed streams on memory that differs from the plan's: one part over and over, computed in no time, on a disk that
+//! reads a piece a millisecond.
 
 use hearth_profiles::{BytesPerSecond, Seconds};
 use hearth_schema::residency::Residency;
@@ -42,7 +42,7 @@ impl Setup {
         Self { now: 0, storage: storage(capacity), stream: stream(memory), helper: None }
     }
 
-    /// Lets the helper or the disk go on, whichever is first; returns what has arrived.
+    /// Lets the helper or the disk continue, whichever is first; returns the chunks that arrived.
     fn step(&mut self) -> Vec<Chunk> {
         let disk = self.storage.next_end();
         let at = [self.helper, disk].into_iter().flatten().min().expect("something goes on");
@@ -111,8 +111,8 @@ fn a_kept_set_that_memory_cannot_hold_is_lost_and_gives_way() {
     let mut setup = Setup::new(PIECE * 90, 60);
     assert_eq!(setup.stream.kept().count(), 80);
     let reads: Vec<u64> = (0..12).map(|pass| setup.token(pass)).collect();
-    // Many of them are evicted and read again. The room tells after the first token what fits, and what the second
-    // finds lost shrinks nothing more.
+    // Many of them are evicted and read again. After the first token the measured capacity gives the size that fits, and
+    // the losses found by the second token shrink the kept set no further.
     assert!(reads[1] > 60, "{reads:?}");
     assert!(reads[10..].iter().all(|&read| read.abs_diff(50) <= 1), "{reads:?}");
     assert_eq!(setup.stream.kept().count(), 50, "{reads:?}");

@@ -1,4 +1,4 @@
-//! Is shared air shared fairly, and does it take the time that paper and pencil give it?
+//! Shared Wi-Fi channels: transmission times against closed forms, and fairness.
 
 use hearth_profiles::link::wifi::{Preset, Stalls as Document};
 use hearth_profiles::{Fraction, Sourced};
@@ -78,12 +78,12 @@ fn link(air: &Wifi, seed: u64) -> WifiLink {
     link
 }
 
-/// Milliseconds from handing over to arrival.
+/// Milliseconds from sending to arrival.
 fn took(carried: &Carried) -> f64 {
     (carried.delivery.arrives - carried.given) as f64 * 1e-6
 }
 
-/// Mean milliseconds of a message handed over so many times, at intervals in which everything before is over.
+/// Mean milliseconds of a message that is sent `count` times, with everything before it delivered.
 fn mean(air: &Wifi, pair: (usize, usize), bytes: u64, count: usize) -> f64 {
     let sent: Vec<Given> = (0..count).map(|_| (20_000 * MILLI, pair.0, pair.1, bytes)).collect();
     let carried = carry(&mut link(air, 1), &sent);
@@ -220,7 +220,7 @@ proptest! {
         }
     }
 
-    /// One token, and nobody idle while somebody waits: all the air that messages take is taken without a gap.
+    /// One transmission at a time, and the channel is never idle while one waits: transmissions leave no gap.
     #[test]
     fn the_air_is_held_by_one_at_a_time_and_never_wasted(
         messages in prop::collection::vec((0usize..4, 1usize..4, 0u64..2_000_000), 1..20)
