@@ -1,4 +1,4 @@
-//! What do the shipped models, or a GGUF file, ask of a device?
+//! Prints the sizes of the shipped models, or of a GGUF file.
 //!
 //! `cargo run -p hearth-profiles --example models [FILE.gguf]`
 

@@ -1,9 +1,7 @@
-//! How are weights stored?
+//! Weight formats: the GGUF tensor types, as blocks of `block_len` weights in `block_bytes` bytes.
 //!
-//! GGUF tensor types: a block of `block_len` weights takes `block_bytes` bytes. Numbers and sizes are
-//! those of the GGUF format (ggml.h, `enum ggml_type`, and the block structs of ggml-common.h).
-//!
-//! Not here: decoding a block, which is arithmetic and lives with the kernels in `exec`.
+//! Numbers and sizes are those of the GGUF format (ggml.h, `enum ggml_type`, and the block structs of ggml-common.h).
+//! Decoding is in the kernels.
 
 use std::fmt;
 use std::str::FromStr;
@@ -22,7 +20,7 @@ macro_rules! formats {
         }
 
         impl Format {
-            /// Every format this project knows the layout of.
+            /// Every known format.
             pub const ALL: &'static [Format] = &[$(Format::$name,)+];
 
             /// The format with this number in a GGUF file, if it is known.
@@ -33,12 +31,12 @@ macro_rules! formats {
                 }
             }
 
-            /// Its number in a GGUF file.
+            /// The format's number in a GGUF file.
             pub fn ggml_id(self) -> u32 {
                 match self { $(Format::$name => $id,)+ }
             }
 
-            /// Its name in documents.
+            /// The format's name in documents.
             pub fn name(self) -> &'static str {
                 match self { $(Format::$name => $text,)+ }
             }
@@ -92,7 +90,7 @@ formats! {
 }
 
 impl Format {
-    /// Bytes of a row of `len` weights; `None` if the row is not a whole number of blocks or overflows.
+    /// Bytes of a row of `len` weights; `None` if the row is not a whole number of blocks, or if the size overflows.
     pub fn row_bytes(self, len: u64) -> Option<Bytes> {
         len.is_multiple_of(self.block_len())
             .then(|| (len / self.block_len()).checked_mul(self.block_bytes()))
@@ -100,7 +98,6 @@ impl Format {
             .map(Bytes)
     }
 
-    /// Average bits a weight takes.
     pub fn bits_per_weight(self) -> f64 {
         8.0 * self.block_bytes() as f64 / self.block_len() as f64
     }
@@ -112,7 +109,7 @@ impl fmt::Display for Format {
     }
 }
 
-/// A format name nobody knows.
+/// An unknown format name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a weight format: use one of {known}", known = known_names())]
 pub struct UnknownFormat(pub String);

@@ -1,6 +1,4 @@
-//! What do we know about a device, a link and a model, and in which units?
-//!
-//! The leaf of the workspace: every other crate speaks in these terms.
+//! Units, devices, links and models: the terms of every other crate, and the measurements of this machine.
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr, clippy::exit))]
 

@@ -1,10 +1,7 @@
-//! How long does a message take from one device to another?
+//! Links: latency and bandwidth of messages between devices.
 //!
-//! A constant link: a one-way latency and a bandwidth. `t_comm` of the latency model is
-//! [`Link::time`] of one activation vector (4 bytes times the embedding length). What is known of a Wi-Fi channel
-//! is in [`wifi`], and what a message takes over it when it is alone, on average, in [`path`].
-//!
-//! Not here: messages that contend for the air, which are the simulator's.
+//! `t_comm` of the latency model is [`Link::time`] of one activation vector (4 bytes times the embedding length). [`wifi`]
+//! describes Wi-Fi channels, [`path`] the mean time of a message that is alone on one. Contention is simulated.
 
 pub mod path;
 pub mod wifi;
@@ -24,7 +21,7 @@ use crate::units::{Bytes, BytesPerSecond, Seconds};
 pub struct Link {
     /// One-way delay of a small message.
     pub latency: Sourced<Seconds>,
-    /// Rate of a long one.
+    /// Rate of a long message.
     pub bandwidth: Sourced<BytesPerSecond>,
 }
 
@@ -43,6 +40,6 @@ pub struct PeerLink {
     pub peer: String,
     /// One-way delay of a small message.
     pub latency: Sourced<Seconds>,
-    /// Rate of a long one.
+    /// Rate of a long message.
     pub bandwidth: Sourced<BytesPerSecond>,
 }

@@ -1,7 +1,6 @@
-//! One value per weight format, in a document.
+//! A map from weight formats to values, in a document.
 //!
-//! A map whose keys are format names. A plain map would let the second of two equal keys win in
-//! silence; here it is an error.
+//! A duplicate key is an error; a plain map would silently keep the second one.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -25,17 +24,14 @@ impl<T> Default for PerFormat<T> {
 }
 
 impl<T> PerFormat<T> {
-    /// The value for a format, if there is one.
     pub fn get(&self, format: Format) -> Option<&T> {
         self.0.get(&format)
     }
 
-    /// Formats and values, in the order of the formats.
     pub fn iter(&self) -> impl Iterator<Item = (Format, &T)> {
         self.0.iter().map(|(&format, value)| (format, value))
     }
 
-    /// Whether no format has a value.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -1,14 +1,11 @@
-//! Where does a number come from?
-//!
-//! No constant ships without its source: a citation, a measurement of ours, or the word `assumed`.
-//! A measured number also carries the spread of its repeats.
+//! Quantities with a source: a citation, a measurement, or the word `assumed`.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::units::Fraction;
 
-/// A quantity and where it comes from.
+/// A quantity and its source.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
@@ -25,12 +22,12 @@ pub struct Sourced<T> {
 }
 
 impl<T> Sourced<T> {
-    /// A quantity whose repeats are not known.
+    /// A quantity without a known spread.
     pub fn new(value: T, source: impl Into<String>) -> Self {
         Self { value, source: source.into(), spread: None }
     }
 
-    /// The same source and spread for a quantity derived from this one.
+    /// Derives another quantity, with the same source and spread.
     pub fn map<U>(&self, derive: impl FnOnce(&T) -> U) -> Sourced<U> {
         Sourced { value: derive(&self.value), source: self.source.clone(), spread: self.spread }
     }

@@ -1,11 +1,7 @@
-//! What is a number a number *of*?
+//! Units: a newtype for every quantity, with the operators that physics allows.
 //!
-//! Every quantity that crosses a function boundary is a newtype here, and only the operators that
-//! physics knows are defined: bytes over a rate are seconds, work over a speed is seconds, a rate times
-//! seconds is bytes. In documents a quantity is written with its unit (`2.98 GB/s`, `4.1 GiB`, `5 ms`);
-//! a bare number is refused, because nobody can tell which of two units it was meant in.
-//!
-//! Not here: which quantities a device or a model has. Those are [`crate::device`] and [`crate::model`].
+//! Bytes over a rate are seconds, work over a speed is seconds, a rate times seconds is bytes. Documents write a quantity
+//! with its unit (`2.98 GB/s`, `4.1 GiB`, `5 ms`); a bare number is an error, because its unit is ambiguous.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -41,7 +37,7 @@ pub struct FlopsPerSecond(pub f64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Layers(pub u32);
 
-/// How often something happens, as times per second.
+/// A frequency in times per second.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Default)]
 pub struct PerSecond(pub f64);
 
@@ -53,50 +49,45 @@ pub struct Watts(pub f64);
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd, Default)]
 pub struct Fraction(pub f64);
 
-/// Why a text is not a quantity.
+/// Errors of parsing a quantity.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UnitError {
-    /// The text holds a number and no unit.
+    /// A number without a unit.
     #[error("`{text}` has no unit: write for example `{example}`")]
     Bare {
-        /// What was written.
         text: String,
-        /// A correct spelling of a quantity of this kind.
+        /// A correct example.
         example: &'static str,
     },
-    /// The unit is not one of this kind of quantity.
+    /// A unit of another kind of quantity, or an unknown one.
     #[error("`{unit}` is not a unit of {kind}: {known}")]
     UnknownUnit {
-        /// The unit found.
         unit: String,
-        /// The kind of quantity expected.
         kind: &'static str,
-        /// The unit that was probably meant, or all that there are.
+        /// The likely unit, or all units of this kind.
         known: String,
     },
-    /// The number part cannot be read, is not finite, or is negative.
+    /// The number cannot be parsed, is not finite, or is negative.
     #[error("`{text}` is not {kind}: a finite number, not below zero, and a unit, as in `{example}`")]
     Number {
-        /// What was written.
         text: String,
-        /// The kind of quantity expected.
         kind: &'static str,
-        /// A correct spelling.
+        /// A correct example.
         example: &'static str,
     },
 }
 
-/// The smallest number that is written before a unit other than the base unit.
+/// The smallest number written before a unit other than the base unit.
 const MIN_NUMBER: f64 = 1e-3;
 
-/// A quantity that can be shortened for people.
+/// A quantity that can be rounded for display.
 pub trait Rounded {
-    /// Rounded to four digits: more than a measurement is worth, and nicer to read than sixteen.
+    /// Rounds to four digits, more than the precision of a measurement.
     #[must_use]
     fn rounded(self) -> Self;
 }
 
-/// What one kind of quantity needs in order to be read and written.
+/// Parsing and formatting of one kind of quantity.
 trait Unit: Sized {
     const KIND: &'static str;
     const EXAMPLE: &'static str;
@@ -136,19 +127,19 @@ trait Unit: Sized {
         Self::from_base(base).ok_or_else(bad)
     }
 
-    /// What spellings look like, as a regular expression: a number and a unit.
+    /// The regular expression of accepted spellings.
     fn pattern() -> String {
         let units = Self::UNITS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join("|");
         format!(r"^\s*\+?[0-9._]+([eE][+-]?[0-9]+)?\s*({units})\s*$")
     }
 
-    /// The shortest spelling that reads back as exactly the same value.
+    /// The shortest spelling that parses to exactly this value.
     fn spell(&self) -> String {
         let base = self.to_base();
         let spell = |name: &str, factor: f64| format!("{} {name}", over(base, factor));
-        // The division may leave a last digit that nobody wrote: 0.0322 / 0.01 is 3.2199999999999998.
+        // The division may leave a spurious last digit: 0.0322 / 0.01 is 3.2199999999999998.
         let short = |name: &str, factor: f64| format!("{} {name}", significant(over(base, factor), 12));
-        // Nobody writes microseconds as millionths of a minute, however short that is.
+        // Microseconds are not written as millionths of a minute, however short that is.
         let apt = |&&(name, factor): &&(&str, f64)| {
             name == Self::UNITS[0].0 || base == 0.0 || over(base, factor) >= MIN_NUMBER
         };
@@ -162,10 +153,10 @@ trait Unit: Sized {
             .unwrap_or_else(|| spell(Self::UNITS[0].0, Self::UNITS[0].1))
     }
 
-    /// The value that the shortest decimal spelling with four digits reads back as.
+    /// The value of the shortest decimal spelling with four digits.
     fn to_four_digits(&self) -> Option<Self> {
         let base = self.to_base();
-        // Neither KiB nor Mbit nor min.
+        // Excludes KiB, Mbit and min.
         let decimal = Self::UNITS.iter().filter(|(name, _)| !name.contains('i'));
         let spellings =
             decimal.map(|(name, factor)| format!("{} {name}", significant(over(base, *factor), 4)));
@@ -173,8 +164,7 @@ trait Unit: Sized {
     }
 }
 
-/// Whether somebody who wrote this may have meant a unit: it is in other letters, or a rate's with a `p` for per and a
-/// small `b` for bits.
+/// Whether `written` may mean the unit `name`: it differs in case, or is a rate with a `p` for per and a small `b` for bits.
 fn likely(name: &str, written: &str) -> bool {
     let rate =
         written.strip_suffix("ps").or(written.strip_suffix("/s")).map(|of| match of.strip_suffix('b') {
@@ -184,23 +174,23 @@ fn likely(name: &str, written: &str) -> bool {
     name.eq_ignore_ascii_case(rate.as_deref().unwrap_or(written))
 }
 
-/// `number * factor`; a factor below one is a whole number's inverse, and dividing by that number gives what
-/// the decimal says: 3.1 % is 3.1 / 100, and 3.1 * 0.01 is not.
+/// `number * factor`. A factor below one is the inverse of a whole number, and dividing by that number is exact in decimal:
+/// 3.1 % is 3.1 / 100, and 3.1 * 0.01 is not.
 fn times(number: f64, factor: f64) -> f64 {
     if factor < 1.0 { number / (1.0 / factor).round() } else { number * factor }
 }
 
-/// `number / factor`, in the same way.
+/// `number / factor`, computed alike.
 fn over(number: f64, factor: f64) -> f64 {
     if factor < 1.0 { number * (1.0 / factor).round() } else { number / factor }
 }
 
-/// Of a spelling; of two as long, the one with fewer digits before the point reads better.
+/// The sort key of a spelling: its length, then the digits before the point.
 fn length(text: &str) -> (usize, Option<usize>) {
     (text.len(), text.find(['.', ' ']))
 }
 
-/// A number rounded to so many digits.
+/// Rounds a number to some digits.
 fn significant(value: f64, digits: usize) -> f64 {
     if value == 0.0 || !value.is_finite() {
         return value;
@@ -277,7 +267,7 @@ const TIB: f64 = GIB * 1024.0;
 
 fn whole(value: f64, limit: f64) -> Option<f64> {
     let rounded = value.round();
-    // `4.1 GiB` is not a whole number of bytes; half a byte of rounding is what the writer meant.
+    // `4.1 GiB` is not a whole number of bytes; rounding to the nearest byte is intended.
     (rounded < limit).then_some(rounded)
 }
 
@@ -434,20 +424,18 @@ impl Mul<Layers> for Bytes {
 }
 
 impl Bytes {
-    /// Nothing.
     pub const ZERO: Bytes = Bytes(0);
 
-    /// A number of binary megabytes.
+    /// A number of MiB.
     pub const fn mib(count: u64) -> Bytes {
         Bytes(count << 20)
     }
 
-    /// As a number that rates can divide.
     pub fn as_f64(self) -> f64 {
         self.0 as f64
     }
 
-    /// What remains when `other` is taken away, zero if it is more.
+    /// Subtracts, with zero as the least result.
     #[must_use]
     pub fn saturating_sub(self, other: Bytes) -> Bytes {
         Bytes(self.0.saturating_sub(other.0))
@@ -455,20 +443,16 @@ impl Bytes {
 }
 
 impl Seconds {
-    /// In milliseconds, as people read token times.
     pub fn as_millis(self) -> f64 {
         self.0 * 1e3
     }
 
-    /// From the integer nanoseconds of a trace.
     pub fn from_nanos(nanos: u64) -> Seconds {
         Seconds(nanos as f64 * 1e-9)
     }
 
-    /// To the nearest nanosecond.
     pub fn to_nanos(self) -> u64 {
-        // As `round`, which without an instruction of its own is a call of a function that simulators would make
-        // for every event.
+        // As `round`, which would be a function call for every event of a simulator.
         let nanos = self.0 * 1e9;
         let whole = nanos as u64;
         whole.saturating_add(u64::from(nanos - whole as f64 >= 0.5))
@@ -503,7 +487,7 @@ impl Div<Seconds> for Flops {
     }
 }
 
-/// Three significant digits and the largest unit that keeps the number at or above one.
+/// Writes three significant digits and the largest unit that keeps the number at or above one.
 fn human(f: &mut fmt::Formatter<'_>, value: f64, steps: &[(&str, f64)]) -> fmt::Result {
     let (name, factor) =
         steps.iter().find(|(_, factor)| value.abs() >= *factor).or(steps.last()).expect("a unit to print in");

@@ -1,9 +1,8 @@
-//! What can a device do?
+//! Device profiles: `device/1` documents.
 //!
-//! A `device/1` document: the symbols of the latency model (prima.cpp paper, Table 6 and appendix A.3)
-//! that do not depend on the model or the plan, each with its source. Numbers that depend on a model's
-//! shape are kept as latency and bandwidth, from which they follow: `t_kv_cpu` is [`Transfer::time`] of
-//! one token's keys and values.
+//! They have the symbols of the latency model (prima.cpp paper, Table 6 and appendix A.3) that depend on neither the model
+//! nor the plan, each with its source. What depends on a model's shape follows from a latency and a bandwidth:
+//! `t_kv_cpu` is [`Transfer::time`] of one token's keys and values.
 //!
 //! ```
 //! let desktop = hearth_profiles::device::shipped("d3").unwrap();
@@ -11,8 +10,7 @@
 //! assert_eq!(desktop.disk_read().to_string(), "3.17 GB/s");
 //! ```
 //!
-//! Not here: how the numbers are measured ([`crate::measure`]), and the links between devices
-//! ([`crate::link`]).
+//! Not here: how the numbers are measured ([`crate::measure`]).
 
 pub mod quota;
 pub mod shipped;
@@ -32,11 +30,11 @@ use crate::per_format::PerFormat;
 use crate::sourced::Sourced;
 use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond, Fraction, Seconds};
 
-/// More than a device has of any memory: below it sums of sizes never overflow.
+/// More than any memory of a device: sums of sizes below it never overflow.
 /// source: assumed, a thousand times the memory of a large server
 pub const MAX_BYTES: Bytes = Bytes(1 << 50);
 
-/// The operating system, as far as it decides how memory is reclaimed.
+/// Operating system, which decides how memory is reclaimed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Os {
@@ -48,7 +46,7 @@ pub enum Os {
     Android,
 }
 
-/// How a GPU is driven.
+/// API of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum GpuKind {
@@ -62,18 +60,18 @@ pub enum GpuKind {
     Dx12,
 }
 
-/// How the device's kernel reclaims page cache.
+/// How the kernel reclaims page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum PageCachePolicy {
-    /// Reload what does not fit, as the paper's latency model has it.
+    /// Reload what does not fit, as in the paper's latency model.
     PaperLinear,
     /// Linux with active and inactive lists.
     TwoList,
     /// Linux with generations (`CONFIG_LRU_GEN`).
     #[serde(rename = "mglru")]
     MgLru,
-    /// Any page as likely as any other.
+    /// Any page with equal probability.
     Random,
     /// macOS whose GPU is not used.
     Macos,
@@ -84,7 +82,7 @@ pub enum PageCachePolicy {
 }
 
 impl PageCachePolicy {
-    /// As documents have it.
+    /// The policy's name in documents.
     pub fn name(self) -> &'static str {
         match self {
             Self::PaperLinear => "paper-linear",
@@ -98,31 +96,31 @@ impl PageCachePolicy {
     }
 }
 
-/// Numbers of the policies that need some; those that are absent are assumed by the simulator.
+/// Parameters of page-cache policies; absent ones have the simulator's defaults.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default, expecting = "keys of how memory is reclaimed, as `{keep_alive: true}`")]
 pub struct Reclaim {
-    /// macOS and Android: what compressed memory takes of its size.
+    /// macOS and Android: compressed size of memory, as a share of its size.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compressed: Option<Sourced<Fraction>>,
-    /// Android: how much of other applications is compressed for each page of files that is evicted.
+    /// Android: how much memory of other applications is compressed for each evicted page of files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub swapped_per_eviction: Option<Sourced<Fraction>>,
-    /// Android: with a smaller page cache under pressure the run is killed.
+    /// Android: page cache below which the run is killed under pressure.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kill_below: Option<Sourced<Bytes>>,
-    /// macOS: what others leave to files, of the installed memory.
+    /// macOS: share of the installed memory that files always keep.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file_floor: Option<Sourced<Fraction>>,
-    /// Metal: after so long without use weights are unwired.
+    /// Metal: idle time after which weights are unwired.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unwire_after: Option<Sourced<Seconds>>,
-    /// Metal: something uses the weights meanwhile, so that they stay wired.
+    /// Metal: whether something uses the weights in between, so that they stay wired.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub keep_alive: bool,
 }
 
-/// A copy that costs a fixed time and a time per byte.
+/// A copy with a fixed time and a time per byte.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
@@ -131,27 +129,27 @@ pub struct Reclaim {
 pub struct Transfer {
     /// Time of an empty copy.
     pub latency: Sourced<Seconds>,
-    /// Rate of a long one.
+    /// Rate of a long copy.
     pub bandwidth: Sourced<BytesPerSecond>,
 }
 
 impl Transfer {
-    /// Time to copy `bytes`.
+    /// Returns the time to copy `bytes`.
     pub fn time(&self, bytes: Bytes) -> Seconds {
         self.latency.value + bytes / self.bandwidth.value
     }
 }
 
-/// The processor.
+/// Processor.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "the keys of a processor: `name`, `cores`, `matvec` and others, as `hearth profile` writes them"
 )]
 pub struct Cpu {
-    /// Name as the system tells it.
+    /// Name reported by the system.
     pub name: String,
-    /// Cores that a run may use.
+    /// Cores available to a run.
     pub cores: u32,
     /// Matrix times one vector, weights in cache: s_cpu,q of the paper.
     pub matvec: PerFormat<Sourced<FlopsPerSecond>>,
@@ -172,32 +170,30 @@ pub struct Cpu {
     /// Fixed cost of a pass through one window: waking up, framing a message.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window_overhead: Option<Sourced<Seconds>>,
-    /// Fixed cost of a token on the head: embedding its row, choosing the next, whatever else no other term
-    /// explains.
+    /// Fixed cost of a token on the head: embedding, sampling, and what no other term explains.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token_overhead: Option<Sourced<Seconds>>,
     /// Copying one token's keys and values into the cache; t_kv_cpu follows from it.
     pub kv_copy: Transfer,
     /// Compute buffers: c_cpu.
     pub compute_buffer: Sourced<Bytes>,
-    /// A quota on all its threads together, as a control group sets it; absent: none. The rates above are then those
-    /// without it.
+    /// Quota on all its threads together, set by a control group; absent: none. The rates above are without it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota: Option<Quota>,
 }
 
-/// A graphics processor.
+/// GPU with its own queue, for whole layers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "the keys of a GPU: `kind`, `name`, `memory_available` and others, as in the shipped device `d3`"
 )]
 pub struct Gpu {
-    /// How it is driven.
+    /// API.
     pub kind: GpuKind,
-    /// Name as the driver tells it.
+    /// Name reported by the driver.
     pub name: String,
-    /// Whether it shares the processor's memory: no uploads then.
+    /// Whether it shares the processor's memory, so that nothing is uploaded.
     pub unified_memory: bool,
     /// Matrix times one vector: s_gpu,q.
     pub matvec: PerFormat<Sourced<FlopsPerSecond>>,
@@ -206,7 +202,7 @@ pub struct Gpu {
     pub matmul: PerFormat<Sourced<FlopsPerSecond>>,
     /// Reading weights from its memory: T_gpu.
     pub read_bandwidth: Sourced<BytesPerSecond>,
-    /// Memory a run may use: d_cuda, or for Metal the recommended working set d_metal.
+    /// Memory available to a run: d_cuda, or for Metal the recommended working set d_metal.
     pub memory_available: Sourced<Bytes>,
     /// Copying keys and values within its memory; t_kv_gpu follows from it.
     pub kv_copy: Transfer,
@@ -230,7 +226,7 @@ pub struct Gpu {
 pub struct Memory {
     /// Installed, or the limit of the control group.
     pub total: Sourced<Bytes>,
-    /// What a run can use, page cache included: d_avail.
+    /// Memory that a run can use, including page cache: d_avail.
     pub available: Sourced<Bytes>,
     /// Memory of other programs that could be swapped out: bytes_can_swap.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -238,17 +234,17 @@ pub struct Memory {
     /// Free swap space.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub swap_available: Option<Sourced<Bytes>>,
-    /// How page cache is reclaimed.
+    /// Page-cache policy.
     pub page_cache: PageCachePolicy,
-    /// The numbers of that, where they are known.
+    /// Parameters of the policy, where they are known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reclaim: Option<Reclaim>,
 }
 
 impl Memory {
-    /// What a run can have: what is available, and what other programs give up under pressure (`can_swap`, within the
-    /// swap space where that is known). Deviation: the prima.cpp paper counts the latter on Android only (appendix
-    /// A.3); its published times cannot be explained so, see the shipped devices' sources.
+    /// Memory obtainable by a run: what is available, and what other programs give up under pressure (`can_swap`, limited by
+    /// the swap space where that is known). Deviation: the prima.cpp paper counts the latter on Android only (appendix A.3); its
+    /// published times contradict that, see the shipped devices' sources.
     pub fn obtainable(&self) -> Bytes {
         let given_up = self.can_swap.as_ref().map_or(Bytes::ZERO, |bytes| bytes.value);
         let swap = self.swap_available.as_ref().map_or(given_up, |bytes| bytes.value);
@@ -274,23 +270,22 @@ pub struct Disk {
     /// Populating a mapping ahead of use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub populate: Option<Sourced<BytesPerSecond>>,
-    /// What one thread brings into the page cache and gives up again at most, however fast the disk: the kernel's
-    /// work for pages, which bounds a device that streams its weights. Absent: as on a machine where it was measured.
+    /// Most bytes a second that one thread brings into the page cache and evicts again on any disk: the kernel's work for
+    /// pages, which bounds a device that streams its weights. Absent: as on the machine where it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turnover: Option<Sourced<BytesPerSecond>>,
     /// Time to the first byte of a request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency: Option<Sourced<Seconds>>,
-    /// A throttle on all its reads together, as a control group sets it; absent: none. The rates above are
-    /// then those without it.
+    /// Throttle on all its reads together, set by a control group; absent: none. The rates above are without it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<Sourced<BytesPerSecond>>,
-    /// The read-ahead window, which also bounds what one advice call reads.
+    /// Read-ahead window, which also bounds what one advice call reads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_ahead: Option<Sourced<Bytes>>,
 }
 
-/// A device, as measured or as published.
+/// Device, measured or published.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "a device document, which begins with `schema: device/1`")]
 pub struct Device {
@@ -298,21 +293,18 @@ pub struct Device {
     pub schema: String,
     /// Short name, unique in a cluster.
     pub name: String,
-    /// A line for people.
+    /// Description.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub about: String,
     /// Operating system.
     pub os: Os,
-    /// Processor.
     pub cpu: Cpu,
-    /// Main memory.
     pub memory: Memory,
-    /// Disk.
     pub disk: Disk,
     /// Graphics processor, if a run may use one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<Gpu>,
-    /// GPU and NPU that compute together over main memory, if a run may use them. They compute what the processor would.
+    /// GPU and NPU that compute together over main memory, if a run may use them, in place of the processor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub soc: Option<Soc>,
     /// Links measured from this device to others.
@@ -321,8 +313,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// s_disk of the latency model: sequential on Linux and Android, random on macOS (paper, A.3), and never
-    /// more than a throttle lets pass.
+    /// s_disk of the latency model: sequential on Linux and Android, random on macOS (paper, A.3), up to the throttle.
     pub fn disk_read(&self) -> BytesPerSecond {
         let rate = match self.os {
             Os::Linux | Os::Android => self.disk.sequential.value,
@@ -331,8 +322,8 @@ impl Device {
         self.disk.within_limit(rate)
     }
 
-    /// Whether the GPU's weights are pages of the mapped file, as Metal has them: they are read again when memory does
-    /// not keep them. Other GPUs have copies that stay.
+    /// Whether the GPU's weights are pages of the mapped file, as with Metal: they are read again if memory does not keep
+    /// them. Other GPUs have copies that stay.
     pub fn gpu_maps_weights(&self) -> bool {
         let unified = self.gpu.as_ref().is_some_and(|gpu| gpu.unified_memory);
         unified && self.memory.page_cache == PageCachePolicy::MacosMetal
@@ -340,12 +331,12 @@ impl Device {
 }
 
 impl Disk {
-    /// What a device gets that reads ahead of its turn: the rate of populating, or of sequential reads.
+    /// The rate of reading ahead: of populating, or of sequential reads.
     pub fn ahead_read(&self) -> BytesPerSecond {
         self.within_limit(self.populate.as_ref().unwrap_or(&self.sequential).value)
     }
 
-    /// What a device gets that computes on what is not there: the rate of page faults, or of sequential reads.
+    /// The rate of page faults, or of sequential reads.
     pub fn fault_read(&self) -> BytesPerSecond {
         self.within_limit(self.fault.as_ref().unwrap_or(&self.sequential).value)
     }
@@ -356,23 +347,23 @@ impl Disk {
 }
 
 impl Cpu {
-    /// The single-vector rate of a format, or of the nearest format that was measured.
+    /// The single-vector rate of a format.
     ///
-    /// A format without a number borrows that of the format with the closest size per weight: decoding
-    /// is bound by reading, and the arithmetic differs by less than the sizes do.
+    /// A format without a rate has that of the format with the closest size per weight: decoding is bound by reading, and the
+    /// arithmetic differs by less than the sizes do.
     pub fn matvec_rate(&self, format: Format) -> Option<FlopsPerSecond> {
         nearest(&self.matvec, format)
     }
 }
 
 impl Gpu {
-    /// As [`Cpu::matvec_rate`].
+    /// Like [`Cpu::matvec_rate`].
     pub fn matvec_rate(&self, format: Format) -> Option<FlopsPerSecond> {
         nearest(&self.matvec, format)
     }
 }
 
-/// The value of a format, or of the measured format with the closest size per weight.
+/// The rate of a format, or of the measured format with the closest size per weight.
 pub fn nearest(rates: &PerFormat<Sourced<FlopsPerSecond>>, format: Format) -> Option<FlopsPerSecond> {
     let distance = |other: Format| (other.bits_per_weight() - format.bits_per_weight()).abs();
     rates.get(format).map(|rate| rate.value).or_else(|| {
@@ -433,7 +424,7 @@ impl Document for Device {
 }
 
 impl Device {
-    /// Every size by its place.
+    /// Every size, by its key.
     fn sizes(&self) -> Vec<(&'static str, Bytes)> {
         let memory = &self.memory;
         let mut sizes = vec![
@@ -454,7 +445,7 @@ impl Device {
         sizes
     }
 
-    /// Every rate by its place, and whether it is zero.
+    /// Every rate by its key, and whether it is zero.
     fn rates(&self) -> Vec<(String, bool)> {
         let mut rates = vec![
             ("cpu.read_bandwidth".to_string(), self.cpu.read_bandwidth.value.0 <= 0.0),

@@ -1,10 +1,8 @@
-//! How much of its processor may a device use?
+//! CPU quota of a device.
 //!
-//! A control group's quota: in every period all threads together may run for so long, and wait for the next period
-//! when they have (kernel/sched/fair.c, bandwidth control). What is not used is lost. So short work runs at full speed
-//! and long work at the quota's share. The rates of a profile with a quota are those without it.
-//!
-//! Not here: when a thread waits, which is simulated.
+//! A control group's quota: in every period all threads together may use a processor time, then wait for the next period
+//! (kernel/sched/fair.c, bandwidth control). Unused time is lost. So short work runs at full speed and long work at the
+//! quota's share. The rates of a profile with a quota are those without it.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -14,13 +12,13 @@ use crate::per_format::PerFormat;
 use crate::sourced::Sourced;
 use crate::units::Seconds;
 
-/// The least and the most processors of a quota. source: kernel/sched/core.c, `tg_set_cfs_bandwidth` takes from 1 ms of
-/// 1 s; the most is assumed
+/// The range of a quota's processors. source: kernel/sched/core.c, `tg_set_cfs_bandwidth` takes from 1 ms of 1 s; the upper
+/// end is assumed
 const CORES: [f64; 2] = [0.01, 1024.0];
-/// The shortest and the longest period. source: kernel/sched/core.c, `min_bw_quota_period_us`, `max_bw_quota_period_us`
+/// The range of a quota's period. source: kernel/sched/core.c, `min_bw_quota_period_us`, `max_bw_quota_period_us`
 const PERIODS: [f64; 2] = [1e-3, 1.0];
 
-/// The period of a quota that stands for a slow processor.
+/// The period of a quota that emulates a slow processor.
 /// source: docs/decisions/0012: the shortest with which long work is right within 7 %
 pub const PERIOD: Seconds = Seconds(0.01);
 
@@ -31,14 +29,14 @@ pub const PERIOD: Seconds = Seconds(0.01);
     expecting = "a quota, as `{cores: {value: 0.5, source: \"set\"}, period: {value: 10 ms, source: \"set\"}}`"
 )]
 pub struct Quota {
-    /// Processors that it comes to.
+    /// Processors.
     pub cores: Sourced<f64>,
-    /// How often it is given.
+    /// Period.
     pub period: Sourced<Seconds>,
 }
 
 impl Quota {
-    /// Whether a number of processors can be a quota.
+    /// Whether a number of processors is in the range of a quota.
     pub fn takes(cores: f64) -> bool {
         (CORES[0]..=CORES[1]).contains(&cores)
     }
@@ -54,7 +52,7 @@ impl Quota {
 }
 
 impl Cpu {
-    /// The processor as it is for long work: as slow as its quota makes it, and without one.
+    /// The processor as long work sees it: slowed by its quota, and without one.
     #[must_use]
     pub fn sustained(&self) -> Cpu {
         let mut slowed = self.clone();

@@ -1,8 +1,7 @@
-//! Which devices are known without measuring them?
+//! Shipped device profiles: documents of `profiles/devices/`, part of the program.
 //!
-//! The six of the prima.cpp paper's testbed (its Table 3), and the five SoCs of the HeteroLLM paper's Table 1, of which one
-//! was measured there. The documents lie in `profiles/devices/` and are
-//! part of the program. What the paper does not say is inferred from its Table 4 or assumed, and each number
+//! They are the six devices of the prima.cpp paper's testbed (its Table 3) and the five SoCs of the HeteroLLM paper's Table
+//! 1, of which one was measured there. What the paper does not say is inferred from its Table 4 or assumed, and each number
 //! says which.
 
 use super::Device;
@@ -29,20 +28,17 @@ shipped!(
     "tesla-fsd",
 );
 
-/// A name that no shipped device has.
+/// The name of no shipped device.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("no device `{name}` is shipped: use one of {known}", known = shipped_names().collect::<Vec<_>>().join(", "))]
 pub struct UnknownDevice {
-    /// What was asked for.
     pub name: String,
 }
 
-/// The names of all shipped devices.
 pub fn shipped_names() -> impl Iterator<Item = &'static str> {
     SHIPPED.iter().map(|&(name, _)| name)
 }
 
-/// The text of a shipped document.
 pub fn shipped_yaml(name: &str) -> Result<&'static str, UnknownDevice> {
     let found = SHIPPED.iter().find(|&&(shipped, _)| shipped == name);
     found.map(|&(_, text)| text).ok_or_else(|| UnknownDevice { name: name.to_owned() })

@@ -1,11 +1,8 @@
-//! On which line and column does a key stand?
+//! Key locations: finds the line and column of a key in a YAML text.
 //!
-//! A value that could be read but makes no sense is blamed by its key's path (`cpu.matvec.q4_k`), and the
-//! place is looked up in the text: a key belongs to the nearest line above it that is indented less, which
-//! is how block-style YAML nests. In flow style (`{a: 1}`) several keys share a line; the search then ends
-//! at the innermost key that begins a line of its own.
-//!
-//! Not here: reading values. That is the YAML parser's.
+//! An error in a value names its key's path (`cpu.matvec.q4_k`), and the location is found in the text: a key belongs to the
+//! nearest line above it with less indentation, which is how block-style YAML nests. In flow style (`{a: 1}`) several keys
+//! share a line; the search then ends at the innermost key that begins a line.
 
 /// A line that begins with a key.
 struct KeyLine<'a> {
@@ -38,7 +35,7 @@ fn key_lines(text: &str) -> impl Iterator<Item = KeyLine<'_>> {
     })
 }
 
-/// Line and column of the key at a path, or of as much of the path as can be found.
+/// Line and column of the key at a path, or of the longest part of the path that is found.
 pub(super) fn of(text: &str, path: &str) -> Option<(usize, usize)> {
     let lines: Vec<KeyLine<'_>> = key_lines(text).collect();
     let (mut from, mut parent, mut found) = (0, None, None);
@@ -54,7 +51,7 @@ pub(super) fn of(text: &str, path: &str) -> Option<(usize, usize)> {
     found
 }
 
-/// The second standing of `key` in the map that begins at `start` (line and column, from 1).
+/// Line and column of the second `key` in the map that begins at `start` (line and column, from 1).
 pub(super) fn second(text: &str, start: (usize, usize), key: &str) -> Option<(usize, usize)> {
     let indent = start.1.saturating_sub(1);
     key_lines(text)

@@ -1,10 +1,8 @@
-//! How is a YAML document read, so that a mistake in it is found where it was made?
+//! YAML documents: parsing, validation, and errors with line and column.
 //!
-//! Every document's first key names its schema and major version (`schema: device/1`). A file is
-//! bounded before it is parsed; an unknown key, a duplicate key and a number without a unit are errors
-//! with line and column; another schema or version is named before anything else is looked at.
-//!
-//! Not here: opening files. That is the command line's.
+//! Every document's first key names its schema and major version (`schema: device/1`). Its size is limited before it is
+//! parsed; an unknown key, a duplicate key and a number without a unit are errors with line and column; another schema or
+//! version is reported before anything else.
 
 mod key_place;
 mod wording;
@@ -12,23 +10,21 @@ mod wording;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// The largest document read, in bytes. Documents are written by people; a plan of a hundred devices
-/// is some tens of KiB.
+/// The largest document in bytes. A plan of a hundred devices has some tens of KiB.
 pub const MAX_DOCUMENT_BYTES: usize = 4 << 20;
 
-/// The deepest nesting accepted, in levels. No schema goes beyond eight.
+/// The deepest nesting, in levels. No schema goes beyond eight.
 const MAX_DEPTH: usize = 32;
 
-/// The kinds of documents there are.
+/// The kinds of documents.
 const KINDS: [&str; 6] = ["device", "model", "plan", "published", "scenario", "trace"];
 
-/// Why a document cannot be read.
+/// Errors of a document.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DocumentError {
     /// Not YAML, or not this schema's YAML.
     #[error("{what}{}", place(*.line, *.column))]
     Content {
-        /// What is wrong.
         what: String,
         /// Line, from 1; 0 if unknown.
         line: usize,
@@ -44,26 +40,23 @@ pub enum DocumentError {
     Schema {
         /// For example `plan/1`.
         expected: &'static str,
-        /// What stands there instead.
+        /// What the first line has instead.
         found: String,
         /// Whether it is a document of another kind.
         other: bool,
-        /// Line, from 1; 0 if nothing stands there.
+        /// Line, from 1; 0 if the document is empty.
         line: usize,
     },
     /// Larger than [`MAX_DOCUMENT_BYTES`].
     #[error("the document has {bytes} bytes; at most {MAX_DOCUMENT_BYTES} are read")]
-    TooLarge {
-        /// Its size.
-        bytes: usize,
-    },
-    /// It parses, but what it says cannot be.
+    TooLarge { bytes: usize },
+    /// Valid YAML with impossible values.
     #[error("{what}")]
     Invalid {
         /// What is wrong, where, and what to do.
         what: String,
-        /// The key to blame, as `cpu.matvec.q4_k`; empty if it is no single one. A document that is read
-        /// from text has the key's line and column in its error instead.
+        /// The key in question, as `cpu.matvec.q4_k`; empty if there is no single one. Parsing a document replaces this
+        /// error by [`DocumentError::Content`] with the key's line and column.
         key: String,
     },
 }
@@ -73,17 +66,17 @@ fn place(line: usize, column: usize) -> String {
 }
 
 impl DocumentError {
-    /// A document that parses but contradicts itself.
+    /// An error of a document that contradicts itself.
     pub fn invalid(what: impl Into<String>) -> Self {
         DocumentError::Invalid { what: what.into(), key: String::new() }
     }
 
-    /// A document in which the value of one key cannot be. Keys are joined by dots: `cpu.matvec.q4_k`.
+    /// An error in the value of one key. Segments of the key are joined by dots: `cpu.matvec.q4_k`.
     pub fn invalid_at(key: impl Into<String>, what: impl Into<String>) -> Self {
         DocumentError::Invalid { what: what.into(), key: key.into() }
     }
 
-    /// Line and column, if the mistake has a place.
+    /// Line and column, if they are known.
     pub fn location(&self) -> Option<(usize, usize)> {
         match self {
             DocumentError::Content { line, column, .. } if *line > 0 => Some((*line, *column)),
@@ -92,7 +85,7 @@ impl DocumentError {
         }
     }
 
-    /// What is wrong, without the place.
+    /// The message without the location.
     pub fn what(&self) -> String {
         match self {
             DocumentError::Content { what, .. } => what.clone(),
@@ -107,7 +100,7 @@ impl DocumentError {
         }
     }
 
-    /// The same with the place of the key that it blames.
+    /// Adds the location of the key.
     fn located(self, text: &str) -> Self {
         match self {
             DocumentError::Invalid { what, key } if !key.is_empty() => {
@@ -119,7 +112,7 @@ impl DocumentError {
     }
 }
 
-/// A key that has another name since the last release. The old name is read for one release more.
+/// A key that was renamed since the last release. The old name is accepted for one more release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RenamedKey {
     /// The path of the old key, for example `links.air`.
@@ -128,11 +121,11 @@ pub struct RenamedKey {
     pub new: &'static str,
 }
 
-/// An old key that a document uses.
+/// An old key in a document.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{}` is called `{}` now; the next release does not read the old name{}", .key.old, .key.new, place(*.line, *.column))]
 pub struct Deprecation {
-    /// The old name and the new one.
+    /// The old and the new name.
     pub key: RenamedKey,
     /// Line of the key, from 1; 0 if unknown.
     pub line: usize,
@@ -145,13 +138,13 @@ pub trait Document: Serialize + DeserializeOwned {
     /// Its schema and major version, for example `plan/1`.
     const SCHEMA: &'static str;
 
-    /// Keys that were renamed. Their old names are aliases in the types.
+    /// Renamed keys. Their old names are aliases in the types.
     const RENAMED_KEYS: &'static [RenamedKey] = &[];
 
-    /// Whether what it says can be, beyond what its types say.
+    /// Checks the values beyond what their types ensure.
     fn validate(&self) -> Result<(), DocumentError>;
 
-    /// Reads and validates a document.
+    /// Parses and validates a document.
     fn from_yaml(text: &str) -> Result<Self, DocumentError> {
         if text.len() > MAX_DOCUMENT_BYTES {
             return Err(DocumentError::TooLarge { bytes: text.len() });
@@ -163,7 +156,7 @@ pub trait Document: Serialize + DeserializeOwned {
         Ok(document)
     }
 
-    /// Returns the old keys in the text of a document that could be read.
+    /// Returns the old keys in the text of a valid document.
     fn deprecations(text: &str) -> Vec<Deprecation> {
         let parsed: Option<serde_yaml::Value> = serde_yaml::from_str(text).ok();
         let has = |key: &&RenamedKey| {
@@ -178,7 +171,6 @@ pub trait Document: Serialize + DeserializeOwned {
         .collect()
     }
 
-    /// Writes the document.
     fn to_yaml(&self) -> String {
         serde_yaml::to_string(self).expect("a document of plain values is always YAML")
     }
@@ -187,12 +179,12 @@ pub trait Document: Serialize + DeserializeOwned {
 fn content(error: &serde_yaml::Error, document: &str) -> DocumentError {
     let mut at = error.location().map_or((0, 0), |at| (at.line(), at.column()));
     let text = error.to_string();
-    // The parser appends its own " at line 3 column 5"; the place is told once, by us.
+    // The parser appends its own " at line 3 column 5"; the location is printed once, by us.
     let what = match text.rfind(" at line ") {
         Some(end) if at.0 > 0 => text[..end].to_string(),
         _ => text,
     };
-    // The parser blames the whole map for a key that stands twice in it.
+    // For a duplicate key the parser gives the location of the whole map.
     let twice = ["duplicate field `", "duplicate entry `"]
         .iter()
         .find_map(|mark| what.split_once(mark).and_then(|(_, rest)| rest.split('`').next()));
@@ -206,12 +198,12 @@ fn content(error: &serde_yaml::Error, document: &str) -> DocumentError {
     DocumentError::Content { what, line: at.0, column: at.1 }
 }
 
-/// The letter at a line and a column, both from 1.
+/// The character at a line and a column, both from 1.
 fn letter(text: &str, (line, column): (usize, usize)) -> Option<char> {
     text.lines().nth(line.checked_sub(1)?)?.chars().nth(column.checked_sub(1)?)
 }
 
-/// The `schema:` key must be the first one: a reader decides by it how to read the rest.
+/// Checks that the first key is `schema:`, by which a reader decides how to read the rest.
 fn check_schema(text: &str, expected: &'static str) -> Result<(), DocumentError> {
     let mut lines = text.lines().map(str::trim_end).zip(1..);
     let first = lines.find(|(line, _)| !(line.is_empty() || line.starts_with('#') || *line == "---"));
@@ -238,7 +230,7 @@ fn check_depth(text: &str) -> Result<(), DocumentError> {
     let mut flow = 0usize;
     for (number, line) in text.lines().enumerate() {
         let indent = line.len() - line.trim_start_matches([' ', '-', '?', '\t']).len();
-        // What stands behind a mark of a comment opens nothing; a quoted text may, and has few such letters.
+        // Text behind a comment mark opens nothing; quoted text may, and has few brackets.
         let said = line.split_once(" #").map_or(line, |(said, _)| said);
         let said = if said.starts_with('#') { "" } else { said };
         flow = said.bytes().fold(flow, |depth, byte| match byte {

@@ -1,11 +1,9 @@
-//! How does a mistake in a document read to the person who made it?
+//! Wording of parse errors.
 //!
-//! The parser speaks of Rust's types, and lists every key that it knows. Here types become what a person writes, and
-//! the key that was probably meant is named.
-//!
-//! Not here: the place of the mistake, which the parser knows.
+//! The parser names Rust types and lists every known key. Here types are replaced by what a user writes, and the key that
+//! was probably meant is suggested.
 
-/// Rust's types, as the parser names them, and what a person writes.
+/// Rust types in the parser's messages, and their description.
 const TYPES: [(&str, &str); 6] = [
     ("u8", "a whole number from 0 to 255"),
     ("u16", "a whole number from 0 to 65535"),
@@ -15,7 +13,7 @@ const TYPES: [(&str, &str); 6] = [
     ("f64", "a number"),
 ];
 
-/// The parser's message for people.
+/// Rewords a message of the parser.
 pub(super) fn of(message: String) -> String {
     if let Some(meant) = meant(&message) {
         return format!("{message}; did you mean `{meant}`?");
@@ -26,12 +24,12 @@ pub(super) fn of(message: String) -> String {
     typed.unwrap_or(message)
 }
 
-/// The known key or word that is nearest to the unknown one, if it is near enough to be a slip: with swapped letters
-/// as one slip, at most a third of it is wrong.
+/// The known key that is nearest to the unknown one, if it is near enough for a typing error: at most a third of it is
+/// wrong, with swapped letters as one error.
 fn meant(message: &str) -> Option<&str> {
     let (_, rest) =
         message.split_once("unknown field `").or_else(|| message.split_once("unknown variant `"))?;
-    // Names stand between every second pair of marks: the unknown one, then those that are known.
+    // Names are in every second pair of backticks: the unknown one, then the known ones.
     let mut names = rest.split('`').step_by(2);
     let unknown = names.next()?;
     let slips = |known: &str| strsim::osa_distance(unknown, known);

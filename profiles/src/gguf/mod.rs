@@ -1,7 +1,7 @@
-//! What is in a GGUF model file, without reading its weights?
+//! GGUF model files: headers, without the weights.
 //!
-//! [`GgufModel::open`] reads the header of a file, or of all parts of a split model, and says where every tensor
-//! lies. Nothing in a file is believed before it is checked (`gguf::read`).
+//! [`GgufModel::open`] reads the header of a file, or of all parts of a split model, and says where every tensor lies.
+//! Everything in a file is checked before it is used (`gguf::read`).
 //!
 //! ```no_run
 //! # fn main() -> Result<(), hearth_profiles::gguf::GgufError> {
@@ -16,8 +16,6 @@
 //! # Ok(())
 //! # }
 //! ```
-//!
-//! Not here: the weights themselves; the executor maps them.
 
 mod error;
 mod read;
@@ -40,16 +38,15 @@ pub use write::{FileLayout, HeaderWriter};
 use crate::Bytes;
 use crate::model::ModelShape;
 
-/// How one file of a model is divided.
+/// The sizes of one file of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PartSize {
     /// Bytes of the header and its padding; the tensor data begins here.
     pub data_start: u64,
-    /// Bytes of the whole file.
     pub file_bytes: u64,
 }
 
-/// The header of a model: what it says about itself and where its tensors are.
+/// The header of a model: metadata and tensors.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GgufModel {
     /// The keys of the first part.
@@ -58,23 +55,22 @@ pub struct GgufModel {
     pub tensors: Vec<TensorInfo>,
     /// The files, in order; [`TensorInfo::part`] is an index into them.
     pub parts: Vec<PathBuf>,
-    /// How each file is divided, in the same order.
+    /// The sizes of each file, in the same order.
     pub sizes: Vec<PartSize>,
 }
 
 impl GgufModel {
-    /// Reads the header at `path`. If that file is one part of a split model, all parts are read, whichever
-    /// part was named.
+    /// Reads the header at `path`. If that file is one part of a split model, all parts are read.
     pub fn open(path: impl AsRef<Path>) -> Result<GgufModel, GgufError> {
         split::open(path.as_ref())
     }
 
-    /// The tensor of this name.
+    /// Returns the tensor of this name.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
         self.tensors.iter().find(|tensor| tensor.name == name)
     }
 
-    /// Layers, widths and heads of the model.
+    /// The dimensions of the model.
     pub fn shape(&self) -> Result<ModelShape, GgufError> {
         shape::shape(self)
     }

@@ -1,12 +1,11 @@
-//! What does the header of one GGUF file say, and can it be believed?
+//! Reader of GGUF headers, with limits.
 //!
-//! GGUF version 2 and 3: magic, version, number of tensors and of keys, the keys, the tensor infos, padding to
-//! the alignment, then the tensors' bytes. The header is read once, front to back, from anything that reads.
-//! The file may come from a stranger, so a number in it is checked before it is used: against a limit that no
-//! real model reaches, against the bytes that are left in the file, and against overflow. Memory grows with the
-//! bytes really read (at most [`HEADER_LIMIT`]), never with what a count promises.
+//! GGUF version 2 and 3: magic, version, number of tensors and of keys, the keys, the tensor infos, padding to the
+//! alignment, then the tensors' bytes. The header is read once, front to back, from any reader. The file is not trusted: a
+//! number in it is checked before it is used, against a limit above every real model, against the bytes left in the file,
+//! and against overflow. Memory grows with the bytes really read (at most [`HEADER_LIMIT`]), never with a count.
 //!
-//! Not here: files that belong together (`gguf::split`), and what the keys mean (`gguf::shape`).
+//! Not here: split models (`gguf::split`), and the meaning of keys (`gguf::shape`).
 
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read};
@@ -15,66 +14,64 @@ use super::error::HeaderError;
 use super::value::{Array, Metadata, Value};
 use crate::{Bytes, Format};
 
-/// The most bytes a header may have. Vocabularies of 256 k tokens with merges take about 20 MB.
+/// The most bytes of a header. Vocabularies of 256 k tokens with merges take about 20 MB.
 pub const HEADER_LIMIT: u64 = 256 << 20;
-/// The most tensors of one file; the largest mixture-of-experts models have a few thousand.
+/// The most tensors of a file; the largest mixture-of-experts models have a few thousand.
 pub const TENSOR_LIMIT: u64 = 1 << 18;
-/// The most keys of one file.
+/// The most keys of a file.
 pub const KEY_LIMIT: u64 = 1 << 16;
-/// The longest key in bytes, as the format has it.
+/// The most bytes of a key, by the format.
 pub const KEY_BYTES_LIMIT: u64 = (1 << 16) - 1;
-/// The longest tensor name in bytes, as the format has it.
+/// The most bytes of a tensor name, by the format.
 pub const NAME_BYTES_LIMIT: u64 = 64;
-/// The longest string value in bytes; chat templates take some hundred kB.
+/// The most bytes of a string value; chat templates take some hundred kB.
 pub const STRING_BYTES_LIMIT: u64 = 16 << 20;
 /// The deepest nesting of arrays.
 pub const NESTING_LIMIT: u32 = 4;
 /// The most dimensions of a tensor (`GGML_MAX_DIMS`).
 pub const DIMENSIONS_LIMIT: u32 = 4;
-/// The least and the greatest alignment of tensors.
+/// The range of `general.alignment`.
 pub const ALIGNMENT_RANGE: (u64, u64) = (8, 1 << 20);
-/// The alignment where `general.alignment` is absent.
+/// The alignment without `general.alignment`.
 pub const DEFAULT_ALIGNMENT: u64 = 32;
 
-/// Elements for which room is made before they have been read.
+/// The most elements for which memory is reserved before they have been read.
 const TRUSTED_COUNT: u64 = 4096;
-/// Bytes of an empty string in a file: its length.
+/// Bytes of an empty string: its length.
 const MIN_STRING_BYTES: u64 = 8;
 /// Bytes of the shortest key with its value: length, value type, one byte.
 const MIN_KEY_BYTES: u64 = 8 + 4 + 1;
-/// Bytes of the shortest tensor info: name length, number of dimensions, one of them, type, offset.
+/// Bytes of the shortest tensor info: name length, number of dimensions, one dimension, type, offset.
 const MIN_TENSOR_BYTES: u64 = 8 + 4 + 8 + 4 + 8;
 
-/// Where one tensor lies and how it is stored.
+/// The position and format of a tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorInfo {
-    /// Its name, as `blk.3.ffn_up.weight`.
+    /// For example `blk.3.ffn_up.weight`.
     pub name: String,
-    /// Its dimensions in ggml's order: `dims[0]` is the length of a row.
+    /// Dimensions in ggml's order: `dims[0]` is the length of a row.
     pub dims: Vec<u64>,
-    /// How its weights are stored.
     pub format: Format,
-    /// Which of the model's files holds it, from 0.
+    /// The index of the file that contains it.
     pub part: usize,
-    /// Its first byte, counted from the start of that file.
+    /// The first byte, counted from the start of that file.
     pub offset: u64,
-    /// Its size.
     pub bytes: Bytes,
 }
 
 impl TensorInfo {
-    /// Weights it holds.
+    /// The number of weights.
     pub fn elements(&self) -> u64 {
         // Checked against overflow when the header was read.
         self.dims.iter().product()
     }
 
-    /// Rows of `dims[0]` weights.
+    /// The number of rows of `dims[0]` weights.
     pub fn rows(&self) -> u64 {
         self.dims[1..].iter().product()
     }
 
-    /// The byte after its last one.
+    /// The byte after the last one.
     pub fn end(&self) -> u64 {
         self.offset + self.bytes.0
     }
@@ -85,19 +82,17 @@ impl TensorInfo {
 pub struct Header {
     /// 2 or 3.
     pub version: u32,
-    /// The keys.
     pub metadata: Metadata,
     /// The tensors in file order; their `part` is 0.
     pub tensors: Vec<TensorInfo>,
-    /// What every tensor's offset is a multiple of.
+    /// Every tensor's offset is a multiple of this.
     pub alignment: u64,
-    /// The first byte of the tensor data; the header and its padding take the bytes before it.
+    /// The first byte of the tensor data, after the header and its padding.
     pub data_start: u64,
 }
 
 impl Header {
-    /// Reads the header of a file of `file_bytes` bytes from its start. Wrap a file in a `BufReader`: the
-    /// reads are small.
+    /// Reads the header of a file of `file_bytes` bytes from its start. Wrap a file in a `BufReader`: the reads are small.
     pub fn read(reader: impl Read, file_bytes: u64) -> Result<Header, HeaderError> {
         let mut source = Source { reader, at: 0, file_bytes };
         let version = source.preamble()?;
@@ -115,12 +110,12 @@ impl Header {
         Ok(header)
     }
 
-    /// Reads the header of a file that is in memory as a whole.
+    /// Reads the header of a file in memory.
     pub fn from_bytes(file: &[u8]) -> Result<Header, HeaderError> {
         Self::read(file, file.len() as u64)
     }
 
-    /// Turns offsets in the data section into offsets in the file and checks where every tensor lies.
+    /// Turns offsets in the data section into offsets in the file and checks them.
     fn place(&mut self, file_bytes: u64) -> Result<(), HeaderError> {
         for tensor in &mut self.tensors {
             if !tensor.offset.is_multiple_of(self.alignment) {
@@ -165,7 +160,7 @@ fn alignment(metadata: &Metadata) -> Result<u64, HeaderError> {
     Ok(alignment)
 }
 
-/// A reader that knows where it is and how much the file still has.
+/// A reader that knows its position and the size of the file.
 struct Source<R> {
     reader: R,
     /// Bytes read so far.
@@ -219,7 +214,7 @@ impl<R: Read> Source<R> {
         Ok(u64::from_le_bytes(self.array(what)?))
     }
 
-    /// A count or length that may not exceed `limit`.
+    /// Reads a count or length of at most `limit`.
     fn count(&mut self, what: &str, limit: u64) -> Result<u64, HeaderError> {
         let at = self.at;
         let found = self.u64(what)?;
@@ -237,22 +232,22 @@ impl<R: Read> Source<R> {
         Ok(bytes)
     }
 
-    /// A key or a name: has to be UTF-8, because it is compared with what programs look for.
+    /// Reads a key or a name, which must be UTF-8, because it is compared with known names.
     fn name(&mut self, what: &str, limit: u64) -> Result<String, HeaderError> {
         let at = self.at;
         let bytes = self.string_bytes(what, limit)?;
         String::from_utf8(bytes).map_err(|_| HeaderError::NotUtf8 { what: what.to_owned(), at })
     }
 
-    /// A string value. Some converters write tokens that are not UTF-8; losing those characters is better
-    /// than refusing the model.
+    /// Reads a string value. Some converters write tokens that are not UTF-8; losing those characters is better than refusing
+    /// the model.
     fn text(&mut self, key: &str) -> Result<String, HeaderError> {
         let bytes = self.string_bytes(&format!("a string of key `{key}`"), STRING_BYTES_LIMIT)?;
         Ok(String::from_utf8(bytes)
             .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
     }
 
-    /// Magic and version; returns the version.
+    /// Reads magic and version; returns the version.
     fn preamble(&mut self) -> Result<u32, HeaderError> {
         let found = self.array::<4>("the magic number")?;
         if found != *b"GGUF" {
@@ -261,7 +256,7 @@ impl<R: Read> Source<R> {
         let version = self.u32("the version")?;
         match version {
             2 | 3 => Ok(version),
-            // A small number with its bytes the other way round.
+            // A small number in the other byte order.
             swapped if swapped.trailing_zeros() >= 16 && swapped != 0 => Err(HeaderError::BigEndian),
             _ => Err(HeaderError::Version { version }),
         }
@@ -381,7 +376,7 @@ impl<R: Read> Source<R> {
         Ok(tensors)
     }
 
-    /// One tensor info; its offset still counts from the start of the data section.
+    /// Reads a tensor info; its offset still counts from the start of the data section.
     fn tensor_info(&mut self, index: u64) -> Result<TensorInfo, HeaderError> {
         let name = self.name(&format!("the name of tensor {index}"), NAME_BYTES_LIMIT)?;
         let dimensions = self.u32("a number of dimensions")?;
@@ -414,7 +409,7 @@ fn boolean(key: &str, byte: u8) -> Result<bool, HeaderError> {
     }
 }
 
-/// Bytes of a tensor of these dimensions, which are not empty.
+/// Bytes of a tensor of these dimensions, of which there is at least one.
 pub(super) fn tensor_bytes(name: &str, dims: &[u64], format: Format) -> Result<Bytes, HeaderError> {
     let overflow = || HeaderError::Overflow { tensor: name.to_owned(), dims: dims.to_vec() };
     if !dims[0].is_multiple_of(format.block_len()) {

@@ -1,8 +1,8 @@
-//! Which dimensions has the model in this file?
+//! Dimensions of a model, from the metadata of its GGUF file.
 //!
-//! Keys as in the GGUF specification, `<architecture>.block_count` and so on. The vocabulary is the number of
-//! rows of `token_embd.weight`, because the tokenizer may list fewer tokens than the padded matrix has; the head
-//! is tied if there is no `output.weight`.
+//! Keys as in the GGUF specification, `<architecture>.block_count` and so on. The vocabulary is the number of rows of
+//! `token_embd.weight`, because the tokenizer may list fewer tokens than the padded matrix has; the head is tied if there
+//! is no `output.weight`.
 
 use super::{Array, GgufError, GgufModel, Value};
 use crate::model::{Architecture, ModelShape};
@@ -58,7 +58,7 @@ impl Keys<'_> {
         self.number(name)?.ok_or_else(missing)
     }
 
-    /// Some converters write one number a layer; equal ones are one number.
+    /// Reads a number; some converters write an equal one for each layer.
     fn number(&self, name: &str) -> Result<Option<u32>, GgufError> {
         let key = format!("{}.{name}", self.architecture);
         let per_layer: Option<Vec<i64>> = match self.model.metadata.get(&key) {

@@ -1,8 +1,7 @@
-//! Which files make up a model, and do they belong together?
+//! Split models: several GGUF files that belong together.
 //!
-//! The general split convention: every part is a GGUF file with `split.no` (from 0), `split.count` and
-//! `split.tensors.count` (of all parts together), named `name-00001-of-00003.gguf` (from 1). The first part
-//! carries the model's metadata. Opening any part opens the model.
+//! Every part is a GGUF file with `split.no` (from 0), `split.count` and `split.tensors.count` (of all parts together),
+//! named `name-00001-of-00003.gguf` (from 1). The first part has the model's metadata. Opening any part opens the model.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -13,15 +12,14 @@ use super::error::{GgufError, HeaderError};
 use super::read::{Header, TENSOR_LIMIT};
 use super::{GgufModel, PartSize};
 
-/// The most files of one model.
+/// The most files of a model.
 const PART_LIMIT: u32 = 10_000;
 
-/// What a header says about its place among the parts.
+/// The split keys of a header.
 struct Place {
     /// From 0.
     number: u32,
     count: u32,
-    /// Tensors of all parts.
     tensors: Option<u64>,
 }
 
@@ -38,7 +36,7 @@ impl Place {
     }
 }
 
-/// Opens all parts of the model that `path` is the only or any one part of.
+/// Opens all parts of the model that `path` belongs to.
 pub(super) fn open(path: &Path) -> Result<GgufModel, GgufError> {
     let (header, file_bytes) = read_header(path)?;
     let place = Place::of(&header, path)?;
@@ -101,7 +99,7 @@ fn read_header(path: &Path) -> Result<(Header, u64), GgufError> {
     Ok((header, file_bytes))
 }
 
-/// The end of the name of part `number` (from 0) of `count`.
+/// The end of the file name of part `number` (from 0) of `count`.
 pub fn part_suffix(number: u32, count: u32) -> String {
     format!("-{:05}-of-{count:05}.gguf", number + 1)
 }

@@ -1,16 +1,13 @@
-//! What does a model file say about itself?
+//! GGUF metadata: typed values by key.
 //!
-//! GGUF metadata: a list of keys, each with a scalar, a string or an array. [`Metadata`] keeps them in order of
-//! their keys and answers typed questions. An absent key is `Ok(None)`: most keys are optional. A key of another
-//! type is an error that names the key, because a silent default there would run the model wrongly.
-//!
-//! Not here: which keys an architecture needs (`gguf::shape`, and the executor).
+//! [`Metadata`] is ordered by key. An absent key is `Ok(None)`, because most keys are optional. A key of another type is an
+//! error that names the key, because a silent default would run the model wrongly.
 
 use std::collections::BTreeMap;
 
 use super::error::GgufError;
 
-/// One metadata value.
+/// A metadata value.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs)]
 pub enum Value {
@@ -29,7 +26,7 @@ pub enum Value {
     F64(f64),
 }
 
-/// An array, stored by the type of its elements so that a vocabulary takes no more than its own bytes.
+/// An array, stored by element type so that a vocabulary takes no more than its own bytes.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs)]
 pub enum Array {
@@ -71,12 +68,10 @@ macro_rules! value_types {
                 match self { $(Array::$name(_) => $number,)+ }
             }
 
-            /// How many elements there are.
             pub fn len(&self) -> usize {
                 match self { $(Array::$name(items) => items.len(),)+ }
             }
 
-            /// Whether there are none.
             pub fn is_empty(&self) -> bool {
                 self.len() == 0
             }
@@ -105,7 +100,7 @@ value_types! {
 }
 
 impl Value {
-    /// Any integer, whatever its width; converters disagree about widths.
+    /// An integer of any width; converters differ in widths.
     fn integer(&self) -> Option<i128> {
         match *self {
             Value::U8(v) => Some(v.into()),
@@ -121,19 +116,19 @@ impl Value {
     }
 }
 
-/// The keys and values of a header, in order of their keys.
+/// The keys and values of a header, ordered by key.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Metadata {
     values: BTreeMap<String, Value>,
 }
 
 impl Metadata {
-    /// The value of a key, whatever its type.
+    /// Returns the value of a key, of any type.
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.values.get(key)
     }
 
-    /// Adds a key; returns `false` and changes nothing if it is there already.
+    /// Adds a key; returns `false` and changes nothing if it exists.
     pub fn insert(&mut self, key: String, value: Value) -> bool {
         if self.values.contains_key(&key) {
             return false;
@@ -142,36 +137,34 @@ impl Metadata {
         true
     }
 
-    /// Every key and value, in order of the keys.
+    /// Every key and value, ordered by key.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
         self.values.iter().map(|(key, value)| (key.as_str(), value))
     }
 
-    /// How many keys there are.
     pub fn len(&self) -> usize {
         self.values.len()
     }
 
-    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.values.is_empty()
     }
 
-    /// An integer of any width that fits in 32 bits, unsigned.
+    /// Returns an integer of any width that fits in 32 bits, unsigned.
     pub fn get_u32(&self, key: &str) -> Result<Option<u32>, GgufError> {
         self.typed(key, "an integer from 0 to 4294967295", |value| {
             value.integer().and_then(|v| u32::try_from(v).ok())
         })
     }
 
-    /// An integer of any width, not below zero.
+    /// Returns an integer of any width that is not negative.
     pub fn get_u64(&self, key: &str) -> Result<Option<u64>, GgufError> {
         self.typed(key, "an integer, not below zero", |value| {
             value.integer().and_then(|v| u64::try_from(v).ok())
         })
     }
 
-    /// A floating-point number; a double is rounded to single precision.
+    /// Returns a floating-point number; a double is rounded to single precision.
     pub fn get_f32(&self, key: &str) -> Result<Option<f32>, GgufError> {
         self.typed(key, "an f32", |value| match *value {
             Value::F32(v) => Some(v),
@@ -180,17 +173,16 @@ impl Metadata {
         })
     }
 
-    /// A truth value.
     pub fn get_bool(&self, key: &str) -> Result<Option<bool>, GgufError> {
         self.typed(key, "a bool", |value| if let Value::Bool(v) = *value { Some(v) } else { None })
     }
 
-    /// A string. Bytes that are not UTF-8 were replaced by U+FFFD when the file was read.
+    /// Returns a string. Bytes that are not UTF-8 were replaced by U+FFFD when the file was read.
     pub fn get_str(&self, key: &str) -> Result<Option<&str>, GgufError> {
         self.typed(key, "a string", |value| if let Value::Str(v) = value { Some(v.as_str()) } else { None })
     }
 
-    /// An array of strings. Bytes that are not UTF-8 were replaced by U+FFFD when the file was read.
+    /// Returns an array of strings. Bytes that are not UTF-8 were replaced by U+FFFD when the file was read.
     pub fn get_str_array(&self, key: &str) -> Result<Option<&[String]>, GgufError> {
         self.typed(key, "an array of strings", |value| match value {
             Value::Array(Array::Str(items)) => Some(items.as_slice()),
@@ -198,7 +190,6 @@ impl Metadata {
         })
     }
 
-    /// An array of single-precision numbers.
     pub fn get_f32_array(&self, key: &str) -> Result<Option<&[f32]>, GgufError> {
         self.typed(key, "an array of f32", |value| match value {
             Value::Array(Array::F32(items)) => Some(items.as_slice()),
@@ -206,7 +197,6 @@ impl Metadata {
         })
     }
 
-    /// An array of 32-bit signed integers.
     pub fn get_i32_array(&self, key: &str) -> Result<Option<&[i32]>, GgufError> {
         self.typed(key, "an array of i32", |value| match value {
             Value::Array(Array::I32(items)) => Some(items.as_slice()),

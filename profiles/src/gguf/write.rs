@@ -1,8 +1,7 @@
-//! How is the header of a GGUF file written?
+//! Writer of GGUF headers: version 3, little-endian.
 //!
-//! GGUF version 3, little-endian. [`HeaderWriter`] takes keys and tensors in file order and lays the tensors out one
-//! after another, each on the alignment, so that whoever writes the file can stream their bytes. The limits are
-//! the reader's: what this writes, [`Header::read`](super::Header::read) accepts.
+//! [`HeaderWriter`] takes keys and tensors in file order and places the tensors one after another, each aligned, so that
+//! the caller can stream their bytes. The limits are the reader's: [`Header::read`](super::Header::read) accepts the result.
 //!
 //! ```
 //! use hearth_profiles::Format;
@@ -16,8 +15,6 @@
 //! file.resize(layout.file_bytes as usize, 0);
 //! assert_eq!(Header::from_bytes(&file).unwrap().tensors, layout.tensors);
 //! ```
-//!
-//! Not here: the tensors' bytes.
 
 use std::collections::BTreeSet;
 
@@ -28,7 +25,7 @@ use super::read::{
 use super::value::{Array, Value};
 use crate::format::Format;
 
-/// Collects keys and tensors and writes them as a header.
+/// Builder of a header.
 #[derive(Debug, Clone, Default)]
 pub struct HeaderWriter {
     keys: Vec<(String, Value)>,
@@ -36,24 +33,23 @@ pub struct HeaderWriter {
     /// Offsets count from the start of the data section.
     tensors: Vec<TensorInfo>,
     tensor_names: BTreeSet<String>,
-    /// Bytes of the tensors so far, padding included.
+    /// Bytes of the tensors so far, with padding.
     data_bytes: u64,
 }
 
-/// A header and where its tensors go.
+/// A header and the positions of its tensors.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FileLayout {
-    /// The header with its padding: the first tensor may follow at once.
+    /// The header with its padding: the first tensor follows directly.
     pub header: Vec<u8>,
-    /// The tensors in file order, their offsets counted from the start of the file. The gaps between them, and
-    /// up to `file_bytes`, are zero bytes.
+    /// The tensors in file order, with offsets from the start of the file. The gaps between them, and up to `file_bytes`, are
+    /// zero bytes.
     pub tensors: Vec<TensorInfo>,
-    /// The size of the whole file.
     pub file_bytes: u64,
 }
 
 impl HeaderWriter {
-    /// Adds a key. Keys are written in the order of the calls. `general.alignment` stays at its default.
+    /// Adds a key, in the order of the calls. `general.alignment` stays at its default.
     pub fn key(&mut self, key: &str, value: Value) -> Result<&mut Self, HeaderError> {
         limited("a key", key, KEY_BYTES_LIMIT)?;
         if key == "general.alignment" || !self.key_names.insert(key.to_owned()) {
@@ -63,7 +59,7 @@ impl HeaderWriter {
         Ok(self)
     }
 
-    /// Adds a tensor of these dimensions, `dims[0]` being the length of a row, after those before it.
+    /// Adds a tensor with these dimensions after those before it; `dims[0]` is the length of a row.
     pub fn tensor(&mut self, name: &str, dims: &[u64], format: Format) -> Result<&mut Self, HeaderError> {
         limited("the name of a tensor", name, NAME_BYTES_LIMIT)?;
         if dims.is_empty() || dims.len() > DIMENSIONS_LIMIT as usize || dims.contains(&0) {
@@ -83,7 +79,7 @@ impl HeaderWriter {
         Ok(self)
     }
 
-    /// The header's bytes and where the tensors go.
+    /// Returns the header's bytes and the positions of the tensors.
     pub fn finish(self) -> FileLayout {
         let mut header = Vec::new();
         header.extend(b"GGUF");

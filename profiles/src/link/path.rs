@@ -1,24 +1,24 @@
-//! What does a message take over the air when nobody else is on it, on average?
+//! Wi-Fi paths: the mean time of a message that is alone on its channels.
 //!
-//! With X the channel's log-normal delay, c the overhead of a small message's own transmissions (X has them),
-//! `on air` the time that the message's transmissions take, r the rate of stalls and D their length:
+//! X is the channel's log-normal delay, c the overhead of a small message's own transmissions (included in X), `on air` the
+//! time that the message's transmissions take, r the rate of stalls and D their length:
 //!
 //! ```text
-//! time = on air - c + E max(X, c)                      when nothing stands still and nothing is lost
-//!      + sum of r E[D^2] / 2 + r E[D] * on air         stalls under path at the start, stalls that come meanwhile
+//! time = on air - c + E max(X, c)                      without stalls and losses
+//!      + sum of r E[D^2] / 2 + r E[D] * on air         stalls under way at the start, stalls that begin later
 //!      + P(one of the last 3 segments lost) * rto      the retransmission timer
 //!      + P(another one lost, none of these) * 2 E X    fast retransmission
-//!      + sum over i of max(0, 2 E X - 2^i W / B)       a window W that has to open first, on a fresh connection
+//!      + sum over i of max(0, 2 E X - 2^i W / B)       a window W that opens first, on a fresh connection
 //! ```
 //!
-//! The sum over the stalls is of first order: two stalls that overlap count as if they did not. Over two channels, or a
-//! channel and a wire, a long message is under path on both; what it takes is that of a pipeline of two.
+//! The sum over the stalls is of first order: it ignores overlaps. Over two channels, or a channel and a wire, a long message
+//! is transmitted on both at the same time, as in a pipeline of two stages.
 //!
-//! A planner wants a latency and a bandwidth. [`WirelessPath::expected`] gives those of a message of one transmission on a
-//! connection in use: `t_comm` over the air is [`Link::time`] of it. Between two stations of one channel
-//! 1 / bandwidth = 1 / up + 1 / down, as both take the same air.
+//! A planner needs a latency and a bandwidth. [`WirelessPath::expected`] gives those of a message of one transmission on a
+//! connection in use: `t_comm` over Wi-Fi is [`Link::time`] of it. Between two stations of one channel
+//! 1 / bandwidth = 1 / up + 1 / down.
 //!
-//! Not here: waiting for others.
+//! Not here: contention, which is simulated.
 
 use super::Link;
 use super::wifi::{MSS, Tcp, WifiChannel};
@@ -28,35 +28,25 @@ use crate::units::{Bytes, BytesPerSecond, Seconds};
 /// Segments after a lost one that report the loss. source: RFC 5681, section 3.2
 pub const REPORTING_SEGMENTS: u64 = 3;
 
-/// Where a device hangs.
+/// How a device is connected to the access point.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Endpoint<'a> {
-    /// On the air.
-    Station {
-        /// The index of its channel.
-        index: usize,
-        /// The channel.
-        channel: &'a WifiChannel,
-        /// The device's rate.
-        rate: BytesPerSecond,
-    },
-    /// On a wire to the access point.
+    /// Over Wi-Fi.
+    Station { index: usize, channel: &'a WifiChannel, rate: BytesPerSecond },
+    /// By a wire.
     Wire(&'a Link),
 }
 
-/// The path from one device to another, of which at least one is a station.
+/// The path from one device to another, at least one of which is a station.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct WirelessPath<'a> {
-    /// Who sends.
     pub sender: Endpoint<'a>,
-    /// Who receives.
     pub receiver: Endpoint<'a>,
-    /// What the connection between them does.
     pub tcp: &'a Tcp,
 }
 
 impl<'a> Endpoint<'a> {
-    /// How fast its half of the path is.
+    /// The rate of its hop.
     pub fn rate(&self) -> BytesPerSecond {
         match self {
             Endpoint::Station { rate, .. } => *rate,
@@ -64,7 +54,7 @@ impl<'a> Endpoint<'a> {
         }
     }
 
-    /// What each transmission takes beside its bytes.
+    /// The overhead of each transmission.
     pub fn overhead(&self) -> Seconds {
         self.channel().map_or(Seconds(0.0), |channel| channel.overhead.value)
     }
@@ -78,12 +68,12 @@ impl<'a> Endpoint<'a> {
 }
 
 impl<'a> WirelessPath<'a> {
-    /// The channel whose delay a message has: the receiver's, whose power saving it waits for, if it is on the air.
+    /// The channel whose delay a message has: the receiver's, whose power saving it waits for, if the receiver is a station.
     pub fn delaying(&self) -> Option<&'a WifiChannel> {
         self.receiver.channel().or(self.sender.channel())
     }
 
-    /// Whether both ends take the same air.
+    /// Whether both hops use the same channel.
     pub fn shares_air(&self) -> bool {
         match (&self.sender, &self.receiver) {
             (Endpoint::Station { index: up, .. }, Endpoint::Station { index: down, .. }) => up == down,
@@ -91,12 +81,12 @@ impl<'a> WirelessPath<'a> {
         }
     }
 
-    /// The overhead of a small message, once for each time that it is on the air.
+    /// The overhead of a small message, once for each hop over Wi-Fi.
     pub fn overhead(&self) -> Seconds {
         self.sender.overhead() + self.receiver.overhead()
     }
 
-    /// The delay that wires add.
+    /// The latency of wires.
     pub fn wire_latency(&self) -> Seconds {
         let latency = |end: &Endpoint| match end {
             Endpoint::Wire(link) => link.latency.value,
@@ -105,13 +95,12 @@ impl<'a> WirelessPath<'a> {
         latency(&self.sender) + latency(&self.receiver)
     }
 
-    /// The least that any message takes.
+    /// The least time of any message.
     pub fn floor(&self) -> Seconds {
         self.overhead() + self.wire_latency()
     }
 
-    /// The most bytes of one transmission: as many as no channel takes longer for than its burst, and at least a
-    /// segment.
+    /// The most bytes of one transmission: no channel takes longer for them than its burst, and they are at least a segment.
     pub fn burst_bytes(&self) -> Bytes {
         let ends = [&self.sender, &self.receiver];
         let bytes = |end: &&Endpoint| end.channel().map(|channel| end.rate().0 * channel.burst.value.0);
@@ -119,12 +108,12 @@ impl<'a> WirelessPath<'a> {
         Bytes((least as u64).max(MSS.0))
     }
 
-    /// Bytes a second when both halves take the same air, or one after another.
+    /// Bytes a second over both hops, one after the other.
     pub fn rate(&self) -> BytesPerSecond {
         BytesPerSecond(1.0 / (1.0 / self.sender.rate().0 + 1.0 / self.receiver.rate().0))
     }
 
-    /// The mean time of a message alone; on a fresh connection the window has to open first.
+    /// The mean time of a message alone; on a fresh connection the window opens first.
     pub fn mean(&self, bytes: Bytes, fresh: bool) -> Seconds {
         let [up, down] = self.on_air(bytes);
         let stretch = |end: &Endpoint, time: Seconds| time * end.channel().map_or(0.0, WifiChannel::stalled);
@@ -142,10 +131,10 @@ impl<'a> WirelessPath<'a> {
             + opening
     }
 
-    /// A constant link that takes what a message of one transmission takes on average.
+    /// A constant link with the mean time of a message of one transmission.
     pub fn expected(&self) -> Link {
         let tcp = self.tcp;
-        // As of a message of many segments; a shorter one loses a little less.
+        // As for a message of many segments; a shorter one loses a little less.
         let [by_timer, _] = losses(tcp.loss.value.0, REPORTING_SEGMENTS);
         let stretch = |end: &Endpoint| 1.0 + end.channel().map_or(0.0, WifiChannel::stalled);
         let slowness = |end: &Endpoint| stretch(end) / end.rate().0;
@@ -164,13 +153,13 @@ impl<'a> WirelessPath<'a> {
         }
     }
 
-    /// What all transmissions of a message take on either half of the path.
+    /// The time of all transmissions of a message on each hop.
     fn on_air(&self, bytes: Bytes) -> [Seconds; 2] {
         let bursts = bytes.0.div_ceil(self.burst_bytes().0).max(1) as f64;
         [&self.sender, &self.receiver].map(|end| end.overhead() * bursts + bytes / end.rate())
     }
 
-    /// From the first transmission to the end of the last.
+    /// The time from the first transmission to the end of the last.
     fn under_way(&self, bytes: Bytes) -> Seconds {
         let [up, down] = self.on_air(bytes);
         let burst = self.burst_bytes().0;
@@ -178,8 +167,8 @@ impl<'a> WirelessPath<'a> {
         if self.shares_air() || full == 0 {
             return up + down;
         }
-        // A pipeline of two whose transmissions are equal but for the last. The longest path changes from the first
-        // half to the second after the first, the last but one or the last transmission.
+        // A pipeline of two stages whose transmissions are equal except for the last. The critical path changes from the first hop
+        // to the second after the first, the last but one or the last transmission.
         let of =
             |bytes: u64| [&self.sender, &self.receiver].map(|end| end.overhead() + Bytes(bytes) / end.rate());
         let ([first, second], [last_first, last_second]) = (of(burst), of(bytes.0 - full * burst));
@@ -207,7 +196,7 @@ impl<'a> WirelessPath<'a> {
         })
     }
 
-    /// The mean rest of a stall that a message finds.
+    /// The mean rest of a stall that is under way.
     fn standing(&self) -> Seconds {
         let of = |end: &Endpoint| {
             let kinds = end.channel().map_or(Vec::new(), |channel| channel.stalls.kinds());
@@ -225,8 +214,8 @@ impl<'a> WirelessPath<'a> {
     }
 }
 
-/// What a connection that begins with the initial window waits for acknowledgements until a message is out. Each round
-/// trip doubles the window W; while it opens, the connection is busy for W / B of every round trip.
+/// The time that a connection that begins with the initial window waits for acknowledgements. Each round trip doubles the
+/// window W; while it opens, the connection is busy for W / B of every round trip.
 pub fn opening(round_trip: Seconds, tcp: &Tcp, rate: BytesPerSecond, bytes: Bytes) -> Seconds {
     let (mut window, mut sent, mut waited) = (tcp.initial_window.value.0, 0u64, Seconds(0.0));
     loop {
@@ -240,8 +229,8 @@ pub fn opening(round_trip: Seconds, tcp: &Tcp, rate: BytesPerSecond, bytes: Byte
     }
 }
 
-/// The chance that the timer has to repair a message of so many segments, and that a report does and the timer need
-/// not.
+/// The probabilities that a message of `segments` segments needs the retransmission timer, and that it needs only a fast
+/// retransmission.
 pub fn losses(loss: f64, segments: u64) -> [f64; 2] {
     let tail = segments.min(REPORTING_SEGMENTS);
     let none_of = |count: u64| (1.0 - loss).powi(i32::try_from(count).unwrap_or(i32::MAX));
@@ -297,8 +286,8 @@ mod tests {
     fn an_activation_takes_a_delay_and_its_bytes_twice() {
         let (channel, tcp) = (channel(Preset::Clean), still());
         let path = path(&channel, &tcp);
-        // 1.9 ms e^(1/8) = 2.153 ms; 32 KiB at 100 MB/s up and down are 0.655 ms. The delay is shorter than the
-        // overhead of 0.4 ms once in a thousand, for 0.0378 us on average.
+        // 1.9 ms e^(1/8) = 2.153 ms; 32 KiB at 100 MB/s up and down are 0.655 ms. The delay is shorter than the overhead of
+        // 0.4 ms once in a thousand, for 0.0378 us on average.
         let (delay, bytes) = (1.9e-3 * 0.125_f64.exp(), 2.0 * 32768.0 / 100e6);
         let floor = delay + bytes;
         let found = path.mean(Bytes(32768), false);

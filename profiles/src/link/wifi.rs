@@ -1,13 +1,13 @@
-//! What is known of a Wi-Fi channel, and of the TCP connections over it?
+//! Wi-Fi channels of a scenario, and the TCP connections over them.
 //!
-//! One transmission at a time is on the air. It takes an overhead and its bytes at the channel's rate, and at most a
-//! burst; a longer message is sent in several. A station sends to the access point and the access point to a
-//! station, so that a message between two stations is on the air twice. Beside that a message takes a delay that is
-//! log-normal (power saving, drivers, the access point's queues), and sometimes a stall in which nothing is sent.
+//! One transmission at a time is on a channel. It takes an overhead and its bytes at the channel's rate, up to a burst; a
+//! longer message is sent in several. A station sends to the access point and the access point to a station, so that a
+//! message between two stations is transmitted twice. A message also has a log-normal delay (power saving, drivers, queues
+//! of the access point), and sometimes meets a stall in which nothing is sent.
 //!
-//! Every number has a default that carries its source; only the bandwidth and the stations have none.
+//! Every number has a default with its source, except the bandwidth and the stations.
 //!
-//! Not here: what a message takes ([`super::path`]), and who waits for whom (the simulator).
+//! Not here: the mean time of a message ([`super::path`]), and contention (the simulator).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,96 +18,95 @@ use crate::document::DocumentError;
 use crate::sourced::Sourced;
 use crate::units::{Bytes, BytesPerSecond, Fraction, PerSecond, Seconds};
 
-/// The bytes of a message in one segment: an Ethernet frame of 1500 bytes less the headers of IP and TCP with
-/// timestamps. source: RFC 9293, RFC 7323
+/// The payload of a segment: an Ethernet frame of 1500 bytes less the headers of IP and TCP with timestamps.
+/// source: RFC 9293, RFC 7323
 pub const MSS: Bytes = Bytes(1448);
 
-/// The least and the largest rate of a channel. source: IEEE 802.11-2020, whose slowest rate is 1 Mbit/s; the largest
-/// is assumed, above everything that is sold
+/// The range of a channel's rate. source: IEEE 802.11-2020, whose slowest rate is 1 Mbit/s; the largest is assumed, above
+/// all products
 const RATE_RANGE: [f64; 2] = [125e3, 125e9];
-/// The longest time on the air that a document may ask for, and the longest delay.
-/// source: assumed, far above every network, so that a wrong unit is found
+/// The longest overhead, burst and delay.
+/// source: assumed, far above every network, to detect wrong units
 const MAX_TIME: Seconds = Seconds(1.0);
-/// The widest spread of delays: one in a thousand is a hundred times the median. source: assumed, as above
+/// The largest spread of delays: one in a thousand is a hundred times the median. source: assumed, as above
 const MAX_SIGMA: f64 = 1.5;
 /// The longest stall. source: assumed, as above
 pub const MAX_STALL: Seconds = Seconds(10.0);
-/// Stalls of one kind come at most this often. source: assumed, as above
+/// The highest rate of one kind of stall. source: assumed, as above
 const MAX_STALL_RATE: f64 = 100.0;
-/// The largest share of the time in which a channel may stand still. source: assumed; beyond it a channel hardly
-/// ever carries anything
+/// The largest share of stalled time. source: assumed; beyond it a channel hardly ever transmits
 const MAX_STALLED_SHARE: f64 = 0.5;
 /// The most channels, and the most kinds of stalls of one. source: assumed
 const MAX_CHANNELS: usize = 16;
 
-/// The Wi-Fi of a cluster.
+/// Wi-Fi of a cluster.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "channels, as `channels: [{name: 5 GHz, bandwidth: {value: 400 Mbit/s, source: \"measured\"}, stations: [one, other]}]`"
 )]
 pub struct Wifi {
-    /// Each with air time of its own.
+    /// Channels, each with transmission time of its own.
     pub channels: Vec<WifiChannel>,
-    /// What every connection over them does.
+    /// TCP connections over them.
     #[serde(default)]
     pub tcp: Tcp,
 }
 
-/// One channel: its stations share its air time.
+/// Channel whose stations share the transmission time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "a channel, as `{name: 5 GHz, bandwidth: {value: 400 Mbit/s, source: \"measured\"}, stations: [one, other]}`"
 )]
 pub struct WifiChannel {
-    /// As people call it, `5 GHz`.
+    /// Name, for example `5 GHz`.
     pub name: String,
-    /// Bytes per second of a transmission, of what a message has. Between two stations half of it is left.
+    /// Bytes of messages per second of a transmission. Between two stations half of it is left.
     pub bandwidth: Sourced<BytesPerSecond>,
-    /// Time on the air of a transmission beside its bytes.
+    /// Fixed time of a transmission.
     #[serde(default = "usual_overhead")]
     pub overhead: Sourced<Seconds>,
-    /// The longest that the bytes of one transmission take.
+    /// Longest time of the bytes of one transmission.
     #[serde(default = "usual_burst")]
     pub burst: Sourced<Seconds>,
-    /// What a small message takes one way when it has the air for itself, its own transmissions included.
+    /// One-way time of a small message on an idle channel, including its own transmissions.
     #[serde(default)]
     pub delay: Delay,
-    /// When nothing is sent.
+    /// Times in which nothing is sent.
     #[serde(default)]
     pub stalls: Stalls,
-    /// The devices on it.
+    /// Devices on the channel.
     pub stations: Vec<String>,
     /// Stations with a bandwidth of their own, up and down.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub rates: BTreeMap<String, Sourced<BytesPerSecond>>,
 }
 
-/// A log-normal delay.
+/// Log-normal delay.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "a delay, as `{median: {value: 2 ms, source: \"measured\"}, sigma: {value: 0.5, source: \"measured\"}}`"
 )]
 pub struct Delay {
-    /// Half of all delays are longer.
+    /// Median.
     pub median: Sourced<Seconds>,
     /// Standard deviation of the delay's logarithm.
     pub sigma: Sourced<f64>,
 }
 
-/// The times in which nothing leaves a channel.
+/// Times in which a channel transmits nothing.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged, expecting = "`clean`, `awdl`, or a list of stalls with `rate`, `from`, `to` and `source`")]
 pub enum Stalls {
-    /// Known ones by name.
+    /// A preset by name.
     Preset(Preset),
-    /// Each kind comes by itself.
+    /// Independent kinds of stalls.
     Own(Vec<Stall>),
 }
 
-/// Stalls by name.
+/// Presets of stalls.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Preset {
@@ -120,43 +119,42 @@ pub enum Preset {
     Awdl,
 }
 
-/// One kind of stall. Its beginnings are a Poisson process and its lengths uniform.
+/// Kind of stall: its beginnings are a Poisson process and its lengths uniform.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "a kind of stall, as `{rate: 0.1 /s, from: 60 ms, to: 100 ms, source: \"measured\"}`"
 )]
 pub struct Stall {
-    /// How often.
+    /// Frequency.
     pub rate: PerSecond,
-    /// The shortest.
+    /// Shortest length.
     pub from: Seconds,
-    /// The longest.
+    /// Longest length.
     pub to: Seconds,
-    /// Where the numbers come from.
+    /// Source of the numbers.
     pub source: String,
 }
 
-/// What TCP adds.
+/// TCP parameters.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default, expecting = "what TCP adds, as `{idle_restart: true}`")]
 pub struct Tcp {
-    /// Whether a connection that was idle for a retransmission timeout begins again with the initial window (RFC
-    /// 5681, section 4.1; `net.ipv4.tcp_slow_start_after_idle`). What is longer than that window then waits for
-    /// acknowledgements, a round trip for each doubling.
+    /// Whether a connection that was idle for a retransmission timeout begins again with the initial window (RFC 5681,
+    /// section 4.1; `net.ipv4.tcp_slow_start_after_idle`). A message longer than that window then waits for acknowledgements,
+    /// a round trip for each doubling.
     pub idle_restart: bool,
-    /// What a connection sends before it has heard anything.
+    /// Bytes that a connection sends before the first acknowledgement.
     pub initial_window: Sourced<Bytes>,
-    /// The share of segments that the channel's own repeating does not bring over. Three later segments of the
-    /// same message report a loss at once (RFC 5681, section 3.2), which costs a round trip; without them the timer
-    /// has to run out.
+    /// Share of segments lost in spite of the channel's own retransmissions. If three later segments of the same message
+    /// report a loss (RFC 5681, section 3.2), it costs a round trip; otherwise the timeout.
     pub loss: Sourced<Fraction>,
-    /// The retransmission timeout.
+    /// Retransmission timeout.
     pub rto: Sourced<Seconds>,
 }
 
-/// What of IEEE 802.11-2020 one transmission of best effort takes at 5 GHz: AIFS 43 us, 7.5 slots of back-off 68 us,
-/// preamble 40 us, SIFS 16 us, block acknowledgement 32 us.
+/// One transmission of best effort at 5 GHz by IEEE 802.11-2020: AIFS 43 us, 7.5 slots of back-off 68 us, preamble 40 us,
+/// SIFS 16 us, block acknowledgement 32 us.
 fn usual_overhead() -> Sourced<Seconds> {
     Sourced::new(
         Seconds(0.2e-3),
@@ -193,7 +191,6 @@ impl Default for Tcp {
 }
 
 impl Stalls {
-    /// The kinds of stalls.
     pub fn kinds(&self) -> Vec<Stall> {
         let awdl = |rate, from, to| Stall {
             rate: PerSecond(rate),
@@ -210,7 +207,6 @@ impl Stalls {
 }
 
 impl Stall {
-    /// The mean length.
     pub fn mean(&self) -> Seconds {
         (self.from + self.to) / 2.0
     }
@@ -223,12 +219,11 @@ impl Stall {
 }
 
 impl WifiChannel {
-    /// The rate of a station.
     pub fn rate(&self, station: &str) -> BytesPerSecond {
         self.rates.get(station).unwrap_or(&self.bandwidth).value
     }
 
-    /// The share of the time in which it stands still, if no two stalls overlap.
+    /// The share of stalled time, if no two stalls overlap.
     pub fn stalled(&self) -> f64 {
         self.stalls.kinds().iter().map(|kind| kind.rate.0 * kind.mean().0).sum()
     }
@@ -242,7 +237,7 @@ impl WifiChannel {
             within(&format!("rates.{station}"), rate.value)?;
         }
         short("overhead", self.overhead.value, Seconds(0.0))?;
-        // Shorter ones would hold less than a packet.
+        // Shorter ones would transmit less than a packet.
         short("burst", self.burst.value, Seconds(1e-4))?;
         short("delay.median", self.delay.median.value, Seconds(1e-6))?;
         let sigma = self.delay.sigma.value;
@@ -285,7 +280,7 @@ impl Tcp {
         if window < MSS {
             return Err(format!("`initial_window` is {window}: give at least a segment of {} B", MSS.0));
         }
-        // Beyond it a connection hardly gets anything over, and nobody would call it a network.
+        // Beyond it a connection hardly transmits anything.
         if self.loss.value.0 > 0.1 {
             return Err(format!("`loss` is {:.0} %: at most 10 % can be", self.loss.value.0 * 100.0));
         }
@@ -298,7 +293,7 @@ impl Tcp {
 }
 
 impl Wifi {
-    /// Whether it can be, among these devices. `wire` is what devices on no channel hang on.
+    /// Checks the channels against these devices. `wire` is the link of devices on no channel.
     pub fn validate(&self, devices: &BTreeSet<&str>, wire: &super::Link) -> Result<(), DocumentError> {
         let refuse =
             |what: String| Err(DocumentError::invalid_at("links.wifi", format!("links.wifi: {what}")));

@@ -1,11 +1,10 @@
-//! How fast does the executor's arithmetic run here?
+//! Compute rates of the executor's kernels on this machine.
 //!
-//! The arithmetic is the caller's ([`Kernels`]); this module decides what it is given. A product of a matrix
-//! of `rows` x `columns` with one vector is 2 rows columns operations, whatever the format.
+//! The caller provides the [`Kernels`]; this module decides what they compute. A product of a matrix of `rows` x `columns`
+//! with one vector is 2 rows columns operations, whatever the format.
 //!
-//! - in cache: a matrix of [`CACHED`] bytes, again and again in one go, so that waking threads does not count;
-//! - streamed: matrices of [`STREAMED`] bytes one after another through a buffer as large as memory allows, as
-//!   decoding a token meets a model's weights;
+//! - in cache: a matrix of [`CACHED`] bytes, many times in one call, so that waking threads does not count;
+//! - streamed: matrices of [`STREAMED`] bytes one after another through a buffer as large as memory allows, as in decoding;
 //! - batched: [`BATCH`] vectors at once, as in prefill.
 
 use super::error::MeasureError;
@@ -20,10 +19,10 @@ use crate::units::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Seconds};
 /// Bytes of a matrix that stays in the second-level cache of every core.
 pub const CACHED: usize = 256 << 10;
 
-/// Bytes of one streamed matrix: about one of a large model's layer.
+/// Bytes of a streamed matrix: about one of a large model's layer.
 pub const STREAMED: usize = 16 << 20;
 
-/// Bytes of the matrix that meets a batch.
+/// Bytes of the matrix of a batch.
 const BATCHED: usize = 4 << 20;
 
 /// Vectors of a batch.
@@ -32,34 +31,33 @@ pub const BATCH: usize = 128;
 /// Weights in a row: whole blocks of every format, and a usual width.
 const COLUMNS: usize = 2048;
 
-/// So many formats are measured in all turns, as a model has them.
+/// Up to this many formats are measured in all rounds.
 /// source: assumed
 const FEW_FORMATS: usize = 3;
 
-/// Products in one go of a cached matrix.
+/// Products with a cached matrix in one call.
 const REPEATS: usize = 32;
 
-/// The arithmetic of whoever will run models here.
+/// The kernels to measure.
 pub trait Kernels {
-    /// What they are, for the sources: `avx2 kernels, 2 threads`.
+    /// Description for the sources: `avx2 kernels, 2 threads`.
     fn name(&self) -> String;
 
-    /// The formats they can multiply.
+    /// The formats that they can multiply.
     fn formats(&self) -> Vec<Format>;
 
-    /// Multiplies a matrix with `tokens` vectors, `repeats` times in one go. `weights` holds whole rows of
-    /// `columns` weights; the vectors are anything.
+    /// Multiplies a matrix with `tokens` vectors, `repeats` times in one call. `weights` are whole rows of `columns` weights;
+    /// the vectors are arbitrary.
     fn multiply(&mut self, format: Format, columns: usize, weights: &[u8], tokens: usize, repeats: usize);
 
-    /// One layer's attention of one token over a cache of a usual length that is in no near cache. Says how
-    /// much work that was.
+    /// Computes one layer's attention of one token over a cache of a usual length that is in no near cache. Returns the work.
     fn attend(&mut self) -> Flops;
 
-    /// Writes the keys and values of so many tokens into one layer's cache. Says how many bytes that was.
+    /// Writes the keys and values of `tokens` tokens into one layer's cache. Returns the bytes.
     fn write_cache(&mut self, tokens: usize) -> Bytes;
 }
 
-/// What there is to know about arithmetic.
+/// Measured compute rates.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ComputeRates {
     /// Matrix times vector, weights in cache.
@@ -74,7 +72,7 @@ pub struct ComputeRates {
     pub kv_copy: Transfer,
 }
 
-/// Measures the rates of `kernels` for `formats`, or for all that they have if none is given.
+/// Measures the rates of `kernels` for `formats`, or for all their formats if none is given.
 pub fn compute(
     kernels: &mut dyn Kernels,
     formats: &[Format],
@@ -90,8 +88,8 @@ pub fn compute(
     let mut measured: Vec<(Format, [Samples; 3])> =
         wanted.into_iter().map(|one| (one, Default::default())).collect();
     let mut attention = Samples::default();
-    // In turns: what disturbs the machine for a while then disturbs some samples of each number, and not all of one. Many
-    // formats are spread over as much time by fewer turns.
+    // In rounds: a disturbance of the machine then affects some samples of each number, and not all of one. Many formats take
+    // fewer rounds.
     let most = effort.rounds.max(1);
     for _ in 0..(most * FEW_FORMATS / measured.len().max(1)).clamp(most.min(2), most) {
         for (format, samples) in &mut measured {
@@ -121,7 +119,7 @@ pub fn compute(
     Ok(ComputeRates { matvec, matvec_streamed, matmul, attention, kv_copy })
 }
 
-/// Whole rows in `bytes` of weights, at least one, and what they are in bytes.
+/// Whole rows in `bytes` of weights, at least one, and their bytes.
 fn rows(format: Format, bytes: usize) -> (usize, usize) {
     let row = format.row_bytes(COLUMNS as u64).map_or(COLUMNS * 4, |row| row.0 as usize);
     let rows = (bytes / row).max(1);
@@ -141,7 +139,7 @@ fn cached(kernels: &mut dyn Kernels, format: Format, buffer: &Buffer, effort: &E
     })
 }
 
-/// Matrices times one vector, one after another through the buffer: operations a second.
+/// Multiplies matrices with one vector, one after another through the buffer: operations a second.
 pub fn streamed(kernels: &mut dyn Kernels, format: Format, buffer: &Buffer, effort: &Effort) -> Samples {
     let (count, bytes) = rows(format, STREAMED.min(buffer.bytes().len()));
     let mut at = 0;
@@ -150,7 +148,7 @@ pub fn streamed(kernels: &mut dyn Kernels, format: Format, buffer: &Buffer, effo
             at = 0;
         }
         kernels.multiply(format, COLUMNS, &buffer.bytes()[at..at + bytes], 1, 1);
-        // Page by page, so that rows begin where the memory allows any format to begin.
+        // Page by page, so that rows are aligned for every format.
         at += bytes.next_multiple_of(4096);
         work(count, 1)
     })
@@ -164,7 +162,7 @@ fn batched(kernels: &mut dyn Kernels, format: Format, buffer: &Buffer, effort: &
     })
 }
 
-/// A batch gives the rate; what a single token takes beyond it is the latency.
+/// A batch gives the rate; the excess time of a single token is the latency.
 fn kv_copy(kernels: &mut dyn Kernels, effort: &Effort) -> Result<Transfer, MeasureError> {
     let name = kernels.name();
     let rates = rate(effort, || kernels.write_cache(BATCH).as_f64());

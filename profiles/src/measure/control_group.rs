@@ -1,20 +1,20 @@
-//! Which control groups is this process in, and what do they allow?
+//! Control groups of this process, and their CPU quota.
 //!
-//! `/proc/self/cgroup` names a group of version 2 (no controllers), of version 1 (one hierarchy a
-//! controller), or of both where they are mixed; `/proc/self/mountinfo` tells where they are mounted. A limit
-//! of any group above also holds. Elsewhere than Linux there are none.
+//! `/proc/self/cgroup` names a group of version 2 (no controllers), of version 1 (one hierarchy a controller), or of both;
+//! `/proc/self/mountinfo` has their mount points. The limits of all groups above hold as well. Other systems than Linux
+//! have none.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::units::Seconds;
 
-/// Which files a group has.
+/// Version of a hierarchy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Version {
     /// One hierarchy a controller.
     One,
-    /// One hierarchy.
+    /// One hierarchy in all.
     Two,
 }
 
@@ -23,7 +23,7 @@ pub(super) fn folders(controller: &str) -> Vec<(Version, PathBuf)> {
     folders_under(Path::new("/"), controller)
 }
 
-/// The same with another folder in place of `/`, for tests against a tree that is not this machine's.
+/// Like `folders`, with another folder in place of `/`, for tests.
 pub fn folders_under(root: &Path, controller: &str) -> Vec<(Version, PathBuf)> {
     let read = |name: &str| fs::read_to_string(root.join(name)).unwrap_or_default();
     let (groups, mounts) = (read("proc/self/cgroup"), read("proc/self/mountinfo"));
@@ -50,7 +50,7 @@ pub fn folders_under(root: &Path, controller: &str) -> Vec<(Version, PathBuf)> {
     found
 }
 
-/// Where a hierarchy of groups is mounted.
+/// A mount point of a hierarchy.
 struct Mount<'t> {
     /// The group that is mounted there; `/` for all of them.
     top: &'t str,
@@ -58,7 +58,7 @@ struct Mount<'t> {
 }
 
 impl<'t> Mount<'t> {
-    /// From a line of `mountinfo`, if it mounts groups of this version with this controller.
+    /// Parses a line of `mountinfo`, if it mounts groups of this version with this controller.
     fn read(line: &'t str, version: Version, controller: &str) -> Option<Self> {
         let (place, kind) = line.split_once(" - ")?;
         let mut place = place.split_ascii_whitespace().skip(3);
@@ -72,7 +72,7 @@ impl<'t> Mount<'t> {
         fits.then(|| Self { top, at: at.into() })
     }
 
-    /// Where systems usually mount them.
+    /// The usual mount points.
     fn usual(version: Version, controllers: &str, controller: &str) -> Vec<Self> {
         let folders = match version {
             Version::One => [controllers, controller].map(|folder| format!("/sys/fs/cgroup/{folder}")),
@@ -81,8 +81,8 @@ impl<'t> Mount<'t> {
         folders.map(|at| Self { top: "/", at }).into()
     }
 
-    /// A group's path below the mount. In a container the mount may begin at a group whose path differs from
-    /// the one seen here; then its top is the best that is known.
+    /// A group's path below the mount. In a container the mount may begin at a group whose path differs from the one seen here;
+    /// then the top is the best that is known.
     fn within<'p>(&self, path: &'p str) -> &'p str {
         let below = path.strip_prefix(self.top.trim_end_matches('/')).unwrap_or("");
         if below.split('/').any(|part| part == "..") { "" } else { below.trim_start_matches('/') }
@@ -101,12 +101,11 @@ fn climb(root: &Path, path: &str, version: Version, found: &mut Vec<(Version, Pa
     }
 }
 
-/// How much processor a group may use.
+/// A CPU quota.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Quota {
-    /// Cores, in whole and in part.
+    /// Cores, with fractions.
     pub(super) cores: f64,
-    /// The time over which that is kept.
     pub(super) period: Seconds,
 }
 

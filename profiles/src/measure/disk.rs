@@ -1,12 +1,9 @@
-//! How fast is the disk that holds the model?
+//! Disk rates of this machine.
 //!
-//! Four ways of reading that a run uses, each cold: explicit reads, page faults on a mapping by the compute
-//! threads, populating a mapping ahead of use, and single pages at random places; and the processor's time for a
-//! thread that streams, asking, populating and giving up, which bounds it on any disk. The model's own file is
-//! read where there is one, because file systems differ and files are laid out differently; else, or if
-//! other processes keep its pages in memory, a scratch file next to it.
-//!
-//! Not here: how the reads are timed (`file_reading`).
+//! Four kinds of reads, each cold: explicit reads, page faults of the compute threads on a mapping, populating a mapping
+//! ahead of use, and single pages at random positions. And the processor time of a thread that streams (advises, populates
+//! and discards), which bounds it on any disk. The model's own file is read if there is one, because file systems and file
+//! layouts differ; otherwise, or if other processes keep its pages in memory, a scratch file beside it.
 
 use std::fs::{self, File};
 use std::io;
@@ -20,13 +17,13 @@ use crate::device::Disk;
 use crate::sourced::Sourced;
 use crate::units::{Bytes, BytesPerSecond, Rounded, Seconds};
 
-/// A file too short to be read for long.
+/// The shortest model file that is measured.
 const SHORT: Bytes = Bytes::mib(8);
 
 /// What is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DiskTarget {
-    /// This file, which is not changed. What the page cache has of it is dropped.
+    /// This file, which is not changed. Its pages in the page cache are dropped.
     File(PathBuf),
     /// A scratch file in this folder, which is removed again.
     Folder(PathBuf),
@@ -43,7 +40,7 @@ impl DiskTarget {
         }
     }
 
-    /// An open file, and what to call it.
+    /// Opens a file to measure, and describes it.
     fn open(&self, effort: &Effort) -> Result<(ColdFile, String), MeasureError> {
         if let DiskTarget::File(path) = self {
             let open = || File::open(path).map_err(MeasureError::file("open", path));
@@ -60,7 +57,7 @@ impl DiskTarget {
     }
 }
 
-/// Measures the disk of a file or folder. `threads` is how many compute.
+/// Measures the disk of a file or folder, with `threads` compute threads.
 pub fn disk(
     target: &DiskTarget,
     threads: usize,
@@ -135,7 +132,7 @@ fn rate(samples: &Samples, what: &str) -> Result<Sourced<BytesPerSecond>, Measur
     }
 }
 
-/// The read-ahead window of the block device that holds a folder, as Linux tells it.
+/// The read-ahead window of the block device of a folder, on Linux.
 pub fn read_ahead(folder: &Path) -> Option<Sourced<Bytes>> {
     #[cfg(any(target_os = "android", target_os = "linux"))]
     {

@@ -1,12 +1,11 @@
-//! How fast does a file come from disk when none of it is in memory?
+//! Timing of cold reads from a file.
 //!
-//! A [`ColdFile`] is read window after window; what has been read is dropped from the page cache at once, so
-//! that a small memory never fills and the next turn is cold again. A window is at most a quarter of the
-//! available memory. Only the reading is timed.
+//! A [`ColdFile`] is read window after window; each is dropped from the page cache at once, so that a small memory never
+//! fills and the next round is cold again. A window is at most a quarter of the available memory. Only the reads are timed.
 //!
-//! Reading goes on where it stopped, from sample to sample and from the end of the file to its start: what the
-//! system read ahead at the end of one is the beginning of the next, and nothing is read in vain. Half a
-//! sample's worth goes uncounted before the first, and takes the burst of a throttle's token bucket with it.
+//! Reading continues where it stopped, from sample to sample and from the end of the file to its start: what the system read
+//! ahead at the end of one sample is the beginning of the next. Half a sample is read before the first without counting,
+//! which also uses up the burst of a throttle's token bucket.
 
 use std::fs::File;
 use std::io;
@@ -29,19 +28,19 @@ const CHUNK: u64 = 32 << 10;
 /// Bytes of one call of `MADV_POPULATE_READ`: the executor's.
 const POPULATE: usize = 2 << 20;
 
-/// Bytes of a piece that is streamed, and of those that are asked for before the first is waited for: the executor's.
+/// Bytes of a streamed piece, and of those requested before the first is awaited: the executor's.
 const PIECE: usize = 1 << 20;
 const UNDER_WAY: usize = 4 << 20;
 
-/// The share of a range that may stay in the page cache after it was dropped.
+/// The largest share of a range in the page cache after it was dropped.
 const COLD: f64 = 0.1;
 
-/// A file that is read as if for the first time.
+/// A file that is read cold.
 #[derive(Debug)]
 pub(super) struct ColdFile {
     path: PathBuf,
     file: File,
-    /// Another description, for reads that jump about.
+    /// Another description, for random reads.
     jumping: File,
     length: u64,
     window: u64,
@@ -49,7 +48,7 @@ pub(super) struct ColdFile {
 }
 
 impl ColdFile {
-    /// Of an open file, of which two descriptions are given. `most` bounds what is in memory at a time.
+    /// Two descriptions of an open file are given. `most` limits the bytes in memory at a time.
     pub(super) fn new(path: &Path, files: [File; 2], length: u64, most: u64) -> ColdFile {
         let [file, jumping] = files;
         mapping::expect_jumps(&jumping);
@@ -58,7 +57,7 @@ impl ColdFile {
         ColdFile { path: path.to_owned(), file, jumping, length: length / page * page, window, position: 0 }
     }
 
-    /// Whether its pages can be dropped at all; not where another process has them mapped.
+    /// Whether its pages can be dropped, which another process with a mapping prevents.
     pub(super) fn can_be_cold(&mut self) -> Result<bool, MeasureError> {
         let window = self.window();
         mapping::drop_cache(&self.file, &window);
@@ -66,13 +65,13 @@ impl ColdFile {
         Ok(resident.map_err(MeasureError::file("look at the cached pages of", &self.path))? <= COLD)
     }
 
-    /// What is read next, at most.
+    /// The next range to read, at most.
     fn window(&self) -> Range<u64> {
         self.position..(self.position + self.window).min(self.length)
     }
 
-    /// Bytes a second that `read` gets. It is given a file, a cold range of it, and the time to stop at; it
-    /// says how many bytes from the start of the range it read.
+    /// The bytes a second of `read`, which gets a file, a cold range of it and the time to stop at, and returns how many bytes
+    /// from the start of the range it read.
     pub(super) fn rate(
         &mut self,
         effort: &Effort,
@@ -111,7 +110,7 @@ impl ColdFile {
         }
     }
 
-    /// Bytes for each second that a streaming thread spends on the processor. Waiting for the disk does not count.
+    /// Bytes for each second of processor time of a streaming thread. Waiting for the disk does not count.
     pub(super) fn turnover(&mut self, effort: &Effort) -> Result<Samples, MeasureError> {
         let begun = now();
         let mut rates = Vec::with_capacity(effort.samples);
@@ -134,14 +133,14 @@ impl ColdFile {
         Ok(Samples::new(rates))
     }
 
-    /// Seconds of single cold reads of 4 KiB at places all over the file.
+    /// Seconds of single cold reads of 4 KiB all over the file.
     pub(super) fn jumps(&mut self, effort: &Effort) -> Result<Samples, MeasureError> {
         mapping::drop_cache(&self.file, &(0..self.length));
         let pages = self.length / PAGE as u64;
         let mut times = Vec::new();
         let (begun, mut page) = (now(), 0u64);
         let mut buffer = [0; PAGE];
-        // A stride near the golden section visits far-away pages, each once.
+        // A stride near the golden ratio visits distant pages, each once.
         let stride = ((pages as f64 * 0.618) as u64 | 1).max(1);
         while (times.len() as u64) < pages.min(4000) && (times.is_empty() || now() - begun < effort.limit.0) {
             page = (page + stride) % pages;
@@ -173,8 +172,8 @@ pub(super) fn sequentially(file: &File, range: Range<u64>, until: f64) -> io::Re
     Ok(at - range.start)
 }
 
-/// Touches every page of a mapping from front to back with several threads that share a counter, as the
-/// executor's do with the rows of a matrix.
+/// Touches every page of a mapping from front to back with several threads that share a counter, as the executor's threads
+/// do with the rows of a matrix.
 pub(super) fn by_faults(threads: usize, file: &File, range: &Range<u64>, until: f64) -> io::Result<u64> {
     let map = mapping::map(file, range)?;
     let next = AtomicU64::new(0);
@@ -215,15 +214,14 @@ pub(super) fn by_populating(file: &File, range: &Range<u64>, until: f64) -> io::
     Ok(at as u64)
 }
 
-/// Elsewhere there is no such call.
+/// Other systems have no such call.
 #[cfg(not(target_os = "linux"))]
 pub(super) fn by_populating(_: &File, _: &Range<u64>, _: f64) -> io::Result<u64> {
     let _ = POPULATE;
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// Streams a part of a file on one thread, as the executor's does: how many bytes, and this thread's time on the
-/// processor for them.
+/// Streams a part of a file on one thread, as the executor does. Returns the bytes, and the thread's processor time.
 #[cfg(target_os = "linux")]
 fn by_streaming(file: &File, range: &Range<u64>, until: f64) -> io::Result<(u64, f64)> {
     let map = mapping::map(file, range)?;
@@ -249,14 +247,14 @@ fn by_streaming(file: &File, range: &Range<u64>, until: f64) -> io::Result<(u64,
     Ok((done as u64, thread_seconds()? - begun))
 }
 
-/// Elsewhere pages cannot be given up one by one.
+/// Other systems cannot discard single pages.
 #[cfg(not(target_os = "linux"))]
 fn by_streaming(_: &File, _: &Range<u64>, _: f64) -> io::Result<(u64, f64)> {
     let _ = (PIECE, UNDER_WAY);
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// What this thread has spent on the processor.
+/// The processor time of this thread.
 #[cfg(target_os = "linux")]
 fn thread_seconds() -> io::Result<f64> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };

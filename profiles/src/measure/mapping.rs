@@ -1,9 +1,8 @@
-//! How is memory had that behaves as a model's weights do, and how is a file emptied out of the page cache?
+//! Mappings: memory that behaves like a model's weights, and control of the page cache.
 //!
-//! Weights lie in mapped files, in pages of 4 KiB. A buffer that stands for them is an anonymous mapping that
-//! is kept from huge pages, so that it costs the address translations that weights cost. Every byte is
-//! [`FILL`]: as f32, f16, bf16 and as the scales and quants of every block format that is an ordinary number,
-//! neither zero nor subnormal, so that arithmetic runs at its usual speed.
+//! Weights are in mapped files, in pages of 4 KiB. The buffer that stands for them is an anonymous mapping without huge
+//! pages, so that it has the same address translations. Every byte is [`FILL`]: as f32, f16, bf16 and as scales and quants
+//! of every block format this is an ordinary number, neither zero nor subnormal, so that arithmetic has its usual speed.
 
 use std::fs::File;
 use std::io;
@@ -15,13 +14,12 @@ use super::error::MeasureError;
 use super::memory;
 use crate::units::Bytes;
 
-/// Every byte of a [`Buffer`].
 const FILL: u8 = 0x1c;
 
-/// One over the share of the available memory that a buffer may take.
+/// A buffer takes at most one in this many of the available bytes.
 const MEMORY_SHARE: u64 = 2;
 
-/// A page; a multiple of it on systems with larger ones does no harm.
+/// The page size; a multiple of it on systems with larger pages does no harm.
 pub(super) const PAGE: usize = 4096;
 
 /// Memory that stands for weights.
@@ -31,30 +29,28 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// `wanted` bytes, or half of the available memory if that is less.
+    /// Allocates `wanted` bytes, or half of the available memory if that is less.
     pub fn new(wanted: Bytes) -> Result<Buffer, MeasureError> {
         let bytes = Bytes(wanted.0.min(memory::available().0 / MEMORY_SHARE).max(1 << 20));
         let failed = |source| MeasureError::Memory { bytes, source };
         let mut map = MmapMut::map_anon(bytes.0 as usize).map_err(failed)?;
         #[cfg(target_os = "linux")]
-        // Refused only by kernels without huge pages.
+        // Only kernels without huge pages refuse it.
         let _ = map.advise(memmap2::Advice::NoHugePage);
         map.fill(FILL);
         Ok(Buffer { map })
     }
 
-    /// The memory, aligned to a page.
     pub fn bytes(&self) -> &[u8] {
         &self.map
     }
 
-    /// Its size.
     pub fn size(&self) -> Bytes {
         Bytes(self.map.len() as u64)
     }
 }
 
-/// Maps a part of a file for reading, as the executor maps all of it: shared, and with no advice.
+/// Maps a part of a file for reading, as the executor does: shared, and without advice.
 pub(super) fn map(file: &File, range: &Range<u64>) -> io::Result<Mmap> {
     let mut options = MmapOptions::new();
     options.offset(range.start).len((range.end - range.start) as usize);
@@ -63,8 +59,8 @@ pub(super) fn map(file: &File, range: &Range<u64>) -> io::Result<Mmap> {
     unsafe { options.map(file) }
 }
 
-/// Asks that the file's clean pages in this range leave the page cache. Pages that some process has mapped
-/// stay, so the caller unmaps its own first.
+/// Advises that the file's clean pages in this range leave the page cache. Mapped pages stay, so the caller unmaps its own
+/// first.
 pub fn drop_cache(file: &File, range: &Range<u64>) {
     #[cfg(any(target_os = "android", target_os = "linux"))]
     {
@@ -77,7 +73,7 @@ pub fn drop_cache(file: &File, range: &Range<u64>) {
     let _ = (file, range);
 }
 
-/// Tells the system that reads of this open file jump about, so that it reads nothing ahead.
+/// Advises that reads of this open file are random, so that nothing is read ahead.
 pub(super) fn expect_jumps(file: &File) {
     #[cfg(any(target_os = "android", target_os = "linux"))]
     {

@@ -1,9 +1,8 @@
-//! How much memory may this process use?
+//! Memory of this machine, or of this process's control group.
 //!
-//! The machine's (`/proc/meminfo`), or less where a control group limits it: `memory.max` and
-//! `memory.current` in version 2, `memory.limit_in_bytes` and `memory.usage_in_bytes` in version 1, of
-//! the process's own group and every one above it. Page cache that is charged to the group but can be
-//! reclaimed counts as available, as in the kernel's `MemAvailable`.
+//! `/proc/meminfo`, or less where a control group limits it: `memory.max` and `memory.current` in version 2,
+//! `memory.limit_in_bytes` and `memory.usage_in_bytes` in version 1, of the process's own group and every one above it.
+//! Reclaimable page cache of the group counts as available, as in the kernel's `MemAvailable`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,21 +12,21 @@ use crate::device::{Memory, PageCachePolicy};
 use crate::sourced::Sourced;
 use crate::units::Bytes;
 
-/// A control group's files, as far as memory goes.
+/// The memory of a control group.
 struct Group {
     limit: u64,
     usage: u64,
-    /// Page cache in it that can be reclaimed.
+    /// Reclaimable page cache in the group.
     cache: u64,
 }
 
-/// Memory in all: installed, or the tightest limit.
+/// Total memory: installed, or the lowest limit.
 pub fn total() -> Bytes {
     let machine = meminfo("MemTotal:").unwrap_or(0);
     Bytes(groups().iter().map(|group| group.limit).fold(machine, u64::min))
 }
 
-/// Memory that can be had without swapping, page cache that can be reclaimed included.
+/// Memory available without swapping, including reclaimable page cache.
 pub fn available() -> Bytes {
     let machine = meminfo("MemAvailable:").unwrap_or(0);
     let room = |group: &Group| (group.limit + group.cache).saturating_sub(group.usage).min(group.limit);
@@ -39,12 +38,12 @@ pub fn swap_available() -> Bytes {
     Bytes(meminfo("SwapFree:").unwrap_or(0))
 }
 
-/// Memory of other programs that could be swapped out: anonymous pages that were not used lately.
+/// Memory of other programs that could be swapped out: inactive anonymous pages.
 pub fn can_swap() -> Bytes {
     Bytes(meminfo("Inactive(anon):").unwrap_or(0))
 }
 
-/// What this process may use, and how its page cache is reclaimed.
+/// The memory of this process, and how its page cache is reclaimed.
 pub fn memory() -> Memory {
     let limited = groups().iter().any(|group| Some(group.limit) < meminfo("MemTotal:"));
     let origin = if limited {
@@ -56,7 +55,7 @@ pub fn memory() -> Memory {
     Memory {
         total: Sourced::new(total, origin),
         available: Sourced::new(available().min(total), origin),
-        // Inside a limit, other programs' memory cannot be had by swapping it out.
+        // Under a limit, swapping out other programs frees nothing.
         can_swap: (!limited)
             .then(|| Sourced::new(can_swap(), "read from /proc/meminfo: inactive anonymous pages")),
         swap_available: (!limited).then(|| Sourced::new(swap_available(), "read from /proc/meminfo")),

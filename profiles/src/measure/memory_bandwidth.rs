@@ -1,9 +1,8 @@
-//! How fast does memory deliver what a model's weights need?
+//! Memory read bandwidth: T_cpu of the latency model.
 //!
-//! All threads add up the words of one large buffer, each taking the next piece from a shared counter, as the
-//! rows of a matrix are taken. A sum is the least arithmetic that reads every byte, so this is the ceiling
-//! for decoding: T_cpu of the latency model. The buffer is as large as memory allows, because a model's
-//! weights do not stay in a cache from token to token either.
+//! All threads add up the words of one large buffer, each taking the next piece from a shared counter, like the rows of a
+//! matrix. A sum is the least arithmetic that reads every byte, so this is the upper bound of decoding. The buffer is as
+//! large as memory allows, because a model's weights do not stay in a cache between tokens either.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -17,7 +16,7 @@ use crate::units::BytesPerSecond;
 /// Bytes a thread takes at a time.
 const PIECE: usize = 256 << 10;
 
-/// The read bandwidth that `threads` threads have together.
+/// Measures the read bandwidth of `threads` threads together.
 pub fn read_bandwidth(
     buffer: &Buffer,
     threads: usize,
@@ -55,7 +54,7 @@ fn read_all(bytes: &[u8], threads: usize) {
     });
 }
 
-/// Sixteen independent sums, so that adding never waits for adding.
+/// Sixteen independent sums, so that additions do not wait for each other.
 fn sum(bytes: &[u8]) -> u64 {
     let mut lanes = [0u64; 16];
     for chunk in bytes.as_chunks::<128>().0 {

@@ -1,10 +1,10 @@
-//! What processor is this, and how much of it may be used?
+//! Processor of this machine: name, cores and quota.
 
 use std::fs;
 
 use super::control_group;
 
-/// Its name as the system tells it.
+/// The name reported by the system.
 pub fn name() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     // x86 says "model name"; ARM says it on some kernels, and "Hardware" on others.
@@ -19,12 +19,12 @@ pub fn name() -> String {
         .unwrap_or_else(|| std::env::consts::ARCH.to_owned())
 }
 
-/// Cores that this process may run on.
+/// Cores available to this process.
 pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// A quota on this process, in words; `None` if it has its cores to itself.
+/// A description of this process's quota; `None` without one.
 pub fn quota() -> Option<String> {
     let quota = control_group::processor_quota()?;
     Some(format!("a quota of {:.2} cores in periods of {}", quota.cores, quota.period))

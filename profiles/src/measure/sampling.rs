@@ -1,9 +1,8 @@
-//! How often must something be done before its speed is known?
+//! Sampling: repeats a measurement until its median is known.
 //!
-//! A number is the median of several samples; its spread is half the distance between the quartiles over the
-//! median. Each sample repeats the work until enough time has passed that the clock, a scheduler's slice or a
-//! throttle's burst no longer shows. Where a control group limits the processor, a sample spans several of
-//! its periods: within one, a process runs at full speed or not at all.
+//! A number is the median of several samples; its spread is half the distance between the quartiles over the median. Each
+//! sample repeats the work until the clock's resolution, a scheduler's slice or a throttle's burst no longer matters. Under
+//! a CPU quota a sample spans several periods: within one, a process runs at full speed or not at all.
 
 use std::time::Instant;
 
@@ -11,7 +10,7 @@ use super::control_group;
 use crate::sourced::Sourced;
 use crate::units::{Bytes, Fraction, Rounded, Seconds};
 
-/// Seconds since some fixed moment.
+/// Seconds since a fixed moment.
 #[allow(clippy::disallowed_methods)] // measuring is this module's purpose, and this its one clock
 pub fn now() -> f64 {
     use std::sync::OnceLock;
@@ -23,22 +22,21 @@ pub fn now() -> f64 {
 /// Periods of a processor quota that a sample spans.
 const QUOTA_PERIODS: f64 = 4.0;
 
-/// What one number may cost.
+/// Limits of the effort for one number.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Effort {
-    /// Samples of a number.
     pub samples: usize,
-    /// Times that all rates of arithmetic are sampled so, in turns.
+    /// Rounds in which all compute rates are sampled.
     pub rounds: usize,
     /// Least time of a sample of arithmetic or memory.
     pub sample: Seconds,
     /// Least time of a sample of disk reads.
     pub disk_sample: Seconds,
-    /// No number takes much longer than this, however slow the machine; it may then rest on one sample.
+    /// The most time for a number, however slow the machine; it may then have a single sample.
     pub limit: Seconds,
-    /// The buffer that stands for a model's weights in memory. Less is taken where less is available.
+    /// The buffer that stands for a model's weights; smaller if less memory is available.
     pub buffer: Bytes,
-    /// Disk space for a scratch file, and the most that is read of a model file at a time.
+    /// Disk space for a scratch file, and the most bytes read of a model file at a time.
     pub file: Bytes,
 }
 
@@ -69,7 +67,7 @@ impl Effort {
         }
     }
 
-    /// Milliseconds, for tests: numbers of the right kind, not of the right size.
+    /// Milliseconds, for tests: the values are meaningless.
     pub fn token() -> Effort {
         Effort {
             samples: 2,
@@ -82,13 +80,13 @@ impl Effort {
         }
     }
 
-    /// The same, with samples long enough for this process's processor quota.
+    /// Lengthens the samples for this process's CPU quota.
     pub(super) fn under_quota(self) -> Effort {
         match control_group::processor_quota() {
             Some(quota) => {
                 let least = Seconds(quota.period.0 * QUOTA_PERIODS);
                 let longer = |own: Seconds| Seconds(own.0.max(least.0));
-                // Each spans several periods already, so few of them agree.
+                // Each sample spans several periods already, so fewer are needed.
                 let samples = self.samples.min(3);
                 Effort { samples, sample: longer(self.sample), limit: Seconds(self.limit.0 * 2.0), ..self }
             }
@@ -104,19 +102,18 @@ pub struct Samples {
 }
 
 impl Samples {
-    /// In any order.
     pub fn new(mut values: Vec<f64>) -> Samples {
         values.sort_by(f64::total_cmp);
         Samples { sorted: values }
     }
 
-    /// Adds others of the same number.
+    /// Adds samples of the same number.
     pub(super) fn add(&mut self, others: Samples) {
         self.sorted.extend(others.sorted);
         self.sorted.sort_by(f64::total_cmp);
     }
 
-    /// The value below which this share of the samples lies, interpolated.
+    /// The quantile, interpolated.
     fn quantile(&self, share: f64) -> f64 {
         let Some(last) = self.sorted.len().checked_sub(1) else { return f64::NAN };
         let at = share * last as f64;
@@ -124,23 +121,20 @@ impl Samples {
         low + (high - low) * at.fract()
     }
 
-    /// The median.
     pub fn median(&self) -> f64 {
         self.quantile(0.5)
     }
 
-    /// Half the distance between the quartiles over the median.
     pub fn spread(&self) -> Option<Fraction> {
         let spread = (self.quantile(0.75) - self.quantile(0.25)) / 2.0 / self.median();
         (self.sorted.len() > 1 && spread.is_finite()).then_some(Fraction(spread))
     }
 
-    /// How many there are.
     pub fn count(&self) -> usize {
         self.sorted.len()
     }
 
-    /// The median as a quantity that says how it was measured.
+    /// The median as a quantity, with the description of its measurement.
     pub fn sourced<T: Rounded>(&self, quantity: impl FnOnce(f64) -> T, what: &str) -> Sourced<T> {
         let count = self.count();
         Sourced {
@@ -151,7 +145,7 @@ impl Samples {
     }
 }
 
-/// Work done a second by `call`, which says how much it did.
+/// Samples the work a second of `call`, which returns the work it did.
 pub fn rate(effort: &Effort, mut call: impl FnMut() -> f64) -> Samples {
     let effort = effort.under_quota();
     let start = now();
@@ -171,7 +165,7 @@ pub fn rate(effort: &Effort, mut call: impl FnMut() -> f64) -> Samples {
     Samples::new(rates)
 }
 
-/// Seconds that one `call` takes.
+/// Samples the seconds of one `call`.
 pub fn duration(effort: &Effort, mut call: impl FnMut()) -> Samples {
     let rates = rate(effort, || {
         call();

@@ -1,8 +1,8 @@
-//! Where is a file that may be read to find a disk's speed?
+//! Scratch file for measuring a disk.
 //!
-//! A scratch file on the disk in question: bounded by the effort, by a tenth of the free space and by the time
-//! that writing takes, written with numbers that do not compress, and flushed. On Unix its name is removed as
-//! soon as it is open, so that nothing is left behind however the process ends.
+//! Its size is bounded by the effort, by a tenth of the free space and by the time for writing it. It contains incompressible
+//! numbers, and is flushed. On Unix its name is removed as soon as it is open, so that nothing is left behind however the
+//! process ends.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -13,13 +13,12 @@ use super::error::MeasureError;
 use super::sampling::{Effort, now};
 use crate::units::Bytes;
 
-/// Bytes written at a time.
 const PIECE: usize = 1 << 20;
 
-/// The least that is written, however slow the disk.
+/// The least size, however slow the disk.
 const MIN_BYTES: u64 = 1 << 20;
 
-/// An open file of numbers.
+/// An open scratch file.
 #[derive(Debug)]
 pub(super) struct Scratch {
     pub(super) path: PathBuf,
@@ -29,7 +28,6 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    /// Writes a file into `folder`.
     pub(super) fn create(folder: &Path, effort: &Effort) -> Result<Scratch, MeasureError> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -37,7 +35,7 @@ impl Scratch {
         let mut options = OpenOptions::new();
         options.write(true).create_new(true);
         let mut writer = options.open(&path).map_err(MeasureError::file("create", &path))?;
-        // From here on the name goes away, on the way out of this function at the latest.
+        // From here on the name is removed, on leaving this function at the latest.
         let _name = Name(path.clone());
         let open = || File::open(&path).map_err(MeasureError::file("open", &path));
         let files = [open()?, open()?];
@@ -48,13 +46,13 @@ impl Scratch {
     }
 }
 
-/// Removes the name when dropped. On Unix the open file lives on without it; elsewhere a file in use cannot
-/// be removed, and stays until it is closed.
+/// Removes the name when dropped. On Unix the open file remains usable; elsewhere a file in use cannot be removed, and stays
+/// until it is closed.
 struct Name(PathBuf);
 
 impl Drop for Name {
     fn drop(&mut self) {
-        // Nothing better can be done where even this is refused.
+        // Nothing better can be done if this fails.
         let _ = fs::remove_file(&self.0);
     }
 }
@@ -66,7 +64,7 @@ fn fill(writer: &mut File, most: u64, seconds: f64) -> std::io::Result<u64> {
     let (begun, mut length) = (now(), 0);
     while length < most && (length < MIN_BYTES || now() - begun < seconds) {
         for word in piece.as_chunks_mut::<8>().0 {
-            // xorshift64: no two pieces are alike, and no disk compresses it.
+            // xorshift64: all pieces differ, and no disk compresses them.
             state ^= state << 13;
             state ^= state >> 7;
             state ^= state << 17;
@@ -79,7 +77,7 @@ fn fill(writer: &mut File, most: u64, seconds: f64) -> std::io::Result<u64> {
     Ok(length)
 }
 
-/// What an ordinary user may still write in a folder; a lot where the system is not asked.
+/// The space that a user may still write in a folder; unlimited where the system does not tell.
 fn free_space(folder: &Path) -> Bytes {
     #[cfg(unix)]
     {

@@ -1,9 +1,9 @@
-//! Is this the model that a plan was made for?
+//! Digests of models, by which a plan identifies its model.
 //!
-//! A file's digest: SHA-256 over, for each part, the header's bytes and the file's size, and then the first 4 KiB of
-//! every tensor in file order. That takes milliseconds for 40 GB, and models that differ at all differ there. A
-//! shape's digest: SHA-256 over the dimensions that sizes follow from, and the quantisation's name; the trained
-//! context length and the model's name are not part of it.
+//! A file's digest: SHA-256 over, for each part, the header's bytes and the file's size, and then the first 4 KiB of every
+//! tensor in file order. That takes milliseconds for 40 GB, and models that differ at all differ there. A shape's digest:
+//! SHA-256 over the dimensions that determine sizes, and the quantisation's name, without the context length and the
+//! model's name.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -15,10 +15,10 @@ use sha2::{Digest, Sha256};
 use super::shape::ModelShape;
 use crate::gguf::{GgufError, GgufModel};
 
-/// Bytes of each tensor that count.
+/// Bytes hashed of each tensor.
 const SAMPLE: u64 = 4096;
 
-/// `sha256:` and 64 hex digits.
+/// Returns `sha256:` and 64 hex digits.
 pub(super) fn of_files(model: &GgufModel) -> Result<String, GgufError> {
     let mut hash = Sha256::new();
     for (index, (path, size)) in model.parts.iter().zip(&model.sizes).enumerate() {
@@ -48,7 +48,7 @@ fn feed(hash: &mut Sha256, file: &mut File, path: &Path, from: u64, count: u64) 
     Ok(())
 }
 
-/// `shape:` and 64 hex digits.
+/// Returns `shape:` and 64 hex digits.
 pub(super) fn of_shape(shape: &ModelShape, quant: &str) -> String {
     let text = format!(
         "shape/1\narchitecture {}\nlayers {}\nembedding {}\nfeed_forward {}\nheads {}\nkv_heads {}\nkey_length {}\n\

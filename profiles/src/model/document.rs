@@ -1,7 +1,7 @@
-//! Which model does a `model/1` document describe?
+//! `model/1` documents: models that need not exist as files.
 //!
-//! A model that need not exist as a file: its dimensions and its quantisation, so that it can be planned for,
-//! simulated, or synthesised. Every document says where its numbers come from.
+//! A document has the dimensions and the quantisation of a model and their source, so that the model can be planned for,
+//! simulated, or synthesised.
 //!
 //! ```
 //! use hearth_profiles::Document;
@@ -43,11 +43,11 @@ use crate::units::Layers;
 pub struct ModelDocument {
     /// `model/1`.
     pub schema: String,
-    /// What people call the model.
+    /// Name of the model.
     pub name: String,
-    /// Where the numbers come from.
+    /// Source of the numbers.
     pub source: String,
-    /// Its family.
+    /// Architecture.
     pub architecture: Architecture,
     /// Transformer layers, as `32 layers`.
     pub layers: Layers,
@@ -71,12 +71,12 @@ pub struct ModelDocument {
     pub tied_embeddings: bool,
     /// The longest context, in tokens.
     pub context_length: u32,
-    /// A format for every matrix (`q8_0`), or the mixing rule `q4_k_m` (`model::quant`).
+    /// Format of every matrix (`q8_0`), or a mixing rule such as `q4_k_m` (`model::quant`).
     pub quant: String,
 }
 
 impl ModelDocument {
-    /// Which field makes no sense, and why.
+    /// Returns the first invalid field, and why it is invalid.
     fn check(&self) -> Result<(), (&'static str, String)> {
         for (field, text) in [("name", &self.name), ("source", &self.source)] {
             if text.trim().is_empty() {
@@ -85,13 +85,12 @@ impl ModelDocument {
         }
         self.shape().check().map_err(|error| (error.field(), error.to_string()))?;
         let quant: Quant = self.quant.parse().map_err(|error| ("quant", format!("{error}")))?;
-        // The profile is the proof that every row is a whole number of blocks.
+        // The profile checks that every row is a whole number of blocks.
         ModelProfile::from_shape(&self.name, self.shape(), quant)
             .map(|_| ())
             .map_err(|error| ("quant", error.to_string()))
     }
 
-    /// The dimensions.
     pub fn shape(&self) -> ModelShape {
         let head = self.embedding.checked_div(self.heads).unwrap_or(0);
         ModelShape {
@@ -109,7 +108,7 @@ impl ModelDocument {
         }
     }
 
-    /// The model as planners see it. Fails only for a document that was not read from text.
+    /// The profile of the model. Fails only for a document that was not parsed from text.
     pub fn profile(&self) -> Result<ModelProfile, DocumentError> {
         self.validate()?;
         let failed = |what: String| DocumentError::invalid_at("quant", what);

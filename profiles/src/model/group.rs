@@ -1,11 +1,11 @@
-//! How many bytes and how much work are in a set of tensors, format by format?
+//! Bytes and work of a set of tensors, by format.
 //!
-//! The planner divides the work in each format by a device's speed in that format (`sum_q f_q / s_q`), so the two
-//! are kept apart by format. Work is for one token: two operations a weight of a matrix (multiply and add), four
-//! an element of a normalisation (square, add, scale, weigh), one an element of a bias.
+//! The planner divides the work in each format by a device's speed in that format (`sum_q f_q / s_q`). Work is for one token:
+//! two operations a weight of a matrix (multiply and add), four an element of a normalisation (square, add, scale, weigh),
+//! one an element of a bias.
 //!
-//! Not here: attention, whose work depends on the context (`ModelShape::attention_flops_per_layer`), and the
-//! elementwise rest (rope, activation function, residual), below a thousandth of the matrices.
+//! Not here: attention, whose work depends on the context (`ModelShape::attention_flops_per_layer`), and the elementwise
+//! rest (rope, activation function, residual), below a thousandth of the matrices.
 
 use std::collections::BTreeMap;
 
@@ -13,12 +13,11 @@ use super::shape::ModelShape;
 use crate::format::Format;
 use crate::units::{Bytes, Flops};
 
-/// What the tensors of one format take.
+/// Bytes and work of the tensors of one format.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct FormatShare {
-    /// Their size.
     pub bytes: Bytes,
-    /// Their work for one token.
+    /// Work for one token.
     pub flops: Flops,
 }
 
@@ -36,27 +35,26 @@ impl TensorGroup {
         share.flops += flops;
     }
 
-    /// Each format with its share, in order of formats.
+    /// Each format with its share, ordered by format.
     pub fn by_format(&self) -> impl Iterator<Item = (Format, FormatShare)> {
         self.shares.iter().map(|(&format, &share)| (format, share))
     }
 
-    /// What is stored in one format.
+    /// The share of a format.
     pub fn share(&self, format: Format) -> FormatShare {
         self.shares.get(&format).copied().unwrap_or_default()
     }
 
-    /// The size of all.
     pub fn bytes(&self) -> Bytes {
         self.shares.values().map(|share| share.bytes).sum()
     }
 
-    /// The work of all for one token.
+    /// The total work for one token.
     pub fn flops(&self) -> Flops {
         self.shares.values().map(|share| share.flops).sum()
     }
 
-    /// The mean of several groups; bytes are rounded to the nearest. Empty if there are none.
+    /// The mean of several groups, with bytes rounded to the nearest. Empty if there are none.
     pub fn mean(groups: &[TensorGroup]) -> TensorGroup {
         let mut mean = TensorGroup::default();
         for (format, share) in groups.iter().flat_map(TensorGroup::by_format) {

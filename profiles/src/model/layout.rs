@@ -1,47 +1,45 @@
-//! Which tensors does a model of this shape consist of?
+//! Tensors of a model of a given shape.
 //!
-//! Names, dimensions and file order as llama.cpp's converters write them: embedding, layers, output norm, output
-//! head. The same list sizes a model that exists only as a document, generates synthetic files and checks that a
-//! real file is complete.
+//! Names, dimensions and file order as llama.cpp's converters write them: embedding, layers, output norm, output head. The
+//! list gives the sizes of a model document, generates synthetic files and checks that a file is complete.
 //!
 //! Not here: the format of each tensor (`model::quant`).
 
 use super::shape::{Architecture, ModelShape};
 
-/// What a tensor is for; this decides its arithmetic and, in a synthetic model, its values.
+/// The kind of a tensor, which decides its arithmetic and, in a synthetic model, its values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TensorKind {
     /// The token embedding: one row is read for a token.
     Embedding,
-    /// A matrix that a vector is multiplied with.
+    /// A matrix of a product.
     Matrix,
     /// The factors of a normalisation.
     Norm,
-    /// Added to a matrix product.
+    /// Added to a product.
     Bias,
 }
 
-/// One tensor that a model of some shape has.
+/// A tensor of a model of some shape.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorSpec {
-    /// Its name, as `blk.3.ffn_up.weight`.
+    /// For example `blk.3.ffn_up.weight`.
     pub name: String,
-    /// Its dimensions in ggml's order: `dims[0]` is the length of a row.
+    /// Dimensions in ggml's order: `dims[0]` is the length of a row.
     pub dims: Vec<u64>,
-    /// What it is for.
     pub kind: TensorKind,
-    /// The layer it belongs to; `None` before the first and after the last.
+    /// The layer; `None` before the first and after the last.
     pub layer: Option<u32>,
 }
 
 impl TensorSpec {
-    /// Weights it holds.
+    /// The number of weights.
     pub fn elements(&self) -> u64 {
         self.dims.iter().product()
     }
 }
 
-/// The tensors of a model of this shape, which has passed [`ModelShape::check`], in file order.
+/// The tensors of a model in file order. The shape has passed [`ModelShape::check`].
 pub fn tensors(shape: &ModelShape) -> Vec<TensorSpec> {
     let (embedding, vocabulary) = (u64::from(shape.embedding), u64::from(shape.vocabulary));
     let mut list = vec![TensorSpec {

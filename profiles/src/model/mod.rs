@@ -1,7 +1,7 @@
-//! What does a model ask of the devices that run it?
+//! Models: dimensions, bytes and work.
 //!
-//! [`ModelShape`] has the dimensions, [`ModelProfile`] the bytes and the work that follow from them, tensor by
-//! tensor. A profile comes from a GGUF file, from a `model/1` document, or by name from those that are shipped:
+//! [`ModelShape`] has the dimensions, [`ModelProfile`] the bytes and the work of each tensor. A profile comes from a GGUF
+//! file, from a `model/1` document, or by name from the shipped ones:
 //!
 //! ```
 //! let model = hearth_profiles::model::shipped("llama-70b").unwrap();

@@ -1,8 +1,8 @@
-//! What does each layer of a model, its input and its output cost in bytes and work?
+//! Model profile: bytes and work of each layer of a model, its input and its output.
 //!
-//! [`ModelProfile`] is what planners and the simulator know of a model. It comes from the header of a file
-//! ([`ModelProfile::from_gguf`]) or from a shape and a quantisation ([`ModelProfile::from_shape`]), which is how a
-//! 70B plan is made without a 40 GB download. Layers differ under mixed quantisation, so each has its own group.
+//! It comes from the header of a file ([`ModelProfile::from_gguf`]) or from a shape and a quantisation
+//! ([`ModelProfile::from_shape`]), so that planning for a 70B model needs no 40 GB download. Layers differ under mixed
+//! quantisation, so each has its own group.
 
 use super::digest;
 use super::group::{TensorGroup, tensor_flops};
@@ -13,34 +13,31 @@ use crate::format::Format;
 use crate::gguf::{GgufError, GgufModel, TensorInfo};
 use crate::units::{Bytes, Flops};
 
-/// A model as planners see it.
+/// A model as planners and the simulator see it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelProfile {
-    /// What people call it.
     pub name: String,
-    /// Its dimensions.
     pub shape: ModelShape,
-    /// Its quantisation: a format or a mixing rule, as `q4_k_m`.
+    /// The quantisation: a format or a mixing rule, as `q4_k_m`.
     pub quant: String,
     /// Each layer's tensors, in order; as many as `shape.layers`.
     pub layers: Vec<TensorGroup>,
-    /// The embedding. Its bytes are those of the whole matrix; a token reads one row and computes nothing.
+    /// The embedding, with the bytes of the whole matrix; a token reads one row and computes nothing.
     pub input: TensorGroup,
-    /// Output norm and head (`b_o`, `fout_q`). With tied embeddings the head is the embedding's matrix, and its
-    /// bytes are in both groups.
+    /// Output norm and head (`b_o`, `fout_q`). A tied head is the embedding's matrix, whose bytes are in both groups.
     pub output: TensorGroup,
-    /// Small tensors that every layer uses, as rope factors. Every device keeps them.
+    /// Small tensors that every layer uses, such as rope factors. Every device keeps them.
     pub shared: TensorGroup,
     /// `sha256:` and 64 hex digits for a file; `shape:` and 64 hex digits for a model without one.
     pub digest: String,
 }
 
-/// How well a model fits a digest that a plan carries.
+/// How a model matches a plan's digest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DigestMatch {
     /// The plan was made from exactly this model.
     Same,
-    /// The plan was made for a model of this shape and quantisation; sizes may differ a little.
+    /// The plan was made for this shape and quantisation; sizes may differ a little.
     SameShape,
     /// The plan was made for another model.
     Different,
@@ -65,7 +62,7 @@ impl ModelProfile {
         Ok(profile)
     }
 
-    /// The model in a file: its header, and the first bytes of every tensor for the digest.
+    /// The model of a file, from its header; the digest reads the first bytes of every tensor.
     pub fn from_gguf(model: &GgufModel) -> Result<ModelProfile, GgufError> {
         let shape = model.shape()?;
         check_complete(model, &shape)?;
@@ -112,7 +109,7 @@ impl ModelProfile {
         self.layers[layer as usize].bytes()
     }
 
-    /// The mean over all layers by format, as the planners' b and `f_q`.
+    /// The mean over all layers by format: the planners' b and `f_q`.
     pub fn mean_layer(&self) -> TensorGroup {
         TensorGroup::mean(&self.layers)
     }
@@ -138,7 +135,7 @@ impl ModelProfile {
         self.input.bytes()
     }
 
-    /// What a token reads of the embedding: one row (`b_i / V`).
+    /// The bytes of the embedding that a token reads: one row (`b_i / V`).
     pub fn input_row_bytes(&self) -> Bytes {
         Bytes(self.input.bytes().0 / u64::from(self.shape.vocabulary))
     }
@@ -148,18 +145,18 @@ impl ModelProfile {
         self.output.bytes()
     }
 
-    /// All weights, a tied embedding counted once.
+    /// All weights, with a tied embedding counted once.
     pub fn total_bytes(&self) -> Bytes {
         let tied = if self.shape.tied_embeddings { self.input.bytes() } else { Bytes::ZERO };
         self.layers_bytes() + self.input.bytes() + self.output.bytes() + self.shared.bytes() - tied
     }
 
-    /// The digest of shape and quantisation, which a file and a document have in common.
+    /// The digest of shape and quantisation, which a file and a document share.
     pub fn shape_digest(&self) -> String {
         digest::of_shape(&self.shape, &self.quant)
     }
 
-    /// Whether a plan that carries `digest` is meant for this model.
+    /// Compares the digest of a plan with this model.
     pub fn matches(&self, digest: &str) -> DigestMatch {
         if self.digest == digest {
             DigestMatch::Same
@@ -179,7 +176,7 @@ fn name(model: &GgufModel) -> Result<String, GgufError> {
     Ok(stem.map_or_else(|| "model".to_owned(), |stem| stem.to_string_lossy().into_owned()))
 }
 
-/// The layer that a tensor's name puts it in.
+/// The layer in a tensor's name.
 fn layer_of(name: &str, shape: &ModelShape) -> Result<Option<u32>, GgufError> {
     let Some(rest) = name.strip_prefix("blk.") else { return Ok(None) };
     let layer = rest.split_once('.').and_then(|(number, _)| number.parse().ok());
@@ -207,7 +204,7 @@ fn quant_name(model: &GgufModel) -> Result<String, GgufError> {
     Ok(named.map_or_else(|| format!("{largest}-mixed"), str::to_owned))
 }
 
-/// Every tensor that the shape asks for has to be there, with its dimensions.
+/// Checks that every tensor of the shape exists, with its dimensions.
 fn check_complete(model: &GgufModel, shape: &ModelShape) -> Result<(), GgufError> {
     let mut found: Vec<&TensorInfo> = model.tensors.iter().collect();
     found.sort_by(|a, b| a.name.cmp(&b.name));

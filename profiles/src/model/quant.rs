@@ -1,8 +1,8 @@
-//! In which format does a quantised model store each of its tensors?
+//! Quantisations: the format of each tensor of a model.
 //!
-//! A model is `pure` (every matrix in one format) or mixed by a rule of llama.cpp's quantiser
-//! (`llama_tensor_get_type`), which stores the output head (the embedding, if it is the head) and a few matrices in
-//! more bits. Here v is `attn_v`, down `ffn_down` and out `attn_output`:
+//! A model is `pure` (every matrix in one format) or mixed by a rule of llama.cpp's quantiser (`llama_tensor_get_type`),
+//! which stores the output head (the embedding, if it is the head) and a few matrices in more bits. Here v is `attn_v`, down
+//! `ffn_down` and out `attn_output`:
 //!
 //! - `q4_k_m`, `q5_k_m`: `Q4_K` or `Q5_K`; head `Q6_K`; v and down `Q6_K` in half of the layers, the first and last
 //!   eighth and every third between.
@@ -27,7 +27,7 @@ use super::layout::{TensorKind, TensorSpec};
 use super::shape::ModelShape;
 use crate::format::Format;
 
-/// How the formats of a model's tensors are chosen.
+/// The rule for the formats of a model's tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Quant {
     /// Every matrix in one format.
@@ -51,21 +51,18 @@ pub enum Quant {
      choose a format with smaller blocks"
 )]
 pub struct BlockError {
-    /// The tensor.
     pub tensor: String,
     /// Weights in a row.
     pub row: u64,
-    /// Its format.
     pub format: Format,
     /// Weights in a block.
     pub block: u64,
 }
 
 impl Quant {
-    /// Every rule that mixes formats.
+    /// Every mixing rule.
     pub const MIXES: &'static [Quant] = &[Quant::Q4KM, Quant::Q5KM, Quant::Q3KM, Quant::Q2KM, Quant::Iq1SM];
 
-    /// Its name in documents.
     pub fn name(self) -> &'static str {
         match self {
             Quant::Pure(format) => format.name(),
@@ -94,7 +91,7 @@ impl Quant {
     }
 }
 
-/// What a rule distinguishes.
+/// The roles of tensors that rules distinguish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Role {
     Head,
@@ -196,7 +193,7 @@ impl FromStr for Quant {
     }
 }
 
-/// The name of `general.file_type` (llama.cpp, `enum llama_ftype`), lower case; of mixes, the names they have here.
+/// The name of `general.file_type` (llama.cpp, `enum llama_ftype`), lower case; mixes have their names here.
 pub(crate) fn file_type_name(number: u32) -> Option<&'static str> {
     Some(match number {
         0 => "f32",
@@ -224,8 +221,8 @@ pub(crate) fn file_type_name(number: u32) -> Option<&'static str> {
 }
 
 impl Quant {
-    /// Its number as `general.file_type`, where llama.cpp has one: there is none for pure `q5_k` and the like, and
-    /// the mixed type with the same base is the nearest.
+    /// The number of `general.file_type`, if llama.cpp has one. Pure `q5_k` and the like have none; the mixed type with the same
+    /// base is the nearest.
     pub fn file_type(self) -> Option<u32> {
         let name = match self {
             Quant::Pure(Format::Q2K) => "q2_k_m",

@@ -1,11 +1,10 @@
-//! How wide, how deep and of which architecture is a model?
+//! Dimensions of a model, from which the sizes of tensors, KV cache and activations follow.
 //!
-//! The numbers from which the sizes of all tensors, of the KV cache and of the activations follow. They come from
-//! a file's metadata (`gguf::GgufModel::shape`) or from a `model/1` document, and pass the same check, so that
-//! products of them stay far from overflow wherever they came from.
+//! They come from a file's metadata (`gguf::GgufModel::shape`) or from a `model/1` document, and pass the same check, so that
+//! products of them cannot overflow.
 //!
-//! Not here: formats and bytes of tensors (`model::profile`), and the constants of the arithmetic (epsilon, rope
-//! base, soft caps), which only the executor needs.
+//! Not here: formats and bytes of tensors (`model::profile`), and constants of the arithmetic (epsilon, rope base, soft
+//! caps), which only the executor needs.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::units::{Bytes, Flops, Layers};
 
-/// The architectures this project runs, with their names as in GGUF (`general.architecture`).
+/// The supported architectures, with their names as in GGUF (`general.architecture`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Architecture {
@@ -34,11 +33,10 @@ pub enum Architecture {
 }
 
 impl Architecture {
-    /// Every architecture.
     pub const ALL: &'static [Architecture] =
         &[Self::Llama, Self::Qwen2, Self::Qwen3, Self::Gemma, Self::Gemma2, Self::InternLm2];
 
-    /// Its name in GGUF files and documents; also the prefix of its keys.
+    /// The name in GGUF files and documents; also the prefix of keys.
     pub fn name(self) -> &'static str {
         match self {
             Self::Llama => "llama",
@@ -61,7 +59,7 @@ impl fmt::Display for Architecture {
     }
 }
 
-/// An architecture name nobody knows.
+/// An unsupported architecture name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("architecture `{0}` is not supported: use one of {known}", known = Architecture::known())]
 pub struct UnknownArchitecture(pub String);
@@ -80,7 +78,6 @@ impl FromStr for Architecture {
 /// The dimensions of a decoder-only transformer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelShape {
-    /// Its family.
     pub architecture: Architecture,
     /// Transformer layers (L).
     pub layers: Layers,
@@ -104,31 +101,19 @@ pub struct ModelShape {
     pub context_length: u32,
 }
 
-/// A dimension that no model has.
+/// An invalid dimension.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ShapeError {
     /// Zero, or beyond any real model.
     #[error("`{field}` is {found}: from 1 to {limit} is accepted")]
-    Range {
-        /// Which dimension.
-        field: &'static str,
-        /// What was given.
-        found: u32,
-        /// The most accepted.
-        limit: u32,
-    },
-    /// Query heads that cannot be shared evenly among key and value heads.
+    Range { field: &'static str, found: u32, limit: u32 },
+    /// Query heads that are no multiple of the key and value heads.
     #[error("`heads` is {heads}, not a multiple of `kv_heads`, {kv_heads}: each key serves as many queries")]
-    Heads {
-        /// Query heads.
-        heads: u32,
-        /// Key and value heads.
-        kv_heads: u32,
-    },
+    Heads { heads: u32, kv_heads: u32 },
 }
 
 impl ShapeError {
-    /// The dimension to blame, by its name in documents.
+    /// The invalid dimension, by its name in documents.
     pub fn field(&self) -> &'static str {
         match self {
             Self::Range { field, .. } => field,
@@ -138,7 +123,7 @@ impl ShapeError {
 }
 
 impl ModelShape {
-    /// Refuses dimensions of zero and dimensions so large that products of them could overflow.
+    /// Checks that no dimension is zero, or so large that products could overflow.
     pub fn check(&self) -> Result<(), ShapeError> {
         for (field, found, limit) in [
             ("layers", self.layers.0, 1 << 12),
@@ -161,7 +146,7 @@ impl ModelShape {
         Ok(())
     }
 
-    /// Numbers that all queries of a token have together: the rows of `attn_q`.
+    /// Numbers of all queries of a token: the rows of `attn_q`.
     pub fn query_width(&self) -> u64 {
         u64::from(self.heads) * u64::from(self.key_length)
     }
@@ -176,21 +161,20 @@ impl ModelShape {
         u64::from(self.kv_heads) * u64::from(self.value_length)
     }
 
-    /// What one layer's KV cache takes for `context` tokens, at `element` bytes a number (2 for f16):
+    /// Bytes of one layer's KV cache for `context` tokens, at `element` bytes a number (2 for f16):
     /// `element (h_k e_k + h_v e_v) context`.
     pub fn kv_bytes_per_layer(&self, context: u32, element: Bytes) -> Bytes {
         element * ((self.key_width() + self.value_width()) * u64::from(context))
     }
 
-    /// Work of one layer's attention for one token that sees `kv_length` tokens, itself included: a dot product
-    /// with each key, a softmax of about 5 operations a score, and a weighted sum of the values. The
-    /// projections are matrices and counted with the weights.
+    /// Work of one layer's attention for one token that sees `kv_length` tokens, itself included: a dot product with each key,
+    /// a softmax of about 5 operations a score, and a weighted sum of the values. The projections count as weights.
     pub fn attention_flops_per_layer(&self, kv_length: u32) -> Flops {
         let a_score = 2 * u64::from(self.key_length) + 2 * u64::from(self.value_length) + 5;
         Flops((u64::from(self.heads) * u64::from(kv_length) * a_score) as f64)
     }
 
-    /// What travels between devices for one token: the residual stream in f32.
+    /// Bytes of one token's activations between devices: the residual stream in f32.
     pub fn activation_bytes(&self) -> Bytes {
         Bytes(4 * u64::from(self.embedding))
     }

@@ -1,8 +1,7 @@
-//! Which models are known without a file?
+//! Shipped models: documents of `profiles/models/`, part of the program.
 //!
-//! The seven sizes of Table 4 of the prima.cpp paper, the sizes of Qwen 2.5, whose shapes QwQ and distilled models
-//! share, models that draft for some of them, and the synthetic presets that `runtime::synth` can write. The documents lie
-//! in `profiles/models/` and are part of the program.
+//! They are the seven sizes of Table 4 of the prima.cpp paper, the sizes of Qwen 2.5, whose shapes QwQ and distilled models
+//! share, draft models for some of them, and the synthetic presets that `runtime::synth` can write.
 
 use super::document::ModelDocument;
 use super::profile::ModelProfile;
@@ -36,11 +35,10 @@ shipped!(
     "qwen-72b",
 );
 
-/// A name that no shipped model has.
+/// The name of no shipped model.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("no model `{name}` is shipped: use one of {known}", known = shipped_names().collect::<Vec<_>>().join(", "))]
 pub struct UnknownModel {
-    /// What was asked for.
     pub name: String,
 }
 
@@ -49,27 +47,26 @@ pub fn shipped_names() -> impl Iterator<Item = &'static str> {
     SHIPPED.iter().map(|&(name, _)| name)
 }
 
-/// The text of a shipped document.
 pub fn shipped_yaml(name: &str) -> Result<&'static str, UnknownModel> {
     let found = SHIPPED.iter().find(|&&(shipped, _)| shipped == name);
     found.map(|&(_, text)| text).ok_or_else(|| UnknownModel { name: name.to_owned() })
 }
 
-/// A shipped model's document.
+/// Returns the document of a shipped model.
 ///
 /// # Panics
 ///
-/// Never: a test reads every shipped document.
+/// Never: a test parses every shipped document.
 pub fn shipped_document(name: &str) -> Result<ModelDocument, UnknownModel> {
     let document = ModelDocument::from_yaml(shipped_yaml(name)?);
     Ok(document.expect("shipped documents are valid: a test reads them all"))
 }
 
-/// A shipped model as planners see it.
+/// Returns the profile of a shipped model.
 ///
 /// # Panics
 ///
-/// Never: a test reads every shipped document.
+/// Never: a test parses every shipped document.
 pub fn shipped(name: &str) -> Result<ModelProfile, UnknownModel> {
     let profile = shipped_document(name)?.profile();
     Ok(profile.expect("shipped documents are valid: a test reads them all"))

@@ -1,4 +1,4 @@
-//! Are quantities read and written as people write them?
+//! Quantities are parsed and printed with their units.
 
 use proptest::prelude::*;
 

@@ -1,6 +1,4 @@
-//! Which numbers can no SoC have?
-//!
-//! Quantities with a unit are finite and not below zero already; plain numbers may be anything.
+//! Validation of a SoC's numbers, beyond their types.
 
 use super::{Profiled, Soc, SocNpu, SocOptions, Strategy, Synchronisation, Upkeep};
 use crate::document::DocumentError;
@@ -9,19 +7,19 @@ use crate::document::DocumentError;
 const MAX_GRAPH_TOKENS: u32 = 1 << 20;
 /// The most graphs: choosing among cuts of them tries every set of four.
 const MAX_GRAPH_SIZES: usize = 16;
-/// Products that are looked through for every partition. source: assumed, more than a day of measuring
+/// The most profiled products, all of which are searched for every partition. source: assumed, more than a day of measuring
 const MAX_SHAPES: usize = 20_000;
-/// More bits than a weight has.
+/// More bits than any weight format has.
 const MAX_BITS: f64 = 64.0;
-/// Beyond it no processor would have been built. source: assumed
+/// The largest penalty of a plausible processor. source: assumed
 const MAX_PENALTY: f64 = 1e6;
-/// The longest wait that is none of a hung processor. source: assumed
+/// The longest time; a longer wait means a hung processor. source: assumed
 const MAX_SECONDS: f64 = 3600.0;
 
 type Wrong = Option<(String, String)>;
 
 impl Soc {
-    /// What of a document makes no sense, beside what its types say.
+    /// Checks the values beyond their types.
     pub(in crate::device) fn validate(&self, device: &str) -> Result<(), DocumentError> {
         let found = self
             .rates()
@@ -37,7 +35,7 @@ impl Soc {
         })
     }
 
-    /// Why this SoC cannot be used so, if it cannot.
+    /// Returns why this SoC cannot be used with these options, if it cannot.
     pub fn wrong_options(&self, options: &SocOptions) -> Option<String> {
         if self.npu.is_none() && !options.strategy.needs_no_npu() {
             return Some(format!(
@@ -107,7 +105,7 @@ impl Soc {
     }
 }
 
-/// A key that changes nothing for this strategy: whoever wrote it expects something else.
+/// Returns the error for a key that has no effect with this strategy.
 fn useless(options: &SocOptions) -> Option<String> {
     let strategy = options.strategy;
     if options.chunk.is_some() && strategy != Strategy::Chunked {
@@ -116,7 +114,7 @@ fn useless(options: &SocOptions) -> Option<String> {
             strategy.name()
         ));
     }
-    // One processor alone waits for nobody.
+    // A single processor needs no synchronisation.
     let waits =
         options.synchronisation != Synchronisation::default() || options.partitions != Upkeep::default();
     (strategy == Strategy::GpuOnly && waits).then(|| {

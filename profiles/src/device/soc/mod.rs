@@ -1,11 +1,8 @@
-//! What can a system on a chip do that computes with a GPU and an NPU over one memory?
+//! Systems on a chip whose GPU and NPU compute together over one memory.
 //!
-//! The key `soc` of a `device/1` document: the numbers that the model of `hearth_core::soc` takes (HeteroLLM paper,
-//! sections 3 and 4), each with its source. A phone is not one number: its NPU is fast or slow by the shape and the order of
-//! a product, its GPU is neither, and waiting for one another costs them.
-//!
-//! Not here: how long anything takes, which follows from these numbers and a model's shape; and the way a scenario wants
-//! the processors used ([`options`]), of which a document may have a usual one.
+//! The key `soc` of a `device/1` document: the parameters of the model of `hearth_core::soc` (HeteroLLM paper, sections 3 and
+//! 4), each with its source. The NPU's speed depends on the shape and the order of a product, the GPU's does not, and
+//! synchronising them takes time. A scenario's options for the processors are in [`options`].
 
 mod check;
 pub mod options;
@@ -20,7 +17,7 @@ pub use profiled::{Mode, Profiled, Shape};
 use crate::sourced::Sourced;
 use crate::units::{BytesPerSecond, FlopsPerSecond, Seconds, Watts};
 
-/// A system on a chip.
+/// System on a chip.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
@@ -32,91 +29,91 @@ pub struct Soc {
     /// The NPU, if it computes in FP16.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub npu: Option<SocNpu>,
-    /// The memory that all processors share.
+    /// Memory shared by all processors.
     pub bus: Bus,
-    /// What it costs that GPU and NPU wait for one another.
+    /// Costs of synchronising GPU and NPU.
     pub synchronisation: SyncCosts,
-    /// The graphs that the NPU computes by, which are made for a number of tokens each.
+    /// Graphs of the NPU, each compiled for a number of tokens.
     pub graphs: Graphs,
-    /// Power while a prompt is read.
+    /// Power during prefill.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power: Option<SocPower>,
-    /// How the processors are used unless a scenario says otherwise.
+    /// Default options, which a scenario may replace.
     #[serde(default, skip_serializing_if = "SocOptions::is_usual")]
     pub usual: SocOptions,
 }
 
-/// The GPU of a SoC.
+/// GPU of a SoC.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "the keys of a SoC's GPU: `name`, `matmul`, `weight_bits`, `submission`"
 )]
 pub struct SocGpu {
-    /// Name as the vendor gives it.
+    /// Name given by the vendor.
     pub name: String,
-    /// Products of matrices, as achieved: `F_g`.
+    /// Achieved rate of matrix products: `F_g`.
     pub matmul: Sourced<FlopsPerSecond>,
-    /// The vendor's peak at 16 bit.
+    /// Vendor's peak at 16 bit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peak: Option<Sourced<FlopsPerSecond>>,
-    /// Bits that it reads of a weight of a model of about four bits.
+    /// Bits read of each weight of a model of about four bits.
     pub weight_bits: Sourced<f64>,
     /// Submitting a kernel to a queue that is not empty: `t_async`.
     pub submission: Sourced<Seconds>,
 }
 
-/// The NPU of a SoC: an array that holds a tile of one matrix while rows of the other stream through it.
+/// NPU of a SoC: an array that holds a tile of one matrix while rows of the other stream through it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "the keys of a SoC's NPU: `name`, `matmul`, `order_penalty`, `tile`, `weight_bits`"
 )]
 pub struct SocNpu {
-    /// Name as the vendor gives it.
+    /// Name given by the vendor.
     pub name: String,
-    /// Products of matrices in which loading the array costs nothing: `F0`.
+    /// Rate of matrix products in which loading the array costs nothing: `F0`.
     pub matmul: Sourced<FlopsPerSecond>,
-    /// The vendor's peak at 16 bit, or half of that of 8-bit integers.
+    /// Vendor's peak at 16 bit, or half of that of 8-bit integers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peak: Option<Sourced<FlopsPerSecond>>,
-    /// What loading the array costs beside a stream: lambda in `1 + lambda N / M`, for `M` streamed rows of `N` numbers.
+    /// Cost of loading the array relative to a stream: lambda in `1 + lambda N / M`, for `M` streamed rows of `N` numbers.
     pub order_penalty: Sourced<f64>,
     /// Rows and columns of the array; every dimension is padded to a multiple of it.
     pub tile: Sourced<u32>,
-    /// Bits that it reads of a weight when a prompt is read.
+    /// Bits read of each weight in prefill.
     pub weight_bits: Sourced<f64>,
     /// Measured times of products instead of the formula.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profiled: Option<Profiled>,
 }
 
-/// The shared memory.
+/// Shared memory.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "the bandwidths of a bus: `peak`, `one` and `together`")]
 pub struct Bus {
-    /// What the memory could give.
+    /// Peak bandwidth.
     pub peak: Sourced<BytesPerSecond>,
-    /// What one processor gets of it when it is alone: `B_g`.
+    /// Bandwidth of one processor alone: `B_g`.
     pub one: Sourced<BytesPerSecond>,
-    /// What GPU and NPU get of it at the same time: `B_soc`.
+    /// Bandwidth of GPU and NPU together: `B_soc`.
     pub together: Sourced<BytesPerSecond>,
 }
 
-/// What an event costs at which one processor waits for another.
+/// Costs of synchronisation between processors.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
     expecting = "the costs of synchronisation: `fast`, `copy`, `submission` and `sleep`"
 )]
 pub struct SyncCosts {
-    /// An event over shared memory, polled after a predicted sleep: `t_fast`.
+    /// Event over shared memory, polled after a predicted sleep: `t_fast`.
     pub fast: Sourced<Seconds>,
-    /// Copying a buffer to the GPU through its framework, however small: `t_copy`.
+    /// Copying a buffer to the GPU through its framework, of any size: `t_copy`.
     pub copy: Sourced<Seconds>,
     /// Submitting a kernel to a queue that has run empty: `t_submit`.
     pub submission: Sourced<Seconds>,
-    /// The shortest sleep of a thread: whatever is predicted to be longer is slept through in these steps.
+    /// Shortest sleep of a thread; longer predicted waits are slept through in these steps.
     pub sleep: Sourced<Seconds>,
 }
 
@@ -127,21 +124,21 @@ pub struct SyncCosts {
     expecting = "the graphs of an NPU: `sizes` in tokens, `preparation`, `prepared_for` and `each_token`"
 )]
 pub struct Graphs {
-    /// For how many tokens graphs are kept ready, ascending.
+    /// Numbers of tokens with ready graphs, ascending.
     pub sizes: Sourced<Vec<u32>>,
-    /// Making a layer's graphs at run time for so many tokens as `prepared_for` says.
+    /// Time to compile a layer's graphs at run time for `prepared_for` tokens.
     pub preparation: Sourced<Seconds>,
-    /// The number of tokens of `preparation`.
+    /// Number of tokens of `preparation`.
     pub prepared_for: Sourced<u32>,
-    /// What each further token adds.
+    /// Additional time for each further token.
     pub each_token: Sourced<Seconds>,
 }
 
-/// Power of the whole SoC while a prompt is read, by what computes.
+/// Power of the whole SoC during prefill, by the processors in use.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, expecting = "the powers of a SoC: `gpu`, `layers` and `tensors`")]
 pub struct SocPower {
-    /// The GPU alone.
+    /// GPU alone.
     pub gpu: Sourced<Watts>,
     /// Products on the NPU, the rest on the GPU.
     pub layers: Sourced<Watts>,
@@ -150,7 +147,6 @@ pub struct SocPower {
 }
 
 impl SyncCosts {
-    /// What an event costs.
     pub fn event(&self, synchronisation: Synchronisation) -> Seconds {
         match synchronisation {
             Synchronisation::Fast => self.fast.value,
@@ -160,8 +156,8 @@ impl SyncCosts {
 }
 
 impl SocPower {
-    /// Power under a strategy. Deviation: the paper gives it for three systems; whatever computes products on the NPU
-    /// and the rest on the GPU is taken to need as much as the layer-level one.
+    /// Power under a strategy. Deviation: the paper gives it for three systems; strategies with products on the NPU and the rest
+    /// on the GPU are assumed to need as much as the layer-level one.
     pub fn of(&self, strategy: Strategy) -> Watts {
         match strategy {
             Strategy::GpuOnly => self.gpu.value,

@@ -1,18 +1,16 @@
-//! How are the processors of a SoC to be used?
+//! Options of a SoC: strategy, synchronisation and partitions.
 //!
-//! The strategies of the HeteroLLM paper and of what it is compared with (sections 4.1 and 5.2.2), with fast or slow
-//! synchronisation, and with partitions that are solved again when synchronisation costs more, or stay as they were.
-//!
-//! Not here: what each of them does (`hearth_core::soc`).
+//! The strategies are those of the HeteroLLM paper and of the systems it is compared with (sections 4.1 and 5.2.2);
+//! `hearth_core::soc` implements them.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Who computes what.
+/// Strategy: which processor computes what.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Strategy {
-    /// Whichever of the others is fastest, pass by pass; those that make graphs at run time aside.
+    /// The fastest of the others for each pass, except those that compile graphs at run time.
     #[default]
     Best,
     /// Everything on the GPU.
@@ -21,20 +19,20 @@ pub enum Strategy {
     NpuOnly,
     /// Every product wholly on the GPU or on the NPU.
     HeteroLayer,
-    /// Every product cut between both where that is faster.
+    /// Every product split between both where that is faster.
     HeteroTensor,
     /// Products on the NPU, the prompt padded to the next graph.
     Padding,
-    /// Products on the NPU, the prompt cut into several graphs.
+    /// Products on the NPU, the prompt split into several graphs.
     Pipe,
-    /// Products on the NPU, with graphs made for this prompt when it comes.
+    /// Products on the NPU, with graphs compiled for this prompt at run time.
     OnlinePrepare,
     /// Products on the NPU, the prompt in chunks of one size.
     Chunked,
 }
 
 impl Strategy {
-    /// All that compute on their own.
+    /// All strategies except `best`.
     pub const ALL: [Strategy; 8] = [
         Strategy::GpuOnly,
         Strategy::NpuOnly,
@@ -46,7 +44,6 @@ impl Strategy {
         Strategy::Chunked,
     ];
 
-    /// Its name in documents.
     pub fn name(self) -> &'static str {
         match self {
             Strategy::Best => "best",
@@ -61,13 +58,12 @@ impl Strategy {
         }
     }
 
-    /// Whether it runs without an NPU.
     pub fn needs_no_npu(self) -> bool {
         matches!(self, Strategy::Best | Strategy::GpuOnly)
     }
 }
 
-/// How one processor learns that another is done.
+/// Synchronisation between processors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Synchronisation {
@@ -78,18 +74,18 @@ pub enum Synchronisation {
     Slow,
 }
 
-/// Whether partitions follow the cost of synchronisation.
+/// Whether partitions depend on the cost of synchronisation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Upkeep {
-    /// Solved for the synchronisation that is used.
+    /// Solved for the synchronisation in use.
     #[default]
     Solved,
-    /// As they are for fast synchronisation, whatever is used.
+    /// Those of fast synchronisation in any case.
     Fixed,
 }
 
-/// What a scenario says of a SoC.
+/// Options of a SoC in a scenario.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(
     deny_unknown_fields,
@@ -97,27 +93,26 @@ pub enum Upkeep {
     expecting = "how a SoC is used, as `{strategy: hetero-tensor, synchronisation: slow, partitions: fixed}`"
 )]
 pub struct SocOptions {
-    /// Who computes what.
+    /// Which processor computes what.
     pub strategy: Strategy,
-    /// How one processor learns that another is done.
+    /// How processors synchronise.
     pub synchronisation: Synchronisation,
-    /// Whether partitions follow the cost of that.
+    /// Whether partitions depend on the cost of synchronisation.
     pub partitions: Upkeep,
     /// `chunked`: tokens of a chunk; 256 if absent. source: HeteroLLM paper, section 5.2.2, on MLLM-NPU
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chunk: Option<u32>,
 }
 
-/// Tokens of a chunk if nobody says. source: HeteroLLM paper, section 5.2.2, the length whose speed it names
+/// The default length of a chunk. source: HeteroLLM paper, section 5.2.2, the length whose speed it names
 const USUAL_CHUNK: u32 = 256;
 
 impl SocOptions {
-    /// The usual way of using a SoC with this strategy.
+    /// The default options with this strategy.
     pub fn of(strategy: Strategy) -> Self {
         Self { strategy, ..Self::default() }
     }
 
-    /// Tokens of a chunk.
     pub fn chunk(&self) -> u32 {
         self.chunk.unwrap_or(USUAL_CHUNK)
     }
