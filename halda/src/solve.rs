@@ -1,4 +1,4 @@
-//! RoundCounts a strategy's proposal into a checked, evaluated and explained solution.
+//! Turns a strategy's proposal into a checked, evaluated and explained solution.
 
 use hearth_schema::residency::ResidencyOptions;
 

@@ -257,7 +257,7 @@ def table(rows):
     return "\n".join(lines)
 
 
-REPORT = """# The same logits as llama.cpp, for every architecture and weight type
+REPORT = """# Logits compared with llama.cpp, for every architecture and weight type
 
 Models of random weights (4 layers, width 256, vocabulary {vocabulary}; `gemma2` with a window of {window} positions,
 `llama` with factors of rotary frequencies), {tokens} tokens, KV caches in f32, llama-cpp-python {version}. Made by

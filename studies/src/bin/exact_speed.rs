@@ -1,4 +1,4 @@
-//! How long does `exact` take? Prints the fastest and the median of repeated runs, in microseconds of processor
+//! Times of `exact`: the fastest and the median of repeated runs, in microseconds of processor
 //! time where the system tells it, so that a busy machine matters little.
 //!
 //! ```text

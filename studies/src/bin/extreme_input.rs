@@ -1,4 +1,4 @@
-//! What do the planners answer when the input is not what it should be, and how long does that take?
+//! Answers and times of the planners on extreme input.
 //!
 //! ```text
 //! cargo run --release -p hearth-studies --bin extreme_input

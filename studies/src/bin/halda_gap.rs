@@ -1,4 +1,4 @@
-//! How far from the optimum do Algorithm 1 of the prima.cpp paper and its variants end?
+//! Gap between Algorithm 1 of the prima.cpp paper, with its variants, and the optimum.
 //!
 //! ```text
 //! cargo run --release -p hearth-studies --bin halda_gap [-- FILE ...]

@@ -1,4 +1,4 @@
-//! What do other systems make of the prima.cpp paper's testbed, in the simulator?
+//! Simulates other systems on the testbed of the prima.cpp paper.
 //!
 //!     cargo run --release -p hearth-studies --bin other_systems > docs/studies/other-systems/report.md
 //!
@@ -63,7 +63,7 @@ fn main() -> ExitCode {
 }
 
 fn page() -> Result<String, Failed> {
-    let head = "# What do other systems make of the prima.cpp paper's testbed?\n\nWritten by\n\n    \
+    let head = "# Other systems on the testbed of the prima.cpp paper\n\nWritten by\n\n    \
         cargo run --release -p hearth-studies --bin other_systems > docs/studies/other-systems/report.md\n\nfrom `scenarios/paper/*-on-d1-d4.yaml`, \
         the same bytes on every machine, and read in [reading.md](reading.md). The links are constant, as the scenarios \
         have them. Numbers of d1 to d4 and of the link are inferred from the paper's Table 4, see their sources; none from \

@@ -1,4 +1,4 @@
-//! How long do `exact` and `halda` take? Prints the fastest and the median of repeated runs, in microseconds.
+//! Times of `exact` and `halda`: the fastest and the median of repeated runs, in microseconds.
 //!
 //! ```text
 //! cargo run --release -p hearth-studies --bin planner_speed

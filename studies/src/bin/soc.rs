@@ -1,4 +1,4 @@
-//! How does a phone's prefill speed follow the length of a prompt, and a product's time the way it is cut?
+//! Prefill speed of a phone by the length of the prompt, and time of a matrix product by its partition.
 //!
 //!     cargo run --release -p hearth-studies --bin soc
 //!

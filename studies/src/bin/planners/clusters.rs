@@ -1,4 +1,4 @@
-//! Which clusters are the strategies tried on?
+//! The random clusters on which the strategies are compared.
 //!
 //! Devices of a random home ([`crate::devices`]) with a model of the paper's Table 4 that their memory holds or
 //! just does not: the ratio of memory to weights is drawn, and other programs take what is more. The head is the

@@ -1,4 +1,4 @@
-//! Which share of instances does a strategy plan within a given factor of the best?
+//! Cumulative distributions: the share of instances in which a strategy is within a factor of the best.
 //!
 //! The cumulative distributions of the gaps as steps: to the right the time over the best one, from 1 to 100 in
 //! logarithms, upwards the share of instances. Refused instances and runs out of memory are never reached, so a

@@ -1,4 +1,4 @@
-//! Which devices might stand in a home?
+//! Random devices of a home, with the source of each range.
 //!
 //! Every number is drawn from a range; the ranges say where they come from. What a device has beside them
 //! (buffers, copies, the share of a peak that a run sees) is as in the shipped devices d1 to d6.

@@ -1,4 +1,4 @@
-//! How good is one strategy's plan for one cluster?
+//! Evaluates the plan of one strategy for one cluster.
 //!
 //! It is scored twice: by the paper's objective, which all strategies share, and by the simulator, which knows
 //! nothing of it. Few tokens are simulated, in coarse chunks; weights are on disk at the start, and the first token,

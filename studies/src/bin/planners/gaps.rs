@@ -1,4 +1,4 @@
-//! How are the gaps of a strategy spread?
+//! Quantiles of the gaps of a strategy.
 //!
 //! A gap is a time over the best known time of the same instance, less one. A run that ends out of memory has no
 //! time; its gap is infinite and is counted where it belongs, at the end.

@@ -1,4 +1,4 @@
-//! How good are the plans of each strategy, on homes that nobody chose and on the paper's testbed?
+//! Quality of the plans of each strategy, on random clusters and on the testbeds of the prima.cpp paper.
 //!
 //! ```text
 //! cargo run --release -p hearth-studies --bin planners -- [--instances N] [--small N] [--seed S] [-o FOLDER]

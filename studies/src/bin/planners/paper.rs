@@ -1,4 +1,4 @@
-//! What do the strategies make of the testbeds of the prima.cpp paper?
+//! Plans of the strategies for the testbeds of the prima.cpp paper.
 //!
 //! Reads `scenarios/paper/*.yaml`, lets every strategy plan, and scores each plan by the paper's objective and by
 //! the simulator, under each residency. What is simulated is what the scenario asks for.

@@ -1,4 +1,4 @@
-//! How do our numbers stand beside those of the prima.cpp paper?
+//! The page that compares our numbers with those of the prima.cpp paper.
 //!
 //! One page: Table 4, the device sets of Fig. 8 and the ratios of Fig. 10. Published numbers are printed beside
 //! ours and judged, never used.
@@ -21,7 +21,7 @@ const SCORES: [&str; 4] = ["objective", "simulated, os", "simulated, managed", "
 /// The page.
 pub fn page(command: &str, testbeds: &Testbeds) -> String {
     let mut text = format!(
-        "# What do the strategies make of the testbeds of the prima.cpp paper?\n\nWritten by\n\n    {command}\n\n\
+        "# Plans of the strategies for the testbeds of the prima.cpp paper\n\nWritten by\n\n    {command}\n\n\
          from `scenarios/paper/*.yaml`, the same bytes on every machine. All times are milliseconds per output \
          token. `objective` is the paper's latency model, `simulated` the simulator with the residency that is \
          named; `os` reads ahead and lets the system evict, as \

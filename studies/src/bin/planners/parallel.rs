@@ -1,4 +1,4 @@
-//! How do all processors work on independent instances, with the same result as one?
+//! Runs independent instances on all processors, with the same result as on one.
 //!
 //! Each thread takes the next number until none is left; results are put in the order of their numbers.
 //!

@@ -1,4 +1,4 @@
-//! How good are the strategies on many homes?
+//! Evaluates the strategies on many random clusters.
 //!
 //! Every strategy plans for every instance, under each residency. Under the paper's objective a plan is compared
 //! with the optimum, that of `exact`; in the simulator with the fastest plan that any strategy found for that

@@ -1,4 +1,4 @@
-//! What does the prima.cpp paper report of its testbeds?
+//! The numbers that the prima.cpp paper reports for its testbeds.
 //!
 //! Times and ratios as printed, each with the strategy of ours that plans as that system does. Nothing here has
 //! been used to set a number of the devices in `scenarios/paper/devices`; those of the shipped d1 to d4 say

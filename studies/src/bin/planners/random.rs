@@ -1,4 +1,4 @@
-//! Which numbers does a seed stand for?
+//! The random numbers of a seed.
 //!
 //! Each instance draws from a stream of its own, so that instance 17 is the same whatever the number of
 //! instances and of threads. Only additions and products turn random bits into numbers: they are exact on every

@@ -1,4 +1,4 @@
-//! How far is each strategy from the best plan that there is?
+//! Regret of each strategy against the best of all plans.
 //!
 //! On small instances every plan is simulated: all windows, all GPU splits, all valid rounds, all choices of
 //! devices. The regret of a strategy is its simulated time over the fastest of all plans, less one. The plans

@@ -1,4 +1,4 @@
-//! How is a study written down?
+//! Writes the report of the study.
 //!
 //! A page of Markdown tables and a table of all numbers, the same bytes for the same instances.
 //!
@@ -42,7 +42,7 @@ impl Table {
 
 /// The page.
 pub fn page(command: &str, instances: &[Home], small: &[Searched]) -> String {
-    let mut text = String::from("# How good are the plans of each strategy?\n\n");
+    let mut text = String::from("# Quality of the plans of each strategy\n\n");
     let _ = write!(
         text,
         "Written by\n\n    {command}\n\nwhich gives the same bytes on every machine. {} random homes of 2 to 8 \
@@ -55,7 +55,7 @@ pub fn page(command: &str, instances: &[Home], small: &[Searched]) -> String {
         Gaps::new(instances.iter().map(|instance| instance.memory_ratio).collect()).quantile(0.5)
     );
     text.push_str(
-        "The first device is the head, devices may be dropped, every turn of the ring is whole. A gap is a time \
+        "The first device is the head, devices may be dropped, every round is complete. A gap is a time \
          over the best one, less one; quantiles are over the instances in which the strategy has a plan. `refused`: \
          the strategy has no plan, or one that breaks a constraint. Residency `chosen` leaves it to the planner how \
          each device keeps its weights.\n\n",
@@ -160,7 +160,7 @@ fn steady(instances: &[Home]) -> String {
         Gaps::new(instances.iter().filter_map(of).collect())
     };
     let mut text = format!(
-        "### Are so few tokens enough?\n\nA plan is simulated for {} tokens, the first of which is not counted, \
+        "### Effect of the number of simulated tokens\n\nA plan is simulated for {} tokens, the first of which is not counted, \
          in chunks of {}; weights are on disk at the start. The plans of `{REFERENCE}` for the first \
          {CHECKED} instances were simulated for {MANY_TOKENS} tokens too:\n\n",
         WORKLOAD.generate, CHUNK
